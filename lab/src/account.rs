@@ -15,7 +15,7 @@ pub const EVERY: u32 = 8;
 /// How long it takes for each way.
 pub const ROUND: Duration = Duration::from_millis(150);
 
-/// What is nobody's cost.
+/// What is charged to no end.
 const SLEEP: &str = "slept";
 
 /// One stage.

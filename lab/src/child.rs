@@ -6,7 +6,9 @@
 //! cannot outlive the *thread* that made it: make children on a thread that lives as long as they
 //! should. Reports travel as one JSON object per line on the child's standard output.
 
+use crate::gateway::idle;
 use crate::send::shm;
+use crate::serve::client;
 use crate::wake::place as wake;
 use crate::{peer, recv, sys};
 use fulmar_netns::Netns;
@@ -34,16 +36,14 @@ pub fn dispatch() {
 }
 
 fn serve(spec: &Value) -> io::Result<()> {
-    if spec.get("role").is_some_and(|r| r == shm::ROLE) {
-        return shm::serve(spec);
+    match spec.get("role").and_then(Value::as_str) {
+        Some(shm::ROLE) => shm::serve(spec),
+        Some(recv::SHM_ROLE) => recv::serve(spec),
+        Some(wake::ROLE) => wake::serve(spec),
+        Some(client::ROLE) => client::serve(spec),
+        Some(idle::ROLE) => idle::serve(spec),
+        _ => peer::serve(spec),
     }
-    if spec.get("role").is_some_and(|r| r == recv::SHM_ROLE) {
-        return recv::serve(spec);
-    }
-    if spec.get("role").is_some_and(|r| r == wake::ROLE) {
-        return wake::serve(spec);
-    }
-    peer::serve(spec)
 }
 
 /// A running child. Dropping it kills it.

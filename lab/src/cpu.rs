@@ -1,7 +1,7 @@
 //! The two accounts of CPU time, and where threads run.
 //!
 //! *Thread or process under test*: [`thread_cpu`], [`process_cpu`]. What a system call does for the
-//! other end (the receiver's softirq inside the sender's `write`) is in the account of whoever made
+//! other end (the receiver's softirq inside the sender's `write`) is in the account of the thread that made
 //! the call, so one end alone proves nothing: sum both.
 //!
 //! *Whole machine*: [`MachineClock`] reads `/proc/stat` (also readable inside a user namespace,
@@ -75,7 +75,7 @@ pub struct MachineClock {
     pub busy: Duration,
     /// In nothing.
     pub idle: Duration,
-    /// Taken by the hypervisor for somebody else.
+    /// Taken by the hypervisor for other guests.
     pub steal: Duration,
 }
 

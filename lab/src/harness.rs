@@ -28,6 +28,8 @@ pub enum Pace {
     Transfers,
     /// Calls that need no set-up.
     Calls,
+    /// Whole programs between the ends, which adapt to a load before they carry it.
+    Programs,
 }
 
 impl Pace {
@@ -35,13 +37,14 @@ impl Pace {
         match self {
             Pace::Transfers => Duration::from_millis(60),
             Pace::Calls => Duration::from_millis(20),
+            Pace::Programs => Duration::from_millis(250),
         }
     }
 
     /// Rounds that are made whatever the budget says: where they are short, fewer say nothing.
     const fn least_rounds(self) -> usize {
         match self {
-            Pace::Transfers => 1,
+            Pace::Transfers | Pace::Programs => 1,
             Pace::Calls => 3,
         }
     }

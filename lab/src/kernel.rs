@@ -28,6 +28,19 @@ pub struct Pair {
 }
 
 impl Pair {
+    /// The near end's address.
+    pub(crate) const NEAR: IpAddr = NEAR;
+
+    /// The near end's namespace.
+    pub(crate) fn near(&self) -> &Netns {
+        &self.near
+    }
+
+    /// The far end's namespace.
+    pub(crate) fn far(&self) -> &Netns {
+        &self.far
+    }
+
     /// Makes them. With `offloads` false, segmentation, receive coalescing and checksum offload are
     /// off at both ends.
     pub fn new(mtu: u32, offloads: bool) -> io::Result<Pair> {

@@ -59,7 +59,7 @@ pub struct Receiving {
 }
 
 impl Default for Receiving {
-    /// `read` into one buffer that nobody looks at.
+    /// `read` into one buffer that is not read.
     fn default() -> Receiving {
         Receiving { call: ReceiveCall::Read, buffers: 1, touch: false, wait_all: false }
     }

@@ -39,8 +39,8 @@ fn copy_for(bulk: &Bulk, time: Duration) -> io::Result<Transfer> {
     let cpu = cpu::thread_cpu()?.saturating_sub(cpu);
     let elapsed = start.elapsed();
     let near = Report { bytes, elapsed, cpu, thread: cpu, ..Report::default() };
-    let nobody = Report { cpu: Duration::ZERO, ..near };
-    Ok(Transfer::of_ends(near, nobody, 0))
+    let absent = Report { cpu: Duration::ZERO, ..near };
+    Ok(Transfer::of_ends(near, absent, 0))
 }
 
 #[cfg(test)]

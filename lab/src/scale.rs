@@ -102,7 +102,7 @@ request     established connections, all idle but the one that is asked: ns for 
             bytes back, both ends and the link between them, in one thread.
 route       routes of a host: ns to find the next hops of an address within one of them.
 threads     threads with a shard of 1,000 sockets each: ns per packet and thread.
-closed_port a flood of datagrams (tcp: of SYNs) to a port that nobody has: ns per drop, and ICMP errors
+closed_port a flood of datagrams (tcp: of SYNs) to a closed port: ns per drop, and ICMP errors
             (resets) per drop, which are limited to 1,000 a second.
 memory      resident bytes by which the process grew for each idle socket, and for each end of a connection.",
 };

@@ -23,7 +23,7 @@ fn check(r: libc::c_int) -> io::Result<libc::c_int> {
 
 /// Opens a socket, close-on-exec.
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers; the new descriptor is owned by nobody else until it is wrapped here.
+    // SAFETY: no pointers; the new descriptor has no other owner until it is wrapped here.
     unsafe {
         let fd = check(libc::socket(domain, kind | libc::SOCK_CLOEXEC, protocol))?;
         Ok(OwnedFd::from_raw_fd(fd))
@@ -36,6 +36,13 @@ pub fn setsockopt(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> io
     // SAFETY: pointer and length come from one slice that outlives the call.
     let r = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), len) };
     check(r).map(drop)
+}
+
+/// Has `close` reset the connection (SO_LINGER of zero), so that neither side keeps it in TIME-WAIT.
+pub fn reset_on_close(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // struct linger: l_onoff, l_linger.
+    let linger = [1_i32, 0].map(i32::to_ne_bytes).concat();
+    setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger)
 }
 
 /// `send` with MSG_ZEROCOPY: the kernel may read `bytes` until a completion says otherwise.
@@ -398,7 +405,7 @@ impl Mapping {
 
     /// Bytes that the kernel has handed over and will not write until they are handed back.
     ///
-    /// Borrows the mapping mutably, so that nobody hands them back meanwhile.
+    /// Borrows the mapping mutably, so that they are not handed back meanwhile.
     ///
     /// # Panics
     /// If `status` does not say "ours" (TP_STATUS_USER), or the range leaves the mapping.

@@ -305,7 +305,7 @@ pub const RECV: Shape = Shape {
            of the receiver gave its CPU up. Crossings are calls into the device to receive, empty ones \
            included; frames may be aggregates. Copies are those that fulmar made in user space, the \
            reader's own included. Placed: bytes that the device itself put into the reader's buffer, so \
-           that nobody copies them again. Over tap that is the kernel's own copy, which every way there \
+           and that are not copied again. Over tap that is the kernel's own copy, which every way there \
            has; over shm it is the one copy from the peer's memory, made by fulmar and counted under \
            copies. Slow: buffers that did not come ready-made out of the cache of recycled ones. Stock: the \
            old way, see the help of this command.",

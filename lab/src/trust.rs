@@ -1,4 +1,4 @@
-//! `bench trust`: whom a flood, or slow peers, keep from being served, and what a flood costs.
+//! `bench trust`: service of other clients during a flood or beside slow peers, and what a flood costs.
 //!
 //! Two scenarios on a virtual clock are played as the tests of `shard` play them (`fulmar_testbed`).
 //! What a flooded frame costs is measured against the kernel, on links of the same kind and in turn, all on
@@ -40,7 +40,7 @@ const PLAYS: usize = 3;
 /// Sections of one run of a way.
 const SECTIONS: usize = 16;
 
-/// Who is served beside slow peers and floods, and what a flooded frame costs beside the kernel
+/// Service beside slow peers and during floods, and the cost of a flooded frame against the kernel's
 #[derive(clap::Args, Clone, Debug)]
 #[command(
     override_usage = "fulmar-lab bench trust [OPTIONS]",
@@ -331,14 +331,14 @@ CPU ns/frame is CPU time of one pinned thread, which sends 256 frames from a pac
   it is dropped. (A kernel with CONFIG_IRQ_TIME_ACCOUNTING leaves softirqs out of a thread's time.)
   machine is the busy time of all CPUs meanwhile, from /proc/stat, which counts in ticks.
 net of flooding: the same less what 256 unclaimed frames cost in the same round. They are SYNs under
-  an EtherType that nobody takes, on the kernel's veth pair, so that sending and veth are taken off and
+  an unclaimed EtherType, on the kernel's veth pair, so that sending and veth are taken off and
   nothing of the victim's. What fulmar's packet socket and polling it cost stays in. Over a TAP the
   kernel only queues what is sent; sending is not timed there, and reading it is. Figures with
   above_device take off what fulmar spends on unclaimed frames too, which is its device and little else.
 SYNs come from 198.18.0.0/15, none twice from one address and port in a round. Both listeners have a
   SYN queue of 128, which is full, and tcp_syncookies is 1: nine of ten SYNs or more are answered
-  with a cookie (checked in every run). Answers go by a default route to a router whose station is
-  nobody's. Stray segments are resets to a closed port; none is answered, and what comes back meanwhile
+  with a cookie (checked in every run). Answers go by a default route to a router whose station does
+  not exist. Stray segments are resets to a closed port; none is answered, and what comes back meanwhile
   are SYN,ACKs that embryos repeat, for one frame in ten at most (checked).
 Percentages are of 250 connections, on a virtual clock, three plays with different secrets.";
 

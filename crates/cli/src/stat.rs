@@ -79,7 +79,7 @@ fn show_once(args: &Args) -> Outcome<ExitCode> {
     }
 }
 
-/// Shows the stacks until nobody reads it any more.
+/// Prints the stacks periodically until standard output is closed.
 fn watch(args: &Args, period: Duration) -> Outcome<ExitCode> {
     // Home, and everything below it erased (ECMA-48 CUP and ED).
     let clear = if io::stdout().is_terminal() { "\u{1b}[H\u{1b}[2J" } else { "" };
@@ -127,13 +127,13 @@ pub fn documents() -> Vec<Value> {
     for directory in control::foreign_directories() {
         eprintln!("fulmar: {} is not this user's alone: not looked into", directory.display());
     }
-    for door in control::doors() {
-        let answer = control::ask(&door).map(|d| d.map(|text| serde_json::from_str(&text)));
+    for socket in control::sockets() {
+        let answer = control::ask(&socket).map(|d| d.map(|text| serde_json::from_str(&text)));
         match answer {
             Ok(Some(Ok(document))) => found.push(document),
-            Ok(Some(Err(e))) => eprintln!("fulmar: {} talks nonsense: {e}", door.display()),
+            Ok(Some(Err(e))) => eprintln!("fulmar: {} talks nonsense: {e}", socket.display()),
             Ok(None) => {}
-            Err(e) => eprintln!("fulmar: {} does not answer: {e}", door.display()),
+            Err(e) => eprintln!("fulmar: {} does not answer: {e}", socket.display()),
         }
     }
     found

@@ -51,6 +51,7 @@ const LAB_OUTSIDE: &[&str] = &[
     "hdrhistogram",
     "inferno",
     "io-uring",
+    "nix",
     "prefix-trie",
     "ip_network_table-deps-treebitmap",
 ];

@@ -13,7 +13,7 @@
 //! headers of the length that was guessed; then what lies in the rooms becomes the payload of the
 //! packet. *Roll back*: everything that landed in rooms is copied out in the order of the frame, to
 //! where it belongs (the rooms of its own flow, or a pool's buffers), and wiped, before the next read
-//! and before anybody can see it. What goes up is the same frame in either case.
+//! and before it can be seen. What goes up is the same frame in either case.
 //!
 //! Where frames come without a guess, the next segment of a flow with rooms is copied there: one
 //! copy, as for any receiver, but no more.
@@ -160,7 +160,7 @@ impl Placer {
         Ok(())
     }
 
-    /// Whether nobody waits for payload: frames need not be looked at.
+    /// Whether no payload is expected: frames need not be inspected.
     pub fn is_idle(&self) -> bool {
         !self.is_active
     }

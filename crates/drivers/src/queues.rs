@@ -2,7 +2,7 @@
 //!
 //! What a NIC's hardware does with several queues is done here in software, in front of any device: each
 //! received frame goes to one queue, as [`Steering`] says. For the simulation and for tests of what shards
-//! do with packets on the wrong queue: the queues share the device under a lock, and nobody is woken
+//! do with packets on the wrong queue: the queues share the device under a lock, and no thread is woken
 //! ([`Device::wake_fd`] is `None`), so that time alone drives them. Several queues that run by themselves
 //! are several NICs ([`crate::sim::queues`]) or those of an interface ([`crate::tap::Tap::open_queues`]).
 //!

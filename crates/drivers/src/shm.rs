@@ -1,6 +1,6 @@
 //! Shared memory: two processes on one host, joined without a kernel network.
 //!
-//! Each process has a memory file that only it can write (sealed against everybody else's writes and
+//! Each process has a memory file that only it can write (sealed against writes of others and
 //! against changes of its length) and that the other one maps for reading. The stack's pool lives in
 //! it. So a frame that is sent is a record of where its bytes lie, and the reader of the other
 //! process copies them from there: between `write` and `read` every byte is copied twice, once by
@@ -53,9 +53,9 @@ pub use device::Shm;
 /// How two processes find each other, and what they share.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
-    /// Where they meet: a path (with a slash) or an abstract name of the network namespace. Who
-    /// comes first listens, who comes second connects. By an abstract name, and by a path in a directory
-    /// where everybody may write, only processes of one user and root meet.
+    /// The rendezvous: a path (with a slash) or an abstract name of the network namespace. The first
+    /// process listens, the second connects. By an abstract name, and by a path in a world-writable
+    /// directory, only processes of one user and root connect.
     pub name: String,
     /// How long to wait for the other process. `None`: until it comes.
     pub wait: Option<Duration>,
@@ -91,9 +91,9 @@ impl Default for ShmConfig {
 /// Which end a process has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// It came first, if nobody wished otherwise.
+    /// The listener, unless the configuration says otherwise.
     First,
-    /// It came second, if nobody wished otherwise.
+    /// The client, unless the configuration says otherwise.
     Second,
 }
 

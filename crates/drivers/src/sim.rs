@@ -242,7 +242,7 @@ pub fn with_peer(config: SimConfig) -> Result<(SimNic, SimHandle), OpenError> {
 }
 
 /// The queues of a NIC, each with hardware, wire and a modelled peer of its own, so that threads which use
-/// different queues share nothing. The peers behind them are one station to whoever looks at its frames; it
+/// different queues share nothing. The peers behind them are one station by their frames; it
 /// answers on the queue that asked.
 ///
 /// # Errors

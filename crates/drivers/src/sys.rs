@@ -108,7 +108,7 @@ fn check(result: c_int) -> io::Result<c_int> {
 pub fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: takes no pointer.
     let fd = check(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
-    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -205,7 +205,7 @@ pub fn load_socket_program(program: &[Ebpf]) -> io::Result<OwnedFd> {
     // are those of the slice, and the license, a C string; it keeps none of the pointers.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, ptr::from_ref(&load), bytes) };
     let fd = check(fd as c_int)?;
-    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -219,7 +219,7 @@ pub fn flow_map(entries: u32) -> io::Result<OwnedFd> {
     // SAFETY: the kernel reads `bytes` bytes of `create`, which has no pointer in it.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, ptr::from_ref(&create), bytes) };
     let fd = check(fd as c_int)?;
-    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -250,7 +250,7 @@ pub fn flow_map_set(map: BorrowedFd<'_>, key: &FlowWords, value: Option<u32>) ->
 pub fn epoll() -> io::Result<OwnedFd> {
     // SAFETY: takes no pointer.
     let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -332,7 +332,7 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<OwnedFd
     let kind = kind | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes no pointer.
     let fd = check(unsafe { libc::socket(domain, kind, protocol) })?;
-    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -435,7 +435,7 @@ impl<'a> Part<'a> {
 /// The errno of the call; EFAULT: a part that the kernel alone may read was not there.
 pub fn write_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>]) -> io::Result<usize> {
     // SAFETY: a `Part` is an iovec; its memory is borrowed until this function returns, or it is a
-    // mapping that its mbuf keeps in place, which the kernel reads (or finds gone) and nobody else.
+    // mapping that its mbuf keeps in place, which only the kernel reads (or finds gone).
     let n = unsafe { libc::writev(fd.as_raw_fd(), parts.as_ptr().cast(), parts.len() as c_int) };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }

@@ -61,7 +61,7 @@ pub struct TapConfig {
     pub ether: Option<EtherAddr>,
     /// Largest IP packet in bytes; by default the interface's.
     pub mtu: Option<usize>,
-    /// Frames may land in posted buffers before anybody knows that they are of the flow whose buffer
+    /// Frames may land in posted buffers before it is known that they belong to the flow whose buffer
     /// it is. What does not belong there is taken away before the owner can look, unless the buffer
     /// lies in memory that another process maps: set this to false where the owners of posted buffers
     /// do not trust each other. Then each byte is copied once.
@@ -150,7 +150,7 @@ pub(crate) fn derive_ether(kernel: [u8; 6]) -> EtherAddr {
 
 impl Tap {
     /// Opens the interface, creating it if there is none. Setting it up and giving it addresses is
-    /// left to whoever manages the kernel's side (`ip link set NAME up`).
+    /// left to the administrator of the kernel's side (`ip link set NAME up`).
     ///
     /// # Errors
     /// What failed, why, and what to do next.
@@ -180,7 +180,7 @@ impl Tap {
             return Err(wrong(std::io::Error::from_raw_os_error(libc::EINVAL)));
         }
         sys::set_nonblocking(fd.as_fd()).map_err(wrong)?;
-        // The interface may live in another network namespace than ours: nobody to ask about it.
+        // The interface may live in another network namespace than ours, where it cannot be queried.
         Tap::set_up(File::from(fd), name, None, config, 1)
     }
 

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 #[cfg(fulmar_loom)]
 use fulmar_models::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// One sleeper's bell. The sleeper arms it and then looks once more for work; whoever brings work
-/// makes it visible first and then rings. With sequentially consistent accesses one of the two sees
+/// One sleeper's bell. The sleeper arms it and then checks once more for work; a producer
+/// makes its work visible first and then rings. With sequentially consistent accesses one of the two sees
 /// the other, so no wake-up is lost.
 ///
 /// On one CPU the sleeper often runs before the write that has woken it returns: whatever it needs in
 /// order to silence the bell has to be there by then. A bell that went on ringing would end each of its
-/// sleeps at once until whoever rang gets the CPU back.
+/// sleeps at once until the thread that rang gets the CPU back.
 pub struct Bell {
     fd: File,
     armed: AtomicBool,

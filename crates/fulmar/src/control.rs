@@ -1,16 +1,16 @@
-//! The door through which `fulmar stat` looks at a running stack: a Unix socket per stack.
+//! The control socket of a running stack, which `fulmar stat` reads: a Unix socket per stack.
 //!
-//! Who connects gets one JSON document and the end of the stream; nothing is read from anybody.
+//! A client that connects gets one JSON document and the end of the stream; nothing is read from it.
 //! The socket lies in a directory that only its owner may enter, is named after the process, and is
-//! removed with the stack. A process that was killed leaves its socket behind; whoever finds that
-//! nobody answers removes it ([`ask`]).
+//! removed with the stack. A process that was killed leaves its socket behind; a client that
+//! is refused removes it ([`ask`]).
 //!
 //! Both sides trust the file system and nothing else: the runtime directory, the directory and the socket
 //! must belong to the user and be closed to all others, so that only the user's own processes are asked
 //! and may ask. Even these are waited for a bounded time, and believed up to [`MAX_DOCUMENT_BYTES`].
 //!
-//! A thread sleeps in `accept` and costs nothing until somebody asks. To end, the door knocks on
-//! itself.
+//! A thread sleeps in `accept` and costs nothing until a client connects. To end the thread, the stack connects
+//! to its own socket.
 
 use std::fs::{self, DirBuilder, Metadata};
 use std::io::{self, Read, Write};
@@ -24,25 +24,25 @@ use std::time::{Duration, Instant};
 
 /// How long a side waits for the other in all: a document is a few KiB, so this is a stopped process.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a door waits that could let nobody in.
-const BREATH: Duration = Duration::from_millis(100);
+/// Pause after `accept` failed, such as for lack of descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Longest document that is read: that of a stack with hundreds of thousands of sockets.
 pub const MAX_DOCUMENT_BYTES: usize = 256 << 20;
 /// Bytes per read of a document.
 const READ_BYTES: usize = 64 * 1024;
-/// Stacks of one process that may have a door.
-const DOORS_PER_PROCESS: u32 = 64;
+/// Stacks of one process that may have a control socket.
+const SOCKETS_PER_PROCESS: u32 = 64;
 /// The thread formats one document and does nothing deep.
 const THREAD_STACK_BYTES: usize = 256 * 1024;
 
-/// The open door of one stack; closed when dropped.
+/// The control socket of one stack; closed when dropped.
 #[derive(Debug)]
 pub struct Control {
     path: PathBuf,
     closing: Arc<AtomicBool>,
 }
 
-/// Where doors may be, in the order in which they are tried: the user's runtime directory,
+/// Where control sockets may be, in the order in which they are tried: the user's runtime directory,
 /// `/run/fulmar`, `/tmp/fulmar-UID`.
 pub fn directories() -> Vec<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").and_then(|d| in_runtime_directory(d.into()));
@@ -50,14 +50,14 @@ pub fn directories() -> Vec<PathBuf> {
     runtime.into_iter().chain([PathBuf::from("/run/fulmar")]).chain(own).collect()
 }
 
-/// The directory of doors in a runtime directory. `None`: it is not the user's alone, such as one that root
+/// The directory of control sockets in a runtime directory. `None`: it is not the user's alone, such as one that root
 /// has inherited by `su`: its owner could put anything in the place of what root makes there.
 fn in_runtime_directory(runtime: PathBuf) -> Option<PathBuf> {
     check_directory(&runtime).is_ok().then(|| runtime.join("fulmar"))
 }
 
-/// The doors of every directory that is the user's alone, whether anybody stands behind them or not.
-pub fn doors() -> Vec<PathBuf> {
+/// The control sockets in every directory that is the user's alone, stale ones included.
+pub fn sockets() -> Vec<PathBuf> {
     let own = directories().into_iter().filter(|d| check_directory(d).is_ok());
     let entries = own.filter_map(|d| fs::read_dir(d).ok()).flatten();
     let mut found: Vec<PathBuf> = entries
@@ -74,21 +74,21 @@ pub fn foreign_directories() -> Vec<PathBuf> {
     directories().into_iter().filter(is_foreign).collect()
 }
 
-/// The document behind a door. `None`: nobody is there any more; the stale socket was removed.
+/// The document of a control socket. `None`: its process has ended; the stale socket was removed.
 ///
 /// # Errors
 /// What connecting or reading failed with: no permission (also if the socket is another user's), or a
 /// process that does not answer within two seconds, or not with a document of a possible length.
-pub fn ask(door: &Path) -> io::Result<Option<String>> {
-    match fs::symlink_metadata(door) {
+pub fn ask(socket: &Path) -> io::Result<Option<String>> {
+    match fs::symlink_metadata(socket) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         found => check_owner(&found?)?,
     }
     let deadline = Instant::now() + PATIENCE;
-    let stream = match connect(door) {
+    let stream = match connect(socket) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
             // Only its owner can remove it, and only they need to.
-            let _ = fs::remove_file(door);
+            let _ = fs::remove_file(socket);
             return Ok(None);
         }
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -100,13 +100,13 @@ pub fn ask(door: &Path) -> io::Result<Option<String>> {
 
 /// Connects, or gives up after [`PATIENCE`]: with a full backlog the kernel would wait for ever. What
 /// waits then is a thread, which ends with the other process.
-fn connect(door: &Path) -> io::Result<UnixStream> {
+fn connect(socket: &Path) -> io::Result<UnixStream> {
     let (tell, hear) = mpsc::channel();
-    let door = door.to_owned();
+    let socket = socket.to_owned();
     let name = thread::Builder::new().name("fulmar-ask".to_owned());
     name.stack_size(THREAD_STACK_BYTES).spawn(move || {
         fulmar_runtime::block_signals();
-        let _ = tell.send(UnixStream::connect(door));
+        let _ = tell.send(UnixStream::connect(socket));
     })?;
     hear.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
@@ -141,24 +141,24 @@ fn left_until(deadline: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Removes the doors of this process, for an end that does not drop its stacks (`process::exit`).
+/// Removes the control sockets of this process, for an end that does not drop its stacks (`process::exit`).
 pub fn remove_own() {
     let pid = std::process::id().to_string();
     let is_own = |p: &PathBuf| {
         let stem = p.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         stem.split('-').next() == Some(&pid)
     };
-    for door in doors().into_iter().filter(is_own) {
-        let _ = fs::remove_file(door);
+    for socket in sockets().into_iter().filter(is_own) {
+        let _ = fs::remove_file(socket);
     }
 }
 
 impl Control {
-    /// Opens a door in the first directory that allows it. `document` is called for each visitor;
-    /// `None` sends them away.
+    /// Opens a control socket in the first directory that allows it. `document` is called for each client;
+    /// with `None` the client gets an empty document.
     ///
     /// # Errors
-    /// What the last directory failed with; the stack works without a door.
+    /// What the last directory failed with; the stack works without a control socket.
     pub fn open(document: impl Fn() -> Option<String> + Send + 'static) -> io::Result<Control> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for directory in directories() {
@@ -170,7 +170,7 @@ impl Control {
         Err(last)
     }
 
-    /// Where the door is.
+    /// Where the socket is.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -187,9 +187,9 @@ impl Control {
             .stack_size(THREAD_STACK_BYTES)
             .spawn(move || {
                 fulmar_runtime::block_signals();
-                let visitors = listener.incoming();
-                let open = visitors.take_while(|_| !closing.load(Ordering::Acquire));
-                attend(open, document, || thread::sleep(BREATH));
+                let clients = listener.incoming();
+                let open = clients.take_while(|_| !closing.load(Ordering::Acquire));
+                attend(open, document, || thread::sleep(ACCEPT_RETRY));
             })?;
         Ok(control)
     }
@@ -199,36 +199,36 @@ impl Drop for Control {
     fn drop(&mut self) {
         let _one = one_at_a_time();
         self.closing.store(true, Ordering::Release);
-        // The knock wakes the thread out of `accept`; if it fails, the thread is gone already.
+        // The connection ends the thread's `accept`; if it fails, the thread has ended already.
         let _ = UnixStream::connect(&self.path);
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Answers one visitor after the other. Without descriptors the next one fails to come at once, for as long as
-/// there are none: takes a breath each time.
+/// Answers one client after the other. Without descriptors `accept` fails at once for as long as there are none:
+/// it is retried after a pause.
 fn attend(
-    visitors: impl Iterator<Item = io::Result<UnixStream>>,
+    clients: impl Iterator<Item = io::Result<UnixStream>>,
     document: impl Fn() -> Option<String>,
-    take_a_breath: impl Fn(),
+    pause: impl Fn(),
 ) {
-    for visitor in visitors {
-        match visitor {
-            // A visitor who leaves early harms nobody.
-            Ok(visitor) => drop(answer(visitor, document())),
-            Err(_) => take_a_breath(),
+    for client in clients {
+        match client {
+            // A client that disconnects early is not an error.
+            Ok(client) => drop(answer(client, document())),
+            Err(_) => pause(),
         }
     }
 }
 
-/// Writes the document, for at most [`PATIENCE`]: a visitor who reads slowly does not keep the others
-/// waiting longer.
-fn answer(mut visitor: UnixStream, document: Option<String>) -> io::Result<()> {
+/// Writes the document, for at most [`PATIENCE`]: a slow client delays the others no
+/// longer.
+fn answer(mut client: UnixStream, document: Option<String>) -> io::Result<()> {
     let document = document.unwrap_or_default();
     let (mut rest, deadline) = (document.as_bytes(), Instant::now() + PATIENCE);
     while !rest.is_empty() {
-        visitor.set_write_timeout(Some(left_until(deadline)?))?;
-        match visitor.write(rest) {
+        client.set_write_timeout(Some(left_until(deadline)?))?;
+        match client.write(rest) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(n) => rest = &rest[n..],
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -243,7 +243,7 @@ fn own_uid() -> Option<u32> {
     fs::metadata("/proc/self").ok().map(|m| m.uid())
 }
 
-/// Makes the directory if need be; refuses one that is not ours alone, since /tmp is everybody's.
+/// Makes the directory if need be; refuses one that is not ours alone, since /tmp is world-writable.
 fn own_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
@@ -268,28 +268,28 @@ fn check_owner(found: &Metadata) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"))
 }
 
-/// `PID.sock`, and `PID-N.sock` for further stacks of the process. What nobody answers was left by a
+/// `PID.sock`, and `PID-N.sock` for further stacks of the process. A stale socket was left by a
 /// dead process that had our number, and is replaced.
 fn bind(directory: &Path) -> io::Result<(UnixListener, PathBuf)> {
     let _one = one_at_a_time();
     let pid = std::process::id();
-    for n in 0..DOORS_PER_PROCESS {
+    for n in 0..SOCKETS_PER_PROCESS {
         let name = if n == 0 { format!("{pid}.sock") } else { format!("{pid}-{n}.sock") };
         let path = directory.join(name);
-        if nobody_answers(&path) {
+        if is_stale(&path) {
             return Ok((publish(&path)?, path));
         }
     }
     Err(io::Error::from(io::ErrorKind::AddrInUse))
 }
 
-fn nobody_answers(path: &Path) -> bool {
+fn is_stale(path: &Path) -> bool {
     let silent = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
     UnixStream::connect(path).is_err_and(|e| silent.contains(&e.kind()))
 }
 
-/// A socket that is found under `path` only once it listens: whoever finds one that refuses may
-/// take it for abandoned.
+/// A socket that is found under `path` only once it listens: one that refuses connections is taken
+/// for stale.
 fn publish(path: &Path) -> io::Result<UnixListener> {
     let unseen = path.with_extension("new");
     let _ = fs::remove_file(&unseen);
@@ -299,7 +299,7 @@ fn publish(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Doors of one process open and close in turn, since their names depend on each other.
+/// Control sockets of one process open and close in turn, since their names depend on each other.
 fn one_at_a_time() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -310,12 +310,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_visitor_gets_the_document_and_the_door_vanishes_with_the_stack() {
+    fn a_client_gets_the_document_and_the_socket_vanishes_with_the_stack() {
         const DOCUMENT: &str = "{\"a\":1}";
         let control = Control::open(|| Some(DOCUMENT.to_owned())).unwrap();
         let path = control.path().to_owned();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        assert!(doors().contains(&path));
+        assert!(sockets().contains(&path));
         assert_eq!(ask(&path).unwrap().as_deref(), Some(DOCUMENT));
         assert_eq!(ask(&path).unwrap().as_deref(), Some(DOCUMENT));
         drop(control);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn every_stack_of_a_process_has_its_own_door() {
+    fn every_stack_of_a_process_has_its_own_socket() {
         let first = Control::open(|| Some("1".to_owned())).unwrap();
         let second = Control::open(|| Some("2".to_owned())).unwrap();
         assert_ne!(first.path(), second.path());
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_visitor_that_does_not_read_keeps_nobody_waiting_for_ever() {
+    fn a_client_that_does_not_read_keeps_nobody_waiting_for_ever() {
         // More than a socket holds.
         let control = Control::open(|| Some("x".repeat(16 << 20))).unwrap();
         let slow = UnixStream::connect(control.path()).unwrap();
@@ -382,13 +382,13 @@ mod tests {
     }
 
     #[test]
-    fn a_door_without_descriptors_waits_before_it_looks_again() {
+    fn a_socket_without_descriptors_waits_before_it_looks_again() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let none = || io::Error::from_raw_os_error(libc::EMFILE);
-        let visitors = [Err(none()), Err(none()), Ok(ours), Err(none())];
+        let clients = [Err(none()), Err(none()), Ok(ours), Err(none())];
         let breaths = std::cell::Cell::new(0);
         let breathe = || breaths.set(breaths.get() + 1);
-        attend(visitors.into_iter(), || Some("{}".to_owned()), breathe);
+        attend(clients.into_iter(), || Some("{}".to_owned()), breathe);
         assert_eq!(breaths.get(), 3);
         let mut document = String::new();
         theirs.read_to_string(&mut document).unwrap();
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_directory_that_is_not_the_users_alone_holds_no_doors() {
+    fn a_runtime_directory_that_is_not_the_users_alone_holds_no_sockets() {
         let path = std::env::temp_dir().join(format!("fulmar-runtime-{}", std::process::id()));
         DirBuilder::new().mode(0o700).create(&path).unwrap();
         assert_eq!(in_runtime_directory(path.clone()), Some(path.join("fulmar")));

@@ -26,6 +26,7 @@ use nix::sys::epoll::EpollFlags;
 use crate::config::{Config, Publish};
 use crate::ports::Forward;
 use crate::relay::echo::Echoes;
+use crate::relay::names::Names;
 use crate::relay::poll::{Events, Owner, Owners, Poll};
 use crate::relay::services::{Answers, Services};
 use crate::relay::tcp::Tcp;
@@ -153,6 +154,7 @@ impl Gateway {
                 outbound: config.outbound,
                 limits: config.limits,
                 policy: config.policy,
+                names: Names::default(),
                 on_loopback: config.on_loopback,
             },
             totals: Totals::default(),

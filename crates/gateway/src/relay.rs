@@ -5,6 +5,7 @@
 
 pub mod echo;
 pub mod host;
+pub mod names;
 pub mod poll;
 pub mod services;
 #[allow(unsafe_code)]
@@ -22,6 +23,7 @@ use crate::config::{Carries, Limits, OnLoopback, Outbound};
 use crate::mapping::Mapping;
 use crate::policy::{Attempt, Decision, Policy};
 use crate::stat::{Refusal, Totals};
+use names::Names;
 use poll::{Owners, Poll};
 
 /// The clock of the shard: it starts a little above zero, since zero is the past.
@@ -56,6 +58,8 @@ pub struct Settings {
     pub outbound: Outbound,
     pub limits: Limits,
     pub policy: Option<Box<dyn Policy>>,
+    /// What the policy is told of addresses.
+    pub names: Names,
     pub on_loopback: Option<OnLoopback>,
 }
 
@@ -83,7 +87,14 @@ impl Settings {
 
     /// Whether the policy lets a flow leave.
     pub fn allows(&mut self, attempt: &Attempt<'_>) -> bool {
-        self.policy.as_mut().is_none_or(|p| p.decide(attempt) == Decision::Allow)
+        let names = self.names.of(attempt.to.ip());
+        let attempt = Attempt { names, ..*attempt };
+        self.policy.as_mut().is_none_or(|p| p.decide(&attempt) == Decision::Allow)
+    }
+
+    /// Whether the policy lets the guest ask for a name.
+    pub fn allows_name(&mut self, name: &str) -> bool {
+        self.policy.as_mut().is_none_or(|p| p.decide_name(name) == Decision::Allow)
     }
 }
 

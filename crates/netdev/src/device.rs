@@ -17,7 +17,7 @@ use fulmar_mbuf::{Backing, BufId, Pool, WritableRange};
 use crate::moderation::Profile;
 use crate::{Burst, Rooms};
 
-/// A descriptor of the operating system, as `std` has it. For whoever sleeps until a device is ready.
+/// A descriptor of the operating system, as `std` has it. For threads that sleep until a device is ready.
 pub type RawFd = core::ffi::c_int;
 
 /// Who reads the memory of sent frames. It decides which memory may be sent by reference.
@@ -354,7 +354,7 @@ pub trait Device: Send {
 /// predicted and no flag but ACK and PSH, before it splits a room. What it hands up is an ordinary chain: the
 /// headers, the placed bytes (an mbuf per room), and, if the frame was longer than the rooms, the rest. Every
 /// other frame is delivered as usual, from the pool; what of it landed in a room is copied out and the room
-/// scrubbed ([`WritableRange::scrub`]) before anybody else can see it. A room that is full is dropped at once, so that
+/// scrubbed ([`WritableRange::scrub`]) before it can be seen. A room that is full is dropped at once, so that
 /// its owner gets the buffer back; the next one takes its place.
 pub trait DirectPlacement {
     /// Sets what the device expects next of a flow (seen from this stack), in place of whatever it expected

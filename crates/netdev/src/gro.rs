@@ -17,7 +17,7 @@
 //!
 //! Nothing is held back: what came in with a burst goes up with it. At most [`RUNS`] flows are joined
 //! at a time, the oldest gives way. Cost: a look at the headers per segment, and the sum of its bytes
-//! that somebody has to make anyway. Source: the rules of Linux's GRO, but that the acknowledgement
+//! that is computed in any case. Source: the rules of Linux's GRO, but that the acknowledgement
 //! may move within a run.
 
 use fulmar_base::{Counter, Counters, Offload};
@@ -265,12 +265,12 @@ impl Run {
     }
 
     /// Lengths, acknowledgement, window and PSH of the whole, and the IPv4 checksum. The transport's
-    /// was verified, so that nobody looks at it again.
+    /// was verified and is not verified again.
     fn write_headers(&self, first: &mut Packet) {
         first.offload = Offload { csum_valid: true, ..Offload::default() };
         let Some(mut front) = first.chain.front_mut() else { return };
         let Some(bytes) = front.as_mut_slice() else {
-            debug_assert!(false, "the front of a run is written by nobody else");
+            debug_assert!(false, "the front of a run has no other writer");
             return;
         };
         let l4 = self.head.l4;
@@ -408,7 +408,7 @@ fn same_headers(a: &[u8], b: &[u8], seen: &Seen) -> bool {
         && same(options_at, seen.payload_at)
 }
 
-/// Whether the segment is as it was sent; then nobody needs to sum it again.
+/// Whether the segment is as it was sent; then it need not be summed again.
 fn is_sound(p: &mut Packet, seen: &Seen) -> bool {
     if p.is_checksum_trusted() {
         return true;

@@ -7,7 +7,7 @@
 //! ```text
 //!   look      frames have lately come within the time of a wake-up: look for about as long as that
 //!   hold      frames come in a flood: sleep for a fixed time and take what has gathered, so that
-//!             neither the sender nor the device wakes anybody
+//!             neither the sender nor the device wakes a thread
 //!   arm       otherwise: ask to be woken, look once more, sleep
 //! ```
 //!
@@ -16,7 +16,7 @@
 //! armed after a look or two and uses no CPU.
 //!
 //! **Holding** begins at [`ModerationConfig::flood_pps`], and only where frames do not come in answer
-//! to ours: whoever asks and waits would be delayed once per question. Nor where waiting costs next to
+//! to ours: a client that waits for an answer would be delayed once per request. Nor where waiting costs next to
 //! nothing: a reader who lets the sender run on its own CPU finds a burst each time, and neither sleeps
 //! nor looks in vain. How long is a step of a ladder from nothing to [`ModerationConfig::max_hold`],
 //! found as Linux's dynamic interrupt moderation finds its profile: windows of traffic are compared, first
@@ -27,7 +27,7 @@
 //!
 //! A device with coalescing registers of its own is told the step ([`Profile`]) and holds by itself.
 //!
-//! No clock and no sleep here: time is an argument, and whoever asks does what the answer says. Cost:
+//! No clock and no sleep here: time is an argument, and the caller does what the answer says. Cost:
 //! a few additions per poll. Sources: Linux's lib/dim, net/core/dev.c (napi_defer_hard_irqs,
 //! gro_flush_timeout); Karlin et al., Competitive randomized algorithms for non-uniform problems
 //! (1990), for looking as long as a wake-up costs.
@@ -89,7 +89,7 @@ pub struct ModerationConfig {
     /// Longest hold in a flood; zero: never hold.
     pub max_hold: Duration,
     /// Frames for which a hold waits at most, reckoned from their rate: what the device has room for
-    /// while nobody looks.
+    /// while it is not polled.
     pub max_hold_frames: usize,
     /// Frames per second from which a one-way stream is a flood.
     pub flood_pps: u32,
@@ -161,9 +161,9 @@ pub struct Moderation {
     waiting_since: Option<Instant>,
     /// Since when that wait looks.
     looking_since: Option<Instant>,
-    /// How long others ran meanwhile, on the CPU of whoever looks.
+    /// How long others ran meanwhile, on the polling thread's CPU.
     given_away: Duration,
-    /// How long looks took that have ended since somebody asked.
+    /// How long looks took that have ended since the last query.
     looked: Option<Duration>,
     /// The wait has slept.
     has_slept: bool,
@@ -221,7 +221,7 @@ impl Moderation {
         wanted.min(self.window.time_of(self.config.max_hold_frames))
     }
 
-    /// Whether the last wait was a hold, and nobody has polled since.
+    /// Whether the last wait was a hold, and no poll has followed.
     pub fn is_holding(&self) -> bool {
         self.is_holding
     }
@@ -275,7 +275,7 @@ impl Moderation {
         }
     }
 
-    /// What to do after a poll that found nothing. `may_look`: whoever asks has a thread to look with.
+    /// What to do after a poll that found nothing. `may_look`: the caller has a thread to look with.
     pub fn next(&mut self, now: Instant, may_look: bool) -> Next {
         self.choose(now, may_look, true)
     }

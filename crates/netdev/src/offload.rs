@@ -6,7 +6,7 @@
 //! pool. Frames with an Ethernet header followed directly by IP are understood; VLAN tags are not.
 //!
 //! Cost: a cut costs one header buffer and one reference per packet; a checksum reads the headers and
-//! what nobody summed before ([`Chain::sum`]), counted as [`Counter::SummedBytes`]. Source of the layout: RFC 9293 section 3.1, RFC 768, RFC 791, RFC 8200.
+//! what was not summed before ([`Chain::sum`]), counted as [`Counter::SummedBytes`]. Source of the layout: RFC 9293 section 3.1, RFC 768, RFC 791, RFC 8200.
 
 use core::net::IpAddr;
 use core::ops::Range;
@@ -466,7 +466,7 @@ fn sum_from(chain: &Chain, start: usize) -> Sum {
     }
 }
 
-/// Copies the first `n` bytes, unless nobody else refers to them.
+/// Copies the first `n` bytes, unless they have no other reference.
 fn own_front(chain: &mut Chain, n: usize, pool: &mut Pool) -> Result<(), NoBuffer> {
     if chain.front().is_some_and(|m| m.len() >= n && m.is_unique()) {
         return Ok(());
@@ -478,7 +478,7 @@ fn own_front(chain: &mut Chain, n: usize, pool: &mut Pool) -> Result<(), NoBuffe
     Ok(())
 }
 
-/// Copies the whole chain into memory that nobody else refers to, in as few mbufs as possible.
+/// Copies the whole chain into memory without other references, in as few mbufs as possible.
 ///
 /// # Errors
 /// [`NoBuffer`]: none is left, or the kernel alone may read the bytes; the chain is unchanged.

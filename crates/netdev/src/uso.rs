@@ -5,9 +5,9 @@
 //!   burst  A B B B B b C   ──►   A   headers of B* + B + B + B + B + b   C
 //! ```
 //!
-//! For devices that cut super-datagrams (`Caps::udp_gso`), or behind which somebody does: a TAP and
+//! For devices that cut super-datagrams (`Caps::udp_gso`), or whose far side does: a TAP and
 //! AF_PACKET hand them to the kernel, which looks at their headers once for all of them and cuts them
-//! when, and if, they come to somebody who wants them one by one. Who receives them gets the same
+//! when, and if, they reach a receiver that wants them one by one. The receiver gets the same
 //! datagrams in the same order.
 //!
 //! What is joined: UDP datagrams that still lack their checksum (what the pieces get is computed anew,

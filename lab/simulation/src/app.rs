@@ -85,7 +85,7 @@ pub struct End {
     pub both_connect: bool,
     /// Questions for the other's Ethernet address may go unanswered.
     pub may_be_absent: bool,
-    /// It does not close before everything is acknowledged: nobody waits for long for a sender
+    /// It does not close before everything is acknowledged: no end waits for long for a sender
     /// that is gone.
     pub lingers: bool,
     /// Errors have a cause.
@@ -175,7 +175,7 @@ impl End {
         self.phase == Phase::Done && self.held_read.is_none() && self.held_write.is_none()
     }
 
-    /// It never came to be: nobody connected to it.
+    /// It never came to be: no client connected to it.
     pub fn is_unborn(&self) -> bool {
         self.phase == Phase::Idle && self.connects.is_none()
     }
@@ -359,7 +359,7 @@ impl End {
             Err(SocketError::ConnectionRefused) if self.both_connect && !self.may_fail => {
                 self.reconnect(cx, id)
             }
-            // Nobody answered three questions for the other's Ethernet address.
+            // Three requests for the other's Ethernet address went unanswered.
             Err(SocketError::HostUnreachable) if self.may_be_absent && !self.may_fail => {
                 self.reconnect(cx, id)
             }

@@ -106,7 +106,7 @@ impl World {
 
     /// A listener that answers with SYN cookies keeps nothing of a connection. Where the ACK that carries the
     /// cookie back is lost, and whatever else the peer sends until the cookie is too old, the peer waits or
-    /// is reset, and nobody has done wrong. So with an embryo that nobody reached until it was given up, 7 s
+    /// is reset, without a fault of either end. So with an embryo that was not reached until it was given up, 7 s
     /// after its SYN: a forged neighbour or a station that pauses or left can stand in the way for longer, and so can a
     /// full queue.
     pub(super) fn watch_handshakes(&mut self) {
@@ -134,7 +134,7 @@ impl World {
     }
 
     /// A shard that lacks memory for its writers resets connections that make no progress. Their ends are
-    /// told, or wait if the reset is lost, and nobody has done wrong.
+    /// told, or wait if the reset is lost, without a fault of either end.
     pub(super) fn watch_reclaim(&mut self, i: usize) {
         let reset = [Counter::TcpOrphansReset, Counter::TcpStalledReset];
         let counters = self.sides[i].shard.counters();

@@ -13,7 +13,7 @@
 //!
 //! - Every byte that a writer was told is accepted arrives in order, exactly once, or the connection
 //!   reports an error; and an error needs a cause in the scenario (loss alone is none).
-//! - So does every byte that comes in posted buffers, whoever placed it there, and with posts, reads,
+//! - So does every byte that comes in posted buffers, whichever layer placed it there, and with posts, reads,
 //!   cancels and handles dropped in between.
 //! - The end of the stream is seen only behind the last byte, and stays.
 //! - Time never runs out of events while something is pending, and never stands still.

@@ -83,7 +83,7 @@ impl Whereabouts {
         rewritten(p, pool, |head| replace(head, 0, &now.0, &self.own.0, None)).map(Arrival::Here)
     }
 
-    /// The frame that tells everybody where the station with `ip` is: a gratuitous ARP request (RFC 5227
+    /// The frame that announces where the station with `ip` is: a gratuitous ARP request (RFC 5227
     /// section 2.3), or an unsolicited advertisement (RFC 4861 section 7.2.6).
     pub fn announcement(&self, ip: IpAddr) -> Vec<u8> {
         let EtherAddr(ether) = self.now.unwrap_or(self.own);

@@ -80,7 +80,7 @@ pub enum Violation {
         /// Which end.
         end: (usize, usize),
     },
-    /// Nothing is under way, no timer runs, and somebody still waits.
+    /// Nothing is under way, no timer runs, and an end still waits.
     Stall(String),
     /// Time stands still.
     Livelock(String),
@@ -111,7 +111,7 @@ pub enum Violation {
     },
     /// A call failed that cannot fail here.
     Call(&'static str, SocketError),
-    /// A datagram or an echo that nobody sent.
+    /// A datagram or an echo that was not sent.
     ForgedDatagram(String),
     /// An honest connection was not served within the bound of its scenario.
     Unserved {

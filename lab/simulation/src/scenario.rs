@@ -340,7 +340,7 @@ impl Scenario {
         for i in 0..self.flows.len() {
             let f = &mut self.flows[i];
             if f.kind == FlowKind::SimultaneousOpen && (no_distance || f.to_self) {
-                // Nothing is simultaneous without a distance: the first SYN finds nobody.
+                // Nothing is simultaneous without a distance: the first SYN finds no listener.
                 f.kind = FlowKind::Plain;
             }
             if i > 0 && d.percent(10) && !self.may_fail(i - 1) && !self.may_fail(i) {

@@ -95,7 +95,7 @@ impl SideTraffic {
         header[4..].copy_from_slice(&(len as u32).to_be_bytes());
         let stream = DATAGRAM_STREAM + self.station as u64;
         let body = pattern::piece(stream, u64::from(number) * 31, len);
-        // To a port where nobody listens, now and then: an error comes back, or not.
+        // To a closed port, now and then: an error comes back, or not.
         let mut to = self.to;
         if self.draw.percent(10) {
             to.set_port(9);

@@ -1,7 +1,7 @@
 //! How a station waits for its device, by the policy that real threads wait by, on the virtual clock:
 //! a thread that holds, or a device with a coalescing register that holds by itself.
 //!
-//! While a hold lasts nobody sees that frames have come; calls of the applications and timers still run
+//! While a hold lasts arrived frames are not seen; calls of the applications and timers still run
 //! the stack, as in a program. What must not happen is that frames wait for longer than the policy's
 //! bound: a wake-up would have been lost.
 
@@ -41,7 +41,7 @@ pub struct Attention {
     held_until: Option<Instant>,
     /// The register: how long the device holds a frame.
     delay: Duration,
-    /// When somebody looked who could not take a frame; the time before that does not count.
+    /// When a poll could not take a frame; the time before that does not count.
     kept_from: Option<Instant>,
     /// Longest that a frame has waited beyond the time at which it came.
     pub longest: Duration,

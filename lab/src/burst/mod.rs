@@ -502,7 +502,7 @@ flow      is datagrams from one socket to one of the kernel's. Sent, those of a 
           kernel's sender has joined so many of them (UDP_SEGMENT), and cutting them is in it.
 old       is one frame per crossing; for each a header and a cluster from the general allocator.
 kernel    is UDP sockets on veth: it also makes headers and looks up routes, which the others here
-          do not, so it stands beside them for scale. Frames over TAP have a type nobody takes.",
+          do not, so it stands beside them for scale. Frames over TAP have an unclaimed EtherType.",
 };
 
 #[cfg(test)]

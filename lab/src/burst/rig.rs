@@ -24,9 +24,9 @@ use fulmar_netns::VethEnd;
 pub const SECTION: usize = 256;
 /// Ethernet, IPv4 and UDP headers of the kernel's datagrams.
 pub(super) const HEADER_BYTES: usize = 42;
-/// A local experimental type (IEEE 802): whoever gets such a frame throws it away at once.
+/// A local experimental type (IEEE 802): a receiver drops such a frame at once.
 const NOBODYS_TYPE: [u8; 2] = [0x88, 0xb5];
-/// A group that the receiver is a member of, and one that nobody is.
+/// A group that the receiver is a member of, and one without members.
 const JOINED: Ipv4Addr = Ipv4Addr::new(239, 72, 0, 1);
 const EMPTY: Ipv4Addr = Ipv4Addr::new(239, 72, 0, 2);
 pub(super) const PORT: u16 = 9;
@@ -180,7 +180,7 @@ struct Feed {
 }
 
 impl Feed {
-    /// A socket with this address in a namespace, to a group, so that nobody is asked for a station.
+    /// A socket with this address in a namespace, to a group, so that no neighbour has to be resolved.
     fn new(netns: &Netns, from: Ipv4Addr, group: Ipv4Addr) -> io::Result<Feed> {
         let socket = netns.run(|| {
             let socket = UdpSocket::bind((from, 0))?;
@@ -447,7 +447,7 @@ impl Rig for DeviceRig {
 
 /// The kernel's own sockets on a veth pair: sendmmsg and recvmmsg.
 pub struct KernelRig {
-    /// Sends to a group of which nobody is a member: the far end throws it away.
+    /// Sends to a group without members: the far end drops it.
     near: Feed,
     /// Makes what `receiver` gets.
     feed: Feed,

@@ -69,7 +69,7 @@ impl Batch {
     pub fn receive(&mut self, fd: BorrowedFd<'_>, count: usize) -> io::Result<usize> {
         let count = count.min(self.headers.len()) as libc::c_uint;
         let headers = self.headers.as_mut_ptr();
-        // SAFETY: as for `send`; the kernel writes into the headers and the bytes, to which nobody has
+        // SAFETY: as for `send`; the kernel writes into the headers and the bytes, to which there is no
         // a reference.
         let n = unsafe {
             let no_limit = ptr::null_mut();

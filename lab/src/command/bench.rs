@@ -9,7 +9,7 @@ use fulmar_lab::harness::page;
 use fulmar_lab::harness::report::{Machine, Report, busy_warning};
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::send::bench::What;
-use fulmar_lab::{bulk, burst, recv, routes, scale, send, trust, udp, wake};
+use fulmar_lab::{bulk, burst, gateway, recv, routes, scale, send, serve, trust, udp, wake};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io;
@@ -30,8 +30,10 @@ enum Bench {
     Sendfile(send::bench::Files),
     Recv(recv::bench::Options),
     Burst(burst::Options),
+    Gateway(gateway::Options),
     Route(routes::Options),
     Scale(scale::Options),
+    Serve(serve::Options),
     Trust(trust::Options),
     Udp(udp::Options),
     Wake(wake::Options),
@@ -54,8 +56,10 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         Bench::Sendfile(a) => send::bench::run(What::SendFile, &a.options, isolated),
         Bench::Recv(a) => recv::bench::run(a, isolated),
         Bench::Burst(a) => burst::run(a, isolated),
+        Bench::Gateway(a) => gateway::run(a, isolated),
         Bench::Route(a) => routes::run(a),
         Bench::Scale(a) => scale::run(a),
+        Bench::Serve(a) => serve::run(a, isolated),
         Bench::Trust(a) => trust::run(a, isolated),
         Bench::Udp(a) => udp::run(a, isolated),
         Bench::Wake(a) => wake::run(a, isolated),
@@ -107,8 +111,10 @@ impl Bench {
             Bench::Sendfile(a) => &a.options.common,
             Bench::Recv(a) => &a.common,
             Bench::Burst(a) => &a.common,
+            Bench::Gateway(a) => &a.common,
             Bench::Route(a) => &a.common,
             Bench::Scale(a) => &a.common,
+            Bench::Serve(a) => &a.common,
             Bench::Trust(a) => &a.common,
             Bench::Udp(a) => &a.common,
             Bench::Wake(a) => &a.common,

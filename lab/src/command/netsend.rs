@@ -9,6 +9,7 @@ use fulmar_cli::interrupt::Interrupt;
 use fulmar_cli::resolve::{Family, resolve};
 use fulmar_cli::say::say;
 use fulmar_lab::cpu;
+use fulmar_lab::harness::Progress;
 use fulmar_lab::netperf::socket::Tuning;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Sends between two looks at the clock where no rate is to be kept.
 const BATCH: u64 = 64;
+/// How often the progress is shown.
+const SHOWN_EVERY: Duration = Duration::from_millis(500);
 
 /// Send numbered UDP datagrams at a rate and print what each costs
 #[derive(clap::Args, Debug)]
@@ -25,17 +28,18 @@ const BATCH: u64 = 64;
 fulmar-lab netsend --stack kernel 127.0.0.1 5555 18 1000 5"
 )]
 pub struct SendArgs {
-    /// To whom
+    /// Address or name of the receiver
     host: String,
-    /// Port
+    /// UDP port of the receiver
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// Bytes of payload, at least 4 for the counter
-    #[arg(value_parser = clap::value_parser!(u32).range(4..=65_507))]
+    #[arg(value_name = "BYTES", value_parser = clap::value_parser!(u32).range(4..=65_507))]
     size: u32,
     /// Datagrams per second; 0 for as many as it can
+    #[arg(value_name = "PER_SECOND")]
     rate: u64,
-    /// Seconds
+    /// How long, in seconds
     #[arg(value_parser = fulmar_cli::bounds::seconds)]
     seconds: Duration,
     #[command(flatten)]
@@ -77,10 +81,16 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
     let mut sent = Sent::default();
     let mut payload = vec![0; args.size as usize];
     let (start, cpu) = (Instant::now(), Worked::start());
+    let (progress, mut shown) = (Progress::new(1), start);
     while start.elapsed() < args.seconds && !interrupt.came() {
         for _ in 0..if args.rate == 0 { BATCH } else { 1 } {
             payload[..4].copy_from_slice(&(sent.tried as u32).to_be_bytes());
             sent.note(socket.send(&payload), to)?;
+        }
+        if shown.elapsed() >= SHOWN_EVERY {
+            shown = Instant::now();
+            let [done, all] = [start.elapsed(), args.seconds].map(|t| t.as_millis() as usize);
+            progress.show(format!("{} datagrams sent", sent.good), done, all);
         }
         if let Some(ns) = sent.tried.saturating_mul(1_000_000_000).checked_div(args.rate) {
             let due = (start + Duration::from_nanos(ns)).min(start + args.seconds);
@@ -90,6 +100,7 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
         }
     }
     let elapsed = start.elapsed();
+    drop(progress);
     say(sent.line(elapsed, cpu.each_ns(sent.good)))?;
     let silent = opened.silent_neighbour();
     if let Some(neighbour) = silent {
@@ -123,7 +134,7 @@ impl Worked {
 struct Sent {
     tried: u64,
     good: u64,
-    /// Nobody listens there (an ICMP error came back).
+    /// The port is closed (an ICMP error came back).
     refused: u64,
     /// No room, for buffers or in the device.
     full: u64,
@@ -147,11 +158,13 @@ impl Sent {
             0 => String::new(),
             n => {
                 let (rate, each) = (n as f64 / seconds, elapsed.as_nanos() as f64 / n as f64);
-                format!(", {rate:.0} per second, {each:.1} ns each, {cpu_ns:.1} of CPU")
+                format!(
+                    ": {rate:.0} datagrams/s, {each:.1} ns and {cpu_ns:.1} ns of CPU per datagram"
+                )
             }
         };
         format!(
-            "{} datagrams in {seconds:.3} s{costs}; {} refused (nobody listens), {} found no room",
+            "{} datagrams in {seconds:.3} s{costs}; {} refused (port closed), {} not sent (queue full)",
             self.good, self.refused, self.full
         )
     }
@@ -262,7 +275,7 @@ impl Received {
         let seconds = time.as_secs_f64().max(1e-9);
         let each = time.as_nanos() as f64 / self.count.max(1) as f64;
         format!(
-            "{} datagrams, {:.0} per second, {each:.1} ns each, {:.3} Mbit/s; {} lost, {} late",
+            "{} datagrams, {:.0} datagrams/s, {each:.1} ns each, {:.3} Mbit/s; {} lost, {} late",
             self.count,
             self.count as f64 / seconds,
             self.bytes as f64 * 8.0 / seconds / 1e6,
@@ -304,7 +317,10 @@ mod tests {
         let none = Sent::default().line(Duration::from_secs(1), 3919.0);
         assert!(none.starts_with("0 datagrams in 1.000 s; 0 refused"), "{none}");
         let two = Sent { good: 2, ..Sent::default() }.line(Duration::from_secs(1), 250.0);
-        assert!(two.contains("2 per second") && two.contains("250.0 of CPU"), "{two}");
+        assert!(
+            two.contains("2 datagrams/s") && two.contains("250.0 ns of CPU per datagram"),
+            "{two}"
+        );
     }
 
     #[test]

@@ -85,18 +85,22 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 
 fn report(balance: &Balance, samples: Option<&[Sample]>, symbols: &mut Symbols) -> Report {
     let ledger = Shares::of_balance(balance);
-    let sampled = samples.map(|s| symbols.shares(s));
+    let sampled = samples.map(|s| Sampled::of(s, symbols));
     let columns = [
         label("part", "part"),
-        number("ledger_pct", "ledger", 1, ""),
-        number("sampled_pct", "sampled", 1, ""),
+        number("ledger_pct", "ledger\n%", 1, ""),
+        number("sampled_pct", "samples\n%", 1, ""),
+        number("sampled_user_pct", "of these\nuser", 1, ""),
+        number("sampled_kernel_pct", "of these\nkernel", 1, ""),
         words("sentence", "what belongs to it"),
     ];
     let row = |part: Part| {
         json!({
             "part": part.name(),
             "ledger_pct": (ledger.total() > 0.0).then(|| ledger.percent(part)),
-            "sampled_pct": sampled.as_ref().map(|s| s.percent(part)),
+            "sampled_pct": sampled.as_ref().map(|s| s.user_percent(part) + s.kernel_percent(part)),
+            "sampled_user_pct": sampled.as_ref().map(|s| s.user_percent(part)),
+            "sampled_kernel_pct": sampled.as_ref().map(|s| s.kernel_percent(part)),
             "sentence": part.sentence().trim(),
         })
     };
@@ -108,13 +112,40 @@ fn report(balance: &Balance, samples: Option<&[Sample]>, symbols: &mut Symbols) 
     Report {
         name: "profile".to_owned(),
         title: "What busy time was spent for".to_owned(),
-        lead: "In percent. The ledger leaves out what the program does between its calls, and sleep; \
-               samples are all of the process, the bench's own work, the kernel's ways and simulated hardware \
-               included."
+        lead: "The two accounts divide the kernel's work differently. The ledger charges a system call to the \
+               stage that makes it: its device row holds all that the kernel does in a read or a write. A \
+               sample taken in the kernel counts for what the kernel was doing, such as copying or waking a \
+               thread. The ledger leaves out sleep and what the program does between its calls; samples are \
+               all of this process, the bench's own work and simulated hardware included."
             .to_owned(),
         tables: vec![parts, stages(balance)],
         notes,
         ..Report::default()
+    }
+}
+
+/// How samples divide, those in user mode and those in the kernel.
+struct Sampled {
+    user: Shares,
+    kernel: Shares,
+}
+
+impl Sampled {
+    fn of(samples: &[Sample], symbols: &mut Symbols) -> Sampled {
+        let (kernel, user): (Vec<_>, Vec<_>) = samples.iter().partition(|s| s.is_in_kernel());
+        Sampled { user: symbols.shares(user), kernel: symbols.shares(kernel) }
+    }
+
+    fn user_percent(&self, part: Part) -> f64 {
+        self.user.percent(part) * self.user.total() / self.total()
+    }
+
+    fn kernel_percent(&self, part: Part) -> f64 {
+        self.kernel.percent(part) * self.kernel.total() / self.total()
+    }
+
+    fn total(&self) -> f64 {
+        (self.user.total() + self.kernel.total()).max(1.0)
     }
 }
 

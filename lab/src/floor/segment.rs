@@ -5,7 +5,7 @@
 //! | virtio-net | Ethernet     | IPv4      | TCP, timestamps | payload …
 //! ```
 //! Every frame that leaves asks for its checksum (virtio-net NEEDS_CSUM): the field holds the
-//! folded pseudo-header sum, and nobody ever sums the payload. Facts: linux/virtio_net.h,
+//! folded pseudo-header sum, and the payload is never summed. Facts: linux/virtio_net.h,
 //! RFC 9293 section 3.1, RFC 7323 section 3.2, RFC 826.
 
 use std::net::Ipv4Addr;
@@ -142,7 +142,7 @@ fn fold_sum(bytes: &[u8]) -> u16 {
 pub enum Arrival<'a> {
     /// A TCP segment to our port.
     Tcp(Segment<'a>),
-    /// Somebody asks for the hardware address of our IP address.
+    /// A request for the hardware address of our IP address.
     #[expect(missing_docs, reason = "the asker's addresses")]
     ArpRequest { mac: [u8; 6], ip: [u8; 4] },
     /// Anything else.

@@ -14,8 +14,8 @@ use serde_json::{Map, Value, json};
 use std::fs;
 use std::time::Duration;
 
-/// Characters of a line of text at most.
-pub const WIDTH: usize = 110;
+/// Characters of a line of text at most: the least that a terminal has.
+pub const WIDTH: usize = 80;
 
 /// What the figures were measured on.
 #[derive(Clone, Debug)]
@@ -277,7 +277,7 @@ impl Report {
         if !self.figures.is_empty() {
             parts.push(figures_table(&self.figures).text());
         }
-        parts.push(self.legend.clone());
+        parts.push(wrapped_lines(&self.legend));
         parts.extend(self.ended.map(|(stop, elapsed)| {
             format!("Took {:.0} s: {}.", elapsed.as_secs_f64(), stop.sentence())
         }));

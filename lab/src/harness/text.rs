@@ -259,15 +259,34 @@ fn wrapped_to(most: usize, text: &str) -> String {
     out
 }
 
-/// The same of a text of several lines, each by itself. One that is indented goes on with two columns more,
-/// or, if it has columns itself, in the last of them.
+/// The same of a text of several lines, each by itself, but for those that go on: indented ones below a line that
+/// is not. A line that is indented goes on with two columns more, or, if it has columns itself, in the last of
+/// them; so does what has a name before two spaces.
 pub fn wrapped_lines(text: &str) -> String {
-    let line = |line: &str| match line.chars().count() {
-        n if n <= WIDTH => line.to_owned(),
-        _ if line.starts_with(' ') => hung(line),
-        _ => wrapped(line),
+    let line = |line: String| match line.chars().count() {
+        n if n <= WIDTH => line,
+        _ if line.starts_with(' ') || line.contains("  ") => hung(&line),
+        _ => wrapped(&line),
     };
-    text.lines().map(line).collect::<Vec<_>>().join("\n")
+    joined(text).into_iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Lines with what goes on from them, where that is too wide as it is.
+fn joined(text: &str) -> Vec<String> {
+    let is_wide = text.lines().any(|l| l.chars().count() > WIDTH);
+    let mut all: Vec<String> = Vec::new();
+    for line in text.lines() {
+        // What has columns of its own is a row, and no part of the line before.
+        let is_row = line.trim_start().contains("  ");
+        match all.last_mut().filter(|above| is_wide && !above.starts_with(' ')) {
+            Some(above) if line.starts_with(' ') && !is_row => {
+                above.push(' ');
+                above.push_str(line.trim_start());
+            }
+            _ => all.push(line.to_owned()),
+        }
+    }
+    all
 }
 
 fn hung(line: &str) -> String {

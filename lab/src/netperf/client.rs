@@ -245,7 +245,7 @@ impl<'a> Client<'a> {
     /// Connects to the netserver at `server`.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// The port is closed.
     pub fn connect(
         network: &'a dyn Network,
         server: SocketAddr,

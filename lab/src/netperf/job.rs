@@ -285,7 +285,7 @@ impl Opened {
     }
 }
 
-/// The client's connection; anybody else's is closed.
+/// The client's connection; one from another address is closed.
 fn accept_from(
     listener: &dyn Listener,
     peer: IpAddr,
@@ -370,7 +370,7 @@ fn run_datagrams(
             transfer::respond_datagrams(socket, peer, receive, send, &mut pace, &mut tally)?
         }
         (Some(_), None) => {
-            // Only to whoever asked for it, or this would flood strangers on request.
+            // Only to the client itself, or this would flood third parties on request.
             let to = To::Address(SocketAddr::new(peer, job.client_port));
             transfer::send_datagrams(socket, to, send, &mut pace, &mut tally)?;
             transfer::say_farewell(socket, to);

@@ -10,7 +10,7 @@
 //! Every message has [`MESSAGE_BYTES`], numbers are big-endian, floats are IEEE 754, text is padded
 //! with zeros. There is no version and no length field; what a body leaves unused is zero. A body is
 //! declared once (`body!`), and its encoder and decoder follow from that. Decoding takes any bytes
-//! at all and never fails: what a number *means* is checked by whoever uses it.
+//! at all and never fails: what a number *means* is checked where it is used.
 //!
 //! Sources: netperf 2.7.1 (`netlib.h`, `nettest_bsd.h`), observed on the wire.
 
@@ -616,7 +616,7 @@ body! {
 /// The address in a field of sixteen bytes; `None` if it is zero or of no family.
 ///
 /// IPv4 stands in the first four bytes in network order. IPv6 went through a conversion of each
-/// word that it did not need, so on the machines that everybody has its words are reversed.
+/// word that it did not need, so on little-endian machines its words are reversed.
 pub fn address(field: &Text<16>, family: u32) -> Option<std::net::IpAddr> {
     let bytes = field.0;
     let address: std::net::IpAddr = match family {

@@ -226,7 +226,7 @@ impl<'a> Pace<'a> {
         self.quiet >= LAST_WORD && self.bell.has_passed.load(Ordering::Acquire)
     }
 
-    /// Ends the run. `by_time`: nobody told the end, so the account is closed as of the test's
+    /// Ends the run. `by_time`: no end was signalled, so the account is closed as of the test's
     /// length and not as of now.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ const MAX_RING: usize = 8 << 20;
 pub const LARGEST_DEFAULT: usize = 128 << 10;
 
 /// Bytes per send or receive where the user says nothing: the socket buffer, as with netperf, but a
-/// buffer that nobody asked for counts at most [`LARGEST_DEFAULT`].
+/// buffer of a default size counts at most [`LARGEST_DEFAULT`].
 pub fn default_bytes(buffer: usize, is_asked_for: bool) -> usize {
     let most = if is_asked_for { MAX_MESSAGE } else { LARGEST_DEFAULT };
     if buffer == 0 { 4096 } else { buffer.min(most) }

@@ -2,7 +2,7 @@
 //!
 //! A client is not trusted. Their number is bounded, every wait has an end, messages and rings have
 //! a largest size, a file is read only if the user of this server allows it, and datagrams go to
-//! nobody but the client's own address. What a client does wrong ends its connection with a
+//! no address but the client's own. What a client does wrong ends its connection with a
 //! sentence; it never ends the server.
 
 use super::control;

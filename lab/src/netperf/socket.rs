@@ -180,7 +180,7 @@ pub trait Datagrams: Send {
     /// As `send(2)`.
     fn send(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Sends to somebody.
+    /// Sends to an address.
     ///
     /// # Errors
     /// As `sendto(2)`.

@@ -262,7 +262,7 @@ fn requests_that_cannot_be_met_are_answered_with_an_errno() {
     every_test_runs_after(&served);
 }
 
-/// The server is none the worse for whoever came before.
+/// Earlier clients leave the server as it was.
 fn every_test_runs_after(served: &Served) {
     let client = Client::connect(&OnKernel, served.at, &GO_ON).expect("it listens");
     check(Test::TcpRr, &client.run(&short(Test::TcpRr), None).expect("a result"));

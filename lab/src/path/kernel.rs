@@ -17,7 +17,7 @@ use fulmar_netns::VethEnd;
 
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 72, 5, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 72, 5, 2);
-/// RFC 863; nobody listens, so the far end drops the datagram and answers some of them by ICMP, which
+/// RFC 863; the port is closed, so the far end drops the datagram and answers some of them by ICMP, which
 /// an unconnected socket does not hear of.
 const PORT: u16 = 9;
 /// Calls between two looks at the clock.

@@ -25,7 +25,7 @@ impl Timed {
     /// Adds a batch of `packets` whose calls `work` makes.
     pub fn batch(&mut self, work: impl FnOnce() -> io::Result<u64>) -> io::Result<()> {
         let hardware = thread_hardware_ns();
-        // The thread's own time: what else the machine does meanwhile is nobody's cost here.
+        // The thread's own time: other work of the machine is not charged here.
         let start = cpu::thread_cpu()?;
         let packets = work()?;
         self.time += cpu::thread_cpu()?.saturating_sub(start);
@@ -59,7 +59,7 @@ impl Timed {
     }
 
     /// Waits until the next packet since `start` is due at the rate, but not beyond the end of the slice.
-    /// A method, so that nobody can wait within a batch, which has the account to itself.
+    /// A method, so that no wait falls within a batch, which has the account to itself.
     pub fn keep_rate(&self, start: Instant, rate_pps: u64, slice: Duration) {
         let due = self.packets.saturating_mul(1_000_000_000).checked_div(rate_pps);
         let due = due.map_or(Duration::ZERO, Duration::from_nanos).min(slice);
@@ -139,7 +139,7 @@ pub fn with_threads(
 
 fn rounds(options: &Options, cpu: usize, barrier: &Barrier) -> io::Result<Vec<Round>> {
     let set_up = cpu::pin_to(cpu).and_then(|()| driven(options));
-    // Whoever fails still meets the others, or they would wait for ever.
+    // A thread that fails still reaches the barrier, or the others would wait for ever.
     let mut failed = set_up.as_ref().err().map(|e| io::Error::new(e.kind(), e.to_string()));
     let mut driven = set_up.ok();
     let ends: Vec<Option<Stage>> =

@@ -2,7 +2,7 @@
 //!
 //! A stack with exit points ([`crate::exit`]), which only the laboratory has, returns at a stage as if everything behind
 //! it were done, and undoes what it has built so far. A loop of such calls costs what the path costs
-//! up to that stage; the difference to the stage before is what lies between them. The published
+//! up to that stage; the difference to the stage before is the cost of that step. The published
 //! measurement did this to a kernel (Rizzo 2012). What undoing costs (a buffer that is freed) is part
 //! of the figure, as it was there.
 //!
@@ -19,6 +19,7 @@ mod stack;
 use std::io;
 use std::time::Duration;
 
+use crate::harness::Progress;
 use fulmar::base::Stage;
 use fulmar_socket::sosend::SMALL_WRITE_BYTES;
 
@@ -232,11 +233,20 @@ pub struct Found {
 pub fn run(options: &Options) -> io::Result<Found> {
     let mut by_threads = Vec::new();
     let mut syscall = Spread::default();
-    for threads in 1..=options.threads.max(1) {
+    let most = options.threads.max(1);
+    let (progress, steps) = (Progress::new(most + 2), most + 2);
+    for threads in 1..=most {
+        let what = format!("{}: {threads} of {most} threads", options.path.name());
+        progress.show(what, threads - 1, steps);
         by_threads.push(measured::with_threads(options, threads, &mut syscall)?);
     }
     let (ablations, ledger) = match options.path {
-        Path::UdpSend => (send::ablations(options)?, send::ledger(options)?),
+        Path::UdpSend => {
+            progress.show("without single steps", most, steps);
+            let ablations = send::ablations(options)?;
+            progress.show("the account of the stages", most + 1, steps);
+            (ablations, send::ledger(options)?)
+        }
         _ => (Vec::new(), Vec::new()),
     };
     let bytes = match options.path {

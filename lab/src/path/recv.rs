@@ -119,7 +119,7 @@ impl Driven for Datagrams {
     }
 }
 
-/// What a modelled peer sends at once to whoever connects; a new connection for each batch.
+/// What a modelled peer sends at once on each connection; a new connection for each batch.
 pub(super) struct Segments {
     stack: Stack,
     exit: ExitPoint,

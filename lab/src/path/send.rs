@@ -52,7 +52,7 @@ fn small_frames() -> SimConfig {
 struct Rig {
     /// Payload of each.
     bytes: usize,
-    /// Routes that nobody needs.
+    /// Routes that are not used.
     routes: u32,
     /// Each call names its destination; else the sockets are connected.
     names_peer: bool,
@@ -128,7 +128,7 @@ impl Datagrams {
         Ok(datagrams)
     }
 
-    /// All of a slice is one batch: nobody looks at the thread's clock in between.
+    /// All of a slice is one batch: the thread's clock is not read in between.
     fn without_pause(&mut self, timed: &mut Timed, slice: Duration) -> io::Result<()> {
         let start = Instant::now();
         timed.batch(|| {

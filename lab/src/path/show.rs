@@ -22,7 +22,7 @@ pub fn report(found: &Found) -> Report {
         number("max_ns", "max", 1, ""),
         number("difference_ns", "to the stage\nbefore", 1, ""),
         words("significant", "counts"),
-        words("sentence", "what lies between"),
+        words("sentence", "what the step does"),
     ];
     let chart =
         Chart { unit: "ns per packet", parts: &["difference_ns"], group: &["threads"], x: None };
@@ -72,7 +72,7 @@ fn difference(before: Option<&Spread>, now: &Spread) -> f64 {
 }
 
 fn significance(before: Option<&Spread>, now: &Spread) -> &'static str {
-    // Of one round nobody knows how far the next would be off.
+    // One round has no interval.
     if now.runs.len() < 2 {
         return "one round";
     }

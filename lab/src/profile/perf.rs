@@ -47,6 +47,13 @@ pub struct Sample {
     pub frames: Vec<Frame>,
 }
 
+impl Sample {
+    /// Whether it was taken in the kernel.
+    pub fn is_in_kernel(&self) -> bool {
+        self.frames.first().is_some_and(Frame::is_kernel)
+    }
+}
+
 /// A recording that goes on.
 pub struct Recording {
     perf: Child,

@@ -363,7 +363,7 @@ fn simulated_ratios() -> [Ratio; 4] {
         .more_is_better(),
         Ratio::over(
             "recv.sim.2x1m.stock_vs_posted",
-            "no aggregation and copy ÷ aggregated and placed, nobody looks at the bytes",
+            "no aggregation and copy ÷ aggregated and placed, the bytes are not read",
             BOTH,
             [untouched("stock"), untouched("posted")],
         )

@@ -39,7 +39,7 @@ pub(crate) use shm::serve;
 pub enum Use {
     /// A word of every cache line is read.
     Touched,
-    /// Nobody looks at it.
+    /// It is not read.
     Untouched,
     /// As [`Use::Touched`]; the sender pauses between bursts.
     Bursty,

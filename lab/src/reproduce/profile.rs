@@ -4,6 +4,7 @@
 use std::io;
 use std::time::Duration;
 
+use crate::harness::Progress;
 use crate::harness::options::Stack;
 use crate::harness::report::{Report, Table, label, number};
 use crate::profile::workload::{self, Profile};
@@ -65,11 +66,13 @@ const HALF_OF_INTERRUPTS: f64 = 8.0;
 /// # Errors
 /// No namespaces; no device.
 pub fn run(time: Duration, stack: Stack) -> io::Result<Vec<Profile>> {
-    let mut found = Vec::new();
+    let (mut found, progress) = (Vec::new(), Progress::new(2));
     if stack.has_kernel() {
+        progress.show("the kernel, both directions", 0, 2);
         found.push(workload::kernel(time)?);
     }
     if stack.has_fulmar() {
+        progress.show("fulmar, both directions", 1, 2);
         found.push(workload::fulmar(time)?);
     }
     Ok(found)

@@ -16,7 +16,9 @@ user, sys     of the sending process (here its thread), for ten seconds of sendi
               The kernel tells user from sys by sampling, coarsely in short runs.
 machine       busy time of all CPUs; then of the sending machine, here of the one that holds both ends.
 hardware      time of the simulated device, which is not the host's and in no other column.
-verdict       by the interval's bounds: reproduced within 10 % of the published ratio.";
+verdict       by the interval's bounds: reproduced within 10 % of the published ratio; exceeded: a larger
+              gain than published; shrunk: a smaller one; gone: none. Rows of the simulated device compare
+              a model of hardware with the published machine.";
 
 /// What was published then, what it is here, what became of it, and everything that was measured for it.
 pub fn report(found: &Reproduction, outcome: Outcome) -> Report {

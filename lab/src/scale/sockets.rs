@@ -1,4 +1,4 @@
-//! Datagram sockets of one shard, and frames for them or for nobody, over a device that only hands
+//! Datagram sockets of one shard, and frames for them or for closed ports, over a device that only hands
 //! frames over.
 
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ const PAYLOAD_BYTES: usize = 18;
 const PORTS: usize = 60_000;
 /// The most sockets, for which there are addresses.
 const MOST: usize = 1_000_000;
-/// A port that nobody has.
+/// A closed port.
 const CLOSED_PORT: u16 = 65_000;
 
 const OURS: EtherAddr = EtherAddr([2, 0, 0, 0, 0, 1]);
@@ -142,7 +142,7 @@ fn syn((ip, port): (Ipv4Addr, u16)) -> io::Result<Vec<u8>> {
     frame(ip, protocol::TCP, &bytes)
 }
 
-/// A flood of packets that nobody wants.
+/// A flood of packets to a closed port.
 #[derive(Clone, Copy)]
 pub(super) enum Flood {
     /// Datagrams to a closed port, which ICMP errors answer.
@@ -220,7 +220,7 @@ impl Rig {
         Ok(spent.as_nanos() as f64 / packets.max(1) as f64)
     }
 
-    /// ns per packet to a port that nobody has, and replies per packet.
+    /// ns per packet to a closed port, and replies per packet.
     pub(super) fn refused(&mut self, flood: Flood, slice: Duration) -> io::Result<(f64, f64)> {
         let closed = (end_of(0).0, CLOSED_PORT);
         let (bytes, reason, reply) = match flood {
@@ -254,7 +254,7 @@ mod tests {
             for socket in &drawn {
                 rig.put(&datagram(end_of(*socket)).unwrap()).unwrap();
             }
-            // Some go to nobody, and the tables change between bursts.
+            // Some go to a closed port, and the tables change between bursts.
             rig.put(&datagram((end_of(0).0, CLOSED_PORT)).unwrap()).unwrap();
             let before = rig.shard.counters().drops(DropReason::UdpNoSocket);
             rig.step();

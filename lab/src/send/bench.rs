@@ -41,7 +41,7 @@ pub enum What {
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "fulmar-lab bench send [OPTIONS]",
-    after_help = "Ways: old (one 2 KiB buffer, one protocol send each, as before 2006), published
+    after_help = "Ways: old (one 2 KiB buffer, one protocol send each, as in stacks before 2006), published
 (all buffers, one copy loop, one send), ours (TcpStream::write), owned (send_owned,
 no copy), kernel_write, kernel_zerocopy; and one change at a time, only if named:
 each_4k, each_64k (larger buffers, one send each), whole_2k, whole_64k (one send).

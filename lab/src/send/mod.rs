@@ -169,7 +169,7 @@ impl AsRef<[u8]> for Given {
 impl Caller for Owned {
     fn call(&mut self, to: &Target<'_>) -> io::Result<u64> {
         let bytes = OwnedBytes::from_owner(Given(Arc::clone(&self.0)));
-        // Nobody waits for the completion, as in a program that never changes what it sends.
+        // The completion is not waited for, as in a program that never changes what it sends.
         to.stream.send_owned(bytes)?;
         Ok(self.0.len() as u64)
     }

@@ -25,7 +25,7 @@ const NEAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 2, 1);
 /// The modelled peer answers for every address; on this port it discards (RFC 863).
 const FAR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 72, 2, 2)), 9);
 
-/// An ACK per 16 KiB, whoever makes small bursts: were there one at the end of every burst, the old
+/// An ACK per 16 KiB, however small the bursts are: were there one at the end of every burst, the old
 /// way would get 32 per write of 64 KiB, and pay for them, where a kernel peer sends it ten.
 const ACKS: AckRule =
     AckRule { packets: 0, bytes: 16 << 10, wait: fulmar::base::Duration::from_millis(1) };

@@ -176,7 +176,7 @@ impl Writing<'_> {
         let mut chain = obtained.map_err(|_| SocketError::NoBuffer)?;
         let n = chain.len();
         let copied = chain.copy_from(0, &bytes[..n]);
-        debug_assert_eq!(copied, Some(n), "fresh mbufs are nobody else's");
+        debug_assert_eq!(copied, Some(n), "fresh mbufs have no other reference");
         Ok(chain)
     }
 
@@ -185,7 +185,7 @@ impl Writing<'_> {
         let mut shard = self.host.lock()?;
         match shard.tcp_append(fulmar_runtime::now(), self.id, &mut chain, more)? {
             Step::Done(()) => Ok(()),
-            // There was space, and nobody else may write.
+            // There was space, and no other thread may write.
             Step::WaitSpace(_) | Step::WaitData(_) => Err(SocketError::NoBuffer),
         }
     }

@@ -19,11 +19,11 @@ use fulmar_netns::Netns;
 pub const SECTION: usize = 256;
 /// Where the victim listens.
 pub const OPEN_PORT: u16 = 80;
-/// A port that nobody has.
+/// A closed port.
 pub const CLOSED_PORT: u16 = 81;
 /// The router of the victim: an address that the flooder claims.
 pub const ROUTER_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 0, 254);
-/// A station that is nobody's, so that the far end drops what is sent there before its IP looks at it.
+/// An unused station address, so that the far end drops what is sent there before its IP looks at it.
 const ROUTER_ETHER: EtherAddr = EtherAddr([2, 0, 0, 0, 0x72, 9]);
 /// A local experimental EtherType (IEEE 802).
 const UNCLAIMED: u16 = 0x88b5;
@@ -31,7 +31,7 @@ const UNCLAIMED: u16 = 0x88b5;
 /// What is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Frames {
-    /// SYNs under an EtherType that nobody takes.
+    /// SYNs under an unclaimed EtherType.
     Unclaimed,
     /// SYNs with the options of Linux to the open port, each from an address and port of its own.
     Syns,

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub struct Tally {
     /// SYNs that it answered with a cookie.
     pub cookies: u64,
-    /// Segments that its TCP took in (kernel), or dropped since they belong to nobody (fulmar).
+    /// Segments that its TCP took in (kernel), or dropped since they match no socket (fulmar).
     pub segments: u64,
     /// Frames that came back to the flooder's interface.
     pub answers: u64,

@@ -21,7 +21,7 @@ use fulmar_netns::VethEnd;
 
 /// Datagrams of a timed section: as many as the receiver's queue is sure to hold.
 const SECTION: usize = 256;
-/// Datagrams of a timed section where nobody has to take them away.
+/// Datagrams of a timed section where no reader has to empty a queue.
 const LONG_SECTION: usize = 4096;
 /// More than a datagram of any size that is measured.
 const ROOM_BYTES: usize = 2048;
@@ -64,7 +64,7 @@ impl Cost {
     }
 }
 
-/// Somebody who sends, and on the simulated device takes as well.
+/// A sender, which on the simulated device receives as well.
 pub trait Rig: Send {
     /// What goes before a timed section: the datagrams that it is to take are on their way.
     fn prepare(&mut self, method: Method, bytes: usize) -> io::Result<()> {
@@ -411,7 +411,7 @@ impl Rig for Kernel {
                     .try_for_each(|_| self.segmenting.send(&self.payload).map(drop))?;
                 (0..count % runs(bytes)).try_for_each(|_| self.segmenting.send(one).map(drop))
             }
-            // Nobody sends on veth but this.
+            // This is the only sender on veth.
             Method::Received | Method::ReceivedMany => Err(io::ErrorKind::Unsupported.into()),
         }
     }

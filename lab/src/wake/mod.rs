@@ -208,7 +208,7 @@ impl Device {
         !matches!(self, Device::Bare | Device::Loopback)
     }
 
-    /// Whether somebody at the other end asks questions.
+    /// Whether the other end sends requests.
     const fn takes_questions(self) -> bool {
         !matches!(self, Device::Sim)
     }

@@ -139,7 +139,7 @@ impl Place {
                 let near = Socket::fulmar(stack, SocketAddr::new(IpAddr::V4(OUR_IP), 0))?;
                 let far = Far { stack: "kernel", from: IpAddr::V4(PEER_IP), cpu: far_cpu };
                 let sample = beside(near, near_cpu, &far, &ground.site.peer_netns, load, json!({}));
-                // Between runs it is nobody's thread.
+                // Between runs no thread waits.
                 stack.set_moderation(ModerationConfig::ADAPTIVE)?;
                 sample
             }

@@ -298,7 +298,7 @@ fn question(socket: &Socket, kind: u8, tally: &mut Tally) -> io::Result<()> {
     }
 }
 
-/// Nobody answered in time, or the other end is not there yet.
+/// No answer came in time, or the other end is not there yet.
 fn is_lost(e: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, TimedOut, WouldBlock};
     matches!(e.kind(), WouldBlock | TimedOut | ConnectionRefused)
@@ -353,7 +353,7 @@ pub struct Flow {
     pub bytes: usize,
     /// For so long.
     pub time: Duration,
-    /// Nobody else needs the CPU.
+    /// No other thread needs the CPU.
     pub may_spin: bool,
 }
 

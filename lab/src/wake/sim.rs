@@ -1,4 +1,4 @@
-//! Receiving on the simulated card: what wake-ups cost where nobody but a card wakes anybody, and what
+//! Receiving on the simulated card: what wake-ups cost where only the card wakes a thread, and what
 //! its coalescing registers are worth.
 //!
 //! The hardware has a thread and a CPU of its own, on which a modelled sender keeps the rate; each

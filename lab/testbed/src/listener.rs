@@ -319,7 +319,7 @@ impl Rig {
         self.server.counters().value(counter)
     }
 
-    /// Fills the SYN queue with embryos that nobody will complete.
+    /// Fills the SYN queue with embryos that will not be completed.
     pub fn fill_syn_queue(&mut self) {
         for _ in 0..self.stat().embryo_limit {
             self.flood();

@@ -305,7 +305,7 @@ impl Device for Link {
 
     fn arm(&mut self) -> bool {
         self.shared.bells[self.side].arm();
-        // If the lane's mark is gone, whoever made room found this bell not armed yet; so did a peer
+        // If the lane's mark is gone, the consumer that freed space found this bell not armed yet; so did a peer
         // that went away.
         let is_marked = self.outward().is_blocked.load(SeqCst) && self.has_peer();
         self.inward().load().pkts() == 0 && (is_marked || !self.wants_room())
@@ -331,7 +331,7 @@ impl Device for Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.shared.is_alive[self.side].store(false, SeqCst);
-        // Frames that nobody will receive go home now, and a sleeping peer learns of it.
+        // Frames that will not be received are freed now, and a sleeping peer is woken.
         self.inward().queue().clear();
         self.shared.bells[1 - self.side].ring();
     }

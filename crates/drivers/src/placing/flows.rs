@@ -12,7 +12,7 @@ use fulmar_wire::dissect::{Headers, Transport};
 /// Flows that one device places at once; further ones are delivered as usual.
 pub const MAX_FLOWS: usize = 64;
 
-/// After so many frames without a room nobody posts any more for a flow: 64 MiB, as they come in bulk.
+/// After so many frames without a posted buffer the flow is taken to post no more: 64 MiB, as they come in bulk.
 const PATIENCE: u16 = 1024;
 
 /// Ethernet header, IP header without options, TCP header with timestamps, which nearly every

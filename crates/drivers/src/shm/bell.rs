@@ -1,8 +1,8 @@
 //! Waking the other process, and learning that it is gone.
 //!
 //! The sleeper's word in its own memory says what it wants: `epoch << 2 | wants_room << 1 | sleeps`.
-//! The epoch grows with every arming, so that whoever rings does so once per sleep. The sleeper
-//! writes the word and then looks once more for work; whoever brings work makes it visible first and
+//! The epoch grows with every arming, so that the peer rings once per sleep. The sleeper
+//! writes the word and then checks once more for work; a producer makes its work visible first and
 //! then reads the word. With full fences between the two, one of them sees the other.
 //!
 //! The bell is one byte on the Unix socket that the processes met on. An eventfd would be cheaper by
@@ -78,7 +78,7 @@ impl Bell {
         true
     }
 
-    /// Swallows the ringing. Only for whoever was rung for: a sleeper would sleep on.
+    /// Consumes the pending wake-up bytes. Only the end that they are for may: a sleeper would sleep on.
     pub fn swallow(&self) {
         let mut messages = 0;
         while messages < MESSAGES && sys::take_message(self.socket.as_fd()) {

@@ -77,7 +77,7 @@ impl Shm {
     /// Meets the other process and joins it. Waits for it as long as the configuration says.
     ///
     /// # Errors
-    /// Nobody came in time; the name cannot be used; the other process is another user's, speaks
+    /// No peer connected in time; the name cannot be used; the other process is another user's, speaks
     /// another version or offers memory that is not safe to read. The error says what to do.
     pub fn open(config: &ShmConfig) -> Result<Shm, OpenError> {
         Shm::new(meet::meet(config)?, config)
@@ -288,7 +288,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// The other process is dead, so nobody looks at them any more.
+    /// The other process is dead, so nothing reads them any more.
     fn free_all(&mut self, pool: &mut Pool) -> usize {
         if self.slots.len() == FRAMES {
             return 0;

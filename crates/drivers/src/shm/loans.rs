@@ -11,7 +11,7 @@ use super::layout::{self, FRAMES, RETURNED, SENT};
 use super::sys::{OwnMap, PeerMap};
 
 /// Frames that are kept by reference at most. Beyond, frames are copied and go back at once: so half
-/// of the sender's slots are always on their way back, and a socket that nobody reads stops no
+/// of the sender's slots are always on their way back, and a socket that is not read stalls no
 /// other.
 const MAX_FRAMES: usize = FRAMES / 2;
 

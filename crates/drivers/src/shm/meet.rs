@@ -1,4 +1,4 @@
-//! How two processes find each other and show each other their memory.
+//! The rendezvous: how two processes find each other and exchange their memory files.
 //!
 //! ```text
 //!   first end (listens)                 second end (calls)
@@ -13,9 +13,9 @@
 //! ends the link like any other end. So an end that pauses is waited for, and never leaves the other one with
 //! half a meeting.
 //!
-//! Whoever can connect is not trusted. A process that connects and says nothing keeps one of [`MAX_CALLERS`]
-//! places. A message that is no hello, a hello without a file, and a file that is not safe to read are turned
-//! away, and the listener goes on listening; the caller, who asked for this name, gets them as an error.
+//! Clients are not trusted. A client that connects and sends nothing occupies one of [`MAX_CALLERS`]
+//! slots. A message that is no hello, a hello without a file, and a file that is not safe to read are
+//! rejected, and the listener keeps listening; a client that meets such a listener gets them as an error.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -46,7 +46,7 @@ const HELLO_BYTES: usize = 36;
 /// The most memory of another process that is mapped: offsets have 32 bits.
 const MAX_BYTES: usize = u32::MAX as usize;
 
-/// Processes that have connected and said nothing yet. Beyond, the oldest is turned away, and may come again.
+/// Clients that have connected and sent nothing yet. Beyond, the oldest is disconnected; it may reconnect.
 const MAX_CALLERS: usize = 8;
 
 /// How long to wait before looking again for a process that went away, or whose queue is full.
@@ -64,12 +64,12 @@ pub struct Met {
     pub mtu: usize,
 }
 
-/// Why two processes did not get together.
+/// Why a rendezvous failed.
 #[derive(Debug)]
 enum Trouble {
-    /// The other one went away, or was nobody: look for another.
+    /// The peer went away or was not one: try again.
     Again,
-    /// It will not work.
+    /// Trying again is of no use.
     Final(OpenError),
 }
 
@@ -79,7 +79,7 @@ pub fn meet(config: &ShmConfig) -> Result<Met, OpenError> {
     loop {
         let met = match find(config, give_up)? {
             Found::Listener(socket) => call(config, socket, give_up),
-            Found::Nobody(door) => answer(config, &door, give_up),
+            Found::Unclaimed(rendezvous) => answer(config, &rendezvous, give_up),
         };
         match met {
             Ok(met) => return Ok(met),
@@ -103,14 +103,14 @@ pub fn meet_oneself(config: &ShmConfig) -> Result<(Met, Met), OpenError> {
     match (first, second) {
         (Ok(a), Ok(b)) => Ok((a, b)),
         (Err(Trouble::Final(e)), _) | (_, Err(Trouble::Final(e))) => Err(e),
-        _ => Err(nobody(config)),
+        _ => Err(timed_out(config)),
     }
 }
 
 /// A moment before the next try; an error if the time is over.
 fn pause(config: &ShmConfig, give_up: Option<Instant>) -> Result<(), OpenError> {
     if give_up.is_some_and(|at| Instant::now() >= at) {
-        return Err(nobody(config));
+        return Err(timed_out(config));
     }
     std::thread::sleep(RETRY);
     Ok(())
@@ -126,32 +126,32 @@ fn failed(config: &ShmConfig, e: io::Error, advice: &str) -> OpenError {
     OpenError::new(format!("cannot open shm:{}", config.name), e, advice)
 }
 
-fn nobody(config: &ShmConfig) -> OpenError {
+fn timed_out(config: &ShmConfig) -> OpenError {
     let e = io::Error::from_raw_os_error(libc::ETIMEDOUT);
     failed(config, e, "start the other process with the same name")
 }
 
-/// Who was found under the name.
+/// The outcome of a look-up of the name.
 enum Found {
     /// A process that listens. The socket is connected to it.
     Listener(OwnedFd),
-    /// Nobody, so this process listens.
-    Nobody(Door),
+    /// No listener, so this process is the listener.
+    Unclaimed(Rendezvous),
 }
 
-/// Where this process listens.
-struct Door {
+/// The socket on which this process listens for its peer.
+struct Rendezvous {
     listener: OwnedFd,
     _bound: Bound,
 }
 
-/// Connects to who is there already, or becomes who is there.
+/// Connects to the listener of this name, or becomes it.
 fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<Found, OpenError> {
     let is_abstract = is_abstract(config);
     let naming = |e| failed(config, e, NAMES);
     let address = Address::new(&config.name, is_abstract).map_err(naming)?;
     loop {
-        // One at a time, or a path that somebody just bound would be taken for a left-over.
+        // One at a time, or a path that another process has just bound would be taken for a stale one.
         let lock = match (!is_abstract).then(|| lock_directory(&config.name)).transpose() {
             // Any user who may look into a directory may lock it, and need not let go.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -189,9 +189,9 @@ fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<Found, OpenError
             Ok(()) => {
                 let bound = Bound { path: (!is_abstract).then(|| config.name.clone()) };
                 (config.on_wait)(&config.name);
-                return Ok(Found::Nobody(Door { listener: socket, _bound: bound }));
+                return Ok(Found::Unclaimed(Rendezvous { listener: socket, _bound: bound }));
             }
-            // Somebody was faster and is about to listen.
+            // Another process was faster and is about to listen.
             Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_abstract => {
                 pause(config, give_up)?;
             }
@@ -205,11 +205,11 @@ fn is_abstract(config: &ShmConfig) -> bool {
     !config.name.contains('/')
 }
 
-/// Whether anybody may take this name: an abstract one has no permissions, nor has one in a directory where
-/// everybody may write. Who is met by such a name must be the same user.
-fn is_anybodys(config: &ShmConfig) -> bool {
-    let everybody = |m: Metadata| m.mode() & 0o002 != 0;
-    is_abstract(config) || fs::metadata(directory_of(&config.name)).is_ok_and(everybody)
+/// Whether any user may bind this name: an abstract one has no permissions, nor has a path in a
+/// world-writable directory. The peer's credentials are checked for such a name.
+fn is_world_writable(config: &ShmConfig) -> bool {
+    let is_writable = |m: Metadata| m.mode() & 0o002 != 0;
+    is_abstract(config) || fs::metadata(directory_of(&config.name)).is_ok_and(is_writable)
 }
 
 fn directory_of(path: &str) -> &Path {
@@ -225,7 +225,7 @@ struct Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
-            // If somebody else has removed it, so much the better.
+            // Another process may have removed it already.
             let _ = fs::remove_file(path);
         }
     }
@@ -265,18 +265,23 @@ fn wait_any(fds: &[BorrowedFd<'_>], give_up: Option<Instant>) -> io::Result<Vec<
 // The first end: it listens, and says last that the two have met. So they have met when its hello is sent, and
 // neither end gives up while the other one only pauses.
 
-/// Waits for a process that says what it is, and answers it. Whoever says nothing keeps nobody waiting, and
-/// whoever says something else is turned away.
-fn answer(config: &ShmConfig, door: &Door, give_up: Option<Instant>) -> Result<Met, Trouble> {
+/// Waits for a client's hello and answers it. A silent client does not delay the others, and a client that
+/// sends anything else is disconnected.
+fn answer(
+    config: &ShmConfig,
+    rendezvous: &Rendezvous,
+    give_up: Option<Instant>,
+) -> Result<Met, Trouble> {
     let last = |e| Trouble::Final(failed(config, e, LIMITS));
     let own = Own::create(config).map_err(Trouble::Final)?;
     let mut callers: Vec<OwnedFd> = Vec::new();
     let mut refused = None;
     loop {
-        let fds: Vec<_> = [&door.listener].into_iter().chain(&callers).map(AsFd::as_fd).collect();
+        let fds: Vec<_> =
+            [&rendezvous.listener].into_iter().chain(&callers).map(AsFd::as_fd).collect();
         let ready = wait_any(&fds, give_up).map_err(last)?;
         if !ready.contains(&true) {
-            return Err(Trouble::Final(refused.unwrap_or_else(|| nobody(config))));
+            return Err(Trouble::Final(refused.unwrap_or_else(|| timed_out(config))));
         }
         let spoken = ready.get(1..).unwrap_or_default();
         for i in (0..callers.len()).rev().filter(|i| spoken.get(*i) == Some(&true)) {
@@ -289,9 +294,9 @@ fn answer(config: &ShmConfig, door: &Door, give_up: Option<Instant>) -> Result<M
             }
         }
         if ready.first() == Some(&true) {
-            match sys::accept(door.listener.as_fd()) {
-                // Another user is turned away.
-                Ok(socket) if is_anybodys(config) && check_user(&socket).is_err() => {}
+            match sys::accept(rendezvous.listener.as_fd()) {
+                // Another user's process is disconnected.
+                Ok(socket) if is_world_writable(config) && check_user(&socket).is_err() => {}
                 Ok(socket) => callers.push(socket),
                 Err(e) if is_passing(&e) => {}
                 Err(e) => return Err(last(e)),
@@ -324,7 +329,7 @@ enum Refusal {
 /// Tells the process that listens what this one is, and waits for its answer.
 fn call(config: &ShmConfig, socket: OwnedFd, give_up: Option<Instant>) -> Result<Met, Trouble> {
     let last = |e, advice| Trouble::Final(failed(config, e, advice));
-    if is_anybodys(config) {
+    if is_world_writable(config) {
         check_user(&socket).map_err(|e| {
             last(e, "another user has taken this name; use a path in a directory of your own")
         })?;
@@ -413,7 +418,7 @@ impl Own {
         let heard = self.hear(config, socket);
         match &heard {
             Ok(_) => self.say(socket).map_err(|_| Refusal::Gone)?,
-            // If it does not get there, it has nobody to tell.
+            // A failure to send means that the peer is gone.
             Err(Refusal::Version(_)) => drop(self.say(socket)),
             Err(_) => {}
         }
@@ -447,7 +452,7 @@ fn staging_config() -> PoolConfig {
     PoolConfig { huge_pages: false, ..PoolConfig::with_budget(STAGING_BYTES) }
 }
 
-/// Whoever is met by a name that is anybody's must be the same user, or root.
+/// The peer of a world-writable name must be a process of the same user, or of root.
 fn check_user(socket: &OwnedFd) -> io::Result<()> {
     let (peer, own) = sys::users(socket.as_fd())?;
     if peer == own || peer == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EACCES)) }

@@ -25,11 +25,11 @@ fn check(result: c_int) -> io::Result<c_int> {
 
 fn owned(fd: c_int) -> io::Result<OwnedFd> {
     let fd = check(fd)?;
-    // SAFETY: the kernel just gave us this descriptor and nobody else knows it.
+    // SAFETY: the kernel has just returned this descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What must hold of a memory file before its bytes are relied on: nobody but its owner writes it,
+/// What must hold of a memory file before its bytes are relied on: only its owner can write it,
 /// and it never gets shorter.
 const SEALS: c_int =
     libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
@@ -58,7 +58,7 @@ impl Map {
         let front = raw.align_offset(SLAB_BYTES);
         let base = raw.wrapping_byte_add(front);
         let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        // SAFETY: [base, base + bytes) lies inside the mapping made above, which nobody else knows,
+        // SAFETY: [base, base + bytes) lies inside the mapping made above, which nothing else refers to,
         // and so do the two cuts around it.
         let mapped = unsafe {
             let mapped = libc::mmap(base, bytes, access, flags, file.as_raw_fd(), 0);
@@ -100,7 +100,7 @@ const PAGE_BYTES: usize = 4096;
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: made in `new`; whoever uses the memory holds this mapping.
+        // SAFETY: made in `new`; every user of the memory holds this mapping.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
@@ -146,7 +146,7 @@ impl OwnMap {
         assert!(at <= self.0.bytes && bytes <= self.0.bytes - at, "slabs outside the memory");
         // SAFETY: inside the mapping, which `self` keeps; zero pages of a file are initialised. The
         // rings lie before `at`, and each range is given away once (`shm/meet.rs`). The file is
-        // sealed, so nobody else writes it.
+        // sealed, so no other process writes it.
         unsafe {
             let base = self.0.base.add(at);
             Backing::new(base, bytes, Arc::clone(self) as Arc<_>)
@@ -499,7 +499,7 @@ mod attacks {
     /// Whether a mapping of the peer's memory can be given the right to write.
     pub fn can_be_made_writable(peer: &PeerMap) -> bool {
         let both = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the mapping exists; if its rights changed, nobody would write there.
+        // SAFETY: the mapping exists; if its protection changed, nothing would write there.
         unsafe { libc::mprotect(peer.0.base.as_ptr().cast(), peer.0.bytes, both) == 0 }
     }
 

@@ -23,7 +23,7 @@ pub enum Engine {
     Thread(Thread),
 }
 
-/// The hardware and its rings, run by whoever holds them.
+/// The hardware and its rings, run by the thread that owns them.
 pub struct Inline {
     rings: Rings,
     board: Arc<Board>,
@@ -132,7 +132,7 @@ impl Engine {
         let run = move || {
             let pinned = cpu.map_or(Ok(()), crate::sys::pin_thread);
             let is_fine = pinned.is_ok();
-            // Somebody waits for it.
+            // The opener waits for it.
             let _ = tell.send(pinned);
             if is_fine {
                 worker.run();
@@ -150,7 +150,7 @@ impl Engine {
         }
     }
 
-    /// The same where nobody else works on them.
+    /// The same where no other thread works on them.
     #[inline]
     pub fn own_rings(&mut self) -> Option<&mut Rings> {
         match self {

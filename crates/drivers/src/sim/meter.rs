@@ -255,7 +255,7 @@ impl Board {
         }
     }
 
-    /// The hardware's thread is about to sleep: whoever brings work from now on wakes it.
+    /// The hardware's thread is about to sleep: a producer of work wakes it from now on.
     pub fn fall_asleep(&self) {
         self.is_asleep.store(true, SeqCst);
     }

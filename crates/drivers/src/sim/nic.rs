@@ -367,8 +367,8 @@ fn harvest_placed(
     Err(DropReason::NoBuffer)
 }
 
-/// A frame that would keep several times its own memory, and is short enough to be copied for less
-/// than that costs somebody.
+/// A frame that would keep several times its own memory, and is short enough that a copy is cheaper
+/// than the memory.
 fn is_wasteful(m: &Mbuf) -> bool {
     let (bytes, storage) = (m.len(), m.storage_bytes());
     bytes <= COPY_SMALL_BYTES && storage > COPY_SMALL_BYTES
@@ -460,7 +460,7 @@ impl SimNic {
         counters: &mut Counters,
     ) -> usize {
         self.stats.tx_refusals += 1;
-        // Before the second look: whoever makes room later then knows that somebody waits.
+        // Before the second attempt: the hardware then wakes the sender when it frees descriptors.
         self.engine.set_blocked(true);
         let latest = self.engine.latest(now);
         self.driver.reap(&mut self.engine.rings().tx, latest, pool);

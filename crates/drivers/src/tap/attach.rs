@@ -56,7 +56,7 @@ pub fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<String, Ope
 /// and they are wanted; answers also whether it can.
 ///
 /// An interface that can have more would let another program in, so a new one is asked for exclusively, and
-/// one that is there already must be nobody's. (Two programs that ask for such a one in the same instant
+/// one that is there already must be unused. (Two programs that ask for such a one in the same instant
 /// both get it, and share what comes.)
 pub fn attach_alone(
     file: &File,

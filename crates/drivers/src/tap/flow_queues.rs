@@ -10,7 +10,7 @@
 //! On one queue a read has to guess whose frame comes next. Where that fails because flows with posted
 //! buffers, or others beside one, come mixed, a flow gets a queue: a program in the kernel
 //! ([`crate::steering`]) looks it up in a map. The TAP decides that by itself, from what it sees
-//! ([`Table::note`]); whoever uses the device sees nothing but fewer misses.
+//! ([`Table::note`]); the user of the device sees nothing but fewer misses.
 //!
 //! **Order.** A flow that *joins* its queue may have frames in the main one, so its own is read from when
 //! the main one was found empty, or so many frames came from there as a queue holds. A flow that *leaves*
@@ -20,17 +20,17 @@
 //!
 //! **Holding.** A flow that has just filled its rooms is not read for [`table::HOLD`], or until it has rooms
 //! again: its reader is about to post some, and frames that came before would have to be copied. Meanwhile
-//! its queue wakes nobody; [`Table::next_deadline`] says when it is due. If no rooms come, [`table::SIP`] is
+//! its queue wakes no thread; [`Table::next_deadline`] says when it is due. If no rooms come, [`table::SIP`] is
 //! read, then it is held again. More at once would bring what no buffer is posted for faster than its
 //! reader can take it away, and as long as some of it is left no buffer can be offered to the device: a
 //! reader who turns to two flows in turn would never come out of that. The price: a reader who no longer
 //! posts gets no more than that until the queue is taken away ([`table::BARE`]).
 //!
 //! **Sleepers** poll a number that stands for the main queue, and for an epoll descriptor of all queues
-//! from when the first one is opened. Somebody may sleep on what it stood for before. So the map stays
-//! empty until somebody has armed the device since, who is the one that sleeps on it now; or [`HEARD`]
-//! frames came by the main queue, each of which woke whoever slept there; or at once if nobody has ever
-//! armed it.
+//! from when the first one is opened. A thread may sleep on what it stood for before. So the map stays
+//! empty until the device has been armed since, by the thread that sleeps on it now; or [`HEARD`]
+//! frames came by the main queue, each of which woke the thread that slept there; or it is filled at once
+//! if the device has never been armed.
 //!
 //! Bounds: [`MOST`] queues. Opened when they are first needed, kept to the end of the device: closing one
 //! would give its number to another one. Cost: nothing while no flow has a queue; then a read per queue
@@ -50,14 +50,14 @@ use table::{Kernel, Table};
 
 /// Most queues for flows of one TAP.
 const MOST: usize = 16;
-/// Frames after which nobody sleeps any more on what they slept on before.
+/// Frames after which no thread sleeps on the former descriptor any more.
 const HEARD: usize = 64;
 
 /// The kernel's side, once it was needed.
 struct Steering {
     map: OwnedFd,
     epoll: OwnedFd,
-    /// Frames to come by the main queue until nobody sleeps on that alone any more.
+    /// Frames to come by the main queue until no thread sleeps on that alone any more.
     unheard: usize,
     /// The epoll descriptor watches for room, too.
     wants_room: bool,
@@ -91,7 +91,7 @@ impl Kernel for Side<'_> {
 /// See the module's header.
 pub struct FlowQueues {
     pub table: Table,
-    /// Open in the network namespace of the interface, which whoever polls need not be in.
+    /// Open in the network namespace of the interface, which the polling thread need not be in.
     spare: Vec<File>,
     queues: Vec<File>,
     steering: Option<Steering>,
@@ -99,7 +99,7 @@ pub struct FlowQueues {
     wake: OwnedFd,
     most: usize,
     refused: Option<String>,
-    /// Somebody has slept on this device.
+    /// The device has been armed before.
     is_slept_on: bool,
 }
 
@@ -193,7 +193,7 @@ impl FlowQueues {
         self.table.main_gave(frames, is_empty);
     }
 
-    /// Somebody is about to sleep on what the number stands for now, and nobody else.
+    /// The one sleeper is about to sleep on what the number stands for now.
     pub fn armed(&mut self) {
         self.is_slept_on = true;
         if let Some(s) = &mut self.steering {
@@ -243,7 +243,7 @@ impl FlowQueues {
         Ok(())
     }
 
-    /// Attaches one more queue, which is nobody's.
+    /// Attaches one more queue, free.
     fn add_queue(&mut self, main: BorrowedFd<'_>) -> Result<(), String> {
         let Some(file) = self.spare.pop() else { return Ok(()) };
         let failed = |e| format!("the kernel refuses a further queue: {e}");

@@ -25,7 +25,7 @@ pub struct Interface {
 pub enum Queues {
     /// It was made for one.
     One,
-    /// It was made for several; so many are somebody's.
+    /// It was made for several; so many are in use.
     Several(u32),
 }
 
@@ -41,7 +41,7 @@ pub fn ask(name: &str) -> io::Result<Interface> {
 }
 
 /// Has packets for an interface cross at once instead of through a queueing discipline: a TAP has a
-/// queue of its own. For an interface that nobody has set up yet.
+/// queue of its own. For an interface that has not been configured yet.
 ///
 /// # Errors
 /// The system's.

@@ -14,7 +14,7 @@ impl Tap {
     ///
     /// Where this process may load a program for the kernel (CAP_BPF), the kernel sends each packet to the
     /// queue of the shard that owns its flow. Elsewhere, or with [`TapConfig::steer`] off, it sends it to
-    /// the queue that has last sent one of its flow, so that answers come back to whoever asked, and to a
+    /// the queue that has last sent one of its flow, so that answers come back to the asking shard, and to a
     /// queue of its choice if none has within three seconds; shards hand over what they get of others.
     /// [`fulmar_netdev::DeviceStats::path`] says which it is.
     ///
@@ -32,7 +32,7 @@ impl Tap {
             taps.push(Tap::set_up(file, name.clone(), a_socket(), config, queues)?);
         }
         if let Some(tap) = taps.first() {
-            // Whoever had the interface before may have left a program there.
+            // A former owner of the interface may have left a program there.
             let _ = sys::tun_set_steering(tap.file.as_fd(), None);
         }
         let steered = match (config.steer, taps.first_mut()) {

@@ -27,7 +27,7 @@ use nix::sys::epoll::EpollFlags;
 
 use super::host::{self, Failure};
 use super::poll::Owner;
-use super::{Context, canonical};
+use super::{Context, canonical, names};
 use crate::policy::{Attempt, Protocol};
 use crate::stat::{Direction, FlowStat, Refusal};
 use flow::{Flow, HostSocket};
@@ -46,6 +46,8 @@ const MOST_JOINED_BYTES: usize = 65_000;
 const ERRORS_PER_TURN: usize = 16;
 /// Flows that are looked at for one that has rested when the table is full.
 const LOOKED_AT: usize = 16;
+/// Longest question of DNS that is looked into: header, name, type and class.
+const LONGEST_QUESTION: usize = 12 + 256 + 4;
 /// Receive queue of the shard's socket, which all flows share, bytes.
 const QUEUE_BYTES: usize = 4 << 20;
 
@@ -169,6 +171,9 @@ impl Udp {
 
     /// Sends datagrams of one flow and frees them.
     fn send_out(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) {
+        if cx.settings.policy.is_some() {
+            self.refuse_names(cx, joined);
+        }
         if let Some(first) = joined.first() {
             let key = (first.src, canonical(first.dst));
             let flow = match self.find(key) {
@@ -184,6 +189,31 @@ impl Udp {
             }
         }
         joined.drain(..).for_each(|d| cx.stack.free(d.payload));
+    }
+
+    /// Answers questions for names that the policy denies, and frees them. Questions that come as a run are not
+    /// looked into: the policy decides about the connections.
+    fn refuse_names(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) {
+        joined.retain_mut(|d| {
+            if !cx.settings.mapping.is_dns(d.dst) {
+                return true;
+            }
+            let mut message = [0; LONGEST_QUESTION];
+            let n = d.payload.copy_to(0, &mut message);
+            let message = message.get(..n).unwrap_or(&[]);
+            match names::question(message) {
+                Some((name, _)) if !cx.settings.allows_name(&name) => {}
+                _ => return true,
+            }
+            cx.refuse(Refusal::Policy);
+            if let (Some(socket), Some(answer)) = (self.socket, names::refusal(message)) {
+                let answer = SendMessage::new(&answer).to(d.src).from(canonical(d.dst));
+                // One that is lost is asked for again.
+                let _ = cx.stack.udp_send_many(cx.now, socket, &[answer], true);
+            }
+            cx.stack.free(std::mem::take(&mut d.payload));
+            false
+        });
     }
 
     fn send(&mut self, cx: &mut Context<'_>, id: SlotId, datagrams: &[Datagram]) {
@@ -365,6 +395,9 @@ impl Udp {
                     sent += 1;
                 }
             }
+        }
+        if flow.is_dns && cx.settings.policy.is_some() {
+            list.iter().for_each(|r| cx.settings.names.learn(batch.bytes(r)));
         }
         let bytes: usize = list.iter().map(|r| batch.bytes(r).len()).sum();
         flow.datagrams_in += list.len() as u64;

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 
 use fulmar_gateway::config::Limits;
 use fulmar_gateway::dhcp::Lease;
+use fulmar_gateway::policy::{Attempt, Decision, Policy};
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::stat::Refusal;
 use nix::sys::socket::{
@@ -21,6 +22,7 @@ pub const TESTS: &[Test] = &[
     ("a_closed_port_of_the_host_is_reported_to_the_guest", a_closed_port_is_reported),
     ("datagrams_without_a_route_are_reported_to_the_guest", without_a_route_it_is_reported),
     ("dns_at_the_forward_address_reaches_the_resolver", dns_reaches_the_resolver),
+    ("a_policy_is_told_the_names_of_addresses_and_refuses_names", a_policy_decides_about_names),
     ("a_published_udp_port_shows_the_guest_its_client", a_published_port_shows_its_client),
     ("udp_flows_have_a_bound_and_the_oldest_gives_way", flows_have_a_bound),
     ("an_echo_request_is_answered_by_who_was_asked", an_echo_request_is_answered),
@@ -135,6 +137,54 @@ fn dns_reaches_the_resolver() {
     assert_eq!(question, b"question");
     resolver.send_to(b"answer", from).unwrap();
     assert_eq!(receive(&client).unwrap().0, b"answer");
+}
+
+struct OnlyNamed;
+
+impl Policy for OnlyNamed {
+    fn decide(&mut self, attempt: &Attempt<'_>) -> Decision {
+        let is_allowed = attempt.to.port() == 53 || attempt.names == ["good.example"];
+        if is_allowed { Decision::Allow } else { Decision::Deny }
+    }
+
+    fn decide_name(&mut self, name: &str) -> Decision {
+        if name == "good.example" { Decision::Allow } else { Decision::Deny }
+    }
+}
+
+/// The question for the address of a name of two labels.
+fn question(first: &str) -> Vec<u8> {
+    let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, first.len() as u8];
+    message.extend(first.as_bytes());
+    message.extend(b"\x07example\0\0\x01\0\x01");
+    message
+}
+
+fn a_policy_decides_about_names() {
+    let (resolver, server) = (bound("127.0.0.1"), bound(HOST));
+    let at = resolver.local_addr().unwrap();
+    let world = World::with(65520, |c| {
+        c.mapping.dns.push(ip("169.254.1.1"));
+        c.mapping.resolvers.push(at);
+        c.policy = Some(Box::new(OnlyNamed));
+    });
+    let to_server = guest_to(&world, server.local_addr().unwrap());
+    to_server.send(b"too early").unwrap();
+    assert!(receive(&to_server).is_err(), "prohibited");
+    let client = guest_to(&world, "169.254.1.1:53".parse().unwrap());
+    client.send(&question("bad")).unwrap();
+    let (refused, _) = receive(&client).unwrap();
+    assert_eq!((refused[2] & 0x80, refused[3] & 15), (0x80, 5));
+    client.send(&question("good")).unwrap();
+    let (mut answer, from) = receive(&resolver).unwrap();
+    assert_eq!(answer, question("good"), "the resolver has not heard of the other name");
+    (answer[2], answer[7]) = (0x81, 1);
+    answer.extend([192, 12, 0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 192, 0, 2, 1]);
+    resolver.send_to(&answer, from).unwrap();
+    assert_eq!(receive(&client).unwrap().0, answer);
+    let to_server = guest_to(&world, server.local_addr().unwrap());
+    to_server.send(b"now").unwrap();
+    assert_eq!(receive(&server).unwrap().0, b"now");
 }
 
 fn a_published_port_shows_its_client() {

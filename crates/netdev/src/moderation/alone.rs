@@ -1,8 +1,8 @@
 //! Frames that come alone: where to save the look that finds nothing.
 //!
-//! Who reads a descriptor until it is empty reads once in vain for each burst. Where questions and
-//! answers come one at a time that is a second system call for every frame, before anybody answers it.
-//! So once short frames have come alone for a while the device is asked for one, and nobody asks
+//! A reader that empties a descriptor reads once in vain for each burst. Where questions and
+//! answers come one at a time that is a second system call for every frame, before it is answered.
+//! So once short frames have come alone for a while the device is asked for one, and not
 //! whether there is another: the next poll, or the descriptor on which the thread sleeps, will tell.
 //! Now and then it is asked for all the same; a second frame ends it.
 

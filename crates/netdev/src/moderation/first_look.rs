@@ -1,7 +1,7 @@
 //! The look with which a wait begins: left out where it has long found nothing.
 //!
 //! A thread that answers a question and waits for the next one looks for it before it sleeps. Where
-//! whoever asks needs this very CPU, nothing can have come, and the look only delays them. On a device
+//! the sender needs this very CPU, nothing can have come, and the look only delays them. On a device
 //! whose descriptor shows what waits it can be left out: the sleep then ends at once.
 
 /// Looks in a row that found nothing, before they are left out.

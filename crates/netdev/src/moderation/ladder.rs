@@ -110,7 +110,7 @@ pub struct Rates {
 
 impl Rates {
     /// Whether frames come fast, and not one for each that is sent. Where every frame that comes is
-    /// an answer to one of ours, or asks for one, somebody waits for each of them.
+    /// an answer to one of ours, or asks for one, an end waits for each of them.
     pub fn is_flood(&self, pps: u32) -> bool {
         self.frames >= f64::from(pps) && self.frames >= 1.5 * self.sent
     }

@@ -30,7 +30,7 @@ pub const SETUP: &str = "Xeon E5-1620 v3 (3.5 GHz), a 40 Gbit/s adapter that doe
 pub const DIFFERS: &str = "Then the line was the limit and CPU was what it took; here nothing limits the \
                            rate, so each cell is the cost per KB that was measured, at 40 Gbit/s. Then \
                            offloaded meant TCP in the card, which the host did not see at all; here it means \
-                           aggregation: the host still runs TCP, on frames of 64 KiB. Nobody looks at the \
+                           aggregation: the host still runs TCP, on frames of 64 KiB. The host does not read the \
                            bytes, as netperf does not.";
 
 /// Bits per second of the published line.

@@ -1,4 +1,4 @@
-//! Meeting: an end that pauses is waited for, and a stranger keeps nobody from meeting.
+//! Rendezvous: a paused peer is waited for, and a foreign client does not block it.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -20,7 +20,7 @@ fn open(name: &str) -> JoinHandle<Result<Shm, OpenError>> {
     std::thread::spawn(move || Shm::open(&config))
 }
 
-/// A connection to whoever listens under this name, as soon as somebody does.
+/// A connection to the listener of this name, as soon as there is one.
 fn connect(name: &str) -> OwnedFd {
     let address = sys::Address::new(name, !name.contains('/')).unwrap();
     let socket = sys::socket().unwrap();
@@ -91,7 +91,7 @@ fn nobody_in_time_and_names_that_cannot_be_are_told_apart() {
     }
 }
 
-/// A path that does not exist, in the directory where everybody may write.
+/// A path that does not exist, in a world-writable directory.
 fn temporary(what: &str) -> String {
     std::env::temp_dir().join(unique(what)).to_str().unwrap().to_owned()
 }
@@ -156,7 +156,7 @@ fn another_user_who_calls_a_name_that_anybody_may_take_is_turned_away() {
             std::thread::yield_now();
         }
         if name.contains('/') {
-            // The permissions of the socket alone admit everybody.
+            // The permissions of the socket alone admit every user.
             std::fs::set_permissions(&name, std::fs::Permissions::from_mode(0o777)).unwrap();
         }
         let stranger = sys::as_another_user(|| connect(&name));
@@ -221,7 +221,7 @@ fn a_caller_that_is_turned_away_comes_again_and_meets() {
 }
 
 #[test]
-fn strangers_at_the_door_keep_nobody_from_meeting() {
+fn foreign_clients_do_not_block_the_rendezvous() {
     let name = unique("door");
     let first = open(&name);
     let (own, sealed) = sys::OwnMap::create(BYTES).unwrap();
@@ -266,7 +266,7 @@ fn strangers_at_the_door_keep_nobody_from_meeting() {
 }
 
 #[test]
-fn whoever_calls_a_stranger_is_told_so() {
+fn a_client_of_a_foreign_listener_gets_an_error() {
     let bare = sys::unsealed(BYTES);
     let (_own, sealed) = sys::OwnMap::create(BYTES).unwrap();
     let mut no_magic = hello();
@@ -286,7 +286,7 @@ fn whoever_calls_a_stranger_is_told_so() {
 }
 
 #[test]
-fn a_process_that_sends_back_the_file_that_it_was_sent_is_a_stranger() {
+fn a_peer_that_sends_back_the_received_file_is_rejected() {
     let name = unique("mirror");
     let door = listen(&name);
     let second = open(&name);

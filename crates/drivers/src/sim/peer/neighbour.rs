@@ -1,4 +1,4 @@
-//! The peer is whoever is asked for: ARP (RFC 826), neighbour discovery (RFC 4861) and echo (RFC 792,
+//! The peer answers for every address: ARP (RFC 826), neighbour discovery (RFC 4861) and echo (RFC 792,
 //! RFC 4443).
 
 use std::net::{IpAddr, Ipv6Addr};

@@ -2,7 +2,7 @@
 //!
 //! At a rate they leave when they are due, whatever the host does meanwhile: a host that is late finds
 //! them waiting, and their stamps tell by how much. Where the line has no rate, and none is asked for,
-//! a run makes a burst, so that whoever runs the hardware gets to do something else.
+//! a run makes a burst, so that the thread that runs the hardware can do other work.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a flow has one queue at most; the kernel sends a flow's packets to a queue from when it
 //! [joins](State::Joining) it until it [leaves](State::Leaving); `in_use` queues are not [free](State::Free);
-//! whoever sleeps is woken for each queue that is not free, or knows when what is held there is due.
+//! the sleeper is woken for each queue that is not free, or knows when what is held there is due.
 
 use fulmar_base::{Duration, FlowKey, Instant};
 
@@ -14,7 +14,7 @@ pub const HOLD: Duration = Duration::from_millis(1);
 pub const SIP: usize = 256 << 10;
 /// How long a queue is read that no flow has any more.
 pub const GRACE: Duration = Duration::from_millis(10);
-/// Frames that a queue holds, unless somebody has set `txqueuelen`.
+/// Frames that a queue holds, unless `txqueuelen` was set.
 pub const QUEUE_FRAMES: usize = 1000;
 /// What a mixed frame weighs against one that was placed: a flow gets a queue if more than every
 /// sixteenth is mixed, some time after the fourth.
@@ -24,7 +24,7 @@ const MOST_NEED: u64 = 16 * ENOUGH;
 
 /// What a table asks of the kernel. Queues are counted from 0; the main one is none of them.
 pub trait Kernel {
-    /// Has a queue wake whoever sleeps, or nobody. False: it could not.
+    /// Has a queue wake the sleeper, or not. False: it could not be changed.
     fn watch(&mut self, queue: usize, is_watched: bool) -> bool;
 
     /// Sends the packets of a flow to a queue of its own from now on, or to the main one again.
@@ -36,7 +36,7 @@ pub trait Kernel {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Nobody's; not read.
+    /// Of no flow; not read.
     Free,
     /// The main queue may have earlier frames: so many at most.
     Joining { ahead: usize },
@@ -71,12 +71,12 @@ impl Bare {
 struct Entry {
     flow: Option<FlowKey>,
     state: State,
-    /// It wakes nobody.
+    /// It does not wake the sleeper.
     is_held: bool,
 }
 
 impl Entry {
-    /// Has it wake nobody, or again whoever sleeps.
+    /// Stops it from waking the sleeper, or has it do so again.
     fn hold(&mut self, queue: usize, kernel: &mut impl Kernel, is_held: bool) {
         // If it fails it is tried again at the next look, which a deadline brings.
         if self.is_held != is_held && kernel.watch(queue, !is_held) {
@@ -95,7 +95,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// One queue more, which is nobody's.
+    /// One more queue, free.
     pub fn add(&mut self) {
         self.queues.push(Entry { flow: None, state: State::Free, is_held: false });
     }
@@ -105,7 +105,7 @@ impl Table {
         self.in_use > 0
     }
 
-    /// Whether a queue is nobody's.
+    /// Whether a queue is free.
     pub fn has_free(&self) -> bool {
         self.queues.iter().any(|q| q.state == State::Free)
     }
@@ -138,7 +138,7 @@ impl Table {
         Ok(true)
     }
 
-    /// Whether a queue is to be read in its turn. If not, nobody is woken for it.
+    /// Whether a queue is to be read in its turn. If not, it wakes no thread.
     pub fn is_due(
         &mut self,
         queue: usize,
@@ -167,7 +167,7 @@ impl Table {
         !bare.is_held(now)
     }
 
-    /// A flow has rooms again: whoever sleeps may come for what is held.
+    /// A flow has rooms again: the sleeper may read what is held.
     pub fn placed(&mut self, flow: &FlowKey, kernel: &mut impl Kernel) {
         for (queue, q) in self.queues.iter_mut().enumerate() {
             if q.flow == Some(*flow) {
@@ -205,7 +205,7 @@ impl Table {
         if now.since(since) < GRACE {
             return;
         }
-        // What may come yet lies there until the queue is used again, and wakes nobody.
+        // What may come yet lies there until the queue is used again, and wakes no thread.
         q.hold(queue, kernel, true);
         *q = Entry { flow: None, state: State::Free, is_held: false };
         self.in_use -= 1;
@@ -244,7 +244,7 @@ impl Table {
         self.need >= ENOUGH
     }
 
-    /// Nobody can use a queue, or none is left: to be seen again later.
+    /// No flow can use a queue, or none is left: to be tried again later.
     pub fn not_now(&mut self) {
         self.need = 0;
     }

@@ -145,7 +145,7 @@ impl Slots {
     fn push(&mut self, slot: usize, operation: squeue::Entry) {
         let operation = operation.user_data(slot as u64);
         // SAFETY: the operation names one slot, which is mapped until no operation is under way, and
-        // nobody reads or writes it until the operation is complete (quiet).
+        // it is not read or written until the operation is complete (quiet).
         let pushed = unsafe { self.ring.submission().push(&operation) };
         assert!(pushed.is_ok(), "the ring has an entry for every slot");
         self.results[slot] = PENDING;
@@ -182,7 +182,7 @@ impl Drop for Slots {
             return;
         }
         // At once: when the ring goes, the kernel lets go of the descriptor somewhat later, and a
-        // device is there as long as somebody has it.
+        // the device exists while a descriptor of it is open.
         let _ = self.ring.submitter().unregister_files();
         if !self.is_broken() {
             let bytes = self.bytes();

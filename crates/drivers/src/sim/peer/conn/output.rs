@@ -309,7 +309,7 @@ fn seal(buf: &mut HeaderBuf, ends: &Ends, l4_bytes: usize, payload: usize) {
     }
 }
 
-/// Resets whoever sent a segment for no connection (RFC 9293 section 3.10.7.1).
+/// Answers a segment for no connection with a reset (RFC 9293 section 3.10.7.1).
 pub fn refuse(ends: &Ends, at: Instant, h: &Header, seen: &Headers, out: &mut Out<'_>) {
     if h.flags.contains(Flags::RST) || !out.has_space() {
         return;
