@@ -9,7 +9,7 @@ mod wire;
 
 use std::sync::Arc;
 
-use fulmar_base::SlotId;
+use fulmar_base::{NoProbe, SlotId};
 use fulmar_models::Model;
 use fulmar_socket::{Ready, SocketError};
 
@@ -24,7 +24,7 @@ pub const MODELS: &[&[Model]] = &[baton::MODELS, handoff::MODELS, inbox::MODELS,
 /// A stack over a wire, with a datagram socket at each port.
 #[derive(Clone)]
 struct World {
-    host: Arc<Host>,
+    host: Arc<Host<NoProbe>>,
     wire: Arc<Wire>,
     sockets: [SlotId; PORTS.len()],
 }
@@ -39,13 +39,13 @@ impl World {
     }
 }
 
-fn bind(host: &Host, port: u16) -> SlotId {
+fn bind(host: &Host<NoProbe>, port: u16) -> SlotId {
     let to = (wire::OWN, port).into();
     host.call(|shard, _| shard.udp().bind(to, Default::default())).expect("a socket")
 }
 
 /// What a program's thread does that reads from a socket.
-fn read(host: &Host, socket: SlotId) -> Result<(), SocketError> {
+fn read(host: &Host<NoProbe>, socket: SlotId) -> Result<(), SocketError> {
     let receive = |shard: &mut WatchedShard, _| shard.udp().receive(socket);
     let d = host.wait(socket, Ready::READABLE, Limit::Forever, receive)?;
     host.call(|shard, _| Ok(shard.free(d.payload)))
