@@ -51,7 +51,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Gateway(args) => gateway::run(args),
         Command::Completions(args) => manual::completions(args, Line::command()),
-        Command::Man(args) => manual::man(args, Line::command()),
+        Command::Man(args) => manual::man(args, [Line::command(), gateway::pasta_command()]),
     };
     exit("fulmar", outcome)
 }

@@ -33,11 +33,12 @@ pub fn completions(args: &CompletionArgs, mut command: clap::Command) -> Outcome
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the man pages of `command`.
-pub fn man(args: &ManArgs, command: clap::Command) -> Outcome<ExitCode> {
+/// Writes the man pages of commands.
+pub fn man<const N: usize>(args: &ManArgs, commands: [clap::Command; N]) -> Outcome<ExitCode> {
     let directory = &args.directory;
-    let written = std::fs::create_dir_all(directory)
-        .and_then(|()| clap_mangen::generate_to(command, directory));
+    let written = std::fs::create_dir_all(directory).and_then(|()| {
+        commands.into_iter().try_for_each(|c| clap_mangen::generate_to(c, directory))
+    });
     written.map_err(|e| Failure::file("cannot write the man pages to", directory, &e))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -141,8 +141,13 @@ impl Auto {
             let mut wanted = publishable(table, &BTreeSet::new());
             // As pasta(1): the UDP ports of the numbers of TCP ports, too.
             wanted.extend(&self.tcp_published);
-            // TODO(issue 16): the loop publishes no UDP ports while it runs.
-            update(&mut self.udp_published, wanted, |_, on| !on);
+            update(&mut self.udp_published, wanted, |f, on| match on {
+                true => handle.publish_udp(f).is_ok(),
+                false => {
+                    handle.unpublish_udp(f);
+                    true
+                }
+            });
         }
         self.look_at_host();
     }
