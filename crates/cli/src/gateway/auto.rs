@@ -90,6 +90,10 @@ pub struct Auto {
     pub udp: Option<Table>,
     /// Ports of the host that the guest's loopback gets.
     pub tcp_ns: Option<Table>,
+    /// Ports of the host and of the guest that the options publish already: what listens there is the gateway.
+    pub given_host: BTreeSet<u16>,
+    /// See `given_host`.
+    pub given_guest: BTreeSet<u16>,
     /// The thread in the guest's namespace, which makes listeners there.
     pub guest: Option<Splicer>,
     /// The thread that connects from the host's namespace.
@@ -126,7 +130,8 @@ impl Auto {
     }
 
     fn look(&mut self, handle: &mut Handle<'_>) {
-        let of_host: BTreeSet<u16> = self.tcp_ns_published.iter().map(|(port, _)| *port).collect();
+        let mut of_host = self.given_guest.clone();
+        of_host.extend(self.tcp_ns_published.iter().map(|(port, _)| *port));
         if let Some(table) = &mut self.tcp {
             let wanted = publishable(table, &of_host);
             update(&mut self.tcp_published, wanted, |f, on| match on {
@@ -158,7 +163,7 @@ impl Auto {
         else {
             return;
         };
-        let wanted = publishable(table, &self.tcp_published);
+        let wanted = publishable(table, &(&self.tcp_published | &self.given_host));
         self.tcp_ns_published.retain(|(port, listeners)| {
             let stays = wanted.contains(port);
             if !stays {

@@ -98,8 +98,7 @@ pub fn serve(
     let pcap = plan.process.pcap.as_deref().map(create).transpose()?;
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
     let last_words = wait::last_words().during("cannot open the pipe for the summary")?;
-    let mut auto = Auto::default();
-    auto.tcp_ns = (plan.ports.tcp_ns == PortSpec::Auto).then(Table::tcp);
+    let mut auto = start_auto(plan);
 
     let netns = target.attach().map_err(say)?;
     let identity = runas::wanted(plan.process.runas.as_deref()).map_err(Failure::new)?;
@@ -192,6 +191,16 @@ fn make_interface(
         device = devices::capture(device, file);
     }
     Ok(device)
+}
+
+/// What `auto` knows in the host's namespace.
+fn start_auto(plan: &Plan) -> Auto {
+    let given = |spec: &PortSpec| spec.forwards().iter().map(|f| f.from).collect();
+    let mut auto = Auto::default();
+    auto.tcp_ns = (plan.ports.tcp_ns == PortSpec::Auto).then(Table::tcp);
+    auto.given_host = given(&plan.ports.tcp);
+    auto.given_guest = given(&plan.ports.tcp_ns);
+    auto
 }
 
 fn open_guest_tables(plan: &Plan, netns: &Netns, auto: &mut Auto) -> io::Result<()> {
