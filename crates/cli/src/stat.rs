@@ -425,8 +425,8 @@ sockets
   udp    UNCONNECTED       0       0  0.0.0.0:53          -
 
 drops
-  packets  room  reason         why
-        3  udp   udp_no_socket  No socket.
+  packets  layer  reason         why
+        3  udp    udp_no_socket  No socket.
 
 buffers
   budget_bytes  268435456 (256.00 MiB)
