@@ -16,7 +16,7 @@ use crate::tcp::Tcp;
 
 impl<P: Probe> Shard<P> {
     /// First step of a turn: space and storage for as much of `rest` as has room. Wait for
-    /// `WRITABLE` and repeat. Between [`Shard::tcp_lock_send`] and [`Shard::sendfile_end`].
+    /// `WRITABLE` and repeat. Between [`TcpEntry::lock_send`](crate::TcpEntry::lock_send) and [`Shard::sendfile_end`].
     ///
     /// # Errors
     /// Why the connection takes no more.
