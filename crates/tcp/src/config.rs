@@ -1,5 +1,6 @@
 //! Configuration of a connection: each option with its default and the reason for it.
 
+use crate::CongestionControl;
 use fulmar_base::Duration;
 
 /// Configuration of a connection. Every Tcb holds a copy. Options that can change during the
@@ -53,6 +54,8 @@ pub struct Config {
     pub timestamps: bool,
     /// Offer selective acknowledgements (RFC 2018). Default on.
     pub sack: bool,
+    /// Congestion control. Default CUBIC, as Linux.
+    pub congestion: CongestionControl,
 }
 
 impl Default for Config {
@@ -74,6 +77,7 @@ impl Default for Config {
             cork_timeout: Duration::from_millis(200),
             timestamps: true,
             sack: true,
+            congestion: CongestionControl::Cubic,
         }
     }
 }

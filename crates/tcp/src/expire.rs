@@ -79,7 +79,7 @@ impl Tcb {
         }
         self.adopt_pending_mtu();
         self.rtt.back_off();
-        self.cubic.on_syn_lost();
+        self.congestion.on_syn_lost();
         self.due.syn = true;
         Events::NONE
     }

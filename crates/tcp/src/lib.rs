@@ -1,5 +1,6 @@
 //! The TCP engine: RFC 9293 with window scaling and timestamps (RFC 7323), selective
-//! acknowledgements (RFC 2018, RFC 6675), CUBIC (RFC 9438) and the defences of RFC 5961.
+//! acknowledgements (RFC 2018, RFC 6675), congestion control (CUBIC of RFC 9438, NewReno) and the
+//! defences of RFC 5961.
 //!
 //! A [`Tcb`] is a state machine. Inputs: segments, time and user calls. Outputs: segments (through
 //! [`Emit`]), deadlines and [`Events`]. No I/O, no clock, no lock, no randomness, no callback but
@@ -34,9 +35,9 @@ extern crate alloc;
 mod arith;
 mod challenge;
 mod config;
+mod congestion;
 mod contract;
 mod cookie;
-mod cubic;
 mod embryo;
 mod expire;
 mod info;
@@ -55,6 +56,7 @@ mod user;
 mod window;
 
 pub use config::Config;
+pub use congestion::CongestionControl;
 pub use contract::{
     ConnError, Emit, EmitError, Env, Events, HEADROOM, IcmpError, PathInfo, SegmentOut, Sent,
     State, WindowBudget,

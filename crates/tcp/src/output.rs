@@ -78,7 +78,7 @@ impl Tcb {
         if self.flight() == 0 && self.has_unsent() {
             let idle = env.now.since(self.times.last_sent_at);
             if idle > self.rtt.rto() && self.is_synchronized() {
-                self.cubic.on_idle();
+                self.congestion.on_idle();
                 self.times.last_sent_at = env.now;
             }
         }

@@ -139,7 +139,7 @@ impl Tcb {
     }
 
     fn may_retransmit(&self) -> bool {
-        let space = self.cubic.cwnd().saturating_sub(self.pipe());
+        let space = self.congestion.cwnd().saturating_sub(self.pipe());
         self.recovery.first_due || space >= self.smss()
     }
 
@@ -189,7 +189,7 @@ impl Tcb {
             dupacks: self.recovery.dupacks,
             first_due: true,
         };
-        self.cubic.on_congestion();
+        self.congestion.on_loss();
         self.times.timed = None;
         counters.count(Counter::TcpFastRetransmits);
     }
@@ -226,11 +226,7 @@ impl Tcb {
     /// everything not on the scoreboard counts as lost.
     pub(crate) fn enter_loss(&mut self, counters: &mut Counters) {
         let is_repeated = self.rtt.backoff() > 0;
-        if is_repeated {
-            self.cubic.on_repeated_timeout();
-        } else {
-            self.cubic.on_timeout();
-        }
+        self.congestion.on_timeout(is_repeated);
         // The peer may renege on SACKed data (RFC 2018 section 8). It has reneged if it SACKed the
         // byte at `snd_una`. After a second time-out reneging is assumed.
         if is_repeated || self.sacked.lowest() == Some(self.snd_una) {

@@ -20,8 +20,8 @@
 //! FIN); `rcv_nxt <= rcv_adv`, which never moves left; `last_ack_sent <= rcv_nxt`.
 
 use crate::arith::div_rem;
+use crate::congestion::Congestion;
 use crate::contract::{ConnError, PathInfo, State};
-use crate::cubic::Cubic;
 use crate::input::icmp::PathMtuDiscovery;
 use crate::keepalive::Keepalive;
 use crate::recovery::Recovery;
@@ -250,7 +250,7 @@ pub struct Tcb {
     pub(crate) sack_on: bool,
     pub(crate) rtt: Rtt,
     pub(crate) times: EventTimes,
-    pub(crate) cubic: Cubic,
+    pub(crate) congestion: Congestion,
     pub(crate) sacked: Scoreboard,
     pub(crate) recovery: Recovery,
     pub(crate) tuning: Tuning,
@@ -365,7 +365,11 @@ impl Tcb {
                 last_received_at: now,
                 last_sent_at: now,
             },
-            cubic: Cubic::new(u32::from(DEFAULT_MSS), cfg.initial_window_segments),
+            congestion: Congestion::new(
+                cfg.congestion,
+                u32::from(DEFAULT_MSS),
+                cfg.initial_window_segments,
+            ),
             sacked: Scoreboard::new(),
             recovery: Recovery::new(),
             tuning: Tuning::default(),
@@ -440,7 +444,7 @@ impl Tcb {
         let mss = segment.saturating_sub(self.usual_option_bytes());
         self.mss = u32::try_from(mss).unwrap_or(u32::from(u16::MAX));
         self.super_bytes = self.super_segment_bytes(mss);
-        self.cubic.set_mss(self.mss, self.cfg.initial_window_segments);
+        self.congestion.set_mss(self.mss, self.cfg.initial_window_segments);
     }
 
     /// Payload of the largest super-segment, bytes: whole segments, the IP packet at most 65535.

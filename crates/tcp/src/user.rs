@@ -1,9 +1,9 @@
 //! User calls, made by `socket` under the shard lock.
 
-use crate::Tcb;
 use crate::contract::{ConnError, Env, State};
 use crate::tcb::ResetDue;
 use crate::timers::Timer;
+use crate::{CongestionControl, Tcb};
 use fulmar_base::{Duration, FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{Pool, RecvQueue, SendQueue};
 
@@ -257,6 +257,17 @@ impl Tcb {
     /// TCP_USER_TIMEOUT as set.
     pub fn user_timeout(&self) -> Option<Duration> {
         self.user.timeout
+    }
+
+    /// TCP_CONGESTION: the congestion control of this connection, at any time. The window and the
+    /// slow start threshold stay.
+    pub fn set_congestion(&mut self, which: CongestionControl) {
+        self.congestion.switch_to(which);
+    }
+
+    /// The congestion control in effect.
+    pub fn congestion(&self) -> CongestionControl {
+        self.congestion.which()
     }
 
     /// TCP_NODELAY: disables Nagle's algorithm (true). Call output afterwards.

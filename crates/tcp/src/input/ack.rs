@@ -2,6 +2,7 @@
 
 use super::Segment;
 use crate::Tcb;
+use crate::congestion::Ack;
 use crate::contract::{Env, Events, State};
 use crate::recovery::Mode;
 use crate::tcb::ResetDue;
@@ -117,14 +118,17 @@ impl Tcb {
         let used = before < self.send_marks.cwnd_limited_end;
         let mode = self.recovery.mode;
         self.recover_on_ack(moved);
+        let srtt = self.rtt.srtt();
         match mode {
-            Mode::Open if used => self.cubic.on_ack(moved, env.now, self.rtt.srtt()),
+            Mode::Open if used => {
+                self.congestion.on_ack(&Ack { now: env.now, acked: moved, srtt });
+            }
             // Most of what an ACK covers after a time-out left the network long ago. RFC 3465
             // section 2.3 counts at most one segment per ACK. Here it is two, because receivers
             // that coalesce segments send fewer ACKs.
             Mode::Loss => {
                 let most = u64::from(self.mss).saturating_mul(2);
-                self.cubic.on_ack(moved.min(most), env.now, self.rtt.srtt());
+                self.congestion.on_ack(&Ack { now: env.now, acked: moved.min(most), srtt });
             }
             _ => {}
         }

@@ -91,7 +91,7 @@ impl Tcb {
         let edge = self.snd_una.saturating_add(self.snd_wnd);
         SendSpace {
             window: edge.saturating_sub(self.snd_nxt),
-            congestion: self.cubic.cwnd().saturating_sub(self.pipe()),
+            congestion: self.congestion.cwnd().saturating_sub(self.pipe()),
         }
     }
 
@@ -190,7 +190,7 @@ impl Tcb {
     /// (Linux: TSO deferral). Only while at least three quarters of the window are in flight, so
     /// that ACKs are sure to come.
     fn defers_small_part(&self, whole: u64, want: u64) -> bool {
-        let window = self.cubic.cwnd().min(self.snd_wnd);
+        let window = self.congestion.cwnd().min(self.snd_wnd);
         let threshold = (self.super_bytes as u64 / 2).min(window / 4).min(want);
         whole < threshold && self.flight() > 0 && !self.due.probe
     }
@@ -207,8 +207,8 @@ impl Tcb {
     /// After output: records whether the connection is cwnd-limited (RFC 9438 section 5.8: cwnd
     /// grows only then).
     pub(crate) fn record_cwnd_limited(&mut self) {
-        let cwnd = self.cubic.cwnd();
-        let starting = self.cubic.in_slow_start() && self.flight().saturating_mul(2) >= cwnd;
+        let cwnd = self.congestion.cwnd();
+        let starting = self.congestion.in_slow_start() && self.flight().saturating_mul(2) >= cwnd;
         if starting || self.is_cwnd_limited() {
             self.send_marks.cwnd_limited_end = self.snd_nxt;
         }

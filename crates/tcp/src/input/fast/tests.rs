@@ -258,7 +258,7 @@ impl Endpoint {
             t.send.limit(),
         );
         let times = (t.times, t.timers, t.persisting, t.ts, t.rtt, t.challenge);
-        let windows = (t.cubic, &t.sacked, t.recovery, t.tuning, t.recv_tuning, self.window);
+        let windows = (t.congestion, &t.sacked, t.recovery, t.tuning, t.recv_tuning, self.window);
         let asked = (t.due, t.user, t.errors, t.retransmits, t.mss, t.super_bytes);
         format!(
             "{:?} {send:?} {fin:?} {receive:?} {pushed:?} {queues:?} {times:?} {windows:?} {asked:?} \
