@@ -160,6 +160,8 @@ counters! {
     TcpSynCookiesValid, "tcp_syncookies_valid";
     /// Embryonic connections evicted by a later SYN.
     TcpEmbryosReplaced, "tcp_embryos_replaced";
+    /// Embryonic connections given up because no answer to their SYN,ACK came.
+    TcpEmbryosExpired, "tcp_embryos_expired";
     /// Resets sent.
     TcpResetsOut, "tcp_resets_out";
     /// Resets in reply to segments without a connection that the rate limit suppressed.

@@ -148,6 +148,7 @@ fn listener(l: &ListenerStat) -> Map<String, Value> {
         "cookies_valid": l.cookies_valid,
         "cookies_failed": l.cookies_failed,
         "embryos_replaced": l.embryos_replaced,
+        "embryos_expired": l.embryos_expired,
         "syns_dropped": l.syns_dropped,
         "acks_dropped": l.acks_dropped,
     });

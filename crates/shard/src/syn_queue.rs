@@ -119,6 +119,8 @@ pub struct ListenerStat {
     pub cookies_failed: u64,
     /// Embryos replaced by a later one.
     pub embryos_replaced: u64,
+    /// Embryos given up because no answer to their SYN,ACK came.
+    pub embryos_expired: u64,
     /// SYNs dropped: full accept queue or queue of pending connections, limits of the source address, no socket left.
     pub syns_dropped: u64,
     /// ACKs at the end of a handshake dropped for the same reasons.
@@ -142,6 +144,7 @@ impl ListenerStat {
             cookies_valid: self.cookies_valid + other.cookies_valid,
             cookies_failed: self.cookies_failed + other.cookies_failed,
             embryos_replaced: self.embryos_replaced + other.embryos_replaced,
+            embryos_expired: self.embryos_expired + other.embryos_expired,
             syns_dropped: self.syns_dropped + other.syns_dropped,
             acks_dropped: self.acks_dropped + other.acks_dropped,
         }

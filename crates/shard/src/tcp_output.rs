@@ -2,7 +2,7 @@
 
 use fulmar_base::{Counter, Counters, Instant, Probe, SlotId};
 use fulmar_ip::{Template, Traffic};
-use fulmar_tcp::Sent;
+use fulmar_tcp::{Sent, State};
 
 use crate::layers::Core;
 use crate::net::{Net, TcpEmit};
@@ -111,6 +111,8 @@ impl Tcp {
         let Ok(entry) = sockets.tcp(id) else { return };
         entry.timer = None;
         let events = entry.tcb.on_timer(&mut net.env(now));
+        let is_expired_embryo = entry.embryonic && entry.tcb.state() == State::Closed;
+        let listener = entry.parent.filter(|_| is_expired_embryo);
         note_path_mtu(&mut net.ip, now, entry);
         self.posted.list(id, &mut entry.posted);
         if entry.tcb.wants_output() {
@@ -120,7 +122,17 @@ impl Tcp {
         } else if let Some(at) = entry.tcb.next_deadline() {
             entry.timer = Some(wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
         }
+        if let Some(listener) = listener {
+            count_expired_embryo(listener, core);
+        }
         self.handle_events(now, id, events, core);
+    }
+}
+
+fn count_expired_embryo<P: Probe>(listener: SlotId, core: &mut Core<P>) {
+    core.net.counters.count(Counter::TcpEmbryosExpired);
+    if let Ok(l) = core.sockets.listener(listener) {
+        l.syn_queue.counts.embryos_expired += 1;
     }
 }
 

@@ -107,8 +107,8 @@ impl World {
     /// A listener that answers with SYN cookies keeps nothing of a connection. Where the ACK that carries the
     /// cookie back is lost, and whatever else the peer sends until the cookie is too old, the peer waits or
     /// is reset, without a fault of either end. So with an embryo that was not reached until it was given up, 7 s
-    /// after its SYN: a forged neighbour or a station that pauses or left can stand in the way for longer, and so can a
-    /// full queue.
+    /// after its SYN: a forged neighbour, a station that pauses or left, or the full queue of a narrow link can stand
+    /// in the way for longer.
     pub(super) fn watch_handshakes(&mut self) {
         let s = &self.scenario;
         let queue_secs =
@@ -119,11 +119,14 @@ impl World {
         let has = |f| s.swarm.features.has(f);
         let is_hard = has(Feature::SmallPools) || has(Feature::ClockJumps);
         let loses = s.may_be_absent() || is_cut_off || is_hard;
-        if !loses || !s.case.is_swarm {
+        if !s.case.is_swarm {
             return;
         }
-        let cookies = |side: &Side| side.shard.counters().value(Counter::TcpSynCookiesSent);
-        let forgets = self.sides.each_ref().map(|side| is_cut_off || cookies(side) > 0);
+        let counted = |side: &Side, counter| side.shard.counters().value(counter) > 0;
+        let forgets = self.sides.each_ref().map(|side| {
+            counted(side, Counter::TcpEmbryosExpired)
+                || loses && counted(side, Counter::TcpSynCookiesSent)
+        });
         for flow in 0..s.flows.len() {
             if self.ends[2 * flow].error.is_none() {
                 let passive = &self.ends[2 * flow + 1];

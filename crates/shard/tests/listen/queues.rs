@@ -164,6 +164,7 @@ fn under_pressure_an_embryo_is_gone_after_seven_seconds() {
             syn_acks += rig.replies_to(peer(0)).len();
             seconds += 1;
         }
+        assert_eq!(rig.stat().embryos_expired, u64::from(others) + 1);
         (syn_acks, seconds)
     };
     // After 1 + 2 + 4 s, and the time of the handshake, which the eighth second begins with.
