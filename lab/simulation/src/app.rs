@@ -602,8 +602,12 @@ impl End {
             self.shut = true;
             self.note(cx, || "shuts down writing".into());
             if let Err(e) = cx.shard.tcp_shutdown(cx.now, id, false, true) {
-                let told = cx.shard.take_error(id).ok().flatten();
-                return self.fail(cx, told.unwrap_or(e));
+                match cx.shard.take_error(id).ok().flatten() {
+                    Some(told) => return self.fail(cx, told),
+                    // A posted buffer has been told, and tells.
+                    None if self.posting.is_some() => return Ok(()),
+                    None => return self.fail(cx, e),
+                }
             }
         }
         if all_written && self.lingers && !cx.shard.is_drained(Some(id)) {
