@@ -9,7 +9,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -195,15 +194,6 @@ impl AsFd for End {
             End::File { watch, .. } => watch.as_fd(),
         }
     }
-}
-
-/// Opens a file of `/proc/net` of the calling thread's network namespace, such as `tcp6`. It stays a file of this
-/// namespace.
-///
-/// # Errors
-/// Those of `open`; a kernel without IPv6 has no `tcp6`.
-pub fn proc_net(name: &str) -> io::Result<File> {
-    File::open(Path::new("/proc/thread-self/net").join(name))
 }
 
 #[cfg(test)]

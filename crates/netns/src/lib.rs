@@ -11,10 +11,13 @@
 
 #![deny(unsafe_code)]
 
+mod channel;
 mod netlink;
+mod sock_diag;
 mod sys;
 
 pub use netlink::{Address, Interface, Netlink, Route, VethEnd};
+pub use sock_diag::OpenPorts;
 
 use std::ffi::CString;
 use std::fs::{self, File};

@@ -9,10 +9,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage,
-    NetlinkPayload,
-};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::address::{
     AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
 };
@@ -23,7 +20,9 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use netlink_sys::protocols::NETLINK_ROUTE;
+
+use crate::channel::Channel;
 
 /// One end of a veth pair.
 #[derive(Clone, Debug)]
@@ -124,17 +123,12 @@ impl Route {
 }
 
 /// An rtnetlink socket.
-pub struct Netlink {
-    socket: Socket,
-    sequence: u32,
-}
+pub struct Netlink(Channel);
 
 impl Netlink {
     /// Opens a socket in the calling thread's network namespace.
     pub fn open() -> io::Result<Netlink> {
-        let socket = Socket::new(NETLINK_ROUTE)?;
-        socket.connect(&SocketAddr::new(0, 0))?;
-        Ok(Netlink { socket, sequence: 0 })
+        Ok(Netlink(Channel::open(NETLINK_ROUTE)?))
     }
 
     /// Makes a veth pair: `near` here, `far` in the namespace behind `far_netns`.
@@ -264,50 +258,16 @@ impl Netlink {
 
     /// Sends a request and waits for its acknowledgement.
     fn transact(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
-        self.send(message, NLM_F_ACK | flags)?;
-        self.receive(|_| {})
+        self.0.send(message, NLM_F_ACK | flags)?;
+        self.0.receive(|_: RouteNetlinkMessage| {})
     }
 
     /// Sends a request and collects every object of the answer.
     fn dump(&mut self, message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
-        self.send(message, NLM_F_DUMP)?;
         let mut answers = Vec::new();
-        self.receive(|answer| answers.push(answer))?;
+        self.0.send(message, NLM_F_DUMP)?;
+        self.0.receive(|answer| answers.push(answer))?;
         Ok(answers)
-    }
-
-    fn send(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
-        self.sequence = self.sequence.wrapping_add(1);
-        let mut request = NetlinkMessage::from(message);
-        request.header.flags = NLM_F_REQUEST | flags;
-        request.header.sequence_number = self.sequence;
-        request.finalize();
-        let mut bytes = vec![0; request.buffer_len()];
-        request.serialize(&mut bytes);
-        self.socket.send(&bytes, 0).map(drop)
-    }
-
-    /// Receives messages until the acknowledgement, the end of the dump, or an error.
-    fn receive(&self, mut on_object: impl FnMut(RouteNetlinkMessage)) -> io::Result<()> {
-        loop {
-            let (bytes, _) = self.socket.recv_from_full()?;
-            let mut rest = bytes.as_slice();
-            while !rest.is_empty() {
-                let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
-                    .map_err(io::Error::other)?;
-                let aligned = (message.header.length as usize).next_multiple_of(4);
-                rest = rest.get(aligned..).unwrap_or_default();
-                if message.header.sequence_number != self.sequence {
-                    continue;
-                }
-                match message.payload {
-                    NetlinkPayload::Error(e) if e.code.is_some() => return Err(e.to_io()),
-                    NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => return Ok(()),
-                    NetlinkPayload::InnerMessage(object) => on_object(object),
-                    _ => {}
-                }
-            }
-        }
     }
 }
 

@@ -2,10 +2,10 @@
 //! harness: a user namespace needs a process of one thread.
 
 use std::io::{self, Write};
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 
-use fulmar_netns::{Netns, Route, VethEnd};
+use fulmar_netns::{Netns, OpenPorts, Route, VethEnd};
 
 const NEAR: VethEnd<'_> = VethEnd { name: "near", mac: [2, 0, 0, 0, 0, 1], mtu: 9000 };
 const FAR: VethEnd<'_> = VethEnd { name: "far", mac: [2, 0, 0, 0, 0, 2], mtu: 9000 };
@@ -26,8 +26,9 @@ fn main() {
     a_route_is_listed_as_it_was_added(&here);
     what_the_kernel_refuses_is_told_with_its_errno(&here);
     a_namespace_is_opened_by_its_path_and_nothing_else_is(&there);
+    a_port_is_open_in_its_own_namespace_until_its_socket_is_closed(&there);
     a_deleted_interface_is_gone_at_both_ends(&here, &there);
-    println!("test result: ok. 6 passed; 0 failed");
+    println!("test result: ok. 7 passed; 0 failed");
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -43,6 +44,24 @@ fn a_veth_pair_has_its_names_addresses_and_mtu(here: &Netns, there: &Netns) {
         assert_eq!((veth.mac, veth.mtu, veth.is_up), (Some(end.mac), end.mtu, false));
         assert_eq!(netns.if_index(end.name).unwrap(), veth.index);
     }
+}
+
+fn a_port_is_open_in_its_own_namespace_until_its_socket_is_closed(there: &Netns) {
+    let open = || Ok((OpenPorts::tcp()?, OpenPorts::udp()?));
+    let ((mut tcp, mut udp), (mut far_tcp, _)) = (open().unwrap(), there.run(open).unwrap());
+    assert!(tcp.list().unwrap().is_empty() && udp.list().unwrap().is_empty());
+    let listeners = ["127.0.0.1:0", "[::1]:0"].map(|a| TcpListener::bind(a).unwrap());
+    let ports = listeners.each_ref().map(|l| l.local_addr().unwrap().port());
+    // What is connected is not open to others.
+    let client = TcpStream::connect(listeners[0].local_addr().unwrap()).unwrap();
+    let bound = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let connected = UdpSocket::bind("127.0.0.1:0").unwrap();
+    connected.connect("127.0.0.1:9").unwrap();
+    assert_eq!(tcp.list().unwrap(), ports.into());
+    assert_eq!(udp.list().unwrap(), [bound.local_addr().unwrap().port()].into());
+    assert!(far_tcp.list().unwrap().is_empty());
+    drop((listeners, client, bound));
+    assert!(tcp.list().unwrap().is_empty() && udp.list().unwrap().is_empty());
 }
 
 fn an_address_is_listed_and_carries_datagrams(here: &Netns, there: &Netns) {

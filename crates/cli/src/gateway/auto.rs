@@ -1,78 +1,23 @@
 //! Ports on which programs of a namespace listen: what `auto` publishes.
 //!
-//! The files of /proc/net are opened before the gateway is contained, and read again each second from the start.
-//!
-//! Sources: proc_net(5) (`tcp`, `udp`), net/tcp_states.h.
+//! The netlink sockets are opened before the gateway is contained, and asked again each second.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 
-use fulmar_gateway::attach::proc_net;
 use fulmar_gateway::ports::{Bind, Forward};
 use fulmar_gateway::splice::Splicer;
 use fulmar_gateway::{Attendant, Handle};
+use fulmar_netns::OpenPorts;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-/// TCP_LISTEN and TCP_CLOSE, which is the state of a UDP socket that is not connected.
-const LISTENING: &str = "0A";
-const UNCONNECTED: &str = "07";
-/// Bytes that are read of a table at most: some 25,000 sockets.
-const MAX_TABLE_BYTES: u64 = 4 << 20;
 const PERIOD_S: i64 = 1;
 /// Ports below are not published: the gateway has no right to bind them any more.
 const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
-
-/// The tables of one transport in one namespace.
-pub struct Table {
-    files: Vec<File>,
-    state: &'static str,
-}
-
-impl Table {
-    /// TCP sockets that listen in the namespace of the calling thread.
-    pub fn tcp() -> Table {
-        Table { files: open(["tcp", "tcp6"]), state: LISTENING }
-    }
-
-    /// UDP sockets that are bound in the namespace of the calling thread.
-    pub fn udp() -> Table {
-        Table { files: open(["udp", "udp6"]), state: UNCONNECTED }
-    }
-
-    fn ports(&mut self) -> BTreeSet<u16> {
-        let mut ports = BTreeSet::new();
-        for file in &mut self.files {
-            let mut text = String::new();
-            let read = file
-                .seek(SeekFrom::Start(0))
-                .and_then(|_| file.take(MAX_TABLE_BYTES).read_to_string(&mut text));
-            if read.is_ok() {
-                ports.extend(text.lines().filter_map(|line| port_of(line, self.state)));
-            }
-        }
-        ports
-    }
-}
-
-fn open(names: [&str; 2]) -> Vec<File> {
-    names.into_iter().filter_map(|name| proc_net(name).ok()).collect()
-}
-
-/// The local port of a line of a table, if the socket is in this state.
-fn port_of(line: &str, state: &str) -> Option<u16> {
-    let mut fields = line.split_whitespace();
-    let local = fields.nth(1)?;
-    // After the remote address.
-    if fields.nth(1)? != state {
-        return None;
-    }
-    u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok().filter(|p| *p != 0)
-}
 
 /// A port on the loopback interface, of both IP versions.
 pub fn loopback(port: u16) -> [SocketAddr; 2] {
@@ -86,10 +31,10 @@ pub fn loopback(port: u16) -> [SocketAddr; 2] {
 #[derive(Default)]
 pub struct Auto {
     /// Ports of the guest that the host gets.
-    pub tcp: Option<Table>,
-    pub udp: Option<Table>,
+    pub tcp: Option<OpenPorts>,
+    pub udp: Option<OpenPorts>,
     /// Ports of the host that the guest's loopback gets.
-    pub tcp_ns: Option<Table>,
+    pub tcp_ns: Option<OpenPorts>,
     /// Ports of the host and of the guest that the options publish already: what listens there is the gateway.
     pub given_host: BTreeSet<u16>,
     /// See `given_host`.
@@ -132,8 +77,9 @@ impl Auto {
     fn look(&mut self, handle: &mut Handle<'_>) {
         let mut of_host = self.given_guest.clone();
         of_host.extend(self.tcp_ns_published.iter().map(|(port, _)| *port));
-        if let Some(table) = &mut self.tcp {
-            let wanted = publishable(table, &of_host);
+        if let Some(open) = &mut self.tcp
+            && let Some(wanted) = publishable(open, &of_host)
+        {
             update(&mut self.tcp_published, wanted, |f, on| match on {
                 true => handle.publish_tcp(f).is_ok(),
                 false => {
@@ -142,8 +88,9 @@ impl Auto {
                 }
             });
         }
-        if let Some(table) = &mut self.udp {
-            let mut wanted = publishable(table, &BTreeSet::new());
+        if let Some(open) = &mut self.udp
+            && let Some(mut wanted) = publishable(open, &BTreeSet::new())
+        {
             // As pasta(1): the UDP ports of the numbers of TCP ports, too.
             wanted.extend(&self.tcp_published);
             update(&mut self.udp_published, wanted, |f, on| match on {
@@ -159,11 +106,12 @@ impl Auto {
 
     /// Ports that listen on the host get listeners on the guest's loopback.
     fn look_at_host(&mut self) {
-        let (Some(table), Some(guest), Some(host)) = (&mut self.tcp_ns, &self.guest, &self.host)
+        let (Some(open), Some(guest), Some(host)) = (&mut self.tcp_ns, &self.guest, &self.host)
         else {
             return;
         };
-        let wanted = publishable(table, &(&self.tcp_published | &self.given_host));
+        let own = &self.tcp_published | &self.given_host;
+        let Some(wanted) = publishable(open, &own) else { return };
         self.tcp_ns_published.retain(|(port, listeners)| {
             let stays = wanted.contains(port);
             if !stays {
@@ -187,10 +135,11 @@ impl Auto {
     }
 }
 
-fn publishable(table: &mut Table, others: &BTreeSet<u16>) -> BTreeSet<u16> {
-    let mut ports = table.ports();
+/// What is open and may be published; `None` if the kernel fails to say.
+fn publishable(open: &mut OpenPorts, others: &BTreeSet<u16>) -> Option<BTreeSet<u16>> {
+    let mut ports = open.list().ok()?;
     ports.retain(|p| *p >= FIRST_UNPRIVILEGED_PORT && !others.contains(p));
-    ports
+    Some(ports)
 }
 
 /// Publishes what is new and withdraws what is gone. What cannot be published is tried again the next time.
@@ -212,32 +161,6 @@ fn update(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_line_of_a_table_names_a_port_and_a_state() {
-        let line =
-            "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 1 1";
-        assert_eq!(port_of(line, LISTENING), Some(8080));
-        assert_eq!(port_of(line, UNCONNECTED), None);
-        let six =
-            " 1: 00000000000000000000000000000000:0035 00000000000000000000000000000000:0000 07 0";
-        assert_eq!(port_of(six, UNCONNECTED), Some(53));
-        for line in
-            ["  sl  local_address rem_address   st tx_queue", "", "0: x:y z 0A", "0: :zz a 0A"]
-        {
-            assert_eq!(port_of(line, LISTENING), None, "{line}");
-        }
-    }
-
-    #[test]
-    fn a_listener_of_this_namespace_is_found_until_it_is_closed() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let mut table = Table::tcp();
-        assert!(table.ports().contains(&port));
-        drop(listener);
-        assert!(!table.ports().contains(&port));
-    }
 
     #[test]
     fn only_what_changes_is_published_and_withdrawn() {

@@ -24,12 +24,12 @@ use fulmar_gateway::host::HostNetwork;
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::splice::{self, Splicer};
 use fulmar_gateway::{Attendant, Gateway};
-use fulmar_netns::Netns;
+use fulmar_netns::{Netns, OpenPorts};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::args::AttachArgs;
-use super::auto::{Auto, Table, loopback};
+use super::auto::{Auto, loopback};
 use super::detach::say_ready;
 use super::log::{DEFAULT_BYTES, Log};
 use super::plan::Plan;
@@ -98,13 +98,13 @@ pub fn serve(
     let pcap = plan.process.pcap.as_deref().map(create).transpose()?;
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
     let last_words = wait::last_words().during("cannot open the pipe for the summary")?;
-    let mut auto = start_auto(plan);
+    let mut auto = start_auto(plan, &log);
 
     let netns = target.attach().map_err(say)?;
     let identity = runas::wanted(plan.process.runas.as_deref()).map_err(Failure::new)?;
     let network = plan.network(&host, attach);
     let device = make_interface(plan, &netns, &network, pcap)?;
-    open_guest_tables(plan, &netns, &mut auto).map_err(say)?;
+    watch_guest_ports(plan, &netns, &mut auto, &log).map_err(say)?;
     let mut splicers = make_splicers(plan, &netns).map_err(say)?;
     let (config, reporter) = configure(plan, &host, network, device, &splicers);
     describe(plan, &config, &log);
@@ -194,21 +194,37 @@ fn make_interface(
 }
 
 /// What `auto` knows in the host's namespace.
-fn start_auto(plan: &Plan) -> Auto {
+fn start_auto(plan: &Plan, log: &Log) -> Auto {
     let given = |spec: &PortSpec| spec.forwards().iter().map(|f| f.from).collect();
     let mut auto = Auto::default();
-    auto.tcp_ns = (plan.ports.tcp_ns == PortSpec::Auto).then(Table::tcp);
+    if plan.ports.tcp_ns == PortSpec::Auto {
+        auto.tcp_ns = told(OpenPorts::tcp(), log);
+    }
     auto.given_host = given(&plan.ports.tcp);
     auto.given_guest = given(&plan.ports.tcp_ns);
     auto
 }
 
-fn open_guest_tables(plan: &Plan, netns: &Netns, auto: &mut Auto) -> io::Result<()> {
+fn watch_guest_ports(plan: &Plan, netns: &Netns, auto: &mut Auto, log: &Log) -> io::Result<()> {
     let (tcp, udp) = (plan.ports.tcp == PortSpec::Auto, plan.ports.udp == PortSpec::Auto);
-    if tcp || udp {
-        (auto.tcp, auto.udp) = netns.run(|| Ok((tcp.then(Table::tcp), udp.then(Table::udp))))?;
+    if !tcp && !udp {
+        return Ok(());
     }
+    let open = || Ok((tcp.then(OpenPorts::tcp), udp.then(OpenPorts::udp)));
+    let (tcp, udp) = netns.run(open)?;
+    auto.tcp = tcp.and_then(|ports| told(ports, log));
+    auto.udp = udp.and_then(|ports| told(ports, log));
     Ok(())
+}
+
+fn told(ports: io::Result<OpenPorts>, log: &Log) -> Option<OpenPorts> {
+    let missing = |e: &io::Error| {
+        log.say(&format!(
+            "auto publishes no ports: the kernel does not list its sockets (sock_diag): {e}; name \
+             the ports to publish instead"
+        ));
+    };
+    ports.inspect_err(missing).ok()
 }
 
 /// The threads that the ports need. That of the guest's namespace enters it here and waits.

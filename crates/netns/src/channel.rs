@@ -1,0 +1,65 @@
+//! A netlink socket, on which each request is answered before the next one is sent.
+//!
+//! Source: netlink(7).
+
+use std::io;
+
+use netlink_packet_core::{
+    NLM_F_REQUEST, NetlinkDeserializable, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
+};
+use netlink_sys::{Socket, SocketAddr};
+
+/// A socket of one netlink family.
+pub(crate) struct Channel {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl Channel {
+    /// Opens a socket in the calling thread's network namespace.
+    pub fn open(protocol: isize) -> io::Result<Channel> {
+        let socket = Socket::new(protocol)?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        Ok(Channel { socket, sequence: 0 })
+    }
+
+    /// Sends a request.
+    pub fn send<M: NetlinkSerializable>(&mut self, message: M, flags: u16) -> io::Result<()>
+    where
+        NetlinkPayload<M>: From<M>,
+    {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut request = NetlinkMessage::from(message);
+        request.header.flags = NLM_F_REQUEST | flags;
+        request.header.sequence_number = self.sequence;
+        request.finalize();
+        let mut bytes = vec![0; request.buffer_len()];
+        request.serialize(&mut bytes);
+        self.socket.send(&bytes, 0).map(drop)
+    }
+
+    /// Receives messages until the acknowledgement, the end of the dump, or an error.
+    pub fn receive<M: NetlinkDeserializable>(
+        &self,
+        mut on_object: impl FnMut(M),
+    ) -> io::Result<()> {
+        loop {
+            let (bytes, _) = self.socket.recv_from_full()?;
+            let mut rest = bytes.as_slice();
+            while !rest.is_empty() {
+                let message = NetlinkMessage::<M>::deserialize(rest).map_err(io::Error::other)?;
+                let aligned = (message.header.length as usize).next_multiple_of(4);
+                rest = rest.get(aligned..).unwrap_or_default();
+                if message.header.sequence_number != self.sequence {
+                    continue;
+                }
+                match message.payload {
+                    NetlinkPayload::Error(e) if e.code.is_some() => return Err(e.to_io()),
+                    NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => return Ok(()),
+                    NetlinkPayload::InnerMessage(object) => on_object(object),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
