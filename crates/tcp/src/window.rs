@@ -160,9 +160,11 @@ impl Tcb {
         field as u16
     }
 
-    /// Updates this connection's charge to window plus storage.
+    /// Updates this connection's charge to window plus storage. Nothing that a shut-down reader is sent is
+    /// stored, so its window takes no memory from others.
     pub(crate) fn update_charge(&mut self, budget: &mut WindowBudget) {
-        let now = (self.rcv_wnd() as usize).saturating_add(self.recv.storage_bytes());
+        let window = if self.user.recv_shutdown { 0 } else { self.rcv_wnd() as usize };
+        let now = window.saturating_add(self.recv.storage_bytes());
         let others = budget.granted_bytes.saturating_sub(self.charged);
         budget.granted_bytes = others.saturating_add(now);
         self.charged = now;

@@ -432,6 +432,22 @@ fn a_smaller_path_mtu_retransmits_everything_in_smaller_segments() {
 }
 
 #[test]
+fn after_shutdown_read_nothing_is_queued_and_the_window_takes_nothing_from_others() {
+    let mut t = Trace::established();
+    t.tcb.shutdown_read();
+    recv!(t, "A", seq = 1, ack = 1, len = 1000);
+    recv!(t, "A", seq = 1001, ack = 1, len = 1000);
+    let last = t.out.segs.back().unwrap().clone();
+    assert!((last.ack, t.window.granted_bytes) == (2001, 0) && last.win > 0);
+    // Behind a gap: refused, and acknowledged at once.
+    recv!(t, "A", seq = 3001, ack = 1, len = 1000);
+    assert_eq!(t.out.segs.back().unwrap().ack, 2001);
+    assert_eq!((t.drops(DropReason::TcpReassemblyFull), t.pool.outstanding()), (1, 0));
+    recv!(t, "A", seq = 2001, ack = 1, len = 2000);
+    assert_eq!((t.out.segs.back().unwrap().ack, t.pool.outstanding()), (4001, 0));
+}
+
+#[test]
 fn after_shutdown_read_reads_return_end_of_file_and_bytes_are_discarded() {
     let mut t = Trace::established();
     t.tcb.shutdown_read();

@@ -267,7 +267,8 @@ impl Tcb {
         None
     }
 
-    /// Whether out-of-order payload may be queued. The peer chooses it, and only the missing bytes
+    /// Whether out-of-order payload may be queued. For a reader that is gone nothing is: its window is not
+    /// charged to the budget. The peer chooses it, and only the missing bytes
     /// free it. So all connections together must not exhaust the receive share, nor use the control
     /// reserve, through which the missing bytes and our ACKs pass. The advertised window is charged
     /// to the budget. Up to twice that may be used as storage, since few blocks are full, as long
@@ -276,7 +277,8 @@ impl Tcb {
         let limit = usize::try_from(self.rcv_wnd()).unwrap_or(usize::MAX).saturating_mul(times);
         let in_use = self.recv.out_of_order_storage_bytes();
         let adds = payload.truesize().max(payload.len());
-        in_use.saturating_add(adds) <= limit.min(self.storage_limit())
+        !self.user.recv_shutdown
+            && in_use.saturating_add(adds) <= limit.min(self.storage_limit())
             && !uses_control_reserve(payload)
     }
 
