@@ -2,8 +2,8 @@
 //!
 //! A client that connects gets one JSON document and the end of the stream; nothing is read from it.
 //! The socket lies in a directory that only its owner may enter, is named after the process, and is
-//! removed with the stack. A process that was killed leaves its socket behind; a client that
-//! is refused removes it ([`ask`]).
+//! removed with the stack. A process that was killed, or that can reach no file any more, leaves its socket behind;
+//! it is removed by a client that is refused ([`ask`]) and by the next process that opens one in the directory.
 //!
 //! Both sides trust the file system and nothing else: the runtime directory, the directory and the socket
 //! must belong to the user and be closed to all others, so that only the user's own processes are asked
@@ -32,6 +32,8 @@ pub const MAX_DOCUMENT_BYTES: usize = 256 << 20;
 const READ_BYTES: usize = 64 * 1024;
 /// Stacks of one process that may have a control socket.
 const SOCKETS_PER_PROCESS: u32 = 64;
+/// Sockets of dead processes that opening a new one removes at most.
+const MOST_PRUNED: usize = 64;
 /// The thread formats one document and does nothing deep.
 const THREAD_STACK_BYTES: usize = 256 * 1024;
 
@@ -40,6 +42,13 @@ const THREAD_STACK_BYTES: usize = 256 * 1024;
 pub struct Control {
     path: PathBuf,
     closing: Arc<AtomicBool>,
+}
+
+/// A control socket that nobody attends to yet.
+#[derive(Debug)]
+pub struct Bound {
+    listener: UnixListener,
+    path: PathBuf,
 }
 
 /// Where control sockets may be, in the order in which they are tried: the user's runtime directory,
@@ -153,33 +162,32 @@ pub fn remove_own() {
     }
 }
 
-impl Control {
-    /// Opens a control socket in the first directory that allows it. `document` is called for each client;
-    /// with `None` the client gets an empty document.
+impl Bound {
+    /// Binds a control socket in the first directory that allows it. Clients wait until [`Bound::serve`].
     ///
     /// # Errors
     /// What the last directory failed with; the stack works without a control socket.
-    pub fn open(document: impl Fn() -> Option<String> + Send + 'static) -> io::Result<Control> {
+    pub fn new() -> io::Result<Bound> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for directory in directories() {
             match own_directory(&directory).and_then(|()| bind(&directory)) {
-                Ok((listener, path)) => return Control::serve(listener, path, document),
+                Ok((listener, path)) => return Ok(Bound { listener, path }),
                 Err(e) => last = e,
             }
         }
         Err(last)
     }
 
-    /// Where the socket is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn serve(
-        listener: UnixListener,
-        path: PathBuf,
+    /// Starts the thread that answers. `document` is called for each client; with `None` the client gets an
+    /// empty document. No file is opened.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn serve(
+        self,
         document: impl Fn() -> Option<String> + Send + 'static,
     ) -> io::Result<Control> {
+        let Bound { listener, path } = self;
         let control = Control { path, closing: Arc::default() };
         let closing = control.closing.clone();
         thread::Builder::new()
@@ -192,6 +200,21 @@ impl Control {
                 attend(open, document, || thread::sleep(ACCEPT_RETRY));
             })?;
         Ok(control)
+    }
+}
+
+impl Control {
+    /// Opens a control socket and attends to it.
+    ///
+    /// # Errors
+    /// As [`Bound::new`] and [`Bound::serve`].
+    pub fn open(document: impl Fn() -> Option<String> + Send + 'static) -> io::Result<Control> {
+        Bound::new()?.serve(document)
+    }
+
+    /// Where the socket is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -272,6 +295,7 @@ fn check_owner(found: &Metadata) -> io::Result<()> {
 /// dead process that had our number, and is replaced.
 fn bind(directory: &Path) -> io::Result<(UnixListener, PathBuf)> {
     let _one = one_at_a_time();
+    prune(directory);
     let pid = std::process::id();
     for n in 0..SOCKETS_PER_PROCESS {
         let name = if n == 0 { format!("{pid}.sock") } else { format!("{pid}-{n}.sock") };
@@ -281,6 +305,25 @@ fn bind(directory: &Path) -> io::Result<(UnixListener, PathBuf)> {
         }
     }
     Err(io::Error::from(io::ErrorKind::AddrInUse))
+}
+
+/// Removes sockets of dead processes. Processes of other PID namespaces are not seen in /proc: a socket is
+/// removed only if it refuses connections, too.
+fn prune(directory: &Path) {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let is_dead = |path: &PathBuf| {
+        let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        let pid: Option<u32> = stem.split('-').next().and_then(|pid| pid.parse().ok());
+        let is_socket = path.extension().is_some_and(|x| x == "sock");
+        is_socket && pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    };
+    for path in paths.filter(is_dead).take(MOST_PRUNED) {
+        let refused = io::ErrorKind::ConnectionRefused;
+        if UnixStream::connect(&path).is_err_and(|e| e.kind() == refused) {
+            let _ = fs::remove_file(path);
+        }
+    }
 }
 
 fn is_stale(path: &Path) -> bool {
@@ -353,6 +396,31 @@ mod tests {
         drop(UnixListener::bind(&stale).unwrap());
         assert_eq!(ask(&stale).unwrap(), None);
         assert!(!stale.exists());
+    }
+
+    #[test]
+    fn what_dead_processes_left_goes_when_the_next_socket_is_opened() {
+        let control = Control::open(|| Some("{}".to_owned())).unwrap();
+        // No process has number 0.
+        let dead = control.path().with_file_name(format!("0-{}.sock", std::process::id()));
+        let alive = control.path().with_file_name(format!("0-{}a.sock", std::process::id()));
+        drop(UnixListener::bind(&dead).unwrap());
+        let listener = UnixListener::bind(&alive).unwrap();
+        let _next = Control::open(|| Some("{}".to_owned())).unwrap();
+        assert!(!dead.exists());
+        assert!(alive.exists(), "a process of another PID namespace may have it");
+        drop(listener);
+        fs::remove_file(alive).unwrap();
+    }
+
+    #[test]
+    fn a_client_waits_until_a_bound_socket_is_attended_to() {
+        let bound = Bound::new().unwrap();
+        let stream = UnixStream::connect(&bound.path).unwrap();
+        let control = bound.serve(|| Some("late".to_owned())).unwrap();
+        let document = read_document(stream, Instant::now() + PATIENCE * 30, 100).unwrap();
+        assert_eq!(document, "late");
+        drop(control);
     }
 
     #[test]

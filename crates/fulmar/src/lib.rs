@@ -111,6 +111,6 @@ pub use receive::RecvFlags;
 pub use send::{OwnedBytes, SendCompletion, SendFlags, SendOwnedError, SendRoom};
 pub use sendfile::{FileSource, MappedFile, SendFile, SendFileError};
 pub use stack::{Builder, Echo, Stack};
-pub use stat::{SocketStat, Stat};
+pub use stat::{SocketStat, Stat, connection as connection_json};
 pub use tcp::TcpStream;
 pub use udp::UdpSocket;

@@ -66,6 +66,11 @@ impl Stat {
 
     /// One JSON document; sizes are in bytes, times in microseconds.
     pub fn to_json(&self) -> String {
+        self.to_value().to_string()
+    }
+
+    /// The document of [`Stat::to_json`].
+    pub fn to_value(&self) -> Value {
         let s = &self.shard;
         let c = &s.counters;
         let drops = DropReason::ALL.iter().map(|r| {
@@ -75,7 +80,7 @@ impl Stat {
         let counters: Map<String, Value> =
             Counter::ALL.iter().map(|k| (k.name().to_owned(), json!(c.value(*k)))).collect();
         let addresses = s.addresses.iter().map(|a| format!("{}/{}", a.addr, a.prefix_len));
-        let document = json!({
+        json!({
             "name": self.name,
             "pid": std::process::id(),
             "network_namespace": self.network_namespace,
@@ -91,8 +96,7 @@ impl Stat {
             "neighbours": s.neighbours.iter().map(neighbour).collect::<Vec<_>>(),
             "routes": s.routes.iter().map(route).collect::<Vec<_>>(),
             "ledger": self.account().map(|a| a.to_json()),
-        });
-        document.to_string()
+        })
     }
 }
 
@@ -116,7 +120,8 @@ fn socket(s: &SocketStat) -> Value {
 /// high").
 const NO_SSTHRESH: u64 = 1 << 30;
 
-fn connection(i: &Info) -> Map<String, Value> {
+/// The fields of a connection in a document.
+pub fn connection(i: &Info) -> Map<String, Value> {
     // To a tenth: a clock that is read once per burst knows no more.
     let us = |d: std::time::Duration| (d.as_nanos() / 100) as f64 / 10.0;
     let v = json!({
