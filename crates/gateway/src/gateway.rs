@@ -14,13 +14,14 @@
 //! [`Gateway::new`] does all that needs rights, files or other namespaces. [`Gateway::run`] needs only the
 //! system calls that [`contain`](mod@crate::contain) allows.
 
+use std::collections::HashSet;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 
 use fulmar_base::{Instant, SlotId};
 use fulmar_netdev::Device;
-use fulmar_shard::{Event, Shard, Slab};
+use fulmar_shard::{Event, Shard, Slab, SocketStat};
 use nix::sys::epoll::EpollFlags;
 
 use crate::config::{Config, Publish};
@@ -31,9 +32,9 @@ use crate::relay::poll::{Events, Owner, Owners, Poll};
 use crate::relay::services::{Answers, Services};
 use crate::relay::tcp::Tcp;
 use crate::relay::udp::Udp;
-use crate::relay::{Clock, Context, Settings};
+use crate::relay::{Clock, Context, Settings, canonical};
 use crate::setup::{self, SetupError};
-use crate::stat::{Stat, Summary, Totals};
+use crate::stat::{FlowStat, Stat, Summary, Totals};
 
 /// Called when its descriptor is readable (level-triggered). `Break` ends [`Gateway::run`].
 pub type Attendant = Box<dyn FnMut(&OwnedFd, &mut Handle<'_>) -> ControlFlow<()> + Send>;
@@ -321,19 +322,20 @@ impl Core {
     }
 
     fn stat(&mut self) -> Stat {
-        let stack = self.stack.stat();
+        let mut stack = self.stack.stat();
         let (layers, mut cx) = self.layers();
         let mut flows = layers.tcp.stat(&mut cx);
+        let ends = |flow: &FlowStat| (flow.peer, flow.guest);
+        let of_flows: HashSet<_> = flows.iter().map(ends).collect();
+        let is_of_flow = |s: &SocketStat| {
+            s.local.zip(s.remote).is_some_and(|(local, remote)| {
+                of_flows.contains(&(canonical(local), canonical(remote)))
+            })
+        };
+        stack.sockets.retain(|s| s.tcp.is_none() || !is_of_flow(s));
         flows.extend(layers.udp.stat(cx.now));
         flows.extend(layers.echoes.stat(cx.now));
-        Stat {
-            flows,
-            totals: self.totals.clone(),
-            counters: stack.counters,
-            pool: stack.pool,
-            device: stack.device,
-            uptime: self.clock.uptime(),
-        }
+        Stat { flows, totals: self.totals.clone(), stack, uptime: self.clock.uptime() }
     }
 
     fn summary(&self) -> Summary {

@@ -4,8 +4,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fulmar_base::Counters;
-use fulmar_mbuf::PoolStats;
-use fulmar_netdev::DeviceStats;
 use fulmar_tcp::Info;
 
 use crate::policy::Protocol;
@@ -129,6 +127,21 @@ pub struct FlowStat {
     pub idle: Duration,
     /// The connection with the guest.
     pub tcp: Option<Info>,
+    /// The connection with the host, where there are not too many to ask the kernel for each.
+    pub host_tcp: Option<HostTcp>,
+}
+
+/// A connection of the host's kernel (tcp(7), TCP_INFO).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostTcp {
+    /// Smoothed round-trip time.
+    pub rtt: Duration,
+    /// Segments sent again since it began.
+    pub retransmits: u32,
+    /// Segments sent and not yet acknowledged.
+    pub in_flight_pkts: u32,
+    /// Bytes in the kernel's send buffer that were not sent yet.
+    pub unsent_bytes: u32,
 }
 
 /// Totals since the start.
@@ -159,12 +172,9 @@ pub struct Stat {
     pub flows: Vec<FlowStat>,
     /// Totals since the start.
     pub totals: Totals,
-    /// Counters and drops of the stack.
-    pub counters: Counters,
-    /// Its buffers.
-    pub pool: PoolStats,
-    /// The guest's interface.
-    pub device: DeviceStats,
+    /// The stack on the guest's interface: counters, drops, buffers, device, neighbours. Of its sockets those that
+    /// belong to no flow.
+    pub stack: fulmar_shard::Stat,
     /// Since the start.
     pub uptime: Duration,
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -10,8 +11,9 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 
+use super::sys;
 use crate::config::Outbound;
-use crate::stat::Refusal;
+use crate::stat::{HostTcp, Refusal};
 
 /// A connection that was begun, and whether it exists already.
 pub struct Begun {
@@ -118,6 +120,35 @@ pub fn failure_of(errno: Errno) -> (Failure, Refusal) {
         _ => (Failure::Silence, Refusal::HostSocket),
     }
 }
+
+/// How a connection is doing; `None` before it exists.
+pub fn connection(stream: &TcpStream) -> Option<HostTcp> {
+    /// `tcpi_state` of a connection whose SYN is not answered (include/net/tcp_states.h TCP_SYN_SENT).
+    const SYN_SENT: u8 = 2;
+    let mut info = [0; TCP_INFO_BYTES];
+    let info = sys::tcp_info(stream.as_fd(), &mut info).ok()?;
+    let word = |at: usize| Some(u32::from_ne_bytes(*info.get(at..)?.first_chunk()?));
+    if info.first() == Some(&SYN_SENT) {
+        return None;
+    }
+    Some(HostTcp {
+        rtt: Duration::from_micros(word(68)?.into()),
+        retransmits: word(100)?,
+        in_flight_pkts: word(24)?,
+        // Since Linux 4.6.
+        unsent_bytes: word(144).unwrap_or_default(),
+    })
+}
+
+/// Bytes of `struct tcp_info` up to the last field that is read (include/uapi/linux/tcp.h): tcpi_unacked at 24,
+/// tcpi_rtt at 68, tcpi_total_retrans at 100, tcpi_notsent_bytes at 144.
+const TCP_INFO_BYTES: usize = 148;
+const _: () = {
+    use std::mem::offset_of;
+    assert!(offset_of!(libc::tcp_info, tcpi_unacked) == 24);
+    assert!(offset_of!(libc::tcp_info, tcpi_rtt) == 68);
+    assert!(offset_of!(libc::tcp_info, tcpi_total_retrans) == 100);
+};
 
 #[cfg(test)]
 mod tests {

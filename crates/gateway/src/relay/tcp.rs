@@ -33,6 +33,9 @@ pub use publish::Published;
 /// What the shard is to tell of a connection.
 const INTEREST: Ready = Ready::READABLE.with(Ready::WRITABLE).with(Ready::PEER_CLOSED);
 
+/// With more flows a snapshot does not ask the kernel for each: at a microsecond a call the relay would pause.
+const MOST_HOST_INFO: usize = 1024;
+
 /// The TCP flows.
 #[derive(Default)]
 pub struct Tcp {
@@ -277,7 +280,12 @@ impl Tcp {
 
     /// A snapshot of the flows.
     pub fn stat(&self, cx: &mut Context<'_>) -> Vec<FlowStat> {
-        self.flows.iter().map(|(_, flow)| stat_of(flow, cx.stack, cx.now)).collect()
+        let asks_host = self.flows.len() <= MOST_HOST_INFO;
+        let mut stat = |flow: &Flow| FlowStat {
+            host_tcp: if asks_host { host::connection(&flow.host) } else { None },
+            ..stat_of(flow, cx.stack, cx.now)
+        };
+        self.flows.iter().map(|(_, flow)| stat(flow)).collect()
     }
 }
 
@@ -295,6 +303,7 @@ fn stat_of(flow: &Flow, stack: &mut Shard, now: fulmar_base::Instant) -> FlowSta
         age: now.since(flow.began),
         idle: now.since(flow.moved),
         tcp: entry.map(|e| e.tcb.info()),
+        host_tcp: None,
     }
 }
 

@@ -441,6 +441,7 @@ fn stat_of(flow: &Flow, now: Instant) -> FlowStat {
         age: now.since(flow.began),
         idle: now.since(flow.moved),
         tcp: None,
+        host_tcp: None,
     }
 }
 

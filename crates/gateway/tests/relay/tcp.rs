@@ -263,7 +263,7 @@ fn two_thousand_idle_flows_cost_little() {
     let mut flows: Vec<_> = (0..FLOWS).map(|_| world.pair(&listener)).collect();
     let stat = world.stat();
     assert_eq!(stat.flows.len(), FLOWS);
-    assert!(stat.pool.used_bytes.iter().sum::<usize>() < 1 << 20, "{:?}", stat.pool);
+    assert!(stat.stack.pool.used_bytes.iter().sum::<usize>() < 1 << 20, "{:?}", stat.stack.pool);
     for (guest, host) in flows.iter_mut().step_by(97) {
         exchange(guest, host);
     }
