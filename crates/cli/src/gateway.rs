@@ -3,12 +3,14 @@
 pub(crate) mod args;
 mod auto;
 mod detach;
+mod document;
 mod interface;
 mod log;
 pub(crate) mod plan;
 mod report;
 mod runas;
 mod serve;
+mod snapshot;
 mod wait;
 
 use std::ffi::{OsStr, OsString};

@@ -4,7 +4,9 @@
 //! they are, otherwise they are laid out as `ss -ti` would, with drops, buffers, device, neighbours
 //! and routes below.
 
+mod choice;
 mod filter;
+mod flows;
 mod rates;
 
 use crate::bounds;
@@ -27,6 +29,7 @@ use std::time::{Duration, Instant};
   fulmar stat                                      every stack of this user
   fulmar stat --watch nc                           again every second, with rates
   fulmar stat -f 'state established dport = :80'   only these sockets
+  fulmar stat $(pgrep -n nginx)                    the gateway of a process, with its flows
 
 Exit status: 0 if a stack was shown, 1 if none runs, 2 on an error.")]
 pub struct Args {
@@ -44,7 +47,8 @@ pub struct Args {
     /// 'state established', 'tcp', 'not udp'; several terms must all be so
     #[arg(short, long, value_name = "FILTER")]
     filter: Option<Filter>,
-    /// Only the stacks of this process or of this name
+    /// Only the stacks of this process or of this name; of a gateway also a process of its guest, or the name or path
+    /// of its network namespace
     #[arg(value_name = "PID|NAME")]
     stack: Option<String>,
 }
@@ -112,10 +116,14 @@ fn watch(args: &Args, period: Duration) -> Outcome<ExitCode> {
 
 /// What the stacks that are asked for say, with the sockets that are asked for.
 fn wanted_documents(args: &Args) -> Vec<Value> {
-    let mut stacks: Vec<Value> = documents().into_iter().filter(|d| is_wanted(args, d)).collect();
+    let is_wanted = |d: &Value| args.stack.as_ref().is_none_or(|wanted| choice::is_of(d, wanted));
+    let mut stacks: Vec<Value> = documents().into_iter().filter(is_wanted).collect();
+    let Some(filter) = &args.filter else { return stacks };
     for document in &mut stacks {
-        if let (Some(filter), Some(sockets)) = (&args.filter, document["sockets"].as_array_mut()) {
-            sockets.retain(|s| filter.admits(s));
+        for list in ["sockets", "flows"] {
+            if let Some(all) = document.get_mut(list).and_then(Value::as_array_mut) {
+                all.retain(|s| filter.admits(s));
+            }
         }
     }
     stacks
@@ -158,22 +166,20 @@ fn escaped_json(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 
-fn is_wanted(args: &Args, document: &Value) -> bool {
-    let Some(wanted) = &args.stack else { return true };
-    let is_process = wanted.parse().is_ok_and(|pid: u64| document["pid"].as_u64() == Some(pid));
-    is_process || document["name"].as_str() == Some(wanted)
-}
-
 /// One stack for a person.
 fn render(args: &Args, document: &Value) -> String {
     let mut text = heading(document);
+    let flows = flows::table_of(&document["flows"]);
     let mut shown = sockets(&document["sockets"]);
     if args.filter.is_some() {
-        if shown.is_empty() {
+        if shown.is_empty() && flows.is_empty() {
             shown.push_str("none of which this is so");
         }
-        return text + &section("sockets", shown);
+        return text + &section("flows", flows) + &section("sockets", shown);
     }
+    text += &section("flows", flows);
+    text += &section("not carried", flows::refusals(&document["gateway"]["refusals"]));
+    text += &section("carried", fields(&flows::totals(&document["gateway"])));
     text += &section("sockets", shown);
     text += &section("drops", drops(&document["drops"]));
     text += &section("buffers", fields(&document["pool"]));
@@ -212,9 +218,10 @@ fn heading(document: &Value) -> String {
         (Some(its), Some(own)) if its != own => format!(", in another network namespace ({its})"),
         _ => String::new(),
     };
+    let (name, guest) = (word(&document["name"]), flows::guest_of(document));
     format!(
         "{}, process {}, {}, {}{elsewhere}\n",
-        word(&document["name"]),
+        guest.map_or(name.clone(), |guest| format!("gateway of {name} ({guest})")),
         word(&document["pid"]),
         word(&document["device"]["name"]),
         addresses.join(" ")
@@ -260,21 +267,25 @@ const SOCKET_COLUMNS: [(&str, &str); 6] = [
     ("remote", "Peer Address:Port"),
 ];
 
-/// The sockets as `ss -ti` prints them: a line of columns, then the rest as `name:value`.
 fn sockets(value: &Value) -> String {
+    with_details(value, &SOCKET_COLUMNS)
+}
+
+/// Objects as `ss -ti` prints sockets: a line of columns, then the other fields as `name:value`.
+fn with_details(value: &Value, columns: &[(&str, &str)]) -> String {
     let all = list(value);
     if all.is_empty() {
         return String::new();
     }
-    let heads = SOCKET_COLUMNS.map(|c| c.1);
-    let cells = |s: &Value| SOCKET_COLUMNS.iter().map(|c| word(&s[c.0])).collect();
+    let heads: Vec<&str> = columns.iter().map(|c| c.1).collect();
+    let cells = |s: &Value| columns.iter().map(|c| word(&s[c.0])).collect();
     let lines: Vec<Vec<String>> = all.iter().map(cells).collect();
     let laid_out = table(&heads, &lines);
     let mut laid_out = laid_out.lines();
     let mut text = format!("{}\n", laid_out.next().unwrap_or_default());
-    for (line, socket) in laid_out.zip(all) {
+    for (line, object) in laid_out.zip(all) {
         let _ = writeln!(text, "{line}");
-        let rest = rest_of(socket);
+        let rest = rest_of(object, columns);
         if !rest.is_empty() {
             let _ = writeln!(text, "      {rest}");
         }
@@ -282,9 +293,9 @@ fn sockets(value: &Value) -> String {
     text
 }
 
-fn rest_of(socket: &Value) -> String {
-    let Some(object) = socket.as_object() else { return String::new() };
-    let is_rest = |name: &str| SOCKET_COLUMNS.iter().all(|c| c.0 != name);
+fn rest_of(object: &Value, columns: &[(&str, &str)]) -> String {
+    let Some(object) = object.as_object() else { return String::new() };
+    let is_rest = |name: &str| columns.iter().all(|c| c.0 != name);
     let rest = object.iter().filter(|(name, v)| is_rest(name) && !v.is_null());
     rest.map(|(name, v)| quantity(name, v)).collect::<Vec<_>>().join(" ")
 }
@@ -295,6 +306,9 @@ fn quantity(name: &str, value: &Value) -> String {
         return format!("{name}:{}", time(us));
     }
     if let (Some(name), Some(n)) = (name.strip_suffix("_bytes"), value.as_u64()) {
+        return format!("{name}:{}", bytes(n).replace(' ', ""));
+    }
+    if let (true, Some(n)) = (is_bytes(name), value.as_u64()) {
         return format!("{name}:{}", bytes(n).replace(' ', ""));
     }
     format!("{name}:{}", word(value))
@@ -327,13 +341,17 @@ fn drops(value: &Value) -> String {
     }
 }
 
+fn is_bytes(name: &str) -> bool {
+    name.ends_with("_bytes") || name.starts_with("bytes_")
+}
+
 /// An object as lines of name and value, sizes readable.
 fn fields(value: &Value) -> String {
     let Some(object) = value.as_object() else { return String::new() };
     let width = object.keys().map(String::len).max().unwrap_or(0);
     object.iter().fold(String::new(), |mut text, (name, v)| {
         let readable = match v.as_u64() {
-            Some(n) if name.ends_with("_bytes") && n >= 1024 => format!("{n} ({})", bytes(n)),
+            Some(n) if is_bytes(name) && n >= 1024 => format!("{n} ({})", bytes(n)),
             _ => word(v),
         };
         let _ = writeln!(text, "{name:<width$}  {readable}");
@@ -479,13 +497,5 @@ neighbours
         let json = escaped_json(&format!("{document:#}"));
         assert!(is_plain(&json), "{json:?}");
         assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), document);
-    }
-
-    #[test]
-    fn stacks_are_chosen_by_process_or_name() {
-        for choice in [&[][..], &["42"], &["nc"]] {
-            assert!(is_wanted(&args(choice), &document()));
-        }
-        assert!(!is_wanted(&args(&["4"]), &document()));
     }
 }

@@ -314,3 +314,46 @@ fn a_gateway_of_a_run_ends_with_the_program() {
         wait_until("the gateway ends with the program", || !is_open());
     });
 }
+
+/// What `fulmar stat --json` says with these arguments.
+fn stat(arguments: &[&str]) -> serde_json::Value {
+    let output = Command::new(FULMAR).args(["stat", "--json"]).args(arguments).output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or_default()
+}
+
+#[test]
+fn a_contained_gateway_shows_its_flows_to_its_user() {
+    in_sandbox(|| {
+        let mut guest = Guest::new();
+        let line = ["--config-net", "-a", "10.9.0.2", "-n", "24", "-g", "10.9.0.1"];
+        let gateway = detached(&[line.as_slice(), &[&guest.pid()]].concat());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // The router's address leads to the host's loopback.
+        let mut client = Command::new("nsenter")
+            .args(["-t", &guest.pid(), "-n", "bash", "-c"])
+            .arg(format!("exec 3<>/dev/tcp/10.9.0.1/{port}; echo hello >&3; read line <&3"))
+            .spawn()
+            .unwrap();
+        let (mut host, _) = listener.accept().unwrap();
+        let mut line = String::new();
+        BufReader::new(host.try_clone().unwrap()).read_line(&mut line).unwrap();
+        let found = stat(&[&guest.pid()]);
+        let document = &found[0];
+        assert_eq!(document["pid"], gateway, "{found}");
+        assert_eq!(document["gateway"]["guest"]["interface"], document["device"]["name"]);
+        let flows = document["flows"].as_array().unwrap();
+        let tcp = flows.iter().find(|f| f["protocol"] == "tcp").expect("the client's flow");
+        assert_eq!(tcp["host"], format!("127.0.0.1:{port}"));
+        assert_eq!(tcp["peer"], format!("10.9.0.1:{port}"));
+        assert!(tcp["guest"].as_str().unwrap().starts_with("10.9.0.2:"), "{tcp}");
+        assert_eq!((&tcp["state"], &tcp["bytes_out"]), (&"open".into(), &6.into()));
+        assert!(tcp["rtt_us"].is_number() && tcp["host_rtt_us"].is_number(), "{tcp}");
+        assert_eq!(stat(&[&gateway.to_string()])[0]["pid"], gateway);
+        host.write_all(b"bye\n").unwrap();
+        assert!(client.wait().unwrap().success(), "the relay goes on");
+        guest.end();
+        wait_until("the gateway ends with its guest", || !is_running(gateway));
+        assert!(stat(&[&gateway.to_string()])[0].is_null(), "nothing answers any more");
+    });
+}

@@ -9,12 +9,14 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use fulmar::Device;
+use fulmar::control::{Bound, Control};
 use fulmar::devices;
 use fulmar_gateway::attach::{End, Target};
 use fulmar_gateway::config::{Config, OnLoopback, Publish};
@@ -31,9 +33,11 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use super::args::AttachArgs;
 use super::auto::{Auto, loopback};
 use super::detach::say_ready;
+use super::document::About;
 use super::log::{DEFAULT_BYTES, Log};
 use super::plan::Plan;
 use super::report::{Reporter, rules_policy};
+use super::snapshot::Snapshots;
 use super::{runas, wait};
 use crate::failure::{During, Failure, Outcome};
 
@@ -75,6 +79,12 @@ struct Splicers {
     begin: Option<(Sender<()>, Receiver<io::Result<Containment>>)>,
 }
 
+impl Splicers {
+    fn all(&self) -> Vec<Splicer> {
+        [&self.guest, &self.host].into_iter().flatten().cloned().collect()
+    }
+}
+
 /// Is the gateway of a guest until its end.
 ///
 /// # Errors
@@ -98,6 +108,8 @@ pub fn serve(
     let pcap = plan.process.pcap.as_deref().map(create).transpose()?;
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
     let last_words = wait::last_words().during("cannot open the pipe for the summary")?;
+    let control = open_control(&log);
+    let host_namespace = Netns::current().ok().and_then(|own| number_of(&own));
     let mut auto = start_auto(plan, &log);
 
     let netns = target.attach().map_err(say)?;
@@ -108,10 +120,13 @@ pub fn serve(
     let mut splicers = make_splicers(plan, &netns).map_err(say)?;
     let (config, reporter) = configure(plan, &host, network, device, &splicers);
     describe(plan, &config, &log);
+    let namespaces = [host_namespace, number_of(&netns)];
+    let about = About::new(plan, target, &config.network, namespaces, splicers.all());
     let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
     auto.guest = splicers.guest.clone();
     auto.host = splicers.host.clone();
     attend(&mut gateway, end, signals, auto).during("cannot watch for the end of the guest")?;
+    let snapshots = Snapshots::of(&mut gateway).during("cannot make an eventfd")?;
     write_pid(pid_file, plan.process.pid.as_deref())?;
 
     if is_detached {
@@ -128,6 +143,7 @@ pub fn serve(
         say(e)
     })?;
     log.say(&format!("the network is up; {contained}"));
+    let _control = control.map(|bound| answer_stat(bound, about, snapshots)).transpose();
     let Stdio { null, mut ready, stderr } = stdio;
     if is_detached {
         say_ready(&mut ready);
@@ -141,6 +157,26 @@ pub fn serve(
         reporter.print(&mut out, &gateway.stat(), summary, &splicers_counters(&splicers));
     }
     Ok(if summary.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The control socket, opened while there are files. A gateway works without one, too.
+fn open_control(log: &Log) -> Option<Bound> {
+    let bound = Bound::new();
+    if let Err(e) = &bound {
+        log.say(&format!("`fulmar stat` will not see this gateway: {e}"));
+    }
+    bound.ok()
+}
+
+/// Starts the thread that answers `fulmar stat`, as contained as this one.
+fn answer_stat(bound: Bound, about: About, snapshots: Snapshots) -> io::Result<Control> {
+    bound.serve(move || snapshots.take().map(|stat| about.document(*stat)))
+}
+
+/// The number that the kernel gives a network namespace.
+fn number_of(netns: &Netns) -> Option<u64> {
+    let file = File::from(netns.as_fd().try_clone_to_owned().ok()?);
+    file.metadata().ok().map(|m| m.ino())
 }
 
 /// The errors of a set-up are sentences already.

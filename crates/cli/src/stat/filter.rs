@@ -123,11 +123,12 @@ impl Test {
 }
 
 fn address(socket: &Value, end: End) -> Option<SocketAddr> {
-    let name = match end {
-        End::Local => "local",
-        End::Remote => "remote",
+    // Of a gateway's flow the guest's end is the local one.
+    let names = match end {
+        End::Local => ["local", "guest"],
+        End::Remote => ["remote", "peer"],
     };
-    socket[name].as_str()?.parse().ok()
+    names.iter().find_map(|name| socket[*name].as_str())?.parse().ok()
 }
 
 impl Comparison {
@@ -168,6 +169,15 @@ mod tests {
         for filter in ["udp", "dport > 80", "sport < 1000", "tcp and state listen", "dst ::1"] {
             assert!(!admits(filter), "{filter}");
         }
+    }
+
+    #[test]
+    fn the_local_end_of_a_flow_is_the_guests() {
+        let flow = json!({"protocol": "tcp", "state": "open", "guest": "10.0.0.2:1000",
+                          "peer": "10.0.0.1:80", "host": "127.0.0.1:80"});
+        let admits = |filter: &str| filter.parse::<Filter>().unwrap().admits(&flow);
+        assert!(admits("sport = 1000 and dst 10.0.0.1 and state open"));
+        assert!(!admits("dst 127.0.0.1"));
     }
 
     #[test]

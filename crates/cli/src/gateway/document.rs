@@ -1,0 +1,220 @@
+//! A gateway's document for `fulmar stat`: that of a stack, and what a gateway adds.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use fulmar::connection_json;
+use fulmar_gateway::attach::Target;
+use fulmar_gateway::guest::GuestNetwork;
+use fulmar_gateway::splice::Splicer;
+use fulmar_gateway::stat::{Direction, FlowStat, HostTcp, Refusal, Stat, Totals};
+use nix::time::{ClockId, clock_gettime};
+use serde_json::{Map, Value, json};
+
+use super::plan::{Guest, Plan};
+
+/// What does not change in the life of a gateway.
+pub struct About {
+    name: String,
+    /// The network namespace of the host's sockets.
+    network_namespace: Option<u64>,
+    guest: Value,
+    splicers: Vec<Splicer>,
+}
+
+impl About {
+    /// Of a gateway that is being set up. `host` and `guest` are the numbers of the network namespaces.
+    pub fn new(
+        plan: &Plan,
+        target: &Target,
+        network: &GuestNetwork,
+        [host, guest]: [Option<u64>; 2],
+        splicers: Vec<Splicer>,
+    ) -> About {
+        let (pid, path) = match target {
+            Target::Process { pid, .. } => (Some(pid), None),
+            Target::Path { netns, .. } => (None, Some(netns.display().to_string())),
+        };
+        let addresses = network.addresses.iter().map(|(a, length)| format!("{a}/{length}"));
+        let guest = json!({
+            "pid": pid,
+            "path": path,
+            "network_namespace": guest,
+            "interface": network.name,
+            "addresses": addresses.collect::<Vec<_>>(),
+        });
+        About { name: name_of(plan, target), network_namespace: host, guest, splicers }
+    }
+
+    /// The document as text. A flow is written when it is described: of ten thousand only the text is in memory.
+    pub fn document(&self, stat: Stat) -> String {
+        let gateway = self.gateway(&stat);
+        let stack = fulmar::Stat {
+            name: self.name.clone(),
+            network_namespace: self.network_namespace,
+            shards: 1,
+            shard: stat.stack,
+            ledger: None,
+        };
+        let mut document = stack.to_value();
+        document["gateway"] = gateway;
+        with_array(document.to_string(), "flows", stat.flows.iter().map(flow))
+    }
+
+    fn gateway(&self, stat: &Stat) -> Value {
+        let cpu: Option<Duration> =
+            clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).ok().map(Duration::from);
+        let Totals { tcp_flows, udp_flows, echo_flows, .. } = stat.totals;
+        let Totals { bytes_out, bytes_in, datagrams_out, datagrams_in, .. } = stat.totals;
+        let refusals = Refusal::ALL.iter().map(|why| {
+            json!({"reason": why.name(), "count": stat.totals.refusals.value(*why),
+                   "sentence": why.sentence().trim()})
+        });
+        json!({
+            "guest": self.guest,
+            "uptime_us": micros(stat.uptime),
+            "cpu_us": cpu.map(micros),
+            "tcp_flows": tcp_flows,
+            "udp_flows": udp_flows,
+            "echo_flows": echo_flows,
+            "bytes_out": bytes_out,
+            "bytes_in": bytes_in,
+            "datagrams_out": datagrams_out,
+            "datagrams_in": datagrams_in,
+            "refusals": refusals.collect::<Vec<_>>(),
+            "spliced": self.spliced(),
+        })
+    }
+
+    /// Connections between the loopback interfaces.
+    fn spliced(&self) -> Value {
+        let counters = || self.splicers.iter().map(Splicer::counters);
+        let bytes = |n: u64, name: &str| (name.to_owned(), json!(n));
+        let sums = [
+            bytes(counters().map(|c| c.connections.load(Relaxed)).sum(), "connections"),
+            bytes(counters().map(|c| c.refused.load(Relaxed)).sum(), "refused"),
+            bytes(counters().map(|c| c.dropped.load(Relaxed)).sum(), "dropped"),
+            bytes(counters().map(|c| c.bytes_there.load(Relaxed)).sum(), "bytes_there"),
+            bytes(counters().map(|c| c.bytes_back.load(Relaxed)).sum(), "bytes_back"),
+        ];
+        Value::Object(sums.into_iter().collect())
+    }
+}
+
+/// The name of the program, of the process or of the namespace's file.
+fn name_of(plan: &Plan, target: &Target) -> String {
+    let file_name = |path: &Path| path.file_name().map(|n| n.to_string_lossy().into_owned());
+    let of_program = match &plan.guest {
+        Guest::Program(command) => command.first().and_then(|program| file_name(program.as_ref())),
+        Guest::Existing(_) => None,
+    };
+    let name = of_program.or_else(|| match target {
+        Target::Process { pid, .. } => {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+            Some(name.trim_end().to_owned())
+        }
+        Target::Path { netns, .. } => file_name(netns),
+    });
+    name.unwrap_or_else(|| "gateway".to_owned())
+}
+
+/// An object of JSON with an array more.
+fn with_array(mut object: String, name: &str, all: impl Iterator<Item = Value>) -> String {
+    object.pop();
+    let _ = write!(object, ",\"{name}\":[");
+    for (n, value) in all.enumerate() {
+        let _ = write!(object, "{}{value}", if n == 0 { "" } else { "," });
+    }
+    object + "]}"
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn flow(f: &FlowStat) -> Value {
+    let direction = match f.direction {
+        Direction::Out => "out",
+        Direction::In => "in",
+    };
+    let mut value = json!({
+        "protocol": f.protocol.name(),
+        "direction": direction,
+        "state": f.state,
+        "guest": f.guest.to_string(),
+        "peer": f.peer.to_string(),
+        "host": f.host.to_string(),
+        "bytes_out": f.bytes_out,
+        "bytes_in": f.bytes_in,
+        "age_us": micros(f.age),
+        "idle_us": micros(f.idle),
+        "recv_queue_bytes": f.tcp.as_ref().map(|t| t.recv_queue_bytes),
+        "send_queue_bytes": f.tcp.as_ref().map(|t| t.send_queue_bytes),
+    });
+    if let Some(object) = value.as_object_mut() {
+        object.extend(f.tcp.iter().flat_map(connection_json));
+        object.extend(f.host_tcp.iter().flat_map(host_connection));
+    }
+    value
+}
+
+fn host_connection(host: &HostTcp) -> Map<String, Value> {
+    let fields = [
+        ("host_rtt_us", json!(micros(host.rtt))),
+        ("host_retransmits", json!(host.retransmits)),
+        ("host_in_flight_pkts", json!(host.in_flight_pkts)),
+        ("host_unsent_bytes", json!(host.unsent_bytes)),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fulmar_gateway::policy::Protocol;
+
+    #[test]
+    fn arrays_are_appended_to_an_object() {
+        let append = |values: Vec<Value>| {
+            let text = with_array(json!({"a": {"b": 1}}).to_string(), "all", values.into_iter());
+            serde_json::from_str::<Value>(&text).unwrap()
+        };
+        assert_eq!(append(vec![]), json!({"a": {"b": 1}, "all": []}));
+        let two = vec![json!({"c": 2}), json!(3)];
+        assert_eq!(append(two), json!({"a": {"b": 1}, "all": [{"c": 2}, 3]}));
+    }
+
+    #[test]
+    fn a_flow_has_both_ends_and_what_each_connection_says() {
+        let at = |text: &str| text.parse().unwrap();
+        let host_tcp = HostTcp {
+            rtt: Duration::from_millis(12),
+            retransmits: 3,
+            in_flight_pkts: 4,
+            unsent_bytes: 5,
+        };
+        let tcp = FlowStat {
+            protocol: Protocol::Tcp,
+            direction: Direction::Out,
+            guest: at("10.0.0.2:1000"),
+            peer: at("10.0.0.1:80"),
+            host: at("127.0.0.1:80"),
+            state: "open",
+            bytes_out: 7,
+            bytes_in: 8,
+            age: Duration::from_secs(2),
+            idle: Duration::from_micros(1),
+            tcp: None,
+            host_tcp: Some(host_tcp),
+        };
+        let value = flow(&tcp);
+        assert_eq!(value["guest"], "10.0.0.2:1000");
+        assert_eq!(value["host"], "127.0.0.1:80");
+        assert_eq!((&value["age_us"], &value["bytes_in"]), (&json!(2_000_000), &json!(8)));
+        assert_eq!(value["host_rtt_us"], 12_000);
+        let udp = flow(&FlowStat { protocol: Protocol::Udp, host_tcp: None, ..tcp });
+        assert!(udp.get("host_rtt_us").is_none() && udp["send_queue_bytes"].is_null());
+    }
+}

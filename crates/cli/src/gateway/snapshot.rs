@@ -1,0 +1,100 @@
+//! Snapshots of a gateway for other threads.
+//!
+//! The loop of the relay owns all flows, so the snapshot is taken there; it is made into a document by the thread
+//! that asked. However many ask, and however often: they take turns, and after each snapshot the relay works for
+//! [`REST`] times as long as the snapshot took before it takes another one. Writing to a slow reader is the asking
+//! thread's matter.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fulmar_gateway::stat::Stat;
+use fulmar_gateway::{Attendant, Gateway};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+/// Time between two snapshots, as a multiple of what the first one took: the relay spends no more than a twentieth
+/// of its time on them.
+const REST: u32 = 19;
+/// The same at least and at most. Readers wait for two seconds.
+const REST_BOUNDS: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
+/// How long the loop is waited for: one turn is much shorter.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A snapshot, and how long it took.
+type Taken = (Box<Stat>, Duration);
+
+/// The asking side; its copies take turns.
+#[derive(Clone)]
+pub struct Snapshots(Arc<Mutex<Asker>>);
+
+struct Asker {
+    /// Wakes the loop.
+    wanted: EventFd,
+    taken: Receiver<Taken>,
+    /// The next snapshot is not taken before.
+    not_before: Instant,
+}
+
+impl Snapshots {
+    /// Lets a gateway's loop answer.
+    ///
+    /// # Errors
+    /// No descriptor.
+    pub fn of(gateway: &mut Gateway) -> io::Result<Snapshots> {
+        let wanted = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let (give, taken) = sync_channel(1);
+        let fd = std::os::fd::AsFd::as_fd(&wanted).try_clone_to_owned()?;
+        gateway.attend(fd, attendant(give))?;
+        let asker = Asker { wanted, taken, not_before: Instant::now() };
+        Ok(Snapshots(Arc::new(Mutex::new(asker))))
+    }
+
+    /// Takes a snapshot. `None`: the loop does not answer, because it ends.
+    pub fn take(&self) -> Option<Box<Stat>> {
+        let mut asker = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        thread::sleep(asker.not_before.saturating_duration_since(Instant::now()));
+        // The answer to a question that was given up.
+        while asker.taken.try_recv().is_ok() {}
+        asker.wanted.write(1).ok()?;
+        let (stat, took) = asker.taken.recv_timeout(PATIENCE).ok()?;
+        asker.not_before = Instant::now() + rest_after(took);
+        Some(stat)
+    }
+}
+
+fn rest_after(took: Duration) -> Duration {
+    let [least, most] = REST_BOUNDS;
+    took.saturating_mul(REST).clamp(least, most)
+}
+
+fn attendant(give: SyncSender<Taken>) -> Attendant {
+    Box::new(move |wanted: &OwnedFd, gateway| {
+        let mut count = [0; 8];
+        if nix::unistd::read(wanted, &mut count).is_ok() {
+            let begun = Instant::now();
+            let stat = Box::new(gateway.stat());
+            // With nobody who waits any more it is dropped.
+            let _ = give.try_send((stat, begun.elapsed()));
+        }
+        ControlFlow::Continue(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_take_a_twentieth_of_the_time_at_most() {
+        let took = Duration::from_millis(10);
+        assert_eq!(rest_after(took), took * 19);
+        // With tens of thousands of flows a reader still gets its answer.
+        assert_eq!(rest_after(Duration::from_secs(1)), Duration::from_secs(1));
+        assert_eq!(rest_after(Duration::ZERO), REST_BOUNDS[0]);
+    }
+}
