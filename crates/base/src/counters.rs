@@ -144,6 +144,16 @@ counters! {
     TcpFastRetransmits, "tcp_fast_retransmits";
     /// Retransmission time-outs.
     TcpTimeouts, "tcp_timeouts";
+    /// Tail loss probes (RFC 8985).
+    TcpTailLossProbes, "tcp_tail_loss_probes";
+    /// Detections of lost retransmissions (RFC 8985).
+    TcpLostRetransmits, "tcp_lost_retransmits";
+    /// Recoveries found spurious and undone (RFC 3522, RFC 3708, RFC 5682).
+    TcpSpuriousRecoveries, "tcp_spurious_recoveries";
+    /// DSACK blocks received: bytes that the peer received twice (RFC 2883).
+    TcpDsacksIn, "tcp_dsacks_in";
+    /// DSACK blocks sent.
+    TcpDsacksOut, "tcp_dsacks_out";
     /// Bytes that arrived out of order.
     TcpOutOfOrderBytes, "tcp_out_of_order_bytes";
     /// Zero-window probes sent.

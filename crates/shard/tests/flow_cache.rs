@@ -35,7 +35,9 @@ fn world() -> World {
         inner: b,
         change: move |frame: &mut [u8]| {
             let taken = (frame.len() > 66).then(|| change_it.lock().unwrap().take()).flatten();
-            taken.inspect(|at| frame[*at] ^= 1).is_some()
+            // The next frame may be a shorter one that is retransmitted.
+            let last = frame.len() - 1;
+            taken.inspect(|at| frame[last.min(*at)] ^= 1).is_some()
         },
     };
     let shard = |station, device| Shard::new(config(station, 16 << 20), device, now).unwrap();

@@ -129,7 +129,6 @@ macro_rules! controllers {
             }
 
             /// See [`Controller::on_undo`].
-            #[allow(dead_code)]
             pub(crate) fn on_undo(&mut self) {
                 match self { $(Congestion::$variant(c) => c.on_undo(),)* }
             }
@@ -176,6 +175,12 @@ impl Congestion {
 
     pub(crate) fn ssthresh(&self) -> u64 {
         self.window().ssthresh
+    }
+
+    /// Sets cwnd: proportional rate reduction.
+    pub(crate) fn set_cwnd(&mut self, bytes: u64) {
+        let window = self.window_mut();
+        window.cwnd = bytes.max(window.mss).min(window::MAX_CWND);
     }
 
     #[inline]

@@ -53,8 +53,7 @@ impl Tcb {
             self.due.probe = true;
             self.rtt.back_off();
         } else if self.flight() > 0 {
-            self.adopt_pending_mtu();
-            self.enter_loss(env.counters);
+            self.on_recovery_timer(env);
         }
         Events::NONE
     }

@@ -77,7 +77,7 @@ impl Tcb {
             snd_wnd_bytes: self.snd_wnd,
             rcv_wnd_bytes: self.advertised_window(),
             in_flight_bytes: self.flight(),
-            sacked_bytes: self.sacked.bytes(),
+            sacked_bytes: self.sacked.sacked_bytes(),
             recovering: !matches!(self.recovery.mode, crate::recovery::Mode::Open),
             retransmits: self.retransmits.segments,
             retransmitted_bytes: self.retransmits.bytes,

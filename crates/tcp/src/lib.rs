@@ -1,6 +1,7 @@
 //! The TCP engine: RFC 9293 with window scaling and timestamps (RFC 7323), selective
-//! acknowledgements (RFC 2018, RFC 6675), congestion control (CUBIC of RFC 9438, NewReno) and the
-//! defences of RFC 5961.
+//! acknowledgements (RFC 2018, RFC 2883), loss recovery by RACK-TLP (RFC 8985) and proportional
+//! rate reduction (RFC 9937), congestion control (CUBIC of RFC 9438, NewReno) and the defences of
+//! RFC 5961.
 //!
 //! A [`Tcb`] is a state machine. Inputs: segments, time and user calls. Outputs: segments (through
 //! [`Emit`]), deadlines and [`Events`]. No I/O, no clock, no lock, no randomness, no callback but
@@ -23,7 +24,7 @@
 //! decision, one header mbuf and one payload reference per 64 KiB.
 //!
 //! **Not here.** Listening sockets and SYN queues (`shard`; SYN cookies are computed here), the
-//! choice of initial sequence numbers (RFC 6528, the caller), routing, pacing, ECN, RACK-TLP.
+//! choice of initial sequence numbers (RFC 6528, the caller), routing, pacing, ECN.
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]

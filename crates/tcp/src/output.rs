@@ -5,10 +5,10 @@
 //!
 //! 1. a reset, which is the last segment;
 //! 2. the SYN, or SYN,ACK;
-//! 3. retransmission of lost data (NextSeg rule 1);
-//! 4. new data and the FIN, in super-segments if the path has segmentation offload;
-//! 5. a window or keepalive probe;
-//! 6. retransmission of data that may be lost (NextSeg rules 3 and 4);
+//! 3. a tail loss probe;
+//! 4. retransmission of lost data;
+//! 5. new data and the FIN, in super-segments if the path has segmentation offload;
+//! 6. a window or keepalive probe;
 //! 7. a pure ACK, if one is due and no segment above carried it.
 
 mod plan;
@@ -17,9 +17,10 @@ use crate::Tcb;
 use crate::arith::div_rem;
 use crate::contract::ConnError;
 use crate::contract::{Emit, EmitError, Env, PathInfo, SegmentOut, Sent, State};
+use crate::recovery::timer::Pending;
 use crate::segment::{checksum_offload, header_mbuf, offload};
 use crate::timers::Timer;
-use fulmar_base::{Counter, DropReason, GsoKind};
+use fulmar_base::{Counter, DropReason, Duration, GsoKind};
 use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
 use fulmar_wire::tcp::{Flags, Header, SackBlocks};
 pub(crate) use plan::{Plan, SegmentKind};
@@ -117,6 +118,9 @@ impl Tcb {
             Err(EmitError::Lost) => {}
         }
         self.on_sent(env, plan);
+        if !hdr.options.sack.is_empty() && self.dsack_due.take().is_some() {
+            env.counters.count(Counter::TcpDsacksOut);
+        }
         Ok(())
     }
 
@@ -168,17 +172,25 @@ impl Tcb {
         hdr.options.sack_permitted = self.sack_on;
     }
 
-    /// The out-of-order ranges received, most recent first (RFC 2018 section 4).
+    /// The out-of-order ranges received, most recent first (RFC 2018 section 4). Bytes received twice
+    /// come before them, and the range that contains those follows (RFC 2883 section 4).
     #[inline]
     fn sack_blocks(&self) -> SackBlocks {
         let mut blocks = SackBlocks::default();
-        if self.sack_on && self.recv.out_of_order_bytes() > 0 {
-            let mut ranges = [(0u64, 0u64); SackBlocks::MAX];
-            let n = self.recv.sack_ranges(&mut ranges);
-            for (from, to) in ranges.into_iter().take(n) {
-                let seq = |offset: u64| self.peer_seq_of(offset.saturating_add(1));
-                blocks.push((seq(from), seq(to)));
-            }
+        if !self.sack_on || (self.recv.out_of_order_bytes() == 0 && self.dsack_due.is_none()) {
+            return blocks;
+        }
+        let mut ranges = [(0u64, 0u64); SackBlocks::MAX];
+        let n = self.recv.sack_ranges(&mut ranges);
+        let ranges = ranges.get_mut(..n).unwrap_or_default();
+        // Positions are offsets of the stream plus one.
+        let seq = |offset: u64| self.peer_seq_of(offset.saturating_add(1));
+        if let Some((start, end)) = self.dsack_due {
+            blocks.push((self.peer_seq_of(start), self.peer_seq_of(end)));
+            ranges.sort_by_key(|(from, to)| !(*from < start && end <= to.saturating_add(1)));
+        }
+        for (from, to) in ranges.iter() {
+            blocks.push((seq(*from), seq(*to)));
         }
         blocks
     }
@@ -241,9 +253,8 @@ impl Tcb {
             }
             SegmentKind::Syn => self.on_syn_sent(env),
             SegmentKind::New => self.on_new_sent(env, plan),
-            SegmentKind::Retransmit | SegmentKind::Rescue => {
-                let to = plan.end();
-                self.on_retransmit_sent(plan.kind, to, plan.bytes);
+            SegmentKind::Retransmit | SegmentKind::TailProbe => {
+                self.on_retransmit_sent(plan, now);
                 env.counters.add(Counter::TcpRetransmitBytes, plan.bytes as u64);
             }
         }
@@ -282,6 +293,7 @@ impl Tcb {
             self.times.last_progress = env.now;
         }
         self.snd_nxt = self.snd_nxt.max(end);
+        self.sacked.sent(end, env.now, self.shared_run_time());
         self.fin_sent |= plan.fin;
         self.due.probe = false;
         if !plan.bytes.is_multiple_of(self.full_segment_bytes().max(1)) {
@@ -294,6 +306,20 @@ impl Tcb {
         }
         // Data flows in this direction too: it can carry ACKs.
         self.quick_acks = 0;
+        self.count_prr_out(plan.bytes as u64);
+        if self.recovery.tlp.due {
+            self.on_probe_sent(false);
+        } else if matches!(self.recovery.pending, Pending::Probe) && !self.persisting {
+            // The probe is for what is last now: `rearm` schedules it anew.
+            self.timers.stop(Timer::Retransmit);
+        }
+    }
+
+    /// Segments sent within this time share a run of the scoreboard: too short to matter for RACK,
+    /// whose window is a quarter of the round-trip time. During recovery each has its own.
+    #[inline]
+    fn shared_run_time(&self) -> Duration {
+        if self.recovery.is_quiet() { self.rtt.srtt_128th() } else { Duration::ZERO }
     }
 
     /// RST, with ACK in the synchronized states (RFC 9293 section 3.5.2).

@@ -1,24 +1,60 @@
 //! Loss recovery: what to retransmit, and how much may be in flight meanwhile.
 //!
-//! One model covers SACK recovery (RFC 6675), NewReno for peers without SACK (RFC 6582), and
-//! recovery after a retransmission time-out. Bytes below `lost_edge` that are not SACKed are lost.
-//! Lost bytes below `high_rxt` have been retransmitted. The modes differ only in `lost_edge`:
+//! The [scoreboard](crate::scoreboard) holds what was sent: in flight, SACKed, or lost and waiting
+//! for its retransmission. Detectors mark bytes as lost; everything else follows from the marks:
 //!
-//! | mode | lost_edge |
-//! |---|---|
-//! | open | where IsLost ends; nothing below `snd_una` |
-//! | fast, SACK | where IsLost ends (the first segment always counts as lost) |
-//! | fast, NewReno | one segment beyond `snd_una` |
-//! | loss (time-out) | `recover`, all that had been sent |
+//! ```text
+//! with SACK          RACK: sent before a delivered segment, by the reordering window  rack.rs
+//!                    TLP: a probe for a tail that nothing follows                     tlp.rs
+//! without SACK       three duplicate ACKs, then each partial ACK (RFC 5681, 6582)     here
+//! both               the retransmission time-out (RFC 6298)                           here
+//!                                  |
+//!                                  v marks
+//!              plan_lost: the first lost bytes, while pipe < cwnd
+//!              cwnd: PRR in fast recovery (RFC 9937)                                  prr.rs
+//!              undo: Eifel, DSACK and F-RTO find the recovery spurious                undo.rs
+//! ```
 //!
-//! A lost retransmission is detected by the time-out.
+//! | mode | entered | lost | cwnd | left |
+//! |---|---|---|---|---|
+//! | open | | nothing | the controller's | |
+//! | fast, SACK | RACK marks a loss | what RACK marks, also retransmissions | PRR | `recover` acknowledged, or undone |
+//! | fast, no SACK | third duplicate ACK | the first segment, again with each partial ACK | ssthresh | as above |
+//! | loss | time-out | what was in flight for a round trip or more | slow start | as above |
+//!
+//! A recovery lasts until `recover`, `snd_nxt` at its start, is acknowledged. Losses found meanwhile
+//! belong to it. One timer serves the time-out, the probe and the reordering window (RFC 8985
+//! section 8): [`timer`].
+//!
+//! Differences from Linux, which otherwise decides the same way:
+//! - F-RTO judges by the second ACK (RFC 5682 section 3.1), not by the first.
+//! - Eifel judges by the first ACK that advances `snd_una` (RFC 4015 section 3.2), not by each.
+//! - A probe that would come with the time-out replaces it (RFC 8985 section 7.2), as on Linux.
+//! - A time-out during fast recovery does not lower ssthresh again, as on Linux: it is the same
+//!   loss episode. RFC 5681 section 3.1 would.
+
+mod prr;
+pub(crate) mod rack;
+pub(crate) mod timer;
+pub(crate) mod tlp;
+mod undo;
 
 use crate::Tcb;
 use crate::arith::div_rem;
 use crate::output::{Plan, SegmentKind};
-use crate::scoreboard::DUP_THRESH;
+use crate::scoreboard::Delivered;
 use crate::timers::Timer;
-use fulmar_base::{Counter, Counters};
+use fulmar_base::{Counter, Counters, Instant};
+use fulmar_wire::tcp::Header;
+use prr::Prr;
+use rack::Rack;
+use timer::Pending;
+use tlp::Tlp;
+pub(crate) use undo::Dsack;
+use undo::{Frto, Undo};
+
+/// DupThresh (RFC 5681 section 3.2), for peers without SACK.
+const DUP_THRESH: u32 = 3;
 
 /// The phase of recovery.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,14 +73,16 @@ pub(crate) struct Recovery {
     pub mode: Mode,
     /// RecoveryPoint: its acknowledgement ends recovery.
     pub recover: u64,
-    /// HighRxt: lost bytes below it have been retransmitted.
-    pub high_rxt: u64,
-    /// The rescue retransmission of this recovery was sent.
-    pub rescued: bool,
-    /// Duplicate acknowledgements since `snd_una` advanced.
+    /// Duplicate acknowledgements since `snd_una` advanced, of a peer without SACK.
     pub dupacks: u32,
     /// One retransmission is exempt from the pipe limit (RFC 6675 section 5 (4.3)).
     pub first_due: bool,
+    /// What [`Timer::Retransmit`] is set for.
+    pub pending: Pending,
+    pub rack: Rack,
+    pub tlp: Tlp,
+    pub prr: Prr,
+    pub undo: Undo,
 }
 
 impl Recovery {
@@ -52,90 +90,75 @@ impl Recovery {
         Recovery {
             mode: Mode::Open,
             recover: 0,
-            high_rxt: 0,
-            rescued: false,
             dupacks: 0,
             first_due: false,
+            pending: Pending::Timeout,
+            rack: Rack::new(),
+            tlp: Tlp::new(),
+            prr: Prr::new(),
+            undo: Undo::new(),
         }
     }
 
-    /// Open, and no duplicate acknowledgement counted.
+    /// Open, no duplicate acknowledgement counted, no probe outstanding.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
-        matches!(self.mode, Mode::Open) && self.dupacks == 0
+        matches!(self.mode, Mode::Open) && self.dupacks == 0 && self.tlp.is_idle()
     }
 }
 
-impl Tcb {
-    fn smss(&self) -> u64 {
-        u64::from(self.mss)
-    }
+/// What an ACK means for recovery.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AckNews {
+    /// Positions by which `snd_una` advanced.
+    pub moved: u64,
+    /// What it delivered.
+    pub delivered: Delivered,
+    /// Its DSACK block.
+    pub dsack: Option<Dsack>,
+    /// A duplicate acknowledgement of a peer without SACK (RFC 5681 section 2).
+    pub duplicate: bool,
+    /// It has SACK blocks.
+    pub has_sack: bool,
+}
 
-    /// The end of the bytes considered lost.
-    fn lost_edge(&self) -> u64 {
-        let one_segment = self.snd_una.saturating_add(self.smss());
-        let edge = match (self.recovery.mode, self.sack_on) {
-            (Mode::Loss, _) => self.recovery.recover,
-            (Mode::Fast, false) => one_segment,
-            (Mode::Fast, true) => {
-                let first = if self.recovery.first_due { one_segment } else { 0 };
-                self.sacked.lost_edge(self.smss()).max(first)
-            }
-            (Mode::Open, _) => self.sacked.lost_edge(self.smss()),
-        };
-        edge.clamp(self.snd_una, self.snd_nxt)
+impl Tcb {
+    pub(crate) fn smss(&self) -> u64 {
+        u64::from(self.mss)
     }
 
     /// SetPipe (RFC 6675 section 4): an estimate of the bytes in the network.
     #[inline]
     pub(crate) fn pipe(&self) -> u64 {
-        if self.recovery.is_quiet() && self.sacked.is_empty() {
+        if self.recovery.dupacks == 0 && self.sacked.is_clean() {
             return self.flight();
         }
         self.pipe_in_recovery()
     }
 
     pub(crate) fn pipe_in_recovery(&self) -> u64 {
-        let unsacked = |from: u64, to: u64| {
-            to.saturating_sub(from).saturating_sub(self.sacked.bytes_within(from, to))
-        };
-        let not_lost = unsacked(self.lost_edge(), self.snd_nxt);
-        let again = unsacked(self.snd_una, self.recovery.high_rxt.min(self.snd_nxt));
         // Without SACK, each duplicate ACK means that one segment has left the network.
-        let left = if self.sack_on || matches!(self.recovery.mode, Mode::Loss) {
+        let left = if matches!(self.recovery.mode, Mode::Loss) {
             0
         } else {
             u64::from(self.recovery.dupacks).saturating_mul(self.smss())
         };
-        not_lost.saturating_add(again).saturating_sub(left)
+        self.flight()
+            .saturating_sub(self.sacked.sacked_bytes())
+            .saturating_sub(self.sacked.lost_bytes())
+            .saturating_sub(left)
     }
 
-    /// NextSeg rule 1 (RFC 6675 section 4): the first lost segment that was not retransmitted.
+    /// The first lost segment (NextSeg rule 1, RFC 6675 section 4).
+    ///
+    /// Rules 3 and 4, retransmissions of bytes that may be lost, are not needed: RACK finds the last
+    /// segments lost as soon as the retransmission of an earlier one is delivered.
     pub(crate) fn plan_lost(&self) -> Option<Plan> {
-        if matches!(self.recovery.mode, Mode::Open) {
+        if matches!(self.recovery.mode, Mode::Open) || self.prefers_new_data() {
             return None;
         }
-        let from = self.recovery.high_rxt.max(self.snd_una);
-        let (start, end) = self.sacked.first_hole(from, self.lost_edge())?;
+        let (start, end) = self.sacked.first_lost()?;
         self.may_retransmit().then(|| self.plan_retransmit(start, end))
-    }
-
-    /// NextSeg rules 3 and 4, when no new data can be sent: a hole that does not count as lost,
-    /// then once per recovery the last segment (rescue), in case the tail was lost.
-    pub(crate) fn plan_rescue(&self) -> Option<Plan> {
-        if !matches!(self.recovery.mode, Mode::Fast) || !self.sack_on || !self.may_retransmit() {
-            return None;
-        }
-        let from = self.recovery.high_rxt.max(self.snd_una);
-        if let Some((start, end)) = self.sacked.first_hole(from, self.sacked.highest()) {
-            return Some(self.plan_retransmit(start, end));
-        }
-        if self.recovery.rescued {
-            return None;
-        }
-        let (start, end) = self.sacked.last_hole(from, self.snd_nxt)?;
-        let start = start.max(end.saturating_sub(self.smss()));
-        Some(Plan { kind: SegmentKind::Rescue, ..self.plan_retransmit(start, end) })
     }
 
     fn may_retransmit(&self) -> bool {
@@ -153,110 +176,147 @@ impl Tcb {
         Plan { pos: start, bytes: bytes as usize, fin, kind: SegmentKind::Retransmit }
     }
 
-    /// A retransmission of `bytes` bytes up to `to` was sent.
-    pub(crate) fn on_retransmit_sent(&mut self, kind: SegmentKind, to: u64, bytes: usize) {
+    /// A retransmission was sent.
+    pub(crate) fn on_retransmit_sent(&mut self, plan: &Plan, now: Instant) {
+        let end = plan.end();
+        self.sacked.retransmitted(plan.pos, end, now);
         self.recovery.first_due = false;
-        match kind {
-            SegmentKind::Rescue => self.recovery.rescued = true,
-            _ => self.recovery.high_rxt = self.recovery.high_rxt.max(to),
+        if plan.pos == self.snd_una && !matches!(self.recovery.pending, Pending::Reordering) {
+            // The time-out is that of this copy now.
+            self.timers.stop(Timer::Retransmit);
+            self.recovery.pending = Pending::Timeout;
+        }
+        if matches!(plan.kind, SegmentKind::TailProbe) {
+            self.on_probe_sent(true);
+        } else {
+            let stamp = self.ts_clock(now);
+            self.recovery.undo.on_retransmit(end.saturating_sub(plan.pos), stamp);
+            self.count_prr_out(end.saturating_sub(plan.pos));
         }
         // Karn's algorithm: either copy of the timed segment may be acknowledged.
         self.times.timed = None;
         self.retransmits.segments = self.retransmits.segments.saturating_add(1);
-        self.retransmits.bytes = self.retransmits.bytes.saturating_add(bytes as u64);
+        self.retransmits.bytes = self.retransmits.bytes.saturating_add(plan.bytes as u64);
     }
 
-    /// A duplicate acknowledgement (RFC 5681 section 3.2, RFC 6675 section 5).
-    pub(crate) fn on_duplicate(&mut self, counters: &mut Counters) {
-        self.recovery.dupacks = self.recovery.dupacks.saturating_add(1);
-        self.detect_loss(counters);
+    /// Processes an ACK. `snd_una` and the scoreboard are updated.
+    pub(crate) fn recover_on_ack(&mut self, hdr: &Header, news: &AckNews, env: &mut crate::Env) {
+        let (now, counters) = (env.now, &mut *env.counters);
+        self.update_rack(hdr, &news.delivered, now);
+        self.probe_on_ack(news);
+        if let Some(dsack) = news.dsack {
+            self.on_dsack(&dsack, counters);
+        }
+        if news.moved > 0 {
+            self.on_progress(hdr, news, counters);
+        } else if news.duplicate {
+            self.recovery.dupacks = self.recovery.dupacks.saturating_add(1);
+        }
+        self.check_frto(news, counters);
+        self.detect_losses(news, now, counters);
+        self.reduce_proportionally(news);
+        self.check_probe_timer();
     }
 
-    /// Enters fast recovery on DupThresh duplicates or a lost segment on the scoreboard.
-    pub(crate) fn detect_loss(&mut self, counters: &mut Counters) {
-        if !matches!(self.recovery.mode, Mode::Open) || self.flight() == 0 {
-            return;
-        }
-        let counted = self.recovery.dupacks as usize >= DUP_THRESH;
-        if !counted && self.sacked.lost_edge(self.smss()) <= self.snd_una {
-            return;
-        }
-        self.recovery = Recovery {
-            mode: Mode::Fast,
-            recover: self.snd_nxt,
-            high_rxt: self.snd_una,
-            rescued: false,
-            dupacks: self.recovery.dupacks,
-            first_due: true,
-        };
-        self.congestion.on_loss();
-        self.times.timed = None;
-        counters.count(Counter::TcpFastRetransmits);
-    }
-
-    /// `acked` positions were newly acknowledged; `snd_una` has advanced.
-    #[inline]
-    pub(crate) fn recover_on_ack(&mut self, acked: u64) {
-        if self.recovery.is_quiet() {
-            return;
-        }
+    /// `snd_una` has advanced.
+    fn on_progress(&mut self, hdr: &Header, news: &AckNews, counters: &mut Counters) {
+        self.check_eifel(hdr, counters);
         match self.recovery.mode {
             Mode::Open => self.recovery.dupacks = 0,
-            _ if self.snd_una >= self.recovery.recover => {
-                self.recovery = Recovery { high_rxt: self.snd_una, ..Recovery::new() };
-            }
-            Mode::Fast => self.on_partial_ack(acked),
+            _ if self.snd_una >= self.recovery.recover => self.leave_recovery(),
+            Mode::Fast if !self.sack_on => self.on_partial_ack(news.moved),
+            Mode::Fast => {}
             Mode::Loss => self.recovery.dupacks = 0,
         }
+    }
+
+    fn leave_recovery(&mut self) {
+        if matches!(self.recovery.mode, Mode::Fast) {
+            self.end_prr();
+        }
+        self.recovery.rack.on_recovery_end();
+        self.recovery.mode = Mode::Open;
+        self.recovery.dupacks = 0;
+        self.recovery.first_due = false;
+        self.recovery.undo.frto = Frto::Off;
     }
 
     /// RFC 6582 section 3.2 step 3: without SACK the next hole starts at `snd_una`. The
     /// acknowledged segments no longer count as duplicates.
     fn on_partial_ack(&mut self, acked: u64) {
-        if self.sack_on {
-            return;
-        }
         let segments = u32::try_from(div_rem(acked, self.smss()).0).unwrap_or(u32::MAX);
         let counted = segments.saturating_sub(1);
         self.recovery.dupacks = self.recovery.dupacks.saturating_sub(counted);
+        self.sacked.mark_lost_to(self.snd_una.saturating_add(self.smss()));
         self.recovery.first_due = true;
     }
 
-    /// The retransmission timer expired (RFC 6298 sections 5.4 to 5.6, RFC 6675 section 5.1):
-    /// everything not on the scoreboard counts as lost.
-    pub(crate) fn enter_loss(&mut self, counters: &mut Counters) {
+    /// Looks for losses, and enters fast recovery with the first.
+    fn detect_losses(&mut self, news: &AckNews, now: Instant, counters: &mut Counters) {
+        if self.flight() == 0 {
+            return;
+        }
+        if self.sack_on {
+            self.detect_by_rack(now, counters);
+        } else if matches!(self.recovery.mode, Mode::Open) && self.recovery.dupacks >= DUP_THRESH {
+            self.sacked.mark_lost_to(self.snd_una.saturating_add(self.smss()));
+        }
+        if matches!(self.recovery.mode, Mode::Open) && self.sacked.lost_bytes() > 0 {
+            self.enter_fast(&news.delivered, counters);
+        }
+    }
+
+    fn enter_fast(&mut self, delivered: &Delivered, counters: &mut Counters) {
+        self.begin_undo();
+        self.begin_prr(delivered);
+        self.recovery.mode = Mode::Fast;
+        self.recovery.recover = self.snd_nxt;
+        self.recovery.first_due = true;
+        self.recovery.tlp = Tlp::new();
+        self.congestion.on_loss();
+        self.times.timed = None;
+        counters.count(Counter::TcpFastRetransmits);
+    }
+
+    /// The retransmission timer expired (RFC 6298 sections 5.4 to 5.6, RFC 8985 section 6.3).
+    pub(crate) fn enter_loss(&mut self, now: Instant, counters: &mut Counters) {
         let is_repeated = self.rtt.backoff() > 0;
-        self.congestion.on_timeout(is_repeated);
+        let is_new = matches!(self.recovery.mode, Mode::Open);
+        if is_new {
+            self.begin_undo();
+        }
+        let is_same_episode = matches!(self.recovery.mode, Mode::Fast);
+        self.congestion.on_timeout(is_repeated || is_same_episode);
         // The peer may renege on SACKed data (RFC 2018 section 8). It has reneged if it SACKed the
         // byte at `snd_una`. After a second time-out reneging is assumed.
-        if is_repeated || self.sacked.lowest() == Some(self.snd_una) {
-            self.sacked.clear();
+        if is_repeated || self.sacked.has_reneged() {
+            self.sacked.clear_sacked();
         }
-        self.recovery = Recovery {
-            mode: Mode::Loss,
-            recover: self.snd_nxt,
-            high_rxt: self.snd_una,
-            rescued: false,
-            dupacks: 0,
-            first_due: true,
-        };
-        self.times.timed = None;
+        self.mark_lost_on_timeout(is_repeated, now);
+        self.restart_recovery();
+        self.recovery.undo.frto =
+            if self.sack_on && is_new && !is_repeated { Frto::First } else { Frto::Off };
         self.rtt.back_off();
         self.timers.stop(Timer::Retransmit);
         counters.count(Counter::TcpTimeouts);
     }
 
+    /// Recovers everything in flight in slow start.
+    fn restart_recovery(&mut self) {
+        self.recovery.mode = Mode::Loss;
+        self.recovery.recover = self.snd_nxt;
+        self.recovery.dupacks = 0;
+        self.recovery.first_due = true;
+        self.recovery.tlp = Tlp::new();
+        self.recovery.undo.frto = Frto::Off;
+        self.times.timed = None;
+    }
+
     /// Everything in flight exceeded the path MTU: retransmit it in smaller segments. This is no
     /// sign of congestion (RFC 1191 section 6.4).
     pub(crate) fn retransmit_all(&mut self) {
-        self.recovery = Recovery {
-            mode: Mode::Loss,
-            recover: self.snd_nxt,
-            high_rxt: self.snd_una,
-            rescued: false,
-            dupacks: 0,
-            first_due: true,
-        };
-        self.times.timed = None;
+        self.sacked.mark_all_lost();
+        self.recovery.undo = Undo::new();
+        self.restart_recovery();
     }
 }

@@ -95,6 +95,17 @@ impl Rtt {
         (self.min_ns != u64::MAX).then(|| Duration::from_nanos(self.min_ns))
     }
 
+    /// A quarter of the smallest sample; zero before the first.
+    pub(crate) fn min_quarter(&self) -> Duration {
+        if self.min_ns == u64::MAX { Duration::ZERO } else { Duration::from_nanos(self.min_ns / 4) }
+    }
+
+    /// A 128th of the smoothed round-trip time.
+    #[inline]
+    pub(crate) fn srtt_128th(&self) -> Duration {
+        Duration::from_nanos(self.srtt_ns / 128)
+    }
+
     /// RFC 6298 section 5.7: after a retransmitted SYN, the time-out for data starts at 3 s.
     pub(crate) fn on_syn_retransmitted(&mut self) {
         if self.srtt_ns == 0 {

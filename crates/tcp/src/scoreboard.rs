@@ -1,171 +1,435 @@
-//! The SACK scoreboard (RFC 6675 section 3): which bytes beyond `snd_una` the peer has reported.
+//! The scoreboard: what was sent and is not yet acknowledged cumulatively, when it was last sent,
+//! and what became of it (RFC 6675 section 3, RFC 8985 section 5.1).
 //!
 //! ```text
-//!  snd_una        lost_edge                    snd_nxt
-//!     |  hole  |SSSS| hole |SS|SS.. hole |SSSS|  not reported |
-//!     |<-- lost --->|<------------- not known to be lost ---->|
+//!  snd_una                                                    snd_nxt
+//!     | lost | again |SACKED| in flight |SACKED|    in flight   |
+//!     |<-end |<- end |<-end |<-   end   | ...  one `Run` each   |
+//!                                       fack --^
 //! ```
 //!
-//! Positions are unwrapped sequence numbers (see `tcb`). Ranges are sorted, disjoint and not
-//! adjacent. There are at most [`MAX_RANGES`]: a block that would need one more is ignored, which
-//! costs at most a needless retransmission. The vector is allocated with the first block and keeps
-//! its capacity.
+//! Runs cover `snd_una..snd_nxt` without gaps, so each stores only its end. A run has one
+//! transmission time. Segments sent within a short time of each other, an [`Scoreboard::sent`]
+//! argument, share a run, so a flight has few runs however many segments it has.
+//!
+//! There are at most [`MAX_RUNS`]. Beyond, a SACK block that would need another run is ignored, new
+//! data joins the last run, and a retransmission stands for the whole run that it is part of. Each
+//! costs at most a later or a needless retransmission. The table is allocated with the first
+//! segment and keeps its capacity.
+//!
+//! Cost: sending and cumulative acknowledgement take constant time. A SACK block takes a binary
+//! search, and a move of at most half of the table if it splits a run. [`Scoreboard::mark_lost`]
+//! looks at every run in the worst case; it is called only while bytes are SACKed or a recovery
+//! lasts.
 
-use alloc::vec::Vec;
+use alloc::collections::VecDeque;
+use fulmar_base::{Duration, Instant};
 
-/// 4 KiB per connection in the worst case.
-pub(crate) const MAX_RANGES: usize = 256;
+/// 24 KiB per connection in the worst case.
+pub(crate) const MAX_RUNS: usize = 1024;
 
-/// DupThresh (RFC 6675 section 2).
-pub(crate) const DUP_THRESH: usize = 3;
-
-/// SACKed positions `start..end`.
+/// Positions up to `end`, from the end of the run before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Range {
-    start: u64,
+struct Run {
     end: u64,
+    /// When it was sent last. Of segments that share a run: when the first was sent.
+    sent_at: Instant,
+    /// Reported by a SACK block.
+    sacked: bool,
+    /// Lost, and not retransmitted since.
+    lost: bool,
+    /// It was retransmitted at least once.
+    retransmitted: bool,
 }
 
-impl Range {
-    fn bytes(&self) -> u64 {
-        self.end.saturating_sub(self.start)
+impl Run {
+    /// Sent once and still in flight.
+    fn is_plain(&self) -> bool {
+        !self.sacked && !self.lost && !self.retransmitted
     }
 }
 
-/// The ranges that the peer has selectively acknowledged.
-#[derive(Clone, Debug, Default)]
+/// A transmission, in the order of RFC 8985 section 6.1: by time, then by sequence number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Transmission {
+    pub sent_at: Instant,
+    pub end: u64,
+}
+
+/// What the cumulative acknowledgement and the SACK blocks of one ACK delivered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Delivered {
+    /// Bytes delivered, each counted once (DeliveredData of RFC 6937).
+    pub bytes: u64,
+    /// The latest delivered transmission of bytes sent once.
+    pub original: Option<Transmission>,
+    /// The latest delivered transmission of bytes sent more than once. Which copy was delivered is
+    /// ambiguous.
+    pub retransmitted: Option<Transmission>,
+    /// Bytes sent once were delivered after bytes with a higher sequence number (RFC 8985 section
+    /// 6.2 step 3).
+    pub reordered: bool,
+    /// Start of the lowest delivered bytes that were sent once.
+    pub lowest_original: Option<u64>,
+}
+
+/// The answer of [`Scoreboard::mark_lost`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Losses {
+    /// Bytes newly marked as lost.
+    pub bytes: u64,
+    /// A retransmission was among them.
+    pub retransmission: bool,
+    /// When the next run may be marked, if nothing is delivered meanwhile.
+    pub next: Option<Instant>,
+}
+
+/// What was sent and not acknowledged.
+#[derive(Clone, Debug)]
 pub(crate) struct Scoreboard {
-    ranges: Vec<Range>,
-    /// Sum of all ranges, bytes.
-    bytes: u64,
+    /// Start of the first run: `snd_una`.
+    start: u64,
+    runs: VecDeque<Run>,
+    /// Sum of SACKed runs, bytes.
+    sacked: u64,
+    /// Sum of lost runs, bytes.
+    lost: u64,
+    /// No lost run starts below this position.
+    lost_from: u64,
+    /// End of the highest bytes delivered (RACK.fack).
+    fack: u64,
 }
 
 impl Scoreboard {
     pub(crate) const fn new() -> Scoreboard {
-        Scoreboard { ranges: Vec::new(), bytes: 0 }
+        Scoreboard {
+            start: 0,
+            runs: VecDeque::new(),
+            sacked: 0,
+            lost: 0,
+            lost_from: u64::MAX,
+            fack: 0,
+        }
     }
 
+    /// Neither SACKed nor lost bytes.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
+    pub(crate) fn is_clean(&self) -> bool {
+        self.sacked == 0 && self.lost == 0
     }
 
     /// SACKed bytes.
     #[inline]
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+    pub(crate) fn sacked_bytes(&self) -> u64 {
+        self.sacked
     }
 
-    /// The position after the highest SACKed byte (HighData), 0 if there is none.
-    pub(crate) fn highest(&self) -> u64 {
-        self.ranges.last().map_or(0, |r| r.end)
+    /// Lost bytes that were not retransmitted since.
+    #[inline]
+    pub(crate) fn lost_bytes(&self) -> u64 {
+        self.lost
     }
 
-    /// The lowest SACKed position.
-    pub(crate) fn lowest(&self) -> Option<u64> {
-        self.ranges.first().map(|r| r.start)
+    /// When the first bytes were sent last.
+    pub(crate) fn first_sent_at(&self) -> Option<Instant> {
+        self.runs.front().map(|r| r.sent_at)
     }
 
-    pub(crate) fn clear(&mut self) {
-        self.ranges.clear();
-        self.bytes = 0;
+    /// Whether the first byte is SACKed: the peer has reneged (RFC 2018 section 8).
+    pub(crate) fn has_reneged(&self) -> bool {
+        self.runs.front().is_some_and(|r| r.sacked)
     }
 
-    /// Records `start..end`. Returns the number of newly SACKed bytes.
-    pub(crate) fn insert(&mut self, start: u64, end: u64) -> u64 {
-        if start >= end {
-            return 0;
-        }
-        // The ranges first..last touch or overlap the new one and are merged with it.
-        let first = self.ranges.partition_point(|r| r.end < start);
-        let last = self.ranges.partition_point(|r| r.start <= end).max(first);
-        let Some(merged) = self.ranges.get(first..last) else { return 0 };
-        if merged.is_empty() && self.ranges.len() >= MAX_RANGES {
-            return 0;
-        }
-        let already_sacked = merged.iter().fold(0u64, |n, r| n.saturating_add(r.bytes()));
-        let union = Range {
-            start: merged.first().map_or(start, |r| r.start.min(start)),
-            end: merged.last().map_or(end, |r| r.end.max(end)),
-        };
-        self.replace(first, last, union);
-        let newly_sacked = union.bytes().saturating_sub(already_sacked);
-        self.bytes = self.bytes.saturating_add(newly_sacked);
-        newly_sacked
+    fn start_of(&self, index: usize) -> u64 {
+        let before = index.checked_sub(1).and_then(|i| self.runs.get(i));
+        before.map_or(self.start, |r| r.end)
     }
 
-    fn replace(&mut self, first: usize, last: usize, with: Range) {
-        match self.ranges.get_mut(first) {
-            Some(slot) if first < last => {
-                *slot = with;
-                self.ranges.drain(first.saturating_add(1)..last);
-            }
-            _ => self.ranges.insert(first, with),
-        }
+    /// Index of the run that contains `pos`.
+    fn find(&self, pos: u64) -> usize {
+        self.runs.partition_point(|r| r.end <= pos)
     }
 
-    /// Removes everything below `pos`, which is cumulatively acknowledged.
-    pub(crate) fn acked_to(&mut self, pos: u64) {
-        if self.ranges.first().is_none_or(|r| r.start >= pos) {
+    /// Bytes up to `end` were sent for the first time. They share the last run if its first bytes
+    /// were sent at most `within` ago.
+    #[inline]
+    pub(crate) fn sent(&mut self, end: u64, now: Instant, within: Duration) {
+        if let Some(last) = self.runs.back_mut()
+            && last.is_plain()
+            && now.since(last.sent_at) <= within
+        {
+            last.end = last.end.max(end);
             return;
         }
-        let below_pos = self.ranges.partition_point(|r| r.end <= pos);
-        let below: u64 = self.ranges.drain(..below_pos).map(|r| r.bytes()).sum();
-        self.bytes = self.bytes.saturating_sub(below);
-        if let Some(r) = self.ranges.first_mut().filter(|r| r.start < pos) {
-            self.bytes = self.bytes.saturating_sub(pos.saturating_sub(r.start));
-            r.start = pos;
-        }
+        self.push(end, now);
     }
 
-    /// IsLost (RFC 6675 section 4) as a position: a byte that is not SACKed is lost iff it is below
-    /// the returned position, that is iff DupThresh discontiguous ranges, or more than (DupThresh -
-    /// 1) * SMSS bytes, are SACKed above it. 0 if nothing is lost.
-    pub(crate) fn lost_edge(&self, mss: u64) -> u64 {
-        let enough = mss.saturating_mul(2);
-        let mut bytes = 0u64;
-        for (count, r) in self.ranges.iter().rev().enumerate() {
-            bytes = bytes.saturating_add(r.bytes());
-            if bytes > enough || count.saturating_add(1) >= DUP_THRESH {
-                return r.start;
+    fn push(&mut self, end: u64, now: Instant) {
+        if self.runs.len() < MAX_RUNS {
+            let run = Run { end, sent_at: now, sacked: false, lost: false, retransmitted: false };
+            self.runs.push_back(run);
+            return;
+        }
+        let last = self.runs.len().saturating_sub(1);
+        let bytes = self.bytes_of(last);
+        let Some(run) = self.runs.back_mut() else { return };
+        if run.sacked {
+            // Forgets a SACK block: at worst a needless retransmission.
+            self.sacked = self.sacked.saturating_sub(bytes);
+            run.sacked = false;
+        }
+        if run.lost {
+            self.lost = self.lost.saturating_sub(bytes);
+            run.lost = false;
+        }
+        run.sent_at = now;
+        run.end = run.end.max(end);
+    }
+
+    fn bytes_of(&self, index: usize) -> u64 {
+        let end = self.runs.get(index).map_or(0, |r| r.end);
+        end.saturating_sub(self.start_of(index))
+    }
+
+    /// `snd_una` advances to `una`.
+    #[inline]
+    pub(crate) fn acked_to(&mut self, una: u64, news: &mut Delivered) {
+        while let Some(run) = self.runs.front().copied() {
+            if run.end > una {
+                if una > self.start {
+                    self.take_front(&run, una, news);
+                }
+                break;
+            }
+            self.take_front(&run, run.end, news);
+            self.runs.pop_front();
+        }
+        self.start = self.start.max(una);
+        self.fack = self.fack.max(una);
+    }
+
+    /// The bytes of the first run up to `end` are acknowledged.
+    #[inline]
+    fn take_front(&mut self, run: &Run, end: u64, news: &mut Delivered) {
+        let bytes = end.saturating_sub(self.start);
+        if run.sacked {
+            self.sacked = self.sacked.saturating_sub(bytes);
+        } else {
+            self.deliver(run, self.start, end, news);
+        }
+        if run.lost {
+            self.lost = self.lost.saturating_sub(bytes);
+        }
+        self.start = end;
+    }
+
+    /// `start..end` of a run that is not SACKed was delivered.
+    #[inline]
+    fn deliver(&mut self, run: &Run, start: u64, end: u64, news: &mut Delivered) {
+        news.bytes = news.bytes.saturating_add(end.saturating_sub(start));
+        let sent = Some(Transmission { sent_at: run.sent_at, end });
+        if run.retransmitted {
+            news.retransmitted = news.retransmitted.max(sent);
+        } else {
+            news.original = news.original.max(sent);
+            news.reordered |= end < self.fack;
+            let lowest = news.lowest_original.map_or(start, |s| s.min(start));
+            news.lowest_original = Some(lowest);
+        }
+        self.fack = self.fack.max(end);
+    }
+
+    /// A SACK block reports `start..end`, which is inside what was sent and not acknowledged.
+    pub(crate) fn sack(&mut self, start: u64, end: u64, news: &mut Delivered) {
+        let start = start.max(self.start);
+        let first = self.find(start);
+        let Some(run) = self.runs.get(first) else { return };
+        if start >= end || (run.sacked && run.end >= end) {
+            return;
+        }
+        let Some(first) = self.split_unless_sacked(start) else { return };
+        let Some(behind) = self.split_unless_sacked(end) else { return };
+        for i in first..behind {
+            let (from, bytes) = (self.start_of(i), self.bytes_of(i));
+            let Some(run) = self.runs.get(i).copied().filter(|r| !r.sacked) else { continue };
+            self.deliver(&run, from, run.end, news);
+            self.sacked = self.sacked.saturating_add(bytes);
+            if run.lost {
+                self.lost = self.lost.saturating_sub(bytes);
+            }
+            if let Some(run) = self.runs.get_mut(i) {
+                (run.sacked, run.lost) = (true, false);
             }
         }
-        0
+        self.merge_sacked(first, behind);
     }
 
-    /// SACKed bytes in `from..to`.
-    pub(crate) fn bytes_within(&self, from: u64, to: u64) -> u64 {
-        let first = self.ranges.partition_point(|r| r.end <= from);
-        let overlap = |r: &Range| r.end.min(to).saturating_sub(r.start.max(from));
-        let inside = self.ranges.iter().skip(first).take_while(|r| r.start < to);
-        inside.map(overlap).fold(0, u64::saturating_add)
-    }
-
-    /// The first hole in `from..to`.
-    pub(crate) fn first_hole(&self, from: u64, to: u64) -> Option<(u64, u64)> {
-        let next = self.ranges.partition_point(|r| r.end <= from);
-        let mut start = from;
-        for r in self.ranges.iter().skip(next) {
-            if r.start > start {
-                let end = r.start.min(to);
-                return (start < end).then_some((start, end));
-            }
-            start = r.end;
+    /// Splits the run that contains `pos` there, unless it is SACKed: then it stays whole. Returns
+    /// the index of the run that starts at, or is SACKed and contains, `pos`; for the end of
+    /// everything sent, the index behind the last. `None` if the table is full.
+    fn split_unless_sacked(&mut self, pos: u64) -> Option<usize> {
+        let at = self.find(pos);
+        if self.runs.get(at).is_some_and(|r| r.sacked) {
+            return Some(at);
         }
-        (start < to).then_some((start, to))
+        self.split(pos)
     }
 
-    /// The last hole in `from..to`.
-    pub(crate) fn last_hole(&self, from: u64, to: u64) -> Option<(u64, u64)> {
-        let mut end = to;
-        for r in self.ranges.iter().rev() {
-            if r.end < end {
-                let start = r.end.max(from);
-                return (start < end).then_some((start, end));
-            }
-            end = end.min(r.start);
+    /// Splits the run that contains `pos` there. Returns the index of the run that starts at `pos`.
+    fn split(&mut self, pos: u64) -> Option<usize> {
+        let at = self.find(pos);
+        let Some(run) = self.runs.get(at).copied() else { return Some(at) };
+        if self.start_of(at) >= pos {
+            return Some(at);
         }
-        (from < end).then_some((from, end))
+        if self.runs.len() >= MAX_RUNS {
+            return None;
+        }
+        self.runs.insert(at, Run { end: pos, ..run });
+        at.checked_add(1)
+    }
+
+    /// Merges the SACKed runs `first..behind`, and SACKed neighbours, into one.
+    fn merge_sacked(&mut self, first: usize, behind: usize) {
+        let is_sacked = |i: usize| self.runs.get(i).is_some_and(|r| r.sacked);
+        let low = first.checked_sub(1).filter(|i| is_sacked(*i)).unwrap_or(first);
+        let high = if is_sacked(behind) { behind } else { behind.saturating_sub(1) };
+        if low < high && high < self.runs.len() {
+            self.runs.drain(low..high);
+        }
+    }
+
+    /// Loss detection of RFC 8985 section 6.2 step 5: a run sent before `rack`, the latest delivered
+    /// transmission, is lost if it was sent at least `window` ago.
+    pub(crate) fn mark_lost(
+        &mut self,
+        rack: Transmission,
+        window: Duration,
+        now: Instant,
+    ) -> Losses {
+        let mut losses = Losses::default();
+        let mut start = self.start;
+        for run in &mut self.runs {
+            let bytes = run.end.saturating_sub(start);
+            let from = core::mem::replace(&mut start, run.end);
+            if run.sacked || run.lost {
+                continue;
+            }
+            if (Transmission { sent_at: run.sent_at, end: run.end }) >= rack {
+                if run.retransmitted {
+                    continue;
+                }
+                // Runs sent once are in the order of their times, and a retransmission of later
+                // bytes was sent later still.
+                break;
+            }
+            // On a clock that stands still, a retransmission is as old as its original.
+            let least = Duration::from_nanos(u64::from(run.retransmitted));
+            let due = crate::timers::later(run.sent_at, window.max(least));
+            if due > now {
+                losses.next = Some(losses.next.map_or(due, |at| at.max(due)));
+                continue;
+            }
+            run.lost = true;
+            self.lost = self.lost.saturating_add(bytes);
+            self.lost_from = self.lost_from.min(from);
+            losses.bytes = losses.bytes.saturating_add(bytes);
+            losses.retransmission |= run.retransmitted;
+        }
+        losses
+    }
+
+    /// Marks the bytes before `end` as lost, unless they are SACKed. If the table is full, the run
+    /// that contains `end` is marked whole.
+    pub(crate) fn mark_lost_to(&mut self, end: u64) {
+        let behind = match self.split(end) {
+            Some(at) => at,
+            None => self.find(end).saturating_add(1),
+        };
+        self.mark_lost_if(|i, _| i < behind);
+    }
+
+    /// Marks as lost what was sent before `at` (RFC 8985 section 6.3).
+    pub(crate) fn mark_lost_sent_before(&mut self, at: Instant) {
+        self.mark_lost_if(|_, run| run.sent_at <= at);
+    }
+
+    /// Marks everything as lost that is not SACKed.
+    pub(crate) fn mark_all_lost(&mut self) {
+        self.mark_lost_if(|_, _| true);
+    }
+
+    fn mark_lost_if(&mut self, is_lost: impl Fn(usize, &Run) -> bool) {
+        let mut start = self.start;
+        for (i, run) in self.runs.iter_mut().enumerate() {
+            let from = core::mem::replace(&mut start, run.end);
+            if run.sacked || run.lost || !is_lost(i, run) {
+                continue;
+            }
+            run.lost = true;
+            self.lost = self.lost.saturating_add(run.end.saturating_sub(from));
+            self.lost_from = self.lost_from.min(from);
+        }
+    }
+
+    /// The first lost bytes.
+    pub(crate) fn first_lost(&self) -> Option<(u64, u64)> {
+        if self.lost == 0 {
+            return None;
+        }
+        let first = self.find(self.lost_from);
+        let index = (first..self.runs.len()).find(|i| self.runs.get(*i).is_some_and(|r| r.lost))?;
+        Some((self.start_of(index), self.runs.get(index)?.end))
+    }
+
+    /// `start..end` was retransmitted.
+    pub(crate) fn retransmitted(&mut self, start: u64, end: u64, now: Instant) {
+        let is_first_lost = self.first_lost().is_some_and(|(from, _)| from >= start);
+        let first = self.split(start).unwrap_or_else(|| self.find(start));
+        let behind = self.split(end).unwrap_or_else(|| self.find(end).saturating_add(1));
+        for i in first..behind {
+            let bytes = self.bytes_of(i);
+            let Some(run) = self.runs.get_mut(i).filter(|r| !r.sacked) else { continue };
+            if run.lost {
+                self.lost = self.lost.saturating_sub(bytes);
+            }
+            (run.sent_at, run.lost, run.retransmitted) = (now, false, true);
+        }
+        if self.lost == 0 {
+            self.lost_from = u64::MAX;
+        } else if is_first_lost {
+            self.lost_from = self.lost_from.max(end);
+        }
+        self.merge_equal(first);
+    }
+
+    /// Merges the run at `index` with the one before it if they differ in nothing but their end.
+    fn merge_equal(&mut self, index: usize) {
+        let Some(before) = index.checked_sub(1) else { return };
+        let (Some(a), Some(b)) = (self.runs.get(before), self.runs.get(index)) else { return };
+        if !a.sacked && (Run { end: b.end, ..*a }) == *b {
+            self.runs.remove(before);
+        }
+    }
+
+    /// Nothing counts as lost any more: the recovery was spurious.
+    pub(crate) fn clear_lost(&mut self) {
+        self.runs.iter_mut().for_each(|r| r.lost = false);
+        self.lost = 0;
+        self.lost_from = u64::MAX;
+    }
+
+    /// Forgets what was SACKed: the peer has reneged.
+    pub(crate) fn clear_sacked(&mut self) {
+        self.runs.iter_mut().for_each(|r| r.sacked = false);
+        self.sacked = 0;
+        self.fack = self.start;
+    }
+
+    /// Runs in the table.
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.runs.len()
     }
 }
 

@@ -6,8 +6,8 @@
 //! converted to 32 bits only in headers ([`Tcb::seq_of`], [`Tcb::peer_seq_of`]).
 //!
 //! ```text
-//! send       0        snd_una      high_rxt        snd_nxt     snd_una+snd_wnd   ready   claimed
-//!            |SYN| acked |  in flight (rexmt below high_rxt)       | may be sent | blocked | being filled |
+//! send       0        snd_una                      snd_nxt     snd_una+snd_wnd   ready   claimed
+//!            |SYN| acked |  in flight, SACKed or lost (scoreboard) | may be sent | blocked | being filled |
 //!                        |<---- references into the send queue --->|
 //!
 //! receive    0          readable         rcv_nxt         rcv_adv
@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Invariants: `snd_una <= snd_nxt` (`snd_nxt` never moves back, so it is also BSD's `snd_max`;
-//! retransmissions are found from the scoreboard and `high_rxt`); `snd_nxt <= send_end + 1` (the
+//! retransmissions are found from the scoreboard); `snd_nxt <= send_end + 1` (the
 //! FIN); `rcv_nxt <= rcv_adv`, which never moves left; `last_ack_sent <= rcv_nxt`.
 
 use crate::arith::div_rem;
@@ -231,6 +231,8 @@ pub struct Tcb {
     pub(crate) pushed_behind: u64,
     /// Position after the last segment with urgent data.
     pub(crate) urgent_to: u64,
+    /// Bytes received twice, for the DSACK block of the next ACK (RFC 2883).
+    pub(crate) dsack_due: Option<(u64, u64)>,
     /// Position of the peer's FIN, once received, also behind a gap.
     pub(crate) peer_fin: Option<u64>,
     /// The peer's FIN is in order and counted in `rcv_nxt`.
@@ -348,6 +350,7 @@ impl Tcb {
             pushed_to: 0,
             pushed_behind: 0,
             urgent_to: 0,
+            dsack_due: None,
             peer_fin: None,
             fin_received: false,
             recv_limit: cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes),

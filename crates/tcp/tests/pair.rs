@@ -438,3 +438,49 @@ fn a_clean_path_needs_no_retransmission() {
     }
     assert!(clean > 10);
 }
+
+/// Goodput of a stream of 60 virtual seconds, Mb/s.
+fn goodput(net: Net, congestion: CongestionControl, seed: u64) -> (f64, u64) {
+    let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let path =
+        PathInfo { mtu: 1500, route_mtu: 1500, ip_header_bytes: 20, tso_bytes: Some(65_535) };
+    let cfg = Config { congestion, ..Config::default() };
+    let mut sides = [side(0, &cfg, path, &mut rng, u64::MAX / 2), side(1, &cfg, path, &mut rng, 0)];
+    for s in &mut sides {
+        s.pool = Pool::new(PoolConfig::with_budget(256 << 20)).unwrap();
+        s.window = WindowBudget::new(64 << 20);
+        s.read_bytes = usize::MAX;
+        s.pause = Duration::ZERO;
+    }
+    let now = Instant::from_millis(50_000);
+    let mut w = World {
+        now,
+        sides,
+        events: BinaryHeap::new(),
+        count: 0,
+        net,
+        rng,
+        passive_ready: false,
+        passive_cfg: cfg,
+    };
+    w.pump(0);
+    let seconds = 60;
+    while w.now < now + Duration::from_secs(seconds) {
+        assert!(w.step());
+    }
+    let rate = w.sides[1].got as f64 * 8.0 / seconds as f64 / 1e6;
+    (rate, w.sides[0].counters.value(Counter::TcpTimeouts))
+}
+
+#[test]
+#[ignore = "prints figures"]
+fn goodput_over_lossy_paths() {
+    for (ms, loss, reorder) in [(20, 1, 0), (20, 10, 0), (1, 10, 0), (1, 0, 10), (50, 10, 0)] {
+        let net =
+            Net { one_way: Duration::from_millis(ms), loss, duplicate: 0, reorder, whole: false };
+        for c in CongestionControl::ALL {
+            let runs: Vec<_> = (1..=3).map(|seed| goodput(net, *c, seed)).collect();
+            println!("{ms} ms, loss {loss} per mille, reorder {reorder}: {c} {runs:.1?}");
+        }
+    }
+}

@@ -4,11 +4,13 @@ use super::Segment;
 use crate::Tcb;
 use crate::congestion::Ack;
 use crate::contract::{Env, Events, State};
-use crate::recovery::Mode;
+use crate::recovery::timer::Pending;
+use crate::recovery::{AckNews, Dsack, Mode};
+use crate::scoreboard::Delivered;
 use crate::tcb::ResetDue;
 use crate::timers::Timer;
-use fulmar_base::{Counter, DropReason, Duration};
-use fulmar_wire::tcp::{Flags, Header};
+use fulmar_base::{Counter, DropReason, Duration, SeqNum};
+use fulmar_wire::tcp::{Flags, Header, SackBlocks};
 
 impl Tcb {
     /// Validates the acknowledgement number. Returns its distance from `snd_una`.
@@ -41,18 +43,23 @@ impl Tcb {
         if matches!(self.state, State::SynReceived) {
             self.become_established(env, seg);
         }
-        let newly_sacked = self.process_sack(seg.hdr);
-        let moved = ahead.max(0).unsigned_abs();
-        if moved > 0 {
-            seg.events |= self.on_new_ack(env, seg.hdr, moved);
+        let (mode, cwnd_limited) = (self.recovery.mode, self.was_cwnd_limited());
+        let window_before = self.snd_wnd;
+        let mut news = AckNews { moved: ahead.max(0).unsigned_abs(), ..AckNews::default() };
+        if news.moved > 0 {
+            self.advance(env, seg.hdr, news.moved, &mut news.delivered);
         }
-        let before = self.snd_wnd;
-        self.update_window(seg, moved > 0);
-        if moved > 0 {
-            self.detect_loss(env.counters);
+        news.dsack = self.process_sack(seg.hdr, &mut news.delivered);
+        news.has_sack = !seg.hdr.options.sack.is_empty();
+        self.update_window(seg, news.moved > 0);
+        news.duplicate = ahead == 0 && self.is_duplicate(seg, window_before);
+        self.recover_on_ack(seg.hdr, &news, env);
+        if news.moved > 0 {
+            if cwnd_limited || matches!(mode, Mode::Loss) {
+                self.grow_window(env, mode, news.moved);
+            }
+            seg.events |= self.writable_event();
             self.on_fin_acked(env, seg);
-        } else if self.is_duplicate(seg, ahead, newly_sacked, before) {
-            self.on_duplicate(env.counters);
         }
         if !matches!(self.state, State::Closed) {
             self.leave_persist();
@@ -78,35 +85,78 @@ impl Tcb {
         seg.events |= Events::CONNECTED | Events::WRITABLE;
     }
 
-    /// Records the blocks of a SACK option. Returns the number of newly reported bytes. Blocks
-    /// below `snd_una` (D-SACK, RFC 2883) and beyond `snd_nxt` (invalid) are ignored.
-    fn process_sack(&mut self, hdr: &Header) -> u64 {
+    /// Records the blocks of a SACK option, in ascending order. Returns its DSACK block. Blocks that
+    /// are neither, below `snd_una` or beyond `snd_nxt`, are invalid and ignored.
+    fn process_sack(&mut self, hdr: &Header, news: &mut Delivered) -> Option<Dsack> {
         if !self.sack_on || hdr.options.sack.is_empty() {
-            return 0;
+            return None;
         }
+        let dsack = self.dsack_of(hdr);
         let una_seq = self.seq_of(self.snd_una);
-        let mut newly_sacked = 0u64;
-        for (left, right) in hdr.options.sack.iter() {
+        let mut blocks = [(0u64, 0u64); SackBlocks::MAX];
+        let unused = hdr.options.sack.iter().skip(usize::from(dsack.is_some()));
+        for ((left, right), slot) in unused.zip(&mut blocks) {
             let from = i64::from(left.distance(una_seq)).max(0).unsigned_abs();
             let to = i64::from(right.distance(una_seq)).max(0).unsigned_abs();
-            if from >= to || to > self.flight() || !left.before(right) {
-                continue;
+            if from < to && to <= self.flight() && left.before(right) {
+                *slot = (self.snd_una.saturating_add(from), self.snd_una.saturating_add(to));
             }
-            let start = self.snd_una.saturating_add(from);
-            let end = self.snd_una.saturating_add(to);
-            newly_sacked = newly_sacked.saturating_add(self.sacked.insert(start, end));
         }
-        newly_sacked
+        blocks.sort_unstable();
+        for (start, end) in blocks {
+            self.sacked.sack(start, end, news);
+        }
+        dsack
     }
 
-    /// `moved` positions are newly acknowledged.
+    /// The first block if it is a DSACK (RFC 2883 section 4): below the acknowledgement number, or
+    /// part of the second block. One of data never sent, or older than a window, is a lie.
+    fn dsack_of(&self, hdr: &Header) -> Option<Dsack> {
+        let mut blocks = hdr.options.sack.iter();
+        let (left, right) = blocks.next()?;
+        let is_old = right.distance(hdr.ack) <= 0;
+        let is_inside = blocks
+            .next()
+            .is_some_and(|(l, r)| l.distance(left) <= 0 && right.distance(r) <= 0 && l.before(r));
+        if !left.before(right) || !(is_old || is_inside) {
+            return None;
+        }
+        let una_seq = self.seq_of(self.snd_una);
+        let pos = |seq: SeqNum| self.snd_una.checked_add_signed(seq.distance(una_seq).into());
+        let (start, end) = (pos(left)?, pos(right)?);
+        let is_recent = self.snd_una.saturating_sub(start) <= self.max_snd_wnd;
+        (is_recent && end <= self.snd_nxt).then_some(Dsack { start, end })
+    }
+
+    /// As [`Tcb::process_ack`], for a predicted segment that acknowledges `moved` positions while no
+    /// recovery is under way.
     #[inline]
     pub(super) fn on_new_ack(&mut self, env: &mut Env, hdr: &Header, moved: u64) -> Events {
-        let before = self.snd_una;
-        let una = before.saturating_add(moved);
-        self.sample_rtt(env, hdr, una);
+        let cwnd_limited = self.was_cwnd_limited();
+        let mut delivered = Delivered::default();
+        self.advance(env, hdr, moved, &mut delivered);
+        if let Some(sent) = delivered.original {
+            self.recovery.rack.update(sent, env.now);
+        }
+        if cwnd_limited {
+            self.grow_window(env, Mode::Open, moved);
+        }
+        self.writable_event()
+    }
+
+    /// Whether the window was in full use when the first unacknowledged byte was sent.
+    #[inline]
+    fn was_cwnd_limited(&self) -> bool {
+        self.snd_una < self.send_marks.cwnd_limited_end
+    }
+
+    /// `snd_una` advances by `moved` positions.
+    #[inline]
+    fn advance(&mut self, env: &mut Env, hdr: &Header, moved: u64, news: &mut Delivered) {
+        let una = self.snd_una.saturating_add(moved);
         self.snd_una = una;
-        self.sacked.acked_to(una);
+        self.sacked.acked_to(una, news);
+        self.sample_rtt(env, hdr, una, news);
         // The SYN is position 0 and the FIN follows the ready bytes: neither is in the queue.
         self.send.ack_to(una.saturating_sub(1), env.pool);
         self.tune_send_buffer(env);
@@ -115,24 +165,21 @@ impl Tcb {
         self.errors.soft = None;
         // RFC 6298 sections 5.2 and 5.3: `rearm` restarts it if anything is in flight.
         self.timers.stop(Timer::Retransmit);
-        let used = before < self.send_marks.cwnd_limited_end;
-        let mode = self.recovery.mode;
-        self.recover_on_ack(moved);
-        let srtt = self.rtt.srtt();
-        match mode {
-            Mode::Open if used => {
-                self.congestion.on_ack(&Ack { now: env.now, acked: moved, srtt });
-            }
+        self.recovery.pending = Pending::Timeout;
+    }
+
+    /// The controller learns of `moved` acknowledged positions. `mode` is that before the ACK.
+    #[inline]
+    fn grow_window(&mut self, env: &Env, mode: Mode, moved: u64) {
+        let acked = match mode {
+            Mode::Open => moved,
+            Mode::Fast => return,
             // Most of what an ACK covers after a time-out left the network long ago. RFC 3465
             // section 2.3 counts at most one segment per ACK. Here it is two, because receivers
             // that coalesce segments send fewer ACKs.
-            Mode::Loss => {
-                let most = u64::from(self.mss).saturating_mul(2);
-                self.congestion.on_ack(&Ack { now: env.now, acked: moved.min(most), srtt });
-            }
-            _ => {}
-        }
-        self.writable_event()
+            Mode::Loss => moved.min(self.smss().saturating_mul(2)),
+        };
+        self.congestion.on_ack(&Ack { now: env.now, acked, srtt: self.rtt.srtt() });
     }
 
     /// WRITABLE once a third of the send buffer, or the low-water mark, is free.
@@ -146,9 +193,9 @@ impl Tcb {
     }
 
     /// Takes a round-trip sample from the timed segment. Without one (after a retransmission) it
-    /// uses TSecr, to which Karn's algorithm does not apply.
+    /// uses bytes sent once, or TSecr, to which Karn's algorithm does not apply.
     #[inline]
-    fn sample_rtt(&mut self, env: &Env, hdr: &Header, una: u64) {
+    fn sample_rtt(&mut self, env: &Env, hdr: &Header, una: u64, news: &Delivered) {
         if let Some((end, at)) = self.times.timed {
             if una >= end {
                 self.rtt.sample(env.now.since(at));
@@ -158,6 +205,10 @@ impl Tcb {
         }
         if self.recovery.is_quiet() && self.rtt.backoff() == 0 {
             return;
+        }
+        // With SACK, bytes sent once that this ACK is the first to report were just delivered.
+        if let Some(sent) = news.original.filter(|_| self.sack_on) {
+            return self.rtt.sample(env.now.since(sent.sent_at));
         }
         let Some(t) = hdr.options.timestamps.filter(|t| self.ts.on && t.echo != 0) else {
             return;
@@ -199,22 +250,14 @@ impl Tcb {
         }
     }
 
-    /// A duplicate acknowledgement. With SACK (RFC 6675 section 2): an ACK that reports new bytes.
-    /// Without (RFC 5681 section 2): one without data, FIN or window change.
-    fn is_duplicate(
-        &self,
-        seg: &Segment,
-        ahead: i64,
-        newly_sacked: u64,
-        window_before: u64,
-    ) -> bool {
-        if self.flight() == 0 {
-            return false;
-        }
-        if self.sack_on {
-            return newly_sacked > 0;
-        }
-        ahead == 0 && seg.span() == 0 && seg.payload.is_empty() && self.snd_wnd == window_before
+    /// A duplicate acknowledgement of a peer without SACK (RFC 5681 section 2): one that advances
+    /// nothing, without data, FIN or window change.
+    fn is_duplicate(&self, seg: &Segment, window_before: u64) -> bool {
+        self.flight() > 0
+            && !self.sack_on
+            && seg.span() == 0
+            && seg.payload.is_empty()
+            && self.snd_wnd == window_before
     }
 
     /// Leaves the persist state when the window opens.

@@ -121,11 +121,23 @@ impl Tcb {
             seg.fin = false;
             seg.repeats_fin = self.fin_received && old == bytes.saturating_add(1);
         }
-        let cut = usize::try_from(old.min(bytes)).unwrap_or(usize::MAX);
+        let repeated = old.min(bytes);
+        if let Some(start) = self.rcv_nxt.checked_sub(old) {
+            self.record_duplicate(start, repeated);
+        }
+        let cut = usize::try_from(repeated).unwrap_or(usize::MAX);
         seg.payload.trim_front(cut, env.pool);
         seg.offset = 0;
         if seg.span() == 0 {
             seg.verdict = Err(DropReason::TcpDuplicate);
+        }
+    }
+
+    /// `bytes` at position `start` were received before: the next ACK reports them (RFC 2883
+    /// section 4).
+    pub(super) fn record_duplicate(&mut self, start: u64, bytes: u64) {
+        if self.sack_on && bytes > 0 {
+            self.dsack_due = Some((start, start.saturating_add(bytes)));
         }
     }
 

@@ -240,6 +240,7 @@ impl Tcb {
             let bytes = put.accepted_bytes as u64;
             env.counters.add(Counter::TcpOutOfOrderBytes, bytes);
         } else {
+            self.record_duplicate(start, end.saturating_sub(start));
             seg.verdict = Err(DropReason::TcpDuplicate);
         }
         Ok(())

@@ -23,7 +23,7 @@ impl Tcb {
             && self.predicts_timestamp(hdr);
         let quiet = hdr.options.sack.is_empty()
             && self.recovery.is_quiet()
-            && self.sacked.is_empty()
+            && self.sacked.is_clean()
             && self.recv.out_of_order_bytes() == 0
             && (len == 0 || (self.peer_fin.is_none() && !self.user.recv_shutdown));
         let ahead = i64::from(hdr.ack.distance(self.seq_of(self.snd_una)));

@@ -27,6 +27,13 @@ pub(crate) struct PathMtuDiscovery {
     fragments: bool,
 }
 
+impl PathMtuDiscovery {
+    /// Whether a message waits for a time-out to confirm it.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+}
+
 impl Tcb {
     /// Processes an ICMP error. `quoted_seq` is the sequence number of the quoted TCP header. If it
     /// is not in flight (RFC 5927 section 4.1), the message is dropped and counted.

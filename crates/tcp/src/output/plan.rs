@@ -15,8 +15,8 @@ pub(crate) enum SegmentKind {
     New,
     /// A retransmission.
     Retransmit,
-    /// A rescue retransmission (RFC 6675 section 4, rule 4).
-    Rescue,
+    /// A tail loss probe that retransmits (RFC 8985 section 7.3).
+    TailProbe,
     /// A window or keepalive probe: no payload, an out-of-window sequence number that elicits an
     /// ACK.
     Probe,
@@ -60,10 +60,10 @@ impl Tcb {
             State::SynSent | State::SynReceived => self.plan_syn(),
             State::Closed | State::TimeWait => None,
             _ => self
-                .plan_lost()
+                .plan_tail_probe()
+                .or_else(|| self.plan_lost())
                 .or_else(|| self.plan_new())
-                .or_else(|| self.plan_probe())
-                .or_else(|| self.plan_rescue()),
+                .or_else(|| self.plan_probe()),
         }
     }
 
@@ -74,7 +74,7 @@ impl Tcb {
     /// Payload of a full segment: less than `mss` while SACK blocks are to be reported.
     #[inline]
     pub(crate) fn full_segment_bytes(&self) -> usize {
-        if self.sack_on && self.recv.out_of_order_bytes() > 0 {
+        if self.sack_on && (self.recv.out_of_order_bytes() > 0 || self.dsack_due.is_some()) {
             return self.segment_bytes.saturating_sub(40).max(1);
         }
         self.mss as usize
@@ -115,6 +115,23 @@ impl Tcb {
             self.whole_segments(want, &space, full as u64)
         };
         (bytes > 0).then(|| self.plan_bytes(bytes, unsent, &space))
+    }
+
+    /// New data as a tail loss probe: a segment, whatever the congestion window says.
+    pub(crate) fn plan_new_probe(&self) -> Option<Plan> {
+        if !self.can_send_new() {
+            return None;
+        }
+        let unsent = self.send_end().saturating_sub(self.snd_nxt);
+        let bytes = unsent.min(self.full_segment_bytes() as u64);
+        (bytes > 0).then(|| self.plan_bytes(bytes, unsent, &self.send_space()))
+    }
+
+    /// Whether there is a new segment to send that the peer's window admits.
+    pub(crate) fn can_send_new(&self) -> bool {
+        let unsent = self.send_end().saturating_sub(self.snd_nxt);
+        let want = unsent.min(self.full_segment_bytes() as u64);
+        self.has_unsent() && !self.is_corked() && self.send_space().window >= want
     }
 
     /// Whether to wait for announced data: [`Tcb::set_more`] was called, something was sent since,
@@ -188,8 +205,11 @@ impl Tcb {
 
     /// Whether to wait for more window rather than send a small part of a large super-segment
     /// (Linux: TSO deferral). Only while at least three quarters of the window are in flight, so
-    /// that ACKs are sure to come.
+    /// that ACKs are sure to come, and not in recovery, where each ACK admits a segment or two.
     fn defers_small_part(&self, whole: u64, want: u64) -> bool {
+        if !self.sacked.is_clean() {
+            return false;
+        }
         let window = self.congestion.cwnd().min(self.snd_wnd);
         let threshold = (self.super_bytes as u64 / 2).min(window / 4).min(want);
         whole < threshold && self.flight() > 0 && !self.due.probe
@@ -231,8 +251,7 @@ impl Tcb {
         if self.flight() > 0 {
             if self.persisting || !self.timers.is_running(Timer::Retransmit) {
                 self.persisting = false;
-                let at = self.capped_by_user_timeout(now, later(now, self.rtt.rto()));
-                self.timers.set(Timer::Retransmit, at);
+                self.arm_retransmit(now);
             }
         } else if self.persisting || self.timers.is_running(Timer::Retransmit) || self.has_unsent()
         {

@@ -179,9 +179,15 @@ impl Trace {
 
     /// Established by an active open, both MSS 1000, the peer's window 50000.
     pub fn established_with(cfg: Config) -> Trace {
+        Trace::established_after(cfg, 0)
+    }
+
+    /// As `established_with`, with a round-trip time of `ms`.
+    pub fn established_after(cfg: Config, ms: u64) -> Trace {
         let mut t = Trace::connect(cfg);
         t.output();
         t.out.segs.clear();
+        t.wait(ms);
         let ts = cfg.timestamps.then_some((500, 1000));
         let syn_ack = Seg {
             flags: flags("SA"),

@@ -1,0 +1,73 @@
+//! Tail loss probes (RFC 8985 section 7): when the ACK of the last segments does not come, one more
+//! segment elicits an ACK, from which RACK learns what is lost.
+
+use super::timer::Pending;
+use super::{AckNews, Mode};
+use crate::Tcb;
+use crate::output::{Plan, SegmentKind};
+
+/// The state of tail loss probes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tlp {
+    /// `snd_nxt` when the probe was sent, until its fate is known (TLP.end_seq).
+    pub end: Option<u64>,
+    /// The probe was a retransmission (TLP.is_retrans).
+    is_retransmission: bool,
+    /// The next output sends a probe.
+    pub due: bool,
+}
+
+impl Tlp {
+    pub(crate) const fn new() -> Tlp {
+        Tlp { end: None, is_retransmission: false, due: false }
+    }
+
+    /// No probe is due or outstanding.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.end.is_none() && !self.due
+    }
+}
+
+impl Tcb {
+    /// TLP_send_probe (section 7.3): new data if the peer's window allows, else the last segment
+    /// again. The congestion window does not apply.
+    pub(crate) fn plan_tail_probe(&self) -> Option<Plan> {
+        if !self.recovery.tlp.due || self.flight() == 0 {
+            return None;
+        }
+        if let Some(plan) = self.plan_new_probe() {
+            return Some(plan);
+        }
+        let length = self.full_segment_bytes() as u64;
+        let data_end = self.snd_nxt.min(self.send_end());
+        let start = data_end.saturating_sub(length).max(self.snd_una);
+        let plan = self.plan_retransmit(start, self.snd_nxt);
+        Some(Plan { kind: SegmentKind::TailProbe, ..plan })
+    }
+
+    /// A probe was sent.
+    pub(crate) fn on_probe_sent(&mut self, is_retransmission: bool) {
+        self.recovery.tlp = Tlp { end: Some(self.snd_nxt), is_retransmission, due: false };
+        self.recovery.pending = Pending::Timeout;
+    }
+
+    /// TLP_process_ack (section 7.4.2). A probe whose ACK shows that the original was lost has
+    /// repaired a loss that RACK cannot see: the controller is told.
+    pub(crate) fn probe_on_ack(&mut self, news: &AckNews) {
+        if news.moved > 0 {
+            self.recovery.tlp.due = false;
+        }
+        let Some(end) = self.recovery.tlp.end.filter(|end| self.snd_una >= *end) else { return };
+        let repeats = news.dsack.is_some_and(|d| d.end == end);
+        let is_duplicate = news.moved == 0 && !news.has_sack;
+        let repaired = self.recovery.tlp.is_retransmission && !repeats && self.snd_una > end;
+        if self.recovery.tlp.is_retransmission && !repeats && !is_duplicate && !repaired {
+            return;
+        }
+        if repaired && matches!(self.recovery.mode, Mode::Open) {
+            self.congestion.on_loss();
+        }
+        self.recovery.tlp.end = None;
+    }
+}
