@@ -81,6 +81,7 @@ impl<P: Probe> Shard<P> {
         let n = self.core.net.link.loopback.len();
         for _ in 0..n {
             if let Some(p) = self.core.net.link.loopback.pop_front()
+                && let Some(p) = self.core.net.release_send_share(p)
                 && let Some(p) = self.tcp.input_predicted(now, p, &mut self.core)
             {
                 self.ip_input(now, p, true);

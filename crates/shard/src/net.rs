@@ -11,7 +11,7 @@ use fulmar_base::{
     Counter, Counters, DropReason, FlowKey, Instant, Offload, Probe, Stage, StepAblation,
 };
 use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError, Template, Traffic};
-use fulmar_mbuf::{Chain, Pool, Purpose};
+use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
 use fulmar_netdev::offload::{self, Refusal};
 use fulmar_netdev::{Burst, Caps, Device, Packet, Peek, TxReader, WakeFd};
 use fulmar_socket::SocketError;
@@ -68,6 +68,25 @@ impl<P: Probe> Net<P> {
     pub fn drop_chain(&mut self, chain: Chain, reason: DropReason) {
         self.counters.drop_packet(reason);
         self.pool.free(chain);
+    }
+
+    /// A packet of the loopback queue as it is received. It lies in memory to send, and nothing bounds how long
+    /// its reader leaves it there: once half of that share is in use it is copied into memory to receive.
+    pub fn release_send_share(&mut self, p: Packet) -> Option<Packet> {
+        let is_sent = |m: &Mbuf| m.purpose() == Purpose::Send;
+        if !self.pool.is_contended(Purpose::Send)
+            || !p.chain.iter().any(is_sent)
+            || p.chain.is_volatile()
+        {
+            return Some(p);
+        }
+        let Ok(mut copy) = self.pool.alloc_chain(p.chain.len(), 0, Purpose::Receive) else {
+            self.drop_chain(p.chain, DropReason::NoBuffer);
+            return None;
+        };
+        copy.fill(p.chain.slices());
+        self.pool.free(p.chain);
+        Some(Packet { chain: copy, ..p })
     }
 
     /// The route to a peer, as the transport needs it; `src` if the source address is chosen already.

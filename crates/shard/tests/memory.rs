@@ -1,9 +1,12 @@
 //! Memory under attack: peers that take nothing, or never end, do not stop a shard from serving others.
 
-use fulmar_base::{Counter, DropReason, Duration};
+use fulmar_base::{Counter, DropReason, Duration, Instant};
+use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_mbuf::PoolConfig;
+use fulmar_shard::{ListenOptions, Shard};
 use fulmar_socket::{SocketError, Step};
 use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, CLOSED, MS, Service, World, at};
+use fulmar_testbed::stations;
 use fulmar_udp::BindOptions;
 
 /// A port whose clients offer no window, another one that answers.
@@ -154,4 +157,33 @@ fn sockets_that_nobody_reads_from_do_not_take_the_receive_memory_of_others() {
     assert!(udp_echo(&mut w, 3000), "a socket that is read from has its part");
     assert_eq!(w.ask(ANSWERING, 100, ANSWER, Duration::from_secs(1)), 100);
     assert_eq!(w.server.counters().drops(DropReason::NoBuffer), 0);
+}
+
+#[test]
+fn bytes_that_are_not_read_from_a_loopback_connection_do_not_take_the_memory_of_writers() {
+    let (device, _far) = sim_pair(1, &Impairments::default(), &LinkConfig::default());
+    let mut now = Instant::from_nanos(1);
+    let mut shard = Shard::new(stations::config(0, 200 << 10), Box::new(device), now).unwrap();
+    let pass = |shard: &mut Shard, now: &mut Instant| {
+        for _ in 0..10 {
+            *now = *now + MS;
+            shard.step(*now, 64);
+        }
+    };
+    let port = stations::at(0, 80);
+    let listener = shard.tcp_listen(port, ListenOptions::default()).unwrap();
+    let here = shard.tcp_connect(now, port, None).unwrap();
+    pass(&mut shard, &mut now);
+    let Step::Done((there, _)) = shard.tcp_accept(listener).unwrap() else { panic!("accepted") };
+    // One end never reads, and both write.
+    let (mut read, mut written) = (0, 0);
+    for _ in 0..200 {
+        while let Some(n) = stations::write(&mut shard, now, there, &[1; 1000])
+            && n > 0
+        {}
+        written += stations::write(&mut shard, now, here, &[2; 1000]).unwrap_or(0);
+        pass(&mut shard, &mut now);
+        read += stations::read(&mut shard, now, there, 1 << 20).map_or(0, |bytes| bytes.len());
+    }
+    assert!(read == written && written > 100_000, "{read} of {written}");
 }
