@@ -78,3 +78,18 @@ fn writers_without_memory_do_not_poll() {
 fn a_forged_timestamp_does_not_shut_the_peer_out() {
     holds(Case::swarm(49));
 }
+
+#[test]
+fn a_shut_down_reader_does_not_hold_the_receive_share() {
+    holds(Case::swarm(80058535));
+}
+
+#[test]
+fn unread_bytes_of_a_loopback_connection_do_not_stop_its_writers() {
+    holds(Case::swarm(80056727));
+}
+
+#[test]
+fn a_posted_buffer_that_cannot_be_filled_yet_is_not_polled_without_a_pause() {
+    holds(Case::swarm(80152201));
+}

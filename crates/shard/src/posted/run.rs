@@ -199,7 +199,8 @@ impl PostedTable {
         if !posted.machine.is_waiting() {
             return;
         }
-        if let Some(at) = posted.machine.next_deadline() {
+        // No buffer ends by its rule while bytes wait that have no place to go: those are tried again below.
+        if !readable && let Some(at) = posted.machine.next_deadline() {
             posted.timer = Some(core.wheel.schedule(posted.timer, TimerKey::Posted(id), at));
         }
         let is_stuck = posted.machine.is_draining() || readable;
