@@ -140,7 +140,8 @@ impl Gateway {
             true => config.device,
             false => Box::new(Services::new(config.device, answers)) as Box<dyn Device>,
         };
-        let stack = setup::build_stack(stack, device, clock.now())?;
+        let mut stack = setup::build_stack(stack, device, clock.now())?;
+        stack.set_transmit_deferred(true);
         let failed = |e| SetupError::System("cannot make an epoll set", e);
         let mut core = Core {
             clock,
@@ -188,8 +189,9 @@ impl Gateway {
     /// The epoll set failed.
     pub fn run(&mut self) -> io::Result<Summary> {
         let mut events = Events::default();
+        let mut has_frames = true;
         loop {
-            let until = self.core.turn();
+            let until = self.core.turn(has_frames);
             if self.core.stack.down().is_some() {
                 break;
             }
@@ -197,6 +199,7 @@ impl Gateway {
             let wake = self.core.stack.device().wake_fd();
             self.core.poll.watch_device(wake)?;
             self.core.poll.wait(&mut events, now, until)?;
+            has_frames = events.iter().any(|(owner, _)| owner == Owner::Device);
             if self.dispatch(&events).is_break() {
                 break;
             }
@@ -206,9 +209,7 @@ impl Gateway {
     }
 
     fn dispatch(&mut self, events: &Events) -> ControlFlow<()> {
-        let mut n = 0;
-        while let Some((owner, flags)) = events.get(n) {
-            n += 1;
+        for (owner, flags) in events.iter() {
             match owner {
                 Owner::Device => {}
                 Owner::Attendant(id) => self.call(id)?,
@@ -265,10 +266,14 @@ impl Core {
         Ok(())
     }
 
-    /// One turn of everything; when the next one is due at the latest.
-    fn turn(&mut self) -> Option<Instant> {
+    /// One turn of everything; when the next one is due at the latest. `has_frames`: the device is readable, as
+    /// far as is known.
+    fn turn(&mut self, has_frames: bool) -> Option<Instant> {
         let now = self.clock.now();
-        let came = self.stack.step_for_reader(now);
+        let has_held = self.stack.device().next_deadline().is_some_and(|at| at <= now);
+        if has_frames || has_held {
+            self.stack.step_for_reader(now);
+        }
         self.take_news();
         let (Layers { tcp, udp, echoes }, mut cx) = self.layers();
         tcp.run(&mut cx);
@@ -276,7 +281,10 @@ impl Core {
         echoes.expire(&mut cx);
         let has_work = tcp.has_work() || udp.has_work();
         let deadlines = [tcp.next_deadline(now), udp.next_deadline(), echoes.next_deadline()];
-        if came > 0 || has_work || self.stack.has_outcome() || !self.stack.device().arm() {
+        self.stack.step(now, 0);
+        // Frames that are left wake by themselves.
+        self.stack.device().arm();
+        if has_work || self.stack.has_outcome() {
             return Some(Instant::ZERO);
         }
         deadlines.into_iter().chain([self.stack.next_deadline()]).flatten().min()

@@ -39,6 +39,8 @@ pub struct Core<P: Probe> {
     pub memory: Memory,
     /// Zero-copy bytes that are still out.
     pub completion_polls: CompletionPolls,
+    /// Calls leave what they send for the next step.
+    pub defers_transmit: bool,
     /// The other shards of the stack.
     pub siblings: Siblings,
 }

@@ -170,6 +170,7 @@ impl<P: Probe> Shard<P> {
                 output_queue: VecDeque::new(),
                 memory: Memory::default(),
                 completion_polls: CompletionPolls::default(),
+                defers_transmit: false,
                 siblings,
             },
         })
@@ -188,6 +189,14 @@ impl<P: Probe> Shard<P> {
         let has_held = self.rx.moderation.is_holding() && !self.core.net.link.caps().coalescing;
         let budget = if has_held { FRAMES_AFTER_HOLD } else { POLL_FRAMES };
         self.advance(now, budget, HOT_BYTES)
+    }
+
+    /// For an event loop that receives by [`Shard::step_for_reader`], reads and writes, and ends its turn by
+    /// `step(now, 0)`: calls leave what they send in the transmit burst, and received segments are acknowledged,
+    /// at the end of the turn. So all of it leaves as one burst, and an ACK carries the window after the reads. A
+    /// burst that is full leaves at once. Default off: each call sends, and a step acknowledges what it received.
+    pub fn set_transmit_deferred(&mut self, on: bool) {
+        self.core.defers_transmit = on;
     }
 
     pub(crate) fn advance(&mut self, now: Instant, budget: usize, enough_bytes: usize) -> usize {
@@ -218,7 +227,8 @@ impl<P: Probe> Shard<P> {
             self.tcp.posted.take_in_all(now, &mut self.core);
             // A device stops where a buffer is full: the reader returns at once and finds out whether it has
             // more. So the ACK waits as it does for a reader that copies.
-            let is_awaited = self.tcp.posted.take_filled() && enough_bytes != usize::MAX;
+            let is_awaited = self.tcp.posted.take_filled() && enough_bytes != usize::MAX
+                || self.core.defers_transmit;
             if is_dry && !is_awaited || looped > 0 || self.tcp.unanswered >= 2 * ANSWER_FRAMES {
                 self.tcp.answer(now, &mut self.core);
             }
@@ -233,7 +243,8 @@ impl<P: Probe> Shard<P> {
         self.tcp.relieve(now, &mut self.core);
         self.pass(Stage::TimersRun);
         let is_late = self.tcp.held_since.is_some_and(|since| now >= since + CALLER_IS_BACK);
-        if self.tcp.unanswered == 0 || is_late {
+        let ends_turn = self.core.defers_transmit && budget == 0 && self.rx.is_dry;
+        if self.tcp.unanswered == 0 || is_late || ends_turn {
             self.tcp.answer(now, &mut self.core);
         } else {
             self.tcp.held_since.get_or_insert(now);
@@ -249,6 +260,9 @@ impl<P: Probe> Shard<P> {
     /// The end of a call that may have sent something: one transmit burst, then a short receive poll,
     /// since the answer of a peer on the same machine is there already.
     pub(crate) fn finish_call(&mut self, now: Instant) {
+        if self.core.defers_transmit {
+            return;
+        }
         let Net { link, pool, .. } = &self.core.net;
         if link.has_backlog() || !link.loopback.is_empty() || pool.has_fault() {
             self.advance(now, QUICK_DRAIN, HOT_BYTES);

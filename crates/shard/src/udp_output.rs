@@ -184,6 +184,9 @@ impl<P: Probe> Shard<P> {
     /// The end of a call that has sent datagrams: one crossing.
     #[inline(always)]
     pub(crate) fn finish_datagrams(&mut self, now: Instant) {
+        if self.core.defers_transmit {
+            return;
+        }
         if self.core.net.link.loopback.is_empty() {
             let Net { pool, counters, link, probe, .. } = &mut self.core.net;
             link.flush(pool, counters, probe);

@@ -45,16 +45,17 @@ impl Pair {
     }
 
     fn over(how: Impairments, link: &LinkConfig) -> Pair {
+        // One frame in the burst, so that a full device is felt at once.
+        Pair::with_bursts(1, how, link)
+    }
+
+    fn with_bursts(burst_frames: usize, how: Impairments, link: &LinkConfig) -> Pair {
         let how = Impairments { delay: Duration::from_millis(1), ..how };
         let (a, b) = sim_pair(1, &how, link);
         let is_full = Arc::new(AtomicBool::new(false));
         let now = Instant::from_millis(1000);
         let shard = |station: u8, inner| {
-            let config = StackConfig {
-                // One frame in the burst, so that a full device is felt at once.
-                burst_frames: 1,
-                ..config(station, 16 << 20)
-            };
+            let config = StackConfig { burst_frames, ..config(station, 16 << 20) };
             let is_full =
                 if station == 0 { Arc::clone(&is_full) } else { Arc::new(AtomicBool::new(false)) };
             Shard::new(config, Box::new(Valve { inner, is_full }), now).expect("a shard")
@@ -108,6 +109,32 @@ fn an_ack_that_is_held_back_goes_by_its_own_timer() {
         assert!(p.shards[0].is_drained(Some(client)), "not acknowledged after 60 ms");
     }
     assert_eq!(p.shards[0].counters().value(Counter::TcpTimeouts), 0);
+}
+
+#[test]
+fn with_transmit_deferred_a_turn_of_reads_and_writes_leaves_as_one_burst() {
+    let mut p = Pair::with_bursts(64, Impairments::default(), &LinkConfig::default());
+    let (client, server) = p.connected();
+    p.shards[0].set_transmit_deferred(true);
+    p.shards[0].tcp_entry(client).unwrap().tcb.set_nodelay(true);
+    let sent = |p: &Pair| {
+        let counters = p.shards[0].counters();
+        (counters.value(Counter::TxFrames), counters.value(Counter::TxBursts))
+    };
+    let (frames, bursts) = sent(&p);
+    (0..3).for_each(|_| p.write(client, b"message"));
+    assert_eq!(sent(&p), (frames, bursts));
+    p.shards[0].step(p.now, 0);
+    assert_eq!(sent(&p), (frames + 3, bursts + 1));
+
+    assert_eq!(stations::write(&mut p.shards[1], p.now, server, b"answer"), Some(6));
+    p.now = p.now + Duration::from_millis(2);
+    assert_eq!(p.shards[0].step_for_reader(p.now), 1);
+    assert_eq!(stations::read(&mut p.shards[0], p.now, client, 100).unwrap(), b"answer");
+    p.write(client, b"thanks");
+    assert_eq!(sent(&p), (frames + 3, bursts + 1));
+    p.shards[0].step(p.now, 0);
+    assert_eq!(sent(&p), (frames + 4, bursts + 2), "the ACK travels with the bytes");
 }
 
 #[test]

@@ -83,10 +83,10 @@ impl Default for Events {
 }
 
 impl Events {
-    /// An event by its place.
-    pub fn get(&self, n: usize) -> Option<(Owner, EpollFlags)> {
-        let event = self.list.get(..self.len)?.get(n)?;
-        Some((Owner::decode(event.data()), event.events()))
+    /// The events in their order.
+    pub fn iter(&self) -> impl Iterator<Item = (Owner, EpollFlags)> {
+        let came = self.list.iter().take(self.len);
+        came.map(|event| (Owner::decode(event.data()), event.events()))
     }
 }
 
