@@ -110,7 +110,7 @@ pub use posted::{RecvCompletion, RecvError, RecvRing, RecvRule, raw as posted_ra
 pub use receive::RecvFlags;
 pub use send::{OwnedBytes, SendCompletion, SendFlags, SendOwnedError, SendRoom};
 pub use sendfile::{FileSource, MappedFile, SendFile, SendFileError};
-pub use stack::{Builder, Echo, Stack};
+pub use stack::{Builder, Echo, Observer, Stack};
 pub use stat::{SocketStat, Stat, connection as connection_json};
 pub use tcp::TcpStream;
 pub use udp::UdpSocket;

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant as StdInstant};
 
 use fulmar_base::{Secrets, with_zone};
@@ -55,6 +55,17 @@ pub struct Echo {
     pub ttl: u8,
     /// Bytes of payload that came back.
     pub bytes: usize,
+}
+
+/// Looks at a stack from another thread: [`Stack::observer`].
+#[derive(Clone, Debug)]
+pub struct Observer(Weak<Inner>);
+
+impl Observer {
+    /// A snapshot. `None`: the stack has ended.
+    pub fn stat(&self) -> Option<Stat> {
+        Stat::of(&*self.0.upgrade()?).ok()
+    }
 }
 
 impl Stack {
@@ -156,6 +167,11 @@ impl Stack {
     /// `EBADF` in a forked child.
     pub fn stat(&self) -> io::Result<Stat> {
         Stat::of(&self.inner)
+    }
+
+    /// A handle that takes snapshots for as long as the stack exists, and does not keep it alive.
+    pub fn observer(&self) -> Observer {
+        Observer(Arc::downgrade(&self.inner))
     }
 
     /// What the stages of the stack's paths have cost so far; `None` while the account is off
@@ -469,11 +485,8 @@ fn check_devices(devices: &[Box<dyn Device>]) -> Result<(), SetupError> {
 
 /// A stack without a door works as well, so failure is not an error.
 fn open_door(inner: &Arc<Inner>) {
-    let weak = Arc::downgrade(inner);
-    let door = Control::open(move || {
-        let inner = weak.upgrade()?;
-        Some(Stat::of(&inner).ok()?.to_json())
-    });
+    let observer = Observer(Arc::downgrade(inner));
+    let door = Control::open(move || Some(observer.stat()?.to_json()));
     if let Ok(door) = door {
         *inner.control.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
     }

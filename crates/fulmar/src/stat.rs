@@ -135,6 +135,8 @@ pub fn connection(i: &Info) -> Map<String, Value> {
         "rcv_wnd_bytes": i.rcv_wnd_bytes,
         "in_flight_bytes": i.in_flight_bytes,
         "unsent_bytes": i.unsent_bytes,
+        "acked_bytes": i.acked_bytes,
+        "received_bytes": i.received_bytes,
         "out_of_order_bytes": i.out_of_order_bytes,
         "retransmits": i.retransmits,
         "retransmitted_bytes": i.retransmitted_bytes,

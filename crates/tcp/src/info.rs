@@ -59,6 +59,10 @@ pub struct Info {
     pub sack: bool,
     /// Window scale: ours, the peer's.
     pub window_scales: (u8, u8),
+    /// Bytes that the peer has acknowledged since the connection began. Its end counts as one.
+    pub acked_bytes: u64,
+    /// Bytes received in order. Their end counts as one.
+    pub received_bytes: u64,
 }
 
 impl Tcb {
@@ -91,6 +95,9 @@ impl Tcb {
             timestamps: self.ts.on,
             sack: self.sack_on,
             window_scales: (self.scale.rcv, self.scale.snd),
+            // The SYN is position 0.
+            acked_bytes: self.snd_una.saturating_sub(1),
+            received_bytes: self.rcv_nxt.saturating_sub(1),
         }
     }
 }
