@@ -97,6 +97,12 @@ stages! {
     ReceiveFreed, "memory", "receive_freed";
     /// The shard lock is released, and pending wake-ups are delivered.
     Released, "lock", "released";
+    /// The host's kernel took bytes of the guest.
+    HostSent, "host", "host_sent";
+    /// The host's kernel was asked for bytes for the guest.
+    HostReceived, "host", "host_received";
+    /// The gateway found flows, opened and closed sockets of the host, and dealt with events.
+    Relayed, "gateway", "relayed";
     /// A poll without work ended: the thread polled, spun or yielded.
     Spun, "wake", "spun";
     /// The thread slept.

@@ -42,6 +42,8 @@ pub struct Config {
     pub publish: Publish,
     /// Bounds of flows, memory and descriptors.
     pub limits: Limits,
+    /// One turn of the loop in so many is measured for the account of CPU time; `None`: none is kept.
+    pub account: Option<u32>,
     /// Decides about the guest's flows; `None`: all are allowed.
     pub policy: Option<Box<dyn Policy>>,
     /// See [`OnLoopback`].
@@ -64,6 +66,7 @@ impl Config {
             advertisement: None,
             publish: Publish::default(),
             limits: Limits::default(),
+            account: None,
             policy: None,
             on_loopback: None,
         }

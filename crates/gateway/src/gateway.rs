@@ -19,9 +19,10 @@ use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 
-use fulmar_base::{Instant, SlotId};
+use fulmar_base::{Instant, Outside, SlotId, Stage};
 use fulmar_netdev::Device;
-use fulmar_shard::{Event, Shard, Slab, SocketStat};
+use fulmar_runtime::{Account, Ledger};
+use fulmar_shard::{Event, Slab, SocketStat};
 use nix::sys::epoll::EpollFlags;
 
 use crate::config::{Config, Publish};
@@ -32,7 +33,7 @@ use crate::relay::poll::{Events, Owner, Owners, Poll};
 use crate::relay::services::{Answers, Services};
 use crate::relay::tcp::Tcp;
 use crate::relay::udp::Udp;
-use crate::relay::{Clock, Context, Settings, canonical};
+use crate::relay::{Clock, Context, Settings, Shard, canonical};
 use crate::setup::{self, SetupError};
 use crate::stat::{FlowStat, Stat, Summary, Totals};
 
@@ -54,6 +55,8 @@ pub struct Gateway {
 /// Everything but the attendants, so that these can be called with it.
 struct Core {
     clock: Clock,
+    /// Where the time goes: a turn of the loop is a visit.
+    account: Account,
     stack: Shard,
     poll: Poll,
     owners: Owners,
@@ -140,11 +143,13 @@ impl Gateway {
             true => config.device,
             false => Box::new(Services::new(config.device, answers)) as Box<dyn Device>,
         };
-        let mut stack = setup::build_stack(stack, device, clock.now())?;
+        let account = Account::new(config.account.map_or_else(Ledger::off, Ledger::new));
+        let mut stack = setup::build_stack(stack, device, clock.now(), account.clone())?;
         stack.set_transmit_deferred(true);
         let failed = |e| SetupError::System("cannot make an epoll set", e);
         let mut core = Core {
             clock,
+            account,
             stack,
             poll: Poll::new().map_err(failed)?,
             owners: Owners::default(),
@@ -198,7 +203,12 @@ impl Gateway {
             let now = self.core.clock.now();
             let wake = self.core.stack.device().wake_fd();
             self.core.poll.watch_device(wake)?;
+            self.core.stack.pass(Stage::Relayed);
             self.core.poll.wait(&mut events, now, until)?;
+            self.core.stack.pass(match until {
+                Some(Instant::ZERO) => Stage::Spun,
+                _ => Stage::Slept,
+            });
             has_frames = events.iter().any(|(owner, _)| owner == Owner::Device);
             if self.dispatch(&events).is_break() {
                 break;
@@ -269,6 +279,8 @@ impl Core {
     /// One turn of everything; when the next one is due at the latest. `has_frames`: the device is readable, as
     /// far as is known.
     fn turn(&mut self, has_frames: bool) -> Option<Instant> {
+        self.stack.pass(Stage::Relayed);
+        self.account.enter();
         let now = self.clock.now();
         let has_held = self.stack.device().next_deadline().is_some_and(|at| at <= now);
         if has_frames || has_held {
@@ -343,7 +355,10 @@ impl Core {
         stack.sockets.retain(|s| s.tcp.is_none() || !is_of_flow(s));
         flows.extend(layers.udp.stat(cx.now));
         flows.extend(layers.echoes.stat(cx.now));
-        Stat { flows, totals: self.totals.clone(), stack, uptime: self.clock.uptime() }
+        let ledger = self.account.ledger();
+        let balance = ledger.every().map(|_| ledger.balance());
+        let (totals, uptime) = (self.totals.clone(), self.clock.uptime());
+        Stat { flows, totals, stack, balance, uptime }
     }
 
     fn summary(&self) -> Summary {

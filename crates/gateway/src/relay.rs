@@ -17,7 +17,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time;
 
 use fulmar_base::Instant;
-use fulmar_shard::Shard;
+use fulmar_runtime::Account;
 
 use crate::config::{Carries, Limits, OnLoopback, Outbound};
 use crate::mapping::Mapping;
@@ -25,6 +25,9 @@ use crate::policy::{Attempt, Decision, Policy};
 use crate::stat::{Refusal, Totals};
 use names::Names;
 use poll::{Owners, Poll};
+
+/// The stack of a gateway, with an account of CPU time that may be off.
+pub type Shard = fulmar_shard::Shard<Account>;
 
 /// The clock of the shard: it starts a little above zero, since zero is the past.
 #[derive(Clone, Copy, Debug)]

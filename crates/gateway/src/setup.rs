@@ -10,13 +10,15 @@ use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::{Device, Wake};
 use fulmar_route::{Prefix, Route};
-use fulmar_shard::{Shard, StackConfig};
+use fulmar_runtime::Account;
+use fulmar_shard::StackConfig;
 use fulmar_socket::SocketError;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::config::Config;
 use crate::guest::GuestNetwork;
 use crate::ports::Forward;
+use crate::relay::Shard;
 
 /// As whom the gateway answers where the guest has no router: addresses of the link alone.
 const ROUTER: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 2);
@@ -96,11 +98,12 @@ pub fn build_stack(
     config: StackConfig,
     device: Box<dyn Device>,
     now: Instant,
+    account: Account,
 ) -> Result<Shard, SetupError> {
     if device.caps().wake != Wake::Level {
         return Err(SetupError::Device);
     }
-    Shard::new(config, device, now).map_err(SetupError::Stack)
+    Shard::with_probe(config, device, now, account, 0, 1).map_err(SetupError::Stack)
 }
 
 /// As whom the gateway answers on the guest's link.

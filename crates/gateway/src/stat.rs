@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fulmar_base::Counters;
+use fulmar_runtime::Balance;
 use fulmar_tcp::Info;
 
 use crate::policy::Protocol;
@@ -175,6 +176,8 @@ pub struct Stat {
     /// The stack on the guest's interface: counters, drops, buffers, device, neighbours. Of its sockets those that
     /// belong to no flow.
     pub stack: fulmar_shard::Stat,
+    /// What the stages cost, if an account is kept.
+    pub balance: Option<Balance>,
     /// Since the start.
     pub uptime: Duration,
 }

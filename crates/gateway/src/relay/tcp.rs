@@ -17,14 +17,14 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use fulmar_base::{Duration, SlotId};
-use fulmar_shard::{ConditionalAccept, Decision, ListenOptions, Pending, PendingId, Shard, Slab};
+use fulmar_shard::{ConditionalAccept, Decision, ListenOptions, Pending, PendingId, Slab};
 use fulmar_socket::{Ready, Step};
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 
 use super::host::{self, Failure};
 use super::poll::Owner;
-use super::{Context, canonical};
+use super::{Context, Shard, canonical};
 use crate::policy::{Attempt, Protocol};
 use crate::stat::{Direction, FlowStat, Refusal};
 use flow::{Flow, Guest, Turn};
@@ -268,6 +268,9 @@ impl Tcp {
         let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();
         for id in ids {
             let Some(flow) = self.remove(id) else { continue };
+            if let Some(policy) = &mut cx.settings.policy {
+                policy.ended(&stat_of(&flow, cx.stack, cx.now));
+            }
             if let Some(socket) = flow.socket() {
                 if let Ok(entry) = cx.stack.tcp_entry(socket) {
                     entry.linger = Some(Duration::ZERO);

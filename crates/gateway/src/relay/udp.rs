@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use fulmar_base::{Instant, SlotId};
+use fulmar_base::{Instant, SlotId, Stage};
 use fulmar_ip::{InvokingPacket, SentError};
 use fulmar_shard::{SendMessage, Slab, Wheel};
 use fulmar_socket::{Ready, SocketError, Step};
@@ -232,6 +232,7 @@ impl Udp {
             Err(Errno::ECONNREFUSED) => flow.send(datagrams, cx.now),
             sent => sent,
         };
+        cx.stack.pass(Stage::HostSent);
         match sent {
             Ok(()) => {
                 cx.totals.datagrams_out += datagrams.len() as u64;
@@ -363,7 +364,9 @@ impl Udp {
     /// What a socket of the host has goes to the guest. True: there may be more.
     fn receive(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
         let Some(Flow { host: HostSocket::Own(fd), .. }) = self.flows.get(id) else { return false };
-        match self.batch.fill(fd.as_fd()) {
+        let filled = self.batch.fill(fd.as_fd());
+        cx.stack.pass(Stage::HostReceived);
+        match filled {
             Ok(has_more) => {
                 self.send_to_guest(cx, id, 0..self.batch.list().len());
                 has_more

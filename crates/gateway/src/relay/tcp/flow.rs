@@ -11,7 +11,7 @@ use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 
-use fulmar_base::{Instant, SlotId};
+use fulmar_base::{Instant, SlotId, Stage};
 use fulmar_mbuf::Chain;
 use fulmar_shard::{PendingId, Reserved};
 use fulmar_socket::{Reservation, Step};
@@ -202,6 +202,7 @@ impl Flow {
 
     fn send(&mut self, cx: &mut Context<'_>, socket: SlotId, mut chain: Chain) -> Moved {
         let sent = send_chain(&self.host, &chain);
+        cx.stack.pass(Stage::HostSent);
         match sent {
             Ok((sent, offered)) => {
                 self.bytes_out += sent as u64;
@@ -265,6 +266,7 @@ impl Flow {
                 room.chain.slices_mut().map(IoSliceMut::new).collect();
             (&self.host).read_vectored(&mut parts)
         };
+        cx.stack.pass(Stage::HostReceived);
         match received {
             Ok(0) => {
                 cx.stack.tcp_abandon(socket, room);
