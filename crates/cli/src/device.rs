@@ -2,6 +2,7 @@
 
 use crate::failure::{During, Failure, Outcome};
 use crate::faults::FaultSpec;
+use crate::metrics;
 use crate::route_spec::{self, RouteSpec};
 use crate::sandbox::{self, DEFAULT_INTERFACE, FULMAR_ADDRESSES, KERNEL_ADDRESSES};
 use fulmar::devices::fault::Rates;
@@ -64,6 +65,9 @@ pub struct StackArgs {
     /// Make the device a bad network: loss=1%,reorder=1%,dup=1%,corrupt=0.1%,delay=5ms,seed=7
     #[arg(long, value_name = "FAULTS", hide_short_help = true)]
     faults: Option<FaultSpec>,
+    /// Serve metrics for Prometheus on this port of the kernel's loopback, or on this address of the kernel's
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = metrics::address, hide_short_help = true)]
+    metrics: Option<SocketAddr>,
 }
 
 /// A device by its name. `auto` is what stood for [`DEFAULT_INTERFACE`] before that could be said.
@@ -168,6 +172,7 @@ impl StackArgs {
             Some(reserved) => &Spec::Interface(reserved.interface.clone()),
             None => &self.device,
         };
+        let metrics = self.metrics.map(metrics::Bound::new).transpose()?;
         let opened = match device {
             Spec::Shm(name) if self.queues == 1 => open_shm(name, listens, self.peer_timeout)?,
             other => open(other, self.queues)?,
@@ -198,6 +203,9 @@ impl StackArgs {
         }
         let stack = builder.build().map_err(|e| Failure::new(e.to_string()))?;
         route_spec::add_all(&stack, &self.routes)?;
+        if let Some(metrics) = metrics {
+            serve_metrics(metrics, &stack)?;
+        }
         let is_shared_memory = self.is_shared_memory();
         Ok(Session { stack, is_shared_memory, _claims: claims, _reserved: reserved })
     }
@@ -256,6 +264,13 @@ impl StackArgs {
             None => Ok(device),
         }
     }
+}
+
+/// Serves the metrics of a stack. Until it has ended: then there are none.
+fn serve_metrics(metrics: metrics::Bound, stack: &Stack) -> Outcome {
+    let observer = stack.observer();
+    let text = move || Some(metrics::exposition(&observer.stat()?.to_value()));
+    metrics.serve(text).during("cannot start the thread of --metrics")
 }
 
 fn cidr((address, prefix_len): (IpAddr, u8)) -> Cidr {

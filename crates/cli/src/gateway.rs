@@ -11,6 +11,7 @@ mod report;
 mod runas;
 mod serve;
 mod snapshot;
+mod visible;
 mod wait;
 
 use std::ffi::{OsStr, OsString};

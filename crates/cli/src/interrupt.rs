@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Instant;
 
 /// What a shell expects of a program that ended by SIGINT.
-const INTERRUPTED: i32 = 130;
+pub const INTERRUPTED: i32 = 130;
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// Nothing has begun that must end in order.
 static IDLE: AtomicBool = AtomicBool::new(false);

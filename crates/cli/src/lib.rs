@@ -11,6 +11,7 @@ pub mod format;
 pub mod gateway;
 pub mod interrupt;
 pub mod manual;
+mod metrics;
 pub mod nc;
 pub mod ping;
 pub mod resolve;
@@ -20,6 +21,7 @@ pub mod run;
 pub mod sandbox;
 pub mod say;
 pub mod stat;
+pub mod top;
 pub mod transfer;
 
 use failure::Outcome;

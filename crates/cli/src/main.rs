@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use clap::{CommandFactory, Parser, Subcommand};
-use fulmar_cli::{exit, gateway, manual, nc, ping, run, sandbox, stat, transfer};
+use fulmar_cli::{exit, gateway, manual, nc, ping, run, sandbox, stat, top, transfer};
 use std::process::ExitCode;
 
 /// A TCP/IP stack in user space: use it and look into it
@@ -28,6 +28,7 @@ enum Command {
     Send(transfer::SendArgs),
     Recv(transfer::RecvArgs),
     Stat(stat::Args),
+    Top(top::Args),
     Sandbox(sandbox::Args),
     Run(run::Args),
     Gateway(Box<gateway::Args>),
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Send(args) => transfer::send(args),
         Command::Recv(args) => transfer::recv(args),
         Command::Stat(args) => stat::run(args),
+        Command::Top(args) => top::run(args),
         Command::Sandbox(args) => sandbox::run(args),
         Command::Run(args) => run::run(args),
         Command::Gateway(args) => gateway::run(args),

@@ -1,7 +1,7 @@
 //! `fulmar run`: a program in a namespace of its own, with a gateway before it.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -60,6 +60,9 @@ pub struct Args {
     /// Say at the end what was reached: connections, bytes, time
     #[arg(long)]
     summary: bool,
+    /// Serve metrics for Prometheus on this port of the host's loopback, or on this address of the host
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = crate::metrics::address)]
+    metrics: Option<SocketAddr>,
     /// MTU of the program's interface in bytes
     #[arg(long, value_name = "BYTES", value_parser = within(1280u32, 65_535))]
     mtu: Option<u32>,
@@ -99,6 +102,7 @@ fn gateway_args(args: &Args) -> GatewayArgs {
     gateway.ports.tcp_ns = vec![PortSpec::None];
     gateway.ports.udp_ns = vec![PortSpec::None];
     gateway.process.pcap = args.pcap.clone();
+    gateway.process.metrics = args.metrics;
     gateway
 }
 

@@ -12,7 +12,9 @@ mod rates;
 use crate::bounds;
 use crate::failure::{Failure, Outcome};
 use crate::format::{bytes, is_shown, printable, table, terminal_columns, time, wrapped};
-use filter::Filter;
+pub(crate) use choice::is_of;
+pub(crate) use filter::Filter;
+pub(crate) use flows::guest_of;
 use fulmar::base::DropReason;
 use fulmar::control;
 use serde_json::Value;
@@ -116,7 +118,7 @@ fn watch(args: &Args, period: Duration) -> Outcome<ExitCode> {
 
 /// What the stacks that are asked for say, with the sockets that are asked for.
 fn wanted_documents(args: &Args) -> Vec<Value> {
-    let is_wanted = |d: &Value| args.stack.as_ref().is_none_or(|wanted| choice::is_of(d, wanted));
+    let is_wanted = |d: &Value| args.stack.as_ref().is_none_or(|wanted| is_of(d, wanted));
     let mut stacks: Vec<Value> = documents().into_iter().filter(is_wanted).collect();
     let Some(filter) = &args.filter else { return stacks };
     for document in &mut stacks {
@@ -131,24 +133,35 @@ fn wanted_documents(args: &Args) -> Vec<Value> {
 
 /// What every stack that answers says; one that does not is named on standard error.
 pub fn documents() -> Vec<Value> {
-    let mut found = Vec::new();
-    for directory in control::foreign_directories() {
-        eprintln!("fulmar: {} is not this user's alone: not looked into", directory.display());
-    }
-    for socket in control::sockets() {
-        let answer = control::ask(&socket).map(|d| d.map(|text| serde_json::from_str(&text)));
-        match answer {
-            Ok(Some(Ok(document))) => found.push(document),
-            Ok(Some(Err(e))) => eprintln!("fulmar: {} talks nonsense: {e}", socket.display()),
-            Ok(None) => {}
-            Err(e) => eprintln!("fulmar: {} does not answer: {e}", socket.display()),
-        }
+    let (found, complaints) = ask_all();
+    for complaint in complaints {
+        eprintln!("fulmar: {complaint}");
     }
     found
 }
 
+/// What every stack that answers says, and a sentence about each that does not.
+pub(crate) fn ask_all() -> (Vec<Value>, Vec<String>) {
+    let foreign = control::foreign_directories().into_iter();
+    let foreign =
+        foreign.map(|d| format!("{} is not this user's alone: not looked into", d.display()));
+    let (mut found, mut complaints) = (Vec::new(), foreign.collect::<Vec<_>>());
+    for socket in control::sockets() {
+        let answer = control::ask(&socket).map(|d| d.map(|text| serde_json::from_str(&text)));
+        match answer {
+            Ok(Some(Ok(document))) => found.push(document),
+            Ok(Some(Err(e))) => {
+                complaints.push(format!("{} talks nonsense: {e}", socket.display()))
+            }
+            Ok(None) => {}
+            Err(e) => complaints.push(format!("{} does not answer: {e}", socket.display())),
+        }
+    }
+    (found, complaints)
+}
+
 /// The same with strings that a terminal shows and does not obey: names come from other programs.
-fn printable_value(value: &Value) -> Value {
+pub(crate) fn printable_value(value: &Value) -> Value {
     match value {
         Value::String(text) => Value::String(printable(text)),
         Value::Array(all) => all.iter().map(printable_value).collect(),
@@ -218,7 +231,7 @@ fn heading(document: &Value) -> String {
         (Some(its), Some(own)) if its != own => format!(", in another network namespace ({its})"),
         _ => String::new(),
     };
-    let (name, guest) = (word(&document["name"]), flows::guest_of(document));
+    let (name, guest) = (word(&document["name"]), guest_of(document));
     format!(
         "{}, process {}, {}, {}{elsewhere}\n",
         guest.map_or(name.clone(), |guest| format!("gateway of {name} ({guest})")),

@@ -14,8 +14,11 @@ type Room = (&'static str, &'static [&'static str], &'static [&'static str]);
 const BELOW_SHARD: &[&str] =
     &["base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket"];
 const BELOW_RUNTIME: &[&str] = &["base", "mbuf", "netdev", "ip", "udp", "tcp", "socket", "shard"];
-const BELOW_GATEWAY: &[&str] =
-    &["base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket", "shard", "netns"];
+/// `runtime` for the account of CPU time alone: the gateway has a loop of its own.
+const BELOW_GATEWAY: &[&str] = &[
+    "base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket", "shard", "runtime",
+    "netns",
+];
 const BELOW_FULMAR: &[&str] = &[
     "base", "wire", "mbuf", "route", "netdev", "ip", "udp", "tcp", "socket", "shard", "runtime",
     "drivers",
@@ -87,6 +90,7 @@ const ROOMS: &[Room] = &[
             "ctrlc",
             "indicatif",
             "nix",
+            "ratatui",
             "serde_json",
             "sha2",
             "terminal_size",

@@ -6,8 +6,8 @@ mod support;
 
 use std::collections::HashSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -321,12 +321,27 @@ fn stat(arguments: &[&str]) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
 
+/// The metrics on a port of the loopback interface; nothing while all places are taken.
+fn metrics(port: u16) -> String {
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let mut answer = String::new();
+    let _ = client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n");
+    let _ = client.read_to_string(&mut answer);
+    answer
+}
+
 #[test]
 fn a_contained_gateway_shows_its_flows_to_its_user() {
     in_sandbox(|| {
         let mut guest = Guest::new();
         let line = ["--config-net", "-a", "10.9.0.2", "-n", "24", "-g", "10.9.0.1"];
+        // The sandbox has its ports for itself.
+        let line = [line.as_slice(), &["--metrics", "9177"]].concat();
         let gateway = detached(&[line.as_slice(), &[&guest.pid()]].concat());
+        let refused = refusal(&[line.as_slice(), &[&guest.pid()]].concat());
+        assert!(
+            refused.contains("metrics on 127.0.0.1:9177") && refused.contains("another program")
+        );
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         // The router's address leads to the host's loopback.
@@ -350,6 +365,13 @@ fn a_contained_gateway_shows_its_flows_to_its_user() {
         assert_eq!((&tcp["state"], &tcp["bytes_out"]), (&"open".into(), &6.into()));
         assert!(tcp["rtt_us"].is_number() && tcp["host_rtt_us"].is_number(), "{tcp}");
         assert_eq!(stat(&[&gateway.to_string()])[0]["pid"], gateway);
+        // Clients that stall keep neither the relay nor the control socket waiting.
+        let stalled: Vec<_> =
+            (0..8).map(|_| TcpStream::connect("127.0.0.1:9177").unwrap()).collect();
+        assert_eq!(stat(&[&gateway.to_string()])[0]["pid"], gateway);
+        drop(stalled);
+        let line = r#"fulmar_gateway_flows{protocol="tcp",state="open",direction="out"} 1"#;
+        wait_until("the metrics have the flow", || metrics(9177).lines().any(|l| l == line));
         host.write_all(b"bye\n").unwrap();
         assert!(client.wait().unwrap().success(), "the relay goes on");
         guest.end();

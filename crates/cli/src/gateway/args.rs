@@ -1,7 +1,7 @@
 //! The options of a gateway, with the names and meanings of pasta(1).
 
 use std::ffi::OsString;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -309,6 +309,9 @@ pub struct ProcessArgs {
     /// Write the packets of the guest's interface to this file (pcapng)
     #[arg(short, long, value_name = "FILE", overrides_with = "pcap")]
     pub pcap: Option<PathBuf>,
+    /// Serve metrics for Prometheus on this port of the host's loopback, or on this address of the host
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = crate::metrics::address, overrides_with = "metrics")]
+    pub metrics: Option<SocketAddr>,
     /// Become this user after the set-up (default: nobody, if started as root)
     #[arg(long, value_name = "UID|LOGIN[:GROUP]", overrides_with = "runas")]
     pub runas: Option<String>,

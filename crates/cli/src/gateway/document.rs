@@ -51,16 +51,17 @@ impl About {
     /// The document as text. A flow is written when it is described: of ten thousand only the text is in memory.
     pub fn document(&self, stat: Stat) -> String {
         let gateway = self.gateway(&stat);
+        let Stat { flows, stack, balance, .. } = stat;
         let stack = fulmar::Stat {
             name: self.name.clone(),
             network_namespace: self.network_namespace,
             shards: 1,
-            shard: stat.stack,
-            ledger: None,
+            shard: stack,
+            ledger: balance,
         };
         let mut document = stack.to_value();
         document["gateway"] = gateway;
-        with_array(document.to_string(), "flows", stat.flows.iter().map(flow))
+        with_array(document.to_string(), "flows", flows.iter().map(flow))
     }
 
     fn gateway(&self, stat: &Stat) -> Value {

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use fulmar::ledger::{Balance, Stage, StageCost};
 use fulmar_gateway::policy::{Attempt, Decision, Policy, Protocol};
 use fulmar_gateway::rules::Rules;
 use fulmar_gateway::splice::Counters;
@@ -19,8 +20,10 @@ use crate::format;
 
 /// Destinations that are told apart; the others are counted together.
 const MAX_DESTINATIONS: usize = 4096;
-/// Destinations of the summary.
+/// Destinations of the summary, and stages.
 const SHOWN: usize = 10;
+/// Measured turns of the loop that are worth shares.
+const ENOUGH_TURNS: u64 = 10;
 /// The port of DNS.
 const DNS_PORT: u16 = 53;
 
@@ -71,8 +74,9 @@ impl Reporter {
         for flow in &stat.flows {
             self.count(flow);
         }
+        let text = self.text(summary, spliced) + &stages(stat.balance.as_ref());
         // The reader may have given up.
-        let _ = out.write_all(self.text(summary, spliced).as_bytes());
+        let _ = out.write_all(text.as_bytes());
     }
 
     fn text(&self, summary: &Summary, spliced: &[&Counters]) -> String {
@@ -128,6 +132,32 @@ impl Reporter {
             let _ = writeln!(text, "  and {} other destinations", all.len() - SHOWN);
         }
     }
+}
+
+/// Where the gateway's time went. The account is a sample: of a few turns it says nothing.
+fn stages(balance: Option<&Balance>) -> String {
+    let Some(balance) = balance.filter(|b| b.measured >= ENOUGH_TURNS) else {
+        return String::new();
+    };
+    let mut costs: Vec<&StageCost> =
+        balance.stages.iter().filter(|c| c.stage != Stage::Slept && c.ns > 0.0).collect();
+    costs.sort_by(|a, b| b.ns.total_cmp(&a.ns));
+    let all: f64 = costs.iter().map(|c| c.ns).sum();
+    let mut text = format!(
+        "where its time went, by stage ({} of {} turns measured):\n",
+        balance.measured, balance.visits
+    );
+    for cost in costs.iter().take(SHOWN) {
+        let (stage, share) = (cost.stage, cost.ns * 100.0 / all);
+        let _ = writeln!(
+            text,
+            "  {share:>5.1} %  {:>9}  {:<17} {}",
+            format::time(cost.ns / 1e3),
+            stage.name(),
+            stage.sentence().trim().split(". ").next().unwrap_or_default().trim_end_matches('.')
+        );
+    }
+    text
 }
 
 /// The rules of `fulmar run` as the gateway asks for them.
@@ -208,6 +238,32 @@ mod tests {
         let mut text = String::new();
         reporter.write_destinations(&mut text);
         assert!(text.contains("tcp 192.0.2.1:80 (example.org): 0 flows, 1 denied"), "{text}");
+    }
+
+    #[test]
+    fn the_stages_are_told_with_their_shares_if_enough_was_measured() {
+        let cost = |stage, ns| StageCost { stage, passes: 1.0, ns };
+        let stages_of = vec![
+            cost(Stage::HostSent, 1e6),
+            cost(Stage::DeviceReceived, 3e6),
+            cost(Stage::Slept, 1e9),
+        ];
+        let balance = |measured| Balance {
+            stages: stages_of.clone(),
+            measured,
+            visits: 400,
+            ..Balance::default()
+        };
+        let text = stages(Some(&balance(100)));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "where its time went, by stage (100 of 400 turns measured):");
+        assert!(
+            lines[1].starts_with("   75.0 %        3ms  device_received   The device"),
+            "{text}"
+        );
+        assert!(lines[2].starts_with("   25.0 %        1ms  host_sent         The host"), "{text}");
+        assert_eq!(lines.len(), 3, "sleep is no work");
+        assert_eq!(stages(Some(&balance(ENOUGH_TURNS - 1))) + &stages(None), "");
     }
 
     #[test]

@@ -9,14 +9,12 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use fulmar::Device;
-use fulmar::control::{Bound, Control};
 use fulmar::devices;
 use fulmar_gateway::attach::{End, Target};
 use fulmar_gateway::config::{Config, OnLoopback, Publish};
@@ -25,6 +23,7 @@ use fulmar_gateway::guest::GuestNetwork;
 use fulmar_gateway::host::HostNetwork;
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::splice::{self, Splicer};
+use fulmar_gateway::stat::Summary;
 use fulmar_gateway::{Attendant, Gateway};
 use fulmar_netns::{Netns, OpenPorts};
 use nix::sys::signal::{SigSet, Signal};
@@ -38,11 +37,15 @@ use super::log::{DEFAULT_BYTES, Log};
 use super::plan::Plan;
 use super::report::{Reporter, rules_policy};
 use super::snapshot::Snapshots;
+use super::visible::Visible;
 use super::{runas, wait};
 use crate::failure::{During, Failure, Outcome};
 
 /// Signals that end a gateway in order.
 const ENDING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+
+/// For a summary one turn in so many is measured: most programs are short, and end after some hundred turns.
+const SUMMARY_EVERY: u32 = 4;
 
 /// What is open from the start, because nothing can be opened later.
 struct Stdio {
@@ -96,10 +99,7 @@ pub fn serve(
     name: &str,
     is_detached: bool,
 ) -> Outcome<ExitCode> {
-    if is_detached {
-        // The terminal's signals are not for the gateway.
-        let _ = nix::unistd::setsid();
-    }
+    leave_terminal(is_detached);
     let stdio = Stdio::open().during("cannot open /dev/null")?;
     let log = open_log(plan, name)?;
     let host = HostNetwork::read(plan.upstream.as_deref()).map_err(say)?;
@@ -108,8 +108,7 @@ pub fn serve(
     let pcap = plan.process.pcap.as_deref().map(create).transpose()?;
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
     let last_words = wait::last_words().during("cannot open the pipe for the summary")?;
-    let control = open_control(&log);
-    let host_namespace = Netns::current().ok().and_then(|own| number_of(&own));
+    let visible = Visible::open(plan.process.metrics, &log)?;
     let mut auto = start_auto(plan, &log);
 
     let netns = target.attach().map_err(say)?;
@@ -120,15 +119,14 @@ pub fn serve(
     let mut splicers = make_splicers(plan, &netns).map_err(say)?;
     let (config, reporter) = configure(plan, &host, network, device, &splicers);
     describe(plan, &config, &log);
-    let namespaces = [host_namespace, number_of(&netns)];
+    let namespaces = visible.namespaces(&netns);
     let about = About::new(plan, target, &config.network, namespaces, splicers.all());
     let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
     auto.guest = splicers.guest.clone();
     auto.host = splicers.host.clone();
     attend(&mut gateway, end, signals, auto).during("cannot watch for the end of the guest")?;
-    let snapshots = Snapshots::of(&mut gateway).during("cannot make an eventfd")?;
+    let snapshots = Snapshots::of(&mut gateway).map_err(say)?;
     write_pid(pid_file, plan.process.pid.as_deref())?;
-
     if is_detached {
         stdio.leave().during("cannot detach")?;
         if plan.process.log_file.is_none() {
@@ -136,47 +134,37 @@ pub fn serve(
         }
     }
     end_on_panic(&log);
-    let contained = give_up_rights(&mut splicers, identity);
-    let contained = contained.map_err(|e| {
+    let contained = give_up_rights(&mut splicers, identity).map_err(|e| {
         // Standard error may lead nowhere already.
         let _ = writeln!(&stdio.stderr, "{name}: {e}");
         say(e)
     })?;
     log.say(&format!("the network is up; {contained}"));
-    let _control = control.map(|bound| answer_stat(bound, about, snapshots)).transpose();
+    let failed = |e| log.fail(&format!("nothing answers `fulmar stat` and --metrics: {e}"));
+    let _answers = visible.serve(about, snapshots).map_err(failed);
     let Stdio { null, mut ready, stderr } = stdio;
     if is_detached {
         say_ready(&mut ready);
     }
     drop((null, ready, stderr, netns));
-    let summary = gateway.run();
-    if let Err(e) = &summary {
-        log.fail(&format!("the gateway ends: {e}"));
-    }
-    if let (Some(mut out), Ok(summary)) = (last_words, &summary) {
+    let ended = gateway.run();
+    if let (Some(mut out), Ok(summary)) = (last_words, &ended) {
         reporter.print(&mut out, &gateway.stat(), summary, &splicers_counters(&splicers));
     }
-    Ok(if summary.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(status_of(&ended, &log))
 }
 
-/// The control socket, opened while there are files. A gateway works without one, too.
-fn open_control(log: &Log) -> Option<Bound> {
-    let bound = Bound::new();
-    if let Err(e) = &bound {
-        log.say(&format!("`fulmar stat` will not see this gateway: {e}"));
+/// The terminal's signals are not for a gateway in the background.
+fn leave_terminal(is_detached: bool) {
+    if is_detached {
+        let _ = nix::unistd::setsid();
     }
-    bound.ok()
 }
 
-/// Starts the thread that answers `fulmar stat`, as contained as this one.
-fn answer_stat(bound: Bound, about: About, snapshots: Snapshots) -> io::Result<Control> {
-    bound.serve(move || snapshots.take().map(|stat| about.document(*stat)))
-}
-
-/// The number that the kernel gives a network namespace.
-fn number_of(netns: &Netns) -> Option<u64> {
-    let file = File::from(netns.as_fd().try_clone_to_owned().ok()?);
-    file.metadata().ok().map(|m| m.ino())
+fn status_of(ended: &io::Result<Summary>, log: &Log) -> ExitCode {
+    let Err(e) = ended else { return ExitCode::SUCCESS };
+    log.fail(&format!("the gateway ends: {e}"));
+    ExitCode::FAILURE
 }
 
 /// The errors of a set-up are sentences already.
@@ -345,11 +333,18 @@ fn configure(
         dhcp_v6,
         advertisement,
         publish: Publish { tcp: plan.ports.tcp.forwards(), udp: plan.ports.udp.forwards() },
+        account: account_of(plan),
         policy: rules_policy(plan, &reporter),
         on_loopback: on_loopback(plan, &network, splicers),
         ..Config::new(device, network)
     };
     (config, reporter)
+}
+
+/// How often a turn of the loop is measured: as the environment says, or often where there is a summary to make.
+fn account_of(plan: &Plan) -> Option<u32> {
+    let said = std::env::var("FULMAR_LEDGER").ok().and_then(|n| n.trim().parse().ok());
+    said.filter(|n| *n > 0).or(plan.has_summary.then_some(SUMMARY_EVERY))
 }
 
 /// Connections from the host's loopback are spliced to the guest's loopback, or to its address: there they come

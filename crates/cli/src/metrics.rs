@@ -1,0 +1,295 @@
+//! `--metrics ADDR`: the figures of `fulmar stat` for Prometheus (text exposition format, version 0.0.4).
+//!
+//! The listener belongs to the host's kernel. A thread accepts; each connection has a thread of its own, of which
+//! there are [`MOST_CONNECTIONS`] at most, and [`PATIENCE`] in all: a client that stalls keeps nobody waiting, and
+//! those that are too many are closed at once. One request a connection, of [`MOST_REQUEST_BYTES`] at most.
+
+mod exposition;
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::failure::{Failure, Outcome};
+pub use exposition::exposition;
+
+/// Connections that are answered at the same time.
+const MOST_CONNECTIONS: usize = 4;
+/// How long a client has for its request and for reading the answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of a request at most: that of Prometheus has some hundred.
+const MOST_REQUEST_BYTES: usize = 8192;
+/// Pause after `accept` failed, such as for lack of descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// A thread formats one answer and does nothing deep.
+const THREAD_STACK_BYTES: usize = 256 * 1024;
+const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Where metrics are served: `PORT` of the loopback interface, or `ADDRESS:PORT`.
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    let alone = text.parse().map(|port: u16| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port));
+    let address = alone.ok().or_else(|| text.parse().ok()).filter(|a| a.port() != 0);
+    address.ok_or_else(|| "give a port, which is one of 127.0.0.1, or ADDRESS:PORT".to_owned())
+}
+
+/// A listener that nobody attends to yet.
+#[derive(Debug)]
+pub struct Bound(TcpListener);
+
+impl Bound {
+    /// Binds the address in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// A sentence: the address is in use, privileged or not the host's.
+    pub fn new(at: SocketAddr) -> Outcome<Bound> {
+        let listener = TcpListener::bind(at).map_err(|e| {
+            let hint = match e.kind() {
+                io::ErrorKind::AddrInUse => "; another program has it: choose another port",
+                io::ErrorKind::PermissionDenied => "; choose a port from 1024 on",
+                io::ErrorKind::AddrNotAvailable => "; it is no address of this host",
+                _ => "",
+            };
+            Failure::new(format!("cannot serve metrics on {at}: {e}{hint}"))
+        })?;
+        Ok(Bound(listener))
+    }
+
+    /// Starts the thread that answers. `text` makes the metrics, for one client at a time or several; `None`: what
+    /// they are about is ending. The thread stays until the process ends.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn serve(
+        self,
+        text: impl Fn() -> Option<String> + Send + Sync + 'static,
+    ) -> io::Result<()> {
+        let text: Arc<Text> = Arc::new(text);
+        named("fulmar-metrics").spawn(move || accept(&self.0, &text)).map(drop)
+    }
+}
+
+type Text = dyn Fn() -> Option<String> + Send + Sync;
+
+fn named(name: &str) -> thread::Builder {
+    thread::Builder::new().name(name.to_owned()).stack_size(THREAD_STACK_BYTES)
+}
+
+/// One of the connections that are answered, while it exists.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(used: &Arc<AtomicUsize>) -> Option<Place> {
+        let place = Place(Arc::clone(used));
+        // Dropped again, it gives back what it has taken.
+        (used.fetch_add(1, Ordering::AcqRel) < MOST_CONNECTIONS).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn accept(listener: &TcpListener, text: &Arc<Text>) {
+    block_signals();
+    let used = Arc::new(AtomicUsize::new(0));
+    loop {
+        let Ok((client, _)) = listener.accept() else {
+            thread::sleep(ACCEPT_RETRY);
+            continue;
+        };
+        let Some(place) = Place::take(&used) else { continue };
+        let text = Arc::clone(text);
+        // Without memory for a thread the client is closed.
+        let _ = named("metrics").spawn(move || {
+            // A client that disconnects early, or stalls, is no error.
+            let _ = answer(&client, Instant::now() + PATIENCE, &*text);
+            drop(place);
+        });
+    }
+}
+
+/// Signals are for the other threads. The ones that follow inherit it.
+fn block_signals() {
+    let _ = nix::sys::signal::SigSet::all().thread_block();
+}
+
+fn left_until(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// What a client asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Request {
+    Metrics,
+    /// Only the head of the answer.
+    Head,
+    Elsewhere,
+    OtherMethod,
+    Nonsense,
+}
+
+fn answer(mut client: &TcpStream, deadline: Instant, text: &Text) -> io::Result<()> {
+    let request = understand(&read_head(client, deadline)?);
+    let (status, body) = match request {
+        Request::Metrics | Request::Head => match text() {
+            Some(text) => ("200 OK", text),
+            None => ("503 Service Unavailable", "it is ending\n".to_owned()),
+        },
+        Request::Elsewhere => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
+        Request::OtherMethod => ("405 Method Not Allowed", "GET or HEAD\n".to_owned()),
+        Request::Nonsense => ("400 Bad Request", "this is no request of HTTP\n".to_owned()),
+    };
+    let length = body.len();
+    let mut all = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    if request != Request::Head {
+        all += &body;
+    }
+    let mut rest = all.as_bytes();
+    while !rest.is_empty() {
+        client.set_write_timeout(Some(left_until(deadline)?))?;
+        match client.write(rest) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => rest = &rest[n..],
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Reads to the empty line, the end, or the bound, whichever is first.
+fn read_head(mut client: &TcpStream, deadline: Instant) -> io::Result<Vec<u8>> {
+    let (mut head, mut chunk) = (Vec::new(), [0; 1024]);
+    while !is_whole(&head) && head.len() < MOST_REQUEST_BYTES {
+        client.set_read_timeout(Some(left_until(deadline)?))?;
+        match client.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(n) => head.extend_from_slice(&chunk[..n]),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(head)
+}
+
+fn is_whole(head: &[u8]) -> bool {
+    [&b"\r\n\r\n"[..], b"\n\n"].iter().any(|end| head.windows(end.len()).any(|w| w == *end))
+}
+
+fn understand(head: &[u8]) -> Request {
+    let line = head.split(|b| *b == b'\n').next().unwrap_or_default();
+    let Ok(line) = std::str::from_utf8(line) else { return Request::Nonsense };
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [method, target, version] = words[..] else { return Request::Nonsense };
+    let path = target.split('?').next().unwrap_or_default();
+    match (method, path) {
+        _ if !is_whole(head) || !version.starts_with("HTTP/1.") => Request::Nonsense,
+        ("GET", "/" | "/metrics") => Request::Metrics,
+        ("HEAD", "/" | "/metrics") => Request::Head,
+        ("GET" | "HEAD", _) => Request::Elsewhere,
+        _ => Request::OtherMethod,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn served(text: impl Fn() -> Option<String> + Send + Sync + 'static) -> SocketAddr {
+        let bound = Bound::new("127.0.0.1:0".parse().unwrap()).unwrap();
+        let at = bound.0.local_addr().unwrap();
+        bound.serve(text).unwrap();
+        at
+    }
+
+    fn ask(at: SocketAddr, request: &[u8]) -> String {
+        let mut client = TcpStream::connect(at).unwrap();
+        let _ = client.write_all(request);
+        let mut answer = Vec::new();
+        // A bound that was exceeded resets what was not read.
+        let _ = client.read_to_end(&mut answer);
+        String::from_utf8(answer).unwrap()
+    }
+
+    #[test]
+    fn an_address_is_of_the_loopback_unless_it_says_otherwise() {
+        assert_eq!(address("9100").unwrap().to_string(), "127.0.0.1:9100");
+        assert_eq!(address("[::1]:9100").unwrap().to_string(), "[::1]:9100");
+        assert_eq!(address("192.0.2.1:1").unwrap().to_string(), "192.0.2.1:1");
+        for wrong in ["", "host:1", "65536", "127.0.0.1", "0"] {
+            assert!(address(wrong).unwrap_err().contains("ADDRESS:PORT"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn metrics_are_served_at_their_path_only() {
+        let at = served(|| Some("fulmar_up 1\n".to_owned()));
+        let got = ask(at, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(
+            got.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"),
+            "{got}"
+        );
+        assert!(
+            got.ends_with("Content-Length: 12\r\nConnection: close\r\n\r\nfulmar_up 1\n"),
+            "{got}"
+        );
+        assert!(ask(at, b"HEAD / HTTP/1.0\r\n\r\n").ends_with("\r\n\r\n"));
+        assert!(ask(at, b"GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
+        assert!(ask(at, b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+    }
+
+    #[test]
+    fn garbage_is_answered_with_400_or_not_at_all() {
+        for garbage in [
+            &b"\x16\x03\x01\x02\x00\n\n"[..],
+            b"GET\r\n\r\n",
+            b"GET /metrics SPDY/3\r\n\r\n",
+            b"a b c d\n\n",
+            b"\xff\xfe HTTP/1.1 x\r\n\r\n",
+        ] {
+            assert_eq!(understand(garbage), Request::Nonsense, "{garbage:?}");
+        }
+        let at = served(|| Some(String::new()));
+        let endless = vec![b'x'; 4 * MOST_REQUEST_BYTES];
+        let answer = ask(at, &endless);
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400"), "{answer}");
+        assert!(ask(at, b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
+    }
+
+    #[test]
+    fn clients_that_stall_take_no_more_than_their_places() {
+        let used = Arc::new(AtomicUsize::new(0));
+        let places: Vec<_> = (0..MOST_CONNECTIONS).map(|_| Place::take(&used).unwrap()).collect();
+        assert!(Place::take(&used).is_none() && Place::take(&used).is_none());
+        drop(places);
+        assert_eq!(used.load(Ordering::Acquire), 0);
+        assert!(Place::take(&used).is_some());
+    }
+
+    #[test]
+    fn a_client_that_says_nothing_is_given_up_at_its_deadline() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _silent = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (client, _) = listener.accept().unwrap();
+        let error = answer(&client, Instant::now(), &|| Some(String::new())).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        // Nor is one that does not read.
+        let deadline = Instant::now() + Duration::from_millis(50);
+        assert!(read_head(&client, deadline).is_err());
+    }
+
+    #[test]
+    fn an_address_in_use_is_refused_with_a_sentence() {
+        let first = Bound::new("127.0.0.1:0".parse().unwrap()).unwrap();
+        let error = Bound::new(first.0.local_addr().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("another program has it"), "{error}");
+    }
+}

@@ -1,0 +1,218 @@
+//! The state of `fulmar top`: what was read, what is chosen, and what the keys change.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use std::ops::ControlFlow;
+
+use super::model::{Model, Row, Sample, Sort};
+use crate::stat::Filter;
+
+/// Characters of a filter at most.
+const MAX_FILTER: usize = 200;
+
+/// What the keys mean at present.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Mode {
+    /// The keys of the help.
+    #[default]
+    Normal,
+    /// A filter is typed; this is its text so far.
+    Filter(String),
+    /// The help is shown.
+    Help,
+}
+
+/// A stack or gateway that is shown.
+struct Shown {
+    before: Option<Sample>,
+    latest: Sample,
+    model: Model,
+    /// It did not answer the last time.
+    is_gone: bool,
+}
+
+/// The state.
+#[derive(Default)]
+pub struct App {
+    shown: Vec<Shown>,
+    at: usize,
+    /// What the keys mean.
+    pub mode: Mode,
+    /// The order of the rows.
+    pub sort: Sort,
+    /// The order is the other way round.
+    pub is_reversed: bool,
+    /// The filter as it was typed.
+    pub filter_text: Option<String>,
+    filter: Option<Filter>,
+    /// Why the text that is being typed is no filter.
+    pub filter_error: Option<String>,
+    /// Said while there is nothing to show.
+    pub notice: String,
+    is_paused: bool,
+    first_row: usize,
+}
+
+/// Whether both documents are of one stack.
+fn is_same(a: &Sample, b: &Sample) -> bool {
+    ["pid", "name", "addresses", "device"].iter().all(|field| {
+        let of = |s: &Sample| match *field {
+            "device" => s.document["device"]["name"].clone(),
+            field => s.document[field].clone(),
+        };
+        of(a) == of(b)
+    })
+}
+
+impl App {
+    /// Takes what the stacks say now. While paused nothing changes but whether they are there.
+    pub fn update(&mut self, samples: Vec<Sample>) {
+        for shown in &mut self.shown {
+            shown.is_gone = !samples.iter().any(|s| is_same(s, &shown.latest));
+        }
+        if self.is_paused {
+            return;
+        }
+        let chosen = self.shown.get(self.at).map(|s| s.latest.clone());
+        for sample in samples {
+            let known = self.shown.iter().position(|s| is_same(&s.latest, &sample));
+            let before = known.map(|at| self.shown.remove(at).latest);
+            let model = Model::new(before.as_ref(), &sample, self.filter.as_ref());
+            self.shown.push(Shown { before, latest: sample, model, is_gone: false });
+        }
+        // One that has ended stays while it is looked at.
+        let is_chosen = |s: &Shown| chosen.as_ref().is_some_and(|c| is_same(c, &s.latest));
+        self.shown.retain(|s| !s.is_gone || is_chosen(s));
+        self.shown.sort_by_key(|s| {
+            (s.latest.document["gateway"].is_null(), s.latest.document["pid"].as_u64())
+        });
+        self.at = self.shown.iter().position(is_chosen).unwrap_or(0);
+    }
+
+    /// The figures of the stack that is looked at.
+    pub fn model(&self) -> Option<&Model> {
+        self.shown.get(self.at).map(|s| &s.model)
+    }
+
+    /// How many there are to look at.
+    pub fn count(&self) -> usize {
+        self.shown.len()
+    }
+
+    /// Looks at the next one.
+    pub fn next(&mut self) {
+        if !self.shown.is_empty() {
+            self.at = (self.at + 1) % self.shown.len();
+            self.first_row = 0;
+        }
+    }
+
+    /// Which of them is looked at.
+    pub fn position(&self) -> usize {
+        self.at
+    }
+
+    /// What is unusual at present, for the screen's corner.
+    pub fn status(&self) -> String {
+        let is_gone = self.shown.get(self.at).is_some_and(|s| s.is_gone);
+        match (is_gone, self.is_paused) {
+            (true, _) => "ENDED".to_owned(),
+            (false, true) => "PAUSED".to_owned(),
+            (false, false) => String::new(),
+        }
+    }
+
+    /// The rows in their order.
+    pub fn rows(&self) -> Vec<&Row> {
+        let mut rows: Vec<&Row> = self.model().into_iter().flat_map(|m| &m.rows).collect();
+        rows.sort_by(|a, b| {
+            let order = self.sort.compare(a, b);
+            if self.is_reversed { order.reverse() } else { order }
+        });
+        rows
+    }
+
+    /// The first row on a screen with so many: the last rows fill the screen.
+    pub fn scroll_to_fit(&mut self, visible: usize) -> usize {
+        let rows = self.model().map_or(0, |m| m.rows.len());
+        self.first_row = self.first_row.min(rows.saturating_sub(visible));
+        self.first_row
+    }
+
+    /// A key was pressed. `Break`: the user wants to quit.
+    pub fn key(&mut self, key: KeyEvent) -> ControlFlow<()> {
+        if key.kind == KeyEventKind::Release {
+            return ControlFlow::Continue(());
+        }
+        let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
+        if is_control && key.code == KeyCode::Char('c') {
+            return ControlFlow::Break(());
+        }
+        match &self.mode {
+            Mode::Normal => return self.normal_key(key.code),
+            Mode::Filter(_) => self.filter_key(key.code),
+            Mode::Help => self.mode = Mode::Normal,
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn normal_key(&mut self, key: KeyCode) -> ControlFlow<()> {
+        const PAGE: usize = 10;
+        match key {
+            KeyCode::Char('q') => return ControlFlow::Break(()),
+            KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
+            KeyCode::Char('s') => self.sort = self.sort.next(),
+            KeyCode::Char('S') => self.sort = self.sort.previous(),
+            KeyCode::Char('r') => self.is_reversed = !self.is_reversed,
+            KeyCode::Char('/') => {
+                self.mode = Mode::Filter(self.filter_text.clone().unwrap_or_default());
+            }
+            KeyCode::Char('h' | '?') => self.mode = Mode::Help,
+            KeyCode::Up => self.first_row = self.first_row.saturating_sub(1),
+            KeyCode::Down => self.first_row += 1,
+            KeyCode::PageUp => self.first_row = self.first_row.saturating_sub(PAGE),
+            KeyCode::PageDown => self.first_row += PAGE,
+            KeyCode::Home => self.first_row = 0,
+            KeyCode::Tab => self.next(),
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn filter_key(&mut self, key: KeyCode) {
+        let Mode::Filter(text) = &mut self.mode else { return };
+        self.filter_error = None;
+        match key {
+            KeyCode::Char(c) if text.len() < MAX_FILTER => text.push(c),
+            KeyCode::Backspace => drop(text.pop()),
+            KeyCode::Esc => self.mode = Mode::Normal,
+            KeyCode::Enter => {
+                let text = text.trim().to_owned();
+                self.set_filter(text);
+            }
+            _ => {}
+        }
+    }
+
+    /// Applies a filter. One that is none is said to be so, and stays to be corrected.
+    fn set_filter(&mut self, text: String) {
+        match text.parse::<Filter>() {
+            Ok(filter) => {
+                self.filter = (!text.is_empty()).then_some(filter);
+                self.filter_text = (!text.is_empty()).then_some(text);
+                self.mode = Mode::Normal;
+                self.first_row = 0;
+                for shown in &mut self.shown {
+                    let before = shown.before.as_ref();
+                    shown.model = Model::new(before, &shown.latest, self.filter.as_ref());
+                }
+            }
+            Err(_) => self.filter_error = Some("no filter: try dport = :443".to_owned()),
+        }
+    }
+
+    /// An order, and a filter, from the command line.
+    pub fn with(sort: Sort, filter: Option<(String, Filter)>) -> App {
+        let (filter_text, filter) = filter.unzip();
+        App { sort, filter, filter_text, ..App::default() }
+    }
+}
