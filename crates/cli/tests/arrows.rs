@@ -74,7 +74,18 @@ const ROOMS: &[Room] = &[
     ("runtime", BELOW_RUNTIME, &["smallvec", "libc"]),
     ("drivers", &["base", "wire", "mbuf", "netdev"], &["libc", "io-uring"]),
     ("fulmar", BELOW_FULMAR, &["bytes", "nix", "serde_json"]),
-    ("netns", &[], &["libc", "nix", "netlink-packet-core", "netlink-packet-route", "netlink-sys"]),
+    (
+        "netns",
+        &[],
+        &[
+            "libc",
+            "nix",
+            "netlink-packet-core",
+            "netlink-packet-route",
+            "netlink-packet-sock-diag",
+            "netlink-sys",
+        ],
+    ),
     (
         "gateway",
         BELOW_GATEWAY,
