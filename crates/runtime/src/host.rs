@@ -20,9 +20,9 @@
 
 mod failure;
 mod guard;
+mod posted;
 mod requests;
-mod tickets;
-mod turn;
+mod wait_guard;
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock, PoisonError, TryLockError, Weak};
@@ -33,10 +33,10 @@ use fulmar_netdev::moderation::ModerationConfig;
 use fulmar_socket::{Ready, SocketError, Step};
 
 use crate::account::{Account, Ledger};
-use crate::baton::{Baton, Role};
 use crate::completion::Completion;
 use crate::handoff::before_looking;
 use crate::inbox::{Inbox, after_release};
+use crate::leader::{Baton, Role};
 use crate::limit::Limit;
 use crate::poll_set::PollSetCore;
 use crate::reentry::{HostBit, Inside, this_thread};
@@ -49,8 +49,8 @@ use crate::sys;
 use crate::watched::WatchedShard;
 use failure::OnUnwind;
 pub use guard::Guard;
-pub use tickets::PostedRead;
-use turn::{For, Turn};
+pub use posted::PostedRead;
+use wait_guard::{For, Turn};
 
 /// Calls beside the sleeping service thread after which it is woken: a deadline looked at by each costs
 /// as much as the lock, a wake-up as much as a hundred of them.

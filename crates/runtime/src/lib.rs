@@ -11,7 +11,6 @@
 #![deny(unsafe_code)]
 
 pub mod account;
-mod baton;
 mod completion;
 mod contain;
 mod entropy;
@@ -19,6 +18,7 @@ pub mod file;
 mod handoff;
 mod host;
 mod inbox;
+mod leader;
 mod limit;
 #[cfg(fulmar_loom)]
 mod models;

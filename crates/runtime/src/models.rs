@@ -1,10 +1,10 @@
 //! How threads run a shard together, in every order of their steps (`make loom`): the host as it is, over a
 //! device of a few frames and a kernel in which no time passes ([`fulmar_models`]). Each model says which faults, put in by hand, it was seen to find.
 
-mod baton;
+mod completion;
 mod handoff;
 mod inbox;
-mod telling;
+mod leader;
 mod wire;
 
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use crate::watched::WatchedShard;
 use wire::{PORTS, Wire};
 
 /// The models of this room.
-pub const MODELS: &[&[Model]] = &[baton::MODELS, handoff::MODELS, inbox::MODELS, telling::MODELS];
+pub const MODELS: &[&[Model]] =
+    &[leader::MODELS, handoff::MODELS, inbox::MODELS, completion::MODELS];
 
 /// A stack over a wire, with a datagram socket at each port.
 #[derive(Clone)]

@@ -11,9 +11,9 @@ use std::thread::JoinHandle;
 use fulmar_base::{Counter, Duration, Outside, Probe, Stage};
 use fulmar_netdev::moderation::Next;
 
-use crate::baton::Role;
 use crate::contain::contain;
 use crate::host::{Host, POLL_BUDGET};
+use crate::leader::Role;
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 use crate::sys;
 use crate::waiter::Waiter;

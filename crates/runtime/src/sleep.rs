@@ -9,9 +9,9 @@ use fulmar_base::{Counter, Duration, Instant, Outside, Probe, Stage};
 use fulmar_netdev::Wake;
 use fulmar_socket::SocketError;
 
-use crate::baton::Role;
 use crate::handoff::before_looking;
 use crate::host::{Guard, Host};
+use crate::leader::Role;
 use crate::sys;
 use crate::waiter::Waiter;
 use crate::watched::WatchedShard;

@@ -176,7 +176,7 @@ fn is_copy(function: &str) -> bool {
 /// Files of room `runtime` in which threads wait.
 const WAITING: [&str; 8] = [
     "host.rs",
-    "baton.rs",
+    "leader.rs",
     "waiter.rs",
     "spin.rs",
     "service.rs",

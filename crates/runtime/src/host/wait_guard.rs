@@ -8,8 +8,8 @@ use fulmar_netdev::moderation::Next;
 use fulmar_socket::{Ready, SocketError};
 
 use super::{Guard, Host};
-use crate::baton::Role;
 use crate::completion::Completion;
+use crate::leader::Role;
 use crate::poll_set::PollSetCore;
 use crate::reentry::Waiting;
 use crate::sys;
