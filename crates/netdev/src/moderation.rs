@@ -32,16 +32,12 @@
 //! gro_flush_timeout); Karlin et al., Competitive randomized algorithms for non-uniform problems
 //! (1990), for looking as long as a wake-up costs.
 
-mod alone;
-mod first_look;
 mod ladder;
 #[cfg(test)]
 mod tests;
 
 use fulmar_base::{Duration, Instant};
 
-use alone::Alone;
-use first_look::FirstLook;
 use ladder::{Ladder, Window};
 
 /// A coalescing register pair: when hardware asks for attention.
@@ -161,8 +157,8 @@ pub struct Moderation {
     waiting_since: Option<Instant>,
     /// Since when that wait looks.
     looking_since: Option<Instant>,
-    /// How long others ran meanwhile, on the polling thread's CPU.
-    given_away: Duration,
+    /// How long other threads ran meanwhile, on the polling thread's CPU.
+    yielded_for: Duration,
     /// How long looks took that have ended since the last query.
     looked: Option<Duration>,
     /// The wait has slept.
@@ -174,8 +170,6 @@ pub struct Moderation {
     ladder: Ladder,
     /// The step that was told last.
     told: usize,
-    alone: Alone,
-    first_look: FirstLook,
 }
 
 impl Moderation {
@@ -186,7 +180,7 @@ impl Moderation {
             spin: config.min_spin,
             waiting_since: None,
             looking_since: None,
-            given_away: Duration::ZERO,
+            yielded_for: Duration::ZERO,
             looked: None,
             has_slept: false,
             held_in_vain: false,
@@ -194,8 +188,6 @@ impl Moderation {
             window: Window::default(),
             ladder: Ladder::default(),
             told: 0,
-            alone: Alone::default(),
-            first_look: FirstLook::default(),
         }
     }
 
@@ -233,26 +225,8 @@ impl Moderation {
         self.has_slept = false;
     }
 
-    /// How many frames to ask a device for that shows on its descriptor what waits, where there is
-    /// `room` for so many: one, where frames come alone. What it brings is to be taken for all there was.
-    pub fn ask(&mut self, room: usize) -> usize {
-        self.alone.ask(room)
-    }
-
-    /// Whether a thread that is about to wait looks first; else it may go to sleep at once, on a device
-    /// that shows on its descriptor what waits.
-    pub fn looks_first(&mut self) -> bool {
-        self.first_look.is_due()
-    }
-
-    /// What the first look of a wait brought.
-    pub fn looked_first(&mut self, has_found: bool) {
-        self.first_look.note(has_found);
-    }
-
     /// Notes what a poll brought. `sent` counts all frames that were ever sent.
     pub fn polled(&mut self, now: Instant, frames: usize, bytes: usize, sent: u64) {
-        self.alone.came(frames, bytes);
         if frames == 0 {
             self.held_in_vain |= self.is_holding;
             self.is_holding = false;
@@ -306,8 +280,8 @@ impl Moderation {
     }
 
     /// Of the look that goes on, the thread has let others run for so long: that cost nothing.
-    pub fn gave_way(&mut self, time: Duration) {
-        self.given_away = self.given_away.saturating_add(time);
+    pub fn yielded(&mut self, time: Duration) {
+        self.yielded_for = self.yielded_for.saturating_add(time);
     }
 
     /// Notes that a sleep has ended, a hold or another.
@@ -353,8 +327,8 @@ impl Moderation {
 
     fn stop_looking(&mut self, now: Instant) {
         if let Some(since) = self.looking_since.take() {
-            let took = now.since(since).saturating_sub(self.given_away);
-            self.given_away = Duration::ZERO;
+            let took = now.since(since).saturating_sub(self.yielded_for);
+            self.yielded_for = Duration::ZERO;
             self.window.attend(took);
             self.looked = Some(self.looked.unwrap_or_default().saturating_add(took));
         }

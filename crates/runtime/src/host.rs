@@ -395,22 +395,19 @@ impl<P: Probe> Host<P> {
     ) -> Result<R, SocketError> {
         let end = limit.end(now);
         // Readers and writers that cannot wait run the stack too, or nobody might.
-        if end.is_none() || guard.looks_first(now) {
-            let came = advance(&mut guard, now, interest);
-            guard.moderation().looked_first(came > 0);
-            // What another shard has handed over is not counted among the frames, and nobody is told of it:
-            // this thread is not on the list of those who wait yet.
-            if (came > 0 || self.has_shards_beside())
-                && let Step::Done(r) = step(&mut guard, now)?
-            {
-                return Ok(r);
-            }
+        let came = advance(&mut guard, now, interest);
+        // What another shard has handed over is not counted among the frames, and nobody is told of it:
+        // this thread is not on the list of those who wait yet.
+        if (came > 0 || self.has_shards_beside())
+            && let Step::Done(r) = step(&mut guard, now)?
+        {
+            return Ok(r);
         }
         let Some(give_up) = end else { return Err(SocketError::WouldBlock) };
         self.wait_in_turn(guard, now, (waits_for, interest), give_up, step)
     }
 
-    /// The first look has brought nothing, or there was none.
+    /// The first poll has brought nothing.
     #[inline(never)]
     fn wait_in_turn<'a, R>(
         &'a self,

@@ -2,9 +2,9 @@
 //! wait for the next one.
 
 use fulmar_base::{Counter, Counters, Probe};
+use fulmar_netdev::Burst;
 use fulmar_netdev::gro::Gro;
 use fulmar_netdev::moderation::Moderation;
-use fulmar_netdev::{Burst, Caps, Wake};
 
 use crate::config::StackConfig;
 use crate::demux::BatchLookup;
@@ -43,14 +43,6 @@ impl Rx {
     /// Frames of the next burst: many small ones, or as many large ones as hold `enough_bytes`.
     pub fn burst_size(&self, enough_bytes: usize) -> usize {
         (enough_bytes / self.frame_bytes.max(1)).clamp(1, RX_BATCH)
-    }
-
-    /// How many of `space` frames a poll asks the device for.
-    pub fn frames_to_ask(&mut self, space: usize, caps: &Caps) -> usize {
-        match caps.wake {
-            Wake::Level => self.moderation.ask(space),
-            Wake::Armed => space,
-        }
     }
 
     /// Gives a change of the coalescing delay to a device that has registers for it.

@@ -215,8 +215,7 @@ impl<P: Probe> Shard<P> {
         self.tcp.posted.notify_device(now, &mut self.core);
         while taken < budget && bytes < enough_bytes.saturating_sub(self.rx.frame_bytes / 2) {
             let room = self.rx.burst_size(enough_bytes).min(budget - taken);
-            let ask = self.rx.frames_to_ask(room, self.core.net.link.caps());
-            let (n, burst_bytes) = self.receive(now, ask);
+            let (n, burst_bytes) = self.receive(now, room);
             taken += n;
             bytes += burst_bytes;
             self.tcp.unanswered += n;

@@ -2,7 +2,6 @@
 //! ([`moderation`](fulmar_netdev::moderation)), given to the device where it coalesces by itself.
 
 use fulmar_base::{Instant, Probe};
-use fulmar_netdev::Wake;
 use fulmar_netdev::moderation::{Moderation, ModerationConfig, Next};
 
 use crate::shard::Shard;
@@ -27,19 +26,6 @@ impl<P: Probe> Shard<P> {
             }
             next => next,
         }
-    }
-
-    /// Whether a thread polls the device once before it waits. Not where that has long found nothing, and where
-    /// sleeping at once can miss nothing.
-    pub fn looks_first(&mut self, now: Instant) -> bool {
-        let link = &self.core.net.link;
-        // The descriptor is readable whenever there is something to do for the device.
-        let is_level = link.caps().wake == Wake::Level
-            && !link.has_backlog()
-            && self.core.events.down.is_none();
-        let may_miss =
-            !self.rx.is_dry || !is_level || self.next_deadline().is_some_and(|at| at <= now);
-        may_miss || self.rx.moderation.looks_first()
     }
 
     /// Changes how threads wait for the device.
@@ -128,7 +114,6 @@ mod tests {
         flood.send(3 * FRAMES_AFTER_HOLD);
         flood.taker.moderation().slept();
         assert_eq!(flood.taker.step_for_reader(flood.now), FRAMES_AFTER_HOLD);
-        assert!(flood.taker.looks_first(flood.now));
         assert_eq!(flood.taker.step_for_reader(flood.now), 2 * FRAMES_AFTER_HOLD);
     }
 

@@ -214,7 +214,7 @@ fn shared_cpu(config: ModerationConfig, ring: u64, waits: u64) -> (u64, u64, u64
             // The sender fills the ring and gives the CPU back.
             Next::Look { .. } => {
                 now += ring * SEND + SWITCH;
-                policy.gave_way(Duration::from_nanos(ring * SEND + SWITCH));
+                policy.yielded(Duration::from_nanos(ring * SEND + SWITCH));
             }
             // It does so as well, and then nobody runs until the timer ends.
             Next::Hold { until } => {
@@ -257,7 +257,7 @@ fn what_others_run_while_a_thread_looks_is_none_of_what_looking_costs() {
         policy.start_waiting(at(1_000));
         policy.polled(at(1_000), 0, 0, 0);
         assert!(matches!(policy.next(at(1_000), true), Next::Look { .. }));
-        policy.gave_way(given);
+        policy.yielded(given);
         policy.polled(at(1_040), 1, 1500, 0);
         policy.take_looked()
     };

@@ -123,12 +123,9 @@ impl<P: Probe> Host<P> {
             return Ok(None);
         }
         let end = limit.end(now);
-        if end.is_none() || guard.looks_first(now) {
-            let (came, outcome) = look(&mut guard, now, ticket);
-            guard.moderation().looked_first(came > 0);
-            if outcome.is_some() || ticket.is_over() {
-                return Ok(outcome);
-            }
+        let (_, outcome) = look(&mut guard, now, ticket);
+        if outcome.is_some() || ticket.is_over() {
+            return Ok(outcome);
         }
         let Some(give_up) = end else { return Ok(None) };
         let over = |_: &mut WatchedShard<P>, _| {

@@ -132,7 +132,7 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         let others_ran = self.host.spin.run(&self.waiter, until);
         let _ = self.host.outside.stage(Stage::Spun);
         let mut guard = self.host.lock()?;
-        guard.moderation().gave_way(others_ran);
+        guard.moderation().yielded(others_ran);
         Ok(guard)
     }
 
