@@ -139,13 +139,13 @@ impl Socket {
     /// As [`Socket::wait`], for a step that does not depend on what time it is to a few milliseconds. For
     /// how long it may wait is asked once it has to.
     #[inline]
-    pub fn wait_recently<R>(
+    pub fn wait_coarse<R>(
         &self,
         interest: Ready,
         limit: impl FnOnce() -> Limit,
         step: impl FnMut(&mut LockedShard, Instant) -> Result<Step<R>, SocketError>,
     ) -> io::Result<R> {
-        self.host().wait_recently(self.id, interest, limit, step).map_err(to_io)
+        self.host().wait_coarse(self.id, interest, limit, step).map_err(to_io)
     }
 
     /// Waits until a step of a reader is done. It is patient, and waits for the low-water mark, until

@@ -90,7 +90,7 @@ impl UdpSocket {
     pub fn send_to(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
         let to = addr.to_socket_addrs()?.next().ok_or(io::ErrorKind::InvalidInput)?;
         let s = &*self.socket;
-        s.wait_recently(
+        s.wait_coarse(
             Ready::WRITABLE,
             || s.write_limit(),
             |shard, now| shard.udp_send_step(now, s.id, &[buf], Some(to)),
@@ -103,7 +103,7 @@ impl UdpSocket {
     /// As [`UdpSocket::send_to`]; `EDESTADDRREQ` if not connected.
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
         let s = &*self.socket;
-        s.wait_recently(
+        s.wait_coarse(
             Ready::WRITABLE,
             || s.write_limit(),
             |shard, now| shard.udp_send_connected(now, s.id, buf),
@@ -117,7 +117,7 @@ impl UdpSocket {
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let s = &*self.socket;
         let take = |shard: &mut LockedShard, _| shard.udp().receive_into(s.id, buf);
-        let d = match s.wait_recently(Ready::READABLE, || s.read_limit(), take)? {
+        let d = match s.wait_coarse(Ready::READABLE, || s.read_limit(), take)? {
             TakenDatagram::Copied(n, from) => return Ok((n, from)),
             TakenDatagram::Whole(d) => d,
         };

@@ -167,7 +167,7 @@ pub struct Balance {
     /// Nanoseconds that the passes cost in all: what the stack would have been quicker without.
     pub overhead_ns: f64,
     /// Nanoseconds of CPU that the threads had meanwhile by the kernel's account, extrapolated to all
-    /// visits: what [`Balance::sum_ns`] is held against. `None`: nobody has come back often enough yet.
+    /// visits: what [`Balance::sum_ns`] is held against. `None`: too few visits yet.
     pub total_ns: Option<f64>,
 }
 
@@ -197,7 +197,7 @@ struct Clock {
     stretch: Stretch,
 }
 
-/// A time of so many cycles (some twenty microseconds) may be that of somebody else.
+/// An interval of so many cycles (some twenty microseconds) may include other threads' time.
 const SUSPICIOUS_CYCLES: u64 = 50_000;
 /// Measured visits that begin with the question, after one that was as long: long ones may be rare among short
 /// ones, and what has happened since the last question would be held against them.
@@ -308,7 +308,7 @@ impl Ledger {
         });
     }
 
-    // Not inlined, so that a test can tell whether code leads here.
+    // Not inlined: the branch around it is all that a path pays.
     #[inline(never)]
     fn note(&self, clock: &Clock, stage: Stage) {
         if self.every.load(Relaxed) == 0 {
@@ -582,7 +582,7 @@ fn measure_pass() -> PassCost {
         (whole, inside)
     };
     let (whole, inside) = (0..8).map(|_| trial()).min().unwrap_or_default();
-    // Nobody wants its account when it goes.
+    // Its account is not part of the process's.
     ledger.clear();
     CLOCK.with(|c| {
         c.at.set(held.0);

@@ -1,5 +1,5 @@
-//! When something is over that a caller may wait for, blocking or not: the bytes that it gave away
-//! to be sent. Made by the room above; the shard only knows that it may have to wake somebody.
+//! Completions: a caller waits, blocking or not, until bytes that it gave away are sent. Created above the shard,
+//! which only wakes the waiters.
 
 use std::sync::{Arc, PoisonError};
 use std::task::Waker;
@@ -10,16 +10,16 @@ use crate::sync::{AtomicBool, AtomicU8, Mutex, Ordering, lock};
 use crate::sys;
 use crate::waiter::Waiter;
 
-/// Something that ends once, well or not.
+/// Completes once, with success or a failure.
 #[derive(Default)]
 pub struct Completion {
     is_done: AtomicBool,
-    /// Why it ended badly; 0: it did not. Written before `is_done`.
+    /// The reason of a failure; 0: none. Written before `is_done`.
     why: AtomicU8,
     watchers: Mutex<Watchers>,
 }
 
-/// Whoever is to be told.
+/// The waiters.
 #[derive(Default)]
 struct Watchers {
     threads: Vec<Arc<Waiter>>,
@@ -27,7 +27,7 @@ struct Watchers {
 }
 
 impl Completion {
-    /// As new, for what is waited for next.
+    /// Resets it for reuse.
     pub(crate) fn renew(&mut self) {
         self.is_done = AtomicBool::default();
         self.why = AtomicU8::default();
@@ -36,24 +36,24 @@ impl Completion {
         watchers.waker = None;
     }
 
-    /// Whether it is over.
+    /// Whether it is complete.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.is_done.load(Ordering::Acquire)
     }
 
-    /// Why it ended badly, `None` if it has not ended or ended well.
+    /// The reason of the failure; `None` while it is not complete or if it succeeded.
     pub fn failure(&self) -> Option<u8> {
         let why = self.why.load(Ordering::Acquire);
         (self.is_done() && why != 0).then_some(why)
     }
 
-    /// It will end badly, for this reason (not 0); the first one counts.
+    /// Records a failure, for this reason (not 0); the first one counts.
     pub fn fail(&self, why: u8) {
         let _ = self.why.compare_exchange(0, why, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// It is over. Not to be called under the shard's lock: it runs the wakers of futures.
+    /// Completes it, and wakes the waiters. Not to be called under the shard lock: it runs wakers of futures.
     pub fn finish(&self) {
         let mut watchers = lock(&self.watchers);
         self.is_done.store(true, Ordering::Release);
@@ -66,12 +66,12 @@ impl Completion {
         }
     }
 
-    /// It is over, and whoever waits for it knows: the only holder, who watches by no other way now.
+    /// Completes it without a wake-up: its only holder has the outcome already.
     pub(crate) fn end_unwatched(&self) {
         self.is_done.store(true, Ordering::Release);
     }
 
-    /// The task to wake, instead of the last one. True: it is over already, and nobody is woken.
+    /// Sets the task to wake, in place of the last one. True: it is complete already, and no task is woken.
     ///
     /// A waker's clone and drop are the program's own code, which may call the stack: they run without
     /// the lock.
@@ -125,7 +125,7 @@ mod tests {
     use std::task::Wake;
 
     #[test]
-    fn whoever_comes_late_is_not_left_waiting() {
+    fn a_wait_that_begins_late_returns_at_once() {
         let c = Completion::default();
         let w = Waiter::current();
         w.reset();
@@ -140,7 +140,7 @@ mod tests {
         w.reset();
     }
 
-    /// A task that looks at the completion when the last waker of it goes.
+    /// A task that reads the completion when its last waker is dropped.
     struct Task(Weak<Completion>, Arc<AtomicUsize>);
 
     impl Wake for Task {

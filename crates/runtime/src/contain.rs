@@ -1,18 +1,18 @@
-//! Code of others that may panic: its panic is not one of the stack.
+//! Containing panics of code that is not the stack's: destructors and wakers of the program.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs code whose panic is to end here; `None`: it panicked, and the panic hook has said so.
+/// Runs code whose panic ends here; `None`: it panicked, and the panic hook has run.
 pub(crate) fn contain<R>(f: impl FnOnce() -> R) -> Option<R> {
-    // What the code has left behind is dropped, or not looked at again.
+    // The state that the code leaves is dropped or never used again.
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(r) => Some(r),
-        // A deadlock, of which loom tells by a panic.
+        // loom reports a deadlock by a panic.
         #[cfg(fulmar_loom)]
         Err(payload) => std::panic::resume_unwind(payload),
         #[cfg(not(fulmar_loom))]
         Err(payload) => {
-            // Its drop is code of whoever panicked, too.
+            // Dropping the payload would run code of the program again.
             std::mem::forget(payload);
             None
         }

@@ -1,14 +1,14 @@
-//! The rings between the shards of one stack, for what a shard says is for another ([`HandOff`]).
+//! The rings between the shards of one stack, for packets that belong to another shard ([`HandOff`]).
 //!
 //! ```text
 //!   queue 0 ─► shard 0 ──ring of 1──► shard 1 ◄─ queue 1
 //!              ring of 0 ◄────────────┘
 //! ```
 //!
-//! Each shard has one bounded ring, into which the others write under their own locks and from which it
-//! takes at each step. Nothing else is shared on the way of a packet: a packet on the right queue touches
-//! neither ring nor any lock but its shard's. What finds the ring full is dropped and counted
-//! (`HandOffFull`). Mbufs that cross go home to the pool of the shard that received them.
+//! Each shard has one bounded ring. Its siblings write into it under their own locks; the shard drains it in each
+//! step. A packet on the right queue touches neither a ring nor another shard's lock. A packet that finds the ring
+//! full is dropped and counted (`HandOffFull`). Mbufs that cross are freed to the pool of the shard that received
+//! them.
 
 use std::sync::Arc;
 
@@ -17,21 +17,21 @@ use fulmar_netdev::Peek;
 use crate::sync::{AtomicIsize, Ordering, Receiver, SyncSender, TrySendError, fence, sync_channel};
 use fulmar_shard::{HandOff, MAX_SHARDS, Ports};
 
-/// What waits in a ring at most: several full receive bursts, and 200 KiB of memory.
+/// Slots of a ring: several full receive bursts, and 200 KiB of memory.
 const RING: usize = 512;
 
-/// As long as more wait, nothing is overheard: a flood of answers leaves room for packets.
+/// While more are queued, broadcast neighbour updates are refused: a flood of replies leaves space for packets.
 const OVERHEARING: isize = RING as isize / 4;
 
-/// The way into one shard's ring.
+/// The sending end of one shard's ring.
 #[derive(Clone)]
-struct Door {
+struct Sender {
     ring: SyncSender<HandOff>,
     waiting: Arc<Waiting>,
 }
 
-/// How many wait in a ring, as counted by those who have put something in: below 0 while what somebody has
-/// just put in is taken already. So whoever sees a count finds something in the ring.
+/// The length of a ring, as counted by its writers after each write: below 0 while an entry is taken before it is
+/// counted. So a reader that sees a count above 0 finds an entry.
 #[derive(Default)]
 struct Waiting(AtomicIsize);
 
@@ -41,53 +41,55 @@ impl Waiting {
     }
 }
 
-/// One shard's end: its ring, and the doors of the others.
+/// One shard's end: its ring, and the sending ends of its siblings' rings.
 pub struct Handoff {
     ring: Receiver<HandOff>,
     waiting: Arc<Waiting>,
-    doors: Vec<Door>,
-    /// Shards to which something went since somebody last looked.
-    told: u32,
+    senders: Vec<Sender>,
+    /// Siblings to kick: a bit per ring written since [`Handoff::take_kicks`].
+    kicks: u32,
     ports: Arc<Ports>,
 }
 
-/// The ends for a stack of so many shards, in their order; at most [`MAX_SHARDS`].
+/// The ends for a stack of so many shards, by number; at most [`MAX_SHARDS`].
 pub fn handoffs(shards: usize) -> Vec<Handoff> {
     let rings: Vec<_> = (0..shards.min(MAX_SHARDS)).map(|_| sync_channel(RING)).collect();
-    let door =
-        |(ring, _): &(SyncSender<HandOff>, _)| Door { ring: ring.clone(), waiting: Arc::default() };
-    let doors: Vec<Door> = rings.iter().map(door).collect();
+    let sender = |(ring, _): &(SyncSender<HandOff>, _)| Sender {
+        ring: ring.clone(),
+        waiting: Arc::default(),
+    };
+    let senders: Vec<Sender> = rings.iter().map(sender).collect();
     let ports = Arc::new(Ports::default());
-    let end = |((_, ring), own): ((_, Receiver<HandOff>), &Door)| Handoff {
+    let end = |((_, ring), own): ((_, Receiver<HandOff>), &Sender)| Handoff {
         ring,
         waiting: Arc::clone(&own.waiting),
-        doors: doors.clone(),
-        told: 0,
+        senders: senders.clone(),
+        kicks: 0,
         ports: Arc::clone(&ports),
     };
-    rings.into_iter().zip(&doors).map(end).collect()
+    rings.into_iter().zip(&senders).map(end).collect()
 }
 
 impl Handoff {
-    /// Hands something to another shard, or back if its ring is full. [`Handoff::take_told`] says
-    /// afterwards who may have to be woken.
-    #[allow(clippy::result_large_err, reason = "it comes back as it went: no heap per packet")]
+    /// Hands a packet over to a sibling; returns it if the ring is full. [`Handoff::take_kicks`] has the siblings to
+    /// wake afterwards.
+    #[allow(clippy::result_large_err, reason = "no heap per packet")]
     pub fn hand(&mut self, to: u16, what: HandOff) -> Result<(), HandOff> {
-        let Some(door) = self.doors.get(usize::from(to)) else { return Err(what) };
+        let Some(sender) = self.senders.get(usize::from(to)) else { return Err(what) };
         if matches!(what, HandOff::NeighbourUpdate(_))
-            && door.waiting.0.load(Ordering::Relaxed) >= OVERHEARING
+            && sender.waiting.0.load(Ordering::Relaxed) >= OVERHEARING
         {
             return Err(what);
         }
-        door.ring.try_send(what).map_err(|e| match e {
+        sender.ring.try_send(what).map_err(|e| match e {
             TrySendError::Full(what) | TrySendError::Disconnected(what) => what,
         })?;
-        door.waiting.0.fetch_add(1, Ordering::SeqCst);
-        self.told |= 1 << to;
+        sender.waiting.0.fetch_add(1, Ordering::SeqCst);
+        self.kicks |= 1 << to;
         Ok(())
     }
 
-    /// What came first of what waits.
+    /// Takes the first entry.
     pub fn take(&mut self) -> Option<HandOff> {
         if self.is_empty() {
             return None;
@@ -97,46 +99,46 @@ impl Handoff {
         Some(what)
     }
 
-    /// Whether nothing waits.
+    /// Whether the ring is empty.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty(Ordering::SeqCst)
     }
 
-    /// Whether something went to another shard since [`Handoff::take_told`] was called.
-    pub fn has_told(&self) -> bool {
-        self.told != 0
+    /// Whether siblings are to be kicked.
+    pub fn has_kicks(&self) -> bool {
+        self.kicks != 0
     }
 
-    /// The shards to which something went since the last call, a bit each.
-    pub fn take_told(&mut self) -> u32 {
-        std::mem::take(&mut self.told)
+    /// The siblings to kick, a bit each; clears them.
+    pub fn take_kicks(&mut self) -> u32 {
+        std::mem::take(&mut self.kicks)
     }
 
-    /// Which shards have which ports.
+    /// The ports of each shard.
     pub fn ports(&self) -> Arc<Ports> {
         Arc::clone(&self.ports)
     }
 
-    /// Looks at a device and at the ring beside it.
-    pub fn peek_beside(&self, device: Arc<dyn Peek>) -> Arc<dyn Peek> {
-        Arc::new(Beside { device, waiting: Arc::clone(&self.waiting) })
+    /// A peek at a device that also sees entries of the ring.
+    pub fn peek_with_ring(&self, device: Arc<dyn Peek>) -> Arc<dyn Peek> {
+        Arc::new(PeekWithRing { device, waiting: Arc::clone(&self.waiting) })
     }
 }
 
-struct Beside {
+struct PeekWithRing {
     device: Arc<dyn Peek>,
     waiting: Arc<Waiting>,
 }
 
-impl Peek for Beside {
+impl Peek for PeekWithRing {
     fn is_pending(&self) -> bool {
         !self.waiting.is_empty(Ordering::Relaxed) || self.device.is_pending()
     }
 }
 
-/// Between the look at a ring and a sleep, and between the filling of a ring and the look at who sleeps:
-/// of the two, one sees what the other did.
-pub fn before_looking() {
+/// The fence of a hand-off (Dekker): the owner announces its sleep, then reads the ring; the writer fills the ring,
+/// then reads whether the owner sleeps. At least one of them sees the other's write.
+pub fn handoff_fence() {
     fence(Ordering::SeqCst);
 }
 
@@ -166,8 +168,8 @@ mod tests {
             assert!(ends[0].hand(2, overheard(n)).is_ok());
         }
         assert!(ends[1].take().is_none());
-        assert_eq!(ends[0].take_told(), 0b100);
-        assert_eq!(ends[0].take_told(), 0);
+        assert_eq!(ends[0].take_kicks(), 0b100);
+        assert_eq!(ends[0].take_kicks(), 0);
         let got: Vec<u8> = std::iter::from_fn(|| ends[2].take()).map(number).collect();
         assert_eq!(got, (0..10).collect::<Vec<_>>());
         assert!(ends[2].is_empty());

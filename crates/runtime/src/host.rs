@@ -1,20 +1,19 @@
-//! Who runs the shard: the caller, and nobody else while a caller does.
+//! The shard lock and the threads around it.
 //!
 //! ```text
-//!   caller ──lock──► step of a socket ──done──► return
-//!                        │ would wait
-//!                        ▼
-//!               poll the device itself ──progress──► the step again
-//!                        │ nothing
-//!                        ▼
-//!          ┌─ the poll baton is free: take it; arm, poll once more, sleep on the device
-//!          └─ somebody has it: sleep on the own waiter; the holder's poll wakes us
+//!   call ─► lock ─► inbox ─► the call of the shard ─► inbox ─► unlock ─► wake-ups
+//!                                  │ would wait (wait.rs)
+//!                                  ▼
+//!                     poll the device, repeat the call
+//!                                  │ nothing came
+//!                                  ▼
+//!          ┌─ no leader: lead. Busy-poll, or arm, poll once more, sleep on the device
+//!          └─ another thread leads: sleep on a futex; the leader's poll wakes this thread
 //! ```
 //!
-//! One baton per shard: its holder polls for all. A leaving holder wakes another waiter, who takes
-//! it, or leaves it free, and the service thread finds it free at its next tick. The order is always
-//! arm, poll once more, sleep. A thread that finds the lock taken and needs no answer leaves its
-//! request in the inbox, which the holder drains before and after it releases.
+//! A shard has at most one leader, which polls for all ([`Leader`]). A leader that returns wakes a follower, else
+//! the service thread. A request that needs no answer and finds the lock taken is queued in the inbox, which the
+//! holder drains after it locks and before it unlocks.
 //!
 //! A panic under the lock closes the stack for good: see `failure.rs`.
 
@@ -22,22 +21,21 @@ mod failure;
 mod guard;
 mod posted;
 mod requests;
+mod wait;
 mod wait_guard;
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock, PoisonError, TryLockError, Weak};
 
-use fulmar_base::{Counter, Duration, Instant, Outside, Probe, SlotId, Stage};
+use fulmar_base::{Counter, Duration, Instant, Outside, Probe, Stage};
 use fulmar_netdev::TxTime;
 use fulmar_netdev::moderation::ModerationConfig;
-use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_socket::SocketError;
 
 use crate::account::{Account, Ledger};
-use crate::completion::Completion;
-use crate::handoff::before_looking;
+use crate::handoff::handoff_fence;
 use crate::inbox::{Inbox, after_release};
-use crate::leader::{Baton, Role};
-use crate::limit::Limit;
+use crate::leader::{Leader, Role};
 use crate::poll_set::PollSetCore;
 use crate::reentry::{HostBit, Inside, this_thread};
 use crate::service::Service;
@@ -50,48 +48,47 @@ use crate::watched::WatchedShard;
 use failure::OnUnwind;
 pub use guard::Guard;
 pub use posted::PostedRead;
-use wait_guard::{For, Turn};
 
-/// Calls beside the sleeping service thread after which it is woken: a deadline looked at by each costs
-/// as much as the lock, a wake-up as much as a hundred of them.
-pub(crate) const CALLS_BESIDE_SERVICE: u32 = 128;
+/// Calls that find the service thread asleep on the device before it is woken. Each of them compares deadlines,
+/// which costs as much as the lock; a wake-up costs as much as a hundred comparisons.
+pub(crate) const CALLS_PAST_SERVICE: u32 = 128;
 
-/// Frames that one poll takes before waiters are looked at.
+/// Frames that one poll takes before pending wake-ups are delivered.
 pub(crate) const POLL_BUDGET: usize = 128;
 
-/// Owners of shared bytes that have come home, to be dropped without the lock; rarely many, so that they
-/// need no heap.
+/// Owners of shared bytes that are no longer referenced, to be dropped without the lock. Rarely more than four,
+/// so that no heap is needed.
 type Returned = smallvec::SmallVec<[Arc<dyn fulmar_mbuf::SharedBytes>; 4]>;
 
 /// A shard with everything that threads need around it.
 pub struct Host<P: Probe = Account> {
     shard: Mutex<WatchedShard<P>>,
-    /// What its threads are doing in it, for the detection of re-entry.
+    /// Detects re-entry by a signal handler.
     bit: HostBit,
     pub(crate) inbox: Inbox,
-    pub(crate) baton: Baton,
-    /// Counts the calls of callers, so that the service thread sees whether they run the stack.
+    pub(crate) leader: Leader,
+    /// Calls so far: the service thread sees by it whether callers run the stack.
     pub(crate) activity: AtomicU64,
-    /// Poll sets that exist: their owners sleep where nobody polls.
+    /// Exposed poll sets: their owners may sleep in epoll_wait(2), where they do not poll the device.
     pub(crate) poll_sets: AtomicUsize,
     pub(crate) service: Service,
     forks: u32,
     spin: Spin,
-    /// Looks at the stages that are passed without the lock.
+    /// The probe for stages outside of the lock.
     outside: P::Outside,
-    /// The device needs no exact time of a crossing.
+    /// The device does not need the exact time of a crossing.
     takes_coarse_time: bool,
     /// Single reads may post their buffers.
     places_reads: bool,
-    /// The service thread looks at the clock every few milliseconds, and the shard knows what it saw.
-    is_told_time: AtomicBool,
-    /// Calls beside the service thread while it slept.
-    calls_beside: AtomicU32,
-    /// The thread that made the last call. Written under the lock, where there are several shards.
+    /// The service thread ticks, so that the shard's clock is a few milliseconds coarse.
+    has_coarse_clock: AtomicBool,
+    /// Calls since the service thread went to sleep.
+    calls_past_service: AtomicU32,
+    /// The thread that made the last call, if the stack has several shards. Written under the lock.
     last_caller: AtomicUsize,
-    /// The hosts of all shards of the stack, in their order, if there are several.
-    all: OnceLock<Vec<Weak<Host<P>>>>,
-    /// Poll sets whose descriptors somebody may sleep on.
+    /// The hosts of all shards of the stack, by number, if there are several.
+    siblings: OnceLock<Vec<Weak<Host<P>>>>,
+    /// Poll sets on whose descriptors threads may sleep.
     exposed_sets: Mutex<Vec<Weak<PollSetCore>>>,
     /// Why the stack is down for good.
     failure: OnceLock<String>,
@@ -117,53 +114,54 @@ impl<P: Probe> Host<P> {
     /// The errno of `eventfd` or `timerfd_create`.
     pub fn new(mut shard: WatchedShard<P>) -> std::io::Result<Self> {
         sys::watch_forks();
-        let baton = Baton::new()?;
+        let leader = Leader::new()?;
         let caps = *shard.device().caps();
-        shard.pool().set_kick(Arc::new(baton.kick()?));
+        shard.pool().set_kick(Arc::new(leader.kick()?));
         Ok(Host {
             spin: Spin::new(shard.peek()),
             outside: shard.probe().outside(),
             takes_coarse_time: caps.tx_time == TxTime::Coarse,
             places_reads: caps.places_on_receive,
             shard: Mutex::new(shard),
-            is_told_time: AtomicBool::new(false),
-            calls_beside: AtomicU32::new(0),
+            has_coarse_clock: AtomicBool::new(false),
+            calls_past_service: AtomicU32::new(0),
             bit: HostBit::next(),
             inbox: Inbox::default(),
-            baton,
+            leader,
             activity: AtomicU64::new(0),
             poll_sets: AtomicUsize::new(0),
             service: Service::default(),
             forks: sys::fork_generation(),
             last_caller: AtomicUsize::new(0),
-            all: OnceLock::new(),
+            siblings: OnceLock::new(),
             exposed_sets: Mutex::new(Vec::new()),
             failure: OnceLock::new(),
         })
     }
 
-    /// Tells the host who else runs shards of its stack: all of them, in their order.
-    pub(crate) fn stands_beside(&self, all: Vec<Weak<Host<P>>>) {
-        let _ = self.all.set(all);
+    /// Sets the hosts of all shards of the stack, by number.
+    pub(crate) fn set_siblings(&self, all: Vec<Weak<Host<P>>>) {
+        let _ = self.siblings.set(all);
     }
 
     /// Whether the stack has other shards.
     #[inline]
-    pub(crate) fn has_shards_beside(&self) -> bool {
-        self.all.get().is_some()
+    pub(crate) fn has_siblings(&self) -> bool {
+        self.siblings.get().is_some()
     }
 
-    /// Something lies in the rings of other shards, a bit each: wakes those who sleep. Who is awake will
-    /// look before it sleeps.
-    fn tell(&self, mut shards: u32) {
+    /// Wakes the leaders of the shards in this bit mask, whose rings are not empty. A leader that is awake checks
+    /// its ring before it sleeps.
+    fn kick_siblings(&self, mut shards: u32) {
         if shards == 0 {
             return;
         }
-        before_looking();
+        handoff_fence();
         while shards != 0 {
-            let host = self.all.get().and_then(|all| all.get(shards.trailing_zeros() as usize));
+            let host =
+                self.siblings.get().and_then(|all| all.get(shards.trailing_zeros() as usize));
             if let Some(host) = host.and_then(Weak::upgrade)
-                && let Some((kick, _)) = host.baton.sleeper()
+                && let Some((kick, _)) = host.leader.sleeper()
             {
                 sys::signal_event(kick);
             }
@@ -177,7 +175,7 @@ impl<P: Probe> Host<P> {
         sys::fork_generation() == self.forks
     }
 
-    /// Whether it pays for single reads to post their buffers: [`Caps::places_on_receive`].
+    /// Whether reads should post their buffers: [`Caps::places_on_receive`].
     ///
     /// [`Caps::places_on_receive`]: fulmar_netdev::Caps::places_on_receive
     #[inline]
@@ -185,7 +183,7 @@ impl<P: Probe> Host<P> {
         self.places_reads
     }
 
-    /// What looks at the stages that are passed without the lock.
+    /// The probe for stages outside of the lock.
     #[inline]
     pub fn outside(&self) -> &P::Outside {
         &self.outside
@@ -210,48 +208,56 @@ impl<P: Probe> Host<P> {
     /// [`SocketError::NetworkDown`] after a panic ([`Host::failure`]).
     #[inline]
     pub fn lock(&self) -> Result<Guard<'_, P>, SocketError> {
-        let inside = self.come_in()?;
-        self.outside.enter();
+        self.lock_as(Role::Caller)
+    }
+
+    /// As [`Host::lock`]. Calls of the service thread are not counted as activity.
+    #[inline(always)]
+    pub(crate) fn lock_as(&self, role: Role) -> Result<Guard<'_, P>, SocketError> {
+        let inside = self.enter()?;
         let mut guard = Guard::new(self, Some(self.shard()), inside);
-        self.arrive(&mut guard)?;
+        self.on_locked(&mut guard, role)?;
         Ok(guard)
     }
 
-    /// The thread is inside from now on. Apart from the lock, so that the guard is made where it stays:
-    /// one that comes in a `Result` is copied, word by word behind the stores that have just made it.
+    /// Marks the thread as inside of the host: before it takes the lock.
     #[inline(always)]
-    fn come_in(&self) -> Result<Inside, SocketError> {
+    fn enter(&self) -> Result<Inside, SocketError> {
         if !self.is_ours() {
             return Err(SocketError::BadHandle);
         }
-        self.bit.enter().ok_or(SocketError::WouldBlock)
+        let inside = self.bit.enter().ok_or(SocketError::WouldBlock)?;
+        self.outside.enter();
+        Ok(inside)
     }
 
-    /// What a caller does first under the lock.
+    /// The first work under the lock.
     #[inline(always)]
-    fn arrive(&self, shard: &mut WatchedShard<P>) -> Result<(), SocketError> {
-        // What this thread left in the inbox before comes before what it does now: a write that it
-        // has ended must not look as if it were still going on.
+    fn on_locked(&self, shard: &mut WatchedShard<P>, role: Role) -> Result<(), SocketError> {
+        // A call must not overtake this thread's own earlier requests: a write that has ended would still block
+        // the next one.
         if !self.drain_inbox(shard) {
             return Err(SocketError::NetworkDown);
         }
-        // Only the holder of the lock writes it, so that no locked instruction is needed.
-        let calls = self.activity.load(Ordering::Relaxed);
-        self.activity.store(calls.wrapping_add(1), Ordering::Relaxed);
-        self.note_caller(shard);
+        if role == Role::Caller {
+            // Only the holder of the lock writes it, so that no locked instruction is needed.
+            let calls = self.activity.load(Ordering::Relaxed);
+            self.activity.store(calls.wrapping_add(1), Ordering::Relaxed);
+            self.note_caller(shard);
+        }
         Ok(())
     }
 
-    /// The shard, once it is nobody else's.
+    /// Waits for the lock.
     #[inline(always)]
     fn shard(&self) -> MutexGuard<'_, WatchedShard<P>> {
         self.shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a lock that was another thread's before, where there are shards to keep apart.
+    /// Counts locks that another thread held last, if the stack has several shards.
     #[inline]
     fn note_caller(&self, shard: &mut WatchedShard<P>) {
-        if !self.has_shards_beside() {
+        if !self.has_siblings() {
             return;
         }
         let (before, now) = (self.last_caller.load(Ordering::Relaxed), this_thread());
@@ -259,14 +265,6 @@ impl<P: Probe> Host<P> {
             shard.count(Counter::SharedLocks, u64::from(before != 0));
             self.last_caller.store(now, Ordering::Relaxed);
         }
-    }
-
-    /// As [`Host::lock`], for the service thread, which is not a caller.
-    pub(crate) fn lock_quietly(&self) -> Result<Guard<'_, P>, SocketError> {
-        let inside = self.come_in()?;
-        self.outside.enter();
-        let mut guard = Guard::new(self, Some(self.shard()), inside);
-        if self.drain_inbox(&mut guard) { Ok(guard) } else { Err(SocketError::NetworkDown) }
     }
 
     fn try_shard(&self) -> Option<MutexGuard<'_, WatchedShard<P>>> {
@@ -281,221 +279,54 @@ impl<P: Probe> Host<P> {
     ///
     /// # Errors
     /// As [`Host::lock`], and the step's own.
+    #[inline]
     pub fn call<R>(
         &self,
         f: impl FnOnce(&mut WatchedShard<P>, Instant) -> Result<R, SocketError>,
     ) -> Result<R, SocketError> {
-        let inside = self.come_in()?;
-        self.outside.enter();
+        self.call_at(true, f)
+    }
+
+    /// As [`Host::call`], with the exact time or a coarse one. Without a [`Guard`], which lives in memory: a
+    /// datagram that is sent at once pays for no more than this.
+    #[inline(always)]
+    fn call_at<R>(
+        &self,
+        is_exact: bool,
+        f: impl FnOnce(&mut WatchedShard<P>, Instant) -> Result<R, SocketError>,
+    ) -> Result<R, SocketError> {
+        let inside = self.enter()?;
         let mut shard = self.shard();
         let unwinding = OnUnwind::of(self);
-        let done = self.arrive(&mut shard).and_then(|()| {
-            let now = sys::now();
+        let done = self.on_locked(&mut shard, Role::Caller).and_then(|()| {
+            let now = if is_exact { sys::now() } else { self.coarse_now(&shard) };
             shard.pass(Stage::Locked);
             f(&mut shard, now)
         });
         unwinding.disarm();
-        self.let_go(shard, inside);
+        self.unlock(shard, inside);
         done
     }
 
-    /// Repeats a step until it is done, sleeping in between: the one loop that waits.
-    ///
-    /// # Errors
-    /// The step's own; [`SocketError::WouldBlock`] when `limit` allows no waiting or is over.
-    pub fn wait<R>(
-        &self,
-        socket: SlotId,
-        interest: Ready,
-        limit: Limit,
-        step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
-    ) -> Result<R, SocketError> {
-        self.wait_as(For::Socket(socket, interest), interest, || limit, true, step)
-    }
-
-    /// As [`Host::wait`], for a step to which the time says so little that it may be a few milliseconds
-    /// old, that of the service thread's last look at the clock or of the kernel's last tick: a datagram
-    /// sent, or taken out of a queue. Over a device that has to be told the time of a crossing it is exact
-    /// all the same. For how long it may wait is asked once it has to.
-    ///
-    /// # Errors
-    /// As [`Host::wait`].
-    #[inline]
-    pub fn wait_recently<R>(
-        &self,
-        socket: SlotId,
-        interest: Ready,
-        limit: impl FnOnce() -> Limit,
-        step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
-    ) -> Result<R, SocketError> {
-        let is_exact = !self.takes_coarse_time;
-        self.wait_as(For::Socket(socket, interest), interest, limit, is_exact, step)
-    }
-
-    #[inline]
-    fn wait_as<R>(
-        &self,
-        waits_for: For<'_>,
-        interest: Ready,
-        limit: impl FnOnce() -> Limit,
-        is_exact: bool,
-        mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
-    ) -> Result<R, SocketError> {
-        let inside = self.come_in()?;
-        self.outside.enter();
-        let mut shard = self.shard();
-        let unwinding = OnUnwind::of(self);
-        if let Err(e) = self.arrive(&mut shard) {
-            unwinding.disarm();
-            self.let_go(shard, inside);
-            return Err(e);
-        }
-        let now = if is_exact { sys::now() } else { self.recently(&shard) };
-        shard.pass(Stage::Locked);
-        let said = step(&mut shard, now);
-        unwinding.disarm();
-        if let Ok(Step::Done(r)) = said {
-            // Without a guard, which would be made in memory.
-            self.let_go(shard, inside);
-            return Ok(r);
-        }
-        let guard = Guard::new(self, Some(shard), inside);
-        said?;
-        let now = if is_exact { now } else { sys::now() };
-        self.wait_longer(guard, now, (waits_for, interest), limit(), step)
-    }
-
-    /// What time it was a few milliseconds ago at most: as the shard knows it, if it was told so lately.
+    /// A time that is a few milliseconds old at most: the shard's own while the service thread ticks.
     #[inline(always)]
-    fn recently(&self, shard: &WatchedShard<P>) -> Instant {
-        if self.tells_time() { shard.now() } else { sys::recently() }
+    fn coarse_now(&self, shard: &WatchedShard<P>) -> Instant {
+        if self.has_coarse_clock() { shard.now() } else { sys::coarse_now() }
     }
 
-    /// Whether the shard knows what time it was a few milliseconds ago.
+    /// Whether the shard's clock is a few milliseconds coarse.
     #[inline(always)]
-    pub(crate) fn tells_time(&self) -> bool {
-        self.is_told_time.load(Ordering::Relaxed)
+    pub(crate) fn has_coarse_clock(&self) -> bool {
+        self.has_coarse_clock.load(Ordering::Relaxed)
     }
 
-    /// The service thread will, or will no longer, step the shard every few milliseconds.
-    pub(crate) fn tell_time(&self, will: bool) {
-        self.is_told_time.store(will, Ordering::Relaxed);
+    /// The service thread begins or ends to step the shard every few milliseconds.
+    pub(crate) fn set_coarse_clock(&self, is_kept: bool) {
+        self.has_coarse_clock.store(is_kept, Ordering::Relaxed);
     }
 
-    /// The step has to wait: runs the stack, sleeps, repeats it. Kept apart from [`Host::wait_as`] so
-    /// that a step that is done at once does not pay for what this needs.
-    #[inline(never)]
-    fn wait_longer<'a, R>(
-        &'a self,
-        mut guard: Guard<'a, P>,
-        now: Instant,
-        (waits_for, interest): (For<'_>, Ready),
-        limit: Limit,
-        mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
-    ) -> Result<R, SocketError> {
-        let end = limit.end(now);
-        // Readers and writers that cannot wait run the stack too, or nobody might.
-        let came = advance(&mut guard, now, interest);
-        // What another shard has handed over is not counted among the frames, and nobody is told of it:
-        // this thread is not on the list of those who wait yet.
-        if (came > 0 || self.has_shards_beside())
-            && let Step::Done(r) = step(&mut guard, now)?
-        {
-            return Ok(r);
-        }
-        let Some(give_up) = end else { return Err(SocketError::WouldBlock) };
-        self.wait_in_turn(guard, now, (waits_for, interest), give_up, step)
-    }
-
-    /// The first poll has brought nothing.
-    #[inline(never)]
-    fn wait_in_turn<'a, R>(
-        &'a self,
-        mut guard: Guard<'a, P>,
-        mut now: Instant,
-        (waits_for, interest): (For<'_>, Ready),
-        give_up: Option<Instant>,
-        mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
-    ) -> Result<R, SocketError> {
-        let mut turn = Turn::new(self, &mut guard, now, waits_for)?;
-        loop {
-            guard = turn.sleep(guard, now, give_up)?;
-            now = sys::now();
-            guard.pass(Stage::Locked);
-            let came = advance(&mut guard, now, interest);
-            turn.polled(came);
-            if let Step::Done(r) = step(&mut guard, now)? {
-                return Ok(r);
-            }
-            if give_up.is_some_and(|at| now >= at) {
-                return Err(SocketError::WouldBlock);
-            }
-        }
-    }
-
-    /// Waits until `collect` finds ready members of a poll set, or the time is over (0).
-    ///
-    /// # Errors
-    /// As [`Host::lock`]; [`SocketError::WouldBlock`] if a signal handler would have to wait.
-    pub fn wait_set(
-        &self,
-        set: &Arc<PollSetCore>,
-        limit: Limit,
-        mut collect: impl FnMut(&mut WatchedShard<P>) -> usize,
-    ) -> Result<usize, SocketError> {
-        let mut guard = self.lock()?;
-        let mut now = sys::now();
-        guard.step(now, POLL_BUDGET);
-        let found = collect(&mut guard);
-        let (0, Some(give_up)) = (found, limit.end(now)) else { return Ok(found) };
-        let mut turn = Turn::new(self, &mut guard, now, For::Set(set))?;
-        loop {
-            guard = turn.sleep(guard, now, give_up)?;
-            now = sys::now();
-            guard.step(now, POLL_BUDGET);
-            let found = collect(&mut guard);
-            if found > 0 || give_up.is_some_and(|at| now >= at) {
-                return Ok(found);
-            }
-        }
-    }
-
-    /// Waits until something is over, running the stack meanwhile. False: the time is.
-    ///
-    /// # Errors
-    /// As [`Host::wait_set`]; [`SocketError::NetworkDown`] or [`SocketError::Protocol`] if the device is gone: what has not ended
-    /// will only end when the socket is closed.
-    pub fn wait_completion(&self, c: &Completion, limit: Limit) -> Result<bool, SocketError> {
-        if c.is_done() {
-            return Ok(true);
-        }
-        let mut guard = self.lock()?;
-        let mut now = sys::now();
-        guard.step(now, POLL_BUDGET);
-        let Some(give_up) = limit.end(now) else {
-            drop(guard);
-            return Ok(c.is_done());
-        };
-        let mut turn = Turn::new(self, &mut guard, now, For::Completion(c))?;
-        loop {
-            // It ends outside of the lock.
-            guard = turn.sleep(guard, now, give_up)?;
-            now = sys::now();
-            guard.step(now, POLL_BUDGET);
-            if c.is_done() {
-                return Ok(true);
-            }
-            if let Some(e) = guard.down() {
-                return Err(e);
-            }
-            if give_up.is_some_and(|at| now >= at) {
-                return Ok(false);
-            }
-        }
-    }
-
-    /// The descriptor of a poll set, for an event loop outside. From now on the service thread
-    /// polls whenever no caller does.
+    /// The descriptor of a poll set, for an event loop of the program. From now on the service thread polls
+    /// whenever no caller does.
     pub fn expose_set(&self, set: &Arc<PollSetCore>) -> RawFd {
         let _mark = self.bit.enter();
         if self.is_ours() && set.expose() {
@@ -508,7 +339,7 @@ impl<P: Probe> Host<P> {
         set.raw_fd()
     }
 
-    /// A poll set was exposed that has, or may have, sockets of this shard.
+    /// A poll set was exposed that may have sockets of this shard.
     pub fn poll_for_sets(&self) {
         self.poll_sets.fetch_add(1, Ordering::SeqCst);
         self.service.unpark();
@@ -522,7 +353,7 @@ impl<P: Probe> Host<P> {
         }
     }
 
-    /// Polls the stack once; for poll sets and for whoever drives a stack by hand.
+    /// Polls the stack once.
     ///
     /// # Errors
     /// As [`Host::lock`].
@@ -530,37 +361,42 @@ impl<P: Probe> Host<P> {
         Ok(self.lock()?.step(sys::now(), POLL_BUDGET))
     }
 
-    /// A caller has stopped waiting: the baton goes to another one, else to the service thread.
-    fn pass_baton(&self) {
-        if self.baton.is_held_by(Role::Caller) || self.baton.wake_follower() {
+    /// The leader has returned to its program: wakes a follower, which becomes leader, else the service thread.
+    fn promote_follower(&self) {
+        if self.leader.is_held_by(Role::Caller) || self.leader.wake_follower() {
             return;
         }
         self.service.unpark();
-        // It may sleep on the device since before it lost the baton, with an outdated deadline, and
-        // its wake-ups may have been swallowed by those who had the baton since.
-        if !self.baton.is_held_by(Role::Service)
-            && let Some(kick) = self.baton.sleeping(Role::Service)
+        // The service thread may have slept on the device since before a caller took the lead: with an outdated
+        // deadline, and without the wake-ups that the callers consumed.
+        if !self.leader.is_held_by(Role::Service)
+            && let Some(kick) = self.leader.sleeping(Role::Service)
         {
             sys::signal_event(kick);
         }
     }
 
-    /// Gives the lock back; who sleeps on the device learns of an earlier deadline.
+    /// Unlocks; reports an earlier deadline to a leader that sleeps on the device.
     #[inline(always)]
     fn release(&self, shard: MutexGuard<'_, WatchedShard<P>>) {
-        match self.baton.sleeper() {
+        match self.leader.sleeper() {
             None => drop(shard),
-            Some((kick, until)) => self.release_beside(shard, kick, until),
+            Some((kick, until)) => self.release_past_sleeper(shard, kick, until),
         }
         after_release();
     }
 
-    /// As [`Host::release`], beside somebody who sleeps on the device.
+    /// As [`Host::release`], while a leader sleeps on the device.
     #[inline(never)]
-    fn release_beside(&self, shard: MutexGuard<'_, WatchedShard<P>>, kick: RawFd, until: Instant) {
+    fn release_past_sleeper(
+        &self,
+        shard: MutexGuard<'_, WatchedShard<P>>,
+        kick: RawFd,
+        until: Instant,
+    ) {
         let unwinding = OnUnwind::of(self);
         let is_late = is_late(until, shard.next_deadline());
-        let wakes = is_late || self.is_beside_service_too_often();
+        let wakes = is_late || self.is_service_overdue();
         unwinding.disarm();
         drop(shard);
         if wakes {
@@ -568,55 +404,26 @@ impl<P: Probe> Host<P> {
         }
     }
 
-    /// Whether callers come and go beside the sleeping service thread so often that it is better awake: while
-    /// it ticks nobody looks at deadlines for it. With a poll set it would only go to sleep again.
-    fn is_beside_service_too_often(&self) -> bool {
+    /// Whether the sleeping service thread is to be woken because calls are frequent: while it ticks, no call
+    /// compares deadlines. With an exposed poll set it would only go to sleep again.
+    fn is_service_overdue(&self) -> bool {
         // Written under the lock only.
-        let calls = self.calls_beside.load(Ordering::Relaxed) + 1;
-        let often = calls >= CALLS_BESIDE_SERVICE;
-        self.calls_beside.store(if often { 0 } else { calls }, Ordering::Relaxed);
-        often && self.poll_sets.load(Ordering::Relaxed) == 0 && self.baton.is_held_by(Role::Service)
+        let calls = self.calls_past_service.load(Ordering::Relaxed) + 1;
+        let often = calls >= CALLS_PAST_SERVICE;
+        self.calls_past_service.store(if often { 0 } else { calls }, Ordering::Relaxed);
+        often
+            && self.poll_sets.load(Ordering::Relaxed) == 0
+            && self.leader.is_held_by(Role::Service)
     }
 
-    /// Ends the service thread; sockets stay usable by whoever polls.
+    /// Ends the service thread. Sockets stay usable by threads that poll.
     pub fn stop(&self) {
-        self.service.stop(self.baton.kick_fd(Role::Service));
-    }
-
-    /// Waits until everything that was accepted for sending is acknowledged. True if it is.
-    pub fn drain(&self, socket: Option<SlotId>, limit: Duration) -> bool {
-        self.in_destructor(|| self.try_drain(socket, limit).unwrap_or(false))
-    }
-
-    fn try_drain(&self, socket: Option<SlotId>, limit: Duration) -> Result<bool, SocketError> {
-        let give_up = sys::now() + limit;
-        let mut guard = self.lock()?;
-        let mut turn = Turn::new(self, &mut guard, sys::now(), For::Time)?;
-        loop {
-            let now = sys::now();
-            guard.step(now, POLL_BUDGET);
-            if guard.down().is_some() || guard.is_drained(socket) || now >= give_up {
-                return Ok(guard.is_drained(socket));
-            }
-            guard = turn.sleep(guard, now, Some((now + DRAIN_TICK).min(give_up)))?;
-        }
+        self.service.stop(self.leader.kick_fd(Role::Service));
     }
 }
-
-/// How often a drain looks whether it is done: nobody tells it.
-const DRAIN_TICK: Duration = Duration::from_millis(5);
 
 /// Whether a timer became due earlier than the sleeper knows. Less than a millisecond is not worth a
 /// wake-up.
 fn is_late(until: Instant, next: Option<Instant>) -> bool {
     next.is_some_and(|n| n + Duration::from_millis(1) < until)
-}
-
-/// Runs the stack for a thread that waits for `interest`.
-fn advance<P: Probe>(shard: &mut WatchedShard<P>, now: Instant, interest: Ready) -> usize {
-    if interest.intersects(Ready::READER) {
-        shard.step_for_reader(now)
-    } else {
-        shard.step(now, POLL_BUDGET)
-    }
 }

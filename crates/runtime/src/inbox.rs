@@ -1,7 +1,7 @@
-//! The inbox of a shard: requests that need no answer, left by threads that found the lock taken.
+//! The inbox of a shard: requests that need no answer, queued by threads that found the lock taken.
 //!
-//! A signal handler may find even the inbox's own lock taken, by the call that it interrupted. It
-//! can only let go of sockets then, and for that there are a few slots without a lock.
+//! A signal handler may have interrupted a call that holds the inbox's own lock. It can only drop sockets and posted
+//! buffers then, for which there are a few lock-free slots.
 
 use std::sync::Arc;
 
@@ -13,49 +13,48 @@ use fulmar_tcp::LoanCharge;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence, lock};
 use crate::ticket::RecvTicket;
 
-/// A request that needs no answer, left for whoever holds the lock.
+/// A request that needs no answer, performed by the holder of the lock.
 pub enum Request {
     /// The bytes of a write are ready.
     Commit(SlotId, Reservation),
-    /// As `Commit`, and with it the whole write is done: the next writer may begin.
+    /// As `Commit`, for the end of a write: releases the send lock.
     CommitLast(SlotId, Reservation),
-    /// A write ended early.
+    /// A write ended early: releases the send lock.
     EndWrite(SlotId),
-    /// The sending of a file ended, in whatever way.
+    /// A sendfile ended, successfully or not.
     EndSendFile(SlotId),
-    /// Space that was taken for a piece of a file will not be filled; the write goes on.
+    /// A reservation for a piece of a file will not be filled; the write goes on.
     GiveBack(SlotId, Reservation),
-    /// A write ended early, and so gives back the space that it had.
+    /// A write ended early: releases its reservation and the send lock.
     Abandon(SlotId, Reservation),
     /// Detached bytes are copied.
     ReadDone(SlotId, Chain),
-    /// What a reader kept by reference comes back.
+    /// A loan is returned.
     LoanDone(SlotId, Chain, LoanCharge),
-    /// Nobody waits any more for a posted buffer.
+    /// The ticket of a posted buffer was dropped.
     AbandonPost(SlotId, Arc<RecvTicket>),
-    /// The same for all of a socket whose tickets say so.
+    /// The same for all tickets of a socket that signal handlers dropped.
     AbandonUnwanted(SlotId),
-    /// A datagram's payload is copied.
+    /// A datagram's payload was copied.
     Free(Chain),
-    /// The user let go of a socket.
+    /// A socket was dropped.
     Close(SlotId),
     /// Timers or the device want attention.
     Poll,
 }
 
-/// Requests that wait before those who leave them are slowed down. Each thread has at most one
-/// under way, plus closes.
+/// Queued requests above which a poster waits for the lock. Each thread has at most one request under way, plus
+/// closes.
 pub const INBOX_LIMIT: usize = 65_536;
 
-/// Sockets that signal handlers can let go of between two looks at the inbox, and as many of which they
-/// can let go of posted buffers.
+/// Sockets that signal handlers can close between two drains, and as many whose posted buffers they can drop.
 const SLOTS: usize = 8;
 const EMPTY: u64 = u64::MAX;
 
-/// Beside the number of requests: the stack has failed.
+/// A flag in the number of requests: the stack has failed.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
-/// Sockets that signal handlers name, without a lock.
+/// Sockets named by signal handlers; lock-free.
 struct Slots([AtomicU64; SLOTS]);
 
 impl Slots {
@@ -63,7 +62,7 @@ impl Slots {
         Slots(std::array::from_fn(|_| AtomicU64::new(EMPTY)))
     }
 
-    /// False: all are taken.
+    /// False: all slots are taken.
     fn put(&self, id: SlotId) -> bool {
         let word = u64::from(id.generation) << 32 | u64::from(id.index);
         let put = |slot: &AtomicU64| {
@@ -72,7 +71,7 @@ impl Slots {
         self.0.iter().any(put)
     }
 
-    /// Empties them; how many were taken.
+    /// Empties the slots; returns how many were taken.
     fn drain(&self, mut f: impl FnMut(SlotId)) -> usize {
         let mut done = 0;
         for slot in &self.0 {
@@ -106,8 +105,8 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// Leaves a request; returns how many wait. Look for the lock once more afterwards: its holder
-    /// may have looked here just before.
+    /// Queues a request; returns how many are queued. The caller tries the lock once more afterwards: its holder may
+    /// have drained the inbox just before.
     pub fn push(&self, request: Request) -> usize {
         let mut requests = lock(&self.requests);
         requests.push(request);
@@ -115,14 +114,13 @@ impl Inbox {
         requests.len()
     }
 
-    /// Leaves a close without taking a lock. If all slots are taken the socket stays until its
-    /// stack ends.
+    /// Queues a close without a lock. If all slots are taken, the socket stays until its stack ends.
     pub fn push_close(&self, id: SlotId) {
         self.push_slot(&self.closes, id);
     }
 
-    /// Leaves word, without taking a lock, that some tickets of a socket are unwanted. If all slots are
-    /// taken their buffers end with the stream.
+    /// Queues, without a lock, that tickets of a socket were dropped. If all slots are taken, their buffers complete
+    /// with the stream.
     pub fn push_unwanted(&self, id: SlotId) {
         self.push_slot(&self.unwanted, id);
     }
@@ -134,7 +132,7 @@ impl Inbox {
         }
     }
 
-    /// From now on it is never empty, so that everybody who takes the lock sees that it is closed.
+    /// From now on it is never empty, so that every call that takes the lock sees that it is closed.
     pub fn close(&self) {
         if !self.is_closed() {
             self.len.fetch_or(CLOSED, Ordering::SeqCst);
@@ -147,28 +145,28 @@ impl Inbox {
         self.len.load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// Whether something waits. For the holder of the lock, and, after [`after_release`], for who
-    /// has just released it.
+    /// Whether it is empty. For the holder of the lock, and, after [`after_release`], for the thread that has just
+    /// released it.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    /// Takes everything, in order, and does it; closes by signal handlers last. Returns how many
-    /// there were. For the holder of the shard's lock.
+    /// Performs all requests in order, closes by signal handlers last. Returns how many there were. For the holder of
+    /// the shard lock.
     pub fn drain(&self, mut perform: impl FnMut(Request)) -> usize {
         let mut requests = std::mem::take(&mut *lock(&self.requests));
         let mut done = requests.len();
         requests.drain(..).for_each(&mut perform);
-        self.give_back(requests);
+        self.keep_storage(requests);
         done += self.unwanted.drain(|id| perform(Request::AbandonUnwanted(id)));
         done += self.closes.drain(|id| perform(Request::Close(id)));
         self.len.fetch_sub(done, Ordering::AcqRel);
         done
     }
 
-    /// Keeps the storage for the next requests, so that a steady state allocates nothing.
-    fn give_back(&self, storage: Vec<Request>) {
+    /// Keeps the storage for later requests, so that a steady state allocates nothing.
+    fn keep_storage(&self, storage: Vec<Request>) {
         let mut requests = lock(&self.requests);
         if requests.is_empty() && requests.capacity() < storage.capacity() {
             *requests = storage;
@@ -176,7 +174,7 @@ impl Inbox {
     }
 }
 
-/// Between the release of the shard's lock and the look at the inbox: the look must not come first.
+/// Orders the release of the shard lock before the check of the inbox.
 #[inline]
 pub fn after_release() {
     // On x86-64 the release is a locked instruction, which orders all that follows.
@@ -197,7 +195,7 @@ mod tests {
         let mut ids = Vec::new();
         inbox.drain(|r| match r {
             Request::Close(id) => ids.push(id),
-            _ => panic!("only closes were left"),
+            _ => panic!("only closes were queued"),
         });
         ids
     }
@@ -215,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_handler_leaves_a_bounded_number_of_closes() {
+    fn signal_handlers_queue_a_bounded_number_of_closes() {
         let inbox = Inbox::default();
         (0..20).for_each(|i| inbox.push_close(id(i)));
         assert_eq!(closed(&inbox), (0..SLOTS as u32).map(id).collect::<Vec<_>>());

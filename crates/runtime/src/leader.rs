@@ -1,16 +1,19 @@
-//! The poll baton of a shard: who polls the device for all, and how the sleeper is woken.
+//! Leader and followers of a shard: at most one thread polls the device for all, the others sleep.
 //!
 //! ```text
-//!            take                 take (steal)
-//!   FREE ───────────► CALLER ◄──────────────── SERVICE
-//!    ▲                  │                         ▲
-//!    └───── leave ──────┘        stand in         │
-//!    └────────────────────────────────────────────┘
+//!            try_take              try_take
+//!   NONE ───────────► CALLER ◄──────────────── SERVICE
+//!    ▲                  │                        ▲ │
+//!    │      resign      │        try_take        │ │
+//!    ├──────────────────┘ ┌──────────────────────┘ │
+//!    └────────────────────┴────────── resign ──────┘
 //! ```
 //!
-//! A caller steals the baton from the service thread without waking it: at the next frame the
-//! service thread wakes once in vain, sees that it has lost the baton and stays away. If it sleeps
-//! still when the last caller leaves, it is kicked: it may have slept through a deadline.
+//! A caller takes the lead from the service thread without waking it. The next frame wakes the service thread once
+//! more; it has lost the lead and backs off. If it still sleeps when the last caller returns, it is kicked, because
+//! a deadline may have passed.
+//!
+//! The pattern's name: Schmidt et al., Leader/Followers (PLoP 2000).
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, PoisonError};
@@ -21,7 +24,7 @@ use crate::sync::{AtomicU8, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::sys;
 use crate::waiter::Waiter;
 
-/// Who may hold the baton.
+/// The role of a leader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Role {
@@ -31,30 +34,30 @@ pub enum Role {
     Service = 2,
 }
 
-const FREE: u8 = 0;
+const NONE: u8 = 0;
 
-/// The baton, and the threads that sleep without it.
-pub struct Baton {
-    holder: AtomicU8,
-    /// Wake the sleeper of each role. Two, so that one never swallows the other's wake-up.
+/// The leader of a shard, how it is woken, and its followers.
+pub struct Leader {
+    role: AtomicU8,
+    /// Eventfds that wake the sleeper of each role. Two, so that neither consumes the other's wake-up.
     kicks: [OwnedFd; 2],
-    /// End the holds and the sleeps of each role.
+    /// Timers that end the holds and the sleeps of each role.
     timers: [OwnedFd; 2],
-    /// For when they are set, in nanoseconds; written by whoever sleeps in that role.
+    /// When the timers expire, in nanoseconds; written by the sleeper of that role.
     timers_at: [AtomicU64; 2],
     /// When the sleeper of each role wakes by itself, in nanoseconds; 0 if it does not sleep.
     sleeps_until: [AtomicU64; 2],
     followers: Mutex<Vec<Arc<Waiter>>>,
 }
 
-impl Baton {
-    /// A free baton.
+impl Leader {
+    /// No leader.
     ///
     /// # Errors
     /// The errno of `eventfd` or `timerfd_create`.
-    pub fn new() -> std::io::Result<Baton> {
-        Ok(Baton {
-            holder: AtomicU8::new(FREE),
+    pub fn new() -> std::io::Result<Leader> {
+        Ok(Leader {
+            role: AtomicU8::new(NONE),
             kicks: [sys::event_fd()?, sys::event_fd()?],
             timers: [sys::timer_fd()?, sys::timer_fd()?],
             timers_at: [AtomicU64::new(0), AtomicU64::new(0)],
@@ -63,28 +66,26 @@ impl Baton {
         })
     }
 
-    /// Takes the baton. A caller gets it unless another caller has it; the service thread only if
-    /// it is free.
+    /// Takes the lead. A caller gets it unless another caller leads; the service thread only if there is no
+    /// leader.
     pub fn try_take(&self, role: Role) -> bool {
         let swap = |from| {
-            self.holder
-                .compare_exchange(from, role as u8, Ordering::SeqCst, Ordering::SeqCst)
-                .is_ok()
+            self.role.compare_exchange(from, role as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         };
-        swap(FREE) || (role == Role::Caller && swap(Role::Service as u8))
+        swap(NONE) || (role == Role::Caller && swap(Role::Service as u8))
     }
 
-    /// Whether a thread of this role has it.
+    /// Whether a thread of this role leads.
     pub fn is_held_by(&self, role: Role) -> bool {
-        self.holder.load(Ordering::SeqCst) == role as u8
+        self.role.load(Ordering::SeqCst) == role as u8
     }
 
-    /// Gives it up, if it was not stolen.
-    pub fn leave(&self, role: Role) {
-        let _ = self.holder.compare_exchange(role as u8, FREE, Ordering::SeqCst, Ordering::SeqCst);
+    /// Gives up the lead, if no caller has taken it.
+    pub fn resign(&self, role: Role) {
+        let _ = self.role.compare_exchange(role as u8, NONE, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Wakes a thread that sleeps without the baton, so that it takes it. False if there is none.
+    /// Wakes a follower, which takes the lead. False if there is none.
     pub fn wake_follower(&self) -> bool {
         let next = self.followers().pop();
         next.is_some_and(|w| {
@@ -93,28 +94,28 @@ impl Baton {
         })
     }
 
-    /// Wakes every thread that sleeps, with or without it, and those that are about to.
+    /// Wakes the leader and all followers, and those about to sleep.
     pub fn wake_all(&self) {
         while self.wake_follower() {}
         self.kicks.iter().for_each(|kick| sys::signal_event(kick.as_raw_fd()));
     }
 
-    /// Enters the list of those who may be given the baton.
-    pub fn follow(&self, w: &Arc<Waiter>) {
+    /// Adds a follower.
+    pub fn add_follower(&self, w: &Arc<Waiter>) {
         self.followers().push(Arc::clone(w));
     }
 
-    /// Leaves that list.
-    pub fn unfollow(&self, w: &Arc<Waiter>) {
+    /// Removes a follower.
+    pub fn remove_follower(&self, w: &Arc<Waiter>) {
         self.followers().retain(|f| !Arc::ptr_eq(f, w));
     }
 
-    /// The descriptor beside which a holder of this role sleeps.
+    /// The eventfd that wakes a sleeper of this role.
     pub fn kick_fd(&self, role: Role) -> RawFd {
         self.kicks[slot(role)].as_raw_fd()
     }
 
-    /// A descriptor that becomes readable then, for a holder of this role.
+    /// The timer of this role, set to expire at `at`.
     pub fn timer_at(&self, role: Role, at: Instant) -> RawFd {
         let fd = self.timers[slot(role)].as_raw_fd();
         self.timers_at[slot(role)].store(at.as_nanos(), Ordering::Relaxed);
@@ -122,8 +123,8 @@ impl Baton {
         fd
     }
 
-    /// A descriptor that becomes readable then at the latest, for a holder of this role: as it is, if it
-    /// is set for a time between `now` and then.
+    /// The timer of this role, set to expire at `at` at the latest: left alone if it expires between `now` and
+    /// `at`.
     pub fn timer_by(&self, role: Role, now: Instant, at: Instant) -> RawFd {
         let is_set_for = self.timers_at[slot(role)].load(Ordering::Relaxed);
         if is_set_for > now.as_nanos() && is_set_for <= at.as_nanos() {
@@ -132,12 +133,12 @@ impl Baton {
         self.timer_at(role, at)
     }
 
-    /// A holder of this role will sleep until then.
+    /// The thread of this role will sleep until then.
     pub fn will_sleep(&self, role: Role, until: Instant) {
         self.sleeps_until[slot(role)].store(until.as_nanos().max(1), Ordering::SeqCst);
     }
 
-    /// It no longer sleeps. A kick that was not seen stays, and ends the next sleep at once.
+    /// It no longer sleeps. A kick that it has not seen stays, and ends the next sleep.
     pub fn awake(&self, role: Role, was_kicked: bool) {
         self.sleeps_until[slot(role)].store(0, Ordering::SeqCst);
         if was_kicked {
@@ -145,17 +146,17 @@ impl Baton {
         }
     }
 
-    /// How to wake a thread of this role, if one sleeps on the device, with or without the baton.
+    /// The eventfd of a thread of this role that sleeps on the device, leader or not.
     pub fn sleeping(&self, role: Role) -> Option<RawFd> {
         let sleeps = self.sleeps_until[slot(role)].load(Ordering::SeqCst) != 0;
         sleeps.then(|| self.kick_fd(role))
     }
 
-    /// The sleeper that must be told of a deadline earlier than `until`, if anybody sleeps.
+    /// The leader's eventfd and the end of its sleep, if it sleeps.
     #[inline]
     pub fn sleeper(&self) -> Option<(RawFd, Instant)> {
-        let role = match self.holder.load(Ordering::Acquire) {
-            FREE => return None,
+        let role = match self.role.load(Ordering::Acquire) {
+            NONE => return None,
             1 => Role::Caller,
             _ => Role::Service,
         };
@@ -163,11 +164,11 @@ impl Baton {
         (until != 0).then(|| (self.kick_fd(role), Instant::from_nanos(until)))
     }
 
-    /// Wakes whoever sleeps as a holder of the baton, from anywhere; a thread that is awake does not sleep
-    /// the next time. For memory that comes home while a writer waits for it.
+    /// Wakes the sleepers of both roles, from any thread; one that is awake skips its next sleep. For memory that is
+    /// freed while a writer waits for it.
     pub fn kick(&self) -> std::io::Result<impl fulmar_mbuf::Kick> {
         let [caller, service] = &self.kicks;
-        Ok(BatonKick([caller.try_clone()?, service.try_clone()?]))
+        Ok(LeaderKick([caller.try_clone()?, service.try_clone()?]))
     }
 
     fn followers(&self) -> MutexGuard<'_, Vec<Arc<Waiter>>> {
@@ -175,10 +176,10 @@ impl Baton {
     }
 }
 
-/// Descriptors of its own, since it may outlive the baton.
-struct BatonKick([OwnedFd; 2]);
+/// Its own descriptors, because it may outlive the leader.
+struct LeaderKick([OwnedFd; 2]);
 
-impl fulmar_mbuf::Kick for BatonKick {
+impl fulmar_mbuf::Kick for LeaderKick {
     fn kick(&self) {
         self.0.iter().for_each(|fd| sys::signal_event(fd.as_raw_fd()));
     }
@@ -196,21 +197,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_caller_steals_from_the_service_thread_but_not_from_a_caller() {
-        let b = Baton::new().unwrap();
+    fn a_caller_takes_the_lead_from_the_service_thread_but_not_from_a_caller() {
+        let b = Leader::new().unwrap();
         assert!(b.try_take(Role::Service));
         assert!(!b.try_take(Role::Service));
         assert!(b.try_take(Role::Caller));
         assert!(!b.try_take(Role::Caller));
-        b.leave(Role::Service);
+        b.resign(Role::Service);
         assert!(b.is_held_by(Role::Caller));
-        b.leave(Role::Caller);
+        b.resign(Role::Caller);
         assert!(b.try_take(Role::Service));
     }
 
     #[test]
-    fn only_the_holder_that_sleeps_is_told_of_deadlines() {
-        let b = Baton::new().unwrap();
+    fn only_a_sleeping_leader_is_told_of_deadlines() {
+        let b = Leader::new().unwrap();
         assert!(b.try_take(Role::Service));
         b.will_sleep(Role::Service, Instant::from_millis(5));
         assert_eq!(b.sleeper(), Some((b.kick_fd(Role::Service), Instant::from_millis(5))));

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   caller ─► Host: lock ─► WatchedShard ─► Shard::step, calls of sockets
-//!                │               └─ events ─► who waits: threads, poll sets, tickets
-//!                └─ would wait ─► poll baton: one polls for all, the others sleep
+//!                │               └─ events ─► waiters: threads, poll sets, tickets
+//!                └─ would wait ─► leader and followers: one polls for all, the others sleep
 //! ```
 //!
 //! A [`Host`] puts a shard under a lock and adds threads, clocks and sleep. Unsafe code lives in `sys.rs`.

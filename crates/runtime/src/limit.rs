@@ -11,9 +11,9 @@ pub enum Limit {
     DoNotWait,
     /// At most so long.
     For(Duration),
-    /// At most so many nanoseconds: as a socket remembers it, not divided before somebody has to wait.
+    /// At most so many nanoseconds: as a socket stores it, converted when the call has to wait.
     ForNanos(u64),
-    /// At most until then: for a call that waits several times.
+    /// Until then: for a call that waits several times.
     Until(Instant),
     /// Until it is done.
     Forever,

@@ -5,6 +5,7 @@ mod completion;
 mod handoff;
 mod inbox;
 mod leader;
+
 mod wire;
 
 use std::sync::Arc;

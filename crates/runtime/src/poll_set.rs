@@ -1,9 +1,8 @@
-//! The inside of a poll set: which of its sockets may be ready, and one eventfd for all of them.
+//! The state of a poll set: which of its sockets may be ready, and one eventfd for all of them.
 //!
-//! Level-triggered like `epoll`: a socket stays in the list of candidates until a wait finds it not
-//! ready. The eventfd is written only once per drain, and only if somebody outside may sleep on it,
-//! so a busy set costs no system calls. Each member knows whether it is in the list and takes its
-//! place out when it leaves, so the list is bounded by the members.
+//! Level-triggered like `epoll`: a socket stays a candidate until a wait finds it not ready. The eventfd is written
+//! once per drain, and only after the program has asked for the descriptor, so that a busy set costs no system calls.
+//! A member is listed at most once and is removed when it leaves, so the list is bounded by the members.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -17,17 +16,17 @@ use crate::waiter::Waiter;
 
 /// A poll set, shared by its owner and its sockets.
 pub struct PollSetCore {
-    /// Those of one shard are changed under its lock only.
+    /// Members that may be ready. Those of one shard are changed under its lock only.
     candidates: Mutex<VecDeque<SocketHandle>>,
     event: OwnedFd,
-    /// Somebody was told already that there are candidates.
+    /// Waiters were woken since the last drain.
     signalled: AtomicBool,
-    /// The descriptor was written after it was last cleared. Set behind the write: the drain that
-    /// misses a write leaves the descriptor readable once too often rather than for ever.
+    /// The descriptor was written after it was last cleared. Set after the write: a drain that misses a write leaves
+    /// the descriptor readable once too often, not for ever.
     is_written: AtomicBool,
-    /// Somebody outside may sleep on the descriptor, so that it must be written.
+    /// The program may sleep on the descriptor, so that it must be written.
     is_exposed: AtomicBool,
-    /// Something beside the sockets may be ready: the owner of the set knows what.
+    /// Wakers or descriptors of the host may be ready, which only the owner of the set knows.
     has_others: AtomicBool,
     /// The threads that wait inside the stack.
     sleepers: Mutex<Vec<Arc<Waiter>>>,
@@ -55,14 +54,13 @@ impl PollSetCore {
         self.event.as_raw_fd()
     }
 
-    /// A member that is not in the list may be ready. True: [`PollSetCore::signal`] is to be called.
+    /// Lists a member that may be ready. True: [`PollSetCore::signal`] is to be called.
     pub fn mark(&self, socket: SocketHandle) -> bool {
         lock(&self.candidates).push_back(socket);
         !self.signalled.swap(true, Ordering::SeqCst)
     }
 
-    /// A member that is in the list leaves it. Those reported last stand at the end, and are the likeliest
-    /// to leave.
+    /// Removes a listed member. Searched from the end, where the members reported last are, which leave most often.
     pub fn forget(&self, socket: SocketHandle) {
         let mut list = lock(&self.candidates);
         if let Some(i) = list.iter().rposition(|s| *s == socket) {
@@ -75,8 +73,8 @@ impl PollSetCore {
         self.has_others() || !lock(&self.candidates).is_empty()
     }
 
-    /// Something beside the sockets may be ready: ends waits until [`PollSetCore::take_others`]. Takes
-    /// locks that a signal handler must not meet.
+    /// Wakers or descriptors may be ready: ends waits until [`PollSetCore::take_others`]. Takes locks that a signal
+    /// handler must not meet.
     pub fn signal_others(&self) {
         self.has_others.store(true, Ordering::SeqCst);
         self.signal();
@@ -87,12 +85,12 @@ impl PollSetCore {
         self.has_others.load(Ordering::SeqCst)
     }
 
-    /// The same, once. To be called after [`PollSetCore::drain`], which clears the descriptor.
+    /// The same, and clears it. Called after [`PollSetCore::drain`], which clears the descriptor.
     pub fn take_others(&self) -> bool {
         self.has_others() && self.has_others.swap(false, Ordering::SeqCst)
     }
 
-    /// Wakes whoever waits for the set: inside the stack, or on the descriptor.
+    /// Wakes the threads that wait for the set, in the stack or on the descriptor.
     pub fn signal(&self) {
         if self.is_exposed() {
             self.write();
@@ -105,7 +103,7 @@ impl PollSetCore {
         self.is_written.store(true, Ordering::Release);
     }
 
-    /// From now on somebody may sleep on the descriptor. True the first time.
+    /// From now on the program may sleep on the descriptor. True the first time.
     pub fn expose(&self) -> bool {
         let first = !self.is_exposed.swap(true, Ordering::SeqCst);
         if first && self.signalled.load(Ordering::SeqCst) {
@@ -119,7 +117,7 @@ impl PollSetCore {
         self.is_exposed.load(Ordering::SeqCst)
     }
 
-    /// A thread is about to wait inside the stack.
+    /// A thread is about to wait in the stack.
     pub fn add_sleeper(&self, w: &Arc<Waiter>) {
         lock(&self.sleepers).push(Arc::clone(w));
     }
@@ -129,11 +127,11 @@ impl PollSetCore {
         lock(&self.sleepers).retain(|s| !Arc::ptr_eq(s, w));
     }
 
-    /// Takes the first candidates of a shard, so many at most: what a wait costs depends on what it
-    /// reports, not on how many are ready. Without others the descriptor is no longer readable.
+    /// Takes the first candidates of a shard, `most` at most: the cost of a wait depends on what it reports, not on
+    /// how many are ready. If no candidate remains, the descriptor is no longer readable.
     pub fn drain(&self, shard: u16, most: usize) -> Vec<SlotId> {
-        // In this order: a write that is cleared here is of somebody who came before the flag says that
-        // nobody was told, so that what came with it is seen below.
+        // In this order: the candidate of a write that is cleared here was listed before `signalled` is reset, so
+        // that it is seen below.
         if self.is_written.swap(false, Ordering::AcqRel) {
             sys::clear_event(self.raw_fd());
         }
@@ -153,8 +151,7 @@ impl PollSetCore {
             }
             (own, !list.is_empty())
         };
-        // They may have come after the descriptor was cleared and before the flag was, so that nobody was
-        // told.
+        // They may have been listed between the two resets, without a wake-up.
         if others {
             self.signalled.swap(true, Ordering::SeqCst);
             self.signal();
@@ -191,9 +188,9 @@ mod tests {
         let id = at(0, 1);
         assert!(set.mark(id));
         set.signal();
-        assert!(!is_readable(&set), "nobody asked for the descriptor");
+        assert!(!is_readable(&set), "the descriptor is not exposed");
         assert!(set.expose());
-        assert!(is_readable(&set), "it tells of what came before");
+        assert!(is_readable(&set), "candidates from before");
         assert_eq!(set.drain(0, 9), [id.slot]);
         assert!(!is_readable(&set));
         assert!(set.mark(id));
@@ -234,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_a_candidate_until_the_owner_takes_it() {
+    fn wakers_and_descriptors_are_candidates_until_the_owner_takes_them() {
         let set = PollSetCore::new().unwrap();
         set.expose();
         assert!(!set.take_others());

@@ -1,10 +1,10 @@
-//! What the calling thread is doing in which host, so that a signal handler that interrupts it and
-//! calls the same stack is told to come back later instead of waiting for itself.
+//! Re-entry: a signal handler that interrupts a call and calls the same stack gets `WouldBlock` instead of a
+//! deadlock.
 //!
 //! A thread is *inside* a host from before it takes one of the host's locks until after it has
-//! released all of them and fired the wake-ups: a call from a handler then must touch nothing. It is
-//! *waiting* while it sleeps for readiness: a handler's call may then look, but must not wait, since
-//! the one who would have to wake it is the interrupted thread.
+//! released all of them and delivered the wake-ups: a call from a handler then must touch nothing. It is *waiting*
+//! while it sleeps for readiness: a handler's call may then poll, but must not wait, since the interrupted thread
+//! would have to wake it.
 //!
 //! Each host has a bit in both words of a thread. Hosts 64 apart share one, which matters only for a
 //! device that is itself built on such a stack: its calls answer `WouldBlock`.
@@ -59,13 +59,13 @@ impl HostBit {
     }
 }
 
-/// Tells the calling thread from all others that live.
+/// Identifies the calling thread among all that live.
 #[inline]
 pub fn this_thread() -> usize {
     INSIDE.with(|inside| std::ptr::from_ref(inside) as usize)
 }
 
-/// The calling thread is inside a host; over when dropped. One word, since every call has one.
+/// The calling thread is inside a host, until this is dropped. One word, since every call has one.
 pub struct Inside {
     bit: NonZeroU64,
     /// The bit belongs to the thread that set it.
@@ -80,7 +80,7 @@ impl Drop for Inside {
     }
 }
 
-/// The calling thread waits in a host; over when dropped.
+/// The calling thread waits in a host, until this is dropped.
 pub struct Waiting {
     bit: NonZeroU64,
     not_send: PhantomData<*const ()>,

@@ -1,8 +1,12 @@
-//! The service thread: runs timers and receive when nobody else does.
+//! The service thread: runs timers and receive when no caller does.
 //!
-//! While callers run the stack it only ticks, to see whether they still do; when they have stopped
-//! it takes the poll baton and sleeps on the device; while a caller holds the baton for long, asleep
-//! on the device itself, it is parked and costs nothing. An idle stack uses no CPU.
+//! ```text
+//!   callers come and go     tick: run timers every TICK, poll the device if no caller did
+//!   no calls since a tick   lead: poll the device, sleep on it
+//!   a caller leads          back off: tick, and park after TICKS_BEFORE_PARKING
+//! ```
+//!
+//! An idle stack uses no CPU.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
@@ -18,36 +22,36 @@ use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 use crate::sys;
 use crate::waiter::Waiter;
 
-/// How long callers may be out of the stack before the service thread takes over: the delay that a
-/// packet may meet in that gap, against 500 short wake-ups per second beside busy callers.
+/// How long no call may come before the service thread takes over: the latency that a packet may meet in that gap,
+/// against 500 short wake-ups per second beside busy callers.
 const TICK: Duration = Duration::from_millis(2);
 
-/// Ticks with the baton in a caller's hands after which the service thread parks.
+/// Ticks while a caller leads after which the service thread parks.
 const TICKS_BEFORE_PARKING: u32 = if cfg!(fulmar_loom) { 1 } else { 25 };
 
-/// The first look for memory that comes home after a failure, and the longest pause between two.
-const FIRST_LOOK: std::time::Duration = std::time::Duration::from_millis(5);
+/// The first check for zero-copy memory that is returned after a failure, and the longest pause between two.
+const FIRST_CHECK: std::time::Duration = std::time::Duration::from_millis(5);
 const LONGEST_PAUSE: std::time::Duration = std::time::Duration::from_millis(500);
 
-/// What a host knows of its service thread.
+/// The handle of a host to its service thread.
 #[derive(Default)]
 pub struct Service {
     thread: Mutex<Option<JoinHandle<()>>>,
     waiter: Mutex<Option<Arc<Waiter>>>,
-    /// In a sleep that only [`Service::unpark`] ends.
+    /// It sleeps until [`Service::unpark`].
     is_parked: AtomicBool,
     is_stopping: AtomicBool,
 }
 
 impl Service {
-    /// Nobody polls any more: out of the long sleep, if it is in it.
+    /// No caller leads any more: ends the parking.
     pub fn unpark(&self) {
         if self.is_parked.load(Ordering::SeqCst) && self.is_parked.swap(false, Ordering::SeqCst) {
             self.wake();
         }
     }
 
-    /// Out of any sleep that is not on the device.
+    /// Ends any sleep but one on the device.
     pub fn wake(&self) {
         if let Some(w) = &*lock(&self.waiter) {
             w.wake();
@@ -91,90 +95,89 @@ pub(crate) fn run<P: Probe>(weak: &Weak<Host<P>>) {
     if let Some(host) = weak.upgrade() {
         *lock(&host.service.waiter) = Some(Arc::clone(&waiter));
     }
-    let mut watchman = Watchman { waiter, held_ticks: 0, seen: 0, polls: 0 };
+    let mut service = ServiceThread { waiter, caller_ticks: 0, seen: 0, polls: 0 };
     while let Some(host) = weak.upgrade() {
         if host.service.is_stopping() {
-            host.tell_time(false);
+            host.set_coarse_clock(false);
             return;
         }
         if host.has_failed() {
             host.dismantle();
             drop(host);
-            return watchman.await_returns(weak);
+            return service.await_zero_copy(weak);
         }
-        if contain(|| watchman.turn(&host)).is_none() {
-            // The stack is closed already if the thread had its lock.
+        if contain(|| service.run_once(&host)).is_none() {
+            // The stack is closed already if the thread held the lock.
             host.fail();
         }
     }
 }
 
-/// The service thread's own state.
-struct Watchman {
+/// The state of the service thread.
+struct ServiceThread {
     waiter: Arc<Waiter>,
-    /// Ticks for which a caller has had the baton.
-    held_ticks: u32,
-    /// The count of calls when last looked at.
+    /// Ticks for which a caller has led.
+    caller_ticks: u32,
+    /// Calls at the last tick.
     seen: u64,
-    /// The count of polls of the device when last looked at.
+    /// Polls of the device at the last tick.
     polls: u64,
 }
 
-impl Watchman {
-    fn turn<P: Probe>(&mut self, host: &Host<P>) {
-        if host.baton.is_held_by(Role::Caller) {
-            host.tell_time(false);
-            return self.stay_away(host);
+impl ServiceThread {
+    fn run_once<P: Probe>(&mut self, host: &Host<P>) {
+        if host.leader.is_held_by(Role::Caller) {
+            host.set_coarse_clock(false);
+            return self.back_off(host);
         }
-        self.held_ticks = 0;
+        self.caller_ticks = 0;
         let calls = host.activity.load(Ordering::Relaxed);
         let callers_run_it = calls != self.seen && host.poll_sets.load(Ordering::Relaxed) == 0;
         self.seen = calls;
         if callers_run_it {
-            self.look_after(host);
-            host.tell_time(true);
-            return doze(host);
+            self.run_timers(host);
+            host.set_coarse_clock(true);
+            return tick(host);
         }
-        host.tell_time(false);
-        if host.baton.try_take(Role::Service) {
-            self.stand_in(host);
-            host.baton.leave(Role::Service);
+        host.set_coarse_clock(false);
+        if host.leader.try_take(Role::Service) {
+            self.poll_device(host);
+            host.leader.resign(Role::Service);
         }
     }
 
-    /// Between the calls of others only the timers need somebody, and what was held for the next
-    /// call, and the time, that not every call has to read the clock; the frames stay for the callers,
-    /// whose caches they belong in. But not every call looks at the device (a getter, a datagram sent): if
-    /// none did, the frames would wait for ever.
-    fn look_after<P: Probe>(&mut self, host: &Host<P>) {
-        let Ok(mut guard) = host.lock_quietly() else { return };
+    /// Runs timers and deferred output, and keeps the coarse clock, between the calls of a busy program. Frames are
+    /// left to the callers, in whose caches they belong. Not every call polls the device (a getter, a datagram
+    /// sent): if none did since the last tick, frames are received here.
+    fn run_timers<P: Probe>(&mut self, host: &Host<P>) {
+        let Ok(mut guard) = host.lock_as(Role::Service) else { return };
         let callers_poll = guard.counters().value(Counter::RxPolls) != self.polls;
         guard.step(sys::now(), if callers_poll { 0 } else { POLL_BUDGET });
         self.polls = guard.counters().value(Counter::RxPolls);
     }
 
-    /// A caller polls for all.
-    fn stay_away<P: Probe>(&mut self, host: &Host<P>) {
-        self.held_ticks += 1;
-        if self.held_ticks < TICKS_BEFORE_PARKING {
-            return doze(host);
+    /// A caller leads.
+    fn back_off<P: Probe>(&mut self, host: &Host<P>) {
+        self.caller_ticks += 1;
+        if self.caller_ticks < TICKS_BEFORE_PARKING {
+            return tick(host);
         }
         self.waiter.reset();
-        // Before the look at the baton: who leaves it looks here afterwards.
+        // Before the role is read: a leader that resigns reads `is_parked` afterwards.
         host.service.is_parked.store(true, Ordering::SeqCst);
         let is_over = host.service.is_stopping() || host.has_failed();
-        if host.baton.is_held_by(Role::Caller) && !is_over {
+        if host.leader.is_held_by(Role::Caller) && !is_over {
             self.waiter.park(None);
             let _ = host.outside().stage(Stage::Slept);
         }
         host.service.is_parked.store(false, Ordering::SeqCst);
-        self.held_ticks = 0;
+        self.caller_ticks = 0;
     }
 
-    /// After a failure: memory that the program gave away, and that a peer on this machine still reads,
-    /// comes home without a word. Looks for it until none is out.
-    fn await_returns<P: Probe>(&self, weak: &Weak<Host<P>>) {
-        let mut pause = FIRST_LOOK;
+    /// After a failure: zero-copy memory that a peer on this machine still reads is returned without a notification.
+    /// Checks until none is referenced.
+    fn await_zero_copy<P: Probe>(&self, weak: &Weak<Host<P>>) {
+        let mut pause = FIRST_CHECK;
         loop {
             self.waiter.reset();
             match weak.upgrade() {
@@ -186,14 +189,14 @@ impl Watchman {
         }
     }
 
-    /// Polls for everybody, until a caller takes the baton or is seen to run the stack.
-    fn stand_in<P: Probe>(&mut self, host: &Host<P>) {
-        while host.baton.is_held_by(Role::Service) && !host.service.is_stopping() {
-            let Ok(mut guard) = host.lock_quietly() else { return };
+    /// Leads, until a caller takes the lead or is seen to run the stack.
+    fn poll_device<P: Probe>(&mut self, host: &Host<P>) {
+        while host.leader.is_held_by(Role::Service) && !host.service.is_stopping() {
+            let Ok(mut guard) = host.lock_as(Role::Service) else { return };
             let now = sys::now();
             guard.step(now, POLL_BUDGET);
             self.waiter.reset();
-            // It looks at nothing for long: the CPU may be the program's.
+            // It never busy-polls: the program may want the CPU.
             let hold = match guard.next_wait(now, false) {
                 Next::Hold { until } => Some(until),
                 Next::Look { .. } | Next::Arm => None,
@@ -209,7 +212,7 @@ impl Watchman {
     }
 }
 
-fn doze<P: Probe>(host: &Host<P>) {
+fn tick<P: Probe>(host: &Host<P>) {
     sys::sleep(TICK);
     let _ = host.outside().stage(Stage::Slept);
 }
@@ -218,7 +221,7 @@ fn doze<P: Probe>(host: &Host<P>) {
 mod tests {
     use super::*;
     use crate::WatchedShard;
-    use crate::host::CALLS_BESIDE_SERVICE;
+    use crate::host::CALLS_PAST_SERVICE;
     use fulmar_base::NoProbe;
     use fulmar_drivers::link::{Link, LinkConfig, pair};
     use fulmar_shard::{Shard, StackConfig};
@@ -243,65 +246,67 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_left_to_callers_who_look_at_the_device_and_to_nobody_else() {
+    fn frames_are_left_to_callers_that_poll_the_device() {
         let (p, q) = pair(&LinkConfig::default()).unwrap();
         let host = host(p).unwrap();
         let mut peer = Shard::new(config(2), Box::new(q), sys::now()).unwrap();
-        let mut watchman = Watchman { waiter: Waiter::current(), held_ticks: 0, seen: 0, polls: 0 };
-        watchman.look_after(&host);
+        let mut service =
+            ServiceThread { waiter: Waiter::current(), caller_ticks: 0, seen: 0, polls: 0 };
+        service.run_timers(&host);
 
         ask(&mut peer);
         // A call, but none that receives.
         host.call(|_, _| Ok(())).unwrap();
-        watchman.look_after(&host);
-        assert!(peer.step(sys::now(), 10) > 0, "nobody took the frame");
+        service.run_timers(&host);
+        assert!(peer.step(sys::now(), 10) > 0, "the frame was not received");
 
         while host.poll().unwrap() + peer.step(sys::now(), 10) > 0 {}
         ask(&mut peer);
-        watchman.look_after(&host);
-        assert_eq!(peer.step(sys::now(), 10), 0, "the caller would have taken it");
+        service.run_timers(&host);
+        assert_eq!(peer.step(sys::now(), 10), 0, "the frame is left to the caller");
         host.poll().unwrap();
         assert!(peer.step(sys::now(), 10) > 0);
     }
 
     #[test]
-    fn callers_who_come_often_beside_the_sleeping_service_thread_wake_it() {
+    fn frequent_calls_wake_the_sleeping_service_thread() {
         let (p, _q) = pair(&LinkConfig::default()).unwrap();
         let host = host(p).unwrap();
         let is_kicked = || {
-            let timer = host.baton.timer_at(Role::Service, sys::now());
-            let is_kicked = sys::sleep_on(None, host.baton.kick_fd(Role::Service), timer);
-            sys::clear_event(host.baton.kick_fd(Role::Service));
+            let timer = host.leader.timer_at(Role::Service, sys::now());
+            let is_kicked = sys::sleep_on(None, host.leader.kick_fd(Role::Service), timer);
+            sys::clear_event(host.leader.kick_fd(Role::Service));
             is_kicked
         };
         let calls = |n| (0..n).for_each(|_| host.call(|_, _| Ok(())).unwrap());
         // Until a time before which no timer is due.
-        assert!(host.baton.try_take(Role::Service));
-        host.baton.will_sleep(Role::Service, sys::now());
-        calls(CALLS_BESIDE_SERVICE - 1);
+        assert!(host.leader.try_take(Role::Service));
+        host.leader.will_sleep(Role::Service, sys::now());
+        calls(CALLS_PAST_SERVICE - 1);
         assert!(!is_kicked());
         calls(1);
         assert!(is_kicked());
-        // A poll set would send it to sleep again, and a caller who sleeps waits for what is his.
+        // With an exposed poll set it would only go to sleep again.
         host.poll_for_sets();
-        calls(CALLS_BESIDE_SERVICE);
+        calls(CALLS_PAST_SERVICE);
         assert!(!is_kicked());
     }
 
     #[test]
-    fn callers_are_told_the_time_while_the_service_thread_ticks_and_no_longer() {
+    fn the_clock_is_coarse_only_while_the_service_thread_ticks() {
         let (p, _q) = pair(&LinkConfig::default()).unwrap();
         let host = host(p).unwrap();
-        let mut watchman = Watchman { waiter: Waiter::current(), held_ticks: 0, seen: 0, polls: 0 };
-        assert!(!host.tells_time());
+        let mut service =
+            ServiceThread { waiter: Waiter::current(), caller_ticks: 0, seen: 0, polls: 0 };
+        assert!(!host.has_coarse_clock());
         host.call(|_, _| Ok(())).unwrap();
         let before = sys::now();
-        watchman.turn(&host);
-        assert!(host.tells_time());
+        service.run_once(&host);
+        assert!(host.has_coarse_clock());
         assert!(host.lock().unwrap().now() >= before, "the shard knows what the tick saw");
-        // A caller that sleeps on the device: the service thread may not look for long.
-        assert!(host.baton.try_take(Role::Caller));
-        watchman.turn(&host);
-        assert!(!host.tells_time());
+        // A caller sleeps on the device: the service thread may park.
+        assert!(host.leader.try_take(Role::Caller));
+        service.run_once(&host);
+        assert!(!host.has_coarse_clock());
     }
 }

@@ -93,7 +93,7 @@ pub fn hosts<P: Probe>(
         all.push(Arc::new(Host::new(shard).map_err(StartError::Host)?));
     }
     if count > 1 {
-        all.iter().for_each(|host| host.stands_beside(all.iter().map(Arc::downgrade).collect()));
+        all.iter().for_each(|host| host.set_siblings(all.iter().map(Arc::downgrade).collect()));
     }
     for host in &all {
         if let Err(e) = service::start(host, name) {

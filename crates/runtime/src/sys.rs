@@ -20,7 +20,7 @@ pub fn now() -> Instant {
 /// The monotonic clock as it was at the kernel's last tick, a few milliseconds ago at most: a read of
 /// memory, where [`now`] waits for the cycle counter.
 #[inline]
-pub fn recently() -> Instant {
+pub fn coarse_now() -> Instant {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is a valid timespec that lives through the call.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut t) };
@@ -46,16 +46,10 @@ pub fn thread_cpu_ns() -> u64 {
     (t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as u64)
 }
 
-/// How often this thread has lost its CPU, because somebody else got it or because it had to wait.
+/// Context switches of this thread, voluntary and involuntary.
 pub fn switches() -> u64 {
     let usage = usage();
     (usage.ru_nivcsw as u64).wrapping_add(usage.ru_nvcsw as u64)
-}
-
-/// How often somebody else got this thread's CPU although it could have run on: yields that were
-/// followed are among them, sleeps are not.
-pub fn times_displaced() -> u64 {
-    usage().ru_nivcsw as u64
 }
 
 /// What the kernel has counted of this thread; zeroes if it does not say.
@@ -105,7 +99,7 @@ pub fn event_fd() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
+    // SAFETY: the kernel has just given us this descriptor, and no other code has it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -140,7 +134,7 @@ pub fn timer_fd() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
+    // SAFETY: the kernel has just given us this descriptor, and no other code has it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -195,7 +189,7 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
 /// Wakes the thread that sleeps on `word`.
 pub fn futex_wake(word: &AtomicU32) {
     let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the kernel uses the address only to find who sleeps on it.
+    // SAFETY: the kernel uses the address only as the key of the sleepers.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, 1) };
 }
 

@@ -1,4 +1,4 @@
-//! What stands for a posted buffer in the hands of whoever waits for it.
+//! Tickets: the program's handles of posted buffers.
 
 use std::sync::Arc;
 
@@ -11,31 +11,31 @@ use crate::completion::Completion;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering, lock};
 use fulmar_shard::{PostCompletion, PostToken, RecvOutcome, Slab, Unclaimed};
 
-/// What stands for a posted buffer until it is over, and then for its outcome.
+/// The handle of a posted buffer, which receives its outcome.
 #[derive(Default)]
 pub struct RecvTicket {
-    /// Tells whoever waits.
+    /// Wakes the waiters.
     pub completion: Completion,
-    /// One of the three below. Becomes [`OVER`] when the outcome lies there and its lock is released, so
-    /// that a signal handler that sees it finds the lock free.
+    /// One of the three below. Becomes [`OVER`] when the outcome is stored and its lock is released, so that a signal
+    /// handler that sees it finds the lock free.
     state: AtomicU8,
-    /// A signal handler let go of it.
+    /// A signal handler dropped it.
     is_unwanted: AtomicBool,
-    /// What stands for it in the shard while it is posted. Under the shard's lock.
+    /// The completion handle in the shard while it is posted. Under the shard lock.
     token: AtomicU64,
     outcome: Mutex<Option<Outcome>>,
 }
 
 /// The buffer is posted.
 const OPEN: u8 = 0;
-/// The outcome is there to be taken.
+/// The outcome can be taken.
 const OVER: u8 = 1;
-/// It was taken, or nobody wants it.
+/// The outcome was taken, or the ticket was dropped.
 const TAKEN: u8 = 2;
 
 struct Outcome {
     outcome: RecvOutcome,
-    /// `None`: its connection is gone without a word.
+    /// `None`: its connection ended without a notification.
     _untaken: Option<Unclaimed>,
 }
 
@@ -71,7 +71,7 @@ impl RecvTicket {
         self.state.store(OVER, Ordering::Release);
     }
 
-    /// Whoever waits for it has the lock and gets the outcome without it.
+    /// Direct hand-off: the waiter has the lock and gets the outcome as a return value.
     pub(crate) fn pass(&self) {
         self.state.store(TAKEN, Ordering::Release);
         self.completion.end_unwatched();
@@ -87,7 +87,7 @@ impl RecvTicket {
         self.is_unwanted.swap(false, Ordering::AcqRel)
     }
 
-    /// What stands for it in the shard. Under the shard's lock.
+    /// The completion handle in the shard. Under the shard lock.
     pub(crate) fn token(&self) -> PostToken {
         PostToken(self.token.load(Ordering::Relaxed))
     }
@@ -120,7 +120,7 @@ impl Tickets {
         self.0.get(slot_of(token))
     }
 
-    /// A buffer is over: its ticket has the outcome, and its holder is to be told.
+    /// Completes a buffer: its ticket gets the outcome. The waiters are woken when the returned ticket is dropped.
     pub fn end(&mut self, over: PostCompletion) -> Option<Arc<RecvTicket>> {
         let ticket = self.remove(over.token)?;
         ticket.put(over.outcome, Some(over.unclaimed));
@@ -138,7 +138,7 @@ impl Drop for Tickets {
     }
 }
 
-/// Tickets whose holders are to be told. Dropping it tells them, so it is dropped without the lock.
+/// Completed tickets. Dropping it wakes their waiters, so it is dropped without the lock.
 #[derive(Default)]
 pub struct Received(smallvec::SmallVec<[Arc<RecvTicket>; 4]>);
 
@@ -148,7 +148,7 @@ impl Received {
         self.0.push(ticket);
     }
 
-    /// Those of another look as well.
+    /// Appends those of another poll.
     pub(crate) fn append(&mut self, mut other: Received) {
         self.0.append(&mut other.0);
     }
@@ -160,11 +160,11 @@ impl Drop for Received {
     }
 }
 
-/// A ticket of which nobody else asks for the outcome or when it is there.
+/// A ticket with one owner: no other handle can take its outcome.
 pub struct SoleTicket<'a>(pub(crate) &'a RecvTicket);
 
 impl<'a> SoleTicket<'a> {
-    /// The exclusive borrow of what holds the ticket says that nobody else asks through it.
+    /// `&mut` of the ticket's holder proves that it is the only owner.
     pub fn of(holder: &'a mut Arc<RecvTicket>) -> SoleTicket<'a> {
         SoleTicket(holder)
     }
@@ -180,7 +180,7 @@ pub struct Post<'a> {
     pub read: Option<usize>,
     /// When it is given back although it is not full.
     pub rule: CompletionPolicy,
-    /// What stands for it.
+    /// The ticket.
     pub ticket: &'a Arc<RecvTicket>,
 }
 
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_that_nobody_can_take_any_more_makes_no_socket_readable() {
+    fn a_buffer_whose_ticket_is_gone_makes_no_socket_readable() {
         let unclaimed = Arc::new(AtomicUsize::new(0));
         let has_unclaimed = || unclaimed.load(Ordering::Relaxed) > 0;
         let (mut tickets, ticket) = (Tickets::default(), Arc::new(RecvTicket::default()));
@@ -207,7 +207,7 @@ mod tests {
         drop(last);
         assert!(!has_unclaimed());
         let late = tickets.end(over(token, &unclaimed));
-        assert!(late.is_none() && !has_unclaimed(), "nobody waits for it");
+        assert!(late.is_none() && !has_unclaimed(), "its ticket is gone");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! How a thread sleeps: parked, or (while it holds the poll baton) on the device's descriptor. Both
-//! are woken through the same [`Waiter`].
+//! How a thread sleeps: a follower on a futex, the leader on the device's descriptor. Both are woken through the
+//! same [`Waiter`].
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ const AWAKE: u32 = 0;
 const PARKED: u32 = 1;
 const WOKEN: u32 = 2;
 
-/// One thread that may sleep. A thread has one for its life.
+/// A thread that may sleep; one for the life of the thread.
 ///
-/// It takes no lock, so that a signal handler on the very thread may wake it, and needs nothing of
-/// the thread's locals, so that it serves at the end of the process, when they are gone.
+/// It takes no lock, so that a signal handler on that thread may wake it. It uses no thread-local storage, so that it
+/// works at the end of the process, when destructors have run.
 #[derive(Debug)]
 pub struct Waiter {
     state: AtomicU32,
@@ -34,7 +34,7 @@ impl Waiter {
         let mine = MINE.try_with(|mine| {
             Arc::clone(mine.borrow_mut().get_or_insert_with(|| Arc::new(Waiter::new())))
         });
-        // A thread that is ending has no locals any more, but may still close a socket.
+        // A thread that ends may close a socket after its thread-locals are destroyed.
         mine.unwrap_or_else(|_| Arc::new(Waiter::new()))
     }
 
@@ -42,7 +42,7 @@ impl Waiter {
         Waiter { state: AtomicU32::new(AWAKE), kick_fd: AtomicI32::new(NOT_ON_DEVICE) }
     }
 
-    /// Forgets earlier wake-ups; to be called under the shard lock before registering anywhere.
+    /// Clears earlier wake-ups. Called under the shard lock, before the waiter is registered.
     pub fn reset(&self) {
         self.state.store(AWAKE, Ordering::SeqCst);
     }
@@ -57,7 +57,7 @@ impl Waiter {
         self.kick_fd.store(NOT_ON_DEVICE, Ordering::SeqCst);
     }
 
-    /// Whether somebody has woken it since [`Waiter::reset`].
+    /// Whether it was woken since [`Waiter::reset`].
     pub fn is_woken(&self) -> bool {
         self.state.load(Ordering::SeqCst) == WOKEN
     }
@@ -76,7 +76,7 @@ impl Waiter {
         }
     }
 
-    /// Sleeps until woken or until the time is over. Only for the thread that owns the waiter.
+    /// Sleeps until woken or until the time is over. Called by the owning thread only.
     pub fn park(&self, timeout: Option<Duration>) {
         let give_up = timeout.and_then(|t| std::time::Instant::now().checked_add(t));
         let park = |from| {

@@ -1,5 +1,5 @@
-//! Who wants to be told about a socket: blocked threads and poll sets. Kept beside the shard under its
-//! lock; the wake-ups themselves are collected and fired after the lock is released.
+//! The waiters of each socket: blocked threads and poll sets. Kept under the shard lock; wake-ups are collected and
+//! delivered after the lock is released.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub enum Wake {
 }
 
 impl Wake {
-    /// Wakes whoever it is.
+    /// Delivers it.
     pub fn fire(self) {
         match self {
             Wake::Thread(w) => w.wake(),
@@ -36,12 +36,12 @@ struct Membership {
     shard: u16,
     token: usize,
     interest: Ready,
-    /// The socket is in the set's list of candidates.
+    /// The socket is listed as a candidate.
     is_listed: bool,
 }
 
 impl Membership {
-    /// Puts the socket into the list. True: the set is to be signalled.
+    /// Lists the socket. True: the set is to be signalled.
     fn list(&mut self, slot: SlotId) -> bool {
         let was_listed = std::mem::replace(&mut self.is_listed, true);
         !was_listed && self.set.mark(SocketHandle { shard: self.shard, slot })
@@ -90,7 +90,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// What they want to be told of, all together; `None`: nobody watches.
+    /// The union of their interests; `None`: no waiters.
     pub fn interest(&self) -> Option<Ready> {
         let threads = self.threads.iter().map(|(_, interest)| *interest);
         threads.chain(self.sets.iter().map(|m| m.interest)).reduce(|all, one| all | one)
@@ -134,19 +134,19 @@ impl Watch {
         before != self.sets.len()
     }
 
-    /// The socket leaves every poll set: its user has let go of it.
+    /// The socket leaves every poll set: it was closed.
     pub fn leave_all(&mut self, socket: SlotId) {
         self.sets.drain(..).for_each(|m| m.forget(socket));
     }
 
-    /// The socket was taken from the set's list: the token and interest under which it is a member.
+    /// The socket was taken from the list: returns its token and interest.
     pub fn unlisted(&mut self, set: &Arc<PollSetCore>) -> Option<(usize, Ready)> {
         let m = self.member(set)?;
         m.is_listed = false;
         Some((m.token, m.interest))
     }
 
-    /// The socket is still ready: it goes back to the list.
+    /// The socket is still ready: lists it again.
     pub fn relist(&mut self, socket: SlotId, set: &Arc<PollSetCore>) {
         if let Some(m) = self.member(set)
             && m.list(socket)
@@ -155,7 +155,7 @@ impl Watch {
         }
     }
 
-    /// The socket became `ready`: collects the wake-ups of those who care.
+    /// The socket became `ready`: collects the wake-ups of interested waiters.
     pub fn notify(&mut self, socket: SlotId, ready: Ready, wakes: &mut Wakes) {
         for (thread, interest) in &self.threads {
             if !ready.seen_by(*interest).is_empty() {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_leaves_takes_its_place_in_the_list_along() {
+    fn a_socket_that_leaves_is_no_candidate_any_more() {
         let set = Arc::new(PollSetCore::new().unwrap());
         let (mut a, mut b, mut wakes) = (Watch::default(), Watch::default(), Wakes::new());
         for (w, n) in [(&mut a, 1), (&mut b, 2)] {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_watched_a_socket_that_is_gone_do_not_watch_its_successor() {
+    fn waiters_of_a_closed_socket_do_not_wait_for_its_successor() {
         let set = Arc::new(PollSetCore::new().unwrap());
         let (mut watchers, mut wakes) = (Watchers::default(), Wakes::new());
         let (gone, next) = (id(3), SlotId { index: 3, generation: 1 });
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_whatever_the_interest() {
+    fn errors_wake_waiters_of_any_interest() {
         let (mut watch, mut wakes) = (Watch::default(), Wakes::new());
         let w = Waiter::current();
         watch.add_thread(&w, Ready::WRITABLE);

@@ -1,11 +1,11 @@
-//! A shard beside those who wait for it: what the lock of a host protects.
+//! A shard and its waiters: the state under the lock of a host.
 //!
 //! ```text
 //!   step or call ─► Event, PostCompletion, Outgoing ─► dispatch ─► wake-ups, tickets, rings of other shards
 //! ```
 //!
-//! What a step or a call of the shard leaves is dispatched under the lock, by every method here and before
-//! the lock is released. The wake-ups that it makes are fired after the release.
+//! Every method here dispatches the outcome of a step or call under the lock. Wake-ups are delivered after the
+//! release.
 
 use std::sync::Arc;
 
@@ -23,22 +23,22 @@ use crate::waiter::Waiter;
 use crate::watch::{Wakes, Watchers};
 use fulmar_shard::{Event, HandOff, ReadOrPost, RecvOutcome, Shard, ShardParts};
 
-/// A shard and those who wait for its sockets; it dereferences to the shard.
+/// A shard and the waiters of its sockets; it dereferences to the shard.
 pub struct WatchedShard<P: Probe = NoProbe> {
     shard: Shard<P>,
     watchers: Watchers,
     tickets: Tickets,
-    /// The way to the other shards of the stack, if there are any.
+    /// The rings to and from the sibling shards, if there are any.
     handoff: Option<Box<Handoff>>,
     wakes: Wakes,
     received: Received,
-    /// There is something to fire, or may be.
+    /// Wake-ups may be pending.
     has_kicks: bool,
     /// Kept, so that a dispatch allocates nothing.
     events: Vec<Event>,
 }
 
-/// The shard of a [`Host`](crate::Host) of the product, in the hands of a call.
+/// The shard of a [`Host`](crate::Host) of the product, as a call under the lock sees it.
 pub type LockedShard = WatchedShard<Account>;
 
 impl<P: Probe> std::ops::Deref for WatchedShard<P> {
@@ -56,16 +56,16 @@ impl<P: Probe> std::ops::DerefMut for WatchedShard<P> {
     }
 }
 
-/// What is left of a watched shard in which a thread panicked.
+/// The parts of a shard in which a thread panicked.
 pub(crate) struct Wreck {
     pub remains: ShardParts,
-    /// Those who wait for posted buffers, to be told behind the sockets.
+    /// Tickets of posted buffers, to be completed after the sockets are dropped.
     pub tickets: Tickets,
     pub handoff: Option<Box<Handoff>>,
 }
 
 impl<P: Probe> WatchedShard<P> {
-    /// A shard that nobody waits for yet.
+    /// A shard without waiters.
     pub fn new(shard: Shard<P>) -> Self {
         WatchedShard {
             shard,
@@ -79,7 +79,7 @@ impl<P: Probe> WatchedShard<P> {
         }
     }
 
-    /// Gives the shard its way to the others. Once, before it is used.
+    /// Joins the shard to its siblings. Once, before it is used.
     pub fn join(&mut self, handoff: Handoff) {
         self.shard.siblings().join(handoff.ports());
         self.handoff = Some(Box::new(handoff));
@@ -123,7 +123,7 @@ impl<P: Probe> WatchedShard<P> {
         (came, self.passed(ticket, outcome))
     }
 
-    /// The outcome of a ticket goes from hand to hand.
+    /// Hands the outcome of a ticket over directly.
     fn passed(&mut self, ticket: &RecvTicket, outcome: Option<RecvOutcome>) -> Option<RecvOutcome> {
         if outcome.is_some() {
             drop(self.tickets.remove(ticket.token()));
@@ -133,7 +133,7 @@ impl<P: Probe> WatchedShard<P> {
         outcome
     }
 
-    /// Takes what other shards have for this one.
+    /// Takes what siblings have handed over.
     #[inline]
     fn take_handed(&mut self) {
         if self.handoff.is_some() {
@@ -147,12 +147,12 @@ impl<P: Probe> WatchedShard<P> {
         while self.shard.siblings().has_hand_off_space()
             && let Some(what) = handoff.take()
         {
-            // It takes one, as was asked.
+            // It has space, as `has_hand_off_space` said.
             let _ = self.shard.siblings().receive_hand_off(what);
         }
     }
 
-    /// Turns what the shard has left into wake-ups, outcomes of tickets, and entries in the rings of others.
+    /// Turns the outcome of the shard's work into wake-ups, completed tickets, and entries in siblings' rings.
     #[inline]
     pub fn dispatch(&mut self) {
         if self.shard.has_outcome() {
@@ -203,13 +203,13 @@ impl<P: Probe> WatchedShard<P> {
         }
     }
 
-    /// Whether somebody is to be told something once the lock is released.
+    /// Whether wake-ups, completions or kicks are pending, to be delivered after the release.
     #[inline(always)]
-    pub(crate) fn has_people_to_tell(&mut self) -> bool {
+    pub(crate) fn has_pending_kicks(&mut self) -> bool {
         self.has_kicks || self.shard.has_outcome() || self.shard.pool().has_returned()
     }
 
-    /// The wake-ups to fire now that the lock is (about to be) released.
+    /// The pending wake-ups, to be delivered after the release.
     pub fn take_wakes(&mut self) -> Wakes {
         self.dispatch();
         self.has_kicks = false;
@@ -217,15 +217,15 @@ impl<P: Probe> WatchedShard<P> {
         std::mem::take(&mut self.wakes)
     }
 
-    /// Whom to tell that a posted buffer is over, once the lock is released.
+    /// The completed tickets, to be dropped after the release.
     pub fn take_received(&mut self) -> Received {
         self.dispatch();
         std::mem::take(&mut self.received)
     }
 
     /// The shards that were handed something since the last call, a bit each.
-    pub(crate) fn take_told(&mut self) -> u32 {
-        self.handoff.as_mut().map_or(0, |h| h.take_told())
+    pub(crate) fn take_kicks(&mut self) -> u32 {
+        self.handoff.as_mut().map_or(0, |h| h.take_kicks())
     }
 
     /// Whether another shard has handed something over.
@@ -233,11 +233,11 @@ impl<P: Probe> WatchedShard<P> {
         self.handoff.as_ref().is_some_and(|h| !h.is_empty())
     }
 
-    /// How to look for work from outside of the lock: at the device, and at what others hand over.
+    /// A peek for work without the lock: frames of the device, and packets that siblings hand over.
     pub(crate) fn peek(&self) -> Option<Arc<dyn Peek>> {
         let device = self.shard.peek()?;
         Some(match &self.handoff {
-            Some(handoff) => handoff.peek_beside(device),
+            Some(handoff) => handoff.peek_with_ring(device),
             None => device,
         })
     }
@@ -340,7 +340,7 @@ impl<P: Probe> WatchedShard<P> {
                 }
             }
         }
-        // Behind those that found no place this time, so that everybody has a turn.
+        // Behind those that did not fit, so that every member gets its turn.
         for id in still_listed {
             if let Some(watch) = self.watchers.find(id) {
                 watch.relist(id, set);

@@ -1,4 +1,4 @@
-//! A panic at any stage of a path: the host is closed, every call says so, and nobody sleeps on.
+//! A panic at any stage of a path: the host is closed, every call says so, and no thread sleeps on.
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -140,12 +140,12 @@ fn springs(stage: Stage, n: u32) -> bool {
         // The sleeper or the service thread may spring it at this very moment.
         let works = a.call(|_, _| Ok(()));
         assert!(works.is_ok() || trap.has_sprung(), "{stage:?}: {works:?}");
-        // Nobody will ever wake the sleeper otherwise.
+        // The sleeper would sleep for ever otherwise.
         trap.set(Stage::Locked, 1);
         let _ = catch_unwind(AssertUnwindSafe(|| a.call(|_, _| Ok(()))));
     }
     while a.failure().is_none() {
-        assert!(start.elapsed() < GIVE_UP, "{stage:?}: nobody was told");
+        assert!(start.elapsed() < GIVE_UP, "{stage:?}: the failure is not reported");
         thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(a.call(|_, _| Ok(())), Err(SocketError::NetworkDown), "{stage:?}");
@@ -161,7 +161,7 @@ fn springs(stage: Stage, n: u32) -> bool {
 }
 
 #[test]
-fn a_panic_at_any_stage_closes_the_host_and_wakes_whoever_sleeps() {
+fn a_panic_at_any_stage_closes_the_host_and_wakes_its_sleepers() {
     let mut passed = Vec::new();
     for stage in Stage::ALL {
         let sprung = [1, 5].into_iter().filter(|n| springs(*stage, *n)).count();

@@ -1,4 +1,4 @@
-//! What a shard does with packets that arrive on another's queue, and which stages a probe sees.
+//! What a shard does with packets that on_locked on another's queue, and which stages a probe sees.
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;

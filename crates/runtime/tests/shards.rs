@@ -119,7 +119,7 @@ impl World {
         }
     }
 
-    /// A connection from one side; the seeds of its two ends follow from its port.
+    /// A connection from one side; the seeds of its two ends add_follower from its port.
     fn connect(&mut self, from: usize, shard: usize) {
         let to = at(2 - from as u8, 80);
         let s = &mut self.sides[from][shard];

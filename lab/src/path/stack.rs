@@ -120,7 +120,7 @@ impl UdpSocket {
             return Ok(bytes.len());
         }
         let step = |shard: &mut WatchedShard<Exit>, now| shard.udp_send_connected(now, s.id, bytes);
-        s.host.wait_recently(s.id, Ready::WRITABLE, || PATIENCE, step).map_err(errno)
+        s.host.wait_coarse(s.id, Ready::WRITABLE, || PATIENCE, step).map_err(errno)
     }
 
     /// As `fulmar::UdpSocket::send_to`.
@@ -133,7 +133,7 @@ impl UdpSocket {
         let step = |shard: &mut WatchedShard<Exit>, now| {
             shard.udp_send_step(now, s.id, &[bytes], Some(to))
         };
-        s.host.wait_recently(s.id, Ready::WRITABLE, || PATIENCE, step).map_err(errno)
+        s.host.wait_coarse(s.id, Ready::WRITABLE, || PATIENCE, step).map_err(errno)
     }
 
     /// As `fulmar::UdpSocket::recv` of a non-blocking socket.
@@ -141,7 +141,7 @@ impl UdpSocket {
     pub fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         let s = &self.0;
         let step = |shard: &mut WatchedShard<Exit>, _| shard.udp().receive_into(s.id, into);
-        let taken = s.host.wait_recently(s.id, Ready::READABLE, || Limit::DoNotWait, step);
+        let taken = s.host.wait_coarse(s.id, Ready::READABLE, || Limit::DoNotWait, step);
         let d = match taken.map_err(errno)? {
             TakenDatagram::Copied(n, _) => return Ok(n),
             TakenDatagram::Whole(d) => d,

@@ -174,9 +174,12 @@ fn is_copy(function: &str) -> bool {
 }
 
 /// Files of room `runtime` in which threads wait.
-const WAITING: [&str; 8] = [
+const WAITING: [&str; 11] = [
     "host.rs",
+    "host/wait.rs",
+    "host/wait_guard.rs",
     "leader.rs",
+    "sleep.rs",
     "waiter.rs",
     "spin.rs",
     "service.rs",

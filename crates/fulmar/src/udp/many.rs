@@ -23,7 +23,7 @@ impl UdpSocket {
         let socket = &self.socket;
         let mut done = 0;
         while let Some(rest) = messages.get(done..).filter(|rest| !rest.is_empty()) {
-            let sent = socket.wait_recently(
+            let sent = socket.wait_coarse(
                 Ready::WRITABLE,
                 || socket.write_limit(),
                 |shard, now| shard.udp_send_many(now, socket.id, rest, done == 0),
@@ -67,6 +67,6 @@ impl UdpSocket {
         }
         let s = &*self.socket;
         let mut take = |shard: &mut LockedShard, _| shard.udp().receive_many(s.id, messages);
-        s.wait_recently(Ready::READABLE, || s.read_limit(), &mut take)
+        s.wait_coarse(Ready::READABLE, || s.read_limit(), &mut take)
     }
 }

@@ -3,20 +3,20 @@
 //! ```text
 //!   panic under the lock ─► OnUnwind, Guard ─► fail: every shard's inbox is closed ─► the lock is released
 //!                                                │                 │
-//!                           whoever sleeps is woken     whoever takes a lock gets ENETDOWN
+//!                           sleeping threads are woken    calls fail with ENETDOWN
 //!                                                │
 //!                      service thread: dismantle ─► device, sockets, packets, each dropped by itself
 //! ```
 //!
-//! What a panic has left half done is not looked at again, by the other shards of the stack neither: they
-//! share its interface, and a program that has lost a part of its connections has lost the stack. An inbox
-//! that is closed is never empty, so that those who take a lock pay for no question but the one that they
-//! ask anyway. The panic goes on to the caller whose thread it is; that of the service thread ends there.
+//! The state that a panic leaves is not used again, by the sibling shards neither: they share the interface, and a
+//! program that loses some of its connections has lost the stack. A closed inbox is never empty, so that a call
+//! detects the failure with the test of the inbox that it makes anyway. The panic continues in the thread that
+//! panicked; one of the service thread ends there.
 //!
-//! Memory: nothing is used after the failure but drops, which are sound in any state, since a pool checks
-//! before it changes anything. The device goes first, so that nothing writes to memory that was lent; then
-//! the sockets, which ends tickets and completions; then what came home is taken in, by which memory that
-//! was lent or given away goes back to its owner. Mbufs in the hands of others keep their slabs.
+//! Memory: after the failure the shard is only dropped, which is sound in any state, because a pool checks before
+//! it changes anything. The device is dropped first, so that nothing writes to lent memory; then the sockets,
+//! which completes tickets and completions; then the remote-free list is drained, by which lent and given memory
+//! returns to its owner. Mbufs that the program still holds keep their slabs.
 
 use std::sync::{PoisonError, Weak};
 
@@ -27,8 +27,8 @@ use crate::contain::contain;
 use crate::sync::{MutexGuard, lock};
 use crate::watched::WatchedShard;
 
-/// Marks the stack as failed if it is dropped: the thread unwinds, with the lock. To be made after the
-/// lock was taken, so that it goes before the lock does.
+/// Marks the stack as failed when it is dropped, which happens when the thread unwinds under the lock. Created
+/// after the lock is taken, so that it is dropped before the lock is released.
 pub(super) struct OnUnwind<'a, P: Probe>(&'a Host<P>);
 
 impl<'a, P: Probe> OnUnwind<'a, P> {
@@ -56,8 +56,8 @@ impl<P: Probe> Host<P> {
         self.failure.get().map(String::as_str)
     }
 
-    /// Runs what a destructor asks for. If its thread unwinds already, another panic ends here: it would end
-    /// the process.
+    /// Runs the work of a destructor. If the thread unwinds already, a second panic is contained here: it would
+    /// abort the process.
     pub fn in_destructor<R: Default>(&self, f: impl FnOnce() -> R) -> R {
         if !std::thread::panicking() {
             return f();
@@ -73,15 +73,14 @@ impl<P: Probe> Host<P> {
         self.inbox.is_closed()
     }
 
-    /// This thread panicked inside of the stack, which nobody may use any more. May be called under the
-    /// shard's lock, and again.
+    /// This thread panicked inside of the stack: closes it. May be called under the shard lock, and again.
     #[cold]
     #[inline(never)]
     pub(crate) fn fail(&self) {
         let thread = std::thread::current();
         let why = format!("thread `{}` panicked inside the stack", thread.name().unwrap_or("?"));
         self.close(&why);
-        let all = self.all.get().into_iter().flatten();
+        let all = self.siblings.get().into_iter().flatten();
         all.filter_map(Weak::upgrade).for_each(|host| host.close(&why));
     }
 
@@ -94,7 +93,7 @@ impl<P: Probe> Host<P> {
     /// Wakes every thread that waits in this shard, its service thread too.
     fn wake_all(&self) {
         self.spin.end();
-        self.baton.wake_all();
+        self.leader.wake_all();
         let sets: Vec<_> = lock(&self.exposed_sets).iter().filter_map(Weak::upgrade).collect();
         sets.iter().for_each(|set| set.signal());
         self.service.wake();
@@ -109,17 +108,17 @@ impl<P: Probe> Host<P> {
         contain(|| drop(wreck.tickets));
         contain(|| drop(wreck.handoff));
         self.take_returns();
-        // Whoever had the lock when the stack failed may have gone to sleep since.
+        // The thread that had the lock when the stack failed may have gone to sleep since.
         self.wake_all();
     }
 
-    /// Takes in what others have dropped, and lets go of what the program gave away to be sent. How many
-    /// parts of that are still out.
+    /// Drains the remote-free list, and drops owners of memory that is no longer referenced. Returns how many
+    /// parts of such memory are still referenced.
     pub(crate) fn take_returns(&self) -> usize {
         let mut returned = Returned::new();
         let out = {
             let mut shard = self.shard_to_drop();
-            self.take_home(&mut shard);
+            self.reclaim(&mut shard);
             returned.extend(std::iter::from_fn(|| shard.pool().pop_returned()));
             shard.pool().shared_parts()
         };
@@ -132,8 +131,8 @@ impl<P: Probe> Host<P> {
         self.shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees what was left in the inbox of a stack that has failed, and what others have dropped.
-    pub(super) fn take_home(&self, shard: &mut WatchedShard<P>) {
+    /// Drops the requests in the inbox of a stack that has failed, and drains the remote-free list.
+    pub(super) fn reclaim(&self, shard: &mut WatchedShard<P>) {
         contain(|| self.inbox.drain(drop));
         contain(|| shard.pool().drain_remote());
     }

@@ -1,4 +1,4 @@
-//! The lock around a shard while a thread holds it, and all that is due when it lets go.
+//! The shard lock while a thread holds it, and the work of unlocking.
 
 use fulmar_base::{Outside, Probe};
 
@@ -31,16 +31,16 @@ impl<'a, P: Probe> Guard<'a, P> {
 }
 
 impl<P: Probe> Host<P> {
-    /// Gives the shard back; whoever is to be told is.
+    /// Unlocks, and delivers pending wake-ups.
     #[inline(always)]
-    pub(super) fn let_go(&self, shard: MutexGuard<'_, WatchedShard<P>>, mark: Inside) {
+    pub(super) fn unlock(&self, shard: MutexGuard<'_, WatchedShard<P>>, mark: Inside) {
         match self.release_drained(shard) {
             None => self.outside.leave(),
-            Some(shard) => self.release_and_tell(shard, mark),
+            Some(shard) => self.release_and_kick(shard, mark),
         }
     }
 
-    /// Releases the lock; `None`: it is released and nothing is left to do.
+    /// Fast path: unlocks. Returns the lock if wake-ups are pending or the inbox has filled; `None`: done.
     #[inline(always)]
     fn release_drained<'a>(
         &'a self,
@@ -50,33 +50,33 @@ impl<P: Probe> Host<P> {
             drop(shard);
             return None;
         }
-        if shard.has_people_to_tell() {
+        if shard.has_pending_kicks() {
             return Some(shard);
         }
         self.release(shard);
-        // Left between the last look and the release: whoever gets the lock drains it.
+        // Requests queued between the last check and the release: the next holder drains them.
         if self.inbox.is_empty() { None } else { self.try_shard() }
     }
 
-    /// Releases the lock, and tells everybody who is to be told.
+    /// Unlocks, and delivers wake-ups, completions and kicks to siblings.
     #[inline(never)]
-    fn release_and_tell(&self, shard: MutexGuard<'_, WatchedShard<P>>, mark: Inside) {
+    fn release_and_kick(&self, shard: MutexGuard<'_, WatchedShard<P>>, mark: Inside) {
         let (mut returned, mut received) = (Returned::new(), Received::default());
         let mut held = Some(shard);
         while let Some(mut shard) = held {
             if !self.drain_inbox(&mut shard) {
                 break;
             }
-            let (wakes, told) = (shard.take_wakes(), shard.take_told());
+            let (wakes, kicks) = (shard.take_wakes(), shard.take_kicks());
             returned.extend(std::iter::from_fn(|| shard.pool().pop_returned()));
             received.append(shard.take_received());
             self.release(shard);
             wakes.into_iter().for_each(Wake::fire);
-            self.tell(told);
+            self.kick_siblings(kicks);
             held = if self.inbox.is_empty() { None } else { self.try_shard() };
         }
         self.outside.leave();
-        // Whoever is let go now, or told, may call the stack.
+        // The destructors of `returned` and `received` may call the stack.
         drop(mark);
     }
 }
@@ -98,13 +98,13 @@ impl<P: Probe> Drop for Guard<'_, P> {
     #[inline]
     fn drop(&mut self) {
         if std::thread::panicking() && !self.was_panicking {
-            // Before the release, so that nobody uses the shard.
+            // Before the release, so that no thread uses the shard.
             self.host.fail();
             return;
         }
         match (self.shard.take(), self.mark.take()) {
-            (Some(shard), Some(mark)) => self.host.let_go(shard, mark),
-            // The lock was another's.
+            (Some(shard), Some(mark)) => self.host.unlock(shard, mark),
+            // `perform_or_queue` queued its request; it has no lock.
             _ => self.host.outside.leave(),
         }
     }

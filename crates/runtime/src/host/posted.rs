@@ -4,29 +4,30 @@ use fulmar_base::{Instant, Probe, Stage};
 use fulmar_mbuf::Chain;
 use fulmar_socket::{Ready, SocketError, Step};
 
-use super::{For, Guard, Host};
+use super::wait_guard::WaitTarget;
+use super::{Guard, Host};
 use crate::limit::Limit;
 use crate::sys;
 use crate::ticket::{Post, RecvTicket, SoleTicket};
 use crate::watched::WatchedShard;
 use fulmar_shard::{ReadOrPost, RecvOutcome};
 
-/// How a read went that may post its buffer.
+/// The outcome of a read that may post its buffer.
 #[derive(Debug)]
 pub enum PostedRead {
-    /// Nothing was posted: this was there; empty at the end of the stream.
+    /// Nothing was posted: these bytes were queued already; empty at the end of the stream.
     Taken(Chain),
-    /// Nothing was posted, and nothing taken: the read is to be done another way.
+    /// Nothing was posted and nothing taken: the caller uses the copying read.
     Refused,
-    /// The buffer was posted and is back.
+    /// The buffer was posted and is complete.
     Over(RecvOutcome),
     /// The buffer is posted, and the time is over.
     Posted,
 }
 
 impl<P: Probe> Host<P> {
-    /// Waits until a posted buffer is over, running the stack meanwhile as a reader does. False: the time
-    /// is over.
+    /// Waits until a posted buffer is complete, and runs the stack meanwhile as a reader does. False: the
+    /// time is over.
     ///
     /// # Errors
     /// As [`Host::lock`]; [`SocketError::WouldBlock`] if a signal handler would have to wait.
@@ -34,20 +35,20 @@ impl<P: Probe> Host<P> {
         if ticket.is_over() {
             return Ok(true);
         }
-        let waits_for = For::Completion(&ticket.completion);
+        let target = WaitTarget::Completion(&ticket.completion);
         let over = |_: &mut WatchedShard<P>, _| {
             Ok(if ticket.is_over() { Step::Done(()) } else { Step::WaitData(1) })
         };
-        match self.wait_as(waits_for, Ready::READABLE, || limit, true, over) {
+        match self.wait_for(target, Ready::READABLE, || limit, true, over) {
             Ok(()) => Ok(true),
             Err(SocketError::WouldBlock) => Ok(ticket.is_over()),
             Err(e) => Err(e),
         }
     }
 
-    /// As [`Host::wait_ticket`], for the only one who can ask for the outcome, who gets it: from hand to
-    /// hand if the first look brings it. `None`: the time is over, or it was taken before. Posts another
-    /// buffer first, if there is one and that is possible; else it stays in `post`.
+    /// As [`Host::wait_ticket`], for the sole owner of the ticket, which receives the outcome: handed off directly
+    /// if the first poll brings it. `None`: the time is over, or the outcome was taken before. Posts the buffer of
+    /// `post` first, if that is possible; else it stays there.
     ///
     /// # Errors
     /// As [`Host::lock`].
@@ -67,8 +68,8 @@ impl<P: Probe> Host<P> {
         }
     }
 
-    /// A read that may wait, whose own buffer is `post`: see `WatchedShard::tcp_take_or_post`. Whoever calls takes
-    /// back what was posted and is not over, also on an error.
+    /// A read that may wait, whose own buffer is `post`: see `WatchedShard::tcp_take_or_post`. The caller revokes a
+    /// buffer that was posted and is not complete, also on an error.
     ///
     /// # Errors
     /// As [`Host::lock`], and those of a read.
@@ -97,7 +98,7 @@ impl<P: Probe> Host<P> {
         }
     }
 
-    /// `None`: see what the ticket says.
+    /// `None`: the ticket may hold the outcome.
     fn wait_for_ticket(
         &self,
         ticket: &RecvTicket,
@@ -111,19 +112,19 @@ impl<P: Probe> Host<P> {
         self.wait_posted(guard, now, (ticket, limit), WatchedShard::step_for_ticket)
     }
 
-    /// As [`Host::wait_for_ticket`], with the lock in hand.
+    /// As [`Host::wait_for_ticket`], under the lock.
     fn wait_posted<'a>(
         &'a self,
         mut guard: Guard<'a, P>,
         now: Instant,
         (ticket, limit): (&RecvTicket, Limit),
-        look: impl FnOnce(&mut WatchedShard<P>, Instant, &RecvTicket) -> (usize, Option<RecvOutcome>),
+        poll: impl FnOnce(&mut WatchedShard<P>, Instant, &RecvTicket) -> (usize, Option<RecvOutcome>),
     ) -> Result<Option<RecvOutcome>, SocketError> {
         if ticket.is_over() {
             return Ok(None);
         }
         let end = limit.end(now);
-        let (_, outcome) = look(&mut guard, now, ticket);
+        let outcome = poll(&mut guard, now, ticket).1;
         if outcome.is_some() || ticket.is_over() {
             return Ok(outcome);
         }
@@ -131,7 +132,7 @@ impl<P: Probe> Host<P> {
         let over = |_: &mut WatchedShard<P>, _| {
             Ok(if ticket.is_over() { Step::Done(None) } else { Step::WaitData(1) })
         };
-        let waits_for = (For::Completion(&ticket.completion), Ready::READABLE);
-        self.wait_in_turn(guard, now, waits_for, give_up, over)
+        let target = (WaitTarget::Completion(&ticket.completion), Ready::READABLE);
+        Ok(self.wait_until(guard, now, target, give_up, over)?.flatten())
     }
 }

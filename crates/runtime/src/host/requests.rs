@@ -1,4 +1,4 @@
-//! Requests that need no answer: done at once, or left in the inbox for the holder of the lock.
+//! Requests that need no answer: performed inline, or queued in the inbox for the holder of the lock.
 
 use std::sync::PoisonError;
 
@@ -10,13 +10,13 @@ use crate::inbox::{INBOX_LIMIT, Request, after_release};
 use crate::watched::WatchedShard;
 
 impl<P: Probe> Host<P> {
-    /// Does a request now if the lock is free, else leaves it for the holder. Never waits long.
+    /// Performs a request if the lock is free, else queues it for the holder. Never waits long.
     #[inline]
     pub fn post(&self, request: Request) {
-        self.in_destructor(|| self.do_or_leave(request));
+        self.in_destructor(|| self.perform_or_queue(request));
     }
 
-    fn do_or_leave(&self, request: Request) {
+    fn perform_or_queue(&self, request: Request) {
         if !self.is_ours() {
             return std::mem::forget(request);
         }
@@ -26,31 +26,31 @@ impl<P: Probe> Host<P> {
             let unwinding = OnUnwind::of(self);
             self.note_caller(&mut shard);
             if self.drain_inbox(&mut shard) {
-                do_now(&mut shard, request);
+                perform_inline(&mut shard, request);
             }
             unwinding.disarm();
-            return self.let_go(shard, mark);
+            return self.unlock(shard, mark);
         }
         let waiting = self.inbox.push(request);
-        // The holder may have drained the inbox just before the request came in.
+        // The holder may have drained the inbox just before the push.
         let shard = if waiting < INBOX_LIMIT {
             after_release();
             self.try_shard()
         } else {
-            // Somebody floods it faster than holders drain it: wait for the lock after all.
+            // The inbox fills faster than holders drain it: wait for the lock.
             Some(self.shard.lock().unwrap_or_else(PoisonError::into_inner))
         };
         drop(Guard::new(self, shard, mark));
     }
 
-    /// The thread was interrupted inside the stack. It can have begun nothing in the handler, since
-    /// every call there answers `WouldBlock`, but it can let go of a socket.
+    /// A signal handler interrupted the thread inside the stack. Calls of the handler answer `WouldBlock`, but it
+    /// may drop a socket, a loan or a ticket.
     fn post_from_handler(&self, request: Request) {
         match request {
             Request::Close(id) => self.inbox.push_close(id),
-            // Its buffers go home without a lock; the charge stays with the socket.
+            // Its buffers are freed without the lock; the charge stays with the socket.
             Request::LoanDone(_, chain, _) => drop(chain),
-            // The memory of the ticket may not be freed here; that of the buffer is, when it is back.
+            // A handler must not free the ticket. The buffer is freed when it is returned.
             Request::AbandonPost(id, ticket) => {
                 ticket.mark_unwanted();
                 std::mem::forget(ticket);
@@ -60,7 +60,7 @@ impl<P: Probe> Host<P> {
         }
     }
 
-    /// Does what the inbox asks for. False: the stack has failed, and nothing of the shard may be used.
+    /// Performs the requests of the inbox. False: the stack has failed, and the shard may not be used.
     #[inline(always)]
     pub(super) fn drain_inbox(&self, shard: &mut WatchedShard<P>) -> bool {
         self.inbox.is_empty() || self.drain_full_inbox(shard)
@@ -76,15 +76,15 @@ impl<P: Probe> Host<P> {
         }
         unwinding.disarm();
         if self.inbox.is_closed() {
-            self.take_home(shard);
+            self.reclaim(shard);
         }
         !self.inbox.is_closed()
     }
 }
 
-/// What is posted while the lock is free.
+/// A request that found the lock free.
 #[inline(always)]
-fn do_now<P: Probe>(shard: &mut WatchedShard<P>, request: Request) {
+fn perform_inline<P: Probe>(shard: &mut WatchedShard<P>, request: Request) {
     if let Request::Free(chain) = request {
         shard.pass(Stage::Locked);
         return shard.free(chain);

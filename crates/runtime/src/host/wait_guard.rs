@@ -1,5 +1,5 @@
-//! A thread that has to wait: how it polls, looks, holds or sleeps until its socket is ready, and what it
-//! leaves behind for the others.
+//! One wait of a thread: it busy-polls, holds or sleeps until its target is ready, and promotes a follower when it
+//! ends.
 
 use std::sync::Arc;
 
@@ -16,89 +16,89 @@ use crate::sys;
 use crate::waiter::Waiter;
 use crate::watched::WatchedShard;
 
-/// What a thread waits for.
-pub(super) enum For<'a> {
+/// The target of a wait.
+pub(super) enum WaitTarget<'a> {
     Socket(SlotId, Ready),
     Set(&'a Arc<PollSetCore>),
     Completion(&'a Completion),
-    Time,
+    /// Everything sent is acknowledged, which wakes no thread: it is checked each [`DRAIN_PERIOD`].
+    Acknowledgements,
 }
 
-/// One thread's turn of waiting; passes the baton on when it ends, however it ends.
-pub(super) struct Turn<'a, 'f, P: Probe> {
+/// How often a drain checks whether it is done.
+const DRAIN_PERIOD: Duration = Duration::from_millis(5);
+
+/// One wait. When it is dropped, also by a panic, a follower becomes leader.
+pub(super) struct WaitGuard<'a, 'f, P: Probe> {
     host: &'a Host<P>,
     waiter: Arc<Waiter>,
-    waits_for: For<'f>,
-    has_baton: bool,
-    /// The last wait was a breath between two polls.
-    has_breathed: bool,
+    target: WaitTarget<'f>,
+    is_leader: bool,
     was_panicking: bool,
     _mark: Waiting,
 }
 
-impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
+impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
     /// `WouldBlock` in a signal handler that interrupted a wait of this thread.
     pub fn new(
         host: &'a Host<P>,
         shard: &mut WatchedShard<P>,
         now: Instant,
-        waits_for: For<'f>,
+        target: WaitTarget<'f>,
     ) -> Result<Self, SocketError> {
         let mark = host.bit.start_waiting().ok_or(SocketError::WouldBlock)?;
         shard.moderation().start_waiting(now);
         let waiter = Waiter::current();
-        Ok(Turn {
+        Ok(WaitGuard {
             host,
             waiter,
-            waits_for,
-            has_baton: false,
-            has_breathed: false,
+            target,
+            is_leader: false,
             was_panicking: std::thread::panicking(),
             _mark: mark,
         })
     }
 
-    /// The poll after the last wait brought so many frames.
-    pub fn polled(&self, frames: usize) {
-        if self.has_breathed {
-            self.host.spin.polled(frames > 0);
-        }
-    }
-
-    /// Waits once, in the way that the policy says: looks, holds or sleeps. Readiness, the device or
-    /// the end of `give_up` ends it. May return early.
+    /// Busy-polls, holds or sleeps once, as the policy says, until the target is ready, frames arrive or `give_up`
+    /// is past. May return early.
     pub fn sleep(
         &mut self,
         mut guard: Guard<'a, P>,
         now: Instant,
         give_up: Option<Instant>,
     ) -> Result<Guard<'a, P>, SocketError> {
-        self.has_baton = self.has_baton || self.host.baton.try_take(Role::Caller);
-        let next = match self.has_baton {
+        let give_up = match self.target {
+            WaitTarget::Acknowledgements => {
+                [give_up, Some(now + DRAIN_PERIOD)].into_iter().flatten().min()
+            }
+            _ => give_up,
+        };
+        self.is_leader = self.is_leader || self.host.leader.try_take(Role::Caller);
+        let next = match self.is_leader {
             true => {
-                // Whoever was told never to sleep looks, whoever else may want the CPU.
+                // `ModerationConfig::POLLING` polls also on a contended CPU.
                 let never_sleeps = guard.moderation().config().min_spin == Duration::MAX;
-                let may_look = self.host.spin.may_look() || never_sleeps;
-                guard.next_wait(now, may_look)
+                let may_poll = self.host.spin.may_poll() || never_sleeps;
+                guard.next_wait(now, may_poll)
             }
             false => Next::Arm,
         };
-        self.has_breathed = matches!(next, Next::Look { .. }) && !self.host.spin.has_peek();
-        if self.has_breathed {
+        if matches!(next, Next::Look { .. }) && !self.host.spin.has_peek() {
+            // The next poll of the caller is the look.
             drop(guard);
             return self.spin(now);
         }
         self.waiter.reset();
         self.register(&mut guard);
-        if let For::Set(set) = self.waits_for
+        if let WaitTarget::Set(set) = self.target
             && set.has_candidates()
         {
-            // A socket of another shard, whose lock is not ours, has become ready meanwhile.
+            // A member in another shard became ready meanwhile: its lock is another one.
             self.unregister(&mut guard);
             return Ok(guard);
         }
         let mut guard = match next {
-            _ if !self.has_baton => self.park(guard, give_up)?,
+            _ if !self.is_leader => self.park(guard, give_up)?,
             Next::Look { until } => self.look(guard, until, give_up)?,
             Next::Hold { until } => self.on_device(guard, give_up, Some(until))?,
             Next::Arm => self.on_device(guard, give_up, None)?,
@@ -116,7 +116,7 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         self.host.sleep_on_device(guard, Role::Caller, &self.waiter, give_up, hold)
     }
 
-    /// Looks at the device without the lock.
+    /// Busy-polls the device without the lock.
     fn look(
         &self,
         guard: Guard<'a, P>,
@@ -137,20 +137,20 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
     }
 
     fn register(&self, shard: &mut WatchedShard<P>) {
-        match self.waits_for {
-            For::Socket(id, interest) => shard.watch_thread(id, &self.waiter, interest),
-            For::Set(set) => set.add_sleeper(&self.waiter),
-            For::Completion(c) => c.add_sleeper(&self.waiter),
-            For::Time => {}
+        match self.target {
+            WaitTarget::Socket(id, interest) => shard.watch_thread(id, &self.waiter, interest),
+            WaitTarget::Set(set) => set.add_sleeper(&self.waiter),
+            WaitTarget::Completion(c) => c.add_sleeper(&self.waiter),
+            WaitTarget::Acknowledgements => {}
         }
     }
 
     fn unregister(&self, shard: &mut WatchedShard<P>) {
-        match self.waits_for {
-            For::Socket(id, _) => shard.unwatch_thread(id, &self.waiter),
-            For::Set(set) => set.remove_sleeper(&self.waiter),
-            For::Completion(c) => c.remove_sleeper(&self.waiter),
-            For::Time => {}
+        match self.target {
+            WaitTarget::Socket(id, _) => shard.unwatch_thread(id, &self.waiter),
+            WaitTarget::Set(set) => set.remove_sleeper(&self.waiter),
+            WaitTarget::Completion(c) => c.remove_sleeper(&self.waiter),
+            WaitTarget::Acknowledgements => {}
         }
     }
 
@@ -159,32 +159,32 @@ impl<'a, 'f, P: Probe> Turn<'a, 'f, P> {
         guard: Guard<'a, P>,
         give_up: Option<Instant>,
     ) -> Result<Guard<'a, P>, SocketError> {
-        self.host.baton.follow(&self.waiter);
+        self.host.leader.add_follower(&self.waiter);
         drop(guard);
-        // The baton may have been left free between the failed attempt and the registration.
-        if self.host.baton.is_held_by(Role::Caller) {
+        // The leader may have left between the failed attempt and the registration.
+        if self.host.leader.is_held_by(Role::Caller) {
             self.waiter.park(give_up.map(|at| at.since(sys::now())));
         }
         let _ = self.host.outside.stage(Stage::Slept);
-        // Inside again, since a signal handler must not find the list's lock taken by its own thread:
-        // it may wait for the shard's lock, whose holder may wait for the list.
+        // Under the lock, so that the thread counts as inside: a signal handler must not find the list's lock
+        // taken by its own thread.
         let guard = self.host.lock()?;
-        self.host.baton.unfollow(&self.waiter);
+        self.host.leader.remove_follower(&self.waiter);
         Ok(guard)
     }
 }
 
-impl<P: Probe> Drop for Turn<'_, '_, P> {
+impl<P: Probe> Drop for WaitGuard<'_, '_, P> {
     fn drop(&mut self) {
-        // The wake-up of another thread takes locks that a signal handler must not meet.
+        // Waking another thread takes locks that a signal handler must not meet.
         let _mark = self.host.bit.enter();
         if std::thread::panicking() && !self.was_panicking {
-            // It is still on the lists of those who wait.
+            // The waiter is still registered.
             self.host.fail();
         }
-        if self.has_baton {
-            self.host.baton.leave(Role::Caller);
+        if self.is_leader {
+            self.host.leader.resign(Role::Caller);
         }
-        self.host.pass_baton();
+        self.host.promote_follower();
     }
 }

@@ -22,14 +22,14 @@ use crate::watched::WatchedShard;
 use fulmar_shard::{PostCompletion, RecvOutcome, Unclaimed};
 
 pub const MODELS: &[Model] = models![
-    whoever_waits_for_a_completion_is_told_inside_of_the_stack_and_outside,
+    waiters_of_a_completion_are_woken_in_the_stack_and_outside,
     a_task_that_was_told_to_wait_is_woken_once_and_sees_why,
-    the_outcome_of_a_ticket_is_taken_once_by_whoever_sees_that_it_is_over,
+    the_outcome_of_a_ticket_is_taken_once,
     a_thread_that_waits_for_a_poll_set_learns_of_every_member,
     the_descriptor_of_a_poll_set_is_readable_until_the_candidates_of_all_shards_are_taken,
 ];
 
-fn whoever_waits_for_a_completion_is_told_inside_of_the_stack_and_outside() {
+fn waiters_of_a_completion_are_woken_in_the_stack_and_outside() {
     model(3, || {
         let w = World::new(true);
         let c = Arc::new(Completion::default());
@@ -77,7 +77,7 @@ fn outcome() -> RecvOutcome {
     RecvOutcome { buf: Some(RecvBuf::with_capacity(16)), error: None }
 }
 
-fn the_outcome_of_a_ticket_is_taken_once_by_whoever_sees_that_it_is_over() {
+fn the_outcome_of_a_ticket_is_taken_once() {
     model(3, || {
         let w = World::new(true);
         let (ticket, unclaimed) = (Arc::new(RecvTicket::default()), Arc::new(Count::default()));

@@ -24,7 +24,7 @@ fn a_reader_is_woken_by_what_another_shard_hands_over() {
                 Arc::new(Host::new(shard).unwrap())
             });
             for host in &hosts {
-                host.stands_beside(hosts.iter().map(Arc::downgrade).collect());
+                host.set_siblings(hosts.iter().map(Arc::downgrade).collect());
             }
             let socket = bind(&hosts[1], PORTS[0]);
             wires[0].deliver(PORTS[0]);

@@ -1,4 +1,4 @@
-//! Requests that are left beside the release of the lock.
+//! Requests that are queued while the lock is released.
 
 use fulmar_models::{Model, model, models, spawn};
 

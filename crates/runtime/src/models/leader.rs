@@ -1,4 +1,4 @@
-//! Who polls for all, and who sleeps how: the baton, the waiters, the sleep on the device, the service thread.
+//! Leader and followers, the sleep on the device, the service thread.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use super::{World, read};
 use crate::service;
 
 pub const MODELS: &[Model] = models![
-    a_frame_wakes_the_reader_who_sleeps_or_is_about_to,
-    of_two_readers_each_gets_its_frame_whoever_polls,
+    a_frame_wakes_the_reader_that_sleeps_or_is_about_to,
+    of_two_readers_each_gets_its_frame_whichever_leads,
     the_service_thread_takes_what_comes_when_the_last_caller_has_left,
-    a_stack_that_fails_wakes_whoever_sleeps_or_is_about_to,
+    a_stack_that_fails_wakes_threads_that_sleep_or_are_about_to,
 ];
 
-fn a_frame_wakes_the_reader_who_sleeps_or_is_about_to() {
+fn a_frame_wakes_the_reader_that_sleeps_or_is_about_to() {
     for shows_what_waits in [false, true] {
         model(3, move || {
             let w = World::new(shows_what_waits);
@@ -28,7 +28,7 @@ fn a_frame_wakes_the_reader_who_sleeps_or_is_about_to() {
     }
 }
 
-fn of_two_readers_each_gets_its_frame_whoever_polls() {
+fn of_two_readers_each_gets_its_frame_whichever_leads() {
     for shows_what_waits in [false, true] {
         model(2, move || {
             let w = World::new(shows_what_waits);
@@ -44,8 +44,8 @@ fn of_two_readers_each_gets_its_frame_whoever_polls() {
 }
 
 fn the_service_thread_takes_what_comes_when_the_last_caller_has_left() {
-    // With a poll set it sleeps on the device until a caller takes the baton from it; without one it is
-    // awake beside callers, and parks when they keep the baton.
+    // With a poll set it sleeps on the device until a caller takes the lead; without one it is awake while callers
+    // run the stack, and parks while one leads.
     for (has_set, shows_what_waits) in [(true, false), (false, true)] {
         model(2, move || {
             let w = World::new(shows_what_waits);
@@ -66,7 +66,7 @@ fn the_service_thread_takes_what_comes_when_the_last_caller_has_left() {
     }
 }
 
-fn a_stack_that_fails_wakes_whoever_sleeps_or_is_about_to() {
+fn a_stack_that_fails_wakes_threads_that_sleep_or_are_about_to() {
     model(2, || {
         let w = World::new(true);
         let readers = w.sockets.map(|socket| {

@@ -22,7 +22,7 @@ pub fn now() -> Instant {
 }
 
 /// As [`now`].
-pub fn recently() -> Instant {
+pub fn coarse_now() -> Instant {
     now()
 }
 

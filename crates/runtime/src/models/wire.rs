@@ -31,7 +31,7 @@ struct Queue {
     is_armed: bool,
 }
 
-/// A device's receive queue: filled by whoever delivers, emptied by the stack.
+/// A device's receive queue: filled by the kernel's thread, drained by the stack.
 pub struct Wire {
     queue: Mutex<Queue>,
     taken: Condvar,
@@ -115,7 +115,7 @@ impl Device for End {
 
     fn arm(&mut self) -> bool {
         self.wire.queue.lock().unwrap().is_armed = true;
-        // It does not look: whoever arms does.
+        // No check here: the thread polls after it arms.
         true
     }
 

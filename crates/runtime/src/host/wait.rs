@@ -1,0 +1,208 @@
+//! Waiting: a step of a socket is repeated until it is done, and the thread runs the stack meanwhile.
+//!
+//! ```text
+//!   call: the step ──done──► return
+//!           │ would wait
+//!           ▼
+//!   poll the device, the step again ──done──► return
+//!           │ would wait
+//!           ▼
+//!   wait_until: WaitGuard::sleep ─► poll ─► the step ──done──► return
+//!                     ▲                        │ would wait
+//!                     └────────────────────────┘
+//! ```
+
+use std::sync::Arc;
+
+use fulmar_base::{Duration, Instant, Probe, SlotId, Stage};
+use fulmar_socket::{Ready, SocketError, Step};
+
+use super::wait_guard::{WaitGuard, WaitTarget};
+use super::{Guard, Host, POLL_BUDGET};
+use crate::completion::Completion;
+use crate::limit::Limit;
+use crate::poll_set::PollSetCore;
+use crate::sys;
+use crate::watched::WatchedShard;
+
+impl<P: Probe> Host<P> {
+    /// Repeats a step until it is done, and sleeps in between.
+    ///
+    /// # Errors
+    /// The step's own; [`SocketError::WouldBlock`] when `limit` allows no waiting or is over.
+    pub fn wait<R>(
+        &self,
+        socket: SlotId,
+        interest: Ready,
+        limit: Limit,
+        step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
+    ) -> Result<R, SocketError> {
+        self.wait_for(WaitTarget::Socket(socket, interest), interest, || limit, true, step)
+    }
+
+    /// As [`Host::wait`], with a coarse clock: the step may see a time that is a few milliseconds old, of the
+    /// service thread's last tick or of the kernel's. Devices that need the exact time of a crossing get it.
+    /// `limit` is evaluated when the step has to wait.
+    ///
+    /// # Errors
+    /// As [`Host::wait`].
+    #[inline]
+    pub fn wait_coarse<R>(
+        &self,
+        socket: SlotId,
+        interest: Ready,
+        limit: impl FnOnce() -> Limit,
+        step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
+    ) -> Result<R, SocketError> {
+        let is_exact = !self.takes_coarse_time;
+        self.wait_for(WaitTarget::Socket(socket, interest), interest, limit, is_exact, step)
+    }
+
+    #[inline]
+    pub(super) fn wait_for<R>(
+        &self,
+        target: WaitTarget<'_>,
+        interest: Ready,
+        limit: impl FnOnce() -> Limit,
+        is_exact: bool,
+        mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
+    ) -> Result<R, SocketError> {
+        match self.call_at(is_exact, &mut step)? {
+            Step::Done(r) => Ok(r),
+            _ => self.wait_slow((target, interest), limit(), step),
+        }
+    }
+
+    /// The step has to wait: polls the device and repeats the step, then sleeps.
+    #[inline(never)]
+    fn wait_slow<R>(
+        &self,
+        (target, interest): (WaitTarget<'_>, Ready),
+        limit: Limit,
+        mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
+    ) -> Result<R, SocketError> {
+        let mut guard = self.lock()?;
+        let now = sys::now();
+        guard.pass(Stage::Locked);
+        let end = limit.end(now);
+        // Callers that cannot wait run the stack too; else no thread might.
+        advance(&mut guard, now, interest);
+        if let Step::Done(r) = step(&mut guard, now)? {
+            return Ok(r);
+        }
+        let give_up = end.ok_or(SocketError::WouldBlock)?;
+        let done = self.wait_until(guard, now, (target, interest), give_up, step)?;
+        done.ok_or(SocketError::WouldBlock)
+    }
+
+    /// The loop of every wait: sleeps, polls, and repeats the step until it is done. `None`: `give_up` is past.
+    #[inline(never)]
+    pub(super) fn wait_until<'a, R>(
+        &'a self,
+        mut guard: Guard<'a, P>,
+        mut now: Instant,
+        (target, interest): (WaitTarget<'_>, Ready),
+        give_up: Option<Instant>,
+        mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
+    ) -> Result<Option<R>, SocketError> {
+        let mut wait = WaitGuard::new(self, &mut guard, now, target)?;
+        loop {
+            guard = wait.sleep(guard, now, give_up)?;
+            now = sys::now();
+            guard.pass(Stage::Locked);
+            advance(&mut guard, now, interest);
+            if let Step::Done(r) = step(&mut guard, now)? {
+                return Ok(Some(r));
+            }
+            if give_up.is_some_and(|at| now >= at) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Waits until `collect` finds ready members of a poll set; returns how many. 0: the time is over.
+    ///
+    /// # Errors
+    /// As [`Host::lock`]; [`SocketError::WouldBlock`] if a signal handler would have to wait.
+    pub fn wait_set(
+        &self,
+        set: &Arc<PollSetCore>,
+        limit: Limit,
+        mut collect: impl FnMut(&mut WatchedShard<P>) -> usize,
+    ) -> Result<usize, SocketError> {
+        let mut guard = self.lock()?;
+        let now = sys::now();
+        guard.step(now, POLL_BUDGET);
+        let found = collect(&mut guard);
+        let (0, Some(give_up)) = (found, limit.end(now)) else { return Ok(found) };
+        let target = (WaitTarget::Set(set), Ready::NONE);
+        let found = self.wait_until(guard, now, target, give_up, |shard, _| {
+            Ok(match collect(shard) {
+                0 => Step::WaitData(1),
+                found => Step::Done(found),
+            })
+        });
+        Ok(found?.unwrap_or(0))
+    }
+
+    /// Waits until `c` is done, and runs the stack meanwhile. False: the time is over.
+    ///
+    /// # Errors
+    /// As [`Host::wait_set`]; [`SocketError::NetworkDown`] or [`SocketError::Protocol`] if the device is gone:
+    /// what is pending will only end when the socket is closed.
+    pub fn wait_completion(&self, c: &Completion, limit: Limit) -> Result<bool, SocketError> {
+        if c.is_done() {
+            return Ok(true);
+        }
+        let mut guard = self.lock()?;
+        let now = sys::now();
+        guard.step(now, POLL_BUDGET);
+        let Some(give_up) = limit.end(now) else {
+            // A completion is done outside of the lock.
+            drop(guard);
+            return Ok(c.is_done());
+        };
+        let target = (WaitTarget::Completion(c), Ready::NONE);
+        let done = self.wait_until(guard, now, target, give_up, |shard, _| {
+            match (c.is_done(), shard.down()) {
+                (true, _) => Ok(Step::Done(())),
+                (false, Some(e)) => Err(e),
+                (false, None) => Ok(Step::WaitData(1)),
+            }
+        });
+        Ok(done?.is_some())
+    }
+
+    /// Waits until everything that was accepted for sending is acknowledged. True if it is.
+    pub fn drain(&self, socket: Option<SlotId>, limit: Duration) -> bool {
+        self.in_destructor(|| self.try_drain(socket, limit).unwrap_or(false))
+    }
+
+    fn try_drain(&self, socket: Option<SlotId>, limit: Duration) -> Result<bool, SocketError> {
+        let drained = |shard: &mut WatchedShard<P>, _| {
+            let is_drained = shard.is_drained(socket);
+            Ok(if is_drained || shard.down().is_some() {
+                Step::Done(is_drained)
+            } else {
+                Step::WaitData(1)
+            })
+        };
+        let mut guard = self.lock()?;
+        let now = sys::now();
+        guard.step(now, POLL_BUDGET);
+        if let Step::Done(is_drained) = drained(&mut guard, now)? {
+            return Ok(is_drained);
+        }
+        let (target, give_up) = ((WaitTarget::Acknowledgements, Ready::NONE), Some(now + limit));
+        Ok(self.wait_until(guard, now, target, give_up, drained)?.unwrap_or(false))
+    }
+}
+
+/// Runs the stack for a thread that waits for `interest`.
+fn advance<P: Probe>(shard: &mut WatchedShard<P>, now: Instant, interest: Ready) {
+    if interest.intersects(Ready::READER) {
+        shard.step_for_reader(now);
+    } else {
+        shard.step(now, POLL_BUDGET);
+    }
+}
