@@ -1,4 +1,4 @@
-//! Many threads: on different sockets, on one socket, and all waiting behind one baton.
+//! Many threads: on different sockets, on one socket, and all waiting behind one leader.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -138,7 +138,7 @@ fn a_writer_that_waits_for_its_turn_obeys_its_time_out() {
 }
 
 #[test]
-fn a_storm_of_waiters_behind_one_baton() {
+fn a_storm_of_waiters_behind_one_leader() {
     within(|| {
         const PAIRS: usize = 32;
         const ROUNDS: u32 = 200;
@@ -182,7 +182,7 @@ fn a_stack_works_for_itself_when_no_caller_does() {
         let (a, b) = stacks();
         let (c, s) = connection(&a, &b, 80);
         for round in 0..40u64 {
-            // A caller takes the baton from the service thread and leaves it again.
+            // A caller takes the lead from the service thread and resigns again.
             s.set_read_timeout(Some(Duration::from_millis(1 + round % 7))).unwrap();
             assert!((&s).read(&mut [0; 1]).is_err());
             // Nobody calls b from here on: its service thread must answer, whatever it slept on.
