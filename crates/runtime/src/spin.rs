@@ -22,14 +22,17 @@ const LOOKS: u32 = 16;
 /// A yield takes 0.2 to 0.5 us, and a few microseconds if a peer on this CPU answers meanwhile.
 const LONG_YIELD: Duration = Duration::from_micros(100);
 
-/// Waits that do not busy-poll after a long yield.
-const BACK_OFF_WAITS: u32 = 64;
+/// Waits that do not busy-poll after a long yield: from the first to the second number. Doubled from one long yield to
+/// the next, since on a CPU that others keep busy each costs a time slice; halved by a wait that busy-polls.
+const BACK_OFF_WAITS: (u32, u32) = (64, 4096);
 
 /// How the threads of one host busy-poll its device.
 pub struct Spin {
     peek: Option<Arc<dyn Peek>>,
     /// Waits left that do not busy-poll.
     back_off: AtomicU32,
+    /// How many there are after the next long yield.
+    next_back_off: AtomicU32,
     /// The stack has failed: no more busy-polling.
     is_over: AtomicBool,
 }
@@ -37,14 +40,24 @@ pub struct Spin {
 impl Spin {
     /// For a device, with its peek if it has one.
     pub fn new(peek: Option<Arc<dyn Peek>>) -> Spin {
-        Spin { peek, back_off: AtomicU32::new(0), is_over: AtomicBool::new(false) }
+        Spin {
+            peek,
+            back_off: AtomicU32::new(0),
+            next_back_off: AtomicU32::new(BACK_OFF_WAITS.0),
+            is_over: AtomicBool::new(false),
+        }
     }
 
     /// Whether this wait may busy-poll. Called once per wait by the leader.
     pub fn may_poll(&self) -> bool {
         let left = self.back_off.load(Relaxed);
-        self.back_off.store(left.saturating_sub(1), Relaxed);
-        left == 0
+        if left > 0 {
+            self.back_off.store(left - 1, Relaxed);
+            return false;
+        }
+        let next = self.next_back_off.load(Relaxed);
+        self.next_back_off.store((next / 2).max(BACK_OFF_WAITS.0), Relaxed);
+        true
     }
 
     /// Whether the device can be looked at without the lock.
@@ -86,7 +99,10 @@ impl Spin {
         if took < LONG_YIELD {
             return Duration::ZERO;
         }
-        self.back_off.store(BACK_OFF_WAITS, Relaxed);
+        let waits = self.next_back_off.load(Relaxed);
+        self.back_off.store(waits, Relaxed);
+        // The next wait that busy-polls halves it.
+        self.next_back_off.store((4 * waits).min(2 * BACK_OFF_WAITS.1), Relaxed);
         took
     }
 }
@@ -134,14 +150,31 @@ mod tests {
         assert_eq!(peek.0.load(Relaxed), 1);
     }
 
+    fn waits_without_polls(spin: &Spin) -> u32 {
+        (0..).take_while(|_| !spin.may_poll()).count() as u32
+    }
+
     #[test]
     fn waits_sleep_at_once_for_a_while_after_a_long_yield() {
         let spin = Spin::new(None);
-        let waits = || (0..1000).take_while(|_| !spin.may_poll()).count();
-        assert_eq!(waits(), 0);
+        assert_eq!(waits_without_polls(&spin), 0);
         assert_eq!(spin.note_yield(Duration::from_micros(99)), Duration::ZERO);
-        assert_eq!(waits(), 0);
+        assert_eq!(waits_without_polls(&spin), 0);
         assert_eq!(spin.note_yield(LONG_YIELD), LONG_YIELD);
-        assert_eq!(waits(), BACK_OFF_WAITS as usize);
+        assert_eq!(waits_without_polls(&spin), BACK_OFF_WAITS.0);
+    }
+
+    #[test]
+    fn a_cpu_that_stays_busy_is_yielded_ever_less_often_and_an_idle_one_is_polled_again() {
+        let spin = Spin::new(None);
+        let after_long_yield = || {
+            spin.note_yield(LONG_YIELD);
+            waits_without_polls(&spin)
+        };
+        let waits: Vec<u32> = (0..8).map(|_| after_long_yield()).collect();
+        assert_eq!(waits, [64, 128, 256, 512, 1024, 2048, 4096, 4096]);
+        (0..10).for_each(|_| assert!(spin.may_poll()));
+        spin.note_yield(LONG_YIELD);
+        assert_eq!(waits_without_polls(&spin), BACK_OFF_WAITS.0);
     }
 }
