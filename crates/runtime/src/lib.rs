@@ -25,6 +25,7 @@ mod models;
 mod poll_set;
 mod reentry;
 mod service;
+mod service_thread;
 mod sleep;
 mod spin;
 mod start;
@@ -47,7 +48,7 @@ pub use limit::Limit;
 #[cfg(fulmar_loom)]
 pub use models::MODELS;
 pub use poll_set::PollSetCore;
-pub use service::start as start_service;
+pub use service_thread::start as start_service;
 pub use start::{StartError, hosts as start_hosts};
 pub use sys::{
     ask_for_large_pages, at_exit, block_signals, fork_generation, now, thread_number, ticks,

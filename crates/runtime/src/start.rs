@@ -11,7 +11,7 @@ use fulmar_netdev::Device;
 use crate::handoff::handoffs;
 use crate::host::Host;
 use crate::watched::WatchedShard;
-use crate::{entropy, service, sys};
+use crate::{entropy, service_thread, sys};
 use fulmar_shard::{SetupError, Shard, StackConfig};
 
 /// Why a stack could not be started. `Display` says what to do.
@@ -96,7 +96,7 @@ pub fn hosts<P: Probe>(
         all.iter().for_each(|host| host.set_siblings(all.iter().map(Arc::downgrade).collect()));
     }
     for host in &all {
-        if let Err(e) = service::start(host, name) {
+        if let Err(e) = service_thread::start(host, name) {
             all.iter().for_each(|host| host.stop());
             return Err(StartError::Host(e));
         }

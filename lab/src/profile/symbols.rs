@@ -174,7 +174,7 @@ fn is_copy(function: &str) -> bool {
 }
 
 /// Files of room `runtime` in which threads wait.
-const WAITING: [&str; 11] = [
+const WAITING: [&str; 12] = [
     "host.rs",
     "host/wait.rs",
     "host/wait_guard.rs",
@@ -183,6 +183,7 @@ const WAITING: [&str; 11] = [
     "waiter.rs",
     "spin.rs",
     "service.rs",
+    "service_thread.rs",
     "poll_set.rs",
     "watch.rs",
     "reentry.rs",

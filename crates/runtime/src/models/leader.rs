@@ -7,7 +7,7 @@ use fulmar_socket::SocketError;
 
 use super::wire::PORTS;
 use super::{World, read};
-use crate::service;
+use crate::service_thread;
 
 pub const MODELS: &[Model] = models![
     a_frame_wakes_the_reader_that_sleeps_or_is_about_to,
@@ -53,7 +53,7 @@ fn the_service_thread_takes_what_comes_when_the_last_caller_has_left() {
                 w.host.poll_for_sets();
             }
             let weak = Arc::downgrade(&w.host);
-            let service = spawn(move || service::run(&weak));
+            let service = spawn(move || service_thread::run(&weak));
             let (host, socket) = (w.host.clone(), w.sockets[0]);
             let reader = spawn(move || read(&host, socket).unwrap());
             w.wire.deliver(PORTS[0]);
