@@ -1,36 +1,35 @@
-//! When to look at a device again, when to hold, and when to ask to be woken: one policy for all
-//! devices.
+//! When to busy-poll a device, when to hold, and when to arm it and sleep: one policy for all devices.
 //!
-//! A wake-up costs 2 µs on the own CPU and 24 µs across CPUs, a look at a device 2 ns to 0.3 µs. So a
-//! thread that waits does one of three things ([`Next`]):
+//! A wake-up costs 2 µs on the own CPU and 24 µs across CPUs, a poll 2 ns to 0.3 µs. A waiting thread does
+//! one of three things ([`Next`]):
 //!
 //! ```text
-//!   look      frames have lately come within the time of a wake-up: look for about as long as that
-//!   hold      frames come in a flood: sleep for a fixed time and take what has gathered, so that
-//!             neither the sender nor the device wakes a thread
-//!   arm       otherwise: ask to be woken, look once more, sleep
+//!   busy-poll   frames have lately come within the time of a wake-up: poll for about that long
+//!   hold        frames come in a flood: sleep for a fixed time, then receive what has arrived, so that
+//!               neither the sender nor the device wakes a thread
+//!   arm         otherwise: arm the device, poll once more, sleep
 //! ```
 //!
-//! **Looking** is bounded by [`ModerationConfig::max_spin`] and adapts: every wait that ended within
-//! reach of a look makes the next look longer, every other one halves it, so that an idle device is
-//! armed after a look or two and uses no CPU.
+//! **Busy-polling** is bounded by [`ModerationConfig::max_spin`] and adapts: a wait that ended within that
+//! time makes the next busy-poll longer, every other wait halves it. An idle device is armed after a poll or
+//! two and uses no CPU.
 //!
-//! **Holding** begins at [`ModerationConfig::flood_pps`], and only where frames do not come in answer
-//! to ours: a client that waits for an answer would be delayed once per request. Nor where waiting costs next to
-//! nothing: a reader who lets the sender run on its own CPU finds a burst each time, and neither sleeps
-//! nor looks in vain. How long is a step of a ladder from nothing to [`ModerationConfig::max_hold`],
+//! **Holding** (interrupt mitigation) begins at [`ModerationConfig::flood_pps`], and only where frames are not
+//! replies: a client that waits for an answer would be delayed once per request. Nor where waiting costs
+//! little: a reader that yields to a sender on its own CPU finds a burst each time, and neither sleeps nor
+//! polls in vain. The length is a step of a ladder from nothing to [`ModerationConfig::max_hold`],
 //! found as Linux's dynamic interrupt moderation finds its profile: windows of traffic are compared, first
-//! by bytes per second, then by frames per second, then by the attention that they cost (wake-ups and
-//! looking); differences under a tenth do not count. Windows of a step and of the next one take turns;
-//! a higher one is taken if it is better, a lower one unless it is worse, and after an attempt in vain
+//! by bytes per second, then by frames per second, then by the CPU that waiting takes (wake-ups and
+//! busy-polling); differences under a tenth do not count. Windows of a step and of the next one take turns.
+//! A higher step is taken if it is better, a lower one unless it is worse. After a failed attempt
 //! the ladder rests before it tries the other direction (`moderation/ladder.rs`).
 //!
-//! A device with coalescing registers of its own is told the step ([`Profile`]) and holds by itself.
+//! A device with coalescing registers of its own is given the step ([`Profile`]) and holds by itself.
 //!
-//! No clock and no sleep here: time is an argument, and the caller does what the answer says. Cost:
+//! No clock and no sleep here: time is an argument, and the caller does what [`Next`] says. Cost:
 //! a few additions per poll. Sources: Linux's lib/dim, net/core/dev.c (napi_defer_hard_irqs,
 //! gro_flush_timeout); Karlin et al., Competitive randomized algorithms for non-uniform problems
-//! (1990), for looking as long as a wake-up costs.
+//! (1990), for polling as long as a wake-up costs.
 
 mod ladder;
 #[cfg(test)]
@@ -61,12 +60,12 @@ pub struct Profile {
 /// What to do while waiting for a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// Poll again, at once; nothing else before then, unless work is seen.
-    Look {
-        /// When looking ends at the latest.
+    /// Poll again at once.
+    BusyPoll {
+        /// When busy-polling ends at the latest.
         until: Instant,
     },
-    /// Sleep until then without asking to be woken by the device, then poll.
+    /// Sleep until then without arming the device, then poll.
     Hold {
         /// When the sleep ends.
         until: Instant,
@@ -78,9 +77,9 @@ pub enum Next {
 /// How a stack waits: bounds of the policy. The four constants are what most programs need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ModerationConfig {
-    /// A wait looks at least so long before it sleeps.
+    /// A wait busy-polls for at least this long before it sleeps.
     pub min_spin: Duration,
-    /// And at most so long, when looking has lately paid.
+    /// And for at most this long, if frames have lately come in time.
     pub max_spin: Duration,
     /// Longest hold in a flood; zero: never hold.
     pub max_hold: Duration,
@@ -92,7 +91,7 @@ pub struct ModerationConfig {
 }
 
 impl ModerationConfig {
-    /// The default. Looks for up to 60 µs, twice the price of a wake-up across CPUs and what a peer
+    /// The default. Busy-polls for up to 60 µs, twice the price of a wake-up across CPUs and what a peer
     /// that sleeps on another CPU takes to answer; holds up to 64 µs (72 with the timer's own
     /// latency), so that a hold adds less than 100 µs to any latency.
     pub const ADAPTIVE: ModerationConfig = ModerationConfig {
@@ -103,7 +102,7 @@ impl ModerationConfig {
         flood_pps: 20_000,
     };
 
-    /// Latency first: always looks for 50 µs, up to 1 ms where that pays, and never holds.
+    /// Latency first: always busy-polls for 50 µs, up to 1 ms where frames come in time, and never holds.
     pub const LATENCY: ModerationConfig = ModerationConfig {
         min_spin: Duration::from_micros(50),
         max_spin: Duration::from_millis(1),
@@ -111,7 +110,7 @@ impl ModerationConfig {
         ..ModerationConfig::ADAPTIVE
     };
 
-    /// CPU first: hardly looks, and holds up to 256 µs.
+    /// CPU first: busy-polls for 4 µs at most, and holds up to 256 µs.
     pub const THROUGHPUT: ModerationConfig = ModerationConfig {
         max_spin: Duration::from_micros(4),
         max_hold: Duration::from_micros(256),
@@ -151,16 +150,16 @@ const WAKE_LATENCY: Duration = Duration::from_micros(20);
 #[derive(Clone, Debug)]
 pub struct Moderation {
     config: ModerationConfig,
-    /// How long the next wait looks; within the bounds of the configuration.
+    /// How long the next wait busy-polls; within the bounds of the configuration.
     spin: Duration,
     /// Since when polls have found nothing, or a thread has waited.
     waiting_since: Option<Instant>,
-    /// Since when that wait looks.
-    looking_since: Option<Instant>,
+    /// Since when that wait busy-polls.
+    polling_since: Option<Instant>,
     /// How long other threads ran meanwhile, on the polling thread's CPU.
     yielded_for: Duration,
-    /// How long looks took that have ended since the last query.
-    looked: Option<Duration>,
+    /// How long busy-polls took that have ended since the last query.
+    busy_polled: Option<Duration>,
     /// The wait has slept.
     has_slept: bool,
     /// The last hold brought nothing.
@@ -173,15 +172,15 @@ pub struct Moderation {
 }
 
 impl Moderation {
-    /// Starts with the shortest look and without a hold.
+    /// Starts with the shortest busy-poll and without a hold.
     pub fn new(config: ModerationConfig) -> Moderation {
         Moderation {
             config,
             spin: config.min_spin,
             waiting_since: None,
-            looking_since: None,
+            polling_since: None,
             yielded_for: Duration::ZERO,
-            looked: None,
+            busy_polled: None,
             has_slept: false,
             held_in_vain: false,
             is_holding: false,
@@ -202,7 +201,7 @@ impl Moderation {
         *self = Moderation { told, ..Moderation::new(config) };
     }
 
-    /// How long the next wait looks, as of now.
+    /// How long the next wait busy-polls, as of now.
     pub fn spin(&self) -> Duration {
         self.spin
     }
@@ -220,7 +219,7 @@ impl Moderation {
 
     /// A thread begins to wait.
     pub fn start_waiting(&mut self, now: Instant) {
-        self.stop_looking(now);
+        self.stop_polling(now);
         self.waiting_since = Some(now);
         self.has_slept = false;
     }
@@ -233,7 +232,7 @@ impl Moderation {
             self.waiting_since.get_or_insert(now);
             return;
         }
-        self.stop_looking(now);
+        self.stop_polling(now);
         let has_held = self.is_holding || self.held_in_vain;
         (self.is_holding, self.held_in_vain) = (false, false);
         // How long a hold lasts says nothing about when frames come.
@@ -249,37 +248,37 @@ impl Moderation {
         }
     }
 
-    /// What to do after a poll that found nothing. `may_look`: the caller has a thread to look with.
-    pub fn next(&mut self, now: Instant, may_look: bool) -> Next {
-        self.choose(now, may_look, true)
+    /// What to do after a poll that found nothing. `may_poll`: the caller has a thread to busy-poll with.
+    pub fn next(&mut self, now: Instant, may_poll: bool) -> Next {
+        self.choose(now, may_poll, true)
     }
 
     /// The same where frames may lie in the device, which are not to wait for the end of a hold.
-    pub fn next_unheld(&mut self, now: Instant, may_look: bool) -> Next {
-        self.choose(now, may_look, false)
+    pub fn next_unheld(&mut self, now: Instant, may_poll: bool) -> Next {
+        self.choose(now, may_poll, false)
     }
 
-    fn choose(&mut self, now: Instant, may_look: bool, may_hold: bool) -> Next {
+    fn choose(&mut self, now: Instant, may_poll: bool, may_hold: bool) -> Next {
         if self.window.is_stale(now) {
             self.judge(now, self.window.sent());
         }
         let hold = self.hold();
         if may_hold && !hold.is_zero() && !self.held_in_vain {
-            self.stop_looking(now);
+            self.stop_polling(now);
             self.is_holding = true;
             return Next::Hold { until: now + hold };
         }
         let since = *self.waiting_since.get_or_insert(now);
         let until = since + self.spin;
-        if may_look && now < until && !self.has_slept {
-            self.looking_since.get_or_insert(now);
-            return Next::Look { until };
+        if may_poll && now < until && !self.has_slept {
+            self.polling_since.get_or_insert(now);
+            return Next::BusyPoll { until };
         }
-        self.stop_looking(now);
+        self.stop_polling(now);
         Next::Arm
     }
 
-    /// Of the look that goes on, the thread has let others run for so long: that cost nothing.
+    /// During this busy-poll other threads ran for `time`: that cost nothing.
     pub fn yielded(&mut self, time: Duration) {
         self.yielded_for = self.yielded_for.saturating_add(time);
     }
@@ -290,9 +289,9 @@ impl Moderation {
         self.window.attend(WAKE_COST);
     }
 
-    /// How long a look took that has ended since this was asked last.
-    pub fn take_looked(&mut self) -> Option<Duration> {
-        self.looked.take()
+    /// How long busy-polls took that have ended since the last query.
+    pub fn take_busy_polled(&mut self) -> Option<Duration> {
+        self.busy_polled.take()
     }
 
     /// The step of the ladder if it has changed since it was last told; for a device with registers.
@@ -316,7 +315,7 @@ impl Moderation {
     fn learn(&mut self, waited: Duration) {
         let ModerationConfig { min_spin, max_spin, .. } = self.config;
         let waited = if self.has_slept { waited.saturating_sub(WAKE_LATENCY) } else { waited };
-        // A wait that only just fits would often be looked for in vain.
+        // A wait that only just fits would often be polled for in vain.
         let spin = if waited <= max_spin - max_spin / 4 {
             self.spin.saturating_mul(2).max(waited.saturating_mul(2))
         } else {
@@ -325,12 +324,12 @@ impl Moderation {
         self.spin = spin.clamp(min_spin, max_spin.max(min_spin));
     }
 
-    fn stop_looking(&mut self, now: Instant) {
-        if let Some(since) = self.looking_since.take() {
+    fn stop_polling(&mut self, now: Instant) {
+        if let Some(since) = self.polling_since.take() {
             let took = now.since(since).saturating_sub(self.yielded_for);
             self.yielded_for = Duration::ZERO;
             self.window.attend(took);
-            self.looked = Some(self.looked.unwrap_or_default().saturating_add(took));
+            self.busy_polled = Some(self.busy_polled.unwrap_or_default().saturating_add(took));
         }
     }
 

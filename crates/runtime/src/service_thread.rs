@@ -153,7 +153,7 @@ impl ServiceThread {
             // It never busy-polls: the program may want the CPU.
             let hold = match guard.next_wait(now, false) {
                 Next::Hold { until } => Some(until),
-                Next::Look { .. } | Next::Arm => None,
+                Next::BusyPoll { .. } | Next::Arm => None,
             };
             let slept = host.sleep_on_device(guard, Role::Service, &self.waiter, None, hold);
             let Ok(mut guard) = slept else { return };

@@ -1,9 +1,9 @@
 //! Busy-polling a device before a sleep.
 //!
-//! Where a look costs a few nanoseconds ([`Peek`]) the thread looks here, without the shard lock. Elsewhere the
+//! Where the device's memory shows work ([`Peek`]) the thread reads it here, without the shard lock. Elsewhere the
 //! caller polls, and this is the yield between two polls. [`moderation`](fulmar_netdev::moderation) bounds the time.
 //!
-//! The thread yields between looks, so that a peer on the same CPU runs. A yield of [`LONG_YIELD`] let a thread run
+//! The thread yields between polls, so that a peer on the same CPU runs. A yield of [`LONG_YIELD`] let a thread run
 //! that needs the CPU for itself. The next waits then sleep at once: a thread that is woken preempts that one, a
 //! thread that has yielded waits for the end of its time slice.
 
@@ -16,8 +16,8 @@ use fulmar_netdev::Peek;
 use crate::sys;
 use crate::waiter::Waiter;
 
-/// Looks between two yields and readings of the clock: about half a microsecond.
-const LOOKS: u32 = 16;
+/// Peeks between two yields and readings of the clock: about half a microsecond.
+const PEEKS: u32 = 16;
 
 /// A yield takes 0.2 to 0.5 us, and a few microseconds if a peer on this CPU answers meanwhile.
 const LONG_YIELD: Duration = Duration::from_micros(100);
@@ -60,18 +60,18 @@ impl Spin {
         true
     }
 
-    /// Whether the device can be looked at without the lock.
+    /// Whether the device can be peeked at without the lock.
     pub fn has_peek(&self) -> bool {
         self.peek.is_some()
     }
 
-    /// Looks until there may be work, the waiter is woken, or the time is over; without a peek it yields once.
+    /// Peeks until there may be work, the waiter is woken, or the time is over; without a peek it yields once.
     /// Returns how long a yield let another thread run, if that was long.
     pub fn run(&self, waiter: &Waiter, until: Instant) -> Duration {
         loop {
             let others_ran = self.yield_now();
             let Some(peek) = &self.peek else { return others_ran };
-            for _ in 0..LOOKS {
+            for _ in 0..PEEKS {
                 if peek.is_pending() || waiter.is_woken() {
                     return others_ran;
                 }
@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// Has work at the n-th look.
+    /// Has work at the n-th peek.
     struct Nth(AtomicUsize, usize);
 
     impl Peek for Nth {
@@ -122,8 +122,8 @@ mod tests {
         }
     }
 
-    /// Looks until the n-th one finds work, over as many calls as long yields cut it into.
-    fn looks(nth: usize, until: Instant) -> usize {
+    /// Peeks until the n-th one finds work, over as many calls as long yields cut it into.
+    fn peeks(nth: usize, until: Instant) -> usize {
         let peek = Arc::new(Nth(AtomicUsize::new(0), nth));
         let spin = Spin::new(Some(Arc::clone(&peek) as Arc<dyn Peek>));
         let waiter = Waiter::current();
@@ -133,14 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn looking_ends_with_the_work_or_the_time() {
-        assert_eq!(looks(1, Instant::FAR_FUTURE), 1);
-        assert_eq!(looks(20, Instant::FAR_FUTURE), 20);
-        assert!(looks(usize::MAX, Instant::ZERO).is_multiple_of(LOOKS as usize));
+    fn busy_polling_ends_with_the_work_or_the_time() {
+        assert_eq!(peeks(1, Instant::FAR_FUTURE), 1);
+        assert_eq!(peeks(20, Instant::FAR_FUTURE), 20);
+        assert!(peeks(usize::MAX, Instant::ZERO).is_multiple_of(PEEKS as usize));
     }
 
     #[test]
-    fn looking_ends_when_the_thread_is_woken() {
+    fn busy_polling_ends_when_the_thread_is_woken() {
         let waiter = Waiter::current();
         waiter.reset();
         waiter.wake();

@@ -7,13 +7,13 @@ use fulmar_netdev::moderation::{Moderation, ModerationConfig, Next};
 use crate::shard::Shard;
 
 impl<P: Probe> Shard<P> {
-    /// What a waiting thread does after an empty poll. `may_look`: the thread may busy-poll, having nothing
+    /// What a waiting thread does after an empty poll. `may_poll`: the thread may busy-poll, having nothing
     /// else to do.
-    pub fn next_wait(&mut self, now: Instant, may_look: bool) -> Next {
+    pub fn next_wait(&mut self, now: Instant, may_poll: bool) -> Next {
         let next = match self.rx.is_dry {
-            true => self.rx.moderation.next(now, may_look),
+            true => self.rx.moderation.next(now, may_poll),
             // The last step ended at its budget.
-            false => self.rx.moderation.next_unheld(now, may_look),
+            false => self.rx.moderation.next_unheld(now, may_poll),
         };
         self.rx.coalesce(&mut self.core.net);
         self.rx.count_poll(&mut self.core.net.counters);

@@ -91,6 +91,6 @@ pub fn wait(shard: &mut Shard, now: Instant) -> Option<Instant> {
     shard.moderation().start_waiting(now);
     match shard.next_wait(now, false) {
         Next::Hold { until } => Some(until),
-        Next::Look { .. } | Next::Arm => None,
+        Next::BusyPoll { .. } | Next::Arm => None,
     }
 }

@@ -22,7 +22,7 @@ struct Model {
     think: Option<u64>,
     sent: u64,
     wakeups: u64,
-    looked: u64,
+    busy_polled: u64,
     delays: Vec<u64>,
 }
 
@@ -35,7 +35,7 @@ impl Model {
             think: None,
             sent: 0,
             wakeups: 0,
-            looked: 0,
+            busy_polled: 0,
             delays: Vec::new(),
         }
     }
@@ -75,7 +75,7 @@ impl Model {
     fn wait(&mut self) {
         let next = *self.arrivals.front().unwrap();
         match self.policy.next(self.at(), true) {
-            Next::Look { .. } => self.looked += POLL,
+            Next::BusyPoll { .. } => self.busy_polled += POLL,
             Next::Hold { until } => {
                 self.now = until.as_nanos() + TIMER_LATE;
                 self.woken();
@@ -150,10 +150,10 @@ fn a_peer_that_answers_within_a_wake_up_is_waited_for_without_sleeping() {
 }
 
 #[test]
-fn sparse_traffic_is_hardly_looked_for() {
+fn sparse_traffic_is_hardly_polled_for() {
     let ours = played(ModerationConfig::ADAPTIVE, steady(1_000, 2_000));
     assert_eq!(ours.wakeups, 2_000);
-    assert!(ours.looked < 2_000 * 4_000, "{} ns of looking", ours.looked);
+    assert!(ours.busy_polled < 2_000 * 4_000, "{} ns of busy-polling", ours.busy_polled);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_device_with_registers_is_told_every_step_once() {
 #[test]
 fn without_moderation_every_wait_sleeps_and_with_polling_none_does() {
     let plain = played(ModerationConfig::NONE, steady(10_000, 1_000));
-    assert_eq!((plain.wakeups, plain.looked), (1_000, 0));
+    assert_eq!((plain.wakeups, plain.busy_polled), (1_000, 0));
     let polling = played(ModerationConfig::POLLING, steady(10_000, 1_000));
     assert_eq!(polling.wakeups, 0);
 }
@@ -212,7 +212,7 @@ fn shared_cpu(config: ModerationConfig, ring: u64, waits: u64) -> (u64, u64, u64
         let mut waiting = ring;
         match policy.next(start, true) {
             // The sender fills the ring and gives the CPU back.
-            Next::Look { .. } => {
+            Next::BusyPoll { .. } => {
                 now += ring * SEND + SWITCH;
                 policy.yielded(Duration::from_nanos(ring * SEND + SWITCH));
             }
@@ -250,20 +250,20 @@ fn a_sender_who_fills_the_ring_whenever_it_gets_the_cpu_is_not_held_back() {
 }
 
 #[test]
-fn what_others_run_while_a_thread_looks_is_none_of_what_looking_costs() {
-    let looked = |given: Duration| {
+fn time_for_which_other_threads_ran_is_no_cost_of_busy_polling() {
+    let cost = |given: Duration| {
         let mut policy = Moderation::new(ModerationConfig::LATENCY);
         let at = |us: u64| Instant::from_nanos(us * 1_000);
         policy.start_waiting(at(1_000));
         policy.polled(at(1_000), 0, 0, 0);
-        assert!(matches!(policy.next(at(1_000), true), Next::Look { .. }));
+        assert!(matches!(policy.next(at(1_000), true), Next::BusyPoll { .. }));
         policy.yielded(given);
         policy.polled(at(1_040), 1, 1500, 0);
-        policy.take_looked()
+        policy.take_busy_polled()
     };
-    assert_eq!(looked(Duration::ZERO), Some(Duration::from_micros(40)));
-    assert_eq!(looked(Duration::from_micros(30)), Some(Duration::from_micros(10)));
-    assert_eq!(looked(Duration::from_micros(50)), Some(Duration::ZERO));
+    assert_eq!(cost(Duration::ZERO), Some(Duration::from_micros(40)));
+    assert_eq!(cost(Duration::from_micros(30)), Some(Duration::from_micros(10)));
+    assert_eq!(cost(Duration::from_micros(50)), Some(Duration::ZERO));
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn a_hold_does_not_teach_that_frames_are_long_in_coming() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the traffic: everything is taken, no hold and no look is longer than the longest, and
+    /// Whatever the traffic: everything is received, no hold and no busy-poll is longer than the longest, and
     /// no two holds follow each other without a frame.
     #[test]
     fn every_frame_is_taken_and_every_wait_is_bounded(
@@ -301,7 +301,7 @@ proptest! {
                         model.now = until.as_nanos();
                         model.policy.slept();
                     }
-                    Next::Look { until } => {
+                    Next::BusyPoll { until } => {
                         prop_assert!(until.since(model.at()) <= config.max_spin);
                     }
                     Next::Arm => {

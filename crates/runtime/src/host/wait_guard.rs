@@ -83,8 +83,8 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
             }
             false => Next::Arm,
         };
-        if matches!(next, Next::Look { .. }) && !self.host.spin.has_peek() {
-            // The next poll of the caller is the look.
+        if matches!(next, Next::BusyPoll { .. }) && !self.host.spin.has_peek() {
+            // The caller polls again.
             drop(guard);
             return self.spin(now);
         }
@@ -99,7 +99,7 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
         }
         let mut guard = match next {
             _ if !self.is_leader => self.park(guard, give_up)?,
-            Next::Look { until } => self.look(guard, until, give_up)?,
+            Next::BusyPoll { until } => self.busy_poll(guard, until, give_up)?,
             Next::Hold { until } => self.on_device(guard, give_up, Some(until))?,
             Next::Arm => self.on_device(guard, give_up, None)?,
         };
@@ -117,7 +117,7 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
     }
 
     /// Busy-polls the device without the lock.
-    fn look(
+    fn busy_poll(
         &self,
         guard: Guard<'a, P>,
         until: Instant,
