@@ -46,6 +46,11 @@ pub fn set_word(frame: &mut [u8], at: usize, value: u16) {
     frame[50..52].copy_from_slice(&checksum.to_be_bytes());
 }
 
+/// The sequence number of a segment.
+fn sequence(frame: &[u8]) -> &[u8] {
+    &frame[38..42]
+}
+
 impl Guesser {
     /// A frame before it lands, made urgent if that is wished for; nothing if it stays behind.
     fn arrived(&mut self, p: Packet, pool: &mut Pool) -> Option<Packet> {
@@ -53,6 +58,12 @@ impl Guesser {
         let mut frame = p.chain.to_vec();
         if segment(&frame).is_none() {
             return Some(p);
+        }
+        // The sender's loss recovery repeats the segment that stays behind.
+        if self.held.as_ref().is_some_and(|held| sequence(&held.chain.to_vec()) == sequence(&frame))
+        {
+            pool.free(p.chain);
+            return None;
         }
         if std::mem::take(&mut notes.holds_next) {
             self.held = Some(p);
