@@ -241,7 +241,8 @@ impl Model {
 
     /// How many drops and refusals there are per second.
     pub fn drop_rate(&self) -> f64 {
-        self.drops.iter().map(|d| d.rate).sum()
+        // The sum of nothing is -0.
+        self.drops.iter().fold(0.0, |all, d| all + d.rate)
     }
 }
 
@@ -317,7 +318,11 @@ fn row(change: &Change<'_>, value: &Value, old: Option<&Value>, is_gateway: bool
         out: rate(out),
         back: rate(back),
         rtt_us: value["host_rtt_us"].as_f64().or(value["rtt_us"].as_f64()),
-        queue_bytes: sum(&["recv_queue_bytes", "send_queue_bytes", "host_unsent_bytes"]),
+        // Of a listener both are numbers of connections.
+        queue_bytes: match value["state"] == "LISTEN" {
+            true => None,
+            false => sum(&["recv_queue_bytes", "send_queue_bytes", "host_unsent_bytes"]),
+        },
         retransmits: sum(&["retransmits", "host_retransmits"]),
         total_bytes: sum(&[out, back]),
         age: micros(&value["age_us"]),

@@ -77,6 +77,16 @@ fn what_is_dropped_now_stands_above_what_was_dropped_once() {
 }
 
 #[test]
+fn what_is_not_counted_is_no_number() {
+    let listener =
+        json!({"protocol": "tcp", "state": "LISTEN", "recv_queue_bytes": 1, "send_queue_bytes": 9});
+    let sample = sample(Instant::now(), 0, json!({"sockets": [listener]}));
+    let model = Model::new(None, &sample, None);
+    assert_eq!(model.rows[0].queue_bytes, None, "a backlog is no queue of bytes");
+    assert_eq!(format!("{:.0}", model.drop_rate()), "0");
+}
+
+#[test]
 fn stages_have_shares_of_the_work_since_the_sample_before() {
     let document = |tcp: f64, copy: f64| {
         json!({"ledger": {"stages": [
