@@ -64,6 +64,7 @@ impl Scenario {
             let d = &mut Draw::new(self.seed ^ 0x5a4a_0001 << (f as u32));
             self.add(f, d);
         }
+        self.flows.iter_mut().for_each(limit_posts);
     }
 
     fn add(&mut self, f: Feature, d: &mut Draw) {
@@ -205,6 +206,16 @@ fn limit_bytes(f: &mut FlowPlan, most: u64) {
     }
     if let FlowKind::Abort(who, after) = &mut f.kind {
         *after = (*after).min(f.ends[*who].bytes);
+    }
+}
+
+/// A reader that has paused finds everything at once: buffers so large that its turn ends.
+fn limit_posts(f: &mut FlowPlan) {
+    for (i, other) in [(0, 1), (1, 0)] {
+        let least = (f.ends[other].bytes / 50_000) as usize;
+        if let Some(post) = &mut f.ends[i].posts {
+            post.most_bytes = post.most_bytes.max(least);
+        }
     }
 }
 
