@@ -175,9 +175,14 @@ impl End {
         self.phase == Phase::Done && self.held_read.is_none() && self.held_write.is_none()
     }
 
+    /// It has not called `connect` yet.
+    pub fn is_idle(&self) -> bool {
+        self.phase == Phase::Idle
+    }
+
     /// It never came to be: no client connected to it.
     pub fn is_unborn(&self) -> bool {
-        self.phase == Phase::Idle && self.connects.is_none()
+        self.is_idle() && self.connects.is_none()
     }
 
     /// When it wants to act whatever the network does.
@@ -602,12 +607,10 @@ impl End {
             self.shut = true;
             self.note(cx, || "shuts down writing".into());
             if let Err(e) = cx.shard.tcp_shutdown(cx.now, id, false, true) {
-                match cx.shard.take_error(id).ok().flatten() {
-                    Some(told) => return self.fail(cx, told),
-                    // A posted buffer has been told, and tells.
-                    None if self.posting.is_some() => return Ok(()),
-                    None => return self.fail(cx, e),
-                }
+                let told = cx.shard.take_error(id).ok().flatten();
+                // Else a posted buffer has been told, and tells.
+                let is_last = told.is_some() || self.posting.is_none();
+                return if is_last { self.fail(cx, told.unwrap_or(e)) } else { Ok(()) };
             }
         }
         if all_written && self.lingers && !cx.shard.is_drained(Some(id)) {

@@ -64,7 +64,7 @@ impl Scenario {
             let d = &mut Draw::new(self.seed ^ 0x5a4a_0001 << (f as u32));
             self.add(f, d);
         }
-        self.flows.iter_mut().for_each(limit_posts);
+        self.flows.iter_mut().for_each(limit_reads);
     }
 
     fn add(&mut self, f: Feature, d: &mut Draw) {
@@ -209,13 +209,16 @@ fn limit_bytes(f: &mut FlowPlan, most: u64) {
     }
 }
 
-/// A reader that has paused finds everything at once: buffers so large that its turn ends.
-fn limit_posts(f: &mut FlowPlan) {
+/// Reads that end: a reader that has paused finds everything at once, and one that pauses each time has hours.
+fn limit_reads(f: &mut FlowPlan) {
     for (i, other) in [(0, 1), (1, 0)] {
-        let least = (f.ends[other].bytes / 50_000) as usize;
-        if let Some(post) = &mut f.ends[i].posts {
-            post.most_bytes = post.most_bytes.max(least);
+        let (bytes, reader) = (f.ends[other].bytes, &mut f.ends[i]);
+        if let Some(post) = &mut reader.posts {
+            post.most_bytes = post.most_bytes.max((bytes / 50_000) as usize);
         }
+        let pauses = 3_600_000
+            / (u64::try_from(reader.read_pause.as_nanos()).unwrap_or(u64::MAX) / 1_000_000).max(1);
+        reader.read_bytes = reader.read_bytes.max((bytes / pauses) as usize);
     }
 }
 

@@ -364,7 +364,8 @@ impl World {
         flows.filter(|f| self.scenario.port_of(*f) == port).map(|f| 2 * f + 1).find(|e| {
             let opener = &self.ends[e - 1];
             let from = address(self.scenario.v6, opener.station);
-            let begun = opener.began_at.is_some();
+            // Before it has its port again a connection from there repeats an earlier one.
+            let begun = opener.began_at.is_some() && !opener.is_idle();
             let unborn = self.ends[*e].is_unborn();
             self.ends[*e].station == i && unborn && begun && peer.ip() == from
         })
