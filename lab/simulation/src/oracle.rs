@@ -224,7 +224,10 @@ pub fn check_counters(s: &Scenario, station: usize, stats: &[Stat; 2]) -> Result
     // So does a full accept queue, which drops data with the last ACK of the handshake.
     let drops_acks = stats.iter().any(|s| s.counters.drops(DropReason::AcceptQueueFull) > 0);
     if !drops_acks && s.stations.iter().all(|st| st.copies) {
-        never("tcp_retransmit_bytes", c.value(Counter::TcpRetransmitBytes))?;
+        // A receiver that pauses for longer than the probe time-out is probed (RFC 8985 section 7.2).
+        let probed = c.value(Counter::TcpTailLossProbes) * s.mtu as u64;
+        let sent_again = c.value(Counter::TcpRetransmitBytes);
+        never("tcp_retransmit_bytes", sent_again.saturating_sub(probed))?;
         never("tcp_fast_retransmits", c.value(Counter::TcpFastRetransmits))?;
         drops(DropReason::TcpReassemblyFull)?;
     }
