@@ -8,7 +8,7 @@ use crate::sandbox::{self, DEFAULT_INTERFACE, FULMAR_ADDRESSES, KERNEL_ADDRESSES
 use fulmar::devices::fault::Rates;
 use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
 use fulmar::devices::{ParseSpecError, Spec};
-use fulmar::{Cidr, Device, Stack, TcpStream, devices};
+use fulmar::{Cidr, CongestionControl, Device, Stack, TcpConfig, TcpStream, devices};
 use fulmar_netns::Netns;
 use std::fs::File;
 use std::io;
@@ -159,6 +159,11 @@ impl StackArgs {
 
     /// As [`StackArgs::open`]. `listens`: others will call this one.
     pub fn open_as(&self, listens: bool) -> Outcome<Session> {
+        self.open_with(listens, &TcpArgs::default())
+    }
+
+    /// As [`StackArgs::open_as`], with options of TCP.
+    pub fn open_with(&self, listens: bool, tcp: &TcpArgs) -> Outcome<Session> {
         if self.queues > 1 && self.pcap.is_some() {
             return Err(Failure::new(
                 "--pcap writes the frames of one queue; leave --queues out, or capture with tcpdump",
@@ -200,6 +205,9 @@ impl StackArgs {
         }
         if let Some(mtu) = self.mtu {
             builder = builder.mtu(mtu);
+        }
+        if let Some(congestion) = tcp.congestion {
+            builder = builder.tcp(TcpConfig { congestion, ..TcpConfig::default() });
         }
         let stack = builder.build().map_err(|e| Failure::new(e.to_string()))?;
         route_spec::add_all(&stack, &self.routes)?;
@@ -321,6 +329,21 @@ fn command_name() -> String {
 /// and how often a caller tries meanwhile.
 const GRACE: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(10);
+
+/// Options of commands that use TCP.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct TcpArgs {
+    /// Congestion control: cubic or reno [default: cubic]
+    #[arg(long, value_name = "NAME", value_parser = congestion)]
+    congestion: Option<CongestionControl>,
+}
+
+fn congestion(name: &str) -> Result<CongestionControl, String> {
+    CongestionControl::from_name(name).ok_or_else(|| {
+        let known: Vec<_> = CongestionControl::ALL.iter().map(|c| c.name()).collect();
+        format!("unknown; there are {}", known.join(", "))
+    })
+}
 
 /// A running stack and the end of it.
 pub struct Session {

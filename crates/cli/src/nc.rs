@@ -4,7 +4,7 @@
 //! ends, the other writes what arrives. A connection is over when both directions are; on a
 //! terminal, when the peer is done.
 
-use crate::device::{Session, StackArgs};
+use crate::device::{Session, StackArgs, TcpArgs};
 use crate::failure::{During, Failure, Outcome};
 use crate::interrupt::end_in_order;
 use crate::resolve::{Family, resolve};
@@ -70,6 +70,8 @@ pub struct Args {
     verbose: bool,
     #[command(flatten)]
     family: Family,
+    #[command(flatten)]
+    tcp: TcpArgs,
     /// HOST PORT; with -l the host may be left out, and the port when -p names it
     #[arg(value_name = "HOST PORT", num_args = 0..=2)]
     target: Vec<String>,
@@ -131,7 +133,7 @@ impl Args {
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let target = args.target()?;
     end_in_order()?;
-    let session = args.stack.open_as(args.listen)?;
+    let session = args.stack.open_with(args.listen, &args.tcp)?;
     if args.scan {
         return scan(args, &session, &target);
     }

@@ -6,7 +6,7 @@
 //! connection (RFC 9293 section 3.10.5: ABORT), so that the other side fails as well: the file cannot be
 //! read or written, has not the size that it had at the start, or the user ends the command.
 
-use crate::device::{Session, StackArgs};
+use crate::device::{Session, StackArgs, TcpArgs};
 use crate::failure::{During, Failure, Outcome};
 use crate::format;
 use crate::interrupt::end_in_order;
@@ -52,6 +52,8 @@ pub struct SendArgs {
     #[command(flatten)]
     family: Family,
     #[command(flatten)]
+    tcp: TcpArgs,
+    #[command(flatten)]
     stack: StackArgs,
 }
 
@@ -81,6 +83,8 @@ pub struct RecvArgs {
     no_posted: bool,
     #[command(flatten)]
     family: Family,
+    #[command(flatten)]
+    tcp: TcpArgs,
     #[command(flatten)]
     stack: StackArgs,
 }
@@ -312,7 +316,7 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
     let (host, port) = &args.to;
     let addresses = resolve(host, *port, args.family)?;
     end_in_order()?;
-    let session = args.stack.open()?;
+    let session = args.stack.open_with(false, &args.tcp)?;
     let mut stream = connect_any(&session, &addresses, None, CONNECT_TIMEOUT)?;
     let mut tally = Tally::new(expected);
     // Until all of it is accepted, an end of any kind is a reset, Ctrl-C included.
@@ -366,7 +370,7 @@ pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     }
     let mut sink = open_sink(&args.file)?;
     end_in_order()?;
-    let session = args.stack.open_as(args.listen.is_some())?;
+    let session = args.stack.open_with(args.listen.is_some(), &args.tcp)?;
     let mut stream = reach_sender(args, &session)?;
     // A receiver that fails must not look like one that has everything.
     stream.set_linger(Some(Duration::ZERO)).during("cannot set the linger time")?;

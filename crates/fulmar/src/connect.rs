@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fulmar_tcp::Keepalive;
+use fulmar_tcp::{CongestionControl, Keepalive};
 
 use crate::stack::Stack;
 use crate::tcp::{TcpStream, open, valid_ttl};
@@ -18,6 +18,8 @@ pub struct ConnectOptions {
     pub local: Option<SocketAddr>,
     /// Turns Nagle's algorithm off ([`TcpStream::set_nodelay`]).
     pub nodelay: bool,
+    /// See [`TcpStream::set_congestion`].
+    pub congestion: Option<CongestionControl>,
     /// See [`TcpStream::set_keepalive`].
     pub keepalive: Option<Keepalive>,
     /// See [`TcpStream::set_user_timeout`]; it bounds the handshake, too.
@@ -47,6 +49,9 @@ impl TcpStream {
             entry.ttl = ttl;
             let tcb = &mut entry.tcb;
             tcb.set_nodelay(options.nodelay);
+            if let Some(which) = options.congestion {
+                tcb.set_congestion(which);
+            }
             tcb.set_keepalive(options.keepalive);
             if options.user_timeout.is_some() {
                 tcb.set_user_timeout(options.user_timeout);

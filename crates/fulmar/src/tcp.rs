@@ -9,7 +9,7 @@ use std::time::Duration;
 use fulmar_runtime::Limit;
 use fulmar_shard::TcpEntry;
 use fulmar_socket::{Ready, SocketError};
-use fulmar_tcp::Keepalive;
+use fulmar_tcp::{CongestionControl, Keepalive};
 
 use crate::TcpInfo;
 use crate::receive::RecvFlags;
@@ -236,6 +236,23 @@ impl TcpStream {
     /// The socket is gone.
     pub fn nodelay(&self) -> io::Result<bool> {
         self.with_tcb(|t| t.tcb.nodelay())
+    }
+
+    /// Chooses the congestion control of this connection, at any time: the window stays. That of
+    /// every new connection is `TcpConfig::congestion`.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_congestion(&self, which: CongestionControl) -> io::Result<()> {
+        self.with_tcb(|t| t.tcb.set_congestion(which))
+    }
+
+    /// The congestion control in effect.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn congestion(&self) -> io::Result<CongestionControl> {
+        self.with_tcb(|t| t.tcb.congestion())
     }
 
     /// Holds back partial segments until the cork is pulled (or 200 ms have passed).

@@ -10,6 +10,7 @@
 //! `match`: no call of the data path is indirect.
 
 mod cubic;
+mod hystart;
 mod new_reno;
 mod window;
 
@@ -27,6 +28,20 @@ pub(crate) struct Ack {
     pub acked: u64,
     /// The smoothed round-trip time; zero before the first sample.
     pub srtt: Duration,
+    /// The round-trip time of this ACK, if it acknowledged bytes sent once.
+    pub rtt: Option<Duration>,
+    /// `snd_una` after the ACK, and `snd_nxt`: they delimit round trips.
+    pub una: u64,
+    pub snd_nxt: u64,
+}
+
+#[cfg(test)]
+impl Ack {
+    /// Of `acked` bytes, at time zero.
+    fn of(acked: u64) -> Ack {
+        let (now, srtt) = (Instant::ZERO, Duration::ZERO);
+        Ack { now, acked, srtt, rtt: None, una: 0, snd_nxt: 0 }
+    }
 }
 
 /// A congestion controller.

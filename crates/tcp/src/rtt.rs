@@ -100,6 +100,11 @@ impl Rtt {
         if self.min_ns == u64::MAX { Duration::ZERO } else { Duration::from_nanos(self.min_ns / 4) }
     }
 
+    /// The smoothed round-trip time, microseconds.
+    pub(crate) fn srtt_us(&self) -> u64 {
+        self.srtt_ns / 1000
+    }
+
     /// A 128th of the smoothed round-trip time.
     #[inline]
     pub(crate) fn srtt_128th(&self) -> Duration {

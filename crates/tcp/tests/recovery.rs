@@ -396,3 +396,19 @@ fn blocks_that_overlap_repeat_or_shrink_count_once() {
     recv!(t, "A", seq = 1, ack = 3501, sack = vec![(4001, 10_001)]);
     assert_eq!(t.tcb.info().sacked_bytes, 6500);
 }
+
+#[test]
+fn on_a_long_path_the_whole_window_is_used() {
+    let path = PathInfo { tso_bytes: Some(65_535), ..path() };
+    for (rtt, expected) in [(RTT, 2), (0, 0)] {
+        let mut t = Trace::established_after(plain(), rtt);
+        t.path = path;
+        t.write(40_000);
+        t.out.segs.clear();
+        t.wait(rtt);
+        // An ACK of two segments out of ten admits four in slow start, fewer than a quarter.
+        recv!(t, "A", seq = 1, ack = 1001);
+        let sent: usize = t.out.segs.iter().map(|s| s.len).sum();
+        assert_eq!(sent, expected * 1000, "round-trip time {rtt} ms");
+    }
+}

@@ -6,7 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use fulmar::base::Counter;
-use fulmar::{Keepalive, ListenOptions, TcpListener, TcpStream, devices};
+use fulmar::{
+    CongestionControl, ConnectOptions, Keepalive, ListenOptions, TcpListener, TcpStream, devices,
+};
 
 use crate::support::{
     A, B, B6, buffers_come_home, connection, pattern, stack, stacks, stacks_without_timeouts,
@@ -27,6 +29,23 @@ fn without_nagle_every_small_write_is_a_segment() {
         let sent = a.stat().unwrap().count(Counter::TcpSegmentsOut) - before;
         assert_eq!(sent, 20);
         s.read_exact(&mut [0; 20]).unwrap();
+    });
+}
+
+#[test]
+fn congestion_control_can_be_chosen_before_and_after_connecting() {
+    within(|| {
+        let (a, b) = stacks();
+        let (c, _s) = connection(&a, &b, 80);
+        assert_eq!(c.congestion().unwrap(), CongestionControl::Cubic);
+        c.set_congestion(CongestionControl::NewReno).unwrap();
+        assert_eq!(c.congestion().unwrap(), CongestionControl::NewReno);
+        let options = ConnectOptions {
+            congestion: Some(CongestionControl::NewReno),
+            ..ConnectOptions::default()
+        };
+        let c = TcpStream::connect_with(&a, c.peer_addr().unwrap(), &options).unwrap();
+        assert_eq!(c.congestion().unwrap(), CongestionControl::NewReno);
     });
 }
 

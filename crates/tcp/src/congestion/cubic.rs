@@ -135,7 +135,7 @@ impl Controller for Cubic {
 
     #[inline]
     fn on_ack(&mut self, ack: &Ack) {
-        let rest = self.window.slow_start(ack.acked);
+        let rest = self.window.slow_start(ack);
         if rest > 0 && self.window.cwnd < MAX_CWND {
             self.avoid_congestion(rest, ack.now, ack.srtt);
         }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     fn ack(c: &mut Cubic, acked: u64, now: Instant, srtt: Duration) {
-        c.on_ack(&Ack { now, acked, srtt });
+        c.on_ack(&Ack { now, srtt, ..Ack::of(acked) });
     }
 
     #[test]

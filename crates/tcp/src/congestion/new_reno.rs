@@ -33,7 +33,7 @@ impl Controller for NewReno {
     /// A segment per window of acknowledged bytes (RFC 5681 section 3.1, RFC 3465 section 2.1).
     #[inline]
     fn on_ack(&mut self, ack: &Ack) {
-        let rest = self.window.slow_start(ack.acked);
+        let rest = self.window.slow_start(ack);
         if rest == 0 {
             return;
         }
@@ -66,10 +66,9 @@ impl Controller for NewReno {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fulmar_base::{Duration, Instant};
 
     fn ack(c: &mut NewReno, acked: u64) {
-        c.on_ack(&Ack { now: Instant::ZERO, acked, srtt: Duration::from_millis(10) });
+        c.on_ack(&Ack::of(acked));
     }
 
     #[test]

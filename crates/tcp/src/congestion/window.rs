@@ -1,8 +1,11 @@
 //! What all window-based controllers share: cwnd, the slow start threshold and the rules of RFC
-//! 5681 for slow start, time-outs and idle periods.
+//! 5681 for slow start (the first with HyStart++), time-outs and idle periods.
 //!
 //! Deviation: slow start counts every acknowledged byte (RFC 3465 without the limit L), as Linux
 //! does, because one ACK usually covers a super-segment.
+
+use super::Ack;
+use super::hystart::HyStart;
 
 /// Upper bound of cwnd: above the largest scaled window, 2^30.
 pub(crate) const MAX_CWND: u64 = 1 << 31;
@@ -15,13 +18,20 @@ pub(crate) struct Window {
     /// Payload of a full segment.
     pub mss: u64,
     initial_window: u64,
+    hystart: HyStart,
 }
 
 impl Window {
     pub(crate) fn new(mss: u32, initial_segments: u32) -> Window {
         let mss = u64::from(mss.max(1));
         let initial_window = initial_window(mss, u64::from(initial_segments));
-        Window { cwnd: initial_window, ssthresh: MAX_CWND, mss, initial_window }
+        Window {
+            cwnd: initial_window,
+            ssthresh: MAX_CWND,
+            mss,
+            initial_window,
+            hystart: HyStart::new(),
+        }
     }
 
     #[inline]
@@ -42,9 +52,20 @@ impl Window {
 
     /// Slow start (RFC 5681 section 3.1). Returns the bytes left for congestion avoidance.
     #[inline]
-    pub(crate) fn slow_start(&mut self, acked: u64) -> u64 {
+    pub(crate) fn slow_start(&mut self, ack: &Ack) -> u64 {
+        let mut acked = ack.acked;
         if self.cwnd >= self.ssthresh {
             return acked;
+        }
+        if self.ssthresh == MAX_CWND {
+            // The first slow start (RFC 9406 section 4.3).
+            match self.hystart.growth(ack) {
+                Some(bytes) => acked = bytes,
+                None => {
+                    self.ssthresh = self.cwnd;
+                    return acked;
+                }
+            }
         }
         let step = acked.min(self.ssthresh.saturating_sub(self.cwnd));
         self.cwnd = self.cwnd.saturating_add(step).min(MAX_CWND);
@@ -96,10 +117,10 @@ mod tests {
     #[test]
     fn slow_start_counts_every_acknowledged_byte_up_to_the_threshold() {
         let mut w = Window::new(1448, 10);
-        assert_eq!(w.slow_start(14_480), 0);
+        assert_eq!(w.slow_start(&Ack::of(14_480)), 0);
         assert_eq!(w.cwnd, 28_960);
         w.ssthresh = 30_000;
-        assert_eq!(w.slow_start(2000), 960);
+        assert_eq!(w.slow_start(&Ack::of(2000)), 960);
         assert_eq!(w.cwnd, 30_000);
     }
 }

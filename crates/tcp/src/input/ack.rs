@@ -56,7 +56,7 @@ impl Tcb {
         self.recover_on_ack(seg.hdr, &news, env);
         if news.moved > 0 {
             if cwnd_limited || matches!(mode, Mode::Loss) {
-                self.grow_window(env, mode, news.moved);
+                self.grow_window(env, mode, news.moved, &news.delivered);
             }
             seg.events |= self.writable_event();
             self.on_fin_acked(env, seg);
@@ -139,7 +139,7 @@ impl Tcb {
             self.recovery.rack.update(sent, env.now);
         }
         if cwnd_limited {
-            self.grow_window(env, Mode::Open, moved);
+            self.grow_window(env, Mode::Open, moved, &delivered);
         }
         self.writable_event()
     }
@@ -170,7 +170,7 @@ impl Tcb {
 
     /// The controller learns of `moved` acknowledged positions. `mode` is that before the ACK.
     #[inline]
-    fn grow_window(&mut self, env: &Env, mode: Mode, moved: u64) {
+    fn grow_window(&mut self, env: &Env, mode: Mode, moved: u64, news: &Delivered) {
         let acked = match mode {
             Mode::Open => moved,
             Mode::Fast => return,
@@ -179,7 +179,14 @@ impl Tcb {
             // that coalesce segments send fewer ACKs.
             Mode::Loss => moved.min(self.smss().saturating_mul(2)),
         };
-        self.congestion.on_ack(&Ack { now: env.now, acked, srtt: self.rtt.srtt() });
+        self.congestion.on_ack(&Ack {
+            now: env.now,
+            acked,
+            srtt: self.rtt.srtt(),
+            rtt: news.original.map(|sent| env.now.since(sent.sent_at)),
+            una: self.snd_una,
+            snd_nxt: self.snd_nxt,
+        });
     }
 
     /// WRITABLE once a third of the send buffer, or the low-water mark, is free.

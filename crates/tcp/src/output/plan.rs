@@ -211,6 +211,12 @@ impl Tcb {
             return false;
         }
         let window = self.congestion.cwnd().min(self.snd_wnd);
+        // A millisecond of the rate is worth a segment of its own, as on Linux. On a long path a
+        // quarter of the window would stay unused otherwise, and go out in bursts.
+        let srtt_us = self.rtt.srtt_us();
+        if whole.saturating_mul(srtt_us) >= window.saturating_mul(1000) {
+            return false;
+        }
         let threshold = (self.super_bytes as u64 / 2).min(window / 4).min(want);
         whole < threshold && self.flight() > 0 && !self.due.probe
     }
