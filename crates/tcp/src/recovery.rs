@@ -215,7 +215,9 @@ impl Tcb {
         self.check_frto(news, counters);
         self.detect_losses(news, now, counters);
         self.reduce_proportionally(news);
-        self.check_probe_timer();
+        if news.has_sack {
+            self.check_probe_timer();
+        }
     }
 
     /// `snd_una` has advanced.

@@ -135,7 +135,9 @@ impl Tcb {
         let cwnd_limited = self.was_cwnd_limited();
         let mut delivered = Delivered::default();
         self.advance(env, hdr, moved, &mut delivered);
-        if let Some(sent) = delivered.original {
+        if delivered.retransmitted.is_some() || delivered.reordered {
+            self.update_rack(hdr, &delivered, env.now);
+        } else if let Some(sent) = delivered.original {
             self.recovery.rack.update(sent, env.now);
         }
         if cwnd_limited {

@@ -103,6 +103,8 @@ fn apply(board: &mut Scoreboard, model: &mut Model, now: &mut u64, op: &Op) {
         Op::Lose { newer_than, window } => {
             let rack = Transmission { sent_at: at(newer_than), end: 0 };
             for b in model.bytes.iter_mut().filter(|b| !b.sacked) {
+                // A retransmission is not lost at the instant it is sent.
+                let window = window.max(u64::from(b.retransmitted));
                 b.lost |= b.sent_at < newer_than && b.sent_at + window <= *now;
             }
             board.mark_lost(rack, Duration::from_millis(window), at(*now));
