@@ -113,13 +113,13 @@ mod tests {
         let (to, back) = (Waiter::current(), Arc::new(Waiter::new()));
         let (there, here) = (Arc::clone(&back), Arc::clone(&to));
         let other = thread::spawn(move || {
-            for _ in 0..10_000 {
+            for _ in 0..500 {
                 there.park(None);
                 there.reset();
                 here.wake();
             }
         });
-        for _ in 0..10_000 {
+        for _ in 0..500 {
             to.reset();
             back.wake();
             to.park(None);
