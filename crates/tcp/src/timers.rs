@@ -24,6 +24,17 @@ pub(crate) enum Timer {
     Idle,
 }
 
+/// What [`Timer::Retransmit`] is set for while data is in flight.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Pending {
+    /// The retransmission time-out.
+    Timeout,
+    /// A tail loss probe.
+    Probe,
+    /// The end of the reordering window.
+    Reordering,
+}
+
 /// One deadline per [`Timer`]; [`Instant::FAR_FUTURE`] means off.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timers {

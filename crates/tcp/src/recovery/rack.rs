@@ -8,7 +8,7 @@ use crate::timers::Timer;
 use fulmar_base::{Counter, Counters, Duration, Instant};
 use fulmar_wire::tcp::Header;
 
-use super::timer::Pending;
+use crate::timers::Pending;
 
 /// Recoveries without a DSACK after which the window shrinks to its first size (section 6.2 step 4).
 const PERSIST_RECOVERIES: u8 = 16;

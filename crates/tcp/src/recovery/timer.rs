@@ -4,19 +4,8 @@
 use super::Mode;
 use crate::Tcb;
 use crate::contract::Env;
-use crate::timers::{Timer, later};
+use crate::timers::{Pending, Timer, later};
 use fulmar_base::{Counter, Duration, Instant};
-
-/// What [`Timer::Retransmit`] is set for while data is in flight.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Pending {
-    /// The retransmission time-out.
-    Timeout,
-    /// A tail loss probe.
-    Probe,
-    /// The end of the reordering window.
-    Reordering,
-}
 
 /// TLP.max_ack_delay (RFC 8985 section 7.2): the longest delay of an ACK that common receivers use.
 const MAX_ACK_DELAY: Duration = Duration::from_millis(200);

@@ -1,10 +1,10 @@
 //! Tail loss probes (RFC 8985 section 7): when the ACK of the last segments does not come, one more
 //! segment elicits an ACK, from which RACK learns what is lost.
 
-use super::timer::Pending;
 use super::{AckNews, Mode};
 use crate::Tcb;
 use crate::output::{Plan, SegmentKind};
+use crate::timers::Pending;
 
 /// The state of tail loss probes.
 #[derive(Clone, Copy, Debug)]
