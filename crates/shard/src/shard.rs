@@ -242,7 +242,7 @@ impl<P: Probe> Shard<P> {
         self.tcp.relieve(now, &mut self.core);
         self.pass(Stage::TimersRun);
         let is_late = self.tcp.held_since.is_some_and(|since| now >= since + CALLER_IS_BACK);
-        let ends_turn = self.core.defers_transmit && budget == 0 && self.rx.is_dry;
+        let ends_turn = self.core.defers_transmit && budget == 0;
         if self.tcp.unanswered == 0 || is_late || ends_turn {
             self.tcp.answer(now, &mut self.core);
         } else {

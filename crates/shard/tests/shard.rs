@@ -138,6 +138,27 @@ fn with_transmit_deferred_a_turn_of_reads_and_writes_leaves_as_one_burst() {
 }
 
 #[test]
+fn with_transmit_deferred_a_turn_that_leaves_frames_to_the_next_one_acknowledges_all_the_same() {
+    let mut p = Pair::with_bursts(64, Impairments::default(), &LinkConfig::default());
+    let (client, server) = p.connected();
+    p.shards[0].set_transmit_deferred(true);
+    let mut most = 0;
+    for _ in 0..200 {
+        while stations::write(&mut p.shards[1], p.now, server, &[1; 60_000]).is_some() {}
+        p.now = p.now + Duration::from_millis(1);
+        p.shards[1].step(p.now, 64);
+        let sent = p.shards[0].counters().value(Counter::TxFrames);
+        let came = p.shards[0].step_for_reader(p.now);
+        most = most.max(came);
+        while stations::read(&mut p.shards[0], p.now, client, 1 << 20).is_some() {}
+        p.shards[0].step(p.now, 0);
+        let has_answered = p.shards[0].counters().value(Counter::TxFrames) > sent;
+        assert!(came < 2 || has_answered, "{came} frames without an ACK");
+    }
+    assert!(most >= 2, "no turn filled the cache: {most}");
+}
+
+#[test]
 fn what_a_full_device_held_back_goes_when_it_has_room() {
     let mut p = Pair::new();
     let (client, server) = p.connected();
