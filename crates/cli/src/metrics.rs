@@ -1,7 +1,7 @@
 //! `--metrics ADDR`: the figures of `fulmar stat` for Prometheus (text exposition format, version 0.0.4).
 //!
 //! The listener belongs to the host's kernel. A thread accepts; each connection has a thread of its own, of which
-//! there are [`MOST_CONNECTIONS`] at most, and [`PATIENCE`] in all: a client that stalls keeps nobody waiting, and
+//! there are [`MOST_CONNECTIONS`] at most, and [`PATIENCE`] in all: a client that stalls delays no other, and
 //! those that are too many are closed at once. One request a connection, of [`MOST_REQUEST_BYTES`] at most.
 
 mod exposition;
@@ -35,7 +35,7 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
     address.ok_or_else(|| "give a port, which is one of 127.0.0.1, or ADDRESS:PORT".to_owned())
 }
 
-/// A listener that nobody attends to yet.
+/// A listener that is bound and not served yet.
 #[derive(Debug)]
 pub struct Bound(TcpListener);
 

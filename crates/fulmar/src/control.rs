@@ -44,7 +44,7 @@ pub struct Control {
     closing: Arc<AtomicBool>,
 }
 
-/// A control socket that nobody attends to yet.
+/// A control socket that is bound and not served yet.
 #[derive(Debug)]
 pub struct Bound {
     listener: UnixListener,

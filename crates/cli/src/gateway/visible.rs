@@ -17,7 +17,7 @@ use super::snapshot::Snapshots;
 use crate::failure::Outcome;
 use crate::metrics;
 
-/// What is open, and nobody attends to yet.
+/// What is bound and not served yet.
 pub struct Visible {
     control: Option<Bound>,
     metrics: Option<metrics::Bound>,
