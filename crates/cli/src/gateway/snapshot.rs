@@ -78,7 +78,7 @@ fn attendant(give: SyncSender<Taken>) -> Attendant {
         if nix::unistd::read(wanted, &mut count).is_ok() {
             let begun = Instant::now();
             let stat = Box::new(gateway.stat());
-            // With nobody who waits any more it is dropped.
+            // Dropped if its reader has gone.
             let _ = give.try_send((stat, begun.elapsed()));
         }
         ControlFlow::Continue(())
