@@ -33,9 +33,10 @@ sim: setup
 fuzz: setup
 	scripts/fuzz $(MINUTES)
 
-# New seeds of hostile scenarios, from the clock, on all CPUs; failing cases go to soak-failures/.
+# New seeds of hostile scenarios, from the clock, on all CPUs, with overflow checks and debug assertions; failing
+# cases go to soak-failures/.
 soak: setup
-	$(CARGO) run --locked --release -p fulmar-lab -- sim --soak --minutes $(MINUTES)
+	$(CARGO) run --locked --profile soak -p fulmar-lab -- sim --soak --minutes $(MINUTES)
 
 # What threads share without a lock, in every order of its steps (loom). In a target directory of its own,
 # since all of it is compiled anew.
