@@ -13,7 +13,7 @@ use super::case::Feature;
 use super::gate::lock;
 use super::oracle::Violation;
 use super::scenario::{Scenario, Trouble};
-use super::world::{SERVER_PORT, START, Side, World, address};
+use super::world::{SERVER_PORT, START, World, address};
 
 /// Between two looks at the storage in use, steps.
 const BUDGET_STEPS: u64 = 64;
@@ -105,8 +105,8 @@ impl World {
     }
 
     /// A listener that answers with SYN cookies keeps nothing of a connection. Where the ACK that carries the
-    /// cookie back is lost, and whatever else the peer sends until the cookie is too old, the peer waits or
-    /// is reset, without a fault of either end. So with an embryo that was not reached until it was given up, 7 s
+    /// cookie back is lost or finds the accept queue full, and whatever else the peer sends until the cookie is too old,
+    /// the peer waits or is reset, without a fault of either end. So with an embryo that was not reached until it was given up, 7 s
     /// after its SYN: a forged neighbour, a station that pauses or left, or the full queue of a narrow link can stand
     /// in the way for longer.
     pub(super) fn watch_handshakes(&mut self) {
@@ -122,12 +122,14 @@ impl World {
         if !s.case.is_swarm {
             return;
         }
-        let counted = |side: &Side, counter| side.shard.counters().value(counter) > 0;
-        let forgets = self.sides.each_ref().map(|side| {
-            counted(side, Counter::TcpEmbryosExpired)
-                || loses && counted(side, Counter::TcpSynCookiesSent)
+        let forgets = self.sides.each_mut().map(|side| {
+            let Some(listener) = side.listener.and_then(|id| side.shard.listener(id).ok()) else {
+                return false;
+            };
+            let l = listener.stat();
+            l.embryos_expired > 0 || l.cookies_sent > 0 && (loses || l.acks_dropped > 0)
         });
-        for flow in 0..s.flows.len() {
+        for flow in 0..self.scenario.flows.len() {
             if self.ends[2 * flow].error.is_none() {
                 let passive = &self.ends[2 * flow + 1];
                 let is_lost = passive.is_unborn() && forgets[passive.station];

@@ -503,6 +503,7 @@ fn draw_way(d: &mut Draw, delay: Duration) -> Impairments {
         duplicate: part(d, 25, 0.05),
         corrupt: part(d, 25, 0.02),
         cut: d.pick(&[0.0, 0.1, 1.0]),
+        ..Impairments::default()
     }
 }
 

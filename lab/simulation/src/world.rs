@@ -43,7 +43,7 @@ pub(super) const START: Instant = Instant::from_millis(100_000);
 
 pub(super) struct Side {
     pub(super) shard: WatchedShard,
-    listener: Option<SlotId>,
+    pub(super) listener: Option<SlotId>,
     set: Option<Arc<PollSetCore>>,
     traffic: SideTraffic,
     accepts_at: Instant,

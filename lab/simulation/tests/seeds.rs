@@ -93,3 +93,8 @@ fn unread_bytes_of_a_loopback_connection_do_not_stop_its_writers() {
 fn a_posted_buffer_that_cannot_be_filled_yet_is_not_polled_without_a_pause() {
     holds(Case::swarm(80152201));
 }
+
+#[test]
+fn a_cookie_that_finds_the_accept_queue_full_leaves_a_silent_client_waiting() {
+    holds(Case::swarm(200023643));
+}
