@@ -1,23 +1,25 @@
-//! The text form of injected faults: `loss=1%,reorder=1%,dup=1%,corrupt=0.1%,delay=5ms,seed=7`.
+//! The text form of an impaired path: `loss=1%,reorder=1%,dup=1%,corrupt=0.1%,delay=5ms,seed=7`.
 
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What `--faults` asks for. Rates are fractions of packets, 0.0 to 1.0, in both directions.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+use fulmar::devices::impair::{Aqm, Impairments, Policer};
+
+/// What `--faults` asks for, in both directions.
+#[derive(Clone, PartialEq, Debug)]
 pub struct FaultSpec {
-    /// Packets that vanish.
-    pub loss: f64,
-    /// Packets that arrive after later ones.
-    pub reorder: f64,
-    /// Packets that arrive twice.
-    pub duplicate: f64,
-    /// Packets of which one bit is flipped.
-    pub corrupt: f64,
-    /// By how much every packet is late.
-    pub delay: Duration,
+    /// What happens to packets.
+    pub path: Impairments,
     /// Where the random numbers start: the same seed gives the same decisions.
     pub seed: u64,
+}
+
+impl Default for FaultSpec {
+    fn default() -> FaultSpec {
+        let reorder_delay = Duration::from_millis(5);
+        let path = Impairments { reorder_pkts: 4, reorder_delay, ..Impairments::default() };
+        FaultSpec { path, seed: 0 }
+    }
 }
 
 impl FromStr for FaultSpec {
@@ -31,22 +33,36 @@ impl FromStr for FaultSpec {
                 .ok_or_else(|| format!("`{part}` is not of the form key=value"))?;
             spec.set(key.trim(), value.trim())?;
         }
+        // Rates are rates of packets.
+        let path = &mut spec.path;
+        let strikes = path.loss + path.reorder + path.duplicate + path.corrupt > 0.0;
+        let has_bottleneck = path.rate_bps.is_some() || path.policer.is_some();
+        path.cut = if strikes || has_bottleneck { 1.0 } else { 0.0 };
         Ok(spec)
     }
 }
 
 impl FaultSpec {
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let path = &mut self.path;
         match key {
-            "loss" => self.loss = fraction(value)?,
-            "reorder" => self.reorder = fraction(value)?,
-            "dup" | "duplicate" => self.duplicate = fraction(value)?,
-            "corrupt" => self.corrupt = fraction(value)?,
-            "delay" => self.delay = milliseconds(value)?,
+            "loss" => path.loss = fraction(value)?,
+            "loss-run" => path.loss_run_pkts = packets(value)?.into(),
+            "reorder" => path.reorder = fraction(value)?,
+            "reorder-by" => path.reorder_pkts = packets(value)?,
+            "dup" | "duplicate" => path.duplicate = fraction(value)?,
+            "corrupt" => path.corrupt = fraction(value)?,
+            "delay" => path.delay = time(value)?,
+            "jitter" => path.jitter = time(value)?,
+            "rate" => path.rate_bps = Some(rate(value)?),
+            "queue" => path.queue_bytes = bytes(value)?,
+            "aqm" => (path.aqm, path.ecn) = aqm(value, path.ecn)?,
+            "police" => path.policer = Some(policer(value)?),
             "seed" => self.seed = value.parse().map_err(|_| format!("`{value}` is not a seed"))?,
             _ => {
                 return Err(format!(
-                    "`{key}` is not a fault: there are loss, reorder, dup, corrupt, delay, seed"
+                    "`{key}` is not a fault: there are loss, loss-run, reorder, reorder-by, dup, corrupt, delay, \
+                     jitter, rate, queue, aqm, police, seed"
                 ));
             }
         }
@@ -65,10 +81,60 @@ fn fraction(text: &str) -> Result<f64, String> {
     in_range.ok_or_else(|| format!("`{text}` is not a share: write 1% or 0.01"))
 }
 
-/// `5ms`.
-fn milliseconds(text: &str) -> Result<Duration, String> {
-    let number = text.strip_suffix("ms").and_then(|n| n.parse().ok());
-    number.map(Duration::from_millis).ok_or_else(|| format!("`{text}` is not a delay: write 5ms"))
+/// A number followed by one of `units`, which are multiples of the result.
+fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let (_, scale) =
+        units.iter().find(|(unit, _)| text[digits.len()..].eq_ignore_ascii_case(unit))?;
+    digits.parse::<u64>().ok()?.checked_mul(*scale)
+}
+
+/// `5ms` or `200us`, at most an hour.
+fn time(text: &str) -> Result<Duration, String> {
+    let us = scaled(text, &[("us", 1), ("ms", 1_000), ("s", 1_000_000)]);
+    let us = us.filter(|us| *us <= 3_600_000_000);
+    us.map(Duration::from_micros)
+        .ok_or_else(|| format!("`{text}` is not a delay: write 5ms or 200us"))
+}
+
+/// `10mbit`, as tc(8) writes it.
+fn rate(text: &str) -> Result<u64, String> {
+    let units = [("kbit", 1_000), ("mbit", 1_000_000), ("gbit", 1_000_000_000)];
+    let found = scaled(text, &units).filter(|bps| *bps > 0);
+    found.ok_or_else(|| format!("`{text}` is not a rate: write 500kbit, 10mbit or 1gbit"))
+}
+
+/// `64k`.
+fn bytes(text: &str) -> Result<usize, String> {
+    let found = scaled(text, &[("", 1), ("k", 1 << 10), ("m", 1 << 20)]);
+    let found = found.and_then(|n| usize::try_from(n).ok()).filter(|n| *n <= 1 << 30);
+    found.ok_or_else(|| format!("`{text}` is not a number of bytes: write 65536, 64k or 1m"))
+}
+
+fn packets(text: &str) -> Result<u32, String> {
+    let found = text.parse().ok().filter(|n| (1..=1000).contains(n));
+    found.ok_or_else(|| format!("`{text}` is not a number of packets: write 1 to 1000"))
+}
+
+/// `codel`, `codel+ecn` or `mark:1ms`.
+fn aqm(text: &str, ecn: bool) -> Result<(Aqm, bool), String> {
+    match (text, text.strip_prefix("mark:")) {
+        ("droptail", _) => Ok((Aqm::DropTail, ecn)),
+        ("codel", _) => Ok((Aqm::CODEL, ecn)),
+        ("codel+ecn", _) => Ok((Aqm::CODEL, true)),
+        (_, Some(above)) => Ok((Aqm::Step { above: time(above)? }, true)),
+        _ => Err(format!(
+            "`{text}` manages no queue: there are droptail, codel, codel+ecn, mark:1ms"
+        )),
+    }
+}
+
+/// `10mbit:64k`: a rate and a burst.
+fn policer(text: &str) -> Result<Policer, String> {
+    let (at, burst) = text.split_once(':').ok_or_else(|| {
+        format!("`{text}` is not a policer: write a rate and a burst, 10mbit:64k")
+    })?;
+    Ok(Policer { rate_bps: rate(at)?, burst_bytes: bytes(burst)? as u64 })
 }
 
 #[cfg(test)]
@@ -80,11 +146,26 @@ mod tests {
     fn every_fault_is_read() {
         let spec: FaultSpec =
             "loss=1%,reorder=0.02,dup=3%,corrupt=0.1%,delay=5ms,seed=7".parse().unwrap();
-        assert!((spec.loss - 0.01).abs() < 1e-12);
-        assert!((spec.reorder - 0.02).abs() < 1e-12);
-        assert!((spec.duplicate - 0.03).abs() < 1e-12);
-        assert!((spec.corrupt - 0.001).abs() < 1e-12);
-        assert_eq!((spec.delay, spec.seed), (Duration::from_millis(5), 7));
+        assert!((spec.path.loss - 0.01).abs() < 1e-12);
+        assert!((spec.path.reorder - 0.02).abs() < 1e-12);
+        assert!((spec.path.duplicate - 0.03).abs() < 1e-12);
+        assert!((spec.path.corrupt - 0.001).abs() < 1e-12);
+        assert_eq!((spec.path.delay, spec.seed), (Duration::from_millis(5), 7));
+        assert_eq!((spec.path.reorder_pkts, spec.path.cut), (4, 1.0));
+    }
+
+    #[test]
+    fn every_bottleneck_is_read() {
+        let text = "rate=10mbit,queue=64k,aqm=codel+ecn,jitter=200us,loss-run=3,reorder-by=9";
+        let path = text.parse::<FaultSpec>().unwrap().path;
+        assert_eq!((path.rate_bps, path.queue_bytes), (Some(10_000_000), 64 << 10));
+        assert_eq!((path.aqm, path.ecn), (Aqm::CODEL, true));
+        assert_eq!(path.jitter, Duration::from_micros(200));
+        assert_eq!((path.loss_run_pkts, path.reorder_pkts), (3.0, 9));
+        let path = "police=1gbit:1m,aqm=mark:1ms".parse::<FaultSpec>().unwrap().path;
+        assert_eq!(path.policer, Some(Policer { rate_bps: 1_000_000_000, burst_bytes: 1 << 20 }));
+        assert_eq!(path.aqm, Aqm::Step { above: Duration::from_millis(1) });
+        assert!(path.ecn && path.cut == 1.0);
     }
 
     #[test]
@@ -97,6 +178,14 @@ mod tests {
             ("loss=NaN", "`NaN`"),
             ("delay=5", "`5`"),
             ("seed=x", "`x`"),
+            ("rate=0mbit", "`0mbit`"),
+            ("rate=10", "`10`"),
+            ("queue=2g", "`2g`"),
+            ("aqm=red", "`red`"),
+            ("aqm=mark:x", "`x`"),
+            ("police=1mbit", "`1mbit`"),
+            ("loss-run=0", "`0`"),
+            ("jitter=99999s", "`99999s`"),
         ] {
             let error = text.parse::<FaultSpec>().unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
@@ -107,7 +196,7 @@ mod tests {
         #[test]
         fn no_text_panics_and_no_rate_leaves_the_unit_interval(text in "[a-z]{0,8}=?[-0-9.%a-z,=]{0,40}") {
             if let Ok(s) = text.parse::<FaultSpec>() {
-                for rate in [s.loss, s.reorder, s.duplicate, s.corrupt] {
+                for rate in [s.path.loss, s.path.reorder, s.path.duplicate, s.path.corrupt] {
                     prop_assert!((0.0..=1.0).contains(&rate));
                 }
             }

@@ -10,8 +10,9 @@ mod sim;
 use fulmar_base::EtherAddr;
 use fulmar_netdev::{Caps, TxReader, TxTime};
 
+pub use fulmar_netdev::impair::Impairments;
 pub use ring::{Link, pair};
-pub use sim::{Impairments, SimLink, sim_pair, sim_pair_each_way};
+pub use sim::{SimLink, sim_pair, sim_pair_each_way};
 
 /// What both ends of a link have in common.
 #[derive(Clone, Debug)]

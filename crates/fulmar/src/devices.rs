@@ -13,13 +13,14 @@ use fulmar_drivers::packet::{PacketConfig, PacketSocket};
 use fulmar_drivers::shm::{Shm, ShmConfig, Side};
 use fulmar_drivers::tap::{Tap, TapConfig};
 use fulmar_netdev::Device;
-use fulmar_netdev::fault::{Faults, Rates};
+use fulmar_netdev::impair::Impairments;
+use fulmar_netdev::impaired::Impaired;
 use fulmar_netdev::pcap::PcapWriter;
 
 pub use fulmar_drivers::{
     OpenError, link, packet as packet_socket, shm as shm_device, sim, tap as tap_device,
 };
-pub use fulmar_netdev::fault;
+pub use fulmar_netdev::impair;
 pub use spec::{ParseSpecError, Spec};
 
 /// A device by its name: `fulmar0` (any interface: a TAP if it is one or does not exist yet, else as a
@@ -160,8 +161,13 @@ pub fn capture(device: impl Device + 'static, out: impl Write + Send + 'static) 
     Box::new(PcapWriter::new(device, out, since_epoch.saturating_sub(uptime)))
 }
 
-/// The same device on a bad network: loss, duplication, reordering, damage and delay, the same for
-/// the same seed. `tx` is what happens to sent packets, `rx` to received ones.
-pub fn faulty(device: impl Device + 'static, seed: u64, tx: Rates, rx: Rates) -> Box<dyn Device> {
-    Box::new(Faults::new(device, seed, tx, rx))
+/// The same device behind a bad network: loss, reordering, delay, a bottleneck, the same for the same seed. `tx` is
+/// what happens to sent packets, `rx` to received ones.
+pub fn impaired(
+    device: impl Device + 'static,
+    seed: u64,
+    tx: &Impairments,
+    rx: &Impairments,
+) -> Box<dyn Device> {
+    Box::new(Impaired::new(device, seed, tx, rx))
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fulmar::base::{Counter, EtherAddr};
-use fulmar::devices::fault::Rates;
+use fulmar::devices::impair::Impairments;
 use fulmar::devices::sim::{
     Coalesce, Command, FarEnd, HardwareThread, Service, SimConfig, SimHandle, pattern,
 };
@@ -142,10 +142,17 @@ fn two_stacks_talk_over_a_wire_in_every_mode() {
 #[test]
 fn a_bad_path_to_the_peer_costs_time_but_no_byte() {
     const TOTAL: usize = 4 << 20;
-    let bad = Rates { drop: 0.01, duplicate: 0.005, reorder: 0.01, ..Rates::default() };
-    let none = Rates::default();
+    let bad = Impairments {
+        loss: 0.01,
+        duplicate: 0.005,
+        reorder: 0.01,
+        reorder_pkts: 4,
+        cut: 1.0,
+        ..Impairments::default()
+    };
+    let none = Impairments::default();
     let (device, handle) = devices::sim_nic(with_verify(SimConfig::default())).unwrap();
-    let stack = build(devices::faulty(device, 7, bad.clone(), none), 1, TcpConfig::default());
+    let stack = build(devices::impaired(device, 7, &bad, &none), 1, TcpConfig::default());
     send(&stack, "10.9.0.2:9", TOTAL);
     let c = handle.counts();
     assert_eq!((c.peer_bytes_in, c.peer_wrong_bytes), (TOTAL as u64, 0));
@@ -154,7 +161,7 @@ fn a_bad_path_to_the_peer_costs_time_but_no_byte() {
     let mut config = with_verify(SimConfig::default());
     config.far_end.services = vec![(0..=65535, Service::Generate { bytes: TOTAL as u64 })];
     let (device, handle) = devices::sim_nic(config).unwrap();
-    let stack = build(devices::faulty(device, 8, bad.clone(), bad), 1, TcpConfig::default());
+    let stack = build(devices::impaired(device, 8, &bad, &bad), 1, TcpConfig::default());
     let mut c = TcpStream::connect(&stack, "10.9.0.2:19").unwrap();
     assert_eq!(receive(&mut c), TOTAL);
     assert!(handle.counts().peer_resent_bytes > 0, "nothing was lost: the test tests nothing");

@@ -182,7 +182,8 @@ mod tests {
     use fulmar_base::{Counters, EtherAddr, Instant, OwnerKey};
     use fulmar_mbuf::Pool;
 
-    use crate::fault::{Faults, Rates};
+    use crate::impair::Impairments;
+    use crate::impaired::Impaired;
     use crate::moderation::Profile;
     use crate::pcap::PcapWriter;
     use crate::testing::{Mirror, place, pool};
@@ -323,8 +324,8 @@ mod tests {
         };
         let is_inspected =
             |caps: &Caps| caps.tx_reader == TxReader::Process && caps.tx_time == TxTime::Exact;
-        let rates = Rates::default;
-        let faults = Faults::new(behind(), 1, rates(), rates());
+        let rates = Impairments::default;
+        let faults = Impaired::new(behind(), 1, &rates(), &rates());
         assert!(is_inspected(faults.caps()) && !faults.caps().places_on_receive);
         let pcap = PcapWriter::new(behind(), std::io::sink(), Default::default());
         assert!(is_inspected(pcap.caps()) && pcap.caps().places_on_receive);

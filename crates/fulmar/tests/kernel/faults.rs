@@ -3,7 +3,7 @@
 use std::net;
 
 use fulmar::TcpStream;
-use fulmar::devices::fault::Rates;
+use fulmar::devices::impair::Impairments;
 
 use crate::support::buffers_come_home_but;
 use crate::tcp::exchange;
@@ -11,7 +11,7 @@ use crate::{KERNEL, KERNEL6, POSTED, in_namespace, stack_with_faults};
 
 const LEN: usize = 3 << 20;
 
-fn bytes_survive(rates: &Rates) {
+fn bytes_survive(rates: &Impairments) {
     for (seed, address) in [(1, KERNEL), (2, KERNEL6)] {
         let stack = stack_with_faults(seed, rates);
         let listener = net::TcpListener::bind((address, 80)).unwrap();
@@ -30,12 +30,14 @@ fn bytes_survive(rates: &Rates) {
 #[test]
 fn every_byte_survives_loss_reordering_duplicates_and_flipped_bits() {
     in_namespace!(|| {
-        bytes_survive(&Rates {
-            drop: 0.01,
+        bytes_survive(&Impairments {
+            loss: 0.01,
             reorder: 0.02,
+            reorder_pkts: 4,
+            cut: 1.0,
             duplicate: 0.02,
             corrupt: 0.005,
-            ..Rates::default()
+            ..Impairments::default()
         });
     });
 }

@@ -24,7 +24,7 @@ mod sys;
 mod tcp;
 mod udp;
 
-use fulmar::devices::{self, fault::Rates};
+use fulmar::devices::{self, impair::Impairments};
 use fulmar::{Device, Stack};
 
 use namespace::ip;
@@ -71,7 +71,7 @@ fn stack() -> Stack {
 }
 
 /// The same on a bad network.
-fn stack_with_faults(seed: u64, rates: &Rates) -> Stack {
+fn stack_with_faults(seed: u64, rates: &Impairments) -> Stack {
     let device = tap("fulmar0", KERNEL, KERNEL6);
-    stack_on(devices::faulty(device, seed, rates.clone(), rates.clone()))
+    stack_on(devices::impaired(device, seed, rates, rates))
 }

@@ -1,19 +1,20 @@
-use fulmar_base::Counter;
+use fulmar_base::{Counter, DropReason};
 
 use super::*;
+use crate::Packet;
 use crate::testing::{Mirror, frame, packet, place, pool};
 
 struct Rig {
-    device: Faults<Mirror>,
+    device: Impaired<Mirror>,
     pool: Pool,
     burst: Burst,
     counters: Counters,
 }
 
 impl Rig {
-    fn new(seed: u64, tx: Rates, rx: Rates) -> Rig {
+    fn new(seed: u64, tx: &Impairments, rx: &Impairments) -> Rig {
         Rig {
-            device: Faults::new(Mirror::new(), seed, tx, rx),
+            device: Impaired::new(Mirror::new(), seed, tx, rx),
             pool: pool(),
             burst: Burst::with_capacity(256),
             counters: Counters::default(),
@@ -35,18 +36,20 @@ impl Rig {
     }
 }
 
-fn rough() -> Rates {
-    Rates {
-        drop: 0.1,
+fn rough() -> Impairments {
+    Impairments {
+        loss: 0.1,
         duplicate: 0.1,
         reorder: 0.2,
+        reorder_pkts: 4,
+        reorder_delay: Duration::from_millis(5),
         delay: Duration::from_millis(3),
-        ..Rates::default()
+        ..Impairments::default()
     }
 }
 
 /// Numbered frames, one per millisecond, and what comes out when.
-fn run(seed: u64, tx: Rates, rx: Rates) -> (Vec<(u64, u16)>, Rig) {
+fn run(seed: u64, tx: &Impairments, rx: &Impairments) -> (Vec<(u64, u16)>, Rig) {
     let mut rig = Rig::new(seed, tx, rx);
     let mut log = Vec::new();
     for ms in 0..600u64 {
@@ -65,27 +68,28 @@ fn run(seed: u64, tx: Rates, rx: Rates) -> (Vec<(u64, u16)>, Rig) {
 
 #[test]
 fn the_same_seed_gives_the_same_trouble_and_another_seed_another() {
-    let log = run(1, rough(), rough()).0;
-    assert_eq!(log, run(1, rough(), rough()).0);
-    assert_ne!(log, run(2, rough(), rough()).0);
+    let log = run(1, &rough(), &rough()).0;
+    assert_eq!(log, run(1, &rough(), &rough()).0);
+    assert_ne!(log, run(2, &rough(), &rough()).0);
 }
 
 #[test]
 fn without_rates_frames_pass_untouched_and_in_order() {
-    let (log, rig) = run(1, Rates::default(), Rates::default());
+    let (log, rig) = run(1, &Impairments::default(), &Impairments::default());
     assert_eq!(log, (0..500).map(|n| (u64::from(n), n)).collect::<Vec<_>>());
-    assert_eq!(rig.device.counts(), Default::default());
+    let untouched = PathCounts { passed: 500, ..PathCounts::default() };
+    assert_eq!(rig.device.counts(), (untouched, untouched));
     assert_eq!(rig.device.next_deadline(), None);
 }
 
 #[test]
-fn every_packet_is_delivered_dropped_or_duplicated_and_counted() {
-    let (log, rig) = run(5, rough(), Rates::default());
+fn every_packet_is_delivered_lost_or_duplicated_and_counted() {
+    let (log, rig) = run(5, &rough(), &Impairments::default());
     let (tx, rx) = rig.device.counts();
-    assert_eq!(log.len() as u64, 500 - tx.dropped + tx.duplicated);
-    assert_eq!(rig.counters.drops(DropReason::Injected), tx.dropped);
-    assert_eq!(rx, FaultCounts::default());
-    assert!((25..80).contains(&tx.dropped) && (25..80).contains(&tx.duplicated), "{tx:?}");
+    assert_eq!(log.len() as u64, 500 - tx.lost + tx.duplicated);
+    assert_eq!(rig.counters.drops(DropReason::Injected), tx.lost);
+    assert_eq!(rx, PathCounts { passed: rx.passed, ..PathCounts::default() });
+    assert!((25..80).contains(&tx.lost) && (25..80).contains(&tx.duplicated), "{tx:?}");
     assert!((60..140).contains(&tx.reordered), "{tx:?}");
     assert!(log.windows(2).any(|w| w[1].1 < w[0].1));
     let (pool, drained) = (rig.pool, rig.device);
@@ -95,8 +99,14 @@ fn every_packet_is_delivered_dropped_or_duplicated_and_counted() {
 
 #[test]
 fn a_held_packet_leaves_in_time_when_nothing_overtakes_it() {
-    let rates = Rates { reorder: 1.0, ..Rates::default() };
-    let mut rig = Rig::new(1, rates, Rates::default());
+    let held = Duration::from_millis(5);
+    let rates = Impairments {
+        reorder: 1.0,
+        reorder_pkts: 4,
+        reorder_delay: held,
+        ..Impairments::default()
+    };
+    let mut rig = Rig::new(1, &rates, &Impairments::default());
     let p = packet(&mut rig.pool, &[1, 2]);
     rig.send(10, p);
     assert_eq!(rig.device.next_deadline(), Some(Instant::from_millis(15)));
@@ -107,8 +117,8 @@ fn a_held_packet_leaves_in_time_when_nothing_overtakes_it() {
 
 #[test]
 fn delay_is_kept_in_both_directions() {
-    let delay = |ms| Rates { delay: Duration::from_millis(ms), ..Rates::default() };
-    let mut rig = Rig::new(1, delay(4), delay(6));
+    let delay = |ms| Impairments { delay: Duration::from_millis(ms), ..Impairments::default() };
+    let mut rig = Rig::new(1, &delay(4), &delay(6));
     let p = packet(&mut rig.pool, &[1, 2]);
     rig.send(0, p);
     assert!(rig.receive(3).is_empty());
@@ -121,8 +131,8 @@ fn delay_is_kept_in_both_directions() {
 fn a_corrupted_packet_fails_its_checksum_and_shared_bytes_stay_whole() {
     for (v6, udp) in [(false, false), (false, true), (true, false), (true, true)] {
         for seed in 0..50 {
-            let rates = Rates { corrupt: 1.0, ..Rates::default() };
-            let mut rig = Rig::new(seed, rates, Rates::default());
+            let rates = Impairments { corrupt: 1.0, ..Impairments::default() };
+            let mut rig = Rig::new(seed, &rates, &Impairments::default());
             let p = frame(&mut rig.pool, v6, udp, &[9; 300], 1000);
             let held = rig.pool.clone_range(&p.chain, 0, p.chain.len()).unwrap();
             let before = held.to_vec();
@@ -149,8 +159,8 @@ fn a_corrupted_packet_fails_its_checksum_and_shared_bytes_stay_whole() {
 
 #[test]
 fn received_super_frames_are_cut_before_trouble_strikes() {
-    let rates = Rates { drop: 0.5, ..Rates::default() };
-    let mut rig = Rig::new(3, Rates::default(), rates);
+    let rates = Impairments { loss: 0.5, cut: 1.0, ..Impairments::default() };
+    let mut rig = Rig::new(3, &Impairments::default(), &rates);
     let p = frame(&mut rig.pool, false, false, &[1; 40_000], 1000);
     rig.send(0, p);
     let got = rig.receive(0);
@@ -161,8 +171,8 @@ fn received_super_frames_are_cut_before_trouble_strikes() {
 
 #[test]
 fn arp_is_never_corrupted() {
-    let rates = Rates { corrupt: 1.0, ..Rates::default() };
-    let mut rig = Rig::new(3, rates, Rates::default());
+    let rates = Impairments { corrupt: 1.0, ..Impairments::default() };
+    let mut rig = Rig::new(3, &rates, &Impairments::default());
     let mut bytes = [0; 42];
     bytes[12..14].copy_from_slice(&[0x08, 0x06]);
     let p = packet(&mut rig.pool, &bytes);
@@ -172,7 +182,7 @@ fn arp_is_never_corrupted() {
 
 #[test]
 fn frames_that_the_device_behind_refuses_are_offered_again() {
-    let mut rig = Rig::new(3, Rates::default(), Rates::default());
+    let mut rig = Rig::new(3, &Impairments::default(), &Impairments::default());
     rig.device.inner_mut().limit = 0;
     let p = packet(&mut rig.pool, &[1, 2]);
     rig.send(0, p);
@@ -186,7 +196,7 @@ fn frames_that_the_device_behind_refuses_are_offered_again() {
 
 #[test]
 fn placement_is_refused_whatever_the_device_behind_says() {
-    let mut rig = Rig::new(1, Rates::default(), Rates::default());
+    let mut rig = Rig::new(1, &Impairments::default(), &Impairments::default());
     assert_eq!(place(&mut Mirror::new(), 10), Some(Ok(())));
     assert_eq!(place(&mut rig.device, 10), None);
 }

@@ -1,0 +1,336 @@
+//! What a path does to packets: loss, reordering, duplicates, flipped bits, delay, and a bottleneck with its queue.
+//!
+//! A [`Path`] is one direction. It takes frames and holds each until it is due; all that happens follows from a
+//! seed and from what was sent when. [`crate::impaired`] puts two paths in front of a device, and the simulated
+//! link of `drivers` joins two stacks by them.
+//!
+//! ```text
+//! sender ─► policer ─► queue with its AQM, rate ─► loss ─► bit flips, duplicates ─► delay, jitter, reordering ─► receiver
+//! ```
+
+mod bottleneck;
+mod strike;
+
+use alloc::collections::VecDeque;
+
+use fulmar_base::{Counters, DropReason, Duration, Instant};
+use fulmar_mbuf::{Pool, Purpose};
+
+use crate::delay::DelayQueue;
+use crate::offload::{self, Refusal};
+use crate::{Burst, Chance, Packet, Rng};
+pub use bottleneck::{Aqm, Policer};
+use bottleneck::{Bottleneck, Passage};
+pub use strike::{corrupt, duplicate, mark_congestion};
+
+/// Packets cut at a time.
+const CUT_PKTS: usize = 64;
+
+/// What happens to the packets of one direction. The default is a perfect path without delay.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Impairments {
+    /// Bits per second of the bottleneck; `None`: no limit.
+    pub rate_bps: Option<u64>,
+    /// Bytes that may wait for a limited rate; what comes on top is dropped.
+    pub queue_bytes: usize,
+    /// What else the queue drops or marks.
+    pub aqm: Aqm,
+    /// The queue marks ECN-capable packets (RFC 3168) where its AQM would drop them.
+    pub ecn: bool,
+    /// Drops what exceeds a rate, without a queue.
+    pub policer: Option<Policer>,
+    /// Time from the last bit sent to delivery.
+    pub delay: Duration,
+    /// Up to so much more, drawn evenly; order is kept.
+    pub jitter: Duration,
+    /// Part of the packets that are lost, 0 to 1.
+    pub loss: f64,
+    /// Mean number of packets that are lost in a row (a Gilbert model); up to 1: each on its own.
+    pub loss_run_pkts: f64,
+    /// Part of the packets that later ones overtake.
+    pub reorder: f64,
+    /// By how many packets at most; 0: by those sent in the next `reorder_delay`.
+    pub reorder_pkts: u32,
+    /// How much later an overtaken packet arrives at the most.
+    pub reorder_delay: Duration,
+    /// Part of the packets that arrive twice.
+    pub duplicate: f64,
+    /// Part of the packets of which one bit is flipped.
+    pub corrupt: f64,
+    /// Part of the super-frames that are cut into packets first, so that trouble strikes packets and not whole
+    /// super-frames. One chosen for corruption is always cut.
+    pub cut: f64,
+}
+
+impl Default for Impairments {
+    fn default() -> Impairments {
+        Impairments {
+            rate_bps: None,
+            queue_bytes: 256 << 10,
+            aqm: Aqm::DropTail,
+            ecn: false,
+            policer: None,
+            delay: Duration::ZERO,
+            jitter: Duration::ZERO,
+            loss: 0.0,
+            loss_run_pkts: 1.0,
+            reorder: 0.0,
+            reorder_pkts: 0,
+            reorder_delay: Duration::from_millis(1),
+            duplicate: 0.0,
+            corrupt: 0.0,
+            cut: 0.0,
+        }
+    }
+}
+
+/// What was done to the packets of one direction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PathCounts {
+    /// Lost by chance.
+    pub lost: u64,
+    /// Dropped by the queue, its AQM or the policer.
+    pub queue_drops: u64,
+    /// Marked with Congestion Experienced.
+    pub marked: u64,
+    /// Sent twice.
+    pub duplicated: u64,
+    /// Overtaken.
+    pub reordered: u64,
+    /// With one bit flipped.
+    pub corrupted: u64,
+    /// Frames that passed the bottleneck.
+    pub passed: u64,
+    /// The sum of the times they took for it, in nanoseconds.
+    pub passed_ns: u64,
+}
+
+/// Whose memory the packets of a super-frame that is cut refer to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cuts {
+    /// The super-frame's.
+    Shared,
+    /// Their own where they would pin much more than they hold: a receiver is charged for what it pins.
+    Own,
+}
+
+/// A packet that waits until `overtakers` others have passed, or until `due`.
+struct Waiting {
+    overtakers: u32,
+    due: Instant,
+    packet: Packet,
+}
+
+/// One direction of a path.
+pub struct Path {
+    rng: Rng,
+    how: Impairments,
+    loss: Chance,
+    loss_ends: Chance,
+    loses: bool,
+    reorder: Chance,
+    duplicate: Chance,
+    corrupt: Chance,
+    cut: Chance,
+    cuts_are: Cuts,
+    bottleneck: Bottleneck,
+    waiting: VecDeque<Waiting>,
+    way: DelayQueue,
+    cuts: Burst,
+    /// When the last packet that keeps its place is delivered.
+    last_due: Instant,
+    counts: PathCounts,
+}
+
+impl Path {
+    /// A path on which at most `capacity` frames are held; what comes on top is dropped.
+    pub fn new(seed: u64, how: &Impairments, capacity: usize, cuts_are: Cuts) -> Path {
+        let run = how.loss_run_pkts.max(1.0);
+        // The share of the lost stays what it is: runs begin the more seldom the longer they are.
+        let begins = how.loss / (run * (1.0 - how.loss) + how.loss).max(how.loss.max(1e-12));
+        Path {
+            rng: Rng::new(seed),
+            loss: Chance::new(if run > 1.0 { begins } else { how.loss }),
+            loss_ends: Chance::new(1.0 / run),
+            loses: false,
+            reorder: Chance::new(how.reorder),
+            duplicate: Chance::new(how.duplicate),
+            corrupt: Chance::new(how.corrupt),
+            cut: Chance::new(how.cut),
+            cuts_are,
+            bottleneck: Bottleneck::new(),
+            how: how.clone(),
+            waiting: VecDeque::new(),
+            way: DelayQueue::with_capacity(capacity),
+            cuts: Burst::with_capacity(CUT_PKTS),
+            last_due: Instant::ZERO,
+            counts: PathCounts::default(),
+        }
+    }
+
+    /// What was done so far.
+    pub fn counts(&self) -> PathCounts {
+        self.counts
+    }
+
+    /// Frames on their way.
+    pub fn held_frames(&self) -> usize {
+        self.way.len() + self.waiting.len()
+    }
+
+    /// Sends one frame on its way, or several if it is cut.
+    pub fn send(&mut self, now: Instant, p: Packet, pool: &mut Pool, counters: &mut Counters) {
+        let is_super = p.offload.gso.is_some();
+        let flips = self.rng.happens(self.corrupt);
+        if !is_super || !(flips || self.rng.happens(self.cut)) {
+            return self.send_packet(now, p, flips, pool, counters);
+        }
+        // One of the packets that a corrupted super-frame is cut into is struck.
+        let victim = flips.then(|| self.rng.below(p.wire_packets() as u64));
+        let mut index = 0;
+        let mut rest = Some(p);
+        while let Some(p) = rest.take() {
+            match offload::segment(p, pool, &mut self.cuts, counters) {
+                Ok(()) => {}
+                Err(u) if u.why == Refusal::NoRoom => rest = Some(u.packet),
+                Err(u) => drop_frame(u.packet, reason(u.why), pool, counters),
+            }
+            while let Some(mut p) = self.cuts.pop_front() {
+                if self.cuts_are == Cuts::Own && p.chain.truesize() > 4 * p.chain.len() {
+                    // Without memory it stays as it is.
+                    let _ = offload::make_unique(&mut p.chain, pool, Purpose::Receive);
+                }
+                self.send_packet(now, p, victim == Some(index), pool, counters);
+                index += 1;
+            }
+        }
+    }
+
+    /// One packet, or one super-frame that stays whole: every draw happens here, in this order.
+    fn send_packet(
+        &mut self,
+        now: Instant,
+        mut p: Packet,
+        flips: bool,
+        pool: &mut Pool,
+        counters: &mut Counters,
+    ) {
+        let left = match self.bottleneck.pass(now, &p, &self.how) {
+            Passage::Dropped => {
+                self.counts.queue_drops += p.wire_packets() as u64;
+                return drop_frame(p, DropReason::TxQueueFull, pool, counters);
+            }
+            Passage::Struck(left) if !(self.how.ecn && mark_congestion(&mut p, pool)) => {
+                self.bottleneck.give_back(left, &p, &self.how);
+                self.counts.queue_drops += p.wire_packets() as u64;
+                return drop_frame(p, DropReason::TxQueueFull, pool, counters);
+            }
+            Passage::Struck(left) => {
+                self.counts.marked += p.wire_packets() as u64;
+                left
+            }
+            Passage::At(left) => left,
+        };
+        self.counts.passed += 1;
+        self.counts.passed_ns += left.since(now).as_nanos() as u64;
+        if self.is_lost() {
+            self.counts.lost += 1;
+            return drop_frame(p, DropReason::Injected, pool, counters);
+        }
+        if flips {
+            if corrupt(&mut p, &mut self.rng, pool).is_err() {
+                return drop_frame(p, DropReason::NoBuffer, pool, counters);
+            }
+            self.counts.corrupted += 1;
+        }
+        if self.rng.happens(self.duplicate) {
+            match duplicate(&p, pool) {
+                Ok(twin) => {
+                    self.counts.duplicated += 1;
+                    self.deliver(left, twin, pool, counters);
+                }
+                Err(_) => counters.drop_packet(DropReason::NoBuffer),
+            }
+        }
+        self.deliver(left, p, pool, counters);
+    }
+
+    fn is_lost(&mut self) -> bool {
+        if self.how.loss_run_pkts <= 1.0 {
+            return self.rng.happens(self.loss);
+        }
+        let change = if self.loses { self.loss_ends } else { self.loss };
+        if self.rng.happens(change) {
+            self.loses = !self.loses;
+        }
+        self.loses
+    }
+
+    fn deliver(&mut self, left: Instant, p: Packet, pool: &mut Pool, counters: &mut Counters) {
+        let jitter = self.rng.below(self.how.jitter.as_nanos() as u64 + 1);
+        let due = left + self.how.delay + Duration::from_nanos(jitter);
+        let is_overtaken = self.rng.happens(self.reorder);
+        self.counts.reordered += u64::from(is_overtaken);
+        if is_overtaken && self.how.reorder_pkts > 0 {
+            let overtakers = 1 + self.rng.below(u64::from(self.how.reorder_pkts)) as u32;
+            let due = due + self.how.reorder_delay;
+            return self.waiting.push_back(Waiting { overtakers, due, packet: p });
+        }
+        if is_overtaken {
+            return self.hold(due + self.how.reorder_delay, p, pool, counters);
+        }
+        self.last_due = self.last_due.max(due);
+        self.hold(self.last_due, p, pool, counters);
+        self.overtake(pool, counters);
+    }
+
+    fn hold(&mut self, due: Instant, p: Packet, pool: &mut Pool, counters: &mut Counters) {
+        if let Err(p) = self.way.push(due, p) {
+            drop_frame(p, DropReason::TxQueueFull, pool, counters);
+        }
+    }
+
+    /// One packet has passed those that wait to be overtaken: they follow right behind it.
+    fn overtake(&mut self, pool: &mut Pool, counters: &mut Counters) {
+        self.waiting.iter_mut().for_each(|w| w.overtakers -= 1);
+        while let Some(at) = self.waiting.iter().position(|w| w.overtakers == 0) {
+            let Some(w) = self.waiting.remove(at) else { break };
+            self.hold(self.last_due, w.packet, pool, counters);
+        }
+    }
+
+    /// Takes the next frame that is due.
+    pub fn pop_due(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        counters: &mut Counters,
+    ) -> Option<Packet> {
+        while let Some(at) = self.waiting.iter().position(|w| w.due <= now) {
+            let w = self.waiting.remove(at)?;
+            self.hold(w.due, w.packet, pool, counters);
+        }
+        self.way.pop_due(now)
+    }
+
+    /// When the next frame is due.
+    pub fn next_due(&self) -> Option<Instant> {
+        let waiting = self.waiting.iter().map(|w| w.due).min();
+        waiting.into_iter().chain(self.way.next_due()).min()
+    }
+}
+
+pub(crate) fn drop_frame(p: Packet, reason: DropReason, pool: &mut Pool, counters: &mut Counters) {
+    counters.drop_packet(reason);
+    pool.free(p.chain);
+}
+
+const fn reason(why: Refusal) -> DropReason {
+    match why {
+        Refusal::Drop(reason) => reason,
+        Refusal::NoBuffer | Refusal::NoRoom => DropReason::NoBuffer,
+    }
+}
+
+#[cfg(test)]
+mod tests;

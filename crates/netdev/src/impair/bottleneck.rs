@@ -1,0 +1,206 @@
+//! The bottleneck of a path: a rate, the queue in front of it, and what manages that queue.
+//!
+//! Packets leave in the order in which they came and at a known rate, so the time at which each is dequeued is
+//! known when it is enqueued, and with it all that an AQM asks. Nothing is scheduled.
+
+use fulmar_base::{Duration, Instant};
+
+use super::Impairments;
+use crate::Packet;
+
+/// What a packet on the wire occupies beside its frame: preamble, check sequence and gap (IEEE 802.3).
+const WIRE_OVERHEAD_BYTES: u64 = 24;
+
+/// Active queue management of the queue in front of a limited rate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Aqm {
+    /// None: the queue drops when it is full.
+    #[default]
+    DropTail,
+    /// CoDel (RFC 8289), with its target and its interval.
+    CoDel {
+        /// The standing delay that is accepted.
+        target: Duration,
+        /// For how long more than that is accepted.
+        interval: Duration,
+    },
+    /// Strikes every packet that has waited for longer: the step of DCTCP (RFC 8257 section 3.1).
+    Step {
+        /// The delay.
+        above: Duration,
+    },
+}
+
+impl Aqm {
+    /// CoDel with the parameters of RFC 8289 section 4.4.
+    pub const CODEL: Aqm =
+        Aqm::CoDel { target: Duration::from_millis(5), interval: Duration::from_millis(100) };
+}
+
+/// A token bucket without a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Policer {
+    /// Bits per second.
+    pub rate_bps: u64,
+    /// Bytes that may pass at once.
+    pub burst_bytes: u64,
+}
+
+/// What becomes of a packet at the bottleneck.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Passage {
+    /// Its last bit leaves then.
+    At(Instant),
+    /// As `At`, and the AQM chose it: to be marked or dropped.
+    Struck(Instant),
+    /// The queue is full, or the policer refuses it.
+    Dropped,
+}
+
+/// The state of a bottleneck.
+pub(super) struct Bottleneck {
+    /// When the last bit that was accepted has left the sender.
+    busy_until: Instant,
+    codel: CoDel,
+    /// The policer's tokens in bits times nanoseconds per second, and when they were counted.
+    tokens: Option<u128>,
+    counted_at: Instant,
+}
+
+impl Bottleneck {
+    pub const fn new() -> Bottleneck {
+        Bottleneck {
+            busy_until: Instant::ZERO,
+            codel: CoDel::new(),
+            tokens: None,
+            counted_at: Instant::ZERO,
+        }
+    }
+
+    /// Sends a packet through.
+    pub fn pass(&mut self, now: Instant, p: &Packet, how: &Impairments) -> Passage {
+        if how.policer.is_some_and(|policer| !self.conforms(now, wire_bytes(p), &policer)) {
+            return Passage::Dropped;
+        }
+        let Some(rate_bps) = how.rate_bps else { return Passage::At(now) };
+        if self.busy_until.since(now) > time_of(how.queue_bytes as u64, rate_bps) {
+            return Passage::Dropped;
+        }
+        let dequeued_at = self.busy_until.max(now);
+        let sojourn = dequeued_at.since(now);
+        self.busy_until = dequeued_at + time_of(wire_bytes(p), rate_bps);
+        let is_struck = match how.aqm {
+            Aqm::DropTail => false,
+            Aqm::CoDel { target, interval } => {
+                self.codel.strikes(dequeued_at, sojourn, target, interval)
+            }
+            Aqm::Step { above } => sojourn > above,
+        };
+        if is_struck { Passage::Struck(self.busy_until) } else { Passage::At(self.busy_until) }
+    }
+
+    /// A packet that was struck is dropped: it takes no time of the link.
+    pub fn give_back(&mut self, left: Instant, p: &Packet, how: &Impairments) {
+        let Some(rate_bps) = how.rate_bps else { return };
+        let began =
+            left.as_nanos().saturating_sub(time_of(wire_bytes(p), rate_bps).as_nanos() as u64);
+        self.busy_until = Instant::from_nanos(began);
+    }
+
+    fn conforms(&mut self, now: Instant, bytes: u64, policer: &Policer) -> bool {
+        let bits = |bytes: u64| u128::from(bytes) * 8 * 1_000_000_000;
+        let full = bits(policer.burst_bytes);
+        let filled = now.since(self.counted_at).as_nanos() * u128::from(policer.rate_bps);
+        let tokens = self.tokens.map_or(full, |t| t.saturating_add(filled).min(full));
+        self.counted_at = self.counted_at.max(now);
+        let left = tokens.checked_sub(bits(bytes));
+        self.tokens = Some(left.unwrap_or(tokens));
+        left.is_some()
+    }
+}
+
+/// Bytes of all packets of a frame on the wire.
+fn wire_bytes(p: &Packet) -> u64 {
+    let per_packet = p.offload.gso.map_or(0, |g| u64::from(g.header_bytes));
+    let pkts = p.wire_packets() as u64;
+    p.chain.len() as u64 + (pkts - 1) * per_packet + pkts * WIRE_OVERHEAD_BYTES
+}
+
+fn time_of(bytes: u64, rate_bps: u64) -> Duration {
+    let ns = u128::from(bytes) * 8_000_000_000 / u128::from(rate_bps.max(1));
+    Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
+}
+
+/// The state machine of RFC 8289 section 5, one packet at a time.
+struct CoDel {
+    /// When the delay will have been above the target for an interval.
+    first_above: Option<Instant>,
+    drop_next: Instant,
+    count: u64,
+    last_count: u64,
+    dropping: bool,
+}
+
+impl CoDel {
+    const fn new() -> CoDel {
+        CoDel {
+            first_above: None,
+            drop_next: Instant::ZERO,
+            count: 0,
+            last_count: 0,
+            dropping: false,
+        }
+    }
+
+    /// Whether the packet that is dequeued `at` is struck.
+    fn strikes(
+        &mut self,
+        at: Instant,
+        sojourn: Duration,
+        target: Duration,
+        interval: Duration,
+    ) -> bool {
+        let may_drop = self.is_standing(at, sojourn, target, interval);
+        if self.dropping {
+            if !may_drop {
+                self.dropping = false;
+            } else if at >= self.drop_next {
+                self.count += 1;
+                self.drop_next = control_law(self.drop_next, interval, self.count);
+                return true;
+            }
+            return false;
+        }
+        if may_drop {
+            self.dropping = true;
+            // Soon after the last episode: with about the drop rate that controlled the queue then.
+            let delta = self.count - self.last_count;
+            let is_recent = at.since(self.drop_next) < interval * 16;
+            self.count = if delta > 1 && is_recent { delta } else { 1 };
+            self.last_count = self.count;
+            self.drop_next = control_law(at, interval, self.count);
+        }
+        may_drop
+    }
+
+    fn is_standing(
+        &mut self,
+        at: Instant,
+        sojourn: Duration,
+        target: Duration,
+        interval: Duration,
+    ) -> bool {
+        if sojourn < target {
+            self.first_above = None;
+            return false;
+        }
+        let due = *self.first_above.get_or_insert(at + interval);
+        at >= due
+    }
+}
+
+/// The time of the next drop: the interval divided by the square root of the number of drops.
+fn control_law(from: Instant, interval: Duration, count: u64) -> Instant {
+    let squared = interval.as_nanos() * interval.as_nanos() / u128::from(count.max(1));
+    from + Duration::from_nanos(squared.isqrt() as u64)
+}

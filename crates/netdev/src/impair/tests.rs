@@ -1,0 +1,204 @@
+use super::*;
+use crate::testing::{frame, packet, pool};
+
+const MS: Duration = Duration::from_millis(1);
+
+struct Rig {
+    path: Path,
+    pool: Pool,
+    counters: Counters,
+}
+
+impl Rig {
+    fn new(how: &Impairments) -> Rig {
+        let path = Path::new(7, how, 100_000, Cuts::Shared);
+        Rig { path, pool: pool(), counters: Counters::default() }
+    }
+
+    /// One frame of so many bytes.
+    fn send(&mut self, at: Instant, bytes: usize) {
+        let p = packet(&mut self.pool, &vec![0; bytes]);
+        self.path.send(at, p, &mut self.pool, &mut self.counters);
+    }
+
+    /// What arrives until `at`, one microsecond after the other where something is due.
+    fn arrivals(&mut self, until: Instant) -> Vec<Instant> {
+        let mut times = Vec::new();
+        while let Some(due) = self.path.next_due().filter(|due| *due <= until) {
+            let p = self.path.pop_due(due, &mut self.pool, &mut self.counters).unwrap();
+            self.pool.free(p.chain);
+            times.push(due);
+        }
+        times
+    }
+}
+
+fn at(ms: u64) -> Instant {
+    Instant::from_millis(ms)
+}
+
+#[test]
+fn a_bottleneck_spaces_packets_by_its_rate_and_drops_what_its_queue_does_not_take() {
+    // 1,226 bytes and 24 of the wire at 10 Mb/s: one millisecond each.
+    let rate =
+        Impairments { rate_bps: Some(10_000_000), queue_bytes: 5 * 1250, ..Default::default() };
+    let mut rig = Rig::new(&rate);
+    (0..10).for_each(|_| rig.send(at(0), 1226));
+    let times = rig.arrivals(at(1000));
+    assert_eq!(times, (1..=6).map(at).collect::<Vec<_>>());
+    assert_eq!(rig.path.counts().queue_drops, 4);
+    assert_eq!(rig.counters.drops(DropReason::TxQueueFull), 4);
+    assert_eq!(rig.path.counts().passed_ns, (1..=6).sum::<u64>() * 1_000_000);
+}
+
+#[test]
+fn codel_lets_a_burst_pass_and_shortens_a_standing_queue_by_drops_that_come_ever_sooner() {
+    let how = Impairments {
+        rate_bps: Some(10_000_000),
+        queue_bytes: 1 << 20,
+        aqm: Aqm::CODEL,
+        ..Default::default()
+    };
+    let mut rig = Rig::new(&how);
+    (0..90).for_each(|_| rig.send(at(0), 1226));
+    assert_eq!(rig.path.counts().queue_drops, 0, "a burst that is gone within the interval");
+
+    // 20 milliseconds of standing queue, at the rate of the link from then on.
+    let mut rig = Rig::new(&how);
+    (0..20).for_each(|_| rig.send(at(0), 1226));
+    let mut drops = Vec::new();
+    for ms in 1..1000 {
+        let before = rig.path.counts().queue_drops;
+        rig.send(at(ms), 1226);
+        if rig.path.counts().queue_drops > before {
+            drops.push(ms);
+        }
+    }
+    // RFC 8289 section 4.3: after an interval, then interval / sqrt(count) apart until the delay is below the target.
+    // The first is dequeued 100 ms after the packet that was dequeued at 5 ms, and was enqueued 19 ms before.
+    assert_eq!(drops[0], 86);
+    let gaps: Vec<u64> = drops.windows(2).map(|w| w[1] - w[0]).collect();
+    assert!((99..=102).contains(&gaps[0]) && (70..=73).contains(&gaps[1]), "{gaps:?}");
+    assert!((57..=60).contains(&gaps[2]), "{gaps:?}");
+    let waits = rig.path.counts();
+    assert!(waits.queue_drops >= 14, "{waits:?}");
+}
+
+#[test]
+fn an_aqm_marks_what_is_ecn_capable_and_drops_the_rest() {
+    let above = Duration::ZERO;
+    let how = Impairments {
+        rate_bps: Some(10_000_000),
+        aqm: Aqm::Step { above },
+        ecn: true,
+        ..Default::default()
+    };
+    for v6 in [false, true] {
+        for ect in [0, 1, 2] {
+            let mut rig = Rig::new(&how);
+            for _ in 0..2 {
+                let mut p = frame(&mut rig.pool, v6, false, &[5; 900], 1000);
+                offload::finish_checksum(&mut p, &mut rig.pool).unwrap();
+                set_ecn(&mut p, ect, v6);
+                rig.path.send(at(0), p, &mut rig.pool, &mut rig.counters);
+            }
+            let mut got = Vec::new();
+            while let Some(p) = rig.path.pop_due(at(1000), &mut rig.pool, &mut rig.counters) {
+                got.push(p);
+            }
+            let counts = rig.path.counts();
+            if ect == 0 {
+                assert_eq!((got.len(), counts.queue_drops, counts.marked), (1, 1, 0));
+                continue;
+            }
+            assert_eq!((got.len(), counts.queue_drops, counts.marked), (2, 0, 1));
+            assert_eq!((ecn_of(&got[0], v6), ecn_of(&got[1], v6)), (ect, 3));
+            assert!(got.iter().all(offload::verify), "the header checksum follows the mark");
+        }
+    }
+}
+
+fn ecn_of(p: &Packet, v6: bool) -> u8 {
+    let bytes = p.chain.to_vec();
+    if v6 { (bytes[15] >> 4) & 3 } else { bytes[15] & 3 }
+}
+
+fn set_ecn(p: &mut Packet, ect: u8, v6: bool) {
+    let mut bytes = p.chain.to_vec();
+    if v6 {
+        bytes[15] |= ect << 4;
+    } else {
+        bytes[15] |= ect;
+        bytes[24..26].fill(0);
+        let sum = fulmar_wire::checksum::checksum(&bytes[14..34]);
+        bytes[24..26].copy_from_slice(&sum.to_be_bytes());
+    }
+    p.chain.copy_from(0, &bytes);
+}
+
+#[test]
+fn a_dropped_packet_takes_no_time_of_the_link() {
+    let how = Impairments {
+        rate_bps: Some(10_000_000),
+        aqm: Aqm::Step { above: MS + MS / 2 },
+        ..Default::default()
+    };
+    let mut rig = Rig::new(&how);
+    (0..5).for_each(|_| rig.send(at(0), 1226));
+    rig.send(at(1), 1226);
+    assert_eq!(rig.arrivals(at(100)), [at(1), at(2), at(3)]);
+    assert_eq!(rig.path.counts().queue_drops, 3);
+}
+
+#[test]
+fn a_policer_lets_its_burst_pass_and_then_its_rate() {
+    let policer = Policer { rate_bps: 10_000_000, burst_bytes: 10 * 1250 };
+    let how = Impairments { policer: Some(policer), ..Default::default() };
+    let mut rig = Rig::new(&how);
+    (0..15).for_each(|_| rig.send(at(0), 1226));
+    assert_eq!(rig.arrivals(at(0)).len(), 10);
+    for ms in 1..=100 {
+        (0..2).for_each(|_| rig.send(at(ms), 1226));
+    }
+    assert_eq!(rig.arrivals(at(100)).len(), 100);
+    assert_eq!(rig.path.counts().queue_drops, 5 + 100);
+}
+
+#[test]
+fn losses_in_runs_are_as_many_and_as_long_as_asked_for() {
+    let how = Impairments { loss: 0.02, loss_run_pkts: 5.0, ..Default::default() };
+    let mut rig = Rig::new(&how);
+    let (mut lost, mut runs, mut was_lost) = (0u32, 0u32, false);
+    for _ in 0..200_000 {
+        let before = rig.path.counts().lost;
+        rig.send(at(0), 100);
+        let is_lost = rig.path.counts().lost > before;
+        lost += u32::from(is_lost);
+        runs += u32::from(is_lost && !was_lost);
+        was_lost = is_lost;
+        rig.arrivals(at(0));
+    }
+    assert!((3_400..4_600).contains(&lost), "{lost}");
+    let mean = f64::from(lost) / f64::from(runs);
+    assert!((4.5..5.5).contains(&mean), "{mean}");
+}
+
+#[test]
+fn a_rate_beyond_all_sense_and_one_of_a_bit_do_not_overflow() {
+    for rate_bps in [1, u64::MAX] {
+        for aqm in [Aqm::DropTail, Aqm::CODEL] {
+            let policer = Some(Policer { rate_bps, burst_bytes: u64::MAX });
+            let queue_bytes = usize::MAX;
+            let how = Impairments {
+                rate_bps: Some(rate_bps),
+                aqm,
+                policer,
+                queue_bytes,
+                ..Default::default()
+            };
+            let mut rig = Rig::new(&how);
+            (0..50).for_each(|n| rig.send(at(n * 1000), 1500));
+            rig.arrivals(at(1_000_000));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! A bad network in front of a device: what [`Impairments`] say happens to its frames, in each direction,
+//! reproducible from a seed.
+//!
+//! Placement is refused: a frame that is dropped or overtaken here would have been placed already. Frames held
+//! back are bounded in number; [`Device::next_deadline`] says when the next one is due, and every poll moves those
+//! that are.
+
+use alloc::format;
+
+use fulmar_base::{Counters, Duration, Instant};
+use fulmar_mbuf::Pool;
+
+use crate::impair::{Cuts, Impairments, Path, PathCounts, drop_frame};
+use crate::{Burst, Caps, Device, DeviceStats, DirectPlacement, Rng, forward_device, offload};
+
+/// Frames held per direction before no more are accepted.
+const HELD_PKTS: usize = 1024;
+/// Beyond that the packets of one super-frame still fit (65,535 bytes cut by the smallest MSS).
+const CAPACITY_PKTS: usize = HELD_PKTS + 1400;
+const BURST_PKTS: usize = 64;
+/// When to offer frames again that the device behind did not take.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// A device behind a bad network.
+pub struct Impaired<D: Device> {
+    inner: D,
+    caps: Caps,
+    tx: Path,
+    rx: Path,
+    tx_ready: Burst,
+    rx_fresh: Burst,
+    /// The device behind left frames in `tx_ready`: offer them again then.
+    retry_at: Option<Instant>,
+}
+
+impl<D: Device> Impaired<D> {
+    /// Puts a path in front of `inner`: `tx` for sent packets, `rx` for received ones. What happens follows from
+    /// `seed`, from the frames and from when they come.
+    pub fn new(inner: D, seed: u64, tx: &Impairments, rx: &Impairments) -> Impaired<D> {
+        let mut seeds = Rng::new(seed);
+        let caps = Caps { places_on_receive: false, ..inner.caps().inspected() };
+        Impaired {
+            inner,
+            caps,
+            tx: Path::new(seeds.number(), tx, CAPACITY_PKTS, Cuts::Own),
+            rx: Path::new(seeds.number(), rx, CAPACITY_PKTS, Cuts::Own),
+            tx_ready: Burst::with_capacity(BURST_PKTS),
+            rx_fresh: Burst::with_capacity(BURST_PKTS),
+            retry_at: None,
+        }
+    }
+
+    /// What was done so far to sent and to received packets.
+    pub fn counts(&self) -> (PathCounts, PathCounts) {
+        (self.tx.counts(), self.rx.counts())
+    }
+
+    /// The device behind.
+    pub fn inner_mut(&mut self) -> &mut D {
+        &mut self.inner
+    }
+
+    /// Hands everything that is due to the device behind.
+    fn flush(&mut self, now: Instant, pool: &mut Pool, counters: &mut Counters) {
+        loop {
+            release(&mut self.tx, now, pool, &mut self.tx_ready, BURST_PKTS, counters);
+            if self.tx_ready.is_empty() {
+                self.retry_at = None;
+                return;
+            }
+            self.inner.tx_burst(now, pool, &mut self.tx_ready, counters);
+            if !self.tx_ready.is_empty() {
+                self.retry_at = Some(now + RETRY);
+                return;
+            }
+        }
+    }
+}
+
+impl<D: Device> Device for Impaired<D> {
+    forward_device!(self => self.inner, except caps, tx_burst, rx_burst, next_deadline, placement, stats);
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn tx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        counters: &mut Counters,
+    ) -> usize {
+        let before = burst.len();
+        while has_space(&self.tx) {
+            let Some(p) = burst.pop_front() else { break };
+            match offload::check(&p, self.inner.caps()) {
+                Ok(()) => self.tx.send(now, p, pool, counters),
+                Err(reason) => drop_frame(p, reason, pool, counters),
+            }
+        }
+        self.flush(now, pool, counters);
+        before - burst.len()
+    }
+
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        self.flush(now, pool, counters);
+        if has_space(&self.rx) {
+            let budget = budget.min(BURST_PKTS);
+            self.inner.rx_burst(now, pool, &mut self.rx_fresh, budget, counters);
+        }
+        while let Some(p) = self.rx_fresh.pop_front() {
+            self.rx.send(now, p, pool, counters);
+        }
+        release(&mut self.rx, now, pool, out, budget, counters)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        // Frames that were refused wait for the next try, whatever else is due to be sent.
+        let tx = self.retry_at.or_else(|| self.tx.next_due());
+        earlier(earlier(tx, self.rx.next_due()), self.inner.next_deadline())
+    }
+
+    fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
+        None
+    }
+
+    fn stats(&self) -> DeviceStats {
+        let stats = self.inner.stats();
+        DeviceStats { name: format!("impaired({})", stats.name), ..stats }
+    }
+}
+
+fn has_space(path: &Path) -> bool {
+    path.held_frames() < HELD_PKTS
+}
+
+/// Moves what is due into `out`, at most `limit` frames; returns how many.
+fn release(
+    path: &mut Path,
+    now: Instant,
+    pool: &mut Pool,
+    out: &mut Burst,
+    limit: usize,
+    counters: &mut Counters,
+) -> usize {
+    let mut count = 0;
+    while count < limit.min(out.capacity()) && !out.is_full() {
+        let Some(p) = path.pop_due(now, pool, counters) else { break };
+        // There is room: the line above asked.
+        let _ = out.push(p);
+        count += 1;
+    }
+    count
+}
+
+fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    a.into_iter().chain(b).min()
+}
+
+#[cfg(test)]
+mod tests;
