@@ -12,7 +12,7 @@ use fulmar_netdev::{Caps, TxReader, TxTime};
 
 pub use fulmar_netdev::impair::Impairments;
 pub use ring::{Link, pair};
-pub use sim::{SimLink, sim_pair, sim_pair_each_way};
+pub use sim::{SentPath, SimLink, sim_pair, sim_pair_each_way};
 
 /// What both ends of a link have in common.
 #[derive(Clone, Debug)]

@@ -23,6 +23,9 @@ pub use bottleneck::{Aqm, Policer};
 use bottleneck::{Bottleneck, Passage};
 pub use strike::{corrupt, duplicate, mark_congestion};
 
+/// A run of losses ends with the packet that ends it, or after so long: a link that fades is back before a
+/// retransmission time-out.
+const LONGEST_RUN: Duration = Duration::from_millis(10);
 /// Packets cut at a time.
 const CUT_PKTS: usize = 64;
 
@@ -45,7 +48,7 @@ pub struct Impairments {
     pub jitter: Duration,
     /// Part of the packets that are lost, 0 to 1.
     pub loss: f64,
-    /// Mean number of packets that are lost in a row (a Gilbert model); up to 1: each on its own.
+    /// Mean number of packets that are lost in a row, within 10 ms (a Gilbert model); up to 1: each on its own.
     pub loss_run_pkts: f64,
     /// Part of the packets that later ones overtake.
     pub reorder: f64,
@@ -127,7 +130,8 @@ pub struct Path {
     how: Impairments,
     loss: Chance,
     loss_ends: Chance,
-    loses: bool,
+    /// Until when at the most all packets are lost, in a run of losses.
+    loses_until: Option<Instant>,
     reorder: Chance,
     duplicate: Chance,
     corrupt: Chance,
@@ -152,7 +156,7 @@ impl Path {
             rng: Rng::new(seed),
             loss: Chance::new(if run > 1.0 { begins } else { how.loss }),
             loss_ends: Chance::new(1.0 / run),
-            loses: false,
+            loses_until: None,
             reorder: Chance::new(how.reorder),
             duplicate: Chance::new(how.duplicate),
             corrupt: Chance::new(how.corrupt),
@@ -233,7 +237,7 @@ impl Path {
         };
         self.counts.passed += 1;
         self.counts.passed_ns += left.since(now).as_nanos() as u64;
-        if self.is_lost() {
+        if self.is_lost(now) {
             self.counts.lost += 1;
             return drop_frame(p, DropReason::Injected, pool, counters);
         }
@@ -255,15 +259,15 @@ impl Path {
         self.deliver(left, p, pool, counters);
     }
 
-    fn is_lost(&mut self) -> bool {
+    fn is_lost(&mut self, now: Instant) -> bool {
         if self.how.loss_run_pkts <= 1.0 {
             return self.rng.happens(self.loss);
         }
-        let change = if self.loses { self.loss_ends } else { self.loss };
-        if self.rng.happens(change) {
-            self.loses = !self.loses;
-        }
-        self.loses
+        self.loses_until = match self.loses_until.filter(|until| now < *until) {
+            Some(until) => (!self.rng.happens(self.loss_ends)).then_some(until),
+            None => self.rng.happens(self.loss).then_some(now + LONGEST_RUN),
+        };
+        self.loses_until.is_some()
     }
 
     fn deliver(&mut self, left: Instant, p: Packet, pool: &mut Pool, counters: &mut Counters) {

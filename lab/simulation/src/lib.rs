@@ -40,6 +40,7 @@ mod batch;
 mod case;
 mod clamp;
 mod describe;
+pub mod dumbbell;
 mod gate;
 mod hostile;
 mod moves;

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+mod dumbbell;
 mod soak;
 
 /// Failures after which the rest is not worth the time.
@@ -23,7 +24,8 @@ Examples:
   fulmar-lab sim --seeds 100000           as many scenarios
   fulmar-lab sim --seed 4711 --verbose    one again, event by event
   fulmar-lab sim --swarm --seeds 10000    hostile ones
-  fulmar-lab sim --soak --minutes 60      new seeds of the swarm for an hour")]
+  fulmar-lab sim --soak --minutes 60      new seeds of the swarm for an hour
+  fulmar-lab sim --dumbbell               congestion control over shared bottlenecks")]
 pub struct Args {
     /// Play this seed alone
     #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "first"])]
@@ -52,6 +54,9 @@ pub struct Args {
     /// With --soak: where failing cases are written
     #[arg(long, value_name = "DIRECTORY", default_value = "soak-failures", requires = "soak")]
     failures: PathBuf,
+    /// Flows over shared bottlenecks instead: the table of results/wan/simulation.txt
+    #[arg(long, conflicts_with_all = ["seed", "seeds", "first", "swarm", "soak"])]
+    dumbbell: bool,
     /// Threads [default: one per CPU]
     #[arg(short, long)]
     jobs: Option<usize>,
@@ -63,6 +68,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let case = |seed| Case { seed, is_swarm: args.swarm || args.soak, without };
     match args.seed {
         Some(seed) => one(case(seed), args.verbose),
+        None if args.dumbbell => dumbbell::run(jobs(args)?),
         None if args.soak => soak::run(case(soak::base()), jobs(args)?, args),
         None => many(case(args.first), args),
     }

@@ -46,15 +46,33 @@ pub fn sim_pair_each_way(
     (end(0), end(1))
 }
 
-impl SimLink {
-    /// What was done so far to the packets that this end sent.
+/// The path of what one end of a simulated link sends.
+#[derive(Clone)]
+pub struct SentPath {
+    paths: Arc<[Mutex<Path>; 2]>,
+    side: usize,
+}
+
+impl SentPath {
+    /// What was done so far to its packets.
     pub fn counts(&self) -> PathCounts {
-        self.path(self.side).counts()
+        lock(&self.paths[self.side]).counts()
+    }
+}
+
+fn lock(path: &Mutex<Path>) -> MutexGuard<'_, Path> {
+    path.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SimLink {
+    /// The counts of the path of what this end sends, also after a stack has taken the device.
+    pub fn sent_path(&self) -> SentPath {
+        SentPath { paths: Arc::clone(&self.paths), side: self.side }
     }
 
     /// Path 0 carries what side 0 sends.
     fn path(&self, index: usize) -> MutexGuard<'_, Path> {
-        self.paths[index].lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.paths[index])
     }
 }
 
