@@ -2,8 +2,10 @@
 
 pub(crate) mod args;
 mod auto;
+mod capture;
 mod detach;
 mod document;
+mod fault;
 mod interface;
 mod log;
 pub(crate) mod plan;

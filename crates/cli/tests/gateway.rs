@@ -7,13 +7,16 @@ mod support;
 use std::collections::HashSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fulmar_netns::Netns;
 use support::{PATIENCE, in_sandbox, text};
 
 const FULMAR: &str = env!("CARGO_BIN_EXE_fulmar");
@@ -72,6 +75,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
+        let _ = fs::remove_dir(&self.0);
     }
 }
 
@@ -377,5 +381,161 @@ fn a_contained_gateway_shows_its_flows_to_its_user() {
         guest.end();
         wait_until("the gateway ends with its guest", || !is_running(gateway));
         assert!(stat(&[&gateway.to_string()])[0].is_null(), "nothing answers any more");
+    });
+}
+
+/// A process of the host's that waits in a mount namespace of its own, as a shell sees it.
+fn in_mounts(script: &str, arguments: &[String]) -> Output {
+    Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", script, FULMAR])
+        .args(arguments)
+        .output()
+        .expect("unshare(1)")
+}
+
+#[test]
+fn without_the_device_node_it_says_what_to_do() {
+    in_sandbox(|| {
+        let guest = Guest::new();
+        for (script, what) in [
+            (
+                "mount --bind /dev/net/tun /dev/net/tun && mount -o remount,bind,nodev /dev/net/tun",
+                "chmod 666 /dev/net/tun",
+            ),
+            ("mount -t tmpfs none /dev/net", "modprobe tun"),
+        ] {
+            let script = format!("({script}) || exit 77; exec $0 --pasta --config-net $1");
+            let output = in_mounts(&script, &[guest.pid()]);
+            let said = text(&output.stderr);
+            if output.status.code() == Some(77) {
+                return support::skip("without_the_device_node_it_says_what_to_do", &said);
+            }
+            assert_eq!(output.status.code(), Some(1), "{said}");
+            assert!(said.contains("cannot make the guest's interface"), "{said}");
+            assert!(said.contains("/dev/net/tun") && said.contains(what), "{said}");
+        }
+    });
+}
+
+#[test]
+fn a_disk_that_fills_ends_the_capture_and_not_the_traffic() {
+    in_sandbox(|| {
+        let guest = Guest::new();
+        let (folder, log) = (Scratch::new("small-disk"), Scratch::new("small-disk-log"));
+        fs::create_dir(&folder.0).unwrap();
+        let pid = Scratch::new("small-disk-pid");
+        // The capture stays readable through the gateway's own descriptor after the namespace of its disk is gone.
+        let script = "mount -t tmpfs -o size=64k none $1 || exit 77; \
+                      exec $0 --pasta --config-net -a 10.9.0.2 -n 24 -g 10.9.0.1 -p $1/pcap -l $2 -P $3 $4";
+        let arguments = [folder.text(), log.text(), pid.text(), guest.pid()];
+        let output = in_mounts(script, &arguments);
+        if output.status.code() == Some(77) {
+            return support::skip("a_disk_that_fills", &text(&output.stderr));
+        }
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let gateway: u32 = fs::read_to_string(&pid.0).unwrap().trim().parse().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let script = format!("exec 3<>/dev/tcp/10.9.0.1/{port}; head -c 1000000 /dev/zero >&3");
+        let mut client = Command::new("nsenter")
+            .args(["-t", &guest.pid(), "-n", "bash", "-c", &script])
+            .spawn()
+            .unwrap();
+        let (mut host, _) = listener.accept().unwrap();
+        let mut all = Vec::new();
+        host.read_to_end(&mut all).unwrap();
+        assert_eq!(all.len(), 1_000_000, "far more than the disk");
+        assert!(client.wait().unwrap().success());
+        let said = || fs::read_to_string(&log.0).unwrap_or_default();
+        wait_until("it says so", || said().contains("the capture ends: No space left on device"));
+        assert_eq!(said().matches("the capture ends").count(), 1, "once");
+        assert!(is_running(gateway));
+        drop(guest);
+        wait_until("the gateway ends with its guest", || !is_running(gateway));
+    });
+}
+
+/// A bound socket in a guest.
+fn udp_in(guest: &Guest, at: &str) -> UdpSocket {
+    let netns = Netns::open(Path::new(&format!("/proc/{}/ns/net", guest.pid()))).unwrap();
+    let socket = netns.run(|| UdpSocket::bind(at)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    socket
+}
+
+/// Asks until an answer comes: what `auto` publishes is there after a look of the gateway.
+fn ask(client: &UdpSocket, to: SocketAddr) {
+    let started = Instant::now();
+    let mut answer = [0; 16];
+    loop {
+        client.send_to(b"question", to).unwrap();
+        match client.recv(&mut answer) {
+            Ok(n) => return assert_eq!(&answer[..n], b"answer"),
+            Err(_) => assert!(started.elapsed() < PATIENCE, "no answer from {to}"),
+        }
+    }
+}
+
+/// Answers what comes until the value is dropped.
+struct Answering(Arc<AtomicBool>, Option<thread::JoinHandle<()>>);
+
+fn answer(socket: UdpSocket) -> Answering {
+    let ends = Arc::new(AtomicBool::new(false));
+    let is_over = Arc::clone(&ends);
+    let server = thread::spawn(move || {
+        while !is_over.load(Relaxed) {
+            if let Ok((_, from)) = socket.recv_from(&mut [0; 16]) {
+                let _ = socket.send_to(b"answer", from);
+            }
+        }
+    });
+    Answering(ends, Some(server))
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+        let _ = self.1.take().map(thread::JoinHandle::join);
+    }
+}
+
+#[test]
+fn udp_ports_lead_both_ways_listed_and_looked_up() {
+    in_sandbox(|| {
+        let own = |at: &str| {
+            let socket = UdpSocket::bind(at).unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            socket
+        };
+        for (options, from_guest, to_guest) in [
+            (["-U", "5301:5300", "-u", "5401:5400"], "127.0.0.1:5301", "127.0.0.1:5401"),
+            (["-U", "auto", "-u", "auto"], "127.0.0.1:5300", "127.0.0.1:5400"),
+        ] {
+            let mut guest = Guest::new();
+            let line =
+                ["--config-net", "-a", "10.9.0.2", "-n", "24", "-g", "10.9.0.1", "-t", "none"];
+            let line = [&line[..], &["-T", "none"], &options].concat();
+            let gateway = detached(&[&line[..], &[&guest.pid()]].concat());
+            let _on_host = answer(own("127.0.0.1:5300"));
+            let _in_guest = answer(udp_in(&guest, "0.0.0.0:5400"));
+            ask(&udp_in(&guest, "127.0.0.1:0"), from_guest.parse().unwrap());
+            ask(&own("127.0.0.1:0"), to_guest.parse().unwrap());
+            guest.end();
+            wait_until("the gateway ends with its guest", || !is_running(gateway));
+        }
+    });
+}
+
+#[test]
+fn a_port_of_an_address_that_is_not_there_needs_freebind() {
+    in_sandbox(|| {
+        let mut guest = Guest::new();
+        let line = ["--config-net", "-a", "10.9.0.2", "-n", "24", "-g", "10.9.0.1"];
+        let line = [&line[..], &["-t", "203.0.113.9/8080", "-u", "none"]].concat();
+        let refused = refusal(&[&line[..], &[&guest.pid()]].concat());
+        assert!(refused.contains("the host has no such address"), "{refused}");
+        let gateway = detached(&[&line[..], &["--freebind", &guest.pid()]].concat());
+        guest.end();
+        wait_until("the gateway ends with its guest", || !is_running(gateway));
     });
 }

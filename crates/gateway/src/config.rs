@@ -124,6 +124,18 @@ pub struct Publish {
     pub tcp: Vec<Forward>,
     /// UDP ports.
     pub udp: Vec<Forward>,
+    /// To which addresses they can be bound.
+    pub addresses: BindAddresses,
+}
+
+/// To which addresses a published port can be bound.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum BindAddresses {
+    /// Those that the host has.
+    #[default]
+    Own,
+    /// Any, for an address that the host will have later (IP_FREEBIND).
+    Any,
 }
 
 /// Bounds. What happens at each is counted ([`Refusal`](crate::stat::Refusal)).

@@ -18,6 +18,7 @@ use std::collections::HashSet;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use fulmar_base::{Instant, Outside, SlotId, Stage};
 use fulmar_netdev::Device;
@@ -160,6 +161,7 @@ impl Gateway {
                 mapping: config.mapping,
                 outbound: config.outbound,
                 limits: config.limits,
+                bind_addresses: config.publish.addresses,
                 policy: config.policy,
                 names: Names::default(),
                 on_loopback: config.on_loopback,
@@ -192,7 +194,25 @@ impl Gateway {
     ///
     /// # Errors
     /// The epoll set failed.
+    ///
+    /// # Panics
+    /// Where a policy, an attendant or the relay itself panics. The connections of both sides are reset all the
+    /// same: a host that saw an end in order would take half a stream for a whole one.
     pub fn run(&mut self) -> io::Result<Summary> {
+        match catch_unwind(AssertUnwindSafe(|| self.relay())) {
+            Ok(relayed) => {
+                self.core.end();
+                relayed.map(|()| self.core.summary())
+            }
+            Err(fault) => {
+                self.core.end_after_fault();
+                resume_unwind(fault)
+            }
+        }
+    }
+
+    /// The loop, until an attendant or the interface ends it.
+    fn relay(&mut self) -> io::Result<()> {
         let mut events = Events::default();
         let mut has_frames = true;
         loop {
@@ -214,8 +234,7 @@ impl Gateway {
                 break;
             }
         }
-        self.core.end();
-        Ok(self.core.summary())
+        Ok(())
     }
 
     fn dispatch(&mut self, events: &Events) -> ControlFlow<()> {
@@ -339,6 +358,14 @@ impl Core {
         layers.tcp.reset_all(&mut cx);
         let now = cx.now;
         self.stack.step(now, 64);
+    }
+
+    /// The same where a step was left halfway. The host's sockets need nothing of the stack, and come first; the
+    /// guest is told as far as the stack still can.
+    fn end_after_fault(&mut self) {
+        self.layers.tcp.reset_hosts();
+        self.settings.policy = None;
+        let _ = catch_unwind(AssertUnwindSafe(|| self.end()));
     }
 
     fn stat(&mut self) -> Stat {

@@ -19,7 +19,7 @@ use std::time;
 use fulmar_base::Instant;
 use fulmar_runtime::Account;
 
-use crate::config::{Carries, Limits, OnLoopback, Outbound};
+use crate::config::{BindAddresses, Carries, Limits, OnLoopback, Outbound};
 use crate::mapping::Mapping;
 use crate::policy::{Attempt, Decision, Policy};
 use crate::stat::{Refusal, Totals};
@@ -60,6 +60,8 @@ pub struct Settings {
     pub mapping: Mapping,
     pub outbound: Outbound,
     pub limits: Limits,
+    /// Of published ports.
+    pub bind_addresses: BindAddresses,
     pub policy: Option<Box<dyn Policy>>,
     /// What the policy is told of addresses.
     pub names: Names,

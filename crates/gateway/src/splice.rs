@@ -1,4 +1,5 @@
-//! Connections between the loopback interfaces of the host and the guest: socket to socket by `splice(2)`.
+//! Connections between the loopback interfaces of the host and the guest: socket to socket by `splice(2)`; and
+//! datagrams, by copies.
 //!
 //! A [`Splicer`] is a thread that connects from the network namespace in which it was started. Connections come to
 //! it accepted ([`Splicer::carry`]) or by listeners ([`Splicer::listen`]), which may be of another namespace. Bytes
@@ -10,23 +11,28 @@
 //! - **Bounds.** [`MAX_CONNECTIONS`]; a connection above it is reset and counted. An idle connection has no pipe.
 //! - **Fairness.** A ready connection moves [`TURN_BYTES`] per direction, then the others have their turn.
 //!
+//! UDP ports have a table of their own ([`datagrams`]).
+//!
 //! Sources: splice(2), pipe(7), epoll(7).
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 mod connection;
+pub mod datagrams;
 
 use connection::{Connection, Progress};
+use datagrams::Datagrams;
 
 /// Connections of a splicer at most.
 pub const MAX_CONNECTIONS: usize = 16_384;
@@ -42,6 +48,23 @@ const SPARE_PIPES: usize = 16;
 const RETRY_MS: u16 = 100;
 const WAKE: u64 = u64::MAX;
 
+/// Whose an event is: the two lowest bits of its token. Above them is a number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Listener = 0,
+    Connection = 1,
+    /// A UDP port.
+    Port = 2,
+    /// A client of a UDP port.
+    Flow = 3,
+}
+
+const KINDS: [Kind; 4] = [Kind::Listener, Kind::Connection, Kind::Port, Kind::Flow];
+
+fn token(kind: Kind, number: u64) -> u64 {
+    number << 2 | kind as u64
+}
+
 /// What a splicer has done.
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -55,6 +78,14 @@ pub struct Counters {
     pub bytes_there: AtomicU64,
     /// Bytes back.
     pub bytes_back: AtomicU64,
+    /// Datagrams from the clients of UDP ports.
+    pub datagrams_there: AtomicU64,
+    /// Datagrams back.
+    pub datagrams_back: AtomicU64,
+    /// Datagrams that a socket did not take, or that had none for want of descriptors.
+    pub datagrams_lost: AtomicU64,
+    /// Clients of UDP ports that gave way to others ([`datagrams::MAX_FLOWS`]).
+    pub displaced: AtomicU64,
 }
 
 /// Destinations to try in order until one accepts.
@@ -64,7 +95,9 @@ enum Command {
     Carry(TcpStream, Destinations),
     Listen(u64, TcpListener, Destinations),
     Unlisten(u64),
+    ListenDatagrams(u64, UdpSocket, SocketAddr),
     Bind(Vec<SocketAddr>, Sender<Vec<TcpListener>>),
+    BindDatagrams(Vec<SocketAddr>, Sender<Vec<UdpSocket>>),
 }
 
 /// The handle of a splicing thread. The thread ends with its last handle.
@@ -90,6 +123,7 @@ pub struct Loop {
     counters: Arc<Counters>,
     listeners: HashMap<u64, Listener>,
     connections: HashMap<u64, Connection>,
+    datagrams: Datagrams,
     next_connection: u64,
     pipes: Pipes,
     /// Connections that have used up their turn.
@@ -158,6 +192,7 @@ pub fn splicer() -> io::Result<(Splicer, Loop)> {
         counters,
         listeners: HashMap::new(),
         connections: HashMap::new(),
+        datagrams: Datagrams::new(datagrams::MAX_FLOWS),
         next_connection: 0,
         pipes: Pipes::default(),
         ready: VecDeque::new(),
@@ -180,7 +215,14 @@ impl Splicer {
         id
     }
 
-    /// Closes a listener; its connections stay.
+    /// Carries the datagrams of a bound socket to a destination until [`Splicer::unlisten`], and the answers back.
+    pub fn listen_datagrams(&self, socket: UdpSocket, to: SocketAddr) -> u64 {
+        let id = self.next_listener.fetch_add(1, Relaxed);
+        self.send(Command::ListenDatagrams(id, socket, to));
+        id
+    }
+
+    /// Closes a listener, whose connections stay, or a UDP port.
     pub fn unlisten(&self, id: u64) {
         self.send(Command::Unlisten(id));
     }
@@ -190,6 +232,13 @@ impl Splicer {
     pub fn bind(&self, addresses: Vec<SocketAddr>) -> Option<Vec<TcpListener>> {
         let (reply, made) = channel();
         self.send(Command::Bind(addresses, reply));
+        made.recv().ok()
+    }
+
+    /// The same of UDP sockets.
+    pub fn bind_datagrams(&self, addresses: Vec<SocketAddr>) -> Option<Vec<UdpSocket>> {
+        let (reply, made) = channel();
+        self.send(Command::BindDatagrams(addresses, reply));
         made.recv().ok()
     }
 
@@ -219,12 +268,7 @@ impl Loop {
     pub fn run(mut self) -> io::Result<()> {
         let mut events = [EpollEvent::empty(); EVENTS];
         loop {
-            let timeout = match (self.ready.is_empty(), self.stalled.is_empty()) {
-                (false, _) => EpollTimeout::ZERO,
-                (true, false) => EpollTimeout::from(RETRY_MS),
-                (true, true) => EpollTimeout::NONE,
-            };
-            let count = match self.epoll.wait(&mut events, timeout) {
+            let count = match self.epoll.wait(&mut events, self.timeout()) {
                 Err(Errno::EINTR) => 0,
                 count => count?,
             };
@@ -238,27 +282,44 @@ impl Loop {
             for listener in std::mem::take(&mut self.stalled) {
                 self.accept(listener);
             }
+            self.datagrams.expire(Instant::now());
             if self.has_no_handles && self.connections.is_empty() {
                 return Ok(());
             }
         }
     }
 
-    /// The token of a listener is even, that of a connection odd.
+    /// How long it may sleep.
+    fn timeout(&self) -> EpollTimeout {
+        let rest = self.datagrams.next_deadline().map(|at| {
+            let time = at.saturating_duration_since(Instant::now());
+            // Rounded up: to wake too early would be to wake twice.
+            u16::try_from(time.as_millis() + 1).unwrap_or(u16::MAX)
+        });
+        match (self.ready.is_empty(), self.stalled.is_empty(), rest) {
+            (false, ..) => EpollTimeout::ZERO,
+            (true, false, rest) => EpollTimeout::from(rest.unwrap_or(RETRY_MS).min(RETRY_MS)),
+            (true, true, Some(rest)) => EpollTimeout::from(rest),
+            (true, true, None) => EpollTimeout::NONE,
+        }
+    }
+
     fn on_event(&mut self, token: u64, events: EpollFlags) {
-        match token {
-            WAKE => {
-                let _ = self.wake.read();
-                self.take_commands();
-            }
-            listener if listener % 2 == 0 => self.accept(listener / 2),
-            connection => {
-                let id = connection / 2;
+        if token == WAKE {
+            let _ = self.wake.read();
+            return self.take_commands();
+        }
+        let id = token >> 2;
+        match KINDS[(token & 3) as usize] {
+            Kind::Listener => self.accept(id),
+            Kind::Connection => {
                 if let Some(c) = self.connections.get_mut(&id) {
                     c.on_events(events);
                     self.pump(id);
                 }
             }
+            Kind::Port => self.datagrams.port_ready(id, &self.epoll, &self.counters),
+            Kind::Flow => self.datagrams.flow_ready(id, &self.counters),
         }
     }
 
@@ -276,7 +337,7 @@ impl Loop {
             match command {
                 Command::Carry(accepted, to) => self.begin(accepted, &to),
                 Command::Listen(id, socket, to) => {
-                    let watch = EpollEvent::new(EpollFlags::EPOLLIN, id * 2);
+                    let watch = EpollEvent::new(EpollFlags::EPOLLIN, token(Kind::Listener, id));
                     let registered = socket.set_nonblocking(true).is_ok()
                         && self.epoll.add(&socket, watch).is_ok();
                     if registered {
@@ -288,8 +349,16 @@ impl Loop {
                     // Whoever asked may be gone.
                     let _ = reply.send(made.collect());
                 }
+                Command::BindDatagrams(addresses, reply) => {
+                    let made = addresses.iter().filter_map(|a| UdpSocket::bind(a).ok());
+                    let _ = reply.send(made.collect());
+                }
+                Command::ListenDatagrams(id, socket, to) => {
+                    self.datagrams.listen(id, socket, to, &self.epoll);
+                }
                 Command::Unlisten(id) => {
                     self.listeners.remove(&id);
+                    self.datagrams.unlisten(id);
                 }
             }
         }
@@ -320,7 +389,8 @@ impl Loop {
     fn set_listening(&self, id: u64, on: bool) {
         let flags = if on { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
         if let Some(listener) = self.listeners.get(&id) {
-            let _ = self.epoll.modify(&listener.socket, &mut EpollEvent::new(flags, id * 2));
+            let mut event = EpollEvent::new(flags, token(Kind::Listener, id));
+            let _ = self.epoll.modify(&listener.socket, &mut event);
         }
     }
 
@@ -331,7 +401,7 @@ impl Loop {
         }
         let id = self.next_connection;
         self.next_connection += 1;
-        match Connection::begin(accepted, to, &self.epoll, id * 2 + 1) {
+        match Connection::begin(accepted, to, &self.epoll, token(Kind::Connection, id)) {
             Ok(connection) => {
                 self.connections.insert(id, connection);
                 self.pump(id);
@@ -349,7 +419,8 @@ impl Loop {
     /// Moves what a connection has to move, for one turn.
     fn pump(&mut self, id: u64) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        match connection.pump(&mut self.pipes, &self.epoll, id * 2 + 1, &self.counters) {
+        let token = token(Kind::Connection, id);
+        match connection.pump(&mut self.pipes, &self.epoll, token, &self.counters) {
             Progress::Waits => {}
             Progress::HasMore => {
                 if !self.ready.contains(&id) {

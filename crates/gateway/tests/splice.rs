@@ -1,7 +1,7 @@
 //! Connections from one socket to another by `splice`, on the loopback interface.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Duration;
@@ -197,4 +197,63 @@ fn a_closed_listener_refuses_and_its_connections_stay() {
     // A connection that came before the listener was closed waits in the queue of `far` and ends with it.
     drop((client, server, far, splicer));
     thread.join().unwrap().unwrap();
+}
+
+fn udp() -> (UdpSocket, SocketAddr) {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let address = socket.local_addr().unwrap();
+    (socket, address)
+}
+
+#[test]
+fn datagrams_reach_the_destination_and_each_client_its_own_answers() {
+    let (splicer, run) = splicer().unwrap();
+    thread::spawn(move || run.run().unwrap());
+    let ((server, to), (port, at)) = (udp(), udp());
+    let id = splicer.listen_datagrams(port, to);
+    let clients = [udp().0, udp().0];
+    let mut buffer = vec![0; 65_536];
+    for bytes in [0, 1, 1400, 60_000] {
+        for client in &clients {
+            client.send_to(&pattern(bytes), at).unwrap();
+            let (n, from) = server.recv_from(&mut buffer).unwrap();
+            assert_eq!(buffer[..n], pattern(bytes));
+            server.send_to(&buffer[..n], from).unwrap();
+            let (n, from) = client.recv_from(&mut buffer).unwrap();
+            assert_eq!((&buffer[..n], from), (&pattern(bytes)[..], at));
+        }
+    }
+    let counters = splicer.counters();
+    assert_eq!(counters.datagrams_there.load(Relaxed), 8);
+    assert_eq!(counters.datagrams_back.load(Relaxed), 8);
+    splicer.unlisten(id);
+    // The port is free once the loop has heard of it.
+    let begin = std::time::Instant::now();
+    while UdpSocket::bind(at).is_err() {
+        assert!(begin.elapsed() < PATIENCE, "the port stays");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_destination_where_nobody_listens_does_not_stop_a_port() {
+    let (splicer, run) = splicer().unwrap();
+    thread::spawn(move || run.run().unwrap());
+    let ((server, to), (port, at)) = (udp(), udp());
+    drop(server);
+    splicer.listen_datagrams(port, to);
+    let (client, _) = udp();
+    client.send_to(b"early", at).unwrap();
+    let server = UdpSocket::bind(to).unwrap();
+    server.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    // The first ones may find nobody.
+    let begin = std::time::Instant::now();
+    loop {
+        client.send_to(b"late", at).unwrap();
+        match server.recv_from(&mut [0; 8]) {
+            Ok((4, _)) => return,
+            _ => assert!(begin.elapsed() < PATIENCE, "nothing arrives"),
+        }
+    }
 }

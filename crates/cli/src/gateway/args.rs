@@ -257,6 +257,9 @@ pub struct PortArgs {
     /// UDP ports of the namespace's loopback that lead to the host's [default: auto]
     #[arg(short = 'U', long, value_name = "PORTS")]
     pub udp_ns: Vec<PortSpec>,
+    /// Publish ports of addresses that the host does not have, or not yet (IP_FREEBIND)
+    #[arg(long, overrides_with = "freebind")]
+    pub freebind: bool,
     /// Connections from the host's loopback arrive at the namespace's loopback, not at its address
     #[arg(long, overrides_with = "host_lo_to_ns_lo")]
     pub host_lo_to_ns_lo: bool,

@@ -2,9 +2,9 @@
 //!
 //! The netlink sockets are opened before the gateway is contained, and asked again each second.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 
@@ -27,31 +27,71 @@ pub fn loopback(port: u16) -> [SocketAddr; 2] {
     ]
 }
 
+/// A port on the loopback interface of one IP version.
+pub fn loopback_of(port: u16, is_v4: bool) -> SocketAddr {
+    let [v4, v6] = loopback(port);
+    if is_v4 { v4 } else { v6 }
+}
+
 /// What `auto` has published.
 #[derive(Default)]
 pub struct Auto {
+    pub tcp: Ports,
+    pub udp: Ports,
+    /// The thread in the guest's namespace, which makes sockets there.
+    pub in_guest: Option<Splicer>,
+    /// The thread that connects from the host's namespace.
+    pub in_host: Option<Splicer>,
+}
+
+/// The ports of one transport.
+#[derive(Default)]
+pub struct Ports {
     /// Ports of the guest that the host gets.
-    pub tcp: Option<OpenPorts>,
-    pub udp: Option<OpenPorts>,
+    pub guest: Option<OpenPorts>,
     /// Ports of the host that the guest's loopback gets.
-    pub tcp_ns: Option<OpenPorts>,
+    pub host: Option<OpenPorts>,
     /// Ports of the host and of the guest that the options publish already: what listens there is the gateway.
     pub given_host: BTreeSet<u16>,
     /// See `given_host`.
     pub given_guest: BTreeSet<u16>,
-    /// The thread in the guest's namespace, which makes listeners there.
-    pub guest: Option<Splicer>,
-    /// The thread that connects from the host's namespace.
-    pub host: Option<Splicer>,
-    tcp_published: BTreeSet<u16>,
-    udp_published: BTreeSet<u16>,
-    tcp_ns_published: Vec<(u16, Vec<u64>)>,
+    /// What of `guest` is published.
+    on_host: BTreeSet<u16>,
+    /// What of `host` is published, with the sockets that serve it.
+    on_guest: BTreeMap<u16, Vec<u64>>,
+}
+
+impl Ports {
+    /// What listens on the guest, but for the gateway itself.
+    fn of_guest(&mut self) -> Option<BTreeSet<u16>> {
+        let mut own = self.given_guest.clone();
+        own.extend(self.on_guest.keys());
+        publishable(self.guest.as_mut()?, &own)
+    }
+
+    /// The same on the host.
+    fn of_host(&mut self) -> Option<BTreeSet<u16>> {
+        let own = &self.on_host | &self.given_host;
+        publishable(self.host.as_mut()?, &own)
+    }
+
+    /// Withdraws the ports of the host that are no longer wanted; those that are new.
+    fn change_on_guest(&mut self, wanted: &BTreeSet<u16>, host: &Splicer) -> Vec<u16> {
+        self.on_guest.retain(|port, sockets| {
+            let stays = wanted.contains(port);
+            if !stays {
+                sockets.iter().for_each(|id| host.unlisten(*id));
+            }
+            stays
+        });
+        wanted.iter().copied().filter(|port| !self.on_guest.contains_key(port)).collect()
+    }
 }
 
 impl Auto {
     /// Whether there is anything to look up.
     pub fn is_needed(&self) -> bool {
-        self.tcp.is_some() || self.udp.is_some() || self.tcp_ns.is_some()
+        [&self.tcp, &self.udp].iter().any(|ports| ports.guest.is_some() || ports.host.is_some())
     }
 
     /// The timer and what to do when it expires.
@@ -75,12 +115,8 @@ impl Auto {
     }
 
     fn look(&mut self, handle: &mut Handle<'_>) {
-        let mut of_host = self.given_guest.clone();
-        of_host.extend(self.tcp_ns_published.iter().map(|(port, _)| *port));
-        if let Some(open) = &mut self.tcp
-            && let Some(wanted) = publishable(open, &of_host)
-        {
-            update(&mut self.tcp_published, wanted, |f, on| match on {
+        if let Some(wanted) = self.tcp.of_guest() {
+            update(&mut self.tcp.on_host, wanted, |f, on| match on {
                 true => handle.publish_tcp(f).is_ok(),
                 false => {
                     handle.unpublish_tcp(f);
@@ -88,12 +124,10 @@ impl Auto {
                 }
             });
         }
-        if let Some(open) = &mut self.udp
-            && let Some(mut wanted) = publishable(open, &BTreeSet::new())
-        {
+        if let Some(mut wanted) = self.udp.of_guest() {
             // As pasta(1): the UDP ports of the numbers of TCP ports, too.
-            wanted.extend(&self.tcp_published);
-            update(&mut self.udp_published, wanted, |f, on| match on {
+            wanted.extend(&self.tcp.on_host);
+            update(&mut self.udp.on_host, wanted, |f, on| match on {
                 true => handle.publish_udp(f).is_ok(),
                 false => {
                     handle.unpublish_udp(f);
@@ -104,34 +138,33 @@ impl Auto {
         self.look_at_host();
     }
 
-    /// Ports that listen on the host get listeners on the guest's loopback.
+    /// Ports that listen on the host get sockets on the guest's loopback.
     fn look_at_host(&mut self) {
-        let (Some(open), Some(guest), Some(host)) = (&mut self.tcp_ns, &self.guest, &self.host)
-        else {
-            return;
-        };
-        let own = &self.tcp_published | &self.given_host;
-        let Some(wanted) = publishable(open, &own) else { return };
-        self.tcp_ns_published.retain(|(port, listeners)| {
-            let stays = wanted.contains(port);
-            if !stays {
-                listeners.iter().for_each(|id| host.unlisten(*id));
-            }
-            stays
-        });
-        for port in wanted {
-            if self.tcp_ns_published.iter().all(|(p, _)| *p != port) {
-                let made = guest.bind(loopback(port).to_vec());
-                let ids: Vec<u64> = made
-                    .into_iter()
-                    .flatten()
-                    .map(|l| host.listen(l, loopback(port).to_vec()))
-                    .collect();
-                if !ids.is_empty() {
-                    self.tcp_ns_published.push((port, ids));
-                }
+        let (Some(guest), Some(host)) = (&self.in_guest, &self.in_host) else { return };
+        if let Some(wanted) = self.tcp.of_host() {
+            for port in self.tcp.change_on_guest(&wanted, host) {
+                let made = guest.bind(loopback(port).to_vec()).into_iter().flatten();
+                let ids = made.map(|listener| host.listen(listener, loopback(port).to_vec()));
+                keep(&mut self.tcp.on_guest, port, ids.collect());
             }
         }
+        if let Some(wanted) = self.udp.of_host() {
+            for port in self.udp.change_on_guest(&wanted, host) {
+                let made = guest.bind_datagrams(loopback(port).to_vec()).into_iter().flatten();
+                let serve = |socket: UdpSocket| {
+                    let is_v4 = socket.local_addr().is_ok_and(|at| at.is_ipv4());
+                    host.listen_datagrams(socket, loopback_of(port, is_v4))
+                };
+                keep(&mut self.udp.on_guest, port, made.map(serve).collect());
+            }
+        }
+    }
+}
+
+/// A port for which no socket could be made is tried again the next time.
+fn keep(published: &mut BTreeMap<u16, Vec<u64>>, port: u16, sockets: Vec<u64>) {
+    if !sockets.is_empty() {
+        published.insert(port, sockets);
     }
 }
 

@@ -99,6 +99,10 @@ impl About {
             bytes(counters().map(|c| c.dropped.load(Relaxed)).sum(), "dropped"),
             bytes(counters().map(|c| c.bytes_there.load(Relaxed)).sum(), "bytes_there"),
             bytes(counters().map(|c| c.bytes_back.load(Relaxed)).sum(), "bytes_back"),
+            bytes(counters().map(|c| c.datagrams_there.load(Relaxed)).sum(), "datagrams_there"),
+            bytes(counters().map(|c| c.datagrams_back.load(Relaxed)).sum(), "datagrams_back"),
+            bytes(counters().map(|c| c.datagrams_lost.load(Relaxed)).sum(), "datagrams_lost"),
+            bytes(counters().map(|c| c.displaced.load(Relaxed)).sum(), "displaced"),
         ];
         Value::Object(sums.into_iter().collect())
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use fulmar_gateway::attach::Target;
-use fulmar_gateway::config::{Carries, Outbound};
+use fulmar_gateway::config::{BindAddresses, Carries, Outbound};
 use fulmar_gateway::guest::{DEFAULT_MTU, GuestNetwork, Wishes};
 use fulmar_gateway::host::{HostNetwork, Upstream};
 use fulmar_gateway::mapping::Mapping;
@@ -41,6 +41,8 @@ pub struct Ports {
     pub tcp_ns: PortSpec,
     /// UDP ports of the guest's loopback.
     pub udp_ns: PortSpec,
+    /// Where ports of the host can be bound.
+    pub addresses: BindAddresses,
     /// Connections between the loopback interfaces are spliced.
     pub has_splice: bool,
     /// What comes from the host's loopback arrives at the guest's.
@@ -116,7 +118,11 @@ impl Plan {
             serves: Serves {
                 dhcp: !carry.no_dhcp && !addresses.ipv6_only,
                 dhcp_v6: !carry.no_dhcpv6 && !addresses.ipv4_only,
-                advertisements: !carry.no_ra && !carry.no_ndp && !addresses.ipv4_only,
+                // A guest that is set up already would make itself a second address of the prefix.
+                advertisements: !carry.no_ra
+                    && !carry.no_ndp
+                    && !addresses.ipv4_only
+                    && !args.attach.config_net,
             },
             process: args.process.clone(),
             rules: Rules::default(),
@@ -337,18 +343,12 @@ fn ports_of(args: &PortArgs, no_tcp: bool, no_udp: bool) -> Outcome<Ports> {
         }
         Ok(sum)
     };
-    let udp_ns = spec(&args.udp_ns, no_udp, "--udp-ns")?;
-    if !matches!(udp_ns, PortSpec::None | PortSpec::Auto) {
-        return Err(Failure::new(
-            "--udp-ns with a list of ports is not supported; reach the host's UDP ports at the router's address, \
-             or at one given with --map-host-loopback",
-        ));
-    }
     Ok(Ports {
         tcp: spec(&args.tcp_ports, no_tcp, "--tcp-ports")?,
         udp: spec(&args.udp_ports, no_udp, "--udp-ports")?,
         tcp_ns: spec(&args.tcp_ns, no_tcp, "--tcp-ns")?,
-        udp_ns,
+        udp_ns: spec(&args.udp_ns, no_udp, "--udp-ns")?,
+        addresses: if args.freebind { BindAddresses::Any } else { BindAddresses::Own },
         has_splice: !args.no_splice,
         is_to_loopback: args.host_lo_to_ns_lo,
     })

@@ -6,7 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -30,9 +30,11 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::args::AttachArgs;
-use super::auto::{Auto, loopback};
+use super::auto::{Auto, loopback, loopback_of};
+use super::capture::CaptureFile;
 use super::detach::say_ready;
 use super::document::About;
+use super::fault::{self, Faults};
 use super::log::{DEFAULT_BYTES, Log};
 use super::plan::Plan;
 use super::report::{Reporter, rules_policy};
@@ -106,6 +108,7 @@ pub fn serve(
     let end = if plan.outlives_file { None } else { Some(target.end().map_err(say)?) };
     let signals = catch_signals().during("cannot catch signals")?;
     let pcap = plan.process.pcap.as_deref().map(create).transpose()?;
+    let pcap = pcap.map(|file| CaptureFile::new(file, &log));
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
     let last_words = wait::last_words().during("cannot open the pipe for the summary")?;
     let visible = Visible::open(plan.process.metrics, &log)?;
@@ -122,8 +125,8 @@ pub fn serve(
     let namespaces = visible.namespaces(&netns);
     let about = About::new(plan, target, &config.network, namespaces, splicers.all());
     let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
-    auto.guest = splicers.guest.clone();
-    auto.host = splicers.host.clone();
+    auto.in_guest = splicers.guest.clone();
+    auto.in_host = splicers.host.clone();
     attend(&mut gateway, end, signals, auto).during("cannot watch for the end of the guest")?;
     let snapshots = Snapshots::of(&mut gateway).map_err(say)?;
     write_pid(pid_file, plan.process.pid.as_deref())?;
@@ -133,7 +136,9 @@ pub fn serve(
             log.use_system();
         }
     }
-    end_on_panic(&log);
+    let faults = Faults::watch(&log).during("cannot watch for faults")?;
+    let (fd, attendant) = faults.attendant().during("cannot watch for faults")?;
+    gateway.attend(fd, attendant).during("cannot watch for faults")?;
     let contained = give_up_rights(&mut splicers, identity).map_err(|e| {
         // Standard error may lead nowhere already.
         let _ = writeln!(&stdio.stderr, "{name}: {e}");
@@ -147,7 +152,10 @@ pub fn serve(
         say_ready(&mut ready);
     }
     drop((null, ready, stderr, netns));
-    let ended = gateway.run();
+    let Some(ended) = fault::run(&mut gateway, &faults) else {
+        // At once: what was left halfway is not to be dropped.
+        std::process::exit(fault::STATUS)
+    };
     if let (Some(mut out), Ok(summary)) = (last_words, &ended) {
         reporter.print(&mut out, &gateway.stat(), summary, &splicers_counters(&splicers));
     }
@@ -197,7 +205,7 @@ fn make_interface(
     plan: &Plan,
     netns: &Netns,
     network: &GuestNetwork,
-    pcap: Option<File>,
+    pcap: Option<CaptureFile>,
 ) -> Outcome<Box<dyn Device>> {
     let opened = netns.run(|| {
         fulmar_netns::loopback_up()?;
@@ -222,10 +230,15 @@ fn start_auto(plan: &Plan, log: &Log) -> Auto {
     let given = |spec: &PortSpec| spec.forwards().iter().map(|f| f.from).collect();
     let mut auto = Auto::default();
     if plan.ports.tcp_ns == PortSpec::Auto {
-        auto.tcp_ns = told(OpenPorts::tcp(), log);
+        auto.tcp.host = told(OpenPorts::tcp(), log);
     }
-    auto.given_host = given(&plan.ports.tcp);
-    auto.given_guest = given(&plan.ports.tcp_ns);
+    if plan.ports.udp_ns == PortSpec::Auto {
+        auto.udp.host = told(OpenPorts::udp(), log);
+    }
+    auto.tcp.given_host = given(&plan.ports.tcp);
+    auto.tcp.given_guest = given(&plan.ports.tcp_ns);
+    auto.udp.given_host = given(&plan.ports.udp);
+    auto.udp.given_guest = given(&plan.ports.udp_ns);
     auto
 }
 
@@ -236,8 +249,8 @@ fn watch_guest_ports(plan: &Plan, netns: &Netns, auto: &mut Auto, log: &Log) -> 
     }
     let open = || Ok((tcp.then(OpenPorts::tcp), udp.then(OpenPorts::udp)));
     let (tcp, udp) = netns.run(open)?;
-    auto.tcp = tcp.and_then(|ports| told(ports, log));
-    auto.udp = udp.and_then(|ports| told(ports, log));
+    auto.tcp.guest = tcp.and_then(|ports| told(ports, log));
+    auto.udp.guest = udp.and_then(|ports| told(ports, log));
     Ok(())
 }
 
@@ -255,17 +268,19 @@ fn told(ports: io::Result<OpenPorts>, log: &Log) -> Option<OpenPorts> {
 fn make_splicers(plan: &Plan, netns: &Netns) -> io::Result<Splicers> {
     let ports = &plan.ports;
     let mut splicers = Splicers::default();
-    let leads_out = ports.tcp_ns != PortSpec::None;
+    let leads_out = [&ports.tcp_ns, &ports.udp_ns].into_iter().any(|spec| *spec != PortSpec::None);
     if leads_out {
         let (host, run) = splice::splicer()?;
-        let listeners = netns.run(|| bind_in_guest(&ports.tcp_ns))?;
-        for (listener, to) in listeners {
-            host.listen(listener, loopback(to).to_vec());
+        for (listener, to) in netns.run(|| bind_in_guest(&ports.tcp_ns, TcpListener::bind))? {
+            host.listen(listener, loopback(to.port()).to_vec());
+        }
+        for (socket, to) in netns.run(|| bind_in_guest(&ports.udp_ns, UdpSocket::bind))? {
+            host.listen_datagrams(socket, to);
         }
         (splicers.host, splicers.host_loop) = (Some(host), Some(run));
     }
     let leads_in = ports.has_splice && ports.tcp != PortSpec::None;
-    if leads_in || ports.tcp_ns == PortSpec::Auto {
+    if leads_in || [&ports.tcp_ns, &ports.udp_ns].into_iter().any(|spec| *spec == PortSpec::Auto) {
         let (guest, run) = splice::splicer()?;
         let (entered, has_entered) = channel();
         let (begin, begins) = channel();
@@ -290,19 +305,22 @@ fn make_splicers(plan: &Plan, netns: &Netns) -> io::Result<Splicers> {
     Ok(splicers)
 }
 
-/// Listeners on the loopback interface of the guest, and the ports of the host to which they lead.
-fn bind_in_guest(spec: &PortSpec) -> io::Result<Vec<(TcpListener, u16)>> {
+/// Sockets on the loopback interface of the guest, and where on that of the host they lead.
+fn bind_in_guest<S>(
+    spec: &PortSpec,
+    bind: fn(SocketAddr) -> io::Result<S>,
+) -> io::Result<Vec<(S, SocketAddr)>> {
     let mut made = Vec::new();
     for forward in spec.forwards() {
         let addresses = match forward.bind.address {
             Some(address) => vec![SocketAddr::new(address, forward.from)],
             None => loopback(forward.from).to_vec(),
         };
-        let bound: Vec<_> = addresses.iter().map(TcpListener::bind).collect();
-        let is_bound = bound.iter().any(Result::is_ok);
-        for listener in bound {
-            match listener {
-                Ok(listener) => made.push((listener, forward.to)),
+        let bound: Vec<_> = addresses.iter().map(|at| (bind(*at), at.is_ipv4())).collect();
+        let is_bound = bound.iter().any(|(bound, _)| bound.is_ok());
+        for (socket, is_v4) in bound {
+            match socket {
+                Ok(socket) => made.push((socket, loopback_of(forward.to, is_v4))),
                 Err(e) if !is_bound && !forward.is_optional => {
                     let port = forward.from;
                     let what = format!("cannot bind port {port} of the namespace's loopback: {e}");
@@ -332,7 +350,11 @@ fn configure(
         dhcp: plan.lease(host, &network),
         dhcp_v6,
         advertisement,
-        publish: Publish { tcp: plan.ports.tcp.forwards(), udp: plan.ports.udp.forwards() },
+        publish: Publish {
+            tcp: plan.ports.tcp.forwards(),
+            udp: plan.ports.udp.forwards(),
+            addresses: plan.ports.addresses,
+        },
         account: account_of(plan),
         policy: rules_policy(plan, &reporter),
         on_loopback: on_loopback(plan, &network, splicers),
@@ -418,16 +440,6 @@ fn write_pid(file: Option<File>, path: Option<&Path>) -> Outcome {
     let (Some(mut file), Some(path)) = (file, path) else { return Ok(()) };
     let written = writeln!(file, "{}", std::process::id());
     written.map_err(|e| Failure::file("cannot write", path, &e))
-}
-
-/// A panic of any thread ends the process with a message. The guest's interface goes with it.
-fn end_on_panic(log: &Log) {
-    const PANICKED: i32 = 101;
-    let log = log.clone();
-    std::panic::set_hook(Box::new(move |what| {
-        log.fail(&format!("the gateway ends because of a fault of its own: {what}"));
-        std::process::exit(PANICKED);
-    }));
 }
 
 /// Gives up the file system, the identity of root and all rights, on every thread. Without the right to mount the

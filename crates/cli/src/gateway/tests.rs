@@ -1,6 +1,7 @@
 //! The command line of pasta: what it takes, and what it refuses with which sentence.
 
 use super::*;
+use fulmar_gateway::config::BindAddresses;
 use fulmar_gateway::ports::PortSpec;
 use plan::Ports;
 use std::path::PathBuf;
@@ -105,6 +106,26 @@ fn ports_are_looked_up_unless_they_are_given() {
 }
 
 #[test]
+fn ports_of_the_guests_loopback_and_foreign_addresses_are_taken() {
+    let ports = ports("-T 8080:80 -U 53,5000-5001 --freebind -t 198.51.100.9/80 1");
+    let pairs =
+        |spec: &PortSpec| -> Vec<_> { spec.forwards().iter().map(|f| (f.from, f.to)).collect() };
+    assert_eq!(pairs(&ports.tcp_ns), [(8080, 80)]);
+    assert_eq!(pairs(&ports.udp_ns), [(53, 53), (5000, 5000), (5001, 5001)]);
+    assert_eq!(ports.addresses, BindAddresses::Any);
+    assert_eq!(plan("1").ports.addresses, BindAddresses::Own);
+}
+
+#[test]
+fn a_guest_that_is_set_up_is_not_told_to_make_itself_more_addresses() {
+    let serves = |line: &str| plan(line).serves;
+    assert!(serves("1").advertisements && serves("1").dhcp && serves("1").dhcp_v6);
+    let set_up = serves("--config-net 1");
+    assert!(!set_up.advertisements && set_up.dhcp && set_up.dhcp_v6);
+    assert!(!serves("--no-ra 1").advertisements && !serves("-4 1").advertisements);
+}
+
+#[test]
 fn long_options_can_be_shortened_and_short_ones_joined() {
     let args = parse("-fq4t 22 --config 1").unwrap();
     assert!(args.process.foreground && args.process.quiet && args.attach.config_net);
@@ -125,7 +146,6 @@ fn contradictions_are_refused_with_a_sentence() {
         ("--no-udp -U 53 1", "--udp-ns contradicts --no-udp"),
         ("-t none -t 22 1", "cannot be combined"),
         ("-t 22 -t auto 1", "cannot be combined"),
-        ("-U 53 1", "is not supported"),
         ("--no-copy-routes 1", "--config-net"),
         ("-m 1000 1", "--ipv4-only"),
         ("--no-ndp 1", "--ipv4-only"),

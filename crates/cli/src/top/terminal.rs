@@ -63,3 +63,48 @@ fn give_back() {
     let _ = disable_raw_mode();
     let _ = out.flush();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::pty::openpty;
+    use nix::sys::termios::tcgetattr;
+    use std::fs::File;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    const INSIDE: &str = "FULMAR_TEST_TERMINAL";
+    const LEAVE_ALTERNATE_SCREEN: &str = "\x1b[?1049l";
+
+    #[test]
+    fn a_panic_gives_the_terminal_back_before_it_is_reported() {
+        let name = "top::terminal::tests::a_panic_gives_the_terminal_back_before_it_is_reported";
+        if std::env::var_os(INSIDE).is_some() {
+            let _screen = Screen::open().unwrap();
+            panic!("amid the picture");
+        }
+        let pty = openpty(None, None).unwrap();
+        let before = tcgetattr(&pty.slave).unwrap();
+        let end = || Stdio::from(pty.slave.try_clone().unwrap());
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        test.args(["--exact", name, "--nocapture"]).env(INSIDE, "1");
+        let mut child = test.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        drop(test);
+        let reader = std::thread::spawn(move || {
+            let (mut master, mut all, mut some) = (File::from(pty.master), Vec::new(), [0; 4096]);
+            // EIO: nobody has the other end any more.
+            while let Ok(n @ 1..) = master.read(&mut some) {
+                all.extend_from_slice(&some[..n]);
+            }
+            String::from_utf8_lossy(&all).into_owned()
+        });
+        assert!(!child.wait().unwrap().success());
+        let after = tcgetattr(&pty.slave).unwrap();
+        assert_eq!(after, before, "raw mode has ended");
+        drop(pty.slave);
+        let said = reader.join().unwrap();
+        let left = said.find(LEAVE_ALTERNATE_SCREEN).expect("the alternate screen is left");
+        let reported = said.find("amid the picture").expect("the message is seen");
+        assert!(left < reported, "{said:?}");
+    }
+}

@@ -73,9 +73,13 @@ pub fn prepare(stream: &TcpStream) {
 
 /// Closes a connection by a reset.
 pub fn reset(stream: TcpStream) {
+    end_by_reset(&stream);
+}
+
+/// Lets a connection end by a reset when it is closed.
+pub fn end_by_reset(stream: &TcpStream) {
     // Without the option its end is orderly.
-    let _ = setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 });
-    drop(stream);
+    let _ = setsockopt(stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 });
 }
 
 /// What became of a connection that was begun.

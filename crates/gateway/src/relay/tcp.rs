@@ -263,6 +263,11 @@ impl Tcp {
         Some(flow)
     }
 
+    /// Lets every socket of the host end by a reset, whenever it is closed.
+    pub fn reset_hosts(&self) {
+        self.flows.iter().for_each(|(_, flow)| host::end_by_reset(&flow.host));
+    }
+
     /// Resets every connection of the guest, and those of the host with them.
     pub fn reset_all(&mut self, cx: &mut Context<'_>) {
         let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();

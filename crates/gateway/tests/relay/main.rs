@@ -2,7 +2,9 @@
 //! the host's namespace outside. Runs in namespaces of its own, so it has no harness: a user namespace needs a
 //! process of one thread.
 
+mod raw;
 mod tcp;
+mod trouble;
 mod udp;
 mod world;
 
@@ -30,7 +32,7 @@ fn main() {
     world::prepare_host();
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let mut passed = 0;
-    for (name, test) in tcp::TESTS.iter().chain(udp::TESTS) {
+    for (name, test) in tcp::TESTS.iter().chain(udp::TESTS).chain(trouble::TESTS) {
         if wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str())) {
             println!("test {name}");
             test();

@@ -44,7 +44,7 @@ pub const TESTS: &[Test] = &[
     ("the_end_of_the_gateway_resets_what_is_open", the_end_of_the_gateway_resets_what_is_open),
 ];
 
-fn exchange(from: &mut TcpStream, to: &mut TcpStream) {
+pub fn exchange(from: &mut TcpStream, to: &mut TcpStream) {
     from.write_all(b"ping").unwrap();
     let mut bytes = [0; 4];
     to.read_exact(&mut bytes).unwrap();
@@ -125,7 +125,7 @@ fn send_all(mut stream: &TcpStream, seed: u32, bytes: usize) -> Vec<u8> {
 }
 
 /// One read, again if a signal ends it.
-fn read_some(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+pub fn read_some(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         match stream.read(buffer) {
             Err(e) if e.kind() == ErrorKind::Interrupted => {}

@@ -1,11 +1,11 @@
 //! UDP, echo requests, DNS and DHCP through a gateway.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::OwnedFd;
 
 use fulmar_gateway::config::Limits;
-use fulmar_gateway::dhcp::Lease;
+use fulmar_gateway::dhcp::{Lease, LeaseV6};
 use fulmar_gateway::policy::{Attempt, Decision, Policy};
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::stat::Refusal;
@@ -27,6 +27,7 @@ pub const TESTS: &[Test] = &[
     ("udp_flows_have_a_bound_and_the_oldest_gives_way", flows_have_a_bound),
     ("an_echo_request_is_answered_by_who_was_asked", an_echo_request_is_answered),
     ("a_dhcp_client_is_given_its_lease", a_dhcp_client_is_given_its_lease),
+    ("a_dhcpv6_client_is_given_its_lease", a_dhcpv6_client_is_given_its_lease),
 ];
 
 fn bound(at: &str) -> UdpSocket {
@@ -246,8 +247,8 @@ fn an_echo_request_is_answered() {
     assert!(receive(&client).is_err(), "no route");
 }
 
-fn a_dhcp_client_is_given_its_lease() {
-    let lease = Lease {
+pub fn lease() -> Lease {
+    Lease {
         address: GUEST.parse().unwrap(),
         prefix_len: 24,
         server: ROUTER.parse().unwrap(),
@@ -255,8 +256,20 @@ fn a_dhcp_client_is_given_its_lease() {
         mtu: Some(1500),
         nameservers: vec![],
         search: vec![],
-    };
-    let world = World::with(65520, |c| c.dhcp = Some(lease));
+    }
+}
+
+pub fn lease_v6() -> LeaseV6 {
+    LeaseV6 {
+        address: GUEST_V6.parse().unwrap(),
+        duid: vec![0, 3, 0, 1, 2, 0, 0, 0, 0, 1],
+        nameservers: vec!["fd00::53".parse().unwrap()],
+        search: vec!["example.org".into()],
+    }
+}
+
+fn a_dhcp_client_is_given_its_lease() {
+    let world = World::with(65520, |c| c.dhcp = Some(lease()));
     let client = world.guest.run(|| {
         let socket = UdpSocket::bind("0.0.0.0:68")?;
         socket.set_broadcast(true)?;
@@ -273,4 +286,64 @@ fn a_dhcp_client_is_given_its_lease() {
     let (reply, from) = receive(&client).unwrap();
     assert_eq!((reply[0], reply[4], from.ip()), (2, 42, ip(ROUTER)));
     assert_eq!(reply[16..20], [10, 0, 0, 2]);
+}
+
+/// Messages and options of DHCPv6 (RFC 8415 sections 7.3 and 21, RFC 3646).
+const SOLICIT: u8 = 1;
+const ADVERTISE: u8 = 2;
+const REQUEST: u8 = 3;
+const REPLY: u8 = 7;
+const CLIENT: u16 = 1;
+const SERVER: u16 = 2;
+const IA_NA: u16 = 3;
+const IA_ADDR: u16 = 5;
+const ORO: u16 = 6;
+const DNS: u16 = 23;
+
+/// An option of DHCPv6 (RFC 8415 section 21.1).
+fn option_v6(code: u16, value: &[u8]) -> Vec<u8> {
+    [&code.to_be_bytes()[..], &(value.len() as u16).to_be_bytes(), value].concat()
+}
+
+/// The value of an option in a message or behind the fixed part of another option.
+fn find_v6(mut options: &[u8], code: u16) -> Option<&[u8]> {
+    while let [a, b, c, d, rest @ ..] = options {
+        let bytes = usize::from(u16::from_be_bytes([*c, *d]));
+        let (value, others) = rest.split_at_checked(bytes)?;
+        if u16::from_be_bytes([*a, *b]) == code {
+            return Some(value);
+        }
+        options = others;
+    }
+    None
+}
+
+fn a_dhcpv6_client_is_given_its_lease() {
+    let world = World::with(65520, |c| c.dhcp_v6 = Some(lease_v6()));
+    let index = world.guest.if_index("eth0").unwrap();
+    let client = world.guest.run(|| UdpSocket::bind("[::]:546")).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let all_servers = SocketAddrV6::new("ff02::1:2".parse().unwrap(), 547, 0, index);
+    let identity = option_v6(CLIENT, &[0, 3, 0, 1, 2, 0, 0, 0, 0, 9]);
+    let ask = |kind: u8, more: Vec<u8>| {
+        let wanted = option_v6(ORO, &DNS.to_be_bytes());
+        let message = [&[kind, 1, 2, 3][..], &identity, &wanted, &more].concat();
+        client.send_to(&message, all_servers).unwrap();
+        receive(&client).unwrap().0
+    };
+    let association = [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+    let offer = ask(SOLICIT, option_v6(IA_NA, &association));
+    assert_eq!(offer[..4], [ADVERTISE, 1, 2, 3]);
+    let server = find_v6(&offer[4..], SERVER).unwrap();
+    assert_eq!(server, lease_v6().duid);
+    let offered = find_v6(&offer[4..], IA_NA).unwrap();
+    let address = find_v6(&offered[12..], IA_ADDR).unwrap();
+    assert_eq!(address[..16], lease_v6().address.octets());
+    let chosen = [&association[..], &option_v6(IA_ADDR, address)].concat();
+    let reply = ask(REQUEST, [option_v6(SERVER, server), option_v6(IA_NA, &chosen)].concat());
+    assert_eq!(reply[..4], [REPLY, 1, 2, 3]);
+    let given = find_v6(&reply[4..], IA_NA).unwrap();
+    assert_eq!(find_v6(&given[12..], IA_ADDR).unwrap()[..16], lease_v6().address.octets());
+    let resolver = find_v6(&reply[4..], DNS).unwrap();
+    assert_eq!(resolver, lease_v6().nameservers[0].octets());
 }

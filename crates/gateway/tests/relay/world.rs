@@ -3,19 +3,23 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::ControlFlow;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use fulmar_base::EtherAddr;
 use fulmar_drivers::tap::{Tap, TapConfig};
 use fulmar_gateway::config::Config;
 use fulmar_gateway::guest::{GuestNetwork, Wishes};
 use fulmar_gateway::host::HostNetwork;
 use fulmar_gateway::stat::{Stat, Summary};
 use fulmar_gateway::{Gateway, Handle};
+use fulmar_netdev::Device;
 use fulmar_netns::Netns;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
 
 /// Long enough for any machine; a test that waits for it fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,6 +50,8 @@ pub fn prepare_host() {
 /// A running gateway and its guest.
 pub struct World {
     pub guest: Netns,
+    /// Ethernet address of the gateway.
+    pub router: EtherAddr,
     stop: Option<UnixStream>,
     ask: Sender<()>,
     said: Receiver<Stat>,
@@ -76,6 +82,7 @@ impl World {
         network.configure(&guest).unwrap();
         let config = TapConfig { mtu: Some(mtu as usize), predict: false, ..TapConfig::default() };
         let tap = Tap::from_fd(tap, &config).unwrap();
+        let router = tap.caps().ether;
         let mut config = Config::new(Box::new(tap), network);
         change(&mut config);
         let mut gateway = Gateway::new(config).unwrap_or_else(|e| panic!("{e}"));
@@ -95,7 +102,7 @@ impl World {
         };
         gateway.attend(asks.into(), Box::new(answer)).unwrap();
         let gateway = std::thread::spawn(move || gateway.run().unwrap());
-        World { guest, stop: Some(stop), ask, said, asked, gateway: Some(gateway) }
+        World { guest, router, stop: Some(stop), ask, said, asked, gateway: Some(gateway) }
     }
 
     pub fn stat(&self) -> Stat {
@@ -134,11 +141,40 @@ impl World {
         (guest, host)
     }
 
+    /// Begins a connection of the guest, and does not wait for it.
+    pub fn begin_connection(&self, (host, port): (&str, u16)) -> OwnedFd {
+        let open = || {
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            Ok(socket(AddressFamily::Inet, SockType::Stream, flags, None)?)
+        };
+        let fd = self.guest.run(open).unwrap();
+        let to = SockaddrStorage::from(SocketAddr::new(ip(host), port));
+        assert_eq!(connect(fd.as_raw_fd(), &to), Err(Errno::EINPROGRESS));
+        fd
+    }
+
+    /// The message of the panic that ends the gateway.
+    pub fn fault(mut self) -> String {
+        let fault = self.gateway.take().unwrap().join().expect_err("it panics");
+        match fault.downcast::<String>() {
+            Ok(said) => *said,
+            Err(fault) => (*fault.downcast::<&str>().unwrap()).to_owned(),
+        }
+    }
+
     /// Ends the gateway.
     pub fn end(mut self) -> Summary {
         drop(self.stop.take());
         self.gateway.take().unwrap().join().unwrap()
     }
+}
+
+/// A gateway that does nothing beside, for what it says when it is built.
+pub fn bare_config() -> Config {
+    let guest = Netns::new().unwrap();
+    let tap = guest.run(|| Ok(open_tap()?.into_fd())).unwrap();
+    let tap = Tap::from_fd(tap, &TapConfig { predict: false, ..TapConfig::default() }).unwrap();
+    Config::new(Box::new(tap), network(65520))
 }
 
 /// A listener of the host.

@@ -16,6 +16,7 @@ use super::super::poll::Owner;
 use super::super::{Context, canonical};
 use super::flow::{Flow, Guest, Turn};
 use super::{Tcp, is_shortage};
+use crate::config::BindAddresses;
 use crate::ports::Forward;
 use crate::stat::{Direction, Refusal};
 
@@ -45,13 +46,22 @@ pub fn places(forward: &Forward, has: impl Fn(bool) -> bool) -> Vec<SocketAddr> 
 }
 
 /// A bound socket for a published port.
-pub fn bound(at: SocketAddr, forward: &Forward, kind: SockType) -> io::Result<OwnedFd> {
+pub fn bound(
+    at: SocketAddr,
+    forward: &Forward,
+    kind: SockType,
+    addresses: BindAddresses,
+) -> io::Result<OwnedFd> {
     let fd = host::open(at.is_ipv4(), kind, None)?;
     if kind == SockType::Stream {
         setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     }
     if at.is_ipv6() {
         setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
+    }
+    if addresses == BindAddresses::Any {
+        // Of IPv6 sockets, too (ip(7)).
+        setsockopt(&fd, sockopt::IpFreebind, &true)?;
     }
     if let Some(interface) = &forward.bind.interface {
         setsockopt(&fd, sockopt::BindToDevice, &interface.into())?;
@@ -84,7 +94,7 @@ impl Tcp {
         at: SocketAddr,
         forward: &Forward,
     ) -> io::Result<()> {
-        let fd = bound(at, forward, SockType::Stream)?;
+        let fd = bound(at, forward, SockType::Stream, cx.settings.bind_addresses)?;
         listen(&fd, Backlog::new(BACKLOG)?)?;
         let published = Published { listener: fd.into(), forward: forward.clone() };
         let id = self.published.insert(published);

@@ -56,7 +56,7 @@ impl Udp {
         at: SocketAddr,
         forward: &Forward,
     ) -> io::Result<()> {
-        let fd = bound(at, forward, SockType::Datagram)?;
+        let fd = bound(at, forward, SockType::Datagram, cx.settings.bind_addresses)?;
         match at {
             SocketAddr::V4(_) => setsockopt(&fd, sockopt::Ipv4PacketInfo, &true)?,
             SocketAddr::V6(_) => setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?,

@@ -1,0 +1,104 @@
+//! A panic of the gateway itself, in whichever thread: it is said, and ends the process with its connections reset.
+//!
+//! The relay's own thread unwinds, and [`Gateway::run`] resets what is open on its way. A panic of another thread
+//! wakes the relay, which then ends in order.
+
+use std::any::Any;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+use fulmar_gateway::stat::Summary;
+use fulmar_gateway::{Attendant, Gateway};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::log::Log;
+
+/// Status of a gateway that a fault of its own has ended, as of any panic in Rust.
+pub const STATUS: i32 = 101;
+
+/// Knows whether a thread has panicked.
+pub struct Faults {
+    has_come: Arc<AtomicBool>,
+    wake: Arc<EventFd>,
+}
+
+impl Faults {
+    /// Says every panic from now on in the log. To be called by the relay's thread.
+    ///
+    /// # Errors
+    /// No descriptor.
+    pub fn watch(log: &Log) -> io::Result<Faults> {
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let faults = Faults { has_come: Arc::default(), wake: Arc::new(wake) };
+        let (relay, log) = (thread::current().id(), log.clone());
+        let (has_come, wake) = (Arc::clone(&faults.has_come), Arc::clone(&faults.wake));
+        panic::set_hook(Box::new(move |what| {
+            log.fail(&format!("the gateway ends because of a fault of its own: {what}"));
+            has_come.store(true, Relaxed);
+            if thread::current().id() != relay {
+                // Where it cannot be woken the relay is on its way out already.
+                let _ = wake.write(1);
+            }
+        }));
+        Ok(faults)
+    }
+
+    /// What wakes the relay after a panic of another thread, and ends it.
+    ///
+    /// # Errors
+    /// No descriptor.
+    pub fn attendant(&self) -> io::Result<(OwnedFd, Attendant)> {
+        let fd = self.wake.as_fd().try_clone_to_owned()?;
+        Ok((fd, Box::new(|_, _| ControlFlow::Break(()))))
+    }
+
+    /// Whether there was one.
+    pub fn have_come(&self) -> bool {
+        self.has_come.load(Relaxed)
+    }
+}
+
+/// Relays until the end. `None`: a fault has ended it.
+pub fn run(gateway: &mut Gateway, faults: &Faults) -> Option<io::Result<Summary>> {
+    let relayed: Result<_, Box<dyn Any + Send>> = catch_unwind(AssertUnwindSafe(|| gateway.run()));
+    relayed.ok().filter(|_| !faults.have_come())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    const INSIDE: &str = "FULMAR_TEST_FAULT";
+
+    /// A process of its own: the hook is the whole process's.
+    #[test]
+    fn a_panic_of_any_thread_is_said_and_wakes_the_relay() {
+        let name = "gateway::fault::tests::a_panic_of_any_thread_is_said_and_wakes_the_relay";
+        if std::env::var_os(INSIDE).is_some() {
+            let faults = Faults::watch(&Log::to_stderr("pasta", true)).unwrap();
+            assert!(!faults.have_come());
+            let own: Result<(), _> = catch_unwind(|| panic!("of the relay"));
+            assert!(own.is_err() && faults.have_come());
+            let woken = || faults.wake.read().map_err(io::Error::from).map(drop);
+            assert_eq!(woken().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            let other = thread::spawn(|| panic!("of another thread"));
+            assert!(other.join().is_err());
+            return woken().unwrap();
+        }
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        test.args(["--exact", name, "--nocapture"]).env(INSIDE, "1");
+        let output = test.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        for fault in ["of the relay", "of another thread"] {
+            assert!(said.contains(fault), "{said}");
+        }
+        assert_eq!(said.matches("pasta: the gateway ends because of a fault").count(), 2, "{said}");
+    }
+}
