@@ -236,8 +236,11 @@ pub fn check_counters(s: &Scenario, station: usize, stats: &[Stat; 2]) -> Result
         // A SYN into TIME-WAIT that cannot be told from an old one is answered with an old ACK.
         drops(DropReason::TcpBadAck)?;
     }
-    // Not `TcpOutOfWindow`: window probes are meant to be.
-    [DropReason::TcpPaws, DropReason::TcpBadFlags].into_iter().try_for_each(drops)
+    // Not `TcpOutOfWindow`: window probes are meant to be. The ACK of a tail loss probe in LAST-ACK finds the
+    // connection gone, if that of the first transmission was only late.
+    let bad_flags = c.drops(DropReason::TcpBadFlags);
+    never("tcp_bad_flags", bad_flags.saturating_sub(c.value(Counter::TcpTailLossProbes)))?;
+    drops(DropReason::TcpPaws)
 }
 
 /// Adds what a stack counted.

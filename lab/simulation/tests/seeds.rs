@@ -98,3 +98,8 @@ fn a_posted_buffer_that_cannot_be_filled_yet_is_not_polled_without_a_pause() {
 fn a_cookie_that_finds_the_accept_queue_full_leaves_a_silent_client_waiting() {
     holds(Case::swarm(200023643));
 }
+
+#[test]
+fn the_ack_of_a_probe_that_finds_its_connection_closed_is_no_error() {
+    holds(Case::swarm(210219859));
+}
