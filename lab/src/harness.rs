@@ -30,6 +30,8 @@ pub enum Pace {
     Calls,
     /// Whole programs between the ends, which adapt to a load before they carry it.
     Programs,
+    /// Paths with delay and loss, over which a window takes many round trips to settle.
+    Paths,
 }
 
 impl Pace {
@@ -38,13 +40,14 @@ impl Pace {
             Pace::Transfers => Duration::from_millis(60),
             Pace::Calls => Duration::from_millis(20),
             Pace::Programs => Duration::from_millis(250),
+            Pace::Paths => Duration::from_secs(2),
         }
     }
 
     /// Rounds that are made whatever the budget says: where they are short, fewer say nothing.
     const fn least_rounds(self) -> usize {
         match self {
-            Pace::Transfers | Pace::Programs => 1,
+            Pace::Transfers | Pace::Programs | Pace::Paths => 1,
             Pace::Calls => 3,
         }
     }

@@ -47,6 +47,7 @@ pub mod trust;
 pub mod udp;
 mod uring;
 pub mod wake;
+pub mod wan;
 pub mod without_tso;
 
 use std::io;

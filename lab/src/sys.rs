@@ -13,9 +13,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+
+use fulmar_netdev::{Interest, WakeFd};
 
 fn check(r: libc::c_int) -> io::Result<libc::c_int> {
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(r) }
@@ -436,4 +438,34 @@ pub fn interrupt(child: &std::process::Child) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// Sleeps until one of the devices has frames, or for so long.
+pub fn sleep_on(devices: &[WakeFd], time: Duration) {
+    let mut fds: Vec<libc::pollfd> = devices
+        .iter()
+        .map(|wake| {
+            let events = match wake.interest {
+                Interest::Readable => libc::POLLIN,
+                Interest::ReadableOrWritable => libc::POLLIN | libc::POLLOUT,
+            };
+            libc::pollfd { fd: wake.fd, events, revents: 0 }
+        })
+        .collect();
+    let timeout = libc::timespec {
+        tv_sec: time.as_secs() as libc::time_t,
+        tv_nsec: libc::c_long::from(time.subsec_nanos()),
+    };
+    // SAFETY: the array has as many entries as it is said to have, and the time lives until the call returns. An error is
+    // a sleep that ended early.
+    unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &timeout, ptr::null()) };
+}
+
+/// How much later than asked for the sleeps of this thread may end.
+pub fn set_timer_slack(time: Duration) -> io::Result<()> {
+    // SAFETY: the call takes a number and refers to no memory.
+    match unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, time.as_nanos() as libc::c_ulong) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

@@ -6,7 +6,7 @@
 pub mod bounds;
 pub mod device;
 pub mod failure;
-mod faults;
+pub mod faults;
 pub mod format;
 pub mod gateway;
 pub mod interrupt;

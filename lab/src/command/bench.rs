@@ -9,7 +9,7 @@ use fulmar_lab::harness::page;
 use fulmar_lab::harness::report::{Machine, Report, busy_warning};
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::send::bench::What;
-use fulmar_lab::{bulk, burst, gateway, recv, routes, scale, send, serve, trust, udp, wake};
+use fulmar_lab::{bulk, burst, gateway, recv, routes, scale, send, serve, trust, udp, wake, wan};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io;
@@ -37,6 +37,7 @@ enum Bench {
     Trust(trust::Options),
     Udp(udp::Options),
     Wake(wake::Options),
+    Wan(wan::Options),
 }
 
 /// Runs the command. Must run while the process has one thread.
@@ -63,6 +64,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         Bench::Trust(a) => trust::run(a, isolated),
         Bench::Udp(a) => udp::run(a, isolated),
         Bench::Wake(a) => wake::run(a, isolated),
+        Bench::Wan(a) => wan::run(a, isolated),
     };
     let mut report = report.during("cannot measure")?;
     if common.files() != (None, None) {
@@ -118,6 +120,7 @@ impl Bench {
             Bench::Trust(a) => &a.common,
             Bench::Udp(a) => &a.common,
             Bench::Wake(a) => &a.common,
+            Bench::Wan(a) => &a.common,
         }
     }
 
