@@ -527,6 +527,41 @@ fn udp_ports_lead_both_ways_listed_and_looked_up() {
 }
 
 #[test]
+fn tcp_ports_of_the_guests_loopback_lead_to_the_hosts() {
+    in_sandbox(|| {
+        for (option, port) in [("5303:5302", 5303), ("auto", 5302)] {
+            let mut guest = Guest::new();
+            let listener = TcpListener::bind("127.0.0.1:5302").unwrap();
+            let line = ["--config-net", "-a", "10.9.0.2", "-n", "24", "-g", "10.9.0.1"];
+            let line =
+                [&line[..], &["-t", "none", "-u", "none", "-U", "none", "-T", option]].concat();
+            let gateway = detached(&[&line[..], &[&guest.pid()]].concat());
+            // What `auto` publishes is there after a look of the gateway.
+            let script = format!(
+                "until exec 3<>/dev/tcp/127.0.0.1/{port}; do sleep 0.05; done; echo hello >&3; cat <&3"
+            );
+            let mut client = Command::new("nsenter")
+                .args(["-t", &guest.pid(), "-n", "bash", "-c", &script])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let (mut host, _) = listener.accept().unwrap();
+            let mut line = String::new();
+            BufReader::new(host.try_clone().unwrap()).read_line(&mut line).unwrap();
+            host.write_all(b"bye").unwrap();
+            drop(host);
+            let mut answer = String::new();
+            client.stdout.take().unwrap().read_to_string(&mut answer).unwrap();
+            assert_eq!((line.as_str(), answer.as_str()), ("hello\n", "bye"), "{option}");
+            assert!(client.wait().unwrap().success());
+            guest.end();
+            wait_until("the gateway ends with its guest", || !is_running(gateway));
+        }
+    });
+}
+
+#[test]
 fn a_port_of_an_address_that_is_not_there_needs_freebind() {
     in_sandbox(|| {
         let mut guest = Guest::new();
