@@ -7,7 +7,7 @@ use std::time::Duration;
 use fulmar_tcp::{CongestionControl, Keepalive};
 
 use crate::stack::Stack;
-use crate::tcp::{TcpStream, open, valid_ttl};
+use crate::tcp::{TcpStream, open, valid_segment, valid_ttl};
 
 /// Options of a connection that is to be opened: see [`TcpStream::connect_with`]. What is `None` is as
 /// configured.
@@ -26,6 +26,10 @@ pub struct ConnectOptions {
     pub user_timeout: Option<Duration>,
     /// Time to live (hop limit) of the packets, from 1 to 255.
     pub ttl: Option<u32>,
+    /// See [`TcpStream::set_max_segment`]; bytes. The SYN asks the peer for no larger ones.
+    pub max_segment: Option<u16>,
+    /// See [`TcpStream::set_notsent_low_water`]; bytes.
+    pub notsent_low_water: Option<u32>,
     /// See [`TcpStream::set_send_buffer`]; bytes.
     pub send_buffer: Option<usize>,
     /// See [`TcpStream::set_recv_buffer`]; bytes. The SYN announces its window scale.
@@ -38,17 +42,20 @@ impl TcpStream {
     ///
     /// # Errors
     /// What is known at once: no route, no port, `AddrInUse`; `AddrNotAvailable` for a local address that is not the
-    /// stack's; `InvalidInput` for a time to live outside 1 to 255.
+    /// stack's; `InvalidInput` for a time to live outside 1 to 255 or a segment outside 88 to 32,767 bytes.
     pub fn connect_with(
         stack: &Stack,
         remote: SocketAddr,
         options: &ConnectOptions,
     ) -> io::Result<TcpStream> {
         let ttl = options.ttl.map(valid_ttl).transpose()?;
+        let max_segment = options.max_segment.map(valid_segment).transpose()?;
         let socket = open(stack, options.local, remote, |entry| {
             entry.ttl = ttl;
             let tcb = &mut entry.tcb;
             tcb.set_nodelay(options.nodelay);
+            tcb.set_max_segment(max_segment);
+            tcb.set_notsent_low_water(options.notsent_low_water);
             if let Some(which) = options.congestion {
                 tcb.set_congestion(which);
             }

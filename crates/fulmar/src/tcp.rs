@@ -255,6 +255,43 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.congestion())
     }
 
+    /// TCP_NOTSENT_LOWAT: writes wait, and the socket is not writable, while so many bytes are written and not yet
+    /// sent, so that a program can still choose what it sends next. `None`, the default: the send buffer alone
+    /// limits. A write that begins below the mark may pass it.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_notsent_low_water(&self, bytes: Option<u32>) -> io::Result<()> {
+        self.with_tcb(|t| t.tcb.set_notsent_low_water(bytes))
+    }
+
+    /// TCP_NOTSENT_LOWAT as set.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn notsent_low_water(&self) -> io::Result<Option<u32>> {
+        self.with_tcb(|t| t.tcb.notsent_low_water())
+    }
+
+    /// TCP_MAXSEG: segments of at most so many bytes, the options of the TCP header included. The peer's segments are
+    /// bounded by [`crate::ConnectOptions::max_segment`].
+    ///
+    /// # Errors
+    /// The socket is gone; `InvalidInput` outside 88 to 32,767, as on Linux.
+    pub fn set_max_segment(&self, bytes: u16) -> io::Result<()> {
+        let bytes = valid_segment(bytes)?;
+        self.with_tcb(|t| t.tcb.set_max_segment(Some(bytes)))
+    }
+
+    /// TCP_QUICKACK: acknowledges the next segments at once, and what has come already, instead of up to 40 ms later.
+    /// As on Linux this is not permanent.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_quickack(&self, on: bool) -> io::Result<()> {
+        self.with_tcb(|t| t.tcb.set_quickack(on))
+    }
+
     /// Holds back partial segments until the cork is pulled (or 200 ms have passed).
     ///
     /// # Errors
@@ -339,6 +376,14 @@ pub(crate) const DEFAULT_TTL: u8 = 64;
 
 pub(crate) fn valid_ttl(ttl: u32) -> io::Result<u8> {
     u8::try_from(ttl).ok().filter(|t| *t > 0).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+/// As Linux takes it (TCP_MIN_MSS, MAX_TCP_WINDOW).
+pub(crate) fn valid_segment(bytes: u16) -> io::Result<u16> {
+    match bytes {
+        88..=32_767 => Ok(bytes),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
 }
 
 pub(crate) fn open(

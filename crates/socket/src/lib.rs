@@ -58,7 +58,7 @@ pub fn stream_ready(tcb: &Tcb) -> Ready {
     let queue = tcb.send_queue_ref();
     let usual = sosend::SEND_LOW_WATER_BYTES.min(queue.limit() / 2).max(1);
     let low_water = tcb.send_low_water().unwrap_or(usual);
-    if !tcb.can_send() || queue.space() >= low_water {
+    if !tcb.can_send() || tcb.write_space() >= low_water {
         ready |= Ready::WRITABLE;
     }
     if state == State::Closed {

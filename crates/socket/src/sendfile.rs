@@ -114,7 +114,7 @@ fn must_wait(space: usize, limit: usize, rest: &Rest, worth: LowWater) -> bool {
 /// Whether the send buffer has space for the next part. If the call waits nevertheless, it waits for storage.
 pub fn has_space(tcb: &Tcb, rest: &Rest, worth: LowWater) -> bool {
     let queue = tcb.send_queue_ref();
-    let is_full = must_wait(queue.space(), queue.limit(), rest, worth);
+    let is_full = must_wait(tcb.write_space(), queue.limit(), rest, worth);
     tcb.can_send() && queue.may_claim() && !is_full
 }
 
@@ -133,8 +133,7 @@ pub fn reserve(
         Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
         other => other?,
     }
-    let queue = tcb.send_queue();
-    let (space, limit) = (queue.space(), queue.limit());
+    let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
     if must_wait(space, limit, rest, worth) {
         let enough = usize::try_from(rest.bytes()).unwrap_or(limit).min(worth.low_water(limit));
         tcb.set_send_low_water(Some(enough));
@@ -169,8 +168,7 @@ pub fn share(
         Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
         other => other?,
     }
-    let queue = tcb.send_queue();
-    let (space, limit) = (queue.space(), queue.limit());
+    let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
     if must_wait(space, limit, rest, worth) {
         let enough = usize::try_from(rest.bytes()).unwrap_or(limit).min(worth.low_water(limit));
         tcb.set_send_low_water(Some(enough));

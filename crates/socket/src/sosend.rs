@@ -80,7 +80,7 @@ fn must_wait(space: usize, limit: usize, want: usize, waited: bool) -> bool {
 /// for storage.
 pub fn has_space(tcb: &Tcb, want: usize, waited: bool) -> bool {
     let queue = tcb.send_queue_ref();
-    let is_full = must_wait(queue.space(), queue.limit(), want, waited);
+    let is_full = must_wait(tcb.write_space(), queue.limit(), want, waited);
     tcb.can_send() && queue.may_claim() && !is_full
 }
 
@@ -117,8 +117,7 @@ pub fn reserve(
         Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
         other => other?,
     }
-    let queue = tcb.send_queue();
-    let (space, limit) = (queue.space(), queue.limit());
+    let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
     if must_wait(space, limit, want, waited) {
         return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
     }
@@ -168,10 +167,10 @@ pub fn append_small(
         Err(SocketError::WouldBlock) => return Ok(None),
         other => other?,
     }
-    let queue = tcb.send_queue();
-    if queue.space() < bytes.len() {
+    if tcb.write_space() < bytes.len() {
         return Ok(None);
     }
+    let queue = tcb.send_queue();
     let merged = queue.append_small(bytes, pool);
     let rest = bytes.get(merged..).unwrap_or_default();
     let mbufs = match rest.len() {
@@ -204,7 +203,7 @@ fn append_copy(queue: &mut SendQueue, pool: &mut Pool, bytes: &[u8]) -> usize {
 pub fn space(tcb: &mut Tcb) -> Result<usize, SocketError> {
     match check(tcb) {
         Err(SocketError::WouldBlock) => Ok(0),
-        other => other.map(|()| tcb.send_queue_ref().space()),
+        other => other.map(|()| tcb.write_space()),
     }
 }
 
@@ -241,8 +240,7 @@ pub fn share(
         Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
         other => other?,
     }
-    let queue = tcb.send_queue();
-    let (space, limit) = (queue.space(), queue.limit());
+    let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
     if must_wait(space, limit, want, waited) {
         return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
     }

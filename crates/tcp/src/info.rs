@@ -86,7 +86,7 @@ impl Tcb {
             retransmits: self.retransmits.segments,
             retransmitted_bytes: self.retransmits.bytes,
             send_queue_bytes: self.send.claimed_bytes(),
-            unsent_bytes: self.send_end().saturating_sub(self.snd_nxt),
+            unsent_bytes: self.unsent_bytes(),
             recv_queue_bytes: self.recv.readable(),
             loaned_bytes: self.lent.bytes,
             out_of_order_bytes: self.recv.out_of_order_bytes(),

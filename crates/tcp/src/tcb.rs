@@ -39,7 +39,7 @@ use fulmar_wire::tcp::{Flags, Header, Options};
 
 /// Segments acknowledged immediately at the start of a connection (quick ACKs, as Linux), so that
 /// delayed ACKs do not slow down the peer's slow start.
-const QUICK_ACKS: u8 = 16;
+pub(crate) const QUICK_ACKS: u8 = 16;
 
 /// Lower bound of the segment size, TCP options included, whatever the MSS option or path MTU: with
 /// 40 bytes of options it still carries payload. Smaller values are an attack (many tiny segments).
@@ -120,6 +120,10 @@ pub(crate) struct User {
     pub more_from: Option<u64>,
     /// Low-water mark of free send buffer space for WRITABLE, bytes. `None`: a third of the buffer.
     pub send_low_water: Option<usize>,
+    /// TCP_NOTSENT_LOWAT, bytes.
+    pub notsent_low_water: Option<u32>,
+    /// TCP_MAXSEG, bytes.
+    pub max_segment: Option<u16>,
     /// SO_RCVLOWAT, bytes. 0 means 1.
     pub recv_low_water: usize,
     /// TCP_USER_TIMEOUT. `None`: `Config::user_timeout`.
@@ -442,7 +446,8 @@ impl Tcb {
 
     /// Computes segment sizes from peer, path and options (RFC 6691, RFC 9293 section 3.7.1).
     pub(crate) fn update_segment_sizes(&mut self) {
-        let segment = usize::from(self.peer_mss).min(self.path.mss()).max(MIN_SEGMENT_BYTES);
+        let segment = usize::from(self.peer_mss).min(self.path.mss()).min(self.segment_limit());
+        let segment = segment.max(MIN_SEGMENT_BYTES);
         self.segment_bytes = segment;
         let mss = segment.saturating_sub(self.usual_option_bytes());
         self.mss = u32::try_from(mss).unwrap_or(u32::from(u16::MAX));
@@ -459,9 +464,13 @@ impl Tcb {
         (segments as usize).saturating_mul(mss).max(mss)
     }
 
-    /// See [`PathInfo::own_mss`].
+    /// The MSS option of our SYN: that of the path ([`PathInfo::own_mss`]), or less by TCP_MAXSEG.
     pub(crate) fn own_mss(&self) -> usize {
-        self.path.own_mss()
+        self.path.own_mss().min(self.segment_limit())
+    }
+
+    fn segment_limit(&self) -> usize {
+        self.user.max_segment.map_or(usize::MAX, usize::from)
     }
 
     fn usual_option_bytes(&self) -> usize {

@@ -1,7 +1,7 @@
 //! User calls, made by `socket` under the shard lock.
 
 use crate::contract::{ConnError, Env, State};
-use crate::tcb::ResetDue;
+use crate::tcb::{QUICK_ACKS, ResetDue};
 use crate::timers::Timer;
 use crate::{CongestionControl, Tcb};
 use fulmar_base::{Duration, FlowKey, Instant, SeqNum};
@@ -314,6 +314,52 @@ impl Tcb {
     #[inline]
     pub fn send_low_water(&self) -> Option<usize> {
         self.user.send_low_water
+    }
+
+    /// TCP_NOTSENT_LOWAT: the connection accepts no more bytes while so many are committed and not yet sent, so that
+    /// a program can still change what it sends next. `None`: the send buffer alone limits.
+    pub fn set_notsent_low_water(&mut self, bytes: Option<u32>) {
+        self.user.notsent_low_water = bytes;
+    }
+
+    /// TCP_NOTSENT_LOWAT as set.
+    pub fn notsent_low_water(&self) -> Option<u32> {
+        self.user.notsent_low_water
+    }
+
+    /// Free space of the send buffer for a write; 0 while TCP_NOTSENT_LOWAT holds writers back.
+    #[inline]
+    pub fn write_space(&self) -> usize {
+        match self.user.notsent_low_water {
+            Some(limit) if self.unsent_bytes() >= u64::from(limit) => 0,
+            _ => self.send.space(),
+        }
+    }
+
+    /// Committed bytes not yet sent.
+    pub(crate) fn unsent_bytes(&self) -> u64 {
+        self.send_end().saturating_sub(self.snd_nxt)
+    }
+
+    /// TCP_MAXSEG: segments of at most so many bytes, options of the TCP header included, and the MSS option if it is
+    /// yet to be sent. `None`: as path and peer allow.
+    pub fn set_max_segment(&mut self, bytes: Option<u16>) {
+        self.user.max_segment = bytes;
+        self.update_segment_sizes();
+    }
+
+    /// TCP_MAXSEG as set.
+    pub fn max_segment(&self) -> Option<u16> {
+        self.user.max_segment
+    }
+
+    /// TCP_QUICKACK: acknowledges the next segments at once, and what is received already (true), or delays ACKs
+    /// again. As on Linux it is not permanent. Call output afterwards.
+    pub fn set_quickack(&mut self, on: bool) {
+        self.quick_acks = if on { QUICK_ACKS } else { 0 };
+        if on && self.timers.is_running(Timer::DelayedAck) {
+            self.due.ack = true;
+        }
     }
 
     /// Sets SO_RCVLOWAT: with fewer bytes the socket is not readable and a read blocks. At least 1;

@@ -64,6 +64,76 @@ fn a_cork_holds_small_writes_back_until_it_is_pulled() {
 }
 
 #[test]
+fn a_writer_waits_while_more_than_the_low_water_mark_is_unsent() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s) = connection(&a, &b, 80);
+        // The reader's window is 2 KiB: what is beyond it stays unsent.
+        s.set_recv_buffer(2048).unwrap();
+        c.set_notsent_low_water(Some(16 << 10)).unwrap();
+        assert_eq!(c.notsent_low_water().unwrap(), Some(16 << 10));
+        const TOTAL: usize = 8 << 20;
+        let reader = thread::spawn(move || {
+            let mut all = Vec::new();
+            s.read_to_end(&mut all).unwrap();
+            all.len()
+        });
+        c.set_nonblocking(true).unwrap();
+        let (mut left, mut refused, block) = (TOTAL, 0, [7; 4096]);
+        while left > 0 {
+            match c.write(&block[..left.min(4096)]) {
+                Ok(n) => left -= n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    refused += 1;
+                    let unsent = c.info().unwrap().unsent_bytes;
+                    // A write begins below the mark.
+                    assert!(unsent < (16 << 10) + 4096, "{unsent}");
+                    thread::yield_now();
+                }
+                Err(e) => panic!("{e}"),
+            }
+        }
+        assert!(refused > 0);
+        c.set_nonblocking(false).unwrap();
+        c.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(reader.join().unwrap(), TOTAL);
+    });
+}
+
+#[test]
+fn a_blocking_writer_is_woken_when_unsent_bytes_have_gone() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s) = connection(&a, &b, 80);
+        c.set_notsent_low_water(Some(1)).unwrap();
+        let reader = thread::spawn(move || {
+            let mut all = Vec::new();
+            s.read_to_end(&mut all).unwrap();
+            all.len()
+        });
+        (0..2000).for_each(|_| c.write_all(&[1; 5000]).unwrap());
+        c.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(reader.join().unwrap(), 10_000_000);
+    });
+}
+
+#[test]
+fn segments_are_no_larger_than_either_end_asked_for() {
+    within(|| {
+        let (a, b) = stacks();
+        let listener = TcpListener::bind(&b, (B, 81)).unwrap();
+        let options = ConnectOptions { max_segment: Some(500), ..ConnectOptions::default() };
+        let c = TcpStream::connect_with(&a, listener.local_addr().unwrap(), &options).unwrap();
+        let (s, _) = listener.accept().unwrap();
+        assert_eq!(c.set_max_segment(87).unwrap_err().kind(), ErrorKind::InvalidInput);
+        c.set_quickack(true).unwrap();
+        // Timestamps take twelve bytes of each segment.
+        let mss = [&c, &s].map(|end| end.info().unwrap().mss_bytes);
+        assert!(mss.iter().all(|mss| [488, 500].contains(mss)), "{mss:?}");
+    });
+}
+
+#[test]
 fn buffers_can_be_set_and_bound_what_is_accepted() {
     within(|| {
         let (a, b) = stacks();
