@@ -373,6 +373,12 @@ impl RecvQueue {
         out
     }
 
+    /// The first part of `[from, to)` that is in an out-of-order run.
+    pub fn first_out_of_order(&self, from: u64, to: u64) -> Option<(u64, u64)> {
+        let runs = self.runs.iter().map(|run| (run.start.max(from), run.end().min(to)));
+        runs.into_iter().find(|(start, end)| start < end)
+    }
+
     /// Writes the ranges of out-of-order bytes, most recently changed first (RFC 2018 section 4), and
     /// returns their number, at most eight.
     pub fn sack_ranges(&self, out: &mut [(u64, u64)]) -> usize {

@@ -48,6 +48,9 @@ pub struct Config {
     /// Delayed-ACK time-out. Default 40 ms, well below both the 500 ms of RFC 9293 section 3.8.6.3
     /// and common minimum retransmission time-outs.
     pub delayed_ack: Duration,
+    /// Segments acknowledged immediately at the start of a connection (quick ACKs), so that delayed
+    /// ACKs do not slow down the peer's slow start. Default 16, as Linux. FreeBSD delays from the first on.
+    pub quick_acks: u8,
     /// How long `set_cork` and MSG_MORE hold back a partial segment. Default 200 ms as Linux.
     pub cork_timeout: Duration,
     /// Offer timestamps (RFC 7323). Default on.
@@ -74,6 +77,7 @@ impl Default for Config {
             time_wait: Duration::from_secs(60),
             fin_wait2_timeout: Duration::from_secs(60),
             delayed_ack: Duration::from_millis(40),
+            quick_acks: crate::tcb::QUICK_ACKS,
             cork_timeout: Duration::from_millis(200),
             timestamps: true,
             sack: true,

@@ -33,8 +33,12 @@ pub struct Info {
     pub in_flight_bytes: u64,
     /// Part of `in_flight_bytes` that the peer has selectively acknowledged.
     pub sacked_bytes: u64,
+    /// Part of `in_flight_bytes` that is considered lost and not yet retransmitted.
+    pub lost_bytes: u64,
     /// In fast recovery, or in loss recovery after a time-out.
     pub recovering: bool,
+    /// In loss recovery after a time-out.
+    pub timed_out: bool,
     /// Segments retransmitted.
     pub retransmits: u64,
     /// Bytes retransmitted.
@@ -82,6 +86,8 @@ impl Tcb {
             rcv_wnd_bytes: self.advertised_window(),
             in_flight_bytes: self.flight(),
             sacked_bytes: self.sacked.sacked_bytes(),
+            lost_bytes: self.sacked.lost_bytes(),
+            timed_out: matches!(self.recovery.mode, crate::recovery::Mode::Loss),
             recovering: !matches!(self.recovery.mode, crate::recovery::Mode::Open),
             retransmits: self.retransmits.segments,
             retransmitted_bytes: self.retransmits.bytes,

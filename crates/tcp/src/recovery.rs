@@ -213,7 +213,9 @@ impl Tcb {
         }
         self.check_frto(news, counters);
         self.detect_losses(news, now, counters);
-        self.reduce_proportionally(news);
+        if news.delivered.bytes > 0 || self.recovery.first_due {
+            self.reduce_proportionally(news);
+        }
         if news.has_sack {
             self.check_probe_timer();
         }

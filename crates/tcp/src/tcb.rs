@@ -385,7 +385,7 @@ impl Tcb {
             persisting: false,
             challenge: crate::challenge::ChallengeLimit::new(),
             unanswered_probes: 0,
-            quick_acks: QUICK_ACKS,
+            quick_acks: cfg.quick_acks,
             interactive: false,
             due: Due { syn: true, ..Due::default() },
             user: User::default(),

@@ -270,9 +270,11 @@ impl Tcb {
         self.congestion.which()
     }
 
-    /// TCP_NODELAY: disables Nagle's algorithm (true). Call output afterwards.
+    /// TCP_NODELAY: disables Nagle's algorithm (true), and releases what is held back now, by a cork as well
+    /// (tcp(7)). Call output afterwards.
     pub fn set_nodelay(&mut self, on: bool) {
         self.cfg.nodelay = on;
+        self.user.cork_expired |= on && self.has_unsent();
     }
 
     /// Whether Nagle's algorithm is disabled.

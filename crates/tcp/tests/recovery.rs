@@ -45,6 +45,19 @@ fn one_later_delivery_and_a_quarter_of_the_round_trip_time_mean_lost() {
 }
 
 #[test]
+fn losses_that_the_reordering_timer_finds_are_no_burst() {
+    let mut t = flight(10, 0);
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(7001, 8001)]);
+    t.wait(RTT / 4);
+    // Seven segments are lost and two in flight; nothing was delivered since (RFC 9937 section 6.2).
+    send!(t, "A", seq = 1, len = 1000);
+    t.expect_silence();
+    recv!(t, "A", seq = 1, ack = 1, sack = vec![(3001, 4001), (7001, 8001)]);
+    send!(t, "A", seq = 1001, len = 1000);
+    t.expect_silence();
+}
+
+#[test]
 fn three_segments_delivered_above_a_hole_need_no_reordering_window() {
     let mut t = flight(6, 0);
     recv!(t, "A", seq = 1, ack = 1, sack = vec![(1001, 3001)]);
@@ -375,6 +388,20 @@ fn bytes_received_twice_are_reported_once_before_the_other_blocks() {
     recv!(t, "A", seq = 3001, ack = 1, len = 1000);
     send!(t, "A", ack = 1001, sack = vec![(3001, 4001), (3001, 4001), (5001, 6001)]);
     assert_eq!(t.count(Counter::TcpDsacksOut), 2);
+}
+
+#[test]
+fn of_a_segment_received_in_part_the_first_part_received_twice_is_reported() {
+    let mut t = Trace::established();
+    recv!(t, "A", seq = 2001, ack = 1, len = 1000);
+    recv!(t, "A", seq = 4001, ack = 1, len = 1000);
+    t.out.segs.clear();
+    // Behind a gap: 2501 to 3001 and 4001 to 4501 are known (RFC 2883 section 4.2).
+    recv!(t, "A", seq = 2501, ack = 1, len = 2000);
+    send!(t, "A", ack = 1, sack = vec![(2501, 3001), (2001, 5001)]);
+    // In order: all but the first 2000 bytes.
+    recv!(t, "A", seq = 1, ack = 1, len = 3000);
+    send!(t, "A", ack = 5001, sack = vec![(2001, 3001)]);
 }
 
 #[test]

@@ -321,6 +321,19 @@ fn the_tail_of_a_stream_waits_for_an_acknowledgement_that_is_sure_to_come() {
 }
 
 #[test]
+fn nodelay_releases_what_a_cork_holds_and_the_cork_stays() {
+    let mut t = Trace::established();
+    t.tcb.set_cork(true);
+    t.write(80);
+    t.expect_silence();
+    t.tcb.set_nodelay(true);
+    t.output();
+    send!(t, "AP", seq = 1, len = 80);
+    t.write(80);
+    t.expect_silence();
+}
+
+#[test]
 fn cork_holds_a_partial_segment_until_uncorked_or_200_ms() {
     let mut t = Trace::established_with(Config { nodelay: true, ..plain() });
     t.tcb.set_cork(true);

@@ -170,6 +170,18 @@ fn sack_ranges_begin_with_the_most_recently_changed_run() {
 }
 
 #[test]
+fn the_first_part_in_a_run_is_found() {
+    let mut pool = pool(1 << 20);
+    let mut q = RecvQueue::new();
+    insert(&mut q, &mut pool, 40, 10);
+    insert(&mut q, &mut pool, 20, 10);
+    assert_eq!(q.first_out_of_order(25, 100), Some((25, 30)));
+    assert_eq!(q.first_out_of_order(30, 45), Some((40, 45)));
+    assert_eq!(q.first_out_of_order(30, 40), None);
+    q.clear(&mut pool);
+}
+
+#[test]
 fn a_run_covered_by_new_bytes_is_replaced() {
     let mut pool = pool(1 << 20);
     let mut q = RecvQueue::new();

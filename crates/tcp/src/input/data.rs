@@ -210,6 +210,7 @@ impl Tcb {
     ) -> Result<(), DropReason> {
         self.due.ack = true;
         let end = start.saturating_add(payload.len() as u64);
+        self.record_partial_duplicate(start, end);
         let payload = if seg.offset == 0 {
             self.prepare_in_order(env, payload)
         } else {
@@ -240,10 +241,21 @@ impl Tcb {
             let bytes = put.accepted_bytes as u64;
             env.counters.add(Counter::TcpOutOfOrderBytes, bytes);
         } else {
-            self.record_duplicate(start, end.saturating_sub(start));
             seg.verdict = Err(DropReason::TcpDuplicate);
         }
         Ok(())
+    }
+
+    /// The first part of a segment that was received before (RFC 2883 section 4.2), unless it is in
+    /// front of `start` and trimmed already.
+    fn record_partial_duplicate(&mut self, start: u64, end: u64) {
+        if !self.sack_on || self.dsack_due.is_some_and(|(_, trimmed)| trimmed == start) {
+            return;
+        }
+        let offsets = (start.saturating_sub(1), end.saturating_sub(1));
+        if let Some((from, to)) = self.recv.first_out_of_order(offsets.0, offsets.1) {
+            self.record_duplicate(from.saturating_add(1), to.saturating_sub(from));
+        }
     }
 
     /// Records the PSH flag of a segment at `start` (RFC 9293 section 3.9.1.2). Pushes behind a gap

@@ -31,11 +31,12 @@ impl Tcb {
         self.recovery.prr = Prr { delivered: 0, out: 0, flight };
     }
 
-    /// Section 6.2, for each ACK in fast recovery. The pipe of a peer without SACK is an estimate
+    /// Section 6.2, for each ACK in fast recovery that delivers something, and for losses that the reordering
+    /// timer finds: these leave the network as well, and are no reason for a burst. The pipe of a peer without SACK is an estimate
     /// that duplicate ACKs reduce already: there cwnd is ssthresh from the start (RFC 6582).
     pub(crate) fn reduce_proportionally(&mut self, news: &AckNews) {
         let is_fast = matches!(self.recovery.mode, Mode::Fast) && self.sack_on;
-        if !is_fast || (news.delivered.bytes == 0 && !self.recovery.first_due) {
+        if !is_fast {
             return;
         }
         let prr = &mut self.recovery.prr;

@@ -90,7 +90,9 @@ impl Tcb {
                 env.counters.count(Counter::TcpTailLossProbes);
             }
             Pending::Reordering => {
-                self.detect_losses(&super::AckNews::default(), env.now, env.counters);
+                let news = super::AckNews::default();
+                self.detect_losses(&news, env.now, env.counters);
+                self.reduce_proportionally(&news);
             }
         }
     }
