@@ -13,7 +13,7 @@ export PROPTEST_RNG_SEED ?= 1
 # How long `make soak` and `make fuzz` run.
 MINUTES ?= 10
 
-.PHONY: all bench test sim loom miri soak fuzz check doc setup setup-test clean
+.PHONY: all bench test sim conformance loom miri soak fuzz check doc setup setup-test clean
 
 all: test
 
@@ -28,6 +28,10 @@ test: setup-test
 # Two stacks on a virtual clock over a bad network, one scenario per seed.
 sim: setup
 	$(CARGO) run --locked --release -p fulmar-lab -- sim --first $(FIRST) --seeds $(SEEDS)
+
+# The public packetdrill suites against fulmar (docs/conformance.md). Finds or fetches them and packetdrill.
+conformance: setup
+	scripts/conformance $(ARGS)
 
 # Hostile input for the parsers and for a whole stack, guided by coverage (libFuzzer).
 fuzz: setup

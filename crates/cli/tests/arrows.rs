@@ -121,6 +121,11 @@ const ROOMS: &[Room] = &[
         &["arbitrary", "libfuzzer-sys"],
     ),
     ("simulation", BELOW_FULMAR, &[]),
+    (
+        "packetdrill",
+        &["base", "wire", "mbuf", "route", "netdev", "ip", "socket", "tcp", "shard"],
+        &["libc"],
+    ),
     ("lab", BELOW_LAB, LAB_OUTSIDE),
 ];
 
