@@ -28,6 +28,7 @@ pub mod options;
 pub mod poll;
 #[allow(unsafe_code)]
 mod preload;
+pub mod script;
 pub mod settings;
 pub mod sockets;
 pub mod suite;
