@@ -4,10 +4,16 @@ use fulmar_base::{Duration, SlotId};
 use fulmar_shard::{ListenOptions, TcpEntry};
 use fulmar_tcp::{CongestionControl, Keepalive};
 
-use crate::settings::Dialect;
+use crate::settings::{Dialect, Settings};
 use crate::sockets::{Answer, Machine, Refusal};
 use crate::tcp_info;
 
+/// TCP_NOTSENT_LOWAT (include/uapi/linux/tcp.h), which `libc` lacks.
+const TCP_NOTSENT_LOWAT: i32 = 25;
+/// What Linux takes as TCP_MAXSEG (TCP_MIN_MSS to MAX_TCP_WINDOW).
+const MAXSEG_BYTES: std::ops::RangeInclusive<u16> = 88..=32_767;
+/// TCP_MAXSEG of a socket without a connection (TCP_MSS_DEFAULT).
+const DEFAULT_MSS: u16 = 536;
 /// TCP_CC_INFO (include/uapi/linux/tcp.h), which `libc` lacks.
 const TCP_CC_INFO: i32 = 26;
 /// Numbers of SO_MEMINFO (include/uapi/linux/sock_diag.h, SK_MEMINFO_VARS).
@@ -30,14 +36,23 @@ pub struct Options {
     recv_buffer_bytes: Option<usize>,
     congestion: Option<CongestionControl>,
     ttl: Option<u8>,
+    /// TCP_NOTSENT_LOWAT, and what a sysctl sets for sockets without.
+    notsent_low_water: Option<u32>,
+    default_notsent_low_water: Option<u32>,
+    /// TCP_MAXSEG.
+    max_segment: Option<u16>,
     /// SO_RCVLOWAT.
     pub recv_low_water: usize,
 }
 
 impl Options {
-    /// Those of a new socket, whose keepalive has these times.
-    pub fn new(keepalive_times: Keepalive) -> Options {
-        Options { keepalive_times, ..Options::default() }
+    /// Those of a new socket.
+    pub fn new(settings: &Settings) -> Options {
+        Options {
+            keepalive_times: settings.keepalive(),
+            default_notsent_low_water: settings.notsent_low_water(),
+            ..Options::default()
+        }
     }
 
     /// Sets them on a connection.
@@ -63,6 +78,13 @@ impl Options {
         }
         if let Some(which) = self.congestion {
             tcb.set_congestion(which);
+        }
+        let notsent_low_water = self.notsent_low_water.or(self.default_notsent_low_water);
+        if notsent_low_water != tcb.notsent_low_water() {
+            tcb.set_notsent_low_water(notsent_low_water);
+        }
+        if self.max_segment != tcb.max_segment() {
+            tcb.set_max_segment(self.max_segment);
         }
         tcb.set_recv_low_water(self.recv_low_water.max(1));
         entry.linger = self.linger;
@@ -143,6 +165,19 @@ impl Options {
             libc::TCP_KEEPIDLE => self.keepalive_times.idle = seconds(value)?,
             libc::TCP_KEEPINTVL => self.keepalive_times.interval = seconds(value)?,
             libc::TCP_KEEPCNT => self.keepalive_times.count = positive(value)?,
+            TCP_NOTSENT_LOWAT => {
+                // 0 is what the sysctl says.
+                self.notsent_low_water = Some(number(value)? as u32).filter(|n| *n > 0);
+            }
+            libc::TCP_MAXSEG => {
+                let bytes = u16::try_from(number(value)?).map_err(|_| libc::EINVAL)?;
+                if !MAXSEG_BYTES.contains(&bytes) {
+                    return Err(libc::EINVAL);
+                }
+                self.max_segment = Some(bytes);
+            }
+            // It changes a connection and nothing else.
+            libc::TCP_QUICKACK => {}
             libc::TCP_USER_TIMEOUT => {
                 let ms = u64::try_from(number(value)?).map_err(|_| libc::EINVAL)?;
                 self.user_timeout = (ms > 0).then(|| Duration::from_millis(ms));
@@ -168,6 +203,7 @@ impl Options {
             (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => i32::from(self.nodelay == Some(true)),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => i32::from(self.cork),
+            (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => self.notsent_low_water.unwrap_or(0) as i32,
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => seconds(times.idle),
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => seconds(times.interval),
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => times.count as i32,
@@ -211,8 +247,16 @@ impl Machine {
         let (options, stream, listener) =
             (socket.options.clone(), socket.stream(), socket.listener());
         if let Some(id) = stream {
+            let on = value.first().is_some_and(|b| *b != 0);
+            let is_quickack = (level, name) == (libc::IPPROTO_TCP, libc::TCP_QUICKACK);
             self.world.call(|shard, now| {
-                shard.with_tcb(now, id, |entry| options.apply_one((level, name), entry))
+                shard.with_tcb(now, id, |entry| {
+                    if is_quickack {
+                        entry.tcb.set_quickack(on);
+                    } else {
+                        options.apply_one((level, name), entry);
+                    }
+                })
             })?;
         }
         if let Some(id) = listener {
@@ -254,6 +298,13 @@ impl Machine {
                 }
                 None => tcp_info::of_no_connection(listens),
             }),
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
+                let set = self.socket_of(fd)?.options.max_segment.unwrap_or(DEFAULT_MSS);
+                word(match stream {
+                    Some(id) => self.world.shard().tcp_entry(id)?.tcb.info().mss_bytes as i32,
+                    None => i32::from(set),
+                })
+            }
             // Of the controllers that Linux describes there, none is fulmar's.
             (libc::IPPROTO_TCP, TCP_CC_INFO) => Ok(Vec::new()),
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {

@@ -105,6 +105,12 @@ impl Settings {
         mtu.map_or(DEFAULT_MTU, |n| n.clamp(MIN_MTU, 65_535))
     }
 
+    /// TCP_NOTSENT_LOWAT of sockets that set none.
+    pub fn notsent_low_water(&self) -> Option<u32> {
+        let bytes = self.number("net.ipv4.tcp_notsent_lowat")?;
+        u32::try_from(bytes).ok().filter(|n| *n != u32::MAX)
+    }
+
     /// Keepalive times of sockets that set none.
     pub fn keepalive(&self) -> Keepalive {
         let default = Keepalive::default();

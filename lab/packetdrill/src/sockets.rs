@@ -166,7 +166,7 @@ impl Machine {
             (libc::AF_INET | libc::AF_INET6, _, _) => return refused(libc::EPROTONOSUPPORT),
             _ => return refused(libc::EAFNOSUPPORT),
         }
-        let options = Options::new(self.world.settings().keepalive());
+        let options = Options::new(self.world.settings());
         let mut socket = Socket::new(Role::Fresh, options);
         socket.nonblocking = kind & libc::SOCK_NONBLOCK != 0;
         self.add(File::Socket(socket))
