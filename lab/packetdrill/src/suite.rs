@@ -1,7 +1,7 @@
 //! The public suites: each script is played by stock packetdrill against `libfulmar_packetdrill.so`, and the
 //! result is compared with `verdicts.txt`, which tells of each script that does not pass why.
 //!
-//! Scripts are played from a copy, which [`prepare`] changes where they touch the machine or compare what is no
+//! Scripts are played from a copy, which `prepare.rs` changes where they touch the machine or compare what is no
 //! matter of the protocol. Nothing of a suite is kept.
 
 use std::collections::BTreeMap;

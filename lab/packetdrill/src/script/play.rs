@@ -20,11 +20,14 @@ const PEER_PORT: u16 = 8080;
 /// The port from which peers connect.
 const PEER_CLIENT_PORT: u16 = 40_000;
 
+/// The answer of [`Call::make`].
+type Made = Result<Result<i64, i32>, String>;
+
 /// A call that is blocked: when it has to return in microseconds, and its outcome with the time.
 struct Blocked {
     end_us: u64,
     call: Call,
-    thread: JoinHandle<(Result<Result<i64, i32>, String>, u64)>,
+    thread: JoinHandle<(Made, u64)>,
 }
 
 struct Player {
