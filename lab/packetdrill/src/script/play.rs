@@ -37,6 +37,8 @@ struct Player {
     ends: Option<Addresses>,
     /// The initial sequence number of the stack, once it has sent one. The peer's is the script's.
     own_isn: u32,
+    /// What the stack's timestamps are ahead of the script's, once it has sent one.
+    stamp_offset: Option<u32>,
     settings: String,
     start_us: u64,
     /// When the last event was, in microseconds of the clock.
@@ -63,6 +65,7 @@ pub fn play(script: &Script) -> Result<(), String> {
         places: Places { own: place(own, OWN_PORT), peer: place(peer, PEER_PORT) },
         ends: None,
         own_isn: 0,
+        stamp_offset: None,
         settings: String::new(),
         start_us,
         last_us: start_us,
@@ -139,6 +142,10 @@ impl Player {
                     self.ends = Some(connecting);
                 }
                 let ends = self.ends.unwrap_or(connecting);
+                let mut segment = segment.clone();
+                if let Some(stamps) = segment.options.as_mut().and_then(|o| o.timestamps.as_mut()) {
+                    stamps.echo = stamps.echo.wrapping_add(self.stamp_offset.unwrap_or(0));
+                }
                 segment.emit(&ends.reversed(), (0, self.own_isn))
             }
             Packet::Icmp(kind, seq, bytes) => {
@@ -170,6 +177,10 @@ impl Player {
             }
         }
         let sent = whole.ok_or("nothing was sent")?;
+        let stamp = |s: &Segment| s.options.and_then(|o| o.timestamps).map(|t| t.value);
+        if let (None, Some(live), Some(own)) = (self.stamp_offset, stamp(&sent), stamp(expected)) {
+            self.stamp_offset = Some(live.wrapping_sub(own));
+        }
         if let Some(difference) = expected.difference(&sent) {
             return Err(difference);
         }
