@@ -248,39 +248,43 @@ fn vs_best_peer(
     Some(Ratio::new(name, sentence, terms, over_largest).goals(reach, aim).more_is_better())
 }
 
+/// What is compared with the best of the other gateways: the figure's name, the load, the value and what it is, the goals.
+type VsBestPeer = (&'static str, &'static str, (&'static str, &'static str), (f64, f64));
+
+const VS_BEST_PEER: &[VsBestPeer] = &[
+    ("tcp.out.1500", "tcp.out.1500.x1", (GBPS, "TCP out of the guest, MTU 1500"), (6.0, 10.0)),
+    ("tcp.in.1500", "tcp.in.1500.x1", (GBPS, "TCP into the guest, MTU 1500"), (5.0, 6.0)),
+    ("tcp.out.65520", "tcp.out.65520.x1", (GBPS, "TCP out, MTU 65520"), (1.7, 2.2)),
+    ("tcp.in.65520", "tcp.in.65520.x1", (GBPS, "TCP in, MTU 65520"), (1.0, 1.2)),
+    ("tcp_rr", "tcp_rr", (load::RATE, "TCP round trips per second"), (1.0, 1.2)),
+    (
+        "tcp_crr",
+        "tcp_crr",
+        (load::RATE, "TCP connections with one round trip, per second"),
+        (1.5, 2.0),
+    ),
+    ("udp_rr", "udp_rr", (load::RATE, "UDP round trips per second"), (1.2, 1.5)),
+    ("udp.out.1400", "udp.out.1400", (GBPS, "datagrams of 1400 bytes that arrived"), (2.0, 3.0)),
+    ("loopback", "tcp.loopback", (GBPS, "a published port on loopback"), (1.0, 1.1)),
+];
+
+/// Values of fulmar's own when nothing is transferred: the figure's name, what it is, the value, the goals.
+const IDLE_VALUES: &[(&str, &str, &str, (f64, f64))] = &[
+    ("gateway.idle.kb", "resident memory after the start", idle::START_KB, (12_000.0, 6_000.0)),
+    (
+        "gateway.idle.bytes_per_flow",
+        "resident bytes per idle TCP flow",
+        idle::PER_FLOW,
+        (4096.0, 2048.0),
+    ),
+    ("gateway.idle.cpu_pct", "CPU while all flows are idle, percent", idle::CPU_PCT, (0.1, 0.0)),
+];
+
 fn ratios(scenarios: &[Scenario<'_>]) -> Vec<Ratio> {
-    let gbps = |what| (GBPS, what);
-    let rate = |what| (load::RATE, what);
-    let best = |name, load, what, goals| vs_best_peer(scenarios, name, load, what, goals);
-    let mut all: Vec<Ratio> = [
-        best(
-            "tcp.out.1500",
-            "tcp.out.1500.x1",
-            gbps("TCP out of the guest, MTU 1500"),
-            (6.0, 10.0),
-        ),
-        best("tcp.in.1500", "tcp.in.1500.x1", gbps("TCP into the guest, MTU 1500"), (5.0, 6.0)),
-        best("tcp.out.65520", "tcp.out.65520.x1", gbps("TCP out, MTU 65520"), (1.7, 2.2)),
-        best("tcp.in.65520", "tcp.in.65520.x1", gbps("TCP in, MTU 65520"), (1.0, 1.2)),
-        best("tcp_rr", "tcp_rr", rate("TCP round trips per second"), (1.0, 1.2)),
-        best(
-            "tcp_crr",
-            "tcp_crr",
-            rate("TCP connections with one round trip, per second"),
-            (1.5, 2.0),
-        ),
-        best("udp_rr", "udp_rr", rate("UDP round trips per second"), (1.2, 1.5)),
-        best(
-            "udp.out.1400",
-            "udp.out.1400",
-            gbps("datagrams of 1400 bytes that arrived"),
-            (2.0, 3.0),
-        ),
-        best("loopback", "tcp.loopback", gbps("a published port on loopback"), (1.0, 1.1)),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
+    let mut all: Vec<Ratio> = VS_BEST_PEER
+        .iter()
+        .filter_map(|(name, load, what, goals)| vs_best_peer(scenarios, name, load, *what, *goals))
+        .collect();
     for (direction, goals) in [("out", (0.7, 0.9)), ("in", (1.0, 1.2))] {
         let ways = ["fulmar", "veth"].map(|g| format!("{g}.tcp.{direction}.1500.x1"));
         let sentence = format!("TCP {direction}, MTU 1500: fulmar ÷ root's veth");
@@ -307,18 +311,8 @@ fn ratios(scenarios: &[Scenario<'_>]) -> Vec<Ratio> {
     let worse = |t: &[f64]| (t[0] / t[1]).min(t[2] / t[3]);
     let many = Ratio::new("gateway.64_streams.vs_1", sentence, many.concat(), worse);
     all.push(many.goals(0.9, 1.0).more_is_better());
-    for (name, sentence, key, reach, aim) in [
-        ("gateway.idle.kb", "resident memory after the start", idle::START_KB, 12_000.0, 6_000.0),
-        (
-            "gateway.idle.bytes_per_flow",
-            "resident bytes per idle TCP flow",
-            idle::PER_FLOW,
-            4096.0,
-            2048.0,
-        ),
-        ("gateway.idle.cpu_pct", "CPU while all flows are idle, percent", idle::CPU_PCT, 0.1, 0.0),
-    ] {
-        all.push(Ratio::value(name, sentence, key, "fulmar.idle").goals(reach, aim));
+    for (name, sentence, key, (reach, aim)) in IDLE_VALUES {
+        all.push(Ratio::value(*name, *sentence, key, "fulmar.idle").goals(*reach, *aim));
     }
     all
 }
