@@ -131,7 +131,7 @@ impl Stack {
 
     fn ask_for_echo(&self, to: IpAddr, payload_len: usize, timeout: Duration) -> io::Result<Echo> {
         // Whatever shard the answer comes to, this is where it is brought.
-        let socket = self.new_socket_on(0, |shard| Ok(shard.ping_open()))?;
+        let socket = self.new_socket_on(0, |shard| shard.ping_open())?;
         let payload: Vec<u8> = (0..payload_len).map(|i| i as u8).collect();
         let to = with_zone(to, 0, 0);
         let start = StdInstant::now();

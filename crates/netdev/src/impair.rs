@@ -14,7 +14,7 @@ mod strike;
 use alloc::collections::VecDeque;
 
 use fulmar_base::{Counters, DropReason, Duration, Instant};
-use fulmar_mbuf::{Pool, Purpose};
+use fulmar_mbuf::{NoBuffer, Pool, Purpose};
 
 use crate::delay::DelayQueue;
 use crate::offload::{self, Refusal};
@@ -23,8 +23,8 @@ pub use bottleneck::{Aqm, Policer};
 use bottleneck::{Bottleneck, Passage};
 pub use strike::{corrupt, duplicate, mark_congestion};
 
-/// A run of losses ends with the packet that ends it, or after so long: a link that fades is back before a
-/// retransmission time-out.
+/// A run of losses ends after so long, whatever passes: a link that fades is back before a retransmission
+/// time-out.
 const LONGEST_RUN: Duration = Duration::from_millis(10);
 /// Packets cut at a time.
 const CUT_PKTS: usize = 64;
@@ -34,7 +34,7 @@ const CUT_PKTS: usize = 64;
 pub struct Impairments {
     /// Bits per second of the bottleneck; `None`: no limit.
     pub rate_bps: Option<u64>,
-    /// Bytes that may wait for a limited rate; what comes on top is dropped.
+    /// Bytes that may wait for a limited rate: a packet that finds more is dropped.
     pub queue_bytes: usize,
     /// What else the queue drops or marks.
     pub aqm: Aqm,
@@ -48,7 +48,8 @@ pub struct Impairments {
     pub jitter: Duration,
     /// Part of the packets that are lost, 0 to 1.
     pub loss: f64,
-    /// Mean number of packets that are lost in a row, within 10 ms (a Gilbert model); up to 1: each on its own.
+    /// Mean number of packets that are lost in a row (a Gilbert model); up to 1: each on its own. A run ends after 10 ms,
+    /// so that packets further apart are lost each on its own, and fewer of them.
     pub loss_run_pkts: f64,
     /// Part of the packets that later ones overtake.
     pub reorder: f64,
@@ -63,6 +64,30 @@ pub struct Impairments {
     /// Part of the super-frames that are cut into packets first, so that trouble strikes packets and not whole
     /// super-frames. One chosen for corruption is always cut.
     pub cut: f64,
+}
+
+/// The longest time of an impairment.
+const HOUR: Duration = Duration::from_secs(3600);
+
+impl Impairments {
+    /// With shares of 0 to 1 and times of an hour at the most.
+    fn bounded(&self) -> Impairments {
+        let share = |s: f64| if s.is_nan() { 0.0 } else { s.clamp(0.0, 1.0) };
+        Impairments {
+            loss: share(self.loss),
+            loss_run_pkts: if self.loss_run_pkts >= 1.0 { self.loss_run_pkts } else { 1.0 },
+            delay: self.delay.min(HOUR),
+            jitter: self.jitter.min(HOUR),
+            reorder_delay: self.reorder_delay.min(HOUR),
+            aqm: match self.aqm {
+                Aqm::CoDel { target, interval } => {
+                    Aqm::CoDel { target: target.min(HOUR), interval: interval.min(HOUR) }
+                }
+                other => other,
+            },
+            ..self.clone()
+        }
+    }
 }
 
 impl Default for Impairments {
@@ -139,6 +164,7 @@ pub struct Path {
     cuts_are: Cuts,
     bottleneck: Bottleneck,
     waiting: VecDeque<Waiting>,
+    capacity: usize,
     way: DelayQueue,
     cuts: Burst,
     /// When the last packet that keeps its place is delivered.
@@ -149,12 +175,14 @@ pub struct Path {
 impl Path {
     /// A path on which at most `capacity` frames are held; what comes on top is dropped.
     pub fn new(seed: u64, how: &Impairments, capacity: usize, cuts_are: Cuts) -> Path {
-        let run = how.loss_run_pkts.max(1.0);
-        // The share of the lost stays what it is: runs begin the more seldom the longer they are.
-        let begins = how.loss / (run * (1.0 - how.loss) + how.loss).max(how.loss.max(1e-12));
+        let how = &how.bounded();
+        // A share of the packets in runs: the longer they are, the more seldom they begin. So large a share cannot be lost
+        // in shorter runs.
+        let run = how.loss_run_pkts.max(how.loss / (1.0 - how.loss).max(1e-9));
+        let begins = how.loss / (run * (1.0 - how.loss)).max(1e-9);
         Path {
             rng: Rng::new(seed),
-            loss: Chance::new(if run > 1.0 { begins } else { how.loss }),
+            loss: Chance::new(if how.loss_run_pkts > 1.0 { begins } else { how.loss }),
             loss_ends: Chance::new(1.0 / run),
             loses_until: None,
             reorder: Chance::new(how.reorder),
@@ -165,6 +193,7 @@ impl Path {
             bottleneck: Bottleneck::new(),
             how: how.clone(),
             waiting: VecDeque::new(),
+            capacity,
             way: DelayQueue::with_capacity(capacity),
             cuts: Burst::with_capacity(CUT_PKTS),
             last_due: Instant::ZERO,
@@ -242,10 +271,10 @@ impl Path {
             return drop_frame(p, DropReason::Injected, pool, counters);
         }
         if flips {
-            if corrupt(&mut p, &mut self.rng, pool).is_err() {
-                return drop_frame(p, DropReason::NoBuffer, pool, counters);
+            match corrupt(&mut p, &mut self.rng, pool) {
+                Ok(is_flipped) => self.counts.corrupted += u64::from(is_flipped),
+                Err(NoBuffer) => return drop_frame(p, DropReason::NoBuffer, pool, counters),
             }
-            self.counts.corrupted += 1;
         }
         if self.rng.happens(self.duplicate) {
             match duplicate(&p, pool) {
@@ -278,6 +307,9 @@ impl Path {
         if is_overtaken && self.how.reorder_pkts > 0 {
             let overtakers = 1 + self.rng.below(u64::from(self.how.reorder_pkts)) as u32;
             let due = due + self.how.reorder_delay;
+            if self.held_frames() >= self.capacity {
+                return drop_frame(p, DropReason::TxQueueFull, pool, counters);
+            }
             return self.waiting.push_back(Waiting { overtakers, due, packet: p });
         }
         if is_overtaken {
@@ -299,7 +331,7 @@ impl Path {
         self.waiting.iter_mut().for_each(|w| w.overtakers -= 1);
         while let Some(at) = self.waiting.iter().position(|w| w.overtakers == 0) {
             let Some(w) = self.waiting.remove(at) else { break };
-            self.hold(self.last_due, w.packet, pool, counters);
+            self.hold(self.last_due.min(w.due), w.packet, pool, counters);
         }
     }
 

@@ -43,7 +43,7 @@ pub struct StackConfig {
     /// TIME-WAIT entries at most; the oldest is removed. Default 16,384, as many as one peer can
     /// make in a minute at 270 connections per second.
     pub max_time_wait: usize,
-    /// Orphans at most: connections that the application has closed and whose bytes are still being delivered;
+    /// Orphans at most: connections that the application has closed and that are not yet in CLOSED or TIME-WAIT;
     /// beyond it those without progress for longest are reset. Default 8,192; Linux has 65,536 on a
     /// machine with 8 GiB (tcp_max_orphans).
     pub max_orphans: usize,
@@ -51,7 +51,7 @@ pub struct StackConfig {
     /// flood to closed ports is not doubled. Default 1,000, the rate of ICMP errors; a client that is refused more
     /// often sees some of its attempts time out instead.
     pub resets_per_s: u32,
-    /// Frames per crossing into the device at most. Default 64, the field's customary budget.
+    /// Frames per `tx_burst` at most. Default 64, the field's customary budget.
     pub burst_frames: usize,
     /// How threads wait for the device: how long they busy-poll, whether they coalesce in a flood. The
     /// default adapts; [`ModerationConfig::LATENCY`] and [`ModerationConfig::THROUGHPUT`] decide.

@@ -37,7 +37,7 @@ pub struct Core<P: Probe> {
     /// Connections that have something to send, in order.
     pub output_queue: VecDeque<SlotId>,
     pub memory: Memory,
-    /// Zero-copy bytes that are still out.
+    /// When to look again for bytes sent without a copy that another thread frees.
     pub completion_polls: CompletionPolls,
     /// Calls leave what they send for the next step.
     pub defers_transmit: bool,

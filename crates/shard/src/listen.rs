@@ -68,7 +68,7 @@ impl Tcp {
         let taken = match self.judge_syn(listener, &key, min_iss.is_some(), core) {
             SynVerdict::Embryo => self.add_embryo(now, listener, key, &header, min_iss, core),
             SynVerdict::Replace => {
-                self.forget_oldest(now, listener, core);
+                self.drop_oldest_embryo(now, listener, core);
                 self.add_embryo(now, listener, key, &header, min_iss, core)
             }
             SynVerdict::Cookie => {
@@ -181,8 +181,8 @@ impl Tcp {
         id
     }
 
-    /// Gives up the oldest embryo of a listener (RFC 4987 section 3.3).
-    fn forget_oldest<P: Probe>(&mut self, now: Instant, listener: SlotId, core: &mut Core<P>) {
+    /// Gives up the oldest embryo of a listener (RFC 4987 section 3.4).
+    fn drop_oldest_embryo<P: Probe>(&mut self, now: Instant, listener: SlotId, core: &mut Core<P>) {
         while let Some(id) =
             core.sockets.listener(listener).ok().and_then(|l| l.syn_queue.order.pop_front())
         {
@@ -314,9 +314,9 @@ impl Tcp {
         }
     }
 
-    /// Before the timer of a connection: while the SYN queue is half full an embryo is given up earlier,
-    /// unless its peer has answered.
-    pub fn press_embryo<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+    /// Before the timer of a connection: an embryo whose timer finds the SYN queue more than half full is given up
+    /// earlier, unless its peer has answered (RFC 4987 section 3.3).
+    pub fn shorten_syn_retries<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
         let parent = match core.sockets.get(id) {
             Some(Socket::Tcp(entry)) if entry.embryonic => entry.parent,
             _ => None,

@@ -63,7 +63,7 @@ impl Memory {
         }
     }
 
-    /// A connection has sent something, so that it may hold more: its writer need not wait for others.
+    /// An ACK has freed send buffer of a connection, so that it may hold more: its writer need not wait for others.
     pub fn on_own_progress(&mut self, id: SlotId, sockets: &mut Slab<Socket>, pool: &Pool) {
         if self.send_waiters.is_empty() {
             return;

@@ -275,13 +275,13 @@ impl Link {
         &*self.device
     }
 
-    /// Whether frames wait for a device that refused them.
+    /// Whether frames are queued for the device: of this turn, or refused by a device that is full.
     #[inline]
     pub fn has_backlog(&self) -> bool {
         !self.tx.is_empty()
     }
 
-    /// Frames that the burst still takes without crossing.
+    /// Frames that the burst still takes before the next `tx_burst`.
     pub fn space(&self) -> usize {
         self.tx.capacity() - self.tx.len()
     }

@@ -25,17 +25,22 @@ pub struct Ping {
 
 impl<P: Probe> Shard<P> {
     /// Opens a socket for echo requests.
-    pub fn ping_open(&mut self) -> SlotId {
+    ///
+    /// # Errors
+    /// A device that is gone, too many sockets, or no identifier left.
+    pub fn ping_open(&mut self) -> Result<SlotId, SocketError> {
+        self.core.check_usable()?;
+        if self.ping.idents.len() > usize::from(u16::MAX) {
+            return Err(SocketError::AddrNotAvailable);
+        }
         // Of 65,536 identifiers a few are in use.
         let mut ident = self.core.secret.echo_ident();
-        while self.ping.idents.contains_key(&ident)
-            && self.ping.idents.len() < usize::from(u16::MAX)
-        {
+        while self.ping.idents.contains_key(&ident) {
             ident = ident.wrapping_add(1);
         }
         let id = self.core.sockets.insert(Socket::Ping(Box::new(PingEntry::new(ident))));
         self.ping.idents.insert(ident, id);
-        id
+        Ok(id)
     }
 
     /// Sends an echo request with `bytes` of payload.

@@ -20,7 +20,7 @@ use crate::sockets::{Socket, TcpEntry};
 const PAUSE: Duration = Duration::from_secs(1);
 const URGENT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A connection that made progress within this time is never given up: a few retransmissions.
+/// A connection that made progress within this time is never given up for memory: a few retransmissions.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long progress is awaited of an orphan while memory is scarce.
@@ -29,7 +29,7 @@ const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
 /// The same of a connection with a user: a person may pause so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Fraction of too many orphans that is reset in one walk, so that a walk pays for many.
+/// A walk over too many orphans goes on to this part below their limit (1/16), so that it pays for many.
 const ORPHAN_BATCH: usize = 16;
 
 /// The order in which connections are reset.
@@ -107,7 +107,7 @@ impl Reclaim {
         self.at = Some(self.at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// The application closed a connection that still has data to send. Returns the orphans to reset if there are too many.
+    /// The application closed a connection that is not yet in CLOSED or TIME-WAIT. Returns the orphans to reset if there are too many.
     pub fn orphan_came(&mut self, most: usize, sockets: &Slab<Socket>) -> Vec<Candidate> {
         self.orphans += 1;
         if self.orphans <= most { Vec::new() } else { surplus_orphans(most, sockets) }

@@ -256,8 +256,8 @@ impl<P: Probe> Shard<P> {
         taken + handed
     }
 
-    /// The end of a call that may have sent something: one transmit burst, then a short receive poll,
-    /// since the answer of a peer on the same machine is there already.
+    /// The end of a call that may have sent something: a short receive poll, which takes the ACKs of earlier
+    /// calls, and one `tx_burst`.
     pub(crate) fn finish_call(&mut self, now: Instant) {
         if self.core.defers_transmit {
             return;
@@ -375,7 +375,7 @@ impl<P: Probe> Shard<P> {
         self.core.net.link.device()
     }
 
-    /// Whether frames wait for a device that refused them.
+    /// Whether frames are queued for the device: of this turn, or refused by a device that is full.
     pub fn has_backlog(&self) -> bool {
         self.core.net.link.has_backlog()
     }

@@ -59,7 +59,7 @@ pub struct ListenOptions {
     /// is 0. The local address of a connection is where its SYN went. Default off.
     pub any_port: bool,
     /// Bind although connections of an earlier listener are still in the tables. Default on, as
-    /// `core::net` does.
+    /// `std::net::TcpListener::bind` does on Unix (SO_REUSEADDR).
     pub reuse_address: bool,
     /// A listener on `::` does not take IPv4. Default off.
     pub only_v6: bool,
@@ -115,7 +115,7 @@ pub struct ListenerStat {
     pub cookies_sent: u64,
     /// ACKs that brought back a right one.
     pub cookies_valid: u64,
-    /// ACKs that brought back a wrong one.
+    /// ACKs without a connection that held no valid one.
     pub cookies_failed: u64,
     /// Embryos replaced by a later one.
     pub embryos_replaced: u64,

@@ -22,7 +22,7 @@ use crate::tcp::Tcp;
 use crate::udp_calls::unmap;
 
 impl<P: Probe> Shard<P> {
-    /// Starts a connection; the SYN goes with the next flush.
+    /// Starts a connection: sends its SYN, with transmit deferred at the end of the turn.
     ///
     /// # Errors
     /// No route, no free port, a device that is gone, too many sockets.
@@ -52,7 +52,7 @@ impl<P: Probe> Shard<P> {
         if remote.port() == 0 || remote.ip().is_unspecified() {
             return Err(SocketError::Invalid);
         }
-        // RFC 9293 section 3.9.2.3 (MUST-57): no connection with many.
+        // RFC 9293 section 3.9.2.3 (MUST-46): no OPEN to a multicast or broadcast address.
         if remote.ip().is_multicast() || self.core.net.ip.is_broadcast(remote.ip()) {
             return Err(SocketError::NetworkUnreachable);
         }
@@ -76,7 +76,7 @@ impl<P: Probe> Shard<P> {
     /// opened.
     ///
     /// # Errors
-    /// No route, an address that is not ours, or a pair in use.
+    /// No route, or an address that is not ours.
     pub fn owner_of_connection(
         &mut self,
         remote: SocketAddr,
@@ -285,7 +285,7 @@ impl<P: Probe> Shard<P> {
         if read {
             entry.tcb.shutdown_read();
         }
-        self.send_committed(now, id);
+        self.output_and_finish(now, id);
         self.tcp.run_posted(now, id, &mut self.core);
         self.notify(id);
         Ok(())
@@ -298,7 +298,7 @@ impl<P: Probe> Shard<P> {
         match self.core.sockets.get_mut(id) {
             Some(Socket::Tcp(_)) => {
                 self.tcp.close(now, id, &mut self.core);
-                self.send_committed(now, id);
+                self.output_and_finish(now, id);
                 self.tcp.reap_if_done(now, id, &mut self.core);
                 self.tcp.orphaned(now, id, &mut self.core);
             }
@@ -369,12 +369,12 @@ impl<P: Probe> Shard<P> {
         f: impl FnOnce(&mut TcpEntry) -> R,
     ) -> Result<R, SocketError> {
         let r = f(self.core.sockets.tcp(id)?);
-        self.send_committed(now, id);
+        self.output_and_finish(now, id);
         Ok(r)
     }
 
-    /// Output after anything but a write, and the end of the call.
-    fn send_committed(&mut self, now: Instant, id: SlotId) {
+    /// Output of a connection whose options have changed, and the end of the call.
+    fn output_and_finish(&mut self, now: Instant, id: SlotId) {
         self.core.net.link.set_now(now);
         self.tcp.output_now(now, id, &mut self.core);
         self.finish_call(now);

@@ -106,7 +106,7 @@ impl Tcp {
 
     /// A connection's timer fired; it may be early, since timers are lazy.
     pub fn timer_fired<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
-        self.press_embryo(id, core);
+        self.shorten_syn_retries(id, core);
         let Core { sockets, net, wheel, output_queue, .. } = core;
         let Ok(entry) = sockets.tcp(id) else { return };
         entry.timer = None;

@@ -12,9 +12,23 @@ use crate::secret::Keyed;
 /// The table. Entries leave in the order of their time, checked again when it comes: a FIN that came
 /// again may have restarted one, which then goes to the end and does not hold up the others.
 pub struct TimeWaitTable {
-    entries: HashMap<FlowKey, TimeWait, Keyed>,
-    order: VecDeque<(Instant, FlowKey)>,
+    entries: HashMap<FlowKey, Entry, Keyed>,
+    /// The places of entries, the oldest first. A place whose number is not its entry's is stale.
+    order: VecDeque<Place>,
+    next_place: u64,
     limit: usize,
+}
+
+struct Entry {
+    state: TimeWait,
+    place: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    at: Instant,
+    key: FlowKey,
+    number: u64,
 }
 
 impl TimeWaitTable {
@@ -23,6 +37,7 @@ impl TimeWaitTable {
         TimeWaitTable {
             entries: HashMap::with_hasher(hasher),
             order: VecDeque::new(),
+            next_place: 0,
             limit: limit.max(1),
         }
     }
@@ -33,20 +48,34 @@ impl TimeWaitTable {
     }
 
     /// Adds an entry; the oldest goes if there are too many.
-    pub fn insert(&mut self, key: FlowKey, entry: TimeWait) {
-        if self.entries.insert(key, entry).is_none() {
-            self.order.push_back((entry.expires(), key));
-        }
-        while self.order.len() > self.limit {
-            if let Some((_, oldest)) = self.order.pop_front() {
-                self.entries.remove(&oldest);
+    pub fn insert(&mut self, key: FlowKey, state: TimeWait) {
+        let place = self.place(key, state.expires());
+        self.entries.insert(key, Entry { state, place });
+        while self.entries.len() > self.limit {
+            let Some(oldest) = self.order.pop_front() else { break };
+            if self.is_current(&oldest) {
+                self.entries.remove(&oldest.key);
             }
         }
+        if self.order.len() > 2 * self.limit {
+            let order = core::mem::take(&mut self.order);
+            self.order = order.into_iter().filter(|place| self.is_current(place)).collect();
+        }
+    }
+
+    fn place(&mut self, key: FlowKey, at: Instant) -> u64 {
+        self.next_place += 1;
+        self.order.push_back(Place { at, key, number: self.next_place });
+        self.next_place
+    }
+
+    fn is_current(&self, place: &Place) -> bool {
+        self.entries.get(&place.key).is_some_and(|e| e.place == place.number)
     }
 
     /// The entry of a flow.
     pub fn get_mut(&mut self, key: &FlowKey) -> Option<&mut TimeWait> {
-        self.entries.get_mut(key)
+        self.entries.get_mut(key).map(|e| &mut e.state)
     }
 
     /// The flows that are here.
@@ -62,28 +91,32 @@ impl TimeWaitTable {
     /// Forgets a flow (its place in the order goes when its time comes).
     pub fn remove(&mut self, key: &FlowKey) {
         self.entries.remove(key);
-        if self.order.front().is_some_and(|(_, first)| first == key) {
+        if self.order.front().is_some_and(|first| first.key == *key) {
             self.order.pop_front();
         }
     }
 
     /// Forgets what is over at `now`.
     pub fn expire(&mut self, now: Instant) {
-        while let Some((at, key)) = self.order.front().copied() {
-            if at > now {
-                return;
-            }
+        while let Some(place) = self.order.front().copied().filter(|p| p.at <= now) {
             self.order.pop_front();
-            match self.entries.get(&key).map(TimeWait::expires) {
-                Some(later) if later > now => self.order.push_back((later, key)),
-                Some(_) => drop(self.entries.remove(&key)),
-                None => {}
+            if !self.is_current(&place) {
+                continue;
+            }
+            match self.entries.get(&place.key).map(|e| e.state.expires()) {
+                Some(later) if later > now => {
+                    let number = self.place(place.key, later);
+                    if let Some(entry) = self.entries.get_mut(&place.key) {
+                        entry.place = number;
+                    }
+                }
+                _ => drop(self.entries.remove(&place.key)),
             }
         }
     }
 
     /// When to call [`TimeWaitTable::expire`] next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.order.front().map(|(at, _)| *at)
+        self.order.front().map(|place| place.at)
     }
 }

@@ -503,9 +503,14 @@ impl<P: Probe> Net<P> {
         let room = HEADROOM.saturating_sub(headers);
         let m = self.pool.alloc(request.bytes.saturating_add(headers), room, Purpose::Send);
         let mut m = m.map_err(|_| SocketError::NoBuffer)?;
-        if self.ends_at(Stage::SendReserved) || !self.write_linear(template, request, &mut m) {
+        if self.ends_at(Stage::SendReserved) {
             self.pool.free_mbuf(m);
             return Ok(None);
+        }
+        let written = self.write_linear(template, request, &mut m);
+        if !matches!(written, Ok(Some(()))) {
+            self.pool.free_mbuf(m);
+            return written;
         }
         self.link.set_now(now);
         if !self.link.fits_linear(m.len()) {
@@ -537,26 +542,27 @@ impl<P: Probe> Net<P> {
         Ok(Some(()))
     }
 
-    /// Writes headers and payload; false if a probe has ended the path.
+    /// Writes headers and payload; `None` if a probe has ended the path.
     #[inline(always)]
     fn write_linear<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         template: &UdpTemplate,
         request: &SendRequest<I>,
         m: &mut Mbuf,
-    ) -> bool {
+    ) -> Result<Option<()>, SocketError> {
+        const SHORT: SocketError = SocketError::NoBuffer;
         let headers = template.header_bytes();
-        let Some(room) = m.append(headers.saturating_add(request.bytes)) else { return false };
-        let Some((headers, mut room)) = room.split_at_mut_checked(headers) else { return false };
+        let room = m.append(headers.saturating_add(request.bytes)).ok_or(SHORT)?;
+        let (headers, mut room) = room.split_at_mut_checked(headers).ok_or(SHORT)?;
         for part in request.parts.clone() {
-            let Some((to, rest)) = room.split_at_mut_checked(part.len()) else { return false };
+            let (to, rest) = room.split_at_mut_checked(part.len()).ok_or(SHORT)?;
             copy(to, part);
             room = rest;
         }
         if self.ends_at(Stage::SendCopied) {
-            return false;
+            return Ok(None);
         }
-        matches!(self.write_headers(template, request, headers), Ok(Some(())))
+        self.write_headers(template, request, headers)
     }
 
     /// Sends a datagram that is larger, or whose checksum is computed in software, as a chain behind its headers.

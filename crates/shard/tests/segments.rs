@@ -25,6 +25,10 @@ struct World {
 
 impl World {
     fn new(backlog: usize) -> World {
+        World::with_time_waits(backlog, 16)
+    }
+
+    fn with_time_waits(backlog: usize, most: usize) -> World {
         let how = Impairments { delay: Duration::from_micros(100), ..Impairments::default() };
         let (a, b) = sim_pair(1, &how, &LinkConfig::default());
         let (now, flags) = (Instant::from_millis(1000), Arc::new(AtomicU8::new(0)));
@@ -41,7 +45,8 @@ impl World {
             },
         };
         let client = Shard::new(config(0, 32 << 20), Box::new(a), now).unwrap();
-        let mut server = Shard::new(config(1, 32 << 20), Box::new(tamper), now).unwrap();
+        let server = StackConfig { max_time_wait: most, ..config(1, 32 << 20) };
+        let mut server = Shard::new(server, Box::new(tamper), now).unwrap();
         let options = ListenOptions { backlog, ..ListenOptions::default() };
         let listener = server.tcp_listen(at(1, 80), options).unwrap();
         World { now, client, server, flags, listener }
@@ -94,7 +99,6 @@ impl World {
         self.pass(1);
         self.client.close(self.now, client);
         self.pass(1);
-        assert_eq!(self.server.stat().time_wait, 1);
         end
     }
 }
@@ -122,9 +126,23 @@ fn syn_with_fin_opens_no_connection() {
 }
 
 #[test]
+fn a_flow_that_was_in_time_wait_before_is_not_taken_for_the_oldest() {
+    let mut w = World::with_time_waits(16, 2);
+    for port in [4000, 4001, 4000] {
+        w.leave_time_wait(port, 10);
+    }
+    assert_eq!(w.server.stat().time_wait, 2);
+    w.leave_time_wait(4002, 10);
+    assert_eq!(w.server.stat().time_wait, 2);
+    w.pass(70_000);
+    assert_eq!(w.server.stat().time_wait, 0);
+}
+
+#[test]
 fn a_connection_after_time_wait_begins_above_the_end_of_the_one_before() {
     let mut w = World::new(16);
     let end = w.leave_time_wait(4000, 1_000_000);
+    assert_eq!(w.server.stat().time_wait, 1);
     let id = w.connect(4000);
     assert!(w.is_connected(id));
     let begin = w.client.tcp_entry(id).unwrap().tcb.recv_seq(0);

@@ -51,7 +51,7 @@ impl SideTraffic {
         Ok(SideTraffic {
             station,
             udp,
-            ping: shard.ping_open(),
+            ping: shard.ping_open().map_err(unexpected("ping_open"))?,
             to,
             mtu,
             datagrams_left: datagrams,

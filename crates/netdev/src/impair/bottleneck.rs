@@ -1,7 +1,8 @@
 //! The bottleneck of a path: a rate, the queue in front of it, and what manages that queue.
 //!
 //! Packets leave in the order in which they came and at a known rate, so the time at which each is dequeued is
-//! known when it is enqueued, and with it all that an AQM asks. Nothing is scheduled.
+//! known when it is enqueued, and nothing is scheduled. What is behind a packet when it is dequeued is not known: where
+//! CoDel asks whether that is less than a packet, its target is no less than the time of one.
 
 use fulmar_base::{Duration, Instant};
 
@@ -10,6 +11,9 @@ use crate::Packet;
 
 /// What a packet on the wire occupies beside its frame: preamble, check sequence and gap (IEEE 802.3).
 const WIRE_OVERHEAD_BYTES: u64 = 24;
+
+/// A packet of the usual MTU: CoDel leaves no less in the queue (RFC 8289 section 5).
+const MAX_PACKET_BYTES: u64 = 1500 + 14 + WIRE_OVERHEAD_BYTES;
 
 /// Active queue management of the queue in front of a limited rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -92,6 +96,7 @@ impl Bottleneck {
         let is_struck = match how.aqm {
             Aqm::DropTail => false,
             Aqm::CoDel { target, interval } => {
+                let target = target.max(time_of(MAX_PACKET_BYTES, rate_bps));
                 self.codel.strikes(dequeued_at, sojourn, target, interval)
             }
             Aqm::Step { above } => sojourn > above,
@@ -175,7 +180,7 @@ impl CoDel {
             self.dropping = true;
             // Soon after the last episode: with about the drop rate that controlled the queue then.
             let delta = self.count - self.last_count;
-            let is_recent = at.since(self.drop_next) < interval * 16;
+            let is_recent = at.since(self.drop_next) < interval.saturating_mul(16);
             self.count = if delta > 1 && is_recent { delta } else { 1 };
             self.last_count = self.count;
             self.drop_next = control_law(at, interval, self.count);

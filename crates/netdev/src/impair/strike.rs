@@ -21,17 +21,17 @@ pub fn duplicate(p: &Packet, pool: &mut Pool) -> Result<Packet, NoBuffer> {
 
 /// Flips one bit of an IP packet, after completing its checksum and copying it. The Ethernet header
 /// and frames other than IP stay whole: on a wire their check sequence would have caught the flip,
-/// and nothing else can. Not for super-frames.
+/// and nothing else can. Not for super-frames. Returns whether a bit was flipped.
 ///
 /// # Errors
 /// [`NoBuffer`]: no memory for the copy; the frame is as it was.
-pub fn corrupt(p: &mut Packet, rng: &mut Rng, pool: &mut Pool) -> Result<(), NoBuffer> {
+pub fn corrupt(p: &mut Packet, rng: &mut Rng, pool: &mut Pool) -> Result<bool, NoBuffer> {
     let mut front = [0; ETHER_BYTES];
     p.chain.copy_to(0, &mut front);
     let is_ip = eth::Header::parse(&front)
         .is_ok_and(|h| h.ethertype == eth::IPV4 || h.ethertype == eth::IPV6);
     if !is_ip {
-        return Ok(());
+        return Ok(false);
     }
     offload::finish_checksum(p, pool)?;
     offload::make_unique(&mut p.chain, pool, Purpose::Control)?;
@@ -44,7 +44,7 @@ pub fn corrupt(p: &mut Packet, rng: &mut Rng, pool: &mut Pool) -> Result<(), NoB
         byte[0] ^= 1 << (bit % 8);
         p.chain.copy_from(at, &byte);
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Sets Congestion Experienced in an ECN-capable IP packet (RFC 3168 section 5). False if it is not capable, or if

@@ -74,7 +74,7 @@ fn codel_lets_a_burst_pass_and_shortens_a_standing_queue_by_drops_that_come_ever
             drops.push(ms);
         }
     }
-    // RFC 8289 section 4.3: after an interval, then interval / sqrt(count) apart until the delay is below the target.
+    // RFC 8289 section 5: after an interval, then interval / sqrt(count) apart until the delay is below the target.
     // The first is dequeued 100 ms after the packet that was dequeued at 5 ms, and was enqueued 19 ms before.
     assert_eq!(drops[0], 86);
     let gaps: Vec<u64> = drops.windows(2).map(|w| w[1] - w[0]).collect();
@@ -164,23 +164,76 @@ fn a_policer_lets_its_burst_pass_and_then_its_rate() {
     assert_eq!(rig.path.counts().queue_drops, 5 + 100);
 }
 
-#[test]
-fn losses_in_runs_are_as_many_and_as_long_as_asked_for() {
-    let how = Impairments { loss: 0.02, loss_run_pkts: 5.0, ..Default::default() };
-    let mut rig = Rig::new(&how);
-    let (mut lost, mut runs, mut was_lost) = (0u32, 0u32, false);
-    for _ in 0..200_000 {
-        let before = rig.path.counts().lost;
-        rig.send(at(0), 100);
+/// Of so many packets that are sent `apart`: the share of the lost, and their mean number in a row.
+fn losses(how: &Impairments, packets: u64, apart: Duration) -> (f64, f64) {
+    let mut rig = Rig::new(how);
+    let (mut runs, mut was_lost) = (0u32, false);
+    for n in 0..packets {
+        let (now, before) = (at(0) + apart * n as u32, rig.path.counts().lost);
+        rig.send(now, 100);
         let is_lost = rig.path.counts().lost > before;
-        lost += u32::from(is_lost);
         runs += u32::from(is_lost && !was_lost);
         was_lost = is_lost;
-        rig.arrivals(at(0));
+        rig.arrivals(now);
     }
-    assert!((3_400..4_600).contains(&lost), "{lost}");
-    let mean = f64::from(lost) / f64::from(runs);
-    assert!((4.5..5.5).contains(&mean), "{mean}");
+    let lost = rig.path.counts().lost as f64;
+    (lost / packets as f64, lost / f64::from(runs.max(1)))
+}
+
+#[test]
+fn losses_in_runs_are_as_many_and_as_long_as_asked_for() {
+    for (loss, run) in [(0.02, 5.0), (0.3, 2.0), (0.5, 4.0)] {
+        let how = Impairments { loss, loss_run_pkts: run, ..Default::default() };
+        let (share, mean) = losses(&how, 200_000, Duration::ZERO);
+        assert!((share / loss - 1.0).abs() < 0.08, "{loss} {run}: {share}");
+        assert!((mean / run - 1.0).abs() < 0.08, "{loss} {run}: {mean}");
+    }
+    let all = Impairments { loss: 1.0, loss_run_pkts: 4.0, ..Default::default() };
+    assert_eq!(losses(&all, 1000, Duration::ZERO).0, 1.0);
+}
+
+#[test]
+fn a_run_of_losses_ends_after_ten_milliseconds() {
+    let how = Impairments { loss: 0.2, loss_run_pkts: 4.0, ..Default::default() };
+    let (share, mean) = losses(&how, 50_000, MS * 20);
+    assert!((0.05..0.08).contains(&share) && mean < 1.2, "{share} {mean}");
+}
+
+#[test]
+fn an_overtaken_packet_is_late_by_the_reordering_delay_at_the_most() {
+    let how = Impairments {
+        delay: MS * 150,
+        reorder: 1.0,
+        reorder_pkts: 1,
+        reorder_delay: MS * 5,
+        ..Default::default()
+    };
+    let mut rig = Rig::new(&how);
+    rig.send(at(0), 100);
+    rig.path.reorder = Chance::NEVER;
+    // The packet that overtakes it is sent long after.
+    rig.send(at(100), 100);
+    assert_eq!(rig.arrivals(at(1000)), [at(155), at(250)]);
+}
+
+#[test]
+fn packets_that_wait_to_be_overtaken_count_as_held() {
+    let how = Impairments { reorder: 1.0, reorder_pkts: 1000, ..Default::default() };
+    let mut rig = Rig::new(&how);
+    rig.path = Path::new(7, &how, 10, Cuts::Shared);
+    (0..20).for_each(|_| rig.send(at(0), 100));
+    assert_eq!((rig.path.held_frames(), rig.counters.drops(DropReason::TxQueueFull)), (10, 10));
+}
+
+#[test]
+fn codel_does_not_strike_where_a_packet_takes_longer_than_its_target() {
+    let aqm = Aqm::CODEL;
+    let how =
+        Impairments { rate_bps: Some(1_000_000), aqm, queue_bytes: 1 << 20, ..Default::default() };
+    let mut rig = Rig::new(&how);
+    // 12 ms each, and a second one always behind the one that is being sent.
+    (0..500).for_each(|n| rig.send(at(n * 13), 1476));
+    assert_eq!(rig.path.counts().queue_drops, 0);
 }
 
 #[test]

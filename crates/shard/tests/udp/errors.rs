@@ -132,7 +132,7 @@ fn a_port_unreachable_is_told_to_the_connected_socket_alone() {
 fn an_error_about_a_ping_that_was_not_sent_is_dropped() {
     let mut rig = Rig::new(caps(false));
     rig.connected();
-    let ping = rig.shard.ping_open();
+    let ping = rig.shard.ping_open().unwrap();
     let to = SocketAddr::new(PEER.into(), 0);
     rig.take();
     rig.shard.ping_send(rig.now, ping, to, 7, b"ping").unwrap();
