@@ -33,8 +33,11 @@ impl FromStr for FaultSpec {
                 .ok_or_else(|| format!("`{part}` is not of the form key=value"))?;
             spec.set(key.trim(), value.trim())?;
         }
-        // Rates are rates of packets.
         let path = &mut spec.path;
+        if path.rate_bps.is_none() && (path.aqm != Aqm::DropTail || text.contains("queue=")) {
+            return Err("a queue needs a rate: add rate=10mbit".to_owned());
+        }
+        // Rates are rates of packets.
         let strikes = path.loss + path.reorder + path.duplicate + path.corrupt > 0.0;
         let has_bottleneck = path.rate_bps.is_some() || path.policer.is_some();
         path.cut = if strikes || has_bottleneck { 1.0 } else { 0.0 };
@@ -56,7 +59,7 @@ impl FaultSpec {
             "jitter" => path.jitter = time(value)?,
             "rate" => path.rate_bps = Some(rate(value)?),
             "queue" => path.queue_bytes = bytes(value)?,
-            "aqm" => (path.aqm, path.ecn) = aqm(value, path.ecn)?,
+            "aqm" => (path.aqm, path.ecn) = aqm(value)?,
             "police" => path.policer = Some(policer(value)?),
             "seed" => self.seed = value.parse().map_err(|_| format!("`{value}` is not a seed"))?,
             _ => {
@@ -117,10 +120,10 @@ fn packets(text: &str) -> Result<u32, String> {
 }
 
 /// `codel`, `codel+ecn` or `mark:1ms`.
-fn aqm(text: &str, ecn: bool) -> Result<(Aqm, bool), String> {
+fn aqm(text: &str) -> Result<(Aqm, bool), String> {
     match (text, text.strip_prefix("mark:")) {
-        ("droptail", _) => Ok((Aqm::DropTail, ecn)),
-        ("codel", _) => Ok((Aqm::CODEL, ecn)),
+        ("droptail", _) => Ok((Aqm::DropTail, false)),
+        ("codel", _) => Ok((Aqm::CODEL, false)),
         ("codel+ecn", _) => Ok((Aqm::CODEL, true)),
         (_, Some(above)) => Ok((Aqm::Step { above: time(above)? }, true)),
         _ => Err(format!(
@@ -129,12 +132,20 @@ fn aqm(text: &str, ecn: bool) -> Result<(Aqm, bool), String> {
     }
 }
 
+/// A packet of the usual MTU on the wire.
+const LEAST_BURST_BYTES: u64 = 1538;
+
 /// `10mbit:64k`: a rate and a burst.
 fn policer(text: &str) -> Result<Policer, String> {
     let (at, burst) = text.split_once(':').ok_or_else(|| {
         format!("`{text}` is not a policer: write a rate and a burst, 10mbit:64k")
     })?;
-    Ok(Policer { rate_bps: rate(at)?, burst_bytes: bytes(burst)? as u64 })
+    match (rate(at)?, bytes(burst)? as u64) {
+        (_, burst_bytes) if burst_bytes < LEAST_BURST_BYTES => {
+            Err(format!("a burst of `{burst}` bytes lets no packet pass: write 64k"))
+        }
+        (rate_bps, burst_bytes) => Ok(Policer { rate_bps, burst_bytes }),
+    }
 }
 
 #[cfg(test)]
@@ -162,7 +173,7 @@ mod tests {
         assert_eq!((path.aqm, path.ecn), (Aqm::CODEL, true));
         assert_eq!(path.jitter, Duration::from_micros(200));
         assert_eq!((path.loss_run_pkts, path.reorder_pkts), (3.0, 9));
-        let path = "police=1gbit:1m,aqm=mark:1ms".parse::<FaultSpec>().unwrap().path;
+        let path = "police=1gbit:1m,rate=1gbit,aqm=mark:1ms".parse::<FaultSpec>().unwrap().path;
         assert_eq!(path.policer, Some(Policer { rate_bps: 1_000_000_000, burst_bytes: 1 << 20 }));
         assert_eq!(path.aqm, Aqm::Step { above: Duration::from_millis(1) });
         assert!(path.ecn && path.cut == 1.0);
@@ -184,6 +195,9 @@ mod tests {
             ("aqm=red", "`red`"),
             ("aqm=mark:x", "`x`"),
             ("police=1mbit", "`1mbit`"),
+            ("police=1mbit:100", "`100`"),
+            ("queue=64k", "rate"),
+            ("aqm=codel", "rate"),
             ("loss-run=0", "`0`"),
             ("jitter=99999s", "`99999s`"),
         ] {

@@ -256,8 +256,8 @@ impl TcpStream {
     }
 
     /// TCP_NOTSENT_LOWAT: writes wait, and the socket is not writable, while so many bytes are written and not yet
-    /// sent, so that a program can still choose what it sends next. `None`, the default: the send buffer alone
-    /// limits. A write that begins below the mark may pass it.
+    /// sent, so that a program can still choose what it sends next. `None`, the default, or 0: the send buffer
+    /// alone limits. A write that begins below the mark may pass it.
     ///
     /// # Errors
     /// The socket is gone.

@@ -13,10 +13,13 @@ use fulmar_mbuf::Pool;
 use crate::impair::{Cuts, Impairments, Path, PathCounts, drop_frame};
 use crate::{Burst, Caps, Device, DeviceStats, DirectPlacement, Rng, forward_device, offload};
 
-/// Frames held per direction before no more are accepted.
+/// Frames held per direction before no more are accepted, where no bottleneck needs more.
 const HELD_PKTS: usize = 1024;
+const MOST_HELD_PKTS: usize = 1 << 16;
 /// Beyond that the packets of one super-frame still fit (65,535 bytes cut by the smallest MSS).
-const CAPACITY_PKTS: usize = HELD_PKTS + 1400;
+const SUPER_FRAME_PKTS: usize = 1400;
+/// A small packet, by which what is on its way is counted in packets.
+const PKT_BYTES: usize = 600;
 const BURST_PKTS: usize = 64;
 /// When to offer frames again that the device behind did not take.
 const RETRY: Duration = Duration::from_millis(1);
@@ -27,6 +30,8 @@ pub struct Impaired<D: Device> {
     caps: Caps,
     tx: Path,
     rx: Path,
+    /// Frames that either may hold before no more are accepted.
+    held_pkts: [usize; 2],
     tx_ready: Burst,
     rx_fresh: Burst,
     /// The device behind left frames in `tx_ready`: offer them again then.
@@ -42,8 +47,9 @@ impl<D: Device> Impaired<D> {
         Impaired {
             inner,
             caps,
-            tx: Path::new(seeds.number(), tx, CAPACITY_PKTS, Cuts::Own),
-            rx: Path::new(seeds.number(), rx, CAPACITY_PKTS, Cuts::Own),
+            held_pkts: [held_pkts(tx), held_pkts(rx)],
+            tx: Path::new(seeds.number(), tx, MOST_HELD_PKTS + SUPER_FRAME_PKTS, Cuts::Own),
+            rx: Path::new(seeds.number(), rx, MOST_HELD_PKTS + SUPER_FRAME_PKTS, Cuts::Own),
             tx_ready: Burst::with_capacity(BURST_PKTS),
             rx_fresh: Burst::with_capacity(BURST_PKTS),
             retry_at: None,
@@ -92,7 +98,7 @@ impl<D: Device> Device for Impaired<D> {
         counters: &mut Counters,
     ) -> usize {
         let before = burst.len();
-        while has_space(&self.tx) {
+        while self.tx.held_frames() < self.held_pkts[0] {
             let Some(p) = burst.pop_front() else { break };
             match offload::check(&p, self.inner.caps()) {
                 Ok(()) => self.tx.send(now, p, pool, counters),
@@ -112,7 +118,7 @@ impl<D: Device> Device for Impaired<D> {
         counters: &mut Counters,
     ) -> usize {
         self.flush(now, pool, counters);
-        if has_space(&self.rx) {
+        if self.rx.held_frames() < self.held_pkts[1] {
             let budget = budget.min(BURST_PKTS);
             self.inner.rx_burst(now, pool, &mut self.rx_fresh, budget, counters);
         }
@@ -138,8 +144,14 @@ impl<D: Device> Device for Impaired<D> {
     }
 }
 
-fn has_space(path: &Path) -> bool {
-    path.held_frames() < HELD_PKTS
+/// What a bottleneck may have in its queue and on the way: less, and the device would refuse frames where the path
+/// is to drop them.
+fn held_pkts(how: &Impairments) -> usize {
+    let Some(rate_bps) = how.rate_bps else { return HELD_PKTS };
+    let time = how.delay.saturating_add(how.jitter).as_secs_f64();
+    let bytes = how.queue_bytes as f64 + rate_bps as f64 / 8.0 * time;
+    // A cast to an integer saturates.
+    HELD_PKTS.saturating_add(bytes as usize / PKT_BYTES).min(MOST_HELD_PKTS)
 }
 
 /// Moves what is due into `out`, at most `limit` frames; returns how many.

@@ -31,7 +31,7 @@ impl<P: Probe> Shard<P> {
     pub fn ping_open(&mut self) -> Result<SlotId, SocketError> {
         self.core.check_usable()?;
         if self.ping.idents.len() > usize::from(u16::MAX) {
-            return Err(SocketError::AddrNotAvailable);
+            return Err(SocketError::AddressNotAvailable);
         }
         // Of 65,536 identifiers a few are in use.
         let mut ident = self.core.secret.echo_ident();

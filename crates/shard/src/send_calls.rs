@@ -91,7 +91,9 @@ impl<P: Probe> Shard<P> {
 
     /// The output of a write of `bytes`, which may be a part of a stream.
     fn send_part(&mut self, now: Instant, id: SlotId, bytes: usize) {
-        if bytes < LARGE_WRITE_BYTES {
+        // A writer whom TCP_NOTSENT_LOWAT holds back does not follow with the rest of a segment at once.
+        let is_limited = self.core.sockets.tcp(id).is_ok_and(|e| e.tcb.is_unsent_limited());
+        if bytes < LARGE_WRITE_BYTES || is_limited {
             return self.send_written(now, id);
         }
         if let Ok(entry) = self.core.sockets.tcp(id) {

@@ -304,7 +304,7 @@ impl<P: Probe> Shard<P> {
             }
             Some(Socket::Listener(_)) => {
                 for child in self.tcp.close_listener(id, &mut self.core) {
-                    self.send_committed(now, child);
+                    self.output_and_finish(now, child);
                     self.tcp.reap_if_done(now, child, &mut self.core);
                 }
             }
@@ -369,6 +369,8 @@ impl<P: Probe> Shard<P> {
         f: impl FnOnce(&mut TcpEntry) -> R,
     ) -> Result<R, SocketError> {
         let r = f(self.core.sockets.tcp(id)?);
+        // An option may have made it ready.
+        self.notify(id);
         self.output_and_finish(now, id);
         Ok(r)
     }

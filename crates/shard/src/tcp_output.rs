@@ -91,8 +91,10 @@ impl Tcp {
         let Ok(entry) = sockets.tcp(id) else { return true };
         refresh_path(entry, net);
         entry.is_queued = false;
+        let was_limited = entry.tcb.is_unsent_limited();
         let template = self.templates.of((id, entry.tcb.key()), entry.ttl, &net.ip, now);
         let sent = run_engine(net, now, entry, template);
+        let is_freed = was_limited && !entry.tcb.is_unsent_limited();
         if let Some(at) = entry.tcb.next_deadline() {
             entry.timer = Some(wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
         }
@@ -100,6 +102,9 @@ impl Tcp {
             Sent::Done => self.reap_if_done(now, id, core),
             Sent::Starved => memory.retry_later(now, id, sockets, net),
             Sent::More => entry.is_queued = true,
+        }
+        if is_freed {
+            core.notify(id);
         }
         !matches!(sent, Sent::More)
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use fulmar_base::{Counter, DropReason, Duration, Instant, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_shard::{ListenOptions, Shard};
+use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::Step;
 use fulmar_testbed::stations::{self, at, config};
 use fulmar_testbed::tamper::Tamper;

@@ -319,9 +319,9 @@ impl Tcb {
     }
 
     /// TCP_NOTSENT_LOWAT: the connection accepts no more bytes while so many are committed and not yet sent, so that
-    /// a program can still change what it sends next. `None`: the send buffer alone limits.
+    /// a program can still change what it sends next. `None` or 0: the send buffer alone limits.
     pub fn set_notsent_low_water(&mut self, bytes: Option<u32>) {
-        self.user.notsent_low_water = bytes;
+        self.user.notsent_low_water = bytes.filter(|b| *b > 0);
     }
 
     /// TCP_NOTSENT_LOWAT as set.
@@ -332,10 +332,13 @@ impl Tcb {
     /// Free space of the send buffer for a write; 0 while TCP_NOTSENT_LOWAT holds writers back.
     #[inline]
     pub fn write_space(&self) -> usize {
-        match self.user.notsent_low_water {
-            Some(limit) if self.unsent_bytes() >= u64::from(limit) => 0,
-            _ => self.send.space(),
-        }
+        if self.is_unsent_limited() { 0 } else { self.send.space() }
+    }
+
+    /// Whether TCP_NOTSENT_LOWAT holds writers back.
+    #[inline]
+    pub fn is_unsent_limited(&self) -> bool {
+        self.user.notsent_low_water.is_some_and(|limit| self.unsent_bytes() >= u64::from(limit))
     }
 
     /// Committed bytes not yet sent.

@@ -34,7 +34,7 @@ const START: Instant = Instant::from_millis(1_000);
 const BETWEEN_STARTS: Duration = Duration::from_micros(41_037);
 /// Free space of a send buffer worth a write.
 const WRITE_BYTES: usize = 16 << 10;
-/// Steps within one instant that are taken for a livelock.
+/// Steps of an experiment that are taken for a livelock.
 const MOST_STEPS: u64 = 200_000_000;
 
 /// What the senders send.
@@ -246,7 +246,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Until `end`, or until every flow is through if none is to begin.
+    /// Until `end`; `begins`: flows begin meanwhile.
     fn play(&mut self, end: Instant, begins: bool) {
         for _ in 0..MOST_STEPS {
             let starts = self.next_start().filter(|_| begins);

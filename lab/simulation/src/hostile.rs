@@ -127,7 +127,8 @@ impl World {
                 return false;
             };
             let l = listener.stat();
-            l.embryos_expired > 0 || l.cookies_sent > 0 && (loses || l.acks_dropped > 0)
+            let is_cookie_out = l.cookies_sent > l.cookies_valid;
+            l.embryos_expired > 0 || is_cookie_out && (loses || l.acks_dropped > 0)
         });
         for flow in 0..self.scenario.flows.len() {
             if self.ends[2 * flow].error.is_none() {

@@ -33,8 +33,7 @@ const AGAIN: &str = "if that is what the change is for: \
     cargo run -p fulmar-lab -- sim --dumbbell > results/wan/simulation.txt";
 
 #[test]
-fn no_cell_starves_a_flow_or_leaves_the_bottleneck_idle() {
-    // What a reader of the table would see, as statements, for one cell of each kind.
+fn one_flow_fills_a_bottleneck_and_eight_share_it() {
     let cells = cells();
     let find = |name: &str, flows: usize| {
         cells.iter().find(|c| c.name == name && c.controllers.len() == flows).expect("in the table")

@@ -17,7 +17,7 @@ pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 73, 0, 1);
 pub(super) const FAR: Ipv4Addr = Ipv4Addr::new(10, 73, 0, 2);
 /// The sending fulmar.
 pub(super) const FULMAR: Ipv4Addr = Ipv4Addr::new(10, 73, 0, 3);
-/// After so long without progress a client gives up, and a server looks whether it is still wanted.
+/// How often an end that waits looks whether it is still wanted.
 const PATIENCE: Duration = Duration::from_millis(200);
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 static WRITE: [u8; 64 << 10] = [0; 64 << 10];
@@ -58,7 +58,9 @@ impl Server {
         match sender {
             Sender::Fulmar(which) => {
                 let at = SocketAddr::new(IpAddr::V4(FULMAR), port);
-                Ok(Server::Fulmar(fulmar::TcpListener::bind(near.stack, at)?, which))
+                let listener = fulmar::TcpListener::bind(near.stack, at)?;
+                listener.set_accept_timeout(Some(PATIENCE))?;
+                Ok(Server::Fulmar(listener, which))
             }
             Sender::Linux(which) => near.kernel.run(|| {
                 let listener = std::net::TcpListener::bind((NEAR, port))?;
@@ -70,6 +72,7 @@ impl Server {
                         format!("this kernel has no congestion control {which}"),
                     )
                 })?;
+                sys::set_timeout(listener.as_fd(), libc::SO_RCVTIMEO, PATIENCE)?;
                 Ok(Server::Linux(listener))
             }),
         }
@@ -83,48 +86,56 @@ impl Server {
         }
     }
 
+    /// The next connection; `None` once `done`.
+    fn accept(&self, done: &AtomicBool) -> io::Result<Option<Box<dyn Write>>> {
+        while !done.load(Ordering::Relaxed) {
+            let accepted = match self {
+                Server::Fulmar(l, which) => l.accept().and_then(|(stream, _)| {
+                    stream.set_congestion(*which)?;
+                    stream.set_write_timeout(Some(PATIENCE))?;
+                    Ok(Box::new(stream) as Box<dyn Write>)
+                }),
+                Server::Linux(l) => l.accept().and_then(|(stream, _)| {
+                    stream.set_write_timeout(Some(PATIENCE))?;
+                    Ok(Box::new(stream) as Box<dyn Write>)
+                }),
+            };
+            match accepted {
+                Ok(stream) => return Ok(Some(stream)),
+                Err(e) if is_timeout(&e) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(None)
+    }
+
     /// Accepts one connection and writes until it breaks or `done`.
     pub fn flood(&self, done: &AtomicBool) -> io::Result<()> {
-        match self {
-            Server::Fulmar(l, which) => {
-                let (mut stream, _) = l.accept()?;
-                stream.set_congestion(*which)?;
-                stream.set_write_timeout(Some(PATIENCE))?;
-                stream.set_linger(Some(Duration::ZERO))?;
-                write_until(&mut stream, done);
-            }
-            Server::Linux(l) => {
-                let (mut stream, _) = l.accept()?;
-                stream.set_write_timeout(Some(PATIENCE))?;
-                sys::reset_on_close(stream.as_fd())?;
-                write_until(&mut stream, done);
-            }
+        if let Some(mut stream) = self.accept(done)? {
+            write_until(&mut stream, done);
         }
         Ok(())
     }
 
     /// Accepts connections and writes so many bytes to each, until `done`.
     pub fn answer(&self, bytes: usize, done: &AtomicBool) -> io::Result<()> {
-        while !done.load(Ordering::Relaxed) {
+        while let Some(mut stream) = self.accept(done)? {
             // A client that has given up is the client's story.
-            let _ = match self {
-                Server::Fulmar(l, which) => {
-                    let (mut stream, _) = l.accept()?;
-                    stream.set_congestion(*which)?;
-                    stream.write_all(&WRITE[..bytes])
-                }
-                Server::Linux(l) => l.accept()?.0.write_all(&WRITE[..bytes]),
-            };
+            let _ = stream.write_all(&WRITE[..bytes]);
         }
         Ok(())
     }
+}
+
+fn is_timeout(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 fn write_until(stream: &mut impl Write, done: &AtomicBool) {
     while !done.load(Ordering::Relaxed) {
         match stream.write(&WRITE) {
             Ok(_) => {}
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+            Err(e) if is_timeout(&e) => {}
             Err(_) => return,
         }
     }
@@ -174,9 +185,4 @@ pub(super) fn fetch_many(
         }
         Ok(times)
     })
-}
-
-/// Ends a server that waits for a connection.
-pub(super) fn wake(far: &Netns, server: SocketAddr) -> io::Result<()> {
-    far.run(|| std::net::TcpStream::connect_timeout(&server, CONNECT_PATIENCE).map(drop))
 }

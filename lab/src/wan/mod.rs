@@ -12,10 +12,10 @@ mod ends;
 mod wire;
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use fulmar::{CongestionControl, Device, Stack};
@@ -146,6 +146,8 @@ fn kernel_end(address: IpAddr) -> io::Result<(Netns, Box<dyn Device>)> {
     let tap = netns.run(|| {
         // What one run has learned of the path would help or hinder the next.
         std::fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1")?;
+        // The receiver asks for ECN; by default Linux only answers.
+        std::fs::write("/proc/sys/net/ipv4/tcp_ecn", "1")?;
         let config = TapConfig { name: "wan0".to_owned(), ..TapConfig::default() };
         Tap::open(&config).map_err(io::Error::other)
     })?;
@@ -219,7 +221,7 @@ impl Site {
             ..Impairments::default()
         };
         let (stop, seed) =
-            (AtomicBool::new(false), u64::from(self.next_run.load(Ordering::Relaxed)));
+            (AtomicBool::new(false), 2 * u64::from(self.next_run.load(Ordering::Relaxed)));
         let mut wire = self.wire.lock().map_err(|_| io::Error::other("the wire has panicked"))?;
         let wire = &mut *wire;
         thread::scope(|scope| {
@@ -239,25 +241,21 @@ impl Site {
     fn run_bulk(&self, flows: &[Sender], path: &Impairments, time: Duration) -> io::Result<Sample> {
         let servers = self.servers(flows)?;
         let read: Vec<AtomicU64> = flows.iter().map(|_| AtomicU64::new(0)).collect();
+        let ends = addresses(&servers)?.into_iter().zip(&read);
         let (goodput, counts) = self.over(path, || {
             let done = AtomicBool::new(false);
             thread::scope(|scope| {
-                let servings: Vec<_> =
-                    servers.iter().map(|s| scope.spawn(|| s.flood(&done))).collect();
-                let mut clients = Vec::new();
-                for (server, read) in servers.iter().zip(&read) {
-                    let (at, done) = (server.address()?, &done);
-                    clients.push(scope.spawn(move || ends::read_flood(&self.far, at, read, done)));
-                }
+                let done = &done;
+                let serve = |s| scope.spawn(move || Server::flood(s, done));
+                let servings: Vec<_> = servers.iter().map(serve).collect();
+                let fetch =
+                    |(at, read)| scope.spawn(move || ends::read_flood(&self.far, at, read, done));
+                let clients: Vec<_> = ends.map(fetch).collect();
                 thread::sleep(time);
-                let goodput: Vec<f64> = read
-                    .iter()
-                    .map(|r| r.load(Ordering::Relaxed) as f64 * 8.0 / 1e6 / time.as_secs_f64())
-                    .collect();
+                let mbps = |r: &AtomicU64| r.load(Ordering::Relaxed) as f64 * 8.0 / 1e6;
+                let goodput: Vec<f64> = read.iter().map(|r| mbps(r) / time.as_secs_f64()).collect();
                 done.store(true, Ordering::Relaxed);
-                clients.into_iter().chain(servings).try_for_each(|t| {
-                    t.join().map_err(|_| io::Error::other("an end has panicked"))?
-                })?;
+                join_all(clients.into_iter().chain(servings))?;
                 Ok(goodput)
             })
         })?;
@@ -273,26 +271,19 @@ impl Site {
 
     fn run_short(&self, sender: Sender, path: &Impairments, time: Duration) -> io::Result<Sample> {
         let servers = self.servers(&[sender])?;
+        let at = servers[0].address()?;
         let (mut times, _) = self.over(path, || {
             let (done, over) = (AtomicBool::new(false), AtomicBool::new(false));
-            let at = servers[0].address()?;
             thread::scope(|scope| {
                 let server = scope.spawn(|| servers[0].answer(ANSWER_BYTES, &over));
-                let clients: Vec<_> = (0..CLIENTS)
-                    .map(|_| scope.spawn(|| ends::fetch_many(&self.far, at, &done)))
-                    .collect();
+                let fetch = |_| scope.spawn(|| ends::fetch_many(&self.far, at, &done));
+                let clients: Vec<_> = (0..CLIENTS).map(fetch).collect();
                 thread::sleep(time);
                 done.store(true, Ordering::Relaxed);
-                let mut times = Vec::new();
-                for client in clients {
-                    times.extend(
-                        client.join().map_err(|_| io::Error::other("a client has panicked"))??,
-                    );
-                }
+                let times = join_all(clients);
                 over.store(true, Ordering::Relaxed);
-                ends::wake(&self.far, at)?;
-                server.join().map_err(|_| io::Error::other("the server has panicked"))??;
-                Ok(times)
+                join_all([server])?;
+                Ok(times?.concat())
             })
         })?;
         times.sort_unstable();
@@ -302,6 +293,19 @@ impl Site {
         };
         Ok(Sample::of(P50, at(50)).with(P99, at(99)).count("answers", times.len() as u64))
     }
+}
+
+fn addresses(servers: &[Server]) -> io::Result<Vec<SocketAddr>> {
+    servers.iter().map(Server::address).collect()
+}
+
+/// Waits for all, then tells the first error.
+fn join_all<'scope, T>(
+    threads: impl IntoIterator<Item = ScopedJoinHandle<'scope, io::Result<T>>>,
+) -> io::Result<Vec<T>> {
+    let joined: Vec<_> = threads.into_iter().map(ScopedJoinHandle::join).collect();
+    let panicked = |_| io::Error::other("an end has panicked");
+    joined.into_iter().map(|r| r.map_err(panicked)?).collect()
 }
 
 fn spec(text: &str) -> Impairments {
@@ -318,33 +322,35 @@ fn median(t: &[f64]) -> f64 {
 
 /// The least quotient of pairs.
 fn worst(t: &[f64]) -> f64 {
-    t.chunks(2).map(|pair| pair[0] / pair[1]).fold(f64::INFINITY, f64::min)
+    t.chunks(2).map(|pair| pair[0] / pair[1]).min_by(f64::total_cmp).unwrap_or(f64::NAN)
+}
+
+/// Goodput of the same controller, fulmar over Linux: the median and the worst of all paths.
+fn vs_kernel(
+    which: &str,
+    paths: &[&str],
+    median_goals: (f64, f64),
+    worst_goals: (f64, f64),
+) -> [Ratio; 2] {
+    let pair = |path: &&str| {
+        [format!("fulmar-{which}.{path}"), format!("linux-{which}.{path}")].map(|n| (n, GOODPUT))
+    };
+    let terms: Vec<_> = paths.iter().flat_map(pair).collect();
+    let name = |kind: &str| format!("wan.{which}.{kind}");
+    let sentence = |kind: &str| format!("goodput by {which}, fulmar ÷ Linux, {kind} of all paths");
+    [
+        Ratio::new(name("vs_kernel"), sentence("median"), terms.clone(), median)
+            .goals(median_goals.0, median_goals.1)
+            .more_is_better(),
+        Ratio::new(name("worst_vs_kernel"), sentence("worst"), terms, worst)
+            .goals(worst_goals.0, worst_goals.1)
+            .more_is_better(),
+    ]
 }
 
 fn ratios(paths: &[&str]) -> Vec<Ratio> {
-    let mut all = Vec::new();
-    for (which, median_goals, worst_goals) in
-        [("cubic", (1.0, 1.1), (0.8, 0.95)), ("bbr", (0.95, 1.05), (0.7, 0.9))]
-    {
-        let pair = |path: &&str| {
-            [format!("fulmar-{which}.{path}"), format!("linux-{which}.{path}")]
-                .map(|n| (n, GOODPUT))
-        };
-        let terms: Vec<_> = paths.iter().flat_map(pair).collect();
-        let name = |kind: &str| format!("wan.{which}.{kind}");
-        let sentence =
-            |kind: &str| format!("goodput by {which}, fulmar ÷ Linux, {kind} of all paths");
-        all.push(
-            Ratio::new(name("vs_kernel"), sentence("median"), terms.clone(), median)
-                .goals(median_goals.0, median_goals.1)
-                .more_is_better(),
-        );
-        all.push(
-            Ratio::new(name("worst_vs_kernel"), sentence("worst"), terms, worst)
-                .goals(worst_goals.0, worst_goals.1)
-                .more_is_better(),
-        );
-    }
+    let mut all = Vec::from(vs_kernel("cubic", paths, (1.0, 1.1), (0.8, 0.95)));
+    all.extend(vs_kernel("bbr", paths, (0.95, 1.05), (0.7, 0.9)));
     let of = |who: &str, path: &str| format!("{who}.{path}");
     all.push(
         Ratio::over(

@@ -75,7 +75,9 @@ impl Wire {
             let now = fulmar_runtime::now();
             let received = self.receive(now, &mut there, &mut back);
             let moved = received + self.send(now, &mut there, &mut back);
-            let due = [&there, &back].into_iter().filter_map(|p| p.next_due()).min();
+            // Frames that a device has not taken are offered again at once.
+            let refused = self.ready.iter().any(|r| !r.is_empty()).then_some(now);
+            let due = [&there, &back].into_iter().filter_map(|p| p.next_due()).chain(refused).min();
             if moved == 0 && !is_armed {
                 is_armed = self.arm(due);
                 continue;
@@ -90,6 +92,11 @@ impl Wire {
         }
         self.disarm();
         // What is still on its way belongs to no later run.
+        for ready in &mut self.ready {
+            while let Some(p) = ready.pop_front() {
+                self.pool.free(p.chain);
+            }
+        }
         for path in [&mut there, &mut back] {
             while let Some(p) = path.pop_due(FOREVER, &mut self.pool, &mut self.counters) {
                 self.pool.free(p.chain);

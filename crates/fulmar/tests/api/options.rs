@@ -105,15 +105,40 @@ fn a_blocking_writer_is_woken_when_unsent_bytes_have_gone() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, mut s) = connection(&a, &b, 80);
+        s.set_recv_buffer(2048).unwrap();
         c.set_notsent_low_water(Some(1)).unwrap();
         let reader = thread::spawn(move || {
             let mut all = Vec::new();
             s.read_to_end(&mut all).unwrap();
             all.len()
         });
-        (0..2000).for_each(|_| c.write_all(&[1; 5000]).unwrap());
+        for _ in 0..400 {
+            c.write_all(&[1; 5000]).unwrap();
+            // Each write waits until what was written before is sent.
+            assert!(c.info().unwrap().unsent_bytes <= 5000);
+        }
         c.shutdown(std::net::Shutdown::Write).unwrap();
-        assert_eq!(reader.join().unwrap(), 10_000_000);
+        assert_eq!(reader.join().unwrap(), 2_000_000);
+    });
+}
+
+#[test]
+fn a_writer_that_waits_is_woken_when_the_low_water_mark_goes() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, s) = connection(&a, &b, 80);
+        // Nobody reads: the window fills, and the rest stays unsent.
+        s.set_recv_buffer(2048).unwrap();
+        c.set_nonblocking(true).unwrap();
+        c.set_notsent_low_water(Some(1000)).unwrap();
+        while c.write(&[1; 4096]).is_ok() {}
+        c.set_nonblocking(false).unwrap();
+        let other = c.try_clone().unwrap();
+        let writer = thread::spawn(move || c.write(&[2; 100]).unwrap());
+        thread::sleep(Duration::from_millis(20));
+        other.set_notsent_low_water(Some(0)).unwrap();
+        assert_eq!(writer.join().unwrap(), 100);
+        assert_eq!(other.notsent_low_water().unwrap(), None);
     });
 }
 
@@ -126,7 +151,6 @@ fn segments_are_no_larger_than_either_end_asked_for() {
         let c = TcpStream::connect_with(&a, listener.local_addr().unwrap(), &options).unwrap();
         let (s, _) = listener.accept().unwrap();
         assert_eq!(c.set_max_segment(87).unwrap_err().kind(), ErrorKind::InvalidInput);
-        c.set_quickack(true).unwrap();
         // Timestamps take twelve bytes of each segment.
         let mss = [&c, &s].map(|end| end.info().unwrap().mss_bytes);
         assert!(mss.iter().all(|mss| [488, 500].contains(mss)), "{mss:?}");

@@ -192,11 +192,11 @@ impl Tcb {
     }
 
     /// WRITABLE once a third of the send buffer, or the low-water mark, is free, and less than TCP_NOTSENT_LOWAT is
-    /// unsent. What the next output sends makes no event: its ACK does.
+    /// unsent. Where output brings that about the caller tells the writer.
     #[inline]
     fn writable_event(&self) -> Events {
         let worth = match self.user.send_low_water {
-            _ if self.user.notsent_low_water.is_some() && self.write_space() == 0 => false,
+            _ if self.is_unsent_limited() => false,
             None => self.send.space().saturating_mul(3) >= self.send.limit(),
             Some(bytes) => self.send.space() >= bytes,
         };
