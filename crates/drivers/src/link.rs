@@ -21,7 +21,8 @@ pub struct LinkConfig {
     pub mtu: usize,
     /// Largest super-frame in bytes of IP packet, both TCP and UDP. `None`: no super-frames.
     pub tso: Option<usize>,
-    /// Transport checksums may be left out: the frames never see a wire.
+    /// Frames cross without transport checksums, since they never see a wire. Super-frames need it: without it `tso`
+    /// has no effect.
     pub csum: bool,
     /// Most frames on their way in one direction (real time only).
     pub ring_pkts: usize,
@@ -32,7 +33,7 @@ pub struct LinkConfig {
 }
 
 impl Default for LinkConfig {
-    /// MTU 1500, 64 KiB super-frames, no checksums, 512 frames or 4 MiB each way.
+    /// MTU 1500, 64 KiB super-frames, checksums left out, 512 frames or 4 MiB each way.
     fn default() -> LinkConfig {
         LinkConfig {
             mtu: 1500,

@@ -6,8 +6,8 @@
 //! node, so that `unshare -Urn` is enough.
 //!
 //! This stack uses a station address of its own beside the kernel's. The interface is promiscuous,
-//! and a filter in the kernel lets only frames for this station and for groups through, so that two
-//! stacks never answer the same frame.
+//! and a filter in the kernel lets only frames for this station and for groups through: unicast frames for the
+//! kernel's stack do not reach this one; broadcast and multicast frames reach both.
 //!
 //! Long frames of a flow with posted buffers are received one by one, each into the place where its
 //! payload belongs (`placing.rs`). Of several frames in one call only the first could be aimed, since
@@ -444,7 +444,8 @@ impl Device for PacketSocket {
         &self.caps
     }
 
-    /// Without the program shards hand over what they get of others, as elsewhere.
+    /// Where the kernel refuses the program that steers, a flow arrives on any queue, and shards hand its packets over:
+    /// slower, and as correct.
     fn attach(&mut self, owner: &OwnerKey) -> Attachment {
         if let Some(sockets) = self.steered {
             let _ = self.steer(sockets, owner);
@@ -503,6 +504,7 @@ impl Device for PacketSocket {
         let mut tally = Tally::default();
         let mut left = budget.min(out.space());
         self.is_drained = false;
+        // Of an earlier call.
         self.placer.take_full();
         let mut deliver = |frame: Result<Packet, DropReason>| match frame {
             Err(reason) => counters.drop_packet(reason),

@@ -70,9 +70,9 @@ pub struct TapConfig {
     pub one_by_one: bool,
     /// Several queues: ask the kernel to send each packet to the queue of its owner.
     pub steer: bool,
-    /// One queue, on an interface that can have several (a new one is made so): give flows with posted
-    /// buffers queues of their own, at most so many, where one queue cannot tell whose frame comes next
-    /// ([`TapConfig::predict`]) and the kernel lets us (CAP_BPF). 0: never.
+    /// Queues at the most that flows with posted buffers get of their own, where one queue cannot tell whose frame comes
+    /// next ([`TapConfig::predict`]). Needs an interface made with IFF_MULTI_QUEUE, as a new one is, and CAP_BPF.
+    /// 0: none.
     pub flow_queues: usize,
 }
 
@@ -428,7 +428,8 @@ impl Device for Tap {
         &self.caps
     }
 
-    /// Without the program shards hand over what they get of others, as elsewhere.
+    /// Where the kernel refuses the program that steers, a flow arrives on any queue, and shards hand its packets over:
+    /// slower, and as correct.
     fn attach(&mut self, owner: &OwnerKey) -> Attachment {
         if let Some(queues) = self.steered {
             let _ = self.steer(queues, owner);
@@ -460,6 +461,7 @@ impl Device for Tap {
                 self.send_one(pool, burst, &mut tally, counters);
             }
         }
+        // The interface is up again if it has taken a frame.
         self.is_down &= tally.frames == 0;
         if let Some(queues) = &mut self.flow_queues {
             queues.want_room(self.file.as_fd(), self.is_blocked);

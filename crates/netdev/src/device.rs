@@ -368,8 +368,8 @@ pub trait DirectPlacement {
     /// Adds a room behind the last one that the device has of the flow.
     ///
     /// # Errors
-    /// [`Unsupported`]: the device has no room of the flow left, or two, or has lost track. The room was
-    /// dropped, and nothing has changed.
+    /// [`Unsupported`]: the device has no range of the flow left, or has two already, or does not know the flow's next
+    /// sequence number. The range was dropped, and nothing has changed.
     fn place_behind(&mut self, flow: &FlowKey, room: WritableRange) -> Result<(), Unsupported> {
         let _ = flow;
         drop(room);

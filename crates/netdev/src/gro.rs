@@ -11,14 +11,15 @@
 //! no flags but ACK and PSH; at most an IP packet of 64 KiB. The options must be the same to the byte,
 //! timestamps included, so that none is lost. Both checksums are verified first, segment by segment:
 //! what fails is passed on as it is, to be dropped and counted where everything else is. PSH ends a
-//! run, and so does any other segment of its flow, so that a flow keeps its order; different flows
+//! run, and so does any other sound segment of its flow, so that a flow keeps its order; different flows
 //! may overtake each other within the burst. Payloads that land in the smallest buffers are left
 //! alone: the receive queue copies them together.
 //!
 //! Nothing is held back: what came in with a burst goes up with it. At most [`RUNS`] flows are joined
 //! at a time, the oldest gives way. Cost: a look at the headers per segment, and the sum of its bytes
-//! that is computed in any case. Source: the rules of Linux's GRO, but that the acknowledgement
-//! may move within a run.
+//! that is computed in any case. Source: the rules of Linux's GRO, but that acknowledgement, window and segment size
+//! may change within a run, and that the smallest payloads are left alone. A joined frame is no super-frame: its
+//! segments are forgotten.
 
 use fulmar_base::{Counter, Counters, Offload};
 use fulmar_mbuf::{Chain, Pool};

@@ -74,7 +74,8 @@ pub enum Next {
     Arm,
 }
 
-/// How a stack waits: bounds of the policy. The four constants are what most programs need.
+/// How a stack waits: bounds of the policy. [`ModerationConfig::ADAPTIVE`] and the other constants are what
+/// most programs need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ModerationConfig {
     /// A wait busy-polls for at least this long before it sleeps.

@@ -22,7 +22,7 @@ const ETHER_BYTES: usize = eth::HEADER_BYTES;
 /// Ethernet, IPv6 with room for extension headers, the largest TCP header.
 const MAX_HEADER_BYTES: usize = 256;
 const IDENT: usize = ETHER_BYTES + 4;
-/// In the byte behind it.
+/// DF, in the byte behind the identification.
 const DONT_FRAGMENT: u8 = 0x40;
 const FLAG_FIN_PSH: u8 = 0x09;
 const FLAG_CWR: u8 = 0x80;
@@ -360,8 +360,8 @@ impl Template {
         put_u16(h, self.l4 + self.checksum_offset(), pseudo.fold());
     }
 
-    /// Length, and for IPv4 also identification (one more per packet that may be fragmented; 0 stays 0,
-    /// RFC 6864 section 4.1) and header checksum.
+    /// Length, and for IPv4 also identification (one more per packet, unless DF is set: then it stays, RFC 6864
+    /// section 4.1) and header checksum.
     fn fix_ip(&self, h: &mut [u8], l3_bytes: usize, index: usize) {
         if self.source.is_ipv6() {
             put_u16(h, ETHER_BYTES + 4, (l3_bytes - 40) as u16);
@@ -467,7 +467,7 @@ fn sum_from(chain: &Chain, start: usize) -> Sum {
 }
 
 /// Copies the first `n` bytes, unless they have no other reference.
-fn own_front(chain: &mut Chain, n: usize, pool: &mut Pool) -> Result<(), NoBuffer> {
+pub(crate) fn own_front(chain: &mut Chain, n: usize, pool: &mut Pool) -> Result<(), NoBuffer> {
     if chain.front().is_some_and(|m| m.len() >= n && m.is_unique()) {
         return Ok(());
     }

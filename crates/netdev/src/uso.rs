@@ -13,8 +13,8 @@
 //! What is joined: UDP datagrams that still lack their checksum (what the pieces get is computed anew,
 //! so a checksum that is already there, right, wrong or none, passes as it is), whole, without IP
 //! options or extension headers, as long as their frame; the same addresses, ports, type of service and
-//! time to live; each as long as the first, the last one perhaps shorter. IPv4 identifications may
-//! be any: the pieces count on from that of the first, which are as unlike as those that they had.
+//! time to live; each as long as the first, the last one perhaps shorter. IPv4 identifications are not
+//! kept: the pieces count on from that of the first.
 //!
 //! Nothing is written to the frames, moved or held back: [`join`] looks at the front of a burst and
 //! makes new headers, and the driver gathers the payloads from where they lie. So a device that refuses

@@ -1,4 +1,5 @@
-//! The link on real time: one bounded ring of frames in each direction.
+//! The link on real time: one bounded queue of frames in each direction, under a lock. The receiver takes all of
+//! it at once, by exchanging it for an empty one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{

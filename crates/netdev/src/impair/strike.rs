@@ -67,7 +67,8 @@ pub fn mark_congestion(p: &mut Packet, pool: &mut Pool) -> bool {
     if ecn == CE {
         return true;
     }
-    if offload::make_unique(&mut p.chain, pool, Purpose::Control).is_err() {
+    // Ethernet and IP header: the rest may be shared.
+    if offload::own_front(&mut p.chain, ETHER_BYTES + 20, pool).is_err() {
         return false;
     }
     let marked = word | u16::from(CE) << shift;
