@@ -59,6 +59,9 @@ pub struct Config {
     pub sack: bool,
     /// Congestion control. Default CUBIC, as Linux.
     pub congestion: CongestionControl,
+    /// The largest rate of sending, bytes per second ([`crate::Tcb::set_max_pacing_rate`]). Default
+    /// none.
+    pub max_pacing_rate: Option<u64>,
 }
 
 impl Default for Config {
@@ -82,6 +85,7 @@ impl Default for Config {
             timestamps: true,
             sack: true,
             congestion: CongestionControl::Cubic,
+            max_pacing_rate: None,
         }
     }
 }

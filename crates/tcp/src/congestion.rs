@@ -5,10 +5,17 @@
 //! spurious. A controller answers with its congestion window. It has no sequence numbers, clock or
 //! timer of its own; windows are in bytes.
 //!
+//! There are two kinds. A controller of windows ([`Cubic`](cubic::Cubic), [`NewReno`](new_reno::NewReno))
+//! grows its window by what was acknowledged, and reduces it once per loss episode; fast recovery
+//! follows PRR. A controller of a model ([`Bbr`](bbr::Bbr)) sees each delivery-rate sample
+//! ([`crate::delivery`]) and each lost run, and sets window and pacing rate ([`crate::pacing`])
+//! itself, in recovery too.
+//!
 //! A further controller is a file in `congestion/` that implements [`Controller`], and a line in the
 //! list below. The list yields the public names, the configuration and the dispatch, which is a
 //! `match`: no call of the data path is indirect.
 
+mod bbr;
 mod cubic;
 mod hystart;
 mod new_reno;
@@ -35,6 +42,76 @@ pub(crate) struct Ack {
     pub snd_nxt: u64,
 }
 
+/// What an ACK delivered, for controllers that take samples (RS and C of draft-ietf-ccwg-bbr). Rates
+/// are in bytes per second, volumes in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    pub now: Instant,
+    /// Bytes that this ACK delivered, cumulatively or selectively.
+    pub newly_acked: u64,
+    /// Bytes delivered on this connection (C.delivered).
+    pub total_delivered: u64,
+    /// The delivery rate; 0 if this ACK gives none.
+    pub rate: u64,
+    /// Bytes delivered since the latest delivered bytes were sent (RS.delivered).
+    pub delivered: u64,
+    /// C.delivered when those were sent (RS.prior_delivered), if it is known.
+    pub prior_delivered: Option<u64>,
+    pub is_app_limited: bool,
+    /// In flight when those were sent (RS.tx_in_flight).
+    pub tx_in_flight: u64,
+    /// Lost since those were sent (RS.lost).
+    pub lost: u64,
+    /// The round-trip time of the latest bytes that were sent once.
+    pub rtt: Option<Duration>,
+    /// The smoothed round-trip time; zero before the first sample.
+    pub srtt: Duration,
+    /// In flight after the ACK, less what is SACKed or lost.
+    pub in_flight: u64,
+    /// The congestion window was full within the last round trip.
+    pub is_cwnd_limited: bool,
+    /// The peer sends SACK blocks.
+    pub has_sack: bool,
+}
+
+impl Sample {
+    /// Nothing delivered.
+    pub(crate) const fn at(now: Instant) -> Sample {
+        Sample {
+            now,
+            newly_acked: 0,
+            total_delivered: 0,
+            rate: 0,
+            delivered: 0,
+            prior_delivered: None,
+            is_app_limited: false,
+            tx_in_flight: 0,
+            lost: 0,
+            rtt: None,
+            srtt: Duration::ZERO,
+            in_flight: 0,
+            is_cwnd_limited: false,
+            has_sack: true,
+        }
+    }
+}
+
+/// Bytes that were marked as lost, for controllers that take samples.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lost {
+    pub now: Instant,
+    /// Position of the first byte.
+    pub start: u64,
+    pub bytes: u64,
+    /// C.delivered.
+    pub total_delivered: u64,
+    /// Lost since they were sent, themselves included.
+    pub lost: u64,
+    /// In flight when they were sent (P.tx_in_flight), themselves included.
+    pub tx_in_flight: u64,
+    pub is_app_limited: bool,
+}
+
 #[cfg(test)]
 impl Ack {
     /// Of `acked` bytes, at time zero.
@@ -46,15 +123,36 @@ impl Ack {
 
 /// A congestion controller.
 pub(crate) trait Controller {
+    /// The controller takes delivery-rate samples: [`Controller::on_sample`] and
+    /// [`Controller::on_lost`] are called. Taking them costs a little per super-segment.
+    const TAKES_SAMPLES: bool = false;
+
+    /// In fast recovery the window follows PRR, from the flight to ssthresh.
+    const USES_PRR: bool = true;
+
     /// The window, for the rules that all controllers share.
     fn window(&self) -> &Window;
     fn window_mut(&mut self) -> &mut Window;
 
-    /// Data was delivered.
-    fn on_ack(&mut self, ack: &Ack);
+    /// Data was acknowledged while the window was in full use.
+    fn on_ack(&mut self, _ack: &Ack) {}
+
+    /// Data was delivered, and losses were looked for.
+    fn on_sample(&mut self, _sample: &Sample) {}
+
+    /// A run of bytes was marked as lost.
+    fn on_lost(&mut self, _lost: &Lost) {}
 
     /// A loss episode starts: segments were found lost that were sent after the last episode.
     fn on_loss(&mut self);
+
+    /// A tail loss probe has repaired a loss. No episode follows.
+    fn on_repaired_loss(&mut self) {
+        self.on_loss();
+    }
+
+    /// Everything sent before the loss episode is acknowledged.
+    fn on_recovered(&mut self) {}
 
     /// The retransmission timer expired for the first time since the last progress.
     fn on_timeout(&mut self);
@@ -69,8 +167,23 @@ pub(crate) trait Controller {
         self.window_mut().restart();
     }
 
+    /// For controllers that take samples: data is about to be sent, nothing is in flight, and it was
+    /// the application that paused.
+    fn on_restart(&mut self, _now: Instant) {}
+
     /// The last loss episode or time-out was spurious: restores the state before it.
     fn on_undo(&mut self);
+
+    /// The rate of sending, bytes per second; `None`: not paced.
+    fn pacing_rate(&self, _srtt: Duration) -> Option<u64> {
+        None
+    }
+
+    /// The controller sends less than the network takes, on purpose: samples count as limited by the
+    /// application.
+    fn is_probing_rtt(&self) -> bool {
+        false
+    }
 }
 
 /// Declares the controllers: the public name in code, the name of options and pages, the type.
@@ -90,10 +203,17 @@ macro_rules! controllers {
             pub const fn name(self) -> &'static str {
                 match self { $(CongestionControl::$variant => $name,)* }
             }
+
+            /// See [`Controller::TAKES_SAMPLES`].
+            pub(crate) const fn takes_samples(self) -> bool {
+                match self {
+                    $(CongestionControl::$variant => <$type as Controller>::TAKES_SAMPLES,)*
+                }
+            }
         }
 
         /// The controller of a connection.
-        #[derive(Clone, Copy, Debug)]
+        #[derive(Clone, Debug)]
         pub(crate) enum Congestion {
             $($variant($type),)*
         }
@@ -123,6 +243,46 @@ macro_rules! controllers {
             #[inline]
             pub(crate) fn on_ack(&mut self, ack: &Ack) {
                 match self { $(Congestion::$variant(c) => c.on_ack(ack),)* }
+            }
+
+            /// See [`Controller::USES_PRR`].
+            pub(crate) fn uses_prr(&self) -> bool {
+                match self { $(Congestion::$variant(_) => <$type as Controller>::USES_PRR,)* }
+            }
+
+            /// See [`Controller::on_sample`].
+            pub(crate) fn on_sample(&mut self, sample: &Sample) {
+                match self { $(Congestion::$variant(c) => c.on_sample(sample),)* }
+            }
+
+            /// See [`Controller::on_lost`].
+            pub(crate) fn on_lost(&mut self, lost: &Lost) {
+                match self { $(Congestion::$variant(c) => c.on_lost(lost),)* }
+            }
+
+            /// See [`Controller::on_repaired_loss`].
+            pub(crate) fn on_repaired_loss(&mut self) {
+                match self { $(Congestion::$variant(c) => c.on_repaired_loss(),)* }
+            }
+
+            /// See [`Controller::on_recovered`].
+            pub(crate) fn on_recovered(&mut self) {
+                match self { $(Congestion::$variant(c) => c.on_recovered(),)* }
+            }
+
+            /// See [`Controller::on_restart`].
+            pub(crate) fn on_restart(&mut self, now: Instant) {
+                match self { $(Congestion::$variant(c) => c.on_restart(now),)* }
+            }
+
+            /// See [`Controller::pacing_rate`].
+            pub(crate) fn pacing_rate(&self, srtt: Duration) -> Option<u64> {
+                match self { $(Congestion::$variant(c) => c.pacing_rate(srtt),)* }
+            }
+
+            /// See [`Controller::is_probing_rtt`].
+            pub(crate) fn is_probing_rtt(&self) -> bool {
+                match self { $(Congestion::$variant(c) => c.is_probing_rtt(),)* }
             }
 
             /// See [`Controller::on_loss`].
@@ -156,6 +316,9 @@ controllers! {
     Cubic, "cubic", cubic::Cubic;
     /// NewReno: additive increase by a segment per round trip, decrease by half (RFC 5681).
     NewReno, "reno", new_reno::NewReno;
+    /// BBR version 3 (draft-ietf-ccwg-bbr): a model of the path's rate and round-trip time instead of
+    /// losses; paced.
+    Bbr, "bbr", bbr::Bbr;
 }
 
 impl CongestionControl {
@@ -239,7 +402,7 @@ mod tests {
 
     #[test]
     fn an_undone_episode_leaves_no_trace_in_the_window() {
-        for which in CongestionControl::ALL {
+        for which in CongestionControl::ALL.iter().filter(|c| !c.takes_samples()) {
             let mut c = Congestion::new(*which, 1000, 10);
             let before = (c.cwnd(), c.ssthresh());
             c.on_loss();

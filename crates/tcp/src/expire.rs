@@ -6,8 +6,8 @@ use crate::timers::{Timer, later};
 use fulmar_base::{Counter, Duration, Instant};
 
 impl Tcb {
-    /// The earliest deadline: retransmission, persist, user time-out, delayed ACK, cork, keepalive,
-    /// TIME-WAIT, FIN-WAIT-2.
+    /// The earliest deadline: retransmission, persist, user time-out, delayed ACK, cork, pacing,
+    /// keepalive, TIME-WAIT, FIN-WAIT-2.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.timers.next()
@@ -26,7 +26,12 @@ impl Tcb {
             self.user.cork_expired = true;
             env.counters.count(Counter::TimersFired);
         }
+        if self.timers.take_due(Timer::Pacing, now) {
+            self.pacing.look(now);
+            env.counters.count(Counter::TimersFired);
+        }
         if self.timers.take_due(Timer::Retransmit, now) {
+            self.check_app_limited(now);
             events |= self.on_retransmit_timer(env);
             env.counters.count(Counter::TimersFired);
         }

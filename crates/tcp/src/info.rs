@@ -1,7 +1,7 @@
 //! The state of a connection for `fulmar stat` and `TCP_INFO`.
 
-use crate::Tcb;
 use crate::contract::State;
+use crate::{CongestionControl, Tcb};
 use fulmar_base::Duration;
 
 /// A snapshot of a connection.
@@ -23,6 +23,12 @@ pub struct Info {
     pub cwnd_bytes: u64,
     /// Slow start threshold, bytes.
     pub ssthresh_bytes: u64,
+    /// The congestion control.
+    pub congestion: CongestionControl,
+    /// The rate of sending, bytes per second, if the connection is paced.
+    pub pacing_rate: Option<u64>,
+    /// The last delivery-rate sample, bytes per second, if the controller takes samples.
+    pub delivery_rate: Option<u64>,
     /// Payload of a full segment, bytes.
     pub mss_bytes: u32,
     /// The peer's window, bytes.
@@ -81,6 +87,9 @@ impl Tcb {
             backoff: self.rtt.backoff(),
             cwnd_bytes: self.congestion.cwnd(),
             ssthresh_bytes: self.congestion.ssthresh(),
+            congestion: self.congestion.which(),
+            pacing_rate: self.pacing_rate(),
+            delivery_rate: Some(self.delivery.rate()).filter(|r| *r > 0),
             mss_bytes: self.mss,
             snd_wnd_bytes: self.snd_wnd,
             rcv_wnd_bytes: self.advertised_window(),

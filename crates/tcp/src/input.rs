@@ -53,6 +53,7 @@ impl Tcb {
     #[inline]
     pub fn input(&mut self, env: &mut Env, hdr: &Header, payload: Chain) -> Events {
         env.counters.count(Counter::TcpSegmentsIn);
+        self.pacing.look(env.now);
         let events = if self.is_predicted(hdr, payload.len()) {
             self.input_predicted(env, hdr, payload)
         } else {

@@ -24,7 +24,7 @@
 //! decision, one header mbuf and one payload reference per 64 KiB.
 //!
 //! **Not here.** Listening sockets and SYN queues (`shard`; SYN cookies are computed here), the
-//! choice of initial sequence numbers (RFC 6528, the caller), routing, pacing, ECN.
+//! choice of initial sequence numbers (RFC 6528, the caller), routing, ECN.
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
@@ -39,12 +39,14 @@ mod config;
 mod congestion;
 mod contract;
 mod cookie;
+mod delivery;
 mod embryo;
 mod expire;
 mod info;
 mod input;
 mod keepalive;
 mod output;
+mod pacing;
 mod recovery;
 mod rtt;
 mod scoreboard;

@@ -41,6 +41,7 @@ impl Tcb {
     pub fn output(&mut self, env: &mut Env, path: &PathInfo, out: &mut impl Emit) -> Sent {
         env.counters.count(Counter::TcpOutputs);
         self.set_path(path);
+        self.pacing.look(env.now);
         self.send_marks.burst_start = self.snd_nxt;
         let sent = match self.send_all(env, out) {
             Ok(()) => Sent::Done,
@@ -52,6 +53,7 @@ impl Tcb {
         }
         self.record_cwnd_limited();
         self.record_buffer_limited();
+        self.record_dry();
         self.rearm(env.now);
         sent
     }
@@ -63,6 +65,7 @@ impl Tcb {
         if matches!(self.state, State::Closed) {
             return Ok(());
         }
+        self.check_app_limited(env.now);
         self.restart_if_idle(env);
         while let Some(plan) = self.plan() {
             self.transmit(env, out, &plan)?;
@@ -76,6 +79,12 @@ impl Tcb {
     /// RFC 5681 section 4.1: after an idle time-out, cwnd is no longer valid.
     fn restart_if_idle(&mut self, env: &Env) {
         if self.flight() == 0 && self.has_unsent() {
+            if self.delivery.is_on() {
+                if self.delivery.is_app_limited() {
+                    self.congestion.on_restart(env.now);
+                }
+                self.update_pacing();
+            }
             let idle = env.now.since(self.times.last_sent_at);
             if idle > self.rtt.rto() && self.is_synchronized() {
                 self.congestion.on_idle();
@@ -292,7 +301,10 @@ impl Tcb {
             self.times.last_progress = env.now;
         }
         self.snd_nxt = self.snd_nxt.max(end);
-        self.sacked.sent(end, env.now, self.shared_run_time());
+        let within = self.shared_run_time();
+        self.sacked.sent(end, env.now, within);
+        self.sample_sent(end, plan.bytes as u64, env.now, within);
+        self.pace_sent(plan.bytes as u64, env.now);
         self.fin_sent |= plan.fin;
         self.due.probe = false;
         if !plan.bytes.is_multiple_of(self.full_segment_bytes().max(1)) {

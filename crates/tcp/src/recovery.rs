@@ -44,7 +44,7 @@ use crate::arith::div_rem;
 use crate::output::{Plan, SegmentKind};
 use crate::scoreboard::Delivered;
 use crate::timers::{Pending, Timer};
-use fulmar_base::{Counter, Counters, Instant};
+use fulmar_base::{Counter, Counters, Duration, Instant};
 use fulmar_wire::tcp::Header;
 use prr::Prr;
 use rack::Rack;
@@ -192,6 +192,8 @@ impl Tcb {
             self.recovery.undo.on_retransmit(end.saturating_sub(plan.pos), stamp);
             self.count_prr_out(end.saturating_sub(plan.pos));
         }
+        self.sample_sent(end, plan.bytes as u64, now, Duration::ZERO);
+        self.pace_sent(plan.bytes as u64, now);
         // Karn's algorithm: either copy of the timed segment may be acknowledged.
         self.times.timed = None;
         self.retransmits.segments = self.retransmits.segments.saturating_add(1);
@@ -201,13 +203,14 @@ impl Tcb {
     /// Processes an ACK. `snd_una` and the scoreboard are updated.
     pub(crate) fn recover_on_ack(&mut self, hdr: &Header, news: &AckNews, env: &mut crate::Env) {
         let (now, counters) = (env.now, &mut *env.counters);
+        self.count_delivered(news.delivered.bytes, now);
         self.update_rack(hdr, &news.delivered, now);
         self.probe_on_ack(news);
         if let Some(dsack) = news.dsack {
             self.on_dsack(&dsack, counters);
         }
         if news.moved > 0 {
-            self.on_progress(hdr, news, counters);
+            self.on_progress(hdr, news, now, counters);
         } else if news.duplicate {
             self.recovery.dupacks = self.recovery.dupacks.saturating_add(1);
         }
@@ -219,15 +222,18 @@ impl Tcb {
         if news.has_sack {
             self.check_probe_timer();
         }
+        if self.delivery.is_on() {
+            self.sample_delivered(&news.delivered, now);
+        }
     }
 
     /// `snd_una` has advanced.
-    fn on_progress(&mut self, hdr: &Header, news: &AckNews, counters: &mut Counters) {
+    fn on_progress(&mut self, hdr: &Header, news: &AckNews, now: Instant, counters: &mut Counters) {
         self.check_eifel(hdr, counters);
         match self.recovery.mode {
             Mode::Open => self.recovery.dupacks = 0,
             _ if self.snd_una >= self.recovery.recover => self.leave_recovery(),
-            Mode::Fast if !self.sack_on => self.on_partial_ack(news.moved),
+            Mode::Fast if !self.sack_on => self.on_partial_ack(news.moved, now),
             Mode::Fast => {}
             Mode::Loss => self.recovery.dupacks = 0,
         }
@@ -237,6 +243,7 @@ impl Tcb {
         if matches!(self.recovery.mode, Mode::Fast) {
             self.end_prr();
         }
+        self.congestion.on_recovered();
         self.recovery.rack.on_recovery_end();
         self.recovery.mode = Mode::Open;
         self.recovery.dupacks = 0;
@@ -246,12 +253,19 @@ impl Tcb {
 
     /// RFC 6582 section 3.2 step 3: without SACK the next hole starts at `snd_una`. The
     /// acknowledged segments no longer count as duplicates.
-    fn on_partial_ack(&mut self, acked: u64) {
+    fn on_partial_ack(&mut self, acked: u64, now: Instant) {
         let segments = u32::try_from(div_rem(acked, self.smss()).0).unwrap_or(u32::MAX);
         let counted = segments.saturating_sub(1);
         self.recovery.dupacks = self.recovery.dupacks.saturating_sub(counted);
-        self.sacked.mark_lost_to(self.snd_una.saturating_add(self.smss()));
+        self.mark_first_lost(now);
         self.recovery.first_due = true;
+    }
+
+    /// Marks the first segment as lost.
+    fn mark_first_lost(&mut self, now: Instant) {
+        let end = self.snd_una.saturating_add(self.smss());
+        let (scoreboard, on_lost) = self.loss_reporter(now);
+        scoreboard.mark_lost_to(end, on_lost);
     }
 
     /// Looks for losses, and enters fast recovery with the first.
@@ -262,7 +276,7 @@ impl Tcb {
         if self.sack_on {
             self.detect_by_rack(now, counters);
         } else if matches!(self.recovery.mode, Mode::Open) && self.recovery.dupacks >= DUP_THRESH {
-            self.sacked.mark_lost_to(self.snd_una.saturating_add(self.smss()));
+            self.mark_first_lost(now);
         }
         if matches!(self.recovery.mode, Mode::Open) && self.sacked.lost_bytes() > 0 {
             self.enter_fast(&news.delivered, counters);
@@ -318,7 +332,7 @@ impl Tcb {
     /// Everything in flight exceeded the path MTU: retransmit it in smaller segments. This is no
     /// sign of congestion (RFC 1191 section 6.4).
     pub(crate) fn retransmit_all(&mut self) {
-        self.sacked.mark_all_lost();
+        self.sacked.mark_all_lost(|_| {});
         self.recovery.undo = Undo::new();
         self.restart_recovery();
     }

@@ -73,6 +73,14 @@ pub(crate) struct Delivered {
     pub lowest_original: Option<u64>,
 }
 
+/// Bytes that are marked as lost: `start..start + bytes`, sent last at `sent_at`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LostRun {
+    pub start: u64,
+    pub bytes: u64,
+    pub sent_at: Instant,
+}
+
 /// The answer of [`Scoreboard::mark_lost`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Losses {
@@ -300,12 +308,13 @@ impl Scoreboard {
     }
 
     /// Loss detection of RFC 8985 section 6.2 step 5: a run sent before `rack`, the latest delivered
-    /// transmission, is lost if it was sent at least `window` ago.
+    /// transmission, is lost if it was sent at least `window` ago. `on_lost` learns of each.
     pub(crate) fn mark_lost(
         &mut self,
         rack: Transmission,
         window: Duration,
         now: Instant,
+        mut on_lost: impl FnMut(&LostRun),
     ) -> Losses {
         let mut losses = Losses::default();
         let mut start = self.start;
@@ -335,40 +344,47 @@ impl Scoreboard {
             self.lost_from = self.lost_from.min(from);
             losses.bytes = losses.bytes.saturating_add(bytes);
             losses.retransmission |= run.retransmitted;
+            on_lost(&LostRun { start: from, bytes, sent_at: run.sent_at });
         }
         losses
     }
 
     /// Marks the bytes before `end` as lost, unless they are SACKed. If the table is full, the run
     /// that contains `end` is marked whole.
-    pub(crate) fn mark_lost_to(&mut self, end: u64) {
+    pub(crate) fn mark_lost_to(&mut self, end: u64, on_lost: impl FnMut(&LostRun)) {
         let behind = match self.split(end) {
             Some(at) => at,
             None => self.find(end).saturating_add(1),
         };
-        self.mark_lost_if(|i, _| i < behind);
+        self.mark_lost_if(|i, _| i < behind, on_lost);
     }
 
     /// Marks as lost what was sent before `at` (RFC 8985 section 6.3).
-    pub(crate) fn mark_lost_sent_before(&mut self, at: Instant) {
-        self.mark_lost_if(|_, run| run.sent_at <= at);
+    pub(crate) fn mark_lost_sent_before(&mut self, at: Instant, on_lost: impl FnMut(&LostRun)) {
+        self.mark_lost_if(|_, run| run.sent_at <= at, on_lost);
     }
 
     /// Marks everything as lost that is not SACKed.
-    pub(crate) fn mark_all_lost(&mut self) {
-        self.mark_lost_if(|_, _| true);
+    pub(crate) fn mark_all_lost(&mut self, on_lost: impl FnMut(&LostRun)) {
+        self.mark_lost_if(|_, _| true, on_lost);
     }
 
-    fn mark_lost_if(&mut self, is_lost: impl Fn(usize, &Run) -> bool) {
+    fn mark_lost_if(
+        &mut self,
+        is_lost: impl Fn(usize, &Run) -> bool,
+        mut on_lost: impl FnMut(&LostRun),
+    ) {
         let mut start = self.start;
         for (i, run) in self.runs.iter_mut().enumerate() {
             let from = core::mem::replace(&mut start, run.end);
             if run.sacked || run.lost || !is_lost(i, run) {
                 continue;
             }
+            let bytes = run.end.saturating_sub(from);
             run.lost = true;
-            self.lost = self.lost.saturating_add(run.end.saturating_sub(from));
+            self.lost = self.lost.saturating_add(bytes);
             self.lost_from = self.lost_from.min(from);
+            on_lost(&LostRun { start: from, bytes, sent_at: run.sent_at });
         }
     }
 

@@ -22,8 +22,10 @@
 use crate::arith::div_rem;
 use crate::congestion::Congestion;
 use crate::contract::{ConnError, PathInfo, State};
+use crate::delivery::Delivery;
 use crate::input::icmp::PathMtuDiscovery;
 use crate::keepalive::Keepalive;
+use crate::pacing::Pacing;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
 use crate::scoreboard::Scoreboard;
@@ -167,8 +169,10 @@ pub(crate) struct SendMarks {
     pub small_end: u64,
     /// `snd_nxt` at the start of the current output.
     pub burst_start: u64,
-    /// End of what was sent while cwnd-limited.
+    /// End of what was sent while cwnd-limited. In slow start half of the window suffices.
     pub cwnd_limited_end: u64,
+    /// End of what was sent when the window was full, for controllers that take samples.
+    pub full_end: u64,
 }
 
 /// Times of the last events.
@@ -259,6 +263,8 @@ pub struct Tcb {
     pub(crate) congestion: Congestion,
     pub(crate) sacked: Scoreboard,
     pub(crate) recovery: Recovery,
+    pub(crate) delivery: Delivery,
+    pub(crate) pacing: Pacing,
     pub(crate) tuning: Tuning,
     pub(crate) recv_tuning: RecvTuning,
     pub(crate) timers: Timers,
@@ -379,6 +385,8 @@ impl Tcb {
             ),
             sacked: Scoreboard::new(),
             recovery: Recovery::new(),
+            delivery: Delivery::new(cfg.congestion.takes_samples()),
+            pacing: Pacing::new(cfg.max_pacing_rate),
             tuning: Tuning::default(),
             recv_tuning: RecvTuning::default(),
             timers: Timers::new(),
@@ -453,6 +461,7 @@ impl Tcb {
         self.mss = u32::try_from(mss).unwrap_or(u32::from(u16::MAX));
         self.super_bytes = self.super_segment_bytes(mss);
         self.congestion.set_mss(self.mss, self.cfg.initial_window_segments);
+        self.update_pacing();
     }
 
     /// Payload of the largest super-segment, bytes: whole segments, the IP packet at most 65535.

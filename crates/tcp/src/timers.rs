@@ -20,6 +20,8 @@ pub(crate) enum Timer {
     DelayedAck,
     /// Sends a corked partial segment.
     Cork,
+    /// The earliest departure time of the next segment (pacing).
+    Pacing,
     /// Keepalive; for an orphaned connection the end of FIN-WAIT-2; the end of TIME-WAIT.
     Idle,
 }
@@ -41,13 +43,14 @@ pub(crate) struct Timers {
     retransmit: Instant,
     delayed_ack: Instant,
     cork: Instant,
+    pacing: Instant,
     idle: Instant,
 }
 
 impl Timers {
     pub(crate) const fn new() -> Timers {
         let off = Instant::FAR_FUTURE;
-        Timers { retransmit: off, delayed_ack: off, cork: off, idle: off }
+        Timers { retransmit: off, delayed_ack: off, cork: off, pacing: off, idle: off }
     }
 
     fn slot(&mut self, t: Timer) -> &mut Instant {
@@ -55,6 +58,7 @@ impl Timers {
             Timer::Retransmit => &mut self.retransmit,
             Timer::DelayedAck => &mut self.delayed_ack,
             Timer::Cork => &mut self.cork,
+            Timer::Pacing => &mut self.pacing,
             Timer::Idle => &mut self.idle,
         }
     }
@@ -101,6 +105,7 @@ impl Timers {
     /// The earliest deadline.
     pub(crate) fn next(&self) -> Option<Instant> {
         let first = self.retransmit.min(self.delayed_ack).min(self.cork).min(self.idle);
+        let first = first.min(self.pacing);
         (first != Instant::FAR_FUTURE).then_some(first)
     }
 }

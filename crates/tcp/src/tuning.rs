@@ -6,7 +6,9 @@
 //!
 //! Two bounds keep it small. It never exceeds twice the bandwidth-delay product: the best rate of
 //! the last rounds times the *minimum* round-trip time. Queueing delay does not count, so the
-//! buffer cannot feed a queue in the network (bufferbloat). And a connection takes at most its
+//! buffer cannot feed a queue in the network (bufferbloat). A controller that takes delivery-rate
+//! samples keeps two of the products in flight itself, and must never find the buffer empty: there it
+//! is twice as much. And a connection takes at most its
 //! share of the pool's free memory.
 //!
 //! **The receive buffer** starts at `Config::recv_buffer_bytes`. A receiver does not see the bytes
@@ -142,6 +144,7 @@ impl Tcb {
         let limit = self.send.limit();
         let least = self.cfg.send_buffer_bytes;
         let most = self.tuning.rates.twice_bdp(self.rtt.min()?);
+        let most = if self.delivery.is_on() { most.saturating_mul(2) } else { most };
         let most = most.min(self.cfg.max_buffer_bytes).max(least);
         if limit > most.saturating_mul(2) {
             return Some(most);

@@ -263,6 +263,8 @@ impl Tcb {
     /// slow start threshold stay.
     pub fn set_congestion(&mut self, which: CongestionControl) {
         self.congestion.switch_to(which);
+        self.delivery.set_on(which.takes_samples());
+        self.update_pacing();
     }
 
     /// The congestion control in effect.

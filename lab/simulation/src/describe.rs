@@ -80,6 +80,7 @@ fn station(s: &Station) -> String {
     let t = &s.tcp;
     format!(
         "pool {} KiB, buffers {} / {} of {} KiB, timestamps {}, sack {}, nodelay {}, \
+         {}{}, \
          user time-out {:?}, by edges {}, copies {}, places {}, device takes {:?}, budget {}{}, backlog {}, \
          accepts after {:?}, preempted {:?}, urgent {} %, {}",
         s.pool_bytes >> 10,
@@ -89,6 +90,8 @@ fn station(s: &Station) -> String {
         t.timestamps,
         t.sack,
         t.nodelay,
+        t.congestion,
+        t.max_pacing_rate.map_or(String::new(), |r| format!(" at {r} B/s")),
         t.user_timeout,
         s.by_edges,
         s.copies,

@@ -3,6 +3,7 @@
 use fulmar_base::Duration;
 use fulmar_drivers::link::Impairments;
 use fulmar_netdev::Rng;
+use fulmar_tcp::CongestionControl;
 
 use super::case::Case;
 use super::describe;
@@ -329,6 +330,7 @@ impl Scenario {
         s.draw_waits();
         s.draw_moves();
         s.draw_urgency();
+        s.draw_congestion();
         s
     }
 
@@ -402,6 +404,18 @@ impl Scenario {
         let d = &mut Draw::new(self.seed ^ 0x0c9e_0000);
         for station in &mut self.stations {
             station.urgent_percent = if d.percent(20) { d.pick(&[1, 10, 60]) } else { 0 };
+        }
+    }
+
+    /// Congestion control and, now and then, a limit of the rate; apart too.
+    fn draw_congestion(&mut self) {
+        let d = &mut Draw::new(self.seed ^ 0x0bb3_0000);
+        for station in &mut self.stations {
+            let all = CongestionControl::ALL;
+            let slow = d.log(20_000, 50_000_000);
+            let tcp = &mut station.tcp;
+            tcp.congestion = if d.percent(40) { tcp.congestion } else { d.pick(all) };
+            tcp.max_pacing_rate = d.percent(15).then_some(slow);
         }
     }
 

@@ -34,6 +34,11 @@ impl Window {
         }
     }
 
+    /// IW of RFC 6928, bytes.
+    pub(crate) fn initial(&self) -> u64 {
+        self.initial_window
+    }
+
     #[inline]
     pub(crate) fn in_slow_start(&self) -> bool {
         self.cwnd < self.ssthresh

@@ -43,6 +43,9 @@ impl Tcb {
         if matches!(self.state, State::SynReceived) {
             self.become_established(env, seg);
         }
+        if ahead > 0 || !seg.hdr.options.sack.is_empty() {
+            self.check_app_limited(env.now);
+        }
         let (mode, cwnd_limited) = (self.recovery.mode, self.was_cwnd_limited());
         let window_before = self.snd_wnd;
         let mut news = AckNews { moved: ahead.max(0).unsigned_abs(), ..AckNews::default() };
@@ -132,6 +135,7 @@ impl Tcb {
     /// recovery is under way.
     #[inline]
     pub(super) fn on_new_ack(&mut self, env: &mut Env, hdr: &Header, moved: u64) -> Events {
+        self.check_app_limited(env.now);
         let cwnd_limited = self.was_cwnd_limited();
         let mut delivered = Delivered::default();
         self.advance(env, hdr, moved, &mut delivered);
@@ -142,6 +146,10 @@ impl Tcb {
         }
         if cwnd_limited {
             self.grow_window(env, Mode::Open, moved, &delivered);
+        }
+        if self.delivery.is_on() {
+            self.count_delivered(delivered.bytes, env.now);
+            self.sample_delivered(&delivered, env.now);
         }
         self.writable_event()
     }

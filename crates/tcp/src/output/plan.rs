@@ -59,12 +59,28 @@ impl Tcb {
         match self.state {
             State::SynSent | State::SynReceived => self.plan_syn(),
             State::Closed | State::TimeWait => None,
-            _ => self
-                .plan_tail_probe()
-                .or_else(|| self.plan_lost())
-                .or_else(|| self.plan_new())
-                .or_else(|| self.plan_probe()),
+            _ => {
+                let probe = self.plan_tail_probe();
+                if probe.is_some() {
+                    return probe;
+                }
+                let data = if self.pacing.is_held { None } else { self.plan_data() };
+                if data.is_some() { data } else { self.plan_probe() }
+            }
         }
+    }
+
+    /// The next data, whatever pacing says.
+    #[inline(always)]
+    fn plan_data(&self) -> Option<Plan> {
+        let lost = self.plan_lost();
+        if lost.is_some() { lost } else { self.plan_new() }
+    }
+
+    /// Whether there is data to send, whatever pacing says.
+    #[inline(never)]
+    pub(crate) fn has_data_to_send(&self) -> bool {
+        self.plan_data().is_some()
     }
 
     fn plan_syn(&self) -> Option<Plan> {
@@ -81,10 +97,15 @@ impl Tcb {
     }
 
     /// Payload of the largest segment to emit: a whole number of full segments. A single one while
-    /// SACK blocks are to be reported, since segmentation would repeat them in every packet.
+    /// SACK blocks are to be reported, since segmentation would repeat them in every packet. A paced
+    /// connection has smaller ones.
     #[inline]
     fn largest_payload_bytes(&self, full: usize) -> usize {
-        if full < self.mss as usize { full } else { self.super_bytes.max(full) }
+        if full < self.mss as usize {
+            full
+        } else {
+            self.super_bytes.min(self.pacing.quantum_bytes).max(full)
+        }
     }
 
     fn send_space(&self) -> SendSpace {
@@ -238,6 +259,9 @@ impl Tcb {
         if starting || self.is_cwnd_limited() {
             self.send_marks.cwnd_limited_end = self.snd_nxt;
         }
+        if self.delivery.is_on() && self.is_cwnd_limited() {
+            self.send_marks.full_end = self.snd_nxt;
+        }
     }
 
     fn is_cwnd_limited(&self) -> bool {
@@ -250,7 +274,7 @@ impl Tcb {
         space.congestion < want && space.congestion <= space.window
     }
 
-    /// Starts or stops the retransmit, persist and cork timers according to the data in flight and
+    /// Starts or stops the retransmit, persist, cork and pacing timers according to the data in flight and
     /// unsent.
     #[inline]
     pub(crate) fn rearm(&mut self, now: Instant) {
@@ -266,12 +290,16 @@ impl Tcb {
         if self.is_corked() && self.has_unsent() {
             self.timers.start_in(Timer::Cork, now, self.cfg.cork_timeout);
         }
+        if self.pacing.is_held {
+            self.arm_pacing();
+        }
     }
 
     /// Nothing is in flight: persist if the peer's window holds data back.
     fn rearm_idle(&mut self, now: Instant) {
         let waits = self.is_synchronized() && self.has_unsent();
-        if waits && !self.is_corked() && self.plan().is_none() {
+        let nothing = || !self.due.probe && !self.has_data_to_send();
+        if waits && !self.is_corked() && nothing() {
             if !self.persisting {
                 self.persisting = true;
                 self.times.last_progress = now;

@@ -36,7 +36,7 @@ impl Tcb {
     /// that duplicate ACKs reduce already: there cwnd is ssthresh from the start (RFC 6582).
     pub(crate) fn reduce_proportionally(&mut self, news: &AckNews) {
         let is_fast = matches!(self.recovery.mode, Mode::Fast) && self.sack_on;
-        if !is_fast {
+        if !is_fast || !self.congestion.uses_prr() {
             return;
         }
         let prr = &mut self.recovery.prr;
@@ -67,6 +67,9 @@ impl Tcb {
 
     /// Section 6.4.
     pub(crate) fn end_prr(&mut self) {
+        if !self.congestion.uses_prr() {
+            return;
+        }
         self.congestion.set_cwnd(self.congestion.ssthresh());
     }
 }

@@ -3,7 +3,7 @@
 
 use super::Mode;
 use crate::Tcb;
-use crate::scoreboard::{Delivered, Transmission};
+use crate::scoreboard::{Delivered, LostRun, Scoreboard, Transmission};
 use crate::timers::Timer;
 use fulmar_base::{Counter, Counters, Duration, Instant};
 use fulmar_wire::tcp::Header;
@@ -119,7 +119,9 @@ impl Tcb {
             None
         } else {
             let window = self.recovery.rack.rtt.saturating_add(self.reordering_window());
-            let losses = self.sacked.mark_lost(self.recovery.rack.latest, window, now);
+            let latest = self.recovery.rack.latest;
+            let (scoreboard, on_lost) = self.loss_reporter(now);
+            let losses = scoreboard.mark_lost(latest, window, now, on_lost);
             if losses.retransmission {
                 self.recovery.rack.lost_retransmission = true;
                 counters.count(Counter::TcpLostRetransmits);
@@ -138,11 +140,28 @@ impl Tcb {
     /// the reordering window ago. Without SACK, or if the time-out is repeated, everything.
     pub(crate) fn mark_lost_on_timeout(&mut self, is_repeated: bool, now: Instant) {
         if is_repeated || !self.sack_on {
-            return self.sacked.mark_all_lost();
+            let (scoreboard, on_lost) = self.loss_reporter(now);
+            return scoreboard.mark_all_lost(on_lost);
         }
-        self.sacked.mark_lost_to(self.snd_una.saturating_add(self.smss()));
+        let first_end = self.snd_una.saturating_add(self.smss());
         let window = self.recovery.rack.rtt.saturating_add(self.reordering_window());
         let ns = now.as_nanos().saturating_sub(crate::rtt::nanos(window));
-        self.sacked.mark_lost_sent_before(Instant::from_nanos(ns));
+        let (scoreboard, mut on_lost) = self.loss_reporter(now);
+        scoreboard.mark_lost_to(first_end, &mut on_lost);
+        scoreboard.mark_lost_sent_before(Instant::from_nanos(ns), on_lost);
+    }
+
+    /// The scoreboard, to mark losses in it, and what tells the controller of each.
+    pub(crate) fn loss_reporter(
+        &mut self,
+        now: Instant,
+    ) -> (&mut Scoreboard, impl FnMut(&LostRun)) {
+        let Tcb { sacked, delivery, congestion, .. } = self;
+        let on_lost = move |run: &LostRun| {
+            if let Some(lost) = delivery.lost(run, now) {
+                congestion.on_lost(&lost);
+            }
+        };
+        (sacked, on_lost)
     }
 }

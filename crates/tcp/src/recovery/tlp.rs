@@ -66,7 +66,7 @@ impl Tcb {
             return;
         }
         if repaired && matches!(self.recovery.mode, Mode::Open) {
-            self.congestion.on_loss();
+            self.congestion.on_repaired_loss();
         }
         self.recovery.tlp.end = None;
     }

@@ -107,7 +107,7 @@ fn apply(board: &mut Scoreboard, model: &mut Model, now: &mut u64, op: &Op) {
                 let window = window.max(u64::from(b.retransmitted));
                 b.lost |= b.sent_at < newer_than && b.sent_at + window <= *now;
             }
-            board.mark_lost(rack, Duration::from_millis(window), at(*now));
+            board.mark_lost(rack, Duration::from_millis(window), at(*now), |_| {});
         }
         Op::Retransmit(n) => {
             let Some((start, end)) = board.first_lost() else { return };
@@ -123,11 +123,11 @@ fn apply(board: &mut Scoreboard, model: &mut Model, now: &mut u64, op: &Op) {
             let end = (model.una + n).min(model.end());
             let bytes = model.bytes.iter_mut().take((end - model.una) as usize);
             bytes.filter(|b| !b.sacked).for_each(|b| b.lost = true);
-            board.mark_lost_to(end);
+            board.mark_lost_to(end, |_| {});
         }
         Op::LoseAll => {
             model.bytes.iter_mut().filter(|b| !b.sacked).for_each(|b| b.lost = true);
-            board.mark_all_lost();
+            board.mark_all_lost(|_| {});
         }
         Op::Undo => {
             model.bytes.iter_mut().for_each(|b| b.lost = false);
@@ -206,7 +206,7 @@ fn a_peer_that_sacks_every_other_byte_cannot_make_it_grow() {
         b.sack(i * 10 - 2, i * 10, &mut news);
         assert!(b.len() <= MAX_RUNS);
     }
-    b.mark_all_lost();
+    b.mark_all_lost(|_| {});
     while let Some((start, _)) = b.first_lost() {
         let before = b.lost_bytes();
         b.retransmitted(start, start + 1, Instant::from_millis(30_000));
@@ -224,7 +224,7 @@ fn a_segment_is_lost_once_a_later_one_is_delivered_and_the_window_has_passed() {
     let rack = news.original.unwrap();
     assert_eq!(rack, Transmission { sent_at: Instant::from_millis(3), end: 3000 });
     let at = Instant::from_millis(11);
-    let losses = b.mark_lost(rack, Duration::from_millis(10), at);
+    let losses = b.mark_lost(rack, Duration::from_millis(10), at, |_| {});
     // The first was sent at 1, the second at 2, the fourth after the delivered third.
     assert_eq!((losses.bytes, losses.next), (1000, Some(Instant::from_millis(12))));
     assert_eq!(b.first_lost(), Some((0, 1000)));
@@ -234,12 +234,12 @@ fn a_segment_is_lost_once_a_later_one_is_delivered_and_the_window_has_passed() {
 fn a_lost_retransmission_is_lost_again() {
     let mut b = board(4);
     let mut news = Delivered::default();
-    b.mark_lost_to(1000);
+    b.mark_lost_to(1000, |_| {});
     b.retransmitted(0, 1000, Instant::from_millis(10));
     b.sent(5000, Instant::from_millis(11), Duration::ZERO);
     b.sack(4000, 5000, &mut news);
     let rack = news.original.unwrap();
-    let losses = b.mark_lost(rack, Duration::ZERO, Instant::from_millis(20));
+    let losses = b.mark_lost(rack, Duration::ZERO, Instant::from_millis(20), |_| {});
     assert!(losses.retransmission);
     assert_eq!(b.lost_bytes(), 4000);
 }
@@ -252,7 +252,7 @@ fn bytes_delivered_below_delivered_ones_were_reordered_unless_retransmitted() {
         b.sack(1000, 2000, &mut news);
         assert!(!news.reordered);
         if again {
-            b.mark_lost_to(1000);
+            b.mark_lost_to(1000, |_| {});
             b.retransmitted(0, 1000, Instant::from_millis(10));
         }
         b.acked_to(2000, &mut news);

@@ -291,7 +291,17 @@ impl Trace {
 
     /// Advances the clock. Each timer runs at its deadline, followed by output.
     pub fn wait(&mut self, ms: u64) {
-        let end = self.now + Duration::from_millis(ms);
+        self.wait_us(ms * 1000);
+    }
+
+    /// Advances the clock without running timers.
+    pub fn sleep_us(&mut self, us: u64) {
+        self.now = self.now + Duration::from_micros(us);
+    }
+
+    /// As `wait`, in microseconds.
+    pub fn wait_us(&mut self, us: u64) {
+        let end = self.now + Duration::from_micros(us);
         self.events = Events::NONE;
         while let Some(at) = self.tcb.next_deadline().filter(|d| *d <= end) {
             self.now = self.now.max(at);

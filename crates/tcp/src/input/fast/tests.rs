@@ -1,6 +1,7 @@
 //! Differential test of header prediction against the general steps: two connections with the same
 //! history, one with header prediction and one without, have the same observable state.
 
+use crate::CongestionControl;
 use crate::*;
 use alloc::format;
 use alloc::string::String;
@@ -172,6 +173,7 @@ impl Endpoint {
                 return tcb.input(env, hdr, payload);
             }
             env.counters.count(Counter::TcpSegmentsIn);
+            tcb.pacing.look(env.now);
             let events = tcb.input_general(env, hdr, payload);
             tcb.rearm(env.now);
             events
@@ -258,7 +260,16 @@ impl Endpoint {
             t.send.limit(),
         );
         let times = (t.times, t.timers, t.persisting, t.ts, t.rtt, t.challenge);
-        let windows = (t.congestion, &t.sacked, t.recovery, t.tuning, t.recv_tuning, self.window);
+        let windows = (
+            &t.congestion,
+            &t.sacked,
+            &t.delivery,
+            t.pacing,
+            t.recovery,
+            t.tuning,
+            t.recv_tuning,
+            self.window,
+        );
         let asked = (t.due, t.user, t.errors, t.retransmits, t.mss, t.super_bytes);
         format!(
             "{:?} {send:?} {fin:?} {receive:?} {pushed:?} {queues:?} {times:?} {windows:?} {asked:?} \
@@ -287,11 +298,13 @@ proptest! {
     fn a_predicted_segment_does_what_the_general_steps_do(
         timestamps in any::<bool>(),
         sack in any::<bool>(),
+        congestion in proptest::sample::select(CongestionControl::ALL),
         ops in proptest::collection::vec(op(), 1..120),
     ) {
         let cfg = Config {
             timestamps,
             sack,
+            congestion,
             send_buffer_bytes: 60_000,
             recv_buffer_bytes: 60_000,
             ..Config::default()

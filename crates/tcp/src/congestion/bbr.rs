@@ -1,0 +1,286 @@
+//! BBR version 3 (draft-ietf-ccwg-bbr), in integer arithmetic: rates in bytes per second, volumes in
+//! bytes, gains in percent.
+//!
+//! BBR measures the path: the rate at which it delivers at most ([`model`]), and its least round-trip
+//! time. It sends at that rate and keeps about two of their products in flight. The state machine
+//! ([`states`]) probes for more in turn, and drains what it has queued. Losses set bounds
+//! ([`bounds`]): many while it probes for more, any while it does not.
+//!
+//! Functions carry the draft's name in their description where it is another. Differences:
+//! - Growth of the rate is looked for on each ACK of a round, as in Linux: see
+//!   [`FullPipe::update`](model::FullPipe::update).
+//! - The random parts of waiting times come from a hash of time and deliveries: the engine has no
+//!   randomness.
+//! - Marks of ECN, for which the draft leaves the response open, count as a loss.
+
+mod bounds;
+mod model;
+mod states;
+#[cfg(test)]
+mod tests;
+
+use super::window::MAX_CWND;
+use super::{Controller, Lost, Sample, Window};
+use crate::rtt::nanos;
+use alloc::boxed::Box;
+use bounds::{Bounds, Latest, LossRound, Undo};
+use core::ops::{Deref, DerefMut};
+use fulmar_base::{Duration, Instant};
+use model::{Acked, Aggregation, Dice, FullPipe, INFINITE, MaxBandwidth, MinRtt, Rounds, percent};
+use states::{Cycle, ProbeRtt, State};
+
+/// 100 % less BBR.PacingMarginPercent.
+const PACING_PERCENT: u64 = 99;
+
+/// BBR.MinPipeCwnd, segments.
+const MIN_PIPE_SEGMENTS: u64 = 4;
+
+/// BBR.offload_budget is three send quanta: one on its way out, one being cut, one unacknowledged.
+const OFFLOAD_QUANTA: u64 = 3;
+
+/// Upper bound of a send quantum, bytes.
+const MAX_QUANTUM_BYTES: u64 = 64 << 10;
+
+/// The controller of a connection. Most connections have another one, so the state is apart.
+#[derive(Clone, Debug)]
+pub(crate) struct Bbr(Box<Machine>);
+
+/// The state of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    window: Window,
+    state: State,
+    /// C.pacing_rate; 0 before the first ACK.
+    pacing_rate: u64,
+    /// BBR.bw.
+    rate: u64,
+    /// C.delivered at the last event.
+    delivered: u64,
+    rounds: Rounds,
+    max_rate: MaxBandwidth,
+    min_rtt: MinRtt,
+    aggregation: Aggregation,
+    full: FullPipe,
+    cycle: Cycle,
+    probe_rtt: ProbeRtt,
+    /// BBR.drain_start_round.
+    drain_from: u64,
+    /// BBR.idle_restart.
+    is_restarting: bool,
+    bounds: Bounds,
+    latest: Latest,
+    loss: LossRound,
+    undo: Undo,
+    /// BBR.prior_cwnd.
+    prior_cwnd: u64,
+    dice: Dice,
+}
+
+impl Bbr {
+    pub(super) fn new(mut window: Window) -> Bbr {
+        window.ssthresh = MAX_CWND;
+        Bbr(Box::new(Machine {
+            window,
+            state: State::Startup,
+            pacing_rate: 0,
+            rate: 0,
+            delivered: 0,
+            rounds: Rounds::default(),
+            max_rate: MaxBandwidth::default(),
+            min_rtt: MinRtt::new(),
+            aggregation: Aggregation::new(),
+            full: FullPipe::default(),
+            cycle: Cycle::new(),
+            probe_rtt: ProbeRtt::default(),
+            drain_from: 0,
+            is_restarting: false,
+            bounds: Bounds::new(),
+            latest: Latest::default(),
+            loss: LossRound::default(),
+            undo: Undo::new(),
+            prior_cwnd: 0,
+            dice: Dice::default(),
+        }))
+    }
+}
+
+impl Deref for Bbr {
+    type Target = Machine;
+    fn deref(&self) -> &Machine {
+        &self.0
+    }
+}
+
+impl DerefMut for Bbr {
+    fn deref_mut(&mut self) -> &mut Machine {
+        &mut self.0
+    }
+}
+
+impl Machine {
+    /// UpdateModelAndState.
+    fn update_model(&mut self, s: &Sample) {
+        self.update_latest(s);
+        self.rounds.update(s.prior_delivered, s.total_delivered);
+        self.max_rate.update(s.rate, s.is_app_limited);
+        self.adapt_short_term();
+        self.aggregation.update(&Acked {
+            now: s.now,
+            bytes: s.newly_acked,
+            rate: self.rate,
+            cwnd: self.window.cwnd,
+            is_round_start: self.rounds.is_start,
+            is_full: self.full.was_reached,
+        });
+        self.full.update(s.rate, s.is_app_limited, self.rounds.is_start);
+        self.check_startup(s);
+        self.check_drain(s);
+        self.update_cycle(s);
+        self.min_rtt.update(s.rtt, s.now);
+        self.check_probe_rtt(s);
+        self.advance_latest(s);
+        self.rate = self.max_rate.get().min(self.bounds.rate_short);
+    }
+
+    /// SetPacingRateWithGain: until the pipe has been full once, the rate only rises.
+    fn set_pacing_rate(&mut self, gain: u64) {
+        let rate = percent(percent(self.rate, gain), PACING_PERCENT);
+        if rate > 0 && (self.full.was_reached || rate > self.pacing_rate) {
+            self.pacing_rate = rate;
+        }
+    }
+
+    /// InitPacingRate.
+    fn initial_pacing_rate(&self, srtt: Duration) -> u64 {
+        let ns = if srtt.is_zero() { 1_000_000 } else { nanos(srtt) };
+        let bytes = self.window.initial().saturating_mul(1_000_000_000);
+        percent(crate::arith::div_rem(bytes, ns).0, State::Startup.pacing_gain())
+    }
+
+    /// SetCwnd.
+    fn set_cwnd(&mut self, s: &Sample) {
+        let extra = self.aggregation.get();
+        let gained = self.bdp_multiple(self.rate, self.state.cwnd_gain());
+        let max_inflight = self.quantized(gained.saturating_add(extra));
+        let grown = self.window.cwnd.saturating_add(s.newly_acked);
+        if self.full.was_reached {
+            self.window.cwnd = grown.min(max_inflight);
+        } else if self.window.cwnd < max_inflight || s.total_delivered < self.window.initial() {
+            self.window.cwnd = grown;
+        }
+        self.window.cwnd = self.window.cwnd.max(self.min_pipe_cwnd());
+        if self.state == State::ProbeRtt {
+            self.window.cwnd = self.window.cwnd.min(self.probe_rtt_cwnd());
+        }
+        self.window.cwnd = self.window.cwnd.min(self.cwnd_bound()).min(MAX_CWND);
+    }
+
+    /// QuantizationBudget.
+    fn quantized(&self, inflight: u64) -> u64 {
+        let quantum = (self.pacing_rate / 1000).min(MAX_QUANTUM_BYTES);
+        let quantum = quantum.max(self.window.mss.saturating_mul(2));
+        let budget = quantum.saturating_mul(OFFLOAD_QUANTA).max(self.min_pipe_cwnd());
+        let growth = if self.state == State::Up { self.window.mss.saturating_mul(2) } else { 0 };
+        inflight.max(budget).saturating_add(growth)
+    }
+
+    fn min_pipe_cwnd(&self) -> u64 {
+        self.window.mss.saturating_mul(MIN_PIPE_SEGMENTS)
+    }
+
+    /// SaveCwnd: the last window that neither recovery nor ProbeRTT has reduced.
+    fn save_cwnd(&mut self) {
+        let is_reduced = self.loss.is_recovering || self.state == State::ProbeRtt;
+        let kept = if is_reduced { self.prior_cwnd } else { 0 };
+        self.prior_cwnd = self.window.cwnd.max(kept);
+    }
+
+    fn restore_cwnd(&mut self) {
+        self.window.cwnd = self.window.cwnd.max(self.prior_cwnd).min(MAX_CWND);
+    }
+}
+
+impl Controller for Bbr {
+    const TAKES_SAMPLES: bool = true;
+    const USES_PRR: bool = false;
+
+    fn window(&self) -> &Window {
+        &self.window
+    }
+
+    fn window_mut(&mut self) -> &mut Window {
+        &mut self.window
+    }
+
+    /// UpdateOnACK.
+    fn on_sample(&mut self, s: &Sample) {
+        if self.min_rtt.ns == INFINITE && !s.srtt.is_zero() {
+            // That of the handshake.
+            self.min_rtt.update(Some(s.srtt), s.now);
+            self.aggregation.since = s.now;
+            self.pacing_rate = self.pacing_rate.max(self.initial_pacing_rate(s.srtt));
+        }
+        self.delivered = s.total_delivered;
+        self.update_model(s);
+        let gain = self.state.pacing_gain();
+        self.set_pacing_rate(gain);
+        self.set_cwnd(s);
+    }
+
+    fn on_lost(&mut self, lost: &Lost) {
+        self.delivered = lost.total_delivered;
+        self.handle_lost(lost);
+    }
+
+    /// OnEnterFastRecovery. The first lost run has saved the state.
+    fn on_loss(&mut self) {
+        if !self.loss.is_lossy {
+            self.save_state();
+        }
+        self.loss.is_recovering = true;
+    }
+
+    fn on_repaired_loss(&mut self) {
+        self.note_loss();
+    }
+
+    fn on_recovered(&mut self) {
+        if core::mem::take(&mut self.loss.is_recovering) {
+            self.restore_cwnd();
+        }
+    }
+
+    /// OnEnterRTO.
+    fn on_timeout(&mut self) {
+        self.save_state();
+        self.loss.is_recovering = true;
+        self.window.collapse();
+    }
+
+    /// BBR keeps its model while idle.
+    fn on_idle(&mut self) {}
+
+    /// HandleRestartFromIdle.
+    fn on_restart(&mut self, now: Instant) {
+        self.is_restarting = true;
+        self.aggregation.since = now;
+        if self.state.is_probe_bw() {
+            self.set_pacing_rate(100);
+        } else if self.state == State::ProbeRtt {
+            self.check_probe_rtt_done(now);
+        }
+    }
+
+    fn on_undo(&mut self) {
+        self.loss.is_recovering = false;
+        self.undo_losses();
+    }
+
+    fn pacing_rate(&self, srtt: Duration) -> Option<u64> {
+        Some(if self.pacing_rate > 0 { self.pacing_rate } else { self.initial_pacing_rate(srtt) })
+    }
+
+    fn is_probing_rtt(&self) -> bool {
+        self.state == State::ProbeRtt
+    }
+}
