@@ -324,7 +324,7 @@ const RETRY: Duration = Duration::from_millis(10);
 /// Options of commands that use TCP.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct TcpArgs {
-    /// Congestion control: cubic or reno [default: cubic]
+    /// Congestion control: cubic, reno or bbr [default: cubic]
     #[arg(long, value_name = "NAME", value_parser = congestion)]
     congestion: Option<CongestionControl>,
 }

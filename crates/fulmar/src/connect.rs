@@ -20,6 +20,8 @@ pub struct ConnectOptions {
     pub nodelay: bool,
     /// See [`TcpStream::set_congestion`].
     pub congestion: Option<CongestionControl>,
+    /// See [`TcpStream::set_max_pacing_rate`]; bytes per second.
+    pub max_pacing_rate: Option<u64>,
     /// See [`TcpStream::set_keepalive`].
     pub keepalive: Option<Keepalive>,
     /// See [`TcpStream::set_user_timeout`]; it bounds the handshake, too.
@@ -58,6 +60,9 @@ impl TcpStream {
             tcb.set_notsent_low_water(options.notsent_low_water);
             if let Some(which) = options.congestion {
                 tcb.set_congestion(which);
+            }
+            if options.max_pacing_rate.is_some() {
+                tcb.set_max_pacing_rate(options.max_pacing_rate);
             }
             tcb.set_keepalive(options.keepalive);
             if options.user_timeout.is_some() {

@@ -292,6 +292,24 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.set_quickack(on))
     }
 
+    /// Limits the rate of sending, bytes per second (`SO_MAX_PACING_RATE`): segments leave evenly, in
+    /// pieces of a millisecond, under any congestion control. `None`: no limit, the default. That of every
+    /// new connection is `TcpConfig::max_pacing_rate`.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_max_pacing_rate(&self, limit: Option<u64>) -> io::Result<()> {
+        self.with_tcb(|t| t.tcb.set_max_pacing_rate(limit))
+    }
+
+    /// The limit of the rate of sending, bytes per second.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn max_pacing_rate(&self) -> io::Result<Option<u64>> {
+        self.with_tcb(|t| t.tcb.max_pacing_rate())
+    }
+
     /// Holds back partial segments until the cork is pulled (or 200 ms have passed).
     ///
     /// # Errors

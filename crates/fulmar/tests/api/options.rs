@@ -42,10 +42,36 @@ fn congestion_control_can_be_chosen_before_and_after_connecting() {
         assert_eq!(c.congestion().unwrap(), CongestionControl::NewReno);
         let options = ConnectOptions {
             congestion: Some(CongestionControl::NewReno),
+            max_pacing_rate: Some(1_000_000),
             ..ConnectOptions::default()
         };
         let c = TcpStream::connect_with(&a, c.peer_addr().unwrap(), &options).unwrap();
         assert_eq!(c.congestion().unwrap(), CongestionControl::NewReno);
+        assert_eq!(c.max_pacing_rate().unwrap(), Some(1_000_000));
+    });
+}
+
+#[test]
+fn a_limit_of_the_rate_holds_whatever_the_congestion_control() {
+    within(|| {
+        let (a, b) = stacks();
+        for (port, congestion) in (80..).zip(CongestionControl::ALL) {
+            let (mut c, mut s) = connection(&a, &b, port);
+            c.set_congestion(*congestion).unwrap();
+            c.set_max_pacing_rate(Some(2_000_000)).unwrap();
+            assert_eq!(c.max_pacing_rate().unwrap(), Some(2_000_000));
+            let began = std::time::Instant::now();
+            let writer = thread::spawn(move || {
+                c.write_all(&[7; 200_000]).unwrap();
+                c.shutdown(std::net::Shutdown::Write).unwrap();
+                let _ = c.read(&mut [0; 1]);
+            });
+            assert_eq!(s.read_to_end(&mut Vec::new()).unwrap(), 200_000);
+            // 100 ms, less the first piece and the credit of two milliseconds.
+            assert!(began.elapsed() >= Duration::from_millis(90), "{:?}", began.elapsed());
+            drop(s);
+            writer.join().unwrap();
+        }
     });
 }
 
