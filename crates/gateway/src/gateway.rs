@@ -16,6 +16,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -157,6 +158,7 @@ impl Gateway {
             settings: Settings {
                 guest: config.network.addresses.iter().map(|(a, _)| *a).collect(),
                 routers: setup::routers(&config.network).iter().map(|r| r.addr).collect(),
+                stand_in_v6: setup::stand_in_v6(&config.network).map(IpAddr::V6),
                 carries: config.carries,
                 mapping: config.mapping,
                 outbound: config.outbound,

@@ -56,6 +56,9 @@ pub struct Settings {
     pub guest: Vec<IpAddr>,
     /// As whom the gateway answers on the guest's link.
     pub routers: Vec<IpAddr>,
+    /// Who stands in for a client of IPv6 where the guest's router is link-local: to such a client the guest's kernel
+    /// answers from its own link-local address, to which nobody has written.
+    pub stand_in_v6: Option<IpAddr>,
     pub carries: Carries,
     pub mapping: Mapping,
     pub outbound: Outbound,
@@ -80,14 +83,17 @@ impl Settings {
     /// it there.
     pub fn seen_as(&self, client: IpAddr) -> Option<IpAddr> {
         let is_v4 = client.is_ipv4();
-        let router = self.routers.iter().copied().find(|r| r.is_ipv4() == is_v4);
-        if client.is_loopback() {
-            return self.mapping.name_of_loopback(is_v4).or(router);
-        }
-        if self.guest.contains(&client) || is_link_local(client) || client.is_unspecified() {
-            return self.mapping.name_of(client).or(router);
-        }
-        Some(client)
+        let name = if client.is_loopback() {
+            self.mapping.name_of_loopback(is_v4)
+        } else if self.guest.contains(&client) || is_link_local(client) || client.is_unspecified() {
+            self.mapping.name_of(client)
+        } else {
+            return Some(client);
+        };
+        let router = || self.routers.iter().copied().find(|r| r.is_ipv4() == is_v4);
+        let seen = name.or_else(router)?;
+        let stand_in = self.stand_in_v6.filter(|_| !is_v4 && is_link_local(seen));
+        Some(stand_in.unwrap_or(seen))
     }
 
     /// Whether the policy lets a flow leave.

@@ -115,6 +115,21 @@ pub fn routers(network: &GuestNetwork) -> Vec<IfAddr> {
     v4.into_iter().chain(v6).map(alone).collect()
 }
 
+/// The first address of the guest's prefix that it does not have itself, for a client that the guest could not answer
+/// under another address. `None`: its prefixes have no room.
+pub fn stand_in_v6(network: &GuestNetwork) -> Option<Ipv6Addr> {
+    let is_guests = |v6: &Ipv6Addr| network.addresses.iter().any(|(a, _)| *a == IpAddr::V6(*v6));
+    let in_prefix = |(address, length): &(IpAddr, u8)| match address {
+        IpAddr::V6(v6) if !v6.is_unicast_link_local() && *length < 127 => {
+            let host_bits = u128::MAX.checked_shr(u32::from(*length)).unwrap_or(0);
+            let first = v6.to_bits() & !host_bits;
+            (1..=3).map(|n| Ipv6Addr::from_bits(first | n)).find(|a| !is_guests(a))
+        }
+        _ => None,
+    };
+    network.addresses.iter().find_map(in_prefix)
+}
+
 fn random_secrets() -> io::Result<Secrets> {
     let mut bytes = [0; 32];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;

@@ -1,7 +1,7 @@
 //! UDP, echo requests, DNS and DHCP through a gateway.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::OwnedFd;
 
 use fulmar_gateway::config::Limits;
@@ -24,6 +24,10 @@ pub const TESTS: &[Test] = &[
     ("dns_at_the_forward_address_reaches_the_resolver", dns_reaches_the_resolver),
     ("a_policy_is_told_the_names_of_addresses_and_refuses_names", a_policy_decides_about_names),
     ("a_published_udp_port_shows_the_guest_its_client", a_published_port_shows_its_client),
+    (
+        "a_server_answers_a_client_of_the_host_where_the_router_is_link_local",
+        a_server_answers_where_the_router_is_link_local,
+    ),
     ("udp_flows_have_a_bound_and_the_oldest_gives_way", flows_have_a_bound),
     ("an_echo_request_is_answered_by_who_was_asked", an_echo_request_is_answered),
     ("a_dhcp_client_is_given_its_lease", a_dhcp_client_is_given_its_lease),
@@ -201,6 +205,35 @@ fn a_published_port_shows_its_client() {
         assert_eq!((&question[..], from), (&b"question"[..], client.local_addr().unwrap()));
         server.send_to(b"answer", from).unwrap();
         assert_eq!(receive(&client).unwrap().0, b"answer");
+    }
+}
+
+fn a_server_answers_where_the_router_is_link_local() {
+    let spec: PortSpec = "5354:54".parse().unwrap();
+    for is_mapped in [false, true] {
+        let world = World::with(65520, |c| {
+            let router: Ipv6Addr = "fe80::99".parse().unwrap();
+            c.network.gateway_v6 = Some(router);
+            c.mapping.host_loopback.extend(is_mapped.then_some(IpAddr::V6(router)));
+            c.publish.udp = spec.forwards();
+        });
+        // The source of its answer is the kernel's choice, by the address of the client.
+        let server = world.guest.run(|| UdpSocket::bind("[::]:54")).unwrap();
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let has_link_local = || {
+            let all = world.guest.run(|| std::fs::read_to_string("/proc/thread-self/net/if_inet6"));
+            // Scope 20 is the link's; flag 40 means tentative (if_addr.h IFA_F_TENTATIVE).
+            all.unwrap().lines().any(|l| l.contains(" 20 80 ") && l.ends_with("eth0"))
+        };
+        world.until("the guest has a link-local address", |_| has_link_local());
+        let client = bound("::1");
+        client.connect(("::1", 5354)).unwrap();
+        client.send(b"question").unwrap();
+        let (_, from) = receive(&server).unwrap();
+        assert_eq!(from.ip(), ip("fd00::1"));
+        server.send_to(b"answer", from).unwrap();
+        assert_eq!(receive(&client).unwrap().0, b"answer");
+        world.end();
     }
 }
 

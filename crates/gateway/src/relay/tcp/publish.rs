@@ -1,7 +1,8 @@
 //! Published TCP ports: connections that come from outside.
 //!
 //! The guest sees the client's own address. A client that the guest could not answer (the host's loopback, or the
-//! address that host and guest share) appears as the address that stands for it, else as the guest's router.
+//! address that host and guest share) appears as the address that stands for it, else as the guest's router, or where
+//! that is link-local as an address of the guest's prefix.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
