@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
@@ -38,6 +38,15 @@ fn pair() -> (Splicer, TcpStream, TcpStream) {
     (splicer, client, server)
 }
 
+/// The thread counts what it has moved after the reader may have it.
+fn reaches(counter: &AtomicU64, wanted: u64) {
+    let begin = std::time::Instant::now();
+    while counter.load(Relaxed) != wanted {
+        assert!(begin.elapsed() < PATIENCE, "{} of {wanted}", counter.load(Relaxed));
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i % 251) as u8 ^ (i >> 16) as u8).collect()
 }
@@ -64,8 +73,8 @@ fn bytes_arrive_in_order_both_ways_at_once() {
     echo.join().unwrap();
     let counters = splicer.counters();
     assert_eq!(counters.connections.load(Relaxed), 1);
-    assert_eq!(counters.bytes_there.load(Relaxed), expected.len() as u64);
-    assert_eq!(counters.bytes_back.load(Relaxed), expected.len() as u64);
+    reaches(&counters.bytes_there, expected.len() as u64);
+    reaches(&counters.bytes_back, expected.len() as u64);
 }
 
 #[test]
@@ -225,8 +234,8 @@ fn datagrams_reach_the_destination_and_each_client_its_own_answers() {
         }
     }
     let counters = splicer.counters();
-    assert_eq!(counters.datagrams_there.load(Relaxed), 8);
-    assert_eq!(counters.datagrams_back.load(Relaxed), 8);
+    reaches(&counters.datagrams_there, 8);
+    reaches(&counters.datagrams_back, 8);
     splicer.unlisten(id);
     // The port is free once the loop has heard of it.
     let begin = std::time::Instant::now();
