@@ -11,7 +11,7 @@
 //!   [`FullPipe::update`](model::FullPipe::update).
 //! - The random parts of waiting times come from a hash of time and deliveries: the engine has no
 //!   randomness.
-//! - Marks of ECN, for which the draft leaves the response open, count as a loss.
+//! - There is no response to ECN: marks do not reach a controller yet.
 
 mod bounds;
 mod model;
