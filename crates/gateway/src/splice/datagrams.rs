@@ -4,7 +4,7 @@
 //! - **Bounds.** [`MAX_FLOWS`]; at the bound the flow that has rested for longest gives way. What a socket does not
 //!   take at once is lost and counted, as datagrams are.
 //! - **Rest.** A flow that nothing has moved on for [`REST`] is given up.
-//! - **Fairness.** A ready socket moves [`DATAGRAMS_PER_TURN`], then the others have their turn.
+//! - **Fairness.** A ready socket moves `DATAGRAMS_PER_TURN` datagrams, then the others have their turn.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
