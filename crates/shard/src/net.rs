@@ -71,12 +71,15 @@ impl<P: Probe> Net<P> {
     }
 
     /// A packet of the loopback queue as it is received. It lies in memory to send, and nothing bounds how long
-    /// its reader leaves it there: once half of that share is in use it is copied into memory to receive.
+    /// its reader leaves it there: once half of that share is in use it is copied into memory to receive. Not where
+    /// that has never space for it, since TCP would send it again for ever.
     pub fn release_send_share(&mut self, p: Packet) -> Option<Packet> {
         let is_sent = |m: &Mbuf| m.purpose() == Purpose::Send;
+        let is_too_large = p.chain.len() > self.pool.share_of(Purpose::Receive).limit / 2;
         if !self.pool.is_contended(Purpose::Send)
             || !p.chain.iter().any(is_sent)
             || p.chain.is_volatile()
+            || is_too_large
         {
             return Some(p);
         }

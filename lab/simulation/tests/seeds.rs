@@ -103,3 +103,8 @@ fn a_cookie_that_finds_the_accept_queue_full_leaves_a_silent_client_waiting() {
 fn the_ack_of_a_probe_that_finds_its_connection_closed_is_no_error() {
     holds(Case::swarm(210219859));
 }
+
+#[test]
+fn a_loopback_segment_larger_than_the_receive_share_is_delivered() {
+    holds(Case::swarm(230140557));
+}
