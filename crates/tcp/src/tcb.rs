@@ -562,6 +562,7 @@ impl Tcb {
             rcv_nxt: self.peer_seq_of(self.rcv_nxt),
             window: u16::try_from(window).unwrap_or(u16::MAX),
             timestamps: self.ts.on.then_some((self.ts.offset, self.ts.recent)),
+            offers_timestamps: self.cfg.timestamps,
             ports: (self.key.local_port, self.key.remote_port),
             duration: self.cfg.time_wait,
             expires: later(now, self.cfg.time_wait),

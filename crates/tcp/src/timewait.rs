@@ -15,6 +15,8 @@ pub struct TimeWait {
     pub(crate) window: u16,
     /// Timestamp offset and TS.Recent, if timestamps were negotiated.
     pub(crate) timestamps: Option<(u32, u32)>,
+    /// A new connection would negotiate timestamps if its SYN has them (`Config::timestamps`).
+    pub(crate) offers_timestamps: bool,
     /// Our port, the peer's port.
     pub(crate) ports: (u16, u16),
     pub(crate) duration: Duration,
@@ -90,7 +92,7 @@ impl TimeWait {
         self.answer(now, DropReason::TcpNoSocket)
     }
 
-    /// RFC 6191 section 2.
+    /// RFC 6191 section 2. Without PAWS in the new connection only its sequence number keeps old segments out.
     fn may_reopen(&self, syn: &Header) -> bool {
         let newer_seq = syn.seq.after(self.rcv_nxt);
         match (self.timestamps, syn.options.timestamps) {
@@ -98,8 +100,8 @@ impl TimeWait {
                 let age = t.value.wrapping_sub(recent) as i32;
                 age > 0 || (age == 0 && newer_seq)
             }
-            (None, Some(_)) => true,
-            (_, None) => newer_seq,
+            (None, Some(_)) if self.offers_timestamps => true,
+            _ => newer_seq,
         }
     }
 
@@ -139,6 +141,7 @@ mod tests {
             rcv_nxt: SeqNum(900),
             window: 77,
             timestamps,
+            offers_timestamps: true,
             ports: (80, 4000),
             duration: Duration::from_secs(60),
             expires: Instant::from_millis(60_000),
@@ -214,6 +217,15 @@ mod tests {
         let mut t = entry(None);
         assert_eq!(segment_in(&mut t, segment(Flags::SYN, 901, None), 0), reopen);
         assert_ne!(segment_in(&mut t, segment(Flags::SYN, 899, None), 0), reopen);
+        assert_eq!(segment_in(&mut t, segment(Flags::SYN, 899, Some(1)), 0), reopen);
+    }
+
+    #[test]
+    fn a_timestamp_that_will_not_be_negotiated_reopens_nothing() {
+        let reopen = TimeWaitVerdict::Reopen { min_iss: SeqNum(5001) };
+        let mut t = TimeWait { offers_timestamps: false, ..entry(None) };
+        assert_ne!(segment_in(&mut t, segment(Flags::SYN, 899, Some(1)), 0), reopen);
+        assert_eq!(segment_in(&mut t, segment(Flags::SYN, 901, Some(1)), 0), reopen);
     }
 
     #[test]

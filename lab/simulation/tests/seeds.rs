@@ -108,3 +108,8 @@ fn the_ack_of_a_probe_that_finds_its_connection_closed_is_no_error() {
 fn a_loopback_segment_larger_than_the_receive_share_is_delivered() {
     holds(Case::swarm(230140557));
 }
+
+#[test]
+fn old_segments_are_not_read_in_a_new_connection_without_timestamps() {
+    holds(Case::swarm(250060237));
+}
