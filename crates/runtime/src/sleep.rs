@@ -86,7 +86,7 @@ impl<P: Probe> Host<P> {
 
 /// Arms the device and polls once more; false if there is work. A level-triggered descriptor needs no poll.
 fn arm<P: Probe>(shard: &mut WatchedShard<P>, now: Instant, waiter: &Waiter) -> bool {
-    let is_sure = shard.device().caps().wake == Wake::Level && !shard.has_backlog();
+    let is_sure = shard.device().caps().wake == Wake::Level && !shard.has_unsent_frames();
     let is_armed = shard.device().arm() || shard.down().is_some() || is_sure;
     let may_sleep = is_armed && (is_sure || shard.step_for_reader(now) == 0) && !waiter.is_woken();
     if !may_sleep {

@@ -29,10 +29,10 @@ impl<P: Probe> Shard<P> {
     }
 
     /// Receives one burst from the device: frames and bytes.
-    pub(crate) fn receive(&mut self, now: Instant, room: usize) -> (usize, usize) {
+    pub(crate) fn receive(&mut self, now: Instant, limit: usize) -> (usize, usize) {
         let Net { pool, counters, link, .. } = &mut self.core.net;
         counters.count(Counter::RxPolls);
-        link.device().rx_burst(now, pool, &mut self.rx.burst, room, counters);
+        link.device().rx_burst(now, pool, &mut self.rx.burst, limit, counters);
         let n = self.rx.burst.len();
         let sent = self.core.net.link.sent_frames();
         if n == 0 {
@@ -114,7 +114,7 @@ impl<P: Probe> Shard<P> {
                 tcp.input(now, d, &rx.lookup, core);
             }
             Verdict::Deliver(d) => {
-                match ports_of(&d).and_then(|key| core.siblings.port_elsewhere(&key)) {
+                match ports_of(&d).and_then(|key| core.siblings.bound_elsewhere(&key)) {
                     Some(owner) => core.hand_over(owner, HandOff::Packet(d)),
                     None => udp.input(now, d, &rx.lookup, core),
                 }
@@ -164,7 +164,7 @@ impl<P: Probe> Shard<P> {
         let elsewhere = match e.protocol {
             _ if siblings.is_alone() => None,
             protocol::TCP => siblings.owner_elsewhere(&e.flow()),
-            protocol::UDP => siblings.port_elsewhere(&e.flow()),
+            protocol::UDP => siblings.bound_elsewhere(&e.flow()),
             _ => Some(PING_SHARD).filter(|s| *s != siblings.id()),
         };
         match elsewhere {

@@ -4,7 +4,7 @@
 //!          space in the SYN queue                                 space in the accept queue
 //!   SYN ──► embryo ── SYN,ACK ──► ACK ──────────────────────────────► accept queue ──► tcp_accept
 //!    │                                                                     ▲
-//!    └────► no room: SYN,ACK with a cookie ──► ACK, cookie is right ───────┘
+//!    └────► no space: SYN,ACK with a cookie ─► ACK, cookie is right ───────┘
 //! ```
 //!
 //! Invariants: a listener has at most `syn_backlog` embryos and at most `backlog` connections in its
@@ -55,7 +55,7 @@ impl Tcp {
     /// the peer sends it again. `min_iss` is what our initial sequence number must not be before, if there
     /// was a connection of this flow a moment ago: a cookie could not promise that, so the SYN gets an
     /// embryo.
-    pub fn open_passive<P: Probe>(
+    pub fn passive_open<P: Probe>(
         &mut self,
         now: Instant,
         listener: SlotId,

@@ -59,7 +59,7 @@ impl Memory {
     ) {
         net.pool.drain_remote();
         if let Some(blocked) = sockets.get_mut(id).and_then(Socket::blocked) {
-            self.retries.enter(now, id, net.link.has_backlog(), blocked);
+            self.retries.enter(now, id, net.link.has_unsent_frames(), blocked);
         }
     }
 

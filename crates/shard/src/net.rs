@@ -19,7 +19,7 @@ use fulmar_tcp::{Emit, EmitError, Env, PathInfo, SegmentOut, WindowBudget, contr
 use fulmar_wire::tcp;
 
 use crate::config::StackConfig;
-use crate::stock::Stocks;
+use crate::socket_cache::SocketCaches;
 
 /// Everything below the sockets of one shard.
 pub struct Net<P: Probe> {
@@ -34,7 +34,7 @@ pub struct Net<P: Probe> {
     /// The device and what waits for it.
     pub link: Link,
     /// Buffers of sockets, an ablation.
-    pub stocks: Stocks,
+    pub socket_caches: SocketCaches,
     /// The probe of stages.
     pub probe: P,
 }
@@ -280,7 +280,7 @@ impl Link {
 
     /// Whether frames are queued for the device: of this turn, or refused by a device that is full.
     #[inline]
-    pub fn has_backlog(&self) -> bool {
+    pub fn has_unsent_frames(&self) -> bool {
         !self.tx.is_empty()
     }
 
@@ -446,8 +446,8 @@ impl<P: Probe> FrameSink for Sink<'_, P> {
     ) -> bool {
         let link = &mut *self.link;
         if is_loopback {
-            let room = link.loopback_limit.saturating_sub(link.loopback.len());
-            return room >= frames.min(link.loopback_limit);
+            let space = link.loopback_limit.saturating_sub(link.loopback.len());
+            return space >= frames.min(link.loopback_limit);
         }
         let frames = frames.min(link.tx.capacity());
         if link.space() < frames {
@@ -528,9 +528,9 @@ impl<P: Probe> TcpEmit<'_, P> {
         let SegmentOut { mut chain, offload, .. } = seg;
         let (bytes, payload_bytes) = (template.header_bytes(), chain.len() as u16);
         let mut is_written = false;
-        if let Ok(room) = chain.prepend(bytes, pool, Purpose::Control) {
+        if let Ok(headers) = chain.prepend(bytes, pool, Purpose::Control) {
             let ident = self.ip.draw_ident_for(template);
-            is_written = template.emit(payload_bytes, ident, room).is_some();
+            is_written = template.emit(payload_bytes, ident, headers).is_some();
         }
         if !is_written {
             counters.drop_packet(DropReason::NoBuffer);

@@ -93,7 +93,7 @@ impl<'a, P: Probe> PostedBuffers<'a, P> {
         Ok(())
     }
 
-    /// One step of a read of `done` bytes so far with `room` for more. Available bytes are detached
+    /// One step of a read of `done` bytes so far with `space` for more. Available bytes are detached
     /// ([`Shard::tcp_take_more`]); where the read has to wait, its buffer may be posted ([`PostedBuffers::post`]),
     /// unless others are or the device does not place bytes of this flow.
     ///
@@ -103,7 +103,7 @@ impl<'a, P: Probe> PostedBuffers<'a, P> {
         &mut self,
         now: Instant,
         id: SlotId,
-        room: usize,
+        space: usize,
         done: usize,
     ) -> Result<ReadOrPost, SocketError> {
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
@@ -112,10 +112,10 @@ impl<'a, P: Probe> PostedBuffers<'a, P> {
         if !may_place_read(now, entry, &self.core.net.ip) {
             return Ok(ReadOrPost::Refused);
         }
-        if let Step::Done(chain) = take_more(self.core, id, room, done, done == 0)? {
+        if let Step::Done(chain) = take_more(self.core, id, space, done, done == 0)? {
             return Ok(ReadOrPost::Taken(chain));
         }
-        Ok(ReadOrPost::MayPost(self.core.sockets.tcp(id)?.least(room, done == 0)))
+        Ok(ReadOrPost::MayPost(self.core.sockets.tcp(id)?.least(space, done == 0)))
     }
 
     /// Cancels a posted buffer: it completes with the bytes it has, or as cancelled, once no device writes to it
@@ -175,7 +175,7 @@ impl Tcp {
     pub fn run_posted<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         self.posted.deliver(now, id, core);
         self.posted.end_burst(now, id, true, core);
-        if self.unanswered == 0 && core.sockets.is_queued(id) {
+        if self.unacked_frames == 0 && core.sockets.is_queued(id) {
             core.net.link.set_now(now);
             self.output_now(now, id, core);
             core.net.flush();

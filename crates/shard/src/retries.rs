@@ -70,18 +70,18 @@ impl RetryQueue {
         }
     }
 
-    /// The sockets to retry now, if a retry is due; `has_backlog`: the device is full. Give the list
+    /// The sockets to retry now, if a retry is due. Give the list
     /// back with [`RetryQueue::keep`].
     #[inline]
-    pub fn relieved(&mut self, now: Instant, has_backlog: bool) -> Option<Vec<SlotId>> {
+    pub fn due(&mut self, now: Instant, is_device_full: bool) -> Option<Vec<SlotId>> {
         let at = self.retry_at?;
-        self.relieved_by(now, at, has_backlog)
+        self.due_by(now, at, is_device_full)
     }
 
     #[cold]
-    fn relieved_by(&mut self, now: Instant, at: Instant, has_backlog: bool) -> Option<Vec<SlotId>> {
-        let is_relieved = !has_backlog && self.for_device;
-        if now < at && !is_relieved {
+    fn due_by(&mut self, now: Instant, at: Instant, is_device_full: bool) -> Option<Vec<SlotId>> {
+        let has_space = !is_device_full && self.for_device;
+        if now < at && !has_space {
             return None;
         }
         self.retry_at = None;

@@ -25,7 +25,7 @@ pub struct Rx {
     /// How threads wait for the device.
     pub moderation: Moderation,
     /// The last poll left nothing in the device, as far as is known.
-    pub is_dry: bool,
+    pub is_drained: bool,
 }
 
 impl Rx {
@@ -36,7 +36,7 @@ impl Rx {
             lookup: BatchLookup::default(),
             frame_bytes: 0,
             moderation: Moderation::new(config.moderation),
-            is_dry: true,
+            is_drained: true,
         }
     }
 

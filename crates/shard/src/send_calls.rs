@@ -100,7 +100,7 @@ impl<P: Probe> Shard<P> {
             entry.tcb.set_more(true);
         }
         self.send_streamed(now, id);
-        self.tcp.hold_tail(now, id, &mut self.core);
+        self.tcp.defer_tail(now, id, &mut self.core);
     }
 
     /// As [`Shard::send_written`] for a part of a stream.
@@ -176,7 +176,7 @@ impl<P: Probe> Shard<P> {
 
     /// Hands a finished chain to a connection, whole or not at all, and runs its output once: what
     /// the published stacks call `pru_send`. Pieces of at most `SMALL_WRITE_BYTES` are copied into
-    /// the room behind the tail of the send buffer. `more`: another chain follows, so that a
+    /// the space behind the tail of the send buffer. `more`: another chain follows, so that a
     /// partial segment waits for it. The chain is taken only if the answer is `Done`; storage of
     /// another stack in it is allowed and copied when it is sent.
     ///

@@ -15,7 +15,7 @@ use crate::sockets::{Socket, TcpEntry};
 use crate::tcp::Tcp;
 
 impl<P: Probe> Shard<P> {
-    /// First step of a turn: space and storage for as much of `rest` as has room. Wait for
+    /// First step of a turn: space and storage for as much of `rest` as fits. Wait for
     /// `WRITABLE` and repeat. Between [`TcpEntry::lock_send`](crate::TcpEntry::lock_send) and [`Shard::sendfile_end`].
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl<P: Probe> Shard<P> {
         counters.add(Counter::SendFileBytes, filled as u64);
         self.pass(Stage::SendCommitted);
         self.send_written(now, id);
-        self.tcp.hold_tail(now, id, &mut self.core);
+        self.tcp.defer_tail(now, id, &mut self.core);
         Ok(())
     }
 
@@ -123,7 +123,7 @@ impl<P: Probe> Shard<P> {
         counters.add(Counter::SendFileMappedBytes, taken.bytes as u64);
         self.pass(Stage::SendCommitted);
         self.send_written(now, id);
-        self.tcp.hold_tail(now, id, &mut self.core);
+        self.tcp.defer_tail(now, id, &mut self.core);
         Ok(Step::Done(taken.bytes))
     }
 

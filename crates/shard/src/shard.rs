@@ -26,7 +26,7 @@ use crate::rx::Rx;
 use crate::secret::Secret;
 use crate::siblings::Siblings;
 use crate::slab::Slab;
-use crate::stock::Stocks;
+use crate::socket_cache::SocketCaches;
 use crate::tcp::Tcp;
 use crate::udp::Udp;
 use crate::wheel::{TimerKey, Wheel};
@@ -42,7 +42,7 @@ pub(crate) const FRAMES_AFTER_HOLD: usize = 8;
 const QUICK_DRAIN: usize = 64;
 
 /// Bytes that a reader copies while they are in the second-level cache, beside its own buffer.
-const HOT_BYTES: usize = 128 << 10;
+const CACHED_BYTES: usize = 128 << 10;
 
 /// The same for bytes that the device places into the reader's buffer: these are not copied, and frames
 /// handled together share the misses of the instruction cache.
@@ -50,11 +50,11 @@ pub(crate) const PLACED_BYTES: usize = 512 << 10;
 
 /// Frames after which connections send ACKs although more frames wait: half the default window in
 /// super-frames, so that the other half keeps the peer busy meanwhile. Fewer ACKs cost less.
-const ANSWER_FRAMES: usize = 8;
+const ACK_FRAMES: usize = 8;
 
 /// How long an ACK, or the tail of a write, may wait for the next call of the application before the
 /// service thread sends it.
-pub(crate) const CALLER_IS_BACK: Duration = Duration::from_millis(2);
+pub(crate) const MAX_OUTPUT_DEFERRAL: Duration = Duration::from_millis(2);
 
 /// A shard: see the module's header.
 pub struct Shard<P: Probe = NoProbe> {
@@ -63,6 +63,14 @@ pub struct Shard<P: Probe = NoProbe> {
     pub(crate) udp: Udp,
     pub(crate) ping: Ping,
     pub(crate) rx: Rx,
+}
+
+/// What one step received.
+struct Received {
+    frames: usize,
+    bytes: usize,
+    /// The last burst left nothing in the device.
+    is_drained: bool,
 }
 
 /// The earlier of two deadlines.
@@ -117,7 +125,7 @@ fn net_over<P: Probe>(
         window: WindowBudget::new(receive_share_bytes / 8 * 3),
         ip,
         link: Link::new(device, peek, config),
-        stocks: Stocks::default(),
+        socket_caches: SocketCaches::default(),
         probe,
     })
 }
@@ -186,9 +194,9 @@ impl<P: Probe> Shard<P> {
     /// about as many bytes as stay in a cache. The ACKs of these frames may then
     /// wait for the next step, a moment away, so that several bursts share one answer.
     pub fn step_for_reader(&mut self, now: Instant) -> usize {
-        let has_held = self.rx.moderation.is_holding() && !self.core.net.link.caps().coalescing;
-        let budget = if has_held { FRAMES_AFTER_HOLD } else { POLL_FRAMES };
-        self.advance(now, budget, HOT_BYTES)
+        let has_delayed = self.rx.moderation.is_holding() && !self.core.net.link.caps().coalescing;
+        let budget = if has_delayed { FRAMES_AFTER_HOLD } else { POLL_FRAMES };
+        self.advance(now, budget, CACHED_BYTES)
     }
 
     /// For an event loop that receives by [`Shard::step_for_reader`], reads and writes, and ends its turn by
@@ -199,61 +207,79 @@ impl<P: Probe> Shard<P> {
         self.core.defers_transmit = on;
     }
 
+    /// One step. `enough_bytes`: received bytes after which no further burst is taken.
     pub(crate) fn advance(&mut self, now: Instant, budget: usize, enough_bytes: usize) -> usize {
         self.core.net.link.set_now(now);
         // Buffers freed by another thread or stack are in the cache: they are the next to be used.
         self.core.net.pool.drain_remote();
         self.core.completion_polls.plan(now, self.core.net.pool.shared_parts());
-        let (mut taken, mut bytes, mut is_dry) = (0, 0, true);
-        if self.tcp.unanswered >= ANSWER_FRAMES {
+        if self.tcp.unacked_frames >= ACK_FRAMES {
             // The reader has read meanwhile: one ACK carries both.
-            self.tcp.answer(now, &mut self.core);
+            self.tcp.acknowledge(now, &mut self.core);
         }
-        // Hand-offs of other shards count as received frames.
         let handed = if self.core.siblings.is_alone() { 0 } else { self.input_hand_offs(now) };
-        self.tcp.unanswered += handed;
         self.tcp.posted.notify_device(now, &mut self.core);
-        while taken < budget && bytes < enough_bytes.saturating_sub(self.rx.frame_bytes / 2) {
-            let room = self.rx.burst_size(enough_bytes).min(budget - taken);
-            let (n, burst_bytes) = self.receive(now, room);
-            taken += n;
-            bytes += burst_bytes;
-            self.tcp.unanswered += n;
-            let is_looped = !self.core.net.link.loopback.is_empty();
-            let looped = if is_looped { self.input_loopback(now) } else { 0 };
-            is_dry = n < room;
-            self.rx.is_dry = is_dry;
-            self.tcp.posted.take_in_all(now, &mut self.core);
-            // A device stops where a buffer is full: the reader returns at once and finds out whether it has
-            // more. So the ACK waits as it does for a reader that copies.
-            let is_awaited = self.tcp.posted.take_filled() && enough_bytes != usize::MAX
-                || self.core.defers_transmit;
-            if is_dry && !is_awaited || looped > 0 || self.tcp.unanswered >= 2 * ANSWER_FRAMES {
-                self.tcp.answer(now, &mut self.core);
-            }
-            if is_dry && looped == 0 {
-                break;
-            }
-        }
+        let received = self.receive_bursts(now, budget, enough_bytes);
         self.run_timers(now);
         if !self.tcp.posted.may_defer(now) {
-            self.tcp.posted.end_bursts(now, is_dry, &mut self.core);
+            self.tcp.posted.end_bursts(now, received.is_drained, &mut self.core);
         }
-        self.tcp.relieve(now, &mut self.core);
+        self.tcp.reclaim_and_retry(now, &mut self.core);
         self.pass(Stage::TimersRun);
-        let is_late = self.tcp.held_since.is_some_and(|since| now >= since + CALLER_IS_BACK);
-        let ends_turn = self.core.defers_transmit && budget == 0;
-        if self.tcp.unanswered == 0 || is_late || ends_turn {
-            self.tcp.answer(now, &mut self.core);
-        } else {
-            self.tcp.held_since.get_or_insert(now);
-        }
+        self.acknowledge_unless_deferred(now, budget);
         self.core.net.flush();
         if self.core.net.pool.has_fault() {
             self.tcp.fail_vanished(now, &mut self.core);
         }
         self.tcp.check_link(&mut self.core);
-        taken + handed
+        received.frames + handed
+    }
+
+    /// Receives bursts until the device is drained or a bound is reached. What a burst completes is delivered to
+    /// posted buffers, and acknowledged where no reader is about to return.
+    fn receive_bursts(&mut self, now: Instant, budget: usize, enough_bytes: usize) -> Received {
+        let mut received = Received { frames: 0, bytes: 0, is_drained: true };
+        while received.frames < budget
+            && received.bytes < enough_bytes.saturating_sub(self.rx.frame_bytes / 2)
+        {
+            let limit = self.rx.burst_size(enough_bytes).min(budget - received.frames);
+            let (frames, bytes) = self.receive(now, limit);
+            received.frames += frames;
+            received.bytes += bytes;
+            received.is_drained = frames < limit;
+            self.rx.is_drained = received.is_drained;
+            self.tcp.unacked_frames += frames;
+            let is_looped = !self.core.net.link.loopback.is_empty();
+            let looped = if is_looped { self.input_loopback(now) } else { 0 };
+            self.tcp.posted.deliver_all(now, &mut self.core);
+            // A device stops where a buffer is full: the reader returns at once and finds out whether it has
+            // more. So the ACK waits as it does for a reader that copies.
+            let is_awaited = self.tcp.posted.take_filled() && enough_bytes != usize::MAX
+                || self.core.defers_transmit;
+            if received.is_drained && !is_awaited
+                || looped > 0
+                || self.tcp.unacked_frames >= 2 * ACK_FRAMES
+            {
+                self.tcp.acknowledge(now, &mut self.core);
+            }
+            if received.is_drained && looped == 0 {
+                break;
+            }
+        }
+        received
+    }
+
+    /// Runs the output that received frames and deferred writes have queued, unless the next call of the
+    /// application is awaited: then within [`MAX_OUTPUT_DEFERRAL`].
+    fn acknowledge_unless_deferred(&mut self, now: Instant, budget: usize) {
+        let deferred_since = self.tcp.output_deferred_since;
+        let is_late = deferred_since.is_some_and(|since| now >= since + MAX_OUTPUT_DEFERRAL);
+        let ends_turn = self.core.defers_transmit && budget == 0;
+        if self.tcp.unacked_frames == 0 || is_late || ends_turn {
+            self.tcp.acknowledge(now, &mut self.core);
+        } else {
+            self.tcp.output_deferred_since.get_or_insert(now);
+        }
     }
 
     /// The end of a call that may have sent something: a short receive poll, which takes the ACKs of earlier
@@ -263,8 +289,8 @@ impl<P: Probe> Shard<P> {
             return;
         }
         let Net { link, pool, .. } = &self.core.net;
-        if link.has_backlog() || !link.loopback.is_empty() || pool.has_fault() {
-            self.advance(now, QUICK_DRAIN, HOT_BYTES);
+        if link.has_unsent_frames() || !link.loopback.is_empty() || pool.has_fault() {
+            self.advance(now, QUICK_DRAIN, CACHED_BYTES);
         }
     }
 
@@ -325,10 +351,13 @@ impl<P: Probe> Shard<P> {
         if self.core.siblings.has_incoming() {
             return Some(Instant::ZERO);
         }
-        if self.core.output_queue.is_empty() || self.core.net.link.has_backlog() {
+        if self.core.output_queue.is_empty() || self.core.net.link.has_unsent_frames() {
             return next;
         }
-        let by = self.tcp.held_since.map_or(Instant::ZERO, |since| since + CALLER_IS_BACK);
+        let by = self
+            .tcp
+            .output_deferred_since
+            .map_or(Instant::ZERO, |since| since + MAX_OUTPUT_DEFERRAL);
         Some(next.map_or(by, |n| n.min(by)))
     }
 
@@ -376,7 +405,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// Whether frames are queued for the device: of this turn, or refused by a device that is full.
-    pub fn has_backlog(&self) -> bool {
-        self.core.net.link.has_backlog()
+    pub fn has_unsent_frames(&self) -> bool {
+        self.core.net.link.has_unsent_frames()
     }
 }

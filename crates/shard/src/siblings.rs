@@ -112,13 +112,13 @@ pub const PING_SHARD: u16 = 0;
 
 /// Which flows a shard owns.
 #[derive(Clone, Copy)]
-pub(crate) struct Home {
+pub(crate) struct FlowOwnership {
     id: u16,
     shards: u16,
     owner: OwnerKey,
 }
 
-impl Home {
+impl FlowOwnership {
     pub fn owns(&self, key: &FlowKey) -> bool {
         self.owner_of(key) == self.id
     }
@@ -130,7 +130,7 @@ impl Home {
 
 /// A shard's place in its stack: ownership of flows and ports, and hand-offs to and from other shards.
 pub struct Siblings {
-    home: Home,
+    ownership: FlowOwnership,
     /// There once the shard has joined others.
     ports: Option<Arc<Ports>>,
     /// From others, for the next step.
@@ -142,7 +142,7 @@ pub struct Siblings {
 impl Siblings {
     pub(crate) fn new(id: u16, shards: u16, owner: OwnerKey) -> Siblings {
         let (incoming, outgoing) = (VecDeque::new(), VecDeque::new());
-        Siblings { home: Home { id, shards, owner }, ports: None, incoming, outgoing }
+        Siblings { ownership: FlowOwnership { id, shards, owner }, ports: None, incoming, outgoing }
     }
 
     /// Makes the shard one of several, which share a table of ports. Once, before it is used.
@@ -152,22 +152,22 @@ impl Siblings {
 
     /// The shard's number in its stack.
     pub fn id(&self) -> u16 {
-        self.home.id
+        self.ownership.id
     }
 
     #[inline]
     pub(crate) fn is_alone(&self) -> bool {
-        self.home.shards == 1
+        self.ownership.shards == 1
     }
 
     /// The shard that owns a flow.
     pub(crate) fn owner_of(&self, key: &FlowKey) -> u16 {
-        self.home.owner_of(key)
+        self.ownership.owner_of(key)
     }
 
     /// Which flows the shard owns.
-    pub(crate) fn home(&self) -> Home {
-        self.home
+    pub(crate) fn ownership(&self) -> FlowOwnership {
+        self.ownership
     }
 
     /// Whether another shard owns the flow, and which.
@@ -176,50 +176,50 @@ impl Siblings {
         if self.is_alone() {
             return None;
         }
-        Some(self.owner_of(key)).filter(|owner| *owner != self.home.id)
+        Some(self.owner_of(key)).filter(|owner| *owner != self.ownership.id)
     }
 
     /// The shard that has the socket for a datagram of a flow, if it is another.
-    pub(crate) fn port_elsewhere(&self, key: &FlowKey) -> Option<u16> {
+    pub(crate) fn bound_elsewhere(&self, key: &FlowKey) -> Option<u16> {
         let ports = self.ports.as_ref()?;
         let owners = match ports.owners(key.local_port) {
             // Sockets that are bound to every port.
             0 => ports.owners(0),
             owners => owners,
         };
-        let own = 1 << self.home.id;
+        let own = 1 << self.ownership.id;
         if owners & !own == 0 {
             return None;
         }
         let by_hash = self.owner_of(key);
         if owners >> by_hash & 1 == 1 {
-            return Some(by_hash).filter(|owner| *owner != self.home.id);
+            return Some(by_hash).filter(|owner| *owner != self.ownership.id);
         }
         (owners & own == 0).then(|| owners.trailing_zeros() as u16)
     }
 
     /// Whether another shard of the stack has a datagram socket on a port.
     pub fn has_port_elsewhere(&self, port: u16) -> bool {
-        let own = 1u32 << self.home.id;
+        let own = 1u32 << self.ownership.id;
         self.ports.as_ref().is_some_and(|ports| ports.owners(port) & !own != 0)
     }
 
     /// Takes a port that no other shard has.
     pub(crate) fn claims_port(&self, port: u16) -> bool {
-        self.ports.as_ref().is_none_or(|ports| ports.claim(port, self.home.id))
+        self.ports.as_ref().is_none_or(|ports| ports.claim(port, self.ownership.id))
     }
 
     /// The shard has a datagram socket on a port.
     pub(crate) fn add_port(&self, port: u16) {
         if let Some(ports) = &self.ports {
-            ports.add(port, self.home.id);
+            ports.add(port, self.ownership.id);
         }
     }
 
     /// The shard has none any more.
     pub(crate) fn remove_port(&self, port: u16) {
         if let Some(ports) = &self.ports {
-            ports.remove(port, self.home.id);
+            ports.remove(port, self.ownership.id);
         }
     }
 
@@ -248,8 +248,8 @@ impl Siblings {
         {
             return 0;
         }
-        let own = self.home.id;
-        let others = (0..self.home.shards).filter(|shard| *shard != own);
+        let own = self.ownership.id;
+        let others = (0..self.ownership.shards).filter(|shard| *shard != own);
         let copies = others.filter_map(|shard| Some((shard, NeighbourUpdate::of(front)?)));
         let refused =
             |(shard, copy)| self.hand_over(shard, HandOff::NeighbourUpdate(copy)).is_err();
@@ -287,7 +287,10 @@ impl Siblings {
 
     /// Takes everything that holds packets.
     pub(crate) fn take_all(&mut self) -> Siblings {
-        core::mem::replace(self, Siblings::new(self.home.id, self.home.shards, self.home.owner))
+        core::mem::replace(
+            self,
+            Siblings::new(self.ownership.id, self.ownership.shards, self.ownership.owner),
+        )
     }
 
     /// The oldest hand-off of other shards.

@@ -34,9 +34,9 @@ pub struct Tcp {
     /// Lower headers of connections.
     pub templates: FlowTemplates,
     /// Frames received since connections last had their turn of output.
-    pub unanswered: usize,
+    pub unacked_frames: usize,
     /// Since when ACKs or the tail of a write wait for the next call of the application.
-    pub held_since: Option<Instant>,
+    pub output_deferred_since: Option<Instant>,
 }
 
 impl Tcp {
@@ -53,8 +53,8 @@ impl Tcp {
             resets: TokenBucket::new(config.resets_per_s, config.resets_per_s),
             posted: PostedTable::default(),
             templates: FlowTemplates::default(),
-            unanswered: 0,
-            held_since: None,
+            unacked_frames: 0,
+            output_deferred_since: None,
         }
     }
 }

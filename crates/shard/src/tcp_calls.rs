@@ -183,7 +183,7 @@ impl<P: Probe> Shard<P> {
             }
             return down.map_or(Ok(Step::WaitData(1)), Err);
         };
-        // It is not removed while it waits here, whatever became of the connection.
+        // It is not removed while it waits here, even if the connection has ended.
         let entry = self.core.sockets.tcp(child)?;
         entry.parent = None;
         entry.is_open = true;

@@ -122,7 +122,7 @@ impl Tcp {
             core.notify(id);
         }
         let now = core.net.link.now();
-        self.posted.take_in_all(now, core);
+        self.posted.deliver_all(now, core);
         self.posted.end_bursts(now, true, core);
     }
 

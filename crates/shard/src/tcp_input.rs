@@ -121,7 +121,7 @@ impl Tcp {
             if let Some(listener) = self.find_listener(&seg.key, &core.sockets) {
                 // The entry is removed once the listener has accepted the SYN.
                 let key = seg.key;
-                if self.open_passive(now, listener, seg, Some(min_iss), core) {
+                if self.passive_open(now, listener, seg, Some(min_iss), core) {
                     self.time_wait.remove(&key);
                 }
                 return;
@@ -150,7 +150,7 @@ impl Tcp {
         let is_syn = flags.contains(tcp::Flags::SYN) && !flags.intersects(others);
         let listener = self.find_listener(&seg.key, &core.sockets);
         match listener {
-            Some(id) if is_syn => _ = self.open_passive(now, id, seg, None, core),
+            Some(id) if is_syn => _ = self.passive_open(now, id, seg, None, core),
             Some(_)
                 if flags.contains(tcp::Flags::RST)
                     && let Some(pending) = self.pending.find(&seg.key) =>

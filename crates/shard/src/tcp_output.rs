@@ -12,16 +12,16 @@ use crate::tcp_input::note_path_mtu;
 use crate::wheel::TimerKey;
 
 /// Turns of connections in one pass, so that one pass is bounded.
-const TURNS_PER_PASS: usize = 4096;
+const OUTPUTS_PER_PASS: usize = 4096;
 
 impl Tcp {
     /// Gives every queued connection its turn. Stops when the device refuses frames.
     pub fn run_output<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
-        for _ in 0..core.output_queue.len().min(TURNS_PER_PASS) {
+        for _ in 0..core.output_queue.len().min(OUTPUTS_PER_PASS) {
             let Some(id) = core.output_queue.pop_front() else { return };
             // A call on this connection has sent meanwhile.
             let is_queued = core.sockets.is_queued(id);
-            if is_queued && !self.output_turn(now, id, core) {
+            if is_queued && !self.output_one(now, id, core) {
                 core.output_queue.push_front(id);
                 return;
             }
@@ -29,16 +29,16 @@ impl Tcp {
     }
 
     /// As [`Tcp::run_output`], after frames were received: ACKs are among what is sent.
-    pub fn answer<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
-        self.unanswered = 0;
-        self.held_since = None;
+    pub fn acknowledge<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+        self.unacked_frames = 0;
+        self.output_deferred_since = None;
         self.run_output(now, core);
     }
 
     /// Runs the output of one connection now, for the call that has just written to it.
     pub fn output_now<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         let was_queued = core.sockets.is_queued(id);
-        let is_done = self.output_turn(now, id, core);
+        let is_done = self.output_one(now, id, core);
         if !is_done && !was_queued {
             core.output_queue.push_back(id);
         } else if is_done && was_queued && core.output_queue.back() == Some(&id) {
@@ -63,19 +63,19 @@ impl Tcp {
 
     /// After a large write: the partial segment at its end waits for the next write, which is likely to
     /// follow at once. It is sent with the next output of any kind, or two milliseconds later.
-    pub fn hold_tail<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn defer_tail<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         entry.tcb.set_more(false);
         if entry.tcb.wants_output() && !entry.is_queued {
             entry.is_queued = true;
             core.output_queue.push_back(id);
-            self.held_since.get_or_insert(now);
+            self.output_deferred_since.get_or_insert(now);
         }
     }
 
     /// A read has left something to be sent, at most an ACK with a larger window.
     pub fn output_after_read<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
-        if self.unanswered > 0 {
+        if self.unacked_frames > 0 {
             return core.queue_output(id);
         }
         // No receive poll: frames that the update releases are for the next read, while they are cached.
@@ -86,7 +86,7 @@ impl Tcp {
 
     /// One connection's output; false if the device refused: then it is marked as queued, and the
     /// caller puts it into the queue.
-    fn output_turn<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) -> bool {
+    fn output_one<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) -> bool {
         let Core { sockets, net, wheel, memory, .. } = core;
         let Ok(entry) = sockets.tcp(id) else { return true };
         refresh_path(entry, net);

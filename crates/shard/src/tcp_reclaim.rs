@@ -16,15 +16,15 @@ impl Tcp {
     /// Gives up connections by the rules of [`Reclaim`](crate::reclaim::Reclaim), retries what was starved, and wakes the writers
     /// that may have freed memory.
     #[inline]
-    pub fn relieve<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    pub fn reclaim_and_retry<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         if core.memory.reclaim.is_due(now) {
             let share = core.net.pool.share_of(Purpose::Send);
             let has_active = core.memory.send_waiters.has_active();
             let chosen = core.memory.reclaim.choose(now, share, &core.sockets, has_active);
-            chosen.into_iter().for_each(|c| self.give_up(now, c, core));
+            chosen.into_iter().for_each(|c| self.reset_for_memory(now, c, core));
         }
-        let has_backlog = core.net.link.has_backlog();
-        if let Some(waiting) = core.memory.retries.relieved(now, has_backlog) {
+        let has_unsent_frames = core.net.link.has_unsent_frames();
+        if let Some(waiting) = core.memory.retries.due(now, has_unsent_frames) {
             for id in waiting.iter().copied() {
                 if let Some(blocked) = core.sockets.get_mut(id).and_then(Socket::blocked) {
                     (blocked.is_blocked, blocked.for_retry) = (false, false);
@@ -45,14 +45,14 @@ impl Tcp {
         entry.is_orphan = true;
         let surplus = memory.reclaim.orphan_came(config.max_orphans, sockets);
         if !surplus.is_empty() {
-            surplus.into_iter().for_each(|c| self.give_up(now, c, core));
+            surplus.into_iter().for_each(|c| self.reset_for_memory(now, c, core));
             self.run_output(now, core);
             core.net.flush();
         }
     }
 
     /// Resets a connection; its memory is freed at once, or when the device has completed its frames.
-    fn give_up<P: Probe>(&mut self, now: Instant, c: Candidate, core: &mut Core<P>) {
+    fn reset_for_memory<P: Probe>(&mut self, now: Instant, c: Candidate, core: &mut Core<P>) {
         let Ok(entry) = core.sockets.tcp(c.id) else { return };
         entry.tcb.abort_with(ConnError::TimedOut);
         self.posted.list(c.id, &mut entry.posted);

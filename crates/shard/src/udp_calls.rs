@@ -79,9 +79,9 @@ impl<P: Probe> UdpSockets<'_, P> {
         let remote = unmap(remote);
         let choice = self.core.net.ip.route(remote.ip(), zone_of(remote));
         let src = choice.map_err(|_| SocketError::NetworkUnreachable)?.src;
-        let home = self.core.siblings.home();
+        let ownership = self.core.siblings.ownership();
         let comes_home =
-            |port| home.owns(&FlowKey::new(with_zone(src, port, zone_of(remote)), remote));
+            |port| ownership.owns(&FlowKey::new(with_zone(src, port, zone_of(remote)), remote));
         self.core.check_usable()?;
         let local = with_zone(src, 0, zone_of(remote));
         let socket = self.udp.bind(local, BindOptions::default(), comes_home, self.core)?;

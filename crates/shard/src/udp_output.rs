@@ -460,7 +460,7 @@ impl<P: Probe> Net<P> {
         let headroom = if is_early { 0 } else { HEADROOM };
         let chain = match self.probe.ablates(StepAblation::CachePerSocket) {
             false => self.pool.alloc_chain(bytes, headroom, Purpose::Send),
-            true => self.stocks.take(id, bytes, headroom, &mut self.pool),
+            true => self.socket_caches.take(id, bytes, headroom, &mut self.pool),
         };
         let mut chain = chain.map_err(|_| SocketError::NoBuffer)?;
         if self.ends_at(Stage::SendReserved) {
@@ -500,8 +500,8 @@ impl<P: Probe> Net<P> {
             return Err(SocketError::NoBuffer);
         }
         let headers = template.header_bytes();
-        let room = HEADROOM.saturating_sub(headers);
-        let m = self.pool.alloc(request.bytes.saturating_add(headers), room, Purpose::Send);
+        let headroom = HEADROOM.saturating_sub(headers);
+        let m = self.pool.alloc(request.bytes.saturating_add(headers), headroom, Purpose::Send);
         let mut m = m.map_err(|_| SocketError::NoBuffer)?;
         if self.ends_at(Stage::SendReserved) {
             self.pool.free_mbuf(m);
@@ -552,12 +552,12 @@ impl<P: Probe> Net<P> {
     ) -> Result<Option<()>, SocketError> {
         const SHORT: SocketError = SocketError::NoBuffer;
         let headers = template.header_bytes();
-        let room = m.append(headers.saturating_add(request.bytes)).ok_or(SHORT)?;
-        let (headers, mut room) = room.split_at_mut_checked(headers).ok_or(SHORT)?;
+        let buffer = m.append(headers.saturating_add(request.bytes)).ok_or(SHORT)?;
+        let (headers, mut buffer) = buffer.split_at_mut_checked(headers).ok_or(SHORT)?;
         for part in request.parts.clone() {
-            let (to, rest) = room.split_at_mut_checked(part.len()).ok_or(SHORT)?;
+            let (to, rest) = buffer.split_at_mut_checked(part.len()).ok_or(SHORT)?;
             copy(to, part);
-            room = rest;
+            buffer = rest;
         }
         if self.ends_at(Stage::SendCopied) {
             return Ok(None);
@@ -599,8 +599,8 @@ impl<P: Probe> Net<P> {
         request: &SendRequest<I>,
         chain: &mut Chain,
     ) -> Result<Option<()>, SocketError> {
-        let room = chain.prepend(template.header_bytes(), &mut self.pool, Purpose::Control);
-        self.write_headers(template, request, room.map_err(|_| SocketError::NoBuffer)?)
+        let headers = chain.prepend(template.header_bytes(), &mut self.pool, Purpose::Control);
+        self.write_headers(template, request, headers.map_err(|_| SocketError::NoBuffer)?)
     }
 
     /// Writes all headers into a slice of their length; `None` if a probe has ended the path.

@@ -10,7 +10,7 @@ impl<P: Probe> Shard<P> {
     /// What a waiting thread does after an empty poll. `may_poll`: the thread may busy-poll, having nothing
     /// else to do.
     pub fn next_wait(&mut self, now: Instant, may_poll: bool) -> Next {
-        let next = match self.rx.is_dry {
+        let next = match self.rx.is_drained {
             true => self.rx.moderation.next(now, may_poll),
             // The last step ended at its budget.
             false => self.rx.moderation.next_unheld(now, may_poll),
@@ -20,7 +20,8 @@ impl<P: Probe> Shard<P> {
         match next {
             // The device coalesces by itself, or has to signal space.
             Next::Hold { .. }
-                if self.core.net.link.caps().coalescing || self.core.net.link.has_backlog() =>
+                if self.core.net.link.caps().coalescing
+                    || self.core.net.link.has_unsent_frames() =>
             {
                 Next::Arm
             }

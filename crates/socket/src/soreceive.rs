@@ -64,8 +64,8 @@ pub fn keepable(chain: Chain, pool: &mut Pool, is_short: bool) -> Result<Chain, 
     let worth = chain.len().saturating_mul(waste).max(Mbuf::MIN_TRUESIZE);
     let is_wasteful = chain.truesize() > worth;
     // Payload is in the control reserve only if the receive share was exhausted.
-    let is_dry = pool.available(Purpose::Receive) < chain.truesize();
-    let is_reserve = is_dry && chain.iter().any(|m| m.purpose() == Purpose::Control);
+    let is_pool_short = pool.available(Purpose::Receive) < chain.truesize();
+    let is_reserve = is_pool_short && chain.iter().any(|m| m.purpose() == Purpose::Control);
     if !is_wasteful && !is_reserve {
         return Ok(chain);
     }

@@ -1,11 +1,11 @@
 //! Pending connections: SYNs that are not answered before the program has decided.
 //!
 //! ```text
-//!                room in the queue                 ┌─ Accept ──────► SYN,ACK; a connection of the program
+//!                space in the queue                ┌─ Accept ──────► SYN,ACK; a connection of the program
 //!   SYN ──► pending ──► tcp_pending ──► tcp_decide ┼─ Refuse ──────► RST
 //!    │        │                                    ├─ Unreachable ─► ICMP error
 //!    │        └─ RST of the peer, time-out: gone   └─ Drop ────────► nothing
-//!    └──► no room: dropped
+//!    └──► no space: dropped
 //! ```
 //!
 //! A SYN that repeats one that is pending is absorbed; one with another initial sequence number takes its

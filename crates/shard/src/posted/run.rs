@@ -15,7 +15,7 @@ use super::{CompletionQueue, PostedTable};
 use crate::layers::Core;
 use crate::net::Net;
 use crate::outcome::PostToken;
-use crate::shard::CALLER_IS_BACK;
+use crate::shard::MAX_OUTPUT_DEFERRAL;
 use crate::sockets::{Socket, TcpEntry};
 use crate::wheel::TimerKey;
 
@@ -90,7 +90,7 @@ impl PostedTable {
 
     /// Takes in what the last burst brought.
     #[inline]
-    pub fn take_in_all<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    pub fn deliver_all<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         for at in 0..self.listed.len() {
             if let Some(id) = self.listed.get(at).copied() {
                 self.deliver(now, id, core);
@@ -137,25 +137,25 @@ impl PostedTable {
         let is_due = self.poll_at.is_some_and(|at| now >= at);
         let may_defer = self.out.outcome.is_some() && self.listed.len() == 1 && !is_due;
         if may_defer {
-            self.poll_by(now + CALLER_IS_BACK);
+            self.poll_by(now + MAX_OUTPUT_DEFERRAL);
         }
         may_defer
     }
 
     /// Completes the buffers of every connection in the list.
     #[inline]
-    pub fn end_bursts<P: Probe>(&mut self, now: Instant, is_dry: bool, core: &mut Core<P>) {
+    pub fn end_bursts<P: Probe>(&mut self, now: Instant, is_drained: bool, core: &mut Core<P>) {
         if self.poll_at.is_some_and(|at| now >= at) {
             self.poll_at = None;
             self.drain_orphans(core);
         }
         if !self.listed.is_empty() {
-            self.settle_listed(now, is_dry, core);
+            self.complete_listed(now, is_drained, core);
         }
     }
 
     #[inline(never)]
-    fn settle_listed<P: Probe>(&mut self, now: Instant, is_dry: bool, core: &mut Core<P>) {
+    fn complete_listed<P: Probe>(&mut self, now: Instant, is_drained: bool, core: &mut Core<P>) {
         let spare = core::mem::take(&mut self.spare);
         let mut listed = core::mem::replace(&mut self.listed, spare);
         for id in listed.drain(..) {
@@ -163,7 +163,7 @@ impl PostedTable {
                 && let Some(posted) = &mut entry.posted
             {
                 posted.is_listed = false;
-                self.end_burst(now, id, is_dry, core);
+                self.end_burst(now, id, is_drained, core);
             }
         }
         self.spare = listed;
@@ -173,13 +173,13 @@ impl PostedTable {
         &mut self,
         now: Instant,
         id: SlotId,
-        is_dry: bool,
+        is_drained: bool,
         core: &mut Core<P>,
     ) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let stream = StreamState {
             now,
-            is_pushed: is_dry && entry.tcb.is_pushed(),
+            is_pushed: is_drained && entry.tcb.is_pushed(),
             sent: entry.tcb.send_queue_ref().claimed_end(),
             ended: ended(entry),
         };
@@ -188,11 +188,11 @@ impl PostedTable {
             entry.tcb.take_error();
         }
         self.take_completions(id, core);
-        self.plan(now, id, is_dry, core);
+        self.plan(now, id, is_drained, core);
     }
 
     /// Schedules the next poll.
-    fn plan<P: Probe>(&mut self, now: Instant, id: SlotId, is_dry: bool, core: &mut Core<P>) {
+    fn plan<P: Probe>(&mut self, now: Instant, id: SlotId, is_drained: bool, core: &mut Core<P>) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let readable = entry.tcb.recv_queue_ref().readable() > 0;
         let Some(posted) = &mut entry.posted else { return };
@@ -204,8 +204,8 @@ impl PostedTable {
             posted.timer = Some(core.wheel.schedule(posted.timer, TimerKey::Posted(id), at));
         }
         let is_stuck = posted.machine.is_draining() || readable;
-        if is_stuck || !is_dry {
-            self.poll_by(if is_dry { now + RETRY } else { now });
+        if is_stuck || !is_drained {
+            self.poll_by(if is_drained { now + RETRY } else { now });
             self.list(id, &mut entry.posted);
         }
     }
