@@ -371,7 +371,7 @@ impl Congestion {
         self.window_mut().set_mss(mss, initial_segments);
     }
 
-    /// The SYN was lost: cwnd becomes one segment (RFC 6928 section 2, RFC 5681 section 3.1).
+    /// The SYN was lost again: cwnd becomes one segment (RFC 5681 section 3.1).
     pub(crate) fn on_syn_lost(&mut self) {
         self.window_mut().collapse();
     }

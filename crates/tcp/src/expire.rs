@@ -83,7 +83,11 @@ impl Tcb {
         }
         self.adopt_pending_mtu();
         self.rtt.back_off();
-        self.congestion.on_syn_lost();
+        // One loss keeps the initial window, as in Linux: a first time-out of 1 s (RFC 6298) may be too short for
+        // the path, where the 3 s that RFC 5681 section 3.1 was written for was not.
+        if self.rtt.backoff() > 1 {
+            self.congestion.on_syn_lost();
+        }
         self.due.syn = true;
         Events::NONE
     }

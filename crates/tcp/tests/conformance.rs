@@ -71,6 +71,20 @@ fn a_lost_syn_ack_leaves_a_timeout_of_three_seconds_for_data() {
 }
 
 #[test]
+fn a_second_lost_syn_reduces_the_initial_window_and_the_first_does_not() {
+    for (lost, cwnd) in [(1, 10_000), (2, 1000)] {
+        let mut t = Trace::connect(plain());
+        t.output();
+        for n in 0..lost {
+            t.wait(1000 << n);
+        }
+        t.out.segs.clear();
+        recv!(t, "SA", seq = 0, ack = 1, mss = Some(1000));
+        assert_eq!(t.tcb.info().cwnd_bytes, cwnd, "{lost} lost");
+    }
+}
+
+#[test]
 fn a_bare_fin_behind_a_gap_is_acknowledged_at_once() {
     let mut t = Trace::established();
     recv!(t, "FA", seq = 101, ack = 1);
