@@ -42,7 +42,7 @@ const REPEATS_UNDER_PRESSURE: u32 = 2;
 /// How a SYN is answered.
 enum SynVerdict {
     Embryo,
-    /// An embryo, in the place of the oldest one.
+    /// An embryo, in the place of the oldest one if that may be given up.
     Replace,
     Cookie,
     /// The program decides.
@@ -67,10 +67,10 @@ impl Tcp {
         core.net.pool.free(payload);
         let taken = match self.judge_syn(listener, &key, min_iss.is_some(), core) {
             SynVerdict::Embryo => self.add_embryo(now, listener, key, &header, min_iss, core),
-            SynVerdict::Replace => {
-                self.drop_oldest_embryo(now, listener, core);
-                self.add_embryo(now, listener, key, &header, min_iss, core)
-            }
+            SynVerdict::Replace => match self.drop_oldest_embryo(now, listener, core) {
+                true => self.add_embryo(now, listener, key, &header, min_iss, core),
+                false => Err(DropReason::ListenBacklog),
+            },
             SynVerdict::Cookie => {
                 send_cookie(now, listener, &key, &header, core);
                 Ok(())
@@ -108,14 +108,13 @@ impl Tcp {
         let is_queue_full = l.syn_queue.len >= l.syn_queue.limit;
         let is_table_full = core.sockets.len() >= core.config.max_sockets;
         let is_source_full = self.sources.as_ref().is_some_and(|s| !s.takes_embryo(key));
-        let cookies = if needs_embryo { SynCookies::Off } else { l.syn_queue.cookies };
-        match cookies {
-            SynCookies::Always => SynVerdict::Cookie,
+        match l.syn_queue.cookies {
+            SynCookies::Always if !needs_embryo => SynVerdict::Cookie,
             _ if !(is_queue_full || is_table_full || is_source_full) => SynVerdict::Embryo,
-            SynCookies::WhenFull => SynVerdict::Cookie,
-            SynCookies::Off if is_source_full => SynVerdict::Drop(DropReason::SourceLimit),
-            SynCookies::Off if is_queue_full => SynVerdict::Replace,
-            SynCookies::Off => SynVerdict::Drop(DropReason::ListenBacklog),
+            SynCookies::WhenFull if !needs_embryo => SynVerdict::Cookie,
+            _ if is_source_full => SynVerdict::Drop(DropReason::SourceLimit),
+            _ if is_queue_full => SynVerdict::Replace,
+            _ => SynVerdict::Drop(DropReason::ListenBacklog),
         }
     }
 
@@ -181,18 +180,35 @@ impl Tcp {
         id
     }
 
-    /// Gives up the oldest embryo of a listener (RFC 4987 section 3.4).
-    fn drop_oldest_embryo<P: Probe>(&mut self, now: Instant, listener: SlotId, core: &mut Core<P>) {
-        while let Some(id) =
-            core.sockets.listener(listener).ok().and_then(|l| l.syn_queue.order.pop_front())
-        {
-            if core.sockets.is_embryo(id) {
+    /// Gives up the oldest embryo of a listener (RFC 4987 section 3.4); false if there is none. A listener with
+    /// cookies gives up only one that has repeated its SYN,ACK: the ACK of a younger one may be on its way, and its
+    /// peer, which takes the connection for open, would be reset.
+    fn drop_oldest_embryo<P: Probe>(
+        &mut self,
+        now: Instant,
+        listener: SlotId,
+        core: &mut Core<P>,
+    ) -> bool {
+        loop {
+            let Ok(l) = core.sockets.listener(listener) else { return false };
+            let is_sparing = l.syn_queue.cookies != SynCookies::Off;
+            let Some(id) = l.syn_queue.order.front().copied() else { return false };
+            if let Some(Socket::Tcp(entry)) = core.sockets.get(id)
+                && entry.embryonic
+            {
+                if is_sparing && (entry.is_acked || !entry.tcb.has_repeated_syn_ack()) {
+                    return false;
+                }
                 self.drop_embryo(now, id, core);
                 core.net.counters.count(Counter::TcpEmbryosReplaced);
                 if let Ok(l) = core.sockets.listener(listener) {
+                    l.syn_queue.order.pop_front();
                     l.syn_queue.counts.embryos_replaced += 1;
                 }
-                return;
+                return true;
+            }
+            if let Ok(l) = core.sockets.listener(listener) {
+                l.syn_queue.order.pop_front();
             }
         }
     }

@@ -34,6 +34,11 @@ impl Tcb {
         matches!(self.state, State::SynReceived) && hdr.ack == self.seq_of(1)
     }
 
+    /// Whether a SYN,ACK was not acknowledged within the time-out.
+    pub fn has_repeated_syn_ack(&self) -> bool {
+        self.rtt.backoff() > 0
+    }
+
     /// Limits retransmissions of the SYN,ACK.
     pub fn set_syn_retries(&mut self, retries: u32) {
         self.cfg.syn_retries = retries;

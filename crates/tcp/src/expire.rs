@@ -50,7 +50,9 @@ impl Tcb {
             State::SynSent | State::SynReceived => return self.on_syn_timeout(env),
             _ => {}
         }
-        if env.now.since(self.user_timeout_start()) >= self.effective_user_timeout() {
+        // The peer was asked at least once: after a stop of the process its ACKs may still be on their way.
+        let was_asked = self.rtt.backoff() > 0 || (self.flight() == 0 && !self.persisting);
+        if was_asked && env.now.since(self.user_timeout_start()) >= self.effective_user_timeout() {
             env.counters.count(Counter::TcpUserTimeouts);
             return self.abort_timed_out();
         }

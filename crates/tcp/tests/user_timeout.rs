@@ -73,6 +73,27 @@ fn a_window_that_opens_in_time_restarts_the_user_timeout() {
 }
 
 #[test]
+fn a_process_that_was_stopped_retransmits_before_it_gives_up() {
+    let mut t = Trace::established();
+    t.write(10);
+    send!(t, "PA", seq = 1, len = 10);
+    t.tcb.set_user_timeout(TEN);
+    // No timer runs meanwhile.
+    t.sleep_us(1_000_000_000);
+    t.wait(1);
+    assert_eq!(t.tcb.state(), State::Established);
+    send!(t, "PA", seq = 1, len = 10);
+    recv!(t, "A", seq = 1, ack = 11);
+    t.wait(10_000);
+    assert_eq!(t.count(Counter::TcpUserTimeouts), 0);
+    // The peer is asked and does not answer.
+    t.write(10);
+    t.sleep_us(1_000_000_000);
+    t.wait(10_000);
+    assert_eq!(t.tcb.state(), State::Closed);
+}
+
+#[test]
 fn a_vanished_peer_is_reset_after_the_user_timeout() {
     let mut t = Trace::established();
     t.write(10);
