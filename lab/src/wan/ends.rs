@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use fulmar::{CongestionControl, Stack};
@@ -87,17 +88,17 @@ impl Server {
     }
 
     /// The next connection; `None` once `done`.
-    fn accept(&self, done: &AtomicBool) -> io::Result<Option<Box<dyn Write>>> {
+    fn accept(&self, done: &AtomicBool) -> io::Result<Option<Box<dyn Write + Send>>> {
         while !done.load(Ordering::Relaxed) {
             let accepted = match self {
                 Server::Fulmar(l, which) => l.accept().and_then(|(stream, _)| {
                     stream.set_congestion(*which)?;
                     stream.set_write_timeout(Some(PATIENCE))?;
-                    Ok(Box::new(stream) as Box<dyn Write>)
+                    Ok(Box::new(stream) as Box<dyn Write + Send>)
                 }),
                 Server::Linux(l) => l.accept().and_then(|(stream, _)| {
                     stream.set_write_timeout(Some(PATIENCE))?;
-                    Ok(Box::new(stream) as Box<dyn Write>)
+                    Ok(Box::new(stream) as Box<dyn Write + Send>)
                 }),
             };
             match accepted {
@@ -119,16 +120,29 @@ impl Server {
 
     /// Accepts connections and writes so many bytes to each, until `done`.
     pub fn answer(&self, bytes: usize, done: &AtomicBool) -> io::Result<()> {
-        while let Some(mut stream) = self.accept(done)? {
-            // A client that has given up is the client's story.
-            let _ = stream.write_all(&WRITE[..bytes]);
-        }
-        Ok(())
+        thread::scope(|scope| {
+            while let Some(mut stream) = self.accept(done)? {
+                scope.spawn(move || answer(&mut stream, bytes));
+            }
+            Ok(())
+        })
     }
 }
 
 fn is_timeout(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// Writes so many bytes, unless the connection breaks: the client reports that.
+fn answer(stream: &mut impl Write, bytes: usize) {
+    let mut left = bytes;
+    while left > 0 {
+        match stream.write(&WRITE[..left.min(WRITE.len())]) {
+            Ok(n) => left -= n,
+            Err(e) if is_timeout(&e) => {}
+            Err(_) => return,
+        }
+    }
 }
 
 fn write_until(stream: &mut impl Write, done: &AtomicBool) {

@@ -40,8 +40,7 @@ const QUEUE: &str = "queue_ms";
 const P50: &str = "p50_ms";
 const P99: &str = "p99_ms";
 const JAIN: &str = "jain";
-/// Bytes of a short answer, and clients that fetch at the same time.
-const ANSWER_BYTES: usize = 14_000;
+/// Clients that fetch answers at the same time.
 const CLIENTS: usize = 16;
 /// Flows of the fairness scenarios, half of them fulmar's.
 const FLOWS: usize = 8;
@@ -68,11 +67,25 @@ const PATHS: &[PathOf] = &[
     ("codel", "delay=20ms,rate=50mbit,queue=1m,aqm=codel"),
     ("codel-ecn", "delay=20ms,rate=50mbit,queue=1m,aqm=codel+ecn"),
     ("policer", "delay=10ms,police=50mbit:64k"),
+    ("no-delay-loss-1", "loss=1%"),
+    ("no-delay-reordered", "reorder=1%"),
 ];
 /// Those of `--quick`.
 const QUICK_PATHS: &[&str] = &["clean", "reordered"];
-/// The path of the short answers: 1 % loss, 50 ms.
-const SHORT: PathOf = ("short", "delay=25ms,loss=1%");
+/// Answers: a name, bytes, and the path. The first is that of `--quick`.
+const ANSWERS: &[(&str, usize, &str)] = &[
+    ("14k-loss-1", 14_000, "delay=25ms,loss=1%"),
+    ("1k", 1_000, "delay=25ms,rate=200mbit,queue=1250k"),
+    ("1k-loss-1", 1_000, "delay=25ms,loss=1%"),
+    ("14k", 14_000, "delay=25ms,rate=200mbit,queue=1250k"),
+    ("100k", 100_000, "delay=25ms,rate=200mbit,queue=1250k"),
+    ("100k-loss-1", 100_000, "delay=25ms,loss=1%"),
+    ("1m", 1_000_000, "delay=25ms,rate=200mbit,queue=1250k"),
+    ("1m-loss-0.1", 1_000_000, "delay=25ms,loss=0.1%"),
+    ("10m", 10_000_000, "delay=25ms,rate=1gbit,queue=6250k"),
+];
+/// The answers that [`ratios`] names.
+const SHORT: &str = "14k-loss-1";
 /// The path that flows of both stacks share.
 const SHARED: PathOf = ("shared", "delay=20ms,rate=50mbit,queue=250k");
 
@@ -119,7 +132,10 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
         scenarios.extend(site.senders.iter().map(|s| site.bulk(name, text, &[*s], &s.name())));
     }
     if !is_own {
-        scenarios.extend(site.senders.iter().map(|s| site.short(*s)));
+        let answers = if options.common.quick { &ANSWERS[..1] } else { ANSWERS };
+        for answer in answers {
+            scenarios.extend(site.senders.iter().map(|s| site.answers(*s, *answer)));
+        }
         scenarios.extend(site.mixes());
     }
     let names: Vec<&str> = paths.iter().map(|(n, _)| n.as_str()).collect();
@@ -180,12 +196,13 @@ impl Site {
             .label("faults", text.to_owned())
     }
 
-    fn short(&self, sender: Sender) -> Scenario<'_> {
-        let path = spec(SHORT.1);
-        let run = move |time| self.run_short(sender, &path, time);
-        Scenario::new(format!("{}.short", sender.name()), format!("{}, 14 KB", sender.name()), run)
-            .label("path", SHORT.0)
-            .label("faults", SHORT.1)
+    fn answers(&self, sender: Sender, answer: (&'static str, usize, &'static str)) -> Scenario<'_> {
+        let (name, bytes, text) = answer;
+        let path = spec(text);
+        let run = move |time| self.run_answers(sender, bytes, &path, time);
+        Scenario::new(format!("{}.{name}", sender.name()), sender.name(), run)
+            .label("path", name)
+            .label("faults", text)
     }
 
     /// Flows of fulmar and of Linux on one bottleneck.
@@ -269,13 +286,19 @@ impl Site {
             .count("marked", counts.marked))
     }
 
-    fn run_short(&self, sender: Sender, path: &Impairments, time: Duration) -> io::Result<Sample> {
+    fn run_answers(
+        &self,
+        sender: Sender,
+        bytes: usize,
+        path: &Impairments,
+        time: Duration,
+    ) -> io::Result<Sample> {
         let servers = self.servers(&[sender])?;
         let at = servers[0].address()?;
         let (mut times, _) = self.over(path, || {
             let (done, over) = (AtomicBool::new(false), AtomicBool::new(false));
             thread::scope(|scope| {
-                let server = scope.spawn(|| servers[0].answer(ANSWER_BYTES, &over));
+                let server = scope.spawn(|| servers[0].answer(bytes, &over));
                 let fetch = |_| scope.spawn(|| ends::fetch_many(&self.far, at, &done));
                 let clients: Vec<_> = (0..CLIENTS).map(fetch).collect();
                 thread::sleep(time);
@@ -357,7 +380,7 @@ fn ratios(paths: &[&str]) -> Vec<Ratio> {
             "wan.short.p99.vs_kernel",
             "14 KB at 1 % loss and 50 ms, 99th percentile: fulmar ÷ Linux, both cubic",
             P99,
-            [of("fulmar-cubic", "short"), of("linux-cubic", "short")],
+            [of("fulmar-cubic", SHORT), of("linux-cubic", SHORT)],
         )
         .goals(1.0, 0.9),
     );
@@ -421,7 +444,7 @@ const SHAPE: Shape = Shape {
 const LEGEND: &str = "\
 Each path as --faults writes it is in the JSON (`faults`). Data meets all of it, ACKs its delay, jitter and loss.
 fulmar reaches the wire by a link within the process, Linux by a TAP; the receiver is Linux on a TAP.
-short: 16 clients fetch answers of 14 KB, one connection each.";
+1k to 10m: 16 clients fetch answers of that size, one connection each.";
 
 #[cfg(test)]
 mod tests {
@@ -429,11 +452,13 @@ mod tests {
 
     #[test]
     fn every_path_is_read_and_has_a_name_of_its_own() {
-        let all: Vec<_> = PATHS.iter().chain([&SHORT, &SHARED]).collect();
+        let answers = ANSWERS.iter().map(|(name, _, text)| (*name, *text));
+        let all: Vec<_> = PATHS.iter().copied().chain([SHARED]).chain(answers).collect();
         for (name, text) in &all {
             assert!(text.parse::<FaultSpec>().is_ok(), "{name}");
             assert_eq!(all.iter().filter(|(n, _)| n == name).count(), 1);
         }
+        assert_eq!(ANSWERS[0].0, SHORT);
         assert!(QUICK_PATHS.iter().all(|q| PATHS.iter().any(|(n, _)| n == q)));
     }
 
