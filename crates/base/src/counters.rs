@@ -154,6 +154,12 @@ counters! {
     TcpDsacksIn, "tcp_dsacks_in";
     /// DSACK blocks sent.
     TcpDsacksOut, "tcp_dsacks_out";
+    /// Data segments received with a CE mark (RFC 3168).
+    TcpEcnMarksIn, "tcp_ecn_marks_in";
+    /// Segments received with ECE: the peer has received a CE mark.
+    TcpEcnEchoesIn, "tcp_ecn_echoes_in";
+    /// Reductions of a congestion window because of ECE.
+    TcpEcnReductions, "tcp_ecn_reductions";
     /// Bytes that arrived out of order.
     TcpOutOfOrderBytes, "tcp_out_of_order_bytes";
     /// Zero-window probes sent.

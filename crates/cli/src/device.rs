@@ -7,7 +7,7 @@ use crate::route_spec::{self, RouteSpec};
 use crate::sandbox::{self, DEFAULT_INTERFACE, FULMAR_ADDRESSES, KERNEL_ADDRESSES};
 use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
 use fulmar::devices::{ParseSpecError, Spec};
-use fulmar::{Cidr, CongestionControl, Device, Stack, TcpConfig, TcpStream, devices};
+use fulmar::{Cidr, CongestionControl, Device, EcnPolicy, Stack, TcpConfig, TcpStream, devices};
 use fulmar_netns::Netns;
 use std::fs::File;
 use std::io;
@@ -208,9 +208,12 @@ impl StackArgs {
         if let Some(mtu) = self.mtu {
             builder = builder.mtu(mtu);
         }
-        if let Some(congestion) = tcp.congestion {
-            builder = builder.tcp(TcpConfig { congestion, ..TcpConfig::default() });
-        }
+        let TcpConfig { congestion, ecn, .. } = TcpConfig::default();
+        builder = builder.tcp(TcpConfig {
+            congestion: tcp.congestion.unwrap_or(congestion),
+            ecn: tcp.ecn.unwrap_or(ecn),
+            ..TcpConfig::default()
+        });
         let stack = builder.build().map_err(|e| Failure::new(e.to_string()))?;
         route_spec::add_all(&stack, &self.routes)?;
         if let Some(metrics) = metrics {
@@ -327,6 +330,16 @@ pub struct TcpArgs {
     /// Congestion control: cubic, reno or bbr [default: cubic]
     #[arg(long, value_name = "NAME", value_parser = congestion)]
     congestion: Option<CongestionControl>,
+    /// Explicit congestion notification: off, accept (if the peer asks) or ask [default: accept]
+    #[arg(long, value_name = "POLICY", value_parser = ecn)]
+    ecn: Option<EcnPolicy>,
+}
+
+fn ecn(name: &str) -> Result<EcnPolicy, String> {
+    EcnPolicy::from_name(name).ok_or_else(|| {
+        let known: Vec<_> = EcnPolicy::ALL.iter().map(|p| p.name()).collect();
+        format!("unknown; there are {}", known.join(", "))
+    })
 }
 
 fn congestion(name: &str) -> Result<CongestionControl, String> {

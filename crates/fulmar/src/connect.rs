@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fulmar_tcp::{CongestionControl, Keepalive};
+use fulmar_tcp::{CongestionControl, EcnPolicy, Keepalive};
 
 use crate::stack::Stack;
 use crate::tcp::{TcpStream, open, valid_segment, valid_ttl};
@@ -20,6 +20,8 @@ pub struct ConnectOptions {
     pub nodelay: bool,
     /// See [`TcpStream::set_congestion`].
     pub congestion: Option<CongestionControl>,
+    /// Whether the SYN asks for explicit congestion notification (RFC 3168); [`crate::TcpConfig::ecn`] else.
+    pub ecn: Option<EcnPolicy>,
     /// See [`TcpStream::set_max_pacing_rate`]; bytes per second.
     pub max_pacing_rate: Option<u64>,
     /// See [`TcpStream::set_keepalive`].
@@ -60,6 +62,9 @@ impl TcpStream {
             tcb.set_notsent_low_water(options.notsent_low_water);
             if let Some(which) = options.congestion {
                 tcb.set_congestion(which);
+            }
+            if let Some(policy) = options.ecn {
+                tcb.set_ecn(policy);
             }
             if options.max_pacing_rate.is_some() {
                 tcb.set_max_pacing_rate(options.max_pacing_rate);

@@ -100,7 +100,9 @@ pub use fulmar_shard::{
 #[doc(hidden)]
 pub use fulmar_socket as socket_steps;
 pub use fulmar_socket::Ready;
-pub use fulmar_tcp::{Config as TcpConfig, CongestionControl, Info as TcpInfo, Keepalive};
+pub use fulmar_tcp::{
+    Config as TcpConfig, CongestionControl, EcnPolicy, Info as TcpInfo, Keepalive,
+};
 pub use fulmar_udp::BindOptions as UdpBindOptions;
 pub use listener::TcpListener;
 pub use loan::{Loan, Slices};

@@ -144,6 +144,7 @@ pub fn connection(i: &Info) -> Map<String, Value> {
         "retransmits": i.retransmits,
         "retransmitted_bytes": i.retransmitted_bytes,
         "recovering": i.recovering,
+        "ecn": i.ecn,
     });
     v.as_object().cloned().unwrap_or_default()
 }

@@ -132,6 +132,28 @@ impl Template {
     }
 }
 
+impl Template {
+    /// Sets ECT(0) (RFC 3168 section 5) in headers that [`Template::emit`] has written, for a template whose ECN
+    /// field is 0.
+    #[inline]
+    pub fn set_ect(&self, headers: &mut [u8]) {
+        let Some((_, network)) = headers.split_first_chunk_mut::<{ eth::HEADER_BYTES }>() else {
+            return;
+        };
+        match (&self.network, network) {
+            (Network::V4(_), [_, service, _, _, _, _, _, _, _, _, sum_hi, sum_lo, ..]) => {
+                *service |= 2;
+                // RFC 1624: the sum of the other words grows by 2.
+                let sum = u32::from(!u16::from_be_bytes([*sum_hi, *sum_lo])).saturating_add(2);
+                let folded = (sum & 0xffff).saturating_add(sum >> 16) as u16;
+                [*sum_hi, *sum_lo] = (!folded).to_be_bytes();
+            }
+            (Network::V6(_), [_, class_low, ..]) => *class_low |= 2 << 4,
+            _ => {}
+        }
+    }
+}
+
 impl Ip {
     /// Whether a template is still valid.
     #[inline]

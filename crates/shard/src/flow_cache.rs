@@ -10,6 +10,7 @@
 
 use fulmar_base::SlotId;
 use fulmar_netdev::Packet;
+use fulmar_tcp::EcnField;
 use fulmar_wire::predict::PredictedHeaders;
 use fulmar_wire::{eth, ipv4, tcp};
 
@@ -31,6 +32,8 @@ pub struct Predicted {
     pub id: SlotId,
     /// Its header.
     pub header: tcp::Header,
+    /// The ECN field of its IP header.
+    pub ecn: EcnField,
     /// Offset of its payload in the frame.
     pub payload_at: usize,
 }
@@ -65,7 +68,8 @@ impl FlowCache {
             return None;
         }
         let (header, bytes) = tcp::Header::parse(frame.get(l4..)?).ok()?;
-        Some(Predicted { id: known.id, header, payload_at: l4 + bytes })
+        let ecn = EcnField::of_bits(known.headers.ecn());
+        Some(Predicted { id: known.id, header, ecn, payload_at: l4 + bytes })
     }
 
     /// A segment was looked up and belongs to this connection.

@@ -254,7 +254,7 @@ impl Tcp {
                 }
             }
         }
-        self.connection_input(now, id, &seg.header, seg.payload, core);
+        self.connection_input(now, id, &seg.header, seg.ecn, seg.payload, core);
     }
 
     /// An ACK without a connection, at a listener that has sent cookies. A wrong one is answered by a
@@ -309,7 +309,7 @@ impl Tcp {
             l.syn_queue.counts.cookies_valid += 1;
         }
         let id = self.enter_embryo(listener, TcpEntry::new(tcb, path), core);
-        self.connection_input(now, id, &seg.header, seg.payload, core);
+        self.connection_input(now, id, &seg.header, seg.ecn, seg.payload, core);
     }
 
     /// A connection is complete: a passive one goes to its listener's accept queue.

@@ -500,6 +500,9 @@ pub struct FlowPath {
     pub generation: u64,
 }
 
+/// ECT(0) (RFC 3168 section 5).
+const ECT0: u8 = 2;
+
 /// The glue between a TCP connection's output and IP.
 pub struct TcpEmit<'a, P: Probe> {
     pub now: Instant,
@@ -525,12 +528,15 @@ impl<P: Probe> TcpEmit<'_, P> {
         counters: &mut Counters,
         seg: SegmentOut,
     ) -> Result<(), EmitError> {
-        let SegmentOut { mut chain, offload, .. } = seg;
+        let SegmentOut { mut chain, offload, ecn_capable } = seg;
         let (bytes, payload_bytes) = (template.header_bytes(), chain.len() as u16);
         let mut is_written = false;
         if let Ok(headers) = chain.prepend(bytes, pool, Purpose::Control) {
             let ident = self.ip.draw_ident_for(template);
             is_written = template.emit(payload_bytes, ident, headers).is_some();
+            if ecn_capable {
+                template.set_ect(headers);
+            }
         }
         if !is_written {
             counters.drop_packet(DropReason::NoBuffer);
@@ -578,7 +584,7 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
             zone: self.zone,
             protocol: fulmar_wire::protocol::TCP,
             ttl: self.ttl,
-            dscp_ecn: 0,
+            dscp_ecn: if seg.ecn_capable { ECT0 } else { 0 },
             chain: seg.chain,
             offload: seg.offload,
             traffic: self.traffic,

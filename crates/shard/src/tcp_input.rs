@@ -4,7 +4,7 @@ use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId, 
 use fulmar_ip::{Delivered, ErrorKind, Ip, QuotedError};
 use fulmar_mbuf::Chain;
 use fulmar_netdev::Packet;
-use fulmar_tcp::{IcmpError, TimeWaitVerdict, reset_for};
+use fulmar_tcp::{EcnField, IcmpError, TimeWaitVerdict, reset_for};
 use fulmar_wire::tcp;
 
 use crate::demux::BatchLookup;
@@ -21,6 +21,7 @@ use crate::wheel::TimerKey;
 pub(crate) struct Segment {
     pub key: FlowKey,
     pub header: tcp::Header,
+    pub ecn: EcnField,
     pub payload: Chain,
     /// It was sent to more than one station.
     pub is_group: bool,
@@ -50,7 +51,7 @@ impl Tcp {
             Some(id) => {
                 let changes = self.generations(&core.net.ip);
                 self.flow_cache.note(id, changes);
-                self.connection_input(now, id, &seg.header, seg.payload, core);
+                self.connection_input(now, id, &seg.header, seg.ecn, seg.payload, core);
             }
             None if self.time_wait.contains(&key) => self.time_wait_input(now, seg, core),
             None => self.listener_input(now, seg, core),
@@ -79,7 +80,7 @@ impl Tcp {
             return None;
         }
         payload.trim_front(segment.payload_at, &mut core.net.pool);
-        self.connection_input(now, segment.id, &segment.header, payload, core);
+        self.connection_input(now, segment.id, &segment.header, segment.ecn, payload, core);
         None
     }
 
@@ -89,6 +90,7 @@ impl Tcp {
         now: Instant,
         id: SlotId,
         header: &tcp::Header,
+        ecn: EcnField,
         payload: Chain,
         core: &mut Core<P>,
     ) {
@@ -96,7 +98,7 @@ impl Tcp {
             return core.net.pool.free(payload);
         };
         let mut env = core.net.env(now);
-        let events = entry.tcb.input(&mut env, header, payload);
+        let events = entry.tcb.input_with_ecn(&mut env, header, ecn, payload);
         if core.net.probe.stage(Stage::TransportInput).is_break() {
             return;
         }
@@ -258,7 +260,8 @@ impl<P: Probe> Net<P> {
         }
         let mut payload = core::mem::take(&mut d.chain);
         payload.trim_front(bytes, &mut self.pool);
-        Some(Segment { key, header, payload, is_group: d.is_group })
+        let ecn = EcnField::of_bits(d.ecn);
+        Some(Segment { key, header, ecn, payload, is_group: d.is_group })
     }
 }
 

@@ -59,6 +59,8 @@ pub struct Config {
     pub sack: bool,
     /// Congestion control. Default CUBIC, as Linux.
     pub congestion: CongestionControl,
+    /// Explicit congestion notification (RFC 3168). Default: if the peer asks, as Linux.
+    pub ecn: crate::EcnPolicy,
     /// The largest rate of sending, bytes per second ([`crate::Tcb::set_max_pacing_rate`]). Default
     /// none.
     pub max_pacing_rate: Option<u64>,
@@ -85,6 +87,7 @@ impl Default for Config {
             timestamps: true,
             sack: true,
             congestion: CongestionControl::Cubic,
+            ecn: crate::EcnPolicy::Accept,
             max_pacing_rate: None,
         }
     }

@@ -146,6 +146,12 @@ pub(crate) trait Controller {
     /// A loss episode starts: segments were found lost that were sent after the last episode.
     fn on_loss(&mut self);
 
+    /// The path has marked data with CE (RFC 3168), at most once per round trip. RFC 8511 section 2: the reduction
+    /// may be smaller than that for a loss.
+    fn on_ecn(&mut self, _now: Instant) {
+        self.on_loss();
+    }
+
     /// A tail loss probe has repaired a loss. No episode follows.
     fn on_repaired_loss(&mut self) {
         self.on_loss();
@@ -258,6 +264,11 @@ macro_rules! controllers {
             /// See [`Controller::on_lost`].
             pub(crate) fn on_lost(&mut self, lost: &Lost) {
                 match self { $(Congestion::$variant(c) => c.on_lost(lost),)* }
+            }
+
+            /// See [`Controller::on_ecn`].
+            pub(crate) fn on_ecn(&mut self, now: Instant) {
+                match self { $(Congestion::$variant(c) => c.on_ecn(now),)* }
             }
 
             /// See [`Controller::on_repaired_loss`].

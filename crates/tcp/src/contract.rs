@@ -101,6 +101,32 @@ pub struct Env<'a> {
     pub window: &'a mut WindowBudget,
 }
 
+/// The ECN field of an IP header (RFC 3168 section 5).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum EcnField {
+    /// Not-ECT: routers drop instead of marking.
+    #[default]
+    NotEct,
+    /// ECT(1).
+    Ect1,
+    /// ECT(0).
+    Ect0,
+    /// CE: a router was congested.
+    Ce,
+}
+
+impl EcnField {
+    /// The lower two bits of type of service or traffic class.
+    pub const fn of_bits(bits: u8) -> EcnField {
+        match bits & 3 {
+            0 => EcnField::NotEct,
+            1 => EcnField::Ect1,
+            2 => EcnField::Ect0,
+            _ => EcnField::Ce,
+        }
+    }
+}
+
 /// An outgoing segment.
 pub struct SegmentOut {
     /// The TCP header in an mbuf of its own, with [`HEADROOM`] bytes in front of it, then
@@ -111,6 +137,8 @@ pub struct SegmentOut {
     /// pseudo-header length is then that of the super-segment, as in virtio-net. Offsets count from
     /// the TCP header.
     pub offload: Offload,
+    /// Sent with ECT(0).
+    pub ecn_capable: bool,
 }
 
 /// Headroom in front of the TCP header, bytes: virtio-net (12), Ethernet (14), IPv6 (40) and slack.

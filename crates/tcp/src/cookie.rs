@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! ISS    base of the flow (RFC 6528) +  | period, 8 bits | (MAC + MSS index), 24 bits |
-//! TSval  | clock, 26 bits | 0, for ECN | SACK permitted | window scale, 4 bits; 15: none |
+//! TSval  | clock, 26 bits | ECN | SACK permitted | window scale, 4 bits; 15: none |
 //! ```
 //!
 //! Inputs: a SYN, or an ACK that matches no connection, and two keyed hashes of its flow; the
@@ -13,8 +13,8 @@
 //! each four of 2^24 tags.
 //!
 //! The period replaces the upper bits of the 4 microsecond clock of RFC 6528, so the initial
-//! sequence numbers of a flow still increase with time. Window scale and SACK permitted are encoded
-//! in the timestamp; a peer without timestamps gets neither, as on Linux. The timestamp sent is the
+//! sequence numbers of a flow still increase with time. Window scale, SACK permitted and ECN are encoded
+//! in the timestamp; a peer without timestamps gets none of them, as on Linux. The timestamp sent is the
 //! latest value with the required low bits, at most 64 ms in the past, so it never runs ahead of
 //! the connection's timestamp clock.
 //!
@@ -22,6 +22,7 @@
 
 use crate::Config;
 use crate::contract::{PathInfo, WindowBudget};
+use crate::ecn::{EcnPolicy, asks};
 use fulmar_base::{Duration, Instant, SeqNum};
 use fulmar_wire::tcp::{Flags, Header, Options, Timestamps};
 
@@ -41,6 +42,7 @@ const MSS_V6: [u16; 4] = [1220, 1360, 1420, 1440];
 const TS_MASK: u32 = 0x3f;
 const TS_SCALE: u32 = 0xf;
 const TS_SACK: u32 = 0x10;
+const TS_ECN: u32 = 0x20;
 /// Bits of the cookie below the period: the tag.
 const TAG_MASK: u32 = 0x00ff_ffff;
 const PERIOD_SHIFT: u32 = 24;
@@ -107,9 +109,10 @@ fn accepted(cfg: &Config, syn: &Options) -> Options {
 }
 
 /// The option bits of the timestamp.
-fn timestamp_bits(o: &Options) -> u32 {
+fn timestamp_bits(o: &Options, uses_ecn: bool) -> u32 {
     let scale = o.window_scale.map_or(TS_SCALE, u32::from);
-    scale | if o.sack_permitted { TS_SACK } else { 0 }
+    let sack = if o.sack_permitted { TS_SACK } else { 0 };
+    scale | sack | if uses_ecn { TS_ECN } else { 0 }
 }
 
 /// The option bits as MAC input: 0 without timestamps.
@@ -131,7 +134,8 @@ pub fn cookie_syn_ack(
     let CookieHashes { base, ts_offset } = hashes;
     let is_v6 = path.ip_header_bytes != 20;
     let accepted = accepted(cfg, &syn.options);
-    let bits = accepted.timestamps.map(|_| timestamp_bits(&accepted));
+    let uses_ecn = accepted.timestamps.is_some() && cfg.ecn != EcnPolicy::Off && asks(syn.flags);
+    let bits = accepted.timestamps.map(|_| timestamp_bits(&accepted, uses_ecn));
     let timestamps = accepted.timestamps.zip(bits).map(|(theirs, bits)| {
         let clock = now.as_millis_u32().wrapping_add(ts_offset);
         let back = clock.wrapping_sub(bits) & TS_MASK;
@@ -145,7 +149,7 @@ pub fn cookie_syn_ack(
         dst_port: syn.src_port,
         seq: SeqNum(base.wrapping_add(period << PERIOD_SHIFT).wrapping_add(tag)),
         ack: SeqNum(syn.seq.0.wrapping_add(1)),
-        flags: Flags::SYN | Flags::ACK,
+        flags: Flags::SYN | Flags::ACK | if uses_ecn { Flags::ECE } else { Flags::default() },
         window: window_in_syn(cfg, path, budget),
         urgent: 0,
         options: Options {
@@ -198,7 +202,12 @@ pub fn check_cookie(
     let scale = bits.map(|b| b & TS_SCALE).filter(|scale| *scale != TS_SCALE);
     CookieVerdict::Valid(Header {
         seq: peer_iss,
-        flags: Flags::SYN,
+        flags: Flags::SYN
+            | if bits.is_some_and(|b| b & TS_ECN != 0) {
+                Flags::ECE | Flags::CWR
+            } else {
+                Flags::default()
+            },
         window: ack.window,
         options: Options {
             mss: Some(mss),

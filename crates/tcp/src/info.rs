@@ -67,6 +67,8 @@ pub struct Info {
     pub timestamps: bool,
     /// SACK was negotiated.
     pub sack: bool,
+    /// ECN was negotiated (RFC 3168).
+    pub ecn: bool,
     /// Window scale: ours, the peer's.
     pub window_scales: (u8, u8),
     /// Bytes that the peer has acknowledged since the connection began. Its end counts as one.
@@ -109,6 +111,7 @@ impl Tcb {
             recv_buffer_bytes: self.recv_limit,
             timestamps: self.ts.on,
             sack: self.sack_on,
+            ecn: self.ecn.is_on,
             window_scales: (self.scale.rcv, self.scale.snd),
             // The SYN is position 0.
             acked_bytes: self.snd_una.saturating_sub(1),

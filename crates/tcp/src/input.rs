@@ -15,7 +15,7 @@ pub(crate) mod icmp;
 mod synsent;
 
 use crate::Tcb;
-use crate::contract::{Env, Events, State};
+use crate::contract::{EcnField, Env, Events, State};
 pub(crate) use data::{MAX_WASTE_FRACTION, SHARED_BLOCK_BYTES};
 use fulmar_base::{Counter, DropReason};
 use fulmar_mbuf::Chain;
@@ -24,6 +24,8 @@ use fulmar_wire::tcp::{Flags, Header};
 /// A segment passing through the steps.
 pub(crate) struct Segment<'a> {
     pub hdr: &'a Header,
+    /// The ECN field of its IP packet.
+    pub ecn: EcnField,
     /// First byte relative to `rcv_nxt`; not negative once trimmed.
     pub offset: i64,
     /// The payload, less what was trimmed.
@@ -52,21 +54,40 @@ impl Tcb {
     /// follows the header and may be empty; it is consumed.
     #[inline]
     pub fn input(&mut self, env: &mut Env, hdr: &Header, payload: Chain) -> Events {
+        self.input_with_ecn(env, hdr, EcnField::NotEct, payload)
+    }
+
+    /// As [`Tcb::input`], with the ECN field of the IP packet.
+    #[inline]
+    pub fn input_with_ecn(
+        &mut self,
+        env: &mut Env,
+        hdr: &Header,
+        ecn: EcnField,
+        payload: Chain,
+    ) -> Events {
         env.counters.count(Counter::TcpSegmentsIn);
         self.pacing.look(env.now);
-        let events = if self.is_predicted(hdr, payload.len()) {
+        let events = if ecn != EcnField::Ce && self.is_predicted(hdr, payload.len()) {
             self.input_predicted(env, hdr, payload)
         } else {
-            self.input_general(env, hdr, payload)
+            self.input_general(env, hdr, ecn, payload)
         };
         self.rearm(env.now);
         events
     }
 
     #[inline(never)]
-    fn input_general(&mut self, env: &mut Env, hdr: &Header, payload: Chain) -> Events {
+    fn input_general(
+        &mut self,
+        env: &mut Env,
+        hdr: &Header,
+        ecn: EcnField,
+        payload: Chain,
+    ) -> Events {
         let mut seg = Segment {
             hdr,
+            ecn,
             offset: i64::from(hdr.seq.distance(self.peer_seq_of(self.rcv_nxt))),
             payload,
             fin: hdr.flags.contains(Flags::FIN),
@@ -103,6 +124,7 @@ impl Tcb {
         let ahead = self.check_ack(env, seg)?;
         self.update_ts_recent(env, seg);
         self.process_ack(env, seg, ahead);
+        self.process_ecn(env, seg);
         self.process_urgent(seg);
         self.process_data(env, seg)?;
         self.process_fin(env, seg);

@@ -1,7 +1,7 @@
 //! The TCP engine: RFC 9293 with window scaling and timestamps (RFC 7323), selective
 //! acknowledgements (RFC 2018, RFC 2883), loss recovery by RACK-TLP (RFC 8985) and proportional
-//! rate reduction (RFC 9937), congestion control (CUBIC of RFC 9438, NewReno) and the defences of
-//! RFC 5961.
+//! rate reduction (RFC 9937), congestion control (CUBIC of RFC 9438, NewReno, BBR), explicit congestion
+//! notification (RFC 3168) and the defences of RFC 5961.
 //!
 //! A [`Tcb`] is a state machine. Inputs: segments, time and user calls. Outputs: segments (through
 //! [`Emit`]), deadlines and [`Events`]. No I/O, no clock, no lock, no randomness, no callback but
@@ -24,7 +24,7 @@
 //! decision, one header mbuf and one payload reference per 64 KiB.
 //!
 //! **Not here.** Listening sockets and SYN queues (`shard`; SYN cookies are computed here), the
-//! choice of initial sequence numbers (RFC 6528, the caller), routing, ECN.
+//! choice of initial sequence numbers (RFC 6528, the caller), routing.
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
@@ -40,6 +40,7 @@ mod congestion;
 mod contract;
 mod cookie;
 mod delivery;
+mod ecn;
 mod embryo;
 mod expire;
 mod info;
@@ -61,12 +62,13 @@ mod window;
 pub use config::Config;
 pub use congestion::CongestionControl;
 pub use contract::{
-    ConnError, Emit, EmitError, Env, Events, HEADROOM, IcmpError, PathInfo, SegmentOut, Sent,
-    State, WindowBudget,
+    ConnError, EcnField, Emit, EmitError, Env, Events, HEADROOM, IcmpError, PathInfo, SegmentOut,
+    Sent, State, WindowBudget,
 };
 pub use cookie::{
     COOKIE_LIFETIME, CookieHashes, CookieInput, CookieVerdict, check_cookie, cookie_syn_ack,
 };
+pub use ecn::EcnPolicy;
 pub use info::Info;
 pub use keepalive::Keepalive;
 pub use segment::{control_segment, reset_for, verify_checksum};

@@ -154,11 +154,16 @@ impl Tcb {
 
     fn flags_for(&self, plan: &Plan) -> Flags {
         match plan.kind {
-            SegmentKind::Syn if matches!(self.state, State::SynSent) => return Flags::SYN,
-            SegmentKind::Syn => return Flags::SYN | Flags::ACK,
+            SegmentKind::Syn if matches!(self.state, State::SynSent) => {
+                return Flags::SYN | self.ecn_syn_flags();
+            }
+            SegmentKind::Syn => return Flags::SYN | Flags::ACK | self.ecn_syn_flags(),
             _ => {}
         }
-        let mut flags = Flags::ACK;
+        let mut flags = Flags::ACK | self.ece_flag();
+        if plan.is_new_data() {
+            flags |= self.cwr_flag();
+        }
         if plan.fin {
             flags |= Flags::FIN;
         }
@@ -220,7 +225,7 @@ impl Tcb {
         let is_v4 = self.path.ip_header_bytes == 20;
         let kind = if is_v4 { GsoKind::TcpV4 } else { GsoKind::TcpV6 };
         let offload = offload(hdr, plan.bytes, self.full_segment_bytes(), kind);
-        Ok(SegmentOut { chain, offload })
+        Ok(SegmentOut { chain, offload, ecn_capable: self.ecn.is_on && plan.is_new_data() })
     }
 
     fn payload(&self, pool: &mut Pool, plan: &Plan) -> Result<Chain, NoBuffer> {
@@ -306,6 +311,9 @@ impl Tcb {
         self.sample_sent(end, plan.bytes as u64, env.now, within);
         self.pace_sent(plan.bytes as u64, env.now);
         self.fin_sent |= plan.fin;
+        if plan.is_new_data() {
+            self.on_cwr_sent();
+        }
         self.due.probe = false;
         if !plan.bytes.is_multiple_of(self.full_segment_bytes().max(1)) {
             self.send_marks.small_end = end;
@@ -356,7 +364,11 @@ impl Tcb {
             self.due.reset = None;
             return Ok(());
         };
-        let seg = SegmentOut { chain: Chain::from(mbuf), offload: checksum_offload() };
+        let seg = SegmentOut {
+            chain: Chain::from(mbuf),
+            offload: checksum_offload(),
+            ecn_capable: false,
+        };
         if out.emit(env.pool, env.counters, seg) == Err(EmitError::Full) {
             return Err(Sent::More);
         }

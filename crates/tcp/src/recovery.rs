@@ -99,6 +99,11 @@ impl Recovery {
         }
     }
 
+    /// Whether there is no loss episode.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.mode, Mode::Open)
+    }
+
     /// Open, no duplicate acknowledgement counted, no probe outstanding.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
@@ -291,6 +296,7 @@ impl Tcb {
         self.recovery.first_due = true;
         self.recovery.tlp = Tlp::new();
         self.congestion.on_loss();
+        self.on_window_reduced();
         self.times.timed = None;
         counters.count(Counter::TcpFastRetransmits);
     }
@@ -304,6 +310,7 @@ impl Tcb {
         }
         let is_same_episode = matches!(self.recovery.mode, Mode::Fast);
         self.congestion.on_timeout(is_repeated || is_same_episode);
+        self.on_window_reduced();
         // The peer may renege on SACKed data (RFC 2018 section 8). It has reneged if it SACKed the
         // byte at `snd_una`. After a second time-out reneging is assumed.
         if is_repeated || self.sacked.has_reneged() {

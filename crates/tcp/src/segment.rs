@@ -77,7 +77,7 @@ pub fn control_segment(
     hdr: &Header,
 ) -> Result<SegmentOut, NoBuffer> {
     let mbuf = header_mbuf(pool, pseudo_sum(key), hdr, hdr.header_bytes())?;
-    Ok(SegmentOut { chain: Chain::from(mbuf), offload: checksum_offload() })
+    Ok(SegmentOut { chain: Chain::from(mbuf), offload: checksum_offload(), ecn_capable: false })
 }
 
 /// The reset that answers a segment without a connection (RFC 9293 section 3.10.7.1). `None` if the

@@ -23,6 +23,7 @@ use crate::arith::div_rem;
 use crate::congestion::Congestion;
 use crate::contract::{ConnError, PathInfo, State};
 use crate::delivery::Delivery;
+use crate::ecn::Ecn;
 use crate::input::icmp::PathMtuDiscovery;
 use crate::keepalive::Keepalive;
 use crate::pacing::Pacing;
@@ -258,6 +259,7 @@ pub struct Tcb {
     pub(crate) ts: TimestampState,
     pub(crate) scale: WindowScale,
     pub(crate) sack_on: bool,
+    pub(crate) ecn: Ecn,
     pub(crate) rtt: Rtt,
     pub(crate) times: EventTimes,
     pub(crate) congestion: Congestion,
@@ -371,6 +373,7 @@ impl Tcb {
             scale: WindowScale { snd: 0, rcv: cfg.window_scale(), both: false },
             ts: TimestampState { on: cfg.timestamps, offset: ts_offset, recent: 0, recent_at: now },
             sack_on: cfg.sack,
+            ecn: Ecn::default(),
             rtt: Rtt::new(cfg),
             times: EventTimes {
                 timed: None,
@@ -418,6 +421,7 @@ impl Tcb {
         self.snd_wnd = u64::from(syn.window);
         self.max_snd_wnd = self.snd_wnd;
         self.accept_options(&syn.options, now);
+        self.negotiate_ecn(syn.flags);
         self.update_segment_sizes();
     }
 

@@ -1,6 +1,7 @@
 //! User calls, made by `socket` under the shard lock.
 
 use crate::contract::{ConnError, Env, State};
+use crate::ecn::EcnPolicy;
 use crate::tcb::{QUICK_ACKS, ResetDue};
 use crate::timers::Timer;
 use crate::{CongestionControl, Tcb};
@@ -346,6 +347,11 @@ impl Tcb {
     /// Committed bytes not yet sent.
     pub(crate) fn unsent_bytes(&self) -> u64 {
         self.send_end().saturating_sub(self.snd_nxt)
+    }
+
+    /// Whether the SYN asks for ECN, and whether that of the peer is agreed to. No effect once the handshake is over.
+    pub fn set_ecn(&mut self, policy: EcnPolicy) {
+        self.cfg.ecn = policy;
     }
 
     /// TCP_MAXSEG: segments of at most so many bytes, options of the TCP header included, and the MSS option if it is

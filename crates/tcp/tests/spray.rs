@@ -35,7 +35,7 @@ fn near() -> impl Strategy<Value = u32> {
 
 fn segment() -> impl Strategy<Value = Seg> {
     let flags = prop_oneof![
-        8 => Just(0x10u8), 3 => Just(0x18), 2 => Just(0x11), 1 => Just(0x02), 1 => Just(0x12),
+        8 => Just(0x10u8), 2 => Just(0x50), 1 => Just(0x90), 3 => Just(0x18), 2 => Just(0x11), 1 => Just(0x02), 1 => Just(0x12),
         1 => Just(0x04), 1 => Just(0x14), 3 => any::<u8>(),
     ];
     let len =
@@ -57,6 +57,7 @@ fn segment() -> impl Strategy<Value = Seg> {
             sack,
             urgent,
             gso: None,
+            ecn: EcnField::of_bits((win >> 4) as u8),
         },
     )
 }

@@ -78,6 +78,7 @@ fn a_process_that_was_stopped_retransmits_before_it_gives_up() {
     t.write(10);
     send!(t, "PA", seq = 1, len = 10);
     t.tcb.set_user_timeout(TEN);
+    t.output();
     // No timer runs meanwhile.
     t.sleep_us(1_000_000_000);
     t.wait(1);

@@ -84,6 +84,16 @@ impl PredictedHeaders {
         }
     }
 
+    /// The ECN field of the IP header (RFC 3168 section 5).
+    #[inline]
+    pub fn ecn(&self) -> u8 {
+        match &self.0 {
+            Front::V4(front) => front[eth::HEADER_BYTES + 1] & 3,
+            // Traffic class: the low half of the first byte, the high half of the second.
+            Front::V6(front) => front[eth::HEADER_BYTES + 1] >> 4 & 3,
+        }
+    }
+
     /// Whether the IP header has a checksum of its own, which is not verified here.
     #[inline]
     pub fn is_v4(&self) -> bool {

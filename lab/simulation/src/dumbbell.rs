@@ -21,7 +21,7 @@ use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::impair::PathCounts;
 use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
 use fulmar_socket::Step;
-use fulmar_tcp::CongestionControl;
+use fulmar_tcp::{CongestionControl, EcnPolicy};
 
 pub use cells::cells;
 
@@ -202,7 +202,7 @@ fn address(station: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 0, 0, station + 1))
 }
 
-fn shard(station: u8, device: SimLink) -> Shard {
+fn shard(station: u8, device: SimLink, ecn: EcnPolicy) -> Shard {
     let pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(POOL_BYTES) };
     let mut config = StackConfig {
         addresses: vec![IfAddr { addr: address(station), prefix_len: 24 }],
@@ -210,6 +210,7 @@ fn shard(station: u8, device: SimLink) -> Shard {
         secrets: Some(Secrets::for_simulation(u64::from(station) + 1)),
         ..StackConfig::default()
     };
+    config.tcp.ecn = ecn;
     config.tcp.send_buffer_bytes = BUFFER_BYTES;
     config.tcp.recv_buffer_bytes = BUFFER_BYTES;
     Shard::new(config, Box::new(device), START).expect("a shard")
@@ -227,7 +228,9 @@ impl<'a> World<'a> {
         };
         let link = LinkConfig { mtu: 1500, ..LinkConfig::default() };
         let (near, far) = sim_pair_each_way(7, [&cell.path, &back], &link);
-        let mut receiver = shard(1, far);
+        // Senders ask for ECN where the queue marks.
+        let ecn = if cell.path.ecn { EcnPolicy::Ask } else { EcnPolicy::Accept };
+        let mut receiver = shard(1, far, EcnPolicy::Accept);
         let at = SocketAddr::new(address(1), PORT);
         let options = ListenOptions { backlog: 1024, ..ListenOptions::default() };
         let listener = receiver.tcp_listen(at, options).expect("a free port");
@@ -235,7 +238,7 @@ impl<'a> World<'a> {
             cell,
             now: START,
             path: near.sent_path(),
-            sender: shard(0, near),
+            sender: shard(0, near, ecn),
             receiver,
             listener,
             flows: Vec::new(),

@@ -10,6 +10,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod ecn;
 mod errno;
 mod faults;
 mod listen;
@@ -25,7 +26,7 @@ mod tcp;
 mod udp;
 
 use fulmar::devices::{self, impair::Impairments};
-use fulmar::{Device, Stack};
+use fulmar::{Device, Stack, TcpConfig};
 
 use namespace::ip;
 
@@ -56,8 +57,13 @@ fn tap(name: &str, kernel: &str, kernel6: &str) -> Box<dyn Device> {
 }
 
 fn stack_on(device: Box<dyn Device>) -> Stack {
+    stack_of(device, TcpConfig::default())
+}
+
+fn stack_of(device: Box<dyn Device>, tcp: TcpConfig) -> Stack {
     Stack::builder()
         .device(device)
+        .tcp(tcp)
         .address(format!("{OURS}/24").parse().unwrap())
         .address(format!("{OURS6}/64").parse().unwrap())
         .exit_drain(support::PATIENCE)
@@ -68,6 +74,12 @@ fn stack_on(device: Box<dyn Device>) -> Stack {
 
 fn stack() -> Stack {
     stack_on(tap("fulmar0", KERNEL, KERNEL6))
+}
+
+/// The same on a bad network, with TCP configured.
+fn stack_with(seed: u64, rates: &Impairments, tcp: TcpConfig) -> Stack {
+    let device = tap("fulmar0", KERNEL, KERNEL6);
+    stack_of(devices::impaired(device, seed, rates, rates), tcp)
 }
 
 /// The same on a bad network.

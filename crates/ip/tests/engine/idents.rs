@@ -105,3 +105,35 @@ fn a_template_draws_identifications_like_the_slow_path() {
     }
     h.end();
 }
+
+#[test]
+fn a_template_that_sets_ect_writes_what_the_slow_path_writes() {
+    let mut h = Host::with_resolved_neighbours();
+    for (src, dst) in [(OUR4, PEER4), (OUR6, PEER6)] {
+        let p = h.udp_to(src, dst, 10);
+        h.send(p).unwrap();
+        h.sent();
+        for service in [0u8, 0xb8, 0xfc] {
+            let flow = |dscp_ecn| Flow {
+                src: ip(src),
+                dst: ip(dst),
+                zone: 0,
+                ports: (1, 2),
+                protocol: protocol::TCP,
+                ttl: None,
+                dscp_ecn,
+                dont_fragment: true,
+            };
+            for bytes in [0u16, 8, 0x1234, 0xff00] {
+                let [mut patched, mut built] = [[0; 54]; 2];
+                let plain = h.ip.build_template(&flow(service), h.now).unwrap();
+                plain.emit(bytes, 0, &mut patched).unwrap();
+                plain.set_ect(&mut patched);
+                let marked = h.ip.build_template(&flow(service | 2), h.now).unwrap();
+                marked.emit(bytes, 0, &mut built).unwrap();
+                assert_eq!(patched, built, "{dst} {service} {bytes}");
+            }
+        }
+    }
+    h.end();
+}

@@ -11,7 +11,8 @@
 //!   [`FullPipe::update`](model::FullPipe::update).
 //! - The random parts of waiting times come from a hash of time and deliveries: the engine has no
 //!   randomness.
-//! - There is no response to ECN: marks do not reach a controller yet.
+//! - The draft responds to the share of marked bytes. RFC 3168 reports one mark per round trip, which counts as a
+//!   lossy round, and ends Startup and a probe for bandwidth.
 
 mod bounds;
 mod model;
@@ -238,6 +239,11 @@ impl Controller for Bbr {
             self.save_state();
         }
         self.loss.is_recovering = true;
+    }
+
+    fn on_ecn(&mut self, now: Instant) {
+        self.note_loss();
+        self.end_acceleration(now);
     }
 
     fn on_repaired_loss(&mut self) {

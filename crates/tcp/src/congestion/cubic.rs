@@ -15,8 +15,10 @@ use super::{Ack, Controller, Window};
 use crate::arith::div_rem;
 use fulmar_base::{Duration, Instant};
 
-/// beta_cubic = 0.7 (section 4.6), in tenths.
-const BETA_TENTHS: u64 = 7;
+/// beta_cubic = 0.7 (section 4.6), in hundredths.
+const BETA_HUNDREDTHS: u64 = 70;
+/// beta_ecn = 0.85 (RFC 8511 section 3.1), in hundredths.
+const BETA_ECN_HUNDREDTHS: u64 = 85;
 /// (1 + beta) / 2 for fast convergence (section 4.7), in hundredths.
 const FAST_CONVERGENCE_HUNDREDTHS: u64 = 85;
 /// alpha_cubic = 3 (1 - beta) / (1 + beta) = 9/17 (section 4.3).
@@ -121,6 +123,19 @@ impl Cubic {
         self.curve.est_carry = carry;
         self.curve.w_est = self.curve.w_est.saturating_add(step).min(MAX_CWND);
     }
+
+    /// Multiplicative decrease and fast convergence (sections 4.6 and 4.7).
+    fn reduce(&mut self, beta_hundredths: u64) {
+        let (cwnd, curve) = (self.window.cwnd, &mut self.curve);
+        curve.cwnd_prior = cwnd;
+        curve.w_max = if cwnd < curve.w_max {
+            cwnd.saturating_mul(FAST_CONVERGENCE_HUNDREDTHS) / 100
+        } else {
+            cwnd
+        };
+        curve.epoch = None;
+        self.window.reduce_to(cwnd.saturating_mul(beta_hundredths) / 100);
+    }
 }
 
 impl Controller for Cubic {
@@ -144,15 +159,13 @@ impl Controller for Cubic {
     /// Multiplicative decrease and fast convergence (sections 4.6 and 4.7).
     fn on_loss(&mut self) {
         self.saved = Some((self.window, self.curve));
-        let (cwnd, curve) = (self.window.cwnd, &mut self.curve);
-        curve.cwnd_prior = cwnd;
-        curve.w_max = if cwnd < curve.w_max {
-            cwnd.saturating_mul(FAST_CONVERGENCE_HUNDREDTHS) / 100
-        } else {
-            cwnd
-        };
-        curve.epoch = None;
-        self.window.reduce_to(cwnd.saturating_mul(BETA_TENTHS) / 10);
+        self.reduce(BETA_HUNDREDTHS);
+    }
+
+    /// RFC 8511 section 3.1. Never spurious.
+    fn on_ecn(&mut self, _now: Instant) {
+        self.saved = None;
+        self.reduce(BETA_ECN_HUNDREDTHS);
     }
 
     /// Section 4.8: as after a loss, then slow start from one segment (RFC 5681 section 3.1).

@@ -3,6 +3,7 @@
 use super::window::MAX_CWND;
 use super::{Ack, Controller, Window};
 use crate::arith::div_rem;
+use fulmar_base::Instant;
 
 /// The state of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +49,13 @@ impl Controller for NewReno {
     fn on_loss(&mut self) {
         self.saved = Some(self.window);
         self.window.reduce_to(self.window.cwnd / 2);
+        self.acked = 0;
+    }
+
+    /// RFC 8511 section 3.1: four fifths of the window. Never spurious.
+    fn on_ecn(&mut self, _now: Instant) {
+        self.saved = None;
+        self.window.reduce_to(self.window.cwnd.saturating_mul(4) / 5);
         self.acked = 0;
     }
 

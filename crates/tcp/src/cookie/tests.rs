@@ -83,11 +83,15 @@ proptest! {
         options in options(),
         (iss, ms, base) in any::<(u32, u32, u32)>(),
         is_v6: bool,
+        asks_ecn: bool,
         later in 0u64..64_000,
     ) {
         let cfg = Config::default();
         let path = PathInfo { ip_header_bytes: if is_v6 { 40 } else { 20 }, ..PATH };
-        let syn = Header { seq: SeqNum(iss), ..syn(options) };
+        let mut syn = Header { seq: SeqNum(iss), ..syn(options) };
+        if asks_ecn {
+            syn.flags |= Flags::ECE | Flags::CWR;
+        }
         let now = Instant::from_millis(ms.into());
         let reply = cookie_syn_ack(&cfg, &path, &BUDGET, &syn, now, CookieHashes { base, ts_offset: OFFSET }, mac);
         let ack = ack_of(&syn, &reply);
@@ -108,6 +112,8 @@ proptest! {
         prop_assert_eq!(got.sack_permitted, options.sack_permitted && carried);
         prop_assert_eq!(reply.options.sack_permitted, got.sack_permitted);
         prop_assert_eq!(got.timestamps.is_some(), carried);
+        prop_assert_eq!(asks(back.flags), asks_ecn && carried);
+        prop_assert_eq!(reply.flags.contains(Flags::ECE), asks_ecn && carried);
     }
 
     #[test]

@@ -39,6 +39,12 @@ impl Plan {
         Plan { pos, bytes: 0, fin: false, kind: SegmentKind::Ack }
     }
 
+    /// Data that is sent for the first time.
+    #[inline]
+    pub(crate) fn is_new_data(&self) -> bool {
+        self.bytes > 0 && matches!(self.kind, SegmentKind::New)
+    }
+
     /// The position after the segment, its FIN included.
     pub(crate) fn end(&self) -> u64 {
         self.pos.saturating_add(self.bytes as u64).saturating_add(u64::from(self.fin))

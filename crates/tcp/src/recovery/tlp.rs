@@ -67,6 +67,7 @@ impl Tcb {
         }
         if repaired && matches!(self.recovery.mode, Mode::Open) {
             self.congestion.on_repaired_loss();
+            self.on_window_reduced();
         }
         self.recovery.tlp.end = None;
     }

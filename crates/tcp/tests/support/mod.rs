@@ -35,6 +35,8 @@ pub struct Seg {
     pub urgent: u16,
     /// Payload of each packet, for a super-segment.
     pub gso: Option<u16>,
+    /// The ECN field of its IP packet.
+    pub ecn: EcnField,
 }
 
 pub fn flags(letters: &str) -> Flags {
@@ -46,6 +48,8 @@ pub fn flags(letters: &str) -> Flags {
             'P' => Flags::PSH,
             'A' => Flags::ACK,
             'U' => Flags::URG,
+            'E' => Flags::ECE,
+            'W' => Flags::CWR,
             c => panic!("no flag {c}"),
         }
     })
@@ -98,6 +102,7 @@ impl Emit for Out {
             sack: h.options.sack.iter().map(|b| (rel(b.0, PEER_ISS), rel(b.1, PEER_ISS))).collect(),
             urgent: h.urgent,
             gso: seg.offload.gso.map(|g| g.segment_bytes),
+            ecn: if seg.ecn_capable { EcnField::Ect0 } else { EcnField::NotEct },
         });
         Ok(())
     }
@@ -238,7 +243,7 @@ impl Trace {
     pub fn input(&mut self, seg: Seg) {
         let hdr = header(&seg);
         let payload = self.payload(seg.seq, seg.len);
-        self.events = self.env(|tcb, env, _, _| tcb.input(env, &hdr, payload));
+        self.events = self.env(|tcb, env, _, _| tcb.input_with_ecn(env, &hdr, seg.ecn, payload));
     }
 
     /// Whether received segments use the control reserve, as small ones do when the receive share

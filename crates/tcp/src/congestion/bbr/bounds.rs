@@ -6,6 +6,7 @@ use super::model::{INFINITE, percent};
 use super::states::State;
 use crate::arith::div_rem;
 use crate::congestion::{Lost, Sample};
+use fulmar_base::Instant;
 
 /// BBR.LossThresh, percent.
 const LOSS_PERCENT: u64 = 2;
@@ -173,6 +174,21 @@ impl Machine {
         if self.state == State::Up {
             self.undo.state = Some(State::Up);
             self.start_down(lost.now);
+        }
+    }
+
+    /// The path is congested: Startup and a probe for bandwidth end.
+    pub(super) fn end_acceleration(&mut self, now: Instant) {
+        match self.state {
+            State::Startup => self.full.was_reached = true,
+            State::Up => {
+                self.cycle.was_too_high = true;
+                self.cycle.is_probe_sample = false;
+                let least = percent(self.target_inflight(), BETA_PERCENT);
+                self.bounds.inflight_long = self.latest.in_flight.max(least);
+                self.start_down(now);
+            }
+            _ => {}
         }
     }
 

@@ -174,7 +174,7 @@ impl Endpoint {
             }
             env.counters.count(Counter::TcpSegmentsIn);
             tcb.pacing.look(env.now);
-            let events = tcb.input_general(env, hdr, payload);
+            let events = tcb.input_general(env, hdr, crate::EcnField::NotEct, payload);
             tcb.rearm(env.now);
             events
         })
