@@ -17,9 +17,11 @@
 //! +-------------------------------+
 //! ```
 
+mod fast_open;
 mod options;
 
 use crate::WireError;
+pub use fast_open::{FastOpen, FastOpenCookie};
 use fulmar_base::SeqNum;
 pub use options::{Options, SackBlocks, Timestamps};
 

@@ -175,9 +175,8 @@ proptest! {
         }
         let timestamps = Some(tcp::Timestamps { value: numbers.1, echo: numbers.0 });
         let options = if syn {
-            let sack = tcp::SackBlocks::default();
             let (mss, window_scale, sack_permitted) = (Some(1460), Some(7), true);
-            tcp::Options { mss, window_scale, sack_permitted, timestamps, sack }
+            tcp::Options { mss, window_scale, sack_permitted, timestamps, ..Default::default() }
         } else {
             tcp::Options { timestamps, sack, ..Default::default() }
         };

@@ -1,9 +1,9 @@
 //! TCP options: MSS (RFC 9293 section 3.7.1), window scale and timestamps (RFC 7323), SACK (RFC
-//! 2018).
+//! 2018), Fast Open (RFC 7413).
 //!
 //! ```text
 //! kind 0 end | 1 no-op | 2 MSS (4 bytes) | 3 window scale (3) | 4 SACK permitted (2)
-//!      5 SACK (2 + 8 per block) | 8 timestamps (10)
+//!      5 SACK (2 + 8 per block) | 8 timestamps (10) | 34 Fast Open (2 to 18)
 //! ```
 //!
 //! Emitted in an order that aligns all values, without an end-of-list option:
@@ -14,9 +14,11 @@
 //! | 4  2  8  10   | value         | echo          |                12 with SACK permitted, or
 //! | 1  1  4  2    |                                                 4 with SACK permitted alone
 //! | 1  3  3  shift|                                                 4, if any
+//! | 34 len | cookie ...  | 1  1 |                                   4 to 20, if any
 //! | 1  1  5  len  | left          | right         | ...             4 + 8 per block that fits
 //! ```
 
+use super::fast_open::{EXPERIMENT, EXPERIMENT_ID, FAST_OPEN, FastOpen};
 use crate::{WireError, writer::Writer};
 use fulmar_base::SeqNum;
 
@@ -99,6 +101,8 @@ pub struct Options {
     pub timestamps: Option<Timestamps>,
     /// SACK blocks.
     pub sack: SackBlocks,
+    /// Fast Open; SYN only.
+    pub fast_open: Option<FastOpen>,
 }
 
 impl Options {
@@ -157,8 +161,16 @@ impl Options {
                     echo: u32::from_be_bytes([e, f, g, h]),
                 });
             }
+            (FAST_OPEN, value) => self.take_fast_open(value, false),
+            (EXPERIMENT, [a, b, value @ ..]) if [*a, *b] == EXPERIMENT_ID => {
+                self.take_fast_open(value, true);
+            }
             _ => {}
         }
+    }
+
+    fn take_fast_open(&mut self, value: &[u8], is_experimental: bool) {
+        self.fast_open = FastOpen::parse(value, is_experimental).or(self.fast_open);
     }
 
     fn take_sack(&mut self, value: &[u8]) {
@@ -179,7 +191,7 @@ impl Options {
         self.bytes_without_sack().saturating_add(sack)
     }
 
-    /// At most 20.
+    /// At most 40.
     #[inline]
     fn bytes_without_sack(&self) -> usize {
         let mss = if self.mss.is_some() { 4 } else { 0 };
@@ -189,7 +201,8 @@ impl Options {
             (None, true) => 4,
             (None, false) => 0,
         };
-        [mss, scale, timestamps].into_iter().fold(0, usize::saturating_add)
+        let fast_open = self.fast_open.as_ref().map_or(0, FastOpen::padded_bytes);
+        [mss, scale, timestamps, fast_open].into_iter().fold(0, usize::saturating_add)
     }
 
     /// Number of SACK blocks that are emitted: three with timestamps (RFC 2018 section 3).
@@ -224,6 +237,11 @@ impl Options {
         }
         if let Some(shift) = self.window_scale {
             out.put([NOP, WINDOW_SCALE, 3, shift])?;
+        }
+        if let Some(option) = &self.fast_open {
+            let (bytes, length) = option.emitted();
+            let padded = bytes.into_iter().take(length).chain([NOP, NOP]);
+            padded.take(option.padded_bytes()).try_for_each(|byte| out.put([byte]))?;
         }
         self.emit_sack(&mut out)?;
         Ok(self.bytes())

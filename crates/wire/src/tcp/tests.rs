@@ -38,8 +38,13 @@ fn syn() -> Options {
         window_scale: Some(7),
         sack_permitted: true,
         timestamps: Some(TIMESTAMPS),
-        sack: SackBlocks::default(),
+        ..Options::default()
     }
+}
+
+/// A Fast Open option; without bytes a request.
+fn fast_open(value: &[u8], is_experimental: bool) -> Option<FastOpen> {
+    Some(FastOpen { cookie: FastOpenCookie::new(value), is_experimental })
 }
 
 fn emitted(options: Options) -> Vec<u8> {
@@ -105,12 +110,47 @@ fn sack_blocks_that_do_not_fit_are_omitted_from_the_end() {
         (Options::default(), 4),
         (Options { timestamps: Some(TIMESTAMPS), ..Options::default() }, 3),
         (syn(), 2),
+        (Options { fast_open: fast_open(&[0; 16], false), ..syn() }, 0),
     ] {
         let given = Options { sack: sack(4), ..options };
         let (parsed, header_bytes) = Header::parse(&emitted(given)).unwrap();
         assert_eq!(parsed.options, Options { sack: sack(fit), ..options });
         assert!(header_bytes <= MAX_HEADER_BYTES);
     }
+}
+
+#[test]
+fn fast_open_options_are_padded_to_words_and_come_last() {
+    let cookie: Vec<u8> = (1..=16).collect();
+    for (value, is_experimental, expected) in [
+        (&[][..], false, vec![34, 2, 1, 1]),
+        (&[7, 8, 9, 10], false, vec![34, 6, 7, 8, 9, 10, 1, 1]),
+        (&[7, 8, 9, 10, 11, 12], false, vec![34, 8, 7, 8, 9, 10, 11, 12]),
+        (&[], true, vec![254, 4, 0xf9, 0x89]),
+        (&[7, 8, 9, 10], true, vec![254, 8, 0xf9, 0x89, 7, 8, 9, 10]),
+        (&cookie, false, [&[34, 18], &cookie[..], &[1, 1]].concat()),
+        (&cookie, true, [&[254, 20, 0xf9, 0x89], &cookie[..]].concat()),
+    ] {
+        let options = Options { fast_open: fast_open(value, is_experimental), ..syn() };
+        let bytes = emitted(options);
+        assert_eq!(bytes[40..], expected);
+        assert_eq!(Header::parse(&bytes), Ok((with(options), bytes.len())));
+        assert!(bytes.len() <= MAX_HEADER_BYTES);
+    }
+}
+
+#[test]
+fn fast_open_cookies_of_other_lengths_are_ignored() {
+    for bytes in 1..=38u8 {
+        let is_valid = bytes % 2 == 0 && (4..=16).contains(&bytes);
+        let mut options = vec![34, bytes + 2];
+        options.resize(usize::from(bytes) + 2, 5);
+        assert_eq!(Options::parse(&options).unwrap().fast_open.is_some(), is_valid, "{bytes}");
+        assert_eq!(FastOpenCookie::new(&options[2..]).is_some(), is_valid);
+    }
+    let other_experiment = [254, 8, 0xf9, 0x88, 1, 2, 3, 4];
+    assert_eq!(Options::parse(&other_experiment), Ok(Options::default()));
+    assert_eq!(Options::parse(&[254, 2, 254, 3, 0xf9]), Ok(Options::default()));
 }
 
 #[test]
@@ -249,9 +289,14 @@ prop_compose! {
         sack_permitted: bool,
         timestamps: Option<(u32, u32)>,
         sack in any_sack(),
+        fast_open in proptest::option::of((0usize..=8, any::<u8>(), any::<bool>())),
     ) -> Options {
         let timestamps = timestamps.map(|(value, echo)| Timestamps { value, echo });
-        Options { mss, window_scale, sack_permitted, timestamps, sack }
+        let fast_open = fast_open.map(|(pairs, byte, is_experimental)| FastOpen {
+            cookie: FastOpenCookie::new(&vec![byte; 2 * pairs]),
+            is_experimental,
+        });
+        Options { mss, window_scale, sack_permitted, timestamps, sack, fast_open }
     }
 }
 
