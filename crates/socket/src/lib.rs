@@ -37,7 +37,8 @@ pub enum Step<T> {
 pub fn stream_ready(tcb: &Tcb) -> Ready {
     let mut ready = Ready::NONE;
     let state = tcb.state();
-    if matches!(state, State::SynSent | State::SynReceived) {
+    let is_opening = matches!(state, State::SynSent | State::SynReceived);
+    if is_opening && !tcb.is_open_early() {
         return ready;
     }
     if tcb.has_error() {

@@ -64,7 +64,8 @@ pub(crate) fn check(tcb: &mut Tcb) -> Result<(), SocketError> {
         return Err(tcb.take_error().map_or(SocketError::BrokenPipe, Into::into));
     }
     match tcb.state() {
-        State::SynSent | State::SynReceived => Err(SocketError::WouldBlock),
+        State::SynSent => Err(SocketError::WouldBlock),
+        State::SynReceived if !tcb.is_open_early() => Err(SocketError::WouldBlock),
         _ => Ok(()),
     }
 }

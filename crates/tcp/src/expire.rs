@@ -127,6 +127,7 @@ impl Tcb {
 
     /// The handshake failed: closes without a reset.
     fn fail_handshake(&mut self) -> Events {
+        self.report_syn_lost();
         self.finish(Some(self.timeout_error()));
         Events::ERROR | Events::CLOSED
     }

@@ -69,6 +69,8 @@ pub struct Info {
     pub sack: bool,
     /// ECN was negotiated (RFC 3168).
     pub ecn: bool,
+    /// The data of the SYN was accepted as a whole (RFC 7413): ours by the peer, or the peer's by us.
+    pub syn_data: bool,
     /// Window scale: ours, the peer's.
     pub window_scales: (u8, u8),
     /// Bytes that the peer has acknowledged since the connection began. Its end counts as one.
@@ -112,6 +114,7 @@ impl Tcb {
             timestamps: self.ts.on,
             sack: self.sack_on,
             ecn: self.ecn.is_on,
+            syn_data: self.fast_open.is_data_taken,
             window_scales: (self.scale.rcv, self.scale.snd),
             // The SYN is position 0.
             acked_bytes: self.snd_una.saturating_sub(1),

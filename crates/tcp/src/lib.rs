@@ -43,6 +43,7 @@ mod delivery;
 mod ecn;
 mod embryo;
 mod expire;
+mod fast_open;
 mod info;
 mod input;
 mod keepalive;
@@ -69,6 +70,7 @@ pub use cookie::{
     COOKIE_LIFETIME, CookieHashes, CookieInput, CookieVerdict, check_cookie, cookie_syn_ack,
 };
 pub use ecn::EcnPolicy;
+pub use fast_open::{FastOpenReport, FastOpenSyn, FastOpenVerdict};
 pub use info::Info;
 pub use keepalive::Keepalive;
 pub use segment::{control_segment, reset_for, verify_checksum};

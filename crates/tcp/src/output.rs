@@ -4,7 +4,7 @@
 //! emits it; `on_sent` updates the control block. The order of precedence:
 //!
 //! 1. a reset, which is the last segment;
-//! 2. the SYN, or SYN,ACK;
+//! 2. the SYN, with data if Fast Open has a cookie, or SYN,ACK;
 //! 3. a tail loss probe;
 //! 4. retransmission of lost data;
 //! 5. new data and the FIN, in super-segments if the path has segmentation offload;
@@ -183,6 +183,10 @@ impl Tcb {
         let scaling = !answering || self.scale.both;
         hdr.options.window_scale = scaling.then_some(self.scale.rcv);
         hdr.options.sack_permitted = self.sack_on;
+        // A repetition goes without: a middlebox may drop what it does not know (RFC 7413 section 4.1.3).
+        if self.snd_nxt == 0 {
+            hdr.options.fast_open = self.fast_open.option;
+        }
     }
 
     /// The out-of-order ranges received, most recent first (RFC 2018 section 4). Bytes received twice
@@ -224,7 +228,12 @@ impl Tcb {
         }
         let is_v4 = self.path.ip_header_bytes == 20;
         let kind = if is_v4 { GsoKind::TcpV4 } else { GsoKind::TcpV6 };
-        let offload = offload(hdr, plan.bytes, self.full_segment_bytes(), kind);
+        let full = match plan.kind {
+            // Its data is bounded by itself, by what is known of the peer's MSS.
+            SegmentKind::Syn => plan.bytes,
+            _ => self.full_segment_bytes(),
+        };
+        let offload = offload(hdr, plan.bytes, full, kind);
         Ok(SegmentOut { chain, offload, ecn_capable: self.ecn.is_on && plan.is_new_data() })
     }
 
@@ -264,7 +273,7 @@ impl Tcb {
                     Counter::TcpKeepaliveProbes
                 });
             }
-            SegmentKind::Syn => self.on_syn_sent(env),
+            SegmentKind::Syn => self.on_syn_sent(env, plan),
             SegmentKind::New => self.on_new_sent(env, plan),
             SegmentKind::Retransmit | SegmentKind::TailProbe => {
                 self.on_retransmit_sent(plan, now);
@@ -287,10 +296,12 @@ impl Tcb {
         self.timers.stop(Timer::DelayedAck);
     }
 
-    fn on_syn_sent(&mut self, env: &mut Env) {
+    fn on_syn_sent(&mut self, env: &mut Env, plan: &Plan) {
         self.due.syn = false;
         if self.snd_nxt == 0 {
-            self.snd_nxt = 1;
+            self.snd_nxt = (plan.bytes as u64).saturating_add(1);
+            self.fast_open.syn_bytes = plan.bytes as u16;
+            self.sacked.begin(1);
             self.times.last_progress = env.now;
             self.times.timed = Some((1, env.now));
         } else {

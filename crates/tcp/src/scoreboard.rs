@@ -120,6 +120,11 @@ impl Scoreboard {
         }
     }
 
+    /// Runs start at `start`: what is before it, a SYN and its data, has none.
+    pub(crate) fn begin(&mut self, start: u64) {
+        self.start = self.start.max(start);
+    }
+
     /// Neither SACKed nor lost bytes.
     #[inline]
     pub(crate) fn is_clean(&self) -> bool {

@@ -24,6 +24,7 @@ use crate::congestion::Congestion;
 use crate::contract::{ConnError, PathInfo, State};
 use crate::delivery::Delivery;
 use crate::ecn::Ecn;
+use crate::fast_open::FastOpenState;
 use crate::input::icmp::PathMtuDiscovery;
 use crate::keepalive::Keepalive;
 use crate::pacing::Pacing;
@@ -286,6 +287,7 @@ pub struct Tcb {
     pub(crate) errors: Errors,
     pub(crate) retransmits: Retransmits,
     pub(crate) pmtud: PathMtuDiscovery,
+    pub(crate) fast_open: FastOpenState,
 }
 
 /// Initial parameters of a connection.
@@ -316,7 +318,7 @@ impl Tcb {
     }
 
     /// Passive open on a received SYN: SYN-RECEIVED. The next output sends the SYN,ACK. Data on the
-    /// SYN is discarded; the peer retransmits it.
+    /// SYN is discarded, and the peer retransmits it, unless [`Tcb::accept_syn_data`] takes it.
     pub fn passive(
         cfg: &Config,
         key: FlowKey,
@@ -403,6 +405,7 @@ impl Tcb {
             errors: Errors::default(),
             retransmits: Retransmits::default(),
             pmtud: PathMtuDiscovery::default(),
+            fast_open: FastOpenState::default(),
         };
         tcb.update_segment_sizes();
         tcb

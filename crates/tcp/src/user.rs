@@ -73,7 +73,8 @@ impl Tcb {
     /// Whether a write is allowed now, space permitting.
     #[inline]
     pub fn can_send(&self) -> bool {
-        matches!(self.state, State::Established | State::CloseWait) && !self.fin_queued
+        let is_open = matches!(self.state, State::Established | State::CloseWait);
+        (is_open || self.is_open_early()) && !self.fin_queued
     }
 
     /// Whether bytes are readable or may still arrive.
@@ -171,6 +172,8 @@ impl Tcb {
         let unread = self.recv.readable() > 0 && !self.user.recv_shutdown;
         self.user.recv_shutdown = true;
         match self.state {
+            // First data is on its way or waits for the handshake: it is still delivered.
+            State::SynSent if self.send.claimed_bytes() > 0 => self.shutdown_write(env.now),
             State::SynSent => self.finish(None),
             State::Closed | State::TimeWait => {}
             _ if unread => self.abort(),

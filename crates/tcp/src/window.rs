@@ -149,12 +149,12 @@ impl Tcb {
     /// The window field of a SYN: never scaled (RFC 7323 section 2.2).
     pub(crate) fn advertise_in_syn(&mut self, budget: &mut WindowBudget) -> u16 {
         // An embryonic connection is charged when its handshake completes: a SYN flood does not use
-        // up the budget.
+        // up the budget. One with the data of its SYN is charged at once.
         let is_embryo = matches!(self.state, State::SynReceived);
         let most = if is_embryo { budget.syn_ack_window(self.own_mss()) } else { usize::MAX };
         let field = self.admitted_bytes(budget).min(most as u64).min(u64::from(u16::MAX));
         self.rcv_adv = self.rcv_adv.max(self.rcv_nxt.saturating_add(field));
-        if !is_embryo {
+        if !is_embryo || self.is_open_early() {
             self.update_charge(budget);
         }
         field as u16

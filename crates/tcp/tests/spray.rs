@@ -55,6 +55,7 @@ fn segment() -> impl Strategy<Value = Seg> {
             sack_ok: win % 2 == 0,
             ts,
             sack,
+            fo: (mss.unwrap_or(0) % 3 == 0).then(|| fast_open(&[7; 8])).flatten(),
             urgent,
             gso: None,
             ecn: EcnField::of_bits((win >> 4) as u8),
@@ -78,12 +79,22 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+const FAST_OPEN_CLIENT: u8 = 16;
+const FAST_OPEN_SERVER: u8 = 17;
+
 /// A Tcb in the initial state `kind`.
 fn start(kind: u8, cfg: Config) -> Trace {
     let syn = Seg { ts: Some((500, 0)), ..seg!("S", sack_ok = true, mss = Some(1000)) };
     match kind {
         0 => Trace::connect(cfg),
         1 => Trace::passive(cfg, syn),
+        FAST_OPEN_CLIENT => {
+            let mut t = Trace::connect(cfg);
+            t.queue(2000);
+            t.tcb.set_fast_open(FastOpenSyn::WithoutCookie);
+            t
+        }
+        FAST_OPEN_SERVER => Trace::passive_fast_open(cfg, Seg { len: 500, ..syn }),
         _ => {
             let mut t = Trace::established_with(cfg);
             let ts = cfg.timestamps.then_some((600, 1000));
@@ -161,7 +172,7 @@ proptest! {
 
     #[test]
     fn arbitrary_segments_do_not_break_a_connection(
-        kind in 0u8..16,
+        kind in 0u8..18,
         timestamps in any::<bool>(),
         sack in any::<bool>(),
         ops in proptest::collection::vec(op(), 1..80),

@@ -40,7 +40,8 @@ impl Tcb {
     /// Processes an acknowledgement that [`Tcb::check_ack`] accepted.
     pub(super) fn process_ack(&mut self, env: &mut Env, seg: &mut Segment, ahead: i64) {
         self.times.last_received_at = env.now;
-        if matches!(self.state, State::SynReceived) {
+        let was_opening = matches!(self.state, State::SynReceived);
+        if was_opening {
             self.become_established(env, seg);
         }
         if ahead > 0 || !seg.hdr.options.sack.is_empty() {
@@ -51,6 +52,9 @@ impl Tcb {
         let mut news = AckNews { moved: ahead.max(0).unsigned_abs(), ..AckNews::default() };
         if news.moved > 0 {
             self.advance(env, seg.hdr, news.moved, &mut news.delivered);
+        }
+        if was_opening {
+            self.settle_syn_data();
         }
         news.dsack = self.process_sack(seg.hdr, &mut news.delivered);
         news.has_sack = !seg.hdr.options.sack.is_empty();

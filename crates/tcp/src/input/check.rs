@@ -162,7 +162,7 @@ impl Tcb {
         }
         env.counters.count(Counter::TcpResetsIn);
         let why = match self.state {
-            State::SynReceived => Some(ConnError::Refused),
+            State::SynReceived if !self.is_open_early() => Some(ConnError::Refused),
             // Both sides have sent their FIN: the reset is no error.
             State::Closing | State::LastAck => None,
             _ => Some(ConnError::Reset),

@@ -84,7 +84,7 @@ impl Tcb {
 
     /// Queues in-order payload with no gap outstanding: the common case.
     #[inline]
-    pub(super) fn store_in_order(&mut self, env: &mut Env, payload: Chain) -> Events {
+    pub(crate) fn store_in_order(&mut self, env: &mut Env, payload: Chain) -> Events {
         let len = payload.len();
         if self.user.recv_shutdown {
             return self.discard(env, payload);
@@ -261,7 +261,7 @@ impl Tcb {
     /// Records the PSH flag of a segment at `start` (RFC 9293 section 3.9.1.2). Pushes behind a gap
     /// are recorded apart from those before it.
     #[inline]
-    pub(super) fn record_push(&mut self, start: u64, bytes: usize) {
+    pub(crate) fn record_push(&mut self, start: u64, bytes: usize) {
         self.due.pushed = true;
         let end = start.saturating_add(bytes as u64);
         let last =

@@ -77,6 +77,9 @@ impl Tcb {
             self.adopt_mtu(mtu);
             if self.is_synchronized() {
                 self.retransmit_all();
+            } else if self.fast_open.syn_bytes > 0 && self.retransmits.segments == 0 {
+                // The SYN was too large because of its data, and is repeated without.
+                self.due.syn = true;
             }
         } else {
             self.defer_mtu(mtu, quoted);
@@ -134,6 +137,7 @@ impl Tcb {
     /// may be forged or transient (RFC 5927 section 5.2, RFC 9293 MUST-56).
     fn on_unreachable(&mut self, fatal: Option<ConnError>) -> Events {
         if fatal.is_some() && matches!(self.state, State::SynSent) {
+            self.report_syn_lost();
             self.finish(fatal);
             return Events::ERROR | Events::CLOSED;
         }

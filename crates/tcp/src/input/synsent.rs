@@ -56,7 +56,9 @@ impl Tcb {
     ) -> Result<(), DropReason> {
         // Must precede `on_new_ack`, which resets the backoff that shows a retransmitted SYN.
         self.become_established(env, seg);
+        self.report_syn_ack(seg.hdr, moved);
         seg.events |= self.on_new_ack(env, seg.hdr, moved);
+        self.settle_syn_data();
         self.due.ack = true;
         seg.offset = 0;
         self.check_sequence(env, seg)?;

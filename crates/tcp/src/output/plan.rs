@@ -63,7 +63,8 @@ impl Tcb {
     /// The next segment to send, pure ACKs excepted.
     pub(crate) fn plan(&self) -> Option<Plan> {
         match self.state {
-            State::SynSent | State::SynReceived => self.plan_syn(),
+            State::SynSent => self.plan_syn(),
+            State::SynReceived => self.plan_syn().or_else(|| self.plan_early()),
             State::Closed | State::TimeWait => None,
             _ => {
                 let probe = self.plan_tail_probe();
@@ -90,7 +91,15 @@ impl Tcb {
     }
 
     fn plan_syn(&self) -> Option<Plan> {
-        self.due.syn.then_some(Plan { pos: 0, bytes: 0, fin: false, kind: SegmentKind::Syn })
+        let bytes = self.syn_payload_bytes();
+        self.due.syn.then_some(Plan { pos: 0, bytes, fin: false, kind: SegmentKind::Syn })
+    }
+
+    /// New data of a Fast Open server before the handshake completes (RFC 7413 section 4.2.2): at most an initial
+    /// window, since nothing is acknowledged yet.
+    fn plan_early(&self) -> Option<Plan> {
+        let may_send = self.is_open_early() && self.snd_nxt > 0 && !self.pacing.is_held;
+        if may_send { self.plan_new() } else { None }
     }
 
     /// Payload of a full segment: less than `mss` while SACK blocks are to be reported.
@@ -115,10 +124,12 @@ impl Tcb {
     }
 
     fn send_space(&self) -> SendSpace {
-        let edge = self.snd_una.saturating_add(self.snd_wnd);
+        // A SYN in flight is one position, but takes nothing of either window.
+        let syn = u64::from(self.snd_una == 0);
+        let edge = self.snd_una.saturating_add(self.snd_wnd).saturating_add(syn);
         SendSpace {
             window: edge.saturating_sub(self.snd_nxt),
-            congestion: self.congestion.cwnd().saturating_sub(self.pipe()),
+            congestion: self.congestion.cwnd().saturating_add(syn).saturating_sub(self.pipe()),
         }
     }
 

@@ -8,7 +8,7 @@
 use fulmar_base::{Counter, Counters, DropReason, Duration, FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
 use fulmar_tcp::*;
-use fulmar_wire::tcp::{Flags, Header, Timestamps};
+use fulmar_wire::tcp::{FastOpen, FastOpenCookie, Flags, Header, Timestamps};
 use std::collections::VecDeque;
 
 pub const OUR_ISS: SeqNum = SeqNum(u32::MAX - 300);
@@ -32,6 +32,8 @@ pub struct Seg {
     pub sack_ok: bool,
     pub ts: Option<(u32, u32)>,
     pub sack: Vec<(u32, u32)>,
+    /// The Fast Open option.
+    pub fo: Option<FastOpen>,
     pub urgent: u16,
     /// Payload of each packet, for a super-segment.
     pub gso: Option<u16>,
@@ -53,6 +55,16 @@ pub fn flags(letters: &str) -> Flags {
             c => panic!("no flag {c}"),
         }
     })
+}
+
+/// The stream offset of the first byte of a segment: behind its SYN, if it has one.
+fn first_byte(flags: Flags, seq: u32) -> u64 {
+    u64::from(seq).wrapping_sub(u64::from(!flags.contains(Flags::SYN)))
+}
+
+/// A Fast Open option with a cookie of these bytes; a request without.
+pub fn fast_open(cookie: &[u8]) -> Option<FastOpen> {
+    Some(FastOpen { cookie: FastOpenCookie::new(cookie), is_experimental: false })
 }
 
 /// Collects emitted segments.
@@ -82,7 +94,7 @@ impl Emit for Out {
         let payload = &bytes[n..];
         let seq = rel(h.seq, OUR_ISS);
         for (i, b) in payload.iter().enumerate() {
-            let offset = u64::from(seq) - 1 + i as u64;
+            let offset = first_byte(h.flags, seq) + i as u64;
             assert_eq!(*b, pattern(offset), "byte {offset} of the stream");
         }
         if let Some(g) = seg.offload.gso {
@@ -100,6 +112,7 @@ impl Emit for Out {
             sack_ok: h.options.sack_permitted,
             ts: h.options.timestamps.map(|t| (t.value, t.echo)),
             sack: h.options.sack.iter().map(|b| (rel(b.0, PEER_ISS), rel(b.1, PEER_ISS))).collect(),
+            fo: h.options.fast_open,
             urgent: h.urgent,
             gso: seg.offload.gso.map(|g| g.segment_bytes),
             ecn: if seg.ecn_capable { EcnField::Ect0 } else { EcnField::NotEct },
@@ -182,6 +195,15 @@ impl Trace {
         Trace::with(Tcb::passive(&cfg, key(), OUR_ISS, 0, path(), now, &syn))
     }
 
+    /// Passive open on a `syn` with a valid Fast Open cookie; the SYN,ACK is not sent yet.
+    pub fn passive_fast_open(cfg: Config, syn: Seg) -> Trace {
+        let len = syn.len;
+        let mut t = Trace::passive(cfg, syn);
+        let payload = t.payload(0, len);
+        t.env(|tcb, env, _, _| tcb.accept_syn_data(env, payload));
+        t
+    }
+
     /// Established by an active open, both MSS 1000, the peer's window 50000.
     pub fn established_with(cfg: Config) -> Trace {
         Trace::established_after(cfg, 0)
@@ -242,7 +264,7 @@ impl Trace {
     /// A segment arrives, without output.
     pub fn input(&mut self, seg: Seg) {
         let hdr = header(&seg);
-        let payload = self.payload(seg.seq, seg.len);
+        let payload = self.payload(first_byte(seg.flags, seg.seq), seg.len);
         self.events = self.env(|tcb, env, _, _| tcb.input_with_ecn(env, &hdr, seg.ecn, payload));
     }
 
@@ -252,13 +274,12 @@ impl Trace {
         self.recv_purpose = if on { Purpose::Control } else { Purpose::Receive };
     }
 
-    fn payload(&mut self, seq: u32, len: usize) -> Chain {
+    fn payload(&mut self, first: u64, len: usize) -> Chain {
         if len == 0 {
             return Chain::new();
         }
         let pool = self.sender.as_mut().unwrap_or(&mut self.pool);
         let mut chain = pool.alloc_chain(len, 0, self.recv_purpose).unwrap();
-        let first = u64::from(seq).wrapping_sub(1);
         let bytes: Vec<u8> = (0..len as u64).map(|i| pattern(first.wrapping_add(i))).collect();
         chain.copy_from(0, &bytes).unwrap();
         chain
@@ -394,6 +415,7 @@ pub fn header(s: &Seg) -> Header {
     h.options.mss = s.mss;
     h.options.window_scale = s.scale;
     h.options.sack_permitted = s.sack_ok;
+    h.options.fast_open = s.fo;
     h.options.timestamps = s.ts.map(|(value, echo)| Timestamps { value, echo });
     for b in &s.sack {
         h.options.sack.push((OUR_ISS + b.0, OUR_ISS + b.1));
