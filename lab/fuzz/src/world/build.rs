@@ -31,7 +31,7 @@ pub(super) fn usual_options(now: Instant) -> Options {
         window_scale: Some(7),
         sack_permitted: true,
         timestamps: Some(Timestamps { value: now.as_millis_u32(), echo: 0 }),
-        sack: SackBlocks::default(),
+        ..Options::default()
     }
 }
 
@@ -156,6 +156,7 @@ impl World {
                 .stamp
                 .map(|(value, echo)| Timestamps { value: value.to(now), echo: echo.to(stamp) }),
             sack,
+            ..Options::default()
         }
     }
 

@@ -275,7 +275,7 @@ impl Conn {
             window_scale: (!self.is_unscaled).then(|| shift_for(config.window_bytes)),
             sack_permitted: self.has_sack,
             timestamps: self.timestamps(),
-            sack: SackBlocks::default(),
+            ..Options::default()
         }
     }
 
