@@ -22,12 +22,11 @@ use std::time::{Duration, Instant};
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Device and addresses")]
 pub struct StackArgs {
-    /// An interface, tap:NAME, packet:INTERFACE, shm:NAME or sim
+    /// An interface, tap:NAME, packet:INTERFACE or shm:NAME
     ///
     /// INTERFACE: a TAP if it is one or does not exist yet, else through a packet socket. tap:NAME: a
     /// TAP. packet:INTERFACE: a packet socket. shm:NAME: memory shared with another process that names
-    /// the same; with a slash it is a path. sim: a simulated NIC with a simulated host behind it, which
-    /// has every other address, takes all that is sent to it and on port 19 sends without end.
+    /// the same; with a slash it is a path.
     #[arg(long, value_name = "DEVICE", default_value = DEFAULT_INTERFACE, value_parser = device)]
     device: Spec,
     /// An address of the stack with its prefix length; may be repeated [default: 10.77.0.2/24, fd77::2/64]
@@ -54,7 +53,7 @@ pub struct StackArgs {
     #[arg(long, value_name = "BYTES", hide_short_help = true)]
     mtu: Option<usize>,
     /// Queues of the device, up to 32, each with a part of the stack of its own: lock, memory and
-    /// thread, so that threads of several CPUs do not wait for each other. For tap, packet and sim
+    /// thread, so that threads of several CPUs do not wait for each other. For tap and packet
     #[arg(long, value_name = "N", default_value_t = 1, hide_short_help = true,
           value_parser = clap::value_parser!(u16).range(1..=32))]
     queues: u16,
@@ -117,7 +116,7 @@ fn default_addresses(spec: &Spec) -> Option<[(IpAddr, u8); 2]> {
             let number = (0..sandbox::INTERFACES).find(|n| sandbox::interface(*n) == *name)?;
             Some(sandbox::addresses(number))
         }
-        Spec::Sim | Spec::Shm(_) => Some(FULMAR_ADDRESSES),
+        Spec::Shm(_) => Some(FULMAR_ADDRESSES),
     }
 }
 
@@ -129,8 +128,7 @@ fn open(spec: &Spec, queues: u16) -> Outcome<Opened> {
     };
     let devices = spec.open(queues).map_err(|e| Failure::new(e.to_string()))?;
     let defaults = default_addresses(spec);
-    // No other station is on the wire of a simulated NIC.
-    Ok(Opened { devices, new_tap, defaults, is_shared: *spec != Spec::Sim })
+    Ok(Opened { devices, new_tap, defaults, is_shared: true })
 }
 
 /// The one that listens, else the first to start, has the addresses that the kernel has elsewhere: those
@@ -405,7 +403,6 @@ mod tests {
     #[test]
     fn auto_is_the_default_interface() {
         assert_eq!(device("auto"), Ok(Spec::Interface(DEFAULT_INTERFACE.to_owned())));
-        assert_eq!(device("sim"), Ok(Spec::Sim));
     }
 
     #[test]

@@ -39,6 +39,7 @@ const BELOW_LAB: &[&str] = &[
     "fulmar",
     "netns",
     "cli",
+    "nic",
     "simulation",
     "testbed",
 ];
@@ -110,6 +111,7 @@ const ROOMS: &[Room] = &[
     ),
     // The laboratory. The product never names it, but for the models.
     ("models", &[], &[]),
+    ("nic", &["base", "wire", "mbuf", "netdev", "drivers", "runtime"], &["nix"]),
     (
         "testbed",
         &["base", "wire", "mbuf", "netdev", "ip", "tcp", "socket", "shard", "runtime", "drivers"],

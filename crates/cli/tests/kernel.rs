@@ -478,8 +478,8 @@ fn two_queues_of_a_device_reach_the_kernel() {
 fn queues_that_a_device_cannot_have_are_refused_in_a_sentence() {
     for (options, word) in [
         ("--device shm:fulmar-test-queues --queues 2", "one queue"),
-        ("--device sim --queues 2 --pcap /dev/null", "--pcap"),
-        ("--device sim --queues 33", "1..=32"),
+        ("--device tap:t0 --queues 2 --pcap /dev/null", "--pcap"),
+        ("--device tap:t0 --queues 33", "1..=32"),
     ] {
         let output = run(&format!("ping -c 1 {options} 10.77.0.1"));
         assert_eq!(output.status.code(), Some(2), "{options}");

@@ -13,7 +13,8 @@ pub struct OpenError {
 }
 
 impl OpenError {
-    pub(crate) fn new(what: impl Into<String>, source: io::Error, advice: &str) -> OpenError {
+    /// An error of these parts.
+    pub fn new(what: impl Into<String>, source: io::Error, advice: &str) -> OpenError {
         OpenError { what: what.into(), source, advice: advice.to_string() }
     }
 

@@ -1,5 +1,5 @@
 //! Devices: [`link`] joins two stacks in one process, [`shm`] two processes, [`tap`] and [`packet`]
-//! reach the kernel, [`sim`] models a NIC, [`queues`] cuts a device into several for the simulation.
+//! reach the kernel, [`queues`] cuts a device into several for the simulation.
 //!
 //! All system calls that std lacks are in files named `sys.rs`, the only ones here with unsafe code.
 
@@ -10,16 +10,15 @@ mod joined;
 mod landing;
 pub mod link;
 pub mod packet;
-mod placing;
+pub mod placing;
 pub mod queues;
 pub mod shm;
-pub mod sim;
 mod steering;
 #[allow(unsafe_code)]
 mod sys;
 pub mod tap;
 mod vnet;
-mod wake;
+pub mod wake;
 
 #[cfg(fulmar_loom)]
 pub use wake::models::MODELS;

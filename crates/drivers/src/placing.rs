@@ -8,7 +8,7 @@
 //!   lands in| small (a pool's)    | rest of A | rest of B          | large     |
 //! ```
 //!
-//! *Begin*: [`Placer::aim`] guesses the flow of the next frame; its rooms and the [`Landing`]
+//! *Begin*: `Placer::aim` guesses the flow of the next frame; its rooms and the `Landing`
 //! take it in. *Commit*: the frame shows, headers read, that it is the next segment of that flow with
 //! headers of the length that was guessed; then what lies in the rooms becomes the payload of the
 //! packet. *Roll back*: everything that landed in rooms is copied out in the order of the frame, to
@@ -18,7 +18,7 @@
 //! Where frames come without a guess, the next segment of a flow with rooms is copied there: one
 //! copy, as for any receiver, but no more.
 //!
-//! **Trust.** Between the read and the end of [`Placer::take`] bytes of one flow may lie in the posted
+//! **Trust.** Between the read and the end of `Placer::take` bytes of one flow may lie in the posted
 //! buffer of another one. Its owner has given it away and cannot look; but a buffer over registered
 //! memory may be mapped elsewhere. Where owners of posted buffers do not trust each other, guessing
 //! is to be switched off (`predict` of the device).
@@ -32,7 +32,7 @@ pub mod flows;
 mod predict;
 mod scatter;
 #[cfg(test)]
-pub mod tests;
+pub(crate) mod tests;
 
 use fulmar_base::{Counter, Counters, DropReason, FlowKey, Offload, SeqNum};
 use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose, WritableRange};
@@ -47,7 +47,7 @@ use scatter::{Landed, PARTS, wipe};
 
 /// Enough of the front of a frame for Ethernet, IPv4 and TCP headers with all the options there can
 /// be, or IPv6 with an extension.
-pub const FRONT_BYTES: usize = 160;
+pub(crate) const FRONT_BYTES: usize = 160;
 
 /// From so much payload on copying a frame costs more than a call of its own would.
 const LONG_BYTES: usize = 8192;
@@ -57,7 +57,7 @@ const MAX_FRAME_BYTES: usize = 14 + 4 + 65_535;
 
 /// A guess that was acted on: the parts of the next read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Aim {
+pub(crate) struct Aim {
     slot: usize,
     header_bytes: usize,
 }
@@ -65,8 +65,9 @@ pub struct Aim {
 /// What placement has done since it was asked last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Outcome {
-    /// Frames whose payload landed where it belongs, and its bytes.
+    /// Frames whose payload landed in the posted buffer of their flow.
     pub hits: u64,
+    /// Payload bytes of these frames.
     pub hit_bytes: u64,
     /// Frames of flows with rooms that landed elsewhere, and frames in rooms that are not theirs.
     pub misses: u64,
@@ -93,11 +94,13 @@ impl Outcome {
         }
     }
 
+    /// Counts a frame with so many bytes of payload that landed in the posted buffer of its flow.
     pub fn hit(&mut self, bytes: usize) {
         self.hits = self.hits.saturating_add(1);
         self.hit_bytes = self.hit_bytes.saturating_add(bytes as u64);
     }
 
+    /// Counts a frame that landed elsewhere, and the bytes that were copied because of it.
     pub fn miss(&mut self, moved_bytes: usize) {
         self.misses = self.misses.saturating_add(1);
         self.moved_bytes = self.moved_bytes.saturating_add(moved_bytes as u64);
@@ -105,7 +108,7 @@ impl Outcome {
 }
 
 /// See the module's header.
-pub struct Placer {
+pub(crate) struct Placer {
     flows: Flows,
     predictor: Predictor,
     /// Whether guesses may be acted on at all.
@@ -140,7 +143,7 @@ impl DirectPlacement for Placer {
 impl Placer {
     pub fn new(is_predicting: bool) -> Placer {
         Placer {
-            flows: Flows::new(),
+            flows: Flows::default(),
             predictor: Predictor::new(),
             is_predicting,
             is_active: false,
@@ -222,7 +225,7 @@ impl Placer {
         self.flows.ready().chain(self.flows.starved()).nth(1).is_some()
     }
 
-    /// As [`Placer::aim`], if the frames of that flow are so long that each is worth a call of its own.
+    /// As `Placer::aim`, if the frames of that flow are so long that each is worth a call of its own.
     pub fn aim_at_long(&self) -> Option<Aim> {
         let aim = self.aim()?;
         let flow = self.flows.get(aim.slot)?;
@@ -292,7 +295,7 @@ impl Placer {
         Ok(chain)
     }
 
-    /// The frame of `bytes` bytes behind a virtio-net header, as [`Placer::take`] has it.
+    /// The frame of `bytes` bytes behind a virtio-net header, as `Placer::take` has it.
     ///
     /// # Errors
     /// [`DropReason::NoBuffer`], [`DropReason::Truncated`], [`DropReason::BadOffload`].
@@ -478,7 +481,7 @@ impl Placer {
 
 /// A frame of which the headers were read.
 #[derive(Clone, Copy)]
-pub struct Frame<'a> {
+pub(crate) struct Frame<'a> {
     /// Length of all of it.
     pub bytes: usize,
     /// As much of it as [`Placer::front`] has read.

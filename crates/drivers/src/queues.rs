@@ -4,7 +4,7 @@
 //! received frame goes to one queue, as [`Steering`] says. For the simulation and for tests of what shards
 //! do with packets on the wrong queue: the queues share the device under a lock, and no thread is woken
 //! ([`Device::wake_fd`] is `None`), so that time alone drives them. Several queues that run by themselves
-//! are several NICs ([`crate::sim::queues`]) or those of an interface ([`crate::tap::Tap::open_queues`]).
+//! are those of an interface ([`crate::tap::Tap::open_queues`]).
 //!
 //! **Bounds.** A queue holds 1024 frames. While one is full nothing is taken from the device, which
 //! holds back what comes or drops it by its own rules.

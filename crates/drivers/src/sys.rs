@@ -492,38 +492,6 @@ pub fn receive_many<const PARTS: usize>(
     Ok((n, received))
 }
 
-/// A counter that runs at a constant rate, the cheapest that the machine has: the cycle counter, or
-/// nanoseconds where there is none. Only differences mean anything.
-#[inline]
-pub fn ticks() -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: reads a register that every x86-64 has; touches no memory.
-    return unsafe { core::arch::x86_64::_rdtsc() };
-    #[cfg(not(target_arch = "x86_64"))]
-    clock_ns()
-}
-
-/// Nanoseconds of the monotonic clock, which is also the clock of a live stack.
-pub fn clock_ns() -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is a valid timespec that lives through the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut t) };
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-}
-
-/// Binds the calling thread to one CPU.
-pub fn pin_thread(cpu: usize) -> io::Result<()> {
-    // SAFETY: a set is an array of plain bits, for which zero is a value.
-    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    if cpu >= libc::CPU_SETSIZE as usize {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
-    }
-    // SAFETY: `cpu` is inside the set, as checked.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
-    // SAFETY: the set lives through the call and has the length that is passed.
-    check(unsafe { libc::sched_setaffinity(0, mem::size_of_val(&set), &raw const set) }).map(drop)
-}
-
 /// Waits up to `timeout_ms` until a descriptor is readable; answers whether it is.
 #[cfg(any(test, fulmar_loom))]
 fn poll_readable(fd: std::os::fd::RawFd, timeout_ms: c_int) -> bool {

@@ -24,6 +24,10 @@ pub struct Bell {
 }
 
 impl Bell {
+    /// A bell that is not armed.
+    ///
+    /// # Errors
+    /// No descriptor is left.
     pub fn new() -> io::Result<Bell> {
         let fd = File::from(crate::sys::eventfd()?);
         Ok(Bell { fd, armed: AtomicBool::new(false), due: AtomicU64::new(0) })
@@ -67,6 +71,7 @@ impl Bell {
         }
     }
 
+    /// What the sleeper polls for readability.
     pub fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }

@@ -18,17 +18,17 @@ use fulmar_netdev::impaired::Impaired;
 use fulmar_netdev::pcap::PcapWriter;
 
 pub use fulmar_drivers::{
-    OpenError, link, packet as packet_socket, shm as shm_device, sim, tap as tap_device,
+    OpenError, link, packet as packet_socket, shm as shm_device, tap as tap_device,
 };
 pub use fulmar_netdev::impair;
 pub use spec::{ParseSpecError, Spec};
 
 /// A device by its name: `fulmar0` (any interface: a TAP if it is one or does not exist yet, else as a
-/// packet socket), `tap:NAME`, `packet:INTERFACE`, `shm:NAME`, `sim`. See [`Spec`].
+/// packet socket), `tap:NAME`, `packet:INTERFACE`, `shm:NAME`. See [`Spec`].
 ///
-/// ```
+/// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let device = fulmar::devices::open("sim")?;
+/// let device = fulmar::devices::open("fulmar0")?;
 /// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
 /// # Ok(())
 /// # }
@@ -124,35 +124,8 @@ pub fn link_pair() -> Result<Pair, OpenError> {
     Ok((Box::new(a), Box::new(b)))
 }
 
-/// A simulated NIC with a modelled station behind it, and a handle that shows what its hardware did
-/// and cost. Figures from it are a simulated device's.
-///
-/// # Errors
-/// Too many open descriptors.
-pub fn sim_nic(config: sim::SimConfig) -> Result<(Box<dyn Device>, sim::SimHandle), OpenError> {
-    let (nic, handle) = sim::with_peer(on_stack_time(config))?;
-    Ok((Box::new(nic), handle))
-}
-
-/// With the clock that the stacks of this process run by.
-fn on_stack_time(config: sim::SimConfig) -> sim::SimConfig {
-    sim::SimConfig { clock: config.clock.or(Some(fulmar_runtime::now)), ..config }
-}
-
 /// The queues of an interface.
 pub type Queues = Vec<Box<dyn Device>>;
-
-/// The queues of a simulated NIC, each for a shard of its own: see [`sim::queues`].
-///
-/// # Errors
-/// As [`sim_nic`].
-pub fn sim_queues(
-    config: &sim::SimConfig,
-    count: u16,
-) -> Result<(Queues, Vec<sim::SimHandle>), OpenError> {
-    let queues = sim::queues(&on_stack_time(config.clone()), count)?.into_iter();
-    Ok(queues.map(|(nic, handle)| (Box::new(nic) as Box<dyn Device>, handle)).unzip())
-}
 
 /// The same device, with every frame written to `out` as pcapng, for Wireshark and tshark.
 pub fn capture(device: impl Device + 'static, out: impl Write + Send + 'static) -> Box<dyn Device> {

@@ -10,8 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use fulmar::base::Counter;
-use fulmar::devices::sim::{SimConfig, pair};
-use fulmar::{Device, Ready, SetupError, Stack, TcpListener, TcpStream, UdpSocket, devices};
+use fulmar::{Device, Ready, SetupError, Stack, TcpListener, TcpStream, UdpSocket};
+use fulmar_nic::{SimConfig, pair};
 use support::faulty::{Call, Faulty};
 use support::{A, B, PATIENCE, eventually, pattern, within};
 
@@ -339,11 +339,11 @@ fn devices_that_do_not_belong_together_are_refused() {
         Stack::builder().devices(queues).address("10.1.0.1/24".parse().unwrap()).unlisted().build()
     };
     assert!(matches!(build(mixed), Err(SetupError::MixedDevices)));
-    let (many, _) = devices::sim_queues(&SimConfig::default(), 33).unwrap();
+    let (many, _) = fulmar_nic::open_queues(&SimConfig::default(), 33).unwrap();
     let refused = build(many).unwrap_err();
     assert!(matches!(refused, SetupError::TooManyDevices(33)));
     assert!(refused.to_string().contains("at most 32"), "{refused}");
-    let (two, _) = devices::sim_queues(&SimConfig::default(), 2).unwrap();
+    let (two, _) = fulmar_nic::open_queues(&SimConfig::default(), 2).unwrap();
     assert!(build(two).unwrap().on_shard(2).is_err());
 }
 

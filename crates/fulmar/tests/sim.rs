@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use fulmar::base::{Counter, EtherAddr};
 use fulmar::devices::impair::Impairments;
-use fulmar::devices::sim::{
+use fulmar::{Device, RecvBuf, Stack, TcpConfig, TcpListener, TcpStream, UdpSocket, devices};
+use fulmar_nic::{
     Coalesce, Command, FarEnd, HardwareThread, Service, SimConfig, SimHandle, pattern,
 };
-use fulmar::{Device, RecvBuf, Stack, TcpConfig, TcpListener, TcpStream, UdpSocket, devices};
 
 fn build(device: Box<dyn Device>, host: u8, tcp: TcpConfig) -> Stack {
     Stack::builder()
@@ -25,7 +25,7 @@ fn build(device: Box<dyn Device>, host: u8, tcp: TcpConfig) -> Stack {
 
 /// Over a path that loses nothing: no time-out repeats anything, however long a thread is kept from running.
 fn stack(config: SimConfig) -> (Stack, SimHandle) {
-    let (device, handle) = devices::sim_nic(config).unwrap();
+    let (device, handle) = fulmar_nic::open(config).unwrap();
     let rto = Duration::from_secs(600);
     let tcp = TcpConfig { min_rto: rto, max_rto: rto, ..TcpConfig::default() };
     (build(device, 1, tcp), handle)
@@ -127,7 +127,7 @@ fn two_stacks_talk_over_a_wire_in_every_mode() {
     for (name, config) in kinds() {
         println!("{name}");
         let other = SimConfig { ether: EtherAddr([2, 0, 0, 0, 0, 0x52]), ..config.clone() };
-        let [(a, _), (b, _)] = devices::sim::pair(config, other).unwrap();
+        let [(a, _), (b, _)] = fulmar_nic::pair(config, other).unwrap();
         let (a, b) = (
             build(Box::new(a), 1, TcpConfig::default()),
             build(Box::new(b), 2, TcpConfig::default()),
@@ -151,7 +151,7 @@ fn a_bad_path_to_the_peer_costs_time_but_no_byte() {
         ..Impairments::default()
     };
     let none = Impairments::default();
-    let (device, handle) = devices::sim_nic(with_verify(SimConfig::default())).unwrap();
+    let (device, handle) = fulmar_nic::open(with_verify(SimConfig::default())).unwrap();
     let stack = build(devices::impaired(device, 7, &bad, &none), 1, TcpConfig::default());
     send(&stack, "10.9.0.2:9", TOTAL);
     let c = handle.counts();
@@ -160,7 +160,7 @@ fn a_bad_path_to_the_peer_costs_time_but_no_byte() {
 
     let mut config = with_verify(SimConfig::default());
     config.far_end.services = vec![(0..=65535, Service::Generate { bytes: TOTAL as u64 })];
-    let (device, handle) = devices::sim_nic(config).unwrap();
+    let (device, handle) = fulmar_nic::open(config).unwrap();
     let stack = build(devices::impaired(device, 8, &bad, &bad), 1, TcpConfig::default());
     let mut c = TcpStream::connect(&stack, "10.9.0.2:19").unwrap();
     assert_eq!(receive(&mut c), TOTAL);

@@ -4,9 +4,9 @@
 use std::net::SocketAddr;
 
 use fulmar_base::{Counter, DropReason, Duration, EtherAddr, Instant, Secrets, SlotId};
-use fulmar_drivers::sim::{SimConfig, pair, pattern};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Chain, Purpose};
+use fulmar_nic::{SimConfig, pair, pattern};
 use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::Step;
 use fulmar_tcp::LoanCharge;

@@ -4,9 +4,9 @@
 use std::net::SocketAddr;
 
 use fulmar_base::{Counter, Duration, EtherAddr, Instant, Secrets, SlotId};
-use fulmar_drivers::sim::{FarEnd, SimConfig, SimHandle, SimNic, pair, pattern, with_peer};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::Purpose;
+use fulmar_nic::{FarEnd, SimConfig, SimHandle, SimNic, pair, pattern, with_peer};
 use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::Step;
 use fulmar_testbed::stations;

@@ -84,7 +84,7 @@ pub trait Rig {
 
 /// CPU time of this thread that is not simulated hardware's.
 fn host_time() -> io::Result<Duration> {
-    let hardware = Duration::from_nanos(devices::sim::thread_hardware_ns());
+    let hardware = Duration::from_nanos(fulmar_nic::thread_hardware_ns());
     Ok(cpu::thread_cpu()?.saturating_sub(hardware))
 }
 
@@ -293,10 +293,9 @@ impl DeviceRig {
     /// Two simulated NICs on one wire.
     pub fn sim() -> io::Result<DeviceRig> {
         // Room for a section, whatever the far end does meanwhile.
-        let config =
-            devices::sim::SimConfig { rx_small_buffers: 2 * SECTION, ..Default::default() };
+        let config = fulmar_nic::SimConfig { rx_small_buffers: 2 * SECTION, ..Default::default() };
         let [(near, _), (far, _)] =
-            devices::sim::pair(config.clone(), config).map_err(io::Error::other)?;
+            fulmar_nic::pair(config.clone(), config).map_err(io::Error::other)?;
         DeviceRig::joined(Box::new(near), Box::new(far))
     }
 

@@ -1,17 +1,21 @@
 //! Which stack netperf's two ends run on.
 
 use clap::ValueEnum;
-use fulmar::NeighbourState;
+use fulmar::{Cidr, NeighbourState, Stack};
 use fulmar_cli::device::{Session, StackArgs};
-use fulmar_cli::failure::Outcome;
+use fulmar_cli::failure::{Failure, Outcome};
 use fulmar_lab::netperf::socket::{Network, OnFulmar, OnKernel};
-use std::net::IpAddr;
+use fulmar_nic::{FarEnd, SimConfig};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+
+/// The stack's address on the simulated NIC.
+const FULMAR_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2));
 
 /// The options.
 #[derive(clap::Args, Clone, Debug)]
 pub struct NetworkArgs {
-    /// Whose sockets: fulmar's, or this machine's kernel's (which needs no device)
+    /// Whose sockets: fulmar's, fulmar's on a simulated NIC, or this machine's kernel's (the last two need no device)
     #[arg(long = "stack", value_enum, default_value_t = Which::Fulmar)]
     which: Which,
     #[command(flatten)]
@@ -21,6 +25,9 @@ pub struct NetworkArgs {
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum Which {
     Fulmar,
+    /// 10.77.0.2, with a simulated host behind the NIC: it has every other address, takes all that is sent to it
+    /// and on port 19 sends without end
+    Sim,
     Kernel,
 }
 
@@ -28,6 +35,7 @@ enum Which {
 pub struct Opened {
     /// Its sockets.
     pub network: Arc<dyn Network>,
+    stack: Option<Stack>,
     session: Option<Session>,
 }
 
@@ -48,19 +56,38 @@ impl NetworkArgs {
     }
 
     fn open_as(&self, listens: bool) -> Outcome<Opened> {
-        if self.which == Which::Kernel {
-            return Ok(Opened { network: Arc::new(OnKernel), session: None });
-        }
-        let session = self.stack.open_as(listens)?;
-        let network = Arc::new(OnFulmar::new(session.stack().clone()));
-        Ok(Opened { network, session: Some(session) })
+        let (stack, session) = match self.which {
+            Which::Kernel => {
+                return Ok(Opened { network: Arc::new(OnKernel), stack: None, session: None });
+            }
+            Which::Sim => (simulated()?, None),
+            Which::Fulmar => {
+                let session = self.stack.open_as(listens)?;
+                (session.stack().clone(), Some(session))
+            }
+        };
+        let network = Arc::new(OnFulmar::new(stack.clone()));
+        Ok(Opened { network, stack: Some(stack), session })
     }
+}
+
+/// A stack on a simulated NIC. The payload that the far end sends is generated, not what its buffers held before.
+fn simulated() -> Outcome<Stack> {
+    let far_end = FarEnd { verify: true, ..FarEnd::default() };
+    let config = SimConfig { far_end, ..SimConfig::default() };
+    let (device, _) = fulmar_nic::open(config).map_err(|e| Failure::new(e.to_string()))?;
+    let address = Cidr { address: FULMAR_ADDRESS, prefix_len: 24 };
+    Stack::builder()
+        .device(device)
+        .address(address)
+        .build()
+        .map_err(|e| Failure::new(e.to_string()))
 }
 
 impl Opened {
     /// A neighbour that was asked for and has not answered: what is for it, or goes by it, has not left.
     pub fn silent_neighbour(&self) -> Option<IpAddr> {
-        let stat = self.session.as_ref()?.stack().stat().ok()?;
+        let stat = self.stack.as_ref()?.stat().ok()?;
         let is_silent = |s| matches!(s, NeighbourState::Incomplete | NeighbourState::Failed);
         stat.shard.neighbours.iter().find(|n| is_silent(n.state)).map(|n| n.ip)
     }
@@ -68,6 +95,7 @@ impl Opened {
     /// Ends the stack: what was accepted is delivered.
     pub fn close(self) {
         drop(self.network);
+        drop(self.stack);
         if let Some(session) = self.session {
             session.close();
         }

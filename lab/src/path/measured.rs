@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use fulmar::base::Stage;
-use fulmar::devices::sim::thread_hardware_ns;
+use fulmar_nic::thread_hardware_ns;
 
 use super::{Options, Path, Spread, Threads, recv, send};
 use crate::cpu;

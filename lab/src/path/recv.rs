@@ -5,8 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fulmar::base::{Counter, Stage};
-use fulmar::devices;
-use fulmar::devices::sim::{Command, FarEnd, Service, SimConfig, SimHandle};
+use fulmar_nic::{Command, FarEnd, Service, SimConfig, SimHandle};
 
 use super::Options;
 use super::measured::{Driven, Timed};
@@ -29,7 +28,7 @@ fn received(stack: &Stack) -> io::Result<u64> {
 /// A stack whose device hands every packet over by itself.
 fn stack(exit: &ExitPoint, far_end: FarEnd) -> io::Result<(Stack, SimHandle)> {
     let config = SimConfig { lro: None, far_end, ..SimConfig::default() };
-    let (device, handle) = devices::sim_nic(config).map_err(io::Error::other)?;
+    let (device, handle) = fulmar_nic::open(config).map_err(io::Error::other)?;
     Ok((Stack::new(exit, device, ADDRESS, Vec::new())?, handle))
 }
 

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fulmar::base::{Stage, StepAblation};
-use fulmar::devices::sim::{Command, SimConfig, SimHandle};
-use fulmar::{Cidr, Route, devices};
+use fulmar::{Cidr, Route};
+use fulmar_nic::{Command, SimConfig, SimHandle};
 
 use super::measured::{Driven, Timed};
 use super::stack::{Stack, TcpStream, UdpSocket};
@@ -32,7 +32,7 @@ pub(super) const ADDRESS: Cidr = Cidr { address: IpAddr::V4(NEAR), prefix_len: 2
 
 /// A stack with exit points over a simulated device.
 fn stack(exit: &ExitPoint, config: SimConfig, routes: u32) -> io::Result<(Stack, SimHandle)> {
-    let (device, handle) = devices::sim_nic(config).map_err(io::Error::other)?;
+    let (device, handle) = fulmar_nic::open(config).map_err(io::Error::other)?;
     let unused = |i: u32| {
         let [_, a, b, c] = (i << 8).to_be_bytes();
         let dst = fulmar::Prefix { addr: IpAddr::V4(Ipv4Addr::new(11 + a, b, c, 0)), len: 24 };
@@ -266,7 +266,7 @@ const LEDGER_SLICES: u32 = 8;
 /// How far the ledger's sum is from the measured total, once per run: all stages, the program's own
 /// loop and the simulated hardware in both, and beside the stages what the account itself has cost.
 pub(super) fn ledger(options: &Options) -> io::Result<Vec<f64>> {
-    let device = devices::sim_nic(SimConfig::default()).map_err(io::Error::other)?.0;
+    let device = fulmar_nic::open(SimConfig::default()).map_err(io::Error::other)?.0;
     let builder = fulmar::Stack::builder().device(device).address(ADDRESS).name("path").unlisted();
     let stack = builder.account(fulmar::ledger::DEFAULT_EVERY).build().map_err(io::Error::other)?;
     let socket = fulmar::UdpSocket::bind(&stack, (NEAR, 0))?;

@@ -12,8 +12,8 @@ use crate::on_pinned_thread;
 use crate::peer::Report;
 use crate::stream::{build_with, captured};
 use crate::transfer::Transfer;
-use fulmar::devices::sim::{Command, FarEnd, Service, SimConfig, SimHandle};
-use fulmar::{Cidr, Stack, TcpStream, devices};
+use fulmar::{Cidr, Stack, TcpStream};
+use fulmar_nic::{Command, FarEnd, Service, SimConfig, SimHandle};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ impl Simulated {
     /// # Errors
     /// Too many open descriptors.
     pub fn new(offloads: Offloads, pcap: Option<&PathBuf>) -> io::Result<Simulated> {
-        let (device, handle) = devices::sim_nic(config(offloads)).map_err(io::Error::other)?;
+        let (device, handle) = fulmar_nic::open(config(offloads)).map_err(io::Error::other)?;
         let device = captured(device, pcap)?;
         let device = offloads.limit(device);
         let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;

@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread;
 
 use fulmar::base::{Counter, EtherAddr};
-use fulmar::devices::sim::{SimConfig, pair};
 use fulmar::{Cidr, Device, Stack, UdpSocket};
+use fulmar_nic::{SimConfig, pair};
 
 /// Datagrams that find neighbours and buffers before any is counted.
 const WARM_UP: u64 = 100;

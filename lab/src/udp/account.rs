@@ -8,7 +8,7 @@ use super::{Device, Method, Options};
 use crate::account::{self, Figures, Keeping, ROUND};
 use crate::cpu::{self, Placement};
 use crate::on_pinned_thread;
-use fulmar::devices::sim::thread_hardware_ns;
+use fulmar_nic::thread_hardware_ns;
 
 /// The accounts of what the options measure of fulmar's, of the smallest payload and by one thread. What
 /// cannot be opened here has none.

@@ -10,8 +10,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use fulmar::devices::sim::{Command, SimConfig, SimHandle};
 use fulmar::{Builder, Cidr, RecvMessage, SendMessage, Stack, devices};
+use fulmar_nic::{Command, SimConfig, SimHandle};
 
 use super::Method;
 use crate::burst::sys::Batch;
@@ -94,12 +94,12 @@ pub fn run(rig: &mut dyn Rig, method: Method, bytes: usize, slice: Duration) -> 
     let mut cost = Cost::default();
     while cost.datagrams == 0 || began.elapsed() < slice {
         rig.prepare(method, bytes)?;
-        let (hardware, start) = (devices::sim::thread_hardware_ns(), Instant::now());
+        let (hardware, start) = (fulmar_nic::thread_hardware_ns(), Instant::now());
         let before = cpu::thread_cpu()?;
         rig.send(method, bytes, section)?;
         let spent = cpu::thread_cpu()?.saturating_sub(before);
         cost.wall += start.elapsed();
-        let hardware = Duration::from_nanos(devices::sim::thread_hardware_ns() - hardware);
+        let hardware = Duration::from_nanos(fulmar_nic::thread_hardware_ns() - hardware);
         cost.cpu += spent.saturating_sub(hardware);
         cost.datagrams += section as u64;
         cost.lost += (section - rig.drain(bytes, section)?.min(section)) as u64;
@@ -157,7 +157,7 @@ impl Shards {
     /// As many shards as threads measure.
     pub fn open(threads: usize) -> io::Result<Shards> {
         let count = u16::try_from(threads.max(1)).unwrap_or(u16::MAX);
-        let queues = devices::sim_queues(&SimConfig::default(), count);
+        let queues = fulmar_nic::open_queues(&SimConfig::default(), count);
         let (queues, peers) = queues.map_err(io::Error::other)?;
         let stack = builder(SIM_NEAR).devices(queues).build().map_err(io::Error::other)?;
         Ok(Shards { stack, peers })

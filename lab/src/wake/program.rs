@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fulmar::Stack;
 use fulmar::base::Counter;
-use fulmar::devices::sim::thread_hardware_ns;
+use fulmar_nic::thread_hardware_ns;
 use serde_json::{Value, json};
 
 use super::tally::Tally;

@@ -9,8 +9,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fulmar::devices::sim::{Coalesce, Command, HardwareThread, SimConfig, SimHandle};
-use fulmar::{Cidr, devices};
+use fulmar::Cidr;
+use fulmar_nic::{Coalesce, Command, HardwareThread, SimConfig, SimHandle};
 
 use super::Mode;
 use super::place::Sample;
@@ -39,7 +39,7 @@ pub fn run(
     if mode == Mode::Registers {
         config.rx_coalesce = REGISTERS;
     }
-    let (device, handle) = devices::sim_nic(config).map_err(io::Error::other)?;
+    let (device, handle) = fulmar_nic::open(config).map_err(io::Error::other)?;
     let (near, far) = on_pinned_thread(near_cpu, || {
         let stack = build(device, Cidr { address: NEAR, prefix_len: 24 }, "wake")?;
         stack.set_moderation(mode.config())?;

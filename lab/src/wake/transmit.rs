@@ -5,8 +5,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fulmar::devices::sim::{Coalesce, SimConfig, thread_hardware_ns};
-use fulmar::{Cidr, UdpSocket, devices};
+use fulmar::{Cidr, UdpSocket};
+use fulmar_nic::{Coalesce, SimConfig, thread_hardware_ns};
 
 use crate::cpu::{self, Placement};
 use crate::harness::{Ratio, Sample, Scenario};
@@ -68,7 +68,7 @@ pub fn ratio() -> Ratio {
 
 /// Sends datagrams for `time`.
 fn measure(config: &SimConfig, pps: u64, time: Duration) -> io::Result<Sample> {
-    let (device, handle) = devices::sim_nic(config.clone()).map_err(io::Error::other)?;
+    let (device, handle) = fulmar_nic::open(config.clone()).map_err(io::Error::other)?;
     let (cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
     let address = IpAddr::V4(Ipv4Addr::new(10, 72, 6, 1));
     on_pinned_thread(cpu, || {

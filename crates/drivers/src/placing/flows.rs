@@ -127,6 +127,7 @@ pub struct Flow {
     /// The number of the byte that goes to the start of the rooms. `None`: what is in the rooms and
     /// what was taken from them no longer agree, until the stack says where it stands.
     next: Option<SeqNum>,
+    /// Where the payload goes.
     pub rooms: Rooms,
     /// Bytes of all headers in front of the payload, as the last segment had them.
     pub header_bytes: usize,
@@ -248,16 +249,20 @@ pub struct Flows {
 /// Where a hint has gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
+    /// The slot of the flow.
     pub slot: usize,
     /// The slot was another flow's before.
     pub is_new: bool,
 }
 
-impl Flows {
-    pub fn new() -> Flows {
+impl Default for Flows {
+    /// No flow.
+    fn default() -> Flows {
         Flows { slots: std::array::from_fn(|_| None), last: 0 }
     }
+}
 
+impl Flows {
     /// Sets or replaces what is expected of a flow. `None`: too many flows have rooms.
     pub fn set(&mut self, key: FlowKey, next: SeqNum, rooms: Rooms) -> Option<Place> {
         let known = self.slot_of(&key);
@@ -315,10 +320,12 @@ impl Flows {
         unused.or_else(|| slots.iter().position(has_no_rooms))
     }
 
+    /// The flow in a slot.
     pub fn get(&self, slot: usize) -> Option<&Flow> {
         self.slots.get(slot)?.as_ref()
     }
 
+    /// The flow in a slot, to be changed.
     pub fn get_mut(&mut self, slot: usize) -> Option<&mut Flow> {
         self.slots.get_mut(slot)?.as_mut()
     }
@@ -339,6 +346,7 @@ impl Flows {
         self.slots.iter().flatten().filter(|f| f.is_starved()).map(|f| f.key)
     }
 
+    /// The slot of a flow.
     pub fn slot_of(&self, key: &FlowKey) -> Option<usize> {
         let is_it = |f: &Option<Flow>| f.as_ref().is_some_and(|f| f.key == *key);
         if self.slots.get(self.last).is_some_and(is_it) {

@@ -43,7 +43,7 @@ impl DirectPlacement for Places {
 impl Places {
     pub fn new() -> Places {
         let outcome = Outcome::default();
-        Places { flows: Flows::new(), is_used: false, is_full: false, outcome }
+        Places { flows: Flows::default(), is_used: false, is_full: false, outcome }
     }
 
     /// Whether there is nothing to look for.

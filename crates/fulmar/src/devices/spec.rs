@@ -5,13 +5,12 @@ use std::io;
 use std::str::FromStr;
 
 use fulmar_drivers::OpenError;
-use fulmar_drivers::sim::{FarEnd, SimConfig};
 use fulmar_netdev::Device;
 
-use super::{Queues, packet_queues, shm, sim_queues, tap_queues};
+use super::{Queues, packet_queues, shm, tap_queues};
 
 /// What is a device's name, for an error message.
-const SYNTAX: &str = "write NAME (an interface), tap:NAME, packet:INTERFACE, shm:NAME or sim";
+const SYNTAX: &str = "write NAME (an interface), tap:NAME, packet:INTERFACE or shm:NAME";
 /// An interface name with its final zero (IFNAMSIZ of linux/if.h).
 const IFNAMSIZ: usize = 16;
 
@@ -27,9 +26,6 @@ pub enum Spec {
     Packet(String),
     /// `shm:NAME`: see [`super::shm`].
     Shm(String),
-    /// `sim`: a simulated NIC. Behind it is a simulated host that has every other address, takes what is
-    /// sent to it and on port 19 sends without end.
-    Sim,
 }
 
 /// The text is not the name of a device.
@@ -49,7 +45,6 @@ impl FromStr for Spec {
 
     fn from_str(text: &str) -> Result<Spec, ParseSpecError> {
         match text.split_once(':') {
-            None if text == "sim" => Ok(Spec::Sim),
             None if !matches!(text, "" | "tap" | "packet" | "shm") => {
                 interface_name(text).map(Spec::Interface)
             }
@@ -81,7 +76,6 @@ impl fmt::Display for Spec {
             Spec::Tap(name) => write!(f, "tap:{name}"),
             Spec::Packet(name) => write!(f, "packet:{name}"),
             Spec::Shm(name) => write!(f, "shm:{name}"),
-            Spec::Sim => f.write_str("sim"),
         }
     }
 }
@@ -103,12 +97,6 @@ impl Spec {
                 advice: "shared memory has one queue".to_owned(),
             }),
             Spec::Shm(name) => Ok(vec![shm(name)?.0]),
-            Spec::Sim => {
-                // The payload that the far end sends is generated, not what its buffers held before.
-                let far_end = FarEnd { verify: true, ..FarEnd::default() };
-                let config = SimConfig { far_end, ..SimConfig::default() };
-                Ok(sim_queues(&config, queues)?.0)
-            }
         }
     }
 
@@ -148,7 +136,6 @@ mod tests {
             ("tap:t0", Spec::Tap("t0".into())),
             ("packet:eth0.5", Spec::Packet("eth0.5".into())),
             ("shm:/tmp/a:b", Spec::Shm("/tmp/a:b".into())),
-            ("sim", Spec::Sim),
         ] {
             assert_eq!(text.parse(), Ok(spec.clone()));
             assert_eq!(spec.to_string(), text);
@@ -170,10 +157,5 @@ mod tests {
     fn shared_memory_is_refused_with_several_queues_before_it_waits_for_anybody() {
         let error = Spec::Shm("nobody".into()).open(2).err().expect("one queue").to_string();
         assert!(error.contains("one queue"), "{error}");
-    }
-
-    #[test]
-    fn the_simulated_nic_opens_everywhere() {
-        assert_eq!(Spec::Sim.open(2).unwrap().len(), 2);
     }
 }

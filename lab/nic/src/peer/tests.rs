@@ -7,10 +7,10 @@ use fulmar_wire::{arp, eth};
 use proptest::prelude::*;
 
 use super::*;
-use crate::sim::AckRule;
-use crate::sim::frame::{Headers, Transport};
-use crate::sim::tests::{Host, Spec};
-use crate::sim::{SimConfig, SimHandle, with_peer};
+use crate::AckRule;
+use crate::frame::{Headers, Transport};
+use crate::tests::{Host, Spec};
+use crate::{SimConfig, SimHandle, with_peer};
 
 const START: Instant = Instant::from_millis(1000);
 /// The station of the peer.
@@ -45,7 +45,7 @@ impl Script {
             let bytes = p.chain.to_vec();
             let seen = Headers::parse(&bytes, bytes.len())?;
             let Transport::Tcp(h) = seen.transport else { return None };
-            assert!(p.offload.needs_csum || crate::sim::cut::is_sound(&bytes));
+            assert!(p.offload.needs_csum || crate::cut::is_sound(&bytes));
             Some((h, seen.payload_bytes))
         };
         let replies = packets.iter().filter_map(read).collect();
@@ -205,7 +205,7 @@ fn stamps(script: &mut Script) -> Vec<(u64, f64)> {
         let seen = Headers::parse(&bytes, bytes.len()).unwrap();
         assert_eq!(seen.payload_bytes, 100);
         let payload = &bytes[seen.payload_at..];
-        assert!((16..100).all(|i| payload[i] == crate::sim::pattern::byte(i as u64)));
+        assert!((16..100).all(|i| payload[i] == crate::pattern::byte(i as u64)));
         let at = Instant::from_nanos(word(payload, 8)).since(START);
         (word(payload, 0), at.as_nanos() as f64 / 1e6)
     };

@@ -478,7 +478,7 @@ fn a_nic_whose_other_end_is_gone_says_so() {
     let (mut a, b) = hosts(|c| c);
     assert_eq!(a.nic.lost(), None);
     drop(b);
-    assert_eq!(a.nic.lost(), Some(libc::EPIPE));
+    assert_eq!(a.nic.lost(), Some(nix::libc::EPIPE));
     let p = Spec::tcp(0).packet(&mut a.pool, &[0; 1400], 1448);
     assert!(a.send(START, p));
     assert!(a.comes_home());

@@ -51,12 +51,12 @@ use std::sync::Arc;
 
 use fulmar_base::{Duration, EtherAddr, Instant};
 use fulmar_mbuf::MAX_MBUF_BYTES;
-use fulmar_netdev::{Caps, TxTime};
+use fulmar_netdev::{Caps, Device, TxTime};
 
-use crate::OpenError;
-use crate::wake::Bell;
 use engine::Engine;
 pub use far_end::{AckRule, Command, FarEnd, Service};
+use fulmar_drivers::OpenError;
+use fulmar_drivers::wake::Bell;
 pub use fulmar_netdev::moderation::Coalesce;
 pub use meter::{Busy, SimCounts, SimHandle, thread_hardware_ns};
 pub use nic::SimNic;
@@ -249,6 +249,31 @@ pub fn with_peer(config: SimConfig) -> Result<(SimNic, SimHandle), OpenError> {
 /// As [`with_peer`].
 pub fn queues(config: &SimConfig, count: u16) -> Result<Vec<(SimNic, SimHandle)>, OpenError> {
     (0..count.max(1)).map(|_| with_peer(config.clone())).collect()
+}
+
+/// As [`with_peer`], by the clock of the stacks of this process ([`SimConfig::clock`]).
+///
+/// # Errors
+/// As [`with_peer`].
+pub fn open(config: SimConfig) -> Result<(Box<dyn Device>, SimHandle), OpenError> {
+    let (nic, handle) = with_peer(on_stack_time(config))?;
+    Ok((Box::new(nic), handle))
+}
+
+/// The queues of a NIC, each for a shard of its own.
+pub type Queues = Vec<Box<dyn Device>>;
+
+/// As [`queues`], by the clock of the stacks of this process.
+///
+/// # Errors
+/// As [`with_peer`].
+pub fn open_queues(config: &SimConfig, count: u16) -> Result<(Queues, Vec<SimHandle>), OpenError> {
+    let queues = queues(&on_stack_time(config.clone()), count)?.into_iter();
+    Ok(queues.map(|(nic, handle)| (Box::new(nic) as Box<dyn Device>, handle)).unzip())
+}
+
+fn on_stack_time(config: SimConfig) -> SimConfig {
+    SimConfig { clock: config.clock.or(Some(fulmar_runtime::now)), ..config }
 }
 
 /// Two NICs at the ends of one wire, each for a stack of its own. Each sends at its own line rate.

@@ -22,7 +22,7 @@ use fulmar_netdev::{Rooms, Unsupported};
 
 use super::meter::bump;
 use super::rx::Kind;
-use crate::placing::flows::{self, Filling, Flows, Place, Segment};
+use fulmar_drivers::placing::flows::{self, Filling, Flows, Place, Segment};
 
 /// How long a frame waits at most for a reader who has just got a buffer back: about the longest that
 /// one pause frame holds a line of 40 Gbit/s (IEEE 802.3 annex 31B: 65,535 times 512 bits).
@@ -49,7 +49,7 @@ pub struct Table {
 
 impl FlowTable {
     pub fn new() -> FlowTable {
-        let table = Table { flows: Flows::new(), is_used: false };
+        let table = Table { flows: Flows::default(), is_used: false };
         FlowTable {
             table: Mutex::new(table),
             landed: AtomicU64::new(0),

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use fulmar_base::Instant;
 
 use super::{Conn, Key};
-use crate::sim::peer::{FarEnd, Index, Out};
+use crate::peer::{FarEnd, Index, Out};
 
 /// See the module's header.
 pub struct Set {

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use nix::errno::Errno;
+
 use fulmar_base::{Counters, DropReason, FlowKey, Instant, Offload, SeqNum};
 use fulmar_mbuf::{BufId, Chain, Mbuf, Pool, Purpose, WritableRange};
 use fulmar_netdev::moderation::{Coalesce, Profile};
@@ -19,8 +21,8 @@ use super::ring::Ring;
 use super::rx::{Buffer, Kind, RxRing};
 use super::table::{FlowTable, Pods};
 use super::{ETHER_BYTES, SimConfig};
-use crate::placing::Outcome;
-use crate::placing::flows::Filling;
+use fulmar_drivers::placing::Outcome;
+use fulmar_drivers::placing::flows::Filling;
 
 /// Received frames up to this length are copied out of any buffer, which is posted again: an
 /// acknowledgement never keeps the memory of a packet.
@@ -569,7 +571,7 @@ impl Device for SimNic {
     }
 
     fn lost(&self) -> Option<i32> {
-        if self.engine.has_carrier() { None } else { Some(libc::EPIPE) }
+        if self.engine.has_carrier() { None } else { Some(Errno::EPIPE as i32) }
     }
 
     fn coalesce(&mut self, to: Option<Profile>) {

@@ -23,7 +23,7 @@ use super::meter::{Board, bump};
 use super::ring::Ring;
 use super::table::{FlowTable, Placing, Plan, Table};
 use super::{Coalesce, SimConfig, pattern};
-use crate::placing::flows::{Filling, Segment};
+use fulmar_drivers::placing::flows::{Filling, Segment};
 
 /// Frames on their way to one NIC at most; beyond that the far end holds back.
 pub const LANE_PKTS: usize = 4096;

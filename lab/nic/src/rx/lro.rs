@@ -12,7 +12,7 @@ use fulmar_wire::checksum::{Sum, checksum};
 use fulmar_wire::tcp::{self, Flags};
 use fulmar_wire::{eth, protocol};
 
-use crate::sim::frame::{HEAD_BYTES, Headers, Transport, WireFrame, tcp_kind};
+use crate::frame::{HEAD_BYTES, Headers, Transport, WireFrame, tcp_kind};
 
 /// Frames in front of the lane that land as one.
 pub struct Run {

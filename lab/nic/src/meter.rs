@@ -22,8 +22,8 @@ use std::time::Duration;
 use super::Coalesce;
 use super::far_end::Command;
 use super::registers::Register;
-use crate::sys::{clock_ns, ticks};
-use crate::wake::Bell;
+use fulmar_drivers::wake::Bell;
+use fulmar_runtime::{now, ticks};
 
 /// Longest honest section that moves no bytes.
 pub const SLACK_NS: u64 = 50_000;
@@ -64,10 +64,10 @@ impl Rate {
     }
 
     fn calibrate() -> Rate {
-        let (start, from) = (clock_ns(), ticks());
+        let (start, from) = (now().as_nanos(), ticks());
         let (mut end, mut to) = (start, from);
         while end - start < CALIBRATION.as_nanos() as u64 {
-            (end, to) = (clock_ns(), ticks());
+            (end, to) = (now().as_nanos(), ticks());
         }
         let elapsed = to.wrapping_sub(from).max(1);
         let ns_per_tick = ((u128::from(end - start) << 32) / u128::from(elapsed)) as u64;

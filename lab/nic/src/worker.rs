@@ -11,7 +11,7 @@ use fulmar_base::{Duration, Instant};
 use super::engine::Shared;
 use super::hardware::{Hardware, Rings};
 use super::meter::bump;
-use crate::sys::{clock_ns, ticks};
+use fulmar_runtime::{now, ticks};
 
 /// How long the thread looks for work in vain before it sleeps: many times the pause between two
 /// bursts of a busy host.
@@ -31,10 +31,6 @@ pub struct Worker {
     seen: u64,
     /// When the host is to be told of frames that wait.
     alarm: Option<Instant>,
-}
-
-fn now() -> Instant {
-    Instant::from_nanos(clock_ns())
 }
 
 impl Worker {

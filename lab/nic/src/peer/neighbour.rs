@@ -9,7 +9,7 @@ use fulmar_wire::icmpv6::{Message, NdpOption};
 use fulmar_wire::{arp, eth, icmpv4, protocol};
 
 use super::{Arrival, Out, Peer};
-use crate::sim::frame::{HeaderBuf, Headers, Rest, WireFrame};
+use crate::frame::{HeaderBuf, Headers, Rest, WireFrame};
 
 const ECHO_REPLY_V4: u8 = 0;
 const ECHO_REPLY_V6: u8 = 129;

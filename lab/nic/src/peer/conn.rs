@@ -9,8 +9,8 @@ use fulmar_base::{Duration, Instant, SeqNum};
 use fulmar_wire::tcp::{Flags, Header};
 
 use super::{Arrival, FarEnd, Out, Service, verify};
-use crate::sim::frame::{Ends, Headers, packets};
-use crate::sim::meter::bump;
+use crate::frame::{Ends, Headers, packets};
+use crate::meter::bump;
 pub use output::refuse;
 pub use set::Set;
 

@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
 use fulmar_base::Instant;
 
 use super::SimConfig;
@@ -130,7 +133,7 @@ impl Engine {
         let worker = Worker::new(Arc::clone(&shared), hardware, Rings::new(config));
         let (tell, told) = mpsc::channel();
         let run = move || {
-            let pinned = cpu.map_or(Ok(()), crate::sys::pin_thread);
+            let pinned = cpu.map_or(Ok(()), pin_thread);
             let is_fine = pinned.is_ok();
             // The opener waits for it.
             let _ = tell.send(pinned);
@@ -304,4 +307,11 @@ impl Drop for Thread {
             let _ = h.join();
         }
     }
+}
+
+/// Binds the calling thread to one CPU.
+fn pin_thread(cpu: usize) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu)?;
+    Ok(sched_setaffinity(Pid::from_raw(0), &set)?)
 }

@@ -8,8 +8,8 @@ use fulmar_wire::{eth, protocol};
 use super::{
     Conn, FarEnd, MAX_DOUBLINGS, MAX_TRIES, Out, RESEND, Service, State, TRAIN_BYTES, shift_for,
 };
-use crate::sim::frame::{Ends, HeaderBuf, Headers, Rest, WireFrame, tcp_kind};
-use crate::sim::meter::bump;
+use crate::frame::{Ends, HeaderBuf, Headers, Rest, WireFrame, tcp_kind};
+use crate::meter::bump;
 
 /// One segment, or train of segments, to be made.
 #[derive(Clone, Copy)]

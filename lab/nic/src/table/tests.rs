@@ -8,9 +8,9 @@ use fulmar_netdev::{Device, DirectPlacement};
 use proptest::prelude::*;
 
 use super::*;
-use crate::sim::frame::{Headers, Transport};
-use crate::sim::tests::{Host, Spec};
-use crate::sim::{SimConfig, pair, pattern};
+use crate::frame::{Headers, Transport};
+use crate::tests::{Host, Spec};
+use crate::{SimConfig, pair, pattern};
 
 const START: Instant = Instant::from_millis(1000);
 
