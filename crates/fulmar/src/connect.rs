@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use fulmar_tcp::{CongestionControl, EcnPolicy, Keepalive};
 
+use fulmar_shard::SocketOptions;
+
 use crate::stack::Stack;
 use crate::tcp::{TcpStream, open, valid_segment, valid_ttl};
 
@@ -30,6 +32,10 @@ pub struct ConnectOptions {
     pub user_timeout: Option<Duration>,
     /// Time to live (hop limit) of the packets, from 1 to 255.
     pub ttl: Option<u32>,
+    /// TOS (traffic class) of the packets, the SYN's too: see [`TcpStream::set_tos`].
+    pub tos: u8,
+    /// See [`TcpStream::set_quickack`]; on for the first segments else.
+    pub quickack: Option<bool>,
     /// See [`TcpStream::set_max_segment`]; bytes. The SYN asks the peer for no larger ones.
     pub max_segment: Option<u16>,
     /// See [`TcpStream::set_notsent_low_water`]; bytes.
@@ -38,6 +44,26 @@ pub struct ConnectOptions {
     pub send_buffer: Option<usize>,
     /// See [`TcpStream::set_recv_buffer`]; bytes. The SYN announces its window scale.
     pub recv_buffer: Option<usize>,
+}
+
+impl ConnectOptions {
+    fn of_socket(&self) -> io::Result<SocketOptions> {
+        Ok(SocketOptions {
+            nodelay: self.nodelay,
+            quickack: self.quickack,
+            congestion: self.congestion,
+            ecn: self.ecn,
+            max_pacing_rate: self.max_pacing_rate,
+            keepalive: self.keepalive,
+            user_timeout: self.user_timeout,
+            ttl: self.ttl.map(valid_ttl).transpose()?,
+            tos: self.tos,
+            max_segment: self.max_segment.map(valid_segment).transpose()?,
+            notsent_low_water: self.notsent_low_water,
+            send_buffer: self.send_buffer,
+            recv_buffer: self.recv_buffer,
+        })
+    }
 }
 
 impl TcpStream {
@@ -52,34 +78,8 @@ impl TcpStream {
         remote: SocketAddr,
         options: &ConnectOptions,
     ) -> io::Result<TcpStream> {
-        let ttl = options.ttl.map(valid_ttl).transpose()?;
-        let max_segment = options.max_segment.map(valid_segment).transpose()?;
-        let socket = open(stack, options.local, remote, |entry| {
-            entry.ttl = ttl;
-            let tcb = &mut entry.tcb;
-            tcb.set_nodelay(options.nodelay);
-            tcb.set_max_segment(max_segment);
-            tcb.set_notsent_low_water(options.notsent_low_water);
-            if let Some(which) = options.congestion {
-                tcb.set_congestion(which);
-            }
-            if let Some(policy) = options.ecn {
-                tcb.set_ecn(policy);
-            }
-            if options.max_pacing_rate.is_some() {
-                tcb.set_max_pacing_rate(options.max_pacing_rate);
-            }
-            tcb.set_keepalive(options.keepalive);
-            if options.user_timeout.is_some() {
-                tcb.set_user_timeout(options.user_timeout);
-            }
-            if let Some(bytes) = options.send_buffer {
-                tcb.set_send_buffer(bytes);
-            }
-            if let Some(bytes) = options.recv_buffer {
-                tcb.set_recv_buffer(bytes);
-            }
-        })?;
+        let set = options.of_socket()?;
+        let socket = open(stack, options.local, remote, |entry| set.apply(entry))?;
         socket.set_nonblocking(true);
         Ok(TcpStream { socket })
     }

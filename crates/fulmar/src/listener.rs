@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use fulmar_base::SlotId;
 use fulmar_runtime::{Limit, LockedShard, PollSetCore};
-use fulmar_shard::{ListenOptions, ListenerStat};
+use fulmar_shard::{ListenOptions, ListenerStat, SocketOptions};
 use fulmar_socket::{Ready, SocketError, Step};
 
 use crate::pending::PendingConnection;
 use crate::poll::wait_for_candidates;
 use crate::socket::{Socket, each_address, stack_of, to_io};
 use crate::stack::Stack;
-use crate::tcp::{DEFAULT_TTL, TcpStream, valid_ttl};
+use crate::tcp::{DEFAULT_TTL, TcpStream, valid_segment, valid_ttl};
 
 /// A TCP listener.
 ///
@@ -56,12 +56,13 @@ impl TcpListener {
     /// Listens with options: backlog, reuse-address, IPv6 only, and what its connections inherit.
     ///
     /// # Errors
-    /// As [`TcpListener::bind`].
+    /// As [`TcpListener::bind`], and as [`TcpListener::set_options`] for what connections inherit.
     pub fn bind_with(
         stack: &Stack,
         addr: impl ToSocketAddrs,
         options: ListenOptions,
     ) -> io::Result<TcpListener> {
+        valid_options(options.socket)?;
         each_address(addr, |a| {
             let parts = if stack.shards() == 1 || stack.home.is_some() {
                 let socket = stack.new_socket(|shard| shard.tcp_listen(a, options))?;
@@ -206,9 +207,7 @@ impl TcpListener {
     /// The socket is gone; `InvalidInput` outside 1 to 255.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
         let ttl = valid_ttl(ttl)?;
-        let set =
-            |s: &Arc<Socket>| s.call(|shard, _| shard.listener(s.id).map(|l| l.ttl = Some(ttl)));
-        self.sockets().iter().try_for_each(set)
+        self.with_options(|o| o.ttl = Some(ttl))
     }
 
     /// Time to live of the packets of future connections.
@@ -216,9 +215,31 @@ impl TcpListener {
     /// # Errors
     /// The socket is gone.
     pub fn ttl(&self) -> io::Result<u32> {
+        Ok(u32::from(self.options()?.ttl.unwrap_or(DEFAULT_TTL)))
+    }
+
+    /// Options that future connections inherit, from their SYN,ACK on.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn options(&self) -> io::Result<SocketOptions> {
         let s = self.first();
-        let ttl = s.call(|shard, _| shard.listener(s.id).map(|l| l.ttl))?;
-        Ok(u32::from(ttl.unwrap_or(DEFAULT_TTL)))
+        s.call(|shard, _| shard.listener(s.id).map(|l| l.options))
+    }
+
+    /// Sets the options that future connections inherit: see [`ListenOptions::socket`].
+    ///
+    /// # Errors
+    /// The socket is gone; `InvalidInput` for a time to live of 0, or a segment outside 88 to 32,767 bytes.
+    pub fn set_options(&self, options: SocketOptions) -> io::Result<()> {
+        let options = valid_options(options)?;
+        self.with_options(|o| *o = options)
+    }
+
+    fn with_options(&self, f: impl Fn(&mut SocketOptions)) -> io::Result<()> {
+        let set =
+            |s: &Arc<Socket>| s.call(|shard, _| shard.listener(s.id).map(|l| f(&mut l.options)));
+        self.sockets().iter().try_for_each(set)
     }
 
     /// The pending error, once.
@@ -228,6 +249,12 @@ impl TcpListener {
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         self.first().take_error()
     }
+}
+
+fn valid_options(options: SocketOptions) -> io::Result<SocketOptions> {
+    options.ttl.map(|ttl| valid_ttl(ttl.into())).transpose()?;
+    options.max_segment.map(valid_segment).transpose()?;
+    Ok(options)
 }
 
 fn stream_of(listener: &Socket, (id, peer): (SlotId, SocketAddr)) -> (TcpStream, SocketAddr) {

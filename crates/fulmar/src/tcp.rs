@@ -335,6 +335,24 @@ impl TcpStream {
         self.with_tcb(|t| u32::from(t.ttl.unwrap_or(DEFAULT_TTL)))
     }
 
+    /// TOS (traffic class) of the packets, IP_TOS and IPV6_TCLASS: the DSCP in the upper six bits (RFC 2474), for
+    /// example `46 << 2` for expedited forwarding. The lower two bits, the ECN field, are the connection's: they are
+    /// ignored, as on Linux. [`crate::ConnectOptions::tos`] sets it before the SYN.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_tos(&self, tos: u8) -> io::Result<()> {
+        self.with_tcb(|t| t.set_tos(tos))
+    }
+
+    /// TOS (traffic class) of the packets, without the ECN field.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn tos(&self) -> io::Result<u8> {
+        self.with_tcb(|t| t.tos())
+    }
+
     /// Bytes that the send buffer holds at most, 2 KiB to 16 MiB; returns what was set.
     ///
     /// # Errors

@@ -234,6 +234,23 @@ impl UdpSocket {
         self.with_udp(|u| u.broadcast)
     }
 
+    /// TOS (traffic class) of the datagrams, IP_TOS and IPV6_TCLASS: the DSCP in the upper six bits (RFC 2474), the ECN
+    /// field (RFC 3168) in the lower two.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_tos(&self, tos: u8) -> io::Result<()> {
+        self.with_udp(|u| u.dscp_ecn = tos)
+    }
+
+    /// TOS (traffic class) of the datagrams.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn tos(&self) -> io::Result<u8> {
+        self.with_udp(|u| u.dscp_ecn)
+    }
+
     /// Time to live (hop limit) of the packets.
     ///
     /// # Errors

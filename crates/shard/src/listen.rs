@@ -34,6 +34,7 @@ use crate::sources::SourceUse;
 use crate::syn_queue::SynCookies;
 use crate::tcp::Tcp;
 use crate::tcp_input::Segment;
+use crate::templates::HeaderOptions;
 
 /// How often a SYN,ACK is repeated at most while the SYN queue is more than half full, as on Linux: the
 /// embryos of a flood are gone after 7 s instead of 127 s.
@@ -149,7 +150,8 @@ impl Tcp {
         let iss = core.secret.initial_sequence(&key, now);
         let iss = min_iss.map_or(iss, |min| iss.max(min));
         let offset = core.secret.timestamp_offset(&key);
-        let tcb = Tcb::passive(&core.config.tcp, key, iss, offset, path.info, now, syn);
+        let cfg = core.sockets.options_of_listener(listener).config(&core.config.tcp);
+        let tcb = Tcb::passive(&cfg, key, iss, offset, path.info, now, syn);
         let id = self.enter_embryo(listener, TcpEntry::new(tcb, path), core);
         core.queue_output(id);
         Ok(())
@@ -162,9 +164,7 @@ impl Tcp {
         mut entry: TcpEntry,
         core: &mut Core<P>,
     ) -> SlotId {
-        if let Ok(l) = core.sockets.listener(listener) {
-            l.bequeath(&mut entry);
-        }
+        core.sockets.options_of_listener(listener).apply(&mut entry);
         entry.parent = Some(listener);
         entry.embryonic = true;
         if let Some(sources) = &mut self.sources {
@@ -301,9 +301,9 @@ impl Tcp {
             return drop_last_ack(listener, seg, DropReason::NoRoute, core);
         };
         let offset = core.secret.timestamp_offset(&key);
-        let env = &mut core.net.env(now);
-        let (cfg, ack) = (&core.config.tcp, &seg.header);
-        let tcb = Tcb::from_cookie(cfg, key, offset, path.info, env, syn, ack);
+        let cfg = core.sockets.options_of_listener(listener).config(&core.config.tcp);
+        let (env, ack) = (&mut core.net.env(now), &seg.header);
+        let tcb = Tcb::from_cookie(&cfg, key, offset, path.info, env, syn, ack);
         core.net.counters.count(Counter::TcpSynCookiesValid);
         if let Ok(l) = core.sockets.listener(listener) {
             l.syn_queue.counts.cookies_valid += 1;
@@ -385,20 +385,21 @@ fn send_cookie<P: Probe>(
     let Ok(l) = core.sockets.listener(listener) else { return };
     l.syn_queue.cookies_until = now + COOKIE_LIFETIME;
     l.syn_queue.counts.cookies_sent += 1;
-    let ttl = l.ttl;
+    let options = l.options;
     core.net.counters.count(Counter::TcpSynCookiesSent);
     // The MSS option is that of the link, without a route look-up.
     let ip_header_bytes = if key.remote_ip().is_ipv4() { 20 } else { 40 };
     let mtu = core.net.ip.mtu();
     let path = PathInfo { mtu, route_mtu: mtu, ip_header_bytes, tso_bytes: None };
+    let path = options.limit_path(path);
     let hashes = CookieHashes {
         base: core.secret.cookie_base(key),
         ts_offset: core.secret.timestamp_offset(key),
     };
     let mac = |input: &_| core.secret.cookie_mac(key, input);
-    let (cfg, budget) = (&core.config.tcp, &core.net.window);
-    let reply = cookie_syn_ack(cfg, &path, budget, syn, now, hashes, mac);
-    core.net.send_control(now, key, ttl, &reply);
+    let (cfg, budget) = (options.config(&core.config.tcp), &core.net.window);
+    let reply = cookie_syn_ack(&cfg, &path, budget, syn, now, hashes, mac);
+    core.net.send_control(now, key, HeaderOptions::of_segments(&options), &reply);
 }
 
 /// Whether a listener has sent cookies that may still come back.

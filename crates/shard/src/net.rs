@@ -20,6 +20,7 @@ use fulmar_wire::tcp;
 
 use crate::config::StackConfig;
 use crate::socket_cache::SocketCaches;
+use crate::templates::HeaderOptions;
 
 /// Everything below the sockets of one shard.
 pub struct Net<P: Probe> {
@@ -138,7 +139,7 @@ impl<P: Probe> Net<P> {
         &mut self,
         now: Instant,
         key: &FlowKey,
-        ttl: Option<u8>,
+        options: HeaderOptions,
         header: &tcp::Header,
     ) {
         let Net { pool, counters, ip, link, probe, .. } = self;
@@ -153,7 +154,7 @@ impl<P: Probe> Net<P> {
             src: key.local_ip(),
             dst: key.remote_ip(),
             zone: key.zone,
-            ttl,
+            options,
             traffic: fulmar_ip::Traffic::Reply,
             template: None,
         };
@@ -512,7 +513,8 @@ pub struct TcpEmit<'a, P: Probe> {
     pub src: IpAddr,
     pub dst: IpAddr,
     pub zone: u32,
-    pub ttl: Option<u8>,
+    /// TTL and TOS; the ECN field of the TOS is 0.
+    pub options: HeaderOptions,
     /// Whether a segment may start neighbour resolution as own traffic or as a reply.
     pub traffic: Traffic,
     /// The lower headers of its segments, if they are known.
@@ -583,12 +585,12 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
             dst: self.dst,
             zone: self.zone,
             protocol: fulmar_wire::protocol::TCP,
-            ttl: self.ttl,
-            dscp_ecn: if seg.ecn_capable { ECT0 } else { 0 },
+            ttl: self.options.ttl,
+            dscp_ecn: self.options.dscp_ecn | if seg.ecn_capable { ECT0 } else { 0 },
             chain: seg.chain,
             offload: seg.offload,
             traffic: self.traffic,
-            dont_fragment: true,
+            dont_fragment: self.options.dont_fragment,
         };
         let sink = &mut Sink { link: self.link, probe: self.probe };
         match self.ip.output(self.now, pool, counters, packet, sink) {

@@ -7,7 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use fulmar_base::{Duration, SlotId};
 use fulmar_mbuf::{Chain, FairShare};
 use fulmar_socket::{Ready, SocketError, Step};
-use fulmar_tcp::{Keepalive, Tcb};
+use fulmar_tcp::Tcb;
 use fulmar_udp::UdpSocket;
 
 use crate::echo::queue::EchoListener;
@@ -16,10 +16,14 @@ use crate::net::FlowPath;
 use crate::outcome::Watched;
 use crate::posted::RecvEntry;
 use crate::slab::Slab;
+use crate::socket_options::SocketOptions;
 use crate::sources::SourceUse;
 use crate::syn_queue::{ListenerStat, SynQueue};
-use crate::templates::UdpTemplate;
+use crate::templates::{HeaderOptions, UdpTemplate};
 use crate::wheel::TimerId;
+
+/// The ECN field of TOS and traffic class (Linux: INET_ECN_MASK).
+pub(crate) const ECN_MASK: u8 = 3;
 
 /// One slot of the socket table. The large ones are boxed, so that the table stays dense.
 pub enum Socket {
@@ -91,6 +95,14 @@ impl Slab<Socket> {
         }
     }
 
+    /// What connections of a listener inherit; the default if it is gone.
+    pub fn options_of_listener(&self, id: SlotId) -> SocketOptions {
+        match self.get(id) {
+            Some(Socket::Listener(l)) => l.options,
+            _ => SocketOptions::default(),
+        }
+    }
+
     /// A datagram socket.
     pub fn udp(&mut self, id: SlotId) -> Result<&mut UdpEntry, SocketError> {
         match self.get_mut(id) {
@@ -142,6 +154,8 @@ pub struct TcpEntry {
     pub path: FlowPath,
     /// Time to live of its packets; `None`: as configured.
     pub ttl: Option<u8>,
+    /// TOS (traffic class) of its packets, without the ECN field.
+    tos: u8,
     /// The listener that it came from, until it is accepted.
     pub parent: Option<SlotId>,
     /// It is in the SYN queue of its listener: not yet established.
@@ -179,6 +193,7 @@ impl TcpEntry {
             tcb,
             path,
             ttl: None,
+            tos: 0,
             parent: None,
             embryonic: false,
             is_acked: false,
@@ -194,6 +209,23 @@ impl TcpEntry {
             posted: None,
             watch: Default::default(),
         }
+    }
+
+    /// IP_TOS and IPV6_TCLASS: the DSCP in the upper six bits. The lower two are the connection's ECN field, and not
+    /// the user's, as on Linux.
+    pub fn set_tos(&mut self, tos: u8) {
+        self.tos = tos & !ECN_MASK;
+    }
+
+    /// The TOS (traffic class) as set, without the ECN field.
+    pub fn tos(&self) -> u8 {
+        self.tos
+    }
+
+    /// What the headers of its packets have of its options.
+    #[inline]
+    pub(crate) fn header_options(&self) -> HeaderOptions {
+        HeaderOptions { ttl: self.ttl, dscp_ecn: self.tos, dont_fragment: true }
     }
 
     /// Bytes for which a read of `max` waits, if it waits for the low-water mark.
@@ -266,12 +298,8 @@ pub struct Listener {
     pub(crate) accept: VecDeque<SlotId>,
     /// Those that the program has to decide about, if it wants that.
     pub(crate) pending: Option<Box<PendingQueue>>,
-    /// Time to live of the packets of its connections; `None`: as configured.
-    pub ttl: Option<u8>,
-    /// Keepalive of its connections; `None`: off.
-    pub keepalive: Option<Keepalive>,
-    /// User time-out of its connections; `None`: as configured.
-    pub user_timeout: Option<Duration>,
+    /// Options of its connections.
+    pub options: SocketOptions,
     /// The watch of the socket.
     pub(crate) watch: Watched,
 }
@@ -291,13 +319,6 @@ impl Listener {
     /// Whether a connection waits for the program.
     pub fn has_connection(&self) -> bool {
         !self.accept.is_empty() || self.pending.as_ref().is_some_and(|p| p.is_ready())
-    }
-
-    /// Gives its options to a new connection.
-    pub fn bequeath(&self, entry: &mut TcpEntry) {
-        entry.ttl = self.ttl;
-        entry.tcb.set_keepalive(self.keepalive);
-        entry.tcb.set_user_timeout(self.user_timeout);
     }
 
     /// Its numbers.

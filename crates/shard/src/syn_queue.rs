@@ -3,7 +3,8 @@
 use alloc::collections::VecDeque;
 
 use fulmar_base::{Duration, Instant, SlotId};
-use fulmar_tcp::Keepalive;
+
+use crate::socket_options::SocketOptions;
 
 /// Default length of a SYN queue at the least: a backlog of 1 limits connections to be accepted, not
 /// handshakes under way.
@@ -63,10 +64,8 @@ pub struct ListenOptions {
     pub reuse_address: bool,
     /// A listener on `::` does not take IPv4. Default off.
     pub only_v6: bool,
-    /// Keepalive of its connections ([`fulmar_tcp::Tcb::set_keepalive`]). Default off.
-    pub keepalive: Option<Keepalive>,
-    /// User time-out of its connections ([`fulmar_tcp::Tcb::set_user_timeout`]). Default as configured.
-    pub user_timeout: Option<Duration>,
+    /// Options of its connections, from the SYN,ACK on. Default: as configured.
+    pub socket: SocketOptions,
 }
 
 impl Default for ListenOptions {
@@ -79,8 +78,7 @@ impl Default for ListenOptions {
             any_port: false,
             reuse_address: true,
             only_v6: false,
-            keepalive: None,
-            user_timeout: None,
+            socket: SocketOptions::default(),
         }
     }
 }

@@ -160,9 +160,7 @@ impl<P: Probe> Shard<P> {
             syn_queue: SynQueue::new(&options),
             accept: VecDeque::new(),
             pending: options.conditional_accept.map(|limits| self.tcp.pending.queue(limits)),
-            ttl: None,
-            keepalive: options.keepalive,
-            user_timeout: options.user_timeout,
+            options: options.socket,
             watch: Default::default(),
         })));
         self.tcp.listeners.entry(local.port()).or_default().push(id);

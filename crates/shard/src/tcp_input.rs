@@ -15,6 +15,7 @@ use crate::siblings::HandOff;
 use crate::slab::Slab;
 use crate::sockets::{Socket, TcpEntry};
 use crate::tcp::Tcp;
+use crate::templates::HeaderOptions;
 use crate::wheel::TimerKey;
 
 /// A segment whose header is parsed and checked.
@@ -135,7 +136,7 @@ impl Tcp {
             TimeWaitVerdict::Drop(reason) => core.net.drop_chain(seg.payload, reason),
             TimeWaitVerdict::Ack(header) => {
                 core.net.pool.free(seg.payload);
-                core.net.send_control(now, &seg.key, None, &header);
+                core.net.send_control(now, &seg.key, HeaderOptions::SEGMENT, &header);
             }
             TimeWaitVerdict::Closed | TimeWaitVerdict::Reopen { .. } => {
                 self.time_wait.remove(&seg.key);
@@ -191,7 +192,7 @@ impl Tcp {
                 return core.net.counters.count(Counter::TcpResetsLimited);
             }
             core.net.counters.count(Counter::TcpResetsOut);
-            core.net.send_control(now, &seg.key, None, &header);
+            core.net.send_control(now, &seg.key, HeaderOptions::SEGMENT, &header);
         }
     }
 

@@ -92,7 +92,8 @@ impl Tcp {
         refresh_path(entry, net);
         entry.is_queued = false;
         let was_limited = entry.tcb.is_unsent_limited();
-        let template = self.templates.of((id, entry.tcb.key()), entry.ttl, &net.ip, now);
+        let template =
+            self.templates.of((id, entry.tcb.key()), entry.header_options(), &net.ip, now);
         let sent = run_engine(net, now, entry, template);
         let is_freed = was_limited && !entry.tcb.is_unsent_limited();
         if let Some(at) = entry.tcb.next_deadline() {
@@ -169,7 +170,7 @@ fn run_engine<P: Probe>(
         src: key.local_ip(),
         dst: key.remote_ip(),
         zone: key.zone,
-        ttl: entry.ttl,
+        options: entry.header_options(),
         // The source of a SYN may be forged.
         traffic: if entry.embryonic { Traffic::Reply } else { Traffic::Own },
         template,

@@ -14,6 +14,9 @@ use fulmar_udp::UdpSocket;
 use fulmar_wire::protocol;
 use fulmar_wire::udp::HEADER_BYTES;
 
+use crate::socket_options::SocketOptions;
+use crate::sockets::ECN_MASK;
+
 /// Destinations cached: a collision costs a few look-ups, so that this only needs to cover the
 /// destinations that are active at the same time.
 const CACHED: usize = 64;
@@ -30,6 +33,16 @@ pub(crate) struct HeaderOptions {
 }
 
 impl HeaderOptions {
+    /// Of segments that belong to no socket.
+    pub const SEGMENT: HeaderOptions =
+        HeaderOptions { ttl: None, dscp_ecn: 0, dont_fragment: true };
+
+    /// Of the segments of a listener that belong to no connection yet.
+    pub fn of_segments(options: &SocketOptions) -> HeaderOptions {
+        let dscp_ecn = options.tos & !ECN_MASK;
+        HeaderOptions { ttl: options.ttl, dscp_ecn, ..HeaderOptions::SEGMENT }
+    }
+
     pub fn of(socket: &UdpSocket) -> HeaderOptions {
         let UdpSocket { ttl, dscp_ecn, dont_fragment, .. } = *socket;
         HeaderOptions { ttl, dscp_ecn, dont_fragment }
@@ -164,7 +177,7 @@ pub(crate) struct FlowTemplates {
 /// The headers of a connection, and what they were made for.
 struct FlowTemplate {
     owner: SlotId,
-    ttl: Option<u8>,
+    options: HeaderOptions,
     ip: fulmar_ip::Template,
 }
 
@@ -175,16 +188,17 @@ impl FlowTemplates {
     pub fn of(
         &mut self,
         (id, key): (SlotId, &FlowKey),
-        ttl: Option<u8>,
+        options: HeaderOptions,
         ip: &Ip,
         now: Instant,
     ) -> Option<&fulmar_ip::Template> {
         let at = id.index as usize & (FLOWS - 1);
         let known = self.entries.get(at).and_then(Option::as_ref);
-        let holds = |t: &FlowTemplate| t.owner == id && t.ttl == ttl && ip.holds(&t.ip, now);
+        let holds =
+            |t: &FlowTemplate| t.owner == id && t.options == options && ip.holds(&t.ip, now);
         if !known.is_some_and(holds) {
-            let made =
-                FlowTemplate { owner: id, ttl, ip: ip.build_template(&flow_of(key, ttl), now)? };
+            let made = ip.build_template(&flow_of(key, options), now)?;
+            let made = FlowTemplate { owner: id, options, ip: made };
             if self.entries.is_empty() {
                 self.entries.resize_with(FLOWS, || None);
             }
@@ -195,16 +209,16 @@ impl FlowTemplates {
 }
 
 /// The packets of a connection.
-fn flow_of(key: &FlowKey, ttl: Option<u8>) -> Flow {
+fn flow_of(key: &FlowKey, options: HeaderOptions) -> Flow {
     Flow {
         src: key.local_ip(),
         dst: key.remote_ip(),
         zone: key.zone,
         ports: (key.local_port, key.remote_port),
         protocol: protocol::TCP,
-        ttl,
-        dscp_ecn: 0,
-        dont_fragment: true,
+        ttl: options.ttl,
+        dscp_ecn: options.dscp_ecn,
+        dont_fragment: options.dont_fragment,
     }
 }
 

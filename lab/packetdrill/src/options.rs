@@ -1,7 +1,7 @@
 //! Socket options: those of Linux that fulmar has, under their numbers. All others answer ENOPROTOOPT.
 
 use fulmar_base::{Duration, SlotId};
-use fulmar_shard::{ListenOptions, TcpEntry};
+use fulmar_shard::{ListenOptions, SocketOptions, TcpEntry};
 use fulmar_tcp::{CongestionControl, Keepalive};
 
 use crate::settings::{Dialect, Settings};
@@ -36,6 +36,8 @@ pub struct Options {
     recv_buffer_bytes: Option<usize>,
     congestion: Option<CongestionControl>,
     ttl: Option<u8>,
+    /// IP_TOS and IPV6_TCLASS.
+    tos: u8,
     /// TCP_NOTSENT_LOWAT, and what a sysctl sets for sockets without.
     notsent_low_water: Option<u32>,
     default_notsent_low_water: Option<u32>,
@@ -89,6 +91,7 @@ impl Options {
         tcb.set_recv_low_water(self.recv_low_water.max(1));
         entry.linger = self.linger;
         entry.ttl = self.ttl;
+        entry.set_tos(self.tos);
     }
 
     /// Sets one of them, which has just been set, on a connection.
@@ -111,9 +114,25 @@ impl Options {
         ListenOptions {
             reuse_address: self.reuse_address,
             only_v6: self.only_v6,
+            socket: self.inherited(),
+            ..ListenOptions::default()
+        }
+    }
+
+    /// What connections of a listener have from their SYN,ACK on.
+    fn inherited(&self) -> SocketOptions {
+        SocketOptions {
+            nodelay: self.nodelay == Some(true),
+            congestion: self.congestion,
             keepalive: self.keepalive.then_some(self.keepalive_times),
             user_timeout: self.user_timeout,
-            ..ListenOptions::default()
+            ttl: self.ttl,
+            tos: self.tos,
+            max_segment: self.max_segment,
+            send_buffer: self.send_buffer_bytes,
+            recv_buffer: self.recv_buffer_bytes,
+            notsent_low_water: self.notsent_low_water.or(self.default_notsent_low_water),
+            ..SocketOptions::default()
         }
     }
 
@@ -123,6 +142,19 @@ impl Options {
             libc::IPPROTO_TCP => self.set_of_tcp(name, value),
             libc::IPPROTO_IP if name == libc::IP_TTL => self.set_ttl(number(value)?),
             libc::IPPROTO_IPV6 if name == libc::IPV6_UNICAST_HOPS => self.set_ttl(number(value)?),
+            libc::IPPROTO_IP if name == libc::IP_TOS => {
+                // The least significant byte counts (net/ipv4/ip_sockglue.c).
+                self.tos = short_number(value)? as u8;
+                Ok(())
+            }
+            libc::IPPROTO_IPV6 if name == libc::IPV6_TCLASS => {
+                self.set_traffic_class(number(value)?)
+            }
+            libc::IPPROTO_IP if name == libc::IP_MTU_DISCOVER => {
+                // A hint: fulmar's segments always have DF.
+                let kinds = libc::IP_PMTUDISC_DONT..=libc::IP_PMTUDISC_DO;
+                kinds.contains(&short_number(value)?).then_some(()).ok_or(libc::EINVAL)
+            }
             libc::IPPROTO_IPV6 if name == libc::IPV6_V6ONLY => {
                 self.only_v6 = number(value)? != 0;
                 Ok(())
@@ -137,6 +169,12 @@ impl Options {
             (_, Ok(ttl @ 1..)) => self.ttl = Some(ttl),
             _ => return Err(libc::EINVAL),
         }
+        Ok(())
+    }
+
+    /// -1 is the default (net/ipv6/ipv6_sockglue.c).
+    fn set_traffic_class(&mut self, class: i32) -> Result<(), i32> {
+        self.tos = if class == -1 { 0 } else { u8::try_from(class).map_err(|_| libc::EINVAL)? };
         Ok(())
     }
 
@@ -201,6 +239,10 @@ impl Options {
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => i32::from(self.keepalive),
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => self.recv_low_water.max(1) as i32,
             (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                // Of a stream socket the user has no say in the ECN field.
+                i32::from(self.tos & !3)
+            }
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => i32::from(self.nodelay == Some(true)),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => i32::from(self.cork),
             (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => self.notsent_low_water.unwrap_or(0) as i32,
@@ -223,6 +265,11 @@ impl Options {
 
 fn number(value: &[u8]) -> Result<i32, i32> {
     value.first_chunk().map(|b| i32::from_ne_bytes(*b)).ok_or(libc::EINVAL)
+}
+
+/// As Linux reads options of IP: one byte, or four.
+fn short_number(value: &[u8]) -> Result<i32, i32> {
+    number(value).or_else(|_| value.first().map(|b| i32::from(*b)).ok_or(libc::EINVAL))
 }
 
 fn positive(value: &[u8]) -> Result<u32, i32> {
@@ -260,13 +307,8 @@ impl Machine {
             })?;
         }
         if let Some(id) = listener {
-            let inherited = options.for_listener();
-            self.world.call(|shard, _| {
-                shard.listener(id).map(|l| {
-                    l.keepalive = inherited.keepalive;
-                    l.user_timeout = inherited.user_timeout;
-                })
-            })?;
+            let inherited = options.inherited();
+            self.world.call(|shard, _| shard.listener(id).map(|l| l.options = inherited))?;
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::Caps;
 use fulmar_shard::{ListenOptions, ListenerStat, Shard, StackConfig};
 use fulmar_socket::Step;
+use fulmar_wire::checksum::checksum;
 use fulmar_wire::dissect::{Headers, Transport};
 use fulmar_wire::tcp::{Flags, Header, Options, Timestamps};
 use fulmar_wire::{eth, ipv4};
@@ -85,6 +86,8 @@ pub struct Reply {
     pub to: SocketAddr,
     /// Its time to live.
     pub ttl: u8,
+    /// Its TOS.
+    pub tos: u8,
     /// Its header.
     pub header: Header,
 }
@@ -232,7 +235,9 @@ impl Rig {
             .map(|(frame, _)| {
                 let to: [u8; 4] = frame[30..34].try_into().unwrap();
                 let header = Header::parse(&frame[34..]).unwrap().0;
-                Reply { to: SocketAddr::new(to.into(), header.dst_port), ttl: frame[22], header }
+                assert_eq!(checksum(&frame[14..34]), 0, "the checksum of the IPv4 header");
+                let to = SocketAddr::new(to.into(), header.dst_port);
+                Reply { to, ttl: frame[22], tos: frame[15], header }
             })
             .collect()
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fulmar::base::Counter;
 use fulmar::{
-    CongestionControl, ConnectOptions, Keepalive, ListenOptions, TcpListener, TcpStream, devices,
+    CongestionControl, ConnectOptions, Keepalive, ListenOptions, SocketOptions, TcpListener, TcpStream, devices,
 };
 
 use crate::support::{
@@ -180,6 +180,35 @@ fn segments_are_no_larger_than_either_end_asked_for() {
         // Timestamps take twelve bytes of each segment.
         let mss = [&c, &s].map(|end| end.info().unwrap().mss_bytes);
         assert!(mss.iter().all(|mss| [488, 500].contains(mss)), "{mss:?}");
+    });
+}
+
+#[test]
+fn options_of_a_listener_and_of_a_connect_hold_from_the_handshake_on() {
+    within(|| {
+        let (a, b) = stacks();
+        let tos = 46 << 2;
+        let inherited = SocketOptions {
+            congestion: Some(CongestionControl::Bbr),
+            max_pacing_rate: Some(1 << 20),
+            max_segment: Some(600),
+            ..SocketOptions::default()
+        };
+        let options = ListenOptions { socket: inherited, ..ListenOptions::default() };
+        let listener = TcpListener::bind_with(&b, (B, 81), options).unwrap();
+        listener.set_options(SocketOptions { tos, ..listener.options().unwrap() }).unwrap();
+        let options = ConnectOptions { tos, quickack: Some(false), ..ConnectOptions::default() };
+        let c = TcpStream::connect_with(&a, listener.local_addr().unwrap(), &options).unwrap();
+        let (s, _) = listener.accept().unwrap();
+        assert_eq!((c.tos().unwrap(), s.tos().unwrap()), (tos, tos));
+        assert_eq!(s.congestion().unwrap(), CongestionControl::Bbr);
+        assert_eq!(s.max_pacing_rate().unwrap(), Some(1 << 20));
+        assert_eq!(s.info().unwrap().mss_bytes, 588);
+        // The ECN field is not the user's.
+        c.set_tos(0xff).unwrap();
+        assert_eq!(c.tos().unwrap(), 0xfc);
+        let bad = SocketOptions { max_segment: Some(87), ..SocketOptions::default() };
+        assert_eq!(listener.set_options(bad).unwrap_err().kind(), ErrorKind::InvalidInput);
     });
 }
 

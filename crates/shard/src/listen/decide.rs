@@ -14,6 +14,7 @@ use crate::slab::Slab;
 use crate::sockets::{Socket, TcpEntry};
 use crate::sources::SourceUse;
 use crate::tcp::Tcp;
+use crate::templates::HeaderOptions;
 use crate::wheel::TimerKey;
 
 fn queue_of(sockets: &mut Slab<Socket>, listener: SlotId) -> Option<&mut PendingQueue> {
@@ -92,11 +93,11 @@ impl Tcp {
         let iss = core.secret.initial_sequence(&key, now);
         let iss = entry.min_iss.map_or(iss, |min| iss.max(min));
         let offset = core.secret.timestamp_offset(&key);
-        let tcb = Tcb::passive(&core.config.tcp, key, iss, offset, path.info, now, &entry.syn);
+        let options = core.sockets.options_of_listener(entry.listener);
+        let cfg = options.config(&core.config.tcp);
+        let tcb = Tcb::passive(&cfg, key, iss, offset, path.info, now, &entry.syn);
         let mut connection = TcpEntry::new(tcb, path);
-        if let Ok(l) = core.sockets.listener(entry.listener) {
-            l.bequeath(&mut connection);
-        }
+        options.apply(&mut connection);
         connection.embryonic = true;
         connection.is_open = true;
         if let Some(sources) = &mut self.sources {
@@ -121,7 +122,7 @@ impl Tcp {
 fn refuse<P: Probe>(net: &mut Net<P>, now: Instant, entry: &PendingSyn) {
     if let Some(header) = reset_for(&entry.syn, 0) {
         net.counters.count(Counter::TcpResetsOut);
-        net.send_control(now, &entry.key, None, &header);
+        net.send_control(now, &entry.key, HeaderOptions::SEGMENT, &header);
     }
 }
 

@@ -358,7 +358,7 @@ fn a_syn_that_follows_a_connection_in_time_wait_gets_an_embryo_with_a_later_numb
 #[test]
 fn the_answer_has_the_time_to_live_of_the_listener() {
     let mut rig = Rig::new(always());
-    rig.server.listener(rig.listener).map(|l| l.ttl = Some(3)).unwrap();
+    rig.server.listener(rig.listener).map(|l| l.options.ttl = Some(3)).unwrap();
     rig.send_from(PEER, &syn(ISS, syn_options(7)), &[]);
     rig.pass(1);
     assert_eq!(rig.replies()[0].ttl, 3);

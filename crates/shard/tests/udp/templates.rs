@@ -161,7 +161,7 @@ enum Event {
     RemoveRoute,
     AddAddress,
     RemoveAddress,
-    Options(u8, bool),
+    Options(u8, bool, u8),
     NarrowPath(usize),
     Pass(u64),
 }
@@ -185,7 +185,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::RemoveRoute),
         1 => Just(Event::AddAddress),
         1 => Just(Event::RemoveAddress),
-        1 => (1..9u8, any::<bool>()).prop_map(|(ttl, whole)| Event::Options(ttl, whole)),
+        1 => (1..9u8, any::<bool>(), any::<u8>())
+            .prop_map(|(ttl, whole, tos)| Event::Options(ttl, whole, tos)),
         1 => (600..1500usize).prop_map(Event::NarrowPath),
         2 => prop_oneof![0..10u64, 900..6000u64, 20_000..60_000u64].prop_map(Event::Pass),
     ]
@@ -216,11 +217,10 @@ fn happen(rig: &mut Rig, id: SlotId, event: &Event, forgets: bool) -> String {
             format!("{:?}", rig.shard.ip().add_address(own))
         }
         Event::RemoveAddress => format!("{:?}", rig.shard.ip().remove_address(US.into())),
-        Event::Options(ttl, whole) => {
-            let set = rig
-                .shard
-                .udp()
-                .with_socket(id, |u| (u.ttl, u.dont_fragment) = (Some(*ttl), *whole));
+        Event::Options(ttl, whole, tos) => {
+            let set = rig.shard.udp().with_socket(id, |u| {
+                (u.ttl, u.dont_fragment, u.dscp_ecn) = (Some(*ttl), *whole, *tos);
+            });
             format!("{set:?}")
         }
         Event::NarrowPath(mtu) => {
