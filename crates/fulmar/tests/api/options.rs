@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use fulmar::base::Counter;
 use fulmar::{
-    CongestionControl, ConnectOptions, Keepalive, ListenOptions, SocketOptions, TcpListener, TcpStream, devices,
+    CongestionControl, ConnectOptions, Keepalive, ListenOptions, SocketOptions, TcpListener,
+    TcpStream, devices,
 };
 
 use crate::support::{
@@ -409,7 +410,8 @@ fn keepalive_and_user_time_out_are_inherited_from_the_listener_and_can_be_change
         let (a, b) = stacks();
         let keepalive = Some(Keepalive { count: 3, ..Keepalive::default() });
         let user_timeout = Some(Duration::from_secs(7));
-        let options = ListenOptions { keepalive, user_timeout, ..ListenOptions::default() };
+        let socket = SocketOptions { keepalive, user_timeout, ..SocketOptions::default() };
+        let options = ListenOptions { socket, ..ListenOptions::default() };
         let listener = TcpListener::bind_with(&b, (B, 80), options).unwrap();
         let c = TcpStream::connect(&a, (B, 80)).unwrap();
         let (s, _) = listener.accept().unwrap();
