@@ -150,6 +150,14 @@ counters! {
     TcpLostRetransmits, "tcp_lost_retransmits";
     /// Recoveries found spurious and undone (RFC 3522, RFC 3708, RFC 5682).
     TcpSpuriousRecoveries, "tcp_spurious_recoveries";
+    /// Probes for a larger path MTU sent (RFC 4821).
+    TcpMtuProbes, "tcp_mtu_probes";
+    /// Probes for a larger path MTU acknowledged.
+    TcpMtuProbesAcked, "tcp_mtu_probes_acked";
+    /// Probes for a larger path MTU lost.
+    TcpMtuProbesLost, "tcp_mtu_probes_lost";
+    /// Segments made smaller because a black hole was suspected (RFC 4821 section 7.7).
+    TcpBlackHoles, "tcp_black_holes";
     /// DSACK blocks received: bytes that the peer received twice (RFC 2883).
     TcpDsacksIn, "tcp_dsacks_in";
     /// DSACK blocks sent.

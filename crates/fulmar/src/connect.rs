@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fulmar_tcp::{CongestionControl, EcnPolicy, Keepalive};
+use fulmar_tcp::{CongestionControl, EcnPolicy, Keepalive, MtuProbing};
 
 use fulmar_shard::SocketOptions;
 
@@ -24,6 +24,8 @@ pub struct ConnectOptions {
     pub congestion: Option<CongestionControl>,
     /// Whether the SYN asks for explicit congestion notification (RFC 3168); [`crate::TcpConfig::ecn`] else.
     pub ecn: Option<EcnPolicy>,
+    /// See [`TcpStream::set_mtu_probing`]; [`crate::TcpConfig::mtu_probing`] else.
+    pub mtu_probing: Option<MtuProbing>,
     /// See [`TcpStream::set_max_pacing_rate`]; bytes per second.
     pub max_pacing_rate: Option<u64>,
     /// See [`TcpStream::set_keepalive`].
@@ -53,6 +55,7 @@ impl ConnectOptions {
             quickack: self.quickack,
             congestion: self.congestion,
             ecn: self.ecn,
+            mtu_probing: self.mtu_probing,
             max_pacing_rate: self.max_pacing_rate,
             keepalive: self.keepalive,
             user_timeout: self.user_timeout,

@@ -101,7 +101,7 @@ pub use fulmar_shard::{
 pub use fulmar_socket as socket_steps;
 pub use fulmar_socket::Ready;
 pub use fulmar_tcp::{
-    Config as TcpConfig, CongestionControl, EcnPolicy, Info as TcpInfo, Keepalive,
+    Config as TcpConfig, CongestionControl, EcnPolicy, Info as TcpInfo, Keepalive, MtuProbing,
 };
 pub use fulmar_udp::BindOptions as UdpBindOptions;
 pub use listener::TcpListener;

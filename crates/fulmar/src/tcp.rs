@@ -9,7 +9,7 @@ use std::time::Duration;
 use fulmar_runtime::Limit;
 use fulmar_shard::TcpEntry;
 use fulmar_socket::{Ready, SocketError};
-use fulmar_tcp::{CongestionControl, Keepalive};
+use fulmar_tcp::{CongestionControl, Keepalive, MtuProbing};
 
 use crate::TcpInfo;
 use crate::receive::RecvFlags;
@@ -290,6 +290,24 @@ impl TcpStream {
     /// The socket is gone.
     pub fn set_quickack(&self, on: bool) -> io::Result<()> {
         self.with_tcb(|t| t.tcb.set_quickack(on))
+    }
+
+    /// Whether the size of segments follows from what arrives, without ICMP (RFC 4821): never, after large
+    /// segments were lost silently, or from the start. That of every new connection is
+    /// `TcpConfig::mtu_probing`.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_mtu_probing(&self, mode: MtuProbing) -> io::Result<()> {
+        self.with_tcb(|t| t.tcb.set_mtu_probing(mode))
+    }
+
+    /// When larger or smaller segments are tried without ICMP.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn mtu_probing(&self) -> io::Result<MtuProbing> {
+        self.with_tcb(|t| t.tcb.mtu_probing())
     }
 
     /// Limits the rate of sending, bytes per second (`SO_MAX_PACING_RATE`): segments leave evenly, in

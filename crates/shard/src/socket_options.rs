@@ -2,7 +2,7 @@
 //! the listener.
 
 use fulmar_base::Duration;
-use fulmar_tcp::{Config, CongestionControl, EcnPolicy, Keepalive, PathInfo};
+use fulmar_tcp::{Config, CongestionControl, EcnPolicy, Keepalive, MtuProbing, PathInfo};
 use fulmar_wire::tcp::HEADER_BYTES;
 
 use crate::sockets::TcpEntry;
@@ -18,6 +18,8 @@ pub struct SocketOptions {
     pub congestion: Option<CongestionControl>,
     /// Whether explicit congestion notification is asked for, or agreed to.
     pub ecn: Option<EcnPolicy>,
+    /// When larger or smaller segments are tried without ICMP (RFC 4821).
+    pub mtu_probing: Option<MtuProbing>,
     /// SO_MAX_PACING_RATE, bytes per second.
     pub max_pacing_rate: Option<u64>,
     /// SO_KEEPALIVE; `None`: off.
@@ -45,6 +47,7 @@ impl SocketOptions {
         Config {
             congestion: self.congestion.unwrap_or(base.congestion),
             ecn: self.ecn.unwrap_or(base.ecn),
+            mtu_probing: self.mtu_probing.unwrap_or(base.mtu_probing),
             max_pacing_rate: self.max_pacing_rate.or(base.max_pacing_rate),
             recv_buffer_bytes: self.recv_buffer.unwrap_or(base.recv_buffer_bytes),
             ..*base
@@ -78,6 +81,9 @@ impl SocketOptions {
         }
         if let Some(which) = self.congestion {
             tcb.set_congestion(which);
+        }
+        if let Some(mode) = self.mtu_probing {
+            tcb.set_mtu_probing(mode);
         }
         if let Some(policy) = self.ecn {
             tcb.set_ecn(policy);

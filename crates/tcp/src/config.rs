@@ -61,6 +61,10 @@ pub struct Config {
     pub congestion: CongestionControl,
     /// Explicit congestion notification (RFC 3168). Default: if the peer asks, as Linux.
     pub ecn: crate::EcnPolicy,
+    /// Packetisation-layer path MTU discovery (RFC 4821). Default: after a black hole was found. A path that drops
+    /// large packets without a word then costs seconds and not the connection, and a path that does not costs
+    /// nothing; Linux leaves it off by default.
+    pub mtu_probing: crate::MtuProbing,
     /// The largest rate of sending, bytes per second ([`crate::Tcb::set_max_pacing_rate`]). Default
     /// none.
     pub max_pacing_rate: Option<u64>,
@@ -88,6 +92,7 @@ impl Default for Config {
             sack: true,
             congestion: CongestionControl::Cubic,
             ecn: crate::EcnPolicy::Accept,
+            mtu_probing: crate::MtuProbing::BlackHole,
             max_pacing_rate: None,
         }
     }

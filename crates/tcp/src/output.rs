@@ -42,6 +42,7 @@ impl Tcb {
         env.counters.count(Counter::TcpOutputs);
         self.set_path(path);
         self.pacing.look(env.now);
+        self.look_for_larger_mtu(env.now);
         self.send_marks.burst_start = self.snd_nxt;
         let sent = match self.send_all(env, out) {
             Ok(()) => Sent::Done,
@@ -110,7 +111,8 @@ impl Tcb {
         let seg = match self.build(env.pool, &hdr, plan) {
             Ok(seg) => seg,
             Err(NoBuffer) if plan.bytes > self.full_segment_bytes() => {
-                let less = Plan { bytes: self.full_segment_bytes(), fin: false, ..*plan };
+                let kind = plan.kind.without_probe();
+                let less = Plan { bytes: self.full_segment_bytes(), fin: false, kind, ..*plan };
                 return self.transmit(env, out, &less);
             }
             Err(NoBuffer) => return Err(Sent::Starved),
@@ -135,8 +137,18 @@ impl Tcb {
     /// MTU-sized packets in a segment.
     #[inline]
     fn packet_count(&self, plan: &Plan) -> u64 {
-        let (whole, rest) = div_rem(plan.bytes as u64, self.full_segment_bytes() as u64);
+        let (whole, rest) = div_rem(plan.bytes as u64, self.packet_bytes(plan) as u64);
         whole.saturating_add(u64::from(rest > 0)).max(1)
+    }
+
+    /// Payload of each packet of a segment.
+    #[inline]
+    fn packet_bytes(&self, plan: &Plan) -> usize {
+        match plan.kind {
+            // The data of a SYN is bounded by itself, by what is known of the peer's MSS.
+            SegmentKind::Syn | SegmentKind::MtuProbe => plan.bytes,
+            _ => self.full_segment_bytes(),
+        }
     }
 
     /// The header of a planned segment.
@@ -228,12 +240,7 @@ impl Tcb {
         }
         let is_v4 = self.path.ip_header_bytes == 20;
         let kind = if is_v4 { GsoKind::TcpV4 } else { GsoKind::TcpV6 };
-        let full = match plan.kind {
-            // Its data is bounded by itself, by what is known of the peer's MSS.
-            SegmentKind::Syn => plan.bytes,
-            _ => self.full_segment_bytes(),
-        };
-        let offload = offload(hdr, plan.bytes, full, kind);
+        let offload = offload(hdr, plan.bytes, self.packet_bytes(plan), kind);
         Ok(SegmentOut { chain, offload, ecn_capable: self.ecn.is_on && plan.is_new_data() })
     }
 
@@ -258,8 +265,7 @@ impl Tcb {
     fn on_sent(&mut self, env: &mut Env, plan: &Plan) {
         let now = env.now;
         if !matches!(plan.kind, SegmentKind::Probe) {
-            let carries =
-                matches!(plan.kind, SegmentKind::New) && self.last_ack_sent != self.rcv_nxt;
+            let carries = plan.kind.is_new() && self.last_ack_sent != self.rcv_nxt;
             self.interactive |= carries;
             self.on_ack_sent();
         }
@@ -275,6 +281,10 @@ impl Tcb {
             }
             SegmentKind::Syn => self.on_syn_sent(env, plan),
             SegmentKind::New => self.on_new_sent(env, plan),
+            SegmentKind::MtuProbe => {
+                self.on_new_sent(env, plan);
+                self.on_mtu_probe_sent(plan, env.counters);
+            }
             SegmentKind::Retransmit | SegmentKind::TailProbe => {
                 self.on_retransmit_sent(plan, now);
                 env.counters.add(Counter::TcpRetransmitBytes, plan.bytes as u64);
@@ -326,7 +336,7 @@ impl Tcb {
             self.on_cwr_sent();
         }
         self.due.probe = false;
-        if !plan.bytes.is_multiple_of(self.full_segment_bytes().max(1)) {
+        if !plan.bytes.is_multiple_of(self.packet_bytes(plan).max(1)) {
             self.send_marks.small_end = end;
             self.user.cork_expired = false;
             self.timers.stop(Timer::Cork);

@@ -184,6 +184,7 @@ impl Tcb {
     pub(crate) fn on_retransmit_sent(&mut self, plan: &Plan, now: Instant) {
         let end = plan.end();
         self.sacked.retransmitted(plan.pos, end, now);
+        self.forget_mtu_probe(plan.pos, end);
         self.recovery.first_due = false;
         if plan.pos == self.snd_una && !matches!(self.recovery.pending, Pending::Reordering) {
             // The time-out is that of this copy now.
@@ -283,7 +284,12 @@ impl Tcb {
         } else if matches!(self.recovery.mode, Mode::Open) && self.recovery.dupacks >= DUP_THRESH {
             self.mark_first_lost(now);
         }
-        if matches!(self.recovery.mode, Mode::Open) && self.sacked.lost_bytes() > 0 {
+        if !matches!(self.recovery.mode, Mode::Open) || self.sacked.lost_bytes() == 0 {
+            return;
+        }
+        if self.is_mtu_probe_lost() {
+            self.on_mtu_probe_lost(now, counters);
+        } else {
             self.enter_fast(&news.delivered, counters);
         }
     }
@@ -317,7 +323,7 @@ impl Tcb {
             self.sacked.clear_sacked();
         }
         self.mark_lost_on_timeout(is_repeated, now);
-        self.restart_recovery();
+        self.restart_recovery(self.snd_nxt);
         self.recovery.undo.frto =
             if self.sack_on && is_new && !is_repeated { Frto::First } else { Frto::Off };
         self.rtt.back_off();
@@ -325,10 +331,10 @@ impl Tcb {
         counters.count(Counter::TcpTimeouts);
     }
 
-    /// Recovers everything in flight in slow start.
-    fn restart_recovery(&mut self) {
+    /// Recovers in slow start what is below `to`.
+    fn restart_recovery(&mut self, to: u64) {
         self.recovery.mode = Mode::Loss;
-        self.recovery.recover = self.snd_nxt;
+        self.recovery.recover = to;
         self.recovery.dupacks = 0;
         self.recovery.first_due = true;
         self.recovery.tlp = Tlp::new();
@@ -340,7 +346,12 @@ impl Tcb {
     /// sign of congestion (RFC 1191 section 6.4).
     pub(crate) fn retransmit_all(&mut self) {
         self.sacked.mark_all_lost(|_| {});
+        self.repair_to(self.snd_nxt);
+    }
+
+    /// Retransmits what is marked as lost below `to`, which is no sign of congestion.
+    pub(crate) fn repair_to(&mut self, to: u64) {
         self.recovery.undo = Undo::new();
-        self.restart_recovery();
+        self.restart_recovery(to);
     }
 }

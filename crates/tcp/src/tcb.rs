@@ -28,6 +28,7 @@ use crate::fast_open::FastOpenState;
 use crate::input::icmp::PathMtuDiscovery;
 use crate::keepalive::Keepalive;
 use crate::pacing::Pacing;
+use crate::plpmtud::MtuSearch;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
 use crate::scoreboard::Scoreboard;
@@ -68,7 +69,8 @@ impl PathInfo {
         self.without_headers(self.route_mtu)
     }
 
-    fn without_headers(&self, mtu: usize) -> usize {
+    /// Segment of a packet of `mtu` bytes.
+    pub(crate) fn without_headers(&self, mtu: usize) -> usize {
         let headers = self.ip_header_bytes.saturating_add(fulmar_wire::tcp::HEADER_BYTES);
         mtu.saturating_sub(headers).clamp(MIN_SEGMENT_BYTES, usize::from(u16::MAX))
     }
@@ -288,6 +290,7 @@ pub struct Tcb {
     pub(crate) retransmits: Retransmits,
     pub(crate) pmtud: PathMtuDiscovery,
     pub(crate) fast_open: FastOpenState,
+    pub(crate) mtu_search: MtuSearch,
 }
 
 /// Initial parameters of a connection.
@@ -406,6 +409,7 @@ impl Tcb {
             retransmits: Retransmits::default(),
             pmtud: PathMtuDiscovery::default(),
             fast_open: FastOpenState::default(),
+            mtu_search: MtuSearch::new(),
         };
         tcb.update_segment_sizes();
         tcb
@@ -461,7 +465,7 @@ impl Tcb {
 
     /// Computes segment sizes from peer, path and options (RFC 6691, RFC 9293 section 3.7.1).
     pub(crate) fn update_segment_sizes(&mut self) {
-        let segment = usize::from(self.peer_mss).min(self.path.mss()).min(self.segment_limit());
+        let segment = self.segment_ceiling().min(self.mtu_search.limit());
         let segment = segment.max(MIN_SEGMENT_BYTES);
         self.segment_bytes = segment;
         let mss = segment.saturating_sub(self.usual_option_bytes());
@@ -469,6 +473,11 @@ impl Tcb {
         self.super_bytes = self.super_segment_bytes(mss);
         self.congestion.set_mss(self.mss, self.cfg.initial_window_segments);
         self.update_pacing();
+    }
+
+    /// What path, peer and user allow, bytes: a search for the path MTU may allow less.
+    pub(crate) fn segment_ceiling(&self) -> usize {
+        usize::from(self.peer_mss).min(self.path.mss()).min(self.segment_limit())
     }
 
     /// Payload of the largest super-segment, bytes: whole segments, the IP packet at most 65535.
@@ -489,7 +498,7 @@ impl Tcb {
         self.user.max_segment.map_or(usize::MAX, usize::from)
     }
 
-    fn usual_option_bytes(&self) -> usize {
+    pub(crate) fn usual_option_bytes(&self) -> usize {
         if self.ts.on { TIMESTAMP_BYTES } else { 0 }
     }
 

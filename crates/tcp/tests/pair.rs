@@ -20,6 +20,7 @@ fn config(rng: &mut Rng) -> Config {
         sack: !rng.chance(300),
         nodelay: rng.chance(300),
         congestion: rng.pick(CongestionControl::ALL),
+        mtu_probing: rng.pick(&[MtuProbing::BlackHole, MtuProbing::Always]),
         ..Config::default()
     }
 }
@@ -35,6 +36,7 @@ fn world(seed: u64) -> World {
         duplicate: rng.pick(&[0, 0, 20]),
         reorder: rng.pick(&[0, 0, 30, 200]),
         whole: rng.chance(500),
+        mtu: usize::MAX,
         bottleneck: None,
     };
     let most = if net.loss > 10 { 150_000 } else { 700_000 };

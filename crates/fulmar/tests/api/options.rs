@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use fulmar::base::Counter;
 use fulmar::{
-    CongestionControl, ConnectOptions, Keepalive, ListenOptions, SocketOptions, TcpListener,
-    TcpStream, devices,
+    CongestionControl, ConnectOptions, Keepalive, ListenOptions, MtuProbing, SocketOptions,
+    TcpListener, TcpStream, devices,
 };
 
 use crate::support::{
@@ -44,11 +44,15 @@ fn congestion_control_can_be_chosen_before_and_after_connecting() {
         let options = ConnectOptions {
             congestion: Some(CongestionControl::NewReno),
             max_pacing_rate: Some(1_000_000),
+            mtu_probing: Some(MtuProbing::Always),
             ..ConnectOptions::default()
         };
         let c = TcpStream::connect_with(&a, c.peer_addr().unwrap(), &options).unwrap();
         assert_eq!(c.congestion().unwrap(), CongestionControl::NewReno);
         assert_eq!(c.max_pacing_rate().unwrap(), Some(1_000_000));
+        assert_eq!(c.mtu_probing().unwrap(), MtuProbing::Always);
+        c.set_mtu_probing(MtuProbing::Off).unwrap();
+        assert_eq!(c.mtu_probing().unwrap(), MtuProbing::Off);
     });
 }
 

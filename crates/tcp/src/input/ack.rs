@@ -80,6 +80,7 @@ impl Tcb {
         self.update_charge(env.window);
         self.times.last_received_at = env.now;
         self.start_keepalive();
+        self.begin_mtu_search();
         if self.rtt.backoff() > 0 {
             self.rtt.on_syn_retransmitted();
         }
@@ -171,6 +172,7 @@ impl Tcb {
         self.snd_una = una;
         self.sacked.acked_to(una, news);
         self.sample_rtt(env, hdr, una, news);
+        self.check_mtu_probe(env.now, env.counters);
         // The SYN is position 0 and the FIN follows the ready bytes: neither is in the queue.
         self.send.ack_to(una.saturating_sub(1), env.pool);
         self.tune_send_buffer(env);

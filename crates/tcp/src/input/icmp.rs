@@ -71,6 +71,10 @@ impl Tcb {
         if !self.lowers_path_mtu(mtu) {
             return env.counters.drop_packet(DropReason::IcmpMtuKnown);
         }
+        if self.is_of_mtu_probe(mtu, quoted) {
+            self.adopt_mtu(mtu);
+            return self.on_mtu_probe_lost(env.now, env.counters);
+        }
         let since_change = self.snd_una.checked_sub(self.pmtud.changed_at);
         let is_unconfirmed = since_change.is_some_and(|bytes| bytes < self.segment_bytes as u64);
         if is_unconfirmed {
@@ -84,6 +88,13 @@ impl Tcb {
         } else {
             self.defer_mtu(mtu, quoted);
         }
+    }
+
+    /// Whether a message is about the probe in flight, and contradicts no size that has passed: RFC 4821 section 7.4
+    /// takes it for the answer.
+    fn is_of_mtu_probe(&self, mtu: usize, quoted: u64) -> bool {
+        let is_larger = self.path.without_headers(mtu) >= self.segment_bytes;
+        self.mtu_search.probe().is_some_and(|p| p.covers(quoted, 1)) && is_larger
     }
 
     /// Keeps a message pending until the retransmission timer expires; of two, the smaller MTU.
@@ -127,8 +138,14 @@ impl Tcb {
         if self.path.ip_header_bytes < 40 { v4 } else { v6 }
     }
 
+    /// The smallest segment that segments shrink to.
+    pub(crate) fn least_segment_bytes(&self) -> usize {
+        self.path.without_headers(self.smallest_mtu())
+    }
+
     /// The caller's `PathInfo` has another path MTU.
     pub(crate) fn on_path_mtu_changed(&mut self) {
+        self.mtu_search.reopen();
         self.pmtud.changed_at = self.snd_nxt;
         self.pmtud.fragments &= self.path.mtu <= self.smallest_mtu();
     }

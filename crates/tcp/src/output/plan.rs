@@ -3,6 +3,7 @@
 use crate::Tcb;
 use crate::arith::div_rem;
 use crate::contract::State;
+use crate::plpmtud::ProbeStep;
 use crate::timers::{Timer, later};
 use fulmar_base::Instant;
 
@@ -13,6 +14,8 @@ pub(crate) enum SegmentKind {
     Syn,
     /// Data or FIN for the first time.
     New,
+    /// New data in a segment larger than those known to pass (RFC 4821 section 7.3).
+    MtuProbe,
     /// A retransmission.
     Retransmit,
     /// A tail loss probe that retransmits (RFC 8985 section 7.3).
@@ -22,6 +25,19 @@ pub(crate) enum SegmentKind {
     Probe,
     /// A pure ACK.
     Ack,
+}
+
+impl SegmentKind {
+    /// Data or FIN for the first time.
+    #[inline]
+    pub(crate) fn is_new(self) -> bool {
+        matches!(self, SegmentKind::New | SegmentKind::MtuProbe)
+    }
+
+    /// The same data in an ordinary segment.
+    pub(crate) fn without_probe(self) -> SegmentKind {
+        if self.is_new() { SegmentKind::New } else { self }
+    }
 }
 
 /// The next segment.
@@ -42,7 +58,7 @@ impl Plan {
     /// Data that is sent for the first time.
     #[inline]
     pub(crate) fn is_new_data(&self) -> bool {
-        self.bytes > 0 && matches!(self.kind, SegmentKind::New)
+        self.bytes > 0 && self.kind.is_new()
     }
 
     /// The position after the segment, its FIN included.
@@ -141,6 +157,13 @@ impl Tcb {
         let space = self.send_space();
         if unsent == 0 {
             return (space.window > 0).then(|| self.plan_bytes(0, unsent, &space));
+        }
+        if self.mtu_search.is_due() {
+            match self.plan_mtu_probe(unsent, space.window.min(space.congestion)) {
+                ProbeStep::No => {}
+                ProbeStep::Wait => return None,
+                ProbeStep::Send(probe) => return Some(probe),
+            }
         }
         let full = self.full_segment_bytes();
         let want = unsent.min(self.largest_payload_bytes(full) as u64);

@@ -156,8 +156,13 @@ impl Tcb {
         &mut self,
         now: Instant,
     ) -> (&mut Scoreboard, impl FnMut(&LostRun)) {
-        let Tcb { sacked, delivery, congestion, .. } = self;
+        let Tcb { sacked, delivery, congestion, mtu_search, .. } = self;
+        let probe = mtu_search.probe();
         let on_lost = move |run: &LostRun| {
+            // Its loss is no sign of congestion (RFC 4821 section 7.6.2).
+            if probe.is_some_and(|p| p.covers(run.start, run.bytes)) {
+                return;
+            }
             if let Some(lost) = delivery.lost(run, now) {
                 congestion.on_lost(&lost);
             }

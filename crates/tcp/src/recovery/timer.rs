@@ -81,6 +81,7 @@ impl Tcb {
         match self.recovery.pending {
             Pending::Timeout => {
                 self.adopt_pending_mtu();
+                self.check_black_hole(env.counters);
                 self.enter_loss(env.now, env.counters);
             }
             // `rearm` sets the time-out instead.

@@ -43,6 +43,8 @@ pub struct Net {
     pub reorder: u64,
     /// Super-segments arrive unsegmented, as with GRO.
     pub whole: bool,
+    /// Larger packets are lost without a word, bytes.
+    pub mtu: usize,
     /// The narrowest link on the way from the first side to the second.
     pub bottleneck: Option<Bottleneck>,
 }
@@ -50,7 +52,15 @@ pub struct Net {
 impl Net {
     /// Neither loss nor reordering nor a bottleneck.
     pub fn clean(one_way: Duration) -> Net {
-        Net { one_way, loss: 0, duplicate: 0, reorder: 0, whole: false, bottleneck: None }
+        Net {
+            one_way,
+            loss: 0,
+            duplicate: 0,
+            reorder: 0,
+            whole: false,
+            mtu: usize::MAX,
+            bottleneck: None,
+        }
     }
 }
 
@@ -316,7 +326,7 @@ impl World {
     }
 
     fn carry_packet(&mut self, from: usize, bytes: Vec<u8>) {
-        if self.rng.chance(self.net.loss) {
+        if self.rng.chance(self.net.loss) || bytes.len() + 20 > self.net.mtu {
             return;
         }
         let mut leaves = self.now;

@@ -109,7 +109,7 @@ struct Endpoint {
 }
 
 const PATH: PathInfo =
-    PathInfo { mtu: 1040, route_mtu: 1040, ip_header_bytes: 20, tso_bytes: Some(20_000) };
+    PathInfo { mtu: 1540, route_mtu: 1540, ip_header_bytes: 20, tso_bytes: Some(20_000) };
 
 impl Endpoint {
     fn new(cfg: &Config, may_predict: bool) -> Endpoint {
@@ -133,7 +133,7 @@ impl Endpoint {
             window: 50_000,
             ..Header::default()
         };
-        syn_ack.options.mss = Some(1000);
+        syn_ack.options.mss = Some(1400);
         syn_ack.options.window_scale = Some(2);
         syn_ack.options.sack_permitted = true;
         syn_ack.options.timestamps = Some(Timestamps { value: 500, echo: 1007 });
@@ -270,7 +270,7 @@ impl Endpoint {
             t.recv_tuning,
             self.window,
         );
-        let asked = (t.due, t.user, t.errors, t.retransmits, t.mss, t.super_bytes);
+        let asked = (t.due, t.user, t.errors, t.retransmits, t.mss, t.super_bytes, t.mtu_search);
         format!(
             "{:?} {send:?} {fin:?} {receive:?} {pushed:?} {queues:?} {times:?} {windows:?} {asked:?} \
              {readable:?} {:?} {:?}",
@@ -299,12 +299,14 @@ proptest! {
         timestamps in any::<bool>(),
         sack in any::<bool>(),
         congestion in proptest::sample::select(CongestionControl::ALL),
+        probes in any::<bool>(),
         ops in proptest::collection::vec(op(), 1..120),
     ) {
         let cfg = Config {
             timestamps,
             sack,
             congestion,
+            mtu_probing: if probes { MtuProbing::Always } else { MtuProbing::BlackHole },
             send_buffer_bytes: 60_000,
             recv_buffer_bytes: 60_000,
             ..Config::default()
