@@ -20,7 +20,8 @@ fn config(rng: &mut Rng) -> Config {
         sack: !rng.chance(300),
         nodelay: rng.chance(300),
         congestion: rng.pick(CongestionControl::ALL),
-        mtu_probing: rng.pick(&[MtuProbing::BlackHole, MtuProbing::Always]),
+        // Not drawn: the seeds stay what they were.
+        mtu_probing: if rng.0 & 2 == 0 { MtuProbing::BlackHole } else { MtuProbing::Always },
         ..Config::default()
     }
 }
