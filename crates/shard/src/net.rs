@@ -72,25 +72,23 @@ impl<P: Probe> Net<P> {
     }
 
     /// A packet of the loopback queue as it is received. It lies in memory to send, and nothing bounds how long
-    /// its reader leaves it there: once half of that share is in use it is copied into memory to receive. Not where
-    /// that has never space for it, since TCP would send it again for ever.
-    pub fn release_send_share(&mut self, p: Packet) -> Option<Packet> {
+    /// its reader leaves it there: once half of that share is in use it is copied into memory to receive. Without
+    /// space for the copy it stays where it is: its sender keeps those bytes anyway until they are acknowledged, and
+    /// a segment that TCP sends again whole would be dropped for ever. The windows bound what is left unread.
+    pub fn release_send_share(&mut self, p: Packet) -> Packet {
         let is_sent = |m: &Mbuf| m.purpose() == Purpose::Send;
-        let is_too_large = p.chain.len() > self.pool.share_of(Purpose::Receive).limit / 2;
         if !self.pool.is_contended(Purpose::Send)
             || !p.chain.iter().any(is_sent)
             || p.chain.is_volatile()
-            || is_too_large
         {
-            return Some(p);
+            return p;
         }
         let Ok(mut copy) = self.pool.alloc_chain(p.chain.len(), 0, Purpose::Receive) else {
-            self.drop_chain(p.chain, DropReason::NoBuffer);
-            return None;
+            return p;
         };
         copy.fill(p.chain.slices());
         self.pool.free(p.chain);
-        Some(Packet { chain: copy, ..p })
+        Packet { chain: copy, ..p }
     }
 
     /// The route to a peer, as the transport needs it; `src` if the source address is chosen already.

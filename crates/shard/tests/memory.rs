@@ -2,7 +2,7 @@
 
 use fulmar_base::{Counter, DropReason, Duration, Instant};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_mbuf::PoolConfig;
+use fulmar_mbuf::{PoolConfig, Purpose};
 use fulmar_shard::{ListenOptions, Shard};
 use fulmar_socket::{SocketError, Step};
 use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, CLOSED, MS, Service, World, at};
@@ -186,4 +186,29 @@ fn bytes_that_are_not_read_from_a_loopback_connection_do_not_take_the_memory_of_
         read += stations::read(&mut shard, now, there, 1 << 20).map_or(0, |bytes| bytes.len());
     }
     assert!(read == written && written > 100_000, "{read} of {written}");
+}
+
+#[test]
+fn a_loopback_connection_goes_on_without_memory_to_receive() {
+    let (device, _far) = sim_pair(1, &Impairments::default(), &LinkConfig::default());
+    let mut now = Instant::from_nanos(1);
+    let mut shard = Shard::new(stations::config(0, 200 << 10), Box::new(device), now).unwrap();
+    // What others have not read: the share has no space for another large block.
+    let unread = shard.pool().alloc_chain(60_000, 0, Purpose::Receive).unwrap();
+    let port = stations::at(0, 80);
+    let listener = shard.tcp_listen(port, ListenOptions::default()).unwrap();
+    let here = shard.tcp_connect(now, port, None).unwrap();
+    shard.step(now + MS, 64);
+    let Step::Done((there, _)) = shard.tcp_accept(listener).unwrap() else { panic!("accepted") };
+    // It discards, so that it offers more than it has memory for.
+    shard.tcp_shutdown(now, there, true, false).unwrap();
+    let mut written = 0;
+    for _ in 0..500 {
+        written += stations::write(&mut shard, now, here, &[2; 44_000]).unwrap_or(0);
+        now = now + 10 * MS;
+        shard.step(now, 64);
+    }
+    assert!(written > 1_000_000, "{written}");
+    assert_eq!(shard.counters().drops(DropReason::NoBuffer), 0);
+    shard.free(unread);
 }

@@ -113,3 +113,8 @@ fn a_loopback_segment_larger_than_the_receive_share_is_delivered() {
 fn old_segments_are_not_read_in_a_new_connection_without_timestamps() {
     holds(Case::swarm(250060237));
 }
+
+#[test]
+fn a_loopback_segment_that_cannot_be_copied_is_delivered() {
+    holds(Case::swarm(1795532594765165));
+}
