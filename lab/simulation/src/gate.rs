@@ -158,6 +158,8 @@ pub struct Gate {
     placing: Option<Placing>,
     urgency: Urgency,
     clamp_mss: Option<u16>,
+    /// Frames may come that the wire did not bring.
+    is_injected: bool,
     out: Burst,
     fresh: Burst,
 }
@@ -191,6 +193,7 @@ impl Gate {
             placing: how.places.then(|| Placing::new(seed ^ 0x91ac)),
             urgency: Urgency::new(how.urgent_percent, seed ^ 0x04c9),
             clamp_mss: s.swarm.clamp_mss[station],
+            is_injected: s.has_injected(),
             out: Burst::with_capacity(256),
             fresh: Burst::with_capacity(64),
         }
@@ -269,6 +272,21 @@ impl Gate {
     /// Frames from the wire, behind those that were injected.
     fn look(&mut self, now: Instant, pool: &mut Pool, budget: usize, counters: &mut Counters) {
         let mut left = budget.min(self.fresh.space());
+        if self.is_injected {
+            left -= self.take_injected(now, pool, left, counters);
+        }
+        self.inner.rx_burst(now, pool, &mut self.fresh, left, counters);
+    }
+
+    /// At most `most` of the frames that were injected; how many.
+    fn take_injected(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        most: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let mut left = most;
         while left > 0
             && let Some(injected) = lock(&self.ground).injected[self.station].pop_front()
         {
@@ -286,7 +304,7 @@ impl Gate {
                 pool.free(p.chain);
             }
         }
-        self.inner.rx_burst(now, pool, &mut self.fresh, left, counters);
+        most - left
     }
 }
 
@@ -368,19 +386,21 @@ impl Device for Gate {
         // What is held is bounded by what the link gives at once.
         let is_held = self.placing.as_ref().is_some_and(|p| p.next_deadline().is_some());
         let budget = if is_held { 0 } else { budget.min(out.space()) };
-        let oldest = if budget > 0 && !self.is_gone() { self.inner.next_deadline() } else { None };
-        lock(&self.ground).attention[self.station].looked(now, oldest);
+        let oldest = if budget > 0 { self.inner.next_deadline() } else { None };
+        let (gone, place) = {
+            let ground = &mut *lock(&self.ground);
+            let gone = ground.gone[self.station];
+            ground.attention[self.station].looked(now, oldest.filter(|_| !gone));
+            (gone, ground.whereabouts[self.station])
+        };
         self.look(now, pool, budget, counters);
-        let gone = self.is_gone();
         while gone && let Some(p) = self.placing.as_mut().and_then(Placing::lose) {
             counters.drop_packet(DropReason::DeviceGone);
             pool.free(p.chain);
         }
-        let place = {
-            let mut ground = lock(&self.ground);
-            ground.frames += self.fresh.len() as u64;
-            ground.whereabouts[self.station]
-        };
+        if !self.fresh.is_empty() {
+            lock(&self.ground).frames += self.fresh.len() as u64;
+        }
         let before = out.len();
         self.hand_up(now, out);
         while let Some(p) = self.fresh.pop_front() {
@@ -408,14 +428,14 @@ impl Device for Gate {
         let full = self.fullness.as_ref().filter(|_| self.refused).map(|f| f.until);
         let held = self.placing.as_ref().and_then(Placing::next_deadline);
         // What it holds comes first.
-        let injected = || lock(&self.ground).injected[self.station].front().map(|n| n.at);
-        let inner = if held.is_some() {
-            None
-        } else {
-            [self.inner.next_deadline(), injected()].into_iter().flatten().min()
-        };
-        let inner = inner.map(|at| lock(&self.ground).attention[self.station].seen_at(at));
-        [full, held, inner].into_iter().flatten().min()
+        if held.is_some() {
+            return [full, held].into_iter().flatten().min();
+        }
+        let ground = lock(&self.ground);
+        let injected = ground.injected[self.station].front().map(|n| n.at);
+        let inner = [self.inner.next_deadline(), injected].into_iter().flatten().min();
+        let inner = inner.map(|at| ground.attention[self.station].seen_at(at));
+        [full, inner].into_iter().flatten().min()
     }
 
     fn stats(&self) -> DeviceStats {

@@ -53,17 +53,17 @@ impl World {
     /// Connections that have an end at a station.
     fn flows_of(&mut self, victim: usize) -> Vec<Flow> {
         let mut flows = Vec::new();
-        for e in 0..self.ends.len() {
-            if self.ends[e].station != victim || self.ends[e ^ 1].station == victim {
+        for k in 0..2 * self.open.len() {
+            let e = 2 * self.open[k / 2] + k % 2;
+            let is_of_victim = self.ends[e].station == victim;
+            if !is_of_victim || self.ends[e ^ 1].station == victim || self.ends[e].is_done() {
                 continue;
             }
             let opener = self.ends[e & !1].connects.map(|(from, to, _)| (from, to));
             let Some((from, to)) = opener else { continue };
             let (local, remote) = if e & 1 == 0 { (from, to) } else { (to, from) };
             let numbers = self.numbers(e, local, remote);
-            if !self.ends[e].is_done() {
-                flows.push(Flow { local, remote, numbers });
-            }
+            flows.push(Flow { local, remote, numbers });
         }
         flows
     }
@@ -85,7 +85,8 @@ impl World {
 
     /// Honest connections are through in time.
     pub(super) fn watch_service(&mut self) -> Result<(), Violation> {
-        for flow in 0..self.bounds.len() {
+        for n in 0..self.open.len() {
+            let flow = self.open[n];
             let Some(within) = self.bounds[flow] else { continue };
             let Some(since) = self.ends[2 * flow].began_at else { continue };
             if self.ends[2 * flow].may_fail {
@@ -130,7 +131,8 @@ impl World {
             let is_cookie_out = l.cookies_sent > l.cookies_valid;
             l.embryos_expired > 0 || is_cookie_out && (loses || l.acks_dropped > 0)
         });
-        for flow in 0..self.scenario.flows.len() {
+        for n in 0..self.open.len() {
+            let flow = self.open[n];
             if self.ends[2 * flow].error.is_none() {
                 let passive = &self.ends[2 * flow + 1];
                 let is_lost = passive.is_unborn() && forgets[passive.station];
@@ -208,9 +210,9 @@ impl World {
     }
 
     /// Steps that moved no frame and no byte are no more than the scenario has timers for.
-    pub(super) fn watch_polls(&mut self) -> Result<(), Violation> {
+    pub(super) fn watch_polls(&mut self, frames: u64) -> Result<(), Violation> {
         let within: Duration = self.now.since(START);
-        let limit = self.scenario.idle_steps(within, lock(&self.ground).frames);
+        let limit = self.scenario.idle_steps(within, frames);
         if self.idle_in_all > limit {
             let (n, state) = (self.idle_in_all, self.state());
             return Err(Violation::Polls(format!(
@@ -223,8 +225,8 @@ impl World {
     /// Peers that never read are let go when all others are through.
     pub(super) fn release_stuck(&mut self) {
         let flows = &self.scenario.flows;
-        let is_over = |f: usize| flows[f].is_stuck() || self.pair_is_done(f);
-        if !(0..flows.len()).all(is_over) {
+        let is_over = |f: &usize| flows[*f].is_stuck() || self.pair_is_done(*f);
+        if !self.open.iter().all(is_over) {
             return;
         }
         for e in 0..self.ends.len() {

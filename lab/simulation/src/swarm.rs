@@ -192,6 +192,12 @@ impl Scenario {
         }
     }
 
+    /// Whether frames may arrive that neither station has sent: an attacker's, or the announcement of one that
+    /// moves.
+    pub fn has_injected(&self) -> bool {
+        !self.swarm.attacks.is_empty() || matches!(self.trouble, Trouble::Routes(_))
+    }
+
     /// Whether a third station injects frames of a kind.
     pub fn has_attack(&self, kind: AttackKind) -> bool {
         self.swarm.attacks.iter().any(|a| a.kind == kind)

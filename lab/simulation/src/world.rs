@@ -58,6 +58,10 @@ pub struct World {
     pub(super) sides: [Side; 2],
     /// Ends of flow `f`: `2 f` (the opener's) and `2 f + 1`.
     pub(super) ends: Vec<End>,
+    /// Flows of which an end is not done, in order.
+    pub(super) open: Vec<usize>,
+    /// Bytes that the ends of the other flows wrote and read.
+    closed_bytes: u64,
     /// When the first end of a flow was done.
     half_done: Vec<Option<Instant>>,
     pub(super) script: Vec<(Instant, script::Change)>,
@@ -126,6 +130,8 @@ impl World {
         let sides = [side(&scenario, 0, a), side(&scenario, 1, b)];
         let ends = ends(&scenario);
         World {
+            open: (0..scenario.flows.len()).collect(),
+            closed_bytes: 0,
             half_done: vec![None; scenario.flows.len()],
             bounds: (0..scenario.flows.len()).map(|f| scenario.service_bound(f)).collect(),
             slowest_permille: 0,
@@ -180,6 +186,7 @@ impl World {
             self.watch_handshakes();
             self.watch_service()?;
             self.watch_budget()?;
+            self.forget_closed();
         }
         self.attackers.iter_mut().for_each(Attacker::stop);
         self.close_rest();
@@ -204,7 +211,25 @@ impl World {
     }
 
     fn is_done(&self) -> bool {
-        (0..self.scenario.flows.len()).all(|f| self.pair_is_done(f))
+        self.open.iter().all(|f| self.pair_is_done(*f))
+    }
+
+    /// Ends that are done stay so.
+    fn forget_closed(&mut self) {
+        let ends = &self.ends;
+        self.open.retain(|f| {
+            let pair = &ends[2 * f..][..2];
+            let is_open = pair.iter().any(|e| !e.is_done());
+            if !is_open {
+                self.closed_bytes += pair.iter().map(|e| e.written + e.read).sum::<u64>();
+            }
+            is_open
+        });
+    }
+
+    /// The ends of open flows, in order.
+    fn open_ends(&self) -> impl Iterator<Item = &End> {
+        self.open.iter().flat_map(|f| &self.ends[2 * f..][..2])
     }
 
     pub(super) fn pair_is_done(&self, flow: usize) -> bool {
@@ -215,12 +240,14 @@ impl World {
 
     /// Moves the clock to the next event.
     fn advance(&mut self) -> Result<(), Violation> {
-        let Some(next) = self.next_event() else { return Err(Violation::Stall(self.state())) };
+        let due = self.sides.iter().filter_map(|s| s.shard.next_deadline()).min();
+        let Some(next) = self.next_event(due) else { return Err(Violation::Stall(self.state())) };
         self.steps += 1;
-        let seen =
-            lock(&self.ground).frames + self.ends.iter().map(|e| e.written + e.read).sum::<u64>();
+        let frames = lock(&self.ground).frames;
+        let bytes = self.open_ends().map(|e| e.written + e.read).sum::<u64>() + self.closed_bytes;
+        let seen = frames + bytes;
         let moves = next > self.now || seen != self.seen;
-        self.idle_in_all += u64::from(seen == self.seen && self.is_shard_due(next));
+        self.idle_in_all += u64::from(seen == self.seen && due.is_some_and(|due| due <= next));
         self.idle_steps = if moves { 0 } else { self.idle_steps + 1 };
         self.seen = seen;
         self.now = self.now.max(next);
@@ -230,23 +257,20 @@ impl World {
         if self.now > START + LONGEST {
             return Err(Violation::TooLong(self.state()));
         }
-        self.watch_polls()
+        self.watch_polls(frames)
     }
 
-    fn is_shard_due(&self, at: Instant) -> bool {
-        self.sides.iter().any(|s| s.shard.next_deadline().is_some_and(|due| due <= at))
-    }
-
-    fn next_event(&self) -> Option<Instant> {
+    /// The next event, where the shards are due at `due`.
+    fn next_event(&self, due: Option<Instant>) -> Option<Instant> {
         let sides = self.sides.iter().flat_map(|s| {
             let accepts = s.listener.map(|_| s.accepts_at).filter(|at| *at > self.now);
-            [s.shard.next_deadline(), s.traffic.deadline(), accepts]
+            [s.traffic.deadline(), accepts]
         });
-        let ends = self.ends.iter().map(End::deadline);
-        let limits = (0..self.half_done.len()).map(|f| self.give_up_at(f));
+        let ends = self.open_ends().map(End::deadline);
+        let limits = self.open.iter().map(|f| self.give_up_at(*f));
         let script = self.script.first().map(|s| s.0);
         let attacks = self.attackers.iter().map(Attacker::deadline);
-        sides.chain(ends).chain(limits).chain(attacks).chain([script]).flatten().min()
+        sides.chain(ends).chain(limits).chain(attacks).chain([script, due]).flatten().min()
     }
 
     /// Where everything stands, in words.
@@ -289,7 +313,8 @@ impl World {
             self.sides[i].shard.dispatch();
             let named = self.named(i);
             let mut moved = false;
-            for e in 0..self.ends.len() {
+            for k in 0..2 * self.open.len() {
+                let e = 2 * self.open[k / 2] + k % 2;
                 let end = &self.ends[e];
                 if end.station != i {
                     continue;
@@ -403,7 +428,8 @@ impl World {
 
     /// Lets go of ends that nothing will ever reach, where the scenario has a cause for it.
     fn watch_flows(&mut self) -> Result<(), Violation> {
-        for f in 0..self.half_done.len() {
+        for n in 0..self.open.len() {
+            let f = self.open[n];
             let pair = [2 * f, 2 * f + 1];
             let any_done = pair.iter().any(|e| self.ends[*e].is_done());
             if any_done && self.half_done[f].is_none() {
