@@ -239,7 +239,7 @@ impl Tcb {
     /// Section 7.6.2: the loss that was just found is that of the probe, and of nothing else.
     pub(crate) fn is_mtu_probe_lost(&self) -> bool {
         let Some(probe) = self.mtu_search.probe else { return false };
-        let lost = self.sacked.first_lost();
+        let lost = self.sacked.first_lost(0);
         probe.start == self.snd_una
             && lost.is_some_and(|(start, end)| probe.covers(start, end.saturating_sub(start)))
             && probe.covers(probe.start, self.sacked.lost_bytes())

@@ -161,7 +161,7 @@ impl Tcb {
         if matches!(self.recovery.mode, Mode::Open) || self.prefers_new_data() {
             return None;
         }
-        let (start, end) = self.sacked.first_lost()?;
+        let (start, end) = self.sacked.first_lost(self.full_segment_bytes() as u64)?;
         self.may_retransmit().then(|| self.plan_retransmit(start, end))
     }
 

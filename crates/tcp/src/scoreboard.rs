@@ -393,19 +393,27 @@ impl Scoreboard {
         }
     }
 
-    /// The first lost bytes.
-    pub(crate) fn first_lost(&self) -> Option<(u64, u64)> {
+    /// The first lost bytes: those of its run, and of lost runs next to it until there are more than `enough`. One
+    /// segment may have been sent in several, and its retransmission takes one all the same.
+    pub(crate) fn first_lost(&self, enough: u64) -> Option<(u64, u64)> {
         if self.lost == 0 {
             return None;
         }
         let first = self.find(self.lost_from);
         let index = (first..self.runs.len()).find(|i| self.runs.get(*i).is_some_and(|r| r.lost))?;
-        Some((self.start_of(index), self.runs.get(index)?.end))
+        let (start, mut end) = (self.start_of(index), self.runs.get(index)?.end);
+        for run in self.runs.range(index..).skip(1).take_while(|r| r.lost) {
+            if end.saturating_sub(start) > enough {
+                break;
+            }
+            end = run.end;
+        }
+        Some((start, end))
     }
 
     /// `start..end` was retransmitted.
     pub(crate) fn retransmitted(&mut self, start: u64, end: u64, now: Instant) {
-        let is_first_lost = self.first_lost().is_some_and(|(from, _)| from >= start);
+        let is_first_lost = self.first_lost(0).is_some_and(|(from, _)| from >= start);
         let first = self.split(start).unwrap_or_else(|| self.find(start));
         let behind = self.split(end).unwrap_or_else(|| self.find(end).saturating_add(1));
         for i in first..behind {

@@ -52,6 +52,21 @@ fn the_third_duplicate_retransmits_and_reduces_the_window() {
 }
 
 #[test]
+fn after_an_ack_of_part_of_a_segment_a_whole_one_is_retransmitted() {
+    let mut t = in_flight(new_reno(), 10, 0);
+    for _ in 0..3 {
+        recv!(t, "A", seq = 1, ack = 1);
+    }
+    send!(t, "A", seq = 1, len = 1000);
+    // Else each of these would cut the next retransmission shorter, to single bytes in the end.
+    for acked in [400, 900, 950] {
+        recv!(t, "A", seq = 1, ack = 1 + acked);
+        send!(t, "A", seq = 1 + acked, len = 1000);
+        t.expect_silence();
+    }
+}
+
+#[test]
 fn without_sack_further_duplicates_allow_new_data() {
     let mut t = in_flight(new_reno(), 10, 10_000);
     for _ in 0..3 {

@@ -110,7 +110,7 @@ fn apply(board: &mut Scoreboard, model: &mut Model, now: &mut u64, op: &Op) {
             board.mark_lost(rack, Duration::from_millis(window), at(*now), |_| {});
         }
         Op::Retransmit(n) => {
-            let Some((start, end)) = board.first_lost() else { return };
+            let Some((start, end)) = board.first_lost(0) else { return };
             let end = end.min(start + n);
             *now += 1;
             for pos in start..end {
@@ -165,7 +165,7 @@ fn check(board: &Scoreboard, model: &mut Model) {
     let count = |f: fn(&Byte) -> bool| model.bytes.iter().filter(|b| f(b)).count() as u64;
     assert_eq!(board.sacked_bytes(), count(|b| b.sacked));
     assert_eq!(board.lost_bytes(), count(|b| b.lost));
-    assert_eq!(board.first_lost().map(|r| r.0), model.lost());
+    assert_eq!(board.first_lost(0).map(|r| r.0), model.lost());
 }
 
 proptest! {
@@ -207,7 +207,7 @@ fn a_peer_that_sacks_every_other_byte_cannot_make_it_grow() {
         assert!(b.len() <= MAX_RUNS);
     }
     b.mark_all_lost(|_| {});
-    while let Some((start, _)) = b.first_lost() {
+    while let Some((start, _)) = b.first_lost(0) {
         let before = b.lost_bytes();
         b.retransmitted(start, start + 1, Instant::from_millis(30_000));
         assert!(b.len() <= MAX_RUNS && b.lost_bytes() < before);
@@ -227,7 +227,18 @@ fn a_segment_is_lost_once_a_later_one_is_delivered_and_the_window_has_passed() {
     let losses = b.mark_lost(rack, Duration::from_millis(10), at, |_| {});
     // The first was sent at 1, the second at 2, the fourth after the delivered third.
     assert_eq!((losses.bytes, losses.next), (1000, Some(Instant::from_millis(12))));
-    assert_eq!(b.first_lost(), Some((0, 1000)));
+    assert_eq!(b.first_lost(0), Some((0, 1000)));
+}
+
+#[test]
+fn lost_runs_next_to_each_other_are_one_range_until_it_is_long_enough() {
+    let mut b = board(4);
+    b.mark_lost_to(3000, |_| {});
+    assert_eq!(b.first_lost(0), Some((0, 1000)));
+    assert_eq!(b.first_lost(1500), Some((0, 2000)));
+    assert_eq!(b.first_lost(10_000), Some((0, 3000)));
+    b.retransmitted(0, 1500, Instant::from_millis(10));
+    assert_eq!(b.first_lost(10_000), Some((1500, 3000)));
 }
 
 #[test]
