@@ -576,15 +576,8 @@ fn side(s: &Scenario, i: usize, gate: Gate) -> Side {
         Shard::new(config, Box::new(gate), START).expect("invariant: a sound configuration");
     let mut shard = WatchedShard::new(shard);
     let at = |i: usize| SocketAddr::new(address(s.v6, i), DATAGRAM_PORT);
-    let traffic = SideTraffic::new(
-        i,
-        &mut shard,
-        (at(i), at(1 - i)),
-        (s.datagrams[i], s.pings[i]),
-        s.mtu,
-        s.seed,
-    )
-    .expect("invariant: the first sockets of a stack");
+    let traffic = SideTraffic::new(i, &mut shard, (at(i), at(1 - i)), s)
+        .expect("invariant: the first sockets of a stack");
     let set = how.by_edges.then(|| Arc::new(PollSetCore::new().expect("an eventfd")));
     Side {
         shard,

@@ -118,3 +118,13 @@ fn old_segments_are_not_read_in_a_new_connection_without_timestamps() {
 fn a_loopback_segment_that_cannot_be_copied_is_delivered() {
     holds(Case::swarm(1795532594765165));
 }
+
+#[test]
+fn partial_acks_without_sack_do_not_cut_retransmissions_shorter() {
+    holds(Case::swarm(1795532595190367));
+}
+
+#[test]
+fn two_fragments_whose_flipped_bits_cancel_each_other_are_no_forged_datagram() {
+    holds(Case::swarm(1795532595116718));
+}
