@@ -32,6 +32,10 @@ impl SendFlags {
     /// This write does not wait, whatever the socket does otherwise (`MSG_DONTWAIT`).
     pub const DONT_WAIT: SendFlags = SendFlags(2);
 
+    /// A record ends with this write (`MSG_EOR`): no segment has bytes of both sides of its end. The peer sees a
+    /// stream as ever. A socket has 1024 ends of records that are not acknowledged at the most; beyond, a write waits.
+    pub const END_OF_RECORD: SendFlags = SendFlags(4);
+
     /// Whether all of `other` is in `self`.
     pub const fn contains(self, other: SendFlags) -> bool {
         self.0 & other.0 == other.0
@@ -59,11 +63,10 @@ impl TcpStream {
         if total == 0 {
             return Ok(0);
         }
-        let more = flags.contains(SendFlags::MORE);
         let mut turn = WriteTurn::new(&self.socket, self.send_limit(flags));
         let mut done = 0;
         while done < total {
-            match turn.write_some(bufs, done, total, more) {
+            match turn.write_some(bufs, done, total, flags) {
                 Ok(n) => done += n,
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),

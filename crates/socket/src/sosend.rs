@@ -21,11 +21,13 @@ pub struct Reservation {
     keep: usize,
     /// Another write follows immediately (`MSG_MORE`).
     pub more: bool,
+    /// A record ends with it (`MSG_EOR`).
+    pub ends_record: bool,
 }
 
 impl Reservation {
     pub(crate) fn new(claim: Claim, chain: Chain) -> Reservation {
-        Reservation { claim, keep: chain.len(), chain, more: false }
+        Reservation { claim, keep: chain.len(), chain, more: false, ends_record: false }
     }
 
     /// Bytes to be committed.
@@ -296,6 +298,9 @@ pub fn commit(tcb: &mut Tcb, pool: &mut Pool, mut r: Reservation) {
     r.chain.trim_back(r.chain.len() - r.keep, pool);
     tcb.set_msg_more(r.more);
     tcb.send_queue().commit(r.claim, r.chain, pool);
+    if r.ends_record {
+        tcb.end_record();
+    }
 }
 
 /// Releases a reservation without bytes.

@@ -50,6 +50,7 @@ mod keepalive;
 mod output;
 mod pacing;
 mod plpmtud;
+mod records;
 mod recovery;
 mod rtt;
 mod scoreboard;

@@ -179,9 +179,9 @@ impl Tcb {
         if plan.fin {
             flags |= Flags::FIN;
         }
-        // PSH on the segment that empties the queue (RFC 9293 section 3.9.1.2).
+        // PSH on the segment that empties the queue (RFC 9293 section 3.9.1.2), or ends a record.
         let end = plan.pos.saturating_add(plan.bytes as u64);
-        if plan.bytes > 0 && end == self.send_end() {
+        if plan.bytes > 0 && (end == self.send_end() || self.records.ends_at(end)) {
             flags |= Flags::PSH;
         }
         flags

@@ -175,7 +175,8 @@ impl Tcb {
         let data_end = self.send_end();
         let space = self.full_segment_bytes() as u64;
         let bytes = end.min(data_end).saturating_sub(start).min(space);
-        let behind = start.saturating_add(bytes);
+        let behind = self.records.end_within(start, start.saturating_add(bytes));
+        let bytes = behind.saturating_sub(start);
         let fin = self.fin_sent && behind == data_end && end > data_end;
         Plan { pos: start, bytes: bytes as usize, fin, kind: SegmentKind::Retransmit }
     }

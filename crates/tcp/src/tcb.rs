@@ -29,6 +29,7 @@ use crate::input::icmp::PathMtuDiscovery;
 use crate::keepalive::Keepalive;
 use crate::pacing::Pacing;
 use crate::plpmtud::MtuSearch;
+use crate::records::Records;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
 use crate::scoreboard::Scoreboard;
@@ -227,6 +228,7 @@ pub struct Tcb {
     /// The FIN has position `snd_nxt - 1`.
     pub(crate) fin_sent: bool,
     pub(crate) send: SendQueue,
+    pub(crate) records: Records,
 
     pub(crate) irs: SeqNum,
     /// Next position expected.
@@ -359,6 +361,7 @@ impl Tcb {
             fin_queued: false,
             fin_sent: false,
             send: SendQueue::new(cfg.send_buffer_bytes),
+            records: Records::default(),
             irs: SeqNum(0),
             rcv_nxt: 0,
             rcv_adv: 0,

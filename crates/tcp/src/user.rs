@@ -335,16 +335,28 @@ impl Tcb {
         self.user.notsent_low_water
     }
 
-    /// Free space of the send buffer for a write; 0 while TCP_NOTSENT_LOWAT holds writers back.
+    /// Free space of the send buffer for a write; 0 while TCP_NOTSENT_LOWAT or the number of records holds writers
+    /// back.
     #[inline]
     pub fn write_space(&self) -> usize {
-        if self.is_unsent_limited() { 0 } else { self.send.space() }
+        if self.holds_writers_back() { 0 } else { self.send.space() }
     }
 
     /// Whether TCP_NOTSENT_LOWAT holds writers back.
     #[inline]
     pub fn is_unsent_limited(&self) -> bool {
         self.user.notsent_low_water.is_some_and(|limit| self.unsent_bytes() >= u64::from(limit))
+    }
+
+    #[inline]
+    pub(crate) fn holds_writers_back(&self) -> bool {
+        self.is_unsent_limited() || self.records.is_full()
+    }
+
+    /// MSG_EOR: a record ends with the last byte claimed or committed. No segment has bytes of both sides of its end. Call
+    /// it after the commit, and output afterwards.
+    pub fn end_record(&mut self) {
+        self.records.push(self.send.claimed_end().saturating_add(1));
     }
 
     /// Committed bytes not yet sent.

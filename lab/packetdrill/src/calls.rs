@@ -100,7 +100,11 @@ pub fn send(interface: &Interface, fd: i32, bytes: &[u8], flags: i32) -> Result<
     if flags & REFUSED_TO_SEND != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    let follows = if flags & libc::MSG_MORE != 0 { Follows::More } else { Follows::Nothing };
+    let follows = match flags {
+        _ if flags & libc::MSG_MORE != 0 => Follows::More,
+        _ if flags & libc::MSG_EOR != 0 => Follows::Record,
+        _ => Follows::Nothing,
+    };
     let wait = waits(interface, fd, flags)?;
     let (mut done, mut waited) = (0, false);
     let step = |m: &mut Machine| -> Answer<usize> {

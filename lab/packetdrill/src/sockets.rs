@@ -103,6 +103,8 @@ pub enum Follows {
     Nothing,
     /// Another write (MSG_MORE).
     More,
+    /// Another record (MSG_EOR).
+    Record,
 }
 
 /// The machine under test: a world and the descriptors of its program.
@@ -277,7 +279,7 @@ impl Machine {
         }
         let more = follows == Follows::More;
         // A write of which more follows is not small, however short: it may have to wait for the next.
-        let first = if more { &[][..] } else { bytes };
+        let first = if follows == Follows::Nothing { bytes } else { &[][..] };
         let step = self.world.call(|shard, now| -> Result<_, SocketError> {
             Ok(match shard.tcp_reserve(now, id, first, bytes.len(), waited)? {
                 Step::Done(Reserved::Sent(n)) => Some(n),
@@ -285,6 +287,7 @@ impl Machine {
                     let n = reservation.len();
                     reservation.chain.fill([&bytes[..n]]);
                     reservation.more = more;
+                    reservation.ends_record = follows == Follows::Record && n == bytes.len();
                     shard.tcp_commit(now, id, reservation);
                     Some(n)
                 }

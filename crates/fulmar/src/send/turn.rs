@@ -9,7 +9,7 @@ use fulmar_shard::Reserved;
 use fulmar_socket::sosend::SMALL_WRITE_BYTES;
 use fulmar_socket::{Ready, Reservation, SocketError, Step};
 
-use super::OwnedBytes;
+use super::{OwnedBytes, SendFlags};
 use crate::socket::{Socket, to_io};
 
 /// The turn; other writers of the socket wait until it is dropped.
@@ -36,10 +36,16 @@ impl<'a> WriteTurn<'a> {
         bufs: &[IoSlice<'_>],
         done: usize,
         total: usize,
-        more: bool,
+        flags: SendFlags,
     ) -> io::Result<usize> {
         let mut small = [0; SMALL_WRITE_BYTES];
-        let whole = if done == 0 && !more { join_small(bufs, total, &mut small) } else { &[] };
+        let (more, ends_record) =
+            (flags.contains(SendFlags::MORE), flags.contains(SendFlags::END_OF_RECORD));
+        let whole = if done == 0 && !more && !ends_record {
+            join_small(bufs, total, &mut small)
+        } else {
+            &[]
+        };
         let mut r = match self.obtain(whole, total - done, done > 0)? {
             Reserved::Sent(n) => return Ok(n),
             Reserved::Space(r) => r,
@@ -50,6 +56,7 @@ impl<'a> WriteTurn<'a> {
         let is_last = done + n == total;
         // A write that has to wait for room pushes what it has.
         r.more = more && is_last;
+        r.ends_record = ends_record && is_last;
         if is_last || !self.waits() {
             self.commit(r);
         } else {

@@ -105,6 +105,23 @@ fn more_holds_a_partial_segment_until_a_write_without_it() {
 }
 
 #[test]
+fn a_record_ends_its_segment() {
+    within(|| {
+        let (a, b) = stacks_without_timeouts();
+        let (c, mut s) = connection(&a, &b, 80);
+        c.set_cork(true).unwrap();
+        let [segments] = counted(&a, [Counter::TcpSegmentsOut], || {
+            for part in [&b"one "[..], b"two ", b"three"] {
+                c.send_with(&[IoSlice::new(part)], SendFlags::END_OF_RECORD).unwrap();
+            }
+            c.set_cork(false).unwrap();
+        });
+        assert_eq!(segments, 3);
+        assert_eq!(read_exactly(&mut s, 13), b"one two three");
+    });
+}
+
+#[test]
 fn more_is_no_promise_and_what_waits_goes_in_the_end() {
     within(|| {
         let (a, b) = stacks();

@@ -175,6 +175,7 @@ impl Tcb {
         self.check_mtu_probe(env.now, env.counters);
         // The SYN is position 0 and the FIN follows the ready bytes: neither is in the queue.
         self.send.ack_to(una.saturating_sub(1), env.pool);
+        self.records.acked_to(una);
         self.tune_send_buffer(env);
         self.rtt.reset_backoff();
         self.times.last_progress = env.now;
@@ -210,7 +211,7 @@ impl Tcb {
     #[inline]
     fn writable_event(&self) -> Events {
         let worth = match self.user.send_low_water {
-            _ if self.is_unsent_limited() => false,
+            _ if self.holds_writers_back() => false,
             None => self.send.space().saturating_mul(3) >= self.send.limit(),
             Some(bytes) => self.send.space() >= bytes,
         };

@@ -107,7 +107,8 @@ impl Tcb {
     }
 
     fn plan_syn(&self) -> Option<Plan> {
-        let bytes = self.syn_payload_bytes();
+        let end = self.syn_payload_bytes().saturating_add(1) as u64;
+        let bytes = self.records.end_within(1, end).saturating_sub(1) as usize;
         self.due.syn.then_some(Plan { pos: 0, bytes, fin: false, kind: SegmentKind::Syn })
     }
 
@@ -158,24 +159,31 @@ impl Tcb {
         if unsent == 0 {
             return (space.window > 0).then(|| self.plan_bytes(0, unsent, &space));
         }
+        let in_record = self.unsent_in_record();
         if self.mtu_search.is_due() {
-            match self.plan_mtu_probe(unsent, space.window.min(space.congestion)) {
+            match self.plan_mtu_probe(in_record, space.window.min(space.congestion)) {
                 ProbeStep::No => {}
                 ProbeStep::Wait => return None,
                 ProbeStep::Send(probe) => return Some(probe),
             }
         }
         let full = self.full_segment_bytes();
-        let want = unsent.min(self.largest_payload_bytes(full) as u64);
-        if self.awaits_announced_data(want, full) {
+        let want = in_record.min(self.largest_payload_bytes(full) as u64);
+        if in_record == unsent && self.awaits_announced_data(want, full) {
             return None;
         }
         let bytes = if space.window.min(space.congestion) >= want {
-            self.less_held_back(want, unsent, full as u64)
+            self.less_held_back(want, full as u64)
         } else {
             self.whole_segments(want, &space, full as u64)
         };
         (bytes > 0).then(|| self.plan_bytes(bytes, unsent, &space))
+    }
+
+    /// Unsent bytes up to the end of a record, which one segment may have.
+    #[inline]
+    fn unsent_in_record(&self) -> u64 {
+        self.records.end_within(self.snd_nxt, self.send_end()).saturating_sub(self.snd_nxt)
     }
 
     /// New data as a tail loss probe: a segment, whatever the congestion window says.
@@ -184,14 +192,13 @@ impl Tcb {
             return None;
         }
         let unsent = self.send_end().saturating_sub(self.snd_nxt);
-        let bytes = unsent.min(self.full_segment_bytes() as u64);
+        let bytes = self.unsent_in_record().min(self.full_segment_bytes() as u64);
         (bytes > 0).then(|| self.plan_bytes(bytes, unsent, &self.send_space()))
     }
 
     /// Whether there is a new segment to send that the peer's window admits.
     pub(crate) fn can_send_new(&self) -> bool {
-        let unsent = self.send_end().saturating_sub(self.snd_nxt);
-        let want = unsent.min(self.full_segment_bytes() as u64);
+        let want = self.unsent_in_record().min(self.full_segment_bytes() as u64);
         self.has_unsent() && !self.is_corked() && self.send_space().window >= want
     }
 
@@ -211,11 +218,14 @@ impl Tcb {
         Plan { pos: self.snd_nxt, bytes: bytes as usize, fin, kind: SegmentKind::New }
     }
 
-    /// Both windows admit `want` bytes. A partial segment at the end is sent only if it empties the
-    /// queue and is not held back.
-    fn less_held_back(&self, want: u64, unsent: u64, full: u64) -> u64 {
+    /// Both windows admit `want` bytes. A partial segment at the end is sent only if it ends a record, or
+    /// empties the queue and is not held back.
+    fn less_held_back(&self, want: u64, full: u64) -> u64 {
         let (_, fraction) = div_rem(want, full);
-        let hold_back = fraction > 0 && (want < unsent || self.holds_back_partial());
+        let end = self.snd_nxt.saturating_add(want);
+        let is_last = end == self.send_end();
+        let hold_back = fraction > 0
+            && if is_last { self.holds_back_partial() } else { !self.records.ends_at(end) };
         if hold_back { want.saturating_sub(fraction) } else { want }
     }
 

@@ -42,6 +42,7 @@ impl Tcb {
         let length = self.full_segment_bytes() as u64;
         let data_end = self.snd_nxt.min(self.send_end());
         let start = data_end.saturating_sub(length).max(self.snd_una);
+        let start = self.records.start_within(start, data_end);
         let plan = self.plan_retransmit(start, self.snd_nxt);
         Some(Plan { kind: SegmentKind::TailProbe, ..plan })
     }

@@ -41,6 +41,7 @@ const NAMES: &[(&str, i32)] = &[
     ("O_RDWR", libc::O_RDWR),
     ("O_NONBLOCK", libc::O_NONBLOCK),
     ("MSG_MORE", libc::MSG_MORE),
+    ("MSG_EOR", libc::MSG_EOR),
     ("MSG_PEEK", libc::MSG_PEEK),
     ("MSG_DONTWAIT", libc::MSG_DONTWAIT),
     ("EAGAIN", libc::EAGAIN),
