@@ -182,6 +182,18 @@ counters! {
     TcpSynCookiesSent, "tcp_syncookies_sent";
     /// Connections established by a valid SYN cookie.
     TcpSynCookiesValid, "tcp_syncookies_valid";
+    /// Connections whose first data a server took with the SYN (RFC 7413).
+    TcpFastOpensActive, "tcp_fast_opens_active";
+    /// SYNs with a Fast Open option that a server refused or that were lost.
+    TcpFastOpensFailed, "tcp_fast_opens_failed";
+    /// Connections accepted with the SYN, before their handshake was complete.
+    TcpFastOpensPassive, "tcp_fast_opens_passive";
+    /// Fast Open cookies sent.
+    TcpFastOpenCookiesSent, "tcp_fast_open_cookies_sent";
+    /// SYNs with an invalid Fast Open cookie.
+    TcpFastOpenCookiesInvalid, "tcp_fast_open_cookies_invalid";
+    /// SYNs whose data was ignored because the listener had as many Fast Open connections as it may.
+    TcpFastOpenOverflows, "tcp_fast_open_overflows";
     /// Embryonic connections evicted by a later SYN.
     TcpEmbryosReplaced, "tcp_embryos_replaced";
     /// Embryonic connections given up because no answer to their SYN,ACK came.

@@ -105,7 +105,11 @@ impl Secrets {
 
     /// The key of a use.
     pub fn key(&self, for_use: KeyUse) -> Key {
-        let [a, b, c, d, ..] = self.block(for_use, 0);
+        self.key_of(for_use, 0)
+    }
+
+    fn key_of(&self, for_use: KeyUse, n: u32) -> Key {
+        let [a, b, c, d, ..] = self.block(for_use, n);
         let long = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
         Key::new(long(a, b), long(c, d))
     }
@@ -114,6 +118,13 @@ impl Secrets {
     pub fn random(&self, for_use: KeyUse) -> Random {
         let [.., a, b, c, d, e, f, g, h] = self.block(for_use, 0);
         Random::new([a, b, c, d, e, f, g, h])
+    }
+
+    /// The key of Fast Open cookies in a period, the same for all shards of a stack: a cookie holds for the address
+    /// of a peer, whose flows may belong to any shard.
+    pub fn fast_open(&self, period: u32) -> Key {
+        let of_stack = Secrets { root: self.root, domain: STACK };
+        of_stack.key_of(KeyUse::FastOpenCookie, period)
     }
 
     /// The key that assigns flows to shards, the same for all shards of a stack.
@@ -151,6 +162,12 @@ impl Key {
     /// Creates a key from its halves.
     pub const fn new(k0: u64, k1: u64) -> Key {
         Key { k0, k1 }
+    }
+
+    /// The key of 16 bytes, as SipHash reads them.
+    pub fn from_bytes(bytes: [u8; 16]) -> Key {
+        let n = u128::from_le_bytes(bytes);
+        Key::new(n as u64, (n >> 64) as u64)
     }
 
     /// Both halves.

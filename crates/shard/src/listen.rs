@@ -13,15 +13,19 @@
 //! repeats that ACK when the SYN,ACK is repeated (Linux does the same). Pressure does not shorten its life:
 //! its peer is no flood.
 //!
+//! A SYN with a valid Fast Open cookie opens a connection in the accept queue at once: see `fast_open.rs`.
+//!
 //! A listener with [`crate::ConditionalAccept`] offers a SYN to its program before it is answered: see `pending.rs`.
 //!
 //! An embryo is a whole connection: a compact record would need the SYN-RECEIVED state of the engine a
 //! second time, and `syn_backlog` bounds the memory either way.
 
 mod decide;
+pub(crate) mod fast_open;
 pub(crate) mod pending;
 
 use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId};
+use fulmar_mbuf::Chain;
 use fulmar_tcp::{
     COOKIE_LIFETIME, CookieHashes, CookieVerdict, PathInfo, Tcb, check_cookie, cookie_syn_ack,
 };
@@ -51,9 +55,19 @@ enum SynVerdict {
     Drop(DropReason),
 }
 
+/// A SYN for a listener.
+struct Syn {
+    key: FlowKey,
+    header: tcp::Header,
+    /// Its data, for Fast Open.
+    payload: Chain,
+    /// See [`Tcp::passive_open`].
+    min_iss: Option<SeqNum>,
+}
+
 impl Tcp {
-    /// A SYN for a listener (RFC 9293 section 3.10.7.2); false if it was dropped. Data on it is not kept:
-    /// the peer sends it again. `min_iss` is what our initial sequence number must not be before, if there
+    /// A SYN for a listener (RFC 9293 section 3.10.7.2); false if it was dropped. Data on it is not kept, but by Fast
+    /// Open: the peer sends it again. `min_iss` is what our initial sequence number must not be before, if there
     /// was a connection of this flow a moment ago: a cookie could not promise that, so the SYN gets an
     /// embryo.
     pub fn passive_open<P: Probe>(
@@ -65,11 +79,11 @@ impl Tcp {
         core: &mut Core<P>,
     ) -> bool {
         let Segment { key, header, payload, .. } = seg;
-        core.net.pool.free(payload);
+        let mut syn = Syn { key, header, payload, min_iss };
         let taken = match self.judge_syn(listener, &key, min_iss.is_some(), core) {
-            SynVerdict::Embryo => self.add_embryo(now, listener, key, &header, min_iss, core),
+            SynVerdict::Embryo => self.add_embryo(now, listener, &mut syn, core),
             SynVerdict::Replace => match self.drop_oldest_embryo(now, listener, core) {
-                true => self.add_embryo(now, listener, key, &header, min_iss, core),
+                true => self.add_embryo(now, listener, &mut syn, core),
                 false => Err(DropReason::ListenBacklog),
             },
             SynVerdict::Cookie => {
@@ -79,6 +93,7 @@ impl Tcp {
             SynVerdict::Offer => self.offer(now, listener, (key, &header), min_iss, core),
             SynVerdict::Drop(reason) => Err(reason),
         };
+        core.net.pool.free(syn.payload);
         if let Err(reason) = taken {
             core.net.counters.drop_packet(reason);
             if reason != DropReason::SynPending
@@ -140,19 +155,28 @@ impl Tcp {
         &mut self,
         now: Instant,
         listener: SlotId,
-        key: FlowKey,
-        syn: &tcp::Header,
-        min_iss: Option<SeqNum>,
+        syn: &mut Syn,
         core: &mut Core<P>,
     ) -> Result<(), DropReason> {
+        let key = syn.key;
         let path = core.net.path_to(Some(key.local_ip()), key.remote_ip(), key.zone);
         let (_, path) = path.map_err(|_| DropReason::NoRoute)?;
         let iss = core.secret.initial_sequence(&key, now);
-        let iss = min_iss.map_or(iss, |min| iss.max(min));
+        let iss = syn.min_iss.map_or(iss, |min| iss.max(min));
         let offset = core.secret.timestamp_offset(&key);
+        let answer = fast_open::judge(now, listener, syn, core);
         let cfg = core.sockets.options_of_listener(listener).config(&core.config.tcp);
-        let tcb = Tcb::passive(&cfg, key, iss, offset, path.info, now, syn);
-        let id = self.enter_embryo(listener, TcpEntry::new(tcb, path), core);
+        let mut tcb = Tcb::passive(&cfg, key, iss, offset, path.info, now, &syn.header);
+        if let Some(option) = answer.option {
+            tcb.offer_cookie(option);
+        }
+        let id = if answer.opens {
+            let payload = core::mem::take(&mut syn.payload);
+            tcb.accept_syn_data(&mut core.net.env(now), payload);
+            self.enter_early(listener, TcpEntry::new(tcb, path), core)
+        } else {
+            self.enter_embryo(listener, TcpEntry::new(tcb, path), core)
+        };
         core.queue_output(id);
         Ok(())
     }

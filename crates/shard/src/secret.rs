@@ -8,6 +8,8 @@ use fulmar_base::{
 use fulmar_tcp::CookieInput;
 use siphasher::sip::SipHasher13;
 
+use crate::fast_open::{FastOpenKeys, StackKeys};
+
 /// A keyed hash: a stranger cannot choose flows that collide.
 #[derive(Clone, Copy)]
 pub struct Keyed(Key);
@@ -27,6 +29,7 @@ pub struct Secret {
     timestamp: Key,
     cookie: Key,
     owner: OwnerKey,
+    fast_open: StackKeys,
     tcp_ports: Random,
     echo_idents: Random,
     /// How far the limit on resets varies.
@@ -42,6 +45,7 @@ impl Secret {
             timestamp: secrets.key(KeyUse::TimestampOffset),
             cookie: secrets.key(KeyUse::SynCookie),
             owner: secrets.owner(),
+            fast_open: StackKeys::new(secrets),
             tcp_ports: secrets.random(KeyUse::TcpPort),
             echo_idents: secrets.random(KeyUse::EchoIdentifier),
             limits: secrets.random(KeyUse::ResetLimit),
@@ -86,6 +90,11 @@ impl Secret {
     /// The MAC of a SYN cookie.
     pub fn cookie_mac(&self, key: &FlowKey, input: &CookieInput) -> u32 {
         self.cookie.hash_flow_and(key, input.words()) as u32
+    }
+
+    /// The stack's keys of Fast Open cookies at `now`.
+    pub(crate) fn fast_open_keys(&mut self, now: Instant) -> FastOpenKeys {
+        self.fast_open.at(now)
     }
 
     /// Ephemeral ports, each once.

@@ -11,6 +11,8 @@ use fulmar_tcp::Tcb;
 use fulmar_udp::UdpSocket;
 
 use crate::echo::queue::EchoListener;
+use crate::fast_open::FastOpenOptions;
+use crate::listen::fast_open::FastOpenQueue;
 use crate::listen::pending::PendingQueue;
 use crate::net::FlowPath;
 use crate::outcome::Watched;
@@ -162,6 +164,8 @@ pub struct TcpEntry {
     pub embryonic: bool,
     /// An embryo whose peer has acknowledged the SYN,ACK at a full accept queue.
     pub is_acked: bool,
+    /// The listener that it opened early at, with the data of its SYN, until its handshake is complete.
+    pub early: Option<SlotId>,
     /// How its source address counts it, if that is limited.
     pub counts_as: Option<SourceUse>,
     /// The application still holds it.
@@ -197,6 +201,7 @@ impl TcpEntry {
             parent: None,
             embryonic: false,
             is_acked: false,
+            early: None,
             counts_as: None,
             is_open: false,
             linger: None,
@@ -300,6 +305,8 @@ pub struct Listener {
     pub(crate) pending: Option<Box<PendingQueue>>,
     /// Options of its connections.
     pub options: SocketOptions,
+    /// Fast Open, if its connections may use it.
+    pub(crate) fast_open: Option<Box<FastOpenQueue>>,
     /// The watch of the socket.
     pub(crate) watch: Watched,
 }
@@ -321,6 +328,15 @@ impl Listener {
         !self.accept.is_empty() || self.pending.as_ref().is_some_and(|p| p.is_ready())
     }
 
+    /// Turns Fast Open of later connections on or off (TCP_FASTOPEN), or changes its keys. None of a listener whose
+    /// connections are pending first: nothing is answered before the program has decided.
+    pub fn set_fast_open(&mut self, options: Option<FastOpenOptions>) {
+        match (options.filter(|_| self.pending.is_none()), &mut self.fast_open) {
+            (Some(options), Some(queue)) => queue.options = options,
+            (options, queue) => *queue = options.map(|o| Box::new(FastOpenQueue::new(o))),
+        }
+    }
+
     /// Its numbers.
     pub fn stat(&self) -> ListenerStat {
         let stat = ListenerStat {
@@ -328,6 +344,8 @@ impl Listener {
             embryo_limit: self.syn_queue.limit,
             accept_queue: self.accept.len(),
             accept_limit: self.backlog,
+            fast_open_pending: self.fast_open.as_ref().map_or(0, |q| q.pending),
+            fast_open_limit: self.fast_open.as_ref().map_or(0, |q| q.options.backlog),
             ..self.syn_queue.counts
         };
         self.pending.as_ref().map_or(stat, |p| p.stat(stat))

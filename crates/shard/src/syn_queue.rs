@@ -6,6 +6,8 @@ use fulmar_base::{Duration, Instant, SlotId};
 
 use crate::socket_options::SocketOptions;
 
+use crate::fast_open::FastOpenOptions;
+
 /// Default length of a SYN queue at the least: a backlog of 1 limits connections to be accepted, not
 /// handshakes under way.
 const MIN_SYN_BACKLOG: usize = 8;
@@ -56,6 +58,10 @@ pub struct ListenOptions {
     /// ([`crate::Shard::tcp_pending`]). Such a listener has neither embryos nor cookies nor an accept queue.
     /// Default: the stack answers.
     pub conditional_accept: Option<ConditionalAccept>,
+    /// Takes the data of SYNs with a valid Fast Open cookie before the handshake is complete (RFC 7413), and gives
+    /// cookies to those who ask. What a program does with such data it may do twice, if the network duplicates the
+    /// SYN. No effect with `conditional_accept`. Default off.
+    pub fast_open: Option<FastOpenOptions>,
     /// Listens on every port that has no listener for the same address of its own; the port of the address
     /// is 0. The local address of a connection is where its SYN went. Default off.
     pub any_port: bool,
@@ -75,6 +81,7 @@ impl Default for ListenOptions {
             syn_backlog: None,
             syn_cookies: SynCookies::default(),
             conditional_accept: None,
+            fast_open: None,
             any_port: false,
             reuse_address: true,
             only_v6: false,
@@ -115,6 +122,16 @@ pub struct ListenerStat {
     pub cookies_valid: u64,
     /// ACKs without a connection that held no valid one.
     pub cookies_failed: u64,
+    /// Fast Open connections whose handshake is not complete.
+    pub fast_open_pending: usize,
+    /// These at most.
+    pub fast_open_limit: usize,
+    /// Connections opened with their SYN.
+    pub fast_opens: u64,
+    /// SYNs with an invalid cookie.
+    pub fast_open_invalid: u64,
+    /// SYNs whose data was ignored at the limit.
+    pub fast_open_overflows: u64,
     /// Embryos replaced by a later one.
     pub embryos_replaced: u64,
     /// Embryos given up because no answer to their SYN,ACK came.
@@ -141,6 +158,11 @@ impl ListenerStat {
             cookies_sent: self.cookies_sent + other.cookies_sent,
             cookies_valid: self.cookies_valid + other.cookies_valid,
             cookies_failed: self.cookies_failed + other.cookies_failed,
+            fast_open_pending: self.fast_open_pending + other.fast_open_pending,
+            fast_open_limit: self.fast_open_limit + other.fast_open_limit,
+            fast_opens: self.fast_opens + other.fast_opens,
+            fast_open_invalid: self.fast_open_invalid + other.fast_open_invalid,
+            fast_open_overflows: self.fast_open_overflows + other.fast_open_overflows,
             embryos_replaced: self.embryos_replaced + other.embryos_replaced,
             embryos_expired: self.embryos_expired + other.embryos_expired,
             syns_dropped: self.syns_dropped + other.syns_dropped,

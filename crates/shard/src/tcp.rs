@@ -7,6 +7,7 @@ use fulmar_base::{Instant, SlotId, TokenBucket};
 
 use crate::config::StackConfig;
 use crate::demux::Flows;
+use crate::fast_open::cache::FastOpenCache;
 use crate::flow_cache::FlowCache;
 use crate::listen::pending::PendingTable;
 use crate::posted::PostedTable;
@@ -31,6 +32,8 @@ pub struct Tcp {
     /// Limits resets to segments without a connection.
     pub resets: TokenBucket,
     pub posted: PostedTable,
+    /// What this side knows of Fast Open servers.
+    pub fast_opens: FastOpenCache,
     /// Lower headers of connections.
     pub templates: FlowTemplates,
     /// Frames received since connections last had their turn of output.
@@ -52,6 +55,7 @@ impl Tcp {
             sources: Sources::new(config.source_limits, table),
             resets: TokenBucket::new(config.resets_per_s, config.resets_per_s),
             posted: PostedTable::default(),
+            fast_opens: FastOpenCache::new(table),
             templates: FlowTemplates::default(),
             unacked_frames: 0,
             output_deferred_since: None,

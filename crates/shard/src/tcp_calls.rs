@@ -47,6 +47,18 @@ impl<P: Probe> Shard<P> {
         local: Option<SocketAddr>,
         set_options: impl FnOnce(&mut TcpEntry),
     ) -> Result<SlotId, SocketError> {
+        let mut entry = self.new_connection(now, remote, local)?;
+        set_options(&mut entry);
+        Ok(self.start_connection(now, entry))
+    }
+
+    /// A connection in SYN-SENT that is in no table yet.
+    pub(crate) fn new_connection(
+        &mut self,
+        now: Instant,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+    ) -> Result<TcpEntry, SocketError> {
         self.core.check_usable()?;
         let remote = unmap(remote);
         if remote.port() == 0 || remote.ip().is_unspecified() {
@@ -65,11 +77,15 @@ impl<P: Probe> Shard<P> {
         let tcb = Tcb::connect(&self.core.config.tcp, key, iss, offset, path.info, now);
         let mut entry = TcpEntry::new(tcb, path);
         entry.is_open = true;
-        set_options(&mut entry);
+        Ok(entry)
+    }
+
+    /// Enters a connection into the tables and sends its SYN.
+    pub(crate) fn start_connection(&mut self, now: Instant, entry: TcpEntry) -> SlotId {
         let id = self.tcp.insert(entry, &mut self.core.sockets);
         self.tcp.output_now(now, id, &mut self.core);
         self.finish_call(now);
-        Ok(id)
+        id
     }
 
     /// The shard that would own a connection from a local port of the caller's choice: there it must be
@@ -161,8 +177,10 @@ impl<P: Probe> Shard<P> {
             accept: VecDeque::new(),
             pending: options.conditional_accept.map(|limits| self.tcp.pending.queue(limits)),
             options: options.socket,
+            fast_open: None,
             watch: Default::default(),
         })));
+        self.core.sockets.listener(id)?.set_fast_open(options.fast_open);
         self.tcp.listeners.entry(local.port()).or_default().push(id);
         Ok(id)
     }

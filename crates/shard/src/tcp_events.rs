@@ -3,9 +3,9 @@
 
 use alloc::boxed::Box;
 
-use fulmar_base::{Instant, Probe, SlotId};
+use fulmar_base::{Counter, Instant, Probe, SlotId};
 use fulmar_socket::SocketError;
-use fulmar_tcp::{Events, State};
+use fulmar_tcp::{Events, FastOpenVerdict, State};
 
 use crate::layers::Core;
 use crate::slab::Slab;
@@ -36,11 +36,15 @@ impl Tcp {
         if events.contains(Events::CONNECTED) {
             self.established(id, core);
         }
+        let is_over = events.intersects(Events::CLOSED | Events::ERROR);
+        if is_over || events.contains(Events::CONNECTED) {
+            self.end_early(now, id, core);
+            self.learn_fast_open(now, id, core);
+        }
         let Core { sockets, memory, net, .. } = core;
         if events.contains(Events::WRITABLE) {
             memory.on_own_progress(id, sockets, &net.pool);
         }
-        let is_over = events.intersects(Events::CLOSED | Events::ERROR);
         if let Ok(entry) = sockets.tcp(id) {
             if events.contains(Events::URGENT)
                 && let Some(posted) = &mut entry.posted
@@ -62,6 +66,21 @@ impl Tcp {
         }
     }
 
+    /// Remembers what a handshake has told of the server.
+    fn learn_fast_open<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        let Ok(entry) = core.sockets.tcp(id) else { return };
+        let is_taken = entry.tcb.info().syn_data;
+        let Some(report) = entry.tcb.take_fast_open_report() else { return };
+        self.fast_opens.learn(now, entry.tcb.key(), &report);
+        match report.verdict {
+            FastOpenVerdict::Taken if is_taken => {
+                core.net.counters.count(Counter::TcpFastOpensActive);
+            }
+            FastOpenVerdict::Taken => {}
+            _ => core.net.counters.count(Counter::TcpFastOpensFailed),
+        }
+    }
+
     /// Removes a connection that is closed on the network and by the application.
     pub fn reap_if_done<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
@@ -72,6 +91,8 @@ impl Tcp {
         if !is_over || entry.is_open || is_accepted_later || entry.tcb.wants_output() {
             return;
         }
+        self.end_early(now, id, core);
+        let Ok(entry) = core.sockets.tcp(id) else { return };
         let (key, timer) = (*entry.tcb.key(), entry.timer.take());
         let counted = entry.counts_as;
         let listener = if entry.embryonic { entry.parent } else { None };

@@ -172,7 +172,11 @@ fn run_engine<P: Probe>(
         zone: key.zone,
         options: entry.header_options(),
         // The source of a SYN may be forged.
-        traffic: if entry.embryonic { Traffic::Reply } else { Traffic::Own },
+        traffic: if entry.embryonic || entry.early.is_some() {
+            Traffic::Reply
+        } else {
+            Traffic::Own
+        },
         template,
     };
     let mut env = fulmar_tcp::Env { now, pool, counters, window };

@@ -199,6 +199,21 @@ fn append_copy(queue: &mut SendQueue, pool: &mut Pool, bytes: &[u8]) -> usize {
     }
 }
 
+/// Appends as much of the first data of a connection as fits, before its SYN is sent, and returns how much.
+pub fn append_first(tcb: &mut Tcb, pool: &mut Pool, bytes: &[u8]) -> usize {
+    let want = allowed(tcb, pool, bytes.len().min(tcb.write_space()));
+    let Some(mut chain) = alloc_up_to(pool, want) else { return 0 };
+    let taken = chain.len();
+    chain.copy_from(0, bytes.get(..taken).unwrap_or(bytes));
+    match tcb.send_queue().append(chain, pool) {
+        Ok(()) => taken,
+        Err(QueueFull(chain)) => {
+            pool.free(chain);
+            0
+        }
+    }
+}
+
 /// Free space of the send buffer, after the checks of a write. 0 while the connection is being established.
 ///
 /// # Errors

@@ -71,19 +71,38 @@ enum Role {
     Server,
 }
 
+/// What is told, one after the other.
+#[derive(Clone, Copy, Debug, Default)]
+enum Exchange {
+    #[default]
+    Nothing,
+    /// The option of our first SYN or SYN,ACK.
+    Offer(FastOpen),
+    /// What the answer has told, for the caller.
+    Report(FastOpenReport),
+}
+
 /// State of Fast Open.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FastOpenState {
     role: Role,
-    /// The option of our first SYN or SYN,ACK.
-    pub option: Option<FastOpen>,
+    exchange: Exchange,
     /// Most bytes of data on the SYN; 0: none.
     most_bytes: u16,
     /// Bytes sent with our SYN.
     pub syn_bytes: u16,
     /// The data of a SYN, ours or the peer's, was taken as a whole.
     pub is_data_taken: bool,
-    report: Option<FastOpenReport>,
+}
+
+impl FastOpenState {
+    /// The option of our first SYN or SYN,ACK.
+    pub fn option(&self) -> Option<FastOpen> {
+        match self.exchange {
+            Exchange::Offer(option) => Some(option),
+            _ => None,
+        }
+    }
 }
 
 impl Tcb {
@@ -98,8 +117,10 @@ impl Tcb {
         let segment = usize::from(mss).min(self.path.mss()).min(self.own_mss());
         self.fast_open = FastOpenState {
             role: Role::Client,
-            option: (syn != FastOpenSyn::WithoutCookie)
-                .then_some(FastOpen { cookie, is_experimental: false }),
+            exchange: match syn {
+                FastOpenSyn::WithoutCookie => Exchange::Nothing,
+                _ => Exchange::Offer(FastOpen { cookie, is_experimental: false }),
+            },
             most_bytes: segment.saturating_sub(OPTION_SPACE) as u16,
             ..FastOpenState::default()
         };
@@ -112,7 +133,7 @@ impl Tcb {
 
     /// The option of the SYN,ACK: a cookie for the peer.
     pub fn offer_cookie(&mut self, option: FastOpen) {
-        self.fast_open.option = Some(option);
+        self.fast_open.exchange = Exchange::Offer(option);
     }
 
     /// Takes the data of the SYN of a passive open, whose cookie is valid (RFC 7413 section 4.2.2). From now on the
@@ -140,7 +161,9 @@ impl Tcb {
 
     /// Takes what an active open has learnt, once.
     pub fn take_fast_open_report(&mut self) -> Option<FastOpenReport> {
-        self.fast_open.report.take()
+        let Exchange::Report(report) = self.fast_open.exchange else { return None };
+        self.fast_open.exchange = Exchange::Nothing;
+        Some(report)
     }
 
     /// Bytes of data for the SYN to be sent next: none on a repetition (RFC 7413 section 4.1.3).
@@ -169,12 +192,12 @@ impl Tcb {
     /// the SYN included.
     pub(crate) fn report_syn_ack(&mut self, syn_ack: &Header, moved: u64) {
         // Cookies that were not asked for are ignored.
-        if self.fast_open.role != Role::Client || self.fast_open.option.is_none() {
+        let Some(offer) = self.fast_open.option().filter(|_| self.fast_open.role == Role::Client)
+        else {
             return;
-        }
+        };
         let cookie = syn_ack.options.fast_open.and_then(|o| o.cookie);
-        let asks = self.fast_open.syn_bytes > 0
-            || self.fast_open.option.is_some_and(|o| o.cookie.is_none());
+        let asks = self.fast_open.syn_bytes > 0 || offer.cookie.is_none();
         let verdict = if cookie.is_some() || moved > 1 || !asks {
             FastOpenVerdict::Taken
         } else if self.retransmits.segments > 0 {
@@ -182,15 +205,17 @@ impl Tcb {
         } else {
             FastOpenVerdict::Refused
         };
-        self.fast_open.report = Some(FastOpenReport { verdict, cookie, mss: self.peer_mss });
+        let report = FastOpenReport { verdict, cookie, mss: self.peer_mss };
+        self.fast_open.exchange = Exchange::Report(report);
     }
 
     /// No answer to our SYN came.
     pub(crate) fn report_syn_lost(&mut self) {
         let is_client = self.fast_open.role == Role::Client && matches!(self.state, State::SynSent);
-        if is_client && self.fast_open.option.is_some() {
+        if is_client && self.fast_open.option().is_some() {
             let verdict = FastOpenVerdict::Lost;
-            self.fast_open.report = Some(FastOpenReport { verdict, cookie: None, mss: 0 });
+            let report = FastOpenReport { verdict, cookie: None, mss: 0 };
+            self.fast_open.exchange = Exchange::Report(report);
         }
     }
 }

@@ -197,7 +197,7 @@ impl Tcb {
         hdr.options.sack_permitted = self.sack_on;
         // A repetition goes without: a middlebox may drop what it does not know (RFC 7413 section 4.1.3).
         if self.snd_nxt == 0 {
-            hdr.options.fast_open = self.fast_open.option;
+            hdr.options.fast_open = self.fast_open.option();
         }
     }
 

@@ -42,11 +42,15 @@ fn every_bit_of_entropy_changes_the_keys() {
 }
 
 #[test]
-fn shards_of_a_stack_share_the_owner_key_and_no_other() {
+fn shards_of_a_stack_share_the_keys_of_owners_and_fast_open_cookies_and_no_other() {
     let stack = Secrets::for_simulation(5);
     let [a, b] = [stack.for_shard(0), stack.for_shard(1)];
     assert_eq!(a.owner(), b.owner());
     assert_eq!(a.owner(), stack.owner());
+    let cookies = |s: &Secrets, period| s.fast_open(period).halves();
+    assert_eq!(cookies(&a, 7), cookies(&b, 7));
+    assert_ne!(cookies(&a, 7), cookies(&a, 8));
+    assert_ne!(cookies(&a, 0), a.key(KeyUse::FastOpenCookie).halves());
     for u in KeyUse::ALL {
         assert_ne!(a.key(*u).halves(), b.key(*u).halves(), "{}", u.name());
     }

@@ -2,6 +2,7 @@
 
 mod any_port;
 mod cookies;
+mod fast_open;
 mod inherit;
 mod pending;
 mod queues;
