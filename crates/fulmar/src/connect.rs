@@ -2,14 +2,16 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_tcp::{CongestionControl, EcnPolicy, Keepalive, MtuProbing};
 
-use fulmar_shard::SocketOptions;
+use fulmar_shard::{FirstData, SocketOptions};
 
+use crate::socket::{Socket, to_io};
 use crate::stack::Stack;
-use crate::tcp::{TcpStream, open, valid_segment, valid_ttl};
+use crate::tcp::{TcpStream, open, owner_of, valid_segment, valid_ttl};
 
 /// Options of a connection that is to be opened: see [`TcpStream::connect_with`]. What is `None` is as
 /// configured.
@@ -46,6 +48,9 @@ pub struct ConnectOptions {
     pub send_buffer: Option<usize>,
     /// See [`TcpStream::set_recv_buffer`]; bytes. The SYN announces its window scale.
     pub recv_buffer: Option<usize>,
+    /// First data goes with the SYN although no cookie is known ([`TcpStream::connect_first`]; Linux: bit 4 of
+    /// `tcp_fastopen`): for servers that ask for none.
+    pub without_cookie: bool,
 }
 
 impl ConnectOptions {
@@ -85,5 +90,66 @@ impl TcpStream {
         let socket = open(stack, options.local, remote, |entry| set.apply(entry))?;
         socket.set_nonblocking(true);
         Ok(TcpStream { socket })
+    }
+
+    /// Connects and sends first data, without waiting for the handshake: with the SYN if the server has given this
+    /// stack a Fast Open cookie before (RFC 7413; Linux: MSG_FASTOPEN, macOS: connectx), and otherwise right after the
+    /// handshake, in which the SYN asks for a cookie. Returns how many bytes were accepted, all if the send buffer
+    /// has space for them. Calls of the stream wait as those of any; the first one reports if the connection
+    /// failed.
+    ///
+    /// With [`ConnectOptions::without_cookie`] the SYN carries data without a cookie.
+    ///
+    /// **The data may arrive twice**, in two connections (RFC 7413 section 2.1): a request must be one that does no harm
+    /// if it is done again. A server that refuses, or a path that loses such SYNs twice in a row, is not tried
+    /// again for 15 minutes and then for longer.
+    ///
+    /// ```
+    /// # use fulmar::{ConnectOptions, FastOpenOptions, ListenOptions, Stack, TcpListener, TcpStream, devices};
+    /// # use std::io::{Read, Write};
+    /// # fn main() -> std::io::Result<()> {
+    /// # let (a, b) = devices::link_pair();
+    /// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse().unwrap()).build().unwrap();
+    /// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse().unwrap()).build().unwrap();
+    /// let options = ListenOptions { fast_open: Some(FastOpenOptions::default()), ..Default::default() };
+    /// let listener = TcpListener::bind_with(&server, "10.0.0.1:80", options)?;
+    /// # std::thread::spawn(move || {
+    /// #     for stream in listener.incoming() {
+    /// #         let mut stream = stream.unwrap();
+    /// #         let mut request = [0; 5];
+    /// #         stream.read_exact(&mut request).unwrap();
+    /// #         stream.write_all(b"world").unwrap();
+    /// #     }
+    /// # });
+    /// let to = "10.0.0.1:80".parse().unwrap();
+    /// for _ in 0..2 {
+    ///     let (mut stream, sent) = TcpStream::connect_first(&stack, to, &ConnectOptions::default(), b"hello")?;
+    ///     stream.write_all(&b"hello"[sent..])?;
+    ///     let mut answer = [0; 5];
+    ///     stream.read_exact(&mut answer)?;
+    /// #   assert_eq!(&answer, b"world");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect_with`].
+    pub fn connect_first(
+        stack: &Stack,
+        remote: SocketAddr,
+        options: &ConnectOptions,
+        data: &[u8],
+    ) -> io::Result<(TcpStream, usize)> {
+        let set = options.of_socket()?;
+        let first = FirstData { bytes: data, without_cookie: options.without_cookie };
+        let owner = owner_of(stack, options.local, remote)?;
+        let host = stack.inner.host(owner);
+        let opened = host.call(|shard, now| {
+            shard.tcp_connect_fast(now, remote, options.local, first, |entry| set.apply(entry))
+        });
+        let (id, accepted) = opened.map_err(to_io)?;
+        let socket = Socket::new(Arc::clone(&stack.inner), owner, id);
+        Ok((TcpStream { socket }, accepted))
     }
 }

@@ -94,8 +94,8 @@ pub use fulmar_netdev::moderation::ModerationConfig;
 #[doc(hidden)]
 pub use fulmar_runtime as runtime;
 pub use fulmar_shard::{
-    ConditionalAccept, ListenOptions, ListenerStat, RecvMessage, SendMessage, SocketOptions,
-    SourceLimits, StackConfig, SynCookies, SynOptions,
+    ConditionalAccept, FastOpenKeys, FastOpenOptions, ListenOptions, ListenerStat, RecvMessage,
+    SendMessage, SocketOptions, SourceLimits, StackConfig, SynCookies, SynOptions,
 };
 #[doc(hidden)]
 pub use fulmar_socket as socket_steps;

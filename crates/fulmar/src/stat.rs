@@ -145,6 +145,7 @@ pub fn connection(i: &Info) -> Map<String, Value> {
         "retransmitted_bytes": i.retransmitted_bytes,
         "recovering": i.recovering,
         "ecn": i.ecn,
+        "syn_data": i.syn_data,
     });
     v.as_object().cloned().unwrap_or_default()
 }
@@ -155,6 +156,11 @@ fn listener(l: &ListenerStat) -> Map<String, Value> {
         "embryo_limit": l.embryo_limit,
         "accept_queue": l.accept_queue,
         "accept_limit": l.accept_limit,
+        "fast_open_pending": l.fast_open_pending,
+        "fast_open_limit": l.fast_open_limit,
+        "fast_opens": l.fast_opens,
+        "fast_open_invalid": l.fast_open_invalid,
+        "fast_open_overflows": l.fast_open_overflows,
         "cookies_sent": l.cookies_sent,
         "cookies_valid": l.cookies_valid,
         "cookies_failed": l.cookies_failed,

@@ -446,17 +446,27 @@ pub(crate) fn open(
     to: SocketAddr,
     set_options: impl FnOnce(&mut TcpEntry),
 ) -> io::Result<Arc<Socket>> {
-    let mut owner = stack.shard_of_thread();
-    if let Some(from) = local.filter(|l| l.port() != 0 && stack.shards() > 1) {
-        // The port is given, and with it the shard that the answers belong to.
-        let host = stack.inner.host(owner);
-        owner = host.call(|shard, _| shard.owner_of_connection(to, from)).map_err(to_io)?;
-    }
+    let owner = owner_of(stack, local, to)?;
     let connect = stack
         .inner
         .host(owner)
         .call(|shard, now| shard.tcp_connect_with(now, to, local, set_options));
     Ok(Socket::new(Arc::clone(&stack.inner), owner, connect.map_err(to_io)?))
+}
+
+/// The shard that opens a connection.
+pub(crate) fn owner_of(
+    stack: &Stack,
+    local: Option<SocketAddr>,
+    to: SocketAddr,
+) -> io::Result<u16> {
+    let owner = stack.shard_of_thread();
+    if let Some(from) = local.filter(|l| l.port() != 0 && stack.shards() > 1) {
+        // The port is given, and with it the shard that the answers belong to.
+        let host = stack.inner.host(owner);
+        return host.call(|shard, _| shard.owner_of_connection(to, from)).map_err(to_io);
+    }
+    Ok(owner)
 }
 
 fn connect(
