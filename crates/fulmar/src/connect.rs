@@ -108,7 +108,7 @@ impl TcpStream {
     /// # use fulmar::{ConnectOptions, FastOpenOptions, ListenOptions, Stack, TcpListener, TcpStream, devices};
     /// # use std::io::{Read, Write};
     /// # fn main() -> std::io::Result<()> {
-    /// # let (a, b) = devices::link_pair();
+    /// # let (a, b) = devices::link_pair().unwrap();
     /// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse().unwrap()).build().unwrap();
     /// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse().unwrap()).build().unwrap();
     /// let options = ListenOptions { fast_open: Some(FastOpenOptions::default()), ..Default::default() };

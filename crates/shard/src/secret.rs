@@ -8,7 +8,7 @@ use fulmar_base::{
 use fulmar_tcp::CookieInput;
 use siphasher::sip::SipHasher13;
 
-use crate::fast_open::{FastOpenKeys, StackKeys};
+use crate::fast_open::keys::{FastOpenKeys, StackKeys};
 
 /// A keyed hash: a stranger cannot choose flows that collide.
 #[derive(Clone, Copy)]

@@ -11,8 +11,7 @@ use fulmar_tcp::Tcb;
 use fulmar_udp::UdpSocket;
 
 use crate::echo::queue::EchoListener;
-use crate::fast_open::FastOpenOptions;
-use crate::listen::fast_open::FastOpenQueue;
+use crate::fast_open::queue::{FastOpenOptions, FastOpenQueue};
 use crate::listen::pending::PendingQueue;
 use crate::net::FlowPath;
 use crate::outcome::Watched;

@@ -6,7 +6,7 @@ use fulmar_base::{Duration, Instant, SlotId};
 
 use crate::socket_options::SocketOptions;
 
-use crate::fast_open::FastOpenOptions;
+use crate::fast_open::queue::FastOpenOptions;
 
 /// Default length of a SYN queue at the least: a backlog of 1 limits connections to be accepted, not
 /// handshakes under way.

@@ -13,43 +13,16 @@
 //! count on, since a peer could otherwise open without end by resetting what its SYNs have opened (from a forged
 //! source, the owner of the address resets).
 
-use alloc::collections::VecDeque;
-
-use fulmar_base::{Counter, Duration, Instant, Probe, SlotId};
+use fulmar_base::{Counter, Instant, Probe, SlotId};
 use fulmar_tcp::{ConnError, State};
 use fulmar_wire::tcp::FastOpen;
 
 use super::Syn;
-use crate::fast_open::{CookieAge, FastOpenOptions};
+use crate::fast_open::keys::CookieAge;
 use crate::layers::Core;
 use crate::sockets::TcpEntry;
 use crate::sources::SourceUse;
 use crate::tcp::Tcp;
-
-/// How long a reset connection counts as pending (Linux: the same).
-const RESET_COUNTS_FOR: Duration = Duration::from_secs(60);
-
-/// What a listener knows of its Fast Open connections.
-pub struct FastOpenQueue {
-    pub options: FastOpenOptions,
-    /// Connections whose handshake is not complete.
-    pub pending: usize,
-    /// Until when each connection that was reset counts; oldest first.
-    resets: VecDeque<Instant>,
-}
-
-impl FastOpenQueue {
-    pub fn new(options: FastOpenOptions) -> FastOpenQueue {
-        FastOpenQueue { options, pending: 0, resets: VecDeque::new() }
-    }
-
-    fn has_space(&mut self, now: Instant) -> bool {
-        while self.resets.front().is_some_and(|until| *until <= now) {
-            self.resets.pop_front();
-        }
-        self.pending + self.resets.len() < self.options.backlog
-    }
-}
 
 /// How a SYN is answered as to Fast Open.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -142,7 +115,7 @@ impl Tcp {
         let Some(queue) = &mut l.fast_open else { return };
         queue.pending = queue.pending.saturating_sub(1);
         if is_reset {
-            queue.resets.push_back(now + RESET_COUNTS_FOR);
+            queue.add_reset(now);
         }
     }
 }

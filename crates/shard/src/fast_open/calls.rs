@@ -1,0 +1,69 @@
+//! Connections with first data.
+
+use core::net::SocketAddr;
+
+use fulmar_base::{Instant, Probe, SlotId};
+use fulmar_socket::{SocketError, sosend};
+use fulmar_tcp::FastOpenSyn;
+
+use crate::shard::Shard;
+use crate::sockets::TcpEntry;
+
+/// The first data of a connection: see [`Shard::tcp_connect_fast`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FirstData<'a> {
+    /// Sent with the SYN as far as a cookie and the size of a segment allow, and the rest after the handshake.
+    pub bytes: &'a [u8],
+    /// Sends it without a cookie (Linux: bit 4 of `tcp_fastopen`), for a server that asks for none.
+    pub without_cookie: bool,
+}
+
+impl<P: Probe> Shard<P> {
+    /// As [`Shard::tcp_connect_with`], with first data: it goes with the SYN if the server's cookie is known (RFC 7413),
+    /// and otherwise the SYN asks for one. Returns the connection and how much of the data it has accepted: all
+    /// that its send buffer and the memory for sending allow. The program may read at once; it may write once the
+    /// handshake is complete.
+    ///
+    /// The data may reach the server twice, in two connections: see RFC 7413 section 2.1.
+    ///
+    /// # Errors
+    /// As [`Shard::tcp_connect`].
+    pub fn tcp_connect_fast(
+        &mut self,
+        now: Instant,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        first: FirstData<'_>,
+        set_options: impl FnOnce(&mut TcpEntry),
+    ) -> Result<(SlotId, usize), SocketError> {
+        let mut entry = self.new_connection(now, remote, local)?;
+        set_options(&mut entry);
+        let known = self.tcp.fast_opens.syn_for(now, entry.tcb.key());
+        let syn = if first.without_cookie { Some(FastOpenSyn::WithoutCookie) } else { known };
+        if let Some(syn) = syn {
+            entry.tcb.set_fast_open(syn);
+        }
+        let pool = &mut self.core.net.pool;
+        let accepted = sosend::append_first(&mut entry.tcb, pool, first.bytes);
+        Ok((self.start_connection(now, entry), accepted))
+    }
+
+    /// Bytes of first data that the SYN to a server would carry now; `None`: its cookie is not known.
+    ///
+    /// # Errors
+    /// As [`Shard::tcp_connect`].
+    pub fn fast_open_space(
+        &mut self,
+        now: Instant,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        set_options: impl FnOnce(&mut TcpEntry),
+    ) -> Result<Option<usize>, SocketError> {
+        let mut entry = self.new_connection(now, remote, local)?;
+        set_options(&mut entry);
+        let known = self.tcp.fast_opens.syn_for(now, entry.tcb.key());
+        let Some(syn @ FastOpenSyn::Cookie { .. }) = known else { return Ok(None) };
+        entry.tcb.set_fast_open(syn);
+        Ok(Some(entry.tcb.syn_data_limit()))
+    }
+}
