@@ -57,6 +57,7 @@ impl FaultSpec {
             "corrupt" => path.corrupt = fraction(value)?,
             "delay" => path.delay = time(value)?,
             "jitter" => path.jitter = time(value)?,
+            "mtu" => path.mtu = Some(mtu(value)?),
             "rate" => path.rate_bps = Some(rate(value)?),
             "queue" => path.queue_bytes = bytes(value)?,
             "aqm" => (path.aqm, path.ecn) = aqm(value)?,
@@ -65,12 +66,18 @@ impl FaultSpec {
             _ => {
                 return Err(format!(
                     "`{key}` is not a fault: there are loss, loss-run, reorder, reorder-by, dup, corrupt, delay, \
-                     jitter, rate, queue, aqm, police, seed"
+                     jitter, mtu, rate, queue, aqm, police, seed"
                 ));
             }
         }
         Ok(())
     }
+}
+
+/// At least what each IPv4 host accepts (RFC 1122 section 3.3.2).
+fn mtu(text: &str) -> Result<usize, String> {
+    let bytes = text.parse().ok().filter(|n| (576..=65_535).contains(n));
+    bytes.ok_or_else(|| format!("`{text}` is not an MTU from 576 to 65535"))
 }
 
 /// `1%` or `0.01`.
@@ -167,12 +174,13 @@ mod tests {
 
     #[test]
     fn every_bottleneck_is_read() {
-        let text = "rate=10mbit,queue=64k,aqm=codel+ecn,jitter=200us,loss-run=3,reorder-by=9";
+        let text =
+            "rate=10mbit,queue=64k,aqm=codel+ecn,jitter=200us,loss-run=3,reorder-by=9,mtu=1300";
         let path = text.parse::<FaultSpec>().unwrap().path;
         assert_eq!((path.rate_bps, path.queue_bytes), (Some(10_000_000), 64 << 10));
         assert_eq!((path.aqm, path.ecn), (Aqm::CODEL, true));
         assert_eq!(path.jitter, Duration::from_micros(200));
-        assert_eq!((path.loss_run_pkts, path.reorder_pkts), (3.0, 9));
+        assert_eq!((path.loss_run_pkts, path.reorder_pkts, path.mtu), (3.0, 9, Some(1300)));
         let path = "police=1gbit:1m,rate=1gbit,aqm=mark:1ms".parse::<FaultSpec>().unwrap().path;
         assert_eq!(path.policer, Some(Policer { rate_bps: 1_000_000_000, burst_bytes: 1 << 20 }));
         assert_eq!(path.aqm, Aqm::Step { above: Duration::from_millis(1) });
@@ -183,6 +191,7 @@ mod tests {
     fn nonsense_is_named() {
         for (text, word) in [
             ("loss", "key=value"),
+            ("mtu=575", "`575`"),
             ("lost=1%", "`lost`"),
             ("loss=101%", "`101%`"),
             ("loss=-1%", "`-1%`"),

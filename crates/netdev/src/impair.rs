@@ -5,7 +5,7 @@
 //! link of `drivers` joins two stacks by them.
 //!
 //! ```text
-//! sender ─► policer ─► queue with its AQM, rate ─► loss ─► bit flips, duplicates ─► delay, jitter, reordering ─► receiver
+//! sender ─► size ─► policer ─► queue with its AQM, rate ─► loss ─► bit flips, duplicates ─► delay, jitter, reordering ─► receiver
 //! ```
 
 mod bottleneck;
@@ -15,6 +15,7 @@ use alloc::collections::VecDeque;
 
 use fulmar_base::{Counters, DropReason, Duration, Instant};
 use fulmar_mbuf::{NoBuffer, Pool, Purpose};
+use fulmar_wire::eth;
 
 use crate::delay::DelayQueue;
 use crate::offload::{self, Refusal};
@@ -46,6 +47,9 @@ pub struct Impairments {
     pub delay: Duration,
     /// Up to so much more, drawn evenly; order is kept.
     pub jitter: Duration,
+    /// Larger IP packets are lost and no ICMP message tells, bytes: a black hole (RFC 2923 section 2.1). `None`: every
+    /// size passes.
+    pub mtu: Option<usize>,
     /// Part of the packets that are lost, 0 to 1.
     pub loss: f64,
     /// Mean number of packets that are lost in a row (a Gilbert model); up to 1: each on its own. A run ends after 10 ms,
@@ -100,6 +104,7 @@ impl Default for Impairments {
             policer: None,
             delay: Duration::ZERO,
             jitter: Duration::ZERO,
+            mtu: None,
             loss: 0.0,
             loss_run_pkts: 1.0,
             reorder: 0.0,
@@ -117,6 +122,8 @@ impl Default for Impairments {
 pub struct PathCounts {
     /// Lost by chance.
     pub lost: u64,
+    /// Lost because they were too large.
+    pub oversized: u64,
     /// Dropped by the queue, its AQM or the policer.
     pub queue_drops: u64,
     /// Marked with Congestion Experienced.
@@ -215,7 +222,9 @@ impl Path {
     pub fn send(&mut self, now: Instant, p: Packet, pool: &mut Pool, counters: &mut Counters) {
         let is_super = p.offload.gso.is_some();
         let flips = self.rng.happens(self.corrupt);
-        if !is_super || !(flips || self.rng.happens(self.cut)) {
+        // The last packet of a super-frame that is too large may be small enough.
+        let is_cut = is_super && (flips || self.rng.happens(self.cut) || self.is_too_large(&p));
+        if !is_cut {
             return self.send_packet(now, p, flips, pool, counters);
         }
         // One of the packets that a corrupted super-frame is cut into is struck.
@@ -248,6 +257,10 @@ impl Path {
         pool: &mut Pool,
         counters: &mut Counters,
     ) {
+        if self.is_too_large(&p) {
+            self.counts.oversized += 1;
+            return drop_frame(p, DropReason::Injected, pool, counters);
+        }
         let left = match self.bottleneck.pass(now, &p, &self.how) {
             Passage::Dropped => {
                 self.counts.queue_drops += p.wire_packets() as u64;
@@ -286,6 +299,15 @@ impl Path {
             }
         }
         self.deliver(left, p, pool, counters);
+    }
+
+    /// Whether a packet of the frame is larger than the path takes.
+    fn is_too_large(&self, p: &Packet) -> bool {
+        let packet = p
+            .offload
+            .gso
+            .map_or(p.chain.len(), |g| usize::from(g.header_bytes) + usize::from(g.segment_bytes));
+        self.how.mtu.is_some_and(|mtu| packet > mtu + eth::HEADER_BYTES)
     }
 
     fn is_lost(&mut self, now: Instant) -> bool {

@@ -278,12 +278,12 @@ impl Tcb {
         }
         let is_off = matches!(self.cfg.mtu_probing, MtuProbing::Off);
         let lost = u64::from(self.rtt.backoff()).saturating_add(1);
-        let base = self.base_segment_bytes();
-        let smaller = if self.segment_bytes > base { base } else { self.least_segment_bytes() };
-        // What is in flight might have been sent in one segment of the smaller size.
-        let is_small =
-            self.flight().saturating_add(self.usual_option_bytes() as u64) <= smaller as u64;
-        if is_off || lost < u64::from(MAX_PROBES) || smaller >= self.segment_bytes || is_small {
+        let (base, least) = (self.base_segment_bytes(), self.least_segment_bytes());
+        // Bytes in flight, as one segment: a size that would hold them changes nothing.
+        let flight = self.flight().saturating_add(self.usual_option_bytes() as u64);
+        let is_larger = |size: usize| self.segment_bytes > size && flight > size as u64;
+        let smaller = if is_larger(base) { base } else { least };
+        if is_off || lost < u64::from(MAX_PROBES) || !is_larger(smaller) {
             return;
         }
         let first = match self.mtu_search.first {

@@ -142,10 +142,13 @@ impl Tcb {
 
     pub(crate) fn pipe_in_recovery(&self) -> u64 {
         // Without SACK, each duplicate ACK means that one segment has left the network.
-        let left = if matches!(self.recovery.mode, Mode::Loss) {
-            0
-        } else {
-            u64::from(self.recovery.dupacks).saturating_mul(self.smss())
+        // They stand for no more than was outstanding at the start of the recovery (RFC 5681 section 3.2 step 4: else a
+        // peer that repeats ACKs would inflate the window).
+        let counted = u64::from(self.recovery.dupacks).saturating_mul(self.smss());
+        let left = match self.recovery.mode {
+            Mode::Open => counted,
+            Mode::Fast => counted.min(self.recovery.recover.saturating_sub(self.snd_una)),
+            Mode::Loss => 0,
         };
         self.flight()
             .saturating_sub(self.sacked.sacked_bytes())

@@ -94,6 +94,17 @@ fn time_outs_of_a_small_segment_say_nothing_about_the_path_mtu() {
 }
 
 #[test]
+fn a_lone_segment_that_the_base_size_would_hold_shrinks_to_the_least() {
+    let mut t = established_with_mss(plain(), 1460);
+    t.write(825);
+    // A tail loss probe after a second, and then the time-outs.
+    t.wait(4000);
+    assert_eq!((t.count(Counter::TcpBlackHoles), t.tcb.info().mss_bytes), (1, 536));
+    let sent = lengths(&mut t);
+    assert_eq!(sent[sent.len() - 1], 536, "{sent:?}");
+}
+
+#[test]
 fn without_probing_only_icmp_lowers_the_size() {
     let mut t = established_with_mss(Config { mtu_probing: MtuProbing::Off, ..plain() }, 1460);
     t.write(5000);

@@ -56,8 +56,9 @@ fn way(w: &Impairments) -> String {
         format!("{:.3} Mbit/s behind {} KiB", r as f64 / 1e6, w.queue_bytes >> 10)
     });
     let percent = |p: f64| p * 100.0;
+    let size = w.mtu.map_or(String::new(), |mtu| format!("larger than {mtu} bytes lost, "));
     format!(
-        "{rate}, delay {:?} + {:?}, loss {:.2} %, reordered {:.2} % by {:?}, doubled {:.2} %, \
+        "{rate}, {size}delay {:?} + {:?}, loss {:.2} %, reordered {:.2} % by {:?}, doubled {:.2} %, \
          corrupted {:.2} %, super-frames cut {:.0} %",
         w.delay,
         w.jitter,

@@ -37,6 +37,7 @@
 mod app;
 mod attack;
 mod batch;
+mod black_hole;
 mod case;
 mod clamp;
 mod describe;

@@ -331,6 +331,7 @@ impl Scenario {
         s.draw_moves();
         s.draw_urgency();
         s.draw_congestion();
+        s.draw_black_hole();
         s
     }
 
@@ -453,6 +454,7 @@ impl Scenario {
         let clean = |w: &Impairments| {
             w.rate_bps.is_none()
                 && w.loss + w.reorder + w.duplicate + w.corrupt == 0.0
+                && w.mtu.is_none()
                 && w.jitter < MS * 100
         };
         self.ways.iter().all(clean)
@@ -463,7 +465,8 @@ impl Scenario {
 
     /// Whether several frames in a row may fail to arrive.
     pub fn may_be_absent(&self) -> bool {
-        let loses = |w: &Impairments| w.loss + w.corrupt > 0.0 || w.rate_bps.is_some();
+        let loses =
+            |w: &Impairments| w.loss + w.corrupt > 0.0 || w.rate_bps.is_some() || w.mtu.is_some();
         self.ways.iter().any(loses) || self.trouble != Trouble::None
     }
 

@@ -121,7 +121,7 @@ impl Scenario {
     /// Time-outs, with their backing off.
     fn recovery(&self, own: Load) -> Duration {
         let lost: f64 = self.ways.iter().map(|w| w.loss + w.corrupt).sum();
-        let drops = self.ways.iter().any(|w| w.rate_bps.is_some());
+        let drops = self.ways.iter().any(|w| w.rate_bps.is_some() || w.mtu.is_some());
         let chance = Duration::from_millis((own.frames as f64 * lost * 4_000.0) as u64);
         let backoff = match lost {
             l if l > 0.02 => 1_200,

@@ -255,3 +255,13 @@ fn a_rate_beyond_all_sense_and_one_of_a_bit_do_not_overflow() {
         }
     }
 }
+
+#[test]
+fn a_black_hole_swallows_large_packets_and_lets_small_ones_pass() {
+    let mut rig = Rig::new(&Impairments { mtu: Some(1300), ..Default::default() });
+    for bytes in [1314, 1315, 60] {
+        rig.send(at(0), bytes);
+    }
+    assert_eq!(rig.arrivals(at(1)).len(), 2);
+    assert_eq!((rig.path.counts().oversized, rig.counters.drops(DropReason::Injected)), (1, 1));
+}
