@@ -103,7 +103,7 @@ pub use fulmar_socket::Ready;
 pub use fulmar_tcp::{
     Config as TcpConfig, CongestionControl, EcnPolicy, Info as TcpInfo, Keepalive, MtuProbing,
 };
-pub use fulmar_udp::BindOptions as UdpBindOptions;
+pub use fulmar_udp::{BindOptions as UdpBindOptions, Plpmtud, PlpmtudState};
 pub use listener::TcpListener;
 pub use loan::{Loan, Slices};
 pub use pending::PendingConnection;

@@ -24,6 +24,7 @@
 extern crate alloc;
 
 mod datagram;
+mod plpmtud;
 mod socket;
 mod table;
 mod template;
@@ -32,6 +33,7 @@ pub use datagram::{
     Datagram, Dropped, HEADROOM_BYTES, Incoming, OutputError, charge, input, input_with_lookup,
     max_payload, output,
 };
+pub use plpmtud::{Plpmtud, PlpmtudState};
 pub use socket::{UdpError, UdpSocket};
 pub use table::{BindError, BindOptions, Bound, PreparedLookup, UdpTable};
 pub use template::{Template, offload_of};
