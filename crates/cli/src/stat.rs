@@ -309,7 +309,8 @@ fn with_details(value: &Value, columns: &[(&str, &str)]) -> String {
 fn rest_of(object: &Value, columns: &[(&str, &str)]) -> String {
     let Some(object) = object.as_object() else { return String::new() };
     let is_rest = |name: &str| columns.iter().all(|c| c.0 != name);
-    let rest = object.iter().filter(|(name, v)| is_rest(name) && !v.is_null());
+    // An object of its own is for `--json`.
+    let rest = object.iter().filter(|(name, v)| is_rest(name) && !v.is_null() && !v.is_object());
     rest.map(|(name, v)| quantity(name, v)).collect::<Vec<_>>().join(" ")
 }
 

@@ -35,7 +35,7 @@ pub struct Stat {
 
 impl Stat {
     pub(crate) fn of(inner: &Inner) -> io::Result<Stat> {
-        let mut each = inner.hosts().map(|host| host.call(|shard, _| Ok(shard.stat())));
+        let mut each = inner.hosts().map(|host| host.call(|shard, now| Ok(shard.stat_at(now))));
         let first = each.next().unwrap_or(Err(SocketError::BadHandle)).map_err(to_io)?;
         let shard = each.try_fold(first, |all, one| one.map(|one| all.with(one))).map_err(to_io)?;
         let ledger = inner.balance();
@@ -146,8 +146,54 @@ pub fn connection(i: &Info) -> Map<String, Value> {
         "recovering": i.recovering,
         "ecn": i.ecn,
         "syn_data": i.syn_data,
+        "tcp_info": details(i),
     });
     v.as_object().cloned().unwrap_or_default()
+}
+
+/// What else TCP_INFO has, in an object of its own: `fulmar stat` prints it with `--json` only.
+fn details(i: &Info) -> Value {
+    let us = |d: std::time::Duration| d.as_micros() as u64;
+    json!({
+        "min_rtt_us": i.min_rtt.map(us),
+        "backoff": i.backoff,
+        "probes": i.probes,
+        "timed_out": i.timed_out,
+        "app_limited": i.app_limited,
+        "lost_bytes": i.lost_bytes,
+        "sacked_bytes": i.sacked_bytes,
+        "reordering_window_us": us(i.reordering_window),
+        "reorderings": i.reorderings,
+        "dsacks": i.dsacks,
+        "busy_us": us(i.send_times.busy),
+        "peer_window_limited_us": us(i.send_times.peer_window),
+        "send_buffer_limited_us": us(i.send_times.send_buffer),
+        "sent_bytes": i.sent_bytes,
+        "delivered_ce_bytes": i.delivered_ce_bytes,
+        "packets_out": i.packets_out,
+        "data_packets_out": i.data_packets_out,
+        "segments_in": i.segments_in,
+        "data_segments_in": i.data_segments_in,
+        "since_data_sent_us": us(i.since_data_sent),
+        "since_data_received_us": us(i.since_data_received),
+        "since_ack_received_us": us(i.since_ack_received),
+        "pmtu_bytes": i.pmtu_bytes,
+        "advmss_bytes": i.advmss_bytes,
+        "rcv_mss_bytes": i.rcv_mss_bytes,
+        "send_buffer_bytes": i.send_buffer_bytes,
+        "recv_buffer_bytes": i.recv_buffer_bytes,
+        "loaned_bytes": i.loaned_bytes,
+        "timestamps": i.timestamps,
+        "sack": i.sack,
+        "window_scales": [i.window_scales.0, i.window_scales.1],
+        "model": i.model.map(|m| json!({
+            "phase": m.phase,
+            "rate_bytes_per_s": m.rate,
+            "min_rtt_us": m.min_rtt.map(us),
+            "pacing_gain_percent": m.pacing_gain,
+            "cwnd_gain_percent": m.cwnd_gain,
+        })),
+    })
 }
 
 fn listener(l: &ListenerStat) -> Map<String, Value> {

@@ -412,12 +412,14 @@ impl TcpStream {
         self.socket.take_error()
     }
 
-    /// How the connection is doing: state, round-trip time, windows, retransmissions.
+    /// How the connection is doing (TCP_INFO): state, round-trip time, windows, rates, retransmissions, what limited it
+    /// for how long.
     ///
     /// # Errors
     /// The socket is gone.
     pub fn info(&self) -> io::Result<TcpInfo> {
-        self.with_tcb(|t| t.tcb.info())
+        let id = self.socket.id;
+        self.socket.call(|shard, now| Ok(shard.tcp_entry(id)?.tcb.info_at(now)))
     }
 
     pub(crate) fn with_tcb<R>(&self, f: impl FnOnce(&mut TcpEntry) -> R) -> io::Result<R> {

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
-use fulmar_base::{Counter, Counters, Probe};
+use fulmar_base::{Counter, Counters, Instant, Probe};
 use fulmar_ip::{IfAddr, Neighbour, Route};
 use fulmar_mbuf::PoolStats;
 use fulmar_netdev::DeviceStats;
@@ -85,12 +85,17 @@ impl Stat {
 impl<P: Probe> Shard<P> {
     /// A snapshot of the shard.
     pub fn stat(&mut self) -> Stat {
+        self.stat_at(self.core.net.link.now())
+    }
+
+    /// A snapshot of the shard at a time.
+    pub fn stat_at(&mut self, now: Instant) -> Stat {
         self.core.net.pool.drain_remote();
         let pool = self.core.net.pool.stats();
         let ip = &self.core.net.ip;
         Stat {
             addresses: ip.addresses().copied().collect(),
-            sockets: self.core.sockets.iter().map(|(_, s)| describe(s)).collect(),
+            sockets: self.core.sockets.iter().map(|(_, s)| describe(s, now)).collect(),
             time_wait: self.tcp.time_wait.len(),
             counters: with_buffers(&self.core.net.counters, &pool),
             pool,
@@ -112,7 +117,7 @@ fn with_buffers(counters: &Counters, pool: &PoolStats) -> Counters {
     all
 }
 
-fn describe(s: &Socket) -> SocketStat {
+fn describe(s: &Socket, now: Instant) -> SocketStat {
     let empty = SocketStat {
         protocol: "tcp",
         state: "",
@@ -125,7 +130,7 @@ fn describe(s: &Socket) -> SocketStat {
     };
     match s {
         Socket::Tcp(t) => {
-            let info = t.tcb.info();
+            let info = t.tcb.info_at(now);
             SocketStat {
                 state: state_name(info.state),
                 recv_queue: info.recv_queue_bytes,

@@ -190,6 +190,26 @@ pub(crate) trait Controller {
     fn is_probing_rtt(&self) -> bool {
         false
     }
+
+    /// What it knows of the path, if it keeps a model.
+    fn model(&self) -> Option<PathModel> {
+        None
+    }
+}
+
+/// A controller's model of the path (Linux: `struct tcp_bbr_info`), for people.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PathModel {
+    /// The phase of its state machine.
+    pub phase: &'static str,
+    /// The rate that the path is taken to deliver, bytes per second.
+    pub rate: u64,
+    /// Its least round-trip time; `None` before the first sample.
+    pub min_rtt: Option<Duration>,
+    /// What `rate` is multiplied by for pacing, percent.
+    pub pacing_gain: u64,
+    /// What the product of `rate` and `min_rtt` is multiplied by for the congestion window, percent.
+    pub cwnd_gain: u64,
 }
 
 /// Declares the controllers: the public name in code, the name of options and pages, the type.
@@ -289,6 +309,11 @@ macro_rules! controllers {
             /// See [`Controller::pacing_rate`].
             pub(crate) fn pacing_rate(&self, srtt: Duration) -> Option<u64> {
                 match self { $(Congestion::$variant(c) => c.pacing_rate(srtt),)* }
+            }
+
+            /// See [`Controller::model`].
+            pub(crate) fn model(&self) -> Option<PathModel> {
+                match self { $(Congestion::$variant(c) => c.model(),)* }
             }
 
             /// See [`Controller::is_probing_rtt`].

@@ -1,8 +1,8 @@
 //! The state of a connection for `fulmar stat` and `TCP_INFO`.
 
 use crate::contract::State;
-use crate::{CongestionControl, Tcb};
-use fulmar_base::Duration;
+use crate::{CongestionControl, PathModel, SendTimes, Tcb};
+use fulmar_base::{Duration, Instant};
 
 /// A snapshot of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +27,19 @@ pub struct Info {
     pub congestion: CongestionControl,
     /// The rate of sending, bytes per second, if the connection is paced.
     pub pacing_rate: Option<u64>,
-    /// The last delivery-rate sample, bytes per second, if the controller takes samples.
+    /// The last delivery rate, bytes per second: the last sample of a controller that takes samples, else what was
+    /// acknowledged in the last round trip. `None` before the first.
     pub delivery_rate: Option<u64>,
+    /// The application limited `delivery_rate`.
+    pub app_limited: bool,
+    /// What the controller knows of the path, if it keeps a model (BBR).
+    pub model: Option<PathModel>,
+    /// The path MTU, bytes.
+    pub pmtu_bytes: usize,
+    /// The MSS option of our SYN, bytes.
+    pub advmss_bytes: usize,
+    /// Estimate of the peer's full segment, bytes.
+    pub rcv_mss_bytes: u32,
     /// Payload of a full segment, bytes.
     pub mss_bytes: u32,
     /// The peer's window, bytes.
@@ -41,14 +52,43 @@ pub struct Info {
     pub sacked_bytes: u64,
     /// Part of `in_flight_bytes` that is considered lost and not yet retransmitted.
     pub lost_bytes: u64,
+    /// RACK's reordering window (RFC 8985 section 6.2 step 4): how much later a segment may arrive than one sent after
+    /// it. Zero: three later segments count as its loss.
+    pub reordering_window: Duration,
+    /// Times that a segment was delivered after one that was sent later.
+    pub reorderings: u32,
+    /// DSACK blocks received (RFC 2883): segments that arrived twice.
+    pub dsacks: u32,
     /// In fast recovery, or in loss recovery after a time-out.
     pub recovering: bool,
     /// In loss recovery after a time-out.
     pub timed_out: bool,
+    /// Window and keepalive probes unanswered.
+    pub probes: u32,
     /// Segments retransmitted.
     pub retransmits: u64,
     /// Bytes retransmitted.
     pub retransmitted_bytes: u64,
+    /// Bytes sent, retransmissions included.
+    pub sent_bytes: u64,
+    /// Bytes delivered by ACKs that echo a mark of congestion (RFC 3168).
+    pub delivered_ce_bytes: u64,
+    /// Packets sent, of the size of the path. Counts of packets wrap, as Linux's.
+    pub packets_out: u32,
+    /// Those with payload.
+    pub data_packets_out: u32,
+    /// Segments received; what the device or GRO coalesced counts once.
+    pub segments_in: u32,
+    /// Those with payload.
+    pub data_segments_in: u32,
+    /// For how long which limit held sending back.
+    pub send_times: SendTimes,
+    /// Since the last payload, SYN, FIN or probe was sent.
+    pub since_data_sent: Duration,
+    /// Since the last payload arrived, or the handshake completed.
+    pub since_data_received: Duration,
+    /// Since the last acceptable segment arrived.
+    pub since_ack_received: Duration,
     /// Bytes in the send buffer, claimed but uncommitted bytes included.
     pub send_queue_bytes: usize,
     /// Committed bytes not yet sent.
@@ -80,8 +120,15 @@ pub struct Info {
 }
 
 impl Tcb {
-    /// A snapshot.
+    /// A snapshot whose times end with the last event of the connection.
     pub fn info(&self) -> Info {
+        self.info_at(self.times.last_sent_at.max(self.times.last_received_at))
+    }
+
+    /// A snapshot.
+    pub fn info_at(&self, now: Instant) -> Info {
+        let delivery = self.delivery_rate();
+        let s = &self.statistics;
         Info {
             state: self.state,
             rtt: self.rtt.srtt(),
@@ -93,13 +140,32 @@ impl Tcb {
             ssthresh_bytes: self.congestion.ssthresh(),
             congestion: self.congestion.which(),
             pacing_rate: self.pacing_rate(),
-            delivery_rate: Some(self.delivery.rate()).filter(|r| *r > 0),
+            delivery_rate: delivery.map(|d| d.0),
+            app_limited: delivery.is_some_and(|d| d.1),
+            model: self.congestion.model(),
+            pmtu_bytes: self.path.mtu,
+            advmss_bytes: self.own_mss(),
+            rcv_mss_bytes: self.rcv_mss,
             mss_bytes: self.mss,
             snd_wnd_bytes: self.snd_wnd,
             rcv_wnd_bytes: self.advertised_window(),
             in_flight_bytes: self.flight(),
             sacked_bytes: self.sacked.sacked_bytes(),
             lost_bytes: self.sacked.lost_bytes(),
+            reordering_window: self.reordering_window(),
+            reorderings: s.reorderings,
+            dsacks: s.dsacks_in,
+            probes: self.unanswered_probes,
+            sent_bytes: self.snd_nxt.saturating_sub(1).saturating_add(self.retransmits.bytes),
+            delivered_ce_bytes: s.delivered_ce_bytes,
+            packets_out: s.packets_out,
+            data_packets_out: s.data_packets_out,
+            segments_in: s.segments_in,
+            data_segments_in: s.data_segments_in,
+            send_times: self.send_times(now),
+            since_data_sent: now.since(self.times.last_sent_at),
+            since_data_received: now.since(s.last_data_at),
+            since_ack_received: now.since(self.times.last_received_at),
             timed_out: matches!(self.recovery.mode, crate::recovery::Mode::Loss),
             recovering: !matches!(self.recovery.mode, crate::recovery::Mode::Open),
             retransmits: self.retransmits.segments,

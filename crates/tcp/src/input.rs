@@ -17,7 +17,7 @@ mod synsent;
 use crate::Tcb;
 use crate::contract::{EcnField, Env, Events, State};
 pub(crate) use data::{MAX_WASTE_FRACTION, SHARED_BLOCK_BYTES};
-use fulmar_base::{Counter, DropReason};
+use fulmar_base::{Counter, DropReason, Instant};
 use fulmar_mbuf::Chain;
 use fulmar_wire::tcp::{Flags, Header};
 
@@ -68,13 +68,27 @@ impl Tcb {
     ) -> Events {
         env.counters.count(Counter::TcpSegmentsIn);
         self.pacing.look(env.now);
+        self.count_segment(payload.len(), env.now);
         let events = if ecn != EcnField::Ce && self.is_predicted(hdr, payload.len()) {
             self.input_predicted(env, hdr, payload)
         } else {
             self.input_general(env, hdr, ecn, payload)
         };
         self.rearm(env.now);
+        if self.flight() == 0 {
+            self.record_send_limit(env.now);
+        }
         events
+    }
+
+    #[inline]
+    fn count_segment(&mut self, bytes: usize, now: Instant) {
+        let s = &mut self.statistics;
+        s.segments_in = s.segments_in.wrapping_add(1);
+        if bytes > 0 {
+            s.data_segments_in = s.data_segments_in.wrapping_add(1);
+            s.last_data_at = now;
+        }
     }
 
     #[inline(never)]

@@ -55,6 +55,7 @@ mod recovery;
 mod rtt;
 mod scoreboard;
 mod segment;
+mod statistics;
 mod tcb;
 mod timers;
 mod timewait;
@@ -63,7 +64,7 @@ mod user;
 mod window;
 
 pub use config::Config;
-pub use congestion::CongestionControl;
+pub use congestion::{CongestionControl, PathModel};
 pub use contract::{
     ConnError, EcnField, Emit, EmitError, Env, Events, HEADROOM, IcmpError, PathInfo, SegmentOut,
     Sent, State, WindowBudget,
@@ -77,6 +78,7 @@ pub use info::Info;
 pub use keepalive::Keepalive;
 pub use plpmtud::MtuProbing;
 pub use segment::{control_segment, reset_for, verify_checksum};
+pub use statistics::SendTimes;
 pub use tcb::Tcb;
 pub use timewait::{TimeWait, TimeWaitVerdict};
 pub use window::LoanCharge;

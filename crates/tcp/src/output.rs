@@ -56,6 +56,7 @@ impl Tcb {
         self.record_buffer_limited();
         self.record_dry();
         self.rearm(env.now);
+        self.record_send_limit(env.now);
         sent
     }
 
@@ -120,7 +121,9 @@ impl Tcb {
         match out.emit(env.pool, env.counters, seg) {
             Ok(()) => {
                 env.counters.count(Counter::TcpSegmentsOut);
-                env.counters.add(Counter::TcpPacketsOut, self.packet_count(plan));
+                let packets = self.packet_count(plan);
+                env.counters.add(Counter::TcpPacketsOut, packets);
+                self.count_packets(plan, packets);
             }
             Err(EmitError::Full) => return Err(Sent::More),
             // Counts as lost in the network: the retransmission timer recovers it.
@@ -132,6 +135,15 @@ impl Tcb {
             env.counters.count(Counter::TcpDsacksOut);
         }
         Ok(())
+    }
+
+    #[inline]
+    fn count_packets(&mut self, plan: &Plan, packets: u64) {
+        let s = &mut self.statistics;
+        s.packets_out = s.packets_out.wrapping_add(packets as u32);
+        if plan.bytes > 0 {
+            s.data_packets_out = s.data_packets_out.wrapping_add(packets as u32);
+        }
     }
 
     /// MTU-sized packets in a segment.

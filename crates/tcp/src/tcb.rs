@@ -34,6 +34,7 @@ use crate::recovery::Recovery;
 use crate::rtt::Rtt;
 use crate::scoreboard::Scoreboard;
 use crate::segment::pseudo_sum;
+use crate::statistics::Statistics;
 use crate::timers::{Timer, Timers, later};
 use crate::tuning::{RecvTuning, Tuning};
 use crate::window::LoanCharge;
@@ -290,6 +291,7 @@ pub struct Tcb {
     pub(crate) user: User,
     pub(crate) errors: Errors,
     pub(crate) retransmits: Retransmits,
+    pub(crate) statistics: Statistics,
     pub(crate) pmtud: PathMtuDiscovery,
     pub(crate) fast_open: FastOpenState,
     pub(crate) mtu_search: MtuSearch,
@@ -410,6 +412,7 @@ impl Tcb {
             user: User::default(),
             errors: Errors::default(),
             retransmits: Retransmits::default(),
+            statistics: Statistics::default(),
             pmtud: PathMtuDiscovery::default(),
             fast_open: FastOpenState::default(),
             mtu_search: MtuSearch::new(),

@@ -62,6 +62,10 @@ pub(crate) struct Tuning {
     round_at: Option<Instant>,
     /// The buffer limited the connection in this round.
     pub buffer_limited: bool,
+    /// The application limited the last round.
+    app_limited: bool,
+    /// The rate of the last round, bytes per second.
+    last_rate: u64,
     rates: Rates,
 }
 
@@ -81,11 +85,11 @@ pub(crate) struct RecvTuning {
 }
 
 impl Rates {
-    /// Records the rate of a round.
-    fn record(&mut self, bytes: u64, took: Duration) {
+    /// Records the rate of a round, bytes per second. `None`: it took no time.
+    fn record(&mut self, bytes: u64, took: Duration) -> Option<u64> {
         let ns = nanos(took);
         if ns == 0 {
-            return;
+            return None;
         }
         let (rate, _) = div_rem(bytes.saturating_mul(1_000_000_000), ns);
         self.rounds = self.rounds.saturating_add(1);
@@ -96,6 +100,7 @@ impl Rates {
         } else {
             [best.max(rate), last]
         };
+        Some(rate)
     }
 
     /// Twice the bandwidth-delay product, bytes.
@@ -104,6 +109,13 @@ impl Rates {
         let per_ns = u128::from(best.max(last)).saturating_mul(u128::from(nanos(min_rtt)));
         let product = per_ns.checked_div(500_000_000).unwrap_or(0);
         usize::try_from(product).unwrap_or(usize::MAX)
+    }
+}
+
+impl Tuning {
+    /// The rate of the last round, bytes per second, and whether the application limited it.
+    pub(crate) fn last_rate(&self) -> (u64, bool) {
+        (self.last_rate, self.app_limited)
     }
 }
 
@@ -116,10 +128,10 @@ impl Tcb {
         self.tuning.buffer_limited |= self.send.space() < limit / 4 && unsent < limit as u64 / 2;
     }
 
-    /// After an acknowledgement: resizes the send buffer at the end of a round.
+    /// After an acknowledgement: at the end of a round, measures its rate and resizes the send buffer.
     #[inline]
     pub(crate) fn tune_send_buffer(&mut self, env: &Env) {
-        if !self.tuning.fixed && self.snd_una >= self.tuning.round_end {
+        if self.snd_una >= self.tuning.round_end {
             self.end_send_round(env);
         }
     }
@@ -127,9 +139,14 @@ impl Tcb {
     fn end_send_round(&mut self, env: &Env) {
         if let Some(since) = self.tuning.round_at {
             let bytes = self.snd_una.saturating_sub(self.tuning.round_from);
-            self.tuning.rates.record(bytes, env.now.since(since));
+            let is_dry = self.unsent_bytes() < self.smss();
+            let rate = self.tuning.rates.record(bytes, env.now.since(since));
+            self.tuning.last_rate = rate.unwrap_or(self.tuning.last_rate);
+            self.tuning.app_limited = is_dry && self.pipe() < self.congestion.cwnd();
         }
-        if let Some(bytes) = self.tuned_send_buffer(env) {
+        if !self.tuning.fixed
+            && let Some(bytes) = self.tuned_send_buffer(env)
+        {
             self.send.set_limit(bytes);
         }
         self.tuning.buffer_limited = false;

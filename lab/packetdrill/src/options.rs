@@ -335,7 +335,9 @@ impl Machine {
             (libc::SOL_SOCKET, libc::SO_MEMINFO) => Ok(vec![0; 4 * MEMINFO_WORDS]),
             (libc::IPPROTO_TCP, libc::TCP_INFO) => Ok(match stream {
                 Some(id) => {
-                    let info = self.world.shard().tcp_entry(id)?.tcb.info();
+                    let info = self.world.call(|shard, now| {
+                        shard.tcp_entry(id).map(|entry| entry.tcb.info_at(now))
+                    })?;
                     tcp_info::of_connection(&info)
                 }
                 None => tcp_info::of_no_connection(listens),

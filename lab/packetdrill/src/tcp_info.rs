@@ -1,5 +1,5 @@
 //! `struct tcp_info` of Linux (include/uapi/linux/tcp.h), of what [`fulmar_tcp::Info`] has. Fields without a
-//! counterpart are 0.
+//! counterpart are 0: of packets that Linux counts fulmar counts bytes, and whole segments are computed of them.
 
 use fulmar_tcp::{Info, State};
 
@@ -87,26 +87,51 @@ pub fn of_connection(info: &Info) -> Vec<u8> {
     let flags = [info.timestamps, info.sack, has_scale];
     s.0[0] = state_number(info.state);
     s.0[1] = congestion_state(info);
+    s.0[2] = info.backoff as u8;
+    s.0[3] = info.probes.min(255) as u8;
     s.0[4] = info.backoff as u8;
     s.0[5] = flags.iter().zip(OPTIONS).filter(|(on, _)| **on).map(|(_, bit)| bit).sum();
     s.0[6] = (info.window_scales.1 & 15) | (info.window_scales.0 << 4);
     s.word(8, info.rto.as_micros() as u32);
+    s.0[7] = u8::from(info.app_limited);
     s.word(16, mss);
+    s.word(20, info.rcv_mss_bytes);
     s.word(24, segments(info.in_flight_bytes, mss));
     s.word(28, segments(info.sacked_bytes, mss));
     s.word(32, segments(info.lost_bytes, mss));
+    s.word(44, info.since_data_sent.as_millis() as u32);
+    s.word(52, info.since_data_received.as_millis() as u32);
+    s.word(56, info.since_ack_received.as_millis() as u32);
+    s.word(60, info.pmtu_bytes as u32);
     s.word(68, info.rtt.as_micros() as u32);
     s.word(72, info.rttvar.as_micros() as u32);
     s.word(76, threshold(info.ssthresh_bytes, mss));
     s.word(80, window(info.cwnd_bytes, mss));
     s.word(84, mss);
     s.word(88, DUP_THRESH);
+    s.word(92, info.advmss_bytes as u32);
     s.word(100, info.retransmits as u32);
+    s.long(104, info.pacing_rate.unwrap_or(u64::MAX));
+    s.long(112, u64::MAX);
     s.long(120, info.acked_bytes);
     s.long(128, info.received_bytes);
+    s.word(136, info.packets_out as u32);
+    s.word(140, info.segments_in as u32);
     s.word(144, info.unsent_bytes as u32);
     s.word(148, info.min_rtt.map_or(u32::MAX, |t| t.as_micros() as u32));
+    s.word(152, info.data_segments_in as u32);
+    s.word(156, info.data_packets_out as u32);
+    s.long(160, info.delivery_rate.unwrap_or(0));
+    let us = |d: std::time::Duration| d.as_micros() as u64;
+    s.long(168, us(info.send_times.busy));
+    s.long(176, us(info.send_times.peer_window));
+    s.long(184, us(info.send_times.send_buffer));
+    s.word(192, segments(info.acked_bytes + info.sacked_bytes, mss));
+    s.word(196, segments(info.delivered_ce_bytes, mss));
+    s.long(200, info.sent_bytes);
     s.long(208, info.retransmitted_bytes);
+    s.word(216, info.dsacks as u32);
+    s.word(220, info.reorderings);
     s.word(228, info.snd_wnd_bytes as u32);
     s.word(232, info.rcv_wnd_bytes as u32);
     s.0.to_vec()

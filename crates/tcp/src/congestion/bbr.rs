@@ -21,7 +21,7 @@ mod states;
 mod tests;
 
 use super::window::MAX_CWND;
-use super::{Controller, Lost, Sample, Window};
+use super::{Controller, Lost, PathModel, Sample, Window};
 use crate::rtt::nanos;
 use alloc::boxed::Box;
 use bounds::{Bounds, Latest, LossRound, Undo};
@@ -288,5 +288,15 @@ impl Controller for Bbr {
 
     fn is_probing_rtt(&self) -> bool {
         self.state == State::ProbeRtt
+    }
+
+    fn model(&self) -> Option<PathModel> {
+        Some(PathModel {
+            phase: self.state.name(),
+            rate: self.rate,
+            min_rtt: self.min_rtt.known(),
+            pacing_gain: self.state.pacing_gain(),
+            cwnd_gain: self.state.cwnd_gain(),
+        })
     }
 }

@@ -57,6 +57,7 @@ impl Tcb {
             self.settle_syn_data();
         }
         news.dsack = self.process_sack(seg.hdr, &mut news.delivered);
+        self.count_reported(seg.hdr, &news);
         news.has_sack = !seg.hdr.options.sack.is_empty();
         self.update_window(seg, news.moved > 0);
         news.duplicate = ahead == 0 && self.is_duplicate(seg, window_before);
@@ -73,10 +74,20 @@ impl Tcb {
         }
     }
 
+    /// Counts what an ACK reports beside its progress.
+    fn count_reported(&mut self, hdr: &Header, news: &AckNews) {
+        let s = &mut self.statistics;
+        s.dsacks_in = s.dsacks_in.saturating_add(u32::from(news.dsack.is_some()));
+        if self.ecn.is_on && hdr.flags.contains(Flags::ECE) {
+            s.delivered_ce_bytes = s.delivered_ce_bytes.saturating_add(news.delivered.bytes);
+        }
+    }
+
     /// Enters ESTABLISHED, or FIN-WAIT-1 if the user has closed meanwhile.
     pub(super) fn become_established(&mut self, env: &mut Env, seg: &mut Segment) {
         self.state = if self.fin_queued { State::FinWait1 } else { State::Established };
         self.due.syn = false;
+        self.statistics.last_data_at = env.now;
         self.update_charge(env.window);
         self.times.last_received_at = env.now;
         self.start_keepalive();

@@ -86,7 +86,10 @@ impl Tcb {
         if let Some(sent) = delivered.original {
             self.recovery.rack.update(sent, now);
         }
-        self.recovery.rack.reordering_seen |= delivered.reordered;
+        if delivered.reordered {
+            self.recovery.rack.reordering_seen = true;
+            self.statistics.reorderings = self.statistics.reorderings.saturating_add(1);
+        }
     }
 
     fn is_of_last_copy(&self, hdr: &Header, sent: Transmission, now: Instant) -> bool {
@@ -100,7 +103,7 @@ impl Tcb {
     }
 
     /// RACK_reo_wnd of section 6.2 step 4. More than two segments SACKed stand for DupThresh.
-    fn reordering_window(&self) -> Duration {
+    pub(crate) fn reordering_window(&self) -> Duration {
         let rack = &self.recovery.rack;
         if !rack.reordering_seen {
             let is_recovering = !matches!(self.recovery.mode, Mode::Open);

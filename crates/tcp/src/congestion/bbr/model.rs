@@ -101,6 +101,11 @@ pub(super) struct MinRtt {
 }
 
 impl MinRtt {
+    /// The least, once there was a sample.
+    pub(super) fn known(&self) -> Option<Duration> {
+        (self.ns != INFINITE).then(|| Duration::from_nanos(self.ns))
+    }
+
     pub(super) fn new() -> MinRtt {
         let at = Instant::ZERO;
         MinRtt { ns: INFINITE, at, recent_ns: INFINITE, recent_at: at, is_expired: false }

@@ -46,6 +46,19 @@ const PROBE_RTT_DURATION: Duration = Duration::from_millis(200);
 const RENO_ROUNDS: u64 = 63;
 
 impl State {
+    /// Its name for people.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            State::Startup => "startup",
+            State::Drain => "drain",
+            State::Down => "probe-bw-down",
+            State::Cruise => "probe-bw-cruise",
+            State::Refill => "probe-bw-refill",
+            State::Up => "probe-bw-up",
+            State::ProbeRtt => "probe-rtt",
+        }
+    }
+
     /// BBR.pacing_gain, percent.
     pub(super) fn pacing_gain(self) -> u64 {
         match self {
