@@ -87,7 +87,7 @@ impl TcpStream {
         options: &ConnectOptions,
     ) -> io::Result<TcpStream> {
         let set = options.of_socket()?;
-        let socket = open(stack, options.local, remote, |entry| set.apply(entry))?;
+        let socket = open(stack, options.local, remote, |entry| entry.set_options(&set))?;
         socket.set_nonblocking(true);
         Ok(TcpStream { socket })
     }

@@ -33,12 +33,12 @@ use fulmar_wire::tcp;
 
 use crate::layers::Core;
 use crate::slab::Slab;
+use crate::socket_options::HeaderOptions;
 use crate::sockets::{Socket, TcpEntry};
 use crate::sources::SourceUse;
 use crate::syn_queue::SynCookies;
 use crate::tcp::Tcp;
 use crate::tcp_input::Segment;
-use crate::templates::HeaderOptions;
 
 /// How often a SYN,ACK is repeated at most while the SYN queue is more than half full, as on Linux: the
 /// embryos of a flood are gone after 7 s instead of 127 s.
@@ -188,7 +188,7 @@ impl Tcp {
         mut entry: TcpEntry,
         core: &mut Core<P>,
     ) -> SlotId {
-        core.sockets.options_of_listener(listener).apply(&mut entry);
+        entry.set_options(&core.sockets.options_of_listener(listener));
         entry.parent = Some(listener);
         entry.embryonic = true;
         if let Some(sources) = &mut self.sources {

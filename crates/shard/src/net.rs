@@ -20,7 +20,7 @@ use fulmar_wire::tcp;
 
 use crate::config::StackConfig;
 use crate::socket_cache::SocketCaches;
-use crate::templates::HeaderOptions;
+use crate::socket_options::HeaderOptions;
 
 /// Everything below the sockets of one shard.
 pub struct Net<P: Probe> {

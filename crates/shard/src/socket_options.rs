@@ -3,9 +3,11 @@
 
 use fulmar_base::Duration;
 use fulmar_tcp::{Config, CongestionControl, EcnPolicy, Keepalive, MtuProbing, PathInfo};
+use fulmar_udp::UdpSocket;
 use fulmar_wire::tcp::HEADER_BYTES;
 
-use crate::sockets::TcpEntry;
+/// The ECN field of TOS and traffic class (Linux: INET_ECN_MASK).
+pub(crate) const ECN_MASK: u8 = 3;
 
 /// Options of a connection. What is `None` is as configured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -61,41 +63,29 @@ impl SocketOptions {
             .map_or(usize::MAX, |bytes| path.ip_header_bytes + HEADER_BYTES + usize::from(bytes));
         PathInfo { route_mtu: path.route_mtu.min(most), ..path }
     }
+}
 
-    /// Sets the options of a new connection.
-    pub fn apply(&self, entry: &mut TcpEntry) {
-        entry.ttl = self.ttl;
-        entry.set_tos(self.tos);
-        let tcb = &mut entry.tcb;
-        tcb.set_keepalive(self.keepalive);
-        tcb.set_user_timeout(self.user_timeout);
-        tcb.set_notsent_low_water(self.notsent_low_water);
-        if self.nodelay {
-            tcb.set_nodelay(true);
-        }
-        if self.max_segment.is_some() {
-            tcb.set_max_segment(self.max_segment);
-        }
-        if let Some(on) = self.quickack {
-            tcb.set_quickack(on);
-        }
-        if let Some(which) = self.congestion {
-            tcb.set_congestion(which);
-        }
-        if let Some(mode) = self.mtu_probing {
-            tcb.set_mtu_probing(mode);
-        }
-        if let Some(policy) = self.ecn {
-            tcb.set_ecn(policy);
-        }
-        if self.max_pacing_rate.is_some() {
-            tcb.set_max_pacing_rate(self.max_pacing_rate);
-        }
-        if let Some(bytes) = self.send_buffer {
-            tcb.set_send_buffer(bytes);
-        }
-        if let Some(bytes) = self.recv_buffer {
-            tcb.set_recv_buffer(bytes);
-        }
+/// The options of a socket that appear in the headers of its datagrams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct HeaderOptions {
+    pub ttl: Option<u8>,
+    pub dscp_ecn: u8,
+    pub dont_fragment: bool,
+}
+
+impl HeaderOptions {
+    /// Of segments that belong to no socket.
+    pub const SEGMENT: HeaderOptions =
+        HeaderOptions { ttl: None, dscp_ecn: 0, dont_fragment: true };
+
+    /// Of the segments of a listener that belong to no connection yet.
+    pub fn of_segments(options: &SocketOptions) -> HeaderOptions {
+        let dscp_ecn = options.tos & !ECN_MASK;
+        HeaderOptions { ttl: options.ttl, dscp_ecn, ..HeaderOptions::SEGMENT }
+    }
+
+    pub fn of(socket: &UdpSocket) -> HeaderOptions {
+        let UdpSocket { ttl, dscp_ecn, dont_fragment, .. } = *socket;
+        HeaderOptions { ttl, dscp_ecn, dont_fragment }
     }
 }

@@ -17,14 +17,11 @@ use crate::net::FlowPath;
 use crate::outcome::Watched;
 use crate::posted::RecvEntry;
 use crate::slab::Slab;
-use crate::socket_options::SocketOptions;
+use crate::socket_options::{ECN_MASK, HeaderOptions, SocketOptions};
 use crate::sources::SourceUse;
 use crate::syn_queue::{ListenerStat, SynQueue};
-use crate::templates::{HeaderOptions, UdpTemplate};
+use crate::templates::UdpTemplate;
 use crate::wheel::TimerId;
-
-/// The ECN field of TOS and traffic class (Linux: INET_ECN_MASK).
-pub(crate) const ECN_MASK: u8 = 3;
 
 /// One slot of the socket table. The large ones are boxed, so that the table stays dense.
 pub enum Socket {
@@ -212,6 +209,43 @@ impl TcpEntry {
             error: None,
             posted: None,
             watch: Default::default(),
+        }
+    }
+
+    /// Sets the options of a new connection.
+    pub fn set_options(&mut self, options: &SocketOptions) {
+        self.ttl = options.ttl;
+        self.set_tos(options.tos);
+        let tcb = &mut self.tcb;
+        tcb.set_keepalive(options.keepalive);
+        tcb.set_user_timeout(options.user_timeout);
+        tcb.set_notsent_low_water(options.notsent_low_water);
+        if options.nodelay {
+            tcb.set_nodelay(true);
+        }
+        if options.max_segment.is_some() {
+            tcb.set_max_segment(options.max_segment);
+        }
+        if let Some(on) = options.quickack {
+            tcb.set_quickack(on);
+        }
+        if let Some(which) = options.congestion {
+            tcb.set_congestion(which);
+        }
+        if let Some(mode) = options.mtu_probing {
+            tcb.set_mtu_probing(mode);
+        }
+        if let Some(policy) = options.ecn {
+            tcb.set_ecn(policy);
+        }
+        if options.max_pacing_rate.is_some() {
+            tcb.set_max_pacing_rate(options.max_pacing_rate);
+        }
+        if let Some(bytes) = options.send_buffer {
+            tcb.set_send_buffer(bytes);
+        }
+        if let Some(bytes) = options.recv_buffer {
+            tcb.set_recv_buffer(bytes);
         }
     }
 

@@ -13,9 +13,9 @@ use crate::listen::{expects_cookies, is_ack};
 use crate::net::Net;
 use crate::siblings::HandOff;
 use crate::slab::Slab;
+use crate::socket_options::HeaderOptions;
 use crate::sockets::{Socket, TcpEntry};
 use crate::tcp::Tcp;
-use crate::templates::HeaderOptions;
 use crate::wheel::TimerKey;
 
 /// A segment whose header is parsed and checked.

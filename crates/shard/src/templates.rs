@@ -10,12 +10,10 @@ use core::net::SocketAddr;
 
 use fulmar_base::{FlowKey, Instant, Offload, SlotId};
 use fulmar_ip::{Flow, Ip};
-use fulmar_udp::UdpSocket;
 use fulmar_wire::protocol;
 use fulmar_wire::udp::HEADER_BYTES;
 
-use crate::socket_options::SocketOptions;
-use crate::sockets::ECN_MASK;
+use crate::socket_options::HeaderOptions;
 
 /// Destinations cached: a collision costs a few look-ups, so that this only needs to cover the
 /// destinations that are active at the same time.
@@ -23,31 +21,6 @@ const CACHED: usize = 64;
 
 /// Connections cached: as many as are busy at the same time on one core.
 const FLOWS: usize = 128;
-
-/// The options of a socket that appear in the headers of its datagrams.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct HeaderOptions {
-    pub ttl: Option<u8>,
-    pub dscp_ecn: u8,
-    pub dont_fragment: bool,
-}
-
-impl HeaderOptions {
-    /// Of segments that belong to no socket.
-    pub const SEGMENT: HeaderOptions =
-        HeaderOptions { ttl: None, dscp_ecn: 0, dont_fragment: true };
-
-    /// Of the segments of a listener that belong to no connection yet.
-    pub fn of_segments(options: &SocketOptions) -> HeaderOptions {
-        let dscp_ecn = options.tos & !ECN_MASK;
-        HeaderOptions { ttl: options.ttl, dscp_ecn, ..HeaderOptions::SEGMENT }
-    }
-
-    pub fn of(socket: &UdpSocket) -> HeaderOptions {
-        let UdpSocket { ttl, dscp_ecn, dont_fragment, .. } = *socket;
-        HeaderOptions { ttl, dscp_ecn, dont_fragment }
-    }
-}
 
 /// The headers of datagrams from one socket to one destination.
 pub struct UdpTemplate {

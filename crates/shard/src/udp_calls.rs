@@ -11,8 +11,8 @@ use fulmar_udp::{BindError, BindOptions, Datagram, UdpError, UdpSocket};
 
 use crate::layers::Core;
 use crate::shard::Shard;
+use crate::socket_options::HeaderOptions;
 use crate::sockets::{Socket, UdpEntry};
-use crate::templates::HeaderOptions;
 use crate::udp::Udp;
 
 /// Payload that is copied to a receiver under the lock.

@@ -29,8 +29,9 @@ use fulmar_wire::udp::HEADER_BYTES;
 use crate::layers::Core;
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
+use crate::socket_options::HeaderOptions;
 use crate::sockets::Socket;
-use crate::templates::{HeaderOptions, UdpTemplate};
+use crate::templates::UdpTemplate;
 use crate::udp::Udp;
 use crate::udp_calls::{check_family, udp_error, unmap};
 

@@ -115,12 +115,12 @@ pub fn of_connection(info: &Info) -> Vec<u8> {
     s.long(112, u64::MAX);
     s.long(120, info.acked_bytes);
     s.long(128, info.received_bytes);
-    s.word(136, info.packets_out as u32);
-    s.word(140, info.segments_in as u32);
+    s.word(136, info.packets_out);
+    s.word(140, info.segments_in);
     s.word(144, info.unsent_bytes as u32);
     s.word(148, info.min_rtt.map_or(u32::MAX, |t| t.as_micros() as u32));
-    s.word(152, info.data_segments_in as u32);
-    s.word(156, info.data_packets_out as u32);
+    s.word(152, info.data_segments_in);
+    s.word(156, info.data_packets_out);
     s.long(160, info.delivery_rate.unwrap_or(0));
     let us = |d: std::time::Duration| d.as_micros() as u64;
     s.long(168, us(info.send_times.busy));
@@ -130,7 +130,7 @@ pub fn of_connection(info: &Info) -> Vec<u8> {
     s.word(196, segments(info.delivered_ce_bytes, mss));
     s.long(200, info.sent_bytes);
     s.long(208, info.retransmitted_bytes);
-    s.word(216, info.dsacks as u32);
+    s.word(216, info.dsacks);
     s.word(220, info.reorderings);
     s.word(228, info.snd_wnd_bytes as u32);
     s.word(232, info.rcv_wnd_bytes as u32);

@@ -11,10 +11,10 @@ use crate::listen::pending::{Decision, Pending, PendingId, PendingQueue, Pending
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
 use crate::slab::Slab;
+use crate::socket_options::HeaderOptions;
 use crate::sockets::{Socket, TcpEntry};
 use crate::sources::SourceUse;
 use crate::tcp::Tcp;
-use crate::templates::HeaderOptions;
 use crate::wheel::TimerKey;
 
 fn queue_of(sockets: &mut Slab<Socket>, listener: SlotId) -> Option<&mut PendingQueue> {
@@ -97,7 +97,7 @@ impl Tcp {
         let cfg = options.config(&core.config.tcp);
         let tcb = Tcb::passive(&cfg, key, iss, offset, path.info, now, &entry.syn);
         let mut connection = TcpEntry::new(tcb, path);
-        options.apply(&mut connection);
+        connection.set_options(&options);
         connection.embryonic = true;
         connection.is_open = true;
         if let Some(sources) = &mut self.sources {
