@@ -146,7 +146,9 @@ impl TcpStream {
         let owner = owner_of(stack, options.local, remote)?;
         let host = stack.inner.host(owner);
         let opened = host.call(|shard, now| {
-            shard.tcp_connect_fast(now, remote, options.local, first, |entry| set.apply(entry))
+            shard.tcp_connect_fast(now, remote, options.local, first, |entry| {
+                entry.set_options(&set)
+            })
         });
         let (id, accepted) = opened.map_err(to_io)?;
         let socket = Socket::new(Arc::clone(&stack.inner), owner, id);

@@ -91,7 +91,7 @@ impl Tcp {
             sources.complete(entry.tcb.key());
             entry.counts_as = Some(SourceUse::Connection);
         }
-        core.sockets.options_of_listener(listener).apply(&mut entry);
+        entry.set_options(&core.sockets.options_of_listener(listener));
         core.net.counters.count(Counter::TcpFastOpensPassive);
         let id = self.insert(entry, &mut core.sockets);
         if let Ok(l) = core.sockets.listener(listener) {
