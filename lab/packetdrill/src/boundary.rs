@@ -291,17 +291,30 @@ extern "C" fn sendto(
     buf: *const c_void,
     length: usize,
     flags: c_int,
-    _: *const libc::sockaddr,
-    _: libc::socklen_t,
+    addr: *const libc::sockaddr,
+    addr_length: libc::socklen_t,
 ) -> isize {
-    send(data, fd, buf, length, flags)
+    with(data, |i| {
+        refresh_sysctls(i)?;
+        let address = input(addr.cast(), addr_length as usize)?;
+        count(calls::send_to(i, fd, input(buf, length)?, flags, address)?)
+    })
+}
+
+/// Sysctls may have been set since.
+fn refresh_sysctls(interface: &Interface) -> Result<(), i32> {
+    interface.call(Wait::Never, |m| {
+        m.world.set_settings(Settings::of_environment());
+        Ok(())
+    })
 }
 
 extern "C" fn sendmsg(data: Data, fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
     with(data, |i| {
         let header = value(message)?;
         let bytes = gather(&vectors(header.msg_iov, header.msg_iovlen)?)?;
-        count(calls::send(i, fd, &bytes, flags)?)
+        let address = input(header.msg_name.cast(), header.msg_namelen as usize)?;
+        count(calls::send_to(i, fd, &bytes, flags, address)?)
     })
 }
 
@@ -370,6 +383,7 @@ extern "C" fn setsockopt(
     length: libc::socklen_t,
 ) -> c_int {
     with(data, |i| {
+        refresh_sysctls(i)?;
         let bytes = input(buf, length as usize)?;
         i.call(Wait::Never, |m| m.set_option(fd, level, name, bytes)).map(|()| 0)
     })

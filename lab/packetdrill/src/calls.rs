@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use crate::fast_open;
 use crate::interface::{Interface, Wait};
 use crate::sockets::{Answer, File, Follows, Machine, Refusal};
 
@@ -90,13 +91,46 @@ pub fn accept(interface: &Interface, fd: i32) -> Result<(i32, SocketAddr), i32> 
 }
 
 /// Flags of a send that fulmar has; others that only give hints are ignored.
-const REFUSED_TO_SEND: i32 = libc::MSG_OOB | libc::MSG_FASTOPEN;
+const REFUSED_TO_SEND: i32 = libc::MSG_OOB;
 
 /// send(2).
 ///
 /// # Errors
 /// An errno.
 pub fn send(interface: &Interface, fd: i32, bytes: &[u8], flags: i32) -> Result<usize, i32> {
+    send_to(interface, fd, bytes, flags, &[])
+}
+
+/// sendto(2): the address, if there is one, is that of a connection which begins with these bytes.
+///
+/// # Errors
+/// An errno.
+pub fn send_to(
+    interface: &Interface,
+    fd: i32,
+    bytes: &[u8],
+    flags: i32,
+    address: &[u8],
+) -> Result<usize, i32> {
+    let connects = interface.call(Wait::Never, |m| m.connects_at_send(fd))?;
+    let is_open = interface.call(Wait::Never, |m| m.is_connected(fd))?;
+    let asks = flags & libc::MSG_FASTOPEN != 0 && !is_open;
+    if !asks && connects.is_none() {
+        return send_open(interface, fd, bytes, flags);
+    }
+    let remote = match connects.flatten() {
+        Some(remote) => remote,
+        None => parse_address(address).map_err(|_| libc::EOPNOTSUPP)?,
+    };
+    let wait = waits(interface, fd, flags)?;
+    let (taken, goes_on) = fast_open::connect_and_send(interface, fd, bytes, remote, wait)?;
+    if !goes_on || taken == bytes.len() {
+        return Ok(taken);
+    }
+    send_open(interface, fd, &bytes[taken..], flags & !libc::MSG_FASTOPEN).map(|n| taken + n)
+}
+
+fn send_open(interface: &Interface, fd: i32, bytes: &[u8], flags: i32) -> Result<usize, i32> {
     if flags & REFUSED_TO_SEND != 0 {
         return Err(libc::EOPNOTSUPP);
     }

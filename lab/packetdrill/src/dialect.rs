@@ -13,9 +13,10 @@ const MSS: u8 = 2;
 const WINDOW_SCALE: u8 = 3;
 const SACK_PERMITTED: u8 = 4;
 const TIMESTAMPS: u8 = 8;
+const FAST_OPEN: u8 = 34;
 
 /// Rewrites the options of a SYN as FreeBSD lays them out: the largest segment, the window scale behind a no-op,
-/// SACK-permitted, timestamps, and ends of the list as padding. The checksum stays right, since the sum of the
+/// SACK-permitted, timestamps, Fast Open, and ends of the list as padding. The checksum stays right, since the sum of the
 /// words changes by a difference that is added to it.
 pub fn reorder_options(packet: &mut [u8]) {
     let Some(segment) = tcp_segment(packet) else { return };
@@ -72,7 +73,7 @@ fn in_freebsd_order(options: &[u8]) -> Option<Vec<u8>> {
         rest = tail;
     }
     let mut ordered = Vec::new();
-    for kind in [MSS, WINDOW_SCALE, SACK_PERMITTED, TIMESTAMPS] {
+    for kind in [MSS, WINDOW_SCALE, SACK_PERMITTED, TIMESTAMPS, FAST_OPEN] {
         let Some(option) = found.iter().find(|o| o[0] == kind) else { continue };
         // The values of timestamps are aligned to words.
         let is_unaligned = |length: usize| match kind {

@@ -23,6 +23,7 @@ mod boundary;
 mod cable;
 pub mod calls;
 mod dialect;
+pub mod fast_open;
 pub mod interface;
 pub mod options;
 pub mod poll;

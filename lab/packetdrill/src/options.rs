@@ -4,12 +4,15 @@ use fulmar_base::{Duration, SlotId};
 use fulmar_shard::{ListenOptions, SocketOptions, TcpEntry};
 use fulmar_tcp::{CongestionControl, Keepalive};
 
+use crate::fast_open::FastOpenSocket;
 use crate::settings::{Dialect, Settings};
 use crate::sockets::{Answer, Machine, Refusal};
 use crate::tcp_info;
 
 /// TCP_NOTSENT_LOWAT (include/uapi/linux/tcp.h), which `libc` lacks.
 const TCP_NOTSENT_LOWAT: i32 = 25;
+/// TCP_FASTOPEN_KEY (include/uapi/linux/tcp.h), which `libc` lacks.
+const TCP_FASTOPEN_KEY: i32 = 33;
 /// What Linux takes as TCP_MAXSEG (TCP_MIN_MSS to MAX_TCP_WINDOW).
 const MAXSEG_BYTES: std::ops::RangeInclusive<u16> = 88..=32_767;
 /// TCP_MAXSEG of a socket without a connection (TCP_MSS_DEFAULT).
@@ -43,6 +46,10 @@ pub struct Options {
     default_notsent_low_water: Option<u32>,
     /// TCP_MAXSEG.
     max_segment: Option<u16>,
+    /// TCP_SYNCNT.
+    syn_retries: Option<u32>,
+    /// Fast Open.
+    pub fast_open: Box<FastOpenSocket>,
     /// SO_RCVLOWAT.
     pub recv_low_water: usize,
 }
@@ -87,6 +94,9 @@ impl Options {
         }
         if self.max_segment != tcb.max_segment() {
             tcb.set_max_segment(self.max_segment);
+        }
+        if let Some(retries) = self.syn_retries {
+            tcb.set_syn_retries(retries);
         }
         tcb.set_recv_low_water(self.recv_low_water.max(1));
         entry.linger = self.linger;
@@ -214,6 +224,12 @@ impl Options {
                 }
                 self.max_segment = Some(bytes);
             }
+            libc::TCP_SYNCNT => self.syn_retries = Some(positive(value)?),
+            libc::TCP_FASTOPEN => {
+                self.fast_open.backlog = Some(size(value)?).filter(|n| *n > 0);
+            }
+            libc::TCP_FASTOPEN_CONNECT => self.fast_open.connect = number(value)? != 0,
+            TCP_FASTOPEN_KEY => self.fast_open.set_keys(value)?,
             // It changes a connection and nothing else.
             libc::TCP_QUICKACK => {}
             libc::TCP_USER_TIMEOUT => {
@@ -284,6 +300,10 @@ impl Machine {
     /// setsockopt(2).
     pub fn set_option(&mut self, fd: i32, level: i32, name: i32, value: &[u8]) -> Answer<()> {
         let is_linux = self.is_linux();
+        let needs_client = (level, name) == (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT);
+        if needs_client && !self.world.settings().has_fast_open_client() {
+            return Err(Refusal::Errno(libc::EOPNOTSUPP));
+        }
         let socket = self.socket_of(fd)?;
         socket.options.set(level, name, value).map_err(Refusal::Errno)?;
         if (level, name) == (libc::SOL_SOCKET, libc::SO_SNDBUF) && is_linux {
@@ -308,7 +328,13 @@ impl Machine {
         }
         if let Some(id) = listener {
             let inherited = options.inherited();
-            self.world.call(|shard, _| shard.listener(id).map(|l| l.options = inherited))?;
+            let fast_open = self.world.settings().fast_open(&options.fast_open);
+            self.world.call(|shard, _| {
+                shard.listener(id).map(|l| {
+                    l.options = inherited;
+                    l.set_fast_open(fast_open);
+                })
+            })?;
         }
         Ok(())
     }
@@ -416,8 +442,8 @@ mod tests {
     #[test]
     fn an_option_that_fulmar_lacks_is_refused() {
         let (mut machine, fd) = socket();
-        let fastopen = machine.set_option(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, &[1, 0, 0, 0]);
-        assert_eq!(fastopen, Err(Refusal::Errno(libc::ENOPROTOOPT)));
+        let absent = machine.set_option(fd, libc::IPPROTO_TCP, libc::TCP_MD5SIG, &[1, 0, 0, 0]);
+        assert_eq!(absent, Err(Refusal::Errno(libc::ENOPROTOOPT)));
         let bad = machine.set_option(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, b"vegas");
         assert_eq!(bad, Err(Refusal::Errno(libc::ENOENT)));
     }

@@ -71,7 +71,7 @@ impl Settings {
         self.number("fulmar.push") == Some(0)
     }
 
-    fn text(&self, name: &str) -> Option<&str> {
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }
 

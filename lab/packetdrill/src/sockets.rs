@@ -8,6 +8,7 @@ use fulmar_base::SlotId;
 use fulmar_mbuf::Chain;
 use fulmar_shard::{ListenOptions, Reserved};
 use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_tcp::State;
 
 use crate::options::Options;
 use crate::poll::{Epoll, Readiness};
@@ -43,13 +44,15 @@ fn refused<T>(errno: i32) -> Answer<T> {
 
 /// What a socket is at present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role {
+pub(crate) enum Role {
     /// Neither connected nor listening.
     Fresh,
     Listener(SlotId),
     Stream(SlotId),
     /// A connection attempt whose outcome `connect` has not told yet.
     Connecting(SlotId),
+    /// A connect with TCP_FASTOPEN_CONNECT, whose SYN waits for the first write.
+    Deferred(SocketAddr),
     /// An attempt that failed, or a listener that was shut down.
     Over,
 }
@@ -57,8 +60,8 @@ enum Role {
 /// A TCP socket.
 #[derive(Debug)]
 pub struct Socket {
-    role: Role,
-    bound: Option<SocketAddr>,
+    pub(crate) role: Role,
+    pub(crate) bound: Option<SocketAddr>,
     /// O_NONBLOCK.
     pub nonblocking: bool,
     /// Options that were set, for the connection that the socket becomes.
@@ -187,6 +190,8 @@ impl Machine {
     /// listen(2).
     pub fn listen(&mut self, fd: i32, backlog: i32) -> Answer<()> {
         let cookies = self.world.settings().syn_cookies();
+        let own = self.socket_of(fd)?.options.fast_open.clone();
+        let fast_open = self.world.settings().fast_open(&own);
         let socket = self.socket_of(fd)?;
         match socket.role {
             Role::Listener(_) => return Ok(()),
@@ -198,6 +203,7 @@ impl Machine {
             // A backlog of n lets n + 1 wait, as on Linux and the BSDs.
             backlog: usize::try_from(backlog).unwrap_or(0) + 1,
             syn_cookies: cookies,
+            fast_open,
             ..socket.options.for_listener()
         };
         let id = self.world.call(|shard, _| shard.tcp_listen(local, options))?;
@@ -222,8 +228,11 @@ impl Machine {
         match socket.role {
             Role::Fresh | Role::Over => {}
             Role::Connecting(_) => return self.connected(fd),
-            Role::Stream(_) => return refused(libc::EISCONN),
+            Role::Stream(_) | Role::Deferred(_) => return refused(libc::EISCONN),
             Role::Listener(_) => return refused(libc::EISCONN),
+        }
+        if socket.options.fast_open.connect {
+            return self.connect_lazily(fd, remote);
         }
         let (local, options) = (socket.bound, socket.options.clone());
         let id = self.world.call(|shard, now| {
@@ -264,6 +273,13 @@ impl Machine {
             });
         }
         Ok(())
+    }
+
+    /// Whether the socket has a connection whose handshake is over.
+    pub fn is_connected(&mut self, fd: i32) -> Answer<bool> {
+        let Some(id) = self.socket_of(fd)?.stream() else { return Ok(false) };
+        let state = self.world.shard().tcp_entry(id)?.tcb.state();
+        Ok(!matches!(state, State::SynSent | State::SynReceived | State::Closed))
     }
 
     /// Whether a connect of this socket is under way.
@@ -336,7 +352,11 @@ impl Machine {
     }
 
     fn readable_stream(&mut self, fd: i32) -> Answer<SlotId> {
-        self.socket_of(fd)?.stream().ok_or(Refusal::Errno(libc::ENOTCONN))
+        let socket = self.socket_of(fd)?;
+        match socket.role {
+            Role::Deferred(_) => Err(Refusal::WouldBlock),
+            _ => socket.stream().ok_or(Refusal::Errno(libc::ENOTCONN)),
+        }
     }
 
     /// close(2).
@@ -380,6 +400,10 @@ impl Machine {
     pub fn readiness(&mut self, fd: i32) -> Answer<Readiness> {
         let socket = self.socket_of(fd)?;
         let Some(id) = socket.stream().or(socket.listener()) else {
+            if matches!(socket.role, Role::Deferred(_)) {
+                let events = libc::POLLOUT | libc::POLLWRNORM;
+                return Ok(Readiness { events, ..Readiness::default() });
+            }
             return Ok(Readiness { events: libc::POLLOUT | libc::POLLHUP, ..Readiness::default() });
         };
         let shard = self.world.shard();

@@ -61,6 +61,9 @@ fn congestion_state(info: &Info) -> u8 {
     }
 }
 
+/// TCPI_OPT_SYN_DATA (include/uapi/linux/tcp.h).
+const TCPI_OPT_SYN_DATA: u8 = 32;
+
 /// tcpi_reordering: fulmar's threshold of duplicate ACKs does not adapt, its reordering window does.
 const DUP_THRESH: u32 = 3;
 
@@ -91,6 +94,7 @@ pub fn of_connection(info: &Info) -> Vec<u8> {
     s.0[3] = info.probes.min(255) as u8;
     s.0[4] = info.backoff as u8;
     s.0[5] = flags.iter().zip(OPTIONS).filter(|(on, _)| **on).map(|(_, bit)| bit).sum();
+    s.0[5] |= if info.syn_data { TCPI_OPT_SYN_DATA } else { 0 };
     s.0[6] = (info.window_scales.1 & 15) | (info.window_scales.0 << 4);
     s.word(8, info.rto.as_micros() as u32);
     s.0[7] = u8::from(info.app_limited);

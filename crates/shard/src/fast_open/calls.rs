@@ -38,11 +38,7 @@ impl<P: Probe> Shard<P> {
     ) -> Result<(SlotId, usize), SocketError> {
         let mut entry = self.new_connection(now, remote, local)?;
         set_options(&mut entry);
-        let known = self.tcp.fast_opens.syn_for(now, entry.tcb.key());
-        let syn = if first.without_cookie { Some(FastOpenSyn::WithoutCookie) } else { known };
-        if let Some(syn) = syn {
-            entry.tcb.set_fast_open(syn);
-        }
+        self.set_fast_open(now, &mut entry, first);
         let pool = &mut self.core.net.pool;
         let accepted = sosend::append_first(&mut entry.tcb, pool, first.bytes);
         Ok((self.start_connection(now, entry), accepted))
@@ -57,13 +53,20 @@ impl<P: Probe> Shard<P> {
         now: Instant,
         remote: SocketAddr,
         local: Option<SocketAddr>,
+        first: FirstData<'_>,
         set_options: impl FnOnce(&mut TcpEntry),
     ) -> Result<Option<usize>, SocketError> {
         let mut entry = self.new_connection(now, remote, local)?;
         set_options(&mut entry);
+        self.set_fast_open(now, &mut entry, first);
+        Ok(Some(entry.tcb.syn_data_limit()).filter(|most| *most > 0))
+    }
+
+    fn set_fast_open(&mut self, now: Instant, entry: &mut TcpEntry, first: FirstData<'_>) {
         let known = self.tcp.fast_opens.syn_for(now, entry.tcb.key());
-        let Some(syn @ FastOpenSyn::Cookie { .. }) = known else { return Ok(None) };
-        entry.tcb.set_fast_open(syn);
-        Ok(Some(entry.tcb.syn_data_limit()))
+        let syn = if first.without_cookie { Some(FastOpenSyn::WithoutCookie) } else { known };
+        if let Some(syn) = syn {
+            entry.tcb.set_fast_open(syn);
+        }
     }
 }

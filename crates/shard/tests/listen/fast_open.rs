@@ -308,7 +308,8 @@ fn a_client_asks_for_a_cookie_once_and_then_sends_with_the_syn() {
     let counters = rig.client.counters();
     assert_eq!(counters.value(Counter::TcpFastOpensActive), 2);
     assert_eq!(counters.value(Counter::TcpFastOpensFailed), 0);
-    let space = rig.client.fast_open_space(rig.now, to_server(), None, |_| ());
+    let space =
+        rig.client.fast_open_space(rig.now, to_server(), None, FirstData::default(), |_| ());
     assert_eq!(space.unwrap(), Some(1420));
 }
 

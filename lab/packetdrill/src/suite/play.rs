@@ -42,6 +42,20 @@ impl Drop for Stage<'_> {
     }
 }
 
+/// What google's own runner (gtests/net/packetdrill/run_all.py) gives to scripts that use it, for IPv4.
+fn arguments_of_runner(script: &str) -> Vec<&'static str> {
+    let addresses = ["--local_ip=192.168.0.1", "--netmask_ip=255.255.0.0", "--remote_ip=192.0.2.1"];
+    let mut arguments = Vec::new();
+    if script.contains("TFO_COOKIE") {
+        arguments.extend(addresses);
+        arguments.push("-DTFO_COOKIE=3021b9d889017eeb");
+    }
+    if script.contains(" CODE") {
+        arguments.push("-DCODE=host_unreachable");
+    }
+    arguments
+}
+
 fn told<T>(what: &Path, result: std::io::Result<T>) -> Result<T, String> {
     result.map_err(|e| format!("{}: {e}", what.display()))
 }
@@ -146,6 +160,7 @@ impl<'a> Stage<'a> {
         let own_path = std::env::var("PATH").unwrap_or_default();
         let program = Command::new(&self.place.program)
             .arg(format!("--so_filename={}", library.display()))
+            .args(arguments_of_runner(&text))
             .arg(path.file_name().unwrap_or_default())
             .current_dir(path.parent().unwrap_or(Path::new(".")))
             .env("PATH", format!("{}:{own_path}", self.dir.join("commands").display()))
