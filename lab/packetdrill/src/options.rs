@@ -49,7 +49,7 @@ pub struct Options {
     /// TCP_SYNCNT.
     syn_retries: Option<u32>,
     /// Fast Open.
-    pub fast_open: Box<FastOpenSocket>,
+    pub fast_open: FastOpenSocket,
     /// SO_RCVLOWAT.
     pub recv_low_water: usize,
 }

@@ -65,11 +65,11 @@ pub struct Socket {
     /// O_NONBLOCK.
     pub nonblocking: bool,
     /// Options that were set, for the connection that the socket becomes.
-    pub options: Options,
+    pub options: Box<Options>,
 }
 
 impl Socket {
-    fn new(role: Role, options: Options) -> Socket {
+    fn new(role: Role, options: Box<Options>) -> Socket {
         Socket { role, bound: None, nonblocking: false, options }
     }
 
@@ -171,7 +171,7 @@ impl Machine {
             (libc::AF_INET | libc::AF_INET6, _, _) => return refused(libc::EPROTONOSUPPORT),
             _ => return refused(libc::EAFNOSUPPORT),
         }
-        let options = Options::new(self.world.settings());
+        let options = Box::new(Options::new(self.world.settings()));
         let mut socket = Socket::new(Role::Fresh, options);
         socket.nonblocking = kind & libc::SOCK_NONBLOCK != 0;
         self.add(File::Socket(socket))
