@@ -78,6 +78,11 @@ pub struct Event {
 /// [`PollSet::wait`] runs the stack itself while it waits. It also returns for [wakers](Waker) of other
 /// threads and for [descriptors of the host](PollSet::add_fd).
 ///
+/// From a wait that returns events to the next one the calling thread is in a *turn* of its event loop: what it sends
+/// is collected, and leaves as one burst with the next wait, or when the burst is full. It leaves earlier if another
+/// thread calls the stack, if the thread waits for anything else in the stack, and after two milliseconds, from when on
+/// each call of the turn sends for itself. Waits with a zero time-out begin no turn.
+///
 /// The set's own descriptor can be handed to another event loop instead: it is readable while a member may
 /// be ready; then call `wait` with a zero time-out. In that case the stack's service thread does the
 /// polling.
@@ -124,7 +129,7 @@ const EVENTS_PER_WAIT: usize = 1024;
 
 impl PollSet {
     pub(crate) fn new(stack: &Stack) -> io::Result<PollSet> {
-        let core = Arc::new(PollSetCore::new()?);
+        let core = Arc::new(PollSetCore::of_event_loop()?);
         let woken = Arc::new(Woken::new(&core));
         Ok(PollSet { stack: stack.clone(), core, woken, descriptors: Mutex::default() })
     }

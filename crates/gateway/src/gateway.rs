@@ -147,7 +147,7 @@ impl Gateway {
         };
         let account = Account::new(config.account.map_or_else(Ledger::off, Ledger::new));
         let mut stack = setup::build_stack(stack, device, clock.now(), account.clone())?;
-        stack.set_transmit_deferred(true);
+        stack.set_transmit_deferred(Some(Instant::FAR_FUTURE));
         let failed = |e| SetupError::System("cannot make an epoll set", e);
         let mut core = Core {
             clock,

@@ -240,12 +240,21 @@ impl<P: Probe> Host<P> {
             return Err(SocketError::NetworkDown);
         }
         if role == Role::Caller {
+            self.end_turn_of_other(shard);
             // Only the holder of the lock writes it, so that no locked instruction is needed.
             let calls = self.activity.load(Ordering::Relaxed);
             self.activity.store(calls.wrapping_add(1), Ordering::Relaxed);
             self.note_caller(shard);
         }
         Ok(())
+    }
+
+    /// A call of another thread than the event loop whose turn it is: nothing waits for that one.
+    #[inline(always)]
+    fn end_turn_of_other(&self, shard: &mut WatchedShard<P>) {
+        if shard.is_in_turn_of_other() {
+            shard.end_turn(sys::now());
+        }
     }
 
     /// Waits for the lock.

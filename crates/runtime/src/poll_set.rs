@@ -28,6 +28,8 @@ pub struct PollSetCore {
     is_exposed: AtomicBool,
     /// Wakers or descriptors of the host may be ready, which only the owner of the set knows.
     has_others: AtomicBool,
+    /// The program runs an event loop over the set.
+    is_event_loop: bool,
     /// The threads that wait inside the stack.
     sleepers: Mutex<Vec<Arc<Waiter>>>,
 }
@@ -45,8 +47,23 @@ impl PollSetCore {
             is_written: AtomicBool::new(false),
             is_exposed: AtomicBool::new(false),
             has_others: AtomicBool::new(false),
+            is_event_loop: false,
             sleepers: Mutex::new(Vec::new()),
         })
+    }
+
+    /// An empty set of an event loop.
+    ///
+    /// # Errors
+    /// As [`PollSetCore::new`].
+    pub fn of_event_loop() -> std::io::Result<PollSetCore> {
+        Ok(PollSetCore { is_event_loop: true, ..PollSetCore::new()? })
+    }
+
+    /// Whether a wait that returns ready sockets begins a turn of an event loop, whose next wait follows. Not if the
+    /// loop may sleep on the descriptor instead.
+    pub fn begins_turns(&self) -> bool {
+        self.is_event_loop && !self.is_exposed()
     }
 
     /// Readable while a member may be ready.

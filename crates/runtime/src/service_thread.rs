@@ -106,7 +106,13 @@ impl ServiceThread {
     fn run_timers<P: Probe>(&mut self, host: &Host<P>) {
         let Ok(mut guard) = host.lock_as(Role::Service) else { return };
         let callers_poll = guard.counters().value(Counter::RxPolls) != self.polls;
-        guard.step(sys::now(), if callers_poll { 0 } else { POLL_BUDGET });
+        let now = sys::now();
+        if callers_poll && guard.is_in_turn(now) {
+            // The event loop runs the timers with its next wait.
+            guard.flush_turn(now);
+        } else {
+            guard.step(now, if callers_poll { 0 } else { POLL_BUDGET });
+        }
         self.polls = guard.counters().value(Counter::RxPolls);
     }
 

@@ -4,9 +4,12 @@
 //!   step or call ─► Event, PostCompletion, Outgoing ─► dispatch ─► wake-ups, tickets, rings of other shards
 //! ```
 //!
-//! Every method here dispatches the outcome of a step or call under the lock. Wake-ups are delivered after the
+//! Every method dispatches the outcome of a step or call under the lock. Wake-ups are delivered after the
 //! release.
 
+mod turn;
+
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use fulmar_base::{Counter, Instant, NoProbe, Probe, SlotId};
@@ -30,6 +33,8 @@ pub struct WatchedShard<P: Probe = NoProbe> {
     tickets: Tickets,
     /// The rings to and from the sibling shards, if there are any.
     handoff: Option<Box<Handoff>>,
+    /// The thread whose event loop is in a turn: see `turn.rs`.
+    turn_of: Option<NonZeroUsize>,
     wakes: Wakes,
     received: Received,
     /// Wake-ups may be pending.
@@ -72,6 +77,7 @@ impl<P: Probe> WatchedShard<P> {
             watchers: Watchers::default(),
             tickets: Tickets::default(),
             handoff: None,
+            turn_of: None,
             wakes: Wakes::new(),
             received: Received::default(),
             has_kicks: false,
@@ -87,6 +93,7 @@ impl<P: Probe> WatchedShard<P> {
 
     /// See [`Shard::step`].
     pub fn step(&mut self, now: Instant, budget: usize) -> usize {
+        self.end_turn(now);
         self.take_handed();
         let came = self.shard.step(now, budget);
         self.dispatch();
@@ -95,6 +102,7 @@ impl<P: Probe> WatchedShard<P> {
 
     /// See [`Shard::step_for_reader`].
     pub fn step_for_reader(&mut self, now: Instant) -> usize {
+        self.end_turn(now);
         self.take_handed();
         let came = self.shard.step_for_reader(now);
         self.dispatch();
@@ -107,6 +115,7 @@ impl<P: Probe> WatchedShard<P> {
         now: Instant,
         ticket: &RecvTicket,
     ) -> (usize, Option<RecvOutcome>) {
+        self.end_turn(now);
         self.take_handed();
         let (came, outcome) = self.shard.step_for_post(now, ticket.token());
         (came, self.passed(ticket, outcome))
@@ -118,6 +127,7 @@ impl<P: Probe> WatchedShard<P> {
         now: Instant,
         ticket: &RecvTicket,
     ) -> (usize, Option<RecvOutcome>) {
+        self.end_turn(now);
         self.take_handed();
         let (came, outcome) = self.shard.step_for_read(now, ticket.token());
         (came, self.passed(ticket, outcome))

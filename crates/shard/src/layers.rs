@@ -12,7 +12,7 @@
 
 use alloc::collections::VecDeque;
 
-use fulmar_base::{DropReason, Probe, SlotId};
+use fulmar_base::{DropReason, Instant, Probe, SlotId};
 use fulmar_socket::SocketError;
 
 use crate::completion_polls::CompletionPolls;
@@ -39,8 +39,8 @@ pub struct Core<P: Probe> {
     pub memory: Memory,
     /// When to look again for bytes sent without a copy that another thread frees.
     pub completion_polls: CompletionPolls,
-    /// Calls leave what they send for the next step.
-    pub defers_transmit: bool,
+    /// Until then calls leave what they send for the next step.
+    pub transmit_deferred_until: Option<Instant>,
     /// The other shards of the stack.
     pub siblings: Siblings,
 }
@@ -49,6 +49,12 @@ impl<P: Probe> Core<P> {
     /// Reports to the watcher of a socket what the socket is ready for now.
     pub fn notify(&mut self, id: SlotId) {
         self.events.notify(&mut self.sockets, id);
+    }
+
+    /// Whether a call that sends at `now` leaves its frames for the next step.
+    #[inline(always)]
+    pub fn defers_transmit(&self, now: Instant) -> bool {
+        self.transmit_deferred_until.is_some_and(|until| now < until)
     }
 
     /// Whether a new socket may be opened.

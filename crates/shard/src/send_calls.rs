@@ -106,7 +106,7 @@ impl<P: Probe> Shard<P> {
     /// As [`Shard::send_written`] for a part of a stream.
     fn send_streamed(&mut self, now: Instant, id: SlotId) {
         self.tcp.output_written(now, id, &mut self.core);
-        if !self.core.defers_transmit && leaves_answers(&self.core, id) {
+        if !self.core.defers_transmit(now) && leaves_answers(&self.core, id) {
             self.core.net.flush();
             self.tcp.check_link(&mut self.core);
         }

@@ -178,7 +178,7 @@ impl<P: Probe> Shard<P> {
                 output_queue: VecDeque::new(),
                 memory: Memory::default(),
                 completion_polls: CompletionPolls::default(),
-                defers_transmit: false,
+                transmit_deferred_until: None,
                 siblings,
             },
         })
@@ -199,12 +199,24 @@ impl<P: Probe> Shard<P> {
         self.advance(now, budget, CACHED_BYTES)
     }
 
-    /// For an event loop that receives by [`Shard::step_for_reader`], reads and writes, and ends its turn by
-    /// `step(now, 0)`: calls leave what they send in the transmit burst, and received segments are acknowledged,
-    /// at the end of the turn. So all of it leaves as one burst, and an ACK carries the window after the reads. A
-    /// burst that is full leaves at once. Default off: each call sends, and a step acknowledges what it received.
-    pub fn set_transmit_deferred(&mut self, on: bool) {
-        self.core.defers_transmit = on;
+    /// For an event loop that receives by a step, reads and writes, and ends its turn by `step(now, 0)`: calls before
+    /// `until` leave what they send in the transmit burst, and received segments are acknowledged, at the end of the
+    /// turn. So all of it leaves as one burst, and an ACK carries the window after the reads. A burst that is full
+    /// leaves at once. Default `None`: each call sends, and a step acknowledges what it received.
+    pub fn set_transmit_deferred(&mut self, until: Option<Instant>) {
+        self.core.transmit_deferred_until = until;
+    }
+
+    /// Whether a call at `now` leaves its frames for the next step.
+    pub fn is_transmit_deferred(&self, now: Instant) -> bool {
+        self.core.defers_transmit(now)
+    }
+
+    /// Whether frames or ACKs wait for the next step.
+    pub fn has_deferred(&self) -> bool {
+        self.core.net.link.has_unsent_frames()
+            || !self.core.output_queue.is_empty()
+            || self.tcp.unacked_frames > 0
     }
 
     /// One step. `enough_bytes`: received bytes after which no further burst is taken.
@@ -239,6 +251,8 @@ impl<P: Probe> Shard<P> {
     /// posted buffers, and acknowledged where no reader is about to return.
     fn receive_bursts(&mut self, now: Instant, budget: usize, enough_bytes: usize) -> Received {
         let mut received = Received { frames: 0, bytes: 0, is_drained: true };
+        // The budget and the bytes of a step bound what waits for its ACK.
+        let is_deferred = self.core.defers_transmit(now);
         while received.frames < budget
             && received.bytes < enough_bytes.saturating_sub(self.rx.frame_bytes / 2)
         {
@@ -254,11 +268,11 @@ impl<P: Probe> Shard<P> {
             self.tcp.posted.deliver_all(now, &mut self.core);
             // A device stops where a buffer is full: the reader returns at once and finds out whether it has
             // more. So the ACK waits as it does for a reader that copies.
-            let is_awaited = self.tcp.posted.take_filled() && enough_bytes != usize::MAX
-                || self.core.defers_transmit;
+            let is_awaited =
+                self.tcp.posted.take_filled() && enough_bytes != usize::MAX || is_deferred;
             if received.is_drained && !is_awaited
                 || looped > 0
-                || self.tcp.unacked_frames >= 2 * ACK_FRAMES
+                || self.tcp.unacked_frames >= 2 * ACK_FRAMES && !is_deferred
             {
                 self.tcp.acknowledge(now, &mut self.core);
             }
@@ -274,7 +288,7 @@ impl<P: Probe> Shard<P> {
     fn acknowledge_unless_deferred(&mut self, now: Instant, budget: usize) {
         let deferred_since = self.tcp.output_deferred_since;
         let is_late = deferred_since.is_some_and(|since| now >= since + MAX_OUTPUT_DEFERRAL);
-        let ends_turn = self.core.defers_transmit && budget == 0;
+        let ends_turn = self.core.transmit_deferred_until.is_some() && budget == 0;
         if self.tcp.unacked_frames == 0 || is_late || ends_turn {
             self.tcp.acknowledge(now, &mut self.core);
         } else {
@@ -285,7 +299,7 @@ impl<P: Probe> Shard<P> {
     /// The end of a call that may have sent something: a short receive poll, which takes the ACKs of earlier
     /// calls, and one `tx_burst`.
     pub(crate) fn finish_call(&mut self, now: Instant) {
-        if self.core.defers_transmit {
+        if self.core.defers_transmit(now) {
             return;
         }
         let Net { link, pool, .. } = &self.core.net;
@@ -351,7 +365,10 @@ impl<P: Probe> Shard<P> {
         if self.core.siblings.has_incoming() {
             return Some(Instant::ZERO);
         }
-        if self.core.output_queue.is_empty() || self.core.net.link.has_unsent_frames() {
+        if self.core.net.link.has_unsent_frames() {
+            return sooner(next, self.core.transmit_deferred_until);
+        }
+        if self.core.output_queue.is_empty() {
             return next;
         }
         let by = self

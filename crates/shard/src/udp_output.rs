@@ -185,7 +185,7 @@ impl<P: Probe> Shard<P> {
     /// The end of a call that has sent datagrams: one crossing.
     #[inline(always)]
     pub(crate) fn finish_datagrams(&mut self, now: Instant) {
-        if self.core.defers_transmit {
+        if self.core.defers_transmit(now) {
             return;
         }
         if self.core.net.link.loopback.is_empty() {

@@ -115,7 +115,7 @@ fn an_ack_that_is_held_back_goes_by_its_own_timer() {
 fn with_transmit_deferred_a_turn_of_reads_and_writes_leaves_as_one_burst() {
     let mut p = Pair::with_bursts(64, Impairments::default(), &LinkConfig::default());
     let (client, server) = p.connected();
-    p.shards[0].set_transmit_deferred(true);
+    p.shards[0].set_transmit_deferred(Some(Instant::FAR_FUTURE));
     p.shards[0].tcp_entry(client).unwrap().tcb.set_nodelay(true);
     let sent = |p: &Pair| {
         let counters = p.shards[0].counters();
@@ -141,7 +141,7 @@ fn with_transmit_deferred_a_turn_of_reads_and_writes_leaves_as_one_burst() {
 fn with_transmit_deferred_a_turn_that_leaves_frames_to_the_next_one_acknowledges_all_the_same() {
     let mut p = Pair::with_bursts(64, Impairments::default(), &LinkConfig::default());
     let (client, server) = p.connected();
-    p.shards[0].set_transmit_deferred(true);
+    p.shards[0].set_transmit_deferred(Some(Instant::FAR_FUTURE));
     let mut most = 0;
     for _ in 0..200 {
         while stations::write(&mut p.shards[1], p.now, server, &[1; 60_000]).is_some() {}

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fulmar::base::Counter;
 use fulmar::{Event, PollSet, Ready, Stack, TcpListener, TcpStream, UdpSocket};
 
 use crate::support::{B, PATIENCE, connection, eventually, stacks, within};
@@ -388,5 +389,75 @@ fn a_descriptor_asked_for_late_tells_of_what_came_before() {
         assert_eq!(tokens(&set, None), [0]);
         assert!(is_readable(&set, PATIENCE.as_millis() as i32));
         assert!(is_readable(&set, 0), "until somebody takes the byte");
+    });
+}
+
+/// A connection from `a` to `b`, readable there, with the event loop of `b` in its turn.
+fn turn(a: &Stack, b: &Stack) -> (TcpStream, TcpStream, PollSet) {
+    let (mut c, mut s) = connection(a, b, 80);
+    s.set_nodelay(true).unwrap();
+    let set = b.poll_set().unwrap();
+    set.add(&s, 1, Ready::READABLE).unwrap();
+    c.write_all(b"?").unwrap();
+    assert_eq!(tokens(&set, None), [1]);
+    s.read_exact(&mut [0; 1]).unwrap();
+    (c, s, set)
+}
+
+#[test]
+fn what_a_turn_sends_leaves_although_no_wait_follows() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s, _set) = turn(&a, &b);
+        s.write_all(b"answer").unwrap();
+        c.read_exact(&mut [0; 6]).unwrap();
+        // Beyond the limit of the turn.
+        thread::sleep(Duration::from_millis(5));
+        s.write_all(b"answer").unwrap();
+        c.read_exact(&mut [0; 6]).unwrap();
+    });
+}
+
+#[test]
+fn what_a_turn_sends_leaves_with_the_call_of_another_thread() {
+    within(|| {
+        let (a, b) = stacks();
+        let bursts = |b: &Stack| b.stat().unwrap().count(Counter::TxBursts);
+        // In a round in which the service thread did not come first.
+        eventually("a turn that its own thread's calls leave alone", || {
+            let (_c, mut s, _set) = turn(&a, &b);
+            let before = bursts(&b);
+            s.write_all(b"answer").unwrap();
+            let stayed = bursts(&b) == before;
+            let other = s.try_clone().unwrap();
+            thread::spawn(move || other.local_addr().unwrap()).join().unwrap();
+            assert!(bursts(&b) > before);
+            stayed
+        });
+    });
+}
+
+#[test]
+fn a_turn_that_waits_for_the_answer_itself_gets_it() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s, set) = turn(&a, &b);
+        s.write_all(b"question").unwrap();
+        let peer = thread::spawn(move || {
+            c.read_exact(&mut [0; 8]).unwrap();
+            c.write_all(b"answer").unwrap();
+            c
+        });
+        s.read_exact(&mut [0; 6]).unwrap();
+        let mut c = peer.join().unwrap();
+        c.write_all(b"?").unwrap();
+        assert_eq!(tokens(&set, None), [1]);
+        s.set_nonblocking(true).unwrap();
+        s.read_exact(&mut [0; 1]).unwrap();
+        let e = s.read(&mut [0; 1]).unwrap_err();
+        assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock);
+        // Answered without another wait of the set.
+        c.write_all(b"!").unwrap();
+        eventually("bytes for calls that do not wait", || s.read(&mut [0; 1]).is_ok());
     });
 }

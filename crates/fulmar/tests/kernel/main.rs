@@ -12,6 +12,7 @@ mod support;
 
 mod ecn;
 mod errno;
+mod event_loop;
 mod faults;
 mod listen;
 mod mapped;

@@ -25,6 +25,7 @@ impl<P: Probe> Host<P> {
         if let Some(mut shard) = self.try_shard() {
             let unwinding = OnUnwind::of(self);
             self.note_caller(&mut shard);
+            self.end_turn_of_other(&mut shard);
             if self.drain_inbox(&mut shard) {
                 perform_inline(&mut shard, request);
             }
@@ -73,6 +74,8 @@ impl<P: Probe> Host<P> {
             let now = sys::now();
             let done = self.inbox.drain(|r| perform(shard, now, r));
             shard.count(Counter::InboxPosts, done as u64);
+            // They are of other threads, which do not wait for a turn.
+            shard.end_turn(now);
         }
         unwinding.disarm();
         if self.inbox.is_closed() {

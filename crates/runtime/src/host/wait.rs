@@ -85,6 +85,9 @@ impl<P: Probe> Host<P> {
         let now = sys::now();
         guard.pass(Stage::Locked);
         let end = limit.end(now);
+        if end.is_none() && guard.is_in_turn(now) {
+            return Err(SocketError::WouldBlock);
+        }
         // Callers that cannot wait run the stack too; else no thread might.
         advance(&mut guard, now, interest);
         if let Step::Done(r) = step(&mut guard, now)? {
@@ -110,7 +113,10 @@ impl<P: Probe> Host<P> {
             guard = wait.sleep(guard, now, give_up)?;
             now = sys::now();
             guard.pass(Stage::Locked);
-            advance(&mut guard, now, interest);
+            match wait.is_of_event_loop() {
+                true => drop(guard.next_turn(now, POLL_BUDGET)),
+                false => advance(&mut guard, now, interest),
+            }
             if let Step::Done(r) = step(&mut guard, now)? {
                 return Ok(Some(r));
             }
@@ -120,7 +126,8 @@ impl<P: Probe> Host<P> {
         }
     }
 
-    /// Waits until `collect` finds ready members of a poll set; returns how many. 0: the time is over.
+    /// Waits until `collect` finds ready members of a poll set; returns how many. 0: the time is over. A call that may
+    /// wait begins a turn of the set's event loop (`turn.rs`).
     ///
     /// # Errors
     /// As [`Host::lock`]; [`SocketError::WouldBlock`] if a signal handler would have to wait.
@@ -132,15 +139,25 @@ impl<P: Probe> Host<P> {
     ) -> Result<usize, SocketError> {
         let mut guard = self.lock()?;
         let now = sys::now();
-        guard.step(now, POLL_BUDGET);
-        let found = collect(&mut guard);
-        let (0, Some(give_up)) = (found, limit.end(now)) else { return Ok(found) };
+        let end = limit.end(now);
+        let is_event_loop = end.is_some() && set.begins_turns();
+        match is_event_loop {
+            true => guard.next_turn(now, POLL_BUDGET),
+            false => guard.step(now, POLL_BUDGET),
+        };
+        let mut collect = |shard: &mut WatchedShard<P>, now| match collect(shard) {
+            0 => {
+                // A thread that goes to sleep leaves nothing unsent.
+                shard.end_turn(now);
+                None
+            }
+            found => Some(found),
+        };
+        let found = collect(&mut guard, now);
+        let (None, Some(give_up)) = (found, end) else { return Ok(found.unwrap_or(0)) };
         let target = (WaitTarget::Set(set), Ready::NONE);
-        let found = self.wait_until(guard, now, target, give_up, |shard, _| {
-            Ok(match collect(shard) {
-                0 => Step::WaitData(1),
-                found => Step::Done(found),
-            })
+        let found = self.wait_until(guard, now, target, give_up, |shard, now| {
+            Ok(collect(shard, now).map_or(Step::WaitData(1), Step::Done))
         });
         Ok(found?.unwrap_or(0))
     }

@@ -59,6 +59,11 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
         })
     }
 
+    /// Whether the wait is that of an event loop, of which a turn follows.
+    pub fn is_of_event_loop(&self) -> bool {
+        matches!(self.target, WaitTarget::Set(set) if set.begins_turns())
+    }
+
     /// Busy-polls, holds or sleeps once, as the policy says, until the target is ready, frames arrive or `give_up`
     /// is past. May return early.
     pub fn sleep(
