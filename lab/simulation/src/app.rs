@@ -235,10 +235,7 @@ impl End {
     fn open(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
         self.phase = Phase::Open;
         self.read_at = (!self.plan.read_after.is_zero()).then_some(cx.now + self.plan.read_after);
-        if self.plan.cork {
-            let corked = cx.shard.with_tcb(cx.now, id, |t| t.tcb.set_cork(true));
-            corked.map_err(|e| Violation::Call("set_cork", e))?;
-        }
+        self.plan.set_options(cx, id)?;
         if self.quirk == Quirk::Deaf {
             self.eof = true;
             // It may have failed already; the next write tells.

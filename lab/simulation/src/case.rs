@@ -30,11 +30,13 @@ pub enum Feature {
     Garbage,
     /// A clock that jumps forward.
     ClockJumps,
+    /// ECN over a queue that marks, path MTU discovery by probes, keepalive, TCP_NOTSENT_LOWAT.
+    Options,
 }
 
 impl Feature {
     /// Every feature, in the order of their bits.
-    pub const ALL: [Feature; 12] = [
+    pub const ALL: [Feature; 13] = [
         Feature::SmallPools,
         Feature::SmallSegments,
         Feature::PausedReaders,
@@ -47,6 +49,7 @@ impl Feature {
         Feature::Replays,
         Feature::Garbage,
         Feature::ClockJumps,
+        Feature::Options,
     ];
 
     /// Its name on the command line.
@@ -64,7 +67,13 @@ impl Feature {
             Feature::Replays => "replays",
             Feature::Garbage => "garbage",
             Feature::ClockJumps => "clock-jumps",
+            Feature::Options => "options",
         }
+    }
+
+    /// Drawn apart, so that what else a seed draws is as it was before there was this one.
+    pub fn is_drawn_apart(self) -> bool {
+        matches!(self, Feature::Options)
     }
 
     fn bit(self) -> u32 {

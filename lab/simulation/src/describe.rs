@@ -57,6 +57,7 @@ fn way(w: &Impairments) -> String {
     });
     let percent = |p: f64| p * 100.0;
     let size = w.mtu.map_or(String::new(), |mtu| format!("larger than {mtu} bytes lost, "));
+    let rate = format!("{rate} {:?}", w.aqm);
     format!(
         "{rate}, {size}delay {:?} + {:?}, loss {:.2} %, reordered {:.2} % by {:?}, doubled {:.2} %, \
          corrupted {:.2} %, super-frames cut {:.0} %",
@@ -80,7 +81,7 @@ fn waiting(waits: Option<WaitPlan>) -> String {
 fn station(s: &Station) -> String {
     let t = &s.tcp;
     format!(
-        "pool {} KiB, buffers {} / {} of {} KiB, timestamps {}, sack {}, nodelay {}, \
+        "pool {} KiB, buffers {} / {} of {} KiB, timestamps {}, sack {}, ECN {:?}, MTU probing {:?}, nodelay {}, \
          {}{}, \
          user time-out {:?}, by edges {}, copies {}, places {}, device takes {:?}, budget {}{}, backlog {}, \
          accepts after {:?}, preempted {:?}, urgent {} %, {}",
@@ -90,6 +91,8 @@ fn station(s: &Station) -> String {
         t.max_buffer_bytes >> 10,
         t.timestamps,
         t.sack,
+        t.ecn,
+        t.mtu_probing,
         t.nodelay,
         t.congestion,
         t.max_pacing_rate.map_or(String::new(), |r| format!(" at {r} B/s")),
@@ -120,7 +123,7 @@ fn flow(p: &FlowPlan) -> String {
 fn end(e: &EndPlan) -> String {
     let pause = |d: Duration| if d.is_zero() { String::new() } else { format!(" every {d:?}") };
     format!(
-        "writes {} by {}{}, reads by {}{} after {:?}{}{}, {:?}{}",
+        "writes {} by {}{}, reads by {}{} after {:?}{}{}{}, {:?}{}",
         e.bytes,
         e.write_bytes,
         pause(e.write_pause),
@@ -129,9 +132,18 @@ fn end(e: &EndPlan) -> String {
         e.read_after,
         if e.ragged { ", ragged" } else { "" },
         if e.cork { ", corked" } else { "" },
+        options(e),
         e.leave,
         e.posts.map_or(String::new(), |p| format!(", {p:?}")),
     )
+}
+
+fn options(e: &EndPlan) -> String {
+    let keepalive =
+        e.options.keepalive.map_or(String::new(), |k| format!(", probes after {:?}", k.idle));
+    let low_water =
+        e.options.notsent_low_water.map_or(String::new(), |n| format!(", not sent below {n}"));
+    keepalive + &low_water
 }
 
 /// A frame in a line, as tcpdump would say it. `head` is its beginning.

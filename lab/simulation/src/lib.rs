@@ -45,6 +45,7 @@ pub mod dumbbell;
 mod gate;
 mod hostile;
 mod moves;
+mod options;
 mod oracle;
 mod pattern;
 mod placing;
@@ -61,6 +62,7 @@ mod world;
 pub use attack::{Attack, AttackKind};
 pub use batch::{Summary, run_many};
 pub use case::{Case, Feature, Features};
+pub use options::SocketPlan;
 pub use oracle::{Failure, Report, Violation};
 pub use scenario::{
     EndPlan, FlowKind, FlowPlan, Leave, PostPlan, RouteChange, Scenario, Station, Trouble,

@@ -7,6 +7,7 @@ use fulmar_tcp::CongestionControl;
 
 use super::case::Case;
 use super::describe;
+use super::options::SocketPlan;
 use super::swarm::Swarm;
 use super::waiting::WaitPlan;
 
@@ -170,6 +171,8 @@ pub struct EndPlan {
     pub cork: bool,
     /// It receives into posted buffers; `None`: it reads.
     pub posts: Option<PostPlan>,
+    /// Further options of its socket.
+    pub options: SocketPlan,
 }
 
 /// How an end posts buffers.
@@ -676,6 +679,7 @@ fn draw_end(d: &mut Draw, most: u64) -> EndPlan {
         leave: Leave::HalfClose,
         cork: d.percent(8),
         posts: None,
+        options: SocketPlan::default(),
     }
 }
 

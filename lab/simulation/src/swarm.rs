@@ -7,6 +7,7 @@ use fulmar_base::Duration;
 
 use super::attack::{Attack, AttackKind};
 use super::case::{Case, Feature, Features};
+use super::options::SocketPlan;
 use super::scenario::{Draw, EndPlan, FlowKind, FlowPlan, Leave, Scenario, Trouble};
 
 const MS: Duration = Duration::from_millis(1);
@@ -42,7 +43,11 @@ impl Scenario {
     fn draw_swarm(&mut self) {
         let d = &mut Draw::new(self.seed ^ 0x5a4a_0000);
         let percent = d.pick(&[8, 20, 20, 40]);
-        let drawn: Features = Feature::ALL.into_iter().filter(|_| d.percent(percent)).collect();
+        let apart = &mut Draw::new(self.seed ^ 0x0f7e_0000);
+        let is_drawn = |f: &Feature| {
+            if f.is_drawn_apart() { apart.percent(percent) } else { d.percent(percent) }
+        };
+        let drawn: Features = Feature::ALL.into_iter().filter(is_drawn).collect();
         if d.percent(60) {
             self.trouble = Trouble::None;
         }
@@ -93,6 +98,7 @@ impl Scenario {
                 }
                 self.swarm.jumps.sort_by_key(|j| j.0);
             }
+            Feature::Options => self.draw_options(d),
         }
     }
 
@@ -240,5 +246,6 @@ fn plain_end(bytes: u64) -> EndPlan {
         leave: Leave::HalfClose,
         cork: false,
         posts: None,
+        options: SocketPlan::default(),
     }
 }
