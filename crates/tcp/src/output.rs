@@ -295,7 +295,7 @@ impl Tcb {
             SegmentKind::New => self.on_new_sent(env, plan),
             SegmentKind::MtuProbe => {
                 self.on_new_sent(env, plan);
-                self.on_mtu_probe_sent(plan, env.counters);
+                self.on_mtu_probe_sent(plan.pos, plan.bytes, env.counters);
             }
             SegmentKind::Retransmit | SegmentKind::TailProbe => {
                 self.on_retransmit_sent(plan, now);

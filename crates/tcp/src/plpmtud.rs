@@ -32,7 +32,6 @@
 //! - Linux begins in the middle of the interval; here it is the upper end.
 
 use crate::Tcb;
-use crate::output::{Plan, SegmentKind};
 use crate::timers::later;
 use fulmar_base::{Counter, Counters, Duration, Instant};
 
@@ -206,14 +205,14 @@ impl Tcb {
         if usable < (bytes as u64).saturating_add(self.smss()) {
             return ProbeStep::Wait;
         }
-        let kind = SegmentKind::MtuProbe;
-        ProbeStep::Send(Plan { pos: self.snd_nxt, bytes, fin: false, kind })
+        ProbeStep::Send(bytes)
     }
 
-    /// A probe was sent.
-    pub(crate) fn on_mtu_probe_sent(&mut self, plan: &Plan, counters: &mut Counters) {
-        let segment_bytes = plan.bytes.saturating_add(self.usual_option_bytes());
-        let probe = MtuProbe { start: plan.pos, end: plan.end(), segment_bytes };
+    /// The probe that starts at `start` was sent, with `bytes` of payload.
+    pub(crate) fn on_mtu_probe_sent(&mut self, start: u64, bytes: usize, counters: &mut Counters) {
+        let segment_bytes = bytes.saturating_add(self.usual_option_bytes());
+        let end = start.saturating_add(bytes as u64);
+        let probe = MtuProbe { start, end, segment_bytes };
         (self.mtu_search.probe, self.mtu_search.is_due) = (Some(probe), false);
         counters.count(Counter::TcpMtuProbes);
     }
@@ -307,6 +306,6 @@ pub(crate) enum ProbeStep {
     No,
     /// Nothing new before the windows admit the probe.
     Wait,
-    /// The probe.
-    Send(Plan),
+    /// A probe with so many bytes of payload.
+    Send(usize),
 }

@@ -164,7 +164,10 @@ impl Tcb {
             match self.plan_mtu_probe(in_record, space.window.min(space.congestion)) {
                 ProbeStep::No => {}
                 ProbeStep::Wait => return None,
-                ProbeStep::Send(probe) => return Some(probe),
+                ProbeStep::Send(bytes) => {
+                    let kind = SegmentKind::MtuProbe;
+                    return Some(Plan { pos: self.snd_nxt, bytes, fin: false, kind });
+                }
             }
         }
         let full = self.full_segment_bytes();
