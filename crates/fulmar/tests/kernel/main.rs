@@ -13,6 +13,7 @@ mod support;
 mod ecn;
 mod errno;
 mod event_loop;
+mod fast_open;
 mod faults;
 mod listen;
 mod mapped;
