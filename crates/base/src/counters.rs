@@ -162,12 +162,18 @@ counters! {
     TcpDsacksIn, "tcp_dsacks_in";
     /// DSACK blocks sent.
     TcpDsacksOut, "tcp_dsacks_out";
-    /// Data segments received with a CE mark (RFC 3168).
+    /// Packets received with a CE mark (RFC 3168, RFC 9768).
     TcpEcnMarksIn, "tcp_ecn_marks_in";
-    /// Segments received with ECE: the peer has received a CE mark.
+    /// Segments received that report CE marks, by ECE or by accurate feedback.
     TcpEcnEchoesIn, "tcp_ecn_echoes_in";
-    /// Reductions of a congestion window because of ECE.
+    /// Reductions of a congestion window because of such reports.
     TcpEcnReductions, "tcp_ecn_reductions";
+    /// Bytes that peers have reported as marked, by accurate feedback (RFC 9768).
+    TcpEcnMarkedBytes, "tcp_ecn_marked_bytes";
+    /// Connections with accurate ECN feedback.
+    TcpAccurateEcnOpens, "tcp_accurate_ecn_opens";
+    /// Connections that stopped using ECN because the path or the peer has falsified marks or feedback.
+    TcpEcnDistrusted, "tcp_ecn_distrusted";
     /// Bytes that arrived out of order.
     TcpOutOfOrderBytes, "tcp_out_of_order_bytes";
     /// Zero-window probes sent.

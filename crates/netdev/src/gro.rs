@@ -8,7 +8,7 @@
 //!
 //! What is joined: the same flow, each segment where the last one ended, headers that differ in
 //! nothing but lengths, numbers, window, PSH and the IPv4 identification; no fragments, no IP options,
-//! no flags but ACK and PSH; at most an IP packet of 64 KiB. The options must be the same to the byte,
+//! no flags but ACK, PSH and equal ones of ECN; at most an IP packet of 64 KiB. The options must be the same to the byte,
 //! timestamps included, so that none is lost. Both checksums are verified first, segment by segment:
 //! what fails is passed on as it is, to be dropped and counted where everything else is. PSH ends a
 //! run, and so does any other sound segment of its flow, so that a flow keeps its order; different flows
@@ -36,6 +36,8 @@ const TINY_BYTES: usize = 256;
 
 const ACK: u8 = 0x10;
 const PSH: u8 = 0x08;
+const ECE: u8 = 0x40;
+const CWR: u8 = 0x80;
 /// Where the headers begin and end.
 const V4_L4: usize = eth::HEADER_BYTES + 20;
 const V6_L4: usize = eth::HEADER_BYTES + 40;
@@ -287,8 +289,11 @@ impl Run {
         }
         put(bytes, l4.saturating_add(8), &self.head.ack.to_be_bytes());
         put(bytes, l4.saturating_add(14), &self.head.window);
-        let flags = if self.head.is_pushed { ACK | PSH } else { ACK };
-        put(bytes, l4.saturating_add(13), &[flags]);
+        if self.head.is_pushed
+            && let Some(flags) = bytes.get_mut(l4.saturating_add(13))
+        {
+            *flags |= PSH;
+        }
     }
 }
 
@@ -382,7 +387,7 @@ fn look_at_tcp(bytes: &[u8], l4: usize, frame_bytes: usize) -> Option<(Seen, boo
         window: *bytes.get(l4.checked_add(14)?..)?.first_chunk()?,
         is_pushed: flags & PSH != 0,
     };
-    let is_plain = flags & !PSH == ACK && offset & 0x0f == 0;
+    let is_plain = flags & !(PSH | ECE | CWR) == ACK && offset & 0x0e == 0;
     let is_whole = header_bytes >= 20 && payload_at <= bytes.len();
     Some((seen, is_plain && is_whole && payload_bytes > TINY_BYTES))
 }
@@ -402,9 +407,11 @@ fn same_headers(a: &[u8], b: &[u8], seen: &Seen) -> bool {
         same(0, 18) && same(20, V6_L4)
     };
     let options_at = l4.saturating_add(20);
-    // Ports, length of the header, urgent pointer, options.
+    let flags = |of: &[u8]| of.get(l4.saturating_add(13)).map(|flags| flags & !PSH);
+    // Ports, length of the header and flags, urgent pointer, options.
     ip && same(l4, l4.saturating_add(4))
         && same(l4.saturating_add(12), l4.saturating_add(13))
+        && flags(a) == flags(b)
         && same(l4.saturating_add(18), options_at)
         && same(options_at, seen.payload_at)
 }

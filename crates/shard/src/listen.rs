@@ -27,7 +27,8 @@ pub(crate) mod pending;
 use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId};
 use fulmar_mbuf::Chain;
 use fulmar_tcp::{
-    COOKIE_LIFETIME, CookieHashes, CookieVerdict, PathInfo, Tcb, check_cookie, cookie_syn_ack,
+    COOKIE_LIFETIME, CookieHashes, CookieVerdict, EcnField, PathInfo, Tcb, check_cookie,
+    cookie_syn_ack,
 };
 use fulmar_wire::tcp;
 
@@ -59,6 +60,8 @@ enum SynVerdict {
 struct Syn {
     key: FlowKey,
     header: tcp::Header,
+    /// The ECN field of its IP packet.
+    ecn: EcnField,
     /// Its data, for Fast Open.
     payload: Chain,
     /// See [`Tcp::passive_open`].
@@ -78,8 +81,8 @@ impl Tcp {
         min_iss: Option<SeqNum>,
         core: &mut Core<P>,
     ) -> bool {
-        let Segment { key, header, payload, .. } = seg;
-        let mut syn = Syn { key, header, payload, min_iss };
+        let Segment { key, header, ecn, payload, .. } = seg;
+        let mut syn = Syn { key, header, ecn, payload, min_iss };
         let taken = match self.judge_syn(listener, &key, min_iss.is_some(), core) {
             SynVerdict::Embryo => self.add_embryo(now, listener, &mut syn, core),
             SynVerdict::Replace => match self.drop_oldest_embryo(now, listener, core) {
@@ -87,10 +90,10 @@ impl Tcp {
                 false => Err(DropReason::ListenBacklog),
             },
             SynVerdict::Cookie => {
-                send_cookie(now, listener, &key, &header, core);
+                send_cookie(now, listener, &syn, core);
                 Ok(())
             }
-            SynVerdict::Offer => self.offer(now, listener, (key, &header), min_iss, core),
+            SynVerdict::Offer => self.offer(now, listener, &syn, core),
             SynVerdict::Drop(reason) => Err(reason),
         };
         core.net.pool.free(syn.payload);
@@ -167,6 +170,7 @@ impl Tcp {
         let answer = fast_open::judge(now, listener, syn, core);
         let cfg = core.sockets.options_of_listener(listener).config(&core.config.tcp);
         let mut tcb = Tcb::passive(&cfg, key, iss, offset, path.info, now, &syn.header);
+        tcb.set_syn_ecn(syn.ecn);
         if let Some(option) = answer.option {
             tcb.offer_cookie(option);
         }
@@ -399,13 +403,8 @@ fn drop_last_ack<P: Probe>(listener: SlotId, seg: Segment, reason: DropReason, c
 }
 
 /// Answers a SYN and remembers nothing of it.
-fn send_cookie<P: Probe>(
-    now: Instant,
-    listener: SlotId,
-    key: &FlowKey,
-    syn: &tcp::Header,
-    core: &mut Core<P>,
-) {
+fn send_cookie<P: Probe>(now: Instant, listener: SlotId, syn: &Syn, core: &mut Core<P>) {
+    let key = &syn.key;
     let Ok(l) = core.sockets.listener(listener) else { return };
     l.syn_queue.cookies_until = now + COOKIE_LIFETIME;
     l.syn_queue.counts.cookies_sent += 1;
@@ -422,6 +421,7 @@ fn send_cookie<P: Probe>(
     };
     let mac = |input: &_| core.secret.cookie_mac(key, input);
     let (cfg, budget) = (options.config(&core.config.tcp), &core.net.window);
+    let syn = fulmar_tcp::Syn { header: &syn.header, ecn: syn.ecn };
     let reply = cookie_syn_ack(&cfg, &path, budget, syn, now, hashes, mac);
     core.net.send_control(now, key, HeaderOptions::of_segments(&options), &reply);
 }

@@ -106,7 +106,7 @@ impl World {
 #[test]
 fn a_listener_drops_a_bare_fin_and_answers_nothing() {
     let mut w = World::new(16);
-    w.flags.store(Flags::FIN.0, Ordering::Relaxed);
+    w.flags.store(Flags::FIN.0 as u8, Ordering::Relaxed);
     let id = w.connect(4000);
     let c = w.server.counters();
     assert_eq!((c.drops(DropReason::TcpBadFlags), c.value(Counter::TcpResetsOut)), (1, 0));
@@ -117,7 +117,7 @@ fn a_listener_drops_a_bare_fin_and_answers_nothing() {
 #[test]
 fn syn_with_fin_opens_no_connection() {
     let mut w = World::new(16);
-    w.flags.store((Flags::SYN | Flags::FIN).0, Ordering::Relaxed);
+    w.flags.store((Flags::SYN | Flags::FIN).0 as u8, Ordering::Relaxed);
     let id = w.connect(4000);
     let c = w.server.counters();
     assert_eq!((c.drops(DropReason::TcpBadFlags), c.value(Counter::TcpResetsOut)), (1, 0));

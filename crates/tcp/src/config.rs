@@ -59,7 +59,7 @@ pub struct Config {
     pub sack: bool,
     /// Congestion control. Default CUBIC, as Linux.
     pub congestion: CongestionControl,
-    /// Explicit congestion notification (RFC 3168). Default: if the peer asks, as Linux.
+    /// Explicit congestion notification (RFC 9768, RFC 3168). Default: if the peer asks, as Linux.
     pub ecn: crate::EcnPolicy,
     /// Packetisation-layer path MTU discovery (RFC 4821). Default: after a black hole was found. A path that drops
     /// large packets without a word then costs seconds and not the connection, and a path that does not costs

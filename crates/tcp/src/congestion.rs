@@ -17,6 +17,7 @@
 
 mod bbr;
 mod cubic;
+mod dctcp;
 mod hystart;
 mod new_reno;
 mod window;
@@ -49,12 +50,18 @@ pub(crate) struct Sample {
     pub now: Instant,
     /// Bytes that this ACK delivered, cumulatively or selectively.
     pub newly_acked: u64,
+    /// Part of them that was marked with CE, by accurate feedback (RFC 9768); 0 without.
+    pub newly_marked: u64,
     /// Bytes delivered on this connection (C.delivered).
     pub total_delivered: u64,
+    /// Part of them that was marked. `None`: the feedback is not accurate.
+    pub total_marked: Option<u64>,
     /// The delivery rate; 0 if this ACK gives none.
     pub rate: u64,
     /// Bytes delivered since the latest delivered bytes were sent (RS.delivered).
     pub delivered: u64,
+    /// Part of them that was marked.
+    pub marked: u64,
     /// C.delivered when those were sent (RS.prior_delivered), if it is known.
     pub prior_delivered: Option<u64>,
     pub is_app_limited: bool,
@@ -80,9 +87,12 @@ impl Sample {
         Sample {
             now,
             newly_acked: 0,
+            newly_marked: 0,
             total_delivered: 0,
+            total_marked: None,
             rate: 0,
             delivered: 0,
+            marked: 0,
             prior_delivered: None,
             is_app_limited: false,
             tx_in_flight: 0,
@@ -146,8 +156,8 @@ pub(crate) trait Controller {
     /// A loss episode starts: segments were found lost that were sent after the last episode.
     fn on_loss(&mut self);
 
-    /// The path has marked data with CE (RFC 3168), at most once per round trip. RFC 8511 section 2: the reduction
-    /// may be smaller than that for a loss.
+    /// The path has marked data with CE, whichever the feedback; at most once per round trip, after
+    /// [`Controller::on_sample`]. RFC 8511 section 2: the reduction may be smaller than that for a loss.
     fn on_ecn(&mut self, _now: Instant) {
         self.on_loss();
     }
@@ -355,6 +365,8 @@ controllers! {
     /// BBR version 3 (draft-ietf-ccwg-bbr): a model of the path's rate and round-trip time instead of
     /// losses; paced.
     Bbr, "bbr", bbr::Bbr;
+    /// DCTCP (RFC 8257): NewReno that reduces by the share of marked bytes. For data centers.
+    Dctcp, "dctcp", dctcp::Dctcp;
 }
 
 impl CongestionControl {

@@ -127,6 +127,15 @@ impl EcnField {
     }
 }
 
+/// A SYN as it was received.
+#[derive(Clone, Copy, Debug)]
+pub struct Syn<'a> {
+    /// Its header.
+    pub header: &'a fulmar_wire::tcp::Header,
+    /// The ECN field of its IP packet.
+    pub ecn: EcnField,
+}
+
 /// An outgoing segment.
 pub struct SegmentOut {
     /// The TCP header in an mbuf of its own, with [`HEADROOM`] bytes in front of it, then

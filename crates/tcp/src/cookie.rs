@@ -14,15 +14,16 @@
 //!
 //! The period replaces the upper bits of the 4 microsecond clock of RFC 6528, so the initial
 //! sequence numbers of a flow still increase with time. Window scale, SACK permitted and ECN are encoded
-//! in the timestamp; a peer without timestamps gets none of them, as on Linux. The timestamp sent is the
+//! in the timestamp; a peer without timestamps gets none of them, as on Linux. Accurate ECN is not: the ACK itself tells
+//! of it (RFC 9768 section 3.2.2.1, note 3). The timestamp sent is the
 //! latest value with the required low bits, at most 64 ms in the past, so it never runs ahead of
 //! the connection's timestamp clock.
 //!
 //! Cost: two hashes. No memory.
 
 use crate::Config;
-use crate::contract::{PathInfo, WindowBudget};
-use crate::ecn::{EcnPolicy, asks};
+use crate::contract::{PathInfo, Syn, WindowBudget};
+use crate::ecn::{EcnMode, EcnPolicy, answer_to_syn, reflected};
 use fulmar_base::{Duration, Instant, SeqNum};
 use fulmar_wire::tcp::{Flags, Header, Options, Timestamps};
 
@@ -126,16 +127,20 @@ pub fn cookie_syn_ack(
     cfg: &Config,
     path: &PathInfo,
     budget: &WindowBudget,
-    syn: &Header,
+    syn: Syn,
     now: Instant,
     hashes: CookieHashes,
     mac: impl Fn(&CookieInput) -> u32,
 ) -> Header {
     let CookieHashes { base, ts_offset } = hashes;
+    let Syn { header: syn, ecn: field } = syn;
     let is_v6 = path.ip_header_bytes != 20;
     let accepted = accepted(cfg, &syn.options);
-    let uses_ecn = accepted.timestamps.is_some() && cfg.ecn != EcnPolicy::Off && asks(syn.flags);
-    let bits = accepted.timestamps.map(|_| timestamp_bits(&accepted, uses_ecn));
+    let ecn = match answer_to_syn(cfg.ecn, syn.flags) {
+        EcnMode::Classic if accepted.timestamps.is_none() => EcnMode::Off,
+        mode => mode,
+    };
+    let bits = accepted.timestamps.map(|_| timestamp_bits(&accepted, ecn == EcnMode::Classic));
     let timestamps = accepted.timestamps.zip(bits).map(|(theirs, bits)| {
         let clock = now.as_millis_u32().wrapping_add(ts_offset);
         let back = clock.wrapping_sub(bits) & TS_MASK;
@@ -149,7 +154,13 @@ pub fn cookie_syn_ack(
         dst_port: syn.src_port,
         seq: SeqNum(base.wrapping_add(period << PERIOD_SHIFT).wrapping_add(tag)),
         ack: SeqNum(syn.seq.0.wrapping_add(1)),
-        flags: Flags::SYN | Flags::ACK | if uses_ecn { Flags::ECE } else { Flags::default() },
+        flags: Flags::SYN
+            | Flags::ACK
+            | match ecn {
+                EcnMode::Off => Flags::default(),
+                EcnMode::Classic => Flags::ECE,
+                EcnMode::Accurate => reflected(field),
+            },
         window: window_in_syn(cfg, path, budget),
         urgent: 0,
         options: Options {
@@ -202,12 +213,7 @@ pub fn check_cookie(
     let scale = bits.map(|b| b & TS_SCALE).filter(|scale| *scale != TS_SCALE);
     CookieVerdict::Valid(Header {
         seq: peer_iss,
-        flags: Flags::SYN
-            | if bits.is_some_and(|b| b & TS_ECN != 0) {
-                Flags::ECE | Flags::CWR
-            } else {
-                Flags::default()
-            },
+        flags: Flags::SYN | requested_ecn(cfg, ack.flags, bits),
         window: ack.window,
         options: Options {
             mss: Some(mss),
@@ -218,6 +224,15 @@ pub fn check_cookie(
         },
         ..Header::default()
     })
+}
+
+/// The ECN flags of the SYN. ACE of an ACK is below 2 without accurate feedback, and of the first ACK never with it.
+fn requested_ecn(cfg: &Config, ack: Flags, bits: Option<u32>) -> Flags {
+    if bits.is_some_and(|b| b & TS_ECN != 0) {
+        return Flags::ECE | Flags::CWR;
+    }
+    let is_accurate = cfg.ecn != EcnPolicy::Off && ack.ace() > 1;
+    if is_accurate { Flags::ECN } else { Flags::default() }
 }
 
 #[cfg(test)]

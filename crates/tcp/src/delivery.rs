@@ -35,8 +35,9 @@ struct Snapshot {
     sent_at: Instant,
     /// End of the highest bytes sent then: their acknowledgement ends its use.
     end: u64,
-    /// P.delivered, P.delivered_time, P.first_send_time, P.lost.
+    /// P.delivered, P.delivered_time, P.first_send_time, P.lost; marked bytes of P.delivered.
     delivered: u64,
+    marked: u64,
     delivered_at: Instant,
     first_sent_at: Instant,
     lost: u64,
@@ -54,6 +55,9 @@ pub(crate) struct Delivery(Option<Box<Sampler>>);
 #[derive(Clone, Debug)]
 pub(crate) struct Sampler {
     delivered: u64,
+    /// Marked with CE, of them and of what the last ACK delivered.
+    marked: u64,
+    newly_marked: u64,
     delivered_at: Instant,
     /// When the latest delivered bytes were sent; when the first were sent, if all are delivered.
     first_sent_at: Instant,
@@ -105,6 +109,8 @@ impl Sampler {
     const fn new() -> Sampler {
         Sampler {
             delivered: 0,
+            marked: 0,
+            newly_marked: 0,
             delivered_at: Instant::ZERO,
             first_sent_at: Instant::ZERO,
             app_limited: 0,
@@ -142,6 +148,7 @@ impl Sampler {
             sent_at: now,
             end,
             delivered: self.delivered,
+            marked: self.marked,
             delivered_at: self.delivered_at,
             first_sent_at: self.first_sent_at,
             lost: self.lost,
@@ -168,6 +175,7 @@ impl Sampler {
         let interval = send_elapsed.max(ack_elapsed);
         self.first_sent_at = sent_at;
         sample.delivered = self.delivered.saturating_sub(sent.delivered);
+        sample.marked = self.marked.saturating_sub(sent.marked);
         sample.prior_delivered = Some(sent.delivered);
         sample.is_app_limited = sent.is_app_limited;
         sample.tx_in_flight = sent.in_flight;
@@ -256,13 +264,15 @@ impl Tcb {
         }
     }
 
-    /// Counts what an ACK delivered, before losses are looked for.
+    /// Counts what an ACK delivered, and how much of it was marked, before losses are looked for.
     #[inline]
-    pub(crate) fn count_delivered(&mut self, bytes: u64, now: Instant) {
+    pub(crate) fn count_delivered(&mut self, bytes: u64, marked: u64, now: Instant) {
         if let Some(sampler) = &mut self.delivery.0
             && bytes > 0
         {
             sampler.delivered = sampler.delivered.saturating_add(bytes);
+            sampler.marked = sampler.marked.saturating_add(marked);
+            sampler.newly_marked = marked;
             sampler.delivered_at = now;
         }
     }
@@ -276,7 +286,9 @@ impl Tcb {
         if let Some(newest) = newest.filter(|_| delivered.bytes > 0) {
             let mut sample = Sample {
                 newly_acked: delivered.bytes,
+                newly_marked: sampler.newly_marked,
                 total_delivered: sampler.delivered,
+                total_marked: self.ecn.is_accurate().then_some(sampler.marked),
                 rtt: delivered.original.map(|sent| now.since(sent.sent_at)),
                 srtt: self.rtt.srtt(),
                 in_flight,

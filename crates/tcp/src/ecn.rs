@@ -1,58 +1,60 @@
-//! Explicit congestion notification (RFC 3168).
+//! Explicit congestion notification: accurate feedback (AccECN, RFC 9768), and RFC 3168 with peers that have no other.
 //!
 //! ```text
-//!   SYN      ECE|CWR  ──►                    asks
-//!                     ◄──  ECE   SYN,ACK     agrees
-//!   data     ECT(0)   ──►  a router marks it CE
-//!                     ◄──  ECE   every ACK, until CWR arrives
-//!   data     CWR      ──►                    the window is reduced
+//!   SYN      AE|CWR|ECE  ──►                       asks for accurate feedback
+//!                        ◄──  code    SYN,ACK      agrees, and tells the ECN field of the SYN
+//!   ACK      code        ──►                       tells that of the SYN,ACK
+//!   data     ECT(0)      ──►  a router marks it CE
+//!                        ◄──  ACE     every segment: three bits of the count of marked packets
+//!                        ◄──  option  some ACKs: bytes received with ECT(0), CE and ECT(1)
+//!
+//!   A peer of RFC 3168 answers the SYN with ECE alone, and echoes a mark by ECE until CWR arrives.
 //! ```
 //!
-//! New data is ECN-capable. Retransmissions, pure ACKs, SYNs and probes are not (section 6.1.5): a mark on one of
-//! them could be forged by a host that cannot see the connection. A mark counts only on data that is new to this
-//! side, and its echo asks for an ACK without delay. The window is reduced once per round trip, by less than for a
-//! loss (RFC 8511), and not while an episode of losses has already reduced it.
+//! [`handshake`] agrees on the mode. [`receiver`] counts the marks that arrive and tells them to the peer. [`sender`]
+//! decodes what the peer tells, and [`classic`] is both halves of RFC 3168.
 //!
-//! A repeated SYN no longer asks (section 6.1.1.1): a middlebox may drop the flags. Not here: AccECN (RFC 9768), and
-//! the response of DCTCP to the share of marked bytes (RFC 8257).
+//! New data is ECN-capable. Retransmissions, pure ACKs, SYNs and probes are not (RFC 3168 section 6.1.5): a mark on one
+//! of them could be forged by a host that cannot see the connection. The window is reduced once per round trip, by less
+//! than for a loss (RFC 8511), and not while an episode of losses has already reduced it. Controllers that respond to
+//! the share of marked bytes get it with their samples ([`crate::congestion::Sample`]).
+//!
+//! A path that changes ECN fields or the feedback is found out (section 3.2.2.3, 3.2.2.4, 3.2.3.2): new data is then no
+//! longer ECN-capable, and feedback is ignored. This side continues to tell what it receives.
+//!
+//! Differences from RFC 9768:
+//! - A batch of segments that is received before one output gets one ACK, which may tell of more than seven marks. The
+//!   option, which goes with it, is exact.
+//! - Where ACE may have cycled unseen and the peer's options do not arrive, it is taken to have cycled only while
+//!   marks arrive: "the safest likely case under the prevailing conditions" (section 3.2.2.5.2).
+
+mod classic;
+mod handshake;
+mod receiver;
+mod sender;
 
 use crate::Tcb;
-use crate::contract::{EcnField, Env, State};
+use crate::contract::Env;
 use crate::input::Segment;
-use fulmar_base::Counter;
+use crate::output::Plan;
+use classic::Classic;
+use fulmar_base::{Counter, Counters};
 use fulmar_wire::tcp::Flags;
+use receiver::Received;
+use sender::Reported;
 
-/// Whether connections use ECN (Linux: `net.ipv4.tcp_ecn`).
+pub(crate) use handshake::{answer_to_syn, reflected};
+
+/// Whether connections use ECN (Linux: `net.ipv4.tcp_ecn`). Accurate feedback goes before that of RFC 3168.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum EcnPolicy {
     /// Never (0).
     Off,
-    /// If the peer asks (2). The default.
+    /// If the peer asks, the feedback that it asks for (5). The default.
     #[default]
     Accept,
-    /// Ask for it, and agree if the peer asks (1).
+    /// Ask for accurate feedback, take that of RFC 3168 for an answer, and accept as above (3).
     Ask,
-}
-
-/// The ECN state of a connection.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ecn {
-    /// Both ends have agreed.
-    pub is_on: bool,
-    /// A mark has arrived, and no CWR since: ACKs carry ECE.
-    echoes: bool,
-    /// The window was reduced: the next new data carries CWR.
-    cwr_due: bool,
-    /// `snd_nxt` at the last reduction. Echoes up to there report the same round trip.
-    reduced_at: u64,
-}
-
-/// The flags of a SYN that asks for ECN.
-const ASKS: Flags = Flags::ECE.with(Flags::CWR);
-
-/// Whether a SYN asks for ECN.
-pub(crate) fn asks(flags: Flags) -> bool {
-    flags.contains(ASKS)
 }
 
 impl EcnPolicy {
@@ -74,75 +76,116 @@ impl EcnPolicy {
     }
 }
 
-impl Tcb {
-    /// Flags of our SYN or SYN,ACK.
-    pub(crate) fn ecn_syn_flags(&self) -> Flags {
-        match self.state {
-            State::SynSent if self.cfg.ecn == EcnPolicy::Ask && self.rtt.backoff() == 0 => ASKS,
-            State::SynReceived if self.ecn.is_on => Flags::ECE,
-            _ => Flags::default(),
+/// The feedback that both ends have agreed on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum EcnMode {
+    /// None: no ECN.
+    #[default]
+    Off,
+    /// RFC 3168: whether there was a mark.
+    Classic,
+    /// RFC 9768: how many.
+    Accurate,
+}
+
+/// The ECN state of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ecn {
+    pub mode: EcnMode,
+    /// New data is sent with ECT(0), and feedback is trusted.
+    pub is_capable: bool,
+    /// The flags, PSH aside, of a segment that header prediction may take.
+    pub predicted: Flags,
+    /// `snd_nxt` at the last reduction. Reports of marks up to there are of the same round trip.
+    reduced_at: u64,
+    classic: Classic,
+    pub received: Received,
+    pub reported: Reported,
+}
+
+/// No segment has all flags.
+const UNPREDICTABLE: Flags = Flags(u16::MAX);
+
+impl Ecn {
+    pub(crate) const fn new() -> Ecn {
+        Ecn {
+            mode: EcnMode::Off,
+            is_capable: false,
+            predicted: Flags::ACK,
+            reduced_at: 0,
+            classic: Classic::new(),
+            received: Received::new(),
+            reported: Reported::new(),
         }
     }
 
-    /// The peer's SYN or SYN,ACK.
-    pub(crate) fn negotiate_ecn(&mut self, flags: Flags) {
-        self.ecn.is_on = if flags.contains(Flags::ACK) {
-            self.cfg.ecn == EcnPolicy::Ask
-                && flags.contains(Flags::ECE)
-                && !flags.contains(Flags::CWR)
-        } else {
-            self.cfg.ecn != EcnPolicy::Off && asks(flags)
+    #[inline]
+    pub(crate) fn is_accurate(&self) -> bool {
+        matches!(self.mode, EcnMode::Accurate)
+    }
+
+    /// The peer's feedback or the path's treatment of ECN fields is wrong.
+    fn distrust(&mut self, counters: &mut Counters) {
+        if core::mem::take(&mut self.is_capable) {
+            counters.count(Counter::TcpEcnDistrusted);
+        }
+    }
+
+    /// Whether even a segment with the expected ACE may bring news.
+    fn needs_each_segment(&self, una: u64) -> bool {
+        self.reported.is_first || (self.is_capable && self.reported.may_cycle(una))
+    }
+
+    /// Determines what header prediction may take, after a segment that acknowledges up to `una`.
+    pub(crate) fn update_predicted(&mut self, una: u64) {
+        self.predicted = match self.mode {
+            EcnMode::Accurate if self.needs_each_segment(una) => UNPREDICTABLE,
+            EcnMode::Accurate => Flags::ACK | self.reported.ace_flags(),
+            _ => Flags::ACK,
         };
     }
+}
 
-    /// ECE of a segment after the handshake.
+impl Tcb {
+    /// The ECN flags of a segment after the handshake.
     #[inline]
-    pub(crate) fn ece_flag(&self) -> Flags {
-        if self.ecn.echoes { Flags::ECE } else { Flags::default() }
+    pub(crate) fn ecn_flags(&self, plan: &Plan) -> Flags {
+        match self.ecn.mode {
+            EcnMode::Off => Flags::default(),
+            EcnMode::Classic => self.ecn.classic.flags(plan.is_new_data()),
+            EcnMode::Accurate => self.ecn.received.flags(plan),
+        }
     }
 
-    /// CWR of new data.
+    /// A segment with these ECN flags was sent; not a SYN.
     #[inline]
-    pub(crate) fn cwr_flag(&self) -> Flags {
-        if self.ecn.cwr_due { Flags::CWR } else { Flags::default() }
+    pub(crate) fn on_ecn_sent(&mut self, plan: &Plan) {
+        match self.ecn.mode {
+            EcnMode::Off => {}
+            EcnMode::Classic => self.ecn.classic.on_sent(plan.is_new_data()),
+            EcnMode::Accurate => self.ecn.received.on_sent(),
+        }
     }
 
-    /// New data was sent.
-    #[inline]
-    pub(crate) fn on_cwr_sent(&mut self) {
-        self.ecn.cwr_due = false;
-    }
-
-    /// The window was reduced, for whatever reason: the peer learns of it (section 6.1.2).
+    /// The window was reduced, for whatever reason: a peer of RFC 3168 learns of it (section 6.1.2).
     pub(crate) fn on_window_reduced(&mut self) {
-        if self.ecn.is_on {
-            self.ecn.cwr_due = true;
+        if !matches!(self.ecn.mode, EcnMode::Off) {
+            self.ecn.classic.cwr_due = true;
             self.ecn.reduced_at = self.snd_nxt;
         }
     }
 
-    /// Marks and echoes of a segment whose sequence and acknowledgement numbers are valid.
+    /// The ECN field, and the flags of RFC 3168, of a segment whose sequence and acknowledgement numbers are valid.
     pub(crate) fn process_ecn(&mut self, env: &mut Env, seg: &Segment) {
-        if !self.ecn.is_on {
-            return;
-        }
-        if !seg.payload.is_empty() {
-            if seg.hdr.flags.contains(Flags::CWR) {
-                self.ecn.echoes = false;
-            }
-            if seg.ecn == EcnField::Ce {
-                env.counters.count(Counter::TcpEcnMarksIn);
-                self.due.ack |= !self.ecn.echoes;
-                self.ecn.echoes = true;
-            }
-        }
-        if seg.hdr.flags.contains(Flags::ECE) {
-            env.counters.count(Counter::TcpEcnEchoesIn);
-            self.on_ecn_echo(env);
+        match self.ecn.mode {
+            EcnMode::Off => {}
+            EcnMode::Classic => self.process_classic_ecn(env, seg),
+            EcnMode::Accurate => self.count_ecn(env, seg),
         }
     }
 
-    fn on_ecn_echo(&mut self, env: &mut Env) {
+    /// The peer reports marks.
+    pub(crate) fn on_ecn_marks(&mut self, env: &mut Env) {
         let is_new = self.snd_una > self.ecn.reduced_at && self.flight() > 0;
         if is_new && self.recovery.is_open() {
             env.counters.count(Counter::TcpEcnReductions);

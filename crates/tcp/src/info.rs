@@ -109,6 +109,12 @@ pub struct Info {
     pub sack: bool,
     /// ECN was negotiated (RFC 3168).
     pub ecn: bool,
+    /// Accurate ECN feedback was negotiated (RFC 9768).
+    pub accurate_ecn: bool,
+    /// Packets that arrived with a CE mark.
+    pub ce_received: u64,
+    /// Bytes that the peer has reported as marked with CE. Only with accurate feedback.
+    pub ce_delivered_bytes: u64,
     /// The data of the SYN was accepted as a whole (RFC 7413): ours by the peer, or the peer's by us.
     pub syn_data: bool,
     /// Window scale: ours, the peer's.
@@ -179,7 +185,10 @@ impl Tcb {
             recv_buffer_bytes: self.recv_limit,
             timestamps: self.ts.on,
             sack: self.sack_on,
-            ecn: self.ecn.is_on,
+            ecn: !matches!(self.ecn.mode, crate::EcnMode::Off),
+            accurate_ecn: self.ecn.is_accurate(),
+            ce_received: self.ecn.received.marked_packets,
+            ce_delivered_bytes: self.ecn.reported.marked_bytes,
             syn_data: self.fast_open.is_data_taken,
             window_scales: (self.scale.rcv, self.scale.snd),
             // The SYN is position 0.

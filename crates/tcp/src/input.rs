@@ -68,8 +68,9 @@ impl Tcb {
     ) -> Events {
         env.counters.count(Counter::TcpSegmentsIn);
         self.pacing.look(env.now);
-        self.count_segment(payload.len(), env.now);
-        let events = if ecn != EcnField::Ce && self.is_predicted(hdr, payload.len()) {
+        let len = payload.len();
+        self.count_segment(len, env.now);
+        let events = if self.is_predicted_field(ecn, len) && self.is_predicted(hdr, len) {
             self.input_predicted(env, hdr, payload)
         } else {
             self.input_general(env, hdr, ecn, payload)

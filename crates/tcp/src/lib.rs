@@ -1,7 +1,7 @@
 //! The TCP engine: RFC 9293 with window scaling and timestamps (RFC 7323), selective
 //! acknowledgements (RFC 2018, RFC 2883), loss recovery by RACK-TLP (RFC 8985) and proportional
 //! rate reduction (RFC 9937), congestion control (CUBIC of RFC 9438, NewReno, BBR), explicit congestion
-//! notification (RFC 3168) and the defences of RFC 5961.
+//! notification (RFC 9768, RFC 3168) and the defences of RFC 5961.
 //!
 //! A [`Tcb`] is a state machine. Inputs: segments, time and user calls. Outputs: segments (through
 //! [`Emit`]), deadlines and [`Events`]. No I/O, no clock, no lock, no randomness, no callback but
@@ -67,12 +67,12 @@ pub use config::Config;
 pub use congestion::{CongestionControl, PathModel};
 pub use contract::{
     ConnError, EcnField, Emit, EmitError, Env, Events, HEADROOM, IcmpError, PathInfo, SegmentOut,
-    Sent, State, WindowBudget,
+    Sent, State, Syn, WindowBudget,
 };
 pub use cookie::{
     COOKIE_LIFETIME, CookieHashes, CookieInput, CookieVerdict, check_cookie, cookie_syn_ack,
 };
-pub use ecn::EcnPolicy;
+pub use ecn::{EcnMode, EcnPolicy};
 pub use fast_open::{FastOpenReport, FastOpenSyn, FastOpenVerdict};
 pub use info::Info;
 pub use keepalive::Keepalive;

@@ -43,6 +43,7 @@ impl Tcb {
         self.set_path(path);
         self.pacing.look(env.now);
         self.look_for_larger_mtu(env.now);
+        self.check_ecn_option(env.now);
         self.send_marks.burst_start = self.snd_nxt;
         let sent = match self.send_all(env, out) {
             Ok(()) => Sent::Done,
@@ -109,6 +110,7 @@ impl Tcb {
             return Err(Sent::More);
         }
         let hdr = self.header_for(env, plan);
+        let is_first_ack = self.is_first_ecn_ack();
         let seg = match self.build(env.pool, &hdr, plan) {
             Ok(seg) => seg,
             Err(NoBuffer) if plan.bytes > self.full_segment_bytes() => {
@@ -133,6 +135,9 @@ impl Tcb {
         self.on_sent(env, plan);
         if !hdr.options.sack.is_empty() && self.dsack_due.take().is_some() {
             env.counters.count(Counter::TcpDsacksOut);
+        }
+        if hdr.options.sends_ecn() {
+            self.on_ecn_option_sent(plan, is_first_ack, env.now);
         }
         Ok(())
     }
@@ -173,6 +178,7 @@ impl Tcb {
             hdr.window = self.advertise(env.window);
             hdr.options.sack = self.sack_blocks();
         }
+        hdr.options.ecn = self.ecn_option(plan);
         hdr
     }
 
@@ -184,10 +190,7 @@ impl Tcb {
             SegmentKind::Syn => return Flags::SYN | Flags::ACK | self.ecn_syn_flags(),
             _ => {}
         }
-        let mut flags = Flags::ACK | self.ece_flag();
-        if plan.is_new_data() {
-            flags |= self.cwr_flag();
-        }
+        let mut flags = Flags::ACK | self.ecn_flags(plan);
         if plan.fin {
             flags |= Flags::FIN;
         }
@@ -253,7 +256,7 @@ impl Tcb {
         let is_v4 = self.path.ip_header_bytes == 20;
         let kind = if is_v4 { GsoKind::TcpV4 } else { GsoKind::TcpV6 };
         let offload = offload(hdr, plan.bytes, self.packet_bytes(plan), kind);
-        Ok(SegmentOut { chain, offload, ecn_capable: self.ecn.is_on && plan.is_new_data() })
+        Ok(SegmentOut { chain, offload, ecn_capable: self.ecn.is_capable && plan.is_new_data() })
     }
 
     fn payload(&self, pool: &mut Pool, plan: &Plan) -> Result<Chain, NoBuffer> {
@@ -280,6 +283,9 @@ impl Tcb {
             let carries = plan.kind.is_new() && self.last_ack_sent != self.rcv_nxt;
             self.interactive |= carries;
             self.on_ack_sent();
+        }
+        if !matches!(plan.kind, SegmentKind::Syn) {
+            self.on_ecn_sent(plan);
         }
         match plan.kind {
             SegmentKind::Ack => return,
@@ -344,9 +350,6 @@ impl Tcb {
         self.sample_sent(end, plan.bytes as u64, env.now, within);
         self.pace_sent(plan.bytes as u64, env.now);
         self.fin_sent |= plan.fin;
-        if plan.is_new_data() {
-            self.on_cwr_sent();
-        }
         self.due.probe = false;
         if !plan.bytes.is_multiple_of(self.packet_bytes(plan).max(1)) {
             self.send_marks.small_end = end;

@@ -118,6 +118,8 @@ pub(crate) struct AckNews {
     pub moved: u64,
     /// What it delivered.
     pub delivered: Delivered,
+    /// Bytes of it that were marked with CE, by accurate feedback.
+    pub marked: u64,
     /// Its DSACK block.
     pub dsack: Option<Dsack>,
     /// A duplicate acknowledgement of a peer without SACK (RFC 5681 section 2).
@@ -213,7 +215,7 @@ impl Tcb {
     /// Processes an ACK. `snd_una` and the scoreboard are updated.
     pub(crate) fn recover_on_ack(&mut self, hdr: &Header, news: &AckNews, env: &mut crate::Env) {
         let (now, counters) = (env.now, &mut *env.counters);
-        self.count_delivered(news.delivered.bytes, now);
+        self.count_delivered(news.delivered.bytes, news.marked, now);
         self.update_rack(hdr, &news.delivered, now);
         self.probe_on_ack(news);
         if let Some(dsack) = news.dsack {
@@ -317,6 +319,9 @@ impl Tcb {
         let is_new = matches!(self.recovery.mode, Mode::Open);
         if is_new {
             self.begin_undo();
+        }
+        if is_repeated {
+            self.stop_ecn_option();
         }
         let is_same_episode = matches!(self.recovery.mode, Mode::Fast);
         self.congestion.on_timeout(is_repeated || is_same_episode);

@@ -383,7 +383,7 @@ impl Tcb {
             scale: WindowScale { snd: 0, rcv: cfg.window_scale(), both: false },
             ts: TimestampState { on: cfg.timestamps, offset: ts_offset, recent: 0, recent_at: now },
             sack_on: cfg.sack,
-            ecn: Ecn::default(),
+            ecn: Ecn::new(),
             rtt: Rtt::new(cfg),
             times: EventTimes {
                 timed: None,

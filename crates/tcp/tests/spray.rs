@@ -35,16 +35,18 @@ fn near() -> impl Strategy<Value = u32> {
 
 fn segment() -> impl Strategy<Value = Seg> {
     let flags = prop_oneof![
-        8 => Just(0x10u8), 2 => Just(0x50), 1 => Just(0x90), 3 => Just(0x18), 2 => Just(0x11), 1 => Just(0x02), 1 => Just(0x12),
-        1 => Just(0x04), 1 => Just(0x14), 3 => any::<u8>(),
+        8 => Just(0x10u16), 8 => (0u16..8).prop_map(|ace| ace << 6 | 0x10), 1 => Just(0x152), 1 => Just(0x1c2), 3 => Just(0x18), 2 => Just(0x11), 1 => Just(0x02), 1 => Just(0x12),
+        1 => Just(0x04), 1 => Just(0x14), 3 => 0u16..0x200,
     ];
     let len =
         prop_oneof![3 => Just(0usize), 2 => 1usize..50, 2 => 1usize..1500, 1 => 1usize..60_000];
     let ts = proptest::option::of((0u32..3000, 0u32..5000));
     let sack = proptest::collection::vec((near(), near()), 0..4);
-    let options = (ts, sack, proptest::option::of(any::<u16>()), proptest::option::of(any::<u8>()));
+    let counters = proptest::option::weighted(0.2, (near(), near(), near()));
+    let mss = proptest::option::of(any::<u16>());
+    let options = (ts, sack, mss, proptest::option::of(any::<u8>()), counters);
     (flags, near(), near(), any::<u16>(), len, options, any::<u16>()).prop_map(
-        |(f, seq, ack, win, len, (ts, sack, mss, scale), urgent)| Seg {
+        |(f, seq, ack, win, len, (ts, sack, mss, scale, counters), urgent)| Seg {
             flags: Flags(f),
             seq,
             ack,
@@ -59,6 +61,7 @@ fn segment() -> impl Strategy<Value = Seg> {
             urgent,
             gso: None,
             ecn: EcnField::of_bits((win >> 4) as u8),
+            counters,
         },
     )
 }
@@ -188,7 +191,7 @@ proptest! {
 
     #[test]
     fn arbitrary_segments_do_not_break_time_wait(
-        flags in any::<u8>(),
+        flags in 0u16..0x200,
         seq in any::<u32>(),
         ts in proptest::option::of(any::<u32>()),
         len in 0usize..3000,

@@ -9,7 +9,7 @@
 //! +-------------------------------+
 //! | acknowledgement number        |
 //! +-----+----+----+---------------+
-//! |words|  0 |flags| window       |     data offset in words of 4 bytes, 5 to 15
+//! |words| 0 | flags | window      |     data offset in words of 4 bytes, 5 to 15; nine flags
 //! +-----+----+----+---------------+
 //! | checksum      | urgent pointer|
 //! +---------------+---------------+
@@ -23,7 +23,7 @@ mod options;
 use crate::WireError;
 pub use fast_open::{FastOpen, FastOpenCookie};
 use fulmar_base::SeqNum;
-pub use options::{Options, SackBlocks, Timestamps};
+pub use options::{EcnCounters, EcnOrder, Options, SackBlocks, Timestamps};
 
 /// Length of a header without options.
 pub const HEADER_BYTES: usize = 20;
@@ -34,7 +34,7 @@ pub const CHECKSUM_OFFSET: usize = 16;
 
 /// The control bits of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Flags(pub u8);
+pub struct Flags(pub u16);
 
 impl Flags {
     /// No more data from the sender.
@@ -53,9 +53,15 @@ impl Flags {
     pub const ECE: Flags = Flags(0x40);
     /// Congestion window reduced (RFC 3168).
     pub const CWR: Flags = Flags(0x80);
+    /// Accurate ECN (RFC 9768).
+    pub const AE: Flags = Flags(0x100);
+
+    /// The flags of ECN. Between the handshakes of RFC 9768 they are the field ACE.
+    pub const ECN: Flags = Flags(0x1c0);
+    const ECN_SHIFT: u16 = 6;
 
     /// Letters in the order of `tcpdump`.
-    const LETTERS: [(Flags, &'static str); 8] = [
+    const LETTERS: [(Flags, &'static str); 9] = [
         (Flags::SYN, "S"),
         (Flags::FIN, "F"),
         (Flags::RST, "R"),
@@ -64,7 +70,26 @@ impl Flags {
         (Flags::URG, "U"),
         (Flags::ECE, "E"),
         (Flags::CWR, "C"),
+        (Flags::AE, "e"),
     ];
+
+    /// The flags whose field ACE (RFC 9768 section 3.2) is the lower three bits of `count`.
+    #[inline]
+    pub const fn of_ace(count: u8) -> Flags {
+        Flags((count as u16 & 7) << Flags::ECN_SHIFT)
+    }
+
+    /// The field ACE (RFC 9768 section 3.2): AE, CWR and ECE as a number below 8.
+    #[inline]
+    pub const fn ace(self) -> u8 {
+        (self.0 >> Flags::ECN_SHIFT & 7) as u8
+    }
+
+    /// The flags in octets 12 and 13 of a header.
+    #[inline]
+    const fn of_octets(offset: u8, flags: u8) -> Flags {
+        Flags(u16::from_be_bytes([offset & 1, flags]))
+    }
 
     /// Whether all of `other` are set.
     #[inline]
@@ -164,7 +189,7 @@ impl Header {
             dst_port: u16::from_be_bytes([h[2], h[3]]),
             seq: SeqNum(u32::from_be_bytes([h[4], h[5], h[6], h[7]])),
             ack: SeqNum(u32::from_be_bytes([h[8], h[9], h[10], h[11]])),
-            flags: Flags(h[13]),
+            flags: Flags::of_octets(h[12], h[13]),
             window: u16::from_be_bytes([h[14], h[15]]),
             urgent: u16::from_be_bytes([h[18], h[19]]),
             options: Options::parse(options)?,
@@ -179,7 +204,11 @@ impl Header {
         let h = bytes.first_chunk::<HEADER_BYTES>()?;
         let header_bytes = usize::from(h[12] >> 4) << 2;
         let seq = SeqNum(u32::from_be_bytes([h[4], h[5], h[6], h[7]]));
-        (header_bytes >= HEADER_BYTES).then_some((seq, Flags(h[13]), header_bytes))
+        (header_bytes >= HEADER_BYTES).then_some((
+            seq,
+            Flags::of_octets(h[12], h[13]),
+            header_bytes,
+        ))
     }
 
     /// Length of the header that [`Header::emit`] writes, a multiple of 4 from 20 to 60.
@@ -190,7 +219,8 @@ impl Header {
 
     /// Writes the header with a checksum field of zero and returns its length.
     ///
-    /// SACK blocks that do not fit in the 40 bytes of options are omitted, starting with the last.
+    /// SACK blocks that do not fit in the 40 bytes of options are omitted, starting with the last. AccECN counters
+    /// take what these leave.
     ///
     /// Errors: [`WireError::Truncated`] under [`Header::header_bytes`] bytes.
     #[inline]
@@ -204,8 +234,9 @@ impl Header {
         h[4..8].copy_from_slice(&self.seq.0.to_be_bytes());
         h[8..12].copy_from_slice(&self.ack.0.to_be_bytes());
         // At most 60; in words of 4 bytes in the upper half of the byte: a shift by 2.
-        h[12] = (header_bytes as u8) << 2;
-        h[13] = self.flags.0;
+        let [flags_high, flags_low] = self.flags.0.to_be_bytes();
+        h[12] = (header_bytes as u8) << 2 | flags_high & 1;
+        h[13] = flags_low;
         h[14..16].copy_from_slice(&self.window.to_be_bytes());
         h[16..18].copy_from_slice(&[0, 0]);
         h[18..20].copy_from_slice(&self.urgent.to_be_bytes());

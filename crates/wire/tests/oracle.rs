@@ -164,7 +164,7 @@ proptest! {
         v6: bool,
         addresses: (u128, u128),
         numbers: (u32, u32),
-        flags: u8,
+        flags in 0u16..0x200,
         syn: bool,
         blocks in 0..5u32,
         payload in payload(),
@@ -197,8 +197,8 @@ proptest! {
         prop_assert_eq!(theirs.payload(), &payload[..]);
         prop_assert_eq!((theirs.sequence_number(), theirs.acknowledgment_number()), numbers);
         let they_say = [theirs.fin(), theirs.syn(), theirs.rst(), theirs.psh(), theirs.ack(),
-            theirs.urg(), theirs.ece(), theirs.cwr()];
-        let bits = they_say.iter().enumerate().map(|(i, set)| u8::from(*set) << i).sum::<u8>();
+            theirs.urg(), theirs.ece(), theirs.cwr(), theirs.ns()];
+        let bits = they_say.iter().enumerate().map(|(i, set)| u16::from(*set) << i).sum::<u16>();
         prop_assert_eq!((bits, theirs.window_size(), theirs.urgent_pointer()), (flags, 1000, 9));
         let (src, dst) = addresses;
         let h = theirs.to_header();

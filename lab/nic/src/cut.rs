@@ -212,14 +212,14 @@ impl Template {
         };
         let seq = u32::from_be_bytes([h[4], h[5], h[6], h[7]]).wrapping_add(done as u32);
         h[TCP_SEQ..TCP_SEQ + 4].copy_from_slice(&seq.to_be_bytes());
-        let mut flags = tcp::Flags(h[TCP_FLAGS]);
+        let mut flags = tcp::Flags(h[TCP_FLAGS].into());
         if !is_last {
             flags = flags.without(tcp::Flags::FIN | tcp::Flags::PSH);
         }
         if done > 0 {
             flags = flags.without(tcp::Flags::CWR);
         }
-        h[TCP_FLAGS] = flags.0;
+        h[TCP_FLAGS] = flags.0 as u8;
     }
 }
 

@@ -99,7 +99,7 @@ impl Spec {
             dst_port: self.ports.1,
             seq: SeqNum(self.seq),
             ack: self.ack,
-            flags: tcp::Flags(self.flags),
+            flags: tcp::Flags(self.flags.into()),
             window: 500,
             urgent: 0,
             options,

@@ -37,7 +37,7 @@ impl Urgency {
         rewritten(p, pool, |head| {
             let Some(at) = segment_at(head, frame_bytes) else { return };
             let Some(tcp) = head.get_mut(at..at + TCP_BYTES) else { return };
-            let flags = u16::from_be_bytes([tcp[FLAGS], tcp[FLAGS + 1] | Flags::URG.0]);
+            let flags = u16::from_be_bytes([tcp[FLAGS], tcp[FLAGS + 1] | Flags::URG.0 as u8]);
             for (field, value) in [(FLAGS, flags), (POINTER, pointer)] {
                 let new = value.to_be_bytes();
                 let old = [tcp[field], tcp[field + 1]];

@@ -1,12 +1,12 @@
 //! What a shard does with pending connections: see `pending.rs`.
 
-use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId};
+use fulmar_base::{Counter, DropReason, Instant, Probe, SeqNum, SlotId};
 use fulmar_ip::{InvokingPacket, SentError};
 use fulmar_socket::{SocketError, Step};
 use fulmar_tcp::{Tcb, reset_for};
-use fulmar_wire::tcp;
 
 use crate::layers::Core;
+use crate::listen::Syn;
 use crate::listen::pending::{Decision, Pending, PendingId, PendingQueue, PendingSyn};
 use crate::net::{Net, Sink};
 use crate::shard::Shard;
@@ -30,14 +30,20 @@ impl Tcp {
         &mut self,
         now: Instant,
         listener: SlotId,
-        (key, syn): (FlowKey, &tcp::Header),
-        min_iss: Option<SeqNum>,
+        syn: &Syn,
         core: &mut Core<P>,
     ) -> Result<(), DropReason> {
         let Core { sockets, wheel, .. } = core;
         let Some(queue) = queue_of(sockets, listener) else { return Err(DropReason::TcpNoSocket) };
         let deadline = now + queue.limits.timeout;
-        let entry = PendingSyn { key, listener, syn: *syn, min_iss, is_taken: false };
+        let entry = PendingSyn {
+            key: syn.key,
+            listener,
+            syn: syn.header,
+            ecn: syn.ecn,
+            min_iss: syn.min_iss,
+            is_taken: false,
+        };
         self.pending.add(queue, entry, deadline)?;
         queue.timer = Some(wheel.schedule(queue.timer, TimerKey::Pending(listener), deadline));
         core.notify(listener);
@@ -95,7 +101,8 @@ impl Tcp {
         let offset = core.secret.timestamp_offset(&key);
         let options = core.sockets.options_of_listener(entry.listener);
         let cfg = options.config(&core.config.tcp);
-        let tcb = Tcb::passive(&cfg, key, iss, offset, path.info, now, &entry.syn);
+        let mut tcb = Tcb::passive(&cfg, key, iss, offset, path.info, now, &entry.syn);
+        tcb.set_syn_ecn(entry.ecn);
         let mut connection = TcpEntry::new(tcb, path);
         connection.set_options(&options);
         connection.embryonic = true;

@@ -21,6 +21,7 @@ use alloc::collections::VecDeque;
 use core::net::SocketAddr;
 
 use fulmar_base::{DropReason, FlowKey, Instant, SeqNum, SlotId};
+use fulmar_tcp::EcnField;
 use fulmar_wire::tcp;
 use hashbrown::HashMap;
 
@@ -45,7 +46,7 @@ pub struct SynOptions {
     pub sack_permitted: bool,
     /// Timestamps.
     pub timestamps: bool,
-    /// ECN was requested (RFC 3168: ECE and CWR).
+    /// ECN was requested (RFC 3168: ECE and CWR; RFC 9768: AE, too).
     pub ecn: bool,
 }
 
@@ -92,6 +93,8 @@ pub struct PendingSyn {
     pub key: FlowKey,
     pub listener: SlotId,
     pub syn: tcp::Header,
+    /// The ECN field of its IP packet.
+    pub ecn: EcnField,
     /// What our initial sequence number must not be before.
     pub min_iss: Option<SeqNum>,
     /// The program knows of it.

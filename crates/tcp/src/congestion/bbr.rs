@@ -11,10 +11,12 @@
 //!   [`FullPipe::update`](model::FullPipe::update).
 //! - The random parts of waiting times come from a hash of time and deliveries: the engine has no
 //!   randomness.
-//! - The draft responds to the share of marked bytes. RFC 3168 reports one mark per round trip, which counts as a
-//!   lossy round, and ends Startup and a probe for bandwidth.
+//! - The draft leaves the response to ECN open. To the share of marked bytes, which accurate feedback tells, it is
+//!   that of [`ecn`]. RFC 3168 reports one mark per round trip, which counts as a lossy round, and ends Startup and a
+//!   probe for bandwidth.
 
 mod bounds;
+mod ecn;
 mod model;
 mod states;
 #[cfg(test)]
@@ -26,6 +28,7 @@ use crate::rtt::nanos;
 use alloc::boxed::Box;
 use bounds::{Bounds, Latest, LossRound, Undo};
 use core::ops::{Deref, DerefMut};
+use ecn::Marks;
 use fulmar_base::{Duration, Instant};
 use model::{Acked, Aggregation, Dice, FullPipe, INFINITE, MaxBandwidth, MinRtt, Rounds, percent};
 use states::{Cycle, ProbeRtt, State};
@@ -71,6 +74,7 @@ pub(crate) struct Machine {
     bounds: Bounds,
     latest: Latest,
     loss: LossRound,
+    marks: Marks,
     undo: Undo,
     /// BBR.prior_cwnd.
     prior_cwnd: u64,
@@ -98,6 +102,7 @@ impl Bbr {
             bounds: Bounds::new(),
             latest: Latest::default(),
             loss: LossRound::default(),
+            marks: Marks::new(),
             undo: Undo::new(),
             prior_cwnd: 0,
             dice: Dice::default(),
@@ -123,6 +128,7 @@ impl Machine {
     fn update_model(&mut self, s: &Sample) {
         self.update_latest(s);
         self.rounds.update(s.prior_delivered, s.total_delivered);
+        self.update_marks(s);
         self.max_rate.update(s.rate, s.is_app_limited);
         self.adapt_short_term();
         self.aggregation.update(&Acked {
@@ -241,9 +247,12 @@ impl Controller for Bbr {
         self.loss.is_recovering = true;
     }
 
+    /// [`ecn`] responds to the share, if it is known.
     fn on_ecn(&mut self, now: Instant) {
-        self.note_loss();
-        self.end_acceleration(now);
+        if !self.marks.is_eligible {
+            self.note_loss();
+            self.end_acceleration(now);
+        }
     }
 
     fn on_repaired_loss(&mut self) {

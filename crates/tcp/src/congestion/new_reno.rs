@@ -19,6 +19,13 @@ impl NewReno {
     pub(super) fn new(window: Window) -> NewReno {
         NewReno { window, acked: 0, saved: None }
     }
+
+    /// Reduces the window because of marks: never spurious.
+    pub(super) fn reduce_to(&mut self, bytes: u64) {
+        self.saved = None;
+        self.window.reduce_to(bytes);
+        self.acked = 0;
+    }
 }
 
 impl Controller for NewReno {
@@ -52,11 +59,9 @@ impl Controller for NewReno {
         self.acked = 0;
     }
 
-    /// RFC 8511 section 3.1: four fifths of the window. Never spurious.
+    /// RFC 8511 section 3.1: four fifths of the window.
     fn on_ecn(&mut self, _now: Instant) {
-        self.saved = None;
-        self.window.reduce_to(self.window.cwnd.saturating_mul(4) / 5);
-        self.acked = 0;
+        self.reduce_to(self.window.cwnd.saturating_mul(4) / 5);
     }
 
     fn on_timeout(&mut self) {

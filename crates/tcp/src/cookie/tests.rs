@@ -1,6 +1,6 @@
 use super::*;
 use crate::Tcb;
-use crate::contract::{Env, Events, State};
+use crate::contract::{EcnField, Env, Events, State};
 use fulmar_base::FlowKey;
 use fulmar_mbuf::{Chain, Pool, PoolConfig};
 use proptest::prelude::*;
@@ -36,7 +36,11 @@ fn all_options() -> Options {
 }
 
 fn answer(cfg: &Config, syn: &Header, now: Instant) -> Header {
-    cookie_syn_ack(cfg, &PATH, &BUDGET, syn, now, HASHES, mac)
+    cookie_syn_ack(cfg, &PATH, &BUDGET, plain(syn), now, HASHES, mac)
+}
+
+fn plain(header: &Header) -> Syn<'_> {
+    Syn { header, ecn: EcnField::NotEct }
 }
 
 /// The ACK that answers a SYN,ACK.
@@ -83,18 +87,19 @@ proptest! {
         options in options(),
         (iss, ms, base) in any::<(u32, u32, u32)>(),
         is_v6: bool,
-        asks_ecn: bool,
+        asks in proptest::sample::select(&[0u8, 3, 7]),
         later in 0u64..64_000,
     ) {
         let cfg = Config::default();
         let path = PathInfo { ip_header_bytes: if is_v6 { 40 } else { 20 }, ..PATH };
         let mut syn = Header { seq: SeqNum(iss), ..syn(options) };
-        if asks_ecn {
-            syn.flags |= Flags::ECE | Flags::CWR;
-        }
+        syn.flags |= Flags::of_ace(asks);
         let now = Instant::from_millis(ms.into());
-        let reply = cookie_syn_ack(&cfg, &path, &BUDGET, &syn, now, CookieHashes { base, ts_offset: OFFSET }, mac);
-        let ack = ack_of(&syn, &reply);
+        let reply = cookie_syn_ack(&cfg, &path, &BUDGET, plain(&syn), now, CookieHashes { base, ts_offset: OFFSET }, mac);
+        let mut ack = ack_of(&syn, &reply);
+        if asks == 7 {
+            ack.flags |= Flags::of_ace(2);
+        }
         let then = now + Duration::from_millis(later);
         let CookieVerdict::Valid(back) = check_cookie(&cfg, is_v6, &ack, then, base, mac) else {
             panic!("not valid");
@@ -112,8 +117,12 @@ proptest! {
         prop_assert_eq!(got.sack_permitted, options.sack_permitted && carried);
         prop_assert_eq!(reply.options.sack_permitted, got.sack_permitted);
         prop_assert_eq!(got.timestamps.is_some(), carried);
-        prop_assert_eq!(asks(back.flags), asks_ecn && carried);
-        prop_assert_eq!(reply.flags.contains(Flags::ECE), asks_ecn && carried);
+        let (restored, answer) = match asks {
+            7 => (7, 2),
+            3 if carried => (3, 1),
+            _ => (0, 0),
+        };
+        prop_assert_eq!((back.flags.ace(), reply.flags.ace()), (restored, answer));
     }
 
     #[test]
@@ -205,8 +214,15 @@ fn data_after_a_lost_handshake_ack_is_distinguished_from_a_forgery() {
 #[test]
 fn a_cookie_offers_an_initial_window_or_beyond_the_limit_a_page() {
     let budget = WindowBudget { limit_bytes: 10, granted_bytes: 20 };
-    let reply =
-        cookie_syn_ack(&Config::default(), &PATH, &budget, &syn(all_options()), at(1), HASHES, mac);
+    let reply = cookie_syn_ack(
+        &Config::default(),
+        &PATH,
+        &budget,
+        plain(&syn(all_options())),
+        at(1),
+        HASHES,
+        mac,
+    );
     assert_eq!(reply.window, 4096);
     assert_eq!(answer(&Config::default(), &syn(all_options()), at(1)).window, 14_600);
 }

@@ -42,6 +42,7 @@ impl Tcb {
         self.times.last_received_at = env.now;
         let was_opening = matches!(self.state, State::SynReceived);
         if was_opening {
+            self.on_handshake_ack_ecn(seg.hdr, env.counters);
             self.become_established(env, seg);
         }
         if ahead > 0 || !seg.hdr.options.sack.is_empty() {
@@ -59,9 +60,15 @@ impl Tcb {
         news.dsack = self.process_sack(seg.hdr, &mut news.delivered);
         self.count_reported(seg.hdr, &news);
         news.has_sack = !seg.hdr.options.sack.is_empty();
+        if !was_opening {
+            news.marked = self.decode_marks(seg.hdr, news.delivered.bytes, env);
+        }
         self.update_window(seg, news.moved > 0);
         news.duplicate = ahead == 0 && self.is_duplicate(seg, window_before);
         self.recover_on_ack(seg.hdr, &news, env);
+        if news.marked > 0 {
+            self.on_ecn_marks(env);
+        }
         if news.moved > 0 {
             if cwnd_limited || matches!(mode, Mode::Loss) {
                 self.grow_window(env, mode, news.moved, &news.delivered);
@@ -164,7 +171,7 @@ impl Tcb {
             self.grow_window(env, Mode::Open, moved, &delivered);
         }
         if self.delivery.is_on() {
-            self.count_delivered(delivered.bytes, env.now);
+            self.count_delivered(delivered.bytes, 0, env.now);
             self.sample_delivered(&delivered, env.now);
         }
         self.writable_event()

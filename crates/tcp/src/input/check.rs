@@ -190,12 +190,19 @@ impl Tcb {
             seg.offset = seg.offset.saturating_add(1);
             return Ok(());
         }
+        if again {
+            self.on_repeated_syn_ecn(seg.hdr.flags);
+        }
         if again && self.challenge(env) {
             // Our SYN,ACK was lost or delayed: send it again with a full retransmission time-out.
             self.timers.stop(Timer::Retransmit);
             self.due.ack = false;
             self.due.syn = true;
             return Err(DropReason::TcpDuplicate);
+        }
+        if seg.hdr.seq == self.irs && seg.hdr.flags.contains(Flags::ACK) {
+            // The peer's SYN,ACK again: our ACK was lost, perhaps for its option.
+            self.stop_ecn_option();
         }
         self.challenge(env);
         Err(DropReason::TcpBlindSyn)

@@ -2,7 +2,7 @@
 //! without unusual flags or options. Nearly every segment of a bulk transfer takes it.
 
 use crate::Tcb;
-use crate::contract::{Env, Events, State};
+use crate::contract::{EcnField, Env, Events, State};
 use fulmar_mbuf::Chain;
 use fulmar_wire::tcp::{Flags, Header};
 
@@ -18,10 +18,11 @@ impl Tcb {
             _ => false,
         };
         let usual = state
-            && hdr.flags.without(Flags::PSH) == Flags::ACK
+            && hdr.flags.without(Flags::PSH) == self.ecn.predicted
             && hdr.seq == self.peer_seq_of(self.rcv_nxt)
             && self.predicts_timestamp(hdr);
         let quiet = hdr.options.sack.is_empty()
+            && hdr.options.ecn.is_none()
             && self.recovery.is_quiet()
             && self.sacked.is_clean()
             && self.recv.out_of_order_bytes() == 0
@@ -30,6 +31,13 @@ impl Tcb {
         let acks = ahead >= 0 && ahead.unsigned_abs() <= self.flight();
         // An ACK that does not advance `snd_una` may be a duplicate or a window update: slow path.
         usual && quiet && acks && (ahead > 0 || len > 0) && len as u64 <= self.rcv_wnd()
+    }
+
+    /// Whether the ECN field is the usual one.
+    #[inline]
+    pub(super) fn is_predicted_field(&self, field: EcnField, len: usize) -> bool {
+        let is_usual = len == 0 || field == self.ecn.received.last || !self.ecn.is_accurate();
+        is_usual && field != EcnField::Ce
     }
 
     #[inline]
@@ -70,6 +78,10 @@ impl Tcb {
         }
         if hdr.flags.contains(Flags::PSH) {
             self.record_push(self.rcv_nxt, payload.len());
+        }
+        if self.ecn.is_accurate() {
+            let field = self.ecn.received.last;
+            self.ecn.received.note_bytes(field, payload.len());
         }
         let events = events | self.store_in_order(env, payload);
         self.tune_recv_buffer(env, hdr);

@@ -42,6 +42,7 @@ impl Tcb {
         } else {
             // Simultaneous open (section 3.5, figure 8): answer with SYN,ACK.
             self.state = State::SynReceived;
+            self.set_syn_ecn(seg.ecn);
             self.due.syn = true;
             Ok(())
         }
@@ -57,6 +58,7 @@ impl Tcb {
         // Must precede `on_new_ack`, which resets the backoff that shows a retransmitted SYN.
         self.become_established(env, seg);
         self.report_syn_ack(seg.hdr, moved);
+        self.on_syn_ack_ecn(seg.hdr, seg.ecn, env.counters);
         seg.events |= self.on_new_ack(env, seg.hdr, moved);
         self.settle_syn_data();
         self.due.ack = true;

@@ -119,21 +119,22 @@ impl Tcb {
         if may_send { self.plan_new() } else { None }
     }
 
-    /// Payload of a full segment: less than `mss` while SACK blocks are to be reported.
+    /// Payload of a full segment: less than `mss` while SACK blocks or counters of ECN are to be reported.
     #[inline]
     pub(crate) fn full_segment_bytes(&self) -> usize {
-        if self.sack_on && (self.recv.out_of_order_bytes() > 0 || self.dsack_due.is_some()) {
+        let has_blocks = self.recv.out_of_order_bytes() > 0 || self.dsack_due.is_some();
+        if (self.sack_on && has_blocks) || self.is_ecn_option_due() {
             return self.segment_bytes.saturating_sub(40).max(1);
         }
         self.mss as usize
     }
 
     /// Payload of the largest segment to emit: a whole number of full segments. A single one while
-    /// SACK blocks are to be reported, since segmentation would repeat them in every packet. A paced
+    /// options are to be reported, since segmentation would repeat them in every packet. A paced
     /// connection has smaller ones.
     #[inline]
     fn largest_payload_bytes(&self, full: usize) -> usize {
-        if full < self.mss as usize {
+        if full < self.mss as usize || self.ecn_forbids_offload() {
             full
         } else {
             self.super_bytes.min(self.pacing.quantum_bytes).max(full)

@@ -8,7 +8,9 @@
 use fulmar_base::{Counter, Counters, DropReason, Duration, FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
 use fulmar_tcp::*;
-use fulmar_wire::tcp::{FastOpen, FastOpenCookie, Flags, Header, Timestamps};
+use fulmar_wire::tcp::{
+    EcnCounters, EcnOrder, FastOpen, FastOpenCookie, Flags, Header, Timestamps,
+};
 use std::collections::VecDeque;
 
 pub const OUR_ISS: SeqNum = SeqNum(u32::MAX - 300);
@@ -39,6 +41,8 @@ pub struct Seg {
     pub gso: Option<u16>,
     /// The ECN field of its IP packet.
     pub ecn: EcnField,
+    /// AccECN counters: bytes with ECT(0), CE, ECT(1).
+    pub counters: Option<(u32, u32, u32)>,
 }
 
 pub fn flags(letters: &str) -> Flags {
@@ -52,6 +56,7 @@ pub fn flags(letters: &str) -> Flags {
             'U' => Flags::URG,
             'E' => Flags::ECE,
             'W' => Flags::CWR,
+            'e' => Flags::AE,
             c => panic!("no flag {c}"),
         }
     })
@@ -116,6 +121,10 @@ impl Emit for Out {
             urgent: h.urgent,
             gso: seg.offload.gso.map(|g| g.segment_bytes),
             ecn: if seg.ecn_capable { EcnField::Ect0 } else { EcnField::NotEct },
+            counters: h
+                .options
+                .ecn
+                .map(|o| (o.ect0().unwrap_or(0), o.ce().unwrap_or(0), o.ect1().unwrap_or(0))),
         });
         Ok(())
     }
@@ -417,6 +426,8 @@ pub fn header(s: &Seg) -> Header {
     h.options.sack_permitted = s.sack_ok;
     h.options.fast_open = s.fo;
     h.options.timestamps = s.ts.map(|(value, echo)| Timestamps { value, echo });
+    h.options.ecn =
+        s.counters.map(|(ect0, ce, ect1)| EcnCounters::full(EcnOrder::Ect0First, ect0, ce, ect1));
     for b in &s.sack {
         h.options.sack.push((OUR_ISS + b.0, OUR_ISS + b.1));
     }

@@ -1,9 +1,10 @@
 //! TCP options: MSS (RFC 9293 section 3.7.1), window scale and timestamps (RFC 7323), SACK (RFC
-//! 2018), Fast Open (RFC 7413).
+//! 2018), Fast Open (RFC 7413), AccECN (RFC 9768).
 //!
 //! ```text
 //! kind 0 end | 1 no-op | 2 MSS (4 bytes) | 3 window scale (3) | 4 SACK permitted (2)
 //!      5 SACK (2 + 8 per block) | 8 timestamps (10) | 34 Fast Open (2 to 18)
+//!      172, 174 AccECN (2 + 3 per counter)
 //! ```
 //!
 //! Emitted in an order that aligns all values, without an end-of-list option:
@@ -16,6 +17,8 @@
 //! | 1  3  3  shift|                                                 4, if any
 //! | 34 len | cookie ...  | 1  1 |                                   4 to 20, if any
 //! | 1  1  5  len  | left          | right         | ...             4 + 8 per block that fits
+//! | 172 11 three counters of 3 bytes........... 1 |                 12, or
+//! | 172 8  two counters           |                                 8, if that is what is left
 //! ```
 
 use super::fast_open::{EXPERIMENT, EXPERIMENT_ID, FAST_OPEN, FastOpen};
@@ -29,10 +32,14 @@ const WINDOW_SCALE: u8 = 3;
 const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
+/// AccECN with ECT(0) first, and with ECT(1) first.
+const ACCECN0: u8 = 172;
+const ACCECN1: u8 = 174;
 
 /// Maximum length of the options.
 const MAX_OPTION_BYTES: usize = 40;
 const BLOCK_BYTES: usize = 8;
+const COUNTER_BYTES: usize = 3;
 
 /// The start of the options of nearly every segment: the layout of RFC 7323 appendix A.
 const PADDED_TIMESTAMPS: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
@@ -88,6 +95,72 @@ impl SackBlocks {
     }
 }
 
+/// Which counter of an AccECN option comes first; the last ones may be left out.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum EcnOrder {
+    /// ECT(0), CE, ECT(1): kind 172.
+    Ect0First,
+    /// ECT(1), CE, ECT(0): kind 174.
+    Ect1First,
+}
+
+/// Up to three byte counters of an AccECN option (RFC 9768 section 3.2.3), 24 bits each.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct EcnCounters {
+    /// What the first counter is of.
+    pub order: EcnOrder,
+    /// How many counters there are: at most three.
+    len: u8,
+    /// In wire order; unused ones are zero, so that derived equality is correct.
+    counters: [[u8; COUNTER_BYTES]; 3],
+}
+
+impl EcnCounters {
+    /// All three. The lower 24 bits of each are sent.
+    pub fn full(order: EcnOrder, ect0: u32, ce: u32, ect1: u32) -> EcnCounters {
+        let [first, last] = match order {
+            EcnOrder::Ect0First => [ect0, ect1],
+            EcnOrder::Ect1First => [ect1, ect0],
+        };
+        let counters = [first, ce, last].map(|n| {
+            let [_, a, b, c] = n.to_be_bytes();
+            [a, b, c]
+        });
+        EcnCounters { order, len: 3, counters }
+    }
+
+    /// The whole counters of an option; what is left over counts as padding.
+    fn parse(order: EcnOrder, value: &[u8]) -> EcnCounters {
+        let mut parsed = EcnCounters { order, len: 0, counters: [[0; COUNTER_BYTES]; 3] };
+        let (whole, _) = value.as_chunks::<COUNTER_BYTES>();
+        for (slot, counter) in parsed.counters.iter_mut().zip(whole) {
+            *slot = *counter;
+            parsed.len = parsed.len.wrapping_add(1);
+        }
+        parsed
+    }
+
+    fn counter(&self, at: usize) -> Option<u32> {
+        let [a, b, c] = *self.counters.get(..usize::from(self.len))?.get(at)?;
+        Some(u32::from_be_bytes([0, a, b, c]))
+    }
+
+    /// Bytes that arrived with CE.
+    pub fn ce(&self) -> Option<u32> {
+        self.counter(1)
+    }
+
+    /// Bytes that arrived with ECT(0).
+    pub fn ect0(&self) -> Option<u32> {
+        self.counter(if self.order == EcnOrder::Ect0First { 0 } else { 2 })
+    }
+
+    /// Bytes that arrived with ECT(1).
+    pub fn ect1(&self) -> Option<u32> {
+        self.counter(if self.order == EcnOrder::Ect0First { 2 } else { 0 })
+    }
+}
+
 /// The options of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Options {
@@ -103,6 +176,8 @@ pub struct Options {
     pub sack: SackBlocks,
     /// Fast Open; SYN only.
     pub fast_open: Option<FastOpen>,
+    /// AccECN byte counters.
+    pub ecn: Option<EcnCounters>,
 }
 
 impl Options {
@@ -155,6 +230,8 @@ impl Options {
             (WINDOW_SCALE, &[shift]) => self.window_scale = Some(shift),
             (SACK_PERMITTED, []) => self.sack_permitted = true,
             (SACK, blocks) => self.take_sack(blocks),
+            (ACCECN0, value) => self.ecn = Some(EcnCounters::parse(EcnOrder::Ect0First, value)),
+            (ACCECN1, value) => self.ecn = Some(EcnCounters::parse(EcnOrder::Ect1First, value)),
             (TIMESTAMPS, &[a, b, c, d, e, f, g, h]) => {
                 self.timestamps = Some(Timestamps {
                     value: u32::from_be_bytes([a, b, c, d]),
@@ -186,9 +263,34 @@ impl Options {
     /// Length of the options that [`Options::emit`] writes, a multiple of 4 up to 40.
     #[inline]
     pub fn bytes(&self) -> usize {
+        self.bytes_without_ecn().saturating_add(self.ecn_bytes())
+    }
+
+    #[inline]
+    fn bytes_without_ecn(&self) -> usize {
         let blocks = self.sack_blocks_that_fit();
         let sack = if blocks == 0 { 0 } else { (blocks << 3).saturating_add(4) };
         self.bytes_without_sack().saturating_add(sack)
+    }
+
+    /// Length of the AccECN option with its padding: three counters if there is space for them, else two
+    /// (RFC 9768 section 3.2.3.3: SACK comes first).
+    #[inline]
+    fn ecn_bytes(&self) -> usize {
+        if self.ecn.is_none() {
+            return 0;
+        }
+        match MAX_OPTION_BYTES.saturating_sub(self.bytes_without_ecn()) {
+            12.. => 12,
+            8.. => 8,
+            _ => 0,
+        }
+    }
+
+    /// Whether [`Options::emit`] writes the AccECN option.
+    #[inline]
+    pub fn sends_ecn(&self) -> bool {
+        self.ecn_bytes() > 0
     }
 
     /// At most 40.
@@ -244,7 +346,30 @@ impl Options {
             padded.take(option.padded_bytes()).try_for_each(|byte| out.put([byte]))?;
         }
         self.emit_sack(&mut out)?;
+        if let Some(ecn) = &self.ecn {
+            self.emit_ecn(ecn, &mut out)?;
+        }
         Ok(self.bytes())
+    }
+
+    fn emit_ecn(&self, ecn: &EcnCounters, out: &mut Writer<'_>) -> Result<(), WireError> {
+        let kind = if ecn.order == EcnOrder::Ect0First { ACCECN0 } else { ACCECN1 };
+        let [first, ce, last] = ecn.counters;
+        match self.ecn_bytes() {
+            12 => {
+                out.put([kind, 11])?;
+                out.put(first)?;
+                out.put(ce)?;
+                out.put(last)?;
+                out.put([NOP])
+            }
+            8 => {
+                out.put([kind, 8])?;
+                out.put(first)?;
+                out.put(ce)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn emit_sack(&self, out: &mut Writer<'_>) -> Result<(), WireError> {

@@ -258,7 +258,7 @@ fn flags_are_displayed_as_letters() {
     let text = |f: Flags| format!("{f} {f:?}");
     assert_eq!(text(Flags::SYN | Flags::ACK), "SA SA");
     assert_eq!(text(Flags::FIN | Flags::PSH | Flags::ACK), "FPA FPA");
-    assert_eq!(text(Flags(0xff)), "SFRPAUEC SFRPAUEC");
+    assert_eq!(text(Flags(0x1ff)), "SFRPAUECe SFRPAUECe");
     assert_eq!(text(Flags::default()), "- -");
 }
 
@@ -270,6 +270,58 @@ fn flags_are_sets() {
     assert!(!flags.contains(Flags::SYN | Flags::FIN) && flags.intersects(Flags::SYN | Flags::FIN));
     assert!(!flags.intersects(Flags::FIN | Flags::RST));
     assert_eq!(flags.without(Flags::SYN), Flags::ACK);
+}
+
+#[test]
+fn the_field_ace_is_three_flags_across_two_octets() {
+    for ace in 0..8u8 {
+        let flags = Flags::ACK | Flags::of_ace(ace);
+        assert_eq!((flags.ace(), flags.without(Flags::ECN)), (ace, Flags::ACK));
+        let mut out = [0; HEADER_BYTES];
+        Header { flags, ..Header::default() }.emit(&mut out).unwrap();
+        assert_eq!((out[12], out[13]), (0x50 | ace >> 2, (ace & 3) << 6 | 0x10));
+        assert_eq!(Header::parse(&out).unwrap().0.flags, flags);
+        assert_eq!(Header::peek(&out).unwrap().1, flags);
+    }
+    assert_eq!(Flags::of_ace(5), Flags::AE | Flags::ECE);
+    assert_eq!(Flags::of_ace(13), Flags::of_ace(5));
+}
+
+#[test]
+fn accecn_counters_follow_sack_blocks_and_take_what_they_leave() {
+    let ecn = Some(EcnCounters::full(EcnOrder::Ect0First, 0x0403_0201, 0x05, 0x0100_0001));
+    let base = Options { timestamps: Some(TIMESTAMPS), ecn, ..Options::default() };
+    let full = [172, 11, 3, 2, 1, 0, 0, 5, 0, 0, 1, 1];
+    assert_eq!(emitted(base)[32..], full);
+    let seen = Options::parse(&emitted(base)[20..]).unwrap().ecn.unwrap();
+    assert_eq!((seen.ect0(), seen.ce(), seen.ect1()), (Some(0x03_0201), Some(5), Some(1)));
+    // One block leaves 16 bytes, two leave 8, three leave none.
+    assert_eq!(emitted(Options { sack: sack(1), ..base })[44..], full);
+    assert_eq!(emitted(Options { sack: sack(2), ..base })[52..], [172, 8, 3, 2, 1, 0, 0, 5]);
+    assert_eq!(emitted(Options { sack: sack(3), ..base }).len(), 60);
+    assert!(!Options { sack: sack(3), ..base }.sends_ecn());
+    assert_eq!(emitted(Options { ecn, ..syn() })[40..], full);
+}
+
+#[test]
+fn accecn_options_of_any_length_give_their_whole_counters() {
+    let bytes = [1u8, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+    for len in 0..=bytes.len() {
+        for (kind, order) in [(172, EcnOrder::Ect0First), (174, EcnOrder::Ect1First)] {
+            let option = [&[kind, len as u8 + 2][..], &bytes[..len]].concat();
+            let ecn = Options::parse(&option).unwrap().ecn.unwrap();
+            let [first, last] = match order {
+                EcnOrder::Ect0First => [ecn.ect0(), ecn.ect1()],
+                EcnOrder::Ect1First => [ecn.ect1(), ecn.ect0()],
+            };
+            assert_eq!(ecn.order, order);
+            assert_eq!(first, (len >= 3).then_some(0x01_0203), "{len}");
+            assert_eq!(ecn.ce(), (len >= 6).then_some(0x04_0506), "{len}");
+            assert_eq!(last, (len >= 9).then_some(0x07_0809), "{len}");
+        }
+    }
+    assert_eq!(Options::parse(&[172, 1]), Err(WireError::Malformed));
+    assert_eq!(Options::parse(&[172, 5, 0]), Err(WireError::Malformed));
 }
 
 fn any_sack() -> impl Strategy<Value = SackBlocks> {
@@ -290,13 +342,18 @@ prop_compose! {
         timestamps: Option<(u32, u32)>,
         sack in any_sack(),
         fast_open in proptest::option::of((0usize..=8, any::<u8>(), any::<bool>())),
+        counters: Option<(bool, u32, u32, u32)>,
     ) -> Options {
         let timestamps = timestamps.map(|(value, echo)| Timestamps { value, echo });
         let fast_open = fast_open.map(|(pairs, byte, is_experimental)| FastOpen {
             cookie: FastOpenCookie::new(&vec![byte; 2 * pairs]),
             is_experimental,
         });
-        Options { mss, window_scale, sack_permitted, timestamps, sack, fast_open }
+        let ecn = counters.map(|(first, a, b, c)| {
+            let order = if first { EcnOrder::Ect0First } else { EcnOrder::Ect1First };
+            EcnCounters::full(order, a, b, c)
+        });
+        Options { mss, window_scale, sack_permitted, timestamps, sack, fast_open, ecn }
     }
 }
 
@@ -305,7 +362,7 @@ proptest! {
     fn any_header_round_trips_except_for_omitted_sack_blocks(
         ports: (u16, u16),
         numbers: (u32, u32),
-        flags: u8,
+        flags in 0u16..0x200,
         rest: (u16, u16),
         options in any_options(),
     ) {
@@ -332,7 +389,12 @@ proptest! {
         let full = header_bytes + sack_lead + 8 > MAX_HEADER_BYTES;
         prop_assert!(sent == options.sack.len() || full);
         let sack = parsed.options.sack;
-        prop_assert_eq!(parsed, Header { options: Options { sack, ..options }, ..header });
+        let ecn = parsed.options.ecn;
+        let counters = |o: &Options| o.ecn.and_then(|e| Some((e.order, e.ce()?)));
+        prop_assert_eq!(ecn.is_some(), options.sends_ecn());
+        prop_assert!(ecn.is_none() || counters(&parsed.options) == counters(&options));
+        prop_assert!(ecn.is_some() || options.ecn.is_none() || header_bytes > MAX_HEADER_BYTES - 8);
+        prop_assert_eq!(parsed, Header { options: Options { sack, ecn, ..options }, ..header });
     }
 
     /// The fast path for timestamps agrees with the general parser.

@@ -42,7 +42,7 @@ pub(super) fn syn(v6: bool, host: u8, port: u16, options: &Options, bits: u8) ->
         src_port: port,
         dst_port: PORT,
         seq: SeqNum(1_000_000 * u32::from(port)),
-        flags: Flags(bits),
+        flags: Flags(bits.into()),
         window: 60_000,
         options: *options,
         ..Header::default()
@@ -190,7 +190,7 @@ impl World {
 
     fn segment(&self, s: &script::Segment) -> Option<Arrival> {
         let f = self.observer.flow(s.flow)?;
-        let usual = self.in_order(&f, Flags(s.bits.value()));
+        let usual = self.in_order(&f, Flags(s.bits.value().into()));
         let options = s.options.as_ref().map_or(usual.options, |o| self.options(o, Some(&f)));
         let header = Header {
             seq: SeqNum(s.seq.to(f.peer_next.0)),

@@ -62,7 +62,7 @@ impl Script {
         offset: u64,
         payload: usize,
     ) -> Vec<Reply> {
-        let spec = Spec { seq, ack, flags: flags.0, dst: PEER, ..Spec::tcp(seq) };
+        let spec = Spec { seq, ack, flags: flags.0 as u8, dst: PEER, ..Spec::tcp(seq) };
         let mut bytes = vec![0; payload];
         pattern::fill(offset, &mut bytes);
         let frame = spec.bytes(&mut self.host.pool, &bytes);
@@ -131,7 +131,7 @@ fn acknowledgements_follow_the_rule() {
         let mine = s.open();
         for i in 0..10 {
             let seq = 100 + 1000 * i;
-            let spec = Spec { ack: mine, flags: Flags::ACK.0, dst: PEER, ..Spec::tcp(seq) };
+            let spec = Spec { ack: mine, flags: Flags::ACK.0 as u8, dst: PEER, ..Spec::tcp(seq) };
             let p = spec.packet(&mut s.host.pool, &[0; 1000], 2000);
             s.host.burst.push(p).unwrap();
         }
@@ -267,7 +267,7 @@ fn nobody_is_at_home_for_segments_of_no_connection() {
 fn the_table_of_connections_is_bounded_and_places_of_old_ones_are_used_again() {
     let mut s = Script::new(FarEnd { max_connections: 2, ..discarding() });
     let mut syn = |port: u16| {
-        let spec = Spec { flags: Flags::SYN.0, dst: PEER, ports: (port, 9), ..Spec::tcp(99) };
+        let spec = Spec { flags: Flags::SYN.0 as u8, dst: PEER, ports: (port, 9), ..Spec::tcp(99) };
         let frame = spec.bytes(&mut s.host.pool, &[]);
         s.send_bytes(&frame);
         s.replies()[0].0.flags
@@ -278,7 +278,7 @@ fn the_table_of_connections_is_bounded_and_places_of_old_ones_are_used_again() {
     let resets = s.replies();
     assert!(resets.len() == 2 && resets.iter().all(|(h, _)| h.flags.contains(Flags::RST)));
     let mut syn = |port: u16| {
-        let spec = Spec { flags: Flags::SYN.0, dst: PEER, ports: (port, 9), ..Spec::tcp(99) };
+        let spec = Spec { flags: Flags::SYN.0 as u8, dst: PEER, ports: (port, 9), ..Spec::tcp(99) };
         let frame = spec.bytes(&mut s.host.pool, &[]);
         s.send_bytes(&frame);
         s.replies()[0].0.flags

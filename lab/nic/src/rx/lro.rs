@@ -121,7 +121,7 @@ fn whole(frame: &WireFrame, seen: &Headers, frames: usize, payload: usize, flags
     pseudo.add_pseudo(seen.network.src, seen.network.dst, protocol::TCP, l4_bytes as u32);
     put(seen.network.l4 + tcp::CHECKSUM_OFFSET, pseudo.fold());
     if let Some(f) = head.get_mut(seen.network.l4 + 13) {
-        *f = flags.0;
+        *f = flags.0 as u8;
     }
     if seen.network.src.is_ipv4()
         && let Some(ip) = head.get(eth::HEADER_BYTES..seen.network.l4)

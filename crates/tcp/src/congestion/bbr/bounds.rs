@@ -121,6 +121,7 @@ impl Machine {
         if !self.latest.is_round_start {
             return;
         }
+        let by_marks = self.marked_inflight_bound();
         if self.loss.is_lossy && !self.state.is_accelerating() {
             let bounds = &mut self.bounds;
             if bounds.rate_short == INFINITE {
@@ -133,7 +134,11 @@ impl Machine {
             bounds.inflight_short =
                 self.latest.in_flight.max(percent(bounds.inflight_short, BETA_PERCENT));
         }
+        if !self.state.is_accelerating() {
+            self.bounds.inflight_short = self.bounds.inflight_short.min(by_marks);
+        }
         self.loss.is_lossy = false;
+        self.marks.is_in_round = false;
     }
 
     /// NoteLoss.
@@ -154,7 +159,8 @@ impl Machine {
         self.loss.end = lost.start.saturating_add(lost.bytes);
         if self.cycle.is_probe_sample && self.is_too_high(lost.lost, lost.tx_in_flight) {
             let in_flight = inflight_at_loss(lost);
-            self.handle_too_high(in_flight, lost);
+            let in_flight = (!lost.is_app_limited).then_some(in_flight);
+            self.handle_too_high(in_flight, lost.now);
         }
     }
 
@@ -163,17 +169,17 @@ impl Machine {
         lost > percent(tx_in_flight, LOSS_PERCENT)
     }
 
-    /// HandleInflightTooHigh.
-    fn handle_too_high(&mut self, in_flight: u64, lost: &Lost) {
+    /// HandleInflightTooHigh: so much was in flight, if the application did not limit it.
+    pub(super) fn handle_too_high(&mut self, in_flight: Option<u64>, now: Instant) {
         self.cycle.was_too_high = true;
         self.cycle.is_probe_sample = false;
-        if !lost.is_app_limited {
+        if let Some(in_flight) = in_flight {
             let least = percent(self.target_inflight(), BETA_PERCENT);
             self.bounds.inflight_long = in_flight.max(least);
         }
         if self.state == State::Up {
             self.undo.state = Some(State::Up);
-            self.start_down(lost.now);
+            self.start_down(now);
         }
     }
 
@@ -194,7 +200,10 @@ impl Machine {
 
     /// The second part of AdaptLongTermModel: without too many losses the bound rises.
     pub(super) fn raise_long_term(&mut self, s: &Sample) {
-        if self.is_too_high(s.lost, s.tx_in_flight) || self.bounds.inflight_long == INFINITE {
+        if self.is_too_high(s.lost, s.tx_in_flight)
+            || self.is_marked_too_high(s)
+            || self.bounds.inflight_long == INFINITE
+        {
             return;
         }
         self.bounds.inflight_long = self.bounds.inflight_long.max(s.tx_in_flight);

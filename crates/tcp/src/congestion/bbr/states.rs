@@ -223,6 +223,11 @@ impl Machine {
         } else if self.rounds.is_start && phase == AckPhase::ProbeStopping && self.end_probe(s) {
             return true;
         }
+        if self.cycle.is_probe_sample && self.is_marked_too_high(s) {
+            let was_up = self.state == State::Up;
+            self.handle_too_high((!s.is_app_limited).then_some(s.tx_in_flight), s.now);
+            return was_up;
+        }
         self.raise_long_term(s);
         false
     }

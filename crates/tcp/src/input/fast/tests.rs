@@ -8,7 +8,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use fulmar_base::{Counter, Counters, DropReason, Duration, FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
-use fulmar_wire::tcp::{Flags, Header, Timestamps};
+use fulmar_wire::tcp::{EcnCounters, EcnOrder, Flags, Header, Timestamps};
 use proptest::prelude::*;
 
 #[derive(Default)]
@@ -34,7 +34,12 @@ impl Emit for Out {
 /// A segment, relative to the receiver's state.
 #[derive(Clone, Debug)]
 struct Seg {
-    flags: u8,
+    flags: u16,
+    /// ACE beyond the expected value.
+    ace: u8,
+    field: EcnField,
+    /// Growth of the peer's count of marked bytes, in an option.
+    counters: Option<i32>,
     seq: i32,
     /// Acknowledgement: thousandths of the bytes in flight, and an offset to that.
     ack: (u64, i32),
@@ -71,9 +76,18 @@ fn segment() -> impl Strategy<Value = Seg> {
         prop_oneof![4 => Just(0usize), 4 => Just(1000usize), 2 => 1usize..300, 1 => 1usize..20_000];
     let stamp = prop_oneof![30 => 0..3, 1 => -2..0];
     let sack = proptest::option::weighted(0.03, (0u32..5000, 1u32..3000));
-    (flags, seq, ack, window, len, stamp, sack, 0u16..3).prop_map(
-        |(flags, seq, ack, window, len, stamp, sack, urgent)| Seg {
+    let field = prop_oneof![
+        30 => Just(EcnField::Ect0), 2 => Just(EcnField::Ce), 1 => Just(EcnField::Ect1),
+        1 => Just(EcnField::NotEct),
+    ];
+    let ace = prop_oneof![30 => Just(0u8), 1 => 0u8..8];
+    let counters = proptest::option::weighted(0.05, -2000i32..5000);
+    (flags, seq, ack, window, len, stamp, sack, 0u16..3, (ace, field, counters)).prop_map(
+        |(flags, seq, ack, window, len, stamp, sack, urgent, (ace, field, counters))| Seg {
             flags,
+            ace,
+            field,
+            counters,
             seq,
             ack,
             window,
@@ -112,7 +126,7 @@ const PATH: PathInfo =
     PathInfo { mtu: 1540, route_mtu: 1540, ip_header_bytes: 20, tso_bytes: Some(20_000) };
 
 impl Endpoint {
-    fn new(cfg: &Config, may_predict: bool) -> Endpoint {
+    fn new(cfg: &Config, syn_ack_ace: u8, may_predict: bool) -> Endpoint {
         let key = FlowKey::new("10.0.0.1:80".parse().unwrap(), "10.0.0.2:4000".parse().unwrap());
         let now = Instant::from_millis(1000);
         let mut end = Endpoint {
@@ -129,7 +143,7 @@ impl Endpoint {
         let mut syn_ack = Header {
             seq: SeqNum(u32::MAX - 5000),
             ack: end.tcb.seq_of(1),
-            flags: Flags::SYN | Flags::ACK,
+            flags: Flags::SYN | Flags::ACK | Flags::of_ace(syn_ack_ace),
             window: 50_000,
             ..Header::default()
         };
@@ -137,7 +151,7 @@ impl Endpoint {
         syn_ack.options.window_scale = Some(2);
         syn_ack.options.sack_permitted = true;
         syn_ack.options.timestamps = Some(Timestamps { value: 500, echo: 1007 });
-        let _ = end.input(&syn_ack, 0);
+        let _ = end.input(&syn_ack, EcnField::NotEct, 0);
         end.output();
         end
     }
@@ -164,17 +178,19 @@ impl Endpoint {
         chain
     }
 
-    fn input(&mut self, hdr: &Header, len: usize) -> Events {
+    fn input(&mut self, hdr: &Header, field: EcnField, len: usize) -> Events {
         let payload = if len == 0 { Chain::new() } else { self.chain(len, Purpose::Receive) };
         let may_predict = self.may_predict;
-        self.predicted += usize::from(self.tcb.is_predicted(hdr, len));
+        let is_predicted =
+            self.tcb.is_predicted_field(field, len) && self.tcb.is_predicted(hdr, len);
+        self.predicted += usize::from(is_predicted);
         self.env(|tcb, env, _| {
             if may_predict {
-                return tcb.input(env, hdr, payload);
+                return tcb.input_with_ecn(env, hdr, field, payload);
             }
             env.counters.count(Counter::TcpSegmentsIn);
             tcb.pacing.look(env.now);
-            let events = tcb.input_general(env, hdr, crate::EcnField::NotEct, payload);
+            let events = tcb.input_general(env, hdr, field, payload);
             tcb.rearm(env.now);
             events
         })
@@ -187,7 +203,7 @@ impl Endpoint {
         let mut h = Header {
             seq: SeqNum(seq),
             ack: SeqNum(t.seq_of(ack).0.wrapping_add(s.ack.1 as u32)),
-            flags: Flags(s.flags),
+            flags: Flags(s.flags) | self.ecn_flags(s),
             window: s.window,
             urgent: s.urgent,
             ..Header::default()
@@ -197,6 +213,10 @@ impl Endpoint {
             let echo = t.ts_clock(self.now).wrapping_sub(3);
             h.options.timestamps = Some(Timestamps { value, echo });
         }
+        if let Some(more) = s.counters.filter(|_| t.ecn.is_accurate()) {
+            let bytes = (t.ecn.reported.marked_bytes as i32 + more) as u32;
+            h.options.ecn = Some(EcnCounters::full(EcnOrder::Ect0First, 7, bytes, 1));
+        }
         if let Some((from, bytes)) = s.sack {
             let from = t.seq_of(t.snd_una) + from;
             h.options.sack.push((from, from + bytes));
@@ -204,12 +224,19 @@ impl Endpoint {
         h
     }
 
+    fn ecn_flags(&self, s: &Seg) -> Flags {
+        match self.tcb.ecn.mode {
+            EcnMode::Accurate => Flags::of_ace(self.tcb.ecn.reported.ace() + s.ace),
+            _ => Flags::of_ace(s.ace),
+        }
+    }
+
     /// Executes `op`; returns what the caller observes.
     fn step(&mut self, op: &Op) -> String {
         match op {
             Op::Segment(s) => {
                 let hdr = self.header(s);
-                let events = self.input(&hdr, s.len);
+                let events = self.input(&hdr, s.field, s.len);
                 return format!("{events:?}");
             }
             Op::Write(n) => {
@@ -270,7 +297,8 @@ impl Endpoint {
             t.recv_tuning,
             self.window,
         );
-        let asked = (t.due, t.user, t.errors, t.retransmits, t.mss, t.super_bytes, t.mtu_search);
+        let segments = (t.mss, t.super_bytes, t.mtu_search);
+        let asked = (t.due, t.user, t.errors, t.retransmits, segments, t.ecn);
         format!(
             "{:?} {send:?} {fin:?} {receive:?} {pushed:?} {queues:?} {times:?} {windows:?} {asked:?} \
              {readable:?} {:?} {:?}",
@@ -300,6 +328,7 @@ proptest! {
         sack in any::<bool>(),
         congestion in proptest::sample::select(CongestionControl::ALL),
         probes in any::<bool>(),
+        ace in proptest::sample::select(&[0u8, 1, 2, 3]),
         ops in proptest::collection::vec(op(), 1..120),
     ) {
         let cfg = Config {
@@ -307,11 +336,12 @@ proptest! {
             sack,
             congestion,
             mtu_probing: if probes { MtuProbing::Always } else { MtuProbing::BlackHole },
+            ecn: EcnPolicy::Ask,
             send_buffer_bytes: 60_000,
             recv_buffer_bytes: 60_000,
             ..Config::default()
         };
-        let (mut fast, mut full) = (Endpoint::new(&cfg, true), Endpoint::new(&cfg, false));
+        let (mut fast, mut full) = (Endpoint::new(&cfg, ace, true), Endpoint::new(&cfg, ace, false));
         for op in &ops {
             let told = (fast.step(op), full.step(op));
             prop_assert_eq!(told.0, told.1, "{:?}", op);
@@ -333,9 +363,10 @@ fn the_differential_test_predicts_at_least_a_sixth_of_its_segments() {
     use proptest::strategy::ValueTree;
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let (mut predicted, mut all) = (0, 0);
-    for _ in 0..50 {
+    for ace in [0, 2].into_iter().cycle().take(100) {
         let ops = proptest::collection::vec(op(), 60).new_tree(&mut runner).unwrap().current();
-        let mut end = Endpoint::new(&Config::default(), true);
+        let mut end =
+            Endpoint::new(&Config { ecn: EcnPolicy::Ask, ..Config::default() }, ace, true);
         for op in &ops {
             all += usize::from(matches!(op, Op::Segment(_)));
             let _ = end.step(op);
