@@ -325,7 +325,7 @@ const RETRY: Duration = Duration::from_millis(10);
 /// Options of commands that use TCP.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct TcpArgs {
-    /// Congestion control: cubic, reno or bbr [default: cubic]
+    /// Congestion control: cubic, reno, bbr or dctcp [default: cubic]
     #[arg(long, value_name = "NAME", value_parser = congestion)]
     congestion: Option<CongestionControl>,
     /// Explicit congestion notification: off, accept (if the peer asks) or ask [default: accept]

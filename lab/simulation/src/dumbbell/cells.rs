@@ -21,6 +21,12 @@ fn bottleneck(mbit: u64, rtt_ms: u64, queue_tenths: u64) -> Impairments {
     }
 }
 
+/// A queue that marks what has waited for longer than so many microseconds.
+fn marking(mbit: u64, rtt_ms: u64, above_us: u64) -> Impairments {
+    let aqm = Aqm::Step { above: Duration::from_micros(above_us) };
+    Impairments { aqm, ecn: true, ..bottleneck(mbit, rtt_ms, 100) }
+}
+
 /// One flow of each controller meets these.
 fn paths() -> Vec<(&'static str, Impairments)> {
     let ms = Duration::from_millis;
@@ -37,6 +43,8 @@ fn paths() -> Vec<(&'static str, Impairments)> {
             "20 Mb/s, 40 ms, CoDel, ECN",
             Impairments { aqm: Aqm::CODEL, ecn: true, ..bottleneck(20, 40, 100) },
         ),
+        ("100 Mb/s, 2 ms, marks at 0.5 ms", marking(100, 2, 500)),
+        ("100 Mb/s, 20 ms, marks at 1 ms", marking(100, 20, 1000)),
         ("20 Mb/s, 40 ms, loss 0.01 %", Impairments { loss: 0.0001, ..base.clone() }),
         ("20 Mb/s, 40 ms, loss 0.1 %", Impairments { loss: 0.001, ..base.clone() }),
         ("20 Mb/s, 40 ms, loss 1 %", Impairments { loss: 0.01, ..base.clone() }),
@@ -63,7 +71,7 @@ fn paths() -> Vec<(&'static str, Impairments)> {
 
 /// All of the table.
 pub fn cells() -> Vec<Cell> {
-    let all = CongestionControl::ALL;
+    let all = [CongestionControl::Cubic, CongestionControl::NewReno, CongestionControl::Bbr];
     let time = Duration::from_secs(30);
     let bulk = |name: String, controllers: Vec<CongestionControl>, path: &Impairments| Cell {
         name,
@@ -74,8 +82,14 @@ pub fn cells() -> Vec<Cell> {
     };
     let mut cells = Vec::new();
     for (name, path) in paths() {
-        cells.extend(all.iter().map(|c| bulk(name.into(), vec![*c], &path)));
+        let controllers = if path.ecn { CongestionControl::ALL } else { &all };
+        cells.extend(controllers.iter().map(|c| bulk(name.into(), vec![*c], &path)));
     }
+    let marked = Impairments { jitter: Duration::from_micros(50), ..marking(100, 2, 500) };
+    let controllers = CongestionControl::ALL.iter();
+    cells.extend(
+        controllers.map(|c| bulk("100 Mb/s, 2 ms, marks at 0.5 ms".into(), vec![*c; 8], &marked)),
+    );
     // Half a millisecond of jitter keeps flows from moving in step.
     let shared = Impairments { jitter: Duration::from_micros(500), ..bottleneck(50, 40, 10) };
     for flows in [2, 8, 32, 100] {
