@@ -78,3 +78,39 @@ fn a_kernel_that_asks_is_agreed_with_and_one_that_refuses_is_not() {
         assert!(!c.info().unwrap().ecn);
     });
 }
+
+/// Linux 6.18 and later.
+fn kernel_is_accurate(policy: &str) -> bool {
+    let is_known = std::fs::write("/proc/sys/net/ipv4/tcp_ecn", policy).is_ok();
+    if !is_known {
+        eprintln!("skipped: this kernel has no accurate ECN (tcp_ecn = {policy})");
+    }
+    is_known
+}
+
+#[test]
+fn feedback_is_accurate_with_a_kernel_that_has_it_whoever_asks() {
+    in_namespace!(|| {
+        if !kernel_is_accurate("3") {
+            return;
+        }
+        let ecn = EcnPolicy::Ask;
+        let stack = stack_with(3, &marking(), TcpConfig { ecn, ..TcpConfig::default() });
+        let kernel = net::TcpListener::bind((KERNEL, 80)).unwrap();
+        let c = TcpStream::connect(&stack, (KERNEL, 80)).unwrap();
+        let (s, _) = kernel.accept().unwrap();
+        pair(&c, &s);
+        let ours = TcpListener::bind(&stack, (OURS, 80)).unwrap();
+        let s = net::TcpStream::connect((OURS, 80)).unwrap();
+        let (a, _) = ours.accept().unwrap();
+        pair(&a, &s);
+        for stream in [&c, &a] {
+            let info = stream.info().unwrap();
+            assert!(info.accurate_ecn && info.ce_received > 0, "{info:?}");
+            assert!(info.ce_delivered_bytes > 0, "{info:?}");
+        }
+        let counters = stack.stat().unwrap().shard.counters;
+        assert_eq!(counters.value(Counter::TcpEcnDistrusted), 0);
+        assert_eq!(counters.value(Counter::TcpAccurateEcnOpens), 2);
+    });
+}

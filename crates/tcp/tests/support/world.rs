@@ -10,6 +10,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// xorshift64*.
+#[derive(Clone, Debug)]
 pub struct Rng(pub u64);
 
 impl Rng {
@@ -106,9 +107,84 @@ impl Link {
     }
 }
 
+/// What the network does to ECN, with random numbers of its own.
+#[derive(Clone, Debug)]
+pub struct Marks {
+    pub rng: Rng,
+    /// ECN-capable packets that are marked, in a thousand.
+    pub marked: u64,
+    /// The bottleneck marks packets that find so many bytes in the queue.
+    pub above_bytes: u64,
+    pub mangles: Mangles,
+    /// Packets that were marked.
+    pub count: u64,
+}
+
+/// How a path falsifies ECN.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mangles {
+    Nothing,
+    /// The IP field of everything becomes Not-ECT, or any value.
+    ClearsField,
+    ForgesField,
+    /// The flags of everything are cleared, or one packet in ten has any.
+    ClearsFlags,
+    ForgesFlags,
+    /// AccECN options become padding, or one in ten has any counters.
+    StripsOptions,
+    ForgesOptions,
+}
+
+impl Marks {
+    pub fn new(marked: u64, mangles: Mangles) -> Marks {
+        Marks { rng: Rng(0x5eed), marked, above_bytes: u64::MAX, mangles, count: 0 }
+    }
+
+    /// The ECN field with which a packet arrives; its flags and options may change.
+    fn pass(&mut self, bytes: &mut [u8], capable: bool, queue_bytes: u64) -> u8 {
+        let is_marked = self.rng.chance(self.marked) || queue_bytes > self.above_bytes;
+        let is_hit = self.rng.chance(100);
+        let any = self.rng.next();
+        self.count += u64::from(capable && is_marked);
+        match self.mangles {
+            Mangles::ClearsFlags => Marks::set_flags(bytes, 0),
+            Mangles::ForgesFlags if is_hit => Marks::set_flags(bytes, any as u8),
+            Mangles::StripsOptions => Marks::change_options(bytes, |option| option.fill(1)),
+            Mangles::ForgesOptions if is_hit => Marks::change_options(bytes, |option| {
+                let noise = any.to_le_bytes();
+                option[2..].iter_mut().zip(noise).for_each(|(b, n)| *b = n);
+            }),
+            _ => {}
+        }
+        match self.mangles {
+            Mangles::ClearsField => 0,
+            Mangles::ForgesField => any as u8 & 3,
+            _ if !capable => 0,
+            _ => 2 | u8::from(is_marked),
+        }
+    }
+
+    fn set_flags(bytes: &mut [u8], ace: u8) {
+        bytes[12] = bytes[12] & !1 | ace >> 2 & 1;
+        bytes[13] = bytes[13] & 0x3f | ace << 6;
+    }
+
+    fn change_options(bytes: &mut [u8], change: impl Fn(&mut [u8])) {
+        let end = usize::from(bytes[12] >> 4) * 4;
+        let mut at = 20;
+        while at < end {
+            let length = if bytes[at] < 2 { 1 } else { usize::from(bytes[at + 1]) };
+            if matches!(bytes[at], 172 | 174) {
+                change(&mut bytes[at..at + length]);
+            }
+            at += length;
+        }
+    }
+}
+
 /// Collects what a Tcb emits as bytes.
 struct Out {
-    packets: Vec<(Vec<u8>, Option<u16>)>,
+    packets: Vec<(Vec<u8>, Option<u16>, bool)>,
     room: usize,
 }
 
@@ -125,7 +201,8 @@ impl Emit for Out {
             return Err(EmitError::Full);
         }
         self.room -= 1;
-        self.packets.push((bytes, seg.offload.gso.map(|g| g.segment_bytes)));
+        let gso = seg.offload.gso.map(|g| g.segment_bytes);
+        self.packets.push((bytes, gso, seg.ecn_capable));
         Ok(())
     }
     fn space(&self) -> usize {
@@ -226,7 +303,7 @@ impl Side {
     }
 }
 
-type Event = Reverse<(Instant, u64, usize, Vec<u8>)>;
+type Event = Reverse<(Instant, u64, usize, Vec<u8>, u8)>;
 
 pub struct World {
     pub now: Instant,
@@ -235,6 +312,8 @@ pub struct World {
     pub count: u64,
     pub net: Net,
     pub link: Link,
+    /// `None`: no router marks, and nothing is falsified.
+    pub marks: Option<Marks>,
     pub rng: Rng,
     /// The passive side's Tcb is created by the first SYN, as a listener would.
     pub passive_ready: bool,
@@ -255,6 +334,7 @@ impl World {
             count: 0,
             net,
             link: Link::default(),
+            marks: None,
             rng,
             passive_ready: false,
             passive_cfg,
@@ -309,23 +389,23 @@ impl World {
         } else {
             assert!(!s.tcb.wants_output(), "output left something unsent");
         }
-        for (bytes, gso) in out.packets {
-            self.carry(i, bytes, gso);
+        for (bytes, gso, capable) in out.packets {
+            self.carry(i, bytes, gso, capable);
         }
     }
 
-    fn carry(&mut self, from: usize, bytes: Vec<u8>, gso: Option<u16>) {
+    fn carry(&mut self, from: usize, bytes: Vec<u8>, gso: Option<u16>, capable: bool) {
         match gso {
             Some(n) if !self.net.whole => {
                 for piece in cut(&bytes, usize::from(n)) {
-                    self.carry_packet(from, piece);
+                    self.carry_packet(from, piece, capable);
                 }
             }
-            _ => self.carry_packet(from, bytes),
+            _ => self.carry_packet(from, bytes, capable),
         }
     }
 
-    fn carry_packet(&mut self, from: usize, bytes: Vec<u8>) {
+    fn carry_packet(&mut self, from: usize, mut bytes: Vec<u8>, capable: bool) {
         if self.rng.chance(self.net.loss) || bytes.len() + 20 > self.net.mtu {
             return;
         }
@@ -334,27 +414,32 @@ impl World {
             let Some(at) = self.link.pass(&bottleneck, bytes.len() + 20, self.now) else { return };
             leaves = at;
         }
+        let queue_bytes = self.net.bottleneck.filter(|_| from == 0).map_or(0, |b| {
+            leaves.since(self.now).as_nanos() as u64 * b.bytes_per_s / 1_000_000_000
+        });
+        let field = self.marks.as_mut().map_or(0, |m| m.pass(&mut bytes, capable, queue_bytes));
         let copies = if self.rng.chance(self.net.duplicate) { 2 } else { 1 };
         for _ in 0..copies {
             let late =
                 if self.rng.chance(self.net.reorder) { self.rng.below(20_000_000) } else { 0 };
             let at = leaves + self.net.one_way + Duration::from_nanos(late);
             self.count += 1;
-            self.events.push(Reverse((at, self.count, 1 - from, bytes.clone())));
+            self.events.push(Reverse((at, self.count, 1 - from, bytes.clone(), field)));
         }
     }
 
-    fn deliver(&mut self, to: usize, bytes: &[u8]) {
+    fn deliver(&mut self, to: usize, bytes: &[u8], field: u8) {
         let now = self.now;
         let (hdr, n) = Header::parse(bytes).unwrap();
         if to == 1 && !self.passive_ready {
-            if hdr.flags != Flags::SYN {
+            if hdr.flags.without(Flags::ECN) != Flags::SYN {
                 return;
             }
             let path = self.sides[1].path;
             let iss = SeqNum(self.rng.next() as u32);
             self.sides[1].tcb =
                 Tcb::passive(&self.passive_cfg, keys()[1], iss, 77, path, now, &hdr);
+            self.sides[1].tcb.set_syn_ecn(EcnField::of_bits(field));
             self.passive_ready = true;
             return;
         }
@@ -368,7 +453,8 @@ impl World {
         } else {
             Chain::new()
         };
-        let events = s.env(now, |t, env| t.input(env, &hdr, payload));
+        let field = EcnField::of_bits(field);
+        let events = s.env(now, |t, env| t.input_with_ecn(env, &hdr, field, payload));
         if events.contains(Events::CONNECTED) {
             s.connected = true;
         }
@@ -393,8 +479,8 @@ impl World {
         while let Some(Reverse(e)) = self.events.peek()
             && e.0 <= self.now
         {
-            let Reverse((_, _, to, bytes)) = self.events.pop().unwrap();
-            self.deliver(to, &bytes);
+            let Reverse((_, _, to, bytes, field)) = self.events.pop().unwrap();
+            self.deliver(to, &bytes, field);
             touched[to] = true;
         }
         for (i, touched) in touched.into_iter().enumerate() {
