@@ -1,7 +1,6 @@
 //! Two engines with ECN over a network that marks, and over paths that falsify marks and feedback.
 
 #[path = "support/world.rs"]
-#[allow(dead_code)]
 mod world;
 
 use fulmar_base::{Counter, Duration};
