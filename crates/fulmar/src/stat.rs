@@ -149,7 +149,6 @@ pub fn connection(i: &Info) -> Map<String, Value> {
         "tcp_info": details(i),
         "accurate_ecn": i.accurate_ecn,
         "ce_received": i.ce_received,
-        "ce_delivered_bytes": i.ce_delivered_bytes,
     });
     v.as_object().cloned().unwrap_or_default()
 }

@@ -71,7 +71,7 @@ pub struct Info {
     pub retransmitted_bytes: u64,
     /// Bytes sent, retransmissions included.
     pub sent_bytes: u64,
-    /// Bytes delivered by ACKs that echo a mark of congestion (RFC 3168).
+    /// Bytes that the peer reports as marked with CE (RFC 9768); all of an ACK that echoes a mark, with RFC 3168.
     pub delivered_ce_bytes: u64,
     /// Packets sent, of the size of the path. Counts of packets wrap, as Linux's.
     pub packets_out: u32,
@@ -113,8 +113,6 @@ pub struct Info {
     pub accurate_ecn: bool,
     /// Packets that arrived with a CE mark.
     pub ce_received: u64,
-    /// Bytes that the peer has reported as marked with CE. Only with accurate feedback.
-    pub ce_delivered_bytes: u64,
     /// The data of the SYN was accepted as a whole (RFC 7413): ours by the peer, or the peer's by us.
     pub syn_data: bool,
     /// Window scale: ours, the peer's.
@@ -163,7 +161,7 @@ impl Tcb {
             dsacks: s.dsacks_in,
             probes: self.unanswered_probes,
             sent_bytes: self.snd_nxt.saturating_sub(1).saturating_add(self.retransmits.bytes),
-            delivered_ce_bytes: s.delivered_ce_bytes,
+            delivered_ce_bytes: s.delivered_ce_bytes.max(self.ecn.reported.marked_bytes),
             packets_out: s.packets_out,
             data_packets_out: s.data_packets_out,
             segments_in: s.segments_in,
@@ -188,7 +186,6 @@ impl Tcb {
             ecn: !matches!(self.ecn.mode, crate::EcnMode::Off),
             accurate_ecn: self.ecn.is_accurate(),
             ce_received: self.ecn.received.marked_packets,
-            ce_delivered_bytes: self.ecn.reported.marked_bytes,
             syn_data: self.fast_open.is_data_taken,
             window_scales: (self.scale.rcv, self.scale.snd),
             // The SYN is position 0.

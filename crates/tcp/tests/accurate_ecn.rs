@@ -49,7 +49,7 @@ fn sender(n: usize, has_options: bool) -> Trace {
 }
 
 fn marked(t: &Trace) -> u64 {
-    t.tcb.info().ce_delivered_bytes
+    t.tcb.info().delivered_ce_bytes
 }
 
 /// Whether new data is still ECN-capable.

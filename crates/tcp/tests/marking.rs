@@ -50,7 +50,7 @@ fn what_is_reported_is_what_was_marked() {
         let net = Net { bottleneck, ..Net::clean(5 * MS) };
         let mut w = world(CongestionControl::Dctcp, net, Marks::new(100, mangles));
         w.goodput(Duration::from_secs(10));
-        let reported = w.sides[0].tcb.info().ce_delivered_bytes;
+        let reported = w.sides[0].tcb.info().delivered_ce_bytes;
         let received = w.sides[1].tcb.info().ce_received * 1448;
         assert!(received > 100_000, "{received}");
         assert!(

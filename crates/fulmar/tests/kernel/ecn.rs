@@ -107,7 +107,7 @@ fn feedback_is_accurate_with_a_kernel_that_has_it_whoever_asks() {
         for stream in [&c, &a] {
             let info = stream.info().unwrap();
             assert!(info.accurate_ecn && info.ce_received > 0, "{info:?}");
-            assert!(info.ce_delivered_bytes > 0, "{info:?}");
+            assert!(info.delivered_ce_bytes > 0, "{info:?}");
         }
         let counters = stack.stat().unwrap().shard.counters;
         assert_eq!(counters.value(Counter::TcpEcnDistrusted), 0);

@@ -4,6 +4,7 @@ use super::Segment;
 use crate::Tcb;
 use crate::congestion::Ack;
 use crate::contract::{Env, Events, State};
+use crate::ecn::EcnMode;
 use crate::recovery::{AckNews, Dsack, Mode};
 use crate::scoreboard::Delivered;
 use crate::tcb::ResetDue;
@@ -85,7 +86,7 @@ impl Tcb {
     fn count_reported(&mut self, hdr: &Header, news: &AckNews) {
         let s = &mut self.statistics;
         s.dsacks_in = s.dsacks_in.saturating_add(u32::from(news.dsack.is_some()));
-        if self.ecn.is_on && hdr.flags.contains(Flags::ECE) {
+        if matches!(self.ecn.mode, EcnMode::Classic) && hdr.flags.contains(Flags::ECE) {
             s.delivered_ce_bytes = s.delivered_ce_bytes.saturating_add(news.delivered.bytes);
         }
     }
