@@ -36,7 +36,6 @@ mod sender;
 use crate::Tcb;
 use crate::contract::Env;
 use crate::input::Segment;
-use crate::output::Plan;
 use classic::Classic;
 use fulmar_base::{Counter, Counters};
 use fulmar_wire::tcp::Flags;
@@ -86,6 +85,18 @@ pub enum EcnMode {
     Classic,
     /// RFC 9768: how many.
     Accurate,
+}
+
+/// What a segment is for, as far as ECN asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Carrier {
+    /// SYN or SYN,ACK.
+    Syn,
+    /// Data for the first time, in a segment of the usual size.
+    NewData,
+    /// A pure ACK.
+    Ack,
+    Other,
 }
 
 /// The ECN state of a connection.
@@ -149,20 +160,20 @@ impl Ecn {
 impl Tcb {
     /// The ECN flags of a segment after the handshake.
     #[inline]
-    pub(crate) fn ecn_flags(&self, plan: &Plan) -> Flags {
+    pub(crate) fn ecn_flags(&self, carrier: Carrier) -> Flags {
         match self.ecn.mode {
             EcnMode::Off => Flags::default(),
-            EcnMode::Classic => self.ecn.classic.flags(plan.is_new_data()),
-            EcnMode::Accurate => self.ecn.received.flags(plan),
+            EcnMode::Classic => self.ecn.classic.flags(carrier),
+            EcnMode::Accurate => self.ecn.received.flags(carrier),
         }
     }
 
     /// A segment with these ECN flags was sent; not a SYN.
     #[inline]
-    pub(crate) fn on_ecn_sent(&mut self, plan: &Plan) {
+    pub(crate) fn on_ecn_sent(&mut self, carrier: Carrier) {
         match self.ecn.mode {
             EcnMode::Off => {}
-            EcnMode::Classic => self.ecn.classic.on_sent(plan.is_new_data()),
+            EcnMode::Classic => self.ecn.classic.on_sent(carrier),
             EcnMode::Accurate => self.ecn.received.on_sent(),
         }
     }

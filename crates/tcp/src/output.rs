@@ -137,7 +137,7 @@ impl Tcb {
             env.counters.count(Counter::TcpDsacksOut);
         }
         if hdr.options.sends_ecn() {
-            self.on_ecn_option_sent(plan, is_first_ack, env.now);
+            self.on_ecn_option_sent(plan.carrier(), is_first_ack, env.now);
         }
         Ok(())
     }
@@ -178,7 +178,7 @@ impl Tcb {
             hdr.window = self.advertise(env.window);
             hdr.options.sack = self.sack_blocks();
         }
-        hdr.options.ecn = self.ecn_option(plan);
+        hdr.options.ecn = self.ecn_option(plan.carrier());
         hdr
     }
 
@@ -190,7 +190,7 @@ impl Tcb {
             SegmentKind::Syn => return Flags::SYN | Flags::ACK | self.ecn_syn_flags(),
             _ => {}
         }
-        let mut flags = Flags::ACK | self.ecn_flags(plan);
+        let mut flags = Flags::ACK | self.ecn_flags(plan.carrier());
         if plan.fin {
             flags |= Flags::FIN;
         }
@@ -285,7 +285,7 @@ impl Tcb {
             self.on_ack_sent();
         }
         if !matches!(plan.kind, SegmentKind::Syn) {
-            self.on_ecn_sent(plan);
+            self.on_ecn_sent(plan.carrier());
         }
         match plan.kind {
             SegmentKind::Ack => return,

@@ -1,5 +1,6 @@
 //! RFC 3168: a mark is echoed by ECE until CWR arrives.
 
+use super::Carrier;
 use crate::Tcb;
 use crate::contract::{EcnField, Env};
 use crate::input::Segment;
@@ -21,14 +22,15 @@ impl Classic {
     }
 
     /// ECE, and CWR of new data.
-    pub(super) fn flags(&self, is_new_data: bool) -> Flags {
+    pub(super) fn flags(&self, carrier: Carrier) -> Flags {
         let ece = if self.echoes { Flags::ECE } else { Flags::default() };
-        let cwr = if self.cwr_due && is_new_data { Flags::CWR } else { Flags::default() };
+        let cwr =
+            if self.cwr_due && carrier == Carrier::NewData { Flags::CWR } else { Flags::default() };
         ece | cwr
     }
 
-    pub(super) fn on_sent(&mut self, is_new_data: bool) {
-        self.cwr_due &= !is_new_data;
+    pub(super) fn on_sent(&mut self, carrier: Carrier) {
+        self.cwr_due &= carrier != Carrier::NewData;
     }
 }
 

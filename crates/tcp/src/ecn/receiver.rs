@@ -1,10 +1,9 @@
 //! The receiver's half of RFC 9768: counts what arrives, and tells it by ACE and by the option.
 
-use super::EcnMode;
+use super::{Carrier, EcnMode};
 use crate::Tcb;
 use crate::contract::{EcnField, Env};
 use crate::input::Segment;
-use crate::output::{Plan, SegmentKind};
 use crate::timers::later;
 use fulmar_base::{Counter, Duration, Instant};
 use fulmar_wire::tcp::{EcnCounters, EcnOrder, Flags};
@@ -64,9 +63,9 @@ impl Received {
 
     /// The handshake's code in the first ACK, ACE in all others.
     #[inline]
-    pub(super) fn flags(&self, plan: &Plan) -> Flags {
+    pub(super) fn flags(&self, carrier: Carrier) -> Flags {
         match self.reflects {
-            Some(field) if matches!(plan.kind, SegmentKind::Ack) => super::reflected(field),
+            Some(field) if carrier == Carrier::Ack => super::reflected(field),
             _ => self.ace_flags(),
         }
     }
@@ -166,23 +165,28 @@ impl Tcb {
     }
 
     /// The option of a segment. That of a SYN,ACK goes with its first transmission only (section 3.2.3.2.2).
-    pub(crate) fn ecn_option(&self, plan: &Plan) -> Option<EcnCounters> {
-        let is_due = match plan.kind {
-            SegmentKind::Syn => {
+    pub(crate) fn ecn_option(&self, carrier: Carrier) -> Option<EcnCounters> {
+        let is_due = match carrier {
+            Carrier::Syn => {
                 self.ecn.is_accurate()
                     && self.ecn.is_capable
                     && matches!(self.state, crate::State::SynReceived)
                     && self.rtt.backoff() == 0
             }
-            SegmentKind::Ack | SegmentKind::New => self.is_ecn_option_due(),
-            _ => false,
+            Carrier::Ack | Carrier::NewData => self.is_ecn_option_due(),
+            Carrier::Other => false,
         };
         is_due.then(|| self.ecn.received.option())
     }
 
     /// The option was sent. With the first ACK it stays due: that ACK may be lost.
-    pub(crate) fn on_ecn_option_sent(&mut self, plan: &Plan, was_first_ack: bool, now: Instant) {
-        if !matches!(plan.kind, SegmentKind::Syn) {
+    pub(crate) fn on_ecn_option_sent(
+        &mut self,
+        carrier: Carrier,
+        was_first_ack: bool,
+        now: Instant,
+    ) {
+        if carrier != Carrier::Syn {
             let received = &mut self.ecn.received;
             received.is_option_due = was_first_ack;
             (received.told_at, received.told) = (now, received.sum());

@@ -3,6 +3,7 @@
 use crate::Tcb;
 use crate::arith::div_rem;
 use crate::contract::State;
+use crate::ecn::Carrier;
 use crate::plpmtud::ProbeStep;
 use crate::timers::{Timer, later};
 use fulmar_base::Instant;
@@ -59,6 +60,16 @@ impl Plan {
     #[inline]
     pub(crate) fn is_new_data(&self) -> bool {
         self.bytes > 0 && self.kind.is_new()
+    }
+
+    /// What it is for, as far as ECN asks.
+    pub(crate) fn carrier(&self) -> Carrier {
+        match self.kind {
+            SegmentKind::Syn => Carrier::Syn,
+            SegmentKind::Ack => Carrier::Ack,
+            SegmentKind::New if self.bytes > 0 => Carrier::NewData,
+            _ => Carrier::Other,
+        }
     }
 
     /// The position after the segment, its FIN included.
