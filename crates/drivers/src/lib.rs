@@ -1,13 +1,12 @@
 //! Devices: [`link`] joins two stacks in one process, [`shm`] two processes, [`tap`] and [`packet`]
-//! reach the kernel, [`queues`] cuts a device into several for the simulation.
+//! reach the kernel, [`queues`] splits a device into queues for tests.
 //!
 //! All system calls that std lacks are in files named `sys.rs`, the only ones here with unsafe code.
 
 #![deny(unsafe_code)]
 
+mod buffer_pair;
 mod error;
-mod joined;
-mod landing;
 pub mod link;
 pub mod packet;
 pub mod placing;
@@ -17,6 +16,7 @@ mod steering;
 #[allow(unsafe_code)]
 mod sys;
 pub mod tap;
+mod udp_gso;
 mod vnet;
 pub mod wake;
 

@@ -1,8 +1,8 @@
 //! Two stacks joined directly in one process.
 //!
-//! Frames pass to the other side by ownership: nothing is copied, and the mbufs return to the pool
-//! they came from when the receiver frees them. [`pair`] works on real time between two threads;
-//! [`sim_pair`] works on a virtual clock and can impair the traffic, reproducibly.
+//! Frames pass to the other side by ownership, without a copy. The mbufs return to the sender's pool when
+//! the receiver frees them. [`pair`] joins two threads; [`sim_pair`] runs on a virtual clock and can impair
+//! the traffic, reproducibly.
 
 mod ring;
 mod sim;
@@ -14,21 +14,21 @@ pub use fulmar_netdev::impair::Impairments;
 pub use ring::{Link, pair};
 pub use sim::{SentPath, SimLink, sim_pair, sim_pair_each_way};
 
-/// What both ends of a link have in common.
+/// Properties of a link, equal at both ends.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
     /// Largest IP packet that is not a super-frame, in bytes.
     pub mtu: usize,
     /// Largest super-frame in bytes of IP packet, both TCP and UDP. `None`: no super-frames.
     pub tso: Option<usize>,
-    /// Frames cross without transport checksums, since they never see a wire. Super-frames need it: without it `tso`
-    /// has no effect.
+    /// Leave transport checksums out, since the frames cross no wire. Required for super-frames: without it
+    /// `tso` has no effect.
     pub csum: bool,
-    /// Most frames on their way in one direction (real time only).
+    /// Most frames in flight in one direction (real time only).
     pub ring_pkts: usize,
-    /// Most bytes on their way in one direction; one frame always fits (real time only).
+    /// Most bytes in flight in one direction; one frame always fits (real time only).
     pub ring_bytes: usize,
-    /// Station addresses of the two ends.
+    /// Ethernet addresses of the two ends.
     pub ether: [EtherAddr; 2],
 }
 
@@ -56,7 +56,7 @@ impl LinkConfig {
             rx_gro: tso.is_some(),
             // The other stack reads the memory in place.
             tx_reader: TxReader::UserSpace,
-            // What it sends goes at once.
+            // A frame is sent when it is queued.
             tx_time: TxTime::Coarse,
             ..Caps::plain(self.mtu, self.ether[side])
         }

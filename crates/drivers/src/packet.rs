@@ -1,19 +1,19 @@
 //! The AF_PACKET device: frames to and from any Ethernet interface of the kernel.
 //!
 //! Enters and leaves: bursts of frames, many per system call, with a virtio-net header in front of
-//! each, so that 64 KiB super-frames without checksums pass both ways where the interface has them
-//! (a veth does). Needs the right CAP_NET_RAW in the interface's network namespace and no device
-//! node, so that `unshare -Urn` is enough.
+//! each, so that 64 KiB super-frames without checksums pass both ways where the interface supports them
+//! (a veth does). Needs CAP_NET_RAW in the interface's network namespace and no device node, so
+//! `unshare -Urn` is enough.
 //!
-//! This stack uses a station address of its own beside the kernel's. The interface is promiscuous,
-//! and a filter in the kernel lets only frames for this station and for groups through: unicast frames for the
-//! kernel's stack do not reach this one; broadcast and multicast frames reach both.
+//! The stack uses an Ethernet address of its own beside the kernel's. The interface is promiscuous, and a
+//! socket filter passes only frames to this address and to groups: unicast frames to the kernel do not
+//! reach the stack; broadcast and multicast frames reach both.
 //!
-//! Long frames of a flow with posted buffers are received one by one, each into the place where its
-//! payload belongs (`placing.rs`). Of several frames in one call only the first could be aimed, since
-//! where the next one begins is known when the first has come; so short ones land in pairs of buffers
-//! and are copied from there, once. (A mapped ring of the kernel's would be one copy more for all of
-//! them: where in it a frame lands cannot be chosen.)
+//! Long frames of a flow with posted buffers are received one by one, each into its posted buffer
+//! (`placing.rs`). Of several frames in one call only the first could be placed, since the position of the
+//! second in the stream is known only after the first was received; so short frames are received into
+//! buffer pairs and copied from there, once. (PACKET_MMAP would add one copy for every frame: the position
+//! of a frame in the mapped ring cannot be chosen.)
 //!
 //! Cost: 1.2 µs per small frame in a burst, 4.1 µs for 64 KiB, and the kernel's copy. Source:
 //! packet(7), linux/if_packet.h.
@@ -32,44 +32,44 @@ use fulmar_netdev::{
     Tally, TxReader, Wake, WakeFd, offload, uso,
 };
 
-use crate::joined::Joining;
-use crate::landing::{Landing, Scratch};
-use crate::placing::{Aim, Placer};
+use crate::buffer_pair::{BufferPair, Scratch};
+use crate::placing::{Placer, Prediction};
 use crate::sys::{self, Instruction, MANY, Received};
 use crate::tap::derive_ether;
-use crate::{OpenError, joined, vnet};
+use crate::udp_gso::UdpGso;
+use crate::{OpenError, udp_gso, vnet};
 
-/// Above 65,535 bytes of frame a packet socket that bypasses the queueing discipline refuses.
+/// A packet socket with PACKET_QDISC_BYPASS refuses frames above 65,535 bytes.
 const MAX_IP_BYTES: usize = 65_535 - ETHER_BYTES;
 const ETHER_BYTES: usize = 14;
 const MAX_SEGS: usize = 64;
-/// Frames of more mbufs are sent alone.
+/// A frame of more mbufs is sent with a call of its own.
 const FEW_SEGS: usize = 8;
-/// Pairs of buffers kept ready: what one crossing receives at most. Half a megabyte of large
-/// buffers, so that a full round stays within the second-level cache.
+/// Buffer pairs, and so frames that one `recvmmsg` receives at most. Half a megabyte, which fits the
+/// second-level cache.
 const PAIRS: usize = 8;
-/// Holds a window of super-frames; the usual 208 KiB lose them.
+/// A window of super-frames; the kernel's default of 208 KiB would drop some.
 const RECEIVE_BUFFER_BYTES: libc::c_int = 4 << 20;
-/// When to offer frames again for which the interface's queue was full.
+/// Interval of retries while the interface's queue is full (ENOBUFS).
 const RETRY: Duration = Duration::from_micros(200);
-/// So many refusals in a row, and the frame is dropped.
+/// The frame is dropped after so many refusals in a row.
 const MAX_RETRIES: u32 = 50;
 
-/// Which interface, and how this stack appears on it.
+/// The interface, and the stack's address and MTU on it.
 #[derive(Clone, Debug)]
 pub struct PacketConfig {
     /// Name of an Ethernet interface that exists.
     pub interface: String,
-    /// Station address of this stack; by default derived from the interface's own, but different.
+    /// Ethernet address of the stack; `None`: derived from the interface's, but different.
     pub ether: Option<EtherAddr>,
-    /// Largest IP packet in bytes; by default the interface's.
+    /// Largest IP packet in bytes; `None`: the interface's MTU.
     pub mtu: Option<usize>,
     /// As [`crate::tap::TapConfig::predict`].
     pub predict: bool,
 }
 
 impl Default for PacketConfig {
-    /// No interface; an address and an MTU derived from it; predictive.
+    /// An empty interface name, which is to be set; `predict` is true.
     fn default() -> PacketConfig {
         PacketConfig { interface: String::new(), ether: None, mtu: None, predict: true }
     }
@@ -82,25 +82,25 @@ pub struct PacketSocket {
     caps: Caps,
     /// 12, or 10 on kernels before 6.5.
     header_bytes: usize,
-    pairs: [Landing; PAIRS],
+    pairs: [BufferPair; PAIRS],
     scratch: Scratch,
     placer: Placer,
-    /// Datagrams of one flow cross as one.
-    joins: Joining,
-    /// The number of sockets that the kernel deals out to by owner, for the first of them.
+    /// Whether datagrams of one flow are sent as one super-datagram.
+    joins: UdpGso,
+    /// The size of the fanout group; set in its first socket, which attaches the steering program.
     steered: Option<u16>,
     is_drained: bool,
     lost: Option<i32>,
     is_blocked: bool,
-    /// Refusals in a row for a full queue, and when to try again.
+    /// ENOBUFS in a row, and the time of the next attempt.
     retries: u32,
     retry_at: Option<Instant>,
-    /// Frames for which the socket had no room; the kernel forgets its count when asked.
+    /// Frames that the full socket buffer dropped. Summed here: the kernel resets its count when read.
     missed: AtomicU64,
     stats: DeviceStats,
 }
 
-/// Accepts frames for `ether` and for groups, in the classic filter language (linux/filter.h).
+/// A classic BPF program that accepts frames to `ether` and to groups (linux/filter.h).
 fn filter(ether: EtherAddr) -> [Instruction; 8] {
     const LOAD_BYTE: u16 = 0x30;
     const LOAD_HALF: u16 = 0x28;
@@ -124,7 +124,7 @@ fn filter(ether: EtherAddr) -> [Instruction; 8] {
 }
 
 fn open_socket() -> Result<OwnedFd, OpenError> {
-    // Protocol 0: nothing arrives before the filter stands and the socket is bound.
+    // Protocol 0: nothing is received before the filter is attached and the socket is bound.
     sys::socket(libc::AF_PACKET, libc::SOCK_RAW, 0).map_err(|e| {
         let advice = "give the program the right CAP_NET_RAW, run it as root, or in a network \
                       namespace of your own (`unshare -Urn`)";
@@ -132,7 +132,7 @@ fn open_socket() -> Result<OwnedFd, OpenError> {
     })
 }
 
-/// Asks for virtio-net headers; returns their length.
+/// Enables virtio-net headers. Returns their length in bytes.
 fn use_vnet_headers(socket: &OwnedFd) -> std::io::Result<usize> {
     let set = |name, value| sys::set_int(socket.as_fd(), libc::SOL_PACKET, name, value);
     if set(sys::PACKET_VNET_HDR_SZ, vnet::HEADER_BYTES as _).is_ok() {
@@ -141,7 +141,7 @@ fn use_vnet_headers(socket: &OwnedFd) -> std::io::Result<usize> {
     set(sys::PACKET_VNET_HDR, 1).map(|()| vnet::HEADER_BYTES - 2)
 }
 
-/// Options without which the device works, only less well.
+/// Optional settings: buffer size and queueing discipline.
 fn tune(socket: &OwnedFd) {
     let fd = socket.as_fd();
     let forced = sys::set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES);
@@ -180,7 +180,7 @@ impl PacketSocket {
             max_segs: MAX_SEGS,
             tx_reader: TxReader::Kernel,
             wake: Wake::Level,
-            // The kernel writes to rooms while it is asked for a frame, and never else.
+            // The kernel writes to posted ranges during `recvmsg` only.
             places_on_receive: true,
             ..Caps::plain(config.mtu.unwrap_or(mtu), ether)
         };
@@ -192,7 +192,7 @@ impl PacketSocket {
             pairs: Default::default(),
             scratch: Scratch::new(),
             placer: Placer::new(config.predict),
-            joins: Joining::new(caps.udp_gso),
+            joins: if caps.udp_gso { UdpGso::On } else { UdpGso::Off },
             steered: None,
             is_drained: false,
             lost: None,
@@ -213,14 +213,14 @@ impl PacketSocket {
         sys::attach_filter(fd, &filter(ether))?;
         let header_bytes = use_vnet_headers(socket)?;
         tune(socket);
-        // Without it every frame that the kernel sends on the interface would come back to us.
+        // Without it every frame that the kernel sends on the interface would be received here.
         sys::set_int(fd, libc::SOL_PACKET, sys::PACKET_IGNORE_OUTGOING, 1)?;
         sys::set_promiscuous(fd, index)?;
         sys::bind_packet(fd, index)?;
         Ok(header_bytes)
     }
 
-    /// Drops frames at the front that can never be sent.
+    /// Drops frames at the front that the device cannot send.
     fn drop_unfit(&self, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) {
         while let Some(p) = burst.front() {
             let verdict = match self.lost {
@@ -232,7 +232,7 @@ impl PacketSocket {
         }
     }
 
-    /// Sends as many frames from the front as one crossing takes; returns how many.
+    /// Sends frames from the front with one `sendmmsg`. Returns how many.
     fn send_some(&mut self, burst: &Burst, counters: &mut Counters) -> std::io::Result<usize> {
         if let Some(sent) = self.send_joined(burst, counters) {
             return sent;
@@ -253,7 +253,7 @@ impl PacketSocket {
         sys::write_parts(self.socket.as_fd(), &parts[..used]).map(|_| 1)
     }
 
-    /// Sends datagrams of one flow at the front as one frame. `None`: they cannot be; nothing happened.
+    /// Sends datagrams of one flow at the front as one super-datagram. `None`: not possible; no effect.
     fn send_joined(
         &mut self,
         burst: &Burst,
@@ -262,10 +262,10 @@ impl PacketSocket {
         if !self.joins.is_on() || burst.len() < uso::LEAST {
             return None;
         }
-        let joined = uso::join(burst, &self.caps, joined::MOST_SEGS)?;
-        let sent = joined::write(self.socket.as_fd(), &joined, burst, self.header_bytes);
+        let joined = uso::join(burst, &self.caps, udp_gso::MOST_SEGS)?;
+        let sent = udp_gso::write(self.socket.as_fd(), &joined, burst, self.header_bytes);
         if sent.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EINVAL)) {
-            self.joins = Joining::Refused;
+            self.joins = UdpGso::Refused;
             return None;
         }
         Some(sent.map(|_| {
@@ -289,15 +289,14 @@ impl PacketSocket {
         sys::send_many(self.socket.as_fd(), &messages[..count])
     }
 
-    /// What a failed send means for the first frame: `None` to keep it for later, else why it is
-    /// dropped.
+    /// Handles a failed send. `None`: the frame stays queued; otherwise it is to be dropped.
     fn after_send_error(&mut self, errno: i32, now: Instant) -> Option<DropReason> {
         match errno {
             libc::EAGAIN | libc::EINTR => {
                 self.is_blocked = true;
                 None
             }
-            // The interface's queue is full. The socket stays writable, so only time helps.
+            // The interface's queue is full. The socket stays writable, so a timer retries.
             libc::ENOBUFS if self.retries < MAX_RETRIES => {
                 self.retries += 1;
                 self.retry_at = Some(now + RETRY);
@@ -316,7 +315,7 @@ impl PacketSocket {
         }
     }
 
-    /// One crossing: receives up to `limit` frames into the pairs.
+    /// Receives up to `limit` frames into the buffer pairs with one `recvmmsg`.
     fn receive_some(
         &mut self,
         limit: usize,
@@ -345,34 +344,33 @@ impl PacketSocket {
         Ok((count, received, headers))
     }
 
-    /// Receives one frame into the rooms of the flow that is aimed at. `Ok(None)`: the pool has no
-    /// buffers for that.
+    /// Receives one frame into the posted ranges of the predicted flow. `Ok(None)`: the pool is empty.
     fn receive_placed(
         &mut self,
-        aim: Aim,
+        prediction: Prediction,
         pool: &mut Pool,
     ) -> std::io::Result<Option<Result<Packet, DropReason>>> {
-        let aim = Some(aim);
+        let prediction = Some(prediction);
         let pair = &mut self.pairs[0];
         pair.prepare(pool);
         let mut header = [0; vnet::HEADER_BYTES];
-        let Some([head, a, b, rest]) = self.placer.parts(aim, pair) else { return Ok(None) };
+        let Some([head, a, b, rest]) = self.placer.parts(prediction, pair) else { return Ok(None) };
         let mut one = [[&mut header[..self.header_bytes], head, a, b, rest].map(IoSliceMut::new)];
         let received = sys::receive_many(self.socket.as_fd(), &mut one);
         let (_, [received, ..]) = received.inspect_err(|e| {
             if e.kind() != ErrorKind::WouldBlock {
-                self.placer.discard(aim);
+                self.placer.discard(prediction);
             }
         })?;
         if received.is_cut {
-            self.placer.discard(aim);
+            self.placer.discard(prediction);
             return Ok(Some(Err(DropReason::FrameTooBig)));
         }
         let bytes = received.bytes.saturating_sub(self.header_bytes);
-        Ok(Some(self.placer.packet(aim, &header, bytes, pair, pool)))
+        Ok(Some(self.placer.packet(prediction, &header, bytes, pair, pool)))
     }
 
-    /// The frame that landed in pair `at`.
+    /// The frame received into pair `at`.
     fn take(
         &mut self,
         at: usize,
@@ -393,7 +391,7 @@ impl PacketSocket {
         }
         let [front, _] = pair.parts(&mut self.scratch);
         let front = front.get(..frame_bytes).unwrap_or(front);
-        let offload = vnet::understand(header, frame_bytes, front)?;
+        let offload = vnet::parse(header, frame_bytes, front)?;
         let chain = pair.take(frame_bytes, &mut self.scratch, pool)?;
         Ok(Packet { chain, offload })
     }
@@ -401,7 +399,7 @@ impl PacketSocket {
     fn after_receive_error(&mut self, errno: i32) {
         match errno {
             libc::EAGAIN | libc::EINTR => {}
-            // Told once when the interface goes down, from which it may come up again, and once when it is
+            // Reported once when the interface goes down (it may come up again) and once when it is
             // removed.
             libc::ENETDOWN => {
                 let asked = sys::interface_is_running(self.socket.as_fd(), &self.interface);
@@ -418,7 +416,7 @@ fn no_parts<'a>() -> [IoSliceMut<'a>; 3] {
     [(); 3].map(|()| IoSliceMut::new(&mut []))
 }
 
-/// Fills `parts` with the header and the mbufs of a frame; returns how many are used.
+/// Fills `parts` with the header and the mbufs of a frame. Returns the number of parts.
 fn gather<'a>(parts: &mut [sys::Part<'a>], header: &'a [u8], p: &'a Packet) -> usize {
     let mbufs = p.chain.iter().filter(|m| !m.is_empty()).map(sys::Part::mbuf);
     let mut used = 0;
@@ -444,8 +442,7 @@ impl Device for PacketSocket {
         &self.caps
     }
 
-    /// Where the kernel refuses the program that steers, a flow arrives on any queue, and shards hand its packets over:
-    /// slower, and as correct.
+    /// If the kernel refuses the steering program, packets arrive on any queue, and shards hand them over.
     fn attach(&mut self, owner: &OwnerKey) -> Attachment {
         if let Some(sockets) = self.steered {
             let _ = self.steer(sockets, owner);
@@ -504,19 +501,20 @@ impl Device for PacketSocket {
         let mut tally = Tally::default();
         let mut left = budget.min(out.space());
         self.is_drained = false;
-        // Of an earlier call.
+        // The flag may be left from an earlier call.
         self.placer.take_full();
         let mut deliver = |frame: Result<Packet, DropReason>| match frame {
             Err(reason) => counters.drop_packet(reason),
             Ok(p) => {
                 tally.add(&p);
-                // There is room: `left` is bounded by it.
+                // Never full: `left` is bounded by its free space.
                 let _ = out.push(p);
             }
         };
         while left > 0 && self.lost.is_none() && !self.placer.take_full() {
             self.stats.rx_crossings += 1;
-            let one = self.placer.aim_at_long().map(|aim| self.receive_placed(aim, pool));
+            let one =
+                self.placer.predict_long().map(|prediction| self.receive_placed(prediction, pool));
             let batch = match one {
                 Some(Ok(Some(frame))) => {
                     left -= 1;
@@ -544,7 +542,7 @@ impl Device for PacketSocket {
         tally.frames as usize
     }
 
-    /// The descriptor is readable by itself whenever a frame waits.
+    /// The descriptor is level-triggered: readable while a frame is queued.
     fn arm(&mut self) -> bool {
         self.is_drained
     }
@@ -570,7 +568,7 @@ impl Device for PacketSocket {
     fn stats(&self) -> DeviceStats {
         let fresh = u64::from(sys::take_missed(self.socket.as_fd()).unwrap_or(0));
         let before = self.missed.fetch_add(fresh, Ordering::Relaxed);
-        let path = format!("{}{}", self.stats.path, self.joins.sentence());
+        let path = format!("{}{}", self.stats.path, self.joins.describe());
         let is_running = sys::interface_is_running(self.socket.as_fd(), &self.interface);
         let link = if matches!(is_running, Ok(true)) { LinkState::Up } else { LinkState::Down };
         DeviceStats { rx_missed: before + fresh, path, link, ..self.stats.clone() }

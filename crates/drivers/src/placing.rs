@@ -1,30 +1,30 @@
-//! Payload straight into posted buffers, on devices that are told with each read where the frame
-//! goes: predictive scatter, as a transaction.
+//! Direct data placement on devices that scatter each read into given buffers: the flow of the next frame
+//! is predicted, and the read is a transaction.
 //!
 //! ```text
-//!             expected headers      room A          room B           overflow
+//!             expected headers      range A         range B          overflow
 //!   frame   | headers of the flow | payload ─────────────────────────────────── |
 //!           +---------------------+-----------+--------------------+-----------+
-//!   lands in| small (a pool's)    | rest of A | rest of B          | large     |
+//!   read to | small (a pool's)    | rest of A | rest of B          | large     |
 //! ```
 //!
-//! *Begin*: `Placer::aim` guesses the flow of the next frame; its rooms and the `Landing`
-//! take it in. *Commit*: the frame shows, headers read, that it is the next segment of that flow with
-//! headers of the length that was guessed; then what lies in the rooms becomes the payload of the
-//! packet. *Roll back*: everything that landed in rooms is copied out in the order of the frame, to
-//! where it belongs (the rooms of its own flow, or a pool's buffers), and wiped, before the next read
-//! and before it can be seen. What goes up is the same frame in either case.
+//! *Begin*: `Placer::prediction` predicts the flow of the next frame; the frame is read into the
+//! posted ranges of that flow and the `BufferPair`. *Commit*: the frame is the next segment of that flow,
+//! with headers of the expected length; the bytes in the ranges become the payload of the packet. *Roll
+//! back*: the bytes in the ranges are copied out (to the ranges of their own flow, or to a pool's buffers)
+//! and wiped, before the next read and before the owner of the ranges can see them. The packet handed up
+//! is the same in either case.
 //!
-//! Where frames come without a guess, the next segment of a flow with rooms is copied there: one
-//! copy, as for any receiver, but no more.
+//! Without a prediction the next segment of a flow with posted ranges is copied there: one copy, as for
+//! any receiver.
 //!
-//! **Trust.** Between the read and the end of `Placer::take` bytes of one flow may lie in the posted
-//! buffer of another one. Its owner has given it away and cannot look; but a buffer over registered
-//! memory may be mapped elsewhere. Where owners of posted buffers do not trust each other, guessing
-//! is to be switched off (`predict` of the device).
+//! **Trust.** Between the read and the end of `Placer::take` bytes of one flow may be in the posted
+//! buffer of another. The owner of the buffer has no access to it then; but registered memory may be
+//! mapped by another process. Where owners of posted buffers do not trust each other, prediction must be
+//! disabled (`predict` of the device).
 //!
-//! Bounds: [`flows::MAX_FLOWS`] flows, two rooms each. Cost: one look at the headers per frame, and
-//! per frame in a room one descriptor; nothing while no flow has rooms.
+//! Bounds: [`flows::MAX_FLOWS`] flows, two ranges each. Cost: one parse of the headers per frame, and
+//! one descriptor per placed frame; none while no flow has posted ranges.
 
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
@@ -36,51 +36,51 @@ pub(crate) mod tests;
 
 use fulmar_base::{Counter, Counters, DropReason, FlowKey, Offload, SeqNum};
 use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose, WritableRange};
-use fulmar_netdev::{DeviceStats, DirectPlacement, Packet, Rooms, Unsupported};
+use fulmar_netdev::{DeviceStats, DirectPlacement, Packet, Unsupported, WritableRanges};
 use fulmar_wire::eth;
 
-use crate::landing::{Landing, SMALL_BYTES};
+use crate::buffer_pair::{BufferPair, SMALL_BYTES};
 use crate::vnet;
 use flows::{Flow, Flows, Place, Segment};
 use predict::Predictor;
 use scatter::{Landed, PARTS, wipe};
 
-/// Enough of the front of a frame for Ethernet, IPv4 and TCP headers with all the options there can
-/// be, or IPv6 with an extension.
+/// Bytes of a frame's front: Ethernet, IPv4 and TCP headers with all options, or IPv6 with an extension.
 pub(crate) const FRONT_BYTES: usize = 160;
 
-/// From so much payload on copying a frame costs more than a call of its own would.
+/// Above this payload copying a frame costs more than a system call of its own.
 const LONG_BYTES: usize = 8192;
 
-/// The longest frame that a device hands up, with the tag of a virtual network.
+/// The longest frame that a device hands up, with a VLAN tag.
 const MAX_FRAME_BYTES: usize = 14 + 4 + 65_535;
 
-/// A guess that was acted on: the parts of the next read.
+/// The predicted flow of the next read, and its header length in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Aim {
+pub(crate) struct Prediction {
     slot: usize,
     header_bytes: usize,
 }
 
-/// What placement has done since it was asked last.
+/// Counts since the last `Placer::take_outcome`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Outcome {
-    /// Frames whose payload landed in the posted buffer of their flow.
+    /// Frames whose payload was read into its own flow's ranges.
     pub hits: u64,
     /// Payload bytes of these frames.
     pub hit_bytes: u64,
-    /// Frames of flows with rooms that landed elsewhere, and frames in rooms that are not theirs.
+    /// Frames of flows with posted ranges that were read elsewhere, and frames read into the ranges of
+    /// another flow.
     pub misses: u64,
-    /// Bytes copied because of that.
+    /// Bytes copied because of misses.
     pub moved_bytes: u64,
-    /// Misses because frames of several flows come mixed: the next one was another flow's than guessed.
+    /// Misses because flows are interleaved: the frame was another flow's than predicted.
     pub mixed: u64,
-    /// Misses of flows that wait for rooms, by a queue that all flows share.
+    /// Misses on the shared queue of flows whose ranges are used up.
     pub starved: u64,
 }
 
 impl Outcome {
-    /// Adds it to what a device counts.
+    /// Adds the counts to those of the device.
     pub fn count(self, counters: &mut Counters, stats: &mut DeviceStats) {
         let list = [
             (Counter::PlacedFrames, self.hits, &mut stats.place_hits),
@@ -111,32 +111,37 @@ impl Outcome {
 pub(crate) struct Placer {
     flows: Flows,
     predictor: Predictor,
-    /// Whether guesses may be acted on at all.
+    /// Whether frames may be read into the ranges of a predicted flow.
     is_predicting: bool,
-    /// Whether a flow has rooms, or had when it was placed last.
+    /// Whether any flow may have posted ranges.
     is_active: bool,
-    /// A buffer became full: its owner should hear of it before more frames are taken.
+    /// A posted buffer became full: its owner is to be told before more frames are read.
     is_full: bool,
-    /// The frames come by a queue that one flow has to itself.
-    is_alone: bool,
+    /// Frames are read from the queue of one flow.
+    is_dedicated: bool,
     outcome: Outcome,
 }
 
 impl DirectPlacement for Placer {
-    fn place(&mut self, flow: FlowKey, next_seq: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
-        let place = self.flows.set(flow, next_seq, rooms);
+    fn place(
+        &mut self,
+        flow: FlowKey,
+        next_seq: SeqNum,
+        ranges: WritableRanges,
+    ) -> Result<(), Unsupported> {
+        let place = self.flows.set(flow, next_seq, ranges);
         self.placed(place)
     }
 
-    fn place_behind(&mut self, flow: &FlowKey, room: WritableRange) -> Result<(), Unsupported> {
-        let place = self.flows.add(flow, room);
+    fn place_next(&mut self, flow: &FlowKey, range: WritableRange) -> Result<(), Unsupported> {
+        let place = self.flows.add(flow, range);
         self.placed(place)
     }
 
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        let rooms = self.flows.clear(flow);
-        self.is_active = self.flows.has_rooms();
-        rooms
+    fn revoke(&mut self, flow: &FlowKey) -> WritableRanges {
+        let ranges = self.flows.clear(flow);
+        self.is_active = self.flows.has_ranges();
+        ranges
     }
 }
 
@@ -148,7 +153,7 @@ impl Placer {
             is_predicting,
             is_active: false,
             is_full: false,
-            is_alone: false,
+            is_dedicated: false,
             outcome: Outcome::default(),
         }
     }
@@ -163,112 +168,111 @@ impl Placer {
         Ok(())
     }
 
-    /// Whether no payload is expected: frames need not be inspected.
+    /// Whether no flow has posted ranges: frames need not be inspected.
     pub fn is_idle(&self) -> bool {
         !self.is_active
     }
 
-    /// Whether a buffer became full since this was asked last.
+    /// Whether a posted buffer became full since the last call.
     pub fn take_full(&mut self) -> bool {
         std::mem::take(&mut self.is_full)
     }
 
-    /// What happened since this was asked last.
+    /// The counts since the last call.
     pub fn take_outcome(&mut self) -> Outcome {
         std::mem::take(&mut self.outcome)
     }
 
-    /// The flow whose rooms the next frame should land in, if there is one and it pays.
-    pub fn aim(&self) -> Option<Aim> {
+    /// Predicts the flow of the next frame. `None`: no prediction, or predictions do not pay.
+    pub fn prediction(&self) -> Option<Prediction> {
         if !self.is_active || !self.is_predicting || !self.predictor.is_worth_it() {
             return None;
         }
-        let slot = self.predictor.guess()?;
+        let slot = self.predictor.predict()?;
         let flow = self.flows.get(slot).filter(|f| f.is_ready())?;
-        Some(Aim { slot, header_bytes: flow.header_bytes.min(FRONT_BYTES) })
+        Some(Prediction { slot, header_bytes: flow.header_bytes.min(FRONT_BYTES) })
     }
 
-    /// The rooms of a flow of which the next frame surely is, if it has any.
-    pub fn aim_at(&self, flow: &FlowKey) -> Option<Aim> {
+    /// The prediction for a queue of one flow. `None`: the flow has no posted ranges.
+    pub fn predict_flow(&self, flow: &FlowKey) -> Option<Prediction> {
         let slot = self.flows.slot_of(flow).filter(|_| self.is_active && self.is_predicting)?;
         let flow = self.flows.get(slot).filter(|f| f.is_ready())?;
-        Some(Aim { slot, header_bytes: flow.header_bytes.min(FRONT_BYTES) })
+        Some(Prediction { slot, header_bytes: flow.header_bytes.min(FRONT_BYTES) })
     }
 
-    /// From now on frames come by the queue of one flow, or by one that all flows share again. Only
-    /// those tell anything about what will come by the latter.
-    pub fn set_alone(&mut self, is_alone: bool) {
-        self.is_alone = is_alone;
+    /// Sets whether frames are read from the queue of one flow or from the shared queue. The predictor
+    /// learns from the shared queue only.
+    pub fn set_dedicated(&mut self, is_dedicated: bool) {
+        self.is_dedicated = is_dedicated;
     }
 
-    /// A flow comes by a queue of its own from now on: it is no longer guessed.
-    pub fn leave_guesses(&mut self, flow: &FlowKey) {
+    /// A flow has got a queue of its own: it is no longer predicted on the shared queue.
+    pub fn exclude_from_prediction(&mut self, flow: &FlowKey) {
         if let Some(slot) = self.flows.slot_of(flow) {
             self.predictor.forget(slot);
         }
     }
 
-    /// Whether a flow has rooms.
-    pub fn has_rooms(&self, flow: &FlowKey) -> bool {
+    /// Whether a flow has posted ranges.
+    pub fn has_ranges(&self, flow: &FlowKey) -> bool {
         let flow = self.flows.slot_of(flow).and_then(|slot| self.flows.get(slot));
-        flow.is_some_and(|f| !f.rooms.is_empty())
+        flow.is_some_and(|f| !f.ranges.is_empty())
     }
 
-    /// A flow that could be placed now, else one that waits for rooms, for which `suits` holds.
-    pub fn find_wanting(&self, suits: impl Fn(&FlowKey) -> bool) -> Option<FlowKey> {
+    /// A flow with posted ranges, else one whose ranges are used up, for which `suits` holds.
+    pub fn find_unplaced(&self, suits: impl Fn(&FlowKey) -> bool) -> Option<FlowKey> {
         let suits = |f: &FlowKey| suits(f);
         self.flows.ready().find(suits).or_else(|| self.flows.starved().find(suits))
     }
 
-    /// Whether there are several flows that have rooms or wait for some.
+    /// Whether several flows have posted ranges or have used them up.
     pub fn is_shared(&self) -> bool {
         self.flows.ready().chain(self.flows.starved()).nth(1).is_some()
     }
 
-    /// As `Placer::aim`, if the frames of that flow are so long that each is worth a call of its own.
-    pub fn aim_at_long(&self) -> Option<Aim> {
-        let aim = self.aim()?;
-        let flow = self.flows.get(aim.slot)?;
-        (flow.last_bytes >= LONG_BYTES).then_some(aim)
+    /// As `Placer::prediction`, if the frames of that flow are long enough for a system call each.
+    pub fn predict_long(&self) -> Option<Prediction> {
+        let prediction = self.prediction()?;
+        let flow = self.flows.get(prediction.slot)?;
+        (flow.last_bytes >= LONG_BYTES).then_some(prediction)
     }
 
-    /// Where the next frame lands: expected headers, two rooms, overflow. Without an aim the rooms
+    /// Memory for the next frame: expected headers, two ranges, overflow. Without a prediction the ranges
     /// are empty and the first part is the whole small buffer. `None`: the pool has no buffers.
     pub fn parts<'a>(
         &'a mut self,
-        aim: Option<Aim>,
-        landing: &'a mut Landing,
+        prediction: Option<Prediction>,
+        pair: &'a mut BufferPair,
     ) -> Option<[&'a mut [u8]; PARTS]> {
-        let flow = aim.and_then(|a| self.flows.get_mut(a.slot));
-        parts(aim, flow, landing)
+        let flow = prediction.and_then(|a| self.flows.get_mut(a.slot));
+        parts(prediction, flow, pair)
     }
 
-    /// The front of a frame of `bytes` bytes that has landed; returns how much of it there is.
+    /// Copies the front of the received frame of `bytes` bytes. Returns the number of bytes copied.
     pub fn front(
         &mut self,
-        aim: Option<Aim>,
+        prediction: Option<Prediction>,
         bytes: usize,
-        landing: &mut Landing,
+        pair: &mut BufferPair,
         to: &mut [u8; FRONT_BYTES],
     ) -> usize {
-        self.parts(aim, landing).map_or(0, |p| landed(p, bytes).copy(0, to))
+        self.parts(prediction, pair).map_or(0, |p| landed(p, bytes).copy(0, to))
     }
 
-    /// The frame of `bytes` bytes that has landed in [`Placer::parts`] of this aim and this landing;
-    /// `front` is what [`Placer::front`] read of it. Whatever the answer, no room has a byte
-    /// afterwards that is not its flow's.
+    /// The frame that was read into `Placer::parts` of this prediction and this pair. Afterwards no range
+    /// has a byte of another flow, errors included.
     ///
     /// # Errors
     /// [`DropReason::NoBuffer`].
     pub fn take(
         &mut self,
-        aim: Option<Aim>,
+        prediction: Option<Prediction>,
         frame: Frame<'_>,
-        landing: &mut Landing,
+        pair: &mut BufferPair,
         pool: &mut Pool,
     ) -> Result<Chain, DropReason> {
-        let (slot, owner) = self.who(&frame);
-        let is_hit = match (aim, owner) {
+        let (slot, owner) = self.classify(&frame);
+        let is_hit = match (prediction, owner) {
             (Some(a), Some((o, s))) => (a.slot, a.header_bytes) == (o, s.header_bytes),
             _ => false,
         };
@@ -276,20 +280,21 @@ impl Placer {
             if let Some(flow) = self.flows.get_mut(o) {
                 flow.learn(frame.front);
             }
-            let hit = self.commit(o, &s, landing, pool);
-            return hit.inspect_err(|_| self.wipe(aim, frame.bytes));
+            let hit = self.commit(o, &s, pair, pool);
+            return hit.inspect_err(|_| self.wipe(prediction, frame.bytes));
         }
         let is_starved = slot.and_then(|s| self.flows.get_mut(s)).is_some_and(Flow::starve);
-        let is_miss = slot.is_some() || aim.is_some_and(|a| frame.bytes > a.header_bytes);
-        let moved = self.roll_back(aim, owner, frame, landing, pool);
-        self.wipe(aim, frame.bytes);
+        let is_miss = slot.is_some() || prediction.is_some_and(|a| frame.bytes > a.header_bytes);
+        let moved = self.roll_back(prediction, owner, frame, pair, pool);
+        self.wipe(prediction, frame.bytes);
         let (chain, moved_bytes) = moved?;
         if is_miss {
             self.outcome.miss(moved_bytes);
-            let aimed = aim.map(|a| a.slot);
-            let is_mixed = aimed != slot && (aimed.is_some() || owner.is_some()) && !self.is_alone;
+            let aimed = prediction.map(|a| a.slot);
+            let is_mixed =
+                aimed != slot && (aimed.is_some() || owner.is_some()) && !self.is_dedicated;
             self.outcome.mixed = self.outcome.mixed.saturating_add(u64::from(is_mixed));
-            let is_starved = is_starved && !is_mixed && !self.is_alone;
+            let is_starved = is_starved && !is_mixed && !self.is_dedicated;
             self.outcome.starved = self.outcome.starved.saturating_add(u64::from(is_starved));
         }
         Ok(chain)
@@ -301,225 +306,224 @@ impl Placer {
     /// [`DropReason::NoBuffer`], [`DropReason::Truncated`], [`DropReason::BadOffload`].
     pub fn packet(
         &mut self,
-        aim: Option<Aim>,
+        prediction: Option<Prediction>,
         header: &[u8; vnet::HEADER_BYTES],
         bytes: usize,
-        landing: &mut Landing,
+        pair: &mut BufferPair,
         pool: &mut Pool,
     ) -> Result<Packet, DropReason> {
-        let Some((slot, s, offload)) = self.predicted(aim, header, bytes, landing) else {
-            return self.packet_read_in_full(aim, header, bytes, landing, pool);
+        let Some((slot, s, offload)) = self.predicted(prediction, header, bytes, pair) else {
+            return self.packet_read_in_full(prediction, header, bytes, pair, pool);
         };
-        if !self.is_alone {
-            self.predictor.came(Some(slot), true, s.payload_bytes);
+        if !self.is_dedicated {
+            self.predictor.record(Some(slot), true, s.payload_bytes);
         }
-        let chain = self.commit(slot, &s, landing, pool);
-        let chain = chain.inspect_err(|_| self.wipe(aim, bytes))?;
+        let chain = self.commit(slot, &s, pair, pool);
+        let chain = chain.inspect_err(|_| self.wipe(prediction, bytes))?;
         Ok(Packet { chain, offload })
     }
 
-    /// As [`Placer::packet`], of a frame that is not known at first sight.
+    /// Slow path of `Placer::packet`: parses all headers.
     #[inline(never)]
     fn packet_read_in_full(
         &mut self,
-        aim: Option<Aim>,
+        prediction: Option<Prediction>,
         header: &[u8; vnet::HEADER_BYTES],
         bytes: usize,
-        landing: &mut Landing,
+        pair: &mut BufferPair,
         pool: &mut Pool,
     ) -> Result<Packet, DropReason> {
         let mut front = [0; FRONT_BYTES];
-        let n = self.front(aim, bytes, landing, &mut front);
+        let n = self.front(prediction, bytes, pair, &mut front);
         let front = front.get(..n).unwrap_or(&[]);
-        let offload = match vnet::understand(header, bytes, front) {
+        let offload = match vnet::parse(header, bytes, front) {
             _ if bytes < eth::HEADER_BYTES => Err(DropReason::Truncated),
-            understood => understood,
+            parsed => parsed,
         };
-        let offload = offload.inspect_err(|_| self.discard(aim))?;
-        let chain = self.take(aim, Frame { bytes, front }, landing, pool)?;
+        let offload = offload.inspect_err(|_| self.discard(prediction))?;
+        let chain = self.take(prediction, Frame { bytes, front }, pair, pool)?;
         Ok(Packet { chain, offload })
     }
 
-    /// The segment that was aimed at, if the headers that have landed say so at first sight: they are like
-    /// those of the one before.
+    /// Fast path: the predicted segment, if its headers match those of the previous one. No side effects.
     #[inline]
     fn predicted(
         &mut self,
-        aim: Option<Aim>,
+        prediction: Option<Prediction>,
         header: &[u8; vnet::HEADER_BYTES],
         bytes: usize,
-        landing: &mut Landing,
+        pair: &mut BufferPair,
     ) -> Option<(usize, Segment, Offload)> {
-        let aim = aim?;
-        let front = &*landing.front_mut(aim.header_bytes)?;
-        let segment = self.flows.get(aim.slot)?.predict(front, bytes)?;
-        if segment.header_bytes != aim.header_bytes {
+        let prediction = prediction?;
+        let front = &*pair.front_mut(prediction.header_bytes)?;
+        let segment = self.flows.get(prediction.slot)?.predict(front, bytes)?;
+        if segment.header_bytes != prediction.header_bytes {
             return None;
         }
-        let offload = vnet::understand(header, bytes, front).ok()?;
-        Some((aim.slot, segment, offload))
+        let offload = vnet::parse(header, bytes, front).ok()?;
+        Some((prediction.slot, segment, offload))
     }
 
-    /// Nothing came, or nothing that can be used: what lies in rooms goes.
-    pub fn discard(&mut self, aim: Option<Aim>) {
-        self.wipe(aim, MAX_FRAME_BYTES);
+    /// Wipes the ranges after a read that gave no usable frame.
+    pub fn discard(&mut self, prediction: Option<Prediction>) {
+        self.wipe(prediction, MAX_FRAME_BYTES);
     }
 
-    /// The flow that a frame with payload is of, and that flow again with the segment if it is the
-    /// next one.
-    fn who(&mut self, frame: &Frame<'_>) -> (Option<usize>, Option<(usize, Segment)>) {
+    /// The flow of a frame with payload, and the flow with the segment if it is the flow's next one.
+    fn classify(&mut self, frame: &Frame<'_>) -> (Option<usize>, Option<(usize, Segment)>) {
         let segment = Segment::of(frame.front, frame.bytes).filter(|s| s.payload_bytes > 0);
         let Some(s) = segment else {
-            if frame.bytes > SMALL_BYTES && !self.is_alone {
-                self.predictor.came(None, false, frame.bytes);
+            if frame.bytes > SMALL_BYTES && !self.is_dedicated {
+                self.predictor.record(None, false, frame.bytes);
             }
             return (None, None);
         };
         let slot = self.flows.find(&s);
         let expects = |slot: &usize| self.flows.get(*slot).is_some_and(|f| f.expects(&s));
         let owner = slot.filter(expects).map(|slot| (slot, s));
-        if !self.is_alone {
-            self.predictor.came(slot, owner.is_some(), s.payload_bytes);
+        if !self.is_dedicated {
+            self.predictor.record(slot, owner.is_some(), s.payload_bytes);
         }
         (slot, owner)
     }
 
-    /// Wipes what a frame of `bytes` bytes has left in the rooms that were aimed at.
-    fn wipe(&mut self, aim: Option<Aim>, bytes: usize) {
-        let Some(aim) = aim else { return };
-        let Some(flow) = self.flows.get_mut(aim.slot) else { return };
-        let bytes = bytes.saturating_sub(aim.header_bytes);
-        wipe(flows::parts(&mut flow.rooms, aim.room_bytes()), bytes);
+    /// Wipes the bytes of a frame of `bytes` bytes in the ranges of the predicted flow.
+    fn wipe(&mut self, prediction: Option<Prediction>, bytes: usize) {
+        let Some(prediction) = prediction else { return };
+        let Some(flow) = self.flows.get_mut(prediction.slot) else { return };
+        let bytes = bytes.saturating_sub(prediction.header_bytes);
+        wipe(flows::parts(&mut flow.ranges, prediction.range_bytes()), bytes);
     }
 
-    /// The payload lies where it belongs.
+    /// Hands up a frame whose payload is in its flow's ranges.
     fn commit(
         &mut self,
         slot: usize,
         s: &Segment,
-        landing: &mut Landing,
+        pair: &mut BufferPair,
         pool: &mut Pool,
     ) -> Result<Chain, DropReason> {
         let flow = self.flows.get_mut(slot).ok_or(DropReason::NoBuffer)?;
-        let fits = flow.rooms.bytes().min(s.payload_bytes);
-        let over = landing.take_overflow(s.payload_bytes.saturating_sub(fits), pool)?;
-        let (chain, is_full) = headed(flow, s, over, landing, pool)?;
+        let fits = flow.ranges.bytes().min(s.payload_bytes);
+        let over = pair.take_overflow(s.payload_bytes.saturating_sub(fits), pool)?;
+        let (chain, is_full) = headed(flow, s, over, pair, pool)?;
         self.is_full |= is_full;
         self.outcome.hit(fits);
         Ok(chain)
     }
 
-    /// Brings a frame to where it belongs; answers also how many bytes were copied for it.
+    /// Moves a misplaced frame. Returns also the number of bytes copied.
     fn roll_back(
         &mut self,
-        aim: Option<Aim>,
+        prediction: Option<Prediction>,
         owner: Option<(usize, Segment)>,
         frame: Frame<'_>,
-        landing: &mut Landing,
+        pair: &mut BufferPair,
         pool: &mut Pool,
     ) -> Result<(Chain, usize), DropReason> {
-        let elsewhere = owner.filter(|(slot, _)| aim.is_none_or(|a| a.slot != *slot));
-        match (aim, elsewhere) {
-            (_, Some((slot, s))) => self.move_over(aim, slot, &s, frame, landing, pool),
-            (None, None) => Ok((landing.take_own(frame.bytes, pool)?, 0)),
-            // Also where the headers of the right flow were longer or shorter than expected: the
-            // payload cannot be moved within the memory that it lies in.
-            (Some(a), None) => self.copy_out(a, frame, landing, pool),
+        let elsewhere = owner.filter(|(slot, _)| prediction.is_none_or(|a| a.slot != *slot));
+        match (prediction, elsewhere) {
+            (_, Some((slot, s))) => self.copy_into_ranges(prediction, slot, &s, frame, pair, pool),
+            (None, None) => Ok((pair.take_own(frame.bytes, pool)?, 0)),
+            // Also if the flow was right but its headers had another length: the payload cannot be
+            // moved within the range.
+            (Some(a), None) => self.copy_out(a, frame, pair, pool),
         }
     }
 
-    /// Copies a frame out of rooms that are not its own, into a pool's buffers.
+    /// Copies a frame from the ranges of another flow into buffers of the pool.
     fn copy_out(
         &mut self,
-        aim: Aim,
+        prediction: Prediction,
         frame: Frame<'_>,
-        landing: &mut Landing,
+        pair: &mut BufferPair,
         pool: &mut Pool,
     ) -> Result<(Chain, usize), DropReason> {
         if frame.bytes <= SMALL_BYTES {
-            // The small buffer has the front of it already, and room for the rest.
+            // The small buffer has the front of the frame, and space for the rest.
             let mut whole = [0; SMALL_BYTES];
-            let parts = self.parts(Some(aim), landing).ok_or(DropReason::NoBuffer)?;
+            let parts = self.parts(Some(prediction), pair).ok_or(DropReason::NoBuffer)?;
             landed(parts, frame.bytes).copy(0, &mut whole);
-            landing.put_front(&whole);
-            let copied = frame.bytes.saturating_sub(aim.header_bytes);
-            return Ok((landing.take_own(frame.bytes, pool)?, copied));
+            pair.put_front(&whole);
+            let copied = frame.bytes.saturating_sub(prediction.header_bytes);
+            return Ok((pair.take_own(frame.bytes, pool)?, copied));
         }
-        let parts = self.parts(Some(aim), landing).ok_or(DropReason::NoBuffer)?;
+        let parts = self.parts(Some(prediction), pair).ok_or(DropReason::NoBuffer)?;
         let chain = copy(landed(parts, frame.bytes), 0, frame.bytes, pool)?;
         Ok((chain, frame.bytes))
     }
 
-    /// Copies the payload of a flow's next segment into its rooms.
-    fn move_over(
+    /// Copies the payload of a flow's next segment into its ranges.
+    fn copy_into_ranges(
         &mut self,
-        aim: Option<Aim>,
+        prediction: Option<Prediction>,
         slot: usize,
         s: &Segment,
         frame: Frame<'_>,
-        landing: &mut Landing,
+        pair: &mut BufferPair,
         pool: &mut Pool,
     ) -> Result<(Chain, usize), DropReason> {
-        let (from, to) = match aim {
+        let (from, to) = match prediction {
             Some(a) => self.flows.both(a.slot, slot).map(|(from, to)| (Some(from), to)),
             None => self.flows.get_mut(slot).map(|to| (None, to)),
         }
         .ok_or(DropReason::NoBuffer)?;
-        let source = landed(parts(aim, from, landing).ok_or(DropReason::NoBuffer)?, frame.bytes);
-        let fits = to.rooms.bytes().min(s.payload_bytes);
+        let source =
+            landed(parts(prediction, from, pair).ok_or(DropReason::NoBuffer)?, frame.bytes);
+        let fits = to.ranges.bytes().min(s.payload_bytes);
         let mut at = s.header_bytes;
-        for part in flows::parts(&mut to.rooms, fits) {
+        for part in flows::parts(&mut to.ranges, fits) {
             at = at.saturating_add(source.copy(at, part));
         }
         let over = copy(source, at, s.payload_bytes.saturating_sub(fits), pool)?;
-        landing.put_front(frame.front);
-        let (chain, is_full) = headed(to, s, over, landing, pool)?;
+        pair.put_front(frame.front);
+        let (chain, is_full) = headed(to, s, over, pair, pool)?;
         self.is_full |= is_full;
         Ok((chain, s.payload_bytes))
     }
 }
 
-/// A frame of which the headers were read.
+/// A frame and its parsed front.
 #[derive(Clone, Copy)]
 pub(crate) struct Frame<'a> {
-    /// Length of all of it.
+    /// Length of the frame.
     pub bytes: usize,
-    /// As much of it as [`Placer::front`] has read.
+    /// What `Placer::front` has copied.
     pub front: &'a [u8],
 }
 
-impl Aim {
-    /// Bytes of a frame that may land in the rooms.
-    fn room_bytes(&self) -> usize {
+impl Prediction {
+    /// Most payload bytes of a frame.
+    fn range_bytes(&self) -> usize {
         MAX_FRAME_BYTES.saturating_sub(self.header_bytes)
     }
 }
 
-/// See [`Placer::parts`]. `flow`: the one that is aimed at.
+/// See `Placer::parts`. `flow`: the predicted one.
 fn parts<'a>(
-    aim: Option<Aim>,
+    prediction: Option<Prediction>,
     flow: Option<&'a mut Flow>,
-    landing: &'a mut Landing,
+    pair: &'a mut BufferPair,
 ) -> Option<[&'a mut [u8]; PARTS]> {
-    let (Some(aim), Some(flow)) = (aim, flow) else {
-        let [small, large] = landing.own_parts()?;
+    let (Some(prediction), Some(flow)) = (prediction, flow) else {
+        let [small, large] = pair.own_parts()?;
         return Some([small, &mut [], &mut [], large]);
     };
-    let needed = aim.room_bytes();
-    let is_enough = flow.rooms.bytes() >= needed;
-    let [a, b] = flows::parts(&mut flow.rooms, needed);
+    let needed = prediction.range_bytes();
+    let is_enough = flow.ranges.bytes() >= needed;
+    let [a, b] = flows::parts(&mut flow.ranges, needed);
     if is_enough {
-        return Some([landing.front_mut(aim.header_bytes)?, a, b, &mut []]);
+        return Some([pair.front_mut(prediction.header_bytes)?, a, b, &mut []]);
     }
-    let (small, large) = landing.front_and_rest()?;
-    Some([small.get_mut(..aim.header_bytes)?, a, b, large?])
+    let (small, large) = pair.front_and_rest()?;
+    Some([small.get_mut(..prediction.header_bytes)?, a, b, large?])
 }
 
 fn landed(parts: [&mut [u8]; PARTS], bytes: usize) -> Landed<'_> {
     Landed::new(parts.map(|p| &*p), bytes)
 }
 
-/// `n` bytes of a frame in a pool's buffers.
+/// Copies `n` bytes of a frame into buffers of the pool.
 fn copy(from: Landed<'_>, at: usize, n: usize, pool: &mut Pool) -> Result<Chain, DropReason> {
     if n == 0 {
         return Ok(Chain::new());
@@ -533,16 +537,16 @@ fn copy(from: Landed<'_>, at: usize, n: usize, pool: &mut Pool) -> Result<Chain,
     Ok(chain)
 }
 
-/// A frame whose headers lie in the small buffer and whose payload in the flow's rooms, as far as it
-/// fits, with `over` behind it; answers also whether a buffer became full.
+/// The packet of a frame: headers in the small buffer, payload in the flow's ranges, then `over`. Returns
+/// also whether a posted buffer became full.
 fn headed(
     flow: &mut Flow,
     s: &Segment,
     over: Chain,
-    landing: &mut Landing,
+    pair: &mut BufferPair,
     pool: &mut Pool,
 ) -> Result<(Chain, bool), DropReason> {
-    let Some(head) = landing.take_front(s.header_bytes) else {
+    let Some(head) = pair.take_front(s.header_bytes) else {
         pool.free(over);
         return Err(DropReason::NoBuffer);
     };

@@ -1,13 +1,12 @@
-//! A device cut into queues, one for each shard of a stack, on a virtual clock.
+//! Multi-queue in software in front of any device: receive-side scaling for tests on a virtual clock.
 //!
-//! What a NIC's hardware does with several queues is done here in software, in front of any device: each
-//! received frame goes to one queue, as [`Steering`] says. For the simulation and for tests of what shards
+//! [`Steering`] decides the queue of each received frame, as a NIC's hardware does. For the simulation and for tests of what shards
 //! do with packets on the wrong queue: the queues share the device under a lock, and no thread is woken
-//! ([`Device::wake_fd`] is `None`), so that time alone drives them. Several queues that run by themselves
-//! are those of an interface ([`crate::tap::Tap::open_queues`]).
+//! ([`Device::wake_fd`] is `None`): they are polled. Queues that wake
+//! threads are those of a TAP ([`crate::tap::Tap::open_queues`]).
 //!
-//! **Bounds.** A queue holds 1024 frames. While one is full nothing is taken from the device, which
-//! holds back what comes or drops it by its own rules.
+//! **Bounds.** A queue holds 1024 frames. While one queue is full the device is not polled; it
+//! queues or drops frames by its own rules.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,40 +19,40 @@ use fulmar_netdev::{
 
 use fulmar_wire::dissect::Network;
 
-/// Frames that wait in one queue at most.
-const LANE: usize = 1024;
+/// Most frames of one queue.
+const QUEUE_FRAMES: usize = 1024;
 
-/// Frames taken from the device at a time.
+/// Frames received from the device at a time.
 const BATCH: usize = 64;
 
-/// Flows that the hardware remembers at most, as the kernel's TAP does.
+/// Most flows that are learnt, as in the kernel's TAP.
 const LEARNED: usize = 4096;
 
-/// Which queue a received frame goes to.
+/// The rule for the queue of a received frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Steering {
-    /// That of the shard which owns its flow: hardware with the stack's own hash. What has no flow goes
-    /// to the first.
+    /// The queue of the shard that owns the flow: RSS with the stack's own hash. A frame without a flow
+    /// goes to the first queue.
     Owner,
-    /// The queue that has last sent a frame of its flow, as a TAP does; any, if none has.
+    /// The queue that last sent a frame of the flow, as a TAP does; a random one if none has.
     Sender {
-        /// Decides about flows of which nothing was sent.
+        /// Seed of the choice for flows that have sent nothing.
         seed: u64,
     },
-    /// Any, frame by frame: the worst that can be.
+    /// A random queue for each frame: the worst case.
     Any {
-        /// Decides.
+        /// Seed of the choice.
         seed: u64,
     },
 }
 
-/// What the queues share.
-struct Trunk {
+/// The state that the queues share.
+struct Shared {
     device: Box<dyn Device>,
-    lanes: Vec<VecDeque<Packet>>,
+    queues: Vec<VecDeque<Packet>>,
     taken: Burst,
     steering: Steering,
-    /// By which the shards own flows, once the stack has told.
+    /// The key of flow ownership, once [`Device::attach`] has set it.
     owner: OwnerKey,
     rng: Rng,
     learned: HashMap<FlowKey, u16>,
@@ -61,14 +60,14 @@ struct Trunk {
 
 /// One queue of a device.
 pub struct Queue {
-    trunk: Arc<Mutex<Trunk>>,
+    shared: Arc<Mutex<Shared>>,
     number: u16,
     caps: Caps,
     stats: DeviceStats,
 }
 
-/// Cuts a device into `count` queues (at least one).
-pub fn cut(device: Box<dyn Device>, count: u16, steering: Steering) -> Vec<Queue> {
+/// Splits a device into `count` queues (at least one).
+pub fn split(device: Box<dyn Device>, count: u16, steering: Steering) -> Vec<Queue> {
     let count = count.max(1);
     let caps = Caps {
         queues: count,
@@ -82,9 +81,9 @@ pub fn cut(device: Box<dyn Device>, count: u16, steering: Steering) -> Vec<Queue
         Steering::Owner => 0,
         Steering::Sender { seed } | Steering::Any { seed } => seed,
     };
-    let trunk = Arc::new(Mutex::new(Trunk {
+    let shared = Arc::new(Mutex::new(Shared {
         device,
-        lanes: (0..count).map(|_| VecDeque::new()).collect(),
+        queues: (0..count).map(|_| VecDeque::new()).collect(),
         taken: Burst::with_capacity(BATCH),
         steering,
         owner: OwnerKey::new([0; OwnerKey::WORDS]),
@@ -92,7 +91,7 @@ pub fn cut(device: Box<dyn Device>, count: u16, steering: Steering) -> Vec<Queue
         learned: HashMap::new(),
     }));
     let queue = |number| Queue {
-        trunk: Arc::clone(&trunk),
+        shared: Arc::clone(&shared),
         number,
         caps,
         stats: DeviceStats { name: format!("queue {number} of {count}"), ..DeviceStats::default() },
@@ -100,8 +99,8 @@ pub fn cut(device: Box<dyn Device>, count: u16, steering: Steering) -> Vec<Queue
     (0..count).map(queue).collect()
 }
 
-/// The flow of a frame, seen from here; ports are 0 where there are none. `None` for what is no whole packet of
-/// a flow.
+/// The flow of a frame from this stack's point of view; ports are 0 without a transport. `None`: not a
+/// whole packet.
 fn flow_of(p: &Packet, received: bool) -> Option<FlowKey> {
     let front = p.chain.front()?.as_slice();
     let network = Network::parse(front, p.chain.len())?;
@@ -109,15 +108,15 @@ fn flow_of(p: &Packet, received: bool) -> Option<FlowKey> {
     Some(if received { flow } else { FlowKey::new(flow.remote(), flow.local()) })
 }
 
-impl Trunk {
+impl Shared {
     fn any(&mut self) -> u16 {
-        self.rng.below(self.lanes.len() as u64) as u16
+        self.rng.below(self.queues.len() as u64) as u16
     }
 
     fn queue_of(&mut self, p: &Packet) -> u16 {
         let flow = flow_of(p, true);
         match (self.steering, flow) {
-            (Steering::Owner, Some(flow)) => self.owner.owner(&flow, self.lanes.len() as u16),
+            (Steering::Owner, Some(flow)) => self.owner.owner(&flow, self.queues.len() as u16),
             (Steering::Owner, None) => 0,
             (Steering::Any { .. }, _) => self.any(),
             (Steering::Sender { .. }, flow) => {
@@ -127,7 +126,7 @@ impl Trunk {
         }
     }
 
-    /// Notes which queue sends the frames' flows.
+    /// Learns the queue of each sent flow.
     fn learn(&mut self, queue: u16, burst: &Burst) {
         if !matches!(self.steering, Steering::Sender { .. }) {
             return;
@@ -139,26 +138,27 @@ impl Trunk {
         }
     }
 
-    /// Brings what has come to the queues.
+    /// Receives from the device into the queues.
     fn distribute(&mut self, now: Instant, pool: &mut Pool, counters: &mut Counters) {
         loop {
-            let room = self.lanes.iter().map(|l| LANE - l.len()).min().unwrap_or(0).min(BATCH);
-            if room == 0 {
+            let space =
+                self.queues.iter().map(|l| QUEUE_FRAMES - l.len()).min().unwrap_or(0).min(BATCH);
+            if space == 0 {
                 return;
             }
-            // Its frames are counted by the queue that hands them over; its drops here.
+            // Frames are counted by the queue that hands them up; drops are counted here.
             let mut inner = Counters::default();
-            let n = self.device.rx_burst(now, pool, &mut self.taken, room, &mut inner);
+            let n = self.device.rx_burst(now, pool, &mut self.taken, space, &mut inner);
             for reason in DropReason::ALL {
                 (0..inner.drops(*reason)).for_each(|_| counters.drop_packet(*reason));
             }
             while let Some(p) = self.taken.pop_front() {
                 let queue = usize::from(self.queue_of(&p));
-                if let Some(lane) = self.lanes.get_mut(queue) {
+                if let Some(lane) = self.queues.get_mut(queue) {
                     lane.push_back(p);
                 }
             }
-            if n < room {
+            if n < space {
                 return;
             }
         }
@@ -166,8 +166,8 @@ impl Trunk {
 }
 
 impl Queue {
-    fn trunk(&self) -> MutexGuard<'_, Trunk> {
-        self.trunk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -177,7 +177,7 @@ impl Device for Queue {
     }
 
     fn attach(&mut self, owner: &OwnerKey) -> Attachment {
-        self.trunk().owner = *owner;
+        self.shared().owner = *owner;
         Attachment::default()
     }
 
@@ -189,17 +189,17 @@ impl Device for Queue {
         counters: &mut Counters,
     ) -> usize {
         let before = counters.value(fulmar_base::Counter::TxFrames);
-        let mut trunk = self.trunk();
-        trunk.learn(self.number, burst);
-        let taken = trunk.device.tx_burst(now, pool, burst, counters);
-        drop(trunk);
+        let mut shared = self.shared();
+        shared.learn(self.number, burst);
+        let taken = shared.device.tx_burst(now, pool, burst, counters);
+        drop(shared);
         self.stats.tx_crossings += 1;
         self.stats.tx_frames += counters.value(fulmar_base::Counter::TxFrames) - before;
         taken
     }
 
     fn tx_reap(&mut self, now: Instant, pool: &mut Pool) -> usize {
-        self.trunk().device.tx_reap(now, pool)
+        self.shared().device.tx_reap(now, pool)
     }
 
     fn rx_burst(
@@ -211,29 +211,29 @@ impl Device for Queue {
         counters: &mut Counters,
     ) -> usize {
         let mut tally = Tally::default();
-        let mut trunk = self.trunk();
-        trunk.distribute(now, pool, counters);
-        if let Some(lane) = trunk.lanes.get_mut(usize::from(self.number)) {
+        let mut shared = self.shared();
+        shared.distribute(now, pool, counters);
+        if let Some(lane) = shared.queues.get_mut(usize::from(self.number)) {
             for p in lane.drain(..budget.min(out.space()).min(lane.len())) {
                 tally.add(&p);
-                // There is room: the number of rounds was bounded by it.
+                // Never full: the number of rounds is bounded by its free space.
                 let _ = out.push(p);
             }
         }
-        drop(trunk);
+        drop(shared);
         self.stats.rx_crossings += 1;
         tally.received(counters, &mut self.stats);
         tally.frames as usize
     }
 
     fn arm(&mut self) -> bool {
-        let mut trunk = self.trunk();
-        let is_empty = trunk.lanes.get(usize::from(self.number)).is_none_or(VecDeque::is_empty);
-        is_empty && trunk.device.arm()
+        let mut shared = self.shared();
+        let is_empty = shared.queues.get(usize::from(self.number)).is_none_or(VecDeque::is_empty);
+        is_empty && shared.device.arm()
     }
 
     fn disarm(&mut self) {
-        self.trunk().device.disarm();
+        self.shared().device.disarm();
     }
 
     fn wake_fd(&self) -> Option<WakeFd> {
@@ -241,14 +241,14 @@ impl Device for Queue {
     }
 
     fn lost(&self) -> Option<i32> {
-        self.trunk().device.lost()
+        self.shared().device.lost()
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let trunk = self.trunk();
-        match trunk.lanes.get(usize::from(self.number)) {
+        let shared = self.shared();
+        match shared.queues.get(usize::from(self.number)) {
             Some(lane) if !lane.is_empty() => Some(Instant::ZERO),
-            _ => trunk.device.next_deadline(),
+            _ => shared.device.next_deadline(),
         }
     }
 

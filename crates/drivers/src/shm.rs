@@ -2,9 +2,9 @@
 //!
 //! Each process has a memory file that only it can write (sealed against writes of others and
 //! against changes of its length) and that the other one maps for reading. The stack's pool lives in
-//! it. So a frame that is sent is a record of where its bytes lie, and the reader of the other
-//! process copies them from there: between `write` and `read` every byte is copied twice, once by
-//! each program's own call.
+//! it. So a sent frame is a record of the offsets of its bytes, and the reader in the other process copies
+//! them from there: between `write` and `read` every byte is copied twice, once in `write` and once in
+//! `read`.
 //!
 //! ```text
 //!      process A                                                         process B
@@ -13,24 +13,22 @@
 //!   └───────────────────────────────────────┘      └───────────────────────────────────────┘
 //! ```
 //!
-//! **Who owns memory.** A frame is its sender's until it is in the ring. From then on the sender
-//! keeps it, unchanged, until the receiver returns its slot or is dead. The receiver copies small
-//! frames and the headers of large ones into its own pool before it looks at them, and refers to the
-//! payload where it is ([`fulmar_mbuf::Lender`]); when the last reference is gone the slot goes back.
-//! Payload for a posted buffer is copied there at once, and the slot goes back.
+//! **Ownership.** The sender keeps a frame in the ring, unchanged, until the receiver has returned its slot
+//! or has died. The receiver copies small frames and the headers of large ones into its own pool before it
+//! parses them, and refers to the payload in place ([`fulmar_mbuf::Lender`]); dropping the last reference
+//! returns the slot. Payload for a posted buffer is copied there, and the slot is returned.
 //!
 //! **The other process is not trusted** (`docs/shm.md` says what it can do). What it writes is read once
-//! into private memory and checked there; what no honest process writes ends the link (`EPROTO`), and nothing
-//! is read from it any more. Payload that is not copied yet is behind no reference
+//! into private memory and validated there; a violation of the protocol ends the link (`EPROTO`), and nothing
+//! more is read. Payload that is not copied yet is behind no Rust reference
 //! ([`fulmar_mbuf::VolatileSlice`]) and is neither parsed nor summed; any other frame is copied as a whole. The
-//! other process's memory cannot get shorter, so reading it cannot fault.
+//! file is sealed against shrinking, so reading the mapping cannot fault.
 //!
-//! **Death.** The Unix socket on which the processes met ends with the last of its owners; a
-//! descriptor of the process tells even if a child keeps the socket. What a process sent before it
-//! ended is still received; then the device is lost with `EPIPE` (it let go) or `ECONNRESET` (it
-//! died).
+//! **Death.** The Unix socket of the rendezvous is closed with the last of its owners; a pidfd reports the
+//! end of the process even if a child keeps the socket. Frames sent before the end are still received; then
+//! the device is lost with `EPIPE` (the peer dropped its device) or `ECONNRESET` (the peer died).
 //!
-//! Not here: more than two ends, more than one queue, joining again. Cost: one fence per burst, no
+//! Not supported: more than two ends, more than one queue, reconnecting. Cost: one fence per burst, no
 //! system call unless the other end sleeps.
 
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! A program for the kernel that sends each packet to the queue of the shard that owns its flow.
+//! A BPF program that steers each packet to the queue of the shard that owns its flow.
 //!
 //! Computes [`OwnerKey::hash`] of TCP and UDP over IPv4 and IPv6, modulo the number of queues, with the key
-//! of the stack among its constants (which only who may read programs of the kernel sees); everything else (ARP, ICMP, fragments, IPv6 with extension headers) goes to queue 0, and the
+//! of the stack among its constants (readable only with the privilege to read BPF programs); everything else (ARP, ICMP, fragments, IPv6 with extension headers) goes to queue 0, and the
 //! shards bring it to where it belongs. Runs where the kernel chooses the queue of a TAP, on frames that
 //! start at the Ethernet header (TUNSETSTEERINGEBPF, a program of type socket filter), and of a group of
 //! packet sockets, on frames that start at the IP header ([`group_program`]). Loading it needs CAP_BPF in
@@ -40,7 +40,7 @@ const EXIT: u8 = 0x95;
 
 const ETHER: i32 = eth::HEADER_BYTES as i32;
 
-/// The program for so many queues.
+/// The program for `queues` queues.
 pub fn program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
     let [first, ..] = *key.words();
     let mut p = vec![op(MOVE, 6, 1, 0)];
@@ -61,9 +61,10 @@ pub fn program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
     p
 }
 
-/// The same for a group of packet sockets, where offsets count from the IP header (PACKET_FANOUT_EBPF).
+/// As [`program`] for a group of packet sockets, where offsets count from the IP header
+/// (PACKET_FANOUT_EBPF).
 pub fn group_program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
-    /// Where the Ethernet header is, beyond which such an offset counts (linux/filter.h).
+    /// Base of offsets that count from the Ethernet header (SKF_LL_OFF of linux/filter.h).
     const LINK_LAYER: i32 = -0x20_0000;
     const ETHER_TYPE: i32 = 12;
     let mut p = program(queues, key);
@@ -77,7 +78,7 @@ pub fn group_program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
     p
 }
 
-/// Adds both ends of an IPv4 packet to r9; ends the program for what has no ports.
+/// Adds addresses and ports of an IPv4 packet to r9; exits with queue 0 if the packet has no ports.
 fn ipv4(key: &OwnerKey) -> Vec<Ebpf> {
     const MORE_OR_OFFSET: i32 = 0x3fff;
     let [_, _, _, _, address, ports] = *key.words();
@@ -97,7 +98,7 @@ fn ipv4(key: &OwnerKey) -> Vec<Ebpf> {
     p
 }
 
-/// The same of an IPv6 packet.
+/// As [`ipv4`], for IPv6.
 fn ipv6(key: &OwnerKey) -> Vec<Ebpf> {
     let [_, a, b, c, d, ports] = *key.words();
     let mut p = vec![op(LOAD_BYTE, 0, 0, ETHER + 6)];
@@ -116,7 +117,7 @@ fn add_word(at: i32, key: u64) -> Vec<Ebpf> {
     p
 }
 
-/// The same of the sum of both ports.
+/// As [`add_word`], for the sum of both ports.
 fn add_ports(key: u64) -> Vec<Ebpf> {
     let mut p = vec![
         op(LOAD_HALF_AT, 0, 7, ETHER + 2),
@@ -144,7 +145,7 @@ fn finish(queues: u16) -> [Ebpf; 4] {
     ]
 }
 
-/// Ends with queue 0 unless r0 is a transport with ports.
+/// Exits with queue 0 unless r0 is a transport protocol with ports.
 fn leave_unless_transport() -> [Ebpf; 4] {
     [
         jump(JUMP_IF_EQUAL, i32::from(protocol::TCP), 3),
@@ -154,7 +155,7 @@ fn leave_unless_transport() -> [Ebpf; 4] {
     ]
 }
 
-/// Ends with queue 0 if a comparison of r0 holds.
+/// Exits with queue 0 if a comparison of r0 holds.
 fn leave_if(comparison: u8, with: i32) -> [Ebpf; 4] {
     [
         jump(comparison, with, 1),
@@ -168,7 +169,7 @@ fn op(code: u8, to: u8, from: u8, constant: i32) -> Ebpf {
     Ebpf { code, registers: from << 4 | to, jump: 0, constant }
 }
 
-/// Compares r0 with a constant and leaves out so many instructions.
+/// Compares r0 with a constant and jumps over `over` instructions.
 fn jump(code: u8, with: i32, over: usize) -> Ebpf {
     Ebpf { code, registers: 0, jump: over as i16, constant: with }
 }

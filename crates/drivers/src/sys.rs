@@ -1,4 +1,4 @@
-//! System calls that std does not offer. The only unsafe code of this room.
+//! System calls that std does not offer. The only unsafe code of this space.
 
 use std::io::{self, IoSliceMut};
 use std::marker::PhantomData;
@@ -366,7 +366,7 @@ pub fn get_int(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_in
     check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, to, &mut bytes) }).map(|_| value)
 }
 
-/// How many frames a packet socket had no room for since this was asked last (the kernel starts
+/// How many frames a packet socket had no space for since this was asked last (the kernel starts
 /// again from zero).
 pub fn take_missed(fd: BorrowedFd<'_>) -> io::Result<u32> {
     // `struct tpacket_stats` of linux/if_packet.h: frames that came, frames that were lost.

@@ -1,15 +1,14 @@
 //! The TAP device: frames to and from the kernel's own stack, super-frames included.
 //!
 //! Enters and leaves: frames with a virtio-net header in front, so that 64 KiB super-frames without
-//! checksums pass both ways. Sent chains are gathered from wherever they lie (`writev`, one system
-//! call each) and freed at once; received frames land as `landing.rs` says, or in posted buffers, as
-//! `placing.rs` says, by queues of their flows' own where that helps (`flow_queues.rs`). Bursts of small
-//! frames cross together, by io_uring, where that is cheaper: from the third on, up to 64 of up to a
-//! packet each (`vector.rs` has the figures). Without io_uring, or where the interface could take a burst
-//! in part, every frame has a call of its own; `DeviceStats::path` says which it is and why.
+//! checksums pass both ways. A sent chain is gathered by one `writev` and freed. A received frame is read
+//! into a buffer pair (`buffer_pair.rs`) or into posted buffers (`placing.rs`), by a queue of its flow's
+//! own where that helps (`flow_queues.rs`). Bursts of 3 to 64 small frames are sent with one call of
+//! io_uring (`vector.rs` has the figures). Without io_uring, or where the interface could accept a burst
+//! in part, each frame has a call of its own; `DeviceStats::path` reports which of the two and why.
 //!
-//! Cost: 0.5 to 1.2 µs for a small frame by itself, as the machine is, three quarters of that in a burst
-//! of 64; 3.8 µs for 64 KiB; and the kernel's copy. Source: linux/if_tun.h,
+//! Cost: 0.5 to 1.2 µs for a single small frame, depending on the machine, three quarters of that in a
+//! burst of 64; 3.8 µs for 64 KiB; and the kernel's copy. Source: linux/if_tun.h,
 //! Documentation/networking/tuntap.rst, io_uring(7).
 
 mod attach;
@@ -26,58 +25,59 @@ use fulmar_base::{Counter, Counters, DropReason, EtherAddr, FlowKey, Instant, Ow
 use fulmar_mbuf::{Pool, WritableRange};
 use fulmar_netdev::{
     Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Packet,
-    Rooms, Tally, TxReader, TxTime, Unsupported, Wake, WakeFd, offload, uso,
+    Tally, TxReader, TxTime, Unsupported, Wake, WakeFd, WritableRanges, offload, uso,
 };
 
-use crate::joined::Joining;
-use crate::landing::{Landing, Scratch};
+use crate::buffer_pair::{BufferPair, Scratch};
 use crate::placing::Placer;
-use crate::{OpenError, joined, sys, vnet};
+use crate::udp_gso::UdpGso;
+use crate::{OpenError, sys, udp_gso, vnet};
 use attach::{attach_alone, open_clone_device};
 use flow_queues::FlowQueues;
-use vector::{Fate, Vector};
+use vector::{Outcome, Vector};
 
 const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 const TSO: u32 = libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
 const USO: u32 = libc::TUN_F_USO4 | libc::TUN_F_USO6;
-/// What we can receive, best first; older kernels refuse the flags that they do not know.
+/// Receive offloads, best first; older kernels refuse unknown flags (EINVAL).
 const OFFLOADS: [u32; 4] = [
     libc::TUN_F_CSUM | TSO | libc::TUN_F_TSO_ECN | USO,
     libc::TUN_F_CSUM | TSO | libc::TUN_F_TSO_ECN,
     libc::TUN_F_CSUM,
     0,
 ];
-/// Largest IP packet; the kernel takes super-frames up to this.
+/// Largest IP packet of a super-frame in bytes.
 const MAX_IP_BYTES: usize = 65_535;
 const ETHER_BYTES: usize = 14;
 const MAX_SEGS: usize = 64;
 
-/// Which TAP, and how this stack appears on it.
+/// The TAP interface, and the stack's address and MTU on it.
 #[derive(Clone, Debug)]
 pub struct TapConfig {
-    /// Interface name; created if there is none. Empty or `tap%d`: the kernel chooses.
+    /// Interface name; the interface is created if it does not exist. Empty or `tap%d`: the kernel chooses
+    /// the name.
     pub name: String,
-    /// Station address of this stack; by default derived from the interface's own, but different.
+    /// Ethernet address of the stack; `None`: derived from the interface's, but different.
     pub ether: Option<EtherAddr>,
-    /// Largest IP packet in bytes; by default the interface's.
+    /// Largest IP packet in bytes; `None`: the interface's MTU.
     pub mtu: Option<usize>,
-    /// Frames may land in posted buffers before it is known that they belong to the flow whose buffer
-    /// it is. What does not belong there is taken away before the owner can look, unless the buffer
-    /// lies in memory that another process maps: set this to false where the owners of posted buffers
-    /// do not trust each other. Then each byte is copied once.
+    /// Predict the flow of the next frame, and read it into that flow's posted buffer. A misplaced frame
+    /// is copied out and wiped before the buffer's owner can read it, unless the buffer is in memory that
+    /// another process maps. Set this to false where the owners of posted buffers do not trust each other;
+    /// then each byte is copied once.
     pub predict: bool,
-    /// One system call per frame, whatever is cheaper: to compare with.
+    /// One system call per frame, never io_uring: for comparison.
     pub one_by_one: bool,
-    /// Several queues: ask the kernel to send each packet to the queue of its owner.
+    /// With several queues: steer each packet to the queue of its owner (needs CAP_BPF).
     pub steer: bool,
-    /// Queues at the most that flows with posted buffers get of their own, where one queue cannot tell whose frame comes
-    /// next ([`TapConfig::predict`]). Needs an interface made with IFF_MULTI_QUEUE, as a new one is, and CAP_BPF.
-    /// 0: none.
+    /// Most dedicated queues for flows with posted buffers, where interleaved flows defeat the prediction
+    /// ([`TapConfig::predict`]). Needs an interface created with IFF_MULTI_QUEUE (a new one is) and
+    /// CAP_BPF. 0: none.
     pub flow_queues: usize,
 }
 
 impl Default for TapConfig {
-    /// A new interface with a name, an address and an MTU of the kernel's choice; predictive.
+    /// A new interface; the kernel chooses name and MTU. `predict` and `steer` are true.
     fn default() -> TapConfig {
         TapConfig {
             name: String::new(),
@@ -95,26 +95,26 @@ impl Default for TapConfig {
 pub struct Tap {
     file: File,
     name: String,
-    /// A socket of the interface's network namespace, to ask about it.
+    /// A socket in the interface's network namespace, for ioctls.
     control: Option<OwnedFd>,
     caps: Caps,
-    landing: Landing,
+    pair: BufferPair,
     scratch: Scratch,
-    /// Crosses with many frames at once, where that can be done.
+    /// io_uring, if it is available.
     vector: Option<Vector>,
-    /// Datagrams of one flow cross as one.
-    joins: Joining,
-    /// Short frames that came without a gap when the device was polled last with success; 0 if a long
-    /// one was among them.
+    /// Whether datagrams of one flow are sent as one super-datagram.
+    joins: UdpGso,
+    /// Frames of the last poll that received any; 0 if one of them was long.
     last_run: usize,
     placer: Placer,
-    /// What there is to say of its queues from the start, for a person.
-    queues_say: String,
-    /// The number of queues that the kernel steers to by owner: the first of them has the program.
+    /// How packets are steered, for [`DeviceStats::path`].
+    queues_path: String,
+    /// The number of queues that packets are steered to; set in the first queue, which attaches the
+    /// program.
     steered: Option<u16>,
-    /// Queues for single flows, if the interface can have them.
+    /// Dedicated queues, if the interface is multi-queue.
     flow_queues: Option<Box<FlowQueues>>,
-    /// The last read found nothing.
+    /// The last read found the queue empty.
     is_drained: bool,
     lost: Option<i32>,
     is_down: bool,
@@ -122,56 +122,56 @@ pub struct Tap {
     stats: DeviceStats,
 }
 
-/// A socket of this thread's network namespace, to ask about an interface.
-fn a_socket() -> Option<OwnedFd> {
+/// A socket in this thread's network namespace, for ioctls.
+fn control_socket() -> Option<OwnedFd> {
     sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).ok()
 }
 
-/// How frames cross without a ring, for a person.
+/// [`DeviceStats::path`] without io_uring.
 const ALONE: &str = "one writev or readv per frame";
 
-/// The way of crossing with many frames, and which way frames cross, in words.
+/// Opens io_uring. Returns also the description for [`DeviceStats::path`].
 fn open_vector(file: &File, one_by_one: bool) -> (Option<Vector>, String) {
     if one_by_one {
         return (None, format!("{ALONE}, as asked for"));
     }
     match Vector::open(file.as_fd()) {
-        Ok(vector) => (Some(vector), Vector::sentence()),
+        Ok(vector) => (Some(vector), Vector::describe()),
         Err(why) => (None, format!("{ALONE} ({why})")),
     }
 }
 
-/// Another station address than the kernel's own on the same interface, always the same for the
-/// same interface: locally administered, not a group (IEEE 802 section 8.2).
+/// An Ethernet address different from the kernel's on the interface, and constant for the interface:
+/// locally administered, not a group (IEEE 802 section 8.2).
 pub(crate) fn derive_ether(kernel: [u8; 6]) -> EtherAddr {
     let [a, b, c, d, e, f] = kernel;
     EtherAddr([(a | 0x02) & 0xfe, b ^ 0xf0, c, d, e, f ^ 0x5a])
 }
 
 impl Tap {
-    /// Opens the interface, creating it if there is none. Setting it up and giving it addresses is
-    /// left to the administrator of the kernel's side (`ip link set NAME up`).
+    /// Opens the interface, and creates it if it does not exist. It must be set up and get its addresses on
+    /// the kernel's side (`ip link set NAME up`).
     ///
     /// # Errors
-    /// What failed, why, and what to do next.
+    /// A sentence: what failed, the system's error, and what to do.
     pub fn open(config: &TapConfig) -> Result<Tap, OpenError> {
         let file = open_clone_device()?;
         let count = if config.predict { config.flow_queues } else { 0 };
         let (name, has_space) = attach_alone(&file, &config.name, count > 0)?;
-        let mut tap = Tap::set_up(file, name, a_socket(), config, 1)?;
+        let mut tap = Tap::set_up(file, name, control_socket(), config, 1)?;
         if has_space {
             tap.flow_queues = Some(Box::new(FlowQueues::new(&tap.file, count)?));
         } else if count > 0 {
-            tap.queues_say
-                .push_str("; posted flows share one queue (the interface was made for one)");
+            tap.queues_path
+                .push_str("; posted flows share one queue (the interface was created without IFF_MULTI_QUEUE)");
         }
         Ok(tap)
     }
 
-    /// Takes a descriptor that another process has opened and attached. `config.name` is not used.
+    /// Uses a descriptor that another process has opened and attached. `config.name` is ignored.
     ///
     /// # Errors
-    /// It is no TAP with a virtio-net header and without packet information.
+    /// The descriptor is not a TAP with IFF_VNET_HDR and IFF_NO_PI.
     pub fn from_fd(fd: OwnedFd, config: &TapConfig) -> Result<Tap, OpenError> {
         let advice = "attach it with IFF_TAP | IFF_NO_PI | IFF_VNET_HDR before handing it over";
         let wrong = |e| OpenError::new("cannot use the descriptor as a TAP", e, advice);
@@ -180,7 +180,7 @@ impl Tap {
             return Err(wrong(std::io::Error::from_raw_os_error(libc::EINVAL)));
         }
         sys::set_nonblocking(fd.as_fd()).map_err(wrong)?;
-        // The interface may live in another network namespace than ours, where it cannot be queried.
+        // The interface may be in another network namespace, where it cannot be queried from here.
         Tap::set_up(File::from(fd), name, None, config, 1)
     }
 
@@ -212,9 +212,9 @@ impl Tap {
             queues,
             tx_reader: TxReader::Kernel,
             wake: Wake::Level,
-            // What it sends goes at once.
+            // A frame is sent when it is written.
             tx_time: TxTime::Coarse,
-            // The kernel writes to rooms while it is asked for a frame, and never else.
+            // The kernel writes to posted ranges during `readv` only.
             places_on_receive: true,
             ..Caps::plain(
                 config.mtu.or(kernel_mtu).unwrap_or(1500),
@@ -228,13 +228,13 @@ impl Tap {
             name,
             control,
             caps,
-            landing: Landing::default(),
+            pair: BufferPair::default(),
             scratch: Scratch::new(),
-            joins: Joining::new(caps.udp_gso && !config.one_by_one),
+            joins: if caps.udp_gso && !config.one_by_one { UdpGso::On } else { UdpGso::Off },
             vector,
             last_run: 0,
             placer: Placer::new(config.predict),
-            queues_say: String::new(),
+            queues_path: String::new(),
             steered: None,
             flow_queues: None,
             is_drained: false,
@@ -244,17 +244,17 @@ impl Tap {
         })
     }
 
-    /// The descriptor, attached, to be handed to another process ([`Tap::from_fd`]).
+    /// The attached descriptor, for another process ([`Tap::from_fd`]).
     pub fn into_fd(self) -> OwnedFd {
         self.file.into()
     }
 
-    /// The interface's name.
+    /// The name of the interface when it was opened.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Writes one frame: header and mbufs gathered by the kernel.
+    /// Writes one frame with `writev`: header and mbufs.
     fn write(&self, p: &Packet) -> std::io::Result<usize> {
         let header = vnet::request(&p.offload);
         let mut parts = [sys::Part::EMPTY; MAX_SEGS + 1];
@@ -267,7 +267,7 @@ impl Tap {
         sys::write_parts(self.file.as_fd(), &parts[..used])
     }
 
-    /// Sends the first frame by itself, or drops it.
+    /// Sends or drops the first frame of the burst.
     fn send_one(
         &mut self,
         pool: &mut Pool,
@@ -276,19 +276,19 @@ impl Tap {
         counters: &mut Counters,
     ) {
         let Some(p) = burst.pop_front() else { return };
-        let fate = match (self.lost, offload::check(&p, &self.caps)) {
+        let outcome = match (self.lost, offload::check(&p, &self.caps)) {
             (Some(_), _) => Err(DropReason::DeviceGone),
             (None, Err(reason)) => Err(reason),
             (None, Ok(())) => {
                 self.stats.tx_crossings += 1;
                 Ok(match self.write(&p) {
-                    Ok(_) => Fate::Sent,
-                    Err(e) => Fate::Failed(e.raw_os_error().unwrap_or(0)),
+                    Ok(_) => Outcome::Sent,
+                    Err(e) => Outcome::Failed(e.raw_os_error().unwrap_or(0)),
                 })
             }
         };
-        let kept = match fate {
-            Ok(fate) => self.settle(p, fate, pool, tally, counters),
+        let kept = match outcome {
+            Ok(outcome) => self.complete(p, outcome, pool, tally, counters),
             Err(reason) => {
                 drop_frame(p, reason, pool, counters);
                 None
@@ -296,12 +296,12 @@ impl Tap {
         };
         if let Some(p) = kept {
             self.note_refusal();
-            // It came from there.
+            // Never full: the frame was just taken from it.
             let _ = burst.push_front(p);
         }
     }
 
-    /// Sends the first `run` frames in one crossing, as far as the interface takes them.
+    /// Sends the first `run` frames with one call of io_uring.
     fn send_run(
         &mut self,
         run: usize,
@@ -312,9 +312,10 @@ impl Tap {
     ) {
         let Some(mut vector) = self.vector.take() else { return };
         self.stats.tx_crossings += 1;
-        let kept = vector.send(run, burst, |p, fate| self.settle(p, fate, pool, tally, counters));
+        let kept =
+            vector.send(run, burst, |p, outcome| self.complete(p, outcome, pool, tally, counters));
         if !vector.sends() {
-            self.stats.path = format!("{ALONE} (the interface took a burst in part)");
+            self.stats.path = format!("{ALONE} (the interface accepted a burst in part)");
         }
         self.vector = Some(vector);
         if kept > 0 {
@@ -322,7 +323,7 @@ impl Tap {
         }
     }
 
-    /// Sends datagrams of one flow at the front as one frame, if they can be. False: nothing happened.
+    /// Sends datagrams of one flow at the front as one super-datagram. False: not possible; no effect.
     fn send_joined(
         &mut self,
         pool: &mut Pool,
@@ -333,9 +334,9 @@ impl Tap {
         if !self.joins.is_on() || burst.len() < uso::LEAST || self.lost.is_some() {
             return false;
         }
-        let Some(joined) = uso::join(&*burst, &self.caps, joined::MOST_SEGS) else { return false };
+        let Some(joined) = uso::join(&*burst, &self.caps, udp_gso::MOST_SEGS) else { return false };
         self.stats.tx_crossings += 1;
-        let written = joined::write(self.file.as_fd(), &joined, burst, vnet::HEADER_BYTES);
+        let written = udp_gso::write(self.file.as_fd(), &joined, burst, vnet::HEADER_BYTES);
         match written.map_err(|e| e.raw_os_error().unwrap_or(0)) {
             Ok(_) => {
                 counters.add(Counter::UsoJoined, joined.count as u64 - 1);
@@ -346,13 +347,13 @@ impl Tap {
             }
             Err(libc::EAGAIN | libc::EINTR) => self.note_refusal(),
             Err(libc::EINVAL) => {
-                self.joins = Joining::Refused;
+                self.joins = UdpGso::Refused;
                 return false;
             }
             Err(errno) => {
                 for p in (0..joined.count).map_while(|_| burst.pop_front()) {
-                    // Nothing to keep for later: those errors are above.
-                    let _ = self.settle(p, Fate::Failed(errno), pool, tally, counters);
+                    // Never kept: EAGAIN and EINTR were handled above.
+                    let _ = self.complete(p, Outcome::Failed(errno), pool, tally, counters);
                 }
             }
         }
@@ -364,21 +365,21 @@ impl Tap {
         self.stats.tx_refusals += 1;
     }
 
-    /// Frees a frame that was sent or can never be; gives back one to be offered again.
-    fn settle(
+    /// Completes a frame: frees it if it was sent or dropped, returns it if it is to be sent again.
+    fn complete(
         &mut self,
         p: Packet,
-        fate: Fate,
+        outcome: Outcome,
         pool: &mut Pool,
         tally: &mut Tally,
         counters: &mut Counters,
     ) -> Option<Packet> {
-        match fate {
-            Fate::Sent => {
+        match outcome {
+            Outcome::Sent => {
                 tally.add(&p);
                 pool.free(p.chain);
             }
-            Fate::Failed(errno) => match self.after_write_error(errno) {
+            Outcome::Failed(errno) => match self.after_write_error(errno) {
                 Some(reason) => drop_frame(p, reason, pool, counters),
                 None => return Some(p),
             },
@@ -386,11 +387,11 @@ impl Tap {
         None
     }
 
-    /// What a failed write means for the frame: `None` to keep it for later, else why it is dropped.
+    /// Handles a failed write. `None`: the frame stays queued; otherwise it is to be dropped.
     fn after_write_error(&mut self, errno: i32) -> Option<DropReason> {
         match errno {
             libc::EAGAIN | libc::EINTR => return None,
-            // The interface is down, not gone: the kernel refuses frames until it is up.
+            // The interface is down; it refuses frames until it is up again.
             libc::EIO => self.is_down = true,
             libc::EFAULT => return Some(DropReason::PageVanished),
             libc::EBADFD | libc::EBADF | libc::ENODEV | libc::ENXIO => {
@@ -428,8 +429,7 @@ impl Device for Tap {
         &self.caps
     }
 
-    /// Where the kernel refuses the program that steers, a flow arrives on any queue, and shards hand its packets over:
-    /// slower, and as correct.
+    /// If the kernel refuses the steering program, packets arrive on any queue, and shards hand them over.
     fn attach(&mut self, owner: &OwnerKey) -> Attachment {
         if let Some(queues) = self.steered {
             let _ = self.steer(queues, owner);
@@ -461,10 +461,10 @@ impl Device for Tap {
                 self.send_one(pool, burst, &mut tally, counters);
             }
         }
-        // The interface is up again if it has taken a frame.
+        // An accepted frame shows that the interface is up again.
         self.is_down &= tally.frames == 0;
         if let Some(queues) = &mut self.flow_queues {
-            queues.want_room(self.file.as_fd(), self.is_blocked);
+            queues.watch_for_space(self.file.as_fd(), self.is_blocked);
         }
         tally.sent(counters, &mut self.stats);
         before - burst.len()
@@ -481,7 +481,7 @@ impl Device for Tap {
         self.take_burst(now, pool, out, budget, counters)
     }
 
-    /// The descriptor is readable by itself whenever a frame waits.
+    /// The descriptor is level-triggered: readable while a frame is queued.
     fn arm(&mut self) -> bool {
         if let Some(queues) = &mut self.flow_queues {
             queues.armed();
@@ -490,7 +490,7 @@ impl Device for Tap {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        // What is held is of no use where nothing is read any more.
+        // A lost device is not read: no back-off ends.
         self.flow_queues.as_ref().filter(|_| self.lost.is_none())?.table.next_deadline()
     }
 
@@ -501,8 +501,8 @@ impl Device for Tap {
     fn wake_fd(&self) -> Option<WakeFd> {
         let queues = self.flow_queues.as_ref();
         let fd = queues.map_or(self.file.as_raw_fd(), |q| q.wake_fd());
-        // Beside other queues the main one is watched for room already.
-        let is_watched = queues.is_some_and(|q| q.wakes_for_room());
+        // With flow queues the epoll descriptor reports space.
+        let is_watched = queues.is_some_and(|q| q.is_steering());
         let interest = match self.is_blocked && !is_watched {
             true => Interest::ReadableOrWritable,
             false => Interest::Readable,
@@ -516,33 +516,38 @@ impl Device for Tap {
 
     fn stats(&self) -> DeviceStats {
         let mut stats = DeviceStats { link: self.link(), ..self.stats.clone() };
-        stats.path.push_str(self.joins.sentence());
-        stats.path.push_str(&self.queues_say);
+        stats.path.push_str(self.joins.describe());
+        stats.path.push_str(&self.queues_path);
         if let Some(queues) = &self.flow_queues {
-            stats.path.push_str(&queues.sentence());
+            stats.path.push_str(&queues.describe());
         }
         stats
     }
 }
 
 impl DirectPlacement for Tap {
-    fn place(&mut self, flow: FlowKey, next_seq: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
-        let placed = self.placer.place(flow, next_seq, rooms);
+    fn place(
+        &mut self,
+        flow: FlowKey,
+        next_seq: SeqNum,
+        ranges: WritableRanges,
+    ) -> Result<(), Unsupported> {
+        let placed = self.placer.place(flow, next_seq, ranges);
         if let Some(queues) = &mut self.flow_queues {
             queues.placed(&flow);
         }
         placed
     }
 
-    fn place_behind(&mut self, flow: &FlowKey, room: WritableRange) -> Result<(), Unsupported> {
-        let placed = self.placer.place_behind(flow, room);
+    fn place_next(&mut self, flow: &FlowKey, range: WritableRange) -> Result<(), Unsupported> {
+        let placed = self.placer.place_next(flow, range);
         if let Some(queues) = &mut self.flow_queues {
             queues.placed(flow);
         }
         placed
     }
 
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
-        self.placer.unplace(flow)
+    fn revoke(&mut self, flow: &FlowKey) -> WritableRanges {
+        self.placer.revoke(flow)
     }
 }

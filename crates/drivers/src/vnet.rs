@@ -17,7 +17,7 @@ const UDP_HEADER_BYTES: usize = 8;
 /// Byte of the TCP header whose upper half is its length in words (RFC 9293 section 3.1).
 const TCP_DATA_OFFSET: usize = 12;
 
-/// The header that asks the kernel for what the frame still lacks.
+/// The header of a sent frame: what the kernel has to do (checksum, segmentation).
 pub fn request(offload: &Offload) -> [u8; HEADER_BYTES] {
     let mut h = Header::default();
     if offload.needs_csum {
@@ -41,18 +41,18 @@ pub fn request(offload: &Offload) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// What the kernel did with a received frame, or left to do.
+/// Parses the header of a received frame.
 ///
-/// `frame_bytes`: length of the whole frame; `front`: as much of it as lies together.
+/// `frame_bytes`: length of the whole frame; `front`: its first contiguous bytes.
 ///
 /// # Errors
-/// [`DropReason::BadOffload`]: the header points outside the frame or makes no sense.
-pub fn understand(
+/// [`DropReason::BadOffload`]: an offset points outside the frame, or the header contradicts itself.
+pub fn parse(
     header: &[u8; HEADER_BYTES],
     frame_bytes: usize,
     front: &[u8],
 ) -> Result<Offload, DropReason> {
-    // Nearly every small frame carries nothing.
+    // Fast path: no flags, no GSO.
     if header.starts_with(&[0, GSO_NONE]) {
         return Ok(Offload::default());
     }
@@ -126,12 +126,12 @@ mod tests {
         front[34 + 12] = 0x80;
         for kind in [GsoKind::TcpV4, GsoKind::TcpV6, GsoKind::Udp] {
             let offload = gso_offload(kind);
-            assert_eq!(understand(&request(&offload), 60_000, &front), Ok(offload));
+            assert_eq!(parse(&request(&offload), 60_000, &front), Ok(offload));
         }
         let mut csum_only = gso_offload(GsoKind::TcpV4);
         csum_only.gso = None;
-        assert_eq!(understand(&request(&csum_only), 60, &front[..60]), Ok(csum_only));
-        assert_eq!(understand(&[0; 12], 60, &front[..60]), Ok(Offload::default()));
+        assert_eq!(parse(&request(&csum_only), 60, &front[..60]), Ok(csum_only));
+        assert_eq!(parse(&[0; 12], 60, &front[..60]), Ok(Offload::default()));
     }
 
     #[test]
@@ -139,10 +139,10 @@ mod tests {
         let mut offload = gso_offload(GsoKind::TcpV4);
         offload.gso = None;
         let header = request(&offload);
-        assert_eq!(understand(&header, 51, &[0; 51]), Err(DropReason::BadOffload));
-        assert!(understand(&header, 52, &[0; 52]).is_ok());
+        assert_eq!(parse(&header, 51, &[0; 51]), Err(DropReason::BadOffload));
+        assert!(parse(&header, 52, &[0; 52]).is_ok());
         offload.csum_start = 13;
-        assert_eq!(understand(&request(&offload), 60, &[0; 60]), Err(DropReason::BadOffload));
+        assert_eq!(parse(&request(&offload), 60, &[0; 60]), Err(DropReason::BadOffload));
     }
 
     proptest! {
@@ -151,7 +151,7 @@ mod tests {
             header: [u8; 12], front in proptest::collection::vec(any::<u8>(), 0..256), more in 0usize..70_000,
         ) {
             let frame_bytes = front.len() + more;
-            if let Ok(o) = understand(&header, frame_bytes, &front) {
+            if let Ok(o) = parse(&header, frame_bytes, &front) {
                 if o.needs_csum {
                     prop_assert!(usize::from(o.csum_start) + usize::from(o.csum_offset) + 2 <= frame_bytes);
                 }

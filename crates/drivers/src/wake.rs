@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 #[cfg(fulmar_loom)]
 use fulmar_models::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// One sleeper's bell. The sleeper arms it and then checks once more for work; a producer
-/// makes its work visible first and then rings. With sequentially consistent accesses one of the two sees
+/// Wakes one sleeper. The sleeper arms the bell and then polls once more; a producer
+/// publishes its work first and then rings. With sequentially consistent accesses one of the two sees
 /// the other, so no wake-up is lost.
 ///
-/// On one CPU the sleeper often runs before the write that has woken it returns: whatever it needs in
-/// order to silence the bell has to be there by then. A bell that went on ringing would end each of its
-/// sleeps at once until the thread that rang gets the CPU back.
+/// On one CPU the sleeper often runs before the `write` that has woken it returns. So the ring is
+/// counted before the write: otherwise the descriptor would stay readable, and the sleeper would not
+/// sleep again until the producer's `write` has returned.
 pub struct Bell {
     fd: File,
     armed: AtomicBool,
-    /// Rings announced, less those that were read from the descriptor.
+    /// Rings counted ahead of their write, less those read from the descriptor.
     due: AtomicU64,
 }
 
@@ -38,7 +38,7 @@ impl Bell {
         self.armed.store(true, SeqCst);
     }
 
-    /// Rings if the sleeper is armed; answers whether it did.
+    /// Rings if the bell is armed. Returns whether it did.
     pub fn ring(&self) -> bool {
         if !self.armed.load(SeqCst) || !self.armed.swap(false, SeqCst) {
             return false;
@@ -48,8 +48,7 @@ impl Bell {
         true
     }
 
-    /// Before the write: a sleeper which disarms in between finds nothing to read, and looks again the
-    /// next time.
+    /// Counts a ring before its write. A sleeper that disarms in between reads it the next time.
     fn announce(&self) {
         self.due.fetch_add(1, SeqCst);
     }
@@ -144,7 +143,7 @@ pub(crate) mod models {
     use super::*;
     use crate::sys::is_readable;
 
-    /// The models of this room.
+    /// The models of this space.
     pub const MODELS: &[Model] = models![a_sleeper_sees_the_work_or_is_rung_for];
 
     fn a_sleeper_sees_the_work_or_is_rung_for() {

@@ -13,5 +13,5 @@ pub use fulmar_mbuf::{Backing, BufId, Chain, Mbuf, NoBuffer, Pool, Purpose, Writ
 pub use fulmar_netdev::moderation::Profile;
 pub use fulmar_netdev::{
     Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Packet,
-    Peek, Rooms, Tally, TxReader, TxTime, Unsupported, Wake, WakeFd, forward_device,
+    Peek, Tally, TxReader, TxTime, Unsupported, Wake, WakeFd, WritableRanges, forward_device,
 };

@@ -2,10 +2,10 @@
 //! filled.
 //!
 //! ```text
-//!   RecvBuf ──post──► Hold  (the stack's handle of the posted buffer)
-//!                      └──► Room (the writable range: a device or the stack writes to it)
+//!   RecvBuf ──post──► PostedBuf  (the stack's handle of the posted buffer)
+//!                      └──► WritableRange (a device or the stack writes to it)
 //!                            └─split─► Mbuf (bytes written: part of a packet, immutable)
-//!   Hold ──release, when no Room and no Mbuf is left──► RecvBuf
+//!   PostedBuf ──release, when no WritableRange and no Mbuf is left──► RecvBuf
 //! ```
 //!
 //! The memory of a [`RecvBuf`] does not move until its drop, however often it is posted. A device that

@@ -38,7 +38,7 @@ pub use device::{
 };
 pub use fulmar_base::{Gso, GsoKind, Offload};
 pub use packet::Packet;
-pub use placement::Rooms;
+pub use placement::WritableRanges;
 pub use rng::{Chance, Rng};
 pub use tally::Tally;
 #[doc(hidden)]

@@ -2,74 +2,77 @@
 
 use fulmar_mbuf::WritableRange;
 
-/// The rooms of a flow, in the order in which they are filled: at most two.
+/// The writable ranges of a flow, in stream order: at most two.
 #[derive(Default, Debug)]
-pub struct Rooms {
+pub struct WritableRanges {
     first: Option<WritableRange>,
     /// Set only if `first` is.
     second: Option<WritableRange>,
 }
 
-impl Rooms {
-    /// The most rooms that a device has of one flow.
+impl WritableRanges {
+    /// Most ranges of one flow.
     pub const MAX: usize = 2;
 
-    /// Appends a room; gives it back if there are two.
-    pub fn push(&mut self, room: WritableRange) -> Result<(), WritableRange> {
+    /// Appends a range.
+    ///
+    /// # Errors
+    /// The range, if there are two already.
+    pub fn push(&mut self, range: WritableRange) -> Result<(), WritableRange> {
         let free = [&mut self.first, &mut self.second].into_iter().find(|r| r.is_none());
         match free {
             Some(free) => {
-                *free = Some(room);
+                *free = Some(range);
                 Ok(())
             }
-            None => Err(room),
+            None => Err(range),
         }
     }
 
-    /// The room that is filled next.
+    /// The range that is filled next.
     #[inline]
     pub fn front_mut(&mut self) -> Option<&mut WritableRange> {
         self.first.as_mut()
     }
 
-    /// Whether another room may follow: there is one, and one only.
-    pub fn takes_one_more(&self) -> bool {
+    /// Whether there is exactly one range, so that one more may follow.
+    pub fn has_space_for_next(&self) -> bool {
         self.first.is_some() && self.second.is_none()
     }
 
-    /// Takes the first room off.
+    /// Removes the first range.
     #[inline]
     pub fn pop_front(&mut self) -> Option<WritableRange> {
         core::mem::replace(&mut self.first, self.second.take())
     }
 
-    /// Both, at once, to scatter into.
+    /// Both ranges, for a scattered read.
     #[inline]
     pub fn pair_mut(&mut self) -> (Option<&mut WritableRange>, Option<&mut WritableRange>) {
         (self.first.as_mut(), self.second.as_mut())
     }
 
-    /// Bytes that fit into all of them.
+    /// Bytes of all ranges.
     pub fn bytes(&self) -> usize {
         self.iter().map(WritableRange::len).sum()
     }
 
-    /// How many there are.
+    /// The number of ranges.
     pub fn len(&self) -> usize {
         self.iter().count()
     }
 
-    /// Whether there is none.
+    /// Whether there is no range.
     pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
-    /// In order.
+    /// The ranges in stream order.
     pub fn iter(&self) -> impl Iterator<Item = &WritableRange> {
         self.first.iter().chain(&self.second)
     }
 
-    /// In order, for writing.
+    /// The ranges in stream order, mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut WritableRange> {
         self.first.iter_mut().chain(&mut self.second)
     }

@@ -8,7 +8,8 @@ use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose, RecvBuf};
 use fulmar_wire::checksum::{Sum, checksum};
 
 use crate::{
-    Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Rooms, Tally, Unsupported, WakeFd,
+    Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Tally, Unsupported, WakeFd,
+    WritableRanges,
 };
 
 pub fn pool() -> Pool {
@@ -160,18 +161,18 @@ impl Device for Mirror {
 }
 
 impl DirectPlacement for Mirror {
-    fn place(&mut self, _: FlowKey, _: SeqNum, _: Rooms) -> Result<(), Unsupported> {
+    fn place(&mut self, _: FlowKey, _: SeqNum, _: WritableRanges) -> Result<(), Unsupported> {
         Ok(())
     }
-    fn unplace(&mut self, _: &FlowKey) -> Rooms {
-        Rooms::default()
+    fn revoke(&mut self, _: &FlowKey) -> WritableRanges {
+        WritableRanges::default()
     }
 }
 
 /// A room of `bytes` bytes is placed for a flow; `None`: the device places nothing.
 pub fn place(device: &mut dyn Device, bytes: usize) -> Option<Result<(), Unsupported>> {
     let end = |host: u8| SocketAddr::from(([10, 0, 0, host], 80));
-    let mut rooms = Rooms::default();
+    let mut rooms = WritableRanges::default();
     rooms.push(RecvBuf::with_capacity(bytes).post().writable_range(0).unwrap()).unwrap();
     Some(device.placement()?.place(FlowKey::new(end(1), end(2)), SeqNum(0), rooms))
 }

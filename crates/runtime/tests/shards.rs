@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use fulmar_base::{Counter, DropReason, Duration, Instant, NoProbe, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_drivers::queues::{Steering, cut};
+use fulmar_drivers::queues::{Steering, split};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{PoolConfig, Purpose};
 use fulmar_runtime::{WatchedShard, handoffs};
@@ -84,7 +84,7 @@ impl World {
     fn new(seed: u64, how: &Impairments, steering: [Steering; 2]) -> World {
         let (near, far) = sim_pair(seed, how, &LinkConfig::default());
         let side = |n: u8, device| {
-            let queues = cut(Box::new(device), SHARDS, steering[usize::from(n)]);
+            let queues = split(Box::new(device), SHARDS, steering[usize::from(n)]);
             let config = StackConfig {
                 addresses: vec![IfAddr { addr: at(n + 1, 0).ip(), prefix_len: 24 }],
                 pool: PoolConfig::with_budget(16 << 20),

@@ -79,10 +79,10 @@ pub trait Placer {
     fn place(&mut self, next: u64, first: WritableRange, second: Option<WritableRange>) -> bool;
 
     /// Posts another range behind the last one. False if all ranges have to be posted again.
-    fn place_behind(&mut self, second: WritableRange) -> bool;
+    fn place_next(&mut self, second: WritableRange) -> bool;
 
     /// Revokes all ranges; the device writes to none of them from now on.
-    fn unplace(&mut self);
+    fn revoke(&mut self);
 
     /// Registers a buffer.
     fn register(&mut self, buffer: BufId);
@@ -505,7 +505,7 @@ impl<T> Posted<T> {
     #[inline(never)]
     fn revoke(&mut self, io: &mut IoContext<'_>) {
         if self.device.take().is_some() {
-            io.placer.unplace();
+            io.placer.revoke();
             self.is_flow_known = false;
         }
     }
@@ -530,7 +530,7 @@ impl<T> Posted<T> {
         let known = self.device.filter(|d| d.next == next && d.first == first);
         let is_told = match (known.map(|d| d.second), second) {
             (Some(known), second) if known == second => true,
-            (Some(None), Some(second)) => self.place_behind(at + 1, [first, second], io),
+            (Some(None), Some(second)) => self.place_next(at + 1, [first, second], io),
             _ => false,
         };
         if !is_told {
@@ -541,7 +541,7 @@ impl<T> Posted<T> {
 
     /// Posts only the second range: the usual case of a reader that posts one buffer again while the other is
     /// being filled.
-    fn place_behind(
+    fn place_next(
         &mut self,
         at: usize,
         [first, second]: [BufId; 2],
@@ -551,7 +551,7 @@ impl<T> Posted<T> {
             return false;
         };
         self.registered.use_buffers([Some(first), Some(second)], io.placer);
-        let is_added = io.placer.place_behind(room);
+        let is_added = io.placer.place_next(room);
         if let Some(device) = self.device.as_mut().filter(|_| is_added) {
             device.second = Some(second);
         }

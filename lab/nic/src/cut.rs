@@ -36,13 +36,13 @@ impl Spare {
         self.0.pop().unwrap_or_default()
     }
 
-    /// Takes over what another has, as far as there is room.
+    /// Takes over what another has, as far as there is space.
     pub fn take_all(&mut self, other: &mut Spare) {
         if self.0.is_empty() {
             std::mem::swap(&mut self.0, &mut other.0);
         } else {
-            let room = SPARES.saturating_sub(self.0.len()).min(other.0.len());
-            self.0.extend(other.0.drain(other.0.len() - room..));
+            let space = SPARES.saturating_sub(self.0.len()).min(other.0.len());
+            self.0.extend(other.0.drain(other.0.len() - space..));
         }
     }
 

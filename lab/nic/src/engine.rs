@@ -55,7 +55,7 @@ pub struct Shared {
     pub board: Arc<Board>,
     /// Grows whenever the host has posted something.
     posted: AtomicU64,
-    /// The host waits for room in the transmit ring.
+    /// The host waits for space in the transmit ring.
     pub is_host_blocked: AtomicBool,
     pub has_carrier: AtomicBool,
     is_stopping: AtomicBool,
@@ -188,7 +188,7 @@ impl Engine {
         }
     }
 
-    /// The host waits for room in the transmit ring, or no longer does.
+    /// The host waits for space in the transmit ring, or no longer does.
     pub fn set_blocked(&mut self, is_blocked: bool) {
         if let Engine::Thread(t) = self {
             t.shared.is_host_blocked.store(is_blocked, SeqCst);

@@ -155,7 +155,7 @@ impl HeaderBuf {
         Some(buf)
     }
 
-    /// Room for the transport header behind what is there.
+    /// Space for the transport header behind what is there.
     pub fn l4_mut(&mut self) -> &mut [u8] {
         self.bytes.get_mut(self.len..).unwrap_or(&mut [])
     }

@@ -106,7 +106,7 @@ pub struct SimConfig {
     pub tx_fetch_frames: usize,
     /// Receive buffers posted. Rounded up to a power of two.
     pub rx_buffers: usize,
-    /// Room of a receive buffer: 2, 4, 16 or 64 KiB, rounded up, and at least a frame of the MTU.
+    /// Space of a receive buffer: 2, 4, 16 or 64 KiB, rounded up, and at least a frame of the MTU.
     pub rx_buffer_bytes: usize,
     /// Where that is more than 4 KiB, so many buffers of 2 KiB are posted beside them for frames
     /// that fit these. Rounded up to a power of two.
@@ -186,8 +186,8 @@ impl SimConfig {
         self.rx_buffers = self.rx_buffers.clamp(4, 1 << 16);
         self.rx_small_buffers = self.rx_small_buffers.clamp(1, 1 << 16);
         // A whole aggregate fits into half of what is posted.
-        let room = self.rx_buffers / 2 * self.rx_buffer_bytes - ETHER_BYTES;
-        self.lro = self.lro.map(|l| l.clamp(self.mtu, 65_535).min(room));
+        let space = self.rx_buffers / 2 * self.rx_buffer_bytes - ETHER_BYTES;
+        self.lro = self.lro.map(|l| l.clamp(self.mtu, 65_535).min(space));
         self.tso = self.tso.map(|t| t.clamp(self.mtu, 65_535));
         self
     }

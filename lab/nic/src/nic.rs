@@ -10,8 +10,8 @@ use fulmar_base::{Counters, DropReason, FlowKey, Instant, Offload, SeqNum};
 use fulmar_mbuf::{BufId, Chain, Mbuf, Pool, Purpose, WritableRange};
 use fulmar_netdev::moderation::{Coalesce, Profile};
 use fulmar_netdev::{
-    Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Rooms, Tally, Unsupported, WakeFd,
-    offload,
+    Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Tally, Unsupported, WakeFd,
+    WritableRanges, offload,
 };
 
 use super::engine::Engine;
@@ -152,7 +152,7 @@ impl Driver {
         false
     }
 
-    /// Posts or drops the next frame, whatever it is. False: there is none, or no room for it.
+    /// Posts or drops the next frame, whatever it is. False: there is none, or no space for it.
     #[inline(never)]
     fn post_next(
         &mut self,
@@ -177,7 +177,7 @@ impl Driver {
         posted.tally.add(&packet);
         self.tx_bytes += packet.chain.len();
         let descriptors = self.descriptors.write(&packet.chain);
-        // There is room, as checked above.
+        // There is space, as checked above.
         let _ = tx.post(TxSlot { packet, descriptors, done_at: Instant::ZERO });
         true
     }
@@ -315,11 +315,11 @@ impl Driver {
 
     fn refill_one(&self, rx: &mut RxRing, kind: Kind, pool: &mut Pool) -> bool {
         let ring = rx.ring(kind);
-        let room = ring.space();
-        if room == 0 || (room < ring.capacity() / 8 && ring.waiting() > 0) {
+        let space = ring.space();
+        if space == 0 || (space < ring.capacity() / 8 && ring.waiting() > 0) {
             return false;
         }
-        for _ in 0..room {
+        for _ in 0..space {
             if !self.can_post(rx, kind, pool) {
                 break;
             }
@@ -327,7 +327,7 @@ impl Driver {
             let Ok(m) = m else { break };
             repost(rx, kind, m);
         }
-        rx.ring(kind).space() < room
+        rx.ring(kind).space() < space
     }
 }
 
@@ -433,7 +433,7 @@ impl SimNic {
         outcome.count(counters, &mut self.stats);
     }
 
-    /// Posts what there is room for and rings the doorbell once for it.
+    /// Posts what there is space for and rings the doorbell once for it.
     #[inline(always)]
     fn send(
         &mut self,
@@ -526,7 +526,7 @@ impl Device for SimNic {
         let mut rings = self.engine.rings();
         let pending = rings.rx.pending;
         let mut left = pending;
-        // There is room for each: the number of rounds is bounded by it.
+        // There is space for each: the number of rounds is bounded by it.
         while (tally.frames as usize) < budget.min(out.space()) {
             if let Some(p) = self.driver.harvest_small(&mut rings.rx, pool) {
                 tally.add(&p);
@@ -593,20 +593,25 @@ impl Device for SimNic {
     }
 }
 
-/// The host writes a tag and an offset for each room.
+/// The host writes a tag and an offset for each space.
 impl DirectPlacement for SimNic {
-    fn place(&mut self, flow: FlowKey, next_seq: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
-        bump(&self.driver.board.counts.posted_tags, rooms.len() as u64);
+    fn place(
+        &mut self,
+        flow: FlowKey,
+        next_seq: SeqNum,
+        ranges: WritableRanges,
+    ) -> Result<(), Unsupported> {
+        bump(&self.driver.board.counts.posted_tags, ranges.len() as u64);
         self.has_placed = true;
-        self.table.set(|flows| flows.set(flow, next_seq, rooms))
+        self.table.set(|flows| flows.set(flow, next_seq, ranges))
     }
 
-    fn place_behind(&mut self, flow: &FlowKey, room: WritableRange) -> Result<(), Unsupported> {
+    fn place_next(&mut self, flow: &FlowKey, range: WritableRange) -> Result<(), Unsupported> {
         bump(&self.driver.board.counts.posted_tags, 1);
-        self.table.set(|flows| flows.add(flow, room))
+        self.table.set(|flows| flows.add(flow, range))
     }
 
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+    fn revoke(&mut self, flow: &FlowKey) -> WritableRanges {
         self.table.lock().clear(flow)
     }
 

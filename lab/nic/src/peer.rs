@@ -170,7 +170,7 @@ impl Peer {
         self.conns.answer(&self.config, out);
     }
 
-    /// Timers, requests, and whatever waited for room in the lane.
+    /// Timers, requests, and whatever waited for space in the lane.
     pub fn run(&mut self, now: Instant, out: &mut Out<'_>) {
         if out.board.has_commands() {
             for c in out.board.take_commands() {

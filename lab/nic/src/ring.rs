@@ -55,7 +55,7 @@ impl<T> Ring<T> {
     /// The host writes a descriptor; it comes back if the ring is full.
     ///
     /// # Errors
-    /// No room.
+    /// No space.
     #[inline]
     pub fn post(&mut self, t: T) -> Result<(), T> {
         if self.space() == 0 {
@@ -151,12 +151,12 @@ impl<T> Ring<T> {
         Some(t)
     }
 
-    /// Moves what was posted to another ring into this one, as far as there is room.
+    /// Moves what was posted to another ring into this one, as far as there is space.
     pub fn take_posted(&mut self, from: &mut Ring<T>) {
         while self.space() > 0
             && let Some(t) = from.fetch()
         {
-            // There is room, as just checked.
+            // There is space, as just checked.
             let _ = self.post(t);
         }
     }

@@ -28,10 +28,10 @@ use fulmar_drivers::placing::flows::{Filling, Segment};
 /// Frames on their way to one NIC at most; beyond that the far end holds back.
 pub const LANE_PKTS: usize = 4096;
 
-/// Room of a small buffer: a packet of MTU 1500.
+/// Space of a small buffer: a packet of MTU 1500.
 const SMALL_BYTES: usize = 2048;
 
-/// A posted buffer. The hardware writes into the spare room of the mbuf.
+/// A posted buffer. The hardware writes into the spare space of the mbuf.
 pub struct Buffer {
     pub m: Mbuf,
     /// What was placed behind these bytes of the frame, if anything was.
@@ -52,9 +52,9 @@ impl Buffer {
 /// memory of an aggregate; the completions tell in which order the frames came.
 pub struct RxRing {
     rings: [Ring<Buffer>; 2],
-    /// Room of a small buffer.
+    /// Space of a small buffer.
     small_bytes: usize,
-    /// Room of a large buffer.
+    /// Space of a large buffer.
     large_bytes: usize,
     /// The ring of each completed buffer, in order.
     completions: VecDeque<Kind>,
@@ -95,7 +95,7 @@ impl RxRing {
         &mut self.rings[kind as usize]
     }
 
-    /// Room of a buffer of this kind.
+    /// Space of a buffer of this kind.
     pub fn buffer_bytes(&self, kind: Kind) -> usize {
         match kind {
             Kind::Small => self.small_bytes,
@@ -259,7 +259,7 @@ impl Rx {
             let of = self.placed_flow(now, &mut table);
             if let Some((run, plan)) = of.as_ref().and_then(|of| self.plan(of, now, rx, &table)) {
                 let placing = Some(Placing::new(&plan, &mut table, &shared));
-                let to = Landing { rx, kind: plan.kind, current: None, touched: 0, placing };
+                let to = BufferPair { rx, kind: plan.kind, current: None, touched: 0, placing };
                 moved += self.land(run, to, board);
             } else if self.flow_control
                 && of
@@ -268,7 +268,7 @@ impl Rx {
             {
                 break;
             } else if let Some((run, kind)) = self.next_run(now, rx) {
-                let to = Landing { rx, kind, current: None, touched: 0, placing: None };
+                let to = BufferPair { rx, kind, current: None, touched: 0, placing: None };
                 moved += self.land(&run, to, board);
                 of.into_iter().for_each(|_| shared.miss());
             } else if self.flow_control {
@@ -338,7 +338,7 @@ impl Rx {
     }
 
     /// Writes the frames of one run into the next buffers, of which there are enough.
-    fn land(&mut self, run: &lro::Run, mut to: Landing<'_>, board: &Board) -> u64 {
+    fn land(&mut self, run: &lro::Run, mut to: BufferPair<'_>, board: &Board) -> u64 {
         let mut packets = 0;
         let mut offload = Offload::default();
         for i in 0..run.frames {
@@ -380,7 +380,7 @@ impl Rx {
 }
 
 /// A frame that is being written into buffers.
-struct Landing<'a> {
+struct BufferPair<'a> {
     rx: &'a mut RxRing,
     kind: Kind,
     current: Option<Mbuf>,
@@ -389,8 +389,8 @@ struct Landing<'a> {
     placing: Option<Placing<'a>>,
 }
 
-impl Landing<'_> {
-    /// The next run of room, at most `n` bytes; nothing if buffers are missing.
+impl BufferPair<'_> {
+    /// The next run of space, at most `n` bytes; nothing if buffers are missing.
     fn space(&mut self, n: usize) -> Option<&mut [u8]> {
         let head_bytes = self.current.as_ref().map_or(0, Mbuf::len);
         let n = match &self.placing {
@@ -422,7 +422,7 @@ impl Landing<'_> {
         self.kind = Kind::Large;
     }
 
-    /// The next run of room in posted buffers of the ring.
+    /// The next run of space in posted buffers of the ring.
     fn buffer_room(&mut self, n: usize) -> Option<&mut [u8]> {
         if self.current.as_ref().is_some_and(|m| m.tailroom() == 0)
             && let Some(m) = self.current.take()
@@ -441,17 +441,17 @@ impl Landing<'_> {
     fn write(&mut self, bytes: usize, mut fill: impl FnMut(usize, &mut [u8])) {
         let mut done = 0;
         while done < bytes {
-            let Some(room) = self.space(bytes - done) else { return };
-            fill(done, room);
-            done += room.len();
+            let Some(space) = self.space(bytes - done) else { return };
+            fill(done, space);
+            done += space.len();
         }
     }
 
     fn put(&mut self, bytes: &[u8]) {
         self.touched += bytes.len() as u64;
-        self.write(bytes.len(), |done, room| {
-            if let Some(from) = bytes.get(done..done + room.len()) {
-                room.copy_from_slice(from);
+        self.write(bytes.len(), |done, space| {
+            if let Some(from) = bytes.get(done..done + space.len()) {
+                space.copy_from_slice(from);
             }
         });
     }
@@ -471,7 +471,7 @@ impl Landing<'_> {
                 let (from, n) = (from + skip as u64, n.saturating_sub(skip));
                 // A byte at a time: several times as slow as a copy.
                 self.touched += 4 * n as u64;
-                self.write(n, |done, room| pattern::fill(from + done as u64, room));
+                self.write(n, |done, space| pattern::fill(from + done as u64, space));
             }
         }
     }

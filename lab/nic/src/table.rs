@@ -7,7 +7,7 @@
 //! found out by the hardware.
 //!
 //! Where the host is behind, the hardware waits for it, or a sender who is always ahead would never be
-//! placed: frames of a flow whose hint is outdated (it has no room, or says less than has landed) stay
+//! placed: frames of a flow whose hint is outdated (it has no space, or says less than has landed) stay
 //! on the wire, and all others behind them, until the host has taken what has landed, and then for a
 //! moment ([`PAUSE`]) for a new hint; once per hint. So they do when a buffer became full.
 //!
@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fulmar_base::{Duration, FlowKey, Instant, Offload};
 use fulmar_mbuf::BufId;
-use fulmar_netdev::{Rooms, Unsupported};
+use fulmar_netdev::{Unsupported, WritableRanges};
 
 use super::meter::bump;
 use super::rx::Kind;
@@ -67,7 +67,7 @@ impl FlowTable {
     /// Sets or changes what is expected of a flow.
     ///
     /// # Errors
-    /// The table is full, or the flow has no room behind which another may follow.
+    /// The table is full, or the flow has no space behind which another may follow.
     pub fn set(&self, change: impl FnOnce(&mut Flows) -> Option<Place>) -> Result<(), Unsupported> {
         let mut table = self.lock();
         change(&mut table.flows).ok_or(Unsupported)?;
@@ -127,7 +127,7 @@ impl FlowTable {
 pub struct Plan {
     pub slot: usize,
     pub segment: Segment,
-    /// Bytes of the payload for which there is room.
+    /// Bytes of the payload for which there is space.
     pub fits: usize,
     /// The ring in which the headers go.
     pub kind: Kind,
@@ -139,7 +139,7 @@ impl Table {
         !self.is_used
     }
 
-    pub fn clear(&mut self, flow: &FlowKey) -> Rooms {
+    pub fn clear(&mut self, flow: &FlowKey) -> WritableRanges {
         self.flows.clear(flow)
     }
 
@@ -149,14 +149,14 @@ impl Table {
         Some((self.flows.find(&segment)?, segment))
     }
 
-    /// Whether this is the next segment of the flow and there is room for its beginning.
+    /// Whether this is the next segment of the flow and there is space for its beginning.
     pub fn expects(&self, slot: usize, segment: &Segment) -> bool {
         self.flows.get(slot).is_some_and(|f| f.expects(segment))
     }
 
     /// Bytes that fit into the posted memory of a flow.
     pub fn space(&self, slot: usize) -> usize {
-        self.flows.get(slot).map_or(0, |f| f.rooms.bytes())
+        self.flows.get(slot).map_or(0, |f| f.ranges.bytes())
     }
 }
 
@@ -185,11 +185,11 @@ impl<'a> Placing<'a> {
         self.plan.fits - self.done
     }
 
-    /// The next run of room, at most `n` bytes.
+    /// The next run of space, at most `n` bytes.
     pub fn space(&mut self, n: usize) -> Option<&mut [u8]> {
         let (from, fits) = (self.done, self.plan.fits);
         let flow = self.table.flows.get_mut(self.plan.slot)?;
-        let [a, b] = flows::parts(&mut flow.rooms, fits);
+        let [a, b] = flows::parts(&mut flow.ranges, fits);
         let (part, from) = if from < a.len() { (a, from) } else { (b, from - a.len()) };
         let n = n.min(part.len() - from);
         self.done += n;
@@ -227,7 +227,7 @@ struct Pod {
 }
 const _: () = assert!(size_of::<Pod>() == 64);
 
-/// Records that the hardware has room for: 256 MiB in pages of 4 KiB.
+/// Records that the hardware has space for: 256 MiB in pages of 4 KiB.
 const PODS: usize = 16_384;
 const PAGES_PER_POD: usize = 4;
 const PAGE_BYTES: usize = 4096;

@@ -20,7 +20,7 @@ struct Lane {
     queue: Mutex<(Frames, Spare)>,
     /// Frames in the queue; changes under the lock.
     len: AtomicUsize,
-    /// The sender waits for room.
+    /// The sender waits for space.
     is_blocked: AtomicBool,
 }
 
@@ -68,16 +68,16 @@ impl WireEnd {
         self.shared.is_alive[1 - self.side].load(SeqCst)
     }
 
-    /// Frames that may go out now. Without any the sender is told when there is room again.
+    /// Frames that may go out now. Without any the sender is told when there is space again.
     pub fn space(&self) -> usize {
         let lane = self.outward();
-        let room = || LANE_PKTS.saturating_sub(lane.len.load(SeqCst));
-        if room() > 0 {
-            return room();
+        let space = || LANE_PKTS.saturating_sub(lane.len.load(SeqCst));
+        if space() > 0 {
+            return space();
         }
         lane.is_blocked.store(true, SeqCst);
-        // The receiver may have made room before it could see the mark.
-        room()
+        // The receiver may have made space before it could see the mark.
+        space()
     }
 
     /// Puts frames on the wire and gets memory back; the other side is woken if it sleeps.
@@ -94,7 +94,7 @@ impl WireEnd {
         self.shared.boards[1 - self.side].attend();
     }
 
-    /// Takes frames off the wire, as many as `to` has room for, and gives memory back.
+    /// Takes frames off the wire, as many as `to` has space for, and gives memory back.
     pub fn receive(&self, to: &mut Frames, spare: &mut Spare) {
         let lane = self.inward();
         if lane.len.load(SeqCst) == 0 {

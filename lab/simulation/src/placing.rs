@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use fulmar_base::{Duration, FlowKey, Instant, SeqNum};
 use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_netdev::{DirectPlacement, Packet, Rng, Rooms, Unsupported};
+use fulmar_netdev::{DirectPlacement, Packet, Rng, Unsupported, WritableRanges};
 use fulmar_wire::dissect::{Headers, Transport};
 use fulmar_wire::tcp::Flags;
 
@@ -17,7 +17,7 @@ const HEAD_BYTES: usize = 14 + 60 + 60;
 struct Expected {
     flow: FlowKey,
     next: SeqNum,
-    rooms: Rooms,
+    rooms: WritableRanges,
 }
 
 /// See the module's header.
@@ -30,8 +30,13 @@ pub struct Placing {
 }
 
 impl DirectPlacement for Placing {
-    fn place(&mut self, flow: FlowKey, next: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
-        drop(self.unplace(&flow));
+    fn place(
+        &mut self,
+        flow: FlowKey,
+        next: SeqNum,
+        rooms: WritableRanges,
+    ) -> Result<(), Unsupported> {
+        drop(self.revoke(&flow));
         if self.flows.len() >= MOST_FLOWS {
             return Err(Unsupported);
         }
@@ -39,9 +44,9 @@ impl DirectPlacement for Placing {
         Ok(())
     }
 
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+    fn revoke(&mut self, flow: &FlowKey) -> WritableRanges {
         let at = self.flows.iter().position(|e| e.flow == *flow);
-        at.map_or_else(Rooms::default, |at| self.flows.swap_remove(at).rooms)
+        at.map_or_else(WritableRanges::default, |at| self.flows.swap_remove(at).rooms)
     }
 }
 
@@ -122,7 +127,7 @@ impl Placing {
 fn scatter(
     from: &Chain,
     bytes: std::ops::Range<usize>,
-    rooms: &mut Rooms,
+    rooms: &mut WritableRanges,
     pool: &mut Pool,
 ) -> Option<Chain> {
     let (mut out, mut at) = (Chain::new(), bytes.start);

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use fulmar_base::{FlowKey, SeqNum};
 use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_netdev::Rooms;
+use fulmar_netdev::WritableRanges;
 
 /// What a device knows of a flow.
 pub struct Expected {
@@ -13,7 +13,7 @@ pub struct Expected {
     /// The sequence number whose byte the first room is for.
     pub next: SeqNum,
     /// Where payload goes.
-    pub rooms: Rooms,
+    pub rooms: WritableRanges,
 }
 
 impl Expected {

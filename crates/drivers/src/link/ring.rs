@@ -1,5 +1,5 @@
-//! The link on real time: one bounded queue of frames in each direction, under a lock. The receiver takes all of
-//! it at once, by exchanging it for an empty one.
+//! The link on real time: one bounded queue of frames in each direction, under a lock. The receiver swaps
+//! the whole queue for an empty one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{
@@ -18,8 +18,8 @@ use super::LinkConfig;
 use crate::OpenError;
 use crate::wake::Bell;
 
-/// How much lies in a lane: frames above the lowest 40 bits, bytes in them, so that both change
-/// together. Adding loads adds their parts: a lane never holds 2^40 bytes, since pools do not.
+/// The fill level of a lane: bytes in the lowest 40 bits, frames above them, so that one atomic addition
+/// updates both. A lane never has 2^40 bytes, since pools do not.
 #[derive(Clone, Copy)]
 struct Load(u64);
 
@@ -44,7 +44,7 @@ impl Load {
 struct Lane {
     queue: Mutex<VecDeque<Packet>>,
     load: AtomicU64,
-    /// The sender waits for room.
+    /// The sender waits for space.
     is_blocked: AtomicBool,
     max_pkts: u64,
     max_bytes: u64,
@@ -70,14 +70,14 @@ impl Lane {
         pkts < self.max_pkts && (pkts == 0 || load.bytes() + frame_bytes <= self.max_bytes)
     }
 
-    /// Half empty again: worth waking a blocked sender for.
+    /// Whether a blocked sender is to be woken.
     fn is_half_empty(&self) -> bool {
         let load = self.load();
         load.pkts() <= self.max_pkts / 2 && load.bytes() <= self.max_bytes / 2
     }
 
     fn queue(&self) -> std::sync::MutexGuard<'_, VecDeque<Packet>> {
-        // A panic elsewhere cannot leave the queue half changed.
+        // No code that panics runs under the lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -87,11 +87,11 @@ struct Shared {
     lanes: [Lane; 2],
     bells: [Bell; 2],
     is_alive: [AtomicBool; 2],
-    /// The side's last burst did not go out whole.
-    wants_room: [AtomicBool; 2],
+    /// The side's last burst was not sent completely.
+    wants_space: [AtomicBool; 2],
 }
 
-/// A look at a link from one side.
+/// Whether one side of a link has work, without a lock.
 struct Look {
     shared: Arc<Shared>,
     side: usize,
@@ -99,10 +99,10 @@ struct Look {
 
 impl Peek for Look {
     fn is_pending(&self) -> bool {
-        let Shared { lanes, wants_room, .. } = &*self.shared;
+        let Shared { lanes, wants_space, .. } = &*self.shared;
         let has_space = || !lanes[1 - self.side].is_blocked.load(Relaxed);
         lanes[self.side].load.load(Relaxed) > 0
-            || (wants_room[self.side].load(Relaxed) && has_space())
+            || (wants_space[self.side].load(Relaxed) && has_space())
     }
 }
 
@@ -116,11 +116,10 @@ pub struct Link {
     stats: DeviceStats,
 }
 
-/// Joins two stacks. Each end belongs to one stack, and its frames may be sent and received from
-/// any thread that holds it.
+/// Joins two stacks. Each end is the device of one stack; any thread may use it.
 ///
 /// # Errors
-/// No descriptor left for the wake-ups.
+/// EMFILE, ENFILE: no descriptor for the eventfds.
 pub fn pair(config: &LinkConfig) -> Result<(Link, Link), OpenError> {
     let bell = || {
         Bell::new().map_err(|e| {
@@ -135,7 +134,7 @@ pub fn pair(config: &LinkConfig) -> Result<(Link, Link), OpenError> {
         lanes: [Lane::new(config), Lane::new(config)],
         bells: [bell()?, bell()?],
         is_alive: [AtomicBool::new(true), AtomicBool::new(true)],
-        wants_room: [AtomicBool::new(false), AtomicBool::new(false)],
+        wants_space: [AtomicBool::new(false), AtomicBool::new(false)],
     });
     let end = |side: usize| Link {
         shared: Arc::clone(&shared),
@@ -160,18 +159,18 @@ impl Link {
         self.shared.is_alive[1 - self.side].load(SeqCst)
     }
 
-    fn wants_room(&self) -> bool {
-        self.shared.wants_room[self.side].load(Relaxed)
+    fn wants_space(&self) -> bool {
+        self.shared.wants_space[self.side].load(Relaxed)
     }
 
-    /// Only this side changes it: no write, which would take the line away from a look, without need.
-    fn set_wants_room(&self, wants: bool) {
-        if self.wants_room() != wants {
-            self.shared.wants_room[self.side].store(wants, Relaxed);
+    /// Only this side writes the flag. An unchanged flag is not written, to keep its cache line shared.
+    fn set_wants_space(&self, wants: bool) {
+        if self.wants_space() != wants {
+            self.shared.wants_space[self.side].store(wants, Relaxed);
         }
     }
 
-    /// Moves frames into the lane while there is room; counts those that can never pass.
+    /// Moves frames into the lane while there is space. Drops and counts frames that the link cannot carry.
     fn move_out(&self, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) -> Moved {
         let lane = self.outward();
         let mut moved = Moved::default();
@@ -205,21 +204,21 @@ impl Link {
         count
     }
 
-    /// Takes everything that lies in the lane by exchanging queues: one lock per batch. `taken`
-    /// frames of those counted were handed out already.
+    /// Takes the whole lane by swapping queues: one lock per batch. `taken` of the counted frames were
+    /// handed up already.
     fn refill(&mut self, taken: u64) {
         let shared = Arc::clone(&self.shared);
         let lane = &shared.lanes[self.side];
         // An empty poll costs one load.
         if lane.load().pkts() > taken {
             self.stats.rx_crossings += 1;
-            // Starts the emptied queue from its first slot again, which is warm.
+            // The empty queue restarts at its first slot, which is in the cache.
             self.stash.clear();
             std::mem::swap(&mut *lane.queue(), &mut self.stash);
         }
     }
 
-    /// Gives the sender its room back.
+    /// Frees the space of received frames for the sender.
     fn release(&mut self, tally: Tally) {
         let lane = self.inward();
         lane.load.fetch_sub(Load::of(&tally).0, SeqCst);
@@ -254,7 +253,7 @@ impl Device for Link {
         burst: &mut Burst,
         counters: &mut Counters,
     ) -> usize {
-        self.set_wants_room(false);
+        self.set_wants_space(false);
         if burst.is_empty() {
             return 0;
         }
@@ -266,12 +265,12 @@ impl Device for Link {
         if !burst.is_empty() {
             self.stats.tx_refusals += 1;
             self.outward().is_blocked.store(true, SeqCst);
-            // The receiver may have made room before it could see the mark.
+            // The receiver may have made space before it could see the mark.
             let again = self.move_out(pool, burst, counters);
             moved.taken += again.taken;
             moved.tally += again.tally;
         }
-        self.set_wants_room(!burst.is_empty());
+        self.set_wants_space(!burst.is_empty());
         moved.tally.sent(counters, &mut self.stats);
         if moved.tally.frames > 0 && self.shared.bells[1 - self.side].ring() {
             self.stats.wakes += 1;
@@ -294,7 +293,7 @@ impl Device for Link {
             }
             let Some(p) = self.stash.pop_front() else { break };
             tally.add(&p);
-            // There is room: the number of rounds was bounded by it.
+            // Never full: the number of rounds is bounded by its free space.
             let _ = out.push(p);
         }
         if tally.frames > 0 {
@@ -306,10 +305,10 @@ impl Device for Link {
 
     fn arm(&mut self) -> bool {
         self.shared.bells[self.side].arm();
-        // If the lane's mark is gone, the consumer that freed space found this bell not armed yet; so did a peer
-        // that went away.
+        // A cleared mark means that the receiver freed space before this bell was armed; a peer that was
+        // dropped clears it too.
         let is_marked = self.outward().is_blocked.load(SeqCst) && self.has_peer();
-        self.inward().load().pkts() == 0 && (is_marked || !self.wants_room())
+        self.inward().load().pkts() == 0 && (is_marked || !self.wants_space())
     }
 
     fn disarm(&mut self) {
@@ -332,7 +331,7 @@ impl Device for Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.shared.is_alive[self.side].store(false, SeqCst);
-        // Frames that will not be received are freed now, and a sleeping peer is woken.
+        // Frees the frames in flight, and wakes a sleeping peer.
         self.inward().queue().clear();
         self.shared.bells[1 - self.side].ring();
     }

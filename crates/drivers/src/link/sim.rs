@@ -1,4 +1,4 @@
-//! The link on a virtual clock: what happens to a frame is decided when it is sent.
+//! The link on a virtual clock: the fate of a frame (delay, loss, ...) is decided when it is sent.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,12 +9,12 @@ use fulmar_netdev::{Burst, Caps, Device, DeviceStats, Rng, Tally, WakeFd, offloa
 
 use super::LinkConfig;
 
-/// Frames on their way in one direction: more than any window holds, so that only the queue in front
-/// of a limited rate overflows. The memory is the sending pool's, which bounds it.
+/// Most frames in flight in one direction: more than any window, so that only the queue in front of a
+/// limited rate overflows. Their memory is bounded by the sender's pool.
 const IN_FLIGHT_PKTS: usize = 1 << 16;
 
-/// One end of a simulated link. Deterministic: what arrives when follows from the seed and from
-/// what was sent when. No object of the operating system, no clock.
+/// One end of a simulated link. Deterministic: arrivals follow from the seed and the times of sending. It
+/// uses no clock and no descriptor.
 pub struct SimLink {
     paths: Arc<[Mutex<Path>; 2]>,
     side: usize,
@@ -22,12 +22,13 @@ pub struct SimLink {
     stats: DeviceStats,
 }
 
-/// Joins two stacks by a wire that treats both directions alike.
+/// Joins two stacks. Both directions have the same impairments.
 pub fn sim_pair(seed: u64, how: &Impairments, config: &LinkConfig) -> (SimLink, SimLink) {
     sim_pair_each_way(seed, [how, how], config)
 }
 
-/// Joins two stacks; `how[0]` is what happens to frames from the first end to the second.
+/// Joins two stacks. `how[0]` has the impairments from the first end to the second, `how[1]` those of the
+/// other direction.
 pub fn sim_pair_each_way(
     seed: u64,
     how: [&Impairments; 2],
@@ -46,7 +47,7 @@ pub fn sim_pair_each_way(
     (end(0), end(1))
 }
 
-/// The path of what one end of a simulated link sends.
+/// The counters of one direction of a simulated link.
 #[derive(Clone)]
 pub struct SentPath {
     paths: Arc<[Mutex<Path>; 2]>,
@@ -54,7 +55,7 @@ pub struct SentPath {
 }
 
 impl SentPath {
-    /// What was done so far to its packets.
+    /// The counts so far.
     pub fn counts(&self) -> PathCounts {
         lock(&self.paths[self.side]).counts()
     }
@@ -65,7 +66,7 @@ fn lock(path: &Mutex<Path>) -> MutexGuard<'_, Path> {
 }
 
 impl SimLink {
-    /// The counts of the path of what this end sends, also after a stack has taken the device.
+    /// The counters of what this end sends. They remain readable after a stack has taken the device.
     pub fn sent_path(&self) -> SentPath {
         SentPath { paths: Arc::clone(&self.paths), side: self.side }
     }
@@ -119,7 +120,7 @@ impl Device for SimLink {
         for _ in 0..budget.min(out.space()) {
             let Some(p) = path.pop_due(now, pool, counters) else { break };
             tally.add(&p);
-            // There is room: the number of rounds was bounded by it.
+            // Never full: the number of rounds is bounded by its free space.
             let _ = out.push(p);
         }
         drop(path);
@@ -128,7 +129,7 @@ impl Device for SimLink {
         tally.frames as usize
     }
 
-    /// Frames come by time only.
+    /// No wake-up: frames arrive with time only.
     fn wake_fd(&self) -> Option<WakeFd> {
         None
     }

@@ -161,7 +161,7 @@ fn a_blocked_sender_is_woken_when_the_ring_is_half_empty() {
     let (mut left, mut right) = (Host::new(), Host::new());
     let taken: usize = (0..6).map(|_| left.send_bytes(&mut a, NOW, &[0; 60])).sum();
     assert_eq!(taken, 4);
-    assert!(a.arm(), "nothing to receive and no room to send");
+    assert!(a.arm(), "nothing to receive and no space to send");
     b.rx_burst(NOW, &mut right.pool, &mut right.burst, 1, &mut right.counters);
     assert!(!is_readable(a.wake_fd().unwrap().fd));
     b.rx_burst(NOW, &mut right.pool, &mut right.burst, 1, &mut right.counters);
@@ -184,14 +184,14 @@ fn a_look_from_outside_sees_frames_and_for_a_blocked_sender_room() {
     assert!(receiver.is_pending());
     assert!(!sender.is_pending(), "it is not blocked yet");
     assert_eq!(here.send_bytes(&mut a, NOW, &[1; 60]), 0);
-    assert!(!sender.is_pending(), "there is no room");
+    assert!(!sender.is_pending(), "there is no space");
     for p in there.receive(&mut b, NOW) {
         there.pool.free(p.chain);
     }
     assert!(!receiver.is_pending());
     assert!(sender.is_pending());
     assert_eq!(here.send_bytes(&mut a, NOW, &[1; 60]), 1);
-    assert!(!sender.is_pending(), "it has sent what had no room");
+    assert!(!sender.is_pending(), "it has sent what had no space");
 }
 
 #[test]

@@ -1,30 +1,30 @@
-//! The flows that a device places: what it expects next of each, and where that goes.
+//! The flows that a device places: the expected sequence number of each, and its posted ranges.
 
 use fulmar_base::{FlowKey, SeqNum};
 use fulmar_mbuf::{Chain, Filled, NoBuffer, Pool, WritableRange};
-use fulmar_netdev::Rooms;
+use fulmar_netdev::WritableRanges;
 use fulmar_wire::eth;
 use fulmar_wire::predict::PredictedHeaders;
 use fulmar_wire::tcp::{self, Flags};
 
 use fulmar_wire::dissect::{Headers, Transport};
 
-/// Flows that one device places at once; further ones are delivered as usual.
+/// Most flows that one device places; further flows are delivered without placement.
 pub const MAX_FLOWS: usize = 64;
 
-/// After so many frames without a posted buffer the flow is taken to post no more: 64 MiB, as they come in bulk.
+/// A flow with so many frames since its last posted buffer is taken to post no more (64 MiB of
+/// super-frames).
 const PATIENCE: u16 = 1024;
 
-/// Ethernet header, IP header without options, TCP header with timestamps, which nearly every
-/// connection has: what is expected of a flow of which nothing has come yet.
+/// Expected headers of a flow's first frame: Ethernet, IPv4 without options, TCP with timestamps.
 const USUAL_BYTES: usize = eth::HEADER_BYTES + 20 + 32;
 /// The same with IPv6.
 const USUAL_BYTES_V6: usize = eth::HEADER_BYTES + 40 + 32;
 
-/// What ends or bends a stream is for the stack alone.
+/// Segments with these flags are not placed.
 const SPECIAL: Flags = Flags::SYN.with(Flags::FIN).with(Flags::RST).with(Flags::URG);
 
-/// A TCP segment as a frame shows it.
+/// A TCP segment in a frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
     flow: FlowKey,
@@ -37,13 +37,13 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Reads it from the front of a frame of `frame_bytes`; nothing if it is no whole TCP segment,
-    /// or bytes follow that are not of it.
+    /// Parses the front of a frame of `frame_bytes`. `None`: not one whole TCP segment, or with padding
+    /// behind it.
     pub fn of(front: &[u8], frame_bytes: usize) -> Option<Segment> {
         Segment::of_headers(&Headers::parse(front, frame_bytes)?, frame_bytes)
     }
 
-    /// As [`Segment::of`], of headers that were read already.
+    /// As [`Segment::of`], from parsed headers.
     pub fn of_headers(seen: &Headers, frame_bytes: usize) -> Option<Segment> {
         let Transport::Tcp(h) = seen.transport else { return None };
         let is_exact = seen.payload_at.checked_add(seen.payload_bytes) == Some(frame_bytes);
@@ -57,37 +57,37 @@ impl Segment {
     }
 }
 
-/// The first `limit` bytes of the rooms.
-pub fn parts(rooms: &mut Rooms, limit: usize) -> [&mut [u8]; Rooms::MAX] {
+/// The first `limit` bytes of the ranges.
+pub fn parts(ranges: &mut WritableRanges, limit: usize) -> [&mut [u8]; WritableRanges::MAX] {
     let mut left = limit;
-    let (first, second) = rooms.pair_mut();
-    [first, second].map(|room| {
-        let Some(room) = room else { return &mut [][..] };
-        let n = room.len().min(left);
+    let (first, second) = ranges.pair_mut();
+    [first, second].map(|space| {
+        let Some(space) = space else { return &mut [][..] };
+        let n = space.len().min(left);
         left = left.saturating_sub(n);
-        room.bytes().get_mut(..n).unwrap_or(&mut [])
+        space.bytes().get_mut(..n).unwrap_or(&mut [])
     })
 }
 
-/// Bytes that lie in the rooms of a flow.
+/// Received bytes in the ranges of a flow.
 #[derive(Debug, Default)]
 pub struct Filling {
-    /// Part by part, a part per room.
-    parts: [Option<Filled>; Rooms::MAX],
-    /// A buffer became full with them.
+    /// One part per range.
+    parts: [Option<Filled>; WritableRanges::MAX],
+    /// These bytes have filled a posted buffer.
     pub is_full: bool,
 }
 
 impl Filling {
-    /// How many.
+    /// Bytes in all parts.
     pub fn bytes(&self) -> usize {
         self.parts.iter().flatten().map(Filled::len).sum()
     }
 
-    /// The bytes as a part of a packet.
+    /// The bytes as a chain.
     ///
     /// # Errors
-    /// The pool has no descriptor; the bytes are lost.
+    /// The pool has no descriptor. The bytes are lost.
     pub fn into_chain(self, pool: &mut Pool) -> Result<Chain, NoBuffer> {
         let mut chain = Chain::new();
         for part in self.parts.into_iter().flatten() {
@@ -103,61 +103,60 @@ impl Filling {
     }
 }
 
-/// Takes the first `n` bytes of the rooms (or all, if there are less) as what has been received, and
-/// lets go of rooms that are full.
-fn fill(rooms: &mut Rooms, n: usize) -> Filling {
+/// Takes the first `n` bytes of the ranges (or all, if there are fewer) as received, and removes full
+/// ranges.
+fn fill(ranges: &mut WritableRanges, n: usize) -> Filling {
     let (mut filling, mut left) = (Filling::default(), n);
     for part in &mut filling.parts {
-        let Some(room) = rooms.front_mut().filter(|_| left > 0) else { break };
-        let bytes = room.len().min(left);
+        let Some(space) = ranges.front_mut().filter(|_| left > 0) else { break };
+        let bytes = space.len().min(left);
         left = left.saturating_sub(bytes);
-        *part = Some(room.fill(bytes));
-        if !room.is_empty() {
+        *part = Some(space.fill(bytes));
+        if !space.is_empty() {
             break;
         }
         filling.is_full = true;
-        drop(rooms.pop_front());
+        drop(ranges.pop_front());
     }
     filling
 }
 
-/// One flow. Between hints it has no rooms, but what was learnt of it stays.
+/// One flow. It is kept without ranges until it posts again.
 pub struct Flow {
     key: FlowKey,
-    /// The number of the byte that goes to the start of the rooms. `None`: what is in the rooms and
-    /// what was taken from them no longer agree, until the stack says where it stands.
+    /// The sequence number of the first byte of the ranges. `None`: unknown until the stack posts again.
     next: Option<SeqNum>,
-    /// Where the payload goes.
-    pub rooms: Rooms,
-    /// Bytes of all headers in front of the payload, as the last segment had them.
+    /// The posted ranges.
+    pub ranges: WritableRanges,
+    /// Header bytes of the last segment: the payload begins behind them.
     pub header_bytes: usize,
-    /// Payload of the last segment that was taken, in bytes.
+    /// Payload bytes of the last segment.
     pub last_bytes: usize,
-    /// How to predict the next frame without reading all of its headers.
+    /// The headers of the last segment, to match the next one against.
     predicted: Option<PredictedHeaders>,
-    /// Frames with payload that came since it had rooms last.
+    /// Frames with payload since the ranges were used up.
     starved: u16,
-    /// The device has waited once, since rooms came or went last, for the stack to catch up.
+    /// The device has waited for the stack once since ranges were last posted or removed.
     pub has_waited: bool,
 }
 
 impl Flow {
-    /// Whether the next segment has somewhere to go.
+    /// Whether the next segment can be placed.
     pub fn is_ready(&self) -> bool {
-        self.next.is_some() && !self.rooms.is_empty()
+        self.next.is_some() && !self.ranges.is_empty()
     }
 
-    /// Whether the segment is the next one, and there is room.
+    /// Whether the segment is the next one, and a range is posted.
     pub fn expects(&self, s: &Segment) -> bool {
         self.next == Some(s.seq)
             && s.payload_bytes > 0
-            && !self.rooms.is_empty()
+            && !self.ranges.is_empty()
             && s.flags.contains(Flags::ACK)
             && !s.flags.intersects(SPECIAL)
     }
 
-    /// The segment in a frame of `frame_bytes` with this front, if it is like the one before and the next
-    /// one.
+    /// The next segment, in a frame of `frame_bytes` with this front. `None`: the headers do not match those
+    /// of the last segment.
     #[inline]
     pub fn predict(&self, front: &[u8], frame_bytes: usize) -> Option<Segment> {
         let l4 = self.predicted.as_ref()?.predict(front, frame_bytes)?;
@@ -168,28 +167,28 @@ impl Flow {
         self.expects(&s).then_some(s)
     }
 
-    /// Frames like this one, all headers of which were read, are this flow's.
+    /// Keeps the headers of this frame for [`Flow::predict`].
     pub fn learn(&mut self, front: &[u8]) {
         self.predicted = PredictedHeaders::of(front);
     }
 
-    /// Whether the stack may be about to say something that fits the segment better: it has taken its
-    /// rooms back, or what it said last was said before it saw what lies between.
+    /// Whether the stack may be about to post ranges for this segment: it has revoked its ranges, or it
+    /// posted before it received the bytes in between.
     pub fn is_outdated(&self, s: &Segment) -> bool {
-        self.rooms.is_empty() || self.next.is_some_and(|next| s.seq.after(next))
+        self.ranges.is_empty() || self.next.is_some_and(|next| s.seq.after(next))
     }
 
-    /// Takes the payload of the segment, of which the first bytes lie in the rooms, as many as fit.
+    /// Takes the payload of the segment whose first bytes are in the ranges, as many as fit.
     pub fn fill(&mut self, s: &Segment) -> Filling {
-        let filling = fill(&mut self.rooms, s.payload_bytes);
+        let filling = fill(&mut self.ranges, s.payload_bytes);
         self.took(s);
         filling
     }
 
-    /// As [`Flow::fill`], as parts of a packet; answers also whether a buffer became full.
+    /// As [`Flow::fill`], appended to a chain. Returns whether a posted buffer became full.
     ///
     /// # Errors
-    /// The pool has no descriptor; the bytes are lost, and nothing more is expected until the next hint.
+    /// The pool has no descriptor. The bytes are lost, and nothing is placed until the stack posts again.
     pub fn fill_into(
         &mut self,
         s: &Segment,
@@ -197,43 +196,43 @@ impl Flow {
         pool: &mut Pool,
     ) -> Result<bool, NoBuffer> {
         let (mut left, mut is_full) = (s.payload_bytes, false);
-        while let Some(room) = self.rooms.front_mut().filter(|_| left > 0) {
-            let bytes = room.len();
+        while let Some(space) = self.ranges.front_mut().filter(|_| left > 0) {
+            let bytes = space.len();
             if left < bytes {
-                packet.push_back(room.split(left, pool).inspect_err(|_| self.next = None)?);
+                packet.push_back(space.split(left, pool).inspect_err(|_| self.next = None)?);
                 break;
             }
             is_full = true;
             left = left.saturating_sub(bytes);
-            if let Some(room) = self.rooms.pop_front() {
-                packet.push_back(room.into_mbuf(pool).inspect_err(|_| self.next = None)?);
+            if let Some(space) = self.ranges.pop_front() {
+                packet.push_back(space.into_mbuf(pool).inspect_err(|_| self.next = None)?);
             }
         }
         self.took(s);
         Ok(is_full)
     }
 
-    /// Moves on behind a segment.
+    /// Advances behind a segment.
     fn took(&mut self, s: &Segment) {
         let bytes = u32::try_from(s.payload_bytes).unwrap_or(0);
         self.next = Some(SeqNum(s.seq.0.wrapping_add(bytes)));
         (self.header_bytes, self.last_bytes) = (s.header_bytes, s.payload_bytes);
-        self.has_waited |= self.rooms.is_empty();
+        self.has_waited |= self.ranges.is_empty();
     }
 
-    /// A frame with payload came that has not been placed; whether for want of rooms.
+    /// Counts a frame that was not placed. Returns whether the reason is that the ranges are used up.
     pub fn starve(&mut self) -> bool {
-        let is_starved = self.rooms.is_empty();
+        let is_starved = self.ranges.is_empty();
         self.starved = if is_starved { self.starved.saturating_add(1) } else { 0 };
         is_starved
     }
 
-    /// Whether rooms are still to be hoped for, although frames came that found none.
+    /// Whether the ranges are used up, not long ago ([`PATIENCE`]).
     fn is_starved(&self) -> bool {
-        self.rooms.is_empty() && (1..=PATIENCE).contains(&self.starved)
+        self.ranges.is_empty() && (1..=PATIENCE).contains(&self.starved)
     }
 
-    /// A frame was lost after it had been taken: nothing more is expected until the next hint.
+    /// A placed frame was lost: nothing is placed until the stack posts again.
     pub fn lose(&mut self) {
         self.next = None;
     }
@@ -242,16 +241,16 @@ impl Flow {
 /// The flows by slot.
 pub struct Flows {
     slots: [Option<Flow>; MAX_FLOWS],
-    /// The slot that was asked for last.
+    /// The slot of the last look-up.
     last: usize,
 }
 
-/// Where a hint has gone.
+/// The slot of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// The slot of the flow.
     pub slot: usize,
-    /// The slot was another flow's before.
+    /// The slot belonged to another flow before.
     pub is_new: bool,
 }
 
@@ -263,8 +262,8 @@ impl Default for Flows {
 }
 
 impl Flows {
-    /// Sets or replaces what is expected of a flow. `None`: too many flows have rooms.
-    pub fn set(&mut self, key: FlowKey, next: SeqNum, rooms: Rooms) -> Option<Place> {
+    /// Sets or replaces the ranges of a flow. `None`: [`MAX_FLOWS`] flows have ranges.
+    pub fn set(&mut self, key: FlowKey, next: SeqNum, ranges: WritableRanges) -> Option<Place> {
         let known = self.slot_of(&key);
         let slot = known.or_else(|| self.free_slot())?;
         let place = self.slots.get_mut(slot)?;
@@ -277,7 +276,7 @@ impl Flows {
         *place = Some(Flow {
             key,
             next,
-            rooms,
+            ranges,
             header_bytes,
             last_bytes,
             predicted,
@@ -288,35 +287,35 @@ impl Flows {
         Some(Place { slot, is_new: known.is_none() })
     }
 
-    /// One more room behind the last one that is left. `None`: none is left, or there are two.
-    pub fn add(&mut self, key: &FlowKey, room: WritableRange) -> Option<Place> {
+    /// One more range behind the last one that is left. `None`: none is left, or there are two.
+    pub fn add(&mut self, key: &FlowKey, range: WritableRange) -> Option<Place> {
         let slot = self.slot_of(key)?;
-        let flow = self.get_mut(slot).filter(|f| f.is_ready() && f.rooms.takes_one_more())?;
-        flow.rooms.push(room).ok()?;
+        let flow = self.get_mut(slot).filter(|f| f.is_ready() && f.ranges.has_space_for_next())?;
+        flow.ranges.push(range).ok()?;
         flow.has_waited = false;
         Some(Place { slot, is_new: false })
     }
 
-    /// Takes the rooms of a flow back.
-    pub fn clear(&mut self, key: &FlowKey) -> Rooms {
+    /// Removes and returns the ranges of a flow.
+    pub fn clear(&mut self, key: &FlowKey) -> WritableRanges {
         let flow = self.slot_of(key).and_then(|s| self.get_mut(s));
         flow.map(|f| {
-            f.has_waited &= f.rooms.is_empty();
-            std::mem::take(&mut f.rooms)
+            f.has_waited &= f.ranges.is_empty();
+            std::mem::take(&mut f.ranges)
         })
         .unwrap_or_default()
     }
 
-    /// Whether any flow has rooms.
-    pub fn has_rooms(&self) -> bool {
-        self.slots.iter().flatten().any(|f| !f.rooms.is_empty())
+    /// Whether any flow has ranges. Linear in the slots.
+    pub fn has_ranges(&self) -> bool {
+        self.slots.iter().flatten().any(|f| !f.ranges.is_empty())
     }
 
-    /// A slot that no flow has ever had, else one of a flow without rooms.
+    /// An unused slot, else the slot of a flow without ranges.
     fn free_slot(&self) -> Option<usize> {
         let slots = &self.slots;
         let unused = slots.iter().position(Option::is_none);
-        let has_no_rooms = |f: &Option<Flow>| f.as_ref().is_some_and(|f| f.rooms.is_empty());
+        let has_no_rooms = |f: &Option<Flow>| f.as_ref().is_some_and(|f| f.ranges.is_empty());
         unused.or_else(|| slots.iter().position(has_no_rooms))
     }
 
@@ -325,7 +324,7 @@ impl Flows {
         self.slots.get(slot)?.as_ref()
     }
 
-    /// The flow in a slot, to be changed.
+    /// The flow in a slot.
     pub fn get_mut(&mut self, slot: usize) -> Option<&mut Flow> {
         self.slots.get_mut(slot)?.as_mut()
     }
@@ -336,12 +335,12 @@ impl Flows {
         Some((a.as_mut()?, b.as_mut()?))
     }
 
-    /// The flows that are ready for their next segment.
+    /// The flows whose next segment can be placed.
     pub fn ready(&self) -> impl Iterator<Item = FlowKey> {
         self.slots.iter().flatten().filter(|f| f.is_ready()).map(|f| f.key)
     }
 
-    /// The flows that had rooms not long ago and have none now.
+    /// The flows that have used up their ranges, not long ago.
     pub fn starved(&self) -> impl Iterator<Item = FlowKey> {
         self.slots.iter().flatten().filter(|f| f.is_starved()).map(|f| f.key)
     }
@@ -355,7 +354,7 @@ impl Flows {
         self.slots.iter().position(is_it)
     }
 
-    /// The flow that a segment belongs to. A device knows no zones; it is one interface.
+    /// The slot of a segment's flow. Zones are ignored: a device is one interface.
     pub fn find(&mut self, s: &Segment) -> Option<usize> {
         let mut key = s.flow;
         let mut is_it = |f: &Option<Flow>| {

@@ -1,15 +1,13 @@
-//! Which flow the next frame is of, and whether acting on such guesses pays.
+//! Predicts the flow of the next frame, and whether acting on predictions pays.
 //!
-//! The guess is what followed last time after the last two flows. So a flow that comes in runs is
-//! guessed right but for the first frame of a run, and flows that alternate are guessed right after
-//! one round.
+//! The prediction is the flow that last followed the two most recent flows. So in a run of one flow only
+//! the first frame is mispredicted, and alternating flows are predicted after one round.
 //!
-//! A frame that lands where it belongs saves one copy; one that lands elsewhere costs wiping what it
-//! touched, and another copy if it has no posted buffer of its own. The score weighs both by bytes.
-//! It is kept up whether or not guesses are acted on, since each frame tells afterwards whether the
-//! guess was right: so guessing ends and begins again by itself.
+//! A hit saves one copy. A miss costs wiping the bytes, and one more copy if the frame's flow has no posted
+//! buffer. The score weighs both by bytes. It is updated whether or not predictions are acted on, so that
+//! prediction is disabled and enabled by the traffic.
 
-/// What followed after two flows, and how often in a row that was right (up to [`SURE`]).
+/// The flow that followed two flows, and its saturating counter (up to [`SURE`]).
 #[derive(Clone, Copy, Default)]
 struct Habit {
     slot: Option<u8>,
@@ -22,12 +20,12 @@ const HABITS: usize = 64;
 /// The slot that stands for every flow without a posted buffer.
 const OTHER: u8 = u8::MAX;
 
-/// What copying a byte costs, and what wiping one does.
+/// Cost of copying a byte, and of wiping one, in tenths.
 const COPY_TENTHS: i64 = 10;
 const WIPE_TENTHS: i64 = 4;
 const WIPE_AND_COPY_TENTHS: i64 = WIPE_TENTHS + COPY_TENTHS;
 
-/// How much the past counts against the last frame.
+/// Weight of the history against the last frame in the moving average.
 const MEMORY: i64 = 16;
 
 /// See the module's header.
@@ -35,7 +33,7 @@ pub struct Predictor {
     habits: [Habit; HABITS],
     last: u8,
     before: u8,
-    /// Bytes of copying saved, tenths, a running mean.
+    /// Moving average of bytes of copying saved per frame, in tenths.
     score: i64,
 }
 
@@ -49,26 +47,26 @@ impl Predictor {
         mixed % HABITS
     }
 
-    /// The flow of the next frame, if there is any reason to think of one.
-    pub fn guess(&self) -> Option<usize> {
+    /// The slot of the predicted flow. `None`: no history.
+    pub fn predict(&self) -> Option<usize> {
         let habit = self.habits.get(self.index()).and_then(|h| h.slot);
         let slot = habit.unwrap_or(self.last);
         (slot != OTHER).then_some(usize::from(slot))
     }
 
-    /// Whether acting on guesses pays.
+    /// Whether acting on predictions pays.
     pub fn is_worth_it(&self) -> bool {
         self.score >= 0
     }
 
-    /// A flow is placed from now on, or again: without a better idea it is the next.
+    /// A flow has posted ranges: without history it is predicted next.
     pub fn placed(&mut self, slot: usize) {
         if self.last == OTHER {
             self.last = short(slot);
         }
     }
 
-    /// A flow is no longer placed: its slot may mean another one soon.
+    /// Removes a slot from the history: it may be given to another flow.
     pub fn forget(&mut self, slot: usize) {
         let gone = short(slot);
         for h in self.habits.iter_mut().filter(|h| h.slot == Some(gone)) {
@@ -81,10 +79,10 @@ impl Predictor {
         }
     }
 
-    /// A frame with payload came. `slot`: the flow with a posted buffer that it is of.
-    /// `is_expected`: it is that flow's next segment.
-    pub fn came(&mut self, slot: Option<usize>, is_expected: bool, payload_bytes: usize) {
-        let guess = self.guess();
+    /// Updates history and score with a received frame. `slot`: its flow, if that is placed. `is_expected`:
+    /// the frame is that flow's next segment.
+    pub fn record(&mut self, slot: Option<usize>, is_expected: bool, payload_bytes: usize) {
+        let guess = self.predict();
         let tenths = match (guess, slot) {
             (None, _) => 0,
             (Some(g), Some(s)) if g == s && is_expected => COPY_TENTHS,
@@ -107,7 +105,6 @@ impl Predictor {
     }
 }
 
-/// Slots are few.
 fn short(slot: usize) -> u8 {
     u8::try_from(slot).unwrap_or(OTHER)
 }
@@ -120,8 +117,8 @@ mod tests {
     fn right(p: &mut Predictor, frames: &[Option<usize>]) -> usize {
         let mut count = 0;
         for f in frames {
-            count += usize::from(p.guess() == *f);
-            p.came(*f, f.is_some(), 60_000);
+            count += usize::from(p.predict() == *f);
+            p.record(*f, f.is_some(), 60_000);
         }
         count
     }
@@ -168,7 +165,7 @@ mod tests {
         for f in mixed {
             p.habits = [Habit::default(); HABITS];
             p.last = 0;
-            p.came(f, f.is_some(), 60_000);
+            p.record(f, f.is_some(), 60_000);
         }
         assert!(!p.is_worth_it());
         right(&mut p, &[Some(0); 60]);
@@ -181,8 +178,8 @@ mod tests {
         p.placed(3);
         right(&mut p, &[Some(3); 10]);
         p.forget(3);
-        assert_eq!(p.guess(), None);
+        assert_eq!(p.predict(), None);
         p.placed(4);
-        assert_eq!(p.guess(), Some(4));
+        assert_eq!(p.predict(), Some(4));
     }
 }

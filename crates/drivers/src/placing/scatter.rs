@@ -1,6 +1,6 @@
-//! A frame in the parts where it landed.
+//! A frame scattered over several buffers.
 
-/// Headers, two rooms, overflow.
+/// Headers, two ranges, overflow.
 pub const PARTS: usize = 4;
 
 /// The bytes of a frame, part by part.
@@ -18,15 +18,15 @@ impl<'a> Landed<'a> {
         }))
     }
 
-    /// Copies bytes from place `from` of the frame on, as many as both have; returns how many.
+    /// Copies bytes of the frame from offset `from` on, as many as fit. Returns how many.
     pub fn copy(&self, from: usize, to: &mut [u8]) -> usize {
         let (mut skip, mut done) = (from, 0usize);
         for part in self.0 {
             let rest = part.get(skip.min(part.len())..).unwrap_or(&[]);
             skip = skip.saturating_sub(part.len());
-            let Some(room) = to.get_mut(done..) else { break };
-            let n = rest.len().min(room.len());
-            if let (Some(to), Some(from)) = (room.get_mut(..n), rest.get(..n)) {
+            let Some(space) = to.get_mut(done..) else { break };
+            let n = rest.len().min(space.len());
+            if let (Some(to), Some(from)) = (space.get_mut(..n), rest.get(..n)) {
                 to.copy_from_slice(from);
             }
             done = done.saturating_add(n);
@@ -58,7 +58,7 @@ mod tests {
             lens in proptest::array::uniform4(0usize..40),
             bytes in 0usize..200,
             from in 0usize..200,
-            room in 0usize..200,
+            space in 0usize..200,
         ) {
             let whole: Vec<u8> = (0..lens.iter().sum::<usize>()).map(|i| i as u8 + 1).collect();
             let mut rest = whole.as_slice();
@@ -68,10 +68,10 @@ mod tests {
                 part
             });
             let frame = &whole[..bytes.min(whole.len())];
-            let mut to = vec![0; room];
+            let mut to = vec![0; space];
             let n = Landed::new(parts, bytes).copy(from, &mut to);
             let expected = frame.get(from..).unwrap_or(&[]);
-            prop_assert_eq!(n, expected.len().min(room));
+            prop_assert_eq!(n, expected.len().min(space));
             prop_assert_eq!(&to[..n], &expected[..n]);
         }
 

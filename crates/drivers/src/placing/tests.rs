@@ -1,4 +1,4 @@
-//! What comes out is what an ordinary device would hand up, and a room has bytes of its flow only.
+//! What comes out is what an ordinary device would hand up, and a space has bytes of its flow only.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -111,38 +111,38 @@ pub fn frame(flow: usize, seq: SeqNum, payload_bytes: usize, form: Form) -> Vec<
 struct Rig {
     pool: Pool,
     placer: Placer,
-    landing: Landing,
+    pair: BufferPair,
     holds: Vec<VecDeque<PostedBuf>>,
 }
 
 impl Rig {
     fn new(is_predicting: bool) -> Rig {
         let holds = (0..FLOWS).map(|_| VecDeque::new()).collect();
-        Rig { pool: pool(), placer: Placer::new(is_predicting), landing: Landing::default(), holds }
+        Rig { pool: pool(), placer: Placer::new(is_predicting), pair: BufferPair::default(), holds }
     }
 
-    fn place(&mut self, flow: usize, next_seq: SeqNum, rooms: Rooms) {
-        self.placer.place(key(flow), next_seq, rooms).unwrap();
+    fn place(&mut self, flow: usize, next_seq: SeqNum, ranges: WritableRanges) {
+        self.placer.place(key(flow), next_seq, ranges).unwrap();
     }
 
     /// Posts new buffers of these sizes in place of the old ones.
     fn post(&mut self, flow: usize, next: SeqNum, sizes: [usize; 2]) {
-        drop(self.placer.unplace(&key(flow)));
+        drop(self.placer.revoke(&key(flow)));
         self.holds[flow].clear();
-        let mut rooms = Rooms::default();
+        let mut ranges = WritableRanges::default();
         for bytes in sizes.into_iter().filter(|b| *b > 0) {
             let mut hold = RecvBuf::with_capacity(bytes).post();
-            rooms.push(hold.writable_range(0).unwrap()).unwrap();
+            ranges.push(hold.writable_range(0).unwrap()).unwrap();
             self.holds[flow].push_back(hold);
         }
-        self.place(flow, next, rooms);
+        self.place(flow, next, ranges);
     }
 
     /// Lets a frame land as a scattering read does, and takes it.
     fn receive(&mut self, frame: &[u8]) -> Result<Chain, DropReason> {
-        self.landing.prepare(&mut self.pool);
-        let aim = self.placer.aim();
-        let parts = self.placer.parts(aim, &mut self.landing).unwrap();
+        self.pair.prepare(&mut self.pool);
+        let prediction = self.placer.prediction();
+        let parts = self.placer.parts(prediction, &mut self.pair).unwrap();
         let mut rest = frame;
         for part in parts {
             let n = rest.len().min(part.len());
@@ -151,22 +151,26 @@ impl Rig {
         }
         assert!(rest.is_empty(), "the parts hold every frame");
         let mut front = [0; FRONT_BYTES];
-        let n = self.placer.front(aim, frame.len(), &mut self.landing, &mut front);
+        let n = self.placer.front(prediction, frame.len(), &mut self.pair, &mut front);
         assert_eq!(front[..n], frame[..n]);
-        let (landing, pool) = (&mut self.landing, &mut self.pool);
-        let packet = self.placer.packet(aim, &[0; vnet::HEADER_BYTES], frame.len(), landing, pool);
+        let (pair, pool) = (&mut self.pair, &mut self.pool);
+        let packet =
+            self.placer.packet(prediction, &[0; vnet::HEADER_BYTES], frame.len(), pair, pool);
         packet.map(|p| p.chain)
     }
 
-    /// Takes all rooms back, looks for bytes in them, and puts them there again.
+    /// Takes all ranges back, looks for bytes in them, and puts them there again.
     fn audit(&mut self, next: &[SeqNum; FLOWS]) {
         for (flow, next) in next.iter().enumerate() {
-            let mut rooms = self.placer.unplace(&key(flow));
-            for room in rooms.iter_mut() {
-                assert!(room.bytes().iter().all(|b| *b == 0), "a room of flow {flow} is not clean");
+            let mut ranges = self.placer.revoke(&key(flow));
+            for space in ranges.iter_mut() {
+                assert!(
+                    space.bytes().iter().all(|b| *b == 0),
+                    "a space of flow {flow} is not clean"
+                );
             }
-            if !rooms.is_empty() {
-                self.place(flow, *next, rooms);
+            if !ranges.is_empty() {
+                self.place(flow, *next, ranges);
             }
         }
     }
@@ -228,7 +232,7 @@ proptest! {
         for op in ops {
             match op {
                 Op::Post { flow, sizes } => rig.post(flow, next[flow], sizes),
-                Op::Take { flow } => drop(rig.placer.unplace(&key(flow))),
+                Op::Take { flow } => drop(rig.placer.revoke(&key(flow))),
                 Op::Audit => rig.audit(&next),
                 Op::Noise(bytes) => {
                     let chain = rig.receive(&bytes).unwrap();
@@ -253,7 +257,7 @@ proptest! {
             }
         }
         rig.audit(&next);
-        rig.landing = Landing::default();
+        rig.pair = BufferPair::default();
         rig.pool.drain_remote();
         prop_assert_eq!(rig.pool.outstanding(), 0);
     }
@@ -298,14 +302,14 @@ fn bulk(
         assert!(placed.into_iter().all(|b| rig.holds[flow].iter().any(|h| h.id() == b)));
         rig.pool.free(chain);
         if rig.placer.take_full() {
-            let mut rooms = rig.placer.unplace(&key(flow));
+            let mut ranges = rig.placer.revoke(&key(flow));
             let mut hold = RecvBuf::with_capacity(buffer).post();
-            rooms.push(hold.writable_range(0).unwrap()).unwrap();
+            ranges.push(hold.writable_range(0).unwrap()).unwrap();
             rig.holds[flow].push_back(hold);
             let mut full = rig.holds[flow].pop_front().unwrap();
-            let room: Option<WritableRange> = full.writable_range(buffer);
-            assert!(room.is_some(), "the first buffer is full");
-            rig.place(flow, next[flow], rooms);
+            let space: Option<WritableRange> = full.writable_range(buffer);
+            assert!(space.is_some(), "the first buffer is full");
+            rig.place(flow, next[flow], ranges);
         }
     }
 }
@@ -332,7 +336,7 @@ fn a_frame_of_another_posted_flow_is_copied_once_and_to_where_it_belongs() {
     let mut rig = Rig::new(true);
     rig.post(0, SeqNum(0), [10_000, 0]);
     rig.post(2, SeqNum(0), [10_000, 0]);
-    assert_eq!(rig.placer.aim().map(|a| a.slot), Some(0));
+    assert_eq!(rig.placer.prediction().map(|a| a.slot), Some(0));
     let f = frame(2, SeqNum(0), 5000, PLAIN);
     let chain = rig.receive(&f).unwrap();
     assert!(chain.to_vec() == f && placed_bytes(&chain) == 5000);
@@ -405,7 +409,7 @@ fn one_more_room_comes_behind_the_last_and_is_refused_where_there_is_none_or_two
     let mut rig = Rig::new(true);
     let one_more = |rig: &mut Rig, bytes: usize| {
         let mut hold = RecvBuf::with_capacity(bytes).post();
-        let is_placed = rig.placer.place_behind(&key(0), hold.writable_range(0).unwrap());
+        let is_placed = rig.placer.place_next(&key(0), hold.writable_range(0).unwrap());
         if is_placed.is_ok() {
             rig.holds[0].push_back(hold);
         }
@@ -429,16 +433,16 @@ fn more_flows_than_slots_are_refused_until_one_has_no_rooms() {
     let mut placer = Placer::new(true);
     let flow = |i: u16| FlowKey::new(ends(0).0, (ends(0).1.ip(), i).into());
     let place = |placer: &mut Placer, i: u16| {
-        let mut rooms = Rooms::default();
+        let mut ranges = WritableRanges::default();
         let mut hold = RecvBuf::with_capacity(10).post();
-        rooms.push(hold.writable_range(0).unwrap()).unwrap();
-        placer.place(flow(i), SeqNum(0), rooms)
+        ranges.push(hold.writable_range(0).unwrap()).unwrap();
+        placer.place(flow(i), SeqNum(0), ranges)
     };
     for i in 0..flows::MAX_FLOWS as u16 {
         place(&mut placer, i).unwrap();
     }
     assert_eq!(place(&mut placer, 1000), Err(Unsupported));
-    assert_eq!(placer.unplace(&flow(7)).bytes(), 10);
+    assert_eq!(placer.revoke(&flow(7)).bytes(), 10);
     assert_eq!(place(&mut placer, 1000), Ok(()));
-    assert!(placer.unplace(&flow(7)).is_empty());
+    assert!(placer.revoke(&flow(7)).is_empty());
 }

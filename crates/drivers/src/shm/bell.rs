@@ -1,15 +1,13 @@
-//! Waking the other process, and learning that it is gone.
+//! Wakes the other process, and detects its end.
 //!
-//! The sleeper's word in its own memory says what it wants: `epoch << 2 | wants_room << 1 | sleeps`.
+//! The sleeper's word in its own memory has its request: `epoch << 2 | wants_space << 1 | sleeps`.
 //! The epoch grows with every arming, so that the peer rings once per sleep. The sleeper
-//! writes the word and then checks once more for work; a producer makes its work visible first and
-//! then reads the word. With full fences between the two, one of them sees the other.
+//! writes the word and then polls once more; a producer publishes its work and then reads the word. With full fences between the two, one of them sees the other.
 //!
-//! The bell is one byte on the Unix socket that the processes met on. An eventfd would be cheaper by
-//! a few hundred nanoseconds, but whether writing to it waits is a property that both processes can
-//! change; on a socket each call says for itself that it must not wait. The same socket tells when
-//! the other process is gone, and so does a descriptor of that process, where the kernel has them:
-//! a child that inherited the socket would hold it open.
+//! The bell is one byte on the Unix socket of the rendezvous. An eventfd would be cheaper by a few hundred
+//! nanoseconds, but either process could make it blocking (O_NONBLOCK belongs to the open file); on a socket
+//! each call has MSG_DONTWAIT. The socket also reports the end of the other process, and so does its pidfd,
+//! where the kernel has them: a child that inherited the socket would keep it open.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -18,9 +16,9 @@ use super::layout::BELL;
 use super::sys::{self, OwnMap, PeerMap};
 
 const SLEEPS: u64 = 1;
-const WANTS_ROOM: u64 = 2;
+const WANTS_SPACE: u64 = 2;
 
-/// Messages that one look takes at most: there is one per sleep if the peer is honest.
+/// Most messages read per poll: an honest peer sends one per sleep.
 const MESSAGES: usize = 4;
 
 /// Both directions of waking.
@@ -30,7 +28,7 @@ pub struct Bell {
     watch: OwnedFd,
     /// Armings of this end; written by its owner only.
     epoch: AtomicU64,
-    /// The word for which the peer was rung last.
+    /// The peer's word at the last ring.
     rung: AtomicU64,
 }
 
@@ -48,37 +46,37 @@ impl Bell {
         self.watch.as_raw_fd()
     }
 
-    /// From now on the other process rings when it brings frames, or also when it brings room.
-    pub fn arm(&self, own: &OwnMap, wants_room: bool) {
+    /// Asks the other process to ring for frames, and with `wants_space` for freed slots too.
+    pub fn arm(&self, own: &OwnMap, wants_space: bool) {
         let epoch = self.epoch.load(Ordering::Relaxed) + 1;
         self.epoch.store(epoch, Ordering::Relaxed);
-        let room = if wants_room { WANTS_ROOM } else { 0 };
-        own.store(BELL, epoch << 2 | room | SLEEPS, Ordering::Relaxed);
+        let space = if wants_space { WANTS_SPACE } else { 0 };
+        own.store(BELL, epoch << 2 | space | SLEEPS, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// No ringing any more.
+    /// Withdraws the request.
     pub fn disarm(&self, own: &OwnMap) {
         own.store(BELL, self.epoch.load(Ordering::Relaxed) << 2, Ordering::Relaxed);
     }
 
-    /// Rings if the other process sleeps and wants it; answers whether it did. The frames, or the
-    /// room, were made visible before.
+    /// Rings if the other process sleeps and has asked for it. Returns whether it did. The caller has
+    /// published the frames, or the space, before.
     pub fn ring(&self, peer: &PeerMap, brings_frames: bool) -> bool {
         fence(Ordering::SeqCst);
         let word = peer.load(BELL, Ordering::Relaxed);
-        let wanted = word & SLEEPS != 0 && (brings_frames || word & WANTS_ROOM != 0);
+        let wanted = word & SLEEPS != 0 && (brings_frames || word & WANTS_SPACE != 0);
         if !wanted || self.rung.load(Ordering::Relaxed) == word {
             return false;
         }
-        // In this order: of two threads that ring at once neither may rely on the other's message
-        // before that is on its way. A message too many wakes once in vain.
+        // Send, then note: of two threads that ring, neither may rely on a message that is not sent yet.
+        // A surplus message is one spurious wake-up.
         sys::send_message(self.socket.as_fd());
         self.rung.store(word, Ordering::Relaxed);
         true
     }
 
-    /// Consumes the pending wake-up bytes. Only the end that they are for may: a sleeper would sleep on.
+    /// Consumes pending wake-up bytes. Called by the woken end only.
     pub fn swallow(&self) {
         let mut messages = 0;
         while messages < MESSAGES && sys::take_message(self.socket.as_fd()) {
@@ -86,12 +84,12 @@ impl Bell {
         }
     }
 
-    /// Whether the other process is there.
+    /// Whether the other process lives and has the device open.
     pub fn is_alive(&self) -> bool {
         !sys::has_ended(self.socket.as_fd(), self.process.as_ref().map(AsFd::as_fd))
     }
 
-    /// Tells the other process that it is alone now.
+    /// Closes the connection to the other process.
     pub fn hang_up(&self) {
         sys::shut(self.socket.as_fd());
     }

@@ -21,15 +21,14 @@ use super::{ShmConfig, Side};
 use crate::{OpenError, vnet};
 use fulmar_wire::dissect::{Headers, Transport};
 
-/// Frames up to this size are copied whole: a copy of so few bytes costs less than a loan, and the
-/// sender has its slot back at once.
+/// Frames up to this size are copied whole: the copy costs less than a loan, and the slot is returned
+/// immediately.
 const COPIED_BYTES: usize = 2048;
 
-/// Of longer frames so many bytes are copied to find the headers. It is what a block of the smallest class
-/// holds.
+/// Bytes copied from a longer frame to parse its headers: a block of the smallest class.
 const FRONT_BYTES: usize = 256;
 
-/// How often an end that polls asks the kernel whether the other one is still there.
+/// Interval at which a polling end asks the kernel whether the other process lives.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// One end of the shared memory: see the module's header.
@@ -39,14 +38,14 @@ pub struct Shm {
     side: Side,
     outbox: Outbox,
     region: Option<Backing>,
-    /// The last burst did not go out whole.
+    /// The last burst was not sent completely.
     is_blocked: bool,
     is_armed: bool,
-    /// When the kernel was asked last whether the other end is there.
+    /// When the kernel was last asked whether the other process lives.
     looked: Instant,
     end: Option<End>,
     places: Places,
-    /// The process that may touch the memory: a forked child does not have it.
+    /// The process that has the mapping: a forked child does not.
     pid: u32,
     caps: Caps,
     stats: DeviceStats,
@@ -55,38 +54,38 @@ pub struct Shm {
 /// How the link ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
-    /// The other process has ended, or has let go of the device. What it had sent is still taken.
+    /// The other process has ended, or has dropped its device. Frames that it sent are still received.
     Gone(i32),
-    /// It broke the protocol: nothing is read from it any more. Until it is dead it may look at what it was
-    /// sent, so that is kept.
+    /// The other process violated the protocol: nothing more is read. It may still read what it was sent
+    /// until it is dead, so sent frames are kept.
     Violation,
 }
 
-/// What was sent and is not returned.
+/// Sent frames whose slots are not returned yet.
 struct Outbox {
     frames: Box<[Option<Chain>]>,
-    /// Free slots, the last returned on top: what it names is warm.
+    /// Free slots, a stack: the one returned last is in the cache.
     slots: Vec<u32>,
     sent: u64,
     reaped: u64,
-    /// Room in the region for frames that lie elsewhere.
+    /// Memory in the region for copies of frames from outside it.
     staging: Pool,
 }
 
 impl Shm {
-    /// Meets the other process and joins it. Waits for it as long as the configuration says.
+    /// Connects to the other process, or waits for it, up to [`ShmConfig::wait`].
     ///
     /// # Errors
-    /// No peer connected in time; the name cannot be used; the other process is another user's, speaks
-    /// another version or offers memory that is not safe to read. The error says what to do.
+    /// A sentence: no peer connected in time; the name cannot be bound; the other process belongs to another
+    /// user, has another version, or offers memory that is not safe to read.
     pub fn open(config: &ShmConfig) -> Result<Shm, OpenError> {
         Shm::new(meet::meet(config)?, config)
     }
 
-    /// Both ends in one process, for tests and for measuring.
+    /// Both ends in one process, for tests and benches.
     ///
     /// # Errors
-    /// No memory or no descriptors left.
+    /// ENOMEM, EMFILE, ENFILE.
     pub fn pair(config: &ShmConfig) -> Result<(Shm, Shm), OpenError> {
         let (a, b) = meet::meet_oneself(config)?;
         Ok((Shm::new(a, config)?, Shm::new(b, config)?))
@@ -141,7 +140,7 @@ impl Shm {
         self.loans.bell.hang_up();
     }
 
-    /// Asks the kernel whether the other end is there, unless it was asked a moment ago.
+    /// Asks the kernel whether the other process lives, at most once per interval.
     fn look(&mut self, now: Instant) {
         if now < self.looked + LOOK && self.looked <= now {
             return;
@@ -157,7 +156,7 @@ impl Shm {
         }
     }
 
-    /// Frames that wait in the ring; none once the protocol was broken.
+    /// Frames queued in the ring; 0 after a violation of the protocol.
     fn pending(&mut self) -> u64 {
         if self.end == Some(End::Violation) {
             return 0;
@@ -172,7 +171,7 @@ impl Shm {
 
 // Sending.
 impl Shm {
-    /// Puts as many frames into the ring as there are slots, and shows them at once.
+    /// Puts frames into the ring while slots are free, and publishes them together.
     fn move_out(&mut self, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) -> usize {
         let (mut taken, mut tally) = (0, Tally::default());
         while let Some(p) = burst.front() {
@@ -208,8 +207,8 @@ impl Shm {
         taken
     }
 
-    /// A thread sleeps that went to sleep before anything was refused: from now on it is rung for room
-    /// as well. What came back before the other end could know that is used here.
+    /// The burst was blocked while a thread sleeps: asks to be rung for space, and then uses the slots that
+    /// were returned before the other end could see the request.
     fn ask_for_room(
         &mut self,
         pool: &mut Pool,
@@ -223,7 +222,7 @@ impl Shm {
         taken
     }
 
-    /// Frees what the other end has returned; returns how many frames.
+    /// Frees returned frames. Returns how many.
     fn reap(&mut self, pool: &mut Pool) -> usize {
         match self.end {
             None => {}
@@ -241,8 +240,8 @@ impl Shm {
 }
 
 impl Outbox {
-    /// The record of a frame, and a copy of it in the region if it lies elsewhere. `None`: there is
-    /// no room for the copy until frames come back.
+    /// The record of a frame; a frame outside the region is copied into it. `None`: no space for the copy
+    /// until frames are returned.
     fn describe(
         &mut self,
         p: &Packet,
@@ -278,7 +277,7 @@ impl Outbox {
     fn reap(&mut self, loans: &Loans, pool: &mut Pool) -> Result<(), Violation> {
         for _ in 0..layout::pending(&loans.peer, RETURNED, self.reaped)? {
             let slot = layout::read_return(&loans.peer, self.reaped)?;
-            // A slot that is not out cannot come back.
+            // Checked: only a slot in flight is returned.
             let chain =
                 self.frames.get_mut(slot).and_then(Option::take).ok_or(Violation::SlotNotOut)?;
             self.reaped += 1;
@@ -288,7 +287,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// The other process is dead, so nothing reads them any more.
+    /// Frees sent frames: the other process is dead and reads none.
     fn free_all(&mut self, pool: &mut Pool) -> usize {
         if self.slots.len() == FRAMES {
             return 0;
@@ -305,7 +304,7 @@ impl Outbox {
     }
 }
 
-/// The record of a frame whose bytes all lie in the region.
+/// The record of a frame that is wholly in the region.
 fn place(
     chain: &Chain,
     slot: u32,
@@ -324,7 +323,7 @@ fn place(
 
 // Receiving.
 impl Shm {
-    /// Takes one frame out of the ring. `Ok(None)`: it was dropped, and counted.
+    /// Receives one frame from the ring. `Ok(None)`: it was dropped and counted.
     fn take(
         &mut self,
         pool: &mut Pool,
@@ -345,9 +344,9 @@ impl Shm {
         }
     }
 
-    /// The frame: placed, or its headers copied and its payload lent where that pays, or all of it copied.
-    /// Every byte that a layer parses is read once, into memory of this process. The slot goes back here
-    /// unless the payload is lent.
+    /// The frame: placed; or its headers copied and its payload lent; or copied. Every byte that a layer
+    /// parses is read once, into memory of this process. The slot is returned here unless the payload is
+    /// lent.
     fn land(&mut self, record: &Record, pool: &mut Pool) -> Result<Packet, DropReason> {
         let may_lend = record.len() > COPIED_BYTES && self.loans.has_space();
         if may_lend || !self.places.is_idle() {
@@ -367,8 +366,8 @@ impl Shm {
         packet(record, chain.ok_or(DropReason::NoBuffer)?, pool)
     }
 
-    /// The headers, which were copied, and everything behind them by reference. The slot goes back with
-    /// the last reference. `None`: no buffer.
+    /// The copied headers, and the rest of the frame by reference. The slot is returned with the last
+    /// reference. `None`: no buffer.
     fn lend_payload(&mut self, record: &Record, headers: &[u8], pool: &mut Pool) -> Option<Chain> {
         let mut head = alloc(headers.len(), pool)?;
         head.copy_from(0, headers);
@@ -387,7 +386,7 @@ impl Shm {
         }
     }
 
-    /// Everything of a frame from byte `from` on, by reference.
+    /// The bytes of a frame from `from` on, by reference.
     fn lend(&self, record: &Record, from: usize, pool: &mut Pool) -> Option<Chain> {
         let mut chain = Chain::new();
         let mut skip = from;
@@ -412,10 +411,10 @@ impl Shm {
     }
 }
 
-/// The frame with what its sender asked to be done to it; its first mbuf has all headers, or all that it has.
+/// The packet of a frame, with the sender's offload request; its first mbuf has all headers.
 fn packet(record: &Record, chain: Chain, pool: &mut Pool) -> Result<Packet, DropReason> {
     let front = chain.front().map_or(&[][..], |m| m.as_slice());
-    match vnet::understand(&record.request, record.len(), front) {
+    match vnet::parse(&record.request, record.len(), front) {
         Ok(offload) => Ok(Packet { chain, offload }),
         Err(reason) => {
             pool.free(chain);
@@ -428,7 +427,7 @@ fn packet(record: &Record, chain: Chain, pool: &mut Pool) -> Result<Packet, Drop
 /// or UDP datagram whose checksum is not verified. `None`: the whole frame is copied.
 fn headers_before_payload<'a>(record: &Record, front: &'a [u8]) -> Option<&'a [u8]> {
     let seen = Headers::parse(front, record.len())?;
-    let offload = vnet::understand(&record.request, record.len(), front).ok()?;
+    let offload = vnet::parse(&record.request, record.len(), front).ok()?;
     let checksum_end = match offload.needs_csum {
         true => usize::from(offload.csum_start) + usize::from(offload.csum_offset) + 2,
         false => 0,
@@ -439,8 +438,8 @@ fn headers_before_payload<'a>(record: &Record, front: &'a [u8]) -> Option<&'a [u
     front.get(..seen.payload_at).filter(|_| is_opaque)
 }
 
-/// Buffers for received bytes. Where the share for received bytes is used up, frames as small as ACKs still
-/// find room, since they are what empties a pool.
+/// Allocates buffers for received bytes. If the receive share is used up, frames as small as ACKs use the
+/// reserve, since ACKs free memory.
 fn alloc(bytes: usize, pool: &mut Pool) -> Option<Chain> {
     match pool.alloc_chain(bytes, 0, Purpose::Receive) {
         Err(_) if bytes <= FRONT_BYTES => pool.alloc_chain(bytes, 0, Purpose::Control).ok(),
@@ -448,7 +447,7 @@ fn alloc(bytes: usize, pool: &mut Pool) -> Option<Chain> {
     }
 }
 
-/// Bytes of a frame, copied. `None`: no buffer.
+/// A copy of bytes of a frame. `None`: no buffer.
 pub(super) fn copy(
     record: &Record,
     range: std::ops::Range<usize>,
@@ -463,22 +462,22 @@ pub(super) fn copy(
     Some(chain)
 }
 
-/// Walks along the pieces of a frame.
+/// Reads the pieces of a frame in order.
 pub(super) struct Reader<'a> {
     pieces: &'a [Piece],
-    /// Bytes of the first piece that are done.
+    /// Bytes of the first piece already read.
     within: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// From byte `from` of the frame on.
+    /// Starts at byte `from` of the frame.
     pub fn new(record: &'a Record, from: usize) -> Reader<'a> {
         let mut reader = Reader { pieces: record.pieces(), within: 0 };
         reader.walk(from, |_, _| {});
         reader
     }
 
-    /// Copies the next bytes, as many as there are; returns how many.
+    /// Copies the next bytes, as many as remain. Returns how many.
     pub fn copy(&mut self, loans: &Loans, to: &mut [u8]) -> usize {
         let mut done = 0;
         self.walk(to.len(), |at, n| {
@@ -543,7 +542,7 @@ impl Device for Shm {
         if self.is_blocked && self.is_armed {
             taken += self.ask_for_room(pool, burst, counters);
         }
-        self.loans.wants_room.store(self.is_blocked, Relaxed);
+        self.loans.wants_space.store(self.is_blocked, Relaxed);
         taken
     }
 
@@ -571,7 +570,7 @@ impl Device for Shm {
             match self.take(pool, counters) {
                 Ok(Some(p)) => {
                     tally.add(&p);
-                    // There is room: the number of rounds was bounded by it.
+                    // Never full: the number of rounds is bounded by its free space.
                     let _ = out.push(p);
                 }
                 Ok(None) => {}
@@ -615,7 +614,7 @@ impl Device for Shm {
         Some(&mut self.places)
     }
 
-    /// What a process has sent before it ended is received first.
+    /// Reported after the frames sent before the end were received.
     fn lost(&self) -> Option<i32> {
         match self.end? {
             End::Violation => Some(libc::EPROTO),
@@ -635,7 +634,7 @@ impl Device for Shm {
 impl Drop for Shm {
     fn drop(&mut self) {
         if std::process::id() != self.pid {
-            // The memory does not exist here, and the connection is the parent's.
+            // A forked child: no mapping, and the connection is the parent's.
             std::mem::forget(Arc::clone(&self.loans));
             self.outbox.frames.iter_mut().for_each(|f| std::mem::forget(f.take()));
             return;

@@ -1,4 +1,4 @@
-//! What lies where in a memory file, and what one frame looks like there.
+//! The layout of a memory file, and of a frame's record.
 //!
 //! ```text
 //!   0        4 KiB            132 KiB        140 KiB     2 MiB                          the end
@@ -9,9 +9,9 @@
 //! Everything in a file is written by its owner and read by the other process. Indices only grow.
 //!
 //! A frame that was sent has a *slot*, the sender's name for it, until the receiver has returned the
-//! slot. There are as many slots as places in each ring. So neither ring can overrun, whatever the
-//! order of the returns: what lies unread in it belongs to slots that are out, of which there are at
-//! most as many as places. That spares the consumer's index that rings usually share.
+//! slot. Each ring has as many entries as there are slots. So neither ring can overrun, whatever the order of
+//! the returns: each unread entry belongs to another slot in flight. That spares the shared consumer index
+//! of other rings.
 
 use std::sync::atomic::Ordering;
 
@@ -20,11 +20,11 @@ use fulmar_mbuf::SLAB_BYTES;
 use super::sys::{OwnMap, PeerMap};
 use crate::vnet;
 
-/// Frames that may be with the other process: 1024 super-frames are 64 MiB on their way.
+/// Most frames in flight: 1024 super-frames are 64 MiB.
 pub const FRAMES: usize = 1024;
 const _: () = assert!(FRAMES.is_power_of_two());
 
-/// Most pieces of one frame: what fits two cache lines beside the rest.
+/// Most pieces of one frame: a record is two cache lines.
 pub const PIECES: usize = 13;
 
 // The words, each in a cache line of its own (two, since lines are fetched in pairs).
@@ -32,12 +32,12 @@ pub const PIECES: usize = 13;
 pub const SENT: usize = 0;
 /// Slots returned.
 pub const RETURNED: usize = 128;
-/// What the sleeper wants; see [`super::bell`].
+/// The sleeper's request; see [`super::bell`].
 pub const BELL: usize = 256;
-/// [`CLOSED`] once the owner has ended in order.
+/// [`CLOSED`] once the owner has dropped its device.
 pub const STATE: usize = 384;
 
-/// The owner has let go of the device; what it has sent is still there.
+/// The owner has dropped its device; the frames that it sent are still readable.
 pub const CLOSED: u64 = 1;
 
 const RECORDS: usize = 4096;
@@ -58,18 +58,18 @@ pub struct Piece {
     pub len: u32,
 }
 
-/// One frame as the ring has it.
+/// One frame's record in the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
     /// The sender's name for the frame.
     pub slot: u32,
-    /// What is still to be done to it, as a virtio-net header.
+    /// The offload request, as a virtio-net header.
     pub request: [u8; vnet::HEADER_BYTES],
     pieces: [Piece; PIECES],
     count: usize,
 }
 
-/// What the other process has written that no honest one writes.
+/// A violation of the protocol by the other process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Violation {
     /// The index of a ring went back, or names more entries than the ring has places.
@@ -78,13 +78,13 @@ pub enum Violation {
     Slot,
     /// A frame in a slot that was not returned to its sender yet.
     SlotInUse,
-    /// A slot came back that was not out.
+    /// A returned slot that was not in flight.
     SlotNotOut,
-    /// A frame of no piece, or of more than a record has.
+    /// A frame of no pieces, or of more than [`PIECES`].
     PieceCount,
-    /// A piece that is empty or outside of the memory of frames.
+    /// A piece that is empty or outside the memory of frames.
     Piece,
-    /// A frame that is longer than any.
+    /// A frame longer than [`MAX_FRAME_BYTES`].
     FrameBytes,
 }
 
@@ -127,7 +127,7 @@ impl Record {
         self.pieces().iter().map(|p| p.len as usize).sum()
     }
 
-    /// Writes it to the place of frame number `index`.
+    /// Writes the record of frame number `index`.
     pub fn write(&self, own: &OwnMap, index: u64) {
         let at = place(index);
         let [a, b, c, ..] = self.request.as_chunks::<4>().0 else { return };
@@ -141,8 +141,8 @@ impl Record {
         }
     }
 
-    /// Reads the record of frame number `index`, every word once, and checks all that can be checked
-    /// without the frame's bytes.
+    /// Reads the record of frame number `index`, every word once, and validates it as far as
+    /// possible without the frame's bytes.
     ///
     /// # Errors
     /// [`Violation`]: a slot that does not exist, no piece or too many, a piece that is empty, longer than
@@ -184,7 +184,7 @@ fn place(index: u64) -> usize {
     RECORDS + (index as usize & (FRAMES - 1)) * RECORD_BYTES
 }
 
-/// Notes that a slot is returned, as return number `index`.
+/// Writes return number `index`.
 pub fn write_return(own: &OwnMap, index: u64, slot: u32) {
     own.store(return_place(index), u64::from(slot), Ordering::Relaxed);
 }
@@ -202,13 +202,13 @@ fn return_place(index: u64) -> usize {
     RETURNS + (index as usize & (FRAMES - 1)) * 8
 }
 
-/// How many entries lie between what was taken and what the other process says it has put there.
+/// The number of unread entries, from the other process's index.
 ///
 /// # Errors
-/// [`Violation`]: more than a ring has places, or less than there were.
+/// [`Violation`]: more entries than the ring has, or an index that went back.
 pub fn pending(peer: &PeerMap, word: usize, taken: u64) -> Result<u64, Violation> {
     let put = peer.load(word, Ordering::Relaxed);
-    // What was put there was written before the index.
+    // Acquire: the entries were written before the index.
     std::sync::atomic::fence(Ordering::Acquire);
     let n = put.wrapping_sub(taken);
     if n <= FRAMES as u64 { Ok(n) } else { Err(Violation::Index) }

@@ -1,4 +1,4 @@
-//! The other process's memory, range by range, and what it gets back.
+//! References to the other process's memory, and the return of its slots.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,29 +10,27 @@ use super::bell::Bell;
 use super::layout::{self, FRAMES, RETURNED, SENT};
 use super::sys::{OwnMap, PeerMap};
 
-/// Frames that are kept by reference at most. Beyond, frames are copied and go back at once: so half
-/// of the sender's slots are always on their way back, and a socket that is not read stalls no
-/// other.
+/// Most frames kept by reference. Further frames are copied and their slots returned: so half of the
+/// sender's slots are always available, and a socket that is not read does not stall the others.
 const MAX_FRAMES: usize = FRAMES / 2;
 
-/// Everything of the link that outlives the device: mbufs refer to the peer's memory for as long as
-/// the programs keep them.
+/// The state that outlives the device: mbufs refer to the peer's memory until programs drop them.
 pub struct Loans {
     pub peer: PeerMap,
     pub own: Arc<OwnMap>,
     pub bell: Bell,
-    /// Pieces of each slot that are still referred to.
+    /// Referenced pieces of each slot.
     pieces: Box<[AtomicU32]>,
-    /// Frames with pieces that are still referred to.
+    /// Frames with referenced pieces.
     frames: AtomicUsize,
-    /// Slots returned. Under the lock, since the last reference may go on any thread.
+    /// Slots returned. Under the lock, since any thread may drop the last reference.
     returned: Mutex<u64>,
     /// Frames taken from the peer's ring; written by the device only.
     pub taken: AtomicU64,
     /// Returns taken from the peer's ring; written by the device only.
     pub reaped: AtomicU64,
-    /// The device waits for returns.
-    pub wants_room: std::sync::atomic::AtomicBool,
+    /// A blocked device waits for returned slots.
+    pub wants_space: std::sync::atomic::AtomicBool,
 }
 
 impl Loans {
@@ -46,11 +44,11 @@ impl Loans {
             returned: Mutex::new(0),
             taken: AtomicU64::new(0),
             reaped: AtomicU64::new(0),
-            wants_room: std::sync::atomic::AtomicBool::new(false),
+            wants_space: std::sync::atomic::AtomicBool::new(false),
         }
     }
 
-    /// Whether a slot is neither kept here nor being looked at: an honest peer names no other.
+    /// Whether a slot is unreferenced and not being read: an honest peer names no other.
     pub fn is_free(&self, slot: u32) -> bool {
         self.pieces.get(slot as usize).is_some_and(|p| p.load(Ordering::Acquire) == 0)
     }
@@ -60,7 +58,7 @@ impl Loans {
         self.frames.load(Ordering::Relaxed) < MAX_FRAMES
     }
 
-    /// Counts the pieces that are about to be lent of a frame, plus one for whoever lends.
+    /// Counts the pieces of a frame that are about to be lent, plus one for the caller.
     pub fn begin(&self, slot: u32) {
         if let Some(p) = self.pieces.get(slot as usize) {
             self.frames.fetch_add(1, Ordering::Relaxed);
@@ -68,14 +66,14 @@ impl Loans {
         }
     }
 
-    /// One more piece of a frame is referred to.
+    /// Counts one more reference to a frame.
     pub fn add(&self, slot: u32) {
         if let Some(p) = self.pieces.get(slot as usize) {
             p.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// The slot goes back to its owner, who may write there again.
+    /// Returns a slot to its owner, which may then write the memory again.
     pub fn send_back(&self, slot: u32) {
         let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
         layout::write_return(&self.own, *returned, slot);
@@ -83,7 +81,7 @@ impl Loans {
         self.own.store(RETURNED, *returned, Ordering::Release);
     }
 
-    /// Wakes a sender who waits for slots, once half of them are on their way back.
+    /// Wakes a sender that waits for slots, once half of them are returned.
     pub fn offer_room(&self) -> bool {
         let taken = self.taken.load(Ordering::Relaxed);
         let unread = self.peer.load(SENT, Ordering::Relaxed).wrapping_sub(taken);
@@ -113,7 +111,7 @@ impl Peek for Loans {
         if sent != self.taken.load(Ordering::Relaxed) {
             return true;
         }
-        self.wants_room.load(Ordering::Relaxed)
+        self.wants_space.load(Ordering::Relaxed)
             && self.peer.load(RETURNED, Ordering::Relaxed) != self.reaped.load(Ordering::Relaxed)
     }
 }

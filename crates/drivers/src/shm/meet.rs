@@ -8,10 +8,10 @@
 //!      has met                          checks, maps, has met
 //! ```
 //!
-//! There is no time limit but the one of the caller ([`ShmConfig::wait`]). The first end has met when its
-//! answer is sent, the second one when it has read it; between the two only the end of a process can come, which
-//! ends the link like any other end. So an end that pauses is waited for, and never leaves the other one with
-//! half a meeting.
+//! The only time limit is the caller's ([`ShmConfig::wait`]). The rendezvous is complete for the first end
+//! when its answer is sent, for the second end when the answer is read. Between the two only the end of a
+//! process can intervene, which ends the link as it would later. So neither end is left with half a
+//! connection, however long the other pauses.
 //!
 //! Clients are not trusted. A client that connects and sends nothing occupies one of [`MAX_CALLERS`]
 //! slots. A message that is no hello, a hello without a file, and a file that is not safe to read are
@@ -32,13 +32,13 @@ use super::sys::{self, Address, OwnMap, PeerMap};
 use super::{ShmConfig, Side};
 use crate::OpenError;
 
-/// Size classes of a pool, each of which may hold one slab beyond the budget.
+/// Size classes of a pool; each may have one slab beyond the budget.
 const SPARE_SLABS: usize = 5;
 
-/// Frames whose bytes lie outside of the region are copied to memory of this size on their way.
+/// Bytes of the memory to which frames from outside the region are copied.
 const STAGING_BYTES: usize = 8 << 20;
 
-/// What the two have to agree on, and a number that grows with every change of it.
+/// Version of the protocol; incremented with every change.
 const MAGIC: [u8; 8] = *b"fulmarsh";
 const VERSION: u32 = 2;
 const HELLO_BYTES: usize = 36;
@@ -49,7 +49,7 @@ const MAX_BYTES: usize = u32::MAX as usize;
 /// Clients that have connected and sent nothing yet. Beyond, the oldest is disconnected; it may reconnect.
 const MAX_CALLERS: usize = 8;
 
-/// How long to wait before looking again for a process that went away, or whose queue is full.
+/// Interval of retries while the peer's queue is full, or after a peer went away.
 const RETRY: Duration = Duration::from_millis(2);
 
 /// A connection, and both memories.
@@ -67,13 +67,13 @@ pub struct Met {
 /// Why a rendezvous failed.
 #[derive(Debug)]
 enum Trouble {
-    /// The peer went away or was not one: try again.
+    /// The peer went away or was none: try again.
     Again,
-    /// Trying again is of no use.
+    /// Permanent.
     Final(OpenError),
 }
 
-/// Meets the other process.
+/// Runs the rendezvous.
 pub fn meet(config: &ShmConfig) -> Result<Met, OpenError> {
     let give_up = config.wait.map(|w| Instant::now() + w);
     loop {
@@ -107,7 +107,7 @@ pub fn meet_oneself(config: &ShmConfig) -> Result<(Met, Met), OpenError> {
     }
 }
 
-/// A moment before the next try; an error if the time is over.
+/// Sleeps before the next attempt. An error if the time is over.
 fn pause(config: &ShmConfig, give_up: Option<Instant>) -> Result<(), OpenError> {
     if give_up.is_some_and(|at| Instant::now() >= at) {
         return Err(timed_out(config));
@@ -133,7 +133,7 @@ fn timed_out(config: &ShmConfig) -> OpenError {
 
 /// The outcome of a look-up of the name.
 enum Found {
-    /// A process that listens. The socket is connected to it.
+    /// A listening process; the socket is connected to it.
     Listener(OwnedFd),
     /// No listener, so this process is the listener.
     Unclaimed(Rendezvous),
@@ -151,9 +151,9 @@ fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<Found, OpenError
     let naming = |e| failed(config, e, NAMES);
     let address = Address::new(&config.name, is_abstract).map_err(naming)?;
     loop {
-        // One at a time, or a path that another process has just bound would be taken for a stale one.
+        // Under a lock: otherwise a path that another process has just bound would look stale.
         let lock = match (!is_abstract).then(|| lock_directory(&config.name)).transpose() {
-            // Any user who may look into a directory may lock it, and need not let go.
+            // Any user who can open a directory can lock it, and may never unlock it.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 pause(config, give_up).map_err(|_| failed(config, e, LOCKED))?;
                 continue;
@@ -163,13 +163,13 @@ fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<Found, OpenError
         let socket = sys::socket().map_err(|e| failed(config, e, LIMITS))?;
         match sys::connect(socket.as_fd(), &address) {
             Ok(()) => return Ok(Found::Listener(socket)),
-            // The listener has not taken those who came before yet.
+            // The listener's backlog is full.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 drop(lock);
                 pause(config, give_up)?;
                 continue;
             }
-            // Left by a process that was killed; or no socket at all, which answers alike.
+            // The path of a killed process, or no socket at all (the error is the same).
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && !is_abstract => {
                 let found = fs::symlink_metadata(&config.name).map_err(naming)?;
                 if !found.file_type().is_socket() {
@@ -191,7 +191,7 @@ fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<Found, OpenError
                 (config.on_wait)(&config.name);
                 return Ok(Found::Unclaimed(Rendezvous { listener: socket, _bound: bound }));
             }
-            // Another process was faster and is about to listen.
+            // Another process has just bound the name and is about to listen.
             Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_abstract => {
                 pause(config, give_up)?;
             }
@@ -217,7 +217,7 @@ fn directory_of(path: &str) -> &Path {
     parent.unwrap_or(Path::new("."))
 }
 
-/// A path that was bound: removed when it has served.
+/// A bound path, unlinked on drop.
 struct Bound {
     path: Option<String>,
 }
@@ -231,7 +231,7 @@ impl Drop for Bound {
     }
 }
 
-/// An exclusive lock on the directory of a path, without a file that would stay behind.
+/// An exclusive lock (flock) on the directory of a path.
 ///
 /// # Errors
 /// `WouldBlock`: another process has it.
@@ -246,7 +246,7 @@ fn wait_for(fd: BorrowedFd<'_>, give_up: Option<Instant>) -> io::Result<bool> {
     Ok(wait_any(&[fd], give_up)?.first().copied().unwrap_or(false))
 }
 
-/// Waits until one of some descriptors is readable; which are. None is: the time is over.
+/// Waits until any of the descriptors is readable. Returns which are; none if the time is over.
 fn wait_any(fds: &[BorrowedFd<'_>], give_up: Option<Instant>) -> io::Result<Vec<bool>> {
     loop {
         let left = give_up.map(|at| at.saturating_duration_since(Instant::now()));
@@ -262,8 +262,7 @@ fn wait_any(fds: &[BorrowedFd<'_>], give_up: Option<Instant>) -> io::Result<Vec<
     }
 }
 
-// The first end: it listens, and says last that the two have met. So they have met when its hello is sent, and
-// neither end gives up while the other one only pauses.
+// The first end listens. The rendezvous is complete when its hello is sent.
 
 /// Waits for a client's hello and answers it. A silent client does not delay the others, and a client that
 /// sends anything else is disconnected.
@@ -314,19 +313,19 @@ fn is_passing(e: &io::Error) -> bool {
     matches!(e.kind(), ConnectionAborted | Interrupted | WouldBlock)
 }
 
-/// Why a process that came is not the other end.
+/// Why a client is not the other end.
 enum Refusal {
-    /// It went away.
+    /// It disconnected.
     Gone,
-    /// It said no hello, or offered memory that is not safe to read.
+    /// It sent no hello, or memory that is not safe to read.
     Stranger(OpenError),
-    /// It is another release.
+    /// It has another version.
     Version(OpenError),
 }
 
-// The second end: it calls, says what it is, and waits for the answer.
+// The second end connects, sends its hello, and waits for the answer.
 
-/// Tells the process that listens what this one is, and waits for its answer.
+/// Sends the hello to the listener, and waits for its answer.
 fn call(config: &ShmConfig, socket: OwnedFd, give_up: Option<Instant>) -> Result<Met, Trouble> {
     let last = |e, advice| Trouble::Final(failed(config, e, advice));
     if is_world_writable(config) {
@@ -347,7 +346,7 @@ fn call(config: &ShmConfig, socket: OwnedFd, give_up: Option<Instant>) -> Result
     }
 }
 
-/// What this process brings to a meeting.
+/// This process's side of the rendezvous.
 struct Own {
     map: Arc<OwnMap>,
     file: OwnedFd,
@@ -356,7 +355,7 @@ struct Own {
     staging: Pool,
 }
 
-/// What the other process has brought.
+/// The other process's hello and memory.
 struct Theirs {
     hello: Hello,
     memory: PeerMap,
@@ -386,7 +385,7 @@ impl Own {
         sys::send_with(socket.as_fd(), &self.hello.emit(), self.file.as_fd())
     }
 
-    /// What the other process says, which is there to be read, and its memory.
+    /// Reads the other process's hello, and maps its memory.
     fn hear(&self, config: &ShmConfig, socket: &OwnedFd) -> Result<Theirs, Refusal> {
         let stranger = |e, advice| Refusal::Stranger(failed(config, e, advice));
         let broken = || io::Error::from_raw_os_error(libc::EPROTO);
@@ -412,8 +411,8 @@ impl Own {
         Ok(Theirs { hello, memory })
     }
 
-    /// Hears a process that has spoken, and answers it. The answer is the last step: nothing can fail here
-    /// after it. A process of another release gets it too, so that it can tell.
+    /// Reads a client's hello and answers it. Nothing can fail after the answer. A client of another version
+    /// is answered too, so that it can report the mismatch.
     fn answer_to(&self, config: &ShmConfig, socket: &OwnedFd) -> Result<Theirs, Refusal> {
         let heard = self.hear(config, socket);
         match &heard {
@@ -438,7 +437,7 @@ impl Own {
     }
 }
 
-/// Which end this one is; the other one comes to the opposite conclusion.
+/// Which end this one is; the other end concludes the opposite.
 fn agree(came: Side, ours: Option<Side>, theirs: Option<Side>) -> Side {
     match (ours, theirs) {
         (ours, theirs) if ours == theirs => came,
@@ -447,7 +446,6 @@ fn agree(came: Side, ours: Option<Side>, theirs: Option<Side>) -> Side {
     }
 }
 
-/// All of it for one purpose.
 fn staging_config() -> PoolConfig {
     PoolConfig { huge_pages: false, ..PoolConfig::with_budget(STAGING_BYTES) }
 }
@@ -458,7 +456,7 @@ fn check_user(socket: &OwnedFd) -> io::Result<()> {
     if peer == own || peer == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EACCES)) }
 }
 
-/// Numbers that must be the same in both: places of a ring, pieces of a frame.
+/// Constants that must be equal in both: entries of a ring, pieces of a frame.
 const SHAPE: u64 = (FRAMES as u64) << 32 | PIECES as u64;
 
 /// The message that each end sends first, with its memory file.
@@ -505,9 +503,9 @@ impl Hello {
     }
 }
 
-/// The other end's hello, which is there to be read. `None`: it went away.
+/// Reads the other end's hello. `None`: it disconnected.
 fn hear(socket: &OwnedFd) -> Result<(Hello, OwnedFd), Option<io::Error>> {
-    // One byte more than a hello, so that a longer message is seen to be none.
+    // One byte more than a hello, to detect a longer message.
     let mut bytes = [0; HELLO_BYTES + 1];
     let (n, file) = sys::receive_with(socket.as_fd(), &mut bytes).map_err(|_| None)?;
     if n == 0 {

@@ -1,12 +1,12 @@
-//! Payload from the other process's memory straight into posted buffers: the one copy that this process
-//! makes, and the frame goes back to its owner at once.
+//! Direct data placement from the other process's memory into posted buffers: one copy, then the slot is
+//! returned.
 //!
-//! The headers were read once into private memory and are checked there, as for every frame; only what they
-//! say decides where payload goes.
+//! The headers were read once into private memory and validated there, as for every frame; they alone decide
+//! where the payload is written.
 
 use fulmar_base::{Counter, Counters, FlowKey, SeqNum};
 use fulmar_mbuf::{Chain, Pool, Purpose, WritableRange};
-use fulmar_netdev::{DeviceStats, DirectPlacement, Rooms, Unsupported};
+use fulmar_netdev::{DeviceStats, DirectPlacement, Unsupported, WritableRanges};
 
 use super::device::{Reader, copy};
 use super::layout::Record;
@@ -19,23 +19,28 @@ pub struct Places {
     flows: Flows,
     /// Whether any flow was ever placed.
     is_used: bool,
-    /// A buffer became full: its owner should hear of it before more frames are taken.
+    /// A posted buffer became full: its owner is to be told before more frames are received.
     is_full: bool,
     outcome: Outcome,
 }
 
 impl DirectPlacement for Places {
-    fn place(&mut self, flow: FlowKey, next_seq: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
-        self.flows.set(flow, next_seq, rooms).ok_or(Unsupported)?;
+    fn place(
+        &mut self,
+        flow: FlowKey,
+        next_seq: SeqNum,
+        ranges: WritableRanges,
+    ) -> Result<(), Unsupported> {
+        self.flows.set(flow, next_seq, ranges).ok_or(Unsupported)?;
         self.is_used = true;
         Ok(())
     }
 
-    fn place_behind(&mut self, flow: &FlowKey, room: WritableRange) -> Result<(), Unsupported> {
-        self.flows.add(flow, room).map(drop).ok_or(Unsupported)
+    fn place_next(&mut self, flow: &FlowKey, range: WritableRange) -> Result<(), Unsupported> {
+        self.flows.add(flow, range).map(drop).ok_or(Unsupported)
     }
 
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+    fn revoke(&mut self, flow: &FlowKey) -> WritableRanges {
         self.flows.clear(flow)
     }
 }
@@ -46,12 +51,12 @@ impl Places {
         Places { flows: Flows::default(), is_used: false, is_full: false, outcome }
     }
 
-    /// Whether there is nothing to look for.
+    /// Whether no flow has posted ranges.
     pub fn is_idle(&self) -> bool {
         !self.is_used
     }
 
-    /// Whether a buffer became full since this was asked last.
+    /// Whether a posted buffer became full since the last call.
     pub fn take_full(&mut self) -> bool {
         std::mem::take(&mut self.is_full)
     }
@@ -62,7 +67,7 @@ impl Places {
         outcome.count(counters, stats);
     }
 
-    /// The frame, if it is the next segment of a flow with rooms and there are buffers for the rest of
+    /// The frame, if it is the next segment of a flow with ranges and there are buffers for the rest of
     /// it. Its slot has gone back then.
     /// `front`: the first bytes of the frame, copied; the headers are not read again.
     pub fn land(
@@ -82,10 +87,10 @@ impl Places {
             self.outcome.miss(0);
             return None;
         }
-        let fits = flow.rooms.bytes().min(segment.payload_bytes);
+        let fits = flow.ranges.bytes().min(segment.payload_bytes);
         let (mut chain, rest) = ends(record, front, &segment, fits, loans, pool)?;
         let mut from = Reader::new(record, segment.header_bytes);
-        for part in flows::parts(&mut flow.rooms, fits) {
+        for part in flows::parts(&mut flow.ranges, fits) {
             from.copy(loans, part);
         }
         let (placed, is_full) = fill(flow, &segment, pool)?;
@@ -98,7 +103,7 @@ impl Places {
     }
 }
 
-/// The headers of a frame, and what of its payload does not fit, in buffers of the pool.
+/// Copies the headers of a frame, and the payload that does not fit the ranges, into the pool.
 fn ends(
     record: &Record,
     front: &[u8],
@@ -123,7 +128,7 @@ fn ends(
     }
 }
 
-/// What was written into the rooms, as a part of a packet. Without a descriptor nothing was taken, as
+/// What was written into the ranges, as a part of a packet. Without a descriptor nothing was taken, as
 /// far as the stack is concerned: the frame comes as usual.
 fn fill(flow: &mut Flow, s: &Segment, pool: &mut Pool) -> Option<(Chain, bool)> {
     let filling = flow.fill(s);

@@ -379,13 +379,13 @@ pub fn shut(socket: BorrowedFd<'_>) {
     let _ = unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) };
 }
 
-/// Control data with room for one descriptor (`CMSG_SPACE(4)`), aligned as its header.
+/// Control data with space for one descriptor (`CMSG_SPACE(4)`), aligned as its header.
 #[repr(C, align(8))]
 struct Control([u8; 24]);
 // SAFETY: the macro computes with its argument only.
 const _: () = assert!(unsafe { libc::CMSG_SPACE(4) } as usize == size_of::<Control>());
 
-/// Sends a message with one descriptor. Never waits: a new socket has room for it.
+/// Sends a message with one descriptor. Never waits: a new socket has space for it.
 pub fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut control = Control([0; 24]);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -395,7 +395,7 @@ pub fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> io
     message.msg_iovlen = 1;
     message.msg_control = control.0.as_mut_ptr().cast();
     message.msg_controllen = size_of::<Control>() as _;
-    // SAFETY: the control data has room for one header with one descriptor (checked above), and the
+    // SAFETY: the control data has space for one header with one descriptor (checked above), and the
     // kernel only reads `bytes`.
     let sent = unsafe {
         let header = libc::CMSG_FIRSTHDR(&raw const message);
@@ -414,7 +414,7 @@ pub fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> io
 
 /// Takes one message and the descriptor that came with it, without waiting. How many bytes came is
 /// at most `into`'s length; 0 is the end. Descriptors beyond the first are closed by the kernel, for
-/// want of room.
+/// want of space.
 pub fn receive_with(
     socket: BorrowedFd<'_>,
     into: &mut [u8],
@@ -426,7 +426,7 @@ pub fn receive_with(
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
     message.msg_control = control.0.as_mut_ptr().cast();
-    // SAFETY: the macro computes with its argument only. Room for one descriptor and no second.
+    // SAFETY: the macro computes with its argument only. Space for one descriptor and no second.
     message.msg_controllen = unsafe { libc::CMSG_LEN(4) } as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the header points to as much writable memory as it says.
@@ -516,7 +516,7 @@ mod attacks {
         let mut part =
             libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let len = size_of_val(fds) as u32;
-        // SAFETY: plain numbers and pointers, for which zero is a value; the control data has room for one
+        // SAFETY: plain numbers and pointers, for which zero is a value; the control data has space for one
         // header with so many descriptors, which is checked.
         let sent = unsafe {
             assert!(libc::CMSG_SPACE(len) as usize <= size_of_val(&control));

@@ -61,7 +61,7 @@ impl Host {
         Packet { chain, offload: offload(bytes) }
     }
 
-    /// False: the device had no room.
+    /// False: the device had no space.
     fn offer(&mut self, p: Packet) -> bool {
         self.burst.push(p).unwrap();
         let taken = self.device.tx_burst(NOW, &mut self.pool, &mut self.burst, &mut self.counters);
@@ -183,7 +183,7 @@ fn bytes_outside_of_the_region_are_copied_on_their_way_and_bounded() {
         sent += 1;
         assert!(sent < FRAMES, "staging has no bound");
     }
-    // The other end reads; then there is room again.
+    // The other end reads; then there is space again.
     let mut got = 0;
     while got < sent {
         let packets = b.receive();
@@ -201,7 +201,7 @@ fn a_peer_that_never_reads_costs_a_bounded_number_of_frames() {
     let sent = (0..2 * FRAMES).filter(|i| a.send(&pattern(*i, 100))).count();
     assert_eq!(sent, FRAMES);
     assert_eq!(a.pool.outstanding(), FRAMES);
-    assert!(a.device.arm(), "it may sleep until there is room");
+    assert!(a.device.arm(), "it may sleep until there is space");
     drop(b);
     wait_readable(a.device.wake_fd().unwrap().fd);
     a.device.disarm();
@@ -252,7 +252,7 @@ fn an_ack_finds_room_where_the_receive_share_is_used_up() {
 }
 
 #[test]
-fn a_sleeper_is_woken_once_by_frames_and_by_room_only_if_it_wants_room() {
+fn a_sleeper_is_woken_once_by_frames_and_by_space_only_if_it_wants_space() {
     let (mut a, mut b) = Host::pair();
     let fd = b.device.wake_fd().unwrap().fd;
     assert!(a.send(b"before anybody sleeps"));
@@ -268,7 +268,7 @@ fn a_sleeper_is_woken_once_by_frames_and_by_room_only_if_it_wants_room() {
     assert!(a.device.arm());
     let got = b.receive();
     b.drop_all(got);
-    assert!(!is_readable(a.device.wake_fd().unwrap().fd), "room was not asked for");
+    assert!(!is_readable(a.device.wake_fd().unwrap().fd), "space was not asked for");
     a.device.disarm();
     while a.send(b"fill") {}
     assert!(a.device.arm());
@@ -278,7 +278,7 @@ fn a_sleeper_is_woken_once_by_frames_and_by_room_only_if_it_wants_room() {
         b.drop_all(got);
     }
     a.device.disarm();
-    assert!(a.send(b"there is room"));
+    assert!(a.send(b"there is space"));
 }
 
 #[test]

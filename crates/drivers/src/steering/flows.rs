@@ -1,7 +1,8 @@
-//! A program that sends the packets of some TCP flows to queues of their own, and all others to queue 0.
+//! A BPF program that steers the packets of some TCP flows to queues of their own, and all others to
+//! queue 0.
 //!
-//! Which flows those are says a map of the kernel's, from addresses and ports to the number of a queue;
-//! [`flow_key`] makes its keys as the program does. As nine words: the sender's address, the receiver's
+//! A BPF map has the queue number of each such flow. Its keys, which [`flow_key`] builds as the program
+//! does, are nine words: the sender's address, the receiver's
 //! (IPv4 mapped to IPv6), and both ports.
 //!
 //! Registers: r6 is the packet, r7 where the IP header ends, r10 the end of the stack, where the key is put
@@ -29,7 +30,7 @@ pub(super) const ADD_CONSTANT: u8 = 0x07;
 pub(super) const CALL: u8 = 0x85;
 /// What [`CALL`] calls: `bpf_map_lookup_elem`.
 pub(super) const LOOK_UP: i32 = 1;
-/// Says of a constant that it is the descriptor of a map.
+/// Marks a constant as the descriptor of a map (BPF_PSEUDO_MAP_FD).
 const IS_MAP: u8 = 1;
 /// The end of the stack.
 const STACK: u8 = 10;
@@ -55,7 +56,7 @@ fn words(ip: IpAddr) -> [u32; 4] {
 pub fn flow_program(map: RawFd) -> Vec<Ebpf> {
     let mut p = vec![op(MOVE, 6, 1, 0), op(LOAD_HALF, 0, 0, 12)];
     let (v4, v6) = (ipv4(), ipv6());
-    // As the other program: each part ends with a jump to the end, over all that follows.
+    // Each part ends with a jump to the end of the program.
     p.push(jump(JUMP_UNLESS_EQUAL, i32::from(eth::IPV4), v4.len() + 1));
     p.extend(&v4);
     p.push(jump(JUMP_IF_EQUAL, 0, 0).always(v6.len() + 4));
@@ -68,7 +69,7 @@ pub fn flow_program(map: RawFd) -> Vec<Ebpf> {
     p
 }
 
-/// The key of an IPv4 packet onto the stack; ends the program for what is no whole TCP segment.
+/// Puts the key of an IPv4 packet onto the stack; exits with queue 0 if it is no whole TCP segment.
 fn ipv4() -> Vec<Ebpf> {
     const MORE_OR_OFFSET: i32 = 0x3fff;
     const MAPPED: i32 = 0xffff;
@@ -96,7 +97,7 @@ fn ipv4() -> Vec<Ebpf> {
     p
 }
 
-/// The same of an IPv6 packet.
+/// As [`ipv4`], for IPv6.
 fn ipv6() -> Vec<Ebpf> {
     let mut p = vec![op(LOAD_BYTE, 0, 0, ETHER + 6)];
     p.extend(leave_unless_tcp());

@@ -1,4 +1,4 @@
-//! Attaching to an interface, and what to say if that fails.
+//! Attaching to a TAP interface, and its errors.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -11,7 +11,7 @@ use super::netlink::{self, Queues};
 use crate::{OpenError, sys};
 
 const CLONE_DEVICE: &str = "/dev/net/tun";
-/// How long an interface that is busy may stay so.
+/// EBUSY is retried for this long.
 const BUSY_PATIENCE: Duration = Duration::from_millis(300);
 
 pub fn open_clone_device() -> Result<File, OpenError> {
@@ -33,8 +33,8 @@ pub fn open_clone_device() -> Result<File, OpenError> {
     })
 }
 
-/// An interface that is busy is asked for again for a while: when a process is killed, the kernel keeps
-/// what its rings had open for some tens of milliseconds more.
+/// Retries EBUSY: the kernel closes the descriptors of a killed process's io_uring some tens of
+/// milliseconds later.
 fn attach_patiently(file: &File, name: &str, flags: libc::c_int) -> std::io::Result<String> {
     let begin = Instant::now();
     loop {
@@ -47,25 +47,25 @@ fn attach_patiently(file: &File, name: &str, flags: libc::c_int) -> std::io::Res
     }
 }
 
-/// Attaches to one more queue of an interface, or the first.
+/// Attaches to one queue of an interface.
 pub fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<String, OpenError> {
     attach_patiently(file, name, flags).map_err(|e| not_attached(name, flags, e))
 }
 
-/// Attaches to an interface as the only one. Made so that it can have more queues, if there is none yet
-/// and they are wanted; answers also whether it can.
+/// Attaches to an interface that no other program uses. Returns its name, and whether further queues
+/// can be attached (IFF_MULTI_QUEUE). `multi_queue`: a new interface is created with that flag.
 ///
-/// An interface that can have more would let another program in, so a new one is asked for exclusively, and
-/// one that is there already must be unused. (Two programs that ask for such a one in the same instant
-/// both get it, and share what comes.)
+/// A multi-queue interface lets another program attach too, so a new one is created with IFF_TUN_EXCL,
+/// and an existing one must have no queue attached. (Two programs that attach to such an interface at the
+/// same instant both succeed, and share its packets.)
 pub fn attach_alone(
     file: &File,
     name: &str,
-    wants_room: bool,
+    multi_queue: bool,
 ) -> Result<(String, bool), OpenError> {
     let begin = Instant::now();
     loop {
-        let e = match try_alone(file, name, wants_room) {
+        let e = match try_alone(file, name, multi_queue) {
             Ok(attached) => return Ok(attached),
             Err(e) => e,
         };
@@ -77,13 +77,13 @@ pub fn attach_alone(
     }
 }
 
-/// EBUSY: another program has it. ENODEV: it has just gone. EINVAL: it is no TAP.
-fn try_alone(file: &File, name: &str, wants_room: bool) -> std::io::Result<(String, bool)> {
+/// EBUSY: another program is attached. ENODEV: the interface was just removed. EINVAL: it is no TAP.
+fn try_alone(file: &File, name: &str, multi_queue: bool) -> std::io::Result<(String, bool)> {
     // linux/if_tun.h: IFF_TUN_EXCL.
     const EXCLUSIVE: libc::c_int = 0x8000;
     const SEVERAL: libc::c_int = FLAGS | libc::IFF_MULTI_QUEUE;
-    if wants_room && let Ok(name) = sys::tun_attach(file.as_fd(), name, SEVERAL | EXCLUSIVE) {
-        // Else the kernel makes a queueing discipline for each of the 256 queues that there could be.
+    if multi_queue && let Ok(name) = sys::tun_attach(file.as_fd(), name, SEVERAL | EXCLUSIVE) {
+        // Without it the kernel creates a queueing discipline for each of the 256 possible queues.
         let _ = netlink::ask(&name).and_then(|i| netlink::set_no_queue(i.index));
         return Ok((name, true));
     }
@@ -97,9 +97,9 @@ fn try_alone(file: &File, name: &str, wants_room: bool) -> std::io::Result<(Stri
     match netlink::ask(name)?.tap {
         Some(Queues::Several(0)) => {
             let name = sys::tun_attach(file.as_fd(), name, SEVERAL)?;
-            // Whoever had it before may have left a program there.
+            // The program of an earlier owner may still be attached.
             let _ = sys::tun_set_steering(file.as_fd(), None);
-            Ok((name, wants_room))
+            Ok((name, multi_queue))
         }
         Some(_) => Err(std::io::Error::from_raw_os_error(libc::EBUSY)),
         None => Err(e),
@@ -113,13 +113,17 @@ fn not_attached(name: &str, flags: libc::c_int, e: std::io::Error) -> OpenError 
             "run in a network namespace of your own (`unshare -Urn`), or let root create it for you with \
              `ip tuntap add dev NAME mode tap user USER vnet_hdr`"
         }
-        Some(libc::EBUSY) => "another program holds it: end it, or choose another name",
+        Some(libc::EBUSY) => {
+            "another program is attached to it: end that program, or choose another name"
+        }
         Some(libc::EINVAL) if has_queues => {
             "an interface of this name exists and is no TAP of several queues with a virtio-net \
              header (`ip tuntap add dev NAME mode tap multi_queue vnet_hdr`): choose another name"
         }
-        Some(libc::E2BIG) => "it has as many queues as it can have: ask for fewer",
-        Some(libc::EINVAL) => "an interface of this name exists and is no TAP: choose another name",
+        Some(libc::E2BIG) => "the interface has its maximum of queues: ask for fewer",
+        Some(libc::EINVAL) => {
+            "an interface of this name exists and is not a TAP: choose another name"
+        }
         Some(libc::ENAMETOOLONG) => "an interface's name has at most 15 bytes",
         _ => "choose another name",
     };

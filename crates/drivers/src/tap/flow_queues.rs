@@ -1,40 +1,40 @@
-//! Queues of a TAP that single flows have to themselves.
+//! Dedicated queues of a TAP for single flows.
 //!
 //! ```text
 //!                     the kernel's map says      read with
-//!   frames of flow A ──────────► queue 1 ──────► the rooms of A, always right
-//!   frames of flow B ──────────► queue 2 ──────► the rooms of B, always right
-//!   all others ────────────────► queue 0 ──────► a guess, or no room at all
+//!   frames of flow A ──────────► queue 1 ──────► the ranges of A, always right
+//!   frames of flow B ──────────► queue 2 ──────► the ranges of B, always right
+//!   all others ────────────────► queue 0 ──────► a predicted flow's, or none
 //! ```
 //!
-//! On one queue a read has to guess whose frame comes next. Where that fails because flows with posted
-//! buffers, or others beside one, come mixed, a flow gets a queue: a program in the kernel
-//! ([`crate::steering`]) looks it up in a map. The TAP decides that by itself, from what it sees
-//! ([`Table::note`]); the user of the device sees nothing but fewer misses.
+//! On a shared queue a read has to predict the flow of the next frame. Where the prediction fails because
+//! flows are interleaved, a flow gets a queue of its own: a BPF program ([`crate::steering`]) looks the
+//! flow up in a map. The TAP decides from its counts of hits and misses ([`Table::note`]).
 //!
-//! **Order.** A flow that *joins* its queue may have frames in the main one, so its own is read from when
-//! the main one was found empty, or so many frames came from there as a queue holds. A flow that *leaves*
-//! has its own queue read until it is empty before the main one is read on; that goes on for [`table::GRACE`],
-//! since a sender may have chosen the queue before the map was changed. The same sender may overtake
-//! itself by a frame when a flow joins: TCP puts that in order. [`table`] decides all this.
+//! **Order.** A flow that *joins* its queue may have earlier frames in the main queue. So its own queue is
+//! read once the main queue was empty, or as many frames as a queue can hold were read from it. The queue
+//! of a flow that *leaves* is read until it is empty before the main queue is; this lasts for
+//! [`table::LINGER`], since a sender may have chosen the queue before the map was changed. When a flow
+//! joins, one frame may be reordered; TCP tolerates that. [`table`] implements this order.
 //!
-//! **Holding.** A flow that has just filled its rooms is not read for [`table::HOLD`], or until it has rooms
-//! again: its reader is about to post some, and frames that came before would have to be copied. Meanwhile
-//! its queue wakes no thread; [`Table::next_deadline`] says when it is due. If no rooms come, [`table::SIP`] is
-//! read, then it is held again. More at once would bring what no buffer is posted for faster than its
-//! reader can take it away, and as long as some of it is left no buffer can be offered to the device: a
-//! reader who turns to two flows in turn would never come out of that. The price: a reader who no longer
-//! posts gets no more than that until the queue is taken away ([`table::BARE`]).
+//! **Back-off.** The queue of a flow that has just filled its posted ranges is not read for
+//! [`table::BACK_OFF`], or until the reader posts again: a frame read before that would have to be copied.
+//! Meanwhile the queue is masked (it wakes no thread), and [`Table::next_deadline`] has the end of the
+//! back-off. If nothing is posted by then, [`table::READ_QUANTUM`] bytes are read, and the queue backs off
+//! again. A larger quantum would fill the receive queue faster than the reader empties it; while it is not
+//! empty no buffer can be offered to the device, and a reader that alternates between two flows would
+//! never get placement back. The cost: a reader that stops posting receives at this rate until its queue
+//! is reclaimed ([`table::IDLE_TIMEOUT`]).
 //!
-//! **Sleepers** poll a number that stands for the main queue, and for an epoll descriptor of all queues
-//! from when the first one is opened. A thread may sleep on what it stood for before. So the map stays
-//! empty until the device has been armed since, by the thread that sleeps on it now; or [`HEARD`]
-//! frames came by the main queue, each of which woke the thread that slept there; or it is filled at once
-//! if the device has never been armed.
+//! **Sleepers** poll one descriptor number. It refers to the main queue at first (`dup2`), and to an epoll
+//! descriptor over all queues once the first dedicated queue is open. A thread may still sleep on the
+//! former file. So the map stays empty until the device is armed again, or [`DRAIN_FRAMES`] frames came by
+//! the main queue, each of which woke such a thread. If the device was never armed, the map is filled at
+//! once.
 //!
-//! Bounds: [`MOST`] queues. Opened when they are first needed, kept to the end of the device: closing one
-//! would give its number to another one. Cost: nothing while no flow has a queue; then a read per queue
-//! and poll, and a look-up in the kernel per packet.
+//! Bounds: [`MOST`] queues, opened when they are first needed and kept until the device is dropped: closing
+//! a queue would renumber another. Cost: none while no flow has a queue; then one read per queue and poll,
+//! and one map look-up in the kernel per packet.
 
 pub mod table;
 
@@ -46,34 +46,43 @@ use fulmar_base::{FlowKey, Instant};
 use super::FLAGS;
 use super::attach::open_clone_device;
 use crate::{OpenError, steering, sys};
-use table::{Kernel, Table};
+use table::{Kernel, ReadEnd, Table};
 
 /// Most queues for flows of one TAP.
 const MOST: usize = 16;
-/// Frames after which no thread sleeps on the former descriptor any more.
-const HEARD: usize = 64;
+/// Frames by the main queue after which no thread sleeps on the former descriptor.
+const DRAIN_FRAMES: usize = 64;
 
-/// The kernel's side, once it was needed.
+/// The kernel's objects, once the first flow needs a queue.
 struct Steering {
     map: OwnedFd,
     epoll: OwnedFd,
-    /// Frames to come by the main queue until no thread sleeps on that alone any more.
-    unheard: usize,
-    /// The epoll descriptor watches for room, too.
-    wants_room: bool,
+    /// Frames still to come by the main queue until no thread sleeps on it alone.
+    frames_to_drain: usize,
+    /// The epoll descriptor also reports that the main queue accepts frames.
+    wants_space: bool,
 }
 
-/// What the table asks for.
+/// The kernel's side of the table.
 struct Side<'a> {
     steering: &'a Steering,
     queues: &'a [File],
 }
 
-impl Kernel for Side<'_> {
-    fn watch(&mut self, queue: usize, is_watched: bool) -> bool {
+impl Side<'_> {
+    fn set_epoll(&self, queue: usize, op: libc::c_int) -> bool {
         let Some(file) = self.queues.get(queue) else { return false };
-        let op = if is_watched { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_DEL };
         sys::epoll_set(self.steering.epoll.as_fd(), op, file.as_fd(), libc::EPOLLIN).is_ok()
+    }
+}
+
+impl Kernel for Side<'_> {
+    fn watch(&mut self, queue: usize) -> bool {
+        self.set_epoll(queue, libc::EPOLL_CTL_ADD)
+    }
+
+    fn unwatch(&mut self, queue: usize) -> bool {
+        self.set_epoll(queue, libc::EPOLL_CTL_DEL)
     }
 
     fn steer(&mut self, flow: &FlowKey, queue: Option<usize>) -> std::io::Result<()> {
@@ -81,33 +90,33 @@ impl Kernel for Side<'_> {
         let number = queue.map(|q| q as u32 + 1);
         let key = steering::flow_key(flow);
         match sys::flow_map_set(self.steering.map.as_fd(), &key, number) {
-            // What is to be taken out is not there.
+            // The entry to be removed does not exist.
             Err(e) if queue.is_none() && e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             set => set,
         }
     }
 }
 
-/// See the module's header.
+/// The flow queues of one TAP. See the module's header.
 pub struct FlowQueues {
     pub table: Table,
     /// Open in the network namespace of the interface, which the polling thread need not be in.
     spare: Vec<File>,
     queues: Vec<File>,
     steering: Option<Steering>,
-    /// What sleepers poll.
+    /// The descriptor that sleepers poll.
     wake: OwnedFd,
     most: usize,
     refused: Option<String>,
     /// The device has been armed before.
-    is_slept_on: bool,
+    was_armed: bool,
 }
 
 impl FlowQueues {
-    /// None yet, at most `most` later, beside the queue `main`.
+    /// Prepares for at most `most` queues beside the queue `main`; none is attached yet.
     ///
     /// # Errors
-    /// Too many open descriptors.
+    /// The limit of open descriptors is reached.
     pub fn new(main: &File, most: usize) -> Result<FlowQueues, OpenError> {
         let most = most.min(MOST);
         let spare = (0..most).map(|_| open_clone_device()).collect::<Result<_, _>>()?;
@@ -122,21 +131,21 @@ impl FlowQueues {
             wake: wake.into(),
             most,
             refused: None,
-            is_slept_on: false,
+            was_armed: false,
         })
     }
 
-    /// What sleepers poll.
+    /// The descriptor that sleepers poll.
     pub fn wake_fd(&self) -> RawFd {
         self.wake.as_raw_fd()
     }
 
-    /// In words, for a person, behind others.
-    pub fn sentence(&self) -> String {
+    /// Continues [`fulmar_netdev::DeviceStats::path`].
+    pub fn describe(&self) -> String {
         match &self.refused {
             None => {
                 format!(
-                    "; posted flows that come mixed get queues of their own, up to {}",
+                    "; posted flows that are interleaved get queues of their own, up to {}",
                     self.most
                 )
             }
@@ -148,7 +157,7 @@ impl FlowQueues {
         self.queues.get(queue)
     }
 
-    /// The table, and what it works on once the kernel steers.
+    /// The table and the kernel's side. `None`: no flow has needed a queue yet.
     fn both(&mut self) -> Option<(&mut Table, Side<'_>)> {
         let steering = self.steering.as_ref()?;
         Some((&mut self.table, Side { steering, queues: &self.queues }))
@@ -159,9 +168,9 @@ impl FlowQueues {
         &mut self,
         queue: usize,
         now: Instant,
-        has_rooms: impl Fn(&FlowKey) -> bool,
+        has_ranges: impl Fn(&FlowKey) -> bool,
     ) -> bool {
-        self.both().is_some_and(|(t, mut kernel)| t.is_due(queue, now, &mut kernel, has_rooms))
+        self.both().is_some_and(|(t, mut kernel)| t.is_due(queue, now, &mut kernel, has_ranges))
     }
 
     /// See [`Table::placed`].
@@ -171,52 +180,52 @@ impl FlowQueues {
         }
     }
 
-    /// See [`Table::was_empty`].
-    pub fn was_empty(&mut self, queue: usize, now: Instant) {
+    /// See [`Table::on_empty`].
+    pub fn on_empty(&mut self, queue: usize, now: Instant) {
         if let Some((table, mut kernel)) = self.both() {
-            table.was_empty(queue, now, &mut kernel);
+            table.on_empty(queue, now, &mut kernel);
         }
     }
 
-    /// See [`Table::look_after`].
-    pub fn look_after(&mut self, now: Instant, has_rooms: impl Fn(&FlowKey) -> bool) {
+    /// See [`Table::reclaim_idle`].
+    pub fn reclaim_idle(&mut self, now: Instant, has_ranges: impl Fn(&FlowKey) -> bool) {
         if let Some((table, mut kernel)) = self.both() {
-            table.look_after(now, &mut kernel, has_rooms);
+            table.reclaim_idle(now, &mut kernel, has_ranges);
         }
     }
 
-    /// So many frames came by the main queue; it was found empty behind them, or not.
-    pub fn main_gave(&mut self, frames: usize, is_empty: bool) {
+    /// See [`Table::on_main_read`].
+    pub fn on_main_read(&mut self, frames: usize, end: ReadEnd) {
         if let Some(s) = &mut self.steering {
-            s.unheard = s.unheard.saturating_sub(frames);
+            s.frames_to_drain = s.frames_to_drain.saturating_sub(frames);
         }
-        self.table.main_gave(frames, is_empty);
+        self.table.on_main_read(frames, end);
     }
 
-    /// The one sleeper is about to sleep on what the number stands for now.
+    /// The sleeper is about to sleep on the descriptor as it is now.
     pub fn armed(&mut self) {
-        self.is_slept_on = true;
+        self.was_armed = true;
         if let Some(s) = &mut self.steering {
-            s.unheard = 0;
+            s.frames_to_drain = 0;
         }
     }
 
-    /// Whether packets are steered, so that it counts what comes by the main queue.
-    pub fn is_begun(&self) -> bool {
+    /// Whether the kernel steers packets.
+    pub fn is_steering(&self) -> bool {
         self.steering.is_some()
     }
 
-    /// Whether a flow should get a queue, and may.
+    /// Whether a flow should get a queue, and the kernel has not refused one.
     pub fn is_needed(&self) -> bool {
         self.table.is_needed() && self.refused.is_none()
     }
 
-    /// Gives a flow a queue, if there is one; false: not yet, or none is free. If the kernel refuses, that
-    /// is the end of it.
+    /// Assigns a queue to a flow. False: not yet possible, or no queue is free. After a refusal of the
+    /// kernel's it is not tried again.
     pub fn give(&mut self, flow: &FlowKey, main: BorrowedFd<'_>) -> bool {
         let given = match &self.steering {
             None => self.begin(main).map(|()| false),
-            Some(s) if s.unheard == 0 => self.give_one(flow, main),
+            Some(s) if s.frames_to_drain == 0 => self.give_one(flow, main),
             Some(_) => Ok(false),
         };
         given.unwrap_or_else(|why| {
@@ -225,33 +234,33 @@ impl FlowQueues {
         })
     }
 
-    /// Prepares everything but the map's first entry.
+    /// Sets steering up, with an empty map.
     fn begin(&mut self, main: BorrowedFd<'_>) -> Result<(), String> {
         let refused = |e: std::io::Error| match e.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => format!(
-                "the kernel refuses a program: {e}; as root, or with CAP_BPF and CAP_NET_ADMIN, they get \
+                "the kernel refuses a BPF program: {e}; root, or CAP_BPF and CAP_NET_ADMIN, allow them \
                  queues of their own"
             ),
             _ => format!("the kernel refuses to steer: {e}"),
         };
         let mut steering = steer(main, self.most).map_err(refused)?;
-        // The program is there before the second queue is, or the kernel would use that as it likes.
+        // The program first: without one the kernel would distribute flows over both queues.
         self.add_queue(main)?;
         sys::stand_for(&self.wake, steering.epoll.as_fd()).map_err(refused)?;
-        steering.unheard = if self.is_slept_on { HEARD } else { 0 };
+        steering.frames_to_drain = if self.was_armed { DRAIN_FRAMES } else { 0 };
         self.steering = Some(steering);
         Ok(())
     }
 
-    /// Attaches one more queue, free.
+    /// Attaches one more queue.
     fn add_queue(&mut self, main: BorrowedFd<'_>) -> Result<(), String> {
         let Some(file) = self.spare.pop() else { return Ok(()) };
         let failed = |e| format!("the kernel refuses a further queue: {e}");
-        // It may have been renamed since.
+        // The interface may have been renamed.
         let (name, _) = sys::tun_interface(main).map_err(failed)?;
         let flags = FLAGS | libc::IFF_MULTI_QUEUE;
         sys::tun_attach(file.as_fd(), &name, flags).map_err(failed)?;
-        // Where the interface has moved to another network namespace, a new one came into being.
+        // If the interface has moved to another network namespace, TUNSETIFF has created a new one.
         let ethers = [main, file.as_fd()].map(|fd| sys::interface_ether(fd, &name).ok());
         if ethers[0].is_none() || ethers[0] != ethers[1] {
             return Err("the interface is in another network namespace".to_owned());
@@ -269,28 +278,23 @@ impl FlowQueues {
         table.give(flow, &mut kernel).map_err(|e| format!("the kernel refuses to steer: {e}"))
     }
 
-    /// Has sleepers woken, or no longer, when the main queue takes frames again.
-    pub fn want_room(&mut self, main: BorrowedFd<'_>, wants_room: bool) {
+    /// Sets whether sleepers are woken when the main queue accepts frames again.
+    pub fn watch_for_space(&mut self, main: BorrowedFd<'_>, wants_space: bool) {
         let Some(s) = &mut self.steering else { return };
-        if s.wants_room != wants_room {
-            let events = libc::EPOLLIN | if wants_room { libc::EPOLLOUT } else { 0 };
+        if s.wants_space != wants_space {
+            let events = libc::EPOLLIN | if wants_space { libc::EPOLLOUT } else { 0 };
             let set = sys::epoll_set(s.epoll.as_fd(), libc::EPOLL_CTL_MOD, main, events);
-            s.wants_room = set.is_ok() && wants_room;
+            s.wants_space = set.is_ok() && wants_space;
         }
-    }
-
-    /// Whether sleepers are woken by [`FlowQueues::want_room`].
-    pub fn wakes_for_room(&self) -> bool {
-        self.steering.is_some()
     }
 }
 
-/// Has all packets of an interface looked up in a map, which is empty.
+/// Loads the program that looks flows up in an empty map, and attaches it.
 fn steer(main: BorrowedFd<'_>, most: usize) -> std::io::Result<Steering> {
     let map = sys::flow_map(most as u32)?;
     let program = sys::load_socket_program(&steering::flow_program(map.as_raw_fd()))?;
     sys::tun_set_steering(main, Some(program.as_fd()))?;
     let epoll = sys::epoll()?;
     sys::epoll_set(epoll.as_fd(), libc::EPOLL_CTL_ADD, main, libc::EPOLLIN)?;
-    Ok(Steering { map, epoll, unheard: 0, wants_room: false })
+    Ok(Steering { map, epoll, frames_to_drain: 0, wants_space: false })
 }

@@ -1,5 +1,4 @@
-//! What the kernel says of an interface, and whether packets queue in front of it: two requests of
-//! rtnetlink. Source: rtnetlink(7), linux/if_link.h, linux/pkt_sched.h.
+//! Two requests of rtnetlink: the properties of an interface, and its queueing discipline. Source: rtnetlink(7), linux/if_link.h, linux/pkt_sched.h.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,32 +15,32 @@ const ANSWER_BYTES: usize = 32 << 10;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Interface {
     pub index: i32,
-    /// As a TAP; `None`: it is none.
+    /// `None`: the interface is no TAP.
     pub tap: Option<Queues>,
 }
 
 /// The queues of a TAP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Queues {
-    /// It was made for one.
+    /// Created without IFF_MULTI_QUEUE.
     One,
-    /// It was made for several; so many are in use.
+    /// Created with IFF_MULTI_QUEUE; the number of attached queues.
     Several(u32),
 }
 
-/// Asks about an interface in the network namespace of this thread.
+/// The properties of an interface in the network namespace of this thread.
 ///
 /// # Errors
-/// ENODEV: there is none. Others are the system's.
+/// ENODEV: there is no such interface. Other errors are those of the system calls.
 pub fn ask(name: &str) -> io::Result<Interface> {
     let name: Vec<u8> = name.bytes().chain([0]).collect();
     let request = Request::new(libc::RTM_GETLINK, 0, &[0; LINK_BYTES]);
     let answer = request.attribute(libc::IFLA_IFNAME, &name).exchange()?;
-    understand(&answer).ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))
+    parse(&answer).ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))
 }
 
-/// Has packets for an interface cross at once instead of through a queueing discipline: a TAP has a
-/// queue of its own. For an interface that has not been configured yet.
+/// Sets the queueing discipline `noqueue`: a TAP has a queue of its own. The interface must not be
+/// configured yet.
 ///
 /// # Errors
 /// The system's.
@@ -70,7 +69,7 @@ impl Request {
         Request(bytes)
     }
 
-    /// Puts an attribute behind it, padded to four bytes.
+    /// Appends an attribute, padded to four bytes.
     fn attribute(mut self, kind: u16, value: &[u8]) -> Request {
         self.0.extend((value.len() as u16 + 4).to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
@@ -79,7 +78,7 @@ impl Request {
         self
     }
 
-    /// Sends it; the answer, which is there at once, or the errno in it.
+    /// Sends the request and receives the answer, which the kernel queues before `send` returns.
     fn exchange(mut self) -> io::Result<Vec<u8>> {
         let bytes = self.0.len() as u32;
         self.0[..4].copy_from_slice(&bytes.to_ne_bytes());
@@ -96,13 +95,13 @@ impl Request {
     }
 }
 
-/// Of an acknowledgement.
+/// The errno of an acknowledgement.
 fn errno(answer: &[u8]) -> Option<i32> {
     let is_error = half(answer, 4)? == libc::NLMSG_ERROR as u16;
     is_error.then(|| word(answer, HEADER_BYTES).map(i32::wrapping_neg)).flatten()
 }
 
-fn understand(answer: &[u8]) -> Option<Interface> {
+fn parse(answer: &[u8]) -> Option<Interface> {
     // linux/if_link.h; linux/if_tun.h for the types.
     const TYPE: u16 = 3;
     const SEVERAL: u16 = 7;
@@ -122,12 +121,12 @@ fn understand(answer: &[u8]) -> Option<Interface> {
     Some(Interface { index, tap })
 }
 
-/// The value of the first attribute of this kind in a row of them.
+/// The value of the first attribute of this kind.
 fn find(mut row: &[u8], kind: u16) -> Option<&[u8]> {
     loop {
         let (bytes, this) = (usize::from(half(row, 0)?), half(row, 2)?);
         let value = row.get(4..bytes)?;
-        // The two highest bits say something about the value.
+        // The two highest bits are flags (NLA_F_NESTED, NLA_F_NET_BYTEORDER).
         if this & 0x3fff == kind {
             return Some(value);
         }
@@ -169,7 +168,7 @@ mod tests {
     fn what_the_kernel_says_of_a_tap_is_understood() {
         let several: [(u16, &[u8]); 4] =
             [(3, &[2]), (7, &[1]), (8, &3u32.to_ne_bytes()), (9, &1u32.to_ne_bytes())];
-        let tap = |tun: &[(u16, &[u8])]| understand(&answer(tun)).unwrap();
+        let tap = |tun: &[(u16, &[u8])]| parse(&answer(tun)).unwrap();
         assert_eq!(tap(&several), Interface { index: 7, tap: Some(Queues::Several(4)) });
         assert_eq!(tap(&several[..2]).tap, Some(Queues::Several(0)));
         assert_eq!(tap(&several[..1]).tap, Some(Queues::One));
@@ -180,10 +179,10 @@ mod tests {
     fn no_answer_is_too_short_or_too_wrong() {
         let whole = answer(&[(3, &[2]), (7, &[1])]);
         for n in 0..whole.len() {
-            let _ = understand(&whole[..n]);
+            let _ = parse(&whole[..n]);
             let mut wrong = whole.clone();
             wrong[n] = !wrong[n];
-            let _ = understand(&wrong);
+            let _ = parse(&wrong);
         }
         assert_eq!(find(&[0, 0, 0, 0, 0, 0, 0, 0], 1), None, "an attribute of no length");
     }

@@ -1,4 +1,4 @@
-//! A TAP of several queues, and which of them the kernel sends a packet to.
+//! A multi-queue TAP: opening its queues, and how the kernel distributes packets over them.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,20 +6,20 @@ use std::os::fd::AsFd;
 use fulmar_base::OwnerKey;
 
 use super::attach::{attach, open_clone_device};
-use super::{FLAGS, Tap, TapConfig, a_socket};
+use super::{FLAGS, Tap, TapConfig, control_socket};
 use crate::{OpenError, steering, sys};
 
 impl Tap {
-    /// Opens so many queues of one interface, each a device for a shard of its own.
+    /// Opens `queues` queues of one interface, each the device of one shard.
     ///
     /// Where this process may load a program for the kernel (CAP_BPF), the kernel sends each packet to the
-    /// queue of the shard that owns its flow. Elsewhere, or with [`TapConfig::steer`] off, it sends it to
-    /// the queue that has last sent one of its flow, so that answers come back to the asking shard, and to a
-    /// queue of its choice if none has within three seconds; shards hand over what they get of others.
-    /// [`fulmar_netdev::DeviceStats::path`] says which it is.
+    /// queue of the shard that owns its flow. Without it, or with [`TapConfig::steer`] off, the kernel sends
+    /// a packet to the queue that last sent a packet of its flow, or to a queue of its choice if no queue
+    /// has for three seconds. Shards hand over misdirected packets.
+    /// [`fulmar_netdev::DeviceStats::path`] reports which of the two is in use.
     ///
     /// # Errors
-    /// As [`Tap::open`], and for an interface that was made for one queue.
+    /// As [`Tap::open`]; also if the interface was created without IFF_MULTI_QUEUE.
     pub fn open_queues(config: &TapConfig, queues: u16) -> Result<Vec<Tap>, OpenError> {
         if queues < 2 {
             return Ok(vec![Tap::open(config)?]);
@@ -29,10 +29,10 @@ impl Tap {
         for _ in 0..queues {
             let file = open_clone_device()?;
             name = attach(&file, &name, FLAGS | libc::IFF_MULTI_QUEUE)?;
-            taps.push(Tap::set_up(file, name.clone(), a_socket(), config, queues)?);
+            taps.push(Tap::set_up(file, name.clone(), control_socket(), config, queues)?);
         }
         if let Some(tap) = taps.first() {
-            // A former owner of the interface may have left a program there.
+            // The program of an earlier owner may still be attached.
             let _ = sys::tun_set_steering(tap.file.as_fd(), None);
         }
         let steered = match (config.steer, taps.first_mut()) {
@@ -40,13 +40,13 @@ impl Tap {
             _ => "by the queue that sent last, as asked for".to_owned(),
         };
         for tap in &mut taps {
-            tap.queues_say = format!("; steered {steered}");
+            tap.queues_path = format!("; steered {steered}");
         }
         Ok(taps)
     }
 
-    /// Has the kernel send each packet to the queue of its owner, if it lets us; says how packets are
-    /// steered. The key comes with the stack; until then all packets go to the first queue.
+    /// Attaches the steering program, if the kernel allows it. Returns how packets are steered, for
+    /// `DeviceStats::path`. Until [`Device::attach`] sets the key, all packets go to the first queue.
     fn try_to_steer(&mut self, queues: u16) -> String {
         match self.steer(queues, &OwnerKey::new([0; OwnerKey::WORDS])) {
             Ok(()) => {
@@ -60,7 +60,7 @@ impl Tap {
         }
     }
 
-    /// Gives the kernel the program with a key, in place of the one that it has.
+    /// Replaces the steering program by one with this key.
     pub(super) fn steer(&self, queues: u16, key: &OwnerKey) -> io::Result<()> {
         let program = sys::load_socket_program(&steering::program(queues, key))?;
         sys::tun_set_steering(self.file.as_fd(), Some(program.as_fd()))

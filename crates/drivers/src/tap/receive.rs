@@ -1,4 +1,4 @@
-//! Receiving: which frames are asked for together, and where they land.
+//! Receiving: how many frames one system call reads, and into which memory.
 
 use std::fs::File;
 use std::io::{IoSliceMut, Read};
@@ -9,28 +9,28 @@ use fulmar_mbuf::Pool;
 use fulmar_netdev::{Burst, Packet, Tally};
 
 use super::flow_queues::FlowQueues;
-use super::flow_queues::table::{Lines, Table, Taken, take_in_turn};
+use super::flow_queues::table::{Queues, ReadEnd, Table, read_round_robin};
 use super::{ETHER_BYTES, Tap, vector};
-use crate::placing::{Aim, Outcome};
+use crate::placing::{Outcome, Prediction};
 use crate::vnet;
 
 impl Tap {
-    /// Reads one frame from a queue. `None`: there is none.
+    /// Reads one frame from a queue. `None`: the queue is empty.
     fn read(&mut self, source: Source<'_>, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
-        let is_whole = self.landing.prepare(pool);
-        let aim = match source {
-            Source::Main => self.placer.aim(),
-            Source::Of(_, flow) => self.placer.aim_at(&flow),
+        let is_whole = self.pair.prepare(pool);
+        let prediction = match source {
+            Source::Main => self.placer.prediction(),
+            Source::Of(_, flow) => self.placer.predict_flow(&flow),
         };
         let places = !self.placer.is_idle()
-            && (is_whole || self.placer.parts(aim, &mut self.landing).is_some());
+            && (is_whole || self.placer.parts(prediction, &mut self.pair).is_some());
         match places {
-            true => self.read_placed(source, aim, pool),
+            true => self.read_placed(source, prediction, pool),
             false => self.read_plain(source, pool),
         }
     }
 
-    /// As [`Tap::read`], into the pair of buffers that lies ready.
+    /// As [`Tap::read`], into the buffer pair.
     #[inline(never)]
     fn read_plain(
         &mut self,
@@ -38,7 +38,7 @@ impl Tap {
         pool: &mut Pool,
     ) -> Option<Result<Packet, DropReason>> {
         let mut header = [0; vnet::HEADER_BYTES];
-        let [small, large] = self.landing.parts(&mut self.scratch);
+        let [small, large] = self.pair.parts(&mut self.scratch);
         let mut parts =
             [IoSliceMut::new(&mut header), IoSliceMut::new(small), IoSliceMut::new(large)];
         let bytes = match source.file(&self.file).read_vectored(&mut parts) {
@@ -53,43 +53,43 @@ impl Tap {
         if frame_bytes < ETHER_BYTES {
             return Some(Err(DropReason::Truncated));
         }
-        let [front, _] = self.landing.parts(&mut self.scratch);
+        let [front, _] = self.pair.parts(&mut self.scratch);
         let front = front.get(..frame_bytes).unwrap_or(front);
-        let offload = vnet::understand(&header, frame_bytes, front);
+        let offload = vnet::parse(&header, frame_bytes, front);
         let frame = offload.and_then(|offload| {
-            let chain = self.landing.take(frame_bytes, &mut self.scratch, pool)?;
+            let chain = self.pair.take(frame_bytes, &mut self.scratch, pool)?;
             Ok(Packet { chain, offload })
         });
         Some(frame)
     }
 
-    /// As [`Tap::read`], into the rooms of the flow that is aimed at. The pool has the buffers.
+    /// As [`Tap::read`], into the ranges of the flow that is aimed at. The pool has the buffers.
     fn read_placed(
         &mut self,
         source: Source<'_>,
-        aim: Option<Aim>,
+        prediction: Option<Prediction>,
         pool: &mut Pool,
     ) -> Option<Result<Packet, DropReason>> {
         let mut header = [0; vnet::HEADER_BYTES];
-        let [head, a, b, rest] = self.placer.parts(aim, &mut self.landing)?;
+        let [head, a, b, rest] = self.placer.parts(prediction, &mut self.pair)?;
         let mut parts = [&mut header, head, a, b, rest].map(IoSliceMut::new);
         let bytes = match source.file(&self.file).read_vectored(&mut parts) {
             Ok(bytes) => bytes.saturating_sub(vnet::HEADER_BYTES),
             Err(e) => {
                 let errno = e.raw_os_error().unwrap_or(0);
                 if errno != libc::EAGAIN {
-                    self.placer.discard(aim);
+                    self.placer.discard(prediction);
                 }
                 self.after_read_error(errno);
                 return None;
             }
         };
         self.is_down = false;
-        Some(self.placer.packet(aim, &header, bytes, &mut self.landing, pool))
+        Some(self.placer.packet(prediction, &header, bytes, &mut self.pair, pool))
     }
 
-    /// How many frames to ask for at once after `run` short ones, where there is room for `left`; 0: the
-    /// next one alone. The first is always asked for alone: most polls find nothing, or one frame.
+    /// How many frames to read with one call after `run` short ones; at most `left`. 0: a plain `readv`.
+    /// The first frame of a poll is read alone: most polls find nothing, or one frame.
     fn ask(&self, run: usize, left: usize) -> usize {
         match &self.vector {
             Some(vector) if run > 0 && self.placer.is_idle() => {
@@ -99,7 +99,7 @@ impl Tap {
         }
     }
 
-    /// Reads one frame, by itself; how many came, and whether all were short.
+    /// Reads one frame with `readv`.
     fn read_one(
         &mut self,
         pool: &mut Pool,
@@ -114,7 +114,7 @@ impl Tap {
         (1, short)
     }
 
-    /// Asks for `ask` frames in one crossing; how many came, and whether all were short.
+    /// Reads up to `ask` frames with one call of io_uring.
     #[inline(never)]
     fn read_run(
         &mut self,
@@ -137,7 +137,7 @@ impl Tap {
     fn after_read_error(&mut self, errno: i32) {
         match errno {
             libc::EAGAIN | libc::EINTR => {}
-            // Unlike on write, EIO says that the interface is being removed.
+            // On read EIO means that the interface is being removed; on write, that it is down.
             _ => self.lost = Some(errno),
         }
     }
@@ -164,15 +164,14 @@ impl Tap {
         tally.received(counters, &mut self.stats);
         let outcome = self.placer.take_outcome();
         outcome.count(counters, &mut self.stats);
-        self.spread_flows(now, outcome, from_main);
+        self.steer_flows(now, outcome, from_main);
         tally.frames as usize
     }
 
-    /// Takes frames from the main queue until it is empty, no more may be taken, or a buffer is full;
-    /// false in the last case.
-    fn take_from_main(&mut self, taking: &mut Taking<'_>) -> bool {
-        let (mut run, mut all_short, mut goes_on) = (0, true, true);
-        while goes_on && taking.left > 0 && self.lost.is_none() && !self.is_drained {
+    /// Reads the main queue.
+    fn take_from_main(&mut self, taking: &mut Taking<'_>) -> ReadEnd {
+        let (mut run, mut all_short, mut is_full) = (0, true, false);
+        while !is_full && taking.left > 0 && self.lost.is_none() && !self.is_drained {
             self.stats.rx_crossings += 1;
             let ask = if all_short { self.ask(run, taking.left) } else { 0 };
             let (pool, keep) = taking.split();
@@ -182,65 +181,69 @@ impl Tap {
             };
             taking.left -= came;
             (run, all_short) = (run + came, all_short && short);
-            goes_on = !self.placer.take_full();
+            is_full = self.placer.take_full();
         }
         if run > 0 {
             self.last_run = if all_short { run } else { 0 };
         }
         taking.from_main += run;
-        goes_on
+        match is_full {
+            true => ReadEnd::BufferFull,
+            false if self.is_drained => ReadEnd::Empty,
+            false => ReadEnd::Limit,
+        }
     }
 
-    /// Takes frames from every queue; see `flow_queues.rs` for the order.
+    /// Reads every queue, in the order of `flow_queues.rs`.
     #[inline(never)]
     fn take_from_all(&mut self, now: Instant, taking: &mut Taking<'_>) {
         let Some(mut queues) = self.flow_queues.take() else { return };
         let all_empty =
-            take_in_turn(&mut AllQueues { tap: self, queues: &mut queues, taking, now });
+            read_round_robin(&mut AllQueues { tap: self, queues: &mut queues, taking, now });
         self.flow_queues = Some(queues);
         self.is_drained = all_empty;
     }
 
-    /// Gives a flow a queue of its own if flows come mixed, and takes those back that are not used.
-    fn spread_flows(&mut self, now: Instant, outcome: Outcome, from_main: usize) {
+    /// Assigns a queue to a flow if flows are interleaved, and reclaims idle queues.
+    fn steer_flows(&mut self, now: Instant, outcome: Outcome, from_main: usize) {
         let Some(queues) = &mut self.flow_queues else { return };
-        let is_usual = !queues.table.is_in_use() && outcome.misses == 0 && !queues.is_begun();
+        let is_usual = !queues.table.is_in_use() && outcome.misses == 0 && !queues.is_steering();
         if is_usual {
             return queues.table.note(outcome.hits, 0);
         }
-        self.look_after_queues(now, outcome, from_main);
+        self.update_flow_queues(now, outcome, from_main);
     }
 
     #[inline(never)]
-    fn look_after_queues(&mut self, now: Instant, outcome: Outcome, from_main: usize) {
+    fn update_flow_queues(&mut self, now: Instant, outcome: Outcome, from_main: usize) {
         let Some(queues) = &mut self.flow_queues else { return };
         let is_shared = outcome.starved > 0 && self.placer.is_shared();
         let starved = if is_shared { outcome.starved } else { 0 };
         queues.table.note(outcome.hits, outcome.mixed.saturating_add(starved));
         if queues.table.is_in_use() {
-            queues.look_after(now, |flow| self.placer.has_rooms(flow));
+            queues.reclaim_idle(now, |flow| self.placer.has_ranges(flow));
         } else {
-            queues.main_gave(from_main, false);
+            queues.on_main_read(from_main, ReadEnd::Limit);
         }
         if !queues.is_needed() {
             return;
         }
-        let Some(flow) = self.placer.find_wanting(|flow| !queues.table.has(flow)) else {
-            return queues.table.not_now();
+        let Some(flow) = self.placer.find_unplaced(|flow| !queues.table.has(flow)) else {
+            return queues.table.reset_demand();
         };
         if queues.give(&flow, self.file.as_fd()) {
-            self.placer.leave_guesses(&flow);
+            self.placer.exclude_from_prediction(&flow);
             self.stats.flows_steered += 1;
         }
-        queues.want_room(self.file.as_fd(), self.is_blocked);
+        queues.watch_for_space(self.file.as_fd(), self.is_blocked);
     }
 }
 
-/// Where a frame is read from.
+/// The queue that a frame is read from.
 #[derive(Clone, Copy)]
 enum Source<'a> {
     Main,
-    /// A queue that a flow has to itself.
+    /// The queue of one flow.
     Of(&'a File, FlowKey),
 }
 
@@ -253,7 +256,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// All queues of a TAP, of which frames are taken.
+/// All queues of a TAP during one receive burst.
 struct AllQueues<'a, 'b> {
     tap: &'a mut Tap,
     queues: &'a mut FlowQueues,
@@ -261,62 +264,79 @@ struct AllQueues<'a, 'b> {
     now: Instant,
 }
 
+/// One read from the queue of a flow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OneRead {
+    Empty,
+    /// A frame; the next one may be read.
+    Frame,
+    /// A frame, and the flow's read quantum is used up.
+    LastFrame,
+}
+
 impl AllQueues<'_, '_> {
-    /// Reads one frame from the queue of a flow: whether there was one, and whether the next one may be
-    /// read, too.
-    fn take_one(&mut self, queue: usize, flow: FlowKey) -> (bool, bool) {
+    /// Reads one frame from the queue of a flow.
+    fn take_one(&mut self, queue: usize, flow: FlowKey) -> OneRead {
         let AllQueues { tap, queues, taking, now } = self;
-        let Some(file) = queues.file(queue) else { return (false, false) };
+        let Some(file) = queues.file(queue) else { return OneRead::Empty };
         tap.stats.rx_crossings += 1;
         let (pool, mut keep) = taking.split();
-        let Some(frame) = tap.read(Source::Of(file, flow), pool) else { return (false, true) };
+        let Some(frame) = tap.read(Source::Of(file, flow), pool) else { return OneRead::Empty };
         let bytes = frame.as_ref().map_or(0, |p| p.chain.len());
         keep(frame);
         drop(keep);
         taking.left -= 1;
-        let has_rooms = tap.placer.has_rooms(&flow);
-        (true, has_rooms || queues.table.sipped(queue, *now, bytes))
+        let has_ranges = tap.placer.has_ranges(&flow);
+        match has_ranges || queues.table.on_unplaced(queue, *now, bytes) {
+            true => OneRead::Frame,
+            false => OneRead::LastFrame,
+        }
     }
 }
 
-impl Lines for AllQueues<'_, '_> {
+impl Queues for AllQueues<'_, '_> {
     fn table(&mut self) -> &mut Table {
         &mut self.queues.table
     }
 
-    fn take_main(&mut self) -> Taken {
+    fn take_main(&mut self) -> ReadEnd {
         self.tap.is_drained = false;
         let before = self.taking.from_main;
-        let goes_on = self.tap.take_from_main(self.taking);
-        let is_empty = self.tap.is_drained;
-        self.queues.main_gave(self.taking.from_main - before, is_empty);
-        Taken::new(goes_on, is_empty)
+        let end = self.tap.take_from_main(self.taking);
+        self.queues.on_main_read(self.taking.from_main - before, end);
+        end
     }
 
     fn is_due(&mut self, queue: usize) -> bool {
         let placer = &self.tap.placer;
-        self.queues.is_due(queue, self.now, |flow| placer.has_rooms(flow))
+        self.queues.is_due(queue, self.now, |flow| placer.has_ranges(flow))
     }
 
-    fn take(&mut self, queue: usize) -> Taken {
-        let Some(flow) = self.queues.table.flow(queue) else { return Taken::Empty };
-        self.tap.placer.set_alone(true);
-        let (mut goes_on, mut is_full, mut is_empty) = (true, false, false);
-        while goes_on && self.taking.left > 0 && self.tap.lost.is_none() {
-            let (came, may_go_on) = self.take_one(queue, flow);
-            is_full = self.tap.placer.take_full();
-            is_empty = !came;
-            goes_on = came && may_go_on && !is_full;
+    fn take(&mut self, queue: usize) -> ReadEnd {
+        let Some(flow) = self.queues.table.flow(queue) else { return ReadEnd::Empty };
+        self.tap.placer.set_dedicated(true);
+        let mut end = ReadEnd::Limit;
+        while self.taking.left > 0 && self.tap.lost.is_none() {
+            let read = self.take_one(queue, flow);
+            let is_full = self.tap.placer.take_full();
+            end = match read {
+                _ if is_full => ReadEnd::BufferFull,
+                OneRead::Empty => ReadEnd::Empty,
+                OneRead::Frame | OneRead::LastFrame => ReadEnd::Limit,
+            };
+            if end != ReadEnd::Limit || read == OneRead::LastFrame {
+                break;
+            }
         }
-        self.tap.placer.set_alone(false);
-        if is_empty {
-            self.queues.was_empty(queue, self.now);
+        self.tap.placer.set_dedicated(false);
+        if end == ReadEnd::Empty {
+            self.queues.on_empty(queue, self.now);
         }
-        Taken::new(!is_full, is_empty)
+        end
     }
 }
 
-/// A burst on its way up.
+/// The state of one receive burst.
 struct Taking<'a> {
     pool: &'a mut Pool,
     out: &'a mut Burst,
@@ -324,12 +344,12 @@ struct Taking<'a> {
     tally: Tally,
     /// Frames that may still be taken.
     left: usize,
-    /// Frames that came by the main queue.
+    /// Frames received from the main queue.
     from_main: usize,
 }
 
 impl Taking<'_> {
-    /// The pool, and what to do with each frame.
+    /// The pool, and the closure that appends a frame to the burst.
     fn split(&mut self) -> (&mut Pool, impl FnMut(Result<Packet, DropReason>)) {
         let (pool, out, counters, tally) =
             (&mut *self.pool, &mut *self.out, &mut *self.counters, &mut self.tally);
@@ -337,7 +357,7 @@ impl Taking<'_> {
             Err(reason) => counters.drop_packet(reason),
             Ok(p) => {
                 tally.add(&p);
-                // There is room: the number of rounds was bounded by it.
+                // Never full: the number of rounds is bounded by its free space.
                 let _ = out.push(p);
             }
         };

@@ -27,13 +27,13 @@ use fulmar_base::DropReason;
 use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_netdev::{Burst, Caps, Packet, offload, uso};
 
-use crate::landing::{LARGE_BYTES, SMALL_BYTES};
+use crate::buffer_pair::{LARGE_BYTES, SMALL_BYTES};
 use crate::{sys as calls, vnet};
 use sys::Slots;
 
 /// Most frames of one crossing. The cost per frame hardly falls any more.
 const TX_SLOTS: usize = 64;
-/// Room for a packet of MTU 1500 with its headers; no multiple of a large power of two, so that slots
+/// Space for a packet of MTU 1500 with its headers; no multiple of a large power of two, so that slots
 /// do not share the sets of a cache.
 const TX_SLOT_BYTES: usize = 1600;
 /// Fewer frames go one by one.
@@ -58,7 +58,7 @@ pub struct Vector {
 }
 
 /// What became of a frame that was offered.
-pub enum Fate {
+pub enum Outcome {
     /// It is the interface's.
     Sent,
     /// A negative errno of the system, without its sign.
@@ -117,28 +117,28 @@ impl Vector {
         if run < TX_LEAST { 0 } else { run }
     }
 
-    /// Offers the first `run` frames to the interface in one crossing, in order. `settle` gets each
-    /// with its fate and gives back the ones to keep, which are then in front of the burst, in order.
+    /// Offers the first `run` frames to the interface in one crossing, in order. `complete` gets each
+    /// with its outcome and gives back the ones to keep, which are then in front of the burst, in order.
     /// Answers how many those are.
     pub fn send(
         &mut self,
         run: usize,
         burst: &mut Burst,
-        mut settle: impl FnMut(Packet, Fate) -> Option<Packet>,
+        mut complete: impl FnMut(Packet, Outcome) -> Option<Packet>,
     ) -> usize {
         let mut lengths = [0; TX_SLOTS];
         for ((slot, length), p) in lengths.iter_mut().enumerate().zip(burst.iter()).take(run) {
             *length = fill(self.tx.slot(slot), p);
         }
         let results = self.tx.write(&lengths[..run]);
-        let in_order = settle_all(results, burst, &mut self.refused, &mut settle);
+        let in_order = complete_all(results, burst, &mut self.refused, &mut complete);
         self.sends &= in_order && !self.tx.is_broken();
         put_back(&mut self.refused, burst)
     }
 
     /// How many frames to ask for at once where `expected` may wait; 0: read the next one alone.
-    pub fn ask(&self, expected: usize, room: usize) -> usize {
-        let ask = expected.min(room).min(RX_SLOTS);
+    pub fn ask(&self, expected: usize, space: usize) -> usize {
+        let ask = expected.min(space).min(RX_SLOTS);
         if ask < RX_LEAST || self.rx.is_broken() { 0 } else { ask }
     }
 
@@ -148,8 +148,8 @@ impl Vector {
         count: usize,
         pool: &mut Pool,
         mut each: impl FnMut(Result<Packet, DropReason>),
-    ) -> Came {
-        let mut came = Came { frames: 0, all_short: true, errno: None };
+    ) -> Received {
+        let mut came = Received { frames: 0, all_short: true, errno: None };
         let mut bytes = [0; RX_SLOTS];
         let results = self.rx.read(count).map(|r| r.unwrap_or(-libc::EREMOTEIO));
         bytes.iter_mut().zip(results).for_each(|(to, from)| *to = from);
@@ -170,7 +170,7 @@ impl Vector {
     }
 
     /// In words, for a person.
-    pub fn sentence() -> String {
+    pub fn describe() -> String {
         format!(
             "io_uring for {TX_LEAST} to {TX_SLOTS} small frames at once ({RX_SLOTS} to receive), \
              writev and readv for others"
@@ -179,7 +179,7 @@ impl Vector {
 }
 
 /// What a crossing brought.
-pub struct Came {
+pub struct Received {
     /// Frames, those that are dropped included.
     pub frames: usize,
     /// None was longer than a packet of the usual size.
@@ -193,7 +193,7 @@ pub fn is_short(bytes: usize) -> bool {
     bytes <= RX_SHORT_BYTES
 }
 
-/// Sees whether operations that must not wait are understood: a frame of one byte is refused for its
+/// Sees whether operations that must not wait are parsed: a frame of one byte is refused for its
 /// length, and nothing else is wrong with it.
 fn probe(tx: &mut Slots) -> io::Result<()> {
     match tx.write(&[1]).next().flatten() {
@@ -206,11 +206,11 @@ fn probe(tx: &mut Slots) -> io::Result<()> {
 /// Writes header and frame into a slot, which is long enough; returns how many bytes that are.
 #[inline]
 fn fill(slot: &mut [u8], p: &Packet) -> u32 {
-    let (header, room) = slot.split_at_mut(vnet::HEADER_BYTES);
+    let (header, space) = slot.split_at_mut(vnet::HEADER_BYTES);
     header.copy_from_slice(&vnet::request(&p.offload));
     let mut at = 0;
     for piece in p.chain.slices() {
-        if let Some(to) = room.get_mut(at..at + piece.len()) {
+        if let Some(to) = space.get_mut(at..at + piece.len()) {
             to.copy_from_slice(piece);
             at += piece.len();
         }
@@ -220,22 +220,22 @@ fn fill(slot: &mut [u8], p: &Packet) -> u32 {
 
 /// Takes a frame from the front for every result and settles it; those to keep go to `refused`.
 /// Answers whether none was sent behind one that was refused.
-fn settle_all(
+fn complete_all(
     results: impl Iterator<Item = Option<i32>>,
     burst: &mut Burst,
     refused: &mut Burst,
-    settle: &mut impl FnMut(Packet, Fate) -> Option<Packet>,
+    complete: &mut impl FnMut(Packet, Outcome) -> Option<Packet>,
 ) -> bool {
     let mut in_order = true;
     for result in results {
         let Some(p) = burst.pop_front() else { break };
         // What the system does not tell of is not sent again: once is better than twice.
-        let fate = match result.unwrap_or(-libc::EREMOTEIO) {
-            0.. => Fate::Sent,
-            e => Fate::Failed(e.saturating_neg()),
+        let outcome = match result.unwrap_or(-libc::EREMOTEIO) {
+            0.. => Outcome::Sent,
+            e => Outcome::Failed(e.saturating_neg()),
         };
-        in_order &= refused.is_empty() || !matches!(fate, Fate::Sent);
-        if let Some(p) = settle(p, fate) {
+        in_order &= refused.is_empty() || !matches!(outcome, Outcome::Sent);
+        if let Some(p) = complete(p, outcome) {
             // It holds as many as there are slots.
             let _ = refused.push(p);
         }
@@ -260,7 +260,7 @@ fn keep(bytes: &[u8], pool: &mut Pool) -> Result<Packet, DropReason> {
     if frame.len() < super::ETHER_BYTES {
         return Err(DropReason::Truncated);
     }
-    let offload = vnet::understand(header, frame.len(), frame)?;
+    let offload = vnet::parse(header, frame.len(), frame)?;
     let mut chain = pool.alloc_chain(frame.len(), 0, Purpose::Receive);
     if frame.len() <= SMALL_BYTES {
         chain = chain.or_else(|_| pool.alloc_chain(frame.len(), 0, Purpose::Control));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fulmar_base::{FlowKey, SeqNum};
 use fulmar_drivers::tap::{Tap, TapConfig};
 use fulmar_mbuf::{PostedBuf, RecvBuf};
-use fulmar_netdev::{Device, DeviceStats, Rooms};
+use fulmar_netdev::{Device, DeviceStats, WritableRanges};
 use fulmar_testbed::namespace::{self, ip};
 use fulmar_wire::tcp::{self, Flags};
 
@@ -70,10 +70,10 @@ impl End {
     fn post(&mut self, device: &mut impl Device) {
         let mut hold = RecvBuf::with_capacity(BUFFER).post();
         (self.known, self.full_at) = (self.received, self.received + BUFFER);
-        let mut rooms = Rooms::default();
-        rooms.push(hold.writable_range(0).unwrap()).unwrap();
+        let mut ranges = WritableRanges::default();
+        ranges.push(hold.writable_range(0).unwrap()).unwrap();
         let (flow, next_seq) = (self.key, self.next());
-        device.placement().unwrap().place(flow, next_seq, rooms).unwrap();
+        device.placement().unwrap().place(flow, next_seq, ranges).unwrap();
         self.hold = Some(hold);
     }
 
@@ -86,7 +86,7 @@ impl End {
 
     /// Takes the buffer back; frees it when its bytes are no longer looked at.
     fn withdraw(&mut self, device: &mut impl Device) {
-        drop(device.placement().unwrap().unplace(&self.key));
+        drop(device.placement().unwrap().revoke(&self.key));
         self.hold = None;
     }
 

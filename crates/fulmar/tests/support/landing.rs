@@ -9,7 +9,9 @@ use std::thread::{self, ThreadId};
 use fulmar::Device;
 use fulmar::base::{Counters, FlowKey, Instant, SeqNum};
 use fulmar::mbuf::Pool;
-use fulmar::netdev::{Burst, Caps, DirectPlacement, Packet, Rooms, Unsupported, forward_device};
+use fulmar::netdev::{
+    Burst, Caps, DirectPlacement, Packet, Unsupported, WritableRanges, forward_device,
+};
 use fulmar_testbed::placing::{Expected, segment};
 
 /// What it is to do, and what it has done.
@@ -111,15 +113,20 @@ impl Device for Landing {
 }
 
 impl DirectPlacement for Landing {
-    fn place(&mut self, flow: FlowKey, next: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
-        drop(self.unplace(&flow));
+    fn place(
+        &mut self,
+        flow: FlowKey,
+        next: SeqNum,
+        rooms: WritableRanges,
+    ) -> Result<(), Unsupported> {
+        drop(self.revoke(&flow));
         self.expected.push(Expected { flow, next, rooms });
         self.count_flows();
         Ok(())
     }
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+    fn revoke(&mut self, flow: &FlowKey) -> WritableRanges {
         let at = self.expected.iter().position(|e| e.flow == *flow);
-        let rooms = at.map_or_else(Rooms::default, |at| self.expected.remove(at).rooms);
+        let rooms = at.map_or_else(WritableRanges::default, |at| self.expected.remove(at).rooms);
         self.count_flows();
         rooms
     }

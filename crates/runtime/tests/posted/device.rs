@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 use fulmar_base::{Counters, FlowKey, Instant, SeqNum};
 use fulmar_drivers::link::SimLink;
 use fulmar_mbuf::Pool;
-use fulmar_netdev::{Burst, Device, DirectPlacement, Packet, Rooms, Unsupported, forward_device};
+use fulmar_netdev::{
+    Burst, Device, DirectPlacement, Packet, Unsupported, WritableRanges, forward_device,
+};
 use fulmar_testbed::placing::{Expected, copy, segment};
 
 /// What a device is to do with the next segments that carry data, and what it has done.
@@ -146,14 +148,19 @@ impl Device for Guesser {
 }
 
 impl DirectPlacement for Guesser {
-    fn place(&mut self, flow: FlowKey, next: SeqNum, rooms: Rooms) -> Result<(), Unsupported> {
+    fn place(
+        &mut self,
+        flow: FlowKey,
+        next: SeqNum,
+        rooms: WritableRanges,
+    ) -> Result<(), Unsupported> {
         self.notes.lock().unwrap().asked += 1;
-        drop(self.unplace(&flow));
+        drop(self.revoke(&flow));
         self.flows.push(Expected { flow, next, rooms });
         Ok(())
     }
-    fn unplace(&mut self, flow: &FlowKey) -> Rooms {
+    fn revoke(&mut self, flow: &FlowKey) -> WritableRanges {
         let at = self.flows.iter().position(|e| e.flow == *flow);
-        at.map_or_else(Rooms::default, |at| self.flows.remove(at).rooms)
+        at.map_or_else(WritableRanges::default, |at| self.flows.remove(at).rooms)
     }
 }

@@ -2,7 +2,7 @@
 
 use fulmar_base::{Counter, Counters, FlowKey, SeqNum};
 use fulmar_mbuf::{BufId, WritableRange};
-use fulmar_netdev::{Device, Rooms};
+use fulmar_netdev::{Device, WritableRanges};
 use fulmar_socket::posted::Placer;
 
 /// The device, for one flow.
@@ -16,7 +16,7 @@ pub(super) struct FlowPlacer<'a> {
 
 impl Placer for FlowPlacer<'_> {
     fn place(&mut self, next: u64, first: WritableRange, second: Option<WritableRange>) -> bool {
-        let mut rooms = Rooms::default();
+        let mut rooms = WritableRanges::default();
         for room in [Some(first), second].into_iter().flatten() {
             // Two always fit.
             drop(rooms.push(room));
@@ -27,14 +27,14 @@ impl Placer for FlowPlacer<'_> {
         placement.is_some_and(|p| p.place(self.flow, next_seq, rooms).is_ok())
     }
 
-    fn place_behind(&mut self, second: WritableRange) -> bool {
+    fn place_next(&mut self, second: WritableRange) -> bool {
         self.counters.count(Counter::PlaceHints);
         let placement = self.device.placement();
-        placement.is_some_and(|p| p.place_behind(&self.flow, second).is_ok())
+        placement.is_some_and(|p| p.place_next(&self.flow, second).is_ok())
     }
 
-    fn unplace(&mut self) {
-        drop(self.device.placement().map(|p| p.unplace(&self.flow)));
+    fn revoke(&mut self) {
+        drop(self.device.placement().map(|p| p.revoke(&self.flow)));
     }
 
     fn register(&mut self, buffer: BufId) {
@@ -63,10 +63,10 @@ impl Placer for NoDevice {
     fn place(&mut self, _: u64, _: WritableRange, _: Option<WritableRange>) -> bool {
         false
     }
-    fn place_behind(&mut self, _: WritableRange) -> bool {
+    fn place_next(&mut self, _: WritableRange) -> bool {
         false
     }
-    fn unplace(&mut self) {}
+    fn revoke(&mut self) {}
     fn register(&mut self, _: BufId) {}
     fn release(&mut self, _: BufId) {}
     fn calls_for_each(&self) -> bool {

@@ -97,7 +97,7 @@ impl<T> Posted<T> {
         if self.queue.is_empty() && core::mem::take(&mut self.is_flow_known) {
             // Also if the last range was filled: matching a flow costs time on every frame.
             self.device = None;
-            io.placer.unplace();
+            io.placer.revoke();
         }
     }
 

@@ -68,10 +68,10 @@ mod tests {
         fn place(&mut self, _: u64, _: WritableRange, _: Option<WritableRange>) -> bool {
             false
         }
-        fn place_behind(&mut self, _: WritableRange) -> bool {
+        fn place_next(&mut self, _: WritableRange) -> bool {
             false
         }
-        fn unplace(&mut self) {}
+        fn revoke(&mut self) {}
         fn register(&mut self, b: BufId) {
             self.0.push(('+', b.address));
         }

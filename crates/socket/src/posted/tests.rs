@@ -35,7 +35,7 @@ impl Placer for Device {
         }
         self.places
     }
-    fn place_behind(&mut self, room: WritableRange) -> bool {
+    fn place_next(&mut self, room: WritableRange) -> bool {
         assert!(self.known.contains(&room.buffer()), "not registered");
         assert!(!room.is_empty(), "an empty range");
         match &mut self.expects {
@@ -44,7 +44,7 @@ impl Placer for Device {
         }
         true
     }
-    fn unplace(&mut self) {
+    fn revoke(&mut self) {
         self.expects = None;
         self.unplaced += 1;
     }

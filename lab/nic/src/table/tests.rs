@@ -27,15 +27,15 @@ fn hosts(change: impl Fn(SimConfig) -> SimConfig) -> (Host, Host) {
 }
 
 fn post(b: &mut Host, port: u16, next_seq: u32, sizes: [usize; 2]) -> Vec<PostedBuf> {
-    let mut rooms = Rooms::default();
+    let mut ranges = WritableRanges::default();
     let mut holds = Vec::new();
     for bytes in sizes {
         let mut hold = RecvBuf::with_capacity(bytes).post();
-        rooms.push(hold.writable_range(0).unwrap()).unwrap();
+        ranges.push(hold.writable_range(0).unwrap()).unwrap();
         holds.push(hold);
     }
-    drop(b.nic.unplace(&flow(port)));
-    b.nic.place(flow(port), SeqNum(next_seq), rooms).unwrap();
+    drop(b.nic.revoke(&flow(port)));
+    b.nic.place(flow(port), SeqNum(next_seq), ranges).unwrap();
     holds
 }
 
@@ -112,8 +112,8 @@ proptest! {
                 placed += n;
             }
         }
-        let rooms = b.nic.unplace(&flow(1000)).bytes();
-        prop_assert!(rooms <= sizes[0] + sizes[1]);
+        let ranges = b.nic.revoke(&flow(1000)).bytes();
+        prop_assert!(ranges <= sizes[0] + sizes[1]);
         prop_assert_eq!(b.nic.stats().placed_bytes, placed as u64);
         drop(holds);
         drop(read(&mut b, now + PAUSE));

@@ -10,16 +10,16 @@ use crate::placing::tests::{FLOWS, Form, PLAIN, form, frame, key};
 use crate::shm::tests::Host;
 
 fn post(b: &mut Host, flow: usize, next_seq: SeqNum, sizes: [usize; 2]) -> Vec<PostedBuf> {
-    let mut rooms = Rooms::default();
+    let mut ranges = WritableRanges::default();
     let mut holds = Vec::new();
     for bytes in sizes {
         let mut hold = RecvBuf::with_capacity(bytes).post();
-        rooms.push(hold.writable_range(0).unwrap()).unwrap();
+        ranges.push(hold.writable_range(0).unwrap()).unwrap();
         holds.push(hold);
     }
     let placement = b.device.placement().unwrap();
-    drop(placement.unplace(&key(flow)));
-    placement.place(key(flow), next_seq, rooms).unwrap();
+    drop(placement.revoke(&key(flow)));
+    placement.place(key(flow), next_seq, ranges).unwrap();
     holds
 }
 
@@ -93,8 +93,8 @@ proptest! {
             }
             b.drop_all(packets);
             if i % 8 == 7 {
-                let mut rooms = b.device.placement().unwrap().unplace(&key(flow));
-                prop_assert!(rooms.iter_mut().all(|r| r.bytes().iter().all(|b| *b == 0)));
+                let mut ranges = b.device.placement().unwrap().revoke(&key(flow));
+                prop_assert!(ranges.iter_mut().all(|r| r.bytes().iter().all(|b| *b == 0)));
                 holds[flow] = post(&mut b, flow, next[flow], sizes);
             }
         }

@@ -1,68 +1,73 @@
-//! Which flow has which queue, and in which order queues are read: no descriptors, no system calls.
+//! The assignment of flows to queues, and the order in which queues are read. No descriptors, no system
+//! calls.
 //!
 //! Invariants: a flow has one queue at most; the kernel sends a flow's packets to a queue from when it
-//! [joins](State::Joining) it until it [leaves](State::Leaving); `in_use` queues are not [free](State::Free);
-//! the sleeper is woken for each queue that is not free, or knows when what is held there is due.
+//! [joins](State::Joining) it until it [leaves](State::Leaving); `in_use` counts the queues that are not
+//! [free](State::Free); a queue that is not free wakes the sleeper, or [`Table::next_deadline`] covers it.
 
 use fulmar_base::{Duration, FlowKey, Instant};
 
-/// How long a flow without rooms keeps its queue.
-pub const BARE: Duration = Duration::from_millis(100);
-/// How long frames wait for rooms.
-pub const HOLD: Duration = Duration::from_millis(1);
-/// Bytes that a flow without rooms gets between two holds: what its reader surely takes in that time.
-pub const SIP: usize = 256 << 10;
-/// How long a queue is read that no flow has any more.
-pub const GRACE: Duration = Duration::from_millis(10);
-/// Frames that a queue holds, unless `txqueuelen` was set.
+/// A flow that posts nothing for this long loses its queue.
+pub const IDLE_TIMEOUT: Duration = Duration::from_millis(100);
+/// A queue is not read for this long after its flow has filled its posted ranges.
+pub const BACK_OFF: Duration = Duration::from_millis(1);
+/// Bytes read between two back-offs for a flow without posted ranges: less than a reader consumes in
+/// [`BACK_OFF`].
+pub const READ_QUANTUM: usize = 256 << 10;
+/// A queue is still read for this long after its flow has left it.
+pub const LINGER: Duration = Duration::from_millis(10);
+/// Capacity of a TAP queue in frames (default `txqueuelen`).
 pub const QUEUE_FRAMES: usize = 1000;
-/// What a mixed frame weighs against one that was placed: a flow gets a queue if more than every
-/// sixteenth is mixed, some time after the fourth.
+/// Weight of an interleaved frame against a placed one: a flow gets a queue if more than one frame in 16
+/// is interleaved, after four such frames at the earliest.
 const MIXED_WEIGHT: u64 = 16;
-const ENOUGH: u64 = 4 * MIXED_WEIGHT;
-const MOST_NEED: u64 = 16 * ENOUGH;
+const DEMAND_THRESHOLD: u64 = 4 * MIXED_WEIGHT;
+const MAX_DEMAND: u64 = 16 * DEMAND_THRESHOLD;
 
-/// What a table asks of the kernel. Queues are counted from 0; the main one is none of them.
+/// The kernel's operations on queues. Queues are numbered from 0; the main queue is not among them.
 pub trait Kernel {
-    /// Has a queue wake the sleeper, or not. False: it could not be changed.
-    fn watch(&mut self, queue: usize, is_watched: bool) -> bool;
+    /// Adds a queue to those that wake the sleeper. False: it failed.
+    fn watch(&mut self, queue: usize) -> bool;
 
-    /// Sends the packets of a flow to a queue of its own from now on, or to the main one again.
+    /// Removes a queue from those that wake the sleeper. False: it failed.
+    fn unwatch(&mut self, queue: usize) -> bool;
+
+    /// Steers the packets of a flow to a queue; `None`: to the main queue.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// Those of `bpf(2)`. The map is unchanged.
     fn steer(&mut self, flow: &FlowKey, queue: Option<usize>) -> std::io::Result<()>;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Of no flow; not read.
+    /// Assigned to no flow; not read.
     Free,
-    /// The main queue may have earlier frames: so many at most.
+    /// The main queue may still have earlier frames of the flow, at most `ahead`.
     Joining { ahead: usize },
-    /// The flow's, and for how long it has had no rooms.
-    Own { bare: Option<Bare> },
-    /// No longer the flow's, since then.
+    /// Assigned and read. `unposted`: the flow has no posted ranges.
+    Own { unposted: Option<Unposted> },
+    /// The flow is steered to the main queue again, since then.
     Leaving { since: Instant },
 }
 
-/// A flow without rooms.
+/// Reading for a flow without posted ranges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Bare {
+struct Unposted {
     since: Instant,
-    /// When the last hold began.
-    held_from: Instant,
+    /// When the last back-off began.
+    backed_off_at: Instant,
     /// Bytes read since it ended.
-    sipped_bytes: usize,
+    read_bytes: usize,
 }
 
-impl Bare {
-    fn new(now: Instant) -> Bare {
-        Bare { since: now, held_from: now, sipped_bytes: 0 }
+impl Unposted {
+    fn new(now: Instant) -> Unposted {
+        Unposted { since: now, backed_off_at: now, read_bytes: 0 }
     }
 
-    fn is_held(&self, now: Instant) -> bool {
-        now.since(self.held_from) < HOLD
+    fn is_backed_off(&self, now: Instant) -> bool {
+        now.since(self.backed_off_at) < BACK_OFF
     }
 }
 
@@ -71,17 +76,19 @@ impl Bare {
 struct Entry {
     flow: Option<FlowKey>,
     state: State,
-    /// It does not wake the sleeper.
-    is_held: bool,
+    /// The queue does not wake the sleeper.
+    is_masked: bool,
 }
 
 impl Entry {
-    /// Stops it from waking the sleeper, or has it do so again.
-    fn hold(&mut self, queue: usize, kernel: &mut impl Kernel, is_held: bool) {
-        // If it fails it is tried again at the next look, which a deadline brings.
-        if self.is_held != is_held && kernel.watch(queue, !is_held) {
-            self.is_held = is_held;
-        }
+    // A failed `mask` or `unmask` is repeated by the next poll, for which `next_deadline` provides.
+
+    fn mask(&mut self, queue: usize, kernel: &mut impl Kernel) {
+        self.is_masked = self.is_masked || kernel.unwatch(queue);
+    }
+
+    fn unmask(&mut self, queue: usize, kernel: &mut impl Kernel) {
+        self.is_masked = self.is_masked && !kernel.watch(queue);
     }
 }
 
@@ -90,27 +97,26 @@ impl Entry {
 pub struct Table {
     queues: Vec<Entry>,
     in_use: usize,
-    need: u64,
+    demand: u64,
     turn: usize,
 }
 
 impl Table {
-    /// One more queue, free.
+    /// Adds a free queue.
     pub fn add(&mut self) {
-        self.queues.push(Entry { flow: None, state: State::Free, is_held: false });
+        self.queues.push(Entry { flow: None, state: State::Free, is_masked: false });
     }
 
-    /// Whether any queue is to be read.
+    /// Whether any queue has to be read.
     pub fn is_in_use(&self) -> bool {
         self.in_use > 0
     }
 
-    /// Whether a queue is free.
     pub fn has_free(&self) -> bool {
         self.queues.iter().any(|q| q.state == State::Free)
     }
 
-    /// The flow that has this queue.
+    /// The flow that a queue is assigned to.
     pub fn flow(&self, queue: usize) -> Option<FlowKey> {
         self.queues.get(queue)?.flow
     }
@@ -120,16 +126,16 @@ impl Table {
         self.queues.iter().any(|q| q.flow == Some(*flow))
     }
 
-    /// Gives a flow a queue that is free; false: none is.
+    /// Assigns a free queue to a flow. False: no queue is free.
     ///
     /// # Errors
-    /// The kernel's; the flow may have the queue all the same, in which nothing comes then.
+    /// Those of [`Kernel::steer`]. The queue may be assigned; it then receives nothing.
     pub fn give(&mut self, flow: &FlowKey, kernel: &mut impl Kernel) -> std::io::Result<bool> {
-        self.need = 0;
+        self.demand = 0;
         let free = self.queues.iter_mut().enumerate().find(|(_, q)| q.state == State::Free);
         let Some((queue, q)) = free else { return Ok(false) };
         // Before the first frame comes.
-        if !kernel.watch(queue, true) {
+        if !kernel.watch(queue) {
             return Ok(false);
         }
         (q.flow, q.state) = (Some(*flow), State::Joining { ahead: QUEUE_FRAMES });
@@ -138,174 +144,168 @@ impl Table {
         Ok(true)
     }
 
-    /// Whether a queue is to be read in its turn. If not, it wakes no thread.
+    /// Whether a queue is to be read. A queue that is backed off is masked.
     pub fn is_due(
         &mut self,
         queue: usize,
         now: Instant,
         kernel: &mut impl Kernel,
-        has_rooms: impl Fn(&FlowKey) -> bool,
+        has_ranges: impl Fn(&FlowKey) -> bool,
     ) -> bool {
         let Some(q) = self.queues.get_mut(queue) else { return false };
-        let State::Own { bare } = q.state else { return false };
-        let is_held = bare.is_some_and(|b| b.is_held(now));
-        let is_due = !is_held || q.flow.is_some_and(|flow| has_rooms(&flow));
-        q.hold(queue, kernel, !is_due);
+        let State::Own { unposted } = q.state else { return false };
+        let is_backed_off = unposted.is_some_and(|u| u.is_backed_off(now));
+        let is_due = !is_backed_off || q.flow.is_some_and(|flow| has_ranges(&flow));
+        match is_due {
+            true => q.unmask(queue, kernel),
+            false => q.mask(queue, kernel),
+        }
         is_due
     }
 
-    /// So many bytes came from a flow's queue while it had no rooms; whether it may be read on.
-    pub fn sipped(&mut self, queue: usize, now: Instant, bytes: usize) -> bool {
-        let Some(State::Own { bare }) = self.queues.get_mut(queue).map(|q| &mut q.state) else {
+    /// Counts bytes read while the flow has no posted ranges. Returns whether reading may continue.
+    pub fn on_unplaced(&mut self, queue: usize, now: Instant, bytes: usize) -> bool {
+        let Some(State::Own { unposted }) = self.queues.get_mut(queue).map(|q| &mut q.state) else {
             return true;
         };
-        let bare = bare.get_or_insert_with(|| Bare::new(now));
-        bare.sipped_bytes = bare.sipped_bytes.saturating_add(bytes);
-        if bare.sipped_bytes >= SIP {
-            (bare.held_from, bare.sipped_bytes) = (now, 0);
+        let unposted = unposted.get_or_insert_with(|| Unposted::new(now));
+        unposted.read_bytes = unposted.read_bytes.saturating_add(bytes);
+        if unposted.read_bytes >= READ_QUANTUM {
+            (unposted.backed_off_at, unposted.read_bytes) = (now, 0);
         }
-        !bare.is_held(now)
+        !unposted.is_backed_off(now)
     }
 
-    /// A flow has rooms again: the sleeper may read what is held.
+    /// Unmasks the queue of a flow that has posted ranges again.
     pub fn placed(&mut self, flow: &FlowKey, kernel: &mut impl Kernel) {
         for (queue, q) in self.queues.iter_mut().enumerate() {
             if q.flow == Some(*flow) {
-                q.hold(queue, kernel, false);
+                q.unmask(queue, kernel);
             }
         }
     }
 
-    /// When what is held is due.
+    /// The end of the first back-off.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let held = self.queues.iter().filter(|q| q.is_held);
-        held.filter_map(|q| match q.state {
-            State::Own { bare } => bare.map(|b| b.held_from + HOLD),
-            _ => None,
-        })
-        .min()
+        let masked = self.queues.iter().filter(|q| q.is_masked);
+        masked
+            .filter_map(|q| match q.state {
+                State::Own { unposted } => unposted.map(|b| b.backed_off_at + BACK_OFF),
+                _ => None,
+            })
+            .min()
     }
 
-    /// So many frames came by the main queue; it was found empty behind them, or not.
-    pub fn main_gave(&mut self, frames: usize, is_empty: bool) {
+    /// Counts frames read from the main queue down from the `ahead` of joining flows.
+    pub fn on_main_read(&mut self, frames: usize, end: ReadEnd) {
         for q in &mut self.queues {
             if let State::Joining { ahead } = &mut q.state {
-                *ahead = if is_empty { 0 } else { ahead.saturating_sub(frames) };
+                *ahead = if end == ReadEnd::Empty { 0 } else { ahead.saturating_sub(frames) };
                 if *ahead == 0 {
-                    q.state = State::Own { bare: None };
+                    q.state = State::Own { unposted: None };
                 }
             }
         }
     }
 
-    /// A queue was found empty.
-    pub fn was_empty(&mut self, queue: usize, now: Instant, kernel: &mut impl Kernel) {
+    /// Frees an empty queue that its flow left [`LINGER`] ago.
+    pub fn on_empty(&mut self, queue: usize, now: Instant, kernel: &mut impl Kernel) {
         let Some(q) = self.queues.get_mut(queue) else { return };
         let State::Leaving { since } = q.state else { return };
-        if now.since(since) < GRACE {
+        if now.since(since) < LINGER {
             return;
         }
-        // What may come yet lies there until the queue is used again, and wakes no thread.
-        q.hold(queue, kernel, true);
-        *q = Entry { flow: None, state: State::Free, is_held: false };
+        // A later frame stays in the queue until it is assigned again, and wakes no thread.
+        q.mask(queue, kernel);
+        *q = Entry { flow: None, state: State::Free, is_masked: false };
         self.in_use -= 1;
     }
 
-    /// Takes queues from flows that have had no rooms for a while.
-    pub fn look_after(
+    /// Takes queues from flows that have posted nothing for [`IDLE_TIMEOUT`].
+    pub fn reclaim_idle(
         &mut self,
         now: Instant,
         kernel: &mut impl Kernel,
-        has_rooms: impl Fn(&FlowKey) -> bool,
+        has_ranges: impl Fn(&FlowKey) -> bool,
     ) {
         for (queue, q) in self.queues.iter_mut().enumerate() {
-            let (State::Own { bare }, Some(flow)) = (&mut q.state, q.flow) else { continue };
-            if has_rooms(&flow) {
-                *bare = None;
+            let (State::Own { unposted }, Some(flow)) = (&mut q.state, q.flow) else { continue };
+            if has_ranges(&flow) {
+                *unposted = None;
                 continue;
             }
-            let since = bare.get_or_insert_with(|| Bare::new(now)).since;
-            // Where the kernel refuses it stays as it is: that is not worth losing frames for.
-            if now.since(since) >= BARE && kernel.steer(&flow, None).is_ok() {
-                q.hold(queue, kernel, false);
+            let since = unposted.get_or_insert_with(|| Unposted::new(now)).since;
+            // If the kernel refuses, the flow keeps its queue: no frame may be lost for this.
+            if now.since(since) >= IDLE_TIMEOUT && kernel.steer(&flow, None).is_ok() {
+                q.unmask(queue, kernel);
                 q.state = State::Leaving { since: now };
             }
         }
     }
 
-    /// What came: frames that were placed, and frames that were not because flows come mixed.
+    /// Updates the demand for queues: frames that were placed, and frames that were misplaced because flows
+    /// are interleaved.
     pub fn note(&mut self, placed: u64, mixed: u64) {
-        let more = self.need.saturating_add(mixed.saturating_mul(MIXED_WEIGHT)).min(MOST_NEED);
-        self.need = more.saturating_sub(placed);
+        let more = self.demand.saturating_add(mixed.saturating_mul(MIXED_WEIGHT)).min(MAX_DEMAND);
+        self.demand = more.saturating_sub(placed);
     }
 
-    /// Whether flows come so mixed that one should get a queue.
+    /// Whether flows are interleaved enough for one to get a queue.
     pub fn is_needed(&self) -> bool {
-        self.need >= ENOUGH
+        self.demand >= DEMAND_THRESHOLD
     }
 
-    /// No flow can use a queue, or none is left: to be tried again later.
-    pub fn not_now(&mut self) {
-        self.need = 0;
+    /// No flow can use a queue, or no queue is free: demand is counted anew.
+    pub fn reset_demand(&mut self) {
+        self.demand = 0;
     }
 
     fn is_leaving(&self, queue: usize) -> bool {
         self.queues.get(queue).is_some_and(|q| matches!(q.state, State::Leaving { .. }))
     }
 
-    /// Whether a queue may have frames that are not to be read yet.
+    /// Whether a queue may have frames that must not be read yet.
     fn has_joining(&self) -> bool {
         self.queues.iter().any(|q| matches!(q.state, State::Joining { .. }))
     }
 
-    /// How many queues there are, and where to begin reading this time, so that each is the first in its
-    /// turn.
+    /// The number of queues, and the one to read first: round-robin.
     fn next_turn(&mut self) -> (usize, usize) {
         self.turn = self.turn.wrapping_add(1);
         (self.queues.len(), self.turn)
     }
 }
 
-/// What became of reading a queue.
+/// Why reading a queue ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Taken {
-    /// Nothing more is there, or not yet to be read.
+pub enum ReadEnd {
+    /// The queue is empty, or backed off.
     Empty,
-    /// No more may be taken.
-    Enough,
-    /// A buffer is full.
-    Full,
+    /// The burst is full, or the flow's read quantum is used up.
+    Limit,
+    /// A posted buffer is full: its owner is to be told first.
+    BufferFull,
 }
 
-impl Taken {
-    pub fn new(goes_on: bool, is_empty: bool) -> Taken {
-        match (goes_on, is_empty) {
-            (false, _) => Taken::Full,
-            (true, true) => Taken::Empty,
-            (true, false) => Taken::Enough,
-        }
-    }
-}
-
-/// All queues, to be read.
-pub trait Lines {
+/// Reading of the queues.
+pub trait Queues {
     fn table(&mut self) -> &mut Table;
-    /// Reads the main queue, and says so by [`Table::main_gave`].
-    fn take_main(&mut self) -> Taken;
+    /// Reads the main queue, and calls [`Table::on_main_read`].
+    fn take_main(&mut self) -> ReadEnd;
     /// As [`Table::is_due`].
     fn is_due(&mut self, queue: usize) -> bool;
-    /// Reads the queue of a flow, and says by [`Table::was_empty`] when nothing is left.
-    fn take(&mut self, queue: usize) -> Taken;
+    /// Reads the queue of a flow, and calls [`Table::on_empty`] when it is empty.
+    fn take(&mut self, queue: usize) -> ReadEnd;
 }
 
-/// Reads the queues of flows that leave them, then every queue in turn. True: nothing is left but what is
-/// held.
-pub fn take_in_turn(lines: &mut impl Lines) -> bool {
+/// Reads the queues that their flows leave, then every queue round-robin. True: all are empty or backed
+/// off.
+pub fn read_round_robin(lines: &mut impl Queues) -> bool {
     let (count, turn) = lines.table().next_turn();
-    // Those are not read this time, even if they may be by the end of it.
+    // A joining queue is not read in this round, even if the main queue is empty by its end.
     let has_joining = lines.table().has_joining();
     for queue in 0..count {
-        if lines.table().is_leaving(queue) && lines.take(queue) != Taken::Empty {
+        if lines.table().is_leaving(queue) && lines.take(queue) != ReadEnd::Empty {
             return false;
         }
     }
@@ -314,10 +314,10 @@ pub fn take_in_turn(lines: &mut impl Lines) -> bool {
         let taken = match (turn + at) % (count + 1) {
             0 => lines.take_main(),
             n if lines.is_due(n - 1) => lines.take(n - 1),
-            _ => Taken::Empty,
+            _ => ReadEnd::Empty,
         };
-        all_empty &= taken == Taken::Empty;
-        if taken == Taken::Full {
+        all_empty &= taken == ReadEnd::Empty;
+        if taken == ReadEnd::BufferFull {
             break;
         }
     }

@@ -45,11 +45,11 @@ fn numbers(burst: &Burst) -> Vec<u8> {
 fn keeper<'a>(
     pool: &'a mut Pool,
     sent: &'a mut Vec<u8>,
-) -> impl FnMut(Packet, Fate) -> Option<Packet> + use<'a> {
-    |p, fate| match fate {
-        Fate::Failed(libc::EAGAIN) => Some(p),
-        fate => {
-            if matches!(fate, Fate::Sent) {
+) -> impl FnMut(Packet, Outcome) -> Option<Packet> + use<'a> {
+    |p, outcome| match outcome {
+        Outcome::Failed(libc::EAGAIN) => Some(p),
+        outcome => {
+            if matches!(outcome, Outcome::Sent) {
                 sent.push(p.chain.to_vec()[0]);
             }
             pool.free(p.chain);
@@ -65,9 +65,9 @@ fn frames_refused_in_the_middle_stay_in_order_and_none_is_lost_or_doubled() {
     let (mut refused, mut sent) = (Burst::with_capacity(TX_SLOTS), Vec::new());
     let results = [72, -libc::EAGAIN, 72, -libc::EIO, -libc::EAGAIN].map(Some);
     let results = results.into_iter().chain([None]);
-    let mut settle = keeper(&mut pool, &mut sent);
-    let in_order = settle_all(results, &mut burst, &mut refused, &mut settle);
-    drop(settle);
+    let mut complete = keeper(&mut pool, &mut sent);
+    let in_order = complete_all(results, &mut burst, &mut refused, &mut complete);
+    drop(complete);
     assert!(!in_order, "frame 2 went before frame 1");
     assert_eq!(put_back(&mut refused, &mut burst), 2);
     assert_eq!(sent, [0, 2]);
@@ -83,7 +83,7 @@ fn a_refusal_that_lasts_keeps_the_order() {
     let mut burst = burst(&mut pool, 0..4);
     let (mut refused, mut sent) = (Burst::with_capacity(TX_SLOTS), Vec::new());
     let results = [72, 72, -libc::EAGAIN, -libc::EAGAIN].map(Some).into_iter();
-    assert!(settle_all(results, &mut burst, &mut refused, &mut keeper(&mut pool, &mut sent)));
+    assert!(complete_all(results, &mut burst, &mut refused, &mut keeper(&mut pool, &mut sent)));
     put_back(&mut refused, &mut burst);
     assert_eq!((sent, numbers(&burst)), (vec![0, 1], vec![2, 3]));
     burst.clear(&mut pool);

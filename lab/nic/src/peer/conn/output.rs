@@ -104,7 +104,7 @@ impl Conn {
         }
     }
 
-    /// Sends as much of the stream as window and lane have room for, then the FIN.
+    /// Sends as much of the stream as window and lane have space for, then the FIN.
     pub fn pump(&mut self, config: &FarEnd, out: &mut Out<'_>) {
         self.is_hungry = false;
         if self.state != State::Open || self.fin_sent {

@@ -111,7 +111,7 @@ impl Set {
         }
     }
 
-    /// Timers, and connections that have waited for room.
+    /// Timers, and connections that have waited for space.
     pub fn run(&mut self, now: Instant, config: &FarEnd, out: &mut Out<'_>) {
         for _ in 0..self.hungry.len() {
             let Some(at) = self.hungry.pop_front() else { break };

@@ -27,10 +27,13 @@ struct Sim {
 }
 
 impl Kernel for Sim {
-    fn watch(&mut self, queue: usize, is_watched: bool) -> bool {
-        let changed =
-            if is_watched { self.watched.insert(queue) } else { self.watched.remove(&queue) };
-        assert!(changed, "as an epoll descriptor would have refused");
+    fn watch(&mut self, queue: usize) -> bool {
+        assert!(self.watched.insert(queue), "EPOLL_CTL_ADD fails with EEXIST");
+        true
+    }
+
+    fn unwatch(&mut self, queue: usize) -> bool {
+        assert!(self.watched.remove(&queue), "EPOLL_CTL_DEL fails with ENOENT");
         true
     }
 
@@ -65,7 +68,7 @@ struct Model {
     kernel: Sim,
     now: Instant,
     /// Bytes of posted buffers, and what was sent and received, by flow.
-    rooms: [usize; FLOWS],
+    ranges: [usize; FLOWS],
     sent: [usize; FLOWS],
     received: [Vec<usize>; FLOWS],
     /// Frames whose sender has chosen their queue and not put them there yet.
@@ -100,7 +103,7 @@ impl Model {
     }
 
     fn place(&mut self, flow: usize, bytes: usize) {
-        self.rooms[flow] = bytes;
+        self.ranges[flow] = bytes;
         self.table.placed(&key(flow), &mut self.kernel);
     }
 
@@ -117,10 +120,10 @@ impl Model {
     fn poll(&mut self, budget: usize) -> bool {
         let before = self.received.iter().map(Vec::len).sum::<usize>();
         self.left = budget;
-        let is_drained = take_in_turn(self);
-        let rooms = self.rooms;
-        let has_rooms = |f: &FlowKey| rooms[usize::from(f.remote_port)] > 0;
-        self.table.look_after(self.now, &mut self.kernel, has_rooms);
+        let is_drained = read_round_robin(self);
+        let ranges = self.ranges;
+        let has_ranges = |f: &FlowKey| ranges[usize::from(f.remote_port)] > 0;
+        self.table.reclaim_idle(self.now, &mut self.kernel, has_ranges);
         assert!(self.received.iter().map(Vec::len).sum::<usize>() - before <= budget);
         self.check(is_drained);
         is_drained
@@ -133,9 +136,9 @@ impl Model {
         if is_drained {
             assert!(self.kernel.main.is_empty());
             for (n, frames) in self.kernel.queues.iter().enumerate() {
-                let is_held = !self.kernel.watched.contains(&n);
-                let is_due = self.table.next_deadline().is_some_and(|at| at <= self.now + HOLD);
-                assert!(frames.is_empty() || is_held && is_due, "queue {n} is forgotten");
+                let is_masked = !self.kernel.watched.contains(&n);
+                let is_due = self.table.next_deadline().is_some_and(|at| at <= self.now + BACK_OFF);
+                assert!(frames.is_empty() || is_masked && is_due, "queue {n} is forgotten");
             }
         }
     }
@@ -148,9 +151,9 @@ impl Model {
         assert!(is_next || self.has_hurried[flow], "{frame:?} out of order");
         received.push(number);
         self.left -= 1;
-        let had_rooms = self.rooms[flow] > 0;
-        self.rooms[flow] = self.rooms[flow].saturating_sub(bytes);
-        had_rooms && self.rooms[flow] == 0
+        let had_rooms = self.ranges[flow] > 0;
+        self.ranges[flow] = self.ranges[flow].saturating_sub(bytes);
+        had_rooms && self.ranges[flow] == 0
     }
 
     fn end(mut self) {
@@ -158,16 +161,16 @@ impl Model {
             self.place(flow, usize::MAX);
         }
         for _ in 0..1000 {
-            self.wait(GRACE);
+            self.wait(LINGER);
             self.poll(64);
         }
         for (received, sent) in self.received.iter_mut().zip(self.sent) {
             received.sort_unstable();
             assert!((0..sent).eq(received.iter().copied()), "lost, or there twice");
         }
-        self.rooms = [0; FLOWS];
+        self.ranges = [0; FLOWS];
         for _ in 0..4 {
-            self.wait(BARE);
+            self.wait(IDLE_TIMEOUT);
             self.poll(64);
         }
         assert!(!self.table.is_in_use() && self.kernel.map.is_empty());
@@ -175,48 +178,49 @@ impl Model {
     }
 }
 
-impl Lines for Model {
+impl Queues for Model {
     fn table(&mut self) -> &mut Table {
         &mut self.table
     }
 
-    fn take_main(&mut self) -> Taken {
-        let (mut frames, mut is_empty, mut is_full) = (0, false, false);
-        while self.left > 0 && !is_empty && !is_full {
-            match self.kernel.main.pop_front() {
+    fn take_main(&mut self) -> ReadEnd {
+        let (mut frames, mut end) = (0, ReadEnd::Limit);
+        while self.left > 0 && end == ReadEnd::Limit {
+            end = match self.kernel.main.pop_front() {
                 Some(frame) => {
                     frames += 1;
-                    is_full = self.receive(frame);
+                    if self.receive(frame) { ReadEnd::BufferFull } else { ReadEnd::Limit }
                 }
-                None => is_empty = true,
+                None => ReadEnd::Empty,
             }
         }
-        self.table.main_gave(frames, is_empty);
-        Taken::new(!is_full, is_empty)
+        self.table.on_main_read(frames, end);
+        end
     }
 
     fn is_due(&mut self, queue: usize) -> bool {
-        let rooms = self.rooms;
-        let has_rooms = |f: &FlowKey| rooms[usize::from(f.remote_port)] > 0;
-        self.table.is_due(queue, self.now, &mut self.kernel, has_rooms)
+        let ranges = self.ranges;
+        let has_ranges = |f: &FlowKey| ranges[usize::from(f.remote_port)] > 0;
+        self.table.is_due(queue, self.now, &mut self.kernel, has_ranges)
     }
 
-    fn take(&mut self, queue: usize) -> Taken {
-        let (mut goes_on, mut is_empty, mut is_full) = (true, false, false);
-        while self.left > 0 && goes_on {
+    fn take(&mut self, queue: usize) -> ReadEnd {
+        while self.left > 0 {
             let Some(frame) = self.kernel.queues[queue].pop_front() else {
-                is_empty = true;
-                break;
+                self.table.on_empty(queue, self.now, &mut self.kernel);
+                return ReadEnd::Empty;
             };
-            is_full = self.receive(frame);
+            let is_full = self.receive(frame);
             let may_go_on =
-                self.rooms[frame.flow] > 0 || self.table.sipped(queue, self.now, frame.bytes);
-            goes_on = may_go_on && !is_full;
+                self.ranges[frame.flow] > 0 || self.table.on_unplaced(queue, self.now, frame.bytes);
+            if is_full {
+                return ReadEnd::BufferFull;
+            }
+            if !may_go_on {
+                break;
+            }
         }
-        if is_empty {
-            self.table.was_empty(queue, self.now, &mut self.kernel);
-        }
-        Taken::new(!is_full, is_empty)
+        ReadEnd::Limit
     }
 }
 
@@ -266,7 +270,7 @@ proptest! {
                 }
                 Op::Arrive => model.arrive(),
                 Op::Place(flow, bytes) => model.place(flow, bytes),
-                Op::Unplace(flow) => model.rooms[flow] = 0,
+                Op::Unplace(flow) => model.ranges[flow] = 0,
                 Op::Give(flow) => _ = model.give(flow),
                 Op::Poll(budget) => _ = model.poll(budget),
                 Op::Wait(us) => model.wait(Duration::from_micros(us)),
@@ -276,27 +280,27 @@ proptest! {
     }
 }
 
-/// A flow that has its own queue, and no rooms.
-fn bare() -> Model {
+/// A flow with its own queue and no posted ranges.
+fn unposted() -> Model {
     let mut model = Model::new();
     model.place(0, 1000);
     assert!(model.give(0));
     model.send(0, 1000);
-    // Joins, is read, is found bare.
+    // Joins, is read, is found unposted.
     while !model.poll(64) {}
     model
 }
 
 #[test]
-fn a_flow_without_rooms_is_held_for_a_while_and_wakes_nobody() {
-    let mut model = bare();
+fn an_unposted_flow_backs_off_and_wakes_no_thread() {
+    let mut model = unposted();
     let began = model.now;
     model.wait(Duration::from_micros(300));
     model.send(0, 1000);
     assert!(model.poll(64));
     assert_eq!(model.received[0].len(), 1);
     assert!(model.kernel.watched.is_empty());
-    assert_eq!(model.table.next_deadline(), Some(began + HOLD));
+    assert_eq!(model.table.next_deadline(), Some(began + BACK_OFF));
     model.wait(Duration::from_micros(700));
     model.poll(64);
     assert_eq!(model.received[0].len(), 2);
@@ -305,26 +309,26 @@ fn a_flow_without_rooms_is_held_for_a_while_and_wakes_nobody() {
 }
 
 #[test]
-fn rooms_end_a_hold() {
-    let mut model = bare();
+fn posting_ends_the_back_off() {
+    let mut model = unposted();
     model.send(0, 1000);
     assert!(model.poll(64));
     model.place(0, 5000);
-    assert!(model.kernel.watched.contains(&0), "who sleeps is woken");
+    assert!(model.kernel.watched.contains(&0), "the sleeper is woken");
     model.poll(64);
     assert_eq!(model.received[0].len(), 2);
     model.end();
 }
 
 #[test]
-fn a_flow_without_rooms_gets_so_much_between_two_holds() {
+fn an_unposted_flow_gets_the_read_quantum_between_two_back_offs() {
     const FRAME: usize = 64 << 10;
-    let mut model = bare();
+    let mut model = unposted();
     (0..100).for_each(|_| model.send(0, FRAME));
     for round in 1..=10 {
-        model.wait(HOLD);
+        model.wait(BACK_OFF);
         while !model.poll(64) {}
-        assert_eq!(model.received[0].len(), 1 + round * SIP / FRAME);
+        assert_eq!(model.received[0].len(), 1 + round * READ_QUANTUM / FRAME);
     }
     model.end();
 }
@@ -340,6 +344,6 @@ fn a_flow_gets_a_queue_if_more_than_every_sixteenth_frame_is_mixed() {
         table.note(15, 1);
     }
     assert!(table.is_needed());
-    table.not_now();
+    table.reset_demand();
     assert!(!table.is_needed());
 }

@@ -23,29 +23,25 @@ const PARTS: usize = 2 + MOST_SEGS;
 
 /// Whether datagrams of one flow cross as one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Joining {
-    /// The device cannot, or is not to.
-    Never,
+pub enum UdpGso {
+    /// The device has no UDP GSO, or it was disabled.
+    Off,
     On,
-    /// The kernel has refused to cut them.
+    /// The kernel refused to segment a super-datagram.
     Refused,
 }
 
-impl Joining {
-    pub fn new(is_on: bool) -> Joining {
-        if is_on { Joining::On } else { Joining::Never }
-    }
-
+impl UdpGso {
     pub fn is_on(self) -> bool {
-        self == Joining::On
+        self == UdpGso::On
     }
 
-    /// For a person, behind how others cross.
-    pub fn sentence(self) -> &'static str {
+    /// Continues [`fulmar_netdev::DeviceStats::path`].
+    pub fn describe(self) -> &'static str {
         match self {
-            Joining::Never => "",
-            Joining::On => "; datagrams of one flow as one",
-            Joining::Refused => "; datagrams one by one (the kernel refuses to cut them)",
+            UdpGso::Off => "",
+            UdpGso::On => "; datagrams of one flow as one",
+            UdpGso::Refused => "; datagrams one by one (the kernel refuses to segment them)",
         }
     }
 }
@@ -53,7 +49,7 @@ impl Joining {
 /// Writes the datagrams at the front of `burst` as one frame. `header_bytes`: of the virtio-net header.
 ///
 /// # Errors
-/// As [`sys::write_parts`]; EINVAL: the kernel cuts no datagrams.
+/// As [`sys::write_parts`]; EINVAL: the kernel does not segment datagrams (before Linux 6.2).
 pub fn write(
     fd: std::os::fd::BorrowedFd<'_>,
     joined: &Joined,

@@ -1,22 +1,22 @@
-//! Where a received frame lands: a pair of a small and a large buffer, so that one read takes a
-//! frame of any length and a short one never keeps a large buffer.
+//! The receive buffer pair: a small and a large buffer, so that one read receives a frame of any
+//! length and a short frame never occupies a large buffer.
 //!
 //! ```text
 //!            0        256                             65,792
 //! frame      | headers | rest of the payload             |
 //!            +---------+---------------------------------+
-//! lands in   | small   | large                           |
+//! buffer     | small   | large                           |
 //! ```
 //!
 //! Frames of up to 256 bytes leave in the small buffer. Frames of up to 16 KiB are copied into one
-//! buffer of the right size, and the pair stays (a copy from the nearest cache costs less than
-//! 64 KiB of memory held by a reader that may be slow). Longer frames leave as the pair itself. A
-//! pair stays with its device between frames, so that the same memory is filled again while it is
-//! warm; the one large buffer that a quiet device touches is the one it used last.
+//! buffer of the right size, and the pair is reused (a copy from the L1 cache costs less than
+//! 64 KiB of memory that a slow reader keeps). Longer frames leave as the pair itself. A pair is
+//! kept by its device between frames, so that the next frame is written to memory that is in the
+//! cache.
 //!
-//! When the pool cannot give a large buffer, the frame lands in scratch memory instead: what fits a
-//! small buffer (acknowledgements, above all) still comes through, from the reserve for control if
-//! need be. The rest is dropped as [`DropReason::NoBuffer`].
+//! When the pool has no large buffer, the frame is received into scratch memory: a frame that fits a
+//! small buffer (an ACK) is copied from there, into the reserve for control if need be. A longer
+//! frame is dropped as [`DropReason::NoBuffer`].
 
 use fulmar_base::DropReason;
 use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
@@ -26,7 +26,7 @@ pub const LARGE_BYTES: usize = 65_536;
 /// Frames up to this length are copied out of the pair.
 const COPY_BYTES: usize = 16_384;
 
-/// Memory for frames that the pool has no buffer for.
+/// Replaces the buffers that the pool cannot allocate. Its content is copied out or dropped.
 pub struct Scratch {
     small: [u8; SMALL_BYTES],
     large: Box<[u8]>,
@@ -38,14 +38,14 @@ impl Scratch {
     }
 }
 
-/// One pair; a missing half is replaced by scratch memory.
+/// A receive buffer pair. [`Scratch`] replaces a missing buffer.
 #[derive(Default)]
-pub struct Landing {
+pub struct BufferPair {
     small: Option<Mbuf>,
     large: Option<Mbuf>,
 }
 
-fn room<'a>(m: Option<&'a mut Mbuf>, scratch: &'a mut [u8]) -> &'a mut [u8] {
+fn space<'a>(m: Option<&'a mut Mbuf>, scratch: &'a mut [u8]) -> &'a mut [u8] {
     let bytes = scratch.len();
     match m {
         Some(m) => m.spare_mut().get_mut(..bytes).unwrap_or(&mut []),
@@ -53,8 +53,8 @@ fn room<'a>(m: Option<&'a mut Mbuf>, scratch: &'a mut [u8]) -> &'a mut [u8] {
     }
 }
 
-impl Landing {
-    /// Obtains what is missing, as far as the pool has it; answers whether nothing is missing.
+impl BufferPair {
+    /// Allocates missing buffers. Returns whether the pair is complete.
     pub fn prepare(&mut self, pool: &mut Pool) -> bool {
         if self.small.is_none() {
             let small = pool.alloc(SMALL_BYTES, 0, Purpose::Receive);
@@ -66,25 +66,25 @@ impl Landing {
         self.small.is_some() && self.large.is_some()
     }
 
-    /// Where the next frame lands: its first [`SMALL_BYTES`] bytes, and the rest.
+    /// Memory for the next frame: its first [`SMALL_BYTES`] bytes, and the rest.
     pub fn parts<'a>(&'a mut self, scratch: &'a mut Scratch) -> [&'a mut [u8]; 2] {
         [
-            room(self.small.as_mut(), &mut scratch.small),
-            room(self.large.as_mut(), &mut scratch.large),
+            space(self.small.as_mut(), &mut scratch.small),
+            space(self.large.as_mut(), &mut scratch.large),
         ]
     }
 
-    /// Where the next frame lands, if nothing is missing.
+    /// As [`BufferPair::parts`], without scratch memory. `None`: a buffer is missing.
     pub fn own_parts(&mut self) -> Option<[&mut [u8]; 2]> {
         let small = self.small.as_mut()?.spare_mut().get_mut(..SMALL_BYTES)?;
         let large = self.large.as_mut()?.spare_mut().get_mut(..LARGE_BYTES)?;
         Some([small, large])
     }
 
-    /// The frame of `bytes` bytes that has just landed.
+    /// The received frame of `bytes` bytes.
     ///
     /// # Errors
-    /// [`DropReason::NoBuffer`]: it lies in scratch memory and the pool has nothing better.
+    /// [`DropReason::NoBuffer`]: the frame is in scratch memory and the pool is empty.
     pub fn take(
         &mut self,
         bytes: usize,
@@ -104,7 +104,7 @@ impl Landing {
         self.give_away(bytes)
     }
 
-    /// As [`Landing::take`], where nothing is missing.
+    /// As [`BufferPair::take`], for a complete pair.
     ///
     /// # Errors
     /// [`DropReason::NoBuffer`].
@@ -121,7 +121,7 @@ impl Landing {
         self.give_away(bytes)
     }
 
-    /// The pair itself, if it is the pool's.
+    /// Passes both buffers on as a chain, if both are the pool's.
     fn give_away(&mut self, bytes: usize) -> Result<Chain, DropReason> {
         if self.small.is_none() || self.large.is_none() {
             return Err(DropReason::NoBuffer);
@@ -137,8 +137,8 @@ impl Landing {
     }
 }
 
-// Frames of which only a part lands here.
-impl Landing {
+// Frames whose payload is placed elsewhere.
+impl BufferPair {
     /// The first `bytes` bytes of the small buffer.
     #[inline]
     pub fn front_mut(&mut self, bytes: usize) -> Option<&mut [u8]> {

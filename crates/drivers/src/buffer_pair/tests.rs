@@ -7,9 +7,9 @@ fn pool() -> Pool {
 }
 
 /// Lets a frame land as a scattering read does.
-fn land(landing: &mut Landing, scratch: &mut Scratch, frame: &[u8]) {
+fn land(pair: &mut BufferPair, scratch: &mut Scratch, frame: &[u8]) {
     let mut rest = frame;
-    for part in landing.parts(scratch) {
+    for part in pair.parts(scratch) {
         let n = rest.len().min(part.len());
         part[..n].copy_from_slice(&rest[..n]);
         rest = &rest[n..];
@@ -25,11 +25,11 @@ fn frame(bytes: usize) -> Vec<u8> {
 fn frames_of_every_length_come_out_as_they_landed() {
     let mut pool = pool();
     let mut scratch = Scratch::new();
-    let mut landing = Landing::default();
+    let mut pair = BufferPair::default();
     for bytes in [14, 60, 255, 256, 257, 1514, 2048, 16_384, 16_385, 65_549] {
-        assert!(landing.prepare(&mut pool));
-        land(&mut landing, &mut scratch, &frame(bytes));
-        let chain = landing.take(bytes, &mut scratch, &mut pool).unwrap();
+        assert!(pair.prepare(&mut pool));
+        land(&mut pair, &mut scratch, &frame(bytes));
+        let chain = pair.take(bytes, &mut scratch, &mut pool).unwrap();
         assert!(chain.to_vec() == frame(bytes), "{bytes}");
         pool.free(chain);
     }
@@ -39,13 +39,13 @@ fn frames_of_every_length_come_out_as_they_landed() {
 fn a_frame_pins_memory_in_proportion_to_its_length() {
     let mut pool = pool();
     let mut scratch = Scratch::new();
-    let mut landing = Landing::default();
+    let mut pair = BufferPair::default();
     for (bytes, pinned) in
         [(60, 256), (256, 256), (1514, 2048), (9014, 16_384), (60_000, 65_536 + 256)]
     {
-        landing.prepare(&mut pool);
-        land(&mut landing, &mut scratch, &frame(bytes));
-        let chain = landing.take(bytes, &mut scratch, &mut pool).unwrap();
+        pair.prepare(&mut pool);
+        land(&mut pair, &mut scratch, &frame(bytes));
+        let chain = pair.take(bytes, &mut scratch, &mut pool).unwrap();
         assert_eq!(chain.storage_bytes(), pinned, "{bytes}");
         pool.free(chain);
     }
@@ -67,14 +67,14 @@ fn starved() -> (Pool, Vec<Mbuf>) {
 fn a_starved_pool_still_receives_acknowledgements_and_drops_the_rest() {
     let (mut pool, held) = starved();
     let mut scratch = Scratch::new();
-    let mut landing = Landing::default();
-    assert!(!landing.prepare(&mut pool));
-    land(&mut landing, &mut scratch, &frame(1514));
-    let dropped = landing.take(1514, &mut scratch, &mut pool);
+    let mut pair = BufferPair::default();
+    assert!(!pair.prepare(&mut pool));
+    land(&mut pair, &mut scratch, &frame(1514));
+    let dropped = pair.take(1514, &mut scratch, &mut pool);
     assert_eq!(dropped.map(|c| c.len()), Err(DropReason::NoBuffer));
-    landing.prepare(&mut pool);
-    land(&mut landing, &mut scratch, &frame(66));
-    let ack = landing.take(66, &mut scratch, &mut pool).unwrap();
+    pair.prepare(&mut pool);
+    land(&mut pair, &mut scratch, &frame(66));
+    let ack = pair.take(66, &mut scratch, &mut pool).unwrap();
     assert_eq!(ack.to_vec(), frame(66));
     drop(held);
 }
@@ -83,10 +83,10 @@ fn a_starved_pool_still_receives_acknowledgements_and_drops_the_rest() {
 fn buffers_come_back_when_the_pool_recovers() {
     let (mut pool, held) = starved();
     let mut scratch = Scratch::new();
-    let mut landing = Landing::default();
-    landing.prepare(&mut pool);
+    let mut pair = BufferPair::default();
+    pair.prepare(&mut pool);
     held.into_iter().for_each(|m| pool.free_mbuf(m));
-    assert!(landing.prepare(&mut pool));
-    land(&mut landing, &mut scratch, &frame(40_000));
-    assert!(landing.take(40_000, &mut scratch, &mut pool).unwrap().to_vec() == frame(40_000));
+    assert!(pair.prepare(&mut pool));
+    land(&mut pair, &mut scratch, &frame(40_000));
+    assert!(pair.take(40_000, &mut scratch, &mut pool).unwrap().to_vec() == frame(40_000));
 }
