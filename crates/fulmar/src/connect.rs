@@ -75,11 +75,11 @@ impl ConnectOptions {
 }
 
 impl TcpStream {
-    /// Starts to connect with options that are set before the SYN, and returns at once a stream that does not
-    /// wait. Writable means done: then see [`TcpStream::take_error`].
+    /// Starts a connection with options that are set before the SYN. The returned stream is non-blocking. It is
+    /// writable when the handshake has ended; then [`TcpStream::take_error`] has its result.
     ///
     /// # Errors
-    /// What is known at once: no route, no port, `AddrInUse`; `AddrNotAvailable` for a local address that is not the
+    /// Errors before the SYN: no route, no free port, `AddrInUse`; `AddrNotAvailable` for a local address that is not the
     /// stack's; `InvalidInput` for a time to live outside 1 to 255 or a segment outside 88 to 32,767 bytes.
     pub fn connect_with(
         stack: &Stack,

@@ -31,21 +31,20 @@ use crate::loan::Loan;
 use crate::receive::RecvFlags;
 use crate::tcp::TcpStream;
 
-/// Headers may have so many bytes.
+/// Most bytes of a header.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
-/// Bodies may have so many bytes, unless [`Framed::set_max_body`] says otherwise.
+/// Default of [`Framed::set_max_body`], in bytes.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
-/// Bytes that are taken from the stream at once while headers are looked for: so many small frames
-/// share one look.
+/// Bytes read at a time while headers are parsed: small frames share one read.
 const LOOK_BYTES: usize = 64 << 10;
 
 /// A body keeps at most this part of the receive buffer as loans; a larger one is copied, since it
 /// would close the window that the rest of it has to come through.
 const LENT_PART: usize = 4;
 
-/// Bytes for which memory is made at once where they are copied: not what a peer announces.
+/// Initial allocation for a copied body: never the length that a peer announces.
 const COPIED_AT_ONCE: usize = 64 << 10;
 
 /// Understands the framing of a stream just enough to find bodies.

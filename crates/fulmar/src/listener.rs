@@ -19,9 +19,9 @@ use crate::tcp::{DEFAULT_TTL, TcpStream, valid_segment, valid_ttl};
 
 /// A TCP listener.
 ///
-/// In a stack of several shards it listens in all of them: a connection is set up by the shard that owns
-/// its flow, and waits there to be accepted. Bound by a handle of one shard ([`Stack::on_shard`]) it takes
-/// the connections of that shard alone: with one such listener per thread, threads share nothing.
+/// With several shards it listens in all of them: the shard that owns a flow sets its connection up and queues
+/// it. A listener bound by a handle of one shard ([`Stack::on_shard`]) accepts the connections of that shard
+/// alone: with one such listener per thread, threads share nothing.
 pub struct TcpListener {
     parts: Arc<Parts>,
 }
@@ -30,14 +30,14 @@ pub struct TcpListener {
 struct Parts {
     /// One per shard that it serves; the first keeps the options of the calls.
     sockets: Vec<Arc<Socket>>,
-    /// Says which of them have a connection; `None` if there is only one.
+    /// Reports the sockets with a queued connection; `None` for a single socket.
     ready: Option<Arc<PollSetCore>>,
 }
 
 /// What a step of a shard returns.
 type Stepped<T> = Result<Step<T>, SocketError>;
 
-/// What was taken, and from which socket.
+/// The accepted connection, and its listening socket.
 type Took<'a, T> = io::Result<(&'a Arc<Socket>, T)>;
 
 /// Times that a port chosen in one shard may be taken in another before the search ends.
@@ -88,12 +88,13 @@ impl TcpListener {
     /// `WouldBlock` if non-blocking. `InvalidInput`: its connections are pending first
     /// ([`TcpListener::pending`]).
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let (s, accepted) = self.take(|shard, id| shard.tcp_accept(id))?;
-        Ok(stream_of(s, accepted))
+        let (listener, (id, peer)) = self.take(|shard, id| shard.tcp_accept(id))?;
+        let socket = Socket::new(Arc::clone(&listener.stack), listener.shard, id);
+        Ok((TcpStream { socket }, peer))
     }
 
-    /// Waits for a connection that the program has to decide about, of a listener with
-    /// [`ListenOptions::conditional_accept`]. In a poll set the listener is readable while there is one.
+    /// Waits for a SYN that the program is to answer or reject, of a listener with
+    /// [`ListenOptions::conditional_accept`]. In a poll set the listener is readable while one is pending.
     ///
     /// # Errors
     /// `WouldBlock` if non-blocking. `InvalidInput`: a listener that accepts by itself.
@@ -138,7 +139,7 @@ impl TcpListener {
         }
     }
 
-    /// A connection that waits in any shard: in this thread's own rather than in another's.
+    /// Takes a queued connection of any shard, of this thread's shard first.
     fn try_take<T>(
         &self,
         own: u16,
@@ -153,12 +154,12 @@ impl TcpListener {
         Ok(None)
     }
 
-    /// Connections as they come, for ever.
+    /// An iterator over accepted connections that never ends.
     pub fn incoming(&self) -> impl Iterator<Item = io::Result<TcpStream>> + '_ {
         std::iter::repeat_with(|| self.accept().map(|(s, _)| s))
     }
 
-    /// Its queues, limits and cookies; of all shards together.
+    /// The state of queues, limits and SYN cookies, summed over all shards.
     ///
     /// # Errors
     /// The socket is gone.
@@ -168,7 +169,7 @@ impl TcpListener {
         })
     }
 
-    /// Where it listens.
+    /// The local address.
     ///
     /// # Errors
     /// The socket is gone.
@@ -193,7 +194,7 @@ impl TcpListener {
         Ok(())
     }
 
-    /// `accept` gives up with `WouldBlock` after this time.
+    /// Sets the time-out of `accept`: it fails with `WouldBlock` after it. `None`: no limit.
     ///
     /// # Errors
     /// `InvalidInput` for zero.
@@ -242,7 +243,7 @@ impl TcpListener {
         self.sockets().iter().try_for_each(set)
     }
 
-    /// The pending error, once.
+    /// Takes the pending error (SO_ERROR).
     ///
     /// # Errors
     /// The socket is gone.
@@ -255,11 +256,6 @@ fn valid_options(options: SocketOptions) -> io::Result<SocketOptions> {
     options.ttl.map(|ttl| valid_ttl(ttl.into())).transpose()?;
     options.max_segment.map(valid_segment).transpose()?;
     Ok(options)
-}
-
-fn stream_of(listener: &Socket, (id, peer): (SlotId, SocketAddr)) -> (TcpStream, SocketAddr) {
-    let socket = Socket::new(Arc::clone(&listener.stack), listener.shard, id);
-    (TcpStream { socket }, peer)
 }
 
 /// The same port in every shard.

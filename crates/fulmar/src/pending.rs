@@ -1,4 +1,4 @@
-//! Pending connections: SYNs that the program decides about before they are answered.
+//! Pending connections: SYNs that the program answers or rejects.
 
 use std::fmt;
 use std::io;
@@ -13,9 +13,9 @@ use crate::tcp::TcpStream;
 /// A connection whose SYN is not answered yet, of a [`crate::TcpListener`] with
 /// [`crate::ListenOptions::conditional_accept`].
 ///
-/// A gateway or proxy connects on its other side first, and answers as that went. Meanwhile the peer's repeated SYNs
-/// are absorbed. Dropped without a decision it is forgotten in silence: a SYN that comes later is pending anew.
-/// It keeps its listener open.
+/// A gateway or proxy first connects on its other side, and answers with that result. Meanwhile retransmitted
+/// SYNs are ignored. A pending connection that is dropped without an answer leaves no state: the next SYN is
+/// pending again. It keeps its listener open.
 ///
 /// ```
 /// # use std::net::TcpStream as HostStream;
@@ -60,12 +60,12 @@ impl PendingConnection {
         PendingConnection { listener: Arc::clone(listener), pending, is_decided: false }
     }
 
-    /// Who wants to connect.
+    /// The peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.pending.remote
     }
 
-    /// Where the SYN went: of a listener for every address, the destination that the peer asked for.
+    /// The destination of the SYN: for a listener on every address, the one that the peer connects to.
     pub fn local_addr(&self) -> SocketAddr {
         self.pending.local
     }
@@ -75,9 +75,9 @@ impl PendingConnection {
         self.pending.syn
     }
 
-    /// Answers the SYN, and returns at once. The handshake goes on as after
-    /// [`TcpStream::connect_nonblocking`]: writable means done, then see [`TcpStream::take_error`]. The stream
-    /// waits in its calls unless [`TcpStream::set_nonblocking`] says otherwise.
+    /// Answers the SYN without waiting for the handshake. As after [`TcpStream::connect_nonblocking`] the stream
+    /// is writable when the handshake has ended; then [`TcpStream::take_error`] has its result. The stream is
+    /// blocking until [`TcpStream::set_nonblocking`].
     ///
     /// # Errors
     /// `ConnectionAborted`: the peer has reset it, or [`crate::ConditionalAccept::timeout`] has passed.

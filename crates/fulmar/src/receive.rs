@@ -30,7 +30,7 @@ impl RecvFlags {
     /// Waits until the buffers are full, the stream ends, or the time is over (`MSG_WAITALL`). With
     /// [`RecvFlags::PEEK`] at most until the receive buffer is full.
     pub const WAIT_ALL: RecvFlags = RecvFlags(2);
-    /// This read does not wait, whatever the socket does otherwise (`MSG_DONTWAIT`).
+    /// `MSG_DONTWAIT`: this read is non-blocking.
     pub const DONT_WAIT: RecvFlags = RecvFlags(4);
 
     /// Whether all of `other` is in `self`.
@@ -63,6 +63,7 @@ impl TcpStream {
         let room: usize = bufs.iter().map(|b| b.len()).sum();
         let limit = self.recv_limit(flags);
         let all = flags.contains(RecvFlags::WAIT_ALL);
+        let low_water_bytes = if all { usize::MAX } else { 1 };
         if flags.contains(RecvFlags::PEEK) {
             return self.peek_into(0, bufs, if all { room } else { 1 }, limit);
         }
@@ -70,7 +71,7 @@ impl TcpStream {
         let limit = if all { limit.from_now() } else { limit };
         let mut done = 0;
         while done < room {
-            let n = match self.take_some(bufs, done, room, (limit, all)) {
+            let n = match self.take_some(bufs, done, low_water_bytes, limit) {
                 Ok(n) => n,
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
@@ -90,40 +91,42 @@ impl TcpStream {
         self.socket.read_limit()
     }
 
-    /// Reads what is there behind the first `done` bytes of the buffers; waits for some, or for `all` where
-    /// that is possible at once.
+    /// Reads behind the first `done` bytes of the buffers. Waits for data; a posted buffer waits for
+    /// `low_water_bytes`.
     #[inline]
     fn take_some(
         &self,
         bufs: &mut [IoSliceMut<'_>],
         done: usize,
-        room: usize,
-        (limit, all): (Limit, bool),
+        low_water_bytes: usize,
+        limit: Limit,
     ) -> io::Result<usize> {
+        let room: usize = bufs.iter().map(|b| b.len()).sum();
         if room - done >= PLACED_READ_BYTES
             && let [buf] = bufs
-            && let Some(read) = self.place_into(buf, done, (limit, all))
+            && let Some(read) = self.place_into(buf, done, low_water_bytes, limit)
         {
             return read;
         }
         self.take_into(bufs, done, room, limit)
     }
 
-    /// As [`TcpStream::take_some`], with the buffer posted while there is nothing. `None`: not this time.
+    /// As [`TcpStream::take_some`], by posting the buffer while the receive queue is empty. `None`: not possible
+    /// now.
     fn place_into(
         &self,
         buf: &mut [u8],
         done: usize,
-        (limit, all): (Limit, bool),
+        low_water_bytes: usize,
+        limit: Limit,
     ) -> Option<io::Result<usize>> {
         let s = &*self.socket;
         if limit == Limit::DoNotWait || !s.places_reads() || !s.host().places_reads() {
             return None;
         }
-        let low_water_bytes = if all { usize::MAX } else { 1 };
         let rule = CompletionPolicy { low_water_bytes, on_push: false, idle: None };
         match raw::read(s, buf, done, rule, limit) {
-            // Why nothing came behind what was there, a copying read finds out.
+            // The stream, or the time, has ended: the copying read reports which.
             Ok(Read::Placed(0)) if done > 0 => None,
             Ok(Read::Placed(n)) => Some(Ok(n)),
             Ok(Read::Taken(chain)) => {
@@ -134,7 +137,7 @@ impl TcpStream {
         }
     }
 
-    /// Reads what is there behind the first `done` bytes of the buffers; waits for some.
+    /// Reads behind the first `done` bytes of the buffers. Waits for data.
     fn take_into(
         &self,
         bufs: &mut [IoSliceMut<'_>],

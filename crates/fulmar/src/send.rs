@@ -1,4 +1,4 @@
-//! Sending beyond `write`: flags, memory that is given away, room to write into directly.
+//! Sending beyond `write`: flags, owned memory, reserved buffers.
 
 mod completion;
 mod owned;
@@ -19,17 +19,17 @@ use crate::socket::Socket;
 use crate::tcp::TcpStream;
 use turn::WriteTurn;
 
-/// How one write differs from the others of its socket.
+/// Flags of one write.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct SendFlags(u8);
 
 impl SendFlags {
     /// As `write`.
     pub const NONE: SendFlags = SendFlags(0);
-    /// Another write follows at once: what does not fill a segment waits for it, for 200 ms at most
-    /// (`MSG_MORE`). The next write without the flag sends what waited.
+    /// `MSG_MORE`: another write follows. A partial segment waits for it, for 200 ms at most. The next write
+    /// without the flag sends it.
     pub const MORE: SendFlags = SendFlags(1);
-    /// This write does not wait, whatever the socket does otherwise (`MSG_DONTWAIT`).
+    /// `MSG_DONTWAIT`: this write is non-blocking.
     pub const DONT_WAIT: SendFlags = SendFlags(2);
 
     /// A record ends with this write (`MSG_EOR`): no segment has bytes of both sides of its end. The peer sees a
@@ -85,7 +85,7 @@ impl TcpStream {
         self.socket.write_limit()
     }
 
-    /// Gives memory to the connection, which sends it from where it lies: nothing is copied. Waits
+    /// Gives memory to the connection, which sends it in place, without a copy. Waits
     /// for room in the send buffer as `write` does, part by part. The completion tells when the
     /// memory is let go: the peer has acknowledged all of it and no device reads it any more.
     ///

@@ -27,10 +27,10 @@ use crate::poll::PollSet;
 use crate::socket::{Socket, explain_unreachable, to_io};
 use crate::stat::Stat;
 
-/// A running TCP/IP stack. Cheap to clone; sockets keep it alive.
+/// A running TCP/IP stack. Cloning copies a handle; sockets keep the stack alive.
 ///
-/// When the last handle and the last socket are gone, or when the process ends, everything that was
-/// accepted for sending is still delivered, for at most [`Builder::exit_drain`].
+/// When the last handle and the last socket are dropped, or when the process ends, accepted bytes are still
+/// delivered, for at most [`Builder::exit_drain`].
 #[derive(Clone)]
 pub struct Stack {
     pub(crate) inner: Arc<Inner>,
@@ -47,17 +47,17 @@ impl std::fmt::Debug for Stack {
 /// The answer to an echo request.
 #[derive(Clone, Debug)]
 pub struct Echo {
-    /// Who answered.
+    /// The address that answered.
     pub from: IpAddr,
-    /// From request to answer.
+    /// Time from the request to the answer.
     pub rtt: Duration,
     /// Time to live or hop limit of the answer.
     pub ttl: u8,
-    /// Bytes of payload that came back.
+    /// Payload bytes of the answer.
     pub bytes: usize,
 }
 
-/// Looks at a stack from another thread: [`Stack::observer`].
+/// Takes snapshots of a stack: [`Stack::observer`].
 #[derive(Clone, Debug)]
 pub struct Observer(Weak<Inner>);
 
@@ -69,7 +69,7 @@ impl Observer {
 }
 
 impl Stack {
-    /// Starts to describe a stack.
+    /// A builder with default settings.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -80,15 +80,15 @@ impl Stack {
         self.inner.host(self.home.unwrap_or(0))
     }
 
-    /// How many shards the stack consists of: one per device queue ([`Builder::devices`]). A shard has
-    /// its own queue, buffers, sockets and lock; threads that keep to different shards share nothing.
+    /// The number of shards: one per device queue ([`Builder::devices`]). A shard has its own queue, buffers,
+    /// sockets and lock; threads that use different shards share nothing.
     pub fn shards(&self) -> u16 {
         self.inner.hosts.len() as u16
     }
 
-    /// A handle whose sockets live in one shard. By other handles they live in the shard of the thread
-    /// that opens them, threads being dealt out in turn; a TCP listener listens in all shards, and a UDP
-    /// socket on a port of choice lives in a shard that the port decides.
+    /// A handle that opens sockets in one shard. Other handles open them in the shard of the calling thread
+    /// (threads are assigned to shards round-robin), a TCP listener in all shards, and a UDP socket on a given
+    /// port in a shard that the port determines.
     ///
     /// A program of one thread per shard gives each thread such a handle, and has it bind listeners and
     /// UDP sockets of its own, on the same ports.
@@ -120,11 +120,11 @@ impl Stack {
         }
     }
 
-    /// Asks a host for an echo (ICMP) with `payload_len` bytes and waits for the answer.
+    /// Sends an ICMP echo request with `payload_len` bytes of payload, and waits for the reply.
     ///
     /// # Errors
     /// `TimedOut`; `HostUnreachable` or `NetworkUnreachable`; `EMSGSIZE` above 65,507 bytes (IPv6:
-    /// 65,527); `InvalidData` if other bytes came back than were sent.
+    /// 65,527); `InvalidData` if the payload of the reply differs.
     pub fn ping(&self, to: IpAddr, payload_len: usize, timeout: Duration) -> io::Result<Echo> {
         self.ask_for_echo(to, payload_len, timeout).map_err(explain_unreachable)
     }
@@ -161,7 +161,7 @@ impl Stack {
         PollSet::new(self)
     }
 
-    /// What the stack is doing: sockets, drops, buffers, device, neighbours, routes.
+    /// A snapshot: sockets, drops, buffers, device, neighbours, routes.
     ///
     /// # Errors
     /// `EBADF` in a forked child.
@@ -169,24 +169,24 @@ impl Stack {
         Stat::of(&self.inner)
     }
 
-    /// A handle that takes snapshots for as long as the stack exists, and does not keep it alive.
+    /// A handle that takes snapshots and does not keep the stack alive.
     pub fn observer(&self) -> Observer {
         Observer(Arc::downgrade(&self.inner))
     }
 
-    /// What the stages of the stack's paths have cost so far; `None` while the account is off
+    /// The CPU time of each stage so far; `None` while the account is off
     /// ([`Builder::account`], [`Stack::set_account`]).
     pub fn ledger(&self) -> Option<Balance> {
         self.inner.balance()
     }
 
-    /// From now on one visit of a thread in `every` is measured; `None` switches the account off. What was
-    /// measured stays until [`Stack::clear_ledger`].
+    /// Measures one entry of a thread into the stack out of `every`; `None` switches the account off. The
+    /// figures are kept until [`Stack::clear_ledger`].
     pub fn set_account(&self, every: Option<u32>) {
         self.inner.host(0).ledger().set_every(every);
     }
 
-    /// The same beside what the stack has moved for it: packets, bytes, copies, buffers, crossings.
+    /// The ledger with the counts of what was moved meanwhile: packets, bytes, copies, buffers, crossings.
     ///
     /// # Errors
     /// `EBADF` in a forked child.
@@ -194,13 +194,12 @@ impl Stack {
         Ok(self.stat()?.account())
     }
 
-    /// Lets the account begin anew, behind a warm-up: what the stages have cost so far is forgotten. What was
-    /// moved is still counted ([`Account::since`]).
+    /// Sets the times of the stages to zero, after a warm-up. The counts go on ([`Account::since`]).
     pub fn clear_ledger(&self) {
         self.inner.host(0).ledger().clear();
     }
 
-    /// Adds a route while the stack runs; connections follow at their next packet.
+    /// Adds a route while the stack runs; connections use it from their next packet on.
     ///
     /// # Errors
     /// `InvalidInput`: a gateway of the other IP version, or a table that is full.
@@ -218,8 +217,8 @@ impl Stack {
         done.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Adds a route over several next hops of equal cost while the stack runs. Each flow keeps to one
-    /// of them, by a hash of its addresses and ports, while that is up and answers. `table` 0 is the
+    /// Adds a route over several next hops of equal cost while the stack runs. Each flow uses
+    /// one of them, chosen by a hash of its addresses and ports, while that next hop is up and answers. `table` 0 is the
     /// main one, others are for the sources that [`Stack::set_source_policy`] names; a route to one
     /// next hop is a slice of one.
     ///
@@ -239,8 +238,8 @@ impl Stack {
         done.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Has packets from a block of source addresses look at `table` first, and at the main one for what
-    /// it has no route to. `None` takes the rule back.
+    /// Adds a policy rule: packets from a block of source addresses use `table` first, and the main table where
+    /// `table` has no route. `None` removes the rule.
     ///
     /// # Errors
     /// `InvalidInput`: a prefix longer than its address, or more than 256 rules.
@@ -254,8 +253,8 @@ impl Stack {
         }
     }
 
-    /// Says whether a router is up. While it is not, flows go to the next hops beside it, then to the
-    /// route around; with none there is no route (`ENETUNREACH`).
+    /// Sets whether a router is up. While it is down, flows use the other next hops of the route, then a less
+    /// specific route; without any they fail with `ENETUNREACH`.
     ///
     /// # Errors
     /// `EBADF` in a forked child.
@@ -268,10 +267,9 @@ impl Stack {
         self.inner.name()
     }
 
-    /// Why the stack is down for good, if a thread panicked inside of it: in the stack itself, or in a
-    /// driver. The panic goes on to the caller whose call it was. Every other call fails with `ENETDOWN`,
-    /// calls that wait end with it, the device is closed, and memory that was lent or given away comes
-    /// back. The process may build another stack over the same interface once this one is dropped.
+    /// Why the stack is permanently down: a thread panicked in the stack or in a driver. The panic propagates to
+    /// its caller. Every other call, waiting calls included, fails with `ENETDOWN`; the device is closed, and
+    /// lent and posted memory is returned. The process may build another stack over the same interface once this one is dropped.
     pub fn failure(&self) -> Option<String> {
         self.inner.hosts().find_map(|host| host.failure()).map(str::to_owned)
     }
@@ -301,8 +299,7 @@ impl Stack {
     }
 }
 
-/// Describes a stack. Every setting but the device has a default that is documented at
-/// [`StackConfig`].
+/// Builds a stack. Every setting but the device has a default, documented at [`StackConfig`].
 #[derive(Default)]
 pub struct Builder {
     devices: Vec<Box<dyn Device>>,
@@ -315,9 +312,9 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The device that carries the frames: one of [`crate::devices`], or one of your own. Its station
-    /// address must differ from that of every other station on its network. One without a descriptor
-    /// ([`Device::wake_fd`]) is polled each millisecond while threads wait.
+    /// The device that carries the frames: one of [`crate::devices`], or one of your own. Its Ethernet
+    /// address must be unique on its network. A device without a descriptor ([`Device::wake_fd`]) is polled
+    /// each millisecond while threads wait.
     pub fn device(mut self, device: impl Device + 'static) -> Self {
         self.devices = vec![boxed(device)];
         self
@@ -331,7 +328,7 @@ impl Builder {
         self
     }
 
-    /// The name under which `fulmar stat` shows the stack. Default: the program's name.
+    /// The name of the stack in `fulmar stat`. Default: the program's name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
@@ -343,13 +340,13 @@ impl Builder {
         self
     }
 
-    /// A route beside the on-link ones.
+    /// A route through a gateway.
     pub fn route(mut self, route: Route) -> Self {
         self.config.routes.push(route);
         self
     }
 
-    /// The gateway to everywhere else, one per IP version.
+    /// The default gateway, one per IP version.
     pub fn gateway(self, gateway: IpAddr) -> Self {
         self.route(Route::default_via(gateway))
     }
@@ -362,7 +359,7 @@ impl Builder {
         self
     }
 
-    /// Memory for packets and socket buffers at most. Default 256 MiB, touched only as needed.
+    /// Most bytes of memory for packets and socket buffers. Default 256 MiB, allocated as needed.
     pub fn budget_bytes(mut self, bytes: usize) -> Self {
         self.config.pool = PoolConfig::with_budget(bytes);
         self
@@ -374,12 +371,12 @@ impl Builder {
         self
     }
 
-    /// How waiting threads wait for the device. Default: [`ModerationConfig::ADAPTIVE`], which looks
-    /// for up to 60 µs before it sleeps where answers have lately come within that, and in a flood
-    /// sleeps up to 64 µs to take many frames per wake-up. [`ModerationConfig::LATENCY`] looks longer
-    /// and never holds, [`ModerationConfig::THROUGHPUT`] hardly looks and holds longer,
-    /// [`ModerationConfig::NONE`] sleeps at once and wakes for every frame,
-    /// [`ModerationConfig::POLLING`] never sleeps.
+    /// How waiting threads wait for the device. Default: [`ModerationConfig::ADAPTIVE`], which
+    /// busy-polls for up to 60 µs before it sleeps if frames have lately arrived within that time, and in a
+    /// flood sleeps up to 64 µs to receive many frames per wake-up. [`ModerationConfig::LATENCY`] busy-polls
+    /// longer and never delays, [`ModerationConfig::THROUGHPUT`] hardly busy-polls and delays longer,
+    /// [`ModerationConfig::NONE`] sleeps immediately and wakes for every frame, [`ModerationConfig::POLLING`]
+    /// never sleeps.
     pub fn moderation(mut self, config: ModerationConfig) -> Self {
         self.config.moderation = config;
         self
@@ -392,42 +389,41 @@ impl Builder {
     }
 
     /// Derives all keys from `seed` instead of 256 bits of the operating system's, so that a simulation
-    /// or a test runs the same way twice. **Not for a stack that meets a network:** whoever knows the seed
-    /// knows every sequence number and port, and opens connections in the name of others.
+    /// or a test runs the same way twice. **Not for a stack on a network:** an attacker who knows the seed
+    /// can predict every sequence number and port, and spoof connections.
     pub fn deterministic_for_simulation(mut self, seed: u64) -> Self {
         self.secrets = Some(Secrets::for_simulation(seed));
         self
     }
 
-    /// Joins the TCP segments that arrive in one burst before TCP sees them, for a device that hands over
-    /// packets of MTU size. Default on.
+    /// GRO in software: coalesces the TCP segments of one burst before TCP input, for a device without receive
+    /// offload. Default on.
     pub fn gro(mut self, on: bool) -> Self {
         self.config.gro = on;
         self
     }
 
-    /// How long the end of the stack or of the process waits for what was accepted to be
-    /// acknowledged. Default 5 s.
+    /// How long dropping the stack, or the end of the process, waits for accepted bytes to be acknowledged.
+    /// Default 5 s.
     pub fn exit_drain(mut self, limit: Duration) -> Self {
         self.config.exit_drain = limit;
         self
     }
 
-    /// Does not open the socket through which `fulmar stat` looks at the stack.
+    /// Does not open the control socket that `fulmar stat` connects to.
     pub fn unlisted(mut self) -> Self {
         self.is_unlisted = true;
         self
     }
 
-    /// Keeps an account of what the stages of its paths cost, measured in one visit of a thread out of
-    /// `every`; see [`Stack::ledger`] and `fulmar-lab path --live`. By default the account is off
+    /// Measures the CPU time of each stage, in one entry of a thread out of `every`; see [`Stack::ledger`] and `fulmar-lab path --live`. By default the account is off
     /// (unless the environment says `FULMAR_LEDGER`, see [`crate::ledger`]).
     pub fn account(mut self, every: u32) -> Self {
         self.every = Some(every);
         self
     }
 
-    /// Everything else at once; addresses given to the builder are added to it, its secrets replaced by the builder's.
+    /// Sets the whole configuration. The builder's addresses are added to it, and its secrets are replaced.
     pub fn config(mut self, config: StackConfig) -> Self {
         self.config = config;
         self
@@ -436,7 +432,7 @@ impl Builder {
     /// Starts the stack.
     ///
     /// # Errors
-    /// [`SetupError`]; its `Display` says what to do.
+    /// [`SetupError`], a sentence: what failed and what to do.
     pub fn build(self) -> Result<Stack, SetupError> {
         let Builder { devices, name, addresses, secrets, is_unlisted, every, mut config } = self;
         check_devices(&devices)?;
@@ -483,7 +479,7 @@ fn check_devices(devices: &[Box<dyn Device>]) -> Result<(), SetupError> {
     if is_mixed { Err(SetupError::MixedDevices) } else { Ok(()) }
 }
 
-/// A stack without a door works as well, so failure is not an error.
+/// Failure is no error: the stack works without a control socket.
 fn open_door(inner: &Arc<Inner>) {
     let observer = Observer(Arc::downgrade(inner));
     let door = Control::open(move || Some(observer.stat()?.to_json()));

@@ -1,4 +1,4 @@
-//! What a running stack says about itself, as structs and as JSON.
+//! Snapshots of a running stack, as structs and as JSON.
 
 use std::io;
 

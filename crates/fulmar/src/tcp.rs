@@ -19,9 +19,9 @@ use crate::stack::Stack;
 
 /// A TCP connection.
 ///
-/// Usable from many threads at once: reads take turns under the stack's lock, writes of one socket
-/// are whole (one writer at a time). Dropping the last handle closes it; what was accepted is still
-/// sent. If received bytes are left unread it is reset instead, as by any kernel (RFC 2525).
+/// Threads may share it. Concurrent reads are serialized by the shard lock; concurrent writes are not
+/// interleaved. Dropping the last handle closes the connection after the accepted bytes were sent. If received
+/// bytes are unread, the connection is reset instead, as on Linux (RFC 2525 section 2.17).
 pub struct TcpStream {
     pub(crate) socket: Arc<Socket>,
 }
@@ -35,7 +35,7 @@ impl TcpStream {
         each_address(addr, |a| connect(stack, None, a, Limit::Forever))
     }
 
-    /// Connects, or gives up after `timeout`.
+    /// Connects, within `timeout`.
     ///
     /// # Errors
     /// `TimedOut`, and those of `connect(2)`.
@@ -53,8 +53,8 @@ impl TcpStream {
         connect(stack, None, *addr, Limit::For(timeout))
     }
 
-    /// Connects from a local address and port of choice, or gives up after `timeout`. With the
-    /// unspecified address (`0.0.0.0`, `::`) the stack chooses the address, with port 0 the port.
+    /// Connects from a given local address and port, within `timeout`. For the unspecified address
+    /// (`0.0.0.0`, `::`) the stack chooses the address, for port 0 the port.
     ///
     /// # Errors
     /// `AddrInUse`, `AddrNotAvailable` for an address that is not the stack's, `TimedOut`, and those of
@@ -68,11 +68,11 @@ impl TcpStream {
         connect(stack, Some(local), *addr, Limit::For(timeout))
     }
 
-    /// Starts to connect and returns at once. Writable means done: then see
-    /// [`TcpStream::take_error`].
+    /// Starts a connection without waiting for the handshake. The stream is writable when the handshake has
+    /// ended; then [`TcpStream::take_error`] has its result.
     ///
     /// # Errors
-    /// Only what is known at once: no route, no port.
+    /// Errors before the SYN: no route, no free port.
     pub fn connect_nonblocking(stack: &Stack, addr: SocketAddr) -> io::Result<TcpStream> {
         let socket = open(stack, None, addr, |_| ())?;
         socket.set_nonblocking(true);
@@ -134,7 +134,7 @@ impl TcpStream {
         Ok(())
     }
 
-    /// Reads give up with `WouldBlock` after this time.
+    /// Sets the read time-out: a read that waits longer fails with `WouldBlock`. `None`: no limit.
     ///
     /// # Errors
     /// `InvalidInput` for zero.
@@ -142,7 +142,8 @@ impl TcpStream {
         self.socket.set_read_timeout(t)
     }
 
-    /// Writes give up with `WouldBlock` after this time, if they have not accepted anything.
+    /// Sets the write time-out: a write that waits longer without accepting a byte fails with `WouldBlock`.
+    /// `None`: no limit.
     ///
     /// # Errors
     /// `InvalidInput` for zero.
@@ -166,8 +167,9 @@ impl TcpStream {
         Ok(self.socket.write_timeout())
     }
 
-    /// What dropping the last handle does: `None` sends the rest in the background; a time waits so
-    /// long for its delivery; zero resets the connection, also at the end of the process.
+    /// Sets SO_LINGER, the behaviour when the last handle is dropped. `None`: accepted bytes are sent in the
+    /// background. A time: the drop waits for their delivery at most so long. Zero: the connection is reset,
+    /// also at the end of the process.
     ///
     /// # Errors
     /// Never.
@@ -176,7 +178,7 @@ impl TcpStream {
         Ok(())
     }
 
-    /// The linger time.
+    /// The linger time (SO_LINGER).
     ///
     /// # Errors
     /// Never.
@@ -202,10 +204,10 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.user_timeout())
     }
 
-    /// Probes the peer while it is idle (SO_KEEPALIVE with TCP_KEEPIDLE, TCP_KEEPINTVL and TCP_KEEPCNT);
-    /// `None`, the default: does not. One that leaves its probes unanswered has vanished: the connection
-    /// fails with a time-out, also under a reader who waits, and is reset. While data is unacknowledged or
-    /// waits there are no probes. A user time-out takes the place of the count.
+    /// Probes an idle peer (SO_KEEPALIVE with TCP_KEEPIDLE, TCP_KEEPINTVL and TCP_KEEPCNT); `None`, the
+    /// default: no probes. If the probes are not answered, the connection fails with `TimedOut`, waiting reads
+    /// included, and is reset. While data is queued or unacknowledged no probes are sent. A user time-out
+    /// replaces the count of probes.
     ///
     /// # Errors
     /// The socket is gone.
@@ -222,7 +224,7 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.keepalive())
     }
 
-    /// Sends small segments at once instead of waiting for acknowledgements (no Nagle).
+    /// Disables Nagle's algorithm (TCP_NODELAY): small segments are sent immediately.
     ///
     /// # Errors
     /// The socket is gone.
@@ -230,7 +232,7 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.set_nodelay(on))
     }
 
-    /// Whether Nagle's algorithm is off.
+    /// Whether Nagle's algorithm is disabled.
     ///
     /// # Errors
     /// The socket is gone.
@@ -328,7 +330,7 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.max_pacing_rate())
     }
 
-    /// Holds back partial segments until the cork is pulled (or 200 ms have passed).
+    /// TCP_CORK: delays partial segments until the option is cleared, or for 200 ms.
     ///
     /// # Errors
     /// The socket is gone.
@@ -371,7 +373,7 @@ impl TcpStream {
         self.with_tcb(|t| t.tos())
     }
 
-    /// Bytes that the send buffer holds at most, 2 KiB to 16 MiB; returns what was set.
+    /// Sets the size of the send buffer, 2 KiB to 16 MiB. Returns the size in effect, in bytes.
     ///
     /// # Errors
     /// The socket is gone.
@@ -379,8 +381,8 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.set_send_buffer(bytes))
     }
 
-    /// Bytes that the receive buffer holds at most (the largest window), 2 KiB to 16 MiB; returns
-    /// what was set.
+    /// Sets the size of the receive buffer (the largest window), 2 KiB to 16 MiB. Returns the size in effect,
+    /// in bytes.
     ///
     /// # Errors
     /// The socket is gone.
@@ -388,7 +390,7 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.set_recv_buffer(bytes))
     }
 
-    /// Bytes that the send buffer holds at most.
+    /// The size of the send buffer in bytes.
     ///
     /// # Errors
     /// The socket is gone.
@@ -396,7 +398,7 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.send_queue_ref().limit())
     }
 
-    /// Bytes that the receive buffer holds at most.
+    /// The size of the receive buffer in bytes.
     ///
     /// # Errors
     /// The socket is gone.
@@ -404,7 +406,7 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.recv_buffer())
     }
 
-    /// The pending error, once.
+    /// Takes the pending error (SO_ERROR).
     ///
     /// # Errors
     /// The socket is gone.
@@ -412,8 +414,8 @@ impl TcpStream {
         self.socket.take_error()
     }
 
-    /// How the connection is doing (TCP_INFO): state, round-trip time, windows, rates, retransmissions, what limited it
-    /// for how long.
+    /// The state of the connection (TCP_INFO): state, round-trip time, windows, rates, retransmissions, the times of
+    /// each limit.
     ///
     /// # Errors
     /// The socket is gone.

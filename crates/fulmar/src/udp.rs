@@ -18,7 +18,7 @@ use fulmar_udp::BindOptions;
 use crate::socket::{Socket, each_address, to_io};
 use crate::stack::Stack;
 
-/// A UDP socket. Usable from many threads at once.
+/// A UDP socket. Threads may share it.
 pub struct UdpSocket {
     pub(crate) socket: Arc<Socket>,
 }
@@ -35,9 +35,9 @@ impl UdpSocket {
 
     /// Binds with options: reuse-address, IPv6 only, every port.
     ///
-    /// With several shards, whatever queue a datagram for the port comes on, this socket gets it. Sockets
-    /// that are bound to one port by handles of different shards ([`Stack::on_shard`]) share it: each peer
-    /// is served by one of them, so that each thread can have its own.
+    /// With several shards the socket receives the datagrams of all device queues. Sockets bound to one port by
+    /// handles of different shards ([`Stack::on_shard`]) share the port: all datagrams of one peer go to one of
+    /// them, so that each thread can have a socket of its own.
     ///
     /// # Errors
     /// As [`UdpSocket::bind`].
@@ -58,8 +58,8 @@ impl UdpSocket {
         })
     }
 
-    /// A socket with one peer, on a port of the stack's choice: with several shards one whose answers come
-    /// on the queue of the shard that this thread uses, where the device spreads flows by their hash.
+    /// A connected socket on a port of the stack's choice. With several shards, and a device that spreads
+    /// flows by their hash, the port is chosen so that answers arrive on the queue of this thread's shard.
     ///
     /// # Errors
     /// As [`UdpSocket::bind`] and [`UdpSocket::connect`].
@@ -70,8 +70,8 @@ impl UdpSocket {
         })
     }
 
-    /// Fixes the only peer: `send` goes there, `recv` takes from nobody else, and its ICMP errors
-    /// (port unreachable as `ConnectionRefused`) come back.
+    /// Sets the peer: `send` sends to it, `recv` receives from it alone, and its ICMP errors are reported (port
+    /// unreachable as `ConnectionRefused`).
     ///
     /// # Errors
     /// `NetworkUnreachable`; `AddrInUse` if another socket has the same pair.
@@ -80,13 +80,13 @@ impl UdpSocket {
         each_address(addr, |a| self.socket.call(|shard, _| shard.udp().connect(id, a)))
     }
 
-    /// Sends one datagram to `addr`. A payload larger than the path's packets goes in fragments, of
-    /// which a single lost one loses the datagram.
+    /// Sends one datagram to `addr`. A payload larger than the path MTU is sent in fragments; the
+    /// loss of one fragment loses the datagram.
     ///
     /// # Errors
     /// `EMSGSIZE` above 65,507 bytes (IPv6: 65,527), or above what fits a packet after
-    /// [`UdpSocket::set_dont_fragment`]; `NetworkUnreachable`, an error that came back for
-    /// an earlier datagram.
+    /// [`UdpSocket::set_dont_fragment`]; `NetworkUnreachable`; the pending ICMP error of an
+    /// earlier datagram.
     pub fn send_to(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
         let to = addr.to_socket_addrs()?.next().ok_or(io::ErrorKind::InvalidInput)?;
         let s = &*self.socket;
@@ -110,10 +110,10 @@ impl UdpSocket {
         )
     }
 
-    /// Receives one datagram; what does not fit `buf` is lost.
+    /// Receives one datagram. Bytes that do not fit `buf` are lost.
     ///
     /// # Errors
-    /// `WouldBlock` after the read time-out; an error that came back for an earlier datagram.
+    /// `WouldBlock` after the read time-out; the pending ICMP error of an earlier datagram.
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let s = &*self.socket;
         let take = |shard: &mut LockedShard, _| shard.udp().receive_into(s.id, buf);
@@ -135,7 +135,7 @@ impl UdpSocket {
         self.recv_from(buf).map(|(n, _)| n)
     }
 
-    /// Receives without taking.
+    /// Receives one datagram and leaves it in the queue (MSG_PEEK).
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
@@ -144,7 +144,7 @@ impl UdpSocket {
         s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.udp().peek(s.id, buf))
     }
 
-    /// Receives from the connected peer without taking.
+    /// Receives one datagram of the connected peer and leaves it in the queue (MSG_PEEK).
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
@@ -152,7 +152,7 @@ impl UdpSocket {
         self.peek_from(buf).map(|(n, _)| n)
     }
 
-    /// Where it is bound.
+    /// The local address.
     ///
     /// # Errors
     /// The socket is gone.
@@ -185,7 +185,7 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// Receives give up with `WouldBlock` after this time.
+    /// Sets the read time-out: a receive that waits longer fails with `WouldBlock`. `None`: no limit.
     ///
     /// # Errors
     /// `InvalidInput` for zero.
@@ -201,8 +201,8 @@ impl UdpSocket {
         Ok(self.socket.read_timeout())
     }
 
-    /// Sends give up with `WouldBlock` after this time; they wait only for buffers and for a full
-    /// device, never for the peer.
+    /// Sets the write time-out: a send that waits longer fails with `WouldBlock`. `None`: no limit. A send waits
+    /// for buffers and for a full device, never for the peer.
     ///
     /// # Errors
     /// `InvalidInput` for zero.
@@ -268,8 +268,8 @@ impl UdpSocket {
         self.with_udp(|u| u32::from(u.ttl.unwrap_or(64)))
     }
 
-    /// Refuses datagrams that are larger than the path's packets, with `EMSGSIZE`, and tells IPv4
-    /// routers not to fragment; else they go in fragments, which is the default.
+    /// Forbids fragmentation: a datagram larger than the path MTU fails with `EMSGSIZE`, and IPv4 packets have
+    /// DF. Default: off, such datagrams are fragmented.
     ///
     /// # Errors
     /// The socket is gone.
@@ -285,9 +285,8 @@ impl UdpSocket {
         self.with_udp(|u| u.dont_fragment)
     }
 
-    /// Receives a run of datagrams that the device hands over as one super-frame as one (Linux: UDP_GRO):
-    /// [`crate::RecvMessage::segment_bytes`] says where to cut it. The receive queue needs space for several times
-    /// 64 KiB ([`UdpSocket::set_recv_buffer`]), and so do the buffers of [`UdpSocket::recv_many`]. Default off.
+    /// UDP_GRO: receives the datagrams of a super-frame as one message;
+    /// [`crate::RecvMessage::segment_bytes`] is the size of each. The receive queue needs several times 64 KiB ([`UdpSocket::set_recv_buffer`]), and so do the buffers of [`UdpSocket::recv_many`]. Default off.
     ///
     /// # Errors
     /// The socket is gone.
@@ -295,9 +294,9 @@ impl UdpSocket {
         self.with_udp(|u| u.gro = on)
     }
 
-    /// Sends an ICMP error about a datagram that was received, from `source` to `destination`, in the name of
-    /// `router`; `None`: of the destination. `payload` is quoted, its start suffices. Within the stack's limit of
-    /// ICMP errors.
+    /// Sends an ICMP error about a received datagram from `source` to `destination`. Its source address is
+    /// `router`; `None`: `destination`. It quotes `payload`, of which the start suffices. The stack's rate limit
+    /// of ICMP errors applies.
     ///
     /// # Errors
     /// The socket is gone.
@@ -315,7 +314,7 @@ impl UdpSocket {
         })
     }
 
-    /// Bytes of storage that the receive queue holds at most.
+    /// Sets the size of the receive queue, bytes of storage.
     ///
     /// # Errors
     /// The socket is gone.
@@ -323,7 +322,7 @@ impl UdpSocket {
         self.with_udp(|u| u.set_recv_limit(bytes))
     }
 
-    /// The pending error, once.
+    /// Takes the pending error (SO_ERROR).
     ///
     /// # Errors
     /// The socket is gone.

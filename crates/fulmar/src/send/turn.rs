@@ -107,7 +107,7 @@ impl<'a> WriteTurn<'a> {
         })
     }
 
-    /// Space that is there: nobody needs to know the time.
+    /// First attempt, without reading the clock.
     fn obtain_at_once(
         &mut self,
         want: usize,
@@ -160,7 +160,7 @@ impl<'a> WriteTurn<'a> {
         Ok(step)
     }
 
-    /// Lets the thread in if nobody else writes; what to wait for if somebody does.
+    /// Acquires the send lock. Returns what to wait for if another thread has it.
     fn begin<T>(
         &mut self,
         shard: &mut LockedShard,

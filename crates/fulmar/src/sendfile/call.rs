@@ -15,7 +15,7 @@ use super::source::Source;
 use super::{MappedFile, SendFile, SendFileError};
 use crate::socket::{Socket, to_io};
 
-/// What is left to somebody else to read at most at a time, so that the first of it goes soon.
+/// Most bytes of one deferred read, so that its first bytes are sent soon.
 const DEFERRED_BYTES: u64 = 256 << 10;
 
 /// A call and how far it is.
@@ -195,7 +195,7 @@ impl<'a> Call<'a> {
         Piece { file: n, tail, ..piece }
     }
 
-    /// The caller wants to wait for nothing, so that somebody else has to read.
+    /// The call is non-blocking, so the file is read by the reader thread.
     fn defers(&self) -> bool {
         self.socket.write_limit() == Limit::DoNotWait && !self.options.is_stable
     }
@@ -240,7 +240,7 @@ impl<'a> Call<'a> {
         self.options.read_ahead_bytes.unwrap_or(2 * piece.file as u64)
     }
 
-    /// Nothing of the piece is in memory: it is accepted all the same, and somebody else reads it.
+    /// No page of the piece is cached: the piece is accepted, and the reader thread reads it.
     /// Without anybody left to do that, this thread waits for the disk after all.
     fn defer(&mut self, mut held: Held<'_>, piece: Piece) -> io::Result<()> {
         let piece = Piece { tail: 0, ..piece };
@@ -295,7 +295,7 @@ fn step(
     }
 }
 
-/// Under the lock: becomes the writer; what to wait for if somebody else is.
+/// Under the shard lock: acquires the send lock. Returns what to wait for if another thread has it.
 fn begin<T>(
     shard: &mut LockedShard,
     id: SlotId,

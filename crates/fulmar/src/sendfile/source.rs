@@ -129,7 +129,7 @@ impl<'a> Source<'a> {
         (n, end)
     }
 
-    /// Somebody else reads the next `n` bytes: a descriptor of the file for whoever does.
+    /// A descriptor of the file, for the thread that reads the next `n` bytes.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -137,12 +137,12 @@ impl<'a> Source<'a> {
         self.file.try_clone()
     }
 
-    /// The next `n` bytes are somebody else's business.
+    /// Skips `n` bytes that another thread reads.
     pub fn skip(&mut self, n: usize) {
         self.at += n as u64;
     }
 
-    /// Has what comes next read into memory meanwhile.
+    /// Starts read-ahead of the next bytes.
     pub fn read_ahead(&self, bytes: u64) {
         let asked = self.end.map_or(u64::MAX, |end| end.saturating_sub(self.at));
         file::read_ahead(self.file.as_fd(), self.at, bytes.min(asked));
