@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use fulmar_netns::{Netns, Route};
 
 use crate::host::{HostNetwork, Upstream};
+use crate::rules::covers;
 
 /// Address and router of an IPv4 guest whose host has no route (RFC 3927).
 const LONELY_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 1);
@@ -169,7 +170,7 @@ fn version_of(upstream: Option<&Upstream>, wishes: &Wishes, is_v4: bool) -> Vers
 
 /// The default route through a router, after a route to the router where no prefix covers it.
 fn default_route(router: IpAddr, addresses: &[(IpAddr, u8)]) -> Vec<Route> {
-    let is_covered = is_link_local(router) || addresses.iter().any(|a| covers(*a, router));
+    let is_covered = is_link_local(router) || addresses.iter().any(|a| covers(a.0, a.1, router));
     let host_bits = if router.is_ipv4() { 32 } else { 128 };
     let to_router = Route {
         destination: router,
@@ -179,15 +180,6 @@ fn default_route(router: IpAddr, addresses: &[(IpAddr, u8)]) -> Vec<Route> {
     };
     let default = Route::default_through(0, router);
     if is_covered { vec![default] } else { vec![to_router, default] }
-}
-
-fn covers((address, prefix_len): (IpAddr, u8), other: IpAddr) -> bool {
-    let (a, b, bits) = match (address, other) {
-        (IpAddr::V4(a), IpAddr::V4(b)) => (u128::from(a.to_bits()), u128::from(b.to_bits()), 32),
-        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits(), b.to_bits(), 128),
-        _ => return false,
-    };
-    (a ^ b).checked_shr(bits - u32::from(prefix_len).min(bits)).unwrap_or(0) == 0
 }
 
 /// Length of the prefix of an address that was given without one: as asked, as the host has it, else that of
@@ -319,17 +311,6 @@ mod tests {
         assert_eq!(
             [of("192.0.2.5"), of("10.1.1.1"), of("172.16.0.1"), of("fd00::1")],
             [24, 8, 16, 64]
-        );
-    }
-
-    #[test]
-    fn prefixes_cover_what_shares_their_bits() {
-        assert!(covers((ip("10.0.2.100"), 24), ip("10.0.2.2")));
-        assert!(!covers((ip("10.0.2.100"), 32), ip("10.0.2.2")));
-        assert!(covers((ip("10.0.2.100"), 0), ip("192.0.2.1")));
-        assert!(
-            covers((ip("fd00::1"), 64), ip("fd00::2"))
-                && !covers((ip("fd00::1"), 64), ip("10.0.0.1"))
         );
     }
 }

@@ -149,7 +149,8 @@ impl Rule {
     }
 }
 
-fn covers(prefix: IpAddr, length: u8, address: IpAddr) -> bool {
+/// Whether the first `length` bits of both are equal. False for addresses of different versions.
+pub(crate) fn covers(prefix: IpAddr, length: u8, address: IpAddr) -> bool {
     let (difference, bits) = match (prefix, address) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (u128::from(a.to_bits() ^ b.to_bits()), 32),
         (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits(), 128),
@@ -287,5 +288,15 @@ mod tests {
                 rule.matches("10.0.0.1".parse().unwrap(), Some(80), &["a.b".into()]);
             }
         }
+    }
+
+    #[test]
+    fn prefixes_cover_what_shares_their_bits() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert!(covers(ip("10.0.2.100"), 24, ip("10.0.2.2")));
+        assert!(!covers(ip("10.0.2.100"), 32, ip("10.0.2.2")));
+        assert!(covers(ip("10.0.2.100"), 0, ip("192.0.2.1")));
+        assert!(covers(ip("fd00::1"), 64, ip("fd00::2")));
+        assert!(!covers(ip("fd00::1"), 64, ip("10.0.0.1")));
     }
 }

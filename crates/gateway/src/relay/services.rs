@@ -5,7 +5,7 @@
 //! the stack needs no sockets for broadcasts of hosts without an address. An answer costs memory of the control
 //! reserve; where there is none, or the device is full, it is lost, and the client asks again.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use fulmar_base::{Counters, EtherAddr, Instant};
 use fulmar_mbuf::{Pool, Purpose};
@@ -166,11 +166,8 @@ fn answer_v4(lease: &Lease, ether: eth::Header, packet: &[u8]) -> Option<Vec<u8>
     let reply = dhcp::answer(request, lease)?;
     let is_unicast = !ip.src.is_unspecified();
     let to = if is_unicast { ip.src } else { Ipv4Addr::BROADCAST };
-    let udp = datagram_of(
-        (lease.server.into(), to.into()),
-        (dhcp::SERVER_PORT, dhcp::CLIENT_PORT),
-        &reply,
-    )?;
+    let server = SocketAddr::from((lease.server, dhcp::SERVER_PORT));
+    let udp = datagram_of(server, SocketAddr::from((to, dhcp::CLIENT_PORT)), &reply)?;
     frame_v4(ether, lease.server, to, &udp)
 }
 
@@ -185,9 +182,10 @@ fn answer_v6(answers: &Answers, ether: eth::Header, packet: &[u8]) -> Option<Vec
     match ip.next_header {
         protocol::UDP => {
             let reply = dhcp::answer_v6(payload_of(upper)?, answers.dhcp_v6.as_ref()?)?;
-            let ports = (dhcp::SERVER_PORT_V6, dhcp::CLIENT_PORT_V6);
-            let udp = datagram_of((own.into(), ip.src.into()), ports, &reply)?;
-            frame_v6(ether, (own, ip.src), (protocol::UDP, 64), &udp)
+            let server = SocketAddr::from((own, dhcp::SERVER_PORT_V6));
+            let client = SocketAddr::from((ip.src, dhcp::CLIENT_PORT_V6));
+            let udp = datagram_of(server, client, &reply)?;
+            frame_v6(ether, header_v6(own, ip.src, protocol::UDP, 64), &udp)
         }
         // RFC 4861 section 6.1.1: a solicitation from beyond the link is none.
         protocol::ICMPV6 if ip.hop_limit == 255 && sum.is_valid() => {
@@ -198,7 +196,7 @@ fn answer_v6(answers: &Answers, ether: eth::Header, packet: &[u8]) -> Option<Vec
             sum.add_pseudo(own.into(), to.into(), protocol::ICMPV6, reply.len() as u32);
             let at = icmpv6::CHECKSUM_OFFSET;
             reply.get_mut(at..at + 2)?.copy_from_slice(&sum.finish().to_be_bytes());
-            frame_v6(ether, (own, to), (protocol::ICMPV6, 255), &reply)
+            frame_v6(ether, header_v6(own, to, protocol::ICMPV6, 255), &reply)
         }
         _ => None,
     }
@@ -211,18 +209,15 @@ fn payload_of(datagram: &[u8]) -> Option<&[u8]> {
     datagram.get(udp::HEADER_BYTES..usize::from(header.length))
 }
 
-fn datagram_of(
-    (src, dst): (IpAddr, IpAddr),
-    (src_port, dst_port): (u16, u16),
-    payload: &[u8],
-) -> Option<Vec<u8>> {
+fn datagram_of(src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
     let length = u16::try_from(payload.len() + udp::HEADER_BYTES).ok()?;
     let mut bytes = vec![0; udp::HEADER_BYTES];
-    udp::Header { src_port, dst_port, length, checksum: 0 }.emit(&mut bytes).ok()?;
+    let header = udp::Header { src_port: src.port(), dst_port: dst.port(), length, checksum: 0 };
+    header.emit(&mut bytes).ok()?;
     bytes.extend_from_slice(payload);
     let mut sum = Sum::new();
     sum.add_bytes(&bytes);
-    sum.add_pseudo(src, dst, protocol::UDP, u32::from(length));
+    sum.add_pseudo(src.ip(), dst.ip(), protocol::UDP, u32::from(length));
     let at = udp::CHECKSUM_OFFSET;
     bytes.get_mut(at..at + 2)?.copy_from_slice(&sum.finish_udp().to_be_bytes());
     Some(bytes)
@@ -250,18 +245,16 @@ fn frame_v4(ether: eth::Header, src: Ipv4Addr, dst: Ipv4Addr, upper: &[u8]) -> O
     Some(frame)
 }
 
-fn frame_v6(
-    ether: eth::Header,
-    (src, dst): (Ipv6Addr, Ipv6Addr),
-    (next_header, hop_limit): (u8, u8),
-    upper: &[u8],
-) -> Option<Vec<u8>> {
+/// A header without its payload length, which [`frame_v6`] sets.
+fn header_v6(src: Ipv6Addr, dst: Ipv6Addr, next_header: u8, hop_limit: u8) -> ipv6::Header {
+    let (traffic_class, flow_label, payload_bytes) = (0, 0, 0);
+    ipv6::Header { src, dst, next_header, hop_limit, traffic_class, flow_label, payload_bytes }
+}
+
+fn frame_v6(ether: eth::Header, header: ipv6::Header, upper: &[u8]) -> Option<Vec<u8>> {
     let mut frame = vec![0; eth::HEADER_BYTES + ipv6::HEADER_BYTES];
     ether.emit(&mut frame).ok()?;
-    let payload_bytes = upper.len();
-    let (traffic_class, flow_label) = (0, 0);
-    let header =
-        ipv6::Header { src, dst, next_header, hop_limit, traffic_class, flow_label, payload_bytes };
+    let header = ipv6::Header { payload_bytes: upper.len(), ..header };
     header.emit(frame.get_mut(eth::HEADER_BYTES..)?).ok()?;
     frame.extend_from_slice(upper);
     Some(frame)
@@ -311,7 +304,7 @@ mod tests {
         message[236..240].copy_from_slice(&[99, 130, 83, 99]);
         message.extend([53, 1, 1, 255]);
         let all = (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST);
-        let udp = datagram_of((all.0.into(), all.1.into()), (68, 67), &message).unwrap();
+        let udp = datagram_of((all.0, 68).into(), (all.1, 67).into(), &message).unwrap();
         let ether = eth::Header { dst: EtherAddr([255; 6]), src: GUEST, ethertype: eth::IPV4 };
         frame_v4(ether, all.0, all.1, &udp).unwrap()
     }
@@ -338,7 +331,8 @@ mod tests {
         let mut message = message;
         message[2..4].copy_from_slice(&sum.finish().to_be_bytes());
         let ether = eth::Header { dst: OWN, src: GUEST, ethertype: eth::IPV6 };
-        let ask = |hops| frame_v6(ether, (from, to), (protocol::ICMPV6, hops), &message).unwrap();
+        let ask =
+            |hops| frame_v6(ether, header_v6(from, to, protocol::ICMPV6, hops), &message).unwrap();
         let reply = answer(&answers(), OWN, &ask(255)).unwrap();
         let ip = ipv6::Header::parse(&reply[14..], reply.len() - 14).unwrap();
         assert_eq!((ip.src, ip.dst, ip.hop_limit), (link_local(OWN), from, 255));
