@@ -226,7 +226,7 @@ impl StackArgs {
             return Ok(self.addresses.clone());
         }
         if let Some(defaults) = opened.defaults {
-            return Ok(defaults.map(cidr).to_vec());
+            return Ok(defaults.map(|(address, prefix_len)| Cidr { address, prefix_len }).to_vec());
         }
         Err(Failure::new(
             "the stack needs an address on this network; give it one that nobody else has, \
@@ -259,7 +259,9 @@ impl StackArgs {
     fn kernel_addresses(&self, opened: &Opened) -> Vec<Cidr> {
         let wants_defaults = self.peer_addresses.is_empty() && self.addresses.is_empty();
         if wants_defaults && opened.defaults.is_some() && opened.new_tap.is_some() {
-            return KERNEL_ADDRESSES.map(cidr).to_vec();
+            return KERNEL_ADDRESSES
+                .map(|(address, prefix_len)| Cidr { address, prefix_len })
+                .to_vec();
         }
         self.peer_addresses.clone()
     }
@@ -282,10 +284,6 @@ fn serve_metrics(metrics: metrics::Bound, stack: &Stack) -> Outcome {
     let observer = stack.observer();
     let text = move || Some(metrics::exposition(&observer.stat()?.to_value()));
     metrics.serve(text).during("cannot start the thread of --metrics")
-}
-
-fn cidr((address, prefix_len): (IpAddr, u8)) -> Cidr {
-    Cidr { address, prefix_len }
 }
 
 fn create(file: &Path) -> Outcome<File> {

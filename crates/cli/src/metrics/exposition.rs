@@ -22,13 +22,25 @@ struct Family {
 const COUNTER: &str = "counter";
 const GAUGE: &str = "gauge";
 
+/// The name of a family without its prefix, its type and its help text.
+#[derive(Clone, Copy)]
+struct Metric<'a> {
+    name: &'a str,
+    kind: &'static str,
+    help: &'static str,
+}
+
+fn counter<'a>(name: &'a str, help: &'static str) -> Metric<'a> {
+    Metric { name, kind: COUNTER, help }
+}
+
+fn gauge<'a>(name: &'a str, help: &'static str) -> Metric<'a> {
+    Metric { name, kind: GAUGE, help }
+}
+
 impl Families {
-    fn add(
-        &mut self,
-        (name, kind, help): (&str, &'static str, &'static str),
-        labels: &[(&str, &str)],
-        value: f64,
-    ) {
+    fn add(&mut self, metric: Metric<'_>, labels: &[(&str, &str)], value: f64) {
+        let Metric { name, kind, help } = metric;
         let suffix = if kind == COUNTER { "_total" } else { "" };
         let family = self.0.entry(format!("fulmar_{name}{suffix}"));
         let family = family.or_insert_with(|| Family { help, kind, samples: Vec::new() });
@@ -64,20 +76,20 @@ pub fn exposition(document: &Value) -> String {
     let (name, device) = (about("name"), document["device"]["name"].as_str().unwrap_or_default());
     let labels =
         [("name", name.as_str()), ("device", device), ("version", env!("CARGO_PKG_VERSION"))];
-    all.add(("info", GAUGE, "The stack and its device."), &labels, 1.0);
+    all.add(gauge("info", "The stack and its device."), &labels, 1.0);
     sockets(&mut all, document);
     for drop in list(&document["drops"]) {
         let labels = [("reason", word(&drop["reason"])), ("layer", word(&drop["layer"]))];
-        let family = ("drops", COUNTER, "Packets dropped, by the reason.");
+        let family = counter("drops", "Packets dropped, by the reason.");
         all.add(family, &labels, number(&drop["packets"]));
     }
     for (name, value) in fields(&document["counters"]) {
-        all.add((name, COUNTER, "A counter of `fulmar stat --counters`."), &[], number(value));
+        all.add(counter(name, "A counter of `fulmar stat --counters`."), &[], number(value));
     }
     for (name, value) in fields(&document["device"]) {
         if value.is_number() {
-            let family = (&*format!("device_{name}"), COUNTER, "A counter of the device.");
-            all.add(family, &[], number(value));
+            let name = format!("device_{name}");
+            all.add(counter(&name, "A counter of the device."), &[], number(value));
         }
     }
     pool(&mut all, &document["pool"]);
@@ -88,7 +100,7 @@ pub fn exposition(document: &Value) -> String {
 
 /// Sockets and flows with their queues.
 fn sockets(all: &mut Families, document: &Value) {
-    all.add(("time_wait", GAUGE, "Connections in TIME-WAIT."), &[], number(&document["time_wait"]));
+    all.add(gauge("time_wait", "Connections in TIME-WAIT."), &[], number(&document["time_wait"]));
     for (list_name, family, help) in [
         ("sockets", "sockets", "Sockets, by protocol and state."),
         ("flows", "gateway_flows", "Flows of the guest, by protocol, state and direction."),
@@ -108,11 +120,11 @@ fn sockets(all: &mut Families, document: &Value) {
         for ([protocol, state, direction], n) in count {
             let labels = [("protocol", protocol), ("state", state), ("direction", direction)];
             let used = if direction.is_empty() { 2 } else { 3 };
-            all.add((family, GAUGE, help), &labels[..used], n);
+            all.add(gauge(family, help), &labels[..used], n);
         }
         for (queue, bytes) in queued.into_iter().filter(|_| !sockets.is_empty()) {
             let family = &*format!("{family}_queue_bytes");
-            all.add((family, GAUGE, "Bytes that wait in the queues."), &[("queue", queue)], bytes);
+            all.add(gauge(family, "Bytes that wait in the queues."), &[("queue", queue)], bytes);
         }
     }
 }
@@ -121,8 +133,8 @@ fn pool(all: &mut Families, pool: &Value) {
     for (name, value) in fields(pool) {
         let is_level = name.ends_with("_bytes") || name.ends_with("_in_use");
         let kind = if is_level { GAUGE } else { COUNTER };
-        let family = (&*format!("pool_{name}"), kind, "Buffers of the stack.");
-        all.add(family, &[], number(value));
+        let name = &*format!("pool_{name}");
+        all.add(Metric { name, kind, help: "Buffers of the stack." }, &[], number(value));
     }
 }
 
@@ -130,7 +142,7 @@ fn pool(all: &mut Families, pool: &Value) {
 fn stages(all: &mut Families, ledger: &Value) {
     for stage in list(&ledger["stages"]) {
         let labels = [("stage", word(&stage["stage"])), ("layer", word(&stage["layer"]))];
-        let family = ("stage_seconds", COUNTER, "Time by stage of the account, extrapolated.");
+        let family = counter("stage_seconds", "Time by stage of the account, extrapolated.");
         all.add(family, &labels, number(&stage["ns"]) / 1e9);
     }
 }
@@ -140,30 +152,29 @@ fn gateway(all: &mut Families, gateway: &Value) {
         return;
     }
     let seconds = |field: &str| number(&gateway[field]) / 1e6;
-    let up = ("gateway_uptime_seconds", GAUGE, "Since the start of the gateway.");
+    let up = gauge("gateway_uptime_seconds", "Since the start of the gateway.");
     all.add(up, &[], seconds("uptime_us"));
-    let cpu = ("gateway_cpu_seconds", COUNTER, "CPU time of the gateway's process.");
+    let cpu = counter("gateway_cpu_seconds", "CPU time of the gateway's process.");
     all.add(cpu, &[], seconds("cpu_us"));
     for protocol in ["tcp", "udp", "echo"] {
-        let family = ("gateway_flows_opened", COUNTER, "Flows since the start, by protocol.");
+        let family = counter("gateway_flows_opened", "Flows since the start, by protocol.");
         let opened = number(&gateway[format!("{protocol}_flows")]);
         all.add(family, &[("protocol", protocol)], opened);
     }
     for direction in ["out", "in"] {
         let labels = [("direction", direction)];
-        let bytes = ("gateway_bytes", COUNTER, "Payload from the guest (out) and to it (in).");
+        let bytes = counter("gateway_bytes", "Payload from the guest (out) and to it (in).");
         all.add(bytes, &labels, number(&gateway[format!("bytes_{direction}")]));
-        let datagrams = ("gateway_datagrams", COUNTER, "Datagrams from the guest and to it.");
+        let datagrams = counter("gateway_datagrams", "Datagrams from the guest and to it.");
         all.add(datagrams, &labels, number(&gateway[format!("datagrams_{direction}")]));
     }
     for refusal in list(&gateway["refusals"]) {
-        let family = ("gateway_refusals", COUNTER, "What was not carried, by the reason.");
+        let family = counter("gateway_refusals", "What was not carried, by the reason.");
         all.add(family, &[("reason", word(&refusal["reason"]))], number(&refusal["count"]));
     }
     for (name, value) in fields(&gateway["spliced"]) {
-        let family =
-            (&*format!("gateway_spliced_{name}"), COUNTER, "Between the loopback interfaces.");
-        all.add(family, &[], number(value));
+        let name = format!("gateway_spliced_{name}");
+        all.add(counter(&name, "Between the loopback interfaces."), &[], number(value));
     }
 }
 
