@@ -166,6 +166,11 @@ impl<T> Entry<T> {
         self.filled == self.hold.capacity()
     }
 
+    /// Whether it ended with the error of the stream, which is reported once.
+    fn reports_error(&self) -> bool {
+        self.end.flatten().is_some_and(|e| e != SocketError::Cancelled)
+    }
+
     /// Whether placement has cost less than copies.
     fn placement_paid(&self, calls_for_each: bool) -> bool {
         let has_long_frames = self.placed >= self.placed_mbufs.max(1) * MIN_FRAME_BYTES;
@@ -386,12 +391,16 @@ impl<T> Posted<T> {
     }
 
     /// Abandons the buffer for which `is_it` is true: its bytes return to the front of the receive queue.
-    /// False if it has ended and bytes behind it have been delivered already: it will be completed.
+    /// False if it has ended and bytes behind it have been delivered already, or with an error, which no later call
+    /// would report: it will be completed.
     pub fn abandon(&mut self, io: &mut IoContext<'_>, is_it: impl Fn(&T) -> bool) -> bool {
         let found = self.queue.iter().position(|e| e.token.as_ref().is_some_and(&is_it));
         let Some(at) = found else { return true };
         let is_last = self.queue.iter().skip(at + 1).all(|e| e.filled == 0);
         let Some(e) = self.queue.get_mut(at) else { return true };
+        if e.reports_error() {
+            return false;
+        }
         if e.filled > 0 && e.end.is_some() {
             if !is_last {
                 return false;

@@ -133,3 +133,8 @@ fn partial_acks_without_sack_do_not_cut_retransmissions_shorter() {
 fn two_fragments_whose_flipped_bits_cancel_each_other_are_no_forged_datagram() {
     holds(before_options(1795532595116718));
 }
+
+#[test]
+fn the_error_of_a_posted_buffer_that_is_abandoned_is_reported_all_the_same() {
+    holds(Case::swarm(1795539579312436));
+}

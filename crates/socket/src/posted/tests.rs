@@ -487,6 +487,27 @@ fn abandoned_buffers_that_are_empty_leave_although_the_bytes_of_another_cannot_b
 }
 
 #[test]
+fn a_buffer_that_reports_an_error_cannot_be_abandoned_before_it_completes() {
+    let mut w = three(0);
+    w.send(100);
+    let kept = w.recv.front().map(|m| w.pool.clone_ref(m, 0, 100));
+    let kept = kept.expect("placed bytes").expect("a count");
+    w.deliver();
+    assert!(
+        w.end_burst(false, Some(Err(SocketError::ConnectionReset))),
+        "no later call reports it"
+    );
+    assert_eq!(w.finished, [], "all wait for the first, whose memory is in use");
+    assert!(!w.with(|m, io| m.abandon(io, |t| *t == 1)));
+    assert!(!w.with(|m, io| m.abandon(io, |t| *t == 2)));
+    w.pool.free(Chain::from(kept));
+    w.deliver();
+    let error = Some(SocketError::ConnectionReset);
+    assert_eq!(w.finished, [(0, 100, None), (1, 0, error), (2, 0, error)]);
+    w.finish();
+}
+
+#[test]
 fn a_buffer_of_length_zero_completes_with_the_one_before_it() {
     let mut w = World::new(true);
     for bytes in [2, 0, 3] {
