@@ -123,7 +123,7 @@ impl PollSetCore {
     /// From now on the program may sleep on the descriptor. True the first time.
     pub fn expose(&self) -> bool {
         let first = !self.is_exposed.swap(true, Ordering::SeqCst);
-        if first && self.signalled.load(Ordering::SeqCst) {
+        if first && (self.signalled.load(Ordering::SeqCst) || self.has_others()) {
             self.write();
         }
         first
@@ -197,6 +197,14 @@ mod tests {
         let over = sys::timer_fd().unwrap();
         sys::set_timer(over.as_raw_fd(), fulmar_base::Instant::ZERO);
         sys::sleep_on(None, set.raw_fd(), over.as_raw_fd())
+    }
+
+    #[test]
+    fn a_waker_from_before_the_descriptor_was_exposed_makes_it_readable() {
+        let set = PollSetCore::new().unwrap();
+        set.signal_others();
+        assert!(set.expose());
+        assert!(is_readable(&set));
     }
 
     #[test]
