@@ -51,7 +51,7 @@ fn a_tap_made_for_several_queues_is_taken_if_it_is_nobodys() {
             let tap = open();
             assert!(path_of(&tap).contains(QUEUES_FOR_FLOWS), "{}", path_of(&tap));
             let text = Tap::open(&config()).err().expect("it is the first one's").to_string();
-            assert!(text.contains("another program holds it"), "{text}");
+            assert!(text.contains("another program is attached"), "{text}");
         }
         let _tap = Tap::open(&TapConfig { flow_queues: 0, ..config() }).unwrap();
     });
@@ -64,11 +64,11 @@ fn what_is_no_tap_is_refused_with_advice() {
         for flow_queues in [0, 4] {
             let refused = Tap::open(&TapConfig { flow_queues, ..config() });
             let text = refused.err().expect("it is a veth").to_string();
-            assert!(text.contains("is no TAP") && text.contains("another name"), "{text}");
+            assert!(text.contains("is not a TAP") && text.contains("another name"), "{text}");
         }
         ip("link del tap0");
         ip("tuntap add dev tap0 mode tun multi_queue");
         let text = Tap::open(&config()).err().expect("it is a TUN").to_string();
-        assert!(text.contains("is no TAP"), "{text}");
+        assert!(text.contains("is not a TAP"), "{text}");
     });
 }

@@ -335,7 +335,7 @@ fn tap_held_by_another_is_refused_with_advice() {
         let _first = tap();
         let again = Tap::open(&TapConfig { name: "tap0".into(), ..TapConfig::default() });
         let text = again.err().expect("the interface is taken").to_string();
-        assert!(text.contains("tap0") && text.contains("another program holds it"), "{text}");
+        assert!(text.contains("tap0") && text.contains("another program is attached"), "{text}");
     });
 }
 
