@@ -19,6 +19,7 @@ mod bbr;
 mod cubic;
 mod dctcp;
 mod hystart;
+mod marks;
 mod new_reno;
 mod window;
 

@@ -6,13 +6,9 @@
 use super::Machine;
 use super::model::{INFINITE, percent};
 use super::states::State;
-use crate::arith::div_rem;
 use crate::congestion::Sample;
+use crate::congestion::marks::{MarkedShare, ONE};
 
-/// Shares are in 2^-20.
-const ONE: u64 = 1 << 20;
-/// ecn_alpha_gain = 1/16, as a shift.
-const GAIN_SHIFT: u32 = 4;
 /// ecn_factor = 1/3: how much of the share a bound is cut by.
 const FACTOR_DIVISOR: u64 = 3;
 /// ecn_thresh: beyond this share there is too much in flight, percent.
@@ -27,11 +23,8 @@ const STARTUP_ROUNDS: u8 = 2;
 pub(super) struct Marks {
     /// Feedback is accurate, and the path was short once.
     pub is_eligible: bool,
-    /// ecn_alpha: the estimated share of marked bytes. It begins at one.
-    alpha: u64,
-    /// Bytes delivered, and marked ones, at the start of the round.
-    delivered: u64,
-    marked: u64,
+    /// ecn_alpha.
+    share: MarkedShare,
     /// ecn_in_round.
     pub is_in_round: bool,
     /// Rounds of Startup in a row beyond the threshold.
@@ -42,29 +35,16 @@ impl Marks {
     pub(super) fn new() -> Marks {
         Marks {
             is_eligible: false,
-            alpha: ONE,
-            delivered: 0,
-            marked: 0,
+            share: MarkedShare::new(),
             is_in_round: false,
             startup_rounds: 0,
         }
     }
 
-    /// A round ends. Returns the share of it that was marked.
-    fn update_alpha(&mut self, delivered: u64, marked: u64) -> u64 {
-        let acked = delivered.saturating_sub(self.delivered).max(1);
-        let ce = marked.saturating_sub(self.marked).min(acked);
-        let share = div_rem(ce.saturating_mul(ONE), acked).0;
-        let kept = self.alpha.saturating_sub(self.alpha >> GAIN_SHIFT);
-        self.alpha = kept.saturating_add(share >> GAIN_SHIFT).min(ONE);
-        (self.delivered, self.marked) = (delivered, marked);
-        share
-    }
-
     /// A bound of the flight, cut by alpha * ecn_factor.
     pub(super) fn cut(&self, inflight: u64) -> u64 {
-        let scaled = (inflight >> 20).saturating_mul(self.alpha);
-        let rest = (inflight & (ONE - 1)).saturating_mul(self.alpha) >> 20;
+        let scaled = (inflight >> 20).saturating_mul(self.share.alpha);
+        let rest = (inflight & (ONE - 1)).saturating_mul(self.share.alpha) >> 20;
         inflight.saturating_sub(scaled.saturating_add(rest) / FACTOR_DIVISOR)
     }
 }
@@ -76,7 +56,7 @@ impl Machine {
         self.marks.is_eligible |= self.min_rtt.ns <= MAX_RTT_NS;
         self.marks.is_in_round |= s.newly_marked > 0;
         if self.marks.is_eligible && self.rounds.is_start {
-            let share = self.marks.update_alpha(s.total_delivered, marked);
+            let share = self.marks.share.end_round(s.total_delivered, marked);
             self.check_startup_marks(share);
         }
     }
@@ -118,15 +98,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn alpha_follows_the_share_and_a_bound_is_cut_by_a_third_of_it() {
+    fn a_bound_is_cut_by_a_third_of_the_share() {
         let mut m = Marks::new();
         assert_eq!(m.cut(3_000_000), 2_000_000);
         for round in 1..300u64 {
-            m.update_alpha(round * 1000, round * 250);
+            m.share.end_round(round * 1000, round * 250);
         }
-        assert!(m.alpha.abs_diff(ONE / 4) < ONE / 1000);
+        assert!(m.share.alpha.abs_diff(ONE / 4) < ONE / 1000);
         assert!(m.cut(1200).abs_diff(1100) <= 1);
         assert!(m.cut(u64::MAX >> 1) < u64::MAX >> 1);
-        assert_eq!(m.update_alpha(300_000, 900_000), ONE, "more marks than bytes");
     }
 }
