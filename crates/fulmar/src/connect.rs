@@ -3,75 +3,24 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
-
-use fulmar_tcp::{CongestionControl, EcnPolicy, Keepalive, MtuProbing};
 
 use fulmar_shard::{FirstData, SocketOptions};
 
 use crate::socket::{Socket, to_io};
 use crate::stack::Stack;
-use crate::tcp::{TcpStream, open, owner_of, valid_segment, valid_ttl};
+use crate::tcp::{TcpStream, open, owner_of, valid_options};
 
-/// Options of a connection that is to be opened: see [`TcpStream::connect_with`]. What is `None` is as
-/// configured.
+/// Options of a connection that is to be opened: see [`TcpStream::connect_with`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnectOptions {
     /// The local end; the unspecified address or port 0: of the stack's choice. With
     /// [`crate::Builder::any_ip`] the address of any host, as a gateway's that keeps the client's.
     pub local: Option<SocketAddr>,
-    /// Turns Nagle's algorithm off ([`TcpStream::set_nodelay`]).
-    pub nodelay: bool,
-    /// See [`TcpStream::set_congestion`].
-    pub congestion: Option<CongestionControl>,
-    /// Whether the SYN asks for explicit congestion notification (RFC 3168); [`crate::TcpConfig::ecn`] else.
-    pub ecn: Option<EcnPolicy>,
-    /// See [`TcpStream::set_mtu_probing`]; [`crate::TcpConfig::mtu_probing`] else.
-    pub mtu_probing: Option<MtuProbing>,
-    /// See [`TcpStream::set_max_pacing_rate`]; bytes per second.
-    pub max_pacing_rate: Option<u64>,
-    /// See [`TcpStream::set_keepalive`].
-    pub keepalive: Option<Keepalive>,
-    /// See [`TcpStream::set_user_timeout`]; it bounds the handshake, too.
-    pub user_timeout: Option<Duration>,
-    /// Time to live (hop limit) of the packets, from 1 to 255.
-    pub ttl: Option<u32>,
-    /// TOS (traffic class) of the packets, the SYN's too: see [`TcpStream::set_tos`].
-    pub tos: u8,
-    /// See [`TcpStream::set_quickack`]; on for the first segments else.
-    pub quickack: Option<bool>,
-    /// See [`TcpStream::set_max_segment`]; bytes. The SYN asks the peer for no larger ones.
-    pub max_segment: Option<u16>,
-    /// See [`TcpStream::set_notsent_low_water`]; bytes.
-    pub notsent_low_water: Option<u32>,
-    /// See [`TcpStream::set_send_buffer`]; bytes.
-    pub send_buffer: Option<usize>,
-    /// See [`TcpStream::set_recv_buffer`]; bytes. The SYN announces its window scale.
-    pub recv_buffer: Option<usize>,
+    /// Options of the socket, which hold from the SYN on.
+    pub socket: SocketOptions,
     /// First data goes with the SYN although no cookie is known ([`TcpStream::connect_first`]; Linux: bit 4 of
     /// `tcp_fastopen`): for servers that ask for none.
     pub without_cookie: bool,
-}
-
-impl ConnectOptions {
-    fn of_socket(&self) -> io::Result<SocketOptions> {
-        Ok(SocketOptions {
-            nodelay: self.nodelay,
-            quickack: self.quickack,
-            congestion: self.congestion,
-            ecn: self.ecn,
-            mtu_probing: self.mtu_probing,
-            max_pacing_rate: self.max_pacing_rate,
-            keepalive: self.keepalive,
-            user_timeout: self.user_timeout,
-            ttl: self.ttl.map(valid_ttl).transpose()?,
-            tos: self.tos,
-            max_segment: self.max_segment.map(valid_segment).transpose()?,
-            notsent_low_water: self.notsent_low_water,
-            send_buffer: self.send_buffer,
-            recv_buffer: self.recv_buffer,
-        })
-    }
 }
 
 impl TcpStream {
@@ -80,13 +29,13 @@ impl TcpStream {
     ///
     /// # Errors
     /// Errors before the SYN: no route, no free port, `AddrInUse`; `AddrNotAvailable` for a local address that is not the
-    /// stack's; `InvalidInput` for a time to live outside 1 to 255 or a segment outside 88 to 32,767 bytes.
+    /// stack's; `InvalidInput` for a time to live of 0 or a segment outside 88 to 32,767 bytes.
     pub fn connect_with(
         stack: &Stack,
         remote: SocketAddr,
         options: &ConnectOptions,
     ) -> io::Result<TcpStream> {
-        let set = options.of_socket()?;
+        let set = valid_options(options.socket)?;
         let socket = open(stack, options.local, remote, |entry| entry.set_options(&set))?;
         socket.set_nonblocking(true);
         Ok(TcpStream { socket })
@@ -141,7 +90,7 @@ impl TcpStream {
         options: &ConnectOptions,
         data: &[u8],
     ) -> io::Result<(TcpStream, usize)> {
-        let set = options.of_socket()?;
+        let set = valid_options(options.socket)?;
         let first = FirstData { bytes: data, without_cookie: options.without_cookie };
         let owner = owner_of(stack, options.local, remote)?;
         let host = stack.inner.host(owner);

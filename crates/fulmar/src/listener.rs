@@ -15,7 +15,7 @@ use crate::pending::PendingConnection;
 use crate::poll::wait_for_candidates;
 use crate::socket::{Socket, each_address, stack_of, to_io};
 use crate::stack::Stack;
-use crate::tcp::{DEFAULT_TTL, TcpStream, valid_segment, valid_ttl};
+use crate::tcp::{DEFAULT_TTL, TcpStream, valid_options, valid_ttl};
 
 /// A TCP listener.
 ///
@@ -250,12 +250,6 @@ impl TcpListener {
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         self.first().take_error()
     }
-}
-
-fn valid_options(options: SocketOptions) -> io::Result<SocketOptions> {
-    options.ttl.map(|ttl| valid_ttl(ttl.into())).transpose()?;
-    options.max_segment.map(valid_segment).transpose()?;
-    Ok(options)
 }
 
 /// The same port in every shard.

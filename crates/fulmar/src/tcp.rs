@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_runtime::Limit;
-use fulmar_shard::TcpEntry;
+use fulmar_shard::{SocketOptions, TcpEntry};
 use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::{CongestionControl, Keepalive, MtuProbing};
 
@@ -442,6 +442,12 @@ pub(crate) fn valid_segment(bytes: u16) -> io::Result<u16> {
         88..=32_767 => Ok(bytes),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }
+}
+
+pub(crate) fn valid_options(options: SocketOptions) -> io::Result<SocketOptions> {
+    options.ttl.map(|ttl| valid_ttl(ttl.into())).transpose()?;
+    options.max_segment.map(valid_segment).transpose()?;
+    Ok(options)
 }
 
 pub(crate) fn open(

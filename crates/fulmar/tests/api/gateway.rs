@@ -6,8 +6,8 @@ use std::thread;
 
 use fulmar::{
     ConditionalAccept, ConnectOptions, EchoSocket, IcmpError, ListenOptions, PendingConnection,
-    Ready, RecvMessage, SendMessage, Stack, TcpListener, TcpStream, UdpBindOptions, UdpSocket,
-    devices,
+    Ready, RecvMessage, SendMessage, SocketOptions, Stack, TcpListener, TcpStream, UdpBindOptions,
+    UdpSocket, devices,
 };
 
 use crate::support::{A, B, PATIENCE, buffers_come_home, eventually, meet, stack, within};
@@ -187,13 +187,13 @@ fn a_connection_to_the_guest_keeps_the_clients_address() {
         let (guest, gateway) = guest_and_gateway();
         let listener = TcpListener::bind(&guest, (A, 80)).unwrap();
         let local = far("198.51.100.9:5000");
-        let options = ConnectOptions {
-            local: Some(local),
+        let socket = SocketOptions {
             nodelay: true,
             ttl: Some(33),
             recv_buffer: Some(64 << 10),
-            ..ConnectOptions::default()
+            ..SocketOptions::default()
         };
+        let options = ConnectOptions { local: Some(local), socket, ..ConnectOptions::default() };
         let to = SocketAddr::new(A.parse().unwrap(), 80);
         let c = TcpStream::connect_with(&gateway, to, &options).unwrap();
         let (server, from) = listener.accept().unwrap();
@@ -207,7 +207,8 @@ fn a_connection_to_the_guest_keeps_the_clients_address() {
         assert_eq!(&buf, b"hello");
         let again = TcpStream::connect_with(&gateway, to, &options).unwrap_err();
         assert_eq!(again.kind(), ErrorKind::AddrInUse);
-        let bad = ConnectOptions { ttl: Some(256), ..options };
+        let socket = SocketOptions { ttl: Some(0), ..socket };
+        let bad = ConnectOptions { socket, ..options };
         let bad = TcpStream::connect_with(&gateway, to, &bad).unwrap_err();
         assert_eq!(bad.kind(), ErrorKind::InvalidInput);
         let foreign = TcpStream::connect_with(&guest, far("10.1.0.2:80"), &options).unwrap_err();

@@ -41,12 +41,13 @@ fn congestion_control_can_be_chosen_before_and_after_connecting() {
         assert_eq!(c.congestion().unwrap(), CongestionControl::Cubic);
         c.set_congestion(CongestionControl::NewReno).unwrap();
         assert_eq!(c.congestion().unwrap(), CongestionControl::NewReno);
-        let options = ConnectOptions {
+        let socket = SocketOptions {
             congestion: Some(CongestionControl::NewReno),
             max_pacing_rate: Some(1_000_000),
             mtu_probing: Some(MtuProbing::Always),
-            ..ConnectOptions::default()
+            ..SocketOptions::default()
         };
+        let options = ConnectOptions { socket, ..ConnectOptions::default() };
         let c = TcpStream::connect_with(&a, c.peer_addr().unwrap(), &options).unwrap();
         assert_eq!(c.congestion().unwrap(), CongestionControl::NewReno);
         assert_eq!(c.max_pacing_rate().unwrap(), Some(1_000_000));
@@ -178,7 +179,8 @@ fn segments_are_no_larger_than_either_end_asked_for() {
     within(|| {
         let (a, b) = stacks();
         let listener = TcpListener::bind(&b, (B, 81)).unwrap();
-        let options = ConnectOptions { max_segment: Some(500), ..ConnectOptions::default() };
+        let socket = SocketOptions { max_segment: Some(500), ..SocketOptions::default() };
+        let options = ConnectOptions { socket, ..ConnectOptions::default() };
         let c = TcpStream::connect_with(&a, listener.local_addr().unwrap(), &options).unwrap();
         let (s, _) = listener.accept().unwrap();
         assert_eq!(c.set_max_segment(87).unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -202,7 +204,8 @@ fn options_of_a_listener_and_of_a_connect_hold_from_the_handshake_on() {
         let options = ListenOptions { socket: inherited, ..ListenOptions::default() };
         let listener = TcpListener::bind_with(&b, (B, 81), options).unwrap();
         listener.set_options(SocketOptions { tos, ..listener.options().unwrap() }).unwrap();
-        let options = ConnectOptions { tos, quickack: Some(false), ..ConnectOptions::default() };
+        let socket = SocketOptions { tos, quickack: Some(false), ..SocketOptions::default() };
+        let options = ConnectOptions { socket, ..ConnectOptions::default() };
         let c = TcpStream::connect_with(&a, listener.local_addr().unwrap(), &options).unwrap();
         let (s, _) = listener.accept().unwrap();
         assert_eq!((c.tos().unwrap(), s.tos().unwrap()), (tos, tos));

@@ -69,7 +69,8 @@ fn a_kernel_that_asks_is_agreed_with_and_one_that_refuses_is_not() {
         }
         kernel_asks("0");
         let refusing = net::TcpListener::bind((KERNEL, 81)).unwrap();
-        let options = fulmar::ConnectOptions { ecn: Some(EcnPolicy::Ask), ..Default::default() };
+        let socket = fulmar::SocketOptions { ecn: Some(EcnPolicy::Ask), ..Default::default() };
+        let options = fulmar::ConnectOptions { socket, ..Default::default() };
         let c = TcpStream::connect_with(&stack, format!("{KERNEL}:81").parse().unwrap(), &options)
             .unwrap();
         c.set_nonblocking(false).unwrap();

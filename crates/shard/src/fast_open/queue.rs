@@ -14,7 +14,7 @@ pub struct FastOpenOptions {
     /// minute more. Default 256. Each takes about 2 KiB and the data of its SYN, at most one segment.
     pub backlog: usize,
     /// Takes the data of SYNs without a cookie. A SYN with a forged source then costs a connection, and its answer
-    /// may be up to an initial window of data for whoever has that address: for networks where peers are known
+    /// may be up to an initial window of data to the owner of that address: for networks where peers are known
     /// (Linux: bit 0x200 of `tcp_fastopen`). Default off.
     pub without_cookie: bool,
     /// The keys of cookies. Default: those of the stack, which change every day. Servers that share an address set the
