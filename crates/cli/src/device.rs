@@ -62,7 +62,8 @@ pub struct StackArgs {
     pcap: Option<PathBuf>,
     /// Make the device a bad network: loss=1%,reorder=1%,dup=1%,corrupt=0.1%,delay=5ms,seed=7
     ///
-    /// Also jitter=1ms, loss-run=3 (losses in a row), reorder-by=4 (packets), and a bottleneck in each
+    /// Also jitter=1ms, loss-run=3 (losses in a row), reorder-by=4 (packets), mtu=1300 (larger packets are
+    /// dropped without a word), and a bottleneck in each
     /// direction: rate=10mbit, queue=64k, aqm=droptail|codel|codel+ecn|mark:1ms, police=10mbit:64k
     #[arg(long, value_name = "FAULTS", hide_short_help = true)]
     faults: Option<FaultSpec>,
