@@ -80,9 +80,10 @@ impl<P: Probe> Shard<P> {
     pub(crate) fn input_loopback(&mut self, now: Instant) -> usize {
         let n = self.core.net.link.loopback.len();
         for _ in 0..n {
-            let Some(p) = self.core.net.link.loopback.pop_front() else { break };
-            let p = self.core.net.release_send_share(p);
-            if let Some(p) = self.tcp.input_predicted(now, p, &mut self.core) {
+            if let Some(p) = self.core.net.link.loopback.pop_front()
+                && let Some(p) = self.core.net.release_send_share(p)
+                && let Some(p) = self.tcp.input_predicted(now, p, &mut self.core)
+            {
                 self.ip_input(now, p, true);
             }
         }

@@ -73,22 +73,30 @@ impl<P: Probe> Net<P> {
 
     /// A packet of the loopback queue as it is received. It lies in memory to send, and nothing bounds how long
     /// its reader leaves it there: once half of that share is in use it is copied into memory to receive. Without
-    /// space for the copy it stays where it is: its sender keeps those bytes anyway until they are acknowledged, and
-    /// a segment that TCP sends again whole would be dropped for ever. The windows bound what is left unread.
-    pub fn release_send_share(&mut self, p: Packet) -> Packet {
+    /// space for the copy it stays where it is as long as more is free than the minima of connections: its sender
+    /// keeps those bytes anyway until they are acknowledged, but what is left unread must not stop every writer. Then
+    /// it is dropped, and TCP sends it again; not if it is larger than the memory to receive can take, since that
+    /// would never end.
+    pub fn release_send_share(&mut self, p: Packet) -> Option<Packet> {
         let is_sent = |m: &Mbuf| m.purpose() == Purpose::Send;
         if !self.pool.is_contended(Purpose::Send)
             || !p.chain.iter().any(is_sent)
             || p.chain.is_volatile()
         {
-            return p;
+            return Some(p);
         }
-        let Ok(mut copy) = self.pool.alloc_chain(p.chain.len(), 0, Purpose::Receive) else {
-            return p;
-        };
-        copy.fill(p.chain.slices());
-        self.pool.free(p.chain);
-        Packet { chain: copy, ..p }
+        if let Ok(mut copy) = self.pool.alloc_chain(p.chain.len(), 0, Purpose::Receive) {
+            copy.fill(p.chain.slices());
+            self.pool.free(p.chain);
+            return Some(Packet { chain: copy, ..p });
+        }
+        let has_space = self.pool.share_of(Purpose::Send).common() > 0;
+        let is_too_large = p.chain.len() > self.pool.share_of(Purpose::Receive).limit / 2;
+        if has_space || is_too_large {
+            return Some(p);
+        }
+        self.drop_chain(p.chain, DropReason::NoBuffer);
+        None
     }
 
     /// The route to a peer, as the transport needs it; `src` if the source address is chosen already.
