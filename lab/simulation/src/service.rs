@@ -134,7 +134,16 @@ impl Scenario {
             has(Feature::SmallPools) || has(Feature::ZeroWindows) || has(Feature::ManyFlows);
         // Frames go to a forged address until it is found unreachable and the sender tries again.
         let forged = if has(Feature::ForgedNeighbours) { MS * 240_000 } else { Duration::ZERO };
-        chance + MS * backoff * 1_000 + if short { MS * 400_000 } else { Duration::ZERO } + forged
+        // A jump within the handshake is a round trip for the estimator: until a segment that was sent once is measured,
+        // time-outs are as long as they can be, and a paced sender is as slow.
+        let is_black_hole = self.ways.iter().any(|w| w.mtu.is_some());
+        let misled =
+            if is_black_hole && has(Feature::ClockJumps) { MS * 1_200_000 } else { Duration::ZERO };
+        chance
+            + misled
+            + MS * backoff * 1_000
+            + if short { MS * 400_000 } else { Duration::ZERO }
+            + forged
     }
 
     /// Steps without effect that the scenario may take within a time in which so many frames went: a

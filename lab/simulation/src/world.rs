@@ -235,7 +235,12 @@ impl World {
     pub(super) fn pair_is_done(&self, flow: usize) -> bool {
         let pair = &self.ends[2 * flow..][..2];
         let excused = pair[0].may_fail && pair[0].is_done() && pair[1].is_unborn();
-        excused || pair.iter().all(End::is_done)
+        // It does not begin while the far end of the flow before it, of the same addresses, may still be accepted.
+        let is_barred = || {
+            let before = self.scenario.flows[flow].again;
+            before.is_some_and(|b| self.pair_is_done(b) && !self.ends[2 * b + 1].is_done())
+        };
+        excused || pair.iter().all(End::is_done) || (pair[0].is_idle() && is_barred())
     }
 
     /// Moves the clock to the next event.

@@ -138,3 +138,18 @@ fn two_fragments_whose_flipped_bits_cancel_each_other_are_no_forged_datagram() {
 fn the_error_of_a_posted_buffer_that_is_abandoned_is_reported_all_the_same() {
     holds(Case::swarm(1795539579312436));
 }
+
+#[test]
+fn loopback_segments_that_nobody_reads_leave_writers_their_minima() {
+    holds(Case::swarm(1795545308967763));
+}
+
+#[test]
+fn a_black_hole_behind_a_jump_of_the_clock_is_served_late() {
+    holds(Case::swarm(1795545309022945));
+}
+
+#[test]
+fn a_flow_of_the_same_addresses_as_one_that_was_never_accepted_does_not_begin() {
+    holds(Case::swarm(1795545309055751));
+}
