@@ -276,7 +276,7 @@ impl TcpStream {
     }
 
     /// TCP_MAXSEG: segments of at most so many bytes, the options of the TCP header included. The peer's segments are
-    /// bounded by [`crate::ConnectOptions::max_segment`].
+    /// bounded by [`crate::SocketOptions::max_segment`].
     ///
     /// # Errors
     /// The socket is gone; `InvalidInput` outside 88 to 32,767, as on Linux.
@@ -357,7 +357,7 @@ impl TcpStream {
 
     /// TOS (traffic class) of the packets, IP_TOS and IPV6_TCLASS: the DSCP in the upper six bits (RFC 2474), for
     /// example `46 << 2` for expedited forwarding. The lower two bits, the ECN field, are the connection's: they are
-    /// ignored, as on Linux. [`crate::ConnectOptions::tos`] sets it before the SYN.
+    /// ignored, as on Linux. [`crate::SocketOptions::tos`] sets it before the SYN.
     ///
     /// # Errors
     /// The socket is gone.
