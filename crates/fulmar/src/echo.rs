@@ -69,7 +69,7 @@ impl EchoSocket {
         let EchoRequest { from, to, ident, seq, payload, .. } = request;
         let echo = EchoId { ident: *ident, seq: *seq };
         let id = self.socket.id;
-        self.socket.call(|shard, now| shard.echo_send_reply(now, id, (*to, *from), echo, payload))
+        self.socket.call(|shard, now| shard.echo_send_reply(now, id, *to, *from, echo, payload))
     }
 
     /// Sends an ICMP error about a request, in the name of `router`; `None`: of the host that was asked. Within
@@ -85,7 +85,7 @@ impl EchoSocket {
     ) -> io::Result<()> {
         let EchoRequest { from, to, ident, seq, payload, .. } = about;
         let echo = EchoId { ident: *ident, seq: *seq };
-        let about = InvokingPacket::echo_request((*from, *to), echo, payload, payload.len());
+        let about = InvokingPacket::echo_request(*from, *to, echo, payload, payload.len());
         self.socket.call(|shard, now| {
             shard.send_icmp_error(now, &about, error, router);
             Ok(())

@@ -302,7 +302,8 @@ impl UdpSocket {
     /// The socket is gone.
     pub fn send_icmp_error(
         &self,
-        (source, destination): (SocketAddr, SocketAddr),
+        source: SocketAddr,
+        destination: SocketAddr,
         payload: &[u8],
         error: SentError,
         router: Option<IpAddr>,

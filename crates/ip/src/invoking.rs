@@ -76,7 +76,8 @@ impl<'a> InvokingPacket<'a> {
 
     /// An echo request that was received. `payload` is the start of its payload, of `payload_bytes`.
     pub fn echo_request(
-        (src, dst): (IpAddr, IpAddr),
+        src: IpAddr,
+        dst: IpAddr,
         id: EchoId,
         payload: &'a [u8],
         payload_bytes: usize,

@@ -65,7 +65,8 @@ impl<P: Probe> Shard<P> {
         &mut self,
         now: Instant,
         id: SlotId,
-        (src, dst): (IpAddr, IpAddr),
+        src: IpAddr,
+        dst: IpAddr,
         echo: EchoId,
         payload: &[u8],
     ) -> Result<(), SocketError> {
@@ -84,7 +85,7 @@ impl<P: Probe> Shard<P> {
         let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
         link.set_now(now);
         let sink = &mut Sink { link, probe };
-        ip.send_echo_reply(now, pool, counters, (src, dst), echo, chain, sink)
+        ip.send_echo_reply(now, pool, counters, src, dst, echo, chain, sink)
             .map_err(|_| SocketError::HostUnreachable)?;
         self.finish_datagrams(now);
         Ok(())

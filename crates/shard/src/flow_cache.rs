@@ -40,9 +40,9 @@ pub struct Predicted {
 
 impl FlowCache {
     /// Fast path: parses a segment of the cached flow. Keeps the headers of any other frame, if it may be the
-    /// next of its flow. `generations`: those of the flow table and of `ip`.
+    /// next of its flow.
     #[inline]
-    pub fn predict(&mut self, p: &Packet, generations: (u64, u64)) -> Option<Predicted> {
+    pub fn predict(&mut self, p: &Packet, generations: Generations) -> Option<Predicted> {
         let found = self.parse_cached(p, generations);
         if found.is_none() {
             let headers = p.chain.front().filter(|_| self.is_run);
@@ -51,7 +51,7 @@ impl FlowCache {
         found
     }
 
-    fn parse_cached(&self, p: &Packet, generations: (u64, u64)) -> Option<Predicted> {
+    fn parse_cached(&self, p: &Packet, generations: Generations) -> Option<Predicted> {
         let known = self.known.as_ref()?;
         let frame = p.chain.front()?.as_slice();
         let l4 = known.headers.predict(frame, p.chain.len())?;
@@ -74,7 +74,7 @@ impl FlowCache {
 
     /// A segment was looked up and belongs to this connection.
     #[inline]
-    pub fn note(&mut self, id: SlotId, generations: (u64, u64)) {
+    pub fn note(&mut self, id: SlotId, generations: Generations) {
         self.is_run = self.id == Some(id);
         self.id = Some(id);
         if let Some(headers) = self.headers.take().filter(|_| self.is_run) {
@@ -89,10 +89,19 @@ impl FlowCache {
     }
 }
 
+/// What the cached flow depends on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Generations {
+    /// Of the flow table.
+    pub flows: u64,
+    /// Of the addresses and routes of `ip`.
+    pub ip: u64,
+}
+
 /// The cached flow.
 struct Known {
     headers: PredictedHeaders,
     id: SlotId,
     /// Generations at the look-up.
-    generations: (u64, u64),
+    generations: Generations,
 }

@@ -1,6 +1,7 @@
 //! Send calls of TCP sockets: `sosend` in steps, and whole chains.
 
 use alloc::sync::Arc;
+use core::ops::Range;
 
 use fulmar_base::{Instant, Probe, SlotId, Stage};
 use fulmar_mbuf::{Chain, SharedBytes};
@@ -128,7 +129,7 @@ impl<P: Probe> Shard<P> {
         }
     }
 
-    /// Appends as much of the shared bytes [at, at + want) as fits, without a copy, and runs the
+    /// Appends as much of the shared bytes of `part` as fits, without a copy, and runs the
     /// output once; returns how many. `waited`: it has found no space before.
     ///
     /// # Errors
@@ -138,7 +139,7 @@ impl<P: Probe> Shard<P> {
         now: Instant,
         id: SlotId,
         owner: &Arc<dyn SharedBytes>,
-        part: (usize, usize),
+        part: Range<usize>,
         waited: bool,
     ) -> Result<Step<usize>, SocketError> {
         self.core.sockets.check_down(id)?;
@@ -146,6 +147,7 @@ impl<P: Probe> Shard<P> {
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
+        let want = part.len();
         match sosend::share(&mut entry.tcb, &mut self.core.net.pool, owner, part, waited)? {
             Step::Done(shared) => {
                 entry.blocked.is_blocked = false;
@@ -156,7 +158,7 @@ impl<P: Probe> Shard<P> {
                 Ok(Step::Done(shared.bytes))
             }
             Step::WaitSpace(n) | Step::WaitData(n) => {
-                if sosend::has_space(&entry.tcb, part.1, waited) {
+                if sosend::has_space(&entry.tcb, want, waited) {
                     self.core.memory.wait(now, id, &mut self.core.sockets, &mut self.core.net);
                 }
                 Ok(Step::WaitSpace(n))

@@ -8,6 +8,7 @@ use fulmar_tcp::{EcnField, IcmpError, TimeWaitVerdict, reset_for};
 use fulmar_wire::tcp;
 
 use crate::demux::BatchLookup;
+use crate::flow_cache::Generations;
 use crate::layers::Core;
 use crate::listen::{expects_cookies, is_ack};
 use crate::net::Net;
@@ -50,8 +51,8 @@ impl Tcp {
         match lookup.connection(&self.flows, &core.sockets, &key) {
             Some(id) if core.sockets.is_embryo(id) => self.embryo_input(now, id, seg, core),
             Some(id) => {
-                let changes = self.generations(&core.net.ip);
-                self.flow_cache.note(id, changes);
+                let generations = self.generations(&core.net.ip);
+                self.flow_cache.note(id, generations);
                 self.connection_input(now, id, &seg.header, seg.ecn, seg.payload, core);
             }
             None if self.time_wait.contains(&key) => self.time_wait_input(now, seg, core),
@@ -59,9 +60,8 @@ impl Tcp {
         }
     }
 
-    /// Generations of the flow table and of `ip`.
-    fn generations(&self, ip: &Ip) -> (u64, u64) {
-        (self.flows.generation(), ip.generation())
+    fn generations(&self, ip: &Ip) -> Generations {
+        Generations { flows: self.flows.generation(), ip: ip.generation() }
     }
 
     /// Fast path: a segment of the flow of the last one. Gives any other packet back without side effects.
@@ -72,8 +72,8 @@ impl Tcp {
         p: Packet,
         core: &mut Core<P>,
     ) -> Option<Packet> {
-        let changes = self.generations(&core.net.ip);
-        let Some(segment) = self.flow_cache.predict(&p, changes) else { return Some(p) };
+        let generations = self.generations(&core.net.ip);
+        let Some(segment) = self.flow_cache.predict(&p, generations) else { return Some(p) };
         let mut payload = p.chain;
         let stages = [Stage::EtherInput, Stage::IpInput, Stage::Demultiplexed];
         if stages.into_iter().any(|stage| core.net.ends_at(stage)) {

@@ -92,8 +92,7 @@ impl Tcp {
         refresh_path(entry, net);
         entry.is_queued = false;
         let was_limited = entry.tcb.is_unsent_limited();
-        let template =
-            self.templates.of((id, entry.tcb.key()), entry.header_options(), &net.ip, now);
+        let template = self.templates.of(id, entry.tcb.key(), entry.header_options(), &net.ip, now);
         let sent = run_engine(net, now, entry, template);
         let is_freed = was_limited && !entry.tcb.is_unsent_limited();
         if let Some(at) = entry.tcb.next_deadline() {

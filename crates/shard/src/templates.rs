@@ -39,7 +39,8 @@ impl UdpTemplate {
     pub(crate) fn new(
         ip: &Ip,
         now: Instant,
-        (local, remote): (SocketAddr, SocketAddr),
+        local: SocketAddr,
+        remote: SocketAddr,
         zone: u32,
         options: HeaderOptions,
     ) -> Option<UdpTemplate> {
@@ -160,7 +161,8 @@ impl FlowTemplates {
     #[inline]
     pub fn of(
         &mut self,
-        (id, key): (SlotId, &FlowKey),
+        id: SlotId,
+        key: &FlowKey,
         options: HeaderOptions,
         ip: &Ip,
         now: Instant,

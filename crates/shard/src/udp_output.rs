@@ -334,9 +334,8 @@ impl Udp {
         core: &mut Core<P>,
     ) {
         let Core { sockets, net, .. } = core;
-        let zone = zone_of(endpoints.remote);
-        let made =
-            UdpTemplate::new(&net.ip, now, (local, endpoints.remote), zone, endpoints.options);
+        let &Endpoints { remote, options, .. } = endpoints;
+        let made = UdpTemplate::new(&net.ip, now, local, remote, zone_of(remote), options);
         let Some(made) = made.map(|made| made.with_source(endpoints.from)) else { return };
         let is_own = !endpoints.has_destination && endpoints.from.is_none();
         match sockets.get_mut(id) {

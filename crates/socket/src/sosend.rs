@@ -6,6 +6,7 @@
 //! that of FreeBSD's `sosend_generic`.
 
 use alloc::sync::Arc;
+use core::ops::Range;
 
 use fulmar_mbuf::{Chain, Claim, FairShare, Pool, Purpose, QueueFull, SendQueue, SharedBytes};
 use fulmar_tcp::{State, Tcb};
@@ -242,7 +243,7 @@ pub fn append(tcb: &mut Tcb, pool: &mut Pool, chain: &mut Chain) -> Result<Step<
     }
 }
 
-/// Appends as much of the shared bytes [at, at + want) as fits, by reference. `waited`: the write has waited
+/// Appends as much of the shared bytes of `part` as fits, by reference. `waited`: the write has waited
 /// for space before.
 ///
 /// # Errors
@@ -251,7 +252,7 @@ pub fn share(
     tcb: &mut Tcb,
     pool: &mut Pool,
     owner: &Arc<dyn SharedBytes>,
-    (at, want): (usize, usize),
+    part: Range<usize>,
     waited: bool,
 ) -> Result<Step<Taken>, SocketError> {
     match check(tcb) {
@@ -259,10 +260,11 @@ pub fn share(
         other => other?,
     }
     let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
+    let want = part.len();
     if must_wait(space, limit, want, waited) {
         return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
     }
-    let chain = share_parts(pool, owner, at, allowed(tcb, pool, want.min(space)));
+    let chain = share_parts(pool, owner, part.start, allowed(tcb, pool, want.min(space)));
     let taken = Taken { bytes: chain.len(), mbufs: chain.segs() };
     if taken.bytes == 0 {
         return Ok(Step::WaitSpace(1));

@@ -230,11 +230,11 @@ impl Tcb {
         // Positions are offsets of the stream plus one.
         let seq = |offset: u64| self.peer_seq_of(offset.saturating_add(1));
         if let Some((start, end)) = self.dsack_due {
-            blocks.push((self.peer_seq_of(start), self.peer_seq_of(end)));
+            blocks.push(self.peer_seq_of(start), self.peer_seq_of(end));
             ranges.sort_by_key(|(from, to)| !(*from < start && end <= to.saturating_add(1)));
         }
         for (from, to) in ranges.iter() {
-            blocks.push((seq(*from), seq(*to)));
+            blocks.push(seq(*from), seq(*to));
         }
         blocks
     }

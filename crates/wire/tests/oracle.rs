@@ -171,7 +171,7 @@ proptest! {
     ) {
         let mut sack = tcp::SackBlocks::default();
         for i in 0..blocks {
-            sack.push((SeqNum(i * 10), SeqNum(i * 10 + 5)));
+            sack.push(SeqNum(i * 10), SeqNum(i * 10 + 5));
         }
         let timestamps = Some(tcp::Timestamps { value: numbers.1, echo: numbers.0 });
         let options = if syn {
@@ -418,7 +418,7 @@ fn header_as_sent(header: &tcp::Header) -> tcp::Header {
     let mut sack = tcp::SackBlocks::default();
     let most = if header.options.timestamps.is_some() { 3 } else { 4 };
     header.options.sack.iter().take(most).for_each(|b| {
-        sack.push(b);
+        sack.push(b.0, b.1);
     });
     tcp::Header { options: tcp::Options { sack, ..header.options }, ..*header }
 }
@@ -436,7 +436,7 @@ fn their_options(iterator: etherparse::TcpOptionsIterator<'_>) -> tcp::Options {
             }
             TcpOptionElement::SelectiveAcknowledgement(first, rest) => {
                 for (l, r) in [Some(first)].into_iter().chain(rest).flatten() {
-                    options.sack.push((SeqNum(l), SeqNum(r)));
+                    options.sack.push(SeqNum(l), SeqNum(r));
                 }
             }
         }

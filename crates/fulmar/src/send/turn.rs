@@ -149,7 +149,7 @@ impl<'a> WriteTurn<'a> {
         bytes: &mut OwnedBytes,
         waited: bool,
     ) -> Result<Step<usize>, SocketError> {
-        let part = (bytes.at(), bytes.len());
+        let part = bytes.at()..bytes.at() + bytes.len();
         let step = shard.tcp_share(now, self.socket.id, bytes.memory(), part, waited)?;
         if let Step::Done(n) = &step {
             bytes.advance(*n);

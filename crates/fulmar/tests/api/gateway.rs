@@ -150,7 +150,7 @@ fn datagrams_are_answered_from_where_they_went() {
         client.send(b"question").unwrap();
         assert_eq!(all.recv_many(&mut into).unwrap(), 1);
         let question = into[0].payload().to_vec();
-        all.send_icmp_error((from, to), &question, IcmpError::PortUnreachable, None).unwrap();
+        all.send_icmp_error(from, to, &question, IcmpError::PortUnreachable, None).unwrap();
         assert_eq!(client.recv(&mut buf).unwrap_err().kind(), ErrorKind::ConnectionRefused);
         let sourceless = all.send_to(b"x", from).unwrap_err();
         assert_eq!(sourceless.kind(), ErrorKind::InvalidInput);

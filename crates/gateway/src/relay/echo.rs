@@ -193,7 +193,7 @@ impl Echoes {
             let (guest, peer, ident) = flow.key;
             let echo = EchoId { ident, seq };
             (flow.moved, flow.bytes_in) = (cx.now, flow.bytes_in + payload.len() as u64);
-            let sent = cx.stack.echo_send_reply(cx.now, listener, (peer, guest), echo, payload);
+            let sent = cx.stack.echo_send_reply(cx.now, listener, peer, guest, echo, payload);
             if sent.is_err() {
                 cx.totals.refusals.count(Refusal::NoBuffer);
             }
@@ -214,7 +214,7 @@ impl Echoes {
             };
             let echo = EchoId { ident, seq: u16::from_be_bytes([header[6], header[7]]) };
             let from = said.from.filter(|f| *f != flow.leads_to && f.is_ipv4() == peer.is_ipv4());
-            let about = InvokingPacket::echo_request((guest, peer), echo, payload, payload.len());
+            let about = InvokingPacket::echo_request(guest, peer, echo, payload, payload.len());
             cx.stack.send_icmp_error(cx.now, &about, error, from);
         }
     }
@@ -259,9 +259,9 @@ fn report(cx: &mut Context<'_>, request: &EchoRequest, failure: Failure) {
     let code = if request.dst.is_ipv4() { v4 } else { v6 };
     let mut start = [0; 64];
     let n = request.payload.copy_to(0, &mut start);
-    let (ends, echo) =
-        ((request.src, request.dst), EchoId { ident: request.ident, seq: request.seq });
-    let about = InvokingPacket::echo_request(ends, echo, &start[..n], request.payload.len());
+    let &EchoRequest { src, dst, ident, seq, ref payload, .. } = request;
+    let echo = EchoId { ident, seq };
+    let about = InvokingPacket::echo_request(src, dst, echo, &start[..n], payload.len());
     cx.stack.send_icmp_error(cx.now, &about, fulmar_ip::SentError::Unreachable { code }, None);
 }
 

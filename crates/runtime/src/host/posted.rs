@@ -35,11 +35,11 @@ impl<P: Probe> Host<P> {
         if ticket.is_over() {
             return Ok(true);
         }
-        let target = WaitTarget::Completion(&ticket.completion);
+        let target = WaitTarget::Completion(&ticket.completion, Ready::READABLE);
         let over = |_: &mut WatchedShard<P>, _| {
             Ok(if ticket.is_over() { Step::Done(()) } else { Step::WaitData(1) })
         };
-        match self.wait_for(target, Ready::READABLE, || limit, true, over) {
+        match self.wait_for(target, || limit, true, over) {
             Ok(()) => Ok(true),
             Err(SocketError::WouldBlock) => Ok(ticket.is_over()),
             Err(e) => Err(e),
@@ -89,7 +89,7 @@ impl<P: Probe> Host<P> {
         if post.is_some() {
             return Ok(PostedRead::Refused);
         }
-        match self.wait_posted(guard, now, (ticket, limit), WatchedShard::step_for_read) {
+        match self.wait_posted(guard, now, ticket, limit, WatchedShard::step_for_read) {
             Ok(Some(outcome)) => Ok(PostedRead::Over(outcome)),
             Ok(None) | Err(SocketError::WouldBlock) => {
                 Ok(ticket.take().map_or(PostedRead::Posted, PostedRead::Over))
@@ -109,7 +109,7 @@ impl<P: Probe> Host<P> {
         let now = sys::now();
         guard.pass(Stage::Locked);
         guard.post_if_possible(now, post);
-        self.wait_posted(guard, now, (ticket, limit), WatchedShard::step_for_ticket)
+        self.wait_posted(guard, now, ticket, limit, WatchedShard::step_for_ticket)
     }
 
     /// As [`Host::wait_for_ticket`], under the lock.
@@ -117,7 +117,8 @@ impl<P: Probe> Host<P> {
         &'a self,
         mut guard: Guard<'a, P>,
         now: Instant,
-        (ticket, limit): (&RecvTicket, Limit),
+        ticket: &RecvTicket,
+        limit: Limit,
         poll: impl FnOnce(&mut WatchedShard<P>, Instant, &RecvTicket) -> (usize, Option<RecvOutcome>),
     ) -> Result<Option<RecvOutcome>, SocketError> {
         if ticket.is_over() {
@@ -132,7 +133,7 @@ impl<P: Probe> Host<P> {
         let over = |_: &mut WatchedShard<P>, _| {
             Ok(if ticket.is_over() { Step::Done(None) } else { Step::WaitData(1) })
         };
-        let target = (WaitTarget::Completion(&ticket.completion), Ready::READABLE);
+        let target = WaitTarget::Completion(&ticket.completion, Ready::READABLE);
         Ok(self.wait_until(guard, now, target, give_up, over)?.flatten())
     }
 }

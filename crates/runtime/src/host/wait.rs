@@ -37,7 +37,7 @@ impl<P: Probe> Host<P> {
         limit: Limit,
         step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
-        self.wait_for(WaitTarget::Socket(socket, interest), interest, || limit, true, step)
+        self.wait_for(WaitTarget::Socket(socket, interest), || limit, true, step)
     }
 
     /// As [`Host::wait`], with a coarse clock: the step may see a time that is a few milliseconds old, of the
@@ -55,21 +55,20 @@ impl<P: Probe> Host<P> {
         step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
         let is_exact = !self.takes_coarse_time;
-        self.wait_for(WaitTarget::Socket(socket, interest), interest, limit, is_exact, step)
+        self.wait_for(WaitTarget::Socket(socket, interest), limit, is_exact, step)
     }
 
     #[inline]
     pub(super) fn wait_for<R>(
         &self,
         target: WaitTarget<'_>,
-        interest: Ready,
         limit: impl FnOnce() -> Limit,
         is_exact: bool,
         mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
         match self.call_at(is_exact, &mut step)? {
             Step::Done(r) => Ok(r),
-            _ => self.wait_slow((target, interest), limit(), step),
+            _ => self.wait_slow(target, limit(), step),
         }
     }
 
@@ -77,7 +76,7 @@ impl<P: Probe> Host<P> {
     #[inline(never)]
     fn wait_slow<R>(
         &self,
-        (target, interest): (WaitTarget<'_>, Ready),
+        target: WaitTarget<'_>,
         limit: Limit,
         mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
@@ -89,12 +88,12 @@ impl<P: Probe> Host<P> {
             return Err(SocketError::WouldBlock);
         }
         // Callers that cannot wait run the stack too; else no thread might.
-        advance(&mut guard, now, interest);
+        advance(&mut guard, now, target.interest());
         if let Step::Done(r) = step(&mut guard, now)? {
             return Ok(r);
         }
         let give_up = end.ok_or(SocketError::WouldBlock)?;
-        let done = self.wait_until(guard, now, (target, interest), give_up, step)?;
+        let done = self.wait_until(guard, now, target, give_up, step)?;
         done.ok_or(SocketError::WouldBlock)
     }
 
@@ -104,10 +103,11 @@ impl<P: Probe> Host<P> {
         &'a self,
         mut guard: Guard<'a, P>,
         mut now: Instant,
-        (target, interest): (WaitTarget<'_>, Ready),
+        target: WaitTarget<'_>,
         give_up: Option<Instant>,
         mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<Option<R>, SocketError> {
+        let interest = target.interest();
         let mut wait = WaitGuard::new(self, &mut guard, now, target)?;
         loop {
             guard = wait.sleep(guard, now, give_up)?;
@@ -155,8 +155,7 @@ impl<P: Probe> Host<P> {
         };
         let found = collect(&mut guard, now);
         let (None, Some(give_up)) = (found, end) else { return Ok(found.unwrap_or(0)) };
-        let target = (WaitTarget::Set(set), Ready::NONE);
-        let found = self.wait_until(guard, now, target, give_up, |shard, now| {
+        let found = self.wait_until(guard, now, WaitTarget::Set(set), give_up, |shard, now| {
             Ok(collect(shard, now).map_or(Step::WaitData(1), Step::Done))
         });
         Ok(found?.unwrap_or(0))
@@ -179,7 +178,7 @@ impl<P: Probe> Host<P> {
             drop(guard);
             return Ok(c.is_done());
         };
-        let target = (WaitTarget::Completion(c), Ready::NONE);
+        let target = WaitTarget::Completion(c, Ready::NONE);
         let done = self.wait_until(guard, now, target, give_up, |shard, _| {
             match (c.is_done(), shard.down()) {
                 (true, _) => Ok(Step::Done(())),
@@ -210,7 +209,8 @@ impl<P: Probe> Host<P> {
         if let Step::Done(is_drained) = drained(&mut guard, now)? {
             return Ok(is_drained);
         }
-        let (target, give_up) = ((WaitTarget::Acknowledgements, Ready::NONE), Some(now + limit));
+        let give_up = Some(now + limit);
+        let target = WaitTarget::Acknowledgements;
         Ok(self.wait_until(guard, now, target, give_up, drained)?.unwrap_or(false))
     }
 }

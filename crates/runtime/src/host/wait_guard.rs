@@ -20,9 +20,19 @@ use crate::watched::WatchedShard;
 pub(super) enum WaitTarget<'a> {
     Socket(SlotId, Ready),
     Set(&'a Arc<PollSetCore>),
-    Completion(&'a Completion),
+    Completion(&'a Completion, Ready),
     /// Everything sent is acknowledged, which wakes no thread: it is checked each [`DRAIN_PERIOD`].
     Acknowledgements,
+}
+
+impl WaitTarget<'_> {
+    /// The readiness of the target that ends the wait.
+    pub fn interest(&self) -> Ready {
+        match self {
+            WaitTarget::Socket(_, interest) | WaitTarget::Completion(_, interest) => *interest,
+            WaitTarget::Set(_) | WaitTarget::Acknowledgements => Ready::NONE,
+        }
+    }
 }
 
 /// How often a drain checks whether it is done.
@@ -145,7 +155,7 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
         match self.target {
             WaitTarget::Socket(id, interest) => shard.watch_thread(id, &self.waiter, interest),
             WaitTarget::Set(set) => set.add_sleeper(&self.waiter),
-            WaitTarget::Completion(c) => c.add_sleeper(&self.waiter),
+            WaitTarget::Completion(c, _) => c.add_sleeper(&self.waiter),
             WaitTarget::Acknowledgements => {}
         }
     }
@@ -154,7 +164,7 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
         match self.target {
             WaitTarget::Socket(id, _) => shard.unwatch_thread(id, &self.waiter),
             WaitTarget::Set(set) => set.remove_sleeper(&self.waiter),
-            WaitTarget::Completion(c) => c.remove_sleeper(&self.waiter),
+            WaitTarget::Completion(c, _) => c.remove_sleeper(&self.waiter),
             WaitTarget::Acknowledgements => {}
         }
     }

@@ -292,7 +292,7 @@ fn an_echo_request_to_another_host_is_answered_by_the_program() {
     assert_eq!(payload, b"ping");
     assert!(rig.take().is_empty());
     let echo = EchoId { ident: 7, seq: 2 };
-    rig.shard.echo_send_reply(rig.now, id, (FAR.into(), PEER.into()), echo, &payload).unwrap();
+    rig.shard.echo_send_reply(rig.now, id, FAR.into(), PEER.into(), echo, &payload).unwrap();
     let (frame, _) = rig.take().pop().unwrap();
     assert_eq!((&frame[26..30], &frame[30..34]), (&FAR.octets()[..], &PEER.octets()[..]));
     assert_eq!(([frame[34], frame[35]], &frame[38..]), ([0, 0], &b"\0\x07\0\x02ping"[..]));
@@ -300,7 +300,7 @@ fn an_echo_request_to_another_host_is_answered_by_the_program() {
     // Its own address the stack answers itself.
     ask(&mut rig, US, 3, b"ping");
     assert_eq!(rig.take().len(), 1);
-    let about = InvokingPacket::echo_request((PEER.into(), FAR.into()), echo, b"ping", 4);
+    let about = InvokingPacket::echo_request(PEER.into(), FAR.into(), echo, b"ping", 4);
     rig.shard.send_icmp_error(rig.now, &about, SentError::TimeExceeded { code: 0 }, None);
     let (frame, _) = rig.take().pop().unwrap();
     assert_eq!((frame[34], &frame[62..]), (11, &b"\x08\0\0\0\0\x07\0\x02ping"[..]));
@@ -324,7 +324,8 @@ fn echo_requests_that_nobody_takes_are_bounded_and_freed_at_the_end() {
     let late = rig.shard.echo_send_reply(
         now,
         id,
-        (FAR.into(), PEER.into()),
+        FAR.into(),
+        PEER.into(),
         EchoId { ident: 1, seq: 1 },
         b"",
     );

@@ -429,7 +429,7 @@ pub fn header(s: &Seg) -> Header {
     h.options.ecn =
         s.counters.map(|(ect0, ce, ect1)| EcnCounters::full(EcnOrder::Ect0First, ect0, ce, ect1));
     for b in &s.sack {
-        h.options.sack.push((OUR_ISS + b.0, OUR_ISS + b.1));
+        h.options.sack.push(OUR_ISS + b.0, OUR_ISS + b.1);
     }
     h
 }

@@ -68,10 +68,10 @@ impl SackBlocks {
 
     /// Appends a block. False if there are already four.
     #[inline]
-    pub fn push(&mut self, block: (SeqNum, SeqNum)) -> bool {
+    pub fn push(&mut self, left: SeqNum, right: SeqNum) -> bool {
         let end = self.len();
         let Some(slot) = self.blocks.get_mut(end) else { return false };
-        *slot = block;
+        *slot = (left, right);
         self.len = self.len.wrapping_add(1);
         true
     }
@@ -256,7 +256,7 @@ impl Options {
         for &[a, b, c, d, e, f, g, h] in blocks {
             let left = SeqNum(u32::from_be_bytes([a, b, c, d]));
             let right = SeqNum(u32::from_be_bytes([e, f, g, h]));
-            self.sack.push((left, right));
+            self.sack.push(left, right);
         }
     }
 

@@ -27,7 +27,7 @@ fn with(options: Options) -> Header {
 fn sack(count: u32) -> SackBlocks {
     let mut sack = SackBlocks::default();
     for i in 0..count {
-        assert!(sack.push((SeqNum(0x1000_2000 + i), SeqNum(0x3000_4000 + i))));
+        assert!(sack.push(SeqNum(0x1000_2000 + i), SeqNum(0x3000_4000 + i)));
     }
     sack
 }
@@ -156,7 +156,7 @@ fn fast_open_cookies_of_other_lengths_are_ignored() {
 #[test]
 fn a_fifth_sack_block_is_rejected() {
     let mut blocks = sack(4);
-    assert!(!blocks.push((SeqNum(1), SeqNum(2))));
+    assert!(!blocks.push(SeqNum(1), SeqNum(2)));
     assert_eq!((blocks, blocks.len(), blocks.is_empty()), (sack(4), 4, false));
     assert_eq!(sack(2).iter().nth(1), Some((SeqNum(0x1000_2001), SeqNum(0x3000_4001))));
     assert!(SackBlocks::default().is_empty());
@@ -244,7 +244,7 @@ fn the_last_of_repeated_options_is_used() {
     assert_eq!(options.mss, Some(2));
     let twice = [&[5, 10][..], &[9; 8], &[5, 10], &[1; 8]].concat();
     let mut last = SackBlocks::default();
-    last.push((SeqNum(0x0101_0101), SeqNum(0x0101_0101)));
+    last.push(SeqNum(0x0101_0101), SeqNum(0x0101_0101));
     assert_eq!(Options::parse(&twice).unwrap().sack, last);
 }
 
@@ -328,7 +328,7 @@ fn any_sack() -> impl Strategy<Value = SackBlocks> {
     proptest::collection::vec(any::<(u32, u32)>(), 0..=4).prop_map(|blocks| {
         let mut sack = SackBlocks::default();
         blocks.into_iter().for_each(|(l, r)| {
-            sack.push((SeqNum(l), SeqNum(r)));
+            sack.push(SeqNum(l), SeqNum(r));
         });
         sack
     })
@@ -411,7 +411,7 @@ proptest! {
         let blocks: Vec<_> = blocks.into_iter().map(|(l, r)| (SeqNum(l), SeqNum(r))).collect();
         let mut sack = SackBlocks::default();
         for (i, block) in blocks.iter().enumerate() {
-            prop_assert_eq!(sack.push(*block), i < 4);
+            prop_assert_eq!(sack.push(block.0, block.1), i < 4);
         }
         prop_assert!(sack.iter().eq(blocks.iter().copied().take(4)));
         prop_assert_eq!(sack.len(), blocks.len().min(4));

@@ -145,7 +145,7 @@ impl World {
         let (stack_next, stamp) = flow.map_or((0, 0), |f| (f.stack_next.0, f.stamp));
         let mut sack = SackBlocks::default();
         for (left, right) in o.sack.iter().take(SackBlocks::MAX) {
-            sack.push((SeqNum(left.to(stack_next)), SeqNum(right.to(stack_next))));
+            sack.push(SeqNum(left.to(stack_next)), SeqNum(right.to(stack_next)));
         }
         let now = self.now.as_millis_u32();
         Options {

@@ -163,7 +163,7 @@ fn options_agree(a: &Options, b: &Options) -> bool {
 fn shifted(blocks: &SackBlocks, by: u32) -> SackBlocks {
     let mut moved = SackBlocks::default();
     for (left, right) in blocks.iter() {
-        moved.push((SeqNum(left.0.wrapping_add(by)), SeqNum(right.0.wrapping_add(by))));
+        moved.push(SeqNum(left.0.wrapping_add(by)), SeqNum(right.0.wrapping_add(by)));
     }
     moved
 }
@@ -203,7 +203,7 @@ fn parse_options(text: &str) -> Result<Options, String> {
             ["sack", ref blocks @ ..] => {
                 for block in blocks {
                     let (left, right) = block.split_once(':').ok_or("a block without `:`")?;
-                    options.sack.push((SeqNum(number(left)?), SeqNum(number(right)?)));
+                    options.sack.push(SeqNum(number(left)?), SeqNum(number(right)?));
                 }
             }
             _ => return Err(format!("unknown option `{item}`")),

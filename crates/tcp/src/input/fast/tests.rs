@@ -219,7 +219,7 @@ impl Endpoint {
         }
         if let Some((from, bytes)) = s.sack {
             let from = t.seq_of(t.snd_una) + from;
-            h.options.sack.push((from, from + bytes));
+            h.options.sack.push(from, from + bytes);
         }
         h
     }

@@ -285,8 +285,8 @@ impl Conn {
         if self.has_sack {
             let others = self.gaps.iter().copied().filter(|r| Some(*r) != self.newest);
             let all = self.newest.into_iter().chain(others);
-            all.take(SackBlocks::MAX).for_each(|r| {
-                sack.push(r);
+            all.take(SackBlocks::MAX).for_each(|(left, right)| {
+                sack.push(left, right);
             });
         }
         Options { timestamps: self.timestamps(), sack, ..Options::default() }
