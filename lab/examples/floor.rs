@@ -4,7 +4,7 @@
 //! `cargo run --release -p fulmar-lab --example floor [SECONDS] [FILE.json]`
 
 use fulmar_lab::cpu::Placement;
-use fulmar_lab::floor::{Direction, Ground, Kind};
+use fulmar_lab::floor::{Direction, Kind, Testbed};
 use fulmar_lab::harness::report::{Machine, Report, busy_warning};
 use fulmar_lab::harness::{self, Pace, Plan, Ratio, Scenario};
 use fulmar_lab::kernel::Pair;
@@ -32,13 +32,13 @@ fn measure() -> io::Result<()> {
         eprintln!("{warning}");
     }
     let (pair, plain_pair) = (Pair::new(1500, true)?, Pair::new(1500, false)?);
-    let grounds = grounds();
+    let testbeds = testbeds();
     let (mut scenarios, mut ratios) = (vec![limit::memcpy(Bulk::default())], Vec::new());
     for placement in [Placement::SameCpu, Placement::TwoCpus] {
         scenarios.push(kernel::way(&pair, Bulk::default(), placement));
         scenarios.push(kernel::way(&plain_pair, Bulk::default(), placement));
-        for ground in &grounds {
-            scenarios.extend(floor_scenarios(ground, placement));
+        for testbed in &testbeds {
+            scenarios.extend(floor_scenarios(testbed, placement));
         }
     }
     for floor in scenarios.iter().filter(|s| s.name.starts_with("floor")) {
@@ -55,9 +55,9 @@ fn measure() -> io::Result<()> {
 }
 
 /// The devices that can be had; for the others it says why not.
-fn grounds() -> Vec<RefCell<Ground>> {
-    let open = |kind: Kind| match Ground::new(kind) {
-        Ok(ground) => Some(RefCell::new(ground)),
+fn testbeds() -> Vec<RefCell<Testbed>> {
+    let open = |kind: Kind| match Testbed::new(kind) {
+        Ok(testbed) => Some(RefCell::new(testbed)),
         Err(e) => {
             eprintln!("no {}: {e}", kind.title());
             None
@@ -67,13 +67,13 @@ fn grounds() -> Vec<RefCell<Ground>> {
 }
 
 fn floor_scenarios(
-    ground: &RefCell<Ground>,
+    testbed: &RefCell<Testbed>,
     placement: Placement,
 ) -> impl Iterator<Item = Scenario<'_>> {
     let cases =
         [Direction::Send, Direction::Receive].into_iter().flat_map(|d| [(d, false), (d, true)]);
     cases.map(move |(direction, copy)| {
-        floor::way(ground, Bulk::default(), direction, copy, placement)
+        floor::way(testbed, Bulk::default(), direction, copy, placement)
     })
 }
 

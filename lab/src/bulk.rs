@@ -1,13 +1,13 @@
 //! `bench stream`: bulk TCP in both directions; which scenarios are measured, and which of them are compared.
 
 use crate::cpu::Placement;
-use crate::floor::{self, Direction, Ground, Kind};
+use crate::floor::{self, Direction, Kind, Testbed};
 use crate::harness::options::{Common, Stack, or, placement};
 use crate::harness::report::Report;
 use crate::harness::{self, Pace, Plan, Ratio, Scenario};
 use crate::kernel::{self, Pair};
-use crate::site::MTU;
 use crate::stream::{self, Joined, Over};
+use crate::topology::MTU;
 use crate::transfer::{self, BOTH};
 use crate::{Bulk, limit};
 use clap::ValueEnum;
@@ -82,8 +82,8 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
         }
     };
     let has_kernel = kernel.is_some();
-    let ground = kernel.as_ref().and_then(|_| ground(options)).map(RefCell::new);
-    let over = ground.as_ref().map(|g| over_of(g.borrow().kind()));
+    let testbed = kernel.as_ref().and_then(|_| testbed(options)).map(RefCell::new);
+    let over = testbed.as_ref().map(|g| over_of(g.borrow().kind()));
     let ours = grounds_of_ours(options, over)?;
     let joined = joined(options)?;
     let mut scenarios = vec![limit::memcpy(BULK())];
@@ -91,7 +91,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
         scenarios.extend(kernel.as_ref().map(|pair| kernel::way(pair, BULK(), placement)));
         for direction in [Direction::Send, Direction::Receive] {
             scenarios.extend(at(&ours, placement).map(|g| stream::way(g, BULK(), direction)));
-            let floor = ground.iter().map(|g| floor::way(g, BULK(), direction, true, placement));
+            let floor = testbed.iter().map(|g| floor::way(g, BULK(), direction, true, placement));
             scenarios.extend(floor);
         }
         scenarios.extend(at(&joined, placement).map(|j| stream::link_way(j, BULK())));
@@ -105,15 +105,15 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
 }
 
 /// The device under the floor; `None` where there is none or the kernel alone is asked for.
-fn ground(options: &Options) -> Option<Ground> {
+fn testbed(options: &Options) -> Option<Testbed> {
     let kinds: &[Kind] = match (options.stack, options.device) {
         (Stack::Kernel, _) | (_, Device::Link) => &[],
         (_, Device::Auto) => &[Kind::Tap, Kind::Packet],
         (_, Device::Tap) => &[Kind::Tap],
         (_, Device::Packet) => &[Kind::Packet],
     };
-    kinds.iter().find_map(|&kind| match Ground::new(kind) {
-        Ok(ground) => Some(ground),
+    kinds.iter().find_map(|&kind| match Testbed::new(kind) {
+        Ok(testbed) => Some(testbed),
         Err(e) => {
             eprintln!("no {}: {e}", kind.title());
             None
@@ -132,9 +132,9 @@ fn over_of(kind: Kind) -> Over {
 fn grounds_of_ours(
     options: &Options,
     over: Option<Over>,
-) -> io::Result<Vec<(Placement, RefCell<stream::Ground>)>> {
+) -> io::Result<Vec<(Placement, RefCell<stream::Testbed>)>> {
     let Some(over) = over else { return Ok(Vec::new()) };
-    let open = |p| Ok((p, RefCell::new(stream::Ground::new(over, p, options.pcap.as_ref())?)));
+    let open = |p| Ok((p, RefCell::new(stream::Testbed::new(over, p, options.pcap.as_ref())?)));
     options.placements().into_iter().map(open).collect()
 }
 

@@ -9,7 +9,7 @@
 use crate::gateway::idle;
 use crate::send::shm;
 use crate::serve::client;
-use crate::wake::place as wake;
+use crate::wake::rig as wake;
 use crate::{peer, recv, sys};
 use fulmar_netns::Netns;
 use serde_json::Value;

@@ -3,7 +3,7 @@
 //! A bench is a list of *ways* ([`harness::Scenario`]) measured interleaved in one run; every figure that
 //! counts is a ratio of two of them. Beside the ways that use fulmar stand the kernel's own
 //! ([`kernel`]) and the *floor* ([`floor`]): the least that any TCP over the same device against
-//! the same kernel peer can cost, both on the same ground ([`site`]). Everything happens in
+//! the same kernel peer can cost, both on the same testbed ([`topology`]). Everything happens in
 //! namespaces of our own (`fulmar_netns`); kernel peers are child processes ([`peer`]) that die with
 //! this one.
 
@@ -38,10 +38,10 @@ pub mod routes;
 pub mod scale;
 pub mod send;
 pub mod serve;
-pub mod site;
 pub mod stats;
 pub mod stream;
 mod sys;
+pub mod topology;
 pub mod transfer;
 pub mod trust;
 pub mod udp;

@@ -108,7 +108,7 @@ memory      resident bytes by which the process grew for each idle socket, and f
 };
 
 /// What is measured, all of it made.
-struct Subjects {
+struct Fixtures {
     sockets: Vec<(usize, RefCell<Rig>)>,
     connections: Vec<(usize, Connections)>,
     routes: Vec<(usize, Table, Vec<IpAddr>)>,
@@ -124,8 +124,8 @@ struct Memory {
     per_connection: Option<f64>,
 }
 
-impl Subjects {
-    fn new(options: &Options) -> io::Result<Subjects> {
+impl Fixtures {
+    fn new(options: &Options) -> io::Result<Fixtures> {
         let (mut memory, progress) = (Memory::default(), Progress::new(1));
         // The most connections first, so that nothing that others gave back hides what they take.
         let connections = all_connections(options, &progress, &mut memory)?;
@@ -146,12 +146,12 @@ impl Subjects {
         let threads = (0..options.threads)
             .map(|n| Rig::new(SOCKETS_PER_THREAD.min(options.sockets), options.seed + n as u64));
         let threads = RefCell::new(threads.collect::<io::Result<_>>()?);
-        Ok(Subjects { sockets, connections, routes, threads, memory })
+        Ok(Fixtures { sockets, connections, routes, threads, memory })
     }
 
     /// Everything that is measured, and what was found while it was made.
     fn scenarios(&mut self, options: &Options) -> Vec<Scenario<'_>> {
-        let Subjects { sockets, connections, routes, threads, memory } = self;
+        let Fixtures { sockets, connections, routes, threads, memory } = self;
         let (threads, shards) = (&*threads, options.threads);
         let mut all = Vec::new();
         for (count, rig) in sockets.iter() {
@@ -299,9 +299,9 @@ fn among_threads(rigs: &mut [Rig], slice: Duration) -> io::Result<f64> {
 /// # Errors
 /// What the system refuses; connections that do not answer.
 pub fn run(options: &Options) -> io::Result<Report> {
-    let mut subjects = Subjects::new(options)?;
+    let mut fixtures = Fixtures::new(options)?;
     let (budget, max_runs) = (options.common.budget(QUICK, FULL), options.common.runs);
-    let scenarios = subjects.scenarios(options);
+    let scenarios = fixtures.scenarios(options);
     let mut ratios = ratios(options.connections);
     ratios.retain(|r| r.is_measured(&scenarios));
     let plan = Plan { scenarios, ratios, budget, max_runs, pace: Pace::Calls };

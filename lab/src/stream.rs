@@ -11,7 +11,7 @@ use crate::kernel_calls::Sending;
 use crate::kernel_receive::Receiving;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
 use crate::recv;
-use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PREFIX, Site};
+use crate::topology::{self, OUR_IP, OUR_MAC, PEER_IP, PREFIX, Topology};
 use crate::transfer::{self, Transfer};
 use crate::without_tso::WithoutTso;
 use crate::{Bulk, heap, on_pinned_thread};
@@ -60,91 +60,91 @@ struct Made {
 }
 
 /// A stack over a real device, and the namespace of its kernel peers.
-pub struct Ground {
+pub struct Testbed {
     over: Over,
     pub(crate) placement: Placement,
     /// Whether the stack may make super-segments.
     pub(crate) super_segments: bool,
     pub(crate) stack: Stack,
-    pub(crate) site: Site<()>,
+    pub(crate) topology: Topology<()>,
 }
 
-impl Ground {
+impl Testbed {
     /// Makes namespaces, device and stack. The stack's service thread runs where the placement
     /// puts our end. Needs root in the user namespace: see [`fulmar_netns::enter`].
     ///
     /// # Errors
     /// What the device or the namespaces failed with.
-    pub fn new(over: Over, placement: Placement, pcap: Option<&PathBuf>) -> io::Result<Ground> {
-        Ground::with_super_segments(over, placement, true, pcap)
+    pub fn new(over: Over, placement: Placement, pcap: Option<&PathBuf>) -> io::Result<Testbed> {
+        Testbed::with_super_segments(over, placement, true, pcap)
     }
 
-    /// As [`Ground::new`]; without super-segments the device looks to the stack as if it could not
+    /// As [`Testbed::new`]; without super-segments the device looks to the stack as if it could not
     /// cut them (no TSO), and is otherwise the same.
     ///
     /// # Errors
-    /// As [`Ground::new`].
+    /// As [`Testbed::new`].
     pub fn with_super_segments(
         over: Over,
         placement: Placement,
         super_segments: bool,
         pcap: Option<&PathBuf>,
-    ) -> io::Result<Ground> {
-        let site = open_site(over)?;
+    ) -> io::Result<Testbed> {
+        let topology = open_topology(over)?;
         let wrap = |device| -> Box<dyn Device> {
             if super_segments { device } else { Box::new(WithoutTso::new(device)) }
         };
         let made = Made { super_segments, gro: true };
-        Ground::on(site, over, placement, pcap, wrap, made)
+        Testbed::on(topology, over, placement, pcap, wrap, made)
     }
 
-    /// A ground on which the kernel peer sends. Without aggregation the kernel's end cuts its
+    /// A testbed on which the kernel peer sends. Without aggregation the kernel's end cuts its
     /// segments itself.
     ///
     /// # Errors
-    /// As [`Ground::new`].
+    /// As [`Testbed::new`].
     pub(crate) fn for_receiving(
         over: Over,
         placement: Placement,
         offloads: recv::Offloads,
         pcap: Option<&PathBuf>,
-    ) -> io::Result<Ground> {
-        let site = open_site(over)?;
+    ) -> io::Result<Testbed> {
+        let topology = open_topology(over)?;
         if !offloads.aggregation {
             let name = if over == Over::Tap { "tap0" } else { "veth1" };
-            site.peer_netns.set_offloads(name, false)?;
+            topology.peer_netns.set_offloads(name, false)?;
         }
         let made = Made { super_segments: true, gro: offloads.aggregation };
-        Ground::on(site, over, placement, pcap, |device| offloads.limit(device), made)
+        Testbed::on(topology, over, placement, pcap, |device| offloads.limit(device), made)
     }
 
-    /// A ground on which a kernel peer sends packets of MTU size, which the stack joins or does not.
+    /// A testbed on which a kernel peer sends packets of MTU size, which the stack joins or does not.
     ///
     /// # Errors
-    /// As [`Ground::new`].
-    pub(crate) fn of_packets(over: Over, placement: Placement, gro: bool) -> io::Result<Ground> {
-        let site = open_site(over)?;
+    /// As [`Testbed::new`].
+    pub(crate) fn of_packets(over: Over, placement: Placement, gro: bool) -> io::Result<Testbed> {
+        let topology = open_topology(over)?;
         let name = if over == Over::Tap { "tap0" } else { "veth1" };
-        site.peer_netns.set_offloads(name, false)?;
-        Ground::on(site, over, placement, None, |d| d, Made { super_segments: true, gro })
+        topology.peer_netns.set_offloads(name, false)?;
+        Testbed::on(topology, over, placement, None, |d| d, Made { super_segments: true, gro })
     }
 
     fn on(
-        site: Site<Box<dyn Device>>,
+        topology: Topology<Box<dyn Device>>,
         over: Over,
         placement: Placement,
         pcap: Option<&PathBuf>,
         wrap: impl FnOnce(Box<dyn Device>) -> Box<dyn Device>,
         Made { super_segments, gro }: Made,
-    ) -> io::Result<Ground> {
-        let Site { device, peer_netns, _our_netns } = site;
+    ) -> io::Result<Testbed> {
+        let Topology { device, peer_netns, _our_netns } = topology;
         let device = captured(device, pcap)?;
         let device = wrap(device);
         let (near_cpu, _) = placement.cpus(&cpu::allowed_cpus()?)?;
         let address = Cidr { address: IpAddr::V4(OUR_IP), prefix_len: PREFIX };
         let stack = on_pinned_thread(near_cpu, || build_with(device, address, over.name(), gro))?;
-        let site = Site { device: (), peer_netns, _our_netns };
-        Ok(Ground { over, placement, super_segments, stack, site })
+        let topology = Topology { device: (), peer_netns, _our_netns };
+        Ok(Testbed { over, placement, super_segments, stack, topology })
     }
 
     /// On which device.
@@ -178,7 +178,7 @@ impl Ground {
             sending: Sending::default(),
             receiving: Receiving::default(),
         };
-        let peer = Peer::spawn(&spec, &self.site.peer_netns)?;
+        let peer = Peer::spawn(&spec, &self.topology.peer_netns)?;
         let stack = &self.stack;
         let (near, counts) = on_pinned_thread(near_cpu, || {
             let stream = TcpStream::connect(stack, peer.address())?;
@@ -192,10 +192,10 @@ impl Ground {
     }
 }
 
-fn open_site(over: Over) -> io::Result<Site<Box<dyn Device>>> {
+fn open_topology(over: Over) -> io::Result<Topology<Box<dyn Device>>> {
     match over {
-        Over::Tap => site::tap(open_tap),
-        Over::Packet => site::packet(open_packet),
+        Over::Tap => topology::tap(open_tap),
+        Over::Packet => topology::packet(open_packet),
     }
 }
 
@@ -389,8 +389,12 @@ pub(crate) fn receive(
 }
 
 /// The way `fulmar.DEVICE.DIRECTION.PLACEMENT`.
-pub fn way(ground: &std::cell::RefCell<Ground>, bulk: Bulk, direction: Direction) -> Scenario<'_> {
-    let (over, placement) = (ground.borrow().over, ground.borrow().placement);
+pub fn way(
+    testbed: &std::cell::RefCell<Testbed>,
+    bulk: Bulk,
+    direction: Direction,
+) -> Scenario<'_> {
+    let (over, placement) = (testbed.borrow().over, testbed.borrow().placement);
     let verb = match direction {
         Direction::Send => "sending",
         Direction::Receive => "receiving",
@@ -399,7 +403,7 @@ pub fn way(ground: &std::cell::RefCell<Ground>, bulk: Bulk, direction: Direction
         format!("fulmar.{}.{}.{}", over.name(), direction.name(), placement.name()),
         format!("fulmar, {}, {verb}", over.title()),
         placement,
-        move |time| ground.borrow_mut().stream(&bulk, direction, time),
+        move |time| testbed.borrow_mut().stream(&bulk, direction, time),
     )
 }
 

@@ -1,9 +1,9 @@
 //! A transfer of bytes between two ends, and what benches take of it.
 //!
-//! To add a scenario over a device, open the device on a [`crate::site`], and in the closure start a
-//! [`crate::peer::Peer`] in the site's namespace, move bytes on [`crate::on_pinned_thread`] while
+//! To add a scenario over a device, open the device on a [`crate::topology`], and in the closure start a
+//! [`crate::peer::Peer`] in the topology's namespace, move bytes on [`crate::on_pinned_thread`] while
 //! reading [`crate::cpu::thread_cpu`] around the part after `warm_bytes`, and join both [`Report`]s with
-//! [`Transfer::of_ends`]; `floor::Ground::stream` is the model.
+//! [`Transfer::of_ends`]; `floor::Testbed::stream` is the model.
 
 use crate::cpu::Placement;
 use crate::harness::report::{Chart, Column, Shape, label, number};

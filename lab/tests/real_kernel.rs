@@ -6,7 +6,7 @@ use fulmar_lab::Bulk;
 use fulmar_lab::child;
 use fulmar_lab::cpu::Placement;
 use fulmar_lab::file::{BenchFile, Heat};
-use fulmar_lab::floor::{Direction, Ground, Kind};
+use fulmar_lab::floor::{Direction, Kind, Testbed};
 use fulmar_lab::harness::options::Common;
 use fulmar_lab::harness::{Sample, Scenario};
 use fulmar_lab::kernel::{Local, Pair, Work};
@@ -16,7 +16,7 @@ use fulmar_lab::peer::{Endpoint, Peer, Role, Spec};
 use fulmar_lab::send::bench::file_way;
 use fulmar_lab::send::file::FileMethod;
 use fulmar_lab::send::shm::Shared;
-use fulmar_lab::send::{self, Load, Method, Place};
+use fulmar_lab::send::{self, Load, Method, Rig};
 use fulmar_lab::stream::{self, Over};
 use fulmar_lab::transfer::{PEER, THIS_END, Transfer};
 use fulmar_lab::trust;
@@ -80,17 +80,17 @@ fn the_floor_moves_bytes_both_ways(kind: Kind) {
     if kind == Kind::Tap && !Path::new("/dev/net/tun").exists() {
         return skip("TAP", "there is no /dev/net/tun");
     }
-    match Ground::new(kind) {
+    match Testbed::new(kind) {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied && kind == Kind::Tap => {
             return skip("TAP", &format!("it may not be opened: {e}"));
         }
-        ground => drop(ground.expect("a device")),
+        testbed => drop(testbed.expect("a device")),
     }
     // The floor repeats nothing that the kernel drops, as it may where its softirq falls behind.
     let run = |direction, copy| {
         let run = |_| {
-            let mut ground = Ground::new(kind).expect("a device");
-            ground.stream(&Bulk::default(), direction, copy, Placement::SameCpu, TIME)
+            let mut testbed = Testbed::new(kind).expect("a device");
+            testbed.stream(&Bulk::default(), direction, copy, Placement::SameCpu, TIME)
         };
         let is_lost = |e: &io::Error| e.kind() == io::ErrorKind::TimedOut;
         let mut runs = (0..5).map(run).skip_while(|r| r.as_ref().is_err_and(is_lost));
@@ -140,15 +140,15 @@ fn every_kernel_call_moves_bytes() {
 }
 
 /// A stack of ours over a TAP, unless this machine has none.
-fn tap(super_segments: bool) -> Option<RefCell<Box<dyn Place>>> {
+fn tap(super_segments: bool) -> Option<RefCell<Box<dyn Rig>>> {
     if !Path::new("/dev/net/tun").exists() {
         skip("TAP", "there is no /dev/net/tun");
         return None;
     }
-    let ground =
-        stream::Ground::with_super_segments(Over::Tap, Placement::SameCpu, super_segments, None);
-    match ground {
-        Ok(ground) => Some(RefCell::new(Box::new(ground))),
+    let testbed =
+        stream::Testbed::with_super_segments(Over::Tap, Placement::SameCpu, super_segments, None);
+    match testbed {
+        Ok(testbed) => Some(RefCell::new(Box::new(testbed))),
         Err(e) => {
             skip("TAP", &e.to_string());
             None
@@ -158,14 +158,14 @@ fn tap(super_segments: bool) -> Option<RefCell<Box<dyn Place>>> {
 
 fn every_way_of_sending_moves_bytes_over_a_tap_in_as_many_outputs_as_it_should() {
     for super_segments in [true, false] {
-        let Some(place) = tap(super_segments) else { return };
+        let Some(rig) = tap(super_segments) else { return };
         for (method, at_least) in [
             (Method::Old, 32.0),
             (Method::Published, 1.0),
             (Method::Ours, 1.0),
             (Method::Owned, 1.0),
         ] {
-            let sample = run(send::way(&place, method, load()));
+            let sample = run(send::way(&rig, method, load()));
             // A write that found the buffer nearly full took more passes.
             let outputs = sample.value("output_calls_per_write").expect("counted");
             assert!((at_least..at_least + 8.0).contains(&outputs), "{method:?}: {outputs}");
@@ -178,19 +178,19 @@ fn every_way_of_sending_moves_bytes_over_a_tap_in_as_many_outputs_as_it_should()
 
 fn a_file_goes_over_a_tap_in_every_way() {
     let file = BenchFile::with_bytes(1 << 20).expect("a temporary file");
-    let Some(place) = tap(true) else { return };
+    let Some(rig) = tap(true) else { return };
     for method in FileMethod::ALL {
-        run(file_way(&place, method, &file, Heat::Cold, load()));
+        run(file_way(&rig, method, &file, Heat::Cold, load()));
     }
 }
 
 fn two_processes_talk_over_shared_memory() {
     let shared = Shared::new(Placement::SameCpu, true).expect("shared memory");
-    let place: RefCell<Box<dyn Place>> = RefCell::new(Box::new(shared));
+    let rig: RefCell<Box<dyn Rig>> = RefCell::new(Box::new(shared));
     // The child warms up as long as it was told when it was started.
     let load = Load::of_writes(64 << 10);
     for method in [Method::Old, Method::Ours] {
-        run(send::way(&place, method, load));
+        run(send::way(&rig, method, load));
     }
 }
 

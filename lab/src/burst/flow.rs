@@ -10,7 +10,7 @@ use fulmar::netdev::Packet;
 
 use super::rig::{HEADER_BYTES, PATIENCE, PORT, SECTION};
 use super::sys::Batch;
-use crate::{site, sys as calls};
+use crate::{sys as calls, topology};
 use fulmar_netns::Netns;
 
 /// Where UDP begins.
@@ -34,7 +34,7 @@ impl Flow {
     /// A socket in the namespace of the kernel's end.
     pub fn new(netns: &Netns) -> io::Result<Flow> {
         let receiver = netns.run(|| {
-            let socket = UdpSocket::bind((site::PEER_IP, PORT))?;
+            let socket = UdpSocket::bind((topology::PEER_IP, PORT))?;
             let bytes = BUFFER_BYTES.to_ne_bytes();
             let set = |option| calls::setsockopt(socket.as_fd(), libc::SOL_SOCKET, option, &bytes);
             set(libc::SO_RCVBUFFORCE).or_else(|_| set(libc::SO_RCVBUF))?;
@@ -60,11 +60,11 @@ impl Flow {
 /// A datagram to that socket, as a stack hands it to a device that computes checksums.
 pub fn datagram(from: EtherAddr, bytes: usize) -> (Vec<u8>, Offload) {
     let l4_bytes = (bytes - L4) as u16;
-    let mut f = [&site::PEER_MAC[..], &from.0, &[0x08, 0x00]].concat();
+    let mut f = [&topology::PEER_MAC[..], &from.0, &[0x08, 0x00]].concat();
     // Not to be fragmented, so that the identification means nothing.
     f.extend([0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, UDP, 0, 0]);
-    f.extend(site::OUR_IP.octets());
-    f.extend(site::PEER_IP.octets());
+    f.extend(topology::OUR_IP.octets());
+    f.extend(topology::PEER_IP.octets());
     f[16..18].copy_from_slice(&(l4_bytes + 20).to_be_bytes());
     let header_sum = !sum(&f[14..L4]);
     f[24..26].copy_from_slice(&header_sum.to_be_bytes());

@@ -24,7 +24,7 @@ use crate::floor::Direction as Way;
 use crate::harness::options::{Common, Stack, one_of, or};
 use crate::harness::report::{Chart, Report, Shape, label, number};
 use crate::harness::{self, Pace, Plan, Ratio, Sample, Scenario};
-use crate::stream::{Ground, Over};
+use crate::stream::{Over, Testbed};
 use crate::transfer::THIS_END;
 use crate::{Bulk, on_pinned_thread, udp};
 
@@ -175,7 +175,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     let has_kernel = isolated
         .inspect_err(|e| eprintln!("what needs the kernel cannot be measured here: {e}"))
         .is_ok();
-    let grounds = grounds(options, has_kernel);
+    let testbeds = testbeds(options, has_kernel);
     let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
     on_pinned_thread(near_cpu, move || {
         let rigs = open(options, has_kernel);
@@ -187,7 +187,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
         let ours: Vec<String> = scenarios.iter().map(|s| s.name.clone()).collect();
         if options.stack.has_fulmar() {
             scenarios.push(buffers::scenario());
-            scenarios.extend(grounds.iter().map(joining));
+            scenarios.extend(testbeds.iter().map(joining));
         }
         let mut ratios = ratios(&ours);
         ratios.retain(|r| r.is_measured(&scenarios));
@@ -328,20 +328,20 @@ fn title(method: &str) -> &str {
 struct Packets {
     name: String,
     title: String,
-    ground: RefCell<Ground>,
+    testbed: RefCell<Testbed>,
 }
 
-fn grounds(options: &Options, has_kernel: bool) -> Vec<Packets> {
+fn testbeds(options: &Options, has_kernel: bool) -> Vec<Packets> {
     let wanted = options.devices().into_iter().filter_map(Device::over);
     let wanted = wanted.filter(|_| has_kernel && options.stack.has_fulmar());
     let each = wanted.flat_map(|over| [(over, "joined", true), (over, "single", false)]);
     let opened = each.filter_map(|(over, how, gro)| {
-        let ground = Ground::of_packets(over, Placement::SameCpu, gro)
+        let testbed = Testbed::of_packets(over, Placement::SameCpu, gro)
             .inspect_err(|e| eprintln!("no receiving over {} packet by packet: {e}", over.name()));
         Some(Packets {
             name: format!("{}.stream.{how}", over.name()),
             title: format!("{}, a stream packet by packet, segments {how}", over.name()),
-            ground: RefCell::new(ground.ok()?),
+            testbed: RefCell::new(testbed.ok()?),
         })
     });
     opened.collect()
@@ -354,7 +354,7 @@ fn joining(packets: &Packets) -> Scenario<'_> {
     const WARM_BYTES: u64 = 4 << 20;
     let bulk = Bulk { warm_bytes: WARM_BYTES, ..Bulk::default() };
     let run = move |_| {
-        let transfer = packets.ground.borrow_mut().stream(&bulk, Way::Receive, SLICE)?;
+        let transfer = packets.testbed.borrow_mut().stream(&bulk, Way::Receive, SLICE)?;
         let this_end = transfer.sample().value(THIS_END).unwrap_or(f64::NAN);
         Ok(Sample::of(PER_KB, this_end))
     };

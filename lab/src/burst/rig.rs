@@ -16,7 +16,7 @@ use fulmar::{Device, devices};
 
 use super::flow::{self, Flow};
 use super::sys::Batch;
-use crate::{cpu, site, sys as calls};
+use crate::{cpu, sys as calls, topology};
 use fulmar_netns::Netns;
 use fulmar_netns::VethEnd;
 
@@ -233,17 +233,17 @@ pub struct DeviceRig {
 }
 
 impl DeviceRig {
-    fn on_site(site: site::Site<Box<dyn Device>>) -> io::Result<DeviceRig> {
-        let feed = Feed::new(&site.peer_netns, site::PEER_IP, JOINED)?;
-        let site::Site { device, peer_netns, _our_netns } = site;
+    fn on_site(topology: topology::Topology<Box<dyn Device>>) -> io::Result<DeviceRig> {
+        let feed = Feed::new(&topology.peer_netns, topology::PEER_IP, JOINED)?;
+        let topology::Topology { device, peer_netns, _our_netns } = topology;
         let near = End::new(device)?;
         let keep = Box::new((peer_netns, _our_netns));
         let far = Far::Kernel(feed);
         Ok(DeviceRig { near, far, now: Instant::ZERO, flow: None, _site: Some(keep) })
     }
 
-    fn open_tap(one_by_one: bool) -> io::Result<site::Site<Box<dyn Device>>> {
-        site::tap(|name| {
+    fn open_tap(one_by_one: bool) -> io::Result<topology::Topology<Box<dyn Device>>> {
+        topology::tap(|name| {
             let config = devices::tap_device::TapConfig {
                 name: name.to_owned(),
                 one_by_one,
@@ -254,14 +254,14 @@ impl DeviceRig {
         })
     }
 
-    fn open_packet() -> io::Result<site::Site<Box<dyn Device>>> {
-        site::packet(|name| devices::packet(name).map_err(io::Error::other))
+    fn open_packet() -> io::Result<topology::Topology<Box<dyn Device>>> {
+        topology::packet(|name| devices::packet(name).map_err(io::Error::other))
     }
 
     /// The same with datagrams of one flow, which a socket of the kernel's receives.
-    fn with_flow(site: site::Site<Box<dyn Device>>) -> io::Result<DeviceRig> {
-        let flow = Flow::new(&site.peer_netns)?;
-        Ok(DeviceRig { flow: Some(flow), ..DeviceRig::on_site(site)? })
+    fn with_flow(topology: topology::Topology<Box<dyn Device>>) -> io::Result<DeviceRig> {
+        let flow = Flow::new(&topology.peer_netns)?;
+        Ok(DeviceRig { flow: Some(flow), ..DeviceRig::on_site(topology)? })
     }
 
     /// A TAP to the kernel, datagrams of one flow.
@@ -460,20 +460,20 @@ impl KernelRig {
     /// Makes two namespaces and the pair.
     pub fn new() -> io::Result<KernelRig> {
         let (near, far) = (Netns::new()?, Netns::new()?);
-        let end = |name, last| VethEnd { name, mac: [2, 0, 0, 0, 0x73, last], mtu: site::MTU };
+        let end = |name, last| VethEnd { name, mac: [2, 0, 0, 0, 0x73, last], mtu: topology::MTU };
         near.add_veth(&end("veth0", 1), &far, &end("veth1", 2))?;
-        near.set_address("veth0", site::OUR_IP.into(), site::PREFIX)?;
-        far.set_address("veth1", site::PEER_IP.into(), site::PREFIX)?;
+        near.set_address("veth0", topology::OUR_IP.into(), topology::PREFIX)?;
+        far.set_address("veth1", topology::PEER_IP.into(), topology::PREFIX)?;
         let receiver = near.run(|| {
             let socket = UdpSocket::bind((JOINED, PORT))?;
-            socket.join_multicast_v4(&JOINED, &site::OUR_IP)?;
+            socket.join_multicast_v4(&JOINED, &topology::OUR_IP)?;
             let bytes = (4i32 << 20).to_ne_bytes();
             let set = |option| calls::setsockopt(socket.as_fd(), libc::SOL_SOCKET, option, &bytes);
             set(libc::SO_RCVBUFFORCE).or_else(|_| set(libc::SO_RCVBUF))?;
             Ok(socket)
         })?;
-        let near_feed = Feed::new(&near, site::OUR_IP, EMPTY)?;
-        let feed = Feed::new(&far, site::PEER_IP, JOINED)?;
+        let near_feed = Feed::new(&near, topology::OUR_IP, EMPTY)?;
+        let feed = Feed::new(&far, topology::PEER_IP, JOINED)?;
         let batch = Batch::new(0, 0);
         Ok(KernelRig { near: near_feed, feed, receiver, batch, bytes: 0, _ends: [near, far] })
     }

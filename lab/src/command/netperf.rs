@@ -10,7 +10,7 @@ use fulmar_cli::resolve::{Family, resolve};
 use fulmar_cli::say::say;
 use fulmar_lab::cpu::pin_to;
 use fulmar_lab::netperf::CONTROL_PORT;
-use fulmar_lab::netperf::client::{Client, Summary, TESTS, Test, Wishes};
+use fulmar_lab::netperf::client::{Client, Summary, TESTS, Test, TestOptions};
 use fulmar_lab::netperf::confidence::Goal;
 use fulmar_lab::netperf::pace::Length;
 use fulmar_lab::netperf::socket::Network;
@@ -240,12 +240,12 @@ impl TestArgs {
 }
 
 impl Args {
-    fn wishes(&self, test_args: &TestArgs) -> Outcome<Wishes> {
+    fn options(&self, test_args: &TestArgs) -> Outcome<TestOptions> {
         let test = match self.test {
             Chosen::Test(test) => test,
             Chosen::Omni => test_args.omni()?,
         };
-        let mut w = Wishes::new(test);
+        let mut w = TestOptions::new(test);
         w.length = self.length;
         if test.is_udp() && matches!(w.length, Length::Units(_)) {
             return Err(Failure::new(
@@ -305,7 +305,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         Ok(test_args) => test_args,
         Err(e) => e.exit(),
     };
-    let wishes = args.wishes(&test_args)?;
+    let options = args.options(&test_args)?;
     let goal = Goal::from_options(args.iterations, args.interval)
         .map_err(|e| Failure::new(format!("-I: {e}")))?;
     let server = *resolve(&args.host, args.port, args.family)?
@@ -316,18 +316,18 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         pin_to(cpu).during(format_args!("cannot run on CPU {cpu}"))?;
     }
     let opened = interrupt::at_once_during(|| args.network.open())?;
-    let style = args.style(wishes.test);
+    let style = args.style(options.test);
     if style.has_headings {
         let stack = opened.network.name();
-        say(tables::banner(&wishes, &goal, stack, &args.host, server.is_ipv4()))?;
+        say(tables::banner(&options, &goal, stack, &args.host, server.is_ipv4()))?;
     }
-    let measured = measure(args, &*opened.network, server, &wishes, &goal, &stop);
+    let measured = measure(args, &*opened.network, server, &options, &goal, &stop);
     opened.close();
     if stop.load(Ordering::Relaxed) {
         return Ok(ExitCode::from(INTERRUPTED));
     }
     let summary = measured?;
-    let result = tables::Shown { wishes: &wishes, goal: &goal, summary: &summary, style };
+    let result = tables::Shown { options: &options, goal: &goal, summary: &summary, style };
     say(show(args, &test_args, &result)?.trim_end_matches('\n'))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -336,18 +336,18 @@ fn measure(
     args: &Args,
     network: &dyn Network,
     server: SocketAddr,
-    wishes: &Wishes,
+    options: &TestOptions,
     goal: &Goal,
     stop: &AtomicBool,
 ) -> Outcome<Summary> {
     let client = Client::connect(network, server, stop)
         .during(format_args!("cannot reach a netserver at {server}"))?;
-    let style = args.style(wishes.test);
-    let (request, response) = wishes.exchange_bytes;
+    let style = args.style(options.test);
+    let (request, response) = options.exchange_bytes;
     let mut show = |units: u64, time: Duration| {
         let bytes_each = match style.unit {
             Unit::Transactions => 1,
-            _ if wishes.test.is_transactional() => request + response,
+            _ if options.test.is_transactional() => request + response,
             _ => 1,
         };
         let rate = style.unit.of(units as f64 * bytes_each as f64 / time.as_secs_f64());
@@ -356,7 +356,7 @@ fn measure(
         println!("Interim result: {rate:7.2} {unit}/s over {time:.3} seconds ending at {now:.3}");
     };
     let interim = args.demo.map(|every| (every, &mut show as &mut dyn FnMut(u64, Duration)));
-    client.measure(wishes, goal, interim).during("the test failed")
+    client.measure(options, goal, interim).during("the test failed")
 }
 
 /// The table, or the keys that -k or -o ask for.
@@ -405,16 +405,16 @@ mod tests {
         args: Args,
     }
 
-    fn wishes(line: &str) -> Outcome<Wishes> {
+    fn options(line: &str) -> Outcome<TestOptions> {
         let words = std::iter::once("netperf").chain(line.split_whitespace());
         let args = Line::try_parse_from(words).expect("it parses").args;
         let test_args = TestArgs::try_parse_from(&args.rest).expect("the rest parses");
-        args.wishes(&test_args)
+        args.options(&test_args)
     }
 
     #[test]
     fn a_line_of_netperfs_means_the_same_here() {
-        let w = wishes(
+        let w = options(
             "-H h -t TCP_RR -l -500 -c -C -F a,b -T 1,0 -W 4,5 -- -r 64,1K -s 32K -S 1M,2M -D -b 3",
         )
         .expect("sound");
@@ -430,7 +430,7 @@ mod tests {
 
     #[test]
     fn message_sizes_are_ours_and_theirs_in_netperfs_order() {
-        let w = wishes("-H h -- -m 1,2 -M 3,4").expect("sound");
+        let w = options("-H h -- -m 1,2 -M 3,4").expect("sound");
         assert_eq!((w.local.send_bytes, w.remote.send_bytes), (Some(1), Some(2)));
         assert_eq!((w.remote.recv_bytes, w.local.recv_bytes), (Some(3), Some(4)));
         assert_eq!(w.length, Length::Time(Duration::from_secs(10)));
@@ -445,15 +445,15 @@ mod tests {
             ("-T UDP", Test::UdpStream),
         ] {
             let line = format!("-H h -t omni -- {line}");
-            assert_eq!(wishes(&line).expect("sound").test, test, "{line}");
+            assert_eq!(options(&line).expect("sound").test, test, "{line}");
         }
-        assert!(wishes("-H h -t omni -- -d recv -T udp").is_err());
+        assert!(options("-H h -t omni -- -d recv -T udp").is_err());
     }
 
     #[test]
     fn what_cannot_be_measured_is_refused() {
-        assert!(wishes("-H h -t UDP_STREAM -l -5").is_err());
-        assert!(wishes("-H h -t TCP_RR -- -r 0,1").is_err());
+        assert!(options("-H h -t UDP_STREAM -l -5").is_err());
+        assert!(options("-H h -t TCP_RR -- -r 0,1").is_err());
         assert!(test("SCTP_STREAM").is_err() && length("x").is_err() && size_pair("-1").is_err());
         assert!(confidence("95,0").is_err() && confidence("x").is_err() && cpus("a").is_err());
         assert_eq!(number("9223372036854775807K").ok(), None);

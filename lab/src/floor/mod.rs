@@ -19,7 +19,7 @@ use crate::harness::Scenario;
 use crate::kernel_calls::Sending;
 use crate::kernel_receive::Receiving;
 use crate::peer::{Endpoint, Peer, Role, Spec};
-use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PEER_MAC, Site};
+use crate::topology::{self, OUR_IP, OUR_MAC, PEER_IP, PEER_MAC, Topology};
 use crate::transfer::{self, Transfer};
 use device::{FrameDevice, Packet, Tap};
 use flow::{Counts, Flow, Load};
@@ -81,22 +81,22 @@ pub enum Direction {
 }
 
 /// A device of the floor, the kernel peers' namespace behind it, and the ports used so far.
-pub struct Ground {
+pub struct Testbed {
     kind: Kind,
-    site: Site<Box<dyn FrameDevice>>,
+    topology: Topology<Box<dyn FrameDevice>>,
     next_port: AtomicU16,
 }
 
-impl Ground {
+impl Testbed {
     /// Makes namespaces and device. Needs root in the user namespace: see [`fulmar_netns::enter`].
-    pub fn new(kind: Kind) -> io::Result<Ground> {
+    pub fn new(kind: Kind) -> io::Result<Testbed> {
         let boxed = |device: Packet| -> Box<dyn FrameDevice> { Box::new(device) };
-        let site = match kind {
-            Kind::Tap => site::tap(|name| Ok(Box::new(Tap::open(name)?) as _))?,
-            Kind::Packet => site::packet(|name| Packet::open(name, false).map(boxed))?,
-            Kind::PacketRing => site::packet(|name| Packet::open(name, true).map(boxed))?,
+        let topology = match kind {
+            Kind::Tap => topology::tap(|name| Ok(Box::new(Tap::open(name)?) as _))?,
+            Kind::Packet => topology::packet(|name| Packet::open(name, false).map(boxed))?,
+            Kind::PacketRing => topology::packet(|name| Packet::open(name, true).map(boxed))?,
         };
-        Ok(Ground { kind, site, next_port: AtomicU16::new(0) })
+        Ok(Testbed { kind, topology, next_port: AtomicU16::new(0) })
     }
 
     /// On which device.
@@ -129,7 +129,7 @@ impl Ground {
             sending: Sending::default(),
             receiving: Receiving::default(),
         };
-        let peer = Peer::spawn(&spec, &self.site.peer_netns)?;
+        let peer = Peer::spawn(&spec, &self.topology.peer_netns)?;
         let addresses = self.addresses(peer.address().port());
         let load = Load {
             window_bytes: bulk.window_bytes,
@@ -163,7 +163,7 @@ impl Ground {
         load: &Load,
         cpu: Option<usize>,
     ) -> io::Result<(crate::peer::Report, Counts)> {
-        let device = self.site.device.as_mut();
+        let device = self.topology.device.as_mut();
         crate::on_pinned_thread(cpu, move || {
             let flow = Flow::connect(device, addresses, load.window_bytes)?;
             match direction {
@@ -184,13 +184,13 @@ fn counted(sample: Transfer, counts: &Counts) -> Transfer {
 
 /// The way `floor.DEVICE.DIRECTION.PLACEMENT`; without the copy, `floor.DEVICE.DIRECTION.bare.…`.
 pub fn way(
-    ground: &RefCell<Ground>,
+    testbed: &RefCell<Testbed>,
     bulk: Bulk,
     direction: Direction,
     copy: bool,
     placement: Placement,
 ) -> Scenario<'_> {
-    let kind = ground.borrow().kind;
+    let kind = testbed.borrow().kind;
     let bare = if copy { "" } else { ".bare" };
     let verb = match direction {
         Direction::Send => "sending",
@@ -201,6 +201,6 @@ pub fn way(
         format!("floor.{}.{}{bare}.{}", kind.name(), direction.name(), placement.name()),
         format!("do-nothing TCP{with}, {}, {verb}", kind.title()),
         placement,
-        move |time| ground.borrow_mut().stream(&bulk, direction, copy, placement, time),
+        move |time| testbed.borrow_mut().stream(&bulk, direction, copy, placement, time),
     )
 }

@@ -83,7 +83,7 @@ impl Test {
 
 /// What the user asks of one side's sockets and messages; `None`: that side decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SideWishes {
+pub struct SideOptions {
     /// Socket buffers and Nagle.
     pub tuning: Tuning,
     /// Bytes per send.
@@ -94,7 +94,7 @@ pub struct SideWishes {
 
 /// What the user asks for.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Wishes {
+pub struct TestOptions {
     /// Which test.
     pub test: Test,
     /// How long.
@@ -104,9 +104,9 @@ pub struct Wishes {
     /// Measure CPU there.
     pub measures_remote: bool,
     /// Our side.
-    pub local: SideWishes,
+    pub local: SideOptions,
     /// Their side.
-    pub remote: SideWishes,
+    pub remote: SideOptions,
     /// Bytes of a request and of a response.
     pub exchange_bytes: (usize, usize),
     /// Requests ahead of the answers.
@@ -125,17 +125,17 @@ pub struct Wishes {
     pub local_given: bool,
 }
 
-impl Wishes {
+impl TestOptions {
     /// The test as netperf does it where nothing else is said: ten seconds, messages of one byte in
     /// transactions.
-    pub fn new(test: Test) -> Wishes {
-        Wishes {
+    pub fn new(test: Test) -> TestOptions {
+        TestOptions {
             test,
             length: Length::Time(Duration::from_secs(10)),
             measures_local: false,
             measures_remote: false,
-            local: SideWishes::default(),
-            remote: SideWishes::default(),
+            local: SideOptions::default(),
+            remote: SideOptions::default(),
             exchange_bytes: (1, 1),
             burst: 0,
             widths: (0, 0),
@@ -261,14 +261,14 @@ impl<'a> Client<'a> {
     /// As [`Client::run`].
     pub fn measure(
         &self,
-        wishes: &Wishes,
+        options: &TestOptions,
         goal: &Goal,
         mut show: Option<Show<'_>>,
     ) -> io::Result<Summary> {
         let mut figures: [Values; 6] = Default::default();
         loop {
             let interim = show.as_mut().map(|(every, show)| Interim::new(*every, &mut **show));
-            let last = self.run(wishes, interim)?;
+            let last = self.run(options, interim)?;
             let rate = last.units / last.elapsed;
             let (local, remote) = (&last.local, &last.remote);
             let values = [
@@ -302,43 +302,43 @@ impl<'a> Client<'a> {
     ///
     /// # Errors
     /// The server refuses it, says nonsense, goes away; a socket fails.
-    pub fn run(&self, wishes: &Wishes, interim: Option<Interim<'_>>) -> io::Result<Outcome> {
-        let promise = self.ask(wishes)?;
+    pub fn run(&self, options: &TestOptions, interim: Option<Interim<'_>>) -> io::Result<Outcome> {
+        let promise = self.ask(options)?;
         let to = SocketAddr::new(self.server.ip(), promise.port);
-        let local = match wishes.test {
-            t if t.is_udp() => self.run_datagrams(wishes, to, interim)?,
-            t if t.is_per_connection() => self.run_connections(wishes, to, interim)?,
-            _ => self.run_stream(wishes, to, interim)?,
+        let local = match options.test {
+            t if t.is_udp() => self.run_datagrams(options, to, interim)?,
+            t if t.is_per_connection() => self.run_connections(options, to, interim)?,
+            _ => self.run_stream(options, to, interim)?,
         };
-        let remote = self.results(wishes, &promise)?;
-        Ok(account(wishes, &local, remote))
+        let remote = self.results(options, &promise)?;
+        Ok(account(options, &local, remote))
     }
 
-    fn ask(&self, wishes: &Wishes) -> io::Result<Promise> {
-        match wishes.test {
-            _ if wishes.is_classic() => {
+    fn ask(&self, options: &TestOptions) -> io::Result<Promise> {
+        match options.test {
+            _ if options.is_classic() => {
                 let r: StreamResponse = self.exchange(
-                    wishes,
+                    options,
                     kind::STREAM,
-                    &stream_request(wishes, self.server),
+                    &stream_request(options, self.server),
                     kind::STREAM_RESPONSE,
                 )?;
                 promise(r.data_port, r.send_buffer, r.recv_buffer, 0, r.recv_bytes)
             }
             Test::TcpCc => {
                 let r: ConnectResponse = self.exchange(
-                    wishes,
+                    options,
                     kind::CONNECT,
-                    &connect_request(wishes, self.server),
+                    &connect_request(options, self.server),
                     kind::CONNECT_RESPONSE,
                 )?;
                 promise(r.data_port, r.send_buffer, r.recv_buffer, 0, 0)
             }
             _ => {
                 let r: OmniResponse = self.exchange(
-                    wishes,
+                    options,
                     kind::OMNI,
-                    &omni_request(wishes, self.server),
+                    &omni_request(options, self.server),
                     kind::OMNI_RESPONSE,
                 )?;
                 promise(r.data_port, r.send_buffer, r.recv_buffer, r.send_bytes, r.recv_bytes)
@@ -348,12 +348,12 @@ impl<'a> Client<'a> {
 
     fn exchange<B: Body>(
         &self,
-        wishes: &Wishes,
+        options: &TestOptions,
         kind: u32,
         body: &impl Body,
         answer: u32,
     ) -> io::Result<B> {
-        let cpu = wishes.remote_cpu.unwrap_or(u32::MAX);
+        let cpu = options.remote_cpu.unwrap_or(u32::MAX);
         control::send(&*self.control, &Message::new(kind, cpu, body))?;
         self.answer(&[answer], ANSWER_TIME)
     }
@@ -375,13 +375,13 @@ impl<'a> Client<'a> {
         }
     }
 
-    fn results(&self, wishes: &Wishes, promise: &Promise) -> io::Result<Side> {
-        let time = match wishes.length {
+    fn results(&self, options: &TestOptions, promise: &Promise) -> io::Result<Side> {
+        let time = match options.length {
             Length::Time(t) => t + 2 * PAD + ANSWER_TIME,
             _ => 2 * PAD + ANSWER_TIME,
         };
-        Ok(match wishes.test {
-            _ if wishes.is_classic() => {
+        Ok(match options.test {
+            _ if options.is_classic() => {
                 let kinds = results_kinds(kind::STREAM_RESULTS, kind::STREAM_RESPONSE);
                 stream_side(&self.answer(&kinds, time)?, promise)
             }
@@ -398,42 +398,42 @@ impl<'a> Client<'a> {
 
     fn pace<'p>(
         &self,
-        wishes: &Wishes,
+        options: &TestOptions,
         pad: Duration,
         interim: Option<Interim<'p>>,
     ) -> io::Result<Pace<'p>>
     where
         'a: 'p,
     {
-        let length = match wishes.test {
-            Test::TcpMaerts => wishes.length.for_receiver(),
-            _ => wishes.length,
+        let length = match options.test {
+            Test::TcpMaerts => options.length.for_receiver(),
+            _ => options.length,
         };
-        Pace::start(length, pad, wishes.measures_local, self.stop, interim)
+        Pace::start(length, pad, options.measures_local, self.stop, interim)
     }
 
     fn run_stream(
         &self,
-        wishes: &Wishes,
+        options: &TestOptions,
         to: SocketAddr,
         interim: Option<Interim<'_>>,
     ) -> io::Result<Local> {
-        let stream = self.network.connect(to, &wishes.local.tuning, CONNECT_TIME)?;
-        let at_start = self.network.first_buffers(&wishes.local.tuning)?;
-        let mut rings = Rings::new(wishes, at_start, usize::MAX)?;
-        let is_receiver = wishes.test == Test::TcpMaerts;
-        let mut file = match wishes.test {
+        let stream = self.network.connect(to, &options.local.tuning, CONNECT_TIME)?;
+        let at_start = self.network.first_buffers(&options.local.tuning)?;
+        let mut rings = Rings::new(options, at_start, usize::MAX)?;
+        let is_receiver = options.test == Test::TcpMaerts;
+        let mut file = match options.test {
             Test::TcpSendfile => {
                 let ring = std::mem::replace(&mut rings.send, Ring::new(1, 0, 0)?);
-                Some(FileRing::new(wishes.fill.as_deref(), ring)?)
+                Some(FileRing::new(options.fill.as_deref(), ring)?)
             }
             _ => None,
         };
         let send_bytes = file.as_ref().map_or(rings.send.bytes(), FileRing::bytes);
         let pad = if is_receiver { PAD } else { Duration::ZERO };
-        let mut pace = self.pace(wishes, pad, interim)?;
+        let mut pace = self.pace(options, pad, interim)?;
         let mut tally = Tally::default();
-        match (&mut file, wishes.test) {
+        match (&mut file, options.test) {
             (Some(file), _) => transfer::send_file(&*stream, file, &mut pace, &mut tally)?,
             (None, Test::TcpMaerts) => {
                 transfer::receive(&*stream, &mut rings.receive, &mut pace, &mut tally)?;
@@ -442,11 +442,11 @@ impl<'a> Client<'a> {
                 &*stream,
                 &mut rings.send,
                 &mut rings.receive,
-                wishes.burst,
+                options.burst,
                 &mut pace,
                 &mut tally,
             )?,
-            (None, Test::TcpStream) if wishes.local_given => {
+            (None, Test::TcpStream) if options.local_given => {
                 let mut given = stream.given(&mut rings.send)?;
                 transfer::send_given(&mut *given, &mut pace, &mut tally)?;
             }
@@ -468,16 +468,16 @@ impl<'a> Client<'a> {
 
     fn run_connections(
         &self,
-        wishes: &Wishes,
+        options: &TestOptions,
         to: SocketAddr,
         interim: Option<Interim<'_>>,
     ) -> io::Result<Local> {
-        let mut rings = Rings::new(wishes, Buffers::default(), usize::MAX)?;
-        let mut pace = self.pace(wishes, Duration::ZERO, interim)?;
+        let mut rings = Rings::new(options, Buffers::default(), usize::MAX)?;
+        let mut pace = self.pace(options, Duration::ZERO, interim)?;
         let mut tally = Tally::default();
         let exchange =
-            (wishes.test == Test::TcpCrr).then_some((&mut rings.send, &mut rings.receive));
-        let tuning = &wishes.local.tuning;
+            (options.test == Test::TcpCrr).then_some((&mut rings.send, &mut rings.receive));
+        let tuning = &options.local.tuning;
         let last =
             transfer::connect_each(self.network, to, tuning, exchange, &mut pace, &mut tally)?;
         let usage = pace.finish(false)?;
@@ -496,7 +496,7 @@ impl<'a> Client<'a> {
 
     fn run_datagrams(
         &self,
-        wishes: &Wishes,
+        options: &TestOptions,
         to: SocketAddr,
         interim: Option<Interim<'_>>,
     ) -> io::Result<Local> {
@@ -505,16 +505,23 @@ impl<'a> Client<'a> {
         } else {
             SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))
         };
-        let socket = self.network.datagrams(any, &wishes.local.tuning)?;
+        let socket = self.network.datagrams(any, &options.local.tuning)?;
         socket.connect(to)?;
         let buffers = socket.buffers();
-        let mut rings = Rings::new(wishes, buffers, LARGEST_DATAGRAM)?;
-        let mut pace = self.pace(wishes, Duration::ZERO, interim)?;
+        let mut rings = Rings::new(options, buffers, LARGEST_DATAGRAM)?;
+        let mut pace = self.pace(options, Duration::ZERO, interim)?;
         let mut tally = Tally::default();
-        if wishes.test == Test::UdpRr {
+        if options.test == Test::UdpRr {
             let both = (&mut rings.send, &mut rings.receive);
             let peer = to.ip().to_canonical();
-            transfer::request_datagrams(&*socket, peer, both, wishes.burst, &mut pace, &mut tally)?;
+            transfer::request_datagrams(
+                &*socket,
+                peer,
+                both,
+                options.burst,
+                &mut pace,
+                &mut tally,
+            )?;
         } else {
             transfer::send_datagrams(&*socket, To::Peer, &mut rings.send, &mut pace, &mut tally)?;
         }
@@ -548,28 +555,28 @@ struct Rings {
 }
 
 impl Rings {
-    fn new(wishes: &Wishes, buffers: Buffers, most: usize) -> io::Result<Rings> {
+    fn new(options: &TestOptions, buffers: Buffers, most: usize) -> io::Result<Rings> {
         let empty = || Ring::new(1, 0, 0);
-        let (request, response) = wishes.exchange_bytes;
-        let fill = wishes.fill.as_deref();
-        if wishes.test.exchanges_messages() {
-            let send = Ring::new(wishes.widths.0.max(1), request, 0)?.filled(fill)?;
-            return Ok(Rings { send, receive: Ring::new(wishes.widths.1.max(1), response, 0)? });
+        let (request, response) = options.exchange_bytes;
+        let fill = options.fill.as_deref();
+        if options.test.exchanges_messages() {
+            let send = Ring::new(options.widths.0.max(1), request, 0)?.filled(fill)?;
+            return Ok(Rings { send, receive: Ring::new(options.widths.1.max(1), response, 0)? });
         }
-        let local = &wishes.local;
+        let local = &options.local;
         let default = |buffer, asked: Option<usize>| ring::default_bytes(buffer, asked.is_some());
-        match wishes.test {
+        match options.test {
             Test::TcpCc => Ok(Rings { send: empty()?, receive: empty()? }),
             Test::TcpMaerts => {
                 let bytes = default(buffers.recv, local.tuning.recv_buffer);
                 let bytes = local.recv_bytes.unwrap_or(bytes);
-                let receive = Ring::new(wishes.widths.1, bytes, buffers.recv)?;
+                let receive = Ring::new(options.widths.1, bytes, buffers.recv)?;
                 Ok(Rings { send: empty()?, receive })
             }
             test => {
                 let bytes = default(buffers.send, local.tuning.send_buffer).min(most);
                 let bytes = local.send_bytes.unwrap_or(bytes);
-                let send = Ring::new(wishes.widths.0, bytes, buffers.send)?;
+                let send = Ring::new(options.widths.0, bytes, buffers.send)?;
                 // The file that is sent fills no ring.
                 let fill = fill.filter(|_| test != Test::TcpSendfile);
                 Ok(Rings { send: send.filled(fill)?, receive: empty()? })
@@ -580,10 +587,10 @@ impl Rings {
 
 /// Puts both accounts together. Throughput is what the receiver took by our clock; service demand
 /// is per unit that passed our side, as netperf has it.
-fn account(wishes: &Wishes, local: &Local, mut remote: Side) -> Outcome {
+fn account(options: &TestOptions, local: &Local, mut remote: Side) -> Outcome {
     let elapsed = local.usage.elapsed.as_secs_f64().max(1e-9);
     let transactions = local.tally.transactions as f64;
-    let (units, kb_or_transactions) = match wishes.test {
+    let (units, kb_or_transactions) = match options.test {
         t if t.is_transactional() => (transactions, transactions),
         Test::TcpMaerts => {
             (local.tally.bytes_received as f64, local.tally.bytes_received as f64 / 1024.0)
@@ -602,7 +609,7 @@ fn account(wishes: &Wishes, local: &Local, mut remote: Side) -> Outcome {
         retransmits: local.retransmits,
     };
     for (side, is_measured) in
-        [(&mut ours, wishes.measures_local), (&mut remote, wishes.measures_remote)]
+        [(&mut ours, options.measures_local), (&mut remote, options.measures_remote)]
     {
         side.service_demand = -1.0;
         if is_measured {

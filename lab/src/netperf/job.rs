@@ -191,14 +191,14 @@ impl Job {
     /// # Errors
     /// The port is taken; a message is too large; the file to fill from cannot be read.
     pub fn open(&self, network: &dyn Network) -> io::Result<Opened> {
-        let (door, buffers) = if self.is_udp {
+        let (socket, buffers) = if self.is_udp {
             let socket = network.datagrams(self.at, &self.tuning)?;
             let buffers = socket.buffers();
-            (Door::Datagrams(socket), buffers)
+            (LocalSocket::Datagrams(socket), buffers)
         } else {
             let listener = network.listen(self.at, &self.tuning)?;
             let buffers = listener.buffers();
-            (Door::Listener(listener), buffers)
+            (LocalSocket::Listener(listener), buffers)
         };
         let most = if self.is_udp { LARGEST_DATAGRAM } else { usize::MAX };
         let make = |sizes: Option<Sizes>, buffer: usize, is_asked_for: bool, most: usize| {
@@ -213,7 +213,7 @@ impl Job {
             Some(_) => sending.filled(self.fill.as_deref().map(Path::new))?,
             None => sending,
         };
-        Ok(Opened { door, buffers, sending, receiving })
+        Ok(Opened { socket, buffers, sending, receiving })
     }
 
     fn is_rr(&self) -> bool {
@@ -222,14 +222,14 @@ impl Job {
 }
 
 /// The data socket of a test.
-enum Door {
+enum LocalSocket {
     Listener(Box<dyn Listener>),
     Datagrams(Box<dyn Datagrams>),
 }
 
 /// A test that can begin.
 pub struct Opened {
-    door: Door,
+    socket: LocalSocket,
     /// What the data socket has.
     pub buffers: Buffers,
     /// What is sent.
@@ -257,9 +257,9 @@ impl Opened {
     /// # Errors
     /// The socket is gone.
     pub fn port(&self) -> io::Result<u16> {
-        let local = match &self.door {
-            Door::Listener(l) => l.local_addr()?,
-            Door::Datagrams(d) => d.local_addr()?,
+        let local = match &self.socket {
+            LocalSocket::Listener(l) => l.local_addr()?,
+            LocalSocket::Datagrams(d) => d.local_addr()?,
         };
         Ok(local.port())
     }
@@ -269,14 +269,14 @@ impl Opened {
     /// # Errors
     /// The client did not connect, broke its connection or fell silent.
     pub fn run(self, job: &Job, peer: IpAddr, stop: &AtomicBool) -> io::Result<Done> {
-        match self.door {
-            Door::Datagrams(socket) => {
+        match self.socket {
+            LocalSocket::Datagrams(socket) => {
                 run_datagrams(&*socket, job, peer, self.sending, self.receiving, stop)
             }
-            Door::Listener(listener) if job.per_connection => {
+            LocalSocket::Listener(listener) if job.per_connection => {
                 run_connections(&*listener, job, self.sending, self.receiving, stop)
             }
-            Door::Listener(listener) => {
+            LocalSocket::Listener(listener) => {
                 let stream = accept_from(&*listener, peer, stop)?;
                 drop(listener);
                 run_stream(&*stream, job, self.sending, self.receiving, stop)

@@ -1,7 +1,7 @@
 //! netperf's own result tables, column by column, and its lists of KEY=VALUE. Scripts read these, so
 //! their widths and words are those of netperf 2.7.
 
-use super::client::{Summary, TESTS, Test, Wishes};
+use super::client::{Summary, TESTS, Test, TestOptions};
 use super::confidence::{Goal, Level};
 use super::meter::method_letter;
 use std::fmt::Write as _;
@@ -76,7 +76,7 @@ pub struct Style {
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a> {
     /// What was asked.
-    pub wishes: &'a Wishes,
+    pub options: &'a TestOptions,
     /// How sure it was to be.
     pub goal: &'a Goal,
     /// What came of it.
@@ -86,8 +86,8 @@ pub struct Shown<'a> {
 }
 
 /// The line before a test: which, between whom, with what.
-pub fn banner(wishes: &Wishes, goal: &Goal, stack: &str, host: &str, is_v4: bool) -> String {
-    let title = TESTS.iter().find(|t| t.0 == wishes.test).map_or("", |t| t.2);
+pub fn banner(options: &TestOptions, goal: &Goal, stack: &str, host: &str, is_v4: bool) -> String {
+    let title = TESTS.iter().find(|t| t.0 == options.test).map_or("", |t| t.2);
     let (any, family) = if is_v4 { ("0.0.0.0", "AF_INET") } else { ("::0", "AF_INET6") };
     let mut line =
         format!("{title} from {any} ({any}) port 0 {family} to {host} () port 0 {family}");
@@ -99,18 +99,18 @@ pub fn banner(wishes: &Wishes, goal: &Goal, stack: &str, host: &str, is_v4: bool
             format_args!("{:2}%", goal.level.percent())
         );
     }
-    if wishes.local.tuning.nodelay || wishes.remote.tuning.nodelay {
+    if options.local.tuning.nodelay || options.remote.tuning.nodelay {
         line.push_str(" : nodelay");
     }
     // Not in netperf's banner: two results that differ in this alone would look the same.
-    if wishes.local_given {
+    if options.local_given {
         line.push_str(" : sent by reference");
     }
-    if wishes.remote_posted {
+    if options.remote_posted {
         line.push_str(" : received into posted buffers");
     }
     if title.contains("REQUEST/RESPONSE") {
-        let _ = write!(line, " : first burst {}", wishes.burst);
+        let _ = write!(line, " : first burst {}", options.burst);
     }
     if !stack.is_empty() {
         let _ = write!(line, " : {stack}");
@@ -136,7 +136,7 @@ impl Shown<'_> {
     /// Everything below the banner.
     pub fn text(&self) -> String {
         let warning = if self.summary.is_sure { String::new() } else { warning(self.summary) };
-        let table = match self.wishes.test {
+        let table = match self.options.test {
             _ if self.style.verbosity == 0 => self.one_number(),
             Test::UdpStream => self.datagram_table(),
             t if t.is_transactional() => self.transaction_table(),
@@ -146,7 +146,7 @@ impl Shown<'_> {
     }
 
     fn has_cpu(&self) -> bool {
-        self.wishes.measures_local || self.wishes.measures_remote
+        self.options.measures_local || self.options.measures_remote
     }
 
     /// The unit for bytes: transactions are none.
@@ -158,19 +158,19 @@ impl Shown<'_> {
     }
 
     fn is_in_transactions(&self) -> bool {
-        self.wishes.test.is_transactional() && self.style.unit == Unit::Transactions
+        self.options.test.is_transactional() && self.style.unit == Unit::Transactions
     }
 
     /// Throughput in the unit of the table.
     fn throughput(&self) -> f64 {
         let rate = self.summary.rate;
-        if !self.wishes.test.is_transactional() {
+        if !self.options.test.is_transactional() {
             return self.byte_unit().of(rate);
         }
         if self.is_in_transactions() {
             return rate;
         }
-        let (request, response) = self.wishes.exchange_bytes;
+        let (request, response) = self.options.exchange_bytes;
         self.style.unit.of(rate * (request + response) as f64)
     }
 
@@ -181,7 +181,7 @@ impl Shown<'_> {
 
     fn one_number(&self) -> String {
         let (ours, theirs) = self.summary.service_demand;
-        match (self.wishes.measures_local, self.wishes.measures_remote) {
+        match (self.options.measures_local, self.options.measures_remote) {
             (true, _) => format!("{ours:6.3} {} \n", self.letters().0),
             (_, true) => format!("{theirs:6.3} {} \n", self.letters().1),
             _ => format!("{:7.2} \n", self.throughput()),
@@ -190,7 +190,7 @@ impl Shown<'_> {
 
     fn stream_table(&self) -> String {
         let (s, last) = (self.summary, &self.summary.last);
-        let is_reverse = self.wishes.test == Test::TcpMaerts;
+        let is_reverse = self.options.test == Test::TcpMaerts;
         let (receiver, sender) =
             if is_reverse { (&last.local, &last.remote) } else { (&last.remote, &last.local) };
         let mut text = self.stream_headings(is_reverse);
@@ -271,19 +271,19 @@ impl Shown<'_> {
 
     /// By which calls the bytes went in and came out.
     fn ways(&self) -> String {
-        let sent = match self.wishes.test {
+        let sent = match self.options.test {
             Test::TcpSendfile => "from a file",
-            _ if self.wishes.local_given => "by reference (-a)",
+            _ if self.options.local_given => "by reference (-a)",
             _ => "by copy",
         };
         let received =
-            if self.wishes.remote_posted { "into posted buffers (-A)" } else { "by copy" };
+            if self.options.remote_posted { "into posted buffers (-A)" } else { "by copy" };
         format!("Sent {sent}, received {received}")
     }
 
     fn transaction_table(&self) -> String {
         let (s, last) = (self.summary, &self.summary.last);
-        let (request, response) = self.wishes.exchange_bytes;
+        let (request, response) = self.options.exchange_bytes;
         let throughput = self.throughput();
         let ours = last.local.buffers.0;
         let mut text = self.transaction_headings();
@@ -309,7 +309,7 @@ impl Shown<'_> {
         }
         let theirs = last.remote.buffers.0;
         let _ = writeln!(text, "{:<6} {:<6}", theirs.send, theirs.recv);
-        if self.style.verbosity > 1 && !self.wishes.test.is_per_connection() {
+        if self.style.verbosity > 1 && !self.options.test.is_per_connection() {
             text.push_str(&self.transaction_details());
         }
         text
@@ -336,7 +336,8 @@ impl Shown<'_> {
             );
         }
         // netperf's tables of connection tests do not tell the method.
-        let (a, b) = if self.wishes.test.is_per_connection() { (' ', ' ') } else { self.letters() };
+        let (a, b) =
+            if self.options.test.is_per_connection() { (' ', ' ') } else { self.letters() };
         let (what, how) =
             if self.is_in_transactions() { ("Trans.", "Rate") } else { ("Tput", unit) };
         format!(
@@ -349,7 +350,7 @@ impl Shown<'_> {
     fn transaction_details(&self) -> String {
         let unit = self.byte_unit();
         let rate = self.summary.rate;
-        let (request, response) = self.wishes.exchange_bytes;
+        let (request, response) = self.options.exchange_bytes;
         format!(
             "Alignment      Offset         RoundTrip  Trans    Throughput\n\
              Local  Remote  Local  Remote  Latency    Rate     {:<8}/s\n\
@@ -368,7 +369,7 @@ impl Shown<'_> {
 
     /// µs per transaction; those ahead of their answers run beside each other.
     fn round_trip_us(&self) -> f64 {
-        1e6 / self.summary.rate * f64::from(1 + self.wishes.burst)
+        1e6 / self.summary.rate * f64::from(1 + self.options.burst)
     }
 
     fn datagram_table(&self) -> String {
@@ -424,14 +425,14 @@ impl Shown<'_> {
     /// All that netperf calls output selectors and we know, in the order of its list.
     pub fn keys(&self) -> Vec<(&'static str, String)> {
         let (s, last) = (self.summary, &self.summary.last);
-        let is_rr = self.wishes.test.is_transactional();
+        let is_rr = self.options.test.is_transactional();
         let unit = if self.is_in_transactions() { "Trans/s" } else { "" };
         let unit =
             if unit.is_empty() { format!("{}/s", self.byte_unit().name()) } else { unit.into() };
         let (letter, their_letter) = self.letters();
         let mut keys = vec![
-            ("SOCKET_TYPE", if self.wishes.test.is_udp() { "Datagram" } else { "Stream" }.into()),
-            ("PROTOCOL", if self.wishes.test.is_udp() { "UDP" } else { "TCP" }.into()),
+            ("SOCKET_TYPE", if self.options.test.is_udp() { "Datagram" } else { "Stream" }.into()),
+            ("PROTOCOL", if self.options.test.is_udp() { "UDP" } else { "TCP" }.into()),
             ("ELAPSED_TIME", format!("{:.2}", s.elapsed)),
             ("THROUGHPUT", format!("{:.2}", self.throughput())),
             ("THROUGHPUT_UNITS", unit),
@@ -457,11 +458,11 @@ impl Shown<'_> {
             ("REMOTE_CPU_CONFID", confidence(s.widths[2])),
         ];
         if is_rr {
-            keys.push(("REQUEST_SIZE", self.wishes.exchange_bytes.0.to_string()));
-            keys.push(("RESPONSE_SIZE", self.wishes.exchange_bytes.1.to_string()));
+            keys.push(("REQUEST_SIZE", self.options.exchange_bytes.0.to_string()));
+            keys.push(("RESPONSE_SIZE", self.options.exchange_bytes.1.to_string()));
             keys.push(("TRANSACTION_RATE", format!("{:.3}", s.rate)));
             keys.push(("RT_LATENCY", format!("{:.3}", self.round_trip_us())));
-            keys.push(("BURST_SIZE", self.wishes.burst.to_string()));
+            keys.push(("BURST_SIZE", self.options.burst.to_string()));
         }
         keys.extend(self.side_keys(true));
         keys.extend(self.side_keys(false));

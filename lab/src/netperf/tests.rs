@@ -1,7 +1,7 @@
 //! Both ends against each other: over the kernel's loopback, and over two stacks of fulmar joined
 //! by a link. Counts and behaviour, no speeds.
 
-use super::client::{Client, Outcome, Test, Wishes};
+use super::client::{Client, Outcome, Test, TestOptions};
 use super::confidence::Goal;
 use super::message::{Empty, MESSAGE_BYTES, Message, OmniRequest, UNKNOWN_TEST, direction, kind};
 use super::pace::Length;
@@ -66,20 +66,20 @@ impl Drop for Served {
     }
 }
 
-fn short(test: Test) -> Wishes {
+fn short(test: Test) -> TestOptions {
     let length = match test {
         t if t.is_udp() => Length::Time(Duration::from_millis(100)),
         t if t.is_transactional() => Length::Units(50),
         _ => Length::Units(3_000_000),
     };
-    let mut wishes = Wishes::new(test);
-    (wishes.measures_local, wishes.measures_remote, wishes.length) = (true, true, length);
-    wishes.exchange_bytes = (100, 2000);
+    let mut options = TestOptions::new(test);
+    (options.measures_local, options.measures_remote, options.length) = (true, true, length);
+    options.exchange_bytes = (100, 2000);
     if test.is_udp() {
-        wishes.exchange_bytes = (100, 200);
-        wishes.local.send_bytes = Some(1000);
+        options.exchange_bytes = (100, 200);
+        options.local.send_bytes = Some(1000);
     }
-    wishes
+    options
 }
 
 fn check(test: Test, outcome: &Outcome) {
@@ -118,8 +118,8 @@ fn check(test: Test, outcome: &Outcome) {
 fn every_test_runs(network: &dyn Network, served: &Served) {
     let client = Client::connect(network, served.at, &GO_ON).expect("it listens");
     for test in [Test::TcpStream, Test::TcpSendfile] {
-        let wishes = Wishes { remote_posted: true, ..short(test) };
-        let outcome = client.run(&wishes, None);
+        let options = TestOptions { remote_posted: true, ..short(test) };
+        let outcome = client.run(&options, None);
         check(test, &outcome.unwrap_or_else(|e| panic!("-A {test:?}: {e}; {}", served.said())));
     }
     for (test, name, _) in super::client::TESTS {
@@ -178,8 +178,9 @@ fn asynchronous_reads_and_writes_are_posted_and_by_reference_and_nothing_else_is
                 .map(|(n, c)| count(n, c))
         };
         let before = counts();
-        let wishes = Wishes { local_given: given, remote_posted: posted, ..short(Test::TcpStream) };
-        check(Test::TcpStream, &client.run(&wishes, None).expect("a result"));
+        let options =
+            TestOptions { local_given: given, remote_posted: posted, ..short(Test::TcpStream) };
+        check(Test::TcpStream, &client.run(&options, None).expect("a result"));
         let after = counts();
         let [copied, hints, placed] = std::array::from_fn(|i| after[i] - before[i]);
         let told = format!("-a {given}, -A {posted}: {copied} copied here, {placed} placed there");
@@ -212,16 +213,17 @@ fn several_clients_are_served_at_once() {
 fn confidence_repeats_the_test_and_its_table_tells_the_means() {
     let served = Served::on_loopback();
     let client = Client::connect(&OnKernel, served.at, &GO_ON).expect("it listens");
-    let wishes = Wishes { measures_local: false, measures_remote: false, ..short(Test::TcpRr) };
+    let options =
+        TestOptions { measures_local: false, measures_remote: false, ..short(Test::TcpRr) };
     let goal = Goal::from_options(Some((4, 4)), Some((95, Some(0.001)))).expect("a goal");
     let mut interim = 0;
     let mut show = |units, _| interim += units;
-    let summary = client.measure(&wishes, &goal, Some((Duration::ZERO, &mut show))).expect("runs");
+    let summary = client.measure(&options, &goal, Some((Duration::ZERO, &mut show))).expect("runs");
     assert_eq!((summary.runs, interim), (4, 200));
     assert!(!summary.is_sure);
     let style =
         tables::Style { unit: tables::Unit::Transactions, has_headings: true, verbosity: 1 };
-    let shown = tables::Shown { wishes: &wishes, goal: &goal, summary: &summary, style }.text();
+    let shown = tables::Shown { options: &options, goal: &goal, summary: &summary, style }.text();
     assert!(shown.starts_with("!!! WARNING") && shown.contains("Trans."), "{shown}");
 }
 
@@ -299,9 +301,9 @@ fn clients_beyond_the_bound_are_turned_away() {
 fn a_server_that_stops_ends_a_running_test() {
     let served = Served::on_loopback();
     let at = served.at;
-    let wishes = Wishes { length: Length::Endless, ..short(Test::TcpMaerts) };
+    let options = TestOptions { length: Length::Endless, ..short(Test::TcpMaerts) };
     let client = std::thread::spawn(move || {
-        Client::connect(&OnKernel, at, &GO_ON).and_then(|c| c.run(&wishes, None))
+        Client::connect(&OnKernel, at, &GO_ON).and_then(|c| c.run(&options, None))
     });
     std::thread::sleep(Duration::from_millis(100));
     // Joins the server's threads; the client sees the end of the data in order.

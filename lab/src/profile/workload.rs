@@ -16,7 +16,7 @@ use super::halved::{self, Halved};
 use super::perf::{Recording, Sample};
 use super::symbols::Symbols;
 use crate::cpu;
-use crate::site::{self, OUR_IP, PEER_IP, PREFIX};
+use crate::topology::{self, OUR_IP, PEER_IP, PREFIX};
 use crate::without_tso::WithoutTso;
 use fulmar_netns::Netns;
 use fulmar_netns::VethEnd;
@@ -90,14 +90,14 @@ pub fn kernel(time: Duration) -> io::Result<Profile> {
 /// # Errors
 /// No namespaces, no TAP.
 pub fn fulmar(time: Duration) -> io::Result<Profile> {
-    let site = site::tap(|name| devices::tap(name).map_err(io::Error::other))?;
-    site.peer_netns.set_offloads("tap0", false)?;
-    let device = Box::new(WithoutTso::new(site.device));
+    let topology = topology::tap(|name| devices::tap(name).map_err(io::Error::other))?;
+    topology.peer_netns.set_offloads("tap0", false)?;
+    let device = Box::new(WithoutTso::new(topology.device));
     let address = Cidr { address: IpAddr::V4(OUR_IP), prefix_len: PREFIX };
     let recording = Recording::start(FREQUENCY_HZ);
     let builder = Stack::builder().device(device).address(address).name("profile").unlisted();
     let stack = builder.account(EVERY).build().map_err(io::Error::other)?;
-    let listener = site.peer_netns.run(|| std::net::TcpListener::bind((PEER_IP, 0)))?;
+    let listener = topology.peer_netns.run(|| std::net::TcpListener::bind((PEER_IP, 0)))?;
     let to = listener.local_addr()?;
     let (mut load, mut bytes) = ([0.0; 2], 0);
     for (phase, load) in load.iter_mut().enumerate() {

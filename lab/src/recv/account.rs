@@ -1,6 +1,6 @@
 //! What the stages of a received packet's way cost: a short round over stacks that keep an account.
 
-use super::bench::{Grounds, Options, is_wanted};
+use super::bench::{Options, Testbeds, is_wanted};
 use super::{Load, Method, Reader, Target, Use, size_name};
 use crate::account::{self, Figures, Keeping, ROUND};
 use crate::harness::options::Stack;
@@ -26,7 +26,7 @@ pub fn accounts(options: &Options, is_isolated: bool) -> io::Result<Vec<Figures>
         placement: options.placements().into_iter().take(1).collect(),
         ..options.clone()
     };
-    let grounds = {
+    let testbeds = {
         let _keeping = Keeping::new();
         let devices = first.devices().into_iter();
         let device: Vec<Device> =
@@ -34,14 +34,14 @@ pub fn accounts(options: &Options, is_isolated: bool) -> io::Result<Vec<Figures>
         if device.is_empty() {
             return Ok(Vec::new());
         }
-        Grounds::open(&Options { device, ..first.clone() }, Ok(()))?
+        Testbeds::open(&Options { device, ..first.clone() }, Ok(()))?
     };
     let usage = options.uses().first().copied().unwrap_or(Use::Touched);
     let load = Load::of_buffers(options.sizes().first().copied().unwrap_or(64 << 10), usage);
     let mut found = Vec::new();
-    for place in grounds.places() {
-        let place = &mut *place.borrow_mut();
-        let spot = place.spot();
+    for rig in testbeds.rigs() {
+        let rig = &mut *rig.borrow_mut();
+        let spot = rig.spot();
         for method in Method::ALL {
             if !method.fits(spot.offloads) || !is_wanted(options, method.name()) {
                 continue;
@@ -53,7 +53,7 @@ pub fn accounts(options: &Options, is_isolated: bool) -> io::Result<Vec<Figures>
                 before: None,
                 found: None,
             };
-            let sample = place.stream(&load, &mut reader, ROUND)?;
+            let sample = rig.stream(&load, &mut reader, ROUND)?;
             let title = format!(
                 "{}: {}, 2 x {}",
                 spot.device,

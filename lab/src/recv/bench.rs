@@ -1,4 +1,4 @@
-//! `bench recv`: which places are opened, which ways are measured at each, and which of them are
+//! `bench recv`: which rigs are opened, which ways are measured at each, and which of them are
 //! compared.
 //!
 //! The matrix is {device} x {aggregation} x {bytes per buffer} x {use} x {placement} x {way}; ways
@@ -7,10 +7,10 @@
 //! device that cannot be opened here is said on standard error and left out, with its figures.
 
 use super::kernel::Work;
-use super::place::Real;
+use super::rig::Real;
 use super::shm::Shared;
 use super::sim::Simulated;
-use super::{Load, Method, Offloads, Place, Use, size_name};
+use super::{Load, Method, Offloads, Rig, Use, size_name};
 use crate::cpu::Placement;
 use crate::floor::{self, Direction, Kind};
 use crate::harness::options::{Common, Stack, on_or_off, one_of, or, placement};
@@ -20,8 +20,8 @@ use crate::kernel::{Local, Pair};
 use crate::kernel_receive::ReceiveCall;
 use crate::limit::ring::{self, Taking};
 use crate::matrix::{Device, Names, method_names};
-use crate::site::MTU;
 use crate::stream::Over;
+use crate::topology::MTU;
 use crate::transfer::{self, BOTH};
 use crate::{Bulk, limit};
 use fulmar_cli::bounds::within;
@@ -127,26 +127,26 @@ impl Options {
 }
 
 /// Everything that was opened for a bench; ways borrow from it.
-pub struct Grounds {
-    /// fulmar's places.
-    places: Vec<RefCell<Box<dyn Place>>>,
+pub struct Testbeds {
+    /// fulmar's rigs.
+    rigs: Vec<RefCell<Box<dyn Rig>>>,
     /// The kernel's veth pairs, as aggregation is asked for.
     pairs: Vec<Pair>,
     /// Where two kernel processes of one host talk.
     host: Option<Netns>,
     /// Where the do-nothing peer receives.
-    floor: Option<RefCell<floor::Ground>>,
+    floor: Option<RefCell<floor::Testbed>>,
 }
 
-impl Grounds {
+impl Testbeds {
     /// Opens what the options ask for and this machine has; `isolated` says whether this process has
     /// namespaces of its own.
     ///
     /// # Errors
     /// The kernel's pair cannot be made although namespaces work.
-    pub fn open(options: &Options, isolated: io::Result<()>) -> io::Result<Grounds> {
-        let mut grounds =
-            Grounds { places: Vec::new(), pairs: Vec::new(), host: None, floor: None };
+    pub fn open(options: &Options, isolated: io::Result<()>) -> io::Result<Testbeds> {
+        let mut testbeds =
+            Testbeds { rigs: Vec::new(), pairs: Vec::new(), host: None, floor: None };
         let has_kernel =
             isolated.inspect_err(|e| eprintln!("the kernel cannot be measured here: {e}")).is_ok();
         let has_fulmar = options.stack.has_fulmar();
@@ -154,23 +154,23 @@ impl Grounds {
         if options.stack.has_kernel() && has_kernel {
             if !only_local {
                 for aggregation in options.aggregations() {
-                    grounds.pairs.push(Pair::new(MTU, aggregation)?);
+                    testbeds.pairs.push(Pair::new(MTU, aggregation)?);
                 }
             }
-            grounds.host = Some(Netns::current()?);
+            testbeds.host = Some(Netns::current()?);
         }
         if has_fulmar {
-            grounds.open_places(options, has_kernel);
+            testbeds.open_places(options, has_kernel);
         }
         if has_fulmar && has_kernel && options.devices().contains(&Device::Tap) {
-            grounds.floor = floor::Ground::new(Kind::Tap).map(RefCell::new).ok();
+            testbeds.floor = floor::Testbed::new(Kind::Tap).map(RefCell::new).ok();
         }
-        Ok(grounds)
+        Ok(testbeds)
     }
 
-    /// fulmar's places.
-    pub(super) fn places(&self) -> &[RefCell<Box<dyn Place>>] {
-        &self.places
+    /// fulmar's rigs.
+    pub(super) fn rigs(&self) -> &[RefCell<Box<dyn Rig>>] {
+        &self.rigs
     }
 
     fn open_places(&mut self, options: &Options, has_kernel: bool) {
@@ -186,7 +186,7 @@ impl Grounds {
             for placement in placements {
                 for offloads in offloads(options) {
                     match open(device, offloads, placement, options.pcap.as_ref()) {
-                        Ok(place) => self.places.push(RefCell::new(place)),
+                        Ok(rig) => self.rigs.push(RefCell::new(rig)),
                         Err(e) => eprintln!("no {} {}: {e}", device.name(), placement.title()),
                     }
                 }
@@ -211,7 +211,7 @@ fn open(
     offloads: Offloads,
     placement: Placement,
     pcap: Option<&PathBuf>,
-) -> io::Result<Box<dyn Place>> {
+) -> io::Result<Box<dyn Rig>> {
     Ok(match device {
         Device::Sim => Box::new(Simulated::new(offloads, pcap)?),
         Device::Tap => Box::new(Real::new(Over::Tap, placement, offloads, pcap)?),
@@ -233,7 +233,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
 /// there.
 ///
 /// # Errors
-/// As [`Grounds::open`]; a way or a device that does not exist, by name.
+/// As [`Testbeds::open`]; a way or a device that does not exist, by name.
 pub fn measure(
     options: &Options,
     ratios: Vec<Ratio>,
@@ -241,8 +241,8 @@ pub fn measure(
     isolated: io::Result<()>,
 ) -> io::Result<Outcome> {
     names().check_exist(&options.way)?;
-    let grounds = Grounds::open(options, isolated)?;
-    let mut scenarios = scenarios(options, &grounds);
+    let testbeds = Testbeds::open(options, isolated)?;
+    let mut scenarios = scenarios(options, &testbeds);
     Names::check_opened(&options.way, &method_names(&scenarios))?;
     scenarios.retain(|s| match s.word("method") {
         Some(method) => is_wanted(options, method) && keep(s),
@@ -264,8 +264,8 @@ fn names() -> Names {
     }
 }
 
-/// Every way at every place that is asked for; the limit and the floor first.
-fn scenarios<'a>(options: &Options, grounds: &'a Grounds) -> Vec<Scenario<'a>> {
+/// Every way at every rig that is asked for; the limit and the floor first.
+fn scenarios<'a>(options: &Options, testbeds: &'a Testbeds) -> Vec<Scenario<'a>> {
     let mut all = vec![limit::memcpy(Bulk { write_bytes: 64 << 10, ..Bulk::default() })];
     if options.stack.has_fulmar() && options.devices().contains(&Device::Shm) {
         all.extend(ring_ways(&options.placements()));
@@ -273,15 +273,15 @@ fn scenarios<'a>(options: &Options, grounds: &'a Grounds) -> Vec<Scenario<'a>> {
     for buffer_bytes in options.sizes() {
         for usage in options.uses() {
             let load = Load::of_buffers(buffer_bytes, usage);
-            all.extend(grounds.places.iter().flat_map(|place| ways_at(place, load)));
-            all.extend(kernel_ways(options, grounds, load));
+            all.extend(testbeds.rigs.iter().flat_map(|rig| ways_at(rig, load)));
+            all.extend(kernel_ways(options, testbeds, load));
         }
     }
     let same = options.placements().contains(&Placement::SameCpu);
-    let floor = grounds.floor.as_ref().filter(|_| same);
+    let floor = testbeds.floor.as_ref().filter(|_| same);
     // After the ways of the first size, which it is compared with.
-    all.extend(floor.map(|ground| {
-        floor::way(ground, Bulk::default(), Direction::Receive, false, Placement::SameCpu)
+    all.extend(floor.map(|testbed| {
+        floor::way(testbed, Bulk::default(), Direction::Receive, false, Placement::SameCpu)
     }));
     all
 }
@@ -292,25 +292,25 @@ fn ring_ways(placements: &[Placement]) -> Vec<Scenario<'static>> {
     placements.iter().flat_map(both).collect()
 }
 
-/// fulmar's ways at one place.
-fn ways_at(place: &RefCell<Box<dyn Place>>, load: Load) -> Vec<Scenario<'_>> {
-    let offloads = place.borrow().spot().offloads;
+/// fulmar's ways at one rig.
+fn ways_at(rig: &RefCell<Box<dyn Rig>>, load: Load) -> Vec<Scenario<'_>> {
+    let offloads = rig.borrow().spot().offloads;
     let is_there = offloads.aggregation || load.usage != Use::Bursty;
     let methods = Method::ALL.into_iter().filter(|m| is_there && m.fits(offloads));
-    methods.map(|method| super::way(place, method, load)).collect()
+    methods.map(|method| super::way(rig, method, load)).collect()
 }
 
 /// What the kernel does beside it.
-fn kernel_ways<'a>(options: &Options, grounds: &'a Grounds, load: Load) -> Vec<Scenario<'a>> {
+fn kernel_ways<'a>(options: &Options, testbeds: &'a Testbeds, load: Load) -> Vec<Scenario<'a>> {
     let mut ways = Vec::new();
     for placement in options.placements() {
         for call in ReceiveCall::ALL {
             let work = Work { call, load };
-            let pairs = grounds.pairs.iter();
+            let pairs = testbeds.pairs.iter();
             let pairs = pairs.filter(|p| p.has_offloads() || load.usage != Use::Bursty);
             ways.extend(pairs.map(|pair| work.between(pair.ends(), placement)));
             let has_shm = options.devices().contains(&Device::Shm);
-            if let Some(host) = grounds.host.as_ref().filter(|_| has_shm) {
+            if let Some(host) = testbeds.host.as_ref().filter(|_| has_shm) {
                 ways.extend(Local::ALL.map(|local| work.between(local.ends(host), placement)));
             }
         }

@@ -3,7 +3,7 @@
 //!
 //! A [`Method`] is one way to take bytes from a connection. The old one ([`stock`]) is built from the
 //! public pieces of the stack (`Shard::tcp_take`, the pool) on a device that hands over one packet per
-//! crossing, so that everything else (TCP, IP, the device) is the same for all. A [`Place`] is where a
+//! crossing, so that everything else (TCP, IP, the device) is the same for all. A [`Rig`] is where a
 //! connection is made: over which device, from whom, with or without receive aggregation. [`way`]
 //! makes of both a [`Scenario`] of a bench.
 //!
@@ -14,8 +14,8 @@ pub mod account;
 pub mod bench;
 pub mod kernel;
 mod limited;
-mod place;
 mod readers;
+mod rig;
 mod run;
 mod shm;
 mod sim;
@@ -260,7 +260,7 @@ impl Offloads {
     }
 }
 
-/// Where a place is.
+/// The device, the placement and the offloads of a rig.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spot {
     /// The device's name: `tap`, `sim`, ...
@@ -272,7 +272,7 @@ pub struct Spot {
 }
 
 /// Where connections are made.
-pub trait Place {
+pub trait Rig {
     /// Where it is.
     fn spot(&self) -> Spot;
 
@@ -304,13 +304,13 @@ pub fn way_name(cell: &Cell, placement: Placement) -> String {
     format!("{method}.{device}.2x{size}.{aggregation}.{source}.{}", placement.name())
 }
 
-/// A way of a bench: this method at this place.
-pub fn way<'a, P: Place + ?Sized>(
-    place: &'a RefCell<Box<P>>,
+/// A way of a bench: this method at this rig.
+pub fn way<'a, P: Rig + ?Sized>(
+    rig: &'a RefCell<Box<P>>,
     method: Method,
     load: Load,
 ) -> Scenario<'a> {
-    let Spot { device, placement, offloads } = place.borrow().spot();
+    let Spot { device, placement, offloads } = rig.borrow().spot();
     let cell = Cell {
         side: Side::Receives,
         device,
@@ -325,7 +325,7 @@ pub fn way<'a, P: Place + ?Sized>(
         placement,
         move |time| {
             let mut reader = method.reader(&load)?;
-            place.borrow_mut().stream(&load, reader.as_mut(), time)
+            rig.borrow_mut().stream(&load, reader.as_mut(), time)
         },
     ))
 }

@@ -1,12 +1,12 @@
 //! Two processes on one host over shared memory: a child sends, this one reads, each with a stack of
 //! its own and no kernel network between.
 //!
-//! The child lives as long as the place. For each connection it is told in the first bytes of the
+//! The child lives as long as the rig. For each connection it is told in the first bytes of the
 //! stream how it is to send, and it tells afterwards what its end cost. Its account is its whole
 //! process, spinning included.
 
 use super::run::{Asking, Ends, run};
-use super::{Load, Offloads, Place, Reader, Spot, Target};
+use super::{Load, Offloads, Reader, Rig, Spot, Target};
 use crate::cpu::{self, Placement};
 use crate::kernel_calls::{Burst, Pauses};
 use crate::on_pinned_thread;
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// The role of the child.
 pub const ROLE: &str = "shm_source";
 
-/// Two processes as a place.
+/// Two processes as a rig.
 pub(super) struct Shared {
     placement: Placement,
     offloads: Offloads,
@@ -95,7 +95,7 @@ impl Order {
     }
 }
 
-impl Place for Shared {
+impl Rig for Shared {
     fn spot(&self) -> Spot {
         Spot { device: "shm", placement: self.placement, offloads: self.offloads }
     }

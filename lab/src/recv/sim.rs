@@ -6,7 +6,7 @@
 //! it sends: as DMA that passes the CPU's caches, what a reader finds is what lay there before.
 
 use super::run::{Asking, Ends, run};
-use super::{BURST, Load, Offloads, Place, Reader, Spot, Target};
+use super::{BURST, Load, Offloads, Reader, Rig, Spot, Target};
 use crate::cpu::{self, Placement};
 use crate::on_pinned_thread;
 use crate::peer::Report;
@@ -68,7 +68,7 @@ fn config(offloads: Offloads) -> SimConfig {
     SimConfig { lro: None, rx_buffers: 512, rx_buffer_bytes: 2048, ..config }
 }
 
-impl Place for Simulated {
+impl Rig for Simulated {
     /// There is one end.
     fn spot(&self) -> Spot {
         Spot { device: "sim", placement: Placement::SameCpu, offloads: self.offloads }

@@ -25,9 +25,9 @@ fn the_old_way_takes_a_packet_per_crossing_and_copies_every_byte_once() {
     let time = Duration::from_millis(10);
     let load = Load { warm_bytes: 1 << 20, ..Load::of_buffers(64 << 10, Use::Touched) };
     let sample = |method: Method, offloads| {
-        let mut place = sim::Simulated::new(offloads, None).expect("a device");
+        let mut rig = sim::Simulated::new(offloads, None).expect("a device");
         let mut reader = method.reader(&load).expect("memory");
-        place.stream(&load, reader.as_mut(), time).expect("it runs")
+        rig.stream(&load, reader.as_mut(), time).expect("it runs")
     };
     let stock = sample(Method::Stock, Offloads::STOCK);
     assert!(stock.quotient("rx_frames", "rx_crossings") <= 1.0);
@@ -45,9 +45,9 @@ fn posted_buffers_are_filled_without_a_copy_where_the_device_places_and_with_one
     // they were posted before the first byte came.
     let load = Load { warm_bytes: 1 << 20, ..Load::of_buffers(64 << 10, Use::Touched) };
     let sample = |offloads| {
-        let mut place = sim::Simulated::new(offloads, None).expect("a device");
+        let mut rig = sim::Simulated::new(offloads, None).expect("a device");
         let mut reader = Method::Posted.reader(&load).expect("memory");
-        place.stream(&load, reader.as_mut(), Duration::from_millis(10)).expect("it runs")
+        rig.stream(&load, reader.as_mut(), Duration::from_millis(10)).expect("it runs")
     };
     let placed = sample(Offloads::all(true));
     assert!(placed.counted("whole_placed_bytes") >= 64 << 10, "{placed:?}");
@@ -60,10 +60,10 @@ fn posted_buffers_are_filled_without_a_copy_where_the_device_places_and_with_one
 #[test]
 fn a_bursty_sender_is_read_to_the_end_of_each_burst() {
     let load = Load { warm_bytes: 512 << 10, ..Load::of_buffers(1 << 20, Use::Bursty) };
-    let mut place = sim::Simulated::new(Offloads::all(true), None).expect("a device");
+    let mut rig = sim::Simulated::new(Offloads::all(true), None).expect("a device");
     for method in [Method::Copy, Method::Posted, Method::Loan] {
         let mut reader = method.reader(&load).expect("memory");
-        let sample = place.stream(&load, reader.as_mut(), Duration::from_millis(10));
+        let sample = rig.stream(&load, reader.as_mut(), Duration::from_millis(10));
         assert!(sample.expect("it runs").near.bytes > 0, "{method:?}");
     }
 }

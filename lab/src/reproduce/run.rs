@@ -9,7 +9,7 @@ use crate::harness::{MACHINE, Outcome, Ratio, Scenario};
 use crate::kernel::Work;
 use crate::kernel_calls::KernelCall;
 use crate::matrix::Device;
-use crate::send::bench::{Grounds, Options as Matrix, What, file_way, measure};
+use crate::send::bench::{Options as Matrix, Testbeds, What, file_way, measure};
 use crate::send::file::FileMethod;
 use crate::send::{self, Load};
 use crate::transfer::{GBPS, THREAD};
@@ -40,8 +40,8 @@ pub struct Options {
 /// Nothing can be measured here, or the kernel's side could not be set up although namespaces work.
 pub fn run(table: &Published, options: &Options, isolated: io::Result<()>) -> io::Result<Outcome> {
     let matrix = matrix(table, options);
-    let grounds = Grounds::open(table.what, &matrix, isolated)?;
-    let scenarios = scenarios(table, options, &grounds);
+    let testbeds = Testbeds::open(table.what, &matrix, isolated)?;
+    let scenarios = scenarios(table, options, &testbeds);
     let ratios = table.pairs.iter().flat_map(|pair| ratios(table, pair, &scenarios)).collect();
     measure(scenarios, ratios, &matrix)
 }
@@ -71,14 +71,18 @@ fn load(table: &Published, pair: &Pair) -> Load {
     Load { buffer_bytes, ..Load::of_writes(pair.bytes) }
 }
 
-fn scenarios<'a>(table: &Published, options: &Options, grounds: &'a Grounds) -> Vec<Scenario<'a>> {
+fn scenarios<'a>(
+    table: &Published,
+    options: &Options,
+    testbeds: &'a Testbeds,
+) -> Vec<Scenario<'a>> {
     let mut ways: Vec<Scenario<'a>> = Vec::new();
     for pair in table.pairs {
         if ways.iter().all(|w| w.name != limit_name(pair.bytes)) {
             ways.push(limit_of(pair.bytes));
         }
-        ways.extend(ours(table, pair, grounds));
-        ways.extend(kernels(table, pair, options, grounds));
+        ways.extend(ours(table, pair, testbeds));
+        ways.extend(kernels(table, pair, options, testbeds));
     }
     ways
 }
@@ -93,12 +97,12 @@ fn limit_of(bytes: usize) -> Scenario<'static> {
 }
 
 /// The three ways of a pair at every place that cuts as the pair says, side by side.
-fn ours<'a>(table: &Published, pair: &Pair, grounds: &'a Grounds) -> Vec<Scenario<'a>> {
+fn ours<'a>(table: &Published, pair: &Pair, testbeds: &'a Testbeds) -> Vec<Scenario<'a>> {
     let load = load(table, pair);
-    let places = grounds.places.iter().filter(|p| p.borrow().spot().super_segments == pair.tso);
+    let rigs = testbeds.rigs.iter().filter(|p| p.borrow().spot().super_segments == pair.tso);
     let at = |place| {
         table.methods.iter().filter_map(move |Method { name, .. }| {
-            match (table.what, grounds.file.as_ref()) {
+            match (table.what, testbeds.file.as_ref()) {
                 (What::Send, _) => {
                     let method = send::Method::all().into_iter().find(|m| m.name() == *name)?;
                     Some(send::way(place, method, load))
@@ -110,7 +114,7 @@ fn ours<'a>(table: &Published, pair: &Pair, grounds: &'a Grounds) -> Vec<Scenari
             }
         })
     };
-    places.flat_map(at).collect()
+    rigs.flat_map(at).collect()
 }
 
 /// What the kernel does, with and without offloads as the pair says.
@@ -118,11 +122,11 @@ fn kernels<'a>(
     table: &Published,
     pair: &Pair,
     options: &Options,
-    grounds: &'a Grounds,
+    testbeds: &'a Testbeds,
 ) -> Option<Scenario<'a>> {
     let call = KernelCall::ALL.into_iter().find(|c| c.name() == table.kernel)?;
-    let veth = grounds.pairs.iter().find(|p| p.has_offloads() == pair.tso)?;
-    let file = grounds.file.as_ref().map(|file| (file, Heat::Hot));
+    let veth = testbeds.pairs.iter().find(|p| p.has_offloads() == pair.tso)?;
+    let file = testbeds.file.as_ref().map(|file| (file, Heat::Hot));
     let work = Work { call, load: load(table, pair), file };
     Some(work.between(veth.ends(), options.placement))
 }

@@ -1,7 +1,7 @@
 //! What the stages of a write cost: a short round over simulated devices, by stacks that keep an account.
 
 use super::sim::Simulated;
-use super::{Caller, Load, Method, Place, Target};
+use super::{Caller, Load, Method, Rig, Target};
 use crate::account::{self, Figures, Keeping, ROUND};
 use fulmar::ledger::Account;
 use std::io;
@@ -17,7 +17,7 @@ pub fn accounts() -> io::Result<Vec<Figures>> {
     let mut found = Vec::new();
     for (super_segments, group) in [(true, "sim, super-segments"), (false, "sim, single segments")]
     {
-        let mut place = {
+        let mut rig = {
             let _keeping = Keeping::new();
             Simulated::new(super_segments, None)?
         };
@@ -25,7 +25,7 @@ pub fn accounts() -> io::Result<Vec<Figures>> {
             let inner = method.caller(&load);
             let own_copies = inner.copies_per_byte() as f64;
             let mut caller = Accounted { inner, left: load.warm_bytes, before: None, found: None };
-            let transfer = place.stream(&load, &mut caller, ROUND)?;
+            let transfer = rig.stream(&load, &mut caller, ROUND)?;
             let title = format!("{group}: {}, 64 KiB", method.title());
             let figures = caller.found.take().and_then(|f| Figures::of(&f, group, &title));
             let hardware_ns = Some(transfer.hardware.as_nanos() as f64);

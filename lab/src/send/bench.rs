@@ -1,4 +1,4 @@
-//! `bench send` and `bench sendfile`: which places are opened, which ways are measured at each, and
+//! `bench send` and `bench sendfile`: which rigs are opened, which ways are measured at each, and
 //! which of them are compared.
 //!
 //! The matrix is {device} x {super-segments} x {bytes per call} x {placement} x {way}; ways that are
@@ -8,7 +8,7 @@
 use super::file::FileMethod;
 use super::shm::Shared;
 use super::sim::Simulated;
-use super::{Load, Method, Place, Spot, sosend, tso_name};
+use super::{Load, Method, Rig, Spot, sosend, tso_name};
 use crate::cpu::Placement;
 use crate::file::{BenchFile, Heat};
 use crate::harness::options::{Common, Stack, on_or_off, one_of, or, placement};
@@ -17,7 +17,7 @@ use crate::harness::{self, MACHINE, Outcome, Pace, Plan, Ratio, Scenario};
 use crate::kernel::{Local, Pair, Work};
 use crate::kernel_calls::KernelCall;
 use crate::matrix::{Device, Names, method_names};
-use crate::stream::{Ground, Joined, Over};
+use crate::stream::{Joined, Over, Testbed};
 use crate::transfer::{self, BOTH, Cell, GBPS, Side, THREAD};
 use crate::{Bulk, limit};
 use fulmar_cli::bounds::within;
@@ -150,9 +150,9 @@ impl Options {
 const MTU: u32 = 1500;
 
 /// Everything that was opened for a bench; ways borrow from it.
-pub struct Grounds {
-    /// fulmar's places.
-    pub places: Vec<RefCell<Box<dyn Place>>>,
+pub struct Testbeds {
+    /// fulmar's rigs.
+    pub rigs: Vec<RefCell<Box<dyn Rig>>>,
     /// The kernel's veth pairs, one with offloads, one without.
     pub pairs: Vec<Pair>,
     /// Where two kernel processes of one host talk.
@@ -161,17 +161,17 @@ pub struct Grounds {
     pub file: Option<BenchFile>,
 }
 
-impl Grounds {
+impl Testbeds {
     /// Opens what the options ask for and this machine has; `isolated` says whether this process has
     /// namespaces of its own.
     ///
     /// # Errors
     /// The file to send cannot be made, or the kernel's pair cannot although namespaces work.
-    pub fn open(what: What, options: &Options, isolated: io::Result<()>) -> io::Result<Grounds> {
-        let mut grounds = Grounds { places: Vec::new(), pairs: Vec::new(), host: None, file: None };
+    pub fn open(what: What, options: &Options, isolated: io::Result<()>) -> io::Result<Testbeds> {
+        let mut testbeds = Testbeds { rigs: Vec::new(), pairs: Vec::new(), host: None, file: None };
         let devices = options.devices(what);
         if what == What::SendFile {
-            grounds.file = Some(BenchFile::new()?);
+            testbeds.file = Some(BenchFile::new()?);
         }
         let has_kernel = match isolated {
             Ok(()) => true,
@@ -184,16 +184,16 @@ impl Grounds {
         let only_local = options.stack.has_fulmar() && devices.iter().all(|d| *d == Device::Shm);
         if options.stack.has_kernel() && has_kernel && !only_local {
             for super_segments in options.super_segments() {
-                grounds.pairs.push(Pair::new(MTU, super_segments)?);
+                testbeds.pairs.push(Pair::new(MTU, super_segments)?);
             }
         }
         if options.stack.has_kernel() && has_kernel {
-            grounds.host = Some(Netns::current()?);
+            testbeds.host = Some(Netns::current()?);
         }
         if options.stack.has_fulmar() {
-            grounds.open_places(&devices, options, has_kernel);
+            testbeds.open_places(&devices, options, has_kernel);
         }
-        Ok(grounds)
+        Ok(testbeds)
     }
 
     fn open_places(&mut self, devices: &[Device], options: &Options, has_kernel: bool) {
@@ -210,7 +210,7 @@ impl Grounds {
                         continue;
                     }
                     match open(device, super_segments, placement, options.pcap.as_ref()) {
-                        Ok(place) => self.places.push(RefCell::new(place)),
+                        Ok(rig) => self.rigs.push(RefCell::new(rig)),
                         Err(e) => {
                             eprintln!("no {} {}: {e}", device.name(), placement.title());
                         }
@@ -226,8 +226,8 @@ fn open(
     super_segments: bool,
     placement: Placement,
     pcap: Option<&PathBuf>,
-) -> io::Result<Box<dyn Place>> {
-    let over = |over| Ground::with_super_segments(over, placement, super_segments, pcap);
+) -> io::Result<Box<dyn Rig>> {
+    let over = |over| Testbed::with_super_segments(over, placement, super_segments, pcap);
     Ok(match device {
         Device::Sim => Box::new(Simulated::new(super_segments, pcap)?),
         Device::Tap => Box::new(over(Over::Tap)?),
@@ -240,11 +240,11 @@ fn open(
 /// Measures.
 ///
 /// # Errors
-/// As [`Grounds::open`]; a way that does not exist or cannot be measured here, by name.
+/// As [`Testbeds::open`]; a way that does not exist or cannot be measured here, by name.
 pub fn run(what: What, options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     names(what).check_exist(&options.way)?;
-    let grounds = Grounds::open(what, options, isolated)?;
-    let mut scenarios = scenarios(what, options, &grounds);
+    let testbeds = Testbeds::open(what, options, isolated)?;
+    let mut scenarios = scenarios(what, options, &testbeds);
     Names::check_opened(&options.way, &method_names(&scenarios))?;
     scenarios.retain(|s| s.word("method").map_or(!options.is_profiled, |m| is_wanted(options, m)));
     let ratios = match what {
@@ -297,27 +297,27 @@ const fn kernel_calls(what: What) -> [KernelCall; 2] {
     }
 }
 
-/// Every way at every place that is asked for; the limit first.
-fn scenarios<'a>(what: What, options: &Options, grounds: &'a Grounds) -> Vec<Scenario<'a>> {
+/// Every way at every rig that is asked for; the limit first.
+fn scenarios<'a>(what: What, options: &Options, testbeds: &'a Testbeds) -> Vec<Scenario<'a>> {
     let mut all = vec![limit::memcpy(Bulk { write_bytes: 64 << 10, ..Bulk::default() })];
     let has_shm = options.devices(what).contains(&Device::Shm);
-    let file = grounds.file.as_ref();
+    let file = testbeds.file.as_ref();
     for write_bytes in options.sizes(what) {
         let buffer_bytes = options.buffer.map(|kib| kib << 10);
         let load = Load { buffer_bytes, ..Load::of_writes(write_bytes) };
-        for place in &grounds.places {
+        for rig in &testbeds.rigs {
             all.extend(match file {
-                Some(file) => file_ways(place, file, load),
-                None => Method::all().into_iter().map(|m| super::way(place, m, load)).collect(),
+                Some(file) => file_ways(rig, file, load),
+                None => Method::all().into_iter().map(|m| super::way(rig, m, load)).collect(),
             });
         }
-        for pair in &grounds.pairs {
+        for pair in &testbeds.pairs {
             for placement in options.placements() {
                 let works = kernel_works(what, file, load);
                 all.extend(works.map(|work| work.between(pair.ends(), placement)));
             }
         }
-        let host = grounds.host.as_ref().filter(|_| has_shm && what == What::Send);
+        let host = testbeds.host.as_ref().filter(|_| has_shm && what == What::Send);
         for placement in options.placements() {
             let work = Work { call: KernelCall::Write, load, file: None };
             let both = |host| Local::ALL.map(|local| work.between(local.ends(host), placement));
@@ -332,31 +332,31 @@ fn is_wanted(options: &Options, method: &str) -> bool {
     if options.way.is_empty() { !is_variant } else { options.way.iter().any(|w| w == method) }
 }
 
-/// Sending a hot and a cold file at one place, in every way.
+/// Sending a hot and a cold file at one rig, in every way.
 fn file_ways<'a>(
-    place: &'a RefCell<Box<dyn Place>>,
+    rig: &'a RefCell<Box<dyn Rig>>,
     file: &'a BenchFile,
     load: Load,
 ) -> Vec<Scenario<'a>> {
     let heats = [Heat::Hot, Heat::Cold];
     let by_reference = {
-        let Spot { device, super_segments, .. } = place.borrow().spot();
+        let Spot { device, super_segments, .. } = rig.borrow().spot();
         super_segments && ["tap", "packet"].contains(&device)
     };
     let each = heats.into_iter().flat_map(|heat| FileMethod::ALL.map(|method| (heat, method)));
     let each = each.filter(|(_, method)| by_reference || *method != FileMethod::Mapped);
-    each.map(|(heat, method)| file_way(place, method, file, heat, load)).collect()
+    each.map(|(heat, method)| file_way(rig, method, file, heat, load)).collect()
 }
 
-/// A way of a bench: this file in this way at this place.
+/// A way of a bench: this file in this way at this rig.
 pub fn file_way<'a>(
-    place: &'a RefCell<Box<dyn Place>>,
+    rig: &'a RefCell<Box<dyn Rig>>,
     method: FileMethod,
     file: &'a BenchFile,
     heat: Heat,
     load: Load,
 ) -> Scenario<'a> {
-    let Spot { device, placement, super_segments } = place.borrow().spot();
+    let Spot { device, placement, super_segments } = rig.borrow().spot();
     let cell = Cell {
         side: Side::Sends,
         device,
@@ -368,7 +368,7 @@ pub fn file_way<'a>(
     let name = super::way_name(&cell, placement);
     cell.of(transfer::scenario(name, method.title(), placement, move |time| {
         let mut caller = method.caller(&load, file, heat)?;
-        place.borrow_mut().stream(&load, caller.as_mut(), time)
+        rig.borrow_mut().stream(&load, caller.as_mut(), time)
     }))
 }
 

@@ -4,7 +4,7 @@
 //! A [`Method`] is one way to hand bytes to a connection; the old ones ([`sosend`]) are built from
 //! the public pieces of the stack alone (`Shard::tcp_append`, `Shard::tcp_send_space`, the pool), so
 //! that everything below them (TCP, IP, device) is the same for all, and what differs is the way.
-//! A [`Place`] is where a connection is made: over which device, to whom, with or without
+//! A [`Rig`] is where a connection is made: over which device, to whom, with or without
 //! super-segments. [`way`] makes of both a [`Scenario`] of a bench.
 //!
 //! Two accounts of every run: the CPU of the sending *thread* (what `time` shows) and of the whole
@@ -14,7 +14,7 @@
 pub mod account;
 pub mod bench;
 pub mod file;
-pub mod place;
+pub mod rig;
 pub mod shm;
 pub mod sim;
 pub mod sosend;
@@ -175,7 +175,7 @@ impl Caller for Owned {
     }
 }
 
-/// Where a place is.
+/// The device, the placement and the offloads of a rig.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spot {
     /// The device's name: `tap`, `sim`, ...
@@ -187,7 +187,7 @@ pub struct Spot {
 }
 
 /// Where connections are made.
-pub trait Place {
+pub trait Rig {
     /// Where it is.
     fn spot(&self) -> Spot;
 
@@ -217,13 +217,13 @@ pub fn tso_name(super_segments: bool) -> &'static str {
     if super_segments { "tso" } else { "no_tso" }
 }
 
-/// The scenario of this method at this place. Its name is that of [`way_name`].
-pub fn way<'a, P: Place + ?Sized>(
-    place: &'a RefCell<Box<P>>,
+/// The scenario of this method at this rig. Its name is that of [`way_name`].
+pub fn way<'a, P: Rig + ?Sized>(
+    rig: &'a RefCell<Box<P>>,
     method: Method,
     load: Load,
 ) -> Scenario<'a> {
-    let Spot { device, placement, super_segments } = place.borrow().spot();
+    let Spot { device, placement, super_segments } = rig.borrow().spot();
     let cell = Cell {
         side: Side::Sends,
         device,
@@ -234,7 +234,7 @@ pub fn way<'a, P: Place + ?Sized>(
     };
     let name = way_name(&cell, placement);
     cell.of(transfer::scenario(name, method.title(), placement, move |time| {
-        place.borrow_mut().stream(&load, method.caller(&load).as_mut(), time)
+        rig.borrow_mut().stream(&load, method.caller(&load).as_mut(), time)
     }))
 }
 

@@ -1,11 +1,11 @@
 //! Two processes on one host over shared memory: this one sends, a child reads and discards, each
 //! with a stack of its own and no kernel network between.
 //!
-//! The child lives as long as the place; it takes one connection after the other, and tells of each
+//! The child lives as long as the rig; it takes one connection after the other, and tells of each
 //! what its end cost. Its account is its whole process, spinning included.
 
-use super::place::run;
-use super::{Caller, Load, Place, Spot};
+use super::rig::run;
+use super::{Caller, Load, Rig, Spot};
 use crate::child::Handle;
 use crate::cpu::{self, Placement};
 use crate::peer::{Report, print_line};
@@ -94,7 +94,7 @@ fn with_super_segments(device: Box<dyn Device>, super_segments: bool) -> Box<dyn
     if super_segments { device } else { Box::new(WithoutTso::new(device)) }
 }
 
-/// Two processes as a place.
+/// Two processes as a rig.
 pub struct Shared {
     placement: Placement,
     super_segments: bool,
@@ -130,7 +130,7 @@ fn open(
     Ok((stack, address))
 }
 
-impl Place for Shared {
+impl Rig for Shared {
     fn spot(&self) -> Spot {
         Spot { device: "shm", placement: self.placement, super_segments: self.super_segments }
     }

@@ -7,8 +7,8 @@
 //! another one unless its frames are larger than that. Without super-segments the NIC does not
 //! cut, and completes checksums all the same, as the cards of the published measurements did.
 
-use super::place::run;
-use super::{Caller, Load, Place, Spot};
+use super::rig::run;
+use super::{Caller, Load, Rig, Spot};
 use crate::cpu::{self, Placement};
 use crate::on_pinned_thread;
 use crate::peer::Report;
@@ -55,7 +55,7 @@ impl Simulated {
     }
 }
 
-impl Place for Simulated {
+impl Rig for Simulated {
     /// There is one end.
     fn spot(&self) -> Spot {
         Spot { device: "sim", placement: Placement::SameCpu, super_segments: self.super_segments }

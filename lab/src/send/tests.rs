@@ -103,12 +103,12 @@ fn every_way_of_sending_a_file_sends_its_bytes_and_the_old_one_page_by_page() {
 
 #[test]
 fn the_simulated_peer_acknowledges_by_bytes_whatever_the_bursts_are() {
-    let mut place = sim::Simulated::new(true, None).expect("a device");
+    let mut rig = sim::Simulated::new(true, None).expect("a device");
     let load = Load { warm_bytes: 1 << 20, ..Load::of_writes(WRITE_BYTES) };
     for method in [Method::Old, Method::Ours] {
         let mut caller = method.caller(&load);
         let time = Duration::from_millis(20);
-        let sample = place.stream(&load, caller.as_mut(), time).expect("it runs");
+        let sample = rig.stream(&load, caller.as_mut(), time).expect("it runs");
         // One per burst would be 2 KiB the old way. A few more come where this thread lost its CPU
         // and the peer stopped waiting.
         let bytes_per_ack = sample.quotient("peer_bytes", "peer_acks");
@@ -118,7 +118,7 @@ fn the_simulated_peer_acknowledges_by_bytes_whatever_the_bursts_are() {
     // A buffer smaller than what an ACK stands for: the peer does not wait for more for ever.
     let load = Load { buffer_bytes: Some(8 << 10), warm_bytes: 16 << 10, ..load };
     let mut caller = Method::Old.caller(&load);
-    let sample = place.stream(&load, caller.as_mut(), Duration::from_millis(5));
+    let sample = rig.stream(&load, caller.as_mut(), Duration::from_millis(5));
     assert!(sample.expect("it runs").near.bytes > 0);
 }
 

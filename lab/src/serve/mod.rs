@@ -18,8 +18,8 @@ use crate::harness::report::{Chart, Report, Shape, label, number};
 use crate::harness::{self, Pace, Plan, Ratio, Sample, Scenario};
 use crate::kernel::Pair;
 use crate::on_pinned_thread;
-use crate::site::{MTU, OUR_IP};
-use crate::stream::{Ground, Over};
+use crate::stream::{Over, Testbed};
+use crate::topology::{MTU, OUR_IP};
 use client::{Client, Spec, WARM_REQUESTS};
 use fulmar_netns::Netns;
 use server::{Cost, OnFulmar, OnKernel};
@@ -70,9 +70,9 @@ fn connections(text: &str) -> Result<usize, String> {
 pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     isolated?;
     let (server_cpu, client_cpu) = Placement::TwoCpus.cpus(&cpu::allowed_cpus()?)?;
-    let site = Site {
+    let topology = Topology {
         fulmar: RefCell::new(match options.stack.has_fulmar() {
-            true => Some(Ground::new(Over::Tap, Placement::TwoCpus, None)?),
+            true => Some(Testbed::new(Over::Tap, Placement::TwoCpus, None)?),
             false => None,
         }),
         kernel: match options.stack.has_kernel() {
@@ -84,7 +84,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     };
     let mut scenarios = Vec::new();
     for n in or(&options.connections, &CONNECTIONS) {
-        scenarios.extend(site.scenarios(n));
+        scenarios.extend(topology.scenarios(n));
     }
     let mut ratios: Vec<Ratio> = CONNECTIONS.into_iter().flat_map(ratios).collect();
     ratios.retain(|r| r.is_measured(&scenarios));
@@ -94,14 +94,14 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
 }
 
 /// What was opened for each stack.
-struct Site {
-    fulmar: RefCell<Option<Ground>>,
+struct Topology {
+    fulmar: RefCell<Option<Testbed>>,
     kernel: Option<Pair>,
     server_cpu: Option<usize>,
     client_cpu: Option<usize>,
 }
 
-impl Site {
+impl Topology {
     fn scenarios(&self, connections: usize) -> Vec<Scenario<'_>> {
         let name = |stack: &str| format!("{stack}.http.{connections}");
         let mut all = Vec::new();
@@ -120,11 +120,11 @@ impl Site {
         // A port of its own, so that no connection of the run before is met.
         static NEXT_PORT: AtomicU16 = AtomicU16::new(8000);
         let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
-        let ground = self.fulmar.borrow();
-        let Some(ground) = &*ground else { return Err(io::ErrorKind::NotFound.into()) };
+        let testbed = self.fulmar.borrow();
+        let Some(testbed) = &*testbed else { return Err(io::ErrorKind::NotFound.into()) };
         let to = SocketAddr::new(IpAddr::V4(OUR_IP), port);
-        let server = OnFulmar::listen(&ground.stack, port)?;
-        let client = self.client(to, connections, time, &ground.site.peer_netns)?;
+        let server = OnFulmar::listen(&testbed.stack, port)?;
+        let client = self.client(to, connections, time, &testbed.topology.peer_netns)?;
         let cost = on_pinned_thread(self.server_cpu, || {
             server::serve(server, connections, connections as u64 * WARM_REQUESTS)
         })?;

@@ -13,7 +13,7 @@ use fulmar_runtime::draw_secrets;
 use fulmar_shard::{ListenOptions, Shard, StackConfig};
 
 use super::flood::{Flooder, Frames, OPEN_PORT, ROUTER_IP, SECTION, Section, Target};
-use crate::site::{self, Site};
+use crate::topology::{self, Topology};
 use crate::{cpu, sys};
 use fulmar_netns::Netns;
 
@@ -67,25 +67,25 @@ pub struct Victim {
 impl Victim {
     /// The kernel's TCP behind veth.
     pub fn kernel() -> io::Result<Victim> {
-        let site = site::packet(|_| Ok(()))?;
-        let Site { peer_netns, _our_netns: Some(near), .. } = site else {
+        let topology = topology::packet(|_| Ok(()))?;
+        let Topology { peer_netns, _our_netns: Some(near), .. } = topology else {
             return Err(io::Error::other("a veth pair without a near end"));
         };
         let listener = peer_netns.run(|| {
-            let listener = TcpListener::bind((site::PEER_IP, OPEN_PORT))?;
+            let listener = TcpListener::bind((topology::PEER_IP, OPEN_PORT))?;
             sys::listen(listener.as_fd(), BACKLOG as i32)?;
             Ok(listener)
         })?;
-        let index = peer_netns.if_index(site::FAR_VETH)?;
+        let index = peer_netns.if_index(topology::FAR_VETH)?;
         let route = fulmar_netns::Route::default_through(index, ROUTER_IP.into());
         peer_netns.netlink()?.add_route(&route)?;
-        let target = Target { ether: EtherAddr(site::PEER_MAC), ip: site::PEER_IP };
-        let flooder = Flooder::new(&near, site::NEAR_VETH, target)?;
+        let target = Target { ether: EtherAddr(topology::PEER_MAC), ip: topology::PEER_IP };
+        let flooder = Flooder::new(&near, topology::NEAR_VETH, target)?;
         Victim {
             tcp: Tcp::Kernel { netns: peer_netns, _listener: listener },
             flooder,
             netns: near,
-            interface: site::NEAR_VETH,
+            interface: topology::NEAR_VETH,
             is_flooder_charged: true,
             _site: None,
         }
@@ -94,26 +94,27 @@ impl Victim {
 
     /// fulmar's behind veth, with a packet socket.
     pub fn packet() -> io::Result<Victim> {
-        let site = site::packet(|name| fulmar::devices::packet(name).map_err(io::Error::other))?;
-        Victim::fulmar(site, site::FAR_VETH, true)
+        let topology =
+            topology::packet(|name| fulmar::devices::packet(name).map_err(io::Error::other))?;
+        Victim::fulmar(topology, topology::FAR_VETH, true)
     }
 
     /// fulmar's behind a TAP. The kernel only queues what the flooder sends, so that all of the victim's
     /// work is in its own thread.
     pub fn tap() -> io::Result<Victim> {
-        let site = site::tap(|name| fulmar::devices::tap(name).map_err(io::Error::other))?;
-        Victim::fulmar(site, site::TAP, false)
+        let topology = topology::tap(|name| fulmar::devices::tap(name).map_err(io::Error::other))?;
+        Victim::fulmar(topology, topology::TAP, false)
     }
 
     fn fulmar(
-        site: Site<Box<dyn Device>>,
+        topology: Topology<Box<dyn Device>>,
         interface: &'static str,
         is_flooder_charged: bool,
     ) -> io::Result<Victim> {
-        let Site { device, peer_netns: netns, _our_netns } = site;
-        let target = Target { ether: device.caps().ether, ip: site::OUR_IP };
+        let Topology { device, peer_netns: netns, _our_netns } = topology;
+        let target = Target { ether: device.caps().ether, ip: topology::OUR_IP };
         let config = StackConfig {
-            addresses: vec![IfAddr { addr: site::OUR_IP.into(), prefix_len: site::PREFIX }],
+            addresses: vec![IfAddr { addr: topology::OUR_IP.into(), prefix_len: topology::PREFIX }],
             routes: vec![Route::default_via(ROUTER_IP.into())],
             secrets: Some(draw_secrets().map_err(|e| io::Error::other(e.to_string()))?),
             ..StackConfig::default()
@@ -121,7 +122,7 @@ impl Victim {
         let shard = Shard::new(config, device, StackInstant::ZERO);
         let mut shard = Box::new(shard.map_err(|e| io::Error::other(e.to_string()))?);
         let options = ListenOptions { backlog: BACKLOG, ..ListenOptions::default() };
-        let local = SocketAddr::from((site::OUR_IP, OPEN_PORT));
+        let local = SocketAddr::from((topology::OUR_IP, OPEN_PORT));
         let listener = shard.tcp_listen(local, options);
         let listener = listener.map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
         let flooder = Flooder::new(&netns, interface, target)?;

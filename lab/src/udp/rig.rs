@@ -15,7 +15,7 @@ use fulmar_nic::{Command, SimConfig, SimHandle};
 
 use super::Method;
 use crate::burst::sys::Batch;
-use crate::{cpu, site, sys};
+use crate::{cpu, sys, topology};
 use fulmar_netns::Netns;
 use fulmar_netns::VethEnd;
 
@@ -195,10 +195,11 @@ pub struct Ours {
 impl Ours {
     /// On a TAP to the kernel, where a socket receives.
     pub fn tap() -> io::Result<Ours> {
-        let site = site::tap(|name| devices::tap(name).map_err(io::Error::other))?;
-        let receiver = Receiver::new(&site.peer_netns, site::PEER_IP)?;
-        let ours = Ours::over(site.device, site::OUR_IP, site::PEER_IP, Some(receiver))?;
-        Ok(Ours { _site: Some(site.peer_netns), ..ours })
+        let topology = topology::tap(|name| devices::tap(name).map_err(io::Error::other))?;
+        let receiver = Receiver::new(&topology.peer_netns, topology::PEER_IP)?;
+        let ours =
+            Ours::over(topology.device, topology::OUR_IP, topology::PEER_IP, Some(receiver))?;
+        Ok(Ours { _site: Some(topology.peer_netns), ..ours })
     }
 
     fn over(
@@ -352,15 +353,15 @@ impl Kernel {
     /// Makes two namespaces and the pair.
     pub fn new() -> io::Result<Kernel> {
         let (near, far) = (Netns::new()?, Netns::new()?);
-        let end = |name, last| VethEnd { name, mac: [2, 0, 0, 0, 0x75, last], mtu: site::MTU };
+        let end = |name, last| VethEnd { name, mac: [2, 0, 0, 0, 0x75, last], mtu: topology::MTU };
         near.add_veth(&end("veth0", 1), &far, &end("veth1", 2))?;
-        near.set_address("veth0", site::OUR_IP.into(), site::PREFIX)?;
-        far.set_address("veth1", site::PEER_IP.into(), site::PREFIX)?;
-        let receiver = Receiver::new(&far, site::PEER_IP)?;
-        let open = || near.run(|| UdpSocket::bind((site::OUR_IP, 0)));
+        near.set_address("veth0", topology::OUR_IP.into(), topology::PREFIX)?;
+        far.set_address("veth1", topology::PEER_IP.into(), topology::PREFIX)?;
+        let receiver = Receiver::new(&far, topology::PEER_IP)?;
+        let open = || near.run(|| UdpSocket::bind((topology::OUR_IP, 0)));
         let connected = || {
             let socket = open()?;
-            socket.connect((site::PEER_IP, PORT))?;
+            socket.connect((topology::PEER_IP, PORT))?;
             Ok::<_, io::Error>(socket)
         };
         Ok(Kernel {
@@ -396,9 +397,8 @@ impl Rig for Kernel {
         let one = &self.payload[..bytes];
         match method {
             Method::Connected => (0..count).try_for_each(|_| self.connected.send(one).map(drop)),
-            Method::Unconnected => {
-                (0..count).try_for_each(|_| self.open.send_to(one, (site::PEER_IP, PORT)).map(drop))
-            }
+            Method::Unconnected => (0..count)
+                .try_for_each(|_| self.open.send_to(one, (topology::PEER_IP, PORT)).map(drop)),
             Method::Many | Method::Apart => {
                 let mut sent = 0;
                 while sent < count {

@@ -11,7 +11,7 @@ use super::program::{Account, END, MEASURED, Start};
 use super::tally::Tally;
 use crate::floor::device::{FrameDevice, Tap};
 use crate::floor::segment::{self, Addresses, Arrival};
-use crate::site::{self, OUR_IP, OUR_MAC, PEER_IP, PEER_MAC, Site};
+use crate::topology::{self, OUR_IP, OUR_MAC, PEER_IP, PEER_MAC, Topology};
 
 /// The port that answers.
 pub const PORT: u16 = 9;
@@ -27,12 +27,12 @@ const UDP: usize = IP + 20;
 const PAYLOAD: usize = UDP + 8;
 
 /// A TAP, and the kernel's end of it.
-pub struct Bare(Site<Mutex<Tap>>);
+pub struct Bare(Topology<Mutex<Tap>>);
 
 impl Bare {
     /// Makes both.
     pub fn open() -> io::Result<Bare> {
-        Ok(Bare(site::tap(|name| Tap::open(name).map(Mutex::new))?))
+        Ok(Bare(topology::tap(|name| Tap::open(name).map(Mutex::new))?))
     }
 
     /// Where those who ask live.

@@ -1,6 +1,6 @@
 //! What is made of both ends' accounts, what tables show of it, and the figures that are asked for.
 
-use super::place::Sample as Ends;
+use super::rig::Sample as Ends;
 use super::{FLOOD_PPS, idle, transmit};
 use crate::harness::report::{Chart, Column, Shape, label, number};
 use crate::harness::{Ratio, Sample, Scenario, Term};

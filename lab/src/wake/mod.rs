@@ -17,8 +17,8 @@
 mod bare;
 mod idle;
 mod measures;
-pub mod place;
 mod program;
+pub mod rig;
 mod sim;
 mod tally;
 mod transmit;
@@ -34,8 +34,8 @@ use crate::cpu::Placement;
 use crate::harness::options::{Common, Stack, one_of, or, placement};
 use crate::harness::report::Report;
 use crate::harness::{self, Pace, Plan, Scenario};
-use place::{Load, Place};
 use program::Flow;
+use rig::{Load, Rig};
 pub use sim::REGISTERS;
 
 /// Time for everything.
@@ -304,13 +304,13 @@ impl Part {
 /// # Errors
 /// Nothing of what was asked for can be measured here.
 pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
-    let places = open(options, isolated);
+    let rigs = open(options, isolated);
     let mut scenarios = Vec::new();
     let wants = |chapter| options.stack.has_fulmar() && options.wants(chapter);
     if wants(Chapter::Idle) {
         scenarios.push(idle::scenario(options.connections, options.idle_time()));
     }
-    scenarios.extend(of_places(options, &places));
+    scenarios.extend(of_places(options, &rigs));
     if wants(Chapter::Transmit) {
         scenarios.extend(transmit::scenarios());
     }
@@ -324,7 +324,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
 }
 
 /// Opens what the options ask for and this machine has; what it has not is said on standard error.
-fn open(options: &Options, isolated: io::Result<()>) -> Vec<Place> {
+fn open(options: &Options, isolated: io::Result<()>) -> Vec<Rig> {
     if ![Chapter::Rr, Chapter::Bulk, Chapter::Sweep].into_iter().any(|c| options.wants(c)) {
         return Vec::new();
     }
@@ -340,30 +340,30 @@ fn open(options: &Options, isolated: io::Result<()>) -> Vec<Place> {
         // The floor belongs to what it is the floor of.
         devices.extend(asked.contains(&Device::Tap).then_some(Device::Bare));
     }
-    let mut places = Vec::new();
+    let mut rigs = Vec::new();
     for device in devices {
         for placement in or(&options.placement, &[Placement::SameCpu, Placement::TwoCpus]) {
             // Its hardware needs a CPU of its own.
             if device == Device::Sim && placement == Placement::SameCpu {
                 continue;
             }
-            match Place::open(device, placement, options.pcap.as_ref()) {
-                Ok(place) => places.push(place),
+            match Rig::open(device, placement, options.pcap.as_ref()) {
+                Ok(rig) => rigs.push(rig),
                 Err(e) => eprintln!("no {} {}: {e}", device.name(), placement.title()),
             }
         }
     }
-    places
+    rigs
 }
 
-/// Every part at every place, what is compared side by side.
-fn of_places<'a>(options: &Options, places: &'a [Place]) -> Vec<Scenario<'a>> {
+/// Every part at every rig, what is compared side by side.
+fn of_places<'a>(options: &Options, rigs: &'a [Rig]) -> Vec<Scenario<'a>> {
     // One host's flood has nothing to hold where sender and receiver take turns on a CPU.
-    let is_apart = |p: &Place| p.placement != Placement::SameCpu && p.device.takes_floods();
+    let is_apart = |p: &Rig| p.placement != Placement::SameCpu && p.device.takes_floods();
     let mut all = Vec::new();
-    let mut add = |part, is_wanted: &dyn Fn(&Place) -> bool| {
-        for place in places.iter().filter(|p| is_wanted(p)) {
-            all.extend(place.device.modes().iter().map(|&mode| scenario(part, place, mode)));
+    let mut add = |part, is_wanted: &dyn Fn(&Rig) -> bool| {
+        for rig in rigs.iter().filter(|p| is_wanted(p)) {
+            all.extend(rig.device.modes().iter().map(|&mode| scenario(part, rig, mode)));
         }
     };
     add(Part::Rr, &|p| options.wants(Chapter::Rr) && p.device.takes_questions());
@@ -374,11 +374,11 @@ fn of_places<'a>(options: &Options, places: &'a [Place]) -> Vec<Scenario<'a>> {
     all
 }
 
-fn scenario(part: Part, place: &Place, mode: Mode) -> Scenario<'_> {
-    let (device, placement) = (place.device, place.placement);
+fn scenario(part: Part, rig: &Rig, mode: Mode) -> Scenario<'_> {
+    let (device, placement) = (rig.device, rig.placement);
     let name = format!("{}.{}.{}.{}", part.name(), device.name(), mode.name(), placement.name());
     let run = move |slice: Duration| {
-        let sample = place.run(mode, part.load(placement, slice.max(SLICE)))?;
+        let sample = rig.run(mode, part.load(placement, slice.max(SLICE)))?;
         Ok(measures::sample(&sample))
     };
     let scenario = Scenario::new(name, format!("{}, {}", device.name(), mode.name()), run)

@@ -13,8 +13,8 @@ use fulmar::Cidr;
 use fulmar_nic::{Coalesce, Command, HardwareThread, SimConfig, SimHandle};
 
 use super::Mode;
-use super::place::Sample;
 use super::program::{self, Account, END, Flow, MEASURED, QUESTION_BYTES, Socket, WARM};
+use super::rig::Sample;
 use crate::on_pinned_thread;
 use crate::stream::build;
 

@@ -119,7 +119,7 @@ fn path(text: &str) -> Result<String, String> {
 /// No namespaces, or no TAP.
 pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     isolated?;
-    let site = Site::new()?;
+    let topology = Topology::new()?;
     let mut paths: Vec<(String, String)> =
         options.path.iter().map(|text| (text.clone(), text.clone())).collect();
     let is_own = !paths.is_empty();
@@ -129,14 +129,15 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     }
     let mut scenarios = Vec::new();
     for (name, text) in &paths {
-        scenarios.extend(site.senders.iter().map(|s| site.bulk(name, text, &[*s], &s.name())));
+        scenarios
+            .extend(topology.senders.iter().map(|s| topology.bulk(name, text, &[*s], &s.name())));
     }
     if !is_own {
         let answers = if options.common.quick { &ANSWERS[..1] } else { ANSWERS };
         for answer in answers {
-            scenarios.extend(site.senders.iter().map(|s| site.answers(*s, *answer)));
+            scenarios.extend(topology.senders.iter().map(|s| topology.answers(*s, *answer)));
         }
-        scenarios.extend(site.mixes());
+        scenarios.extend(topology.mixes());
     }
     let names: Vec<&str> = paths.iter().map(|(n, _)| n.as_str()).collect();
     let mut ratios = ratios(&names);
@@ -147,7 +148,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
 }
 
 /// The ends and the wire between them.
-struct Site {
+struct Topology {
     stack: Stack,
     kernel: Netns,
     far: Netns,
@@ -171,8 +172,8 @@ fn kernel_end(address: IpAddr) -> io::Result<(Netns, Box<dyn Device>)> {
     Ok((netns, Box::new(tap)))
 }
 
-impl Site {
-    fn new() -> io::Result<Site> {
+impl Topology {
+    fn new() -> io::Result<Topology> {
         let (kernel, near) = kernel_end(NEAR.into())?;
         let (far, far_device) = kernel_end(FAR.into())?;
         let (ours, wires) = link::pair(&LinkConfig::default()).map_err(io::Error::other)?;
@@ -185,7 +186,7 @@ impl Site {
         let fulmars = ["cubic", "bbr"].into_iter().filter_map(CongestionControl::from_name);
         let linux = ["cubic", "bbr"].into_iter().filter(|name| is_known(name));
         let senders = fulmars.map(Sender::Fulmar).chain(linux.map(Sender::Linux)).collect();
-        Ok(Site { stack, kernel, far, wire, senders, next_run: AtomicU16::new(0) })
+        Ok(Topology { stack, kernel, far, wire, senders, next_run: AtomicU16::new(0) })
     }
 
     fn bulk<'a>(&'a self, name: &str, text: &str, flows: &[Sender], who: &str) -> Scenario<'a> {

@@ -8,7 +8,7 @@ use super::super::meter::Usage;
 use super::super::pace::Length;
 use super::super::socket::Buffers;
 use super::super::transfer::Tally;
-use super::{Promise, Side, Test, Wishes, nonsense};
+use super::{Promise, Side, Test, TestOptions, nonsense};
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,8 +21,8 @@ fn family(server: SocketAddr) -> u32 {
     if server.is_ipv4() { message::FAMILY_V4 } else { message::FAMILY_V6 }
 }
 
-pub fn omni_request(wishes: &Wishes, server: SocketAddr) -> OmniRequest {
-    let (test, remote) = (wishes.test, &wishes.remote);
+pub fn omni_request(options: &TestOptions, server: SocketAddr) -> OmniRequest {
+    let (test, remote) = (options.test, &options.remote);
     let set = |on: bool, bit: u32| if on { bit } else { 0 };
     let size = |n: Option<usize>| n.map_or(SIZE_UNSET, |n| u32::try_from(n).unwrap_or(SIZE_UNSET));
     let is_rr = test.exchanges_messages();
@@ -34,57 +34,57 @@ pub fn omni_request(wishes: &Wishes, server: SocketAddr) -> OmniRequest {
         send_buffer: signed(remote.tuning.send_buffer),
         send_bytes: size(remote.send_bytes),
         send_alignment: 8,
-        request_bytes: exchange(wishes.exchange_bytes.0),
+        request_bytes: exchange(options.exchange_bytes.0),
         recv_buffer: signed(remote.tuning.recv_buffer),
         recv_bytes: size(remote.recv_bytes),
         recv_alignment: 8,
-        response_bytes: exchange(wishes.exchange_bytes.1),
+        response_bytes: exchange(options.exchange_bytes.1),
         flags: set(remote.tuning.nodelay, flag::NODELAY)
             | set(test.is_per_connection(), flag::PER_CONNECTION)
-            | set(wishes.measures_remote, flag::MEASURE_CPU),
-        length: wishes.length.number(),
+            | set(options.measures_remote, flag::MEASURE_CPU),
+        length: options.length.number(),
         family: family(server),
         socket_type: if test.is_udp() { DATAGRAM_SOCKET } else { STREAM_SOCKET },
         protocol: if test.is_udp() { 17 } else { 6 },
         direction: set(they_send, direction::SEND) | set(they_receive, direction::RECEIVE),
         priority: -1,
         tos: -1,
-        fill_file: wishes.remote_fill.as_deref().map(Text::new).unwrap_or_default(),
+        fill_file: options.remote_fill.as_deref().map(Text::new).unwrap_or_default(),
         ..OmniRequest::default()
     }
 }
 
-pub fn stream_request(wishes: &Wishes, server: SocketAddr) -> StreamRequest {
-    let remote = &wishes.remote;
+pub fn stream_request(options: &TestOptions, server: SocketAddr) -> StreamRequest {
+    let remote = &options.remote;
     StreamRequest {
         send_buffer: signed(remote.tuning.send_buffer),
         recv_buffer: signed(remote.tuning.recv_buffer),
         recv_bytes: remote.recv_bytes.map_or(0, |n| u32::try_from(n).unwrap_or(0)),
         recv_alignment: 8,
         nodelay: remote.tuning.nodelay.into(),
-        measure_cpu: wishes.measures_remote.into(),
+        measure_cpu: options.measures_remote.into(),
         // The classic server arms a timer with this; a number of bytes has no sign here, and a
         // negative one would ring at once.
-        length: match wishes.length {
-            Length::Time(_) => wishes.length.number(),
+        length: match options.length {
+            Length::Time(_) => options.length.number(),
             _ => i32::MAX / 2,
         },
         family: family(server),
-        posted: wishes.remote_posted.into(),
+        posted: options.remote_posted.into(),
         ..StreamRequest::default()
     }
 }
 
-pub fn connect_request(wishes: &Wishes, server: SocketAddr) -> ConnectRequest {
-    let remote = &wishes.remote;
+pub fn connect_request(options: &TestOptions, server: SocketAddr) -> ConnectRequest {
+    let remote = &options.remote;
     ConnectRequest {
         recv_buffer: signed(remote.tuning.recv_buffer),
         send_buffer: signed(remote.tuning.send_buffer),
         recv_alignment: 8,
         send_alignment: 8,
         nodelay: remote.tuning.nodelay.into(),
-        measure_cpu: wishes.measures_remote.into(),
-        length: wishes.length.number(),
+        measure_cpu: options.measures_remote.into(),
+        length: options.length.number(),
         family: family(server),
         ..ConnectRequest::default()
     }

@@ -38,8 +38,9 @@ fn summary(rate: f64) -> Summary {
 }
 
 fn text(test: Test, cpu: bool, style: Style, summary: &Summary) -> String {
-    let wishes = Wishes { measures_local: cpu, measures_remote: cpu, ..Wishes::new(test) };
-    Shown { wishes: &wishes, goal: &Goal::once(), summary, style }.text()
+    let options =
+        TestOptions { measures_local: cpu, measures_remote: cpu, ..TestOptions::new(test) };
+    Shown { options: &options, goal: &Goal::once(), summary, style }.text()
 }
 
 const PLAIN: Style = Style { unit: Unit::Bits('m'), has_headings: false, verbosity: 1 };
@@ -146,11 +147,11 @@ fn a_goal_that_was_missed_is_told_before_the_table() {
 
 #[test]
 fn the_banner_names_test_peer_and_conditions() {
-    let mut wishes = Wishes::new(Test::TcpRr);
-    wishes.local.tuning.nodelay = true;
+    let mut options = TestOptions::new(Test::TcpRr);
+    options.local.tuning.nodelay = true;
     let goal = Goal::from_options(None, Some((95, Some(1.0)))).expect("a goal");
     assert_eq!(
-        banner(&wishes, &goal, "fulmar", "10.77.0.1", true),
+        banner(&options, &goal, "fulmar", "10.77.0.1", true),
         "MIGRATED TCP REQUEST/RESPONSE TEST from 0.0.0.0 (0.0.0.0) port 0 AF_INET to 10.77.0.1 () \
          port 0 AF_INET : +/-0.500% @ 95% conf.  : nodelay : first burst 0 : fulmar"
     );
@@ -158,9 +159,9 @@ fn the_banner_names_test_peer_and_conditions() {
 
 #[test]
 fn every_default_key_has_a_value_and_no_key_stands_twice() {
-    let wishes = Wishes::new(Test::TcpRr);
+    let options = TestOptions::new(Test::TcpRr);
     let s = summary(1e4);
-    let keys = Shown { wishes: &wishes, goal: &Goal::once(), summary: &s, style: RATE }.keys();
+    let keys = Shown { options: &options, goal: &Goal::once(), summary: &s, style: RATE }.keys();
     for name in DEFAULT_KEYS {
         assert!(keys.iter().any(|(k, _)| *k == name), "{name}");
     }
@@ -187,10 +188,10 @@ fn banner_and_details_say_by_which_calls_bytes_were_sent_and_received() {
     let s = summary(1e9);
     let style = Style { verbosity: 2, ..RATE };
     let shown = |given, posted| {
-        let mut wishes = Wishes::new(Test::TcpStream);
-        (wishes.local_given, wishes.remote_posted) = (given, posted);
-        let table = Shown { wishes: &wishes, goal: &Goal::once(), summary: &s, style }.text();
-        (banner(&wishes, &Goal::once(), "", "there", true), table)
+        let mut options = TestOptions::new(Test::TcpStream);
+        (options.local_given, options.remote_posted) = (given, posted);
+        let table = Shown { options: &options, goal: &Goal::once(), summary: &s, style }.text();
+        (banner(&options, &Goal::once(), "", "there", true), table)
     };
     let (line, table) = shown(false, false);
     assert!(!line.contains("reference") && !line.contains("posted"), "{line}");

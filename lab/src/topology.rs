@@ -1,5 +1,5 @@
-//! A device of ours and the namespace of its kernel peer: the ground on which every way over a real
-//! device stands, fulmar's and the floor's alike.
+//! A device of ours and the namespace of its kernel peer: the topology of every variant over a real
+//! device, fulmar's and the floor's alike.
 //!
 //! ```text
 //! tap:      [ we: open the device ]== TAP == [ kernel: PEER_IP, PEER_MAC ]
@@ -34,7 +34,7 @@ pub const NEAR_VETH: &str = "veth0";
 pub const FAR_VETH: &str = "veth1";
 
 /// A device, opened, with its kernel end configured and up.
-pub struct Site<D> {
+pub struct Topology<D> {
     /// The device as `open` returned it.
     pub device: D,
     /// Where kernel peers live: hand it to [`crate::peer::Peer::spawn`].
@@ -44,18 +44,18 @@ pub struct Site<D> {
 }
 
 /// Makes a namespace and, in it, the TAP interface that `open` opens by its name.
-pub fn tap<D: Send>(open: impl FnOnce(&str) -> io::Result<D> + Send) -> io::Result<Site<D>> {
+pub fn tap<D: Send>(open: impl FnOnce(&str) -> io::Result<D> + Send) -> io::Result<Topology<D>> {
     let netns = Netns::new()?;
     let device = netns.run(|| open(TAP))?;
     let (mut netlink, index) = (netns.netlink()?, netns.if_index(TAP)?);
     netlink.set_mac(index, PEER_MAC)?;
     netlink.set_mtu(index, MTU)?;
     netns.set_address(TAP, IpAddr::V4(PEER_IP), PREFIX)?;
-    Ok(Site { device, peer_netns: netns, _our_netns: None })
+    Ok(Topology { device, peer_netns: netns, _our_netns: None })
 }
 
 /// Makes two namespaces joined by veth; `open` binds to our end by its name, in its namespace.
-pub fn packet<D: Send>(open: impl FnOnce(&str) -> io::Result<D> + Send) -> io::Result<Site<D>> {
+pub fn packet<D: Send>(open: impl FnOnce(&str) -> io::Result<D> + Send) -> io::Result<Topology<D>> {
     let (ours, peers) = (Netns::new()?, Netns::new()?);
     let near = VethEnd { name: NEAR_VETH, mac: [2, 0, 0, 0, 0x72, 3], mtu: MTU };
     let far = VethEnd { name: FAR_VETH, mac: PEER_MAC, mtu: MTU };
@@ -63,5 +63,5 @@ pub fn packet<D: Send>(open: impl FnOnce(&str) -> io::Result<D> + Send) -> io::R
     ours.set_up(near.name)?;
     peers.set_address(far.name, IpAddr::V4(PEER_IP), PREFIX)?;
     let device = ours.run(|| open(near.name))?;
-    Ok(Site { device, peer_netns: peers, _our_netns: Some(ours) })
+    Ok(Topology { device, peer_netns: peers, _our_netns: Some(ours) })
 }

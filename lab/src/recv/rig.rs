@@ -1,14 +1,14 @@
 //! A stack of ours over a real device, and a kernel peer that sends.
 
 use super::run::{Asking, Ends, run};
-use super::{Load, Offloads, Place, Reader, Spot, Target};
+use super::{Load, Offloads, Reader, Rig, Spot, Target};
 use crate::cpu::{self, Placement};
 use crate::kernel_calls::Sending;
 use crate::kernel_receive::Receiving;
 use crate::on_pinned_thread;
 use crate::peer::{Endpoint, Peer, Role, Spec};
-use crate::site::PEER_IP;
-use crate::stream::{Ground, Over};
+use crate::stream::{Over, Testbed};
+use crate::topology::PEER_IP;
 use crate::transfer::Transfer;
 use fulmar::TcpStream;
 use std::io;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// The stack with its device, and what that does for it.
 pub(super) struct Real {
-    ground: Ground,
+    testbed: Testbed,
     offloads: Offloads,
 }
 
@@ -34,16 +34,16 @@ impl Real {
         offloads: Offloads,
         pcap: Option<&PathBuf>,
     ) -> io::Result<Real> {
-        let ground = Ground::for_receiving(over, placement, offloads, pcap)?;
-        Ok(Real { ground, offloads })
+        let testbed = Testbed::for_receiving(over, placement, offloads, pcap)?;
+        Ok(Real { testbed, offloads })
     }
 }
 
-impl Place for Real {
+impl Rig for Real {
     fn spot(&self) -> Spot {
         Spot {
-            device: self.ground.over().name(),
-            placement: self.ground.placement,
+            device: self.testbed.over().name(),
+            placement: self.testbed.placement,
             offloads: self.offloads,
         }
     }
@@ -54,7 +54,7 @@ impl Place for Real {
         reader: &mut dyn Reader,
         time: Duration,
     ) -> io::Result<Transfer> {
-        let (near_cpu, far_cpu) = self.ground.placement.cpus(&cpu::allowed_cpus()?)?;
+        let (near_cpu, far_cpu) = self.testbed.placement.cpus(&cpu::allowed_cpus()?)?;
         let source = Spec {
             role: Role::Source,
             endpoint: Endpoint::Listen(SocketAddr::new(IpAddr::V4(PEER_IP), 0)),
@@ -65,8 +65,8 @@ impl Place for Real {
             sending: Sending { burst: load.burst(), ..Sending::default() },
             receiving: Receiving::default(),
         };
-        let peer = Peer::spawn(&source, &self.ground.site.peer_netns)?;
-        let stack = &self.ground.stack;
+        let peer = Peer::spawn(&source, &self.testbed.topology.peer_netns)?;
+        let stack = &self.testbed.stack;
         let (near, counts) = on_pinned_thread(near_cpu, || {
             let stream = TcpStream::connect(stack, peer.address())?;
             let from = Target { stack, stream: &stream };

@@ -17,9 +17,9 @@ use super::{Device, Mode, sim};
 use crate::child::Handle;
 use crate::cpu::{self, Placement};
 use crate::on_pinned_thread;
-use crate::site::{OUR_IP, PEER_IP};
-use crate::stream::{Ground, Over, build};
+use crate::stream::{Over, Testbed, build};
 use crate::sys;
+use crate::topology::{OUR_IP, PEER_IP};
 use fulmar_netns::Netns;
 use fulmar_netns::VethEnd;
 
@@ -90,17 +90,17 @@ impl Sample {
 }
 
 /// What was opened for a device and a placement.
-pub struct Place {
+pub struct Rig {
     /// What carries the datagrams.
     pub device: Device,
     /// Where the ends run.
     pub placement: Placement,
-    terrain: Terrain,
+    carrier: Carrier,
 }
 
-enum Terrain {
+enum Carrier {
     /// TAP or AF_PACKET: a stack in this process.
-    Real(Box<Ground>),
+    Real(Box<Testbed>),
     Bare(Bare),
     Shm,
     Sim,
@@ -108,22 +108,22 @@ enum Terrain {
     Loopback,
 }
 
-impl Place {
+impl Rig {
     /// Opens it.
     ///
     /// # Errors
     /// What the device or the namespaces failed with.
-    pub fn open(device: Device, placement: Placement, pcap: Option<&PathBuf>) -> io::Result<Place> {
-        let terrain = match device {
-            Device::Tap => Terrain::Real(Box::new(Ground::new(Over::Tap, placement, pcap)?)),
-            Device::Packet => Terrain::Real(Box::new(Ground::new(Over::Packet, placement, pcap)?)),
-            Device::Bare => Terrain::Bare(Bare::open()?),
-            Device::Shm => Terrain::Shm,
-            Device::Sim => Terrain::Sim,
+    pub fn open(device: Device, placement: Placement, pcap: Option<&PathBuf>) -> io::Result<Rig> {
+        let carrier = match device {
+            Device::Tap => Carrier::Real(Box::new(Testbed::new(Over::Tap, placement, pcap)?)),
+            Device::Packet => Carrier::Real(Box::new(Testbed::new(Over::Packet, placement, pcap)?)),
+            Device::Bare => Carrier::Bare(Bare::open()?),
+            Device::Shm => Carrier::Shm,
+            Device::Sim => Carrier::Sim,
             Device::Veth => veth()?,
-            Device::Loopback => Terrain::Loopback,
+            Device::Loopback => Carrier::Loopback,
         };
-        Ok(Place { device, placement, terrain })
+        Ok(Rig { device, placement, carrier })
     }
 
     /// Runs one load; `mode` is how fulmar's ends wait.
@@ -132,25 +132,26 @@ impl Place {
     /// What either end failed with.
     pub fn run(&self, mode: Mode, load: Load) -> io::Result<Sample> {
         let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
-        match &self.terrain {
-            Terrain::Real(ground) => {
-                let stack = &ground.stack;
+        match &self.carrier {
+            Carrier::Real(testbed) => {
+                let stack = &testbed.stack;
                 stack.set_moderation(mode.config())?;
                 let near = Socket::fulmar(stack, SocketAddr::new(IpAddr::V4(OUR_IP), 0))?;
                 let far = Far { stack: "kernel", from: IpAddr::V4(PEER_IP), cpu: far_cpu };
-                let sample = beside(near, near_cpu, &far, &ground.site.peer_netns, load, json!({}));
+                let sample =
+                    beside(near, near_cpu, &far, &testbed.topology.peer_netns, load, json!({}));
                 // Between runs no thread waits.
                 stack.set_moderation(ModerationConfig::ADAPTIVE)?;
                 sample
             }
-            Terrain::Bare(bare) => on_bare(bare, mode, load, near_cpu, far_cpu),
-            Terrain::Shm => shm(mode, load, near_cpu, far_cpu),
-            Terrain::Sim => match load {
+            Carrier::Bare(bare) => on_bare(bare, mode, load, near_cpu, far_cpu),
+            Carrier::Shm => shm(mode, load, near_cpu, far_cpu),
+            Carrier::Sim => match load {
                 Load::Send(flow) => sim::run(mode, &flow, near_cpu, far_cpu),
                 Load::Ask { .. } => Err(io::Error::other("a modelled sender asks nothing")),
             },
-            Terrain::Veth(near, far) => kernel([near, far], VETH, load, near_cpu, far_cpu),
-            Terrain::Loopback => {
+            Carrier::Veth(near, far) => kernel([near, far], VETH, load, near_cpu, far_cpu),
+            Carrier::Loopback => {
                 let here = Netns::current()?;
                 let lo = [IpAddr::V4(Ipv4Addr::LOCALHOST); 2];
                 kernel([&here, &here], lo, load, near_cpu, far_cpu)
@@ -159,13 +160,13 @@ impl Place {
     }
 }
 
-fn veth() -> io::Result<Terrain> {
+fn veth() -> io::Result<Carrier> {
     let (near, far) = (Netns::new()?, Netns::new()?);
     let end = |name, last| VethEnd { name, mac: [2, 0, 0, 0, 0x74, last], mtu: 1500 };
     near.add_veth(&end("veth0", 1), &far, &end("veth1", 2))?;
     near.set_address("veth0", VETH[0], 24)?;
     far.set_address("veth1", VETH[1], 24)?;
-    Ok(Terrain::Veth(near, far))
+    Ok(Carrier::Veth(near, far))
 }
 
 /// The far end's program.

@@ -1,13 +1,13 @@
 //! Where connections are made: a stack of ours over a real device against a kernel peer, or joined to
 //! another stack of ours.
 
-use super::{BUFFER_BYTES, Caller, Load, Place, Spot, Target};
+use super::{BUFFER_BYTES, Caller, Load, Rig, Spot, Target};
 use crate::cpu;
 use crate::kernel_calls::Sending;
 use crate::kernel_receive::Receiving;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
-use crate::site::PEER_IP;
-use crate::stream::{Counts, FAR_IP, Ground, Joined, Start, receive};
+use crate::stream::{Counts, FAR_IP, Joined, Start, Testbed, receive};
+use crate::topology::PEER_IP;
 use crate::transfer::Transfer;
 use crate::{Bulk, on_pinned_thread};
 use fulmar::{Stack, TcpListener, TcpStream};
@@ -54,7 +54,7 @@ pub(super) fn run(
     Ok((report, counts))
 }
 
-impl Place for Ground {
+impl Rig for Testbed {
     fn spot(&self) -> Spot {
         Spot {
             device: self.over().name(),
@@ -80,7 +80,7 @@ impl Place for Ground {
             sending: Sending::default(),
             receiving: Receiving::default(),
         };
-        let peer = Peer::spawn(&sink, &self.site.peer_netns)?;
+        let peer = Peer::spawn(&sink, &self.topology.peer_netns)?;
         let stack = &self.stack;
         let (near, counts) = on_pinned_thread(near_cpu, || {
             let stream = TcpStream::connect(stack, peer.address())?;
@@ -91,7 +91,7 @@ impl Place for Ground {
     }
 }
 
-impl Place for Joined {
+impl Rig for Joined {
     fn spot(&self) -> Spot {
         Spot { device: "link", placement: self.placement, super_segments: self.super_segments }
     }
