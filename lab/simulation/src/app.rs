@@ -85,8 +85,7 @@ pub struct End {
     pub both_connect: bool,
     /// Questions for the other's Ethernet address may go unanswered.
     pub may_be_absent: bool,
-    /// It does not close before everything is acknowledged: no end waits for long for a sender
-    /// that is gone.
+    /// It does not close before everything is acknowledged: no end waits long for a sender that is gone.
     pub lingers: bool,
     /// Errors have a cause.
     pub may_fail: bool,
@@ -100,8 +99,10 @@ pub struct End {
     pub asked_at: Instant,
     /// When it first tried to connect.
     pub began_at: Option<Instant>,
-    plan: EndPlan,
-    quirk: Quirk,
+    /// Its SYN carries data.
+    pub(super) opens_early: bool,
+    pub(super) plan: EndPlan,
+    pub(super) quirk: Quirk,
     phase: Phase,
     shut: bool,
     eof: bool,
@@ -145,6 +146,7 @@ impl End {
             read: 0,
             asked_at: Instant::ZERO,
             began_at: None,
+            opens_early: false,
             plan: plan.clone(),
             quirk,
             phase: Phase::Idle,
@@ -328,7 +330,7 @@ impl End {
         }
         self.asked_at = cx.now;
         self.began_at.get_or_insert(cx.now);
-        match cx.shard.tcp_connect(cx.now, to, Some(from)) {
+        match self.call_connect(cx, from, to) {
             Ok(id) => {
                 self.id = Some(id);
                 self.phase = Phase::Connecting;
@@ -363,17 +365,18 @@ impl End {
             }
             // Three requests for the other's Ethernet address went unanswered.
             Err(SocketError::HostUnreachable) if self.may_be_absent && !self.may_fail => {
-                self.reconnect(cx, id)
+                self.reconnect_unless_early(cx, id)
             }
             Err(e) => self.fail(cx, e),
         }
     }
 
-    fn reconnect(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
+    pub(super) fn reconnect(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
         cx.shard.close(cx.now, id);
         let pause = Duration::from_micros(self.draw.below(2_000_000));
         self.connects = self.connects.map(|(from, to, _)| (from, to, cx.now + pause));
         (self.id, self.phase, self.told) = (None, Phase::Idle, None);
+        (self.written, self.write_left) = (0, 0);
         Ok(())
     }
 
@@ -382,7 +385,7 @@ impl End {
         if self.plan.ragged { 1 + self.draw.below(most as u64) as usize } else { most }
     }
 
-    fn stream(&self, of_other: bool) -> u64 {
+    pub(super) fn stream(&self, of_other: bool) -> u64 {
         (self.name.0 * 2 + (self.name.1 ^ usize::from(of_other))) as u64
     }
 
@@ -429,7 +432,7 @@ impl End {
         self.accepted(cx, n);
     }
 
-    fn accepted(&mut self, cx: &Cx, n: usize) {
+    pub(super) fn accepted(&mut self, cx: &Cx, n: usize) {
         self.asked_at = cx.now;
         self.waited = false;
         self.written += n as u64;
@@ -681,7 +684,7 @@ impl End {
             && info.is_some_and(|i| i.send_queue_bytes > 0 || i.in_flight_bytes > 0)
     }
 
-    fn fail(&mut self, cx: &mut Cx, error: SocketError) -> Result<(), Violation> {
+    pub(super) fn fail(&mut self, cx: &mut Cx, error: SocketError) -> Result<(), Violation> {
         self.error = Some(error);
         self.note(cx, || format!("fails: {error}"));
         lock(cx.ground).log.mix(error.errno() as u64 ^ cx.now.as_nanos());

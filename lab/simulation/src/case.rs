@@ -32,11 +32,17 @@ pub enum Feature {
     ClockJumps,
     /// ECN over a queue that marks, path MTU discovery by probes, keepalive, TCP_NOTSENT_LOWAT.
     Options,
+    /// TCP Fast Open, with middleboxes that do not know it.
+    FastOpen,
+    /// ECN, with middleboxes that change its fields.
+    EcnManglers,
+    /// Middleboxes that remove options of SYNs.
+    PathOptions,
 }
 
 impl Feature {
     /// Every feature, in the order of their bits.
-    pub const ALL: [Feature; 13] = [
+    pub const ALL: [Feature; 16] = [
         Feature::SmallPools,
         Feature::SmallSegments,
         Feature::PausedReaders,
@@ -50,6 +56,9 @@ impl Feature {
         Feature::Garbage,
         Feature::ClockJumps,
         Feature::Options,
+        Feature::FastOpen,
+        Feature::EcnManglers,
+        Feature::PathOptions,
     ];
 
     /// Its name on the command line.
@@ -68,12 +77,15 @@ impl Feature {
             Feature::Garbage => "garbage",
             Feature::ClockJumps => "clock-jumps",
             Feature::Options => "options",
+            Feature::FastOpen => "fast-open",
+            Feature::EcnManglers => "ecn-manglers",
+            Feature::PathOptions => "path-options",
         }
     }
 
     /// Drawn apart, so that what else a seed draws is as it was before there was this one.
     pub fn is_drawn_apart(self) -> bool {
-        matches!(self, Feature::Options)
+        self as u32 >= Feature::Options as u32
     }
 
     fn bit(self) -> u32 {

@@ -5,11 +5,13 @@ use std::fmt::{Formatter, Result};
 use fulmar_base::Duration;
 use fulmar_drivers::link::Impairments;
 use fulmar_netdev::Packet;
+use fulmar_shard::FastOpenOptions;
 use fulmar_wire::{ipv4, ipv6, protocol, tcp};
 
 use super::attack::Attack;
 use super::swarm::Swarm;
 use super::waiting::WaitPlan;
+use super::world::START;
 use super::{EndPlan, FlowPlan, Scenario, Station};
 
 const ETHER_BYTES: usize = 14;
@@ -40,6 +42,21 @@ fn swarm(s: &Swarm, f: &mut Formatter<'_>) -> Result {
         if let Some(mss) = mss {
             write!(f, "\nSYNs to station {i}: MSS at most {mss}")?;
         }
+    }
+    for (i, fast_open) in s.fast_open.iter().enumerate() {
+        if let Some(o) = fast_open {
+            let FastOpenOptions { backlog, without_cookie, .. } = o;
+            write!(
+                f,
+                "\nlistener {i}: Fast Open, backlog {backlog}, without cookie {without_cookie}"
+            )?;
+        }
+    }
+    for (i, m) in
+        s.middleboxes.iter().enumerate().flat_map(|(i, all)| all.iter().map(move |m| (i, m)))
+    {
+        let since = m.from.since(START);
+        write!(f, "\nin front of station {i}: {:?} {:?} from {since:?}", m.deed, m.of)?;
     }
     for a in &s.attacks {
         let Attack { kind, victim, from, every, burst, frames } = a;
@@ -143,7 +160,8 @@ fn options(e: &EndPlan) -> String {
         e.options.keepalive.map_or(String::new(), |k| format!(", probes after {:?}", k.idle));
     let low_water =
         e.options.notsent_low_water.map_or(String::new(), |n| format!(", not sent below {n}"));
-    keepalive + &low_water
+    let first = e.options.first.map_or(String::new(), |first| format!(", {first:?}"));
+    keepalive + &low_water + &first
 }
 
 /// A frame in a line, as tcpdump would say it. `head` is its beginning.

@@ -13,6 +13,7 @@ use fulmar_netdev::{Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, R
 use super::attack::{Injected, capture};
 use super::clamp::clamp;
 use super::describe;
+use super::middlebox::{Fate, Middlebox};
 use super::moves::{Arrival, Whereabouts};
 use super::placing::Placing;
 use super::urgency::Urgency;
@@ -158,6 +159,7 @@ pub struct Gate {
     placing: Option<Placing>,
     urgency: Urgency,
     clamp_mss: Option<u16>,
+    middleboxes: Vec<Middlebox>,
     /// Frames may come that the wire did not bring.
     is_injected: bool,
     out: Burst,
@@ -193,6 +195,7 @@ impl Gate {
             placing: how.places.then(|| Placing::new(seed ^ 0x91ac)),
             urgency: Urgency::new(how.urgent_percent, seed ^ 0x04c9),
             clamp_mss: s.swarm.clamp_mss[station],
+            middleboxes: s.swarm.middleboxes[station].clone(),
             is_injected: s.has_injected(),
             out: Burst::with_capacity(256),
             fresh: Burst::with_capacity(64),
@@ -243,11 +246,13 @@ impl Gate {
     /// What has come over the wire, as the station gets it; `None` if it does not.
     fn arrived(
         &mut self,
+        now: Instant,
         p: Packet,
         place: &Whereabouts,
         pool: &mut Pool,
         counters: &mut Counters,
     ) -> Option<Packet> {
+        let p = self.let_through(now, p, pool, counters)?;
         let p = match place.inward(p, pool) {
             Some(Arrival::Here(p)) => {
                 let p = self.urgency.strike(p, pool);
@@ -267,6 +272,31 @@ impl Gate {
             counters.drop_packet(DropReason::NoBuffer);
         }
         if self.copies { landed(p?, pool, counters) } else { p }
+    }
+
+    /// What the middleboxes leave of a frame.
+    fn let_through(
+        &mut self,
+        now: Instant,
+        mut p: Packet,
+        pool: &mut Pool,
+        counters: &mut Counters,
+    ) -> Option<Packet> {
+        for middlebox in &self.middleboxes {
+            p = match middlebox.pass(now, p, pool) {
+                Fate::Passes(p) => p,
+                Fate::Eaten(p) => {
+                    pool.free(p.chain);
+                    counters.drop_packet(DropReason::Injected);
+                    return None;
+                }
+                Fate::NoBuffer => {
+                    counters.drop_packet(DropReason::NoBuffer);
+                    return None;
+                }
+            };
+        }
+        Some(p)
     }
 
     /// Frames from the wire, behind those that were injected.
@@ -409,7 +439,7 @@ impl Device for Gate {
                 pool.free(p.chain);
                 continue;
             }
-            let Some(p) = self.arrived(p, &place, pool, counters) else { continue };
+            let Some(p) = self.arrived(now, p, &place, pool, counters) else { continue };
             if let Some(placing) = &mut self.placing {
                 placing.take(p, pool);
             } else if out.push(p).is_err() {

@@ -174,12 +174,17 @@ impl World {
     /// Whether a connection to station `i` may come twice: out of a replayed frame, or since the listener
     /// has sent SYN cookies, which a segment of a connection that is over repeats.
     pub(super) fn may_repeat(&self, i: usize, peer: SocketAddr) -> bool {
-        let cookies = self.sides[i].shard.counters().value(Counter::TcpSynCookiesSent);
+        let counters = self.sides[i].shard.counters();
+        let cookies = counters.value(Counter::TcpSynCookiesSent);
+        // A SYN with data that came late, or was doubled, opens at once (RFC 7413 section 2.1).
+        let ways = &self.scenario.ways[1 - i];
+        let opens_again = counters.value(Counter::TcpFastOpensPassive) > 0
+            && (ways.duplicate > 0.0 || ways.reorder > 0.0);
         let was_here = self.ends.chunks_exact(2).any(|pair| {
             let from = pair[0].connects.map(|c| c.0);
             from == Some(peer) && pair[1].station == i && !pair[1].is_unborn()
         });
-        was_here && (cookies > 0 || self.scenario.has_attack(AttackKind::Replays))
+        was_here && (cookies > 0 || opens_again || self.scenario.has_attack(AttackKind::Replays))
     }
 
     /// Closes such a connection: by a reset where that is what its peer waits for, since a FIN would end a

@@ -15,8 +15,8 @@ use fulmar_wire::{checksum, protocol};
 use super::gate::copied;
 
 const ETHER_BYTES: usize = 14;
-/// Bytes up to the end of what may have to be rewritten: a neighbour message over IPv6 with its option.
-const HEAD_BYTES: usize = NDP_OPTION + 8;
+/// Bytes up to the end of what may have to be rewritten: the longest TCP header over IPv6.
+const HEAD_BYTES: usize = ETHER_BYTES + 40 + 60;
 /// Where ICMPv6 begins, its checksum, and the first option of a solicitation or an advertisement.
 const ICMP6: usize = ETHER_BYTES + 40;
 const ICMP6_CHECKSUM: usize = ICMP6 + 2;

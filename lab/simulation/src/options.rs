@@ -6,6 +6,7 @@ use fulmar_netdev::impair::Aqm;
 use fulmar_tcp::{EcnPolicy, Keepalive, MtuProbing};
 
 use super::app::Cx;
+use super::fast_open::FirstPlan;
 use super::oracle::Violation;
 use super::scenario::{Draw, EndPlan, Scenario};
 
@@ -18,6 +19,8 @@ pub struct SocketPlan {
     pub keepalive: Option<Keepalive>,
     /// TCP_NOTSENT_LOWAT, bytes.
     pub notsent_low_water: Option<u32>,
+    /// First data of the opener.
+    pub first: Option<FirstPlan>,
 }
 
 impl EndPlan {

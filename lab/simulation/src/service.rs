@@ -9,6 +9,8 @@ use super::case::Feature;
 use super::scenario::{FlowKind, Scenario, Trouble};
 
 const MS: Duration = Duration::from_millis(1);
+/// The least segment without an MSS option (RFC 9293 section 3.7.1), without timestamps.
+const DEFAULT_MSS: u64 = 536 - 12;
 /// Headers of a frame, at most.
 const HEADER_BYTES: u64 = 120;
 /// Round trips of a connection without data, and of its slow start.
@@ -61,7 +63,8 @@ impl Scenario {
     fn segment_bytes(&self) -> u64 {
         let clamped = self.swarm.clamp_mss.iter().flatten().copied().min().unwrap_or(u16::MAX);
         // The least that a stack agrees to is not known here: as small as was asked for.
-        u64::from(clamped).clamp(16, self.mtu as u64 - 76)
+        let default = if self.has_no_mss() { DEFAULT_MSS } else { u64::MAX };
+        u64::from(clamped).min(default).clamp(16, self.mtu as u64 - 76)
     }
 
     fn load(&self, flow: usize) -> Load {
@@ -91,6 +94,9 @@ impl Scenario {
 
     /// Bytes that a connection has under way at least, where it has so many.
     fn window(&self) -> u64 {
+        if self.has_ecn_manglers() {
+            return self.segment_bytes();
+        }
         let of = |s: &super::Station| {
             let buffers = s.tcp.send_buffer_bytes.min(s.tcp.recv_buffer_bytes);
             buffers.min(s.pool_bytes / 16 / self.flows.len()) as u64 / 2

@@ -4,9 +4,11 @@
 //! from a number of its own, so that leaving one out leaves the others as they were.
 
 use fulmar_base::Duration;
+use fulmar_shard::FastOpenOptions;
 
 use super::attack::{Attack, AttackKind};
 use super::case::{Case, Feature, Features};
+use super::middlebox::Middlebox;
 use super::options::SocketPlan;
 use super::scenario::{Draw, EndPlan, FlowKind, FlowPlan, Leave, Scenario, Trouble};
 
@@ -23,6 +25,10 @@ pub struct Swarm {
     pub features: Features,
     /// The MSS option of SYNs that arrive at a station is at most this.
     pub clamp_mss: [Option<u16>; 2],
+    /// Middleboxes in front of a station, in order.
+    pub middleboxes: [Vec<Middlebox>; 2],
+    /// Fast Open of the listeners.
+    pub fast_open: [Option<FastOpenOptions>; 2],
     /// Frames that a third station injects.
     pub attacks: Vec<Attack>,
     /// When the clock jumps forward, and how far.
@@ -99,6 +105,9 @@ impl Scenario {
                 self.swarm.jumps.sort_by_key(|j| j.0);
             }
             Feature::Options => self.draw_options(d),
+            Feature::FastOpen => self.draw_fast_open(d),
+            Feature::EcnManglers => self.draw_ecn_manglers(d),
+            Feature::PathOptions => self.draw_path_options(d),
         }
     }
 
@@ -210,7 +219,7 @@ impl Scenario {
     }
 }
 
-fn limit_bytes(f: &mut FlowPlan, most: u64) {
+pub(super) fn limit_bytes(f: &mut FlowPlan, most: u64) {
     for e in &mut f.ends {
         e.bytes = e.bytes.min(most);
         // Pauses multiply with the number of writes and reads.
@@ -234,7 +243,7 @@ fn limit_reads(f: &mut FlowPlan) {
     }
 }
 
-fn plain_end(bytes: u64) -> EndPlan {
+pub(super) fn plain_end(bytes: u64) -> EndPlan {
     EndPlan {
         bytes,
         write_bytes: 16 << 10,

@@ -195,3 +195,28 @@ fn a_flood_of_syns_reaches_the_listener() {
     // The listener answers: with SYN,ACKs, at first with questions for the forged neighbours.
     assert!(sent(&s) >= honest + 40);
 }
+
+#[test]
+fn fast_open_and_ecn_reach_the_stacks_whatever_middleboxes_do() {
+    let mut total = fulmar_base::Counters::default();
+    for seed in 1..=400 {
+        let s = Scenario::of(Case::swarm(seed));
+        if !s.swarm.features.has(Feature::FastOpen) && !s.swarm.features.has(Feature::EcnManglers) {
+            continue;
+        }
+        let mut world = World::new(s, 0);
+        world.play().expect("every promise is held");
+        world.counters().iter().for_each(|c| total.merge(c));
+    }
+    let counts = [
+        Counter::TcpFastOpensPassive,
+        Counter::TcpFastOpenCookiesSent,
+        Counter::TcpFastOpenCookiesInvalid,
+        Counter::TcpFastOpenOverflows,
+        Counter::TcpAccurateEcnOpens,
+        Counter::TcpEcnDistrusted,
+    ];
+    for c in counts {
+        assert!(total.value(c) > 2, "{}: {}", c.name(), total.value(c));
+    }
+}

@@ -197,8 +197,11 @@ impl World {
     fn open_listeners(&mut self) -> Result<(), Violation> {
         for i in 0..2 {
             let at = SocketAddr::new(address(self.scenario.v6, i), SERVER_PORT);
-            let options =
-                ListenOptions { backlog: self.scenario.stations[i].backlog, ..Default::default() };
+            let options = ListenOptions {
+                backlog: self.scenario.stations[i].backlog,
+                fast_open: self.scenario.swarm.fast_open[i],
+                ..Default::default()
+            };
             let side = &mut self.sides[i];
             let failed = |e| Violation::Call("tcp_listen", e);
             let id = side.shard.tcp_listen(at, options).map_err(failed)?;
@@ -384,7 +387,11 @@ impl World {
             set: side.set.as_ref(),
             other,
         };
-        self.ends[e].drive(&mut cx)
+        let moved = self.ends[e].drive(&mut cx)?;
+        if self.ends[e].has_failed_early() {
+            self.ends[e ^ 1].may_fail = true;
+        }
+        Ok(moved)
     }
 
     /// The passive end at station `i` to which a peer has connected.
