@@ -299,7 +299,7 @@ impl<P: Probe> Shard<P> {
             entry.tcb.shutdown_write(now);
         }
         if read {
-            entry.tcb.shutdown_read();
+            entry.tcb.shutdown_read(&mut self.core.net.env(now));
         }
         self.output_and_finish(now, id);
         self.tcp.run_posted(now, id, &mut self.core);

@@ -357,6 +357,8 @@ impl<T> Posted<T> {
         let mut is_told = false;
         if io.recv.readable() == 0 {
             match stream.ended {
+                // Abandoned bytes that could not be returned yet come before the end.
+                Some(_) if self.has_abandoned => {}
                 Some(why) => is_told = self.end_all(why.err()) && why.is_err(),
                 None => self.end_by_rule(stream, io.recv.next()),
             }

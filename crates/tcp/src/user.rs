@@ -160,8 +160,11 @@ impl Tcb {
     }
 
     /// Shuts down receiving: unread and later bytes are acknowledged and discarded.
-    pub fn shutdown_read(&mut self) {
+    pub fn shutdown_read(&mut self, env: &mut Env) {
         self.user.recv_shutdown = true;
+        let unread = self.recv.take(usize::MAX, env.pool);
+        env.pool.free(unread);
+        self.update_charge(env.window);
     }
 
     /// Closes the connection, which becomes orphaned. Bytes accepted for sending are still

@@ -434,7 +434,7 @@ fn a_smaller_path_mtu_retransmits_everything_in_smaller_segments() {
 #[test]
 fn after_shutdown_read_nothing_is_queued_and_the_window_takes_nothing_from_others() {
     let mut t = Trace::established();
-    t.tcb.shutdown_read();
+    t.shutdown_read();
     recv!(t, "A", seq = 1, ack = 1, len = 1000);
     recv!(t, "A", seq = 1001, ack = 1, len = 1000);
     let last = t.out.segs.back().unwrap().clone();
@@ -448,9 +448,19 @@ fn after_shutdown_read_nothing_is_queued_and_the_window_takes_nothing_from_other
 }
 
 #[test]
+fn shutdown_read_frees_what_was_not_read() {
+    let mut t = Trace::established();
+    recv!(t, "A", seq = 1, ack = 1, len = 1000);
+    assert_eq!(t.tcb.recv_queue().readable(), 1000);
+    t.shutdown_read();
+    assert_eq!(t.tcb.recv_queue().readable(), 0);
+    assert_eq!((t.window.granted_bytes, t.pool.outstanding()), (0, 0));
+}
+
+#[test]
 fn after_shutdown_read_reads_return_end_of_file_and_bytes_are_discarded() {
     let mut t = Trace::established();
-    t.tcb.shutdown_read();
+    t.shutdown_read();
     recv!(t, "A", seq = 1, ack = 1, len = 1000);
     recv!(t, "A", seq = 1001, ack = 1, len = 1000);
     assert_eq!(t.out.segs.back().unwrap().ack, 2001);

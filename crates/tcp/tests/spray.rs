@@ -152,7 +152,7 @@ fn apply(t: &mut Trace, op: Op) {
             let _ = t.pass();
         }
         Op::Shutdown => t.tcb.shutdown_write(t.now),
-        Op::ShutdownRead => t.tcb.shutdown_read(),
+        Op::ShutdownRead => t.shutdown_read(),
         Op::Close => {
             t.out.room = 100_000;
             t.close();

@@ -142,9 +142,7 @@ impl Scenario {
         let forged = if has(Feature::ForgedNeighbours) { MS * 240_000 } else { Duration::ZERO };
         // A jump within the handshake is a round trip for the estimator: until a segment that was sent once is measured,
         // time-outs are as long as they can be, and a paced sender is as slow.
-        let is_black_hole = self.ways.iter().any(|w| w.mtu.is_some());
-        let misled =
-            if is_black_hole && has(Feature::ClockJumps) { MS * 1_200_000 } else { Duration::ZERO };
+        let misled = if has(Feature::ClockJumps) { MS * 1_200_000 } else { Duration::ZERO };
         chance
             + misled
             + MS * backoff * 1_000

@@ -154,3 +154,19 @@ fn a_black_hole_behind_a_jump_of_the_clock_is_served_late() {
 fn a_flow_of_the_same_addresses_as_one_that_was_never_accepted_does_not_begin() {
     holds(before(Feature::FastOpen, 1795545309055751));
 }
+
+#[test]
+fn round_trips_that_a_jump_of_the_clock_has_lengthened_delay_recovery() {
+    holds(before(Feature::FastOpen, 1795547797702019));
+    holds(before(Feature::FastOpen, 1795547798112330));
+}
+
+#[test]
+fn what_was_unread_when_receiving_was_shut_down_is_freed() {
+    holds(before(Feature::FastOpen, 1795547797704809));
+}
+
+#[test]
+fn the_end_of_a_stream_comes_behind_the_bytes_of_an_abandoned_buffer() {
+    holds(before(Feature::FastOpen, 1795547798125255));
+}

@@ -487,6 +487,27 @@ fn abandoned_buffers_that_are_empty_leave_although_the_bytes_of_another_cannot_b
 }
 
 #[test]
+fn the_end_of_the_stream_waits_for_abandoned_bytes_that_cannot_be_returned() {
+    let mut w = World::new(false);
+    let first = w.post(100, WHOLE);
+    w.send(30);
+    w.deliver();
+    let mut all = Vec::new();
+    while let Ok(m) = w.pool.alloc(1, 0, Purpose::Receive) {
+        all.push(m);
+    }
+    w.with(|m, io| m.abandon(io, |t| *t == first));
+    let second = w.post(100, WHOLE);
+    assert!(!w.end_burst(false, Some(Ok(()))));
+    assert_eq!(w.finished, [], "30 bytes come before the end");
+    all.into_iter().for_each(|m| w.pool.free_mbuf(m));
+    w.deliver();
+    w.end_burst(false, Some(Ok(())));
+    assert_eq!(w.finished, [(second, 30, None)]);
+    w.finish();
+}
+
+#[test]
 fn a_buffer_that_reports_an_error_cannot_be_abandoned_before_it_completes() {
     let mut w = three(0);
     w.send(100);

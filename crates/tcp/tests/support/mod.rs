@@ -353,6 +353,10 @@ impl Trace {
         self.output();
     }
 
+    pub fn shutdown_read(&mut self) {
+        self.env(|tcb, env, _, _| tcb.shutdown_read(env));
+    }
+
     pub fn shutdown(&mut self) {
         let now = self.now;
         self.tcb.shutdown_write(now);

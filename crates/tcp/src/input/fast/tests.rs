@@ -263,7 +263,7 @@ impl Endpoint {
                 }
             }
             Op::ShutdownWrite => self.tcb.shutdown_write(self.now),
-            Op::ShutdownRead => self.tcb.shutdown_read(),
+            Op::ShutdownRead => self.env(|tcb, env, _| tcb.shutdown_read(env)),
             Op::Close => self.env(|tcb, env, _| tcb.close(env)),
         }
         String::new()
