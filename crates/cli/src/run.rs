@@ -66,6 +66,9 @@ pub struct Args {
     /// MTU of the program's interface in bytes
     #[arg(long, value_name = "BYTES", value_parser = within(1280u32, 65_535))]
     mtu: Option<u32>,
+    /// Queues of the program's interface, each served by a thread of its own; at most one for each CPU [default: 1]
+    #[arg(long, value_name = "N", value_parser = crate::gateway::args::queues)]
+    queues: Option<u16>,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -103,6 +106,7 @@ fn gateway_args(args: &Args) -> GatewayArgs {
     gateway.ports.udp_ns = vec![PortSpec::None];
     gateway.process.pcap = args.pcap.clone();
     gateway.process.metrics = args.metrics;
+    gateway.process.queues = args.queues;
     gateway
 }
 

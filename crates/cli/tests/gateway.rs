@@ -132,24 +132,39 @@ fn a_guest_is_configured_and_the_gateway_ends_with_it() {
     });
 }
 
+fn tasks(gateway: u32) -> Vec<PathBuf> {
+    let all = fs::read_dir(format!("/proc/{gateway}/task")).unwrap();
+    all.map(|task| task.unwrap().path()).collect()
+}
+
+fn assert_contained(task: &Path) {
+    let status = fs::read_to_string(task.join("status")).unwrap();
+    for line in
+        ["CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"]
+    {
+        assert!(status.contains(line), "{line}\n{status}");
+    }
+}
+
+/// The option for two queues, on a machine where they are allowed.
+fn two_queues() -> &'static [&'static str] {
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    if cpus > 1 { &["--queues", "2"] } else { &[] }
+}
+
 #[test]
 fn every_thread_of_a_gateway_is_contained() {
     in_sandbox(|| {
         let guest = Guest::new();
         let gateway = detached(&["--config-net", &guest.pid()]);
-        let tasks: Vec<_> = fs::read_dir(format!("/proc/{gateway}/task")).unwrap().collect();
-        assert!(tasks.len() >= 2, "auto needs the threads that splice");
-        for task in tasks {
-            let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
-            for line in [
-                "CapEff:\t0000000000000000",
-                "CapPrm:\t0000000000000000",
-                "NoNewPrivs:\t1",
-                "Seccomp:\t2",
-            ] {
-                assert!(status.contains(line), "{line}\n{status}");
-            }
-        }
+        let own = tasks(gateway);
+        assert!(own.len() >= 2, "auto needs the threads that splice");
+        own.iter().for_each(|task| assert_contained(task));
+        let other = Guest::new();
+        let several = detached(&[&["--config-net"], two_queues(), &[&other.pid()]].concat());
+        let more = two_queues().len() / 2;
+        wait_until("each queue has its thread", || tasks(several).len() >= own.len() + more);
+        tasks(several).iter().for_each(|task| assert_contained(task));
         let root: Vec<_> = fs::read_dir(format!("/proc/{gateway}/root/")).unwrap().collect();
         assert!(root.is_empty(), "{root:?}");
         let streams: HashSet<PathBuf> =
@@ -160,27 +175,37 @@ fn every_thread_of_a_gateway_is_contained() {
 
 #[test]
 fn sigterm_ends_a_gateway_and_its_interface() {
-    in_sandbox(|| {
-        let guest = Guest::new();
-        let mut gateway = Command::new(FULMAR)
-            .args(["gateway", "-f", "-d", "--config-net", "-I", "ns0", "-t", "none", "-u", "none"])
-            .args(["-T", "none", "-U", "none", &guest.pid()])
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        let mut said = BufReader::new(gateway.stderr.take().unwrap()).lines();
-        let up =
-            said.by_ref().map_while(Result::ok).find(|line| line.contains("the network is up"));
-        assert!(
-            up.is_some_and(|line| line.contains("no file system") || line.contains("Landlock"))
-        );
-        assert!(guest.see("cat /proc/net/dev").contains("ns0:"));
-        let kill = Command::new("kill").arg(gateway.id().to_string()).status();
-        assert!(kill.unwrap().success());
-        let status = gateway.wait().unwrap();
-        assert_eq!(status.code(), Some(0), "{status}");
-        wait_until("nothing is left", || !guest.see("cat /proc/net/dev").contains("ns0:"));
-    });
+    in_sandbox(|| [&[][..], two_queues()].into_iter().for_each(sigterm_ends));
+}
+
+fn sigterm_ends(queues: &[&str]) {
+    let guest = Guest::new();
+    let mut gateway = Command::new(FULMAR)
+        .args(["gateway", "-f", "-d", "--config-net", "-I", "ns0", "-t", "none", "-u", "none"])
+        .args(queues)
+        .args(["-T", "none", "-U", "none", &guest.pid()])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut said = BufReader::new(gateway.stderr.take().unwrap()).lines();
+    let up = said.by_ref().map_while(Result::ok).find(|line| line.contains("the network is up"));
+    assert!(up.is_some_and(|line| line.contains("no file system") || line.contains("Landlock")));
+    assert!(guest.see("cat /proc/net/dev").contains("ns0:"));
+    let kill = Command::new("kill").arg(gateway.id().to_string()).status();
+    assert!(kill.unwrap().success());
+    let status = gateway.wait().unwrap();
+    assert_eq!(status.code(), Some(0), "{status}");
+    wait_until("nothing is left", || !guest.see("cat /proc/net/dev").contains("ns0:"));
+}
+
+#[test]
+fn queues_without_cpus_are_refused() {
+    for number in ["0", "1000", "two"] {
+        let output = run_program(&["--queues", number, "--", "true"]);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains("queue"), "{said}");
+        assert!(said.contains("CPU"), "{said}");
+    }
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let fd = guest.run(|| Tap::open(&named).map(Tap::into_fd).map_err(std::io::Error::other))?;
     network.configure(&guest)?;
     let tap = TapConfig { mtu: Some(mtu as usize), ..named };
-    let mut config = Config::new(Box::new(Tap::from_fd(fd, &tap)?), network);
+    let mut config = Config::new(vec![Box::new(Tap::from_fd(fd, &tap)?)], network);
     config.publish.tcp = "5301".parse::<fulmar_gateway::ports::PortSpec>()?.forwards();
     let mut gateway = Gateway::new(config)?;
     let (stop, stopped) = UnixStream::pair()?;

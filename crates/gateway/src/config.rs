@@ -11,15 +11,19 @@ use crate::policy::Policy;
 use crate::ports::Forward;
 use crate::{dhcp, ra};
 
+/// Queues of a guest's interface at most, as many as a stack has shards.
+pub const MAX_QUEUES: usize = fulmar_shard::MAX_SHARDS;
+
 /// Takes a connection that came from the host's loopback to a published port, and the port in the guest. It
 /// gives back what it does not want: that is relayed like any other connection.
 pub type OnLoopback = Box<dyn FnMut(TcpStream, u16) -> Option<TcpStream> + Send>;
 
 /// The configuration of a gateway.
 pub struct Config {
-    /// The far end of the guest's interface: a TAP of the guest's namespace, or AF_PACKET on a veth. Its
+    /// The far end of the guest's interface: a TAP of the guest's namespace, or AF_PACKET on a veth. One device for
+    /// each of its queues, from 1 to [`MAX_QUEUES`]; each is served by a thread of its own. Their
     /// [`Caps::wake`](fulmar_netdev::Caps) is [`Wake::Level`](fulmar_netdev::Wake).
-    pub device: Box<dyn Device>,
+    pub queues: Vec<Box<dyn Device>>,
     /// Largest IP packet in bytes, as the guest's interface has it.
     pub mtu: usize,
     /// From these all keys are derived. `None`: 32 bytes of the operating system's.
@@ -52,10 +56,10 @@ pub struct Config {
 
 impl Config {
     /// A gateway that carries everything, publishes nothing and maps no address.
-    pub fn new(device: Box<dyn Device>, network: GuestNetwork) -> Config {
+    pub fn new(queues: Vec<Box<dyn Device>>, network: GuestNetwork) -> Config {
         Config {
             mtu: network.mtu as usize,
-            device,
+            queues,
             secrets: None,
             network,
             carries: Carries::default(),
@@ -138,7 +142,7 @@ pub enum BindAddresses {
     Any,
 }
 
-/// Bounds. What happens at each is counted ([`Refusal`](crate::stat::Refusal)).
+/// Bounds of the whole gateway; each of several queues has an equal part. What happens at each is counted ([`Refusal`](crate::stat::Refusal)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// TCP flows at most, those included whose host has not answered. Default 65,536. The descriptors that the
@@ -163,6 +167,20 @@ impl Default for Limits {
             udp_flows: 16_384,
             echo_flows: 256,
             memory_bytes: 256 << 20,
+        }
+    }
+}
+
+impl Limits {
+    /// What one of several queues may use. Echo requests are all the first one's.
+    pub(crate) fn part_of(self, queues: usize) -> Limits {
+        let part = |of_all: usize| of_all.checked_div(queues).unwrap_or(of_all).max(1);
+        Limits {
+            tcp_flows: part(self.tcp_flows),
+            connecting: part(self.connecting),
+            udp_flows: part(self.udp_flows),
+            echo_flows: self.echo_flows,
+            memory_bytes: self.memory_bytes,
         }
     }
 }

@@ -19,6 +19,7 @@ pub mod rules;
 mod setup;
 pub mod splice;
 pub mod stat;
+mod worker;
 
 pub use config::Config;
 pub use gateway::{Attendant, Gateway, Handle};

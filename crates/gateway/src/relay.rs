@@ -5,9 +5,11 @@
 
 pub mod echo;
 pub mod host;
+pub mod judge;
 pub mod names;
 pub mod poll;
 pub mod services;
+pub mod siblings;
 #[allow(unsafe_code)]
 mod sys;
 pub mod tcp;
@@ -19,12 +21,13 @@ use std::time;
 use fulmar_base::Instant;
 use fulmar_runtime::Account;
 
-use crate::config::{BindAddresses, Carries, Limits, OnLoopback, Outbound};
+use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound};
 use crate::mapping::Mapping;
-use crate::policy::{Attempt, Decision, Policy};
+use crate::setup;
 use crate::stat::{Refusal, Totals};
-use names::Names;
+use judge::Judge;
 use poll::{Owners, Poll};
+use siblings::Siblings;
 
 /// The stack of a gateway, with an account of CPU time that may be off.
 pub type Shard = fulmar_shard::Shard<Account>;
@@ -65,13 +68,28 @@ pub struct Settings {
     pub limits: Limits,
     /// Of published ports.
     pub bind_addresses: BindAddresses,
-    pub policy: Option<Box<dyn Policy>>,
-    /// What the policy is told of addresses.
-    pub names: Names,
+    pub judge: Judge,
     pub on_loopback: Option<OnLoopback>,
 }
 
 impl Settings {
+    /// Those of one of several queues.
+    pub fn new(config: &Config, judge: &Judge, queues: usize) -> Settings {
+        let network = &config.network;
+        Settings {
+            guest: network.addresses.iter().map(|(a, _)| *a).collect(),
+            routers: setup::routers(network).iter().map(|r| r.addr).collect(),
+            stand_in_v6: setup::stand_in_v6(network).map(IpAddr::V6),
+            carries: config.carries,
+            mapping: config.mapping.clone(),
+            outbound: config.outbound.clone(),
+            limits: config.limits.part_of(queues),
+            bind_addresses: config.publish.addresses,
+            judge: judge.clone(),
+            on_loopback: None,
+        }
+    }
+
     /// The guest's first address of an IP version, one that is not link-local if there is one.
     pub fn guest_address(&self, is_v4: bool) -> Option<IpAddr> {
         let mut of_version = self.guest.iter().filter(|a| a.is_ipv4() == is_v4);
@@ -95,18 +113,6 @@ impl Settings {
         let stand_in = self.stand_in_v6.filter(|_| !is_v4 && is_link_local(seen));
         Some(stand_in.unwrap_or(seen))
     }
-
-    /// Whether the policy lets a flow leave.
-    pub fn allows(&mut self, attempt: &Attempt<'_>) -> bool {
-        let names = self.names.of(attempt.to.ip());
-        let attempt = Attempt { names, ..*attempt };
-        self.policy.as_mut().is_none_or(|p| p.decide(&attempt) == Decision::Allow)
-    }
-
-    /// Whether the policy lets the guest ask for a name.
-    pub fn allows_name(&mut self, name: &str) -> bool {
-        self.policy.as_mut().is_none_or(|p| p.decide_name(name) == Decision::Allow)
-    }
 }
 
 /// What the layers of the relay share.
@@ -117,12 +123,23 @@ pub struct Context<'a> {
     pub owners: &'a mut Owners,
     pub settings: &'a mut Settings,
     pub totals: &'a mut Totals,
+    pub siblings: &'a mut Siblings,
 }
 
 impl Context<'_> {
     /// Something was not carried.
     pub fn refuse(&mut self, why: Refusal) {
         self.totals.refusals.count(why);
+    }
+
+    /// The queue that owns the flow between the guest and somebody outside, if it is another.
+    pub fn owner_elsewhere(&mut self, guest: SocketAddr, seen: SocketAddr) -> Option<u16> {
+        if self.siblings.is_alone() {
+            return None;
+        }
+        let own = self.stack.siblings().id();
+        let owner = self.stack.owner_of_connection(guest, seen).ok()?;
+        (owner != own).then_some(owner)
     }
 }
 

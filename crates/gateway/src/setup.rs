@@ -15,7 +15,7 @@ use fulmar_shard::StackConfig;
 use fulmar_socket::SocketError;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::config::Config;
+use crate::config::{Config, MAX_QUEUES};
 use crate::guest::GuestNetwork;
 use crate::ports::Forward;
 use crate::relay::Shard;
@@ -32,6 +32,8 @@ pub enum SetupError {
     Stack(fulmar_shard::SetupError),
     /// The device is not readable by itself when frames wait.
     Device,
+    /// There are none, or more than [`MAX_QUEUES`].
+    Queues,
     /// A system call of the set-up failed: which one.
     System(&'static str, io::Error),
     /// The stack does not listen.
@@ -46,6 +48,9 @@ impl fmt::Display for SetupError {
             SetupError::Stack(e) => write!(f, "{e}"),
             SetupError::Device => {
                 f.write_str("the device of a gateway must wake by itself; use a TAP")
+            }
+            SetupError::Queues => {
+                write!(f, "the guest's interface needs from 1 to {MAX_QUEUES} queues")
             }
             SetupError::System(what, e) => write!(f, "{what}: {e}"),
             SetupError::Listen(e) => write!(f, "the stack cannot listen: {}", e.sentence()),
@@ -90,7 +95,18 @@ pub fn stack_config(config: &Config) -> Result<StackConfig, SetupError> {
     })
 }
 
-/// Puts the stack on its device.
+/// How many queues there are.
+///
+/// # Errors
+/// [`SetupError::Queues`].
+pub fn count_of(queues: &[Box<dyn Device>]) -> Result<u16, SetupError> {
+    match queues.len() {
+        n @ 1..=MAX_QUEUES => Ok(n as u16),
+        _ => Err(SetupError::Queues),
+    }
+}
+
+/// Puts a shard of the stack, by its number of so many, on its device.
 ///
 /// # Errors
 /// A device that does not wake by itself, addresses that make no sense, no memory.
@@ -99,11 +115,12 @@ pub fn build_stack(
     device: Box<dyn Device>,
     now: Instant,
     account: Account,
+    (number, queues): (u16, u16),
 ) -> Result<Shard, SetupError> {
     if device.caps().wake != Wake::Level {
         return Err(SetupError::Device);
     }
-    Shard::with_probe(config, device, now, account, 0, 1).map_err(SetupError::Stack)
+    Shard::with_probe(config, device, now, account, number, queues).map_err(SetupError::Stack)
 }
 
 /// As whom the gateway answers on the guest's link.

@@ -61,6 +61,8 @@ refusals! {
     HostQueueFull = "host_queue_full";
     /// No buffer was free for a datagram to the guest.
     NoBuffer = "no_buffer";
+    /// The queue that owns a flow had too much from published ports waiting.
+    QueueBusy = "queue_busy";
     /// A datagram to a published port came from an address that the guest cannot answer.
     NoAnswerAddress = "no_answer_address";
     /// Idle for longest when another flow needed its place.
@@ -81,6 +83,11 @@ impl Refusals {
     /// One more.
     pub fn count(&mut self, why: Refusal) {
         self.0[why as usize] += 1;
+    }
+
+    /// Those of another queue, too.
+    fn add(&mut self, other: &Refusals) {
+        self.0.iter_mut().zip(other.0).for_each(|(n, more)| *n += more);
     }
 
     /// How many.
@@ -166,9 +173,25 @@ pub struct Totals {
     pub refusals: Refusals,
 }
 
+impl Totals {
+    /// Those of another queue, too.
+    pub(crate) fn add(&mut self, other: &Totals) {
+        self.tcp_flows += other.tcp_flows;
+        self.udp_flows += other.udp_flows;
+        self.echo_flows += other.echo_flows;
+        self.bytes_out += other.bytes_out;
+        self.bytes_in += other.bytes_in;
+        self.datagrams_out += other.datagrams_out;
+        self.datagrams_in += other.datagrams_in;
+        self.refusals.add(&other.refusals);
+    }
+}
+
 /// A snapshot of a gateway.
 #[derive(Clone, Debug)]
 pub struct Stat {
+    /// Queues of the guest's interface. All else is of all of them together.
+    pub queues: usize,
     /// The flows.
     pub flows: Vec<FlowStat>,
     /// Totals since the start.
@@ -182,6 +205,20 @@ pub struct Stat {
     pub uptime: Duration,
 }
 
+impl Stat {
+    /// This and another queue together.
+    pub(crate) fn with(mut self, other: Stat) -> Stat {
+        self.flows.extend(other.flows);
+        self.totals.add(&other.totals);
+        let balance = match (self.balance, &other.balance) {
+            (Some(own), Some(other)) => Some(own.and(other)),
+            (own, _) => own,
+        };
+        let queues = self.queues + other.queues;
+        Stat { queues, balance, stack: self.stack.with(other.stack), ..self }
+    }
+}
+
 /// What a gateway did in its life.
 #[derive(Clone, Debug)]
 pub struct Summary {
@@ -191,4 +228,13 @@ pub struct Summary {
     pub counters: Counters,
     /// How long it ran.
     pub uptime: Duration,
+}
+
+impl Summary {
+    /// This and another queue together.
+    pub(crate) fn with(mut self, other: &Summary) -> Summary {
+        self.totals.add(&other.totals);
+        self.counters.merge(&other.counters);
+        self
+    }
 }

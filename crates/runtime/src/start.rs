@@ -45,7 +45,7 @@ impl fmt::Display for StartError {
 impl std::error::Error for StartError {}
 
 /// What one of several shards has of what the stack has.
-fn part_of(config: &StackConfig, shards: usize) -> StackConfig {
+pub fn part_of(config: &StackConfig, shards: usize) -> StackConfig {
     let pool = match shards {
         1 => config.pool,
         n => PoolConfig {

@@ -101,6 +101,8 @@ impl<P: Probe> Shard<P> {
         let remote = unmap(remote);
         let own = Some(local.ip()).filter(|ip| !ip.is_unspecified());
         let (src, _) = self.core.net.path_to(own, remote.ip(), zone_of(remote))?;
+        // An address of the caller's choice stays (`choose_local`), whatever the route would take.
+        let src = own.unwrap_or(src);
         let key = FlowKey::new(with_zone(src, local.port(), zone_of(remote)), remote);
         Ok(self.core.siblings.owner_of(&key))
     }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use fulmar_gateway::config::MAX_QUEUES;
 use fulmar_gateway::ports::PortSpec;
 
 use crate::bounds::within;
@@ -92,6 +93,18 @@ fn mtu(text: &str) -> Result<u32, String> {
         return Ok(0);
     }
     within(68, 65_535)(text).map_err(|_| "give 0, or a number of bytes from 68 to 65535".into())
+}
+
+/// Queues: as many as the gateway has threads, of which more than CPUs are of no use.
+pub fn queues(text: &str) -> Result<u16, String> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = cpus.min(MAX_QUEUES) as u16;
+    within(1, most)(text).map_err(|_| match most {
+        1 => "only 1 queue is of use: this process has 1 CPU".into(),
+        most => format!(
+            "give a number of queues from 1 to {most}: one for each CPU, {MAX_QUEUES} at most"
+        ),
+    })
 }
 
 /// Name of an interface: up to 15 bytes (linux/if.h IFNAMSIZ).
@@ -297,6 +310,9 @@ pub struct CarryArgs {
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "The process")]
 pub struct ProcessArgs {
+    /// Queues of the guest's interface, each served by a thread of its own; at most one for each CPU [default: 1]
+    #[arg(long, value_name = "N", value_parser = queues, overrides_with = "queues")]
+    pub queues: Option<u16>,
     /// Do not detach
     #[arg(short, long, overrides_with = "foreground")]
     pub foreground: bool,

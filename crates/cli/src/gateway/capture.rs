@@ -3,33 +3,46 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::log::Log;
 
-/// A file that gets whole blocks by [`Write::write_all`].
-pub struct CaptureFile {
+/// A file that gets whole blocks by [`Write::write_all`]. Its copies, one for each queue of the interface, share it:
+/// the file has a section for each, and a section header says nothing but how the blocks behind it are written, which
+/// is the same for all (pcapng section 4.1).
+#[derive(Clone)]
+pub struct CaptureFile(Arc<Mutex<Shared>>);
+
+struct Shared {
     file: File,
     log: Log,
     whole_bytes: u64,
+    has_failed: bool,
 }
 
 impl CaptureFile {
     /// A capture in an empty file.
     pub fn new(file: File, log: &Log) -> CaptureFile {
-        CaptureFile { file, log: log.clone(), whole_bytes: 0 }
+        let log = log.clone();
+        let shared = Shared { file, log, whole_bytes: 0, has_failed: false };
+        CaptureFile(Arc::new(Mutex::new(shared)))
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut Shared) -> T) -> T {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Write for CaptureFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
-    }
-
-    fn write_all(&mut self, blocks: &[u8]) -> io::Result<()> {
+impl Shared {
+    fn write_blocks(&mut self, blocks: &[u8]) -> io::Result<()> {
+        if self.has_failed {
+            return Err(io::Error::other("the capture has ended"));
+        }
         let written = self.file.write_all(blocks);
         match &written {
             Ok(()) => self.whole_bytes += blocks.len() as u64,
             Err(e) => {
+                self.has_failed = true;
                 self.log.fail(&format!("the capture ends: {e}; the traffic goes on"));
                 // A pipe keeps what it has.
                 let _ = self.file.set_len(self.whole_bytes);
@@ -37,8 +50,18 @@ impl Write for CaptureFile {
         }
         written
     }
+}
+
+impl Write for CaptureFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.with(|shared| shared.file.write(bytes))
+    }
+
+    fn write_all(&mut self, blocks: &[u8]) -> io::Result<()> {
+        self.with(|shared| shared.write_blocks(blocks))
+    }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        self.with(|shared| shared.file.flush())
     }
 }

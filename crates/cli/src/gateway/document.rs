@@ -51,11 +51,11 @@ impl About {
     /// The document as text. A flow is written when it is described: of ten thousand only the text is in memory.
     pub fn document(&self, stat: Stat) -> String {
         let gateway = self.gateway(&stat);
-        let Stat { flows, stack, balance, .. } = stat;
+        let Stat { queues, flows, stack, balance, .. } = stat;
         let stack = fulmar::Stat {
             name: self.name.clone(),
             network_namespace: self.network_namespace,
-            shards: 1,
+            shards: queues,
             shard: stack,
             ledger: balance,
         };

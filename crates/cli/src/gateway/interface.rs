@@ -1,4 +1,4 @@
-//! The guest's interface: a TAP, or where its device node may not be opened a veth.
+//! The guest's interface: a TAP with one queue or several.
 
 use std::io;
 
@@ -7,11 +7,16 @@ use fulmar::base::EtherAddr;
 use fulmar::devices::tap_device::{Tap, TapConfig};
 use fulmar_gateway::guest::GuestNetwork;
 
-/// Makes the interface in the namespace of the calling thread. `mac`: the gateway's Ethernet address.
+/// Makes the interface in the namespace of the calling thread: a device for each of its queues. `mac`: the gateway's
+/// Ethernet address.
 ///
 /// # Errors
 /// A sentence with what to do: the device node, the name.
-pub fn open(network: &GuestNetwork, mac: Option<[u8; 6]>) -> io::Result<Box<dyn Device>> {
+pub fn open(
+    network: &GuestNetwork,
+    mac: Option<[u8; 6]>,
+    queues: u16,
+) -> io::Result<Vec<Box<dyn Device>>> {
     let config = TapConfig {
         name: network.name.clone(),
         ether: mac.map(EtherAddr),
@@ -19,10 +24,11 @@ pub fn open(network: &GuestNetwork, mac: Option<[u8; 6]>) -> io::Result<Box<dyn 
         // A contained process has no io_uring, and posts no buffers.
         predict: false,
         one_by_one: true,
-        steer: false,
+        // The program of the kernel is loaded before the process is contained, if it may be.
+        steer: queues > 1,
         flow_queues: 0,
     };
-    let tap = Tap::open(&config).map_err(|e| {
+    let taps = Tap::open_queues(&config, queues).map_err(|e| {
         let advice = match e.source.kind() {
             io::ErrorKind::PermissionDenied => {
                 "let root run `chmod 666 /dev/net/tun` once; for good, with a udev rule \
@@ -33,5 +39,5 @@ pub fn open(network: &GuestNetwork, mac: Option<[u8; 6]>) -> io::Result<Box<dyn 
         let what = format!("cannot make the guest's interface: {}: {}; {advice}", e.what, e.source);
         io::Error::new(e.source.kind(), what)
     })?;
-    Ok(Box::new(tap))
+    Ok(taps.into_iter().map(|tap| Box::new(tap) as Box<dyn Device>).collect())
 }

@@ -65,6 +65,8 @@ pub struct Plan {
     pub outbound: Outbound,
     /// The host's interface after which the guest is made.
     pub upstream: Option<String>,
+    /// Queues of the guest's interface.
+    pub queues: u16,
     /// Ethernet address of the gateway.
     pub mac: Option<[u8; 6]>,
     pub addresses: GuestArgs,
@@ -112,6 +114,7 @@ impl Plan {
             carries: Carries { tcp: !carry.no_tcp, udp: !carry.no_udp, icmp: !carry.no_icmp },
             outbound: outbound_of(addresses)?,
             upstream: upstream_of(addresses)?,
+            queues: args.process.queues.unwrap_or(1),
             mac: addresses.mac_addr.map(|m| m.0),
             addresses: addresses.clone(),
             map: args.map.clone(),

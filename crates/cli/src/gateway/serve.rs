@@ -117,10 +117,10 @@ pub fn serve(
     let netns = target.attach().map_err(say)?;
     let identity = runas::wanted(plan.process.runas.as_deref()).map_err(Failure::new)?;
     let network = plan.network(&host, attach);
-    let device = make_interface(plan, &netns, &network, pcap)?;
+    let devices = make_interface(plan, &netns, &network, pcap)?;
     watch_guest_ports(plan, &netns, &mut auto, &log).map_err(say)?;
     let mut splicers = make_splicers(plan, &netns).map_err(say)?;
-    let (config, reporter) = configure(plan, &host, network, device, &splicers);
+    let (config, reporter) = configure(plan, &host, network, devices, &splicers);
     describe(plan, &config, &log);
     let namespaces = visible.namespaces(&netns);
     let about = About::new(plan, target, &config.network, namespaces, splicers.all());
@@ -206,12 +206,12 @@ fn make_interface(
     netns: &Netns,
     network: &GuestNetwork,
     pcap: Option<CaptureFile>,
-) -> Outcome<Box<dyn Device>> {
+) -> Outcome<Vec<Box<dyn Device>>> {
     let opened = netns.run(|| {
         fulmar_netns::loopback_up()?;
-        super::interface::open(network, plan.mac)
+        super::interface::open(network, plan.mac, plan.queues)
     });
-    let mut device = opened.map_err(say)?;
+    let devices = opened.map_err(say)?;
     if plan.configures {
         network.configure(netns).map_err(say)?;
     } else if let Some(mac) = network.mac {
@@ -219,10 +219,8 @@ fn make_interface(
             netns.if_index(&network.name).and_then(|index| netns.netlink()?.set_mac(index, mac));
         set.during("cannot set the Ethernet address in the namespace")?;
     }
-    if let Some(file) = pcap {
-        device = devices::capture(device, file);
-    }
-    Ok(device)
+    let Some(file) = pcap else { return Ok(devices) };
+    Ok(devices.into_iter().map(|device| devices::capture(device, file.clone())).collect())
 }
 
 /// What `auto` knows in the host's namespace.
@@ -337,10 +335,10 @@ fn configure(
     plan: &Plan,
     host: &HostNetwork,
     network: GuestNetwork,
-    device: Box<dyn Device>,
+    queues: Vec<Box<dyn Device>>,
     splicers: &Splicers,
 ) -> (Config, Reporter) {
-    let router = device.caps().ether.0;
+    let router = queues.first().map_or([0; 6], |queue| queue.caps().ether.0);
     let (dhcp_v6, advertisement) = plan.lease_v6(host, &network, router);
     let reporter = Reporter::default();
     let config = Config {
@@ -358,7 +356,7 @@ fn configure(
         account: account_of(plan),
         policy: rules_policy(plan, &reporter),
         on_loopback: on_loopback(plan, &network, splicers),
-        ..Config::new(device, network)
+        ..Config::new(queues, network)
     };
     (config, reporter)
 }

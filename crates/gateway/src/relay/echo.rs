@@ -121,7 +121,7 @@ impl Echoes {
         let leads_to = leads_to.filter(|_| cx.settings.carries.icmp);
         let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
         let attempt = Attempt { protocol: Protocol::Icmp, from, to, leads_to, names: &[] };
-        if !cx.settings.allows(&attempt) {
+        if !cx.settings.judge.allows(&attempt) {
             return Err((Failure::Unreachable(13, 1), Refusal::Policy));
         }
         // A system that allows no ping sockets is no destination that is forbidden: silence.
@@ -155,9 +155,7 @@ impl Echoes {
     fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {
         let Some(flow) = self.flows.remove(id) else { return };
         self.by_key.remove(&flow.key);
-        if let Some(policy) = &mut cx.settings.policy {
-            policy.ended(&stat_of(&flow, cx.now));
-        }
+        cx.settings.judge.ended(|| stat_of(&flow, cx.now));
     }
 
     /// A socket of the host became ready.

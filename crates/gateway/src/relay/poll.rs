@@ -28,6 +28,8 @@ pub enum Owner {
     UdpListener(SlotId),
     /// A flow of echo requests.
     Echo(SlotId),
+    /// The threads of the other queues.
+    Siblings,
 }
 
 /// Bits of a slot's index in an event. A table with more slots would need more memory than the limits allow.
@@ -35,14 +37,16 @@ const INDEX_BITS: u32 = 28;
 
 impl Owner {
     fn encode(self) -> u64 {
+        let none = SlotId { index: 0, generation: 0 };
         let (kind, id) = match self {
-            Owner::Device => (0, SlotId { index: 0, generation: 0 }),
+            Owner::Device => (0, none),
             Owner::Attendant(id) => (1, id),
             Owner::Tcp(id) => (2, id),
             Owner::TcpListener(id) => (3, id),
             Owner::Udp(id) => (4, id),
             Owner::UdpListener(id) => (5, id),
             Owner::Echo(id) => (6, id),
+            Owner::Siblings => (7, none),
         };
         let index = u64::from(id.index & ((1 << INDEX_BITS) - 1));
         kind << 60 | index << 32 | u64::from(id.generation)
@@ -58,6 +62,7 @@ impl Owner {
             4 => Owner::Udp(id),
             5 => Owner::UdpListener(id),
             6 => Owner::Echo(id),
+            7 => Owner::Siblings,
             _ => Owner::Device,
         }
     }
@@ -205,6 +210,7 @@ mod tests {
             Owner::Udp(id),
             Owner::UdpListener(id),
             Owner::Echo(id),
+            Owner::Siblings,
         ] {
             assert_eq!(Owner::decode(owner.encode()), owner);
         }

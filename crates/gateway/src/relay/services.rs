@@ -24,7 +24,7 @@ const ROUTER_SOLICITATION: u8 = 133;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
 /// What is answered.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Answers {
     pub dhcp: Option<Lease>,
     pub dhcp_v6: Option<LeaseV6>,
@@ -33,7 +33,7 @@ pub struct Answers {
 
 impl Answers {
     /// Whether there is nothing to answer.
-    pub fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.dhcp.is_none() && self.dhcp_v6.is_none() && self.advertisement.is_none()
     }
 }
@@ -47,7 +47,15 @@ pub struct Services {
 }
 
 impl Services {
-    pub fn new(device: Box<dyn Device>, answers: Answers) -> Services {
+    /// The device, served if there is anything to answer.
+    pub fn before(device: Box<dyn Device>, answers: &Answers) -> Box<dyn Device> {
+        if answers.is_empty() {
+            return device;
+        }
+        Box::new(Services::new(device, answers.clone()))
+    }
+
+    fn new(device: Box<dyn Device>, answers: Answers) -> Services {
         Services { device, answers, own: Burst::with_capacity(ANSWERS) }
     }
 

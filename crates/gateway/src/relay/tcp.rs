@@ -16,7 +16,7 @@ pub mod publish;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use fulmar_base::{Duration, SlotId};
+use fulmar_base::{Duration, Instant, SlotId};
 use fulmar_shard::{ConditionalAccept, Decision, ListenOptions, Pending, PendingId, Slab};
 use fulmar_socket::{Ready, Step};
 use nix::errno::Errno;
@@ -49,6 +49,8 @@ pub struct Tcp {
     published: Slab<Published>,
     /// Published ports that could not accept for want of descriptors or flows.
     stalled: Vec<SlotId>,
+    /// When they are asked again at the latest.
+    retry_at: Option<Instant>,
     /// Published ports that have accepted as many as are one turn's.
     accepting: Vec<SlotId>,
 }
@@ -105,7 +107,7 @@ impl Tcp {
             return Err((Failure::Silence, Refusal::ConnectingLimit));
         }
         let attempt = Attempt { protocol: Protocol::Tcp, from, to, leads_to, names: &[] };
-        if !cx.settings.allows(&attempt) {
+        if !cx.settings.judge.allows(&attempt) {
             return Err((Failure::Refused, Refusal::Policy));
         }
         let begun = host::begin_connection(leads_to, &cx.settings.outbound);
@@ -238,9 +240,7 @@ impl Tcp {
     /// A flow is over.
     fn end(&mut self, cx: &mut Context<'_>, id: SlotId, how: Turn) {
         let Some(flow) = self.remove(id) else { return };
-        if let Some(policy) = &mut cx.settings.policy {
-            policy.ended(&stat_of(&flow, cx.stack, cx.now));
-        }
+        cx.settings.judge.ended(|| stat_of(&flow, cx.stack, cx.now));
         if let Some(socket) = flow.socket() {
             if how == Turn::HostFailed
                 && let Ok(entry) = cx.stack.tcp_entry(socket)
@@ -273,9 +273,7 @@ impl Tcp {
         let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();
         for id in ids {
             let Some(flow) = self.remove(id) else { continue };
-            if let Some(policy) = &mut cx.settings.policy {
-                policy.ended(&stat_of(&flow, cx.stack, cx.now));
-            }
+            cx.settings.judge.ended(|| stat_of(&flow, cx.stack, cx.now));
             if let Some(socket) = flow.socket() {
                 if let Ok(entry) = cx.stack.tcp_entry(socket) {
                     entry.linger = Some(Duration::ZERO);
@@ -297,7 +295,7 @@ impl Tcp {
     }
 }
 
-fn stat_of(flow: &Flow, stack: &mut Shard, now: fulmar_base::Instant) -> FlowStat {
+fn stat_of(flow: &Flow, stack: &mut Shard, now: Instant) -> FlowStat {
     let entry = flow.socket().and_then(|socket| stack.tcp_entry(socket).ok());
     FlowStat {
         protocol: Protocol::Tcp,

@@ -27,6 +27,7 @@ use nix::sys::epoll::EpollFlags;
 
 use super::host::{self, Failure};
 use super::poll::Owner;
+use super::siblings::Arrival;
 use super::{Context, canonical, names};
 use crate::policy::{Attempt, Protocol};
 use crate::stat::{Direction, FlowStat, Refusal};
@@ -36,6 +37,8 @@ pub use receive::Batch;
 
 /// The guest's end and the other end as the guest knows it.
 type Key = (SocketAddr, SocketAddr);
+/// The bytes of a datagram, or of a run of them with the length of each but the last.
+type Run<'a> = (&'a [u8], Option<u16>);
 
 /// Datagrams or runs that are taken from the shard in one turn.
 const TAKEN_PER_TURN: usize = 256;
@@ -171,7 +174,7 @@ impl Udp {
 
     /// Sends datagrams of one flow and frees them.
     fn send_out(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) {
-        if cx.settings.policy.is_some() {
+        if cx.settings.judge.has_policy() {
             self.refuse_names(cx, joined);
         }
         if let Some(first) = joined.first() {
@@ -202,7 +205,7 @@ impl Udp {
             let n = d.payload.copy_to(0, &mut message);
             let message = message.get(..n).unwrap_or(&[]);
             match names::question(message) {
-                Some((name, _)) if !cx.settings.allows_name(&name) => {}
+                Some((name, _)) if !cx.settings.judge.allows_name(&name) => {}
                 _ => return true,
             }
             cx.refuse(Refusal::Policy);
@@ -265,7 +268,7 @@ impl Udp {
         let leads_to = cx.settings.mapping.target(to);
         let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
         let attempt = Attempt { protocol: Protocol::Udp, from, to, leads_to, names: &[] };
-        if !cx.settings.allows(&attempt) {
+        if !cx.settings.judge.allows(&attempt) {
             return Err((Failure::Unreachable(13, 1), Refusal::Policy));
         }
         let fd = flow::open(leads_to, &cx.settings.outbound).map_err(host::failure_of)?;
@@ -334,9 +337,7 @@ impl Udp {
     fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {
         let Some(flow) = self.flows.remove(id) else { return };
         self.by_key.remove(&(flow.guest, flow.peer));
-        if let Some(policy) = &mut cx.settings.policy {
-            policy.ended(&stat_of(&flow, cx.now));
-        }
+        cx.settings.judge.ended(|| stat_of(&flow, cx.now));
         // Names of flows that are gone stay in the order until they come up; this keeps them few.
         if self.order.len() > 2 * self.flows.len() + 64 {
             self.order.retain(|(_, id)| self.flows.get(*id).is_some());
@@ -382,32 +383,20 @@ impl Udp {
     /// Datagrams of the batch go to the guest.
     fn send_to_guest(&mut self, cx: &mut Context<'_>, id: SlotId, which: Range<usize>) {
         let (Some(flow), Some(socket)) = (self.flows.get_mut(id), self.socket) else { return };
-        let batch = &self.batch;
-        let list = batch.list().get(which).unwrap_or(&[]);
-        let message = |r: &receive::Received| {
-            let m = SendMessage::new(batch.bytes(r)).to(flow.guest).from(flow.peer);
-            r.segment_bytes.map_or(m, |each| m.segmented(each))
-        };
-        let messages: Vec<SendMessage<'_>> = list.iter().map(message).collect();
-        let mut sent = 0;
-        while sent < messages.len() {
-            match cx.stack.udp_send_many(cx.now, socket, &messages[sent..], sent == 0) {
-                Ok(Step::Done(done)) if done.messages > 0 => sent += done.messages,
-                _ => {
-                    cx.refuse(Refusal::NoBuffer);
-                    sent += 1;
-                }
-            }
+        let list = self.batch.list().get(which).unwrap_or(&[]);
+        let runs: Vec<Run<'_>> =
+            list.iter().map(|r| (self.batch.bytes(r), r.segment_bytes)).collect();
+        deliver(cx, socket, flow, &runs);
+    }
+
+    /// What another queue's thread received at a published port goes to the guest.
+    pub fn take_arrival(&mut self, cx: &mut Context<'_>, arrival: &Arrival) {
+        let Arrival { guest, seen, .. } = *arrival;
+        let id = self.find((guest, seen)).or_else(|| self.begin_published(cx, arrival));
+        let Some(flow) = id.and_then(|id| self.flows.get_mut(id)) else { return };
+        if let Some(socket) = self.socket {
+            deliver(cx, socket, flow, &[(&arrival.bytes, arrival.segment_bytes)]);
         }
-        if flow.is_dns && cx.settings.policy.is_some() {
-            list.iter().for_each(|r| cx.settings.names.learn(batch.bytes(r)));
-        }
-        let bytes: usize = list.iter().map(|r| batch.bytes(r).len()).sum();
-        flow.datagrams_in += list.len() as u64;
-        flow.bytes_in += bytes as u64;
-        flow.moved = cx.now;
-        cx.totals.datagrams_in += list.len() as u64;
-        cx.totals.bytes_in += bytes as u64;
     }
 
     /// What the host's network says about datagrams of the guest, the guest is told.
@@ -429,6 +418,34 @@ impl Udp {
     pub fn stat(&self, now: Instant) -> impl Iterator<Item = FlowStat> + '_ {
         self.flows.iter().map(move |(_, flow)| stat_of(flow, now))
     }
+}
+
+/// Datagrams, or runs of them with the length of each, go to the guest.
+fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Run<'a>]) {
+    let message = |&(bytes, segment_bytes): &Run<'a>| {
+        let m = SendMessage::new(bytes).to(flow.guest).from(flow.peer);
+        segment_bytes.map_or(m, |each| m.segmented(each))
+    };
+    let messages: Vec<SendMessage<'_>> = runs.iter().map(message).collect();
+    let mut sent = 0;
+    while sent < messages.len() {
+        match cx.stack.udp_send_many(cx.now, socket, &messages[sent..], sent == 0) {
+            Ok(Step::Done(done)) if done.messages > 0 => sent += done.messages,
+            _ => {
+                cx.refuse(Refusal::NoBuffer);
+                sent += 1;
+            }
+        }
+    }
+    if flow.is_dns && cx.settings.judge.has_policy() {
+        runs.iter().for_each(|(bytes, _)| cx.settings.judge.learn(bytes));
+    }
+    let bytes: usize = runs.iter().map(|(bytes, _)| bytes.len()).sum();
+    flow.datagrams_in += runs.len() as u64;
+    flow.bytes_in += bytes as u64;
+    flow.moved = cx.now;
+    cx.totals.datagrams_in += runs.len() as u64;
+    cx.totals.bytes_in += bytes as u64;
 }
 
 fn stat_of(flow: &Flow, now: Instant) -> FlowStat {

@@ -2,6 +2,7 @@
 //! the host's namespace outside. Runs in namespaces of its own, so it has no harness: a user namespace needs a
 //! process of one thread.
 
+mod queues;
 mod raw;
 mod tcp;
 mod trouble;
@@ -9,8 +10,13 @@ mod udp;
 mod world;
 
 use std::io::{self, Write};
+use std::sync::atomic::Ordering::Relaxed;
 
 type Test = (&'static str, fn());
+
+/// Bounds that are exact where one queue has all of them.
+const ONE_QUEUE: [&str; 2] =
+    ["flows_have_a_bound", "udp_flows_have_a_bound_and_the_oldest_gives_way"];
 
 fn main() {
     if let Err(e) = fulmar_netns::enter() {
@@ -21,7 +27,7 @@ fn main() {
         let _ = writeln!(io::stderr(), "SKIPPED gateway: {e}");
         return;
     }
-    if let Err(e) = world::open_tap() {
+    if let Err(e) = world::open_tap(65520) {
         assert!(
             std::env::var_os("FULMAR_REQUIRE_KERNEL_TESTS").is_none(),
             "must not be skipped: {e}"
@@ -31,12 +37,19 @@ fn main() {
     }
     world::prepare_host();
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w));
+    let all = || tcp::TESTS.iter().chain(udp::TESTS).chain(trouble::TESTS);
     let mut passed = 0;
-    for (name, test) in tcp::TESTS.iter().chain(udp::TESTS).chain(trouble::TESTS) {
-        if wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str())) {
-            println!("test {name}");
-            test();
-            passed += 1;
+    for queues in [1, 2] {
+        world::QUEUES.store(queues, Relaxed);
+        let own = if queues == 1 { &[] } else { queues::TESTS };
+        let is_left_out = |name| queues > 1 && ONE_QUEUE.contains(&name);
+        for (name, test) in all().chain(own).filter(|(name, _)| is_wanted(name)) {
+            if !is_left_out(*name) {
+                println!("test {name}, {queues} queues");
+                test();
+                passed += 1;
+            }
         }
     }
     println!("test result: ok. {passed} passed; 0 failed");

@@ -106,7 +106,7 @@ fn the_loopback_of_the_host_is_reached_by_its_name_alone() {
 }
 
 /// Sends bytes that its seed makes and ends the stream; their digest.
-fn send_all(mut stream: &TcpStream, seed: u32, bytes: usize) -> Vec<u8> {
+pub fn send_all(mut stream: &TcpStream, seed: u32, bytes: usize) -> Vec<u8> {
     let (mut digest, mut state) = (Sha256::new(), seed);
     let mut buffer = vec![0; 200_000];
     let mut left = bytes;
@@ -134,7 +134,7 @@ pub fn read_some(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize>
     }
 }
 
-fn receive_all(mut stream: &TcpStream) -> (Vec<u8>, usize) {
+pub fn receive_all(mut stream: &TcpStream) -> (Vec<u8>, usize) {
     let (mut digest, mut bytes) = (Sha256::new(), 0);
     let mut buffer = vec![0; 150_000];
     loop {

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -34,10 +35,23 @@ pub fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// A TAP of the calling thread's namespace.
-pub fn open_tap() -> io::Result<Tap> {
-    let config = TapConfig { name: "eth0".into(), predict: false, ..TapConfig::default() };
-    Tap::open(&config).map_err(|e| io::Error::other(e.to_string()))
+/// Queues of the worlds that are made from now on.
+pub static QUEUES: AtomicU16 = AtomicU16::new(1);
+
+/// The queues of a TAP of the calling thread's namespace.
+pub fn open_tap(mtu: u32) -> io::Result<Vec<Tap>> {
+    let config = TapConfig {
+        name: "eth0".into(),
+        mtu: Some(mtu as usize),
+        predict: false,
+        ..TapConfig::default()
+    };
+    let taps = Tap::open_queues(&config, QUEUES.load(Relaxed));
+    taps.map_err(|e| io::Error::other(e.to_string()))
+}
+
+fn devices(taps: Vec<Tap>) -> Vec<Box<dyn Device>> {
+    taps.into_iter().map(|tap| Box::new(tap) as Box<dyn Device>).collect()
 }
 
 /// Gives the host its addresses.
@@ -78,12 +92,10 @@ impl World {
     pub fn with(mtu: u32, change: impl FnOnce(&mut Config)) -> World {
         let guest = Netns::new().unwrap();
         let network = network(mtu);
-        let tap: OwnedFd = guest.run(|| Ok(open_tap()?.into_fd())).unwrap();
+        let taps = guest.run(|| open_tap(mtu)).unwrap();
         network.configure(&guest).unwrap();
-        let config = TapConfig { mtu: Some(mtu as usize), predict: false, ..TapConfig::default() };
-        let tap = Tap::from_fd(tap, &config).unwrap();
-        let router = tap.caps().ether;
-        let mut config = Config::new(Box::new(tap), network);
+        let router = taps[0].caps().ether;
+        let mut config = Config::new(devices(taps), network);
         change(&mut config);
         let mut gateway = Gateway::new(config).unwrap_or_else(|e| panic!("{e}"));
         let (stop, stopped) = UnixStream::pair().unwrap();
@@ -169,12 +181,21 @@ impl World {
     }
 }
 
+impl Drop for World {
+    /// The ports of a world are free when it is gone.
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(gateway) = self.gateway.take() {
+            let _ = gateway.join();
+        }
+    }
+}
+
 /// A gateway that does nothing beside, for what it says when it is built.
 pub fn bare_config() -> Config {
     let guest = Netns::new().unwrap();
-    let tap = guest.run(|| Ok(open_tap()?.into_fd())).unwrap();
-    let tap = Tap::from_fd(tap, &TapConfig { predict: false, ..TapConfig::default() }).unwrap();
-    Config::new(Box::new(tap), network(65520))
+    let taps = guest.run(|| open_tap(65520)).unwrap();
+    Config::new(devices(taps), network(65520))
 }
 
 /// A listener of the host.

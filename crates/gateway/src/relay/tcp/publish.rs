@@ -14,6 +14,7 @@ use nix::sys::socket::{Backlog, SockType, SockaddrStorage, bind, listen, setsock
 
 use super::super::host;
 use super::super::poll::Owner;
+use super::super::siblings::{Client, Message};
 use super::super::{Context, canonical};
 use super::flow::{Flow, Guest, Turn};
 use super::{Tcp, is_shortage};
@@ -25,7 +26,7 @@ use crate::stat::{Direction, Refusal};
 const ACCEPTS_PER_TURN: usize = 64;
 /// Connections that wait to be accepted, as Linux's net.core.somaxconn has it.
 const BACKLOG: i32 = 4096;
-/// A port that could not accept for want of descriptors is asked again after this, or when a flow ends.
+/// A port that could not accept, for want of descriptors say, is asked again after this, or when a flow ends.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// A published port.
@@ -119,7 +120,10 @@ impl Tcp {
         for _ in 0..ACCEPTS_PER_TURN {
             if self.flows.len() >= cx.settings.limits.tcp_flows {
                 cx.refuse(Refusal::FlowLimit);
-                return self.stalled.push(id);
+                return self.stall(cx, id);
+            }
+            if cx.siblings.is_busy() {
+                return self.stall(cx, id);
             }
             let Some(published) = self.published.get(id) else { return };
             let port = published.forward.to;
@@ -128,7 +132,7 @@ impl Tcp {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) if is_shortage(host::errno_of(&e)) => {
                     cx.refuse(Refusal::Descriptors);
-                    return self.stalled.push(id);
+                    return self.stall(cx, id);
                 }
                 // The client has given up (ECONNABORTED), or another error of its own.
                 Err(_) => {}
@@ -138,13 +142,21 @@ impl Tcp {
         self.accepting.push(id);
     }
 
-    /// When published ports that had to stop are asked again.
-    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
-        (!self.stalled.is_empty()).then(|| now + RETRY)
+    fn stall(&mut self, cx: &Context<'_>, id: SlotId) {
+        self.stalled.push(id);
+        self.retry_at = self.retry_at.or(Some(cx.now + RETRY));
     }
 
-    /// Goes on where the bound of a turn was reached.
+    /// When published ports that had to stop are asked again.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
+    /// Goes on where the bound of a turn was reached, or where something was lacking a while ago.
     pub(super) fn go_on_accepting(&mut self, cx: &mut Context<'_>) {
+        if self.retry_at.is_some_and(|at| at <= cx.now) {
+            self.retry_stalled(cx);
+        }
         for id in std::mem::take(&mut self.accepting) {
             self.accept(cx, id);
         }
@@ -152,6 +164,7 @@ impl Tcp {
 
     /// Asks published ports again that had to stop.
     pub fn retry_stalled(&mut self, cx: &mut Context<'_>) {
+        self.retry_at = None;
         for id in std::mem::take(&mut self.stalled) {
             self.accept(cx, id);
         }
@@ -167,24 +180,35 @@ impl Tcp {
             },
             _ => client,
         };
-        if let Err(why) = self.open_to_guest(cx, client, from, port) {
+        self.take_client(cx, Client { stream: client, from, port });
+    }
+
+    /// Opens a client's connection to the guest, unless another queue has to.
+    pub fn take_client(&mut self, cx: &mut Context<'_>, client: Client) {
+        if let Err(why) = self.open_to_guest(cx, client) {
             cx.refuse(why);
         }
     }
 
-    fn open_to_guest(
-        &mut self,
-        cx: &mut Context<'_>,
-        client: TcpStream,
-        from: SocketAddr,
-        port: u16,
-    ) -> Result<(), Refusal> {
+    fn open_to_guest(&mut self, cx: &mut Context<'_>, client: Client) -> Result<(), Refusal> {
+        let Client { stream: client, from, port } = client;
         client.set_nonblocking(true).map_err(|_| Refusal::HostSocket)?;
         host::prepare(&client);
         let guest = cx.settings.guest_address(from.is_ipv4()).ok_or(Refusal::NoAnswerAddress)?;
         let seen = cx.settings.seen_as(from.ip()).ok_or(Refusal::NoAnswerAddress)?;
         let guest = SocketAddr::new(guest, port);
         let seen = SocketAddr::new(seen, from.port());
+        if let Some(owner) = cx.owner_elsewhere(guest, seen) {
+            let client = Message::Client(Client { stream: client, from, port });
+            return cx.siblings.leave(owner, client).map_err(|refused| {
+                refused.reset();
+                Refusal::QueueBusy
+            });
+        }
+        if self.flows.len() >= cx.settings.limits.tcp_flows {
+            host::reset(client);
+            return Err(Refusal::FlowLimit);
+        }
         let any_port = SocketAddr::new(seen.ip(), 0);
         let opened = match cx.stack.tcp_connect(cx.now, guest, Some(seen)) {
             // Two clients that appear as one address may have the same port.

@@ -9,6 +9,7 @@ use fulmar_base::SlotId;
 use nix::sys::socket::{SockType, setsockopt, sockopt};
 
 use super::super::poll::Owner;
+use super::super::siblings::{Arrival, Message};
 use super::super::tcp::publish::{bound, is_missing_version, places};
 use super::super::{Context, canonical};
 use super::Udp;
@@ -85,25 +86,47 @@ impl Udp {
         let (socket, port) = (Arc::clone(&published.socket), published.forward.to);
         let Ok(has_more) = self.batch.fill(socket.as_fd()) else { return false };
         for n in 0..self.batch.list().len() {
-            let received = self.batch.list()[n];
-            let Some(client) = received.from.map(canonical) else { continue };
-            let guest = cx.settings.guest_address(client.is_ipv4());
-            let seen = cx.settings.seen_as(client.ip());
-            let (Some(guest), Some(seen)) = (guest, seen) else {
-                cx.refuse(Refusal::NoAnswerAddress);
-                continue;
-            };
-            let guest = SocketAddr::new(guest, port);
-            let seen = SocketAddr::new(seen, client.port());
-            let flow = self.find((guest, seen)).or_else(|| {
-                let local = received.to;
-                let host = HostSocket::Published { socket: Arc::clone(&socket), client, local };
-                self.add(cx, host, Direction::In, [guest, seen, client])
-            });
-            if let Some(flow) = flow {
-                self.send_to_guest(cx, flow, n..n + 1);
-            }
+            self.take_one(cx, &socket, port, n);
         }
         has_more
+    }
+
+    /// One of the batch: to its flow, here or on another queue.
+    fn take_one(&mut self, cx: &mut Context<'_>, socket: &Arc<OwnedFd>, port: u16, n: usize) {
+        let Some(received) = self.batch.list().get(n).copied() else { return };
+        let Some(client) = received.from.map(canonical) else { return };
+        let guest = cx.settings.guest_address(client.is_ipv4());
+        let seen = cx.settings.seen_as(client.ip());
+        let (Some(guest), Some(seen)) = (guest, seen) else {
+            return cx.refuse(Refusal::NoAnswerAddress);
+        };
+        let (guest, seen) = (SocketAddr::new(guest, port), SocketAddr::new(seen, client.port()));
+        let arrival = |bytes: &[u8]| Arrival {
+            socket: Arc::clone(socket),
+            local: received.to,
+            client,
+            guest,
+            seen,
+            bytes: bytes.to_vec(),
+            segment_bytes: received.segment_bytes,
+        };
+        if let Some(owner) = cx.owner_elsewhere(guest, seen) {
+            let message = Message::Arrival(arrival(self.batch.bytes(&received)));
+            if cx.siblings.leave(owner, message).is_err() {
+                cx.refuse(Refusal::QueueBusy);
+            }
+            return;
+        }
+        let flow = self.find((guest, seen));
+        if let Some(flow) = flow.or_else(|| self.begin_published(cx, &arrival(&[]))) {
+            self.send_to_guest(cx, flow, n..n + 1);
+        }
+    }
+
+    /// Begins the flow of a client.
+    pub(super) fn begin_published(&mut self, cx: &mut Context<'_>, a: &Arrival) -> Option<SlotId> {
+        let (socket, client, local) = (Arc::clone(&a.socket), a.client, a.local);
+        let host = HostSocket::Published { socket, client, local };
+        self.add(cx, host, Direction::In, [a.guest, a.seen, client])
     }
 }

@@ -1,0 +1,315 @@
+//! The threads of a gateway's queues, as one of them sees the others.
+//!
+//! A flow belongs to the queue that a keyed hash of its two ends names, for its whole life
+//! ([`fulmar_base::OwnerKey`]). What comes elsewhere is passed on: packets of the guest by the rings of the shards
+//! ([`Handoff`]); what comes to a published port, all of which the first queue's thread watches, as a [`Message`].
+//! Whoever passes something on wakes the other thread at the end of its own turn.
+//!
+//! Bound: [`MOST_MESSAGES`] wait for a thread. A client beyond that waits in the host's backlog, a datagram is lost.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fulmar_base::Counter;
+use fulmar_runtime::{Handoff, handoffs};
+use fulmar_shard::HandOff;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::poll::{Owner, Poll};
+use super::{Shard, host};
+use crate::stat::Stat;
+
+/// Messages that wait for one thread at most. A datagram or run of them has up to 64 KiB.
+const MOST_MESSAGES: usize = 256;
+
+/// What one thread leaves to another.
+pub enum Message {
+    /// A connection from outside.
+    Client(Client),
+    /// A datagram from outside, or a run of them.
+    Arrival(Arrival),
+    /// Somebody wants a snapshot.
+    Stat(Sender<Stat>),
+}
+
+impl Message {
+    /// Resets a client that nobody takes.
+    pub fn reset(self) {
+        if let Message::Client(client) = self {
+            host::reset(client.stream);
+        }
+    }
+}
+
+/// A client that was accepted at a published port.
+pub struct Client {
+    pub stream: TcpStream,
+    pub from: SocketAddr,
+    /// The port in the guest.
+    pub port: u16,
+}
+
+/// What a client sent to a published port.
+pub struct Arrival {
+    /// The published port, and to which of its addresses it came.
+    pub socket: Arc<OwnedFd>,
+    pub local: Option<IpAddr>,
+    pub client: SocketAddr,
+    /// The flow: the guest's end, and the client as the guest sees it.
+    pub guest: SocketAddr,
+    pub seen: SocketAddr,
+    pub bytes: Vec<u8>,
+    /// Of a run: the length of each datagram but the last.
+    pub segment_bytes: Option<u16>,
+}
+
+#[derive(Default)]
+struct Mail {
+    waiting: VecDeque<Message>,
+    /// Its thread has ended.
+    is_closed: bool,
+}
+
+struct Mailbox {
+    mail: Mutex<Mail>,
+    /// Edge-triggered, so it is written and never read.
+    wake: EventFd,
+}
+
+impl Mailbox {
+    fn new() -> io::Result<Mailbox> {
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Mailbox { mail: Mutex::default(), wake })
+    }
+
+    fn mail(&self) -> MutexGuard<'_, Mail> {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        // A count that is full wakes all the same.
+        let _ = self.wake.write(1);
+    }
+}
+
+struct Shared {
+    mailboxes: Vec<Mailbox>,
+    has_ended: AtomicBool,
+}
+
+/// One thread's end.
+pub struct Siblings {
+    own: u16,
+    shared: Arc<Shared>,
+    /// Where there are several queues.
+    handoff: Option<Handoff>,
+    /// Threads to wake, a bit each.
+    kicks: u32,
+}
+
+impl Siblings {
+    /// The ends of the threads of so many queues.
+    ///
+    /// # Errors
+    /// No descriptor.
+    pub fn all(queues: usize) -> io::Result<Vec<Siblings>> {
+        let mailboxes = (0..queues).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
+        let shared = Arc::new(Shared { mailboxes, has_ended: AtomicBool::new(false) });
+        let mut rings = if queues > 1 { handoffs(queues) } else { Vec::new() }.into_iter();
+        let end =
+            |own| Siblings { own, shared: Arc::clone(&shared), handoff: rings.next(), kicks: 0 };
+        Ok((0..queues as u16).map(end).collect())
+    }
+
+    /// Makes the shard one of several, and lets its thread be woken.
+    ///
+    /// # Errors
+    /// The epoll set has no room.
+    pub fn join(&self, stack: &mut Shard, poll: &Poll) -> io::Result<()> {
+        if let Some(handoff) = &self.handoff {
+            stack.siblings().join(handoff.ports());
+        }
+        self.own_box().map_or(Ok(()), |own| poll.add_arrivals(&own.wake, Owner::Siblings))
+    }
+
+    /// Whether there is one queue only.
+    pub fn is_alone(&self) -> bool {
+        self.handoff.is_none()
+    }
+
+    fn own_box(&self) -> Option<&Mailbox> {
+        self.shared.mailboxes.get(usize::from(self.own))
+    }
+
+    fn others(&self) -> impl Iterator<Item = (u16, &Mailbox)> {
+        let all = (0..).zip(&self.shared.mailboxes);
+        all.filter(|(number, _)| *number != self.own)
+    }
+
+    /// Gives the shard what others have handed over. Returns whether there was something.
+    pub fn take_packets(&mut self, stack: &mut Shard) -> bool {
+        let Some(handoff) = &mut self.handoff else { return false };
+        let mut has_come = false;
+        while stack.siblings().has_hand_off_space()
+            && let Some(what) = handoff.take()
+        {
+            // It has space, as `has_hand_off_space` said.
+            let _ = stack.siblings().receive_hand_off(what);
+            has_come = true;
+        }
+        has_come
+    }
+
+    /// Passes on what belongs to others, and wakes them.
+    pub fn pass_on(&mut self, stack: &mut Shard) {
+        if let Some(handoff) = &mut self.handoff {
+            while let Some(out) = stack.siblings().pop_outgoing() {
+                let is_packet = !matches!(out.what, HandOff::NeighbourUpdate(_));
+                match handoff.hand(out.to, out.what) {
+                    Ok(()) => stack.count(Counter::WrongQueue, u64::from(is_packet)),
+                    Err(what) => stack.drop_hand_off(what),
+                }
+            }
+            self.kicks |= handoff.take_kicks();
+        }
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        let mut kicks = std::mem::take(&mut self.kicks);
+        while kicks != 0 {
+            let number = kicks.trailing_zeros();
+            kicks &= kicks - 1;
+            if let Some(mailbox) = self.shared.mailboxes.get(number as usize) {
+                mailbox.wake();
+            }
+        }
+    }
+
+    /// Whether packets wait that the shard had no space for.
+    pub fn has_packets(&self) -> bool {
+        self.handoff.as_ref().is_some_and(|handoff| !handoff.is_empty())
+    }
+
+    /// Whether one of the other threads has as many messages as may wait.
+    pub fn is_busy(&self) -> bool {
+        self.others().any(|(_, mailbox)| mailbox.mail().waiting.len() >= MOST_MESSAGES)
+    }
+
+    /// Leaves something to another thread. `Err`: it has ended, or has enough.
+    #[allow(clippy::result_large_err, reason = "given back by value: no heap per message")]
+    pub fn leave(&mut self, to: u16, message: Message) -> Result<(), Message> {
+        let Some(mailbox) = self.shared.mailboxes.get(usize::from(to)) else { return Err(message) };
+        let mut mail = mailbox.mail();
+        if mail.is_closed || mail.waiting.len() >= MOST_MESSAGES {
+            return Err(message);
+        }
+        mail.waiting.push_back(message);
+        self.kicks |= 1 << to;
+        Ok(())
+    }
+
+    /// What others have left for this thread.
+    pub fn messages(&self) -> VecDeque<Message> {
+        self.own_box().map(|own| std::mem::take(&mut own.mail().waiting)).unwrap_or_default()
+    }
+
+    /// Asks every other thread for a snapshot; there will be one for each that has not ended.
+    pub fn ask_for_stat(&mut self) -> Receiver<Stat> {
+        let (say, said) = channel();
+        let others: Vec<u16> = self.others().map(|(number, _)| number).collect();
+        for number in others {
+            // One that is busy is left out.
+            let _ = self.leave(number, Message::Stat(say.clone()));
+        }
+        self.wake();
+        said
+    }
+
+    /// Ends every thread.
+    pub fn end_all(&self) {
+        self.shared.has_ended.store(true, Relaxed);
+        self.shared.mailboxes.iter().for_each(Mailbox::wake);
+    }
+
+    /// Whether a thread has ended.
+    pub fn has_ended(&self) -> bool {
+        self.shared.has_ended.load(Relaxed)
+    }
+
+    /// Takes no messages any more. Clients that nobody has taken are reset.
+    pub fn close(&self) {
+        let Some(own) = self.own_box() else { return };
+        let waiting = {
+            let mut mail = own.mail();
+            mail.is_closed = true;
+            std::mem::take(&mut mail.waiting)
+        };
+        waiting.into_iter().for_each(Message::reset);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    fn client(listener: &TcpListener) -> (Message, TcpStream) {
+        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, from) = listener.accept().unwrap();
+        (Message::Client(Client { stream, from, port: 80 }), far)
+    }
+
+    fn arrival() -> Message {
+        let any = SocketAddr::from(([0; 4], 0));
+        let socket = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+        let (local, bytes, segment_bytes) = (None, vec![], None);
+        let [client, guest, seen] = [any; 3];
+        Message::Arrival(Arrival { socket, local, client, guest, seen, bytes, segment_bytes })
+    }
+
+    #[test]
+    fn messages_wait_for_one_thread_up_to_a_bound() {
+        let mut all = Siblings::all(2).unwrap();
+        let left = (0..2 * MOST_MESSAGES).filter(|_| all[0].leave(1, arrival()).is_ok()).count();
+        assert_eq!(left, MOST_MESSAGES);
+        assert!(all[0].is_busy() && !all[1].is_busy());
+        assert_eq!((all[0].messages().len(), all[1].messages().len()), (0, MOST_MESSAGES));
+        assert!(!all[0].is_busy() && all[0].leave(9, arrival()).is_err());
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_takes_nothing_and_resets_its_clients() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut all = Siblings::all(2).unwrap();
+        let (message, mut far) = client(&listener);
+        assert!(all[0].leave(1, message).is_ok());
+        all[1].close();
+        let error = far.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        assert!(all[0].leave(1, arrival()).is_err());
+    }
+
+    #[test]
+    fn a_snapshot_of_a_thread_that_has_ended_is_not_waited_for() {
+        let mut all = Siblings::all(3).unwrap();
+        all[1].close();
+        let said = all[0].ask_for_stat();
+        all[2].close();
+        assert!(said.recv().is_err());
+    }
+
+    #[test]
+    fn the_end_of_one_is_the_end_of_all() {
+        let all = Siblings::all(2).unwrap();
+        assert!(!all[0].has_ended());
+        all[1].end_all();
+        assert!(all[0].has_ended() && all[1].has_ended());
+    }
+}

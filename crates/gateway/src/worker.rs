@@ -1,0 +1,357 @@
+//! The thread of one queue of a guest's interface: its shard, its flows and their sockets of the host, and the loop
+//! that relays between them.
+//!
+//! ```text
+//!            frames                    events                     bytes
+//!   guest ◄────────► Shard::step ──────────────► flows (relay) ◄────────► host's sockets
+//!     ▲                                             ▲                        │
+//!     └───────────────────── epoll ─────────────────┴────────────────────────┘
+//! ```
+//!
+//! Each turn of the loop takes frames, lets the flows that became ready move bytes, and sleeps if nothing is
+//! left. A flow moves a bounded number of bytes in its turn and then waits for its next one.
+
+use std::collections::HashSet;
+use std::io;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use fulmar_base::{Instant, Outside, SlotId, Stage};
+use fulmar_netdev::Device;
+use fulmar_runtime::{Account, Ledger, part_of};
+use fulmar_shard::{Event, SocketStat, StackConfig};
+use fulmar_socket::SocketError;
+use nix::sys::epoll::EpollFlags;
+
+use crate::config::{OnLoopback, Publish};
+use crate::ports::Forward;
+use crate::relay::echo::Echoes;
+use crate::relay::judge::Judge;
+use crate::relay::poll::{Events, Owner, Owners, Poll};
+use crate::relay::siblings::{Message, Siblings};
+use crate::relay::tcp::Tcp;
+use crate::relay::udp::Udp;
+use crate::relay::{Clock, Context, Settings, Shard, canonical};
+use crate::setup::{self, SetupError};
+use crate::stat::{FlowStat, Stat, Summary, Totals};
+
+/// What the workers of a gateway have in common when they are built.
+pub struct Common<'a> {
+    pub clock: Clock,
+    /// Of the whole gateway.
+    pub stack: &'a StackConfig,
+    pub queues: u16,
+    /// One turn of the loop in so many is measured; `None`: none is.
+    pub account: Option<u32>,
+}
+
+/// A queue and all that is its own.
+pub struct Worker {
+    clock: Clock,
+    /// Where the time goes: a turn of the loop is a visit.
+    account: Account,
+    stack: Shard,
+    poll: Poll,
+    owners: Owners,
+    settings: Settings,
+    totals: Totals,
+    layers: Layers,
+    siblings: Siblings,
+    /// Room for the events of the shard.
+    news: Vec<Event>,
+}
+
+/// The transports.
+#[derive(Default)]
+pub struct Layers {
+    pub tcp: Tcp,
+    pub udp: Udp,
+    pub echoes: Echoes,
+}
+
+/// Attends to something beside packets.
+pub type Attends<'a> = &'a mut dyn FnMut(&mut Worker, SlotId) -> ControlFlow<()>;
+
+impl Worker {
+    /// The worker of one queue.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub fn new(
+        number: u16,
+        device: Box<dyn Device>,
+        settings: Settings,
+        siblings: Siblings,
+        common: &Common<'_>,
+    ) -> Result<Worker, SetupError> {
+        let Common { clock, stack, queues, account } = common;
+        let account = Account::new(account.map_or_else(Ledger::off, Ledger::new));
+        let config = part_of(stack, usize::from(*queues));
+        let place = (number, *queues);
+        let mut stack = setup::build_stack(config, device, clock.now(), account.clone(), place)?;
+        stack.set_transmit_deferred(Some(Instant::FAR_FUTURE));
+        let failed = |e| SetupError::System("cannot make an epoll set", e);
+        let poll = Poll::new().map_err(failed)?;
+        siblings.join(&mut stack, &poll).map_err(failed)?;
+        let mut worker = Worker {
+            clock: *clock,
+            account,
+            stack,
+            poll,
+            owners: Owners::default(),
+            settings,
+            totals: Totals::default(),
+            layers: Layers::default(),
+            siblings,
+            news: Vec::new(),
+        };
+        worker.listen().map_err(SetupError::Listen)?;
+        Ok(worker)
+    }
+
+    /// The set that the loop sleeps on.
+    pub fn poll(&self) -> &Poll {
+        &self.poll
+    }
+
+    /// Relays until an attendant ends it, the guest's interface is gone, or another worker has ended. What is left
+    /// of the guest's connections is reset then.
+    ///
+    /// # Errors
+    /// The epoll set failed.
+    ///
+    /// # Panics
+    /// Where a policy, an attendant or the relay itself panics. The connections of both sides are reset all the
+    /// same: a host that saw an end in order would take half a stream for a whole one.
+    pub fn run(&mut self, attends: Attends<'_>) -> io::Result<()> {
+        let relayed = catch_unwind(AssertUnwindSafe(|| self.relay(attends)));
+        self.siblings.end_all();
+        self.siblings.close();
+        match relayed {
+            Ok(relayed) => {
+                self.end();
+                relayed
+            }
+            Err(fault) => {
+                self.end_after_fault();
+                resume_unwind(fault)
+            }
+        }
+    }
+
+    /// Ends the other workers.
+    pub fn end_others(&self) {
+        self.siblings.end_all();
+    }
+
+    /// The loop.
+    fn relay(&mut self, attends: Attends<'_>) -> io::Result<()> {
+        let mut events = Events::default();
+        let mut has_frames = true;
+        loop {
+            let until = self.turn(has_frames);
+            if self.stack.down().is_some() {
+                break;
+            }
+            let now = self.clock.now();
+            let wake = self.stack.device().wake_fd();
+            self.poll.watch_device(wake)?;
+            self.stack.pass(Stage::Relayed);
+            self.poll.wait(&mut events, now, until)?;
+            self.stack.pass(match until {
+                Some(Instant::ZERO) => Stage::Spun,
+                _ => Stage::Slept,
+            });
+            has_frames = events.iter().any(|(owner, _)| owner == Owner::Device);
+            if self.dispatch(&events, attends).is_break() || self.siblings.has_ended() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn dispatch(&mut self, events: &Events, attends: Attends<'_>) -> ControlFlow<()> {
+        for (owner, flags) in events.iter() {
+            match owner {
+                Owner::Device => {}
+                Owner::Attendant(id) => attends(self, id)?,
+                Owner::Siblings => self.take_messages(),
+                _ => self.host_ready(owner, flags),
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// The layers, and what they share.
+    pub fn layers(&mut self) -> (&mut Layers, Context<'_>) {
+        let Worker { clock, stack, poll, owners, settings, totals, layers, siblings, .. } = self;
+        let now = clock.now();
+        (layers, Context { now, stack, poll, owners, settings, totals, siblings })
+    }
+
+    /// Opens what the guest's packets come to.
+    fn listen(&mut self) -> Result<(), SocketError> {
+        let (layers, mut cx) = self.layers();
+        layers.tcp.listen(&mut cx)?;
+        layers.udp.listen(&mut cx)?;
+        // Those of all queues come to the first one.
+        if cx.stack.siblings().id() == 0 {
+            layers.echoes.listen(&mut cx)?;
+        }
+        Ok(())
+    }
+
+    /// Opens what the host's clients come to, and whose connections from loopback are.
+    pub fn publish(
+        &mut self,
+        publish: &Publish,
+        on_loopback: Option<OnLoopback>,
+    ) -> Result<(), SetupError> {
+        self.settings.on_loopback = on_loopback;
+        let (layers, mut cx) = self.layers();
+        let checked = |forward: &Forward, done: io::Result<()>| match done {
+            Err(e) if !forward.is_optional => {
+                Err(SetupError::Publish(Box::new(forward.clone()), e))
+            }
+            _ => Ok(()),
+        };
+        for forward in &publish.tcp {
+            checked(forward, layers.tcp.publish(&mut cx, forward))?;
+        }
+        for forward in &publish.udp {
+            checked(forward, layers.udp.publish(&mut cx, forward))?;
+        }
+        Ok(())
+    }
+
+    /// One turn of everything; when the next one is due at the latest. `has_frames`: the device is readable, as
+    /// far as is known.
+    fn turn(&mut self, has_frames: bool) -> Option<Instant> {
+        self.stack.pass(Stage::Relayed);
+        self.account.enter();
+        let now = self.clock.now();
+        let has_held = self.stack.device().next_deadline().is_some_and(|at| at <= now);
+        let is_given = self.siblings.take_packets(&mut self.stack);
+        if has_frames || has_held || is_given {
+            self.stack.step_for_reader(now);
+        }
+        self.take_news();
+        let (Layers { tcp, udp, echoes }, mut cx) = self.layers();
+        tcp.run(&mut cx);
+        udp.run(&mut cx);
+        echoes.expire(&mut cx);
+        let has_work = tcp.has_work() || udp.has_work();
+        let deadlines = [tcp.next_deadline(), udp.next_deadline(), echoes.next_deadline()];
+        self.stack.step(now, 0);
+        self.siblings.pass_on(&mut self.stack);
+        // Frames that are left wake by themselves.
+        self.stack.device().arm();
+        if has_work || self.stack.has_outcome() || self.siblings.has_packets() {
+            return Some(Instant::ZERO);
+        }
+        deadlines.into_iter().chain([self.stack.next_deadline()]).flatten().min()
+    }
+
+    /// Tells the owners of the shard's sockets what became ready.
+    fn take_news(&mut self) {
+        let mut news = std::mem::take(&mut self.news);
+        self.stack.take_events(&mut news);
+        let (layers, mut cx) = self.layers();
+        for event in news.drain(..) {
+            let Event::Ready(socket, ready) = event else { continue };
+            match cx.owners.of(socket) {
+                Some(Owner::Tcp(id)) => layers.tcp.guest_ready(&mut cx, id, ready),
+                Some(Owner::TcpListener(_)) => layers.tcp.take_pending(&mut cx),
+                Some(Owner::UdpListener(_)) => layers.udp.guest_ready(),
+                Some(Owner::Echo(_)) => layers.echoes.take_requests(&mut cx),
+                _ => {}
+            }
+        }
+        self.news = news;
+    }
+
+    /// Takes what other workers have left.
+    fn take_messages(&mut self) {
+        for message in self.siblings.messages() {
+            match message {
+                Message::Client(client) => {
+                    let (layers, mut cx) = self.layers();
+                    layers.tcp.take_client(&mut cx, client);
+                }
+                Message::Arrival(arrival) => {
+                    let (layers, mut cx) = self.layers();
+                    layers.udp.take_arrival(&mut cx, &arrival);
+                }
+                Message::Stat(say) => {
+                    // Whoever asked may have gone.
+                    let _ = say.send(self.stat());
+                }
+            }
+        }
+    }
+
+    /// A socket of the host became ready.
+    fn host_ready(&mut self, owner: Owner, flags: EpollFlags) {
+        let (layers, mut cx) = self.layers();
+        match owner {
+            Owner::Tcp(id) => layers.tcp.host_ready(&mut cx, id, flags),
+            Owner::TcpListener(id) => layers.tcp.accept(&mut cx, id),
+            Owner::Udp(id) => layers.udp.host_ready(&mut cx, id, flags),
+            Owner::UdpListener(id) => layers.udp.published_ready(id),
+            Owner::Echo(id) => layers.echoes.host_ready(&mut cx, id, flags),
+            Owner::Device | Owner::Attendant(_) | Owner::Siblings => {}
+        }
+    }
+
+    /// The guest's connections are reset, those of the host with them.
+    fn end(&mut self) {
+        let (layers, mut cx) = self.layers();
+        layers.tcp.reset_all(&mut cx);
+        let now = cx.now;
+        self.stack.step(now, 64);
+    }
+
+    /// The same where a step was left halfway. The host's sockets need nothing of the stack, and come first; the
+    /// guest is told as far as the stack still can.
+    fn end_after_fault(&mut self) {
+        self.layers.tcp.reset_hosts();
+        self.settings.judge = Judge::default();
+        let _ = catch_unwind(AssertUnwindSafe(|| self.end()));
+    }
+
+    /// A snapshot of this queue.
+    pub fn stat(&mut self) -> Stat {
+        let mut stack = self.stack.stat();
+        let (layers, mut cx) = self.layers();
+        let mut flows = layers.tcp.stat(&mut cx);
+        let ends = |flow: &FlowStat| (flow.peer, flow.guest);
+        let of_flows: HashSet<_> = flows.iter().map(ends).collect();
+        let is_of_flow = |s: &SocketStat| {
+            s.local.zip(s.remote).is_some_and(|(local, remote)| {
+                of_flows.contains(&(canonical(local), canonical(remote)))
+            })
+        };
+        stack.sockets.retain(|s| s.tcp.is_none() || !is_of_flow(s));
+        flows.extend(layers.udp.stat(cx.now));
+        flows.extend(layers.echoes.stat(cx.now));
+        let ledger = self.account.ledger();
+        let balance = ledger.every().map(|_| ledger.balance());
+        let (totals, uptime) = (self.totals.clone(), self.clock.uptime());
+        Stat { queues: 1, flows, totals, stack, balance, uptime }
+    }
+
+    /// A snapshot of all queues, while their workers run.
+    pub fn stat_of_all(&mut self) -> Stat {
+        let said = self.siblings.ask_for_stat();
+        said.iter().fold(self.stat(), Stat::with)
+    }
+
+    /// What this queue's worker has done.
+    pub fn summary(&self) -> Summary {
+        Summary {
+            totals: self.totals.clone(),
+            counters: self.stack.counters().clone(),
+            uptime: self.clock.uptime(),
+        }
+    }
+}
