@@ -423,6 +423,8 @@ impl World {
                 }
                 return Err(Violation::ForgedDatagram(format!("a connection from {peer}")));
             };
+            // What the step gave up before it was accepted.
+            self.watch_reclaim(i);
             let other = self.said(e);
             let side = &mut self.sides[i];
             let mut cx = Cx {

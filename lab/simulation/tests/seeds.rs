@@ -170,3 +170,13 @@ fn what_was_unread_when_receiving_was_shut_down_is_freed() {
 fn the_end_of_a_stream_comes_behind_the_bytes_of_an_abandoned_buffer() {
     holds(before(Feature::FastOpen, 1795547798125255));
 }
+
+#[test]
+fn a_doubled_syn_may_open_a_connection_that_was_short() {
+    holds(before(Feature::FastOpen, 1795547798192177));
+}
+
+#[test]
+fn a_connection_that_was_given_up_before_it_was_accepted_is_reset() {
+    holds(before(Feature::FastOpen, 1795547798249741));
+}
