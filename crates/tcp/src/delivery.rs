@@ -224,7 +224,8 @@ impl Tcb {
     #[inline]
     pub(crate) fn sample_sent(&mut self, end: u64, bytes: u64, now: Instant, within: Duration) {
         if self.delivery.is_on() {
-            let in_flight = self.pipe();
+            // An unacknowledged SYN is in flight before the first data of a Fast Open server, and no data.
+            let in_flight = self.pipe().saturating_sub(u64::from(self.snd_una == 0));
             if let Some(sampler) = &mut self.delivery.0 {
                 sampler.sent(end, bytes, in_flight, now, within);
             }

@@ -201,6 +201,20 @@ fn the_syn_ack_acknowledges_the_data_and_the_server_answers_before_the_handshake
 }
 
 #[test]
+fn the_rate_of_early_data_is_measured_from_when_it_was_sent() {
+    let config = Config { congestion: CongestionControl::Bbr, ..plain() };
+    let mut t = Trace::passive_fast_open(config, seg!("S", mss = Some(1000), len = 1));
+    t.output();
+    send!(t, "SA", ack = 2);
+    t.write(2000);
+    t.wait(10);
+    t.out.segs.clear();
+    recv!(t, "A", seq = 2, ack = 2001, win = 50_000);
+    // Ten milliseconds, and not the age of the clock.
+    assert_eq!(t.tcb.info().delivery_rate, Some(200_000));
+}
+
+#[test]
 fn a_server_sends_at_most_an_initial_window_before_the_handshake_is_over() {
     let mut t = server(1);
     send!(t, "SA", ack = 2);
