@@ -8,7 +8,7 @@ use fulmar_base::{
     Counters, Duration, EtherAddr, Instant, Key, KeyUse, Random, Secrets, TokenBucket, Zone,
 };
 use fulmar_mbuf::Pool;
-use fulmar_route::{Action, Neighbour, Neighbours, Route};
+use fulmar_route::{Action, Neighbour, NeighbourState, Neighbours, Route};
 
 use crate::address::{self, Addresses, DstClass, LINK_LOCAL, is_possible_source};
 use crate::destination::{Delivery, DestinationCache, Path};
@@ -274,9 +274,12 @@ impl Ip {
             || (self.config.any_ip && is_possible_source(ip) && !self.is_broadcast(ip))
     }
 
-    /// Whether solicitations for `ip` are answered.
+    /// Whether solicitations for `ip` are answered: not those for a known neighbour. One that was only asked for is not
+    /// known; else a packet from a forged source would stop the answers.
     pub(crate) fn answers_for(&self, ip: IpAddr) -> bool {
-        self.is_local(ip) || (self.accepts(ip) && self.neighbours.find(ip).is_none())
+        use NeighbourState::{Failed, Incomplete};
+        let is_known = |n: &Neighbour| !matches!(n.state, Incomplete | Failed);
+        self.is_local(ip) || (self.accepts(ip) && !self.neighbours.find(ip).is_some_and(is_known))
     }
 
     /// Whether an address is a broadcast address of this interface.

@@ -57,6 +57,19 @@ fn arp_requests_for_any_address_are_answered() {
 }
 
 #[test]
+fn an_address_that_was_asked_for_in_vain_is_answered_for() {
+    let mut h = gateway();
+    for target in ["10.0.0.77", "10.0.0.78"] {
+        // The answer to a packet with a forged source.
+        let _ = h.send_udp(OUR4, target, 10);
+        h.sent();
+        h.receive(&crate::arp::request(PEER, v4(PEER4), v4(target)));
+        let is_answer = |frame: &Vec<u8>| arp_reply_of(frame).operation == Operation::Reply;
+        assert!(h.sent().iter().any(is_answer), "{target}");
+    }
+}
+
+#[test]
 fn a_guest_can_take_an_address_and_keeps_it() {
     let mut h = gateway();
     let probe = crate::arp::request(PEER, v4("0.0.0.0"), v4(PEER4));
