@@ -40,7 +40,7 @@ const POSTS_PER_TURN: usize = 64;
 const POLL: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
+pub(super) enum Phase {
     /// Not connected; a passive end waits to be accepted.
     Idle,
     Connecting,
@@ -103,7 +103,7 @@ pub struct End {
     pub(super) opens_early: bool,
     pub(super) plan: EndPlan,
     pub(super) quirk: Quirk,
-    phase: Phase,
+    pub(super) phase: Phase,
     shut: bool,
     eof: bool,
     waited: bool,
@@ -117,7 +117,7 @@ pub struct End {
     held_read: Option<(Instant, Chain)>,
     poll_at: Option<Instant>,
     /// What its station's poll set was told.
-    told: Option<Ready>,
+    pub(super) told: Option<Ready>,
     posting: Option<Posting>,
     draw: Draw,
 }
@@ -213,7 +213,7 @@ impl End {
         )
     }
 
-    fn note(&self, cx: &Cx, what: impl FnOnce() -> String) {
+    pub(super) fn note(&self, cx: &Cx, what: impl FnOnce() -> String) {
         let name = self.name;
         lock(cx.ground).log.line(cx.now, || format!("  end {}.{} {}", name.0, name.1, what()));
     }
@@ -359,6 +359,10 @@ impl End {
                 self.open(cx, id)
             }
             Ok(_) => Ok(()),
+            Err(_) if self.connects.is_none() => {
+                self.forget(cx, id);
+                Ok(())
+            }
             // Both connect, but one was held up and not there yet: as a program would, try again.
             Err(SocketError::ConnectionRefused) if self.both_connect && !self.may_fail => {
                 self.reconnect(cx, id)
@@ -675,13 +679,6 @@ impl End {
             entry.linger = Some(Duration::ZERO);
         }
         self.close(cx, id);
-    }
-
-    /// Whether something that it gave the stack is not acknowledged.
-    pub fn has_pending(&self, shard: &mut WatchedShard) -> bool {
-        let info = self.id.and_then(|id| shard.tcp_entry(id).ok()).map(|e| e.tcb.info());
-        self.phase != Phase::Done
-            && info.is_some_and(|i| i.send_queue_bytes > 0 || i.in_flight_bytes > 0)
     }
 
     pub(super) fn fail(&mut self, cx: &mut Cx, error: SocketError) -> Result<(), Violation> {

@@ -38,11 +38,15 @@ pub enum Feature {
     EcnManglers,
     /// Middleboxes that remove options of SYNs.
     PathOptions,
+    /// Programs that decide about pending connections before the SYN is answered.
+    Pending,
+    /// A station that answers for every address.
+    AnyAddress,
 }
 
 impl Feature {
     /// Every feature, in the order of their bits.
-    pub const ALL: [Feature; 16] = [
+    pub const ALL: [Feature; 18] = [
         Feature::SmallPools,
         Feature::SmallSegments,
         Feature::PausedReaders,
@@ -59,6 +63,8 @@ impl Feature {
         Feature::FastOpen,
         Feature::EcnManglers,
         Feature::PathOptions,
+        Feature::Pending,
+        Feature::AnyAddress,
     ];
 
     /// Its name on the command line.
@@ -80,6 +86,8 @@ impl Feature {
             Feature::FastOpen => "fast-open",
             Feature::EcnManglers => "ecn-manglers",
             Feature::PathOptions => "path-options",
+            Feature::Pending => "pending",
+            Feature::AnyAddress => "any-address",
         }
     }
 

@@ -58,6 +58,14 @@ fn swarm(s: &Swarm, f: &mut Formatter<'_>) -> Result {
         let since = m.from.since(START);
         write!(f, "\nin front of station {i}: {:?} {:?} from {since:?}", m.deed, m.of)?;
     }
+    for (i, plan) in s.decides.iter().enumerate() {
+        if let Some(plan) = plan {
+            write!(f, "\nstation {i} decides: {plan:?}")?;
+        }
+    }
+    if let Some(i) = s.any_address {
+        write!(f, "\nstation {i} answers for every address")?;
+    }
     for a in &s.attacks {
         let Attack { kind, victim, from, every, burst, frames } = a;
         write!(

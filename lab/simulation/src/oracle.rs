@@ -1,9 +1,12 @@
 //! What must hold, and what is said when it does not.
 
 use fulmar_base::{Counter, DropReason, Duration, Instant};
+use fulmar_runtime::WatchedShard;
 use fulmar_shard::{SocketStat, Stat};
 use fulmar_socket::SocketError;
+use fulmar_tcp::State;
 
+use super::app::{End, Phase};
 use super::{Case, Scenario};
 
 /// What a simulation that held every promise says.
@@ -164,6 +167,18 @@ impl std::fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+impl End {
+    /// Whether something that it gave the stack is not acknowledged.
+    pub fn has_pending(&self, shard: &mut WatchedShard) -> bool {
+        let info = self.id.and_then(|id| shard.tcp_entry(id).ok()).map(|e| e.tcb.info());
+        self.phase != Phase::Done
+            && info.is_some_and(|i| {
+                // One that is closed has an error, which an end that never calls is not told.
+                i.state != State::Closed && (i.send_queue_bytes > 0 || i.in_flight_bytes > 0)
+            })
+    }
+}
 
 /// Whether a stack is empty: `None`, or what it still holds.
 pub fn leftover(stat: &Stat) -> Option<String> {

@@ -56,7 +56,11 @@ impl Scenario {
         let rounds = ROUNDS + own.calls + own.bytes / self.window();
         // The port is free again when TIME-WAIT is over.
         let port = if self.flows[flow].again.is_some() { TIME_WAIT * 3 } else { Duration::ZERO };
-        let waits = port + accepts * 3 + self.pauses(flow) + self.round_trip() * rounds as u32;
+        let waits = port
+            + self.decisions()
+            + accepts * 3
+            + self.pauses(flow)
+            + self.round_trip() * rounds as u32;
         Some(trouble + jumps + attacked + waits + self.wire_time(all) + self.recovery(own))
     }
 

@@ -8,6 +8,7 @@ use fulmar_shard::FastOpenOptions;
 
 use super::attack::{Attack, AttackKind};
 use super::case::{Case, Feature, Features};
+use super::deciding::DecidePlan;
 use super::middlebox::Middlebox;
 use super::options::SocketPlan;
 use super::scenario::{Draw, EndPlan, FlowKind, FlowPlan, Leave, Scenario, Trouble};
@@ -29,6 +30,10 @@ pub struct Swarm {
     pub middleboxes: [Vec<Middlebox>; 2],
     /// Fast Open of the listeners.
     pub fast_open: [Option<FastOpenOptions>; 2],
+    /// Listeners whose programs decide.
+    pub decides: [Option<DecidePlan>; 2],
+    /// The station that answers for every address.
+    pub any_address: Option<usize>,
     /// Frames that a third station injects.
     pub attacks: Vec<Attack>,
     /// When the clock jumps forward, and how far.
@@ -108,6 +113,8 @@ impl Scenario {
             Feature::FastOpen => self.draw_fast_open(d),
             Feature::EcnManglers => self.draw_ecn_manglers(d),
             Feature::PathOptions => self.draw_path_options(d),
+            Feature::Pending => self.draw_pending(d),
+            Feature::AnyAddress => self.draw_any_address(d),
         }
     }
 

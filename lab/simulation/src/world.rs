@@ -14,6 +14,7 @@ use fulmar_socket::{Ready, Step};
 
 use super::app::{Cx, End, Quirk, Said};
 use super::attack::{AttackKind, Attacker};
+use super::deciding::Decider;
 use super::gate::{Gate, Ground, Log, SharedGround, lock};
 use super::hostile::attackers;
 use super::moves::Whereabouts;
@@ -44,9 +45,11 @@ pub(super) const START: Instant = Instant::from_millis(100_000);
 pub(super) struct Side {
     pub(super) shard: WatchedShard,
     pub(super) listener: Option<SlotId>,
-    set: Option<Arc<PollSetCore>>,
+    pub(super) set: Option<Arc<PollSetCore>>,
     traffic: SideTraffic,
     accepts_at: Instant,
+    /// The program behind the listener, if it decides.
+    pub(super) decider: Option<Decider>,
     /// Connections that were reset for their memory.
     pub(super) reclaimed: u64,
 }
@@ -196,10 +199,11 @@ impl World {
 
     fn open_listeners(&mut self) -> Result<(), Violation> {
         for i in 0..2 {
-            let at = SocketAddr::new(address(self.scenario.v6, i), SERVER_PORT);
+            let at = SocketAddr::new(self.scenario.listens_at(i), SERVER_PORT);
             let options = ListenOptions {
                 backlog: self.scenario.stations[i].backlog,
                 fast_open: self.scenario.swarm.fast_open[i],
+                conditional_accept: self.scenario.swarm.decides[i].map(|plan| plan.limits),
                 ..Default::default()
             };
             let side = &mut self.sides[i];
@@ -272,7 +276,7 @@ impl World {
     fn next_event(&self, due: Option<Instant>) -> Option<Instant> {
         let sides = self.sides.iter().flat_map(|s| {
             let accepts = s.listener.map(|_| s.accepts_at).filter(|at| *at > self.now);
-            [s.traffic.deadline(), accepts]
+            [s.traffic.deadline(), accepts, s.decider.as_ref().and_then(Decider::deadline)]
         });
         let ends = self.open_ends().map(End::deadline);
         let limits = self.open.iter().map(|f| self.give_up_at(*f));
@@ -373,11 +377,11 @@ impl World {
     }
 
     /// What the other end of an end was told.
-    fn said(&self, e: usize) -> Said {
+    pub(super) fn said(&self, e: usize) -> Said {
         self.ends[e ^ 1].said()
     }
 
-    fn drive(&mut self, e: usize) -> Result<bool, Violation> {
+    pub(super) fn drive(&mut self, e: usize) -> Result<bool, Violation> {
         let other = self.said(e);
         let side = &mut self.sides[self.ends[e].station];
         let mut cx = Cx {
@@ -395,21 +399,22 @@ impl World {
     }
 
     /// The passive end at station `i` to which a peer has connected.
-    fn expected(&self, i: usize, peer: SocketAddr) -> Option<usize> {
-        let port = usize::from(peer.port().wrapping_sub(OPENER_PORT));
-        let flows = 0..self.scenario.flows.len();
-        flows.filter(|f| self.scenario.port_of(*f) == port).map(|f| 2 * f + 1).find(|e| {
+    pub(super) fn expected(&self, i: usize, peer: SocketAddr) -> Option<usize> {
+        (0..self.scenario.flows.len()).map(|f| 2 * f + 1).find(|e| {
             let opener = &self.ends[e - 1];
-            let from = address(self.scenario.v6, opener.station);
             // Before it has its port again a connection from there repeats an earlier one.
             let begun = opener.began_at.is_some() && !opener.is_idle();
-            let unborn = self.ends[*e].is_unborn();
-            self.ends[*e].station == i && unborn && begun && peer.ip() == from
+            let is_of_peer = opener.connects.is_some_and(|c| c.0 == peer);
+            self.ends[*e].station == i && self.ends[*e].is_unborn() && begun && is_of_peer
         })
     }
 
     fn accept(&mut self, i: usize) -> Result<(), Violation> {
         let now = self.now;
+        if self.sides[i].decider.is_some() {
+            let accepts = now >= self.sides[i].accepts_at;
+            return if accepts { self.decide(i) } else { Ok(()) };
+        }
         let side = &mut self.sides[i];
         let Some(listener) = side.listener.filter(|_| now >= side.accepts_at) else {
             return Ok(());
@@ -516,6 +521,7 @@ impl World {
         let now = self.now;
         for side in &mut self.sides {
             side.traffic.close(&mut side.shard, now);
+            side.decider = None;
             if let Some(id) = side.listener.take() {
                 side.shard.close(now, id);
             }
@@ -583,6 +589,7 @@ fn side(s: &Scenario, i: usize, gate: Gate) -> Side {
         secrets: Some(Secrets::for_simulation(s.seed ^ (0x5eed << (8 * i)))),
         // Without a draw of its own, so that a seed stays the scenario that it was.
         gro: (s.seed >> i) & 1 == 0,
+        any_ip: s.swarm.any_address == Some(i),
         moderation: how.waits.map(|w| w.config).unwrap_or_default(),
         ..StackConfig::default()
     };
@@ -599,6 +606,7 @@ fn side(s: &Scenario, i: usize, gate: Gate) -> Side {
         set,
         traffic,
         accepts_at: START + how.accepts_after,
+        decider: s.swarm.decides[i].map(|plan| Decider::new(plan, s.seed ^ (0xdec1 << i))),
         reclaimed: 0,
     }
 }
@@ -645,7 +653,7 @@ fn connects(s: &Scenario, f: usize, n: usize) -> Option<(SocketAddr, SocketAddr,
         (0, true) => (opener, other),
         _ => (other, opener),
     };
-    let at = |end, port| SocketAddr::new(address(s.v6, plan.station(end)), port);
+    let at = |end, port| SocketAddr::new(s.address_of(f, end), port);
     let start = if plan.again.is_some() { Instant::FAR_FUTURE } else { START + plan.at };
     Some((at(n, from), at(1 - n, to), start))
 }

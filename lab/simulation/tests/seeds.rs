@@ -180,3 +180,23 @@ fn a_doubled_syn_may_open_a_connection_that_was_short() {
 fn a_connection_that_was_given_up_before_it_was_accepted_is_reset() {
     holds(before(Feature::FastOpen, 1795547798249741));
 }
+
+#[test]
+fn a_reset_of_early_data_that_is_lost_lets_the_connection_come_again() {
+    holds(before(Feature::Pending, 5000002943));
+}
+
+#[test]
+fn an_end_that_never_calls_is_not_told_that_its_early_connection_is_over() {
+    holds(before(Feature::Pending, 5000014398));
+}
+
+#[test]
+fn early_data_of_a_server_is_not_paced_by_the_age_of_the_clock() {
+    holds(before(Feature::Pending, 5000028281));
+}
+
+#[test]
+fn forged_sources_do_not_stop_a_station_from_answering_for_every_address() {
+    holds(Case::swarm(245));
+}
