@@ -57,6 +57,8 @@ pub struct Worker {
     totals: Totals,
     layers: Layers,
     siblings: Siblings,
+    /// The device was readable at the turn before, too.
+    had_frames: bool,
     /// Room for the events of the shard.
     news: Vec<Event>,
 }
@@ -103,6 +105,7 @@ impl Worker {
             totals: Totals::default(),
             layers: Layers::default(),
             siblings,
+            had_frames: false,
             news: Vec::new(),
         };
         worker.listen().map_err(SetupError::Listen)?;
@@ -232,8 +235,14 @@ impl Worker {
         let now = self.clock.now();
         let has_held = self.stack.device().next_deadline().is_some_and(|at| at <= now);
         let is_given = self.siblings.take_packets(&mut self.stack);
-        if has_frames || has_held || is_given {
+        let is_first = has_frames && !self.had_frames;
+        self.had_frames = has_frames;
+        if has_held || is_given || has_frames && !is_first {
             self.stack.step_for_reader(now);
+        } else if is_first {
+            // Between a request and its answer there is one frame: a second read would find nothing. Where there are
+            // more, the next turn takes them.
+            self.stack.step(now, 1);
         }
         self.take_news();
         let (Layers { tcp, udp, echoes }, mut cx) = self.layers();

@@ -69,6 +69,8 @@ pub struct Udp {
     /// Sockets that may have more than one turn took.
     ready: VecDeque<Owner>,
     batch: Batch,
+    /// Counts the turns.
+    turn: u64,
 }
 
 impl Udp {
@@ -122,6 +124,7 @@ impl Udp {
 
     /// One turn of everything that is ready.
     pub fn run(&mut self, cx: &mut Context<'_>) {
+        self.turn += 1;
         if std::mem::take(&mut self.has_datagrams) {
             self.take_datagrams(cx);
         }
@@ -296,6 +299,7 @@ impl Udp {
             is_dns: cx.settings.mapping.is_dns(peer),
             lacks_runs: false,
             is_queued: false,
+            received_in: 0,
             datagrams_out: 0,
             datagrams_in: 0,
             bytes_out: 0,
@@ -306,7 +310,7 @@ impl Udp {
         let expires = flow.expires();
         let id = self.flows.insert(flow);
         if let Some(Flow { host: HostSocket::Own(fd), .. }) = self.flows.get(id)
-            && cx.poll.add_arrivals(fd.as_fd(), Owner::Udp(id)).is_err()
+            && cx.poll.add_readable(fd.as_fd(), Owner::Udp(id)).is_err()
         {
             self.flows.remove(id);
             return None;
@@ -364,13 +368,18 @@ impl Udp {
 
     /// What a socket of the host has goes to the guest. True: there may be more.
     fn receive(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
-        let Some(Flow { host: HostSocket::Own(fd), .. }) = self.flows.get(id) else { return false };
-        let filled = self.batch.fill(fd.as_fd());
+        let turn = self.turn;
+        let Some(flow) = self.flows.get_mut(id) else { return false };
+        let HostSocket::Own(fd) = &flow.host else { return false };
+        // An answer comes alone: a second call would find nothing. What is left makes the socket ready again.
+        let is_burst = flow.received_in + 1 >= turn;
+        flow.received_in = turn;
+        let filled = self.batch.fill_up_to(fd.as_fd(), if is_burst { usize::MAX } else { 1 });
         cx.stack.pass(Stage::HostReceived);
         match filled {
             Ok(has_more) => {
                 self.send_to_guest(cx, id, 0..self.batch.list().len());
-                has_more
+                has_more && is_burst
             }
             // An error of an earlier datagram; the error queue has it, too.
             Err(_) => {

@@ -48,6 +48,8 @@ pub struct Flow {
     /// The host's path does not take runs (UDP_SEGMENT).
     pub lacks_runs: bool,
     pub is_queued: bool,
+    /// The last turn in which something came from the host.
+    pub received_in: u64,
     pub datagrams_out: u64,
     pub datagrams_in: u64,
     pub bytes_out: u64,

@@ -46,9 +46,14 @@ impl Default for Batch {
 impl Batch {
     /// Receives until nothing is left, or as much as one batch takes. True: there may be more.
     pub fn fill(&mut self, fd: BorrowedFd<'_>) -> nix::Result<bool> {
+        self.fill_up_to(fd, BATCH)
+    }
+
+    /// The same of so many datagrams or runs at most.
+    pub fn fill_up_to(&mut self, fd: BorrowedFd<'_>, most: usize) -> nix::Result<bool> {
         self.list.clear();
         let mut at = 0;
-        while self.list.len() < BATCH && at + LONGEST <= self.memory.len() {
+        while self.list.len() < most.min(BATCH) && at + LONGEST <= self.memory.len() {
             match self.receive(fd, at) {
                 Ok(received) => {
                     at += received.len;
