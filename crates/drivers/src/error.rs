@@ -14,8 +14,8 @@ pub struct OpenError {
 
 impl OpenError {
     /// An error of these parts.
-    pub fn new(what: impl Into<String>, source: io::Error, advice: &str) -> OpenError {
-        OpenError { what: what.into(), source, advice: advice.to_string() }
+    pub fn new(what: impl Into<String>, source: io::Error, advice: impl Into<String>) -> OpenError {
+        OpenError { what: what.into(), source, advice: advice.into() }
     }
 
     /// The error number, 0 if the failure was not the kernel's.

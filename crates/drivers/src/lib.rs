@@ -1,5 +1,5 @@
-//! Devices: [`link`] joins two stacks in one process, [`shm`] two processes, [`tap`] and [`packet`]
-//! reach the kernel, [`queues`] splits a device into queues for tests.
+//! Devices: [`link`] joins two stacks in one process, [`shm`] two processes, [`tap`] and
+//! [`packet`] reach the kernel, [`queues`] splits a device into queues for tests.
 //!
 //! All system calls that std lacks are in files named `sys.rs`, the only ones here with unsafe code.
 
@@ -7,6 +7,7 @@
 
 mod buffer_pair;
 mod error;
+mod health;
 pub mod link;
 pub mod packet;
 pub mod placing;

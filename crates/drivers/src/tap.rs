@@ -11,7 +11,7 @@
 //! burst of 64; 3.8 µs for 64 KiB; and the kernel's copy. Source: linux/if_tun.h,
 //! Documentation/networking/tuntap.rst, io_uring(7).
 
-mod attach;
+pub(crate) mod attach;
 mod flow_queues;
 mod netlink;
 mod queues;
@@ -29,6 +29,7 @@ use fulmar_netdev::{
 };
 
 use crate::buffer_pair::{BufferPair, Scratch};
+use crate::health::Health;
 use crate::placing::Placer;
 use crate::udp_gso::UdpGso;
 use crate::{OpenError, sys, udp_gso, vnet};
@@ -37,19 +38,19 @@ use flow_queues::FlowQueues;
 use vector::{Outcome, Vector};
 
 const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-const TSO: u32 = libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
-const USO: u32 = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+pub(crate) const TSO: u32 = libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
+pub(crate) const USO: u32 = libc::TUN_F_USO4 | libc::TUN_F_USO6;
 /// Receive offloads, best first; older kernels refuse unknown flags (EINVAL).
-const OFFLOADS: [u32; 4] = [
+pub(crate) const OFFLOADS: [u32; 4] = [
     libc::TUN_F_CSUM | TSO | libc::TUN_F_TSO_ECN | USO,
     libc::TUN_F_CSUM | TSO | libc::TUN_F_TSO_ECN,
     libc::TUN_F_CSUM,
     0,
 ];
 /// Largest IP packet of a super-frame in bytes.
-const MAX_IP_BYTES: usize = 65_535;
+pub(crate) const MAX_IP_BYTES: usize = 65_535;
 const ETHER_BYTES: usize = 14;
-const MAX_SEGS: usize = 64;
+pub(crate) const MAX_SEGS: usize = 64;
 
 /// The TAP interface, and the stack's address and MTU on it.
 #[derive(Clone, Debug)]
@@ -116,14 +117,13 @@ pub struct Tap {
     flow_queues: Option<Box<FlowQueues>>,
     /// The last read found the queue empty.
     is_drained: bool,
-    lost: Option<i32>,
-    is_down: bool,
+    health: Health,
     is_blocked: bool,
     stats: DeviceStats,
 }
 
 /// A socket in this thread's network namespace, for ioctls.
-fn control_socket() -> Option<OwnedFd> {
+pub(crate) fn control_socket() -> Option<OwnedFd> {
     sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).ok()
 }
 
@@ -238,8 +238,7 @@ impl Tap {
             steered: None,
             flow_queues: None,
             is_drained: false,
-            lost: None,
-            is_down: false,
+            health: Health::default(),
             is_blocked: false,
         })
     }
@@ -276,7 +275,7 @@ impl Tap {
         counters: &mut Counters,
     ) {
         let Some(p) = burst.pop_front() else { return };
-        let outcome = match (self.lost, offload::check(&p, &self.caps)) {
+        let outcome = match (self.health.lost, offload::check(&p, &self.caps)) {
             (Some(_), _) => Err(DropReason::DeviceGone),
             (None, Err(reason)) => Err(reason),
             (None, Ok(())) => {
@@ -331,7 +330,7 @@ impl Tap {
         tally: &mut Tally,
         counters: &mut Counters,
     ) -> bool {
-        if !self.joins.is_on() || burst.len() < uso::LEAST || self.lost.is_some() {
+        if !self.joins.is_on() || burst.len() < uso::LEAST || self.health.lost.is_some() {
             return false;
         }
         let Some(joined) = uso::join(&*burst, &self.caps, udp_gso::MOST_SEGS) else { return false };
@@ -379,28 +378,12 @@ impl Tap {
                 tally.add(&p);
                 pool.free(p.chain);
             }
-            Outcome::Failed(errno) => match self.after_write_error(errno) {
+            Outcome::Failed(errno) => match self.health.on_write_error(errno) {
                 Some(reason) => drop_frame(p, reason, pool, counters),
                 None => return Some(p),
             },
         }
         None
-    }
-
-    /// Handles a failed write. `None`: the frame stays queued; otherwise it is to be dropped.
-    fn after_write_error(&mut self, errno: i32) -> Option<DropReason> {
-        match errno {
-            libc::EAGAIN | libc::EINTR => return None,
-            // The interface is down; it refuses frames until it is up again.
-            libc::EIO => self.is_down = true,
-            libc::EFAULT => return Some(DropReason::PageVanished),
-            libc::EBADFD | libc::EBADF | libc::ENODEV | libc::ENXIO => {
-                self.lost = Some(errno);
-                return Some(DropReason::DeviceGone);
-            }
-            _ => {}
-        }
-        Some(DropReason::DeviceRefused)
     }
 }
 
@@ -410,13 +393,13 @@ impl Tap {
         match asked {
             Some(Ok(true)) => LinkState::Up,
             Some(Ok(false)) => LinkState::Down,
-            _ if self.is_down || self.lost.is_some() => LinkState::Down,
+            _ if self.health.is_down || self.health.lost.is_some() => LinkState::Down,
             _ => LinkState::Up,
         }
     }
 }
 
-fn drop_frame(p: Packet, reason: DropReason, pool: &mut Pool, counters: &mut Counters) {
+pub(crate) fn drop_frame(p: Packet, reason: DropReason, pool: &mut Pool, counters: &mut Counters) {
     if reason == DropReason::PageVanished {
         pool.note_fault(&p.chain);
     }
@@ -451,7 +434,7 @@ impl Device for Tap {
             if self.send_joined(pool, burst, &mut tally, counters) {
                 continue;
             }
-            let run = match (&self.vector, self.lost) {
+            let run = match (&self.vector, self.health.lost) {
                 (Some(vector), None) => vector.run(burst, &self.caps, self.joins.is_on()),
                 _ => 0,
             };
@@ -462,7 +445,7 @@ impl Device for Tap {
             }
         }
         // An accepted frame shows that the interface is up again.
-        self.is_down &= tally.frames == 0;
+        self.health.is_down &= tally.frames == 0;
         if let Some(queues) = &mut self.flow_queues {
             queues.watch_for_space(self.file.as_fd(), self.is_blocked);
         }
@@ -491,11 +474,11 @@ impl Device for Tap {
 
     fn next_deadline(&self) -> Option<Instant> {
         // A lost device is not read: no back-off ends.
-        self.flow_queues.as_ref().filter(|_| self.lost.is_none())?.table.next_deadline()
+        self.flow_queues.as_ref().filter(|_| self.health.lost.is_none())?.table.next_deadline()
     }
 
     fn lost(&self) -> Option<i32> {
-        self.lost
+        self.health.lost
     }
 
     fn wake_fd(&self) -> Option<WakeFd> {

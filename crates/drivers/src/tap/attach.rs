@@ -1,4 +1,4 @@
-//! Attaching to a TAP interface, and its errors.
+//! Attaching to a TAP or TUN interface, and the errors of that.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -107,25 +107,30 @@ fn try_alone(file: &File, name: &str, multi_queue: bool) -> std::io::Result<(Str
 }
 
 fn not_attached(name: &str, flags: libc::c_int, e: std::io::Error) -> OpenError {
+    let (kind, mode) = match flags & libc::IFF_TAP {
+        0 => ("TUN", "tun"),
+        _ => ("TAP", "tap"),
+    };
+    let add = format!("`ip tuntap add dev NAME mode {mode}");
     let has_queues = flags & libc::IFF_MULTI_QUEUE != 0;
     let advice = match e.raw_os_error() {
-        Some(libc::EPERM) => {
+        Some(libc::EPERM) => format!(
             "run in a network namespace of your own (`unshare -Urn`), or let root create it for you with \
-             `ip tuntap add dev NAME mode tap user USER vnet_hdr`"
-        }
+             {add} user USER vnet_hdr`"
+        ),
         Some(libc::EBUSY) => {
-            "another program is attached to it: end that program, or choose another name"
+            "another program is attached to it: end that program, or choose another name".to_owned()
         }
-        Some(libc::EINVAL) if has_queues => {
-            "an interface of this name exists and is no TAP of several queues with a virtio-net \
-             header (`ip tuntap add dev NAME mode tap multi_queue vnet_hdr`): choose another name"
-        }
-        Some(libc::E2BIG) => "the interface has its maximum of queues: ask for fewer",
+        Some(libc::EINVAL) if has_queues => format!(
+            "an interface of this name exists and is no {kind} of several queues with a virtio-net \
+             header ({add} multi_queue vnet_hdr`): choose another name"
+        ),
+        Some(libc::E2BIG) => "the interface has its maximum of queues: ask for fewer".to_owned(),
         Some(libc::EINVAL) => {
-            "an interface of this name exists and is not a TAP: choose another name"
+            format!("an interface of this name exists and is not a {kind}: choose another name")
         }
-        Some(libc::ENAMETOOLONG) => "an interface's name has at most 15 bytes",
-        _ => "choose another name",
+        Some(libc::ENAMETOOLONG) => "an interface's name has at most 15 bytes".to_owned(),
+        _ => "choose another name".to_owned(),
     };
-    OpenError::new(format!("cannot attach to TAP interface {name:?}"), e, advice)
+    OpenError::new(format!("cannot attach to {kind} interface {name:?}"), e, advice)
 }

@@ -44,11 +44,11 @@ impl Tap {
         let bytes = match source.file(&self.file).read_vectored(&mut parts) {
             Ok(bytes) => bytes,
             Err(e) => {
-                self.after_read_error(e.raw_os_error().unwrap_or(0));
+                self.health.on_read_error(e.raw_os_error().unwrap_or(0));
                 return None;
             }
         };
-        self.is_down = false;
+        self.health.is_down = false;
         let frame_bytes = bytes.saturating_sub(vnet::HEADER_BYTES);
         if frame_bytes < ETHER_BYTES {
             return Some(Err(DropReason::Truncated));
@@ -80,11 +80,11 @@ impl Tap {
                 if errno != libc::EAGAIN {
                     self.placer.discard(prediction);
                 }
-                self.after_read_error(errno);
+                self.health.on_read_error(errno);
                 return None;
             }
         };
-        self.is_down = false;
+        self.health.is_down = false;
         Some(self.placer.packet(prediction, &header, bytes, &mut self.pair, pool))
     }
 
@@ -125,21 +125,13 @@ impl Tap {
         let Some(vector) = &mut self.vector else { return (0, true) };
         let came = vector.receive(ask, pool, keep);
         if came.frames > 0 {
-            self.is_down = false;
+            self.health.is_down = false;
         }
         if let Some(errno) = came.errno {
             self.is_drained = true;
-            self.after_read_error(errno);
+            self.health.on_read_error(errno);
         }
         (came.frames, came.all_short)
-    }
-
-    fn after_read_error(&mut self, errno: i32) {
-        match errno {
-            libc::EAGAIN | libc::EINTR => {}
-            // On read EIO means that the interface is being removed; on write, that it is down.
-            _ => self.lost = Some(errno),
-        }
     }
 
     /// See [`fulmar_netdev::Device::rx_burst`].
@@ -171,7 +163,7 @@ impl Tap {
     /// Reads the main queue.
     fn take_from_main(&mut self, taking: &mut Taking<'_>) -> ReadEnd {
         let (mut run, mut all_short, mut is_full) = (0, true, false);
-        while !is_full && taking.left > 0 && self.lost.is_none() && !self.is_drained {
+        while !is_full && taking.left > 0 && self.health.lost.is_none() && !self.is_drained {
             self.stats.rx_crossings += 1;
             let ask = if all_short { self.ask(run, taking.left) } else { 0 };
             let (pool, keep) = taking.split();
@@ -316,7 +308,7 @@ impl Queues for AllQueues<'_, '_> {
         let Some(flow) = self.queues.table.flow(queue) else { return ReadEnd::Empty };
         self.tap.placer.set_dedicated(true);
         let mut end = ReadEnd::Limit;
-        while self.taking.left > 0 && self.tap.lost.is_none() {
+        while self.taking.left > 0 && self.tap.health.lost.is_none() {
             let read = self.take_one(queue, flow);
             let is_full = self.tap.placer.take_full();
             end = match read {
