@@ -50,6 +50,8 @@ drop_reasons! {
     /// An unsolicited packet announces another Ethernet address for a neighbour in use: the cached
     /// address is probed first.
     NeighbourClaim, "arp", "neighbour_claim";
+    /// The packet that a stack sends on a medium without a link layer is neither IPv4 nor IPv6.
+    NotIp, "ether", "not_ip";
     /// The IP header is malformed: version, header length or total length.
     IpHeader, "ip", "ip_header";
     /// The IPv4 header checksum is wrong.

@@ -55,4 +55,16 @@ impl Offload {
         }
         self
     }
+
+    /// Adjusts the offsets for `bytes` of removed header, the inverse of [`Offload::shift`].
+    #[must_use]
+    pub fn unshift(mut self, bytes: u16) -> Offload {
+        if self.needs_csum {
+            self.csum_start = self.csum_start.saturating_sub(bytes);
+        }
+        if let Some(gso) = &mut self.gso {
+            gso.header_bytes = gso.header_bytes.saturating_sub(bytes);
+        }
+        self
+    }
 }

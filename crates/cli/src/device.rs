@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Device and addresses")]
 pub struct StackArgs {
-    /// An interface, tap:NAME, packet:INTERFACE or shm:NAME
+    /// An interface, tap:NAME, tun:NAME, packet:INTERFACE or shm:NAME
     ///
-    /// INTERFACE: a TAP if it is one or does not exist yet, else through a packet socket. tap:NAME: a
-    /// TAP. packet:INTERFACE: a packet socket. shm:NAME: memory shared with another process that names
+    /// INTERFACE: a TAP if it is one or does not exist yet, a TUN if it is one, else through a packet
+    /// socket. tap:NAME: a TAP. tun:NAME: a TUN, IP packets without Ethernet. packet:INTERFACE: a packet socket. shm:NAME: memory shared with another process that names
     /// the same; with a slash it is a path.
     #[arg(long, value_name = "DEVICE", default_value = DEFAULT_INTERFACE, value_parser = device)]
     device: Spec,
@@ -42,7 +42,7 @@ pub struct StackArgs {
     /// 192.0.2.0/24,via=10.77.0.1+10.77.0.3,mtu=1400,from=10.77.0.2/32
     #[arg(long = "route", value_name = "ROUTE", hide_short_help = true)]
     routes: Vec<RouteSpec>,
-    /// Give the kernel's end of the TAP this address [default, with a new TAP and without --addr:
+    /// Give the kernel's end of the TAP or TUN this address [default, with a new one and without --addr:
     /// 10.77.0.1/24 and fd77::1/64]
     #[arg(long = "peer-addr", value_name = "CIDR", hide_short_help = true)]
     peer_addresses: Vec<Cidr>,
@@ -53,7 +53,7 @@ pub struct StackArgs {
     #[arg(long, value_name = "BYTES", hide_short_help = true)]
     mtu: Option<usize>,
     /// Queues of the device, up to 32, each with a part of the stack of its own: lock, memory and
-    /// thread, so that threads of several CPUs do not wait for each other. For tap and packet
+    /// thread, so that threads of several CPUs do not wait for each other. For tap, tun and packet
     #[arg(long, value_name = "N", default_value_t = 1, hide_short_help = true,
           value_parser = clap::value_parser!(u16).range(1..=32))]
     queues: u16,
@@ -81,7 +81,7 @@ fn device(text: &str) -> Result<Spec, ParseSpecError> {
 struct Opened {
     /// One for each queue.
     devices: Vec<Box<dyn Device>>,
-    /// The TAP that this command made, whose kernel end is still bare.
+    /// The TAP or TUN that this command made, whose kernel end is still bare.
     new_tap: Option<String>,
     /// Addresses that are a safe guess: those of [`crate::sandbox`] on fulmar0, and on a link that
     /// only two processes share.
@@ -113,7 +113,7 @@ fn reserve_interface() -> Option<Reserved> {
 /// The addresses of a stack that is given none.
 fn default_addresses(spec: &Spec) -> Option<[(IpAddr, u8); 2]> {
     match spec {
-        Spec::Interface(name) | Spec::Tap(name) | Spec::Packet(name) => {
+        Spec::Interface(name) | Spec::Tap(name) | Spec::Tun(name) | Spec::Packet(name) => {
             let number = (0..sandbox::INTERFACES).find(|n| sandbox::interface(*n) == *name)?;
             Some(sandbox::addresses(number))
         }
@@ -124,7 +124,9 @@ fn default_addresses(spec: &Spec) -> Option<[(IpAddr, u8); 2]> {
 /// Opens the device.
 fn open(spec: &Spec, queues: u16) -> Outcome<Opened> {
     let new_tap = match spec {
-        Spec::Interface(name) | Spec::Tap(name) => (!exists(name)).then(|| name.clone()),
+        Spec::Interface(name) | Spec::Tap(name) | Spec::Tun(name) => {
+            (!exists(name)).then(|| name.clone())
+        }
         _ => None,
     };
     let devices = spec.open(queues).map_err(|e| Failure::new(e.to_string()))?;
@@ -235,15 +237,19 @@ impl StackArgs {
         ))
     }
 
-    /// The kernel's end of a TAP: what the user asked for; if the TAP is ours, something that
+    /// The kernel's end of a TAP or TUN: what the user asked for; if it is ours, something that
     /// works. Interfaces that stood before are left as they were.
     fn configure_kernel(&self, device: &Spec, opened: &Opened) -> Outcome {
-        // A TAP has the name of its interface, a packet socket a prefix before that.
+        // A TAP or TUN has the name of its interface, a packet socket a prefix before that.
         let is_tap = |name: &str| opened.devices.first().is_some_and(|d| d.stats().name == name);
         let name = match device {
-            Spec::Interface(name) | Spec::Tap(name) if is_tap(name) => name,
+            Spec::Interface(name) | Spec::Tap(name) | Spec::Tun(name) if is_tap(name) => name,
             _ if self.peer_addresses.is_empty() => return Ok(()),
-            _ => return Err(Failure::new("--peer-addr is for a TAP; this device is none")),
+            _ => {
+                return Err(Failure::new(
+                    "--peer-addr is for a TAP or TUN; this device is neither",
+                ));
+            }
         };
         let addresses = self.kernel_addresses(opened);
         let here = Netns::current().during("cannot find the network namespace")?;

@@ -1,4 +1,4 @@
-//! Devices: [`link`] joins two stacks in one process, [`shm`] two processes, [`tap`] and
+//! Devices: [`link`] joins two stacks in one process, [`shm`] two processes, [`tap`], [`tun`] and
 //! [`packet`] reach the kernel, [`queues`] splits a device into queues for tests.
 //!
 //! All system calls that std lacks are in files named `sys.rs`, the only ones here with unsafe code.
@@ -17,6 +17,7 @@ mod steering;
 #[allow(unsafe_code)]
 mod sys;
 pub mod tap;
+pub mod tun;
 mod udp_gso;
 mod vnet;
 pub mod wake;

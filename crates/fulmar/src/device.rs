@@ -3,6 +3,8 @@
 //! [`Device`] says what a stack asks of it and who owns a frame when. Start with [`Caps::plain`] and the four
 //! methods that have no default: `caps`, `tx_burst`, `rx_burst` and `wake_fd`. The example `own_device` is such a
 //! device. Frames of any pool may be handed over as they are; they return to their pool when they are freed.
+//! Frames are Ethernet's unless [`Caps::medium`] says otherwise: a device that is fed IP packets is
+//! [`Caps::plain_ip`] and converts them with [`plain_ip`].
 //! A wrapper around another device forwards what it does not change with [`forward_device!`].
 
 pub use fulmar_base::{
@@ -12,6 +14,7 @@ pub use fulmar_base::{
 pub use fulmar_mbuf::{Backing, BufId, Chain, Mbuf, NoBuffer, Pool, Purpose, WritableRange};
 pub use fulmar_netdev::moderation::Profile;
 pub use fulmar_netdev::{
-    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Packet,
-    Peek, Tally, TxReader, TxTime, Unsupported, Wake, WakeFd, WritableRanges, forward_device,
+    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Medium,
+    Packet, Peek, Tally, TxReader, TxTime, Unsupported, Wake, WakeFd, WritableRanges,
+    forward_device, plain_ip,
 };

@@ -12,6 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use fulmar_drivers::packet::{PacketConfig, PacketSocket};
 use fulmar_drivers::shm::{Shm, ShmConfig, Side};
 use fulmar_drivers::tap::{Tap, TapConfig};
+use fulmar_drivers::tun::{Tun, TunConfig};
 use fulmar_netdev::Device;
 use fulmar_netdev::impair::Impairments;
 use fulmar_netdev::impaired::Impaired;
@@ -19,12 +20,13 @@ use fulmar_netdev::pcap::PcapWriter;
 
 pub use fulmar_drivers::{
     OpenError, link, packet as packet_socket, shm as shm_device, tap as tap_device,
+    tun as tun_device,
 };
 pub use fulmar_netdev::impair;
 pub use spec::{ParseSpecError, Spec};
 
-/// A device by its name: `fulmar0` (any interface: a TAP if it is one or does not exist yet, else as a
-/// packet socket), `tap:NAME`, `packet:INTERFACE`, `shm:NAME`. See [`Spec`].
+/// A device by its name: `fulmar0` (any interface: a TAP if it is one or does not exist yet, a TUN if it is
+/// one, else as a packet socket), `tap:NAME`, `tun:NAME`, `packet:INTERFACE`, `shm:NAME`. See [`Spec`].
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -70,6 +72,45 @@ pub fn tap_from_fd(fd: OwnedFd) -> Result<Box<dyn Device>, OpenError> {
 pub fn tap_queues(name: &str, queues: u16) -> Result<Queues, OpenError> {
     let config = TapConfig { name: name.to_owned(), ..TapConfig::default() };
     Ok(Tap::open_queues(&config, queues)?.into_iter().map(|t| Box::new(t) as _).collect())
+}
+
+/// A TUN interface of this name, made if there is none: IP packets without a link layer, the kernel at its other
+/// end. It is point-to-point ([`crate::device::Medium::Ip`]): every packet goes to the kernel, whatever route or
+/// gateway it takes; no ARP packet and no neighbour solicitation is sent or answered. Broadcasts and multicasts
+/// go to the kernel, too. Super-packets and checksums are left to the kernel as on a TAP.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // Then: `ip addr add 10.0.0.1/24 dev tun0 && ip link set tun0 up`.
+/// let device = fulmar::devices::tun("tun0")?;
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`tap`].
+pub fn tun(name: &str) -> Result<Box<dyn Device>, OpenError> {
+    let config = TunConfig { name: name.to_owned(), ..TunConfig::default() };
+    Ok(Box::new(Tun::open(&config)?))
+}
+
+/// A TUN whose descriptor was opened elsewhere, as [`tap_from_fd`] has it. It was attached with IFF_TUN, IFF_NO_PI
+/// and IFF_VNET_HDR.
+///
+/// # Errors
+/// The descriptor is none of such a TUN.
+pub fn tun_from_fd(fd: OwnedFd) -> Result<Box<dyn Device>, OpenError> {
+    Ok(Box::new(Tun::from_fd(fd, &TunConfig::default())?))
+}
+
+/// So many queues of one TUN interface, each for a shard of its own: see [`crate::Builder::devices`].
+///
+/// # Errors
+/// As [`tun`]; an interface that exists must have been made for several queues.
+pub fn tun_queues(name: &str, queues: u16) -> Result<Queues, OpenError> {
+    let config = TunConfig { name: name.to_owned(), ..TunConfig::default() };
+    Ok(Tun::open_queues(&config, queues)?.into_iter().map(|t| Box::new(t) as _).collect())
 }
 
 /// A packet socket on an Ethernet interface that exists. The stack appears on that network as a

@@ -80,7 +80,7 @@ mod tests {
         let errors: [Box<dyn std::error::Error>; 4] = [
             Box::new(SetupError::NoAddress),
             Box::new("10.0.0.1".parse::<crate::Cidr>().unwrap_err()),
-            Box::new("tun:0".parse::<crate::devices::Spec>().unwrap_err()),
+            Box::new("tun:".parse::<crate::devices::Spec>().unwrap_err()),
             Box::new(crate::RecvError::from(std::io::Error::other("a reason"))),
         ];
         for error in errors {

@@ -475,7 +475,8 @@ fn check_devices(devices: &[Box<dyn Device>]) -> Result<(), SetupError> {
     if devices.len() > fulmar_shard::MAX_SHARDS {
         return Err(SetupError::TooManyDevices(devices.len()));
     }
-    let is_mixed = caps.any(|c| (c.ether, c.mtu) != (first.ether, first.mtu));
+    let is_mixed =
+        caps.any(|c| (c.medium, c.ether, c.mtu) != (first.medium, first.ether, first.mtu));
     if is_mixed { Err(SetupError::MixedDevices) } else { Ok(()) }
 }
 

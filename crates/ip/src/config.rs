@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use fulmar_base::{Duration, EtherAddr, Zone};
+use fulmar_base::{Duration, EtherAddr, Medium, Zone};
 use fulmar_route::{MemoryHook, NeighbourConfig, Prefix, Route};
 
 /// An address of the interface, with the prefix of its link.
@@ -25,6 +25,8 @@ impl IfAddr {
 /// Settings of one interface.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// What the interface carries. On [`Medium::Ip`] every next hop is the peer, always resolved.
+    pub medium: Medium,
     /// Ethernet address of the interface.
     pub ether: EtherAddr,
     /// MTU of the link, bytes of IP packet.
@@ -70,6 +72,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
+            medium: Medium::Ethernet,
             ether: EtherAddr([0x02, 0, 0, 0, 0, 1]),
             mtu: 1500,
             zone: 1,

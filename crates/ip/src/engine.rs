@@ -30,7 +30,7 @@ const REPLY_RESOLUTION_BURST: u32 = 500;
 /// MTU of loopback: the maximum of a length field.
 const LOOPBACK_MTU: usize = 65_535;
 
-/// IPv4 and IPv6 on one Ethernet interface.
+/// IPv4 and IPv6 on one interface.
 pub struct Ip {
     pub(crate) config: Config,
     pub(crate) addresses: Addresses,

@@ -9,7 +9,7 @@ mod v6;
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, Instant, Offload, Stage, Zone};
+use fulmar_base::{Counters, DropReason, Instant, Medium, Offload, Stage, Zone};
 use fulmar_mbuf::{Chain, Pool};
 use fulmar_wire::{WireError, eth, protocol};
 
@@ -117,7 +117,7 @@ impl Ip {
         match header.ethertype {
             eth::IPV4 => self.ipv4_input(cx, frame),
             eth::IPV6 => self.ipv6_input(cx, frame),
-            eth::ARP => self.arp_input(cx, frame),
+            eth::ARP if self.config.medium == Medium::Ethernet => self.arp_input(cx, frame),
             _ => Err(DropReason::UnknownEtherType),
         }
     }

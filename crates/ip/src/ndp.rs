@@ -5,7 +5,7 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 
-use fulmar_base::{DropReason, EtherAddr, Offload};
+use fulmar_base::{DropReason, EtherAddr, Medium, Offload};
 use fulmar_mbuf::{Chain, NoBuffer, Pool};
 use fulmar_route::{Advertisement, Learned, Traffic};
 use fulmar_wire::icmpv6::{Message, NdpOption, ndp_options};
@@ -49,6 +49,12 @@ impl Ip {
         let options = first(&frame.chain).get(message.header_bytes()..).unwrap_or(&[]);
         let lladdr = link_layer_option(options, &message)?;
         match message {
+            // Without a link layer there is no address to resolve (RFC 4861 section 3.2, point-to-point).
+            Message::NeighbourSolicitation { .. } | Message::NeighbourAdvertisement { .. }
+                if self.config.medium == Medium::Ip =>
+            {
+                Err(DropReason::NdpInvalid)
+            }
             Message::NeighbourSolicitation { target } => {
                 self.on_solicitation(cx, network, target, lladdr)
             }

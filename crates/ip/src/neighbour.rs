@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, Duration, EtherAddr, FlowKey, Instant};
+use fulmar_base::{Counters, DropReason, Duration, EtherAddr, FlowKey, Instant, Medium};
 use fulmar_mbuf::Pool;
 use fulmar_route::{Resolution, Traffic};
 use fulmar_wire::eth;
@@ -19,13 +19,18 @@ use crate::{ErrorKind, FrameSink, OutputError};
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Ip {
-    /// Resolves a neighbour. Resolution for replies only is rate-limited.
+    /// Resolves a neighbour. Resolution for replies only is rate-limited. Without a link layer every
+    /// neighbour is the peer, and none has an entry.
     pub(crate) fn resolve(
         &mut self,
         next_hop: IpAddr,
         traffic: Traffic,
         now: Instant,
     ) -> Result<Resolution, Refused> {
+        if self.config.medium == Medium::Ip {
+            let (fresh_until, awaits_confirmation) = (Instant::FAR_FUTURE, false);
+            return Ok(Resolution::Known { ether: Medium::PEER, fresh_until, awaits_confirmation });
+        }
         if traffic == Traffic::Reply
             && self.neighbours.is_unknown(next_hop, now)
             && !self.reply_resolutions.take(now, &mut self.limits)
@@ -123,7 +128,8 @@ impl Ip {
     }
 
     /// Announces all addresses, so that neighbours update an outdated Ethernet address (RFC 5227
-    /// section 2.3, RFC 4861 section 7.2.6). Optional, for use after a start.
+    /// section 2.3, RFC 4861 section 7.2.6). Optional, for use after a start. Nothing is sent without a link
+    /// layer.
     pub fn announce<S: FrameSink>(
         &mut self,
         now: Instant,
@@ -131,6 +137,9 @@ impl Ip {
         counters: &mut Counters,
         out: &mut S,
     ) {
+        if self.config.medium == Medium::Ip {
+            return;
+        }
         let cx = &mut Context { now, pool, counters, out };
         for i in 0..self.addresses.iter().count() {
             let own = self.addresses.iter().nth(i).map(|a| a.addr);

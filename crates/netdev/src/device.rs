@@ -11,7 +11,7 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 
-use fulmar_base::{Counters, EtherAddr, FlowKey, Instant, OwnerKey, SeqNum};
+use fulmar_base::{Counters, EtherAddr, FlowKey, Instant, Medium, OwnerKey, SeqNum};
 use fulmar_mbuf::{Backing, BufId, Pool, WritableRange};
 
 use crate::moderation::Profile;
@@ -58,7 +58,9 @@ pub enum Wake {
 pub struct Caps {
     /// Largest IP packet in bytes, super-frames excepted.
     pub mtu: usize,
-    /// The stack's Ethernet address on the device.
+    /// Whether the wire carries Ethernet frames, or IP packets alone ([`crate::plain_ip`]).
+    pub medium: Medium,
+    /// The stack's Ethernet address on the device; [`Medium::OWN`] on [`Medium::Ip`].
     pub ether: EtherAddr,
     /// The device completes transport checksums of sent frames.
     pub tx_csum: bool,
@@ -88,10 +90,16 @@ pub struct Caps {
 }
 
 impl Caps {
-    /// One queue, no offload.
+    /// As [`Caps::plain`], for a device that carries IP packets without a link layer.
+    pub fn plain_ip(mtu: usize) -> Caps {
+        Caps { medium: Medium::Ip, ..Caps::plain(mtu, Medium::OWN) }
+    }
+
+    /// One queue, no offload, Ethernet.
     pub fn plain(mtu: usize, ether: EtherAddr) -> Caps {
         Caps {
             mtu,
+            medium: Medium::Ethernet,
             ether,
             tx_csum: false,
             tso: None,
@@ -244,11 +252,13 @@ impl WakeFd {
     }
 }
 
-/// A network interface: it sends and receives Ethernet frames.
+/// A network interface: it sends and receives frames.
 ///
 /// **Frames.** A [`Packet`](crate::Packet) is an Ethernet frame without FCS, in one or more mbufs, with its
 /// offload request (a checksum to complete, segmentation). The stack sends only what
-/// [`Caps`] allow: a device that is [`Caps::plain`] gets complete frames of at most `mtu` + 14 bytes.
+/// [`Caps`] allow: a device that is [`Caps::plain`] gets complete frames of at most `mtu` + 14 bytes. A device
+/// of [`Medium::Ip`] removes the Ethernet header from what it sends and puts one in front of what it receives
+/// ([`crate::plain_ip`]).
 ///
 /// **Ownership.** The caller owns a frame until [`Device::tx_burst`] takes it from the front of the burst; then
 /// the device does. A synchronous device frees the chain before it returns; one that completes later keeps it

@@ -25,6 +25,7 @@ mod packet;
 #[cfg(feature = "std")]
 pub mod pcap;
 mod placement;
+pub mod plain_ip;
 mod rng;
 mod tally;
 #[cfg(test)]
@@ -36,7 +37,7 @@ pub use device::{
     Attachment, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Peek, RawFd,
     TxReader, TxTime, Unsupported, Wake, WakeFd,
 };
-pub use fulmar_base::{Gso, GsoKind, Offload};
+pub use fulmar_base::{Gso, GsoKind, Medium, Offload};
 pub use packet::Packet;
 pub use placement::WritableRanges;
 pub use rng::{Chance, Rng};

@@ -21,13 +21,15 @@ use std::io::{self, Write};
 use fulmar_base::{Counters, Duration, Instant};
 use fulmar_mbuf::Pool;
 
-use crate::{Burst, Caps, Device, DeviceStats, Packet, forward_device};
+use crate::{Burst, Caps, Device, DeviceStats, Medium, Packet, forward_device, plain_ip};
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 const INTERFACE_DESCRIPTION: u32 = 1;
 const ENHANCED_PACKET: u32 = 6;
 const LINKTYPE_ETHERNET: u16 = 1;
+/// IP packets without a link layer.
+const LINKTYPE_RAW: u16 = 101;
 const OPT_IF_NAME: u16 = 2;
 const OPT_IF_TSRESOL: u16 = 9;
 const OPT_EPB_FLAGS: u16 = 2;
@@ -48,12 +50,19 @@ struct Encoder {
     origin: Duration,
     /// At most so many bytes of each frame are kept.
     snap_bytes: usize,
+    /// Bytes of each frame that are not on the wire.
+    hidden_bytes: usize,
 }
 
 impl Encoder {
     /// Starts with the two blocks that every capture starts with.
-    fn new(name: &str, origin: Duration, snap_bytes: usize) -> Encoder {
-        let mut e = Encoder { buffer: Vec::with_capacity(BUFFER_BYTES), origin, snap_bytes };
+    fn new(name: &str, medium: Medium, origin: Duration, snap_bytes: usize) -> Encoder {
+        let (link_type, hidden_bytes) = match medium {
+            Medium::Ethernet => (LINKTYPE_ETHERNET, 0),
+            Medium::Ip => (LINKTYPE_RAW, plain_ip::HEADER_BYTES),
+        };
+        let buffer = Vec::with_capacity(BUFFER_BYTES);
+        let mut e = Encoder { buffer, origin, snap_bytes, hidden_bytes };
         e.block(SECTION_HEADER, |b| {
             put(b, &BYTE_ORDER_MAGIC.to_ne_bytes());
             put(b, &1u16.to_ne_bytes());
@@ -62,7 +71,7 @@ impl Encoder {
             put(b, &u64::MAX.to_ne_bytes());
         });
         e.block(INTERFACE_DESCRIPTION, |b| {
-            put(b, &LINKTYPE_ETHERNET.to_ne_bytes());
+            put(b, &link_type.to_ne_bytes());
             put(b, &0u16.to_ne_bytes());
             put(b, &u32::try_from(snap_bytes).unwrap_or(u32::MAX).to_ne_bytes());
             option(b, OPT_IF_NAME, name.as_bytes());
@@ -86,7 +95,8 @@ impl Encoder {
 
     fn packet(&mut self, now: Instant, direction: Direction, p: &Packet) {
         let time_ns = (self.origin.as_nanos() as u64).wrapping_add(now.as_nanos());
-        let frame_bytes = p.chain.len();
+        let hidden_bytes = self.hidden_bytes;
+        let frame_bytes = p.chain.len().saturating_sub(hidden_bytes);
         let kept_bytes = frame_bytes.min(self.snap_bytes);
         self.block(ENHANCED_PACKET, |b| {
             put(b, &0u32.to_ne_bytes());
@@ -96,7 +106,7 @@ impl Encoder {
             put(b, &(frame_bytes as u32).to_ne_bytes());
             let start = b.len();
             b.resize(start + kept_bytes, 0);
-            p.chain.copy_to(0, &mut b[start..]);
+            p.chain.copy_to(hidden_bytes, &mut b[start..]);
             pad(b, kept_bytes);
             option(b, OPT_EPB_FLAGS, &(direction as u32).to_ne_bytes());
             option(b, 0, &[]);
@@ -140,7 +150,8 @@ impl<D: Device, W: Write + Send> PcapWriter<D, W> {
 
     /// The same, but keeps at most `snap_bytes` of each frame.
     pub fn with_snap(inner: D, out: W, origin: Duration, snap_bytes: usize) -> PcapWriter<D, W> {
-        let encoder = Encoder::new(&inner.stats().name, origin, snap_bytes);
+        let medium = inner.caps().medium;
+        let encoder = Encoder::new(&inner.stats().name, medium, origin, snap_bytes);
         let caps = inner.caps().inspected();
         PcapWriter { inner, caps, encoder, out, error: None, ends: Vec::new() }
     }

@@ -24,6 +24,13 @@ impl Tally {
         self.bytes += p.chain.len() as u64;
     }
 
+    /// Counts one frame of a medium without a link layer: the bytes of its IP packet.
+    #[inline]
+    pub fn add_plain_ip(&mut self, p: &Packet) {
+        self.add(p);
+        self.bytes -= (p.chain.len() as u64).min(crate::plain_ip::HEADER_BYTES as u64);
+    }
+
     /// Adds the burst to what was sent.
     pub fn sent(self, counters: &mut Counters, stats: &mut DeviceStats) {
         counters.add(Counter::TxFrames, self.frames);

@@ -116,7 +116,14 @@ pub struct Mirror {
 
 impl Mirror {
     pub fn new() -> Mirror {
-        let mut caps = Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, 1]));
+        Mirror::of(Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, 1])))
+    }
+
+    pub fn plain_ip() -> Mirror {
+        Mirror::of(Caps::plain_ip(1500))
+    }
+
+    fn of(mut caps: Caps) -> Mirror {
         (caps.tx_csum, caps.tso) = (true, Some(65_535));
         Mirror { caps, queue: VecDeque::new(), limit: usize::MAX, stats: DeviceStats::default() }
     }

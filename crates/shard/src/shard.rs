@@ -107,6 +107,7 @@ fn net_over<P: Probe>(
         addresses: config.addresses.clone(),
         routes: config.routes.clone(),
         any_ip: config.any_ip,
+        medium: caps.medium,
         ether: caps.ether,
         mtu: config.mtu.unwrap_or(caps.mtu).min(caps.mtu),
         reassembly_bytes: reassembly_bytes(receive_share_bytes),

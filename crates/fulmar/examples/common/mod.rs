@@ -28,8 +28,9 @@ pub const DEVICE_HELP: &str = "DEVICE is one of
     link          both ends in this process, for a look without any rights
     fulmar0       the interface of a shell of `fulmar sandbox`, where the kernel is 10.77.0.1
     tap:NAME      a TAP interface, made if need be; the kernel is at its other end
+    tun:NAME      a TUN interface, the same without Ethernet
     packet:IF     an Ethernet interface; fulmar is a station of its own on that network
-ADDRESS is fulmar's own address (10.77.0.2/24 if you give none). After starting on a TAP, give the
+ADDRESS is fulmar's own address (10.77.0.2/24 if you give none). After starting on a TAP or TUN, give the
 kernel its end from another terminal:
     ip addr add 10.77.0.1/24 dev NAME && ip link set NAME up
 ";

@@ -7,21 +7,23 @@ use std::str::FromStr;
 use fulmar_drivers::OpenError;
 use fulmar_netdev::Device;
 
-use super::{Queues, packet_queues, shm, tap_queues};
+use super::{Queues, packet_queues, shm, tap_queues, tun_queues};
 
 /// What is a device's name, for an error message.
-const SYNTAX: &str = "write NAME (an interface), tap:NAME, packet:INTERFACE or shm:NAME";
+const SYNTAX: &str = "write NAME (an interface), tap:NAME, tun:NAME, packet:INTERFACE or shm:NAME";
 /// An interface name with its final zero (IFNAMSIZ of linux/if.h).
 const IFNAMSIZ: usize = 16;
 
 /// A device by its name.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Spec {
-    /// `NAME`: an interface of any kind. A TAP if it is one or does not exist yet, else as
-    /// [`Spec::Packet`].
+    /// `NAME`: an interface of any kind. A TAP if it is one or does not exist yet, a TUN if it is one, else
+    /// as [`Spec::Packet`].
     Interface(String),
     /// `tap:NAME`: see [`super::tap`].
     Tap(String),
+    /// `tun:NAME`: see [`super::tun`].
+    Tun(String),
     /// `packet:INTERFACE`: see [`super::packet`].
     Packet(String),
     /// `shm:NAME`: see [`super::shm`].
@@ -45,10 +47,11 @@ impl FromStr for Spec {
 
     fn from_str(text: &str) -> Result<Spec, ParseSpecError> {
         match text.split_once(':') {
-            None if !matches!(text, "" | "tap" | "packet" | "shm") => {
+            None if !matches!(text, "" | "tap" | "tun" | "packet" | "shm") => {
                 interface_name(text).map(Spec::Interface)
             }
             Some(("tap", name)) => interface_name(name).map(Spec::Tap),
+            Some(("tun", name)) => interface_name(name).map(Spec::Tun),
             Some(("packet", name)) => interface_name(name).map(Spec::Packet),
             Some(("shm", name)) if !name.is_empty() => Ok(Spec::Shm(name.to_owned())),
             _ => Err(ParseSpecError(format!("`{text}` is not a device: {SYNTAX}"))),
@@ -74,6 +77,7 @@ impl fmt::Display for Spec {
         match self {
             Spec::Interface(name) => f.write_str(name),
             Spec::Tap(name) => write!(f, "tap:{name}"),
+            Spec::Tun(name) => write!(f, "tun:{name}"),
             Spec::Packet(name) => write!(f, "packet:{name}"),
             Spec::Shm(name) => write!(f, "shm:{name}"),
         }
@@ -90,6 +94,7 @@ impl Spec {
         match self {
             Spec::Interface(name) => open_interface(name, queues),
             Spec::Tap(name) => tap_queues(name, queues),
+            Spec::Tun(name) => tun_queues(name, queues),
             Spec::Packet(name) => packet_queues(name, queues),
             Spec::Shm(_) if queues > 1 => Err(OpenError {
                 what: format!("cannot open {queues} queues of {self}"),
@@ -107,7 +112,8 @@ impl Spec {
     }
 }
 
-/// As a TAP; if it is no TAP, or TAPs cannot be had here, as the Ethernet interface that it is.
+/// As a TAP; if it is no TAP, as a TUN; if it is neither, or they cannot be had here, as the Ethernet interface
+/// that it is.
 fn open_interface(name: &str, queues: u16) -> Result<Queues, OpenError> {
     let mut refused = match tap_queues(name, queues) {
         // A TAP of another program: frames would be shared with that.
@@ -115,6 +121,10 @@ fn open_interface(name: &str, queues: u16) -> Result<Queues, OpenError> {
         opened => return opened,
     };
     let is_no_tap = refused.source.kind() == io::ErrorKind::InvalidInput;
+    // An interface of this name exists, so that none is created.
+    if is_no_tap && let Ok(opened) = tun_queues(name, queues) {
+        return Ok(opened);
+    }
     match packet_queues(name, queues) {
         Err(e) if is_no_tap => Err(e),
         Err(_) => {
@@ -134,6 +144,7 @@ mod tests {
         for (text, spec) in [
             ("fulmar0", Spec::Interface("fulmar0".into())),
             ("tap:t0", Spec::Tap("t0".into())),
+            ("tun:t0", Spec::Tun("t0".into())),
             ("packet:eth0.5", Spec::Packet("eth0.5".into())),
             ("shm:/tmp/a:b", Spec::Shm("/tmp/a:b".into())),
         ] {
@@ -145,9 +156,10 @@ mod tests {
     #[test]
     fn what_is_no_device_is_refused_with_what_would_be_one() {
         let long = "tap:sixteen-letters-";
-        for text in
-            ["", "shm", "shm:", "tap", "tap:", "tun:t0", "tap:a/b", "tap:..", "a b", "a\0b", long]
-        {
+        for text in [
+            "", "shm", "shm:", "tap", "tap:", "tun", "tun:", "tap:a/b", "tap:..", "a b", "a\0b",
+            long,
+        ] {
             let error = text.parse::<Spec>().unwrap_err().to_string();
             assert!(error.contains("packet:INTERFACE"), "{text}: {error}");
         }

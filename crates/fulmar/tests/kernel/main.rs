@@ -25,6 +25,7 @@ mod readme;
 mod sendfile;
 mod sys;
 mod tcp;
+mod tun;
 mod udp;
 
 use fulmar::devices::{self, impair::Impairments};

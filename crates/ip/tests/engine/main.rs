@@ -10,5 +10,6 @@ mod input;
 mod invoking;
 mod ndp;
 mod output;
+mod plain_ip;
 mod rig;
 mod routes;

@@ -70,6 +70,22 @@ fn frames_are_written_with_time_length_and_direction() {
 }
 
 #[test]
+fn without_a_link_layer_packets_are_written_from_their_ip_header() {
+    let mut pool = pool();
+    let file = Shared::default();
+    let mut device = PcapWriter::new(Mirror::plain_ip(), file.clone(), Duration::ZERO);
+    let bytes: Vec<u8> = (0..60).collect();
+    there_and_back(&mut device, packet(&mut pool, &bytes), 0);
+    drop(device);
+    let all = blocks(&file.0.lock().unwrap());
+    assert_eq!(all[1].1[..2], LINKTYPE_RAW.to_ne_bytes());
+    for (_, body) in &all[2..] {
+        assert_eq!((word(body, 3), word(body, 4)), (46, 46));
+        assert_eq!(body[20..66], bytes[14..]);
+    }
+}
+
+#[test]
 fn long_frames_are_cut_but_their_length_is_told() {
     let mut pool = pool();
     let file = Shared::default();
