@@ -451,17 +451,19 @@ fn a_capture_is_readable_by_tshark() {
 }
 
 #[test]
-fn a_tap_of_our_own_reaches_the_kernel() {
-    const NAME: &str = "a_tap_of_our_own_reaches_the_kernel";
+fn a_tap_and_a_tun_of_our_own_reach_the_kernel() {
+    const NAME: &str = "a_tap_and_a_tun_of_our_own_reach_the_kernel";
     in_sandbox(|| {
         let tun = std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun");
         if let Err(e) = tun {
             return skip(NAME, &format!("/dev/net/tun: {e}"));
         }
-        let device = "--device tap:fulmar7 --addr 10.78.0.2/24 --peer-addr 10.78.0.1/24";
-        let output = run(&format!("ping {device} -c 2 -i 0.05 -W 60 10.78.0.1"));
-        assert_success(&output);
-        assert!(text(&output.stdout).contains("2 received, 0% packet loss"));
+        for device in ["tap:fulmar7", "tun:fulmar8"] {
+            let device = format!("--device {device} --addr 10.78.0.2/24 --peer-addr 10.78.0.1/24");
+            let output = run(&format!("ping {device} -c 2 -i 0.05 -W 60 10.78.0.1"));
+            assert_success(&output);
+            assert!(text(&output.stdout).contains("2 received, 0% packet loss"));
+        }
     });
 }
 
