@@ -229,6 +229,8 @@ pub struct Report {
     pub legend: String,
     /// Accounts of stacks, stage by stage ([`crate::account::Figures::json`]).
     pub accounts: Vec<Value>,
+    /// What is drawn over time: `title`, `x_unit`, `y_unit`, and `curves` of a `name` and `points`.
+    pub plots: Vec<Value>,
     /// Why the bench stopped, and how long it took.
     pub ended: Option<(Stop, Duration)>,
 }
@@ -312,6 +314,7 @@ impl Report {
             "notes": self.notes,
             "legend": paragraphs(&self.legend),
             "accounts": self.accounts,
+            "plots": self.plots,
             "stopped_because": self.ended.map(|(stop, _)| stop.sentence()),
             "elapsed_s": self.ended.map(|(_, elapsed)| elapsed.as_secs_f64()),
         })

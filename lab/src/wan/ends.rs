@@ -1,4 +1,4 @@
-//! The two ends of `bench wan`: servers that send, on fulmar or on the kernel, and kernel clients that read.
+//! The two ends of `bench wan`: servers that send and clients that read, each on fulmar or on the kernel.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmar::{CongestionControl, Stack};
+use fulmar::{CongestionControl, Stack, TcpStream};
 use fulmar_netns::Netns;
 
-use crate::sys;
+use super::conn::{Conn, Progress};
+use super::paths::Ecn;
+use crate::{cpu, sys};
 
 /// The sending kernel.
 pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 73, 0, 1);
@@ -18,6 +20,8 @@ pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 73, 0, 1);
 pub(super) const FAR: Ipv4Addr = Ipv4Addr::new(10, 73, 0, 2);
 /// The sending fulmar.
 pub(super) const FULMAR: Ipv4Addr = Ipv4Addr::new(10, 73, 0, 3);
+/// The reading fulmar.
+pub(super) const FAR_FULMAR: Ipv4Addr = Ipv4Addr::new(10, 73, 0, 4);
 /// How often an end that waits looks whether it is still wanted.
 const PATIENCE: Duration = Duration::from_millis(200);
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
@@ -42,10 +46,40 @@ impl Sender {
     }
 }
 
-/// Where the senders are.
-pub(super) struct Near<'a> {
-    pub stack: &'a Stack,
-    pub kernel: &'a Netns,
+/// Who reads.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Receiver {
+    /// The kernel, on a TAP of the wire.
+    Linux,
+    /// fulmar, on a link into the wire.
+    Fulmar,
+}
+
+/// The stacks of one side.
+pub(super) struct Side {
+    pub stack: Stack,
+    pub kernel: Netns,
+}
+
+impl Side {
+    /// Has the kernel ask for this kind of ECN (`tcp_ecn`).
+    pub fn set_ecn(&self, ecn: Ecn) -> io::Result<()> {
+        let value = (ecn as u8).to_string();
+        self.kernel.run(|| std::fs::write("/proc/sys/net/ipv4/tcp_ecn", value))
+    }
+
+    fn connect(&self, receiver: Receiver, server: SocketAddr) -> io::Result<Conn> {
+        match receiver {
+            Receiver::Fulmar => {
+                let connected = TcpStream::connect_timeout(&self.stack, &server, CONNECT_PATIENCE);
+                connected.map(Conn::Fulmar)
+            }
+            Receiver::Linux => self
+                .kernel
+                .run(|| std::net::TcpStream::connect_timeout(&server, CONNECT_PATIENCE))
+                .map(Conn::Linux),
+        }
+    }
 }
 
 /// A server that listens.
@@ -55,11 +89,11 @@ pub(super) enum Server {
 }
 
 impl Server {
-    pub fn listen(sender: Sender, near: &Near<'_>, port: u16) -> io::Result<Server> {
+    pub fn listen(sender: Sender, near: &Side, port: u16) -> io::Result<Server> {
         match sender {
             Sender::Fulmar(which) => {
                 let at = SocketAddr::new(IpAddr::V4(FULMAR), port);
-                let listener = fulmar::TcpListener::bind(near.stack, at)?;
+                let listener = fulmar::TcpListener::bind(&near.stack, at)?;
                 listener.set_accept_timeout(Some(PATIENCE))?;
                 Ok(Server::Fulmar(listener, which))
             }
@@ -88,21 +122,20 @@ impl Server {
     }
 
     /// The next connection; `None` once `done`.
-    fn accept(&self, done: &AtomicBool) -> io::Result<Option<Box<dyn Write + Send>>> {
+    fn accept(&self, done: &AtomicBool) -> io::Result<Option<Conn>> {
         while !done.load(Ordering::Relaxed) {
             let accepted = match self {
                 Server::Fulmar(l, which) => l.accept().and_then(|(stream, _)| {
                     stream.set_congestion(*which)?;
-                    stream.set_write_timeout(Some(PATIENCE))?;
-                    Ok(Box::new(stream) as Box<dyn Write + Send>)
+                    Ok(Conn::Fulmar(stream))
                 }),
-                Server::Linux(l) => l.accept().and_then(|(stream, _)| {
-                    stream.set_write_timeout(Some(PATIENCE))?;
-                    Ok(Box::new(stream) as Box<dyn Write + Send>)
-                }),
+                Server::Linux(l) => l.accept().map(|(stream, _)| Conn::Linux(stream)),
             };
             match accepted {
-                Ok(stream) => return Ok(Some(stream)),
+                Ok(conn) => {
+                    conn.set_timeouts(PATIENCE)?;
+                    return Ok(Some(conn));
+                }
                 Err(e) if is_timeout(&e) => {}
                 Err(e) => return Err(e),
             }
@@ -110,23 +143,48 @@ impl Server {
         Ok(None)
     }
 
-    /// Accepts one connection and writes until it breaks or `done`.
-    pub fn flood(&self, done: &AtomicBool) -> io::Result<()> {
-        if let Some(mut stream) = self.accept(done)? {
-            write_until(&mut stream, done);
-        }
-        Ok(())
+    /// Accepts one connection and writes until it breaks or `done`; `None`: there was none. With `every`, its state is
+    /// noted as often.
+    pub fn flood(&self, done: &AtomicBool, every: Option<Duration>) -> io::Result<Option<Flood>> {
+        let Some(conn) = self.accept(done)? else { return Ok(None) };
+        let (cpu, over) = (cpu::thread_cpu()?, AtomicBool::new(false));
+        let course = thread::scope(|scope| {
+            let (watched, ended) = (&conn, &over);
+            let watch = |every| scope.spawn(move || watched.watch(every, ended));
+            let watch = every.map(watch);
+            write_until(&mut &conn, done);
+            over.store(true, Ordering::Relaxed);
+            watch.map_or(Ok(Vec::new()), |w| w.join())
+        });
+        let course = course.map_err(|_| io::Error::other("the watch has panicked"))?;
+        Ok(Some(Flood {
+            cpu: cpu::thread_cpu()? - cpu,
+            last: conn.progress()?,
+            course,
+            _conn: conn,
+        }))
     }
 
     /// Accepts connections and writes so many bytes to each, until `done`.
     pub fn answer(&self, bytes: usize, done: &AtomicBool) -> io::Result<()> {
         thread::scope(|scope| {
-            while let Some(mut stream) = self.accept(done)? {
-                scope.spawn(move || answer(&mut stream, bytes));
+            while let Some(conn) = self.accept(done)? {
+                scope.spawn(move || answer(&mut &conn, bytes));
             }
             Ok(())
         })
     }
+}
+
+/// What a server knows of a connection that it has flooded. It lasts as long as this.
+pub(super) struct Flood {
+    /// CPU time of the thread that wrote.
+    pub cpu: Duration,
+    /// Its end.
+    pub last: Progress,
+    /// Its course, if it was watched.
+    pub course: Vec<Progress>,
+    _conn: Conn,
 }
 
 fn is_timeout(e: &io::Error) -> bool {
@@ -157,46 +215,40 @@ fn write_until(stream: &mut impl Write, done: &AtomicBool) {
 
 /// Reads until `done`; counts from the connection's start on.
 pub(super) fn read_flood(
-    far: &Netns,
+    (far, receiver): (&Side, Receiver),
     server: SocketAddr,
     read: &AtomicU64,
     done: &AtomicBool,
 ) -> io::Result<()> {
-    far.run(|| {
-        let mut stream = std::net::TcpStream::connect_timeout(&server, CONNECT_PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        sys::reset_on_close(stream.as_fd())?;
-        let mut buffer = vec![0; 256 << 10];
-        while !done.load(Ordering::Relaxed) {
-            match stream.read(&mut buffer) {
-                Ok(n) if n > 0 => drop(read.fetch_add(n as u64, Ordering::Relaxed)),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                // The server has ended first.
-                _ if done.load(Ordering::Relaxed) => return Ok(()),
-                Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Err(e) => return Err(e),
-            }
+    let conn = far.connect(receiver, server)?;
+    conn.set_timeouts(PATIENCE)?;
+    conn.reset_on_close()?;
+    let mut buffer = vec![0; 256 << 10];
+    while !done.load(Ordering::Relaxed) {
+        match (&conn).read(&mut buffer) {
+            Ok(n) if n > 0 => drop(read.fetch_add(n as u64, Ordering::Relaxed)),
+            Err(e) if is_timeout(&e) => {}
+            Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(e) => return Err(e),
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 /// Fetches one answer after the other until `done`, the last one to its end: the time of each from the SYN on.
 pub(super) fn fetch_many(
-    far: &Netns,
+    (far, receiver): (&Side, Receiver),
     server: SocketAddr,
     done: &AtomicBool,
 ) -> io::Result<Vec<Duration>> {
-    far.run(|| {
-        let mut times = Vec::new();
-        let mut buffer = vec![0; 64 << 10];
-        while !done.load(Ordering::Relaxed) {
-            let begun = Instant::now();
-            let mut stream = std::net::TcpStream::connect_timeout(&server, CONNECT_PATIENCE)?;
-            stream.set_read_timeout(Some(CONNECT_PATIENCE))?;
-            while stream.read(&mut buffer)? > 0 {}
-            times.push(begun.elapsed());
-        }
-        Ok(times)
-    })
+    let mut times = Vec::new();
+    let mut buffer = vec![0; 64 << 10];
+    while !done.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        let conn = far.connect(receiver, server)?;
+        conn.set_timeouts(CONNECT_PATIENCE)?;
+        while (&conn).read(&mut buffer)? > 0 {}
+        times.push(begun.elapsed());
+    }
+    Ok(times)
 }

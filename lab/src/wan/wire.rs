@@ -1,8 +1,8 @@
 //! The path between the ends of `bench wan`: a thread that moves frames from one device to another through
 //! [`Path`]s, the same for whoever is at an end.
 //!
-//! Frames other than IP pass at once: a lost ARP question would say something about ARP. A frame to the near side
-//! goes to the device from which its destination was last heard.
+//! Frames other than IP pass at once: a lost ARP question would say something about ARP. A frame goes to the device of
+//! the other side from which its destination was last heard, or to each of them.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,8 +35,10 @@ struct Port {
 
 /// The devices at both sides, and the memory for frames on their way.
 pub struct Wire {
-    /// Senders, one or several; the last is the receiver.
+    /// Senders, then receivers.
     ports: Vec<Port>,
+    /// How many of them are senders.
+    senders: usize,
     pool: Pool,
     counters: Counters,
     fresh: Burst,
@@ -45,18 +47,19 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// A wire from the devices in `near` to `far`.
-    pub fn new(near: Vec<Box<dyn Device>>, far: Box<dyn Device>) -> io::Result<Wire> {
+    /// A wire between the devices in `near` and those in `far`.
+    pub fn new(near: Vec<Box<dyn Device>>, far: Vec<Box<dyn Device>>) -> io::Result<Wire> {
         let config = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(POOL_BYTES) };
         let pool = Pool::new(config).map_err(|e| io::Error::other(format!("{e:?}")))?;
+        let senders = near.len();
         let mut ports: Vec<Port> =
-            near.into_iter().chain([far]).map(|device| Port { device, heard: [0; 6] }).collect();
+            near.into_iter().chain(far).map(|device| Port { device, heard: [0; 6] }).collect();
         for port in &mut ports {
             port.device.attach(&OwnerKey::new([1; OwnerKey::WORDS]));
         }
         let ready = ports.iter().map(|_| Burst::with_capacity(BURST_FRAMES)).collect();
         let fresh = Burst::with_capacity(BURST_FRAMES);
-        Ok(Wire { ports, pool, counters: Counters::default(), fresh, ready })
+        Ok(Wire { ports, senders, pool, counters: Counters::default(), fresh, ready })
     }
 
     /// Moves frames until told to stop; what was done to those from near to far.
@@ -105,12 +108,12 @@ impl Wire {
         Ok(there.counts())
     }
 
-    fn far(&self) -> usize {
-        self.ports.len() - 1
+    fn is_sender(&self, at: usize) -> bool {
+        at < self.senders
     }
 
     fn receive(&mut self, now: Instant, there: &mut Path, back: &mut Path) -> usize {
-        let (far, mut moved) = (self.far(), 0);
+        let mut moved = 0;
         for at in 0..self.ports.len() {
             let Wire { ports, pool, counters, fresh, .. } = self;
             let n = ports[at].device.rx_burst(now, pool, fresh, BURST_FRAMES, counters);
@@ -119,36 +122,31 @@ impl Wire {
             while let Some(p) = self.fresh.pop_front() {
                 self.ports[at].heard = source(&p);
                 match is_ip(&p) {
-                    true if at == far => back.send(now, p, &mut self.pool, &mut self.counters),
-                    true => there.send(now, p, &mut self.pool, &mut self.counters),
-                    false => self.pass(at, p),
+                    true if self.is_sender(at) => {
+                        there.send(now, p, &mut self.pool, &mut self.counters);
+                    }
+                    true => back.send(now, p, &mut self.pool, &mut self.counters),
+                    false => self.offer_side(!self.is_sender(at), p),
                 }
             }
         }
         moved
     }
 
-    /// A frame that is not impaired goes to the other side at once.
-    fn pass(&mut self, from: usize, p: Packet) {
-        if from == self.far() {
-            return self.offer_near(p);
-        }
-        self.offer(self.far(), p);
-    }
-
-    /// To the device from which its destination was heard, or to each.
-    fn offer_near(&mut self, p: Packet) {
+    /// To the device of one side from which its destination was heard, or to each of that side.
+    fn offer_side(&mut self, senders: bool, p: Packet) {
         let to = destination(&p);
-        let far = self.far();
-        if let Some(at) = (0..far).find(|at| self.ports[*at].heard == to) {
+        let side = if senders { 0..self.senders } else { self.senders..self.ports.len() };
+        if let Some(at) = side.clone().find(|at| self.ports[*at].heard == to) {
             return self.offer(at, p);
         }
-        for at in 1..far {
+        let first = side.start;
+        for at in side.skip(1) {
             if let Ok(twin) = duplicate(&p, &mut self.pool) {
                 self.offer(at, twin);
             }
         }
-        self.offer(0, p);
+        self.offer(first, p);
     }
 
     fn offer(&mut self, at: usize, p: Packet) {
@@ -162,12 +160,12 @@ impl Wire {
         while self.ready.iter().all(|r| !r.is_full()) {
             let due = there.pop_due(now, &mut self.pool, &mut self.counters);
             let Some(p) = due else { break };
-            self.offer(self.far(), p);
+            self.offer_side(false, p);
             moved += 1;
         }
         while self.ready.iter().all(|r| !r.is_full()) {
             let Some(p) = back.pop_due(now, &mut self.pool, &mut self.counters) else { break };
-            self.offer_near(p);
+            self.offer_side(true, p);
             moved += 1;
         }
         for (port, ready) in self.ports.iter_mut().zip(&mut self.ready) {
