@@ -161,7 +161,11 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
         true => topology.plots(&drawn(options, &paths), &pairings)?,
         false => Vec::new(),
     };
-    Ok(Report { plots, ..Report::of(&SHAPE, outcome) })
+    let mut report = Report { plots, ..Report::of(&SHAPE, outcome) };
+    if !topology.has_accurate_ecn && paths.iter().any(|p| p.ecn == Ecn::Accurate) {
+        report.notes.push(NO_ACCURATE_ECN.to_owned());
+    }
+    Ok(report)
 }
 
 /// The paths that a page shows over time.
@@ -177,6 +181,8 @@ struct Topology {
     far: Side,
     wire: Mutex<Wire>,
     senders: Vec<Sender>,
+    /// This kernel can ask for accurate feedback (`tcp_ecn` of 3).
+    has_accurate_ecn: bool,
     /// Of the next run: a port that no connection of an earlier one has, and other random numbers.
     next_run: AtomicU16,
 }
@@ -219,7 +225,8 @@ impl Topology {
         let fulmars = ["cubic", "bbr"].into_iter().filter_map(CongestionControl::from_name);
         let linux = ["cubic", "bbr"].into_iter().filter(|name| is_known(name));
         let senders = fulmars.map(Sender::Fulmar).chain(linux.map(Sender::Linux)).collect();
-        Ok(Topology { near, far, wire, senders, next_run: AtomicU16::new(0) })
+        let has_accurate_ecn = far.set_ecn(Ecn::Accurate).is_ok();
+        Ok(Topology { near, far, wire, senders, has_accurate_ecn, next_run: AtomicU16::new(0) })
     }
 
     /// Each sender with each of these receivers.
@@ -330,8 +337,9 @@ impl Topology {
         time: Duration,
         every: Option<Duration>,
     ) -> io::Result<BulkRun> {
-        self.near.set_ecn(path.ecn)?;
-        self.far.set_ecn(path.ecn)?;
+        let ecn = if self.has_accurate_ecn { path.ecn } else { Ecn::Classic };
+        self.near.set_ecn(ecn)?;
+        self.far.set_ecn(ecn)?;
         let servers = self.servers(&who.flows)?;
         let read: Vec<AtomicU64> = who.flows.iter().map(|_| AtomicU64::new(0)).collect();
         let ends = addresses(&servers)?.into_iter().zip(&read);
@@ -546,6 +554,10 @@ const SHAPE: Shape = Shape {
     chart: None,
     legend: LEGEND,
 };
+
+/// Linux 6.18 is one.
+const NO_ACCURATE_ECN: &str =
+    "This kernel cannot ask for accurate ECN: its receiver asked for RFC 3168 on all paths.";
 
 const LEGEND: &str = "\
 Each path as --faults writes it is in the JSON (`faults`). Data meets all of it, ACKs its delay, jitter and loss.

@@ -13,7 +13,8 @@ pub(super) struct PathOf {
     pub ecn: Ecn,
 }
 
-/// Linux's `tcp_ecn` at both ends. fulmar as a sender takes what is asked for.
+/// Linux's `tcp_ecn` at both ends. fulmar as a sender takes what is asked for, and asks for accurate feedback as a
+/// receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ecn {
     /// RFC 3168.
@@ -118,7 +119,7 @@ mod tests {
         }
         assert_eq!(ANSWERS[0].0, SHORT);
         let is_known = |q: &&str| PATHS.iter().any(|p| p.name == *q);
-        assert!(QUICK_PATHS.iter().chain(DRAWN).chain(QUICK_DRAWN).all(|q| is_known(q)));
+        assert!(QUICK_PATHS.iter().chain(DRAWN).chain(QUICK_DRAWN).all(is_known));
         assert!(QUICK_DRAWN.iter().all(|q| QUICK_PATHS.contains(q)));
     }
 
