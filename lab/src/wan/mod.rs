@@ -15,13 +15,14 @@ mod paths;
 mod wire;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use fulmar::{CongestionControl, Device, EcnPolicy, Stack, TcpConfig};
+use fulmar_base::EtherAddr;
 use fulmar_cli::faults::FaultSpec;
 use fulmar_drivers::link::{self, LinkConfig};
 use fulmar_drivers::tap::{Tap, TapConfig};
@@ -158,7 +159,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     let (budget, max_runs) = (options.common.budget(QUICK, FULL), options.common.runs);
     let outcome = harness::run(Plan { scenarios, ratios, budget, max_runs, pace: Pace::Paths });
     let plots = match options.common.report.is_some() || options.common.json.is_some() {
-        true => topology.plots(&drawn(options, &paths), &pairings)?,
+        true => topology.plots(&drawn(options, &paths), &pairings),
         false => Vec::new(),
     };
     let mut report = Report { plots, ..Report::of(&SHAPE, outcome) };
@@ -202,11 +203,15 @@ fn kernel_end(address: IpAddr) -> io::Result<(Netns, Box<dyn Device>)> {
 /// A kernel and a fulmar of one side, and their ends of the wire.
 fn side(
     kernel: IpAddr,
-    fulmar: IpAddr,
+    fulmar: Ipv4Addr,
     ecn: EcnPolicy,
 ) -> io::Result<(Side, Vec<Box<dyn Device>>)> {
     let (kernel, tap) = kernel_end(kernel)?;
-    let (ours, wires) = link::pair(&LinkConfig::default()).map_err(io::Error::other)?;
+    // Two fulmars on one wire are two stations.
+    let [.., last] = fulmar.octets();
+    let ether = [EtherAddr([2, 0, 0, 0, 1, last]), EtherAddr([2, 0, 0, 0, 2, last])];
+    let config = LinkConfig { ether, ..LinkConfig::default() };
+    let (ours, wires) = link::pair(&config).map_err(io::Error::other)?;
     let cidr = format!("{fulmar}/24").parse().map_err(io::Error::other)?;
     let tcp = TcpConfig { ecn, ..TcpConfig::default() };
     let stack = Stack::builder().device(Box::new(ours)).address(cidr).tcp(tcp).build();
@@ -216,9 +221,9 @@ fn side(
 
 impl Topology {
     fn new() -> io::Result<Topology> {
-        let (near, near_devices) = side(NEAR.into(), FULMAR.into(), EcnPolicy::Accept)?;
+        let (near, near_devices) = side(NEAR.into(), FULMAR, EcnPolicy::Accept)?;
         // A receiver asks for ECN.
-        let (far, far_devices) = side(FAR.into(), FAR_FULMAR.into(), EcnPolicy::Ask)?;
+        let (far, far_devices) = side(FAR.into(), FAR_FULMAR, EcnPolicy::Ask)?;
         let wire = Mutex::new(Wire::new(near_devices, far_devices)?);
         let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control")?;
         let is_known = |name: &str| known.split_whitespace().any(|k| k == name);
@@ -368,20 +373,21 @@ impl Topology {
         Ok(BulkRun { goodput_mbps, read_bytes, counts, floods })
     }
 
-    /// One more run of each pairing over these paths, watched: apart from the rounds, which it would disturb.
-    fn plots(&self, paths: &[NamedPath], pairings: &[Pairing]) -> io::Result<Vec<Value>> {
+    /// One more run of each pairing over these paths, watched: apart from the rounds, which it would disturb. One that
+    /// fails has no curve.
+    fn plots(&self, paths: &[NamedPath], pairings: &[Pairing]) -> Vec<Value> {
         let mut plots = Vec::new();
         for path in paths {
             let time = paths::run_time(path.impairments().delay, DRAWN_TIME);
             let mut courses = Vec::new();
             for who in pairings {
-                let run = self.flood(who, path, time, Some(curves::every(time)))?;
-                let course = run.floods.into_iter().next().map(|f| f.course).unwrap_or_default();
-                courses.push((who.who.clone(), course));
+                let run = self.flood(who, path, time, Some(curves::every(time)));
+                let course = run.ok().and_then(|r| r.floods.into_iter().next()).map(|f| f.course);
+                courses.push((who.who.clone(), course.unwrap_or_default()));
             }
             plots.extend(curves::plots(&path.name, &path.faults, &courses));
         }
-        Ok(plots)
+        plots
     }
 
     fn run_answers(
