@@ -9,7 +9,7 @@ use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
 use fulmar_route::{Prefix, Route};
 use fulmar_shard::{StackConfig, SynCookies};
-use fulmar_tcp::{CongestionControl, Keepalive, MtuProbing};
+use fulmar_tcp::{CongestionControl, EcnPolicy, Keepalive, MtuProbing};
 
 /// The file of settings: a line `name=value` for each sysctl, in the order of the calls.
 pub const SETTINGS_ENV: &str = "FULMAR_PACKETDRILL_SYSCTLS";
@@ -143,6 +143,10 @@ impl Settings {
         let congestion = self.text("net.ipv4.tcp_congestion_control");
         tcp.congestion =
             congestion.and_then(CongestionControl::from_name).unwrap_or(tcp.congestion);
+        // What else Linux has there, fulmar has not.
+        if self.number("net.ipv4.tcp_ecn") == Some(3) {
+            tcp.ecn = EcnPolicy::Ask;
+        }
         tcp.mtu_probing = match self.number("net.ipv4.tcp_mtu_probing") {
             Some(0) => MtuProbing::Off,
             Some(2) => MtuProbing::Always,

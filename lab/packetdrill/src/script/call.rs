@@ -34,6 +34,8 @@ const NAMES: &[(&str, i32)] = &[
     ("TCP_KEEPINTVL", libc::TCP_KEEPINTVL),
     ("TCP_KEEPCNT", libc::TCP_KEEPCNT),
     ("TCP_USER_TIMEOUT", libc::TCP_USER_TIMEOUT),
+    ("TCP_FASTOPEN", libc::TCP_FASTOPEN),
+    ("TCP_FASTOPEN_CONNECT", libc::TCP_FASTOPEN_CONNECT),
     ("SHUT_RD", libc::SHUT_RD),
     ("SHUT_WR", libc::SHUT_WR),
     ("SHUT_RDWR", libc::SHUT_RDWR),

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use fulmar_base::SeqNum;
 use fulmar_wire::checksum::{Sum, checksum};
-use fulmar_wire::tcp::{Flags, Header, Options, SackBlocks, Timestamps};
+use fulmar_wire::tcp::{FastOpen, FastOpenCookie, Flags, Header, Options, SackBlocks, Timestamps};
 use fulmar_wire::{ipv4, ipv6, protocol};
 
 /// A packet. Sequence numbers are relative to the SYNs.
@@ -173,6 +173,13 @@ pub fn number(text: &str) -> Result<u32, String> {
     text.trim().parse().map_err(|_| format!("`{text}` is no number"))
 }
 
+fn octets(hex: &str) -> Result<Vec<u8>, String> {
+    let octet =
+        |at: usize| hex.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+    let octets: Option<Vec<u8>> = (0..hex.len()).step_by(2).map(octet).collect();
+    octets.ok_or_else(|| format!("`{hex}` is no cookie"))
+}
+
 fn parse_flags(text: &str) -> Result<Flags, String> {
     text.chars().try_fold(Flags::default(), |all, c| {
         let flag = match c {
@@ -181,6 +188,9 @@ fn parse_flags(text: &str) -> Result<Flags, String> {
             'R' => Flags::RST,
             'P' => Flags::PSH,
             '.' => Flags::ACK,
+            'E' => Flags::ECE,
+            'W' => Flags::CWR,
+            'A' => Flags::AE,
             _ => return Err(format!("unknown flag `{c}`")),
         };
         Ok(all | flag)
@@ -199,6 +209,12 @@ fn parse_options(text: &str) -> Result<Options, String> {
             ["TS", "val", value, "ecr", echo] => {
                 let (value, echo) = (number(value)?, number(echo)?);
                 options.timestamps = Some(Timestamps { value, echo });
+            }
+            ["FO"] => options.fast_open = Some(FastOpen { cookie: None, is_experimental: false }),
+            ["FO", hex] => {
+                let cookie = FastOpenCookie::new(&octets(hex)?);
+                let cookie = Some(cookie.ok_or("no length of a cookie")?);
+                options.fast_open = Some(FastOpen { cookie, is_experimental: false });
             }
             ["sack", ref blocks @ ..] => {
                 for block in blocks {
