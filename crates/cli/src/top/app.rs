@@ -19,6 +19,8 @@ pub enum Mode {
     Filter(String),
     /// The help is shown.
     Help,
+    /// One row is shown with all of its figures: its identity.
+    Details([String; 3]),
 }
 
 /// A stack or gateway that is shown.
@@ -50,6 +52,8 @@ pub struct App {
     pub notice: String,
     is_paused: bool,
     first_row: usize,
+    /// The row that Enter opens, in the order of the rows.
+    chosen: usize,
 }
 
 /// Whether both documents are of one stack.
@@ -102,7 +106,7 @@ impl App {
     pub fn next(&mut self) {
         if !self.shown.is_empty() {
             self.at = (self.at + 1) % self.shown.len();
-            self.first_row = 0;
+            self.chosen = 0;
         }
     }
 
@@ -131,11 +135,25 @@ impl App {
         rows
     }
 
-    /// The first row on a screen with so many: the last rows fill the screen.
+    /// The first row on a screen with so many: the chosen one is on it, and the last rows fill it.
     pub fn scroll_to_fit(&mut self, visible: usize) -> usize {
         let rows = self.model().map_or(0, |m| m.rows.len());
+        self.chosen = self.chosen.min(rows.saturating_sub(1));
+        let least = (self.chosen + 1).saturating_sub(visible);
+        self.first_row = self.first_row.clamp(least, self.chosen.max(least));
         self.first_row = self.first_row.min(rows.saturating_sub(visible));
         self.first_row
+    }
+
+    /// The row that Enter opens, in the order of the rows.
+    pub fn chosen(&self) -> usize {
+        self.chosen
+    }
+
+    /// The row whose figures are shown, if they are and it still is there.
+    pub fn opened(&self) -> Option<&Row> {
+        let Mode::Details(identity) = &self.mode else { return None };
+        self.model()?.rows.iter().find(|r| r.identity() == *identity)
     }
 
     /// A key was pressed. `Break`: the user wants to quit.
@@ -151,6 +169,7 @@ impl App {
             Mode::Normal => return self.normal_key(key.code),
             Mode::Filter(_) => self.filter_key(key.code),
             Mode::Help => self.mode = Mode::Normal,
+            Mode::Details(_) => return self.details_key(key.code),
         }
         ControlFlow::Continue(())
     }
@@ -167,12 +186,28 @@ impl App {
                 self.mode = Mode::Filter(self.filter_text.clone().unwrap_or_default());
             }
             KeyCode::Char('h' | '?') => self.mode = Mode::Help,
-            KeyCode::Up => self.first_row = self.first_row.saturating_sub(1),
-            KeyCode::Down => self.first_row += 1,
-            KeyCode::PageUp => self.first_row = self.first_row.saturating_sub(PAGE),
-            KeyCode::PageDown => self.first_row += PAGE,
-            KeyCode::Home => self.first_row = 0,
+            KeyCode::Up => self.chosen = self.chosen.saturating_sub(1),
+            KeyCode::Down => self.chosen += 1,
+            KeyCode::PageUp => self.chosen = self.chosen.saturating_sub(PAGE),
+            KeyCode::PageDown => self.chosen += PAGE,
+            KeyCode::Home => self.chosen = 0,
+            KeyCode::Enter => self.open(),
             KeyCode::Tab => self.next(),
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn open(&mut self) {
+        let chosen = self.rows().get(self.chosen).map(|row| row.identity());
+        self.mode = chosen.map_or(Mode::Normal, Mode::Details);
+    }
+
+    fn details_key(&mut self, key: KeyCode) -> ControlFlow<()> {
+        match key {
+            KeyCode::Char('q') => return ControlFlow::Break(()),
+            KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
+            KeyCode::Enter | KeyCode::Esc => self.mode = Mode::Normal,
             _ => {}
         }
         ControlFlow::Continue(())
@@ -200,7 +235,7 @@ impl App {
                 self.filter = (!text.is_empty()).then_some(filter);
                 self.filter_text = (!text.is_empty()).then_some(text);
                 self.mode = Mode::Normal;
-                self.first_row = 0;
+                self.chosen = 0;
                 for shown in &mut self.shown {
                     let before = shown.before.as_ref();
                     shown.model = Model::new(before, &shown.latest, self.filter.as_ref());

@@ -42,6 +42,40 @@ pub struct Row {
     pub total_bytes: Option<u64>,
     /// Since it began.
     pub age: Option<Duration>,
+    /// All that the stack says of it.
+    pub value: Value,
+}
+
+impl Row {
+    /// Which one it is, from one sample to the next.
+    pub fn identity(&self) -> [String; 3] {
+        [&self.protocol, &self.near, &self.far].map(String::clone)
+    }
+
+    /// Every figure by its name, those of an inner object behind the others.
+    pub fn details(&self) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        flatten("", &self.value, &mut all);
+        all
+    }
+}
+
+/// The members of an object, and of the objects in it: of those of TCP_INFO the name alone, of others with a prefix.
+fn flatten(prefix: &str, value: &Value, all: &mut Vec<(String, String)>) {
+    let Some(object) = value.as_object() else { return };
+    for (name, value) in object.iter().filter(|(_, v)| !v.is_object()) {
+        let said = match value {
+            Value::Null => "-".to_owned(),
+            Value::String(text) => text.clone(),
+            Value::Bool(is_so) => if *is_so { "yes" } else { "no" }.to_owned(),
+            other => other.to_string(),
+        };
+        all.push((format!("{prefix}{name}"), said));
+    }
+    for (name, inner) in object.iter().filter(|(_, v)| v.is_object()) {
+        let prefix = if name == "tcp_info" { String::new() } else { format!("{name}.") };
+        flatten(&prefix, inner, all);
+    }
 }
 
 /// By what the rows are sorted.
@@ -326,6 +360,7 @@ fn row(change: &Change<'_>, value: &Value, old: Option<&Value>, is_gateway: bool
         retransmits: sum(&["retransmits", "host_retransmits"]),
         total_bytes: sum(&[out, back]),
         age: micros(&value["age_us"]),
+        value: value.clone(),
     }
 }
 

@@ -49,7 +49,10 @@ pub fn draw(frame: &mut Frame<'_>, app: &mut App) {
     ]);
     let [head, rows, below, foot] = parts.areas(area);
     frame.render_widget(Paragraph::new(heading(app, usize::from(area.width))), head);
-    draw_rows(frame, app, rows);
+    match &app.mode {
+        Mode::Details(identity) => draw_details(frame, app, identity, rows),
+        _ => draw_rows(frame, app, rows),
+    }
     if has_lower {
         draw_lower(frame, app, below);
     }
@@ -191,17 +194,43 @@ fn draw_rows(frame: &mut Frame<'_>, app: &mut App, area: Rect) {
         cell(c, format!("{}{mark}", c.head))
     });
     let head = TableRow::new(head.collect::<Vec<_>>()).style(HEAD);
-    let shown = app.rows().into_iter().skip(first).take(visible);
-    let rows = shown.map(|row| {
+    let shown = app.rows().into_iter().enumerate().skip(first).take(visible);
+    let rows = shown.map(|(at, row)| {
         let cells = columns.iter().map(|c| cell(c, (c.text)(row, usize::from(c.width))));
         let style = match row.retransmits.unwrap_or(0) > 0 && row.rate().unwrap_or(0.0) > 0.0 {
             true => Style::new().fg(Color::Yellow),
             false => Style::new(),
         };
+        let style = if at == app.chosen() { style.patch(BOLD) } else { style };
         TableRow::new(cells.collect::<Vec<_>>()).style(style)
     });
     let widths = columns.iter().map(|c| Constraint::Length(c.width));
     frame.render_widget(Table::new(rows, widths).header(head).column_spacing(1), area);
+}
+
+/// Columns of a figure at least: the longest name and a number.
+const DETAIL_WIDTH: u16 = 40;
+
+/// All figures of one row, down and then across; what does not fit is left out.
+fn draw_details(frame: &mut Frame<'_>, app: &App, [protocol, near, far]: &[String; 3], area: Rect) {
+    let title = format!(" {protocol}  {near}  {far} ");
+    let block = Block::new().borders(Borders::TOP).title(title);
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    let Some(row) = app.opened() else {
+        return frame.render_widget(Paragraph::new("It has ended. Enter: back"), inner);
+    };
+    let figures = row.details();
+    let across = (inner.width / DETAIL_WIDTH).max(1);
+    let parts = vec![Constraint::Ratio(1, u32::from(across)); usize::from(across)];
+    let lines_each = usize::from(inner.height).max(1);
+    let areas = Layout::horizontal(parts).split(inner);
+    for (column, part) in areas.iter().zip(figures.chunks(lines_each)) {
+        let line = |(name, said): &(String, String)| {
+            Line::from(vec![Span::styled(format!("{name} "), DIM), Span::raw(said.clone())])
+        };
+        frame.render_widget(Paragraph::new(part.iter().map(line).collect::<Vec<_>>()), *column);
+    }
 }
 
 fn cell(column: &Column, text: String) -> Cell<'static> {
@@ -259,6 +288,9 @@ fn footer(app: &App) -> Line<'static> {
             None => Line::from(format!("/{text}_   Enter: apply  Esc: cancel")),
         };
     }
+    if matches!(app.mode, Mode::Details(_)) {
+        return Line::styled("Enter, Esc back  p pause  q quit", DIM);
+    }
     let direction = if app.is_reversed { " reversed" } else { "" };
     let mut keys =
         format!("q quit  h help  p pause  s sort: {}{direction}  / filter", app.sort.name());
@@ -278,7 +310,8 @@ pub const HELP: &[(&str, &str)] = &[
     ("s, S", "sort by the next column, by the one before"),
     ("r", "reverse the order"),
     ("/", "filter, as in `fulmar stat -f`: dport = :443"),
-    ("Up, Down, PgUp, PgDn, Home", "scroll"),
+    ("Up, Down, PgUp, PgDn, Home", "choose a row"),
+    ("Enter", "all figures of the chosen row, as ss -ti has them; Enter or Esc leaves them"),
     ("Tab", "the next stack or gateway"),
     ("h, ?", "this help; any key leaves it"),
 ];

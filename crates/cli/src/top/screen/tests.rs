@@ -192,9 +192,44 @@ fn rows_scroll_and_the_last_ones_fill_the_screen() {
     }
     assert_eq!(app.scroll_to_fit(20), 80);
     let _ = app.key(KeyEvent::new(KeyCode::PageUp, KeyModifiers::NONE));
-    assert_eq!(app.scroll_to_fit(20), 70);
+    assert_eq!((app.scroll_to_fit(20), app.chosen()), (80, 89), "it still is on the screen");
+    for _ in 0..2 {
+        let _ = app.key(KeyEvent::new(KeyCode::PageUp, KeyModifiers::NONE));
+    }
+    assert_eq!(app.scroll_to_fit(20), 69);
     let _ = app.key(KeyEvent::new(KeyCode::Home, KeyModifiers::NONE));
     assert_eq!(app.scroll_to_fit(20), 0);
+}
+
+#[test]
+fn enter_shows_all_figures_of_the_chosen_row_until_it_has_ended() {
+    let connection = json!({
+        "protocol": "tcp", "state": "ESTABLISHED", "local": "10.0.0.2:9000", "remote": "192.0.2.1:80",
+        "cwnd_bytes": 14_480, "ssthresh_bytes": null, "ecn": true,
+        "tcp_info": {"reorderings": 3, "model": {"phase": "cruise"}},
+    });
+    let with = |sockets: Value| {
+        sample(Instant::now(), 0, json!({"name": "x", "pid": 1, "sockets": sockets}))
+    };
+    let mut app = App::default();
+    app.update(vec![with(json!([connection]))]);
+    press(&mut app, "\n");
+    let screen = drawn(&mut app, 80, 24);
+    for figure in [
+        "tcp  10.0.0.2:9000  192.0.2.1:80",
+        "cwnd_bytes 14480",
+        "ssthresh_bytes -",
+        "ecn yes",
+        "reorderings 3",
+        "model.phase cruise",
+        "Esc back",
+    ] {
+        assert!(screen.contains(figure), "{figure}:\n{screen}");
+    }
+    app.update(vec![with(json!([]))]);
+    assert!(drawn(&mut app, 80, 24).contains("It has ended"));
+    press(&mut app, "\n\n");
+    assert_eq!(app.mode, Mode::Normal, "there is no row to open");
 }
 
 #[test]
