@@ -11,7 +11,7 @@ use std::process::Command;
 use fulmar_base::DropReason;
 use fulmar_drivers::tap::{Tap, TapConfig};
 use fulmar_gateway::config::Config;
-use fulmar_gateway::guest::{GuestNetwork, Wishes};
+use fulmar_gateway::guest::{GuestNetwork, GuestOptions};
 use fulmar_gateway::host::HostNetwork;
 use fulmar_gateway::{Gateway, Handle};
 use fulmar_netns::Netns;
@@ -31,14 +31,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     fulmar_netns::enter()?;
     Netns::current()?.set_address("lo", "192.0.2.1".parse()?, 32)?;
     let guest = Netns::new()?;
-    let wishes = Wishes {
+    let options = GuestOptions {
         name: Some("eth0".into()),
         mtu: Some(mtu),
         addresses: vec![("10.0.0.2".parse()?, Some(24))],
         gateways: vec!["10.0.0.1".parse()?],
-        ..Wishes::default()
+        ..GuestOptions::default()
     };
-    let network = GuestNetwork::like(&HostNetwork::default(), &wishes);
+    let network = GuestNetwork::like(&HostNetwork::default(), &options);
     let named = TapConfig { name: "eth0".into(), predict: false, ..TapConfig::default() };
     let fd = guest.run(|| Tap::open(&named).map(Tap::into_fd).map_err(std::io::Error::other))?;
     network.configure(&guest)?;

@@ -13,19 +13,19 @@ use crate::host::{HostNetwork, Upstream};
 use crate::rules::covers;
 
 /// Address and router of an IPv4 guest whose host has no route (RFC 3927).
-const LONELY_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 1);
-const LONELY_GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 2);
-const LONELY_PREFIX_LEN: u8 = 16;
+const UNROUTED_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 1);
+const UNROUTED_GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 2);
+const UNROUTED_PREFIX_LEN: u8 = 16;
 /// Router of an IPv6 guest whose host has no route.
-const LONELY_GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+const UNROUTED_GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 /// Largest IP packet of an Ethernet-like interface of the kernel, rounded to 32-bit words.
 pub const DEFAULT_MTU: u32 = 65520;
 /// Name of the guest's interface when the host has no upstream.
 const DEFAULT_NAME: &str = "tap0";
 
-/// What the user asked for; what is left out is taken from the host.
+/// The options of the guest's network. What is not set is taken from the host.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Wishes {
+pub struct GuestOptions {
     /// No IPv4, no IPv6.
     pub without_v4: bool,
     /// See `without_v4`.
@@ -72,16 +72,16 @@ struct Version {
 
 impl GuestNetwork {
     /// The network of a guest of this host.
-    pub fn like(host: &HostNetwork, wishes: &Wishes) -> GuestNetwork {
-        let v4 = (!wishes.without_v4).then(|| version_of(host.v4.as_ref(), wishes, true));
-        let v6 = (!wishes.without_v6).then(|| version_of(host.v6.as_ref(), wishes, false));
+    pub fn like(host: &HostNetwork, options: &GuestOptions) -> GuestNetwork {
+        let v4 = (!options.without_v4).then(|| version_of(host.v4.as_ref(), options, true));
+        let v6 = (!options.without_v6).then(|| version_of(host.v6.as_ref(), options, false));
         let upstream = host.v4.as_ref().or(host.v6.as_ref());
         let default_name = || upstream.map_or(DEFAULT_NAME.into(), |u| u.interface.name.clone());
         let gateway = |version: &Option<Version>| version.as_ref().and_then(|v| v.gateway);
         GuestNetwork {
-            name: wishes.name.clone().unwrap_or_else(default_name),
-            mtu: wishes.mtu.unwrap_or(DEFAULT_MTU),
-            mac: wishes.mac,
+            name: options.name.clone().unwrap_or_else(default_name),
+            mtu: options.mtu.unwrap_or(DEFAULT_MTU),
+            mac: options.mac,
             gateway_v4: match gateway(&v4) {
                 Some(IpAddr::V4(router)) => Some(router),
                 _ => None,
@@ -130,20 +130,20 @@ impl GuestNetwork {
     }
 }
 
-fn version_of(upstream: Option<&Upstream>, wishes: &Wishes, is_v4: bool) -> Version {
-    let asked = wishes.addresses.iter().filter(|(a, _)| a.is_ipv4() == is_v4);
+fn version_of(upstream: Option<&Upstream>, options: &GuestOptions, is_v4: bool) -> Version {
+    let asked = options.addresses.iter().filter(|(a, _)| a.is_ipv4() == is_v4);
     let asked: Vec<_> = asked
-        .map(|(a, len)| (*a, len.unwrap_or_else(|| prefix_of(*a, upstream, wishes))))
+        .map(|(a, len)| (*a, len.unwrap_or_else(|| prefix_of(*a, upstream, options))))
         .collect();
-    let asked_gateway = wishes.gateways.iter().copied().rfind(|g| g.is_ipv4() == is_v4);
+    let asked_gateway = options.gateways.iter().copied().rfind(|g| g.is_ipv4() == is_v4);
     let addresses = match (upstream, asked.is_empty()) {
         (_, false) => asked,
         (Some(up), true) => up.addresses.iter().map(|a| (a.address, a.prefix_len)).collect(),
-        (None, true) if is_v4 => vec![(LONELY_ADDRESS.into(), LONELY_PREFIX_LEN)],
+        (None, true) if is_v4 => vec![(UNROUTED_ADDRESS.into(), UNROUTED_PREFIX_LEN)],
         (None, true) => Vec::new(),
     };
     let lonely_gateway =
-        if is_v4 { IpAddr::from(LONELY_GATEWAY) } else { IpAddr::from(LONELY_GATEWAY_V6) };
+        if is_v4 { IpAddr::from(UNROUTED_GATEWAY) } else { IpAddr::from(UNROUTED_GATEWAY_V6) };
     let gateway = match (asked_gateway, upstream) {
         (Some(router), _) => Some(router),
         (None, Some(up)) => up.gateway,
@@ -151,7 +151,7 @@ fn version_of(upstream: Option<&Upstream>, wishes: &Wishes, is_v4: bool) -> Vers
     };
     let mut routes: Vec<Route> = match upstream {
         // Addresses or a router of the user's own make another network than the host's.
-        Some(up) if asked_gateway.is_none() && wishes.addresses.is_empty() => up.routes.clone(),
+        Some(up) if asked_gateway.is_none() && options.addresses.is_empty() => up.routes.clone(),
         _ => gateway.into_iter().flat_map(|router| default_route(router, &addresses)).collect(),
     };
     routes.retain(|route| !is_link_local_prefix(route));
@@ -184,13 +184,13 @@ fn default_route(router: IpAddr, addresses: &[(IpAddr, u8)]) -> Vec<Route> {
 
 /// Length of the prefix of an address that was given without one: as asked, as the host has it, else that of
 /// its class (RFC 4632 section 3.1); 64 bits for IPv6.
-fn prefix_of(address: IpAddr, upstream: Option<&Upstream>, wishes: &Wishes) -> u8 {
+fn prefix_of(address: IpAddr, upstream: Option<&Upstream>, options: &GuestOptions) -> u8 {
     let IpAddr::V4(v4) = address else { return 64 };
     let of_host = || {
         let own = upstream?.addresses.iter().find(|a| a.address == address)?;
         Some(own.prefix_len)
     };
-    wishes.prefix_len.or_else(of_host).unwrap_or(match v4.octets()[0] {
+    options.prefix_len.or_else(of_host).unwrap_or(match v4.octets()[0] {
         0..=127 => 8,
         128..=191 => 16,
         192..=223 => 24,
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_guest_has_the_addresses_and_routes_of_its_host() {
-        let guest = GuestNetwork::like(&host(), &Wishes::default());
+        let guest = GuestNetwork::like(&host(), &GuestOptions::default());
         assert_eq!((guest.name.as_str(), guest.mtu), ("eth0", DEFAULT_MTU));
         assert_eq!(guest.addresses, [(ip("192.0.2.5"), 24)]);
         assert_eq!(guest.gateway_v4, Some(Ipv4Addr::new(192, 0, 2, 1)));
@@ -264,42 +264,45 @@ mod tests {
 
     #[test]
     fn a_host_without_a_route_gives_link_local_addresses() {
-        let guest = GuestNetwork::like(&HostNetwork::default(), &Wishes::default());
+        let guest = GuestNetwork::like(&HostNetwork::default(), &GuestOptions::default());
         assert_eq!(guest.name, "tap0");
-        assert_eq!(guest.addresses, [(LONELY_ADDRESS.into(), 16)]);
-        assert_eq!(guest.routes, [Route::default_through(0, LONELY_GATEWAY.into())]);
-        assert_eq!(guest.gateway_v6, Some(LONELY_GATEWAY_V6));
+        assert_eq!(guest.addresses, [(UNROUTED_ADDRESS.into(), 16)]);
+        assert_eq!(guest.routes, [Route::default_through(0, UNROUTED_GATEWAY.into())]);
+        assert_eq!(guest.gateway_v6, Some(UNROUTED_GATEWAY_V6));
     }
 
     #[test]
     fn what_the_user_asks_for_takes_the_place_of_the_hosts() {
-        let wishes = Wishes {
+        let options = GuestOptions {
             name: Some("ns0".into()),
             mtu: Some(1500),
             addresses: vec![(ip("10.0.2.100"), None), (ip("fd00::2"), Some(48))],
             gateways: vec![ip("10.0.2.2")],
             prefix_len: Some(24),
-            ..Wishes::default()
+            ..GuestOptions::default()
         };
-        let guest = GuestNetwork::like(&host(), &wishes);
+        let guest = GuestNetwork::like(&host(), &options);
         assert_eq!((guest.name.as_str(), guest.mtu), ("ns0", 1500));
         assert_eq!(guest.addresses, [(ip("10.0.2.100"), 24), (ip("fd00::2"), 48)]);
         assert_eq!(guest.gateway_v4, Some(Ipv4Addr::new(10, 0, 2, 2)));
         assert!(guest.routes.contains(&Route::default_through(0, ip("10.0.2.2"))));
         assert!(guest.routes.iter().all(|r| r.destination != ip("192.0.2.0")));
-        let v4 = GuestNetwork::like(&host(), &Wishes { without_v6: true, ..Wishes::default() });
+        let v4 = GuestNetwork::like(
+            &host(),
+            &GuestOptions { without_v6: true, ..GuestOptions::default() },
+        );
         assert_eq!(v4.gateway_v6, None);
     }
 
     #[test]
     fn a_router_outside_of_the_prefix_gets_a_route_of_its_own() {
-        let wishes = Wishes {
+        let options = GuestOptions {
             addresses: vec![(ip("10.0.2.100"), Some(32))],
             gateways: vec![ip("10.0.2.2")],
             without_v6: true,
-            ..Wishes::default()
+            ..GuestOptions::default()
         };
-        let routes = GuestNetwork::like(&host(), &wishes).routes;
+        let routes = GuestNetwork::like(&host(), &options).routes;
         assert_eq!((routes[0].destination, routes[0].prefix_len), (ip("10.0.2.2"), 32));
         assert!(routes[1].is_default());
     }
@@ -307,7 +310,7 @@ mod tests {
     #[test]
     fn a_prefix_that_is_not_given_is_that_of_the_host_or_of_the_class() {
         let upstream = host().v4;
-        let of = |a: &str| prefix_of(ip(a), upstream.as_ref(), &Wishes::default());
+        let of = |a: &str| prefix_of(ip(a), upstream.as_ref(), &GuestOptions::default());
         assert_eq!(
             [of("192.0.2.5"), of("10.1.1.1"), of("172.16.0.1"), of("fd00::1")],
             [24, 8, 16, 64]

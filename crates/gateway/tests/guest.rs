@@ -4,7 +4,7 @@
 use std::io::{self, Write};
 use std::net::IpAddr;
 
-use fulmar_gateway::guest::{GuestNetwork, Wishes};
+use fulmar_gateway::guest::{GuestNetwork, GuestOptions};
 use fulmar_gateway::host::{HostNetwork, Tables};
 use fulmar_netns::{Netns, Route, VethEnd};
 
@@ -49,7 +49,8 @@ fn a_guest_of_a_host_with_two_ip_versions_looks_like_it() {
     assert_eq!(found.v6.as_ref().unwrap().gateway, Some(ip("fd05::1")));
     assert!(host.run(|| HostNetwork::read(Some("nothing"))).is_err());
 
-    let plan = GuestNetwork::like(&found, &Wishes { mtu: Some(9000), ..Wishes::default() });
+    let plan =
+        GuestNetwork::like(&found, &GuestOptions { mtu: Some(9000), ..GuestOptions::default() });
     let guest = guest_with("eth0");
     plan.configure(&guest).unwrap();
     let tables = Tables::read(&mut guest.netlink().unwrap()).unwrap();
@@ -67,7 +68,7 @@ fn a_guest_of_a_host_with_two_ip_versions_looks_like_it() {
 fn a_guest_of_a_host_without_a_network_is_alone_on_its_link() {
     let found = Netns::new().unwrap().run(|| HostNetwork::read(None)).unwrap();
     assert_eq!((&found.v4, &found.v6), (&None, &None));
-    let plan = GuestNetwork::like(&found, &Wishes::default());
+    let plan = GuestNetwork::like(&found, &GuestOptions::default());
     let guest = guest_with("tap0");
     plan.configure(&guest).unwrap();
     let tables = Tables::read(&mut guest.netlink().unwrap()).unwrap();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use fulmar_gateway::attach::Target;
 use fulmar_gateway::config::{BindAddresses, Carries, Outbound};
-use fulmar_gateway::guest::{DEFAULT_MTU, GuestNetwork, Wishes};
+use fulmar_gateway::guest::{DEFAULT_MTU, GuestNetwork, GuestOptions};
 use fulmar_gateway::host::{HostNetwork, Upstream};
 use fulmar_gateway::mapping::Mapping;
 use fulmar_gateway::ports::PortSpec;
@@ -55,7 +55,7 @@ pub struct Plan {
     /// For whom.
     pub guest: Guest,
     /// Its interface and addresses.
-    pub wishes: Wishes,
+    pub options: GuestOptions,
     /// The interface is set up by the gateway.
     pub configures: bool,
     /// Stays when the file of the namespace is removed.
@@ -104,10 +104,10 @@ impl Plan {
                 "--mtu below {LEAST_MTU_V6} leaves no room for IPv6; add --ipv4-only"
             )));
         }
-        let wishes = wishes_of(args)?;
+        let options = guest_options(args)?;
         Ok(Plan {
             guest,
-            wishes,
+            options,
             configures: args.attach.config_net,
             outlives_file: args.attach.no_netns_quit,
             ports: ports_of(&args.ports, carry.no_tcp, carry.no_udp)?,
@@ -135,19 +135,19 @@ impl Plan {
 
     /// The guest's interface on this host.
     pub fn network(&self, host: &HostNetwork, args: &super::args::AttachArgs) -> GuestNetwork {
-        let mut wishes = self.wishes.clone();
+        let mut options = self.options.clone();
         let upstreams = || [&host.v4, &host.v6].into_iter().flatten();
-        let has_own = |is_v4: bool| wishes.gateways.iter().any(|g| g.is_ipv4() == is_v4);
+        let has_own = |is_v4: bool| options.gateways.iter().any(|g| g.is_ipv4() == is_v4);
         if args.no_copy_routes {
             let routers: Vec<IpAddr> = upstreams().filter_map(|u: &Upstream| u.gateway).collect();
             let more: Vec<_> = routers.into_iter().filter(|r| !has_own(r.is_ipv4())).collect();
-            wishes.gateways.extend(more);
+            options.gateways.extend(more);
         }
-        if args.no_copy_addrs && wishes.addresses.is_empty() {
+        if args.no_copy_addrs && options.addresses.is_empty() {
             let first = upstreams().filter_map(|u| u.addresses.first());
-            wishes.addresses = first.map(|a| (a.address, Some(a.prefix_len))).collect();
+            options.addresses = first.map(|a| (a.address, Some(a.prefix_len))).collect();
         }
-        GuestNetwork::like(host, &wishes)
+        GuestNetwork::like(host, &options)
     }
 
     /// Where special addresses lead.
@@ -199,7 +199,7 @@ impl Plan {
     }
 
     fn told_mtu(&self) -> Option<u32> {
-        Some(self.wishes.mtu.unwrap_or(DEFAULT_MTU)).filter(|_| self.addresses.mtu != Some(0))
+        Some(self.options.mtu.unwrap_or(DEFAULT_MTU)).filter(|_| self.addresses.mtu != Some(0))
     }
 
     /// The lease of an IPv4 guest.
@@ -312,9 +312,9 @@ fn guest_of(args: &Args) -> Outcome<Guest> {
     Ok(Guest::Existing(Target::Process { pid, userns: attach.userns.clone() }))
 }
 
-fn wishes_of(args: &Args) -> Outcome<Wishes> {
+fn guest_options(args: &Args) -> Outcome<GuestOptions> {
     let guest = &args.guest;
-    let wishes = Wishes {
+    let options = GuestOptions {
         without_v4: guest.ipv6_only,
         without_v6: guest.ipv4_only,
         name: args.attach.ns_ifname.clone(),
@@ -324,14 +324,14 @@ fn wishes_of(args: &Args) -> Outcome<Wishes> {
         prefix_len: guest.netmask,
         gateways: guest.gateway.clone(),
     };
-    let all = wishes.addresses.iter().map(|(a, _)| a).chain(&wishes.gateways);
+    let all = options.addresses.iter().map(|(a, _)| a).chain(&options.gateways);
     for address in all {
         if (address.is_ipv4() && guest.ipv6_only) || (address.is_ipv6() && guest.ipv4_only) {
             let only = if guest.ipv4_only { "--ipv4-only" } else { "--ipv6-only" };
             return Err(Failure::new(format!("the address {address} contradicts {only}")));
         }
     }
-    Ok(wishes)
+    Ok(options)
 }
 
 fn ports_of(args: &PortArgs, no_tcp: bool, no_udp: bool) -> Outcome<Ports> {

@@ -49,9 +49,9 @@ fn rootlesskits_lines_are_understood() {
                   --udp-ports=none --host-lo-to-ns-lo";
     let by_process = plan(&format!("{common} 4242"));
     assert_eq!(by_process.guest, Guest::Existing(Target::Process { pid: 4242, userns: None }));
-    assert_eq!(by_process.wishes.addresses, [("10.0.2.100".parse().unwrap(), None)]);
-    assert_eq!((by_process.wishes.prefix_len, by_process.wishes.mtu), (Some(24), Some(65520)));
-    assert!(by_process.wishes.without_v6 && by_process.ports.is_to_loopback);
+    assert_eq!(by_process.options.addresses, [("10.0.2.100".parse().unwrap(), None)]);
+    assert_eq!((by_process.options.prefix_len, by_process.options.mtu), (Some(24), Some(65520)));
+    assert!(by_process.options.without_v6 && by_process.ports.is_to_loopback);
     assert_eq!((by_process.ports.tcp, by_process.ports.udp), (PortSpec::Auto, PortSpec::None));
     let by_path = plan(&format!("{common} --userns=/proc/7/ns/user --netns=/x/netns"));
     let userns = Some(PathBuf::from("/proc/7/ns/user"));
@@ -91,9 +91,9 @@ fn a_number_is_a_process_and_anything_else_a_program() {
 fn repeated_ports_add_up_and_other_options_count_last() {
     let ports = ports("-t 22 --tcp-ports 80:8080 -m 1500 -m 9000 -q -q 1");
     assert_eq!(ports.tcp.forwards().len(), 2);
-    assert_eq!(plan("-m 1500 -m 9000 -q -q 1").wishes.mtu, Some(9000));
-    assert_eq!(plan("-a 10.0.0.2 -a fd00::2 1").wishes.addresses.len(), 2);
-    assert_eq!(plan("-m 0 1").wishes.mtu, None);
+    assert_eq!(plan("-m 1500 -m 9000 -q -q 1").options.mtu, Some(9000));
+    assert_eq!(plan("-a 10.0.0.2 -a fd00::2 1").options.addresses.len(), 2);
+    assert_eq!(plan("-m 0 1").options.mtu, None);
 }
 
 #[test]

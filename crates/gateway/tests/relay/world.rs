@@ -13,7 +13,7 @@ use std::time::Duration;
 use fulmar_base::EtherAddr;
 use fulmar_drivers::tap::{Tap, TapConfig};
 use fulmar_gateway::config::Config;
-use fulmar_gateway::guest::{GuestNetwork, Wishes};
+use fulmar_gateway::guest::{GuestNetwork, GuestOptions};
 use fulmar_gateway::host::HostNetwork;
 use fulmar_gateway::stat::{Stat, Summary};
 use fulmar_gateway::{Gateway, Handle};
@@ -74,14 +74,14 @@ pub struct World {
 }
 
 fn network(mtu: u32) -> GuestNetwork {
-    let wishes = Wishes {
+    let options = GuestOptions {
         name: Some("eth0".into()),
         mtu: Some(mtu),
         addresses: vec![(ip(GUEST), Some(24)), (ip(GUEST_V6), Some(64))],
         gateways: vec![ip(ROUTER), ip("fd00::1")],
-        ..Wishes::default()
+        ..GuestOptions::default()
     };
-    GuestNetwork::like(&HostNetwork::default(), &wishes)
+    GuestNetwork::like(&HostNetwork::default(), &options)
 }
 
 impl World {
