@@ -1,7 +1,7 @@
 //! The pages of the repository stay true as far as a program can tell: what they link to and the
 //! names that they give in code type exist.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -91,6 +91,57 @@ fn every_name_on_a_page_about_the_source_is_in_it() {
         let unknown = unknown_names(&text, &known);
         assert!(unknown.is_empty(), "{page} names what the source does not have: {unknown:?}");
     }
+}
+
+/// What the source says of each type: the files that declare it or implement something for it. A type that another
+/// name is given to (`Config as TcpConfig`) is found under both.
+fn files_of_types(dir: &Path, into: &mut HashMap<String, String>) {
+    for entry in fs::read_dir(dir).expect("a directory").filter_map(Result::ok) {
+        let path = entry.path();
+        if path.is_dir() {
+            files_of_types(&path, into);
+        } else if path.extension().is_some_and(|x| x == "rs") {
+            let text = read(&path);
+            let types: HashSet<&str> =
+                text.lines().filter(|l| declares(l)).flat_map(words).collect();
+            types.into_iter().for_each(|t| *into.entry(t.to_owned()).or_default() += &text);
+        }
+    }
+}
+
+fn declares(line: &str) -> bool {
+    ["struct ", "enum ", "trait ", "impl ", "impl<", "type "]
+        .iter()
+        .any(|start| line.trim_start_matches("pub ").starts_with(start))
+}
+
+/// `Type::member` in code type, of types that the source has.
+fn members(page: &str) -> impl Iterator<Item = (&str, &str)> {
+    let names = page.split('`').skip(1).step_by(2).filter_map(|code| code.split_once("::"));
+    names.filter_map(|(of, member)| {
+        let is_member = of.starts_with(char::is_uppercase) && !member.contains("::");
+        is_member.then_some((of, words(member).next()?))
+    })
+}
+
+#[test]
+fn every_member_that_a_page_names_is_one_of_its_type() {
+    let mut files = HashMap::new();
+    files_of_types(&root().join("crates"), &mut files);
+    files_of_types(&root().join("lab"), &mut files);
+    let mut missing = Vec::new();
+    // What has changed may be gone.
+    for page in PAGES.into_iter().filter(|p| *p != "CHANGELOG.md") {
+        for (of, member) in members(&prose(&read(&root().join(page)))) {
+            let Some(text) = files.get(of) else { continue };
+            let forms = [format!("fn {member}("), format!("fn {member}<"), format!("{member}: ")];
+            let is_variant = member.starts_with(char::is_uppercase) && text.contains(member);
+            if !is_variant && !forms.iter().any(|form| text.contains(form)) {
+                missing.push(format!("{page}: {of}::{member}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "the source has no such members: {missing:?}");
 }
 
 fn unknown_names<'a>(page: &'a str, known: &HashSet<String>) -> Vec<&'a str> {

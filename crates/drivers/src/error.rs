@@ -37,6 +37,13 @@ impl std::fmt::Debug for OpenError {
     }
 }
 
+/// With the same sentence, and the kind of what the kernel answered.
+impl From<OpenError> for io::Error {
+    fn from(e: OpenError) -> io::Error {
+        io::Error::new(e.source.kind(), e)
+    }
+}
+
 impl std::error::Error for OpenError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.source)

@@ -7,8 +7,10 @@ mod spec;
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use fulmar_base::EtherAddr;
 use fulmar_drivers::packet::{PacketConfig, PacketSocket};
 use fulmar_drivers::shm::{Shm, ShmConfig, Side};
 use fulmar_drivers::tap::{Tap, TapConfig};
@@ -26,7 +28,7 @@ pub use fulmar_netdev::impair;
 pub use spec::{ParseSpecError, Spec};
 
 /// A device by its name: `fulmar0` (any interface: a TAP if it is one or does not exist yet, a TUN if it is
-/// one, else as a packet socket), `tap:NAME`, `tun:NAME`, `packet:INTERFACE`, `shm:NAME`. See [`Spec`].
+/// one, else as a packet socket: also a TAP that another stack has open), `tap:NAME`, `tun:NAME`, `packet:INTERFACE`, `shm:NAME`. See [`Spec`].
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -114,7 +116,13 @@ pub fn tun_queues(name: &str, queues: u16) -> Result<Queues, OpenError> {
 }
 
 /// A packet socket on an Ethernet interface that exists. The stack appears on that network as a
-/// station of its own.
+/// station of its own, whose Ethernet address follows from that of the interface
+/// ([`packet_socket::PacketConfig::ether`] sets another).
+///
+/// Several stacks may share an interface this way, each with IP addresses of its own; to reach each other they need
+/// Ethernet addresses of their own, too. **Nothing finds out if two have the same IP address:** each answers for it,
+/// and resets the connections of the other. The command `fulmar` refuses an address that another of its processes has claimed; a program has to see to
+/// it itself.
 ///
 /// # Errors
 /// No such interface, or no `CAP_NET_RAW`; the error says what to do.
@@ -152,8 +160,8 @@ pub fn shm(name: &str) -> Result<(Box<dyn Device>, Side), OpenError> {
 /// Both ends of a link.
 pub type Pair = (Box<dyn Device>, Box<dyn Device>);
 
-/// Two devices joined directly: a stack on each talks to the other without a kernel between. They have
-/// different station addresses.
+/// Two devices joined directly: a stack on each talks to the other without a kernel between. Each device of the
+/// process's first 16 million pairs has a station address of its own.
 ///
 /// When one stack ends, the device of the other is gone for good: every call on it, `bind` included, fails with
 /// `NetworkDown` (`ENETDOWN`).
@@ -161,7 +169,10 @@ pub type Pair = (Box<dyn Device>, Box<dyn Device>);
 /// # Errors
 /// Too many open descriptors.
 pub fn link_pair() -> Result<Pair, OpenError> {
-    let (a, b) = link::pair(&link::LinkConfig::default())?;
+    static PAIRS: AtomicU32 = AtomicU32::new(0);
+    let [_, a, b, c] = PAIRS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let ether = [1, 2].map(|side| EtherAddr([2, 0, a, b, c, side]));
+    let (a, b) = link::pair(&link::LinkConfig { ether, ..link::LinkConfig::default() })?;
     Ok((Box::new(a), Box::new(b)))
 }
 

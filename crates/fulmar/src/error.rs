@@ -2,6 +2,7 @@
 
 use std::{fmt, io};
 
+use fulmar_runtime::StartError;
 use fulmar_socket::SocketError;
 
 /// Makes `Debug` the sentence that `Display` is: what `fn main() -> Result` and `unwrap` print.
@@ -59,6 +60,24 @@ impl fmt::Display for SetupError {
 }
 
 impl std::error::Error for SetupError {}
+
+/// With the same sentence; `InvalidInput`, or what the system answered.
+impl From<SetupError> for io::Error {
+    fn from(e: SetupError) -> io::Error {
+        let kind = match &e {
+            SetupError::Stack(StartError::Random(e) | StartError::Host(e)) => e.kind(),
+            _ => io::ErrorKind::InvalidInput,
+        };
+        io::Error::new(kind, e)
+    }
+}
+
+/// With the same sentence, as `InvalidInput`.
+impl From<crate::ParseCidrError> for io::Error {
+    fn from(e: crate::ParseCidrError) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidInput, e)
+    }
+}
 
 impl From<fulmar_runtime::StartError> for SetupError {
     fn from(e: fulmar_runtime::StartError) -> Self {

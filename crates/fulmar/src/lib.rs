@@ -85,7 +85,7 @@ pub use framed::{Body, BodyBuffers, Frame, FrameParser, Framed};
 pub use fulmar_base as base;
 /// An ICMP error to send about what was received.
 pub use fulmar_ip::SentError as IcmpError;
-pub use fulmar_ip::{NeighbourState, NextHop, Prefix, Route};
+pub use fulmar_ip::{IfAddr, MemoryHook, NeighbourState, NextHop, ParsePrefixError, Prefix, Route};
 pub use fulmar_mbuf as mbuf;
 pub use fulmar_mbuf::RecvBuf;
 pub use fulmar_netdev as netdev;
@@ -94,14 +94,16 @@ pub use fulmar_netdev::moderation::ModerationConfig;
 #[doc(hidden)]
 pub use fulmar_runtime as runtime;
 pub use fulmar_shard::{
-    ConditionalAccept, FastOpenKeys, FastOpenOptions, ListenOptions, ListenerStat, RecvMessage,
-    SendMessage, SocketOptions, SourceLimits, StackConfig, SynCookies, SynOptions,
+    ConditionalAccept, FastOpenKeys, FastOpenOptions, ListenOptions, ListenerStat,
+    MIN_BUDGET_BYTES, RecvMessage, SendMessage, SocketOptions, SourceLimits, StackConfig,
+    SynCookies, SynOptions,
 };
 #[doc(hidden)]
 pub use fulmar_socket as socket_steps;
 pub use fulmar_socket::Ready;
 pub use fulmar_tcp::{
     Config as TcpConfig, CongestionControl, EcnPolicy, Info as TcpInfo, Keepalive, MtuProbing,
+    PathModel, SendTimes, State as TcpState,
 };
 pub use fulmar_udp::{BindOptions as UdpBindOptions, Plpmtud, PlpmtudState};
 pub use listener::TcpListener;

@@ -299,7 +299,8 @@ impl Stack {
     }
 }
 
-/// Builds a stack. Every setting but the device has a default, documented at [`StackConfig`].
+/// Builds a stack. A device and an address are needed ([`Builder::device`], [`Builder::address`]); everything
+/// else has a default, documented at [`StackConfig`].
 #[derive(Default)]
 pub struct Builder {
     devices: Vec<Box<dyn Device>>,
@@ -359,7 +360,8 @@ impl Builder {
         self
     }
 
-    /// Most bytes of memory for packets and socket buffers. Default 256 MiB, allocated as needed.
+    /// Most bytes of memory for packets and socket buffers. Default 256 MiB, allocated as needed; at least
+    /// [`crate::MIN_BUDGET_BYTES`] for each shard.
     pub fn budget_bytes(mut self, bytes: usize) -> Self {
         self.config.pool = PoolConfig::with_budget(bytes);
         self
@@ -382,7 +384,7 @@ impl Builder {
         self
     }
 
-    /// Largest IP packet in bytes. Default: the device's.
+    /// Largest IP packet in bytes, at most the device's. Default: the device's.
     pub fn mtu(mut self, bytes: usize) -> Self {
         self.config.mtu = Some(bytes);
         self
@@ -423,7 +425,9 @@ impl Builder {
         self
     }
 
-    /// Sets the whole configuration. The builder's addresses are added to it, and its secrets are replaced.
+    /// Sets the whole configuration. Call it first: it replaces what the builder's other methods have set before,
+    /// routes, MTU, budget and TCP among it. [`Builder::address`] adds to its addresses, before or after, and
+    /// [`Builder::deterministic_for_simulation`] replaces its secrets.
     pub fn config(mut self, config: StackConfig) -> Self {
         self.config = config;
         self

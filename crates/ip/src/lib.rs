@@ -62,8 +62,8 @@ mod waiting;
 pub use config::{Config, ConfigError, IfAddr};
 pub use engine::Ip;
 pub use fulmar_route::{
-    MemoryHook, Neighbour, NeighbourConfig, NeighbourState, NextHop, Prefix, Route, RouteError,
-    Traffic,
+    MemoryHook, Neighbour, NeighbourConfig, NeighbourState, NextHop, ParsePrefixError, Prefix,
+    Route, RouteError, Traffic,
 };
 pub use invoking::{InvokingPacket, SentError};
 pub use source::AddressUse;

@@ -33,4 +33,4 @@ pub use neighbour::{
     Resolution, Traffic,
 };
 pub use next_hop::{Group, GroupError, MAX_MEMBERS, NextHop, NextHops, SourcePolicy};
-pub use table::{MemoryHook, Prefix, Route, RouteError, Table};
+pub use table::{MemoryHook, ParsePrefixError, Prefix, Route, RouteError, Table};

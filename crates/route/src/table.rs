@@ -53,6 +53,30 @@ impl Prefix {
     }
 }
 
+/// The text is not a prefix.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ParsePrefixError;
+
+impl core::fmt::Display for ParsePrefixError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("a prefix is an address and its length, such as 10.77.0.0/16 or fd77::/64")
+    }
+}
+
+impl core::error::Error for ParsePrefixError {}
+
+/// Host bits are cleared.
+impl core::str::FromStr for Prefix {
+    type Err = ParsePrefixError;
+
+    fn from_str(text: &str) -> Result<Prefix, ParsePrefixError> {
+        let (addr, len) = text.split_once('/').ok_or(ParsePrefixError)?;
+        let addr = addr.parse().map_err(|_| ParsePrefixError)?;
+        let len = len.parse().map_err(|_| ParsePrefixError)?;
+        Prefix::new(addr, len).ok_or(ParsePrefixError)
+    }
+}
+
 impl core::fmt::Display for Prefix {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{}/{}", self.addr, self.len)

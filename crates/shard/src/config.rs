@@ -10,6 +10,10 @@ use fulmar_route::Route;
 
 use crate::sources::SourceLimits;
 
+/// The least byte budget of a shard: 128 KiB. It serves a connection, a few packets at a time; many connections and
+/// fast ones need megabytes.
+pub const MIN_BUDGET_BYTES: usize = 128 << 10;
+
 /// The configuration of a stack (of each of its shards alike).
 #[derive(Clone)]
 pub struct StackConfig {
@@ -22,11 +26,11 @@ pub struct StackConfig {
     /// Linux: AnyIP and IP_TRANSPARENT). Default off.
     pub any_ip: bool,
     /// Memory: the byte budget and its shares. The default is 256 MiB, of which nothing is touched
-    /// before it is needed.
+    /// before it is needed; the least is [`MIN_BUDGET_BYTES`] for each shard.
     pub pool: PoolConfig,
     /// Tunables of TCP.
     pub tcp: fulmar_tcp::Config,
-    /// Largest IP packet in bytes; `None` takes the device's.
+    /// Largest IP packet in bytes, at most the device's; `None`: the device's.
     pub mtu: Option<usize>,
     /// Called with the memory of a large route table before it is filled. Default nothing; a
     /// stack with threads asks for large pages.

@@ -70,7 +70,7 @@ mod wait;
 mod watch_calls;
 mod wheel;
 
-pub use config::StackConfig;
+pub use config::{MIN_BUDGET_BYTES, StackConfig};
 pub use echo::queue::EchoListener;
 pub use error::SetupError;
 pub use fast_open::calls::FirstData;

@@ -15,7 +15,7 @@ use fulmar_socket::SocketError;
 use fulmar_tcp::WindowBudget;
 
 use crate::completion_polls::CompletionPolls;
-use crate::config::StackConfig;
+use crate::config::{MIN_BUDGET_BYTES, StackConfig};
 use crate::error::SetupError;
 use crate::events::Events;
 use crate::layers::Core;
@@ -93,6 +93,17 @@ fn neighbour_queue_bytes(receive_share_bytes: usize) -> usize {
     (receive_share_bytes / 32).clamp(128 << 10, 1 << 20)
 }
 
+/// What the layers would take without a word and then not work with.
+fn check(config: &StackConfig, device_mtu: usize) -> Result<(), SetupError> {
+    match (config.pool.budget_bytes, config.mtu) {
+        (bytes, _) if bytes < MIN_BUDGET_BYTES => Err(SetupError::Budget { bytes }),
+        (_, Some(asked)) if asked > device_mtu => {
+            Err(SetupError::Mtu { asked, device: device_mtu })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The layers below the transports, over a device.
 fn net_over<P: Probe>(
     mut device: Box<dyn Device>,
@@ -101,6 +112,7 @@ fn net_over<P: Probe>(
     probe: P,
 ) -> Result<Net<P>, SetupError> {
     let caps = *device.caps();
+    check(config, caps.mtu)?;
     let Attachment { region, peek } = device.attach(&secrets.owner());
     let receive_share_bytes = config.pool.receive_share_bytes;
     let ip_config = fulmar_ip::Config {
@@ -109,7 +121,7 @@ fn net_over<P: Probe>(
         any_ip: config.any_ip,
         medium: caps.medium,
         ether: caps.ether,
-        mtu: config.mtu.unwrap_or(caps.mtu).min(caps.mtu),
+        mtu: config.mtu.unwrap_or(caps.mtu),
         reassembly_bytes: reassembly_bytes(receive_share_bytes),
         neighbour_queue_bytes: neighbour_queue_bytes(receive_share_bytes),
         table_memory: config.table_memory,

@@ -1,18 +1,23 @@
 //! What cannot be built, and how that is said.
 
+use std::io::{Read, Write};
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use fulmar::{Builder, Stack, TcpStream, devices};
+use fulmar::{Builder, MIN_BUDGET_BYTES, Stack, TcpStream, devices};
 
 use crate::support::pipe::Pipe;
-use crate::support::{B, PATIENCE, stack, within};
+use crate::support::{B, PATIENCE, connection, stack, stacks_with, within};
 
 /// The sentence with which a stack is refused.
 fn refused(describe: impl FnOnce(Builder) -> Builder) -> String {
     let (device, _peer) = devices::link_pair().unwrap();
     let builder = describe(Stack::builder().device(device).unlisted());
     builder.build().expect_err("it makes no sense").to_string()
+}
+
+fn says(text: String, words: &[&str]) {
+    words.iter().for_each(|w| assert!(text.contains(w), "`{text}` does not say `{w}`"));
 }
 
 fn address(text: &str) -> fulmar::Cidr {
@@ -24,9 +29,6 @@ fn a_stack_that_makes_no_sense_is_refused_with_a_sentence() {
     let no_device = Stack::builder().address(address("10.0.0.1/24")).build().unwrap_err();
     assert!(no_device.to_string().contains("Builder::device"), "{no_device}");
     assert!(refused(|b| b).contains("Builder::address"));
-    let says = |text: String, words: &[&str]| {
-        words.iter().for_each(|w| assert!(text.contains(w), "`{text}` does not say `{w}`"));
-    };
     says(refused(|b| b.address(address("224.0.0.1/24"))), &["224.0.0.1"]);
     says(refused(|b| b.address(address("0.0.0.0/24"))), &["0.0.0.0"]);
     says(refused(|b| b.address(address("10.0.0.1/24")).mtu(100)), &["MTU", "576"]);
@@ -35,8 +37,53 @@ fn a_stack_that_makes_no_sense_is_refused_with_a_sentence() {
 }
 
 #[test]
-fn the_smallest_budgets_are_refused_or_work() {
-    for budget in [0, 1, 4096, 64 << 10, 1 << 20] {
+fn an_mtu_above_the_devices_is_refused_with_both_numbers() {
+    for mtu in [1501, 9000, 70_000, usize::MAX] {
+        let all = ["1500", &mtu.to_string()];
+        says(refused(|b| b.address(address("10.0.0.1/24")).mtu(mtu)), &all);
+    }
+}
+
+#[test]
+fn a_budget_below_the_least_is_refused_and_the_least_serves_a_connection() {
+    for budget in [0, 1, 1000, 100_000, MIN_BUDGET_BYTES - 1] {
+        let all = ["131072", &budget.to_string()];
+        says(refused(|b| b.address(address("10.0.0.1/24")).budget_bytes(budget)), &all);
+    }
+    let (a, b) = stacks_with(|s| s.budget_bytes(MIN_BUDGET_BYTES));
+    let (mut c, mut s) = connection(&a, &b, 80);
+    let data = vec![7; 256 << 10];
+    std::thread::scope(|all| {
+        all.spawn(|| c.write_all(&data).unwrap());
+        let mut got = vec![0; data.len()];
+        s.read_exact(&mut got).unwrap();
+        assert!(got == data);
+    });
+}
+
+#[test]
+fn an_error_of_setting_up_is_an_io_error_with_its_sentence() {
+    let build = || -> std::io::Result<Stack> {
+        let (device, _peer) = devices::link_pair()?;
+        Ok(Stack::builder().device(device).address("10.0.0.1/24".parse()?).mtu(9000).build()?)
+    };
+    let error = build().unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+    assert!(error.to_string().contains("9000"), "{error}");
+    let open = || -> std::io::Result<_> { Ok(devices::open("nosuch:x")?) };
+    assert!(open().is_err_and(|e| e.to_string().contains("packet:INTERFACE")));
+}
+
+#[test]
+fn the_stations_of_two_links_differ_so_that_they_are_no_queues_of_one_interface() {
+    let (p, q) = (devices::link_pair().unwrap().0, devices::link_pair().unwrap().0);
+    let built = Stack::builder().devices(vec![p, q]).address(address("10.0.0.1/24")).build();
+    says(built.unwrap_err().to_string(), &["station address"]);
+}
+
+#[test]
+fn the_smallest_budgets_end_what_they_cannot_carry() {
+    for budget in [MIN_BUDGET_BYTES, 256 << 10, 1 << 20] {
         let (p, q) = devices::link_pair().unwrap();
         let build = |device, at: &str| {
             let builder = Stack::builder().device(device).address(address(at)).unlisted();
