@@ -101,7 +101,7 @@ impl Tcb {
 
     /// `at`, but not after the user time-out expires; and at least `Config::min_rto` from now.
     pub(crate) fn capped_by_user_timeout(&self, now: Instant, at: Instant) -> Instant {
-        let give_up = later(self.times.last_progress, self.effective_user_timeout());
+        let give_up = later(self.user_timeout_start(), self.effective_user_timeout());
         at.min(give_up.max(later(now, self.cfg.min_rto)))
     }
 

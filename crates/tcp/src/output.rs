@@ -61,6 +61,14 @@ impl Tcb {
         sent
     }
 
+    /// The position of a segment without data: SND.NXT, unless the peer has shrunk its window below that and would
+    /// not accept it (RFC 9293 section 3.8.6).
+    pub(crate) fn acceptable_position(&self) -> u64 {
+        let is_opening = self.snd_una == 0;
+        let edge = if is_opening { u64::MAX } else { self.snd_una.saturating_add(self.snd_wnd) };
+        self.snd_nxt.min(edge)
+    }
+
     fn send_all(&mut self, env: &mut Env, out: &mut impl Emit) -> Result<(), Sent> {
         if let Some(reset) = self.due.reset {
             self.send_reset(env, out, reset)?;
@@ -74,7 +82,7 @@ impl Tcb {
             self.transmit(env, out, &plan)?;
         }
         if self.ack_due() {
-            self.transmit(env, out, &Plan::ack(self.snd_nxt))?;
+            self.transmit(env, out, &Plan::ack(self.acceptable_position()))?;
         }
         Ok(())
     }

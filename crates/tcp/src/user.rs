@@ -200,7 +200,7 @@ impl Tcb {
         let is_known_to_peer =
             !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
         if is_known_to_peer && self.snd_nxt > 0 {
-            let seq = self.seq_of(self.snd_nxt);
+            let seq = self.seq_of(self.acceptable_position());
             self.due.reset = Some(ResetDue { seq, with_ack: true });
         }
         if !matches!(self.state, State::Closed) {

@@ -206,6 +206,47 @@ fn a_receiver_that_shrinks_its_window_is_probed_and_served() {
     });
 }
 
+#[test]
+fn a_window_closed_below_the_flight_for_long_is_no_time_out_while_the_peer_answers() {
+    each(|cfg| {
+        let mut t = in_flight(cfg);
+        t.recv(seg!("A", seq = 1, ack = 2001, win = 0));
+        t.out.segs.clear();
+        let mut sent = 0;
+        for _ in 0..300 {
+            t.wait(1000);
+            sent += t.out.segs.len();
+            if !t.out.segs.is_empty() {
+                t.out.segs.clear();
+                t.recv(seg!("A", seq = 1, ack = 2001, win = 0));
+                t.out.segs.clear();
+            }
+        }
+        assert!(sent < 20, "{sent} segments in five minutes: they back off");
+        t.recv(seg!("A", seq = 1, ack = 2001, win = 9000));
+        t.wait(1000);
+        assert_eq!(t.tcb.state(), State::Established, "the window opened, the peer is there");
+        assert!(t.out.segs.iter().any(|s| s.seq == 2001 && s.len > 0), "{:?}", cfg.congestion);
+    });
+}
+
+#[test]
+fn segments_without_data_stay_within_a_window_that_was_shrunk() {
+    each(|cfg| {
+        let mut t = in_flight(cfg);
+        t.recv(seg!("A", seq = 1, ack = 2001, win = 700));
+        t.out.segs.clear();
+        t.recv(seg!("A", seq = 5, ack = 2001, win = 700, len = 10));
+        assert_eq!(t.out.segs.pop_back().map(|s| (s.seq, s.len)), Some((2701, 0)));
+        t.tcb.abort();
+        t.output();
+        assert_eq!(
+            t.out.segs.pop_back().map(|s| (s.flags == flags("RA"), s.seq)),
+            Some((true, 2701))
+        );
+    });
+}
+
 /// A stream of 20 Mb/s.
 fn bulk(congestion: CongestionControl, one_way: Duration) -> World {
     let bottleneck = Some(Bottleneck { bytes_per_s: 2_500_000, queue_bytes: 100_000 });

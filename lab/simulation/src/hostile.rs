@@ -181,14 +181,16 @@ impl World {
         // one of the first connection: their clock (RFC 6528 section 3) makes a step each 4 us.
         let ways = &self.scenario.ways[1 - i];
         let is_doubled = ways.duplicate > 0.0 || ways.reorder > 0.0;
-        // So does the repeated SYN of an opener to which the reset of a program that closed early data did not come.
+        // So does the repeated SYN of an opener to which the reset of a program that closed its early end did not come.
         let has_fast_opens = counters.value(Counter::TcpFastOpensPassive) > 0;
         let is_reset_lost = has_fast_opens
             && self.ends.chunks_exact(2).any(|pair| {
                 let is_of_peer = pair[0].connects.is_some_and(|c| c.0 == peer);
-                is_of_peer && pair[0].opens_early && pair[0].may_fail
+                is_of_peer && (pair[0].opens_early && pair[0].may_fail || pair[1].is_done())
             });
-        let opens_again = is_doubled || is_reset_lost;
+        // A forged SYN with data opens one at a listener that asks for no cookie (RFC 7413 section 4.1.3).
+        let is_forged = has_fast_opens && self.scenario.has_attack(AttackKind::Segments);
+        let opens_again = is_doubled || is_reset_lost || is_forged;
         let was_here = self.ends.chunks_exact(2).any(|pair| {
             let from = pair[0].connects.map(|c| c.0);
             from == Some(peer) && pair[1].station == i && !pair[1].is_unborn()

@@ -200,3 +200,13 @@ fn early_data_of_a_server_is_not_paced_by_the_age_of_the_clock() {
 fn forged_sources_do_not_stop_a_station_from_answering_for_every_address() {
     holds(Case::swarm(245));
 }
+
+#[test]
+fn a_window_that_closed_below_the_flight_reopens_after_the_user_timeout() {
+    holds(before(Feature::Pending, 1795551790779707));
+}
+
+#[test]
+fn the_syn_of_an_early_end_whose_reset_was_lost_opens_again() {
+    holds(before(Feature::Pending, 1795551790754714));
+}

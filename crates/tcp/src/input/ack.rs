@@ -10,7 +10,7 @@ use crate::scoreboard::Delivered;
 use crate::tcb::ResetDue;
 use crate::timers::Pending;
 use crate::timers::Timer;
-use fulmar_base::{Counter, DropReason, Duration, SeqNum};
+use fulmar_base::{Counter, DropReason, Duration, Instant, SeqNum};
 use fulmar_wire::tcp::{Flags, Header, SackBlocks};
 
 impl Tcb {
@@ -78,7 +78,7 @@ impl Tcb {
             self.on_fin_acked(env, seg);
         }
         if !matches!(self.state, State::Closed) {
-            self.leave_persist();
+            self.leave_persist(window_before, env.now);
         }
     }
 
@@ -305,13 +305,18 @@ impl Tcb {
             && self.snd_wnd == window_before
     }
 
-    /// Leaves the persist state when the window opens.
-    pub(super) fn leave_persist(&mut self) {
-        if self.persisting && self.snd_wnd > 0 && self.rtt.backoff() > 0 {
+    /// Leaves the persist state when the window opens, also one that was shrunk below what is in flight (RFC 9293
+    /// section 3.8.6: the connection does not time out for that).
+    pub(super) fn leave_persist(&mut self, window_before: u64, now: Instant) {
+        let is_reopened = window_before == 0 && self.flight() > 0;
+        if (self.persisting || is_reopened) && self.snd_wnd > 0 && self.rtt.backoff() > 0 {
             // Data held back by a small window waits for the override time-out (RFC 9293 section
             // 3.8.6.2.1: up to a second), not for the backed-off probe.
             self.rtt.reset_backoff();
             self.timers.stop(Timer::Retransmit);
+            if !self.user.closed && self.user.timeout.is_none() {
+                self.times.last_progress = now;
+            }
         }
     }
 

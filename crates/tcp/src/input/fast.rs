@@ -68,9 +68,10 @@ impl Tcb {
         if ahead > 0 {
             events |= self.on_new_ack(env, hdr, u64::from(ahead));
         }
+        let window_before = self.snd_wnd;
         self.update_window_at(hdr, self.rcv_nxt, ahead > 0);
-        if self.persisting {
-            self.leave_persist();
+        if self.persisting || window_before == 0 {
+            self.leave_persist(window_before, env.now);
         }
         if payload.is_empty() {
             env.pool.free(payload);
