@@ -90,8 +90,14 @@ struct Opened {
     is_shared: bool,
 }
 
-fn exists(interface: &str) -> bool {
-    Netns::current().and_then(|here| here.if_index(interface)).is_ok()
+fn index_of(interface: &str) -> Option<u32> {
+    Netns::current().and_then(|here| here.if_index(interface)).ok()
+}
+
+/// Whether the kernel shows the interface as down. One that it does not show is not.
+fn is_down(here: &Netns, interface: &str) -> bool {
+    let all = here.netlink().and_then(|mut netlink| netlink.interfaces());
+    all.is_ok_and(|all| all.iter().any(|i| i.name == interface && !i.is_up))
 }
 
 /// An interface of the sandbox that this process alone uses, in the network namespace.
@@ -102,7 +108,7 @@ struct Reserved {
 
 /// The first interface of the sandbox without a stack; outside of one, the default one. `None`: each has a stack.
 fn reserve_interface() -> Option<Reserved> {
-    let is_there = |n: &usize| *n == 0 || exists(&sandbox::interface(*n));
+    let is_there = |n: &usize| *n == 0 || index_of(&sandbox::interface(*n)).is_some();
     (0..sandbox::INTERFACES).take_while(is_there).find_map(|n| {
         let interface = sandbox::interface(n);
         let claim = claim_name(&format!("fulmar-interface-{interface}")).ok()?;
@@ -121,15 +127,16 @@ fn default_addresses(spec: &Spec) -> Option<[(IpAddr, u8); 2]> {
     }
 }
 
-/// Opens the device.
+/// Opens the device. A TAP or TUN is new if its interface has an index that it had not before: for some
+/// milliseconds the kernel shows that of a process that has just ended, under the same name.
 fn open(spec: &Spec, queues: u16) -> Outcome<Opened> {
-    let new_tap = match spec {
-        Spec::Interface(name) | Spec::Tap(name) | Spec::Tun(name) => {
-            (!exists(name)).then(|| name.clone())
-        }
+    let name = match spec {
+        Spec::Interface(name) | Spec::Tap(name) | Spec::Tun(name) => Some(name),
         _ => None,
     };
+    let before = name.and_then(|name| index_of(name));
     let devices = spec.open(queues).map_err(|e| Failure::new(e.to_string()))?;
+    let new_tap = name.filter(|name| index_of(name) != before).cloned();
     let defaults = default_addresses(spec);
     Ok(Opened { devices, new_tap, defaults, is_shared: true })
 }
@@ -259,6 +266,9 @@ impl StackArgs {
         }
         if addresses.is_empty() && opened.new_tap.is_some() {
             here.set_up(name).during(format_args!("cannot bring {name} up"))?;
+        }
+        if is_down(&here, name) {
+            eprintln!("fulmar: {name} is down: nothing arrives until `ip link set {name} up`");
         }
         Ok(())
     }

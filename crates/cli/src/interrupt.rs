@@ -1,26 +1,41 @@
-//! Ctrl-C and SIGTERM. A command that has something to say first ([`Interrupt`]) decides itself;
+//! SIGINT, SIGTERM and SIGHUP. A command that has something to say first ([`Interrupt`]) decides itself;
 //! the others end the process in order ([`end_in_order`]): what was accepted is delivered, for at
 //! most the stack's documented time, and the stack is no longer listed.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{During, Outcome};
+use nix::sys::signal::{SigSet, Signal};
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Instant;
 
-/// What a shell expects of a program that ended by SIGINT.
-pub const INTERRUPTED: i32 = 130;
+/// Signals that end a command.
+const ENDING_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// Nothing has begun that must end in order.
 static IDLE: AtomicBool = AtomicBool::new(false);
 
+/// Exit status of the last signal.
+static STATUS: AtomicU8 = AtomicU8::new(0);
+
+/// What a shell reports of a program that ended by this signal (POSIX, exit status of commands).
+pub const fn status_of(signal: Signal) -> u8 {
+    128 + signal as u8
+}
+
+/// The exit status of the last signal that came; 0 without one.
+pub fn last_status() -> u8 {
+    STATUS.load(Ordering::SeqCst)
+}
+
 /// From now on a signal ends the process in order.
 pub fn end_in_order() -> Outcome {
-    handle(|| {
+    handle(|status| {
         ENDING.store(true, Ordering::SeqCst);
         fulmar::control::remove_own();
-        std::process::exit(INTERRUPTED);
+        std::process::exit(status.into());
     })
 }
 
@@ -40,10 +55,10 @@ impl Interrupt {
     pub fn catch() -> Outcome<Interrupt> {
         let (tell, hear) = channel();
         let mut times = 0u32;
-        handle(move || {
+        handle(move |status| {
             times += 1;
             if times > 1 || tell.send(()).is_err() {
-                std::process::exit(INTERRUPTED);
+                std::process::exit(status.into());
             }
         })?;
         Ok(Interrupt(hear))
@@ -66,9 +81,9 @@ impl Interrupt {
 pub fn stop_flag() -> Outcome<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = flag.clone();
-    handle(move || {
+    handle(move |status| {
         if set.swap(true, Ordering::SeqCst) || IDLE.load(Ordering::SeqCst) {
-            std::process::exit(INTERRUPTED);
+            std::process::exit(status.into());
         }
     })?;
     Ok(flag)
@@ -82,6 +97,19 @@ pub fn at_once_during<R>(wait: impl FnOnce() -> R) -> R {
     result
 }
 
-fn handle(handler: impl FnMut() + Send + 'static) -> Outcome {
-    ctrlc::set_handler(handler).map_err(|e| Failure::new(format!("cannot catch Ctrl-C: {e}")))
+/// Blocks the signals, for the threads to come as well, and takes them in a thread of its own. `handler` gets the
+/// exit status that belongs to the signal. Threads that run already must have blocked them.
+fn handle(mut handler: impl FnMut(u8) + Send + 'static) -> Outcome {
+    let set: SigSet = ENDING_SIGNALS.into_iter().collect();
+    set.thread_block().map_err(io::Error::from).during("cannot catch signals")?;
+    let take = move || {
+        loop {
+            if let Ok(signal) = set.wait() {
+                STATUS.store(status_of(signal), Ordering::SeqCst);
+                handler(status_of(signal));
+            }
+        }
+    };
+    let thread = thread::Builder::new().name("signals".into()).spawn(take);
+    thread.map(drop).during("cannot catch signals")
 }

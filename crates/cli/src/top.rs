@@ -28,6 +28,7 @@ use serde_json::Value;
 use crate::bounds;
 use crate::failure::{During, Failure, Outcome};
 use crate::format::terminal_columns;
+use crate::interrupt;
 use crate::stat::{self, Filter};
 use app::App;
 use model::{Sample, Sort};
@@ -144,12 +145,13 @@ fn picture(screen: &TestBackend) -> String {
 
 /// The screen until the user quits, or a signal comes.
 fn watch(args: &Args, app: &mut App) -> Outcome<ExitCode> {
-    let stop = crate::interrupt::stop_flag()?;
+    let stop = interrupt::stop_flag()?;
     let samples = start_sampler(args.stack.clone(), args.delay).during("cannot start a thread")?;
+    terminal::end_when_gone().during("cannot start a thread")?;
     let mut screen = terminal::Screen::open().during("cannot use the terminal")?;
     let ended = loop {
         if stop.load(Ordering::SeqCst) {
-            break Ok(ExitCode::from(crate::interrupt::INTERRUPTED as u8));
+            break Ok(ExitCode::from(interrupt::last_status()));
         }
         match samples.try_recv() {
             Ok((samples, complaints)) => {

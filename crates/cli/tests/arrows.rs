@@ -99,7 +99,6 @@ const ROOMS: &[Room] = &[
             "clap",
             "clap_complete",
             "clap_mangen",
-            "ctrlc",
             "indicatif",
             "nix",
             "ratatui",

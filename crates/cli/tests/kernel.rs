@@ -467,6 +467,30 @@ fn a_tap_and_a_tun_of_our_own_reach_the_kernel() {
     });
 }
 
+/// For a moment the kernel shows the TAP of the command that has ended.
+#[test]
+fn a_command_right_after_one_that_a_signal_ended_sets_its_own_tap_up() {
+    const NAME: &str = "a_command_right_after_one_that_a_signal_ended_sets_its_own_tap_up";
+    const SCRIPT: &str = "\
+        \"$0\" recv - -l 5001 & \
+        until ip link show fulmar0 2>&1 | grep -q LOWER_UP; do sleep .01; done; \
+        kill $!; wait $!; echo status $?; \
+        \"$0\" ping -q -c 1 -W 60 10.77.0.1";
+    in_sandbox(|| {
+        let tun = std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun");
+        if let Err(e) = tun {
+            return skip(NAME, &format!("/dev/net/tun: {e}"));
+        }
+        let mut script = Command::new("unshare");
+        script.args(["-n", "sh", "-c", SCRIPT, FULMAR]);
+        let output = script.output().expect("unshare(1)");
+        assert_success(&output);
+        let out = text(&output.stdout);
+        assert!(out.contains("status 143") && out.contains("1 received"), "{out}");
+        assert_eq!(text(&output.stderr), "");
+    });
+}
+
 #[test]
 fn two_queues_of_a_device_reach_the_kernel() {
     in_sandbox(|| {

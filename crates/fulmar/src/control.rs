@@ -22,6 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// The directory of root's control sockets.
+const SYSTEM_DIRECTORY: &str = "/run/fulmar";
 /// How long a side waits for the other in all: a document is a few KiB, so this is a stopped process.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause after `accept` failed, such as for lack of descriptors.
@@ -52,11 +54,25 @@ pub struct Bound {
 }
 
 /// Where control sockets may be, in the order in which they are tried: the user's runtime directory,
-/// `/run/fulmar`, `/tmp/fulmar-UID`.
+/// `/run/fulmar`, `/tmp/fulmar-UID`. The number of the user is that outside of user namespaces: the root of a sandbox
+/// is not the root whose directory `/tmp/fulmar-0` is.
 pub fn directories() -> Vec<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").and_then(|d| in_runtime_directory(d.into()));
-    let own = own_uid().map(|uid| PathBuf::from(format!("/tmp/fulmar-{uid}")));
-    runtime.into_iter().chain([PathBuf::from("/run/fulmar")]).chain(own).collect()
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let own = own_uid().map(|uid| PathBuf::from(format!("/tmp/fulmar-{}", outer_uid(uid, &map))));
+    runtime.into_iter().chain([PathBuf::from(SYSTEM_DIRECTORY)]).chain(own).collect()
+}
+
+/// The number of a user in the parent user namespace, as `/proc/self/uid_map` has it (user_namespaces(7): first
+/// number inside, first number outside, how many). One that the map does not name keeps its number.
+fn outer_uid(uid: u32, map: &str) -> u32 {
+    let of_line = |line: &str| {
+        let mut numbers = line.split_whitespace().map(|word| word.parse::<u32>().ok());
+        let (inside, outside, count) = (numbers.next()??, numbers.next()??, numbers.next()??);
+        let offset = uid.checked_sub(inside).filter(|offset| *offset < count)?;
+        outside.checked_add(offset)
+    };
+    map.lines().find_map(of_line).unwrap_or(uid)
 }
 
 /// The directory of control sockets in a runtime directory. `None`: it is not the user's alone, such as one that root
@@ -77,9 +93,15 @@ pub fn sockets() -> Vec<PathBuf> {
     found
 }
 
-/// The directories that exist and are not looked into, since others own them or may enter them.
+/// The directories that exist and are not looked into, since others own them or may enter them. `/run/fulmar` is
+/// root's: where another user finds it, nothing is wrong.
 pub fn foreign_directories() -> Vec<PathBuf> {
-    let is_foreign = |d: &PathBuf| fs::symlink_metadata(d).is_ok() && check_directory(d).is_err();
+    let is_foreign = |d: &PathBuf| {
+        let found = fs::symlink_metadata(d);
+        let is_roots = d == Path::new(SYSTEM_DIRECTORY)
+            && found.as_ref().is_ok_and(|found| own_uid() != Some(found.uid()));
+        found.is_ok() && !is_roots && check_directory(d).is_err()
+    };
     directories().into_iter().filter(is_foreign).collect()
 }
 
@@ -364,6 +386,19 @@ mod tests {
         drop(control);
         // Another test's stack may have taken the name that is free now.
         assert!(!path.exists() || ask(&path).unwrap().as_deref() != Some(DOCUMENT));
+    }
+
+    #[test]
+    fn a_user_of_a_namespace_has_the_number_that_the_map_gives_outside() {
+        let all = "         0          0 4294967295\n";
+        assert_eq!((outer_uid(0, all), outer_uid(1000, all)), (0, 1000));
+        let sandbox = "         0       1000          1\n";
+        assert_eq!(outer_uid(0, sandbox), 1000);
+        let rootless = "0 1000 1\n1 100000 65536\n";
+        assert_eq!((outer_uid(0, rootless), outer_uid(34, rootless)), (1000, 100_033));
+        for nonsense in ["", "0 1000", "5 6 7", "0 4294967295 9"] {
+            assert_eq!(outer_uid(1, nonsense), 1, "{nonsense}");
+        }
     }
 
     #[test]

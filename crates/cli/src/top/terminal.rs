@@ -2,7 +2,11 @@
 //! an error, on a panic, and when a signal ends the command.
 
 use std::io::{self, Stdout, Write};
-use std::panic;
+use std::os::fd::AsFd;
+use std::{panic, thread};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
 
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
@@ -14,6 +18,7 @@ use ratatui::crossterm::terminal::{
 
 use super::app::App;
 use super::screen;
+use crate::interrupt;
 
 /// The terminal, until it is dropped.
 pub struct Screen(Terminal<CrosstermBackend<Stdout>>);
@@ -50,6 +55,23 @@ impl Screen {
     }
 }
 
+/// Ends the process once the terminal of standard input is gone, whether or not SIGHUP says so (it comes to the
+/// processes of the terminal's session alone). A thread of its own waits for that, since crossterm reads a terminal
+/// that is gone again and again without end.
+///
+/// # Errors
+/// No thread can be started.
+pub fn end_when_gone() -> io::Result<()> {
+    let wait = || {
+        let stdin = io::stdin();
+        // POLLHUP and POLLERR are reported unasked (poll(2)).
+        let mut terminal = [PollFd::new(stdin.as_fd(), PollFlags::empty())];
+        while poll(&mut terminal, PollTimeout::NONE) != Ok(1) {}
+        std::process::exit(interrupt::status_of(Signal::SIGHUP).into());
+    };
+    thread::Builder::new().name("terminal".into()).spawn(wait).map(drop)
+}
+
 impl Drop for Screen {
     fn drop(&mut self) {
         give_back();
@@ -67,6 +89,7 @@ fn give_back() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::fcntl::{FcntlArg, FdFlag, fcntl};
     use nix::pty::openpty;
     use nix::sys::termios::tcgetattr;
     use std::fs::File;
@@ -75,6 +98,24 @@ mod tests {
 
     const INSIDE: &str = "FULMAR_TEST_TERMINAL";
     const LEAVE_ALTERNATE_SCREEN: &str = "\x1b[?1049l";
+
+    #[test]
+    fn a_terminal_that_is_gone_ends_the_process() {
+        let name = "top::terminal::tests::a_terminal_that_is_gone_ends_the_process";
+        if std::env::var_os(INSIDE).is_some() {
+            end_when_gone().unwrap();
+            thread::park();
+        }
+        let pty = openpty(None, None).unwrap();
+        fcntl(&pty.master, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        test.args(["--exact", name, "--nocapture"]).env(INSIDE, "1");
+        // The terminal of no session: no signal comes.
+        test.stdin(Stdio::from(pty.slave)).stdout(Stdio::null());
+        let mut child = test.spawn().unwrap();
+        drop((test, pty.master));
+        assert_eq!(child.wait().unwrap().code(), Some(129));
+    }
 
     #[test]
     fn a_panic_gives_the_terminal_back_before_it_is_reported() {
