@@ -88,7 +88,8 @@ impl Ip {
         }
         let is_own = self.is_local(IpAddr::V6(target));
         if !is_own && (is_probe || !self.answers_for(IpAddr::V6(target))) {
-            return Err(DropReason::NdpInvalid);
+            // Valid, and about an address of another host: RFC 4862 section 5.4.3, RFC 4861 section 7.2.3.
+            return Ok(());
         }
         if is_probe {
             // Duplicate address detection for an own address: defend it.

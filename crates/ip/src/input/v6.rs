@@ -1,6 +1,6 @@
 //! IPv6 input (RFC 8200).
 
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv6Addr};
 
 use fulmar_base::DropReason;
 use fulmar_wire::icmpv6::{Message, parameter};
@@ -16,6 +16,8 @@ use crate::{FrameSink, Verdict};
 /// permits limits.
 const MAX_EXTENSION_CHAIN_BYTES: usize = 512;
 
+const ALL_MLDV2_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
+
 impl Ip {
     pub(super) fn ipv6_input<S: FrameSink>(
         &mut self,
@@ -28,6 +30,9 @@ impl Ip {
         let (src, dst) = (IpAddr::V6(header.src), IpAddr::V6(header.dst));
         if !header.src.is_unspecified() {
             self.check_source(src, frame)?;
+        }
+        if is_report(&header) {
+            return Ok(Verdict::Consumed);
         }
         let is_group = self.check_destination(dst, frame)?;
         let total_bytes = header.payload_bytes.saturating_add(ipv6::HEADER_BYTES);
@@ -155,6 +160,12 @@ fn network_of(header: &ipv6::Header, is_group: bool, was_fragment: bool) -> Netw
         next_header_at: 6,
         was_fragment,
     }
+}
+
+/// Whether this is for multicast routers: to ff02::16, behind the hop-by-hop option that an MLDv2 report has (RFC 3810
+/// sections 5 and 5.2.14). Every IPv6 host sends some when it starts.
+fn is_report(header: &ipv6::Header) -> bool {
+    header.next_header == protocol::HOP_BY_HOP && header.dst == ALL_MLDV2_ROUTERS
 }
 
 /// Whether the next header is a transport, so that no extension header walk is needed.

@@ -99,8 +99,11 @@ fn solicitations_for_any_address_are_answered_and_probes_are_not() {
     }
     h.receive(&crate::ndp::solicitation("2001:db8::99", PEER6));
     assert!(h.sent().is_empty(), "the address belongs to a known neighbour");
-    h.receive(&crate::ndp::probe("2001:db8::55"));
-    assert!(h.sent().is_empty());
+    for probed in ["2001:db8::55", "fe80::1234"] {
+        h.receive(&crate::ndp::probe(probed));
+        assert!(h.sent().is_empty());
+    }
+    assert_eq!(h.counters.total_drops(), 0, "what is valid and not for this host is no error");
 }
 
 #[test]

@@ -188,3 +188,16 @@ fn a_changed_link_layer_address_is_adopted_only_if_the_old_one_is_silent() {
         h.end();
     }
 }
+
+#[test]
+fn a_report_to_multicast_routers_is_not_an_error() {
+    let mut h = Host::new();
+    // Router alert (RFC 2711) and padding.
+    let hop_by_hop = [protocol::ICMPV6, 0, 5, 2, 0, 0, 1, 0];
+    let report = icmp("fe80::9", "ff02::16", [143, 0, 0, 0, 0, 0, 0, 0], &[]);
+    let bytes = [&hop_by_hop[..], &report].concat();
+    let packet = packet_with("fe80::9", "ff02::16", protocol::HOP_BY_HOP, 1, &bytes);
+    h.receive(&framed(EtherAddr::for_ipv6_multicast(v6("ff02::16")), &packet));
+    assert_eq!(h.counters.total_drops(), 0);
+    h.end();
+}
