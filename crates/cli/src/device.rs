@@ -7,7 +7,10 @@ use crate::route_spec::{self, RouteSpec};
 use crate::sandbox::{self, DEFAULT_INTERFACE, FULMAR_ADDRESSES, KERNEL_ADDRESSES};
 use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
 use fulmar::devices::{ParseSpecError, Spec};
-use fulmar::{Cidr, CongestionControl, Device, EcnPolicy, Stack, TcpConfig, TcpStream, devices};
+use fulmar::{
+    Cidr, CongestionControl, ConnectOptions, Device, EcnPolicy, Stack, TcpConfig, TcpStream,
+    devices,
+};
 use fulmar_netns::Netns;
 use std::fs::File;
 use std::io;
@@ -391,7 +394,8 @@ impl Session {
                 SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
             };
             let local = SocketAddr::new(any, local_port.unwrap_or(0));
-            match TcpStream::connect_from(&self.stack, local, &to, timeout) {
+            let options = ConnectOptions { local: Some(local), ..ConnectOptions::default() };
+            match TcpStream::connect_with(&self.stack, &to, &options, Some(timeout)) {
                 Err(e) if self.is_too_early(&e, start) => thread::sleep(RETRY),
                 done => return done,
             }

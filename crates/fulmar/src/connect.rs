@@ -3,12 +3,14 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
+use fulmar_runtime::Limit;
 use fulmar_shard::{FirstData, SocketOptions};
 
-use crate::socket::{Socket, to_io};
+use crate::socket::{Socket, check_timeout, to_io};
 use crate::stack::Stack;
-use crate::tcp::{TcpStream, open, owner_of, valid_options};
+use crate::tcp::{TcpStream, connect, open, owner_of, valid_options};
 
 /// Options of a connection that is to be opened: see [`TcpStream::connect_with`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -18,25 +20,58 @@ pub struct ConnectOptions {
     pub local: Option<SocketAddr>,
     /// Options of the socket, which hold from the SYN on.
     pub socket: SocketOptions,
-    /// First data goes with the SYN although no cookie is known ([`TcpStream::connect_first`]; Linux: bit 4 of
-    /// `tcp_fastopen`): for servers that ask for none.
-    pub without_cookie: bool,
 }
 
 impl TcpStream {
-    /// Starts a connection with options that are set before the SYN. The returned stream is non-blocking. It is
-    /// writable when the handshake has ended; then [`TcpStream::take_error`] has its result.
+    /// Connects with options that are set before the SYN, within `timeout` (`None`: no limit).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fulmar::{ConnectOptions, SocketOptions, Stack, TcpListener, TcpStream, devices};
+    /// # fn main() -> std::io::Result<()> {
+    /// # let (a, b) = devices::link_pair()?;
+    /// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).build()?;
+    /// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).build()?;
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// let options = ConnectOptions {
+    ///     local: Some("10.0.0.2:0".parse().unwrap()),
+    ///     socket: SocketOptions { nodelay: true, ..SocketOptions::default() },
+    /// };
+    /// let to = "10.0.0.1:80".parse().unwrap();
+    /// let stream = TcpStream::connect_with(&stack, &to, &options, Some(Duration::from_secs(10)))?;
+    /// # drop(stream);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect_timeout`]; `AddrInUse`; `AddrNotAvailable` for a local address that is not the stack's;
+    /// `InvalidInput` for a time to live of 0 or a segment outside 88 to 32,767 bytes.
+    pub fn connect_with(
+        stack: &Stack,
+        addr: &SocketAddr,
+        options: &ConnectOptions,
+        timeout: Option<Duration>,
+    ) -> io::Result<TcpStream> {
+        timeout.map_or(Ok(()), check_timeout)?;
+        let set = valid_options(options.socket)?;
+        let limit = timeout.map_or(Limit::Forever, Limit::For);
+        connect(stack, options.local, *addr, limit, |entry| entry.set_options(&set))
+    }
+
+    /// Starts a connection and does not wait for the handshake. The returned stream is non-blocking. It is writable
+    /// when the handshake has ended; then [`TcpStream::take_error`] has its result.
     ///
     /// # Errors
     /// Errors before the SYN: no route, no free port, `AddrInUse`; `AddrNotAvailable` for a local address that is not the
     /// stack's; `InvalidInput` for a time to live of 0 or a segment outside 88 to 32,767 bytes.
-    pub fn connect_with(
+    pub fn connect_nonblocking(
         stack: &Stack,
-        remote: SocketAddr,
+        addr: &SocketAddr,
         options: &ConnectOptions,
     ) -> io::Result<TcpStream> {
         let set = valid_options(options.socket)?;
-        let socket = open(stack, options.local, remote, |entry| entry.set_options(&set))?;
+        let socket = open(stack, options.local, *addr, |entry| entry.set_options(&set))?;
         socket.set_nonblocking(true);
         Ok(TcpStream { socket })
     }
@@ -47,7 +82,7 @@ impl TcpStream {
     /// has space for them. Calls of the stream wait as those of any; the first one reports if the connection
     /// failed.
     ///
-    /// With [`ConnectOptions::without_cookie`] the SYN carries data without a cookie.
+    /// `first` is the data; as a [`FirstData`] it can ask for more: with [`FirstData::without_cookie`] the SYN carries data without a cookie.
     ///
     /// **The data may arrive twice**, in two connections (RFC 7413 section 2.1): a request must be one that does no harm
     /// if it is done again. A server that refuses, or a path that loses such SYNs twice in a row, is not tried
@@ -72,7 +107,7 @@ impl TcpStream {
     /// # });
     /// let to = "10.0.0.1:80".parse().unwrap();
     /// for _ in 0..2 {
-    ///     let (mut stream, sent) = TcpStream::connect_first(&stack, to, &ConnectOptions::default(), b"hello")?;
+    ///     let (mut stream, sent) = TcpStream::connect_first(&stack, &to, &ConnectOptions::default(), b"hello")?;
     ///     stream.write_all(&b"hello"[sent..])?;
     ///     let mut answer = [0; 5];
     ///     stream.read_exact(&mut answer)?;
@@ -83,21 +118,20 @@ impl TcpStream {
     /// ```
     ///
     /// # Errors
-    /// As [`TcpStream::connect_with`].
-    pub fn connect_first(
+    /// As [`TcpStream::connect_nonblocking`].
+    pub fn connect_first<'a>(
         stack: &Stack,
-        remote: SocketAddr,
+        addr: &SocketAddr,
         options: &ConnectOptions,
-        data: &[u8],
+        first: impl Into<FirstData<'a>>,
     ) -> io::Result<(TcpStream, usize)> {
         let set = valid_options(options.socket)?;
-        let first = FirstData { bytes: data, without_cookie: options.without_cookie };
-        let owner = owner_of(stack, options.local, remote)?;
+        let first = first.into();
+        let owner = owner_of(stack, options.local, *addr)?;
         let host = stack.inner.host(owner);
         let opened = host.call(|shard, now| {
-            shard.tcp_connect_fast(now, remote, options.local, first, |entry| {
-                entry.set_options(&set)
-            })
+            shard
+                .tcp_connect_fast(now, *addr, options.local, first, |entry| entry.set_options(&set))
         });
         let (id, accepted) = opened.map_err(to_io)?;
         let socket = Socket::new(Arc::clone(&stack.inner), owner, id);

@@ -85,6 +85,11 @@ impl From<fulmar_runtime::StartError> for SetupError {
     }
 }
 
+/// An argument that makes no sense, and why.
+pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why.into())
+}
+
 /// A socket's error as `std::io` has it: with the errno that the kernel would give.
 pub fn to_io(e: SocketError) -> io::Error {
     io::Error::from_raw_os_error(e.errno())

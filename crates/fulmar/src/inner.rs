@@ -1,6 +1,7 @@
 //! What the handles of a stack and its sockets share.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant as StdInstant};
 
@@ -17,6 +18,8 @@ pub(crate) struct Inner {
     pub hosts: Vec<Arc<Host>>,
     pub name: String,
     pub exit_drain: Duration,
+    /// [`crate::Stack::close`] was called: the end waits no more.
+    pub is_closed: AtomicBool,
     /// The inode of the network namespace in which it was built.
     pub network_namespace: Option<u64>,
     pub control: Mutex<Option<Control>>,
@@ -63,14 +66,20 @@ impl Inner {
         last.map_err(to_io)
     }
 
-    /// Closes the door and every socket, and delivers what was accepted, for the documented time.
+    /// What [`Inner::close`] does at the end of the stack or the process, for the documented time.
     pub fn drain(&self) {
+        let is_closed = self.is_closed.load(Ordering::Relaxed);
+        self.close(if is_closed { Duration::ZERO } else { self.exit_drain });
+    }
+
+    /// Closes the door and every socket, and delivers what was accepted. False: the time was over.
+    pub fn close(&self, limit: Duration) -> bool {
+        self.is_closed.store(true, Ordering::Relaxed);
         drop(self.control.lock().unwrap_or_else(PoisonError::into_inner).take());
         let _ = self.in_each(|shard, now| shard.close_all(now));
-        let until = StdInstant::now() + self.exit_drain;
-        for host in &self.hosts {
-            host.drain(None, until.saturating_duration_since(StdInstant::now()));
-        }
+        let until = StdInstant::now().checked_add(limit);
+        let left = || until.map_or(limit, |t| t.saturating_duration_since(StdInstant::now()));
+        self.hosts.iter().filter(|host| !host.drain(None, left())).count() == 0
     }
 }
 

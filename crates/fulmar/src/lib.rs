@@ -94,7 +94,7 @@ pub use fulmar_netdev::moderation::ModerationConfig;
 #[doc(hidden)]
 pub use fulmar_runtime as runtime;
 pub use fulmar_shard::{
-    ConditionalAccept, FastOpenKeys, FastOpenOptions, ListenOptions, ListenerStat,
+    ConditionalAccept, FastOpenKeys, FastOpenOptions, FirstData, ListenOptions, ListenerStat,
     MIN_BUDGET_BYTES, RecvMessage, SendMessage, SocketOptions, SourceLimits, StackConfig,
     SynCookies, SynOptions,
 };

@@ -11,6 +11,7 @@ use fulmar_runtime::{Limit, LockedShard, PollSetCore};
 use fulmar_shard::{ListenOptions, ListenerStat, SocketOptions};
 use fulmar_socket::{Ready, SocketError, Step};
 
+use crate::error::invalid;
 use crate::pending::PendingConnection;
 use crate::poll::wait_for_candidates;
 use crate::socket::{Socket, each_address, stack_of, to_io};
@@ -88,7 +89,12 @@ impl TcpListener {
     /// `WouldBlock` if non-blocking. `InvalidInput`: its connections are pending first
     /// ([`TcpListener::pending`]).
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let (listener, (id, peer)) = self.take(|shard, id| shard.tcp_accept(id))?;
+        let (listener, (id, peer)) = self.take(|shard, id| shard.tcp_accept(id)).map_err(|e| {
+            explain_invalid(
+                e,
+                "the listener's connections are pending first: see TcpListener::pending",
+            )
+        })?;
         let socket = Socket::new(Arc::clone(&listener.stack), listener.shard, id);
         Ok((TcpStream { socket }, peer))
     }
@@ -99,7 +105,12 @@ impl TcpListener {
     /// # Errors
     /// `WouldBlock` if non-blocking. `InvalidInput`: a listener that accepts by itself.
     pub fn pending(&self) -> io::Result<PendingConnection> {
-        let (s, pending) = self.take(|shard, id| shard.tcp_pending(id))?;
+        let (s, pending) = self.take(|shard, id| shard.tcp_pending(id)).map_err(|e| {
+            explain_invalid(
+                e,
+                "the listener accepts by itself: see ListenOptions::conditional_accept",
+            )
+        })?;
         Ok(PendingConnection::new(s, pending))
     }
 
@@ -243,13 +254,19 @@ impl TcpListener {
         self.sockets().iter().try_for_each(set)
     }
 
-    /// Takes the pending error (SO_ERROR).
+    /// Takes the pending error (SO_ERROR), of the first shard that has one.
     ///
     /// # Errors
     /// The socket is gone.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        self.first().take_error()
+        let mut errors = self.sockets().iter().map(|s| s.take_error());
+        errors.find(|e| !matches!(e, Ok(None))).unwrap_or(Ok(None))
     }
+}
+
+/// An EINVAL with its reason.
+fn explain_invalid(e: io::Error, why: &str) -> io::Error {
+    if e.kind() == io::ErrorKind::InvalidInput { invalid(why) } else { e }
 }
 
 /// The same port in every shard.

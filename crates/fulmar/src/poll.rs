@@ -12,6 +12,8 @@ use std::time::Duration;
 use fulmar_base::SocketHandle;
 use fulmar_runtime::{Host, Limit, PollSetCore};
 
+use fulmar_socket::SocketError;
+
 use crate::socket::{Socket, to_io};
 use crate::stack::Stack;
 use crate::{EchoSocket, Ready, TcpListener, TcpStream, UdpSocket};
@@ -124,6 +126,16 @@ pub struct PollSet {
     descriptors: Mutex<Option<Descriptors>>,
 }
 
+/// What a poll set answers about a socket that it does not have.
+fn not_a_member(e: SocketError) -> io::Error {
+    match e {
+        SocketError::Invalid => {
+            io::Error::new(io::ErrorKind::NotFound, "it is not in the poll set")
+        }
+        e => to_io(e),
+    }
+}
+
 /// Events that one wait returns at most.
 const EVENTS_PER_WAIT: usize = 1024;
 
@@ -151,10 +163,13 @@ impl PollSet {
     /// Changes token and interest of a socket in the set.
     ///
     /// # Errors
-    /// `InvalidInput` if it is not in the set.
+    /// `NotFound` if it is not in the set; `InvalidInput` for a socket of another stack.
     pub fn modify(&self, source: &impl Source, token: usize, interest: Ready) -> io::Result<()> {
-        self.remove(source)?;
-        self.add(source, token, interest)
+        self.own(source)?.into_iter().try_for_each(|s| {
+            let host = self.host(s.shard);
+            host.call(|shard, _| shard.rejoin_set(s.slot, &self.core, token, interest))
+                .map_err(not_a_member)
+        })
     }
 
     /// A handle with which other threads end a wait of this set: it reports `token`.
@@ -183,7 +198,7 @@ impl PollSet {
     pub fn remove_fd(&self, fd: impl AsFd) -> io::Result<()> {
         match &*self.descriptors() {
             Some(d) => d.remove(fd),
-            None => Err(io::ErrorKind::NotFound.into()),
+            None => Err(not_a_member(SocketError::Invalid)),
         }
     }
 
@@ -194,11 +209,11 @@ impl PollSet {
     /// No longer watches a socket.
     ///
     /// # Errors
-    /// `InvalidInput` if it was not in the set.
+    /// `NotFound` if it was not in the set; `InvalidInput` for a socket of another stack.
     pub fn remove(&self, source: &impl Source) -> io::Result<()> {
         self.own(source)?.into_iter().try_for_each(|s| {
             let leave = self.host(s.shard).call(|shard, _| shard.leave_set(s.slot, &self.core));
-            leave.map_err(to_io)
+            leave.map_err(not_a_member)
         })
     }
 

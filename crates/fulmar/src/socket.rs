@@ -10,6 +10,7 @@ use fulmar_base::{DropReason, Instant, SlotId};
 use fulmar_runtime::{Host, Limit, LockedShard, Request};
 use fulmar_socket::{Ready, SocketError, Step};
 
+use crate::error::invalid;
 pub use crate::error::to_io;
 use crate::exit;
 use crate::inner::Inner;
@@ -208,16 +209,18 @@ impl Socket {
     }
 }
 
+/// As `std::net` has it.
+pub(crate) fn check_timeout(t: Duration) -> io::Result<()> {
+    if t.is_zero() { Err(invalid("cannot set a 0 duration timeout")) } else { Ok(()) }
+}
+
 fn store_timeout(slot: &AtomicU64, t: Option<Duration>) -> io::Result<()> {
     let ns = match t {
         None => 0,
-        Some(Duration::ZERO) => {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "cannot set a 0 duration timeout",
-            ));
+        Some(t) => {
+            check_timeout(t)?;
+            u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)
         }
-        Some(t) => u64::try_from(t.as_nanos()).unwrap_or(u64::MAX),
     };
     slot.store(ns, Ordering::Relaxed);
     Ok(())

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant as StdInstant};
 
@@ -24,7 +25,7 @@ use crate::exit;
 use crate::inner::Inner;
 use crate::ledger::{self, Account};
 use crate::poll::PollSet;
-use crate::socket::{Socket, explain_unreachable, to_io};
+use crate::socket::{Socket, check_timeout, explain_unreachable, to_io};
 use crate::stat::Stat;
 
 /// A running TCP/IP stack. Cloning copies a handle; sockets keep the stack alive.
@@ -123,9 +124,10 @@ impl Stack {
     /// Sends an ICMP echo request with `payload_len` bytes of payload, and waits for the reply.
     ///
     /// # Errors
-    /// `TimedOut`; `HostUnreachable` or `NetworkUnreachable`; `EMSGSIZE` above 65,507 bytes (IPv6:
+    /// `TimedOut`; `InvalidInput` for a time-out of zero; `HostUnreachable` or `NetworkUnreachable`; `EMSGSIZE` above 65,507 bytes (IPv6:
     /// 65,527); `InvalidData` if the payload of the reply differs.
     pub fn ping(&self, to: IpAddr, payload_len: usize, timeout: Duration) -> io::Result<Echo> {
+        check_timeout(timeout)?;
         self.ask_for_echo(to, payload_len, timeout).map_err(explain_unreachable)
     }
 
@@ -267,11 +269,32 @@ impl Stack {
         self.inner.name()
     }
 
-    /// Why the stack is permanently down: a thread panicked in the stack or in a driver. The panic propagates to
-    /// its caller. Every other call, waiting calls included, fails with `ENETDOWN`; the device is closed, and
+    /// Closes every socket and waits until what they accepted is acknowledged, for at most `timeout`. Afterwards
+    /// calls on them fail, and dropping the stack waits no more.
+    ///
+    /// # Errors
+    /// `TimedOut`: bytes are still unacknowledged, and are lost if the stack is dropped now. `EBADF` in a forked child. A
+    /// connection that was reset or timed out before has told its error to its socket, and is none here.
+    pub fn close(&self, timeout: Duration) -> io::Result<()> {
+        if !self.inner.is_ours() {
+            return Err(to_io(SocketError::BadHandle));
+        }
+        if self.inner.close(timeout) {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::TimedOut, "accepted bytes are not acknowledged yet"))
+    }
+
+    /// Why the stack is permanently down: the device is gone, or a thread panicked in the stack or in a driver.
+    ///
+    /// If the device is gone, calls fail with `ENETDOWN` (`EPROTO`: the process at its other end broke the protocol);
+    /// received bytes can still be read.
+    ///
+    /// A panic propagates to its caller. Every other call, waiting calls included, fails with `ENETDOWN`; the device is closed, and
     /// lent and posted memory is returned. The process may build another stack over the same interface once this one is dropped.
     pub fn failure(&self) -> Option<String> {
-        self.inner.hosts().find_map(|host| host.failure()).map(str::to_owned)
+        let panicked = self.inner.hosts().find_map(|host| host.failure()).map(str::to_owned);
+        panicked.or_else(|| self.inner.hosts().find_map(|host| device_failure(host)))
     }
 
     /// Changes how waiting threads wait for the device: see [`Builder::moderation`].
@@ -454,7 +477,16 @@ impl Builder {
         let hosts = fulmar_runtime::start_hosts(&config, devices, &name, account)?;
         let (control, reader) = (std::sync::Mutex::new(None), Arc::default());
         let network_namespace = std::fs::metadata("/proc/thread-self/ns/net").ok().map(|m| m.ino());
-        let inner = Arc::new(Inner { hosts, name, exit_drain, network_namespace, control, reader });
+        let is_closed = AtomicBool::new(false);
+        let inner = Arc::new(Inner {
+            hosts,
+            name,
+            exit_drain,
+            is_closed,
+            network_namespace,
+            control,
+            reader,
+        });
         exit::register(&inner);
         if !is_unlisted {
             open_door(&inner);
@@ -482,6 +514,21 @@ fn check_devices(devices: &[Box<dyn Device>]) -> Result<(), SetupError> {
     let is_mixed =
         caps.any(|c| (c.medium, c.ether, c.mtu) != (first.medium, first.ether, first.mtu));
     if is_mixed { Err(SetupError::MixedDevices) } else { Ok(()) }
+}
+
+/// That the device of a shard is gone, and how.
+fn device_failure(host: &fulmar_runtime::Host) -> Option<String> {
+    let lost = |shard: &mut LockedShard, _| {
+        let down = shard.down();
+        Ok(down.map(|e| (e, shard.device().stats().name.clone())))
+    };
+    let (error, name) = host.call(lost).ok()??;
+    Some(match error {
+        SocketError::Protocol => {
+            format!("the process at the other end of device {name} broke the protocol of the link")
+        }
+        _ => format!("device {name} is gone"),
+    })
 }
 
 /// Failure is no error: the stack works without a control socket.

@@ -12,9 +12,10 @@ use fulmar_socket::{Ready, SocketError};
 use fulmar_tcp::{CongestionControl, Keepalive, MtuProbing};
 
 use crate::TcpInfo;
+use crate::error::invalid;
 use crate::receive::RecvFlags;
 use crate::send::SendFlags;
-use crate::socket::{Socket, each_address, explain_unreachable, stack_of, to_io};
+use crate::socket::{Socket, check_timeout, each_address, explain_unreachable, stack_of, to_io};
 use crate::stack::Stack;
 
 /// A TCP connection.
@@ -22,6 +23,10 @@ use crate::stack::Stack;
 /// Threads may share it. Concurrent reads are serialized by the shard lock; concurrent writes are not
 /// interleaved. Dropping the last handle closes the connection after the accepted bytes were sent. If received
 /// bytes are unread, the connection is reset instead, as on Linux (RFC 2525 section 2.17).
+///
+/// A socket keeps its stack. If the last handle to the stack is gone, dropping the last socket ends the stack: **that
+/// drop waits** until what was accepted is acknowledged, for at most [`crate::Builder::exit_drain`] (5 s), of a
+/// non-blocking socket too. [`Stack::close`] does it at a time of the program's choice.
 pub struct TcpStream {
     pub(crate) socket: Arc<Socket>,
 }
@@ -32,51 +37,20 @@ impl TcpStream {
     /// # Errors
     /// Those of `connect(2)`.
     pub fn connect(stack: &Stack, addr: impl ToSocketAddrs) -> io::Result<TcpStream> {
-        each_address(addr, |a| connect(stack, None, a, Limit::Forever))
+        each_address(addr, |a| connect(stack, None, a, Limit::Forever, |_| ()))
     }
 
-    /// Connects, within `timeout`.
+    /// Connects, within `timeout`. [`TcpStream::connect_with`] does so with options.
     ///
     /// # Errors
-    /// `TimedOut`, and those of `connect(2)`.
+    /// `TimedOut`, `InvalidInput` for zero, and those of `connect(2)`.
     pub fn connect_timeout(
         stack: &Stack,
         addr: &SocketAddr,
         timeout: Duration,
     ) -> io::Result<TcpStream> {
-        if timeout.is_zero() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "cannot set a 0 duration timeout",
-            ));
-        }
-        connect(stack, None, *addr, Limit::For(timeout))
-    }
-
-    /// Connects from a given local address and port, within `timeout`. For the unspecified address
-    /// (`0.0.0.0`, `::`) the stack chooses the address, for port 0 the port.
-    ///
-    /// # Errors
-    /// `AddrInUse`, `AddrNotAvailable` for an address that is not the stack's, `TimedOut`, and those of
-    /// `connect(2)`.
-    pub fn connect_from(
-        stack: &Stack,
-        local: SocketAddr,
-        addr: &SocketAddr,
-        timeout: Duration,
-    ) -> io::Result<TcpStream> {
-        connect(stack, Some(local), *addr, Limit::For(timeout))
-    }
-
-    /// Starts a connection without waiting for the handshake. The stream is writable when the handshake has
-    /// ended; then [`TcpStream::take_error`] has its result.
-    ///
-    /// # Errors
-    /// Errors before the SYN: no route, no free port.
-    pub fn connect_nonblocking(stack: &Stack, addr: SocketAddr) -> io::Result<TcpStream> {
-        let socket = open(stack, None, addr, |_| ())?;
-        socket.set_nonblocking(true);
-        Ok(TcpStream { socket })
+        check_timeout(timeout)?;
+        connect(stack, None, *addr, Limit::For(timeout), |_| ())
     }
 
     /// Another handle to the same connection.
@@ -207,7 +181,8 @@ impl TcpStream {
     /// Probes an idle peer (SO_KEEPALIVE with TCP_KEEPIDLE, TCP_KEEPINTVL and TCP_KEEPCNT); `None`, the
     /// default: no probes. If the probes are not answered, the connection fails with `TimedOut`, waiting reads
     /// included, and is reset. While data is queued or unacknowledged no probes are sent. A user time-out
-    /// replaces the count of probes.
+    /// replaces the count of probes. Zero is no error as on Linux: it counts as the least there is, one probe or
+    /// `TcpConfig::min_rto`.
     ///
     /// # Errors
     /// The socket is gone.
@@ -433,14 +408,15 @@ impl TcpStream {
 pub(crate) const DEFAULT_TTL: u8 = 64;
 
 pub(crate) fn valid_ttl(ttl: u32) -> io::Result<u8> {
-    u8::try_from(ttl).ok().filter(|t| *t > 0).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    let valid = u8::try_from(ttl).ok().filter(|t| *t > 0);
+    valid.ok_or_else(|| invalid(format!("a time to live is from 1 to 255, not {ttl}")))
 }
 
 /// As Linux takes it (TCP_MIN_MSS, MAX_TCP_WINDOW).
 pub(crate) fn valid_segment(bytes: u16) -> io::Result<u16> {
     match bytes {
         88..=32_767 => Ok(bytes),
-        _ => Err(io::ErrorKind::InvalidInput.into()),
+        _ => Err(invalid(format!("a largest segment is from 88 to 32767 bytes, not {bytes}"))),
     }
 }
 
@@ -479,13 +455,15 @@ pub(crate) fn owner_of(
     Ok(owner)
 }
 
-fn connect(
+/// Opens a connection and waits for its handshake.
+pub(crate) fn connect(
     stack: &Stack,
     local: Option<SocketAddr>,
     to: SocketAddr,
     limit: Limit,
+    set_options: impl FnOnce(&mut TcpEntry),
 ) -> io::Result<TcpStream> {
-    let socket = open(stack, local, to, |_| ())?;
+    let socket = open(stack, local, to, set_options)?;
     let id = socket.id;
     socket.wait(Ready::WRITABLE, limit, |shard, _| shard.tcp_connected(id)).map_err(|e| match e
         .kind()

@@ -17,6 +17,7 @@ use fulmar_udp::BindOptions;
 
 use crate::socket::{Socket, each_address, to_io};
 use crate::stack::Stack;
+use crate::tcp::valid_ttl;
 
 /// A UDP socket. Threads may share it.
 pub struct UdpSocket {
@@ -256,7 +257,7 @@ impl UdpSocket {
     /// # Errors
     /// The socket is gone; `InvalidInput` outside 1 to 255.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
-        let ttl = u8::try_from(ttl).ok().filter(|t| *t > 0).ok_or(io::ErrorKind::InvalidInput)?;
+        let ttl = valid_ttl(ttl)?;
         self.with_udp(|u| u.ttl = Some(ttl))
     }
 

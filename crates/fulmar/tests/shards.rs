@@ -264,8 +264,9 @@ fn a_connection_from_a_port_of_choice_is_opened_by_its_owner() {
         let listener = TcpListener::bind(&b, (B, 0)).unwrap();
         let to = listener.local_addr().unwrap();
         for port in 7000..7010 {
-            let local = ([0, 0, 0, 0], port).into();
-            let c = TcpStream::connect_from(&a, local, &to, PATIENCE).unwrap();
+            let local = Some(([0, 0, 0, 0], port).into());
+            let options = fulmar::ConnectOptions { local, ..Default::default() };
+            let c = TcpStream::connect_with(&a, &to, &options, Some(PATIENCE)).unwrap();
             let (s, from) = listener.accept().unwrap();
             assert_eq!(from.port(), port);
             drop((c, s));

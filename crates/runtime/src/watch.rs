@@ -121,6 +121,11 @@ impl Watch {
         }
     }
 
+    /// Whether the socket is in a poll set.
+    pub fn is_in(&self, set: &Arc<PollSetCore>) -> bool {
+        self.sets.iter().any(|m| Arc::ptr_eq(&m.set, set))
+    }
+
     /// The socket leaves a poll set; false if it was not in it.
     pub fn leave(&mut self, socket: SlotId, set: &Arc<PollSetCore>) -> bool {
         let before = self.sets.len();

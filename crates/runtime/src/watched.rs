@@ -306,6 +306,23 @@ impl<P: Probe> WatchedShard<P> {
         Ok(())
     }
 
+    /// Changes token and interest of a socket that is in a poll set.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`]: it is not in it.
+    pub fn rejoin_set(
+        &mut self,
+        id: SlotId,
+        set: &Arc<PollSetCore>,
+        token: usize,
+        interest: Ready,
+    ) -> Result<(), SocketError> {
+        if !self.watchers.find(id).is_some_and(|w| w.is_in(set)) {
+            return Err(SocketError::Invalid);
+        }
+        self.join_set(id, set, token, interest)
+    }
+
     /// Takes a socket out of a poll set.
     ///
     /// # Errors

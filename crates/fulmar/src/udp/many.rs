@@ -6,6 +6,8 @@ use fulmar_runtime::LockedShard;
 use fulmar_shard::{RecvMessage, SendMessage};
 use fulmar_socket::Ready;
 
+use crate::error::invalid;
+
 use super::UdpSocket;
 
 impl UdpSocket {
@@ -51,7 +53,9 @@ impl UdpSocket {
     /// above 65,535, `EMSGSIZE` if one does not fit the path's packets: runs are never fragmented.
     pub fn send_segmented(&self, buf: &[u8], segment_bytes: usize) -> io::Result<usize> {
         let segment = u16::try_from(segment_bytes).ok().filter(|n| *n > 0);
-        let segment = segment.ok_or(io::ErrorKind::InvalidInput)?;
+        let segment = segment.ok_or_else(|| {
+            invalid(format!("a datagram of a run has from 1 to 65535 bytes, not {segment_bytes}"))
+        })?;
         self.send_many(&[SendMessage::new(buf).segmented(segment)]).map(|_| buf.len())
     }
 

@@ -22,6 +22,17 @@ fn is_down<T: std::fmt::Debug>(r: io::Result<T>) {
     fails_with(libc::ENETDOWN, r);
 }
 
+#[test]
+fn a_stack_whose_device_is_gone_says_so() {
+    within(|| {
+        let (a, _b, plug) = stacks_with_plug();
+        assert_eq!(a.failure(), None);
+        plug.pull();
+        eventually("it has noticed", || a.failure().is_some());
+        assert!(a.failure().unwrap().ends_with("is gone"));
+    });
+}
+
 fn fails_with<T: std::fmt::Debug>(errno: i32, r: io::Result<T>) {
     assert_eq!(r.unwrap_err().raw_os_error(), Some(errno));
 }

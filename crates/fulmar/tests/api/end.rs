@@ -67,6 +67,29 @@ fn the_end_of_a_stack_waits_no_longer_than_it_says() {
 }
 
 #[test]
+fn a_stack_that_is_closed_tells_whether_everything_was_delivered_and_its_end_waits_no_more() {
+    within(|| {
+        let (d, e) = fulmar::devices::link_pair().unwrap();
+        let (a, b) = (stack(1, d, |s| s.exit_drain(Duration::from_secs(3600))), stack(2, e, |s| s));
+        let (c, s) = connection(&a, &b, 80);
+        fill(&c);
+        let late = a.close(Duration::from_millis(20)).unwrap_err();
+        assert_eq!(late.kind(), std::io::ErrorKind::TimedOut);
+        let mut refused = &c;
+        assert!(refused.write(b"x").is_err());
+        let reader = read_all(s);
+        a.close(Duration::MAX).unwrap();
+        assert!(!reader.join().unwrap().is_empty());
+        let (d, e) = fulmar::devices::link_pair().unwrap();
+        let (a, b) = (stack(1, d, |s| s.exit_drain(Duration::from_secs(3600))), stack(2, e, |s| s));
+        let (c, _s) = connection(&a, &b, 80);
+        fill(&c);
+        a.close(Duration::from_millis(20)).unwrap_err();
+        drop((c, a));
+    });
+}
+
+#[test]
 fn threads_and_descriptors_end_with_their_stack() {
     within(|| {
         let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();

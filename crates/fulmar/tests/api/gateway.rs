@@ -44,7 +44,9 @@ fn a_pending_connection_is_accepted_in_the_name_of_its_destination() {
         let (guest, gateway) = guest_and_gateway();
         let listener = listen(&gateway);
         for to in [FAR, FAR6] {
-            let client = TcpStream::connect_nonblocking(&guest, far(to)).unwrap();
+            let client =
+                TcpStream::connect_nonblocking(&guest, &far(to), &ConnectOptions::default())
+                    .unwrap();
             let pending = listener.pending().unwrap();
             assert_eq!(pending.local_addr(), far(to));
             assert_eq!(pending.peer_addr(), client.local_addr().unwrap());
@@ -58,7 +60,9 @@ fn a_pending_connection_is_accepted_in_the_name_of_its_destination() {
             (&client).read_exact(&mut buf).unwrap();
             assert_eq!((&buf, client.peer_addr().unwrap()), (b"hello", far(to)));
         }
-        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::InvalidInput);
+        let e = listener.accept().unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidInput);
+        assert!(e.to_string().contains("TcpListener::pending"), "{e}");
         buffers_come_home(&[&guest, &gateway]);
     });
 }
@@ -91,7 +95,8 @@ fn a_poll_set_reports_a_listener_while_a_connection_is_pending() {
         assert_eq!(listener.pending().unwrap_err().kind(), ErrorKind::WouldBlock);
         let set = gateway.poll_set().unwrap();
         set.add(&listener, 7, Ready::READABLE).unwrap();
-        let client = TcpStream::connect_nonblocking(&guest, far(FAR)).unwrap();
+        let client =
+            TcpStream::connect_nonblocking(&guest, &far(FAR), &ConnectOptions::default()).unwrap();
         let mut events = Vec::new();
         set.wait(&mut events, Some(PATIENCE)).unwrap();
         assert_eq!((events[0].token, events[0].ready), (7, Ready::READABLE));
@@ -118,7 +123,8 @@ fn a_decision_after_the_listener_is_gone_is_possible() {
     within(|| {
         let (guest, gateway) = guest_and_gateway();
         let listener = listen(&gateway);
-        let client = TcpStream::connect_nonblocking(&guest, far(FAR)).unwrap();
+        let client =
+            TcpStream::connect_nonblocking(&guest, &far(FAR), &ConnectOptions::default()).unwrap();
         let pending = listener.pending().unwrap();
         drop(listener);
         let server = pending.accept().unwrap();
@@ -193,9 +199,9 @@ fn a_connection_to_the_guest_keeps_the_clients_address() {
             recv_buffer: Some(64 << 10),
             ..SocketOptions::default()
         };
-        let options = ConnectOptions { local: Some(local), socket, ..ConnectOptions::default() };
+        let options = ConnectOptions { local: Some(local), socket };
         let to = SocketAddr::new(A.parse().unwrap(), 80);
-        let c = TcpStream::connect_with(&gateway, to, &options).unwrap();
+        let c = TcpStream::connect_nonblocking(&gateway, &to, &options).unwrap();
         let (server, from) = listener.accept().unwrap();
         assert_eq!((from, c.local_addr().unwrap()), (local, local));
         assert!(c.nodelay().unwrap());
@@ -205,13 +211,14 @@ fn a_connection_to_the_guest_keeps_the_clients_address() {
         let mut buf = [0; 5];
         (&c).read_exact(&mut buf).unwrap();
         assert_eq!(&buf, b"hello");
-        let again = TcpStream::connect_with(&gateway, to, &options).unwrap_err();
+        let again = TcpStream::connect_nonblocking(&gateway, &to, &options).unwrap_err();
         assert_eq!(again.kind(), ErrorKind::AddrInUse);
         let socket = SocketOptions { ttl: Some(0), ..socket };
         let bad = ConnectOptions { socket, ..options };
-        let bad = TcpStream::connect_with(&gateway, to, &bad).unwrap_err();
+        let bad = TcpStream::connect_nonblocking(&gateway, &to, &bad).unwrap_err();
         assert_eq!(bad.kind(), ErrorKind::InvalidInput);
-        let foreign = TcpStream::connect_with(&guest, far("10.1.0.2:80"), &options).unwrap_err();
+        let foreign =
+            TcpStream::connect_nonblocking(&guest, &far("10.1.0.2:80"), &options).unwrap_err();
         assert_eq!(
             foreign.kind(),
             ErrorKind::AddrNotAvailable,

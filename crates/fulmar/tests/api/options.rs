@@ -48,7 +48,7 @@ fn congestion_control_can_be_chosen_before_and_after_connecting() {
             ..SocketOptions::default()
         };
         let options = ConnectOptions { socket, ..ConnectOptions::default() };
-        let c = TcpStream::connect_with(&a, c.peer_addr().unwrap(), &options).unwrap();
+        let c = TcpStream::connect_nonblocking(&a, &c.peer_addr().unwrap(), &options).unwrap();
         assert_eq!(c.congestion().unwrap(), CongestionControl::NewReno);
         assert_eq!(c.max_pacing_rate().unwrap(), Some(1_000_000));
         assert_eq!(c.mtu_probing().unwrap(), MtuProbing::Always);
@@ -181,7 +181,8 @@ fn segments_are_no_larger_than_either_end_asked_for() {
         let listener = TcpListener::bind(&b, (B, 81)).unwrap();
         let socket = SocketOptions { max_segment: Some(500), ..SocketOptions::default() };
         let options = ConnectOptions { socket, ..ConnectOptions::default() };
-        let c = TcpStream::connect_with(&a, listener.local_addr().unwrap(), &options).unwrap();
+        let c =
+            TcpStream::connect_nonblocking(&a, &listener.local_addr().unwrap(), &options).unwrap();
         let (s, _) = listener.accept().unwrap();
         assert_eq!(c.set_max_segment(87).unwrap_err().kind(), ErrorKind::InvalidInput);
         // Timestamps take twelve bytes of each segment.
@@ -206,7 +207,8 @@ fn options_of_a_listener_and_of_a_connect_hold_from_the_handshake_on() {
         listener.set_options(SocketOptions { tos, ..listener.options().unwrap() }).unwrap();
         let socket = SocketOptions { tos, quickack: Some(false), ..SocketOptions::default() };
         let options = ConnectOptions { socket, ..ConnectOptions::default() };
-        let c = TcpStream::connect_with(&a, listener.local_addr().unwrap(), &options).unwrap();
+        let c =
+            TcpStream::connect_nonblocking(&a, &listener.local_addr().unwrap(), &options).unwrap();
         let (s, _) = listener.accept().unwrap();
         assert_eq!((c.tos().unwrap(), s.tos().unwrap()), (tos, tos));
         assert_eq!(s.congestion().unwrap(), CongestionControl::Bbr);
@@ -276,7 +278,9 @@ fn a_time_to_live_is_between_1_and_255() {
         c.set_ttl(7).unwrap();
         assert_eq!(c.ttl().unwrap(), 7);
         for wrong in [0, 256, u32::MAX] {
-            assert_eq!(c.set_ttl(wrong).unwrap_err().kind(), ErrorKind::InvalidInput);
+            let e = c.set_ttl(wrong).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::InvalidInput);
+            assert!(e.to_string().contains(&format!("from 1 to 255, not {wrong}")), "{e}");
         }
         c.write_all(b"x").unwrap();
         s.read_exact(&mut [0; 1]).unwrap();
@@ -382,7 +386,9 @@ fn a_local_port_of_choice_is_used_and_used_once() {
         let listener = TcpListener::bind(&b, (B, 80)).unwrap();
         let to = listener.local_addr().unwrap();
         let from = |local: &str| {
-            TcpStream::connect_from(&a, local.parse().unwrap(), &to, crate::support::PATIENCE)
+            let options =
+                ConnectOptions { local: Some(local.parse().unwrap()), ..Default::default() };
+            TcpStream::connect_with(&a, &to, &options, Some(crate::support::PATIENCE))
         };
         let c = from("0.0.0.0:1234").unwrap();
         assert_eq!(c.local_addr().unwrap(), format!("{A}:1234").parse().unwrap());
@@ -401,7 +407,8 @@ fn a_local_address_of_choice_is_used_with_a_port_of_the_stacks_choice() {
         let to = listener.local_addr().unwrap();
         let from = |ip: &str| {
             let local = SocketAddr::new(ip.parse().unwrap(), 0);
-            TcpStream::connect_from(&a, local, &to, crate::support::PATIENCE)
+            let options = ConnectOptions { local: Some(local), ..Default::default() };
+            TcpStream::connect_with(&a, &to, &options, Some(crate::support::PATIENCE))
         };
         for ip in [SECOND, A] {
             let local = from(ip).unwrap().local_addr().unwrap();

@@ -137,7 +137,8 @@ fn a_closed_port_refuses_and_a_socket_tells_it_once() {
         let e = TcpStream::connect(&a, (B, 9)).unwrap_err();
         assert_eq!((e.kind(), errno(&e)), (ErrorKind::ConnectionRefused, libc::ECONNREFUSED));
         let to: SocketAddr = format!("{B}:9").parse().unwrap();
-        let c = TcpStream::connect_nonblocking(&a, to).unwrap();
+        let c =
+            TcpStream::connect_nonblocking(&a, &to, &fulmar::ConnectOptions::default()).unwrap();
         let set = a.poll_set().unwrap();
         set.add(&c, 0, fulmar::Ready::WRITABLE).unwrap();
         set.wait(&mut Vec::new(), None).unwrap();
@@ -153,7 +154,8 @@ fn connecting_without_blocking_is_writable_when_done() {
         let (a, b) = stacks();
         let listener = TcpListener::bind(&b, (B, 80)).unwrap();
         let to: SocketAddr = format!("{B}:80").parse().unwrap();
-        let mut c = TcpStream::connect_nonblocking(&a, to).unwrap();
+        let mut c =
+            TcpStream::connect_nonblocking(&a, &to, &fulmar::ConnectOptions::default()).unwrap();
         let set = a.poll_set().unwrap();
         set.add(&c, 5, fulmar::Ready::WRITABLE).unwrap();
         let mut events = Vec::new();
@@ -192,8 +194,14 @@ fn a_connect_time_out_ends_an_attempt_that_nobody_answers() {
         // The backlog is full: the SYN is dropped.
         let e = TcpStream::connect_timeout(&a, &to, SHORT).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::TimedOut);
-        let e = TcpStream::connect_timeout(&a, &to, Duration::ZERO).unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::InvalidInput);
+        let options = fulmar::ConnectOptions::default();
+        for e in [
+            TcpStream::connect_timeout(&a, &to, Duration::ZERO).unwrap_err(),
+            TcpStream::connect_with(&a, &to, &options, Some(Duration::ZERO)).unwrap_err(),
+            a.ping(to.ip(), 8, Duration::ZERO).unwrap_err(),
+        ] {
+            assert_eq!(e.kind(), ErrorKind::InvalidInput);
+        }
         drop(listener);
     });
 }

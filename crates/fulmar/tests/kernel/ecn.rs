@@ -71,9 +71,13 @@ fn a_kernel_that_asks_is_agreed_with_and_one_that_refuses_is_not() {
         let refusing = net::TcpListener::bind((KERNEL, 81)).unwrap();
         let socket = fulmar::SocketOptions { ecn: Some(EcnPolicy::Ask), ..Default::default() };
         let options = fulmar::ConnectOptions { socket, ..Default::default() };
-        let c = TcpStream::connect_with(&stack, format!("{KERNEL}:81").parse().unwrap(), &options)
-            .unwrap();
-        c.set_nonblocking(false).unwrap();
+        let c = TcpStream::connect_with(
+            &stack,
+            &format!("{KERNEL}:81").parse().unwrap(),
+            &options,
+            None,
+        )
+        .unwrap();
         let (s, _) = refusing.accept().unwrap();
         pair(&c, &s);
         assert!(!c.info().unwrap().ecn);

@@ -48,7 +48,7 @@ fn the_kernel_takes_data_with_our_syn_once_it_has_given_a_cookie() {
         for n in 0..3 {
             let data = request(n);
             let options = ConnectOptions::default();
-            let (c, sent) = TcpStream::connect_first(&stack, to, &options, &data).unwrap();
+            let (c, sent) = TcpStream::connect_first(&stack, &to, &options, &*data).unwrap();
             assert_eq!(sent, data.len());
             let (s, _) = listener.accept().unwrap();
             assert!(serve(s) == data);

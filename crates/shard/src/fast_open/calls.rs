@@ -18,6 +18,20 @@ pub struct FirstData<'a> {
     pub without_cookie: bool,
 }
 
+/// With a cookie alone.
+impl<'a> From<&'a [u8]> for FirstData<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        FirstData { bytes, without_cookie: false }
+    }
+}
+
+/// With a cookie alone.
+impl<'a, const N: usize> From<&'a [u8; N]> for FirstData<'a> {
+    fn from(bytes: &'a [u8; N]) -> Self {
+        FirstData::from(bytes.as_slice())
+    }
+}
+
 impl<P: Probe> Shard<P> {
     /// As [`Shard::tcp_connect_with`], with first data: it goes with the SYN if the server's cookie is known (RFC 7413),
     /// and otherwise the SYN asks for one. Returns the connection and how much of the data it has accepted: all
