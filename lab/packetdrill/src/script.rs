@@ -50,8 +50,8 @@ pub enum Action {
     Expect(packet::Packet),
     /// A call, and when it returns if it blocks.
     Call(call::Call, Option<Duration>),
-    /// A sysctl is set: name and value.
-    Sysctl(String, String),
+    /// Sysctls are set: names and values.
+    Sysctls(Vec<(String, String)>),
     /// An assertion on TCP_INFO.
     Assert(Assertion),
 }

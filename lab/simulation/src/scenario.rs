@@ -470,7 +470,10 @@ impl Scenario {
     pub fn may_be_absent(&self) -> bool {
         let loses =
             |w: &Impairments| w.loss + w.corrupt > 0.0 || w.rate_bps.is_some() || w.mtu.is_some();
-        self.ways.iter().any(loses) || self.trouble != Trouble::None
+        // Each flow to another address of a station asks for it, at the same time as others.
+        let asks_many = self.swarm.any_address.is_some()
+            && self.stations.iter().any(|s| s.takes_pkts.is_some());
+        self.ways.iter().any(loses) || self.trouble != Trouble::None || asks_many
     }
 
     /// Whether a connection may report an error. One of a station to itself sees nothing of the wire, but goes

@@ -81,12 +81,17 @@ fn parse_event(line: &str) -> Result<(When, Action), String> {
     Ok((when, action))
 }
 
-/// A sysctl: the only command that the runner knows.
+/// Sysctls of one command, `sysctl -q A=1 && sysctl -q B=2`: the only one that the runner knows, since packetdrill
+/// takes one command before the first event.
 fn parse_sysctl(text: &str) -> Result<Action, String> {
-    let inner = text.trim_matches('`');
-    let setting = inner.strip_prefix("sysctl -q ").ok_or("a command that is not `sysctl -q`")?;
-    let (name, value) = setting.split_once('=').ok_or("a sysctl without `=`")?;
-    Ok(Action::Sysctl(name.to_owned(), value.to_owned()))
+    let setting = |command: &str| {
+        let setting = command.trim().strip_prefix("sysctl -q ");
+        let setting = setting.ok_or("a command that is not `sysctl -q`")?;
+        let (name, value) = setting.split_once('=').ok_or("a sysctl without `=`")?;
+        Ok((name.to_owned(), value.to_owned()))
+    };
+    let commands = text.trim_matches('`').split("&&");
+    Ok(Action::Sysctls(commands.map(setting).collect::<Result<_, String>>()?))
 }
 
 fn parse_packet(text: &str) -> Result<Packet, String> {

@@ -118,8 +118,10 @@ impl Player {
                 self.call(call)
             }
             Action::Call(call, Some(end)) => self.call_blocking(call, base_us + us(*end)),
-            Action::Sysctl(name, value) => {
-                self.settings += &format!("{name}={value}\n");
+            Action::Sysctls(settings) => {
+                for (name, value) in settings {
+                    self.settings += &format!("{name}={value}\n");
+                }
                 let settings = Settings::parse(&self.settings);
                 let set = |m: &mut Machine| {
                     m.world.set_settings(settings.clone());
