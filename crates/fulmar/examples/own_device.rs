@@ -132,8 +132,8 @@ fn main() -> ExitCode {
 
 fn example() -> Outcome {
     let [near, far] = Wire::pair()?;
-    let near = Stack::builder().device(Box::new(near)).address(common::OURS.parse()?).build()?;
-    let far = Stack::builder().device(Box::new(far)).address(common::PEER.parse()?).build()?;
+    let near = Stack::builder().device(near).address(common::OURS.parse()?).build()?;
+    let far = Stack::builder().device(far).address(common::PEER.parse()?).build()?;
     let listener = TcpListener::bind(&far, "10.77.0.1:7000")?;
     let server = thread::spawn(move || -> io::Result<u64> {
         let (mut stream, _) = listener.accept()?;

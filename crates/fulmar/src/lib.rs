@@ -31,6 +31,8 @@
 //! - **Event loops**: [`PollSet`] waits for many sockets, or lends its descriptor to any loop.
 //! - **async**: there is no adapter for tokio yet. `tokio::io::unix::AsyncFd` over a [`PollSet`] serves:
 //!   when it is readable, call [`PollSet::wait`] with a time-out of zero and clear its readiness.
+//! - **Without threads or an operating system**: the crate `fulmar-shard` is the whole stack as a value that is given
+//!   packets and the time (`no_std`); its example `two_shards` feeds two of them from memory.
 //! - **Not as in std**: 127.0.0.1 and `localhost` are the host's, not the stack's; two stacks reach each
 //!   other over [`devices::link_pair`] or [`devices::shm`], a stack reaches its own addresses. Names go to
 //!   the host's resolver over the host's network. There are no multicast groups.

@@ -8,6 +8,7 @@ use std::ops::BitOr;
 use fulmar_base::Stage;
 use fulmar_mbuf::Chain;
 use fulmar_runtime::{Limit, Request};
+use fulmar_socket::fmt_flags;
 use fulmar_socket::posted::CompletionPolicy;
 
 use crate::socket::to_io;
@@ -19,7 +20,7 @@ use raw::Read;
 const PLACED_READ_BYTES: usize = 128 << 10;
 
 /// How one read differs from the others of its socket.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RecvFlags(u8);
 
 impl RecvFlags {
@@ -36,6 +37,18 @@ impl RecvFlags {
     /// Whether all of `other` is in `self`.
     pub const fn contains(self, other: RecvFlags) -> bool {
         self.0 & other.0 == other.0
+    }
+}
+
+/// `PEEK | WAIT_ALL`.
+impl std::fmt::Debug for RecvFlags {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let all = [
+            (RecvFlags::PEEK, "PEEK"),
+            (RecvFlags::WAIT_ALL, "WAIT_ALL"),
+            (RecvFlags::DONT_WAIT, "DONT_WAIT"),
+        ];
+        fmt_flags(f, all.into_iter().filter(|(flag, _)| self.contains(*flag)).map(|(_, n)| n))
     }
 }
 

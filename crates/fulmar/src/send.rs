@@ -10,6 +10,7 @@ use std::ops::BitOr;
 use std::sync::Arc;
 
 use fulmar_runtime::Limit;
+use fulmar_socket::fmt_flags;
 
 pub use completion::SendCompletion;
 pub use owned::{OwnedBytes, SendOwnedError};
@@ -20,7 +21,7 @@ use crate::tcp::TcpStream;
 use turn::WriteTurn;
 
 /// Flags of one write.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SendFlags(u8);
 
 impl SendFlags {
@@ -39,6 +40,18 @@ impl SendFlags {
     /// Whether all of `other` is in `self`.
     pub const fn contains(self, other: SendFlags) -> bool {
         self.0 & other.0 == other.0
+    }
+}
+
+/// `MORE | DONT_WAIT`.
+impl std::fmt::Debug for SendFlags {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let all = [
+            (SendFlags::MORE, "MORE"),
+            (SendFlags::DONT_WAIT, "DONT_WAIT"),
+            (SendFlags::END_OF_RECORD, "END_OF_RECORD"),
+        ];
+        fmt_flags(f, all.into_iter().filter(|(flag, _)| self.contains(*flag)).map(|(_, n)| n))
     }
 }
 

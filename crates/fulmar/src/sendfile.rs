@@ -140,7 +140,7 @@ impl TcpStream {
     /// # Errors
     /// [`SendFileError`], with what was accepted before it. `WouldBlock`: the socket is non-blocking
     /// (then a call goes on where a write would: it does not wait for half the buffer), or the
-    /// time-out passed; try again with the rest. `IsADirectory`; `NotSeekable`: the file is a
+    /// time-out passed; try again with the rest. `InvalidInput`: the range ends before it begins. `IsADirectory`; `NotSeekable`: the file is a
     /// pipe or a socket. Those of reading the file: what was read before is accepted. If a piece
     /// that was accepted before it was read cannot be read, the connection is reset and later calls
     /// say EIO. Otherwise as `write`.

@@ -4,18 +4,18 @@
 //! A shard asks for nothing but to be called. This program carries its packets, says what time it is, and
 //! calls again when [`Shard::next_deadline`] says so. What became ready it finds in the list of events.
 //!
-//! Run it with `cargo run -p fulmar-shard --example two_shards`.
+//! It needs one crate, `fulmar-shard`, which passes on what it uses of the layers below. Run it with `cargo run -p fulmar-shard --example two_shards`.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Secrets, SlotId};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::{Pool, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_shard::base::{Counters, DropReason, EtherAddr, Instant, Secrets, SlotId};
+use fulmar_shard::ip::IfAddr;
+use fulmar_shard::mbuf::{Pool, Purpose};
+use fulmar_shard::netdev::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_shard::socket::{Ready, SocketError, Step};
 use fulmar_shard::{Event, ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_socket::{Ready, SocketError, Step};
 
 /// Ethernet frames on their way.
 type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;

@@ -70,6 +70,12 @@ mod wait;
 mod watch_calls;
 mod wheel;
 
+/// What a program that calls a shard itself uses of the layers below.
+pub use {
+    fulmar_base as base, fulmar_ip as ip, fulmar_mbuf as mbuf, fulmar_netdev as netdev,
+    fulmar_socket as socket,
+};
+
 pub use config::{MIN_BUDGET_BYTES, StackConfig};
 pub use echo::queue::EchoListener;
 pub use error::SetupError;

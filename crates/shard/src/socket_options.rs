@@ -24,22 +24,23 @@ pub struct SocketOptions {
     pub mtu_probing: Option<MtuProbing>,
     /// SO_MAX_PACING_RATE, bytes per second.
     pub max_pacing_rate: Option<u64>,
-    /// SO_KEEPALIVE; `None`: off.
+    /// SO_KEEPALIVE; `None`: off. Times of zero count as `TcpConfig::min_rto`, a count of zero as one probe (Linux:
+    /// EINVAL).
     pub keepalive: Option<Keepalive>,
-    /// TCP_USER_TIMEOUT.
+    /// TCP_USER_TIMEOUT; zero: as `None`.
     pub user_timeout: Option<Duration>,
-    /// Time to live (hop limit) of the packets.
+    /// Time to live (hop limit) of the packets, 1 to 255.
     pub ttl: Option<u8>,
     /// TOS (traffic class) of the packets: the DSCP in its upper six bits (RFC 2474). The ECN field in the lower two
     /// is the connection's, and ignored here, as on Linux.
     pub tos: u8,
-    /// TCP_MAXSEG, bytes.
+    /// TCP_MAXSEG, 88 to 32,767 bytes.
     pub max_segment: Option<u16>,
-    /// TCP_NOTSENT_LOWAT, bytes.
+    /// TCP_NOTSENT_LOWAT, bytes; 0: as `None`.
     pub notsent_low_water: Option<u32>,
-    /// SO_SNDBUF, bytes.
+    /// SO_SNDBUF, bytes: 2 KiB to 16 MiB; what is outside counts as the nearer end, as on Linux.
     pub send_buffer: Option<usize>,
-    /// SO_RCVBUF, bytes.
+    /// SO_RCVBUF, bytes: likewise.
     pub recv_buffer: Option<usize>,
 }
 

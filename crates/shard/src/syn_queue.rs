@@ -55,7 +55,7 @@ pub struct ListenOptions {
     /// When SYNs are answered with cookies. Default: while there is no space for an embryo.
     pub syn_cookies: SynCookies,
     /// Offers each SYN to the program as a pending connection, before it is answered
-    /// ([`crate::Shard::tcp_pending`]). Such a listener has neither embryos nor cookies nor an accept queue.
+    /// (`TcpListener::pending`; of a shard [`crate::Shard::tcp_pending`]). Such a listener has neither embryos nor cookies nor an accept queue.
     /// Default: the stack answers.
     pub conditional_accept: Option<ConditionalAccept>,
     /// Takes the data of SYNs with a valid Fast Open cookie before the handshake is complete (RFC 7413), and gives

@@ -66,7 +66,6 @@ impl<'a> SendMessage<'a> {
 }
 
 /// Space for one received datagram: an entry of what `recvmmsg(2)` takes.
-#[derive(Debug)]
 pub struct RecvMessage<'a> {
     buffer: &'a mut [u8],
     len: usize,
@@ -74,6 +73,20 @@ pub struct RecvMessage<'a> {
     from: Option<SocketAddr>,
     to: Option<SocketAddr>,
     segment_bytes: Option<u16>,
+}
+
+/// Without the bytes.
+impl core::fmt::Debug for RecvMessage<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("RecvMessage")
+            .field("buffer_bytes", &self.buffer.len())
+            .field("len", &self.len)
+            .field("sent_len", &self.sent_len)
+            .field("from", &self.from)
+            .field("to", &self.to)
+            .field("segment_bytes", &self.segment_bytes)
+            .finish()
+    }
 }
 
 impl<'a> RecvMessage<'a> {

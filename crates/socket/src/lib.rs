@@ -17,7 +17,7 @@ pub mod soreceive;
 pub mod sosend;
 
 pub use error::SocketError;
-pub use ready::Ready;
+pub use ready::{Ready, fmt_flags};
 pub use sosend::Reservation;
 
 use fulmar_tcp::{State, Tcb};

@@ -3,8 +3,39 @@
 use core::ops::{BitOr, BitOrAssign};
 
 /// A set of readiness events of a socket, or of events that a poll set is interested in.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Ready(u8);
+
+/// The names of a set's members, as a constant of the source would be written.
+#[doc(hidden)]
+pub fn fmt_flags(
+    f: &mut core::fmt::Formatter<'_>,
+    names: impl Iterator<Item = &'static str>,
+) -> core::fmt::Result {
+    let mut is_empty = true;
+    for name in names {
+        f.write_str(if is_empty { "" } else { " | " })?;
+        f.write_str(name)?;
+        is_empty = false;
+    }
+    if is_empty { f.write_str("NONE") } else { Ok(()) }
+}
+
+/// `READABLE | WRITABLE`.
+impl core::fmt::Debug for Ready {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let all = [
+            (Ready::READABLE, "READABLE"),
+            (Ready::WRITABLE, "WRITABLE"),
+            (Ready::PEER_CLOSED, "PEER_CLOSED"),
+            (Ready::ERROR, "ERROR"),
+            (Ready::CLOSED, "CLOSED"),
+            (Ready::EDGE, "EDGE"),
+            (Ready::SOME, "SOME"),
+        ];
+        fmt_flags(f, all.into_iter().filter(|(flag, _)| self.contains(*flag)).map(|(_, n)| n))
+    }
+}
 
 impl Ready {
     /// The empty set.

@@ -9,6 +9,8 @@ use std::os::unix::fs::FileTypeExt;
 use fulmar_mbuf::Chain;
 use fulmar_runtime::file::{self, End, Patience};
 
+use crate::error::invalid;
+
 /// What is read at a time where the size is not known before the end is met.
 const UNSIZED_STEP_BYTES: u64 = 64 << 10;
 
@@ -43,6 +45,9 @@ impl<'a> Source<'a> {
     /// # Errors
     /// It is a directory, or cannot be read at a position, or the system does not tell.
     pub fn open(file: &'a File, at: u64, end: Option<u64>) -> io::Result<Source<'a>> {
+        if end.is_some_and(|e| e < at) {
+            return Err(invalid(format!("the range ends before byte {at}, where it begins")));
+        }
         let about = file.metadata()?;
         let kind = about.file_type();
         if kind.is_dir() {

@@ -461,3 +461,14 @@ fn a_turn_that_waits_for_the_answer_itself_gets_it() {
         eventually("bytes for calls that do not wait", || s.read(&mut [0; 1]).is_ok());
     });
 }
+
+#[test]
+fn flags_are_written_by_their_names_and_messages_without_their_bytes() {
+    let ready = Ready::READABLE | Ready::PEER_CLOSED;
+    assert_eq!(format!("{ready:?} {:?}", Ready::NONE), "READABLE | PEER_CLOSED NONE");
+    let flags = fulmar::SendFlags::MORE | fulmar::SendFlags::DONT_WAIT;
+    assert_eq!(format!("{flags:?} {:?}", fulmar::RecvFlags::PEEK), "MORE | DONT_WAIT PEEK");
+    let mut buffer = [7; 1500];
+    let message = format!("{:?}", fulmar::RecvMessage::new(&mut buffer));
+    assert!(message.contains("buffer_bytes: 1500") && !message.contains("7, 7"), "{message}");
+}
