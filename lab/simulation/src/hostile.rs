@@ -131,8 +131,17 @@ impl World {
             let is_cookie_out = l.cookies_sent > l.cookies_valid;
             l.embryos_expired > 0 || is_cookie_out && (loses || l.acks_dropped > 0)
         });
+        let sends_cookies = self
+            .sides
+            .each_ref()
+            .map(|side| side.shard.counters().value(Counter::TcpSynCookiesSent) > 0);
         for n in 0..self.open.len() {
             let flow = self.open[n];
+            // After a SYN cookie a late copy of a SYN with data opens a second connection of these addresses, which
+            // is accepted, and resets the first when that comes with its cookie.
+            if self.ends[2 * flow].opens_early && sends_cookies[self.ends[2 * flow + 1].station] {
+                (self.ends[2 * flow].may_fail, self.ends[2 * flow + 1].may_fail) = (true, true);
+            }
             if self.ends[2 * flow].error.is_none() {
                 let passive = &self.ends[2 * flow + 1];
                 let is_lost = passive.is_unborn() && forgets[passive.station];

@@ -210,3 +210,8 @@ fn a_window_that_closed_below_the_flight_reopens_after_the_user_timeout() {
 fn the_syn_of_an_early_end_whose_reset_was_lost_opens_again() {
     holds(before(Feature::Pending, 1795551790754714));
 }
+
+#[test]
+fn a_late_syn_with_data_after_a_syn_cookie_opens_a_second_connection() {
+    holds(before(Feature::Pending, 1795553425354115));
+}
