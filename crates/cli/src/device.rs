@@ -2,6 +2,8 @@
 
 use crate::failure::{During, Failure, Outcome};
 use crate::faults::FaultSpec;
+use crate::gateway::capture::CaptureFile;
+use crate::gateway::log::Log;
 use crate::metrics;
 use crate::route_spec::{self, RouteSpec};
 use crate::sandbox::{self, DEFAULT_INTERFACE, FULMAR_ADDRESSES, KERNEL_ADDRESSES};
@@ -32,8 +34,10 @@ pub struct StackArgs {
     /// the same; with a slash it is a path.
     #[arg(long, value_name = "DEVICE", default_value = DEFAULT_INTERFACE, value_parser = device)]
     device: Spec,
-    /// An address of the stack with its prefix length; may be repeated [default: 10.77.0.2/24, fd77::2/64]
+    /// An address of the stack with its prefix length; may be repeated [default on fulmar0: 10.77.0.2/24,
+    /// fd77::2/64]
     ///
+    /// On interfaces of other names than fulmar0 to fulmar3 it must be given.
     /// In a sandbox the second command has 10.77.0.3 and fd77::3, and so on. Over shm: the one that
     /// listens, else the first to start, has 10.77.0.1 and fd77::1.
     #[arg(long = "addr", value_name = "CIDR")]
@@ -293,7 +297,10 @@ impl StackArgs {
             device = devices::impaired(device, seed, &spec.path, &spec.path);
         }
         match &self.pcap {
-            Some(file) => Ok(devices::capture(device, create(file)?)),
+            Some(file) => {
+                let log = Log::to_stderr("fulmar", true);
+                Ok(devices::capture(device, CaptureFile::new(create(file)?, &log)))
+            }
             None => Ok(device),
         }
     }

@@ -2,12 +2,12 @@
 
 pub(crate) mod args;
 mod auto;
-mod capture;
+pub(crate) mod capture;
 mod detach;
 mod document;
 mod fault;
 mod interface;
-mod log;
+pub(crate) mod log;
 pub(crate) mod plan;
 mod report;
 mod runas;
@@ -62,6 +62,11 @@ impl Session<'_> {
     /// # Errors
     /// A sentence about the step that failed.
     pub fn run(&self) -> Outcome<ExitCode> {
+        if Stage::current() != Stage::Command {
+            // Started as /proc/self/exe the process is called `exe`.
+            let name = if self.name == "pasta" { c"pasta" } else { c"fulmar" };
+            let _ = nix::sys::prctl::set_name(name);
+        }
         match (Stage::current(), &self.plan.guest) {
             (Stage::Attach(pid), _) => {
                 if !detach::is_told_to_go() {

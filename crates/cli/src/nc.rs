@@ -109,7 +109,11 @@ impl Args {
             |text: &str| text.parse().map_err(|_| Failure::new(format!("`{text}` is not a port")));
         match port.split_once('-') {
             Some((first, last)) if self.scan => {
-                Ok(Target { last_port: number(last)?, ..Target::of(host, number(first)?) })
+                let (first, last) = (number(first)?, number(last)?);
+                if first > last {
+                    return Err(Failure::new(format!("the range `{port}` ends before it begins")));
+                }
+                Ok(Target { last_port: last, ..Target::of(host, first) })
             }
             _ => Ok(Target::of(host, number(port)?)),
         }

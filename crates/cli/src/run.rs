@@ -33,8 +33,11 @@ A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *. An --
 from --deny and --no-network. Rules of every run: ~/.config/fulmar/run.rules, with lines such as
 `deny 10.0.0.0/8`, `allow example.org:443`, `no-network`.
 
+The program does not reach the host itself. Where it is to:
+`fulmar gateway --config-net --map-host-loopback ADDRESS -- PROGRAM`.
+
 The program has the same user, files and terminal; its exit status is that of the command. Statuses of
-the command itself: 125 (no network), 126 (not executable), 127 (no such program).")]
+the command itself: 2 (an option or a rule), 125 (no network), 126 (not executable), 127 (no such program).")]
 pub struct Args {
     /// TCP ports that lead into the namespace: [ADDRESS/]FIRST[-LAST][:TO]
     #[arg(short, long, value_name = "PORTS")]

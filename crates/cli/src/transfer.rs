@@ -76,7 +76,7 @@ pub struct RecvArgs {
     #[arg(short, long, value_name = "PORT", conflicts_with = "from")]
     listen: Option<u16>,
     /// Fail unless this is the SHA-256 of what arrived
-    #[arg(long, value_name = "HEX")]
+    #[arg(long, value_name = "HEX", value_parser = sha256)]
     sha256: Option<String>,
     /// Read by copy instead of into buffers posted ahead, for comparing
     #[arg(long)]
@@ -414,6 +414,12 @@ fn reach_sender(args: &RecvArgs, session: &Session) -> Outcome<TcpStream> {
     Ok(stream)
 }
 
+/// A SHA-256 as sha256sum(1) prints it.
+fn sha256(text: &str) -> Result<String, String> {
+    let is_sum = text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    if is_sum { Ok(text.to_owned()) } else { Err("give 64 hexadecimal digits".into()) }
+}
+
 fn check_digest(expected: Option<&str>, found: &str) -> Outcome<ExitCode> {
     match expected {
         Some(hex) if !hex.eq_ignore_ascii_case(found) => Err(Failure::new(format!(
@@ -446,6 +452,14 @@ mod tests {
         assert!(check_digest(Some(&published.to_uppercase()), &tally.digest()).is_ok());
         assert!(check_digest(Some("00"), &tally.digest()).is_err());
         assert!(check_digest(None, &tally.digest()).is_ok());
+    }
+
+    #[test]
+    fn a_sum_has_64_hexadecimal_digits() {
+        assert!(sha256(&"aB".repeat(32)).is_ok());
+        for text in ["abcd", &"g".repeat(64), &"a".repeat(65), ""] {
+            assert!(sha256(text).is_err(), "{text}");
+        }
     }
 
     #[test]

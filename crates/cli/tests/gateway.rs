@@ -89,7 +89,9 @@ fn detached(arguments: &[&str]) -> u32 {
     let output = pasta(&[&["-P", &file.text()], arguments].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(text(&output.stderr) + &text(&output.stdout), "", "it has nothing to say");
-    fs::read_to_string(&file.0).unwrap().trim().parse().unwrap()
+    let pid: u32 = fs::read_to_string(&file.0).unwrap().trim().parse().unwrap();
+    assert_eq!(fs::read_to_string(format!("/proc/{pid}/comm")).unwrap(), "pasta\n");
+    pid
 }
 
 fn is_running(pid: u32) -> bool {
@@ -242,6 +244,8 @@ fn what_cannot_be_set_up_is_refused_with_a_sentence_and_status_1() {
             gone.starts_with("pasta: cannot attach to process 4194999: there is no such process"),
             "{gone}"
         );
+        let own = refusal(&["--config-net", &std::process::id().to_string()]);
+        assert!(own.contains("network namespace of this command"), "{own}");
         let missing = refusal(&["--netns", "/nowhere/at/all"]);
         assert!(missing.contains("there is no such file"), "{missing}");
         let unknown = refusal(&["--nonsense", &guest.pid()]);

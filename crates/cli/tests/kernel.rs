@@ -273,7 +273,8 @@ fn a_file_that_arrives_damaged_is_refused() {
         let file = Scratch::new("wrong");
         let (port, server) =
             kernel_server("10.77.0.1", |mut s| s.write_all(b"something else").expect("sent"));
-        let output = run(&format!("recv --sha256 00 {} 10.77.0.1:{port}", file.path()));
+        let sum = "0".repeat(64);
+        let output = run(&format!("recv --sha256 {sum} {} 10.77.0.1:{port}", file.path()));
         server.join().expect("it ends");
         assert_eq!(output.status.code(), Some(2));
         assert!(text(&output.stderr).contains("receive it again"));
@@ -451,6 +452,16 @@ fn a_capture_is_readable_by_tshark() {
 }
 
 #[test]
+fn a_capture_on_a_full_disk_is_reported_and_the_traffic_goes_on() {
+    in_sandbox(|| {
+        let output = run("ping -c 2 -i 0.05 -W 60 --pcap /dev/full 10.77.0.1");
+        assert_success(&output);
+        let said = text(&output.stderr);
+        assert_eq!(said.lines().filter(|l| l.contains("the capture ends")).count(), 1, "{said}");
+    });
+}
+
+#[test]
 fn a_tap_and_a_tun_of_our_own_reach_the_kernel() {
     const NAME: &str = "a_tap_and_a_tun_of_our_own_reach_the_kernel";
     in_sandbox(|| {
@@ -534,7 +545,8 @@ fn man_pages_and_completions_name_every_command() {
     assert_success(&completions);
     for command in ["nc", "ping", "send", "recv", "stat", "sandbox"] {
         let page = std::fs::read_to_string(directory.join(format!("fulmar-{command}.1")));
-        assert!(page.expect("a page").contains(".TH"), "{command}");
+        let page = page.expect("a page");
+        assert!(page.contains(".TH") && !page.contains(".SH EXTRA"), "{command}");
         assert!(
             text(&completions.stdout).contains(&format!("fulmar__subcmd__{command}"))
                 || text(&completions.stdout).contains(&format!("fulmar__{command}")),

@@ -196,6 +196,9 @@ fn parse_mapping(item: &str) -> Result<(RangeInclusive<u16>, u16), String> {
         let first = *from.start();
         return Ok((from, first));
     };
+    if from.parse::<IpAddr>().is_ok() {
+        return Err(format!("an address ends with a slash: write {from}/{to}"));
+    }
     let (from, to) = (parse_range(from)?, parse_range(to)?);
     let span = from.end() - from.start();
     if to.start() != to.end() && to.end() - to.start() != span {
@@ -335,6 +338,7 @@ mod tests {
             ("22,20-30", "overlaps"),
             ("/22", "no address"),
             ("1.2.3/22", "is no IP address"),
+            ("127.0.0.1:8080:80", "write 127.0.0.1/8080:80"),
             ("%/22", "interface name"),
             ("22,none", "no port"),
         ] {

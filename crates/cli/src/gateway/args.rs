@@ -132,7 +132,10 @@ fn interface(text: &str) -> Result<String, String> {
   fulmar gateway --config-net -t 8080:80 -- PROGRAM    publish port 80 of the namespace as 8080
 
 Started under the name pasta, or as `fulmar --pasta`, the command is fulmar gateway.
-Options that are repeated: ports and addresses add up, of the others the last one counts."
+Options that are repeated: ports and addresses add up, of the others the last one counts.
+
+Exit status: 0 once the network is up, with --foreground at the end; that of PROGRAM. Otherwise 1 or 2 (an option or
+the set-up), for PROGRAM 125 (no network), 126 (not executable), 127 (no such program)."
 )]
 pub struct Args {
     #[command(flatten)]

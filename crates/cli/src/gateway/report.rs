@@ -1,6 +1,6 @@
 //! What a guest reached: the rules that decide it, and the summary at the end.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -42,6 +42,8 @@ struct Tally {
 #[derive(Clone, Default)]
 pub struct Reporter {
     destinations: Arc<Mutex<HashMap<(Protocol, SocketAddr), Tally>>>,
+    /// How often each name was denied.
+    denied_names: Arc<Mutex<BTreeMap<String, u64>>>,
 }
 
 impl Reporter {
@@ -49,6 +51,23 @@ impl Reporter {
         let mut all = self.destinations.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() < MAX_DESTINATIONS || all.contains_key(&(protocol, to)) {
             change(all.entry((protocol, to)).or_default());
+        }
+    }
+
+    fn deny_name(&self, name: &str) {
+        let mut all = self.denied_names.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < MAX_DESTINATIONS || all.contains_key(name) {
+            *all.entry(name.to_owned()).or_default() += 1;
+        }
+    }
+
+    fn write_denied_names(&self, text: &mut String) {
+        let all = self.denied_names.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, times) in all.iter().take(SHOWN) {
+            let _ = writeln!(text, "  name {}: denied {times} times", format::printable(name));
+        }
+        if all.len() > SHOWN {
+            let _ = writeln!(text, "  and {} other names denied", all.len() - SHOWN);
         }
     }
 
@@ -106,6 +125,7 @@ impl Reporter {
         for (why, count) in totals.refusals.iter() {
             let _ = writeln!(text, "  {count} not carried: {}", why.sentence().trim());
         }
+        self.write_denied_names(&mut text);
         self.write_destinations(&mut text);
         text
     }
@@ -196,7 +216,13 @@ impl Policy for RulesPolicy {
     }
 
     fn decide_name(&mut self, name: &str) -> Decision {
-        if self.rules.allows_name(name) { Decision::Allow } else { Decision::Deny }
+        if self.rules.allows_name(name) {
+            return Decision::Allow;
+        }
+        if let Some(reporter) = &self.reporter {
+            reporter.deny_name(name);
+        }
+        Decision::Deny
     }
 
     fn ended(&mut self, flow: &FlowStat) {
@@ -236,6 +262,8 @@ mod tests {
         assert_eq!(policy.decide_name("example.org"), Decision::Allow);
         assert_eq!(policy.decide_name("example.com"), Decision::Deny);
         let mut text = String::new();
+        reporter.write_denied_names(&mut text);
+        assert_eq!(text, "  name example.com: denied 1 times\n");
         reporter.write_destinations(&mut text);
         assert!(text.contains("tcp 192.0.2.1:80 (example.org): 0 flows, 1 denied"), "{text}");
     }

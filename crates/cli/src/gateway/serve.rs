@@ -115,6 +115,7 @@ pub fn serve(
     let mut auto = start_auto(plan, &log);
 
     let netns = target.attach().map_err(say)?;
+    refuse_own(visible.namespaces(&netns))?;
     let identity = runas::wanted(plan.process.runas.as_deref()).map_err(Failure::new)?;
     let network = plan.network(&host, attach);
     let devices = make_interface(plan, &netns, &network, pcap)?;
@@ -160,6 +161,17 @@ pub fn serve(
         reporter.print(&mut out, &gateway.stat(), summary, &splicers_counters(&splicers));
     }
     Ok(status_of(&ended, &log))
+}
+
+/// A guest in the caller's own network namespace has no need of a gateway, which would set up the caller's network.
+fn refuse_own([own, guests]: [Option<u64>; 2]) -> Outcome {
+    if own.is_none() || own != guests {
+        return Ok(());
+    }
+    Err(Failure::new(
+        "the guest is in the network namespace of this command, not in one of its own: start it by \
+         `unshare -rn PROGRAM`, and give its process id once it runs",
+    ))
 }
 
 /// The terminal's signals are not for a gateway in the background.

@@ -87,8 +87,8 @@ fn heading(app: &App, columns: usize) -> Vec<Line<'static>> {
     let title = spread(format!("fulmar top: {}", model.title), place, columns);
     let second = format!(
         "out {}  in {}  {} packets/s  {}",
-        bits(model_out(model)),
-        bits(model_in(model)),
+        bytes_rate(model_out(model)),
+        bytes_rate(model_in(model)),
         model.packets.map_or("-".into(), short),
         tally(model),
     );
@@ -96,7 +96,7 @@ fn heading(app: &App, columns: usize) -> Vec<Line<'static>> {
     let third = format!(
         "dropped {}/s  sent again {}  buffers {} of {}",
         short(model.drop_rate()),
-        bits(model.again),
+        bytes_rate(model.again),
         format::bytes(model.buffers[0]),
         format::bytes(model.buffers[1]),
     );
@@ -320,7 +320,7 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect) {
     let keys = HELP.iter().map(|(key, what)| Line::from(format!(" {key:<27}{what}")));
     let notes = [
         "",
-        " OUT and IN are as the guest, or the stack, sees them; RTT is that of the",
+        " OUT and IN are bytes, as the guest or the stack sees them; RTT is that of the",
         " host's connection where it is known. QUEUE: bytes that wait. RETR: segments",
         " sent again. CPU by stage: of stacks that keep an account (FULMAR_LEDGER=64).",
     ];
@@ -333,10 +333,9 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect) {
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" keys ")), place);
 }
 
-/// Bits per second.
-fn bits(bytes_per_second: Option<f64>) -> String {
-    bytes_per_second
-        .map_or("-".into(), |n| format::rate(n as u64, std::time::Duration::from_secs(1)))
+/// Bytes per second, as in the rows.
+fn bytes_rate(bytes_per_second: Option<f64>) -> String {
+    bytes_per_second.map_or("-".into(), |n| short(n) + "B/s")
 }
 
 fn per_second(rate: Option<f64>) -> String {

@@ -73,8 +73,8 @@ fn press(app: &mut App, keys: &str) {
 fn eighty_columns_and_twenty_four_lines_show_all() {
     let expected = "\
 fulmar top: curl (process 4242), gateway 4243                           up 1d 2h
-out 1.00 Mb/s  in 20.00 Mb/s  125k packets/s  flows: 2 tcp, 1 udp     CPU 25.0 %
-dropped 12/s  sent again 0 b/s  buffers 4.00 MiB of 256.00 MiB
+out 125kB/s  in 2.5MB/s  125k packets/s  flows: 2 tcp, 1 udp          CPU 25.0 %
+dropped 12/s  sent again 0B/s  buffers 4.00 MiB of 256.00 MiB
 NET  STATE  GUEST           HOST                OUT/s*  IN/s*    RTT QUEUE  RETR
 tcp  open   10.0.0.2:40001  93.184.216.34:443     125k   2.5M  700us   66k     0
 tcp  open   10.0.0.2:40002  [2001:~34:5678]:443      0      0  5.6ms  131k     1
