@@ -7,11 +7,11 @@
 pub struct PoolConfig {
     /// Maximum bytes of storage in use.
     pub budget_bytes: usize,
-    /// Maximum of [`Purpose::Send`].
+    /// Maximum of [`crate::Purpose::Send`].
     pub send_share_bytes: usize,
-    /// Maximum of [`Purpose::Receive`].
+    /// Maximum of [`crate::Purpose::Receive`].
     pub receive_share_bytes: usize,
-    /// Bytes reserved for [`Purpose::Control`], which may use free bytes of the shares as well.
+    /// Bytes reserved for [`crate::Purpose::Control`], which may use free bytes of the shares as well.
     pub control_reserve_bytes: usize,
     /// Request huge pages (`MADV_HUGEPAGE`).
     pub huge_pages: bool,
