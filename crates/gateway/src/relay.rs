@@ -132,7 +132,7 @@ impl Context<'_> {
         self.totals.refusals.count(why);
     }
 
-    /// The queue that owns the flow between the guest and somebody outside, if it is another.
+    /// The queue that owns the flow between the guest and an outside peer, if it is another.
     pub fn owner_elsewhere(&mut self, guest: SocketAddr, seen: SocketAddr) -> Option<u16> {
         if self.siblings.is_alone() {
             return None;

@@ -115,7 +115,8 @@ pub fn build_stack(
     device: Box<dyn Device>,
     now: Instant,
     account: Account,
-    (number, queues): (u16, u16),
+    number: u16,
+    queues: u16,
 ) -> Result<Shard, SetupError> {
     if device.caps().wake != Wake::Level {
         return Err(SetupError::Device);

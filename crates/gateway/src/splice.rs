@@ -346,7 +346,7 @@ impl Loop {
                 }
                 Command::Bind(addresses, reply) => {
                     let made = addresses.iter().filter_map(|a| TcpListener::bind(a).ok());
-                    // Whoever asked may be gone.
+                    // The thread that asked may have ended.
                     let _ = reply.send(made.collect());
                 }
                 Command::BindDatagrams(addresses, reply) => {

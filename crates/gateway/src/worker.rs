@@ -89,8 +89,8 @@ impl Worker {
         let Common { clock, stack, queues, account } = common;
         let account = Account::new(account.map_or_else(Ledger::off, Ledger::new));
         let config = part_of(stack, usize::from(*queues));
-        let place = (number, *queues);
-        let mut stack = setup::build_stack(config, device, clock.now(), account.clone(), place)?;
+        let mut stack =
+            setup::build_stack(config, device, clock.now(), account.clone(), number, *queues)?;
         stack.set_transmit_deferred(Some(Instant::FAR_FUTURE));
         let failed = |e| SetupError::System("cannot make an epoll set", e);
         let poll = Poll::new().map_err(failed)?;
@@ -292,7 +292,7 @@ impl Worker {
                     layers.udp.take_arrival(&mut cx, &arrival);
                 }
                 Message::Stat(say) => {
-                    // Whoever asked may have gone.
+                    // The thread that asked may have ended.
                     let _ = say.send(self.stat());
                 }
             }

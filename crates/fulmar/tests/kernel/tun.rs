@@ -118,7 +118,7 @@ fn echo_requests_are_answered_and_nothing_is_asked_of_neighbours() {
             sys::kernel_ping(OURS.parse().unwrap(), b"are you there?").unwrap(),
             b"are you there?"
         );
-        // An address of the link that nobody has: the packet goes to the kernel, which has no answer.
+        // An address of the link without a host: the packet goes to the kernel, which has no answer.
         let a = UdpSocket::bind(&stack, (OURS, 0)).unwrap();
         a.send_to(b"anybody?", "10.77.0.9:7").unwrap();
         assert_eq!(drops(&stack, DropReason::NeighbourUnreachable), 0);

@@ -3,9 +3,10 @@
 //! A flow belongs to the queue that a keyed hash of its two ends names, for its whole life
 //! ([`fulmar_base::OwnerKey`]). What comes elsewhere is passed on: packets of the guest by the rings of the shards
 //! ([`Handoff`]); what comes to a published port, all of which the first queue's thread watches, as a [`Message`].
-//! Whoever passes something on wakes the other thread at the end of its own turn.
+//! A thread wakes those to which it has passed something on at the end of its own turn.
 //!
-//! Bound: [`MOST_MESSAGES`] wait for a thread. A client beyond that waits in the host's backlog, a datagram is lost.
+//! Bound: [`MOST_MESSAGES`] wait for a thread, [`MOST_ARRIVALS`] with datagrams, so that a flood of datagrams leaves space
+//! for clients. A client beyond that waits in the host's backlog, a datagram is lost.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,6 +27,8 @@ use crate::stat::Stat;
 
 /// Messages that wait for one thread at most. A datagram or run of them has up to 64 KiB.
 const MOST_MESSAGES: usize = 256;
+/// Messages that wait for one thread up to which datagrams are accepted.
+const MOST_ARRIVALS: usize = MOST_MESSAGES / 2;
 
 /// What one thread leaves to another.
 pub enum Message {
@@ -33,12 +36,12 @@ pub enum Message {
     Client(Client),
     /// A datagram from outside, or a run of them.
     Arrival(Arrival),
-    /// Somebody wants a snapshot.
+    /// The first queue's thread asks for a snapshot.
     Stat(Sender<Stat>),
 }
 
 impl Message {
-    /// Resets a client that nobody takes.
+    /// Resets a client that no thread takes.
     pub fn reset(self) {
         if let Message::Client(client) = self {
             host::reset(client.stream);
@@ -205,8 +208,10 @@ impl Siblings {
     #[allow(clippy::result_large_err, reason = "given back by value: no heap per message")]
     pub fn leave(&mut self, to: u16, message: Message) -> Result<(), Message> {
         let Some(mailbox) = self.shared.mailboxes.get(usize::from(to)) else { return Err(message) };
+        let most =
+            if matches!(message, Message::Arrival(_)) { MOST_ARRIVALS } else { MOST_MESSAGES };
         let mut mail = mailbox.mail();
-        if mail.is_closed || mail.waiting.len() >= MOST_MESSAGES {
+        if mail.is_closed || mail.waiting.len() >= most {
             return Err(message);
         }
         mail.waiting.push_back(message);
@@ -242,7 +247,7 @@ impl Siblings {
         self.shared.has_ended.load(Relaxed)
     }
 
-    /// Takes no messages any more. Clients that nobody has taken are reset.
+    /// Takes no messages any more. Clients that wait are reset.
     pub fn close(&self) {
         let Some(own) = self.own_box() else { return };
         let waiting = {
@@ -275,10 +280,19 @@ mod tests {
     }
 
     #[test]
-    fn messages_wait_for_one_thread_up_to_a_bound() {
+    fn messages_wait_for_one_thread_up_to_a_bound_which_datagrams_cannot_reach() {
         let mut all = Siblings::all(2).unwrap();
         let left = (0..2 * MOST_MESSAGES).filter(|_| all[0].leave(1, arrival()).is_ok()).count();
-        assert_eq!(left, MOST_MESSAGES);
+        assert_eq!(left, MOST_ARRIVALS);
+        assert!(!all[0].is_busy(), "clients have space");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut far_ends = Vec::new();
+        for _ in MOST_ARRIVALS..MOST_MESSAGES {
+            let (message, far) = client(&listener);
+            assert!(all[0].leave(1, message).is_ok());
+            far_ends.push(far);
+        }
+        assert!(all[0].leave(1, client(&listener).0).is_err());
         assert!(all[0].is_busy() && !all[1].is_busy());
         assert_eq!((all[0].messages().len(), all[1].messages().len()), (0, MOST_MESSAGES));
         assert!(!all[0].is_busy() && all[0].leave(9, arrival()).is_err());
