@@ -7,7 +7,6 @@ mod support;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -45,8 +44,6 @@ impl Folder {
     fn new() -> Folder {
         let path = std::env::temp_dir().join(format!("fulmar-programs-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
-        // nginx as root reads it as another user.
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         let bytes: Vec<u8> = (0..FILE_BYTES).map(|i| (i * i / 7) as u8).collect();
         fs::write(path.join("file"), bytes).unwrap();
         Folder(path)
@@ -174,6 +171,13 @@ fn clients_in_the_namespace_fetch_over_http() {
             assert_eq!(fs::read(folder.0.join("got")).unwrap(), folder.file(), "{client:?}");
             fs::remove_file(folder.0.join("got")).unwrap();
         }
+        if is_installed("hey") {
+            // Go's own sockets and scheduler, four connections at a time.
+            let done = output(&[], &folder, &["hey", "-n", "40", "-c", "4", &url]);
+            let said = text(&done.stdout);
+            assert!(said.contains("[200]\t40 responses"), "{said}{}", text(&done.stderr));
+            assert!(said.contains(&format!("Size/request:\t{FILE_BYTES} bytes")), "{said}");
+        }
         if is_installed("git") {
             repository(&folder);
             let url = format!("http://{HOST}:{PORT}/one.git");
@@ -190,7 +194,7 @@ fn servers_in_the_namespace_are_reached_by_their_published_ports() {
         let folder = Folder::new();
         let root = folder.0.display();
         let nginx = format!(
-            "daemon off; error_log stderr; pid {root}/pid; events {{}} \
+            "daemon off; master_process off; user root; error_log stderr; pid {root}/pid; events {{}} \
              http {{ access_log off; client_body_temp_path {root}/b; proxy_temp_path {root}/p; \
              fastcgi_temp_path {root}/f; uwsgi_temp_path {root}/u; scgi_temp_path {root}/s; \
              server {{ listen 8091; root {root}; }} }}"
@@ -250,5 +254,141 @@ fn iperf3_carries_its_bytes_both_ways() {
             // iperf3's receiver counts no byte that is under way when the sender says that it is done.
             assert!(bytes("sum_received") >= 5_000_000, "{document}");
         }
+    });
+}
+
+/// The user of [`ordinary`].
+const USER: &str = "guest";
+
+/// The line that runs a program as an ordinary user with a shell: sshd lets nobody else in, and PostgreSQL does not
+/// run as root. The user exists in namespaces of the program's own, and files of the test are its files.
+fn ordinary(folder: &Folder, program: &[&str]) -> Vec<String> {
+    let home = folder.0.display();
+    fs::write(folder.0.join("passwd"), format!("{USER}:x:1000:1000::{home}:/bin/sh\n")).unwrap();
+    let script = "mount --bind \"$0/passwd\" /etc/passwd && \
+                  exec unshare --user --map-user=1000 --map-group=1000 \"$@\"";
+    let namespaces = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script];
+    let home = home.to_string();
+    [&namespaces[..], &[home.as_str()], program].concat().into_iter().map(str::to_owned).collect()
+}
+
+/// Whether that can be done here.
+fn has_ordinary(folder: &Folder) -> bool {
+    let line = ordinary(folder, &["true"]);
+    let output = Command::new(&line[0]).args(&line[1..]).output().expect("unshare(1)");
+    if !output.status.success() {
+        support::skip("programs of an ordinary user", &text(&output.stderr));
+    }
+    output.status.success()
+}
+
+/// A server of an ordinary user in a namespace, behind a published port.
+fn ordinary_server(port: u16, folder: &Folder, program: &[&str]) -> Server {
+    let line = ordinary(folder, program);
+    let line: Vec<&str> = line.iter().map(String::as_str).collect();
+    let mut command = run(&["--publish", &port.to_string()], folder, &line);
+    command.stderr(Stdio::null());
+    Server::start(command)
+}
+
+/// Repeats a command in another namespace until the server behind the published port answers.
+fn output_once_served(folder: &Folder, program: &[&str]) -> Output {
+    let started = Instant::now();
+    loop {
+        let done = output(&[], folder, program);
+        if done.status.success() {
+            return done;
+        }
+        assert!(started.elapsed() < PATIENCE, "{program:?}: {}", text(&done.stderr));
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn ssh_runs_commands_and_copies_files_from_one_namespace_to_another() {
+    const BYTES: usize = 8_000_000;
+    in_sandbox(|| {
+        let folder = Folder::new();
+        // sshd starts itself by its path.
+        let sshd = "/usr/sbin/sshd";
+        if !is_installed(sshd) || !is_installed("ssh") || !has_ordinary(&folder) {
+            return;
+        }
+        host();
+        let file = |name: &str| folder.0.join(name).display().to_string();
+        let (key, public) = (file("key"), file("key.pub"));
+        let mut keygen = Command::new("ssh-keygen");
+        keygen.args(["-q", "-t", "ed25519", "-N", "", "-f", &key]);
+        assert!(keygen.status().unwrap().success());
+        let authorized = format!("AuthorizedKeysFile={public}");
+        let server = [sshd, "-D", "-e", "-f", "/dev/null", "-h", &key, "-p", "8094"];
+        let settings = ["PidFile=none", "StrictModes=no", "Subsystem=sftp internal-sftp"];
+        let settings = settings.into_iter().chain([authorized.as_str()]).flat_map(|s| ["-o", s]);
+        let server: Vec<&str> = server.into_iter().chain(settings).collect();
+        let _server = ordinary_server(8094, &folder, &server);
+
+        let known = format!("UserKnownHostsFile={}", file("known"));
+        let options = ["-q", "-F", "/dev/null", "-i", &key, "-o", "BatchMode=yes", "-o", &known];
+        let options = [&options[..], &["-o", "StrictHostKeyChecking=no"]].concat();
+        let at_host = format!("{USER}@{HOST}");
+        let ssh = [&["ssh", "-p", "8094"], &options[..], &[&at_host]].concat();
+        let said = output_once_served(&folder, &[&ssh[..], &["id -un; exec cat file"]].concat());
+        assert!(said.stdout == [b"guest\n", folder.file().as_slice()].concat());
+        let ended = output(&[], &folder, &[&ssh[..], &["exit 7"]].concat());
+        assert_eq!(ended.status.code(), Some(7), "{}", text(&ended.stderr));
+
+        let bytes: Vec<u8> = (0..BYTES).map(|i| (i * i / 11) as u8).collect();
+        fs::write(file("large"), &bytes).unwrap();
+        let remote = |name| format!("{at_host}:{}", file(name));
+        for (from, to) in [(file("large"), remote("up")), (remote("up"), file("down"))] {
+            let scp = [&["scp", "-P", "8094"], &options[..], &[&from, &to]].concat();
+            let copied = output(&[], &folder, &scp);
+            assert!(copied.status.success(), "{from} {to}: {}", text(&copied.stderr));
+        }
+        assert!(fs::read(file("down")).unwrap() == bytes, "a copy of the copy");
+    });
+}
+
+/// A program of PostgreSQL: Debian has them in a folder of their version, which is not in PATH.
+fn of_postgres(program: &str) -> String {
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let paths = versions.map(|version| version.path().join("bin").join(program));
+    let found = paths.filter(|path| path.exists()).max();
+    found.map_or(program.to_owned(), |path| path.display().to_string())
+}
+
+#[test]
+fn postgres_answers_clients_of_another_namespace() {
+    in_sandbox(|| {
+        let folder = Folder::new();
+        let (initdb, postgres) = (of_postgres("initdb"), of_postgres("postgres"));
+        if !is_installed(&postgres) || !is_installed("psql") || !has_ordinary(&folder) {
+            return;
+        }
+        host();
+        let data = folder.0.join("data").display().to_string();
+        let options = ["-A", "trust", "-N", "--no-locale", "-E", "UTF8", "-U", USER];
+        let line = ordinary(&folder, &[&[&initdb, "-D", &data], &options[..]].concat());
+        let made = Command::new(&line[0]).args(&line[1..]).output().unwrap();
+        assert!(made.status.success(), "{}", text(&made.stderr));
+        let access = folder.0.join("data/pg_hba.conf");
+        let anybody = fs::read_to_string(&access).unwrap() + "host all all 0.0.0.0/0 trust\n";
+        fs::write(access, anybody).unwrap();
+        let settings = ["listen_addresses=0.0.0.0", "fsync=off", "unix_socket_directories="];
+        let settings = settings.into_iter().flat_map(|s| ["-c", s]);
+        let server = [&postgres, "-D", &data, "-p", "8095"].into_iter().chain(settings);
+        let _server = ordinary_server(8095, &folder, &server.collect::<Vec<_>>());
+
+        let psql = ["psql", "-h", HOST, "-p", "8095", "-U", USER, "-d", "postgres", "-AtqX", "-c"];
+        let query = |sql| text(&output_once_served(&folder, &[&psql[..], &[sql]].concat()).stdout);
+        assert_eq!(query("select 6 * 7"), "42\n");
+        // Its client's address is that of the host where the client's gateway connected from.
+        assert_eq!(query("select inet_client_addr()"), format!("{HOST}\n"));
+        query(
+            "create table t as select n, repeat(md5(n::text), 4) from generate_series(1, 20000) n",
+        );
+        let rows = query("copy t to stdout");
+        assert_eq!((rows.lines().count(), rows.len()), (20_000, 88_894 + 20_000 * 130));
+        assert!(rows.ends_with('\n') && rows.starts_with("1\tc4ca4238a0b923820dcc509a6f75849b"));
     });
 }
