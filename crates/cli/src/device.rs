@@ -148,11 +148,20 @@ fn open(spec: &Spec, queues: u16) -> Outcome<Opened> {
     Ok(Opened { devices, new_tap, defaults, is_shared: true })
 }
 
+/// Which end of a connection the command is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// It connects.
+    Connects,
+    /// Others connect to it.
+    Listens,
+}
+
 /// The one that listens, else the first to start, has the addresses that the kernel has elsewhere: those
 /// that others call.
-fn open_shm(name: &str, listens: bool, wait: Option<Duration>) -> Outcome<Opened> {
+fn open_shm(name: &str, role: Role, wait: Option<Duration>) -> Outcome<Opened> {
     let on_wait = |name: &str| eprintln!("waiting for another fulmar with --device shm:{name}");
-    let wants = listens.then_some(Side::First);
+    let wants = (role == Role::Listens).then_some(Side::First);
     let config = ShmConfig { name: name.to_owned(), wants, wait, on_wait, ..ShmConfig::default() };
     let end = Shm::open(&config).map_err(|e| Failure::new(e.to_string()))?;
     let defaults = match end.side() {
@@ -171,16 +180,16 @@ impl StackArgs {
 
     /// Opens the device and builds the stack.
     pub fn open(&self) -> Outcome<Session> {
-        self.open_as(false)
+        self.open_as(Role::Connects)
     }
 
-    /// As [`StackArgs::open`]. `listens`: others will call this one.
-    pub fn open_as(&self, listens: bool) -> Outcome<Session> {
-        self.open_with(listens, &TcpArgs::default())
+    /// As [`StackArgs::open`].
+    pub fn open_as(&self, role: Role) -> Outcome<Session> {
+        self.open_with(role, &TcpArgs::default())
     }
 
     /// As [`StackArgs::open_as`], with options of TCP.
-    pub fn open_with(&self, listens: bool, tcp: &TcpArgs) -> Outcome<Session> {
+    pub fn open_with(&self, role: Role, tcp: &TcpArgs) -> Outcome<Session> {
         if self.queues > 1 && self.pcap.is_some() {
             return Err(Failure::new(
                 "--pcap writes the frames of one queue; leave --queues out, or capture with tcpdump",
@@ -196,7 +205,7 @@ impl StackArgs {
         };
         let metrics = self.metrics.map(metrics::Bound::new).transpose()?;
         let opened = match device {
-            Spec::Shm(name) if self.queues == 1 => open_shm(name, listens, self.peer_timeout)?,
+            Spec::Shm(name) if self.queues == 1 => open_shm(name, role, self.peer_timeout)?,
             other => open(other, self.queues)?,
         };
         let addresses = self.stack_addresses(&opened)?;

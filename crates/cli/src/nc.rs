@@ -4,7 +4,7 @@
 //! ends, the other writes what arrives. A connection is over when both directions are; on a
 //! terminal, when the peer is done.
 
-use crate::device::{Session, StackArgs, TcpArgs};
+use crate::device::{Role, Session, StackArgs, TcpArgs};
 use crate::failure::{During, Failure, Outcome};
 use crate::interrupt::end_in_order;
 use crate::resolve::{Family, resolve};
@@ -137,7 +137,8 @@ impl Args {
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let target = args.target()?;
     end_in_order()?;
-    let session = args.stack.open_with(args.listen, &args.tcp)?;
+    let role = if args.listen { Role::Listens } else { Role::Connects };
+    let session = args.stack.open_with(role, &args.tcp)?;
     if args.scan {
         return scan(args, &session, &target);
     }

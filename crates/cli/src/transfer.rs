@@ -6,7 +6,7 @@
 //! connection (RFC 9293 section 3.10.5: ABORT), so that the other side fails as well: the file cannot be
 //! read or written, has not the size that it had at the start, or the user ends the command.
 
-use crate::device::{Session, StackArgs, TcpArgs};
+use crate::device::{Role, Session, StackArgs, TcpArgs};
 use crate::failure::{During, Failure, Outcome};
 use crate::format;
 use crate::interrupt::end_in_order;
@@ -316,7 +316,7 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
     let (host, port) = &args.to;
     let addresses = resolve(host, *port, args.family)?;
     end_in_order()?;
-    let session = args.stack.open_with(false, &args.tcp)?;
+    let session = args.stack.open_with(Role::Connects, &args.tcp)?;
     let mut stream = connect_any(&session, &addresses, None, CONNECT_TIMEOUT)?;
     let mut tally = Tally::new(expected);
     // Until all of it is accepted, an end of any kind is a reset, Ctrl-C included.
@@ -370,7 +370,8 @@ pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     }
     let mut sink = open_sink(&args.file)?;
     end_in_order()?;
-    let session = args.stack.open_with(args.listen.is_some(), &args.tcp)?;
+    let role = if args.listen.is_some() { Role::Listens } else { Role::Connects };
+    let session = args.stack.open_with(role, &args.tcp)?;
     let mut stream = reach_sender(args, &session)?;
     // A receiver that fails must not look like one that has everything.
     stream.set_linger(Some(Duration::ZERO)).during("cannot set the linger time")?;
@@ -384,18 +385,18 @@ pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     stream.set_linger(None).during("cannot set the linger time")?;
     drop(stream);
     tally.report("received");
-    tell_way(session.stack(), args.no_posted);
+    tell_method(session.stack(), args);
     session.close();
     check_digest(args.sha256.as_deref(), &tally.digest())
 }
 
 /// By which calls the bytes came, and how many of them a device put where they belong.
-fn tell_way(stack: &Stack, no_posted: bool) {
+fn tell_method(stack: &Stack, args: &RecvArgs) {
     let Ok(stat) = stack.stat() else { return };
     // What landed elsewhere is moved by the device, or copied by the stack.
     let copied = stat.count(Counter::CopiedBytes) + stat.count(Counter::PlaceMissBytes);
     let [placed, copied] = [stat.count(Counter::PlacedBytes), copied].map(format::bytes);
-    if no_posted {
+    if args.no_posted {
         eprintln!("read by copy: {copied} copied");
     } else {
         eprintln!("into posted buffers: {placed} placed by the device, {copied} copied");

@@ -101,11 +101,14 @@ pub fn split(device: Box<dyn Device>, count: u16, steering: Steering) -> Vec<Que
 
 /// The flow of a frame from this stack's point of view; ports are 0 without a transport. `None`: not a
 /// whole packet.
-fn flow_of(p: &Packet, received: bool) -> Option<FlowKey> {
+fn flow_of_received(p: &Packet) -> Option<FlowKey> {
     let front = p.chain.front()?.as_slice();
     let network = Network::parse(front, p.chain.len())?;
-    let flow = network.flow(network.ports(front).unwrap_or_default());
-    Some(if received { flow } else { FlowKey::new(flow.remote(), flow.local()) })
+    Some(network.flow(network.ports(front).unwrap_or_default()))
+}
+
+fn flow_of_sent(p: &Packet) -> Option<FlowKey> {
+    flow_of_received(p).map(|flow| FlowKey::new(flow.remote(), flow.local()))
 }
 
 impl Shared {
@@ -114,7 +117,7 @@ impl Shared {
     }
 
     fn queue_of(&mut self, p: &Packet) -> u16 {
-        let flow = flow_of(p, true);
+        let flow = flow_of_received(p);
         match (self.steering, flow) {
             (Steering::Owner, Some(flow)) => self.owner.owner(&flow, self.queues.len() as u16),
             (Steering::Owner, None) => 0,
@@ -131,7 +134,7 @@ impl Shared {
         if !matches!(self.steering, Steering::Sender { .. }) {
             return;
         }
-        for flow in burst.iter().filter_map(|p| flow_of(p, false)) {
+        for flow in burst.iter().filter_map(flow_of_sent) {
             if self.learned.len() < LEARNED || self.learned.contains_key(&flow) {
                 self.learned.insert(flow, queue);
             }

@@ -131,8 +131,8 @@ pub(crate) fn control_socket() -> Option<OwnedFd> {
 const ALONE: &str = "one writev or readv per frame";
 
 /// Opens io_uring. Returns also the description for [`DeviceStats::path`].
-fn open_vector(file: &File, one_by_one: bool) -> (Option<Vector>, String) {
-    if one_by_one {
+fn open_vector(file: &File, config: &TapConfig) -> (Option<Vector>, String) {
+    if config.one_by_one {
         return (None, format!("{ALONE}, as asked for"));
     }
     match Vector::open(file.as_fd()) {
@@ -157,7 +157,7 @@ impl Tap {
     pub fn open(config: &TapConfig) -> Result<Tap, OpenError> {
         let file = open_clone_device()?;
         let count = if config.predict { config.flow_queues } else { 0 };
-        let (name, has_space) = attach_alone(&file, &config.name, count > 0)?;
+        let (name, has_space) = attach_alone(&file, &config.name, count)?;
         let mut tap = Tap::set_up(file, name, control_socket(), config, 1)?;
         if has_space {
             tap.flow_queues = Some(Box::new(FlowQueues::new(&tap.file, count)?));
@@ -221,7 +221,7 @@ impl Tap {
                 config.ether.unwrap_or_else(|| derive_ether(kernel_ether)),
             )
         };
-        let (vector, path) = open_vector(&file, config.one_by_one);
+        let (vector, path) = open_vector(&file, config);
         Ok(Tap {
             stats: DeviceStats { name: name.clone(), path, ..DeviceStats::default() },
             file,
@@ -435,7 +435,7 @@ impl Device for Tap {
                 continue;
             }
             let run = match (&self.vector, self.health.lost) {
-                (Some(vector), None) => vector.run(burst, &self.caps, self.joins.is_on()),
+                (Some(vector), None) => vector.run(burst, &self.caps, self.joins),
                 _ => 0,
             };
             if run > 0 {

@@ -404,7 +404,7 @@ impl TcpStream {
         }
         let s = &*self.socket;
         let (chain, lent) =
-            s.wait_for_data(limit, |shard, now, patient| shard.tcp_lend(now, s.id, max, patient))?;
+            s.wait_for_data(limit, |shard, now, least| shard.tcp_lend(now, s.id, max, least))?;
         Ok(Loan::new(s, chain, lent))
     }
 }

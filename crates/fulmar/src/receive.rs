@@ -8,8 +8,8 @@ use std::ops::BitOr;
 use fulmar_base::Stage;
 use fulmar_mbuf::Chain;
 use fulmar_runtime::{Limit, Request};
-use fulmar_socket::fmt_flags;
 use fulmar_socket::posted::CompletionPolicy;
+use fulmar_socket::{Least, fmt_flags};
 
 use crate::socket::to_io;
 use crate::tcp::TcpStream;
@@ -159,8 +159,9 @@ impl TcpStream {
         limit: Limit,
     ) -> io::Result<usize> {
         let s = &*self.socket;
-        let chain = s.wait_for_data(limit, |shard, _, patient| {
-            shard.tcp_take_more(s.id, room - done, done, patient && done == 0)
+        let chain = s.wait_for_data(limit, |shard, _, least| {
+            let least = if done > 0 { Least::OneByte } else { least };
+            shard.tcp_take_more(s.id, room - done, done, least)
         })?;
         Ok(self.copy_out(chain, bufs, done))
     }
@@ -231,8 +232,9 @@ impl TcpStream {
             return Ok(0);
         }
         let s = &*self.socket;
-        let chain = s.wait_for_data(limit, |shard, _, patient| {
-            shard.tcp_peek_at(s.id, offset, room, if patient { least } else { 1 })
+        let chain = s.wait_for_data(limit, |shard, _, wait| {
+            let least = if wait == Least::LowWater { least } else { 1 };
+            shard.tcp_peek_at(s.id, offset, room, least)
         })?;
         let n = chain.len();
         scatter(&chain, bufs, 0);

@@ -116,7 +116,7 @@ impl TcpStream {
         let mut turn = WriteTurn::new(&self.socket, self.socket.write_limit());
         let mut sent = 0;
         while !bytes.is_empty() {
-            match turn.share_some(&mut bytes, sent > 0) {
+            match turn.share_some(&mut bytes) {
                 Ok(n) => sent += n,
                 Err(error) => return Err(SendOwnedError { error, sent, rest: bytes }),
             }
@@ -135,7 +135,7 @@ impl TcpStream {
             return Ok(0);
         }
         bytes.completion_on(&self.socket);
-        WriteTurn::new(&self.socket, Limit::DoNotWait).share_some(bytes, false)
+        WriteTurn::new(&self.socket, Limit::DoNotWait).share_some(bytes)
     }
 
     /// Lends up to `bytes` of the stack's own memory, with its place in the send buffer, to be

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fulmar_base::{DropReason, Instant, SlotId};
 use fulmar_runtime::{Host, Limit, LockedShard, Request};
-use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_socket::{Least, Ready, Shutdown, SocketError, Step};
 
 use crate::error::invalid;
 pub use crate::error::to_io;
@@ -154,12 +154,14 @@ impl Socket {
     pub fn wait_for_data<R>(
         &self,
         limit: Limit,
-        mut step: impl FnMut(&mut LockedShard, Instant, bool) -> Result<Step<R>, SocketError>,
+        mut step: impl FnMut(&mut LockedShard, Instant, Least) -> Result<Step<R>, SocketError>,
     ) -> io::Result<R> {
-        let patient = limit != Limit::DoNotWait;
-        match self.wait(Ready::READER, limit, |shard, now| step(shard, now, patient)) {
-            Err(e) if patient && e.kind() == io::ErrorKind::WouldBlock => {
-                self.wait(Ready::READER, Limit::DoNotWait, |shard, now| step(shard, now, false))
+        if limit == Limit::DoNotWait {
+            return self.wait(Ready::READER, limit, |shard, now| step(shard, now, Least::OneByte));
+        }
+        match self.wait(Ready::READER, limit, |shard, now| step(shard, now, Least::LowWater)) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                self.wait_for_data(Limit::DoNotWait, step)
             }
             other => other,
         }
@@ -201,7 +203,7 @@ impl Socket {
                 });
             }
             limit => {
-                let _ = host.call(|shard, now| shard.tcp_shutdown(now, self.id, false, true));
+                let _ = host.call(|shard, now| shard.tcp_shutdown(now, self.id, Shutdown::Write));
                 host.drain(Some(self.id), limit);
                 host.post(Request::Close(self.id));
             }

@@ -93,10 +93,13 @@ impl TcpStream {
     /// # Errors
     /// `NotConnected`.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        let read = how != Shutdown::Write;
-        let write = how != Shutdown::Read;
+        let how = match how {
+            Shutdown::Read => fulmar_socket::Shutdown::Read,
+            Shutdown::Write => fulmar_socket::Shutdown::Write,
+            Shutdown::Both => fulmar_socket::Shutdown::Both,
+        };
         let id = self.socket.id;
-        self.socket.call(|shard, now| shard.tcp_shutdown(now, id, read, write))
+        self.socket.call(|shard, now| shard.tcp_shutdown(now, id, how))
     }
 
     /// Calls return `WouldBlock` instead of waiting.

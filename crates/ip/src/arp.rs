@@ -10,7 +10,7 @@ use fulmar_wire::eth;
 
 use crate::engine::Ip;
 use crate::frame::{Context, Frame, HEADROOM_BYTES, pull};
-use crate::{FrameSink, Verdict};
+use crate::{Egress, FrameSink, Verdict};
 
 impl Ip {
     /// Processes an ARP packet: updates the neighbour table and answers requests for own addresses.
@@ -133,7 +133,7 @@ impl Ip {
     ) -> Result<(), DropReason> {
         let header = eth::Header { dst, src: self.config.ether, ethertype: eth::ARP };
         let frame = build(&header, packet, cx.pool).map_err(|NoBuffer| DropReason::NoBuffer)?;
-        let sent = cx.send(frame, Offload::default(), false);
+        let sent = cx.send(frame, Offload::default(), Egress::Device);
         sent.map_err(|_| DropReason::TxQueueFull)
     }
 }

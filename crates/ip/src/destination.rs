@@ -7,6 +7,7 @@ use core::net::IpAddr;
 use fulmar_base::{EtherAddr, Instant};
 use fulmar_route::Traffic;
 
+use crate::Egress;
 use crate::pmtu::Limits;
 
 /// Entries of the cache. A collision costs a look-up in the tables, so the cache need only cover
@@ -64,6 +65,12 @@ pub(crate) struct Destination {
     pub(crate) generation: u64,
     /// Valid before this time, when the neighbour's state changes.
     pub(crate) fresh_until: Instant,
+}
+
+impl Destination {
+    pub(crate) fn egress(&self) -> Egress {
+        if self.is_local { Egress::Loopback } else { Egress::Device }
+    }
 }
 
 /// A direct-mapped cache of destinations.

@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
 
 use fulmar_base::{
-    Counters, Duration, EtherAddr, Instant, Key, KeyUse, Random, Secrets, TokenBucket, Zone,
+    Counters, Duration, EtherAddr, Instant, IpVersion, Key, KeyUse, Random, Secrets, TokenBucket,
+    Zone,
 };
 use fulmar_mbuf::Pool;
 use fulmar_route::{Action, Neighbour, NeighbourState, Neighbours, Route};
@@ -94,7 +95,7 @@ impl Ip {
             actions: Vec::new(),
             config,
         };
-        ip.check_mtu(true)?;
+        ip.check_mtu(IpVersion::V4)?;
         given.into_iter().try_for_each(|a| ip.add_address(a))?;
         routes.into_iter().try_for_each(|r| ip.add_route(r))?;
         Ok(ip)
@@ -106,7 +107,7 @@ impl Ip {
     /// # Errors
     /// See [`ConfigError`].
     pub fn add_address(&mut self, address: IfAddr) -> Result<(), ConfigError> {
-        self.check_mtu(address.addr.is_ipv4())?;
+        self.check_mtu(IpVersion::of(&address.addr))?;
         self.addresses.insert(address)?;
         if address.addr.is_ipv6() && !self.addresses.iter().any(|a| is_link_local(a.addr)) {
             let own = address::link_local(self.config.ether);
@@ -362,7 +363,7 @@ impl Ip {
         }
         let Found { hop, is_multipath } = self.next_hop_to(dst, src, flow, now)?;
         let mtu = hop.mtu.map_or(self.config.mtu, |m| m.min(self.config.mtu));
-        let mtu = mtu.max(smallest_mtu(dst.is_ipv4()));
+        let mtu = mtu.max(smallest_mtu(IpVersion::of(&dst)));
         Some(Path {
             delivery: Delivery::Neighbour(hop.via.unwrap_or(dst)),
             src: hop.src,
@@ -373,8 +374,8 @@ impl Ip {
         })
     }
 
-    fn check_mtu(&self, is_v4: bool) -> Result<(), ConfigError> {
-        let least = smallest_mtu(is_v4);
+    fn check_mtu(&self, version: IpVersion) -> Result<(), ConfigError> {
+        let least = smallest_mtu(version);
         let fits = (least..=LOOPBACK_MTU).contains(&self.config.mtu);
         if fits { Ok(()) } else { Err(ConfigError::Mtu { least }) }
     }

@@ -18,7 +18,7 @@ use fulmar_wire::{eth, ipv4, ipv6, protocol, udp};
 
 use crate::engine::Ip;
 use crate::frame::{Context, pull};
-use crate::{FrameSink, OutputError};
+use crate::{Egress, FrameSink, OutputError};
 
 /// The headers of the frame to be fragmented.
 struct Template {
@@ -55,9 +55,9 @@ impl Ip {
         mut frame: Chain,
         offload: Offload,
         mtu: usize,
-        is_loopback: bool,
+        egress: Egress,
     ) -> Result<(), OutputError> {
-        let sent = self.send_each_fragment(cx, &mut frame, offload, mtu, is_loopback);
+        let sent = self.send_each_fragment(cx, &mut frame, offload, mtu, egress);
         match sent {
             Err(OutputError::NoBuffer) => cx.discard(frame, DropReason::NoBuffer),
             Ok(()) | Err(_) => cx.pool.free(frame),
@@ -71,14 +71,14 @@ impl Ip {
         frame: &mut Chain,
         offload: Offload,
         mtu: usize,
-        is_loopback: bool,
+        egress: Egress,
     ) -> Result<(), OutputError> {
         let template = self.template(frame, cx.pool).ok_or(OutputError::NoBuffer)?;
         let ip_bytes = template.header_bytes.saturating_sub(eth::HEADER_BYTES);
         let unit = mtu.saturating_sub(ip_bytes) & !7;
         let payload_bytes = frame.len().saturating_sub(template.frame_bytes);
         let fragments = payload_bytes.checked_div(unit).unwrap_or(0).saturating_add(1);
-        if !cx.out.has_space(cx.pool, cx.counters, fragments, is_loopback) {
+        if !cx.out.has_space(cx.pool, cx.counters, fragments, egress) {
             return Err(OutputError::Full);
         }
         finish_checksum(cx, frame, offload).ok_or(OutputError::NoBuffer)?;
@@ -89,7 +89,7 @@ impl Ip {
             let range = FragmentRange { start, len, is_last: end == payload_bytes };
             let fragment =
                 template.build_fragment(frame, range, cx.pool).ok_or(OutputError::NoBuffer)?;
-            cx.send(fragment, Offload::default(), is_loopback)?;
+            cx.send(fragment, Offload::default(), egress)?;
             cx.counters.count(Counter::FragmentsOut);
             start = end;
         }

@@ -6,7 +6,7 @@ use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload};
 use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
 use fulmar_wire::checksum::Sum;
 
-use crate::{FrameSink, OutputError};
+use crate::{Egress, FrameSink, OutputError};
 
 /// Headroom of a new header mbuf, bytes: all lower headers (Ethernet 14, IPv6 40) and slack.
 pub(crate) const HEADROOM_BYTES: usize = 80;
@@ -33,12 +33,11 @@ impl<S: FrameSink> Context<'_, S> {
         &mut self,
         chain: Chain,
         offload: Offload,
-        is_loopback: bool,
+        egress: Egress,
     ) -> Result<(), OutputError> {
-        let sent = if is_loopback {
-            self.out.loopback(self.pool, self.counters, chain, offload)
-        } else {
-            self.out.frame(self.pool, self.counters, chain, offload)
+        let sent = match egress {
+            Egress::Device => self.out.frame(self.pool, self.counters, chain, offload),
+            Egress::Loopback => self.out.loopback(self.pool, self.counters, chain, offload),
         };
         sent.map_err(|refused| {
             self.pool.free(refused);

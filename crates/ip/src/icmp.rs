@@ -3,7 +3,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{Counter, Counters, DropReason, Instant, Offload};
+use fulmar_base::{Counter, Counters, DropReason, Instant, IpVersion, Offload};
 use fulmar_mbuf::{Chain, Pool};
 use fulmar_route::Traffic;
 use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6, protocol};
@@ -172,12 +172,12 @@ impl Ip {
             return Err(DropReason::IpDestination);
         }
         let packet = first(&frame.chain).get(HEADER_BYTES..).unwrap_or(&[]);
-        let is_v4 = network.dst.is_ipv4();
-        let other = if is_v4 { 6 } else { 4 };
+        let version = IpVersion::of(&network.dst);
+        let other = if version == IpVersion::V4 { 6 } else { 4 };
         if packet.first().is_some_and(|b| b >> 4 == other) {
             return Err(DropReason::IcmpQuote);
         }
-        let quoted = Quoted::parse(packet, is_v4).ok_or(DropReason::IcmpInvalid)?;
+        let quoted = Quoted::parse(packet, version).ok_or(DropReason::IcmpInvalid)?;
         if quoted.src != network.dst {
             return Err(DropReason::IcmpNoFlow);
         }
@@ -316,25 +316,37 @@ impl Ip {
             IpAddr::V6(_) => {
                 let pointer = u32::try_from(network.next_header_at).unwrap_or(0);
                 let message = icmpv6::Message::ParameterProblem { code: 1, pointer };
-                self.send_error_v6(cx, frame, network, message, false);
+                self.send_error_v6(cx, frame, network, message);
             }
         }
     }
 
-    /// Sends an ICMPv6 error, unless RFC 4443 section 2.4(e) forbids it. `even_if_multicast`: the
-    /// error may be sent about a multicast packet.
+    /// Sends an ICMPv6 error, unless RFC 4443 section 2.4(e) forbids it.
     pub(crate) fn send_error_v6<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         frame: &Frame,
         network: &Network,
         message: icmpv6::Message,
-        even_if_multicast: bool,
     ) {
-        let is_group = network.is_group || frame.is_group;
-        if network.src.is_unspecified() || (is_group && !even_if_multicast) {
+        if !network.is_group && !frame.is_group {
+            self.send_error_v6_even_if_multicast(cx, frame, network, message);
+        }
+    }
+
+    /// Sends an ICMPv6 error that is allowed about a multicast packet, too: the exceptions of RFC 4443
+    /// section 2.4(e.3).
+    pub(crate) fn send_error_v6_even_if_multicast<S: FrameSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        frame: &Frame,
+        network: &Network,
+        message: icmpv6::Message,
+    ) {
+        if network.src.is_unspecified() {
             return;
         }
+        let is_group = network.is_group || frame.is_group;
         let src = (!is_group).then_some(network.dst);
         let quote = Quote::Packet(&frame.chain);
         self.send_error(cx, src, network.src, &Message::V6(message), quote);

@@ -156,7 +156,10 @@ impl Ip {
         } else {
             let bytes = network.header_bytes.saturating_add(8).min(frame.chain.len());
             let first = pull(&mut frame.chain, bytes, cx.pool)?;
-            SavedHeader::of(first, bytes, !frame.is_group && !network.is_group)
+            SavedHeader {
+                answerable: !frame.is_group && !network.is_group,
+                ..SavedHeader::of(first, bytes)
+            }
         };
         frame.strip(network.header_bytes, cx.pool)?;
         if frame.offload.needs_csum && frame.offload.csum_start != 0 {
@@ -206,9 +209,9 @@ fn drop_reason(error: WireError) -> DropReason {
 
 impl SavedHeader {
     /// Saves the first bytes of a packet: `bytes`, or as many as fit.
-    pub(crate) fn of(packet: &[u8], bytes: usize, answerable: bool) -> SavedHeader {
+    pub(crate) fn of(packet: &[u8], bytes: usize) -> SavedHeader {
         let len = bytes.min(SavedHeader::BYTES).min(packet.len());
-        let mut saved = SavedHeader { len: len as u8, answerable, ..SavedHeader::EMPTY };
+        let mut saved = SavedHeader { len: len as u8, ..SavedHeader::EMPTY };
         if let (Some(to), Some(from)) = (saved.bytes.get_mut(..len), packet.get(..len)) {
             to.copy_from_slice(from);
         }

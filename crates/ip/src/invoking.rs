@@ -7,7 +7,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{Counters, Instant};
+use fulmar_base::{Counters, Instant, IpVersion};
 use fulmar_mbuf::Pool;
 use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6, protocol};
 
@@ -121,31 +121,37 @@ pub enum SentError {
 }
 
 impl SentError {
-    fn message(self, is_v4: bool) -> Message {
+    fn message(self, version: IpVersion) -> Message {
         use icmpv4::Message as V4;
         use icmpv6::Message as V6;
-        match (self, is_v4) {
-            (SentError::Unreachable { code }, true) => {
+        match (self, version) {
+            (SentError::Unreachable { code }, IpVersion::V4) => {
                 Message::V4(V4::Unreachable { code, next_hop_mtu: 0 })
             }
-            (SentError::Unreachable { code }, false) => Message::V6(V6::Unreachable { code }),
-            (SentError::PortUnreachable, true) => {
+            (SentError::Unreachable { code }, IpVersion::V6) => {
+                Message::V6(V6::Unreachable { code })
+            }
+            (SentError::PortUnreachable, IpVersion::V4) => {
                 let code = icmpv4::unreachable::PORT;
                 Message::V4(V4::Unreachable { code, next_hop_mtu: 0 })
             }
-            (SentError::PortUnreachable, false) => {
+            (SentError::PortUnreachable, IpVersion::V6) => {
                 Message::V6(V6::Unreachable { code: icmpv6::unreachable::PORT })
             }
-            (SentError::TooBig { mtu }, true) => {
+            (SentError::TooBig { mtu }, IpVersion::V4) => {
                 let code = icmpv4::unreachable::FRAGMENTATION_NEEDED;
                 let next_hop_mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
                 Message::V4(V4::Unreachable { code, next_hop_mtu })
             }
-            (SentError::TooBig { mtu }, false) => {
+            (SentError::TooBig { mtu }, IpVersion::V6) => {
                 Message::V6(V6::PacketTooBig { mtu: u32::try_from(mtu).unwrap_or(u32::MAX) })
             }
-            (SentError::TimeExceeded { code }, true) => Message::V4(V4::TimeExceeded { code }),
-            (SentError::TimeExceeded { code }, false) => Message::V6(V6::TimeExceeded { code }),
+            (SentError::TimeExceeded { code }, IpVersion::V4) => {
+                Message::V4(V4::TimeExceeded { code })
+            }
+            (SentError::TimeExceeded { code }, IpVersion::V6) => {
+                Message::V6(V6::TimeExceeded { code })
+            }
         }
     }
 }
@@ -225,7 +231,7 @@ impl Ip {
             return;
         }
         let Some(start) = Rebuilt::new(about, self.config.ttl) else { return };
-        let message = error.message(about.src.is_ipv4());
+        let message = error.message(IpVersion::of(&about.src));
         let quote = Quote::Rebuilt(start.as_slice(), about.payload);
         let cx = &mut Context { now, pool, counters, out };
         self.send_error(cx, Some(from), about.src, &message, quote);

@@ -69,6 +69,6 @@ pub use invoking::{InvokingPacket, SentError};
 pub use source::AddressUse;
 pub use template::{Flow, Template};
 pub use types::{
-    Delivered, EchoId, EchoReply, EchoRequest, ErrorKind, FrameSink, NoRoute, Outgoing,
+    Delivered, EchoId, EchoReply, EchoRequest, Egress, ErrorKind, FrameSink, NoRoute, Outgoing,
     OutputError, PathChoice, QuotedError, SavedHeader, Verdict,
 };

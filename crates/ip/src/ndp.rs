@@ -11,12 +11,12 @@ use fulmar_route::{Advertisement, Learned, Traffic};
 use fulmar_wire::icmpv6::{Message, NdpOption, ndp_options};
 use fulmar_wire::protocol;
 
-use crate::FrameSink;
 use crate::address::{ALL_NODES, solicited_node};
 use crate::engine::Ip;
 use crate::frame::{Context, Frame, control_chain, first, sum_of_icmp};
 use crate::input::Network;
 use crate::output::NetworkHeader;
+use crate::{Egress, FrameSink};
 
 /// Hop limit of every message: proves that no router forwarded it (RFC 4861 section 7.1.1).
 const HOP_LIMIT: u8 = 255;
@@ -202,7 +202,7 @@ impl Ip {
             cx.pool.free(chain);
             return Err(DropReason::NoBuffer);
         }
-        let sent = cx.send(chain, Offload::default(), false);
+        let sent = cx.send(chain, Offload::default(), Egress::Device);
         sent.map_err(|_| DropReason::TxQueueFull)
     }
 }

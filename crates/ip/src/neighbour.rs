@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, Duration, EtherAddr, FlowKey, Instant, Medium};
+use fulmar_base::{Counters, DropReason, Duration, EtherAddr, FlowKey, Instant, IpVersion, Medium};
 use fulmar_mbuf::Pool;
 use fulmar_route::{Resolution, Traffic};
 use fulmar_wire::eth;
@@ -99,7 +99,7 @@ impl Ip {
     ) {
         while let Some(queued) = self.waiting.pop(next_hop) {
             let packet = first(&queued.chain).get(eth::HEADER_BYTES..).unwrap_or(&[]);
-            if let Some(quoted) = Quoted::parse(packet, next_hop.is_ipv4()) {
+            if let Some(quoted) = Quoted::parse(packet, IpVersion::of(&next_hop)) {
                 self.report_failed(quoted.error(ErrorKind::ResolutionFailed, self.config.zone));
             }
             cx.discard(queued.chain, DropReason::NeighbourUnreachable);

@@ -13,7 +13,7 @@ use crate::frame::Context;
 use crate::pmtu::Limit;
 use crate::routing::flow_hash;
 use crate::waiting::QueuedFrame;
-use crate::{FrameSink, Outgoing, OutputError};
+use crate::{Egress, FrameSink, Outgoing, OutputError};
 
 /// The variable fields of an IP header.
 #[derive(Clone, Copy, Debug)]
@@ -176,8 +176,8 @@ impl Ip {
     ) -> Result<(), OutputError> {
         match hop {
             Hop::Resolved(d) => match fragment_to {
-                Some(mtu) => self.send_fragments(cx, chain, offload, mtu, d.is_local),
-                None => cx.send(chain, offload, d.is_local),
+                Some(mtu) => self.send_fragments(cx, chain, offload, mtu, d.egress()),
+                None => cx.send(chain, offload, d.egress()),
             },
             Hop::Pending { next_hop, solicit, displaced, .. } => {
                 if let Some(displaced) = displaced {
@@ -368,8 +368,10 @@ impl Ip {
                 continue;
             }
             let sent = match queued.fragment_to {
-                Some(mtu) => self.send_fragments(cx, queued.chain, queued.offload, mtu, false),
-                None => cx.send(queued.chain, queued.offload, false),
+                Some(mtu) => {
+                    self.send_fragments(cx, queued.chain, queued.offload, mtu, Egress::Device)
+                }
+                None => cx.send(queued.chain, queued.offload, Egress::Device),
             };
             if sent == Err(OutputError::Full) {
                 cx.counters.drop_packet(DropReason::TxQueueFull);

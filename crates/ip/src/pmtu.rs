@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use core::cmp::Ordering;
 use core::net::IpAddr;
 
-use fulmar_base::Instant;
+use fulmar_base::{Instant, IpVersion};
 use fulmar_wire::protocol;
 
 /// Entries per table. When full, the entry that expires first is evicted, which costs another ICMP
@@ -20,8 +20,11 @@ const SMALLEST_V6: usize = 1280;
 const PLATEAUS: [usize; 8] = [32000, 17914, 8166, 4352, 2002, 1492, 1006, 576];
 
 /// The smallest path MTU adopted.
-pub(crate) fn smallest_mtu(is_v4: bool) -> usize {
-    if is_v4 { SMALLEST_V4 } else { SMALLEST_V6 }
+pub(crate) fn smallest_mtu(version: IpVersion) -> usize {
+    match version {
+        IpVersion::V4 => SMALLEST_V4,
+        IpVersion::V6 => SMALLEST_V6,
+    }
 }
 
 /// Estimates the path MTU from the size of a packet that did not pass (RFC 1191 section 7.1).
@@ -113,7 +116,7 @@ impl PathMtus {
         known: Limits,
         expires: Instant,
     ) -> bool {
-        let least = smallest_mtu(dst.is_ipv4());
+        let least = smallest_mtu(IpVersion::of(&dst));
         let limit = Limit { mtu: mtu.max(least), clear_df: mtu < least && dst.is_ipv4() };
         let (table, known) = match evidence {
             Evidence::Segment => (&mut self.verified, known.tcp),

@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{Zone, with_zone};
+use fulmar_base::{IpVersion, Zone, with_zone};
 use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6, protocol};
 
 use crate::pmtu::{plateau_below, smallest_mtu};
@@ -26,8 +26,11 @@ pub(crate) struct Quoted {
 impl Quoted {
     /// Parses a packet from its IP header on. `None` if it is too short, malformed, not a first
     /// fragment, or of a protocol that this stack does not send.
-    pub(crate) fn parse(packet: &[u8], is_v4: bool) -> Option<Quoted> {
-        let network = if is_v4 { parse_v4(packet)? } else { parse_v6(packet)? };
+    pub(crate) fn parse(packet: &[u8], version: IpVersion) -> Option<Quoted> {
+        let network = match version {
+            IpVersion::V4 => parse_v4(packet)?,
+            IpVersion::V6 => parse_v6(packet)?,
+        };
         let Network { src, dst, protocol, header_bytes, packet_bytes, dont_fragment } = network;
         if packet_bytes < header_bytes.saturating_add(TRANSPORT_BYTES) {
             return None;
@@ -39,8 +42,10 @@ impl Quoted {
             protocol::TCP => (first, second, u32::from_be_bytes([e, f, g, h])),
             protocol::UDP => (first, second, 0),
             // Words: type and code, checksum, identifier, sequence number.
-            protocol::ICMP if is_v4 && a == 8 => (third, 0, u32::from(fourth)),
-            protocol::ICMPV6 if !is_v4 && a == 128 => (third, 0, u32::from(fourth)),
+            protocol::ICMP if version == IpVersion::V4 && a == 8 => (third, 0, u32::from(fourth)),
+            protocol::ICMPV6 if version == IpVersion::V6 && a == 128 => {
+                (third, 0, u32::from(fourth))
+            }
             _ => return None,
         };
         Some(Quoted { src, dst, packet_bytes, dont_fragment, protocol, src_port, dst_port, seq })
@@ -52,7 +57,7 @@ impl Quoted {
     pub(crate) fn can_cause(&self, kind: ErrorKind) -> bool {
         match kind {
             ErrorKind::TooBig { mtu } => {
-                let least = if self.dst.is_ipv4() { 0 } else { smallest_mtu(false) };
+                let least = if self.dst.is_ipv4() { 0 } else { smallest_mtu(IpVersion::V6) };
                 self.dont_fragment && mtu.max(least) < self.packet_bytes
             }
             _ => true,
@@ -61,7 +66,7 @@ impl Quoted {
 
     /// The error about this packet.
     pub(crate) fn error(&self, kind: ErrorKind, zone: Zone) -> QuotedError {
-        let least = smallest_mtu(self.dst.is_ipv4());
+        let least = smallest_mtu(IpVersion::of(&self.dst));
         let kind = match kind {
             // IPv4 keeps a smaller value: it means that routers must fragment.
             ErrorKind::TooBig { mtu } if self.dst.is_ipv6() => {

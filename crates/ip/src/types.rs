@@ -7,6 +7,15 @@ use fulmar_base::{Counters, FlowKey, Offload, Stage, StepAblation, Zone};
 use fulmar_mbuf::{Chain, Pool};
 use fulmar_route::Traffic;
 
+/// Where an outgoing frame leaves the IP layer to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Egress {
+    /// The device.
+    Device,
+    /// The loopback queue: the destination is an address of this host.
+    Loopback,
+}
+
 /// Accepts outgoing frames. The stack implements it on its transmit burst.
 pub trait FrameSink {
     /// Queues an Ethernet frame for the device.
@@ -28,9 +37,9 @@ pub trait FrameSink {
         pool: &mut Pool,
         counters: &mut Counters,
         frames: usize,
-        is_loopback: bool,
+        egress: Egress,
     ) -> bool {
-        let _ = (pool, counters, frames, is_loopback);
+        let _ = (pool, counters, frames, egress);
         true
     }
 

@@ -84,7 +84,10 @@ impl ResolutionQueue {
     /// Queues a frame. Frames over a limit are dropped, possibly this one.
     pub(crate) fn push(&mut self, queued: QueuedFrame, pool: &mut Pool, counters: &mut Counters) {
         let next_hop = queued.next_hop;
-        self.charge(queued.cost(), queued.is_reply);
+        self.all.add(queued.cost());
+        if queued.is_reply {
+            self.replies.add(queued.cost());
+        }
         self.packets.push_back(queued);
         let of_neighbour = self.packets.iter().filter(|h| h.next_hop == next_hop).count();
         if of_neighbour > MAX_PER_NEIGHBOUR {
@@ -140,13 +143,6 @@ impl ResolutionQueue {
     pub(crate) fn release(&mut self, pool: &mut Pool) {
         self.packets.drain(..).for_each(|h| pool.free(h.chain));
         (self.all, self.replies) = (Occupancy::default(), Occupancy::default());
-    }
-
-    fn charge(&mut self, cost: Occupancy, is_reply: bool) {
-        self.all.add(cost);
-        if is_reply {
-            self.replies.add(cost);
-        }
     }
 
     fn take(&mut self, i: usize) -> Option<QueuedFrame> {

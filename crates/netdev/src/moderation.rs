@@ -57,6 +57,15 @@ pub struct Profile {
     pub transmit: Coalesce,
 }
 
+/// Whether a thread that waits may busy-poll.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BusyPoll {
+    /// It has nothing else to do, and its CPU is free.
+    Allowed,
+    /// It sleeps.
+    Forbidden,
+}
+
 /// What to do while waiting for a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
@@ -249,29 +258,34 @@ impl Moderation {
         }
     }
 
-    /// What to do after a poll that found nothing. `may_poll`: the caller has a thread to busy-poll with.
-    pub fn next(&mut self, now: Instant, may_poll: bool) -> Next {
-        self.choose(now, may_poll, true)
-    }
-
-    /// The same where frames may lie in the device, which are not to wait for the end of a hold.
-    pub fn next_unheld(&mut self, now: Instant, may_poll: bool) -> Next {
-        self.choose(now, may_poll, false)
-    }
-
-    fn choose(&mut self, now: Instant, may_poll: bool, may_hold: bool) -> Next {
-        if self.window.is_stale(now) {
-            self.judge(now, self.window.sent());
-        }
+    /// What to do after a poll that found nothing.
+    pub fn next(&mut self, now: Instant, busy_poll: BusyPoll) -> Next {
+        self.judge_if_stale(now);
         let hold = self.hold();
-        if may_hold && !hold.is_zero() && !self.held_in_vain {
+        if !hold.is_zero() && !self.held_in_vain {
             self.stop_polling(now);
             self.is_holding = true;
             return Next::Hold { until: now + hold };
         }
+        self.poll_or_arm(now, busy_poll)
+    }
+
+    /// The same where the device may have frames, which are not to wait for the end of a hold.
+    pub fn next_unheld(&mut self, now: Instant, busy_poll: BusyPoll) -> Next {
+        self.judge_if_stale(now);
+        self.poll_or_arm(now, busy_poll)
+    }
+
+    fn judge_if_stale(&mut self, now: Instant) {
+        if self.window.is_stale(now) {
+            self.judge(now, self.window.sent());
+        }
+    }
+
+    fn poll_or_arm(&mut self, now: Instant, busy_poll: BusyPoll) -> Next {
         let since = *self.waiting_since.get_or_insert(now);
         let until = since + self.spin;
-        if may_poll && now < until && !self.has_slept {
+        if busy_poll == BusyPoll::Allowed && now < until && !self.has_slept {
             self.polling_since.get_or_insert(now);
             return Next::BusyPoll { until };
         }

@@ -131,7 +131,7 @@ fn fit_slow(
         Some(l) if payload(l) >= 2 * mss => payload(l) / mss * mss,
         _ => mss,
     };
-    cut(p, Cut { unit, finish: !caps.tx_csum }, pool, out, counters)
+    cut(p, Cut { unit, checksums: Checksums::of(caps) }, pool, out, counters)
 }
 
 /// A frame that needs no cutting: completes the checksum, copies together.
@@ -170,7 +170,7 @@ pub fn segment(
         return unfit(p, Refusal::Drop(DropReason::KernelOnly));
     }
     if let Some(gso) = p.offload.gso {
-        let how = Cut { unit: usize::from(gso.segment_bytes), finish: true };
+        let how = Cut { unit: usize::from(gso.segment_bytes), checksums: Checksums::Finished };
         return cut(p, how, pool, out, counters);
     }
     if out.is_full() {
@@ -187,14 +187,28 @@ pub fn segment(
 struct Cut {
     /// Bytes of payload of one piece.
     unit: usize,
-    /// Whether the pieces get their checksums.
-    finish: bool,
+    checksums: Checksums,
+}
+
+/// The transport checksums of the pieces of a super-frame.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Checksums {
+    /// Complete.
+    Finished,
+    /// That of the pseudo-header: the device does the rest.
+    Partial,
+}
+
+impl Checksums {
+    fn of(caps: &Caps) -> Checksums {
+        if caps.tx_csum { Checksums::Partial } else { Checksums::Finished }
+    }
 }
 
 /// Cuts `unit` bytes of payload after `unit` bytes of payload off the front.
 fn cut(
     p: Packet,
-    Cut { unit, finish }: Cut,
+    Cut { unit, checksums }: Cut,
     pool: &mut Pool,
     out: &mut Burst,
     counters: &mut Counters,
@@ -209,7 +223,7 @@ fn cut(
             break Refusal::NoRoom;
         }
         let end = payload_bytes.min(done + unit);
-        let Ok((piece, read_bytes)) = template.piece(&p, done..end, finish, pool) else {
+        let Ok((piece, read_bytes)) = template.piece(&p, done..end, checksums, pool) else {
             break Refusal::NoBuffer;
         };
         counters.add(Counter::SummedBytes, read_bytes as u64);
@@ -235,7 +249,7 @@ fn remainder(
         return unfit(p, why);
     }
     let end = p.chain.len() - template.header_bytes;
-    match template.piece(&p, done..end, false, pool) {
+    match template.piece(&p, done..end, Checksums::Partial, pool) {
         Ok((rest, _)) => {
             pool.free(p.chain);
             unfit(rest, why)
@@ -291,7 +305,7 @@ impl Template {
         &self,
         p: &Packet,
         range: Range<usize>,
-        finish: bool,
+        checksums: Checksums,
         pool: &mut Pool,
     ) -> Result<(Packet, usize), NoBuffer> {
         let payload = pool.clone_range(&p.chain, self.header_bytes + range.start, range.len())?;
@@ -306,15 +320,18 @@ impl Template {
         headers.copy_from_slice(&self.headers[..self.header_bytes]);
         let is_last = self.header_bytes + range.end == p.chain.len();
         self.fix(headers, &range, is_last);
-        let read_bytes = if finish { self.finish(headers, &payload) } else { 0 };
+        let read_bytes = match checksums {
+            Checksums::Finished => self.finish(headers, &payload),
+            Checksums::Partial => 0,
+        };
         let mut chain = Chain::from(first);
         chain.append(payload);
         let mut offload = p.offload;
-        offload.needs_csum = !finish;
+        offload.needs_csum = checksums == Checksums::Partial;
         offload.csum_valid = false;
         offload.gso = (range.len() > usize::from(self.gso.segment_bytes))
             .then_some(Gso { ecn: self.gso.ecn && range.start == 0, ..self.gso });
-        if finish {
+        if checksums == Checksums::Finished {
             (offload.csum_start, offload.csum_offset) = (0, 0);
         }
         Ok((Packet { chain, offload }, read_bytes))

@@ -124,6 +124,10 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
+    fn traffic(&self) -> Traffic {
+        if self.used_by_own_traffic { Traffic::Own } else { Traffic::Reply }
+    }
+
     fn new(
         ip: IpAddr,
         ether: EtherAddr,
@@ -274,12 +278,15 @@ struct Resolving {
 }
 
 impl Resolving {
-    fn queue(&mut self, used_by_own_traffic: bool) -> &mut VecDeque<IpAddr> {
-        if used_by_own_traffic { &mut self.own } else { &mut self.replies }
+    fn queue(&mut self, traffic: Traffic) -> &mut VecDeque<IpAddr> {
+        match traffic {
+            Traffic::Own => &mut self.own,
+            Traffic::Reply => &mut self.replies,
+        }
     }
 
-    fn remove(&mut self, ip: IpAddr, used_by_own_traffic: bool) {
-        self.queue(used_by_own_traffic).retain(|a| *a != ip);
+    fn remove(&mut self, neighbour: &Neighbour) {
+        self.queue(neighbour.traffic()).retain(|a| *a != neighbour.ip);
     }
 
     fn len(&self) -> usize {
@@ -346,7 +353,7 @@ impl Neighbours {
         if traffic != Traffic::Reply && !entry.used_by_own_traffic {
             entry.used_by_own_traffic = true;
             if entry.state == NeighbourState::Incomplete {
-                self.resolving.remove(ip, false);
+                self.resolving.replies.retain(|a| *a != ip);
                 self.resolving.own.push_back(ip);
             }
         }
@@ -480,7 +487,7 @@ impl Neighbours {
                     self.idle.push_back(entry.ip);
                 }
                 if was == NeighbourState::Incomplete && entry.state != was {
-                    self.resolving.remove(entry.ip, entry.used_by_own_traffic);
+                    self.resolving.remove(entry);
                 }
                 if entry.ether != known {
                     self.generation = self.generation.wrapping_add(1);
@@ -503,7 +510,9 @@ impl Neighbours {
     pub fn remove(&mut self, ip: IpAddr) -> Option<Neighbour> {
         self.entries.get(&ip).and_then(Neighbour::eviction_rank)?;
         let entry = self.entries.remove(&ip)?;
-        self.invalidate_caches_if(entry.may_be_cached);
+        if entry.may_be_cached {
+            self.invalidate_caches();
+        }
         self.unconfirmed.0 = self.unconfirmed.0.saturating_sub(entry.awaits_confirmation().into());
         Some(entry)
     }
@@ -547,8 +556,7 @@ impl Neighbours {
 
     /// Starts the resolution of `ip`.
     fn start_resolution(&mut self, ip: IpAddr, traffic: Traffic, now: Instant) -> Resolution {
-        let used_by_own_traffic = traffic != Traffic::Reply;
-        let Ok(displaced) = self.displace_resolution(used_by_own_traffic) else {
+        let Ok(displaced) = self.displace_resolution(traffic) else {
             return Resolution::Failed;
         };
         if !self.entries.contains_key(&ip) && !self.make_space() {
@@ -558,12 +566,12 @@ impl Neighbours {
         let state = NeighbourState::Incomplete;
         let ether = EtherAddr::default();
         let entry = Neighbour {
-            used_by_own_traffic,
+            used_by_own_traffic: traffic == Traffic::Own,
             probes: 1,
             ..Neighbour::new(ip, ether, state, deadline, now)
         };
         self.entries.insert(ip, entry);
-        self.resolving.queue(used_by_own_traffic).push_back(ip);
+        self.resolving.queue(traffic).push_back(ip);
         self.set_deadline(deadline);
         Resolution::Queue { solicit: true, displaced }
     }
@@ -573,18 +581,15 @@ impl Neighbours {
     /// At most half of the table is INCOMPLETE, so that a scan of the link's unused addresses
     /// cannot evict all existing neighbours (RFC 6583 section 6). At most half of that is for
     /// replies only.
-    fn displace_resolution(
-        &mut self,
-        used_by_own_traffic: bool,
-    ) -> Result<Option<IpAddr>, LimitReached> {
+    fn displace_resolution(&mut self, traffic: Traffic) -> Result<Option<IpAddr>, LimitReached> {
         let most = self.config.max_entries.div_ceil(2);
         let is_full = self.resolving.len() >= most;
         let too_many_replies =
-            !used_by_own_traffic && self.resolving.replies.len() >= most.div_ceil(2);
+            traffic == Traffic::Reply && self.resolving.replies.len() >= most.div_ceil(2);
         let from = match (is_full, self.resolving.replies.is_empty()) {
             (false, _) if !too_many_replies => return Ok(None),
             (_, false) => &mut self.resolving.replies,
-            (_, true) if used_by_own_traffic => &mut self.resolving.own,
+            (_, true) if traffic == Traffic::Own => &mut self.resolving.own,
             (_, true) => return Err(LimitReached),
         };
         let displaced = from.pop_front();
@@ -600,7 +605,7 @@ impl Neighbours {
         let fresh = Neighbour::new(ip, ether, state, deadline, now);
         let entry = self.entries.entry(ip).or_insert(fresh);
         if entry.state == NeighbourState::Incomplete {
-            self.resolving.remove(ip, entry.used_by_own_traffic);
+            self.resolving.remove(entry);
         }
         let was_fresh = entry.state == NeighbourState::Reachable;
         let is_other = entry.ether != ether || (was_fresh && state == NeighbourState::Stale);
@@ -610,16 +615,18 @@ impl Neighbours {
         entry.claim = None;
         entry.enter(state, deadline);
         self.unconfirmed.update(was_unconfirmed, entry);
-        self.invalidate_caches_if(is_other && may_be_cached);
+        if is_other && may_be_cached {
+            self.invalidate_caches();
+        }
         if !used_by_own_traffic {
             self.idle.push_back(ip);
             self.trim_idle();
         }
     }
 
-    /// Advances the generation if a cached address became invalid.
-    fn invalidate_caches_if(&mut self, is_invalid: bool) {
-        self.generation = self.generation.wrapping_add(u64::from(is_invalid));
+    /// Advances the generation: a cached address became invalid.
+    fn invalidate_caches(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
     }
 
     /// Rebuilds the list of idle neighbours when most of it may be outdated.

@@ -62,7 +62,7 @@ pub fn read_into(
             std::array::from_fn(|_| IoSliceMut::new(&mut []));
         let used = split(chain, skip + done, len - done, &mut parts);
         let Some(from) = at.checked_add(done as u64) else { return (done, End::OfFile) };
-        match sys::preadv2(file, &mut parts[..used], from, patience == Patience::InMemory) {
+        match sys::preadv2(file, &mut parts[..used], from, patience) {
             Ok(0) => return (done, End::OfFile),
             Ok(n) => done += n,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

@@ -107,6 +107,14 @@ impl Host {
     }
 }
 
+/// The clock that a step is run by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Clock {
+    Exact,
+    /// A time that is a few milliseconds old at most.
+    Coarse,
+}
+
 impl<P: Probe> Host<P> {
     /// Puts a shard under a lock.
     ///
@@ -293,7 +301,7 @@ impl<P: Probe> Host<P> {
         &self,
         f: impl FnOnce(&mut WatchedShard<P>, Instant) -> Result<R, SocketError>,
     ) -> Result<R, SocketError> {
-        self.call_at(true, f)
+        self.call_at(Clock::Exact, f)
     }
 
     /// As [`Host::call`], with the exact time or a coarse one. Without a [`Guard`], which lives in memory: a
@@ -301,14 +309,17 @@ impl<P: Probe> Host<P> {
     #[inline(always)]
     fn call_at<R>(
         &self,
-        is_exact: bool,
+        clock: Clock,
         f: impl FnOnce(&mut WatchedShard<P>, Instant) -> Result<R, SocketError>,
     ) -> Result<R, SocketError> {
         let inside = self.enter()?;
         let mut shard = self.shard();
         let unwinding = OnUnwind::of(self);
         let done = self.on_locked(&mut shard, Role::Caller).and_then(|()| {
-            let now = if is_exact { sys::now() } else { self.coarse_now(&shard) };
+            let now = match clock {
+                Clock::Exact => sys::now(),
+                Clock::Coarse => self.coarse_now(&shard),
+            };
             shard.pass(Stage::Locked);
             f(&mut shard, now)
         });

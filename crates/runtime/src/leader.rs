@@ -139,11 +139,13 @@ impl Leader {
     }
 
     /// It no longer sleeps. A kick that it has not seen stays, and ends the next sleep.
-    pub fn awake(&self, role: Role, was_kicked: bool) {
+    pub fn awake(&self, role: Role) {
         self.sleeps_until[slot(role)].store(0, Ordering::SeqCst);
-        if was_kicked {
-            sys::clear_event(self.kick_fd(role));
-        }
+    }
+
+    /// The kick that has ended a sleep is consumed.
+    pub fn clear_kick(&self, role: Role) {
+        sys::clear_event(self.kick_fd(role));
     }
 
     /// The eventfd of a thread of this role that sleeps on the device, leader or not.

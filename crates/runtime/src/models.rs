@@ -32,8 +32,8 @@ struct World {
 }
 
 impl World {
-    fn new(shows_what_waits: bool) -> World {
-        let wire = Wire::new(shows_what_waits);
+    fn new(is_level_triggered: bool) -> World {
+        let wire = Wire::new(is_level_triggered);
         let host =
             Arc::new(Host::new(WatchedShard::new(wire::shard(&wire, 0, 1))).expect("descriptors"));
         let sockets = PORTS.map(|port| bind(&host, port));

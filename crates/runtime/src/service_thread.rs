@@ -11,7 +11,7 @@
 use std::sync::{Arc, Weak};
 
 use fulmar_base::{Counter, Duration, Outside, Probe, Stage};
-use fulmar_netdev::moderation::Next;
+use fulmar_netdev::moderation::{BusyPoll, Next};
 
 use crate::contain::contain;
 use crate::host::{Host, POLL_BUDGET};
@@ -157,7 +157,7 @@ impl ServiceThread {
             guard.step(now, POLL_BUDGET);
             self.waiter.reset();
             // It never busy-polls: the program may want the CPU.
-            let hold = match guard.next_wait(now, false) {
+            let hold = match guard.next_wait(now, BusyPoll::Forbidden) {
                 Next::Hold { until } => Some(until),
                 Next::BusyPoll { .. } | Next::Arm => None,
             };

@@ -45,7 +45,7 @@ impl<P: Probe> Host<P> {
         let kick = self.leader.kick_fd(role);
         self.leader.will_sleep(role, until);
         if self.has_handed(&guard) {
-            self.leader.awake(role, false);
+            self.leader.awake(role);
             guard.device().disarm();
             return Ok(guard);
         }
@@ -62,7 +62,10 @@ impl<P: Probe> Host<P> {
             was_kicked = sys::sleep_on(device, kick, timer);
         }
         waiter.off_device();
-        self.leader.awake(role, was_kicked);
+        self.leader.awake(role);
+        if was_kicked {
+            self.leader.clear_kick(role);
+        }
         let _ = self.outside().stage(Stage::Slept);
         // The end of a sleep is no call of a program: it is not counted as activity.
         let mut guard = self.lock_as(Role::Service)?;

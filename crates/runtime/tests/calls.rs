@@ -9,7 +9,7 @@ use fulmar_ip::IfAddr;
 use fulmar_mbuf::{FairShare, PoolConfig};
 use fulmar_runtime::{PollSetCore, WatchedShard};
 use fulmar_shard::{ListenOptions, Shard, StackConfig};
-use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_socket::{Attempt, Ready, SocketError, Step};
 use fulmar_testbed::stations::{read, write};
 use std::sync::Arc;
 
@@ -105,7 +105,7 @@ fn a_reset_peer_is_told_once_and_the_pipe_is_broken_then() {
     w.b.tcp_entry(s).unwrap().linger = Some(Duration::ZERO);
     w.b.close(w.now, s);
     w.settle();
-    let mut error = || w.a.tcp_reserve(w.now, c, b"x", 1, false).map(drop).unwrap_err();
+    let mut error = || w.a.tcp_reserve(w.now, c, b"x", 1, Attempt::First).map(drop).unwrap_err();
     assert_eq!(error(), SocketError::ConnectionReset);
     assert_eq!(error(), SocketError::BrokenPipe);
     assert_eq!(read(&mut w.a, w.now, c, usize::MAX), Some(vec![]));

@@ -13,7 +13,7 @@ use fulmar_drivers::link::{Link, LinkConfig, pair};
 use fulmar_ip::IfAddr;
 use fulmar_runtime::{Host, Limit, Request, WatchedShard, now, start_service};
 use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_socket::{Ready, SocketError};
+use fulmar_socket::{Attempt, Ready, SocketError};
 
 /// Panics the n-th time that a path passes a stage.
 #[derive(Clone, Default)]
@@ -92,7 +92,7 @@ fn talk<P: Probe, Q: Probe>(a: &Host<P>, b: &Host<Q>) -> Result<(), SocketError>
     for _ in 0..20 {
         let len = 3000;
         let space = a.wait(c, Ready::WRITABLE, PATIENCE, |s, now| {
-            s.tcp_reserve(now, c, &[7; 3000], len, false)
+            s.tcp_reserve(now, c, &[7; 3000], len, Attempt::First)
         })?;
         if let Reserved::Space(mut r) = space {
             r.chain.copy_from(0, &vec![7; r.len()]);

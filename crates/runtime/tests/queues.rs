@@ -10,7 +10,7 @@ use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
 use fulmar_runtime::{WatchedShard, handoffs};
 use fulmar_shard::{Reserved, Shard, StackConfig};
-use fulmar_socket::Step;
+use fulmar_socket::{Attempt, Step};
 
 const START: Instant = Instant::from_millis(1000);
 
@@ -133,7 +133,8 @@ fn a_probe_sees_the_stages_of_a_write_and_of_a_read_in_their_order() {
     let now_1 = turn(&mut a, &mut b, 20);
     let Ok(Step::Done((child, _))) = b.tcp_accept(listener) else { panic!("not connected") };
     drop((out.take(), back.take()));
-    let Ok(Step::Done(Reserved::Space(r))) = a.tcp_reserve(now_1, conn, &[], 5000, false) else {
+    let Ok(Step::Done(Reserved::Space(r))) = a.tcp_reserve(now_1, conn, &[], 5000, Attempt::First)
+    else {
         panic!("no space")
     };
     a.tcp_commit(now_1, conn, r);

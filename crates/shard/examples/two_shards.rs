@@ -16,6 +16,7 @@ use fulmar_shard::mbuf::{Pool, Purpose};
 use fulmar_shard::netdev::{Burst, Caps, Device, Packet, WakeFd};
 use fulmar_shard::socket::{Ready, SocketError, Step};
 use fulmar_shard::{Event, ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_socket::Attempt;
 
 /// Ethernet frames on their way.
 type Frames = Arc<Mutex<VecDeque<Vec<u8>>>>;
@@ -97,7 +98,7 @@ fn clock(now: Instant) -> String {
 
 /// Writes a few bytes; false: not yet.
 fn write(shard: &mut Shard, now: Instant, id: SlotId, bytes: &[u8]) -> Result<bool, SocketError> {
-    match shard.tcp_reserve(now, id, bytes, bytes.len(), false)? {
+    match shard.tcp_reserve(now, id, bytes, bytes.len(), Attempt::First)? {
         Step::Done(Reserved::Sent(n)) => Ok(n == bytes.len()),
         // A long write gets room to copy into; these are short.
         Step::Done(Reserved::Space(room)) => {

@@ -84,7 +84,7 @@ impl<P: Probe> Shard<P> {
                 && let Some(p) = self.core.net.release_send_share(p)
                 && let Some(p) = self.tcp.input_predicted(now, p, &mut self.core)
             {
-                self.ip_input(now, p, true);
+                self.ip_input_loopback(now, p);
             }
         }
         n
@@ -94,19 +94,28 @@ impl<P: Probe> Shard<P> {
     #[inline]
     fn input(&mut self, now: Instant, p: Packet) {
         if let Some(p) = self.tcp.input_predicted(now, p, &mut self.core) {
-            self.ip_input(now, p, false);
+            self.ip_input(now, p);
         }
     }
 
     #[inline(never)]
-    fn ip_input(&mut self, now: Instant, p: Packet, is_looped: bool) {
+    fn ip_input(&mut self, now: Instant, Packet { chain, offload, .. }: Packet) {
         let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
         let sink = &mut Sink { link, probe };
-        let Packet { chain, offload, .. } = p;
-        let verdict = match is_looped {
-            false => ip.input(now, pool, counters, chain, offload, sink),
-            true => ip.input_loopback(now, pool, counters, chain, offload, sink),
-        };
+        let verdict = ip.input(now, pool, counters, chain, offload, sink);
+        self.on_verdict(now, verdict);
+    }
+
+    fn ip_input_loopback(&mut self, now: Instant, Packet { chain, offload, .. }: Packet) {
+        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
+        let sink = &mut Sink { link, probe };
+        let verdict = ip.input_loopback(now, pool, counters, chain, offload, sink);
+        self.on_verdict(now, verdict);
+    }
+
+    /// Passes a packet on to its transport.
+    #[inline]
+    fn on_verdict(&mut self, now: Instant, verdict: Verdict) {
         let Shard { core, tcp, udp, ping, rx } = self;
         match verdict {
             Verdict::Deliver(d) if core.net.ends_at(Stage::IpInput) => core.net.pool.free(d.chain),

@@ -24,7 +24,7 @@ mod decide;
 pub(crate) mod fast_open;
 pub(crate) mod pending;
 
-use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId};
+use fulmar_base::{Counter, DropReason, FlowKey, Instant, IpVersion, Probe, SeqNum, SlotId};
 use fulmar_mbuf::Chain;
 use fulmar_tcp::{
     COOKIE_LIFETIME, CookieHashes, CookieVerdict, EcnField, PathInfo, Tcb, check_cookie,
@@ -433,10 +433,10 @@ pub fn expects_cookies(now: Instant, listener: SlotId, sockets: &Slab<Socket>) -
 
 /// Checks the ACK of a segment as a cookie.
 fn cookie_of<P: Probe>(now: Instant, seg: &Segment, core: &Core<P>) -> CookieVerdict {
-    let (key, is_v6) = (&seg.key, seg.key.remote_ip().is_ipv6());
+    let (key, version) = (&seg.key, IpVersion::of(&seg.key.remote_ip()));
     let mac = |input: &_| core.secret.cookie_mac(key, input);
     let base = core.secret.cookie_base(key);
-    check_cookie(&core.config.tcp, is_v6, &seg.header, now, base, mac)
+    check_cookie(&core.config.tcp, version, &seg.header, now, base, mac)
 }
 
 /// Whether a segment could end a handshake.

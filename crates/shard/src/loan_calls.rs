@@ -2,7 +2,7 @@
 
 use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_mbuf::Chain;
-use fulmar_socket::{SocketError, Step, soreceive};
+use fulmar_socket::{Least, SocketError, Step, soreceive};
 use fulmar_tcp::LoanCharge;
 
 use crate::shard::Shard;
@@ -21,7 +21,7 @@ impl<P: Probe> Shard<P> {
         now: Instant,
         id: SlotId,
         max: usize,
-        patient: bool,
+        least: Least,
     ) -> Result<Step<(Chain, LoanCharge)>, SocketError> {
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
@@ -29,7 +29,7 @@ impl<P: Probe> Shard<P> {
         if entry.has_posted() {
             return Ok(Step::WaitData(1));
         }
-        let least = entry.least(max, patient);
+        let least = entry.least(max, least);
         let mut env = self.core.net.env(now);
         let step = soreceive::lend(&mut entry.tcb, &mut env, max, least)?;
         match (&step, entry.error) {

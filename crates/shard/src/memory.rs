@@ -42,7 +42,11 @@ impl Memory {
                 Some(Socket::Tcp(s)) => s.tcb.send_queue_ref().truesize() == 0,
                 _ => true,
             };
-            self.reclaim.ask(now, lacks_minimum);
+            if lacks_minimum {
+                self.reclaim.ask_urgently(now);
+            } else {
+                self.reclaim.ask(now);
+            }
         }
         let Net { pool, counters, .. } = net;
         self.send_waiters.enter(id, is_stalled, share.used, sockets, pool, counters);
@@ -59,7 +63,10 @@ impl Memory {
     ) {
         net.pool.drain_remote();
         if let Some(blocked) = sockets.get_mut(id).and_then(Socket::blocked) {
-            self.retries.enter(now, id, net.link.has_unsent_frames(), blocked);
+            if net.link.has_unsent_frames() {
+                self.retries.wait_for_device();
+            }
+            self.retries.enter(now, id, blocked);
         }
     }
 

@@ -10,7 +10,7 @@ use core::ops::ControlFlow;
 use fulmar_base::{
     Counter, Counters, DropReason, FlowKey, Instant, Offload, Probe, Stage, StepAblation,
 };
-use fulmar_ip::{FrameSink, Ip, Outgoing, OutputError, Template, Traffic};
+use fulmar_ip::{Egress, FrameSink, Ip, Outgoing, OutputError, Template, Traffic};
 use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
 use fulmar_netdev::offload::{self, Refusal};
 use fulmar_netdev::{Burst, Caps, Device, Packet, Peek, TxReader, WakeFd};
@@ -424,7 +424,7 @@ impl<P: Probe> FrameSink for Sink<'_, P> {
         chain: Chain,
         offload: Offload,
     ) -> Result<(), Chain> {
-        if is_kept_from(self.link.gathers_in_kernel, pool, &chain) {
+        if !self.link.gathers_in_kernel && is_kernel_only(pool, &chain) {
             return refuse(pool, counters, chain);
         }
         self.link.put(pool, counters, Packet { chain, offload }, self.probe)?;
@@ -449,10 +449,10 @@ impl<P: Probe> FrameSink for Sink<'_, P> {
         pool: &mut Pool,
         counters: &mut Counters,
         frames: usize,
-        is_loopback: bool,
+        egress: Egress,
     ) -> bool {
         let link = &mut *self.link;
-        if is_loopback {
+        if egress == Egress::Loopback {
             let space = link.loopback_limit.saturating_sub(link.loopback.len());
             return space >= frames.min(link.loopback_limit);
         }
@@ -470,7 +470,7 @@ impl<P: Probe> FrameSink for Sink<'_, P> {
         chain: Chain,
         offload: Offload,
     ) -> Result<(), Chain> {
-        if is_kept_from(false, pool, &chain) {
+        if is_kernel_only(pool, &chain) {
             return refuse(pool, counters, chain);
         }
         let link = &mut *self.link;
@@ -483,11 +483,10 @@ impl<P: Probe> FrameSink for Sink<'_, P> {
     }
 }
 
-/// Whether the kernel alone may read some of a frame that goes where others read. Most pools have
-/// no such bytes out.
+/// Whether the kernel alone may read some bytes of a frame. Most pools have no such bytes out.
 #[inline]
-fn is_kept_from(gathers_in_kernel: bool, pool: &Pool, chain: &Chain) -> bool {
-    !gathers_in_kernel && pool.kernel_parts() > 0 && chain.is_kernel_only()
+fn is_kernel_only(pool: &Pool, chain: &Chain) -> bool {
+    pool.kernel_parts() > 0 && chain.is_kernel_only()
 }
 
 #[cold]

@@ -16,7 +16,7 @@ use fulmar_socket::posted::{CompletionPolicy, Posted};
 use crate::outcome::{PostCompletion, PostToken, RecvOutcome, Unclaimed};
 use crate::sync::{AtomicUsize, Ordering};
 use crate::wheel::TimerId;
-pub(crate) use run::{is_receiving, with_machine};
+pub(crate) use run::{BurstEnd, is_receiving, with_machine};
 
 /// A buffer to be posted.
 pub struct Post {

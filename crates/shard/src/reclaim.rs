@@ -99,11 +99,18 @@ impl Reclaim {
         self.orphans = self.orphans.saturating_sub(1);
     }
 
-    /// A sender was refused memory that it could use; `is_urgent`: it lacks its minimum.
-    pub fn ask(&mut self, now: Instant, is_urgent: bool) {
-        let pause = if is_urgent { URGENT_PAUSE } else { PAUSE };
-        let at = now.max(self.last + pause);
-        self.is_urgent |= is_urgent;
+    /// A sender was refused memory that it could use.
+    pub fn ask(&mut self, now: Instant) {
+        self.walk_by(now.max(self.last + PAUSE));
+    }
+
+    /// A sender was refused its minimum.
+    pub fn ask_urgently(&mut self, now: Instant) {
+        self.is_urgent = true;
+        self.walk_by(now.max(self.last + URGENT_PAUSE));
+    }
+
+    fn walk_by(&mut self, at: Instant) {
         self.at = Some(self.at.map_or(at, |earlier| earlier.min(at)));
     }
 

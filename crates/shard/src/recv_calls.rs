@@ -3,11 +3,12 @@
 
 use alloc::boxed::Box;
 
+use crate::posted::BurstEnd;
 use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_ip::Ip;
 use fulmar_mbuf::RecvBuf;
 use fulmar_socket::posted::{IoContext, Posted};
-use fulmar_socket::{SocketError, Step};
+use fulmar_socket::{Least, SocketError, Step};
 
 use crate::layers::Core;
 use crate::outcome::{PostCompletion, PostToken, RecvOutcome};
@@ -112,10 +113,11 @@ impl<'a, P: Probe> PostedBuffers<'a, P> {
         if !may_place_read(now, entry, &self.core.net.ip) {
             return Ok(ReadOrPost::Refused);
         }
-        if let Step::Done(chain) = take_more(self.core, id, space, done, done == 0)? {
+        let least = Least::of_rest(done);
+        if let Step::Done(chain) = take_more(self.core, id, space, done, least)? {
             return Ok(ReadOrPost::Taken(chain));
         }
-        Ok(ReadOrPost::MayPost(self.core.sockets.tcp(id)?.least(space, done == 0)))
+        Ok(ReadOrPost::MayPost(self.core.sockets.tcp(id)?.least(space, least)))
     }
 
     /// Cancels a posted buffer: it completes with the bytes it has, or as cancelled, once no device writes to it
@@ -174,7 +176,7 @@ impl Tcp {
     /// For a call on one connection: delivers to its posted buffers, and sends what that gives rise to.
     pub fn run_posted<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         self.posted.deliver(now, id, core);
-        self.posted.end_burst(now, id, true, core);
+        self.posted.end_burst(BurstEnd::drained(now), id, core);
         if self.unacked_frames == 0 && core.sockets.is_queued(id) {
             core.net.link.set_now(now);
             self.output_now(now, id, core);

@@ -8,6 +8,7 @@
 
 use alloc::vec::Vec;
 
+use crate::net::Link;
 use fulmar_base::{Duration, Instant, SlotId};
 
 use crate::sockets::SendBlocked;
@@ -60,9 +61,13 @@ impl RetryQueue {
         self.retry_at
     }
 
-    /// A socket cannot go on for now; with `for_device` it met a full device.
-    pub fn enter(&mut self, now: Instant, id: SlotId, for_device: bool, blocked: &mut SendBlocked) {
-        self.for_device |= for_device;
+    /// A socket met a full device: the retry is due when it has space.
+    pub fn wait_for_device(&mut self) {
+        self.for_device = true;
+    }
+
+    /// A socket cannot go on for now.
+    pub fn enter(&mut self, now: Instant, id: SlotId, blocked: &mut SendBlocked) {
         self.schedule(now);
         blocked.is_blocked = true;
         if !core::mem::replace(&mut blocked.for_retry, true) {
@@ -73,14 +78,14 @@ impl RetryQueue {
     /// The sockets to retry now, if a retry is due. Give the list
     /// back with [`RetryQueue::keep`].
     #[inline]
-    pub fn due(&mut self, now: Instant, is_device_full: bool) -> Option<Vec<SlotId>> {
+    pub fn due(&mut self, now: Instant, link: &Link) -> Option<Vec<SlotId>> {
         let at = self.retry_at?;
-        self.due_by(now, at, is_device_full)
+        self.due_by(now, at, link)
     }
 
     #[cold]
-    fn due_by(&mut self, now: Instant, at: Instant, is_device_full: bool) -> Option<Vec<SlotId>> {
-        let has_space = !is_device_full && self.for_device;
+    fn due_by(&mut self, now: Instant, at: Instant, link: &Link) -> Option<Vec<SlotId>> {
+        let has_space = self.for_device && !link.has_unsent_frames();
         if now < at && !has_space {
             return None;
         }

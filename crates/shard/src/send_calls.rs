@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use fulmar_base::{Instant, Probe, SlotId, Stage};
 use fulmar_mbuf::{Chain, SharedBytes};
-use fulmar_socket::{Reservation, SocketError, Step, sosend};
+use fulmar_socket::{Attempt, Reservation, SocketError, Step, sosend};
 
 use crate::layers::Core;
 use crate::shard::Shard;
@@ -21,8 +21,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// First step of a write of `total` bytes: a small one whose bytes are all in `first` is done at
-    /// once, a larger one gets space and storage to copy into. `waited`: it has found no space
-    /// before, and so waits until a new start is worth it.
+    /// once, a larger one gets space and storage to copy into.
     ///
     /// # Errors
     /// Why the connection takes no more.
@@ -32,7 +31,7 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         first: &[u8],
         total: usize,
-        waited: bool,
+        attempt: Attempt,
     ) -> Result<Step<Reserved>, SocketError> {
         if self.core.net.probe.stops_at(Stage::Locked) {
             return Ok(Step::Done(Reserved::Sent(total)));
@@ -49,9 +48,9 @@ impl<P: Probe> Shard<P> {
             }
             return Ok(Step::Done(Reserved::Sent(bytes)));
         }
-        let step = reserve_space(&mut self.core, id, total, waited)?;
+        let step = reserve_space(&mut self.core, id, total, attempt)?;
         if let Step::WaitSpace(_) | Step::WaitData(_) = &step
-            && sosend::has_space(&self.core.sockets.tcp(id)?.tcb, total, waited)
+            && sosend::has_space(&self.core.sockets.tcp(id)?.tcb, total, attempt)
         {
             self.core.memory.wait(now, id, &mut self.core.sockets, &mut self.core.net);
         }
@@ -73,7 +72,7 @@ impl<P: Probe> Shard<P> {
     ) -> Result<Step<Reservation>, SocketError> {
         self.core.sockets.check_down(id)?;
         self.pass(Stage::SendChecked);
-        reserve_space(&mut self.core, id, total, false)
+        reserve_space(&mut self.core, id, total, Attempt::First)
     }
 
     /// Last step of a write: the bytes are ready; one output for all of them.
@@ -130,7 +129,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// Appends as much of the shared bytes of `part` as fits, without a copy, and runs the
-    /// output once; returns how many. `waited`: it has found no space before.
+    /// output once; returns how many.
     ///
     /// # Errors
     /// Why the connection takes no more.
@@ -140,7 +139,7 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         owner: &Arc<dyn SharedBytes>,
         part: Range<usize>,
-        waited: bool,
+        attempt: Attempt,
     ) -> Result<Step<usize>, SocketError> {
         self.core.sockets.check_down(id)?;
         self.pass(Stage::SendChecked);
@@ -148,7 +147,7 @@ impl<P: Probe> Shard<P> {
             return Err(SocketError::BadHandle);
         };
         let want = part.len();
-        match sosend::share(&mut entry.tcb, &mut self.core.net.pool, owner, part, waited)? {
+        match sosend::share(&mut entry.tcb, &mut self.core.net.pool, owner, part, attempt)? {
             Step::Done(shared) => {
                 entry.blocked.is_blocked = false;
                 entry.tcb.set_msg_more(false);
@@ -158,7 +157,7 @@ impl<P: Probe> Shard<P> {
                 Ok(Step::Done(shared.bytes))
             }
             Step::WaitSpace(n) | Step::WaitData(n) => {
-                if sosend::has_space(&entry.tcb, want, waited) {
+                if sosend::has_space(&entry.tcb, want, attempt) {
                     self.core.memory.wait(now, id, &mut self.core.sockets, &mut self.core.net);
                 }
                 Ok(Step::WaitSpace(n))
@@ -220,12 +219,12 @@ fn reserve_space<P: Probe>(
     core: &mut Core<P>,
     id: SlotId,
     total: usize,
-    waited: bool,
+    attempt: Attempt,
 ) -> Result<Step<Reservation>, SocketError> {
     let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else {
         return Err(SocketError::BadHandle);
     };
-    let step = sosend::reserve(&mut entry.tcb, &mut core.net.pool, total, waited)?;
+    let step = sosend::reserve(&mut entry.tcb, &mut core.net.pool, total, attempt)?;
     if let Step::Done(_) = &step {
         entry.blocked.is_blocked = false;
         core.net.pass(Stage::SendReserved);

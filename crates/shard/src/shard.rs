@@ -7,6 +7,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use crate::posted::BurstEnd;
 use fulmar_base::{Counter, Counters, Duration, Instant, NoProbe, Probe, Secrets, Stage};
 use fulmar_ip::Ip;
 use fulmar_mbuf::Pool;
@@ -247,7 +248,8 @@ impl<P: Probe> Shard<P> {
         let received = self.receive_bursts(now, budget, enough_bytes);
         self.run_timers(now);
         if !self.tcp.posted.may_defer(now) {
-            self.tcp.posted.end_bursts(now, received.is_drained, &mut self.core);
+            let end = BurstEnd { now, is_drained: received.is_drained };
+            self.tcp.posted.end_bursts(end, &mut self.core);
         }
         self.tcp.reclaim_and_retry(now, &mut self.core);
         self.pass(Stage::TimersRun);

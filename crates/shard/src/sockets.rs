@@ -6,7 +6,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{Duration, SlotId};
 use fulmar_mbuf::{Chain, FairShare};
-use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_socket::{Least, Ready, SocketError, Step};
 use fulmar_tcp::Tcb;
 use fulmar_udp::UdpSocket;
 
@@ -266,10 +266,12 @@ impl TcpEntry {
         HeaderOptions { ttl: self.ttl, dscp_ecn: self.tos, dont_fragment: true }
     }
 
-    /// Bytes for which a read of `max` waits, if it waits for the low-water mark.
-    pub(crate) fn least(&self, max: usize, patient: bool) -> usize {
-        let waits = patient && self.error.is_none();
-        if waits { self.tcb.recv_low_water().min(max) } else { 1 }
+    /// Bytes for which a read of `max` waits.
+    pub(crate) fn least(&self, max: usize, least: Least) -> usize {
+        match least {
+            Least::LowWater if self.error.is_none() => self.tcb.recv_low_water().min(max),
+            Least::LowWater | Least::OneByte => 1,
+        }
     }
 
     /// Locks the send side for a whole call (BSD: `sblock`). `writer` identifies the thread and is not 0. Wait

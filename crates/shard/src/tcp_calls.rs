@@ -8,7 +8,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{Counter, Duration, FlowKey, Instant, Probe, SlotId, Stage, with_zone, zone_of};
 use fulmar_mbuf::Chain;
-use fulmar_socket::{Ready, SocketError, Step, soreceive};
+use fulmar_socket::{Least, Ready, Shutdown, SocketError, Step, soreceive};
 use fulmar_tcp::{State, Tcb};
 
 use crate::layers::Core;
@@ -165,12 +165,8 @@ impl<P: Probe> Shard<P> {
             false => self.tcp.listen_port(local, &mut self.core.secret)?,
         };
         let dual_stack = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
-        self.tcp.check_listen_conflict(
-            local,
-            dual_stack,
-            options.reuse_address,
-            &self.core.sockets,
-        )?;
+        let wanted = ListenAddress { local, dual_stack };
+        self.tcp.check_listen_conflict(wanted, options.reuse_address, &self.core.sockets)?;
         let id = self.core.sockets.insert(Socket::Listener(Box::new(Listener {
             local,
             dual_stack,
@@ -238,9 +234,9 @@ impl<P: Probe> Shard<P> {
         id: SlotId,
         max: usize,
         done: usize,
-        patient: bool,
+        least: Least,
     ) -> Result<Step<Chain>, SocketError> {
-        take_more(&mut self.core, id, max, done, patient)
+        take_more(&mut self.core, id, max, done, least)
     }
 
     /// References to up to `max` received bytes from `off` on, which stay where they are, once `least`
@@ -290,17 +286,16 @@ impl<P: Probe> Shard<P> {
         &mut self,
         now: Instant,
         id: SlotId,
-        read: bool,
-        write: bool,
+        how: Shutdown,
     ) -> Result<(), SocketError> {
         let entry = self.core.sockets.tcp(id)?;
         if matches!(entry.tcb.state(), State::SynSent | State::TimeWait | State::Closed) {
             return Err(SocketError::NotConnected);
         }
-        if write {
+        if how != Shutdown::Read {
             entry.tcb.shutdown_write(now);
         }
-        if read {
+        if how != Shutdown::Write {
             entry.tcb.shutdown_read(&mut self.core.net.env(now));
         }
         self.output_and_finish(now, id);
@@ -474,14 +469,14 @@ impl Tcp {
 
     fn check_listen_conflict(
         &self,
-        local: SocketAddr,
-        dual_stack: bool,
+        wanted: ListenAddress,
         reuse_address: bool,
         sockets: &Slab<Socket>,
     ) -> Result<(), SocketError> {
+        let local = wanted.local;
         let others = self.listeners.get(&local.port()).map_or(&[][..], Vec::as_slice);
         let clash = others.iter().any(|id| match sockets.get(*id) {
-            Some(Socket::Listener(l)) => listeners_clash(l, local, dual_stack),
+            Some(Socket::Listener(l)) => wanted.clashes(l),
             _ => false,
         });
         let lingering = !reuse_address
@@ -540,7 +535,7 @@ pub fn take_more<P: Probe>(
     id: SlotId,
     max: usize,
     done: usize,
-    patient: bool,
+    least: Least,
 ) -> Result<Step<Chain>, SocketError> {
     let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else {
         return Err(SocketError::BadHandle);
@@ -548,7 +543,7 @@ pub fn take_more<P: Probe>(
     if entry.has_posted() {
         return Ok(Step::WaitData(1));
     }
-    let least = entry.least(max, patient);
+    let least = entry.least(max, least);
     let pool = &mut core.net.pool;
     let step = soreceive::take_at_least(&mut entry.tcb, pool, max, least, done)?;
     match (&step, entry.error) {
@@ -565,14 +560,24 @@ fn connection_keys(sockets: &Slab<Socket>) -> impl Iterator<Item = &FlowKey> {
     })
 }
 
-fn listeners_clash(l: &Listener, local: SocketAddr, dual_stack: bool) -> bool {
-    let (mine, other) = (l.local.ip(), local.ip());
-    let families_meet = mine.is_ipv4() == other.is_ipv4()
-        || (mine.is_ipv6() && l.dual_stack)
-        || (other.is_ipv6() && dual_stack);
-    if !families_meet {
-        return false;
+/// The address that a new listener is bound to.
+#[derive(Clone, Copy)]
+struct ListenAddress {
+    local: SocketAddr,
+    /// It accepts IPv4 connections, too.
+    dual_stack: bool,
+}
+
+impl ListenAddress {
+    fn clashes(self, l: &Listener) -> bool {
+        let (mine, other) = (l.local.ip(), self.local.ip());
+        let families_meet = mine.is_ipv4() == other.is_ipv4()
+            || (mine.is_ipv6() && l.dual_stack)
+            || (other.is_ipv6() && self.dual_stack);
+        if !families_meet {
+            return false;
+        }
+        // As on Linux, where reuse-address does not go as far as two listeners.
+        mine == other || mine.is_unspecified() || other.is_unspecified()
     }
-    // As on Linux, where reuse-address does not go as far as two listeners.
-    mine == other || mine.is_unspecified() || other.is_unspecified()
 }

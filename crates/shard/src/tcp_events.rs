@@ -3,6 +3,7 @@
 
 use alloc::boxed::Box;
 
+use crate::posted::BurstEnd;
 use fulmar_base::{Counter, Instant, Probe, SlotId};
 use fulmar_socket::SocketError;
 use fulmar_tcp::{Events, FastOpenVerdict, State};
@@ -144,7 +145,7 @@ impl Tcp {
         }
         let now = core.net.link.now();
         self.posted.deliver_all(now, core);
-        self.posted.end_bursts(now, true, core);
+        self.posted.end_bursts(BurstEnd::drained(now), core);
     }
 
     /// Sets the timer of the TIME-WAIT table.

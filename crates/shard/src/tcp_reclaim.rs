@@ -23,8 +23,7 @@ impl Tcp {
             let chosen = core.memory.reclaim.choose(now, share, &core.sockets, has_active);
             chosen.into_iter().for_each(|c| self.reset_for_memory(now, c, core));
         }
-        let has_unsent_frames = core.net.link.has_unsent_frames();
-        if let Some(waiting) = core.memory.retries.due(now, has_unsent_frames) {
+        if let Some(waiting) = core.memory.retries.due(now, &core.net.link) {
             for id in waiting.iter().copied() {
                 if let Some(blocked) = core.sockets.get_mut(id).and_then(Socket::blocked) {
                     (blocked.is_blocked, blocked.for_retry) = (false, false);

@@ -2,18 +2,17 @@
 //! ([`moderation`](fulmar_netdev::moderation)), given to the device where it coalesces by itself.
 
 use fulmar_base::{Instant, Probe};
-use fulmar_netdev::moderation::{Moderation, ModerationConfig, Next};
+use fulmar_netdev::moderation::{BusyPoll, Moderation, ModerationConfig, Next};
 
 use crate::shard::Shard;
 
 impl<P: Probe> Shard<P> {
-    /// What a waiting thread does after an empty poll. `may_poll`: the thread may busy-poll, having nothing
-    /// else to do.
-    pub fn next_wait(&mut self, now: Instant, may_poll: bool) -> Next {
+    /// What a waiting thread does after an empty poll.
+    pub fn next_wait(&mut self, now: Instant, busy_poll: BusyPoll) -> Next {
         let next = match self.rx.is_drained {
-            true => self.rx.moderation.next(now, may_poll),
+            true => self.rx.moderation.next(now, busy_poll),
             // The last step ended at its budget.
-            false => self.rx.moderation.next_unheld(now, may_poll),
+            false => self.rx.moderation.next_unheld(now, busy_poll),
         };
         self.rx.coalesce(&mut self.core.net);
         self.rx.count_poll(&mut self.core.net.counters);
@@ -99,7 +98,7 @@ mod tests {
                 self.taker.moderation().start_waiting(self.now);
                 while self.taker.step_for_reader(self.now) > 0 {}
                 self.now = self.now + Duration::from_micros(50);
-                if let Next::Hold { until } = self.taker.next_wait(self.now, false) {
+                if let Next::Hold { until } = self.taker.next_wait(self.now, BusyPoll::Forbidden) {
                     return until;
                 }
                 self.taker.moderation().slept();
@@ -126,8 +125,8 @@ mod tests {
         flood.send(200);
         flood.taker.moderation().slept();
         assert!(flood.taker.step_for_reader(flood.now) < 200);
-        assert_eq!(flood.taker.next_wait(flood.now, false), Next::Arm);
+        assert_eq!(flood.taker.next_wait(flood.now, BusyPoll::Forbidden), Next::Arm);
         while flood.taker.step_for_reader(flood.now) > 0 {}
-        assert!(matches!(flood.taker.next_wait(flood.now, false), Next::Hold { .. }));
+        assert!(matches!(flood.taker.next_wait(flood.now, BusyPoll::Forbidden), Next::Hold { .. }));
     }
 }

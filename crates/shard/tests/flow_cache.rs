@@ -8,7 +8,7 @@ use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::AddressUse;
 use fulmar_netdev::Device;
 use fulmar_shard::{ListenOptions, Reserved, Shard};
-use fulmar_socket::Step;
+use fulmar_socket::{Attempt, Step};
 use fulmar_testbed::stations::{self, at, config};
 use fulmar_testbed::tamper::Tamper;
 use proptest::prelude::*;
@@ -202,7 +202,7 @@ fn play(events: &[Event], predicts: bool) -> Vec<String> {
                 let (client, server) = ids[connection];
                 let id = if from_server { server } else { client };
                 let shard = &mut w.shards[usize::from(from_server)];
-                let done = shard.tcp_reserve(w.now, id, &text[..bytes], bytes, false);
+                let done = shard.tcp_reserve(w.now, id, &text[..bytes], bytes, Attempt::First);
                 seen = match done {
                     Ok(Step::Done(Reserved::Sent(n))) => format!("sent {n}"),
                     Ok(Step::Done(Reserved::Space(_))) => "space".into(),

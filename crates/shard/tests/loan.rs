@@ -8,7 +8,7 @@ use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Chain, Purpose};
 use fulmar_nic::{SimConfig, pair, pattern};
 use fulmar_shard::{ListenOptions, Shard, StackConfig};
-use fulmar_socket::Step;
+use fulmar_socket::{Least, Step};
 use fulmar_tcp::LoanCharge;
 use fulmar_testbed::stations;
 
@@ -97,7 +97,7 @@ impl World {
 
     fn lend(&mut self, f: &mut Flow, kept: &mut Vec<(Chain, LoanCharge)>) {
         while let Ok(Step::Done((chain, lent))) =
-            self.b.tcp_lend(self.now, f.server, usize::MAX, false)
+            self.b.tcp_lend(self.now, f.server, usize::MAX, Least::OneByte)
         {
             check(f, &chain);
             kept.push((chain, lent));

@@ -4,7 +4,7 @@ use fulmar_base::{Counter, DropReason, Duration, Instant};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_mbuf::{PoolConfig, Purpose};
 use fulmar_shard::{ListenOptions, Shard};
-use fulmar_socket::{SocketError, Step};
+use fulmar_socket::{Shutdown, SocketError, Step};
 use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, CLOSED, MS, Service, World, at};
 use fulmar_testbed::stations;
 use fulmar_udp::BindOptions;
@@ -201,7 +201,7 @@ fn a_loopback_connection_goes_on_without_memory_to_receive() {
     shard.step(now + MS, 64);
     let Step::Done((there, _)) = shard.tcp_accept(listener).unwrap() else { panic!("accepted") };
     // It discards, so that it offers more than it has memory for.
-    shard.tcp_shutdown(now, there, true, false).unwrap();
+    shard.tcp_shutdown(now, there, Shutdown::Read).unwrap();
     let mut written = 0;
     for _ in 0..500 {
         written += stations::write(&mut shard, now, here, &[2; 44_000]).unwrap_or(0);

@@ -3,7 +3,7 @@
 use fulmar_base::{Duration, Instant, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_shard::{ListenOptions, Reserved, Shard};
-use fulmar_socket::Step;
+use fulmar_socket::{Attempt, Step};
 use fulmar_testbed::stations::{at, config};
 
 const START: usize = 1 << 20;
@@ -65,7 +65,7 @@ impl World {
         let end = self.now + time;
         while self.now < end {
             while let Ok(Step::Done(Reserved::Space(r))) =
-                self.shards[0].tcp_reserve(self.now, self.client, &[], 64 << 10, true)
+                self.shards[0].tcp_reserve(self.now, self.client, &[], 64 << 10, Attempt::Retry)
             {
                 self.shards[0].tcp_commit(self.now, self.client, r);
             }

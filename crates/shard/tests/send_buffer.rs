@@ -3,7 +3,7 @@
 use fulmar_base::{Duration, Instant, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_shard::{ListenOptions, Reserved, Shard};
-use fulmar_socket::Step;
+use fulmar_socket::{Attempt, Step};
 use fulmar_testbed::stations::{at, config};
 
 const START: usize = 1 << 20;
@@ -64,7 +64,7 @@ impl World {
         let (end, mut largest) = (self.now + time, 0);
         while self.now < end {
             while let Ok(Step::Done(Reserved::Space(r))) =
-                self.shards[0].tcp_reserve(self.now, self.client, &[], 64 << 10, true)
+                self.shards[0].tcp_reserve(self.now, self.client, &[], 64 << 10, Attempt::Retry)
             {
                 self.shards[0].tcp_commit(self.now, self.client, r);
             }
@@ -108,7 +108,7 @@ fn a_writer_who_is_not_held_back_by_the_buffer_does_not_make_it_grow() {
     let mut w = world(Duration::from_millis(50));
     for _ in 0..2000 {
         // 1 MB/s, less than the path takes and than the buffer allows.
-        let step = w.shards[0].tcp_reserve(w.now, w.client, &[], 1000, false);
+        let step = w.shards[0].tcp_reserve(w.now, w.client, &[], 1000, Attempt::First);
         if let Ok(Step::Done(Reserved::Space(r))) = step {
             w.shards[0].tcp_commit(w.now, w.client, r);
         }

@@ -8,7 +8,7 @@ use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_mbuf::Pool;
 use fulmar_netdev::{Burst, Device, forward_device};
 use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_socket::{SocketError, Step};
+use fulmar_socket::{Attempt, SocketError, Step};
 use fulmar_testbed::stations::{self, at, config};
 
 /// A device that takes frames only while it is open.
@@ -259,7 +259,7 @@ fn move_bulk(p: &mut Pair, bytes: &[u8]) -> Vec<u8> {
         let s = &mut p.shards[0];
         if !part.is_empty()
             && let Ok(Step::Done(Reserved::Space(mut r))) =
-                s.tcp_reserve(p.now, client, &[], part.len(), false)
+                s.tcp_reserve(p.now, client, &[], part.len(), Attempt::First)
         {
             sent += r.len();
             r.chain.copy_from(0, &part[..r.len()]);

@@ -18,9 +18,21 @@ pub mod sosend;
 
 pub use error::SocketError;
 pub use ready::{Ready, fmt_flags};
-pub use sosend::Reservation;
+pub use soreceive::Least;
+pub use sosend::{Attempt, Reservation};
 
 use fulmar_tcp::{State, Tcb};
+
+/// The directions that shutdown(2) closes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shutdown {
+    /// SHUT_RD: no more is read.
+    Read,
+    /// SHUT_WR: no more is written; the peer gets a FIN.
+    Write,
+    /// SHUT_RDWR.
+    Both,
+}
 
 /// The result of a socket operation.
 #[derive(Debug)]

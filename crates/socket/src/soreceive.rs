@@ -6,6 +6,22 @@ use fulmar_tcp::{Env, LoanCharge, State, Tcb};
 
 use crate::{SocketError, Step};
 
+/// Bytes for which a read waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Least {
+    /// The low-water mark of the socket (SO_RCVLOWAT), or the whole read if that is less.
+    LowWater,
+    /// One byte: the read does not wait, or has returned bytes already.
+    OneByte,
+}
+
+impl Least {
+    /// For the rest of a read that has returned `done` bytes.
+    pub fn of_rest(done: usize) -> Least {
+        if done == 0 { Least::LowWater } else { Least::OneByte }
+    }
+}
+
 /// Detaches up to `max` bytes. An empty chain is the end of the stream.
 ///
 /// # Errors

@@ -73,18 +73,31 @@ pub(crate) fn check(tcb: &mut Tcb) -> Result<(), SocketError> {
     }
 }
 
-/// Whether a write of `want` bytes has to wait for space. A write that has waited continues when a third of
-/// the buffer is free (as in Linux), so that it is not woken for each ACK.
-fn must_wait(space: usize, limit: usize, want: usize, waited: bool) -> bool {
-    let low_water = if waited { limit / 3 } else { SEND_LOW_WATER_BYTES.min(limit / 2) };
+/// Whether a write has waited for space before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Attempt {
+    /// It has not: space for [`SEND_LOW_WATER_BYTES`] is enough.
+    #[default]
+    First,
+    /// It has: it continues when a third of the buffer is free (as in Linux), so that it is not woken for each
+    /// ACK.
+    Retry,
+}
+
+/// Whether a write of `want` bytes has to wait for space.
+fn must_wait(space: usize, limit: usize, want: usize, attempt: Attempt) -> bool {
+    let low_water = match attempt {
+        Attempt::First => SEND_LOW_WATER_BYTES.min(limit / 2),
+        Attempt::Retry => limit / 3,
+    };
     space < want && space < low_water.max(1)
 }
 
 /// Whether the send buffer has space for a write of `want` bytes. If the write waits nevertheless, it waits
 /// for storage.
-pub fn has_space(tcb: &Tcb, want: usize, waited: bool) -> bool {
+pub fn has_space(tcb: &Tcb, want: usize, attempt: Attempt) -> bool {
     let queue = tcb.send_queue_ref();
-    let is_full = must_wait(tcb.write_space(), queue.limit(), want, waited);
+    let is_full = must_wait(tcb.write_space(), queue.limit(), want, attempt);
     tcb.can_send() && queue.may_claim() && !is_full
 }
 
@@ -106,8 +119,7 @@ pub fn allowance(tcb: &Tcb, share: FairShare) -> usize {
     share.allowance(tcb.send_queue_ref().truesize(), tcb.is_stalled())
 }
 
-/// Claims space for as much of `want` bytes as fits, and allocates storage for all of it. `waited`: the
-/// write has waited for space before.
+/// Claims space for as much of `want` bytes as fits, and allocates storage for all of it.
 ///
 /// # Errors
 /// The state of the connection, as [`SocketError`]. An exhausted pool is [`Step::WaitSpace`].
@@ -115,14 +127,14 @@ pub fn reserve(
     tcb: &mut Tcb,
     pool: &mut Pool,
     want: usize,
-    waited: bool,
+    attempt: Attempt,
 ) -> Result<Step<Reservation>, SocketError> {
     match check(tcb) {
         Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
         other => other?,
     }
     let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
-    if must_wait(space, limit, want, waited) {
+    if must_wait(space, limit, want, attempt) {
         return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
     }
     let bytes = allowed(tcb, pool, want.min(space));
@@ -243,8 +255,7 @@ pub fn append(tcb: &mut Tcb, pool: &mut Pool, chain: &mut Chain) -> Result<Step<
     }
 }
 
-/// Appends as much of the shared bytes of `part` as fits, by reference. `waited`: the write has waited
-/// for space before.
+/// Appends as much of the shared bytes of `part` as fits, by reference.
 ///
 /// # Errors
 /// As [`reserve`].
@@ -253,7 +264,7 @@ pub fn share(
     pool: &mut Pool,
     owner: &Arc<dyn SharedBytes>,
     part: Range<usize>,
-    waited: bool,
+    attempt: Attempt,
 ) -> Result<Step<Taken>, SocketError> {
     match check(tcb) {
         Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
@@ -261,7 +272,7 @@ pub fn share(
     }
     let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
     let want = part.len();
-    if must_wait(space, limit, want, waited) {
+    if must_wait(space, limit, want, attempt) {
         return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
     }
     let chain = share_parts(pool, owner, part.start, allowed(tcb, pool, want.min(space)));

@@ -337,12 +337,14 @@ macro_rules! controllers {
                 match self { $(Congestion::$variant(c) => c.on_loss(),)* }
             }
 
-            /// See [`Controller::on_timeout`] and [`Controller::on_repeated_timeout`].
-            pub(crate) fn on_timeout(&mut self, repeated: bool) {
-                match self {
-                    $(Congestion::$variant(c) if repeated => c.on_repeated_timeout(),)*
-                    $(Congestion::$variant(c) => c.on_timeout(),)*
-                }
+            /// See [`Controller::on_timeout`].
+            pub(crate) fn on_timeout(&mut self) {
+                match self { $(Congestion::$variant(c) => c.on_timeout(),)* }
+            }
+
+            /// See [`Controller::on_repeated_timeout`].
+            pub(crate) fn on_repeated_timeout(&mut self) {
+                match self { $(Congestion::$variant(c) => c.on_repeated_timeout(),)* }
             }
 
             /// See [`Controller::on_idle`].
@@ -458,8 +460,8 @@ mod tests {
             assert!(c.cwnd() < before.0);
             c.on_undo();
             assert_eq!((c.cwnd(), c.ssthresh()), before, "{which}");
-            c.on_timeout(false);
-            c.on_timeout(true);
+            c.on_timeout();
+            c.on_repeated_timeout();
             assert_eq!(c.cwnd(), 1000);
             c.on_undo();
             assert_eq!((c.cwnd(), c.ssthresh()), before, "{which}");

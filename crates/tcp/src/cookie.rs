@@ -24,7 +24,7 @@
 use crate::Config;
 use crate::contract::{PathInfo, Syn, WindowBudget};
 use crate::ecn::{EcnMode, EcnPolicy, answer_to_syn, reflected};
-use fulmar_base::{Duration, Instant, SeqNum};
+use fulmar_base::{Duration, Instant, IpVersion, SeqNum};
 use fulmar_wire::tcp::{Flags, Header, Options, Timestamps};
 
 /// Length of a period, seconds: close to 2^24 ticks of 4 microseconds (67 s).
@@ -92,8 +92,11 @@ fn period_of(now: Instant) -> u32 {
     (now.as_nanos() / (PERIOD_SECS * 1_000_000_000)) as u32
 }
 
-fn mss_table(is_v6: bool) -> [u16; 4] {
-    if is_v6 { MSS_V6 } else { MSS_V4 }
+fn mss_table(version: IpVersion) -> [u16; 4] {
+    match version {
+        IpVersion::V4 => MSS_V4,
+        IpVersion::V6 => MSS_V6,
+    }
 }
 
 /// The options of a SYN that its SYN,ACK accepts and a cookie can encode.
@@ -110,10 +113,10 @@ fn accepted(cfg: &Config, syn: &Options) -> Options {
 }
 
 /// The option bits of the timestamp.
-fn timestamp_bits(o: &Options, uses_ecn: bool) -> u32 {
+fn timestamp_bits(o: &Options, ecn: EcnMode) -> u32 {
     let scale = o.window_scale.map_or(TS_SCALE, u32::from);
     let sack = if o.sack_permitted { TS_SACK } else { 0 };
-    scale | sack | if uses_ecn { TS_ECN } else { 0 }
+    scale | sack | if ecn == EcnMode::Classic { TS_ECN } else { 0 }
 }
 
 /// The option bits as MAC input: 0 without timestamps.
@@ -134,13 +137,13 @@ pub fn cookie_syn_ack(
 ) -> Header {
     let CookieHashes { base, ts_offset } = hashes;
     let Syn { header: syn, ecn: field } = syn;
-    let is_v6 = path.ip_header_bytes != 20;
+    let version = path.ip_version();
     let accepted = accepted(cfg, &syn.options);
     let ecn = match answer_to_syn(cfg.ecn, syn.flags) {
         EcnMode::Classic if accepted.timestamps.is_none() => EcnMode::Off,
         mode => mode,
     };
-    let bits = accepted.timestamps.map(|_| timestamp_bits(&accepted, ecn == EcnMode::Classic));
+    let bits = accepted.timestamps.map(|_| timestamp_bits(&accepted, ecn));
     let timestamps = accepted.timestamps.zip(bits).map(|(theirs, bits)| {
         let clock = now.as_millis_u32().wrapping_add(ts_offset);
         let back = clock.wrapping_sub(bits) & TS_MASK;
@@ -148,7 +151,7 @@ pub fn cookie_syn_ack(
     });
     let period = period_of(now);
     let input = CookieInput { peer_iss: syn.seq, period, options: mac_bits(bits) };
-    let tag = mac(&input).wrapping_add(mss_index(&syn.options, is_v6)) & TAG_MASK;
+    let tag = mac(&input).wrapping_add(mss_index(&syn.options, version)) & TAG_MASK;
     Header {
         src_port: syn.dst_port,
         dst_port: syn.src_port,
@@ -181,16 +184,16 @@ fn window_in_syn(cfg: &Config, path: &PathInfo, budget: &WindowBudget) -> u16 {
 }
 
 /// Index of the largest MSS in the table that is not above the peer's.
-fn mss_index(syn: &Options, is_v6: bool) -> u32 {
+fn mss_index(syn: &Options, version: IpVersion) -> u32 {
     let theirs = syn.mss.unwrap_or(0);
-    mss_table(is_v6).iter().skip(1).filter(|mss| **mss <= theirs).count() as u32
+    mss_table(version).iter().skip(1).filter(|mss| **mss <= theirs).count() as u32
 }
 
 /// Checks the cookie in an ACK that matches no connection. `base` and `mac` are as in
 /// [`cookie_syn_ack`].
 pub fn check_cookie(
     cfg: &Config,
-    is_v6: bool,
+    version: IpVersion,
     ack: &Header,
     now: Instant,
     base: u32,
@@ -207,7 +210,7 @@ pub fn check_cookie(
     let period = period_of(now).wrapping_sub(age);
     let tag = mac(&CookieInput { peer_iss, period, options: mac_bits(bits) });
     let index = offset.wrapping_sub(tag) & TAG_MASK;
-    let Some(mss) = mss_table(is_v6).get(index as usize).copied() else {
+    let Some(mss) = mss_table(version).get(index as usize).copied() else {
         return CookieVerdict::NotHandshake;
     };
     let scale = bits.map(|b| b & TS_SCALE).filter(|scale| *scale != TS_SCALE);

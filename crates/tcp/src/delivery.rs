@@ -19,7 +19,7 @@
 
 use crate::Tcb;
 use crate::arith::div_rem;
-use crate::congestion::{Lost, Sample};
+use crate::congestion::{CongestionControl, Lost, Sample};
 use crate::rtt::nanos;
 use crate::scoreboard::{Delivered, LostRun};
 use alloc::boxed::Box;
@@ -73,8 +73,9 @@ pub(crate) struct Sampler {
 }
 
 impl Delivery {
-    pub(crate) fn new(is_on: bool) -> Delivery {
-        Delivery(is_on.then(|| Box::new(Sampler::new())))
+    /// A sampler if the controller takes samples.
+    pub(crate) fn for_controller(which: CongestionControl) -> Delivery {
+        Delivery(which.takes_samples().then(|| Box::new(Sampler::new())))
     }
 
     #[inline]
@@ -83,9 +84,9 @@ impl Delivery {
     }
 
     /// Another controller. Samples begin with what is sent from now on.
-    pub(crate) fn set_on(&mut self, is_on: bool) {
-        if self.is_on() != is_on {
-            *self = Delivery::new(is_on);
+    pub(crate) fn switch_to(&mut self, which: CongestionControl) {
+        if self.is_on() != which.takes_samples() {
+            *self = Delivery::for_controller(which);
         }
     }
 

@@ -19,7 +19,7 @@ use crate::contract::ConnError;
 use crate::contract::{Emit, EmitError, Env, PathInfo, SegmentOut, Sent, State};
 use crate::segment::{checksum_offload, header_mbuf, offload};
 use crate::timers::{Pending, Timer};
-use fulmar_base::{Counter, DropReason, Duration, GsoKind};
+use fulmar_base::{Counter, DropReason, Duration, GsoKind, IpVersion};
 use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
 use fulmar_wire::tcp::{Flags, Header, SackBlocks};
 pub(crate) use plan::{Plan, SegmentKind};
@@ -261,8 +261,10 @@ impl Tcb {
                 }
             }
         }
-        let is_v4 = self.path.ip_header_bytes == 20;
-        let kind = if is_v4 { GsoKind::TcpV4 } else { GsoKind::TcpV6 };
+        let kind = match self.path.ip_version() {
+            IpVersion::V4 => GsoKind::TcpV4,
+            IpVersion::V6 => GsoKind::TcpV6,
+        };
         let offload = offload(hdr, plan.bytes, self.packet_bytes(plan), kind);
         Ok(SegmentOut { chain, offload, ecn_capable: self.ecn.is_capable && plan.is_new_data() })
     }
@@ -371,7 +373,7 @@ impl Tcb {
         self.quick_acks = 0;
         self.count_prr_out(plan.bytes as u64);
         if self.recovery.tlp.due {
-            self.on_probe_sent(false);
+            self.on_probe_sent(plan.kind);
         } else if matches!(self.recovery.pending, Pending::Probe) && !self.persisting {
             // The probe is for what is last now: `rearm` schedules it anew.
             self.timers.stop(Timer::Retransmit);

@@ -198,7 +198,7 @@ impl Tcb {
             self.recovery.pending = Pending::Timeout;
         }
         if matches!(plan.kind, SegmentKind::TailProbe) {
-            self.on_probe_sent(true);
+            self.on_probe_sent(plan.kind);
         } else {
             let stamp = self.ts_clock(now);
             self.recovery.undo.on_retransmit(end.saturating_sub(plan.pos), stamp);
@@ -324,14 +324,22 @@ impl Tcb {
             self.stop_ecn_option();
         }
         let is_same_episode = matches!(self.recovery.mode, Mode::Fast);
-        self.congestion.on_timeout(is_repeated || is_same_episode);
+        if is_repeated || is_same_episode {
+            self.congestion.on_repeated_timeout();
+        } else {
+            self.congestion.on_timeout();
+        }
         self.on_window_reduced();
         // The peer may renege on SACKed data (RFC 2018 section 8). It has reneged if it SACKed the
         // byte at `snd_una`. After a second time-out reneging is assumed.
         if is_repeated || self.sacked.has_reneged() {
             self.sacked.clear_sacked();
         }
-        self.mark_lost_on_timeout(is_repeated, now);
+        if is_repeated {
+            self.mark_all_lost(now);
+        } else {
+            self.mark_lost_on_timeout(now);
+        }
         self.restart_recovery(self.snd_nxt);
         self.recovery.undo.frto =
             if self.sack_on && is_new && !is_repeated { Frto::First } else { Frto::Off };

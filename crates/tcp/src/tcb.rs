@@ -39,7 +39,7 @@ use crate::timers::{Timer, Timers, later};
 use crate::tuning::{RecvTuning, Tuning};
 use crate::window::LoanCharge;
 use crate::{Config, TimeWait};
-use fulmar_base::{Duration, FlowKey, Instant, SeqNum};
+use fulmar_base::{Duration, FlowKey, Instant, IpVersion, SeqNum};
 use fulmar_mbuf::{RecvQueue, SendQueue};
 use fulmar_wire::checksum::Sum;
 use fulmar_wire::tcp::{Flags, Header, Options};
@@ -60,6 +60,10 @@ const DEFAULT_MSS_V6: u16 = 1220;
 pub(crate) const TIMESTAMP_BYTES: usize = 12;
 
 impl PathInfo {
+    pub(crate) fn ip_version(&self) -> IpVersion {
+        if self.ip_header_bytes < 40 { IpVersion::V4 } else { IpVersion::V6 }
+    }
+
     /// MSS of the path MTU.
     pub(crate) fn mss(&self) -> usize {
         self.without_headers(self.mtu)
@@ -398,7 +402,7 @@ impl Tcb {
             ),
             sacked: Scoreboard::new(),
             recovery: Recovery::new(),
-            delivery: Delivery::new(cfg.congestion.takes_samples()),
+            delivery: Delivery::for_controller(cfg.congestion),
             pacing: Pacing::new(cfg.max_pacing_rate),
             tuning: Tuning::default(),
             recv_tuning: RecvTuning::default(),

@@ -270,7 +270,7 @@ impl Tcb {
     /// slow start threshold stay.
     pub fn set_congestion(&mut self, which: CongestionControl) {
         self.congestion.switch_to(which);
-        self.delivery.set_on(which.takes_samples());
+        self.delivery.switch_to(which);
         self.update_pacing();
     }
 

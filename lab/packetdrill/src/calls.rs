@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use crate::fast_open;
 use crate::interface::{Interface, Wait};
 use crate::sockets::{Answer, File, Follows, Machine, Refusal};
+use fulmar_socket::Attempt;
 
 /// How far and for what a call may wait.
 fn waits(interface: &Interface, fd: i32, flags: i32) -> Result<Wait, i32> {
@@ -140,15 +141,15 @@ fn send_open(interface: &Interface, fd: i32, bytes: &[u8], flags: i32) -> Result
         _ => Follows::Nothing,
     };
     let wait = waits(interface, fd, flags)?;
-    let (mut done, mut waited) = (0, false);
+    let (mut done, mut attempt) = (0, Attempt::First);
     let step = |m: &mut Machine| -> Answer<usize> {
         loop {
-            match m.send(fd, &bytes[done..], follows, waited) {
+            match m.send(fd, &bytes[done..], follows, attempt) {
                 Ok(n) => done += n,
                 Err(Refusal::WouldBlock) if done > 0 && wait == Wait::Never => return Ok(done),
                 Err(Refusal::Errno(_)) if done > 0 => return Ok(done),
                 Err(refusal) => {
-                    waited = true;
+                    attempt = Attempt::Retry;
                     return Err(refusal);
                 }
             }

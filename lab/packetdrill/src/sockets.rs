@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use fulmar_base::SlotId;
 use fulmar_mbuf::Chain;
 use fulmar_shard::{ListenOptions, Reserved};
-use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_socket::{Attempt, Least, Ready, Shutdown, SocketError, Step};
 use fulmar_tcp::State;
 
 use crate::options::Options;
@@ -287,8 +287,14 @@ impl Machine {
         self.socket_of(fd).is_ok_and(|s| matches!(s.role, Role::Connecting(_)))
     }
 
-    /// Sends what fits; `waited`: the call has found no space before.
-    pub fn send(&mut self, fd: i32, bytes: &[u8], follows: Follows, waited: bool) -> Answer<usize> {
+    /// Sends what fits.
+    pub fn send(
+        &mut self,
+        fd: i32,
+        bytes: &[u8],
+        follows: Follows,
+        attempt: Attempt,
+    ) -> Answer<usize> {
         let Some(id) = self.socket_of(fd)?.stream() else { return refused(libc::EPIPE) };
         if bytes.is_empty() {
             return Ok(0);
@@ -297,7 +303,7 @@ impl Machine {
         // A write of which more follows is not small, however short: it may have to wait for the next.
         let first = if follows == Follows::Nothing { bytes } else { &[][..] };
         let step = self.world.call(|shard, now| -> Result<_, SocketError> {
-            Ok(match shard.tcp_reserve(now, id, first, bytes.len(), waited)? {
+            Ok(match shard.tcp_reserve(now, id, first, bytes.len(), attempt)? {
                 Step::Done(Reserved::Sent(n)) => Some(n),
                 Step::Done(Reserved::Space(mut reservation)) => {
                     let n = reservation.len();
@@ -319,13 +325,13 @@ impl Machine {
         if max == 0 {
             return Ok(Vec::new());
         }
-        let patient = least > 1;
+        let wait = if least > 1 { Least::LowWater } else { Least::OneByte };
         let step = self.world.call(|shard, now| -> Result<_, SocketError> {
-            if patient {
+            if least > 1 {
                 shard.tcp_entry(id)?.tcb.set_recv_low_water(least);
             }
-            let step = shard.tcp_take_more(id, max, 0, patient);
-            if patient {
+            let step = shard.tcp_take_more(id, max, 0, wait);
+            if least > 1 {
                 shard.tcp_entry(id)?.tcb.set_recv_low_water(1);
             }
             Ok(if let Step::Done(chain) = step? {
@@ -371,20 +377,20 @@ impl Machine {
 
     /// shutdown(2).
     pub fn shutdown(&mut self, fd: i32, how: i32) -> Answer<()> {
-        let (read, write) = match how {
-            libc::SHUT_RD => (true, false),
-            libc::SHUT_WR => (false, true),
-            libc::SHUT_RDWR => (true, true),
+        let how = match how {
+            libc::SHUT_RD => Shutdown::Read,
+            libc::SHUT_WR => Shutdown::Write,
+            libc::SHUT_RDWR => Shutdown::Both,
             _ => return refused(libc::EINVAL),
         };
         let socket = self.socket_of(fd)?;
-        if let (Some(listener), true) = (socket.listener(), read) {
+        if let Some(listener) = socket.listener().filter(|_| how != Shutdown::Write) {
             socket.role = Role::Over;
             self.world.call(|shard, now| shard.close(now, listener));
             return Ok(());
         }
         let Some(id) = socket.stream() else { return refused(libc::ENOTCONN) };
-        Ok(self.world.call(|shard, now| shard.tcp_shutdown(now, id, read, write))?)
+        Ok(self.world.call(|shard, now| shard.tcp_shutdown(now, id, how))?)
     }
 
     /// The state of the connection that was opened last.

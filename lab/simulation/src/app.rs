@@ -8,7 +8,7 @@ use fulmar_base::{Duration, Instant, SlotId};
 use fulmar_mbuf::Chain;
 use fulmar_runtime::{PollSetCore, WatchedShard};
 use fulmar_shard::Reserved;
-use fulmar_socket::{Ready, Reservation, SocketError, Step};
+use fulmar_socket::{Attempt, Ready, Reservation, Shutdown, SocketError, Step};
 
 use super::gate::{SharedGround, lock};
 use super::oracle::{self, Violation};
@@ -106,7 +106,7 @@ pub struct End {
     pub(super) phase: Phase,
     shut: bool,
     eof: bool,
-    waited: bool,
+    attempt: Attempt,
     /// Bytes left of the write in hand, and whether a part of it was accepted.
     write_left: usize,
     is_split: bool,
@@ -152,7 +152,7 @@ impl End {
             phase: Phase::Idle,
             shut: false,
             eof: false,
-            waited: false,
+            attempt: Attempt::First,
             write_left: 0,
             is_split: false,
             write_at: None,
@@ -241,7 +241,7 @@ impl End {
         if self.quirk == Quirk::Deaf {
             self.eof = true;
             // It may have failed already; the next write tells.
-            let _ = cx.shard.tcp_shutdown(cx.now, id, true, false);
+            let _ = cx.shard.tcp_shutdown(cx.now, id, Shutdown::Read);
         }
         Ok(())
     }
@@ -404,11 +404,11 @@ impl End {
             }
             let bytes = pattern::piece(self.stream(false), self.written, self.write_left);
             let first = if self.is_split { &[] } else { bytes };
-            match cx.shard.tcp_reserve(cx.now, id, first, bytes.len(), self.waited) {
+            match cx.shard.tcp_reserve(cx.now, id, first, bytes.len(), self.attempt) {
                 Ok(Step::Done(Reserved::Sent(n))) => self.accepted(cx, n),
                 Ok(Step::Done(Reserved::Space(r))) => self.fill(cx, id, r, bytes),
                 Ok(Step::WaitSpace(_) | Step::WaitData(_)) => {
-                    self.waited = true;
+                    self.attempt = Attempt::Retry;
                     return Ok(());
                 }
                 Err(e) => return self.fail(cx, e),
@@ -438,7 +438,7 @@ impl End {
 
     pub(super) fn accepted(&mut self, cx: &Cx, n: usize) {
         self.asked_at = cx.now;
-        self.waited = false;
+        self.attempt = Attempt::First;
         self.written += n as u64;
         self.write_left = self.write_left.saturating_sub(n);
         self.is_split = self.write_left > 0;
@@ -610,7 +610,7 @@ impl End {
             self.asked_at = cx.now;
             self.shut = true;
             self.note(cx, || "shuts down writing".into());
-            if let Err(e) = cx.shard.tcp_shutdown(cx.now, id, false, true) {
+            if let Err(e) = cx.shard.tcp_shutdown(cx.now, id, Shutdown::Write) {
                 let told = cx.shard.take_error(id).ok().flatten();
                 // Else a posted buffer has been told, and tells.
                 let is_last = told.is_some() || self.posting.is_none();
@@ -652,7 +652,7 @@ impl End {
             }
             Ok(_) if !self.shut => {
                 self.shut = true;
-                let _ = cx.shard.tcp_shutdown(cx.now, id, false, true);
+                let _ = cx.shard.tcp_shutdown(cx.now, id, Shutdown::Write);
                 Ok(())
             }
             Ok(_) => Ok(()),

@@ -20,7 +20,7 @@ use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::impair::PathCounts;
 use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_socket::Step;
+use fulmar_socket::{Attempt, Step};
 use fulmar_tcp::{CongestionControl, EcnPolicy};
 
 pub use cells::cells;
@@ -310,7 +310,13 @@ impl<'a> World<'a> {
                 if space < want.min(WRITE_BYTES) {
                     break;
                 }
-                match self.sender.tcp_reserve(self.now, flow.id, &[], want.min(space), false) {
+                match self.sender.tcp_reserve(
+                    self.now,
+                    flow.id,
+                    &[],
+                    want.min(space),
+                    Attempt::First,
+                ) {
                     Ok(Step::Done(Reserved::Space(r))) => {
                         flow.left -= r.len() as u64;
                         self.sender.tcp_commit(self.now, flow.id, r);

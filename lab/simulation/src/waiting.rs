@@ -6,7 +6,7 @@
 //! bound: a wake-up would have been lost.
 
 use fulmar_base::{Duration, Instant};
-use fulmar_netdev::moderation::{ModerationConfig, Next, Profile};
+use fulmar_netdev::moderation::{BusyPoll, ModerationConfig, Next, Profile};
 use fulmar_shard::Shard;
 
 use super::scenario::Draw;
@@ -89,7 +89,7 @@ impl Attention {
 /// What a thread that has found nothing to do does now: until when it holds. It may set the registers.
 pub fn wait(shard: &mut Shard, now: Instant) -> Option<Instant> {
     shard.moderation().start_waiting(now);
-    match shard.next_wait(now, false) {
+    match shard.next_wait(now, BusyPoll::Forbidden) {
         Next::Hold { until } => Some(until),
         Next::BusyPoll { .. } | Next::Arm => None,
     }

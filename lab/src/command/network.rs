@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use fulmar::{Cidr, NeighbourState, Stack};
-use fulmar_cli::device::{Session, StackArgs};
+use fulmar_cli::device::{Role, Session, StackArgs};
 use fulmar_cli::failure::{Failure, Outcome};
 use fulmar_lab::netperf::socket::{Network, OnFulmar, OnKernel};
 use fulmar_nic::{FarEnd, SimConfig};
@@ -42,12 +42,12 @@ pub struct Opened {
 impl NetworkArgs {
     /// Opens the device and builds the stack, if it is fulmar's.
     pub fn open(&self) -> Outcome<Opened> {
-        self.open_as(false)
+        self.open_as(Role::Connects)
     }
 
     /// The same, for the end that is called.
     pub fn open_to_listen(&self) -> Outcome<Opened> {
-        self.open_as(true)
+        self.open_as(Role::Listens)
     }
 
     /// Whether the stack runs over memory shared with one other process, and ends with it.
@@ -55,14 +55,14 @@ impl NetworkArgs {
         self.which == Which::Fulmar && self.stack.is_shared_memory()
     }
 
-    fn open_as(&self, listens: bool) -> Outcome<Opened> {
+    fn open_as(&self, role: Role) -> Outcome<Opened> {
         let (stack, session) = match self.which {
             Which::Kernel => {
                 return Ok(Opened { network: Arc::new(OnKernel), stack: None, session: None });
             }
             Which::Sim => (simulated()?, None),
             Which::Fulmar => {
-                let session = self.stack.open_as(listens)?;
+                let session = self.stack.open_as(role)?;
                 (session.stack().clone(), Some(session))
             }
         };

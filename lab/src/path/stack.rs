@@ -15,7 +15,7 @@ use fulmar_netdev::Device;
 use fulmar_runtime::{Host, Limit, Request, WatchedShard};
 use fulmar_shard::{Reserved, StackConfig, TakenDatagram};
 use fulmar_socket::sosend::SMALL_WRITE_BYTES;
-use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_socket::{Attempt, Least, Ready, SocketError, Step};
 
 use crate::exit::{Exit, ExitPoint};
 
@@ -226,13 +226,13 @@ impl TcpStream {
         {
             return Ok(reserved);
         }
-        let (s, mut waited) = (&self.0, false);
+        let (s, mut attempt) = (&self.0, Attempt::First);
         s.host.wait(s.id, Ready::WRITABLE, PATIENCE, |shard, now| {
             if let Some(n) = begin(shard, s.id)? {
                 return Ok(Step::WaitSpace(n));
             }
-            let step = shard.tcp_reserve(now, s.id, bytes, bytes.len(), waited);
-            waited = true;
+            let step = shard.tcp_reserve(now, s.id, bytes, bytes.len(), attempt);
+            attempt = Attempt::Retry;
             if !matches!(step, Ok(Step::Done(Reserved::Space(_)))) {
                 shard.tcp_unlock_send(s.id);
             }
@@ -260,7 +260,8 @@ impl TcpStream {
     /// As `fulmar::TcpStream::read` of a non-blocking stream.
     pub fn read(&self, into: &mut [u8]) -> io::Result<usize> {
         let (s, most) = (&self.0, into.len());
-        let take = |shard: &mut WatchedShard<Exit>, _| shard.tcp_take_more(s.id, most, 0, false);
+        let take =
+            |shard: &mut WatchedShard<Exit>, _| shard.tcp_take_more(s.id, most, 0, Least::OneByte);
         let taken = s.host.wait(s.id, Ready::READER, Limit::DoNotWait, take);
         let chain = taken.map_err(errno)?;
         let n = chain.copy_to(0, into);

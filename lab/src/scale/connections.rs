@@ -13,7 +13,7 @@ use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
 use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_socket::{SocketError, Step};
+use fulmar_socket::{Attempt, SocketError, Step};
 
 use crate::routes::internet::Random;
 
@@ -147,7 +147,7 @@ impl Connections {
     }
 
     fn write(&mut self, side: usize, id: SlotId) -> io::Result<()> {
-        match self.shards[side].tcp_reserve(self.now, id, &MESSAGE, MESSAGE.len(), false) {
+        match self.shards[side].tcp_reserve(self.now, id, &MESSAGE, MESSAGE.len(), Attempt::First) {
             Ok(Step::Done(Reserved::Sent(_))) => Ok(()),
             Ok(_) => Err(io::Error::other("an idle connection has no room for 64 bytes")),
             Err(e) => Err(failed("a write")(e)),

@@ -11,7 +11,7 @@ use fulmar_mbuf::{Pool, PoolConfig, Purpose};
 use fulmar_netdev::{Burst, Device, Packet, forward_device};
 use fulmar_runtime::{PollSetCore, WatchedShard};
 use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_socket::{Ready, SocketError, Step};
+use fulmar_socket::{Attempt, Ready, SocketError, Step};
 use fulmar_wire::dissect::{Headers, Transport};
 use fulmar_wire::tcp::Header;
 
@@ -300,7 +300,7 @@ impl World {
         }
         while s.left > 0 {
             let want = s.left.min(64 << 10);
-            match self.server.tcp_reserve(self.now, s.id, &[], want, false) {
+            match self.server.tcp_reserve(self.now, s.id, &[], want, Attempt::First) {
                 Ok(Step::Done(Reserved::Space(r))) => {
                     s.left -= r.len();
                     self.server.tcp_commit(self.now, s.id, r);
@@ -347,7 +347,7 @@ impl World {
     }
 
     fn write(&mut self, id: SlotId, bytes: &[u8]) -> bool {
-        let step = self.clients.tcp_reserve(self.now, id, bytes, bytes.len(), false);
+        let step = self.clients.tcp_reserve(self.now, id, bytes, bytes.len(), Attempt::First);
         matches!(step, Ok(Step::Done(Reserved::Sent(_))))
     }
 

@@ -7,7 +7,7 @@ use fulmar_base::{EtherAddr, Instant, Probe, Secrets, SlotId};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
 use fulmar_shard::{Reserved, Shard, StackConfig};
-use fulmar_socket::Step;
+use fulmar_socket::{Attempt, Step};
 
 /// A port of a station, which is 0 or 1.
 pub fn at(station: u8, port: u16) -> SocketAddr {
@@ -41,7 +41,7 @@ pub fn write<P: Probe>(
     id: SlotId,
     bytes: &[u8],
 ) -> Option<usize> {
-    match shard.tcp_reserve(now, id, bytes, bytes.len(), false).unwrap() {
+    match shard.tcp_reserve(now, id, bytes, bytes.len(), Attempt::First).unwrap() {
         Step::Done(Reserved::Sent(n)) => Some(n),
         Step::Done(Reserved::Space(mut r)) => {
             let n = r.len();

@@ -13,7 +13,7 @@ use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::rules::Rules;
 use fulmar_gateway::{dhcp, ra};
 
-use super::args::{Address, Args, GuestArgs, MapArgs, OrNone, PortArgs, ProcessArgs};
+use super::args::{Address, Args, CarryArgs, GuestArgs, MapArgs, OrNone, PortArgs, ProcessArgs};
 use crate::failure::{Failure, Outcome};
 
 /// Port of a resolver.
@@ -110,7 +110,7 @@ impl Plan {
             options,
             configures: args.attach.config_net,
             outlives_file: args.attach.no_netns_quit,
-            ports: ports_of(&args.ports, carry.no_tcp, carry.no_udp)?,
+            ports: ports_of(&args.ports, &carry)?,
             carries: Carries { tcp: !carry.no_tcp, udp: !carry.no_udp, icmp: !carry.no_icmp },
             outbound: outbound_of(addresses)?,
             upstream: upstream_of(addresses)?,
@@ -334,7 +334,7 @@ fn guest_options(args: &Args) -> Outcome<GuestOptions> {
     Ok(options)
 }
 
-fn ports_of(args: &PortArgs, no_tcp: bool, no_udp: bool) -> Outcome<Ports> {
+fn ports_of(args: &PortArgs, carry: &CarryArgs) -> Outcome<Ports> {
     let spec = |list: &[PortSpec], is_off: bool, option: &str| {
         let mut list = list.iter().cloned();
         let Some(first) = list.next() else {
@@ -347,10 +347,10 @@ fn ports_of(args: &PortArgs, no_tcp: bool, no_udp: bool) -> Outcome<Ports> {
         Ok(sum)
     };
     Ok(Ports {
-        tcp: spec(&args.tcp_ports, no_tcp, "--tcp-ports")?,
-        udp: spec(&args.udp_ports, no_udp, "--udp-ports")?,
-        tcp_ns: spec(&args.tcp_ns, no_tcp, "--tcp-ns")?,
-        udp_ns: spec(&args.udp_ns, no_udp, "--udp-ns")?,
+        tcp: spec(&args.tcp_ports, carry.no_tcp, "--tcp-ports")?,
+        udp: spec(&args.udp_ports, carry.no_udp, "--udp-ports")?,
+        tcp_ns: spec(&args.tcp_ns, carry.no_tcp, "--tcp-ns")?,
+        udp_ns: spec(&args.udp_ns, carry.no_udp, "--udp-ns")?,
         addresses: if args.freebind { BindAddresses::Any } else { BindAddresses::Own },
         has_splice: !args.no_splice,
         is_to_loopback: args.host_lo_to_ns_lo,

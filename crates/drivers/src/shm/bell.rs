@@ -12,6 +12,8 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use fulmar_netdev::Interest;
+
 use super::layout::BELL;
 use super::sys::{self, OwnMap, PeerMap};
 
@@ -20,6 +22,13 @@ const WANTS_SPACE: u64 = 2;
 
 /// Most messages read per poll: an honest peer sends one per sleep.
 const MESSAGES: usize = 4;
+
+/// What a producer has published.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    Frames,
+    Space,
+}
 
 /// Both directions of waking.
 pub struct Bell {
@@ -46,11 +55,14 @@ impl Bell {
         self.watch.as_raw_fd()
     }
 
-    /// Asks the other process to ring for frames, and with `wants_space` for freed slots too.
-    pub fn arm(&self, own: &OwnMap, wants_space: bool) {
+    /// Asks the other process to ring for frames, or for freed slots, too.
+    pub fn arm(&self, own: &OwnMap, interest: Interest) {
         let epoch = self.epoch.load(Ordering::Relaxed) + 1;
         self.epoch.store(epoch, Ordering::Relaxed);
-        let space = if wants_space { WANTS_SPACE } else { 0 };
+        let space = match interest {
+            Interest::Readable => 0,
+            Interest::ReadableOrWritable => WANTS_SPACE,
+        };
         own.store(BELL, epoch << 2 | space | SLEEPS, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
@@ -62,10 +74,10 @@ impl Bell {
 
     /// Rings if the other process sleeps and has asked for it. Returns whether it did. The caller has
     /// published the frames, or the space, before.
-    pub fn ring(&self, peer: &PeerMap, brings_frames: bool) -> bool {
+    pub fn ring(&self, peer: &PeerMap, news: News) -> bool {
         fence(Ordering::SeqCst);
         let word = peer.load(BELL, Ordering::Relaxed);
-        let wanted = word & SLEEPS != 0 && (brings_frames || word & WANTS_SPACE != 0);
+        let wanted = word & SLEEPS != 0 && (news == News::Frames || word & WANTS_SPACE != 0);
         if !wanted || self.rung.load(Ordering::Relaxed) == word {
             return false;
         }

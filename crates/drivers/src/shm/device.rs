@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use fulmar_base::{Counters, DropReason, Duration, Instant, OwnerKey};
 use fulmar_mbuf::{Backing, Chain, Lender, Pool, Purpose};
 use fulmar_netdev::{
-    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Peek, Tally, TxReader,
-    WakeFd, offload,
+    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, Packet, Peek, Tally,
+    TxReader, WakeFd, offload,
 };
 
-use super::bell::Bell;
+use super::bell::{Bell, News};
 use super::layout::{
     self, CLOSED, FRAMES, PIECES, Piece, RETURNED, Record, SENT, STATE, Violation,
 };
@@ -201,7 +201,7 @@ impl Shm {
         if tally.frames > 0 {
             self.loans.own.store(SENT, self.outbox.sent, Release);
             self.stats.tx_crossings += 1;
-            self.stats.wakes += u64::from(self.loans.bell.ring(&self.loans.peer, true));
+            self.stats.wakes += u64::from(self.loans.bell.ring(&self.loans.peer, News::Frames));
         }
         tally.sent(counters, &mut self.stats);
         taken
@@ -215,7 +215,7 @@ impl Shm {
         burst: &mut Burst,
         counters: &mut Counters,
     ) -> usize {
-        self.loans.bell.arm(&self.loans.own, true);
+        self.loans.bell.arm(&self.loans.own, Interest::ReadableOrWritable);
         self.reap(pool);
         let taken = self.move_out(pool, burst, counters);
         self.is_blocked = !burst.is_empty();
@@ -593,7 +593,11 @@ impl Device for Shm {
 
     fn arm(&mut self) -> bool {
         self.is_armed = true;
-        self.loans.bell.arm(&self.loans.own, self.is_blocked);
+        let interest = match self.is_blocked {
+            true => Interest::ReadableOrWritable,
+            false => Interest::Readable,
+        };
+        self.loans.bell.arm(&self.loans.own, interest);
         self.look_now();
         self.end.is_none() && !self.loans.is_pending()
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fulmar_mbuf::{Lender, VolatileSlice};
 use fulmar_netdev::Peek;
 
-use super::bell::Bell;
+use super::bell::{Bell, News};
 use super::layout::{self, FRAMES, RETURNED, SENT};
 use super::sys::{OwnMap, PeerMap};
 
@@ -86,7 +86,7 @@ impl Loans {
         let taken = self.taken.load(Ordering::Relaxed);
         let unread = self.peer.load(SENT, Ordering::Relaxed).wrapping_sub(taken);
         let kept = (self.frames.load(Ordering::Relaxed) as u64).saturating_add(unread);
-        kept <= MAX_FRAMES as u64 && self.bell.ring(&self.peer, false)
+        kept <= MAX_FRAMES as u64 && self.bell.ring(&self.peer, News::Space)
     }
 }
 

@@ -149,7 +149,11 @@ struct Rendezvous {
 fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<Found, OpenError> {
     let is_abstract = is_abstract(config);
     let naming = |e| failed(config, e, NAMES);
-    let address = Address::new(&config.name, is_abstract).map_err(naming)?;
+    let address = match is_abstract {
+        true => Address::in_namespace(&config.name),
+        false => Address::of_path(&config.name),
+    };
+    let address = address.map_err(naming)?;
     loop {
         // Under a lock: otherwise a path that another process has just bound would look stale.
         let lock = match (!is_abstract).then(|| lock_directory(&config.name)).transpose() {

@@ -246,9 +246,24 @@ pub struct Address {
 }
 
 impl Address {
+    /// A name in the abstract namespace (unix(7)).
+    ///
     /// # Errors
     /// `InvalidInput`: empty, longer than an address (107 bytes), or with a zero inside.
-    pub fn new(name: &str, is_abstract: bool) -> io::Result<Address> {
+    pub fn in_namespace(name: &str) -> io::Result<Address> {
+        Address::at(1, name)
+    }
+
+    /// The path of a socket.
+    ///
+    /// # Errors
+    /// As [`Address::in_namespace`].
+    pub fn of_path(name: &str) -> io::Result<Address> {
+        Address::at(0, name)
+    }
+
+    /// The name from byte `at` of the path on.
+    fn at(at: usize, name: &str) -> io::Result<Address> {
         // SAFETY: all of sockaddr_un is plain numbers, for which zero is a value.
         let mut raw: libc::sockaddr_un = unsafe { mem::zeroed() };
         raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -256,7 +271,6 @@ impl Address {
         if name.is_empty() || name.len() + 1 > raw.sun_path.len() || name.contains(&0) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let at = usize::from(is_abstract);
         for (to, from) in raw.sun_path[at..].iter_mut().zip(name) {
             *to = *from as libc::c_char;
         }

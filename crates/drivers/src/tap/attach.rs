@@ -61,11 +61,11 @@ pub fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<String, Ope
 pub fn attach_alone(
     file: &File,
     name: &str,
-    multi_queue: bool,
+    flow_queues: usize,
 ) -> Result<(String, bool), OpenError> {
     let begin = Instant::now();
     loop {
-        let e = match try_alone(file, name, multi_queue) {
+        let e = match try_alone(file, name, flow_queues) {
             Ok(attached) => return Ok(attached),
             Err(e) => e,
         };
@@ -78,11 +78,13 @@ pub fn attach_alone(
 }
 
 /// EBUSY: another program is attached. ENODEV: the interface was just removed. EINVAL: it is no TAP.
-fn try_alone(file: &File, name: &str, multi_queue: bool) -> std::io::Result<(String, bool)> {
+fn try_alone(file: &File, name: &str, flow_queues: usize) -> std::io::Result<(String, bool)> {
     // linux/if_tun.h: IFF_TUN_EXCL.
     const EXCLUSIVE: libc::c_int = 0x8000;
     const SEVERAL: libc::c_int = FLAGS | libc::IFF_MULTI_QUEUE;
-    if multi_queue && let Ok(name) = sys::tun_attach(file.as_fd(), name, SEVERAL | EXCLUSIVE) {
+    if flow_queues > 0
+        && let Ok(name) = sys::tun_attach(file.as_fd(), name, SEVERAL | EXCLUSIVE)
+    {
         // Without it the kernel creates a queueing discipline for each of the 256 possible queues.
         let _ = netlink::ask(&name).and_then(|i| netlink::set_no_queue(i.index));
         return Ok((name, true));
@@ -99,7 +101,7 @@ fn try_alone(file: &File, name: &str, multi_queue: bool) -> std::io::Result<(Str
             let name = sys::tun_attach(file.as_fd(), name, SEVERAL)?;
             // The program of an earlier owner may still be attached.
             let _ = sys::tun_set_steering(file.as_fd(), None);
-            Ok((name, multi_queue))
+            Ok((name, flow_queues > 0))
         }
         Some(_) => Err(std::io::Error::from_raw_os_error(libc::EBUSY)),
         None => Err(e),

@@ -28,8 +28,9 @@ use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_netdev::{Burst, Caps, Packet, offload, uso};
 
 use crate::buffer_pair::{LARGE_BYTES, SMALL_BYTES};
+use crate::udp_gso::UdpGso;
 use crate::{sys as calls, vnet};
-use sys::Slots;
+use sys::{Buffers, Slots};
 
 /// Most frames of one crossing. The cost per frame hardly falls any more.
 const TX_SLOTS: usize = 64;
@@ -87,9 +88,9 @@ impl Vector {
     }
 
     fn rings(fd: BorrowedFd<'_>) -> io::Result<Vector> {
-        let tx = Slots::open(fd, TX_SLOTS, TX_SLOT_BYTES, true)?;
+        let tx = Slots::open(fd, TX_SLOTS, TX_SLOT_BYTES, Buffers::Registered)?;
         // Not registered: that would keep a megabyte in memory for good.
-        let rx = Slots::open(fd, RX_SLOTS, RX_SLOT_BYTES, false)?;
+        let rx = Slots::open(fd, RX_SLOTS, RX_SLOT_BYTES, Buffers::Unregistered)?;
         Ok(Vector { tx, sends: true, rx, refused: Burst::with_capacity(TX_SLOTS) })
     }
 
@@ -98,10 +99,10 @@ impl Vector {
         self.sends
     }
 
-    /// How many frames from the front may cross together; 0: send the first one alone. `joins`:
-    /// datagrams of one flow among them are to cross as one, after those before them.
+    /// How many frames from the front may cross together; 0: send the first one alone. With UDP GSO, datagrams of
+    /// one flow among them are to cross as one, after those before them.
     #[inline]
-    pub fn run(&self, burst: &Burst, caps: &Caps, joins: bool) -> usize {
+    pub fn run(&self, burst: &Burst, caps: &Caps, joins: UdpGso) -> usize {
         if burst.len() < TX_LEAST || !self.sends {
             return 0;
         }
@@ -111,7 +112,7 @@ impl Vector {
                 && offload::check(p, caps).is_ok()
         };
         let mut run = burst.iter().take(TX_SLOTS).take_while(fits).count();
-        if joins {
+        if joins.is_on() {
             run = uso::before_join(burst.iter().take(run), caps);
         }
         if run < TX_LEAST { 0 } else { run }

@@ -7,7 +7,7 @@ use fulmar_mbuf::Chain;
 use fulmar_runtime::{Limit, LockedShard, Request};
 use fulmar_shard::Reserved;
 use fulmar_socket::sosend::SMALL_WRITE_BYTES;
-use fulmar_socket::{Ready, Reservation, SocketError, Step};
+use fulmar_socket::{Attempt, Ready, Reservation, SocketError, Step};
 
 use super::{OwnedBytes, SendFlags};
 use crate::socket::{Socket, to_io};
@@ -18,11 +18,13 @@ pub(super) struct WriteTurn<'a> {
     /// All rounds share one time-out.
     limit: Limit,
     has_begun: bool,
+    /// Earlier rounds of this call have accepted bytes: an error is left to the next call.
+    has_accepted: bool,
 }
 
 impl<'a> WriteTurn<'a> {
     pub(super) fn new(socket: &'a Socket, limit: Limit) -> WriteTurn<'a> {
-        WriteTurn { socket, limit: limit.from_now(), has_begun: false }
+        WriteTurn { socket, limit: limit.from_now(), has_begun: false, has_accepted: false }
     }
 
     /// Whether a round may wait.
@@ -46,7 +48,8 @@ impl<'a> WriteTurn<'a> {
         } else {
             &[]
         };
-        let mut r = match self.obtain(whole, total - done, done > 0)? {
+        self.has_accepted = done > 0;
+        let mut r = match self.obtain(whole, total - done)? {
             Reserved::Sent(n) => return Ok(n),
             Reserved::Space(r) => r,
         };
@@ -67,7 +70,7 @@ impl<'a> WriteTurn<'a> {
 
     /// Room in the send buffer for up to `bytes`, with storage.
     pub(super) fn reserve(&mut self, bytes: usize) -> io::Result<Reservation> {
-        match self.obtain(&[], bytes, false)? {
+        match self.obtain(&[], bytes)? {
             Reserved::Space(r) => Ok(r),
             // Nothing was given that could have been sent.
             Reserved::Sent(_) => Err(io::ErrorKind::Unsupported.into()),
@@ -86,20 +89,20 @@ impl<'a> WriteTurn<'a> {
         self.socket.host().post(Request::Abandon(self.socket.id, r));
     }
 
-    fn obtain(&mut self, whole: &[u8], want: usize, is_partial: bool) -> io::Result<Reserved> {
+    fn obtain(&mut self, whole: &[u8], want: usize) -> io::Result<Reserved> {
         let (s, limit) = (self.socket, self.limit);
         if (whole.len() != want || want > SMALL_WRITE_BYTES)
-            && let Some(r) = self.obtain_at_once(want, is_partial).map_err(to_io)?
+            && let Some(r) = self.obtain_at_once(want).map_err(to_io)?
         {
             return Ok(r);
         }
-        let mut waited = false;
+        let mut attempt = Attempt::First;
         s.wait(Ready::WRITABLE, limit, |shard, now| {
-            if let Some(wait) = self.begin(shard, is_partial)? {
+            if let Some(wait) = self.begin(shard)? {
                 return Ok(wait);
             }
-            let step = shard.tcp_reserve(now, s.id, whole, want, waited);
-            waited = true;
+            let step = shard.tcp_reserve(now, s.id, whole, want, attempt);
+            attempt = Attempt::Retry;
             if matches!(&step, Ok(Step::Done(Reserved::Sent(n))) if *n == want) {
                 self.end(shard);
             }
@@ -108,14 +111,10 @@ impl<'a> WriteTurn<'a> {
     }
 
     /// First attempt, without reading the clock.
-    fn obtain_at_once(
-        &mut self,
-        want: usize,
-        is_partial: bool,
-    ) -> Result<Option<Reserved>, SocketError> {
+    fn obtain_at_once(&mut self, want: usize) -> Result<Option<Reserved>, SocketError> {
         let socket = self.socket;
         let mut shard = socket.host().lock()?;
-        if self.begin::<()>(&mut shard, is_partial)?.is_some() {
+        if self.begin::<()>(&mut shard)?.is_some() {
             return Ok(None);
         }
         Ok(match shard.tcp_try_reserve(socket.id, want)? {
@@ -125,19 +124,15 @@ impl<'a> WriteTurn<'a> {
     }
 
     /// One round of an owned send: as much as fits, by reference.
-    pub(super) fn share_some(
-        &mut self,
-        bytes: &mut OwnedBytes,
-        is_partial: bool,
-    ) -> io::Result<usize> {
+    pub(super) fn share_some(&mut self, bytes: &mut OwnedBytes) -> io::Result<usize> {
         let (s, limit) = (self.socket, self.limit);
-        let mut waited = false;
+        let mut attempt = Attempt::First;
         s.wait(Ready::WRITABLE, limit, |shard, now| {
-            if let Some(wait) = self.begin(shard, is_partial)? {
+            if let Some(wait) = self.begin(shard)? {
                 return Ok(wait);
             }
-            let step = self.share(shard, now, bytes, waited);
-            waited = true;
+            let step = self.share(shard, now, bytes, attempt);
+            attempt = Attempt::Retry;
             step
         })
     }
@@ -147,11 +142,12 @@ impl<'a> WriteTurn<'a> {
         shard: &mut LockedShard,
         now: Instant,
         bytes: &mut OwnedBytes,
-        waited: bool,
+        attempt: Attempt,
     ) -> Result<Step<usize>, SocketError> {
         let part = bytes.at()..bytes.at() + bytes.len();
-        let step = shard.tcp_share(now, self.socket.id, bytes.memory(), part, waited)?;
+        let step = shard.tcp_share(now, self.socket.id, bytes.memory(), part, attempt)?;
         if let Step::Done(n) = &step {
+            self.has_accepted = true;
             bytes.advance(*n);
             if bytes.is_empty() || !self.waits() {
                 self.end(shard);
@@ -161,11 +157,7 @@ impl<'a> WriteTurn<'a> {
     }
 
     /// Acquires the send lock. Returns what to wait for if another thread has it.
-    fn begin<T>(
-        &mut self,
-        shard: &mut LockedShard,
-        is_partial: bool,
-    ) -> Result<Option<Step<T>>, SocketError> {
+    fn begin<T>(&mut self, shard: &mut LockedShard) -> Result<Option<Step<T>>, SocketError> {
         let id = self.socket.id;
         if !self.has_begun {
             match shard.tcp_entry(id).and_then(|e| e.lock_send(fulmar_runtime::thread_number()))? {
@@ -174,7 +166,7 @@ impl<'a> WriteTurn<'a> {
             }
         }
         // The error is left to the next call, which has accepted nothing.
-        if is_partial && !shard.tcp_entry(id).is_ok_and(|e| !e.write_fails()) {
+        if self.has_accepted && !shard.tcp_entry(id).is_ok_and(|e| !e.write_fails()) {
             return Err(SocketError::WouldBlock);
         }
         Ok(None)

@@ -156,8 +156,11 @@ impl<'a> Call<'a> {
     /// What can go by reference next, if enough can.
     fn pages(&self, rest: &Rest) -> Option<(Arc<dyn SharedBytes>, usize)> {
         let mapped = self.mapped.filter(|_| rest.file >= MIN_SHARED_BYTES as u64)?;
-        let wait = self.socket.write_limit() != Limit::DoNotWait;
-        let (pages, n) = mapped.pages(rest.file_at, rest.file, wait)?;
+        let patience = match self.socket.write_limit() {
+            Limit::DoNotWait => Patience::InMemory,
+            _ => Patience::Wait,
+        };
+        let (pages, n) = mapped.pages(rest.file_at, rest.file, patience)?;
         let most = usize::try_from(n).ok().filter(|n| *n >= MIN_SHARED_BYTES)?;
         Some((pages, most))
     }

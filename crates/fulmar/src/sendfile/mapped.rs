@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fulmar_mbuf::SharedBytes;
-use fulmar_runtime::file::{FileMap, MAX_MAP_BYTES};
+use fulmar_runtime::file::{FileMap, MAX_MAP_BYTES, Patience};
 
 /// What one turn takes at most: enough for the largest frames, and little enough that the first of a
 /// file from the disk goes soon.
@@ -46,17 +46,17 @@ impl MappedFile {
     }
 
     /// The next bytes from `at` on, at most `left`, that can go by reference: their owner, and how
-    /// many they are. `wait`: brings them into memory if they are not there.
+    /// many they are.
     pub(super) fn pages(
         &self,
         at: u64,
         left: u64,
-        wait: bool,
+        patience: Patience,
     ) -> Option<(Arc<dyn SharedBytes>, u64)> {
         let size = self.file.metadata().ok()?.len();
         let end = at.saturating_add(left.min(STEP_BYTES)).min(size);
         let map = self.map_to(end)?;
-        let n = map.ready(at, end.saturating_sub(at), size, wait);
+        let n = map.ready(at, end.saturating_sub(at), size, patience);
         Some((map, n))
     }
 

@@ -97,7 +97,7 @@ impl Ip {
         let bytes = frame.chain.len().saturating_sub(header_bytes);
         if let Some((code, pointer)) = parameter_problem(upper, fragment, bytes) {
             let message = MessageV6::ParameterProblem { code, pointer };
-            self.send_error_v6(cx, frame, network, message, false);
+            self.send_error_v6(cx, frame, network, message);
             return Err(DropReason::FragmentInvalid);
         }
         if bytes == 0 || header.src.is_unspecified() {

@@ -37,7 +37,7 @@ impl Ip {
         let is_group = self.check_destination(dst, frame)?;
         let total_bytes = header.payload_bytes.saturating_add(ipv6::HEADER_BYTES);
         frame.chain.trim_back(packet_bytes.saturating_sub(total_bytes), cx.pool);
-        let network = network_of(&header, is_group, false);
+        let network = network_of(&header, is_group);
         self.ipv6_payload(cx, frame, &header, network)
     }
 
@@ -85,7 +85,8 @@ impl Ip {
     ) -> Result<Verdict, DropReason> {
         match self.fragment_v6(cx, frame, header, &network, &upper, fragment)? {
             Some(whole) => {
-                let network = network_of(&whole, network.is_group, true);
+                let network =
+                    Network { was_fragment: true, ..network_of(&whole, network.is_group) };
                 self.ipv6_payload(cx, frame, &whole, network)
             }
             None => Ok(Verdict::Consumed),
@@ -143,12 +144,16 @@ impl Ip {
             },
         };
         let message = Message::ParameterProblem { code, pointer };
-        self.send_error_v6(cx, frame, network, message, even_if_multicast);
+        if even_if_multicast {
+            self.send_error_v6_even_if_multicast(cx, frame, network, message);
+        } else {
+            self.send_error_v6(cx, frame, network, message);
+        }
     }
 }
 
 /// The fields of the fixed header. The extension header walk updates them.
-fn network_of(header: &ipv6::Header, is_group: bool, was_fragment: bool) -> Network {
+fn network_of(header: &ipv6::Header, is_group: bool) -> Network {
     Network {
         src: IpAddr::V6(header.src),
         dst: IpAddr::V6(header.dst),
@@ -158,7 +163,7 @@ fn network_of(header: &ipv6::Header, is_group: bool, was_fragment: bool) -> Netw
         ecn: header.traffic_class & 3,
         is_group,
         next_header_at: 6,
-        was_fragment,
+        was_fragment: false,
     }
 }
 

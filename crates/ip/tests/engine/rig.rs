@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fulmar_base::{Counters, DropReason, Duration, EtherAddr, Instant, Offload, Secrets};
 use fulmar_ip::{
-    Config, Delivered, FrameSink, IfAddr, Ip, Outgoing, OutputError, Route, SavedHeader, Traffic,
-    Verdict,
+    Config, Delivered, Egress, FrameSink, IfAddr, Ip, Outgoing, OutputError, Route, SavedHeader,
+    Traffic, Verdict,
 };
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
 use fulmar_wire::checksum::Sum;
@@ -52,7 +52,7 @@ impl FrameSink for Sink {
         Ok(())
     }
 
-    fn has_space(&mut self, _: &mut Pool, _: &mut Counters, _: usize, _: bool) -> bool {
+    fn has_space(&mut self, _: &mut Pool, _: &mut Counters, _: usize, _: Egress) -> bool {
         !self.full
     }
 

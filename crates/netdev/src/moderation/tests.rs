@@ -74,7 +74,7 @@ impl Model {
 
     fn wait(&mut self) {
         let next = *self.arrivals.front().unwrap();
-        match self.policy.next(self.at(), true) {
+        match self.policy.next(self.at(), BusyPoll::Allowed) {
             Next::BusyPoll { .. } => self.busy_polled += POLL,
             Next::Hold { until } => {
                 self.now = until.as_nanos() + TIMER_LATE;
@@ -210,7 +210,7 @@ fn shared_cpu(config: ModerationConfig, ring: u64, waits: u64) -> (u64, u64, u64
         policy.start_waiting(start);
         policy.polled(start, 0, 0, 0);
         let mut waiting = ring;
-        match policy.next(start, true) {
+        match policy.next(start, BusyPoll::Allowed) {
             // The sender fills the ring and gives the CPU back.
             Next::BusyPoll { .. } => {
                 now += ring * SEND + SWITCH;
@@ -256,7 +256,7 @@ fn time_for_which_other_threads_ran_is_no_cost_of_busy_polling() {
         let at = |us: u64| Instant::from_nanos(us * 1_000);
         policy.start_waiting(at(1_000));
         policy.polled(at(1_000), 0, 0, 0);
-        assert!(matches!(policy.next(at(1_000), true), Next::BusyPoll { .. }));
+        assert!(matches!(policy.next(at(1_000), BusyPoll::Allowed), Next::BusyPoll { .. }));
         policy.yielded(given);
         policy.polled(at(1_040), 1, 1500, 0);
         policy.take_busy_polled()
@@ -294,7 +294,7 @@ proptest! {
         while !model.arrivals.is_empty() {
             let mut holds = 0;
             while model.poll() == 0 {
-                match model.policy.next(model.at(), true) {
+                match model.policy.next(model.at(), BusyPoll::Allowed) {
                     Next::Hold { until } => {
                         prop_assert!(until.since(model.at()) <= config.max_hold);
                         holds += 1;

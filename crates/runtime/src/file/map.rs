@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_mbuf::SharedBytes;
 
+use super::Patience;
 use super::sys::Mapping;
 
 /// Of how much is remembered together whether it was brought into memory.
@@ -56,11 +57,11 @@ impl FileMap {
         self.mapping.len() as u64
     }
 
-    /// How many of the bytes [at, at + len) are mapped and were met in memory, from the front. With
-    /// `wait`, brings them there first, which may take as long as the disk does; fewer then are
+    /// How many of the bytes [at, at + len) are mapped and were met in memory, from the front.
+    /// [`Patience::Wait`] brings them there first, which may take as long as the disk does; fewer then are
     /// those that cannot be brought: others will tell why when they read them. `size` is where the
     /// file ends. (The kernel may take pages away again; the call that sends them then waits.)
-    pub fn ready(&self, at: u64, len: u64, size: u64, wait: bool) -> u64 {
+    pub fn ready(&self, at: u64, len: u64, size: u64, patience: Patience) -> u64 {
         let end = at.saturating_add(len).min(size).min(self.bytes());
         let mut from = at / BLOCK_BYTES * BLOCK_BYTES;
         while from < end && self.is_present(from) {
@@ -69,7 +70,8 @@ impl FileMap {
         if from >= end {
             return end.saturating_sub(at);
         }
-        if !wait || self.mapping.populate(from as usize, (end - from) as usize).is_err() {
+        let may_read = patience == Patience::Wait;
+        if !may_read || self.mapping.populate(from as usize, (end - from) as usize).is_err() {
             return from.saturating_sub(at);
         }
         while from + BLOCK_BYTES <= end {

@@ -4,7 +4,9 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
-/// Reads at a position into several buffers; with `in_memory` only what needs no waiting.
+use super::Patience;
+
+/// Reads at a position into several buffers.
 ///
 /// # Errors
 /// The errno of the call: EAGAIN if the first byte is not in memory.
@@ -12,9 +14,12 @@ pub fn preadv2(
     file: BorrowedFd<'_>,
     parts: &mut [IoSliceMut<'_>],
     at: u64,
-    in_memory: bool,
+    patience: Patience,
 ) -> io::Result<usize> {
-    let flags = if in_memory { libc::RWF_NOWAIT } else { 0 };
+    let flags = match patience {
+        Patience::InMemory => libc::RWF_NOWAIT,
+        Patience::Wait => 0,
+    };
     let offset = libc::off64_t::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
     let count = libc::c_int::try_from(parts.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: std promises that an IoSliceMut is an iovec; each is exclusive and lives through the

@@ -5,7 +5,7 @@ use fulmar_mbuf::Chain;
 use fulmar_socket::{Ready, SocketError, Step};
 
 use super::wait_guard::WaitTarget;
-use super::{Guard, Host};
+use super::{Clock, Guard, Host};
 use crate::limit::Limit;
 use crate::sys;
 use crate::ticket::{Post, RecvTicket, SoleTicket};
@@ -39,7 +39,7 @@ impl<P: Probe> Host<P> {
         let over = |_: &mut WatchedShard<P>, _| {
             Ok(if ticket.is_over() { Step::Done(()) } else { Step::WaitData(1) })
         };
-        match self.wait_for(target, || limit, true, over) {
+        match self.wait_for(target, || limit, Clock::Exact, over) {
             Ok(()) => Ok(true),
             Err(SocketError::WouldBlock) => Ok(ticket.is_over()),
             Err(e) => Err(e),

@@ -18,7 +18,7 @@ use fulmar_base::{Duration, Instant, Probe, SlotId, Stage};
 use fulmar_socket::{Ready, SocketError, Step};
 
 use super::wait_guard::{WaitGuard, WaitTarget};
-use super::{Guard, Host, POLL_BUDGET};
+use super::{Clock, Guard, Host, POLL_BUDGET};
 use crate::completion::Completion;
 use crate::limit::Limit;
 use crate::poll_set::PollSetCore;
@@ -37,7 +37,7 @@ impl<P: Probe> Host<P> {
         limit: Limit,
         step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
-        self.wait_for(WaitTarget::Socket(socket, interest), || limit, true, step)
+        self.wait_for(WaitTarget::Socket(socket, interest), || limit, Clock::Exact, step)
     }
 
     /// As [`Host::wait`], with a coarse clock: the step may see a time that is a few milliseconds old, of the
@@ -54,8 +54,8 @@ impl<P: Probe> Host<P> {
         limit: impl FnOnce() -> Limit,
         step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
-        let is_exact = !self.takes_coarse_time;
-        self.wait_for(WaitTarget::Socket(socket, interest), limit, is_exact, step)
+        let clock = if self.takes_coarse_time { Clock::Coarse } else { Clock::Exact };
+        self.wait_for(WaitTarget::Socket(socket, interest), limit, clock, step)
     }
 
     #[inline]
@@ -63,10 +63,10 @@ impl<P: Probe> Host<P> {
         &self,
         target: WaitTarget<'_>,
         limit: impl FnOnce() -> Limit,
-        is_exact: bool,
+        clock: Clock,
         mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
-        match self.call_at(is_exact, &mut step)? {
+        match self.call_at(clock, &mut step)? {
             Step::Done(r) => Ok(r),
             _ => self.wait_slow(target, limit(), step),
         }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use fulmar_base::{Duration, Instant, Outside, Probe, SlotId, Stage};
-use fulmar_netdev::moderation::Next;
+use fulmar_netdev::moderation::{BusyPoll, Next};
 use fulmar_socket::{Ready, SocketError};
 
 use super::{Guard, Host};
@@ -93,8 +93,11 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
             true => {
                 // `ModerationConfig::POLLING` polls also on a contended CPU.
                 let never_sleeps = guard.moderation().config().min_spin == Duration::MAX;
-                let may_poll = self.host.spin.may_poll() || never_sleeps;
-                guard.next_wait(now, may_poll)
+                let busy_poll = match self.host.spin.may_poll() || never_sleeps {
+                    true => BusyPoll::Allowed,
+                    false => BusyPoll::Forbidden,
+                };
+                guard.next_wait(now, busy_poll)
             }
             false => Next::Arm,
         };

@@ -13,9 +13,9 @@ use crate::watched::WatchedShard;
 pub const MODELS: &[Model] = models![a_reader_is_woken_by_what_another_shard_hands_over,];
 
 fn a_reader_is_woken_by_what_another_shard_hands_over() {
-    for shows_what_waits in [false, true] {
+    for is_level_triggered in [false, true] {
         model(3, move || {
-            let wires = [0, 1].map(|_| Wire::new(shows_what_waits));
+            let wires = [0, 1].map(|_| Wire::new(is_level_triggered));
             let mut ends = handoffs(2).into_iter();
             let hosts = [0, 1].map(|id| {
                 let shard = wire::shard(&wires[usize::from(id)], id, 2);

@@ -17,9 +17,9 @@ pub const MODELS: &[Model] = models![
 ];
 
 fn a_frame_wakes_the_reader_that_sleeps_or_is_about_to() {
-    for shows_what_waits in [false, true] {
+    for is_level_triggered in [false, true] {
         model(3, move || {
-            let w = World::new(shows_what_waits);
+            let w = World::new(is_level_triggered);
             let wire = w.wire.clone();
             let kernel = spawn(move || wire.deliver(PORTS[0]));
             read(&w.host, w.sockets[0]).unwrap();
@@ -29,9 +29,9 @@ fn a_frame_wakes_the_reader_that_sleeps_or_is_about_to() {
 }
 
 fn of_two_readers_each_gets_its_frame_whichever_leads() {
-    for shows_what_waits in [false, true] {
+    for is_level_triggered in [false, true] {
         model(2, move || {
-            let w = World::new(shows_what_waits);
+            let w = World::new(is_level_triggered);
             let other = w.clone();
             let reader = spawn(move || read(&other.host, other.sockets[1]).unwrap());
             let wire = w.wire.clone();
@@ -46,9 +46,9 @@ fn of_two_readers_each_gets_its_frame_whichever_leads() {
 fn the_service_thread_takes_what_comes_when_the_last_caller_has_left() {
     // With a poll set it sleeps on the device until a caller takes the lead; without one it is awake while callers
     // run the stack, and parks while one leads.
-    for (has_set, shows_what_waits) in [(true, false), (false, true)] {
+    for (has_set, is_level_triggered) in [(true, false), (false, true)] {
         model(2, move || {
-            let w = World::new(shows_what_waits);
+            let w = World::new(is_level_triggered);
             if has_set {
                 w.host.poll_for_sets();
             }

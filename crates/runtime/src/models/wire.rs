@@ -36,13 +36,13 @@ pub struct Wire {
     queue: Mutex<Queue>,
     taken: Condvar,
     wake: OwnedFd,
-    shows_what_waits: bool,
+    is_level_triggered: bool,
 }
 
 impl Wire {
-    pub fn new(shows_what_waits: bool) -> Arc<Wire> {
+    pub fn new(is_level_triggered: bool) -> Arc<Wire> {
         let wake = sys::event_fd().expect("a descriptor");
-        Arc::new(Wire { queue: Mutex::default(), taken: Condvar::new(), wake, shows_what_waits })
+        Arc::new(Wire { queue: Mutex::default(), taken: Condvar::new(), wake, is_level_triggered })
     }
 
     /// A datagram of one byte comes.
@@ -50,7 +50,7 @@ impl Wire {
         let mut queue = self.queue.lock().unwrap();
         queue.frames.push_back(port);
         let is_armed = std::mem::take(&mut queue.is_armed);
-        if self.shows_what_waits {
+        if self.is_level_triggered {
             return sys::signal_event(self.wake.as_raw_fd());
         }
         drop(queue);
@@ -106,7 +106,7 @@ impl Device for End {
             packet.offload.csum_valid = true;
             out.push(packet).expect("room");
         }
-        if self.wire.shows_what_waits && queue.frames.is_empty() {
+        if self.wire.is_level_triggered && queue.frames.is_empty() {
             sys::clear_event(self.wire.wake.as_raw_fd());
         }
         self.wire.taken.notify_all();
@@ -121,7 +121,7 @@ impl Device for End {
 
     fn disarm(&mut self) {
         self.wire.queue.lock().unwrap().is_armed = false;
-        if !self.wire.shows_what_waits {
+        if !self.wire.is_level_triggered {
             sys::clear_event(self.wire.wake.as_raw_fd());
         }
     }
@@ -179,7 +179,7 @@ pub fn shard(wire: &Arc<Wire>, id: u16, shards: u16) -> Shard {
         gro: false,
         ..StackConfig::default()
     };
-    let wake = if wire.shows_what_waits { Wake::Level } else { Wake::Armed };
+    let wake = if wire.is_level_triggered { Wake::Level } else { Wake::Armed };
     let caps = Caps { wake, ..Caps::plain(1500, ETHER) };
     let end = End { wire: Arc::clone(wire), caps };
     Shard::with_probe(config, Box::new(end), sys::now(), NoProbe, id, shards).expect("a shard")

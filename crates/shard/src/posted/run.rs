@@ -23,6 +23,20 @@ use crate::wheel::TimerKey;
 /// bytes away: no event reports either. Well below what a person notices.
 const RETRY: Duration = Duration::from_millis(5);
 
+/// A burst of the device has been delivered.
+#[derive(Clone, Copy)]
+pub struct BurstEnd {
+    pub now: Instant,
+    /// The poll has emptied the device's queue: partial buffers are completed.
+    pub is_drained: bool,
+}
+
+impl BurstEnd {
+    pub fn drained(now: Instant) -> BurstEnd {
+        BurstEnd { now, is_drained: true }
+    }
+}
+
 /// How the stream ended for a reader that has everything: `Ok` at its end, else the error.
 fn ended(entry: &TcpEntry) -> Option<Result<(), SocketError>> {
     if let Some(e) = entry.error {
@@ -144,18 +158,18 @@ impl PostedTable {
 
     /// Completes the buffers of every connection in the list.
     #[inline]
-    pub fn end_bursts<P: Probe>(&mut self, now: Instant, is_drained: bool, core: &mut Core<P>) {
-        if self.poll_at.is_some_and(|at| now >= at) {
+    pub fn end_bursts<P: Probe>(&mut self, end: BurstEnd, core: &mut Core<P>) {
+        if self.poll_at.is_some_and(|at| end.now >= at) {
             self.poll_at = None;
             self.drain_orphans(core);
         }
         if !self.listed.is_empty() {
-            self.complete_listed(now, is_drained, core);
+            self.complete_listed(end, core);
         }
     }
 
     #[inline(never)]
-    fn complete_listed<P: Probe>(&mut self, now: Instant, is_drained: bool, core: &mut Core<P>) {
+    fn complete_listed<P: Probe>(&mut self, end: BurstEnd, core: &mut Core<P>) {
         let spare = core::mem::take(&mut self.spare);
         let mut listed = core::mem::replace(&mut self.listed, spare);
         for id in listed.drain(..) {
@@ -163,23 +177,17 @@ impl PostedTable {
                 && let Some(posted) = &mut entry.posted
             {
                 posted.is_listed = false;
-                self.end_burst(now, id, is_drained, core);
+                self.end_burst(end, id, core);
             }
         }
         self.spare = listed;
     }
 
-    pub fn end_burst<P: Probe>(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        is_drained: bool,
-        core: &mut Core<P>,
-    ) {
+    pub fn end_burst<P: Probe>(&mut self, end: BurstEnd, id: SlotId, core: &mut Core<P>) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let stream = StreamState {
-            now,
-            is_pushed: is_drained && entry.tcb.is_pushed(),
+            now: end.now,
+            is_pushed: end.is_drained && entry.tcb.is_pushed(),
             sent: entry.tcb.send_queue_ref().claimed_end(),
             ended: ended(entry),
         };
@@ -188,11 +196,11 @@ impl PostedTable {
             entry.tcb.take_error();
         }
         self.take_completions(id, core);
-        self.plan(now, id, is_drained, core);
+        self.plan(end, id, core);
     }
 
     /// Schedules the next poll.
-    fn plan<P: Probe>(&mut self, now: Instant, id: SlotId, is_drained: bool, core: &mut Core<P>) {
+    fn plan<P: Probe>(&mut self, end: BurstEnd, id: SlotId, core: &mut Core<P>) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let readable = entry.tcb.recv_queue_ref().readable() > 0;
         let Some(posted) = &mut entry.posted else { return };
@@ -204,8 +212,8 @@ impl PostedTable {
             posted.timer = Some(core.wheel.schedule(posted.timer, TimerKey::Posted(id), at));
         }
         let is_stuck = posted.machine.is_draining() || readable;
-        if is_stuck || !is_drained {
-            self.poll_by(if is_drained { now + RETRY } else { now });
+        if is_stuck || !end.is_drained {
+            self.poll_by(if end.is_drained { end.now + RETRY } else { end.now });
             self.list(id, &mut entry.posted);
         }
     }

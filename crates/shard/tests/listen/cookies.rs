@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use fulmar_base::{Counter, DropReason, Secrets, SeqNum};
 use fulmar_shard::{ListenOptions, Reserved, StackConfig, SynCookies};
-use fulmar_socket::Step;
+use fulmar_socket::{Attempt, Step};
 use fulmar_tcp::State;
 use fulmar_wire::tcp::{Flags, Header, Options};
 
@@ -64,7 +64,7 @@ fn bulk_arrives_whole_through_a_cookie_under_fire() {
         let most = (BYTES - sent).min(64 << 10);
         if most > 0
             && let Ok(Step::Done(Reserved::Space(mut r))) =
-                rig.client.tcp_reserve(rig.now, client, &[], most, false)
+                rig.client.tcp_reserve(rig.now, client, &[], most, Attempt::First)
         {
             let bytes: Vec<u8> = (sent..sent + r.len()).map(byte).collect();
             r.chain.copy_from(0, &bytes);

@@ -6,7 +6,7 @@ use fulmar_base::{Counter, SeqNum, SlotId};
 use fulmar_shard::{
     FastOpenKeys, FastOpenOptions, FirstData, ListenOptions, SourceLimits, StackConfig, SynCookies,
 };
-use fulmar_socket::{SocketError, Step};
+use fulmar_socket::{Attempt, SocketError, Step};
 use fulmar_tcp::State;
 use fulmar_testbed::listener::{PORT, Rig, ack, syn, syn_options};
 use fulmar_wire::tcp::{FastOpen, FastOpenCookie, Flags, Header, Options};
@@ -68,7 +68,7 @@ fn a_valid_cookie_brings_its_data_into_the_accept_queue_before_the_handshake_is_
     assert_eq!(rig.read(id), DATA);
     assert_eq!((rig.stat().fast_open_pending, rig.stat().fast_opens), (1, 1));
     // The answer goes out before the last ACK comes in.
-    let sent = rig.server.tcp_reserve(rig.now, id, b"200 OK", 6, false);
+    let sent = rig.server.tcp_reserve(rig.now, id, b"200 OK", 6, Attempt::First);
     assert!(matches!(sent, Ok(Step::Done(_))));
     rig.pass(1);
     assert_eq!(rig.replies_to(PEER).len(), 1);

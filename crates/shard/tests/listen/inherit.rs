@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use fulmar_base::{Counter, Duration, SeqNum, SlotId};
 use fulmar_shard::{ListenOptions, Reserved, SocketOptions, SynCookies};
-use fulmar_socket::{SocketError, Step};
+use fulmar_socket::{Attempt, Shutdown, SocketError, Step};
 use fulmar_tcp::{CongestionControl, Keepalive};
 use fulmar_wire::tcp::{Flags, Header};
 
@@ -121,7 +121,7 @@ fn the_service_of_a_listener_stays_with_ecn_and_may_change_during_a_connection()
         rig.server.with_tcb(now, id, set).unwrap();
         rig.replies();
         for _ in 0..2 {
-            let step = rig.server.tcp_reserve(now, id, b"x", 1, false);
+            let step = rig.server.tcp_reserve(now, id, b"x", 1, Attempt::First);
             assert!(matches!(step, Ok(Step::Done(Reserved::Sent(1)))));
         }
         rig.pass(1);
@@ -152,7 +152,7 @@ fn a_listeners_user_time_out_ends_a_connection_whose_fin_nobody_acknowledges() {
         assert_eq!(rig.server.tcp_entry(id).unwrap().tcb.user_timeout(), user_timeout);
         assert_eq!(rig.server.tcp_entry(id).unwrap().tcb.keepalive(), None);
         let now = rig.now;
-        rig.server.tcp_shutdown(now, id, false, true).unwrap();
+        rig.server.tcp_shutdown(now, id, Shutdown::Write).unwrap();
         rig.pass(1_900);
         assert!(!flags(&rig.replies_to(PEER)).contains(&(Flags::RST | Flags::ACK)));
         // The FIN is repeated once at least, and then has the least time-out.

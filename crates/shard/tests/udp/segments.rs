@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use fulmar_base::{Duration, Offload, SeqNum, SlotId};
 use fulmar_ip::{IfAddr, Prefix, Route};
 use fulmar_shard::Reserved;
-use fulmar_socket::{SocketError, Step};
+use fulmar_socket::{Attempt, SocketError, Step};
 use fulmar_wire::tcp::{self, Flags};
 use proptest::prelude::*;
 
@@ -110,7 +110,7 @@ impl Line {
     fn write(&mut self, bytes: usize) -> Result<usize, SocketError> {
         let Line { rig, id, .. } = self;
         let bytes = vec![0xa5; bytes];
-        let n = match rig.shard.tcp_reserve(rig.now, *id, &bytes, bytes.len(), false)? {
+        let n = match rig.shard.tcp_reserve(rig.now, *id, &bytes, bytes.len(), Attempt::First)? {
             Step::Done(Reserved::Sent(n)) => n,
             Step::Done(Reserved::Space(mut r)) => {
                 let n = r.len();

@@ -129,7 +129,7 @@ impl Machine {
         self.update_latest(s);
         self.rounds.update(s.prior_delivered, s.total_delivered);
         self.update_marks(s);
-        self.max_rate.update(s.rate, s.is_app_limited);
+        self.max_rate.update(s);
         self.adapt_short_term();
         self.aggregation.update(&Acked {
             now: s.now,
@@ -139,7 +139,7 @@ impl Machine {
             is_round_start: self.rounds.is_start,
             is_full: self.full.was_reached,
         });
-        self.full.update(s.rate, s.is_app_limited, self.rounds.is_start);
+        self.full.update(s, &self.rounds);
         self.check_startup(s);
         self.check_drain(s);
         self.update_cycle(s);

@@ -60,7 +60,7 @@ fn ack_of(syn: &Header, syn_ack: &Header) -> Header {
 }
 
 fn check(ack: &Header, now: Instant) -> CookieVerdict {
-    check_cookie(&Config::default(), false, ack, now, BASE, mac)
+    check_cookie(&Config::default(), IpVersion::V4, ack, now, BASE, mac)
 }
 
 fn at(secs: u64) -> Instant {
@@ -92,6 +92,7 @@ proptest! {
     ) {
         let cfg = Config::default();
         let path = PathInfo { ip_header_bytes: if is_v6 { 40 } else { 20 }, ..PATH };
+        let version = path.ip_version();
         let mut syn = Header { seq: SeqNum(iss), ..syn(options) };
         syn.flags |= Flags::of_ace(asks);
         let now = Instant::from_millis(ms.into());
@@ -101,15 +102,15 @@ proptest! {
             ack.flags |= Flags::of_ace(2);
         }
         let then = now + Duration::from_millis(later);
-        let CookieVerdict::Valid(back) = check_cookie(&cfg, is_v6, &ack, then, base, mac) else {
+        let CookieVerdict::Valid(back) = check_cookie(&cfg, version, &ack, then, base, mac) else {
             panic!("not valid");
         };
         let got = back.options;
         prop_assert_eq!(back.seq, SeqNum(iss));
         let theirs = options.mss.unwrap_or(0);
         let mss = got.mss.unwrap();
-        prop_assert!(mss <= theirs || mss == mss_table(is_v6)[0]);
-        prop_assert!(mss_table(is_v6).iter().all(|m| *m <= mss || *m > theirs));
+        prop_assert!(mss <= theirs || mss == mss_table(version)[0]);
+        prop_assert!(mss_table(version).iter().all(|m| *m <= mss || *m > theirs));
         let carried = options.timestamps.is_some();
         let scale = options.window_scale.filter(|_| carried).map(|s| s.min(14));
         prop_assert_eq!(got.window_scale, scale);

@@ -64,7 +64,7 @@ impl Tcb {
         if !was_opening {
             news.marked = self.decode_marks(seg.hdr, news.delivered.bytes, env);
         }
-        self.update_window(seg, news.moved > 0);
+        self.update_window(seg, news.moved);
         news.duplicate = ahead == 0 && self.is_duplicate(seg, window_before);
         self.recover_on_ack(seg.hdr, &news, env);
         if news.marked > 0 {
@@ -275,20 +275,21 @@ impl Tcb {
     /// Section 3.10.7.4, fifth: the latest segment updates the window. SND.WL2 is not kept: an ACK
     /// that advances `snd_una` is always newer, and of two segments with equal numbers the one with
     /// the larger window is (the right edge does not move left).
-    fn update_window(&mut self, seg: &Segment, moved: bool) {
+    fn update_window(&mut self, seg: &Segment, moved: u64) {
         // The position of the segment before it was trimmed.
         let ahead = seg.hdr.seq.distance(self.peer_seq_of(self.rcv_nxt));
         let pos = self.rcv_nxt.saturating_add_signed(i64::from(ahead));
-        if moved || seg.hdr.ack == self.seq_of(self.snd_una) {
+        if moved > 0 || seg.hdr.ack == self.seq_of(self.snd_una) {
             self.update_window_at(seg.hdr, pos, moved);
         }
     }
 
-    /// Updates the window from a segment at position `pos` that acknowledges `snd_una`.
+    /// Updates the window from a segment at position `pos` that acknowledges `snd_una`, which it has advanced by
+    /// `moved`.
     #[inline]
-    pub(super) fn update_window_at(&mut self, hdr: &Header, pos: u64, moved: bool) {
+    pub(super) fn update_window_at(&mut self, hdr: &Header, pos: u64, moved: u64) {
         let window = self.window_of(hdr);
-        if moved || pos > self.snd_wl1 || (pos == self.snd_wl1 && window > self.snd_wnd) {
+        if moved > 0 || pos > self.snd_wl1 || (pos == self.snd_wl1 && window > self.snd_wnd) {
             self.snd_wnd = window;
             self.max_snd_wnd = self.max_snd_wnd.max(window);
             self.snd_wl1 = pos;

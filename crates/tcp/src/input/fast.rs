@@ -69,7 +69,7 @@ impl Tcb {
             events |= self.on_new_ack(env, hdr, u64::from(ahead));
         }
         let window_before = self.snd_wnd;
-        self.update_window_at(hdr, self.rcv_nxt, ahead > 0);
+        self.update_window_at(hdr, self.rcv_nxt, ahead.into());
         if self.persisting || window_before == 0 {
             self.leave_persist(window_before, env.now);
         }

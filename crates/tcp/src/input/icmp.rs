@@ -7,7 +7,7 @@
 
 use crate::Tcb;
 use crate::contract::{ConnError, Env, Events, IcmpError, State};
-use fulmar_base::{DropReason, SeqNum};
+use fulmar_base::{DropReason, IpVersion, SeqNum};
 
 /// Smallest path MTU that segments shrink to: the datagram size that every IPv4 host accepts (RFC
 /// 1122 section 3.3.2), and the minimum MTU of an IPv6 link (RFC 8200 section 5).
@@ -135,7 +135,10 @@ impl Tcb {
 
     fn smallest_mtu(&self) -> usize {
         let [v4, v6] = SMALLEST_MTU;
-        if self.path.ip_header_bytes < 40 { v4 } else { v6 }
+        match self.path.ip_version() {
+            IpVersion::V4 => v4,
+            IpVersion::V6 => v6,
+        }
     }
 
     /// The smallest segment that segments shrink to.

@@ -140,11 +140,10 @@ impl Tcb {
     }
 
     /// RACK_mark_losses_on_RTO of section 6.3: the first segment, and what was sent a round trip and
-    /// the reordering window ago. Without SACK, or if the time-out is repeated, everything.
-    pub(crate) fn mark_lost_on_timeout(&mut self, is_repeated: bool, now: Instant) {
-        if is_repeated || !self.sack_on {
-            let (scoreboard, on_lost) = self.loss_reporter(now);
-            return scoreboard.mark_all_lost(on_lost);
+    /// the reordering window ago. Without SACK, everything.
+    pub(crate) fn mark_lost_on_timeout(&mut self, now: Instant) {
+        if !self.sack_on {
+            return self.mark_all_lost(now);
         }
         let first_end = self.snd_una.saturating_add(self.smss());
         let window = self.recovery.rack.rtt.saturating_add(self.reordering_window());
@@ -152,6 +151,12 @@ impl Tcb {
         let (scoreboard, mut on_lost) = self.loss_reporter(now);
         scoreboard.mark_lost_to(first_end, &mut on_lost);
         scoreboard.mark_lost_sent_before(Instant::from_nanos(ns), on_lost);
+    }
+
+    /// All that is in flight is lost: the time-out is repeated.
+    pub(crate) fn mark_all_lost(&mut self, now: Instant) {
+        let (scoreboard, on_lost) = self.loss_reporter(now);
+        scoreboard.mark_all_lost(on_lost);
     }
 
     /// The scoreboard, to mark losses in it, and what tells the controller of each.

@@ -47,8 +47,9 @@ impl Tcb {
         Some(Plan { kind: SegmentKind::TailProbe, ..plan })
     }
 
-    /// A probe was sent.
-    pub(crate) fn on_probe_sent(&mut self, is_retransmission: bool) {
+    /// A probe was sent: of kind [`SegmentKind::TailProbe`] a retransmission, else new data.
+    pub(crate) fn on_probe_sent(&mut self, kind: SegmentKind) {
+        let is_retransmission = matches!(kind, SegmentKind::TailProbe);
         self.recovery.tlp = Tlp { end: Some(self.snd_nxt), is_retransmission, due: false };
         self.recovery.pending = Pending::Timeout;
     }

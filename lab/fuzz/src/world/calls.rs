@@ -3,6 +3,7 @@
 use fulmar_base::Duration;
 use fulmar_shard::Reserved;
 use fulmar_socket::Step as Progress;
+use fulmar_socket::{Attempt, Least, Shutdown};
 
 use super::{World, build};
 use crate::script::Call;
@@ -32,8 +33,14 @@ impl World {
             }
             Call::Write { socket, bytes } => self.write(socket, bytes.into()),
             Call::Shutdown { socket, read, write } => {
+                let how = match (read, write) {
+                    (true, true) => Shutdown::Both,
+                    (true, false) => Shutdown::Read,
+                    (false, true) => Shutdown::Write,
+                    (false, false) => return,
+                };
                 if let Some(id) = self.connection(socket) {
-                    let _ = self.shard.tcp_shutdown(self.now, id, read, write);
+                    let _ = self.shard.tcp_shutdown(self.now, id, how);
                 }
             }
             Call::Close { socket } => self.close(socket, None),
@@ -95,7 +102,7 @@ impl World {
         if self.loans.len() >= MAX_LOANS {
             return;
         }
-        let step = self.shard.tcp_lend(self.now, id, bytes.max(1), false);
+        let step = self.shard.tcp_lend(self.now, id, bytes.max(1), Least::OneByte);
         if let Ok(Progress::Done((chain, lent))) = step {
             self.loans.push((id, chain, lent));
         }
@@ -105,7 +112,7 @@ impl World {
         let Some(id) = self.connection(socket) else { return };
         let data = vec![9; bytes.max(1)];
         if let Ok(Progress::Done(Reserved::Space(mut r))) =
-            self.shard.tcp_reserve(self.now, id, &data, data.len(), false)
+            self.shard.tcp_reserve(self.now, id, &data, data.len(), Attempt::First)
         {
             let n = r.chain.len();
             r.chain.copy_from(0, &data[..n]);

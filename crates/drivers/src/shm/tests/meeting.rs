@@ -20,9 +20,14 @@ fn open(name: &str) -> JoinHandle<Result<Shm, OpenError>> {
     std::thread::spawn(move || Shm::open(&config))
 }
 
+fn address_of(name: &str) -> sys::Address {
+    let is_path = name.contains('/');
+    if is_path { sys::Address::of_path(name) } else { sys::Address::in_namespace(name) }.unwrap()
+}
+
 /// A connection to the listener of this name, as soon as there is one.
 fn connect(name: &str) -> OwnedFd {
-    let address = sys::Address::new(name, !name.contains('/')).unwrap();
+    let address = address_of(name);
     let socket = sys::socket().unwrap();
     while sys::connect(socket.as_fd(), &address).is_err() {
         std::thread::yield_now();
@@ -33,7 +38,7 @@ fn connect(name: &str) -> OwnedFd {
 /// A socket that listens under this name.
 fn listen(name: &str) -> OwnedFd {
     let socket = sys::socket().unwrap();
-    sys::listen(socket.as_fd(), &sys::Address::new(name, true).unwrap()).unwrap();
+    sys::listen(socket.as_fd(), &sys::Address::in_namespace(name).unwrap()).unwrap();
     socket
 }
 
@@ -132,8 +137,7 @@ fn another_user_cannot_wait_under_a_name_that_anybody_may_take() {
     for name in [unique("trap"), temporary("trap")] {
         let trap = sys::as_another_user(|| {
             let socket = sys::socket().unwrap();
-            sys::listen(socket.as_fd(), &sys::Address::new(&name, !name.contains('/')).unwrap())
-                .unwrap();
+            sys::listen(socket.as_fd(), &address_of(&name)).unwrap();
             socket
         });
         let Some(_trap) = trap else {

@@ -29,6 +29,14 @@ const PENDING: i32 = i32::MIN;
 /// Calls in a row that complete nothing, after which the ring is broken.
 const PATIENCE: u32 = 1000;
 
+/// Whether the pages of the slots are registered with the ring, if that is allowed. Registered pages stay in
+/// memory, and spare the kernel their look-up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Buffers {
+    Registered,
+    Unregistered,
+}
+
 /// See the module's header.
 pub struct Slots {
     ring: ManuallyDrop<IoUring>,
@@ -47,8 +55,7 @@ pub struct Slots {
 unsafe impl Send for Slots {}
 
 impl Slots {
-    /// `count` slots of `slot_bytes` bytes for operations on `fd`, zeroed. `register`: keep their pages
-    /// in memory and known to the ring, if that is allowed.
+    /// `count` slots of `slot_bytes` bytes for operations on `fd`, zeroed.
     ///
     /// # Errors
     /// The system has no io_uring, or does not let us use it.
@@ -56,7 +63,7 @@ impl Slots {
         fd: BorrowedFd<'_>,
         count: usize,
         slot_bytes: usize,
-        register: bool,
+        buffers: Buffers,
     ) -> io::Result<Slots> {
         let ring = IoUring::builder().dontfork().build(count as u32)?;
         ring.submitter().register_files(&[fd.as_raw_fd()])?;
@@ -65,7 +72,7 @@ impl Slots {
         let memory = libc::iovec { iov_base: base.as_ptr().cast(), iov_len: bytes };
         // SAFETY: the mapping lives as long as the ring works on it (quiet; see `drop`).
         let known = || unsafe { ring.submitter().register_buffers(&[memory]) };
-        let is_registered = register && known().is_ok();
+        let is_registered = buffers == Buffers::Registered && known().is_ok();
         Ok(Slots {
             ring: ManuallyDrop::new(ring),
             base,
@@ -219,7 +226,7 @@ mod tests {
     #[test]
     fn a_forked_child_that_lets_go_of_the_slots_takes_nothing_from_its_parent() {
         let (ours, theirs) = UnixDatagram::pair().unwrap();
-        let slots = match Slots::open(ours.as_fd(), 2, 64, true) {
+        let slots = match Slots::open(ours.as_fd(), 2, 64, Buffers::Registered) {
             Ok(slots) => slots,
             Err(e) => {
                 let required = std::env::var_os("FULMAR_REQUIRE_KERNEL_TESTS").is_some();

@@ -2,6 +2,7 @@ use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 
+use crate::udp_gso::UdpGso;
 use fulmar_base::EtherAddr;
 use fulmar_mbuf::PoolConfig;
 
@@ -190,15 +191,15 @@ fn only_frames_that_fit_a_slot_go_together() {
     let Some((vector, _ours, _theirs)) = interface() else { return };
     let mut pool = pool();
     let mut few = burst(&mut pool, 0..2);
-    assert_eq!(vector.run(&few, &caps(), true), 0, "two are cheaper one by one");
+    assert_eq!(vector.run(&few, &caps(), UdpGso::On), 0, "two are cheaper one by one");
     let longest = TX_SLOT_BYTES - vnet::HEADER_BYTES;
     for bytes in [longest, longest + 1, 60, 60, 60] {
         few.push(frame(&mut pool, 9, bytes)).unwrap();
     }
     let jumbo = Caps { mtu: 9000, ..caps() };
-    assert_eq!(vector.run(&few, &jumbo, true), 3);
+    assert_eq!(vector.run(&few, &jumbo, UdpGso::On), 3);
     (0..3).for_each(|_| pool.free(few.pop_front().unwrap().chain));
-    assert_eq!(vector.run(&few, &jumbo, true), 0, "the long one goes alone");
+    assert_eq!(vector.run(&few, &jumbo, UdpGso::On), 0, "the long one goes alone");
     few.clear(&mut pool);
 }
 
@@ -207,9 +208,9 @@ fn an_order_that_was_broken_once_is_kept_from_then_on() {
     let Some((mut vector, _ours, _theirs)) = interface() else { return };
     let mut pool = pool();
     let burst = burst(&mut pool, 0..8);
-    assert_eq!(vector.run(&burst, &caps(), true), 8);
+    assert_eq!(vector.run(&burst, &caps(), UdpGso::On), 8);
     vector.sends = false;
-    assert_eq!(vector.run(&burst, &caps(), true), 0);
+    assert_eq!(vector.run(&burst, &caps(), UdpGso::On), 0);
 }
 
 #[test]

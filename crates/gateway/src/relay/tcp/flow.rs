@@ -14,7 +14,7 @@ use std::os::fd::AsRawFd;
 use fulmar_base::{Instant, SlotId, Stage};
 use fulmar_mbuf::Chain;
 use fulmar_shard::{PendingId, Reserved};
-use fulmar_socket::{Reservation, Step};
+use fulmar_socket::{Attempt, Reservation, Step};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, sendmsg};
 use smallvec::SmallVec;
@@ -69,7 +69,7 @@ pub struct Flow {
     /// It lies in the queue of those that may have something to move.
     pub is_queued: bool,
     /// It has found no room in the send buffer, and waits until a new start is worth it.
-    has_waited: bool,
+    attempt: Attempt,
     /// Bytes that the next call asks of the host.
     piece: usize,
     pub bytes_out: u64,
@@ -119,7 +119,7 @@ impl Flow {
             guest_side: Side::default(),
             host_side: Side::default(),
             is_queued: false,
-            has_waited: false,
+            attempt: Attempt::First,
             piece: 4 * SMALLEST_PIECE,
             bytes_out: 0,
             bytes_in: 0,
@@ -245,13 +245,13 @@ impl Flow {
         if !self.host_side.readable || !self.guest_side.writable || self.host_side.is_ended {
             return Moved::Nothing;
         }
-        match cx.stack.tcp_reserve(cx.now, socket, &[], self.piece, self.has_waited) {
+        match cx.stack.tcp_reserve(cx.now, socket, &[], self.piece, self.attempt) {
             Ok(Step::Done(Reserved::Space(room))) => {
-                self.has_waited = false;
+                self.attempt = Attempt::First;
                 self.receive(cx, socket, room)
             }
             Ok(_) => {
-                self.has_waited = true;
+                self.attempt = Attempt::Retry;
                 self.guest_side.writable = false;
                 Moved::Nothing
             }
@@ -272,7 +272,7 @@ impl Flow {
                 cx.stack.tcp_abandon(socket, room);
                 self.host_side.is_ended = true;
                 // A guest whose connection is over is found by the next call.
-                let _ = cx.stack.tcp_shutdown(cx.now, socket, false, true);
+                let _ = cx.stack.tcp_shutdown(cx.now, socket, fulmar_socket::Shutdown::Write);
                 Moved::Nothing
             }
             Ok(n) => {

@@ -2,6 +2,7 @@
 //! and the estimator of a full pipe. Each is a value with one way to update it.
 
 use crate::arith::div_rem;
+use crate::congestion::Sample;
 use crate::rtt::nanos;
 use fulmar_base::{Duration, Instant};
 
@@ -74,9 +75,9 @@ impl MaxBandwidth {
         self.last.max(self.this)
     }
 
-    pub(super) fn update(&mut self, rate: u64, is_app_limited: bool) {
-        if rate > 0 && (rate >= self.get() || !is_app_limited) {
-            self.this = self.this.max(rate);
+    pub(super) fn update(&mut self, s: &Sample) {
+        if s.rate > 0 && (s.rate >= self.get() || !s.is_app_limited) {
+            self.this = self.this.max(s.rate);
         }
     }
 
@@ -200,14 +201,14 @@ impl FullPipe {
 
     /// Growth on any ACK of a round counts, as in Linux; the draft looks at the first ACK only, which
     /// on a noisy path can miss it.
-    pub(super) fn update(&mut self, rate: u64, is_app_limited: bool, is_round_start: bool) {
-        if self.is_reached || is_app_limited || rate == 0 {
+    pub(super) fn update(&mut self, s: &Sample, rounds: &Rounds) {
+        if self.is_reached || s.is_app_limited || s.rate == 0 {
             return;
         }
-        if rate >= percent(self.rate, FULL_GROWTH_PERCENT) {
-            return self.reset(rate);
+        if s.rate >= percent(self.rate, FULL_GROWTH_PERCENT) {
+            return self.reset(s.rate);
         }
-        if !is_round_start {
+        if !rounds.is_start {
             return;
         }
         self.rounds = self.rounds.saturating_add(1);
