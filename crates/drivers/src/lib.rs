@@ -18,6 +18,7 @@ mod steering;
 mod sys;
 pub mod tap;
 pub mod tun;
+mod tun_queue;
 mod udp_gso;
 mod vnet;
 pub mod wake;

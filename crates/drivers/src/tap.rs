@@ -19,18 +19,18 @@ mod receive;
 mod vector;
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use fulmar_base::{Counter, Counters, DropReason, EtherAddr, FlowKey, Instant, OwnerKey, SeqNum};
 use fulmar_mbuf::{Pool, WritableRange};
 use fulmar_netdev::{
-    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Packet,
-    Tally, TxReader, TxTime, Unsupported, Wake, WakeFd, WritableRanges, offload, uso,
+    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, Packet, Tally,
+    Unsupported, WakeFd, WritableRanges, offload, uso,
 };
 
 use crate::buffer_pair::{BufferPair, Scratch};
-use crate::health::Health;
 use crate::placing::Placer;
+use crate::tun_queue::{Attached, MAX_SEGS, Queue};
 use crate::udp_gso::UdpGso;
 use crate::{OpenError, sys, udp_gso, vnet};
 use attach::{attach_alone, open_clone_device};
@@ -38,19 +38,7 @@ use flow_queues::FlowQueues;
 use vector::{Outcome, Vector};
 
 const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-pub(crate) const TSO: u32 = libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
-pub(crate) const USO: u32 = libc::TUN_F_USO4 | libc::TUN_F_USO6;
-/// Receive offloads, best first; older kernels refuse unknown flags (EINVAL).
-pub(crate) const OFFLOADS: [u32; 4] = [
-    libc::TUN_F_CSUM | TSO | libc::TUN_F_TSO_ECN | USO,
-    libc::TUN_F_CSUM | TSO | libc::TUN_F_TSO_ECN,
-    libc::TUN_F_CSUM,
-    0,
-];
-/// Largest IP packet of a super-frame in bytes.
-pub(crate) const MAX_IP_BYTES: usize = 65_535;
 const ETHER_BYTES: usize = 14;
-pub(crate) const MAX_SEGS: usize = 64;
 
 /// The TAP interface, and the stack's address and MTU on it.
 #[derive(Clone, Debug)]
@@ -94,11 +82,7 @@ impl Default for TapConfig {
 
 /// One queue of a TAP interface.
 pub struct Tap {
-    file: File,
-    name: String,
-    /// A socket in the interface's network namespace, for ioctls.
-    control: Option<OwnedFd>,
-    caps: Caps,
+    queue: Queue,
     pair: BufferPair,
     scratch: Scratch,
     /// io_uring, if it is available.
@@ -115,16 +99,6 @@ pub struct Tap {
     steered: Option<u16>,
     /// Dedicated queues, if the interface is multi-queue.
     flow_queues: Option<Box<FlowQueues>>,
-    /// The last read found the queue empty.
-    is_drained: bool,
-    health: Health,
-    is_blocked: bool,
-    stats: DeviceStats,
-}
-
-/// A socket in this thread's network namespace, for ioctls.
-pub(crate) fn control_socket() -> Option<OwnedFd> {
-    sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).ok()
 }
 
 /// [`DeviceStats::path`] without io_uring.
@@ -158,9 +132,9 @@ impl Tap {
         let file = open_clone_device()?;
         let count = if config.predict { config.flow_queues } else { 0 };
         let (name, has_space) = attach_alone(&file, &config.name, count)?;
-        let mut tap = Tap::set_up(file, name, control_socket(), config, 1)?;
+        let mut tap = Tap::set_up(Attached::here(file, name), config, 1)?;
         if has_space {
-            tap.flow_queues = Some(Box::new(FlowQueues::new(&tap.file, count)?));
+            tap.flow_queues = Some(Box::new(FlowQueues::new(&tap.queue.file, count)?));
         } else if count > 0 {
             tap.queues_path
                 .push_str("; posted flows share one queue (the interface was created without IFF_MULTI_QUEUE)");
@@ -173,84 +147,44 @@ impl Tap {
     /// # Errors
     /// The descriptor is not a TAP with IFF_VNET_HDR and IFF_NO_PI.
     pub fn from_fd(fd: OwnedFd, config: &TapConfig) -> Result<Tap, OpenError> {
-        let advice = "attach it with IFF_TAP | IFF_NO_PI | IFF_VNET_HDR before handing it over";
-        let wrong = |e| OpenError::new("cannot use the descriptor as a TAP", e, advice);
-        let (name, flags) = sys::tun_interface(fd.as_fd()).map_err(wrong)?;
-        if flags & FLAGS != FLAGS {
-            return Err(wrong(std::io::Error::from_raw_os_error(libc::EINVAL)));
-        }
-        sys::set_nonblocking(fd.as_fd()).map_err(wrong)?;
-        // The interface may be in another network namespace, where it cannot be queried from here.
-        Tap::set_up(File::from(fd), name, None, config, 1)
+        Tap::set_up(Attached::by_another(fd, FLAGS, "TAP")?, config, 1)
     }
 
-    fn set_up(
-        file: File,
-        name: String,
-        control: Option<OwnedFd>,
-        config: &TapConfig,
-        queues: u16,
-    ) -> Result<Tap, OpenError> {
-        let failed = |what: &str, e| {
-            OpenError::new(format!("{what} of {name}"), e, "Linux 4.0 or newer is needed")
-        };
-        sys::tun_set_header(file.as_fd(), vnet::HEADER_BYTES as _)
-            .map_err(|e| failed("cannot set the virtio-net header", e))?;
-        let offload = OFFLOADS
-            .into_iter()
-            .find(|o| sys::tun_set_offload(file.as_fd(), *o).is_ok())
-            .unwrap_or(0);
-        let kernel_ether = sys::interface_ether(file.as_fd(), &name)
-            .map_err(|e| failed("cannot read the hardware address", e))?;
-        let kernel_mtu = control.as_ref().and_then(|c| sys::interface_mtu(c.as_fd(), &name).ok());
-        let caps = Caps {
-            tx_csum: true,
-            tso: Some(MAX_IP_BYTES),
-            udp_gso: offload & USO == USO,
-            rx_gro: offload & TSO != 0,
-            max_segs: MAX_SEGS,
-            queues,
-            tx_reader: TxReader::Kernel,
-            wake: Wake::Level,
-            // A frame is sent when it is written.
-            tx_time: TxTime::Coarse,
-            // The kernel writes to posted ranges during `readv` only.
-            places_on_receive: true,
-            ..Caps::plain(
-                config.mtu.or(kernel_mtu).unwrap_or(1500),
-                config.ether.unwrap_or_else(|| derive_ether(kernel_ether)),
-            )
-        };
-        let (vector, path) = open_vector(&file, config);
+    fn set_up(attached: Attached, config: &TapConfig, queues: u16) -> Result<Tap, OpenError> {
+        let kernel_ether =
+            sys::interface_ether(attached.file.as_fd(), &attached.name).map_err(|e| {
+                let what = format!("cannot read the hardware address of {}", attached.name);
+                OpenError::new(what, e, "Linux 4.0 or newer is needed")
+            })?;
+        let ether = config.ether.unwrap_or_else(|| derive_ether(kernel_ether));
+        let mut queue = Queue::set_up(attached, queues, config.mtu, |mtu| Caps::plain(mtu, ether))?;
+        // The kernel writes to posted ranges during `readv` only.
+        queue.caps.places_on_receive = true;
+        let (vector, path) = open_vector(&queue.file, config);
+        queue.stats.path = path;
+        let joins = queue.caps.udp_gso && !config.one_by_one;
         Ok(Tap {
-            stats: DeviceStats { name: name.clone(), path, ..DeviceStats::default() },
-            file,
-            name,
-            control,
-            caps,
+            queue,
             pair: BufferPair::default(),
             scratch: Scratch::new(),
-            joins: if caps.udp_gso && !config.one_by_one { UdpGso::On } else { UdpGso::Off },
+            joins: if joins { UdpGso::On } else { UdpGso::Off },
             vector,
             last_run: 0,
             placer: Placer::new(config.predict),
             queues_path: String::new(),
             steered: None,
             flow_queues: None,
-            is_drained: false,
-            health: Health::default(),
-            is_blocked: false,
         })
     }
 
     /// The attached descriptor, for another process ([`Tap::from_fd`]).
     pub fn into_fd(self) -> OwnedFd {
-        self.file.into()
+        self.queue.file.into()
     }
 
     /// The name of the interface when it was opened.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.queue.name
     }
 
     /// Writes one frame with `writev`: header and mbufs.
@@ -263,7 +197,7 @@ impl Tap {
             *part = sys::Part::mbuf(m);
             used += 1;
         }
-        sys::write_parts(self.file.as_fd(), &parts[..used])
+        sys::write_parts(self.queue.file.as_fd(), &parts[..used])
     }
 
     /// Sends or drops the first frame of the burst.
@@ -275,11 +209,11 @@ impl Tap {
         counters: &mut Counters,
     ) {
         let Some(p) = burst.pop_front() else { return };
-        let outcome = match (self.health.lost, offload::check(&p, &self.caps)) {
+        let outcome = match (self.queue.health.lost, offload::check(&p, &self.queue.caps)) {
             (Some(_), _) => Err(DropReason::DeviceGone),
             (None, Err(reason)) => Err(reason),
             (None, Ok(())) => {
-                self.stats.tx_crossings += 1;
+                self.queue.stats.tx_crossings += 1;
                 Ok(match self.write(&p) {
                     Ok(_) => Outcome::Sent,
                     Err(e) => Outcome::Failed(e.raw_os_error().unwrap_or(0)),
@@ -294,7 +228,7 @@ impl Tap {
             }
         };
         if let Some(p) = kept {
-            self.note_refusal();
+            self.queue.note_refusal();
             // Never full: the frame was just taken from it.
             let _ = burst.push_front(p);
         }
@@ -310,15 +244,15 @@ impl Tap {
         counters: &mut Counters,
     ) {
         let Some(mut vector) = self.vector.take() else { return };
-        self.stats.tx_crossings += 1;
+        self.queue.stats.tx_crossings += 1;
         let kept =
             vector.send(run, burst, |p, outcome| self.complete(p, outcome, pool, tally, counters));
         if !vector.sends() {
-            self.stats.path = format!("{ALONE} (the interface accepted a burst in part)");
+            self.queue.stats.path = format!("{ALONE} (the interface accepted a burst in part)");
         }
         self.vector = Some(vector);
         if kept > 0 {
-            self.note_refusal();
+            self.queue.note_refusal();
         }
     }
 
@@ -330,12 +264,14 @@ impl Tap {
         tally: &mut Tally,
         counters: &mut Counters,
     ) -> bool {
-        if !self.joins.is_on() || burst.len() < uso::LEAST || self.health.lost.is_some() {
+        if !self.joins.is_on() || burst.len() < uso::LEAST || self.queue.health.lost.is_some() {
             return false;
         }
-        let Some(joined) = uso::join(&*burst, &self.caps, udp_gso::MOST_SEGS) else { return false };
-        self.stats.tx_crossings += 1;
-        let written = udp_gso::write(self.file.as_fd(), &joined, burst, vnet::HEADER_BYTES);
+        let Some(joined) = uso::join(&*burst, &self.queue.caps, udp_gso::MOST_SEGS) else {
+            return false;
+        };
+        self.queue.stats.tx_crossings += 1;
+        let written = udp_gso::write(self.queue.file.as_fd(), &joined, burst, vnet::HEADER_BYTES);
         match written.map_err(|e| e.raw_os_error().unwrap_or(0)) {
             Ok(_) => {
                 counters.add(Counter::UsoJoined, joined.count as u64 - 1);
@@ -344,7 +280,7 @@ impl Tap {
                     pool.free(p.chain);
                 }
             }
-            Err(libc::EAGAIN | libc::EINTR) => self.note_refusal(),
+            Err(libc::EAGAIN | libc::EINTR) => self.queue.note_refusal(),
             Err(libc::EINVAL) => {
                 self.joins = UdpGso::Refused;
                 return false;
@@ -357,11 +293,6 @@ impl Tap {
             }
         }
         true
-    }
-
-    fn note_refusal(&mut self) {
-        self.is_blocked = true;
-        self.stats.tx_refusals += 1;
     }
 
     /// Completes a frame: frees it if it was sent or dropped, returns it if it is to be sent again.
@@ -378,24 +309,12 @@ impl Tap {
                 tally.add(&p);
                 pool.free(p.chain);
             }
-            Outcome::Failed(errno) => match self.health.on_write_error(errno) {
+            Outcome::Failed(errno) => match self.queue.health.on_write_error(errno) {
                 Some(reason) => drop_frame(p, reason, pool, counters),
                 None => return Some(p),
             },
         }
         None
-    }
-}
-
-impl Tap {
-    fn link(&self) -> LinkState {
-        let asked = self.control.as_ref().map(|c| sys::interface_is_running(c.as_fd(), &self.name));
-        match asked {
-            Some(Ok(true)) => LinkState::Up,
-            Some(Ok(false)) => LinkState::Down,
-            _ if self.health.is_down || self.health.lost.is_some() => LinkState::Down,
-            _ => LinkState::Up,
-        }
     }
 }
 
@@ -409,7 +328,7 @@ pub(crate) fn drop_frame(p: Packet, reason: DropReason, pool: &mut Pool, counter
 
 impl Device for Tap {
     fn caps(&self) -> &Caps {
-        &self.caps
+        &self.queue.caps
     }
 
     /// If the kernel refuses the steering program, packets arrive on any queue, and shards hand them over.
@@ -429,13 +348,13 @@ impl Device for Tap {
     ) -> usize {
         let before = burst.len();
         let mut tally = Tally::default();
-        self.is_blocked = false;
-        while !burst.is_empty() && !self.is_blocked {
+        self.queue.is_blocked = false;
+        while !burst.is_empty() && !self.queue.is_blocked {
             if self.send_joined(pool, burst, &mut tally, counters) {
                 continue;
             }
-            let run = match (&self.vector, self.health.lost) {
-                (Some(vector), None) => vector.run(burst, &self.caps, self.joins),
+            let run = match (&self.vector, self.queue.health.lost) {
+                (Some(vector), None) => vector.run(burst, &self.queue.caps, self.joins),
                 _ => 0,
             };
             if run > 0 {
@@ -445,11 +364,11 @@ impl Device for Tap {
             }
         }
         // An accepted frame shows that the interface is up again.
-        self.health.is_down &= tally.frames == 0;
+        self.queue.health.is_down &= tally.frames == 0;
         if let Some(queues) = &mut self.flow_queues {
-            queues.watch_for_space(self.file.as_fd(), self.is_blocked);
+            queues.watch_for_space(self.queue.file.as_fd(), self.queue.is_blocked);
         }
-        tally.sent(counters, &mut self.stats);
+        tally.sent(counters, &mut self.queue.stats);
         before - burst.len()
     }
 
@@ -469,28 +388,30 @@ impl Device for Tap {
         if let Some(queues) = &mut self.flow_queues {
             queues.armed();
         }
-        self.is_drained
+        self.queue.is_drained
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         // A lost device is not read: no back-off ends.
-        self.flow_queues.as_ref().filter(|_| self.health.lost.is_none())?.table.next_deadline()
+        self.flow_queues
+            .as_ref()
+            .filter(|_| self.queue.health.lost.is_none())?
+            .table
+            .next_deadline()
     }
 
     fn lost(&self) -> Option<i32> {
-        self.health.lost
+        self.queue.health.lost
     }
 
     fn wake_fd(&self) -> Option<WakeFd> {
-        let queues = self.flow_queues.as_ref();
-        let fd = queues.map_or(self.file.as_raw_fd(), |q| q.wake_fd());
-        // With flow queues the epoll descriptor reports space.
-        let is_watched = queues.is_some_and(|q| q.is_steering());
-        let interest = match self.is_blocked && !is_watched {
-            true => Interest::ReadableOrWritable,
-            false => Interest::Readable,
-        };
-        Some(WakeFd { fd, interest })
+        let wake = self.queue.wake_fd();
+        Some(match &self.flow_queues {
+            // The epoll descriptor reports space.
+            Some(q) if q.is_steering() => WakeFd { fd: q.wake_fd(), interest: Interest::Readable },
+            Some(q) => WakeFd { fd: q.wake_fd(), ..wake },
+            None => wake,
+        })
     }
 
     fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
@@ -498,7 +419,7 @@ impl Device for Tap {
     }
 
     fn stats(&self) -> DeviceStats {
-        let mut stats = DeviceStats { link: self.link(), ..self.stats.clone() };
+        let mut stats = self.queue.stats();
         stats.path.push_str(self.joins.describe());
         stats.path.push_str(&self.queues_path);
         if let Some(queues) = &self.flow_queues {

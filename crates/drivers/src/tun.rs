@@ -12,22 +12,18 @@
 //! joined by the stack's calls for bursts only ([`Caps::udp_gso`]). Source: linux/if_tun.h,
 //! Documentation/networking/tuntap.rst.
 
-use std::fs::File;
 use std::io::{self, IoSliceMut, Read};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use fulmar_base::{Counters, DropReason, Instant};
 use fulmar_mbuf::Pool;
 use fulmar_netdev::plain_ip::{self, HEADER_BYTES};
-use fulmar_netdev::{
-    Burst, Caps, Device, DeviceStats, Interest, LinkState, Packet, Tally, TxReader, TxTime, Wake,
-    WakeFd, offload,
-};
+use fulmar_netdev::{Burst, Caps, Device, DeviceStats, Packet, Tally, WakeFd, offload};
 
 use crate::buffer_pair::{BufferPair, Scratch};
-use crate::health::Health;
 use crate::tap::attach::{attach, open_clone_device};
-use crate::tap::{MAX_IP_BYTES, MAX_SEGS, OFFLOADS, TSO, USO, control_socket, drop_frame};
+use crate::tap::drop_frame;
+use crate::tun_queue::{Attached, MAX_SEGS, Queue};
 use crate::{OpenError, sys, vnet};
 
 const FLAGS: libc::c_int = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
@@ -44,18 +40,9 @@ pub struct TunConfig {
 
 /// One queue of a TUN interface.
 pub struct Tun {
-    file: File,
-    name: String,
-    /// A socket in the interface's network namespace, for ioctls.
-    control: Option<OwnedFd>,
-    caps: Caps,
+    queue: Queue,
     pair: BufferPair,
     scratch: Scratch,
-    health: Health,
-    /// The last read found the queue empty.
-    is_drained: bool,
-    is_blocked: bool,
-    stats: DeviceStats,
 }
 
 impl Tun {
@@ -67,7 +54,7 @@ impl Tun {
     pub fn open(config: &TunConfig) -> Result<Tun, OpenError> {
         let file = open_clone_device()?;
         let name = attach(&file, &config.name, FLAGS)?;
-        Tun::set_up(file, name, control_socket(), config, 1)
+        Tun::set_up(Attached::here(file, name), config, 1)
     }
 
     /// Opens `queues` queues of one interface, each the device of one shard. The kernel sends a packet to the
@@ -85,8 +72,8 @@ impl Tun {
         for _ in 0..queues {
             let file = open_clone_device()?;
             name = attach(&file, &name, FLAGS | libc::IFF_MULTI_QUEUE)?;
-            let mut tun = Tun::set_up(file, name.clone(), control_socket(), config, queues)?;
-            tun.stats.path.push_str("; steered by the queue that sent last");
+            let mut tun = Tun::set_up(Attached::here(file, name.clone()), config, queues)?;
+            tun.queue.stats.path.push_str("; steered by the queue that sent last");
             tuns.push(tun);
         }
         Ok(tuns)
@@ -97,73 +84,26 @@ impl Tun {
     /// # Errors
     /// The descriptor is not a TUN with IFF_VNET_HDR and IFF_NO_PI.
     pub fn from_fd(fd: OwnedFd, config: &TunConfig) -> Result<Tun, OpenError> {
-        let advice = "attach it with IFF_TUN | IFF_NO_PI | IFF_VNET_HDR before handing it over";
-        let wrong = |e| OpenError::new("cannot use the descriptor as a TUN", e, advice);
-        let (name, flags) = sys::tun_interface(fd.as_fd()).map_err(wrong)?;
-        if flags & FLAGS != FLAGS {
-            return Err(wrong(io::Error::from_raw_os_error(libc::EINVAL)));
-        }
-        sys::set_nonblocking(fd.as_fd()).map_err(wrong)?;
-        // The interface may be in another network namespace, where it cannot be queried from here.
-        Tun::set_up(File::from(fd), name, None, config, 1)
+        Tun::set_up(Attached::by_another(fd, FLAGS, "TUN")?, config, 1)
     }
 
-    fn set_up(
-        file: File,
-        name: String,
-        control: Option<OwnedFd>,
-        config: &TunConfig,
-        queues: u16,
-    ) -> Result<Tun, OpenError> {
-        sys::tun_set_header(file.as_fd(), vnet::HEADER_BYTES as _).map_err(|e| {
-            let what = format!("cannot set the virtio-net header of {name}");
-            OpenError::new(what, e, "Linux 4.0 or newer is needed")
-        })?;
-        let accepted =
-            OFFLOADS.into_iter().find(|o| sys::tun_set_offload(file.as_fd(), *o).is_ok());
-        let offload = accepted.unwrap_or(0);
-        let kernel_mtu = control.as_ref().and_then(|c| sys::interface_mtu(c.as_fd(), &name).ok());
-        let caps = Caps {
-            tx_csum: true,
-            tso: Some(MAX_IP_BYTES),
-            udp_gso: offload & USO == USO,
-            rx_gro: offload & TSO != 0,
-            max_segs: MAX_SEGS,
-            queues,
-            tx_reader: TxReader::Kernel,
-            wake: Wake::Level,
-            // A packet is sent when it is written.
-            tx_time: TxTime::Coarse,
-            ..Caps::plain_ip(config.mtu.or(kernel_mtu).unwrap_or(1500))
-        };
-        Ok(Tun::over(file, name, control, caps))
+    fn set_up(attached: Attached, config: &TunConfig, queues: u16) -> Result<Tun, OpenError> {
+        Ok(Tun::over(Queue::set_up(attached, queues, config.mtu, Caps::plain_ip)?))
     }
 
-    /// A device over a descriptor that keeps the bounds of packets.
-    fn over(file: File, name: String, control: Option<OwnedFd>, caps: Caps) -> Tun {
-        let path = "one writev or readv per packet".to_owned();
-        Tun {
-            stats: DeviceStats { name: name.clone(), path, ..DeviceStats::default() },
-            file,
-            name,
-            control,
-            caps,
-            pair: BufferPair::default(),
-            scratch: Scratch::new(),
-            health: Health::default(),
-            is_drained: false,
-            is_blocked: false,
-        }
+    fn over(mut queue: Queue) -> Tun {
+        queue.stats.path = "one writev or readv per packet".to_owned();
+        Tun { queue, pair: BufferPair::default(), scratch: Scratch::new() }
     }
 
     /// The attached descriptor, for another process ([`Tun::from_fd`]).
     pub fn into_fd(self) -> OwnedFd {
-        self.file.into()
+        self.queue.file.into()
     }
 
     /// The name of the interface when it was opened.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.queue.name
     }
 
     /// Reads one packet. `None`: the queue is empty, or the interface is gone.
@@ -174,14 +114,14 @@ impl Tun {
         let (_, first) = small.split_at_mut_checked(HEADER_BYTES)?;
         let mut parts =
             [IoSliceMut::new(&mut header), IoSliceMut::new(first), IoSliceMut::new(large)];
-        match (&self.file).read_vectored(&mut parts) {
+        match (&self.queue.file).read_vectored(&mut parts) {
             Ok(bytes) => {
-                self.health.is_down = false;
+                self.queue.health.is_down = false;
                 Some(self.received(&header, bytes.checked_sub(vnet::HEADER_BYTES), pool))
             }
             Err(e) => {
-                self.health.on_read_error(e.raw_os_error().unwrap_or(0));
-                self.is_drained = true;
+                self.queue.health.on_read_error(e.raw_os_error().unwrap_or(0));
+                self.queue.is_drained = true;
                 None
             }
         }
@@ -217,60 +157,44 @@ impl Tun {
             *part = sys::Part::mbuf(m);
             used += 1;
         }
-        sys::write_parts(self.file.as_fd(), &parts[..used])
+        sys::write_parts(self.queue.file.as_fd(), &parts[..used])
     }
 
-    /// Sends or drops the first frame of the burst. False: it stays, and so do all others.
+    /// Sends or drops the first frame of the burst, or leaves it there: the queue is full then.
     fn send_one(
         &mut self,
         pool: &mut Pool,
         burst: &mut Burst,
         tally: &mut Tally,
         counters: &mut Counters,
-    ) -> bool {
-        let Some(p) = burst.pop_front() else { return false };
-        let checked = match self.health.lost {
+    ) {
+        let Some(p) = burst.pop_front() else { return };
+        let checked = match self.queue.health.lost {
             Some(_) => Err(DropReason::DeviceGone),
-            None => offload::check(&p, &self.caps).and_then(|()| plain_ip::check_sent(&p)),
+            None => offload::check(&p, &self.queue.caps).and_then(|()| plain_ip::check_sent(&p)),
         };
         if let Err(reason) = checked {
-            drop_frame(p, reason, pool, counters);
-            return true;
+            return drop_frame(p, reason, pool, counters);
         }
-        self.stats.tx_crossings += 1;
+        self.queue.stats.tx_crossings += 1;
         let Err(e) = self.write(&p) else {
             tally.add_plain_ip(&p);
-            pool.free(p.chain);
-            return true;
+            return pool.free(p.chain);
         };
-        match self.health.on_write_error(e.raw_os_error().unwrap_or(0)) {
-            Some(reason) => {
-                drop_frame(p, reason, pool, counters);
-                true
-            }
+        match self.queue.health.on_write_error(e.raw_os_error().unwrap_or(0)) {
+            Some(reason) => drop_frame(p, reason, pool, counters),
             None => {
-                self.stats.tx_refusals += 1;
+                self.queue.note_refusal();
                 // Never full: the frame was just taken from it.
                 let _ = burst.push_front(p);
-                false
             }
-        }
-    }
-
-    fn link(&self) -> LinkState {
-        let asked = self.control.as_ref().map(|c| sys::interface_is_running(c.as_fd(), &self.name));
-        match asked {
-            Some(Ok(true)) => LinkState::Up,
-            Some(Ok(false)) => LinkState::Down,
-            _ if self.health.is_down || self.health.lost.is_some() => LinkState::Down,
-            _ => LinkState::Up,
         }
     }
 }
 
 impl Device for Tun {
     fn caps(&self) -> &Caps {
-        &self.caps
+        &self.queue.caps
     }
 
     fn tx_burst(
@@ -282,13 +206,13 @@ impl Device for Tun {
     ) -> usize {
         let before = burst.len();
         let mut tally = Tally::default();
-        self.is_blocked = false;
-        while !burst.is_empty() && !self.is_blocked {
-            self.is_blocked = !self.send_one(pool, burst, &mut tally, counters);
+        self.queue.is_blocked = false;
+        while !burst.is_empty() && !self.queue.is_blocked {
+            self.send_one(pool, burst, &mut tally, counters);
         }
         // An accepted packet shows that the interface is up again.
-        self.health.is_down &= tally.frames == 0;
-        tally.sent(counters, &mut self.stats);
+        self.queue.health.is_down &= tally.frames == 0;
+        tally.sent(counters, &mut self.queue.stats);
         before - burst.len()
     }
 
@@ -301,12 +225,12 @@ impl Device for Tun {
         counters: &mut Counters,
     ) -> usize {
         let mut tally = Tally::default();
-        self.is_drained = false;
+        self.queue.is_drained = false;
         for _ in 0..budget.min(out.space()) {
-            if self.health.lost.is_some() {
+            if self.queue.health.lost.is_some() {
                 break;
             }
-            self.stats.rx_crossings += 1;
+            self.queue.stats.rx_crossings += 1;
             match self.read(pool) {
                 None => break,
                 Some(Err(reason)) => counters.drop_packet(reason),
@@ -317,29 +241,25 @@ impl Device for Tun {
                 }
             }
         }
-        tally.received(counters, &mut self.stats);
+        tally.received(counters, &mut self.queue.stats);
         tally.frames as usize
     }
 
     /// The descriptor is level-triggered: readable while a packet is queued.
     fn arm(&mut self) -> bool {
-        self.is_drained
+        self.queue.is_drained
     }
 
     fn lost(&self) -> Option<i32> {
-        self.health.lost
+        self.queue.health.lost
     }
 
     fn wake_fd(&self) -> Option<WakeFd> {
-        let interest = match self.is_blocked {
-            true => Interest::ReadableOrWritable,
-            false => Interest::Readable,
-        };
-        Some(WakeFd { fd: self.file.as_raw_fd(), interest })
+        Some(self.queue.wake_fd())
     }
 
     fn stats(&self) -> DeviceStats {
-        DeviceStats { link: self.link(), ..self.stats.clone() }
+        self.queue.stats()
     }
 }
 

@@ -6,7 +6,8 @@ use std::os::fd::AsFd;
 use fulmar_base::OwnerKey;
 
 use super::attach::{attach, open_clone_device};
-use super::{FLAGS, Tap, TapConfig, control_socket};
+use super::{FLAGS, Tap, TapConfig};
+use crate::tun_queue::Attached;
 use crate::{OpenError, steering, sys};
 
 impl Tap {
@@ -29,11 +30,11 @@ impl Tap {
         for _ in 0..queues {
             let file = open_clone_device()?;
             name = attach(&file, &name, FLAGS | libc::IFF_MULTI_QUEUE)?;
-            taps.push(Tap::set_up(file, name.clone(), control_socket(), config, queues)?);
+            taps.push(Tap::set_up(Attached::here(file, name.clone()), config, queues)?);
         }
         if let Some(tap) = taps.first() {
             // The program of an earlier owner may still be attached.
-            let _ = sys::tun_set_steering(tap.file.as_fd(), None);
+            let _ = sys::tun_set_steering(tap.queue.file.as_fd(), None);
         }
         let steered = match (config.steer, taps.first_mut()) {
             (true, Some(tap)) => tap.try_to_steer(queues),
@@ -63,6 +64,6 @@ impl Tap {
     /// Replaces the steering program by one with this key.
     pub(super) fn steer(&self, queues: u16, key: &OwnerKey) -> io::Result<()> {
         let program = sys::load_socket_program(&steering::program(queues, key))?;
-        sys::tun_set_steering(self.file.as_fd(), Some(program.as_fd()))
+        sys::tun_set_steering(self.queue.file.as_fd(), Some(program.as_fd()))
     }
 }

@@ -41,14 +41,14 @@ impl Tap {
         let [small, large] = self.pair.parts(&mut self.scratch);
         let mut parts =
             [IoSliceMut::new(&mut header), IoSliceMut::new(small), IoSliceMut::new(large)];
-        let bytes = match source.file(&self.file).read_vectored(&mut parts) {
+        let bytes = match source.file(&self.queue.file).read_vectored(&mut parts) {
             Ok(bytes) => bytes,
             Err(e) => {
-                self.health.on_read_error(e.raw_os_error().unwrap_or(0));
+                self.queue.health.on_read_error(e.raw_os_error().unwrap_or(0));
                 return None;
             }
         };
-        self.health.is_down = false;
+        self.queue.health.is_down = false;
         let frame_bytes = bytes.saturating_sub(vnet::HEADER_BYTES);
         if frame_bytes < ETHER_BYTES {
             return Some(Err(DropReason::Truncated));
@@ -73,18 +73,18 @@ impl Tap {
         let mut header = [0; vnet::HEADER_BYTES];
         let [head, a, b, rest] = self.placer.parts(prediction, &mut self.pair)?;
         let mut parts = [&mut header, head, a, b, rest].map(IoSliceMut::new);
-        let bytes = match source.file(&self.file).read_vectored(&mut parts) {
+        let bytes = match source.file(&self.queue.file).read_vectored(&mut parts) {
             Ok(bytes) => bytes.saturating_sub(vnet::HEADER_BYTES),
             Err(e) => {
                 let errno = e.raw_os_error().unwrap_or(0);
                 if errno != libc::EAGAIN {
                     self.placer.discard(prediction);
                 }
-                self.health.on_read_error(errno);
+                self.queue.health.on_read_error(errno);
                 return None;
             }
         };
-        self.health.is_down = false;
+        self.queue.health.is_down = false;
         Some(self.placer.packet(prediction, &header, bytes, &mut self.pair, pool))
     }
 
@@ -106,7 +106,7 @@ impl Tap {
         mut keep: impl FnMut(Result<Packet, DropReason>),
     ) -> (usize, bool) {
         let Some(frame) = self.read(Source::Main, pool) else {
-            self.is_drained = true;
+            self.queue.is_drained = true;
             return (0, true);
         };
         let short = frame.as_ref().is_ok_and(|p| vector::is_short(p.chain.len()));
@@ -125,11 +125,11 @@ impl Tap {
         let Some(vector) = &mut self.vector else { return (0, true) };
         let came = vector.receive(ask, pool, keep);
         if came.frames > 0 {
-            self.health.is_down = false;
+            self.queue.health.is_down = false;
         }
         if let Some(errno) = came.errno {
-            self.is_drained = true;
-            self.health.on_read_error(errno);
+            self.queue.is_drained = true;
+            self.queue.health.on_read_error(errno);
         }
         (came.frames, came.all_short)
     }
@@ -146,16 +146,16 @@ impl Tap {
         let left = budget.min(out.space());
         let mut taking =
             Taking { pool, out, counters, tally: Tally::default(), left, from_main: 0 };
-        self.is_drained = false;
+        self.queue.is_drained = false;
         if self.flow_queues.as_ref().is_some_and(|q| q.table.is_in_use()) {
             self.take_from_all(now, &mut taking);
         } else {
             self.take_from_main(&mut taking);
         }
         let Taking { tally, counters, from_main, .. } = taking;
-        tally.received(counters, &mut self.stats);
+        tally.received(counters, &mut self.queue.stats);
         let outcome = self.placer.take_outcome();
-        outcome.count(counters, &mut self.stats);
+        outcome.count(counters, &mut self.queue.stats);
         self.steer_flows(now, outcome, from_main);
         tally.frames as usize
     }
@@ -163,8 +163,12 @@ impl Tap {
     /// Reads the main queue.
     fn take_from_main(&mut self, taking: &mut Taking<'_>) -> ReadEnd {
         let (mut run, mut all_short, mut is_full) = (0, true, false);
-        while !is_full && taking.left > 0 && self.health.lost.is_none() && !self.is_drained {
-            self.stats.rx_crossings += 1;
+        while !is_full
+            && taking.left > 0
+            && self.queue.health.lost.is_none()
+            && !self.queue.is_drained
+        {
+            self.queue.stats.rx_crossings += 1;
             let ask = if all_short { self.ask(run, taking.left) } else { 0 };
             let (pool, keep) = taking.split();
             let (came, short) = match ask {
@@ -181,7 +185,7 @@ impl Tap {
         taking.from_main += run;
         match is_full {
             true => ReadEnd::BufferFull,
-            false if self.is_drained => ReadEnd::Empty,
+            false if self.queue.is_drained => ReadEnd::Empty,
             false => ReadEnd::Limit,
         }
     }
@@ -193,7 +197,7 @@ impl Tap {
         let all_empty =
             read_round_robin(&mut AllQueues { tap: self, queues: &mut queues, taking, now });
         self.flow_queues = Some(queues);
-        self.is_drained = all_empty;
+        self.queue.is_drained = all_empty;
     }
 
     /// Assigns a queue to a flow if flows are interleaved, and reclaims idle queues.
@@ -223,11 +227,11 @@ impl Tap {
         let Some(flow) = self.placer.find_unplaced(|flow| !queues.table.has(flow)) else {
             return queues.table.reset_demand();
         };
-        if queues.give(&flow, self.file.as_fd()) {
+        if queues.give(&flow, self.queue.file.as_fd()) {
             self.placer.exclude_from_prediction(&flow);
-            self.stats.flows_steered += 1;
+            self.queue.stats.flows_steered += 1;
         }
-        queues.watch_for_space(self.file.as_fd(), self.is_blocked);
+        queues.watch_for_space(self.queue.file.as_fd(), self.queue.is_blocked);
     }
 }
 
@@ -271,7 +275,7 @@ impl AllQueues<'_, '_> {
     fn take_one(&mut self, queue: usize, flow: FlowKey) -> OneRead {
         let AllQueues { tap, queues, taking, now } = self;
         let Some(file) = queues.file(queue) else { return OneRead::Empty };
-        tap.stats.rx_crossings += 1;
+        tap.queue.stats.rx_crossings += 1;
         let (pool, mut keep) = taking.split();
         let Some(frame) = tap.read(Source::Of(file, flow), pool) else { return OneRead::Empty };
         let bytes = frame.as_ref().map_or(0, |p| p.chain.len());
@@ -292,7 +296,7 @@ impl Queues for AllQueues<'_, '_> {
     }
 
     fn take_main(&mut self) -> ReadEnd {
-        self.tap.is_drained = false;
+        self.tap.queue.is_drained = false;
         let before = self.taking.from_main;
         let end = self.tap.take_from_main(self.taking);
         self.queues.on_main_read(self.taking.from_main - before, end);
@@ -308,7 +312,7 @@ impl Queues for AllQueues<'_, '_> {
         let Some(flow) = self.queues.table.flow(queue) else { return ReadEnd::Empty };
         self.tap.placer.set_dedicated(true);
         let mut end = ReadEnd::Limit;
-        while self.taking.left > 0 && self.tap.health.lost.is_none() {
+        while self.taking.left > 0 && self.tap.queue.health.lost.is_none() {
             let read = self.take_one(queue, flow);
             let is_full = self.tap.placer.take_full();
             end = match read {

@@ -8,6 +8,9 @@ use fulmar_wire::eth;
 use proptest::prelude::*;
 
 use super::*;
+use crate::tun_queue::MAX_IP_BYTES;
+use fulmar_netdev::Interest;
+use std::fs::File;
 
 /// The driver, and the other end of its descriptor.
 struct Rig {
@@ -31,8 +34,9 @@ impl Rig {
             ..Caps::plain_ip(1500)
         };
         let file = File::from(OwnedFd::from(ours));
+        let attached = Attached { file, name: "test".to_owned(), control: None };
         Rig {
-            tun: Tun::over(file, "test".to_owned(), None, caps),
+            tun: Tun::over(Queue::over(attached, caps)),
             kernel,
             pool: Pool::new(PoolConfig::with_budget(8 << 20)).unwrap(),
             burst: Burst::with_capacity(64),
@@ -213,7 +217,7 @@ fn frames_stay_unchanged_in_the_burst_while_the_queue_is_full() {
 #[test]
 fn a_descriptor_that_ends_is_lost_and_frames_are_dropped() {
     let mut rig = Rig::new();
-    rig.tun.file = File::open("/").unwrap();
+    rig.tun.queue.file = File::open("/").unwrap();
     assert_eq!((rig.poll(), rig.tun.lost()), (0, Some(libc::EISDIR)));
     let p = rig.frame(eth::IPV4, &[&packet_v4(40)]);
     assert_eq!(rig.send(p), None);

@@ -19,7 +19,7 @@ const LEN: usize = 8 << 20;
 /// Gives the kernel's end its addresses.
 fn set_up() {
     ip(&format!("addr add {KERNEL}/24 dev fulmar0"));
-    ip(&format!("addr add {KERNEL6}/64 dev fulmar0"));
+    ip(&format!("addr add {KERNEL6}/64 dev fulmar0 nodad"));
     ip("link set fulmar0 up");
 }
 
