@@ -254,10 +254,17 @@ impl StackArgs {
         if let Some(defaults) = opened.defaults {
             return Ok(defaults.map(|(address, prefix_len)| Cidr { address, prefix_len }).to_vec());
         }
-        Err(Failure::new(
-            "the stack needs an address on this network; give it one that nobody else has, \
-             such as --addr 192.0.2.9/24",
-        ))
+        // The other end of an interface that was made just now is as bare as this one.
+        Err(Failure::new(match &opened.new_tap {
+            Some(_) => {
+                "a new interface has no addresses; give the stack one, and the kernel's end another of the \
+                 same network: --addr 10.88.0.2/24 --peer-addr 10.88.0.1/24 (the kernel is 10.88.0.1 then)"
+            }
+            None => {
+                "the stack needs an address on this network; give it one that nobody else has, \
+                 such as --addr 192.0.2.9/24"
+            }
+        }))
     }
 
     /// The kernel's end of a TAP or TUN: what the user asked for; if it is ours, something that
@@ -360,25 +367,11 @@ const RETRY: Duration = Duration::from_millis(10);
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct TcpArgs {
     /// Congestion control: cubic, reno, bbr or dctcp [default: cubic]
-    #[arg(long, value_name = "NAME", value_parser = congestion)]
+    #[arg(long, value_name = "NAME")]
     congestion: Option<CongestionControl>,
     /// Explicit congestion notification: off, accept (if the peer asks) or ask [default: accept]
-    #[arg(long, value_name = "POLICY", value_parser = ecn)]
+    #[arg(long, value_name = "POLICY")]
     ecn: Option<EcnPolicy>,
-}
-
-fn ecn(name: &str) -> Result<EcnPolicy, String> {
-    EcnPolicy::from_name(name).ok_or_else(|| {
-        let known: Vec<_> = EcnPolicy::ALL.iter().map(|p| p.name()).collect();
-        format!("unknown; there are {}", known.join(", "))
-    })
-}
-
-fn congestion(name: &str) -> Result<CongestionControl, String> {
-    CongestionControl::from_name(name).ok_or_else(|| {
-        let known: Vec<_> = CongestionControl::ALL.iter().map(|c| c.name()).collect();
-        format!("unknown; there are {}", known.join(", "))
-    })
 }
 
 /// A running stack and the end of it.

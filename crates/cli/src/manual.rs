@@ -36,33 +36,113 @@ pub fn completions(args: &CompletionArgs, mut command: clap::Command) -> Outcome
 /// Writes the man pages of commands.
 pub fn man<const N: usize>(args: &ManArgs, commands: [clap::Command; N]) -> Outcome<ExitCode> {
     let directory = &args.directory;
+    let commands = commands.map(described);
+    let pages: Vec<Page> = commands.iter().cloned().flat_map(pages_of).collect();
     let written = std::fs::create_dir_all(directory).and_then(|()| {
         commands.into_iter().try_for_each(|c| clap_mangen::generate_to(c, directory))?;
-        std::fs::read_dir(directory)?.try_for_each(|entry| {
-            let path = entry?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let is_ours = name.starts_with("fulmar") || name.starts_with("pasta");
-            if !(is_ours && name.ends_with(".1")) {
-                return Ok(());
-            }
-            std::fs::write(&path, with_examples(&std::fs::read_to_string(&path)?))
+        pages.iter().try_for_each(|page| {
+            let path = directory.join(format!("{}.1", page.name));
+            std::fs::write(&path, page.complete(&std::fs::read_to_string(&path)?, &pages))
         })
     });
     written.map_err(|e| Failure::file("cannot write the man pages to", directory, &e))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The page with what follows the options as lines of their own, under a name that man-pages(7) knows.
-fn with_examples(page: &str) -> String {
+/// The command with the descriptions of all options: `-h` leaves some out, a page does not.
+fn described(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| arg.hide_short_help(false)).mut_subcommands(described)
+}
+
+/// What a page needs to know of its command.
+struct Page {
+    /// `fulmar-ping`.
+    name: String,
+    /// `fulmar ping [OPTIONS] [HOST]`, a line for each form.
+    usage: String,
+}
+
+impl Page {
+    fn of(name: String, command: &mut clap::Command) -> Page {
+        let usage = command.render_usage().to_string();
+        let lines = usage.trim_start_matches("Usage:").lines().map(str::trim);
+        Page { name, usage: lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n") }
+    }
+
+    /// The page with the sections that man-pages(7) knows.
+    fn complete(&self, page: &str, all: &[Page]) -> String {
+        let (page, status) = with_examples(&with_synopsis(page, &self.usage));
+        let others = all.iter().map(|p| p.name.as_str()).filter(|name| *name != self.name);
+        let others: Vec<_> =
+            others.map(|name| format!(".BR {} (1)", name.replace('-', "\\-"))).collect();
+        let after = format!(
+            ".SH \"EXIT STATUS\"\n{}\n.SH \"SEE ALSO\"\n{}\n",
+            status.as_deref().unwrap_or(EXIT_STATUS),
+            others.join(",\n")
+        );
+        match page.split_once(".SH VERSION\n") {
+            Some((before, version)) => format!("{before}{after}.SH VERSION\n{version}"),
+            None => page + &after,
+        }
+    }
+}
+
+/// The exit status of a command whose help says nothing of it.
+const EXIT_STATUS: &str = "0: done. 2: an error, also of the options. \
+                           128 and the number of a signal: ended by that signal.";
+
+/// The pages of a command and of its subcommands.
+fn pages_of(mut command: clap::Command) -> Vec<Page> {
+    command.build();
+    let name = command.get_name().to_owned();
+    let mut pages = vec![Page::of(name.clone(), &mut command)];
+    let shown = |c: &&mut clap::Command| !c.is_hide_set() && c.get_name() != "help";
+    pages.extend(command.get_subcommands_mut().filter(shown).map(|c| {
+        let name = format!("{name}-{}", c.get_name());
+        Page::of(name, c)
+    }));
+    pages
+}
+
+/// The page with the usage of the help as its synopsis, not every option without its value.
+fn with_synopsis(page: &str, usage: &str) -> String {
+    const SYNOPSIS: &str = ".SH SYNOPSIS\n";
+    let Some((before, after)) = page.split_once(SYNOPSIS) else { return page.to_owned() };
+    let rest = after.find(".SH ").map_or("", |at| &after[at..]);
+    format!("{before}{SYNOPSIS}.nf\n{}\n.fi\n{rest}", usage.replace('-', "\\-"))
+}
+
+/// The page with what follows the options as lines of their own, under a name that man-pages(7) knows; and what
+/// that says of the exit status.
+fn with_examples(page: &str) -> (String, Option<String>) {
     const EXTRA: &str = ".SH EXTRA\n";
-    let Some((before, after)) = page.split_once(EXTRA) else { return page.to_owned() };
+    let Some((before, after)) = page.split_once(EXTRA) else { return (page.to_owned(), None) };
     let end = after.find("\n.SH ").map_or(after.len(), |at| at + 1);
     let (body, rest) = after.split_at(end);
-    let (title, body) = match body.split_once(":\n") {
-        Some(("Examples" | "Example", lines)) => ("EXAMPLES", lines),
-        _ => ("NOTES", body),
+    let (body, status) = without_status(body);
+    let mut sections = String::new();
+    // Examples may stand behind other paragraphs.
+    let (notes, examples) = match body.find("Examples:\n").or_else(|| body.find("Example:\n")) {
+        Some(at) => (&body[..at], body[at..].split_once('\n').unwrap_or_default().1),
+        None => (body.as_str(), ""),
     };
-    format!("{before}.SH {title}\n.nf\n{}\n.fi\n{rest}", body.trim_end_matches('\n'))
+    let (examples, remarks) = examples.split_once("\n\n").unwrap_or((examples, ""));
+    for (title, text) in [("NOTES", notes), ("EXAMPLES", examples), ("NOTES", remarks)] {
+        let text = text.trim_matches('\n');
+        if !text.is_empty() {
+            sections += &format!(".SH {title}\n.nf\n{text}\n.fi\n");
+        }
+    }
+    (format!("{before}{sections}{rest}"), status)
+}
+
+/// The text without the paragraph, or the end of it, that begins with *Exit status:*, and that.
+fn without_status(text: &str) -> (String, Option<String>) {
+    const STATUS: &str = "Exit status: ";
+    let Some(at) = text.find(STATUS) else { return (text.to_owned(), None) };
+    let end = text[at..].find("\n\n").map_or(text.len(), |n| at + n);
+    let status = text[at + STATUS.len()..end].trim_end().to_owned();
+    (format!("{}{}", &text[..at], &text[end..]), Some(status))
 }
 
 #[cfg(test)]
@@ -73,7 +153,25 @@ mod tests {
     fn examples_keep_their_lines() {
         let page = ".TH x\n.SH EXTRA\nExamples:\n  a  b\n  c\n.SH VERSION\nv1\n";
         let wanted = ".TH x\n.SH EXAMPLES\n.nf\n  a  b\n  c\n.fi\n.SH VERSION\nv1\n";
-        assert_eq!(with_examples(page), wanted);
-        assert_eq!(with_examples(".TH x\n"), ".TH x\n");
+        assert_eq!(with_examples(page), (wanted.to_owned(), None));
+        assert_eq!(with_examples(".TH x\n"), (".TH x\n".to_owned(), None));
+    }
+
+    #[test]
+    fn a_page_has_a_short_synopsis_an_exit_status_and_the_other_pages() {
+        let text = ".SH SYNOPSIS\n[\\-\\-count]\n.SH OPTIONS\no\n.SH EXTRA\nExit status: 0 or\n1.\n\nExample:\n  a\n";
+        let page = |name: &str| Page { name: name.to_owned(), usage: "x y [OPTIONS]".to_owned() };
+        let wanted = ".SH SYNOPSIS\n.nf\nx y [OPTIONS]\n.fi\n.SH OPTIONS\no\n.SH EXAMPLES\n.nf\n  a\n.fi\n\
+                      .SH \"EXIT STATUS\"\n0 or\n1.\n.SH \"SEE ALSO\"\n.BR x (1),\n.BR x\\-z (1)\n";
+        assert_eq!(page("x-y").complete(text, &[page("x"), page("x-y"), page("x-z")]), wanted);
+    }
+
+    #[test]
+    fn every_option_is_described_on_its_page() {
+        let option = clap::Arg::new("mtu").long("mtu").help("The MTU").hide_short_help(true);
+        let mut page = Vec::new();
+        let command = described(clap::Command::new("x").arg(option));
+        clap_mangen::Man::new(command).render(&mut page).unwrap();
+        assert!(String::from_utf8(page).unwrap().contains("The MTU"));
     }
 }

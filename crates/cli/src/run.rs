@@ -36,8 +36,10 @@ from --deny and --no-network. Rules of every run: ~/.config/fulmar/run.rules, wi
 The program does not reach the host itself. Where it is to:
 `fulmar gateway --config-net --map-host-loopback ADDRESS -- PROGRAM`.
 
-The program has the same user, files and terminal; its exit status is that of the command. Statuses of
-the command itself: 2 (an option or a rule), 125 (no network), 126 (not executable), 127 (no such program).")]
+The program has the same user, files and terminal.
+
+Exit status: that of the program. Of the command itself: 2 (an option or a rule), 125 (no network), 126 (not
+executable), 127 (no such program).")]
 pub struct Args {
     /// TCP ports that lead into the namespace: [ADDRESS/]FIRST[-LAST][:TO]
     #[arg(short, long, value_name = "PORTS")]

@@ -105,7 +105,7 @@ pub use fulmar_socket as socket_steps;
 pub use fulmar_socket::Ready;
 pub use fulmar_tcp::{
     Config as TcpConfig, CongestionControl, EcnPolicy, Info as TcpInfo, Keepalive, MtuProbing,
-    PathModel, SendTimes, State as TcpState,
+    PathModel, SendTimes, State as TcpState, UnknownCongestionControl, UnknownEcnPolicy,
 };
 pub use fulmar_udp::{BindOptions as UdpBindOptions, Plpmtud, PlpmtudState};
 pub use listener::TcpListener;

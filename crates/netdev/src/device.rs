@@ -186,6 +186,9 @@ pub struct DeviceStats {
     pub place_miss_bytes: u64,
     /// Assignments of a dedicated queue to a flow.
     pub flows_steered: u64,
+    /// Sent frames that the device holds back for now, as [`Impaired`](crate::impaired::Impaired) does for a delay. The end
+    /// of a stack waits until there is none.
+    pub tx_held: u64,
 }
 
 impl DeviceStats {
@@ -205,6 +208,7 @@ impl DeviceStats {
         self.placed_bytes += other.placed_bytes;
         self.place_miss_bytes += other.place_miss_bytes;
         self.flows_steered += other.flows_steered;
+        self.tx_held += other.tx_held;
     }
 }
 

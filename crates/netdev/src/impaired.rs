@@ -140,7 +140,9 @@ impl<D: Device> Device for Impaired<D> {
 
     fn stats(&self) -> DeviceStats {
         let stats = self.inner.stats();
-        DeviceStats { name: format!("impaired({})", stats.name), ..stats }
+        let name = format!("impaired({})", stats.name);
+        let held = self.tx.held_frames().saturating_add(self.tx_ready.len()) as u64;
+        DeviceStats { name, tx_held: stats.tx_held.saturating_add(held), ..stats }
     }
 }
 

@@ -372,10 +372,28 @@ controllers! {
     Dctcp, "dctcp", dctcp::Dctcp;
 }
 
-impl CongestionControl {
-    /// The algorithm of a name ([`CongestionControl::name`]).
-    pub fn from_name(name: &str) -> Option<CongestionControl> {
-        CongestionControl::ALL.iter().copied().find(|c| c.name() == name)
+/// No algorithm has this name. The sentence lists those that there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnknownCongestionControl;
+
+impl core::error::Error for UnknownCongestionControl {}
+
+impl core::fmt::Display for UnknownCongestionControl {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("unknown; there are")?;
+        let mut names = CongestionControl::ALL.iter().map(|c| c.name());
+        names.next().into_iter().try_for_each(|first| write!(f, " {first}"))?;
+        names.try_for_each(|name| write!(f, ", {name}"))
+    }
+}
+
+impl core::str::FromStr for CongestionControl {
+    type Err = UnknownCongestionControl;
+
+    /// The algorithm of a name ([`CongestionControl::name`]), which is Linux's for TCP_CONGESTION.
+    fn from_str(name: &str) -> Result<CongestionControl, UnknownCongestionControl> {
+        let found = CongestionControl::ALL.iter().copied().find(|c| c.name() == name);
+        found.ok_or(UnknownCongestionControl)
     }
 }
 
@@ -435,10 +453,11 @@ mod tests {
     #[test]
     fn every_name_finds_its_algorithm() {
         for c in CongestionControl::ALL {
-            assert_eq!(CongestionControl::from_name(c.name()), Some(*c));
+            assert_eq!(c.name().parse(), Ok(*c));
             assert_eq!(Congestion::new(*c, 1448, 10).which(), *c);
         }
-        assert_eq!(CongestionControl::from_name("vegas"), None);
+        let unknown = "vegas".parse::<CongestionControl>().unwrap_err();
+        assert_eq!(unknown.to_string(), "unknown; there are cubic, reno, bbr, dctcp");
     }
 
     #[test]

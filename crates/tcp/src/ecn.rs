@@ -68,10 +68,25 @@ impl EcnPolicy {
             EcnPolicy::Ask => "ask",
         }
     }
+}
 
-    /// The policy of a name.
-    pub fn from_name(name: &str) -> Option<EcnPolicy> {
-        EcnPolicy::ALL.iter().copied().find(|p| p.name() == name)
+/// No policy has this name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnknownEcnPolicy;
+
+impl core::error::Error for UnknownEcnPolicy {}
+
+impl core::fmt::Display for UnknownEcnPolicy {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("unknown; there are off, accept, ask")
+    }
+}
+
+impl core::str::FromStr for EcnPolicy {
+    type Err = UnknownEcnPolicy;
+
+    fn from_str(name: &str) -> Result<EcnPolicy, UnknownEcnPolicy> {
+        EcnPolicy::ALL.iter().copied().find(|p| p.name() == name).ok_or(UnknownEcnPolicy)
     }
 }
 

@@ -64,7 +64,7 @@ mod user;
 mod window;
 
 pub use config::Config;
-pub use congestion::{CongestionControl, PathModel};
+pub use congestion::{CongestionControl, PathModel, UnknownCongestionControl};
 pub use contract::{
     ConnError, EcnField, Emit, EmitError, Env, Events, HEADROOM, IcmpError, PathInfo, SegmentOut,
     Sent, State, Syn, WindowBudget,
@@ -72,7 +72,7 @@ pub use contract::{
 pub use cookie::{
     COOKIE_LIFETIME, CookieHashes, CookieInput, CookieVerdict, check_cookie, cookie_syn_ack,
 };
-pub use ecn::{EcnMode, EcnPolicy};
+pub use ecn::{EcnMode, EcnPolicy, UnknownEcnPolicy};
 pub use fast_open::{FastOpenReport, FastOpenSyn, FastOpenVerdict};
 pub use info::Info;
 pub use keepalive::Keepalive;

@@ -239,7 +239,7 @@ impl Options {
             libc::TCP_CONGESTION => {
                 let name = std::str::from_utf8(value).map_err(|_| libc::ENOENT)?;
                 let name = name.trim_end_matches('\0');
-                self.congestion = Some(CongestionControl::from_name(name).ok_or(libc::ENOENT)?);
+                self.congestion = Some(name.parse().map_err(|_| libc::ENOENT)?);
             }
             _ => return Err(libc::ENOPROTOOPT),
         }

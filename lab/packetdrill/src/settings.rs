@@ -9,7 +9,7 @@ use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
 use fulmar_route::{Prefix, Route};
 use fulmar_shard::{StackConfig, SynCookies};
-use fulmar_tcp::{CongestionControl, EcnPolicy, Keepalive, MtuProbing};
+use fulmar_tcp::{EcnPolicy, Keepalive, MtuProbing};
 
 /// The file of settings: a line `name=value` for each sysctl, in the order of the calls.
 pub const SETTINGS_ENV: &str = "FULMAR_PACKETDRILL_SYSCTLS";
@@ -141,8 +141,7 @@ impl Settings {
             tcp.sack = self.number(name).map_or(tcp.sack, |n| n != 0);
         }
         let congestion = self.text("net.ipv4.tcp_congestion_control");
-        tcp.congestion =
-            congestion.and_then(CongestionControl::from_name).unwrap_or(tcp.congestion);
+        tcp.congestion = congestion.and_then(|name| name.parse().ok()).unwrap_or(tcp.congestion);
         // What else Linux has there, fulmar has not.
         if self.number("net.ipv4.tcp_ecn") == Some(3) {
             tcp.ecn = EcnPolicy::Ask;
@@ -198,7 +197,7 @@ mod tests {
         let settings = Settings::parse(text);
         let tcp = settings.stack_config().tcp;
         assert_eq!((tcp.sack, tcp.recv_buffer_bytes), (false, 540_000));
-        assert_eq!(tcp.congestion, CongestionControl::NewReno);
+        assert_eq!(tcp.congestion, fulmar_tcp::CongestionControl::NewReno);
         assert_eq!((tcp.window_scale(), settings.dialect()), (8, Dialect::Linux));
     }
 

@@ -227,7 +227,8 @@ impl Topology {
         let wire = Mutex::new(Wire::new(near_devices, far_devices)?);
         let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control")?;
         let is_known = |name: &str| known.split_whitespace().any(|k| k == name);
-        let fulmars = ["cubic", "bbr"].into_iter().filter_map(CongestionControl::from_name);
+        let fulmars =
+            ["cubic", "bbr"].into_iter().filter_map(|name| name.parse::<CongestionControl>().ok());
         let linux = ["cubic", "bbr"].into_iter().filter(|name| is_known(name));
         let senders = fulmars.map(Sender::Fulmar).chain(linux.map(Sender::Linux)).collect();
         let has_accurate_ecn = far.set_ecn(Ecn::Accurate).is_ok();

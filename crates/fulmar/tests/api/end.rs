@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::thread;
 use std::time::Duration;
 
+use fulmar::devices::impair::Impairments;
 use fulmar::{Stack, TcpListener, TcpStream};
 
 use crate::support::pipe::Pipe;
@@ -47,6 +48,21 @@ fn everything_accepted_is_delivered_over_a_slow_device_too() {
         drop(a);
         assert!(reader.join().unwrap() == pattern(0, 3 << 20));
         drop(b);
+    });
+}
+
+#[test]
+fn a_reset_at_the_end_leaves_a_device_that_holds_frames_back() {
+    within(|| {
+        let (d, e) = fulmar::devices::link_pair().unwrap();
+        let late = Impairments { delay: Duration::from_millis(30), ..Impairments::default() };
+        let d = fulmar::devices::impaired(d, 1, &late, &Impairments::default());
+        let (a, b) = (stack(1, d, |s| s), stack(2, e, |s| s));
+        let (c, mut s) = connection(&a, &b, 80);
+        c.set_linger(Some(Duration::ZERO)).unwrap();
+        drop((c, a));
+        let gone = s.read(&mut [0]).unwrap_err();
+        assert_eq!(gone.kind(), std::io::ErrorKind::ConnectionReset);
     });
 }
 

@@ -189,14 +189,16 @@ impl<P: Probe> Host<P> {
         Ok(done?.is_some())
     }
 
-    /// Waits until everything that was accepted for sending is acknowledged. True if it is.
+    /// Waits until everything that was accepted for sending is acknowledged, and for the whole stack until the device
+    /// holds back no frame: a reset is not acknowledged. True if so.
     pub fn drain(&self, socket: Option<SlotId>, limit: Duration) -> bool {
         self.in_destructor(|| self.try_drain(socket, limit).unwrap_or(false))
     }
 
     fn try_drain(&self, socket: Option<SlotId>, limit: Duration) -> Result<bool, SocketError> {
         let drained = |shard: &mut WatchedShard<P>, _| {
-            let is_drained = shard.is_drained(socket);
+            let is_drained = shard.is_drained(socket)
+                && (socket.is_some() || shard.device().stats().tx_held == 0);
             Ok(if is_drained || shard.down().is_some() {
                 Step::Done(is_drained)
             } else {
