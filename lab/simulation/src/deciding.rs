@@ -130,9 +130,16 @@ impl Scenario {
         }
     }
 
-    /// The longest time for which the programs of listeners keep an opener waiting.
+    /// The longest time for which the programs of listeners keep an opener waiting. The SYNs of openers that
+    /// began at the same instant are repeated at the same instants, at last once per RTO of the most, and each
+    /// time as many are taken as may be pending.
     pub(super) fn decisions(&self) -> Duration {
-        let longest = |p: &DecidePlan| p.thinks * 4 + MS * 20_000 * (p.drops + 1);
+        let max_rto = self.stations.iter().map(|s| s.tcp.max_rto).max().unwrap_or_default();
+        let longest = |p: &DecidePlan| {
+            let at_once = p.limits.backlog.min(p.limits.per_source).max(1);
+            let rounds = self.flows.len() / at_once;
+            p.thinks * 4 + MS * 20_000 * (p.drops + 1) + max_rto * rounds as u32
+        };
         self.swarm.decides.iter().flatten().map(longest).max().unwrap_or_default()
     }
 }

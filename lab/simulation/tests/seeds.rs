@@ -215,3 +215,8 @@ fn the_syn_of_an_early_end_whose_reset_was_lost_opens_again() {
 fn a_late_syn_with_data_after_a_syn_cookie_opens_a_second_connection() {
     holds(before(Feature::Pending, 1795553425354115));
 }
+
+#[test]
+fn syns_repeated_together_are_taken_a_few_at_a_time_where_few_may_be_pending() {
+    holds(Case::swarm(1795558821063269));
+}
