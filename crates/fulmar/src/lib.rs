@@ -85,6 +85,7 @@ pub use framed::{Body, BodyBuffers, Frame, FrameParser, Framed};
 /// Time, counters and drop reasons. Its `Instant` counts nanoseconds of the stack's clock and is not that of
 /// `std::time`; its `Duration` is.
 pub use fulmar_base as base;
+pub use fulmar_base::MtuDiscovery;
 /// An ICMP error to send about what was received.
 pub use fulmar_ip::SentError as IcmpError;
 pub use fulmar_ip::{IfAddr, MemoryHook, NeighbourState, NextHop, ParsePrefixError, Prefix, Route};

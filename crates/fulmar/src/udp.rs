@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar_base::Stage;
+use fulmar_base::{MtuDiscovery, Stage};
 use fulmar_ip::{InvokingPacket, SentError};
 use fulmar_runtime::{LockedShard, Request};
 use fulmar_shard::TakenDatagram;
@@ -86,7 +86,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// `EMSGSIZE` above 65,507 bytes (IPv6: 65,527), or above what fits a packet after
-    /// [`UdpSocket::set_dont_fragment`]; `NetworkUnreachable`; the pending ICMP error of an
+    /// [`UdpSocket::set_mtu_discovery`]; `NetworkUnreachable`; the pending ICMP error of an
     /// earlier datagram.
     pub fn send_to(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
         let to = addr.to_socket_addrs()?.next().ok_or(io::ErrorKind::InvalidInput)?;
@@ -269,21 +269,21 @@ impl UdpSocket {
         self.with_udp(|u| u32::from(u.ttl.unwrap_or(64)))
     }
 
-    /// Forbids fragmentation: a datagram larger than the path MTU fails with `EMSGSIZE`, and IPv4 packets have
-    /// DF. Default: off, such datagrams are fragmented.
+    /// IP_MTU_DISCOVER: what becomes of datagrams that exceed the path MTU. Default: they are fragmented; else
+    /// sending one fails with `EMSGSIZE`.
     ///
     /// # Errors
     /// The socket is gone.
-    pub fn set_dont_fragment(&self, on: bool) -> io::Result<()> {
-        self.with_udp(|u| u.dont_fragment = on)
+    pub fn set_mtu_discovery(&self, discovery: MtuDiscovery) -> io::Result<()> {
+        self.with_udp(|u| u.mtu_discovery = discovery)
     }
 
-    /// Whether datagrams must not be fragmented.
+    /// Path MTU discovery of the socket.
     ///
     /// # Errors
     /// The socket is gone.
-    pub fn dont_fragment(&self) -> io::Result<bool> {
-        self.with_udp(|u| u.dont_fragment)
+    pub fn mtu_discovery(&self) -> io::Result<MtuDiscovery> {
+        self.with_udp(|u| u.mtu_discovery)
     }
 
     /// UDP_GRO: receives the datagrams of a super-frame as one message;

@@ -172,6 +172,7 @@ impl Ip {
             mtu: path.limits.tcp.mtu,
             datagram_mtu: path.limits.datagrams.mtu,
             route_mtu: path.route_mtu,
+            link_mtu: path.limits.link_mtu,
             generation: self.generation(),
             is_local: path.delivery == Delivery::Local,
             is_broadcast: path.is_broadcast,
@@ -367,7 +368,7 @@ impl Ip {
         Some(Path {
             delivery: Delivery::Neighbour(hop.via.unwrap_or(dst)),
             src: hop.src,
-            limits: self.path_mtus.limits(dst, mtu),
+            limits: self.path_mtus.limits(dst, mtu, self.config.mtu),
             route_mtu: mtu,
             is_broadcast: false,
             is_multipath,

@@ -3,7 +3,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{Counter, Counters, DropReason, Instant, IpVersion, Offload};
+use fulmar_base::{Counter, Counters, DropReason, Instant, IpVersion, MtuDiscovery, Offload};
 use fulmar_mbuf::{Chain, Pool};
 use fulmar_route::Traffic;
 use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6, protocol};
@@ -418,7 +418,7 @@ impl Ip {
             ttl: self.config.ttl,
             dscp_ecn: 0,
             traffic,
-            dont_fragment: false,
+            mtu_discovery: MtuDiscovery::Off,
         };
         self.ip_output(cx, network, 0, chain, Offload::default())?;
         cx.counters.count(Counter::IcmpOut);

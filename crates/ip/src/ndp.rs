@@ -5,7 +5,7 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 
-use fulmar_base::{DropReason, EtherAddr, Medium, Offload};
+use fulmar_base::{DropReason, EtherAddr, Medium, MtuDiscovery, Offload};
 use fulmar_mbuf::{Chain, NoBuffer, Pool};
 use fulmar_route::{Advertisement, Learned, Traffic};
 use fulmar_wire::icmpv6::{Message, NdpOption, ndp_options};
@@ -240,7 +240,7 @@ fn header_of(outbound: &Outbound) -> NetworkHeader {
         ttl: HOP_LIMIT,
         dscp_ecn: 0,
         traffic: Traffic::Reply,
-        dont_fragment: true,
+        mtu_discovery: MtuDiscovery::On,
     }
 }
 

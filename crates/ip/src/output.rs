@@ -2,7 +2,9 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, EtherAddr, Instant, Offload, Stage, StepAblation, Zone};
+use fulmar_base::{
+    Counters, DropReason, EtherAddr, Instant, MtuDiscovery, Offload, Stage, StepAblation, Zone,
+};
 use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_route::{Resolution, Traffic};
 use fulmar_wire::{WireError, eth, ipv4, ipv6};
@@ -24,7 +26,7 @@ pub(crate) struct NetworkHeader {
     pub(crate) ttl: u8,
     pub(crate) dscp_ecn: u8,
     pub(crate) traffic: Traffic,
-    pub(crate) dont_fragment: bool,
+    pub(crate) mtu_discovery: MtuDiscovery,
 }
 
 /// A frame with all headers.
@@ -78,7 +80,7 @@ impl Ip {
     /// sink, or queues it for neighbour resolution.
     ///
     /// A super-segment counts as one packet; its segments must fit the path MTU. A packet that
-    /// exceeds the path MTU is fragmented, unless [`Outgoing::dont_fragment`] is set.
+    /// exceeds the path MTU is fragmented, unless [`Outgoing::mtu_discovery`] forbids it.
     ///
     /// # Errors
     /// See [`OutputError`]; the packet is freed.
@@ -97,7 +99,7 @@ impl Ip {
             ttl: packet.ttl.unwrap_or(self.config.ttl),
             dscp_ecn: packet.dscp_ecn,
             traffic: packet.traffic,
-            dont_fragment: packet.dont_fragment,
+            mtu_discovery: packet.mtu_discovery,
         };
         let cx = &mut Context { now, pool, counters, out };
         self.ip_output(cx, header, packet.zone, packet.chain, packet.offload)
@@ -149,13 +151,15 @@ impl Ip {
             Hop::Resolved(d) => (d.ether, &d.limits, d.is_local),
             Hop::Pending { path, .. } => (EtherAddr::default(), &path.limits, false),
         };
-        let Limit { mtu, clear_df } = limits.for_protocol(header.protocol);
-        let may_fragment = !header.dont_fragment && offload.gso.is_none();
-        header.dont_fragment &= !clear_df;
+        let Limit { mtu, clear_df } = limits.of(header.protocol, header.mtu_discovery);
+        let may_fragment = header.mtu_discovery == MtuDiscovery::Off && offload.gso.is_none();
+        if clear_df {
+            header.mtu_discovery = MtuDiscovery::Off;
+        }
+        let sets_df = header.mtu_discovery.forbids_fragments();
         // With DF clear, routers fragment packets that exceed the path MTU. The packet only has to
         // fit the link.
-        let routers_fragment =
-            header.dst.is_ipv4() && !header.dont_fragment && !is_local && !may_fragment;
+        let routers_fragment = header.dst.is_ipv4() && !sets_df && !is_local && !may_fragment;
         let mtu = if routers_fragment { self.config.mtu } else { mtu };
         let is_too_big = largest_packet(chain, &offload, header.dst) > mtu;
         if (is_too_big && !may_fragment) || exceeds_length_field(chain, header.dst) {
@@ -324,7 +328,8 @@ impl Ip {
     ) -> Result<(), WireError> {
         match (header.src, header.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                let ident = self.draw_ident(header.dont_fragment);
+                let dont_fragment = header.mtu_discovery.forbids_fragments();
+                let ident = self.draw_ident(dont_fragment);
                 ipv4::Header {
                     src,
                     dst,
@@ -332,7 +337,7 @@ impl Ip {
                     ttl: header.ttl,
                     dscp_ecn: header.dscp_ecn,
                     ident,
-                    dont_fragment: header.dont_fragment,
+                    dont_fragment,
                     more_fragments: false,
                     fragment_offset: 0,
                     header_bytes: ipv4::HEADER_BYTES,

@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use core::cmp::Ordering;
 use core::net::IpAddr;
 
-use fulmar_base::{Instant, IpVersion};
+use fulmar_base::{Instant, IpVersion, MtuDiscovery};
 use fulmar_wire::protocol;
 
 /// Entries per table. When full, the entry that expires first is evicted, which costs another ICMP
@@ -58,17 +58,24 @@ pub(crate) struct Limits {
     pub(crate) tcp: Limit,
     /// For other protocols; never more than `tcp`.
     pub(crate) datagrams: Limit,
+    /// MTU of the interface, bytes: the limit of probes.
+    pub(crate) link_mtu: usize,
 }
 
 impl Limits {
     /// One limit for all protocols.
     pub(crate) fn uniform(mtu: usize) -> Limits {
         let limit = Limit { mtu, clear_df: false };
-        Limits { tcp: limit, datagrams: limit }
+        Limits { tcp: limit, datagrams: limit, link_mtu: mtu }
     }
 
-    pub(crate) fn for_protocol(&self, protocol: u8) -> Limit {
-        if protocol == protocol::TCP { self.tcp } else { self.datagrams }
+    /// The limit of packets of a protocol.
+    pub(crate) fn of(&self, protocol: u8, discovery: MtuDiscovery) -> Limit {
+        match discovery {
+            MtuDiscovery::Probe => Limit { mtu: self.link_mtu, clear_df: false },
+            _ if protocol == protocol::TCP => self.tcp,
+            _ => self.datagrams,
+        }
     }
 }
 
@@ -99,11 +106,12 @@ pub(crate) struct PathMtus {
 }
 
 impl PathMtus {
-    /// The limits of the path to `dst` over a route with `route_mtu`.
-    pub(crate) fn limits(&self, dst: IpAddr, route_mtu: usize) -> Limits {
+    /// The limits of the path to `dst` over a route with `route_mtu` and an interface with `link_mtu`.
+    pub(crate) fn limits(&self, dst: IpAddr, route_mtu: usize, link_mtu: usize) -> Limits {
         let route = Limit { mtu: route_mtu, clear_df: false };
         let tcp = route.tighter(self.verified.paths.get(&dst));
-        Limits { tcp, datagrams: tcp.tighter(self.unverified.paths.get(&dst)) }
+        let datagrams = tcp.tighter(self.unverified.paths.get(&dst));
+        Limits { tcp, datagrams, link_mtu }
     }
 
     /// Lowers the path MTU to `dst`, whose current limits are `known`. An MTU that is not lower is
@@ -181,6 +189,11 @@ mod tests {
 
     const LINK: usize = 1500;
 
+    /// The limits of a path with an MTU below the link's.
+    fn lowered(mtu: usize) -> Limits {
+        Limits { link_mtu: LINK, ..Limits::uniform(mtu) }
+    }
+
     fn ip(s: &str) -> IpAddr {
         s.parse().unwrap()
     }
@@ -191,7 +204,7 @@ mod tests {
 
     fn lower(t: &mut PathMtus, dst: &str, mtu: usize, evidence: Evidence) -> bool {
         let dst = ip(dst);
-        let known = t.limits(dst, LINK);
+        let known = t.limits(dst, LINK, LINK);
         t.lower(dst, mtu, evidence, known, at(1000))
     }
 
@@ -202,7 +215,7 @@ mod tests {
         assert!(lower(&mut t, "10.0.0.1", 1400, Evidence::Segment));
         assert!(!lower(&mut t, "10.0.0.1", 1450, Evidence::Segment));
         assert!(!lower(&mut t, "10.0.0.1", 1400, Evidence::Segment));
-        assert_eq!(t.limits(ip("10.0.0.1"), LINK), Limits::uniform(1400));
+        assert_eq!(t.limits(ip("10.0.0.1"), LINK, LINK), lowered(1400));
     }
 
     #[test]
@@ -210,10 +223,10 @@ mod tests {
         let mut t = PathMtus::default();
         assert!(lower(&mut t, "10.0.0.1", 68, Evidence::Segment));
         assert!(!lower(&mut t, "10.0.0.1", 67, Evidence::Segment));
-        let limit = t.limits(ip("10.0.0.1"), LINK).tcp;
+        let limit = t.limits(ip("10.0.0.1"), LINK, LINK).tcp;
         assert_eq!(limit, Limit { mtu: 576, clear_df: true });
         assert!(lower(&mut t, "2001:db8::1", 68, Evidence::Segment));
-        let limit = t.limits(ip("2001:db8::1"), LINK).tcp;
+        let limit = t.limits(ip("2001:db8::1"), LINK, LINK).tcp;
         assert_eq!(limit, Limit { mtu: 1280, clear_df: false });
     }
 
@@ -221,11 +234,11 @@ mod tests {
     fn a_quoted_datagram_does_not_lower_the_path_mtu_of_tcp() {
         let mut t = PathMtus::default();
         assert!(lower(&mut t, "10.0.0.1", 600, Evidence::Datagram));
-        let limits = t.limits(ip("10.0.0.1"), LINK);
+        let limits = t.limits(ip("10.0.0.1"), LINK, LINK);
         assert_eq!((limits.tcp.mtu, limits.datagrams.mtu), (LINK, 600));
         // Evidence by TCP applies to all traffic.
         assert!(lower(&mut t, "10.0.0.1", 590, Evidence::Segment));
-        let limits = t.limits(ip("10.0.0.1"), LINK);
+        let limits = t.limits(ip("10.0.0.1"), LINK, LINK);
         assert_eq!((limits.tcp.mtu, limits.datagrams.mtu), (590, 590));
     }
 
@@ -235,9 +248,9 @@ mod tests {
         lower(&mut t, "10.0.0.1", 1400, Evidence::Segment);
         let generation = t.generation();
         t.on_timer(at(999));
-        assert_eq!(t.limits(ip("10.0.0.1"), LINK), Limits::uniform(1400));
+        assert_eq!(t.limits(ip("10.0.0.1"), LINK, LINK), lowered(1400));
         t.on_timer(at(1000));
-        assert_eq!(t.limits(ip("10.0.0.1"), LINK), Limits::uniform(LINK));
+        assert_eq!(t.limits(ip("10.0.0.1"), LINK, LINK), Limits::uniform(LINK));
         assert_ne!(t.generation(), generation);
         assert_eq!(t.next_deadline(), None);
     }
@@ -248,13 +261,13 @@ mod tests {
         lower(&mut t, "192.0.2.1", 1400, Evidence::Segment);
         for n in 0..=MAX_PATHS as u32 {
             let dst = IpAddr::V4((0x0a00_0000 + n).into());
-            let known = t.limits(dst, LINK);
+            let known = t.limits(dst, LINK, LINK);
             t.lower(dst, 1400, Evidence::Datagram, known, at(2000 + u64::from(n)));
         }
         assert_eq!(t.unverified.paths.len(), MAX_PATHS);
-        assert_eq!(t.limits(ip("10.0.0.0"), LINK), Limits::uniform(LINK));
-        assert_eq!(t.limits(ip("10.0.0.1"), LINK).datagrams.mtu, 1400);
-        assert_eq!(t.limits(ip("192.0.2.1"), LINK), Limits::uniform(1400));
+        assert_eq!(t.limits(ip("10.0.0.0"), LINK, LINK), Limits::uniform(LINK));
+        assert_eq!(t.limits(ip("10.0.0.1"), LINK, LINK).datagrams.mtu, 1400);
+        assert_eq!(t.limits(ip("192.0.2.1"), LINK, LINK), lowered(1400));
     }
 
     #[test]

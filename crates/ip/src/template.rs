@@ -17,7 +17,7 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{Instant, Offload, Zone};
+use fulmar_base::{Instant, MtuDiscovery, Offload, Zone};
 use fulmar_route::Traffic;
 use fulmar_wire::{eth, ipv4, ipv6};
 
@@ -43,8 +43,8 @@ pub struct Flow {
     pub ttl: Option<u8>,
     /// Differentiated services (upper 6 bits) and ECN (lower 2).
     pub dscp_ecn: u8,
-    /// Forbids fragmentation (IPv4: sets DF).
-    pub dont_fragment: bool,
+    /// Path MTU discovery: whether IPv4 packets have DF, and which MTU limits them.
+    pub mtu_discovery: MtuDiscovery,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -179,14 +179,15 @@ impl Ip {
         let mut link = [0; eth::HEADER_BYTES];
         let header = eth::Header { dst: found.ether, src: self.config.ether, ethertype };
         header.emit(&mut link).ok()?;
-        let Limit { mtu, clear_df } = found.limits.for_protocol(flow.protocol);
-        let network = self.network_of(flow, !clear_df)?;
+        let Limit { mtu, clear_df } = found.limits.of(flow.protocol, flow.mtu_discovery);
+        let sets_df = flow.mtu_discovery.forbids_fragments() && !clear_df;
+        let network = self.network_of(flow, sets_df)?;
         let network_bytes = network.bytes();
         Some(Template {
             link,
             network,
             header_bytes: eth::HEADER_BYTES.saturating_add(network_bytes),
-            is_atomic: flow.dst.is_ipv6() || flow.dont_fragment && !clear_df,
+            is_atomic: flow.dst.is_ipv6() || sets_df,
             mtu,
             most_bytes: mtu.min(u16::MAX.into()).saturating_sub(network_bytes),
             generation: found.generation,
@@ -208,7 +209,7 @@ impl Ip {
         self.destinations.find(Key { flow: hash, ..key }, Traffic::Own, generation, now)
     }
 
-    fn network_of(&self, flow: &Flow, may_forbid: bool) -> Option<Network> {
+    fn network_of(&self, flow: &Flow, dont_fragment: bool) -> Option<Network> {
         let ttl = flow.ttl.unwrap_or(self.config.ttl);
         match (flow.src, flow.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
@@ -219,7 +220,7 @@ impl Ip {
                     ttl,
                     dscp_ecn: flow.dscp_ecn,
                     ident: 0,
-                    dont_fragment: flow.dont_fragment && may_forbid,
+                    dont_fragment,
                     more_fragments: false,
                     fragment_offset: 0,
                     header_bytes: ipv4::HEADER_BYTES,

@@ -3,7 +3,7 @@
 use core::net::{IpAddr, SocketAddr};
 use core::ops::ControlFlow;
 
-use fulmar_base::{Counters, FlowKey, Offload, Stage, StepAblation, Zone};
+use fulmar_base::{Counters, FlowKey, MtuDiscovery, Offload, Stage, StepAblation, Zone};
 use fulmar_mbuf::{Chain, Pool};
 use fulmar_route::Traffic;
 
@@ -263,10 +263,8 @@ pub struct Outgoing {
     pub offload: Offload,
     /// Whether the packet is own traffic or a reply, for limits of neighbour resolution.
     pub traffic: Traffic,
-    /// Forbids fragmentation, here and (IPv4) by routers: set for TCP, and for UDP with path MTU
-    /// discovery. Otherwise a packet that exceeds the path MTU is fragmented, unless it is a
-    /// super-segment.
-    pub dont_fragment: bool,
+    /// What becomes of a packet that exceeds the path MTU. Super-segments are never fragmented.
+    pub mtu_discovery: MtuDiscovery,
 }
 
 /// Why a packet was not sent. The packet is freed.
@@ -305,6 +303,8 @@ pub struct PathChoice {
     pub datagram_mtu: usize,
     /// MTU of the route, without path MTU discovery, bytes.
     pub route_mtu: usize,
+    /// MTU of the interface, the limit of probes, bytes.
+    pub link_mtu: usize,
     /// [`crate::Ip::generation`] at the time of the look-up.
     pub generation: u64,
     /// The destination is this host.

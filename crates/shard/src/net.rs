@@ -595,7 +595,7 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
             chain: seg.chain,
             offload: seg.offload,
             traffic: self.traffic,
-            dont_fragment: self.options.dont_fragment,
+            mtu_discovery: self.options.mtu_discovery,
         };
         let sink = &mut Sink { link: self.link, probe: self.probe };
         match self.ip.output(self.now, pool, counters, packet, sink) {

@@ -1,7 +1,7 @@
 //! Options of a connection that are set before its SYN or SYN,ACK: by the call that connects, or inherited from
 //! the listener.
 
-use fulmar_base::Duration;
+use fulmar_base::{Duration, MtuDiscovery};
 use fulmar_tcp::{Config, CongestionControl, EcnPolicy, Keepalive, MtuProbing, PathInfo};
 use fulmar_udp::UdpSocket;
 use fulmar_wire::tcp::HEADER_BYTES;
@@ -71,13 +71,13 @@ impl SocketOptions {
 pub(crate) struct HeaderOptions {
     pub ttl: Option<u8>,
     pub dscp_ecn: u8,
-    pub dont_fragment: bool,
+    pub mtu_discovery: MtuDiscovery,
 }
 
 impl HeaderOptions {
     /// Of segments that belong to no socket.
     pub const SEGMENT: HeaderOptions =
-        HeaderOptions { ttl: None, dscp_ecn: 0, dont_fragment: true };
+        HeaderOptions { ttl: None, dscp_ecn: 0, mtu_discovery: MtuDiscovery::On };
 
     /// Of the segments of a listener that belong to no connection yet.
     pub fn of_segments(options: &SocketOptions) -> HeaderOptions {
@@ -86,7 +86,7 @@ impl HeaderOptions {
     }
 
     pub fn of(socket: &UdpSocket) -> HeaderOptions {
-        let UdpSocket { ttl, dscp_ecn, dont_fragment, .. } = *socket;
-        HeaderOptions { ttl, dscp_ecn, dont_fragment }
+        let UdpSocket { ttl, dscp_ecn, mtu_discovery, .. } = *socket;
+        HeaderOptions { ttl, dscp_ecn, mtu_discovery }
     }
 }

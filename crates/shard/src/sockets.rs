@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use core::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{Duration, SlotId};
+use fulmar_base::{Duration, MtuDiscovery, SlotId};
 use fulmar_mbuf::{Chain, FairShare};
 use fulmar_socket::{Least, Ready, SocketError, Step};
 use fulmar_tcp::Tcb;
@@ -263,7 +263,7 @@ impl TcpEntry {
     /// What the headers of its packets have of its options.
     #[inline]
     pub(crate) fn header_options(&self) -> HeaderOptions {
-        HeaderOptions { ttl: self.ttl, dscp_ecn: self.tos, dont_fragment: true }
+        HeaderOptions { ttl: self.ttl, dscp_ecn: self.tos, mtu_discovery: MtuDiscovery::On }
     }
 
     /// Bytes for which a read of `max` waits.

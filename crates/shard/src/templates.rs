@@ -52,7 +52,7 @@ impl UdpTemplate {
             protocol: protocol::UDP,
             ttl: options.ttl,
             dscp_ecn: options.dscp_ecn,
-            dont_fragment: options.dont_fragment,
+            mtu_discovery: options.mtu_discovery,
         };
         let udp = fulmar_udp::Template::new(local, remote)?;
         let ip = ip.build_template(&flow, now)?;
@@ -193,7 +193,7 @@ fn flow_of(key: &FlowKey, options: HeaderOptions) -> Flow {
         protocol: protocol::TCP,
         ttl: options.ttl,
         dscp_ecn: options.dscp_ecn,
-        dont_fragment: options.dont_fragment,
+        mtu_discovery: options.mtu_discovery,
     }
 }
 

@@ -108,7 +108,7 @@ impl Udp {
     /// for IPv4, sets DF, without which no router reports.
     fn may_be_too_big(&self, id: SlotId, e: &QuotedError, sockets: &Slab<Socket>) -> bool {
         let Some(Socket::Udp(s)) = sockets.get(id) else { return false };
-        let may_say = s.socket.dont_fragment || e.remote.is_ipv6();
+        let may_say = s.socket.mtu_discovery.forbids_fragments() || e.remote.is_ipv6();
         let own = s.template.as_deref().filter(|t| t.is_to(&e.remote));
         let from = s.socket.local.filter(|l| l.port() == 0).map(|_| e.local);
         may_say && own.or_else(|| self.templates.find(id, from, &e.remote)).is_some()

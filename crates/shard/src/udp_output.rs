@@ -16,7 +16,7 @@ use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{
-    Counter, Instant, Offload, Probe, SlotId, Stage, StepAblation, with_zone, zone_of,
+    Counter, Instant, MtuDiscovery, Offload, Probe, SlotId, Stage, StepAblation, with_zone, zone_of,
 };
 use fulmar_ip::{FrameSink, Ip, Outgoing, Traffic};
 use fulmar_mbuf::{Chain, Mbuf, Purpose};
@@ -314,7 +314,7 @@ impl Udp {
                 chain,
                 offload: request.offload(),
                 traffic: Traffic::Own,
-                dont_fragment: endpoints.options.dont_fragment,
+                mtu_discovery: endpoints.options.mtu_discovery,
             },
         )?;
         core.net.note_sent(request);
@@ -414,12 +414,15 @@ fn choose_route<I>(
         return Err(SocketError::AccessDenied);
     }
     let is_run = request.offload().gso.is_some();
-    let largest_packet =
-        if endpoints.options.dont_fragment { choice.datagram_mtu } else { usize::MAX };
+    let (largest_packet, largest_segment) = match endpoints.options.mtu_discovery {
+        MtuDiscovery::Off => (usize::MAX, choice.datagram_mtu),
+        MtuDiscovery::On => (choice.datagram_mtu, choice.datagram_mtu),
+        MtuDiscovery::Probe => (choice.link_mtu, choice.link_mtu),
+    };
     let most = |packet_bytes| fulmar_udp::max_payload(packet_bytes, remote.ip());
     let segment_bytes = request.segment_bytes.filter(|_| is_run).map_or(0, usize::from);
     let whole_fits = request.bytes <= most(if is_run { usize::MAX } else { largest_packet });
-    if !whole_fits || segment_bytes > most(choice.datagram_mtu) {
+    if !whole_fits || segment_bytes > most(largest_segment) {
         return Err(SocketError::MessageTooLong);
     }
     Ok(Route { src: bound.unwrap_or(choice.src), is_broadcast: choice.is_broadcast })

@@ -23,6 +23,8 @@
 //! longer ECN-capable, and feedback is ignored. This side continues to tell what it receives.
 //!
 //! Differences from RFC 9768:
+//! - After a SYN or SYN,ACK that arrived changed, feedback is ignored; section 3.2.2.3 advises to respond until it is
+//!   continuous, which a path that marks everything would use to stop the sender.
 //! - A batch of segments that is received before one output gets one ACK, which may tell of more than seven marks. The
 //!   option, which goes with it, is exact.
 //! - Where ACE may have cycled unseen and the peer's options do not arrive, it is taken to have cycled only while
@@ -118,8 +120,10 @@ pub(crate) enum Carrier {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ecn {
     pub mode: EcnMode,
-    /// New data is sent with ECT(0), and feedback is trusted.
+    /// New data is sent with ECT(0).
     pub is_capable: bool,
+    /// Marks that the peer reports are responded to, also by a side that is not capable (RFC 9768 section 3.1.5).
+    is_feedback_trusted: bool,
     /// The flags, PSH aside, of a segment that header prediction may take.
     pub predicted: Flags,
     /// `snd_nxt` at the last reduction. Reports of marks up to there are of the same round trip.
@@ -137,6 +141,7 @@ impl Ecn {
         Ecn {
             mode: EcnMode::Off,
             is_capable: false,
+            is_feedback_trusted: true,
             predicted: Flags::ACK,
             reduced_at: 0,
             classic: Classic::new(),
@@ -152,6 +157,7 @@ impl Ecn {
 
     /// The peer's feedback or the path's treatment of ECN fields is wrong.
     fn distrust(&mut self, counters: &mut Counters) {
+        self.is_feedback_trusted = false;
         if core::mem::take(&mut self.is_capable) {
             counters.count(Counter::TcpEcnDistrusted);
         }
@@ -159,7 +165,7 @@ impl Ecn {
 
     /// Whether even a segment with the expected ACE may bring news.
     fn needs_each_segment(&self, una: u64) -> bool {
-        self.reported.is_first || (self.is_capable && self.reported.may_cycle(una))
+        self.reported.is_first || (self.is_feedback_trusted && self.reported.may_cycle(una))
     }
 
     /// Determines what header prediction may take, after a segment that acknowledges up to `una`.

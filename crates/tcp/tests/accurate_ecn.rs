@@ -180,8 +180,14 @@ fn a_syn_repeated_without_flags_is_answered_without() {
     let mut t = server();
     recv!(t, "S", mss = Some(1000));
     send!(t, "SA", counters = None);
-    recv!(t, "A", seq = 1, ack = 1);
+    recv!(t, "AW", seq = 1, ack = 1);
     assert!(!is_capable(&mut t));
+    // Marks that the peer reports all the same are responded to (section 3.1.5).
+    recv!(t, "AeW", seq = 1, ack = 11);
+    assert_eq!((marked(&t), t.count(Counter::TcpEcnReductions)), (10, 0));
+    t.write(100);
+    recv!(t, "AeEW", seq = 1, ack = 61);
+    assert_eq!(t.count(Counter::TcpEcnReductions), 1);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use alloc::collections::VecDeque;
 use core::net::SocketAddr;
 
-use fulmar_base::{Counter, Counters, DropReason};
+use fulmar_base::{Counter, Counters, DropReason, MtuDiscovery};
 use fulmar_mbuf::Pool;
 
 use crate::{Datagram, charge};
@@ -41,9 +41,8 @@ pub struct UdpSocket {
     pub ttl: Option<u8>,
     /// TOS or traffic class.
     pub dscp_ecn: u8,
-    /// Forbids fragmentation: datagrams larger than the path MTU are refused (EMSGSIZE), and IPv4
-    /// packets carry DF (IP_MTU_DISCOVER with IP_PMTUDISC_DO, IPV6_DONTFRAG).
-    pub dont_fragment: bool,
+    /// What becomes of datagrams that exceed the path MTU.
+    pub mtu_discovery: MtuDiscovery,
     /// Receives a run of datagrams that came as one super-frame as one ([`Datagram::segment_bytes`];
     /// UDP_GRO). The receive queue needs space for runs of 64 KiB.
     pub gro: bool,

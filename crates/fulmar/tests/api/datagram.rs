@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use fulmar::{RecvMessage, SendMessage, UdpSocket};
+use fulmar::{MtuDiscovery, RecvMessage, SendMessage, UdpSocket};
 
 use crate::support::{
     A, B, B6, PATIENCE, acquainted_stacks, buffers_come_home, eventually, pattern, within,
@@ -112,9 +112,9 @@ fn a_datagram_larger_than_the_path_goes_in_fragments_unless_that_is_refused() {
                 assert_eq!(s.recv_from(&mut buf).unwrap().0, len);
                 assert!(buf[..len] == sent);
             }
-            assert!(!c.dont_fragment().unwrap());
-            c.set_dont_fragment(true).unwrap();
-            assert!(c.dont_fragment().unwrap());
+            assert_eq!(c.mtu_discovery().unwrap(), MtuDiscovery::Off);
+            c.set_mtu_discovery(MtuDiscovery::On).unwrap();
+            assert_eq!(c.mtu_discovery().unwrap(), MtuDiscovery::On);
             assert_eq!(c.send_to(&buf[..fits], (to, 53)).unwrap(), fits);
             let e = c.send_to(&buf[..fits + 1], (to, 53)).unwrap_err();
             assert_eq!(e.raw_os_error(), Some(libc::EMSGSIZE));

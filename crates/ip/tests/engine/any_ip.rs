@@ -2,7 +2,7 @@
 //! address.
 
 use crate::rig::*;
-use fulmar_base::{DropReason, EtherAddr};
+use fulmar_base::{DropReason, EtherAddr, MtuDiscovery};
 use fulmar_ip::{Config, Flow, Verdict};
 use fulmar_wire::arp::{Operation, Packet};
 use fulmar_wire::{eth, protocol};
@@ -124,7 +124,7 @@ fn packets_are_sent_from_any_address_by_either_path() {
         protocol: protocol::UDP,
         ttl: None,
         dscp_ecn: 0,
-        dont_fragment: false,
+        mtu_discovery: MtuDiscovery::Off,
     };
     assert!(h.ip.build_template(&flow, h.now).is_some());
 }

@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 use crate::rig::*;
-use fulmar_base::{Counter, DropReason, Offload};
+use fulmar_base::{Counter, DropReason, MtuDiscovery, Offload};
 use fulmar_ip::{Outgoing, OutputError, Verdict};
 use fulmar_wire::checksum::Sum;
 use fulmar_wire::{eth, ipv4, ipv6, protocol};
@@ -168,7 +168,7 @@ fn reassembled_output(h: &mut Host, mtu: usize) -> Vec<u8> {
 }
 
 fn fragmentable(h: &mut Host, src: &str, dst: &str, bytes: usize) -> Outgoing {
-    Outgoing { dont_fragment: false, ..h.udp_to(src, dst, bytes) }
+    Outgoing { mtu_discovery: MtuDiscovery::Off, ..h.udp_to(src, dst, bytes) }
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! ICMP of both versions: echo, received and sent errors, path MTU.
 
 use crate::rig::*;
-use fulmar_base::{Counter, DropReason, Duration, Secrets};
+use fulmar_base::{Counter, DropReason, Duration, MtuDiscovery, Secrets};
 use fulmar_ip::{Config, EchoId, ErrorKind, Outgoing, OutputError, QuotedError, Verdict};
-use fulmar_wire::protocol;
+use fulmar_wire::{ipv4, protocol};
 
 const PAIRS: [(&str, &str); 2] = [(PEER4, OUR4), (PEER6, OUR6)];
 
@@ -305,6 +305,31 @@ fn the_path_mtu_of_datagrams_does_not_apply_to_tcp() {
     let segment = h.udp_to(OUR4, FAR4, 1500 - 28);
     assert_eq!(h.send(Outgoing { protocol: protocol::TCP, ..segment }), Ok(()));
     h.end();
+}
+
+#[test]
+fn a_probe_is_limited_by_the_mtu_of_the_interface_alone() {
+    for (src, dst, header_bytes) in [(OUR4, FAR4, 28), (OUR6, PEER6, 48)] {
+        let mut h = Host::with_resolved_neighbours();
+        // Below the least MTU of IPv4, where DF is cleared for others.
+        assert!(h.ip.lower_path_mtu(h.now, ip(dst), 500));
+        let choice = h.ip.route(ip(dst), 0).unwrap();
+        assert!(choice.mtu < 1500 && choice.link_mtu == 1500);
+        let mut send = |bytes| {
+            let packet = h.udp_to(src, dst, bytes);
+            let sent = h.send(Outgoing { mtu_discovery: MtuDiscovery::Probe, ..packet });
+            (sent, h.sent())
+        };
+        let (sent, frames) = send(1500 - header_bytes);
+        assert_eq!((sent, frames.len()), (Ok(()), 1));
+        assert_eq!(frames[0].len(), 1514);
+        if src == OUR4 {
+            assert!(ipv4::Header::parse(&frames[0][14..], 1500).unwrap().dont_fragment);
+        }
+        let too_big = Err(OutputError::TooBig { mtu: 1500 });
+        assert_eq!(send(1501 - header_bytes), (too_big, vec![]));
+        h.end();
+    }
 }
 
 #[test]

@@ -2,15 +2,16 @@
 
 use std::collections::BTreeSet;
 
+use fulmar_base::MtuDiscovery;
 use fulmar_ip::{Flow, Outgoing};
 use fulmar_wire::{eth, ipv4, ipv6, protocol};
 
 use crate::rig::*;
 
 /// Sends a datagram; returns its identification.
-fn ident_of(h: &mut Host, dst: &str, dont_fragment: bool) -> u16 {
+fn ident_of(h: &mut Host, dst: &str, mtu_discovery: MtuDiscovery) -> u16 {
     let p = h.udp_to(OUR4, dst, 10);
-    h.send(Outgoing { dont_fragment, ..p }).unwrap();
+    h.send(Outgoing { mtu_discovery, ..p }).unwrap();
     let frame = h.sent_one();
     ipv4::Header::parse(&frame[14..], frame.len() - 14).unwrap().ident
 }
@@ -24,7 +25,7 @@ fn near(pairs: impl Iterator<Item = (u16, u16)>) -> usize {
 fn an_atomic_datagram_has_identification_0() {
     let mut h = Host::with_resolved_neighbours();
     for dst in [PEER4, FAR4] {
-        assert!((0..20).all(|_| ident_of(&mut h, dst, true) == 0));
+        assert!((0..20).all(|_| ident_of(&mut h, dst, MtuDiscovery::On) == 0));
     }
     h.end();
 }
@@ -33,7 +34,9 @@ fn an_atomic_datagram_has_identification_0() {
 fn identifications_of_destinations_are_independent() {
     let mut h = Host::with_resolved_neighbours();
     let pairs: Vec<(u16, u16)> = (0..1000)
-        .map(|_| (ident_of(&mut h, PEER4, false), ident_of(&mut h, FAR4, false)))
+        .map(|_| {
+            (ident_of(&mut h, PEER4, MtuDiscovery::Off), ident_of(&mut h, FAR4, MtuDiscovery::Off))
+        })
         .collect();
     // Independent numbers are that close in 0.2 % of cases.
     assert!(near(pairs.iter().copied()) < 12);
@@ -47,9 +50,9 @@ fn identifications_do_not_reveal_traffic_to_others() {
     let mut h = Host::with_resolved_neighbours();
     let mut steps = BTreeSet::new();
     for others in [0, 1, 2, 3, 0, 1, 2, 3] {
-        let before = ident_of(&mut h, PEER4, false);
-        (0..others).for_each(|_| _ = ident_of(&mut h, FAR4, false));
-        steps.insert(ident_of(&mut h, PEER4, false).wrapping_sub(before));
+        let before = ident_of(&mut h, PEER4, MtuDiscovery::Off);
+        (0..others).for_each(|_| _ = ident_of(&mut h, FAR4, MtuDiscovery::Off));
+        steps.insert(ident_of(&mut h, PEER4, MtuDiscovery::Off).wrapping_sub(before));
     }
     assert!(steps.len() == 8 && steps.iter().all(|s| *s > 8), "{steps:?}");
     h.end();
@@ -61,7 +64,7 @@ fn identifications_of_ipv6_fragments_are_no_counter() {
     let idents: Vec<u32> = (0..100)
         .map(|_| {
             let p = h.udp_to(OUR6, PEER6, 3000);
-            h.send(Outgoing { dont_fragment: false, ..p }).unwrap();
+            h.send(Outgoing { mtu_discovery: MtuDiscovery::Off, ..p }).unwrap();
             let frames = h.sent();
             let of = |f: &Vec<u8>| {
                 let header = ipv6::Header::parse(&f[14..], f.len() - 14).unwrap();
@@ -79,8 +82,8 @@ fn identifications_of_ipv6_fragments_are_no_counter() {
 #[test]
 fn a_template_draws_identifications_like_the_slow_path() {
     let mut h = Host::with_resolved_neighbours();
-    for (dont_fragment, is_zero) in [(true, true), (false, false)] {
-        ident_of(&mut h, PEER4, dont_fragment);
+    for (mtu_discovery, is_zero) in [(MtuDiscovery::On, true), (MtuDiscovery::Off, false)] {
+        ident_of(&mut h, PEER4, mtu_discovery);
         let flow = Flow {
             src: ip(OUR4),
             dst: ip(PEER4),
@@ -89,7 +92,7 @@ fn a_template_draws_identifications_like_the_slow_path() {
             protocol: protocol::UDP,
             ttl: None,
             dscp_ecn: 0,
-            dont_fragment,
+            mtu_discovery,
         };
         let template = h.ip.build_template(&flow, h.now).unwrap();
         let mut room = [0; eth::HEADER_BYTES + ipv4::HEADER_BYTES];
@@ -122,7 +125,7 @@ fn a_template_that_sets_ect_writes_what_the_slow_path_writes() {
                 protocol: protocol::TCP,
                 ttl: None,
                 dscp_ecn,
-                dont_fragment: true,
+                mtu_discovery: MtuDiscovery::On,
             };
             for bytes in [0u16, 8, 0x1234, 0xff00] {
                 let [mut patched, mut built] = [[0; 54]; 2];

@@ -1,7 +1,7 @@
 //! Output, and its errors.
 
 use crate::rig::*;
-use fulmar_base::{DropReason, EtherAddr, Gso, GsoKind, Offload, Secrets};
+use fulmar_base::{DropReason, EtherAddr, Gso, GsoKind, MtuDiscovery, Offload, Secrets};
 use fulmar_ip::{
     Config, ConfigError, IfAddr, Ip, NoRoute, Outgoing, OutputError, Prefix, Route, Verdict,
 };
@@ -27,13 +27,17 @@ fn what_one_host_sends_the_other_delivers() {
 #[test]
 fn header_fields_are_as_requested() {
     let mut h = Host::with_resolved_neighbours();
-    for (ttl, dscp_ecn, dont_fragment) in [(None, 0, true), (Some(3), 0xb9, false)] {
+    for (ttl, dscp_ecn, mtu_discovery) in [
+        (None, 0, MtuDiscovery::On),
+        (Some(3), 0xb9, MtuDiscovery::Off),
+        (None, 0, MtuDiscovery::Probe),
+    ] {
         let p = h.udp_to(OUR4, PEER4, 10);
-        h.send(Outgoing { ttl, dscp_ecn, dont_fragment, ..p }).unwrap();
+        h.send(Outgoing { ttl, dscp_ecn, mtu_discovery, ..p }).unwrap();
         let frame = h.sent_one();
         let header = ipv4::Header::parse(&frame[14..], frame.len() - 14).unwrap();
         assert_eq!((header.ttl, header.dscp_ecn), (ttl.unwrap_or(64), dscp_ecn));
-        assert_eq!(header.dont_fragment, dont_fragment);
+        assert_eq!(header.dont_fragment, mtu_discovery.forbids_fragments());
         let p = h.udp_to(OUR6, PEER6, 10);
         h.send(Outgoing { ttl, dscp_ecn, ..p }).unwrap();
         let frame = h.sent_one();

@@ -1,7 +1,7 @@
 //! `Medium::Ip`: an interface without a link layer, whose neighbours are all the one peer.
 
 use crate::rig::*;
-use fulmar_base::{DropReason, Medium};
+use fulmar_base::{DropReason, Medium, MtuDiscovery};
 use fulmar_ip::{Config, Flow};
 use fulmar_wire::{eth, protocol};
 
@@ -73,7 +73,7 @@ fn the_template_of_a_flow_has_the_headers_of_the_slow_path() {
             protocol: protocol::UDP,
             ttl: None,
             dscp_ecn: 0,
-            dont_fragment: true,
+            mtu_discovery: MtuDiscovery::On,
         };
         let template = h.ip.build_template(&flow, h.now).unwrap();
         let mut fast = slow.clone();

@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fulmar_base::{Counters, DropReason, Duration, EtherAddr, Instant, Offload, Secrets};
+use fulmar_base::{
+    Counters, DropReason, Duration, EtherAddr, Instant, MtuDiscovery, Offload, Secrets,
+};
 use fulmar_ip::{
     Config, Delivered, Egress, FrameSink, IfAddr, Ip, Outgoing, OutputError, Route, SavedHeader,
     Traffic, Verdict,
@@ -216,7 +218,7 @@ impl Host {
             chain: self.chain(&packet, 80),
             offload: Offload::default(),
             traffic: Traffic::Own,
-            dont_fragment: true,
+            mtu_discovery: MtuDiscovery::On,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use fulmar_base::{Counters, DropReason, Offload, SlotId};
+use fulmar_base::{Counters, DropReason, MtuDiscovery, Offload, SlotId};
 use fulmar_socket::SocketError;
 use fulmar_wire::checksum::checksum;
 
@@ -72,7 +72,7 @@ fn drops(rig: &Rig, reason: DropReason) -> u64 {
 }
 
 fn forbid_fragments(rig: &mut Rig, id: SlotId) {
-    rig.shard.udp().with_socket(id, |u| u.dont_fragment = true).unwrap();
+    rig.shard.udp().with_socket(id, |u| u.mtu_discovery = MtuDiscovery::On).unwrap();
 }
 
 #[test]
@@ -112,6 +112,22 @@ fn a_path_mtu_for_a_datagram_that_may_have_been_sent_counts_for_datagrams_alone(
         arrives(&mut rig, udp_error(FRAGMENTATION_NEEDED, 590, (port, peer(10))));
         assert_eq!(mtus(&mut rig, PEER), [1500, 600]);
         assert_eq!(send(&mut rig), Err(SocketError::MessageTooLong));
+    }
+}
+
+#[test]
+fn a_path_mtu_from_a_router_does_not_limit_probes() {
+    let mut rig = Rig::new(caps(false));
+    let id = rig.connected();
+    rig.shard.udp().with_socket(id, |u| u.mtu_discovery = MtuDiscovery::Probe).unwrap();
+    assert_eq!(rig.send(id, &[0; 1400]), Ok(1400));
+    arrives(&mut rig, udp_error(FRAGMENTATION_NEEDED, 600, (4000, peer(9))));
+    assert_eq!(mtus(&mut rig, PEER), [1500, 600]);
+    // The report itself is the socket's pending error, once.
+    assert_eq!(rig.send(id, &[0; 1400]), Err(SocketError::MessageTooLong));
+    for _ in 0..2 {
+        assert_eq!(rig.send(id, &[0; 1472]), Ok(1472));
+        assert_eq!(rig.send(id, &[0; 1473]), Err(SocketError::MessageTooLong));
     }
 }
 

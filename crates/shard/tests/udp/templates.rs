@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use fulmar_base::{Duration, SlotId};
+use fulmar_base::{Duration, MtuDiscovery, SlotId};
 use fulmar_ip::{IfAddr, Prefix, Route};
 use fulmar_socket::SocketError;
 use proptest::prelude::*;
@@ -141,7 +141,9 @@ fn options_that_change_are_in_the_next_datagram() {
     rig.send(id, b"a").unwrap();
     rig.shard
         .udp()
-        .with_socket(id, |u| (u.ttl, u.dscp_ecn, u.dont_fragment) = (Some(3), 0x20, true))
+        .with_socket(id, |u| {
+            (u.ttl, u.dscp_ecn, u.mtu_discovery) = (Some(3), 0x20, MtuDiscovery::On)
+        })
         .unwrap();
     rig.send(id, b"b").unwrap();
     rig.send(id, b"c").unwrap();
@@ -161,7 +163,7 @@ enum Event {
     RemoveRoute,
     AddAddress,
     RemoveAddress,
-    Options(u8, bool, u8),
+    Options(u8, MtuDiscovery, u8),
     NarrowPath(usize),
     Pass(u64),
 }
@@ -170,6 +172,10 @@ enum Event {
 fn host(number: u8) -> SocketAddr {
     let ip = if number == 0 { FAR } else { router(number) };
     SocketAddr::new(ip.into(), 9)
+}
+
+fn mtu_discovery() -> impl Strategy<Value = MtuDiscovery> {
+    prop_oneof![Just(MtuDiscovery::Off), Just(MtuDiscovery::On), Just(MtuDiscovery::Probe)]
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -185,8 +191,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::RemoveRoute),
         1 => Just(Event::AddAddress),
         1 => Just(Event::RemoveAddress),
-        1 => (1..9u8, any::<bool>(), any::<u8>())
-            .prop_map(|(ttl, whole, tos)| Event::Options(ttl, whole, tos)),
+        1 => (1..9u8, mtu_discovery(), any::<u8>())
+            .prop_map(|(ttl, discovery, tos)| Event::Options(ttl, discovery, tos)),
         1 => (600..1500usize).prop_map(Event::NarrowPath),
         2 => prop_oneof![0..10u64, 900..6000u64, 20_000..60_000u64].prop_map(Event::Pass),
     ]
@@ -217,9 +223,9 @@ fn happen(rig: &mut Rig, id: SlotId, event: &Event, forgets: bool) -> String {
             format!("{:?}", rig.shard.ip().add_address(own))
         }
         Event::RemoveAddress => format!("{:?}", rig.shard.ip().remove_address(US.into())),
-        Event::Options(ttl, whole, tos) => {
+        Event::Options(ttl, discovery, tos) => {
             let set = rig.shard.udp().with_socket(id, |u| {
-                (u.ttl, u.dont_fragment, u.dscp_ecn) = (Some(*ttl), *whole, *tos);
+                (u.ttl, u.mtu_discovery, u.dscp_ecn) = (Some(*ttl), *discovery, *tos);
             });
             format!("{set:?}")
         }

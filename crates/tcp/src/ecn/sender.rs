@@ -148,7 +148,7 @@ impl Tcb {
         if bytes == 0 {
             return 0;
         }
-        if !self.ecn.is_capable {
+        if !self.ecn.is_feedback_trusted {
             let changed = self.ecn.reported.ace_delta(ace);
             self.ecn.reported.add(changed, 0, 0);
             return 0;
