@@ -19,7 +19,7 @@ impl Tcb {
         let mut events = Events::NONE;
         if self.timers.take_due(Timer::DelayedAck, now) {
             self.due.ack = true;
-            self.interactive = false;
+            self.dialogue.on_delayed_ack();
             env.counters.count(Counter::TimersFired);
         }
         if self.timers.take_due(Timer::Cork, now) {

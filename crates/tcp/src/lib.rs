@@ -40,6 +40,7 @@ mod congestion;
 mod contract;
 mod cookie;
 mod delivery;
+mod dialogue;
 mod ecn;
 mod embryo;
 mod expire;

@@ -290,8 +290,9 @@ impl Tcb {
     fn on_sent(&mut self, env: &mut Env, plan: &Plan) {
         let now = env.now;
         if !matches!(plan.kind, SegmentKind::Probe) {
-            let carries = plan.kind.is_new() && self.last_ack_sent != self.rcv_nxt;
-            self.interactive |= carries;
+            if plan.kind.is_new() {
+                self.dialogue.on_data_sent(self.last_ack_sent != self.rcv_nxt);
+            }
             self.on_ack_sent();
         }
         if !matches!(plan.kind, SegmentKind::Syn) {

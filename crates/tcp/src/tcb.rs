@@ -23,6 +23,7 @@ use crate::arith::div_rem;
 use crate::congestion::Congestion;
 use crate::contract::{ConnError, PathInfo, State};
 use crate::delivery::Delivery;
+use crate::dialogue::Dialogue;
 use crate::ecn::Ecn;
 use crate::fast_open::FastOpenState;
 use crate::input::icmp::PathMtuDiscovery;
@@ -288,9 +289,8 @@ pub struct Tcb {
 
     /// Remaining quick ACKs.
     pub(crate) quick_acks: u8,
-    /// Outgoing data has recently carried ACKs: delay ACKs in the expectation of more (Linux:
-    /// pingpong mode).
-    pub(crate) interactive: bool,
+    /// Whether ACKs are left to the response.
+    pub(crate) dialogue: Dialogue,
     pub(crate) due: Due,
     pub(crate) user: User,
     pub(crate) errors: Errors,
@@ -411,7 +411,7 @@ impl Tcb {
             challenge: crate::challenge::ChallengeLimit::new(),
             unanswered_probes: 0,
             quick_acks: cfg.quick_acks,
-            interactive: false,
+            dialogue: Dialogue::default(),
             due: Due { syn: true, ..Due::default() },
             user: User::default(),
             errors: Errors::default(),

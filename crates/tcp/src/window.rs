@@ -217,8 +217,9 @@ impl Tcb {
         // A peer that waits for this ACK (Nagle, small send buffer) would otherwise wait for the
         // delayed ACK timer. In interactive use the ACK is left to the response (RFC 9293 section
         // 3.8.6.3).
-        if self.due.pushed && !self.interactive && self.recv.readable() == 0 {
-            self.due.ack = true;
+        if self.due.pushed && self.recv.readable() == 0 {
+            self.dialogue.on_message();
+            self.due.ack |= !self.dialogue.is_interactive();
         }
         if gain >= two && gain > 0 && (low || gain >= limit / 4) {
             self.due.ack = true;

@@ -115,6 +115,61 @@ fn in_interactive_use_acks_wait_for_the_response() {
     send!(t, "A", ack = 1051);
 }
 
+/// A message of ten bytes, which is read.
+fn message(t: &mut Trace, number: u32, answers: u32) {
+    recv!(t, "PA", seq = 1001 + number * 10, ack = 1001 + answers * 10, len = 10);
+    t.read(10);
+}
+
+/// A message of ten bytes, read and acknowledged at once, and an answer a millisecond later.
+fn exchange(t: &mut Trace, number: u32) {
+    message(t, number, number);
+    send!(t, "A", ack = 1011 + number * 10);
+    t.wait(1);
+    t.write(10);
+    send!(t, "PA", seq = 1001 + number * 10, ack = 1011 + number * 10, len = 10);
+}
+
+#[test]
+fn where_the_ends_take_turns_acks_wait_for_a_response_that_comes_later() {
+    let mut t = settled();
+    (0..4).for_each(|number| exchange(&mut t, number));
+    for number in 4..8 {
+        message(&mut t, number, number);
+        t.expect_silence();
+        t.wait(1);
+        t.write(10);
+        send!(t, "PA", seq = 1001 + number * 10, ack = 1011 + number * 10, len = 10);
+    }
+}
+
+#[test]
+fn a_peer_that_sends_two_messages_for_a_response_is_acknowledged_at_once() {
+    let mut t = settled();
+    for number in 0..8 {
+        message(&mut t, 2 * number, number);
+        send!(t, "A", ack = 1011 + 20 * number);
+        message(&mut t, 2 * number + 1, number);
+        send!(t, "A", ack = 1021 + 20 * number);
+        t.write(10);
+        send!(t, "PA", seq = 1001 + number * 10, ack = 1021 + 20 * number, len = 10);
+    }
+}
+
+#[test]
+fn a_second_message_before_the_response_ends_interactive_use() {
+    let mut t = settled();
+    (0..4).for_each(|number| exchange(&mut t, number));
+    message(&mut t, 4, 4);
+    t.expect_silence();
+    message(&mut t, 5, 4);
+    send!(t, "A", ack = 1061);
+    t.write(10);
+    send!(t, "PA", seq = 1041, ack = 1061, len = 10);
+    message(&mut t, 6, 5);
+    send!(t, "A", ack = 1071);
+}
+
 #[test]
 fn a_push_behind_a_gap_does_not_hide_one_before_it() {
     let mut t = settled();

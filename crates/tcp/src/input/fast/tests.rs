@@ -275,7 +275,7 @@ impl Endpoint {
         let send = (t.iss, t.snd_una, t.snd_nxt, t.snd_wnd, t.snd_wl1, t.max_snd_wnd, t.send_marks);
         let fin = (t.fin_queued, t.fin_sent, t.peer_fin, t.fin_received);
         let receive = (t.rcv_nxt, t.rcv_adv, t.last_ack_sent, t.rcv_mss, t.recv_limit, t.charged);
-        let pushed = (t.pushed_to, t.pushed_behind, t.urgent_to, t.quick_acks, t.interactive);
+        let pushed = (t.pushed_to, t.pushed_behind, t.urgent_to, t.quick_acks, t.dialogue);
         let mut readable = alloc::vec![0; t.recv.readable()];
         t.recv.peek(0, &mut readable);
         let queues = (
