@@ -149,7 +149,7 @@ impl Tcp {
         flow.host_side.writable |= flags.contains(EpollFlags::EPOLLOUT) || has_failed;
         flow.host_side.has_hung_up |= flags.contains(EpollFlags::EPOLLRDHUP) || has_failed;
         match flow.guest {
-            Guest::Pending(pending) => self.host_answered(cx, id, pending),
+            Guest::Pending(pending) => self.host_answered(cx, id, pending, flags),
             // A reset that comes while the guest reads nothing is passed on all the same.
             _ if flags.contains(EpollFlags::EPOLLERR) && host::outcome(&flow.host).is_err() => {
                 self.end(cx, id, Turn::HostFailed);
@@ -159,10 +159,19 @@ impl Tcp {
     }
 
     /// The connection to the host exists, or does not.
-    fn host_answered(&mut self, cx: &mut Context<'_>, id: SlotId, pending: PendingId) {
+    fn host_answered(
+        &mut self,
+        cx: &mut Context<'_>,
+        id: SlotId,
+        pending: PendingId,
+        flags: EpollFlags,
+    ) {
         let Some(flow) = self.flows.get(id) else { return };
         let is_v4 = flow.peer_addr.is_ipv4();
-        match host::outcome(&flow.host) {
+        // A connection that failed shows EPOLLERR.
+        let has_failed = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
+        let outcome = if has_failed { host::outcome(&flow.host) } else { Ok(()) };
+        match outcome {
             Ok(()) if flow.host_side.writable => self.host_connected(cx, id, pending),
             Ok(()) => {}
             Err(errno) => {

@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use fulmar_base::Counter;
 use fulmar_gateway::config::Limits;
 use fulmar_gateway::policy::{Attempt, Decision, Policy};
 use fulmar_gateway::stat::{Direction, Refusal};
@@ -15,6 +16,11 @@ use crate::world::{GUEST, GUEST_V6, HOST_V6, ROUTER, World, ip, listener};
 
 pub const TESTS: &[Test] = &[
     ("a_connection_carries_bytes_both_ways", a_connection_carries_bytes_both_ways),
+    (
+        "where_the_ends_take_turns_an_answer_is_one_segment",
+        where_the_ends_take_turns_an_answer_is_one_segment,
+    ),
+    ("the_last_bytes_of_the_host_carry_the_fin", the_last_bytes_of_the_host_carry_the_fin),
     ("ipv6_is_carried_as_ipv4_is", ipv6_is_carried_as_ipv4_is),
     ("what_the_host_refuses_the_guest_sees_refused", what_the_host_refuses_the_guest_sees_refused),
     ("without_a_route_the_guest_hears_of_it", without_a_route_the_guest_hears_of_it),
@@ -66,6 +72,39 @@ fn a_connection_carries_bytes_both_ways() {
     world.until("the flow is over", |s| s.flows.is_empty());
     let summary = world.end();
     assert_eq!((summary.totals.tcp_flows, summary.totals.bytes_out), (1, 4));
+}
+
+/// Segments that went to the guest.
+fn segments(world: &World) -> u64 {
+    world.stat().stack.counters.value(Counter::TcpSegmentsOut)
+}
+
+fn where_the_ends_take_turns_an_answer_is_one_segment() {
+    let (world, listener) = (World::new(), listener());
+    let (mut guest, mut host) = world.pair(&listener);
+    // The first segments of a connection are acknowledged at once, and so is one whose answer a busy machine delays.
+    let is_one_each = (0..100).any(|_| {
+        let before = segments(&world);
+        (0..8).for_each(|_| exchange(&mut guest, &mut host));
+        segments(&world) - before == 8
+    });
+    assert!(is_one_each);
+}
+
+fn the_last_bytes_of_the_host_carry_the_fin() {
+    let (world, listener) = (World::new(), listener());
+    // The end may come after the bytes were passed on.
+    let is_one = (0..100).any(|_| {
+        let (mut guest, mut host) = world.pair(&listener);
+        let before = segments(&world);
+        host.write_all(b"pong").unwrap();
+        drop(host);
+        let mut bytes = Vec::new();
+        guest.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, b"pong");
+        segments(&world) - before == 1
+    });
+    assert!(is_one);
 }
 
 fn ipv6_is_carried_as_ipv4_is() {

@@ -187,8 +187,11 @@ impl Flow {
             Ok(Step::Done(chain)) if chain.is_empty() => {
                 cx.stack.free(chain);
                 self.guest_side.is_ended = true;
-                // The host's end may be gone; then the next call there says so.
-                let _ = self.host.shutdown(Shutdown::Write);
+                // Where both streams have ended, the socket is closed next, which sends the same FIN.
+                if !self.host_side.is_ended {
+                    // The host's end may be gone; then the next call there says so.
+                    let _ = self.host.shutdown(Shutdown::Write);
+                }
                 Moved::Nothing
             }
             Ok(Step::Done(chain)) => self.send(cx, socket, chain),
@@ -270,18 +273,22 @@ impl Flow {
         match received {
             Ok(0) => {
                 cx.stack.tcp_abandon(socket, room);
-                self.host_side.is_ended = true;
-                // A guest whose connection is over is found by the next call.
-                let _ = cx.stack.tcp_shutdown(cx.now, socket, fulmar_socket::Shutdown::Write);
+                self.end_in(cx, socket);
                 Moved::Nothing
             }
             Ok(n) => {
+                // Where the end is on its way, the last bytes and the FIN leave as one segment.
+                let is_last = n < asked && self.host_side.has_hung_up && self.is_at_end();
                 room.keep(n);
+                room.more = is_last;
                 cx.stack.tcp_commit(cx.now, socket, room);
                 self.bytes_in += n as u64;
                 cx.totals.bytes_in += n as u64;
                 self.moved = cx.now;
                 self.adapt(asked, n);
+                if is_last {
+                    self.end_in(cx, socket);
+                }
                 // A short read has emptied the socket, unless the end is what comes next.
                 self.host_side.readable = n == asked || self.host_side.has_hung_up;
                 Moved::Bytes(n)
@@ -298,6 +305,19 @@ impl Flow {
                 }
             }
         }
+    }
+
+    /// Whether the end of the host's stream is what comes next. After a FIN `recv` returns no error, so that the call
+    /// takes none away.
+    fn is_at_end(&self) -> bool {
+        matches!(self.host.peek(&mut [0]), Ok(0))
+    }
+
+    /// The host's stream has ended.
+    fn end_in(&mut self, cx: &mut Context<'_>, socket: SlotId) {
+        self.host_side.is_ended = true;
+        // A guest whose connection is over is found by the next call.
+        let _ = cx.stack.tcp_shutdown(cx.now, socket, fulmar_socket::Shutdown::Write);
     }
 
     /// Asks for more where more comes.
