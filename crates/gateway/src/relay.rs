@@ -14,6 +14,7 @@ pub mod siblings;
 mod sys;
 pub mod tcp;
 pub mod udp;
+pub mod wait;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time;

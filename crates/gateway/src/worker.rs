@@ -31,6 +31,7 @@ use crate::relay::poll::{Events, Owner, Owners, Poll};
 use crate::relay::siblings::{Message, Siblings};
 use crate::relay::tcp::Tcp;
 use crate::relay::udp::Udp;
+use crate::relay::wait::Waits;
 use crate::relay::{Clock, Context, Settings, Shard, canonical};
 use crate::setup::{self, SetupError};
 use crate::stat::{FlowStat, Stat, Summary, Totals};
@@ -57,6 +58,7 @@ pub struct Worker {
     totals: Totals,
     layers: Layers,
     siblings: Siblings,
+    waits: Waits,
     /// The device was readable at the turn before, too.
     had_frames: bool,
     /// Room for the events of the shard.
@@ -105,6 +107,7 @@ impl Worker {
             totals: Totals::default(),
             layers: Layers::default(),
             siblings,
+            waits: Waits::default(),
             had_frames: false,
             news: Vec::new(),
         };
@@ -156,15 +159,11 @@ impl Worker {
             if self.stack.down().is_some() {
                 break;
             }
-            let now = self.clock.now();
             let wake = self.stack.device().wake_fd();
             self.poll.watch_device(wake)?;
             self.stack.pass(Stage::Relayed);
-            self.poll.wait(&mut events, now, until)?;
-            self.stack.pass(match until {
-                Some(Instant::ZERO) => Stage::Spun,
-                _ => Stage::Slept,
-            });
+            let how = self.waits.wait(&self.poll, &mut events, self.clock, until)?;
+            self.stack.pass(how);
             has_frames = events.iter().any(|(owner, _)| owner == Owner::Device);
             if self.dispatch(&events, attends).is_break() || self.siblings.has_ended() {
                 break;

@@ -93,7 +93,7 @@ impl Spin {
     }
 
     /// Yields. Returns the time if it was long; the next waits do not busy-poll then.
-    fn yield_now(&self) -> Duration {
+    pub fn yield_now(&self) -> Duration {
         let start = sys::now();
         std::thread::yield_now();
         self.note_yield(sys::now().since(start))

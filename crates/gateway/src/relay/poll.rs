@@ -88,6 +88,11 @@ impl Default for Events {
 }
 
 impl Events {
+    /// How many came.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// The events in their order.
     pub fn iter(&self) -> impl Iterator<Item = (Owner, EpollFlags)> {
         let came = self.list.iter().take(self.len);
