@@ -101,6 +101,8 @@ pub struct End {
     pub began_at: Option<Instant>,
     /// Its SYN carries data.
     pub(super) opens_early: bool,
+    /// An attempt failed and was made again, from the same port.
+    pub(super) has_reconnected: bool,
     pub(super) plan: EndPlan,
     pub(super) quirk: Quirk,
     pub(super) phase: Phase,
@@ -147,6 +149,7 @@ impl End {
             asked_at: Instant::ZERO,
             began_at: None,
             opens_early: false,
+            has_reconnected: false,
             plan: plan.clone(),
             quirk,
             phase: Phase::Idle,
@@ -381,6 +384,7 @@ impl End {
         self.connects = self.connects.map(|(from, to, _)| (from, to, cx.now + pause));
         (self.id, self.phase, self.told) = (None, Phase::Idle, None);
         (self.written, self.write_left) = (0, 0);
+        self.has_reconnected = true;
         Ok(())
     }
 

@@ -52,7 +52,9 @@ impl Decider {
     }
 
     fn hold(&mut self, now: Instant, pending: Pending) {
-        let us = u64::try_from(self.plan.thinks.as_nanos() / 1_000).unwrap_or(0);
+        // Longer thoughts come too late each time.
+        let most = self.plan.thinks.min(self.plan.limits.timeout / 2);
+        let us = u64::try_from(most.as_nanos() / 1_000).unwrap_or(0);
         let thinks = Duration::from_micros(self.draw.below(us + 1));
         let thinks = if self.draw.percent(50) { Duration::ZERO } else { thinks };
         self.held.push((now + thinks, pending));
@@ -130,17 +132,20 @@ impl Scenario {
         }
     }
 
-    /// The longest time for which the programs of listeners keep an opener waiting. The SYNs of openers that
-    /// began at the same instant are repeated at the same instants, at last once per RTO of the most, and each
-    /// time as many are taken as may be pending.
+    /// The longest time for which listeners keep an opener waiting: for the decision of their programs, and for
+    /// their turn. The SYNs of openers that began at the same instant are repeated at the same instants, at last
+    /// once per RTO of the most, and each time as many are taken as may be pending; so with SYN,ACKs and the accept
+    /// queue.
     pub(super) fn decisions(&self) -> Duration {
         let max_rto = self.stations.iter().map(|s| s.tcp.max_rto).max().unwrap_or_default();
-        let longest = |p: &DecidePlan| {
-            let at_once = p.limits.backlog.min(p.limits.per_source).max(1);
-            let rounds = self.flows.len() / at_once;
-            p.thinks * 4 + MS * 20_000 * (p.drops + 1) + max_rto * rounds as u32
+        let turns = |at_once: usize| max_rto * (self.flows.len() / at_once.max(1)) as u32;
+        let decision = |p: &DecidePlan| {
+            let at_once = p.limits.backlog.min(p.limits.per_source);
+            p.thinks * 4 + MS * 20_000 * (p.drops + 1) + turns(at_once)
         };
-        self.swarm.decides.iter().flatten().map(longest).max().unwrap_or_default()
+        let decisions = self.swarm.decides.iter().flatten().map(decision);
+        let accepts = self.stations.iter().map(|s| turns(s.backlog));
+        decisions.chain(accepts).max().unwrap_or_default()
     }
 }
 

@@ -131,15 +131,21 @@ impl World {
             let is_cookie_out = l.cookies_sent > l.cookies_valid;
             l.embryos_expired > 0 || is_cookie_out && (loses || l.acks_dropped > 0)
         });
-        let sends_cookies = self
-            .sides
-            .each_ref()
-            .map(|side| side.shard.counters().value(Counter::TcpSynCookiesSent) > 0);
+        let has_counted = |counter| {
+            self.sides.each_ref().map(|side| side.shard.counters().value(counter) > 0)
+        };
+        let sends_cookies = has_counted(Counter::TcpSynCookiesSent);
+        let opens_early = has_counted(Counter::TcpFastOpensPassive);
         for n in 0..self.open.len() {
             let flow = self.open[n];
-            // After a SYN cookie a late copy of a SYN with data opens a second connection of these addresses, which
-            // is accepted, and resets the first when that comes with its cookie.
-            if self.ends[2 * flow].opens_early && sends_cookies[self.ends[2 * flow + 1].station] {
+            let (opener, passive) = (&self.ends[2 * flow], &self.ends[2 * flow + 1]);
+            // After a SYN cookie a late copy of a SYN of Fast Open opens a second connection of these addresses,
+            // which is accepted, and resets the first when that comes with its cookie.
+            let opens_twice = opener.plan.options.first.is_some() && sends_cookies[passive.station];
+            // What an attempt that failed has opened is reset by the SYN of the next one, which has another initial
+            // sequence number.
+            let outlived = opener.has_reconnected && opens_early[passive.station];
+            if opens_twice || outlived && !passive.is_unborn() {
                 (self.ends[2 * flow].may_fail, self.ends[2 * flow + 1].may_fail) = (true, true);
             }
             if self.ends[2 * flow].error.is_none() {

@@ -17,6 +17,8 @@ const HEADER_BYTES: u64 = 120;
 const ROUNDS: u64 = 30;
 /// What an acknowledgement may wait for: the delayed ACK and the time between two looks of a reader.
 const ACK_DELAY: Duration = Duration::from_millis(60);
+/// The longest time for which a partial segment is held back (TCP_CORK of Linux).
+const CORK: Duration = Duration::from_millis(200);
 /// Between two takings of a device that is full.
 const FULL: Duration = Duration::from_millis(2);
 /// TIME-WAIT by default.
@@ -90,7 +92,10 @@ impl Scenario {
             let writes = 4 + 4 * e.bytes / e.write_bytes.max(1) as u64;
             let segments = other / self.segment_bytes();
             let reads = 4 + 4 * other / e.read_bytes.max(1) as u64 + segments;
-            sum += e.read_after + (e.write_pause + preempted) * writes as u32;
+            // A partial segment that is held back keeps the next write waiting where little may be unsent.
+            let is_held = e.cork && e.options.notsent_low_water.is_some();
+            let cork = if is_held { CORK } else { Duration::ZERO };
+            sum += e.read_after + (e.write_pause + preempted + cork) * writes as u32;
             sum += (e.read_pause + preempted) * reads as u32;
         }
         sum
