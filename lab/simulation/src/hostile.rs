@@ -131,9 +131,8 @@ impl World {
             let is_cookie_out = l.cookies_sent > l.cookies_valid;
             l.embryos_expired > 0 || is_cookie_out && (loses || l.acks_dropped > 0)
         });
-        let has_counted = |counter| {
-            self.sides.each_ref().map(|side| side.shard.counters().value(counter) > 0)
-        };
+        let has_counted =
+            |counter| self.sides.each_ref().map(|side| side.shard.counters().value(counter) > 0);
         let sends_cookies = has_counted(Counter::TcpSynCookiesSent);
         let opens_early = has_counted(Counter::TcpFastOpensPassive);
         for n in 0..self.open.len() {

@@ -220,3 +220,29 @@ fn a_late_syn_with_data_after_a_syn_cookie_opens_a_second_connection() {
 fn syns_repeated_together_are_taken_a_few_at_a_time_where_few_may_be_pending() {
     holds(Case::swarm(1795558821063269));
 }
+
+#[test]
+fn what_a_failed_attempt_has_opened_early_is_reset_by_the_next_one() {
+    holds(Case::swarm(1795558821346394));
+    holds(Case::swarm(1795558821427526));
+}
+
+#[test]
+fn a_late_syn_of_fast_open_after_a_syn_cookie_opens_a_second_connection() {
+    holds(Case::swarm(1795558821335680));
+}
+
+#[test]
+fn handshakes_that_begin_together_take_turns_in_a_short_accept_queue() {
+    holds(Case::swarm(1795558821521974));
+}
+
+#[test]
+fn corked_writes_that_wait_for_what_is_unsent_are_slow() {
+    holds(Case::swarm(1795558821434506));
+}
+
+#[test]
+fn a_decision_that_comes_after_its_syn_was_given_up_is_none() {
+    holds(Case::swarm(1795558821445734));
+}
