@@ -222,6 +222,18 @@ fn a_retransmitted_segment_gives_no_rtt_sample() {
 }
 
 #[test]
+fn a_segment_whose_sack_was_lost_gives_no_rtt_sample_with_the_retransmission_before_it() {
+    let mut t = in_flight(Trace::established(), 3, 0);
+    let before = t.tcb.info().rtt;
+    // The first is lost, and so are the ACKs that report the others and the probe of the tail.
+    t.wait(500);
+    assert!(t.out.segs.iter().any(|s| s.seq == 1) && t.out.segs.iter().all(|s| s.seq != 1001));
+    t.wait(20);
+    recv!(t, "A", seq = 1, ack = 3001);
+    assert_eq!(t.tcb.info().rtt, before);
+}
+
+#[test]
 fn timestamps_give_an_rtt_sample_after_a_retransmission() {
     let mut t = Trace::established_with(Config { timestamps: true, ..plain() });
     t.write(900);

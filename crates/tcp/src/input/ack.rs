@@ -251,8 +251,10 @@ impl Tcb {
         if self.recovery.is_quiet() && self.rtt.backoff() == 0 {
             return;
         }
-        // With SACK, bytes sent once that this ACK is the first to report were just delivered.
-        if let Some(sent) = news.original.filter(|_| self.sack_on) {
+        // With SACK, bytes sent once that this ACK is the first to report were just delivered; not where it reports
+        // a retransmission, too: the ACKs before it may be lost, and the time is that of the time-out (as Linux).
+        let is_prompt = self.sack_on && news.retransmitted.is_none();
+        if let Some(sent) = news.original.filter(|_| is_prompt) {
             return self.rtt.sample(env.now.since(sent.sent_at));
         }
         let Some(t) = hdr.options.timestamps.filter(|t| self.ts.on && t.echo != 0) else {
