@@ -246,3 +246,8 @@ fn corked_writes_that_wait_for_what_is_unsent_are_slow() {
 fn a_decision_that_comes_after_its_syn_was_given_up_is_none() {
     holds(Case::swarm(1795558821445734));
 }
+
+#[test]
+fn lost_sacks_do_not_lengthen_timeouts_by_each_other() {
+    holds(Case::swarm(1795558821611350));
+}
