@@ -383,8 +383,7 @@ impl End {
         let pause = Duration::from_micros(self.draw.below(2_000_000));
         self.connects = self.connects.map(|(from, to, _)| (from, to, cx.now + pause));
         (self.id, self.phase, self.told) = (None, Phase::Idle, None);
-        (self.written, self.write_left) = (0, 0);
-        self.has_reconnected = true;
+        (self.written, self.write_left, self.has_reconnected) = (0, 0, true);
         Ok(())
     }
 
