@@ -31,12 +31,19 @@ pub fn peer_ip(v6: bool, host: u8) -> IpAddr {
 
 /// Ethernet and IP in front of a payload.
 pub fn ip_frame(src: IpAddr, dst: IpAddr, proto: u8, payload: &[u8]) -> Vec<u8> {
+    marked_ip_frame((src, dst), proto, payload, 0)
+}
+
+/// The same with an ECN field.
+pub fn marked_ip_frame(ends: (IpAddr, IpAddr), proto: u8, payload: &[u8], ecn: u8) -> Vec<u8> {
+    let (src, dst) = ends;
     let mut frame = ethernet(if src.is_ipv6() { eth::IPV6 } else { eth::IPV4 });
     match (src, dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             let mut h = [0; ipv4::HEADER_BYTES];
             let total_bytes = (h.len() + payload.len()).min(65_535);
-            ipv4_header(src, dst, proto, total_bytes).emit(&mut h).expect("20 bytes");
+            let header = ipv4_header(src, dst, proto, total_bytes);
+            ipv4::Header { dscp_ecn: ecn & 3, ..header }.emit(&mut h).expect("20 bytes");
             frame.extend_from_slice(&h);
         }
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
@@ -46,7 +53,7 @@ pub fn ip_frame(src: IpAddr, dst: IpAddr, proto: u8, payload: &[u8]) -> Vec<u8> 
                 dst,
                 next_header: proto,
                 hop_limit: 255,
-                traffic_class: 0,
+                traffic_class: ecn & 3,
                 flow_label: 0,
                 payload_bytes: payload.len().min(65_535),
             };

@@ -6,6 +6,7 @@
 //!
 //! The harnesses use no clock and no thread: an input that fails once fails always.
 
+mod extra;
 mod frames;
 mod parsers;
 mod peer;

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use fulmar_base::SeqNum;
+use fulmar_wire::tcp::FastOpenCookie;
 use fulmar_wire::{eth, ipv4, ipv6, protocol, tcp};
 
 /// One connection as seen from outside.
@@ -30,13 +31,36 @@ const MAX_FLOWS: usize = 12;
 #[derive(Default)]
 pub struct Observer {
     flows: Vec<Flow>,
+    /// Fast Open cookies, and the addresses that the stack gave them to.
+    cookies: Vec<(IpAddr, FastOpenCookie)>,
 }
 
-/// The TCP segment in a frame: its ends, its header, the bytes of its payload.
-fn segment_in(frame: &[u8]) -> Option<(IpAddr, IpAddr, tcp::Header, usize)> {
+/// A TCP segment.
+struct Segment {
+    src: IpAddr,
+    dst: IpAddr,
+    header: tcp::Header,
+    payload_bytes: usize,
+}
+
+impl Segment {
+    /// What a host may not send, whatever the script does.
+    fn check(&self, ecn: u8) {
+        assert!(!self.src.is_unspecified() && !self.src.is_multicast(), "from {}", self.src);
+        let is_broadcast = |ip: IpAddr| matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+        assert!(!is_broadcast(self.src) && !is_broadcast(self.dst), "to {}", self.dst);
+        assert!(!self.dst.is_unspecified() && !self.dst.is_multicast(), "to {}", self.dst);
+        // RFC 3168 section 6.1.1, 6.1.4 and 6.1.5: only data is ECN-capable.
+        let is_control = self.header.flags.intersects(tcp::Flags::SYN | tcp::Flags::RST);
+        assert!(ecn == 0 || (self.payload_bytes > 0 && !is_control), "ECN-capable control");
+    }
+}
+
+/// The TCP segment in a frame.
+fn segment_in(frame: &[u8]) -> Option<Segment> {
     let e = eth::Header::parse(frame).ok()?;
     let packet = frame.get(eth::HEADER_BYTES..)?;
-    let (src, dst, proto, at): (IpAddr, IpAddr, u8, usize) = match e.ethertype {
+    let (src, dst, proto, at, ecn): (IpAddr, IpAddr, u8, usize, u8) = match e.ethertype {
         eth::IPV4 => {
             let h = ipv4::Header::parse(packet, packet.len()).expect("the stack sends valid IPv4");
             assert!(ipv4::checksum_ok(packet, h.header_bytes), "a wrong IPv4 checksum was sent");
@@ -44,12 +68,13 @@ fn segment_in(frame: &[u8]) -> Option<(IpAddr, IpAddr, tcp::Header, usize)> {
             if h.fragment_offset != 0 || h.more_fragments {
                 return None;
             }
-            (h.src.into(), h.dst.into(), h.protocol, h.header_bytes)
+            (h.src.into(), h.dst.into(), h.protocol, h.header_bytes, h.dscp_ecn & 3)
         }
         eth::IPV6 => {
             let h = ipv6::Header::parse(packet, packet.len()).expect("the stack sends valid IPv6");
             assert_eq!(h.payload_bytes + ipv6::HEADER_BYTES, packet.len());
-            (h.src.into(), h.dst.into(), h.next_header, ipv6::HEADER_BYTES)
+            let header_bytes = ipv6::HEADER_BYTES;
+            (h.src.into(), h.dst.into(), h.next_header, header_bytes, h.traffic_class & 3)
         }
         _ => return None,
     };
@@ -57,14 +82,24 @@ fn segment_in(frame: &[u8]) -> Option<(IpAddr, IpAddr, tcp::Header, usize)> {
         return None;
     }
     let bytes = packet.get(at..)?;
-    let (h, header_bytes) = tcp::Header::parse(bytes).expect("the stack sends valid TCP");
-    Some((src, dst, h, bytes.len() - header_bytes))
+    let (header, header_bytes) = tcp::Header::parse(bytes).expect("the stack sends valid TCP");
+    let segment = Segment { src, dst, header, payload_bytes: bytes.len() - header_bytes };
+    segment.check(ecn);
+    Some(segment)
 }
 
 impl Observer {
     /// Takes note of a frame of the stack; panics if it is not well formed.
     pub fn see(&mut self, frame: &[u8]) {
-        let Some((src, dst, h, payload_bytes)) = segment_in(frame) else { return };
+        let Some(Segment { src, dst, header: h, payload_bytes }) = segment_in(frame) else {
+            return;
+        };
+        if let Some(cookie) = h.options.fast_open.and_then(|option| option.cookie)
+            && h.flags.contains(tcp::Flags::SYN | tcp::Flags::ACK)
+        {
+            self.cookies.retain(|c| c.0 != dst);
+            self.cookies.push((dst, cookie));
+        }
         let (local, remote) = (SocketAddr::new(src, h.src_port), SocketAddr::new(dst, h.dst_port));
         let syn_or_fin = |f| u32::from(h.flags.contains(f));
         let span = payload_bytes as u32 + syn_or_fin(tcp::Flags::SYN) + syn_or_fin(tcp::Flags::FIN);
@@ -95,6 +130,11 @@ impl Observer {
             f.stamp = ts.value;
         }
         f.last_flags = h.flags;
+    }
+
+    /// The Fast Open cookie that the stack last gave to an address.
+    pub fn cookie(&self, of: IpAddr) -> Option<FastOpenCookie> {
+        self.cookies.iter().find(|c| c.0 == of).map(|c| c.1)
     }
 
     /// The connections, oldest first.

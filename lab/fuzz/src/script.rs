@@ -3,6 +3,8 @@
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 
+use crate::extra::{Extra, Features};
+
 /// A number near one that the stack knows, or far from it.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Near {
@@ -210,16 +212,21 @@ pub enum Step {
         is_full: bool,
     },
     Call(Call),
+    /// Only with a stack that has more than the usual, so that other inputs keep their meaning.
+    #[arbitrary(skip)]
+    Extra(Extra),
 }
 
 /// Steps of one input at most: the fuzzer finds more with many short inputs than with few long ones.
 const MAX_STEPS: usize = 96;
 
 /// The steps that an input stands for.
-pub fn decode(u: &mut Unstructured) -> Vec<Step> {
+pub fn decode(u: &mut Unstructured, features: Features) -> Vec<Step> {
     let mut steps = Vec::new();
     while !u.is_empty() && steps.len() < MAX_STEPS {
-        let step: Result<Step> = u.arbitrary();
+        let is_extra = features.any() && u.ratio(2, 5).unwrap_or(false);
+        let step: Result<Step> =
+            if is_extra { u.arbitrary().map(Step::Extra) } else { u.arbitrary() };
         let Ok(step) = step else { break };
         steps.push(step);
     }

@@ -11,19 +11,21 @@
 
 mod build;
 mod calls;
+mod extra;
 
 use std::net::SocketAddr;
 
 use arbitrary::Unstructured;
 use fulmar_base::{Duration, Instant, Secrets, SlotId};
-use fulmar_ip::IfAddr;
+use fulmar_ip::{IfAddr, Route};
 use fulmar_mbuf::{Chain, PoolConfig};
 use fulmar_netdev::Caps;
-use fulmar_shard::{ListenOptions, Shard, StackConfig};
+use fulmar_shard::{ListenOptions, PendingId, Shard, StackConfig};
 use fulmar_socket::Step as Progress;
-use fulmar_tcp::LoanCharge;
+use fulmar_tcp::{EcnPolicy, LoanCharge};
 
-use crate::frames::{OURS, our_ip};
+use crate::extra::Features;
+use crate::frames::{OURS, our_ip, peer_ip};
 use crate::peer::Observer;
 use crate::script::{Step, decode};
 use crate::tape::{Arrival, SharedWire, Tape, lock};
@@ -44,7 +46,7 @@ pub fn stack(input: &[u8]) {
     let shape: u8 = u.arbitrary().unwrap_or(0);
     let mut world = World::new(shape);
     world.connect_honestly();
-    for step in decode(&mut u) {
+    for step in decode(&mut u, Features(shape)) {
         world.play(step);
         world.settle();
         world.check();
@@ -58,29 +60,40 @@ pub(crate) struct World {
     wire: SharedWire,
     now: Instant,
     observer: Observer,
-    listeners: [SlotId; 2],
+    listeners: Vec<SlotId>,
     udp: [SlotId; 3],
     ping: SlotId,
+    /// With every address: datagram sockets of both versions, and the socket of echo requests.
+    any_address: Option<[SlotId; 3]>,
+    /// Pending connections that the program knows of.
+    taken: Vec<PendingId>,
     connections: Vec<SlotId>,
     loans: Vec<(SlotId, Chain, LoanCharge)>,
     /// Counts frames for their identification and timestamps.
     serial: u32,
 }
 
-fn config() -> StackConfig {
+fn config(features: Features) -> StackConfig {
     let on = |v6, prefix_len| IfAddr { addr: our_ip(v6), prefix_len };
+    let ecn = if features.has(Features::ECN) { EcnPolicy::Ask } else { EcnPolicy::default() };
+    let any_ip = features.has(Features::ANY_ADDRESS);
+    // What is sent to hosts elsewhere goes to the peer.
+    let routes = any_ip.then(|| [false, true].map(|v6| Route::default_via(peer_ip(v6, 2))));
     StackConfig {
         addresses: vec![on(false, 24), on(true, 64)],
         pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(BUDGET_BYTES) },
         max_sockets: MAX_SOCKETS,
         max_time_wait: 16,
         secrets: Some(Secrets::for_simulation(1)),
+        any_ip,
+        routes: routes.into_iter().flatten().collect(),
+        tcp: fulmar_tcp::Config { ecn, ..fulmar_tcp::Config::default() },
         ..StackConfig::default()
     }
 }
 
 impl World {
-    /// `shape` chooses what the device can do.
+    /// `shape` chooses what the device can do, and the [`Features`] of the stack.
     fn new(shape: u8) -> World {
         let wire = SharedWire::default();
         let mut caps = Caps::plain(1500, OURS);
@@ -88,15 +101,17 @@ impl World {
         caps.tso = (shape & 3 == 3).then_some(65_535);
         caps.udp_gso = shape & 3 == 3;
         caps.rx_gro = shape & 4 != 0;
-        let now = Instant::from_millis(1000);
-        let mut shard = Shard::new(config(), Box::new(Tape::new(caps, &wire)), now)
+        let (now, features) = (Instant::from_millis(1000), Features(shape));
+        let mut shard = Shard::new(config(features), Box::new(Tape::new(caps, &wire)), now)
             .expect("a stack of these tunables");
         let any = |v6, port| SocketAddr::new(our_ip(v6), port);
         let mut listen = |v6| {
-            let options = ListenOptions { backlog: 8, ..ListenOptions::default() };
+            let fast_open = extra::fast_open(features);
+            let options = ListenOptions { backlog: 8, fast_open, ..ListenOptions::default() };
             shard.tcp_listen(any(v6, PORT), options).expect("a listener")
         };
-        let listeners = [listen(false), listen(true)];
+        let mut listeners = vec![listen(false), listen(true)];
+        listeners.extend(extra::listeners(&mut shard, features));
         let mut bind = |v6| {
             shard.udp().bind(any(v6, UDP_PORT), Default::default()).expect("a datagram socket")
         };
@@ -104,6 +119,7 @@ impl World {
         let connected = shard.udp().open(build::peer(false, 2, 53)).expect("a connected one");
         let ping = shard.ping_open().expect("a free identifier");
         let udp = [bound[0], bound[1], connected];
+        let any_address = extra::any_address_sockets(&mut shard, features);
         World {
             shard,
             wire,
@@ -112,6 +128,8 @@ impl World {
             listeners,
             udp,
             ping,
+            any_address,
+            taken: Vec::new(),
             connections: Vec::new(),
             loans: Vec::new(),
             serial: 0,
@@ -134,7 +152,7 @@ impl World {
             self.play(Step::Answer { flow: n as u8, options: None, resets: false });
             self.settle();
         }
-        for listener in self.listeners {
+        for &listener in &self.listeners {
             while let Ok(Progress::Done((id, _))) = self.shard.tcp_accept(listener) {
                 self.connections.push(id);
             }
@@ -149,6 +167,7 @@ impl World {
             Step::LongWait { s } => self.pass(Duration::from_secs(u64::from(s))),
             Step::Device { is_full } => lock(&self.wire).is_full = is_full,
             Step::Call(call) => self.call(call),
+            Step::Extra(step) => self.extra(step),
             frame => {
                 if let Some(arrival) = self.build(frame) {
                     self.arrive(arrival);
@@ -215,7 +234,8 @@ impl World {
         while let Some((id, chain, lent)) = self.loans.pop() {
             self.shard.take_back(self.now, id, chain, lent);
         }
-        let all = self.connections.drain(..).chain(self.udp).chain(self.listeners);
+        let all = self.connections.drain(..).chain(self.udp).chain(self.listeners.drain(..));
+        let all = all.chain(self.any_address.into_iter().flatten());
         for id in all.chain([self.ping]).collect::<Vec<_>>() {
             self.shard.close(self.now, id);
         }

@@ -1,6 +1,6 @@
 //! The frames of a script.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use fulmar_base::{EtherAddr, Gso, GsoKind, Instant, Offload, SeqNum};
 use fulmar_wire::tcp::{Flags, Header, Options, SackBlocks, Timestamps};
@@ -137,7 +137,8 @@ impl World {
                 frame.extend_from_slice(&bytes);
                 Some(landed(frame, &landing, false, false))
             }
-            Step::Wait { .. } | Step::LongWait { .. } | Step::Device { .. } | Step::Call(_) => None,
+            Step::Wait { .. } | Step::LongWait { .. } | Step::Device { .. } => None,
+            Step::Call(_) | Step::Extra(_) => None,
         }
     }
 
@@ -160,7 +161,7 @@ impl World {
         }
     }
 
-    fn in_order(&self, f: &Flow, flags: Flags) -> Header {
+    pub(super) fn in_order(&self, f: &Flow, flags: Flags) -> Header {
         Header {
             src_port: f.remote.port(),
             dst_port: f.local.port(),
@@ -281,7 +282,7 @@ fn arp_frame(request: bool, sender: u8, target: u8, ether: EtherAddr) -> Vec<u8>
 /// A message of neighbour discovery with one option of the given kind.
 fn neighbour_message(kind: u8, flags: u8, target: u8, option: u8, ether: EtherAddr) -> Vec<u8> {
     let mut m = vec![kind, 0, 0, 0, flags, 0, 0, 0];
-    if let std::net::IpAddr::V6(ip) = peer_ip(true, target) {
+    if let IpAddr::V6(ip) = peer_ip(true, target) {
         m.extend_from_slice(&ip.octets());
     }
     m.extend_from_slice(&[option, 1]);
@@ -292,6 +293,19 @@ fn neighbour_message(kind: u8, flags: u8, target: u8, option: u8, ether: EtherAd
 }
 
 fn echo(v6: bool, reply: bool, ident: u16, bytes: u16) -> Vec<u8> {
+    let ends = (peer_ip(v6, 2), our_ip(v6));
+    let (proto, message) = echo_message(ends, reply, ident, bytes);
+    ip_frame(ends.0, ends.1, proto, &message)
+}
+
+/// An echo request or reply, and its protocol.
+pub(super) fn echo_message(
+    ends: (IpAddr, IpAddr),
+    reply: bool,
+    ident: u16,
+    bytes: u16,
+) -> (u8, Vec<u8>) {
+    let v6 = ends.0.is_ipv6();
     let kind = match (v6, reply) {
         (false, false) => 8,
         (false, true) => 0,
@@ -303,9 +317,8 @@ fn echo(v6: bool, reply: bool, ident: u16, bytes: u16) -> Vec<u8> {
     m.extend_from_slice(&[0, 1]);
     m.resize(8 + usize::from(bytes % 1400), 2);
     let proto = if v6 { protocol::ICMPV6 } else { protocol::ICMP };
-    let (from, to) = (peer_ip(v6, 2), our_ip(v6));
-    complete(&mut m, icmpv4::CHECKSUM_OFFSET, (from, to), proto);
-    ip_frame(from, to, proto, &m)
+    complete(&mut m, icmpv4::CHECKSUM_OFFSET, ends, proto);
+    (proto, m)
 }
 
 fn fragment(v6: bool, ident: u8, offset: u16, more: bool, n: usize, proto: u8) -> Vec<u8> {
@@ -325,7 +338,7 @@ fn fragment(v6: bool, ident: u8, offset: u16, more: bool, n: usize, proto: u8) -
         bytes.extend_from_slice(&data);
         return ip_frame(from, to, protocol::FRAGMENT, &bytes);
     }
-    let (std::net::IpAddr::V4(src), std::net::IpAddr::V4(dst)) = (from, to) else {
+    let (IpAddr::V4(src), IpAddr::V4(dst)) = (from, to) else {
         return Vec::new();
     };
     let mut h = ipv4_header(src, dst, proto, ipv4::HEADER_BYTES + n);

@@ -9,7 +9,7 @@ use super::{World, build};
 use crate::script::Call;
 
 /// Connections that the program opens at most.
-const MAX_CONNECTIONS: usize = 24;
+pub(super) const MAX_CONNECTIONS: usize = 24;
 /// Loans that it holds at most.
 const MAX_LOANS: usize = 16;
 
@@ -74,7 +74,7 @@ impl World {
     }
 
     fn accept(&mut self) {
-        for listener in self.listeners {
+        for &listener in &self.listeners {
             if let Ok(Progress::Done((id, _))) = self.shard.tcp_accept(listener) {
                 self.connections.push(id);
             }
@@ -147,7 +147,8 @@ impl World {
     }
 
     fn udp_receive(&mut self) {
-        for id in self.udp {
+        let any = self.any_address.iter().flat_map(|sockets| &sockets[..2]);
+        for &id in self.udp.iter().chain(any) {
             while let Ok(Progress::Done(d)) = self.shard.udp().receive(id) {
                 self.shard.free(d.payload);
             }
