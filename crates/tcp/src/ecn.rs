@@ -24,7 +24,7 @@
 //!
 //! Differences from RFC 9768:
 //! - After a SYN or SYN,ACK that arrived changed, feedback is ignored; section 3.2.2.3 advises to respond until it is
-//!   continuous, which a path that marks everything would use to stop the sender.
+//!   continuous, and a path that marks everything would hold the sender at its least window.
 //! - A batch of segments that is received before one output gets one ACK, which may tell of more than seven marks. The
 //!   option, which goes with it, is exact.
 //! - Where ACE may have cycled unseen and the peer's options do not arrive, it is taken to have cycled only while
