@@ -14,7 +14,7 @@ use crate::failure::{Failure, Outcome};
 use crate::format::{bytes, is_shown, printable, table, terminal_columns, time, wrapped};
 pub(crate) use choice::is_of;
 pub(crate) use filter::Filter;
-pub(crate) use flows::guest_of;
+pub(crate) use flows::{guest_of, place};
 use fulmar::base::DropReason;
 use fulmar::control;
 use serde_json::Value;
@@ -191,6 +191,7 @@ fn render(args: &Args, document: &Value) -> String {
         return text + &section("flows", flows) + &section("sockets", shown);
     }
     text += &section("flows", flows);
+    text += &section("published", flows::published(&document["gateway"]["published"]));
     text += &section("not carried", flows::refusals(&document["gateway"]["refusals"]));
     text += &section("carried", fields(&flows::totals(&document["gateway"])));
     text += &section("sockets", shown);

@@ -1,6 +1,7 @@
 //! What a gateway is built from.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
 
 use fulmar_base::Secrets;
 use fulmar_netdev::Device;
@@ -9,14 +10,15 @@ use crate::guest::GuestNetwork;
 use crate::mapping::Mapping;
 use crate::policy::Policy;
 use crate::ports::Forward;
+use crate::published::PublishedPort;
 use crate::{dhcp, ra};
 
 /// Queues of a guest's interface at most, as many as a stack has shards.
 pub const MAX_QUEUES: usize = fulmar_shard::MAX_SHARDS;
 
-/// Takes a connection that came from the host's loopback to a published port, and the port in the guest. It
-/// gives back what it does not want: that is relayed like any other connection.
-pub type OnLoopback = Box<dyn FnMut(TcpStream, u16) -> Option<TcpStream> + Send>;
+/// Takes a connection that came from the host's loopback to a published port. It gives back what it does not want:
+/// that is relayed like any other connection.
+pub type OnLoopback = Box<dyn FnMut(TcpStream, &Arc<PublishedPort>) -> Option<TcpStream> + Send>;
 
 /// The configuration of a gateway.
 pub struct Config {

@@ -13,6 +13,7 @@ pub mod mapping;
 pub mod policy;
 pub mod ports;
 pub mod program;
+pub mod published;
 pub mod ra;
 mod relay;
 pub mod rules;

@@ -31,6 +31,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 mod connection;
 pub mod datagrams;
 
+use crate::published::PublishedPort;
 use connection::{Connection, Progress};
 use datagrams::Datagrams;
 
@@ -92,7 +93,7 @@ pub struct Counters {
 pub type Destinations = Vec<SocketAddr>;
 
 enum Command {
-    Carry(TcpStream, Destinations),
+    Carry(TcpStream, Destinations, Arc<PublishedPort>),
     Listen(u64, TcpListener, Destinations),
     Unlisten(u64),
     ListenDatagrams(u64, UdpSocket, SocketAddr),
@@ -122,7 +123,7 @@ pub struct Loop {
     commands: Receiver<Command>,
     counters: Arc<Counters>,
     listeners: HashMap<u64, Listener>,
-    connections: HashMap<u64, Connection>,
+    connections: HashMap<u64, Spliced>,
     datagrams: Datagrams,
     next_connection: u64,
     pipes: Pipes,
@@ -131,6 +132,13 @@ pub struct Loop {
     /// Listeners whose last accept failed.
     stalled: Vec<u64>,
     has_no_handles: bool,
+}
+
+/// A connection, and the published port to which it came.
+#[derive(Debug)]
+struct Spliced {
+    connection: Connection,
+    port: Option<Arc<PublishedPort>>,
 }
 
 #[derive(Debug)]
@@ -203,9 +211,10 @@ pub fn splicer() -> io::Result<(Splicer, Loop)> {
 }
 
 impl Splicer {
-    /// Connects `accepted` with the first of the destinations that accepts. If none does it is reset.
-    pub fn carry(&self, accepted: TcpStream, to: Destinations) {
-        self.send(Command::Carry(accepted, to));
+    /// Connects what was accepted at a published port with the first of the destinations that accepts. If none does it
+    /// is reset, and counted at the port.
+    pub fn carry(&self, accepted: TcpStream, to: Destinations, port: Arc<PublishedPort>) {
+        self.send(Command::Carry(accepted, to, port));
     }
 
     /// Carries what a listener accepts until [`Splicer::unlisten`].
@@ -313,8 +322,8 @@ impl Loop {
         match KINDS[(token & 3) as usize] {
             Kind::Listener => self.accept(id),
             Kind::Connection => {
-                if let Some(c) = self.connections.get_mut(&id) {
-                    c.on_events(events);
+                if let Some(spliced) = self.connections.get_mut(&id) {
+                    spliced.connection.on_events(events);
                     self.pump(id);
                 }
             }
@@ -335,7 +344,7 @@ impl Loop {
                 }
             };
             match command {
-                Command::Carry(accepted, to) => self.begin(accepted, &to),
+                Command::Carry(accepted, to, port) => self.begin(accepted, &to, Some(port)),
                 Command::Listen(id, socket, to) => {
                     let watch = EpollEvent::new(EpollFlags::EPOLLIN, token(Kind::Listener, id));
                     let registered = socket.set_nonblocking(true).is_ok()
@@ -370,7 +379,7 @@ impl Loop {
             match listener.socket.accept() {
                 Ok((accepted, _)) => {
                     let to = listener.to.clone();
-                    self.begin(accepted, &to);
+                    self.begin(accepted, &to, None);
                 }
                 Err(e) if is_exhausted(&e) => {
                     // Level-triggered readiness would spin until descriptors are free.
@@ -394,33 +403,36 @@ impl Loop {
         }
     }
 
-    fn begin(&mut self, accepted: TcpStream, to: &[SocketAddr]) {
+    fn begin(&mut self, accepted: TcpStream, to: &[SocketAddr], port: Option<Arc<PublishedPort>>) {
         if self.connections.len() >= MAX_CONNECTIONS {
-            self.counters.dropped.fetch_add(1, Relaxed);
-            return connection::reset(&accepted);
+            connection::reset(&accepted);
+            return self.count_failure(Errno::ENOBUFS, port);
         }
         let id = self.next_connection;
         self.next_connection += 1;
         match Connection::begin(accepted, to, &self.epoll, token(Kind::Connection, id)) {
             Ok(connection) => {
-                self.connections.insert(id, connection);
+                self.connections.insert(id, Spliced { connection, port });
                 self.pump(id);
             }
-            Err(e) => self.count_failure(e),
+            Err(e) => self.count_failure(e, port),
         }
     }
 
-    fn count_failure(&self, e: Errno) {
+    fn count_failure(&self, e: Errno, port: Option<Arc<PublishedPort>>) {
         let refused = !matches!(e, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::ENOBUFS);
         let counter = if refused { &self.counters.refused } else { &self.counters.dropped };
         counter.fetch_add(1, Relaxed);
+        if let Some(port) = port {
+            port.count_refused();
+        }
     }
 
     /// Moves what a connection has to move, for one turn.
     fn pump(&mut self, id: u64) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let Some(spliced) = self.connections.get_mut(&id) else { return };
         let token = token(Kind::Connection, id);
-        match connection.pump(&mut self.pipes, &self.epoll, token, &self.counters) {
+        match spliced.connection.pump(&mut self.pipes, &self.epoll, token, &self.counters) {
             Progress::Waits => {}
             Progress::HasMore => {
                 if !self.ready.contains(&id) {
@@ -431,8 +443,8 @@ impl Loop {
                 self.connections.remove(&id);
             }
             Progress::Failed(e) => {
-                self.connections.remove(&id);
-                self.count_failure(e);
+                let port = self.connections.remove(&id).and_then(|spliced| spliced.port);
+                self.count_failure(e, port);
             }
         }
     }

@@ -8,6 +8,7 @@ use fulmar_runtime::Balance;
 use fulmar_tcp::Info;
 
 use crate::policy::Protocol;
+use crate::published::PublishedStat;
 
 macro_rules! refusals {
     ($($(#[doc = $doc:literal])* $variant:ident = $name:literal;)*) => {
@@ -194,6 +195,8 @@ pub struct Stat {
     pub queues: usize,
     /// The flows.
     pub flows: Vec<FlowStat>,
+    /// The published ports, those of TCP first.
+    pub published: Vec<PublishedStat>,
     /// Totals since the start.
     pub totals: Totals,
     /// The stack on the guest's interface: counters, drops, buffers, device, neighbours. Of its sockets those that
@@ -209,6 +212,7 @@ impl Stat {
     /// This and another queue together.
     pub(crate) fn with(mut self, other: Stat) -> Stat {
         self.flows.extend(other.flows);
+        self.published.extend(other.published);
         self.totals.add(&other.totals);
         let balance = match (self.balance, &other.balance) {
             (Some(own), Some(other)) => Some(own.and(other)),

@@ -24,7 +24,9 @@ use fulmar_socket::SocketError;
 use nix::sys::epoll::EpollFlags;
 
 use crate::config::{OnLoopback, Publish};
+use crate::policy::Protocol;
 use crate::ports::Forward;
+use crate::published;
 use crate::relay::echo::Echoes;
 use crate::relay::judge::Judge;
 use crate::relay::poll::{Events, Owner, Owners, Poll};
@@ -342,10 +344,12 @@ impl Worker {
         stack.sockets.retain(|s| s.tcp.is_none() || !is_of_flow(s));
         flows.extend(layers.udp.stat(cx.now));
         flows.extend(layers.echoes.stat(cx.now));
+        let mut published = published::stat(Protocol::Tcp, layers.tcp.ports());
+        published.extend(published::stat(Protocol::Udp, layers.udp.ports()));
         let ledger = self.account.ledger();
         let balance = ledger.every().map(|_| ledger.balance());
         let (totals, uptime) = (self.totals.clone(), self.clock.uptime());
-        Stat { queues: 1, flows, totals, stack, balance, uptime }
+        Stat { queues: 1, flows, published, totals, stack, balance, uptime }
     }
 
     /// A snapshot of all queues, while their workers run.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use fulmar::connection_json;
 use fulmar_gateway::attach::Target;
 use fulmar_gateway::guest::GuestNetwork;
+use fulmar_gateway::published::PublishedStat;
 use fulmar_gateway::splice::Splicer;
 use fulmar_gateway::stat::{Direction, FlowStat, HostTcp, Refusal, Stat, Totals};
 use nix::time::{ClockId, clock_gettime};
@@ -84,6 +85,7 @@ impl About {
             "bytes_in": bytes_in,
             "datagrams_out": datagrams_out,
             "datagrams_in": datagrams_in,
+            "published": stat.published.iter().map(published).collect::<Vec<_>>(),
             "refusals": refusals.collect::<Vec<_>>(),
             "spliced": self.spliced(),
         })
@@ -165,6 +167,21 @@ fn flow(f: &FlowStat) -> Value {
     value
 }
 
+/// A published port, or a range of them to which nothing came.
+fn published(ports: &PublishedStat) -> Value {
+    json!({
+        "protocol": ports.protocol.name(),
+        "address": ports.bind.address.map(|a| a.to_string()),
+        "interface": ports.bind.interface,
+        "port": ports.from.start(),
+        "last_port": ports.from.end(),
+        "guest_port": ports.to,
+        "last_guest_port": ports.last_to(),
+        "connections": ports.connections,
+        "refused": ports.refused,
+    })
+}
+
 fn host_connection(host: &HostTcp) -> Map<String, Value> {
     let fields = [
         ("host_rtt_us", json!(micros(host.rtt))),
@@ -179,6 +196,7 @@ fn host_connection(host: &HostTcp) -> Map<String, Value> {
 mod tests {
     use super::*;
     use fulmar_gateway::policy::Protocol;
+    use fulmar_gateway::ports::Bind;
 
     #[test]
     fn arrays_are_appended_to_an_object() {
@@ -189,6 +207,26 @@ mod tests {
         assert_eq!(append(vec![]), json!({"a": {"b": 1}, "all": []}));
         let two = vec![json!({"c": 2}), json!(3)];
         assert_eq!(append(two), json!({"a": {"b": 1}, "all": [{"c": 2}, 3]}));
+    }
+
+    #[test]
+    fn a_published_port_says_where_it_is_bound_and_leads() {
+        let bind = Bind { address: Some([127, 0, 0, 1].into()), interface: None };
+        let ports = PublishedStat {
+            protocol: Protocol::Tcp,
+            bind,
+            from: 8080..=8081,
+            to: 80,
+            connections: 0,
+            refused: 0,
+        };
+        let expected = json!({
+            "protocol": "tcp", "address": "127.0.0.1", "interface": null, "port": 8080, "last_port": 8081,
+            "guest_port": 80, "last_guest_port": 81, "connections": 0, "refused": 0,
+        });
+        assert_eq!(published(&ports), expected);
+        let anywhere = PublishedStat { bind: Bind::default(), ..ports };
+        assert_eq!(published(&anywhere)["address"], Value::Null);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
@@ -385,7 +386,8 @@ fn on_loopback(plan: &Plan, network: &GuestNetwork, splicers: &Splicers) -> Opti
     let splicer = splicers.guest.clone().filter(|_| plan.ports.has_splice)?;
     let own: Vec<IpAddr> = network.addresses.iter().map(|(a, _)| *a).collect();
     let is_to_loopback = plan.ports.is_to_loopback;
-    Some(Box::new(move |accepted: TcpStream, port| {
+    Some(Box::new(move |accepted: TcpStream, published| {
+        let port = published.forward.to;
         let is_v4 = accepted.peer_addr().is_ok_and(|a| a.ip().to_canonical().is_ipv4());
         let mut to: Vec<SocketAddr> = if is_to_loopback {
             loopback(port).to_vec()
@@ -397,7 +399,7 @@ fn on_loopback(plan: &Plan, network: &GuestNetwork, splicers: &Splicers) -> Opti
         if to.is_empty() {
             return Some(accepted);
         }
-        splicer.carry(accepted, to);
+        splicer.carry(accepted, to, Arc::clone(published));
         None
     }))
 }

@@ -4,6 +4,7 @@
 //! Flows are added up by protocol and state, not told apart: a metric for each would grow without bound on the
 //! reader's side.
 
+use crate::stat::place;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -168,6 +169,7 @@ fn gateway(all: &mut Families, gateway: &Value) {
         let datagrams = counter("gateway_datagrams", "Datagrams from the guest and to it.");
         all.add(datagrams, &labels, number(&gateway[format!("datagrams_{direction}")]));
     }
+    published(all, &gateway["published"]);
     for refusal in list(&gateway["refusals"]) {
         let family = counter("gateway_refusals", "What was not carried, by the reason.");
         all.add(family, &[("reason", word(&refusal["reason"]))], number(&refusal["count"]));
@@ -175,6 +177,29 @@ fn gateway(all: &mut Families, gateway: &Value) {
     for (name, value) in fields(&gateway["spliced"]) {
         let name = format!("gateway_spliced_{name}");
         all.add(counter(&name, "Between the loopback interfaces."), &[], number(value));
+    }
+}
+
+/// Published ports. A range of ports is listed to which nothing came: its ports have metrics from their first client on.
+fn published(all: &mut Families, ports: &Value) {
+    for port in list(ports).iter().filter(|p| p["port"] == p["last_port"]) {
+        let (address, numbers) = (place(port), ["port", "guest_port"].map(|f| port[f].to_string()));
+        let labels = [
+            ("protocol", word(&port["protocol"])),
+            ("address", &*address),
+            ("port", &*numbers[0]),
+            ("guest_port", &*numbers[1]),
+        ];
+        let connections = counter(
+            "gateway_published_connections",
+            "Clients of published ports: connections accepted, flows of datagrams begun.",
+        );
+        all.add(connections, &labels, number(&port["connections"]));
+        let refused = counter(
+            "gateway_published_refused",
+            "Connections to published ports that the guest did not get, and datagrams.",
+        );
+        all.add(refused, &labels, number(&port["refused"]));
     }
 }
 
@@ -214,6 +239,11 @@ mod tests {
             "pool": {"budget_bytes": 7, "allocs": 8},
             "ledger": {"stages": [{"stage": "locked", "layer": "lock", "ns": 5e8}]},
             "gateway": {"uptime_us": 2_500_000, "cpu_us": 1000, "tcp_flows": 10, "bytes_out": 11,
+                        "published": [
+                            {"protocol": "udp", "address": null, "interface": "eth0", "port": 53, "last_port": 53,
+                             "guest_port": 5353, "connections": 14, "refused": 15},
+                            {"protocol": "tcp", "address": null, "port": 1, "last_port": 52, "guest_port": 1},
+                        ],
                         "refusals": [{"reason": "policy", "count": 12}], "spliced": {"connections": 13}},
         })
     }
@@ -238,10 +268,13 @@ mod tests {
             r#"fulmar_gateway_flows_opened_total{protocol="tcp"} 10"#,
             r#"fulmar_gateway_bytes_total{direction="out"} 11"#,
             r#"fulmar_gateway_refusals_total{reason="policy"} 12"#,
+            r#"fulmar_gateway_published_connections_total{protocol="udp",address="*%eth0",port="53",guest_port="5353"} 14"#,
+            r#"fulmar_gateway_published_refused_total{protocol="udp",address="*%eth0",port="53",guest_port="5353"} 15"#,
             "fulmar_gateway_spliced_connections_total 13",
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
+        assert!(!text.contains(r#"port="1""#), "a range has no metrics");
     }
 
     #[test]

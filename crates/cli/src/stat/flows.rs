@@ -28,6 +28,38 @@ pub fn table_of(flows: &Value) -> String {
     with_details(&shortened.collect(), &COLUMNS)
 }
 
+/// The published ports: where they are bound, where they lead and what came to them.
+pub fn published(value: &Value) -> String {
+    let ports = list(value);
+    if ports.is_empty() {
+        return String::new();
+    }
+    let cells = |p: &Value| {
+        let from = format!("{}:{}", place(p), range(&p["port"], &p["last_port"]));
+        let to = range(&p["guest_port"], &p["last_guest_port"]);
+        vec![word(&p["protocol"]), from, to, word(&p["connections"]), word(&p["refused"])]
+    };
+    let heads = ["Netid", "Host Address:Port", "Guest Port", "Connections", "Refused"];
+    format::table(&heads, &ports.iter().map(cells).collect::<Vec<_>>())
+}
+
+/// The address at which a port is bound, as ss(8) writes it: `*`, `127.0.0.1`, `[::1]`, `*%eth0`.
+pub(crate) fn place(port: &Value) -> String {
+    let address = match port["address"].as_str() {
+        Some(v6) if v6.contains(':') => format!("[{v6}]"),
+        Some(v4) => v4.to_owned(),
+        None => "*".to_owned(),
+    };
+    match port["interface"].as_str() {
+        Some(interface) => format!("{address}%{interface}"),
+        None => address,
+    }
+}
+
+fn range(first: &Value, last: &Value) -> String {
+    if first == last { word(first) } else { format!("{}-{}", word(first), word(last)) }
+}
+
 /// What was not carried, with the reasons.
 pub fn refusals(value: &Value) -> String {
     let counted = list(value).iter().filter(|r| r["count"].as_u64().unwrap_or(0) > 0);
@@ -96,10 +128,34 @@ tcp    out  open        0       7  10.0.0.2:1000       127.0.0.1:80
     }
 
     #[test]
+    fn a_published_port_has_a_line_and_so_have_idle_ones_together() {
+        let port = |address: Value, ports: [u16; 2], to: [u16; 2], counts: [u64; 2]| {
+            json!({"protocol": "tcp", "address": address, "interface": null, "port": ports[0],
+                   "last_port": ports[1], "guest_port": to[0], "last_guest_port": to[1],
+                   "connections": counts[0], "refused": counts[1]})
+        };
+        let mut bound = port(json!("::1"), [443, 443], [8443, 8443], [0, 0]);
+        bound["interface"] = json!("eth0");
+        let text = published(&json!([
+            port(Value::Null, [8080, 8080], [80, 80], [12, 3]),
+            port(json!("127.0.0.1"), [9180, 9181], [80, 81], [0, 0]),
+            bound,
+        ]));
+        let expected = "\
+Netid  Host Address:Port    Guest Port  Connections  Refused
+tcp    *:8080               80                   12        3
+tcp    127.0.0.1:9180-9181  80-81                 0        0
+tcp    [::1]%eth0:443       8443                  0        0
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
     fn a_stack_has_no_flows_and_no_guest() {
         let stack = json!({"name": "nc"});
         assert_eq!(table_of(&stack["flows"]), "");
         assert_eq!(refusals(&stack["gateway"]["refusals"]), "");
+        assert_eq!(published(&stack["gateway"]["published"]), "");
         assert_eq!((totals(&stack["gateway"]), guest_of(&stack)), (Value::Null, None));
     }
 

@@ -23,6 +23,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::poll::{Owner, Poll};
 use super::{Shard, host};
+use crate::published::PublishedPort;
 use crate::stat::Stat;
 
 /// Messages that wait for one thread at most. A datagram or run of them has up to 64 KiB.
@@ -53,13 +54,14 @@ impl Message {
 pub struct Client {
     pub stream: TcpStream,
     pub from: SocketAddr,
-    /// The port in the guest.
-    pub port: u16,
+    /// To which it came.
+    pub port: Arc<PublishedPort>,
 }
 
 /// What a client sent to a published port.
 pub struct Arrival {
-    /// The published port, and to which of its addresses it came.
+    pub port: Arc<PublishedPort>,
+    /// The socket of the published port, and to which of its addresses it came.
     pub socket: Arc<OwnedFd>,
     pub local: Option<IpAddr>,
     pub client: SocketAddr,
@@ -262,13 +264,19 @@ impl Siblings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ports::PortSpec;
     use std::io::Read;
     use std::net::TcpListener;
+
+    fn port() -> Arc<PublishedPort> {
+        let spec: PortSpec = "80".parse().unwrap();
+        Arc::new(PublishedPort::new(spec.forwards().remove(0)))
+    }
 
     fn client(listener: &TcpListener) -> (Message, TcpStream) {
         let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, from) = listener.accept().unwrap();
-        (Message::Client(Client { stream, from, port: 80 }), far)
+        (Message::Client(Client { stream, from, port: port() }), far)
     }
 
     fn arrival() -> Message {
@@ -276,7 +284,8 @@ mod tests {
         let socket = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
         let (local, bytes, segment_bytes) = (None, vec![], None);
         let [client, guest, seen] = [any; 3];
-        Message::Arrival(Arrival { socket, local, client, guest, seen, bytes, segment_bytes })
+        let port = port();
+        Message::Arrival(Arrival { port, socket, local, client, guest, seen, bytes, segment_bytes })
     }
 
     #[test]

@@ -327,6 +327,13 @@ fn a_published_port_shows_the_guest_its_client() {
     let server = world.guest.run(|| TcpListener::bind((GUEST, 80))).unwrap();
     let _client = TcpStream::connect(("127.0.0.1", 8080)).unwrap();
     assert_eq!(server.accept().unwrap().1.ip(), ip(ROUTER));
+    let published = world.stat().published;
+    assert_eq!(published.len(), 1, "one for both IP versions");
+    let port = &published[0];
+    assert_eq!(
+        (port.from.clone(), port.to, port.connections, port.refused),
+        (8080..=8080, 80, 3, 0)
+    );
 }
 
 fn a_published_port_where_nobody_listens_resets() {
@@ -334,7 +341,9 @@ fn a_published_port_where_nobody_listens_resets() {
     let world = World::with(65520, |c| c.publish.tcp = spec.forwards());
     let mut client = TcpStream::connect((crate::world::HOST, 8081)).unwrap();
     assert_eq!(read_some(&mut client, &mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
-    assert_eq!(world.stat().totals.refusals.value(Refusal::GuestRefused), 1);
+    let stat = world.stat();
+    assert_eq!(stat.totals.refusals.value(Refusal::GuestRefused), 1);
+    assert_eq!((stat.published[0].connections, stat.published[0].refused), (1, 1));
 }
 
 fn flows_have_a_bound() {

@@ -207,6 +207,8 @@ fn a_published_port_shows_its_client() {
         server.send_to(b"answer", from).unwrap();
         assert_eq!(receive(&client).unwrap().0, b"answer");
     }
+    let published = world.stat().published;
+    assert_eq!((published[0].to, published[0].connections, published[0].refused), (53, 2, 0));
 }
 
 fn a_server_answers_where_the_router_is_link_local() {

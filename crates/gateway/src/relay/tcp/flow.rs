@@ -10,6 +10,7 @@
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use fulmar_base::{Instant, SlotId, Stage};
 use fulmar_mbuf::Chain;
@@ -20,6 +21,7 @@ use nix::sys::socket::{MsgFlags, sendmsg};
 use smallvec::SmallVec;
 
 use super::super::Context;
+use crate::published::PublishedPort;
 use crate::stat::Direction;
 
 /// Bytes that a flow moves in each direction before it is another's turn.
@@ -64,6 +66,8 @@ pub struct Flow {
     pub peer_addr: SocketAddr,
     /// The other end as the host knows it.
     pub host_addr: SocketAddr,
+    /// To which its client came.
+    pub port: Option<Arc<PublishedPort>>,
     pub guest_side: Side,
     pub host_side: Side,
     /// It lies in the queue of those that may have something to move.
@@ -116,6 +120,7 @@ impl Flow {
             guest_addr,
             peer_addr,
             host_addr,
+            port: None,
             guest_side: Side::default(),
             host_side: Side::default(),
             is_queued: false,

@@ -5,8 +5,9 @@
 //! that is link-local as an address of the guest's prefix.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use fulmar_base::{Duration, Instant, SlotId};
 use fulmar_socket::{SocketError, Step};
@@ -20,6 +21,7 @@ use super::flow::{Flow, Guest, Turn};
 use super::{Tcp, is_shortage};
 use crate::config::BindAddresses;
 use crate::ports::Forward;
+use crate::published::PublishedPort;
 use crate::stat::{Direction, Refusal};
 
 /// Connections that a port accepts in one turn.
@@ -29,10 +31,10 @@ const BACKLOG: i32 = 4096;
 /// A port that could not accept, for want of descriptors say, is asked again after this, or when a flow ends.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A published port.
+/// A socket that listens for a published port.
 pub struct Published {
     listener: TcpListener,
-    forward: Forward,
+    port: Arc<PublishedPort>,
 }
 
 /// The addresses at which a port is bound.
@@ -81,8 +83,9 @@ pub fn is_missing_version(e: &io::Error, forward: &Forward) -> bool {
 impl Tcp {
     /// Publishes a port. It is bound in the network namespace of the calling thread.
     pub fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
+        let port = Arc::new(PublishedPort::new(forward.clone()));
         for at in places(forward, |v4| cx.settings.guest_address(v4).is_some()) {
-            match self.publish_at(cx, at, forward) {
+            match self.publish_at(cx, at, &port) {
                 Err(e) if is_missing_version(&e, forward) => {}
                 done => done?,
             }
@@ -94,11 +97,11 @@ impl Tcp {
         &mut self,
         cx: &mut Context<'_>,
         at: SocketAddr,
-        forward: &Forward,
+        port: &Arc<PublishedPort>,
     ) -> io::Result<()> {
-        let fd = bound(at, forward, SockType::Stream, cx.settings.bind_addresses)?;
+        let fd = bound(at, &port.forward, SockType::Stream, cx.settings.bind_addresses)?;
         listen(&fd, Backlog::new(BACKLOG)?)?;
-        let published = Published { listener: fd.into(), forward: forward.clone() };
+        let published = Published { listener: fd.into(), port: Arc::clone(port) };
         let id = self.published.insert(published);
         let Some(published) = self.published.get(id) else { return Ok(()) };
         cx.poll.add_arrivals(&published.listener, Owner::TcpListener(id))
@@ -109,10 +112,15 @@ impl Tcp {
         let ids: Vec<SlotId> = self
             .published
             .iter()
-            .filter(|(_, p)| p.forward == *forward)
+            .filter(|(_, p)| p.port.forward == *forward)
             .map(|(id, _)| id)
             .collect();
         ids.into_iter().for_each(|id| drop(self.published.remove(id)));
+    }
+
+    /// The published ports, once for each of their sockets.
+    pub fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
+        self.published.iter().map(|(_, published)| &published.port)
     }
 
     /// Clients wait at a published port.
@@ -126,9 +134,11 @@ impl Tcp {
                 return self.stall(cx, id);
             }
             let Some(published) = self.published.get(id) else { return };
-            let port = published.forward.to;
             match published.listener.accept() {
-                Ok((client, from)) => self.came(cx, client, from, port),
+                Ok((stream, from)) => {
+                    let port = Arc::clone(&published.port);
+                    self.came(cx, Client { stream, from: canonical(from), port });
+                }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) if is_shortage(host::errno_of(&e)) => {
                     cx.refuse(Refusal::Descriptors);
@@ -171,21 +181,23 @@ impl Tcp {
     }
 
     /// A client came.
-    fn came(&mut self, cx: &mut Context<'_>, client: TcpStream, from: SocketAddr, port: u16) {
-        let from = canonical(from);
-        let client = match &mut cx.settings.on_loopback {
-            Some(take) if from.ip().is_loopback() => match take(client, port) {
-                Some(client) => client,
-                None => return,
-            },
-            _ => client,
+    fn came(&mut self, cx: &mut Context<'_>, client: Client) {
+        let Client { stream, from, port } = client;
+        port.count_connection();
+        let stream = match &mut cx.settings.on_loopback {
+            Some(take) if from.ip().is_loopback() => take(stream, &port),
+            _ => Some(stream),
         };
-        self.take_client(cx, Client { stream: client, from, port });
+        if let Some(stream) = stream {
+            self.take_client(cx, Client { stream, from, port });
+        }
     }
 
     /// Opens a client's connection to the guest, unless another queue has to.
     pub fn take_client(&mut self, cx: &mut Context<'_>, client: Client) {
+        let port = Arc::clone(&client.port);
         if let Err(why) = self.open_to_guest(cx, client) {
+            port.count_refused();
             cx.refuse(why);
         }
     }
@@ -196,7 +208,7 @@ impl Tcp {
         host::prepare(&client);
         let guest = cx.settings.guest_address(from.is_ipv4()).ok_or(Refusal::NoAnswerAddress)?;
         let seen = cx.settings.seen_as(from.ip()).ok_or(Refusal::NoAnswerAddress)?;
-        let guest = SocketAddr::new(guest, port);
+        let guest = SocketAddr::new(guest, port.forward.to);
         let seen = SocketAddr::new(seen, from.port());
         if let Some(owner) = cx.owner_elsewhere(guest, seen) {
             let client = Message::Client(Client { stream: client, from, port });
@@ -219,7 +231,8 @@ impl Tcp {
         };
         let socket = opened.map_err(|_| Refusal::GuestRefused)?;
         let addresses = [guest, seen, from];
-        let flow = Flow::new(Guest::Opening(socket), client, Direction::In, addresses, cx.now);
+        let mut flow = Flow::new(Guest::Opening(socket), client, Direction::In, addresses, cx.now);
+        flow.port = Some(port);
         match self.add(cx, flow) {
             Ok(id) => self.adopt(cx, id, socket),
             Err((_, why)) => {
@@ -242,6 +255,9 @@ impl Tcp {
             Ok(_) => {}
             Err(_) => {
                 cx.refuse(Refusal::GuestRefused);
+                if let Some(port) = self.flows.get(id).and_then(|flow| flow.port.as_ref()) {
+                    port.count_refused();
+                }
                 self.end(cx, id, Turn::GuestFailed);
             }
         }

@@ -15,12 +15,13 @@ use super::super::{Context, canonical};
 use super::Udp;
 use super::flow::HostSocket;
 use crate::ports::Forward;
+use crate::published::PublishedPort;
 use crate::stat::{Direction, Refusal};
 
-/// A published port.
+/// A socket of a published port.
 pub struct Published {
     pub socket: Arc<OwnedFd>,
-    pub forward: Forward,
+    pub port: Arc<PublishedPort>,
 }
 
 /// The control message that names the source address of a datagram.
@@ -42,8 +43,9 @@ pub fn packet_info(local: Option<IpAddr>) -> (Option<libc::in_pktinfo>, Option<l
 impl Udp {
     /// Publishes a port. It is bound in the network namespace of the calling thread.
     pub fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
+        let port = Arc::new(PublishedPort::new(forward.clone()));
         for at in places(forward, |v4| cx.settings.guest_address(v4).is_some()) {
-            match self.publish_at(cx, at, forward) {
+            match self.publish_at(cx, at, &port) {
                 Err(e) if is_missing_version(&e, forward) => {}
                 done => done?,
             }
@@ -55,15 +57,15 @@ impl Udp {
         &mut self,
         cx: &mut Context<'_>,
         at: SocketAddr,
-        forward: &Forward,
+        port: &Arc<PublishedPort>,
     ) -> io::Result<()> {
-        let fd = bound(at, forward, SockType::Datagram, cx.settings.bind_addresses)?;
+        let fd = bound(at, &port.forward, SockType::Datagram, cx.settings.bind_addresses)?;
         match at {
             SocketAddr::V4(_) => setsockopt(&fd, sockopt::Ipv4PacketInfo, &true)?,
             SocketAddr::V6(_) => setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?,
         }
         let _ = setsockopt(&fd, sockopt::UdpGroSegment, &true);
-        let published = Published { socket: Arc::new(fd), forward: forward.clone() };
+        let published = Published { socket: Arc::new(fd), port: Arc::clone(port) };
         let id = self.published.insert(published);
         let Some(published) = self.published.get(id) else { return Ok(()) };
         cx.poll.add_arrivals(published.socket.as_fd(), Owner::UdpListener(id))
@@ -74,34 +76,48 @@ impl Udp {
         let ids: Vec<SlotId> = self
             .published
             .iter()
-            .filter(|(_, p)| p.forward == *forward)
+            .filter(|(_, p)| p.port.forward == *forward)
             .map(|(id, _)| id)
             .collect();
         ids.into_iter().for_each(|id| drop(self.published.remove(id)));
     }
 
+    /// The published ports, once for each of their sockets.
+    pub fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
+        self.published.iter().map(|(_, published)| &published.port)
+    }
+
     /// Datagrams of clients wait at a published port. True: there may be more.
     pub fn take_published(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
         let Some(published) = self.published.get(id) else { return false };
-        let (socket, port) = (Arc::clone(&published.socket), published.forward.to);
+        let (socket, port) = (Arc::clone(&published.socket), Arc::clone(&published.port));
         let Ok(has_more) = self.batch.fill(socket.as_fd()) else { return false };
         for n in 0..self.batch.list().len() {
-            self.take_one(cx, &socket, port, n);
+            self.take_one(cx, &socket, &port, n);
         }
         has_more
     }
 
     /// One of the batch: to its flow, here or on another queue.
-    fn take_one(&mut self, cx: &mut Context<'_>, socket: &Arc<OwnedFd>, port: u16, n: usize) {
+    fn take_one(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: &Arc<OwnedFd>,
+        port: &Arc<PublishedPort>,
+        n: usize,
+    ) {
         let Some(received) = self.batch.list().get(n).copied() else { return };
         let Some(client) = received.from.map(canonical) else { return };
         let guest = cx.settings.guest_address(client.is_ipv4());
         let seen = cx.settings.seen_as(client.ip());
         let (Some(guest), Some(seen)) = (guest, seen) else {
+            port.count_refused();
             return cx.refuse(Refusal::NoAnswerAddress);
         };
-        let (guest, seen) = (SocketAddr::new(guest, port), SocketAddr::new(seen, client.port()));
+        let guest = SocketAddr::new(guest, port.forward.to);
+        let seen = SocketAddr::new(seen, client.port());
         let arrival = |bytes: &[u8]| Arrival {
+            port: Arc::clone(port),
             socket: Arc::clone(socket),
             local: received.to,
             client,
@@ -113,6 +129,7 @@ impl Udp {
         if let Some(owner) = cx.owner_elsewhere(guest, seen) {
             let message = Message::Arrival(arrival(self.batch.bytes(&received)));
             if cx.siblings.leave(owner, message).is_err() {
+                port.count_refused();
                 cx.refuse(Refusal::QueueBusy);
             }
             return;
@@ -127,6 +144,11 @@ impl Udp {
     pub(super) fn begin_published(&mut self, cx: &mut Context<'_>, a: &Arrival) -> Option<SlotId> {
         let (socket, client, local) = (Arc::clone(&a.socket), a.client, a.local);
         let host = HostSocket::Published { socket, client, local };
-        self.add(cx, host, Direction::In, [a.guest, a.seen, client])
+        let begun = self.add(cx, host, Direction::In, [a.guest, a.seen, client]);
+        match begun {
+            Some(_) => a.port.count_connection(),
+            None => a.port.count_refused(),
+        }
+        begun
     }
 }
