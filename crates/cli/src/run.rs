@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use fulmar_gateway::ports::PortSpec;
-use fulmar_gateway::rules::{Rule, Rules};
+use fulmar_gateway::rules::{Rule, Rules, Source};
 use fulmar_netns::User;
 
 use crate::bounds::within;
@@ -62,7 +62,7 @@ pub struct Args {
     /// Write the program's packets to this file (pcapng)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Say at the end what was reached: connections, bytes, time
+    /// Say at the end what was reached and which rules refused what: connections, bytes, time
     #[arg(long)]
     summary: bool,
     /// Serve metrics for Prometheus on this port of the host's loopback, or on this address of the host
@@ -124,9 +124,11 @@ fn rules_of(args: &Args) -> Outcome<Rules> {
     if let Some(path) = path {
         add_file(&mut rules, &path, must_exist)?;
     }
-    rules.allowed.extend(args.allow.iter().cloned());
-    rules.denied.extend(args.deny.iter().cloned());
-    rules.is_open &= !args.no_network;
+    args.allow.iter().for_each(|rule| rules.allow(rule.clone()));
+    args.deny.iter().for_each(|rule| rules.deny(rule.clone(), Source::Option));
+    if args.no_network {
+        rules.close(Source::Option);
+    }
     Ok(rules)
 }
 
@@ -140,7 +142,7 @@ fn rules_file() -> Option<PathBuf> {
 fn add_file(rules: &mut Rules, path: &Path, must_exist: bool) -> Outcome {
     match std::fs::read_to_string(path) {
         Ok(text) => rules
-            .add_file(&text)
+            .add_file(&text, path)
             .map_err(|e| Failure::new(format!("cannot use the rules of {}: {e}", path.display()))),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && !must_exist => Ok(()),
         // Rules that cannot be read must not be taken for none.
@@ -181,7 +183,11 @@ mod tests {
         std::fs::write(&path, "deny 10.0.0.0/8\n").unwrap();
         let line = format!("--rules {} --allow 10.1.1.1 --no-network x", path.display());
         let rules = rules_of(&parse(&line).unwrap()).unwrap();
-        assert_eq!((rules.allowed.len(), rules.denied.len(), rules.is_open), (1, 1, false));
+        let denial = |to: &str| rules.denial(to.parse().unwrap(), Some(80), &[]);
+        assert_eq!(denial("10.1.1.1"), None);
+        let of_file = denial("10.1.1.2").unwrap().to_string();
+        assert_eq!(of_file, format!("{}:1: deny 10.0.0.0/8", path.display()));
+        assert_eq!(denial("192.0.2.1").unwrap().to_string(), "--no-network");
         std::fs::write(&path, "permit x\n").unwrap();
         let error = rules_of(&parse(&line).unwrap()).unwrap_err().to_string();
         assert!(error.contains("line 1"), "{error}");

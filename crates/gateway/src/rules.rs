@@ -3,7 +3,7 @@
 //! A rule is `HOST[:PORTS]`. HOST is an address, a prefix (`10.0.0.0/8`), a name, all names below one
 //! (`*.example.org`), or `*`; an IPv6 address before a port stands in brackets. PORTS is a port or a range. What
 //! an allowing rule names is allowed, even if a denying rule names it, too; what neither names is as
-//! [`Rules::is_open`] says.
+//! [`Rules::close`] was called or not.
 //!
 //! A name is decided twice: when the guest asks for it (a name that no allowed destination can have is refused),
 //! and when the guest connects to an address that it was told for the name. A host of many names is reached under
@@ -12,6 +12,7 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// The host of a rule.
@@ -29,23 +30,54 @@ enum Host {
 pub struct Rule {
     host: Host,
     ports: RangeInclusive<u16>,
+    /// As it was written.
+    text: String,
 }
 
-/// What a guest may reach.
+/// Where a rule was given.
 #[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// By an option of the command.
+    Option,
+    /// By a line of a file.
+    Line {
+        /// The file.
+        file: PathBuf,
+        /// The number of the line, from 1.
+        number: usize,
+    },
+}
+
+/// A rule that refuses destinations. `Display`: as it was given, for a file behind `FILE:LINE: `.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Denial {
+    /// What it refuses; `None`: everything (`no-network`).
+    rule: Option<Rule>,
+    source: Source,
+}
+
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.source {
+            Source::Option => f.write_str("--")?,
+            Source::Line { file, number } => write!(f, "{}:{number}: ", file.display())?,
+        }
+        match &self.rule {
+            Some(rule) => write!(f, "deny {}", rule.text),
+            None => f.write_str("no-network"),
+        }
+    }
+}
+
+/// What a guest may reach. Default: everything.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Rules {
     /// Exceptions from everything else.
-    pub allowed: Vec<Rule>,
+    allowed: Vec<Rule>,
     /// Exceptions from an open network.
-    pub denied: Vec<Rule>,
-    /// Whether destinations that no rule names are allowed.
-    pub is_open: bool,
-}
-
-impl Default for Rules {
-    fn default() -> Rules {
-        Rules { allowed: Vec::new(), denied: Vec::new(), is_open: true }
-    }
+    denied: Vec<Denial>,
+    /// Why destinations that no rule names are refused; `None`: they are allowed.
+    closed: Option<Denial>,
 }
 
 /// A rule that means nothing: what is wrong with it.
@@ -76,7 +108,7 @@ impl FromStr for Rule {
         let host = parse_host(host).ok_or_else(|| {
             error("give an address, a prefix such as 10.0.0.0/8, a name, *.name or *")
         })?;
-        Ok(Rule { host, ports })
+        Ok(Rule { host, ports, text: text.to_owned() })
     }
 }
 
@@ -160,44 +192,70 @@ pub(crate) fn covers(prefix: IpAddr, length: u8, address: IpAddr) -> bool {
 }
 
 impl Rules {
-    /// Whether the guest may reach an address and a port (none: ICMP), which DNS has called these names.
-    pub fn allows(&self, to: IpAddr, port: Option<u16>, names: &[String]) -> bool {
-        let named_by = |rules: &[Rule]| rules.iter().any(|r| r.matches(to, port, names));
-        named_by(&self.allowed) || (self.is_open && !named_by(&self.denied))
+    /// Allows what a rule names, whatever other rules say.
+    pub fn allow(&mut self, rule: Rule) {
+        self.allowed.push(rule);
     }
 
-    /// Whether the guest may ask for a name: some destination of this name may be reachable.
-    pub fn allows_name(&self, name: &str) -> bool {
+    /// Refuses what a rule names.
+    pub fn deny(&mut self, rule: Rule, source: Source) {
+        self.denied.push(Denial { rule: Some(rule), source });
+    }
+
+    /// Refuses what no rule names.
+    pub fn close(&mut self, source: Source) {
+        self.closed.get_or_insert(Denial { rule: None, source });
+    }
+
+    /// What refuses an address and a port (none: ICMP), which DNS has called these names. `None`: the guest may reach
+    /// them.
+    pub fn denial(&self, to: IpAddr, port: Option<u16>, names: &[String]) -> Option<&Denial> {
+        if self.allowed.iter().any(|r| r.matches(to, port, names)) {
+            return None;
+        }
+        self.denied_by(|rule| rule.matches(to, port, names))
+    }
+
+    /// What refuses every destination of a name. `None`: the guest may ask for it, since one may be reachable.
+    pub fn name_denial(&self, name: &str) -> Option<&Denial> {
         // An address may be allowed under any name.
         let may_be_allowed =
             self.allowed.iter().any(|r| r.has_name(name) || matches!(r.host, Host::Prefix(..)));
-        let is_denied = self.denied.iter().any(|r| r.ports == ALL_PORTS && r.has_name(name));
-        may_be_allowed || (self.is_open && !is_denied)
+        if may_be_allowed {
+            return None;
+        }
+        self.denied_by(|rule| rule.ports == ALL_PORTS && rule.has_name(name))
+    }
+
+    /// The first denying rule of which this is so, or `no-network`.
+    fn denied_by(&self, names: impl Fn(&Rule) -> bool) -> Option<&Denial> {
+        let denied = self.denied.iter().find(|denial| denial.rule.as_ref().is_some_and(&names));
+        denied.or(self.closed.as_ref())
     }
 
     /// Whether everything is allowed.
     pub fn is_unrestricted(&self) -> bool {
-        self.is_open && self.denied.is_empty()
+        self.closed.is_none() && self.denied.is_empty()
     }
 
     /// Adds the lines of a file: `allow RULE`, `deny RULE`, `no-network`; `#` begins a comment.
     ///
     /// # Errors
     /// The number of the line and what is wrong with it.
-    pub fn add_file(&mut self, text: &str) -> Result<(), String> {
-        for (number, line) in text.lines().enumerate() {
+    pub fn add_file(&mut self, text: &str, file: &Path) -> Result<(), String> {
+        for (number, line) in (1..).zip(text.lines()) {
             let line = line.split('#').next().unwrap_or("");
             let words: Vec<&str> = line.split_whitespace().collect();
-            let rule =
-                |text: &str| text.parse::<Rule>().map_err(|e| format!("line {}: {e}", number + 1));
+            let rule = |text: &str| text.parse::<Rule>().map_err(|e| format!("line {number}: {e}"));
+            let source = || Source::Line { file: file.to_owned(), number };
             match words[..] {
                 [] => {}
-                ["allow", text] => self.allowed.push(rule(text)?),
-                ["deny", text] => self.denied.push(rule(text)?),
-                ["no-network"] => self.is_open = false,
+                ["allow", text] => self.allow(rule(text)?),
+                ["deny", text] => self.deny(rule(text)?, source()),
+                ["no-network"] => self.close(source()),
                 _ => {
                     let what = "a line is `allow RULE`, `deny RULE` or `no-network`";
-                    return Err(format!("line {}: {what}", number + 1));
+                    return Err(format!("line {number}: {what}"));
                 }
             }
         }
@@ -212,13 +270,40 @@ mod tests {
 
     fn rules(text: &str) -> Rules {
         let mut rules = Rules::default();
-        rules.add_file(text).unwrap();
+        rules.add_file(text, Path::new("/etc/rules")).unwrap();
         rules
     }
 
     fn allows(rules: &Rules, to: &str, port: u16, names: &[&str]) -> bool {
         let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
-        rules.allows(to.parse().unwrap(), Some(port), &names)
+        rules.denial(to.parse().unwrap(), Some(port), &names).is_none()
+    }
+
+    fn allows_name(rules: &Rules, name: &str) -> bool {
+        rules.name_denial(name).is_none()
+    }
+
+    #[test]
+    fn what_is_refused_names_the_rule_and_its_line_or_option() {
+        let mut rules = rules("# first\ndeny 10.0.0.0/8 # ours\nno-network\nallow 10.1.1.1\n");
+        rules.deny("*.Example.Org:80-90".parse().unwrap(), Source::Option);
+        rules.close(Source::Option);
+        let denial = |to: &str, names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
+            rules.denial(to.parse().unwrap(), Some(80), &names).map(Denial::to_string)
+        };
+        assert_eq!(denial("10.1.1.1", &[]), None);
+        assert_eq!(denial("10.1.1.2", &[]).as_deref(), Some("/etc/rules:2: deny 10.0.0.0/8"));
+        let by_name = denial("192.0.2.1", &["www.example.org"]);
+        assert_eq!(by_name.as_deref(), Some("--deny *.Example.Org:80-90"));
+        assert_eq!(denial("192.0.2.1", &[]).as_deref(), Some("/etc/rules:3: no-network"));
+        let mut named = Rules::default();
+        named.deny("example.com".parse().unwrap(), Source::Option);
+        let refused = named.name_denial("example.com").map(Denial::to_string);
+        assert_eq!(refused.as_deref(), Some("--deny example.com"));
+        named.close(Source::Option);
+        let other = named.name_denial("example.net").map(Denial::to_string);
+        assert_eq!(other.as_deref(), Some("--no-network"));
     }
 
     #[test]
@@ -236,17 +321,17 @@ mod tests {
         assert!(!allows(&rules, "192.0.2.1", 91, &["www.example.org"]));
         assert!(!allows(&rules, "192.0.2.1", 80, &["example.org", "badexample.org"]));
         assert!(allows(&rules, "2001:db8::5", 22, &[]));
-        assert!(!rules.allows("192.0.2.1".parse().unwrap(), None, &[]));
+        assert!(rules.denial("192.0.2.1".parse().unwrap(), None, &[]).is_some());
     }
 
     #[test]
     fn a_name_is_refused_if_nothing_under_it_can_be_reached() {
         let closed = rules("no-network\nallow Example.Org:443");
-        assert!(closed.allows_name("example.org.") && !closed.allows_name("example.com"));
+        assert!(allows_name(&closed, "example.org.") && !allows_name(&closed, "example.com"));
         let open = rules("deny example.com\ndeny ads.example.net:80");
-        assert!(!open.allows_name("EXAMPLE.com") && open.allows_name("ads.example.net"));
+        assert!(!allows_name(&open, "EXAMPLE.com") && allows_name(&open, "ads.example.net"));
         let address = rules("no-network\nallow 192.0.2.0/24");
-        assert!(address.allows_name("anything.example"));
+        assert!(allows_name(&address, "anything.example"));
         assert!(Rules::default().is_unrestricted() && !open.is_unrestricted());
     }
 
@@ -267,9 +352,9 @@ mod tests {
         ] {
             assert!(text.parse::<Rule>().is_err(), "{text}");
         }
-        let error = Rules::default().add_file("allow *\npermit x\n").unwrap_err();
+        let error = Rules::default().add_file("allow *\npermit x\n", Path::new("r")).unwrap_err();
         assert!(error.starts_with("line 2: "), "{error}");
-        let error = Rules::default().add_file("allow 1.2.3.4.5").unwrap_err();
+        let error = Rules::default().add_file("allow 1.2.3.4.5", Path::new("r")).unwrap_err();
         assert!(error.contains("line 1: invalid rule `1.2.3.4.5`"), "{error}");
     }
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use fulmar::ledger::{Balance, Stage, StageCost};
 use fulmar_gateway::policy::{Attempt, Decision, Policy, Protocol};
-use fulmar_gateway::rules::Rules;
+use fulmar_gateway::rules::{Denial, Rules};
 use fulmar_gateway::splice::Counters;
-use fulmar_gateway::stat::{Direction, FlowStat, Stat, Summary};
+use fulmar_gateway::stat::{Direction, FlowStat, Refusal, Stat, Summary};
 use nix::time::{ClockId, clock_gettime};
 
 use super::plan::Plan;
@@ -44,6 +44,8 @@ pub struct Reporter {
     destinations: Arc<Mutex<HashMap<(Protocol, SocketAddr), Tally>>>,
     /// How often each name was denied.
     denied_names: Arc<Mutex<BTreeMap<String, u64>>>,
+    /// How often each rule has refused a flow or a name.
+    denied_by: Arc<Mutex<BTreeMap<String, u64>>>,
 }
 
 impl Reporter {
@@ -51,6 +53,25 @@ impl Reporter {
         let mut all = self.destinations.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() < MAX_DESTINATIONS || all.contains_key(&(protocol, to)) {
             change(all.entry((protocol, to)).or_default());
+        }
+    }
+
+    /// A rule has refused something. There are no more of them than were given.
+    fn deny_by(&self, rule: &Denial) {
+        let mut all = self.denied_by.lock().unwrap_or_else(PoisonError::into_inner);
+        *all.entry(rule.to_string()).or_default() += 1;
+    }
+
+    /// The rules that have refused something, the busiest first.
+    fn write_denied_by(&self, text: &mut String) {
+        let all = self.denied_by.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = all.iter().collect();
+        all.sort_by_key(|(_, times)| std::cmp::Reverse(**times));
+        for (rule, times) in all.iter().take(SHOWN) {
+            let _ = writeln!(text, "    {times} by {}", format::printable(rule));
+        }
+        if all.len() > SHOWN {
+            let _ = writeln!(text, "    and some by {} other rules", all.len() - SHOWN);
         }
     }
 
@@ -124,6 +145,9 @@ impl Reporter {
         }
         for (why, count) in totals.refusals.iter() {
             let _ = writeln!(text, "  {count} not carried: {}", why.sentence().trim());
+            if why == Refusal::Policy {
+                self.write_denied_by(&mut text);
+            }
         }
         self.write_denied_names(&mut text);
         self.write_destinations(&mut text);
@@ -205,22 +229,22 @@ impl Policy for RulesPolicy {
         let (to, names) = (attempt.to, attempt.names);
         let port = (attempt.protocol != Protocol::Icmp).then_some(to.port());
         let is_dns = to.port() == DNS_PORT && self.dns.contains(&to.ip());
-        let is_allowed = is_dns || self.rules.allows(to.ip(), port, names);
+        let denial = if is_dns { None } else { self.rules.denial(to.ip(), port, names) };
         if let Some(reporter) = &self.reporter {
             reporter.at(attempt.protocol, to, |tally| {
                 tally.name = names.first().cloned().or(tally.name.take());
-                tally.denied += u64::from(!is_allowed);
+                tally.denied += u64::from(denial.is_some());
             });
+            denial.into_iter().for_each(|rule| reporter.deny_by(rule));
         }
-        if is_allowed { Decision::Allow } else { Decision::Deny }
+        if denial.is_none() { Decision::Allow } else { Decision::Deny }
     }
 
     fn decide_name(&mut self, name: &str) -> Decision {
-        if self.rules.allows_name(name) {
-            return Decision::Allow;
-        }
+        let Some(rule) = self.rules.name_denial(name) else { return Decision::Allow };
         if let Some(reporter) = &self.reporter {
             reporter.deny_name(name);
+            reporter.deny_by(rule);
         }
         Decision::Deny
     }
@@ -235,6 +259,8 @@ impl Policy for RulesPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fulmar_gateway::rules::Source;
+    use std::path::Path;
 
     fn decide(policy: &mut RulesPolicy, to: &str, names: &[&str]) -> Decision {
         let to: SocketAddr = to.parse().unwrap();
@@ -251,7 +277,8 @@ mod tests {
     #[test]
     fn dns_is_always_reached_and_its_names_are_decided() {
         let mut rules = Rules::default();
-        rules.add_file("no-network\nallow example.org:443").unwrap();
+        rules.add_file("no-network\nallow example.org:443", Path::new("/r")).unwrap();
+        rules.deny("169.254.1.0/24".parse().unwrap(), Source::Option);
         let reporter = Reporter::default();
         let dns = vec!["169.254.1.1".parse().unwrap()];
         let mut policy = RulesPolicy { rules, dns, reporter: Some(reporter.clone()) };
@@ -264,6 +291,9 @@ mod tests {
         let mut text = String::new();
         reporter.write_denied_names(&mut text);
         assert_eq!(text, "  name example.com: denied 1 times\n");
+        let mut by = String::new();
+        reporter.write_denied_by(&mut by);
+        assert_eq!(by, "    2 by /r:1: no-network\n    1 by --deny 169.254.1.0/24\n");
         reporter.write_destinations(&mut text);
         assert!(text.contains("tcp 192.0.2.1:80 (example.org): 0 flows, 1 denied"), "{text}");
     }
