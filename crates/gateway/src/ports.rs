@@ -99,11 +99,13 @@ impl PortSpec {
     /// stands alone.
     ///
     /// # Errors
-    /// A word beside anything else.
+    /// A word beside anything else. A port of both at places that cannot be bound together, as pasta(1) refuses it.
     pub fn and(self, other: PortSpec) -> Result<PortSpec, ParsePortsError> {
         match (self, other) {
             (PortSpec::Ports(mut ranges), PortSpec::Ports(more)) => {
-                ranges.extend(more);
+                for ports in more {
+                    add(&mut ranges, ports)?;
+                }
                 Ok(PortSpec::Ports(ranges))
             }
             (a, b) if a == b => Ok(a),
@@ -115,7 +117,43 @@ impl PortSpec {
     }
 }
 
+/// Adds a range to others.
+fn add(ranges: &mut Vec<Ports>, ports: Ports) -> Result<(), ParsePortsError> {
+    for before in ranges.iter() {
+        if let Some(port) = before.shares(&ports) {
+            let what = format!("port {port} is in `{before}`, too; leave one of them out");
+            return Err(ParsePortsError { spec: ports.to_string(), what });
+        }
+    }
+    ranges.push(ports);
+    Ok(())
+}
+
+impl Bind {
+    /// Whether one port cannot be bound at both places: one has every address or interface that the other one has.
+    fn meets(&self, other: &Bind) -> bool {
+        let interfaces = self.interface.as_ref().zip(other.interface.as_ref());
+        interfaces.is_none_or(|(own, its)| own == its)
+            && match (self.address, other.address) {
+                (Some(own), Some(its)) if own.is_ipv4() == its.is_ipv4() => {
+                    own == its || own.is_unspecified() || its.is_unspecified()
+                }
+                (Some(_), Some(_)) => false,
+                _ => true,
+            }
+    }
+}
+
 impl Ports {
+    /// The first port that both ranges bind where it cannot be bound twice.
+    fn shares(&self, other: &Ports) -> Option<u16> {
+        let first = *self.from.start().max(other.from.start());
+        let last = *self.from.end().min(other.from.end());
+        let is_left_out = |port| [self, other].iter().any(|p| contains(&p.excluded, port));
+        let mut both = (first..=last).filter(|port| !is_left_out(*port));
+        both.next().filter(|_| self.bind.meets(&other.bind))
+    }
+
     fn forwards(&self) -> impl Iterator<Item = Forward> + '_ {
         let first = *self.from.start();
         let ports = self.from.clone().filter(|port| !contains(&self.excluded, *port));
@@ -161,10 +199,8 @@ fn parse_list(spec: &str) -> Result<PortSpec, String> {
     let mut ranges: Vec<Ports> = Vec::new();
     for item in ports {
         let (from, to) = parse_mapping(item)?;
-        if ranges.iter().any(|r| r.from.start() <= from.end() && from.start() <= r.from.end()) {
-            return Err(format!("`{item}` overlaps ports listed before"));
-        }
-        ranges.push(Ports { bind: bind.clone(), from, to, excluded: excluded.clone() });
+        let ports = Ports { bind: bind.clone(), from, to, excluded: excluded.clone() };
+        add(&mut ranges, ports).map_err(|e| format!("`{item}`: {}", e.what))?;
     }
     Ok(PortSpec::Ports(ranges))
 }
@@ -240,14 +276,26 @@ impl fmt::Display for PortSpec {
                 write!(f, "{}", first.bind)?;
                 for (n, ports) in ranges.iter().enumerate() {
                     f.write_str(if n == 0 { "" } else { "," })?;
-                    write_range(f, &ports.from)?;
-                    if ports.to != *ports.from.start() {
-                        write!(f, ":{}", ports.to)?;
-                    }
+                    ports.write_mapping(f)?;
                 }
                 write_excluded(f, &first.excluded)
             }
         }
+    }
+}
+
+impl Ports {
+    fn write_mapping(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_range(f, &self.from)?;
+        if self.to == *self.from.start() { Ok(()) } else { write!(f, ":{}", self.to) }
+    }
+}
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.bind)?;
+        self.write_mapping(f)?;
+        write_excluded(f, &self.excluded)
     }
 }
 
@@ -335,7 +383,7 @@ mod tests {
             ("30-20", "ends before it begins"),
             ("22-24:1-2", "differ in length"),
             ("1-100:65500", "end above 65535"),
-            ("22,20-30", "overlaps"),
+            ("22,20-30:80", "`20-30:80`: port 22 is in `22`, too"),
             ("/22", "no address"),
             ("1.2.3/22", "is no IP address"),
             ("127.0.0.1:8080:80", "write 127.0.0.1/8080:80"),
@@ -354,6 +402,36 @@ mod tests {
         assert_eq!(both.forwards().len(), 2);
         assert_eq!(spec("none").and(spec("none")), Ok(PortSpec::None));
         assert!(spec("none").and(spec("22")).is_err() && spec("22").and(spec("auto")).is_err());
+    }
+
+    #[test]
+    fn a_port_that_is_given_twice_is_refused_with_both_ranges() {
+        let and = |a: &str, b: &str| a.parse::<PortSpec>().unwrap().and(b.parse().unwrap());
+        let refused = and("8080:80", "8000-8090:81").unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "invalid port specification `8000-8090:81`: port 8080 is in `8080:80`, too; leave one of them out"
+        );
+        for (a, b) in [
+            ("22", "22"),
+            ("127.0.0.1/22", "22"),
+            ("22", "[::1]/22"),
+            ("0.0.0.0/22", "127.0.0.1/22"),
+            ("%eth0/22", "22"),
+            ("22-30,~23-29", "30-40"),
+        ] {
+            assert!(and(a, b).is_err(), "{a} {b}");
+        }
+        for (a, b) in [
+            ("22", "23-24"),
+            ("127.0.0.1/22", "127.0.0.2/22"),
+            ("127.0.0.1/22", "[::1]/22"),
+            ("0.0.0.0/22", "[::]/22"),
+            ("%eth0/22", "%eth1/22"),
+            ("22-30,~23-29", "23-29"),
+        ] {
+            assert!(and(a, b).is_ok(), "{a} {b}");
+        }
     }
 
     proptest! {
