@@ -43,7 +43,7 @@ const SNAPSHOT: (u16, u16) = (100, 40);
 /// Watch a gateway or a running stack: flows, rates, drops
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
-  fulmar top                       all of this user's; Tab goes to the next one
+  fulmar top                       the only one of this user's, or a list to choose from
   fulmar top $(pgrep -n nginx)     the gateway of a process
   fulmar top --sort rtt curl       by round-trip time
 
@@ -112,6 +112,7 @@ fn once(args: &Args, mut app: App, samples: Vec<Sample>) -> Outcome<ExitCode> {
         return Ok(ExitCode::from(1));
     }
     app.update(samples);
+    app.leave_list();
     thread::sleep(args.delay);
     app.update(sample(args.stack.as_deref()).0);
     let columns = terminal_columns().and_then(|c| u16::try_from(c).ok()).unwrap_or(SNAPSHOT.0);

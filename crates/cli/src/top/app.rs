@@ -19,6 +19,8 @@ pub enum Mode {
     Filter(String),
     /// The help is shown.
     Help,
+    /// Stacks and gateways are listed to choose from.
+    List,
     /// One row is shown with all of its figures: its identity.
     Details([String; 3]),
 }
@@ -76,6 +78,7 @@ impl App {
         if self.is_paused {
             return;
         }
+        let was_empty = self.shown.is_empty();
         let chosen = self.shown.get(self.at).map(|s| s.latest.clone());
         for sample in samples {
             let known = self.shown.iter().position(|s| is_same(&s.latest, &sample));
@@ -84,12 +87,28 @@ impl App {
             self.shown.push(Shown { before, latest: sample, model, is_gone: false });
         }
         // One that has ended stays while it is looked at.
+        let is_listed = self.mode == Mode::List;
         let is_chosen = |s: &Shown| chosen.as_ref().is_some_and(|c| is_same(c, &s.latest));
-        self.shown.retain(|s| !s.is_gone || is_chosen(s));
+        self.shown.retain(|s| !s.is_gone || is_chosen(s) && !is_listed);
         self.shown.sort_by_key(|s| {
             (s.latest.document["gateway"].is_null(), s.latest.document["pid"].as_u64())
         });
         self.at = self.shown.iter().position(is_chosen).unwrap_or(0);
+        if was_empty && self.shown.len() > 1 && self.mode == Mode::Normal {
+            self.mode = Mode::List;
+        }
+    }
+
+    /// Looks at one of them, without the list.
+    pub fn leave_list(&mut self) {
+        if self.mode == Mode::List {
+            self.mode = Mode::Normal;
+        }
+    }
+
+    /// The figures of all of them, in order.
+    pub fn models(&self) -> impl Iterator<Item = &Model> {
+        self.shown.iter().map(|s| &s.model)
     }
 
     /// The figures of the stack that is looked at.
@@ -105,8 +124,7 @@ impl App {
     /// Looks at the next one.
     pub fn next(&mut self) {
         if !self.shown.is_empty() {
-            self.at = (self.at + 1) % self.shown.len();
-            self.chosen = 0;
+            self.look_at((self.at + 1) % self.shown.len());
         }
     }
 
@@ -169,6 +187,7 @@ impl App {
             Mode::Normal => return self.normal_key(key.code),
             Mode::Filter(_) => self.filter_key(key.code),
             Mode::Help => self.mode = Mode::Normal,
+            Mode::List => return self.list_key(key.code),
             Mode::Details(_) => return self.details_key(key.code),
         }
         ControlFlow::Continue(())
@@ -193,9 +212,30 @@ impl App {
             KeyCode::Home => self.chosen = 0,
             KeyCode::Enter => self.open(),
             KeyCode::Tab => self.next(),
+            KeyCode::Char('l') => self.mode = Mode::List,
             _ => {}
         }
         ControlFlow::Continue(())
+    }
+
+    fn list_key(&mut self, key: KeyCode) -> ControlFlow<()> {
+        let last = self.shown.len().saturating_sub(1);
+        match key {
+            KeyCode::Char('q') => return ControlFlow::Break(()),
+            KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
+            KeyCode::Up => self.look_at(self.at.saturating_sub(1)),
+            KeyCode::Down => self.look_at(last.min(self.at + 1)),
+            KeyCode::Home => self.look_at(0),
+            KeyCode::End => self.look_at(last),
+            KeyCode::Tab => self.next(),
+            KeyCode::Enter | KeyCode::Esc | KeyCode::Char('l') => self.leave_list(),
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn look_at(&mut self, at: usize) {
+        (self.at, self.chosen) = (at, 0);
     }
 
     fn open(&mut self) {

@@ -196,6 +196,10 @@ pub struct Stage {
 pub struct Model {
     /// Whose stack it is.
     pub title: String,
+    /// The name alone.
+    pub name: String,
+    /// Of a gateway its guest, of a stack its device and addresses.
+    pub attends: String,
     /// Whether it is a gateway: its rows have a guest's and a host's end.
     pub is_gateway: bool,
     /// Bytes per second that the stack's device sent and received.
@@ -252,6 +256,8 @@ impl Model {
         let cpu = before.and_then(|b| Some((b.cpu?, after.cpu?)));
         Model {
             title: title(document),
+            name: text(&document["name"]),
+            attends: attends(document),
             is_gateway,
             sent: change.rate(document, "/device/tx_bytes"),
             received: change.rate(document, "/device/rx_bytes"),
@@ -271,6 +277,16 @@ impl Model {
             drops: drops(&change, document),
             stages: stages(&change, document),
         }
+    }
+
+    /// Bytes per second out of a gateway's guest, which is into its stack, or out of a stack.
+    pub fn out(&self) -> Option<f64> {
+        if self.is_gateway { self.received } else { self.sent }
+    }
+
+    /// The same of the other direction.
+    pub fn back(&self) -> Option<f64> {
+        if self.is_gateway { self.sent } else { self.received }
     }
 
     /// How many drops and refusals there are per second.
@@ -302,6 +318,14 @@ fn title(document: &Value) -> String {
         Some(guest) => format!("{name} ({guest}), gateway {pid}"),
         None => format!("{name}, process {pid}, {}", text(&document["device"]["name"])),
     }
+}
+
+fn attends(document: &Value) -> String {
+    crate::stat::guest_of(document).unwrap_or_else(|| {
+        let device = text(&document["device"]["name"]);
+        let addresses = list(&document["addresses"]).iter().map(text);
+        std::iter::once(device).chain(addresses).collect::<Vec<_>>().join(" ")
+    })
 }
 
 /// The fields of a flow, or of a socket, that tell it from the others.

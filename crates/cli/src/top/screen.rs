@@ -8,6 +8,10 @@
 //!   drops and refusals │ CPU by stage    below, if there are any
 //!   keys
 //! ```
+//!
+//! Where there are several stacks and gateways a list of them comes first ([`choice`]).
+
+mod choice;
 
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
@@ -38,6 +42,9 @@ pub fn draw(frame: &mut Frame<'_>, app: &mut App) {
         let text = format!("{}x{} is too small: {}x{}", area.width, area.height, LEAST.0, LEAST.1);
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
         return;
+    }
+    if app.mode == Mode::List {
+        return choice::draw(frame, app);
     }
     let has_lower = area.height >= LEAST_FOR_LOWER && !is_lower_empty(app);
     let lower = if has_lower { LOWER_LINES.max(area.height / 4) } else { 0 };
@@ -87,8 +94,8 @@ fn heading(app: &App, columns: usize) -> Vec<Line<'static>> {
     let title = spread(format!("fulmar top: {}", model.title), place, columns);
     let second = format!(
         "out {}  in {}  {} packets/s  {}",
-        bytes_rate(model_out(model)),
-        bytes_rate(model_in(model)),
+        bytes_rate(model.out()),
+        bytes_rate(model.back()),
         model.packets.map_or("-".into(), short),
         tally(model),
     );
@@ -112,15 +119,6 @@ fn heading(app: &App, columns: usize) -> Vec<Line<'static>> {
     ]
 }
 
-/// Out of a gateway's guest is into its stack.
-fn model_out(model: &Model) -> Option<f64> {
-    if model.is_gateway { model.received } else { model.sent }
-}
-
-fn model_in(model: &Model) -> Option<f64> {
-    if model.is_gateway { model.sent } else { model.received }
-}
-
 fn tally(model: &Model) -> String {
     let what = if model.is_gateway { "flows" } else { "sockets" };
     let parts: Vec<String> = model.tally.iter().map(|(name, n)| format!("{n} {name}")).collect();
@@ -130,23 +128,25 @@ fn tally(model: &Model) -> String {
     }
 }
 
-/// A column: its head, its width, what is in it, and whether it is written to the right.
-struct Column {
+/// A column: its head, its width, what is in it of a row, and whether it is written to the right.
+struct Column<R> {
     head: &'static str,
     width: u16,
     sort: Option<Sort>,
     is_number: bool,
-    text: fn(&Row, usize) -> String,
+    text: fn(&R, usize) -> String,
 }
 
 /// Columns of an address at least: an IPv4 address without its port.
 const LEAST_END: u16 = 15;
 
 /// The columns that fit. Both addresses are as wide as the longest if the rest allows, which they share.
-fn columns(width: u16, is_gateway: bool, longest: [u16; 2]) -> Vec<Column> {
+fn columns(width: u16, is_gateway: bool, longest: [u16; 2]) -> Vec<Column<Row>> {
     let ends = if is_gateway { ["GUEST", "HOST"] } else { ["LOCAL", "PEER"] };
-    let number = |head, width, sort, text| Column { head, width, sort, is_number: true, text };
-    let word = |head, width, sort, text| Column { head, width, sort, is_number: false, text };
+    type Text = fn(&Row, usize) -> String;
+    let number =
+        |head, width, sort, text: Text| Column { head, width, sort, is_number: true, text };
+    let word = |head, width, sort, text: Text| Column { head, width, sort, is_number: false, text };
     let mut all = vec![
         word("NET", 4, None, |r, _| r.protocol.clone()),
         word("STATE", 6, None, |r, _| r.state.clone()),
@@ -233,7 +233,7 @@ fn draw_details(frame: &mut Frame<'_>, app: &App, [protocol, near, far]: &[Strin
     }
 }
 
-fn cell(column: &Column, text: String) -> Cell<'static> {
+fn cell<R>(column: &Column<R>, text: String) -> Cell<'static> {
     let alignment = if column.is_number { Alignment::Right } else { Alignment::Left };
     Cell::from(Line::from(text).alignment(alignment))
 }
@@ -298,7 +298,7 @@ fn footer(app: &App) -> Line<'static> {
         keys += &format!(": {filter}");
     }
     if app.count() > 1 {
-        keys += "  Tab next";
+        keys += "  Tab next  l list";
     }
     Line::styled(keys, DIM)
 }
@@ -313,6 +313,7 @@ pub const HELP: &[(&str, &str)] = &[
     ("Up, Down, PgUp, PgDn, Home", "choose a row"),
     ("Enter", "all figures of the chosen row, as ss -ti has them; Enter or Esc leaves them"),
     ("Tab", "the next stack or gateway"),
+    ("l", "the list of all stacks and gateways; Enter chooses one"),
     ("h, ?", "this help; any key leaves it"),
 ];
 

@@ -182,6 +182,69 @@ fn a_paused_screen_stays_and_one_whose_stack_has_ended_says_so() {
     assert_eq!(app.count(), 1);
 }
 
+/// Of two gateways and a stack, after two readings.
+fn app_of_three() -> App {
+    let at = |second, bytes| {
+        let mut named = document(bytes, 1);
+        named["pid"] = json!(5000);
+        named["name"] = json!("a-program-with-a-long-name");
+        named["gateway"]["guest"] = json!({"pid": null, "path": "/run/netns/blue"});
+        let stack = json!({"name": "nc", "pid": 6000, "addresses": ["10.77.0.2/24"],
+                           "device": {"name": "tap:fulmar0", "tx_bytes": bytes, "rx_bytes": 0}});
+        let all = [document(2 * bytes, 1), named, stack];
+        all.map(|d| sample(now(), second, d)).to_vec()
+    };
+    let mut app = App::default();
+    app.update(at(0, 0));
+    app.update(at(1, 1000));
+    app
+}
+
+/// One instant for all readings of a test.
+fn now() -> Instant {
+    static NOW: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    *NOW.get_or_init(Instant::now)
+}
+
+#[test]
+fn of_several_a_list_comes_first_and_of_one_none() {
+    let mut app = app_of_three();
+    let expected = "\
+fulmar top: 3 stacks and gateways
+
+NAME               ATTENDS TO                         FLOWS  OUT/s   IN/s    CPU
+curl               process 4242                           3   2.0k    40k  25.0%
+a-prog~a-long-name /run/netns/blue                        3   1.0k    20k  25.0%
+nc                 tap:fulmar0 10.77.0.2/24               0   1.0k      0  25.0%
+
+
+
+
+Up Down, Enter choose  p pause  q quit
+";
+    assert_eq!(drawn(&mut app, 80, 11), expected);
+    let _ = app.key(KeyEvent::new(KeyCode::Down, KeyModifiers::NONE));
+    press(&mut app, "\n");
+    let text = drawn(&mut app, 80, 24);
+    assert!(text.contains("a-program-with-a-long-name") && text.contains("l list"), "{text}");
+    press(&mut app, "l");
+    assert_eq!((&app.mode, app.position()), (&Mode::List, 1));
+    assert_eq!(self::app().mode, Mode::Normal);
+}
+
+#[test]
+fn one_that_has_ended_leaves_the_list() {
+    let mut app = app_of_three();
+    app.update(vec![sample(now(), 2, document(0, 1))]);
+    assert_eq!((app.count(), app.position()), (1, 0));
+    app.update(vec![]);
+    app.notice = "none runs".into();
+    assert!(drawn(&mut app, 80, 24).contains("none runs"));
+    for columns in 1..=90 {
+        let _ = drawn(&mut app_of_three(), columns, 9);
+    }
+}
+
 #[test]
 fn rows_scroll_and_the_last_ones_fill_the_screen() {
     let mut app = App::default();
