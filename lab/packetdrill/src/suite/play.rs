@@ -42,16 +42,21 @@ impl Drop for Stage<'_> {
     }
 }
 
-/// What google's own runner (gtests/net/packetdrill/run_all.py) gives to scripts that use it, for IPv4.
-fn arguments_of_runner(script: &str) -> Vec<&'static str> {
-    let addresses = ["--local_ip=192.168.0.1", "--netmask_ip=255.255.0.0", "--remote_ip=192.0.2.1"];
+/// The Fast Open cookie of [`ADDRESSES`] under the key that scripts set.
+const COOKIE: &str = "3021b9d889017eeb";
+const ADDRESSES: [&str; 3] =
+    ["--local_ip=192.168.0.1", "--netmask_ip=255.255.0.0", "--remote_ip=192.0.2.1"];
+
+/// What google's own runner (gtests/net/packetdrill/run_all.py) gives to scripts that use it, for IPv4. Without the
+/// addresses packetdrill takes random ones, which have another cookie.
+fn arguments_of_runner(script: &str) -> Vec<String> {
     let mut arguments = Vec::new();
-    if script.contains("TFO_COOKIE") {
-        arguments.extend(addresses);
-        arguments.push("-DTFO_COOKIE=3021b9d889017eeb");
+    if script.contains("TFO_COOKIE") || script.contains(COOKIE) {
+        arguments.extend(ADDRESSES.map(str::to_owned));
+        arguments.push(format!("-DTFO_COOKIE={COOKIE}"));
     }
     if script.contains(" CODE") {
-        arguments.push("-DCODE=host_unreachable");
+        arguments.push("-DCODE=host_unreachable".to_owned());
     }
     arguments
 }
@@ -190,5 +195,18 @@ impl<'a> Stage<'a> {
         let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
         let message = if status.is_none() { "took too long".to_owned() } else { lines.join(" / ") };
         Ok(Outcome::Failed(message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_that_names_a_cookie_is_played_between_the_addresses_of_that_cookie() {
+        let remote = "--remote_ip=192.0.2.1".to_owned();
+        assert!(arguments_of_runner("+0 > S. 0:0(0) ack 1 <FO TFO_COOKIE>").contains(&remote));
+        assert!(arguments_of_runner(&format!("+0 < S 0:9(9) <FO {COOKIE}>")).contains(&remote));
+        assert_eq!(arguments_of_runner("+0 < S 0:0(0) win 9 <mss 1000>"), Vec::<String>::new());
     }
 }
