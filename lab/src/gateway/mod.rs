@@ -50,7 +50,7 @@ pub struct Options {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
     pub common: Common,
-    /// Only these: fulmar, pasta, slirp4netns, gvisor, veth
+    /// Only these: fulmar, fulmar-queues-2, pasta, slirp4netns, gvisor, veth
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = kind)]
     gateway: Vec<Kind>,
     /// Only loads whose name begins with one of these, such as tcp.out.1500 or udp
@@ -280,6 +280,24 @@ const IDLE_VALUES: &[(&str, &str, &str, (f64, f64))] = &[
     ("gateway.idle.cpu_pct", "CPU while all flows are idle, percent", idle::CPU_PCT, (0.1, 0.0)),
 ];
 
+/// With 64 streams and with one: the figure's name, the gateway, what it is.
+const MANY_STREAMS: &[[&str; 3]] = &[
+    ["gateway.64_streams.vs_1", "fulmar", "throughput of 64 streams ÷ of one"],
+    [
+        "gateway.64_streams.queues_2.vs_1",
+        "fulmar-queues-2",
+        "with two queues: throughput of 64 streams ÷ of one",
+    ],
+];
+
+fn many_streams([name, gateway, what]: &[&str; 3]) -> Ratio {
+    let of = |d: &str| ["x64", "x1"].map(|n| (format!("{gateway}.tcp.{d}.65520.{n}"), GBPS));
+    let worse = |t: &[f64]| (t[0] / t[1]).min(t[2] / t[3]);
+    let sentence = format!("{what}, MTU 65520, the worse direction");
+    let ratio = Ratio::new(*name, sentence, ["out", "in"].map(of).concat(), worse);
+    ratio.goals(0.9, 1.0).more_is_better()
+}
+
 fn ratios(scenarios: &[Scenario<'_>]) -> Vec<Ratio> {
     let mut all: Vec<Ratio> = VS_BEST_PEER
         .iter()
@@ -305,12 +323,7 @@ fn ratios(scenarios: &[Scenario<'_>]) -> Vec<Ratio> {
             Ratio::new("gateway.tcp.cpu.65520.vs_best_peer", sentence, terms, worse_over_smallest);
         all.push(ratio.goals(0.8, 0.5));
     }
-    let many =
-        ["out", "in"].map(|d| ["x64", "x1"].map(|n| (format!("fulmar.tcp.{d}.65520.{n}"), GBPS)));
-    let sentence = "throughput of 64 streams ÷ of one, MTU 65520, the worse direction";
-    let worse = |t: &[f64]| (t[0] / t[1]).min(t[2] / t[3]);
-    let many = Ratio::new("gateway.64_streams.vs_1", sentence, many.concat(), worse);
-    all.push(many.goals(0.9, 1.0).more_is_better());
+    all.extend(MANY_STREAMS.iter().map(|way| many_streams(way)));
     for (name, sentence, key, (reach, aim)) in IDLE_VALUES {
         all.push(Ratio::value(*name, *sentence, key, "fulmar.idle").goals(*reach, *aim));
     }
@@ -387,7 +400,7 @@ mod tests {
     fn with_every_gateway_every_ratio_is_measured() {
         let all = scenarios(&Kind::ALL);
         let ratios = ratios(&all);
-        assert_eq!(ratios.len(), 16);
+        assert_eq!(ratios.len(), 17);
         for ratio in &ratios {
             assert!(ratio.is_measured(&all), "{}", ratio.name);
         }

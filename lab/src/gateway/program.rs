@@ -42,6 +42,8 @@ const START: Duration = Duration::from_secs(10);
 pub enum Kind {
     /// `fulmar gateway`
     Fulmar,
+    /// `fulmar gateway --queues 2`
+    FulmarTwoQueues,
     /// pasta of the passt project.
     Pasta,
     /// slirp4netns, on libslirp.
@@ -54,8 +56,14 @@ pub enum Kind {
 
 impl Kind {
     /// All, in the order in which a round runs them.
-    pub const ALL: [Kind; 5] =
-        [Kind::Fulmar, Kind::Pasta, Kind::Slirp4netns, Kind::Gvisor, Kind::Veth];
+    pub const ALL: [Kind; 6] = [
+        Kind::Fulmar,
+        Kind::FulmarTwoQueues,
+        Kind::Pasta,
+        Kind::Slirp4netns,
+        Kind::Gvisor,
+        Kind::Veth,
+    ];
     /// What fulmar is compared with.
     pub const PEERS: [Kind; 3] = [Kind::Pasta, Kind::Slirp4netns, Kind::Gvisor];
 
@@ -63,6 +71,7 @@ impl Kind {
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Fulmar => "fulmar",
+            Kind::FulmarTwoQueues => "fulmar-queues-2",
             Kind::Pasta => "pasta",
             Kind::Slirp4netns => "slirp4netns",
             Kind::Gvisor => "gvisor",
@@ -74,6 +83,7 @@ impl Kind {
     pub const fn title(self) -> &'static str {
         match self {
             Kind::Fulmar => "fulmar gateway",
+            Kind::FulmarTwoQueues => "fulmar, 2 queues",
             Kind::Pasta => "pasta",
             Kind::Slirp4netns => "slirp4netns",
             Kind::Gvisor => "gvisor-tap-vsock",
@@ -84,6 +94,7 @@ impl Kind {
     /// The program to start.
     const fn program(self) -> &'static str {
         match self {
+            Kind::FulmarTwoQueues => Kind::Fulmar.name(),
             Kind::Gvisor => "gvproxy",
             _ => self.name(),
         }
@@ -189,11 +200,13 @@ impl Instance {
         let mut instance = Instance { kind, mtu, guest, netns_path, port, children: Vec::new() };
         match kind {
             Kind::Veth => instance.join_by_veth()?,
-            Kind::Fulmar | Kind::Pasta => {
+            Kind::Fulmar | Kind::FulmarTwoQueues | Kind::Pasta => {
                 let mut command = Command::new(programs.find(kind.program())?);
-                if kind == Kind::Fulmar {
-                    command.arg("gateway");
-                }
+                match kind {
+                    Kind::Fulmar => command.arg("gateway"),
+                    Kind::FulmarTwoQueues => command.args(["gateway", "--queues", "2"]),
+                    _ => &mut command,
+                };
                 instance.start_pasta(command, host)?;
             }
             Kind::Slirp4netns => instance.start_slirp(&programs.find(kind.program())?, host)?,
