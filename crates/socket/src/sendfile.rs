@@ -16,7 +16,7 @@
 
 use alloc::sync::Arc;
 
-use fulmar_mbuf::{Pool, QueueFull, SharedBytes};
+use fulmar_mbuf::{Pool, SharedBytes};
 use fulmar_tcp::Tcb;
 
 use crate::sosend::{self, Reservation, SEND_LOW_WATER_BYTES, Taken};
@@ -118,6 +118,22 @@ pub fn has_space(tcb: &Tcb, rest: &Rest, worth: LowWater) -> bool {
     tcb.can_send() && queue.may_claim() && !is_full
 }
 
+/// Free space of the send buffer. Where the call has to wait, the low-water mark of the socket is raised to what it
+/// waits for.
+fn space_for(tcb: &mut Tcb, rest: &Rest, worth: LowWater) -> Result<Step<usize>, SocketError> {
+    match sosend::check(tcb) {
+        Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
+        other => other?,
+    }
+    let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
+    if !must_wait(space, limit, rest, worth) {
+        return Ok(Step::Done(space));
+    }
+    let enough = usize::try_from(rest.bytes()).unwrap_or(limit).min(worth.low_water(limit));
+    tcb.set_send_low_water(Some(enough));
+    Ok(Step::WaitSpace(enough))
+}
+
 /// Claims space and allocates storage for the next part, and returns its size. If the call has to wait, the
 /// low-water mark of the socket is raised to what it waits for; [`restore`] resets it.
 ///
@@ -129,16 +145,10 @@ pub fn reserve(
     rest: &Rest,
     worth: LowWater,
 ) -> Result<Step<(Reservation, Piece)>, SocketError> {
-    match sosend::check(tcb) {
-        Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
-        other => other?,
-    }
-    let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
-    if must_wait(space, limit, rest, worth) {
-        let enough = usize::try_from(rest.bytes()).unwrap_or(limit).min(worth.low_water(limit));
-        tcb.set_send_low_water(Some(enough));
-        return Ok(Step::WaitSpace(enough));
-    }
+    let space = match space_for(tcb, rest, worth)? {
+        Step::Done(space) => space,
+        Step::WaitSpace(enough) | Step::WaitData(enough) => return Ok(Step::WaitSpace(enough)),
+    };
     let want = rest.cut(space).len();
     let want = rest.cut(sosend::allowed(tcb, pool, want)).len();
     let Some(chain) = sosend::alloc_up_to(pool, want) else { return Ok(Step::WaitSpace(1)) };
@@ -164,33 +174,17 @@ pub fn share(
     (rest, most): (&Rest, usize),
     worth: LowWater,
 ) -> Result<Step<Taken>, SocketError> {
-    match sosend::check(tcb) {
-        Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
-        other => other?,
-    }
-    let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
-    if must_wait(space, limit, rest, worth) {
-        let enough = usize::try_from(rest.bytes()).unwrap_or(limit).min(worth.low_water(limit));
-        tcb.set_send_low_water(Some(enough));
-        return Ok(Step::WaitSpace(enough));
-    }
+    let space = match space_for(tcb, rest, worth)? {
+        Step::Done(space) => space,
+        Step::WaitSpace(enough) | Step::WaitData(enough) => return Ok(Step::WaitSpace(enough)),
+    };
     let want = rest.cut(space).file.min(most);
     if want < MIN_SHARED_BYTES {
         return Ok(Step::Done(Taken { bytes: 0, mbufs: 0 }));
     }
     let want = sosend::allowed(tcb, pool, want);
     let chain = sosend::share_parts(pool, pages, rest.file_at as usize, want);
-    let taken = Taken { bytes: chain.len(), mbufs: chain.segs() };
-    if taken.bytes == 0 {
-        return Ok(Step::WaitSpace(1));
-    }
-    match tcb.send_queue().append(chain, pool) {
-        Ok(()) => Ok(Step::Done(taken)),
-        Err(QueueFull(chain)) => {
-            pool.free(chain);
-            Ok(Step::WaitSpace(1))
-        }
-    }
+    Ok(sosend::append_shared(tcb, pool, chain))
 }
 
 /// Resets the low-water mark that [`reserve`] has raised.

@@ -276,15 +276,20 @@ pub fn share(
         return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
     }
     let chain = share_parts(pool, owner, part.start, allowed(tcb, pool, want.min(space)));
+    Ok(append_shared(tcb, pool, chain))
+}
+
+/// Appends a chain of shared bytes as a whole, or frees it. An empty one waits for storage.
+pub(crate) fn append_shared(tcb: &mut Tcb, pool: &mut Pool, chain: Chain) -> Step<Taken> {
     let taken = Taken { bytes: chain.len(), mbufs: chain.segs() };
     if taken.bytes == 0 {
-        return Ok(Step::WaitSpace(1));
+        return Step::WaitSpace(1);
     }
     match tcb.send_queue().append(chain, pool) {
-        Ok(()) => Ok(Step::Done(taken)),
+        Ok(()) => Step::Done(taken),
         Err(QueueFull(chain)) => {
             pool.free(chain);
-            Ok(Step::WaitSpace(1))
+            Step::WaitSpace(1)
         }
     }
 }

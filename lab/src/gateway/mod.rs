@@ -323,7 +323,7 @@ fn ratios(scenarios: &[Scenario<'_>]) -> Vec<Ratio> {
             Ratio::new("gateway.tcp.cpu.65520.vs_best_peer", sentence, terms, worse_over_smallest);
         all.push(ratio.goals(0.8, 0.5));
     }
-    all.extend(MANY_STREAMS.iter().map(|way| many_streams(way)));
+    all.extend(MANY_STREAMS.iter().map(many_streams));
     for (name, sentence, key, (reach, aim)) in IDLE_VALUES {
         all.push(Ratio::value(*name, *sentence, key, "fulmar.idle").goals(*reach, *aim));
     }
