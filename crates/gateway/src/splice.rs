@@ -32,6 +32,7 @@ mod connection;
 pub mod datagrams;
 
 use crate::published::PublishedPort;
+use crate::relay::host::{self, Linger};
 use connection::{Connection, Progress};
 use datagrams::Datagrams;
 
@@ -405,7 +406,7 @@ impl Loop {
 
     fn begin(&mut self, accepted: TcpStream, to: &[SocketAddr], port: Option<Arc<PublishedPort>>) {
         if self.connections.len() >= MAX_CONNECTIONS {
-            connection::reset(&accepted);
+            host::set_linger(&accepted, Linger::Reset);
             return self.count_failure(Errno::ENOBUFS, port);
         }
         let id = self.next_connection;

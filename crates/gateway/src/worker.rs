@@ -321,10 +321,9 @@ impl Worker {
         self.stack.step(now, 64);
     }
 
-    /// The same where a step was left halfway. The host's sockets need nothing of the stack, and come first; the
-    /// guest is told as far as the stack still can.
+    /// The same where a step was left halfway. The host's sockets are reset when they are closed; the guest is told as
+    /// far as the stack still can.
     fn end_after_fault(&mut self) {
-        self.layers.tcp.reset_hosts();
         self.settings.judge = Judge::default();
         let _ = catch_unwind(AssertUnwindSafe(|| self.end()));
     }

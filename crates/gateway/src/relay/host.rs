@@ -64,22 +64,34 @@ pub fn begin_connection(to: SocketAddr, outbound: &Outbound) -> nix::Result<Begu
     Ok(Begun { stream, is_connected })
 }
 
-/// Options of every connection that is relayed: what the guest sent at once leaves at once, and a peer that
-/// vanished is noticed one day. A connection works without them.
+/// Options of every connection that is relayed: what the guest sent at once leaves at once, a peer that vanished is
+/// noticed one day, and whatever closes the socket resets the connection unless [`close`] does. So the kernel resets
+/// the connections of a process that was killed. A connection works without them.
 pub fn prepare(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
     let _ = setsockopt(stream, sockopt::KeepAlive, &true);
+    set_linger(stream, Linger::Reset);
 }
 
-/// Closes a connection by a reset.
-pub fn reset(stream: TcpStream) {
-    end_by_reset(&stream);
+/// Closes a connection both of whose streams have ended: what the kernel still holds of it is delivered.
+pub fn close(stream: TcpStream) {
+    set_linger(&stream, Linger::Deliver);
 }
 
-/// Lets a connection end by a reset when it is closed.
-pub fn end_by_reset(stream: &TcpStream) {
-    // Without the option its end is orderly.
-    let _ = setsockopt(stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 });
+/// What the kernel does with a connection whose socket is closed (SO_LINGER).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Linger {
+    /// It sends a reset, and discards what was not sent.
+    Reset,
+    /// It sends what is left and a FIN.
+    Deliver,
+}
+
+/// Says what becomes of a connection whose socket is closed.
+pub fn set_linger(stream: &TcpStream, linger: Linger) {
+    let l_onoff = libc::c_int::from(linger == Linger::Reset);
+    // The option is one of every TCP socket.
+    let _ = setsockopt(stream, sockopt::Linger, &libc::linger { l_onoff, l_linger: 0 });
 }
 
 /// What became of a connection that was begun.
@@ -106,14 +118,19 @@ pub enum Failure {
     Silence,
 }
 
-/// What an errno of `connect` means for the guest, and what it is counted as.
+/// What an errno of `socket`, `bind` or `connect`, or of `send` on a socket of datagrams, means for the guest, and what
+/// it is counted as (connect(2), ip(7), icmp(7)).
 pub fn failure_of(errno: Errno) -> (Failure, Refusal) {
     match errno {
         Errno::ECONNREFUSED | Errno::ECONNRESET => (Failure::Refused, Refusal::Refused),
-        Errno::ENETUNREACH | Errno::ENETDOWN | Errno::ENODEV => {
-            (Failure::Unreachable(0, 0), Refusal::Unreachable)
-        }
-        Errno::EHOSTUNREACH | Errno::EHOSTDOWN => {
+        // The host has no route, no address of the IP version or of the options, or not the IP version at all.
+        Errno::ENETUNREACH
+        | Errno::ENETDOWN
+        | Errno::ENODEV
+        | Errno::EADDRNOTAVAIL
+        | Errno::EAFNOSUPPORT => (Failure::Unreachable(0, 0), Refusal::Unreachable),
+        // EINVAL: an address of a link, which leads nowhere without the link's name.
+        Errno::EHOSTUNREACH | Errno::EHOSTDOWN | Errno::EINVAL => {
             (Failure::Unreachable(1, 3), Refusal::Unreachable)
         }
         // The host's own filter.
@@ -121,8 +138,50 @@ pub fn failure_of(errno: Errno) -> (Failure, Refusal) {
         Errno::EPROTO | Errno::ENOPROTOOPT => (Failure::Unreachable(2, 4), Refusal::Unreachable),
         Errno::ETIMEDOUT => (Failure::Silence, Refusal::TimedOut),
         Errno::EMFILE | Errno::ENFILE => (Failure::Silence, Refusal::Descriptors),
+        // A shortage of the host's kernel (ENOBUFS, ENOMEM, EAGAIN): the guest tries again.
         _ => (Failure::Silence, Refusal::HostSocket),
     }
+}
+
+/// What a failed `send` or `recv` means for a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trouble {
+    /// The socket is ready later, and says so.
+    NotReady,
+    /// A signal ended the call.
+    Interrupted,
+    /// The kernel has no memory now, and does not say when it has.
+    Shortage,
+    /// The connection is over: ECONNRESET, EPIPE, ETIMEDOUT, or what the network said of it.
+    Over,
+}
+
+/// What an errno of `send` or `recv` means for a connection (send(2), recv(2), tcp(7)).
+pub fn trouble_of(errno: Errno) -> Trouble {
+    match errno {
+        Errno::EAGAIN => Trouble::NotReady,
+        Errno::EINTR => Trouble::Interrupted,
+        Errno::ENOBUFS | Errno::ENOMEM => Trouble::Shortage,
+        _ => Trouble::Over,
+    }
+}
+
+/// Whether an errno of `send` on a connected socket of datagrams may be that of an earlier one, which the call takes
+/// away: an ICMP error that came meanwhile (ip(7), IP_RECVERR). The error queue has it, too.
+pub fn may_be_of_earlier(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::ECONNREFUSED
+            | Errno::ENETUNREACH
+            | Errno::EHOSTUNREACH
+            | Errno::EHOSTDOWN
+            | Errno::EACCES
+            | Errno::EMSGSIZE
+            | Errno::ENOPROTOOPT
+            | Errno::EPROTO
+            | Errno::EOPNOTSUPP
+            | Errno::ENONET
+    )
 }
 
 /// How a connection is doing; `None` before it exists.
@@ -160,10 +219,57 @@ mod tests {
 
     #[test]
     fn the_guest_hears_of_a_failed_connection_what_the_host_heard() {
-        assert_eq!(failure_of(Errno::ECONNREFUSED).0, Failure::Refused);
-        assert_eq!(failure_of(Errno::ENETUNREACH).0, Failure::Unreachable(0, 0));
-        assert_eq!(failure_of(Errno::EHOSTUNREACH).0, Failure::Unreachable(1, 3));
-        assert_eq!(failure_of(Errno::ETIMEDOUT).0, Failure::Silence);
-        assert_eq!(failure_of(Errno::EMFILE), (Failure::Silence, Refusal::Descriptors));
+        let no_network = (Failure::Unreachable(0, 0), Refusal::Unreachable);
+        let no_host = (Failure::Unreachable(1, 3), Refusal::Unreachable);
+        let prohibited = (Failure::Unreachable(13, 1), Refusal::Unreachable);
+        let no_protocol = (Failure::Unreachable(2, 4), Refusal::Unreachable);
+        let is_short = (Failure::Silence, Refusal::HostSocket);
+        for (errno, told) in [
+            (Errno::ECONNREFUSED, (Failure::Refused, Refusal::Refused)),
+            (Errno::ECONNRESET, (Failure::Refused, Refusal::Refused)),
+            (Errno::ENETUNREACH, no_network),
+            (Errno::ENETDOWN, no_network),
+            (Errno::ENODEV, no_network),
+            (Errno::EADDRNOTAVAIL, no_network),
+            (Errno::EAFNOSUPPORT, no_network),
+            (Errno::EHOSTUNREACH, no_host),
+            (Errno::EHOSTDOWN, no_host),
+            (Errno::EINVAL, no_host),
+            (Errno::EACCES, prohibited),
+            (Errno::EPERM, prohibited),
+            (Errno::EPROTO, no_protocol),
+            (Errno::ENOPROTOOPT, no_protocol),
+            (Errno::ETIMEDOUT, (Failure::Silence, Refusal::TimedOut)),
+            (Errno::EMFILE, (Failure::Silence, Refusal::Descriptors)),
+            (Errno::ENFILE, (Failure::Silence, Refusal::Descriptors)),
+            (Errno::ENOBUFS, is_short),
+            (Errno::ENOMEM, is_short),
+            (Errno::EAGAIN, is_short),
+            (Errno::EADDRINUSE, is_short),
+        ] {
+            assert_eq!(failure_of(errno), told, "{errno}");
+        }
+    }
+
+    #[test]
+    fn a_connection_outlives_what_passes_and_ends_by_the_rest() {
+        for (errno, meaning) in [
+            (Errno::EAGAIN, Trouble::NotReady),
+            (Errno::EINTR, Trouble::Interrupted),
+            (Errno::ENOBUFS, Trouble::Shortage),
+            (Errno::ENOMEM, Trouble::Shortage),
+            (Errno::EPIPE, Trouble::Over),
+            (Errno::ECONNRESET, Trouble::Over),
+            (Errno::ECONNREFUSED, Trouble::Over),
+            (Errno::ETIMEDOUT, Trouble::Over),
+            (Errno::EHOSTUNREACH, Trouble::Over),
+            (Errno::ENETUNREACH, Trouble::Over),
+            (Errno::ENETDOWN, Trouble::Over),
+            (Errno::EMSGSIZE, Trouble::Over),
+            (Errno::ENOTCONN, Trouble::Over),
+            (Errno::EPERM, Trouble::Over),
+        ] {
+            assert_eq!(trouble_of(errno), meaning, "{errno}");
+        }
     }
 }

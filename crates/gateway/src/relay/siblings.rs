@@ -21,8 +21,9 @@ use fulmar_runtime::{Handoff, handoffs};
 use fulmar_shard::HandOff;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::Shard;
+use super::host::{self, Linger};
 use super::poll::{Owner, Poll};
-use super::{Shard, host};
 use crate::published::PublishedPort;
 use crate::stat::Stat;
 
@@ -45,7 +46,7 @@ impl Message {
     /// Resets a client that no thread takes.
     pub fn reset(self) {
         if let Message::Client(client) = self {
-            host::reset(client.stream);
+            host::set_linger(&client.stream, Linger::Reset);
         }
     }
 }

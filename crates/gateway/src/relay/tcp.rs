@@ -54,7 +54,9 @@ pub struct Tcp {
     published: Slab<Published>,
     /// Published ports that could not accept for want of descriptors or flows.
     stalled: Vec<SlotId>,
-    /// When they are asked again at the latest.
+    /// Flows for whose bytes the host's kernel had no memory.
+    starved: Vec<SlotId>,
+    /// When both are tried again at the latest.
     retry_at: Option<Instant>,
     /// Published ports that have accepted as many as are one turn's.
     accepting: Vec<SlotId>,
@@ -189,9 +191,7 @@ impl Tcp {
             cx.refuse(Refusal::GivenUp);
             // Where it is still pending its repeated SYN would be absorbed.
             let _ = cx.stack.tcp_decide(cx.now, pending, Decision::Drop);
-            if let Some(flow) = self.remove(id) {
-                host::reset(flow.host);
-            }
+            self.remove(id);
             return;
         };
         self.connecting = self.connecting.saturating_sub(1);
@@ -251,6 +251,7 @@ impl Tcp {
             match flow.turn(cx) {
                 Turn::Rest => {}
                 Turn::More => self.queue(id),
+                Turn::Starved => self.starve(cx, id),
                 over => self.end(cx, id, over),
             }
         }
@@ -268,8 +269,8 @@ impl Tcp {
             }
             cx.stack.close(cx.now, socket);
         }
-        if how == Turn::GuestFailed {
-            host::reset(flow.host);
+        if how == Turn::Over {
+            host::close(flow.host);
         }
         self.retry_stalled(cx);
     }
@@ -280,11 +281,6 @@ impl Tcp {
             self.connecting = self.connecting.saturating_sub(1);
         }
         Some(flow)
-    }
-
-    /// Lets every socket of the host end by a reset, whenever it is closed.
-    pub fn reset_hosts(&self) {
-        self.flows.iter().for_each(|(_, flow)| host::end_by_reset(&flow.host));
     }
 
     /// Resets every connection of the guest, and those of the host with them.
@@ -299,7 +295,6 @@ impl Tcp {
                 }
                 cx.stack.close(cx.now, socket);
             }
-            host::reset(flow.host);
         }
     }
 

@@ -234,8 +234,7 @@ impl Udp {
                 flow.lacks_runs = true;
                 datagrams.iter().try_for_each(|d| flow.send(std::slice::from_ref(d), cx.now))
             }
-            // An error of an earlier datagram, which the call has taken away.
-            Err(Errno::ECONNREFUSED) => flow.send(datagrams, cx.now),
+            Err(e) if host::may_be_of_earlier(e) => flow.send(datagrams, cx.now),
             sent => sent,
         };
         cx.stack.pass(Stage::HostSent);

@@ -7,11 +7,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use nix::errno::Errno;
 use nix::fcntl::{SpliceFFlags, splice};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, connect, setsockopt, socket, sockopt,
-};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
 
 use super::{Counters, Pipe, Pipes, TURN_BYTES};
+use crate::relay::host::{self, Linger};
 
 /// Bytes that one call moves at most: the default capacity of a pipe.
 const CALL_BYTES: usize = 64 << 10;
@@ -23,7 +22,7 @@ pub enum Progress {
     Waits,
     /// It has used up its turn.
     HasMore,
-    /// Both directions have ended, or one side was reset.
+    /// Both directions have ended, or one side was reset: then the close of the sockets resets both.
     Done,
     /// It was never connected, or there are no descriptors left; the accepted side has been reset.
     Failed(Errno),
@@ -48,19 +47,16 @@ struct Direction {
     is_shut: bool,
 }
 
-/// Resets a connection: the close of a socket with SO_LINGER of zero seconds sends RST.
-pub fn reset(stream: &TcpStream) {
-    let now = libc::linger { l_onoff: 1, l_linger: 0 };
-    let _ = setsockopt(stream, sockopt::Linger, &now);
-}
-
 /// A socket that is being connected.
 fn start_connect(to: SocketAddr) -> Result<TcpStream, Errno> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = TcpStream::from(socket(family, SockType::Stream, flags, None)?);
     match connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(to)) {
-        Ok(()) | Err(Errno::EINPROGRESS) => Ok(socket),
+        Ok(()) | Err(Errno::EINPROGRESS) => {
+            host::set_linger(&socket, Linger::Reset);
+            Ok(socket)
+        }
         Err(e) => Err(e),
     }
 }
@@ -73,6 +69,8 @@ impl Connection {
         epoll: &Epoll,
         token: u64,
     ) -> Result<Connection, Errno> {
+        // Until both directions have ended: so the kernel resets the connections of a process that was killed.
+        host::set_linger(&accepted, Linger::Reset);
         let begun = (|| {
             accepted.set_nonblocking(true).map_err(|_| Errno::EBADF)?;
             let _ = accepted.set_nodelay(true);
@@ -81,21 +79,15 @@ impl Connection {
             watch(epoll, &accepted, token)?;
             Ok((connected, others))
         })();
-        match begun {
-            Ok((connected, others)) => Ok(Connection {
-                accepted,
-                connected,
-                is_connected: false,
-                others,
-                there: Direction::default(),
-                back: Direction::default(),
-                has_error: false,
-            }),
-            Err(e) => {
-                reset(&accepted);
-                Err(e)
-            }
-        }
+        begun.map(|(connected, others)| Connection {
+            accepted,
+            connected,
+            is_connected: false,
+            others,
+            there: Direction::default(),
+            back: Direction::default(),
+            has_error: false,
+        })
     }
 
     pub fn on_events(&mut self, events: EpollFlags) {
@@ -116,34 +108,27 @@ impl Connection {
                     counters.connections.fetch_add(1, Relaxed);
                 }
                 Ok(false) => return Progress::Waits,
-                Err(e) => {
-                    reset(&self.accepted);
-                    return Progress::Failed(e);
-                }
+                Err(e) => return Progress::Failed(e),
             }
         }
         let there = self.there.pump(&self.accepted, &self.connected, pipes);
         let back = self.back.pump(&self.connected, &self.accepted, pipes);
         let (Ok((moved_there, more_there)), Ok((moved_back, more_back))) = (there, back) else {
-            self.reset_both();
             return Progress::Done;
         };
         counters.bytes_there.fetch_add(moved_there as u64, Relaxed);
         counters.bytes_back.fetch_add(moved_back as u64, Relaxed);
         if self.there.is_shut && self.back.is_shut {
+            [&self.accepted, &self.connected]
+                .into_iter()
+                .for_each(|side| host::set_linger(side, Linger::Deliver));
             return Progress::Done;
         }
         if self.has_error && !more_there && !more_back {
             // A reset after both ends were read.
-            self.reset_both();
             return Progress::Done;
         }
         if more_there || more_back { Progress::HasMore } else { Progress::Waits }
-    }
-
-    fn reset_both(&self) {
-        reset(&self.accepted);
-        reset(&self.connected);
     }
 
     /// Whether the connection is established; starts the next one if the destination refused.

@@ -2,6 +2,7 @@
 //! the host's namespace outside. Runs in namespaces of its own, so it has no harness: a user namespace needs a
 //! process of one thread.
 
+mod errnos;
 mod queues;
 mod raw;
 mod tcp;
@@ -38,7 +39,7 @@ fn main() {
     world::prepare_host();
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w));
-    let all = || tcp::TESTS.iter().chain(udp::TESTS).chain(trouble::TESTS);
+    let all = || tcp::TESTS.iter().chain(udp::TESTS).chain(trouble::TESTS).chain(errnos::TESTS);
     let mut passed = 0;
     for queues in [1, 2] {
         world::QUEUES.store(queues, Relaxed);

@@ -42,7 +42,7 @@ pub fn bound(at: &str) -> UdpSocket {
 }
 
 /// A socket of the guest with one peer.
-fn guest_to(world: &World, to: SocketAddr) -> UdpSocket {
+pub fn guest_to(world: &World, to: SocketAddr) -> UdpSocket {
     let any = if to.is_ipv4() { "0.0.0.0" } else { "::" };
     let socket = world.guest.run(|| UdpSocket::bind((any, 0))).unwrap();
     socket.connect(to).unwrap();

@@ -90,6 +90,15 @@ impl World {
     }
 
     pub fn with(mtu: u32, change: impl FnOnce(&mut Config)) -> World {
+        World::with_prepared(mtu, change, || ())
+    }
+
+    /// The gateway's first thread begins with `prepare`; the others inherit what it does to itself.
+    pub fn with_prepared(
+        mtu: u32,
+        change: impl FnOnce(&mut Config),
+        prepare: impl FnOnce() + Send + 'static,
+    ) -> World {
         let guest = Netns::new().unwrap();
         let network = network(mtu);
         let taps = guest.run(|| open_tap(mtu)).unwrap();
@@ -113,7 +122,10 @@ impl World {
             ControlFlow::Continue(())
         };
         gateway.attend(asks.into(), Box::new(answer)).unwrap();
-        let gateway = std::thread::spawn(move || gateway.run().unwrap());
+        let gateway = std::thread::spawn(move || {
+            prepare();
+            gateway.run().unwrap()
+        });
         World { guest, router, stop: Some(stop), ask, said, asked, gateway: Some(gateway) }
     }
 

@@ -7,7 +7,7 @@
 //! Invariants: `readable` and `writable` of a side stay true until a call says otherwise (the epoll set is
 //! edge-triggered). A side `is_ended` once the end of its stream was passed on to the other one.
 
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
+use std::io::{IoSlice, IoSliceMut, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use fulmar_base::{Instant, SlotId, Stage};
 use fulmar_mbuf::Chain;
 use fulmar_shard::{PendingId, Reserved};
 use fulmar_socket::{Attempt, Reservation, Step};
-use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, sendmsg};
 use smallvec::SmallVec;
 
 use super::super::Context;
+use super::super::host::{self, Trouble};
 use crate::published::PublishedPort;
 use crate::stat::Direction;
 
@@ -89,6 +89,8 @@ pub enum Turn {
     Rest,
     /// There is more: another turn.
     More,
+    /// There is more, for which the host's kernel has no memory now.
+    Starved,
     /// Both streams have ended.
     Over,
     /// The guest has reset its connection, or it failed.
@@ -101,7 +103,8 @@ pub enum Turn {
 enum Moved {
     Bytes(usize),
     Nothing,
-    Failed(Turn),
+    /// The direction ends its turn like this.
+    Stopped(Turn),
 }
 
 impl Flow {
@@ -161,6 +164,7 @@ impl Flow {
             (Turn::Rest, Turn::Rest) if self.guest_side.is_ended && self.host_side.is_ended => {
                 Turn::Over
             }
+            (Turn::Rest | Turn::Starved, Turn::More) => Turn::More,
             (Turn::Rest, out) => out,
             (back, _) => back,
         }
@@ -177,7 +181,7 @@ impl Flow {
             match step(self, cx, socket) {
                 Moved::Bytes(n) => bytes += n,
                 Moved::Nothing => return Turn::Rest,
-                Moved::Failed(turn) => return turn,
+                Moved::Stopped(turn) => return turn,
             }
         }
         Turn::More
@@ -204,7 +208,7 @@ impl Flow {
                 self.guest_side.readable = false;
                 Moved::Nothing
             }
-            Err(_) => Moved::Failed(Turn::GuestFailed),
+            Err(_) => Moved::Stopped(Turn::GuestFailed),
         }
     }
 
@@ -224,18 +228,14 @@ impl Flow {
                 cx.stack.tcp_read_done(cx.now, socket, chain);
                 Moved::Bytes(sent)
             }
-            Err(Errno::EAGAIN) => {
-                self.host_side.writable = false;
-                self.unread(cx, socket, chain);
-                Moved::Nothing
-            }
-            Err(Errno::EINTR | Errno::ENOBUFS | Errno::ENOMEM) => {
-                self.unread(cx, socket, chain);
-                Moved::Bytes(0)
-            }
-            Err(_) => {
-                cx.stack.free(chain);
-                Moved::Failed(Turn::HostFailed)
+            Err(errno) => {
+                let trouble = host::trouble_of(errno);
+                self.host_side.writable &= trouble != Trouble::NotReady;
+                match trouble {
+                    Trouble::Over => cx.stack.free(chain),
+                    _ => self.unread(cx, socket, chain),
+                }
+                after(trouble)
             }
         }
     }
@@ -263,7 +263,7 @@ impl Flow {
                 self.guest_side.writable = false;
                 Moved::Nothing
             }
-            Err(_) => Moved::Failed(Turn::GuestFailed),
+            Err(_) => Moved::Stopped(Turn::GuestFailed),
         }
     }
 
@@ -300,14 +300,9 @@ impl Flow {
             }
             Err(e) => {
                 cx.stack.tcp_abandon(socket, room);
-                match e.kind() {
-                    ErrorKind::WouldBlock => {
-                        self.host_side.readable = false;
-                        Moved::Nothing
-                    }
-                    ErrorKind::Interrupted => Moved::Bytes(0),
-                    _ => Moved::Failed(Turn::HostFailed),
-                }
+                let trouble = host::trouble_of(host::errno_of(&e));
+                self.host_side.readable &= trouble != Trouble::NotReady;
+                after(trouble)
             }
         }
     }
@@ -332,6 +327,16 @@ impl Flow {
         } else if came < asked / 8 {
             self.piece = (self.piece / 2).max(SMALLEST_PIECE);
         }
+    }
+}
+
+/// How a call that failed ends.
+fn after(trouble: Trouble) -> Moved {
+    match trouble {
+        Trouble::NotReady => Moved::Nothing,
+        Trouble::Interrupted => Moved::Bytes(0),
+        Trouble::Shortage => Moved::Stopped(Turn::Starved),
+        Trouble::Over => Moved::Stopped(Turn::HostFailed),
     }
 }
 

@@ -157,7 +157,13 @@ impl Tcp {
         self.retry_at = self.retry_at.or(Some(cx.now + RETRY));
     }
 
-    /// When published ports that had to stop are asked again.
+    /// A flow tries again later: no event says when the host's kernel has memory again.
+    pub(super) fn starve(&mut self, cx: &Context<'_>, id: SlotId) {
+        self.starved.push(id);
+        self.retry_at = self.retry_at.or(Some(cx.now + RETRY));
+    }
+
+    /// When published ports and flows that had to stop are tried again.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.retry_at
     }
@@ -172,9 +178,12 @@ impl Tcp {
         }
     }
 
-    /// Asks published ports again that had to stop.
+    /// Tries published ports and flows again that had to stop.
     pub fn retry_stalled(&mut self, cx: &mut Context<'_>) {
         self.retry_at = None;
+        for id in std::mem::take(&mut self.starved) {
+            self.queue(id);
+        }
         for id in std::mem::take(&mut self.stalled) {
             self.accept(cx, id);
         }
@@ -218,7 +227,6 @@ impl Tcp {
             });
         }
         if self.flows.len() >= cx.settings.limits.tcp_flows {
-            host::reset(client);
             return Err(Refusal::FlowLimit);
         }
         let any_port = SocketAddr::new(seen.ip(), 0);
