@@ -15,10 +15,11 @@ mod serve;
 mod snapshot;
 mod visible;
 mod wait;
+mod watch;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Child, ExitCode, Stdio};
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser};
@@ -30,6 +31,7 @@ use crate::failure::{Failure, Outcome};
 pub use args::Args;
 use detach::{Stage, Waiting};
 use plan::{Guest, Plan};
+use serve::Place;
 
 /// Status of every failure of pasta.
 const PASTA_FAILED: u8 = 1;
@@ -72,16 +74,19 @@ impl Session<'_> {
                 if !detach::is_told_to_go() {
                     return Ok(ExitCode::FAILURE);
                 }
-                Ok(ready(detach::start_serving(Some(pid))?))
+                Ok(ready(&detach::start(Stage::Watch(pid), Stdio::inherit())?))
             }
+            (Stage::Watch(pid), guest) => watch::watch(pid, self.name, guest),
             (Stage::Serve(Some(pid)), _) => {
-                self.serve(&Target::Process { pid, userns: None }, true)
+                self.serve(&Target::Process { pid, userns: None }, Place::Watched)
             }
-            (Stage::Serve(None), Guest::Existing(target)) => self.serve(target, true),
+            (Stage::Serve(None), Guest::Existing(target)) => self.serve(target, Place::Detached),
             (Stage::Command, Guest::Existing(target)) if self.plan.process.foreground => {
-                self.serve(target, false)
+                self.serve(target, Place::Foreground)
             }
-            (Stage::Command, Guest::Existing(_)) => Ok(ready(detach::start_serving(None)?)),
+            (Stage::Command, Guest::Existing(_)) => {
+                Ok(ready(&detach::start(Stage::Serve(None), Stdio::inherit())?))
+            }
             (Stage::Command | Stage::Serve(None), Guest::Program(command)) => {
                 self.become_program(command)
             }
@@ -103,8 +108,8 @@ impl Session<'_> {
         }
     }
 
-    fn serve(&self, target: &Target, is_detached: bool) -> Outcome<ExitCode> {
-        serve::serve(&self.plan, &self.args.attach, target, self.name, is_detached)
+    fn serve(&self, target: &Target, place: Place) -> Outcome<ExitCode> {
+        serve::serve(&self.plan, &self.args.attach, target, self.name, place)
     }
 
     /// Makes namespaces with a gateway, and becomes a program there.
@@ -129,8 +134,8 @@ impl Session<'_> {
     }
 }
 
-fn ready(failed: Option<u8>) -> ExitCode {
-    failed.map_or(ExitCode::SUCCESS, ExitCode::from)
+fn ready(started: &Result<Child, u8>) -> ExitCode {
+    started.as_ref().map_or_else(|status| ExitCode::from(*status), |_| ExitCode::SUCCESS)
 }
 
 /// Give a network namespace a network without root

@@ -1,10 +1,10 @@
 //! A gateway as its users see it: attaching, detaching, its end, containment; and programs under `fulmar run`.
 //! What the bytes do is tested in crates/gateway.
 
-#[allow(dead_code, reason = "what only tests of sockets need")]
-mod support;
 #[path = "support/guest.rs"]
 mod guest;
+#[allow(dead_code, reason = "what only tests of sockets need")]
+mod support;
 
 use std::collections::HashSet;
 use std::fs;

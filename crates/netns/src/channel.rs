@@ -28,11 +28,36 @@ impl Channel {
     where
         NetlinkPayload<M>: From<M>,
     {
-        self.sequence = self.sequence.wrapping_add(1);
         let mut request = NetlinkMessage::from(message);
-        request.header.flags = NLM_F_REQUEST | flags;
-        request.header.sequence_number = self.sequence;
+        request.header.flags = flags;
         request.finalize();
+        self.send_message(request)
+    }
+
+    /// Sends a request of another type than its contents have by themselves.
+    pub fn send_as<M: NetlinkSerializable>(
+        &mut self,
+        kind: u16,
+        message: M,
+        flags: u16,
+    ) -> io::Result<()>
+    where
+        NetlinkPayload<M>: From<M>,
+    {
+        let mut request = NetlinkMessage::from(message);
+        request.header.flags = flags;
+        request.finalize();
+        request.header.message_type = kind;
+        self.send_message(request)
+    }
+
+    fn send_message<M: NetlinkSerializable>(
+        &mut self,
+        mut request: NetlinkMessage<M>,
+    ) -> io::Result<()> {
+        self.sequence = self.sequence.wrapping_add(1);
+        request.header.flags |= NLM_F_REQUEST;
+        request.header.sequence_number = self.sequence;
         let mut bytes = vec![0; request.buffer_len()];
         request.serialize(&mut bytes);
         self.socket.send(&bytes, 0).map(drop)

@@ -17,7 +17,7 @@ mod sock_diag;
 mod sys;
 
 pub use netlink::{Address, Interface, Netlink, Route, VethEnd};
-pub use sock_diag::OpenPorts;
+pub use sock_diag::{OpenPorts, abort_connections};
 
 use std::ffi::CString;
 use std::fs::{self, File};

@@ -1,14 +1,14 @@
-//! Which ports the programs of a namespace have opened.
+//! Which ports the programs of a namespace have opened, and the end of their connections.
 //!
 //! The kernel is asked for sockets in one state and walks the tables of these alone, where a file of `/proc/net`
 //! lists every connection.
 //!
-//! Source: sock_diag(7).
+//! Sources: sock_diag(7); include/uapi/linux/sock_diag.h (SOCK_DESTROY), which ss(8) uses for `ss -K`.
 
 use std::collections::BTreeSet;
 use std::io;
 
-use netlink_packet_core::NLM_F_DUMP;
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
 use netlink_packet_sock_diag::SockDiagMessage;
 use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP};
 use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
@@ -67,14 +67,8 @@ impl OpenPorts {
         socket_id: SocketId,
         ports: &mut BTreeSet<u16>,
     ) -> io::Result<()> {
-        let request = InetRequest {
-            family,
-            protocol: self.protocol,
-            extensions: ExtensionFlags::empty(),
-            states: self.state.clone(),
-            socket_id,
-        };
-        self.channel.send(SockDiagMessage::InetRequest(request), NLM_F_DUMP)?;
+        let request = request(family, self.protocol, self.state.clone(), socket_id);
+        self.channel.send(request, NLM_F_DUMP)?;
         self.channel.receive(|answer| {
             if let SockDiagMessage::InetResponse(socket) = answer {
                 ports.insert(socket.header.socket_id.source_port);
@@ -84,4 +78,55 @@ impl OpenPorts {
         ports.remove(&0);
         Ok(())
     }
+}
+
+fn request(family: u8, protocol: u8, states: StateFlags, socket_id: SocketId) -> SockDiagMessage {
+    let extensions = ExtensionFlags::empty();
+    SockDiagMessage::InetRequest(InetRequest { family, protocol, extensions, states, socket_id })
+}
+
+/// SOCK_DESTROY of linux/sock_diag.h.
+const SOCK_DESTROY: u16 = 21;
+
+/// Aborts the TCP connections between the calling thread's namespace and others, those included that are not answered
+/// yet: a program that reads, writes or connects hears ECONNABORTED. Those within the namespace stay. Returns how many
+/// there were.
+///
+/// # Errors
+/// Those of netlink: a kernel without CONFIG_INET_DIAG_DESTROY (EOPNOTSUPP), no CAP_NET_ADMIN in the namespace (EPERM).
+pub fn abort_connections() -> io::Result<usize> {
+    let mut channel = Channel::open(NETLINK_SOCK_DIAG)?;
+    let mut outside = Vec::new();
+    for (family, any) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
+        let states = StateFlags::all() - StateFlags::LISTEN - StateFlags::TIME_WAIT;
+        channel.send(request(family, IPPROTO_TCP, states, any), NLM_F_DUMP)?;
+        let listed = channel.receive(|answer| {
+            if let SockDiagMessage::InetResponse(socket) = answer
+                && leads_out(&socket.header.socket_id)
+            {
+                outside.push((family, socket.header.socket_id.clone()));
+            }
+        });
+        match listed {
+            Err(e) if e.kind() == io::ErrorKind::NotFound && family == AF_INET6 => {}
+            done => done?,
+        }
+    }
+    let mut aborted = 0;
+    for (family, id) in outside {
+        let one = request(family, IPPROTO_TCP, StateFlags::all(), id);
+        channel.send_as(SOCK_DESTROY, one, NLM_F_ACK)?;
+        match channel.receive(|_: SockDiagMessage| ()) {
+            // It has ended meanwhile.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            done => done.map(|()| aborted += 1)?,
+        }
+    }
+    Ok(aborted)
+}
+
+/// Whether a connection is one with another namespace.
+fn leads_out(id: &SocketId) -> bool {
+    let peer = id.destination_address.to_canonical();
+    id.destination_port != 0 && !peer.is_loopback() && id.destination_address != id.source_address
 }

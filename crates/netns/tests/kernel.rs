@@ -1,11 +1,11 @@
 //! What a namespace is given is what the kernel says it has. Runs in namespaces of its own, so it has no
 //! harness: a user namespace needs a process of one thread.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 
-use fulmar_netns::{Netns, OpenPorts, Route, VethEnd};
+use fulmar_netns::{Netns, OpenPorts, Route, VethEnd, abort_connections};
 
 const NEAR: VethEnd<'_> = VethEnd { name: "near", mac: [2, 0, 0, 0, 0, 1], mtu: 9000 };
 const FAR: VethEnd<'_> = VethEnd { name: "far", mac: [2, 0, 0, 0, 0, 2], mtu: 9000 };
@@ -27,8 +27,9 @@ fn main() {
     what_the_kernel_refuses_is_told_with_its_errno(&here);
     a_namespace_is_opened_by_its_path_and_nothing_else_is(&there);
     a_port_is_open_in_its_own_namespace_until_its_socket_is_closed(&there);
+    connections_with_others_are_aborted_and_those_within_stay(&here, &there);
     a_deleted_interface_is_gone_at_both_ends(&here, &there);
-    println!("test result: ok. 7 passed; 0 failed");
+    println!("test result: ok. 8 passed; 0 failed");
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -62,6 +63,25 @@ fn a_port_is_open_in_its_own_namespace_until_its_socket_is_closed(there: &Netns)
     assert!(far_tcp.list().unwrap().is_empty());
     drop((listeners, client, bound));
     assert!(tcp.list().unwrap().is_empty() && udp.list().unwrap().is_empty());
+}
+
+fn connections_with_others_are_aborted_and_those_within_stay(here: &Netns, there: &Netns) {
+    for (far, own) in [("10.9.0.2:0", "127.0.0.1:0"), ("[fd09::2]:0", "[fd09::1]:0")] {
+        let outside = there.run(|| TcpListener::bind(far)).unwrap();
+        let within = TcpListener::bind(own).unwrap();
+        let ends = |listener: &TcpListener| {
+            let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (near, listener.accept().unwrap().0)
+        };
+        let ((mut near, _far), (mut inside, mut kept)) = (ends(&outside), ends(&within));
+        let waiting = std::thread::spawn(move || near.read(&mut [0]).unwrap_err());
+        assert_eq!(here.run(abort_connections).unwrap(), 1, "{far}");
+        let error = waiting.join().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted, "{far}: {error}");
+        inside.write_all(b"x").unwrap();
+        kept.read_exact(&mut [0]).unwrap();
+        assert_eq!(here.run(abort_connections).unwrap(), 0, "{far}");
+    }
 }
 
 fn an_address_is_listed_and_carries_datagrams(here: &Netns, there: &Netns) {

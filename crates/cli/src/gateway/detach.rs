@@ -1,16 +1,16 @@
 //! The processes of a gateway. The command starts itself again, in a stage that the environment names:
 //!
 //! ```text
-//! the command ── an existing guest ──────────────► Serve: the gateway
-//!      │                                             │ "ready" on standard output, then detached
-//!      │  a program                                  ▼
-//!      ├──► Attach(pid): waits for a line, then ──► Serve
+//! the command ── an existing guest ──────────────────────────────► Serve: the gateway
+//!      │                                                            │ "ready" on standard output, then detached
+//!      │  a program                                                 ▼
+//!      ├──► Attach(pid): waits for a line, then ──► Watch(pid) ──► Serve
 //!      ├─ makes namespaces, writes that line, waits for the end of Attach
 //!      └─ becomes the program
 //! ```
 //!
-//! So the program has the process id, the terminal, the parent and the signals of the command, and the gateway is
-//! no child of it.
+//! So the program has the process id, the terminal, the parent and the signals of the command, and neither the gateway
+//! nor its watcher ([`watch`](super::watch)) is a child of it.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -32,6 +32,8 @@ pub enum Stage {
     Command,
     /// Waits until the process has made its namespaces, then starts the gateway.
     Attach(u32),
+    /// Starts the gateway of this process, and tells the program when it has lost it.
+    Watch(u32),
     /// The gateway, for this process or for the guest that the options name.
     Serve(Option<u32>),
 }
@@ -43,6 +45,7 @@ impl Stage {
         let (word, pid) = text.split_once(' ').unwrap_or((&text, ""));
         match (word, pid.parse()) {
             ("attach", Ok(pid)) => Stage::Attach(pid),
+            ("watch", Ok(pid)) => Stage::Watch(pid),
             ("serve", pid) => Stage::Serve(pid.ok()),
             _ => Stage::Command,
         }
@@ -52,34 +55,44 @@ impl Stage {
         match self {
             Stage::Command => String::new(),
             Stage::Attach(pid) => format!("attach {pid}"),
+            Stage::Watch(pid) => format!("watch {pid}"),
             Stage::Serve(Some(pid)) => format!("serve {pid}"),
             Stage::Serve(None) => "serve".into(),
         }
     }
 
     /// This command with the same arguments, in another stage.
-    fn start(self, stdin: Stdio, stdout: Stdio) -> Outcome<Child> {
+    fn command(self) -> Command {
         let mut arguments = std::env::args_os();
         let name = arguments.next().unwrap_or_else(|| OsString::from("fulmar"));
         let mut command = Command::new("/proc/self/exe");
         command.arg0(name).args(arguments).env(STAGE, self.variable());
-        command.stdin(stdin).stdout(stdout).spawn().during("cannot start the gateway's process")
+        command
     }
 }
 
-/// Starts the gateway in a process of its own and waits until it is ready. `None`: it is; otherwise it failed, has
-/// said why, and this is its status.
-pub fn start_serving(pid: Option<u32>) -> Outcome<Option<u8>> {
-    let mut child = Stage::Serve(pid).start(Stdio::null(), Stdio::piped())?;
+fn spawn(command: &mut Command) -> Outcome<Child> {
+    command.spawn().during("cannot start the gateway's process")
+}
+
+/// Starts the gateway, or the process that starts and watches it, and waits until the network is up. `Err` in the
+/// outcome: it failed, has said why, and this is its status.
+pub fn start(stage: Stage, stderr: Stdio) -> Outcome<Result<Child, u8>> {
+    let mut command = stage.command();
+    let mut child = spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr))?;
     let mut line = String::new();
     if let Some(out) = child.stdout.take() {
         let _ = BufReader::new(out.take(64)).read_line(&mut line);
     }
     if line == READY {
-        return Ok(None);
+        return Ok(Ok(child));
+    }
+    if let Some(mut why) = child.stderr.take() {
+        let _ = io::copy(&mut why, &mut io::stderr());
     }
     let status = child.wait().during("cannot wait for the gateway's process")?;
-    Ok(Some(status.code().and_then(|c| u8::try_from(c).ok()).filter(|c| *c != 0).unwrap_or(1)))
+    let code = status.code().and_then(|c| u8::try_from(c).ok()).filter(|c| *c != 0);
+    Ok(Err(code.unwrap_or(1)))
 }
 
 /// Waits until the process that is to be attached to has made its namespaces. False: it has given up.
@@ -95,8 +108,8 @@ pub struct Waiting(Child);
 impl Waiting {
     /// Starts it. Before this process makes its namespaces.
     pub fn start() -> Outcome<Waiting> {
-        let stage = Stage::Attach(std::process::id());
-        stage.start(Stdio::piped(), Stdio::null()).map(Waiting)
+        let mut command = Stage::Attach(std::process::id()).command();
+        spawn(command.stdin(Stdio::piped()).stdout(Stdio::null())).map(Waiting)
     }
 
     /// Lets it attach, and waits until the network is up. `None`: it is; otherwise the status of the failure.

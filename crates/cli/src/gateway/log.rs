@@ -45,8 +45,11 @@ impl Log {
         Ok(())
     }
 
-    /// To the system's log, or nowhere if there is none.
+    /// To the system's log, or nowhere if there is none; but a file stays the place.
     pub fn use_system(&self) {
+        if matches!(&*self.sink.lock().unwrap_or_else(PoisonError::into_inner), Sink::File { .. }) {
+            return;
+        }
         let connected = UnixDatagram::unbound().and_then(|socket| {
             socket.connect(SYSTEM_LOG)?;
             socket.set_nonblocking(true)?;

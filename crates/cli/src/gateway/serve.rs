@@ -27,6 +27,7 @@ use fulmar_gateway::splice::{self, Splicer};
 use fulmar_gateway::stat::Summary;
 use fulmar_gateway::{Attendant, Gateway};
 use fulmar_netns::{Netns, OpenPorts};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
@@ -50,6 +51,17 @@ const ENDING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 /// For a summary one turn in so many is measured: most programs are short, and end after some hundred turns.
 const SUMMARY_EVERY: u32 = 4;
 
+/// Where a gateway runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// Where the command was started.
+    Foreground,
+    /// In the background: its messages go to the system's log.
+    Detached,
+    /// In the background: its messages go to the process that has started it.
+    Watched,
+}
+
 /// What is open from the start, because nothing can be opened later.
 struct Stdio {
     null: File,
@@ -68,9 +80,18 @@ impl Stdio {
 
     /// The standard streams lead nowhere from now on: a caller that reads them to their end waits for the set-up,
     /// not for the guest.
-    fn leave(&self) -> io::Result<()> {
+    fn leave(&self, log: &Log, place: Place) -> io::Result<()> {
+        if place == Place::Foreground {
+            return Ok(());
+        }
         nix::unistd::dup2_stdin(&self.null)?;
         nix::unistd::dup2_stdout(&self.null)?;
+        if place == Place::Watched {
+            // A watcher that does not read keeps nobody waiting.
+            fcntl(&self.stderr, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+            return Ok(());
+        }
+        log.use_system();
         Ok(nix::unistd::dup2_stderr(&self.null)?)
     }
 }
@@ -100,9 +121,9 @@ pub fn serve(
     attach: &AttachArgs,
     target: &Target,
     name: &str,
-    is_detached: bool,
+    place: Place,
 ) -> Outcome<ExitCode> {
-    leave_terminal(is_detached);
+    leave_terminal(place);
     let stdio = Stdio::open().during("cannot open /dev/null")?;
     let log = open_log(plan, name)?;
     let host = HostNetwork::read(plan.upstream.as_deref()).map_err(say)?;
@@ -132,12 +153,7 @@ pub fn serve(
     attend(&mut gateway, end, signals, auto).during("cannot watch for the end of the guest")?;
     let snapshots = Snapshots::of(&mut gateway).map_err(say)?;
     write_pid(pid_file, plan.process.pid.as_deref())?;
-    if is_detached {
-        stdio.leave().during("cannot detach")?;
-        if plan.process.log_file.is_none() {
-            log.use_system();
-        }
-    }
+    stdio.leave(&log, place).during("cannot detach")?;
     let faults = Faults::watch(&log).during("cannot watch for faults")?;
     let (fd, attendant) = faults.attendant().during("cannot watch for faults")?;
     gateway.attend(fd, attendant).during("cannot watch for faults")?;
@@ -150,7 +166,7 @@ pub fn serve(
     let failed = |e| log.fail(&format!("nothing answers `fulmar stat` and --metrics: {e}"));
     let _answers = visible.serve(about, snapshots).map_err(failed);
     let Stdio { null, mut ready, stderr } = stdio;
-    if is_detached {
+    if place != Place::Foreground {
         say_ready(&mut ready);
     }
     drop((null, ready, stderr, netns));
@@ -176,8 +192,8 @@ fn refuse_own([own, guests]: [Option<u64>; 2]) -> Outcome {
 }
 
 /// The terminal's signals are not for a gateway in the background.
-fn leave_terminal(is_detached: bool) {
-    if is_detached {
+fn leave_terminal(place: Place) {
+    if place != Place::Foreground {
         let _ = nix::unistd::setsid();
     }
 }
