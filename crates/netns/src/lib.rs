@@ -198,6 +198,14 @@ impl Netns {
         context("bring the interface up", self.netlink()?.set_up(index))
     }
 
+    /// Brings an interface up that packet sockets alone hear: see [`Netlink::set_silent`].
+    pub fn set_up_silent(&self, name: &str) -> io::Result<()> {
+        let index = self.if_index(name)?;
+        let mut netlink = self.netlink()?;
+        context("silence the interface", netlink.set_silent(index))?;
+        context("bring the interface up", netlink.set_up(index))
+    }
+
     /// Joins this namespace and `other` by a veth pair, both ends still down.
     pub fn add_veth(&self, near: &VethEnd<'_>, other: &Netns, far: &VethEnd<'_>) -> io::Result<()> {
         context("make a veth pair", self.netlink()?.add_veth(near, far, other.0.as_fd()))

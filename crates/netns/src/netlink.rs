@@ -14,7 +14,8 @@ use netlink_packet_route::address::{
     AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
 };
 use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute,
+    LinkFlags, LinkInfo, LinkMessage,
 };
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
@@ -138,9 +139,23 @@ impl Netlink {
         far: &VethEnd<'_>,
         far_netns: BorrowedFd<'_>,
     ) -> io::Result<()> {
+        self.add_veth_at(near, far, far_netns, 0)
+    }
+
+    /// As [`Netlink::add_veth`], with an index for the near end (0: the kernel chooses). Where both ends have the same
+    /// one the kernel takes up to a second to find that the link is up (net/core/link_watch.c,
+    /// linkwatch_urgent_event).
+    pub fn add_veth_at(
+        &mut self,
+        near: &VethEnd<'_>,
+        far: &VethEnd<'_>,
+        far_netns: BorrowedFd<'_>,
+        near_index: u32,
+    ) -> io::Result<()> {
         let mut peer = far.message();
         peer.attributes.push(LinkAttribute::NetNsFd(far_netns.as_raw_fd()));
         let mut message = near.message();
+        message.header.index = near_index;
         message.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Veth),
             LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
@@ -177,6 +192,22 @@ impl Netlink {
     pub fn set_mac(&mut self, index: u32, mac: [u8; 6]) -> io::Result<()> {
         let message = link(index, vec![LinkAttribute::Address(mac.into())]);
         self.transact(RouteNetlinkMessage::NewLink(message), 0)
+    }
+
+    /// Lets an interface be heard by packet sockets alone: it answers no ARP request (IFF_NOARP) and makes no IPv6
+    /// address of its own (RFC 4862), without which it sends no solicitations.
+    pub fn set_silent(&mut self, index: u32) -> io::Result<()> {
+        let mut message = link(index, Vec::new());
+        message.header.flags = LinkFlags::Noarp;
+        message.header.change_mask = LinkFlags::Noarp;
+        self.transact(RouteNetlinkMessage::NewLink(message), 0)?;
+        let none = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
+        let of_v6 = LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![none])]);
+        match self.transact(RouteNetlinkMessage::NewLink(link(index, vec![of_v6])), 0) {
+            // A kernel without IPv6, or an MTU below its least.
+            Err(e) if e.raw_os_error() == Some(libc::EAFNOSUPPORT) => Ok(()),
+            done => done,
+        }
     }
 
     /// Brings an interface up.

@@ -3,7 +3,10 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use fulmar_netns::{Netns, OpenPorts, Route, VethEnd, abort_connections};
 
@@ -22,6 +25,7 @@ fn main() {
     let (here, there) = (Netns::current().unwrap(), Netns::new().unwrap());
     here.add_veth(&NEAR, &there, &FAR).unwrap();
     a_veth_pair_has_its_names_addresses_and_mtu(&here, &there);
+    a_silent_end_has_no_address_while_the_other_one_makes_its_own();
     an_address_is_listed_and_carries_datagrams(&here, &there);
     a_route_is_listed_as_it_was_added(&here);
     what_the_kernel_refuses_is_told_with_its_errno(&here);
@@ -29,7 +33,7 @@ fn main() {
     a_port_is_open_in_its_own_namespace_until_its_socket_is_closed(&there);
     connections_with_others_are_aborted_and_those_within_stay(&here, &there);
     a_deleted_interface_is_gone_at_both_ends(&here, &there);
-    println!("test result: ok. 8 passed; 0 failed");
+    println!("test result: ok. 9 passed; 0 failed");
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -82,6 +86,27 @@ fn connections_with_others_are_aborted_and_those_within_stay(here: &Netns, there
         kept.read_exact(&mut [0]).unwrap();
         assert_eq!(here.run(abort_connections).unwrap(), 0, "{far}");
     }
+}
+
+fn a_silent_end_has_no_address_while_the_other_one_makes_its_own() {
+    let (usual, silent) = (Netns::new().unwrap(), Netns::new().unwrap());
+    silent.netlink().unwrap().add_veth_at(&FAR, &NEAR, usual.as_fd(), 1000).unwrap();
+    assert_eq!(silent.if_index("far").unwrap(), 1000);
+    silent.set_up_silent("far").unwrap();
+    usual.set_up("near").unwrap();
+    let near = usual.if_index("near").unwrap();
+    let (begin, mut netlink) = (Instant::now(), usual.netlink().unwrap());
+    while netlink.addresses().unwrap().iter().all(|a| a.index != near) {
+        if usual.run(|| UdpSocket::bind("[::1]:0")).is_err() {
+            return;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "it has a link-local address");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let mut netlink = silent.netlink().unwrap();
+    let far = netlink.interfaces().unwrap().into_iter().find(|i| i.index == 1000).unwrap();
+    let addresses = netlink.addresses().unwrap();
+    assert!(far.is_up && addresses.iter().all(|a| a.index != 1000), "{far:?} {addresses:?}");
 }
 
 fn an_address_is_listed_and_carries_datagrams(here: &Netns, there: &Netns) {
