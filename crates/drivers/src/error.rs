@@ -10,12 +10,35 @@ pub struct OpenError {
     pub source: io::Error,
     /// What to do next.
     pub advice: String,
+    step: Step,
+}
+
+/// What could not be opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// A device node.
+    Node,
+    /// Anything else.
+    Other,
 }
 
 impl OpenError {
     /// An error of these parts.
     pub fn new(what: impl Into<String>, source: io::Error, advice: impl Into<String>) -> OpenError {
-        OpenError { what: what.into(), source, advice: advice.into() }
+        OpenError { what: what.into(), source, advice: advice.into(), step: Step::Other }
+    }
+
+    /// The same error, of opening a device node.
+    pub(crate) fn of_node(self) -> OpenError {
+        OpenError { step: Step::Node, ..self }
+    }
+
+    /// Whether there is no device node, it may not be opened, or the kernel has no driver for it: a device that needs
+    /// no node (`packet`) may serve instead.
+    pub fn is_without_node(&self) -> bool {
+        const OF_NODE: [i32; 6] =
+            [libc::ENOENT, libc::ENOTDIR, libc::EACCES, libc::EPERM, libc::ENODEV, libc::ENXIO];
+        self.step == Step::Node && OF_NODE.contains(&self.errno())
     }
 
     /// The error number, 0 if the failure was not the kernel's.
@@ -47,5 +70,20 @@ impl From<OpenError> for io::Error {
 impl std::error::Error for OpenError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_node_that_cannot_be_opened_is_missing() {
+        let error = |errno| OpenError::new("x", io::Error::from_raw_os_error(errno), "y");
+        for errno in [libc::ENOENT, libc::EACCES, libc::EPERM, libc::ENXIO] {
+            assert!(error(errno).of_node().is_without_node(), "{errno}");
+            assert!(!error(errno).is_without_node(), "{errno} of another step");
+        }
+        assert!(!error(libc::EMFILE).of_node().is_without_node());
     }
 }

@@ -569,8 +569,12 @@ impl Device for PacketSocket {
         let fresh = u64::from(sys::take_missed(self.socket.as_fd()).unwrap_or(0));
         let before = self.missed.fetch_add(fresh, Ordering::Relaxed);
         let path = format!("{}{}", self.stats.path, self.joins.describe());
-        let is_running = sys::interface_is_running(self.socket.as_fd(), &self.interface);
-        let link = if matches!(is_running, Ok(true)) { LinkState::Up } else { LinkState::Down };
+        let link = match sys::interface_is_running(self.socket.as_fd(), &self.interface) {
+            Ok(true) => LinkState::Up,
+            // A contained process may not ask; until the interface is removed the link is what it was.
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) && self.lost.is_none() => LinkState::Up,
+            _ => LinkState::Down,
+        };
         DeviceStats { rx_missed: before + fresh, path, link, ..self.stats.clone() }
     }
 }

@@ -41,10 +41,9 @@ pub use spec::{ParseSpecError, Spec};
 /// # Errors
 /// No device has this name, it does not exist, or the rights are missing; the error says what to do.
 pub fn open(device: &str) -> Result<Box<dyn Device>, OpenError> {
-    let spec: Spec = device.parse().map_err(|e: ParseSpecError| OpenError {
-        what: format!("cannot open `{device}`"),
-        source: std::io::ErrorKind::InvalidInput.into(),
-        advice: e.to_string(),
+    let spec: Spec = device.parse().map_err(|e: ParseSpecError| {
+        let invalid = std::io::ErrorKind::InvalidInput.into();
+        OpenError::new(format!("cannot open `{device}`"), invalid, e.to_string())
     })?;
     spec.open_one()
 }

@@ -29,7 +29,7 @@ pub fn open_clone_device() -> Result<File, OpenError> {
             }
             _ => "check that the kernel was built with CONFIG_TUN",
         };
-        OpenError::new(format!("cannot open {CLONE_DEVICE}"), e, advice)
+        OpenError::new(format!("cannot open {CLONE_DEVICE}"), e, advice).of_node()
     })
 }
 

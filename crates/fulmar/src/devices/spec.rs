@@ -96,11 +96,11 @@ impl Spec {
             Spec::Tap(name) => tap_queues(name, queues),
             Spec::Tun(name) => tun_queues(name, queues),
             Spec::Packet(name) => packet_queues(name, queues),
-            Spec::Shm(_) if queues > 1 => Err(OpenError {
-                what: format!("cannot open {queues} queues of {self}"),
-                source: io::ErrorKind::Unsupported.into(),
-                advice: "shared memory has one queue".to_owned(),
-            }),
+            Spec::Shm(_) if queues > 1 => {
+                let what = format!("cannot open {queues} queues of {self}");
+                let unsupported = io::ErrorKind::Unsupported.into();
+                Err(OpenError::new(what, unsupported, "shared memory has one queue"))
+            }
             Spec::Shm(name) => Ok(vec![shm(name)?.0]),
         }
     }
