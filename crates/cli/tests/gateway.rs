@@ -339,30 +339,6 @@ fn in_mounts(script: &str, arguments: &[String]) -> Output {
 }
 
 #[test]
-fn without_the_device_node_it_says_what_to_do() {
-    in_sandbox(|| {
-        let guest = Guest::new();
-        for (script, what) in [
-            (
-                "mount --bind /dev/net/tun /dev/net/tun && mount -o remount,bind,nodev /dev/net/tun",
-                "chmod 666 /dev/net/tun",
-            ),
-            ("mount -t tmpfs none /dev/net", "modprobe tun"),
-        ] {
-            let script = format!("({script}) || exit 77; exec $0 --pasta --config-net $1");
-            let output = in_mounts(&script, &[guest.pid()]);
-            let said = text(&output.stderr);
-            if output.status.code() == Some(77) {
-                return support::skip("without_the_device_node_it_says_what_to_do", &said);
-            }
-            assert_eq!(output.status.code(), Some(1), "{said}");
-            assert!(said.contains("cannot make the guest's interface"), "{said}");
-            assert!(said.contains("/dev/net/tun") && said.contains(what), "{said}");
-        }
-    });
-}
-
-#[test]
 fn a_disk_that_fills_ends_the_capture_and_not_the_traffic() {
     in_sandbox(|| {
         let guest = Guest::new();

@@ -46,9 +46,9 @@ impl fmt::Display for SetupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SetupError::Stack(e) => write!(f, "{e}"),
-            SetupError::Device => {
-                f.write_str("the device of a gateway must wake by itself; use a TAP")
-            }
+            SetupError::Device => f.write_str(
+                "the device of a gateway must wake by itself; use a TAP or a packet socket",
+            ),
             SetupError::Queues => {
                 write!(f, "the guest's interface needs from 1 to {MAX_QUEUES} queues")
             }

@@ -42,7 +42,7 @@ use super::plan::Plan;
 use super::report::{Reporter, rules_policy};
 use super::snapshot::Snapshots;
 use super::visible::Visible;
-use super::{runas, wait};
+use super::{interface, runas, wait};
 use crate::failure::{During, Failure, Outcome};
 
 /// Signals that end a gateway in order.
@@ -140,7 +140,7 @@ pub fn serve(
     refuse_own(visible.namespaces(&netns))?;
     let identity = runas::wanted(plan.process.runas.as_deref()).map_err(Failure::new)?;
     let network = plan.network(&host, attach);
-    let devices = make_interface(plan, &netns, &network, pcap)?;
+    let devices = make_interface(plan, &netns, &network, pcap, &log)?;
     watch_guest_ports(plan, &netns, &mut auto, &log).map_err(say)?;
     let mut splicers = make_splicers(plan, &netns).map_err(say)?;
     let (config, reporter) = configure(plan, &host, network, devices, &splicers);
@@ -235,12 +235,11 @@ fn make_interface(
     netns: &Netns,
     network: &GuestNetwork,
     pcap: Option<CaptureFile>,
+    log: &Log,
 ) -> Outcome<Vec<Box<dyn Device>>> {
-    let opened = netns.run(|| {
-        fulmar_netns::loopback_up()?;
-        super::interface::open(network, plan.mac, plan.queues)
-    });
-    let devices = opened.map_err(say)?;
+    let interface = interface::open(network, netns, plan.mac, plan.queues).map_err(say)?;
+    log.say(&format!("the guest's interface is {}", interface.what));
+    let devices = interface.queues;
     if plan.configures {
         network.configure(netns).map_err(say)?;
     } else if let Some(mac) = network.mac {
