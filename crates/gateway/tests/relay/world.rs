@@ -3,14 +3,15 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::ControlFlow;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fulmar_base::EtherAddr;
+use fulmar_drivers::packet::{PacketConfig, PacketSocket};
 use fulmar_drivers::tap::{Tap, TapConfig};
 use fulmar_gateway::config::Config;
 use fulmar_gateway::guest::{GuestNetwork, GuestOptions};
@@ -18,7 +19,7 @@ use fulmar_gateway::host::HostNetwork;
 use fulmar_gateway::stat::{Stat, Summary};
 use fulmar_gateway::{Gateway, Handle};
 use fulmar_netdev::Device;
-use fulmar_netns::Netns;
+use fulmar_netns::{Netns, VethEnd};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
 
@@ -38,6 +39,9 @@ pub fn ip(text: &str) -> IpAddr {
 /// Queues of the worlds that are made from now on.
 pub static QUEUES: AtomicU16 = AtomicU16::new(1);
 
+/// Whether their guests have one end of a veth pair with packet sockets on the other, not a TAP.
+pub static HAS_VETH: AtomicBool = AtomicBool::new(false);
+
 /// The queues of a TAP of the calling thread's namespace.
 pub fn open_tap(mtu: u32) -> io::Result<Vec<Tap>> {
     let config = TapConfig {
@@ -50,8 +54,26 @@ pub fn open_tap(mtu: u32) -> io::Result<Vec<Tap>> {
     taps.map_err(|e| io::Error::other(e.to_string()))
 }
 
-fn devices(taps: Vec<Tap>) -> Vec<Box<dyn Device>> {
-    taps.into_iter().map(|tap| Box::new(tap) as Box<dyn Device>).collect()
+/// Packet sockets on the far end of a veth pair that has its near end in the guest's namespace.
+fn open_veth(guest: &Netns, mtu: u32) -> io::Result<Vec<PacketSocket>> {
+    let own = Netns::new()?;
+    let [near, far] = [1, 2].map(|n| VethEnd { name: "eth0", mac: [2, 0, 0, 0, 2, n], mtu });
+    own.netlink()?.add_veth_at(&far, &near, guest.as_fd(), 1 << 20)?;
+    own.set_up_silent("eth0")?;
+    let config =
+        PacketConfig { interface: "eth0".into(), predict: false, ..PacketConfig::default() };
+    own.run(|| Ok(PacketSocket::open_queues(&config, QUEUES.load(Relaxed))?))
+}
+
+/// The far end of a guest's interface.
+fn open_far_end(guest: &Netns, mtu: u32) -> io::Result<Vec<Box<dyn Device>>> {
+    fn boxed(devices: Vec<impl Device + 'static>) -> Vec<Box<dyn Device>> {
+        devices.into_iter().map(|device| Box::new(device) as Box<dyn Device>).collect()
+    }
+    match HAS_VETH.load(Relaxed) {
+        true => open_veth(guest, mtu).map(boxed),
+        false => guest.run(|| open_tap(mtu)).map(boxed),
+    }
 }
 
 /// Gives the host its addresses.
@@ -101,10 +123,10 @@ impl World {
     ) -> World {
         let guest = Netns::new().unwrap();
         let network = network(mtu);
-        let taps = guest.run(|| open_tap(mtu)).unwrap();
+        let queues = open_far_end(&guest, mtu).unwrap();
         network.configure(&guest).unwrap();
-        let router = taps[0].caps().ether;
-        let mut config = Config::new(devices(taps), network);
+        let router = queues[0].caps().ether;
+        let mut config = Config::new(queues, network);
         change(&mut config);
         let mut gateway = Gateway::new(config).unwrap_or_else(|e| panic!("{e}"));
         let (stop, stopped) = UnixStream::pair().unwrap();
@@ -206,8 +228,7 @@ impl Drop for World {
 /// A gateway that does nothing beside, for what it says when it is built.
 pub fn bare_config() -> Config {
     let guest = Netns::new().unwrap();
-    let taps = guest.run(|| open_tap(65520)).unwrap();
-    Config::new(devices(taps), network(65520))
+    Config::new(open_far_end(&guest, 65520).unwrap(), network(65520))
 }
 
 /// A listener of the host.
