@@ -231,3 +231,33 @@ fn a_program_of_run_has_a_network_without_the_device_node() {
         assert_eq!(text(&output.stderr), "", "it has nothing to say");
     });
 }
+
+/// Where no network namespace can be made either.
+#[test]
+fn without_node_and_veth_a_gateway_says_what_to_do() {
+    in_sandbox(|| {
+        for (hide, advice) in HIDDEN.into_iter().zip(["chmod 666 /dev/net/tun", "modprobe tun"]) {
+            let script = format!(
+                "({hide}) || exit {NO_MOUNTS}; unshare --net sleep 1000 & guest=$!
+                while [ $(readlink /proc/$guest/ns/net) = $(readlink /proc/self/ns/net) ]; do :; done
+                echo 0 > /proc/sys/user/max_net_namespaces || exit {NO_MOUNTS}
+                $0 --pasta --config-net $guest; status=$?; kill $guest; exit $status"
+            );
+            let output = Command::new("unshare")
+                .args(["--user", "--map-root-user", "--net", "--mount", "--propagation", "private"])
+                .args(["sh", "-c", &script, FULMAR])
+                .output()
+                .expect("unshare(1)");
+            let said = text(&output.stderr);
+            if output.status.code() == Some(NO_MOUNTS) {
+                return support::skip("without_node_and_veth_a_gateway_says_what_to_do", &said);
+            }
+            assert_eq!(output.status.code(), Some(1), "{said}");
+            assert!(said.contains("cannot make the guest's interface"), "{said}");
+            assert!(
+                said.contains(advice) && said.contains("nor a veth pair in its place"),
+                "{said}"
+            );
+        }
+    });
+}
