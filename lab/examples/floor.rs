@@ -35,8 +35,8 @@ fn measure() -> io::Result<()> {
     let testbeds = testbeds();
     let (mut scenarios, mut ratios) = (vec![limit::memcpy(Bulk::default())], Vec::new());
     for placement in [Placement::SameCpu, Placement::TwoCpus] {
-        scenarios.push(kernel::way(&pair, Bulk::default(), placement));
-        scenarios.push(kernel::way(&plain_pair, Bulk::default(), placement));
+        scenarios.push(kernel::scenario(&pair, Bulk::default(), placement));
+        scenarios.push(kernel::scenario(&plain_pair, Bulk::default(), placement));
         for testbed in &testbeds {
             scenarios.extend(floor_scenarios(testbed, placement));
         }
@@ -73,7 +73,7 @@ fn floor_scenarios(
     let cases =
         [Direction::Send, Direction::Receive].into_iter().flat_map(|d| [(d, false), (d, true)]);
     cases.map(move |(direction, copy)| {
-        floor::way(testbed, Bulk::default(), direction, copy, placement)
+        floor::scenario(testbed, Bulk::default(), direction, copy, placement)
     })
 }
 

@@ -88,13 +88,14 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     let joined = joined(options)?;
     let mut scenarios = vec![limit::memcpy(BULK())];
     for placement in options.placements() {
-        scenarios.extend(kernel.as_ref().map(|pair| kernel::way(pair, BULK(), placement)));
+        scenarios.extend(kernel.as_ref().map(|pair| kernel::scenario(pair, BULK(), placement)));
         for direction in [Direction::Send, Direction::Receive] {
-            scenarios.extend(at(&ours, placement).map(|g| stream::way(g, BULK(), direction)));
-            let floor = testbed.iter().map(|g| floor::way(g, BULK(), direction, true, placement));
+            scenarios.extend(at(&ours, placement).map(|g| stream::scenario(g, BULK(), direction)));
+            let floor =
+                testbed.iter().map(|g| floor::scenario(g, BULK(), direction, true, placement));
             scenarios.extend(floor);
         }
-        scenarios.extend(at(&joined, placement).map(|j| stream::link_way(j, BULK())));
+        scenarios.extend(at(&joined, placement).map(|j| stream::link_scenario(j, BULK())));
     }
     let ratios = options.placements().into_iter().flat_map(|p| ratios_at(p, over)).collect();
     let mut ratios = transfer::measured(ratios, &scenarios);

@@ -169,7 +169,7 @@ impl<'a> Work<'a> {
             .count("zerocopy_copied", sent.zerocopy.1))
     }
 
-    /// The scenario of this call between such ends. Its name is that of [`send::way_name`].
+    /// The scenario of this call between such ends. Its name is that of [`send::scenario_name`].
     pub fn between(self, ends: Ends<'a>, placement: Placement) -> Scenario<'a> {
         let cell = Cell {
             side: Side::Sends,
@@ -179,7 +179,7 @@ impl<'a> Work<'a> {
             super_segments: ends.offloads,
             source: self.file.map_or("hot", |(_, heat)| heat.name()),
         };
-        let (name, title) = (send::way_name(&cell, placement), self.call.title());
+        let (name, title) = (send::scenario_name(&cell, placement), self.call.title());
         let title = format!("{title}{}", ends.said);
         cell.of(transfer::scenario(name, title, placement, move |time| {
             self.run(&ends, placement, time)
@@ -222,7 +222,7 @@ impl Local {
 }
 
 /// The way `kernel.PLACEMENT` over this pair; without offloads, `kernel.no_offloads.PLACEMENT`.
-pub fn way(pair: &Pair, bulk: Bulk, placement: Placement) -> Scenario<'_> {
+pub fn scenario(pair: &Pair, bulk: Bulk, placement: Placement) -> Scenario<'_> {
     let (plain, said) = if pair.offloads { ("", "") } else { (".no_offloads", ", no offloads") };
     transfer::scenario(
         format!("kernel{plain}.{}", placement.name()),

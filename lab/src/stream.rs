@@ -389,7 +389,7 @@ pub(crate) fn receive(
 }
 
 /// The way `fulmar.DEVICE.DIRECTION.PLACEMENT`.
-pub fn way(
+pub fn scenario(
     testbed: &std::cell::RefCell<Testbed>,
     bulk: Bulk,
     direction: Direction,
@@ -473,7 +473,7 @@ impl Joined {
 }
 
 /// The way `fulmar.link.PLACEMENT`.
-pub fn link_way(joined: &std::cell::RefCell<Joined>, bulk: Bulk) -> Scenario<'_> {
+pub fn link_scenario(joined: &std::cell::RefCell<Joined>, bulk: Bulk) -> Scenario<'_> {
     let placement = joined.borrow().placement;
     transfer::scenario(
         format!("fulmar.link.{}", placement.name()),

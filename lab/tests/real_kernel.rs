@@ -13,7 +13,7 @@ use fulmar_lab::kernel::{Local, Pair, Work};
 use fulmar_lab::kernel_calls::{KernelCall, Sending};
 use fulmar_lab::kernel_receive::Receiving;
 use fulmar_lab::peer::{Endpoint, Peer, Role, Spec};
-use fulmar_lab::send::bench::file_way;
+use fulmar_lab::send::bench::file_scenario;
 use fulmar_lab::send::file::FileMethod;
 use fulmar_lab::send::shm::Shared;
 use fulmar_lab::send::{self, Load, Method, Rig};
@@ -165,7 +165,7 @@ fn every_way_of_sending_moves_bytes_over_a_tap_in_as_many_outputs_as_it_should()
             (Method::Ours, 1.0),
             (Method::Owned, 1.0),
         ] {
-            let sample = run(send::way(&rig, method, load()));
+            let sample = run(send::scenario(&rig, method, load()));
             // A write that found the buffer nearly full took more passes.
             let outputs = sample.value("output_calls_per_write").expect("counted");
             assert!((at_least..at_least + 8.0).contains(&outputs), "{method:?}: {outputs}");
@@ -180,7 +180,7 @@ fn a_file_goes_over_a_tap_in_every_way() {
     let file = BenchFile::with_bytes(1 << 20).expect("a temporary file");
     let Some(rig) = tap(true) else { return };
     for method in FileMethod::ALL {
-        run(file_way(&rig, method, &file, Heat::Cold, load()));
+        run(file_scenario(&rig, method, &file, Heat::Cold, load()));
     }
 }
 
@@ -190,7 +190,7 @@ fn two_processes_talk_over_shared_memory() {
     // The child warms up as long as it was told when it was started.
     let load = Load::of_writes(64 << 10);
     for method in [Method::Old, Method::Ours] {
-        run(send::way(&rig, method, load));
+        run(send::scenario(&rig, method, load));
     }
 }
 

@@ -183,7 +183,7 @@ fn counted(sample: Transfer, counts: &Counts) -> Transfer {
 }
 
 /// The way `floor.DEVICE.DIRECTION.PLACEMENT`; without the copy, `floor.DEVICE.DIRECTION.bare.…`.
-pub fn way(
+pub fn scenario(
     testbed: &RefCell<Testbed>,
     bulk: Bulk,
     direction: Direction,

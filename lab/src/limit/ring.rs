@@ -54,7 +54,7 @@ pub fn name(taking: Taking, placement: Placement) -> String {
 }
 
 /// Moves bytes through a ring as large as the window.
-pub fn way(bulk: Bulk, taking: Taking, placement: Placement) -> Scenario<'static> {
+pub fn scenario(bulk: Bulk, taking: Taking, placement: Placement) -> Scenario<'static> {
     transfer::scenario(name(taking, placement), taking.title(), placement, move |time| {
         let (near, far) = placement.cpus(&cpu::allowed_cpus()?)?;
         match placement {

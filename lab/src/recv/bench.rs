@@ -268,27 +268,28 @@ fn names() -> Names {
 fn scenarios<'a>(options: &Options, testbeds: &'a Testbeds) -> Vec<Scenario<'a>> {
     let mut all = vec![limit::memcpy(Bulk { write_bytes: 64 << 10, ..Bulk::default() })];
     if options.stack.has_fulmar() && options.devices().contains(&Device::Shm) {
-        all.extend(ring_ways(&options.placements()));
+        all.extend(ring_scenarios(&options.placements()));
     }
     for buffer_bytes in options.sizes() {
         for usage in options.uses() {
             let load = Load::of_buffers(buffer_bytes, usage);
             all.extend(testbeds.rigs.iter().flat_map(|rig| ways_at(rig, load)));
-            all.extend(kernel_ways(options, testbeds, load));
+            all.extend(kernel_scenarios(options, testbeds, load));
         }
     }
     let same = options.placements().contains(&Placement::SameCpu);
     let floor = testbeds.floor.as_ref().filter(|_| same);
     // After the ways of the first size, which it is compared with.
     all.extend(floor.map(|testbed| {
-        floor::way(testbed, Bulk::default(), Direction::Receive, false, Placement::SameCpu)
+        floor::scenario(testbed, Bulk::default(), Direction::Receive, false, Placement::SameCpu)
     }));
     all
 }
 
 /// What two processes cannot do for less, beside what they do over shared memory.
-fn ring_ways(placements: &[Placement]) -> Vec<Scenario<'static>> {
-    let both = |at: &Placement| Taking::ALL.map(|taking| ring::way(Bulk::default(), taking, *at));
+fn ring_scenarios(placements: &[Placement]) -> Vec<Scenario<'static>> {
+    let both =
+        |at: &Placement| Taking::ALL.map(|taking| ring::scenario(Bulk::default(), taking, *at));
     placements.iter().flat_map(both).collect()
 }
 
@@ -297,11 +298,15 @@ fn ways_at(rig: &RefCell<Box<dyn Rig>>, load: Load) -> Vec<Scenario<'_>> {
     let offloads = rig.borrow().spot().offloads;
     let is_there = offloads.aggregation || load.usage != Use::Bursty;
     let methods = Method::ALL.into_iter().filter(|m| is_there && m.fits(offloads));
-    methods.map(|method| super::way(rig, method, load)).collect()
+    methods.map(|method| super::scenario(rig, method, load)).collect()
 }
 
 /// What the kernel does beside it.
-fn kernel_ways<'a>(options: &Options, testbeds: &'a Testbeds, load: Load) -> Vec<Scenario<'a>> {
+fn kernel_scenarios<'a>(
+    options: &Options,
+    testbeds: &'a Testbeds,
+    load: Load,
+) -> Vec<Scenario<'a>> {
     let mut ways = Vec::new();
     for placement in options.placements() {
         for call in ReceiveCall::ALL {

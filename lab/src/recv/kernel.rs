@@ -1,6 +1,6 @@
 //! What the kernel does beside it: its own ways of receiving, over veth, loopback and AF_UNIX.
 
-use super::{Load, Use, way_name};
+use super::{Load, Use, scenario_name};
 use crate::cpu::{self, Placement};
 use crate::harness::Scenario;
 use crate::kernel::Ends;
@@ -56,6 +56,6 @@ impl Work {
         };
         let title = format!("{}{}", self.call.title(), ends.said);
         let run = move |time| self.run(&ends, placement, time);
-        cell.of(transfer::scenario(way_name(&cell, placement), title, placement, run))
+        cell.of(transfer::scenario(scenario_name(&cell, placement), title, placement, run))
     }
 }

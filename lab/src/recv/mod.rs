@@ -297,15 +297,15 @@ pub fn size_name(bytes: usize) -> String {
 }
 
 /// The name of a way: `copy.tap.2x64k.agg.touched.same_cpu`.
-pub fn way_name(cell: &Cell, placement: Placement) -> String {
+pub fn scenario_name(cell: &Cell, placement: Placement) -> String {
     let Cell { device, method, write_bytes, super_segments, source, .. } = *cell;
     let aggregation = if super_segments { "agg" } else { "no_agg" };
     let size = size_name(write_bytes);
     format!("{method}.{device}.2x{size}.{aggregation}.{source}.{}", placement.name())
 }
 
-/// A way of a bench: this method at this rig.
-pub fn way<'a, P: Rig + ?Sized>(
+/// The scenario of this method at this rig.
+pub fn scenario<'a, P: Rig + ?Sized>(
     rig: &'a RefCell<Box<P>>,
     method: Method,
     load: Load,
@@ -320,7 +320,7 @@ pub fn way<'a, P: Rig + ?Sized>(
         source: load.usage.name(),
     };
     cell.of(transfer::scenario(
-        way_name(&cell, placement),
+        scenario_name(&cell, placement),
         method.title(),
         placement,
         move |time| {

@@ -15,7 +15,7 @@ fn cell(method: &'static str) -> Cell {
 
 #[test]
 fn a_way_is_named_by_its_cell() {
-    let name = way_name(&cell("stock"), Placement::SameCpu);
+    let name = scenario_name(&cell("stock"), Placement::SameCpu);
     assert_eq!(name, "stock.tap.2x1m.no_agg.touched.same_cpu");
     assert_eq!(size_name(64 << 10), "64k");
 }

@@ -9,7 +9,7 @@ use crate::harness::{MACHINE, Outcome, Ratio, Scenario};
 use crate::kernel::Work;
 use crate::kernel_calls::KernelCall;
 use crate::matrix::Device;
-use crate::send::bench::{Options as Matrix, Testbeds, What, file_way, measure};
+use crate::send::bench::{Options as Matrix, Testbeds, What, file_scenario, measure};
 use crate::send::file::FileMethod;
 use crate::send::{self, Load};
 use crate::transfer::{GBPS, THREAD};
@@ -105,11 +105,11 @@ fn ours<'a>(table: &Published, pair: &Pair, testbeds: &'a Testbeds) -> Vec<Scena
             match (table.what, testbeds.file.as_ref()) {
                 (What::Send, _) => {
                     let method = send::Method::all().into_iter().find(|m| m.name() == *name)?;
-                    Some(send::way(place, method, load))
+                    Some(send::scenario(place, method, load))
                 }
                 (What::SendFile, file) => {
                     let method = FileMethod::ALL.into_iter().find(|m| m.name() == *name)?;
-                    Some(file_way(place, method, file?, Heat::Hot, load))
+                    Some(file_scenario(place, method, file?, Heat::Hot, load))
                 }
             }
         })

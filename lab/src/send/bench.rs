@@ -307,8 +307,8 @@ fn scenarios<'a>(what: What, options: &Options, testbeds: &'a Testbeds) -> Vec<S
         let load = Load { buffer_bytes, ..Load::of_writes(write_bytes) };
         for rig in &testbeds.rigs {
             all.extend(match file {
-                Some(file) => file_ways(rig, file, load),
-                None => Method::all().into_iter().map(|m| super::way(rig, m, load)).collect(),
+                Some(file) => file_scenarios(rig, file, load),
+                None => Method::all().into_iter().map(|m| super::scenario(rig, m, load)).collect(),
             });
         }
         for pair in &testbeds.pairs {
@@ -333,7 +333,7 @@ fn is_wanted(options: &Options, method: &str) -> bool {
 }
 
 /// Sending a hot and a cold file at one rig, in every way.
-fn file_ways<'a>(
+fn file_scenarios<'a>(
     rig: &'a RefCell<Box<dyn Rig>>,
     file: &'a BenchFile,
     load: Load,
@@ -345,11 +345,11 @@ fn file_ways<'a>(
     };
     let each = heats.into_iter().flat_map(|heat| FileMethod::ALL.map(|method| (heat, method)));
     let each = each.filter(|(_, method)| by_reference || *method != FileMethod::Mapped);
-    each.map(|(heat, method)| file_way(rig, method, file, heat, load)).collect()
+    each.map(|(heat, method)| file_scenario(rig, method, file, heat, load)).collect()
 }
 
 /// A way of a bench: this file in this way at this rig.
-pub fn file_way<'a>(
+pub fn file_scenario<'a>(
     rig: &'a RefCell<Box<dyn Rig>>,
     method: FileMethod,
     file: &'a BenchFile,
@@ -365,7 +365,7 @@ pub fn file_way<'a>(
         super_segments,
         source: heat.name(),
     };
-    let name = super::way_name(&cell, placement);
+    let name = super::scenario_name(&cell, placement);
     cell.of(transfer::scenario(name, method.title(), placement, move |time| {
         let mut caller = method.caller(&load, file, heat)?;
         rig.borrow_mut().stream(&load, caller.as_mut(), time)

@@ -205,7 +205,7 @@ pub trait Rig {
 
 /// The name of a way: `old.tap.64k.tso.same_cpu`; of one that sends a cold file,
 /// `old.tap.64k.tso.cold.same_cpu`.
-pub fn way_name(cell: &Cell, placement: Placement) -> String {
+pub fn scenario_name(cell: &Cell, placement: Placement) -> String {
     let Cell { device, method, write_bytes, super_segments, source, .. } = *cell;
     let (tso, at) = (tso_name(super_segments), placement.name());
     let source = if source == "hot" { String::new() } else { format!("{source}.") };
@@ -217,8 +217,8 @@ pub fn tso_name(super_segments: bool) -> &'static str {
     if super_segments { "tso" } else { "no_tso" }
 }
 
-/// The scenario of this method at this rig. Its name is that of [`way_name`].
-pub fn way<'a, P: Rig + ?Sized>(
+/// The scenario of this method at this rig. Its name is that of [`scenario_name`].
+pub fn scenario<'a, P: Rig + ?Sized>(
     rig: &'a RefCell<Box<P>>,
     method: Method,
     load: Load,
@@ -232,7 +232,7 @@ pub fn way<'a, P: Rig + ?Sized>(
         super_segments,
         source: "hot",
     };
-    let name = way_name(&cell, placement);
+    let name = scenario_name(&cell, placement);
     cell.of(transfer::scenario(name, method.title(), placement, move |time| {
         rig.borrow_mut().stream(&load, method.caller(&load).as_mut(), time)
     }))

@@ -132,7 +132,7 @@ fn a_way_is_named_by_its_cell() {
         super_segments: false,
         source: "hot",
     };
-    assert_eq!(way_name(&cell, Placement::SameCpu), "old.tap.64k.no_tso.same_cpu");
+    assert_eq!(scenario_name(&cell, Placement::SameCpu), "old.tap.64k.no_tso.same_cpu");
     let cold = Cell { source: "cold", super_segments: true, ..cell };
-    assert_eq!(way_name(&cold, Placement::TwoCpus), "old.tap.64k.tso.cold.two_cpus");
+    assert_eq!(scenario_name(&cold, Placement::TwoCpus), "old.tap.64k.tso.cold.two_cpus");
 }

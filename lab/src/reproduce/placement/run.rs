@@ -5,7 +5,7 @@ use crate::cpu::Placement;
 use crate::harness::{Outcome, Ratio, Scenario};
 use crate::matrix::Device;
 use crate::recv::bench::{Options as Matrix, measure};
-use crate::recv::{Use, way_name};
+use crate::recv::{Use, scenario_name};
 use crate::reproduce::Site;
 use crate::reproduce::run::Options;
 use crate::transfer::THIS_END;
@@ -57,7 +57,7 @@ fn matrix(options: &Options) -> Matrix {
 /// The ratios of a row at a site: the receiving host's CPU.
 fn ratios(line: &Line, site: Site, placement: Placement) -> Vec<Ratio> {
     let at = if site == Site::Simulated { Placement::SameCpu } else { placement };
-    let name = |offload| Some(way_name(&cell_of(line, offload, site)?, at));
+    let name = |offload| Some(scenario_name(&cell_of(line, offload, site)?, at));
     let ratio = |(over, under): (Offload, Offload)| {
         let (over_title, under_title) = (over.title(), under.title());
         let (what, place) = (line.title(), site.title());
