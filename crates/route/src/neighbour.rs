@@ -20,7 +20,9 @@
 //!
 //! Packets with spoofed sources make the stack reply to nonexistent neighbours. So resolution for
 //! replies only ([`Traffic::Reply`]) has low priority: it may use at most a quarter of the table,
-//! and is displaced by resolution for own traffic. At a limit the oldest resolution is displaced:
+//! is displaced by resolution for own traffic, and its solicitation is not repeated: the packet that
+//! comes again from an existing neighbour asks again, while the solicitations for nonexistent ones
+//! would fill the transmit queue at the same instants. At a limit the oldest resolution is displaced:
 //! an existing neighbour answers within a millisecond, a nonexistent one never does.
 //!
 //! The table returns the solicitations to send; it sends nothing and queues no packets. REACHABLE
@@ -329,16 +331,13 @@ pub struct Neighbours {
 impl Neighbours {
     /// An empty table.
     pub fn new(config: NeighbourConfig) -> Neighbours {
-        let entries = BTreeMap::new();
-        let resolving = Resolving::default();
-        let (idle, next_deadline) = (VecDeque::new(), None);
         Neighbours {
             config,
-            entries,
-            resolving,
+            entries: BTreeMap::new(),
+            resolving: Resolving::default(),
             unconfirmed: Unconfirmed(0),
-            idle,
-            next_deadline,
+            idle: VecDeque::new(),
+            next_deadline: None,
             generation: 0,
         }
     }
@@ -668,6 +667,7 @@ fn is_usable(state: NeighbourState) -> bool {
 /// Handles the deadline of a timed entry: send a probe, adopt a claim, or fail.
 fn expire(entry: &mut Neighbour, config: &NeighbourConfig, now: Instant) -> Action {
     let (asked, limit) = match entry.state {
+        NeighbourState::Incomplete if !entry.used_by_own_traffic => (entry.probes, 1),
         NeighbourState::Incomplete => (entry.probes, config.multicast_probes),
         NeighbourState::Probe if entry.claim.is_some() => (entry.probes, CLAIM_PROBES),
         NeighbourState::Probe => (entry.probes, config.unicast_probes),
@@ -677,7 +677,9 @@ fn expire(entry: &mut Neighbour, config: &NeighbourConfig, now: Instant) -> Acti
     if asked >= limit {
         let Some(claimed) = entry.claim.take() else {
             entry.ether = EtherAddr::default();
-            entry.enter(NeighbourState::Failed, now + config.failed_hold);
+            let is_own = entry.used_by_own_traffic;
+            let hold = if is_own { config.failed_hold } else { Duration::ZERO };
+            entry.enter(NeighbourState::Failed, now + hold);
             return Action::Failed { ip: entry.ip };
         };
         // The known address does not answer. Adopt the claim, which must be confirmed by a probe as

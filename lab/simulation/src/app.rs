@@ -314,15 +314,12 @@ impl End {
     /// The thread goes on that was put aside between two steps of a call.
     fn finish_held(&mut self, cx: &mut Cx, at_once: bool) {
         let Some(id) = self.id else { return };
-        if self.held_write.as_ref().is_some_and(|h| at_once || h.0 <= cx.now)
-            && let Some((_, r)) = self.held_write.take()
-        {
+        let now = cx.now;
+        if let Some((_, r)) = self.held_write.take_if(|h| at_once || h.0 <= now) {
             self.commit(cx, id, r);
         }
-        if self.held_read.as_ref().is_some_and(|h| at_once || h.0 <= cx.now)
-            && let Some((_, chain)) = self.held_read.take()
-        {
-            cx.shard.tcp_read_done(cx.now, id, chain);
+        if let Some((_, chain)) = self.held_read.take_if(|h| at_once || h.0 <= now) {
+            cx.shard.tcp_read_done(now, id, chain);
         }
     }
 
@@ -380,8 +377,11 @@ impl End {
 
     pub(super) fn reconnect(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
         cx.shard.close(cx.now, id);
-        let pause = Duration::from_micros(self.draw.below(2_000_000));
-        self.connects = self.connects.map(|(from, to, _)| (from, to, cx.now + pause));
+        let at = (cx.now + Duration::from_micros(self.draw.below(2_000_000))).as_nanos();
+        // Two that connect to each other meet within a transit time only: at a whole second.
+        let at = at.next_multiple_of(if self.both_connect { 1_000_000_000 } else { 1 });
+        let at = Instant::from_nanos(at);
+        self.connects = self.connects.map(|(from, to, _)| (from, to, at));
         (self.id, self.phase, self.told) = (None, Phase::Idle, None);
         (self.written, self.write_left, self.has_reconnected) = (0, 0, true);
         Ok(())

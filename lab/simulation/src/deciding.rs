@@ -13,6 +13,9 @@ use super::scenario::{Draw, Scenario};
 use super::world::{World, address};
 
 const MS: Duration = Duration::from_millis(1);
+/// A SYN of an opener that has tried for so long is not dropped: the next one comes after the double time, and the
+/// opener's user time-out may pass first.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Before a decision that found no memory or no route is made again.
 const AGAIN: Duration = Duration::from_millis(200);
 /// Administratively prohibited, in ICMP (RFC 1812 section 5.2.7.1) and ICMPv6 (RFC 4443 section 3.1).
@@ -65,16 +68,16 @@ impl Decider {
         Some(self.held.remove(at).1)
     }
 
-    /// About a connection that the program waits for, or any other.
-    fn decide(&mut self, is_expected: bool, v6: bool) -> Decision {
+    /// About a connection that the program waits for, with how long its opener has tried, or any other.
+    fn decide(&mut self, tries_for: Option<Duration>, v6: bool) -> Decision {
         let no = Decision::Unreachable(PROHIBITED[usize::from(v6)]);
-        if !is_expected {
+        let Some(tries_for) = tries_for else {
             return self.draw.pick(&[Decision::Drop, Decision::Drop, Decision::Refuse, no]);
-        }
+        };
         if self.draw.percent(self.plan.refuses_percent) {
             return self.draw.pick(&[Decision::Refuse, no]);
         }
-        if self.drops_left > 0 && self.draw.percent(50) {
+        if self.drops_left > 0 && self.draw.percent(50) && tries_for < PATIENCE {
             self.drops_left -= 1;
             return Decision::Drop;
         }
@@ -183,13 +186,14 @@ impl World {
     fn decide_about(&mut self, i: usize, pending: Pending) -> Result<(), Violation> {
         let (now, v6) = (self.now, self.scenario.v6);
         let expected = self.expected(i, pending.remote);
+        let began_at = expected.and_then(|e| self.ends[e - 1].began_at);
         let side = &mut self.sides[i];
         let Some(decider) = &mut side.decider else { return Ok(()) };
         // What a known peer repeats may be of a connection that is on: a refusal could end it.
         let is_known = self.ends.iter().any(|e| e.connects.is_some_and(|c| c.0 == pending.remote));
         let decision = match expected {
             None if is_known => Decision::Drop,
-            expected => decider.decide(expected.is_some(), v6),
+            _ => decider.decide(began_at.map(|at| now.since(at)), v6),
         };
         match (side.shard.tcp_decide(now, pending.id, decision), expected) {
             (Ok(Some(id)), Some(e)) => {

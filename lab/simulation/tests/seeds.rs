@@ -251,3 +251,24 @@ fn a_decision_that_comes_after_its_syn_was_given_up_is_none() {
 fn lost_sacks_do_not_lengthen_timeouts_by_each_other() {
     holds(Case::swarm(1795558821611350));
 }
+
+/// Solicitations for the forged sources of a SYN flood, repeated all at once, filled the device's queue each time that
+/// the answer to an honest solicitation was due.
+#[test]
+fn solicitations_for_forged_sources_leave_the_device_to_others() {
+    holds(Case::swarm(1795566166664207));
+    holds(Case::swarm(1795558821260095));
+}
+
+/// Two that connected to each other and missed once tried again each at its own time, for ever.
+#[test]
+fn two_that_connect_to_each_other_and_miss_meet_the_next_time() {
+    holds(Case::swarm(1795566166879480));
+}
+
+/// A program that dropped late SYNs, each of which comes after the double time, outlasted the user time-out.
+#[test]
+fn a_program_that_decides_drops_only_early_syns() {
+    holds(Case::swarm(1795566167036143));
+    holds(Case::swarm(1795558822362204));
+}

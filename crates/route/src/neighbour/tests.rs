@@ -70,6 +70,17 @@ fn an_unanswered_solicitation_is_repeated_twice_and_then_fails() {
 }
 
 #[test]
+fn a_solicitation_for_replies_only_is_not_repeated_and_the_next_packet_asks_again() {
+    let mut t = table();
+    t.resolve(ip(1), Traffic::Reply, s(0));
+    assert_eq!(due(&mut t, s(1)), [Action::Failed { ip: ip(1) }]);
+    assert_eq!(t.resolve(ip(1), Traffic::Reply, s(1)), ASKED);
+    // Once own traffic waits for it, it is repeated.
+    assert_eq!(t.resolve(ip(1), Traffic::Own, s(1)), WAITS);
+    assert_eq!(due(&mut t, s(2)), [Action::Solicit { ip: ip(1), unicast: None }]);
+}
+
+#[test]
 fn a_failed_neighbour_is_solicited_again_after_the_hold_time() {
     let mut t = table();
     t.resolve(ip(1), Traffic::Own, s(0));
