@@ -4,7 +4,7 @@
 //! A [`Method`] is one way to take bytes from a connection. The old one ([`stock`]) is built from the
 //! public pieces of the stack (`Shard::tcp_take`, the pool) on a device that hands over one packet per
 //! crossing, so that everything else (TCP, IP, the device) is the same for all. A [`Rig`] is where a
-//! connection is made: over which device, from whom, with or without receive aggregation. [`way`]
+//! connection is made: over which device, from whom, with or without receive aggregation. [`scenario`]
 //! makes of both a [`Scenario`] of a bench.
 //!
 //! The receiver is the end under test: `near` in every sample, the sender `far`. Hardware that is

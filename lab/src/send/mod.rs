@@ -5,7 +5,7 @@
 //! the public pieces of the stack alone (`Shard::tcp_append`, `Shard::tcp_send_space`, the pool), so
 //! that everything below them (TCP, IP, device) is the same for all, and what differs is the way.
 //! A [`Rig`] is where a connection is made: over which device, to whom, with or without
-//! super-segments. [`way`] makes of both a [`Scenario`] of a bench.
+//! super-segments. [`scenario`] makes of both a [`Scenario`] of a bench.
 //!
 //! Two accounts of every run: the CPU of the sending *thread* (what `time` shows) and of the whole
 //! *process*; the machine's is beside them. Hardware that is simulated inside the sender's calls is
