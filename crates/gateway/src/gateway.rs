@@ -32,7 +32,7 @@ use crate::setup::{self, SetupError};
 use crate::stat::{Stat, Summary};
 use crate::worker::{Common, Worker};
 
-/// Called when its descriptor is readable (level-triggered). `Break` ends [`Gateway::run`].
+/// Called when its descriptor is readable (level-triggered). `Break` ends [`Gateway::run`], and the attendant with it.
 pub type Attendant = Box<dyn FnMut(&OwnedFd, &mut Handle<'_>) -> ControlFlow<()> + Send>;
 
 /// Something beside packets that the loop of the first queue attends to. Its function is out while it is called.
@@ -88,6 +88,12 @@ impl Handle<'_> {
     /// No longer publishes a UDP port; what its flows have is still carried.
     pub fn unpublish_udp(&mut self, forward: &Forward) {
         self.first.layers().0.udp.unpublish(forward);
+    }
+
+    /// The guest has no process any more. Where the attendant then ends [`Gateway::run`], what the guest has sent is
+    /// delivered first: for a minute at most, and published ports are closed.
+    pub fn guest_is_gone(&mut self) {
+        self.first.note_guest_is_gone();
     }
 
     /// As [`Gateway::attend`].
@@ -208,7 +214,11 @@ fn call(attendants: &mut Slab<Attended>, first: &mut Worker, id: SlotId) -> Cont
     let mut handle = Handle { first, arrived: Vec::new() };
     let outcome = call(&attended.fd, &mut handle);
     let arrived = handle.arrived;
-    attended.call = Some(call);
+    match outcome {
+        ControlFlow::Continue(()) => attended.call = Some(call),
+        // Its descriptor stays readable.
+        ControlFlow::Break(()) => drop(attendants.remove(id)),
+    }
     for (fd, call) in arrived {
         // One that epoll refuses is dropped, as its documentation says.
         let _ = attend(attendants, first, fd, call);

@@ -16,7 +16,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use fulmar_base::{Instant, Outside, SlotId, Stage};
+use fulmar_base::{Duration, Instant, Outside, SlotId, Stage};
 use fulmar_netdev::Device;
 use fulmar_runtime::{Account, Ledger, part_of};
 use fulmar_shard::{Event, SocketStat, StackConfig};
@@ -37,6 +37,10 @@ use crate::relay::wait::Waits;
 use crate::relay::{Clock, Context, Settings, Shard, canonical};
 use crate::setup::{self, SetupError};
 use crate::stat::{FlowStat, Stat, Summary, Totals};
+
+/// How long a guest that is gone has for what it has left, as Linux gives a connection whose program is gone
+/// (net.ipv4.tcp_fin_timeout).
+const LONGEST_DELIVERY: Duration = Duration::from_secs(60);
 
 /// What the workers of a gateway have in common when they are built.
 pub struct Common<'a> {
@@ -132,7 +136,11 @@ impl Worker {
     /// Where a policy, an attendant or the relay itself panics. The connections of both sides are reset all the
     /// same: a host that saw an end in order would take half a stream for a whole one.
     pub fn run(&mut self, attends: Attends<'_>) -> io::Result<()> {
-        let relayed = catch_unwind(AssertUnwindSafe(|| self.relay(attends)));
+        let relayed = catch_unwind(AssertUnwindSafe(|| {
+            self.relay(attends)?;
+            self.siblings.end_all();
+            if self.siblings.is_guest_gone() { self.deliver(attends) } else { Ok(()) }
+        }));
         self.siblings.end_all();
         self.siblings.close();
         match relayed {
@@ -145,6 +153,11 @@ impl Worker {
                 resume_unwind(fault)
             }
         }
+    }
+
+    /// The guest has no process any more: what it has left is delivered before the end.
+    pub fn note_guest_is_gone(&self) {
+        self.siblings.note_guest_is_gone();
     }
 
     /// Ends the other workers.
@@ -172,6 +185,37 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// Delivers what a guest that is gone has left: its kernel still sends what its programs wrote, and a FIN.
+    fn deliver(&mut self, attends: Attends<'_>) -> io::Result<()> {
+        let begun = self.clock.now();
+        let (layers, _) = self.layers();
+        layers.tcp.unpublish_all();
+        layers.udp.unpublish_all();
+        let mut events = Events::default();
+        let mut has_frames = true;
+        loop {
+            let until = self.turn(has_frames);
+            let (layers, cx) = self.layers();
+            let next = layers.tcp.next_delivery(cx.stack, begun).min(begun + LONGEST_DELIVERY);
+            let is_over = next <= cx.now && until.is_none_or(|at| at > cx.now);
+            let is_cut_short = cx.now > begun + LONGEST_DELIVERY || !cx.siblings.is_guest_gone();
+            if is_cut_short || self.stack.down().is_some() {
+                return Ok(());
+            }
+            let wake = self.stack.device().wake_fd();
+            self.poll.watch_device(wake)?;
+            let until = until.map_or(next, |at| at.min(next));
+            self.poll.wait(&mut events, self.clock.now(), Some(until))?;
+            has_frames = events.iter().any(|(owner, _)| owner == Owner::Device);
+            if self.dispatch(&events, attends).is_break() {
+                self.siblings.end_at_once();
+            }
+            if is_over && events.len() == 0 {
+                return Ok(());
+            }
+        }
     }
 
     fn dispatch(&mut self, events: &Events, attends: Attends<'_>) -> ControlFlow<()> {

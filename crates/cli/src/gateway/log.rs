@@ -78,7 +78,8 @@ impl Log {
         let name = &self.name;
         // A message that cannot be written is lost: there is nobody to tell.
         let _ = match &mut *self.sink.lock().unwrap_or_else(PoisonError::into_inner) {
-            Sink::Stderr => writeln!(io::stderr(), "{name}: {message}"),
+            // Whole: others write to it, too.
+            Sink::Stderr => io::stderr().write_all(format!("{name}: {message}\n").as_bytes()),
             Sink::File { file, written_bytes, max_bytes } => {
                 let line = format!("{name}: {message}\n");
                 if *written_bytes + line.len() as u64 > *max_bytes {

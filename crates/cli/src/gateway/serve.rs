@@ -444,7 +444,14 @@ fn attend(
 ) -> io::Result<()> {
     if let Some(end) = end {
         let fd = end.as_fd().try_clone_to_owned()?;
-        gateway.attend(fd, Box::new(move |_, _| break_if(end.has_come())))?;
+        let attendant: Attendant = Box::new(move |_, handle| {
+            if !end.has_come() {
+                return ControlFlow::Continue(());
+            }
+            handle.guest_is_gone();
+            ControlFlow::Break(())
+        });
+        gateway.attend(fd, attendant)?;
     }
     let fd: OwnedFd = signals.as_fd().try_clone_to_owned()?;
     let attendant: Attendant = Box::new(move |_, _| {

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -106,6 +106,7 @@ impl Mailbox {
 struct Shared {
     mailboxes: Vec<Mailbox>,
     has_ended: AtomicBool,
+    is_guest_gone: AtomicBool,
 }
 
 /// One thread's end.
@@ -125,7 +126,11 @@ impl Siblings {
     /// No descriptor.
     pub fn all(queues: usize) -> io::Result<Vec<Siblings>> {
         let mailboxes = (0..queues).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
-        let shared = Arc::new(Shared { mailboxes, has_ended: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            mailboxes,
+            has_ended: AtomicBool::new(false),
+            is_guest_gone: AtomicBool::new(false),
+        });
         let mut rings = if queues > 1 { handoffs(queues) } else { Vec::new() }.into_iter();
         let end =
             |own| Siblings { own, shared: Arc::clone(&shared), handoff: rings.next(), kicks: 0 };
@@ -241,13 +246,29 @@ impl Siblings {
 
     /// Ends every thread.
     pub fn end_all(&self) {
-        self.shared.has_ended.store(true, Relaxed);
+        self.shared.has_ended.store(true, Release);
         self.shared.mailboxes.iter().for_each(Mailbox::wake);
+    }
+
+    /// The guest has no process any more. To be said before the end.
+    pub fn note_guest_is_gone(&self) {
+        self.shared.is_guest_gone.store(true, Release);
+    }
+
+    /// Ends the threads, and what they deliver of a guest that is gone.
+    pub fn end_at_once(&self) {
+        self.shared.is_guest_gone.store(false, Release);
+        self.end_all();
+    }
+
+    /// Whether the guest has no process any more, and what it has left is to be delivered.
+    pub fn is_guest_gone(&self) -> bool {
+        self.shared.is_guest_gone.load(Acquire)
     }
 
     /// Whether a thread has ended.
     pub fn has_ended(&self) -> bool {
-        self.shared.has_ended.load(Relaxed)
+        self.shared.has_ended.load(Acquire)
     }
 
     /// Takes no messages any more. Clients that wait are reset.

@@ -38,6 +38,10 @@ const INTEREST: Ready = Ready::READABLE.with(Ready::WRITABLE).with(Ready::PEER_C
 /// 256 KiB each would pass through memory before the first frame leaves. Half of a common second-level cache.
 const ROUND_BYTES: u64 = 512 << 10;
 
+/// A guest's kernel whose programs are gone is silent for less than this while it still has something to send: longer
+/// than its retransmission time-out on a link of its own (200 ms on Linux) and the delay of an acknowledgement.
+const QUIET: Duration = Duration::from_millis(500);
+
 /// With more flows a snapshot does not ask the kernel for each: at a microsecond a call the relay would pause.
 const MOST_HOST_INFO: usize = 1024;
 
@@ -283,7 +287,25 @@ impl Tcp {
         Some(flow)
     }
 
-    /// Resets every connection of the guest, and those of the host with them.
+    /// When it is known that nothing more of the guest is to be delivered, if nothing moves until then: a moment after
+    /// the last bytes of connections that the guest has not ended. `begun`: when the guest's end was noticed.
+    pub fn next_delivery(&self, stack: &mut Shard, begun: Instant) -> Instant {
+        let mut latest = begun;
+        for (_, flow) in self.flows.iter() {
+            let Guest::Open(socket) = flow.guest else { continue };
+            if flow.guest_side.is_ended {
+                continue;
+            }
+            let waiting = stack.tcp_entry(socket).map_or(0, |e| e.tcb.info().recv_queue_bytes);
+            if waiting > 0 {
+                return Instant::FAR_FUTURE;
+            }
+            latest = latest.max(flow.moved.max(begun) + QUIET);
+        }
+        latest
+    }
+
+    /// Resets every connection of the guest, and those of the host whose stream from the guest is not whole.
     pub fn reset_all(&mut self, cx: &mut Context<'_>) {
         let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();
         for id in ids {
@@ -294,6 +316,9 @@ impl Tcp {
                     entry.linger = Some(Duration::ZERO);
                 }
                 cx.stack.close(cx.now, socket);
+            }
+            if flow.guest_side.is_ended {
+                host::close(flow.host);
             }
         }
     }

@@ -48,6 +48,10 @@ pub const TESTS: &[Test] = &[
     ("flows_have_a_bound", flows_have_a_bound),
     ("a_policy_decides_before_anything_leaves", a_policy_decides_before_anything_leaves),
     ("the_end_of_the_gateway_resets_what_is_open", the_end_of_the_gateway_resets_what_is_open),
+    (
+        "what_a_guest_wrote_before_its_end_is_delivered",
+        what_a_guest_wrote_before_its_end_is_delivered,
+    ),
 ];
 
 pub fn exchange(from: &mut TcpStream, to: &mut TcpStream) {
@@ -393,4 +397,25 @@ fn the_end_of_the_gateway_resets_what_is_open() {
             ErrorKind::ConnectionReset
         );
     }
+}
+
+fn what_a_guest_wrote_before_its_end_is_delivered() {
+    const BYTES: usize = 300_000;
+    let (mut world, listener) = (World::new(), listener());
+    let (mut left, mut left_far) = world.pair(&listener);
+    exchange(&mut left, &mut left_far);
+    let flows: Vec<_> = (0..8).map(|_| world.pair(&listener)).collect();
+    let ends = flows.into_iter().zip(1..).map(|((guest, host), seed)| {
+        let sent = std::thread::spawn(move || send_all(&guest, seed, BYTES));
+        (sent.join().unwrap(), host)
+    });
+    let ends: Vec<_> = ends.collect();
+    world.end_guest();
+    for (sent, host) in ends {
+        assert!(receive_all(&host) == (sent, BYTES), "whole, and an end in order");
+    }
+    // What nobody has ended is reset.
+    let error = read_some(&mut left_far, &mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    world.ended();
 }

@@ -89,6 +89,7 @@ pub struct World {
     /// Ethernet address of the gateway.
     pub router: EtherAddr,
     stop: Option<UnixStream>,
+    guest_end: Option<UnixStream>,
     ask: Sender<()>,
     said: Receiver<Stat>,
     asked: UnixStream,
@@ -132,6 +133,12 @@ impl World {
         let (stop, stopped) = UnixStream::pair().unwrap();
         let end = Box::new(|_: &OwnedFd, _: &mut Handle<'_>| ControlFlow::Break(()));
         gateway.attend(stopped.into(), end).unwrap();
+        let (guest_end, guest_ended) = UnixStream::pair().unwrap();
+        let end = Box::new(|_: &OwnedFd, handle: &mut Handle<'_>| {
+            handle.guest_is_gone();
+            ControlFlow::Break(())
+        });
+        gateway.attend(guest_ended.into(), end).unwrap();
         let (asked, asks) = UnixStream::pair().unwrap();
         let (ask, wanted) = channel();
         let (say, said) = channel();
@@ -148,7 +155,8 @@ impl World {
             prepare();
             gateway.run().unwrap()
         });
-        World { guest, router, stop: Some(stop), ask, said, asked, gateway: Some(gateway) }
+        let (stop, guest_end) = (Some(stop), Some(guest_end));
+        World { guest, router, stop, guest_end, ask, said, asked, gateway: Some(gateway) }
     }
 
     pub fn stat(&self) -> Stat {
@@ -206,6 +214,16 @@ impl World {
             Ok(said) => *said,
             Err(fault) => (*fault.downcast::<&str>().unwrap()).to_owned(),
         }
+    }
+
+    /// Tells the gateway that the guest has no process any more.
+    pub fn end_guest(&mut self) {
+        drop(self.guest_end.take());
+    }
+
+    /// Waits for the end of the gateway.
+    pub fn ended(mut self) -> Summary {
+        self.gateway.take().unwrap().join().unwrap()
     }
 
     /// Ends the gateway.

@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use fulmar_base::{Duration, Instant, SlotId};
+use fulmar_shard::Slab;
 use fulmar_socket::{SocketError, Step};
 use nix::sys::socket::{Backlog, SockType, SockaddrStorage, bind, listen, setsockopt, sockopt};
 
@@ -116,6 +117,11 @@ impl Tcp {
             .map(|(id, _)| id)
             .collect();
         ids.into_iter().for_each(|id| drop(self.published.remove(id)));
+    }
+
+    /// Publishes nothing any more; the connections stay.
+    pub fn unpublish_all(&mut self) {
+        self.published = Slab::default();
     }
 
     /// The published ports, once for each of their sockets.

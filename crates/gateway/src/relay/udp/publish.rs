@@ -82,6 +82,11 @@ impl Udp {
         ids.into_iter().for_each(|id| drop(self.published.remove(id)));
     }
 
+    /// Publishes nothing any more. A flow keeps the socket of its port.
+    pub fn unpublish_all(&mut self) {
+        self.published = fulmar_shard::Slab::default();
+    }
+
     /// The published ports, once for each of their sockets.
     pub fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
         self.published.iter().map(|(_, published)| &published.port)
