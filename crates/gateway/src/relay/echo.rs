@@ -111,7 +111,13 @@ impl Echoes {
             Ok(_) => Ok(()),
             Err(Errno::EAGAIN | Errno::ENOBUFS) => Err((Failure::Silence, Refusal::HostQueueFull)),
             Err(Errno::EMSGSIZE) => Err((Failure::Silence, Refusal::TooLong)),
-            Err(e) => Err(host::failure_of(e)),
+            Err(e) => {
+                if host::may_be_of_lost_address(e) {
+                    // The next request has a socket that starts at the new one.
+                    self.remove(cx, id);
+                }
+                Err(host::failure_of(e))
+            }
         }
     }
 

@@ -184,6 +184,12 @@ pub fn may_be_of_earlier(errno: Errno) -> bool {
     )
 }
 
+/// Whether an errno of `send` on a connected socket of datagrams may mean that the host has lost the address that the
+/// socket was connected from: another socket starts at the new one. Linux had EINVAL for it before it had ENETUNREACH.
+pub fn may_be_of_lost_address(errno: Errno) -> bool {
+    matches!(errno, Errno::ENETUNREACH | Errno::EINVAL | Errno::EADDRNOTAVAIL)
+}
+
 /// How a connection is doing; `None` before it exists.
 pub fn connection(stream: &TcpStream) -> Option<HostTcp> {
     /// `tcpi_state` of a connection whose SYN is not answered (include/net/tcp_states.h TCP_SYN_SENT).

@@ -237,6 +237,13 @@ impl Udp {
             Err(e) if host::may_be_of_earlier(e) => flow.send(datagrams, cx.now),
             sent => sent,
         };
+        let sent = match sent {
+            Err(e) if host::may_be_of_lost_address(e) => match self.renew(cx, id) {
+                Some(renewed) => renewed.send(datagrams, cx.now),
+                None => Err(e),
+            },
+            sent => sent,
+        };
         cx.stack.pass(Stage::HostSent);
         match sent {
             Ok(()) => {
@@ -254,6 +261,17 @@ impl Udp {
                 datagrams.iter().for_each(|d| report(cx, d, failure));
             }
         }
+    }
+
+    /// Gives a flow another socket, which starts where the host's routes lead now.
+    fn renew(&mut self, cx: &mut Context<'_>, id: SlotId) -> Option<&mut Flow> {
+        let flow = self.flows.get_mut(id)?;
+        if let HostSocket::Own(old) = &mut flow.host {
+            let fd = flow::open(flow.host_addr, &cx.settings.outbound).ok()?;
+            cx.poll.add_readable(fd.as_fd(), Owner::Udp(id)).ok()?;
+            *old = fd;
+        }
+        Some(flow)
     }
 
     /// The flow between two ends.

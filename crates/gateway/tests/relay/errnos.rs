@@ -135,7 +135,8 @@ fn each_errno_of_a_datagram_is_told() {
     }
 }
 
-fn take_all_errors(client: &UdpSocket, at: &str) {
+/// Lets a socket hear of errors that pass, too.
+pub fn take_all_errors(client: &UdpSocket, at: &str) {
     use nix::sys::socket::{setsockopt, sockopt};
     if at.contains(':') {
         setsockopt(client, sockopt::Ipv6RecvErr, &true).unwrap();

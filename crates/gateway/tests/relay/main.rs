@@ -2,6 +2,7 @@
 //! the host's namespace outside. Runs in namespaces of its own, so it has no harness: a user namespace needs a
 //! process of one thread.
 
+mod change;
 mod errnos;
 mod queues;
 mod raw;
@@ -15,9 +16,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 type Test = (&'static str, fn());
 
-/// Bounds that are exact where one queue has all of them.
-const ONE_QUEUE: [&str; 2] =
-    ["flows_have_a_bound", "udp_flows_have_a_bound_and_the_oldest_gives_way"];
+/// What is exact where one queue has all of it.
+const ONE_QUEUE: [&str; 3] = [
+    "flows_have_a_bound",
+    "udp_flows_have_a_bound_and_the_oldest_gives_way",
+    "the_last_bytes_of_the_host_carry_the_fin",
+];
 
 fn main() {
     if let Err(e) = fulmar_netns::enter() {
@@ -39,7 +43,14 @@ fn main() {
     world::prepare_host();
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w));
-    let all = || tcp::TESTS.iter().chain(udp::TESTS).chain(trouble::TESTS).chain(errnos::TESTS);
+    let all = || {
+        tcp::TESTS
+            .iter()
+            .chain(udp::TESTS)
+            .chain(trouble::TESTS)
+            .chain(errnos::TESTS)
+            .chain(change::TESTS)
+    };
     let mut passed = 0;
     let kinds = [("TAP", 1), ("TAP", 2), ("veth", 1)];
     for (kind, queues) in kinds.into_iter().filter(|(kind, _)| *kind != "TAP" || has_tap.is_ok()) {

@@ -23,6 +23,8 @@ pub const TESTS: &[Test] = &[
     ("a_closed_port_of_the_host_is_reported_to_the_guest", a_closed_port_is_reported),
     ("datagrams_without_a_route_are_reported_to_the_guest", without_a_route_it_is_reported),
     ("dns_at_the_forward_address_reaches_the_resolver", dns_reaches_the_resolver),
+    ("a_resolver_that_is_silent_bounds_nobody_else", a_resolver_that_is_silent),
+    ("garbage_of_a_resolver_reaches_who_asked_and_nobody_else", garbage_of_a_resolver),
     ("a_policy_is_told_the_names_of_addresses_and_refuses_names", a_policy_decides_about_names),
     ("a_published_udp_port_shows_the_guest_its_client", a_published_port_shows_its_client),
     (
@@ -143,6 +145,80 @@ fn dns_reaches_the_resolver() {
     assert_eq!(question, b"question");
     resolver.send_to(b"answer", from).unwrap();
     assert_eq!(receive(&client).unwrap().0, b"answer");
+}
+
+fn a_resolver_that_is_silent() {
+    const FLOWS: usize = 64;
+    let (resolver, server) = (bound("127.0.0.1"), bound(HOST));
+    let at = resolver.local_addr().unwrap();
+    let limits = Limits { udp_flows: FLOWS, ..Limits::default() };
+    let world = World::with(65520, |c| {
+        c.mapping.dns.push(ip("169.254.1.1"));
+        c.mapping.resolvers.push(at);
+        c.limits = limits;
+    });
+    // Each question from a port of its own, as resolvers ask.
+    let clients: Vec<_> =
+        (0..5 * FLOWS).map(|_| guest_to(&world, "169.254.1.1:53".parse().unwrap())).collect();
+    // The guest's kernel keeps few datagrams while it asks for the router's Ethernet address.
+    clients[0].send(&question("slow")).unwrap();
+    world.until("the router is known", |s| s.totals.datagrams_out == 1);
+    for client in &clients[1..] {
+        client.send(&question("slow")).unwrap();
+    }
+    let asked = clients.len() as u64;
+    world.until("all are asked", |s| s.totals.datagrams_out == asked);
+    let stat = world.stat();
+    assert!(stat.flows.len() <= FLOWS, "{}", stat.flows.len());
+    assert!(stat.totals.refusals.value(Refusal::Displaced) >= asked - FLOWS as u64);
+    let other = guest_to(&world, server.local_addr().unwrap());
+    other.send(b"question").unwrap();
+    let (_, from) = receive(&server).unwrap();
+    server.send_to(b"answer", from).unwrap();
+    assert_eq!(receive(&other).unwrap().0, b"answer");
+    // Silence is silence: nothing is made up, and the guest's resolver has its own time-out.
+    for client in &clients {
+        client.set_nonblocking(true).unwrap();
+        assert_eq!(receive(client).unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
+}
+
+fn garbage_of_a_resolver() {
+    let resolver = bound("127.0.0.1");
+    let at = resolver.local_addr().unwrap();
+    // With a policy the gateway looks into the answers.
+    let world = World::with(65520, |c| {
+        c.mapping.dns.push(ip("169.254.1.1"));
+        c.mapping.resolvers.push(at);
+        c.policy = Some(Box::new(OnlyNamed));
+    });
+    let client = guest_to(&world, "169.254.1.1:53".parse().unwrap());
+    client.send(&question("good")).unwrap();
+    let (asked, from) = receive(&resolver).unwrap();
+    let mut answer = asked.clone();
+    (answer[2], answer[7]) = (0x81, 1);
+    answer.extend([192, 12, 0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 192, 0, 2, 1]);
+    let record = answer.len() - 16;
+    let with = |at: usize, byte: u8| {
+        let mut changed = answer.clone();
+        changed[at] = byte;
+        changed
+    };
+    let mut garbage: Vec<Vec<u8>> = (0..answer.len()).map(|n| answer[..n].to_vec()).collect();
+    // Names that point at themselves, counts and lengths beyond the message, other types and classes.
+    garbage
+        .extend((0..answer.len()).flat_map(|at| [0, 1, 12, 0x7f, 0xc0, 0xff].map(|b| with(at, b))));
+    garbage.extend([with(record + 1, record as u8), vec![0xc0; 512], vec![0xff; 60_000]]);
+    let stranger = bound("127.0.0.1");
+    for message in &garbage {
+        resolver.send_to(message, from).unwrap();
+        assert!(receive(&client).unwrap().0 == *message, "as it came");
+        // Of somebody who was not asked nothing comes.
+        stranger.send_to(b"spoofed", from).unwrap();
+    }
+    resolver.send_to(&answer, from).unwrap();
+    assert!(receive(&client).unwrap().0 == answer);
+    assert_eq!(world.stat().flows.len(), 1);
 }
 
 struct OnlyNamed;

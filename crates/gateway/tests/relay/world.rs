@@ -83,6 +83,13 @@ pub fn prepare_host() {
     host.set_address("lo", ip(HOST_V6), 128).unwrap();
 }
 
+/// What the gateway's first thread is asked for.
+enum Ask {
+    Stat,
+    /// To say that it waits, and to wait until the other end is gone.
+    Hold(Sender<()>, Receiver<()>),
+}
+
 /// A running gateway and its guest.
 pub struct World {
     pub guest: Netns,
@@ -90,7 +97,7 @@ pub struct World {
     pub router: EtherAddr,
     stop: Option<UnixStream>,
     guest_end: Option<UnixStream>,
-    ask: Sender<()>,
+    ask: Sender<Ask>,
     said: Receiver<Stat>,
     asked: UnixStream,
     gateway: Option<JoinHandle<Summary>>,
@@ -145,8 +152,14 @@ impl World {
         let answer = move |fd: &OwnedFd, handle: &mut Handle<'_>| {
             let mut byte = [0];
             nix::unistd::read(fd, &mut byte).unwrap();
-            while wanted.try_recv().is_ok() {
-                say.send(handle.stat()).unwrap();
+            while let Ok(ask) = wanted.try_recv() {
+                match ask {
+                    Ask::Stat => say.send(handle.stat()).unwrap(),
+                    Ask::Hold(waits, until) => {
+                        waits.send(()).unwrap();
+                        until.recv().unwrap_err();
+                    }
+                }
             }
             ControlFlow::Continue(())
         };
@@ -159,9 +172,23 @@ impl World {
         World { guest, router, stop, guest_end, ask, said, asked, gateway: Some(gateway) }
     }
 
-    pub fn stat(&self) -> Stat {
-        self.ask.send(()).unwrap();
+    fn ask(&self, ask: Ask) {
+        self.ask.send(ask).unwrap();
         nix::unistd::write(&self.asked, &[1]).unwrap();
+    }
+
+    /// What happens in the meantime the gateway's first thread finds all at once.
+    pub fn while_held<T>(&self, meantime: impl FnOnce() -> T) -> T {
+        let ((waits, waiting), (release, until)) = (channel(), channel());
+        self.ask(Ask::Hold(waits, until));
+        waiting.recv_timeout(PATIENCE).unwrap();
+        let done = meantime();
+        drop(release);
+        done
+    }
+
+    pub fn stat(&self) -> Stat {
+        self.ask(Ask::Stat);
         self.said.recv_timeout(PATIENCE).unwrap()
     }
 
