@@ -64,6 +64,8 @@ pub struct Cell {
     pub path: Impairments,
     /// For how long. The first quarter is not counted in goodput, fairness and queue.
     pub time: Duration,
+    /// Of the random numbers of the path.
+    pub seed: u64,
 }
 
 /// What came of it.
@@ -227,7 +229,7 @@ impl<'a> World<'a> {
             ..Impairments::default()
         };
         let link = LinkConfig { mtu: 1500, ..LinkConfig::default() };
-        let (near, far) = sim_pair_each_way(7, [&cell.path, &back], &link);
+        let (near, far) = sim_pair_each_way(cell.seed, [&cell.path, &back], &link);
         // Senders ask for ECN where the queue marks.
         let ecn = if cell.path.ecn { EcnPolicy::Ask } else { EcnPolicy::Accept };
         let mut receiver = shard(1, far, EcnPolicy::Accept);

@@ -9,6 +9,12 @@
 //! Functions carry the draft's name in their description where it is another. Differences:
 //! - Growth of the rate is looked for on each ACK of a round, as in Linux: see
 //!   [`FullPipe::update`](model::FullPipe::update).
+//! - One lost segment of 20 to 50 is not too many for a probe, although it is more than two percent: at one percent of
+//!   random losses a window below 50 segments would seldom grow. Google's BBR of QUIC asks for two losses of any number
+//!   (`probe_bw_full_loss_count`); but where many flows have a few segments each, a single one is a large share.
+//! - Losses of a probe leave 70 percent of a target that has the room of three send quanta, as the window has (Google's
+//!   BBR version 3 for Linux: `bbr_target_inflight`). The product of rate and delay alone is less than a super-segment on
+//!   a path of microseconds.
 //! - The random parts of waiting times come from a hash of time and deliveries: the engine has no
 //!   randomness.
 //! - The draft leaves the response to ECN open. To the share of marked bytes, which accurate feedback tells, it is

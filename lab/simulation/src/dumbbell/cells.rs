@@ -8,6 +8,7 @@ use fulmar_tcp::CongestionControl;
 use super::{Cell, Load};
 
 const MBIT: u64 = 1_000_000;
+const SEED: u64 = 7;
 
 /// A bottleneck of `mbit` Mb/s on a path of `rtt_ms`, with a queue of so many tenths of their product.
 fn bottleneck(mbit: u64, rtt_ms: u64, queue_tenths: u64) -> Impairments {
@@ -79,6 +80,7 @@ pub fn cells() -> Vec<Cell> {
         load: Load::Bulk,
         path: path.clone(),
         time,
+        seed: SEED,
     };
     let mut cells = Vec::new();
     for (name, path) in paths() {
@@ -112,6 +114,7 @@ pub fn cells() -> Vec<Cell> {
             load,
             path: path.clone(),
             time,
+            seed: SEED,
         }));
     }
     cells

@@ -10,6 +10,8 @@ use fulmar_base::Instant;
 
 /// BBR.LossThresh, percent.
 const LOSS_PERCENT: u64 = 2;
+/// With so many segments in flight a probe may lose one of them: the share of a single loss says little.
+const LONE_LOSS_SEGMENTS: u64 = 20;
 /// BBR.Beta, percent.
 const BETA_PERCENT: u64 = 70;
 /// BBR.Headroom, percent.
@@ -164,9 +166,11 @@ impl Machine {
         }
     }
 
-    /// IsInflightTooHigh.
+    /// IsInflightTooHigh. One lost segment of [`LONE_LOSS_SEGMENTS`] or more is not.
     pub(super) fn is_too_high(&self, lost: u64, tx_in_flight: u64) -> bool {
-        lost > percent(tx_in_flight, LOSS_PERCENT)
+        let is_small = tx_in_flight < self.window.mss.saturating_mul(LONE_LOSS_SEGMENTS);
+        let lone = if is_small { 0 } else { self.window.mss };
+        lost > percent(tx_in_flight, LOSS_PERCENT).max(lone)
     }
 
     /// HandleInflightTooHigh: so much was in flight, if the application did not limit it.
@@ -174,13 +178,18 @@ impl Machine {
         self.cycle.was_too_high = true;
         self.cycle.is_probe_sample = false;
         if let Some(in_flight) = in_flight {
-            let least = percent(self.target_inflight(), BETA_PERCENT);
-            self.bounds.inflight_long = in_flight.max(least);
+            self.bounds.inflight_long = in_flight.max(self.least_long_term());
         }
         if self.state == State::Up {
             self.undo.state = Some(State::Up);
             self.start_down(now);
         }
+    }
+
+    /// Losses of one probe leave 70 percent of the target, which here has the room of three send quanta, as the window
+    /// has.
+    fn least_long_term(&self) -> u64 {
+        percent(self.inflight(100).min(self.window.cwnd), BETA_PERCENT)
     }
 
     /// The path is congested: Startup and a probe for bandwidth end.
@@ -190,8 +199,7 @@ impl Machine {
             State::Up => {
                 self.cycle.was_too_high = true;
                 self.cycle.is_probe_sample = false;
-                let least = percent(self.target_inflight(), BETA_PERCENT);
-                self.bounds.inflight_long = self.latest.in_flight.max(least);
+                self.bounds.inflight_long = self.latest.in_flight.max(self.least_long_term());
                 self.start_down(now);
             }
             _ => {}

@@ -344,7 +344,7 @@ impl Machine {
     }
 
     /// Inflight(gain).
-    fn inflight(&self, gain: u64) -> u64 {
+    pub(super) fn inflight(&self, gain: u64) -> u64 {
         self.quantized(self.bdp_multiple(self.rate, gain))
     }
 
@@ -353,7 +353,7 @@ impl Machine {
     }
 
     /// TargetInflight.
-    pub(super) fn target_inflight(&self) -> u64 {
+    fn target_inflight(&self) -> u64 {
         self.bdp().min(self.window.cwnd)
     }
 }

@@ -251,6 +251,38 @@ fn too_many_losses_while_probing_set_the_long_term_bound_where_they_crossed_two_
 }
 
 #[test]
+fn one_lost_segment_of_twenty_to_fifty_does_not_end_a_probe() {
+    let mut p = Path::probing();
+    p.bbr.bounds.inflight_long = 30 * MSS;
+    // More than three percent.
+    p.lose(MSS, 0, 30 * MSS);
+    assert_eq!((p.bbr.state, p.bbr.bounds.inflight_long), (State::Up, 30 * MSS));
+    p.lose(MSS, MSS, 30 * MSS);
+    assert_eq!(p.bbr.state, State::Down);
+    // Of fewer than 20 it is a large share.
+    let mut p = Path::probing();
+    p.lose(MSS, 0, 19 * MSS);
+    assert_eq!(p.bbr.state, State::Down);
+}
+
+#[test]
+fn losses_on_a_path_of_microseconds_leave_seven_tenths_of_three_quanta() {
+    let mut p = Path::probing();
+    // A gigabyte per second: quanta of 64 KiB, and a product of rate and delay of 20 segments.
+    (p.bbr.rate, p.bbr.pacing_rate) = (1_000_000_000, 1_000_000_000);
+    (p.bbr.min_rtt.ns, p.bbr.window.cwnd) = (20_000, 400 * MSS);
+    p.lose(2 * MSS, 0, 45 * MSS);
+    let quanta = 3 * (64 << 10) + 2 * MSS;
+    assert_eq!(p.bbr.bounds.inflight_long, quanta * 70 / 100);
+    // Never more than of the window.
+    let mut p = Path::probing();
+    (p.bbr.rate, p.bbr.pacing_rate) = (1_000_000_000, 1_000_000_000);
+    (p.bbr.min_rtt.ns, p.bbr.window.cwnd) = (20_000, 50 * MSS);
+    p.lose(2 * MSS, 0, 20 * MSS);
+    assert_eq!(p.bbr.bounds.inflight_long, 35 * MSS);
+}
+
+#[test]
 fn a_probe_after_one_that_went_too_high_stops_at_the_bound_and_is_repeated_at_once() {
     let mut p = Path::probing();
     p.lose(20 * MSS, 0, 250 * MSS);
