@@ -147,8 +147,8 @@ pub enum BindAddresses {
 /// Bounds of the whole gateway; each of several queues has an equal part. What happens at each is counted ([`Refusal`](crate::stat::Refusal)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// TCP flows at most, those included whose host has not answered. Default 65,536. The descriptors that the
-    /// system allows bound them too.
+    /// TCP flows at most, those included whose host has not answered. Default 65,536; at most seven eighths
+    /// of the descriptors that the system allows (RLIMIT_NOFILE).
     pub tcp_flows: usize,
     /// TCP flows at most whose host has not answered yet. Default 4,096: a guest that connects to what does
     /// not answer fills this and no more.

@@ -113,7 +113,9 @@ impl Gateway {
     /// # Errors
     /// [`SetupError`], whose `Display` says what to do.
     pub fn new(mut config: Config) -> Result<Gateway, SetupError> {
-        setup::raise_descriptor_limit();
+        let descriptors = setup::raise_descriptor_limit();
+        let tcp_flows = &mut config.limits.tcp_flows;
+        *tcp_flows = (*tcp_flows).min(setup::most_tcp_flows(descriptors));
         let stack = setup::stack_config(&config)?;
         let devices = std::mem::take(&mut config.queues);
         let queues = setup::count_of(&devices)?;

@@ -156,9 +156,27 @@ fn random_secrets() -> io::Result<Secrets> {
 
 /// Each flow has a descriptor: as many as the system allows.
 pub fn raise_descriptor_limit() -> u64 {
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return u64::MAX };
     match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
         Ok(()) => hard,
         Err(_) => soft,
+    }
+}
+
+/// TCP flows at most where there are so many descriptors: an eighth is left for datagrams, names before all, and for
+/// those who look into the gateway.
+pub fn most_tcp_flows(descriptors: u64) -> usize {
+    usize::try_from(descriptors - descriptors / 8).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tcp_leaves_descriptors_to_the_others() {
+        assert_eq!(most_tcp_flows(20_000), 17_500);
+        assert_eq!(most_tcp_flows(8), 7);
+        assert!(most_tcp_flows(u64::MAX) > 1 << 40, "unknown is no bound");
     }
 }

@@ -12,12 +12,14 @@ use fulmar_gateway::attach::Target;
 use fulmar_gateway::config::{BindAddresses, Limits};
 use fulmar_gateway::policy::{Attempt, Decision, Policy};
 use fulmar_gateway::ports::PortSpec;
-use fulmar_gateway::stat::Refusal;
+use fulmar_gateway::stat::{Refusal, Stat};
 use fulmar_gateway::{Config, Gateway};
 use fulmar_netns::{Netns, VethEnd};
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, connect, listen, socket,
+};
 
 use crate::Test;
 use crate::raw::Raw;
@@ -33,6 +35,10 @@ pub const TESTS: &[Test] = &[
     (
         "fifty_thousand_connections_that_nobody_finishes_stay_within_the_bounds",
         fifty_thousand_connections_that_nobody_finishes_stay_within_the_bounds,
+    ),
+    (
+        "open_connections_beyond_the_bound_are_refused_and_leave_the_others_alone",
+        open_connections_beyond_the_bound_are_refused,
     ),
     ("garbage_of_a_guest_leaves_a_flow_in_peace", garbage_of_a_guest_leaves_a_flow_in_peace),
     ("a_host_that_vanished_is_a_reset_for_the_guest", a_host_that_vanished_is_a_reset),
@@ -176,6 +182,64 @@ fn fifty_thousand_connections_that_nobody_finishes_stay_within_the_bounds() {
     assert!(used < 4 << 20, "{used}");
     exchange(&mut guest, &mut host);
     world.end();
+}
+
+/// A listener whose queue takes as many connections as the system allows by default (net.core.somaxconn), and which
+/// nobody asks for them: they need no descriptor.
+fn unasked_listener() -> TcpListener {
+    let socket = unconnected().unwrap();
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(ip(HOST), 0))).unwrap();
+    listen(&socket, Backlog::MAXCONN).unwrap();
+    socket.into()
+}
+
+/// Resident memory of this process in bytes.
+fn resident_bytes() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+fn open_connections_beyond_the_bound_are_refused() {
+    /// Less than the queue of a listener.
+    const PER_LISTENER: usize = 4000;
+    /// 50,000 need more descriptors than a process may have on most systems: by hand (results/gateway/README.md).
+    const COUNT: usize = 2500;
+    const BOUND: usize = 2000;
+    let before = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, before.1, before.1).unwrap();
+    let limits = Limits { tcp_flows: BOUND, ..Limits::default() };
+    let (world, good) = (World::with(65520, |c| c.limits = limits), listener());
+    let (mut guest, mut host) = world.pair(&good);
+    let resident = resident_bytes();
+    let full: Vec<_> = (0..COUNT.div_ceil(PER_LISTENER)).map(|_| unasked_listener()).collect();
+    let open = || {
+        let one = |n: usize| {
+            let socket = unconnected()?;
+            begin(&socket, full[n / PER_LISTENER].local_addr()?);
+            Ok(socket)
+        };
+        (0..COUNT).map(one).collect::<std::io::Result<Vec<_>>>()
+    };
+    let opened = world.guest.run(open).unwrap();
+    let is_full = |s: &Stat| s.flows.iter().filter(|f| f.state == "open").count() == BOUND;
+    world.until("as many are open as may be", is_full);
+    world.until("the others are counted", |s| {
+        s.totals.refusals.value(Refusal::FlowLimit) >= (COUNT + 1 - BOUND) as u64
+    });
+    exchange(&mut guest, &mut host);
+    let stat = world.stat();
+    assert_eq!((stat.flows.len(), stat.totals.tcp_flows), (BOUND, BOUND as u64));
+    let used: usize = stat.stack.pool.used_bytes.iter().sum();
+    assert!(used < 4 << 20, "{used}");
+    let grown = resident_bytes().saturating_sub(resident) / BOUND;
+    assert!(grown < 16 << 10, "{grown} bytes each, with those of the snapshot");
+    drop((full, opened));
+    world.until("all but one are over", |s| s.flows.len() == 1);
+    exchange(&mut guest, &mut host);
+    let (mut late, mut late_host) = world.pair(&good);
+    exchange(&mut late, &mut late_host);
+    drop(world);
+    let _ = setrlimit(Resource::RLIMIT_NOFILE, before.0, before.1);
 }
 
 /// Numbers that their seed makes (xorshift).
