@@ -6,14 +6,14 @@
 use std::any::Any;
 use std::io;
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
+use fulmar_gateway::Gateway;
 use fulmar_gateway::stat::Summary;
-use fulmar_gateway::{Attendant, Gateway};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::log::Log;
@@ -48,13 +48,13 @@ impl Faults {
         Ok(faults)
     }
 
-    /// What wakes the relay after a panic of another thread, and ends it.
+    /// Ends the relay after a panic of another thread.
     ///
     /// # Errors
-    /// No descriptor.
-    pub fn attendant(&self) -> io::Result<(OwnedFd, Attendant)> {
+    /// No descriptor, or that of the epoll set.
+    pub fn end(&self, gateway: &mut Gateway) -> io::Result<()> {
         let fd = self.wake.as_fd().try_clone_to_owned()?;
-        Ok((fd, Box::new(|_, _| ControlFlow::Break(()))))
+        gateway.attend(fd, Box::new(|_, _| ControlFlow::Break(())))
     }
 
     /// Whether there was one.

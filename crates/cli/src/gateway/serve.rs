@@ -129,8 +129,7 @@ pub fn serve(
     let host = HostNetwork::read(plan.upstream.as_deref()).map_err(say)?;
     let end = if plan.outlives_file { None } else { Some(target.end().map_err(say)?) };
     let signals = catch_signals().during("cannot catch signals")?;
-    let pcap = plan.process.pcap.as_deref().map(create).transpose()?;
-    let pcap = pcap.map(|file| CaptureFile::new(file, &log));
+    let pcap = plan.process.pcap.as_deref().map(|file| capture_to(file, &log)).transpose()?;
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
     let last_words = wait::last_words().during("cannot open the pipe for the summary")?;
     let visible = Visible::open(plan.process.metrics, &log)?;
@@ -148,15 +147,13 @@ pub fn serve(
     let namespaces = visible.namespaces(&netns);
     let about = About::new(plan, target, &config.network, namespaces, splicers.all());
     let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
-    auto.in_guest = splicers.guest.clone();
-    auto.in_host = splicers.host.clone();
+    (auto.in_guest, auto.in_host) = (splicers.guest.clone(), splicers.host.clone());
     attend(&mut gateway, end, signals, auto).during("cannot watch for the end of the guest")?;
     let snapshots = Snapshots::of(&mut gateway).map_err(say)?;
     write_pid(pid_file, plan.process.pid.as_deref())?;
     stdio.leave(&log, place).during("cannot detach")?;
     let faults = Faults::watch(&log).during("cannot watch for faults")?;
-    let (fd, attendant) = faults.attendant().during("cannot watch for faults")?;
-    gateway.attend(fd, attendant).during("cannot watch for faults")?;
+    faults.end(&mut gateway).during("cannot watch for faults")?;
     let contained = give_up_rights(&mut splicers, identity).map_err(|e| {
         // Standard error may lead nowhere already.
         let _ = writeln!(&stdio.stderr, "{name}: {e}");
@@ -178,6 +175,11 @@ pub fn serve(
         reporter.print(&mut out, &gateway.stat(), summary, &splicers_counters(&splicers));
     }
     Ok(status_of(&ended, &log))
+}
+
+/// The file of `--pcap`.
+fn capture_to(file: &Path, log: &Log) -> Outcome<CaptureFile> {
+    Ok(CaptureFile::new(create(file)?, log))
 }
 
 /// A guest in the caller's own network namespace has no need of a gateway, which would set up the caller's network.
