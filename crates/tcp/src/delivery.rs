@@ -226,7 +226,7 @@ impl Tcb {
     pub(crate) fn sample_sent(&mut self, end: u64, bytes: u64, now: Instant, within: Duration) {
         if self.delivery.is_on() {
             // An unacknowledged SYN is in flight before the first data of a Fast Open server, and no data.
-            let in_flight = self.pipe().saturating_sub(u64::from(self.snd_una == 0));
+            let in_flight = self.pipe().saturating_sub(u64::from(self.snd.una == 0));
             if let Some(sampler) = &mut self.delivery.0 {
                 sampler.sent(end, bytes, in_flight, now, within);
             }
@@ -258,7 +258,7 @@ impl Tcb {
     #[inline]
     pub(crate) fn record_dry(&mut self) {
         if self.delivery.is_on() {
-            let unsent = self.send_end().saturating_sub(self.snd_nxt);
+            let unsent = self.send_end().saturating_sub(self.snd.nxt);
             let is_dry = unsent < self.smss();
             if let Some(sampler) = &mut self.delivery.0 {
                 sampler.is_dry = is_dry;
@@ -294,7 +294,7 @@ impl Tcb {
                 rtt: delivered.original.map(|sent| now.since(sent.sent_at)),
                 srtt: self.rtt.srtt(),
                 in_flight,
-                is_cwnd_limited: self.snd_una <= self.send_marks.full_end,
+                is_cwnd_limited: self.snd.una <= self.send_marks.full_end,
                 has_sack: self.sack_on,
                 ..Sample::at(now)
             };
@@ -304,7 +304,7 @@ impl Tcb {
             if self.congestion.is_probing_rtt() {
                 sampler.mark_app_limited(in_flight);
             }
-            sampler.forget_to(self.snd_una);
+            sampler.forget_to(self.snd.una);
             self.update_pacing();
         }
     }

@@ -126,7 +126,7 @@ pub(crate) struct Ecn {
     is_feedback_trusted: bool,
     /// The flags, PSH aside, of a segment that header prediction may take.
     pub predicted: Flags,
-    /// `snd_nxt` at the last reduction. Reports of marks up to there are of the same round trip.
+    /// `snd.nxt` at the last reduction. Reports of marks up to there are of the same round trip.
     reduced_at: u64,
     classic: Classic,
     pub received: Received,
@@ -203,7 +203,7 @@ impl Tcb {
     pub(crate) fn on_window_reduced(&mut self) {
         if !matches!(self.ecn.mode, EcnMode::Off) {
             self.ecn.classic.cwr_due = true;
-            self.ecn.reduced_at = self.snd_nxt;
+            self.ecn.reduced_at = self.snd.nxt;
         }
     }
 
@@ -218,7 +218,7 @@ impl Tcb {
 
     /// The peer reports marks.
     pub(crate) fn on_ecn_marks(&mut self, env: &mut Env) {
-        let is_new = self.snd_una > self.ecn.reduced_at && self.flight() > 0;
+        let is_new = self.snd.una > self.ecn.reduced_at && self.flight() > 0;
         if is_new && self.recovery.is_open() {
             env.counters.count(Counter::TcpEcnReductions);
             self.congestion.on_ecn(env.now);

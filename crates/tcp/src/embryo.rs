@@ -23,8 +23,8 @@ impl Tcb {
         let iss = SeqNum(ack.ack.0.wrapping_sub(1));
         let mut tcb = Tcb::passive(cfg, key, iss, ts_offset, path, env.now, syn);
         tcb.due.syn = false;
-        tcb.snd_nxt = 1;
-        tcb.last_ack_sent = tcb.rcv_nxt;
+        tcb.snd.nxt = 1;
+        tcb.rcv.last_ack_sent = tcb.rcv.nxt;
         tcb.advertise_in_syn(env.window);
         tcb
     }

@@ -110,7 +110,7 @@ impl Tcb {
     /// 9293 section 3.8.6.1), unless the user has set a user time-out. An orphaned connection must
     /// make progress in any case.
     fn user_timeout_start(&self) -> Instant {
-        let is_closed = self.persisting || self.snd_wnd == 0;
+        let is_closed = self.persisting || self.snd.wnd == 0;
         if is_closed && !self.user.closed && self.user.timeout.is_none() {
             self.times.last_progress.max(self.times.last_received_at)
         } else {

@@ -150,7 +150,7 @@ impl Tcb {
         self.record_push(1, payload.len());
         // The user learns of it when the connection is accepted.
         let _readable = self.store_in_order(env, payload);
-        self.fast_open.is_data_taken = self.rcv_nxt > 1;
+        self.fast_open.is_data_taken = self.rcv.nxt > 1;
     }
 
     /// Whether the connection is its user's although the handshake is not complete.
@@ -168,7 +168,7 @@ impl Tcb {
 
     /// Bytes of data for the SYN to be sent next: none on a repetition (RFC 7413 section 4.1.3).
     pub(crate) fn syn_payload_bytes(&self) -> usize {
-        let is_first = self.snd_nxt == 0 && matches!(self.state, State::SynSent);
+        let is_first = self.snd.nxt == 0 && matches!(self.state, State::SynSent);
         let ready = usize::try_from(self.send.ready_end()).unwrap_or(usize::MAX);
         if is_first { ready.min(self.syn_data_limit()) } else { 0 }
     }
@@ -179,10 +179,10 @@ impl Tcb {
         if sent_to <= 1 {
             return;
         }
-        let missing = sent_to.saturating_sub(self.snd_una);
+        let missing = sent_to.saturating_sub(self.snd.una);
         self.fast_open.is_data_taken = missing == 0;
         if missing > 0 {
-            self.snd_nxt = self.snd_una;
+            self.snd.nxt = self.snd.una;
             self.retransmits.segments = self.retransmits.segments.saturating_add(1);
             self.retransmits.bytes = self.retransmits.bytes.saturating_add(missing);
         }

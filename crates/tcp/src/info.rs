@@ -151,7 +151,7 @@ impl Tcb {
             advmss_bytes: self.own_mss(),
             rcv_mss_bytes: self.rcv_mss,
             mss_bytes: self.mss,
-            snd_wnd_bytes: self.snd_wnd,
+            snd_wnd_bytes: self.snd.wnd,
             rcv_wnd_bytes: self.advertised_window(),
             in_flight_bytes: self.flight(),
             sacked_bytes: self.sacked.sacked_bytes(),
@@ -160,7 +160,7 @@ impl Tcb {
             reorderings: s.reorderings,
             dsacks: s.dsacks_in,
             probes: self.unanswered_probes,
-            sent_bytes: self.snd_nxt.saturating_sub(1).saturating_add(self.retransmits.bytes),
+            sent_bytes: self.snd.nxt.saturating_sub(1).saturating_add(self.retransmits.bytes),
             delivered_ce_bytes: s.delivered_ce_bytes.max(self.ecn.reported.marked_bytes),
             packets_out: s.packets_out,
             data_packets_out: s.data_packets_out,
@@ -189,8 +189,8 @@ impl Tcb {
             syn_data: self.fast_open.is_data_taken,
             window_scales: (self.scale.rcv, self.scale.snd),
             // The SYN is position 0.
-            acked_bytes: self.snd_una.saturating_sub(1),
-            received_bytes: self.rcv_nxt.saturating_sub(1),
+            acked_bytes: self.snd.una.saturating_sub(1),
+            received_bytes: self.rcv.nxt.saturating_sub(1),
         }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct Segment<'a> {
     pub hdr: &'a Header,
     /// The ECN field of its IP packet.
     pub ecn: EcnField,
-    /// First byte relative to `rcv_nxt`; not negative once trimmed.
+    /// First byte relative to `rcv.nxt`; not negative once trimmed.
     pub offset: i64,
     /// The payload, less what was trimmed.
     pub payload: Chain,
@@ -103,7 +103,7 @@ impl Tcb {
         let mut seg = Segment {
             hdr,
             ecn,
-            offset: i64::from(hdr.seq.distance(self.peer_seq_of(self.rcv_nxt))),
+            offset: i64::from(hdr.seq.distance(self.peer_seq_of(self.rcv.nxt))),
             payload,
             fin: hdr.flags.contains(Flags::FIN),
             repeats_fin: false,
@@ -148,10 +148,10 @@ impl Tcb {
 
     /// Section 3.8.5: urgent data stays in line (RFC 6093); the user gets an event.
     fn process_urgent(&mut self, seg: &mut Segment) {
-        if seg.hdr.flags.contains(Flags::URG) && seg.hdr.urgent > 0 && !self.fin_received {
+        if seg.hdr.flags.contains(Flags::URG) && seg.hdr.urgent > 0 && !self.fin.received {
             seg.events |= Events::URGENT;
             if !seg.payload.is_empty() {
-                self.urgent_to = self.urgent_to.max(seg.end);
+                self.recv_marks.urgent_to = self.recv_marks.urgent_to.max(seg.end);
             }
         }
     }

@@ -44,7 +44,7 @@ impl Tcb {
         self.pacing.look(env.now);
         self.look_for_larger_mtu(env.now);
         self.check_ecn_option(env.now);
-        self.send_marks.burst_start = self.snd_nxt;
+        self.send_marks.burst_start = self.snd.nxt;
         let sent = match self.send_all(env, out) {
             Ok(()) => Sent::Done,
             Err(why) => why,
@@ -64,9 +64,9 @@ impl Tcb {
     /// The position of a segment without data: SND.NXT, unless the peer has shrunk its window below that and would
     /// not accept it (RFC 9293 section 3.8.6).
     pub(crate) fn acceptable_position(&self) -> u64 {
-        let is_opening = self.snd_una == 0;
-        let edge = if is_opening { u64::MAX } else { self.snd_una.saturating_add(self.snd_wnd) };
-        self.snd_nxt.min(edge)
+        let is_opening = self.snd.una == 0;
+        let edge = if is_opening { u64::MAX } else { self.snd.una.saturating_add(self.snd.wnd) };
+        self.snd.nxt.min(edge)
     }
 
     fn send_all(&mut self, env: &mut Env, out: &mut impl Emit) -> Result<(), Sent> {
@@ -108,9 +108,9 @@ impl Tcb {
     /// section 3.8.6.3).
     #[inline]
     pub(crate) fn ack_due(&self) -> bool {
-        let unacknowledged = self.rcv_nxt.saturating_sub(self.last_ack_sent);
+        let unacknowledged = self.rcv.nxt.saturating_sub(self.rcv.last_ack_sent);
         let due = self.due.ack || unacknowledged >= u64::from(self.rcv_mss).saturating_mul(2);
-        due && !matches!(self.state, State::SynSent | State::Closed) && self.snd_nxt > 0
+        due && !matches!(self.state, State::SynSent | State::Closed) && self.snd.nxt > 0
     }
 
     fn transmit(&mut self, env: &mut Env, out: &mut impl Emit, plan: &Plan) -> Result<(), Sent> {
@@ -219,7 +219,7 @@ impl Tcb {
         hdr.options.window_scale = scaling.then_some(self.scale.rcv);
         hdr.options.sack_permitted = self.sack_on;
         // A repetition goes without: a middlebox may drop what it does not know (RFC 7413 section 4.1.3).
-        if self.snd_nxt == 0 {
+        if self.snd.nxt == 0 {
             hdr.options.fast_open = self.fast_open.option();
         }
     }
@@ -291,7 +291,7 @@ impl Tcb {
         let now = env.now;
         if !matches!(plan.kind, SegmentKind::Probe) {
             if plan.kind.is_new() {
-                self.dialogue.on_data_sent(self.last_ack_sent != self.rcv_nxt);
+                self.dialogue.on_data_sent(self.rcv.last_ack_sent != self.rcv.nxt);
             }
             self.on_ack_sent();
         }
@@ -322,23 +322,23 @@ impl Tcb {
         self.times.last_sent_at = now;
     }
 
-    /// The segment sent carried `rcv_nxt`.
+    /// The segment sent carried `rcv.nxt`.
     #[inline]
     fn on_ack_sent(&mut self) {
         self.due.ack = false;
         self.due.pushed = false;
-        if self.last_ack_sent != self.rcv_nxt {
-            let segments = (self.rcv_nxt.wrapping_sub(self.last_ack_sent)) / 536;
+        if self.rcv.last_ack_sent != self.rcv.nxt {
+            let segments = (self.rcv.nxt.wrapping_sub(self.rcv.last_ack_sent)) / 536;
             self.quick_acks = self.quick_acks.saturating_sub(segments.clamp(1, 16) as u8);
         }
-        self.last_ack_sent = self.rcv_nxt;
+        self.rcv.last_ack_sent = self.rcv.nxt;
         self.timers.stop(Timer::DelayedAck);
     }
 
     fn on_syn_sent(&mut self, env: &mut Env, plan: &Plan) {
         self.due.syn = false;
-        if self.snd_nxt == 0 {
-            self.snd_nxt = (plan.bytes as u64).saturating_add(1);
+        if self.snd.nxt == 0 {
+            self.snd.nxt = (plan.bytes as u64).saturating_add(1);
             self.fast_open.syn_bytes = plan.bytes as u16;
             self.sacked.begin(1);
             self.times.last_progress = env.now;
@@ -355,12 +355,12 @@ impl Tcb {
         if self.flight() == 0 {
             self.times.last_progress = env.now;
         }
-        self.snd_nxt = self.snd_nxt.max(end);
+        self.snd.nxt = self.snd.nxt.max(end);
         let within = self.shared_run_time();
         self.sacked.sent(end, env.now, within);
         self.sample_sent(end, plan.bytes as u64, env.now, within);
         self.pace_sent(plan.bytes as u64, env.now);
-        self.fin_sent |= plan.fin;
+        self.fin.sent |= plan.fin;
         self.due.probe = false;
         if !plan.bytes.is_multiple_of(self.packet_bytes(plan).max(1)) {
             self.send_marks.small_end = end;

@@ -190,9 +190,9 @@ impl Tcb {
     /// ACKs are sure to come.
     pub(crate) fn plan_mtu_probe(&self, unsent: u64, usable: u64) -> ProbeStep {
         let segments = |n: u64| self.smss().saturating_mul(n);
-        let window = self.congestion.cwnd().min(self.snd_wnd);
+        let window = self.congestion.cwnd().min(self.snd.wnd);
         // The peer's window must admit those behind it, too.
-        let reach = self.max_snd_wnd.saturating_sub(segments(FOLLOWERS));
+        let reach = self.snd.max_wnd.saturating_sub(segments(FOLLOWERS));
         let limit = self.segment_ceiling().min(usize::try_from(reach).unwrap_or(usize::MAX));
         let Some(size) = self.mtu_search.next_size(limit) else { return ProbeStep::No };
         let bytes = size.saturating_sub(self.usual_option_bytes());
@@ -217,10 +217,10 @@ impl Tcb {
         counters.count(Counter::TcpMtuProbes);
     }
 
-    /// `snd_una` has advanced. Section 7.6.1: an acknowledged probe is the size of segments from now on.
+    /// `snd.una` has advanced. Section 7.6.1: an acknowledged probe is the size of segments from now on.
     #[inline]
     pub(crate) fn check_mtu_probe(&mut self, now: Instant, counters: &mut Counters) {
-        if let Some(probe) = self.mtu_search.probe.filter(|p| p.end <= self.snd_una) {
+        if let Some(probe) = self.mtu_search.probe.filter(|p| p.end <= self.snd.una) {
             self.on_mtu_probe_acked(&probe, now, counters);
         }
     }
@@ -239,7 +239,7 @@ impl Tcb {
     pub(crate) fn is_mtu_probe_lost(&self) -> bool {
         let Some(probe) = self.mtu_search.probe else { return false };
         let lost = self.sacked.first_lost(0);
-        probe.start == self.snd_una
+        probe.start == self.snd.una
             && lost.is_some_and(|(start, end)| probe.covers(start, end.saturating_sub(start)))
             && probe.covers(probe.start, self.sacked.lost_bytes())
     }

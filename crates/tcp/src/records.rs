@@ -10,7 +10,7 @@ use alloc::collections::VecDeque;
 /// 8 KiB per connection in the worst case.
 const MAX_RECORDS: usize = 1024;
 
-/// The ends of records above `snd_una`: positions after their last bytes, ascending.
+/// The ends of records above `snd.una`: positions after their last bytes, ascending.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Records {
     ends: VecDeque<u64>,
@@ -29,7 +29,7 @@ impl Records {
         self.ends.len() >= MAX_RECORDS
     }
 
-    /// `snd_una` advances to `una`.
+    /// `snd.una` advances to `una`.
     #[inline]
     pub(crate) fn acked_to(&mut self, una: u64) {
         while self.ends.front().is_some_and(|end| *end <= una) {

@@ -22,13 +22,13 @@
 //! | fast, no SACK | third duplicate ACK | the first segment, again with each partial ACK | ssthresh | as above |
 //! | loss | time-out | what was in flight for a round trip or more | slow start | as above |
 //!
-//! A recovery lasts until `recover`, `snd_nxt` at its start, is acknowledged. Losses found meanwhile
+//! A recovery lasts until `recover`, `snd.nxt` at its start, is acknowledged. Losses found meanwhile
 //! belong to it. One timer serves the time-out, the probe and the reordering window (RFC 8985
 //! section 8): [`timer`].
 //!
 //! Differences from Linux, which otherwise decides the same way:
 //! - F-RTO judges by the second ACK (RFC 5682 section 3.1), not by the first.
-//! - Eifel judges by the first ACK that advances `snd_una` (RFC 4015 section 3.2), not by each.
+//! - Eifel judges by the first ACK that advances `snd.una` (RFC 4015 section 3.2), not by each.
 //! - A probe that would come with the time-out replaces it (RFC 8985 section 7.2), as on Linux.
 //! - A time-out during fast recovery does not lower ssthresh again, as on Linux: it is the same
 //!   loss episode. RFC 5681 section 3.1 would.
@@ -72,7 +72,7 @@ pub(crate) struct Recovery {
     pub mode: Mode,
     /// RecoveryPoint: its acknowledgement ends recovery.
     pub recover: u64,
-    /// Duplicate acknowledgements since `snd_una` advanced, of a peer without SACK.
+    /// Duplicate acknowledgements since `snd.una` advanced, of a peer without SACK.
     pub dupacks: u32,
     /// One retransmission is exempt from the pipe limit (RFC 6675 section 5 (4.3)).
     pub first_due: bool,
@@ -114,7 +114,7 @@ impl Recovery {
 /// What an ACK means for recovery.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AckNews {
-    /// Positions by which `snd_una` advanced.
+    /// Positions by which `snd.una` advanced.
     pub moved: u64,
     /// What it delivered.
     pub delivered: Delivered,
@@ -149,7 +149,7 @@ impl Tcb {
         let counted = u64::from(self.recovery.dupacks).saturating_mul(self.smss());
         let left = match self.recovery.mode {
             Mode::Open => counted,
-            Mode::Fast => counted.min(self.recovery.recover.saturating_sub(self.snd_una)),
+            Mode::Fast => counted.min(self.recovery.recover.saturating_sub(self.snd.una)),
             Mode::Loss => 0,
         };
         self.flight()
@@ -182,7 +182,7 @@ impl Tcb {
         let bytes = end.min(data_end).saturating_sub(start).min(space);
         let behind = self.records.end_within(start, start.saturating_add(bytes));
         let bytes = behind.saturating_sub(start);
-        let fin = self.fin_sent && behind == data_end && end > data_end;
+        let fin = self.fin.sent && behind == data_end && end > data_end;
         Plan { pos: start, bytes: bytes as usize, fin, kind: SegmentKind::Retransmit }
     }
 
@@ -192,7 +192,7 @@ impl Tcb {
         self.sacked.retransmitted(plan.pos, end, now);
         self.forget_mtu_probe(plan.pos, end);
         self.recovery.first_due = false;
-        if plan.pos == self.snd_una && !matches!(self.recovery.pending, Pending::Reordering) {
+        if plan.pos == self.snd.una && !matches!(self.recovery.pending, Pending::Reordering) {
             // The time-out is that of this copy now.
             self.timers.stop(Timer::Retransmit);
             self.recovery.pending = Pending::Timeout;
@@ -212,7 +212,7 @@ impl Tcb {
         self.retransmits.bytes = self.retransmits.bytes.saturating_add(plan.bytes as u64);
     }
 
-    /// Processes an ACK. `snd_una` and the scoreboard are updated.
+    /// Processes an ACK. `snd.una` and the scoreboard are updated.
     pub(crate) fn recover_on_ack(&mut self, hdr: &Header, news: &AckNews, env: &mut crate::Env) {
         let (now, counters) = (env.now, &mut *env.counters);
         self.count_delivered(news.delivered.bytes, news.marked, now);
@@ -239,12 +239,12 @@ impl Tcb {
         }
     }
 
-    /// `snd_una` has advanced.
+    /// `snd.una` has advanced.
     fn on_progress(&mut self, hdr: &Header, news: &AckNews, now: Instant, counters: &mut Counters) {
         self.check_eifel(hdr, counters);
         match self.recovery.mode {
             Mode::Open => self.recovery.dupacks = 0,
-            _ if self.snd_una >= self.recovery.recover => self.leave_recovery(),
+            _ if self.snd.una >= self.recovery.recover => self.leave_recovery(),
             Mode::Fast if !self.sack_on => self.on_partial_ack(news.moved, now),
             Mode::Fast => {}
             Mode::Loss => self.recovery.dupacks = 0,
@@ -263,7 +263,7 @@ impl Tcb {
         self.recovery.undo.frto = Frto::Off;
     }
 
-    /// RFC 6582 section 3.2 step 3: without SACK the next hole starts at `snd_una`. The
+    /// RFC 6582 section 3.2 step 3: without SACK the next hole starts at `snd.una`. The
     /// acknowledged segments no longer count as duplicates.
     fn on_partial_ack(&mut self, acked: u64, now: Instant) {
         let segments = u32::try_from(div_rem(acked, self.smss()).0).unwrap_or(u32::MAX);
@@ -275,7 +275,7 @@ impl Tcb {
 
     /// Marks the first segment as lost.
     fn mark_first_lost(&mut self, now: Instant) {
-        let end = self.snd_una.saturating_add(self.smss());
+        let end = self.snd.una.saturating_add(self.smss());
         let (scoreboard, on_lost) = self.loss_reporter(now);
         scoreboard.mark_lost_to(end, on_lost);
     }
@@ -304,7 +304,7 @@ impl Tcb {
         self.begin_undo();
         self.begin_prr(delivered);
         self.recovery.mode = Mode::Fast;
-        self.recovery.recover = self.snd_nxt;
+        self.recovery.recover = self.snd.nxt;
         self.recovery.first_due = true;
         self.recovery.tlp = Tlp::new();
         self.congestion.on_loss();
@@ -331,7 +331,7 @@ impl Tcb {
         }
         self.on_window_reduced();
         // The peer may renege on SACKed data (RFC 2018 section 8). It has reneged if it SACKed the
-        // byte at `snd_una`. After a second time-out reneging is assumed.
+        // byte at `snd.una`. After a second time-out reneging is assumed.
         if is_repeated || self.sacked.has_reneged() {
             self.sacked.clear_sacked();
         }
@@ -340,7 +340,7 @@ impl Tcb {
         } else {
             self.mark_lost_on_timeout(now);
         }
-        self.restart_recovery(self.snd_nxt);
+        self.restart_recovery(self.snd.nxt);
         self.recovery.undo.frto =
             if self.sack_on && is_new && !is_repeated { Frto::First } else { Frto::Off };
         self.rtt.back_off();
@@ -363,7 +363,7 @@ impl Tcb {
     /// sign of congestion (RFC 1191 section 6.4).
     pub(crate) fn retransmit_all(&mut self) {
         self.sacked.mark_all_lost(|_| {});
-        self.repair_to(self.snd_nxt);
+        self.repair_to(self.snd.nxt);
     }
 
     /// Retransmits what is marked as lost below `to`, which is no sign of congestion.

@@ -8,7 +8,7 @@
 //!                                       fack --^
 //! ```
 //!
-//! Runs cover `snd_una..snd_nxt` without gaps, so each stores only its end. A run has one
+//! Runs cover `snd.una..snd.nxt` without gaps, so each stores only its end. A run has one
 //! transmission time. Segments sent within a short time of each other, an [`Scoreboard::sent`]
 //! argument, share a run, so a flight has few runs however many segments it has.
 //!
@@ -95,7 +95,7 @@ pub(crate) struct Losses {
 /// What was sent and not acknowledged.
 #[derive(Clone, Debug)]
 pub(crate) struct Scoreboard {
-    /// Start of the first run: `snd_una`.
+    /// Start of the first run: `snd.una`.
     start: u64,
     runs: VecDeque<Run>,
     /// Sum of SACKed runs, bytes.
@@ -204,7 +204,7 @@ impl Scoreboard {
         end.saturating_sub(self.start_of(index))
     }
 
-    /// `snd_una` advances to `una`.
+    /// `snd.una` advances to `una`.
     #[inline]
     pub(crate) fn acked_to(&mut self, una: u64, news: &mut Delivered) {
         while let Some(run) = self.runs.front().copied() {

@@ -82,12 +82,12 @@ impl Tcb {
     fn send_limit(&self) -> SendLimit {
         let unsent = self.unsent_bytes();
         if unsent > 0 && self.is_synchronized() {
-            let edge = self.snd_una.saturating_add(self.snd_wnd);
-            let window = edge.saturating_sub(self.snd_nxt);
+            let edge = self.snd.una.saturating_add(self.snd.wnd);
+            let window = edge.saturating_sub(self.snd.nxt);
             let is_held = window < unsent.min(self.smss());
             return if is_held { self.window_or_network(window) } else { SendLimit::Network };
         }
-        if self.flight() == 0 || self.snd_nxt <= 1 {
+        if self.flight() == 0 || self.snd.nxt <= 1 {
             return SendLimit::Idle;
         }
         let is_full = self.send.space() < self.mss as usize;

@@ -15,9 +15,9 @@
 //!                        |<-- recv queue (in order) -->|<- window ->|
 //! ```
 //!
-//! Invariants: `snd_una <= snd_nxt` (`snd_nxt` never moves back, so it is also BSD's `snd_max`;
-//! retransmissions are found from the scoreboard); `snd_nxt <= send_end + 1` (the
-//! FIN); `rcv_nxt <= rcv_adv`, which never moves left; `last_ack_sent <= rcv_nxt`.
+//! Invariants: `snd.una <= snd.nxt` (`snd.nxt` never moves back, so it is also BSD's `snd_max`;
+//! retransmissions are found from the scoreboard); `snd.nxt <= send_end + 1` (the
+//! FIN); `rcv.nxt <= rcv.adv`, which never moves left; `rcv.last_ack_sent <= rcv.nxt`.
 
 use crate::arith::div_rem;
 use crate::congestion::Congestion;
@@ -129,7 +129,7 @@ pub(crate) struct User {
     pub msg_more: bool,
     /// The cork timer expired: send the partial segment. Also for MSG_MORE.
     pub cork_expired: bool,
-    /// `snd_nxt` when [`Tcb::set_more`] announced more data.
+    /// `snd.nxt` when [`Tcb::set_more`] announced more data.
     pub more_from: Option<u64>,
     /// Low-water mark of free send buffer space for WRITABLE, bytes. `None`: a third of the buffer.
     pub send_low_water: Option<usize>,
@@ -178,12 +178,62 @@ pub(crate) struct WindowScale {
 pub(crate) struct SendMarks {
     /// End of the last segment smaller than `mss` (Minshall's variant of Nagle; Linux: `snd_sml`).
     pub small_end: u64,
-    /// `snd_nxt` at the start of the current output.
+    /// `snd.nxt` at the start of the current output.
     pub burst_start: u64,
     /// End of what was sent while cwnd-limited. In slow start half of the window suffices.
     pub cwnd_limited_end: u64,
     /// End of what was sent when the window was full, for controllers that take samples.
     pub full_end: u64,
+}
+
+/// The send sequence space (RFC 9293 section 3.3.1).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SendSpace {
+    /// Oldest position not acknowledged (SND.UNA).
+    pub una: u64,
+    /// Next position to send for the first time (SND.NXT).
+    pub nxt: u64,
+    /// The peer's window from `una`, bytes (SND.WND).
+    pub wnd: u64,
+    /// Position (receive space) of the segment that last set `wnd` (SND.WL1).
+    pub wl1: u64,
+    /// The largest window the peer ever offered (Max.SND.WND), bytes.
+    pub max_wnd: u64,
+}
+
+/// The receive sequence space (RFC 9293 section 3.3.1).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReceiveSpace {
+    /// Next position expected (RCV.NXT).
+    pub nxt: u64,
+    /// Right edge of the advertised window.
+    pub adv: u64,
+    /// Last.ACK.sent: `nxt` as last sent to the peer (RFC 7323 section 4.3).
+    pub last_ack_sent: u64,
+}
+
+/// Positions in the receive sequence space that segments were marked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReceiveMarks {
+    /// Position after the last pushed byte.
+    pub pushed_to: u64,
+    /// The same for bytes behind a gap.
+    pub pushed_behind: u64,
+    /// Position after the last segment with urgent data.
+    pub urgent_to: u64,
+}
+
+/// The FINs of both directions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fin {
+    /// A FIN follows the last claimed byte.
+    pub queued: bool,
+    /// The FIN has position `snd.nxt - 1`.
+    pub sent: bool,
+    /// The peer's FIN is in order and counted in `rcv.nxt`.
+    pub received: bool,
+    /// Position of the peer's FIN, once received, also behind a gap.
+    pub peer_at: Option<u64>,
 }
 
 /// Times of the last events.
@@ -198,6 +248,14 @@ pub(crate) struct EventTimes {
     pub last_sent_at: Instant,
 }
 
+impl EventTimes {
+    /// Of a connection that begins.
+    fn starting(now: Instant) -> EventTimes {
+        let (last_progress, last_received_at, last_sent_at) = (now, now, now);
+        EventTimes { timed: None, last_progress, last_received_at, last_sent_at }
+    }
+}
+
 /// One connection. See the module for its sequence spaces.
 ///
 /// It owns references to pool memory: call [`Tcb::release`] before dropping it. Dropping it without
@@ -210,16 +268,7 @@ pub struct Tcb {
 
     /// Initial send sequence number.
     pub(crate) iss: SeqNum,
-    /// Oldest position not acknowledged.
-    pub(crate) snd_una: u64,
-    /// Next position to send for the first time.
-    pub(crate) snd_nxt: u64,
-    /// The peer's window from `snd_una`, bytes.
-    pub(crate) snd_wnd: u64,
-    /// Position (receive space) of the segment that last set `snd_wnd` (SND.WL1).
-    pub(crate) snd_wl1: u64,
-    /// The largest window the peer ever offered (Max.SND.WND), bytes.
-    pub(crate) max_snd_wnd: u64,
+    pub(crate) snd: SendSpace,
     /// The peer's MSS option.
     pub(crate) peer_mss: u16,
     /// Bytes per segment, TCP options included: the minimum of the peer's MSS and the path's.
@@ -229,34 +278,17 @@ pub struct Tcb {
     /// Payload of the largest super-segment: a multiple of `mss`, or `mss`.
     pub(crate) super_bytes: usize,
     pub(crate) send_marks: SendMarks,
-    /// A FIN follows the last claimed byte.
-    pub(crate) fin_queued: bool,
-    /// The FIN has position `snd_nxt - 1`.
-    pub(crate) fin_sent: bool,
+    pub(crate) fin: Fin,
     pub(crate) send: SendQueue,
     pub(crate) records: Records,
 
     pub(crate) irs: SeqNum,
-    /// Next position expected.
-    pub(crate) rcv_nxt: u64,
-    /// Right edge of the advertised window.
-    pub(crate) rcv_adv: u64,
-    /// Last.ACK.sent: `rcv_nxt` as last sent to the peer.
-    pub(crate) last_ack_sent: u64,
+    pub(crate) rcv: ReceiveSpace,
     /// Estimate of the peer's full segment, bytes: RMSS of RFC 9293 section 3.8.6.3.
     pub(crate) rcv_mss: u32,
-    /// Position after the last pushed byte.
-    pub(crate) pushed_to: u64,
-    /// The same for bytes behind a gap.
-    pub(crate) pushed_behind: u64,
-    /// Position after the last segment with urgent data.
-    pub(crate) urgent_to: u64,
+    pub(crate) recv_marks: ReceiveMarks,
     /// Bytes received twice, for the DSACK block of the next ACK (RFC 2883).
     pub(crate) dsack_due: Option<(u64, u64)>,
-    /// Position of the peer's FIN, once received, also behind a gap.
-    pub(crate) peer_fin: Option<u64>,
-    /// The peer's FIN is in order and counted in `rcv_nxt`.
-    pub(crate) fin_received: bool,
     /// Receive buffer, bytes.
     pub(crate) recv_limit: usize,
     /// This connection's part of `WindowBudget::granted_bytes`.
@@ -299,6 +331,11 @@ pub struct Tcb {
     pub(crate) pmtud: PathMtuDiscovery,
     pub(crate) fast_open: FastOpenState,
     pub(crate) mtu_search: MtuSearch,
+}
+
+/// The controller of a connection that knows no MSS yet.
+fn congestion_of(cfg: &Config) -> Congestion {
+    Congestion::new(cfg.congestion, u32::from(DEFAULT_MSS), cfg.initial_window_segments)
 }
 
 /// Initial parameters of a connection.
@@ -354,31 +391,20 @@ impl Tcb {
             cfg: *cfg,
             path,
             iss,
-            snd_una: 0,
-            snd_nxt: 0,
-            snd_wnd: 0,
-            snd_wl1: 0,
-            max_snd_wnd: 0,
+            snd: SendSpace::default(),
             peer_mss: if v6 { DEFAULT_MSS_V6 } else { DEFAULT_MSS },
             segment_bytes: 0,
             mss: 0,
             super_bytes: 0,
             send_marks: SendMarks::default(),
-            fin_queued: false,
-            fin_sent: false,
+            fin: Fin::default(),
             send: SendQueue::new(cfg.send_buffer_bytes),
             records: Records::default(),
             irs: SeqNum(0),
-            rcv_nxt: 0,
-            rcv_adv: 0,
-            last_ack_sent: 0,
+            rcv: ReceiveSpace::default(),
             rcv_mss: u32::from(DEFAULT_MSS),
-            pushed_to: 0,
-            pushed_behind: 0,
-            urgent_to: 0,
+            recv_marks: ReceiveMarks::default(),
             dsack_due: None,
-            peer_fin: None,
-            fin_received: false,
             recv_limit: cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes),
             charged: 0,
             lent: LoanCharge::default(),
@@ -389,17 +415,8 @@ impl Tcb {
             sack_on: cfg.sack,
             ecn: Ecn::new(),
             rtt: Rtt::new(cfg),
-            times: EventTimes {
-                timed: None,
-                last_progress: now,
-                last_received_at: now,
-                last_sent_at: now,
-            },
-            congestion: Congestion::new(
-                cfg.congestion,
-                u32::from(DEFAULT_MSS),
-                cfg.initial_window_segments,
-            ),
+            times: EventTimes::starting(now),
+            congestion: congestion_of(cfg),
             sacked: Scoreboard::new(),
             recovery: Recovery::new(),
             delivery: Delivery::for_controller(cfg.congestion),
@@ -429,14 +446,14 @@ impl Tcb {
     /// 3.10.7.2 and 3.10.7.3).
     pub(crate) fn accept_syn(&mut self, syn: &Header, now: Instant) {
         self.irs = syn.seq;
-        self.rcv_nxt = 1;
+        self.rcv.nxt = 1;
         // The window that our own SYN offered, if any, starts after the peer's SYN.
-        self.rcv_adv = self.rcv_adv.saturating_add(1);
-        self.last_ack_sent = 0;
-        self.snd_wl1 = 0;
+        self.rcv.adv = self.rcv.adv.saturating_add(1);
+        self.rcv.last_ack_sent = 0;
+        self.snd.wl1 = 0;
         // The window of a SYN is never scaled (RFC 7323 section 2.2).
-        self.snd_wnd = u64::from(syn.window);
-        self.max_snd_wnd = self.snd_wnd;
+        self.snd.wnd = u64::from(syn.window);
+        self.snd.max_wnd = self.snd.wnd;
         self.accept_options(&syn.options, now);
         self.negotiate_ecn(syn.flags);
         self.update_segment_sizes();
@@ -539,19 +556,19 @@ impl Tcb {
     /// FlightSize: positions sent and not acknowledged.
     #[inline]
     pub(crate) fn flight(&self) -> u64 {
-        self.snd_nxt.saturating_sub(self.snd_una)
+        self.snd.nxt.saturating_sub(self.snd.una)
     }
 
     /// Whether the FIN may be sent: requested, and every claimed byte is committed.
     #[inline]
     pub(crate) fn fin_ready(&self) -> bool {
-        self.fin_queued && !self.fin_sent && self.send.ready_end() == self.send.claimed_end()
+        self.fin.queued && !self.fin.sent && self.send.ready_end() == self.send.claimed_end()
     }
 
     /// Whether unsent bytes or an unsent FIN are pending.
     #[inline]
     pub(crate) fn has_unsent(&self) -> bool {
-        !self.fin_sent && (self.send_end() > self.snd_nxt || self.fin_ready())
+        !self.fin.sent && (self.send_end() > self.snd.nxt || self.fin_ready())
     }
 
     /// Whether the state is a synchronized one.
@@ -582,10 +599,10 @@ impl Tcb {
 
     /// The TIME-WAIT entry of this connection, for the stack's table.
     pub fn time_wait_entry(&self, now: Instant) -> TimeWait {
-        let window = self.rcv_adv.saturating_sub(self.rcv_nxt) >> self.scale.rcv;
+        let window = self.rcv.adv.saturating_sub(self.rcv.nxt) >> self.scale.rcv;
         TimeWait {
-            snd_nxt: self.seq_of(self.snd_nxt),
-            rcv_nxt: self.peer_seq_of(self.rcv_nxt),
+            snd_nxt: self.seq_of(self.snd.nxt),
+            rcv_nxt: self.peer_seq_of(self.rcv.nxt),
             window: u16::try_from(window).unwrap_or(u16::MAX),
             timestamps: self.ts.on.then_some((self.ts.offset, self.ts.recent)),
             offers_timestamps: self.cfg.timestamps,
@@ -607,7 +624,7 @@ impl Tcb {
             dst_port: self.key.remote_port,
             seq: self.seq_of(pos),
             ack: if flags.contains(Flags::ACK) {
-                self.peer_seq_of(self.rcv_nxt)
+                self.peer_seq_of(self.rcv.nxt)
             } else {
                 SeqNum(0)
             },

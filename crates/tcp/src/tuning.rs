@@ -57,7 +57,7 @@ pub(crate) struct Tuning {
     pub fixed: bool,
     /// The round ends when this position is acknowledged.
     round_end: u64,
-    /// `snd_una` at the start of the round, and the time.
+    /// `snd.una` at the start of the round, and the time.
     round_from: u64,
     round_at: Option<Instant>,
     /// The buffer limited the connection in this round.
@@ -76,7 +76,7 @@ pub(crate) struct RecvTuning {
     pub fixed: bool,
     /// Earliest end of the round.
     round_end: Instant,
-    /// `rcv_nxt` at the start of the round, and the time.
+    /// `rcv.nxt` at the start of the round, and the time.
     round_from: u64,
     round_at: Option<Instant>,
     rates: Rates,
@@ -124,21 +124,21 @@ impl Tcb {
     #[inline]
     pub(crate) fn record_buffer_limited(&mut self) {
         let limit = self.send.limit();
-        let unsent = self.send_end().saturating_sub(self.snd_nxt);
+        let unsent = self.send_end().saturating_sub(self.snd.nxt);
         self.tuning.buffer_limited |= self.send.space() < limit / 4 && unsent < limit as u64 / 2;
     }
 
     /// After an acknowledgement: at the end of a round, measures its rate and resizes the send buffer.
     #[inline]
     pub(crate) fn tune_send_buffer(&mut self, env: &Env) {
-        if self.snd_una >= self.tuning.round_end {
+        if self.snd.una >= self.tuning.round_end {
             self.end_send_round(env);
         }
     }
 
     fn end_send_round(&mut self, env: &Env) {
         if let Some(since) = self.tuning.round_at {
-            let bytes = self.snd_una.saturating_sub(self.tuning.round_from);
+            let bytes = self.snd.una.saturating_sub(self.tuning.round_from);
             let is_dry = self.unsent_bytes() < self.smss();
             let rate = self.tuning.rates.record(bytes, env.now.since(since));
             self.tuning.last_rate = rate.unwrap_or(self.tuning.last_rate);
@@ -150,10 +150,10 @@ impl Tcb {
             self.send.set_limit(bytes);
         }
         self.tuning.buffer_limited = false;
-        self.tuning.round_from = self.snd_una;
-        self.tuning.round_end = self.snd_nxt.max(self.snd_una.saturating_add(1));
+        self.tuning.round_from = self.snd.una;
+        self.tuning.round_end = self.snd.nxt.max(self.snd.una.saturating_add(1));
         // No round begins while nothing is in flight.
-        self.tuning.round_at = (self.snd_nxt > self.snd_una).then_some(env.now);
+        self.tuning.round_at = (self.snd.nxt > self.snd.una).then_some(env.now);
     }
 
     /// The new size of the send buffer, if it is to change.
@@ -190,13 +190,13 @@ impl Tcb {
         let rtts = [self.rtt.min(), self.recv_tuning.tsecr_min];
         let Some(rtt) = rtts.into_iter().flatten().min() else { return };
         if let Some(since) = self.recv_tuning.round_at {
-            let bytes = self.rcv_nxt.saturating_sub(self.recv_tuning.round_from);
+            let bytes = self.rcv.nxt.saturating_sub(self.recv_tuning.round_from);
             self.recv_tuning.rates.record(bytes, env.now.since(since));
             if let Some(bytes) = self.tuned_recv_buffer(env, rtt) {
                 self.recv_limit = bytes;
             }
         }
-        self.recv_tuning.round_from = self.rcv_nxt;
+        self.recv_tuning.round_from = self.rcv.nxt;
         self.recv_tuning.round_at = Some(env.now);
         self.recv_tuning.round_end = later(env.now, rtt.max(MIN_RECV_ROUND));
     }

@@ -42,14 +42,14 @@ impl Tcb {
     /// Stream offset after the last segment with urgent data. Bytes before it may still be missing.
     #[inline]
     pub fn urgent_to(&self) -> u64 {
-        self.urgent_to.saturating_sub(1)
+        self.recv_marks.urgent_to.saturating_sub(1)
     }
 
     /// Whether the last in-order byte ended a pushed segment (PSH).
     #[inline]
     pub fn is_pushed(&self) -> bool {
         let next = self.recv.next().saturating_add(1);
-        next > 1 && (self.pushed_to == next || self.pushed_behind == next)
+        next > 1 && (self.recv_marks.pushed_to == next || self.recv_marks.pushed_behind == next)
     }
 
     /// The addresses and ports.
@@ -74,7 +74,7 @@ impl Tcb {
     #[inline]
     pub fn can_send(&self) -> bool {
         let is_open = matches!(self.state, State::Established | State::CloseWait);
-        (is_open || self.is_open_early()) && !self.fin_queued
+        (is_open || self.is_open_early()) && !self.fin.queued
     }
 
     /// Whether bytes are readable or may still arrive.
@@ -82,14 +82,14 @@ impl Tcb {
         if self.user.recv_shutdown {
             return false;
         }
-        let open = !self.fin_received && !matches!(self.state, State::Closed | State::TimeWait);
+        let open = !self.fin.received && !matches!(self.state, State::Closed | State::TimeWait);
         open || self.recv.readable() > 0
     }
 
     /// Whether the peer's FIN was received, in order.
     #[inline]
     pub fn peer_closed(&self) -> bool {
-        self.fin_received
+        self.fin.received
     }
 
     /// End of file: receiving was shut down, or nothing is readable and the peer's FIN arrived or
@@ -99,14 +99,14 @@ impl Tcb {
             return true;
         }
         let ended = matches!(self.state, State::Closed) && self.errors.ended_by.is_none();
-        self.recv.readable() == 0 && (self.fin_received || ended)
+        self.recv.readable() == 0 && (self.fin.received || ended)
     }
 
     /// The error that a write would return now. `None` also while the connection is being opened.
     pub fn send_error(&self) -> Option<ConnError> {
         match self.state {
             State::Closed => Some(self.errors.ended_by.unwrap_or(ConnError::BrokenPipe)),
-            _ if self.fin_queued || self.user.closed => Some(ConnError::BrokenPipe),
+            _ if self.fin.queued || self.user.closed => Some(ConnError::BrokenPipe),
             _ => None,
         }
     }
@@ -134,21 +134,21 @@ impl Tcb {
         if matches!(self.state, State::Closed | State::TimeWait) {
             return self.due.reset.is_none();
         }
-        self.send.claimed_bytes() == 0 && (!self.fin_queued || self.fin_sent && self.flight() == 0)
+        self.send.claimed_bytes() == 0 && (!self.fin.queued || self.fin.sent && self.flight() == 0)
     }
 
     /// Whether a quoted sequence number is in flight (RFC 5927 section 4).
     pub fn is_in_flight(&self, quoted: SeqNum) -> bool {
-        let una = self.seq_of(self.snd_una);
-        una.before_eq(quoted) && quoted.before(self.seq_of(self.snd_nxt))
+        let una = self.seq_of(self.snd.una);
+        una.before_eq(quoted) && quoted.before(self.seq_of(self.snd.nxt))
     }
 
     /// Shuts down sending: a FIN follows the claimed bytes (RFC 9293 section 3.10.4).
     pub fn shutdown_write(&mut self, now: Instant) {
-        if self.fin_queued {
+        if self.fin.queued {
             return;
         }
-        self.fin_queued = true;
+        self.fin.queued = true;
         match self.state {
             State::Established => self.state = State::FinWait1,
             State::CloseWait => self.state = State::LastAck,
@@ -199,7 +199,7 @@ impl Tcb {
     pub fn abort_with(&mut self, why: ConnError) {
         let is_known_to_peer =
             !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
-        if is_known_to_peer && self.snd_nxt > 0 {
+        if is_known_to_peer && self.snd.nxt > 0 {
             let seq = self.seq_of(self.acceptable_position());
             self.due.reset = Some(ResetDue { seq, with_ack: true });
         }
@@ -211,7 +211,7 @@ impl Tcb {
     /// Whether the peer accepts no data: its window is closed, or two retransmissions in a row are
     /// unacknowledged. Bytes committed now only wait in the send queue.
     pub fn is_stalled(&self) -> bool {
-        let is_shut = self.snd_wnd == 0 && self.flight() == 0;
+        let is_shut = self.snd.wnd == 0 && self.flight() == 0;
         self.persisting || is_shut || self.rtt.backoff() >= 2
     }
 
@@ -224,7 +224,7 @@ impl Tcb {
     /// takes their sequence number, which is RCV.NXT of a peer that has the bytes before them, so
     /// that it need not send a challenge ACK (RFC 5961 section 3.2).
     pub fn abort_at(&mut self, offset: u64) {
-        let seq = self.seq_of(offset.saturating_add(1).clamp(self.snd_una, self.snd_nxt));
+        let seq = self.seq_of(offset.saturating_add(1).clamp(self.snd.una, self.snd.nxt));
         self.abort();
         if let Some(reset) = &mut self.due.reset {
             reset.seq = seq;
@@ -238,7 +238,7 @@ impl Tcb {
         self.recv.clear(env.pool);
         self.state = State::Closed;
         self.due.reset = None;
-        self.rcv_adv = self.rcv_nxt;
+        self.rcv.adv = self.rcv.nxt;
         self.update_charge(env.window);
     }
 
@@ -312,7 +312,7 @@ impl Tcb {
     /// Unless Nagle's algorithm is disabled, the rest then waits until it fills a segment of the
     /// largest size. The caller must call `set_more(false)` and then output soon afterwards.
     pub fn set_more(&mut self, more: bool) {
-        self.user.more_from = more.then_some(self.snd_nxt);
+        self.user.more_from = more.then_some(self.snd.nxt);
     }
 
     /// Sets the low-water mark of free send buffer space for
@@ -364,7 +364,7 @@ impl Tcb {
 
     /// Committed bytes not yet sent.
     pub(crate) fn unsent_bytes(&self) -> u64 {
-        self.send_end().saturating_sub(self.snd_nxt)
+        self.send_end().saturating_sub(self.snd.nxt)
     }
 
     /// Whether the SYN asks for ECN, and whether that of the peer is agreed to. No effect once the handshake is over.

@@ -29,7 +29,7 @@ impl Tcb {
     /// RCV.WND: bytes advertised and not yet received.
     #[inline]
     pub(crate) fn rcv_wnd(&self) -> u64 {
-        self.rcv_adv.saturating_sub(self.rcv_nxt)
+        self.rcv.adv.saturating_sub(self.rcv.nxt)
     }
 
     /// The advertised window as the peer sees it: in units of the window scale, rounded down, so
@@ -140,7 +140,7 @@ impl Tcb {
         let allowed = self.admitted_window(budget);
         let step = (self.effective_buffer(allowed) / 2).min(u64::from(self.rcv_mss));
         if allowed >= self.rcv_wnd().saturating_add(step) {
-            self.rcv_adv = self.rcv_nxt.saturating_add(allowed);
+            self.rcv.adv = self.rcv.nxt.saturating_add(allowed);
         }
         self.update_charge(budget);
         (self.advertised_window() >> self.scale.rcv) as u16
@@ -153,7 +153,7 @@ impl Tcb {
         let is_embryo = matches!(self.state, State::SynReceived);
         let most = if is_embryo { budget.syn_ack_window(self.own_mss()) } else { usize::MAX };
         let field = self.admitted_bytes(budget).min(most as u64).min(u64::from(u16::MAX));
-        self.rcv_adv = self.rcv_adv.max(self.rcv_nxt.saturating_add(field));
+        self.rcv.adv = self.rcv.adv.max(self.rcv.nxt.saturating_add(field));
         if !is_embryo || self.is_open_early() {
             self.update_charge(budget);
         }

@@ -253,7 +253,7 @@ fn a_connection_from_a_cookie_matches_the_peers_state() {
     assert!(events.contains(Events::CONNECTED | Events::READABLE | Events::PEER_CLOSED));
     assert_eq!(tcb.state(), State::CloseWait);
     assert_eq!((tcb.scale.snd, tcb.scale.rcv), (7, cfg.window_scale()));
-    assert_eq!((tcb.snd_wnd, tcb.mss), (500 << 7, 1448));
+    assert_eq!((tcb.snd.wnd, tcb.mss), (500 << 7, 1448));
     assert!(tcb.sack_on && tcb.ts.on);
     assert_eq!(tcb.rtt.srtt(), Duration::ZERO, "nothing was timed");
     tcb.release(&mut env);

@@ -105,7 +105,7 @@ impl Tcb {
         if !matches!(hdr.flags.ace(), 2 | 5) {
             self.ecn.distrust(counters);
         }
-        self.ecn.update_predicted(self.snd_una);
+        self.ecn.update_predicted(self.snd.una);
     }
 
     /// The ACK of our SYN,ACK (table 4). Zero: something has cleared the flags, or the peer has taken a SYN,ACK without
@@ -127,6 +127,6 @@ impl Tcb {
             }
             _ => {}
         }
-        self.ecn.update_predicted(self.snd_una);
+        self.ecn.update_predicted(self.snd.una);
     }
 }

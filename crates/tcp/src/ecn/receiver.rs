@@ -142,7 +142,7 @@ impl Tcb {
         received.note_packets(packets);
         env.counters.add(Counter::TcpEcnMarksIn, packets.into());
         received.is_option_due |= bytes > 0;
-        let has_data = bytes > 0 || self.rcv_nxt != self.last_ack_sent;
+        let has_data = bytes > 0 || self.rcv.nxt != self.rcv.last_ack_sent;
         let limit = if has_data { MARKS_WITH_DATA } else { MARKS_WITHOUT_DATA };
         self.due.ack |= received.untold >= limit;
     }

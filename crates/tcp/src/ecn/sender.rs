@@ -27,13 +27,13 @@ pub(crate) struct Reported {
     /// s.ceb: marked bytes. An estimate between two options.
     ce_bytes: u32,
     options: Options,
-    /// The last option: its count of marked bytes, ACE and `snd_una` with it.
+    /// The last option: its count of marked bytes, ACE and `snd.una` with it.
     option_bytes: u32,
     option_ace: u8,
     option_una: u64,
     /// No segment has arrived since the handshake.
     pub is_first: bool,
-    /// `snd_nxt` when a mark was reported last.
+    /// `snd.nxt` when a mark was reported last.
     marked_to: u64,
     /// Marked bytes, from zero.
     pub marked_bytes: u64,
@@ -127,14 +127,14 @@ struct Ack {
 
 impl Tcb {
     /// Decodes the feedback of an ACK that delivers `bytes`: how many of them were marked. An ACK that delivers
-    /// nothing is old, or repeats what is known. Called in every mode; `snd_una` is updated.
+    /// nothing is old, or repeats what is known. Called in every mode; `snd.una` is updated.
     #[inline]
     pub(crate) fn decode_marks(&mut self, hdr: &Header, bytes: u64, env: &mut crate::Env) -> u64 {
         if !matches!(self.ecn.mode, EcnMode::Accurate) {
             return 0;
         }
         let marked = self.decode_accurate(hdr, bytes, env.counters);
-        self.ecn.update_predicted(self.snd_una);
+        self.ecn.update_predicted(self.snd.una);
         marked
     }
 
@@ -168,7 +168,7 @@ impl Tcb {
 
     fn marked_by(&mut self, ack: &Ack, hdr: &Header) -> u64 {
         let mss = self.smss();
-        let (una, snd_nxt) = (self.snd_una, self.snd_nxt);
+        let (una, snd_nxt) = (self.snd.una, self.snd.nxt);
         let ace = hdr.flags.ace();
         let by_option = self.ecn.reported.read_option(hdr, ace, una);
         let reported = &mut self.ecn.reported;
@@ -193,7 +193,7 @@ impl Tcb {
     fn is_feedback_mangled(&self, hdr: &Header) -> bool {
         let r = &self.ecn.reported;
         let Some(ce) = hdr.options.ecn.and_then(|o| o.ce()) else { return false };
-        let delivered = self.snd_una.saturating_sub(r.option_una);
+        let delivered = self.snd.una.saturating_sub(r.option_una);
         r.options == Options::Present
             && difference(ce, r.option_bytes) > 0
             && hdr.flags.ace() == r.option_ace

@@ -14,12 +14,12 @@ use fulmar_base::{Counter, DropReason, Duration, Instant, SeqNum};
 use fulmar_wire::tcp::{Flags, Header, SackBlocks};
 
 impl Tcb {
-    /// Validates the acknowledgement number. Returns its distance from `snd_una`.
+    /// Validates the acknowledgement number. Returns its distance from `snd.una`.
     pub(super) fn check_ack(&mut self, env: &mut Env, seg: &Segment) -> Result<i64, DropReason> {
         if !seg.hdr.flags.contains(Flags::ACK) {
             return Err(DropReason::TcpBadFlags);
         }
-        let ahead = i64::from(seg.hdr.ack.distance(self.seq_of(self.snd_una)));
+        let ahead = i64::from(seg.hdr.ack.distance(self.seq_of(self.snd.una)));
         let future = ahead > 0 && ahead.unsigned_abs() > self.flight();
         if matches!(self.state, State::SynReceived) {
             // It must acknowledge our SYN (RFC 9293 section 3.10.7.4, fifth).
@@ -29,8 +29,8 @@ impl Tcb {
             }
             return Ok(ahead);
         }
-        // RFC 5961 section 5.2: `snd_una - max_snd_wnd <= ack <= snd_nxt`.
-        let ancient = ahead < 0 && ahead.unsigned_abs() > self.max_snd_wnd;
+        // RFC 5961 section 5.2: `snd.una - max_snd_wnd <= ack <= snd_nxt`.
+        let ancient = ahead < 0 && ahead.unsigned_abs() > self.snd.max_wnd;
         if future || ancient {
             self.challenge(env);
             return Err(DropReason::TcpBadAck);
@@ -50,7 +50,7 @@ impl Tcb {
             self.check_app_limited(env.now);
         }
         let (mode, cwnd_limited) = (self.recovery.mode, self.was_cwnd_limited());
-        let window_before = self.snd_wnd;
+        let window_before = self.snd.wnd;
         let mut news = AckNews { moved: ahead.max(0).unsigned_abs(), ..AckNews::default() };
         if news.moved > 0 {
             self.advance(env, seg.hdr, news.moved, &mut news.delivered);
@@ -93,7 +93,7 @@ impl Tcb {
 
     /// Enters ESTABLISHED, or FIN-WAIT-1 if the user has closed meanwhile.
     pub(super) fn become_established(&mut self, env: &mut Env, seg: &mut Segment) {
-        self.state = if self.fin_queued { State::FinWait1 } else { State::Established };
+        self.state = if self.fin.queued { State::FinWait1 } else { State::Established };
         self.due.syn = false;
         self.statistics.last_data_at = env.now;
         self.update_charge(env.window);
@@ -113,20 +113,20 @@ impl Tcb {
     }
 
     /// Records the blocks of a SACK option, in ascending order. Returns its DSACK block. Blocks that
-    /// are neither, below `snd_una` or beyond `snd_nxt`, are invalid and ignored.
+    /// are neither, below `snd.una` or beyond `snd.nxt`, are invalid and ignored.
     fn process_sack(&mut self, hdr: &Header, news: &mut Delivered) -> Option<Dsack> {
         if !self.sack_on || hdr.options.sack.is_empty() {
             return None;
         }
         let dsack = self.dsack_of(hdr);
-        let una_seq = self.seq_of(self.snd_una);
+        let una_seq = self.seq_of(self.snd.una);
         let mut blocks = [(0u64, 0u64); SackBlocks::MAX];
         let unused = hdr.options.sack.iter().skip(usize::from(dsack.is_some()));
         for ((left, right), slot) in unused.zip(&mut blocks) {
             let from = i64::from(left.distance(una_seq)).max(0).unsigned_abs();
             let to = i64::from(right.distance(una_seq)).max(0).unsigned_abs();
             if from < to && to <= self.flight() && left.before(right) {
-                *slot = (self.snd_una.saturating_add(from), self.snd_una.saturating_add(to));
+                *slot = (self.snd.una.saturating_add(from), self.snd.una.saturating_add(to));
             }
         }
         blocks.sort_unstable();
@@ -148,11 +148,11 @@ impl Tcb {
         if !left.before(right) || !(is_old || is_inside) {
             return None;
         }
-        let una_seq = self.seq_of(self.snd_una);
-        let pos = |seq: SeqNum| self.snd_una.checked_add_signed(seq.distance(una_seq).into());
+        let una_seq = self.seq_of(self.snd.una);
+        let pos = |seq: SeqNum| self.snd.una.checked_add_signed(seq.distance(una_seq).into());
         let (start, end) = (pos(left)?, pos(right)?);
-        let is_recent = self.snd_una.saturating_sub(start) <= self.max_snd_wnd;
-        (is_recent && end <= self.snd_nxt).then_some(Dsack { start, end })
+        let is_recent = self.snd.una.saturating_sub(start) <= self.snd.max_wnd;
+        (is_recent && end <= self.snd.nxt).then_some(Dsack { start, end })
     }
 
     /// As [`Tcb::process_ack`], for a predicted segment that acknowledges `moved` positions while no
@@ -181,14 +181,14 @@ impl Tcb {
     /// Whether the window was in full use when the first unacknowledged byte was sent.
     #[inline]
     fn was_cwnd_limited(&self) -> bool {
-        self.snd_una < self.send_marks.cwnd_limited_end
+        self.snd.una < self.send_marks.cwnd_limited_end
     }
 
-    /// `snd_una` advances by `moved` positions.
+    /// `snd.una` advances by `moved` positions.
     #[inline]
     fn advance(&mut self, env: &mut Env, hdr: &Header, moved: u64, news: &mut Delivered) {
-        let una = self.snd_una.saturating_add(moved);
-        self.snd_una = una;
+        let una = self.snd.una.saturating_add(moved);
+        self.snd.una = una;
         self.sacked.acked_to(una, news);
         self.sample_rtt(env, hdr, una, news);
         self.check_mtu_probe(env.now, env.counters);
@@ -220,8 +220,8 @@ impl Tcb {
             acked,
             srtt: self.rtt.srtt(),
             rtt: news.original.map(|sent| env.now.since(sent.sent_at)),
-            una: self.snd_una,
-            snd_nxt: self.snd_nxt,
+            una: self.snd.una,
+            snd_nxt: self.snd.nxt,
         });
     }
 
@@ -275,26 +275,26 @@ impl Tcb {
     }
 
     /// Section 3.10.7.4, fifth: the latest segment updates the window. SND.WL2 is not kept: an ACK
-    /// that advances `snd_una` is always newer, and of two segments with equal numbers the one with
+    /// that advances `snd.una` is always newer, and of two segments with equal numbers the one with
     /// the larger window is (the right edge does not move left).
     fn update_window(&mut self, seg: &Segment, moved: u64) {
         // The position of the segment before it was trimmed.
-        let ahead = seg.hdr.seq.distance(self.peer_seq_of(self.rcv_nxt));
-        let pos = self.rcv_nxt.saturating_add_signed(i64::from(ahead));
-        if moved > 0 || seg.hdr.ack == self.seq_of(self.snd_una) {
+        let ahead = seg.hdr.seq.distance(self.peer_seq_of(self.rcv.nxt));
+        let pos = self.rcv.nxt.saturating_add_signed(i64::from(ahead));
+        if moved > 0 || seg.hdr.ack == self.seq_of(self.snd.una) {
             self.update_window_at(seg.hdr, pos, moved);
         }
     }
 
-    /// Updates the window from a segment at position `pos` that acknowledges `snd_una`, which it has advanced by
+    /// Updates the window from a segment at position `pos` that acknowledges `snd.una`, which it has advanced by
     /// `moved`.
     #[inline]
     pub(super) fn update_window_at(&mut self, hdr: &Header, pos: u64, moved: u64) {
         let window = self.window_of(hdr);
-        if moved > 0 || pos > self.snd_wl1 || (pos == self.snd_wl1 && window > self.snd_wnd) {
-            self.snd_wnd = window;
-            self.max_snd_wnd = self.max_snd_wnd.max(window);
-            self.snd_wl1 = pos;
+        if moved > 0 || pos > self.snd.wl1 || (pos == self.snd.wl1 && window > self.snd.wnd) {
+            self.snd.wnd = window;
+            self.snd.max_wnd = self.snd.max_wnd.max(window);
+            self.snd.wl1 = pos;
         }
     }
 
@@ -305,14 +305,14 @@ impl Tcb {
             && !self.sack_on
             && seg.span() == 0
             && seg.payload.is_empty()
-            && self.snd_wnd == window_before
+            && self.snd.wnd == window_before
     }
 
     /// Leaves the persist state when the window opens, also one that was shrunk below what is in flight (RFC 9293
     /// section 3.8.6: the connection does not time out for that).
     pub(super) fn leave_persist(&mut self, window_before: u64, now: Instant) {
         let is_reopened = window_before == 0 && self.flight() > 0;
-        if (self.persisting || is_reopened) && self.snd_wnd > 0 && self.rtt.backoff() > 0 {
+        if (self.persisting || is_reopened) && self.snd.wnd > 0 && self.rtt.backoff() > 0 {
             // Data held back by a small window waits for the override time-out (RFC 9293 section
             // 3.8.6.2.1: up to a second), not for the backed-off probe.
             self.rtt.reset_backoff();
@@ -325,7 +325,7 @@ impl Tcb {
 
     /// State transitions on the acknowledgement of our FIN.
     fn on_fin_acked(&mut self, env: &mut Env, seg: &mut Segment) {
-        if !self.fin_sent || self.snd_una != self.snd_nxt {
+        if !self.fin.sent || self.snd.una != self.snd.nxt {
             return;
         }
         match self.state {

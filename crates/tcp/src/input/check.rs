@@ -37,7 +37,7 @@ impl Tcb {
     pub(super) fn update_ts_recent(&mut self, env: &Env, seg: &Segment) {
         let Some(t) = seg.hdr.options.timestamps.filter(|_| self.ts.on) else { return };
         // SEG.SEQ as sent, before trimming.
-        let ahead = seg.hdr.seq.distance(self.peer_seq_of(self.last_ack_sent));
+        let ahead = seg.hdr.seq.distance(self.peer_seq_of(self.rcv.last_ack_sent));
         let newer = t.value.wrapping_sub(self.ts.recent) as i32 >= 0;
         let void = env.now.since(self.ts.recent_at) > TS_RECENT_LIFETIME;
         if ahead <= 0 && (newer || void) {
@@ -63,7 +63,7 @@ impl Tcb {
             self.trim_old(env, seg);
         }
         self.trim_beyond(env, seg, window)?;
-        let start = self.rcv_nxt.saturating_add(seg.offset.unsigned_abs());
+        let start = self.rcv.nxt.saturating_add(seg.offset.unsigned_abs());
         seg.end = start.saturating_add(seg.payload.len() as u64);
         Ok(())
     }
@@ -119,10 +119,10 @@ impl Tcb {
         let bytes = seg.payload.len() as u64;
         if old > bytes && seg.fin {
             seg.fin = false;
-            seg.repeats_fin = self.fin_received && old == bytes.saturating_add(1);
+            seg.repeats_fin = self.fin.received && old == bytes.saturating_add(1);
         }
         let repeated = old.min(bytes);
-        if let Some(start) = self.rcv_nxt.checked_sub(old) {
+        if let Some(start) = self.rcv.nxt.checked_sub(old) {
             self.record_duplicate(start, repeated);
         }
         let cut = usize::try_from(repeated).unwrap_or(usize::MAX);

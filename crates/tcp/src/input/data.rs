@@ -46,7 +46,7 @@ impl Tcb {
         if self.user.closed {
             return self.refuse_data(seg);
         }
-        let start = self.rcv_nxt.saturating_add(seg.offset.unsigned_abs());
+        let start = self.rcv.nxt.saturating_add(seg.offset.unsigned_abs());
         self.trim_at_fin(env, seg, start)?;
         let payload = core::mem::take(&mut seg.payload);
         if seg.hdr.flags.contains(Flags::PSH) {
@@ -65,14 +65,14 @@ impl Tcb {
 
     /// The user has closed: new data resets the connection (RFC 9293 section 3.6.1).
     fn refuse_data(&mut self, seg: &mut Segment) -> Result<(), DropReason> {
-        self.due.reset = Some(ResetDue { seq: self.seq_of(self.snd_nxt), with_ack: true });
+        self.due.reset = Some(ResetDue { seq: self.seq_of(self.snd.nxt), with_ack: true });
         self.end(seg, None);
         Err(DropReason::TcpAfterClose)
     }
 
     /// Trims bytes beyond the position of an earlier FIN.
     fn trim_at_fin(&self, env: &mut Env, seg: &mut Segment, start: u64) -> Result<(), DropReason> {
-        let Some(fin) = self.peer_fin else { return Ok(()) };
+        let Some(fin) = self.fin.peer_at else { return Ok(()) };
         let end = start.saturating_add(seg.payload.len() as u64);
         let beyond = usize::try_from(end.saturating_sub(fin)).unwrap_or(usize::MAX);
         if beyond >= seg.payload.len() {
@@ -97,16 +97,16 @@ impl Tcb {
         if !payload.is_empty() {
             self.recv.insert(self.recv.next(), payload, env.pool);
         }
-        self.rcv_nxt = self.rcv_nxt.saturating_add(len as u64);
+        self.rcv.nxt = self.rcv.nxt.saturating_add(len as u64);
         self.schedule_ack(env, len);
         Events::READABLE
     }
 
-    /// Advances `rcv_nxt` to what was queued, which may be only the front of the payload.
+    /// Advances `rcv.nxt` to what was queued, which may be only the front of the payload.
     fn ack_queued(&mut self) -> Events {
         let end = self.recv.next().saturating_add(1);
-        let has_grown = end > self.rcv_nxt;
-        self.rcv_nxt = end;
+        let has_grown = end > self.rcv.nxt;
+        self.rcv.nxt = end;
         if has_grown { Events::READABLE } else { Events::NONE }
     }
 
@@ -191,10 +191,10 @@ impl Tcb {
     /// Receiving was shut down: the bytes are acknowledged and discarded.
     fn discard(&mut self, env: &mut Env, payload: Chain) -> Events {
         let len = payload.len();
-        self.recv.insert(self.rcv_nxt.saturating_sub(1), payload, env.pool);
+        self.recv.insert(self.rcv.nxt.saturating_sub(1), payload, env.pool);
         let discarded = self.recv.take(len, env.pool);
         env.pool.free(discarded);
-        self.rcv_nxt = self.rcv_nxt.saturating_add(len as u64);
+        self.rcv.nxt = self.rcv.nxt.saturating_add(len as u64);
         self.schedule_ack(env, len);
         Events::NONE
     }
@@ -221,7 +221,7 @@ impl Tcb {
             return Err(DropReason::TcpReassemblyFull);
         };
         if payload.is_empty() {
-            self.rcv_nxt = self.recv.next().saturating_add(1);
+            self.rcv.nxt = self.recv.next().saturating_add(1);
             seg.events |= Events::READABLE;
             return Ok(());
         }
@@ -230,7 +230,7 @@ impl Tcb {
         if put.refused {
             return Err(DropReason::TcpReassemblyFull);
         }
-        self.rcv_nxt = self.recv.next().saturating_add(1);
+        self.rcv.nxt = self.recv.next().saturating_add(1);
         if put.in_order_advance > 0 {
             seg.events |= Events::READABLE;
             if self.user.recv_shutdown {
@@ -264,8 +264,11 @@ impl Tcb {
     pub(crate) fn record_push(&mut self, start: u64, bytes: usize) {
         self.due.pushed = true;
         let end = start.saturating_add(bytes as u64);
-        let last =
-            if start <= self.rcv_nxt { &mut self.pushed_to } else { &mut self.pushed_behind };
+        let last = if start <= self.rcv.nxt {
+            &mut self.recv_marks.pushed_to
+        } else {
+            &mut self.recv_marks.pushed_behind
+        };
         *last = end.max(*last);
     }
 
@@ -329,18 +332,18 @@ impl Tcb {
         if seg.fin {
             // Acknowledged immediately, also behind a gap (RFC 5681 section 4.2).
             self.due.ack = true;
-            self.peer_fin = self.peer_fin.or(Some(seg.end));
+            self.fin.peer_at = self.fin.peer_at.or(Some(seg.end));
         }
-        let Some(fin) = self.peer_fin.filter(|_| !self.fin_received) else { return };
-        if self.rcv_nxt >= fin {
+        let Some(fin) = self.fin.peer_at.filter(|_| !self.fin.received) else { return };
+        if self.rcv.nxt >= fin {
             self.on_fin(env, seg);
         }
     }
 
     fn on_fin(&mut self, env: &mut Env, seg: &mut Segment) {
-        self.fin_received = true;
-        self.rcv_nxt = self.rcv_nxt.saturating_add(1);
-        self.rcv_adv = self.rcv_adv.max(self.rcv_nxt);
+        self.fin.received = true;
+        self.rcv.nxt = self.rcv.nxt.saturating_add(1);
+        self.rcv.adv = self.rcv.adv.max(self.rcv.nxt);
         self.due.ack = true;
         seg.events |= Events::PEER_CLOSED | Events::READABLE;
         match self.state {

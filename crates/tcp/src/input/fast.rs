@@ -19,17 +19,17 @@ impl Tcb {
         };
         let usual = state
             && hdr.flags.without(Flags::PSH) == self.ecn.predicted
-            && hdr.seq == self.peer_seq_of(self.rcv_nxt)
+            && hdr.seq == self.peer_seq_of(self.rcv.nxt)
             && self.predicts_timestamp(hdr);
         let quiet = hdr.options.sack.is_empty()
             && hdr.options.ecn.is_none()
             && self.recovery.is_quiet()
             && self.sacked.is_clean()
             && self.recv.out_of_order_bytes() == 0
-            && (len == 0 || (self.peer_fin.is_none() && !self.user.recv_shutdown));
-        let ahead = i64::from(hdr.ack.distance(self.seq_of(self.snd_una)));
+            && (len == 0 || (self.fin.peer_at.is_none() && !self.user.recv_shutdown));
+        let ahead = i64::from(hdr.ack.distance(self.seq_of(self.snd.una)));
         let acks = ahead >= 0 && ahead.unsigned_abs() <= self.flight();
-        // An ACK that does not advance `snd_una` may be a duplicate or a window update: slow path.
+        // An ACK that does not advance `snd.una` may be a duplicate or a window update: slow path.
         usual && quiet && acks && (ahead > 0 || len > 0) && len as u64 <= self.rcv_wnd()
     }
 
@@ -57,19 +57,19 @@ impl Tcb {
         payload: Chain,
     ) -> Events {
         if let Some(t) = hdr.options.timestamps
-            && self.last_ack_sent == self.rcv_nxt
+            && self.rcv.last_ack_sent == self.rcv.nxt
         {
             self.ts.recent = t.value;
             self.ts.recent_at = env.now;
         }
         self.times.last_received_at = env.now;
-        let ahead = hdr.ack.since(self.seq_of(self.snd_una));
+        let ahead = hdr.ack.since(self.seq_of(self.snd.una));
         let mut events = Events::NONE;
         if ahead > 0 {
             events |= self.on_new_ack(env, hdr, u64::from(ahead));
         }
-        let window_before = self.snd_wnd;
-        self.update_window_at(hdr, self.rcv_nxt, ahead.into());
+        let window_before = self.snd.wnd;
+        self.update_window_at(hdr, self.rcv.nxt, ahead.into());
         if self.persisting || window_before == 0 {
             self.leave_persist(window_before, env.now);
         }
@@ -78,7 +78,7 @@ impl Tcb {
             return events;
         }
         if hdr.flags.contains(Flags::PSH) {
-            self.record_push(self.rcv_nxt, payload.len());
+            self.record_push(self.rcv.nxt, payload.len());
         }
         if self.ecn.is_accurate() {
             let field = self.ecn.received.last;

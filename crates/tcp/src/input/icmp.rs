@@ -16,7 +16,7 @@ const SMALLEST_MTU: [usize; 2] = [576, 1280];
 /// State of path MTU discovery by ICMP.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PathMtuDiscovery {
-    /// `snd_nxt` when the path MTU last changed. An acknowledged segment beyond it confirms the
+    /// `snd.nxt` when the path MTU last changed. An acknowledged segment beyond it confirms the
     /// size.
     changed_at: u64,
     /// A pending message that contradicts a confirmed size: the quoted position, and the MTU.
@@ -40,14 +40,14 @@ impl Tcb {
     ///
     /// Call [`Tcb::take_path_mtu`] after [`IcmpError::TooBig`].
     pub fn on_icmp(&mut self, env: &mut Env, error: IcmpError, quoted_seq: SeqNum) -> Events {
-        let ahead = i64::from(quoted_seq.distance(self.seq_of(self.snd_una)));
+        let ahead = i64::from(quoted_seq.distance(self.seq_of(self.snd.una)));
         if ahead < 0 || ahead.unsigned_abs() >= self.flight() {
             env.counters.drop_packet(DropReason::IcmpNoFlow);
             return Events::NONE;
         }
         match error {
             IcmpError::TooBig { mtu } => {
-                let quoted = self.snd_una.saturating_add(ahead.unsigned_abs());
+                let quoted = self.snd.una.saturating_add(ahead.unsigned_abs());
                 self.on_too_big(env, mtu, quoted);
             }
             IcmpError::Unreachable { hard } => {
@@ -75,7 +75,7 @@ impl Tcb {
             self.adopt_mtu(mtu);
             return self.on_mtu_probe_lost(env.now, env.counters);
         }
-        let since_change = self.snd_una.checked_sub(self.pmtud.changed_at);
+        let since_change = self.snd.una.checked_sub(self.pmtud.changed_at);
         let is_unconfirmed = since_change.is_some_and(|bytes| bytes < self.segment_bytes as u64);
         if is_unconfirmed {
             self.adopt_mtu(mtu);
@@ -100,7 +100,7 @@ impl Tcb {
     /// Keeps a message pending until the retransmission timer expires; of two, the smaller MTU.
     fn defer_mtu(&mut self, mtu: usize, quoted: u64) {
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
-        let is_kept = |(at, known): &(u64, u16)| *at >= self.snd_una && *known <= mtu;
+        let is_kept = |(at, known): &(u64, u16)| *at >= self.snd.una && *known <= mtu;
         if !self.pmtud.pending.as_ref().is_some_and(is_kept) {
             self.pmtud.pending = Some((quoted, mtu));
         }
@@ -110,7 +110,7 @@ impl Tcb {
     /// unacknowledged. Called before the data is retransmitted.
     pub(crate) fn adopt_pending_mtu(&mut self) {
         if let Some((quoted, mtu)) = self.pmtud.pending.take()
-            && quoted >= self.snd_una
+            && quoted >= self.snd.una
             && self.lowers_path_mtu(mtu.into())
         {
             self.adopt_mtu(mtu.into());
@@ -123,7 +123,7 @@ impl Tcb {
         self.pmtud.adopted = Some(u16::try_from(mtu).unwrap_or(u16::MAX));
         self.pmtud.fragments |= mtu < least;
         self.path.mtu = mtu.max(least).min(self.path.mtu);
-        self.pmtud.changed_at = self.snd_nxt;
+        self.pmtud.changed_at = self.snd.nxt;
         self.update_segment_sizes();
     }
 
@@ -149,7 +149,7 @@ impl Tcb {
     /// The caller's `PathInfo` has another path MTU.
     pub(crate) fn on_path_mtu_changed(&mut self) {
         self.mtu_search.reopen();
-        self.pmtud.changed_at = self.snd_nxt;
+        self.pmtud.changed_at = self.snd.nxt;
         self.pmtud.fragments &= self.path.mtu <= self.smallest_mtu();
     }
 

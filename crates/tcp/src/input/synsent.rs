@@ -16,7 +16,7 @@ impl Tcb {
         let flags = seg.hdr.flags;
         let acks = flags.contains(Flags::ACK);
         // First: only our SYN can be acknowledged.
-        let ahead = i64::from(seg.hdr.ack.distance(self.seq_of(self.snd_una)));
+        let ahead = i64::from(seg.hdr.ack.distance(self.seq_of(self.snd.una)));
         if acks && (ahead < 1 || ahead.unsigned_abs() > self.flight()) {
             if !flags.contains(Flags::RST) {
                 self.due.reset = Some(ResetDue { seq: seg.hdr.ack, with_ack: false });

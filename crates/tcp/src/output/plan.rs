@@ -126,7 +126,7 @@ impl Tcb {
     /// New data of a Fast Open server before the handshake completes (RFC 7413 section 4.2.2): at most an initial
     /// window, since nothing is acknowledged yet.
     fn plan_early(&self) -> Option<Plan> {
-        let may_send = self.is_open_early() && self.snd_nxt > 0 && !self.pacing.is_held;
+        let may_send = self.is_open_early() && self.snd.nxt > 0 && !self.pacing.is_held;
         if may_send { self.plan_new() } else { None }
     }
 
@@ -154,10 +154,10 @@ impl Tcb {
 
     fn send_space(&self) -> SendSpace {
         // A SYN in flight is one position, but takes nothing of either window.
-        let syn = u64::from(self.snd_una == 0);
-        let edge = self.snd_una.saturating_add(self.snd_wnd).saturating_add(syn);
+        let syn = u64::from(self.snd.una == 0);
+        let edge = self.snd.una.saturating_add(self.snd.wnd).saturating_add(syn);
         SendSpace {
-            window: edge.saturating_sub(self.snd_nxt),
+            window: edge.saturating_sub(self.snd.nxt),
             congestion: self.congestion.cwnd().saturating_add(syn).saturating_sub(self.pipe()),
         }
     }
@@ -166,7 +166,7 @@ impl Tcb {
         if !self.has_unsent() {
             return None;
         }
-        let unsent = self.send_end().saturating_sub(self.snd_nxt);
+        let unsent = self.send_end().saturating_sub(self.snd.nxt);
         let space = self.send_space();
         if unsent == 0 {
             return (space.window > 0).then(|| self.plan_bytes(0, unsent, &space));
@@ -178,7 +178,7 @@ impl Tcb {
                 ProbeStep::Wait => return None,
                 ProbeStep::Send(bytes) => {
                     let kind = SegmentKind::MtuProbe;
-                    return Some(Plan { pos: self.snd_nxt, bytes, fin: false, kind });
+                    return Some(Plan { pos: self.snd.nxt, bytes, fin: false, kind });
                 }
             }
         }
@@ -198,7 +198,7 @@ impl Tcb {
     /// Unsent bytes up to the end of a record, which one segment may have.
     #[inline]
     fn unsent_in_record(&self) -> u64 {
-        self.records.end_within(self.snd_nxt, self.send_end()).saturating_sub(self.snd_nxt)
+        self.records.end_within(self.snd.nxt, self.send_end()).saturating_sub(self.snd.nxt)
     }
 
     /// New data as a tail loss probe: a segment, whatever the congestion window says.
@@ -206,7 +206,7 @@ impl Tcb {
         if !self.can_send_new() {
             return None;
         }
-        let unsent = self.send_end().saturating_sub(self.snd_nxt);
+        let unsent = self.send_end().saturating_sub(self.snd.nxt);
         let bytes = self.unsent_in_record().min(self.full_segment_bytes() as u64);
         (bytes > 0).then(|| self.plan_bytes(bytes, unsent, &self.send_space()))
     }
@@ -220,7 +220,7 @@ impl Tcb {
     /// Whether to wait for announced data: [`Tcb::set_more`] was called, something was sent since,
     /// and the rest does not fill a segment of the largest size.
     fn awaits_announced_data(&self, want: u64, full: usize) -> bool {
-        self.user.more_from.is_some_and(|from| self.snd_nxt > from)
+        self.user.more_from.is_some_and(|from| self.snd.nxt > from)
             && !self.cfg.nodelay
             && !self.fin_ready()
             && want < self.largest_payload_bytes(full) as u64
@@ -230,14 +230,14 @@ impl Tcb {
     fn plan_bytes(&self, bytes: u64, unsent: u64, space: &SendSpace) -> Plan {
         let last = bytes == unsent && bytes <= self.full_segment_bytes() as u64;
         let fin = last && space.window > bytes && self.fin_ready();
-        Plan { pos: self.snd_nxt, bytes: bytes as usize, fin, kind: SegmentKind::New }
+        Plan { pos: self.snd.nxt, bytes: bytes as usize, fin, kind: SegmentKind::New }
     }
 
     /// Both windows admit `want` bytes. A partial segment at the end is sent only if it ends a record, or
     /// empties the queue and is not held back.
     fn less_held_back(&self, want: u64, full: u64) -> u64 {
         let (_, fraction) = div_rem(want, full);
-        let end = self.snd_nxt.saturating_add(want);
+        let end = self.snd.nxt.saturating_add(want);
         let is_last = end == self.send_end();
         let hold_back = fraction > 0
             && if is_last { self.holds_back_partial() } else { !self.records.ends_at(end) };
@@ -265,8 +265,8 @@ impl Tcb {
         if self.cfg.nodelay {
             return false;
         }
-        let before = self.send_marks.burst_start.saturating_sub(self.snd_una);
-        before >= u64::from(self.mss).saturating_mul(2) || self.send_marks.small_end > self.snd_una
+        let before = self.send_marks.burst_start.saturating_sub(self.snd.una);
+        before >= u64::from(self.mss).saturating_mul(2) || self.send_marks.small_end > self.snd.una
     }
 
     /// Whether cork or MSG_MORE is in effect and the cork timer has not expired.
@@ -285,7 +285,7 @@ impl Tcb {
         // A window smaller than a segment: silly window avoidance (RFC 9293 section 3.8.6.2.1).
         // Send at least half of the largest window ever offered, or anything once the override
         // (persist) timer has expired.
-        let worth = usable.saturating_mul(2) >= self.max_snd_wnd || self.due.probe;
+        let worth = usable.saturating_mul(2) >= self.snd.max_wnd || self.due.probe;
         if worth && space.window < full && space.congestion >= usable { usable } else { 0 }
     }
 
@@ -296,7 +296,7 @@ impl Tcb {
         if !self.sacked.is_clean() {
             return false;
         }
-        let window = self.congestion.cwnd().min(self.snd_wnd);
+        let window = self.congestion.cwnd().min(self.snd.wnd);
         // A millisecond of the rate is worth a segment of its own, as on Linux. On a long path a
         // quarter of the window would stay unused otherwise, and go out in bursts.
         let srtt_us = self.rtt.srtt_us();
@@ -307,12 +307,12 @@ impl Tcb {
         whole < threshold && self.flight() > 0 && !self.due.probe
     }
 
-    /// A probe with sequence number `snd_una - 1`, as Linux sends: it is out of window, so the peer
+    /// A probe with sequence number `snd.una - 1`, as Linux sends: it is out of window, so the peer
     /// answers with an ACK and its window. RFC 9293 section 3.8.6.1 asks for a byte of new data,
     /// which would have to be tracked if accepted; the answer is the same. With nothing in flight
     /// it is also the keepalive probe of section 3.8.4.
     fn plan_probe(&self) -> Option<Plan> {
-        let pos = self.snd_una.saturating_sub(1);
+        let pos = self.snd.una.saturating_sub(1);
         self.due.probe.then_some(Plan { pos, bytes: 0, fin: false, kind: SegmentKind::Probe })
     }
 
@@ -322,15 +322,15 @@ impl Tcb {
         let cwnd = self.congestion.cwnd();
         let starting = self.congestion.in_slow_start() && self.flight().saturating_mul(2) >= cwnd;
         if starting || self.is_cwnd_limited() {
-            self.send_marks.cwnd_limited_end = self.snd_nxt;
+            self.send_marks.cwnd_limited_end = self.snd.nxt;
         }
         if self.delivery.is_on() && self.is_cwnd_limited() {
-            self.send_marks.full_end = self.snd_nxt;
+            self.send_marks.full_end = self.snd.nxt;
         }
     }
 
     fn is_cwnd_limited(&self) -> bool {
-        let unsent = self.send_end().saturating_sub(self.snd_nxt);
+        let unsent = self.send_end().saturating_sub(self.snd.nxt);
         if unsent == 0 {
             return false;
         }

@@ -145,7 +145,7 @@ impl Tcb {
         if !self.sack_on {
             return self.mark_all_lost(now);
         }
-        let first_end = self.snd_una.saturating_add(self.smss());
+        let first_end = self.snd.una.saturating_add(self.smss());
         let window = self.recovery.rack.rtt.saturating_add(self.reordering_window());
         let ns = now.as_nanos().saturating_sub(crate::rtt::nanos(window));
         let (scoreboard, mut on_lost) = self.loss_reporter(now);

@@ -53,7 +53,7 @@ impl Tcb {
             && matches!(self.recovery.mode, Mode::Open)
             && self.sacked.is_clean()
             && self.recovery.tlp.is_idle()
-            && self.snd_wnd >= self.flight()
+            && self.snd.wnd >= self.flight()
             && !self.pmtud.is_pending()
             && self.is_synchronized()
     }

@@ -9,7 +9,7 @@ use crate::timers::Pending;
 /// The state of tail loss probes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tlp {
-    /// `snd_nxt` when the probe was sent, until its fate is known (TLP.end_seq).
+    /// `snd.nxt` when the probe was sent, until its fate is known (TLP.end_seq).
     pub end: Option<u64>,
     /// The probe was a retransmission (TLP.is_retrans).
     is_retransmission: bool,
@@ -40,17 +40,17 @@ impl Tcb {
             return Some(plan);
         }
         let length = self.full_segment_bytes() as u64;
-        let data_end = self.snd_nxt.min(self.send_end());
-        let start = data_end.saturating_sub(length).max(self.snd_una);
+        let data_end = self.snd.nxt.min(self.send_end());
+        let start = data_end.saturating_sub(length).max(self.snd.una);
         let start = self.records.start_within(start, data_end);
-        let plan = self.plan_retransmit(start, self.snd_nxt);
+        let plan = self.plan_retransmit(start, self.snd.nxt);
         Some(Plan { kind: SegmentKind::TailProbe, ..plan })
     }
 
     /// A probe was sent: of kind [`SegmentKind::TailProbe`] a retransmission, else new data.
     pub(crate) fn on_probe_sent(&mut self, kind: SegmentKind) {
         let is_retransmission = matches!(kind, SegmentKind::TailProbe);
-        self.recovery.tlp = Tlp { end: Some(self.snd_nxt), is_retransmission, due: false };
+        self.recovery.tlp = Tlp { end: Some(self.snd.nxt), is_retransmission, due: false };
         self.recovery.pending = Pending::Timeout;
     }
 
@@ -60,10 +60,10 @@ impl Tcb {
         if news.moved > 0 {
             self.recovery.tlp.due = false;
         }
-        let Some(end) = self.recovery.tlp.end.filter(|end| self.snd_una >= *end) else { return };
+        let Some(end) = self.recovery.tlp.end.filter(|end| self.snd.una >= *end) else { return };
         let repeats = news.dsack.is_some_and(|d| d.end == end);
         let is_duplicate = news.moved == 0 && !news.has_sack;
-        let repaired = self.recovery.tlp.is_retransmission && !repeats && self.snd_una > end;
+        let repaired = self.recovery.tlp.is_retransmission && !repeats && self.snd.una > end;
         if self.recovery.tlp.is_retransmission && !repeats && !is_duplicate && !repaired {
             return;
         }

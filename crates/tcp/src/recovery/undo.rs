@@ -18,7 +18,7 @@ pub(crate) struct Dsack {
 pub(crate) enum Frto {
     /// Not in use.
     Off,
-    /// Waits for the first ACK that advances `snd_una` after the time-out.
+    /// Waits for the first ACK that advances `snd.una` after the time-out.
     First,
     /// New data is sent instead of retransmissions; the next delivery decides.
     Second,
@@ -27,9 +27,9 @@ pub(crate) enum Frto {
 /// What is needed to recognize that the current or the last recovery was spurious.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Undo {
-    /// `snd_una` at the start of the recovery; `None` if there is nothing to undo.
+    /// `snd.una` at the start of the recovery; `None` if there is nothing to undo.
     from: Option<u64>,
-    /// TSval of the first retransmission, until the first ACK that advances `snd_una` (RFC 3522).
+    /// TSval of the first retransmission, until the first ACK that advances `snd.una` (RFC 3522).
     stamp: Option<u32>,
     /// Bytes retransmitted in the recovery that no DSACK has reported.
     bytes: u64,
@@ -59,7 +59,7 @@ impl Undo {
 impl Tcb {
     /// A recovery begins.
     pub(crate) fn begin_undo(&mut self) {
-        self.recovery.undo = Undo { from: Some(self.snd_una), ..Undo::new() };
+        self.recovery.undo = Undo { from: Some(self.snd.una), ..Undo::new() };
     }
 
     /// Eifel detection (RFC 3522 section 3.2): the first ACK that covers the retransmission echoes a
@@ -95,7 +95,7 @@ impl Tcb {
         }
         undo.bytes = undo.bytes.saturating_sub(dsack.end.saturating_sub(dsack.start));
         let is_spurious = undo.bytes == 0 && undo.has_retransmitted;
-        self.recovery.rack.on_dsack(self.snd_una, self.snd_nxt);
+        self.recovery.rack.on_dsack(self.snd.una, self.snd.nxt);
         if is_spurious {
             self.undo_recovery(counters);
         }

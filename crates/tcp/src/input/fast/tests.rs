@@ -198,8 +198,8 @@ impl Endpoint {
 
     fn header(&self, s: &Seg) -> Header {
         let t = &self.tcb;
-        let ack = t.snd_una + t.flight() * s.ack.0 / 1000;
-        let seq = t.peer_seq_of(t.rcv_nxt).0.wrapping_add(s.seq as u32);
+        let ack = t.snd.una + t.flight() * s.ack.0 / 1000;
+        let seq = t.peer_seq_of(t.rcv.nxt).0.wrapping_add(s.seq as u32);
         let mut h = Header {
             seq: SeqNum(seq),
             ack: SeqNum(t.seq_of(ack).0.wrapping_add(s.ack.1 as u32)),
@@ -218,7 +218,7 @@ impl Endpoint {
             h.options.ecn = Some(EcnCounters::full(EcnOrder::Ect0First, 7, bytes, 1));
         }
         if let Some((from, bytes)) = s.sack {
-            let from = t.seq_of(t.snd_una) + from;
+            let from = t.seq_of(t.snd.una) + from;
             h.options.sack.push(from, from + bytes);
         }
         h
@@ -272,10 +272,17 @@ impl Endpoint {
     /// The whole state that determines the connection's behaviour.
     fn observable_state(&self) -> String {
         let t = &self.tcb;
-        let send = (t.iss, t.snd_una, t.snd_nxt, t.snd_wnd, t.snd_wl1, t.max_snd_wnd, t.send_marks);
-        let fin = (t.fin_queued, t.fin_sent, t.peer_fin, t.fin_received);
-        let receive = (t.rcv_nxt, t.rcv_adv, t.last_ack_sent, t.rcv_mss, t.recv_limit, t.charged);
-        let pushed = (t.pushed_to, t.pushed_behind, t.urgent_to, t.quick_acks, t.dialogue);
+        let send = (t.iss, t.snd.una, t.snd.nxt, t.snd.wnd, t.snd.wl1, t.snd.max_wnd, t.send_marks);
+        let fin = (t.fin.queued, t.fin.sent, t.fin.peer_at, t.fin.received);
+        let receive =
+            (t.rcv.nxt, t.rcv.adv, t.rcv.last_ack_sent, t.rcv_mss, t.recv_limit, t.charged);
+        let pushed = (
+            t.recv_marks.pushed_to,
+            t.recv_marks.pushed_behind,
+            t.recv_marks.urgent_to,
+            t.quick_acks,
+            t.dialogue,
+        );
         let mut readable = alloc::vec![0; t.recv.readable()];
         t.recv.peek(0, &mut readable);
         let queues = (
