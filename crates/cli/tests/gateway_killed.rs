@@ -261,6 +261,29 @@ fn what_a_program_wrote_before_its_end_arrives() {
     });
 }
 
+#[test]
+fn what_a_published_server_answered_before_its_end_arrives() {
+    in_sandbox(|| {
+        prepare_host();
+        let server =
+            "import os, socket; s = socket.create_server(('0.0.0.0', 80)); print('up', flush=True)
+c = s.accept()[0]; c.recv(1); c.sendall(bytes(1000000)); os._exit(5)";
+        // From the host's loopback by splicing, from another address by the relay.
+        for to in ["127.0.0.1:8089", "192.0.2.1:8089"] {
+            let script = format!("exec python3 -c \"{server}\"");
+            let mut run = Run::new(&["--publish", "8089:80"], &script);
+            assert_eq!(run.line(), "up");
+            let mut client = patient(TcpStream::connect(to).unwrap());
+            client.write_all(b"?").unwrap();
+            let mut came = Vec::new();
+            client.read_to_end(&mut came).unwrap();
+            assert_eq!(came.len(), 1_000_000, "{to}");
+            drop(client);
+            assert_eq!(run.end().0, Some(5));
+        }
+    });
+}
+
 /// Bytes of which each says where in the stream it is.
 fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|n| (n % 251) as u8 ^ (n >> 16) as u8).collect()

@@ -189,6 +189,11 @@ impl Gateway {
         Ok(others.fold(self.first.summary(), |all, other| all.with(&other)))
     }
 
+    /// Whether an attendant has said that the guest has no process any more, and nothing has cut its delivery short.
+    pub fn has_lost_guest(&self) -> bool {
+        self.first.has_lost_guest()
+    }
+
     /// A snapshot, while it does not run.
     pub fn stat(&mut self) -> Stat {
         self.others.iter_mut().map(Worker::stat).fold(self.first.stat(), Stat::with)

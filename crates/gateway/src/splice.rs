@@ -22,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -44,6 +44,8 @@ pub const TURN_BYTES: usize = 1 << 20;
 const ACCEPTS_PER_TURN: usize = 64;
 /// Events of one wait.
 const EVENTS: usize = 256;
+/// Programs that are gone have sent nothing more if nothing has moved for so long.
+const QUIET: Duration = Duration::from_millis(500);
 /// Empty pipes that are kept for the next connection with something to move.
 const SPARE_PIPES: usize = 16;
 /// After a failed accept (EMFILE, ENFILE, ENOMEM) it is tried again.
@@ -100,6 +102,26 @@ enum Command {
     ListenDatagrams(u64, UdpSocket, SocketAddr),
     Bind(Vec<SocketAddr>, Sender<Vec<TcpListener>>),
     BindDatagrams(Vec<SocketAddr>, Sender<Vec<UdpSocket>>),
+    Finish(Side, Sender<()>),
+}
+
+/// An end of the connections of a splicer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// That which it has accepted.
+    Accepted,
+    /// That to which it has connected.
+    Connected,
+}
+
+/// The end of a loop: what one side has sent is delivered before.
+#[derive(Debug)]
+struct Finish {
+    side: Side,
+    /// When something moved last.
+    moved: Instant,
+    /// Its end tells who waits.
+    _done: Sender<()>,
 }
 
 /// The handle of a splicing thread. The thread ends with its last handle.
@@ -133,6 +155,7 @@ pub struct Loop {
     /// Listeners whose last accept failed.
     stalled: Vec<u64>,
     has_no_handles: bool,
+    finish: Option<Finish>,
 }
 
 /// A connection, and the published port to which it came.
@@ -207,11 +230,20 @@ pub fn splicer() -> io::Result<(Splicer, Loop)> {
         ready: VecDeque::new(),
         stalled: Vec::new(),
         has_no_handles: false,
+        finish: None,
     };
     Ok((handle, run))
 }
 
 impl Splicer {
+    /// Ends the thread once what the programs of one side have sent is delivered, which are gone. The receiver hears that
+    /// the sender is gone then. A connection that the side has not ended is reset.
+    pub fn finish(&self, side: Side) -> Receiver<()> {
+        let (done, is_done) = channel();
+        self.send(Command::Finish(side, done));
+        is_done
+    }
+
     /// Connects what was accepted at a published port with the first of the destinations that accepts. If none does it
     /// is reset, and counted at the port.
     pub fn carry(&self, accepted: TcpStream, to: Destinations, port: Arc<PublishedPort>) {
@@ -293,10 +325,22 @@ impl Loop {
                 self.accept(listener);
             }
             self.datagrams.expire(Instant::now());
-            if self.has_no_handles && self.connections.is_empty() {
+            if self.has_no_handles && self.connections.is_empty() || self.is_finished() {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether what is to be delivered before the end is delivered.
+    fn is_finished(&self) -> bool {
+        let Some(Finish { side, moved, .. }) = self.finish else { return false };
+        let is_quiet = moved.elapsed() >= QUIET;
+        let connections = || self.connections.values().map(|spliced| &spliced.connection);
+        let is_over = connections().all(|c| c.has_ended(side) || is_quiet && !c.holds_of(side));
+        if is_over {
+            connections().filter(|c| c.has_ended(side)).for_each(Connection::end_in_order);
+        }
+        is_over
     }
 
     /// How long it may sleep.
@@ -306,6 +350,7 @@ impl Loop {
             // Rounded up: to wake too early would be to wake twice.
             u16::try_from(time.as_millis() + 1).unwrap_or(u16::MAX)
         });
+        let rest = if self.finish.is_some() { Some(RETRY_MS) } else { rest };
         match (self.ready.is_empty(), self.stalled.is_empty(), rest) {
             (false, ..) => EpollTimeout::ZERO,
             (true, false, rest) => EpollTimeout::from(rest.unwrap_or(RETRY_MS).min(RETRY_MS)),
@@ -353,6 +398,10 @@ impl Loop {
                     if registered {
                         self.listeners.insert(id, Listener { socket, to });
                     }
+                }
+                Command::Finish(side, done) => {
+                    self.listeners.clear();
+                    self.finish = Some(Finish { side, moved: Instant::now(), _done: done });
                 }
                 Command::Bind(addresses, reply) => {
                     let made = addresses.iter().filter_map(|a| TcpListener::bind(a).ok());
@@ -432,6 +481,9 @@ impl Loop {
     /// Moves what a connection has to move, for one turn.
     fn pump(&mut self, id: u64) {
         let Some(spliced) = self.connections.get_mut(&id) else { return };
+        if let Some(finish) = &mut self.finish {
+            finish.moved = Instant::now();
+        }
         let token = token(Kind::Connection, id);
         match spliced.connection.pump(&mut self.pipes, &self.epoll, token, &self.counters) {
             Progress::Waits => {}

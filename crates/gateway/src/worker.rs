@@ -160,6 +160,11 @@ impl Worker {
         self.siblings.note_guest_is_gone();
     }
 
+    /// Whether that was said.
+    pub fn has_lost_guest(&self) -> bool {
+        self.siblings.is_guest_gone()
+    }
+
     /// Ends the other workers.
     pub fn end_others(&self) {
         self.siblings.end_all();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-use fulmar_gateway::splice::{Splicer, splicer};
+use fulmar_gateway::splice::{Side, Splicer, splicer};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -265,4 +265,28 @@ fn a_destination_where_nobody_listens_does_not_stop_a_port() {
             _ => assert!(begin.elapsed() < PATIENCE, "nothing arrives"),
         }
     }
+}
+
+#[test]
+fn what_a_side_has_sent_before_the_end_is_delivered() {
+    let (splicer, mut client, mut server) = pair();
+    let sent = pattern(3 << 20);
+    let expected = sent.clone();
+    let writer = thread::spawn(move || server.write_all(&sent));
+    // The server writes and is gone; its client reads when the end is on its way.
+    let mut came = vec![0; 1000];
+    client.read_exact(&mut came).unwrap();
+    let is_done = splicer.finish(Side::Connected);
+    client.read_to_end(&mut came).unwrap();
+    assert!(came == expected, "{} bytes", came.len());
+    writer.join().unwrap().unwrap();
+    is_done.recv_timeout(PATIENCE).unwrap_err();
+}
+
+#[test]
+fn a_connection_that_a_side_has_not_ended_is_reset_at_the_end() {
+    let (splicer, mut client, _server) = pair();
+    let is_done = splicer.finish(Side::Connected);
+    assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    is_done.recv_timeout(PATIENCE).unwrap_err();
 }

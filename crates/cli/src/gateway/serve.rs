@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+use std::time::Duration;
 
 use fulmar::Device;
 use fulmar::devices;
@@ -23,7 +24,7 @@ use fulmar_gateway::contain::{self, Containment};
 use fulmar_gateway::guest::GuestNetwork;
 use fulmar_gateway::host::HostNetwork;
 use fulmar_gateway::ports::PortSpec;
-use fulmar_gateway::splice::{self, Splicer};
+use fulmar_gateway::splice::{self, Side, Splicer};
 use fulmar_gateway::stat::Summary;
 use fulmar_gateway::{Attendant, Gateway};
 use fulmar_netns::{Netns, OpenPorts};
@@ -47,6 +48,9 @@ use crate::failure::{During, Failure, Outcome};
 
 /// Signals that end a gateway in order.
 const ENDING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+
+/// How long the guest's programs have for what they have left on loopback connections, as the relay gives them.
+const LONGEST_DELIVERY: Duration = Duration::from_secs(60);
 
 /// For a summary one turn in so many is measured: most programs are short, and end after some hundred turns.
 const SUMMARY_EVERY: u32 = 4;
@@ -107,6 +111,17 @@ struct Splicers {
 }
 
 impl Splicers {
+    /// Delivers what the programs of the guest have left, for a while at most.
+    fn finish(&self) {
+        let ends = [(&self.guest, Side::Connected), (&self.host, Side::Accepted)];
+        let finish =
+            |(splicer, side): (&Option<Splicer>, Side)| Some(splicer.as_ref()?.finish(side));
+        for is_done in ends.into_iter().filter_map(finish).collect::<Vec<_>>() {
+            // Nothing is sent: the thread ends, or has ended.
+            let _ = is_done.recv_timeout(LONGEST_DELIVERY);
+        }
+    }
+
     fn all(&self) -> Vec<Splicer> {
         [&self.guest, &self.host].into_iter().flatten().cloned().collect()
     }
@@ -171,6 +186,9 @@ pub fn serve(
         // At once: what was left halfway is not to be dropped.
         std::process::exit(fault::STATUS)
     };
+    if gateway.has_lost_guest() {
+        splicers.finish();
+    }
     if let (Some(mut out), Ok(summary)) = (last_words, &ended) {
         reporter.print(&mut out, &gateway.stat(), summary, &splicers_counters(&splicers));
     }

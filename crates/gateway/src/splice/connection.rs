@@ -9,7 +9,7 @@ use nix::fcntl::{SpliceFFlags, splice};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
 
-use super::{Counters, Pipe, Pipes, TURN_BYTES};
+use super::{Counters, Pipe, Pipes, Side, TURN_BYTES};
 use crate::relay::host::{self, Linger};
 
 /// Bytes that one call moves at most: the default capacity of a pipe.
@@ -119,9 +119,7 @@ impl Connection {
         counters.bytes_there.fetch_add(moved_there as u64, Relaxed);
         counters.bytes_back.fetch_add(moved_back as u64, Relaxed);
         if self.there.is_shut && self.back.is_shut {
-            [&self.accepted, &self.connected]
-                .into_iter()
-                .for_each(|side| host::set_linger(side, Linger::Deliver));
+            self.end_in_order();
             return Progress::Done;
         }
         if self.has_error && !more_there && !more_back {
@@ -129,6 +127,30 @@ impl Connection {
             return Progress::Done;
         }
         if more_there || more_back { Progress::HasMore } else { Progress::Waits }
+    }
+
+    /// Whether the end of what a side has sent was passed on.
+    pub fn has_ended(&self, side: Side) -> bool {
+        self.from(side).is_shut
+    }
+
+    /// Whether something that a side has sent waits for the other one.
+    pub fn holds_of(&self, side: Side) -> bool {
+        self.from(side).pipe.is_some()
+    }
+
+    fn from(&self, side: Side) -> &Direction {
+        match side {
+            Side::Accepted => &self.there,
+            Side::Connected => &self.back,
+        }
+    }
+
+    /// The close of the sockets delivers what the kernel holds.
+    pub fn end_in_order(&self) {
+        [&self.accepted, &self.connected]
+            .into_iter()
+            .for_each(|side| host::set_linger(side, Linger::Deliver));
     }
 
     /// Whether the connection is established; starts the next one if the destination refused.
