@@ -19,20 +19,20 @@ fn told(summary: &Summary) -> String {
 
 const SWARM_SEEDS: u64 = 1_000;
 
+/// `FULMAR_SWARM_FIRST` and `FULMAR_SWARM_SEEDS` play others.
 #[test]
 fn every_seed_of_the_swarm_holds_every_promise() {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let failed = AtomicU64::new(0);
-    let summary = run_many(Case::swarm(FIRST), SWARM_SEEDS, jobs, |_, outcome| {
+    let first = number("FULMAR_SWARM_FIRST", FIRST);
+    let seeds = number("FULMAR_SWARM_SEEDS", SWARM_SEEDS);
+    let summary = run_many(Case::swarm(first), seeds, jobs, |_, outcome| {
         outcome.is_ok() || failed.fetch_add(1, Ordering::Relaxed) < 10
     });
     assert!(summary.failures.is_empty(), "{}", told(&summary));
     let total = &summary.total;
-    println!(
-        "{SWARM_SEEDS} seeds, {:.0} virtual seconds: {total:?}",
-        total.virtual_ns as f64 / 1e9
-    );
-    assert!(total.bytes > SWARM_SEEDS * 1_000 && total.connections > SWARM_SEEDS);
+    println!("{seeds} seeds, {:.0} virtual seconds: {total:?}", total.virtual_ns as f64 / 1e9);
+    assert!(total.bytes > seeds * 1_000 && total.connections > seeds);
 }
 
 /// `FULMAR_SIM_FIRST` and `FULMAR_SIM_SEEDS` play others.
