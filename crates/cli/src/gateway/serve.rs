@@ -66,6 +66,15 @@ pub enum Place {
     Watched,
 }
 
+impl Place {
+    /// Tells the process that waits for a gateway in the background.
+    fn say_ready(self, out: &mut impl Write) {
+        if self != Place::Foreground {
+            say_ready(out);
+        }
+    }
+}
+
 /// What is open from the start, because nothing can be opened later.
 struct Stdio {
     null: File,
@@ -111,8 +120,11 @@ struct Splicers {
 }
 
 impl Splicers {
-    /// Delivers what the programs of the guest have left, for a while at most.
-    fn finish(&self) {
+    /// Delivers what the programs of a guest that is gone have left, for a while at most.
+    fn finish_after(&self, gateway: &Gateway) {
+        if !gateway.has_lost_guest() {
+            return;
+        }
         let ends = [(&self.guest, Side::Connected), (&self.host, Side::Accepted)];
         let finish =
             |(splicer, side): (&Option<Splicer>, Side)| Some(splicer.as_ref()?.finish(side));
@@ -178,17 +190,13 @@ pub fn serve(
     let failed = |e| log.fail(&format!("nothing answers `fulmar stat` and --metrics: {e}"));
     let _answers = visible.serve(about, snapshots).map_err(failed);
     let Stdio { null, mut ready, stderr } = stdio;
-    if place != Place::Foreground {
-        say_ready(&mut ready);
-    }
+    place.say_ready(&mut ready);
     drop((null, ready, stderr, netns));
     let Some(ended) = fault::run(&mut gateway, &faults) else {
         // At once: what was left halfway is not to be dropped.
         std::process::exit(fault::STATUS)
     };
-    if gateway.has_lost_guest() {
-        splicers.finish();
-    }
+    splicers.finish_after(&gateway);
     if let (Some(mut out), Ok(summary)) = (last_words, &ended) {
         reporter.print(&mut out, &gateway.stat(), summary, &splicers_counters(&splicers));
     }
