@@ -5,7 +5,7 @@
 //! that becomes readable when the guest's process or the file of its namespace is gone: an open TAP keeps the
 //! namespace itself alive, so the namespace cannot be watched.
 //!
-//! Sources: user_namespaces(7), pidfd_open(2), inotify(7), ip-netns(8).
+//! Sources: user_namespaces(7), pidfd_open(2), inotify(7), ip-netns(8), ptrace(2), PR_SET_DUMPABLE(2const).
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -71,13 +71,15 @@ impl Target {
         }
     }
 
-    /// Opens the guest's network namespace and joins its user namespace. The process must have one thread.
+    /// Opens the guest's network namespace and joins its user namespace. The process must have one thread. From then on
+    /// the guest cannot trace it.
     ///
     /// # Errors
     /// A sentence: there is no such process or file, it is no namespace, or it is not the caller's.
     pub fn attach(&self) -> io::Result<Netns> {
         let path = self.netns_path();
         let netns = Netns::open(&path).map_err(|e| self.refused(e))?;
+        forbid_tracing()?;
         if let Some(userns) = self.userns_path() {
             enter_user_namespace(&userns).map_err(|e| self.refused_user(&userns, e))?;
         }
@@ -143,6 +145,14 @@ impl Target {
         };
         io::Error::new(e.kind(), format!("cannot attach to {self}: {sentence}"))
     }
+}
+
+/// Keeps the process from being traced, its memory and descriptors from being read, and its core from being dumped by
+/// whoever lacks CAP_SYS_PTRACE in the user namespace where its program was started (PR_SET_DUMPABLE). A guest in the
+/// user namespace that this process joins could otherwise open connections of the host through it (ptrace(2), "Ptrace
+/// access mode checking").
+fn forbid_tracing() -> io::Result<()> {
+    Ok(nix::sys::prctl::set_dumpable(false)?)
 }
 
 impl fmt::Display for Target {

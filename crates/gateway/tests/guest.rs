@@ -3,7 +3,9 @@
 
 use std::io::{self, Write};
 use std::net::IpAddr;
+use std::path::Path;
 
+use fulmar_gateway::attach::Target;
 use fulmar_gateway::guest::{GuestNetwork, GuestOptions};
 use fulmar_gateway::host::{HostNetwork, Tables};
 use fulmar_netns::{Netns, Route, VethEnd};
@@ -19,7 +21,8 @@ fn main() {
     }
     a_guest_of_a_host_with_two_ip_versions_looks_like_it();
     a_guest_of_a_host_without_a_network_is_alone_on_its_link();
-    println!("test result: ok. 2 passed; 0 failed");
+    a_process_that_has_attached_to_a_guest_cannot_be_traced_by_it();
+    println!("test result: ok. 3 passed; 0 failed");
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -75,4 +78,13 @@ fn a_guest_of_a_host_without_a_network_is_alone_on_its_link() {
     assert!(tables.routes.iter().any(|r| r.gateway == Some(ip("169.254.2.2"))));
     let missing = GuestNetwork { name: "missing".into(), ..plan };
     assert!(missing.configure(&guest).is_err());
+}
+
+fn a_process_that_has_attached_to_a_guest_cannot_be_traced_by_it() {
+    nix::sys::prctl::set_dumpable(true).unwrap();
+    let here = Path::new("/proc/self/ns/net");
+    Target::named(here, Some("/proc/self/ns/user".into())).attach().unwrap();
+    assert!(!nix::sys::prctl::get_dumpable().unwrap());
+    // What the set-up of a gateway needs of it is still there.
+    assert!(Netns::new().is_ok() && std::fs::read_dir("/proc/self/task").is_ok());
 }

@@ -4,8 +4,8 @@
 //! A gateway that is killed takes the guest's interface with it. Nothing in the namespace notices: a program that reads
 //! from a connection would wait for ever. So its connections are aborted (ECONNABORTED), and one sentence says why.
 //!
-//! All of it goes to the standard error that the program was started with, and to the system's log. The end of the
-//! program is the end of that: whoever reads standard error to its end does not wait for the gateway.
+//! All of it goes to the standard error that the program was started with, the last sentence to the system's log, too. The
+//! end of the program is the end of that: whoever reads standard error to its end does not wait for the gateway.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
