@@ -202,9 +202,10 @@ impl Worker {
         let mut has_frames = true;
         loop {
             let until = self.turn(has_frames);
+            let has_more = self.has_of_guest();
             let (layers, cx) = self.layers();
             let next = layers.tcp.next_delivery(cx.stack, begun).min(begun + LONGEST_DELIVERY);
-            let is_over = next <= cx.now && until.is_none_or(|at| at > cx.now);
+            let is_over = next <= cx.now && !has_more;
             let is_cut_short = cx.now > begun + LONGEST_DELIVERY || !cx.siblings.is_guest_gone();
             if is_cut_short || self.stack.down().is_some() {
                 return Ok(());
@@ -217,10 +218,26 @@ impl Worker {
             if self.dispatch(&events, attends).is_break() {
                 self.siblings.end_at_once();
             }
-            if is_over && events.len() == 0 {
+            let is_of_guest = |owner| matches!(owner, Owner::Device | Owner::Siblings);
+            if has_more || events.iter().any(|(owner, _)| is_of_guest(owner)) {
+                continue;
+            }
+            // What a host goes on sending keeps neither the gateway nor a port.
+            let (layers, mut cx) = self.layers();
+            layers.udp.end_published(&mut cx);
+            if is_over {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether something that the guest has sent waits for its turn.
+    fn has_of_guest(&self) -> bool {
+        let Layers { tcp, udp, .. } = &self.layers;
+        tcp.has_work()
+            || udp.has_datagrams()
+            || self.stack.has_outcome()
+            || self.siblings.has_packets()
     }
 
     fn dispatch(&mut self, events: &Events, attends: Attends<'_>) -> ControlFlow<()> {

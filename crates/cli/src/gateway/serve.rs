@@ -125,6 +125,8 @@ impl Splicers {
         if !gateway.has_lost_guest() {
             return;
         }
+        // The relay, which has read them, is over: a signal ends the process at once.
+        let _ = ending_signals().thread_unblock();
         let ends = [(&self.guest, Side::Connected), (&self.host, Side::Accepted)];
         let finish =
             |(splicer, side): (&Option<Splicer>, Side)| Some(splicer.as_ref()?.finish(side));
@@ -251,8 +253,12 @@ fn open_log(plan: &Plan, name: &str) -> Outcome<Log> {
     Ok(log)
 }
 
+fn ending_signals() -> SigSet {
+    ENDING.into_iter().collect()
+}
+
 fn catch_signals() -> io::Result<SignalFd> {
-    let set: SigSet = ENDING.into_iter().collect();
+    let set = ending_signals();
     set.thread_block()?;
     Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
 }

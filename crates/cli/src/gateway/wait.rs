@@ -21,8 +21,8 @@ use crate::failure::{During, Outcome};
 
 /// The descriptor for the gateway's last words, a number.
 const LAST_WORDS: &str = "FULMAR_GATEWAY_LAST_WORDS";
-/// The gateway ends with the program; it is not waited for much longer.
-const PATIENCE_MS: u16 = 5000;
+/// The gateway delivers what the program has left for a minute at most; it is not waited for much longer.
+const PATIENCE_MS: u16 = 65_000;
 /// Last words at most.
 const MAX_WORDS_BYTES: u64 = 1 << 20;
 
@@ -73,7 +73,7 @@ pub fn run_and_wait() -> Outcome<ExitCode> {
     let mut child = command.spawn().during("cannot start the program's process")?;
     drop(writer);
     let status = wait(&mut child, &signals).during("cannot wait for the program")?;
-    print_last_words(words).during("cannot print the summary")?;
+    print_last_words(words, &signals).during("cannot print the summary")?;
     Ok(end_like(status))
 }
 
@@ -121,13 +121,31 @@ fn wait(child: &mut Child, signals: &SignalFd) -> io::Result<ExitStatus> {
     }
 }
 
-fn print_last_words(words: OwnedFd) -> io::Result<()> {
+fn print_last_words(words: OwnedFd, signals: &SignalFd) -> io::Result<()> {
     let mut text = Vec::new();
-    let mut ready = [PollFd::new(words.as_fd(), PollFlags::POLLIN)];
-    if poll(&mut ready, PollTimeout::from(PATIENCE_MS))? > 0 {
+    if have_come(&words, signals)? {
         File::from(words).take(MAX_WORDS_BYTES).read_to_end(&mut text)?;
     }
     io::stderr().write_all(&text)
+}
+
+/// Waits for last words, until a signal says that nobody does any more.
+fn have_come(words: &OwnedFd, signals: &SignalFd) -> io::Result<bool> {
+    loop {
+        let wanted = [words.as_fd(), signals.as_fd()];
+        let mut ready = wanted.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        if poll(&mut ready, PollTimeout::from(PATIENCE_MS))? == 0 {
+            return Ok(false);
+        }
+        if ready[0].any().unwrap_or(false) {
+            return Ok(true);
+        }
+        let came = signals.read_signal()?.and_then(|i| Signal::try_from(i.ssi_signo as i32).ok());
+        // The program has ended already, and a window may change its size.
+        if came.is_some_and(|signal| !matches!(signal, Signal::SIGCHLD | Signal::SIGWINCH)) {
+            return Ok(false);
+        }
+    }
 }
 
 /// Ends by the signal that ended the program, without a core of this process, or returns its status.
@@ -140,4 +158,21 @@ fn end_like(status: ExitStatus) -> ExitCode {
     }
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     ExitCode::from(code as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_words_are_waited_for_until_a_signal_of_the_user() {
+        let signals = catch().unwrap();
+        let (words, writer) = nix::unistd::pipe().unwrap();
+        raise(Signal::SIGWINCH).unwrap();
+        raise(Signal::SIGTERM).unwrap();
+        assert!(!have_come(&words, &signals).unwrap(), "there are none");
+        drop(writer);
+        raise(Signal::SIGWINCH).unwrap();
+        assert!(have_come(&words, &signals).unwrap(), "their end is one, too");
+    }
 }

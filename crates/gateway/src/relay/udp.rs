@@ -95,6 +95,11 @@ impl Udp {
         self.has_datagrams || !self.ready.is_empty()
     }
 
+    /// Whether the guest has sent something that was not taken yet.
+    pub fn has_datagrams(&self) -> bool {
+        self.has_datagrams
+    }
+
     /// The guest has sent something.
     pub fn guest_ready(&mut self) {
         self.has_datagrams = true;

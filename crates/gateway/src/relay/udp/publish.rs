@@ -87,6 +87,14 @@ impl Udp {
         self.published = fulmar_shard::Slab::default();
     }
 
+    /// Ends the flows of published ports, the last of which holds the socket of its port.
+    pub fn end_published(&mut self, cx: &mut Context<'_>) {
+        let is_published = |host: &HostSocket| matches!(host, HostSocket::Published { .. });
+        let of_ports = self.flows.iter().filter(|(_, flow)| is_published(&flow.host));
+        let ids: Vec<SlotId> = of_ports.map(|(id, _)| id).collect();
+        ids.into_iter().for_each(|id| self.remove(cx, id));
+    }
+
     /// The published ports, once for each of their sockets.
     pub fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
         self.published.iter().map(|(_, published)| &published.port)
