@@ -3,7 +3,6 @@
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use fulmar_gateway::config::Limits;
@@ -32,7 +31,6 @@ pub const TESTS: &[Test] = &[
         "a_server_answers_a_client_of_the_host_where_the_router_is_link_local",
         a_server_answers_where_the_router_is_link_local,
     ),
-    ("a_peer_that_goes_on_sending_keeps_no_gateway_without_a_guest", a_peer_goes_on_sending),
     ("a_published_udp_port_is_free_after_the_end_of_the_guest", a_published_port_is_free),
     ("udp_flows_have_a_bound_and_the_oldest_gives_way", flows_have_a_bound),
     ("an_echo_request_is_answered_by_who_was_asked", an_echo_request_is_answered),
@@ -290,36 +288,19 @@ fn a_published_port_shows_its_client() {
     assert_eq!((published[0].to, published[0].connections, published[0].refused), (53, 2, 0));
 }
 
-fn a_peer_goes_on_sending() {
-    let (mut world, server) = (World::new(), bound(HOST));
-    let client = guest_to(&world, server.local_addr().unwrap());
-    client.send(b"subscribe").unwrap();
-    let (_, subscriber) = receive(&server).unwrap();
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(Relaxed) {
-                let _ = server.send_to(&[7; 1000], subscriber);
-            }
-        });
-        receive(&client).unwrap();
-        drop(client);
-        let begun = Instant::now();
-        world.end_guest();
-        world.ended();
-        is_over.store(true, Relaxed);
-        assert!(begun.elapsed() < PATIENCE, "as long as a guest's bytes may take");
-    });
-}
-
 fn a_published_port_is_free() {
     let spec: PortSpec = "5355:55".parse().unwrap();
     let mut world = World::with(65520, |c| c.publish.udp = spec.forwards());
     let server = world.guest.run(|| UdpSocket::bind((GUEST, 55))).unwrap();
     server.set_read_timeout(Some(PATIENCE)).unwrap();
     let client = bound(HOST);
-    client.send_to(b"question", (HOST, 5355)).unwrap();
-    receive(&server).unwrap();
+    // Twice, so that the flow may rest for longer than this test waits.
+    for _ in 0..2 {
+        client.send_to(b"question", (HOST, 5355)).unwrap();
+        let (_, from) = receive(&server).unwrap();
+        server.send_to(b"answer", from).unwrap();
+        receive(&client).unwrap();
+    }
     // A host that does not read, so that the gateway stays.
     let listener = TcpListener::bind((HOST, 0)).unwrap();
     let (guest, host) = world.pair(&listener);
