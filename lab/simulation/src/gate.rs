@@ -13,6 +13,7 @@ use fulmar_netdev::{Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, R
 use super::attack::{Injected, capture};
 use super::clamp::clamp;
 use super::describe;
+use super::handshakes::Handshakes;
 use super::middlebox::{Fate, Middlebox};
 use super::moves::{Arrival, Whereabouts};
 use super::placing::Placing;
@@ -107,6 +108,8 @@ pub struct Ground {
     pub whereabouts: [Whereabouts; 2],
     /// Frames that arrive at each station whatever the wire does, in order.
     pub injected: [VecDeque<Injected>; 2],
+    /// Handshakes of each station's listener.
+    pub handshakes: [Handshakes; 2],
     /// Frames that each station has sent, where a third one keeps them.
     pub captured: Option<[VecDeque<Vec<u8>>; 2]>,
 }
@@ -221,6 +224,7 @@ impl Gate {
             let mute = ground.mute[self.station] && describe::is_neighbour_answer(&p);
             let vanishes = mute || ground.dead[self.station];
             ground.frames += 1;
+            ground.handshakes[self.station].leaves(&p);
             ground.log.frame(now, self.station, &p, if vanishes { "  (vanishes)" } else { "" });
             if vanishes {
                 ground.swallowed += 1;
@@ -440,6 +444,7 @@ impl Device for Gate {
                 continue;
             }
             let Some(p) = self.arrived(now, p, &place, pool, counters) else { continue };
+            lock(&self.ground).handshakes[self.station].arrives(&p);
             if let Some(placing) = &mut self.placing {
                 placing.take(p, pool);
             } else if out.push(p).is_err() {

@@ -114,7 +114,7 @@ impl World {
         let s = &self.scenario;
         let queue_secs =
             |w: &Impairments| w.queue_bytes as u64 * 8 / w.rate_bps.unwrap_or(u64::MAX);
-        let is_cut_off = s.has_attack(AttackKind::Neighbours)
+        let is_cut_off = (0..2).any(|i| self.is_attacked(i, AttackKind::Neighbours))
             || s.trouble != Trouble::None
             || s.ways.iter().any(|w| queue_secs(w) >= 2);
         let has = |f| s.swarm.features.has(f);
@@ -133,6 +133,9 @@ impl World {
         });
         let has_counted =
             |counter| self.sides.each_ref().map(|side| side.shard.counters().value(counter) > 0);
+        // What was never answered is not forgotten.
+        let answered: Vec<bool> =
+            (0..self.scenario.flows.len()).map(|f| self.is_answered(f)).collect();
         let sends_cookies = has_counted(Counter::TcpSynCookiesSent);
         let opens_early = has_counted(Counter::TcpFastOpensPassive);
         for n in 0..self.open.len() {
@@ -149,7 +152,7 @@ impl World {
             }
             if self.ends[2 * flow].error.is_none() {
                 let passive = &self.ends[2 * flow + 1];
-                let is_lost = passive.is_unborn() && forgets[passive.station];
+                let is_lost = passive.is_unborn() && forgets[passive.station] && answered[flow];
                 self.ends[2 * flow].may_fail = passive.may_fail || is_lost;
             }
         }
@@ -194,7 +197,10 @@ impl World {
         // that TIME-WAIT answers its SYN,ACK with, where the new initial sequence number is by chance the last
         // one of the first connection: their clock (RFC 6528 section 3) makes a step each 4 us.
         let ways = &self.scenario.ways[1 - i];
-        let is_doubled = ways.duplicate > 0.0 || ways.reorder > 0.0;
+        let handshake = self.handshake(i, peer);
+        let has_come_twice = handshake.as_ref().is_none_or(|h| h.syns > 1);
+        let is_doubled = (ways.duplicate > 0.0 || ways.reorder > 0.0) && has_come_twice;
+        let has_cookie = cookies > 0 && handshake.is_none_or(|h| h.cookie_acks > 0);
         // So does the repeated SYN of an opener to which the reset of a program that closed its early end did not come.
         let has_fast_opens = counters.value(Counter::TcpFastOpensPassive) > 0;
         let is_reset_lost = has_fast_opens
@@ -203,13 +209,13 @@ impl World {
                 is_of_peer && (pair[0].opens_early && pair[0].may_fail || pair[1].is_done())
             });
         // A forged SYN with data opens one at a listener that asks for no cookie (RFC 7413 section 4.1.3).
-        let is_forged = has_fast_opens && self.scenario.has_attack(AttackKind::Segments);
+        let is_forged = has_fast_opens && self.is_attacked(i, AttackKind::Segments);
         let opens_again = is_doubled || is_reset_lost || is_forged;
         let was_here = self.ends.chunks_exact(2).any(|pair| {
             let from = pair[0].connects.map(|c| c.0);
             from == Some(peer) && pair[1].station == i && !pair[1].is_unborn()
         });
-        was_here && (cookies > 0 || opens_again || self.scenario.has_attack(AttackKind::Replays))
+        was_here && (has_cookie || opens_again || self.is_attacked(i, AttackKind::Replays))
     }
 
     /// Closes such a connection: by a reset where that is what its peer waits for, since a FIN would end a

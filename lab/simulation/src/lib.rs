@@ -45,6 +45,7 @@ mod describe;
 pub mod dumbbell;
 mod fast_open;
 mod gate;
+mod handshakes;
 mod hostile;
 mod mangling;
 mod middlebox;

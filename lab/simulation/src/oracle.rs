@@ -7,6 +7,7 @@ use fulmar_socket::SocketError;
 use fulmar_tcp::State;
 
 use super::app::{End, Phase};
+use super::attack::{Attack, AttackKind};
 use super::{Case, Scenario};
 
 /// What a simulation that held every promise says.
@@ -111,6 +112,13 @@ pub enum Violation {
         name: &'static str,
         /// Its value.
         value: u64,
+    },
+    /// More connections, or more of them lost, than the SYNs and cookies that arrived can be the cause of.
+    Handshakes {
+        /// Which station.
+        station: usize,
+        /// What.
+        what: String,
     },
     /// A call failed that cannot fail here.
     Call(&'static str, SocketError),
@@ -220,10 +228,9 @@ pub fn check_counters(s: &Scenario, station: usize, stats: &[Stat; 2]) -> Result
     [DropReason::FrameTooBig, DropReason::BadOffload, DropReason::DeviceRefused]
         .into_iter()
         .try_for_each(drops)?;
-    if !s.swarm.attacks.is_empty() {
-        return Ok(());
-    }
-    if other.corrupt == 0.0 {
+    // Whatever else is injected has sound headers.
+    let takes_garbage = |a: &Attack| a.victim == station && a.kind == AttackKind::Garbage;
+    if other.corrupt == 0.0 && !s.swarm.attacks.iter().any(takes_garbage) {
         [DropReason::TcpChecksum, DropReason::UdpChecksum, DropReason::IpChecksum]
             .into_iter()
             .try_for_each(drops)?;
@@ -231,7 +238,7 @@ pub fn check_counters(s: &Scenario, station: usize, stats: &[Stat; 2]) -> Result
             .into_iter()
             .try_for_each(drops)?;
     }
-    if !s.is_clean() || (0..s.flows.len()).any(|f| s.may_fail(f)) {
+    if !s.is_clean() || !s.swarm.attacks.is_empty() || (0..s.flows.len()).any(|f| s.may_fail(f)) {
         return Ok(());
     }
     // A receiver of references counts the whole block behind each, and refuses some (see

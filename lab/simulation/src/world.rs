@@ -122,6 +122,7 @@ impl World {
             attention: [Attention::default(); 2],
             whereabouts: link.ether.map(Whereabouts::new),
             injected: Default::default(),
+            handshakes: Default::default(),
             captured: scenario.has_attack(AttackKind::Replays).then(Default::default),
         }));
         let ways = [&scenario.ways[0], &scenario.ways[1]];
@@ -191,6 +192,7 @@ impl World {
             self.watch_budget()?;
             self.forget_closed();
         }
+        self.check_listeners()?;
         self.attackers.iter_mut().for_each(Attacker::stop);
         self.close_rest();
         self.settle()?;
@@ -421,6 +423,7 @@ impl World {
         };
         // A device that is gone ends all waiting; its connections are told one by one.
         while let Ok(Step::Done((id, peer))) = self.sides[i].shard.tcp_accept(listener) {
+            self.check_accepted(i, peer)?;
             let Some(e) = self.expected(i, peer) else {
                 if self.may_repeat(i, peer) {
                     self.refuse_repeated(i, id, peer);
