@@ -112,17 +112,19 @@ pub fn abort_connections() -> io::Result<usize> {
             done => done?,
         }
     }
-    let mut aborted = 0;
+    let (mut aborted, mut refused) = (0, None);
     for (family, id) in outside {
         let one = request(family, IPPROTO_TCP, StateFlags::all(), id);
         channel.send_as(SOCK_DESTROY, one, NLM_F_ACK)?;
         match channel.receive(|_: SockDiagMessage| ()) {
+            Ok(()) => aborted += 1,
             // It has ended meanwhile.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            done => done.map(|()| aborted += 1)?,
+            // The others are not kept waiting for it.
+            Err(e) => refused = refused.or(Some(e)),
         }
     }
-    Ok(aborted)
+    refused.map_or(Ok(aborted), Err)
 }
 
 /// Whether a connection is one with another namespace.

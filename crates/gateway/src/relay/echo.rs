@@ -161,6 +161,7 @@ impl Echoes {
     fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {
         let Some(flow) = self.flows.remove(id) else { return };
         self.by_key.remove(&flow.key);
+        self.order.retain(|other| *other != id);
         cx.settings.judge.ended(|| stat_of(&flow, cx.now));
     }
 
@@ -231,7 +232,6 @@ impl Echoes {
         let over = |(_, flow): &(SlotId, &Flow)| flow.moved + REST <= cx.now;
         let ids: Vec<SlotId> = self.flows.iter().filter(over).map(|(id, _)| id).collect();
         ids.into_iter().for_each(|id| self.remove(cx, id));
-        self.order.retain(|id| self.flows.get(*id).is_some());
         self.deadline = self.flows.iter().map(|(_, flow)| flow.moved + REST).min();
     }
 
