@@ -230,6 +230,7 @@ impl Udp {
     fn send(&mut self, cx: &mut Context<'_>, id: SlotId, datagrams: &[Datagram]) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         let is_run = datagrams.len() > 1;
+        let segment_bytes = datagrams.first().and_then(|d| d.segment_bytes);
         let sent = match is_run && flow.lacks_runs {
             true => Err(Errno::EINVAL),
             false => flow.send(datagrams, cx.now),
@@ -243,7 +244,7 @@ impl Udp {
             sent => sent,
         };
         let sent = match sent {
-            Err(e) if host::may_be_of_lost_address(e) => match self.renew(cx, id) {
+            Err(e) if flow::wants_another_socket(e, segment_bytes) => match self.renew(cx, id) {
                 Some(renewed) => renewed.send(datagrams, cx.now),
                 None => Err(e),
             },
@@ -260,6 +261,8 @@ impl Udp {
                 cx.refuse(Refusal::HostQueueFull);
             }
             Err(Errno::EMSGSIZE) => cx.refuse(Refusal::TooLong),
+            // The path does not take the run that the guest has sent as one.
+            Err(Errno::EINVAL) if segment_bytes.is_some() => cx.refuse(Refusal::TooLong),
             Err(e) => {
                 let (failure, why) = host::failure_of(e);
                 cx.refuse(why);

@@ -139,3 +139,28 @@ pub fn open(to: SocketAddr, outbound: &Outbound) -> nix::Result<OwnedFd> {
 pub fn refuses_runs(errno: Errno) -> bool {
     matches!(errno, Errno::EINVAL | Errno::EIO | Errno::EMSGSIZE | Errno::EOPNOTSUPP)
 }
+
+/// Whether a failed call may mean that the host has lost the flow's address, so that another socket can send. With
+/// `segment_bytes` it was a run of the guest's: older Linux has EINVAL where its segments exceed the path's MTU
+/// (net/ipv4/udp.c, udp_send_skb), and another socket would change the flow's port for nothing.
+pub fn wants_another_socket(errno: Errno, segment_bytes: Option<u16>) -> bool {
+    host::may_be_of_lost_address(errno) && (errno != Errno::EINVAL || segment_bytes.is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_keeps_its_port_where_a_run_of_the_guest_is_refused() {
+        for (errno, segment_bytes, wants_it) in [
+            (Errno::EINVAL, None, true),
+            (Errno::EINVAL, Some(1400), false),
+            (Errno::ENETUNREACH, None, true),
+            (Errno::ENETUNREACH, Some(1400), true),
+            (Errno::ECONNREFUSED, None, false),
+        ] {
+            assert_eq!(wants_another_socket(errno, segment_bytes), wants_it, "{errno}");
+        }
+    }
+}
