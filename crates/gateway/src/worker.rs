@@ -199,7 +199,7 @@ impl Worker {
         layers.tcp.unpublish_all();
         layers.udp.unpublish_all();
         let mut events = Events::default();
-        let mut has_frames = true;
+        let (mut has_frames, mut has_delivered) = (true, false);
         loop {
             let until = self.turn(has_frames);
             let has_more = self.has_of_guest();
@@ -212,6 +212,8 @@ impl Worker {
             }
             let wake = self.stack.device().wake_fd();
             self.poll.watch_device(wake)?;
+            let waits_for_others = is_over && has_delivered && !self.siblings.may_leave();
+            let next = if waits_for_others { begun + LONGEST_DELIVERY } else { next };
             let until = until.map_or(next, |at| at.min(next));
             self.poll.wait(&mut events, self.clock.now(), Some(until))?;
             has_frames = events.iter().any(|(owner, _)| owner == Owner::Device);
@@ -226,7 +228,11 @@ impl Worker {
             let (layers, mut cx) = self.layers();
             layers.udp.end_published(&mut cx);
             if is_over {
-                return Ok(());
+                has_delivered = true;
+                self.siblings.note_delivered();
+                if self.siblings.may_leave() {
+                    return Ok(());
+                }
             }
         }
     }

@@ -77,6 +77,8 @@ pub struct Arrival {
 #[derive(Default)]
 struct Mail {
     waiting: VecDeque<Message>,
+    /// Its thread has nothing left to deliver of a guest that is gone, unless another one hands it something.
+    has_delivered: bool,
     /// Its thread has ended.
     is_closed: bool,
 }
@@ -271,7 +273,26 @@ impl Siblings {
         self.shared.has_ended.load(Acquire)
     }
 
-    /// Takes no messages any more. Clients that wait are reset.
+    /// This thread has nothing left to deliver of a guest that is gone. It goes on until the others say so, too.
+    pub fn note_delivered(&self) {
+        let Some(own) = self.own_box() else { return };
+        let had_delivered = std::mem::replace(&mut own.mail().has_delivered, true);
+        if !had_delivered {
+            self.others().for_each(|(_, mailbox)| mailbox.wake());
+        }
+    }
+
+    /// Whether a thread that has delivered may end: no other one delivers any more, which could hand it something.
+    /// The first one, which hears what cuts a delivery short, waits for the end of the others.
+    pub fn may_leave(&self) -> bool {
+        let is_first = self.own == 0;
+        self.others().all(|(_, mailbox)| {
+            let mail = mailbox.mail();
+            mail.is_closed || mail.has_delivered && !is_first
+        })
+    }
+
+    /// Takes no messages any more. Clients that wait are reset, and the others hear that this thread ends.
     pub fn close(&self) {
         let Some(own) = self.own_box() else { return };
         let waiting = {
@@ -280,6 +301,7 @@ impl Siblings {
             std::mem::take(&mut mail.waiting)
         };
         waiting.into_iter().for_each(Message::reset);
+        self.others().for_each(|(_, mailbox)| mailbox.wake());
     }
 }
 
@@ -356,5 +378,29 @@ mod tests {
         assert!(!all[0].has_ended());
         all[1].end_all();
         assert!(all[0].has_ended() && all[1].has_ended());
+    }
+
+    #[test]
+    fn the_first_thread_ends_a_delivery_last() {
+        let all = Siblings::all(3).unwrap();
+        all[0].note_delivered();
+        all[1].note_delivered();
+        assert!(!all[0].may_leave() && !all[1].may_leave(), "the third one delivers");
+        all[2].note_delivered();
+        assert!(all[1].may_leave() && all[2].may_leave() && !all[0].may_leave());
+        all[1].close();
+        assert!(!all[0].may_leave(), "the third one has not ended");
+        all[2].close();
+        assert!(all[0].may_leave());
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_early_delivers_nothing() {
+        let all = Siblings::all(3).unwrap();
+        all[2].note_delivered();
+        all[0].close();
+        assert!(!all[2].may_leave());
+        all[1].close();
+        assert!(all[2].may_leave());
     }
 }

@@ -1,6 +1,7 @@
 //! A guest's interface of several queues: what arrives at one and belongs to another, and what holds for all
 //! together. The other tests run with several queues, too.
 
+use std::io::Write;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::thread;
 
@@ -23,6 +24,10 @@ pub const TESTS: &[Test] = &[
     ("datagrams_of_many_clients_come_back_to_each", datagrams_of_many_clients_come_back_to_each),
     ("the_bound_of_flows_holds_over_all_queues", the_bound_of_flows_holds_over_all_queues),
     ("a_fault_of_any_queues_thread_resets_all", a_fault_of_any_queues_thread_resets_all),
+    (
+        "the_first_queues_thread_is_there_while_another_one_delivers",
+        the_first_queues_thread_is_there_while_another_one_delivers,
+    ),
 ];
 
 fn many_flows_out_and_in_arrive_unchanged() {
@@ -103,4 +108,27 @@ fn the_bound_of_flows_holds_over_all_queues() {
 fn a_fault_of_any_queues_thread_resets_all() {
     // Which thread the fault is in depends on the port of the guest.
     (0..8).for_each(|_| a_fault_resets_both_sides_of_what_is_open());
+}
+
+fn the_first_queues_thread_is_there_while_another_one_delivers() {
+    // Which thread delivers depends on the port of the guest.
+    for _ in 0..8 {
+        let (mut world, listener) = (World::new(), listener());
+        let (mut guest, host) = world.pair(&listener);
+        thread::scope(|scope| {
+            // More than the host's kernel takes of what its program does not read.
+            let written = scope.spawn(move || guest.write_all(&vec![7; 64 << 20]));
+            let mut before = 0;
+            world.until("the host's buffers are full", |s| {
+                let moved = s.flows.first().map_or(0, |flow| flow.bytes_out);
+                moved > 0 && std::mem::replace(&mut before, moved) == moved
+            });
+            world.end_guest();
+            // The first answer may be that of its last turn.
+            (0..3).for_each(|_| drop(world.stat()));
+            world.end();
+            written.join().unwrap().unwrap_err();
+        });
+        drop(host);
+    }
 }
