@@ -190,8 +190,9 @@ impl World {
             if !self.scenario.flows.iter().any(|f| f.to_self && f.opener == i) {
                 lock(&self.ground).handshakes[i].check(&stat).map_err(failed)?;
             }
-            let forgotten =
-                stat.embryos_expired + stat.cookies_sent.saturating_sub(stat.cookies_valid);
+            let forgotten = stat.embryos_expired
+                + stat.cookies_sent.saturating_sub(stat.cookies_valid)
+                + stat.cookies_failed;
             let unseen =
                 (0..self.scenario.flows.len()).filter(|f| self.is_unseen(*f, i)).count() as u64;
             if unseen > forgotten {

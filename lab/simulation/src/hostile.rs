@@ -128,7 +128,8 @@ impl World {
                 return false;
             };
             let l = listener.stat();
-            let is_cookie_out = l.cookies_sent > l.cookies_valid;
+            // A copy of an ACK with a cookie is valid, too, so that one may be out although as many were valid.
+            let is_cookie_out = l.cookies_sent > l.cookies_valid || l.cookies_failed > 0;
             l.embryos_expired > 0 || is_cookie_out && (loses || l.acks_dropped > 0)
         });
         let has_counted =

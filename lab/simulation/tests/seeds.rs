@@ -272,3 +272,10 @@ fn a_program_that_decides_drops_only_early_syns() {
     holds(Case::swarm(1795566167036143));
     holds(Case::swarm(1795558822362204));
 }
+
+/// Copies of an ACK with a cookie were counted as valid ones, so that no cookie seemed to be out that two minutes without
+/// a clock made too old.
+#[test]
+fn a_cookie_that_failed_was_out() {
+    holds(Case::swarm(1795615837013424));
+}
