@@ -16,10 +16,11 @@ mod snapshot;
 mod visible;
 mod wait;
 mod watch;
+mod words;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
-use std::process::{Child, ExitCode, Stdio};
+use std::process::{Child, ExitCode};
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser};
@@ -74,7 +75,7 @@ impl Session<'_> {
                 if !detach::is_told_to_go() {
                     return Ok(ExitCode::FAILURE);
                 }
-                Ok(ready(&detach::start(Stage::Watch(pid), Stdio::inherit())?))
+                Ok(ready(&detach::start(Stage::Watch(pid))?))
             }
             (Stage::Watch(pid), guest) => watch::watch(pid, self.name, guest),
             (Stage::Serve(Some(pid)), _) => {
@@ -84,9 +85,7 @@ impl Session<'_> {
             (Stage::Command, Guest::Existing(target)) if self.plan.process.foreground => {
                 self.serve(target, Place::Foreground)
             }
-            (Stage::Command, Guest::Existing(_)) => {
-                Ok(ready(&detach::start(Stage::Serve(None), Stdio::inherit())?))
-            }
+            (Stage::Command, Guest::Existing(_)) => Ok(ready(&detach::start(Stage::Serve(None))?)),
             (Stage::Command | Stage::Serve(None), Guest::Program(command)) => {
                 self.become_program(command)
             }

@@ -14,16 +14,19 @@
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use super::wait;
+use super::words::{Came, Words};
 use crate::failure::{During, Failure, Outcome};
 
 /// The variable that names the stage.
 const STAGE: &str = "FULMAR_GATEWAY_STAGE";
 const READY: &str = "ready\n";
 const GO: &[u8] = b"go\n";
+const MAX_LINE_BYTES: u64 = 64;
 
 /// Which process of a gateway this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,22 +80,62 @@ fn spawn(command: &mut Command) -> Outcome<Child> {
 
 /// Starts the gateway, or the process that starts and watches it, and waits until the network is up. `Err` in the
 /// outcome: it failed, has said why, and this is its status.
-pub fn start(stage: Stage, stderr: Stdio) -> Outcome<Result<Child, u8>> {
+pub fn start(stage: Stage) -> Outcome<Result<Child, u8>> {
     let mut command = stage.command();
-    let mut child = spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr))?;
+    let mut child = spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
     let mut line = String::new();
     if let Some(out) = child.stdout.take() {
-        let _ = BufReader::new(out.take(64)).read_line(&mut line);
+        let _ = BufReader::new(out.take(MAX_LINE_BYTES)).read_line(&mut line);
     }
-    if line == READY {
-        return Ok(Ok(child));
+    if line == READY { Ok(Ok(child)) } else { status_of(&mut child).map(Err) }
+}
+
+/// A gateway whose standard error is a pipe.
+pub struct Heard {
+    pub gateway: Child,
+    pub words: Words,
+}
+
+/// The same of a gateway whose words go on to standard error, from its start.
+pub fn start_heard(stage: Stage) -> Outcome<Result<Heard, u8>> {
+    let mut command = stage.command();
+    let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut gateway = spawn(piped)?;
+    let (Some(out), Some(err)) = (gateway.stdout.take(), gateway.stderr.take()) else {
+        unreachable!("invariant: both are pipes")
+    };
+    let started = Words::to_stderr(err).and_then(|mut words| {
+        let line = first_line(out, &mut words)?;
+        Ok((words, line))
+    });
+    let (mut words, line) = started.during("cannot pass on what the gateway says")?;
+    if line == READY.as_bytes() {
+        return Ok(Ok(Heard { gateway, words }));
     }
-    if let Some(mut why) = child.stderr.take() {
-        let _ = io::copy(&mut why, &mut io::stderr());
+    let rest = words.finish();
+    rest.during("cannot pass on what the gateway says")?;
+    status_of(&mut gateway).map(Err)
+}
+
+/// The first line, or what there was of it at the end, while words go on.
+fn first_line(mut out: impl Read + AsFd, words: &mut Words) -> io::Result<Vec<u8>> {
+    let (mut line, mut byte) = (Vec::new(), [0]);
+    while (line.len() as u64) < MAX_LINE_BYTES && !line.ends_with(b"\n") {
+        match words.turn(Some(out.as_fd()))? {
+            Came::Words => {}
+            // What came before the end of the words is there, and then the end of this, too.
+            Came::Other | Came::End if out.read(&mut byte)? == 0 => break,
+            Came::Other | Came::End => line.extend(byte),
+        }
     }
+    Ok(line)
+}
+
+/// Of a process that ends because it has failed.
+fn status_of(child: &mut Child) -> Outcome<u8> {
     let status = child.wait().during("cannot wait for the gateway's process")?;
     let code = status.code().and_then(|c| u8::try_from(c).ok()).filter(|c| *c != 0);
-    Ok(Err(code.unwrap_or(1)))
+    Ok(code.unwrap_or(1))
 }
 
 /// Waits until the process that is to be attached to has made its namespaces. False: it has given up.
@@ -157,4 +200,26 @@ pub fn become_program(command: &[OsString]) -> (u8, Failure) {
 pub fn say_ready(out: &mut impl Write) {
     // A reader that is gone does not need to know.
     let _ = out.write_all(READY.as_bytes()).and_then(|()| out.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_words_than_a_pipe_takes_keep_nobody_from_being_ready() {
+        let script = "head -c 300000 /dev/zero | tr '\\0' '\\n' >&2; echo ready";
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
+        let mut words = Words::between(child.stderr.take().unwrap(), null);
+        let line = first_line(child.stdout.take().unwrap(), &mut words).unwrap();
+        assert_eq!(line, READY.as_bytes());
+        words.finish().unwrap();
+        assert!(child.wait().unwrap().success());
+    }
 }

@@ -9,24 +9,22 @@
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{ChildStderr, ExitCode, ExitStatus, Stdio};
+use std::process::{ExitCode, ExitStatus};
 
 use fulmar_gateway::attach::Target;
 use fulmar_netns::abort_connections;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
-use super::detach::{self, Stage, say_ready};
+use super::detach::{self, Heard, Stage, say_ready};
 use super::log::Log;
 use super::plan::Guest;
+use super::words::{Came, Words};
 use super::{fault, wait};
 use crate::failure::{During, Failure, Outcome};
-
-/// Bytes that are passed on at a time: as long as a pipe takes whole.
-const PIECE_BYTES: usize = 4096;
 
 /// Starts the gateway of a process, and waits for its end.
 ///
@@ -35,8 +33,8 @@ const PIECE_BYTES: usize = 4096;
 pub fn watch(pid: u32, name: &str, guest: &Guest) -> Outcome<ExitCode> {
     let _ = nix::unistd::setsid();
     let program = fulmar_netns::process(pid).during("cannot watch the program")?;
-    let mut gateway = match detach::start(Stage::Serve(Some(pid)), Stdio::piped())? {
-        Ok(gateway) => gateway,
+    let Heard { mut gateway, mut words } = match detach::start_heard(Stage::Serve(Some(pid)))? {
+        Ok(heard) => heard,
         Err(status) => return Ok(ExitCode::from(status)),
     };
     wait::leave();
@@ -44,19 +42,18 @@ pub fn watch(pid: u32, name: &str, guest: &Guest) -> Outcome<ExitCode> {
     let target = Target::Process { pid, userns: None };
     let netns = target.attach().map_err(|e| Failure::new(e.to_string()))?;
     leave_all_but_stderr().during("cannot detach")?;
-    if let Some(words) = gateway.stderr.take() {
-        pass_on(words, &program).during("cannot pass on what the gateway says")?;
-    }
+    pass_on(&mut words, &program).during("cannot pass on what the gateway says")?;
     let ended = gateway.wait().during("cannot wait for the gateway's process")?;
     if has_ended(&program) {
         return Ok(ExitCode::SUCCESS);
     }
     let aborted = netns.run(abort_connections);
-    let log = Log::to_stderr(name, true);
     let sentence = sentence(ended, &program_of(guest), &aborted);
-    log.fail(&sentence);
+    let log = Log::to_stderr(name, true);
     log.use_system();
     log.fail(&sentence);
+    let said = words.end_with(&format!("{name}: {sentence}\n"), &program);
+    said.during("cannot say that the gateway has ended")?;
     Ok(ExitCode::FAILURE)
 }
 
@@ -70,28 +67,12 @@ fn leave_all_but_stderr() -> io::Result<()> {
 }
 
 /// Passes on what the gateway says until it ends; nothing any more when the program has ended.
-fn pass_on(mut words: ChildStderr, program: &OwnedFd) -> io::Result<()> {
-    let mut piece = [0; PIECE_BYTES];
+fn pass_on(words: &mut Words, program: &OwnedFd) -> io::Result<()> {
     loop {
-        let mut ready = [
-            PollFd::new(words.as_fd(), PollFlags::POLLIN),
-            PollFd::new(program.as_fd(), PollFlags::POLLIN),
-        ];
-        match poll(&mut ready, PollTimeout::NONE) {
-            Err(nix::Error::EINTR) => continue,
-            polled => polled?,
-        };
-        let [has_words, is_over] = ready.map(|one| one.any().unwrap_or(false));
-        if !has_words && is_over {
-            let null = OpenOptions::new().write(true).open("/dev/null")?;
-            nix::unistd::dup2_stderr(&null)?;
-            return io::copy(&mut words, &mut io::sink()).map(drop);
-        }
-        match words.read(&mut piece) {
-            Ok(0) => return Ok(()),
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            // Standard error of the program may be closed.
-            came => drop(io::stderr().write_all(&piece[..came?])),
+        match words.turn(Some(program.as_fd()))? {
+            Came::Words => {}
+            Came::Other => return words.discard(),
+            Came::End => return Ok(()),
         }
     }
 }
