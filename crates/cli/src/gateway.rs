@@ -28,7 +28,7 @@ use fulmar_gateway::attach::Target;
 use fulmar_gateway::program;
 use fulmar_netns::User;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{During, Failure, Outcome};
 pub use args::Args;
 use detach::{Stage, Waiting};
 use plan::{Guest, Plan};
@@ -69,6 +69,7 @@ impl Session<'_> {
             // Started as /proc/self/exe the process is called `exe`.
             let name = if self.name == "pasta" { c"pasta" } else { c"fulmar" };
             let _ = nix::sys::prctl::set_name(name);
+            detach::close_inherited(&self.plan.guest).during("cannot close what is inherited")?;
         }
         match (Stage::current(), &self.plan.guest) {
             (Stage::Attach(pid), _) => {

@@ -13,6 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
@@ -218,6 +219,40 @@ fn exchange(mut near: &TcpStream, mut far: &TcpStream) {
     far.write_all(&came).unwrap();
     near.read_exact(&mut came).unwrap();
     assert_eq!(&came, b"ping");
+}
+
+/// Starts `fulmar` with what its standard output is as descriptor 9, too.
+fn with_a_descriptor_more(arguments: &[&str]) -> Child {
+    let mut command = Command::new("bash");
+    command.args(["-c", "exec 9>&1; exec \"$0\" \"$@\"", FULMAR]).args(arguments);
+    command.stdout(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn a_gateway_holds_nothing_that_its_caller_has_open_and_the_program_does() {
+    in_sandbox(|| {
+        prepare_host();
+        // Read to its end while the gateways run.
+        let read = |child: &mut Child| {
+            let (mut out, (said, says)) = (child.stdout.take().unwrap(), channel());
+            thread::spawn(move || {
+                let mut all = String::new();
+                out.read_to_string(&mut all).unwrap();
+                said.send(all)
+            });
+            says.recv_timeout(PATIENCE).expect("nobody holds the pipe")
+        };
+        let script = "echo up >&9; exec >&- 9>&-; exec sleep 1000";
+        let mut program = with_a_descriptor_more(&["run", "--", "bash", "-c", script]);
+        assert_eq!(read(&mut program), "up\n");
+        program.kill().unwrap();
+        program.wait().unwrap();
+        let guest = Guest::new();
+        let line = ["--pasta", "--config-net", "-a", "10.9.0.2", "-n", "24", "-g", "10.9.0.1"];
+        let mut command = with_a_descriptor_more(&[&line[..], &[&guest.pid()]].concat());
+        assert_eq!(read(&mut command), "");
+        assert!(command.wait().unwrap().success());
+    });
 }
 
 #[test]

@@ -12,12 +12,13 @@
 //! So the program has the process id, the terminal, the parent and the signals of the command, and neither the gateway
 //! nor its watcher ([`watch`](super::watch)) is a child of it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
+use super::plan::Guest;
 use super::wait;
 use super::words::{Came, Words};
 use crate::failure::{During, Failure, Outcome};
@@ -138,6 +139,33 @@ fn status_of(child: &mut Child) -> Outcome<u8> {
     Ok(code.unwrap_or(1))
 }
 
+/// Closes what the caller of the command has left open: a lock or a pipe would be held as long as the gateway runs. All of
+/// it stays where an option names a descriptor, as `--netns /proc/self/fd/3` does. To be called before anything is opened.
+pub fn close_inherited(guest: &Guest) -> io::Result<()> {
+    let of_program = match guest {
+        Guest::Program(command) => command.len(),
+        Guest::Existing(_) => 0,
+    };
+    let line: Vec<OsString> = std::env::args_os().collect();
+    let options = line.get(..line.len().saturating_sub(of_program)).unwrap_or_default();
+    if options.iter().any(|option| names_descriptor(option)) {
+        return Ok(());
+    }
+    let names = std::fs::read_dir("/proc/self/fd")?.flatten().map(|entry| entry.file_name());
+    let open: Vec<RawFd> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
+    let is_wanted = |fd: &RawFd| *fd <= libc::STDERR_FILENO || wait::is_for_last_words(*fd);
+    for fd in open.into_iter().filter(|fd| !is_wanted(fd)) {
+        // That of the folder is closed already.
+        let _ = nix::unistd::close(fd);
+    }
+    Ok(())
+}
+
+/// Whether an argument has a path of a descriptor: /proc/self/fd/3, /dev/fd/3.
+fn names_descriptor(option: &OsStr) -> bool {
+    option.as_encoded_bytes().windows(4).any(|part| part == b"/fd/")
+}
+
 /// Waits until the process that is to be attached to has made its namespaces. False: it has given up.
 pub fn is_told_to_go() -> bool {
     let mut line = Vec::new();
@@ -205,6 +233,13 @@ pub fn say_ready(out: &mut impl Write) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_that_name_a_descriptor_are_found() {
+        let names = |option: &str| names_descriptor(OsStr::new(option));
+        assert!(names("--netns=/proc/self/fd/3") && names("/dev/fd/63") && names("/proc/7/fd/3"));
+        assert!(!names("--fd") && !names("/proc/self/ns/net") && !names("fd/3"));
+    }
 
     #[test]
     fn more_words_than_a_pipe_takes_keep_nobody_from_being_ready() {

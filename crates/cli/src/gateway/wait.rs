@@ -35,6 +35,11 @@ fn number() -> Option<RawFd> {
     std::env::var(LAST_WORDS).ok()?.parse().ok()
 }
 
+/// Whether a descriptor is that for last words.
+pub fn is_for_last_words(fd: RawFd) -> bool {
+    number() == Some(fd)
+}
+
 /// Where the gateway's last words go: to the command that waits.
 pub fn last_words() -> io::Result<Option<File>> {
     let Some(number) = number() else { return Ok(None) };
