@@ -140,6 +140,12 @@ fn rules_file() -> Option<PathBuf> {
 }
 
 fn add_file(rules: &mut Rules, path: &Path, must_exist: bool) -> Outcome {
+    // Each process of the gateway reads them: the second one would find a pipe empty, and no rule in it.
+    let is_null = path == Path::new("/dev/null");
+    if !is_null && std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
+        let what = "they are read more than once, and this is no regular file";
+        return Err(Failure::new(format!("cannot read the rules of {}: {what}", path.display())));
+    }
     match std::fs::read_to_string(path) {
         Ok(text) => rules
             .add_file(&text, path)
@@ -175,6 +181,17 @@ mod tests {
         assert!(parse("--summary").is_err(), "a program is needed");
         assert!(parse("--nonsense curl").is_err(), "an unknown option is no program");
         assert!(parse("--allow 1.2.3 x").is_err() && parse("--mtu 500 x").is_err());
+    }
+
+    #[test]
+    fn rules_in_what_can_be_read_once_only_are_refused() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
+        for path in [path.as_str(), "/tmp"] {
+            let refused = rules_of(&parse(&format!("--rules {path} x")).unwrap());
+            assert!(refused.unwrap_err().to_string().contains("no regular file"));
+        }
+        assert!(rules_of(&parse("--rules /dev/null x").unwrap()).is_ok(), "no rules");
     }
 
     #[test]
