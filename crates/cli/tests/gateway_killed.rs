@@ -240,7 +240,7 @@ fn a_gateway_holds_nothing_that_its_caller_has_open_and_the_program_does() {
                 out.read_to_string(&mut all).unwrap();
                 said.send(all)
             });
-            says.recv_timeout(PATIENCE).expect("nobody holds the pipe")
+            says.recv_timeout(PATIENCE).expect("the pipe is closed")
         };
         let script = "echo up >&9; exec >&- 9>&-; exec sleep 1000";
         let mut program = with_a_descriptor_more(&["run", "--", "bash", "-c", script]);

@@ -148,7 +148,7 @@ impl Target {
 }
 
 /// Keeps the process from being traced, its memory and descriptors from being read, and its core from being dumped by
-/// whoever lacks CAP_SYS_PTRACE in the user namespace where its program was started (PR_SET_DUMPABLE). A guest in the
+/// a process without CAP_SYS_PTRACE in the user namespace where its program was started (PR_SET_DUMPABLE). A guest in the
 /// user namespace that this process joins could otherwise open connections of the host through it (ptrace(2), "Ptrace
 /// access mode checking").
 fn forbid_tracing() -> io::Result<()> {

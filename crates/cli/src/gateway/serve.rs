@@ -100,7 +100,7 @@ impl Stdio {
         nix::unistd::dup2_stdin(&self.null)?;
         nix::unistd::dup2_stdout(&self.null)?;
         if place == Place::Watched {
-            // A watcher that does not read keeps nobody waiting.
+            // The gateway does not wait for a watcher that does not read.
             fcntl(&self.stderr, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
             return Ok(());
         }

@@ -134,7 +134,7 @@ fn print_last_words(words: OwnedFd, signals: &SignalFd) -> io::Result<()> {
     io::stderr().write_all(&text)
 }
 
-/// Waits for last words, until a signal says that nobody does any more.
+/// Waits for the summary until it comes, a signal ends the wait, or the time is over.
 fn have_come(words: &OwnedFd, signals: &SignalFd) -> io::Result<bool> {
     loop {
         let wanted = [words.as_fd(), signals.as_fd()];

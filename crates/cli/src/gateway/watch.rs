@@ -5,7 +5,7 @@
 //! from a connection would wait for ever. So its connections are aborted (ECONNABORTED), and one sentence says why.
 //!
 //! All of it goes to the standard error that the program was started with, the last sentence to the system's log, too. The
-//! end of the program is the end of that: whoever reads standard error to its end does not wait for the gateway.
+//! watcher writes nothing after the end of the program: a reader of standard error finds its end then, not the gateway's.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;

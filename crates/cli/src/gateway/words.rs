@@ -1,7 +1,7 @@
 //! What a gateway says on its standard error, on the way to that of its watcher.
 //!
-//! Nothing waits for whoever reads standard error: while it is full the end of the gateway and that of the program are
-//! heard all the same. What has no room when the gateway ends is dropped.
+//! A write never waits for the reader of standard error: while it is full the watcher notices the end of the gateway and
+//! that of the program all the same. What has no room when the gateway ends is dropped.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -92,7 +92,7 @@ impl Words {
         }
     }
 
-    /// Writes a last sentence after the gateway's end, for which whoever reads has time until the end of the program.
+    /// Writes a last sentence after the gateway's end, which waits for room until the end of the program.
     ///
     /// # Errors
     /// Those of poll(2).

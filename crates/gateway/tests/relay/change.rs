@@ -20,10 +20,10 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// The namespace outside, at 198.51.100.2; the host is 198.51.100.1. Gone with the value.
-struct Outside(Netns);
+pub struct Outside(pub Netns);
 
 impl Outside {
-    fn new() -> Outside {
+    pub fn new() -> Outside {
         let (here, outside) = (Netns::current().unwrap(), Netns::new().unwrap());
         let near = VethEnd { name: "out0", mac: [2, 0, 0, 0, 1, 1], mtu: 1500 };
         let far = VethEnd { name: "far0", mac: [2, 0, 0, 0, 1, 2], mtu: 1500 };
@@ -35,7 +35,7 @@ impl Outside {
         Outside(outside)
     }
 
-    fn listener(&self) -> TcpListener {
+    pub fn listener(&self) -> TcpListener {
         self.0.run(|| TcpListener::bind("198.51.100.2:0")).unwrap()
     }
 

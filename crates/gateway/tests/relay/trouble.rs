@@ -14,7 +14,6 @@ use fulmar_gateway::policy::{Attempt, Decision, Policy};
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::stat::{Refusal, Stat};
 use fulmar_gateway::{Config, Gateway};
-use fulmar_netns::{Netns, VethEnd};
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{
@@ -22,6 +21,7 @@ use nix::sys::socket::{
 };
 
 use crate::Test;
+use crate::change::Outside;
 use crate::raw::Raw;
 use crate::tcp::{exchange, read_some};
 use crate::world::{GUEST, HOST, PATIENCE, World, bare_config, ip, listener};
@@ -343,14 +343,7 @@ fn garbage_of_a_guest_leaves_a_flow_in_peace() {
 }
 
 fn a_host_that_vanished_is_a_reset() {
-    let (here, outside) = (Netns::current().unwrap(), Netns::new().unwrap());
-    let near = VethEnd { name: "out0", mac: [2, 0, 0, 0, 1, 1], mtu: 1500 };
-    let far = VethEnd { name: "far0", mac: [2, 0, 0, 0, 1, 2], mtu: 1500 };
-    here.add_veth(&near, &outside, &far).unwrap();
-    here.set_address("out0", ip("198.51.100.1"), 24).unwrap();
-    outside.set_address("far0", ip("198.51.100.2"), 24).unwrap();
-    here.set_up("out0").unwrap();
-    outside.set_up("far0").unwrap();
+    let outside = Outside::new();
     // Linux gives up after hours by default. These are of this namespace alone, which the test has for itself.
     let settings = [
         ("tcp_keepalive_time", "1"),
@@ -365,13 +358,12 @@ fn a_host_that_vanished_is_a_reset() {
         (name, before)
     });
     let world = World::new();
-    let listener = outside.run(|| TcpListener::bind("198.51.100.2:0")).unwrap();
+    let listener = outside.listener();
     let ([mut idle, mut idle_far], [mut busy, mut busy_far]) =
         (<[_; 2]>::from(world.pair(&listener)), <[_; 2]>::from(world.pair(&listener)));
     exchange(&mut idle, &mut idle_far);
     exchange(&mut busy, &mut busy_far);
-    let index = here.if_index("out0").unwrap();
-    here.netlink().unwrap().delete(index).unwrap();
+    drop(outside);
     busy.write_all(b"into the void").unwrap();
     assert!(is_reset(&mut busy), "by its retransmissions");
     assert!(is_reset(&mut idle), "by its keep-alives");
