@@ -8,10 +8,13 @@ mod exposition;
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use nix::sys::socket::Shutdown;
 
 use crate::failure::{Failure, Outcome};
 pub use exposition::exposition;
@@ -37,7 +40,7 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
 
 /// A listener that is bound and not served yet.
 #[derive(Debug)]
-pub struct Bound(TcpListener);
+pub struct Bound(Arc<TcpListener>);
 
 impl Bound {
     /// Binds the address in the network namespace of the calling thread.
@@ -54,11 +57,16 @@ impl Bound {
             };
             Failure::new(format!("cannot serve metrics on {at}: {e}{hint}"))
         })?;
-        Ok(Bound(listener))
+        Ok(Bound(Arc::new(listener)))
+    }
+
+    /// What closes the listener once it is served.
+    pub fn closer(&self) -> Closer {
+        Closer(Arc::downgrade(&self.0))
     }
 
     /// Starts the thread that answers. `text` makes the metrics, for one client at a time or several; `None`: what
-    /// they are about is ending. The thread stays until the process ends.
+    /// they are about is ending. The thread stays until its [`Closer`] or the process ends it.
     ///
     /// # Errors
     /// No thread can be started.
@@ -67,7 +75,21 @@ impl Bound {
         text: impl Fn() -> Option<String> + Send + Sync + 'static,
     ) -> io::Result<()> {
         let text: Arc<Text> = Arc::new(text);
-        named("fulmar-metrics").spawn(move || accept(&self.0, &text)).map(drop)
+        named("fulmar-metrics").spawn(move || accept(self.0, &text)).map(drop)
+    }
+}
+
+/// Ends the thread that serves, and with it the listener: the address is free again. It holds neither.
+#[derive(Clone, Debug)]
+pub struct Closer(Weak<TcpListener>);
+
+impl Closer {
+    /// Ends it. Clients that are being answered have their answer.
+    pub fn close(&self) {
+        if let Some(listener) = self.0.upgrade() {
+            // `accept` fails from now on (shutdown(2) of a listener, on Linux).
+            let _ = nix::sys::socket::shutdown(listener.as_raw_fd(), Shutdown::Both);
+        }
     }
 }
 
@@ -94,13 +116,18 @@ impl Drop for Place {
     }
 }
 
-fn accept(listener: &TcpListener, text: &Arc<Text>) {
+fn accept(listener: Arc<TcpListener>, text: &Arc<Text>) {
     block_signals();
     let used = Arc::new(AtomicUsize::new(0));
     loop {
-        let Ok((client, _)) = listener.accept() else {
-            thread::sleep(ACCEPT_RETRY);
-            continue;
+        let client = match listener.accept() {
+            Ok((client, _)) => client,
+            // It listens no more: its closer has said so.
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => return,
+            Err(_) => {
+                thread::sleep(ACCEPT_RETRY);
+                continue;
+            }
         };
         let Some(place) = Place::take(&used) else { continue };
         let text = Arc::clone(text);
@@ -284,6 +311,25 @@ mod tests {
         // Nor is one that does not read.
         let deadline = Instant::now() + Duration::from_millis(50);
         assert!(read_head(&client, deadline).is_err());
+    }
+
+    #[test]
+    fn the_address_is_free_after_the_close_whether_it_was_served_or_not() {
+        let bound = Bound::new("127.0.0.1:0".parse().unwrap()).unwrap();
+        let (at, closer) = (bound.0.local_addr().unwrap(), bound.closer());
+        bound.serve(|| Some(String::new())).unwrap();
+        assert!(ask(at, b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
+        closer.close();
+        let begin = Instant::now();
+        while TcpListener::bind(at).is_err() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "the address is free");
+            thread::sleep(Duration::from_millis(1));
+        }
+        closer.close();
+        let never_served = Bound::new(at).unwrap();
+        never_served.closer().close();
+        drop(never_served);
+        TcpListener::bind(at).unwrap();
     }
 
     #[test]

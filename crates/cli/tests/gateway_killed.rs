@@ -6,6 +6,7 @@ mod guest;
 #[allow(dead_code, reason = "what other files of tests need")]
 mod support;
 
+use std::cell::Cell;
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -293,6 +294,32 @@ fn what_a_program_wrote_before_its_end_arrives() {
             assert_eq!(came.len(), 1_000_000);
             assert_eq!(run.end().0, Some(0));
         }
+    });
+}
+
+#[test]
+fn the_address_of_the_metrics_is_free_while_the_rest_is_delivered() {
+    in_sandbox(|| {
+        prepare_host();
+        let listener = listener();
+        let port = listener.local_addr().unwrap().port();
+        let script = format!("exec cat /dev/zero >/dev/tcp/{HOST}/{port}");
+        let run = Run::new(&["--metrics", "9188"], &script);
+        let mut host = accept(&listener);
+        let guest = run.child.id();
+        let before = Cell::new(None);
+        wait_until("the gateway holds what the host does not take", || {
+            let flow = &run.stat(guest)[0]["flows"][0];
+            let held = flow["recv_queue_bytes"].as_u64().filter(|n| *n > 0);
+            let moved = held.and(flow["bytes_out"].as_u64());
+            moved.is_some() && before.replace(moved) == moved
+        });
+        assert!(TcpListener::bind("127.0.0.1:9188").is_err(), "it is served");
+        signal(guest, "KILL");
+        wait_until("the address is free", || TcpListener::bind("127.0.0.1:9188").is_ok());
+        assert!(!marked().is_empty(), "the gateway has something to deliver");
+        assert!(std::io::copy(&mut host, &mut std::io::sink()).unwrap() > 0);
+        assert_eq!(run.end().1, Some(9));
     });
 }
 

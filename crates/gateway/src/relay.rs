@@ -10,6 +10,7 @@ pub mod names;
 pub mod poll;
 pub mod services;
 pub mod siblings;
+pub mod streams;
 #[allow(unsafe_code)]
 mod sys;
 pub mod tcp;

@@ -33,6 +33,7 @@ pub mod datagrams;
 
 use crate::published::PublishedPort;
 use crate::relay::host::{self, Linger};
+use crate::relay::streams::{Rest, Stream, Streams};
 use connection::{Connection, Progress};
 use datagrams::Datagrams;
 
@@ -118,6 +119,8 @@ pub enum Side {
 #[derive(Debug)]
 struct Finish {
     side: Side,
+    /// Those of the side that have not ended.
+    streams: Streams,
     /// When something moved last.
     moved: Instant,
     /// Its end tells who waits.
@@ -163,6 +166,10 @@ pub struct Loop {
 struct Spliced {
     connection: Connection,
     port: Option<Arc<PublishedPort>>,
+    /// It lies in the queue of those that have used up their turn.
+    is_queued: bool,
+    /// As which the stream of the side that finishes is counted.
+    counted: Stream,
 }
 
 #[derive(Debug)]
@@ -319,6 +326,9 @@ impl Loop {
             }
             for _ in 0..self.ready.len() {
                 let Some(id) = self.ready.pop_front() else { break };
+                if let Some(spliced) = self.connections.get_mut(&id) {
+                    spliced.is_queued = false;
+                }
                 self.pump(id);
             }
             for listener in std::mem::take(&mut self.stalled) {
@@ -333,14 +343,27 @@ impl Loop {
 
     /// Whether what is to be delivered before the end is delivered.
     fn is_finished(&self) -> bool {
-        let Some(Finish { side, moved, .. }) = self.finish else { return false };
-        let is_quiet = moved.elapsed() >= QUIET;
-        let connections = || self.connections.values().map(|spliced| &spliced.connection);
-        let is_over = connections().all(|c| c.has_ended(side) || is_quiet && !c.holds_of(side));
+        let Some(Finish { side, moved, streams, .. }) = &self.finish else { return false };
+        let is_over = match streams.rest() {
+            Rest::Nothing => true,
+            Rest::MayCome => moved.elapsed() >= QUIET,
+            Rest::Waits => false,
+        };
         if is_over {
-            connections().filter(|c| c.has_ended(side)).for_each(Connection::end_in_order);
+            let connections = self.connections.values().map(|spliced| &spliced.connection);
+            connections.filter(|c| c.has_ended(*side)).for_each(Connection::end_in_order);
         }
         is_over
+    }
+
+    /// Delivers what one side has sent, and ends.
+    fn finish(&mut self, side: Side, done: Sender<()>) {
+        self.listeners.clear();
+        let mut streams = Streams::default();
+        for spliced in self.connections.values_mut() {
+            streams.recount(spliced.connection.stream(side), &mut spliced.counted);
+        }
+        self.finish = Some(Finish { side, streams, moved: Instant::now(), _done: done });
     }
 
     /// How long it may sleep.
@@ -399,10 +422,7 @@ impl Loop {
                         self.listeners.insert(id, Listener { socket, to });
                     }
                 }
-                Command::Finish(side, done) => {
-                    self.listeners.clear();
-                    self.finish = Some(Finish { side, moved: Instant::now(), _done: done });
-                }
+                Command::Finish(side, done) => self.finish(side, done),
                 Command::Bind(addresses, reply) => {
                     let made = addresses.iter().filter_map(|a| TcpListener::bind(a).ok());
                     // The thread that asked may have ended.
@@ -462,7 +482,8 @@ impl Loop {
         self.next_connection += 1;
         match Connection::begin(accepted, to, &self.epoll, token(Kind::Connection, id)) {
             Ok(connection) => {
-                self.connections.insert(id, Spliced { connection, port });
+                let (is_queued, counted) = (false, Stream::default());
+                self.connections.insert(id, Spliced { connection, port, is_queued, counted });
                 self.pump(id);
             }
             Err(e) => self.count_failure(e, port),
@@ -481,14 +502,20 @@ impl Loop {
     /// Moves what a connection has to move, for one turn.
     fn pump(&mut self, id: u64) {
         let Some(spliced) = self.connections.get_mut(&id) else { return };
+        let token = token(Kind::Connection, id);
+        let progress = spliced.connection.pump(&mut self.pipes, &self.epoll, token, &self.counters);
         if let Some(finish) = &mut self.finish {
+            let is = match progress {
+                Progress::Waits | Progress::HasMore => spliced.connection.stream(finish.side),
+                Progress::Done | Progress::Failed(_) => Stream::Ended,
+            };
+            finish.streams.recount(is, &mut spliced.counted);
             finish.moved = Instant::now();
         }
-        let token = token(Kind::Connection, id);
-        match spliced.connection.pump(&mut self.pipes, &self.epoll, token, &self.counters) {
+        match progress {
             Progress::Waits => {}
             Progress::HasMore => {
-                if !self.ready.contains(&id) {
+                if !std::mem::replace(&mut spliced.is_queued, true) {
                     self.ready.push_back(id);
                 }
             }

@@ -9,14 +9,17 @@
 //! ```
 //!
 //! Each turn of the loop takes frames, lets the flows that became ready move bytes, and sleeps if nothing is
-//! left. A flow moves a bounded number of bytes in its turn and then waits for its next one.
+//! left. A flow moves a bounded number of bytes in its turn and then waits for its next one. The end of a guest is
+//! [`delivery`]'s.
+
+mod delivery;
 
 use std::collections::HashSet;
 use std::io;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use fulmar_base::{Duration, Instant, Outside, SlotId, Stage};
+use fulmar_base::{Instant, Outside, SlotId, Stage};
 use fulmar_netdev::Device;
 use fulmar_runtime::{Account, Ledger, part_of};
 use fulmar_shard::{Event, SocketStat, StackConfig};
@@ -37,10 +40,6 @@ use crate::relay::wait::Waits;
 use crate::relay::{Clock, Context, Settings, Shard, canonical};
 use crate::setup::{self, SetupError};
 use crate::stat::{FlowStat, Stat, Summary, Totals};
-
-/// How long a guest that is gone has for what it has left, as Linux gives a connection whose program is gone
-/// (net.ipv4.tcp_fin_timeout).
-const LONGEST_DELIVERY: Duration = Duration::from_secs(60);
 
 /// What the workers of a gateway have in common when they are built.
 pub struct Common<'a> {
@@ -184,66 +183,12 @@ impl Worker {
             self.stack.pass(Stage::Relayed);
             let how = self.waits.wait(&self.poll, &mut events, self.clock, until)?;
             self.stack.pass(how);
-            has_frames = events.iter().any(|(owner, _)| owner == Owner::Device);
+            has_frames = events.has(Owner::Device);
             if self.dispatch(&events, attends).is_break() || self.siblings.has_ended() {
                 break;
             }
         }
         Ok(())
-    }
-
-    /// Delivers what a guest that is gone has left: its kernel still sends what its programs wrote, and a FIN.
-    fn deliver(&mut self, attends: Attends<'_>) -> io::Result<()> {
-        let begun = self.clock.now();
-        let (layers, _) = self.layers();
-        layers.tcp.unpublish_all();
-        layers.udp.unpublish_all();
-        let mut events = Events::default();
-        let (mut has_frames, mut has_delivered) = (true, false);
-        loop {
-            let until = self.turn(has_frames);
-            let has_more = self.has_of_guest();
-            let (layers, cx) = self.layers();
-            let next = layers.tcp.next_delivery(cx.stack, begun).min(begun + LONGEST_DELIVERY);
-            let is_over = next <= cx.now && !has_more;
-            let is_cut_short = cx.now > begun + LONGEST_DELIVERY || !cx.siblings.is_guest_gone();
-            if is_cut_short || self.stack.down().is_some() {
-                return Ok(());
-            }
-            let wake = self.stack.device().wake_fd();
-            self.poll.watch_device(wake)?;
-            let waits_for_others = is_over && has_delivered && !self.siblings.may_leave();
-            let next = if waits_for_others { begun + LONGEST_DELIVERY } else { next };
-            let until = until.map_or(next, |at| at.min(next));
-            self.poll.wait(&mut events, self.clock.now(), Some(until))?;
-            has_frames = events.iter().any(|(owner, _)| owner == Owner::Device);
-            if self.dispatch(&events, attends).is_break() {
-                self.siblings.end_at_once();
-            }
-            let is_of_guest = |owner| matches!(owner, Owner::Device | Owner::Siblings);
-            if has_more || events.iter().any(|(owner, _)| is_of_guest(owner)) {
-                continue;
-            }
-            // What a host goes on sending keeps neither the gateway nor a port.
-            let (layers, mut cx) = self.layers();
-            layers.udp.end_published(&mut cx);
-            if is_over {
-                has_delivered = true;
-                self.siblings.note_delivered();
-                if self.siblings.may_leave() {
-                    return Ok(());
-                }
-            }
-        }
-    }
-
-    /// Whether something that the guest has sent waits for its turn.
-    fn has_of_guest(&self) -> bool {
-        let Layers { tcp, udp, .. } = &self.layers;
-        tcp.has_work()
-            || udp.has_datagrams()
-            || self.stack.has_outcome()
-            || self.siblings.has_packets()
     }
 
     fn dispatch(&mut self, events: &Events, attends: Attends<'_>) -> ControlFlow<()> {

@@ -45,6 +45,7 @@ use super::snapshot::Snapshots;
 use super::visible::Visible;
 use super::{interface, runas, wait};
 use crate::failure::{During, Failure, Outcome};
+use crate::metrics;
 
 /// Signals that end a gateway in order.
 const ENDING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
@@ -177,7 +178,8 @@ pub fn serve(
     let about = About::new(plan, target, &config.network, namespaces, splicers.all());
     let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
     (auto.in_guest, auto.in_host) = (splicers.guest.clone(), splicers.host.clone());
-    attend(&mut gateway, end, signals, auto).during("cannot watch for the end of the guest")?;
+    let ending = Ending { guest: end, signals, metrics: visible.closer() };
+    attend(&mut gateway, ending, auto).during("cannot watch for the end of the guest")?;
     let snapshots = Snapshots::of(&mut gateway).map_err(say)?;
     write_pid(pid_file, plan.process.pid.as_deref())?;
     stdio.leave(&log, place).during("cannot detach")?;
@@ -469,19 +471,24 @@ fn describe(plan: &Plan, config: &Config, log: &Log) {
     log.say(&format!("published: tcp {}, udp {}", plan.ports.tcp, plan.ports.udp));
 }
 
-/// The guest's end and the signals break the loop; the timer of `auto` does not.
-fn attend(
-    gateway: &mut Gateway,
-    end: Option<End>,
+/// What ends a gateway, and what ends with its guest.
+struct Ending {
+    guest: Option<End>,
     signals: SignalFd,
-    auto: Auto,
-) -> io::Result<()> {
-    if let Some(end) = end {
+    /// What the guest has left is delivered yet, when its ports are free already.
+    metrics: Option<metrics::Closer>,
+}
+
+/// The guest's end and the signals break the loop; the timer of `auto` does not.
+fn attend(gateway: &mut Gateway, ending: Ending, auto: Auto) -> io::Result<()> {
+    let Ending { guest, signals, metrics } = ending;
+    if let Some(end) = guest {
         let fd = end.as_fd().try_clone_to_owned()?;
         let attendant: Attendant = Box::new(move |_, handle| {
             if !end.has_come() {
                 return ControlFlow::Continue(());
             }
+            metrics.iter().for_each(metrics::Closer::close);
             handle.guest_is_gone();
             ControlFlow::Break(())
         });

@@ -51,6 +51,11 @@ impl Visible {
         [self.host_namespace, number_of(guest)]
     }
 
+    /// What closes the listener for metrics.
+    pub fn closer(&self) -> Option<metrics::Closer> {
+        self.metrics.as_ref().map(metrics::Bound::closer)
+    }
+
     /// Starts the threads that answer, as contained as the calling one.
     ///
     /// # Errors

@@ -93,6 +93,11 @@ impl Events {
         self.len
     }
 
+    /// Whether one of them is an owner's.
+    pub fn has(&self, wanted: Owner) -> bool {
+        self.iter().any(|(owner, _)| owner == wanted)
+    }
+
     /// The events in their order.
     pub fn iter(&self) -> impl Iterator<Item = (Owner, EpollFlags)> {
         let came = self.list.iter().take(self.len);

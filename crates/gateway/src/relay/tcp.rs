@@ -24,6 +24,7 @@ use nix::sys::epoll::EpollFlags;
 
 use super::host::{self, Failure};
 use super::poll::Owner;
+use super::streams::{Rest, Stream, Streams};
 use super::{Context, Shard, canonical};
 use crate::policy::{Attempt, Protocol};
 use crate::stat::{Direction, FlowStat, Refusal, Totals};
@@ -51,6 +52,10 @@ pub struct Tcp {
     flows: Slab<Flow>,
     /// Those that may have something to move, in order.
     ready: VecDeque<SlotId>,
+    /// The guest's streams that have not ended.
+    streams: Streams,
+    /// When the guest has last sent bytes, or opened a connection.
+    guest_moved: Option<Instant>,
     /// Flows whose host has not answered.
     connecting: usize,
     /// The listener of the shard to which every SYN comes.
@@ -202,6 +207,7 @@ impl Tcp {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.guest = Guest::Open(socket);
         }
+        self.count_stream(cx.now, id);
         self.adopt(cx, id, socket);
     }
 
@@ -214,6 +220,14 @@ impl Tcp {
         cx.stack.watch(socket, Some(INTEREST));
         cx.stack.notify(socket);
         cx.totals.tcp_flows += 1;
+    }
+
+    /// A connection of the guest was opened.
+    fn count_stream(&mut self, now: Instant, id: SlotId) {
+        if let Some(flow) = self.flows.get_mut(id) {
+            self.streams.recount(flow.stream(), &mut flow.counted);
+            self.guest_moved = Some(now);
+        }
     }
 
     /// The guest's connection became ready for something.
@@ -244,7 +258,7 @@ impl Tcp {
     pub fn run(&mut self, cx: &mut Context<'_>) {
         self.go_on_accepting(cx);
         let moved = |totals: &Totals| totals.bytes_out + totals.bytes_in;
-        let begun = moved(cx.totals);
+        let (begun, out) = (moved(cx.totals), cx.totals.bytes_out);
         for _ in 0..self.ready.len() {
             if moved(cx.totals) - begun >= ROUND_BYTES {
                 break;
@@ -252,12 +266,17 @@ impl Tcp {
             let Some(id) = self.ready.pop_front() else { break };
             let Some(flow) = self.flows.get_mut(id) else { continue };
             flow.is_queued = false;
-            match flow.turn(cx) {
+            let turn = flow.turn(cx);
+            self.streams.recount(flow.stream(), &mut flow.counted);
+            match turn {
                 Turn::Rest => {}
                 Turn::More => self.queue(id),
                 Turn::Starved => self.starve(cx, id),
                 over => self.end(cx, id, over),
             }
+        }
+        if cx.totals.bytes_out > out {
+            self.guest_moved = Some(cx.now);
         }
     }
 
@@ -280,7 +299,8 @@ impl Tcp {
     }
 
     fn remove(&mut self, id: SlotId) -> Option<Flow> {
-        let flow = self.flows.remove(id)?;
+        let mut flow = self.flows.remove(id)?;
+        self.streams.recount(Stream::Ended, &mut flow.counted);
         if let Guest::Pending(_) = flow.guest {
             self.connecting = self.connecting.saturating_sub(1);
         }
@@ -288,21 +308,16 @@ impl Tcp {
     }
 
     /// When it is known that nothing more of the guest is to be delivered, if nothing moves until then: a moment after
-    /// the last bytes of connections that the guest has not ended. `begun`: when the guest's end was noticed.
-    pub fn next_delivery(&self, stack: &mut Shard, begun: Instant) -> Instant {
-        let mut latest = begun;
-        for (_, flow) in self.flows.iter() {
-            let Guest::Open(socket) = flow.guest else { continue };
-            if flow.guest_side.is_ended {
-                continue;
+    /// the last bytes of a guest that has not ended all its connections. `begun`: when the guest's end was noticed.
+    pub fn delivered_at(&self, begun: Instant) -> Instant {
+        match self.streams.rest() {
+            Rest::Nothing => begun,
+            // Bytes for which the host's kernel has no memory wait, too.
+            Rest::MayCome if self.starved.is_empty() => {
+                self.guest_moved.unwrap_or(begun).max(begun) + QUIET
             }
-            let waiting = stack.tcp_entry(socket).map_or(0, |e| e.tcb.info().recv_queue_bytes);
-            if waiting > 0 {
-                return Instant::FAR_FUTURE;
-            }
-            latest = latest.max(flow.moved.max(begun) + QUIET);
+            Rest::MayCome | Rest::Waits => Instant::FAR_FUTURE,
         }
-        latest
     }
 
     /// Resets every connection of the guest, and those of the host whose stream from the guest is not whole.
@@ -321,6 +336,7 @@ impl Tcp {
                 host::close(flow.host);
             }
         }
+        debug_assert_eq!(self.streams, Streams::default(), "each stream is counted once");
     }
 
     /// A snapshot of the flows.

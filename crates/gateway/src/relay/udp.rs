@@ -66,6 +66,8 @@ pub struct Udp {
     socket: Option<SlotId>,
     has_datagrams: bool,
     published: Slab<Published>,
+    /// Flows that send by the socket of a published port.
+    published_flows: usize,
     /// Sockets that may have more than one turn took.
     ready: VecDeque<Owner>,
     batch: Batch,
@@ -340,6 +342,8 @@ impl Udp {
             self.flows.remove(id);
             return None;
         }
+        self.published_flows +=
+            self.flows.get(id).map_or(0, |flow| flow.host.is_published().into());
         self.by_key.insert((guest, peer), id);
         self.order.push_back((cx.now, id));
         if let Some(rests) = &mut self.rests {
@@ -365,6 +369,7 @@ impl Udp {
 
     fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {
         let Some(flow) = self.flows.remove(id) else { return };
+        self.published_flows -= usize::from(flow.host.is_published());
         self.by_key.remove(&(flow.guest, flow.peer));
         cx.settings.judge.ended(|| stat_of(&flow, cx.now));
         // Names of flows that are gone stay in the order until they come up; this keeps them few.

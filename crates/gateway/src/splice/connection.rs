@@ -11,6 +11,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, conne
 
 use super::{Counters, Pipe, Pipes, Side, TURN_BYTES};
 use crate::relay::host::{self, Linger};
+use crate::relay::streams::Stream;
 
 /// Bytes that one call moves at most: the default capacity of a pipe.
 const CALL_BYTES: usize = 64 << 10;
@@ -134,9 +135,14 @@ impl Connection {
         self.from(side).is_shut
     }
 
-    /// Whether something that a side has sent waits for the other one.
-    pub fn holds_of(&self, side: Side) -> bool {
-        self.from(side).pipe.is_some()
+    /// How far what a side sends is.
+    pub fn stream(&self, side: Side) -> Stream {
+        let direction = self.from(side);
+        match direction.pipe {
+            _ if direction.is_shut => Stream::Ended,
+            Some(_) => Stream::Held,
+            None => Stream::Open,
+        }
     }
 
     fn from(&self, side: Side) -> &Direction {

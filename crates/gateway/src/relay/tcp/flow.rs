@@ -21,6 +21,7 @@ use smallvec::SmallVec;
 
 use super::super::Context;
 use super::super::host::{self, Trouble};
+use super::super::streams::Stream;
 use crate::published::PublishedPort;
 use crate::stat::Direction;
 
@@ -72,6 +73,8 @@ pub struct Flow {
     pub host_side: Side,
     /// It lies in the queue of those that may have something to move.
     pub is_queued: bool,
+    /// As which its stream from the guest is counted.
+    pub counted: Stream,
     /// It has found no room in the send buffer, and waits until a new start is worth it.
     attempt: Attempt,
     /// Bytes that the next call asks of the host.
@@ -127,6 +130,7 @@ impl Flow {
             guest_side: Side::default(),
             host_side: Side::default(),
             is_queued: false,
+            counted: Stream::default(),
             attempt: Attempt::First,
             piece: 4 * SMALLEST_PIECE,
             bytes_out: 0,
@@ -150,6 +154,16 @@ impl Flow {
             (Guest::Pending(_) | Guest::Opening(_), _) => "connecting",
             (Guest::Open(_), false) => "open",
             (Guest::Open(_), true) => "half-closed",
+        }
+    }
+
+    /// How far its stream from the guest is. A host that has no space (EPOLLOUT is awaited) leaves bytes in the queue.
+    pub fn stream(&self) -> Stream {
+        match self.guest {
+            Guest::Open(_) if self.guest_side.is_ended => Stream::Ended,
+            Guest::Open(_) if self.guest_side.readable && !self.host_side.writable => Stream::Held,
+            Guest::Open(_) => Stream::Open,
+            Guest::Pending(_) | Guest::Opening(_) => Stream::Ended,
         }
     }
 

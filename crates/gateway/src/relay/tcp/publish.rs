@@ -264,6 +264,7 @@ impl Tcp {
                 if let Some(flow) = self.flows.get_mut(id) {
                     flow.guest = Guest::Open(socket);
                 }
+                self.count_stream(cx.now, id);
                 self.queue(id);
             }
             Ok(_) => {}

@@ -35,6 +35,13 @@ pub enum HostSocket {
     Published { socket: Arc<OwnedFd>, client: SocketAddr, local: Option<std::net::IpAddr> },
 }
 
+impl HostSocket {
+    /// Whether it is that of a published port.
+    pub fn is_published(&self) -> bool {
+        matches!(self, HostSocket::Published { .. })
+    }
+}
+
 /// A flow.
 pub struct Flow {
     pub host: HostSocket,

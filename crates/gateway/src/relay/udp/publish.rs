@@ -89,8 +89,10 @@ impl Udp {
 
     /// Ends the flows of published ports, the last of which holds the socket of its port.
     pub fn end_published(&mut self, cx: &mut Context<'_>) {
-        let is_published = |host: &HostSocket| matches!(host, HostSocket::Published { .. });
-        let of_ports = self.flows.iter().filter(|(_, flow)| is_published(&flow.host));
+        if self.published_flows == 0 {
+            return;
+        }
+        let of_ports = self.flows.iter().filter(|(_, flow)| flow.host.is_published());
         let ids: Vec<SlotId> = of_ports.map(|(id, _)| id).collect();
         ids.into_iter().for_each(|id| self.remove(cx, id));
     }
