@@ -86,8 +86,13 @@ impl Refusals {
         self.0[why as usize] += 1;
     }
 
+    /// So many more.
+    pub fn add(&mut self, why: Refusal, count: u64) {
+        self.0[why as usize] += count;
+    }
+
     /// Those of another queue, too.
-    fn add(&mut self, other: &Refusals) {
+    fn merge(&mut self, other: &Refusals) {
         self.0.iter_mut().zip(other.0).for_each(|(n, more)| *n += more);
     }
 
@@ -184,7 +189,7 @@ impl Totals {
         self.bytes_in += other.bytes_in;
         self.datagrams_out += other.datagrams_out;
         self.datagrams_in += other.datagrams_in;
-        self.refusals.add(&other.refusals);
+        self.refusals.merge(&other.refusals);
     }
 }
 

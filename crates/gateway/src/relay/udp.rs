@@ -193,7 +193,7 @@ impl Udp {
             peer,
             host_addr,
             is_dns: cx.settings.mapping.is_dns(peer),
-            lacks_runs: false,
+            refused_runs: u16::MAX,
             is_queued: false,
             received_in: 0,
             datagrams_out: 0,
@@ -349,10 +349,12 @@ fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Ru
         runs.iter().for_each(|(bytes, _)| cx.settings.judge.learn(bytes));
     }
     let bytes: usize = runs.iter().map(|(bytes, _)| bytes.len()).sum();
-    flow.datagrams_in += runs.len() as u64;
+    let datagrams = runs.iter().map(|(bytes, each)| flow::count_of(bytes.len(), *each));
+    let datagrams = datagrams.sum::<usize>() as u64;
+    flow.datagrams_in += datagrams;
     flow.bytes_in += bytes as u64;
     flow.moved = cx.now;
-    cx.totals.datagrams_in += runs.len() as u64;
+    cx.totals.datagrams_in += datagrams;
     cx.totals.bytes_in += bytes as u64;
 }
 

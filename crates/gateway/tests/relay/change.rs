@@ -5,17 +5,22 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::process::Command;
 
 use fulmar_netns::{Netns, VethEnd};
+use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::Test;
 use crate::errnos::take_all_errors;
 use crate::tcp::exchange;
-use crate::udp::{guest_to, receive};
-use crate::world::{PATIENCE, World, ip};
+use crate::udp::{bound, guest_to, payload, receive};
+use crate::world::{HOST, HOST_V6, PATIENCE, World, ip};
 
 pub const TESTS: &[Test] = &[
     ("flows_wait_for_a_route_and_new_ones_hear_of_it", flows_wait_for_a_route),
     ("new_flows_start_at_the_new_address_of_the_host", new_flows_start_at_the_new_address),
     ("each_kind_of_route_is_told_by_its_errno", each_kind_of_route_is_told),
+    (
+        "a_run_that_the_hosts_path_refuses_leaves_as_its_datagrams",
+        a_run_that_the_hosts_path_refuses_leaves_as_its_datagrams,
+    ),
     ("what_a_router_says_is_told_and_the_next_datagram_leaves", what_a_router_says_is_told),
 ];
 
@@ -106,6 +111,32 @@ fn new_flows_start_at_the_new_address() {
     let mut came = [0; 4];
     host.read_exact(&mut came).unwrap();
     exchange(&mut guest, &mut host);
+}
+
+fn a_run_that_the_hosts_path_refuses_leaves_as_its_datagrams() {
+    const EACH: usize = 1400;
+    let all = payload(EACH * 20 + 9);
+    for at in [HOST, HOST_V6] {
+        let (world, server) = (World::new(), bound(at));
+        let client = guest_to(&world, server.local_addr().unwrap());
+        setsockopt(&client, sockopt::UdpGsoSegment, &(EACH as i32)).unwrap();
+        let arrives = |what: &str| {
+            client.send(&all).unwrap();
+            for (n, wanted) in all.chunks(EACH).enumerate() {
+                let (came, _) = receive(&server).unwrap();
+                assert!(came == wanted, "{what}: {n} of {} bytes at {at}", came.len());
+            }
+        };
+        arrives("as a run");
+        // Datagrams that exceed the MTU leave as fragments, a run of them does not.
+        ip_tool("link set lo mtu 1300");
+        arrives("one by one");
+        arrives("one by one from the start");
+        ip_tool("link set lo mtu 65536");
+        let stat = world.stat();
+        assert_eq!((stat.flows.len(), stat.totals.datagrams_out), (1, 3 * 21));
+        assert_eq!(stat.totals.refusals.iter().collect::<Vec<_>>(), []);
+    }
 }
 
 fn each_kind_of_route_is_told() {

@@ -42,6 +42,31 @@ impl HostSocket {
     }
 }
 
+/// What came of datagrams that were to be sent.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Sent {
+    /// Datagrams that have left.
+    pub datagrams: usize,
+    /// Their payload.
+    pub bytes: usize,
+    /// Calls that it took.
+    pub calls: usize,
+    /// Why the others have not left.
+    pub failed: Option<Errno>,
+}
+
+impl Sent {
+    /// This and what was sent next.
+    fn and(self, next: &Sent) -> Sent {
+        Sent {
+            datagrams: self.datagrams + next.datagrams,
+            bytes: self.bytes + next.bytes,
+            calls: self.calls + next.calls,
+            failed: next.failed,
+        }
+    }
+}
+
 /// A flow.
 pub struct Flow {
     pub host: HostSocket,
@@ -52,8 +77,8 @@ pub struct Flow {
     /// The other end as the host knows it.
     pub host_addr: SocketAddr,
     pub is_dns: bool,
-    /// The host's path does not take runs (UDP_SEGMENT).
-    pub lacks_runs: bool,
+    /// The host's path refuses runs (UDP_SEGMENT) of datagrams of this length, and of longer ones; bytes.
+    pub refused_runs: u16,
     pub is_queued: bool,
     /// The last turn in which something came from the host.
     pub received_in: u64,
@@ -78,10 +103,10 @@ impl Flow {
             }
     }
 
-    /// Sends datagrams of equal length, of which the last one may be shorter, or one run.
-    pub fn send(&mut self, datagrams: &[Datagram], now: Instant) -> nix::Result<()> {
-        let Some(first) = datagrams.first() else { return Ok(()) };
-        let bytes: usize = datagrams.iter().map(|d| d.payload.len()).sum();
+    /// Sends datagrams of equal length, of which the last one may be shorter, or one run of the guest's: with one call, or
+    /// with one each where the host's path takes no such run.
+    pub fn send(&mut self, datagrams: &[Datagram], now: Instant) -> Sent {
+        let Some(first) = datagrams.first() else { return Sent::default() };
         let run = match datagrams.len() {
             1 => first.segment_bytes,
             _ => u16::try_from(first.payload.len()).ok(),
@@ -90,15 +115,58 @@ impl Flow {
         for d in datagrams {
             parts.extend(d.payload.slices().filter(|s| !s.is_empty()).map(IoSlice::new));
         }
-        self.send_parts(&parts, run)?;
-        let count = run.map_or(1, |each| bytes.div_ceil(usize::from(each).max(1)) as u64);
-        self.datagrams_out += count.max(datagrams.len() as u64);
-        self.bytes_out += bytes as u64;
-        self.moved = now;
-        Ok(())
+        let sent = match run {
+            Some(each) => self.send_run(&parts, each.max(1)),
+            None => self.send_one(&parts),
+        };
+        if sent.datagrams > 0 {
+            self.datagrams_out += sent.datagrams as u64;
+            self.bytes_out += sent.bytes as u64;
+            self.moved = now;
+        }
+        sent
     }
 
+    fn send_run(&mut self, parts: &[IoSlice<'_>], each: u16) -> Sent {
+        if each < self.refused_runs {
+            match self.send_parts(parts, Some(each)) {
+                Err(e) => match refused_runs(e, each) {
+                    Some(refused) => self.refused_runs = refused,
+                    None => return Sent { calls: 1, failed: Some(e), ..Sent::default() },
+                },
+                Ok(bytes) => {
+                    let datagrams = count_of(bytes, Some(each));
+                    return Sent { datagrams, bytes, calls: 1, failed: None };
+                }
+            }
+        }
+        let mut all = Sent::default();
+        for piece in pieces(parts, each.into()) {
+            let sent = self.send_one(&piece);
+            all = all.and(&sent);
+            if sent.failed.is_some() {
+                break;
+            }
+        }
+        all
+    }
+
+    fn send_one(&self, parts: &[IoSlice<'_>]) -> Sent {
+        match self.send_parts(parts, None) {
+            Ok(bytes) => Sent { datagrams: 1, bytes, calls: 1, failed: None },
+            Err(e) => Sent { calls: 1, failed: Some(e), ..Sent::default() },
+        }
+    }
+
+    /// One call, and a second one where the error of an earlier datagram has ended the first.
     fn send_parts(&self, parts: &[IoSlice<'_>], run: Option<u16>) -> nix::Result<usize> {
+        match self.call(parts, run) {
+            Err(e) if host::may_be_of_earlier(e) => self.call(parts, run),
+            sent => sent,
+        }
+    }
+
+    fn call(&self, parts: &[IoSlice<'_>], run: Option<u16>) -> nix::Result<usize> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let segments = run.as_ref().map(ControlMessage::UdpGsoSegments);
         match &self.host {
@@ -142,16 +210,42 @@ pub fn open(to: SocketAddr, outbound: &Outbound) -> nix::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Whether a run was refused for being one, so that its datagrams may go one by one.
-pub fn refuses_runs(errno: Errno) -> bool {
-    matches!(errno, Errno::EINVAL | Errno::EIO | Errno::EMSGSIZE | Errno::EOPNOTSUPP)
+/// From which length of their datagrams on runs are refused, after an errno of a run whose datagrams have a length
+/// (net/ipv4/udp.c, udp_send_skb): those that exceed the path's MTU (EMSGSIZE, of older Linux EINVAL), or all, where
+/// the device computes no checksums or the packets are encrypted (EIO). `None`: the errno is about something else, or
+/// about each datagram.
+fn refused_runs(errno: Errno, each: u16) -> Option<u16> {
+    match errno {
+        Errno::EMSGSIZE | Errno::EINVAL => Some(each),
+        Errno::EIO | Errno::EOPNOTSUPP => Some(0),
+        _ => None,
+    }
 }
 
-/// Whether a failed call may mean that the host has lost the flow's address, so that another socket can send. With
-/// `segment_bytes` it was a run of the guest's: older Linux has EINVAL where its segments exceed the path's MTU
-/// (net/ipv4/udp.c, udp_send_skb), and another socket would change the flow's port for nothing.
-pub fn wants_another_socket(errno: Errno, segment_bytes: Option<u16>) -> bool {
-    host::may_be_of_lost_address(errno) && (errno != Errno::EINVAL || segment_bytes.is_none())
+/// How many datagrams are in so many bytes.
+pub fn count_of(bytes: usize, each: Option<u16>) -> usize {
+    each.map_or(1, |each| bytes.div_ceil(usize::from(each).max(1)).max(1))
+}
+
+/// Cuts bytes that lie in several places into pieces of a length, the last of which may be shorter.
+fn pieces<'a>(parts: &'a [IoSlice<'_>], each: usize) -> Vec<SmallVec<[IoSlice<'a>; 4]>> {
+    let (mut pieces, mut piece, mut space) = (Vec::new(), SmallVec::new(), each);
+    for part in parts {
+        let mut rest: &[u8] = part;
+        while !rest.is_empty() {
+            let (head, tail) = rest.split_at(rest.len().min(space));
+            piece.push(IoSlice::new(head));
+            (rest, space) = (tail, space - head.len());
+            if space == 0 {
+                pieces.push(std::mem::take(&mut piece));
+                space = each;
+            }
+        }
+    }
+    if !piece.is_empty() {
+        pieces.push(piece);
+    }
+    pieces
 }
 
 #[cfg(test)]
@@ -159,15 +253,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flow_keeps_its_port_where_a_run_of_the_guest_is_refused() {
-        for (errno, segment_bytes, wants_it) in [
-            (Errno::EINVAL, None, true),
-            (Errno::EINVAL, Some(1400), false),
-            (Errno::ENETUNREACH, None, true),
-            (Errno::ENETUNREACH, Some(1400), true),
-            (Errno::ECONNREFUSED, None, false),
+    fn the_length_from_which_on_runs_are_refused_follows_the_errno() {
+        for (errno, refused) in [
+            (Errno::EMSGSIZE, Some(1400)),
+            (Errno::EINVAL, Some(1400)),
+            (Errno::EIO, Some(0)),
+            (Errno::EOPNOTSUPP, Some(0)),
+            (Errno::EAGAIN, None),
+            (Errno::ENETUNREACH, None),
+            (Errno::ECONNREFUSED, None),
         ] {
-            assert_eq!(wants_another_socket(errno, segment_bytes), wants_it, "{errno}");
+            assert_eq!(refused_runs(errno, 1400), refused, "{errno}");
+        }
+    }
+
+    #[test]
+    fn a_run_is_cut_into_its_datagrams_wherever_its_bytes_lie() {
+        let bytes: Vec<u8> = (0..100).collect();
+        for cuts in [vec![], vec![1], vec![10, 20], vec![5, 6, 7, 95], vec![30]] {
+            let mut places = Vec::new();
+            let mut from = 0;
+            for to in cuts.into_iter().chain([bytes.len()]) {
+                places.push(IoSlice::new(&bytes[from..to]));
+                from = to;
+            }
+            for each in [1, 7, 10, 33, 100, 200] {
+                let cut = pieces(&places, each);
+                let whole: Vec<Vec<u8>> =
+                    cut.iter().map(|p| p.iter().flat_map(|s| s.to_vec()).collect()).collect();
+                let wanted: Vec<Vec<u8>> = bytes.chunks(each).map(<[u8]>::to_vec).collect();
+                assert_eq!(whole, wanted, "{each}");
+                assert_eq!(whole.len(), count_of(bytes.len(), Some(each as u16)));
+            }
         }
     }
 }

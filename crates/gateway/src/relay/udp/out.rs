@@ -13,11 +13,11 @@ use super::super::host::{self, Failure};
 use super::super::poll::Owner;
 use super::super::{Context, canonical, names};
 use super::Udp;
-use super::flow::{self, Flow, HostSocket};
+use super::flow::{self, Flow, HostSocket, Sent};
 use crate::stat::Refusal;
 
-/// Datagrams or runs that are taken from the shard in one turn.
-const TAKEN_PER_TURN: usize = 256;
+/// Datagrams or runs that are taken from the shard in one turn, and calls that send what a path does not take as runs.
+const WORK_PER_TURN: usize = 256;
 /// Datagrams that leave with one call at most, as many as Linux took before 6.9; and their bytes.
 const MOST_JOINED: usize = 64;
 const MOST_JOINED_BYTES: usize = 65_000;
@@ -29,17 +29,20 @@ impl Udp {
     pub(super) fn take_datagrams(&mut self, cx: &mut Context<'_>) {
         let Some(socket) = self.socket else { return };
         let mut joined: Vec<Datagram> = Vec::new();
-        for _ in 0..TAKEN_PER_TURN {
+        let mut work = 0;
+        while work < WORK_PER_TURN {
+            work += 1;
             let next = match cx.stack.udp().receive(socket) {
                 Ok(Step::Done(datagram)) => datagram,
                 // An error of something that was sent to the guest: nobody outside is told.
                 Err(SocketError::NetworkDown | SocketError::BadHandle) | Ok(_) => {
-                    return self.send_out(cx, &mut joined);
+                    self.send_out(cx, &mut joined);
+                    return;
                 }
                 Err(_) => continue,
             };
             if !may_join(&joined, &next) {
-                self.send_out(cx, &mut joined);
+                work += self.send_out(cx, &mut joined);
             }
             joined.push(next);
         }
@@ -47,26 +50,27 @@ impl Udp {
         self.has_datagrams = true;
     }
 
-    /// Sends datagrams of one flow and frees them.
-    fn send_out(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) {
+    /// Sends datagrams of one flow and frees them. Returns how many calls it took.
+    fn send_out(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) -> usize {
         if cx.settings.judge.has_policy() {
             self.refuse_names(cx, joined);
         }
-        if let Some(first) = joined.first() {
-            let key = (first.src, canonical(first.dst));
-            let flow = match self.find(key) {
-                Some(id) => Ok(id),
-                None => self.begin(cx, key),
-            };
-            match flow {
-                Ok(id) => self.send(cx, id, joined),
-                Err((failure, why)) => {
-                    cx.refuse(why);
-                    report(cx, first, failure);
-                }
+        let Some(first) = joined.first() else { return 0 };
+        let key = (first.src, canonical(first.dst));
+        let flow = match self.find(key) {
+            Some(id) => Ok(id),
+            None => self.begin(cx, key),
+        };
+        let calls = match flow {
+            Ok(id) => self.send(cx, id, joined),
+            Err((failure, why)) => {
+                cx.refuse(why);
+                report(cx, first, failure);
+                0
             }
-        }
+        };
         joined.drain(..).for_each(|d| cx.stack.free(d.payload));
+        calls
     }
 
     /// Answers questions for names that the policy denies, and frees them. Questions that come as a run are not
@@ -94,48 +98,30 @@ impl Udp {
         });
     }
 
-    fn send(&mut self, cx: &mut Context<'_>, id: SlotId, datagrams: &[Datagram]) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
-        let is_run = datagrams.len() > 1;
-        let segment_bytes = datagrams.first().and_then(|d| d.segment_bytes);
-        let sent = match is_run && flow.lacks_runs {
-            true => Err(Errno::EINVAL),
-            false => flow.send(datagrams, cx.now),
-        };
-        let sent = match sent {
-            Err(e) if is_run && flow::refuses_runs(e) => {
-                flow.lacks_runs = true;
-                datagrams.iter().try_for_each(|d| flow.send(std::slice::from_ref(d), cx.now))
-            }
-            Err(e) if host::may_be_of_earlier(e) => flow.send(datagrams, cx.now),
-            sent => sent,
-        };
-        let sent = match sent {
-            Err(e) if flow::wants_another_socket(e, segment_bytes) => match self.renew(cx, id) {
-                Some(renewed) => renewed.send(datagrams, cx.now),
-                None => Err(e),
-            },
-            sent => sent,
-        };
+    /// Sends datagrams of a flow. Returns how many calls it took.
+    fn send(&mut self, cx: &mut Context<'_>, id: SlotId, datagrams: &[Datagram]) -> usize {
+        let sent = self.try_to_send(cx, id, datagrams);
         cx.stack.pass(Stage::HostSent);
-        match sent {
-            Ok(()) => {
-                cx.totals.datagrams_out += datagrams.len() as u64;
-                let bytes: usize = datagrams.iter().map(|d| d.payload.len()).sum();
-                cx.totals.bytes_out += bytes as u64;
-            }
-            Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM) => {
-                cx.refuse(Refusal::HostQueueFull);
-            }
-            Err(Errno::EMSGSIZE) => cx.refuse(Refusal::TooLong),
-            // The path does not take the run that the guest has sent as one.
-            Err(Errno::EINVAL) if segment_bytes.is_some() => cx.refuse(Refusal::TooLong),
-            Err(e) => {
-                let (failure, why) = host::failure_of(e);
-                cx.refuse(why);
-                datagrams.iter().for_each(|d| report(cx, d, failure));
-            }
+        cx.totals.datagrams_out += sent.datagrams as u64;
+        cx.totals.bytes_out += sent.bytes as u64;
+        if let Some(errno) = sent.failed {
+            let count = |d: &Datagram| flow::count_of(d.payload.len(), d.segment_bytes);
+            let lost = datagrams.iter().map(count).sum::<usize>() - sent.datagrams;
+            let first = sent.datagrams.min(datagrams.len() - 1);
+            lose(cx, &datagrams[first..], errno, lost as u64);
         }
+        sent.calls
+    }
+
+    /// The same, by another socket where the flow's cannot send any more.
+    fn try_to_send(&mut self, cx: &mut Context<'_>, id: SlotId, datagrams: &[Datagram]) -> Sent {
+        let Some(flow) = self.flows.get_mut(id) else { return Sent::default() };
+        let sent = flow.send(datagrams, cx.now);
+        let may_be_lost = sent.failed.is_some_and(host::may_be_of_lost_address);
+        if !may_be_lost || sent.datagrams > 0 {
+            return sent;
+        }
+        self.renew(cx, id).map_or(sent, |renewed| renewed.send(datagrams, cx.now))
     }
 
     /// Gives a flow another socket, which starts where the host's routes lead now.
@@ -145,6 +131,7 @@ impl Udp {
             let fd = flow::open(flow.host_addr, &cx.settings.outbound).ok()?;
             cx.poll.add_readable(fd.as_fd(), Owner::Udp(id)).ok()?;
             *old = fd;
+            flow.refused_runs = u16::MAX;
         }
         Some(flow)
     }
@@ -163,6 +150,21 @@ fn may_join(joined: &[Datagram], next: &Datagram) -> bool {
         && joined.len() < MOST_JOINED
         && (joined.len() + 1) * bytes <= MOST_JOINED_BYTES
         && !Flow::is_full(parts + Flow::parts_of(next))
+}
+
+/// Counts datagrams that have not left, and tells the guest.
+fn lose(cx: &mut Context<'_>, datagrams: &[Datagram], errno: Errno, count: u64) {
+    match errno {
+        Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM => {
+            cx.totals.refusals.add(Refusal::HostQueueFull, count);
+        }
+        Errno::EMSGSIZE => cx.totals.refusals.add(Refusal::TooLong, count),
+        e => {
+            let (failure, why) = host::failure_of(e);
+            cx.totals.refusals.add(why, count);
+            datagrams.iter().for_each(|d| report(cx, d, failure));
+        }
+    }
 }
 
 /// Tells the guest that its datagram went nowhere.
