@@ -247,7 +247,7 @@ impl PacketSocket {
             return self.send_group(burst, count);
         }
         let Some(p) = burst.front() else { return Ok(0) };
-        let header = vnet::request(&p.offload);
+        let header = vnet::request_for(p);
         let mut parts = [sys::Part::EMPTY; MAX_SEGS + 1];
         let used = gather(&mut parts, &header[..self.header_bytes], p);
         sys::write_parts(self.socket.as_fd(), &parts[..used]).map(|_| 1)
@@ -277,7 +277,7 @@ impl PacketSocket {
     fn send_group(&self, burst: &Burst, count: usize) -> std::io::Result<usize> {
         let mut headers = [[0; vnet::HEADER_BYTES]; MANY];
         for (h, p) in headers.iter_mut().zip(burst) {
-            *h = vnet::request(&p.offload);
+            *h = vnet::request_for(p);
         }
         let mut parts = [[sys::Part::EMPTY; FEW_SEGS + 1]; MANY];
         let mut messages: [&[sys::Part<'_>]; MANY] = [&[]; MANY];

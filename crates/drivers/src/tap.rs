@@ -189,7 +189,7 @@ impl Tap {
 
     /// Writes one frame with `writev`: header and mbufs.
     fn write(&self, p: &Packet) -> std::io::Result<usize> {
-        let header = vnet::request(&p.offload);
+        let header = vnet::request_for(p);
         let mut parts = [sys::Part::EMPTY; MAX_SEGS + 1];
         let mut used = 1;
         parts[0] = sys::Part::bytes(&header);

@@ -147,10 +147,10 @@ impl Tun {
 
     /// Writes one packet with `writev`: virtio-net header, and the mbufs behind the Ethernet header.
     fn write(&self, p: &Packet) -> io::Result<usize> {
-        let header = vnet::request(&p.offload.unshift(HEADER_BYTES as u16));
         let mut parts = [sys::Part::EMPTY; MAX_SEGS + 1];
         let mut mbufs = p.chain.iter().filter(|m| !m.is_empty());
         let first = mbufs.next().and_then(|m| m.as_slice().get(HEADER_BYTES..)).unwrap_or(&[]);
+        let header = vnet::request_before(&p.offload.unshift(HEADER_BYTES as u16), first);
         (parts[0], parts[1]) = (sys::Part::bytes(&header), sys::Part::bytes(first));
         let mut used = 2;
         for (part, m) in parts[2..].iter_mut().zip(mbufs) {

@@ -208,7 +208,7 @@ fn probe(tx: &mut Slots) -> io::Result<()> {
 #[inline]
 fn fill(slot: &mut [u8], p: &Packet) -> u32 {
     let (header, space) = slot.split_at_mut(vnet::HEADER_BYTES);
-    header.copy_from_slice(&vnet::request(&p.offload));
+    header.copy_from_slice(&vnet::request_for(p));
     let mut at = 0;
     for piece in p.chain.slices() {
         if let Some(to) = space.get_mut(at..at + piece.len()) {
