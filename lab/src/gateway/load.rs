@@ -151,6 +151,13 @@ impl Ends<'_> {
     }
 }
 
+/// A connection whose first byte is sent.
+fn connected(to: &SocketAddr) -> io::Result<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(to, CONNECT)?;
+    stream.write_all(&[0])?;
+    Ok(stream)
+}
+
 /// The next connection.
 fn accepted(listener: &TcpListener, timeout: Duration) -> io::Result<TcpStream> {
     let ms = timeout.as_millis() as i32;
@@ -201,7 +208,8 @@ fn streams(
 ) -> io::Result<Sample> {
     let ends = Ends::of(gateway, direction);
     let (listener, to) = ends.listener()?;
-    let connect = || (0..n).map(|_| TcpStream::connect_timeout(&to, CONNECT)).collect();
+    // The client speaks first, as iperf3's: pasta of January 2025 acknowledges a guest's SYN-ACK with data only.
+    let connect = || (0..n).map(|_| connected(&to)).collect();
     let sources: Vec<TcpStream> = run_in(ends.connects, connect)?;
     let sinks: io::Result<Vec<_>> = (0..n).map(|_| accepted(&listener, CONNECT)).collect();
     let (sinks, bytes) = (sinks?, AtomicU64::new(0));
