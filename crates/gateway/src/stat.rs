@@ -165,6 +165,8 @@ pub struct Totals {
     pub tcp_flows: u64,
     /// UDP flows.
     pub udp_flows: u64,
+    /// UDP flows that were given another socket because the host had lost their address, each time.
+    pub udp_renewed: u64,
     /// Flows of echo requests.
     pub echo_flows: u64,
     /// Bytes of payload from the guest.
@@ -184,6 +186,7 @@ impl Totals {
     pub(crate) fn add(&mut self, other: &Totals) {
         self.tcp_flows += other.tcp_flows;
         self.udp_flows += other.udp_flows;
+        self.udp_renewed += other.udp_renewed;
         self.echo_flows += other.echo_flows;
         self.bytes_out += other.bytes_out;
         self.bytes_in += other.bytes_in;

@@ -66,11 +66,12 @@ pub fn begin_connection(to: SocketAddr, outbound: &Outbound) -> nix::Result<Begu
 
 /// Options of every connection that is relayed: what the guest sent at once leaves at once, a peer that vanished is
 /// noticed one day, and whatever closes the socket resets the connection unless [`close`] does. So the kernel resets
-/// the connections of a process that was killed. A connection works without them.
-pub fn prepare(stream: &TcpStream) {
-    let _ = stream.set_nodelay(true);
-    let _ = setsockopt(stream, sockopt::KeepAlive, &true);
-    set_linger(stream, Linger::Reset);
+/// the connections of a process that was killed. A connection works without them. What a listener accepts has those of
+/// the listener.
+pub fn prepare(socket: &impl AsFd) {
+    let _ = setsockopt(socket, sockopt::TcpNoDelay, &true);
+    let _ = setsockopt(socket, sockopt::KeepAlive, &true);
+    set_linger(socket, Linger::Reset);
 }
 
 /// Closes a connection both of whose streams have ended: what the kernel still holds of it is delivered.
@@ -88,10 +89,10 @@ pub enum Linger {
 }
 
 /// Says what becomes of a connection whose socket is closed.
-pub fn set_linger(stream: &TcpStream, linger: Linger) {
+pub fn set_linger(socket: &impl AsFd, linger: Linger) {
     let l_onoff = libc::c_int::from(linger == Linger::Reset);
     // The option is one of every TCP socket.
-    let _ = setsockopt(stream, sockopt::Linger, &libc::linger { l_onoff, l_linger: 0 });
+    let _ = setsockopt(socket, sockopt::Linger, &libc::linger { l_onoff, l_linger: 0 });
 }
 
 /// What became of a connection that was begun.
@@ -222,6 +223,30 @@ const _: () = {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    use nix::sys::socket::getsockopt;
+
+    #[test]
+    fn what_a_listener_accepts_has_its_options_and_is_reset_unless_it_is_closed_in_order() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        prepare(&listener);
+        for ends_in_order in [true, false] {
+            let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (stream, _) = listener.accept().unwrap();
+            assert!(stream.nodelay().unwrap());
+            assert!(getsockopt(&stream, sockopt::KeepAlive).unwrap());
+            if ends_in_order {
+                close(stream)
+            } else {
+                drop(stream)
+            }
+            let end = far.read(&mut [0]).map_err(|e| e.kind());
+            let wanted = if ends_in_order { Ok(0) } else { Err(io::ErrorKind::ConnectionReset) };
+            assert_eq!(end, wanted);
+        }
+    }
 
     #[test]
     fn the_guest_hears_of_a_failed_connection_what_the_host_heard() {

@@ -22,7 +22,6 @@ use fulmar_shard::HandOff;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::Shard;
-use super::host::{self, Linger};
 use super::poll::{Owner, Poll};
 use crate::published::PublishedPort;
 use crate::stat::Stat;
@@ -42,16 +41,8 @@ pub enum Message {
     Stat(Sender<Stat>),
 }
 
-impl Message {
-    /// Resets a client that no thread takes.
-    pub fn reset(self) {
-        if let Message::Client(client) = self {
-            host::set_linger(&client.stream, Linger::Reset);
-        }
-    }
-}
-
-/// A client that was accepted at a published port.
+/// A client that was accepted at a published port. It is reset where no thread takes it: its listener was
+/// [prepared](super::host::prepare).
 pub struct Client {
     pub stream: TcpStream,
     pub from: SocketAddr,
@@ -300,7 +291,7 @@ impl Siblings {
             mail.is_closed = true;
             std::mem::take(&mut mail.waiting)
         };
-        waiting.into_iter().for_each(Message::reset);
+        drop(waiting);
         self.others().for_each(|(_, mailbox)| mailbox.wake());
     }
 }
@@ -354,6 +345,7 @@ mod tests {
     #[test]
     fn a_thread_that_has_ended_takes_nothing_and_resets_its_clients() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        crate::relay::host::prepare(&listener);
         let mut all = Siblings::all(2).unwrap();
         let (message, mut far) = client(&listener);
         assert!(all[0].leave(1, message).is_ok());

@@ -13,7 +13,7 @@
 mod flow;
 pub mod publish;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
 
 use fulmar_base::{Duration, Instant, SlotId};
@@ -62,13 +62,13 @@ pub struct Tcp {
     listener: Option<SlotId>,
     published: Slab<Published>,
     /// Published ports that could not accept for want of descriptors or flows.
-    stalled: Vec<SlotId>,
+    stalled: HashSet<SlotId>,
     /// Flows for whose bytes the host's kernel had no memory.
-    starved: Vec<SlotId>,
+    starved: HashSet<SlotId>,
     /// When both are tried again at the latest.
     retry_at: Option<Instant>,
     /// Published ports that have accepted as many as are one turn's.
-    accepting: Vec<SlotId>,
+    accepting: HashSet<SlotId>,
 }
 
 impl Tcp {

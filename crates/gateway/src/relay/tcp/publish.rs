@@ -101,6 +101,7 @@ impl Tcp {
         port: &Arc<PublishedPort>,
     ) -> io::Result<()> {
         let fd = bound(at, &port.forward, SockType::Stream, cx.settings.bind_addresses)?;
+        host::prepare(&fd);
         listen(&fd, Backlog::new(BACKLOG)?)?;
         let published = Published { listener: fd.into(), port: Arc::clone(port) };
         let id = self.published.insert(published);
@@ -155,17 +156,17 @@ impl Tcp {
             }
         }
         // More may wait, and the edge is used up.
-        self.accepting.push(id);
+        self.accepting.insert(id);
     }
 
     fn stall(&mut self, cx: &Context<'_>, id: SlotId) {
-        self.stalled.push(id);
+        self.stalled.insert(id);
         self.retry_at = self.retry_at.or(Some(cx.now + RETRY));
     }
 
     /// A flow tries again later: no event says when the host's kernel has memory again.
     pub(super) fn starve(&mut self, cx: &Context<'_>, id: SlotId) {
-        self.starved.push(id);
+        self.starved.insert(id);
         self.retry_at = self.retry_at.or(Some(cx.now + RETRY));
     }
 
@@ -220,17 +221,13 @@ impl Tcp {
     fn open_to_guest(&mut self, cx: &mut Context<'_>, client: Client) -> Result<(), Refusal> {
         let Client { stream: client, from, port } = client;
         client.set_nonblocking(true).map_err(|_| Refusal::HostSocket)?;
-        host::prepare(&client);
         let guest = cx.settings.guest_address(from.is_ipv4()).ok_or(Refusal::NoAnswerAddress)?;
         let seen = cx.settings.seen_as(from.ip()).ok_or(Refusal::NoAnswerAddress)?;
         let guest = SocketAddr::new(guest, port.forward.to);
         let seen = SocketAddr::new(seen, from.port());
         if let Some(owner) = cx.owner_elsewhere(guest, seen) {
             let client = Message::Client(Client { stream: client, from, port });
-            return cx.siblings.leave(owner, client).map_err(|refused| {
-                refused.reset();
-                Refusal::QueueBusy
-            });
+            return cx.siblings.leave(owner, client).map_err(|_| Refusal::QueueBusy);
         }
         if self.flows.len() >= cx.settings.limits.tcp_flows {
             return Err(Refusal::FlowLimit);

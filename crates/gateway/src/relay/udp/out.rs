@@ -132,6 +132,7 @@ impl Udp {
             cx.poll.add_readable(fd.as_fd(), Owner::Udp(id)).ok()?;
             *old = fd;
             flow.refused_runs = u16::MAX;
+            cx.totals.udp_renewed += 1;
         }
         Some(flow)
     }
