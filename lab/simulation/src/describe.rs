@@ -197,7 +197,16 @@ fn arp(packet: &[u8]) -> String {
 
 fn v4(packet: &[u8], bytes: usize) -> Option<String> {
     let h = ipv4::Header::parse(packet, bytes).ok()?;
-    transport(h.protocol, packet.get(h.header_bytes..)?, h.total_bytes - h.header_bytes)
+    let payload = packet.get(h.header_bytes..)?;
+    let bytes = h.total_bytes - h.header_bytes;
+    if h.more_fragments || h.fragment_offset > 0 {
+        let more = if h.more_fragments { "more" } else { "last" };
+        return Some(format!(
+            "fragment {} of protocol {}: {bytes} bytes from {}, {more}",
+            h.ident, h.protocol, h.fragment_offset
+        ));
+    }
+    transport(h.protocol, payload, bytes)
 }
 
 fn v6(packet: &[u8], bytes: usize) -> Option<String> {

@@ -14,6 +14,7 @@ use super::attack::{Injected, capture};
 use super::clamp::clamp;
 use super::describe;
 use super::handshakes::Handshakes;
+use super::idents::Idents;
 use super::middlebox::{Fate, Middlebox};
 use super::moves::{Arrival, Whereabouts};
 use super::placing::Placing;
@@ -110,6 +111,8 @@ pub struct Ground {
     pub injected: [VecDeque<Injected>; 2],
     /// Handshakes of each station's listener.
     pub handshakes: [Handshakes; 2],
+    /// Identifications of each station's fragments.
+    pub idents: [Idents; 2],
     /// Frames that each station has sent, where a third one keeps them.
     pub captured: Option<[VecDeque<Vec<u8>>; 2]>,
 }
@@ -225,6 +228,7 @@ impl Gate {
             let vanishes = mute || ground.dead[self.station];
             ground.frames += 1;
             ground.handshakes[self.station].leaves(&p);
+            ground.idents[self.station].leaves(now, &p);
             ground.log.frame(now, self.station, &p, if vanishes { "  (vanishes)" } else { "" });
             if vanishes {
                 ground.swallowed += 1;

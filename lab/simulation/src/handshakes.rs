@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 
 use fulmar_netdev::Packet;
 use fulmar_shard::ListenerStat;
+use fulmar_socket::SocketError;
 use fulmar_wire::dissect::Network;
 use fulmar_wire::protocol;
 use fulmar_wire::tcp::{Flags, Header};
@@ -207,8 +208,11 @@ impl World {
         let (opener, passive) = (&self.ends[2 * flow], &self.ends[2 * flow + 1]);
         // A shard that lacks memory resets connections that wait to be accepted, too.
         let is_reclaimed = self.sides.iter().any(|s| s.reclaimed > 0);
+        // Its SYN waited for an Ethernet address in vain.
+        let is_absent = opener.may_be_absent && opener.error == Some(SocketError::HostUnreachable);
         let has_cause = self.scenario.may_fail(flow)
             || is_reclaimed
+            || is_absent
             || opener.opens_early
             || opener.has_reconnected;
         passive.station == i && passive.is_unborn() && opener.error.is_some() && !has_cause

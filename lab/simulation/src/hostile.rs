@@ -144,7 +144,12 @@ impl World {
             let (opener, passive) = (&self.ends[2 * flow], &self.ends[2 * flow + 1]);
             // After a SYN cookie a late copy of a SYN of Fast Open opens a second connection of these addresses,
             // which is accepted, and resets the first when that comes with its cookie.
-            let opens_twice = opener.plan.options.first.is_some() && sends_cookies[passive.station];
+            let has_come_twice = opener.connects.is_none_or(|(peer, ..)| {
+                self.handshake(passive.station, peer).is_none_or(|h| h.syns > 1)
+            });
+            let opens_twice = opener.plan.options.first.is_some()
+                && sends_cookies[passive.station]
+                && has_come_twice;
             // What an attempt that failed has opened is reset by the SYN of the next one, which has another initial
             // sequence number.
             let outlived = opener.has_reconnected && opens_early[passive.station];

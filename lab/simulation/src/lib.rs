@@ -47,6 +47,7 @@ mod fast_open;
 mod gate;
 mod handshakes;
 mod hostile;
+mod idents;
 mod mangling;
 mod middlebox;
 mod moves;

@@ -216,8 +216,13 @@ pub fn is_of_the_network(error: SocketError) -> bool {
     ends.contains(&error) || silence.contains(&error)
 }
 
-/// Counters that count without a reason.
-pub fn check_counters(s: &Scenario, station: usize, stats: &[Stat; 2]) -> Result<(), Violation> {
+/// Counters that count without a reason. `mixed`: datagrams that reassembly may have mixed with others.
+pub fn check_counters(
+    s: &Scenario,
+    station: usize,
+    stats: &[Stat; 2],
+    mixed: u64,
+) -> Result<(), Violation> {
     let c = &stats[station].counters;
     let other = &s.ways[1 - station];
     let never = |name, value| {
@@ -231,12 +236,12 @@ pub fn check_counters(s: &Scenario, station: usize, stats: &[Stat; 2]) -> Result
     // Whatever else is injected has sound headers.
     let takes_garbage = |a: &Attack| a.victim == station && a.kind == AttackKind::Garbage;
     if other.corrupt == 0.0 && !s.swarm.attacks.iter().any(takes_garbage) {
-        [DropReason::TcpChecksum, DropReason::UdpChecksum, DropReason::IpChecksum]
+        [DropReason::TcpChecksum, DropReason::IpChecksum].into_iter().try_for_each(drops)?;
+        [DropReason::TcpHeader, DropReason::IpHeader, DropReason::Truncated]
             .into_iter()
             .try_for_each(drops)?;
-        [DropReason::TcpHeader, DropReason::IpHeader, DropReason::UdpHeader, DropReason::Truncated]
-            .into_iter()
-            .try_for_each(drops)?;
+        let wrong = [DropReason::UdpChecksum, DropReason::UdpHeader].map(|r| c.drops(r));
+        never("udp_checksum, udp_header", wrong.iter().sum::<u64>().saturating_sub(mixed))?;
     }
     if !s.is_clean() || !s.swarm.attacks.is_empty() || (0..s.flows.len()).any(|f| s.may_fail(f)) {
         return Ok(());

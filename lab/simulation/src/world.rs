@@ -123,6 +123,7 @@ impl World {
             whereabouts: link.ether.map(Whereabouts::new),
             injected: Default::default(),
             handshakes: Default::default(),
+            idents: Default::default(),
             captured: scenario.has_attack(AttackKind::Replays).then(Default::default),
         }));
         let ways = [&scenario.ways[0], &scenario.ways[1]];
@@ -572,7 +573,8 @@ impl World {
         };
         let stats = self.sides.each_mut().map(|side| side.shard.stat());
         for (i, stat) in stats.iter().enumerate() {
-            oracle::check_counters(&self.scenario, i, &stats)?;
+            let mixed = lock(&self.ground).idents[1 - i].met();
+            oracle::check_counters(&self.scenario, i, &stats, mixed)?;
             oracle::add_counters(&mut report, stat);
         }
         let mut ground = lock(&self.ground);

@@ -279,3 +279,18 @@ fn a_program_that_decides_drops_only_early_syns() {
 fn a_cookie_that_failed_was_out() {
     holds(Case::swarm(1795615837013424));
 }
+
+/// Cookies that were sent excused the failure of every opener with first data, and one that is excused does not ask for
+/// an Ethernet address again.
+#[test]
+fn an_opener_that_finds_no_ethernet_address_is_not_lost_by_the_listener() {
+    holds(Case::swarm(1795623056769597));
+    holds(Case::swarm(1795623056835738));
+    holds(Case::swarm(1795623056844591));
+}
+
+/// A fragment that the path had doubled was left when another datagram drew the same identification.
+#[test]
+fn fragments_of_two_datagrams_with_one_identification_are_dropped() {
+    holds(Case::swarm(1795615837648983));
+}
