@@ -192,6 +192,7 @@ fn render(args: &Args, document: &Value) -> String {
     }
     text += &section("flows", flows);
     text += &section("published", flows::published(&document["gateway"]["published"]));
+    text += &section("to the host", flows::host_ports(&document["gateway"]["host_ports"]));
     text += &section("not carried", flows::refusals(&document["gateway"]["refusals"]));
     text += &section("carried", fields(&flows::totals(&document["gateway"])));
     text += &section("sockets", shown);

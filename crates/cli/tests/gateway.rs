@@ -476,6 +476,11 @@ fn tcp_ports_of_the_guests_loopback_lead_to_the_hosts() {
             client.stdout.take().unwrap().read_to_string(&mut answer).unwrap();
             assert_eq!((line.as_str(), answer.as_str()), ("hello\n", "bye"), "{option}");
             assert!(client.wait().unwrap().success());
+            let said = stat(&[&gateway.to_string()]);
+            let ports = said[0]["gateway"]["host_ports"].as_array().unwrap();
+            let used = ports.iter().find(|p| p["connections"] == 1).expect("it is counted");
+            let fields = ["interface", "port", "host_port"].map(|field| used[field].to_string());
+            assert_eq!(fields, ["\"lo\"", &port.to_string(), "5302"], "{option}");
             guest.end();
             wait_until("the gateway ends with its guest", || !is_running(gateway));
         }

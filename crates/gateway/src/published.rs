@@ -1,4 +1,5 @@
-//! Published ports while the gateway runs: what came to each of them.
+//! Published ports while the gateway runs: what came to each of them. Those of the host lead to the guest, those of the
+//! guest's loopback interface to the host's.
 //!
 //! A port is shared by the sockets that listen for it, one for each IP version, and by the threads that carry its
 //! connections. The counts are atomic and ordered with nothing.
@@ -44,13 +45,13 @@ pub struct PublishedStat {
     pub protocol: Protocol,
     /// Where they are bound.
     pub bind: Bind,
-    /// The ports of the host.
+    /// The ports that are bound.
     pub from: RangeInclusive<u16>,
-    /// The port of the guest to which the first one leads; the others follow in order.
+    /// The port of the other side to which the first one leads; the others follow in order.
     pub to: u16,
     /// TCP: clients that were accepted. UDP: flows of clients.
     pub connections: u64,
-    /// TCP: accepted clients that were reset before the guest had accepted them. UDP: datagrams that got no flow.
+    /// TCP: accepted clients that were reset before the other side had accepted them. UDP: datagrams that got no flow.
     pub refused: u64,
 }
 
@@ -71,7 +72,7 @@ impl PublishedStat {
         self.connections == 0 && self.refused == 0
     }
 
-    /// The port of the guest to which the last one leads.
+    /// The port of the other side to which the last one leads.
     pub fn last_to(&self) -> u16 {
         self.to.saturating_add(self.from.end() - self.from.start())
     }

@@ -15,13 +15,13 @@
 //!
 //! Sources: splice(2), pipe(7), epoll(7).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -31,7 +31,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 mod connection;
 pub mod datagrams;
 
-use crate::published::PublishedPort;
+use crate::policy::Protocol;
+use crate::published::{self, PublishedPort, PublishedStat};
 use crate::relay::host::{self, Linger};
 use crate::relay::streams::{Rest, Stream, Streams};
 use connection::{Connection, Progress};
@@ -98,9 +99,9 @@ pub type Destinations = Vec<SocketAddr>;
 
 enum Command {
     Carry(TcpStream, Destinations, Arc<PublishedPort>),
-    Listen(u64, TcpListener, Destinations),
+    Listen(u64, TcpListener, Destinations, Arc<PublishedPort>),
     Unlisten(u64),
-    ListenDatagrams(u64, UdpSocket, SocketAddr),
+    ListenDatagrams(u64, UdpSocket, SocketAddr, Arc<PublishedPort>),
     Bind(Vec<SocketAddr>, Sender<Vec<TcpListener>>),
     BindDatagrams(Vec<SocketAddr>, Sender<Vec<UdpSocket>>),
     Finish(Side, Sender<()>),
@@ -134,7 +135,14 @@ pub struct Splicer {
     commands: Sender<Command>,
     wake: Wake,
     counters: Arc<Counters>,
-    next_listener: Arc<AtomicU64>,
+    ports: Arc<Mutex<Ports>>,
+}
+
+/// The ports of a splicer's own listeners.
+#[derive(Debug, Default)]
+struct Ports {
+    next: u64,
+    open: BTreeMap<u64, (Protocol, Arc<PublishedPort>)>,
 }
 
 /// Wakes the loop when it is dropped.
@@ -165,7 +173,7 @@ pub struct Loop {
 #[derive(Debug)]
 struct Spliced {
     connection: Connection,
-    port: Option<Arc<PublishedPort>>,
+    port: Arc<PublishedPort>,
     /// It lies in the queue of those that have used up their turn.
     is_queued: bool,
     /// As which the stream of the side that finishes is counted.
@@ -176,6 +184,7 @@ struct Spliced {
 struct Listener {
     socket: TcpListener,
     to: Destinations,
+    port: Arc<PublishedPort>,
 }
 
 /// Empty pipes.
@@ -222,7 +231,7 @@ pub fn splicer() -> io::Result<(Splicer, Loop)> {
         commands: send,
         wake: Wake(wake.clone()),
         counters: counters.clone(),
-        next_listener: Arc::new(AtomicU64::new(0)),
+        ports: Arc::default(),
     };
     let run = Loop {
         epoll,
@@ -257,22 +266,53 @@ impl Splicer {
         self.send(Command::Carry(accepted, to, port));
     }
 
-    /// Carries what a listener accepts until [`Splicer::unlisten`].
-    pub fn listen(&self, listener: TcpListener, to: Destinations) -> u64 {
-        let id = self.next_listener.fetch_add(1, Relaxed);
-        self.send(Command::Listen(id, listener, to));
+    /// Carries what a listener accepts until [`Splicer::unlisten`], and counts it at its port.
+    pub fn listen(&self, listener: TcpListener, to: Destinations, port: Arc<PublishedPort>) -> u64 {
+        let id = self.enter(Protocol::Tcp, &port);
+        self.send(Command::Listen(id, listener, to, port));
         id
     }
 
-    /// Carries the datagrams of a bound socket to a destination until [`Splicer::unlisten`], and the answers back.
-    pub fn listen_datagrams(&self, socket: UdpSocket, to: SocketAddr) -> u64 {
-        let id = self.next_listener.fetch_add(1, Relaxed);
-        self.send(Command::ListenDatagrams(id, socket, to));
+    /// Carries the datagrams of a bound socket to a destination until [`Splicer::unlisten`], and the answers back. Its
+    /// clients are counted at its port.
+    pub fn listen_datagrams(
+        &self,
+        socket: UdpSocket,
+        to: SocketAddr,
+        port: Arc<PublishedPort>,
+    ) -> u64 {
+        let id = self.enter(Protocol::Udp, &port);
+        self.send(Command::ListenDatagrams(id, socket, to, port));
         id
+    }
+
+    fn enter(&self, protocol: Protocol, port: &Arc<PublishedPort>) -> u64 {
+        let mut ports = self.ports();
+        ports.next += 1;
+        let id = ports.next;
+        ports.open.insert(id, (protocol, Arc::clone(port)));
+        id
+    }
+
+    fn ports(&self) -> MutexGuard<'_, Ports> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ports of its listeners, those of TCP first, and what came to each.
+    pub fn published(&self) -> Vec<PublishedStat> {
+        let ports = self.ports();
+        let of = |wanted: Protocol| {
+            let open = ports.open.values().filter(move |(protocol, _)| *protocol == wanted);
+            published::stat(wanted, open.map(|(_, port)| port))
+        };
+        let mut all = of(Protocol::Tcp);
+        all.extend(of(Protocol::Udp));
+        all
     }
 
     /// Closes a listener, whose connections stay, or a UDP port.
     pub fn unlisten(&self, id: u64) {
+        self.ports().open.remove(&id);
         self.send(Command::Unlisten(id));
     }
 
@@ -413,13 +453,13 @@ impl Loop {
                 }
             };
             match command {
-                Command::Carry(accepted, to, port) => self.begin(accepted, &to, Some(port)),
-                Command::Listen(id, socket, to) => {
+                Command::Carry(accepted, to, port) => self.begin(accepted, &to, port),
+                Command::Listen(id, socket, to, port) => {
                     let watch = EpollEvent::new(EpollFlags::EPOLLIN, token(Kind::Listener, id));
                     let registered = socket.set_nonblocking(true).is_ok()
                         && self.epoll.add(&socket, watch).is_ok();
                     if registered {
-                        self.listeners.insert(id, Listener { socket, to });
+                        self.listeners.insert(id, Listener { socket, to, port });
                     }
                 }
                 Command::Finish(side, done) => self.finish(side, done),
@@ -432,8 +472,8 @@ impl Loop {
                     let made = addresses.iter().filter_map(|a| UdpSocket::bind(a).ok());
                     let _ = reply.send(made.collect());
                 }
-                Command::ListenDatagrams(id, socket, to) => {
-                    self.datagrams.listen(id, socket, to, &self.epoll);
+                Command::ListenDatagrams(id, socket, to, port) => {
+                    self.datagrams.listen(id, datagrams::Port { socket, to, port }, &self.epoll);
                 }
                 Command::Unlisten(id) => {
                     self.listeners.remove(&id);
@@ -448,8 +488,9 @@ impl Loop {
             let Some(listener) = self.listeners.get(&id) else { return };
             match listener.socket.accept() {
                 Ok((accepted, _)) => {
-                    let to = listener.to.clone();
-                    self.begin(accepted, &to, None);
+                    let (to, port) = (listener.to.clone(), Arc::clone(&listener.port));
+                    port.count_connection();
+                    self.begin(accepted, &to, port);
                 }
                 Err(e) if is_exhausted(&e) => {
                     // Level-triggered readiness would spin until descriptors are free.
@@ -473,10 +514,10 @@ impl Loop {
         }
     }
 
-    fn begin(&mut self, accepted: TcpStream, to: &[SocketAddr], port: Option<Arc<PublishedPort>>) {
+    fn begin(&mut self, accepted: TcpStream, to: &[SocketAddr], port: Arc<PublishedPort>) {
         if self.connections.len() >= MAX_CONNECTIONS {
             host::set_linger(&accepted, Linger::Reset);
-            return self.count_failure(Errno::ENOBUFS, port);
+            return self.count_failure(Errno::ENOBUFS, &port);
         }
         let id = self.next_connection;
         self.next_connection += 1;
@@ -486,17 +527,15 @@ impl Loop {
                 self.connections.insert(id, Spliced { connection, port, is_queued, counted });
                 self.pump(id);
             }
-            Err(e) => self.count_failure(e, port),
+            Err(e) => self.count_failure(e, &port),
         }
     }
 
-    fn count_failure(&self, e: Errno, port: Option<Arc<PublishedPort>>) {
+    fn count_failure(&self, e: Errno, port: &PublishedPort) {
         let refused = !matches!(e, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::ENOBUFS);
         let counter = if refused { &self.counters.refused } else { &self.counters.dropped };
         counter.fetch_add(1, Relaxed);
-        if let Some(port) = port {
-            port.count_refused();
-        }
+        port.count_refused();
     }
 
     /// Moves what a connection has to move, for one turn.
@@ -523,8 +562,9 @@ impl Loop {
                 self.connections.remove(&id);
             }
             Progress::Failed(e) => {
-                let port = self.connections.remove(&id).and_then(|spliced| spliced.port);
-                self.count_failure(e, port);
+                if let Some(spliced) = self.connections.remove(&id) {
+                    self.count_failure(e, &spliced.port);
+                }
             }
         }
     }

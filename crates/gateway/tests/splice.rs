@@ -2,10 +2,14 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
+use fulmar_gateway::policy::Protocol;
+use fulmar_gateway::ports::PortSpec;
+use fulmar_gateway::published::PublishedPort;
 use fulmar_gateway::splice::{Side, Splicer, splicer};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -16,12 +20,17 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
+fn port_of(spec: &str) -> Arc<PublishedPort> {
+    let spec: PortSpec = spec.parse().unwrap();
+    Arc::new(PublishedPort::new(spec.forwards().remove(0)))
+}
+
 /// A splicer with a listener that leads to these destinations.
 fn spliced_to(to: Vec<SocketAddr>) -> (Splicer, SocketAddr) {
     let (splicer, run) = splicer().unwrap();
     thread::spawn(move || run.run().unwrap());
     let (near, address) = listener();
-    splicer.listen(near, to);
+    splicer.listen(near, to, port_of("80"));
     (splicer, address)
 }
 
@@ -192,10 +201,13 @@ fn a_closed_listener_refuses_and_its_connections_stay() {
     let (splicer, run) = splicer().unwrap();
     let thread = thread::spawn(move || run.run());
     let (near, address) = listener();
-    let id = splicer.listen(near, vec![to]);
+    let id = splicer.listen(near, vec![to], port_of("80"));
     let mut client = TcpStream::connect(address).unwrap();
     let (mut server, _) = far.accept().unwrap();
+    let published = splicer.published();
+    assert_eq!((published.len(), published[0].connections, published[0].refused), (1, 1, 0));
     splicer.unlisten(id);
+    assert_eq!(splicer.published(), []);
     while TcpStream::connect(address).is_ok() {
         thread::yield_now();
     }
@@ -220,7 +232,7 @@ fn datagrams_reach_the_destination_and_each_client_its_own_answers() {
     let (splicer, run) = splicer().unwrap();
     thread::spawn(move || run.run().unwrap());
     let ((server, to), (port, at)) = (udp(), udp());
-    let id = splicer.listen_datagrams(port, to);
+    let id = splicer.listen_datagrams(port, to, port_of("53"));
     let clients = [udp().0, udp().0];
     let mut buffer = vec![0; 65_536];
     for bytes in [0, 1, 1400, 60_000] {
@@ -236,6 +248,8 @@ fn datagrams_reach_the_destination_and_each_client_its_own_answers() {
     let counters = splicer.counters();
     reaches(&counters.datagrams_there, 8);
     reaches(&counters.datagrams_back, 8);
+    let published = splicer.published();
+    assert_eq!((published[0].protocol, published[0].connections), (Protocol::Udp, 2));
     splicer.unlisten(id);
     // The port is free once the loop has heard of it.
     let begin = std::time::Instant::now();
@@ -251,7 +265,7 @@ fn a_destination_where_nobody_listens_does_not_stop_a_port() {
     thread::spawn(move || run.run().unwrap());
     let ((server, to), (port, at)) = (udp(), udp());
     drop(server);
-    splicer.listen_datagrams(port, to);
+    splicer.listen_datagrams(port, to, port_of("53"));
     let (client, _) = udp();
     client.send_to(b"early", at).unwrap();
     let server = UdpSocket::bind(to).unwrap();

@@ -7,8 +7,10 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use fulmar_gateway::ports::{Bind, Forward};
+use fulmar_gateway::published::PublishedPort;
 use fulmar_gateway::splice::Splicer;
 use fulmar_gateway::{Attendant, Handle};
 use fulmar_netns::OpenPorts;
@@ -31,6 +33,20 @@ pub fn loopback(port: u16) -> [SocketAddr; 2] {
 pub fn loopback_of(port: u16, is_v4: bool) -> SocketAddr {
     let [v4, v6] = loopback(port);
     if is_v4 { v4 } else { v6 }
+}
+
+/// A port of the guest's loopback interface, for those who look into the gateway.
+pub fn on_loopback_of_guest(forward: &Forward) -> Arc<PublishedPort> {
+    let mut forward = forward.clone();
+    if forward.bind.address.is_none() {
+        forward.bind.interface = Some("lo".to_owned());
+    }
+    Arc::new(PublishedPort::new(forward))
+}
+
+/// A port that leads to the one of the same number.
+fn to_the_same(port: u16) -> Forward {
+    Forward { bind: Bind::default(), from: port, to: port, is_optional: true }
 }
 
 /// What `auto` has published.
@@ -144,16 +160,20 @@ impl Auto {
         if let Some(wanted) = self.tcp.of_host() {
             for port in self.tcp.change_on_guest(&wanted, host) {
                 let made = guest.bind(loopback(port).to_vec()).into_iter().flatten();
-                let ids = made.map(|listener| host.listen(listener, loopback(port).to_vec()));
+                let own = on_loopback_of_guest(&to_the_same(port));
+                let serve =
+                    |listener| host.listen(listener, loopback(port).to_vec(), Arc::clone(&own));
+                let ids = made.map(serve);
                 keep(&mut self.tcp.on_guest, port, ids.collect());
             }
         }
         if let Some(wanted) = self.udp.of_host() {
             for port in self.udp.change_on_guest(&wanted, host) {
                 let made = guest.bind_datagrams(loopback(port).to_vec()).into_iter().flatten();
+                let own = on_loopback_of_guest(&to_the_same(port));
                 let serve = |socket: UdpSocket| {
                     let is_v4 = socket.local_addr().is_ok_and(|at| at.is_ipv4());
-                    host.listen_datagrams(socket, loopback_of(port, is_v4))
+                    host.listen_datagrams(socket, loopback_of(port, is_v4), Arc::clone(&own))
                 };
                 keep(&mut self.udp.on_guest, port, made.map(serve).collect());
             }
@@ -181,11 +201,9 @@ fn update(
     wanted: BTreeSet<u16>,
     mut switch: impl FnMut(&Forward, bool) -> bool,
 ) {
-    let forward =
-        |port: u16| Forward { bind: Bind::default(), from: port, to: port, is_optional: true };
-    published.retain(|port| wanted.contains(port) || !switch(&forward(*port), false));
+    published.retain(|port| wanted.contains(port) || !switch(&to_the_same(*port), false));
     for port in wanted {
-        if !published.contains(&port) && switch(&forward(port), true) {
+        if !published.contains(&port) && switch(&to_the_same(port), true) {
             published.insert(port);
         }
     }

@@ -70,6 +70,8 @@ impl About {
             clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).ok().map(Duration::from);
         let Totals { tcp_flows, udp_flows, udp_renewed, echo_flows, .. } = stat.totals;
         let Totals { bytes_out, bytes_in, datagrams_out, datagrams_in, .. } = stat.totals;
+        // Those of the guest's loopback interface.
+        let host_ports: Vec<_> = self.splicers.iter().flat_map(Splicer::published).collect();
         let refusals = Refusal::ALL.iter().map(|why| {
             json!({"reason": why.name(), "count": stat.totals.refusals.value(*why),
                    "sentence": why.sentence().trim()})
@@ -86,7 +88,8 @@ impl About {
             "bytes_in": bytes_in,
             "datagrams_out": datagrams_out,
             "datagrams_in": datagrams_in,
-            "published": stat.published.iter().map(published).collect::<Vec<_>>(),
+            "published": ports(stat.published.iter(), "guest"),
+            "host_ports": ports(host_ports.iter(), "host"),
             "refusals": refusals.collect::<Vec<_>>(),
             "spliced": self.spliced(),
         })
@@ -168,19 +171,23 @@ fn flow(f: &FlowStat) -> Value {
     value
 }
 
-/// A published port, or a range of them to which nothing came.
-fn published(ports: &PublishedStat) -> Value {
-    json!({
-        "protocol": ports.protocol.name(),
-        "address": ports.bind.address.map(|a| a.to_string()),
-        "interface": ports.bind.interface,
-        "port": ports.from.start(),
-        "last_port": ports.from.end(),
-        "guest_port": ports.to,
-        "last_guest_port": ports.last_to(),
-        "connections": ports.connections,
-        "refused": ports.refused,
-    })
+/// Published ports that lead to one side; several in one place to which nothing came.
+fn ports<'a>(all: impl Iterator<Item = &'a PublishedStat>, to: &str) -> Value {
+    let fields = |ports: &PublishedStat| {
+        let mut value = json!({
+            "protocol": ports.protocol.name(),
+            "address": ports.bind.address.map(|a| a.to_string()),
+            "interface": ports.bind.interface,
+            "port": ports.from.start(),
+            "last_port": ports.from.end(),
+            "connections": ports.connections,
+            "refused": ports.refused,
+        });
+        value[format!("{to}_port")] = json!(ports.to);
+        value[format!("last_{to}_port")] = json!(ports.last_to());
+        value
+    };
+    all.map(fields).collect()
 }
 
 fn host_connection(host: &HostTcp) -> Map<String, Value> {
@@ -225,9 +232,11 @@ mod tests {
             "protocol": "tcp", "address": "127.0.0.1", "interface": null, "port": 8080, "last_port": 8081,
             "guest_port": 80, "last_guest_port": 81, "connections": 0, "refused": 0,
         });
-        assert_eq!(published(&ports), expected);
+        assert_eq!(super::ports([ports.clone()].iter(), "guest"), json!([expected]));
+        let to_host = super::ports([ports.clone()].iter(), "host");
+        assert_eq!([&to_host[0]["host_port"], &to_host[0]["last_host_port"]], [80, 81]);
         let anywhere = PublishedStat { bind: Bind::default(), ..ports };
-        assert_eq!(published(&anywhere)["address"], Value::Null);
+        assert_eq!(super::ports([anywhere].iter(), "guest")[0]["address"], Value::Null);
     }
 
     #[test]

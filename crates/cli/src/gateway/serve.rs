@@ -24,6 +24,7 @@ use fulmar_gateway::contain::{self, Containment};
 use fulmar_gateway::guest::GuestNetwork;
 use fulmar_gateway::host::HostNetwork;
 use fulmar_gateway::ports::PortSpec;
+use fulmar_gateway::published::PublishedPort;
 use fulmar_gateway::splice::{self, Side, Splicer};
 use fulmar_gateway::stat::Summary;
 use fulmar_gateway::{Attendant, Gateway};
@@ -33,7 +34,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::args::AttachArgs;
-use super::auto::{Auto, loopback, loopback_of};
+use super::auto::{Auto, loopback, loopback_of, on_loopback_of_guest};
 use super::capture::CaptureFile;
 use super::detach::say_ready;
 use super::document::About;
@@ -333,11 +334,11 @@ fn make_splicers(plan: &Plan, netns: &Netns) -> io::Result<Splicers> {
     let leads_out = [&ports.tcp_ns, &ports.udp_ns].into_iter().any(|spec| *spec != PortSpec::None);
     if leads_out {
         let (host, run) = splice::splicer()?;
-        for (listener, to) in netns.run(|| bind_in_guest(&ports.tcp_ns, TcpListener::bind))? {
-            host.listen(listener, loopback(to.port()).to_vec());
+        for bound in netns.run(|| bind_in_guest(&ports.tcp_ns, TcpListener::bind))? {
+            host.listen(bound.socket, loopback(bound.to.port()).to_vec(), bound.port);
         }
-        for (socket, to) in netns.run(|| bind_in_guest(&ports.udp_ns, UdpSocket::bind))? {
-            host.listen_datagrams(socket, to);
+        for bound in netns.run(|| bind_in_guest(&ports.udp_ns, UdpSocket::bind))? {
+            host.listen_datagrams(bound.socket, bound.to, bound.port);
         }
         (splicers.host, splicers.host_loop) = (Some(host), Some(run));
     }
@@ -367,11 +368,19 @@ fn make_splicers(plan: &Plan, netns: &Netns) -> io::Result<Splicers> {
     Ok(splicers)
 }
 
-/// Sockets on the loopback interface of the guest, and where on that of the host they lead.
+/// A socket on the loopback interface of the guest.
+struct Bound<S> {
+    socket: S,
+    /// Where on that of the host it leads.
+    to: SocketAddr,
+    port: Arc<PublishedPort>,
+}
+
+/// Sockets on the loopback interface of the guest.
 fn bind_in_guest<S>(
     spec: &PortSpec,
     bind: fn(SocketAddr) -> io::Result<S>,
-) -> io::Result<Vec<(S, SocketAddr)>> {
+) -> io::Result<Vec<Bound<S>>> {
     let mut made = Vec::new();
     for forward in spec.forwards() {
         let addresses = match forward.bind.address {
@@ -379,10 +388,14 @@ fn bind_in_guest<S>(
             None => loopback(forward.from).to_vec(),
         };
         let bound: Vec<_> = addresses.iter().map(|at| (bind(*at), at.is_ipv4())).collect();
+        let port = on_loopback_of_guest(&forward);
         let is_bound = bound.iter().any(|(bound, _)| bound.is_ok());
         for (socket, is_v4) in bound {
             match socket {
-                Ok(socket) => made.push((socket, loopback_of(forward.to, is_v4))),
+                Ok(socket) => {
+                    let (to, port) = (loopback_of(forward.to, is_v4), Arc::clone(&port));
+                    made.push(Bound { socket, to, port });
+                }
                 Err(e) if !is_bound && !forward.is_optional => {
                     let port = forward.from;
                     let what = format!("cannot bind port {port} of the namespace's loopback: {e}");

@@ -172,7 +172,8 @@ fn gateway(all: &mut Families, gateway: &Value) {
         let datagrams = counter("gateway_datagrams", "Datagrams from the guest and to it.");
         all.add(datagrams, &labels, number(&gateway[format!("datagrams_{direction}")]));
     }
-    published(all, &gateway["published"]);
+    ports(all, &gateway["published"], &PUBLISHED);
+    ports(all, &gateway["host_ports"], &TO_THE_HOST);
     for refusal in list(&gateway["refusals"]) {
         let family = counter("gateway_refusals", "What was not carried, by the reason.");
         all.add(family, &[("reason", word(&refusal["reason"]))], number(&refusal["count"]));
@@ -183,26 +184,52 @@ fn gateway(all: &mut Families, gateway: &Value) {
     }
 }
 
-/// Published ports. A range of ports is listed to which nothing came: its ports have metrics from their first client on.
-fn published(all: &mut Families, ports: &Value) {
-    for port in list(ports).iter().filter(|p| p["port"] == p["last_port"]) {
-        let (address, numbers) = (place(port), ["port", "guest_port"].map(|f| port[f].to_string()));
+/// Ports of one side that lead to the other one.
+struct Ports {
+    /// The field of the port to which they lead.
+    to: &'static str,
+    connections: [&'static str; 2],
+    refused: [&'static str; 2],
+}
+
+const PUBLISHED: Ports = Ports {
+    to: "guest_port",
+    connections: [
+        "gateway_published_connections",
+        "Clients of published ports: connections accepted, flows of datagrams begun.",
+    ],
+    refused: [
+        "gateway_published_refused",
+        "Connections to published ports that the guest did not get, and datagrams.",
+    ],
+};
+
+const TO_THE_HOST: Ports = Ports {
+    to: "host_port",
+    connections: [
+        "gateway_host_port_connections",
+        "Clients of ports of the guest's loopback: connections accepted, flows of datagrams begun.",
+    ],
+    refused: [
+        "gateway_host_port_refused",
+        "Connections to ports of the guest's loopback that the host did not get, and datagrams.",
+    ],
+};
+
+/// Each port. A range of ports is listed to which nothing came: its ports have metrics from their first client on.
+fn ports(all: &mut Families, list_of_all: &Value, kind: &Ports) {
+    for port in list(list_of_all).iter().filter(|p| p["port"] == p["last_port"]) {
+        let (address, numbers) = (place(port), ["port", kind.to].map(|f| port[f].to_string()));
         let labels = [
             ("protocol", word(&port["protocol"])),
             ("address", &*address),
             ("port", &*numbers[0]),
-            ("guest_port", &*numbers[1]),
+            (kind.to, &*numbers[1]),
         ];
-        let connections = counter(
-            "gateway_published_connections",
-            "Clients of published ports: connections accepted, flows of datagrams begun.",
-        );
-        all.add(connections, &labels, number(&port["connections"]));
-        let refused = counter(
-            "gateway_published_refused",
-            "Connections to published ports that the guest did not get, and datagrams.",
-        );
-        all.add(refused, &labels, number(&port["refused"]));
+        for ([name, help], field) in [(kind.connections, "connections"), (kind.refused, "refused")]
+        {
+            all.add(counter(name, help), &labels, number(&port[field]));
+        }
     }
 }
 
@@ -247,6 +274,10 @@ mod tests {
                              "guest_port": 5353, "connections": 14, "refused": 15},
                             {"protocol": "tcp", "address": null, "port": 1, "last_port": 52, "guest_port": 1},
                         ],
+                        "host_ports": [
+                            {"protocol": "tcp", "address": null, "interface": "lo", "port": 80, "last_port": 80,
+                             "host_port": 8080, "connections": 17, "refused": 18},
+                        ],
                         "refusals": [{"reason": "policy", "count": 12}], "spliced": {"connections": 13}},
         })
     }
@@ -273,6 +304,8 @@ mod tests {
             r#"fulmar_gateway_refusals_total{reason="policy"} 12"#,
             r#"fulmar_gateway_published_connections_total{protocol="udp",address="*%eth0",port="53",guest_port="5353"} 14"#,
             r#"fulmar_gateway_published_refused_total{protocol="udp",address="*%eth0",port="53",guest_port="5353"} 15"#,
+            r#"fulmar_gateway_host_port_connections_total{protocol="tcp",address="*%lo",port="80",host_port="8080"} 17"#,
+            r#"fulmar_gateway_host_port_refused_total{protocol="tcp",address="*%lo",port="80",host_port="8080"} 18"#,
             "fulmar_gateway_spliced_connections_total 13",
             "fulmar_gateway_udp_flows_renewed_total 16",
         ] {

@@ -28,18 +28,28 @@ pub fn table_of(flows: &Value) -> String {
     with_details(&shortened.collect(), &COLUMNS)
 }
 
-/// The published ports: where they are bound, where they lead and what came to them.
-pub fn published(value: &Value) -> String {
-    let ports = list(value);
+/// The published ports: where they are bound, where in the guest they lead and what came to them.
+pub fn published(ports: &Value) -> String {
+    ports_table(ports, "guest", ["Host Address:Port", "Guest Port"])
+}
+
+/// The same of ports of the guest's loopback interface, which lead to the host's.
+pub fn host_ports(ports: &Value) -> String {
+    ports_table(ports, "host", ["Guest Address:Port", "Host Port"])
+}
+
+fn ports_table(ports: &Value, to: &str, heads: [&str; 2]) -> String {
+    let ports = list(ports);
     if ports.is_empty() {
         return String::new();
     }
     let cells = |p: &Value| {
         let from = format!("{}:{}", place(p), range(&p["port"], &p["last_port"]));
-        let to = range(&p["guest_port"], &p["last_guest_port"]);
+        let to = range(&p[format!("{to}_port")], &p[format!("last_{to}_port")]);
         vec![word(&p["protocol"]), from, to, word(&p["connections"]), word(&p["refused"])]
     };
-    let heads = ["Netid", "Host Address:Port", "Guest Port", "Connections", "Refused"];
+    let [from, to] = heads;
+    let heads = ["Netid", from, to, "Connections", "Refused"];
     format::table(&heads, &ports.iter().map(cells).collect::<Vec<_>>())
 }
 
@@ -148,6 +158,13 @@ tcp    127.0.0.1:9180-9181  80-81                 0        0
 tcp    [::1]%eth0:443       8443                  0        0
 ";
         assert_eq!(text, expected);
+        let to_host = json!([{"protocol": "udp", "address": null, "interface": "lo", "port": 53, "last_port": 53,
+            "host_port": 5353, "last_host_port": 5353, "connections": 1, "refused": 0}]);
+        let expected = "\
+Netid  Guest Address:Port  Host Port  Connections  Refused
+udp    *%lo:53                  5353            1        0
+";
+        assert_eq!(host_ports(&to_host), expected);
     }
 
     #[test]

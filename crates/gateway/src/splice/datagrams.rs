@@ -9,12 +9,14 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
 use super::{Counters, Kind, token};
+use crate::published::PublishedPort;
 
 /// Clients of all ports at most, each with a descriptor.
 pub const MAX_FLOWS: usize = 1024;
@@ -39,10 +41,15 @@ pub struct Datagrams {
     buffer: Vec<u8>,
 }
 
+/// A bound socket, and where it leads.
 #[derive(Debug)]
-struct Port {
-    socket: UdpSocket,
-    to: SocketAddr,
+pub struct Port {
+    /// The socket.
+    pub socket: UdpSocket,
+    /// The destination of what comes to it.
+    pub to: SocketAddr,
+    /// At which its clients are counted.
+    pub port: Arc<PublishedPort>,
 }
 
 #[derive(Debug)]
@@ -81,11 +88,11 @@ impl Datagrams {
     }
 
     /// Carries what comes to a bound socket. One that cannot be watched is closed.
-    pub fn listen(&mut self, id: u64, socket: UdpSocket, to: SocketAddr, epoll: &Epoll) {
+    pub fn listen(&mut self, id: u64, port: Port, epoll: &Epoll) {
         let watch = EpollEvent::new(EpollFlags::EPOLLIN, token(Kind::Port, id));
-        if socket.set_nonblocking(true).is_ok() && epoll.add(&socket, watch).is_ok() {
+        if port.socket.set_nonblocking(true).is_ok() && epoll.add(&port.socket, watch).is_ok() {
             self.buffer.resize(LONGEST, 0);
-            self.ports.insert(id, Port { socket, to });
+            self.ports.insert(id, port);
         }
     }
 
@@ -125,7 +132,9 @@ impl Datagrams {
         let known = self.by_client.get(&(port, client)).copied();
         let id = match known {
             Some(id) => id,
-            None => self.begin(port, client, epoll, counters)?,
+            None => self.begin(port, client, epoll, counters).inspect_err(|_| {
+                self.ports.get(&port).iter().for_each(|port| port.port.count_refused());
+            })?,
         };
         let flow = self.flows.get_mut(&id).ok_or(ErrorKind::NotFound)?;
         if known.is_some() {
@@ -155,6 +164,7 @@ impl Datagrams {
         let socket = connected(to, epoll, token(Kind::Flow, id))?;
         let moved = Instant::now();
         self.flows.insert(id, Flow { port, client, socket, moved });
+        self.ports.get(&port).iter().for_each(|port| port.port.count_connection());
         self.by_client.insert((port, client), id);
         self.order.push_back((moved, id));
         Ok(id)
@@ -237,6 +247,8 @@ fn count(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::Protocol;
+    use crate::ports::PortSpec;
     use nix::sys::epoll::EpollCreateFlags;
 
     fn bound() -> UdpSocket {
@@ -250,7 +262,10 @@ mod tests {
         let (server, port) = (bound(), bound());
         let at = port.local_addr().unwrap();
         let mut datagrams = Datagrams::new(2);
-        datagrams.listen(7, port, server.local_addr().unwrap(), &epoll);
+        let spec: PortSpec = "53".parse().unwrap();
+        let published = Arc::new(PublishedPort::new(spec.forwards().remove(0)));
+        let to = server.local_addr().unwrap();
+        datagrams.listen(7, Port { socket: port, to, port: Arc::clone(&published) }, &epoll);
         let clients = [bound(), bound(), bound()];
         let mut say = |client: &UdpSocket| {
             client.send_to(b"x", at).unwrap();
@@ -264,6 +279,8 @@ mod tests {
         assert_eq!(say(&clients[0]), first, "it has moved since the second one did");
         assert_ne!(say(&clients[1]), second, "it gave way");
         assert_eq!(counters.displaced.load(Relaxed), 2);
+        let stat = crate::published::stat(Protocol::Udp, [published].iter());
+        assert_eq!((stat[0].connections, stat[0].refused), (4, 0));
         let now = Instant::now();
         datagrams.expire(now);
         assert_eq!(datagrams.flows.len(), 2);
