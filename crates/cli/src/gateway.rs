@@ -30,7 +30,7 @@ use fulmar_netns::User;
 
 use crate::failure::{During, Failure, Outcome};
 pub use args::Args;
-use detach::{Stage, Waiting};
+use detach::{Heir, Stage, Waiting};
 use plan::{Guest, Plan};
 use serve::Place;
 
@@ -69,7 +69,10 @@ impl Session<'_> {
             // Started as /proc/self/exe the process is called `exe`.
             let name = if self.name == "pasta" { c"pasta" } else { c"fulmar" };
             let _ = nix::sys::prctl::set_name(name);
-            detach::close_inherited(&self.plan.guest).during("cannot close what is inherited")?;
+        }
+        if let Some(heir) = self.heir() {
+            let closed = detach::close_inherited(&self.plan.guest, heir);
+            closed.during("cannot close what is inherited")?;
         }
         match (Stage::current(), &self.plan.guest) {
             (Stage::Attach(pid), _) => {
@@ -105,6 +108,15 @@ impl Session<'_> {
                 self.run()
             }
             _ => self.run(),
+        }
+    }
+
+    /// Who goes on with this process; `None`: a program that has all that its caller has.
+    fn heir(&self) -> Option<Heir> {
+        match (Stage::current(), &self.plan.guest) {
+            (Stage::Command, Guest::Program(_)) if self.user == User::Same => None,
+            (Stage::Command, Guest::Program(_)) => Some(Heir::Program),
+            _ => Some(Heir::Gateway),
         }
     }
 

@@ -256,6 +256,41 @@ fn a_gateway_holds_nothing_that_its_caller_has_open_and_the_program_does() {
     });
 }
 
+/// How many descriptors of a process lead to where its standard output leads.
+fn outputs_of(pid: u32) -> usize {
+    let to = |fd: &Path| fs::read_link(fd).ok();
+    let out = to(Path::new(&format!("/proc/{pid}/fd/1")));
+    let all = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    all.filter(|fd| to(&fd.path()) == out).count()
+}
+
+#[test]
+fn a_gateway_in_the_foreground_and_its_program_have_only_what_is_named() {
+    in_sandbox(|| {
+        prepare_host();
+        let line = ["--config-net", "-a", "10.9.0.2", "-n", "24", "-g", "10.9.0.1"];
+        for (file, wanted) in [("/dev/null", 1), ("/dev/fd/9", 2)] {
+            let guest = Guest::new();
+            let options = ["-f", "-P", file, &guest.pid()];
+            let mut gateway = with_a_descriptor_more(&[&["gateway"], &line[..], &options].concat());
+            wait_until("it is up", || guest.see("ip -o addr").contains("10.9.0.2"));
+            wait_until("the others are closed", || outputs_of(gateway.id()) == wanted);
+            signal(gateway.id(), "TERM");
+            assert!(gateway.wait().unwrap().success());
+        }
+        // A program of `fulmar run` has what its caller has; of a gateway, what its arguments name.
+        let counts = "ls -l /proc/self/fd | grep -c pipe: ; :";
+        let seen = |command: &str, arguments: &[&str]| {
+            let program = ["--", "bash", "-c", counts];
+            let line = [&[command], &line[..], &program, arguments].concat();
+            text(&with_a_descriptor_more(&line).wait_with_output().unwrap().stdout)
+        };
+        let [alone, named] = [seen("gateway", &[]), seen("gateway", &["/dev/fd/9"])];
+        let [alone, named] = [alone, named].map(|n| n.trim().parse::<usize>().expect("a count"));
+        assert_eq!(named, alone + 1);
+    });
+}
+
 #[test]
 fn a_killed_program_ends_its_gateway_and_frees_its_ports() {
     in_sandbox(|| {

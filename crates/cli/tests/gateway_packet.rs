@@ -1,4 +1,5 @@
-//! A gateway where `/dev/net/tun` is missing or may not be opened: a veth pair and packet sockets take its place.
+//! A gateway where `/dev/net/tun` is missing, may not be opened or is another device: a veth pair and packet sockets take
+//! its place.
 
 #[allow(dead_code, reason = "what only other tests need")]
 #[path = "support/guest.rs"]
@@ -20,10 +21,11 @@ use support::{PATIENCE, in_sandbox, text};
 const FULMAR: &str = env!("CARGO_BIN_EXE_fulmar");
 /// Bytes each way of a connection: many super-frames.
 const BYTES: usize = 8 << 20;
-/// The device node as a bind mount on which devices may not be opened, and no node at all.
-const HIDDEN: [&str; 2] = [
+/// The device node as a bind mount on which devices may not be opened, no node at all, and another device.
+const HIDDEN: [&str; 3] = [
     "mount --bind /dev/net/tun /dev/net/tun && mount -o remount,bind,nodev /dev/net/tun",
     "mount -t tmpfs none /dev/net",
+    "mount --bind /dev/null /dev/net/tun",
 ];
 /// Status of the script where mounts are forbidden.
 const NO_MOUNTS: i32 = 77;
@@ -236,7 +238,8 @@ fn a_program_of_run_has_a_network_without_the_device_node() {
 #[test]
 fn without_node_and_veth_a_gateway_says_what_to_do() {
     in_sandbox(|| {
-        for (hide, advice) in HIDDEN.into_iter().zip(["chmod 666 /dev/net/tun", "modprobe tun"]) {
+        let all = ["chmod 666 /dev/net/tun", "modprobe tun", "mknod /dev/net/tun c 10 200"];
+        for (hide, advice) in HIDDEN.into_iter().zip(all) {
             let script = format!(
                 "({hide}) || exit {NO_MOUNTS}; unshare --net sleep 1000 & guest=$!
                 while [ $(readlink /proc/$guest/ns/net) = $(readlink /proc/self/ns/net) ]; do :; done

@@ -18,6 +18,8 @@ pub struct OpenError {
 enum Step {
     /// A device node.
     Node,
+    /// A device node that is another device's.
+    OtherDevice,
     /// Anything else.
     Other,
 }
@@ -33,12 +35,28 @@ impl OpenError {
         OpenError { step: Step::Node, ..self }
     }
 
-    /// Whether there is no device node, it may not be opened, or the kernel has no driver for it: a device that needs
-    /// no node (`packet`) may serve instead.
+    /// The same error, of a device node that belongs to another device.
+    pub(crate) fn of_other_device(self) -> OpenError {
+        OpenError { step: Step::OtherDevice, ..self }
+    }
+
+    /// Whether there is no device node, it may not be opened, the kernel has no driver for it, or it is another device's:
+    /// a device that needs no node (`packet`) may serve instead.
     pub fn is_without_node(&self) -> bool {
-        const OF_NODE: [i32; 6] =
-            [libc::ENOENT, libc::ENOTDIR, libc::EACCES, libc::EPERM, libc::ENODEV, libc::ENXIO];
-        self.step == Step::Node && OF_NODE.contains(&self.errno())
+        const OF_NODE: [i32; 7] = [
+            libc::ENOENT,
+            libc::ENOTDIR,
+            libc::EISDIR,
+            libc::EACCES,
+            libc::EPERM,
+            libc::ENODEV,
+            libc::ENXIO,
+        ];
+        match self.step {
+            Step::Node => OF_NODE.contains(&self.errno()),
+            Step::OtherDevice => true,
+            Step::Other => false,
+        }
     }
 
     /// The error number, 0 if the failure was not the kernel's.

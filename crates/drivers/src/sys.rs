@@ -140,6 +140,16 @@ fn interface_ioctl(fd: BorrowedFd<'_>, op: c_ulong, r: &mut libc::ifreq) -> io::
     check(unsafe { libc::ioctl(fd.as_raw_fd(), op as _, ptr::from_mut(r)) }).map(drop)
 }
 
+/// The flags of interfaces that the tun driver makes. Another device has no such call, or another answer.
+pub fn tun_features(fd: BorrowedFd<'_>) -> io::Result<c_int> {
+    let mut features: c_int = 0;
+    // SAFETY: TUNGETFEATURES writes one int through the pointer.
+    let r = unsafe {
+        libc::ioctl(fd.as_raw_fd(), libc::TUNGETFEATURES as _, ptr::from_mut(&mut features))
+    };
+    check(r).map(|_| features)
+}
+
 /// Attaches a tun descriptor to an interface (created if there is none); returns its name.
 pub fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<String> {
     let mut r = request(name)?;

@@ -12,8 +12,10 @@
 //! So the program has the process id, the terminal, the parent and the signals of the command, and neither the gateway
 //! nor its watcher ([`watch`](super::watch)) is a child of it.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::ops::Range;
 use std::os::fd::{AsFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -139,21 +141,35 @@ fn status_of(child: &mut Child) -> Outcome<u8> {
     Ok(code.unwrap_or(1))
 }
 
-/// Closes what the caller of the command has left open: a lock or a pipe would be held as long as the gateway runs. All of
-/// it stays where an option names a descriptor, as `--netns /proc/self/fd/3` does. To be called before anything is opened.
-pub fn close_inherited(guest: &Guest) -> io::Result<()> {
-    let of_program = match guest {
-        Guest::Program(command) => command.len(),
-        Guest::Existing(_) => 0,
+/// Who goes on with this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Heir {
+    /// A gateway, or one of the processes that start it.
+    Gateway,
+    /// The guest's program.
+    Program,
+}
+
+/// Closes what the caller of the command has left open: a lock or a pipe would be held as long as the gateway runs. What
+/// an option names stays, as of `--netns /proc/self/fd/3`; to a program also what its own arguments name, and what a
+/// service manager passes (sd_listen_fds(3)). To be called before anything is opened.
+pub fn close_inherited(guest: &Guest, heir: Heir) -> io::Result<()> {
+    let of_program = match (guest, heir) {
+        (Guest::Program(command), Heir::Gateway) => command.len(),
+        _ => 0,
     };
     let line: Vec<OsString> = std::env::args_os().collect();
-    let options = line.get(..line.len().saturating_sub(of_program)).unwrap_or_default();
-    if options.iter().any(|option| names_descriptor(option)) {
-        return Ok(());
-    }
+    let line = line.get(..line.len().saturating_sub(of_program)).unwrap_or_default();
+    let named: BTreeSet<RawFd> = line.iter().flat_map(|a| descriptors_of(a)).collect();
+    let passed = if heir == Heir::Program { passed_by_manager() } else { 0..0 };
     let names = std::fs::read_dir("/proc/self/fd")?.flatten().map(|entry| entry.file_name());
     let open: Vec<RawFd> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
-    let is_wanted = |fd: &RawFd| *fd <= libc::STDERR_FILENO || wait::is_for_last_words(*fd);
+    let is_wanted = |fd: &RawFd| {
+        *fd <= libc::STDERR_FILENO
+            || named.contains(fd)
+            || passed.contains(fd)
+            || wait::is_for_last_words(*fd)
+    };
     for fd in open.into_iter().filter(|fd| !is_wanted(fd)) {
         // That of the folder is closed already.
         let _ = nix::unistd::close(fd);
@@ -161,9 +177,26 @@ pub fn close_inherited(guest: &Guest) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether an argument has a path of a descriptor: /proc/self/fd/3, /dev/fd/3.
-fn names_descriptor(option: &OsStr) -> bool {
-    option.as_encoded_bytes().windows(4).any(|part| part == b"/fd/")
+/// The descriptors whose paths are in an argument: /proc/self/fd/3, /dev/fd/3.
+fn descriptors_of(argument: &OsStr) -> Vec<RawFd> {
+    let text = argument.to_string_lossy();
+    let number = |after: &str| {
+        let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
+        after.get(..digits)?.parse().ok()
+    };
+    text.split("/fd/").skip(1).filter_map(number).collect()
+}
+
+/// Descriptors that a service manager has opened for this process.
+fn passed_by_manager() -> Range<RawFd> {
+    const FIRST: RawFd = 3;
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
+    match (number("LISTEN_PID"), number("LISTEN_FDS")) {
+        (Some(pid), Some(count)) if pid == std::process::id() => {
+            FIRST..FIRST.saturating_add_unsigned(count)
+        }
+        _ => 0..0,
+    }
 }
 
 /// Waits until the process that is to be attached to has made its namespaces. False: it has given up.
@@ -235,10 +268,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_that_name_a_descriptor_are_found() {
-        let names = |option: &str| names_descriptor(OsStr::new(option));
-        assert!(names("--netns=/proc/self/fd/3") && names("/dev/fd/63") && names("/proc/7/fd/3"));
-        assert!(!names("--fd") && !names("/proc/self/ns/net") && !names("fd/3"));
+    fn descriptors_that_an_argument_names_are_found() {
+        let names = |argument: &str| descriptors_of(OsStr::new(argument));
+        assert_eq!(names("--netns=/proc/self/fd/3"), [3]);
+        assert_eq!(names("/dev/fd/63"), [63]);
+        assert_eq!(names("cat /proc/7/fd/3 </dev/fd/12"), [3, 12]);
+        for none in
+            ["--fd", "/proc/self/ns/net", "fd/3", "/dev/fd/", "/dev/fd/x", "/fd/99999999999"]
+        {
+            assert!(names(none).is_empty(), "{none}");
+        }
     }
 
     #[test]

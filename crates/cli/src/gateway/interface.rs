@@ -1,5 +1,5 @@
-//! The guest's interface: a TAP with one queue or several; where its device node is missing or may not be opened, one
-//! end of a veth pair with a packet socket on the other one.
+//! The guest's interface: a TAP with one queue or several; where its device node is missing, may not be opened or is
+//! another device's, one end of a veth pair with a packet socket on the other one.
 //!
 //! ```text
 //!   guest's namespace                    a namespace of the gateway's own

@@ -15,9 +15,13 @@ const CLONE_DEVICE: &str = "/dev/net/tun";
 const BUSY_PATIENCE: Duration = Duration::from_millis(300);
 
 pub fn open_clone_device() -> Result<File, OpenError> {
+    open_clone_device_at(CLONE_DEVICE)
+}
+
+fn open_clone_device_at(path: &str) -> Result<File, OpenError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
-    options.open(CLONE_DEVICE).map_err(|e| {
+    let file = options.open(path).map_err(|e| {
         let advice = match e.kind() {
             ErrorKind::PermissionDenied => {
                 "let root run `chmod 666 /dev/net/tun` once, or use device `packet` on a veth, \
@@ -29,7 +33,18 @@ pub fn open_clone_device() -> Result<File, OpenError> {
             }
             _ => "check that the kernel was built with CONFIG_TUN",
         };
-        OpenError::new(format!("cannot open {CLONE_DEVICE}"), e, advice).of_node()
+        OpenError::new(format!("cannot open {path}"), e, advice).of_node()
+    })?;
+    // A container's engine may have covered it by /dev/null.
+    let features =
+        sys::tun_features(file.as_fd()).and_then(|features| match features & libc::IFF_TAP {
+            0 => Err(std::io::Error::from_raw_os_error(libc::ENOTTY)),
+            _ => Ok(file),
+        });
+    features.map_err(|e| {
+        let advice = "let root run `rm /dev/net/tun && mknod /dev/net/tun c 10 200`";
+        OpenError::new(format!("cannot open {path}, which is another device"), e, advice)
+            .of_other_device()
     })
 }
 
@@ -135,4 +150,19 @@ fn not_attached(name: &str, flags: libc::c_int, e: std::io::Error) -> OpenError 
         _ => "choose another name".to_owned(),
     };
     OpenError::new(format!("cannot attach to {kind} interface {name:?}"), e, advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_tun_device_is_as_good_as_none() {
+        for path in ["/dev/null", "/dev/zero", "/dev", "/dev/null/tun", "/dev/missing"] {
+            let e = open_clone_device_at(path).expect_err("refused");
+            assert!(e.is_without_node(), "{e}");
+        }
+        let e = open_clone_device_at("/dev/null").expect_err("refused").to_string();
+        assert!(e.contains("another device") && e.contains("mknod"), "{e}");
+    }
 }
