@@ -19,7 +19,7 @@ use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{MsgFlags, SockProtocol, SockType, send, setsockopt, sockopt};
 
 use super::Context;
-use super::host::{self, Failure};
+use super::host::{self, DatagramTrouble, Failure};
 use super::poll::Owner;
 use super::udp::Batch;
 use crate::policy::{Attempt, Protocol};
@@ -37,6 +37,8 @@ const REPLY_V6: u8 = 129;
 const TAKEN_PER_TURN: usize = 64;
 /// Errors that are passed on in one turn of a flow.
 const ERRORS_PER_TURN: usize = 16;
+/// Batches that are received in one turn of a flow. The next reply is another edge.
+const BATCHES_PER_TURN: usize = 16;
 
 /// The guest's address, the destination, the identifier.
 type Key = (IpAddr, IpAddr, u16);
@@ -170,7 +172,7 @@ impl Echoes {
         if flags.contains(EpollFlags::EPOLLERR) {
             self.pass_errors(cx, id);
         }
-        loop {
+        for _ in 0..BATCHES_PER_TURN {
             let Some(flow) = self.flows.get(id) else { return };
             match self.batch.fill(flow.socket.as_fd()) {
                 Ok(has_more) => {
@@ -179,7 +181,12 @@ impl Echoes {
                         return;
                     }
                 }
-                Err(_) => return self.pass_errors(cx, id),
+                // What came after it waits behind it, and the edge is used up.
+                Err(DatagramTrouble::OfEarlier) => self.pass_errors(cx, id),
+                Err(_) => {
+                    cx.refuse(Refusal::HostSocket);
+                    return self.remove(cx, id);
+                }
             }
         }
     }

@@ -167,7 +167,31 @@ pub fn trouble_of(errno: Errno) -> Trouble {
     }
 }
 
-/// Whether an errno of `send` on a connected socket of datagrams may be that of an earlier one, which the call takes
+/// What a failed `recv` means for a socket of datagrams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DatagramTrouble {
+    /// Nothing is there now.
+    NotReady,
+    /// A signal ended the call.
+    Interrupted,
+    /// It was the error of a datagram that was sent before, and is taken away. The error queue has it, too.
+    OfEarlier,
+    /// Nothing can be received: what is there would make the socket ready for ever.
+    Broken,
+}
+
+/// What an errno of `recv` means for a socket of datagrams (recv(2), udp(7), ip(7)). A kernel that has no memory for a
+/// datagram loses it without an errno.
+pub fn datagram_trouble_of(errno: Errno) -> DatagramTrouble {
+    match errno {
+        Errno::EAGAIN => DatagramTrouble::NotReady,
+        Errno::EINTR => DatagramTrouble::Interrupted,
+        e if may_be_of_earlier(e) => DatagramTrouble::OfEarlier,
+        _ => DatagramTrouble::Broken,
+    }
+}
+
+/// Whether an errno of `send` or `recv` on a connected socket of datagrams may be that of an earlier one, which the call takes
 /// away: an ICMP error that came meanwhile (ip(7), IP_RECVERR). The error queue has it, too.
 pub fn may_be_of_earlier(errno: Errno) -> bool {
     matches!(
@@ -299,8 +323,48 @@ mod tests {
             (Errno::EMSGSIZE, Trouble::Over),
             (Errno::ENOTCONN, Trouble::Over),
             (Errno::EPERM, Trouble::Over),
+            // What the network said of it, which `recv` reports once (ip(7), icmp_err_convert).
+            (Errno::EHOSTDOWN, Trouble::Over),
+            (Errno::ENONET, Trouble::Over),
+            (Errno::ENOPROTOOPT, Trouble::Over),
+            (Errno::EOPNOTSUPP, Trouble::Over),
+            (Errno::EPROTO, Trouble::Over),
+            (Errno::EACCES, Trouble::Over),
+            // A module of the host's security, or a socket that is none any more.
+            (Errno::EIO, Trouble::Over),
+            (Errno::EINVAL, Trouble::Over),
+            (Errno::EBADF, Trouble::Over),
         ] {
             assert_eq!(trouble_of(errno), meaning, "{errno}");
+        }
+    }
+
+    #[test]
+    fn a_socket_of_datagrams_outlives_the_errors_of_what_it_has_sent() {
+        use DatagramTrouble::{Broken, Interrupted, NotReady, OfEarlier};
+        for (errno, meaning) in [
+            (Errno::EAGAIN, NotReady),
+            (Errno::EINTR, Interrupted),
+            (Errno::ECONNREFUSED, OfEarlier),
+            (Errno::ENETUNREACH, OfEarlier),
+            (Errno::EHOSTUNREACH, OfEarlier),
+            (Errno::EHOSTDOWN, OfEarlier),
+            (Errno::ENONET, OfEarlier),
+            (Errno::ENOPROTOOPT, OfEarlier),
+            (Errno::EOPNOTSUPP, OfEarlier),
+            (Errno::EPROTO, OfEarlier),
+            (Errno::EMSGSIZE, OfEarlier),
+            (Errno::EACCES, OfEarlier),
+            (Errno::ENOMEM, Broken),
+            (Errno::ENOBUFS, Broken),
+            (Errno::EPERM, Broken),
+            (Errno::ENETDOWN, Broken),
+            (Errno::ENOTCONN, Broken),
+            (Errno::EIO, Broken),
+            (Errno::EINVAL, Broken),
+            (Errno::EBADF, Broken),
+        ] {
+            assert_eq!(datagram_trouble_of(errno), meaning, "{errno}");
         }
     }
 }

@@ -26,6 +26,7 @@ use fulmar_udp::BindOptions;
 use nix::sys::epoll::EpollFlags;
 
 use super::Context;
+use super::host::DatagramTrouble;
 use super::host::{self, Failure};
 use super::poll::Owner;
 use super::siblings::Arrival;
@@ -42,6 +43,8 @@ type Run<'a> = (&'a [u8], Option<u16>);
 
 /// Errors that are passed on in one turn of a flow.
 const ERRORS_PER_TURN: usize = 16;
+/// Errors of a flow in a row that are no datagram's, such as of a module of the host's security: the flow ends.
+const MOST_FAILURES: usize = 16;
 /// Flows that are looked at for one that has rested when the table is full.
 const LOOKED_AT: usize = 16;
 /// Receive queue of the shard's socket, which all flows share, bytes.
@@ -195,6 +198,7 @@ impl Udp {
             is_dns: cx.settings.mapping.is_dns(peer),
             refused_runs: u16::MAX,
             is_queued: false,
+            failures: 0,
             received_in: 0,
             datagrams_out: 0,
             datagrams_in: 0,
@@ -277,14 +281,24 @@ impl Udp {
         cx.stack.pass(Stage::HostReceived);
         match filled {
             Ok(has_more) => {
+                flow.failures = 0;
                 self.send_to_guest(cx, id, 0..self.batch.list().len());
                 has_more && is_burst
             }
-            // An error of an earlier datagram; the error queue has it, too.
-            Err(_) => {
-                self.pass_errors(cx, id);
+            Err(trouble) => {
+                self.receive_failed(cx, id, trouble);
                 false
             }
+        }
+    }
+
+    fn receive_failed(&mut self, cx: &mut Context<'_>, id: SlotId, trouble: DatagramTrouble) {
+        let passed = self.pass_errors(cx, id);
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        flow.failures = if passed > 0 { 0 } else { flow.failures + 1 };
+        if trouble == DatagramTrouble::Broken || flow.failures >= MOST_FAILURES {
+            cx.refuse(Refusal::HostSocket);
+            self.remove(cx, id);
         }
     }
 
@@ -307,12 +321,12 @@ impl Udp {
         }
     }
 
-    /// What the host's network says about datagrams of the guest, the guest is told.
-    fn pass_errors(&mut self, cx: &mut Context<'_>, id: SlotId) {
-        for _ in 0..ERRORS_PER_TURN {
-            let Some(flow) = self.flows.get(id) else { return };
-            let HostSocket::Own(fd) = &flow.host else { return };
-            let Some((said, payload)) = self.batch.receive_error(fd.as_fd()) else { return };
+    /// What the host's network says about datagrams of the guest, the guest is told. Returns how often it said something.
+    fn pass_errors(&mut self, cx: &mut Context<'_>, id: SlotId) -> usize {
+        for passed in 0..ERRORS_PER_TURN {
+            let Some(flow) = self.flows.get(id) else { return passed };
+            let HostSocket::Own(fd) = &flow.host else { return passed };
+            let Some((said, payload)) = self.batch.receive_error(fd.as_fd()) else { return passed };
             let Some(error) = said.error else { continue };
             // A router speaks for itself; the peer by the name that the guest knows it by.
             let from = said.from.filter(|from| *from != flow.host_addr.ip());
@@ -320,6 +334,7 @@ impl Udp {
             let about = InvokingPacket::datagram(flow.guest, flow.peer, payload, payload.len());
             cx.stack.send_icmp_error(cx.now, &about, error, from);
         }
+        ERRORS_PER_TURN
     }
 
     /// A snapshot of the flows.

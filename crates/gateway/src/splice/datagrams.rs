@@ -17,6 +17,7 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
 use super::{Counters, Kind, token};
 use crate::published::PublishedPort;
+use crate::relay::host::{self, DatagramTrouble};
 
 /// Clients of all ports at most, each with a descriptor.
 pub const MAX_FLOWS: usize = 1024;
@@ -113,9 +114,15 @@ impl Datagrams {
                     let sent = self.send_there(id, client, &buffer[..n], epoll, counters);
                     count(&sent, n, [&counters.datagrams_there, &counters.bytes_there], counters);
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                // An error of an earlier answer: the client is gone.
-                Err(_) => {}
+                Err(e) => match trouble_of(&e) {
+                    DatagramTrouble::NotReady => break,
+                    // Of an earlier answer: the client is gone.
+                    DatagramTrouble::Interrupted | DatagramTrouble::OfEarlier => {}
+                    DatagramTrouble::Broken => {
+                        self.unlisten(id);
+                        break;
+                    }
+                },
             }
         }
         self.buffer = buffer;
@@ -181,9 +188,12 @@ impl Datagrams {
                     let sent = port.socket.send_to(&self.buffer[..n], flow.client);
                     count(&sent, n, [&counters.datagrams_back, &counters.bytes_back], counters);
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
-                // Nobody listens at the destination.
-                Err(_) => {}
+                Err(e) => match trouble_of(&e) {
+                    DatagramTrouble::NotReady => return,
+                    // Nobody listens at the destination.
+                    DatagramTrouble::Interrupted | DatagramTrouble::OfEarlier => {}
+                    DatagramTrouble::Broken => return self.remove(id),
+                },
             }
         }
     }
@@ -224,6 +234,10 @@ impl Datagrams {
             self.by_client.remove(&(flow.port, flow.client));
         }
     }
+}
+
+fn trouble_of(e: &io::Error) -> DatagramTrouble {
+    host::datagram_trouble_of(host::errno_of(e))
 }
 
 /// Counts what became of a datagram of `n` bytes.

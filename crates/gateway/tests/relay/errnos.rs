@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, UdpSocket};
+use std::sync::atomic::Ordering::Relaxed;
 
 use fulmar_gateway::stat::{Refusal, Stat};
 use libc::c_long;
@@ -12,12 +13,14 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 use crate::Test;
 use crate::tcp::read_some;
 use crate::udp::{bound, guest_to, receive};
-use crate::world::{HOST, HOST_V6, World, listener};
+use crate::world::{HAS_VETH, HOST, HOST_V6, World, listener};
 
 pub const TESTS: &[Test] = &[
     ("each_errno_of_connect_is_told_or_kept_silent", each_errno_of_connect_is_told),
     ("each_errno_of_a_datagram_is_told_or_counted", each_errno_of_a_datagram_is_told),
     ("each_errno_of_send_ends_a_connection_by_a_reset", each_errno_of_send_ends_a_connection),
+    ("an_errno_of_recv_ends_a_flow_of_datagrams", an_errno_of_recv_ends_a_flow_of_datagrams),
+    ("each_errno_of_recv_ends_a_connection_by_a_reset", each_errno_of_recv_ends_a_connection),
     ("a_shortage_of_the_hosts_kernel_is_waited_for", a_shortage_is_waited_for),
 ];
 
@@ -143,6 +146,46 @@ pub fn take_all_errors(client: &UdpSocket, at: &str) {
     } else {
         setsockopt(client, sockopt::Ipv4RecvErr, &true).unwrap();
     }
+}
+
+fn an_errno_of_recv_ends_a_flow_of_datagrams() {
+    // The last one is that of an earlier datagram for some time.
+    for errno in [libc::ENOMEM, libc::EPERM, libc::EIO, libc::EACCES] {
+        let (world, server) = (failing(libc::SYS_recvmsg, errno), bound(HOST));
+        let client = guest_to(&world, server.local_addr().unwrap());
+        for n in 1..=2 {
+            client.send(b"a question").unwrap();
+            let (_, from) = receive(&server).unwrap();
+            server.send_to(b"an answer", from).unwrap();
+            world.until("it is over and counted", |s| {
+                s.flows.is_empty() && s.totals.refusals.value(Refusal::HostSocket) == n
+            });
+            assert_eq!(world.stat().totals.udp_flows, n, "{errno}");
+        }
+    }
+}
+
+fn each_errno_of_recv_ends_a_connection() {
+    // A TAP is read by the same call.
+    if !HAS_VETH.load(Relaxed) {
+        return;
+    }
+    for errno in [libc::ECONNRESET, libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::EACCES, libc::EIO] {
+        let (world, listener) = (failing(libc::SYS_readv, errno), listener());
+        let (mut guest, mut host) = world.pair(&listener);
+        host.write_all(b"lost").unwrap();
+        assert!(is_reset(&mut guest), "{errno}: the stream is not whole");
+        assert!(is_reset(&mut host), "{errno}: the gateway has given up");
+        world.until("the flow is over", |s| s.flows.is_empty());
+    }
+    let (world, listener) = (failing(libc::SYS_readv, libc::ENOMEM), listener());
+    let (guest, mut host) = world.pair(&listener);
+    host.write_all(b"kept").unwrap();
+    (&guest).write_all(b"sent").unwrap();
+    let mut came = [0; 4];
+    host.read_exact(&mut came).unwrap();
+    let flow = world.stat().flows.remove(0);
+    assert_eq!((flow.bytes_out, flow.bytes_in, flow.state), (4, 0, "open"), "a shortage passes");
 }
 
 fn is_reset(stream: &mut TcpStream) -> bool {

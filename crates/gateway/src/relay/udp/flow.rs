@@ -80,6 +80,8 @@ pub struct Flow {
     /// The host's path refuses runs (UDP_SEGMENT) of datagrams of this length, and of longer ones; bytes.
     pub refused_runs: u16,
     pub is_queued: bool,
+    /// Calls in a row that have received an error, of which the error queue knows nothing.
+    pub failures: usize,
     /// The last turn in which something came from the host.
     pub received_in: u64,
     pub datagrams_out: u64,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use fulmar_base::SlotId;
 use nix::sys::socket::{SockType, setsockopt, sockopt};
 
+use super::super::host::DatagramTrouble;
 use super::super::poll::Owner;
 use super::super::siblings::{Arrival, Message};
 use super::super::tcp::publish::{bound, is_missing_version, places};
@@ -106,7 +107,11 @@ impl Udp {
     pub fn take_published(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
         let Some(published) = self.published.get(id) else { return false };
         let (socket, port) = (Arc::clone(&published.socket), Arc::clone(&published.port));
-        let Ok(has_more) = self.batch.fill(socket.as_fd()) else { return false };
+        let has_more = match self.batch.fill(socket.as_fd()) {
+            Ok(has_more) => has_more,
+            Err(DatagramTrouble::OfEarlier) => return true,
+            Err(_) => return false,
+        };
         for n in 0..self.batch.list().len() {
             self.take_one(cx, &socket, &port, n);
         }

@@ -7,6 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use fulmar_ip::SentError;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 
+use super::super::host::{DatagramTrouble, datagram_trouble_of};
+
 /// Bytes of the longest datagram, or run of datagrams.
 pub const LONGEST: usize = 65_536;
 /// Bytes that are received before they go to the guest.
@@ -45,12 +47,12 @@ impl Default for Batch {
 
 impl Batch {
     /// Receives until nothing is left, or as much as one batch takes. True: there may be more.
-    pub fn fill(&mut self, fd: BorrowedFd<'_>) -> nix::Result<bool> {
+    pub fn fill(&mut self, fd: BorrowedFd<'_>) -> Result<bool, DatagramTrouble> {
         self.fill_up_to(fd, BATCH)
     }
 
     /// The same of so many datagrams or runs at most.
-    pub fn fill_up_to(&mut self, fd: BorrowedFd<'_>, most: usize) -> nix::Result<bool> {
+    pub fn fill_up_to(&mut self, fd: BorrowedFd<'_>, most: usize) -> Result<bool, DatagramTrouble> {
         self.list.clear();
         let mut at = 0;
         while self.list.len() < most.min(BATCH) && at + LONGEST <= self.memory.len() {
@@ -59,10 +61,12 @@ impl Batch {
                     at += received.len;
                     self.list.push(received);
                 }
-                Err(nix::Error::EAGAIN) => return Ok(false),
-                Err(nix::Error::EINTR) => {}
-                Err(_) if !self.list.is_empty() => return Ok(true),
-                Err(e) => return Err(e),
+                Err(errno) => match datagram_trouble_of(errno) {
+                    DatagramTrouble::NotReady => return Ok(false),
+                    DatagramTrouble::Interrupted => {}
+                    _ if !self.list.is_empty() => return Ok(true),
+                    trouble => return Err(trouble),
+                },
             }
         }
         Ok(true)
