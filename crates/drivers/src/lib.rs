@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+mod batch;
 mod buffer_pair;
 mod error;
 mod health;

@@ -29,9 +29,10 @@ use fulmar_base::{Counter, Counters, DropReason, Duration, EtherAddr, Instant, O
 use fulmar_mbuf::Pool;
 use fulmar_netdev::{
     Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Packet,
-    Tally, TxReader, Wake, WakeFd, offload, uso,
+    TxReader, Wake, WakeFd, offload, uso,
 };
 
+use crate::batch::{Completing, Receiving};
 use crate::buffer_pair::{BufferPair, Scratch};
 use crate::placing::{Placer, Prediction};
 use crate::sys::{self, Instruction, MANY, Received};
@@ -221,14 +222,14 @@ impl PacketSocket {
     }
 
     /// Drops frames at the front that the device cannot send.
-    fn drop_unfit(&self, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) {
+    fn drop_unfit(&self, burst: &mut Burst, done: &mut Completing<'_>) {
         while let Some(p) = burst.front() {
             let verdict = match self.lost {
                 Some(_) => Err(DropReason::DeviceGone),
                 None => offload::check(p, &self.caps),
             };
             let Err(reason) = verdict else { return };
-            drop_front(reason, pool, burst, counters);
+            discard_front(reason, burst, done);
         }
     }
 
@@ -419,21 +420,12 @@ fn no_parts<'a>() -> [IoSliceMut<'a>; 3] {
 /// Fills `parts` with the header and the mbufs of a frame. Returns the number of parts.
 fn gather<'a>(parts: &mut [sys::Part<'a>], header: &'a [u8], p: &'a Packet) -> usize {
     let mbufs = p.chain.iter().filter(|m| !m.is_empty()).map(sys::Part::mbuf);
-    let mut used = 0;
-    for (to, part) in parts.iter_mut().zip(std::iter::once(sys::Part::bytes(header)).chain(mbufs)) {
-        *to = part;
-        used += 1;
-    }
-    used
+    sys::gather(parts, std::iter::once(sys::Part::bytes(header)).chain(mbufs))
 }
 
-fn drop_front(reason: DropReason, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) {
+fn discard_front(reason: DropReason, burst: &mut Burst, done: &mut Completing<'_>) {
     if let Some(p) = burst.pop_front() {
-        if reason == DropReason::PageVanished {
-            pool.note_fault(&p.chain);
-        }
-        counters.drop_packet(reason);
-        pool.free(p.chain);
+        done.discard(p, reason);
     }
 }
 
@@ -458,35 +450,32 @@ impl Device for PacketSocket {
         counters: &mut Counters,
     ) -> usize {
         let before = burst.len();
-        let mut tally = Tally::default();
+        let mut done = Completing::new(pool, counters);
         self.is_blocked = false;
         self.retry_at = None;
         loop {
-            self.drop_unfit(pool, burst, counters);
+            self.drop_unfit(burst, &mut done);
             if burst.is_empty() {
                 break;
             }
             self.stats.tx_crossings += 1;
-            let error = match self.send_some(burst, counters) {
+            let error = match self.send_some(burst, done.counters) {
                 Ok(count) => {
                     self.retries = 0;
-                    for p in (0..count).map_while(|_| burst.pop_front()) {
-                        tally.add(&p);
-                        pool.free(p.chain);
-                    }
+                    done.sent_front(count, burst);
                     continue;
                 }
                 Err(e) => e.raw_os_error().unwrap_or(0),
             };
             match self.after_send_error(error, now) {
-                Some(reason) => drop_front(reason, pool, burst, counters),
+                Some(reason) => discard_front(reason, burst, &mut done),
                 None => {
                     self.stats.tx_refusals += 1;
                     break;
                 }
             }
         }
-        tally.sent(counters, &mut self.stats);
+        done.tally.sent(done.counters, &mut self.stats);
         before - burst.len()
     }
 
@@ -498,19 +487,11 @@ impl Device for PacketSocket {
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        let mut tally = Tally::default();
         let mut left = budget.min(out.space());
+        let mut taking = Receiving::new(out, counters);
         self.is_drained = false;
         // The flag may be left from an earlier call.
         self.placer.take_full();
-        let mut deliver = |frame: Result<Packet, DropReason>| match frame {
-            Err(reason) => counters.drop_packet(reason),
-            Ok(p) => {
-                tally.add(&p);
-                // Never full: `left` is bounded by its free space.
-                let _ = out.push(p);
-            }
-        };
         while left > 0 && self.lost.is_none() && !self.placer.take_full() {
             self.stats.rx_crossings += 1;
             let one =
@@ -518,7 +499,7 @@ impl Device for PacketSocket {
             let batch = match one {
                 Some(Ok(Some(frame))) => {
                     left -= 1;
-                    deliver(frame);
+                    taking.deliver(frame);
                     continue;
                 }
                 Some(Err(e)) => Err(e),
@@ -534,12 +515,12 @@ impl Device for PacketSocket {
             };
             left = left.saturating_sub(count);
             for (at, (received, header)) in received.iter().zip(&headers).take(count).enumerate() {
-                deliver(self.take(at, header, *received, pool));
+                taking.deliver(self.take(at, header, *received, pool));
             }
         }
-        self.placer.take_outcome().count(counters, &mut self.stats);
-        tally.received(counters, &mut self.stats);
-        tally.frames as usize
+        self.placer.take_outcome().count(taking.counters, &mut self.stats);
+        taking.tally.received(taking.counters, &mut self.stats);
+        taking.tally.frames as usize
     }
 
     /// The descriptor is level-triggered: readable while a frame is queued.

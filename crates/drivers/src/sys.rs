@@ -439,6 +439,11 @@ impl<'a> Part<'a> {
     }
 }
 
+/// Fills `to` with parts from the front. Returns how many.
+pub fn gather<'a>(to: &mut [Part<'a>], parts: impl Iterator<Item = Part<'a>>) -> usize {
+    to.iter_mut().zip(parts).map(|(to, part)| *to = part).count()
+}
+
 /// Writes the parts as one frame.
 ///
 /// # Errors

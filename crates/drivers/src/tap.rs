@@ -21,24 +21,23 @@ mod vector;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
-use fulmar_base::{Counter, Counters, DropReason, EtherAddr, FlowKey, Instant, OwnerKey, SeqNum};
+use fulmar_base::{Counter, Counters, EtherAddr, FlowKey, Instant, OwnerKey, SeqNum};
 use fulmar_mbuf::{Pool, WritableRange};
 use fulmar_netdev::{
-    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, Packet, Tally,
-    Unsupported, WakeFd, WritableRanges, offload, uso,
+    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, Unsupported, WakeFd,
+    WritableRanges, uso,
 };
 
-use crate::buffer_pair::{BufferPair, Scratch};
+use crate::batch::Completing;
 use crate::placing::Placer;
-use crate::tun_queue::{Attached, MAX_SEGS, Queue};
+use crate::tun_queue::{Attached, Queue};
 use crate::udp_gso::UdpGso;
 use crate::{OpenError, sys, udp_gso, vnet};
 use attach::{attach_alone, open_clone_device};
 use flow_queues::FlowQueues;
-use vector::{Outcome, Vector};
+use vector::Vector;
 
 const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-const ETHER_BYTES: usize = 14;
 
 /// The TAP interface, and the stack's address and MTU on it.
 #[derive(Clone, Debug)]
@@ -83,8 +82,6 @@ impl Default for TapConfig {
 /// One queue of a TAP interface.
 pub struct Tap {
     queue: Queue,
-    pair: BufferPair,
-    scratch: Scratch,
     /// io_uring, if it is available.
     vector: Option<Vector>,
     /// Whether datagrams of one flow are sent as one super-datagram.
@@ -165,8 +162,6 @@ impl Tap {
         let joins = queue.caps.udp_gso && !config.one_by_one;
         Ok(Tap {
             queue,
-            pair: BufferPair::default(),
-            scratch: Scratch::new(),
             joins: if joins { UdpGso::On } else { UdpGso::Off },
             vector,
             last_run: 0,
@@ -187,100 +182,36 @@ impl Tap {
         &self.queue.name
     }
 
-    /// Writes one frame with `writev`: header and mbufs.
-    fn write(&self, p: &Packet) -> std::io::Result<usize> {
-        let header = vnet::request_for(p);
-        let mut parts = [sys::Part::EMPTY; MAX_SEGS + 1];
-        let mut used = 1;
-        parts[0] = sys::Part::bytes(&header);
-        for (part, m) in parts[1..].iter_mut().zip(p.chain.iter().filter(|m| !m.is_empty())) {
-            *part = sys::Part::mbuf(m);
-            used += 1;
-        }
-        sys::write_parts(self.queue.file.as_fd(), &parts[..used])
-    }
-
-    /// Sends or drops the first frame of the burst.
-    fn send_one(
-        &mut self,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        tally: &mut Tally,
-        counters: &mut Counters,
-    ) {
-        let Some(p) = burst.pop_front() else { return };
-        let outcome = match (self.queue.health.lost, offload::check(&p, &self.queue.caps)) {
-            (Some(_), _) => Err(DropReason::DeviceGone),
-            (None, Err(reason)) => Err(reason),
-            (None, Ok(())) => {
-                self.queue.stats.tx_crossings += 1;
-                Ok(match self.write(&p) {
-                    Ok(_) => Outcome::Sent,
-                    Err(e) => Outcome::Failed(e.raw_os_error().unwrap_or(0)),
-                })
-            }
-        };
-        let kept = match outcome {
-            Ok(outcome) => self.complete(p, outcome, pool, tally, counters),
-            Err(reason) => {
-                drop_frame(p, reason, pool, counters);
-                None
-            }
-        };
-        if let Some(p) = kept {
-            self.queue.note_refusal();
-            // Never full: the frame was just taken from it.
-            let _ = burst.push_front(p);
-        }
-    }
-
     /// Sends the first `run` frames with one call of io_uring.
-    fn send_run(
-        &mut self,
-        run: usize,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        tally: &mut Tally,
-        counters: &mut Counters,
-    ) {
-        let Some(mut vector) = self.vector.take() else { return };
-        self.queue.stats.tx_crossings += 1;
-        let kept =
-            vector.send(run, burst, |p, outcome| self.complete(p, outcome, pool, tally, counters));
+    fn send_run(&mut self, run: usize, burst: &mut Burst, done: &mut Completing<'_>) {
+        let Tap { queue, vector: Some(vector), .. } = self else { return };
+        queue.stats.tx_crossings += 1;
+        let kept = vector.send(run, burst, |p, written| queue.complete(p, written, done));
         if !vector.sends() {
-            self.queue.stats.path = format!("{ALONE} (the interface accepted a burst in part)");
+            queue.stats.path = format!("{ALONE} (the interface accepted a burst in part)");
         }
-        self.vector = Some(vector);
         if kept > 0 {
-            self.queue.note_refusal();
+            queue.note_refusal();
         }
     }
 
     /// Sends datagrams of one flow at the front as one super-datagram. False: not possible; no effect.
-    fn send_joined(
-        &mut self,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        tally: &mut Tally,
-        counters: &mut Counters,
-    ) -> bool {
-        if !self.joins.is_on() || burst.len() < uso::LEAST || self.queue.health.lost.is_some() {
+    fn send_joined(&mut self, burst: &mut Burst, done: &mut Completing<'_>) -> bool {
+        let queue = &mut self.queue;
+        if !self.joins.is_on() || burst.len() < uso::LEAST || queue.health.lost.is_some() {
             return false;
         }
-        let Some(joined) = uso::join(&*burst, &self.queue.caps, udp_gso::MOST_SEGS) else {
+        let Some(joined) = uso::join(&*burst, &queue.caps, udp_gso::MOST_SEGS) else {
             return false;
         };
-        self.queue.stats.tx_crossings += 1;
-        let written = udp_gso::write(self.queue.file.as_fd(), &joined, burst, vnet::HEADER_BYTES);
+        queue.stats.tx_crossings += 1;
+        let written = udp_gso::write(queue.file.as_fd(), &joined, burst, vnet::HEADER_BYTES);
         match written.map_err(|e| e.raw_os_error().unwrap_or(0)) {
             Ok(_) => {
-                counters.add(Counter::UsoJoined, joined.count as u64 - 1);
-                for p in (0..joined.count).map_while(|_| burst.pop_front()) {
-                    tally.add(&p);
-                    pool.free(p.chain);
-                }
+                done.counters.add(Counter::UsoJoined, joined.count as u64 - 1);
+                done.sent_front(joined.count, burst);
             }
-            Err(libc::EAGAIN | libc::EINTR) => self.queue.note_refusal(),
+            Err(libc::EAGAIN | libc::EINTR) => queue.note_refusal(),
             Err(libc::EINVAL) => {
                 self.joins = UdpGso::Refused;
                 return false;
@@ -288,42 +219,12 @@ impl Tap {
             Err(errno) => {
                 for p in (0..joined.count).map_while(|_| burst.pop_front()) {
                     // Never kept: EAGAIN and EINTR were handled above.
-                    let _ = self.complete(p, Outcome::Failed(errno), pool, tally, counters);
+                    let _ = queue.complete(p, Err(errno), done);
                 }
             }
         }
         true
     }
-
-    /// Completes a frame: frees it if it was sent or dropped, returns it if it is to be sent again.
-    fn complete(
-        &mut self,
-        p: Packet,
-        outcome: Outcome,
-        pool: &mut Pool,
-        tally: &mut Tally,
-        counters: &mut Counters,
-    ) -> Option<Packet> {
-        match outcome {
-            Outcome::Sent => {
-                tally.add(&p);
-                pool.free(p.chain);
-            }
-            Outcome::Failed(errno) => match self.queue.health.on_write_error(errno) {
-                Some(reason) => drop_frame(p, reason, pool, counters),
-                None => return Some(p),
-            },
-        }
-        None
-    }
-}
-
-pub(crate) fn drop_frame(p: Packet, reason: DropReason, pool: &mut Pool, counters: &mut Counters) {
-    if reason == DropReason::PageVanished {
-        pool.note_fault(&p.chain);
-    }
-    counters.drop_packet(reason);
-    pool.free(p.chain);
 }
 
 impl Device for Tap {
@@ -347,28 +248,25 @@ impl Device for Tap {
         counters: &mut Counters,
     ) -> usize {
         let before = burst.len();
-        let mut tally = Tally::default();
+        let mut done = Completing::new(pool, counters);
         self.queue.is_blocked = false;
         while !burst.is_empty() && !self.queue.is_blocked {
-            if self.send_joined(pool, burst, &mut tally, counters) {
+            if self.send_joined(burst, &mut done) {
                 continue;
             }
             let run = match (&self.vector, self.queue.health.lost) {
                 (Some(vector), None) => vector.run(burst, &self.queue.caps, self.joins),
                 _ => 0,
             };
-            if run > 0 {
-                self.send_run(run, pool, burst, &mut tally, counters);
-            } else {
-                self.send_one(pool, burst, &mut tally, counters);
+            match run {
+                0 => self.queue.send_one(burst, &mut done),
+                _ => self.send_run(run, burst, &mut done),
             }
         }
-        // An accepted frame shows that the interface is up again.
-        self.queue.health.is_down &= tally.frames == 0;
+        self.queue.count_sent(done);
         if let Some(queues) = &mut self.flow_queues {
             queues.watch_for_space(self.queue.file.as_fd(), self.queue.is_blocked);
         }
-        tally.sent(counters, &mut self.queue.stats);
         before - burst.len()
     }
 

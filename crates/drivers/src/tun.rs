@@ -12,19 +12,16 @@
 //! joined by the stack's calls for bursts only ([`Caps::udp_gso`]). Source: linux/if_tun.h,
 //! Documentation/networking/tuntap.rst.
 
-use std::io::{self, IoSliceMut, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use fulmar_base::{Counters, DropReason, Instant};
+use fulmar_base::{Counters, Instant};
 use fulmar_mbuf::Pool;
-use fulmar_netdev::plain_ip::{self, HEADER_BYTES};
-use fulmar_netdev::{Burst, Caps, Device, DeviceStats, Packet, Tally, WakeFd, offload};
+use fulmar_netdev::{Burst, Caps, Device, DeviceStats, WakeFd};
 
-use crate::buffer_pair::{BufferPair, Scratch};
+use crate::OpenError;
+use crate::batch::{Completing, Receiving};
 use crate::tap::attach::{attach, open_clone_device};
-use crate::tap::drop_frame;
-use crate::tun_queue::{Attached, MAX_SEGS, Queue};
-use crate::{OpenError, sys, vnet};
+use crate::tun_queue::{Attached, Queue};
 
 const FLAGS: libc::c_int = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 
@@ -41,8 +38,6 @@ pub struct TunConfig {
 /// One queue of a TUN interface.
 pub struct Tun {
     queue: Queue,
-    pair: BufferPair,
-    scratch: Scratch,
 }
 
 impl Tun {
@@ -93,7 +88,7 @@ impl Tun {
 
     fn over(mut queue: Queue) -> Tun {
         queue.stats.path = "one writev or readv per packet".to_owned();
-        Tun { queue, pair: BufferPair::default(), scratch: Scratch::new() }
+        Tun { queue }
     }
 
     /// The attached descriptor, for another process ([`Tun::from_fd`]).
@@ -104,91 +99,6 @@ impl Tun {
     /// The name of the interface when it was opened.
     pub fn name(&self) -> &str {
         &self.queue.name
-    }
-
-    /// Reads one packet. `None`: the queue is empty, or the interface is gone.
-    fn read(&mut self, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
-        self.pair.prepare(pool);
-        let mut header = [0; vnet::HEADER_BYTES];
-        let [small, large] = self.pair.parts(&mut self.scratch);
-        let (_, first) = small.split_at_mut_checked(HEADER_BYTES)?;
-        let mut parts =
-            [IoSliceMut::new(&mut header), IoSliceMut::new(first), IoSliceMut::new(large)];
-        match (&self.queue.file).read_vectored(&mut parts) {
-            Ok(bytes) => {
-                self.queue.health.is_down = false;
-                Some(self.received(&header, bytes.checked_sub(vnet::HEADER_BYTES), pool))
-            }
-            Err(e) => {
-                self.queue.health.on_read_error(e.raw_os_error().unwrap_or(0));
-                self.queue.is_drained = true;
-                None
-            }
-        }
-    }
-
-    /// The frame of a packet of `bytes` bytes that was read into the buffer pair.
-    fn received(
-        &mut self,
-        header: &[u8; vnet::HEADER_BYTES],
-        bytes: Option<usize>,
-        pool: &mut Pool,
-    ) -> Result<Packet, DropReason> {
-        let bytes = bytes.ok_or(DropReason::Truncated)?;
-        let [small, _] = self.pair.parts(&mut self.scratch);
-        let (link, first) =
-            small.split_first_chunk_mut::<HEADER_BYTES>().ok_or(DropReason::NoBuffer)?;
-        let first = first.get(..bytes).unwrap_or(first);
-        *link = plain_ip::link_header(first, bytes)?;
-        let offload = vnet::parse(header, bytes, first)?.shift(HEADER_BYTES as u16);
-        let chain = self.pair.take(bytes + HEADER_BYTES, &mut self.scratch, pool)?;
-        Ok(Packet { chain, offload })
-    }
-
-    /// Writes one packet with `writev`: virtio-net header, and the mbufs behind the Ethernet header.
-    fn write(&self, p: &Packet) -> io::Result<usize> {
-        let mut parts = [sys::Part::EMPTY; MAX_SEGS + 1];
-        let mut mbufs = p.chain.iter().filter(|m| !m.is_empty());
-        let first = mbufs.next().and_then(|m| m.as_slice().get(HEADER_BYTES..)).unwrap_or(&[]);
-        let header = vnet::request_before(&p.offload.unshift(HEADER_BYTES as u16), first);
-        (parts[0], parts[1]) = (sys::Part::bytes(&header), sys::Part::bytes(first));
-        let mut used = 2;
-        for (part, m) in parts[2..].iter_mut().zip(mbufs) {
-            *part = sys::Part::mbuf(m);
-            used += 1;
-        }
-        sys::write_parts(self.queue.file.as_fd(), &parts[..used])
-    }
-
-    /// Sends or drops the first frame of the burst, or leaves it there: the queue is full then.
-    fn send_one(
-        &mut self,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        tally: &mut Tally,
-        counters: &mut Counters,
-    ) {
-        let Some(p) = burst.pop_front() else { return };
-        let checked = match self.queue.health.lost {
-            Some(_) => Err(DropReason::DeviceGone),
-            None => offload::check(&p, &self.queue.caps).and_then(|()| plain_ip::check_sent(&p)),
-        };
-        if let Err(reason) = checked {
-            return drop_frame(p, reason, pool, counters);
-        }
-        self.queue.stats.tx_crossings += 1;
-        let Err(e) = self.write(&p) else {
-            tally.add_plain_ip(&p);
-            return pool.free(p.chain);
-        };
-        match self.queue.health.on_write_error(e.raw_os_error().unwrap_or(0)) {
-            Some(reason) => drop_frame(p, reason, pool, counters),
-            None => {
-                self.queue.note_refusal();
-                // Never full: the frame was just taken from it.
-                let _ = burst.push_front(p);
-            }
-        }
     }
 }
 
@@ -205,14 +115,13 @@ impl Device for Tun {
         counters: &mut Counters,
     ) -> usize {
         let before = burst.len();
-        let mut tally = Tally::default();
+        let mut done = Completing::new(pool, counters);
         self.queue.is_blocked = false;
         while !burst.is_empty() && !self.queue.is_blocked {
-            self.send_one(pool, burst, &mut tally, counters);
+            self.queue.send_one(burst, &mut done);
         }
-        // An accepted packet shows that the interface is up again.
-        self.queue.health.is_down &= tally.frames == 0;
-        tally.sent(counters, &mut self.queue.stats);
+        done.tally = done.tally.of_plain_ip();
+        self.queue.count_sent(done);
         before - burst.len()
     }
 
@@ -224,24 +133,21 @@ impl Device for Tun {
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        let mut tally = Tally::default();
-        self.queue.is_drained = false;
-        for _ in 0..budget.min(out.space()) {
-            if self.queue.health.lost.is_some() {
-                break;
-            }
-            self.queue.stats.rx_crossings += 1;
-            match self.read(pool) {
-                None => break,
-                Some(Err(reason)) => counters.drop_packet(reason),
-                Some(Ok(p)) => {
-                    tally.add_plain_ip(&p);
-                    // Never full: the number of rounds is bounded by its free space.
-                    let _ = out.push(p);
-                }
+        let queue = &mut self.queue;
+        let mut left = budget.min(out.space());
+        let mut taking = Receiving::new(out, counters);
+        queue.is_drained = false;
+        while left > 0 && !queue.is_drained && queue.health.lost.is_none() {
+            left -= 1;
+            queue.stats.rx_crossings += 1;
+            queue.pair.prepare(pool);
+            match queue.read(None, pool) {
+                Some(frame) => taking.deliver(frame),
+                None => queue.is_drained = true,
             }
         }
-        tally.received(counters, &mut self.queue.stats);
+        let tally = taking.tally.of_plain_ip();
+        tally.received(taking.counters, &mut queue.stats);
         tally.frames as usize
     }
 

@@ -1,14 +1,23 @@
-//! One queue of a TUN or TAP interface: the descriptor, its offloads, and its state.
+//! One queue of a TUN or TAP interface: the descriptor, its offloads, its state, and a frame by one call.
 //!
-//! What a packet looks like in front of the descriptor (`tun.rs`: IP, `tap.rs`: Ethernet), and by which calls it
-//! crosses, is the device's own. Source: linux/if_tun.h, Documentation/networking/tuntap.rst.
+//! What crosses the descriptor is the frame (TAP), or the IP packet behind its link header (TUN,
+//! [`fulmar_netdev::plain_ip`]), with a virtio-net header in front. Runs of frames, datagrams joined and direct
+//! placement are `tap.rs`. Source: linux/if_tun.h, Documentation/networking/tuntap.rst.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use fulmar_netdev::{Caps, DeviceStats, Interest, LinkState, TxReader, TxTime, Wake, WakeFd};
+use fulmar_base::{DropReason, Medium};
+use fulmar_mbuf::Pool;
+use fulmar_netdev::{
+    Burst, Caps, DeviceStats, Interest, LinkState, Packet, TxReader, TxTime, Wake, WakeFd, offload,
+    plain_ip,
+};
+use fulmar_wire::eth;
 
+use crate::batch::Completing;
+use crate::buffer_pair::{BufferPair, Scratch};
 use crate::health::Health;
 use crate::{OpenError, sys, vnet};
 
@@ -62,6 +71,8 @@ pub struct Queue {
     pub name: String,
     control: Option<OwnedFd>,
     pub caps: Caps,
+    pub pair: BufferPair,
+    pub scratch: Scratch,
     pub health: Health,
     /// The last read found the queue empty.
     pub is_drained: bool,
@@ -112,10 +123,130 @@ impl Queue {
             name,
             control,
             caps,
+            pair: BufferPair::default(),
+            scratch: Scratch::new(),
             health: Health::default(),
             is_drained: false,
             is_blocked: false,
         }
+    }
+
+    /// Bytes at the front of a frame that do not cross the descriptor.
+    fn link_bytes(&self) -> usize {
+        match self.caps.medium {
+            Medium::Ethernet => 0,
+            Medium::Ip => plain_ip::HEADER_BYTES,
+        }
+    }
+
+    /// Reads one frame into the buffer pair, which was prepared, from the queue of a flow or from this one.
+    /// `None`: the queue is empty, or the interface is gone.
+    pub fn read(
+        &mut self,
+        flow_queue: Option<&File>,
+        pool: &mut Pool,
+    ) -> Option<Result<Packet, DropReason>> {
+        let mut header = [0; vnet::HEADER_BYTES];
+        let link_bytes = self.link_bytes();
+        let [small, large] = self.pair.parts(&mut self.scratch);
+        let (_, first) = small.split_at_mut_checked(link_bytes)?;
+        let mut parts =
+            [IoSliceMut::new(&mut header), IoSliceMut::new(first), IoSliceMut::new(large)];
+        match flow_queue.unwrap_or(&self.file).read_vectored(&mut parts) {
+            Ok(bytes) => {
+                self.health.is_down = false;
+                Some(self.received(&header, bytes.checked_sub(vnet::HEADER_BYTES), pool))
+            }
+            Err(e) => {
+                self.health.on_read_error(e.raw_os_error().unwrap_or(0));
+                None
+            }
+        }
+    }
+
+    /// The frame of `bytes` bytes that crossed into the buffer pair. `None`: not even a virtio-net header did.
+    fn received(
+        &mut self,
+        header: &[u8; vnet::HEADER_BYTES],
+        bytes: Option<usize>,
+        pool: &mut Pool,
+    ) -> Result<Packet, DropReason> {
+        let bytes = bytes.ok_or(DropReason::Truncated)?;
+        let link_bytes = self.link_bytes();
+        let [small, _] = self.pair.parts(&mut self.scratch);
+        let (link, first) = small.split_at_mut_checked(link_bytes).ok_or(DropReason::NoBuffer)?;
+        let first = first.get(..bytes).unwrap_or(first);
+        match self.caps.medium {
+            Medium::Ethernet if bytes < eth::HEADER_BYTES => return Err(DropReason::Truncated),
+            Medium::Ethernet => {}
+            Medium::Ip => link.copy_from_slice(&plain_ip::link_header(first, bytes)?),
+        }
+        let offload = vnet::parse(header, bytes, first)?.shift(link_bytes as u16);
+        let chain = self.pair.take(bytes + link_bytes, &mut self.scratch, pool)?;
+        Ok(Packet { chain, offload })
+    }
+
+    /// Sends the first frame of the burst with one call, drops it, or leaves it there: the queue is full then.
+    pub fn send_one(&mut self, burst: &mut Burst, done: &mut Completing<'_>) {
+        let Some(p) = burst.pop_front() else { return };
+        if let Err(reason) = self.check(&p) {
+            return done.discard(p, reason);
+        }
+        self.stats.tx_crossings += 1;
+        let written = self.write(&p).map(drop).map_err(|e| e.raw_os_error().unwrap_or(0));
+        if let Some(p) = self.complete(p, written, done) {
+            self.note_refusal();
+            // Never full: the frame was just taken from it.
+            let _ = burst.push_front(p);
+        }
+    }
+
+    fn check(&self, p: &Packet) -> Result<(), DropReason> {
+        if self.health.lost.is_some() {
+            return Err(DropReason::DeviceGone);
+        }
+        offload::check(p, &self.caps)?;
+        match self.caps.medium {
+            Medium::Ethernet => Ok(()),
+            Medium::Ip => plain_ip::check_sent(p),
+        }
+    }
+
+    /// Writes one frame with `writev`: virtio-net header and mbufs.
+    fn write(&self, p: &Packet) -> io::Result<usize> {
+        let link_bytes = self.link_bytes();
+        let mut mbufs = p.chain.iter().filter(|m| !m.is_empty());
+        let first = mbufs.next().and_then(|m| m.as_slice().get(link_bytes..)).unwrap_or(&[]);
+        let header = vnet::request_before(&p.offload.unshift(link_bytes as u16), first);
+        let mut parts = [sys::Part::EMPTY; MAX_SEGS + 1];
+        (parts[0], parts[1]) = (sys::Part::bytes(&header), sys::Part::bytes(first));
+        let used = sys::gather(&mut parts[2..], mbufs.map(sys::Part::mbuf));
+        sys::write_parts(self.file.as_fd(), &parts[..2 + used])
+    }
+
+    /// Completes a frame: frees it if it was sent or dropped, returns it if it is to be sent again.
+    pub fn complete(
+        &mut self,
+        p: Packet,
+        written: Result<(), i32>,
+        done: &mut Completing<'_>,
+    ) -> Option<Packet> {
+        let Err(errno) = written else {
+            done.sent(p);
+            return None;
+        };
+        match self.health.on_write_error(errno) {
+            Some(reason) => done.discard(p, reason),
+            None => return Some(p),
+        }
+        None
+    }
+
+    /// The end of a transmit burst.
+    pub fn count_sent(&mut self, done: Completing<'_>) {
+        // An accepted frame shows that the interface is up again.
+        self.health.is_down &= done.tally.frames == 0;
+        done.tally.sent(done.counters, &mut self.stats);
     }
 
     /// The device refused a frame, which stays queued.

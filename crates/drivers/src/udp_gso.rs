@@ -67,10 +67,6 @@ pub fn write(
         let others = mbufs.filter(|m| !m.is_empty()).map(sys::Part::mbuf);
         (!rest.is_empty()).then(|| sys::Part::bytes(rest)).into_iter().chain(others)
     });
-    let mut used = 2;
-    for (to, part) in parts[2..].iter_mut().zip(payload) {
-        *to = part;
-        used += 1;
-    }
-    sys::write_parts(fd, &parts[..used])
+    let used = sys::gather(&mut parts[2..], payload);
+    sys::write_parts(fd, &parts[..2 + used])
 }

@@ -11,7 +11,7 @@
 
 use alloc::boxed::Box;
 
-use fulmar_base::Offload;
+use fulmar_base::{Counters, DropReason, Offload};
 use fulmar_mbuf::{Mbuf, Pool};
 
 use crate::{Caps, Packet, offload};
@@ -151,6 +151,20 @@ impl Burst {
     /// How many frames it holds at most.
     pub fn capacity(&self) -> usize {
         self.capacity
+    }
+
+    /// Drops every frame for one reason. Returns how many.
+    pub fn discard(
+        &mut self,
+        reason: DropReason,
+        pool: &mut Pool,
+        counters: &mut Counters,
+    ) -> usize {
+        let count = self.len;
+        while let Some(p) = self.pop_front() {
+            p.discard(reason, pool, counters);
+        }
+        count
     }
 
     /// Frees every frame.

@@ -235,7 +235,7 @@ impl Path {
             match offload::segment(p, pool, &mut self.cuts, counters) {
                 Ok(()) => {}
                 Err(u) if u.why == Refusal::NoRoom => rest = Some(u.packet),
-                Err(u) => drop_frame(u.packet, reason(u.why), pool, counters),
+                Err(u) => u.packet.discard(reason(u.why), pool, counters),
             }
             while let Some(mut p) = self.cuts.pop_front() {
                 if self.cuts_are == Cuts::Own && p.chain.truesize() > 4 * p.chain.len() {
@@ -259,17 +259,17 @@ impl Path {
     ) {
         if self.is_too_large(&p) {
             self.counts.oversized += 1;
-            return drop_frame(p, DropReason::Injected, pool, counters);
+            return p.discard(DropReason::Injected, pool, counters);
         }
         let left = match self.bottleneck.pass(now, &p, &self.how) {
             Passage::Dropped => {
                 self.counts.queue_drops += p.wire_packets() as u64;
-                return drop_frame(p, DropReason::TxQueueFull, pool, counters);
+                return p.discard(DropReason::TxQueueFull, pool, counters);
             }
             Passage::Struck(left) if !(self.how.ecn && mark_congestion(&mut p, pool)) => {
                 self.bottleneck.give_back(left, &p, &self.how);
                 self.counts.queue_drops += p.wire_packets() as u64;
-                return drop_frame(p, DropReason::TxQueueFull, pool, counters);
+                return p.discard(DropReason::TxQueueFull, pool, counters);
             }
             Passage::Struck(left) => {
                 self.counts.marked += p.wire_packets() as u64;
@@ -281,12 +281,12 @@ impl Path {
         self.counts.passed_ns += left.since(now).as_nanos() as u64;
         if self.is_lost(now) {
             self.counts.lost += 1;
-            return drop_frame(p, DropReason::Injected, pool, counters);
+            return p.discard(DropReason::Injected, pool, counters);
         }
         if flips {
             match corrupt(&mut p, &mut self.rng, pool) {
                 Ok(is_flipped) => self.counts.corrupted += u64::from(is_flipped),
-                Err(NoBuffer) => return drop_frame(p, DropReason::NoBuffer, pool, counters),
+                Err(NoBuffer) => return p.discard(DropReason::NoBuffer, pool, counters),
             }
         }
         if self.rng.happens(self.duplicate) {
@@ -330,7 +330,7 @@ impl Path {
             let overtakers = 1 + self.rng.below(u64::from(self.how.reorder_pkts)) as u32;
             let due = due + self.how.reorder_delay;
             if self.held_frames() >= self.capacity {
-                return drop_frame(p, DropReason::TxQueueFull, pool, counters);
+                return p.discard(DropReason::TxQueueFull, pool, counters);
             }
             return self.waiting.push_back(Waiting { overtakers, due, packet: p });
         }
@@ -344,7 +344,7 @@ impl Path {
 
     fn hold(&mut self, due: Instant, p: Packet, pool: &mut Pool, counters: &mut Counters) {
         if let Err(p) = self.way.push(due, p) {
-            drop_frame(p, DropReason::TxQueueFull, pool, counters);
+            p.discard(DropReason::TxQueueFull, pool, counters);
         }
     }
 
@@ -376,11 +376,6 @@ impl Path {
         let waiting = self.waiting.iter().map(|w| w.due).min();
         waiting.into_iter().chain(self.way.next_due()).min()
     }
-}
-
-pub(crate) fn drop_frame(p: Packet, reason: DropReason, pool: &mut Pool, counters: &mut Counters) {
-    counters.drop_packet(reason);
-    pool.free(p.chain);
 }
 
 const fn reason(why: Refusal) -> DropReason {

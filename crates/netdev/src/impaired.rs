@@ -10,7 +10,7 @@ use alloc::format;
 use fulmar_base::{Counters, Duration, Instant};
 use fulmar_mbuf::Pool;
 
-use crate::impair::{Cuts, Impairments, Path, PathCounts, drop_frame};
+use crate::impair::{Cuts, Impairments, Path, PathCounts};
 use crate::{Burst, Caps, Device, DeviceStats, DirectPlacement, Rng, forward_device, offload};
 
 /// Frames held per direction before no more are accepted, where no bottleneck needs more.
@@ -102,7 +102,7 @@ impl<D: Device> Device for Impaired<D> {
             let Some(p) = burst.pop_front() else { break };
             match offload::check(&p, self.inner.caps()) {
                 Ok(()) => self.tx.send(now, p, pool, counters),
-                Err(reason) => drop_frame(p, reason, pool, counters),
+                Err(reason) => p.discard(reason, pool, counters),
             }
         }
         self.flush(now, pool, counters);

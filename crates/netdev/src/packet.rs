@@ -1,7 +1,7 @@
 //! A frame with what is still to be done to it.
 
-use fulmar_base::Offload;
-use fulmar_mbuf::Chain;
+use fulmar_base::{Counters, DropReason, Offload};
+use fulmar_mbuf::{Chain, Pool};
 
 /// A whole Ethernet frame, without frame check sequence, and what is still to be done to it.
 #[derive(Debug)]
@@ -21,6 +21,15 @@ impl Packet {
     /// Whether a receiver need not sum the transport: checked by the device, or never on a wire.
     pub const fn is_checksum_trusted(&self) -> bool {
         self.offload.needs_csum || self.offload.csum_valid
+    }
+
+    /// Drops the frame: counts `reason` and frees its memory.
+    pub fn discard(self, reason: DropReason, pool: &mut Pool, counters: &mut Counters) {
+        if reason == DropReason::PageVanished {
+            pool.note_fault(&self.chain);
+        }
+        counters.drop_packet(reason);
+        pool.free(self.chain);
     }
 
     /// How many packets on the wire the frame stands for; at least 1.

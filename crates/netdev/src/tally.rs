@@ -1,8 +1,9 @@
 //! Counting the frames of one burst, so that the counters are touched once per burst.
 
 use fulmar_base::{Counter, Counters};
+use fulmar_mbuf::Pool;
 
-use crate::{DeviceStats, Packet};
+use crate::{Burst, DeviceStats, Packet};
 
 /// Frames, packets and bytes of one burst.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -24,11 +25,25 @@ impl Tally {
         self.bytes += p.chain.len() as u64;
     }
 
-    /// Counts one frame of a medium without a link layer: the bytes of its IP packet.
+    /// The burst on a medium without a link layer: the bytes are those of its IP packets.
+    #[must_use]
+    pub fn of_plain_ip(self) -> Tally {
+        let link_bytes = self.frames.saturating_mul(crate::plain_ip::HEADER_BYTES as u64);
+        Tally { bytes: self.bytes.saturating_sub(link_bytes), ..self }
+    }
+
+    /// Counts a sent frame and frees it.
     #[inline]
-    pub fn add_plain_ip(&mut self, p: &Packet) {
-        self.add(p);
-        self.bytes -= (p.chain.len() as u64).min(crate::plain_ip::HEADER_BYTES as u64);
+    pub fn complete(&mut self, p: Packet, pool: &mut Pool) {
+        self.add(&p);
+        pool.free(p.chain);
+    }
+
+    /// Counts a received frame and appends it to `out`, which has space: a receive burst is bounded by it.
+    #[inline]
+    pub fn receive(&mut self, p: Packet, out: &mut Burst) {
+        self.add(&p);
+        let _ = out.push(p);
     }
 
     /// Adds the burst to what was sent.

@@ -185,8 +185,7 @@ impl Link {
             let Some(p) = burst.pop_front() else { break };
             moved.taken += 1;
             if let Err(reason) = verdict {
-                counters.drop_packet(reason);
-                pool.free(p.chain);
+                p.discard(reason, pool, counters);
                 continue;
             }
             moved.tally.add(&p);
@@ -195,13 +194,6 @@ impl Link {
         // Before the lock is released: the receiver subtracts what it finds in the queue.
         lane.load.fetch_add(Load::of(&moved.tally).0, SeqCst);
         moved
-    }
-
-    fn drop_all(pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) -> usize {
-        let count = burst.len();
-        (0..count).for_each(|_| counters.drop_packet(DropReason::DeviceGone));
-        burst.clear(pool);
-        count
     }
 
     /// Takes the whole lane by swapping queues: one lock per batch. `taken` of the counted frames were
@@ -258,7 +250,7 @@ impl Device for Link {
             return 0;
         }
         if !self.has_peer() {
-            return Link::drop_all(pool, burst, counters);
+            return burst.discard(DropReason::DeviceGone, pool, counters);
         }
         let mut moved = self.move_out(pool, burst, counters);
         self.stats.tx_crossings += 1;
@@ -292,9 +284,7 @@ impl Device for Link {
                 self.refill(tally.frames);
             }
             let Some(p) = self.stash.pop_front() else { break };
-            tally.add(&p);
-            // Never full: the number of rounds is bounded by its free space.
-            let _ = out.push(p);
+            tally.receive(p, out);
         }
         if tally.frames > 0 {
             self.release(tally);

@@ -94,8 +94,7 @@ impl Device for SimLink {
         let mut path = self.path(self.side);
         while let Some(p) = burst.pop_front() {
             if let Err(reason) = offload::check(&p, &self.caps) {
-                counters.drop_packet(reason);
-                pool.free(p.chain);
+                p.discard(reason, pool, counters);
                 continue;
             }
             tally.add(&p);
@@ -119,9 +118,7 @@ impl Device for SimLink {
         let mut path = self.path(1 - self.side);
         for _ in 0..budget.min(out.space()) {
             let Some(p) = path.pop_due(now, pool, counters) else { break };
-            tally.add(&p);
-            // Never full: the number of rounds is bounded by its free space.
-            let _ = out.push(p);
+            tally.receive(p, out);
         }
         drop(path);
         self.stats.rx_crossings += 1;

@@ -176,9 +176,8 @@ impl Shm {
         let (mut taken, mut tally) = (0, Tally::default());
         while let Some(p) = burst.front() {
             if let Err(reason) = offload::check(p, &self.caps) {
-                counters.drop_packet(reason);
                 if let Some(p) = burst.pop_front() {
-                    pool.free(p.chain);
+                    p.discard(reason, pool, counters);
                 }
                 taken += 1;
                 continue;
@@ -525,10 +524,7 @@ impl Device for Shm {
             self.reap(pool);
         }
         if self.end.is_some() {
-            let count = burst.len();
-            (0..count).for_each(|_| counters.drop_packet(DropReason::DeviceGone));
-            burst.clear(pool);
-            return count;
+            return burst.discard(DropReason::DeviceGone, pool, counters);
         }
         let mut taken = self.move_out(pool, burst, counters);
         if !burst.is_empty() {
@@ -568,11 +564,7 @@ impl Device for Shm {
         let mut tally = Tally::default();
         for _ in 0..pending.min(budget.min(out.space()) as u64) {
             match self.take(pool, counters) {
-                Ok(Some(p)) => {
-                    tally.add(&p);
-                    // Never full: the number of rounds is bounded by its free space.
-                    let _ = out.push(p);
-                }
+                Ok(Some(p)) => tally.receive(p, out),
                 Ok(None) => {}
                 Err(v) => {
                     counters.drop_packet(DropReason::ShmInvalid);

@@ -6,61 +6,29 @@ use std::os::fd::AsFd;
 
 use fulmar_base::{Counters, DropReason, FlowKey, Instant};
 use fulmar_mbuf::Pool;
-use fulmar_netdev::{Burst, Packet, Tally};
+use fulmar_netdev::{Burst, Packet};
 
 use super::flow_queues::FlowQueues;
 use super::flow_queues::table::{Queues, ReadEnd, Table, read_round_robin};
-use super::{ETHER_BYTES, Tap, vector};
+use super::{Tap, vector};
+use crate::batch::Receiving;
 use crate::placing::{Outcome, Prediction};
 use crate::vnet;
 
 impl Tap {
     /// Reads one frame from a queue. `None`: the queue is empty.
     fn read(&mut self, source: Source<'_>, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
-        let is_whole = self.pair.prepare(pool);
+        let is_whole = self.queue.pair.prepare(pool);
         let prediction = match source {
             Source::Main => self.placer.prediction(),
             Source::Of(_, flow) => self.placer.predict_flow(&flow),
         };
         let places = !self.placer.is_idle()
-            && (is_whole || self.placer.parts(prediction, &mut self.pair).is_some());
+            && (is_whole || self.placer.parts(prediction, &mut self.queue.pair).is_some());
         match places {
             true => self.read_placed(source, prediction, pool),
-            false => self.read_plain(source, pool),
+            false => self.queue.read(source.flow_queue(), pool),
         }
-    }
-
-    /// As [`Tap::read`], into the buffer pair.
-    #[inline(never)]
-    fn read_plain(
-        &mut self,
-        source: Source<'_>,
-        pool: &mut Pool,
-    ) -> Option<Result<Packet, DropReason>> {
-        let mut header = [0; vnet::HEADER_BYTES];
-        let [small, large] = self.pair.parts(&mut self.scratch);
-        let mut parts =
-            [IoSliceMut::new(&mut header), IoSliceMut::new(small), IoSliceMut::new(large)];
-        let bytes = match source.file(&self.queue.file).read_vectored(&mut parts) {
-            Ok(bytes) => bytes,
-            Err(e) => {
-                self.queue.health.on_read_error(e.raw_os_error().unwrap_or(0));
-                return None;
-            }
-        };
-        self.queue.health.is_down = false;
-        let frame_bytes = bytes.saturating_sub(vnet::HEADER_BYTES);
-        if frame_bytes < ETHER_BYTES {
-            return Some(Err(DropReason::Truncated));
-        }
-        let [front, _] = self.pair.parts(&mut self.scratch);
-        let front = front.get(..frame_bytes).unwrap_or(front);
-        let offload = vnet::parse(&header, frame_bytes, front);
-        let frame = offload.and_then(|offload| {
-            let chain = self.pair.take(frame_bytes, &mut self.scratch, pool)?;
-            Ok(Packet { chain, offload })
-        });
-        Some(frame)
     }
 
     /// As [`Tap::read`], into the ranges of the flow that is aimed at. The pool has the buffers.
@@ -71,9 +39,10 @@ impl Tap {
         pool: &mut Pool,
     ) -> Option<Result<Packet, DropReason>> {
         let mut header = [0; vnet::HEADER_BYTES];
-        let [head, a, b, rest] = self.placer.parts(prediction, &mut self.pair)?;
+        let [head, a, b, rest] = self.placer.parts(prediction, &mut self.queue.pair)?;
         let mut parts = [&mut header, head, a, b, rest].map(IoSliceMut::new);
-        let bytes = match source.file(&self.queue.file).read_vectored(&mut parts) {
+        let bytes = match source.flow_queue().unwrap_or(&self.queue.file).read_vectored(&mut parts)
+        {
             Ok(bytes) => bytes.saturating_sub(vnet::HEADER_BYTES),
             Err(e) => {
                 let errno = e.raw_os_error().unwrap_or(0);
@@ -85,7 +54,7 @@ impl Tap {
             }
         };
         self.queue.health.is_down = false;
-        Some(self.placer.packet(prediction, &header, bytes, &mut self.pair, pool))
+        Some(self.placer.packet(prediction, &header, bytes, &mut self.queue.pair, pool))
     }
 
     /// How many frames to read with one call after `run` short ones; at most `left`. 0: a plain `readv`.
@@ -100,30 +69,21 @@ impl Tap {
     }
 
     /// Reads one frame with `readv`.
-    fn read_one(
-        &mut self,
-        pool: &mut Pool,
-        mut keep: impl FnMut(Result<Packet, DropReason>),
-    ) -> (usize, bool) {
-        let Some(frame) = self.read(Source::Main, pool) else {
+    fn read_one(&mut self, taking: &mut Taking<'_>) -> (usize, bool) {
+        let Some(frame) = self.read(Source::Main, taking.pool) else {
             self.queue.is_drained = true;
             return (0, true);
         };
         let short = frame.as_ref().is_ok_and(|p| vector::is_short(p.chain.len()));
-        keep(frame);
+        taking.frames.deliver(frame);
         (1, short)
     }
 
     /// Reads up to `ask` frames with one call of io_uring.
     #[inline(never)]
-    fn read_run(
-        &mut self,
-        ask: usize,
-        pool: &mut Pool,
-        keep: impl FnMut(Result<Packet, DropReason>),
-    ) -> (usize, bool) {
+    fn read_run(&mut self, ask: usize, taking: &mut Taking<'_>) -> (usize, bool) {
         let Some(vector) = &mut self.vector else { return (0, true) };
-        let came = vector.receive(ask, pool, keep);
+        let came = vector.receive(ask, taking.pool, |frame| taking.frames.deliver(frame));
         if came.frames > 0 {
             self.queue.health.is_down = false;
         }
@@ -144,15 +104,15 @@ impl Tap {
         counters: &mut Counters,
     ) -> usize {
         let left = budget.min(out.space());
-        let mut taking =
-            Taking { pool, out, counters, tally: Tally::default(), left, from_main: 0 };
+        let frames = Receiving::new(out, counters);
+        let mut taking = Taking { pool, frames, left, from_main: 0 };
         self.queue.is_drained = false;
         if self.flow_queues.as_ref().is_some_and(|q| q.table.is_in_use()) {
             self.take_from_all(now, &mut taking);
         } else {
             self.take_from_main(&mut taking);
         }
-        let Taking { tally, counters, from_main, .. } = taking;
+        let Taking { frames: Receiving { tally, counters, .. }, from_main, .. } = taking;
         tally.received(counters, &mut self.queue.stats);
         let outcome = self.placer.take_outcome();
         outcome.count(counters, &mut self.queue.stats);
@@ -170,10 +130,9 @@ impl Tap {
         {
             self.queue.stats.rx_crossings += 1;
             let ask = if all_short { self.ask(run, taking.left) } else { 0 };
-            let (pool, keep) = taking.split();
             let (came, short) = match ask {
-                0 => self.read_one(pool, keep),
-                _ => self.read_run(ask, pool, keep),
+                0 => self.read_one(taking),
+                _ => self.read_run(ask, taking),
             };
             taking.left -= came;
             (run, all_short) = (run + came, all_short && short);
@@ -244,10 +203,10 @@ enum Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    fn file(self, main: &'a File) -> &'a File {
+    fn flow_queue(self) -> Option<&'a File> {
         match self {
-            Source::Main => main,
-            Source::Of(file, _) => file,
+            Source::Main => None,
+            Source::Of(file, _) => Some(file),
         }
     }
 }
@@ -276,11 +235,10 @@ impl AllQueues<'_, '_> {
         let AllQueues { tap, queues, taking, now } = self;
         let Some(file) = queues.file(queue) else { return OneRead::Empty };
         tap.queue.stats.rx_crossings += 1;
-        let (pool, mut keep) = taking.split();
-        let Some(frame) = tap.read(Source::Of(file, flow), pool) else { return OneRead::Empty };
+        let frame = tap.read(Source::Of(file, flow), taking.pool);
+        let Some(frame) = frame else { return OneRead::Empty };
         let bytes = frame.as_ref().map_or(0, |p| p.chain.len());
-        keep(frame);
-        drop(keep);
+        taking.frames.deliver(frame);
         taking.left -= 1;
         let has_ranges = tap.placer.has_ranges(&flow);
         match has_ranges || queues.table.on_unplaced(queue, *now, bytes) {
@@ -335,28 +293,9 @@ impl Queues for AllQueues<'_, '_> {
 /// The state of one receive burst.
 struct Taking<'a> {
     pool: &'a mut Pool,
-    out: &'a mut Burst,
-    counters: &'a mut Counters,
-    tally: Tally,
+    frames: Receiving<'a>,
     /// Frames that may still be taken.
     left: usize,
     /// Frames received from the main queue.
     from_main: usize,
-}
-
-impl Taking<'_> {
-    /// The pool, and the closure that appends a frame to the burst.
-    fn split(&mut self) -> (&mut Pool, impl FnMut(Result<Packet, DropReason>)) {
-        let (pool, out, counters, tally) =
-            (&mut *self.pool, &mut *self.out, &mut *self.counters, &mut self.tally);
-        let keep = move |frame: Result<Packet, DropReason>| match frame {
-            Err(reason) => counters.drop_packet(reason),
-            Ok(p) => {
-                tally.add(&p);
-                // Never full: the number of rounds is bounded by its free space.
-                let _ = out.push(p);
-            }
-        };
-        (pool, keep)
-    }
 }

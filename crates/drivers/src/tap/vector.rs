@@ -26,6 +26,7 @@ use std::os::fd::BorrowedFd;
 use fulmar_base::DropReason;
 use fulmar_mbuf::{Chain, Pool, Purpose};
 use fulmar_netdev::{Burst, Caps, Packet, offload, uso};
+use fulmar_wire::eth;
 
 use crate::buffer_pair::{LARGE_BYTES, SMALL_BYTES};
 use crate::udp_gso::UdpGso;
@@ -58,13 +59,8 @@ pub struct Vector {
     refused: Burst,
 }
 
-/// What became of a frame that was offered.
-pub enum Outcome {
-    /// It is the interface's.
-    Sent,
-    /// A negative errno of the system, without its sign.
-    Failed(i32),
-}
+/// Whether the interface accepted a frame; the errno if not.
+pub type Written = Result<(), i32>;
 
 impl Vector {
     /// The rings of a TAP, or the reason why there are none, as the rest of a sentence.
@@ -125,7 +121,7 @@ impl Vector {
         &mut self,
         run: usize,
         burst: &mut Burst,
-        mut complete: impl FnMut(Packet, Outcome) -> Option<Packet>,
+        mut complete: impl FnMut(Packet, Written) -> Option<Packet>,
     ) -> usize {
         let mut lengths = [0; TX_SLOTS];
         for ((slot, length), p) in lengths.iter_mut().enumerate().zip(burst.iter()).take(run) {
@@ -225,18 +221,18 @@ fn complete_all(
     results: impl Iterator<Item = Option<i32>>,
     burst: &mut Burst,
     refused: &mut Burst,
-    complete: &mut impl FnMut(Packet, Outcome) -> Option<Packet>,
+    complete: &mut impl FnMut(Packet, Written) -> Option<Packet>,
 ) -> bool {
     let mut in_order = true;
     for result in results {
         let Some(p) = burst.pop_front() else { break };
         // What the system does not tell of is not sent again: once is better than twice.
-        let outcome = match result.unwrap_or(-libc::EREMOTEIO) {
-            0.. => Outcome::Sent,
-            e => Outcome::Failed(e.saturating_neg()),
+        let written = match result.unwrap_or(-libc::EREMOTEIO) {
+            0.. => Ok(()),
+            e => Err(e.saturating_neg()),
         };
-        in_order &= refused.is_empty() || !matches!(outcome, Outcome::Sent);
-        if let Some(p) = complete(p, outcome) {
+        in_order &= refused.is_empty() || written.is_err();
+        if let Some(p) = complete(p, written) {
             // It holds as many as there are slots.
             let _ = refused.push(p);
         }
@@ -258,7 +254,7 @@ fn put_back(refused: &mut Burst, burst: &mut Burst) -> usize {
 fn keep(bytes: &[u8], pool: &mut Pool) -> Result<Packet, DropReason> {
     let (header, frame) =
         bytes.split_first_chunk::<{ vnet::HEADER_BYTES }>().ok_or(DropReason::Truncated)?;
-    if frame.len() < super::ETHER_BYTES {
+    if frame.len() < eth::HEADER_BYTES {
         return Err(DropReason::Truncated);
     }
     let offload = vnet::parse(header, frame.len(), frame)?;

@@ -2,14 +2,16 @@
 
 use std::os::unix::net::UnixDatagram;
 
-use fulmar_base::{Counter, Gso, GsoKind, Medium, Offload};
+use fulmar_base::{Counter, DropReason, Gso, GsoKind, Medium, Offload};
 use fulmar_mbuf::{Chain, PoolConfig, Purpose};
 use fulmar_wire::eth;
 use proptest::prelude::*;
 
 use super::*;
-use crate::tun_queue::MAX_IP_BYTES;
-use fulmar_netdev::Interest;
+use crate::tun_queue::{MAX_IP_BYTES, MAX_SEGS};
+use crate::vnet;
+use fulmar_netdev::plain_ip::HEADER_BYTES;
+use fulmar_netdev::{Interest, Packet};
 use std::fs::File;
 
 /// The driver, and the other end of its descriptor.

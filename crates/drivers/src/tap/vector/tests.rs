@@ -46,11 +46,11 @@ fn numbers(burst: &Burst) -> Vec<u8> {
 fn keeper<'a>(
     pool: &'a mut Pool,
     sent: &'a mut Vec<u8>,
-) -> impl FnMut(Packet, Outcome) -> Option<Packet> + use<'a> {
-    |p, outcome| match outcome {
-        Outcome::Failed(libc::EAGAIN) => Some(p),
-        outcome => {
-            if matches!(outcome, Outcome::Sent) {
+) -> impl FnMut(Packet, Written) -> Option<Packet> + use<'a> {
+    |p, written| match written {
+        Err(libc::EAGAIN) => Some(p),
+        written => {
+            if written.is_ok() {
                 sent.push(p.chain.to_vec()[0]);
             }
             pool.free(p.chain);
