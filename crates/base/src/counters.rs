@@ -176,6 +176,8 @@ counters! {
     TcpEcnDistrusted, "tcp_ecn_distrusted";
     /// Bytes that arrived out of order.
     TcpOutOfOrderBytes, "tcp_out_of_order_bytes";
+    /// Received bytes copied together because their buffers would waste storage that other windows need.
+    TcpCollapsedBytes, "tcp_collapsed_bytes";
     /// Zero-window probes sent.
     TcpWindowProbes, "tcp_window_probes";
     /// Challenge ACKs sent (RFC 5961).

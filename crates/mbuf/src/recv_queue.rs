@@ -20,7 +20,7 @@
 
 use alloc::collections::VecDeque;
 
-use crate::{BufId, Chain, MAX_MBUF_BYTES, Mbuf, Pool, Purpose};
+use crate::{BufId, Chain, MAX_MBUF_BYTES, Mbuf, Pool, Purpose, SegMut};
 
 /// Maximum runs of out-of-order bytes in a queue. A window with more holes is an attack, or is recovered
 /// as well by retransmission from the first hole.
@@ -145,16 +145,7 @@ impl RecvQueue {
     pub fn fill_tail(&mut self, chain: &mut Chain, pool: &mut Pool) {
         let Some(mut back) = self.in_order.back_mut() else { return };
         let gap = self.runs.front().map_or(u64::MAX, |r| r.start - self.next);
-        let mut left = chain.len().min(to_usize(gap)).min(back.tailroom());
-        let mut copied = 0;
-        for piece in chain.slices() {
-            let n = back.append_tail(piece.get(..left).unwrap_or(piece), pool);
-            copied += n;
-            left -= n;
-            if left == 0 || n == 0 {
-                break;
-            }
-        }
+        let copied = append_slices(&mut back, chain, to_usize(gap), pool);
         self.next += copied as u64;
         chain.trim_front(copied, pool);
         self.advance();
@@ -162,18 +153,19 @@ impl RecvQueue {
 
     /// Copies the last `bytes` in-order bytes together, as far as `wastes` says so of their mbufs: into the
     /// tailroom before them, then into blocks of `block_bytes`. Bytes of posted buffers and volatile ones stay
-    /// where they are, as do all others when the pool is exhausted.
+    /// where they are, as do others when the pool is exhausted. Returns the bytes copied.
     pub fn compact_last(
         &mut self,
         bytes: usize,
         block_bytes: usize,
         wastes: impl Fn(&Mbuf) -> bool,
         pool: &mut Pool,
-    ) {
+    ) -> usize {
+        let mut bytes_copied = 0;
         let before = self.readable().saturating_sub(bytes);
         // Whole mbufs, since an mbuf that is split has no tailroom.
         let at = self.in_order.iter().fold(0, |at, m| if at < before { at + m.len() } else { at });
-        let Ok(mut last) = self.in_order.split_off(at, pool) else { return };
+        let Ok(mut last) = self.in_order.split_off(at, pool) else { return 0 };
         while let Some(mut m) = last.pop_front() {
             if m.is_opaque() || m.placed().is_some() || !wastes(&m) {
                 self.in_order.push_back(m);
@@ -182,13 +174,43 @@ impl RecvQueue {
             let fitted =
                 self.in_order.back_mut().map_or(0, |mut back| back.append_tail(m.as_slice(), pool));
             m.trim_front(fitted);
+            bytes_copied += fitted;
             if m.is_empty() {
                 pool.free_mbuf(m);
                 continue;
             }
-            let m = copied(m, block_bytes, pool);
-            self.in_order.push_back(m);
+            match copied(&m, block_bytes, pool) {
+                Some(block) => {
+                    bytes_copied += m.len();
+                    pool.free_mbuf(m);
+                    self.in_order.push_back(block);
+                }
+                None => self.in_order.push_back(m),
+            }
         }
+        bytes_copied
+    }
+
+    /// As [`RecvQueue::fill_tail`], for bytes behind a gap: into the tailroom of the run that ends at `off`.
+    /// Returns the number of bytes copied, 0 if there is no such run or the bytes would touch the next one.
+    pub fn fill_run(&mut self, off: u64, chain: &mut Chain, pool: &mut Pool) -> usize {
+        let at = self.runs.partition_point(|r| r.end() < off);
+        let end = off.saturating_add(chain.len() as u64);
+        if self.runs.get(at + 1).is_some_and(|r| r.start <= end) || has_opaque(chain) {
+            return 0;
+        }
+        let run = self.runs.get_mut(at).filter(|r| r.end() == off);
+        let Some(mut back) = run.and_then(|r| r.chain.back_mut()) else { return 0 };
+        let copied = append_slices(&mut back, chain, usize::MAX, pool);
+        if copied > 0 {
+            self.out_of_order += copied;
+            self.generation += 1;
+            if let Some(run) = self.runs.get_mut(at) {
+                run.generation = self.generation;
+            }
+            chain.trim_front(copied, pool);
+        }
+        copied
     }
 
     fn insert_slow(&mut self, off: u64, mut chain: Chain, pool: &mut Pool) -> Inserted {
@@ -413,6 +435,25 @@ fn generation_of(run: Option<&Run>) -> u64 {
     run.map_or(0, |r| r.generation)
 }
 
+/// Copies up to `most` bytes from the front of a chain to the tailroom of an mbuf; how many.
+fn append_slices(to: &mut SegMut<'_>, from: &Chain, most: usize, pool: &mut Pool) -> usize {
+    let mut left = from.len().min(most).min(to.tailroom());
+    let mut copied = 0;
+    for piece in from.slices() {
+        let n = to.append_tail(piece.get(..left).unwrap_or(piece), pool);
+        copied += n;
+        left -= n;
+        if left == 0 || n == 0 {
+            break;
+        }
+    }
+    copied
+}
+
+fn has_opaque(chain: &Chain) -> bool {
+    chain.iter().any(Mbuf::is_opaque)
+}
+
 fn to_usize(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
@@ -451,18 +492,17 @@ fn copy_into_pool(bytes: &[u8], pool: &mut Pool) -> Option<Chain> {
     Some(copy)
 }
 
-/// A copy in a block of at least `block_bytes`; the mbuf itself if the pool is exhausted.
-fn copied(m: Mbuf, block_bytes: usize, pool: &mut Pool) -> Mbuf {
-    let Ok(mut block) = pool.alloc(block_bytes.max(m.len()), 0, Purpose::Receive) else { return m };
+/// A copy in a block of at least `block_bytes`. `None`: the pool is exhausted.
+fn copied(m: &Mbuf, block_bytes: usize, pool: &mut Pool) -> Option<Mbuf> {
+    let mut block = pool.alloc(block_bytes.max(m.len()), 0, Purpose::Receive).ok()?;
     match block.append(m.len()) {
         Some(space) => {
             m.copy_to(0, space);
-            pool.free_mbuf(m);
-            block
+            Some(block)
         }
         None => {
             pool.free_mbuf(block);
-            m
+            None
         }
     }
 }

@@ -65,12 +65,6 @@ impl WindowBudget {
         if self.granted_bytes < self.limit_bytes { segments } else { segments.min(Self::MIN_BYTES) }
     }
 
-    /// Whether `bytes` more would stay within the limit.
-    #[inline]
-    pub fn has_space_for(&self, bytes: usize) -> bool {
-        self.granted_bytes.saturating_add(bytes) <= self.limit_bytes
-    }
-
     /// The window of a SYN,ACK, bytes: a peer's initial window (RFC 6928). It is charged only when
     /// the handshake completes; until then thousands of embryonic connections may exist.
     pub fn syn_ack_window(&self, mss: usize) -> usize {

@@ -92,14 +92,20 @@ impl Tcb {
         need.saturating_add(self.storage_overhead()) <= self.storage_limit()
     }
 
+    /// Whether the budget has space for `bytes` beside what this connection has now. Its charge is that of its
+    /// last ACK, and one burst of short segments may fill the receive share since.
+    #[inline]
+    pub(crate) fn budget_has_space_for(&self, budget: &WindowBudget, bytes: usize) -> bool {
+        let own = (self.rcv_wnd() as usize).saturating_add(self.recv.storage_bytes());
+        let others = budget.granted_bytes.saturating_sub(self.charged);
+        others.saturating_add(own).saturating_add(bytes) <= budget.limit_bytes
+    }
+
     /// Whether the storage in use leaves the advertised window its storage and the budget its limit.
     pub(crate) fn is_storage_ample(&self, budget: &WindowBudget) -> bool {
-        let window = self.rcv_wnd() as usize;
-        let own = window.saturating_add(self.recv.storage_bytes());
-        let others = budget.granted_bytes.saturating_sub(self.charged);
-        let rest = window.saturating_sub(self.recv.out_of_order_bytes());
+        let rest = (self.rcv_wnd() as usize).saturating_sub(self.recv.out_of_order_bytes());
         let need = self.storage_in_use().saturating_add(rest);
-        others.saturating_add(own) <= budget.limit_bytes
+        self.budget_has_space_for(budget, 0)
             && need.saturating_add(self.storage_overhead()) <= self.storage_limit()
     }
 

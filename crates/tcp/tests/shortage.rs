@@ -166,6 +166,66 @@ fn segments_from_behind_a_gap_are_compacted_as_well_once_it_is_filled() {
 }
 
 #[test]
+fn short_segments_that_fill_the_receive_share_are_copied_into_each_others_buffers() {
+    let mut t = Trace::established();
+    t.window.limit_bytes = t.window.granted_bytes;
+    let mut first = true;
+    for seq in (1..).step_by(40 * 275).take(2) {
+        let payload = t.joined(seq, 40, 275);
+        let mut hoard: Vec<Mbuf> = Vec::new();
+        while let Ok(m) = t.pool.alloc(1500, 0, Purpose::Receive) {
+            hoard.push(m);
+        }
+        let seg = Seg { flags: flags("A"), seq, ack: 1, len: payload.len(), ..Seg::default() };
+        t.input_chain(seg, payload);
+        t.output();
+        assert!(t.pool.available(Purpose::Receive) >= 33 * 2048, "for the frames of others");
+        assert_eq!(t.count(Counter::TcpCollapsedBytes) > 34 * 275, !first);
+        first = false;
+        hoard.into_iter().for_each(|m| t.pool.free_mbuf(m));
+    }
+    assert!(t.tcb.recv_queue_ref().storage_bytes() <= 12 * 2048);
+    assert_eq!(t.read(50_000), 80 * 275);
+}
+
+#[test]
+fn segments_are_compacted_within_the_burst_that_exhausts_the_budget() {
+    let mut t = Trace::established();
+    t.window.limit_bytes = t.window.granted_bytes + 10 * 2048;
+    for n in 0..60 {
+        let payload = t.joined(1 + 300 * n, 1, 300);
+        let seg = Seg { flags: flags("A"), seq: 1 + 300 * n, ack: 1, len: 300, ..Seg::default() };
+        t.input_chain(seg, payload);
+    }
+    let storage = t.tcb.recv_queue_ref().storage_bytes();
+    // Eleven in a buffer each, the others six in one.
+    assert!(storage <= (12 + 49 / 6 + 1) * 2048, "{storage} bytes of storage for 18000");
+    t.output();
+    assert_eq!(t.read(20_000), 18_000);
+}
+
+#[test]
+fn short_segments_behind_a_gap_need_no_storage_of_their_own_once_the_budget_is_exhausted() {
+    for joined in [1, 20] {
+        let mut t = Trace::established();
+        t.window.limit_bytes = t.window.granted_bytes;
+        let window = t.tcb.info().rcv_wnd_bytes as usize;
+        for seq in (301..).step_by(joined * 300).take(140 / joined) {
+            let payload = t.joined(seq, joined, 300);
+            let seg = Seg { flags: flags("A"), seq, ack: 1, len: payload.len(), ..Seg::default() };
+            t.input_chain(seg, payload);
+            t.output();
+        }
+        let storage = t.tcb.recv_queue_ref().out_of_order_storage_bytes();
+        assert!(storage <= window, "{storage} bytes of storage for a window of {window}");
+        assert_eq!(t.tcb.info().out_of_order_bytes, 42_000);
+        assert_eq!(t.drops(DropReason::TcpReassemblyFull), 0);
+        recv!(t, "A", seq = 1, ack = 1, len = 300);
+        assert_eq!(t.read(100_000), 42_300);
+    }
+}
+
+#[test]
 fn the_part_of_a_segment_that_fits_is_acknowledged() {
     for is_behind_hole in [false, true] {
         let mut t = Trace::established();

@@ -273,6 +273,16 @@ fn a_program_that_decides_drops_only_early_syns() {
     holds(Case::swarm(1795558822362204));
 }
 
+/// A reader that paused held bursts of short segments, each in a buffer of its own, for which the receive share had no
+/// block left to copy them to. No frame of four other connections found a buffer.
+#[test]
+fn short_segments_that_are_not_read_leave_others_their_minimum() {
+    let without = ["forged-icmp", "forged-segments", "options", "ecn-manglers", "any-address"];
+    let without = Feature::ALL.into_iter().filter(|f| without.contains(&f.name())).collect();
+    holds(Case { without, ..Case::swarm(1795615837375864) });
+    holds(Case::swarm(1795615837375864));
+}
+
 /// Copies of an ACK with a cookie were counted as valid ones, so that no cookie seemed to be out that two minutes without
 /// a clock made too old.
 #[test]

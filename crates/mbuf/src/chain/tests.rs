@@ -90,6 +90,35 @@ fn a_chain_with_mbufs_of_two_pools_is_freed_to_both() {
     assert_all_freed(&mut b);
 }
 
+#[test]
+fn short_mbufs_collapse_into_the_tailroom_before_them() {
+    let mut pool = pool(1 << 20);
+    let blocks = |pool: &mut Pool, n: usize| -> Chain {
+        let block = |at| {
+            let mut m = pool.alloc(1000, 60, Purpose::Receive).expect("a block of 2 KiB");
+            m.append(275).expect("room").copy_from_slice(&pattern(275 * at, 275));
+            m
+        };
+        (0..n).map(block).collect()
+    };
+    let mut c = blocks(&mut pool, 40);
+    assert_eq!(c.collapse(|m| m.len() > 275, &mut pool), 0);
+    // (2048 - 60) / 275: seven in a block, the first of which stays where it is.
+    assert_eq!(c.collapse(|m| m.truesize() > m.len(), &mut pool), 34 * 275);
+    assert_eq!((c.segs(), c.storage_bytes()), (6, 6 * 2048));
+    assert_eq!(c.to_vec(), pattern(0, 40 * 275));
+    pool.free(c);
+    // Bytes behind which another reference goes on are not written over.
+    let mut c = blocks(&mut pool, 2);
+    let whole = pool.clone_range(&c, 0, 275).expect("a descriptor");
+    c.front_mut().expect("two").trim_back(5);
+    assert_eq!(c.collapse(|_| true, &mut pool), 0);
+    assert_eq!(whole.to_vec(), pattern(0, 275));
+    pool.free(whole);
+    pool.free(c);
+    assert_all_freed(&mut pool);
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     PushBack(usize),
@@ -105,6 +134,7 @@ enum Op {
     CopyTo(usize, usize),
     Prepend(usize),
     Grow(usize, bool),
+    Collapse(usize),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -123,7 +153,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (at, n.clone()).prop_map(|(off, n)| Op::CopyFrom(off, n)),
         1 => (at, n.clone()).prop_map(|(off, n)| Op::CopyTo(off, n)),
         1 => n.clone().prop_map(Op::Prepend),
-        1 => (n, any::<bool>()).prop_map(|(n, front)| Op::Grow(n, front)),
+        1 => (n.clone(), any::<bool>()).prop_map(|(n, front)| Op::Grow(n, front)),
+        1 => n.prop_map(Op::Collapse),
     ]
     .boxed()
 }
@@ -193,6 +224,12 @@ impl Model {
                 let expected = &self.bytes[off.min(len)..(off + n).min(len).max(off.min(len))];
                 let copied = chain_now.copy_to(off, &mut out);
                 assert_eq!(&out[..copied], expected);
+            }
+            Op::Collapse(least) => {
+                let (segs, storage) = (chain_now.segs(), chain_now.storage_bytes());
+                let copied = chain_now.collapse(|m| m.len() >= least, pool);
+                assert!(copied <= len && chain_now.segs() <= segs);
+                assert!(chain_now.storage_bytes() <= storage);
             }
             ref op => self.add(op),
         }

@@ -95,6 +95,33 @@ fn the_last_bytes_are_copied_together_unless_the_pool_is_exhausted() {
 }
 
 #[test]
+fn short_segments_behind_a_gap_are_merged_into_the_tailroom_of_their_run() {
+    let mut pool = pool(1 << 20);
+    let mut q = RecvQueue::new();
+    insert(&mut q, &mut pool, 10, 4);
+    insert(&mut q, &mut pool, 60, 4);
+    let before = q.storage_bytes();
+    for at in 14..59 {
+        let mut c = chain(&mut pool, &pattern(at, 1), 5);
+        assert_eq!((q.fill_run(at as u64, &mut c, &mut pool), c.len()), (1, 0));
+    }
+    assert_eq!((q.out_of_order_bytes(), q.storage_bytes()), (53, before.max(53)));
+    assert_eq!(sacks(&q), [(10, 59), (60, 64)]);
+    // Neither where two runs would meet, nor where none ends.
+    for at in [59, 70, 5, 0] {
+        let mut c = chain(&mut pool, &pattern(at, 1), 5);
+        assert_eq!(q.fill_run(at as u64, &mut c, &mut pool), 0);
+        pool.free(c);
+    }
+    insert(&mut q, &mut pool, 59, 1);
+    insert(&mut q, &mut pool, 0, 10);
+    let all = q.take(usize::MAX, &mut pool);
+    assert_eq!(all.to_vec(), pattern(0, 64));
+    pool.free(all);
+    assert_all_freed(&mut pool);
+}
+
+#[test]
 fn bytes_charged_to_a_sender_count_by_length_only() {
     let mut pool = pool(1 << 20);
     for (purpose, counted) in [(Purpose::Send, 700), (Purpose::Receive, 65_536)] {
@@ -255,6 +282,7 @@ enum Op {
     Insert(usize, usize),
     InOrder(usize),
     Fill(usize),
+    FillRun(usize, usize),
     Take(usize, usize),
     Peek(usize, usize),
     Clear,
@@ -265,6 +293,7 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (0..600usize, 0..80usize).prop_map(|(off, n)| Op::Insert(off, n)),
         3 => (0..60usize).prop_map(Op::InOrder),
         3 => (0..60usize).prop_map(Op::Fill),
+        3 => (0..8usize, 0..60usize).prop_map(|(run, n)| Op::FillRun(run, n)),
         3 => (0..200usize, 0..50usize).prop_map(|(n, back)| Op::Take(n, back)),
         1 => (0..100usize, 0..50usize).prop_map(|(off, n)| Op::Peek(off, n)),
         1 => prop_oneof![29 => Just(Op::InOrder(1)), 1 => Just(Op::Clear)],
@@ -326,6 +355,18 @@ impl Model {
                 assert_eq!(c.to_vec(), pattern(next + n - left, left));
                 self.pool.free(c);
                 self.arrived[next..next + n - left].fill(true);
+            }
+            Op::FillRun(run, n) => {
+                let runs = self.runs();
+                let Some(&(_, end)) = runs.get(run % runs.len().max(1)) else { return };
+                let at = end as usize;
+                let n = n.min(700 - at.min(700));
+                let mut c = chain(&mut self.pool, &pattern(at, n), 5);
+                let copied = self.queue.fill_run(end, &mut c, &mut self.pool);
+                assert_eq!(c.to_vec(), pattern(at + copied, n - copied));
+                self.pool.free(c);
+                self.arrived[at..at + copied].fill(true);
+                assert!(copied == 0 || sacks(&self.queue)[0].1 == (at + copied) as u64);
             }
             Op::Take(n, back) => {
                 let mut c = self.queue.take(n, &mut self.pool);

@@ -115,7 +115,7 @@ impl Tcb {
     #[inline]
     fn prepare_in_order(&mut self, env: &mut Env, payload: Chain) -> Option<Chain> {
         let waste = payload.truesize().saturating_sub(payload.len());
-        if env.window.has_space_for(waste) && self.leaves_window_backed(&payload) {
+        if self.budget_has_space_for(env.window, waste) && self.leaves_window_backed(&payload) {
             return Some(self.merge_small(env, payload));
         }
         self.compact(env, payload)
@@ -140,18 +140,18 @@ impl Tcb {
 
     /// Copies a payload whose unused storage would be missing for the advertised window or the
     /// shared budget: first into the tail space of the receive queue, then into new blocks. The
-    /// advertised window, and its charge, assume compacted storage (`Tcb::window_by_storage`).
+    /// advertised window, and its charge, assume compacted storage (`Tcb::window_by_storage`). Without a
+    /// free block the segments of the payload are copied into each other's.
     #[inline(never)]
     fn compact(&mut self, env: &mut Env, mut payload: Chain) -> Option<Chain> {
-        let wastes = |c: &Chain| {
-            c.truesize() > c.len().saturating_add(c.len() / MAX_WASTE_FRACTION)
-                || uses_control_reserve(c)
-        };
-        if !wastes(&payload) || payload.is_volatile() {
+        let is_full = |c: &Chain| !wastes(c.truesize(), c.len()) && !uses_control_reserve(c);
+        if is_full(&payload) || payload.is_volatile() {
             return Some(payload);
         }
+        let before = payload.len();
         self.recv.fill_tail(&mut payload, env.pool);
-        if payload.is_empty() || !wastes(&payload) {
+        count_collapsed(env, before.saturating_sub(payload.len()));
+        if payload.is_empty() || is_full(&payload) {
             return Some(payload);
         }
         let copy = match payload.len() {
@@ -165,9 +165,11 @@ impl Tcb {
         };
         if let Ok(mut copy) = copy {
             copy.fill(payload.slices());
+            count_collapsed(env, payload.len());
             env.pool.free(payload);
             return Some(copy);
         }
+        collapse(env, &mut payload);
         let may_keep = !uses_control_reserve(&payload) || env.pool.has_reserve();
         if may_keep && self.has_storage_for(&payload) {
             return Some(payload);
@@ -184,8 +186,9 @@ impl Tcb {
         if advanced == 0 || self.is_storage_ample(env.window) {
             return;
         }
-        let wastes = |m: &Mbuf| m.truesize() > m.len().saturating_add(m.len() / MAX_WASTE_FRACTION);
-        self.recv.compact_last(advanced, SHARED_BLOCK_BYTES, wastes, env.pool);
+        let wastes = |m: &Mbuf| wastes(m.truesize(), m.len());
+        let copied = self.recv.compact_last(advanced, SHARED_BLOCK_BYTES, wastes, env.pool);
+        count_collapsed(env, copied);
     }
 
     /// Receiving was shut down: the bytes are acknowledged and discarded.
@@ -214,15 +217,14 @@ impl Tcb {
         let payload = if seg.offset == 0 {
             self.prepare_in_order(env, payload)
         } else {
-            self.prepare_out_of_order(env, payload)
+            self.prepare_out_of_order(env, start, payload)
         };
         let Some(payload) = payload else {
             seg.events |= self.ack_queued();
             return Err(DropReason::TcpReassemblyFull);
         };
         if payload.is_empty() {
-            self.rcv.nxt = self.recv.next().saturating_add(1);
-            seg.events |= Events::READABLE;
+            seg.events |= self.ack_queued();
             return Ok(());
         }
         let start = end.saturating_sub(payload.len() as u64);
@@ -272,11 +274,30 @@ impl Tcb {
         *last = end.max(*last);
     }
 
-    /// Out-of-order payload as it is to be queued. `None`: it was refused and freed.
-    fn prepare_out_of_order(&self, env: &mut Env, payload: Chain) -> Option<Chain> {
-        let times = if env.window.has_space_for(payload.truesize()) { 2 } else { 1 };
-        if self.leaves_window_backed(&payload) && self.may_queue_out_of_order(&payload, times) {
-            let bytes = payload.len();
+    /// Out-of-order payload as it is to be queued, empty if all of it is. `None`: it was refused and freed. Where
+    /// storage is short it is first copied into the last buffer of the bytes before it, and its segments into
+    /// each other's.
+    fn prepare_out_of_order(
+        &mut self,
+        env: &mut Env,
+        start: u64,
+        mut payload: Chain,
+    ) -> Option<Chain> {
+        let bytes = payload.len();
+        if self.budget_has_space_for(env.window, payload.truesize())
+            && self.may_queue_out_of_order(&payload, 2)
+        {
+            return Some(copy_to_local_pool(env, payload, bytes));
+        }
+        if self.user.recv_shutdown {
+            env.pool.free(payload);
+            return None;
+        }
+        let filled = self.recv.fill_run(start.saturating_sub(1), &mut payload, env.pool);
+        env.counters.add(Counter::TcpOutOfOrderBytes, filled as u64);
+        count_collapsed(env, filled);
+        collapse(env, &mut payload);
+        if payload.is_empty() || self.may_queue_out_of_order(&payload, 1) {
             return Some(copy_to_local_pool(env, payload, bytes));
         }
         env.pool.free(payload);
@@ -294,6 +315,7 @@ impl Tcb {
         let in_use = self.recv.out_of_order_storage_bytes();
         let adds = payload.truesize().max(payload.len());
         !self.user.recv_shutdown
+            && self.leaves_window_backed(payload)
             && in_use.saturating_add(adds) <= limit.min(self.storage_limit())
             && !uses_control_reserve(payload)
     }
@@ -356,6 +378,21 @@ impl Tcb {
             _ => {}
         }
     }
+}
+
+/// Whether so much storage for so many bytes is worth a copy.
+fn wastes(storage_bytes: usize, bytes: usize) -> bool {
+    storage_bytes > bytes.saturating_add(bytes / MAX_WASTE_FRACTION)
+}
+
+/// Copies the segments of a payload into the buffers of those before them, as far as they fit and free theirs.
+fn collapse(env: &mut Env, payload: &mut Chain) {
+    let copied = payload.collapse(|m| wastes(m.truesize(), m.len()), env.pool);
+    count_collapsed(env, copied);
+}
+
+fn count_collapsed(env: &mut Env, bytes: usize) {
+    env.counters.add(Counter::TcpCollapsedBytes, bytes as u64);
 }
 
 /// Whether a payload uses the control reserve, into which drivers receive small frames when the

@@ -272,8 +272,13 @@ impl Trace {
 
     /// A segment arrives, without output.
     pub fn input(&mut self, seg: Seg) {
-        let hdr = header(&seg);
         let payload = self.payload(first_byte(seg.flags, seg.seq), seg.len);
+        self.input_chain(seg, payload);
+    }
+
+    /// As `input`, with this payload.
+    pub fn input_chain(&mut self, seg: Seg, payload: Chain) {
+        let hdr = header(&seg);
         self.events = self.env(|tcb, env, _, _| tcb.input_with_ecn(env, &hdr, seg.ecn, payload));
     }
 
@@ -292,6 +297,20 @@ impl Trace {
         let bytes: Vec<u8> = (0..len as u64).map(|i| pattern(first.wrapping_add(i))).collect();
         chain.copy_from(0, &bytes).unwrap();
         chain
+    }
+
+    /// `segs` payloads of `len` bytes each from sequence number `seq` on, joined as by GRO: each in a buffer for a
+    /// frame of MTU 1500.
+    pub fn joined(&mut self, seq: u32, segs: usize, len: usize) -> Chain {
+        let mut at = first_byte(flags("A"), seq);
+        let mut block = || {
+            let mut m = self.pool.alloc(1500, 66, Purpose::Receive).unwrap();
+            let space = m.append(len).unwrap();
+            space.iter_mut().zip(at..).for_each(|(to, at)| *to = pattern(at));
+            at += len as u64;
+            m
+        };
+        (0..segs).map(|_| block()).collect()
     }
 
     /// Commits `len` bytes to the send queue, without output.
