@@ -60,7 +60,7 @@ impl Drop for Outside {
 }
 
 /// ip(8) in the host's namespace.
-fn ip_tool(line: &str) {
+pub fn ip_tool(line: &str) {
     let status = Command::new("ip").args(line.split(' ')).status().expect("ip(8)");
     assert!(status.success(), "ip {line}");
 }

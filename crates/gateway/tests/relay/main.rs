@@ -4,6 +4,7 @@
 
 mod change;
 mod errnos;
+mod memory;
 mod queues;
 mod raw;
 mod tcp;
@@ -51,6 +52,7 @@ fn main() {
             .chain(trouble::TESTS)
             .chain(errnos::TESTS)
             .chain(change::TESTS)
+            .chain(memory::TESTS)
     };
     let mut passed = 0;
     let kinds = [("TAP", 1), ("TAP", 2), ("veth", 1)];

@@ -186,7 +186,7 @@ fn fifty_thousand_connections_that_nobody_finishes_stay_within_the_bounds() {
 
 /// A listener whose queue takes as many connections as the system allows by default (net.core.somaxconn), and which
 /// nobody asks for them: they need no descriptor.
-fn unasked_listener() -> TcpListener {
+pub fn unasked_listener() -> TcpListener {
     let socket = unconnected().unwrap();
     bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(ip(HOST), 0))).unwrap();
     listen(&socket, Backlog::MAXCONN).unwrap();
@@ -194,7 +194,7 @@ fn unasked_listener() -> TcpListener {
 }
 
 /// Resident memory of this process in bytes.
-fn resident_bytes() -> usize {
+pub fn resident_bytes() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
