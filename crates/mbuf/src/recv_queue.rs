@@ -97,6 +97,12 @@ impl RecvQueue {
         (self.in_order.truesize() + runs).max(self.readable() + self.out_of_order)
     }
 
+    /// The part of [`RecvQueue::storage_bytes`] for in-order bytes that are not read yet.
+    #[inline]
+    pub fn readable_storage_bytes(&self) -> usize {
+        self.in_order.truesize().max(self.readable())
+    }
+
     /// The part of [`RecvQueue::storage_bytes`] for out-of-order bytes.
     pub fn out_of_order_storage_bytes(&self) -> usize {
         self.runs.iter().map(|r| r.chain.truesize().max(r.chain.len())).sum()
@@ -153,7 +159,8 @@ impl RecvQueue {
 
     /// Copies the last `bytes` in-order bytes together, as far as `wastes` says so of their mbufs: into the
     /// tailroom before them, then into blocks of `block_bytes`. Bytes of posted buffers and volatile ones stay
-    /// where they are, as do others when the pool is exhausted. Returns the bytes copied.
+    /// where they are, as do others when the pool is exhausted. Returns the bytes copied. Cost: a walk over all
+    /// in-order mbufs.
     pub fn compact_last(
         &mut self,
         bytes: usize,

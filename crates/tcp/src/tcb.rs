@@ -223,6 +223,15 @@ pub(crate) struct ReceiveMarks {
     pub urgent_to: u64,
 }
 
+/// In-order bytes that came from behind a gap while storage was short, and are not copied together yet.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Loose {
+    /// Stream offset of the first of them.
+    pub from: u64,
+    /// Their storage, bytes. 0: there are none.
+    pub storage_bytes: usize,
+}
+
 /// The FINs of both directions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fin {
@@ -287,6 +296,7 @@ pub struct Tcb {
     /// Estimate of the peer's full segment, bytes: RMSS of RFC 9293 section 3.8.6.3.
     pub(crate) rcv_mss: u32,
     pub(crate) recv_marks: ReceiveMarks,
+    pub(crate) loose: Loose,
     /// Bytes received twice, for the DSACK block of the next ACK (RFC 2883).
     pub(crate) dsack_due: Option<(u64, u64)>,
     /// Receive buffer, bytes.
@@ -404,6 +414,7 @@ impl Tcb {
             rcv: ReceiveSpace::default(),
             rcv_mss: u32::from(DEFAULT_MSS),
             recv_marks: ReceiveMarks::default(),
+            loose: Loose::default(),
             dsack_due: None,
             recv_limit: cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes),
             charged: 0,

@@ -225,6 +225,28 @@ fn short_segments_behind_a_gap_need_no_storage_of_their_own_once_the_budget_is_e
     }
 }
 
+/// To copy them is to walk over all that is unread, which a peer could cause with every second byte.
+#[test]
+fn segments_from_behind_gaps_are_compacted_once_they_have_an_eighth_of_the_storage() {
+    let mut t = Trace::established();
+    for n in 0..20 {
+        recv!(t, "A", seq = 1 + 300 * n, ack = 1, len = 300);
+    }
+    let before = t.tcb.recv_queue_ref().storage_bytes();
+    assert_eq!(before, 20 * 2048);
+    t.window.limit_bytes = t.window.granted_bytes;
+    for n in 0..20 {
+        recv!(t, "A", seq = 6301 + 600 * n, ack = 1, len = 300);
+        recv!(t, "A", seq = 6001 + 600 * n, ack = 1, len = 300);
+        if n == 0 {
+            assert_eq!(t.count(Counter::TcpCollapsedBytes), 300, "the gap's own bytes");
+        }
+    }
+    let added = t.tcb.recv_queue_ref().storage_bytes() - before;
+    assert!(added <= 7 * 2048 + before / 8, "{added} bytes of storage for 12000");
+    assert_eq!(t.read(30_000), 18_000);
+}
+
 #[test]
 fn the_part_of_a_segment_that_fits_is_acknowledged() {
     for is_behind_hole in [false, true] {

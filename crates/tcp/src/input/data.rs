@@ -3,7 +3,7 @@
 use super::Segment;
 use crate::Tcb;
 use crate::contract::{Env, Events, State};
-use crate::tcb::ResetDue;
+use crate::tcb::{Loose, ResetDue};
 use crate::timers::Timer;
 use fulmar_base::{Counter, DropReason};
 use fulmar_mbuf::{Chain, Mbuf, Purpose};
@@ -19,6 +19,9 @@ const MERGE_BYTES: usize = 256;
 
 /// A payload whose unused storage is at most this fraction (1/16) of its bytes is not copied.
 pub(crate) const MAX_WASTE_FRACTION: usize = 16;
+
+/// Bytes from behind gaps are copied together once they have this fraction (1/8) of the storage of unread bytes.
+const MAX_LOOSE_FRACTION: usize = 8;
 
 /// Block size for merged small payloads: the pool's class for an MTU of 1500.
 pub(crate) const SHARED_BLOCK_BYTES: usize = 2048;
@@ -57,9 +60,9 @@ impl Tcb {
             self.tune_recv_buffer(env, seg.hdr);
             return Ok(());
         }
-        let before = self.recv.readable();
+        let (before, storage) = (self.recv.readable(), self.recv.readable_storage_bytes());
         let stored = self.store_out_of_order(env, seg, start, payload);
-        self.compact_advanced(env, before);
+        self.compact_advanced(env, before, storage);
         stored
     }
 
@@ -181,13 +184,33 @@ impl Tcb {
     /// As [`Tcb::compact`], for bytes that were queued behind a gap and are in order now. The storage of
     /// bytes behind a gap is bounded apart from that of the bytes before it
     /// ([`Tcb::may_queue_out_of_order`]), so it would add up with every gap that is filled.
-    fn compact_advanced(&mut self, env: &mut Env, readable_before: usize) {
-        let advanced = self.recv.readable().saturating_sub(readable_before);
-        if advanced == 0 || self.is_storage_ample(env.window) {
+    ///
+    /// The way to the end of the queue leads over all unread mbufs, so that a peer that fills a gap with every
+    /// second byte would cause a walk each time. It is taken once an eighth of the storage has come since the
+    /// last.
+    fn compact_advanced(&mut self, env: &mut Env, before: usize, storage_before: usize) {
+        let advanced = self.recv.readable().saturating_sub(before);
+        if advanced == 0 {
             return;
         }
+        if self.is_storage_ample(env.window) {
+            self.loose = Loose::default();
+            return;
+        }
+        let end = self.recv.next();
+        if self.loose.storage_bytes == 0 {
+            self.loose.from = end.saturating_sub(advanced as u64);
+        }
+        let storage = self.recv.readable_storage_bytes();
+        let added = storage.saturating_sub(storage_before);
+        self.loose.storage_bytes = self.loose.storage_bytes.saturating_add(added);
+        if self.loose.storage_bytes < storage / MAX_LOOSE_FRACTION {
+            return;
+        }
+        let loose = core::mem::take(&mut self.loose);
+        let bytes = usize::try_from(end.saturating_sub(loose.from)).unwrap_or(usize::MAX);
         let wastes = |m: &Mbuf| wastes(m.truesize(), m.len());
-        let copied = self.recv.compact_last(advanced, SHARED_BLOCK_BYTES, wastes, env.pool);
+        let copied = self.recv.compact_last(bytes, SHARED_BLOCK_BYTES, wastes, env.pool);
         count_collapsed(env, copied);
     }
 
