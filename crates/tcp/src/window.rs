@@ -25,6 +25,10 @@ impl LoanCharge {
     }
 }
 
+/// Storage that connections may take between two ACKs, before it is charged: 512 frames in blocks of 2 KiB. With so
+/// much space left, no one asks what is not charged yet.
+const BURST_BYTES: usize = 1 << 20;
+
 impl Tcb {
     /// RCV.WND: bytes advertised and not yet received.
     #[inline]
@@ -92,10 +96,16 @@ impl Tcb {
         need.saturating_add(self.storage_overhead()) <= self.storage_limit()
     }
 
-    /// Whether the budget has space for `bytes` beside what this connection has now. Its charge is that of its
-    /// last ACK, and one burst of short segments may fill the receive share since.
+    /// Whether the budget has space for `bytes` beside what this connection has now.
     #[inline]
     pub(crate) fn budget_has_space_for(&self, budget: &WindowBudget, bytes: usize) -> bool {
+        let with_burst = budget.granted_bytes.saturating_add(bytes).saturating_add(BURST_BYTES);
+        with_burst <= budget.limit_bytes || self.budget_has_space_now(budget, bytes)
+    }
+
+    /// The same, exactly: the charge of this connection is that of its last ACK.
+    #[inline(never)]
+    fn budget_has_space_now(&self, budget: &WindowBudget, bytes: usize) -> bool {
         let own = (self.rcv_wnd() as usize).saturating_add(self.recv.storage_bytes());
         let others = budget.granted_bytes.saturating_sub(self.charged);
         others.saturating_add(own).saturating_add(bytes) <= budget.limit_bytes
@@ -105,7 +115,7 @@ impl Tcb {
     pub(crate) fn is_storage_ample(&self, budget: &WindowBudget) -> bool {
         let rest = (self.rcv_wnd() as usize).saturating_sub(self.recv.out_of_order_bytes());
         let need = self.storage_in_use().saturating_add(rest);
-        self.budget_has_space_for(budget, 0)
+        self.budget_has_space_now(budget, 0)
             && need.saturating_add(self.storage_overhead()) <= self.storage_limit()
     }
 
