@@ -11,6 +11,7 @@ use fulmar_shard::Reserved;
 use fulmar_socket::{Attempt, Ready, Reservation, Shutdown, SocketError, Step};
 
 use super::gate::{SharedGround, lock};
+use super::opening::Attempts;
 use super::oracle::{self, Violation};
 use super::pattern;
 use super::posting::{Back, Posting};
@@ -103,6 +104,11 @@ pub struct End {
     pub(super) opens_early: bool,
     /// An attempt failed and was made again, from the same port.
     pub(super) has_reconnected: bool,
+    pub(super) attempts: Attempts,
+    /// The other's program did not want it.
+    pub(super) is_refused: bool,
+    /// Its station has reset it for its memory.
+    pub(super) is_reclaimed: bool,
     pub(super) plan: EndPlan,
     pub(super) quirk: Quirk,
     pub(super) phase: Phase,
@@ -110,7 +116,7 @@ pub struct End {
     eof: bool,
     attempt: Attempt,
     /// Bytes left of the write in hand, and whether a part of it was accepted.
-    write_left: usize,
+    pub(super) write_left: usize,
     is_split: bool,
     write_at: Option<Instant>,
     read_at: Option<Instant>,
@@ -121,7 +127,7 @@ pub struct End {
     /// What its station's poll set was told.
     pub(super) told: Option<Ready>,
     posting: Option<Posting>,
-    draw: Draw,
+    pub(super) draw: Draw,
 }
 
 impl End {
@@ -150,6 +156,9 @@ impl End {
             began_at: None,
             opens_early: false,
             has_reconnected: false,
+            attempts: Attempts::default(),
+            is_refused: false,
+            is_reclaimed: false,
             plan: plan.clone(),
             quirk,
             phase: Phase::Idle,
@@ -237,7 +246,7 @@ impl End {
         self.open(cx, id)
     }
 
-    fn open(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
+    pub(super) fn open(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
         self.phase = Phase::Open;
         self.read_at = (!self.plan.read_after.is_zero()).then_some(cx.now + self.plan.read_after);
         self.plan.set_options(cx, id)?;
@@ -321,70 +330,6 @@ impl End {
         if let Some((_, chain)) = self.held_read.take_if(|h| at_once || h.0 <= now) {
             cx.shard.tcp_read_done(now, id, chain);
         }
-    }
-
-    fn connect(&mut self, cx: &mut Cx) -> Result<(), Violation> {
-        let Some((from, to, at)) = self.connects else { return Ok(()) };
-        if cx.now < at {
-            return Ok(());
-        }
-        self.asked_at = cx.now;
-        self.began_at.get_or_insert(cx.now);
-        match self.call_connect(cx, from, to) {
-            Ok(id) => {
-                self.id = Some(id);
-                self.phase = Phase::Connecting;
-                self.note(cx, || format!("connects {from} > {to}"));
-                Ok(())
-            }
-            // The route is cut for a moment, or the last connection from this port is not quite over:
-            // as a program would, try again.
-            Err(
-                SocketError::NetworkUnreachable
-                | SocketError::AddressInUse
-                | SocketError::AddressNotAvailable,
-            ) => {
-                self.connects = Some((from, to, cx.now + Duration::from_millis(500)));
-                Ok(())
-            }
-            Err(e) => self.fail(cx, e),
-        }
-    }
-
-    fn check_connected(&mut self, cx: &mut Cx) -> Result<(), Violation> {
-        let Some(id) = self.id else { return Ok(()) };
-        match cx.shard.tcp_connected(id) {
-            Ok(Step::Done(())) => {
-                self.note(cx, || "connected".into());
-                self.open(cx, id)
-            }
-            Ok(_) => Ok(()),
-            Err(_) if self.connects.is_none() => {
-                self.forget(cx, id);
-                Ok(())
-            }
-            // Both connect, but one was held up and not there yet: as a program would, try again.
-            Err(SocketError::ConnectionRefused) if self.both_connect && !self.may_fail => {
-                self.reconnect(cx, id)
-            }
-            // Three requests for the other's Ethernet address went unanswered.
-            Err(SocketError::HostUnreachable) if self.may_be_absent && !self.may_fail => {
-                self.reconnect_unless_early(cx, id)
-            }
-            Err(e) => self.fail(cx, e),
-        }
-    }
-
-    pub(super) fn reconnect(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
-        cx.shard.close(cx.now, id);
-        let at = (cx.now + Duration::from_micros(self.draw.below(2_000_000))).as_nanos();
-        // Two that connect to each other meet within a transit time only: at a whole second.
-        let at = at.next_multiple_of(if self.both_connect { 1_000_000_000 } else { 1 });
-        let at = Instant::from_nanos(at);
-        self.connects = self.connects.map(|(from, to, _)| (from, to, at));
-        (self.id, self.phase, self.told) = (None, Phase::Idle, None);
-        (self.written, self.write_left, self.has_reconnected) = (0, 0, true);
-        Ok(())
     }
 
     fn size(&mut self, most: usize) -> usize {

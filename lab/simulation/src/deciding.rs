@@ -8,6 +8,7 @@ use fulmar_shard::{ConditionalAccept, Decision, Pending};
 use fulmar_socket::{SocketError, Step};
 
 use super::app::{Cx, End, Phase};
+use super::gate::lock;
 use super::oracle::Violation;
 use super::scenario::{Draw, Scenario};
 use super::world::{World, address};
@@ -159,8 +160,14 @@ impl End {
         self.note(cx, || "accepted while pending".into());
     }
 
+    /// It was accepted before its handshake, which is under way.
+    pub(super) fn is_pending(&self) -> bool {
+        self.phase == Phase::Connecting && self.connects.is_none()
+    }
+
     /// The handshake failed of a connection that was accepted before it: another may come.
     pub(super) fn forget(&mut self, cx: &mut Cx, id: SlotId) {
+        lock(cx.ground).handshakes[self.station].forgotten += 1;
         cx.shard.close(cx.now, id);
         (self.id, self.phase, self.told) = (None, Phase::Idle, None);
     }
@@ -195,7 +202,11 @@ impl World {
             None if is_known => Decision::Drop,
             _ => decider.decide(began_at.map(|at| now.since(at)), v6),
         };
-        match (side.shard.tcp_decide(now, pending.id, decision), expected) {
+        let decided = side.shard.tcp_decide(now, pending.id, decision);
+        if decided.is_ok() {
+            lock(&self.ground).handshakes[i].decide();
+        }
+        match (decided, expected) {
             (Ok(Some(id)), Some(e)) => {
                 let other = self.said(e);
                 let side = &mut self.sides[i];
@@ -206,6 +217,7 @@ impl World {
             }
             (Ok(None), Some(e)) if decision != Decision::Drop => {
                 (self.ends[e].may_fail, self.ends[e ^ 1].may_fail) = (true, true);
+                self.ends[e ^ 1].is_refused = true;
             }
             (Ok(_), _) | (Err(SocketError::ConnectionAborted), _) => {}
             (Err(SocketError::NoBuffer | SocketError::NetworkUnreachable), _)

@@ -11,6 +11,7 @@ use fulmar_wire::dissect::Network;
 use fulmar_wire::protocol;
 use fulmar_wire::tcp::{Flags, Header};
 
+use super::app::End;
 use super::attack::AttackKind;
 use super::gate::lock;
 use super::oracle::Violation;
@@ -25,20 +26,32 @@ const ACK_NUMBER: std::ops::Range<usize> = 8..12;
 pub struct Handshake {
     /// SYNs that arrived, copies included.
     pub syns: u64,
+    /// Those that may open a connection by Fast Open.
+    early_syns: u64,
     /// Segments that arrived and could bring back a SYN cookie, copies included.
-    pub cookie_acks: u64,
-    /// Connections that the program has accepted.
-    pub accepted: u64,
+    cookie_acks: u64,
+    /// Connections that the program has got.
+    accepted: u64,
     /// Initial sequence numbers of the peer.
     irs: Vec<u32>,
     /// Initial sequence numbers of the SYN,ACKs that were sent.
     iss: Vec<u32>,
+    /// Those that were acknowledged.
+    acked: Vec<u32>,
 }
 
 impl Handshake {
     /// The station has answered a SYN.
     pub fn is_answered(&self) -> bool {
         !self.iss.is_empty()
+    }
+
+    /// Connections that may be open or have been: one for each SYN,ACK that was acknowledged, one more for each ACK
+    /// with a SYN cookie, and one for each SYN that Fast Open may have taken.
+    fn proofs(&self, stat: &ListenerStat) -> u64 {
+        let of_cookies = if stat.cookies_sent > 0 { self.cookie_acks } else { 0 };
+        let early = if stat.fast_opens > 0 { self.early_syns } else { 0 };
+        self.acked.len() as u64 + of_cookies + early
     }
 }
 
@@ -48,6 +61,10 @@ pub struct Handshakes {
     peers: HashMap<SocketAddr, Handshake>,
     syns: u64,
     accepted: u64,
+    /// Connections that the program has decided about while they were pending.
+    decided: u64,
+    /// Those that it accepted and whose handshake failed.
+    pub forgotten: u64,
 }
 
 /// A segment of a handshake.
@@ -57,6 +74,8 @@ struct Segment {
     seq: u32,
     ack: u32,
     flags: Flags,
+    /// Fast Open may take it: it has data or the option.
+    is_early: bool,
 }
 
 impl Segment {
@@ -66,11 +85,14 @@ impl Segment {
         let network = Network::parse(&head[..n], p.chain.len())?;
         let tcp = head[..n].get(network.l4..).filter(|_| network.protocol == protocol::TCP)?;
         let (seq, flags, _) = Header::peek(tcp)?;
+        let (header, header_bytes) = Header::parse(tcp).ok()?;
+        let is_early =
+            header.options.fast_open.is_some() || p.chain.len() > network.l4 + header_bytes;
         let port = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
         let ack = u32::from_be_bytes(tcp[ACK_NUMBER].try_into().ok()?);
         let (from, to) =
             (SocketAddr::new(network.src, port(0)), SocketAddr::new(network.dst, port(2)));
-        Some(Segment { from, to, seq: seq.0, ack, flags })
+        Some(Segment { from, to, seq: seq.0, ack, flags, is_early })
     }
 }
 
@@ -84,13 +106,17 @@ impl Handshakes {
         if s.flags.contains(Flags::SYN) && !s.flags.contains(Flags::ACK) {
             let peer = self.peers.entry(s.from).or_default();
             peer.syns += 1;
+            peer.early_syns += u64::from(s.is_early);
             self.syns += 1;
             note(&mut peer.irs, s.seq);
         } else if s.flags.contains(Flags::ACK)
             && let Some(peer) = self.peers.get_mut(&s.from)
         {
-            let is_first = peer.irs.contains(&s.seq.wrapping_sub(1));
-            peer.cookie_acks += u64::from(is_first && peer.iss.contains(&s.ack.wrapping_sub(1)));
+            let iss = s.ack.wrapping_sub(1);
+            if peer.iss.contains(&iss) {
+                note(&mut peer.acked, iss);
+                peer.cookie_acks += u64::from(peer.irs.contains(&s.seq.wrapping_sub(1)));
+            }
         }
     }
 
@@ -109,27 +135,35 @@ impl Handshakes {
         self.peers.get(&peer).cloned().unwrap_or_default()
     }
 
-    /// The program accepts a connection; fails with what more than that came of the SYNs and cookies that arrived.
-    fn accept(&mut self, peer: SocketAddr, stat: Option<&ListenerStat>) -> Result<(), String> {
+    /// The program gets a connection; fails with what more than that came of the handshakes with its peer.
+    fn accept(&mut self, peer: SocketAddr, stat: &ListenerStat) -> Result<(), String> {
         let of_peer = self.peers.entry(peer).or_default();
         of_peer.accepted += 1;
         self.accepted += 1;
-        let Handshake { syns, cookie_acks, accepted, .. } = *of_peer;
-        let Some(stat) = stat else { return Ok(()) };
-        let of_cookies = if stat.cookies_sent > 0 { cookie_acks } else { 0 };
-        if accepted > syns + of_cookies {
-            return Err(format!("{accepted} from {peer} of {syns} SYNs, {of_cookies} cookies"));
+        if of_peer.accepted > of_peer.proofs(stat) {
+            return Err(format!("more connections from {peer} than handshakes: {of_peer:?}"));
         }
         Ok(())
     }
 
-    /// Each SYN is dropped, answered with a cookie, or becomes one connection; each cookie that comes back another.
-    fn check(&self, stat: &ListenerStat) -> Result<(), String> {
-        let queued = (stat.accept_queue + stat.embryos) as u64;
+    /// The program has decided about a pending connection.
+    pub fn decide(&mut self) {
+        self.decided += 1;
+    }
+
+    /// Each SYN is dropped, answered with a cookie, decided about, or becomes one connection; each cookie that comes back
+    /// another. `own_syns`: those of the station to itself at most.
+    fn check(&self, stat: &ListenerStat, own_syns: u64) -> Result<(), String> {
+        let queued = (stat.accept_queue + stat.embryos + stat.pending) as u64;
         let given_up = stat.embryos_expired + stat.embryos_replaced;
-        let out = self.accepted + queued + given_up + stat.cookies_sent + stat.syns_dropped;
-        if out > self.syns + stat.cookies_valid {
-            return Err(format!("{} accepted of {} SYNs, {stat:?}", self.accepted, self.syns));
+        let pending = stat.pending_expired + stat.pending_reset;
+        let taken = if stat.pending_limit > 0 { self.decided + pending } else { self.accepted };
+        let out = taken + queued + given_up + stat.cookies_sent + stat.syns_dropped;
+        if out > self.syns + own_syns + stat.cookies_valid {
+            let Handshakes { syns, accepted, decided, .. } = self;
+            return Err(format!(
+                "{accepted} accepted, {decided} decided of {syns} and {own_syns} SYNs, {stat:?}"
+            ));
         }
         Ok(())
     }
@@ -166,11 +200,21 @@ impl World {
         side.listener.and_then(|id| side.shard.listener(id).ok()).map(|l| l.stat())
     }
 
-    /// A connection that is accepted has come of a SYN or a cookie of its own.
+    /// A connection that the program gets has come of a handshake of its own; of a station to itself, of an attempt.
     pub(super) fn check_accepted(&mut self, i: usize, peer: SocketAddr) -> Result<(), Violation> {
-        let stat = self.listener_stat(i).filter(|_| !self.is_own(peer));
-        let told = lock(&self.ground).handshakes[i].accept(peer, stat.as_ref());
-        told.map_err(|what| Violation::Handshakes { station: i, what })
+        let failed = |what| Violation::Handshakes { station: i, what };
+        let Some(stat) = self.listener_stat(i) else { return Ok(()) };
+        let of_peer = |e: &&mut End| e.connects.is_some_and(|c| c.0 == peer);
+        if !self.is_own(peer) {
+            return lock(&self.ground).handshakes[i].accept(peer, &stat).map_err(failed);
+        }
+        lock(&self.ground).handshakes[i].accepted += 1;
+        let Some(opener) = self.ends.iter_mut().step_by(2).find(of_peer) else { return Ok(()) };
+        opener.attempts.accepted += 1;
+        if opener.attempts.accepted > opener.attempts.calls {
+            return Err(failed(format!("more connections from {peer} than attempts")));
+        }
+        Ok(())
     }
 
     /// Whether frames of a kind have been injected to station `i` by now.
@@ -183,17 +227,18 @@ impl World {
     /// that the other end never saw no more than the listener gave up, or had cookies out.
     pub(super) fn check_listeners(&mut self) -> Result<(), Violation> {
         for i in 0..2 {
-            let Some(stat) = self.listener_stat(i).filter(|_| self.sides[i].decider.is_none())
-            else {
-                continue;
-            };
+            let Some(stat) = self.listener_stat(i) else { continue };
             let failed = |what| Violation::Handshakes { station: i, what };
-            if !self.scenario.flows.iter().any(|f| f.to_self && f.opener == i) {
-                lock(&self.ground).handshakes[i].check(&stat).map_err(failed)?;
-            }
+            let is_own = |e: &&End| e.station == i && self.scenario.flows[e.name.0].to_self;
+            let own_syns =
+                self.ends.iter().step_by(2).filter(is_own).map(|e| e.attempts.syns).sum();
+            let ground = lock(&self.ground);
+            ground.handshakes[i].check(&stat, own_syns).map_err(failed)?;
             let forgotten = stat.embryos_expired
                 + stat.cookies_sent.saturating_sub(stat.cookies_valid)
-                + stat.cookies_failed;
+                + stat.cookies_failed
+                + ground.handshakes[i].forgotten;
+            drop(ground);
             let unseen =
                 (0..self.scenario.flows.len()).filter(|f| self.is_unseen(*f, i)).count() as u64;
             if unseen > forgotten {
@@ -206,13 +251,12 @@ impl World {
     /// Whether a flow failed at its opener, without a cause in the scenario, before station `i` accepted it.
     fn is_unseen(&self, flow: usize, i: usize) -> bool {
         let (opener, passive) = (&self.ends[2 * flow], &self.ends[2 * flow + 1]);
-        // A shard that lacks memory resets connections that wait to be accepted, too.
-        let is_reclaimed = self.sides.iter().any(|s| s.reclaimed > 0);
         // Its SYN waited for an Ethernet address in vain.
         let is_absent = opener.may_be_absent && opener.error == Some(SocketError::HostUnreachable);
         let has_cause = self.scenario.may_fail(flow)
-            || is_reclaimed
             || is_absent
+            || opener.is_reclaimed
+            || opener.is_refused
             || opener.opens_early
             || opener.has_reconnected;
         passive.station == i && passive.is_unborn() && opener.error.is_some() && !has_cause
@@ -226,27 +270,37 @@ mod tests {
     const PEER: SocketAddr =
         SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 20_000);
 
-    /// What a gate saw of one peer.
-    fn seen(syns: u64, cookie_acks: u64) -> Handshakes {
-        let peer = Handshake { syns, cookie_acks, ..Default::default() };
-        Handshakes { peers: [(PEER, peer)].into(), syns, accepted: 0 }
+    /// What a gate saw of one peer: SYNs, as many of them answered and acknowledged, ACKs with cookies.
+    fn seen(syns: u64, acked: u32, cookie_acks: u64) -> Handshakes {
+        let acked = (0..acked).collect();
+        let peer = Handshake { syns, acked, cookie_acks, ..Default::default() };
+        Handshakes { peers: [(PEER, peer)].into(), syns, ..Default::default() }
     }
 
     #[test]
-    fn a_peer_has_no_more_connections_than_its_syns_and_cookies() {
-        let (plain, cookies) =
-            (ListenerStat::default(), ListenerStat { cookies_sent: 1, ..Default::default() });
-        for (mut handshakes, stat) in [(seen(2, 5), plain), (seen(1, 1), cookies)] {
-            assert_eq!(handshakes.accept(PEER, Some(&stat)), Ok(()));
-            assert_eq!(handshakes.accept(PEER, Some(&stat)), Ok(()));
-            assert!(handshakes.accept(PEER, Some(&stat)).is_err());
+    fn a_peer_has_no_more_connections_than_its_handshakes_and_cookies() {
+        let plain = ListenerStat::default();
+        let cookies = ListenerStat { cookies_sent: 1, ..plain };
+        for (mut handshakes, stat) in [(seen(3, 2, 5), plain), (seen(1, 1, 1), cookies)] {
+            assert_eq!(handshakes.accept(PEER, &stat), Ok(()));
+            assert_eq!(handshakes.accept(PEER, &stat), Ok(()));
+            assert!(handshakes.accept(PEER, &stat).is_err());
         }
     }
 
     #[test]
+    fn fast_open_takes_only_syns_with_data_or_an_option() {
+        let early = ListenerStat { fast_opens: 1, ..Default::default() };
+        let mut handshakes = seen(5, 0, 0);
+        handshakes.peers.entry(PEER).or_default().early_syns = 1;
+        assert_eq!(handshakes.accept(PEER, &early), Ok(()));
+        assert!(handshakes.accept(PEER, &early).is_err());
+        assert!(seen(5, 0, 0).accept(PEER, &early).is_err());
+    }
+
+    #[test]
     fn each_syn_of_a_listener_ends_in_one_way() {
-        let mut handshakes = seen(6, 1);
-        assert_eq!(handshakes.accept(PEER, None), Ok(()));
+        let mut handshakes = seen(6, 1, 1);
         let stat = ListenerStat {
             embryos: 1,
             accept_queue: 1,
@@ -256,9 +310,28 @@ mod tests {
             syns_dropped: 1,
             ..Default::default()
         };
-        assert_eq!(handshakes.check(&stat), Ok(()));
-        assert!(handshakes.check(&ListenerStat { cookies_valid: 0, ..stat }).is_err());
-        assert!(handshakes.check(&ListenerStat { embryos_expired: 2, ..stat }).is_err());
-        assert!(handshakes.check(&ListenerStat { embryos: 2, ..stat }).is_err());
+        assert_eq!(handshakes.accept(PEER, &stat), Ok(()));
+        assert_eq!(handshakes.check(&stat, 0), Ok(()));
+        assert!(handshakes.check(&ListenerStat { cookies_valid: 0, ..stat }, 0).is_err());
+        assert_eq!(handshakes.check(&ListenerStat { cookies_valid: 0, ..stat }, 1), Ok(()));
+        assert!(handshakes.check(&ListenerStat { embryos_expired: 2, ..stat }, 0).is_err());
+        assert!(handshakes.check(&ListenerStat { embryos: 2, ..stat }, 0).is_err());
+    }
+
+    #[test]
+    fn each_syn_is_pending_once() {
+        let mut handshakes = seen(4, 0, 0);
+        handshakes.decide();
+        let stat = ListenerStat {
+            pending_limit: 4,
+            pending: 1,
+            pending_expired: 1,
+            pending_reset: 1,
+            ..Default::default()
+        };
+        assert_eq!(handshakes.check(&stat, 0), Ok(()));
+        assert!(handshakes.check(&ListenerStat { syns_dropped: 1, ..stat }, 0).is_err());
+        handshakes.decide();
+        assert!(handshakes.check(&stat, 0).is_err());
     }
 }

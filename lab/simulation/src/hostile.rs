@@ -189,39 +189,22 @@ impl World {
             let addresses = if e & 1 == 0 { (from, to) } else { (to, from) };
             let is_alive = alive.contains(&(Some(addresses.0), Some(addresses.1)));
             if self.ends[e].station == i && !self.ends[e].is_unborn() && !is_alive {
+                self.ends[e].is_reclaimed |= !self.ends[e].is_done();
                 (self.ends[e].may_fail, self.ends[e ^ 1].may_fail) = (true, true);
             }
         }
     }
 
-    /// Whether a connection to station `i` may come twice: out of a replayed frame, or since the listener
-    /// has sent SYN cookies, which a segment of a connection that is over repeats.
+    /// Whether an end at station `i` has had a connection from `peer` before. Another may come of a SYN that was late,
+    /// doubled, forged or replayed, with data (RFC 7413 sections 2.1 and 4.1.3) or with the ACK that TIME-WAIT answers
+    /// the SYN,ACK with, where the new initial sequence number is by chance the last one of the first connection: their
+    /// clock (RFC 6528 section 3) makes a step each 4 us. So with an ACK that repeats a SYN cookie. That it has come of
+    /// such a handshake is what [`World::check_accepted`] has seen.
     pub(super) fn may_repeat(&self, i: usize, peer: SocketAddr) -> bool {
-        let counters = self.sides[i].shard.counters();
-        let cookies = counters.value(Counter::TcpSynCookiesSent);
-        // A SYN that came late, or was doubled, opens at once with data (RFC 7413 section 2.1), else with the ACK
-        // that TIME-WAIT answers its SYN,ACK with, where the new initial sequence number is by chance the last
-        // one of the first connection: their clock (RFC 6528 section 3) makes a step each 4 us.
-        let ways = &self.scenario.ways[1 - i];
-        let handshake = self.handshake(i, peer);
-        let has_come_twice = handshake.as_ref().is_none_or(|h| h.syns > 1);
-        let is_doubled = (ways.duplicate > 0.0 || ways.reorder > 0.0) && has_come_twice;
-        let has_cookie = cookies > 0 && handshake.is_none_or(|h| h.cookie_acks > 0);
-        // So does the repeated SYN of an opener to which the reset of a program that closed its early end did not come.
-        let has_fast_opens = counters.value(Counter::TcpFastOpensPassive) > 0;
-        let is_reset_lost = has_fast_opens
-            && self.ends.chunks_exact(2).any(|pair| {
-                let is_of_peer = pair[0].connects.is_some_and(|c| c.0 == peer);
-                is_of_peer && (pair[0].opens_early && pair[0].may_fail || pair[1].is_done())
-            });
-        // A forged SYN with data opens one at a listener that asks for no cookie (RFC 7413 section 4.1.3).
-        let is_forged = has_fast_opens && self.is_attacked(i, AttackKind::Segments);
-        let opens_again = is_doubled || is_reset_lost || is_forged;
-        let was_here = self.ends.chunks_exact(2).any(|pair| {
+        self.ends.chunks_exact(2).any(|pair| {
             let from = pair[0].connects.map(|c| c.0);
             from == Some(peer) && pair[1].station == i && !pair[1].is_unborn()
-        });
-        was_here && (has_cookie || opens_again || self.is_attacked(i, AttackKind::Replays))
+        })
     }
 
     /// Closes such a connection: by a reset where that is what its peer waits for, since a FIN would end a

@@ -51,6 +51,7 @@ mod idents;
 mod mangling;
 mod middlebox;
 mod moves;
+mod opening;
 mod options;
 mod oracle;
 mod pattern;

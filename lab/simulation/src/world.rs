@@ -394,7 +394,12 @@ impl World {
             set: side.set.as_ref(),
             other,
         };
+        let was_pending = self.ends[e].is_pending();
         let moved = self.ends[e].drive(&mut cx)?;
+        let is_complete = was_pending && !self.ends[e].is_pending() && !self.ends[e].is_unborn();
+        if let Some((peer, ..)) = self.ends[e ^ 1].connects.filter(|_| is_complete) {
+            self.check_accepted(self.ends[e].station, peer)?;
+        }
         if self.ends[e].has_failed_early() {
             self.ends[e ^ 1].may_fail = true;
         }
