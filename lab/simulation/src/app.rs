@@ -8,6 +8,7 @@ use fulmar_base::{Duration, Instant, SlotId};
 use fulmar_mbuf::Chain;
 use fulmar_runtime::{PollSetCore, WatchedShard};
 use fulmar_shard::Reserved;
+use fulmar_socket::sendfile::Rest;
 use fulmar_socket::{Attempt, Ready, Reservation, Shutdown, SocketError, Step};
 
 use super::gate::{SharedGround, lock};
@@ -118,7 +119,7 @@ pub struct End {
     /// Bytes left of the write in hand, and whether a part of it was accepted.
     pub(super) write_left: usize,
     is_split: bool,
-    write_at: Option<Instant>,
+    pub(super) write_at: Option<Instant>,
     read_at: Option<Instant>,
     preempted: Duration,
     held_write: Option<(Instant, Reservation)>,
@@ -127,6 +128,8 @@ pub struct End {
     /// What its station's poll set was told.
     pub(super) told: Option<Ready>,
     posting: Option<Posting>,
+    /// What is left of the file that it sends.
+    pub(super) file_rest: Option<Rest>,
     pub(super) draw: Draw,
 }
 
@@ -175,6 +178,7 @@ impl End {
             poll_at: None,
             told: None,
             posting: plan.posts.map(Posting::new),
+            file_rest: None,
             draw: Draw::new(seed ^ (name.0 as u64) << 8 ^ (name.1 as u64) << 4),
         }
     }
@@ -332,7 +336,7 @@ impl End {
         }
     }
 
-    fn size(&mut self, most: usize) -> usize {
+    pub(super) fn size(&mut self, most: usize) -> usize {
         let most = most.clamp(1, pattern::PIECE);
         if self.plan.ragged { 1 + self.draw.below(most as u64) as usize } else { most }
     }
@@ -343,6 +347,9 @@ impl End {
 
     fn write(&mut self, cx: &mut Cx) -> Result<(), Violation> {
         let Some(id) = self.id.filter(|_| self.quirk != Quirk::Stuck) else { return Ok(()) };
+        if let Some(file) = self.plan.options.file {
+            return self.send_files(cx, id, file);
+        }
         while self.written < self.plan.bytes && self.held_write.is_none() && self.write_at.is_none()
         {
             if self.write_left == 0 {

@@ -42,11 +42,13 @@ pub enum Feature {
     Pending,
     /// A station that answers for every address.
     AnyAddress,
+    /// Ends that send files.
+    Files,
 }
 
 impl Feature {
     /// Every feature, in the order of their bits.
-    pub const ALL: [Feature; 18] = [
+    pub const ALL: [Feature; 19] = [
         Feature::SmallPools,
         Feature::SmallSegments,
         Feature::PausedReaders,
@@ -65,6 +67,7 @@ impl Feature {
         Feature::PathOptions,
         Feature::Pending,
         Feature::AnyAddress,
+        Feature::Files,
     ];
 
     /// Its name on the command line.
@@ -88,6 +91,7 @@ impl Feature {
             Feature::PathOptions => "path-options",
             Feature::Pending => "pending",
             Feature::AnyAddress => "any-address",
+            Feature::Files => "files",
         }
     }
 

@@ -169,7 +169,8 @@ fn options(e: &EndPlan) -> String {
     let low_water =
         e.options.notsent_low_water.map_or(String::new(), |n| format!(", not sent below {n}"));
     let first = e.options.first.map_or(String::new(), |first| format!(", {first:?}"));
-    keepalive + &low_water + &first
+    let file = e.options.file.map_or(String::new(), |file| format!(", {file:?}"));
+    keepalive + &low_water + &first + &file
 }
 
 /// A frame in a line, as tcpdump would say it. `head` is its beginning.

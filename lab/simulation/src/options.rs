@@ -7,6 +7,7 @@ use fulmar_tcp::{EcnPolicy, Keepalive, MtuProbing};
 
 use super::app::Cx;
 use super::fast_open::FirstPlan;
+use super::filing::FilePlan;
 use super::oracle::Violation;
 use super::scenario::{Draw, EndPlan, Scenario};
 
@@ -21,6 +22,8 @@ pub struct SocketPlan {
     pub notsent_low_water: Option<u32>,
     /// First data of the opener.
     pub first: Option<FirstPlan>,
+    /// It sends files instead of writing.
+    pub file: Option<FilePlan>,
 }
 
 impl EndPlan {

@@ -115,6 +115,7 @@ impl Scenario {
             Feature::PathOptions => self.draw_path_options(d),
             Feature::Pending => self.draw_pending(d),
             Feature::AnyAddress => self.draw_any_address(d),
+            Feature::Files => self.draw_files(d),
         }
     }
 

@@ -220,3 +220,19 @@ fn fast_open_and_ecn_reach_the_stacks_whatever_middleboxes_do() {
         assert!(total.value(c) > 2, "{}: {}", c.name(), total.value(c));
     }
 }
+
+#[test]
+fn files_are_sent_in_parts_and_by_reference() {
+    let mut s = honest();
+    let file = FilePlan { head: 700, tail: 300, shares: true, blocks: true };
+    s.flows[0].ends.iter_mut().for_each(|e| {
+        (e.options.file, e.bytes, e.write_bytes, e.posts) = (Some(file), 300_000, 120_000, None);
+    });
+    let mut world = World::new(s, 0);
+    world.play().expect("every promise is held");
+    let [a, b] = world.counters();
+    let sum = |c: Counter| a.value(c) + b.value(c);
+    assert_eq!(sum(Counter::SendFileBytes), 600_000);
+    let shared = sum(Counter::SendFileMappedBytes);
+    assert!(shared > 100_000 && shared < 600_000, "{shared}");
+}

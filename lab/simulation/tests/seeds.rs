@@ -198,7 +198,7 @@ fn early_data_of_a_server_is_not_paced_by_the_age_of_the_clock() {
 
 #[test]
 fn forged_sources_do_not_stop_a_station_from_answering_for_every_address() {
-    holds(Case::swarm(245));
+    holds(before(Feature::Files, 245));
 }
 
 #[test]
@@ -218,59 +218,59 @@ fn a_late_syn_with_data_after_a_syn_cookie_opens_a_second_connection() {
 
 #[test]
 fn syns_repeated_together_are_taken_a_few_at_a_time_where_few_may_be_pending() {
-    holds(Case::swarm(1795558821063269));
+    holds(before(Feature::Files, 1795558821063269));
 }
 
 #[test]
 fn what_a_failed_attempt_has_opened_early_is_reset_by_the_next_one() {
-    holds(Case::swarm(1795558821346394));
-    holds(Case::swarm(1795558821427526));
+    holds(before(Feature::Files, 1795558821346394));
+    holds(before(Feature::Files, 1795558821427526));
 }
 
 #[test]
 fn a_late_syn_of_fast_open_after_a_syn_cookie_opens_a_second_connection() {
-    holds(Case::swarm(1795558821335680));
+    holds(before(Feature::Files, 1795558821335680));
 }
 
 #[test]
 fn handshakes_that_begin_together_take_turns_in_a_short_accept_queue() {
-    holds(Case::swarm(1795558821521974));
+    holds(before(Feature::Files, 1795558821521974));
 }
 
 #[test]
 fn corked_writes_that_wait_for_what_is_unsent_are_slow() {
-    holds(Case::swarm(1795558821434506));
+    holds(before(Feature::Files, 1795558821434506));
 }
 
 #[test]
 fn a_decision_that_comes_after_its_syn_was_given_up_is_none() {
-    holds(Case::swarm(1795558821445734));
+    holds(before(Feature::Files, 1795558821445734));
 }
 
 #[test]
 fn lost_sacks_do_not_lengthen_timeouts_by_each_other() {
-    holds(Case::swarm(1795558821611350));
+    holds(before(Feature::Files, 1795558821611350));
 }
 
 /// Solicitations for the forged sources of a SYN flood, repeated all at once, filled the device's queue each time that
 /// the answer to an honest solicitation was due.
 #[test]
 fn solicitations_for_forged_sources_leave_the_device_to_others() {
-    holds(Case::swarm(1795566166664207));
-    holds(Case::swarm(1795558821260095));
+    holds(before(Feature::Files, 1795566166664207));
+    holds(before(Feature::Files, 1795558821260095));
 }
 
 /// Two that connected to each other and missed once tried again each at its own time, for ever.
 #[test]
 fn two_that_connect_to_each_other_and_miss_meet_the_next_time() {
-    holds(Case::swarm(1795566166879480));
+    holds(before(Feature::Files, 1795566166879480));
 }
 
 /// A program that dropped late SYNs, each of which comes after the double time, outlasted the user time-out.
 #[test]
 fn a_program_that_decides_drops_only_early_syns() {
-    holds(Case::swarm(1795566167036143));
-    holds(Case::swarm(1795558822362204));
+    holds(before(Feature::Files, 1795566167036143));
+    holds(before(Feature::Files, 1795558822362204));
 }
 
 /// A reader that paused held bursts of short segments, each in a buffer of its own, for which the receive share had no
@@ -287,20 +287,20 @@ fn short_segments_that_are_not_read_leave_others_their_minimum() {
 /// a clock made too old.
 #[test]
 fn a_cookie_that_failed_was_out() {
-    holds(Case::swarm(1795615837013424));
+    holds(before(Feature::Files, 1795615837013424));
 }
 
 /// Cookies that were sent excused the failure of every opener with first data, and one that is excused does not ask for
 /// an Ethernet address again.
 #[test]
 fn an_opener_that_finds_no_ethernet_address_is_not_lost_by_the_listener() {
-    holds(Case::swarm(1795623056769597));
-    holds(Case::swarm(1795623056835738));
-    holds(Case::swarm(1795623056844591));
+    holds(before(Feature::Files, 1795623056769597));
+    holds(before(Feature::Files, 1795623056835738));
+    holds(before(Feature::Files, 1795623056844591));
 }
 
 /// A fragment that the path had doubled was left when another datagram drew the same identification.
 #[test]
 fn fragments_of_two_datagrams_with_one_identification_are_dropped() {
-    holds(Case::swarm(1795615837648983));
+    holds(before(Feature::Files, 1795615837648983));
 }
