@@ -222,6 +222,21 @@ fn fast_open_and_ecn_reach_the_stacks_whatever_middleboxes_do() {
 }
 
 #[test]
+fn an_opener_that_fails_unseen_is_one_that_the_listener_gave_up() {
+    let mut s = honest();
+    s.flows[0].to_self = false;
+    let mut world = World::new(s, 0);
+    world.open_listeners().expect("two listeners");
+    assert_eq!(world.check_listeners(), Ok(()));
+    // However often its peer's station has reset connections for their memory.
+    world.ends[0].error = Some(fulmar_socket::SocketError::TimedOut);
+    world.sides[1 - world.ends[0].station].reclaimed = 3;
+    assert!(matches!(world.check_listeners(), Err(Violation::Handshakes { .. })));
+    world.ends[0].is_reclaimed = true;
+    assert_eq!(world.check_listeners(), Ok(()));
+}
+
+#[test]
 fn files_are_sent_in_parts_and_by_reference() {
     let mut s = honest();
     let file = FilePlan { head: 700, tail: 300, shares: true, blocks: true };

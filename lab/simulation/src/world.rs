@@ -200,7 +200,7 @@ impl World {
         self.report()
     }
 
-    fn open_listeners(&mut self) -> Result<(), Violation> {
+    pub(super) fn open_listeners(&mut self) -> Result<(), Violation> {
         for i in 0..2 {
             let at = SocketAddr::new(self.scenario.listens_at(i), SERVER_PORT);
             let options = ListenOptions {
