@@ -6,7 +6,8 @@
 //! goes to the guest with one call. ICMP errors of the host's network come back by the error queue of the socket
 //! and are sent to the guest about its own datagram; those of the guest are not passed on.
 //!
-//! Bounds: [`Limits::udp_flows`](crate::config::Limits); the flow that has rested for longest gives way.
+//! Bounds: [`Limits::udp_flows`](crate::config::Limits), and the descriptors that the system allows; the flow that has
+//! rested for longest gives way.
 
 mod flow;
 mod out;
@@ -16,13 +17,14 @@ mod receive;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use fulmar_base::{Instant, SlotId, Stage};
 use fulmar_ip::InvokingPacket;
 use fulmar_shard::{SendMessage, Slab, Wheel};
 use fulmar_socket::{Ready, SocketError, Step};
 use fulmar_udp::BindOptions;
+use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 
 use super::Context;
@@ -173,9 +175,21 @@ impl Udp {
         if !cx.settings.judge.allows(&attempt) {
             return Err((Failure::Unreachable(13, 1), Refusal::Policy));
         }
-        let fd = flow::open(leads_to, &cx.settings.outbound).map_err(host::failure_of)?;
+        let fd = self.open(cx, leads_to).map_err(host::failure_of)?;
         let added = self.add(cx, HostSocket::Own(fd), Direction::Out, [from, to, leads_to]);
         added.ok_or((Failure::Silence, Refusal::HostSocket))
+    }
+
+    /// A socket of the host. Where there is no descriptor for it, the flow that has rested for longest gives way: questions for
+    /// names would wait for its time-out.
+    fn open(&mut self, cx: &mut Context<'_>, to: SocketAddr) -> nix::Result<OwnedFd> {
+        match flow::open(to, &cx.settings.outbound) {
+            Err(Errno::EMFILE | Errno::ENFILE) if !self.flows.is_empty() => {
+                self.displace(cx);
+                flow::open(to, &cx.settings.outbound)
+            }
+            opened => opened,
+        }
     }
 
     fn add(

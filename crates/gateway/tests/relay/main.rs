@@ -18,7 +18,8 @@ use std::sync::atomic::Ordering::Relaxed;
 type Test = (&'static str, fn());
 
 /// What is exact where one queue has all of it.
-const ONE_QUEUE: [&str; 4] = [
+const ONE_QUEUE: [&str; 5] = [
+    "without_descriptors_a_flow_of_datagrams_gives_way_to_the_next",
     "open_connections_beyond_the_bound_are_refused_and_leave_the_others_alone",
     "flows_have_a_bound",
     "udp_flows_have_a_bound_and_the_oldest_gives_way",

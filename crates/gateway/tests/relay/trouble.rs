@@ -24,6 +24,7 @@ use crate::Test;
 use crate::change::Outside;
 use crate::raw::Raw;
 use crate::tcp::{exchange, read_some};
+use crate::udp::{bound, guest_to, receive};
 use crate::world::{GUEST, HOST, PATIENCE, World, bare_config, ip, listener};
 
 pub const TESTS: &[Test] = &[
@@ -31,6 +32,10 @@ pub const TESTS: &[Test] = &[
     (
         "without_descriptors_new_flows_wait_and_open_ones_go_on",
         without_descriptors_new_flows_wait_and_open_ones_go_on,
+    ),
+    (
+        "without_descriptors_a_flow_of_datagrams_gives_way_to_the_next",
+        without_descriptors_a_flow_of_datagrams_gives_way_to_the_next,
     ),
     (
         "fifty_thousand_connections_that_nobody_finishes_stay_within_the_bounds",
@@ -137,6 +142,20 @@ fn without_descriptors_new_flows_wait_and_open_ones_go_on() {
         far.set_read_timeout(Some(PATIENCE)).unwrap();
         exchange(&mut near, &mut far);
     }
+}
+
+fn without_descriptors_a_flow_of_datagrams_gives_way_to_the_next() {
+    let (world, servers) = (World::new(), [bound(HOST), bound(HOST)]);
+    let clients = servers.each_ref().map(|s| guest_to(&world, s.local_addr().unwrap()));
+    clients[0].send(b"first").unwrap();
+    assert_eq!(receive(&servers[0]).unwrap().0, b"first");
+    let none = NoDescriptors::new();
+    clients[1].send(b"second").unwrap();
+    assert_eq!(receive(&servers[1]).unwrap().0, b"second");
+    drop(none);
+    let stat = world.stat();
+    assert_eq!((stat.flows.len(), stat.totals.udp_flows), (1, 2));
+    assert_eq!(stat.totals.refusals.value(Refusal::Displaced), 1);
 }
 
 fn fifty_thousand_connections_that_nobody_finishes_stay_within_the_bounds() {
