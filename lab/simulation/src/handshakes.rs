@@ -25,7 +25,7 @@ const ACK_NUMBER: std::ops::Range<usize> = 8..12;
 #[derive(Clone, Default, Debug)]
 pub struct Handshake {
     /// SYNs that arrived, copies included.
-    pub syns: u64,
+    syns: u64,
     /// Those that may open a connection by Fast Open.
     early_syns: u64,
     /// Segments that arrived and could bring back a SYN cookie, copies included.
@@ -41,11 +41,6 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// The station has answered a SYN.
-    pub fn is_answered(&self) -> bool {
-        !self.iss.is_empty()
-    }
-
     /// Connections that may be open or have been: one for each SYN,ACK that was acknowledged, one more for each ACK
     /// with a SYN cookie, and one for each SYN that Fast Open may have taken.
     fn proofs(&self, stat: &ListenerStat) -> u64 {
@@ -130,11 +125,6 @@ impl Handshakes {
         }
     }
 
-    /// Those with a peer.
-    pub fn with(&self, peer: SocketAddr) -> Handshake {
-        self.peers.get(&peer).cloned().unwrap_or_default()
-    }
-
     /// The program gets a connection; fails with what more than that came of the handshakes with its peer.
     fn accept(&mut self, peer: SocketAddr, stat: &ListenerStat) -> Result<(), String> {
         let of_peer = self.peers.entry(peer).or_default();
@@ -177,10 +167,10 @@ fn note(numbers: &mut Vec<u32>, n: u32) {
 }
 
 impl World {
-    /// What station `i` has seen of handshakes with a peer; `None` for one of its own connections to itself, which
-    /// no gate sees.
-    pub(super) fn handshake(&self, i: usize, peer: SocketAddr) -> Option<Handshake> {
-        (!self.is_own(peer)).then(|| lock(&self.ground).handshakes[i].with(peer))
+    /// Whether station `i` has seen of the handshakes with a peer what is asked for; so with those to itself, which no
+    /// gate sees.
+    fn has_seen(&self, i: usize, peer: SocketAddr, asked: impl Fn(&Handshake) -> bool) -> bool {
+        lock(&self.ground).handshakes[i].peers.get(&peer).is_some_and(asked) || self.is_own(peer)
     }
 
     fn is_own(&self, peer: SocketAddr) -> bool {
@@ -190,9 +180,14 @@ impl World {
 
     /// Whether the passive end's station has answered a SYN of a flow.
     pub(super) fn is_answered(&self, flow: usize) -> bool {
-        let peer = self.ends[2 * flow].connects.map(|c| c.0);
-        let station = self.ends[2 * flow + 1].station;
-        peer.is_some_and(|peer| self.handshake(station, peer).is_none_or(|h| h.is_answered()))
+        let (peer, station) = (self.ends[2 * flow].connects, self.ends[2 * flow + 1].station);
+        peer.is_some_and(|(peer, ..)| self.has_seen(station, peer, |h| !h.iss.is_empty()))
+    }
+
+    /// Whether a SYN of a flow has come to the passive end's station more than once.
+    pub(super) fn has_come_twice(&self, flow: usize) -> bool {
+        let (peer, station) = (self.ends[2 * flow].connects, self.ends[2 * flow + 1].station);
+        peer.is_some_and(|(peer, ..)| self.has_seen(station, peer, |h| h.syns > 1))
     }
 
     fn listener_stat(&mut self, i: usize) -> Option<ListenerStat> {

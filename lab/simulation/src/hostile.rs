@@ -134,9 +134,6 @@ impl World {
         });
         let has_counted =
             |counter| self.sides.each_ref().map(|side| side.shard.counters().value(counter) > 0);
-        // What was never answered is not forgotten.
-        let answered: Vec<bool> =
-            (0..self.scenario.flows.len()).map(|f| self.is_answered(f)).collect();
         let sends_cookies = has_counted(Counter::TcpSynCookiesSent);
         let opens_early = has_counted(Counter::TcpFastOpensPassive);
         for n in 0..self.open.len() {
@@ -144,12 +141,9 @@ impl World {
             let (opener, passive) = (&self.ends[2 * flow], &self.ends[2 * flow + 1]);
             // After a SYN cookie a late copy of a SYN of Fast Open opens a second connection of these addresses,
             // which is accepted, and resets the first when that comes with its cookie.
-            let has_come_twice = opener.connects.is_none_or(|(peer, ..)| {
-                self.handshake(passive.station, peer).is_none_or(|h| h.syns > 1)
-            });
             let opens_twice = opener.plan.options.first.is_some()
                 && sends_cookies[passive.station]
-                && has_come_twice;
+                && self.has_come_twice(flow);
             // What an attempt that failed has opened is reset by the SYN of the next one, which has another initial
             // sequence number.
             let outlived = opener.has_reconnected && opens_early[passive.station];
@@ -158,7 +152,9 @@ impl World {
             }
             if self.ends[2 * flow].error.is_none() {
                 let passive = &self.ends[2 * flow + 1];
-                let is_lost = passive.is_unborn() && forgets[passive.station] && answered[flow];
+                // What was never answered is not forgotten.
+                let is_lost =
+                    passive.is_unborn() && forgets[passive.station] && self.is_answered(flow);
                 self.ends[2 * flow].may_fail = passive.may_fail || is_lost;
             }
         }
