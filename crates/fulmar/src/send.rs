@@ -4,6 +4,7 @@ mod completion;
 mod owned;
 mod room;
 mod turn;
+pub(crate) use turn::lock_send;
 
 use std::io::{self, IoSlice};
 use std::ops::BitOr;

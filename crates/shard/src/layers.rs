@@ -78,6 +78,16 @@ impl<P: Probe> Core<P> {
         }
     }
 
+    /// A write found no memory ([`SocketError::NoBuffer`]), or no space in the device: the socket is not writable
+    /// until either is there.
+    pub fn wait_to_send(&mut self, now: Instant, id: SlotId, why: SocketError) {
+        let Core { memory, sockets, net, .. } = self;
+        match why {
+            SocketError::NoBuffer => memory.wait(now, id, sockets, net),
+            _ => memory.retry_later(now, id, sockets, net),
+        }
+    }
+
     /// Hands a packet, an error or an echo reply over to the shard that owns it.
     pub fn hand_over(&mut self, to: u16, what: HandOff) {
         if let Err(what) = self.siblings.hand_over(to, what) {

@@ -88,6 +88,7 @@ pub use parts::ShardParts;
 pub use posted::{Post, ReadOrPost, RecvEntry};
 pub use recv_calls::PostedBuffers;
 pub use send_calls::Reserved;
+pub use sendfile::SendFileCalls;
 pub use shard::Shard;
 pub use siblings::{HandOff, MAX_SHARDS, NeighbourUpdate, Outgoing, Ports, Siblings};
 pub use slab::Slab;

@@ -152,18 +152,8 @@ impl<P: Probe> Net<P> {
         let Ok(seg) = control_segment(pool, key, header) else {
             return counters.drop_packet(DropReason::NoBuffer);
         };
-        let mut out = TcpEmit {
-            now,
-            ip,
-            link,
-            probe,
-            src: key.local_ip(),
-            dst: key.remote_ip(),
-            zone: key.zone,
-            options,
-            traffic: fulmar_ip::Traffic::Reply,
-            template: None,
-        };
+        let (key, traffic, template) = (*key, Traffic::Reply, None);
+        let mut out = TcpEmit { now, ip, link, probe, key, options, traffic, template };
         let _ = fulmar_tcp::Emit::emit(&mut out, pool, counters, seg);
     }
 }
@@ -342,22 +332,13 @@ impl Link {
         self.unreaped = 0;
         self.device.tx_reap(self.now, pool);
         if !self.tx.is_empty() && self.device.lost().is_some() {
-            self.discard(pool, counters);
-        }
-    }
-
-    fn discard(&mut self, pool: &mut Pool, counters: &mut Counters) {
-        while let Some(p) = self.tx.pop_front() {
-            counters.drop_packet(DropReason::DeviceGone);
-            pool.free(p.chain);
+            self.tx.discard(DropReason::DeviceGone, pool, counters);
         }
     }
 
     /// Takes every frame out of the burst, as if it had been sent.
     pub(crate) fn forget(&mut self, pool: &mut Pool) {
-        while let Some(p) = self.tx.pop_front() {
-            pool.free(p.chain);
-        }
+        self.tx.clear(pool);
     }
 
     /// Whether the burst has space for a linear frame of so many bytes that the device can send without
@@ -515,9 +496,7 @@ pub struct TcpEmit<'a, P: Probe> {
     pub ip: &'a mut Ip,
     pub link: &'a mut Link,
     pub probe: &'a mut P,
-    pub src: IpAddr,
-    pub dst: IpAddr,
-    pub zone: u32,
+    pub key: FlowKey,
     /// TTL and TOS; the ECN field of the TOS is 0.
     pub options: HeaderOptions,
     /// Whether a segment may start neighbour resolution as own traffic or as a reply.
@@ -580,15 +559,15 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
             return self.emit_by(template, pool, counters, seg);
         }
         // As on Linux: a connection whose address is no longer ours waits for it to come back.
-        if !self.ip.accepts(self.src) {
+        if !self.ip.accepts(self.key.local_ip()) {
             counters.drop_packet(DropReason::NoRoute);
             pool.free(seg.chain);
             return Err(EmitError::NoRoute);
         }
         let packet = Outgoing {
-            src: self.src,
-            dst: self.dst,
-            zone: self.zone,
+            src: self.key.local_ip(),
+            dst: self.key.remote_ip(),
+            zone: self.key.zone,
             protocol: fulmar_wire::protocol::TCP,
             ttl: self.options.ttl,
             dscp_ecn: self.options.dscp_ecn | if seg.ecn_capable { ECT0 } else { 0 },

@@ -52,7 +52,7 @@ impl<P: Probe> Shard<P> {
         if let Step::WaitSpace(_) | Step::WaitData(_) = &step
             && sosend::has_space(&self.core.sockets.tcp(id)?.tcb, total, attempt)
         {
-            self.core.memory.wait(now, id, &mut self.core.sockets, &mut self.core.net);
+            self.core.wait_to_send(now, id, SocketError::NoBuffer);
         }
         Ok(match step {
             Step::Done(r) => Step::Done(Reserved::Space(r)),
@@ -158,7 +158,7 @@ impl<P: Probe> Shard<P> {
             }
             Step::WaitSpace(n) | Step::WaitData(n) => {
                 if sosend::has_space(&entry.tcb, want, attempt) {
-                    self.core.memory.wait(now, id, &mut self.core.sockets, &mut self.core.net);
+                    self.core.wait_to_send(now, id, SocketError::NoBuffer);
                 }
                 Ok(Step::WaitSpace(n))
             }

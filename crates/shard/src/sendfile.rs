@@ -6,7 +6,8 @@ use alloc::sync::Arc;
 use fulmar_base::{Counter, Instant, Probe, SlotId, Stage};
 use fulmar_mbuf::SharedBytes;
 use fulmar_socket::sendfile::{self, LowWater, Piece, Rest};
-use fulmar_socket::{Reservation, SocketError, Step, sosend};
+use fulmar_socket::sosend::{self, Taken};
+use fulmar_socket::{Reservation, SocketError, Step};
 use fulmar_tcp::State;
 
 use crate::layers::Core;
@@ -14,33 +15,46 @@ use crate::shard::Shard;
 use crate::sockets::{Socket, TcpEntry};
 use crate::tcp::Tcp;
 
+/// The calls of sendfile on one connection.
+pub struct SendFileCalls<'a, P: Probe> {
+    shard: &'a mut Shard<P>,
+    id: SlotId,
+}
+
 impl<P: Probe> Shard<P> {
+    /// Sendfile on a connection.
+    pub fn sendfile(&mut self, id: SlotId) -> SendFileCalls<'_, P> {
+        SendFileCalls { shard: self, id }
+    }
+}
+
+impl<P: Probe> SendFileCalls<'_, P> {
     /// First step of a turn: space and storage for as much of `rest` as fits. Wait for
-    /// `WRITABLE` and repeat. Between [`TcpEntry::lock_send`](crate::TcpEntry::lock_send) and [`Shard::sendfile_end`].
+    /// `WRITABLE` and repeat. Between [`TcpEntry::lock_send`](crate::TcpEntry::lock_send) and [`SendFileCalls::end`].
     ///
     /// # Errors
     /// Why the connection takes no more.
-    pub fn sendfile_reserve(
+    pub fn reserve(
         &mut self,
         now: Instant,
-        id: SlotId,
         rest: &Rest,
         worth: LowWater,
     ) -> Result<Step<(Reservation, Piece)>, SocketError> {
-        self.core.sockets.check_down(id)?;
-        self.pass(Stage::SendChecked);
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
+        let core = &mut self.shard.core;
+        core.sockets.check_down(self.id)?;
+        core.net.pass(Stage::SendChecked);
+        let Some(Socket::Tcp(entry)) = core.sockets.get_mut(self.id) else {
             return Err(SocketError::BadHandle);
         };
-        let step = sendfile::reserve(&mut entry.tcb, &mut self.core.net.pool, rest, worth)?;
+        let step = sendfile::reserve(&mut entry.tcb, &mut core.net.pool, rest, worth)?;
         match &step {
             Step::Done(_) => {
                 entry.blocked.is_blocked = false;
-                self.pass(Stage::SendReserved);
+                core.net.pass(Stage::SendReserved);
             }
             Step::WaitSpace(_) | Step::WaitData(_) => {
                 if sendfile::has_space(&entry.tcb, rest, worth) {
-                    self.core.memory.wait(now, id, &mut self.core.sockets, &mut self.core.net);
+                    core.wait_to_send(now, self.id, SocketError::NoBuffer);
                 }
             }
         }
@@ -52,62 +66,56 @@ impl<P: Probe> Shard<P> {
     ///
     /// # Errors
     /// Why the connection ended meanwhile: nothing of the turn was accepted.
-    pub fn sendfile_commit(
+    pub fn commit(
         &mut self,
         now: Instant,
-        id: SlotId,
         mut r: Reservation,
         filled: usize,
         more: bool,
     ) -> Result<(), SocketError> {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            self.tcp_abandon(id, r);
+        let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) else {
+            self.shard.tcp_abandon(self.id, r);
             return Err(SocketError::BadHandle);
         };
         if let Some(e) = take_send_error(entry) {
-            self.tcp_abandon(id, r);
+            self.shard.tcp_abandon(self.id, r);
             return Err(e);
         }
-        let mbufs = r.chain.segs();
+        let taken = Taken { bytes: filled, mbufs: r.chain.segs() };
         r.keep(filled);
-        sosend::commit(&mut entry.tcb, &mut self.core.net.pool, r);
+        sosend::commit(&mut entry.tcb, &mut self.shard.core.net.pool, r);
         entry.tcb.set_more(more);
-        self.core.net.count_write(filled, mbufs);
-        self.core.net.count_copied(filled);
-        let counters = &mut self.core.net.counters;
-        counters.count(Counter::SendFilePieces);
-        counters.add(Counter::SendFileBytes, filled as u64);
-        self.pass(Stage::SendCommitted);
-        self.send_written(now, id);
-        self.tcp.defer_tail(now, id, &mut self.core);
+        self.shard.core.net.count_copied(filled);
+        self.send(now, taken);
         Ok(())
     }
 
     /// A whole turn for a file whose pages go by reference: queues as many bytes from `rest.file_at`
     /// on as have space, at most `most`, and runs the output once; returns how many,
-    /// 0 if they are better copied (`sendfile::MIN_SHARED_BYTES`). Nothing stands in front of the file. Only if [`Shard::sends_pages`]. `more` as in
-    /// [`Shard::sendfile_commit`], if all of `most` goes.
+    /// 0 if they are better copied (`sendfile::MIN_SHARED_BYTES`). Nothing stands in front of the file. Only if [`SendFileCalls::sends_pages`]. `more` as in
+    /// [`SendFileCalls::commit`], if all of `most` goes.
     ///
     /// # Errors
     /// Why the connection takes no more.
-    pub fn sendfile_share(
+    pub fn share(
         &mut self,
         now: Instant,
-        id: SlotId,
         pages: &Arc<dyn SharedBytes>,
-        (rest, most): (&Rest, usize),
+        rest: &Rest,
+        most: usize,
         worth: LowWater,
     ) -> Result<Step<usize>, SocketError> {
-        self.core.sockets.check_down(id)?;
-        self.pass(Stage::SendChecked);
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
+        let core = &mut self.shard.core;
+        core.sockets.check_down(self.id)?;
+        core.net.pass(Stage::SendChecked);
+        let Some(Socket::Tcp(entry)) = core.sockets.get_mut(self.id) else {
             return Err(SocketError::BadHandle);
         };
-        let pool = &mut self.core.net.pool;
+        let pool = &mut core.net.pool;
         let Step::Done(taken) = sendfile::share(&mut entry.tcb, pool, pages, (rest, most), worth)?
         else {
             if sendfile::has_space(&entry.tcb, rest, worth) {
-                self.core.memory.wait(now, id, &mut self.core.sockets, &mut self.core.net);
+                core.wait_to_send(now, self.id, SocketError::NoBuffer);
             }
             return Ok(Step::WaitSpace(1));
         };
@@ -116,47 +124,51 @@ impl<P: Probe> Shard<P> {
         }
         entry.blocked.is_blocked = false;
         entry.tcb.set_more(rest.bytes() > taken.bytes as u64);
-        self.core.net.count_write(taken.bytes, taken.mbufs);
-        let counters = &mut self.core.net.counters;
-        counters.count(Counter::SendFilePieces);
-        counters.add(Counter::SendFileBytes, taken.bytes as u64);
-        counters.add(Counter::SendFileMappedBytes, taken.bytes as u64);
-        self.pass(Stage::SendCommitted);
-        self.send_written(now, id);
-        self.tcp.defer_tail(now, id, &mut self.core);
-        Ok(Step::Done(taken.bytes))
+        core.net.counters.add(Counter::SendFileMappedBytes, taken.bytes as u64);
+        let bytes = taken.bytes;
+        self.send(now, taken);
+        Ok(Step::Done(bytes))
+    }
+
+    /// The output of a turn.
+    fn send(&mut self, now: Instant, taken: Taken) {
+        let net = &mut self.shard.core.net;
+        net.count_write(taken.bytes, taken.mbufs);
+        net.counters.count(Counter::SendFilePieces);
+        net.counters.add(Counter::SendFileBytes, taken.bytes as u64);
+        net.pass(Stage::SendCommitted);
+        self.shard.send_written(now, self.id);
+        self.shard.tcp.defer_tail(now, self.id, &mut self.shard.core);
     }
 
     /// Whether pages of a file may go down this connection by reference: the kernel alone reads what
     /// its device sends, and it does not lead to this very stack.
-    pub fn sends_pages(&self, id: SlotId) -> bool {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get(id) else { return false };
-        let remote = entry.tcb.key().remote_ip();
-        self.core.net.link.gathers_in_kernel() && !self.core.net.ip.is_local(remote)
+    pub fn sends_pages(&self) -> bool {
+        let Core { sockets, net, .. } = &self.shard.core;
+        let Some(Socket::Tcp(entry)) = sockets.get(self.id) else { return false };
+        net.link.gathers_in_kernel() && !net.ip.is_local(entry.tcb.key().remote_ip())
     }
 
     /// Ends the call: restores the low-water mark and unlocks the send side.
-    pub fn sendfile_end(&mut self, id: SlotId) {
-        if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
+    pub fn end(&mut self) {
+        if let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) {
             sendfile::restore(&mut entry.tcb);
         }
-        self.tcp_unlock_send(id);
+        self.shard.tcp_unlock_send(self.id);
     }
 
     /// Accepted bytes cannot be read from the file: the stream has a hole, so the connection is reset with an
     /// error.
-    pub fn sendfile_fail(&mut self, now: Instant, id: SlotId, r: Reservation) {
-        self.tcp_abandon(id, r);
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
+    pub fn fail(&mut self, now: Instant, r: Reservation) {
+        self.shard.tcp_abandon(self.id, r);
+        let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) else { return };
         if entry.tcb.state() == State::Closed {
             return;
         }
         entry.error.get_or_insert(SocketError::InputOutput);
         entry.tcb.abort();
-        self.core.net.link.set_now(now);
-        self.tcp.output_now(now, id, &mut self.core);
-        self.finish_call(now);
-        self.notify(id);
+        self.shard.output_and_finish(now, self.id);
+        self.shard.notify(self.id);
     }
 }
 

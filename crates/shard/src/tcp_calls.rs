@@ -389,7 +389,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// Output of a connection whose options have changed, and the end of the call.
-    fn output_and_finish(&mut self, now: Instant, id: SlotId) {
+    pub(crate) fn output_and_finish(&mut self, now: Instant, id: SlotId) {
         self.core.net.link.set_now(now);
         self.tcp.output_now(now, id, &mut self.core);
         self.finish_call(now);

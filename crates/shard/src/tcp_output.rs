@@ -161,23 +161,11 @@ fn run_engine<P: Probe>(
 ) -> Sent {
     let Net { pool, counters, window, ip, link, probe, .. } = net;
     let key = *entry.tcb.key();
-    let mut out = TcpEmit {
-        now,
-        ip,
-        link,
-        probe,
-        src: key.local_ip(),
-        dst: key.remote_ip(),
-        zone: key.zone,
-        options: entry.header_options(),
-        // The source of a SYN may be forged.
-        traffic: if entry.embryonic || entry.early.is_some() {
-            Traffic::Reply
-        } else {
-            Traffic::Own
-        },
-        template,
-    };
+    // The source of a SYN may be forged.
+    let is_unproven = entry.embryonic || entry.early.is_some();
+    let traffic = if is_unproven { Traffic::Reply } else { Traffic::Own };
+    let options = entry.header_options();
+    let mut out = TcpEmit { now, ip, link, probe, key, options, traffic, template };
     let mut env = fulmar_tcp::Env { now, pool, counters, window };
     entry.tcb.output(&mut env, &entry.path.info, &mut out)
 }

@@ -197,17 +197,6 @@ impl<P: Probe> Shard<P> {
     }
 }
 
-impl<P: Probe> Core<P> {
-    /// A datagram found no memory, or no space in the device.
-    pub fn wait_to_send(&mut self, now: Instant, id: SlotId, why: SocketError) {
-        let Core { memory, sockets, net, .. } = self;
-        match why {
-            SocketError::NoBuffer => memory.wait(now, id, sockets, net),
-            _ => memory.retry_later(now, id, sockets, net),
-        }
-    }
-}
-
 impl Udp {
     /// Brings a datagram into the burst; `None` if a probe has ended the path.
     pub fn output<'a, P: Probe, I: Iterator<Item = &'a [u8]> + Clone>(

@@ -112,7 +112,7 @@ impl End {
         if plan.shares && rest.head == 0 && rest.file > 0 {
             let pages: Arc<dyn SharedBytes> = Arc::new(Pages { stream: self.stream(false) });
             let most = rest.file as usize;
-            match cx.shard.sendfile_share(cx.now, id, &pages, (&rest, most), worth)? {
+            match cx.shard.sendfile(id).share(cx.now, &pages, &rest, most, worth)? {
                 Step::Done(0) => {}
                 Step::Done(file) => {
                     self.has_sent(cx, id, rest, Piece { head: 0, file, tail: 0 });
@@ -124,11 +124,11 @@ impl End {
         // What goes by reference has nothing in front of it.
         let is_head_alone = plan.shares && rest.head > 0;
         let now = if is_head_alone { Rest { file: 0, tail: 0, ..rest } } else { rest };
-        match cx.shard.sendfile_reserve(cx.now, id, &now, worth)? {
+        match cx.shard.sendfile(id).reserve(cx.now, &now, worth)? {
             Step::Done((mut r, piece)) => {
                 r.chain.copy_from(0, pattern::piece(self.stream(false), self.written, piece.len()));
                 let more = rest.bytes() > piece.len() as u64;
-                cx.shard.sendfile_commit(cx.now, id, r, piece.len(), more)?;
+                cx.shard.sendfile(id).commit(cx.now, r, piece.len(), more)?;
                 self.has_sent(cx, id, rest, piece);
                 Ok(Step::Done(()))
             }
@@ -147,7 +147,7 @@ impl End {
         self.write_left = rest.bytes() as usize;
         self.file_rest = (left.bytes() > 0).then_some(left);
         if self.file_rest.is_none() {
-            cx.shard.sendfile_end(id);
+            cx.shard.sendfile(id).end();
         }
         self.accepted(cx, piece.len());
     }

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice};
 
-use fulmar_base::{Instant, Stage};
+use fulmar_base::{Instant, SlotId, Stage};
 use fulmar_mbuf::Chain;
 use fulmar_runtime::{Limit, LockedShard, Request};
 use fulmar_shard::Reserved;
@@ -159,11 +159,8 @@ impl<'a> WriteTurn<'a> {
     /// Acquires the send lock. Returns what to wait for if another thread has it.
     fn begin<T>(&mut self, shard: &mut LockedShard) -> Result<Option<Step<T>>, SocketError> {
         let id = self.socket.id;
-        if !self.has_begun {
-            match shard.tcp_entry(id).and_then(|e| e.lock_send(fulmar_runtime::thread_number()))? {
-                Step::Done(()) => self.has_begun = true,
-                Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Some(Step::WaitSpace(n))),
-            }
+        if let Some(wait) = lock_send(shard, id, &mut self.has_begun)? {
+            return Ok(Some(wait));
         }
         // The error is left to the next call, which has accepted nothing.
         if self.has_accepted && !shard.tcp_entry(id).is_ok_and(|e| !e.write_fails()) {
@@ -176,6 +173,22 @@ impl<'a> WriteTurn<'a> {
         self.has_begun = false;
         shard.tcp_unlock_send(self.socket.id);
     }
+}
+
+/// Under the shard lock: acquires the send lock, unless `has_begun`. Returns what to wait for if another thread
+/// has it.
+pub(crate) fn lock_send<T>(
+    shard: &mut LockedShard,
+    id: SlotId,
+    has_begun: &mut bool,
+) -> Result<Option<Step<T>>, SocketError> {
+    if !*has_begun {
+        match shard.tcp_entry(id).and_then(|e| e.lock_send(fulmar_runtime::thread_number()))? {
+            Step::Done(()) => *has_begun = true,
+            Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Some(Step::WaitSpace(n))),
+        }
+    }
+    Ok(None)
 }
 
 impl Drop for WriteTurn<'_> {

@@ -3,16 +3,16 @@
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-use fulmar_base::{Instant, SlotId};
 use fulmar_mbuf::{Chain, SharedBytes};
 use fulmar_runtime::file::{End, Patience};
-use fulmar_runtime::{Limit, LockedShard, Request};
+use fulmar_runtime::{Limit, Request};
 use fulmar_socket::sendfile::{LowWater, MIN_SHARED_BYTES, Piece, Rest};
-use fulmar_socket::{Ready, Reservation, SocketError, Step};
+use fulmar_socket::{Ready, Reservation};
 
 use super::reader::Job;
 use super::source::Source;
 use super::{MappedFile, SendFile, SendFileError};
+use crate::send::lock_send;
 use crate::socket::{Socket, to_io};
 
 /// Most bytes of one deferred read, so that its first bytes are sent soon.
@@ -101,7 +101,7 @@ impl<'a> Call<'a> {
     /// so.
     pub fn by_pages_of(mut self, file: &'a MappedFile) -> Call<'a> {
         let id = self.socket.id;
-        let can = self.socket.host().call(|shard, _| Ok(shard.sends_pages(id)));
+        let can = self.socket.host().call(|shard, _| Ok(shard.sendfile(id).sends_pages()));
         self.mapped = Some(file).filter(|_| can == Ok(true));
         self
     }
@@ -175,10 +175,10 @@ impl<'a> Call<'a> {
         let (socket, limit) = (self.socket, self.socket.write_limit());
         let (worth, has_begun) = (worth(limit), &mut self.has_begun);
         let n = socket.wait(Ready::WRITABLE, limit, |shard, now| {
-            if let Some(wait) = begin(shard, socket.id, has_begun)? {
+            if let Some(wait) = lock_send(shard, socket.id, has_begun)? {
                 return Ok(wait);
             }
-            shard.sendfile_share(now, socket.id, pages, (rest, most), worth)
+            shard.sendfile(socket.id).share(now, pages, rest, most, worth)
         })?;
         self.source.skip(n);
         self.sent += n as u64;
@@ -209,7 +209,10 @@ impl<'a> Call<'a> {
         let worth = worth(limit);
         let has_begun = &mut self.has_begun;
         let (r, piece) = socket.wait(Ready::WRITABLE, limit, |shard, now| {
-            step(shard, now, socket.id, has_begun, rest, worth)
+            match lock_send(shard, socket.id, has_begun)? {
+                Some(wait) => Ok(wait),
+                None => shard.sendfile(socket.id).reserve(now, rest, worth),
+            }
         })?;
         Ok((Held { socket, r: Some(r) }, piece))
     }
@@ -223,7 +226,7 @@ impl<'a> Call<'a> {
         self.advance(piece);
         let more = self.rest().is_ok_and(|r| r.bytes() > 0);
         let accepted = self.socket.host().call(|shard, now| match held.r.take() {
-            Some(r) => shard.sendfile_commit(now, self.socket.id, r, piece.len(), more),
+            Some(r) => shard.sendfile(self.socket.id).commit(now, r, piece.len(), more),
             None => Ok(()),
         });
         accepted.map_err(to_io)?;
@@ -281,36 +284,6 @@ impl<'a> Call<'a> {
             _ => self.commit(held, self.what_goes(piece, n)),
         }
     }
-}
-
-/// Under the lock: becomes the writer, then takes space and storage.
-fn step(
-    shard: &mut LockedShard,
-    now: Instant,
-    id: SlotId,
-    has_begun: &mut bool,
-    rest: &Rest,
-    worth: LowWater,
-) -> Result<Step<(Reservation, Piece)>, SocketError> {
-    match begin(shard, id, has_begun)? {
-        Some(wait) => Ok(wait),
-        None => shard.sendfile_reserve(now, id, rest, worth),
-    }
-}
-
-/// Under the shard lock: acquires the send lock. Returns what to wait for if another thread has it.
-fn begin<T>(
-    shard: &mut LockedShard,
-    id: SlotId,
-    has_begun: &mut bool,
-) -> Result<Option<Step<T>>, SocketError> {
-    if !*has_begun {
-        match shard.tcp_entry(id).and_then(|e| e.lock_send(fulmar_runtime::thread_number()))? {
-            Step::Done(()) => *has_begun = true,
-            Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Some(Step::WaitSpace(n))),
-        }
-    }
-    Ok(None)
 }
 
 /// A call that waits by itself waits for half of the buffer; one that returns does not.

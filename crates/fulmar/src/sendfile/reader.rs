@@ -82,8 +82,8 @@ fn read(job: Job) {
     let _ = host.call(|shard, now| {
         shard.count(fulmar_base::Counter::SendFileDeferred, 1);
         match end {
-            End::Full => return shard.sendfile_commit(now, socket, r, skip + len, false),
-            _ => shard.sendfile_fail(now, socket, r),
+            End::Full => return shard.sendfile(socket).commit(now, r, skip + len, false),
+            _ => shard.sendfile(socket).fail(now, r),
         }
         Ok(())
     });
@@ -127,7 +127,7 @@ mod tests {
     fn job(c: &TcpStream, file: &File, at: u64, len: usize) -> Job {
         let host = c.socket.host().clone();
         let (id, rest) = (c.socket.id, Rest { file: len as u64, ..Rest::default() });
-        let step = host.call(|s, now| s.sendfile_reserve(now, id, &rest, LowWater::Writable));
+        let step = host.call(|s, now| s.sendfile(id).reserve(now, &rest, LowWater::Writable));
         let Ok(Step::Done((reservation, piece))) = step else { panic!("no space") };
         assert_eq!(piece.file, len);
         let file = file.try_clone().expect("a descriptor");

@@ -109,7 +109,7 @@ fn perform<P: Probe>(shard: &mut WatchedShard<P>, now: Instant, request: Request
             shard.tcp_abandon(id, r);
             shard.tcp_unlock_send(id);
         }
-        Request::EndSendFile(id) => shard.sendfile_end(id),
+        Request::EndSendFile(id) => shard.sendfile(id).end(),
         Request::GiveBack(id, r) => shard.tcp_abandon(id, r),
         Request::ReadDone(id, chain) => shard.tcp_read_done(now, id, chain),
         Request::LoanDone(id, chain, lent) => shard.take_back(now, id, chain, lent),
