@@ -1,63 +1,25 @@
 //! The steps of sendfile between two shards over a simulated link with every kind of trouble, on a
 //! virtual clock: whatever is lost, and in whatever order pieces are filled, the stream is the file.
 
-use fulmar_base::{Counter, DropReason, Duration, Instant, SlotId};
-use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_shard::{ListenOptions, Shard};
+use fulmar_base::{Counter, DropReason, Duration};
+use fulmar_drivers::link::Impairments;
+use fulmar_netdev::Rng;
+use fulmar_shard::Shard;
 use fulmar_socket::sendfile::{LowWater, Piece, Rest};
 use fulmar_socket::{Reservation, SocketError, Step};
-use fulmar_testbed::stations::{at, config};
+use fulmar_testbed::stations::{Connection, config};
 
 const WRITER: u64 = 1;
 
-struct Pair {
-    now: Instant,
-    shards: [Shard; 2],
-    client: SlotId,
-    server: SlotId,
+fn connection(seed: u64, how: &Impairments) -> Connection {
+    Connection::new(seed, how, |station| config(station, 16 << 20), Duration::from_millis(1))
 }
 
-impl Pair {
-    fn new(seed: u64, how: &Impairments) -> Pair {
-        let (a, b) = sim_pair(seed, how, &LinkConfig::default());
-        let now = Instant::from_millis(1000);
-        let shard = |station, device| {
-            Shard::new(config(station, 16 << 20), Box::new(device), now).expect("a shard")
-        };
-        let mut shards = [shard(0, a), shard(1, b)];
-        let listener = shards[1].tcp_listen(at(1, 80), ListenOptions::default()).expect("a port");
-        let client = shards[0].tcp_connect(now, at(1, 80), None).expect("a route");
-        let mut p = Pair { now, shards, client, server: listener };
-        for _ in 0..10_000 {
-            p.pass();
-            if let Ok(Step::Done((server, _))) = p.shards[1].tcp_accept(listener) {
-                p.server = server;
-                return p;
-            }
-        }
-        panic!("seed {seed}: no connection");
-    }
-
-    /// Time passes to the next deadline.
-    fn pass(&mut self) {
-        let next = self.shards.iter().filter_map(Shard::next_deadline).min();
-        let soon = self.now + Duration::from_millis(10);
-        self.now = next.map_or(soon, |at| at.clamp(self.now + Duration::from_micros(1), soon));
-        for s in &mut self.shards {
-            s.step(self.now, 64);
-        }
-    }
-
-    /// What has arrived.
-    fn take(&mut self, got: &mut Vec<u8>) {
-        while let Ok(Step::Done(chain)) = self.shards[1].tcp_take(self.server, 1 << 20) {
-            if chain.is_empty() {
-                return;
-            }
-            got.extend_from_slice(&chain.to_vec());
-            self.shards[1].tcp_read_done(self.now, self.server, chain);
-        }
-    }
+/// Time passes to the next deadline.
+fn pass(c: &mut Connection) {
+    let next = c.shards.iter().filter_map(Shard::next_deadline).min();
+    let (soon, latest) = (Duration::from_micros(1), Duration::from_millis(10));
+    c.step(next.map_or(latest, |at| at.since(c.now).clamp(soon, latest)));
 }
 
 fn rough() -> Impairments {
@@ -74,18 +36,6 @@ fn rough() -> Impairments {
     }
 }
 
-/// Numbers from a seed (splitmix64).
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
-}
-
 /// The sender: a file, and pieces of it that are taken but not filled yet.
 struct Sender {
     whole: Vec<u8>,
@@ -96,7 +46,7 @@ struct Sender {
 
 impl Sender {
     fn new(seed: u64) -> Sender {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let (head, tail) = (rng.below(3000) as usize, rng.below(3000) as usize);
         let file = 200_000 + rng.below(800_000);
         let bytes = head + file as usize + tail;
@@ -106,13 +56,13 @@ impl Sender {
     }
 
     /// Takes what has room, fills one of the pieces taken, whichever.
-    fn advance(&mut self, p: &mut Pair) {
+    fn advance(&mut self, p: &mut Connection) {
         let shard = &mut p.shards[0];
         let left = self.rest.bytes();
         if left > 0 && self.held.len() < 3 {
             let worth =
                 if self.rng.below(2) == 0 { LowWater::HalfBuffer } else { LowWater::Writable };
-            let step = shard.sendfile_reserve(p.now, p.client, &self.rest, worth).expect("open");
+            let step = shard.sendfile(p.client).reserve(p.now, &self.rest, worth).expect("open");
             if let Step::Done((r, piece)) = step {
                 let at = self.whole.len() - left as usize;
                 self.rest.head -= piece.head;
@@ -129,7 +79,7 @@ impl Sender {
             let bytes = &self.whole[at..at + piece.len()];
             assert_eq!(r.chain.copy_from(0, bytes), Some(bytes.len()));
             let more = self.rest.bytes() > 0;
-            shard.sendfile_commit(p.now, p.client, r, piece.len(), more).expect("open");
+            shard.sendfile(p.client).commit(p.now, r, piece.len(), more).expect("open");
         }
     }
 }
@@ -137,7 +87,7 @@ impl Sender {
 #[test]
 fn pieces_filled_in_any_order_arrive_in_order_over_a_bad_link() {
     for seed in 0..20 {
-        let mut p = Pair::new(seed, &rough());
+        let mut p = connection(seed, &rough());
         let mut sender = Sender::new(seed);
         p.shards[0].tcp_entry(p.client).expect("open").tcb.set_send_buffer(128 << 10);
         let begun = p.shards[0].tcp_entry(p.client).and_then(|e| e.lock_send(WRITER));
@@ -145,14 +95,14 @@ fn pieces_filled_in_any_order_arrive_in_order_over_a_bad_link() {
         let mut got = Vec::new();
         for _ in 0..2_000_000 {
             sender.advance(&mut p);
-            p.pass();
-            p.take(&mut got);
+            pass(&mut p);
+            got.extend(p.take_all(1 << 20));
             if got.len() >= sender.whole.len() {
                 break;
             }
         }
         assert!(got == sender.whole, "seed {seed}: {} bytes of {}", got.len(), sender.whole.len());
-        p.shards[0].sendfile_end(p.client);
+        p.shards[0].sendfile(p.client).end();
         assert_eq!(p.shards[0].tcp_entry(p.client).expect("open").tcb.send_low_water(), None);
         let pieces = p.shards[0].counters().value(Counter::SendFilePieces);
         assert_eq!(p.shards[0].counters().value(Counter::SendOutputs), pieces);
@@ -161,29 +111,29 @@ fn pieces_filled_in_any_order_arrive_in_order_over_a_bad_link() {
 
 #[test]
 fn what_was_accepted_and_cannot_be_read_resets_the_connection_with_eio() {
-    let mut p = Pair::new(1, &Impairments::default());
+    let mut p = connection(1, &Impairments::default());
     let rest = Rest { file: 100_000, ..Rest::default() };
     let worth = LowWater::Writable;
     let shard = &mut p.shards[0];
-    let Ok(Step::Done((first, _))) = shard.sendfile_reserve(p.now, p.client, &rest, worth) else {
+    let Ok(Step::Done((first, _))) = shard.sendfile(p.client).reserve(p.now, &rest, worth) else {
         panic!("no space");
     };
-    let Ok(Step::Done((second, piece))) = shard.sendfile_reserve(p.now, p.client, &rest, worth)
+    let Ok(Step::Done((second, piece))) = shard.sendfile(p.client).reserve(p.now, &rest, worth)
     else {
         panic!("no space");
     };
-    shard.sendfile_commit(p.now, p.client, second, piece.len(), false).expect("open");
-    shard.sendfile_fail(p.now, p.client, first);
-    let again = shard.sendfile_reserve(p.now, p.client, &rest, worth);
+    shard.sendfile(p.client).commit(p.now, second, piece.len(), false).expect("open");
+    shard.sendfile(p.client).fail(p.now, first);
+    let again = shard.sendfile(p.client).reserve(p.now, &rest, worth);
     assert!(matches!(again, Err(SocketError::InputOutput)));
     assert_eq!(shard.take_error(p.client), Ok(Some(SocketError::InputOutput)));
-    (0..100).for_each(|_| p.pass());
+    (0..100).for_each(|_| pass(&mut p));
     let end = p.shards[1].tcp_take(p.server, 10);
     assert!(matches!(end, Err(SocketError::ConnectionReset)), "{end:?}");
     let (now, client, server) = (p.now, p.client, p.server);
     p.shards[0].close(now, client);
     p.shards[1].close(now, server);
-    (0..100).for_each(|_| p.pass());
+    (0..100).for_each(|_| pass(&mut p));
     assert!(p.shards[0].stat().sockets.is_empty());
     for s in &mut p.shards {
         s.pool().drain_remote();
@@ -193,27 +143,27 @@ fn what_was_accepted_and_cannot_be_read_resets_the_connection_with_eio() {
 
 #[test]
 fn a_piece_that_is_ready_after_the_end_of_its_connection_is_freed_and_refused() {
-    let mut p = Pair::new(2, &Impairments::default());
+    let mut p = connection(2, &Impairments::default());
     let rest = Rest { file: 100_000, ..Rest::default() };
-    let step = p.shards[0].sendfile_reserve(p.now, p.client, &rest, LowWater::Writable);
+    let step = p.shards[0].sendfile(p.client).reserve(p.now, &rest, LowWater::Writable);
     let Ok(Step::Done((r, piece))) = step else { panic!("no space") };
     p.shards[1].tcp_entry(p.server).expect("open").linger = Some(Duration::ZERO);
     let (now, client, server) = (p.now, p.client, p.server);
     p.shards[1].close(now, server);
-    (0..100).for_each(|_| p.pass());
-    let answer = p.shards[0].sendfile_commit(p.now, client, r, piece.len(), false);
+    (0..100).for_each(|_| pass(&mut p));
+    let answer = p.shards[0].sendfile(client).commit(p.now, r, piece.len(), false);
     assert_eq!(answer, Err(SocketError::ConnectionReset));
-    let step = p.shards[0].sendfile_reserve(p.now, client, &rest, LowWater::Writable);
+    let step = p.shards[0].sendfile(client).reserve(p.now, &rest, LowWater::Writable);
     assert!(matches!(step, Err(SocketError::BrokenPipe)));
     p.shards[0].close(p.now, client);
-    (0..100).for_each(|_| p.pass());
+    (0..100).for_each(|_| pass(&mut p));
     p.shards[0].pool().drain_remote();
     assert_eq!(p.shards[0].pool().outstanding(), 0);
 }
 
 #[test]
 fn a_piece_of_64_kib_is_one_output_of_as_many_packets() {
-    let mut p = Pair::new(3, &Impairments::default());
+    let mut p = connection(3, &Impairments::default());
     let counts = [Counter::SendOutputs, Counter::SendPackets, Counter::SendFrames];
     let mut got = Vec::new();
     let mut last = [0; 3];
@@ -222,14 +172,14 @@ fn a_piece_of_64_kib_is_one_output_of_as_many_packets() {
         let rest = Rest { file: 64 << 10, ..Rest::default() };
         let shard = &mut p.shards[0];
         let before = counts.map(|c| shard.counters().value(c));
-        let step = shard.sendfile_reserve(p.now, p.client, &rest, LowWater::HalfBuffer);
+        let step = shard.sendfile(p.client).reserve(p.now, &rest, LowWater::HalfBuffer);
         let Ok(Step::Done((r, piece))) = step else { panic!("no space") };
-        shard.sendfile_commit(p.now, p.client, r, piece.len(), false).expect("open");
+        shard.sendfile(p.client).commit(p.now, r, piece.len(), false).expect("open");
         let after = counts.map(|c| shard.counters().value(c));
         last = [0, 1, 2].map(|i| after[i] - before[i]);
         // Not so long that the congestion window starts anew.
-        (0..8).for_each(|_| p.pass());
-        p.take(&mut got);
+        (0..8).for_each(|_| pass(&mut p));
+        got.extend(p.take_all(1 << 20));
     }
     assert_eq!(got.len(), 20 * (64 << 10));
     // 45 packets of 1,448 bytes in one frame, and what is left of 64 KiB.
@@ -251,17 +201,17 @@ impl fulmar_mbuf::SharedBytes for Gone {
 
 #[test]
 fn bytes_that_only_the_kernel_may_read_reach_no_other_device() {
-    let mut p = Pair::new(1, &Impairments::default());
+    let mut p = connection(1, &Impairments::default());
     let (client, now) = (p.client, p.now);
     let shard = &mut p.shards[0];
-    assert!(!shard.sends_pages(client), "this device is read by others");
+    assert!(!shard.sendfile(client).sends_pages(), "this device is read by others");
     shard.tcp_entry(client).and_then(|e| e.lock_send(WRITER)).unwrap();
     let owner: std::sync::Arc<dyn fulmar_mbuf::SharedBytes> = std::sync::Arc::new(Gone);
     let small = Rest { file: 1000, ..Rest::default() };
-    let step = shard.sendfile_share(now, client, &owner, (&small, 1000), LowWater::Writable);
+    let step = shard.sendfile(client).share(now, &owner, &small, 1000, LowWater::Writable);
     assert!(matches!(step, Ok(Step::Done(0))), "few bytes are better copied");
     let rest = Rest { file: 100_000, ..Rest::default() };
-    let step = shard.sendfile_share(now, client, &owner, (&rest, 100_000), LowWater::Writable);
+    let step = shard.sendfile(client).share(now, &owner, &rest, 100_000, LowWater::Writable);
     assert!(matches!(step, Ok(Step::Done(100_000))));
     assert_eq!(shard.counters().value(Counter::SendFileMappedBytes), 100_000);
     assert!(shard.counters().drops(DropReason::KernelOnly) > 0);

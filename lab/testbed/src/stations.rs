@@ -3,10 +3,11 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{EtherAddr, Instant, Probe, Secrets, SlotId};
+use fulmar_base::{Duration, EtherAddr, Instant, Probe, Secrets, SlotId};
+use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::PoolConfig;
-use fulmar_shard::{Reserved, Shard, StackConfig};
+use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
 use fulmar_socket::{Attempt, Step};
 
 /// A port of a station, which is 0 or 1.
@@ -68,4 +69,76 @@ pub fn read<P: Probe>(
     let bytes = chain.to_vec();
     shard.tcp_read_done(now, id, chain);
     Some(bytes)
+}
+
+/// A connection from station 0 to station 1, over a simulated link and on a virtual clock.
+pub struct Connection {
+    /// The virtual time.
+    pub now: Instant,
+    /// Both stations.
+    pub shards: [Shard; 2],
+    /// The end on station 0.
+    pub client: SlotId,
+    /// The end on station 1.
+    pub server: SlotId,
+}
+
+impl Connection {
+    /// Connects. `tick`: how long a step takes meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// If that fails.
+    pub fn new(
+        seed: u64,
+        how: &Impairments,
+        config: impl Fn(u8) -> StackConfig,
+        tick: Duration,
+    ) -> Connection {
+        let (a, b) = sim_pair(seed, how, &LinkConfig::default());
+        let now = Instant::from_millis(1000);
+        let shard = |station, device| Shard::new(config(station), Box::new(device), now).unwrap();
+        let mut shards = [shard(0, a), shard(1, b)];
+        let listener = shards[1].tcp_listen(at(1, 80), ListenOptions::default()).unwrap();
+        let client = shards[0].tcp_connect(now, at(1, 80), None).unwrap();
+        let mut c = Connection { now, shards, client, server: listener };
+        for _ in 0..10_000 {
+            c.step(tick);
+            if let Step::Done((server, _)) = c.shards[1].tcp_accept(listener).unwrap() {
+                return Connection { server, ..c };
+            }
+        }
+        panic!("seed {seed}: no connection");
+    }
+
+    /// Lets time pass, then steps both stations.
+    pub fn step(&mut self, time: Duration) {
+        self.now = self.now + time;
+        for s in &mut self.shards {
+            s.step(self.now, 1000);
+        }
+    }
+
+    /// The client writes whatever fits, bytes of no meaning.
+    pub fn fill_send_buffer(&mut self) {
+        let [client, _] = &mut self.shards;
+        while let Ok(Step::Done(Reserved::Space(r))) =
+            client.tcp_reserve(self.now, self.client, &[], 64 << 10, Attempt::Retry)
+        {
+            client.tcp_commit(self.now, self.client, r);
+        }
+    }
+
+    /// The server takes everything, up to so many bytes a read.
+    ///
+    /// # Panics
+    ///
+    /// If the connection has failed.
+    pub fn take_all(&mut self, max: usize) -> Vec<u8> {
+        let (mut all, [_, server]) = (Vec::new(), &mut self.shards);
+        while let Some(bytes) = read(server, self.now, self.server, max).filter(|b| !b.is_empty()) {
+            all.extend(bytes);
+        }
+        all
+    }
 }

@@ -1,7 +1,7 @@
 //! Posted receive over a model of a stream: whatever the device, the network and the application do, each
 //! byte is delivered once, in order, to the right buffer.
 
-use fulmar_mbuf::{Chain, PoolConfig, Purpose};
+use fulmar_mbuf::{Chain, Mbuf, PoolConfig, Purpose};
 use proptest::prelude::*;
 
 use super::*;
@@ -96,6 +96,16 @@ impl World {
             finished: Vec::new(),
             is_lazy: false,
         }
+    }
+
+    /// A buffer with 30 bytes is abandoned while the pool is empty. Returns the memory of the pool.
+    fn abandon_without_memory(&mut self) -> Vec<Mbuf> {
+        let first = self.post(100, WHOLE);
+        self.send(30);
+        self.deliver();
+        let all = std::iter::from_fn(|| self.pool.alloc(1, 0, Purpose::Receive).ok()).collect();
+        self.with(|m, io| m.abandon(io, |t| *t == first));
+        all
     }
 
     fn with<R>(&mut self, f: impl FnOnce(&mut Posted<usize>, &mut IoContext<'_>) -> R) -> R {
@@ -465,14 +475,7 @@ fn bytes_of_an_abandoned_buffer_return_to_the_stream() {
 #[test]
 fn abandoned_buffers_that_are_empty_leave_although_the_bytes_of_another_cannot_be_returned() {
     let mut w = World::new(false);
-    let first = w.post(100, WHOLE);
-    w.send(30);
-    w.deliver();
-    let mut all = Vec::new();
-    while let Ok(m) = w.pool.alloc(1, 0, Purpose::Receive) {
-        all.push(m);
-    }
-    w.with(|m, io| m.abandon(io, |t| *t == first));
+    let all = w.abandon_without_memory();
     assert!(w.machine.is_draining(), "there is no memory for its 30 bytes");
     for n in 0..2 * MAX_POSTED {
         let token = w.post(100, WHOLE);
@@ -489,14 +492,7 @@ fn abandoned_buffers_that_are_empty_leave_although_the_bytes_of_another_cannot_b
 #[test]
 fn the_end_of_the_stream_waits_for_abandoned_bytes_that_cannot_be_returned() {
     let mut w = World::new(false);
-    let first = w.post(100, WHOLE);
-    w.send(30);
-    w.deliver();
-    let mut all = Vec::new();
-    while let Ok(m) = w.pool.alloc(1, 0, Purpose::Receive) {
-        all.push(m);
-    }
-    w.with(|m, io| m.abandon(io, |t| *t == first));
+    let all = w.abandon_without_memory();
     let second = w.post(100, WHOLE);
     assert!(!w.end_burst(false, Some(Ok(()))));
     assert_eq!(w.finished, [], "30 bytes come before the end");
