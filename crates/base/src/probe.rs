@@ -112,11 +112,6 @@ stages! {
 impl Stage {
     /// Number of stages.
     pub const COUNT: usize = Stage::ALL.len();
-
-    /// The stage with an index (`stage as usize`).
-    pub fn from_index(index: usize) -> Option<Stage> {
-        Stage::ALL.get(index).copied()
-    }
 }
 
 /// An ablation: one mechanism of the released path replaced or left out, to measure what it gains.

@@ -46,18 +46,19 @@ pub fn program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
     let mut p = vec![op(MOVE, 6, 1, 0)];
     p.extend(constant(9, first));
     p.push(op(LOAD_HALF, 0, 0, 12));
-    let (v4, v6) = (ipv4(key), ipv6(key));
-    let done = finish(queues);
-    // Each part ends with a jump to the end, over all that follows.
-    p.push(jump(JUMP_UNLESS_EQUAL, i32::from(eth::IPV4), v4.len() + 1));
-    p.extend(&v4);
+    p.extend(by_version(&ipv4(key), &ipv6(key)));
+    p.extend(finish(queues));
+    p
+}
+
+/// Runs the part of the IP version whose EtherType is in r0, and goes on behind; any other exits with queue 0.
+fn by_version(v4: &[Ebpf], v6: &[Ebpf]) -> Vec<Ebpf> {
+    let mut p = vec![jump(JUMP_UNLESS_EQUAL, i32::from(eth::IPV4), v4.len() + 1)];
+    p.extend(v4);
     p.push(jump(JUMP_IF_EQUAL, 0, 0).always(v6.len() + 4));
     p.push(jump(JUMP_UNLESS_EQUAL, i32::from(eth::IPV6), v6.len() + 1));
-    p.extend(&v6);
-    p.push(jump(JUMP_IF_EQUAL, 0, 0).always(2));
-    p.push(op(MOVE_CONSTANT, 0, 0, 0));
-    p.push(op(EXIT, 0, 0, 0));
-    p.extend(done);
+    p.extend(v6);
+    p.extend([jump(JUMP_IF_EQUAL, 0, 0).always(2), op(MOVE_CONSTANT, 0, 0, 0), op(EXIT, 0, 0, 0)]);
     p
 }
 

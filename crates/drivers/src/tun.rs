@@ -1,8 +1,8 @@
 //! The TUN device: IP packets to and from the kernel's own stack, without a link layer.
 //!
 //! Enters and leaves: packets with a virtio-net header in front, so that 64 KiB super-packets without checksums
-//! pass both ways. The constant Ethernet header of [`fulmar_netdev::plain_ip`] is in memory only: a received packet is read
-//! behind space for it, a sent one is gathered from the byte after it. The medium is point-to-point
+//! pass both ways. The constant Ethernet header of [`fulmar_netdev::plain_ip`] is in memory only: a received packet
+//! is read behind space for it, a sent one is gathered from the byte after it. The medium is point-to-point
 //! ([`Medium::Ip`](fulmar_netdev::Medium)): no ARP, no neighbour discovery.
 //!
 //! A packet that is neither IPv4 nor IPv6, or is shorter than its fixed header, is dropped here; the stack checks

@@ -214,7 +214,8 @@ impl Reassembly {
     ) -> Result<Option<Datagram>, DropReason> {
         let source = source_of(fragment.key.src);
         let slot_id = self.find_or_create(now, &fragment, pool, counters);
-        let Some(slot) = self.slot_mut(slot_id) else {
+        let set = self.sets.get_mut(slot_id.set);
+        let Some(slot) = set.and_then(|set| set.get_mut(slot_id.way)) else {
             pool.free(fragment.chain);
             return Err(DropReason::FragmentTableFull);
         };
@@ -374,10 +375,6 @@ impl Reassembly {
     pub(crate) fn release(&mut self, pool: &mut Pool) {
         self.sets.iter_mut().for_each(|set| set.drain(..).for_each(|s| s.free(pool)));
         (self.truesize, self.next_expiry) = (0, None);
-    }
-
-    fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
-        self.sets.get_mut(id.set)?.get_mut(id.way)
     }
 
     fn remove(&mut self, SlotId { set, way }: SlotId) -> Option<Slot> {

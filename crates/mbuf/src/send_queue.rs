@@ -133,12 +133,6 @@ impl SendQueue {
         self.claimed_end
     }
 
-    /// Bytes that may be sent or are unacknowledged.
-    #[inline]
-    pub fn ready_bytes(&self) -> usize {
-        (self.ready_end - self.head) as usize
-    }
-
     /// Bytes in use: ready and claimed.
     #[inline]
     pub fn claimed_bytes(&self) -> usize {

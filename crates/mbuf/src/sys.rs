@@ -53,11 +53,6 @@ impl Backing {
         Backing { next: base, left: bytes - bytes % SLAB_BYTES, keep }
     }
 
-    /// Unused bytes.
-    pub fn left_bytes(&self) -> usize {
-        self.left
-    }
-
     /// The next slab, zeroed.
     pub(crate) fn slab(&mut self, pages: PageSize) -> Option<Region> {
         if self.left == 0 {
@@ -304,7 +299,7 @@ mod tests {
             unsafe { Backing::new(base, 3 * SLAB_BYTES + 5, Arc::clone(&keep) as Arc<_>) };
         let slabs: alloc::vec::Vec<Region> =
             core::iter::from_fn(|| backing.slab(PageSize::Huge)).collect();
-        assert_eq!((slabs.len(), backing.left_bytes()), (3, 0));
+        assert_eq!((slabs.len(), backing.left), (3, 0));
         drop(backing);
         // SAFETY: the slab is alive and this is its only user.
         unsafe { slabs[2].base().add(SLAB_BYTES - 1).write(9) };

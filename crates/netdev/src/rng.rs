@@ -5,9 +5,6 @@
 pub struct Chance(u64);
 
 impl Chance {
-    /// Never.
-    pub const NEVER: Chance = Chance(0);
-
     /// Happens with probability `p`; values outside 0 to 1 count as the nearer end.
     pub fn new(p: f64) -> Chance {
         // A float-to-integer cast saturates, and turns NaN into 0.

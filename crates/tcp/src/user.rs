@@ -137,12 +137,6 @@ impl Tcb {
         self.send.claimed_bytes() == 0 && (!self.fin.queued || self.fin.sent && self.flight() == 0)
     }
 
-    /// Whether a quoted sequence number is in flight (RFC 5927 section 4).
-    pub fn is_in_flight(&self, quoted: SeqNum) -> bool {
-        let una = self.seq_of(self.snd.una);
-        una.before_eq(quoted) && quoted.before(self.seq_of(self.snd.nxt))
-    }
-
     /// Shuts down sending: a FIN follows the claimed bytes (RFC 9293 section 3.10.4).
     pub fn shutdown_write(&mut self, now: Instant) {
         if self.fin.queued {

@@ -203,24 +203,6 @@ pub const fn added<const N: usize>(numbers: [u16; N]) -> u16 {
     (sum & 0xffff).wrapping_add(sum >> 16) as u16
 }
 
-/// Copies as many bytes as both slices have and returns their sum, in one pass.
-#[inline]
-pub fn copy_and_sum(dst: &mut [u8], src: &[u8]) -> Sum {
-    let copied_bytes = dst.len().min(src.len());
-    let mut sum = Sum::new();
-    let (Some(dst), Some(src)) = (dst.get_mut(..copied_bytes), src.get(..copied_bytes)) else {
-        return sum;
-    };
-    let ((to, to_rest), (from, from_rest)) = (dst.as_chunks_mut(), src.as_chunks::<UNIT_BYTES>());
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = *from;
-        sum.append(UnitSum::of(from).into());
-    }
-    to_rest.copy_from_slice(from_rest);
-    sum.add_bytes(from_rest);
-    sum
-}
-
 /// Copies as many units as all three slices have and stores the sum of each, in one pass. The rest of `dst`
 /// is not written.
 #[inline]

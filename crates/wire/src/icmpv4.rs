@@ -7,7 +7,7 @@
 //! +------+------+----------+--------------------------+ the invoking packet
 //! ```
 
-use crate::WireError;
+use crate::{WireError, writer::pair};
 use core::net::Ipv4Addr;
 
 /// Length of the header of a message, which echo data or the invoking packet follows.
@@ -147,11 +147,6 @@ impl Message {
             Message::Other { kind, code } => (kind, code, [0; 4]),
         }
     }
-}
-
-fn pair(upper: u16, lower: u16) -> [u8; 4] {
-    let ([a, b], [c, d]) = (upper.to_be_bytes(), lower.to_be_bytes());
-    [a, b, c, d]
 }
 
 #[cfg(test)]

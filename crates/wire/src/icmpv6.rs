@@ -11,7 +11,10 @@
 
 mod ndp;
 
-use crate::{WireError, writer::Writer};
+use crate::{
+    WireError,
+    writer::{Writer, pair},
+};
 use core::net::Ipv6Addr;
 pub use ndp::{NdpOption, NdpOptions, ndp_options};
 
@@ -284,11 +287,6 @@ fn router_advertisement(word: [u8; 4], body: &[u8]) -> Result<Message, WireError
 fn address(bytes: &[u8]) -> Result<(Ipv6Addr, &[u8]), WireError> {
     let (octets, rest) = bytes.split_first_chunk::<16>().ok_or(WireError::Truncated)?;
     Ok((Ipv6Addr::from(*octets), rest))
-}
-
-fn pair(upper: u16, lower: u16) -> [u8; 4] {
-    let ([a, b], [c, d]) = (upper.to_be_bytes(), lower.to_be_bytes());
-    [a, b, c, d]
 }
 
 fn bit(set: bool, mask: u8) -> u8 {

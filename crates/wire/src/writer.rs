@@ -2,6 +2,12 @@
 
 use crate::WireError;
 
+/// Two fields of 16 bits in network byte order.
+pub(crate) fn pair(upper: u16, lower: u16) -> [u8; 4] {
+    let ([a, b], [c, d]) = (upper.to_be_bytes(), lower.to_be_bytes());
+    [a, b, c, d]
+}
+
 /// The unwritten rest of a buffer.
 pub(crate) struct Writer<'a>(pub(crate) &'a mut [u8]);
 

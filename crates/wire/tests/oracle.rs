@@ -5,7 +5,7 @@ use etherparse::{
     TcpHeaderSlice, TcpOptionElement, TransportSlice,
 };
 use fulmar_base::{EtherAddr, SeqNum};
-use fulmar_wire::checksum::{Sum, copy_and_sum};
+use fulmar_wire::checksum::Sum;
 use fulmar_wire::{arp, eth, icmpv4, icmpv6, ipv4, ipv6, protocol, tcp, udp};
 use proptest::prelude::*;
 use std::net::IpAddr;
@@ -373,8 +373,8 @@ fn our_frame(src: IpAddr, dst: IpAddr, tcp: &tcp::Header, payload: &[u8]) -> Vec
     let header_bytes = tcp.emit(segment).unwrap();
     let mut sum = Sum::new();
     sum.add_pseudo(src, dst, protocol::TCP, segment_bytes as u32);
-    sum.add_bytes(&segment[..header_bytes]);
-    sum.append(copy_and_sum(&mut segment[header_bytes..], payload));
+    segment[header_bytes..].copy_from_slice(payload);
+    sum.add_bytes(segment);
     segment[tcp::CHECKSUM_OFFSET..][..2].copy_from_slice(&sum.finish().to_be_bytes());
     frame
 }

@@ -378,7 +378,9 @@ impl Own {
         let map = Arc::new(map);
         let region = map.backing(SLABS, pool_bytes);
         let staging = map.backing(SLABS + pool_bytes, staging_bytes);
-        let staging = Pool::with_backing(staging_config(), Some(staging))
+        let staging_config =
+            PoolConfig { huge_pages: false, ..PoolConfig::with_budget(STAGING_BYTES) };
+        let staging = Pool::with_backing(staging_config, Some(staging))
             .map_err(|e| failed(config, io::Error::other(e.to_string()), LIMITS))?;
         let (mtu, wants) = (config.mtu, config.wants);
         let hello = Hello { version: VERSION, bytes, mtu, shape: SHAPE, wants };
@@ -448,10 +450,6 @@ fn agree(came: Side, ours: Option<Side>, theirs: Option<Side>) -> Side {
         (Some(side), _) => side,
         (None, theirs) => theirs.map_or(came, Side::other),
     }
-}
-
-fn staging_config() -> PoolConfig {
-    PoolConfig { huge_pages: false, ..PoolConfig::with_budget(STAGING_BYTES) }
 }
 
 /// The peer of a world-writable name must be a process of the same user, or of root.

@@ -12,11 +12,11 @@ use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use fulmar_base::FlowKey;
-use fulmar_wire::{eth, protocol};
+use fulmar_wire::protocol;
 
 use super::{
-    AND_CONSTANT, ETHER, EXIT, JUMP_IF_EQUAL, JUMP_IF_SET, JUMP_UNLESS_EQUAL, LOAD_BYTE,
-    LOAD_CONSTANT, LOAD_HALF, LOAD_WORD, MOVE, MOVE_CONSTANT, SHIFT_LEFT, jump, leave_if, op,
+    AND_CONSTANT, ETHER, EXIT, JUMP_IF_EQUAL, JUMP_IF_SET, LOAD_BYTE, LOAD_CONSTANT, LOAD_HALF,
+    LOAD_WORD, MOVE, MOVE_CONSTANT, SHIFT_LEFT, by_version, jump, leave_if, op,
 };
 use crate::sys::{Ebpf, FlowWords};
 
@@ -55,16 +55,7 @@ fn words(ip: IpAddr) -> [u32; 4] {
 /// The program that looks flows up in this map.
 pub fn flow_program(map: RawFd) -> Vec<Ebpf> {
     let mut p = vec![op(MOVE, 6, 1, 0), op(LOAD_HALF, 0, 0, 12)];
-    let (v4, v6) = (ipv4(), ipv6());
-    // Each part ends with a jump to the end of the program.
-    p.push(jump(JUMP_UNLESS_EQUAL, i32::from(eth::IPV4), v4.len() + 1));
-    p.extend(&v4);
-    p.push(jump(JUMP_IF_EQUAL, 0, 0).always(v6.len() + 4));
-    p.push(jump(JUMP_UNLESS_EQUAL, i32::from(eth::IPV6), v6.len() + 1));
-    p.extend(&v6);
-    p.push(jump(JUMP_IF_EQUAL, 0, 0).always(2));
-    p.push(op(MOVE_CONSTANT, 0, 0, 0));
-    p.push(op(EXIT, 0, 0, 0));
+    p.extend(by_version(&ipv4(), &ipv6()));
     p.extend(look_up(map));
     p
 }

@@ -210,7 +210,7 @@ fn an_overtaken_packet_is_late_by_the_reordering_delay_at_the_most() {
     };
     let mut rig = Rig::new(&how);
     rig.send(at(0), 100);
-    rig.path.reorder = Chance::NEVER;
+    rig.path.reorder = Chance::default();
     // The packet that overtakes it is sent long after.
     rig.send(at(100), 100);
     assert_eq!(rig.arrivals(at(1000)), [at(155), at(250)]);

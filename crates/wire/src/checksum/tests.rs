@@ -182,23 +182,6 @@ proptest! {
     }
 
     #[test]
-    fn copy_and_sum_copies_and_sums_the_common_length(
-        src in bytes(40 * UNIT_BYTES),
-        room in 0..40 * UNIT_BYTES,
-        before in bytes(2),
-    ) {
-        let mut dst = vec![0xaa; room];
-        let copied = copy_and_sum(&mut dst, &src);
-        let n = room.min(src.len());
-        prop_assert_eq!(&dst[..n], &src[..n]);
-        prop_assert!(dst[n..].iter().all(|b| *b == 0xaa));
-        let mut sum = Sum::new();
-        sum.add_bytes(&before);
-        sum.append(copied);
-        prop_assert_eq!(sum.fold(), model(&[&before[..], &src[..n]].concat()));
-    }
-
-    #[test]
     fn a_correct_checksum_validates_and_a_flipped_bit_does_not(
         mut bytes in proptest::collection::vec(any::<u8>(), 2..100),
         bit: prop::sample::Index,
