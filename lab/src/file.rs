@@ -12,19 +12,19 @@ use std::path::PathBuf;
 
 /// Which bytes of a file are sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Heat {
+pub enum CacheState {
     /// The same ones again and again.
     Hot,
     /// One after the other through the whole file, and again from its start.
     Cold,
 }
 
-impl Heat {
+impl CacheState {
     /// The name in cells and JSON.
     pub const fn name(self) -> &'static str {
         match self {
-            Heat::Hot => "hot",
-            Heat::Cold => "cold",
+            CacheState::Hot => "hot",
+            CacheState::Cold => "cold",
         }
     }
 }
@@ -111,21 +111,21 @@ pub(crate) fn unnamed(dir: &std::path::Path) -> io::Result<File> {
 
 /// Where in a file the next call starts.
 #[derive(Clone, Copy, Debug)]
-pub struct Walk {
-    heat: Heat,
+pub struct FileCursor {
+    heat: CacheState,
     file_bytes: u64,
     at: u64,
 }
 
-impl Walk {
-    /// A walk through a file of so many bytes.
-    pub fn new(heat: Heat, file_bytes: u64) -> Walk {
-        Walk { heat, file_bytes, at: 0 }
+impl FileCursor {
+    /// A cursor at the start of a file of so many bytes.
+    pub fn new(heat: CacheState, file_bytes: u64) -> FileCursor {
+        FileCursor { heat, file_bytes, at: 0 }
     }
 
     /// The start of the next `bytes`.
     pub fn next(&mut self, bytes: u64) -> u64 {
-        if self.heat == Heat::Hot || self.at + bytes > self.file_bytes {
+        if self.heat == CacheState::Hot || self.at + bytes > self.file_bytes {
             self.at = 0;
         }
         let start = self.at;
@@ -141,9 +141,9 @@ mod tests {
 
     #[test]
     fn a_cold_walk_goes_through_the_file_and_starts_again() {
-        let mut cold = Walk::new(Heat::Cold, 10);
+        let mut cold = FileCursor::new(CacheState::Cold, 10);
         assert_eq!([cold.next(4), cold.next(4), cold.next(4), cold.next(4)], [0, 4, 0, 4]);
-        let mut hot = Walk::new(Heat::Hot, 10);
+        let mut hot = FileCursor::new(CacheState::Hot, 10);
         assert_eq!([hot.next(4), hot.next(4)], [0, 0]);
     }
 

@@ -2,7 +2,7 @@
 //! the other. What a stack of our own is compared with.
 
 use crate::cpu::Placement;
-use crate::file::{BenchFile, Heat};
+use crate::file::{BenchFile, CacheState};
 use crate::harness::Scenario;
 use crate::kernel_calls::{FileOf, KernelCall, Sending};
 use crate::kernel_receive::Receiving;
@@ -62,10 +62,17 @@ impl Pair {
     }
 
     /// The ends of a connection over this pair. The device of its name is `veth`.
-    pub fn ends(&self) -> Ends<'_> {
+    pub fn ends(&self) -> KernelPair<'_> {
         let at = Endpoint::Listen(SocketAddr::new(FAR, 0));
         let Pair { near, far, offloads } = self;
-        Ends { sender: near, receiver: far, at, device: "veth", offloads: *offloads, said: "" }
+        KernelPair {
+            sender: near,
+            receiver: far,
+            at,
+            device: "veth",
+            offloads: *offloads,
+            said: "",
+        }
     }
 
     /// Sends for about `time`. `near` in the transfer is the sender, `far` the receiver.
@@ -95,7 +102,7 @@ impl Pair {
 
 /// Where two kernel processes are that talk to each other.
 #[derive(Clone, Copy)]
-pub struct Ends<'a> {
+pub struct KernelPair<'a> {
     sender: &'a Netns,
     receiver: &'a Netns,
     /// Where the end that receives listens.
@@ -108,7 +115,7 @@ pub struct Ends<'a> {
     pub said: &'static str,
 }
 
-impl Ends<'_> {
+impl KernelPair<'_> {
     /// Runs a sink, which listens, and a source that reaches it: what was sent, and what was received.
     pub fn run(&self, sink: Spec, source: Spec) -> io::Result<[Report; 2]> {
         let receiver = Peer::spawn(&Spec { endpoint: self.at, ..sink }, self.receiver)?;
@@ -130,12 +137,12 @@ pub struct Work<'a> {
     /// How much at once, and with which buffers.
     pub load: Load,
     /// What is sent by the calls that send a file, and which part of it.
-    pub file: Option<(&'a BenchFile, Heat)>,
+    pub file: Option<(&'a BenchFile, CacheState)>,
 }
 
 impl<'a> Work<'a> {
     fn sending(&self) -> Sending {
-        let of = |(file, heat): (&BenchFile, Heat)| FileOf {
+        let of = |(file, heat): (&BenchFile, CacheState)| FileOf {
             pid: std::process::id(),
             fd: file.file().as_raw_fd(),
             bytes: file.bytes(),
@@ -149,7 +156,12 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn run(&self, ends: &Ends<'_>, placement: Placement, time: Duration) -> io::Result<Transfer> {
+    fn run(
+        &self,
+        ends: &KernelPair<'_>,
+        placement: Placement,
+        time: Duration,
+    ) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
         let sink = Spec {
             role: Role::Sink,
@@ -170,7 +182,7 @@ impl<'a> Work<'a> {
     }
 
     /// The scenario of this call between such ends. Its name is that of [`send::scenario_name`].
-    pub fn between(self, ends: Ends<'a>, placement: Placement) -> Scenario<'a> {
+    pub fn between(self, ends: KernelPair<'a>, placement: Placement) -> Scenario<'a> {
         let cell = Cell {
             side: Side::Sends,
             device: ends.device,
@@ -209,7 +221,7 @@ impl Local {
     }
 
     /// The ends of a connection between two processes in `netns`.
-    pub fn ends(self, netns: &Netns) -> Ends<'_> {
+    pub fn ends(self, netns: &Netns) -> KernelPair<'_> {
         let (at, said) = match self {
             Local::Loopback => {
                 (Endpoint::Listen(SocketAddr::from(([127, 0, 0, 1], 0))), ", TCP over loopback")
@@ -217,7 +229,7 @@ impl Local {
             Local::Unix => (Endpoint::ListenLocal(std::process::id()), ", AF_UNIX"),
         };
         let device = self.name();
-        Ends { sender: netns, receiver: netns, at, device, offloads: true, said }
+        KernelPair { sender: netns, receiver: netns, at, device, offloads: true, said }
     }
 }
 

@@ -5,7 +5,7 @@
 //! every call, as a program has to; the kernel's limit on those outstanding shows as `ENOBUFS`, and
 //! then the caller waits for one. (Documentation/networking/msg_zerocopy.rst, sendfile(2).)
 
-use crate::file::{Heat, Walk};
+use crate::file::{CacheState, FileCursor};
 use crate::sys;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -70,7 +70,7 @@ pub struct FileOf {
     /// Bytes of the file.
     pub bytes: u64,
     /// Which of them are sent.
-    pub heat: Heat,
+    pub heat: CacheState,
 }
 
 /// How a source sends.
@@ -152,7 +152,7 @@ impl Sending {
                     pid: u32::try_from(number(f, "pid")?).ok()?,
                     fd: i32::try_from(number(f, "fd")?).ok()?,
                     bytes: number(f, "bytes")?,
-                    heat: if f.get("heat")? == "hot" { Heat::Hot } else { Heat::Cold },
+                    heat: if f.get("heat")? == "hot" { CacheState::Hot } else { CacheState::Cold },
                 }),
                 None => None,
             },
@@ -168,7 +168,7 @@ fn number(v: &Value, name: &str) -> Option<u64> {
 pub(crate) struct Sender {
     call: KernelCall,
     buffer: Vec<u8>,
-    file: Option<(File, Walk)>,
+    file: Option<(File, FileCursor)>,
     /// Sends with zerocopy, and of those the ones that the kernel copied after all.
     pub zerocopy_sends: u64,
     pub zerocopy_copied: u64,
@@ -183,7 +183,7 @@ impl Sender {
         let file = match sending.file {
             Some(f) => {
                 let path = PathBuf::from(format!("/proc/{}/fd/{}", f.pid, f.fd));
-                Some((File::open(path)?, Walk::new(f.heat, f.bytes)))
+                Some((File::open(path)?, FileCursor::new(f.heat, f.bytes)))
             }
             None if sending.call.needs_file() => return Err(io::ErrorKind::InvalidInput.into()),
             None => None,

@@ -415,7 +415,7 @@ fn source<S: Stream>(mut stream: S, spec: &Spec) -> io::Result<Report> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::file::Heat;
+    use crate::file::CacheState;
     use crate::kernel_calls::{Burst, FileOf, KernelCall};
     use crate::kernel_receive::ReceiveCall;
 
@@ -430,7 +430,7 @@ mod tests {
             time: Duration::from_millis(3),
             sending: Sending {
                 call: KernelCall::SendFile,
-                file: Some(FileOf { pid: 1, fd: 2, bytes: 3, heat: Heat::Cold }),
+                file: Some(FileOf { pid: 1, fd: 2, bytes: 3, heat: CacheState::Cold }),
                 socket_buffer_bytes: Some(4),
                 burst: Some(Burst { bytes: 5, gap: Duration::from_micros(6) }),
             },

@@ -5,7 +5,7 @@
 use fulmar_lab::Bulk;
 use fulmar_lab::child;
 use fulmar_lab::cpu::Placement;
-use fulmar_lab::file::{BenchFile, Heat};
+use fulmar_lab::file::{BenchFile, CacheState};
 use fulmar_lab::floor::{Direction, Kind, Testbed};
 use fulmar_lab::harness::options::Common;
 use fulmar_lab::harness::{Sample, Scenario};
@@ -126,7 +126,7 @@ fn every_kernel_call_moves_bytes() {
     let here = Netns::current().expect("here");
     let file = BenchFile::with_bytes(1 << 20).expect("a temporary file");
     for call in KernelCall::ALL {
-        let file = call.needs_file().then_some((&file, Heat::Cold));
+        let file = call.needs_file().then_some((&file, CacheState::Cold));
         let work = Work { call, load: load(), file };
         let sample = run(work.between(pair.ends(), Placement::SameCpu));
         assert_eq!(sample.counted("zerocopy_sends") > 0, call == KernelCall::ZeroCopy);
@@ -180,7 +180,7 @@ fn a_file_goes_over_a_tap_in_every_way() {
     let file = BenchFile::with_bytes(1 << 20).expect("a temporary file");
     let Some(rig) = tap(true) else { return };
     for method in FileMethod::ALL {
-        run(file_scenario(&rig, method, &file, Heat::Cold, load()));
+        run(file_scenario(&rig, method, &file, CacheState::Cold, load()));
     }
 }
 

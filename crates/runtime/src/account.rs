@@ -20,7 +20,7 @@
 //! part is taken off. It is as long as a short stage, and a visit has a dozen of them. How long depends
 //! on the speed of the processor at the moment, and on what goes on around it, which it holds up; a loop
 //! of readings does not show that. So of the visits drawn one in four is measured as a whole, without
-//! its stages: by how much the others are longer, is what their readings cost (`Yardstick`).
+//! its stages: by how much the others are longer, is what their readings cost (`Calibration`).
 //!
 //! A thread that lost its CPU in the middle of a stage, to another one or because a lock was taken, has
 //! not worked there. A time that is long enough for that to be possible counts only if the kernel says
@@ -63,7 +63,7 @@ pub struct Ledger {
     /// What a pass costs by itself, as measured when the account was first switched on.
     pass: OnceLock<PassCost>,
     /// What it costs where it is passed.
-    yardstick: Yardstick,
+    calibration: Calibration,
     /// What the kernel says that the threads have worked meanwhile.
     total: Total,
     /// When it began, by the cycle counter and by the clock: the one is calibrated by the other.
@@ -86,7 +86,7 @@ struct Sum {
 
 /// Short visits of both kinds, drawn from the same ones, as long as they were measured.
 #[derive(Debug, Default)]
-struct Yardstick {
+struct Calibration {
     whole: Visits,
     staged: Visits,
 }
@@ -127,7 +127,7 @@ impl Visits {
     }
 }
 
-impl Yardstick {
+impl Calibration {
     /// What a pass adds to a visit. One of them both kinds have: the last.
     fn cycles_of_a_pass(&self) -> Option<f64> {
         let ((whole, passes), (staged, more)) = (self.whole.mean()?, self.staged.mean()?);
@@ -277,7 +277,7 @@ impl Ledger {
             measured: AtomicU64::new(0),
             preempted: AtomicU64::new(0),
             pass,
-            yardstick: Yardstick::default(),
+            calibration: Calibration::default(),
             total: Total::default(),
             began: (sys::ticks(), Instant::now()),
         }
@@ -395,10 +395,10 @@ impl Ledger {
     fn end_visit(&self, clock: &Clock) {
         let from = clock.whole_from.replace(0);
         if from != 0 {
-            self.yardstick.whole.add(sys::ticks().saturating_sub(from), 1, 0);
+            self.calibration.whole.add(sys::ticks().saturating_sub(from), 1, 0);
         } else if clock.at.get() != 0 {
             let (cycles, passes) = (clock.cycles.get(), clock.passes.get());
-            self.yardstick.staged.add(
+            self.calibration.staged.add(
                 cycles,
                 passes,
                 (self.loop_cost().inside * passes as f64) as u64,
@@ -416,7 +416,7 @@ impl Ledger {
     /// What a pass costs, as far as is known.
     fn pass_cost(&self) -> PassCost {
         let pass = self.loop_cost();
-        let Some(inside) = self.yardstick.cycles_of_a_pass() else { return pass };
+        let Some(inside) = self.calibration.cycles_of_a_pass() else { return pass };
         // It can be less than that of a loop, where it fills a pause, and more, but not by any amount.
         let inside = inside.clamp(pass.inside / 2.0, pass.inside * 4.0);
         PassCost { inside, whole: pass.whole - pass.inside + inside }
@@ -452,7 +452,7 @@ impl Ledger {
             sum.cycles.store(0, Relaxed);
             sum.passes.store(0, Relaxed);
         }
-        self.yardstick.clear();
+        self.calibration.clear();
         self.total.clear();
         self.visits.store(0, Relaxed);
         self.measured.store(0, Relaxed);

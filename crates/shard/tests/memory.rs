@@ -115,7 +115,7 @@ fn beside_peers_that_fall_silent_new_connections_are_served_and_the_silent_ones_
     let mut w = world();
     w.serve(84, Service::Flood);
     w.connect_many(84, 300);
-    w.manners.lock().unwrap().mute.insert(84);
+    w.behaviour.lock().unwrap().mute.insert(84);
     w.pass(Duration::from_secs(3));
     assert_eq!(w.ask(ANSWERING, 100, ANSWER, Duration::from_secs(1)), 100);
     let resets = w.count(Counter::TcpResetsOut);

@@ -94,9 +94,9 @@ pub fn packets(frame_bytes: usize, gso: Option<Gso>) -> usize {
     payload.div_ceil(usize::from(g.segment_bytes).max(1)).max(1)
 }
 
-/// Both ends of a packet that the modelled peer makes.
+/// Ethernet and IP addresses of a packet of the modelled peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ends {
+pub struct Addresses {
     pub ether_src: EtherAddr,
     pub ether_dst: EtherAddr,
     pub src: IpAddr,
@@ -112,7 +112,7 @@ pub struct HeaderBuf {
 impl HeaderBuf {
     /// Ethernet and IP headers for a packet with `l4_bytes` behind them; nothing if the addresses
     /// are of different versions or the packet is too long for any.
-    pub fn ip(ends: &Ends, kind: u8, l4_bytes: usize) -> Option<HeaderBuf> {
+    pub fn ip(ends: &Addresses, kind: u8, l4_bytes: usize) -> Option<HeaderBuf> {
         let mut buf = HeaderBuf { bytes: [0; HEAD_BYTES], len: 0 };
         let ethertype = if ends.src.is_ipv4() { eth::IPV4 } else { eth::IPV6 };
         let ether = eth::Header { dst: ends.ether_dst, src: ends.ether_src, ethertype };

@@ -23,7 +23,7 @@ use fulmar_mbuf::Chain;
 use fulmar_wire::{eth, protocol, tcp};
 
 pub use super::far_end::{Command, FarEnd, Service};
-use super::frame::{Ends, Headers, Transport, WireFrame};
+use super::frame::{Addresses, Headers, Transport, WireFrame};
 use super::line::Line;
 use super::meter::{Board, bump};
 use super::pattern;
@@ -161,8 +161,8 @@ impl Peer {
         Some(())
     }
 
-    fn ends(&self, src: IpAddr, dst: IpAddr) -> Ends {
-        Ends { ether_src: self.config.ether, ether_dst: self.host_ether, src, dst }
+    fn ends(&self, src: IpAddr, dst: IpAddr) -> Addresses {
+        Addresses { ether_src: self.config.ether, ether_dst: self.host_ether, src, dst }
     }
 
     /// The end of a burst: everything that waited for more is answered.
@@ -228,7 +228,7 @@ impl Peer {
         let (ether_src, ether_dst) = (self.config.ether, self.host_ether);
         for s in &mut self.sources {
             let (src, dst) = s.addresses();
-            s.run(now, &Ends { ether_src, ether_dst, src, dst }, out);
+            s.run(now, &Addresses { ether_src, ether_dst, src, dst }, out);
         }
         self.sources.retain(|s| !s.is_over(now));
     }

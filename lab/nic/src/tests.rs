@@ -105,7 +105,7 @@ impl Spec {
             options,
         };
         let l4_bytes = if self.udp { udp::HEADER_BYTES } else { t.header_bytes() };
-        let ends = frame::Ends {
+        let ends = frame::Addresses {
             ether_src: A,
             ether_dst: self.dst,
             src: address(self.v6, 1),

@@ -1,4 +1,4 @@
-//! The wire between two simulated NICs: one bounded lane in each direction.
+//! The wire between two simulated NICs: one bounded channel in each direction.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -16,7 +16,7 @@ pub type Frames = VecDeque<(Instant, WireFrame)>;
 
 /// Frames towards one side.
 #[derive(Default)]
-struct Lane {
+struct Channel {
     queue: Mutex<(Frames, Spare)>,
     /// Frames in the queue; changes under the lock.
     len: AtomicUsize,
@@ -24,7 +24,7 @@ struct Lane {
     is_blocked: AtomicBool,
 }
 
-impl Lane {
+impl Channel {
     fn queue(&self) -> MutexGuard<'_, (Frames, Spare)> {
         // A panic elsewhere cannot leave the queue half changed.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
@@ -33,7 +33,7 @@ impl Lane {
 
 struct Shared {
     /// Towards side 0, towards side 1.
-    lanes: [Lane; 2],
+    channels: [Channel; 2],
     boards: [Arc<Board>; 2],
     is_alive: [AtomicBool; 2],
 }
@@ -47,7 +47,7 @@ pub struct WireEnd {
 /// Both ends of a wire between the NICs of these boards.
 pub fn wire(boards: [Arc<Board>; 2]) -> (WireEnd, WireEnd) {
     let shared = Arc::new(Shared {
-        lanes: Default::default(),
+        channels: Default::default(),
         boards,
         is_alive: [AtomicBool::new(true), AtomicBool::new(true)],
     });
@@ -55,12 +55,12 @@ pub fn wire(boards: [Arc<Board>; 2]) -> (WireEnd, WireEnd) {
 }
 
 impl WireEnd {
-    fn inward(&self) -> &Lane {
-        &self.shared.lanes[self.side]
+    fn inward(&self) -> &Channel {
+        &self.shared.channels[self.side]
     }
 
-    fn outward(&self) -> &Lane {
-        &self.shared.lanes[1 - self.side]
+    fn outward(&self) -> &Channel {
+        &self.shared.channels[1 - self.side]
     }
 
     /// Whether the other NIC is still there.
@@ -70,12 +70,12 @@ impl WireEnd {
 
     /// Frames that may go out now. Without any the sender is told when there is space again.
     pub fn space(&self) -> usize {
-        let lane = self.outward();
-        let space = || LANE_PKTS.saturating_sub(lane.len.load(SeqCst));
+        let channel = self.outward();
+        let space = || LANE_PKTS.saturating_sub(channel.len.load(SeqCst));
         if space() > 0 {
             return space();
         }
-        lane.is_blocked.store(true, SeqCst);
+        channel.is_blocked.store(true, SeqCst);
         // The receiver may have made space before it could see the mark.
         space()
     }
@@ -85,22 +85,22 @@ impl WireEnd {
         if frames.is_empty() {
             return;
         }
-        let lane = self.outward();
-        let mut queue = lane.queue();
+        let channel = self.outward();
+        let mut queue = channel.queue();
         queue.0.append(frames);
         spare.take_all(&mut queue.1);
-        lane.len.store(queue.0.len(), SeqCst);
+        channel.len.store(queue.0.len(), SeqCst);
         drop(queue);
         self.shared.boards[1 - self.side].attend();
     }
 
     /// Takes frames off the wire, as many as `to` has space for, and gives memory back.
     pub fn receive(&self, to: &mut Frames, spare: &mut Spare) {
-        let lane = self.inward();
-        if lane.len.load(SeqCst) == 0 {
+        let channel = self.inward();
+        if channel.len.load(SeqCst) == 0 {
             return;
         }
-        let mut queue = lane.queue();
+        let mut queue = channel.queue();
         let n = LANE_PKTS.saturating_sub(to.len()).min(queue.0.len());
         if to.is_empty() && n == queue.0.len() {
             // Exchanging the queues keeps the memory of both.
@@ -110,9 +110,9 @@ impl WireEnd {
         }
         queue.1.take_all(spare);
         let left = queue.0.len();
-        lane.len.store(left, SeqCst);
+        channel.len.store(left, SeqCst);
         drop(queue);
-        if left <= LANE_PKTS / 2 && lane.is_blocked.swap(false, SeqCst) {
+        if left <= LANE_PKTS / 2 && channel.is_blocked.swap(false, SeqCst) {
             self.shared.boards[1 - self.side].attend();
         }
     }

@@ -65,14 +65,14 @@ pub fn scenario(bulk: Bulk, taking: Taking, placement: Placement) -> Scenario<'s
 }
 
 /// The receiving end's work on one slot.
-struct Taker {
+struct SlotReader {
     taking: Taking,
     buffers: [Vec<u8>; 2],
 }
 
-impl Taker {
-    fn new(taking: Taking) -> Taker {
-        Taker { taking, buffers: [vec![1; SLOT_BYTES], vec![1; SLOT_BYTES]] }
+impl SlotReader {
+    fn new(taking: Taking) -> SlotReader {
+        SlotReader { taking, buffers: [vec![1; SLOT_BYTES], vec![1; SLOT_BYTES]] }
     }
 
     fn take(&mut self, slot: &[u8]) {
@@ -88,14 +88,14 @@ impl Taker {
 }
 
 /// The sending end's work: its next bytes into a slot.
-struct Putter {
+struct SlotWriter {
     user: Vec<u8>,
     at: usize,
 }
 
-impl Putter {
-    fn new(bulk: &Bulk) -> Putter {
-        Putter { user: vec![0x5a; bulk.write_bytes.next_multiple_of(SLOT_BYTES)], at: 0 }
+impl SlotWriter {
+    fn new(bulk: &Bulk) -> SlotWriter {
+        SlotWriter { user: vec![0x5a; bulk.write_bytes.next_multiple_of(SLOT_BYTES)], at: 0 }
     }
 
     fn put(&mut self, slot: &mut [u8]) {
@@ -110,7 +110,8 @@ fn ring(bulk: &Bulk) -> Vec<u8> {
 
 /// Both ends on this thread, a full ring at a time.
 fn take_turns(bulk: &Bulk, taking: Taking, time: Duration) -> io::Result<Transfer> {
-    let (mut ring, mut putter, mut taker) = (ring(bulk), Putter::new(bulk), Taker::new(taking));
+    let (mut ring, mut putter, mut taker) =
+        (ring(bulk), SlotWriter::new(bulk), SlotReader::new(taking));
     let start = Instant::now();
     let (mut far, mut near) = (Duration::ZERO, Duration::ZERO);
     let mut bytes = 0;
@@ -143,11 +144,11 @@ fn side_by_side(
         let _ = empty.send(slot);
     }
     std::thread::scope(|scope| {
-        let putter = Putter::new(bulk);
+        let putter = SlotWriter::new(bulk);
         let far = scope
             .spawn(move || on_pinned_thread(far_cpu, move || send(putter, &emptied, &fill, time)));
         // However it ends, its ends of the channels go with it, and so the sending end stops.
-        let taker = Taker::new(taking);
+        let taker = SlotReader::new(taking);
         let near = on_pinned_thread(near_cpu, move || receive(taker, &filled, &empty));
         let far = far.join().map_err(|_| io::Error::other("the sending end panicked"))??;
         Ok(Transfer::of_ends(near?, far, 0))
@@ -156,7 +157,7 @@ fn side_by_side(
 
 /// Fills slots for so long.
 fn send<'a>(
-    mut putter: Putter,
+    mut putter: SlotWriter,
     empty: &Receiver<&'a mut [u8]>,
     full: &Sender<&'a mut [u8]>,
     time: Duration,
@@ -176,7 +177,7 @@ fn send<'a>(
 
 /// Takes slots until the sending end is done.
 fn receive<'a>(
-    mut taker: Taker,
+    mut taker: SlotReader,
     full: &Receiver<&'a mut [u8]>,
     empty: &Sender<&'a mut [u8]>,
 ) -> io::Result<Report> {
@@ -226,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_copy_has_the_bytes_of_the_slot() {
-        let mut taker = Taker::new(Taking::Copy);
+        let mut taker = SlotReader::new(Taking::Copy);
         let slot: Vec<u8> = (0..SLOT_BYTES).map(|i| i as u8).collect();
         taker.take(&slot);
         assert_eq!(taker.buffers[0], slot);

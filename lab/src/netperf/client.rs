@@ -3,7 +3,8 @@
 mod requests;
 
 use self::requests::{
-    connect_request, connect_side, omni_request, omni_side, promise, stream_request, stream_side,
+    connect_request, connect_side, omni_request, omni_side, server_reply, stream_request,
+    stream_side,
 };
 use super::confidence::{Goal, Values, is_enough};
 use super::control;
@@ -226,7 +227,7 @@ struct Local {
 }
 
 /// What the server said before the test.
-struct Promise {
+struct ServerReply {
     port: u16,
     buffers: Buffers,
     send_bytes: usize,
@@ -303,18 +304,18 @@ impl<'a> Client<'a> {
     /// # Errors
     /// The server refuses it, says nonsense, goes away; a socket fails.
     pub fn run(&self, options: &TestOptions, interim: Option<Interim<'_>>) -> io::Result<Outcome> {
-        let promise = self.ask(options)?;
-        let to = SocketAddr::new(self.server.ip(), promise.port);
+        let server_reply = self.ask(options)?;
+        let to = SocketAddr::new(self.server.ip(), server_reply.port);
         let local = match options.test {
             t if t.is_udp() => self.run_datagrams(options, to, interim)?,
             t if t.is_per_connection() => self.run_connections(options, to, interim)?,
             _ => self.run_stream(options, to, interim)?,
         };
-        let remote = self.results(options, &promise)?;
+        let remote = self.results(options, &server_reply)?;
         Ok(account(options, &local, remote))
     }
 
-    fn ask(&self, options: &TestOptions) -> io::Result<Promise> {
+    fn ask(&self, options: &TestOptions) -> io::Result<ServerReply> {
         match options.test {
             _ if options.is_classic() => {
                 let r: StreamResponse = self.exchange(
@@ -323,7 +324,7 @@ impl<'a> Client<'a> {
                     &stream_request(options, self.server),
                     kind::STREAM_RESPONSE,
                 )?;
-                promise(r.data_port, r.send_buffer, r.recv_buffer, 0, r.recv_bytes)
+                server_reply(r.data_port, r.send_buffer, r.recv_buffer, 0, r.recv_bytes)
             }
             Test::TcpCc => {
                 let r: ConnectResponse = self.exchange(
@@ -332,7 +333,7 @@ impl<'a> Client<'a> {
                     &connect_request(options, self.server),
                     kind::CONNECT_RESPONSE,
                 )?;
-                promise(r.data_port, r.send_buffer, r.recv_buffer, 0, 0)
+                server_reply(r.data_port, r.send_buffer, r.recv_buffer, 0, 0)
             }
             _ => {
                 let r: OmniResponse = self.exchange(
@@ -341,7 +342,7 @@ impl<'a> Client<'a> {
                     &omni_request(options, self.server),
                     kind::OMNI_RESPONSE,
                 )?;
-                promise(r.data_port, r.send_buffer, r.recv_buffer, r.send_bytes, r.recv_bytes)
+                server_reply(r.data_port, r.send_buffer, r.recv_buffer, r.send_bytes, r.recv_bytes)
             }
         }
     }
@@ -375,7 +376,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    fn results(&self, options: &TestOptions, promise: &Promise) -> io::Result<Side> {
+    fn results(&self, options: &TestOptions, server_reply: &ServerReply) -> io::Result<Side> {
         let time = match options.length {
             Length::Time(t) => t + 2 * PAD + ANSWER_TIME,
             _ => 2 * PAD + ANSWER_TIME,
@@ -383,15 +384,15 @@ impl<'a> Client<'a> {
         Ok(match options.test {
             _ if options.is_classic() => {
                 let kinds = results_kinds(kind::STREAM_RESULTS, kind::STREAM_RESPONSE);
-                stream_side(&self.answer(&kinds, time)?, promise)
+                stream_side(&self.answer(&kinds, time)?, server_reply)
             }
             Test::TcpCc => {
                 let kinds = results_kinds(kind::CONNECT_RESULTS, kind::CONNECT_RESPONSE);
-                connect_side(&self.answer(&kinds, time)?, promise)
+                connect_side(&self.answer(&kinds, time)?, server_reply)
             }
             _ => {
                 let kinds = results_kinds(kind::OMNI_RESULTS, kind::OMNI_RESPONSE);
-                omni_side(&self.answer(&kinds, time)?, promise)
+                omni_side(&self.answer(&kinds, time)?, server_reply)
             }
         })
     }

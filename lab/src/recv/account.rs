@@ -41,9 +41,9 @@ pub fn accounts(options: &Options, is_isolated: bool) -> io::Result<Vec<Figures>
     let mut found = Vec::new();
     for rig in testbeds.rigs() {
         let rig = &mut *rig.borrow_mut();
-        let spot = rig.spot();
+        let config = rig.config();
         for method in Method::ALL {
-            if !method.fits(spot.offloads) || !is_wanted(options, method.name()) {
+            if !method.fits(config.offloads) || !is_wanted(options, method.name()) {
                 continue;
             }
             let mut reader = Accounted {
@@ -56,12 +56,12 @@ pub fn accounts(options: &Options, is_isolated: bool) -> io::Result<Vec<Figures>
             let sample = rig.stream(&load, &mut reader, ROUND)?;
             let title = format!(
                 "{}: {}, 2 x {}",
-                spot.device,
+                config.device,
                 method.title(),
                 size_name(load.buffer_bytes)
             );
             let hardware = sample.hardware.as_nanos() as f64;
-            let figures = reader.found.take().and_then(|f| Figures::of(&f, spot.device, &title));
+            let figures = reader.found.take().and_then(|f| Figures::of(&f, config.device, &title));
             let hardware_ns = (hardware > 0.0).then_some(hardware);
             let own_copies = reader.inner.copies_per_byte() as f64;
             found.extend(figures.map(|f| {

@@ -295,7 +295,7 @@ fn ring_scenarios(placements: &[Placement]) -> Vec<Scenario<'static>> {
 
 /// fulmar's ways at one rig.
 fn ways_at(rig: &RefCell<Box<dyn Rig>>, load: Load) -> Vec<Scenario<'_>> {
-    let offloads = rig.borrow().spot().offloads;
+    let offloads = rig.borrow().config().offloads;
     let is_there = offloads.aggregation || load.usage != Use::Bursty;
     let methods = Method::ALL.into_iter().filter(|m| is_there && m.fits(offloads));
     methods.map(|method| super::scenario(rig, method, load)).collect()

@@ -3,7 +3,7 @@
 use super::{Load, Use, scenario_name};
 use crate::cpu::{self, Placement};
 use crate::harness::Scenario;
-use crate::kernel::Ends;
+use crate::kernel::KernelPair;
 use crate::kernel_calls::Sending;
 use crate::kernel_receive::{ReceiveCall, Receiving};
 use crate::peer::{Role, Spec};
@@ -21,7 +21,12 @@ pub struct Work {
 }
 
 impl Work {
-    fn run(&self, ends: &Ends<'_>, placement: Placement, time: Duration) -> io::Result<Transfer> {
+    fn run(
+        &self,
+        ends: &KernelPair<'_>,
+        placement: Placement,
+        time: Duration,
+    ) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
         let Load { buffers, buffer_bytes, usage, write_bytes, warm_bytes } = self.load;
         let (touch, wait_all) = (self.load.is_touched(), usage != Use::Bursty);
@@ -45,7 +50,7 @@ impl Work {
     }
 
     /// The scenario of this call between such ends.
-    pub fn between(self, ends: Ends<'_>, placement: Placement) -> Scenario<'_> {
+    pub fn between(self, ends: KernelPair<'_>, placement: Placement) -> Scenario<'_> {
         let cell = Cell {
             side: Side::Receives,
             device: ends.device,

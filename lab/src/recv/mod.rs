@@ -262,7 +262,7 @@ impl Offloads {
 
 /// The device, the placement and the offloads of a rig.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Spot {
+pub struct RigConfig {
     /// The device's name: `tap`, `sim`, ...
     pub device: &'static str,
     /// Where the two ends run; over a simulated device there is one.
@@ -274,7 +274,7 @@ pub struct Spot {
 /// Where connections are made.
 pub trait Rig {
     /// Where it is.
-    fn spot(&self) -> Spot;
+    fn config(&self) -> RigConfig;
 
     /// Makes one connection from which `reader` takes what is sent for about `time` after the warm-up.
     ///
@@ -310,7 +310,7 @@ pub fn scenario<'a, P: Rig + ?Sized>(
     method: Method,
     load: Load,
 ) -> Scenario<'a> {
-    let Spot { device, placement, offloads } = rig.borrow().spot();
+    let RigConfig { device, placement, offloads } = rig.borrow().config();
     let cell = Cell {
         side: Side::Receives,
         device,

@@ -1,7 +1,7 @@
 //! A stack of ours over a real device, and a kernel peer that sends.
 
-use super::run::{Asking, Ends, run};
-use super::{Load, Offloads, Reader, Rig, Spot, Target};
+use super::run::{Asking, StopCondition, run};
+use super::{Load, Offloads, Reader, Rig, RigConfig, Target};
 use crate::cpu::{self, Placement};
 use crate::kernel_calls::Sending;
 use crate::kernel_receive::Receiving;
@@ -40,8 +40,8 @@ impl Real {
 }
 
 impl Rig for Real {
-    fn spot(&self) -> Spot {
-        Spot {
+    fn config(&self) -> RigConfig {
+        RigConfig {
             device: self.testbed.over().name(),
             placement: self.testbed.placement,
             offloads: self.offloads,
@@ -70,7 +70,7 @@ impl Rig for Real {
         let (near, counts) = on_pinned_thread(near_cpu, || {
             let stream = TcpStream::connect(stack, peer.address())?;
             let from = Target { stack, stream: &stream };
-            run(&from, load, reader, Ends::Sender, Asking::Not, &mut || ())
+            run(&from, load, reader, StopCondition::Sender, Asking::Not, &mut || ())
         })?;
         let sample = Transfer::of_ends(near, peer.finish()?, load.warm_bytes);
         Ok(Transfer { counts, ..sample })

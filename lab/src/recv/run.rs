@@ -13,7 +13,7 @@ const CALLS_PER_LOOK: u64 = 4;
 
 /// Who ends the transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ends {
+pub(super) enum StopCondition {
     /// The sender closes when it has sent for long enough.
     Sender,
     /// The reader goes away after this much time.
@@ -69,7 +69,7 @@ pub(super) fn run(
     from: &Target<'_>,
     load: &Load,
     reader: &mut dyn Reader,
-    ends: Ends,
+    until: StopCondition,
     mut asking: Asking,
     at_start: &mut dyn FnMut(),
 ) -> io::Result<(Report, Counts)> {
@@ -92,7 +92,7 @@ pub(super) fn run(
     let start = Start::now(from.stack)?;
     let (mut bytes, mut calls) = (0, 0);
     loop {
-        if is_over(ends, start.at, calls) {
+        if is_over(until, start.at, calls) {
             break;
         }
         match take(reader)? {
@@ -108,11 +108,11 @@ pub(super) fn run(
     Ok((report, counts))
 }
 
-fn is_over(ends: Ends, start: Instant, calls: u64) -> bool {
-    match ends {
-        Ends::Sender => false,
+fn is_over(until: StopCondition, start: Instant, calls: u64) -> bool {
+    match until {
+        StopCondition::Sender => false,
         // A run of no call would say nothing, however late it begins.
-        Ends::After(time) => {
+        StopCondition::After(time) => {
             calls > 0 && calls.is_multiple_of(CALLS_PER_LOOK) && start.elapsed() >= time
         }
     }

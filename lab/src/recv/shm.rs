@@ -5,8 +5,8 @@
 //! stream how it is to send, and it tells afterwards what its end cost. Its account is its whole
 //! process, spinning included.
 
-use super::run::{Asking, Ends, run};
-use super::{Load, Offloads, Reader, Rig, Spot, Target};
+use super::run::{Asking, StopCondition, run};
+use super::{Load, Offloads, Reader, Rig, RigConfig, Target};
 use crate::cpu::{self, Placement};
 use crate::kernel_calls::{Burst, Pauses};
 use crate::on_pinned_thread;
@@ -96,8 +96,8 @@ impl Order {
 }
 
 impl Rig for Shared {
-    fn spot(&self) -> Spot {
-        Spot { device: "shm", placement: self.placement, offloads: self.offloads }
+    fn config(&self) -> RigConfig {
+        RigConfig { device: "shm", placement: self.placement, offloads: self.offloads }
     }
 
     fn stream(
@@ -112,7 +112,7 @@ impl Rig for Shared {
             let mut stream = TcpStream::connect_timeout(stack, &to, PATIENCE)?;
             stream.write_all(&Order::new(load, time).to_bytes())?;
             let from = Target { stack, stream: &stream };
-            run(&from, load, reader, Ends::Sender, Asking::Not, &mut || ())
+            run(&from, load, reader, StopCondition::Sender, Asking::Not, &mut || ())
         })?;
         let far = self.link.far_report(time)?;
         let sample = Transfer::of_ends(near, far, load.warm_bytes);

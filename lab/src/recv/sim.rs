@@ -5,8 +5,8 @@
 //! apart. The peer has no CPU account: it is part of the hardware. It does not write the payload that
 //! it sends: as DMA that passes the CPU's caches, what a reader finds is what lay there before.
 
-use super::run::{Asking, Ends, run};
-use super::{BURST, Load, Offloads, Reader, Rig, Spot, Target};
+use super::run::{Asking, StopCondition, run};
+use super::{BURST, Load, Offloads, Reader, Rig, RigConfig, Target};
 use crate::cpu::{self, Placement};
 use crate::on_pinned_thread;
 use crate::peer::Report;
@@ -70,8 +70,8 @@ fn config(offloads: Offloads) -> SimConfig {
 
 impl Rig for Simulated {
     /// There is one end.
-    fn spot(&self) -> Spot {
-        Spot { device: "sim", placement: Placement::SameCpu, offloads: self.offloads }
+    fn config(&self) -> RigConfig {
+        RigConfig { device: "sim", placement: Placement::SameCpu, offloads: self.offloads }
     }
 
     fn stream(
@@ -90,8 +90,8 @@ impl Rig for Simulated {
             let mut at_start = || before = Some(handle.counts());
             let asking =
                 load.burst().map_or(Asking::Once(PARTS), |burst| Asking::Bursts { burst, left: 0 });
-            let ends = Ends::After(time);
-            let (near, mut counts) = run(&from, load, reader, ends, asking, &mut at_start)?;
+            let until = StopCondition::After(time);
+            let (near, mut counts) = run(&from, load, reader, until, asking, &mut at_start)?;
             let (before, after) = (before.unwrap_or_default(), handle.counts());
             counts.extend([
                 ("doorbells", after.doorbells - before.doorbells),

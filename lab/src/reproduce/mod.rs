@@ -128,7 +128,7 @@ pub struct Pair {
 
 /// Where something was measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Site {
+pub enum SystemUnderTest {
     /// The machine's own kernel against itself.
     Kernel,
     /// fulmar over a real device to a kernel peer.
@@ -137,34 +137,35 @@ pub enum Site {
     Simulated,
 }
 
-impl Site {
+impl SystemUnderTest {
     /// All, in the order of the tables.
-    pub const ALL: [Site; 3] = [Site::Kernel, Site::Tap, Site::Simulated];
+    pub const ALL: [SystemUnderTest; 3] =
+        [SystemUnderTest::Kernel, SystemUnderTest::Tap, SystemUnderTest::Simulated];
 
     /// The device of a way's cell.
     pub const fn device(self) -> &'static str {
         match self {
-            Site::Kernel => "veth",
-            Site::Tap => "tap",
-            Site::Simulated => "sim",
+            SystemUnderTest::Kernel => "veth",
+            SystemUnderTest::Tap => "tap",
+            SystemUnderTest::Simulated => "sim",
         }
     }
 
     /// In tables.
     pub const fn title(self) -> &'static str {
         match self {
-            Site::Kernel => "kernel today, veth",
-            Site::Tap => "fulmar, TAP",
-            Site::Simulated => "fulmar, simulated device",
+            SystemUnderTest::Kernel => "kernel today, veth",
+            SystemUnderTest::Tap => "fulmar, TAP",
+            SystemUnderTest::Simulated => "fulmar, simulated device",
         }
     }
 
     /// In the wide table.
     pub const fn short(self) -> &'static str {
         match self {
-            Site::Kernel => "kernel",
-            Site::Tap => "TAP",
-            Site::Simulated => "simulated",
+            SystemUnderTest::Kernel => "kernel",
+            SystemUnderTest::Tap => "TAP",
+            SystemUnderTest::Simulated => "simulated",
         }
     }
 }
@@ -177,7 +178,7 @@ pub struct Line {
     /// `a` the old way, `b` the new way, `c` the third.
     pub letter: char,
     /// Where; `None` for what was published.
-    pub site: Option<Site>,
+    pub site: Option<SystemUnderTest>,
     /// How it was sent, in words.
     pub way: String,
     /// The columns.
@@ -190,7 +191,7 @@ pub struct Judged {
     /// Which pair.
     pub pair: u32,
     /// Where.
-    pub site: Site,
+    pub site: SystemUnderTest,
     /// The sending thread's CPU, old over new.
     pub cpu: Option<Estimate>,
     /// The machine's CPU, old over new.
@@ -207,7 +208,7 @@ pub struct Surprise {
     /// Bytes of each write.
     pub bytes: usize,
     /// Where.
-    pub site: Site,
+    pub site: SystemUnderTest,
     /// Throughput with super-segments over throughput without, published.
     pub published: f64,
     /// The same here.
@@ -234,7 +235,7 @@ pub struct Reproduction {
 /// The name of a figure: `reproduce.sosend.3.sim.cpu`. The account is `cpu` (the thread, old over
 /// new), `machine` (all CPUs, old over new), `third` (the thread, old over the third way) or
 /// `old_tso_speed` (throughput of the old way, with super-segments over without).
-pub fn figure_name(table: &Published, pair: &Pair, site: Site, account: &str) -> String {
+pub fn figure_name(table: &Published, pair: &Pair, site: SystemUnderTest, account: &str) -> String {
     format!("reproduce.{}.{}.{}.{account}", table.name, pair.number, site.device())
 }
 
@@ -244,11 +245,16 @@ pub fn limit_name(bytes: usize) -> String {
 }
 
 /// The row of that method, size and segmentation at that site.
-fn row_at<'a>(rows: &'a [Row], method: &'static str, pair: &Pair, site: Site) -> Option<&'a Row> {
+fn row_at<'a>(
+    rows: &'a [Row],
+    method: &'static str,
+    pair: &Pair,
+    site: SystemUnderTest,
+) -> Option<&'a Row> {
     cell_of(method, pair, site).row(rows)
 }
 
-fn cell_of(method: &'static str, pair: &Pair, site: Site) -> Cell {
+fn cell_of(method: &'static str, pair: &Pair, site: SystemUnderTest) -> Cell {
     Cell {
         side: Side::Sends,
         device: site.device(),
@@ -266,7 +272,7 @@ impl Reproduction {
         let limits = limits(published, rows);
         let lines = published.pairs.iter().flat_map(|p| lines(published, p, rows, cpus)).collect();
         let judge = |pair: &Pair| {
-            let sites = [Site::Tap, Site::Simulated];
+            let sites = [SystemUnderTest::Tap, SystemUnderTest::Simulated];
             let limit = limits.iter().find(|l| l.0 == pair.bytes).map(|l| l.1);
             sites.map(|site| judged(published, pair, site, outcome, limit))
         };
@@ -305,11 +311,11 @@ fn lines(table: &Published, pair: &Pair, rows: &[Row], cpus: usize) -> Vec<Line>
         if let Some(then) = pair.rows.as_ref().and_then(|r| r.get(i)) {
             lines.push(line(None, method.title, *then));
         }
-        for site in Site::ALL {
+        for site in SystemUnderTest::ALL {
             // The kernel has one way only; it stands beside the new one.
             let (name, title) = match (site, letter) {
-                (Site::Kernel, 'b') => (table.kernel, "the kernel's own"),
-                (Site::Kernel, _) => continue,
+                (SystemUnderTest::Kernel, 'b') => (table.kernel, "the kernel's own"),
+                (SystemUnderTest::Kernel, _) => continue,
                 _ => (method.name, method.title),
             };
             let measured = row_at(rows, name, pair, site).and_then(|r| Netperf::of(r, cpus));
@@ -326,7 +332,7 @@ fn estimate(figures: &[Figure], name: &str) -> Option<Estimate> {
 fn judged(
     table: &Published,
     pair: &Pair,
-    site: Site,
+    site: SystemUnderTest,
     outcome: &Outcome,
     copy_ns_per_kb: Option<f64>,
 ) -> Judged {
@@ -349,7 +355,12 @@ fn judged(
 }
 
 /// Why there is no ratio: the first error among the pair's ways.
-fn not_measured(table: &Published, pair: &Pair, site: Site, outcome: &Outcome) -> String {
+fn not_measured(
+    table: &Published,
+    pair: &Pair,
+    site: SystemUnderTest,
+    outcome: &Outcome,
+) -> String {
     let rows = table.methods.iter().filter_map(|m| row_at(&outcome.rows, m.name, pair, site));
     let error = rows.filter_map(|r| r.error.clone()).next();
     error.unwrap_or_else(|| "this run left it out".to_owned())
@@ -359,7 +370,7 @@ fn surprises(table: &Published, figures: &[Figure]) -> Vec<Surprise> {
     let mut found = Vec::new();
     for with in table.pairs.iter().filter(|p| p.tso) {
         let Some(published) = published_speed_ratio(table, with) else { continue };
-        for site in [Site::Tap, Site::Simulated] {
+        for site in [SystemUnderTest::Tap, SystemUnderTest::Simulated] {
             let name = figure_name(table, with, site, "old_tso_speed");
             let Some(measured) = estimate(figures, &name) else { continue };
             let verdict = verdict::of_surprise(measured, site);
@@ -388,7 +399,7 @@ impl Line {
 
     /// Where, in words.
     fn place(&self) -> &'static str {
-        self.site.map_or("published", Site::short)
+        self.site.map_or("published", SystemUnderTest::short)
     }
 }
 
@@ -397,7 +408,7 @@ impl Reproduction {
     fn verdict_of(&self, line: &Line) -> &str {
         match (line.site, line.letter) {
             (None, _) => "",
-            (Some(Site::Kernel), _) => "not comparable",
+            (Some(SystemUnderTest::Kernel), _) => "not comparable",
             (_, 'a') => "the baseline",
             (_, 'c') => "beyond the table",
             (Some(site), _) => {

@@ -1,9 +1,9 @@
 //! Measures what a published table needs: every pair's old way, new way and fulmar's own, over a
 //! simulated device and over TAP, the kernel's way beside them, and the limit.
 
-use super::{Method, Pair, Published, Site, figure_name, limit_name};
+use super::{Method, Pair, Published, SystemUnderTest, figure_name, limit_name};
 use crate::cpu::Placement;
-use crate::file::Heat;
+use crate::file::CacheState;
 use crate::harness::options::{Common, Stack};
 use crate::harness::{MACHINE, Outcome, Ratio, Scenario};
 use crate::kernel::Work;
@@ -99,7 +99,7 @@ fn limit_of(bytes: usize) -> Scenario<'static> {
 /// The three ways of a pair at every place that cuts as the pair says, side by side.
 fn ours<'a>(table: &Published, pair: &Pair, testbeds: &'a Testbeds) -> Vec<Scenario<'a>> {
     let load = load(table, pair);
-    let rigs = testbeds.rigs.iter().filter(|p| p.borrow().spot().super_segments == pair.tso);
+    let rigs = testbeds.rigs.iter().filter(|p| p.borrow().config().super_segments == pair.tso);
     let at = |place| {
         table.methods.iter().filter_map(move |Method { name, .. }| {
             match (table.what, testbeds.file.as_ref()) {
@@ -109,7 +109,7 @@ fn ours<'a>(table: &Published, pair: &Pair, testbeds: &'a Testbeds) -> Vec<Scena
                 }
                 (What::SendFile, file) => {
                     let method = FileMethod::ALL.into_iter().find(|m| m.name() == *name)?;
-                    Some(file_scenario(place, method, file?, Heat::Hot, load))
+                    Some(file_scenario(place, method, file?, CacheState::Hot, load))
                 }
             }
         })
@@ -126,7 +126,7 @@ fn kernels<'a>(
 ) -> Option<Scenario<'a>> {
     let call = KernelCall::ALL.into_iter().find(|c| c.name() == table.kernel)?;
     let veth = testbeds.pairs.iter().find(|p| p.has_offloads() == pair.tso)?;
-    let file = testbeds.file.as_ref().map(|file| (file, Heat::Hot));
+    let file = testbeds.file.as_ref().map(|file| (file, CacheState::Hot));
     let work = Work { call, load: load(table, pair), file };
     Some(work.between(veth.ends(), options.placement))
 }
@@ -143,7 +143,7 @@ struct Asked<'a> {
 
 /// The pair's figures at both sites of fulmar's, as far as their ways are measured.
 fn ratios(table: &Published, pair: &Pair, ways: &[Scenario<'_>]) -> Vec<Ratio> {
-    let sites = [Site::Simulated, Site::Tap];
+    let sites = [SystemUnderTest::Simulated, SystemUnderTest::Tap];
     let asked = asked(table, pair);
     let each = sites.iter().flat_map(|site| asked.iter().map(move |asked| (*site, asked)));
     each.filter_map(|(site, asked)| ratio(table, pair, site, asked, ways)).collect()
@@ -186,7 +186,7 @@ fn asked<'a>(table: &'a Published, pair: &'a Pair) -> Vec<Asked<'a>> {
 fn ratio(
     table: &Published,
     pair: &Pair,
-    site: Site,
+    site: SystemUnderTest,
     asked: &Asked<'_>,
     ways: &[Scenario<'_>],
 ) -> Option<Ratio> {
@@ -200,7 +200,7 @@ fn ratio(
     Some(Ratio { published: asked.published, ..ratio })
 }
 
-fn sentence(asked: &Asked<'_>, pair: &Pair, site: Site) -> String {
+fn sentence(asked: &Asked<'_>, pair: &Pair, site: SystemUnderTest) -> String {
     let (kib, tso) = (pair.bytes >> 10, if pair.tso { "TSO" } else { "no TSO" });
     let (way, over) = (asked.way.0.title, asked.over.0.title);
     format!("{}, {way} \u{f7} {over}, {kib} KiB, {tso}, {}", asked.sentence, site.title())

@@ -2,7 +2,7 @@
 
 use super::netperf::COLUMNS;
 use super::verdict::unmeasured;
-use super::{Judged, Line, Reproduction, Site};
+use super::{Judged, Line, Reproduction, SystemUnderTest};
 use crate::harness::Outcome;
 use crate::harness::report::{Report, Shape, Table, label, number, words};
 use crate::stats::Estimate;
@@ -59,7 +59,7 @@ fn lines(found: &Reproduction) -> Table {
         cells["bytes"] = bytes.into();
         cells["tso"] = tso.into();
         cells["where"] = line.place().into();
-        cells["site"] = line.site.map_or("published", Site::device).into();
+        cells["site"] = line.site.map_or("published", SystemUnderTest::device).into();
         cells["way"] = line.way.clone().into();
         cells["verdict"] = found.verdict_of(line).into();
         cells

@@ -8,7 +8,7 @@ fn sure(value: f64) -> Estimate {
     Estimate { median: value, low: value, high: value, runs: 9, confidence: 0.96 }
 }
 
-fn row(method: &'static str, site: Site, pair: &Pair, ns: f64) -> Row {
+fn row(method: &'static str, site: SystemUnderTest, pair: &Pair, ns: f64) -> Row {
     let values = [
         (BOTH, ns + 50.0),
         (GBPS, 8.192),
@@ -34,14 +34,17 @@ fn figure(name: String, value: f64) -> Figure {
 
 pub fn outcome() -> Outcome {
     let pair = &sosend::TABLE.pairs[3];
-    let limit =
-        Row { name: limit_name(pair.bytes), labels: Vec::new(), ..row("", Site::Tap, pair, -20.0) };
-    let name = |account| figure_name(&sosend::TABLE, pair, Site::Simulated, account);
+    let limit = Row {
+        name: limit_name(pair.bytes),
+        labels: Vec::new(),
+        ..row("", SystemUnderTest::Tap, pair, -20.0)
+    };
+    let name = |account| figure_name(&sosend::TABLE, pair, SystemUnderTest::Simulated, account);
     Outcome {
         rows: vec![
-            row("old", Site::Simulated, pair, 200.0),
-            row("published", Site::Simulated, pair, 100.0),
-            row("kernel_write", Site::Kernel, pair, 300.0),
+            row("old", SystemUnderTest::Simulated, pair, 200.0),
+            row("published", SystemUnderTest::Simulated, pair, 100.0),
+            row("kernel_write", SystemUnderTest::Kernel, pair, 300.0),
             limit,
         ],
         figures: vec![figure(name("cpu"), 2.0), figure(name("machine"), 1.5)],
@@ -81,7 +84,7 @@ fn the_published_columns_agree_with_each_other() {
 #[test]
 fn a_measured_row_has_netperfs_columns() {
     let pair = &sosend::TABLE.pairs[0];
-    let n = Netperf::of(&row("old", Site::Tap, pair, 500.0), 2).expect("it has figures");
+    let n = Netperf::of(&row("old", SystemUnderTest::Tap, pair, 500.0), 2).expect("it has figures");
     // 8.192 Gb/s are a million KB per second, each 0.5 us: half of one CPU, a quarter of two.
     let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} is not {b}");
     near(n.mbit_per_s, 8192.0);
@@ -102,9 +105,14 @@ fn a_row_that_failed_has_no_line_and_its_pair_says_why() {
     outcome.rows[1].error = Some("no device".into());
     let found = Reproduction::of(&sosend::TABLE, &outcome, 2);
     let at = |site| found.judged.iter().find(|j| j.pair == 4 && j.site == site).expect("judged");
-    assert_eq!(at(Site::Simulated).verdict, Verdict::NotMeasured("no device".into()));
-    assert_eq!(at(Site::Tap).verdict, Verdict::NotMeasured("this run left it out".into()));
-    assert!(!found.lines.iter().any(|l| l.letter == 'b' && l.site == Some(Site::Simulated)));
+    assert_eq!(at(SystemUnderTest::Simulated).verdict, Verdict::NotMeasured("no device".into()));
+    assert_eq!(
+        at(SystemUnderTest::Tap).verdict,
+        Verdict::NotMeasured("this run left it out".into())
+    );
+    assert!(
+        !found.lines.iter().any(|l| l.letter == 'b' && l.site == Some(SystemUnderTest::Simulated))
+    );
 }
 
 #[test]
@@ -114,10 +122,10 @@ fn lines_stand_in_the_published_order_each_with_what_was_measured_for_it() {
         found.lines.iter().filter(|l| l.pair == 4).map(|l| (l.letter, l.site)).collect();
     let expected = [
         ('a', None),
-        ('a', Some(Site::Simulated)),
+        ('a', Some(SystemUnderTest::Simulated)),
         ('b', None),
-        ('b', Some(Site::Kernel)),
-        ('b', Some(Site::Simulated)),
+        ('b', Some(SystemUnderTest::Kernel)),
+        ('b', Some(SystemUnderTest::Simulated)),
     ];
     assert_eq!(of_four, expected);
     assert_eq!(found.lines.iter().filter(|l| l.site.is_none()).count(), 12);
@@ -127,7 +135,7 @@ fn lines_stand_in_the_published_order_each_with_what_was_measured_for_it() {
 #[test]
 fn a_smaller_ratio_is_explained_by_what_both_ways_share() {
     let found = Reproduction::of(&sosend::TABLE, &outcome(), 2);
-    let judged = found.judged.iter().find(|j| j.pair == 4 && j.site == Site::Simulated);
+    let judged = found.judged.iter().find(|j| j.pair == 4 && j.site == SystemUnderTest::Simulated);
     let Some(Judged { verdict: Verdict::Shrunk(why), .. }) = judged else { panic!("{judged:?}") };
     // 200 and 100 with a copy of 30 in each: 170 over 70.
     assert!(why.contains("30 of the new way's 100 ns/KB (30 %)"), "{why}");
@@ -160,9 +168,9 @@ fn the_published_surprise_is_looked_for_at_every_size_and_judged_by_its_interval
     };
     let mut outcome = outcome();
     outcome.figures = vec![
-        speed(&pairs[1], Site::Tap, 0.8),
-        speed(&pairs[3], Site::Simulated, 1.2),
-        speed(&pairs[5], Site::Simulated, 1.0),
+        speed(&pairs[1], SystemUnderTest::Tap, 0.8),
+        speed(&pairs[3], SystemUnderTest::Simulated, 1.2),
+        speed(&pairs[5], SystemUnderTest::Simulated, 1.0),
     ];
     let found = Reproduction::of(&sosend::TABLE, &outcome, 2).surprises;
     let told: Vec<_> = found.iter().map(|s| (s.bytes >> 10, s.verdict.word())).collect();

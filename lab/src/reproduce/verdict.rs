@@ -1,6 +1,6 @@
 //! What becomes of a published figure when it is measured again.
 
-use super::Site;
+use super::SystemUnderTest;
 use crate::stats::Estimate;
 use std::fmt;
 
@@ -128,10 +128,17 @@ pub fn judge(published: f64, measured: Estimate, why_less: &str) -> Verdict {
 
 /// Why a ratio of costs is smaller than it was: what both ways share is a larger part. Costs in ns
 /// per KB, old and new; `copy` is one memcpy of the same bytes.
-pub fn why_shrunk((old, new): (f64, f64), copy: Option<f64>, tso: bool, site: Site) -> String {
+pub fn why_shrunk(
+    (old, new): (f64, f64),
+    copy: Option<f64>,
+    tso: bool,
+    site: SystemUnderTest,
+) -> String {
     let shared = match (site, tso) {
-        (Site::Simulated, true) => "the copy",
-        (Site::Simulated, false) => "the copy and the work for each of 45 packets per 64 KiB",
+        (SystemUnderTest::Simulated, true) => "the copy",
+        (SystemUnderTest::Simulated, false) => {
+            "the copy and the work for each of 45 packets per 64 KiB"
+        }
         (_, true) => "the copies (ours and the kernel's) and the kernel's work for each frame",
         (_, false) => "the system call and the kernel's work for each of 45 packets per 64 KiB",
     };
@@ -157,7 +164,7 @@ const WORTH_NAMING: f64 = 0.15;
 
 /// Judges whether the old way is slower with super-segments than without, which was published as
 /// 2 % less throughput. `measured`: throughput with over throughput without.
-pub fn of_surprise(measured: Estimate, site: Site) -> Verdict {
+pub fn of_surprise(measured: Estimate, site: SystemUnderTest) -> Verdict {
     if measured.runs < RUNS {
         return too_few();
     }
@@ -168,7 +175,7 @@ pub fn of_surprise(measured: Estimate, site: Site) -> Verdict {
         return Verdict::NotComparable("the interval holds 1: this run cannot tell".to_owned());
     }
     let cause = match site {
-        Site::Simulated => {
+        SystemUnderTest::Simulated => {
             "a simulated card cuts a frame of two segments at no cost to the host; a likely cause \
              then was what the card and its driver needed to set up each small TSO frame"
         }

@@ -8,9 +8,9 @@
 use super::file::FileMethod;
 use super::shm::Shared;
 use super::sim::Simulated;
-use super::{Load, Method, Rig, Spot, sosend, tso_name};
+use super::{Load, Method, Rig, RigConfig, sosend, tso_name};
 use crate::cpu::Placement;
-use crate::file::{BenchFile, Heat};
+use crate::file::{BenchFile, CacheState};
 use crate::harness::options::{Common, Stack, on_or_off, one_of, or, placement};
 use crate::harness::report::{Report, Shape};
 use crate::harness::{self, MACHINE, Outcome, Pace, Plan, Ratio, Scenario};
@@ -338,9 +338,9 @@ fn file_scenarios<'a>(
     file: &'a BenchFile,
     load: Load,
 ) -> Vec<Scenario<'a>> {
-    let heats = [Heat::Hot, Heat::Cold];
+    let heats = [CacheState::Hot, CacheState::Cold];
     let by_reference = {
-        let Spot { device, super_segments, .. } = rig.borrow().spot();
+        let RigConfig { device, super_segments, .. } = rig.borrow().config();
         super_segments && ["tap", "packet"].contains(&device)
     };
     let each = heats.into_iter().flat_map(|heat| FileMethod::ALL.map(|method| (heat, method)));
@@ -353,10 +353,10 @@ pub fn file_scenario<'a>(
     rig: &'a RefCell<Box<dyn Rig>>,
     method: FileMethod,
     file: &'a BenchFile,
-    heat: Heat,
+    heat: CacheState,
     load: Load,
 ) -> Scenario<'a> {
-    let Spot { device, placement, super_segments } = rig.borrow().spot();
+    let RigConfig { device, placement, super_segments } = rig.borrow().config();
     let cell = Cell {
         side: Side::Sends,
         device,
@@ -380,7 +380,7 @@ fn kernel_works<'a>(
 ) -> impl Iterator<Item = Work<'a>> {
     let calls = kernel_calls(what);
     let files = match file {
-        Some(file) => vec![Some((file, Heat::Hot)), Some((file, Heat::Cold))],
+        Some(file) => vec![Some((file, CacheState::Hot)), Some((file, CacheState::Cold))],
         None => vec![None],
     };
     let each = files.into_iter().flat_map(move |file| calls.map(|call| (call, file)));

@@ -17,7 +17,7 @@
 
 use super::sosend::{Writing, to_io};
 use super::{Caller, Load, Target};
-use crate::file::{BenchFile, Heat, Walk};
+use crate::file::{BenchFile, CacheState, FileCursor};
 use fulmar::mbuf::{Chain, Purpose};
 use fulmar::{FileSource, MappedFile, SendFile};
 use fulmar_socket::SocketError;
@@ -71,10 +71,15 @@ impl FileMethod {
     ///
     /// # Errors
     /// No descriptor is left.
-    pub fn caller(self, load: &Load, file: &BenchFile, heat: Heat) -> io::Result<Box<dyn Caller>> {
+    pub fn caller(
+        self,
+        load: &Load,
+        file: &BenchFile,
+        heat: CacheState,
+    ) -> io::Result<Box<dyn Caller>> {
         let part = Parts {
             file: file.file().try_clone()?,
-            walk: Walk::new(heat, file.bytes()),
+            walk: FileCursor::new(heat, file.bytes()),
             bytes: load.write_bytes as u64,
         };
         Ok(match self {
@@ -92,7 +97,7 @@ impl FileMethod {
 /// The parts of a file that are sent one after the other.
 struct Parts {
     file: File,
-    walk: Walk,
+    walk: FileCursor,
     bytes: u64,
 }
 

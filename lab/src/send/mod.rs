@@ -177,7 +177,7 @@ impl Caller for Owned {
 
 /// The device, the placement and the offloads of a rig.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Spot {
+pub struct RigConfig {
     /// The device's name: `tap`, `sim`, ...
     pub device: &'static str,
     /// Where the two ends run; over a simulated device there is one.
@@ -189,7 +189,7 @@ pub struct Spot {
 /// Where connections are made.
 pub trait Rig {
     /// Where it is.
-    fn spot(&self) -> Spot;
+    fn config(&self) -> RigConfig;
 
     /// Makes one connection and lets `caller` send for about `time` after the warm-up.
     ///
@@ -223,7 +223,7 @@ pub fn scenario<'a, P: Rig + ?Sized>(
     method: Method,
     load: Load,
 ) -> Scenario<'a> {
-    let Spot { device, placement, super_segments } = rig.borrow().spot();
+    let RigConfig { device, placement, super_segments } = rig.borrow().config();
     let cell = Cell {
         side: Side::Sends,
         device,

@@ -1,7 +1,7 @@
 //! Where connections are made: a stack of ours over a real device against a kernel peer, or joined to
 //! another stack of ours.
 
-use super::{BUFFER_BYTES, Caller, Load, Rig, Spot, Target};
+use super::{BUFFER_BYTES, Caller, Load, Rig, RigConfig, Target};
 use crate::cpu;
 use crate::kernel_calls::Sending;
 use crate::kernel_receive::Receiving;
@@ -55,8 +55,8 @@ pub(super) fn run(
 }
 
 impl Rig for Testbed {
-    fn spot(&self) -> Spot {
-        Spot {
+    fn config(&self) -> RigConfig {
+        RigConfig {
             device: self.over().name(),
             placement: self.placement,
             super_segments: self.super_segments,
@@ -92,8 +92,8 @@ impl Rig for Testbed {
 }
 
 impl Rig for Joined {
-    fn spot(&self) -> Spot {
-        Spot { device: "link", placement: self.placement, super_segments: self.super_segments }
+    fn config(&self) -> RigConfig {
+        RigConfig { device: "link", placement: self.placement, super_segments: self.super_segments }
     }
 
     fn stream(

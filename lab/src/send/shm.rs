@@ -5,7 +5,7 @@
 //! what its end cost. Its account is its whole process, spinning included.
 
 use super::rig::run;
-use super::{Caller, Load, Rig, Spot};
+use super::{Caller, Load, Rig, RigConfig};
 use crate::child::Handle;
 use crate::cpu::{self, Placement};
 use crate::peer::{Report, print_line};
@@ -131,8 +131,8 @@ fn open(
 }
 
 impl Rig for Shared {
-    fn spot(&self) -> Spot {
-        Spot { device: "shm", placement: self.placement, super_segments: self.super_segments }
+    fn config(&self) -> RigConfig {
+        RigConfig { device: "shm", placement: self.placement, super_segments: self.super_segments }
     }
 
     fn stream(

@@ -8,7 +8,7 @@
 //! cut, and completes checksums all the same, as the cards of the published measurements did.
 
 use super::rig::run;
-use super::{Caller, Load, Rig, Spot};
+use super::{Caller, Load, Rig, RigConfig};
 use crate::cpu::{self, Placement};
 use crate::on_pinned_thread;
 use crate::peer::Report;
@@ -57,8 +57,12 @@ impl Simulated {
 
 impl Rig for Simulated {
     /// There is one end.
-    fn spot(&self) -> Spot {
-        Spot { device: "sim", placement: Placement::SameCpu, super_segments: self.super_segments }
+    fn config(&self) -> RigConfig {
+        RigConfig {
+            device: "sim",
+            placement: Placement::SameCpu,
+            super_segments: self.super_segments,
+        }
     }
 
     fn stream(

@@ -2,7 +2,7 @@
 
 use super::file::FileMethod;
 use super::*;
-use crate::file::{BenchFile, Heat};
+use crate::file::{BenchFile, CacheState};
 use fulmar::base::Counter;
 use fulmar::{Cidr, TcpListener, devices};
 use std::io::Read;
@@ -91,7 +91,7 @@ fn every_way_of_sending_a_file_sends_its_bytes_and_the_old_one_page_by_page() {
     let file = BenchFile::with_bytes(1 << 20).expect("a temporary file");
     for method in FileMethod::ALL {
         let load = Load::of_writes(WRITE_BYTES);
-        let caller = method.caller(&load, &file, Heat::Cold).expect("a descriptor");
+        let caller = method.caller(&load, &file, CacheState::Cold).expect("a descriptor");
         let counted = count(caller);
         let expected = (0..counted.bytes.len()).map(|i| ((i % (1 << 20)) % 251) as u8);
         assert!(expected.eq(counted.bytes.iter().copied()), "{method:?}");

@@ -29,7 +29,7 @@ pub const ANSWER: usize = 100_000;
 
 /// What clients do to the frames that they send.
 #[derive(Default)]
-pub struct Manners {
+pub struct PeerBehaviour {
     /// To these ports of the server no window is offered.
     pub no_window: BTreeSet<u16>,
     /// To these nothing is sent at all.
@@ -39,7 +39,7 @@ pub struct Manners {
 /// An end of the link.
 struct End {
     inner: SimLink,
-    manners: Arc<Mutex<Manners>>,
+    behaviour: Arc<Mutex<PeerBehaviour>>,
     kept: Burst,
     came: Burst,
 }
@@ -47,16 +47,16 @@ struct End {
 impl End {
     /// False: the frame is not sent.
     fn adapt(&self, p: &mut Packet) -> bool {
-        let manners = self.manners.lock().unwrap();
+        let behaviour = self.behaviour.lock().unwrap();
         let frame_bytes = p.chain.len();
         let Some(first) = p.chain.slices_mut().next() else { return true };
         let Some(h) = Headers::parse(first, frame_bytes) else { return true };
         let Transport::Tcp(Header { dst_port: port, .. }) = h.transport else { return true };
-        if manners.no_window.contains(&port) {
+        if behaviour.no_window.contains(&port) {
             let window_at = h.network.l4 + 14;
             first[window_at..window_at + 2].fill(0);
         }
-        !manners.mute.contains(&port)
+        !behaviour.mute.contains(&port)
     }
 }
 
@@ -127,7 +127,7 @@ pub struct World {
     /// The shard of all clients.
     pub clients: Shard,
     /// What clients do to what they send.
-    pub manners: Arc<Mutex<Manners>>,
+    pub behaviour: Arc<Mutex<PeerBehaviour>>,
     set: Arc<PollSetCore>,
     listeners: HashMap<u16, (SlotId, Service)>,
     serving: Vec<Serving>,
@@ -178,14 +178,14 @@ impl World {
             secrets: Some(Secrets::for_simulation(2 * seed + u64::from(station))),
             ..StackConfig::default()
         };
-        let manners = Arc::new(Mutex::new(Manners::default()));
-        let end = |inner, manners: &Arc<Mutex<Manners>>| End {
+        let behaviour = Arc::new(Mutex::new(PeerBehaviour::default()));
+        let end = |inner, behaviour: &Arc<Mutex<PeerBehaviour>>| End {
             inner,
-            manners: Arc::clone(manners),
+            behaviour: Arc::clone(behaviour),
             kept: Burst::with_capacity(64),
             came: Burst::with_capacity(64),
         };
-        let clients = end(b, &manners);
+        let clients = end(b, &behaviour);
         let mut server = config(0);
         configure(&mut server);
         World {
@@ -194,7 +194,7 @@ impl World {
                 Shard::new(server, Box::new(end(a, &Arc::default())), now).unwrap(),
             ),
             clients: Shard::new(config(1), Box::new(clients), now).unwrap(),
-            manners,
+            behaviour,
             set: Arc::new(PollSetCore::new().unwrap()),
             listeners: HashMap::new(),
             serving: Vec::new(),
@@ -212,7 +212,7 @@ impl World {
 
     /// The clients of this port offer no window from now on.
     pub fn no_window(&mut self, port: u16) {
-        self.manners.lock().unwrap().no_window.insert(port);
+        self.behaviour.lock().unwrap().no_window.insert(port);
     }
 
     /// A client begins to connect.

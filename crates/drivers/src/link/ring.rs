@@ -18,8 +18,8 @@ use super::LinkConfig;
 use crate::OpenError;
 use crate::wake::Bell;
 
-/// The fill level of a lane: bytes in the lowest 40 bits, frames above them, so that one atomic addition
-/// updates both. A lane never has 2^40 bytes, since pools do not.
+/// The fill level of a channel: bytes in the lowest 40 bits, frames above them, so that one atomic addition
+/// updates both. A channel never has 2^40 bytes, since pools do not.
 #[derive(Clone, Copy)]
 struct Load(u64);
 
@@ -41,7 +41,7 @@ impl Load {
 
 /// Frames towards one side. `load` covers the queue and what the receiver took from it but did not
 /// hand out yet; it grows under the lock, so it never falls below zero.
-struct Lane {
+struct Channel {
     queue: Mutex<VecDeque<Packet>>,
     load: AtomicU64,
     /// The sender waits for space.
@@ -50,9 +50,9 @@ struct Lane {
     max_bytes: u64,
 }
 
-impl Lane {
-    fn new(config: &LinkConfig) -> Lane {
-        Lane {
+impl Channel {
+    fn new(config: &LinkConfig) -> Channel {
+        Channel {
             queue: Mutex::new(VecDeque::with_capacity(config.ring_pkts)),
             load: AtomicU64::new(0),
             is_blocked: AtomicBool::new(false),
@@ -84,7 +84,7 @@ impl Lane {
 
 struct Shared {
     /// Towards side 0, towards side 1.
-    lanes: [Lane; 2],
+    channels: [Channel; 2],
     bells: [Bell; 2],
     is_alive: [AtomicBool; 2],
     /// The side's last burst was not sent completely.
@@ -99,9 +99,9 @@ struct Look {
 
 impl Peek for Look {
     fn is_pending(&self) -> bool {
-        let Shared { lanes, wants_space, .. } = &*self.shared;
-        let has_space = || !lanes[1 - self.side].is_blocked.load(Relaxed);
-        lanes[self.side].load.load(Relaxed) > 0
+        let Shared { channels, wants_space, .. } = &*self.shared;
+        let has_space = || !channels[1 - self.side].is_blocked.load(Relaxed);
+        channels[self.side].load.load(Relaxed) > 0
             || (wants_space[self.side].load(Relaxed) && has_space())
     }
 }
@@ -110,7 +110,7 @@ impl Peek for Look {
 pub struct Link {
     shared: Arc<Shared>,
     side: usize,
-    /// Frames taken from the lane in one exchange of queues.
+    /// Frames taken from the channel in one exchange of queues.
     stash: VecDeque<Packet>,
     caps: Caps,
     stats: DeviceStats,
@@ -131,7 +131,7 @@ pub fn pair(config: &LinkConfig) -> Result<(Link, Link), OpenError> {
         })
     };
     let shared = Arc::new(Shared {
-        lanes: [Lane::new(config), Lane::new(config)],
+        channels: [Channel::new(config), Channel::new(config)],
         bells: [bell()?, bell()?],
         is_alive: [AtomicBool::new(true), AtomicBool::new(true)],
         wants_space: [AtomicBool::new(false), AtomicBool::new(false)],
@@ -147,12 +147,12 @@ pub fn pair(config: &LinkConfig) -> Result<(Link, Link), OpenError> {
 }
 
 impl Link {
-    fn inward(&self) -> &Lane {
-        &self.shared.lanes[self.side]
+    fn inward(&self) -> &Channel {
+        &self.shared.channels[self.side]
     }
 
-    fn outward(&self) -> &Lane {
-        &self.shared.lanes[1 - self.side]
+    fn outward(&self) -> &Channel {
+        &self.shared.channels[1 - self.side]
     }
 
     fn has_peer(&self) -> bool {
@@ -170,16 +170,16 @@ impl Link {
         }
     }
 
-    /// Moves frames into the lane while there is space. Drops and counts frames that the link cannot carry.
+    /// Moves frames into the channel while there is space. Drops and counts frames that the link cannot carry.
     fn move_out(&self, pool: &mut Pool, burst: &mut Burst, counters: &mut Counters) -> Moved {
-        let lane = self.outward();
+        let channel = self.outward();
         let mut moved = Moved::default();
-        let mut queue = lane.queue();
-        let before = lane.load();
+        let mut queue = channel.queue();
+        let before = channel.load();
         while let Some(p) = burst.front() {
             let verdict = offload::check(p, &self.caps);
             let load = Load(before.0 + Load::of(&moved.tally).0);
-            if verdict.is_ok() && !lane.fits(load, p.chain.len() as u64) {
+            if verdict.is_ok() && !channel.fits(load, p.chain.len() as u64) {
                 break;
             }
             let Some(p) = burst.pop_front() else { break };
@@ -192,31 +192,31 @@ impl Link {
             queue.push_back(p);
         }
         // Before the lock is released: the receiver subtracts what it finds in the queue.
-        lane.load.fetch_add(Load::of(&moved.tally).0, SeqCst);
+        channel.load.fetch_add(Load::of(&moved.tally).0, SeqCst);
         moved
     }
 
-    /// Takes the whole lane by swapping queues: one lock per batch. `taken` of the counted frames were
+    /// Takes the whole channel by swapping queues: one lock per batch. `taken` of the counted frames were
     /// handed up already.
     fn refill(&mut self, taken: u64) {
         let shared = Arc::clone(&self.shared);
-        let lane = &shared.lanes[self.side];
+        let channel = &shared.channels[self.side];
         // An empty poll costs one load.
-        if lane.load().pkts() > taken {
+        if channel.load().pkts() > taken {
             self.stats.rx_crossings += 1;
             // The empty queue restarts at its first slot, which is in the cache.
             self.stash.clear();
-            std::mem::swap(&mut *lane.queue(), &mut self.stash);
+            std::mem::swap(&mut *channel.queue(), &mut self.stash);
         }
     }
 
     /// Frees the space of received frames for the sender.
     fn release(&mut self, tally: Tally) {
-        let lane = self.inward();
-        lane.load.fetch_sub(Load::of(&tally).0, SeqCst);
-        let wakes = lane.is_blocked.load(SeqCst)
-            && lane.is_half_empty()
-            && lane.is_blocked.swap(false, SeqCst)
+        let channel = self.inward();
+        channel.load.fetch_sub(Load::of(&tally).0, SeqCst);
+        let wakes = channel.is_blocked.load(SeqCst)
+            && channel.is_half_empty()
+            && channel.is_blocked.swap(false, SeqCst)
             && self.shared.bells[1 - self.side].ring();
         self.stats.wakes += u64::from(wakes);
     }

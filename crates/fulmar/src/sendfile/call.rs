@@ -25,8 +25,8 @@ pub(super) struct Call<'a> {
     source: Source<'a>,
     /// Whose pages go by reference.
     mapped: Option<&'a MappedFile>,
-    headers: Ends<'a>,
-    trailers: Ends<'a>,
+    headers: IovCursor<'a>,
+    trailers: IovCursor<'a>,
     /// Bytes accepted.
     sent: u64,
     /// This thread is the socket's writer.
@@ -34,15 +34,15 @@ pub(super) struct Call<'a> {
 }
 
 /// Bytes before or behind the file, and how many of them have gone.
-struct Ends<'a> {
+struct IovCursor<'a> {
     parts: &'a [IoSlice<'a>],
     done: usize,
     left: usize,
 }
 
-impl<'a> Ends<'a> {
-    fn new(parts: &'a [IoSlice<'a>]) -> Ends<'a> {
-        Ends { parts, done: 0, left: parts.iter().map(|p| p.len()).sum() }
+impl<'a> IovCursor<'a> {
+    fn new(parts: &'a [IoSlice<'a>]) -> IovCursor<'a> {
+        IovCursor { parts, done: 0, left: parts.iter().map(|p| p.len()).sum() }
     }
 
     /// Copies the next `len` bytes into a chain from `at` on.
@@ -92,7 +92,7 @@ impl<'a> Call<'a> {
         headers: &'a [IoSlice<'a>],
         trailers: &'a [IoSlice<'a>],
     ) -> Call<'a> {
-        let (headers, trailers) = (Ends::new(headers), Ends::new(trailers));
+        let (headers, trailers) = (IovCursor::new(headers), IovCursor::new(trailers));
         let mapped = None;
         Call { socket, options, source, mapped, headers, trailers, sent: 0, has_begun: false }
     }

@@ -39,11 +39,11 @@ fn what_stages_add_to_a_visit_is_taken_off_each_of_them() {
     ledger.measured.store(1, Relaxed);
     for _ in 0..ENOUGH_VISITS {
         assert_eq!(ledger.pass_cost().inside, 10.0, "too few to tell");
-        ledger.yardstick.whole.add(300, 1, 0);
-        ledger.yardstick.staged.add(400, 6, 60);
+        ledger.calibration.whole.add(300, 1, 0);
+        ledger.calibration.staged.add(400, 6, 60);
     }
     // Long ones do not count.
-    ledger.yardstick.staged.add(1_000_000, 1, 10);
+    ledger.calibration.staged.add(1_000_000, 1, 10);
     let cost = ledger.pass_cost();
     assert_eq!((cost.inside, cost.whole), (20.0, 40.0));
     let (ns, balance) = (ledger.ns_per_cycle(), ledger.balance());

@@ -9,7 +9,7 @@ use fulmar_base::{Duration, Instant, SeqNum};
 use fulmar_wire::tcp::{Flags, Header};
 
 use super::{Arrival, FarEnd, Out, Service, verify};
-use crate::frame::{Ends, Headers, packets};
+use crate::frame::{Addresses, Headers, packets};
 use crate::meter::bump;
 pub use output::refuse;
 pub use set::Set;
@@ -44,7 +44,7 @@ enum State {
 
 /// See the module's header.
 pub struct Conn {
-    ends: Ends,
+    ends: Addresses,
     key: Key,
     service: Service,
     state: State,
@@ -102,7 +102,7 @@ fn shift_for(window_bytes: u32) -> u8 {
 
 // How a connection begins.
 impl Conn {
-    fn new(ends: Ends, key: Key, service: Service, iss: u32, mtu: usize) -> Conn {
+    fn new(ends: Addresses, key: Key, service: Service, iss: u32, mtu: usize) -> Conn {
         let end_off = if let Service::Generate { bytes } = service { bytes } else { 0 };
         Conn {
             ends,
@@ -145,7 +145,7 @@ impl Conn {
 
     /// Answers a SYN.
     pub fn accept(
-        ends: Ends,
+        ends: Addresses,
         key: Key,
         syn: &Header,
         service: Service,
@@ -161,7 +161,7 @@ impl Conn {
 
     /// Opens a connection.
     pub fn connect(
-        ends: Ends,
+        ends: Addresses,
         key: Key,
         service: Service,
         iss: u32,

@@ -10,7 +10,7 @@ use fulmar_base::{Duration, Instant};
 use fulmar_wire::checksum::Sum;
 use fulmar_wire::{protocol, udp};
 
-use super::super::frame::{Ends, HeaderBuf, Rest, WireFrame};
+use super::super::frame::{Addresses, HeaderBuf, Rest, WireFrame};
 use super::super::meter::bump;
 use super::Out;
 
@@ -85,7 +85,7 @@ impl Source {
     }
 
     /// Sends what may leave by now.
-    pub fn run(&mut self, now: Instant, ends: &Ends, out: &mut Out<'_>) {
+    pub fn run(&mut self, now: Instant, ends: &Addresses, out: &mut Out<'_>) {
         let is_endless = !out.line.has_rate();
         let mut burst = BURST;
         while burst > 0 && out.has_space() && !self.is_over(now) {
@@ -113,7 +113,7 @@ impl Source {
     }
 
     /// One datagram; nothing if it cannot be (mixed versions, too long).
-    fn datagram(&self, arrives: Instant, ends: &Ends) -> Option<WireFrame> {
+    fn datagram(&self, arrives: Instant, ends: &Addresses) -> Option<WireFrame> {
         let length = u16::try_from(self.bytes.checked_add(udp::HEADER_BYTES)?).ok()?;
         let mut buf = HeaderBuf::ip(ends, protocol::UDP, usize::from(length))?;
         let mut sum = Sum::new();

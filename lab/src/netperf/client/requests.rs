@@ -8,7 +8,7 @@ use super::super::meter::Usage;
 use super::super::pace::Length;
 use super::super::socket::Buffers;
 use super::super::transfer::Tally;
-use super::{Promise, Side, Test, TestOptions, nonsense};
+use super::{ServerReply, Side, Test, TestOptions, nonsense};
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -94,18 +94,18 @@ fn unsigned(n: i32) -> usize {
     usize::try_from(n).unwrap_or(0)
 }
 
-pub fn promise(
+pub fn server_reply(
     port: u32,
     send_buffer: i32,
     recv_buffer: i32,
     send_bytes: u32,
     recv_bytes: u32,
-) -> io::Result<Promise> {
+) -> io::Result<ServerReply> {
     let port = u16::try_from(port).ok().filter(|p| *p != 0);
     let port = port.ok_or_else(|| nonsense("its data port is none"))?;
     let buffers = Buffers { send: unsigned(send_buffer), recv: unsigned(recv_buffer) };
     let known = |bytes: u32| if bytes == SIZE_UNSET { 0 } else { bytes as usize };
-    Ok(Promise { port, buffers, send_bytes: known(send_bytes), recv_bytes: known(recv_bytes) })
+    Ok(ServerReply { port, buffers, send_bytes: known(send_bytes), recv_bytes: known(recv_bytes) })
 }
 
 /// A figure of the other side's: not a number is none.
@@ -113,7 +113,7 @@ fn figure(n: f32) -> f64 {
     if n.is_finite() { n.into() } else { -1.0 }
 }
 
-pub fn omni_side(r: &OmniResults, promise: &Promise) -> Side {
+pub fn omni_side(r: &OmniResults, server_reply: &ServerReply) -> Side {
     let usage = Usage {
         elapsed: Duration::from_secs_f64(figure(r.elapsed).clamp(0.0, 1e9)),
         is_measured: true,
@@ -135,27 +135,27 @@ pub fn omni_side(r: &OmniResults, promise: &Promise) -> Side {
             transactions: r.transactions.into(),
         },
         buffers: (
-            promise.buffers,
+            server_reply.buffers,
             Buffers { send: unsigned(r.send_buffer), recv: unsigned(r.recv_buffer) },
         ),
         usage,
         cpu_method: r.cpu_method,
         cpus: r.cpus,
         retransmits: u64::try_from(r.retransmits).ok(),
-        ..sizes(promise)
+        ..sizes(server_reply)
     }
 }
 
-fn sizes(promise: &Promise) -> Side {
+fn sizes(server_reply: &ServerReply) -> Side {
     Side {
-        send_bytes: promise.send_bytes,
-        recv_bytes: promise.recv_bytes,
-        buffers: (promise.buffers, promise.buffers),
+        send_bytes: server_reply.send_bytes,
+        recv_bytes: server_reply.recv_bytes,
+        buffers: (server_reply.buffers, server_reply.buffers),
         ..Side::default()
     }
 }
 
-pub fn stream_side(r: &StreamResults, promise: &Promise) -> Side {
+pub fn stream_side(r: &StreamResults, server_reply: &ServerReply) -> Side {
     let bytes = if r.bytes_received.is_finite() { r.bytes_received.max(0.0) } else { 0.0 };
     Side {
         tally: Tally {
@@ -166,17 +166,17 @@ pub fn stream_side(r: &StreamResults, promise: &Promise) -> Side {
         usage: usage(r.elapsed, r.cpu_percent),
         cpu_method: r.cpu_method,
         cpus: r.cpus,
-        ..sizes(promise)
+        ..sizes(server_reply)
     }
 }
 
-pub fn connect_side(r: &ConnectResults, promise: &Promise) -> Side {
+pub fn connect_side(r: &ConnectResults, server_reply: &ServerReply) -> Side {
     Side {
         tally: Tally { transactions: r.transactions.into(), ..Tally::default() },
         usage: usage(r.elapsed, r.cpu_percent),
         cpu_method: r.cpu_method,
         cpus: r.cpus,
-        ..sizes(promise)
+        ..sizes(server_reply)
     }
 }
 

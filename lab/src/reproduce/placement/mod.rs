@@ -10,7 +10,7 @@ mod show;
 pub use run::run;
 pub use show::report;
 
-use super::Site;
+use super::SystemUnderTest;
 use super::verdict::{self, Verdict};
 use crate::harness::{Outcome, Row};
 use crate::stats::Estimate;
@@ -111,12 +111,14 @@ impl Line {
 }
 
 /// The method of a way's cell, and whether its device aggregates; `None`: there is no such way.
-pub fn method(ask: Ask, offload: Offload, site: Site) -> Option<(&'static str, bool)> {
+pub fn method(ask: Ask, offload: Offload, site: SystemUnderTest) -> Option<(&'static str, bool)> {
     let aggregates = offload != Offload::Stock;
     let name = match (site, ask, offload) {
-        (Site::Kernel, _, Offload::Placed) | (_, Ask::Read, Offload::Placed) => return None,
-        (Site::Kernel, Ask::Ahead, _) => "kernel_uring",
-        (Site::Kernel, Ask::Read, _) => "kernel_read",
+        (SystemUnderTest::Kernel, _, Offload::Placed) | (_, Ask::Read, Offload::Placed) => {
+            return None;
+        }
+        (SystemUnderTest::Kernel, Ask::Ahead, _) => "kernel_uring",
+        (SystemUnderTest::Kernel, Ask::Read, _) => "kernel_read",
         (_, Ask::Ahead, Offload::Stock) => "posted_stock",
         (_, Ask::Ahead, Offload::Offloaded) => "posted_copied",
         (_, Ask::Ahead, Offload::Placed) => "posted",
@@ -127,7 +129,7 @@ pub fn method(ask: Ask, offload: Offload, site: Site) -> Option<(&'static str, b
 }
 
 /// The way that is a cell of the table, if there is one.
-fn cell_of(line: &Line, offload: Offload, site: Site) -> Option<Cell> {
+fn cell_of(line: &Line, offload: Offload, site: SystemUnderTest) -> Option<Cell> {
     let (method, super_segments) = method(line.ask, offload, site)?;
     Some(Cell {
         side: Side::Receives,
@@ -177,7 +179,7 @@ pub struct Found {
     /// Which of [`LINES`].
     pub line: usize,
     /// Where.
-    pub site: Site,
+    pub site: SystemUnderTest,
     /// By [`Offload`].
     pub cells: [Option<Measured>; 3],
 }
@@ -188,7 +190,7 @@ pub struct Judged {
     /// Which of [`LINES`].
     pub line: usize,
     /// Where.
-    pub site: Site,
+    pub site: SystemUnderTest,
     /// What over what.
     pub over: Offload,
     /// See `over`.
@@ -222,7 +224,7 @@ const STEPS: [(Offload, Offload); 3] = [
 ];
 
 /// The name of a figure: `reproduce.placement.a.sim.stock_vs_placed`.
-fn figure_name(line: &Line, site: Site, over: Offload, under: Offload) -> String {
+fn figure_name(line: &Line, site: SystemUnderTest, over: Offload, under: Offload) -> String {
     let (letter, device) = (line.letter, site.device());
     format!("reproduce.{NAME}.{letter}.{device}.{}_vs_{}", over.title(), under.title())
 }
@@ -234,7 +236,8 @@ impl Reproduction {
         let cost = |r: &Row| Some((r.median(THIS_END)?, r.median(BOTH)?));
         let copy_ns_per_kb = row("limit.memcpy").and_then(cost).map(|c| c.1);
         let floor = outcome.rows.iter().find(|r| r.name.starts_with("floor.tap.recv.bare."));
-        let each = || (0..LINES.len()).flat_map(|line| Site::ALL.map(|site| (line, site)));
+        let each =
+            || (0..LINES.len()).flat_map(|line| SystemUnderTest::ALL.map(|site| (line, site)));
         Reproduction {
             found: each().map(|(line, site)| found(line, site, &outcome.rows)).collect(),
             judged: each()
@@ -246,18 +249,18 @@ impl Reproduction {
     }
 
     /// What was measured for a cell.
-    fn cell(&self, line: usize, site: Site, offload: Offload) -> Option<Measured> {
+    fn cell(&self, line: usize, site: SystemUnderTest, offload: Offload) -> Option<Measured> {
         let found = self.found.iter().find(|f| f.line == line && f.site == site)?;
         found.cells[offload as usize]
     }
 }
 
-fn found(line: usize, site: Site, rows: &[Row]) -> Found {
+fn found(line: usize, site: SystemUnderTest, rows: &[Row]) -> Found {
     let cell = |offload| cell_of(&LINES[line], offload, site)?.row(rows).and_then(Measured::of);
     Found { line, site, cells: Offload::ALL.map(cell) }
 }
 
-fn judged(line: usize, site: Site, outcome: &Outcome, copy: Option<f64>) -> Vec<Judged> {
+fn judged(line: usize, site: SystemUnderTest, outcome: &Outcome, copy: Option<f64>) -> Vec<Judged> {
     let of = &LINES[line];
     let judge = |(over, under): (Offload, Offload)| {
         let published = of.ratio(over, under)?;
@@ -282,14 +285,14 @@ fn why(
     (old, new): (&Measured, &Measured),
     copy: Option<f64>,
     under: Offload,
-    site: Site,
+    site: SystemUnderTest,
 ) -> String {
     let share = new.placed_share.unwrap_or(1.0);
     let shared = match (site, under) {
         (_, Offload::Placed) if share < MOSTLY => {
             format!("only {:.0} % of the bytes could be placed and the others were copied", share * 100.0)
         }
-        (Site::Simulated, Offload::Placed) => {
+        (SystemUnderTest::Simulated, Offload::Placed) => {
             "the host still runs TCP for each aggregate, where the card of then did it all".to_owned()
         }
         (_, Offload::Placed) => {

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::harness::Outcome;
 use crate::harness::report::{Column, Report, Shape, Table, label, number, words};
-use crate::reproduce::Site;
+use crate::reproduce::SystemUnderTest;
 use crate::reproduce::verdict::unmeasured;
 use crate::transfer;
 use serde_json::{Value, json};
@@ -145,7 +145,7 @@ fn looked_at(found: &Reproduction) -> impl Iterator<Item = &Judged> {
 
 /// The kernel's own ratios stand beside the published ones, and prove nothing of fulmar.
 fn word(judged: &Judged) -> &'static str {
-    if judged.site == Site::Kernel { "not comparable" } else { judged.verdict.word() }
+    if judged.site == SystemUnderTest::Kernel { "not comparable" } else { judged.verdict.word() }
 }
 
 /// One sentence for each verdict that has a reason; what was not measured is said once.
@@ -158,7 +158,8 @@ fn reasons(found: &Reproduction) -> Vec<String> {
             Some(format!("{letter}, {step}, {site}: {} because {why}.", j.verdict.word()))
         }
     };
-    let ours: Vec<&Judged> = looked_at(found).filter(|j| j.site != Site::Kernel).collect();
+    let ours: Vec<&Judged> =
+        looked_at(found).filter(|j| j.site != SystemUnderTest::Kernel).collect();
     let told = ours.iter().filter(|j| !j.verdict.is_unmeasured()).filter_map(reason);
     told.chain(unmeasured(ours.iter().map(|j| &j.verdict))).collect()
 }

@@ -7,7 +7,7 @@ fn sure(value: f64) -> Option<Estimate> {
     Some(Estimate { median: value, low: value, high: value, runs: 9, confidence: 0.96 })
 }
 
-fn row(line: usize, offload: Offload, site: Site, ns: f64) -> Row {
+fn row(line: usize, offload: Offload, site: SystemUnderTest, ns: f64) -> Row {
     let cell = cell_of(&LINES[line], offload, site).expect("there is one");
     let values = [(BOTH, ns + 50.0), (THIS_END, ns), (GBPS, 20.0)];
     Row {
@@ -19,13 +19,18 @@ fn row(line: usize, offload: Offload, site: Site, ns: f64) -> Row {
     }
 }
 
-fn figure(line: usize, site: Site, (over, under): (Offload, Offload), value: f64) -> Figure {
+fn figure(
+    line: usize,
+    site: SystemUnderTest,
+    (over, under): (Offload, Offload),
+    value: f64,
+) -> Figure {
     let name = figure_name(&LINES[line], site, over, under);
     Figure { ratio: Ratio::value(name, "", THIS_END, ""), estimate: sure(value) }
 }
 
 fn outcome() -> Outcome {
-    let site = Site::Simulated;
+    let site = SystemUnderTest::Simulated;
     let costs = [(Offload::Stock, 300.0), (Offload::Offloaded, 60.0), (Offload::Placed, 10.0)];
     Outcome {
         rows: costs.map(|(offload, ns)| row(0, offload, site, ns)).to_vec(),
@@ -48,7 +53,8 @@ fn a_cost_per_kb_becomes_the_published_percent_at_the_published_rate() {
 fn each_step_is_judged_where_it_was_published_and_can_be_made() {
     let found = Reproduction::of(&outcome());
     let of = |over, under| {
-        let mut judged = found.judged.iter().filter(|j| j.site == Site::Simulated && j.line == 0);
+        let mut judged =
+            found.judged.iter().filter(|j| j.site == SystemUnderTest::Simulated && j.line == 0);
         judged.find(|j| (j.over, j.under) == (over, under)).expect("judged")
     };
     assert_eq!(of(Offload::Stock, Offload::Placed).verdict, Verdict::Exceeded);
@@ -57,8 +63,9 @@ fn each_step_is_judged_where_it_was_published_and_can_be_made() {
     assert!(shrunk.verdict.reason().contains("both copy each byte"));
     assert_eq!(of(Offload::Offloaded, Offload::Placed).verdict.word(), "not measured");
     // `read` has nothing placed, the kernel neither.
-    let without =
-        |j: &&Judged| j.under == Offload::Placed && (j.line == 2 || j.site == Site::Kernel);
+    let without = |j: &&Judged| {
+        j.under == Offload::Placed && (j.line == 2 || j.site == SystemUnderTest::Kernel)
+    };
     assert_eq!(found.judged.iter().filter(without).count(), 0);
 }
 
@@ -96,7 +103,7 @@ fn the_report_has_the_published_row_and_the_measured_one() {
 #[test]
 fn every_cell_has_one_way_and_no_way_two_cells_of_a_row() {
     for line in &LINES {
-        for site in Site::ALL {
+        for site in SystemUnderTest::ALL {
             let mut names: Vec<_> =
                 Offload::ALL.iter().filter_map(|o| method(line.ask, *o, site)).collect();
             let all = names.len();

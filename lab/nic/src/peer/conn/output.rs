@@ -8,7 +8,7 @@ use fulmar_wire::{eth, protocol};
 use super::{
     Conn, FarEnd, MAX_DOUBLINGS, MAX_TRIES, Out, RESEND, Service, State, TRAIN_BYTES, shift_for,
 };
-use crate::frame::{Ends, HeaderBuf, Headers, Rest, WireFrame, tcp_kind};
+use crate::frame::{Addresses, HeaderBuf, Headers, Rest, WireFrame, tcp_kind};
 use crate::meter::bump;
 
 /// One segment, or train of segments, to be made.
@@ -294,7 +294,7 @@ impl Conn {
 }
 
 /// The checksum: whole where there is no payload, else that of the pseudo header only.
-fn seal(buf: &mut HeaderBuf, ends: &Ends, l4_bytes: usize, payload: usize) {
+fn seal(buf: &mut HeaderBuf, ends: &Addresses, l4_bytes: usize, payload: usize) {
     let mut sum = Sum::new();
     sum.add_pseudo(ends.src, ends.dst, protocol::TCP, (l4_bytes + payload) as u32);
     let Some(l4) = buf.l4_mut().get_mut(..l4_bytes) else { return };
@@ -310,7 +310,7 @@ fn seal(buf: &mut HeaderBuf, ends: &Ends, l4_bytes: usize, payload: usize) {
 }
 
 /// Answers a segment for no connection with a reset (RFC 9293 section 3.10.7.1).
-pub fn refuse(ends: &Ends, at: Instant, h: &Header, seen: &Headers, out: &mut Out<'_>) {
+pub fn refuse(ends: &Addresses, at: Instant, h: &Header, seen: &Headers, out: &mut Out<'_>) {
     if h.flags.contains(Flags::RST) || !out.has_space() {
         return;
     }
