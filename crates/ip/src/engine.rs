@@ -5,8 +5,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
 
 use fulmar_base::{
-    Counters, Duration, EtherAddr, Instant, IpVersion, Key, KeyUse, Random, Secrets, TokenBucket,
-    Zone,
+    Duration, EtherAddr, Instant, IpVersion, Key, KeyUse, Random, Secrets, TokenBucket, Zone,
 };
 use fulmar_mbuf::Pool;
 use fulmar_route::{Action, Neighbour, NeighbourState, Neighbours, Route};
@@ -213,18 +212,11 @@ impl Ip {
 
     /// Handles all timers due: neighbour probes and failures, reassembly time-outs, path MTU
     /// expiry.
-    pub fn on_timer<S: FrameSink>(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        counters: &mut Counters,
-        out: &mut S,
-    ) {
-        let cx = &mut Context { now, pool, counters, out };
-        self.path_mtus.on_timer(now);
+    pub fn on_timer<S: FrameSink>(&mut self, cx: &mut Context<'_, S>) {
+        self.path_mtus.on_timer(cx.now);
         self.expire_fragments(cx);
         let mut actions = core::mem::take(&mut self.actions);
-        self.neighbours.on_timer(now, &mut actions);
+        self.neighbours.on_timer(cx.now, &mut actions);
         for action in actions.drain(..) {
             match action {
                 Action::Solicit { ip, unicast } => self.solicit(cx, ip, unicast),

@@ -13,12 +13,16 @@ pub(crate) const HEADROOM_BYTES: usize = 80;
 /// Ethernet and IPv6 header, bytes: the headroom that an upper header must leave.
 const LOWER_HEADERS_BYTES: usize = 54;
 
-/// The arguments that every step of one call shares.
-pub(crate) struct Context<'a, S> {
-    pub(crate) now: Instant,
-    pub(crate) pool: &'a mut Pool,
-    pub(crate) counters: &'a mut Counters,
-    pub(crate) out: &'a mut S,
+/// What a call that may send works with.
+pub struct Context<'a, S> {
+    /// The time.
+    pub now: Instant,
+    /// The buffers.
+    pub pool: &'a mut Pool,
+    /// Where packets and drops are counted.
+    pub counters: &'a mut Counters,
+    /// Where frames go.
+    pub out: &'a mut S,
 }
 
 impl<S: FrameSink> Context<'_, S> {

@@ -3,8 +3,8 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{Counter, Counters, DropReason, Instant, IpVersion, MtuDiscovery, Offload};
-use fulmar_mbuf::{Chain, Pool};
+use fulmar_base::{Counter, DropReason, IpVersion, MtuDiscovery, Offload};
+use fulmar_mbuf::Chain;
 use fulmar_route::Traffic;
 use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6, protocol};
 
@@ -226,18 +226,13 @@ impl Ip {
     ///
     /// # Errors
     /// See [`OutputError`]; the payload is freed.
-    #[allow(clippy::too_many_arguments)]
     pub fn echo_request<S: FrameSink>(
         &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        counters: &mut Counters,
+        cx: &mut Context<'_, S>,
         to: SocketAddr,
         id: EchoId,
         payload: Chain,
-        out: &mut S,
     ) -> Result<(), OutputError> {
-        let cx = &mut Context { now, pool, counters, out };
         let message = Message::echo_request(to.ip(), id.ident, id.seq);
         self.icmp_output(cx, None, to.ip(), Traffic::Own, &message, payload)
     }
@@ -246,33 +241,21 @@ impl Ip {
     ///
     /// # Errors
     /// See [`OutputError`]; the payload is freed.
-    #[allow(clippy::too_many_arguments)]
     pub fn send_echo_reply<S: FrameSink>(
         &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        counters: &mut Counters,
+        cx: &mut Context<'_, S>,
         src: IpAddr,
         dst: IpAddr,
         id: EchoId,
         payload: Chain,
-        out: &mut S,
     ) -> Result<(), OutputError> {
-        let cx = &mut Context { now, pool, counters, out };
         let message = Message::echo_reply(dst, id.ident, id.seq);
         self.icmp_output(cx, Some(src), dst, Traffic::Own, &message, payload)
     }
 
     /// Sends port unreachable about a UDP datagram (RFC 1122 section 4.1.3.1), unless an error
     /// about it is not permitted or the rate limit is reached.
-    pub fn port_unreachable<S: FrameSink>(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        counters: &mut Counters,
-        about: &SavedHeader,
-        out: &mut S,
-    ) {
+    pub fn port_unreachable<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, about: &SavedHeader) {
         if !about.answerable {
             return;
         }
@@ -293,7 +276,6 @@ impl Ip {
                 Message::V6(icmpv6::Message::Unreachable { code: icmpv6::unreachable::PORT })
             }
         };
-        let cx = &mut Context { now, pool, counters, out };
         self.send_error(cx, Some(dst), src, &message, Quote::Saved(packet));
     }
 

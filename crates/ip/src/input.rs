@@ -9,7 +9,7 @@ mod v6;
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, Instant, Medium, Offload, Stage, Zone};
+use fulmar_base::{DropReason, Medium, Offload, Stage, Zone};
 use fulmar_mbuf::{Chain, Pool};
 use fulmar_wire::{WireError, eth, protocol};
 
@@ -18,11 +18,12 @@ use crate::engine::Ip;
 use crate::frame::{Context, Frame, pull};
 use crate::{Delivered, FrameSink, SavedHeader, Verdict};
 
-/// Source of a frame.
+/// Where a frame comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Origin {
+pub enum Origin {
+    /// The device.
     Device,
-    /// Looped back.
+    /// The stack itself ([`FrameSink::loopback`]). Only such a frame may have an own address as its source.
     Loopback,
 }
 
@@ -45,40 +46,14 @@ pub(crate) struct Network {
 }
 
 impl Ip {
-    /// Processes one frame from the device.
+    /// Processes one frame.
     ///
     /// `frame` starts at the Ethernet header; it may be a super-frame (GRO). Drops are counted
-    /// here. Replies of ARP, neighbour discovery and ICMP are sent to `out`.
+    /// here. Replies of ARP, neighbour discovery and ICMP are sent to [`Context::out`].
     pub fn input<S: FrameSink>(
         &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        counters: &mut Counters,
-        frame: Chain,
-        offload: Offload,
-        out: &mut S,
-    ) -> Verdict {
-        self.input_from(Origin::Device, &mut Context { now, pool, counters, out }, frame, offload)
-    }
-
-    /// Processes one looped-back frame ([`FrameSink::loopback`]). Only such a frame may have an own
-    /// address as its source.
-    pub fn input_loopback<S: FrameSink>(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        counters: &mut Counters,
-        frame: Chain,
-        offload: Offload,
-        out: &mut S,
-    ) -> Verdict {
-        self.input_from(Origin::Loopback, &mut Context { now, pool, counters, out }, frame, offload)
-    }
-
-    fn input_from<S: FrameSink>(
-        &mut self,
-        origin: Origin,
         cx: &mut Context<'_, S>,
+        origin: Origin,
         frame: Chain,
         offload: Offload,
     ) -> Verdict {

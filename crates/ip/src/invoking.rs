@@ -7,8 +7,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{Counters, Instant, IpVersion};
-use fulmar_mbuf::Pool;
+use fulmar_base::IpVersion;
 use fulmar_wire::{icmpv4, icmpv6, ipv4, ipv6, protocol};
 
 use crate::engine::Ip;
@@ -213,16 +212,12 @@ impl Ip {
     /// Sends an error about a packet that was delivered earlier, in the name of `from`; `None`: of the
     /// packet's destination. Nothing is sent about a packet to a group or from no host (RFC 1122 section
     /// 3.2.2, RFC 4443 section 2.4), nor above the rate limit of errors. Drops are counted.
-    #[allow(clippy::too_many_arguments)]
     pub fn send_error_about_packet<S: FrameSink>(
         &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        counters: &mut Counters,
+        cx: &mut Context<'_, S>,
         about: &InvokingPacket<'_>,
         error: SentError,
         from: Option<IpAddr>,
-        out: &mut S,
     ) {
         let from = from.unwrap_or(about.dst);
         let is_group = about.dst.is_multicast() || self.is_broadcast(about.dst);
@@ -233,7 +228,6 @@ impl Ip {
         let Some(start) = Rebuilt::new(about, self.config.ttl) else { return };
         let message = error.message(IpVersion::of(&about.src));
         let quote = Quote::Rebuilt(start.as_slice(), about.payload);
-        let cx = &mut Context { now, pool, counters, out };
         self.send_error(cx, Some(from), about.src, &message, quote);
     }
 }

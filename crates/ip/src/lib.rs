@@ -61,10 +61,12 @@ mod waiting;
 
 pub use config::{Config, ConfigError, IfAddr};
 pub use engine::Ip;
+pub use frame::Context;
 pub use fulmar_route::{
     MemoryHook, Neighbour, NeighbourConfig, NeighbourState, NextHop, ParsePrefixError, Prefix,
     Route, RouteError, Traffic,
 };
+pub use input::Origin;
 pub use invoking::{InvokingPacket, SentError};
 pub use source::AddressUse;
 pub use template::{Flow, Template};

@@ -2,8 +2,7 @@
 
 use core::net::IpAddr;
 
-use fulmar_base::{Counters, DropReason, Duration, EtherAddr, FlowKey, Instant, IpVersion, Medium};
-use fulmar_mbuf::Pool;
+use fulmar_base::{DropReason, Duration, EtherAddr, FlowKey, Instant, IpVersion, Medium};
 use fulmar_route::{Resolution, Traffic};
 use fulmar_wire::eth;
 
@@ -130,17 +129,10 @@ impl Ip {
     /// Announces all addresses, so that neighbours update an outdated Ethernet address (RFC 5227
     /// section 2.3, RFC 4861 section 7.2.6). Optional, for use after a start. Nothing is sent without a link
     /// layer.
-    pub fn announce<S: FrameSink>(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        counters: &mut Counters,
-        out: &mut S,
-    ) {
+    pub fn announce<S: FrameSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.config.medium == Medium::Ip {
             return;
         }
-        let cx = &mut Context { now, pool, counters, out };
         for i in 0..self.addresses.iter().count() {
             let own = self.addresses.iter().nth(i).map(|a| a.addr);
             if let Some(own) = own {

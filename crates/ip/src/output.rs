@@ -3,9 +3,9 @@
 use core::net::IpAddr;
 
 use fulmar_base::{
-    Counters, DropReason, EtherAddr, Instant, MtuDiscovery, Offload, Stage, StepAblation, Zone,
+    DropReason, EtherAddr, Instant, MtuDiscovery, Offload, Stage, StepAblation, Zone,
 };
-use fulmar_mbuf::{Chain, Pool, Purpose};
+use fulmar_mbuf::{Chain, Purpose};
 use fulmar_route::{Resolution, Traffic};
 use fulmar_wire::{WireError, eth, ipv4, ipv6};
 
@@ -86,11 +86,8 @@ impl Ip {
     /// See [`OutputError`]; the packet is freed.
     pub fn output<S: FrameSink>(
         &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        counters: &mut Counters,
+        cx: &mut Context<'_, S>,
         packet: Outgoing,
-        out: &mut S,
     ) -> Result<(), OutputError> {
         let header = NetworkHeader {
             src: packet.src,
@@ -101,7 +98,6 @@ impl Ip {
             traffic: packet.traffic,
             mtu_discovery: packet.mtu_discovery,
         };
-        let cx = &mut Context { now, pool, counters, out };
         self.ip_output(cx, header, packet.zone, packet.chain, packet.offload)
     }
 

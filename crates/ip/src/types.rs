@@ -59,7 +59,7 @@ pub trait FrameSink {
     }
 
     /// Queues an Ethernet frame from this stack to itself, with its own address as source and
-    /// destination. The implementation passes it to [`crate::Ip::input_loopback`] later, not from
+    /// destination. The implementation passes it to [`crate::Ip::input`] ([`crate::Origin::Loopback`]) later, not from
     /// within this call.
     ///
     /// # Errors

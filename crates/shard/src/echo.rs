@@ -20,7 +20,7 @@ use fulmar_mbuf::Purpose;
 use fulmar_socket::{SocketError, Step};
 
 use crate::layers::Core;
-use crate::net::{Net, Sink};
+use crate::net::Net;
 use crate::ping::Ping;
 use crate::shard::Shard;
 use crate::sockets::Socket;
@@ -82,11 +82,9 @@ impl<P: Probe> Shard<P> {
         let parts = core::iter::once(payload);
         let chain = self.core.net.fill_datagram(id, parts, payload.len())?;
         let Some(chain) = chain else { return Ok(()) };
-        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
-        link.set_now(now);
-        let sink = &mut Sink { link, probe };
-        ip.send_echo_reply(now, pool, counters, src, dst, echo, chain, sink)
-            .map_err(|_| SocketError::HostUnreachable)?;
+        let net = &mut self.core.net;
+        let sent = net.with_ip(now, |ip, cx| ip.send_echo_reply(cx, src, dst, echo, chain));
+        sent.map_err(|_| SocketError::HostUnreachable)?;
         self.finish_datagrams(now);
         Ok(())
     }
@@ -100,10 +98,7 @@ impl<P: Probe> Shard<P> {
         error: SentError,
         from: Option<IpAddr>,
     ) {
-        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
-        link.set_now(now);
-        let sink = &mut Sink { link, probe };
-        ip.send_error_about_packet(now, pool, counters, about, error, from, sink);
+        self.core.net.with_ip(now, |ip, cx| ip.send_error_about_packet(cx, about, error, from));
         self.finish_datagrams(now);
     }
 }

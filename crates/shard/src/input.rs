@@ -7,13 +7,13 @@
 //! Ping sockets live on the first shard. The answers of neighbours are copied to every shard.
 
 use fulmar_base::{Counter, DropReason, Instant, Probe, Stage};
-use fulmar_ip::{QuotedError, Verdict};
+use fulmar_ip::{Origin, QuotedError, Verdict};
 use fulmar_mbuf::{Chain, Purpose};
 use fulmar_netdev::Packet;
 use fulmar_wire::protocol;
 
 use crate::demux::{Tables, ports_of};
-use crate::net::{Net, Sink};
+use crate::net::Net;
 use crate::shard::Shard;
 use crate::siblings::{HandOff, PING_SHARD, Siblings};
 
@@ -84,7 +84,7 @@ impl<P: Probe> Shard<P> {
                 && let Some(p) = self.core.net.release_send_share(p)
                 && let Some(p) = self.tcp.input_predicted(now, p, &mut self.core)
             {
-                self.ip_input_loopback(now, p);
+                self.ip_input(now, Origin::Loopback, p);
             }
         }
         n
@@ -94,22 +94,13 @@ impl<P: Probe> Shard<P> {
     #[inline]
     fn input(&mut self, now: Instant, p: Packet) {
         if let Some(p) = self.tcp.input_predicted(now, p, &mut self.core) {
-            self.ip_input(now, p);
+            self.ip_input(now, Origin::Device, p);
         }
     }
 
     #[inline(never)]
-    fn ip_input(&mut self, now: Instant, Packet { chain, offload, .. }: Packet) {
-        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
-        let sink = &mut Sink { link, probe };
-        let verdict = ip.input(now, pool, counters, chain, offload, sink);
-        self.on_verdict(now, verdict);
-    }
-
-    fn ip_input_loopback(&mut self, now: Instant, Packet { chain, offload, .. }: Packet) {
-        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
-        let sink = &mut Sink { link, probe };
-        let verdict = ip.input_loopback(now, pool, counters, chain, offload, sink);
+    fn ip_input(&mut self, now: Instant, origin: Origin, Packet { chain, offload }: Packet) {
+        let verdict = self.core.net.with_ip(now, |ip, cx| ip.input(cx, origin, chain, offload));
         self.on_verdict(now, verdict);
     }
 

@@ -10,7 +10,7 @@ use core::ops::ControlFlow;
 use fulmar_base::{
     Counter, Counters, DropReason, FlowKey, Instant, Offload, Probe, Stage, StepAblation,
 };
-use fulmar_ip::{Egress, FrameSink, Ip, Outgoing, OutputError, Template, Traffic};
+use fulmar_ip::{Context, Egress, FrameSink, Ip, Outgoing, OutputError, Template, Traffic};
 use fulmar_mbuf::{Chain, Mbuf, Pool, Purpose};
 use fulmar_netdev::offload::{self, Refusal};
 use fulmar_netdev::{Burst, Caps, Device, Packet, Peek, TxReader, WakeFd};
@@ -41,6 +41,18 @@ pub struct Net<P: Probe> {
 }
 
 impl<P: Probe> Net<P> {
+    /// Makes a call of the IP layer at `now`, whose frames go to the link.
+    #[inline(always)]
+    pub fn with_ip<R>(
+        &mut self,
+        now: Instant,
+        call: impl FnOnce(&mut Ip, &mut Context<'_, Sink<'_, P>>) -> R,
+    ) -> R {
+        let Net { pool, counters, ip, link, probe, .. } = self;
+        link.set_now(now);
+        call(ip, &mut Context { now, pool, counters, out: &mut Sink { link, probe } })
+    }
+
     /// The environment of an engine call.
     #[inline(always)]
     pub fn env(&mut self, now: Instant) -> Env<'_> {
@@ -576,8 +588,8 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
             traffic: self.traffic,
             mtu_discovery: self.options.mtu_discovery,
         };
-        let sink = &mut Sink { link: self.link, probe: self.probe };
-        match self.ip.output(self.now, pool, counters, packet, sink) {
+        let out = &mut Sink { link: self.link, probe: self.probe };
+        match self.ip.output(&mut Context { now: self.now, pool, counters, out }, packet) {
             Ok(()) => Ok(()),
             Err(OutputError::Full) => Err(EmitError::Full),
             Err(OutputError::NoRoute) => Err(EmitError::NoRoute),

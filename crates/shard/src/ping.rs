@@ -10,7 +10,7 @@ use fulmar_mbuf::{Pool, Purpose};
 use fulmar_socket::{SocketError, Step};
 
 use crate::layers::Core;
-use crate::net::{Net, Sink};
+use crate::net::Net;
 use crate::shard::Shard;
 use crate::slab::Slab;
 use crate::sockets::{Echo, PingEntry, Socket};
@@ -66,11 +66,9 @@ impl<P: Probe> Shard<P> {
         }
         let payload = self.core.net.fill_datagram(id, core::iter::once(bytes), bytes.len())?;
         let Some(payload) = payload else { return Ok(()) };
-        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
-        link.set_now(now);
-        let sink = &mut Sink { link, probe };
-        ip.echo_request(now, pool, counters, to, EchoId { ident, seq }, payload, sink)
-            .map_err(|_| SocketError::HostUnreachable)?;
+        let echo = EchoId { ident, seq };
+        let sent = self.core.net.with_ip(now, |ip, cx| ip.echo_request(cx, to, echo, payload));
+        sent.map_err(|_| SocketError::HostUnreachable)?;
         if let Some(Socket::Ping(p)) = self.core.sockets.get_mut(id) {
             p.note_sent(to.ip(), seq);
         }

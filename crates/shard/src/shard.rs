@@ -21,7 +21,7 @@ use crate::error::SetupError;
 use crate::events::Events;
 use crate::layers::Core;
 use crate::memory::Memory;
-use crate::net::{Link, Net, Sink};
+use crate::net::{Link, Net};
 use crate::ping::Ping;
 use crate::rx::Rx;
 use crate::secret::Secret;
@@ -334,10 +334,10 @@ impl<P: Probe> Shard<P> {
         while let Some(key) = self.core.wheel.expire(now) {
             self.fire(now, key);
         }
-        let Net { pool, counters, ip, link, probe, .. } = &mut self.core.net;
-        if ip.next_deadline().is_some_and(|at| at <= now) {
-            ip.on_timer(now, pool, counters, &mut Sink { link, probe });
+        if self.core.net.ip.next_deadline().is_some_and(|at| at <= now) {
+            self.core.net.with_ip(now, |ip, cx| ip.on_timer(cx));
         }
+        let ip = &mut self.core.net.ip;
         if ip.has_failed() {
             // Packets were lost because a neighbour did not answer.
             let failed: Vec<_> = ip.drain_resolution_failures().collect();

@@ -9,7 +9,7 @@ use fulmar_udp::{Datagram, Incoming, UdpError, UdpSocket};
 
 use crate::demux::BatchLookup;
 use crate::layers::Core;
-use crate::net::{Net, Sink};
+use crate::net::Net;
 use crate::slab::Slab;
 use crate::sockets::Socket;
 use crate::udp::Udp;
@@ -37,11 +37,9 @@ impl Udp {
             },
             None => {
                 core.net.counters.drop_packet(DropReason::UdpNoSocket);
-                let Net { pool, counters, ip, link, probe, .. } = &mut core.net;
-                pool.free(datagram.payload);
+                core.net.pool.free(datagram.payload);
                 if !group {
-                    let sink = &mut Sink { link, probe };
-                    ip.port_unreachable(now, pool, counters, &about, sink);
+                    core.net.with_ip(now, |ip, cx| ip.port_unreachable(cx, &about));
                 }
             }
         }

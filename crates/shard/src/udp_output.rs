@@ -506,7 +506,7 @@ impl<P: Probe> Net<P> {
         }
         self.link.set_now(now);
         if !self.link.fits_linear(m.len()) {
-            return self.put_slow(m, template, request);
+            return self.put(Chain::from(m), *template.offload(), request);
         }
         self.link.push_linear(Packet { chain: Chain::from(m), offload: *template.offload() });
         if self.ends_at(Stage::BurstQueued) {
@@ -516,16 +516,15 @@ impl<P: Probe> Net<P> {
         Ok(Some(()))
     }
 
-    /// The burst is full, or the frame needs software offload.
-    #[cold]
-    fn put_slow<I>(
+    /// Queues a frame where the burst is full, the frame needs software offload, or it is a chain.
+    #[inline(never)]
+    fn put<I>(
         &mut self,
-        frame: Mbuf,
-        template: &UdpTemplate,
+        chain: Chain,
+        offload: Offload,
         request: &SendRequest<I>,
     ) -> Result<Option<()>, SocketError> {
         let Net { pool, counters, link, probe, .. } = self;
-        let (chain, offload) = (Chain::from(frame), *template.offload());
         if let Err(chain) = (Sink { link, probe }).frame(pool, counters, chain, offload) {
             pool.free(chain);
             return Err(SocketError::WouldBlock);
@@ -574,13 +573,7 @@ impl<P: Probe> Net<P> {
         }
         self.link.set_now(now);
         let offload = request.offload().shift(template.ip().header_bytes() as u16);
-        let Net { pool, counters, link, probe, .. } = self;
-        if let Err(chain) = (Sink { link, probe }).frame(pool, counters, chain, offload) {
-            pool.free(chain);
-            return Err(SocketError::WouldBlock);
-        }
-        self.note_sent(request);
-        Ok(Some(()))
+        self.put(chain, offload, request)
     }
 
     /// Prepends all headers; `None` if a probe has ended the path.
@@ -626,9 +619,8 @@ impl<P: Probe> Net<P> {
     }
 
     fn send_packet(&mut self, now: Instant, packet: Outgoing) -> Result<(), SocketError> {
-        let Net { pool, counters, ip, link, probe, .. } = self;
         use fulmar_ip::OutputError as E;
-        ip.output(now, pool, counters, packet, &mut Sink { link, probe }).map_err(|e| match e {
+        self.with_ip(now, |ip, cx| ip.output(cx, packet)).map_err(|e| match e {
             E::NoRoute => SocketError::NetworkUnreachable,
             E::TooBig { .. } => SocketError::MessageTooLong,
             E::NoBuffer => SocketError::NoBuffer,

@@ -63,7 +63,7 @@ fn feed(h: &mut Host, bytes: &[u8], cut: usize, offload: Offload) -> Result<(), 
             let reassembled = h.counters.value(Counter::Reassembled) > 0;
             prop_assert!(d.chain.len() <= bytes.len() || reassembled);
             let about = d.ip_header;
-            h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &about, &mut h.sink);
+            h.call(|ip, cx| ip.port_unreachable(cx, &about));
             h.pool.free(d.chain);
         }
         Verdict::EchoReply(r) => h.pool.free(r.payload),

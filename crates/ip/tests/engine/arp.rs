@@ -340,7 +340,7 @@ fn an_own_address_is_defended_once_in_ten_seconds() {
 #[test]
 fn announce_covers_all_own_addresses() {
     let mut h = Host::new();
-    h.ip.announce(h.now, &mut h.pool, &mut h.counters, &mut h.sink);
+    h.call(|ip, cx| ip.announce(cx));
     let frames = h.sent();
     assert_eq!(frames.len(), 3);
     let (link, p) = parse_sent_arp(&frames[0]);

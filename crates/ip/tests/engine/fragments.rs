@@ -102,7 +102,7 @@ fn port_unreachable_quotes_the_reassembled_datagram() {
         let verdict = feed(&mut h, &fragments_of(pair, 9, protocol::UDP, &whole, 1448));
         let Verdict::Deliver(d) = verdict else { panic!() };
         let got = h.got(d);
-        h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &got.header, &mut h.sink);
+        h.call(|ip, cx| ip.port_unreachable(cx, &got.header));
         let answer = h.sent_one();
         let (_, to, message) = parse_sent_icmp(&answer);
         assert_eq!(to, ip(pair.src));

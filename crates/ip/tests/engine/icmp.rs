@@ -75,16 +75,8 @@ fn the_reply_to_an_own_echo_request_is_returned() {
         let mut h = Host::with_resolved_neighbours();
         let payload = h.chain(b"ping", 80);
         let to = std::net::SocketAddr::new(ip(peer), 0);
-        h.ip.echo_request(
-            h.now,
-            &mut h.pool,
-            &mut h.counters,
-            to,
-            EchoId { ident: 5, seq: 6 },
-            payload,
-            &mut h.sink,
-        )
-        .unwrap();
+        let id = EchoId { ident: 5, seq: 6 };
+        h.call(|ip, cx| ip.echo_request(cx, to, id, payload)).unwrap();
         let sent = h.sent_one();
         let (src, dst, message) = parse_sent_icmp(&sent);
         assert_eq!((src, dst), (ip(own), ip(peer)));
@@ -363,7 +355,7 @@ fn port_unreachable_quotes_the_datagram() {
         let mut h = Host::with_resolved_neighbours();
         let frame = udp_frame(src, dst, b"anybody?");
         let got = h.delivers(&frame);
-        h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &got.header, &mut h.sink);
+        h.call(|ip, cx| ip.port_unreachable(cx, &got.header));
         let answer = h.sent_one();
         let (from, to, message) = parse_sent_icmp(&answer);
         assert_eq!((from, to), (ip(dst), ip(src)));
@@ -381,10 +373,10 @@ fn broadcast_datagrams_and_segments_are_not_answered() {
     let datagram = udp(ip(PEER4), ip("10.0.0.255"), b"hi");
     let frame = framed(ALL, &packet(PEER4, "10.0.0.255", protocol::UDP, &datagram));
     let got = h.delivers(&frame);
-    h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &got.header, &mut h.sink);
+    h.call(|ip, cx| ip.port_unreachable(cx, &got.header));
     let segment = frame_of_tcp();
     let got = h.delivers(&segment);
-    h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &got.header, &mut h.sink);
+    h.call(|ip, cx| ip.port_unreachable(cx, &got.header));
     assert_eq!(h.sent().len(), 0);
     h.end();
 }
@@ -398,7 +390,7 @@ fn errors_for(h: &mut Host, datagrams: usize) -> usize {
     let frame = udp_frame(PEER4, OUR4, b"anybody?");
     for _ in 0..datagrams {
         let got = h.delivers(&frame);
-        h.ip.port_unreachable(h.now, &mut h.pool, &mut h.counters, &got.header, &mut h.sink);
+        h.call(|ip, cx| ip.port_unreachable(cx, &got.header));
     }
     h.sent().len()
 }

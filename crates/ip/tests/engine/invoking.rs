@@ -23,8 +23,7 @@ fn about<'a>(src: &str, dst: &str, payload: &'a [u8]) -> InvokingPacket<'a> {
 }
 
 fn report(h: &mut Host, about: &InvokingPacket<'_>, error: SentError, from: Option<&str>) {
-    let Host { ip: engine, pool, counters, now, sink } = h;
-    engine.send_error_about_packet(*now, pool, counters, about, error, from.map(ip), sink);
+    h.call(|engine, cx| engine.send_error_about_packet(cx, about, error, from.map(ip)));
 }
 
 #[test]

@@ -42,8 +42,7 @@ fn arp_and_neighbour_discovery_are_dropped_and_nothing_is_learned() {
     let mut h = host();
     h.drops(&crate::arp::request(PEER, v4(PEER4), v4(OUR4)), DropReason::UnknownEtherType);
     h.drops(&crate::ndp::solicitation(PEER6, OUR6), DropReason::NdpInvalid);
-    let (pool, counters, sink) = (&mut h.pool, &mut h.counters, &mut h.sink);
-    h.ip.announce(h.now, pool, counters, sink);
+    h.call(|ip, cx| ip.announce(cx));
     assert!(h.sent().is_empty());
     assert_eq!(h.ip.neighbours().count(), 0);
     h.end();

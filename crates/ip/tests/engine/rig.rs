@@ -6,8 +6,8 @@ use fulmar_base::{
     Counters, DropReason, Duration, EtherAddr, Instant, MtuDiscovery, Offload, Secrets,
 };
 use fulmar_ip::{
-    Config, Delivered, Egress, FrameSink, IfAddr, Ip, Outgoing, OutputError, Route, SavedHeader,
-    Traffic, Verdict,
+    Config, Context, Delivered, Egress, FrameSink, IfAddr, Ip, Origin, Outgoing, OutputError,
+    Route, SavedHeader, Traffic, Verdict,
 };
 use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
 use fulmar_wire::checksum::Sum;
@@ -124,6 +124,12 @@ impl Host {
         c
     }
 
+    /// Makes a call.
+    pub fn call<R>(&mut self, call: impl FnOnce(&mut Ip, &mut Context<'_, Sink>) -> R) -> R {
+        let Host { ip, pool, counters, sink, now } = self;
+        call(ip, &mut Context { now: *now, pool, counters, out: sink })
+    }
+
     /// Inputs a frame in a single mbuf.
     pub fn receive(&mut self, frame: &[u8]) -> Verdict {
         self.receive_with(frame, Offload::default())
@@ -135,13 +141,12 @@ impl Host {
     }
 
     pub fn receive_chain(&mut self, c: Chain, offload: Offload) -> Verdict {
-        self.ip.input(self.now, &mut self.pool, &mut self.counters, c, offload, &mut self.sink)
+        self.call(|ip, cx| ip.input(cx, Origin::Device, c, offload))
     }
 
     /// Inputs a looped-back frame.
     pub fn receive_looped(&mut self, c: Chain, o: Offload) -> Verdict {
-        let Host { ip, pool, counters, sink, now } = self;
-        ip.input_loopback(*now, pool, counters, c, o, sink)
+        self.call(|ip, cx| ip.input(cx, Origin::Loopback, c, o))
     }
 
     /// Inputs a frame that must be dropped for `reason` only.
@@ -197,7 +202,7 @@ impl Host {
     }
 
     pub fn send(&mut self, packet: Outgoing) -> Result<(), OutputError> {
-        self.ip.output(self.now, &mut self.pool, &mut self.counters, packet, &mut self.sink)
+        self.call(|ip, cx| ip.output(cx, packet))
     }
 
     /// Sends a UDP packet with `bytes` of payload.
@@ -224,7 +229,7 @@ impl Host {
 
     pub fn advance(&mut self, ms: u64) {
         self.now = self.now + Duration::from_millis(ms);
-        self.ip.on_timer(self.now, &mut self.pool, &mut self.counters, &mut self.sink);
+        self.call(|ip, cx| ip.on_timer(cx));
     }
 
     /// Releases the engine and checks for leaks.

@@ -8,7 +8,7 @@ use fulmar_tcp::{Tcb, reset_for};
 use crate::layers::Core;
 use crate::listen::Syn;
 use crate::listen::pending::{Decision, Pending, PendingId, PendingQueue, PendingSyn};
-use crate::net::{Net, Sink};
+use crate::net::Net;
 use crate::shard::Shard;
 use crate::slab::Slab;
 use crate::socket_options::HeaderOptions;
@@ -136,9 +136,8 @@ fn refuse<P: Probe>(net: &mut Net<P>, now: Instant, entry: &PendingSyn) {
 fn report_unreachable<P: Probe>(net: &mut Net<P>, now: Instant, entry: &PendingSyn, code: u8) {
     let (src, dst) = (entry.key.remote(), entry.key.local());
     let about = InvokingPacket::syn(src, dst, entry.syn.seq.0, entry.syn.header_bytes());
-    let Net { pool, counters, ip, link, probe, .. } = net;
-    let (error, sink) = (SentError::Unreachable { code }, &mut Sink { link, probe });
-    ip.send_error_about_packet(now, pool, counters, &about, error, None, sink);
+    let error = SentError::Unreachable { code };
+    net.with_ip(now, |ip, cx| ip.send_error_about_packet(cx, &about, error, None));
 }
 
 impl<P: Probe> Shard<P> {
