@@ -41,7 +41,6 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 
 pub const A: &str = "10.1.0.1";
 pub const B: &str = "10.1.0.2";
-pub const A6: &str = "fd01::1";
 pub const B6: &str = "fd01::2";
 
 /// A stack with the addresses of side 1 or 2.

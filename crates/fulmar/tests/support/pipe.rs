@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use fulmar::Device;
 use fulmar::base::{Counters, DropReason, EtherAddr, Instant};
@@ -19,8 +19,6 @@ pub struct Pipe {
     caps: Caps,
     /// The errno with which it was lost; 0 while it is there.
     lost: Arc<AtomicI32>,
-    /// Frames are lost in both directions, silently.
-    is_mute: Arc<AtomicBool>,
     /// The last burst was refused.
     is_full: bool,
     /// It tells nobody when frames come.
@@ -55,7 +53,6 @@ impl Pipe {
             socket,
             caps: Caps::plain(1500, ether),
             lost: Arc::default(),
-            is_mute: Arc::default(),
             is_full: false,
             has_no_fd: false,
         }
@@ -76,11 +73,6 @@ impl Pipe {
         Pipe::new(UnixDatagram::from(fd), side)
     }
 
-    /// Set it, and nothing arrives any more in either direction.
-    pub fn mute(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.is_mute)
-    }
-
     /// How to make this end vanish, given the other end.
     pub fn plug(&self, peer: &Pipe) -> Plug {
         let bell = peer.socket.try_clone().unwrap();
@@ -96,10 +88,6 @@ impl Device for Pipe {
     fn tx_burst(&mut self, _: Instant, pool: &mut Pool, b: &mut Burst, c: &mut Counters) -> usize {
         let mut taken = 0;
         self.is_full = false;
-        if self.is_mute.load(Ordering::Acquire) {
-            taken = b.len();
-            b.clear(pool);
-        }
         while let Some(p) = b.front() {
             match self.socket.send(&p.chain.to_vec()) {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
@@ -129,9 +117,6 @@ impl Device for Pipe {
         let mut taken = 0;
         while taken < budget.min(out.space()) {
             let Ok(n) = self.socket.recv(&mut bytes) else { break };
-            if self.is_mute.load(Ordering::Acquire) {
-                continue;
-            }
             let Ok(mut chain) = pool.alloc_chain(n, 0, Purpose::Receive) else {
                 c.drop_packet(DropReason::NoBuffer);
                 continue;
