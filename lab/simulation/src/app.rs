@@ -11,7 +11,7 @@ use fulmar_shard::Reserved;
 use fulmar_socket::sendfile::Rest;
 use fulmar_socket::{Attempt, Ready, Reservation, Shutdown, SocketError, Step};
 
-use super::gate::{SharedGround, lock};
+use super::gate::{SharedNetwork, lock};
 use super::opening::Attempts;
 use super::oracle::{self, Violation};
 use super::pattern;
@@ -66,7 +66,7 @@ pub struct Cx<'a> {
     /// The time.
     pub now: Instant,
     /// The log.
-    pub ground: &'a SharedGround,
+    pub network: &'a SharedNetwork,
     /// Its station's poll set, if applications there go by it.
     pub set: Option<&'a Arc<PollSetCore>>,
     /// What the other end was told.
@@ -231,7 +231,7 @@ impl End {
 
     pub(super) fn note(&self, cx: &Cx, what: impl FnOnce() -> String) {
         let name = self.name;
-        lock(cx.ground).log.line(cx.now, || format!("  end {}.{} {}", name.0, name.1, what()));
+        lock(cx.network).log.line(cx.now, || format!("  end {}.{} {}", name.0, name.1, what()));
     }
 
     /// The end that it waited for is over: it connects now.
@@ -478,7 +478,7 @@ impl End {
             return Err(Violation::TooManyBytes { end: self.name, read, written });
         }
         self.note(cx, || format!("received {}", bytes.len()));
-        lock(cx.ground).log.mix(bytes.len() as u64 ^ cx.now.as_nanos());
+        lock(cx.network).log.mix(bytes.len() as u64 ^ cx.now.as_nanos());
         Ok(())
     }
 
@@ -517,7 +517,7 @@ impl End {
             return Err(Violation::TooManyBytes { end: self.name, read, written });
         }
         self.note(cx, || format!("read {at}"));
-        lock(cx.ground).log.mix(at ^ cx.now.as_nanos());
+        lock(cx.network).log.mix(at ^ cx.now.as_nanos());
         if !self.plan.read_pause.is_zero() {
             self.read_at = Some(cx.now + self.plan.read_pause);
         }
@@ -639,7 +639,7 @@ impl End {
     pub(super) fn fail(&mut self, cx: &mut Cx, error: SocketError) -> Result<(), Violation> {
         self.error = Some(error);
         self.note(cx, || format!("fails: {error}"));
-        lock(cx.ground).log.mix(error.errno() as u64 ^ cx.now.as_nanos());
+        lock(cx.network).log.mix(error.errno() as u64 ^ cx.now.as_nanos());
         if !self.may_fail || !oracle::is_of_the_network(error) {
             return Err(Violation::Uncaused { end: self.name, error });
         }

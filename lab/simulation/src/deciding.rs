@@ -167,7 +167,7 @@ impl End {
 
     /// The handshake failed of a connection that was accepted before it: another may come.
     pub(super) fn forget(&mut self, cx: &mut Cx, id: SlotId) {
-        lock(cx.ground).handshakes[self.station].forgotten += 1;
+        lock(cx.network).handshakes[self.station].forgotten += 1;
         cx.shard.close(cx.now, id);
         (self.id, self.phase, self.told) = (None, Phase::Idle, None);
     }
@@ -204,14 +204,14 @@ impl World {
         };
         let decided = side.shard.tcp_decide(now, pending.id, decision);
         if decided.is_ok() {
-            lock(&self.ground).handshakes[i].decide();
+            lock(&self.network).handshakes[i].decide();
         }
         match (decided, expected) {
             (Ok(Some(id)), Some(e)) => {
                 let other = self.said(e);
                 let side = &mut self.sides[i];
                 let set = side.set.as_ref();
-                let cx = Cx { shard: &mut side.shard, now, ground: &self.ground, set, other };
+                let cx = Cx { shard: &mut side.shard, now, network: &self.network, set, other };
                 self.ends[e].adopt_pending(&cx, id);
                 self.drive(e)?;
             }

@@ -89,8 +89,8 @@ impl Log {
     }
 }
 
-/// What the script and the two gates share.
-pub struct Ground {
+/// The state of the network: what the script and the two gates share.
+pub struct NetworkState {
     /// The log of both.
     pub log: Log,
     /// Frames from this station vanish.
@@ -117,12 +117,12 @@ pub struct Ground {
     pub captured: Option<[VecDeque<Vec<u8>>; 2]>,
 }
 
-/// The ground under both gates.
-pub type SharedGround = Arc<Mutex<Ground>>;
+/// The state of the network, behind a lock.
+pub type SharedNetwork = Arc<Mutex<NetworkState>>;
 
 /// Locks it.
-pub fn lock(ground: &SharedGround) -> MutexGuard<'_, Ground> {
-    ground.lock().unwrap_or_else(PoisonError::into_inner)
+pub fn lock(network: &SharedNetwork) -> MutexGuard<'_, NetworkState> {
+    network.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A device that is full for a while after some frames.
@@ -157,7 +157,7 @@ pub struct Gate {
     inner: SimLink,
     caps: Caps,
     station: usize,
-    ground: SharedGround,
+    network: SharedNetwork,
     fullness: Option<Fullness>,
     /// Frames stayed with the caller.
     refused: bool,
@@ -177,7 +177,7 @@ impl Gate {
     pub fn new(
         inner: SimLink,
         station: usize,
-        ground: &SharedGround,
+        network: &SharedNetwork,
         s: &super::Scenario,
         seed: u64,
     ) -> Gate {
@@ -194,7 +194,7 @@ impl Gate {
             inner,
             caps,
             station,
-            ground: Arc::clone(ground),
+            network: Arc::clone(network),
             fullness,
             refused: false,
             copies: how.copies,
@@ -209,7 +209,7 @@ impl Gate {
     }
 
     fn is_gone(&self) -> bool {
-        lock(&self.ground).gone[self.station]
+        lock(&self.network).gone[self.station]
     }
 
     /// Looks at the frames that the device takes; what vanishes is freed here.
@@ -221,27 +221,27 @@ impl Gate {
         pool: &mut Pool,
         counters: &mut Counters,
     ) {
-        let ground = &mut *lock(&self.ground);
+        let network = &mut *lock(&self.network);
         for _ in 0..room.min(self.out.space()) {
             let Some(p) = burst.pop_front() else { break };
-            let mute = ground.mute[self.station] && describe::is_neighbour_answer(&p);
-            let vanishes = mute || ground.dead[self.station];
-            ground.frames += 1;
-            ground.handshakes[self.station].leaves(&p);
-            ground.idents[self.station].leaves(now, &p);
-            ground.log.frame(now, self.station, &p, if vanishes { "  (vanishes)" } else { "" });
+            let mute = network.mute[self.station] && describe::is_neighbour_answer(&p);
+            let vanishes = mute || network.dead[self.station];
+            network.frames += 1;
+            network.handshakes[self.station].leaves(&p);
+            network.idents[self.station].leaves(now, &p);
+            network.log.frame(now, self.station, &p, if vanishes { "  (vanishes)" } else { "" });
             if vanishes {
-                ground.swallowed += 1;
+                network.swallowed += 1;
                 counters.drop_packet(DropReason::Injected);
                 pool.free(p.chain);
                 continue;
             }
-            if let Some(captured) = &mut ground.captured
+            if let Some(captured) = &mut network.captured
                 && !p.offload.needs_csum
             {
                 capture(&mut captured[self.station], p.chain.to_vec());
             }
-            let Some(p) = ground.whereabouts[self.station].outward(p, pool) else {
+            let Some(p) = network.whereabouts[self.station].outward(p, pool) else {
                 counters.drop_packet(DropReason::NoBuffer);
                 continue;
             };
@@ -326,7 +326,7 @@ impl Gate {
     ) -> usize {
         let mut left = most;
         while left > 0
-            && let Some(injected) = lock(&self.ground).injected[self.station].pop_front()
+            && let Some(injected) = lock(&self.network).injected[self.station].pop_front()
         {
             if injected.is_strict && injected.at != now {
                 continue;
@@ -426,10 +426,10 @@ impl Device for Gate {
         let budget = if is_held { 0 } else { budget.min(out.space()) };
         let oldest = if budget > 0 { self.inner.next_deadline() } else { None };
         let (gone, place) = {
-            let ground = &mut *lock(&self.ground);
-            let gone = ground.gone[self.station];
-            ground.attention[self.station].looked(now, oldest.filter(|_| !gone));
-            (gone, ground.whereabouts[self.station])
+            let network = &mut *lock(&self.network);
+            let gone = network.gone[self.station];
+            network.attention[self.station].looked(now, oldest.filter(|_| !gone));
+            (gone, network.whereabouts[self.station])
         };
         self.look(now, pool, budget, counters);
         while gone && let Some(p) = self.placing.as_mut().and_then(Placing::lose) {
@@ -437,7 +437,7 @@ impl Device for Gate {
             pool.free(p.chain);
         }
         if !self.fresh.is_empty() {
-            lock(&self.ground).frames += self.fresh.len() as u64;
+            lock(&self.network).frames += self.fresh.len() as u64;
         }
         let before = out.len();
         self.hand_up(now, out);
@@ -448,7 +448,7 @@ impl Device for Gate {
                 continue;
             }
             let Some(p) = self.arrived(now, p, &place, pool, counters) else { continue };
-            lock(&self.ground).handshakes[self.station].arrives(&p);
+            lock(&self.network).handshakes[self.station].arrives(&p);
             if let Some(placing) = &mut self.placing {
                 placing.take(p, pool);
             } else if out.push(p).is_err() {
@@ -470,10 +470,10 @@ impl Device for Gate {
         if held.is_some() {
             return [full, held].into_iter().flatten().min();
         }
-        let ground = lock(&self.ground);
-        let injected = ground.injected[self.station].front().map(|n| n.at);
+        let network = lock(&self.network);
+        let injected = network.injected[self.station].front().map(|n| n.at);
         let inner = [self.inner.next_deadline(), injected].into_iter().flatten().min();
-        let inner = inner.map(|at| ground.attention[self.station].seen_at(at));
+        let inner = inner.map(|at| network.attention[self.station].seen_at(at));
         [full, inner].into_iter().flatten().min()
     }
 
@@ -486,7 +486,7 @@ impl Device for Gate {
     }
 
     fn coalesce(&mut self, to: Option<Profile>) {
-        lock(&self.ground).attention[self.station].coalesce(to);
+        lock(&self.network).attention[self.station].coalesce(to);
     }
 
     fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {

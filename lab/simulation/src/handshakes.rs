@@ -170,7 +170,7 @@ impl World {
     /// Whether station `i` has seen of the handshakes with a peer what is asked for; so with those to itself, which no
     /// gate sees.
     fn has_seen(&self, i: usize, peer: SocketAddr, asked: impl Fn(&Handshake) -> bool) -> bool {
-        lock(&self.ground).handshakes[i].peers.get(&peer).is_some_and(asked) || self.is_own(peer)
+        lock(&self.network).handshakes[i].peers.get(&peer).is_some_and(asked) || self.is_own(peer)
     }
 
     fn is_own(&self, peer: SocketAddr) -> bool {
@@ -201,9 +201,9 @@ impl World {
         let Some(stat) = self.listener_stat(i) else { return Ok(()) };
         let of_peer = |e: &&mut End| e.connects.is_some_and(|c| c.0 == peer);
         if !self.is_own(peer) {
-            return lock(&self.ground).handshakes[i].accept(peer, &stat).map_err(failed);
+            return lock(&self.network).handshakes[i].accept(peer, &stat).map_err(failed);
         }
-        lock(&self.ground).handshakes[i].accepted += 1;
+        lock(&self.network).handshakes[i].accepted += 1;
         let Some(opener) = self.ends.iter_mut().step_by(2).find(of_peer) else { return Ok(()) };
         opener.attempts.accepted += 1;
         if opener.attempts.accepted > opener.attempts.calls {
@@ -227,13 +227,13 @@ impl World {
             let is_own = |e: &&End| e.station == i && self.scenario.flows[e.name.0].to_self;
             let own_syns =
                 self.ends.iter().step_by(2).filter(is_own).map(|e| e.attempts.syns).sum();
-            let ground = lock(&self.ground);
-            ground.handshakes[i].check(&stat, own_syns).map_err(failed)?;
+            let network = lock(&self.network);
+            network.handshakes[i].check(&stat, own_syns).map_err(failed)?;
             let forgotten = stat.embryos_expired
                 + stat.cookies_sent.saturating_sub(stat.cookies_valid)
                 + stat.cookies_failed
-                + ground.handshakes[i].forgotten;
-            drop(ground);
+                + network.handshakes[i].forgotten;
+            drop(network);
             let unseen =
                 (0..self.scenario.flows.len()).filter(|f| self.is_unseen(*f, i)).count() as u64;
             if unseen > forgotten {

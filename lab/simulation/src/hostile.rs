@@ -32,16 +32,16 @@ impl World {
             }
             let victim = self.attackers[i].victim();
             let flows = self.flows_of(victim);
-            let ground = &mut *lock(&self.ground);
+            let network = &mut *lock(&self.network);
             let none = Default::default();
             let view = View {
                 victim: self.target(victim),
                 peer: self.target(1 - victim),
                 flows: &flows,
-                captured: ground.captured.as_ref().map_or(&none, |c| &c[1 - victim]),
+                captured: network.captured.as_ref().map_or(&none, |c| &c[1 - victim]),
             };
             let frames = self.attackers[i].burst(self.now, &view);
-            ground.injected[victim].extend(frames);
+            network.injected[victim].extend(frames);
         }
     }
 

@@ -35,7 +35,7 @@ pub struct Posting {
 }
 
 fn note(cx: &Cx, id: SlotId, what: impl FnOnce() -> String) {
-    lock(cx.ground).log.line(cx.now, || format!("  socket {} {}", id.index, what()));
+    lock(cx.network).log.line(cx.now, || format!("  socket {} {}", id.index, what()));
 }
 
 /// What came back.

@@ -26,20 +26,20 @@ impl World {
                 return;
             }
             self.script.remove(0);
-            let mut ground = lock(&self.ground);
-            ground.log.line(self.now, || format!("  script: {change:?}"));
+            let mut network = lock(&self.network);
+            network.log.line(self.now, || format!("  script: {change:?}"));
             match change {
-                Change::Dead(of) => ground.dead = of,
+                Change::Dead(of) => network.dead = of,
                 Change::Jump(by) => {
                     self.now = at.max(self.now) + by;
                     // No frame can be seen while the clock jumps.
                     let now = self.now;
-                    ground.attention.iter_mut().for_each(|a| a.looked(now, None));
+                    network.attention.iter_mut().for_each(|a| a.looked(now, None));
                 }
-                Change::Gone(station) => ground.gone[station] = true,
-                Change::Mute(station, on) => ground.mute[station] = on,
+                Change::Gone(station) => network.gone[station] = true,
+                Change::Mute(station, on) => network.mute[station] = on,
                 Change::Route(station, change) => {
-                    drop(ground);
+                    drop(network);
                     self.change_route(station, change);
                 }
             }
@@ -69,12 +69,12 @@ impl World {
                 ip.add_address(own_address(v6, station)).expect("invariant: ours")
             }
             RouteChange::Move { is_announced } => {
-                let mut ground = lock(&self.ground);
-                ground.whereabouts[station].move_on();
-                let frame = ground.whereabouts[station].announcement(own);
+                let mut network = lock(&self.network);
+                network.whereabouts[station].move_on();
+                let frame = network.whereabouts[station].announcement(own);
                 if is_announced {
                     let injected = Injected { at: now, frame, is_strict: false };
-                    ground.injected[1 - station].push_back(injected);
+                    network.injected[1 - station].push_back(injected);
                 }
             }
         }

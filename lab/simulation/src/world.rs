@@ -15,7 +15,7 @@ use fulmar_socket::{Ready, Step};
 use super::app::{Cx, End, Quirk, Said};
 use super::attack::{AttackKind, Attacker};
 use super::deciding::Decider;
-use super::gate::{Gate, Ground, Log, SharedGround, lock};
+use super::gate::{Gate, Log, NetworkState, SharedNetwork, lock};
 use super::hostile::attackers;
 use super::moves::Whereabouts;
 use super::oracle::{self, Report, Violation};
@@ -57,7 +57,7 @@ pub(super) struct Side {
 /// See the module's header.
 pub struct World {
     pub(super) scenario: Scenario,
-    pub(super) ground: SharedGround,
+    pub(super) network: SharedNetwork,
     pub(super) sides: [Side; 2],
     /// Ends of flow `f`: `2 f` (the opener's) and `2 f + 1`.
     pub(super) ends: Vec<End>,
@@ -112,7 +112,7 @@ impl World {
             csum: scenario.csum,
             ..LinkConfig::default()
         };
-        let ground = Arc::new(Mutex::new(Ground {
+        let network = Arc::new(Mutex::new(NetworkState {
             log: Log::new(lines),
             dead: [false; 2],
             mute: [false; 2],
@@ -129,7 +129,7 @@ impl World {
         let ways = [&scenario.ways[0], &scenario.ways[1]];
         let (a, b) = sim_pair_each_way(scenario.seed, ways, &link);
         let gate = |inner, i: usize| {
-            Gate::new(inner, i, &ground, &scenario, scenario.seed ^ (0xface << i))
+            Gate::new(inner, i, &network, &scenario, scenario.seed ^ (0xface << i))
         };
         let (a, b) = (gate(a, 0), gate(b, 1));
         let sides = [side(&scenario, 0, a), side(&scenario, 1, b)];
@@ -144,7 +144,7 @@ impl World {
             attackers: attackers(&scenario),
             ends,
             scenario,
-            ground,
+            network,
             sides,
             now: START,
             steps: 0,
@@ -174,7 +174,7 @@ impl World {
 
     /// The digest over everything, and the lines that were kept.
     pub fn take_log(&self) -> (u64, Vec<String>) {
-        lock(&self.ground).log.take()
+        lock(&self.network).log.take()
     }
 
     /// Plays to the end.
@@ -258,7 +258,7 @@ impl World {
         let due = self.sides.iter().filter_map(|s| s.shard.next_deadline()).min();
         let Some(next) = self.next_event(due) else { return Err(Violation::Stall(self.state())) };
         self.steps += 1;
-        let frames = lock(&self.ground).frames;
+        let frames = lock(&self.network).frames;
         let bytes = self.open_ends().map(|e| e.written + e.read).sum::<u64>() + self.closed_bytes;
         let seen = frames + bytes;
         let moves = next > self.now || seen != self.seen;
@@ -301,9 +301,9 @@ impl World {
     pub fn note_counters(&mut self) {
         for side in &mut self.sides {
             let stat = side.shard.stat();
-            let mut ground = lock(&self.ground);
-            ground.log.line(self.now, || oracle::counters(&stat));
-            stat.sockets.iter().for_each(|s| ground.log.line(self.now, || oracle::socket(s)));
+            let mut network = lock(&self.network);
+            network.log.line(self.now, || oracle::counters(&stat));
+            stat.sockets.iter().for_each(|s| network.log.line(self.now, || oracle::socket(s)));
         }
     }
 
@@ -354,7 +354,7 @@ impl World {
     /// A station that has nothing to do waits for its device.
     fn wait(&mut self, i: usize) -> Result<(), Violation> {
         let Some(plan) = self.scenario.stations[i].waits else { return Ok(()) };
-        let attention = lock(&self.ground).attention[i];
+        let attention = lock(&self.network).attention[i];
         if attention.longest > plan.config.max_hold {
             return Err(Violation::Late { station: i, by: attention.longest });
         }
@@ -365,7 +365,7 @@ impl World {
                 shard.moderation().slept();
             }
             let until = waiting::wait(shard, self.now);
-            lock(&self.ground).attention[i].hold(until);
+            lock(&self.network).attention[i].hold(until);
         }
         Ok(())
     }
@@ -390,7 +390,7 @@ impl World {
         let mut cx = Cx {
             shard: &mut side.shard,
             now: self.now,
-            ground: &self.ground,
+            network: &self.network,
             set: side.set.as_ref(),
             other,
         };
@@ -444,7 +444,7 @@ impl World {
             let mut cx = Cx {
                 shard: &mut side.shard,
                 now,
-                ground: &self.ground,
+                network: &self.network,
                 set: side.set.as_ref(),
                 other,
             };
@@ -519,7 +519,7 @@ impl World {
         let mut cx = Cx {
             shard: &mut side.shard,
             now: self.now,
-            ground: &self.ground,
+            network: &self.network,
             set: side.set.as_ref(),
             other,
         };
@@ -578,14 +578,14 @@ impl World {
         };
         let stats = self.sides.each_mut().map(|side| side.shard.stat());
         for (i, stat) in stats.iter().enumerate() {
-            let mixed = lock(&self.ground).idents[1 - i].met();
+            let mixed = lock(&self.network).idents[1 - i].met();
             oracle::check_counters(&self.scenario, i, &stats, mixed)?;
             oracle::add_counters(&mut report, stat);
         }
-        let mut ground = lock(&self.ground);
-        ground.log.mix(report.virtual_ns);
-        ground.log.mix(report.bytes);
-        report.digest = ground.log.digest();
+        let mut network = lock(&self.network);
+        network.log.mix(report.virtual_ns);
+        network.log.mix(report.bytes);
+        report.digest = network.log.digest();
         Ok(report)
     }
 }
