@@ -1,9 +1,10 @@
 //! Memory under attack: peers that take nothing, or never end, do not stop a shard from serving others.
 
-use fulmar_base::{Counter, DropReason, Duration, Instant};
-use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_mbuf::{PoolConfig, Purpose};
-use fulmar_shard::{ListenOptions, Shard};
+use fulmar_base::{Counter, Counters, DropReason, Duration, Instant, SlotId};
+use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar_mbuf::{Pool, PoolConfig, Purpose};
+use fulmar_netdev::{Burst, Device, forward_device};
+use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::{Shutdown, SocketError, Step};
 use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, CLOSED, MS, Service, World, at};
 use fulmar_testbed::stations;
@@ -211,4 +212,112 @@ fn a_loopback_connection_goes_on_without_memory_to_receive() {
     assert!(written > 1_000_000, "{written}");
     assert_eq!(shard.counters().drops(DropReason::NoBuffer), 0);
     shard.free(unread);
+}
+
+/// An end of a link that copies what it receives into memory of its pool, as a driver does.
+struct Landing(SimLink);
+
+impl Device for Landing {
+    forward_device!(self => self.0, except rx_burst);
+    fn rx_burst(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let n = self.0.rx_burst(now, pool, out, budget, counters);
+        for _ in 0..n {
+            let mut p = out.pop_front().expect("it has come");
+            let bytes = p.chain.to_vec();
+            pool.free(std::mem::take(&mut p.chain));
+            let copy = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).or_else(|e| {
+                let is_small = bytes.len() <= 256;
+                if is_small { pool.alloc_chain(bytes.len(), 0, Purpose::Control) } else { Err(e) }
+            });
+            let Ok(copy) = copy else {
+                counters.drop_packet(DropReason::NoBuffer);
+                continue;
+            };
+            p.chain = copy;
+            p.chain.copy_from(0, &bytes);
+            out.push(p).unwrap_or_else(|_| panic!("it was in there"));
+        }
+        n
+    }
+}
+
+/// A client with ample memory and a server with little. The connections carry segments of 275 bytes, each of
+/// which arrives in a buffer of 2 KiB.
+struct ShortSegments {
+    now: Instant,
+    client: Shard,
+    server: Shard,
+    listener: SlotId,
+}
+
+impl ShortSegments {
+    fn new(server: StackConfig) -> ShortSegments {
+        let how = Impairments { delay: Duration::from_millis(5), ..Impairments::default() };
+        let (a, b) = sim_pair(1, &how, &LinkConfig { tso: None, ..LinkConfig::default() });
+        let now = Instant::from_millis(1000);
+        let client = Shard::new(stations::config(0, 64 << 20), Box::new(a), now).unwrap();
+        let mut server = Shard::new(server, Box::new(Landing(b)), now).unwrap();
+        let listener = server.tcp_listen(stations::at(1, 80), ListenOptions::default()).unwrap();
+        ShortSegments { now, client, server, listener }
+    }
+
+    /// The server runs every 20 ms only, so that it receives a whole window at once.
+    fn pass(&mut self, ms: u64) {
+        for n in 0..ms {
+            self.now = self.now + Duration::from_millis(1);
+            self.client.step(self.now, 64);
+            if n % 20 == 19 {
+                self.server.step(self.now, 64);
+            }
+        }
+    }
+
+    fn connect(&mut self) -> (SlotId, SlotId) {
+        let id = self.client.tcp_connect(self.now, stations::at(1, 80), None).unwrap();
+        self.client.tcp_entry(id).unwrap().tcb.set_max_segment(Some(275));
+        self.pass(100);
+        let Ok(Step::Done((there, _))) = self.server.tcp_accept(self.listener) else {
+            panic!("not accepted");
+        };
+        (id, there)
+    }
+
+    /// Whether so many bytes reach the server within the time.
+    fn delivers(&mut self, (from, to): (SlotId, SlotId), bytes: usize, seconds: u64) -> bool {
+        let written = stations::write(&mut self.client, self.now, from, &vec![7; bytes]);
+        assert_eq!(written, Some(bytes));
+        let mut got = 0;
+        for _ in 0..seconds * 50 {
+            self.pass(20);
+            while let Some(some) = stations::read(&mut self.server, self.now, to, 1 << 20) {
+                got += some.len();
+            }
+            if got == bytes {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+#[test]
+fn short_segments_that_nobody_reads_leave_other_connections_their_minimum() {
+    for gro in [false, true] {
+        let mut w = ShortSegments::new(StackConfig { gro, ..stations::config(1, 192 << 10) });
+        let paused = w.connect();
+        assert!(w.delivers(paused, 100_000, 100), "its window has grown");
+        stations::write(&mut w.client, w.now, paused.0, &vec![7; 500_000]);
+        w.pass(20_000);
+        let others: Vec<_> = (0..4).map(|_| w.connect()).collect();
+        for other in others {
+            assert!(w.delivers(other, 20_000, 10), "GRO {gro}");
+        }
+    }
 }
