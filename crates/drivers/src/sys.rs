@@ -437,6 +437,14 @@ impl<'a> Part<'a> {
         let (at, len) = m.kernel_part();
         Part(libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }, PhantomData)
     }
+
+    /// What is behind its first `bytes` bytes.
+    pub fn behind(mut self, bytes: usize) -> Part<'a> {
+        let n = bytes.min(self.0.iov_len);
+        self.0.iov_base = self.0.iov_base.wrapping_byte_add(n);
+        self.0.iov_len -= n;
+        self
+    }
 }
 
 /// Fills `to` with parts from the front. Returns how many.

@@ -215,12 +215,13 @@ impl Queue {
     /// Writes one frame with `writev`: virtio-net header and mbufs.
     fn write(&self, p: &Packet) -> io::Result<usize> {
         let link_bytes = self.link_bytes();
-        let mut mbufs = p.chain.iter().filter(|m| !m.is_empty());
-        let first = mbufs.next().and_then(|m| m.as_slice().get(link_bytes..)).unwrap_or(&[]);
-        let header = vnet::request_before(&p.offload.unshift(link_bytes as u16), first);
+        let front = p.chain.front().and_then(|m| m.as_slice().get(link_bytes..)).unwrap_or(&[]);
+        let header = vnet::request_before(&p.offload.unshift(link_bytes as u16), front);
+        let mut mbufs = p.chain.iter().filter(|m| !m.is_empty()).map(sys::Part::mbuf);
+        let first = mbufs.next().map_or(sys::Part::EMPTY, |part| part.behind(link_bytes));
         let mut parts = [sys::Part::EMPTY; MAX_SEGS + 1];
-        (parts[0], parts[1]) = (sys::Part::bytes(&header), sys::Part::bytes(first));
-        let used = sys::gather(&mut parts[2..], mbufs.map(sys::Part::mbuf));
+        (parts[0], parts[1]) = (sys::Part::bytes(&header), first);
+        let used = sys::gather(&mut parts[2..], mbufs);
         sys::write_parts(self.file.as_fd(), &parts[..2 + used])
     }
 
@@ -276,5 +277,50 @@ impl Queue {
             _ if self.health.is_down || self.health.lost.is_some() => LinkState::Down,
             _ => LinkState::Up,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+    use std::sync::Arc;
+
+    use fulmar_base::{Counters, EtherAddr};
+    use fulmar_mbuf::{Chain, PoolConfig, Purpose, SharedBytes};
+
+    use super::*;
+
+    const FRAME: &[u8; 60] = &[0x5a; 60];
+
+    /// A frame in memory that only the kernel may read.
+    struct Pages;
+
+    impl SharedBytes for Pages {
+        fn piece(&self, _at: usize) -> &[u8] {
+            &[]
+        }
+        fn kernel_part(&self, _at: usize) -> Option<(*const u8, usize)> {
+            Some((FRAME.as_ptr(), FRAME.len()))
+        }
+        fn on_undelivered(&self, _why: u8) {}
+    }
+
+    #[test]
+    fn bytes_that_only_the_kernel_may_read_are_sent_from_where_they_are() {
+        let (ours, kernel) = UnixDatagram::pair().unwrap();
+        let file = File::from(OwnedFd::from(ours));
+        let attached = Attached { file, name: "test".to_owned(), control: None };
+        let caps = Caps { max_segs: MAX_SEGS, ..Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, 1])) };
+        let mut queue = Queue::over(attached, caps);
+        let mut pool = Pool::new(PoolConfig::with_budget(8 << 20)).unwrap();
+        let owner: Arc<dyn SharedBytes> = Arc::new(Pages);
+        let only = pool.share(&owner, 0, FRAME.len(), Purpose::Send).unwrap();
+        let mut burst = Burst::with_capacity(1);
+        burst.push(Packet::new(Chain::from(only))).unwrap();
+        let mut counters = Counters::default();
+        queue.send_one(&mut burst, &mut Completing::new(&mut pool, &mut counters));
+        let mut bytes = [0; 100];
+        let n = kernel.recv(&mut bytes).unwrap();
+        assert_eq!(bytes[vnet::HEADER_BYTES..n], *FRAME);
     }
 }
