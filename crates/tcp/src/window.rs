@@ -26,7 +26,7 @@ impl LoanCharge {
 }
 
 /// Storage that connections may take between two ACKs, before it is charged: 512 frames in blocks of 2 KiB. With so
-/// much space left, no one asks what is not charged yet.
+/// much space left, what is not charged yet is not added up.
 const BURST_BYTES: usize = 1 << 20;
 
 impl Tcb {

@@ -1,4 +1,4 @@
-//! Identifications of fragmented IPv4 datagrams. A stack draws them at random, so that they tell nobody about others
+//! Identifications of fragmented IPv4 datagrams. A stack draws them at random, so that they tell nothing of other traffic
 //! (docs/secrets.md), and two datagrams may draw the same. Where a fragment of the first is left at the receiver, those
 //! of the second complete it, and the transport drops the mixture (RFC 4963).
 

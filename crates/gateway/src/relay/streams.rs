@@ -1,5 +1,5 @@
-//! What a guest has not ended: its streams, counted, so that nobody walks over all flows to know when a guest that is
-//! gone has nothing left.
+//! The streams that a guest has not ended, counted. The counts say whether a guest that is gone has anything left,
+//! without a walk over all flows.
 
 /// How far the guest's stream of one connection is.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

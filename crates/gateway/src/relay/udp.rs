@@ -181,11 +181,11 @@ impl Udp {
     }
 
     /// A socket of the host. Where there is no descriptor for it, the flow that has rested for longest gives way: questions for
-    /// names would wait for its time-out.
+    /// names would wait for its time-out. Clients of a published port share one descriptor, and stay.
     fn open(&mut self, cx: &mut Context<'_>, to: SocketAddr) -> nix::Result<OwnedFd> {
         match flow::open(to, &cx.settings.outbound) {
             Err(Errno::EMFILE | Errno::ENFILE) if !self.flows.is_empty() => {
-                self.displace(cx);
+                self.displace(cx, |flow| !flow.host.is_published());
                 flow::open(to, &cx.settings.outbound)
             }
             opened => opened,
@@ -200,7 +200,7 @@ impl Udp {
         addresses: [SocketAddr; 3],
     ) -> Option<SlotId> {
         if self.flows.len() >= cx.settings.limits.udp_flows {
-            self.displace(cx);
+            self.displace(cx, |_| true);
         }
         let [guest, peer, host_addr] = addresses;
         let flow = Flow {
@@ -240,12 +240,13 @@ impl Udp {
         Some(id)
     }
 
-    /// The flow that has rested for longest, as far as a few looks tell, gives way.
-    fn displace(&mut self, cx: &mut Context<'_>) {
+    /// The flow that has rested for longest of those that may go, as far as a few looks tell, gives way.
+    fn displace(&mut self, cx: &mut Context<'_>, may_go: impl Fn(&Flow) -> bool) {
         for look in 0..=LOOKED_AT {
             let Some((seen, id)) = self.order.pop_front() else { return };
             let Some(flow) = self.flows.get(id) else { continue };
-            if flow.moved > seen && look < LOOKED_AT {
+            let has_moved = flow.moved > seen && look < LOOKED_AT;
+            if has_moved || !may_go(flow) {
                 self.order.push_back((cx.now, id));
                 continue;
             }

@@ -190,7 +190,7 @@ impl Datagrams {
                 }
                 Err(e) => match trouble_of(&e) {
                     DatagramTrouble::NotReady => return,
-                    // Nobody listens at the destination.
+                    // The destination has no listener.
                     DatagramTrouble::Interrupted | DatagramTrouble::OfEarlier => {}
                     DatagramTrouble::Broken => return self.remove(id),
                 },

@@ -1,4 +1,4 @@
-//! Memory of a gateway from whose flows nobody reads: what one guest may have at most.
+//! Memory of a gateway whose flows are not read: what one guest may have at most.
 
 use std::io::{ErrorKind, Write};
 use std::net::TcpStream;

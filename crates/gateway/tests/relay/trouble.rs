@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use caps::{CapSet, Capability};
@@ -145,8 +145,15 @@ fn without_descriptors_new_flows_wait_and_open_ones_go_on() {
 }
 
 fn without_descriptors_a_flow_of_datagrams_gives_way_to_the_next() {
-    let (world, servers) = (World::new(), [bound(HOST), bound(HOST)]);
+    let spec: PortSpec = "5356:56".parse().unwrap();
+    let world = World::with(65520, |c| c.publish.udp = spec.forwards());
+    let servers = [bound(HOST), bound(HOST)];
     let clients = servers.each_ref().map(|s| guest_to(&world, s.local_addr().unwrap()));
+    // A client of a published port rests for longest, and has no descriptor of its own.
+    let inside = world.guest.run(|| UdpSocket::bind((GUEST, 56))).unwrap();
+    inside.set_read_timeout(Some(PATIENCE)).unwrap();
+    bound(HOST).send_to(b"client", (HOST, 5356)).unwrap();
+    assert_eq!(receive(&inside).unwrap().0, b"client");
     clients[0].send(b"first").unwrap();
     assert_eq!(receive(&servers[0]).unwrap().0, b"first");
     let none = NoDescriptors::new();
@@ -154,7 +161,7 @@ fn without_descriptors_a_flow_of_datagrams_gives_way_to_the_next() {
     assert_eq!(receive(&servers[1]).unwrap().0, b"second");
     drop(none);
     let stat = world.stat();
-    assert_eq!((stat.flows.len(), stat.totals.udp_flows), (1, 2));
+    assert_eq!((stat.flows.len(), stat.totals.udp_flows), (2, 3));
     assert_eq!(stat.totals.refusals.value(Refusal::Displaced), 1);
 }
 

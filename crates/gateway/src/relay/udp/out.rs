@@ -34,7 +34,7 @@ impl Udp {
             work += 1;
             let next = match cx.stack.udp().receive(socket) {
                 Ok(Step::Done(datagram)) => datagram,
-                // An error of something that was sent to the guest: nobody outside is told.
+                // An error of something that was sent to the guest: it is not passed on.
                 Err(SocketError::NetworkDown | SocketError::BadHandle) | Ok(_) => {
                     self.send_out(cx, &mut joined);
                     return;
