@@ -186,6 +186,32 @@ fn a_piece_of_64_kib_is_one_output_of_as_many_packets() {
     assert_eq!(last, [1, 46, 2]);
 }
 
+/// The autotuning of the buffer, or SO_SNDBUF, makes it smaller while a call waits for half of it.
+#[test]
+fn a_call_that_waits_for_half_of_the_buffer_goes_on_in_one_that_became_smaller() {
+    let mut p = connection(4, &Impairments::default());
+    let rest = Rest { file: 1 << 20, ..Rest::default() };
+    let (now, client) = (p.now, p.client);
+    let shard = &mut p.shards[0];
+    shard.tcp_entry(client).expect("open").tcb.set_send_buffer(256 << 10);
+    let Ok(Step::Done((r, piece))) =
+        shard.sendfile(client).reserve(now, &rest, LowWater::HalfBuffer)
+    else {
+        panic!("no space");
+    };
+    shard.sendfile(client).commit(now, r, piece.len(), true).expect("open");
+    let step = shard.sendfile(client).reserve(now, &rest, LowWater::HalfBuffer);
+    assert!(matches!(step, Ok(Step::WaitSpace(enough)) if enough == 128 << 10));
+    shard.tcp_entry(client).expect("open").tcb.set_send_buffer(16 << 10);
+    for _ in 0..10_000 {
+        pass(&mut p);
+        p.take_all(1 << 20);
+    }
+    let entry = p.shards[0].tcp_entry(client).expect("open");
+    assert_eq!(entry.tcb.write_space(), 16 << 10, "the peer has acknowledged everything");
+    assert!(entry.ready().is_writable());
+}
+
 /// A page that only the kernel may read, of a file that no longer has it.
 struct Gone;
 

@@ -315,10 +315,11 @@ impl Tcb {
         self.user.send_low_water = bytes;
     }
 
-    /// The send low-water mark as set.
+    /// The send low-water mark in effect, bytes: at most half of the buffer, which may have become smaller since the
+    /// mark was set.
     #[inline]
     pub fn send_low_water(&self) -> Option<usize> {
-        self.user.send_low_water
+        self.user.send_low_water.map(|bytes| bytes.min(self.send.limit() / 2).max(1))
     }
 
     /// TCP_NOTSENT_LOWAT: the connection accepts no more bytes while so many are committed and not yet sent, so that

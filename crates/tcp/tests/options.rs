@@ -29,6 +29,19 @@ fn unsent_bytes_beyond_the_low_water_mark_leave_no_space_until_they_are_sent() {
 }
 
 #[test]
+fn a_low_water_mark_of_free_space_is_at_most_half_of_a_buffer_that_became_smaller() {
+    let mut t = Trace::established();
+    t.write(8000);
+    t.tcb.set_send_low_water(Some(50_000));
+    t.tcb.set_send_buffer(16_384);
+    assert_eq!(t.tcb.send_low_water(), Some(8192));
+    recv!(t, "A", seq = 1, ack = 8001, win = 50_000);
+    assert!(t.events.contains(Events::WRITABLE), "all of it is free");
+    t.tcb.set_send_low_water(None);
+    assert_eq!(t.tcb.send_low_water(), None);
+}
+
+#[test]
 fn a_maximum_segment_bounds_the_option_of_the_syn_and_what_is_sent() {
     let mut t = Trace::connect(plain());
     t.tcb.set_max_segment(Some(600));

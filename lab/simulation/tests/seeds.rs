@@ -304,3 +304,12 @@ fn an_opener_that_finds_no_ethernet_address_is_not_lost_by_the_listener() {
 fn fragments_of_two_datagrams_with_one_identification_are_dropped() {
     holds(before(Feature::Files, 1795615837648983));
 }
+
+/// A call that sends a file waited for half of a send buffer that autotuning then made smaller than that.
+#[test]
+fn a_sender_of_a_file_is_woken_in_a_buffer_that_became_smaller() {
+    let without = ["paused-readers"];
+    let without = Feature::ALL.into_iter().filter(|f| without.contains(&f.name())).collect();
+    holds(Case { without, ..Case::swarm(1795634568557203) });
+    holds(Case::swarm(1795634568628352));
+}

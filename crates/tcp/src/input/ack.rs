@@ -229,7 +229,7 @@ impl Tcb {
     /// unsent. Where output brings that about the caller tells the writer.
     #[inline]
     fn writable_event(&self) -> Events {
-        let worth = match self.user.send_low_water {
+        let worth = match self.send_low_water() {
             _ if self.holds_writers_back() => false,
             None => self.send.space().saturating_mul(3) >= self.send.limit(),
             Some(bytes) => self.send.space() >= bytes,
