@@ -312,4 +312,5 @@ fn a_sender_of_a_file_is_woken_in_a_buffer_that_became_smaller() {
     let without = Feature::ALL.into_iter().filter(|f| without.contains(&f.name())).collect();
     holds(Case { without, ..Case::swarm(1795634568557203) });
     holds(Case::swarm(1795634568628352));
+    holds(Case::swarm(1795634568946000));
 }
