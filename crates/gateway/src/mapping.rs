@@ -36,7 +36,7 @@ impl Mapping {
         is_outside(ip).then_some(to)
     }
 
-    /// Whether a destination is the resolver of the guest.
+    /// Whether a destination is a DNS server: port 53 of any address.
     pub fn is_dns(&self, to: SocketAddr) -> bool {
         to.port() == DNS_PORT
     }

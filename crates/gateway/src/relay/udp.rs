@@ -209,7 +209,8 @@ impl Udp {
             guest,
             peer,
             host_addr,
-            is_dns: cx.settings.mapping.is_dns(peer),
+            // What a client of a published port sends from port 53 is no answer to a question of the guest's.
+            is_dns: direction == Direction::Out && cx.settings.mapping.is_dns(peer),
             refused_runs: u16::MAX,
             is_queued: false,
             failures: 0,

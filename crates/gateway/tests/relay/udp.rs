@@ -26,6 +26,7 @@ pub const TESTS: &[Test] = &[
     ("a_resolver_that_is_silent_bounds_nobody_else", a_resolver_that_is_silent),
     ("garbage_of_a_resolver_reaches_who_asked_and_nobody_else", garbage_of_a_resolver),
     ("a_policy_is_told_the_names_of_addresses_and_refuses_names", a_policy_decides_about_names),
+    ("a_client_from_port_53_teaches_no_names", a_client_from_port_53_teaches_no_names),
     ("a_published_udp_port_shows_the_guest_its_client", a_published_port_shows_its_client),
     (
         "a_server_answers_a_client_of_the_host_where_the_router_is_link_local",
@@ -268,6 +269,27 @@ fn a_policy_decides_about_names() {
     let to_server = guest_to(&world, server.local_addr().unwrap());
     to_server.send(b"now").unwrap();
     assert_eq!(receive(&server).unwrap().0, b"now");
+}
+
+fn a_client_from_port_53_teaches_no_names() {
+    let spec: PortSpec = "5356:56".parse().unwrap();
+    let server = bound(HOST);
+    let world = World::with(65520, |c| {
+        c.publish.udp = spec.forwards();
+        c.policy = Some(Box::new(OnlyNamed));
+    });
+    let guest = world.guest.run(|| UdpSocket::bind((GUEST, 56))).unwrap();
+    guest.set_read_timeout(Some(PATIENCE)).unwrap();
+    // An answer that nobody has asked for: good.example is the server.
+    let client = UdpSocket::bind((HOST, 53)).unwrap();
+    let mut answer = question("good");
+    (answer[2], answer[7]) = (0x81, 1);
+    answer.extend([192, 12, 0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 192, 0, 2, 1]);
+    client.send_to(&answer, (HOST, 5356)).unwrap();
+    assert_eq!(receive(&guest).unwrap().0, answer);
+    let to_server = guest_to(&world, server.local_addr().unwrap());
+    to_server.send(b"by a stranger's word").unwrap();
+    assert!(receive(&to_server).is_err(), "prohibited");
 }
 
 fn a_published_port_shows_its_client() {

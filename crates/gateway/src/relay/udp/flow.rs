@@ -76,6 +76,7 @@ pub struct Flow {
     pub peer: SocketAddr,
     /// The other end as the host knows it.
     pub host_addr: SocketAddr,
+    /// The guest asks a DNS server by it: the policy learns names from the answers.
     pub is_dns: bool,
     /// The host's path refuses runs (UDP_SEGMENT) of datagrams of this length, and of longer ones; bytes.
     pub refused_runs: u16,
