@@ -8,6 +8,7 @@ pub mod host;
 pub mod judge;
 pub mod names;
 pub mod poll;
+mod published;
 pub mod services;
 pub mod siblings;
 pub mod streams;

@@ -14,7 +14,7 @@ mod flow;
 pub mod publish;
 
 use std::collections::{HashSet, VecDeque};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 
 use fulmar_base::{Duration, Instant, SlotId};
 use fulmar_shard::{ConditionalAccept, Decision, ListenOptions, Pending, PendingId, Slab};
@@ -24,12 +24,12 @@ use nix::sys::epoll::EpollFlags;
 
 use super::host::{self, Failure};
 use super::poll::Owner;
+use super::published::PublishedSockets;
 use super::streams::{Rest, Stream, Streams};
 use super::{Context, Shard, canonical};
 use crate::policy::{Attempt, Protocol};
 use crate::stat::{Direction, FlowStat, Refusal, Totals};
 use flow::{Flow, Guest, Turn};
-pub use publish::Published;
 
 /// What the shard is to tell of a connection.
 const INTEREST: Ready = Ready::READABLE.with(Ready::WRITABLE).with(Ready::PEER_CLOSED);
@@ -60,7 +60,7 @@ pub struct Tcp {
     connecting: usize,
     /// The listener of the shard to which every SYN comes.
     listener: Option<SlotId>,
-    published: Slab<Published>,
+    published: PublishedSockets<TcpListener>,
     /// Published ports that could not accept for want of descriptors or flows.
     stalled: HashSet<SlotId>,
     /// Flows for whose bytes the host's kernel had no memory.

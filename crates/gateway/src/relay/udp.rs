@@ -18,6 +18,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use fulmar_base::{Instant, SlotId, Stage};
 use fulmar_ip::InvokingPacket;
@@ -31,11 +32,11 @@ use super::Context;
 use super::host::DatagramTrouble;
 use super::host::{self, Failure};
 use super::poll::Owner;
+use super::published::PublishedSockets;
 use super::siblings::Arrival;
 use crate::policy::{Attempt, Protocol};
 use crate::stat::{Direction, FlowStat, Refusal};
 use flow::{Flow, HostSocket};
-pub use publish::Published;
 pub use receive::Batch;
 
 /// The guest's end and the other end as the guest knows it.
@@ -63,7 +64,7 @@ pub struct Udp {
     /// The socket of the shard to which every datagram comes.
     socket: Option<SlotId>,
     has_datagrams: bool,
-    published: Slab<Published>,
+    published: PublishedSockets<Arc<OwnedFd>>,
     /// Flows that send by the socket of a published port.
     published_flows: usize,
     /// Sockets that may have more than one turn took.

@@ -10,8 +10,8 @@ use caps::{CapSet, Capability};
 use fulmar_base::DropReason;
 use fulmar_gateway::attach::Target;
 use fulmar_gateway::config::{BindAddresses, Limits};
-use fulmar_gateway::policy::{Attempt, Decision, Policy};
-use fulmar_gateway::ports::PortSpec;
+use fulmar_gateway::policy::{Attempt, Decision, Policy, Protocol};
+use fulmar_gateway::ports::{Bind, Forward, PortSpec};
 use fulmar_gateway::stat::{Refusal, Stat};
 use fulmar_gateway::{Config, Gateway};
 use nix::errno::Errno;
@@ -25,7 +25,7 @@ use crate::change::Outside;
 use crate::raw::Raw;
 use crate::tcp::{exchange, read_some};
 use crate::udp::{bound, guest_to, receive};
-use crate::world::{GUEST, HOST, PATIENCE, World, bare_config, ip, listener};
+use crate::world::{GUEST, HOST, HOST_V6, PATIENCE, World, bare_config, ip, listener};
 
 pub const TESTS: &[Test] = &[
     ("a_fault_resets_both_sides_of_what_is_open", a_fault_resets_both_sides_of_what_is_open),
@@ -48,6 +48,10 @@ pub const TESTS: &[Test] = &[
     ("garbage_of_a_guest_leaves_a_flow_in_peace", garbage_of_a_guest_leaves_a_flow_in_peace),
     ("a_host_that_vanished_is_a_reset_for_the_guest", a_host_that_vanished_is_a_reset),
     ("a_port_that_cannot_be_bound_is_refused", a_port_that_cannot_be_bound_is_refused),
+    (
+        "a_port_that_one_ip_version_has_is_published_at_the_other_if_it_is_optional",
+        a_port_that_one_ip_version_has_is_published_at_the_other_if_it_is_optional,
+    ),
     ("a_namespace_of_another_user_is_refused", a_namespace_of_another_user_is_refused),
 ];
 
@@ -429,6 +433,45 @@ fn a_port_that_cannot_be_bound_is_refused() {
     let said = refused(|c| c.publish.udp = forwards("53"));
     caps::raise(None, CapSet::Effective, right).unwrap();
     assert!(said.contains("53") && said.contains("ip_unprivileged_port_start"), "{said}");
+}
+
+/// A program of the host's that has a port at its IPv6 address alone.
+fn taken_v6(protocol: Protocol) -> (Box<dyn std::any::Any>, u16) {
+    match protocol {
+        Protocol::Udp => {
+            let socket = UdpSocket::bind((HOST_V6, 0)).unwrap();
+            let port = socket.local_addr().unwrap().port();
+            (Box::new(socket), port)
+        }
+        _ => {
+            let listener = TcpListener::bind((HOST_V6, 0)).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            (Box::new(listener), port)
+        }
+    }
+}
+
+fn is_bound_v4(protocol: Protocol, port: u16) -> bool {
+    match protocol {
+        Protocol::Udp => UdpSocket::bind((HOST, port)).is_err(),
+        _ => TcpListener::bind((HOST, port)).is_err(),
+    }
+}
+
+fn a_port_that_one_ip_version_has_is_published_at_the_other_if_it_is_optional() {
+    let world = World::new();
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        let (taken, from) = taken_v6(protocol);
+        let port = |is_optional| Forward { bind: Bind::default(), from, to: 80, is_optional };
+        let refused = world.publish(protocol, port(false)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+        assert!(!is_bound_v4(protocol, from), "nothing of it is left");
+        world.publish(protocol, port(true)).unwrap();
+        assert!(is_bound_v4(protocol, from));
+        drop(taken);
+    }
+    let published = world.stat().published;
+    assert_eq!(published.len(), 2, "one of each transport: {published:?}");
 }
 
 fn a_namespace_of_another_user_is_refused() {

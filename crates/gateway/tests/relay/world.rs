@@ -16,6 +16,8 @@ use fulmar_drivers::tap::{Tap, TapConfig};
 use fulmar_gateway::config::Config;
 use fulmar_gateway::guest::{GuestNetwork, GuestOptions};
 use fulmar_gateway::host::HostNetwork;
+use fulmar_gateway::policy::Protocol;
+use fulmar_gateway::ports::Forward;
 use fulmar_gateway::stat::{Stat, Summary};
 use fulmar_gateway::{Gateway, Handle};
 use fulmar_netdev::Device;
@@ -86,6 +88,8 @@ pub fn prepare_host() {
 /// What the gateway's first thread is asked for.
 enum Ask {
     Stat,
+    /// Whether a port can be published, over TCP or UDP.
+    Publish(Protocol, Forward, Sender<io::Result<()>>),
     /// To say that it waits, and to wait until the other end is gone.
     Hold(Sender<()>, Receiver<()>),
 }
@@ -155,6 +159,10 @@ impl World {
             while let Ok(ask) = wanted.try_recv() {
                 match ask {
                     Ask::Stat => say.send(handle.stat()).unwrap(),
+                    Ask::Publish(Protocol::Udp, port, done) => {
+                        done.send(handle.publish_udp(&port)).unwrap();
+                    }
+                    Ask::Publish(_, port, done) => done.send(handle.publish_tcp(&port)).unwrap(),
                     Ask::Hold(waits, until) => {
                         waits.send(()).unwrap();
                         until.recv().unwrap_err();
@@ -185,6 +193,13 @@ impl World {
         let done = meantime();
         drop(release);
         done
+    }
+
+    /// Publishes a port while the gateway runs.
+    pub fn publish(&self, protocol: Protocol, port: Forward) -> io::Result<()> {
+        let (done, is_done) = channel();
+        self.ask(Ask::Publish(protocol, port, done));
+        is_done.recv_timeout(PATIENCE).unwrap()
     }
 
     pub fn stat(&self) -> Stat {

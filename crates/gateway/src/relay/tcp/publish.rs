@@ -5,22 +5,20 @@
 //! that is link-local as an address of the guest's prefix.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use fulmar_base::{Duration, Instant, SlotId};
-use fulmar_shard::Slab;
 use fulmar_socket::{SocketError, Step};
-use nix::sys::socket::{Backlog, SockType, SockaddrStorage, bind, listen, setsockopt, sockopt};
+use nix::sys::socket::{Backlog, SockType, listen};
 
 use super::super::host;
 use super::super::poll::Owner;
+use super::super::published::open_bound;
 use super::super::siblings::{Client, Message};
 use super::super::{Context, canonical};
 use super::flow::{Flow, Guest, Turn};
 use super::{Tcp, is_shortage};
-use crate::config::BindAddresses;
 use crate::ports::Forward;
 use crate::published::PublishedPort;
 use crate::stat::{Direction, Refusal};
@@ -32,102 +30,33 @@ const BACKLOG: i32 = 4096;
 /// A port that could not accept, for want of descriptors say, is asked again after this, or when a flow ends.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A socket that listens for a published port.
-pub struct Published {
-    listener: TcpListener,
-    port: Arc<PublishedPort>,
-}
-
-/// The addresses at which a port is bound.
-pub fn places(forward: &Forward, has: impl Fn(bool) -> bool) -> Vec<SocketAddr> {
-    let any = |is_v4: bool| match is_v4 {
-        true => SocketAddr::from(([0u8; 4], forward.from)),
-        false => SocketAddr::from(([0u16; 8], forward.from)),
-    };
-    match forward.bind.address {
-        Some(address) => vec![SocketAddr::new(address, forward.from)],
-        None => [true, false].into_iter().filter(|v| has(*v)).map(any).collect(),
-    }
-}
-
-/// A bound socket for a published port.
-pub fn bound(
-    at: SocketAddr,
-    forward: &Forward,
-    kind: SockType,
-    addresses: BindAddresses,
-) -> io::Result<OwnedFd> {
-    let fd = host::open(at.is_ipv4(), kind, None)?;
-    if kind == SockType::Stream {
-        setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-    }
-    if at.is_ipv6() {
-        setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
-    }
-    if addresses == BindAddresses::Any {
-        // Of IPv6 sockets, too (ip(7)).
-        setsockopt(&fd, sockopt::IpFreebind, &true)?;
-    }
-    if let Some(interface) = &forward.bind.interface {
-        setsockopt(&fd, sockopt::BindToDevice, &interface.into())?;
-    }
-    bind(fd.as_raw_fd(), &SockaddrStorage::from(at))?;
-    Ok(fd)
-}
-
-/// Whether the host has no such IP version at all.
-pub fn is_missing_version(e: &io::Error, forward: &Forward) -> bool {
-    let lacks = matches!(e.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL));
-    lacks && forward.bind.address.is_none()
-}
-
 impl Tcp {
     /// Publishes a port. It is bound in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// As [`PublishedSockets::publish`](super::super::published::PublishedSockets::publish).
     pub fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
-        let port = Arc::new(PublishedPort::new(forward.clone()));
-        for at in places(forward, |v4| cx.settings.guest_address(v4).is_some()) {
-            match self.publish_at(cx, at, &port) {
-                Err(e) if is_missing_version(&e, forward) => {}
-                done => done?,
-            }
-        }
-        Ok(())
-    }
-
-    fn publish_at(
-        &mut self,
-        cx: &mut Context<'_>,
-        at: SocketAddr,
-        port: &Arc<PublishedPort>,
-    ) -> io::Result<()> {
-        let fd = bound(at, &port.forward, SockType::Stream, cx.settings.bind_addresses)?;
-        host::prepare(&fd);
-        listen(&fd, Backlog::new(BACKLOG)?)?;
-        let published = Published { listener: fd.into(), port: Arc::clone(port) };
-        let id = self.published.insert(published);
-        let Some(published) = self.published.get(id) else { return Ok(()) };
-        cx.poll.add_arrivals(&published.listener, Owner::TcpListener(id))
+        self.published.publish(cx, forward, Owner::TcpListener, |at, settings| {
+            let fd = open_bound(at, forward, SockType::Stream, settings.bind_addresses)?;
+            host::prepare(&fd);
+            listen(&fd, Backlog::new(BACKLOG)?)?;
+            Ok(fd.into())
+        })
     }
 
     /// No longer publishes a port; its connections stay.
     pub fn unpublish(&mut self, forward: &Forward) {
-        let ids: Vec<SlotId> = self
-            .published
-            .iter()
-            .filter(|(_, p)| p.port.forward == *forward)
-            .map(|(id, _)| id)
-            .collect();
-        ids.into_iter().for_each(|id| drop(self.published.remove(id)));
+        self.published.unpublish(forward);
     }
 
     /// Publishes nothing any more; the connections stay.
     pub fn unpublish_all(&mut self) {
-        self.published = Slab::default();
+        self.published.clear();
     }
 
     /// The published ports, once for each of their sockets.
     pub fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
-        self.published.iter().map(|(_, published)| &published.port)
+        self.published.ports()
     }
 
     /// Clients wait at a published port.
@@ -141,7 +70,7 @@ impl Tcp {
                 return self.stall(cx, id);
             }
             let Some(published) = self.published.get(id) else { return };
-            match published.listener.accept() {
+            match published.socket.accept() {
                 Ok((stream, from)) => {
                     let port = Arc::clone(&published.port);
                     self.came(cx, Client { stream, from: canonical(from), port });

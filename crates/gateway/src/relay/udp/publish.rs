@@ -10,20 +10,14 @@ use nix::sys::socket::{SockType, setsockopt, sockopt};
 
 use super::super::host::DatagramTrouble;
 use super::super::poll::Owner;
+use super::super::published::open_bound;
 use super::super::siblings::{Arrival, Message};
-use super::super::tcp::publish::{bound, is_missing_version, places};
 use super::super::{Context, canonical};
 use super::Udp;
 use super::flow::HostSocket;
 use crate::ports::Forward;
 use crate::published::PublishedPort;
 use crate::stat::{Direction, Refusal};
-
-/// A socket of a published port.
-pub struct Published {
-    pub socket: Arc<OwnedFd>,
-    pub port: Arc<PublishedPort>,
-}
 
 /// The control message that names the source address of a datagram.
 pub fn packet_info(local: Option<IpAddr>) -> (Option<libc::in_pktinfo>, Option<libc::in6_pktinfo>) {
@@ -43,49 +37,29 @@ pub fn packet_info(local: Option<IpAddr>) -> (Option<libc::in_pktinfo>, Option<l
 
 impl Udp {
     /// Publishes a port. It is bound in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// As [`PublishedSockets::publish`](super::super::published::PublishedSockets::publish).
     pub fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
-        let port = Arc::new(PublishedPort::new(forward.clone()));
-        for at in places(forward, |v4| cx.settings.guest_address(v4).is_some()) {
-            match self.publish_at(cx, at, &port) {
-                Err(e) if is_missing_version(&e, forward) => {}
-                done => done?,
+        self.published.publish(cx, forward, Owner::UdpListener, |at, settings| {
+            let fd = open_bound(at, forward, SockType::Datagram, settings.bind_addresses)?;
+            match at {
+                SocketAddr::V4(_) => setsockopt(&fd, sockopt::Ipv4PacketInfo, &true)?,
+                SocketAddr::V6(_) => setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?,
             }
-        }
-        Ok(())
-    }
-
-    fn publish_at(
-        &mut self,
-        cx: &mut Context<'_>,
-        at: SocketAddr,
-        port: &Arc<PublishedPort>,
-    ) -> io::Result<()> {
-        let fd = bound(at, &port.forward, SockType::Datagram, cx.settings.bind_addresses)?;
-        match at {
-            SocketAddr::V4(_) => setsockopt(&fd, sockopt::Ipv4PacketInfo, &true)?,
-            SocketAddr::V6(_) => setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?,
-        }
-        let _ = setsockopt(&fd, sockopt::UdpGroSegment, &true);
-        let published = Published { socket: Arc::new(fd), port: Arc::clone(port) };
-        let id = self.published.insert(published);
-        let Some(published) = self.published.get(id) else { return Ok(()) };
-        cx.poll.add_arrivals(published.socket.as_fd(), Owner::UdpListener(id))
+            let _ = setsockopt(&fd, sockopt::UdpGroSegment, &true);
+            Ok(Arc::new(fd))
+        })
     }
 
     /// No longer publishes a port; what its flows have is still carried.
     pub fn unpublish(&mut self, forward: &Forward) {
-        let ids: Vec<SlotId> = self
-            .published
-            .iter()
-            .filter(|(_, p)| p.port.forward == *forward)
-            .map(|(id, _)| id)
-            .collect();
-        ids.into_iter().for_each(|id| drop(self.published.remove(id)));
+        self.published.unpublish(forward);
     }
 
     /// Publishes nothing any more. A flow keeps the socket of its port.
     pub fn unpublish_all(&mut self) {
-        self.published = fulmar_shard::Slab::default();
+        self.published.clear();
     }
 
     /// Ends the flows of published ports, the last of which holds the socket of its port.
@@ -100,7 +74,7 @@ impl Udp {
 
     /// The published ports, once for each of their sockets.
     pub fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
-        self.published.iter().map(|(_, published)| &published.port)
+        self.published.ports()
     }
 
     /// Datagrams of clients wait at a published port. True: there may be more.
