@@ -134,6 +134,8 @@ counters! {
     TcpOutputs, "tcp_outputs";
     /// TCP segments sent (a super-segment counts once).
     TcpSegmentsOut, "tcp_segments_out";
+    /// TCP segments sent that only acknowledge: no data, no SYN, FIN or RST.
+    TcpAcksOut, "tcp_acks_out";
     /// MTU-sized packets in the TCP segments sent.
     TcpPacketsOut, "tcp_packets_out";
     /// TCP segments received (a super-segment counts once).

@@ -15,7 +15,8 @@
 //! two and uses no CPU.
 //!
 //! **Holding** (interrupt mitigation) begins at [`ModerationConfig::flood_pps`], and only where frames are not
-//! replies: a client that waits for an answer would be delayed once per request. Nor where waiting costs
+//! replies: a client that waits for an answer would be delayed once per request. An ACK without data is no
+//! answer: a bulk reader that is not held acknowledges nearly every frame. Nor where waiting costs
 //! little: a reader that yields to a sender on its own CPU finds a burst each time, and neither sleeps nor
 //! polls in vain. The length is a step of a ladder from nothing to [`ModerationConfig::max_hold`],
 //! found as Linux's dynamic interrupt moderation finds its profile: windows of traffic are compared, first
@@ -234,7 +235,7 @@ impl Moderation {
         self.has_slept = false;
     }
 
-    /// Notes what a poll brought. `sent` counts all frames that were ever sent.
+    /// Notes what a poll brought. `sent` counts all frames that were ever sent, but those that only acknowledge.
     pub fn polled(&mut self, now: Instant, frames: usize, bytes: usize, sent: u64) {
         if frames == 0 {
             self.held_in_vain |= self.is_holding;

@@ -34,10 +34,10 @@ impl<P: Probe> Shard<P> {
         counters.count(Counter::RxPolls);
         link.device().rx_burst(now, pool, &mut self.rx.burst, limit, counters);
         let n = self.rx.burst.len();
-        let sent = self.core.net.link.sent_frames();
+        let answers = self.answers();
         if n == 0 {
             self.core.net.counters.count(Counter::RxEmptyPolls);
-            self.rx.moderation.polled(now, 0, 0, sent);
+            self.rx.moderation.polled(now, 0, 0, answers);
             self.core.net.pass(Stage::PolledEmpty);
             return (0, 0);
         }
@@ -70,9 +70,16 @@ impl<P: Probe> Shard<P> {
         }
         self.rx.lookup.clear();
         self.rx.frame_bytes = if n > 1 { bytes / n } else { bytes };
-        self.rx.moderation.polled(now, n, bytes, sent);
+        self.rx.moderation.polled(now, n, bytes, answers);
         self.rx.count_poll(&mut self.core.net.counters);
         (n, bytes)
+    }
+
+    /// Frames sent that a peer may wait for: all but those that only acknowledge.
+    #[inline]
+    fn answers(&self) -> u64 {
+        let Net { link, counters, .. } = &self.core.net;
+        link.sent_frames().saturating_sub(counters.value(Counter::TcpAcksOut))
     }
 
     /// Receives the packets of the loopback queue; packets sent meanwhile wait for the next round.

@@ -131,6 +131,9 @@ impl Tcb {
         match out.emit(env.pool, env.counters, seg) {
             Ok(()) => {
                 env.counters.count(Counter::TcpSegmentsOut);
+                if matches!(plan.kind, SegmentKind::Ack) {
+                    env.counters.count(Counter::TcpAcksOut);
+                }
                 let packets = self.packet_count(plan);
                 env.counters.add(Counter::TcpPacketsOut, packets);
                 self.count_packets(plan, packets);
