@@ -83,7 +83,7 @@ impl Tcp {
     ) -> bool {
         let Segment { key, header, ecn, payload, .. } = seg;
         let mut syn = Syn { key, header, ecn, payload, min_iss };
-        let taken = match self.judge_syn(listener, &key, min_iss.is_some(), core) {
+        let taken = match self.judge_syn(listener, &syn, core) {
             SynVerdict::Embryo => self.add_embryo(now, listener, &mut syn, core),
             SynVerdict::Replace => match self.drop_oldest_embryo(now, listener, core) {
                 true => self.add_embryo(now, listener, &mut syn, core),
@@ -108,13 +108,9 @@ impl Tcp {
         taken.is_ok()
     }
 
-    fn judge_syn<P: Probe>(
-        &self,
-        listener: SlotId,
-        key: &FlowKey,
-        needs_embryo: bool,
-        core: &Core<P>,
-    ) -> SynVerdict {
+    fn judge_syn<P: Probe>(&self, listener: SlotId, syn: &Syn, core: &Core<P>) -> SynVerdict {
+        let key = &syn.key;
+        let needs_embryo = syn.min_iss.is_some();
         if let Err(reason) = self.check_space(listener, key, &core.sockets) {
             return SynVerdict::Drop(reason);
         }

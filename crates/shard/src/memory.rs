@@ -36,8 +36,7 @@ impl Memory {
             // The rule allows it, but there was no block or descriptor; or some was freed just now.
             return self.retry_later(now, id, sockets, net);
         }
-        let is_stalled = is_stalled(sockets, id);
-        if !is_stalled {
+        if !is_stalled(sockets, id) {
             let lacks_minimum = match sockets.get(id) {
                 Some(Socket::Tcp(s)) => s.tcb.send_queue_ref().truesize() == 0,
                 _ => true,
@@ -49,7 +48,7 @@ impl Memory {
             }
         }
         let Net { pool, counters, .. } = net;
-        self.send_waiters.enter(id, is_stalled, share.used, sockets, pool, counters);
+        self.send_waiters.enter(id, share.used, sockets, pool, counters);
     }
 
     /// A socket cannot go on for want of a descriptor or of space in the device: it is not writable until

@@ -13,6 +13,7 @@ use fulmar_base::{Counter, Duration, Instant, SlotId};
 use fulmar_mbuf::FairShare;
 use fulmar_tcp::State;
 
+use crate::send_wait::SendWaiters;
 use crate::slab::Slab;
 use crate::sockets::{Socket, TcpEntry};
 
@@ -68,17 +69,28 @@ impl Candidate {
         Some(Candidate { class, since: tcb.last_progress(), id, truesize })
     }
 
-    /// When it may be given up. `is_crowded`: orphans hold more than their part.
-    fn due(&self, is_urgent: bool, is_crowded: bool) -> Instant {
-        let patience = match self.class {
-            _ if is_urgent => LEAST_PATIENCE,
-            Class::Orphan if is_crowded => LEAST_PATIENCE,
-            Class::Orphan => ORPHAN_PATIENCE,
-            Class::Stalled => PATIENCE,
-            Class::StalledAtMinimum => return Instant::FAR_FUTURE,
+    /// When it may be reset.
+    fn due(&self, need: Need) -> Instant {
+        let patience = match (need, self.class) {
+            (Need::Urgent, _) => LEAST_PATIENCE,
+            (Need::OrphansAboveShare, Class::Orphan) => LEAST_PATIENCE,
+            (_, Class::Orphan) => ORPHAN_PATIENCE,
+            (_, Class::Stalled) => PATIENCE,
+            (_, Class::StalledAtMinimum) => return Instant::FAR_FUTURE,
         };
         self.since + patience
     }
+}
+
+/// How much memory is needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Need {
+    /// A writer was refused memory above its minimum.
+    Scarce,
+    /// As `Scarce`, and orphans hold more than a quarter of the send share.
+    OrphansAboveShare,
+    /// A writer was refused its minimum, or a datagram its buffer.
+    Urgent,
 }
 
 /// The time of the next walk, and the number of orphans.
@@ -126,14 +138,14 @@ impl Reclaim {
         self.at.is_some_and(|at| now >= at)
     }
 
-    /// The connections to reset, in order. `has_active`: a writer waits whose peer acknowledges.
+    /// The connections to reset, in order. While a writer waits whose peer acknowledges, the next walk is scheduled.
     #[cold]
     pub fn choose(
         &mut self,
         now: Instant,
         share: FairShare,
         sockets: &Slab<Socket>,
-        has_active: bool,
+        waiters: &SendWaiters,
     ) -> Vec<Candidate> {
         let is_urgent = core::mem::take(&mut self.is_urgent);
         self.at = None;
@@ -150,7 +162,11 @@ impl Reclaim {
             if surplus == 0 || c.truesize == 0 {
                 return false;
             }
-            let due = c.due(is_urgent, orphan_bytes > share.limit / 4);
+            let due = c.due(match is_urgent {
+                true => Need::Urgent,
+                false if orphan_bytes > share.limit / 4 => Need::OrphansAboveShare,
+                false => Need::Scarce,
+            });
             if now < due {
                 next = next.min(due);
                 return false;
@@ -159,7 +175,7 @@ impl Reclaim {
             orphan_bytes -= c.orphan_bytes();
             true
         });
-        if has_active {
+        if waiters.has_active() {
             // Others may be reset later, and a waiting writer does not ask again.
             self.is_urgent |= is_urgent && surplus > 0;
             let pause = if self.is_urgent { URGENT_PAUSE } else { PAUSE };

@@ -92,16 +92,16 @@ impl SendWaiters {
         has_space || is_plenty && self.go_on_at.is_none()
     }
 
-    /// Enqueues a writer; `is_stalled`: its peer acknowledges nothing; `used`: bytes of the send share in use.
+    /// Enqueues a writer. `used`: bytes of the send share in use.
     pub fn enter(
         &mut self,
         id: SlotId,
-        is_stalled: bool,
         used: usize,
         sockets: &mut Slab<Socket>,
         pool: &mut Pool,
         counters: &mut Counters,
     ) {
+        let is_stalled = is_stalled(sockets, id);
         let Some(blocked) = sockets.get_mut(id).and_then(Socket::blocked) else { return };
         if !core::mem::replace(&mut blocked.is_blocked, true) {
             counters.count(Counter::SendWaits);

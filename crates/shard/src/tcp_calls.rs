@@ -166,7 +166,7 @@ impl<P: Probe> Shard<P> {
         };
         let dual_stack = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
         let wanted = ListenAddress { local, dual_stack };
-        self.tcp.check_listen_conflict(wanted, options.reuse_address, &self.core.sockets)?;
+        self.tcp.check_listen_conflict(wanted, &options, &self.core.sockets)?;
         let id = self.core.sockets.insert(Socket::Listener(Box::new(Listener {
             local,
             dual_stack,
@@ -470,7 +470,7 @@ impl Tcp {
     fn check_listen_conflict(
         &self,
         wanted: ListenAddress,
-        reuse_address: bool,
+        options: &ListenOptions,
         sockets: &Slab<Socket>,
     ) -> Result<(), SocketError> {
         let local = wanted.local;
@@ -479,7 +479,7 @@ impl Tcp {
             Some(Socket::Listener(l)) => wanted.clashes(l),
             _ => false,
         });
-        let lingering = !reuse_address
+        let lingering = !options.reuse_address
             && connection_keys(sockets).chain(self.time_wait.keys()).any(|k| {
                 k.local_port == local.port()
                     && (local.ip().is_unspecified() || local.ip() == k.local_ip())

@@ -6,6 +6,7 @@ use fulmar_mbuf::Purpose;
 use fulmar_tcp::{ConnError, Events};
 
 use crate::layers::Core;
+use crate::memory::Memory;
 use crate::net::Net;
 use crate::reclaim::Candidate;
 use crate::send_wait::Waking;
@@ -19,8 +20,8 @@ impl Tcp {
     pub fn reclaim_and_retry<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         if core.memory.reclaim.is_due(now) {
             let share = core.net.pool.share_of(Purpose::Send);
-            let has_active = core.memory.send_waiters.has_active();
-            let chosen = core.memory.reclaim.choose(now, share, &core.sockets, has_active);
+            let Memory { reclaim, send_waiters, .. } = &mut core.memory;
+            let chosen = reclaim.choose(now, share, &core.sockets, send_waiters);
             chosen.into_iter().for_each(|c| self.reset_for_memory(now, c, core));
         }
         if let Some(waiting) = core.memory.retries.due(now, &core.net.link) {

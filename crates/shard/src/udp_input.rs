@@ -25,11 +25,8 @@ impl Udp {
         core: &mut Core<P>,
     ) {
         let (about, group) = (d.ip_header, d.is_group);
-        let segment_bytes = d.offload.gso.filter(|g| g.kind == GsoKind::Udp);
-        let segment_bytes = segment_bytes.map(|g| usize::from(g.segment_bytes));
-        let Some((datagram, to)) = self.check(d, segment_bytes.is_some(), lookup, core) else {
-            return;
-        };
+        let segment_bytes = run_segment_bytes(&d);
+        let Some((datagram, to)) = self.check(d, lookup, core) else { return };
         match to {
             Some(id) => match segment_bytes.filter(|n| *n > 0 && *n < datagram.payload.len()) {
                 None => deliver(id, datagram, core),
@@ -50,10 +47,10 @@ impl Udp {
     fn check<P: Probe>(
         &self,
         d: Delivered,
-        is_run: bool,
         lookup: &BatchLookup,
         core: &mut Core<P>,
     ) -> Option<(Datagram, Option<SlotId>)> {
+        let is_run = run_segment_bytes(&d).is_some();
         let Core { net, sockets, .. } = core;
         let Net { pool, counters, probe, .. } = net;
         let Delivered { src, dst, zone, chain, offload, .. } = d;
@@ -66,7 +63,7 @@ impl Udp {
             let is_port = to.port() != 0;
             let found = is_port.then(|| lookup.socket_of_datagram(&self.table, to, from)).flatten();
             let refusal = match found.and_then(|id| sockets.get(id)) {
-                // Of a run some may fit.
+                // Some datagrams of a run may fit.
                 Some(Socket::Udp(s)) if !is_run => drop_reason(&s.socket, charge, share),
                 _ => None,
             };
@@ -113,8 +110,14 @@ impl Udp {
     }
 }
 
-/// Delivers the datagrams of a super-frame one by one, unless the socket receives runs. Each is copied, since a reference to a frame of
-/// 64 KiB for each of them would fill the queue.
+/// Payload bytes of each datagram, if the packet is a run of datagrams (UDP GSO).
+fn run_segment_bytes(d: &Delivered) -> Option<usize> {
+    let gso = d.offload.gso.filter(|g| g.kind == GsoKind::Udp)?;
+    Some(usize::from(gso.segment_bytes))
+}
+
+/// Delivers the datagrams of a super-frame one by one, unless the socket receives runs (UDP_GRO). Each is copied: as
+/// references they would be charged with 64 KiB each, and fill the receive queue.
 fn deliver_run<P: Probe>(id: SlotId, run: Datagram, segment_bytes: usize, core: &mut Core<P>) {
     let receives_runs = matches!(core.sockets.get(id), Some(Socket::Udp(s)) if s.socket.gro);
     if let Some(segment_bytes) = u16::try_from(segment_bytes).ok().filter(|_| receives_runs) {
