@@ -266,7 +266,7 @@ impl Tcp {
                 return drop_last_ack(listener, seg, reason, core);
             }
             if !is_own && expects_cookies(now, listener, &core.sockets) {
-                match cookie_of(now, &seg, core) {
+                match cookie_of(now, listener, &seg, core) {
                     CookieVerdict::Valid(syn) => {
                         self.drop_embryo(now, id, core);
                         return self.open_from_cookie(now, listener, seg, &syn, core);
@@ -291,7 +291,7 @@ impl Tcp {
         seg: Segment,
         core: &mut Core<P>,
     ) {
-        let verdict = cookie_of(now, &seg, core);
+        let verdict = cookie_of(now, listener, &seg, core);
         if let CookieVerdict::Valid(syn) = verdict {
             return self.open_from_cookie(now, listener, seg, &syn, core);
         }
@@ -427,12 +427,18 @@ pub fn expects_cookies(now: Instant, listener: SlotId, sockets: &Slab<Socket>) -
     matches!(sockets.get(listener), Some(Socket::Listener(l)) if now < l.syn_queue.cookies_until)
 }
 
-/// Checks the ACK of a segment as a cookie.
-fn cookie_of<P: Probe>(now: Instant, seg: &Segment, core: &Core<P>) -> CookieVerdict {
+/// Checks the ACK of a segment as a cookie of this listener, by whose configuration it was made.
+fn cookie_of<P: Probe>(
+    now: Instant,
+    listener: SlotId,
+    seg: &Segment,
+    core: &Core<P>,
+) -> CookieVerdict {
+    let cfg = core.sockets.options_of_listener(listener).config(&core.config.tcp);
     let (key, version) = (&seg.key, IpVersion::of(&seg.key.remote_ip()));
     let mac = |input: &_| core.secret.cookie_mac(key, input);
     let base = core.secret.cookie_base(key);
-    check_cookie(&core.config.tcp, version, &seg.header, now, base, mac)
+    check_cookie(&cfg, version, &seg.header, now, base, mac)
 }
 
 /// Whether a segment could end a handshake.

@@ -3,9 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use fulmar_base::{Counter, Duration, SeqNum, SlotId};
-use fulmar_shard::{ListenOptions, Reserved, SocketOptions, SynCookies};
+use fulmar_shard::{ListenOptions, Reserved, SocketOptions, StackConfig, SynCookies};
 use fulmar_socket::{Attempt, Shutdown, SocketError, Step};
-use fulmar_tcp::{CongestionControl, Keepalive};
+use fulmar_tcp::{Config, CongestionControl, EcnPolicy, Keepalive};
 use fulmar_wire::tcp::{Flags, Header};
 
 use fulmar_testbed::listener::{Rig, ack, syn, syn_options};
@@ -98,6 +98,25 @@ fn every_option_of_a_listener_is_in_its_syn_ack_and_in_its_connections() {
         assert_eq!((info.send_buffer_bytes, info.recv_buffer_bytes), (50_000, 8000));
         assert_eq!(info.mss_bytes, 988);
     }
+}
+
+#[test]
+fn a_connection_from_a_cookie_has_the_ecn_of_its_listener() {
+    let socket = SocketOptions { ecn: Some(EcnPolicy::Accept), ..SocketOptions::default() };
+    let tcp = Config { ecn: EcnPolicy::Off, ..Config::default() };
+    let stack = StackConfig { tcp, ..StackConfig::default() };
+    let mut rig = Rig::with(with(SynCookies::Always, socket), stack);
+    let plain = syn(SeqNum(1), syn_options(7));
+    rig.send_from(PEER, &Header { flags: plain.flags | Flags::ECN, ..plain }, &[]);
+    rig.pass(1);
+    let syn_ack = rig.replies_to(PEER)[0];
+    assert_eq!(syn_ack.flags, Flags::SYN | Flags::ACK | Flags::of_ace(2));
+    // The SYN,ACK arrived with Not-ECT (RFC 9768 section 3.2.2.1).
+    let last = ack(&syn_ack);
+    rig.send_from(PEER, &Header { flags: last.flags | Flags::of_ace(2), ..last }, &[]);
+    rig.pass(1);
+    let id = rig.accept().expect("a connection");
+    assert!(rig.server.tcp_entry(id).unwrap().tcb.info().accurate_ecn);
 }
 
 #[test]
