@@ -197,18 +197,20 @@ impl PendingTable {
     ) -> Result<(), DropReason> {
         if let Some(old) = self.by_flow.get(&entry.key).and_then(|id| self.entries.get_mut(*id)) {
             if old.syn.seq != entry.syn.seq {
-                (old.syn, old.min_iss) = (entry.syn, entry.min_iss.or(old.min_iss));
+                old.min_iss = entry.min_iss.or(old.min_iss);
+                (old.syn, old.ecn) = (entry.syn, entry.ecn);
             }
             return Err(DropReason::SynPending);
         }
         if queue.len >= queue.limits.backlog {
             return Err(DropReason::PendingQueueFull);
         }
-        let source = queue.sources.entry(source_of(&entry.key)).or_default();
-        if *source >= queue.limits.per_source {
+        let source = source_of(&entry.key);
+        let count = queue.sources.get(&source).copied().unwrap_or(0);
+        if count >= queue.limits.per_source {
             return Err(DropReason::SourceLimit);
         }
-        *source += 1;
+        queue.sources.insert(source, count + 1);
         let key = entry.key;
         let id = self.entries.insert(entry);
         self.by_flow.insert(key, id);
@@ -274,5 +276,52 @@ impl PendingTable {
         while let Some((_, id)) = queue.by_age.pop_front() {
             self.remove(id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::secret::Secret;
+    use fulmar_base::Secrets;
+
+    const DEADLINE: Instant = Instant::from_millis(1000);
+
+    fn table(limits: ConditionalAccept) -> (PendingTable, Box<PendingQueue>) {
+        let table = PendingTable::new(Secret::new(&Secrets::for_simulation(1)).table_hasher());
+        let queue = table.queue(limits);
+        (table, queue)
+    }
+
+    fn syn_of(remote: &str, iss: u32) -> PendingSyn {
+        PendingSyn {
+            key: FlowKey::new("10.0.0.1:80".parse().unwrap(), remote.parse().unwrap()),
+            listener: SlotId { index: 0, generation: 0 },
+            syn: tcp::Header { seq: SeqNum(iss), ..tcp::Header::default() },
+            ecn: EcnField::NotEct,
+            min_iss: None,
+            is_taken: false,
+        }
+    }
+
+    #[test]
+    fn a_source_without_pending_connections_takes_no_memory() {
+        let limits = ConditionalAccept { per_source: 0, ..ConditionalAccept::default() };
+        let (mut table, mut queue) = table(limits);
+        let added = table.add(&mut queue, syn_of("192.0.2.1:9", 1), DEADLINE);
+        assert_eq!(added, Err(DropReason::SourceLimit));
+        assert!(queue.sources.is_empty());
+    }
+
+    #[test]
+    fn a_syn_that_takes_the_place_of_another_brings_its_ecn_field() {
+        let (mut table, mut queue) = table(ConditionalAccept::default());
+        let flow = "192.0.2.1:9";
+        assert_eq!(table.add(&mut queue, syn_of(flow, 1), DEADLINE), Ok(()));
+        let other = PendingSyn { ecn: EcnField::Ce, ..syn_of(flow, 2) };
+        assert_eq!(table.add(&mut queue, other, DEADLINE), Err(DropReason::SynPending));
+        let id = table.find(&syn_of(flow, 2).key).unwrap();
+        let kept = table.get(id).unwrap();
+        assert_eq!((kept.syn.seq, kept.ecn), (SeqNum(2), EcnField::Ce));
     }
 }
