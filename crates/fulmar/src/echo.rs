@@ -44,7 +44,7 @@ impl EchoSocket {
     /// `AddrInUse`: the stack has one.
     pub fn open(stack: &Stack) -> io::Result<EchoSocket> {
         // Whatever shard a request comes to, this is where it is brought.
-        let socket = stack.new_socket_on(0, |shard| shard.echo_listen())?;
+        let socket = stack.new_socket_on(0, |shard| shard.icmp().listen())?;
         Ok(EchoSocket { socket })
     }
 
@@ -54,7 +54,7 @@ impl EchoSocket {
     /// `WouldBlock` if non-blocking, or after the read time-out.
     pub fn recv(&self) -> io::Result<EchoRequest> {
         let s = &*self.socket;
-        let r = s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.echo_receive(s.id))?;
+        let r = s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.icmp().receive_request(s.id))?;
         let payload = r.payload.to_vec();
         s.host().post(Request::Free(r.payload));
         let (from, to, ident, seq) = (r.src, r.dst, r.ident, r.seq);
@@ -69,7 +69,7 @@ impl EchoSocket {
         let EchoRequest { from, to, ident, seq, payload, .. } = request;
         let echo = EchoId { ident: *ident, seq: *seq };
         let id = self.socket.id;
-        self.socket.call(|shard, now| shard.echo_send_reply(now, id, *to, *from, echo, payload))
+        self.socket.call(|shard, now| shard.icmp().send_reply(now, id, *to, *from, echo, payload))
     }
 
     /// Sends an ICMP error about a request, in the name of `router`; `None`: of the host that was asked. Within
@@ -87,7 +87,7 @@ impl EchoSocket {
         let echo = EchoId { ident: *ident, seq: *seq };
         let about = InvokingPacket::echo_request(*from, *to, echo, payload, payload.len());
         self.socket.call(|shard, now| {
-            shard.send_icmp_error(now, &about, error, router);
+            shard.icmp().send_error(now, &about, error, router);
             Ok(())
         })
     }

@@ -133,13 +133,13 @@ impl Stack {
 
     fn ask_for_echo(&self, to: IpAddr, payload_len: usize, timeout: Duration) -> io::Result<Echo> {
         // Whatever shard the answer comes to, this is where it is brought.
-        let socket = self.new_socket_on(0, |shard| shard.ping_open())?;
+        let socket = self.new_socket_on(0, |shard| shard.icmp().open())?;
         let payload: Vec<u8> = (0..payload_len).map(|i| i as u8).collect();
         let to = with_zone(to, 0, 0);
         let start = StdInstant::now();
-        socket.call(|shard, now| shard.ping_send(now, socket.id, to, 1, &payload))?;
+        socket.call(|shard, now| shard.icmp().send_request(now, socket.id, to, 1, &payload))?;
         let echo = socket
-            .wait(Ready::READABLE, Limit::For(timeout), |shard, _| shard.ping_receive(socket.id))
+            .wait(Ready::READABLE, Limit::For(timeout), |shard, _| shard.icmp().receive_reply(socket.id))
             .map_err(|e| match e.kind() {
                 io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
                 _ => e,

@@ -94,7 +94,7 @@ impl UdpSocket {
         s.wait_coarse(
             Ready::WRITABLE,
             || s.write_limit(),
-            |shard, now| shard.udp_send_step(now, s.id, &[buf], Some(to)),
+            |shard, now| shard.udp().send_step(now, s.id, &[buf], Some(to)),
         )
     }
 
@@ -107,7 +107,7 @@ impl UdpSocket {
         s.wait_coarse(
             Ready::WRITABLE,
             || s.write_limit(),
-            |shard, now| shard.udp_send_connected(now, s.id, buf),
+            |shard, now| shard.udp().send_connected(now, s.id, buf),
         )
     }
 
@@ -311,7 +311,7 @@ impl UdpSocket {
     ) -> io::Result<()> {
         let about = InvokingPacket::datagram(source, destination, payload, payload.len());
         self.socket.call(|shard, now| {
-            shard.send_icmp_error(now, &about, error, router);
+            shard.icmp().send_error(now, &about, error, router);
             Ok(())
         })
     }

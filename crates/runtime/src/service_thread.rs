@@ -201,8 +201,8 @@ mod tests {
 
     /// Asks the other side something; whether it has answered is what the next step finds.
     fn ask(peer: &mut Shard) {
-        let ping = peer.ping_open().unwrap();
-        peer.ping_send(sys::now(), ping, ([10, 0, 0, 1], 0).into(), 1, b"?").unwrap();
+        let ping = peer.icmp().open().unwrap();
+        peer.icmp().send_request(sys::now(), ping, ([10, 0, 0, 1], 0).into(), 1, b"?").unwrap();
     }
 
     #[test]

@@ -105,7 +105,7 @@ fn a_reset_peer_is_told_once_and_the_pipe_is_broken_then() {
     w.b.tcp_entry(s).unwrap().linger = Some(Duration::ZERO);
     w.b.close(w.now, s);
     w.settle();
-    let mut error = || w.a.tcp_reserve(w.now, c, b"x", 1, Attempt::First).map(drop).unwrap_err();
+    let mut error = || w.a.sosend(c).reserve(w.now, b"x", 1, Attempt::First).map(drop).unwrap_err();
     assert_eq!(error(), SocketError::ConnectionReset);
     assert_eq!(error(), SocketError::BrokenPipe);
     assert_eq!(read(&mut w.a, w.now, c, usize::MAX), Some(vec![]));
@@ -155,7 +155,7 @@ fn writes_of_two_writers_are_not_mixed() {
         w.a.tcp_entry(c).and_then(|e| e.lock_send(1)).map(drop),
         Err(SocketError::WouldBlock)
     );
-    w.a.tcp_unlock_send(c);
+    w.a.sosend(c).unlock();
     assert!(matches!(w.a.tcp_entry(c).and_then(|e| e.lock_send(2)), Ok(Step::Done(()))));
 }
 
@@ -168,7 +168,7 @@ fn a_datagram_to_oneself_is_there_when_the_call_returns() {
     let (sender, receiver) = (udp(&mut w.a, 1), udp(&mut w.a, 2));
     for i in 0..1000u32 {
         let to = SocketAddr::from(([10, 0, 0, 1], 2));
-        w.a.udp_send(w.now, sender, &[&i.to_ne_bytes()], Some(to)).unwrap();
+        w.a.udp().send(w.now, sender, &[&i.to_ne_bytes()], Some(to)).unwrap();
         let Step::Done(d) = w.a.udp().receive(receiver).unwrap() else {
             panic!("{i} is not there")
         };

@@ -92,7 +92,7 @@ fn talk<P: Probe, Q: Probe>(a: &Host<P>, b: &Host<Q>) -> Result<(), SocketError>
     for _ in 0..20 {
         let len = 3000;
         let space = a.wait(c, Ready::WRITABLE, PATIENCE, |s, now| {
-            s.tcp_reserve(now, c, &[7; 3000], len, Attempt::First)
+            s.sosend(c).reserve(now, &[7; 3000], len, Attempt::First)
         })?;
         if let Reserved::Space(mut r) = space {
             r.chain.copy_from(0, &vec![7; r.len()]);
@@ -100,10 +100,10 @@ fn talk<P: Probe, Q: Probe>(a: &Host<P>, b: &Host<Q>) -> Result<(), SocketError>
         }
         let chain = b.wait(peer, Ready::READER, PATIENCE, |s, _| s.tcp_take(peer, 1 << 16))?;
         b.post(Request::ReadDone(peer, chain));
-        b.call(|s, now| s.udp_send(now, there, &[&[1; 100]], Some(at(1, 53))))?;
+        b.call(|s, now| s.udp().send(now, there, &[&[1; 100]], Some(at(1, 53))))?;
         let d = a.wait(here, Ready::READER, PATIENCE, |s, _| s.udp().receive(here))?;
         a.post(Request::Free(d.payload));
-        a.call(|s, now| s.udp_send(now, here, &[&[1; 100]], Some(at(2, 53))))?;
+        a.call(|s, now| s.udp().send(now, here, &[&[1; 100]], Some(at(2, 53))))?;
         let d = b.wait(there, Ready::READER, PATIENCE, |s, _| s.udp().receive(there))?;
         b.post(Request::Free(d.payload));
         thread::sleep(Duration::from_millis(1));

@@ -60,7 +60,7 @@ fn a_packet_on_the_wrong_queue_crosses_once_to_the_owner_of_its_flow() {
     let sockets = queues.each_mut().map(|q| q.udp().bind(at(2, 53), Default::default()).unwrap());
     for i in 0..SENT {
         let s = peer.udp().bind(at(1, 4000 + i), Default::default()).unwrap();
-        peer.udp_send(START, s, &[b"to whom?"], Some(at(2, 53))).unwrap();
+        peer.udp().send(START, s, &[b"to whom?"], Some(at(2, 53))).unwrap();
     }
     for ms in 1000..1100 {
         let now = Instant::from_millis(ms);
@@ -133,11 +133,11 @@ fn a_probe_sees_the_stages_of_a_write_and_of_a_read_in_their_order() {
     let now_1 = turn(&mut a, &mut b, 20);
     let Ok(Step::Done((child, _))) = b.tcp_accept(listener) else { panic!("not connected") };
     drop((out.take(), back.take()));
-    let Ok(Step::Done(Reserved::Space(r))) = a.tcp_reserve(now_1, conn, &[], 5000, Attempt::First)
+    let Ok(Step::Done(Reserved::Space(r))) = a.sosend(conn).reserve(now_1, &[], 5000, Attempt::First)
     else {
         panic!("no space")
     };
-    a.tcp_commit(now_1, conn, r);
+    a.sosend(conn).commit(now_1, r);
     use Stage as S;
     let expected = [
         S::SendChecked,

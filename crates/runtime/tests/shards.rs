@@ -9,7 +9,7 @@ use fulmar_drivers::queues::{Steering, split};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{PoolConfig, Purpose};
 use fulmar_runtime::{WatchedShard, handoffs};
-use fulmar_shard::{ListenOptions, Shard, StackConfig};
+use fulmar_shard::{ListenOptions, MoreData, Shard, StackConfig};
 use fulmar_socket::Step;
 
 const START: Instant = Instant::from_millis(1000);
@@ -51,13 +51,13 @@ impl End {
     fn work(&mut self, s: &mut WatchedShard, now: Instant) {
         let n = CHUNK.min(LEN - self.sent);
         if n > 0
-            && s.tcp_send_space(self.id).unwrap() >= n
+            && s.sosend(self.id).space().unwrap() >= n
             && let Ok(mut chain) = s.pool().alloc_chain(n, 0, Purpose::Send)
         {
             let bytes: Vec<u8> =
                 (self.sent..self.sent + n).map(|i| byte(self.seeds.0, i)).collect();
             chain.fill([&bytes[..]]);
-            match s.tcp_append(now, self.id, &mut chain, false) {
+            match s.sosend(self.id).append(now, &mut chain, MoreData::None) {
                 Ok(Step::Done(())) => self.sent += n,
                 Ok(_) => s.pool().free(chain),
                 Err(e) => panic!("{e:?}"),

@@ -98,11 +98,11 @@ fn clock(now: Instant) -> String {
 
 /// Writes a few bytes; false: not yet.
 fn write(shard: &mut Shard, now: Instant, id: SlotId, bytes: &[u8]) -> Result<bool, SocketError> {
-    match shard.tcp_reserve(now, id, bytes, bytes.len(), Attempt::First)? {
+    match shard.sosend(id).reserve(now, bytes, bytes.len(), Attempt::First)? {
         Step::Done(Reserved::Sent(n)) => Ok(n == bytes.len()),
         // A long write gets room to copy into; these are short.
         Step::Done(Reserved::Space(room)) => {
-            shard.tcp_abandon(id, room);
+            shard.sosend(id).abandon(room);
             Ok(false)
         }
         Step::WaitSpace(_) | Step::WaitData(_) => Ok(false),

@@ -2,9 +2,9 @@
 //! what the program has received.
 //!
 //! ```text
-//!   Verdict::EchoRequest ──► queue of the echo listener ──► echo_receive ──► program
-//!                            (full: dropped)                                 │ echo_reply, send_icmp_error
-//!   Ip::send_echo_reply, Ip::send_error_about_packet ◄───────────────────────┘
+//!   Verdict::EchoRequest ──► queue of the echo listener ──► receive_request ──► program
+//!                            (full: dropped)                                    │ send_reply, send_error
+//!   Ip::send_echo_reply, Ip::send_error_about_packet ◄──────────────────────────┘
 //! ```
 //!
 //! There is one echo listener, on the shard of the ping sockets. Without it such requests are dropped.
@@ -21,33 +21,34 @@ use fulmar_socket::{SocketError, Step};
 
 use crate::layers::Core;
 use crate::net::Net;
-use crate::ping::Ping;
+use crate::ping::{IcmpSockets, Ping};
 use crate::shard::Shard;
 use crate::sockets::Socket;
 
-impl<P: Probe> Shard<P> {
-    /// Opens the socket that takes echo requests to addresses that are not the stack's own
-    /// ([`crate::StackConfig::any_ip`]). In a stack of several shards: on the first.
+impl<P: Probe> IcmpSockets<'_, P> {
+    /// Opens the echo listener: the socket that receives echo requests to addresses that are not the stack's own
+    /// ([`crate::StackConfig::any_ip`]).
     ///
     /// # Errors
     /// [`SocketError::AddressInUse`]: there is one. [`SocketError::NoBuffer`]: too many sockets.
-    pub fn echo_listen(&mut self) -> Result<SlotId, SocketError> {
-        self.core.check_usable()?;
-        if self.ping.listener.is_some() {
+    pub fn listen(self) -> Result<SlotId, SocketError> {
+        let Shard { core, ping, .. } = self.shard;
+        core.check_usable()?;
+        if ping.listener.is_some() {
             return Err(SocketError::AddressInUse);
         }
-        let id = self.core.sockets.insert(Socket::EchoListener(Box::default()));
-        self.ping.listener = Some(id);
+        let id = core.sockets.insert(Socket::EchoListener(Box::default()));
+        ping.listener = Some(id);
         Ok(id)
     }
 
-    /// The oldest echo request. Free its payload with [`Shard::free`].
+    /// Takes the oldest echo request. Free its payload with [`Shard::free`].
     ///
     /// # Errors
     /// [`SocketError::BadHandle`], [`SocketError::NetworkDown`].
-    pub fn echo_receive(&mut self, id: SlotId) -> Result<Step<EchoRequest>, SocketError> {
-        let down = self.down();
-        match self.core.sockets.get_mut(id) {
+    pub fn receive_request(self, id: SlotId) -> Result<Step<EchoRequest>, SocketError> {
+        let down = self.shard.down();
+        match self.shard.core.sockets.get_mut(id) {
             Some(Socket::EchoListener(listener)) => match listener.pop() {
                 Some(request) => Ok(Step::Done(request)),
                 None => down.map_or(Ok(Step::WaitData(1)), Err),
@@ -61,8 +62,8 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// [`SocketError::BadHandle`]: `id` is no echo listener. [`SocketError::AddressNotAvailable`]: `src` is
     /// not the stack's. No route, too long, no buffer.
-    pub fn echo_send_reply(
-        &mut self,
+    pub fn send_reply(
+        self,
         now: Instant,
         id: SlotId,
         src: IpAddr,
@@ -70,36 +71,37 @@ impl<P: Probe> Shard<P> {
         echo: EchoId,
         payload: &[u8],
     ) -> Result<(), SocketError> {
-        if !matches!(self.core.sockets.get(id), Some(Socket::EchoListener(_))) {
+        let Core { net, sockets, .. } = &mut self.shard.core;
+        if !matches!(sockets.get(id), Some(Socket::EchoListener(_))) {
             return Err(SocketError::BadHandle);
         }
-        if !self.core.net.ip.accepts(src) || src.is_ipv4() != dst.is_ipv4() {
+        if !net.ip.accepts(src) || src.is_ipv4() != dst.is_ipv4() {
             return Err(SocketError::AddressNotAvailable);
         }
         if payload.len() > fulmar_udp::max_payload(usize::MAX, dst) {
             return Err(SocketError::MessageTooLong);
         }
         let parts = core::iter::once(payload);
-        let chain = self.core.net.fill_datagram(id, parts, payload.len())?;
+        let chain = net.fill_datagram(id, parts, payload.len())?;
         let Some(chain) = chain else { return Ok(()) };
-        let net = &mut self.core.net;
         let sent = net.with_ip(now, |ip, cx| ip.send_echo_reply(cx, src, dst, echo, chain));
         sent.map_err(|_| SocketError::HostUnreachable)?;
-        self.finish_datagrams(now);
+        self.shard.finish_datagrams(now);
         Ok(())
     }
 
-    /// Sends an ICMP error about a datagram or an echo request that was received, in the name of `from`, or
-    /// of its destination. Within the limit of ICMP errors; nothing is sent about what went to a group.
-    pub fn send_icmp_error(
-        &mut self,
+    /// Sends an ICMP error about a received datagram or echo request. Its source is `from`; `None`: the destination of
+    /// that packet. The rate limit of ICMP errors applies. No error is sent about a packet to a group.
+    pub fn send_error(
+        self,
         now: Instant,
         about: &InvokingPacket<'_>,
         error: SentError,
         from: Option<IpAddr>,
     ) {
-        self.core.net.with_ip(now, |ip, cx| ip.send_error_about_packet(cx, about, error, from));
-        self.finish_datagrams(now);
+        let net = &mut self.shard.core.net;
+        net.with_ip(now, |ip, cx| ip.send_error_about_packet(cx, about, error, from));
+        self.shard.finish_datagrams(now);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Sockets for echo requests: their calls, and the input of replies and errors.
+//! Ping sockets: their calls, and the input of echo replies and of ICMP errors about echo requests.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -15,74 +15,88 @@ use crate::shard::Shard;
 use crate::slab::Slab;
 use crate::sockets::{Echo, PingEntry, Socket};
 
-/// The sockets for echo requests, by their identifiers, and that for those of others.
+/// The ICMP sockets of a shard.
 #[derive(Default)]
 pub struct Ping {
+    /// Ping sockets by the identifier of their echo requests.
     pub idents: BTreeMap<u16, SlotId>,
-    /// The socket that takes echo requests to addresses of other hosts.
+    /// The socket that receives echo requests to addresses of other hosts.
     pub listener: Option<SlotId>,
 }
 
+/// The calls of ICMP sockets: echo requests and their replies, echo requests of others, ICMP errors.
+pub struct IcmpSockets<'a, P: Probe> {
+    pub(crate) shard: &'a mut Shard<P>,
+}
+
 impl<P: Probe> Shard<P> {
-    /// Opens a socket for echo requests.
+    /// ICMP sockets. In a stack of several shards they are on the first.
+    pub fn icmp(&mut self) -> IcmpSockets<'_, P> {
+        IcmpSockets { shard: self }
+    }
+}
+
+impl<P: Probe> IcmpSockets<'_, P> {
+    /// Opens a ping socket, which has an identifier of its own.
     ///
     /// # Errors
-    /// A device that is gone, too many sockets, or no identifier left.
-    pub fn ping_open(&mut self) -> Result<SlotId, SocketError> {
-        self.core.check_usable()?;
-        if self.ping.idents.len() > usize::from(u16::MAX) {
+    /// [`SocketError::NetworkDown`]; [`SocketError::NoBuffer`]: too many sockets;
+    /// [`SocketError::AddressNotAvailable`]: no identifier is left.
+    pub fn open(self) -> Result<SlotId, SocketError> {
+        let Shard { core, ping, .. } = self.shard;
+        core.check_usable()?;
+        if ping.idents.len() > usize::from(u16::MAX) {
             return Err(SocketError::AddressNotAvailable);
         }
         // Of 65,536 identifiers a few are in use.
-        let mut ident = self.core.secret.echo_ident();
-        while self.ping.idents.contains_key(&ident) {
+        let mut ident = core.secret.echo_ident();
+        while ping.idents.contains_key(&ident) {
             ident = ident.wrapping_add(1);
         }
-        let id = self.core.sockets.insert(Socket::Ping(Box::new(PingEntry::new(ident))));
-        self.ping.idents.insert(ident, id);
+        let id = core.sockets.insert(Socket::Ping(Box::new(PingEntry::new(ident))));
+        ping.idents.insert(ident, id);
         Ok(id)
     }
 
     /// Sends an echo request with `bytes` of payload.
     ///
     /// # Errors
-    /// No route, too long, no buffer.
-    pub fn ping_send(
-        &mut self,
+    /// [`SocketError::BadHandle`]: `id` is no ping socket. [`SocketError::NetworkUnreachable`];
+    /// [`SocketError::MessageTooLong`]; [`SocketError::NoBuffer`]; [`SocketError::HostUnreachable`].
+    pub fn send_request(
+        self,
         now: Instant,
         id: SlotId,
         to: SocketAddr,
         seq: u16,
         bytes: &[u8],
     ) -> Result<(), SocketError> {
-        let Some(Socket::Ping(p)) = self.core.sockets.get(id) else {
+        let Core { net, sockets, .. } = &mut self.shard.core;
+        let Some(Socket::Ping(p)) = sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
-        let ident = p.ident;
-        let route = self.core.net.ip.route(to.ip(), zone_of(to));
+        let route = net.ip.route(to.ip(), zone_of(to));
         route.map_err(|_| SocketError::NetworkUnreachable)?;
         if bytes.len() > fulmar_udp::max_payload(usize::MAX, to.ip()) {
             return Err(SocketError::MessageTooLong);
         }
-        let payload = self.core.net.fill_datagram(id, core::iter::once(bytes), bytes.len())?;
+        let payload = net.fill_datagram(id, core::iter::once(bytes), bytes.len())?;
         let Some(payload) = payload else { return Ok(()) };
-        let echo = EchoId { ident, seq };
-        let sent = self.core.net.with_ip(now, |ip, cx| ip.echo_request(cx, to, echo, payload));
+        let echo = EchoId { ident: p.ident, seq };
+        let sent = net.with_ip(now, |ip, cx| ip.echo_request(cx, to, echo, payload));
         sent.map_err(|_| SocketError::HostUnreachable)?;
-        if let Some(Socket::Ping(p)) = self.core.sockets.get_mut(id) {
-            p.note_sent(to.ip(), seq);
-        }
-        self.finish_datagrams(now);
+        p.note_sent(to.ip(), seq);
+        self.shard.finish_datagrams(now);
         Ok(())
     }
 
-    /// The next answer.
+    /// Takes the oldest reply of a ping socket, or ICMP error about one of its requests.
     ///
     /// # Errors
     /// [`SocketError::BadHandle`], [`SocketError::NetworkDown`].
-    pub fn ping_receive(&mut self, id: SlotId) -> Result<Step<Echo>, SocketError> {
-        let down = self.down();
-        match self.core.sockets.get_mut(id) {
+    pub fn receive_reply(self, id: SlotId) -> Result<Step<Echo>, SocketError> {
+        let down = self.shard.down();
+        match self.shard.core.sockets.get_mut(id) {
             Some(Socket::Ping(p)) => match p.receive() {
                 Some(echo) => Ok(Step::Done(echo)),
                 None => down.map_or(Ok(Step::WaitData(1)), Err),
@@ -93,7 +107,7 @@ impl<P: Probe> Shard<P> {
 }
 
 impl Ping {
-    /// Closes a socket for echo requests.
+    /// Closes a ping socket.
     pub fn close<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
         let Some(Socket::Ping(mut ping)) = core.sockets.remove(id) else { return };
         self.idents.remove(&ping.ident);
@@ -102,13 +116,13 @@ impl Ping {
         }
     }
 
-    /// An answer of a peer.
+    /// An echo reply.
     pub fn input<P: Probe>(&self, r: EchoReply, core: &mut Core<P>) {
         let EchoReply { ident, from, seq, hop_limit, payload } = r;
         self.deliver(ident, Echo { from, seq, hop_limit, outcome: Ok(payload) }, core);
     }
 
-    /// An ICMP error about an echo request of ours; one that was not sent lately is dropped.
+    /// An ICMP error about an echo request. Dropped unless the socket remembers the request.
     pub fn icmp_error<P: Probe>(&self, now: Instant, e: QuotedError, core: &mut Core<P>) {
         let (ident, seq, to) = (e.local.port(), e.seq as u16, e.remote.ip());
         let ping = self.find(ident, &mut core.sockets);

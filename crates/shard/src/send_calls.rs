@@ -11,48 +11,62 @@ use crate::layers::Core;
 use crate::shard::Shard;
 use crate::sockets::Socket;
 
+/// The send calls of one connection: `sosend` in steps, and whole chains.
+pub struct SendCalls<'a, P: Probe> {
+    shard: &'a mut Shard<P>,
+    id: SlotId,
+}
+
 impl<P: Probe> Shard<P> {
-    /// Unlocks the send side: the next writer may begin.
-    pub fn tcp_unlock_send(&mut self, id: SlotId) {
-        if let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) {
+    /// Sends on a connection.
+    #[inline(always)]
+    pub fn sosend(&mut self, id: SlotId) -> SendCalls<'_, P> {
+        SendCalls { shard: self, id }
+    }
+}
+
+impl<P: Probe> SendCalls<'_, P> {
+    /// Unlocks the send side (BSD: `sbunlock`): the next writer may begin.
+    pub fn unlock(self) {
+        if let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) {
             entry.writer = 0;
-            self.notify(id);
+            self.shard.notify(self.id);
         }
     }
 
-    /// First step of a write of `total` bytes: a small one whose bytes are all in `first` is done at
-    /// once, a larger one gets space and storage to copy into.
+    /// First step of a write of `total` bytes. A small one whose bytes are all in `first` is complete with this step; a
+    /// larger one gets space and storage to copy into.
     ///
     /// # Errors
-    /// Why the connection takes no more.
-    pub fn tcp_reserve(
-        &mut self,
+    /// The error of the connection; [`SocketError::BadHandle`].
+    pub fn reserve(
+        self,
         now: Instant,
-        id: SlotId,
         first: &[u8],
         total: usize,
         attempt: Attempt,
     ) -> Result<Step<Reserved>, SocketError> {
-        if self.core.net.probe.stops_at(Stage::Locked) {
+        let SendCalls { shard, id } = self;
+        if shard.core.net.probe.stops_at(Stage::Locked) {
             return Ok(Step::Done(Reserved::Sent(total)));
         }
-        self.core.sockets.check_down(id)?;
-        if self.core.net.ends_at(Stage::SendChecked) {
+        shard.core.sockets.check_error(id)?;
+        if shard.core.net.ends_at(Stage::SendChecked) {
             return Ok(Step::Done(Reserved::Sent(total)));
         }
         if total == first.len()
-            && let Some(bytes) = append_small(&mut self.core, id, first)?
+            && let Some(bytes) = append_small(&mut shard.core, id, first)?
         {
-            if !self.core.net.ends_at(Stage::SendCommitted) {
-                self.send_written(now, id);
+            if !shard.core.net.ends_at(Stage::SendCommitted) {
+                shard.send_written(now, id);
             }
             return Ok(Step::Done(Reserved::Sent(bytes)));
         }
-        let step = reserve_space(&mut self.core, id, total, attempt)?;
+        let step = reserve_space(&mut shard.core, id, total, attempt)?;
         if let Step::WaitSpace(_) | Step::WaitData(_) = &step
-            && sosend::has_space(&self.core.sockets.tcp(id)?.tcb, total, attempt)
+            && sosend::has_space(&shard.core.sockets.tcp(id)?.tcb, total, attempt)
         {
-            self.core.wait_to_send(now, id, SocketError::NoBuffer);
+            shard.core.wait_to_send(now, id, SocketError::NoBuffer);
         }
         Ok(match step {
             Step::Done(r) => Step::Done(Reserved::Space(r)),
@@ -60,35 +74,139 @@ impl<P: Probe> Shard<P> {
         })
     }
 
-    /// As [`Shard::tcp_reserve`], for the first attempt of a write that is not small, and without
-    /// the time: if it has to wait, call that one next.
+    /// As [`SendCalls::reserve`], for the first attempt of a write that is not small, and without the time: if the write
+    /// has to wait, the next attempt is [`SendCalls::reserve`].
     ///
     /// # Errors
-    /// Why the connection takes no more.
-    pub fn tcp_try_reserve(
-        &mut self,
-        id: SlotId,
-        total: usize,
-    ) -> Result<Step<Reservation>, SocketError> {
-        self.core.sockets.check_down(id)?;
-        self.pass(Stage::SendChecked);
-        reserve_space(&mut self.core, id, total, Attempt::First)
+    /// As [`SendCalls::reserve`].
+    pub fn try_reserve(self, total: usize) -> Result<Step<Reservation>, SocketError> {
+        let SendCalls { shard, id } = self;
+        shard.core.sockets.check_error(id)?;
+        shard.pass(Stage::SendChecked);
+        reserve_space(&mut shard.core, id, total, Attempt::First)
     }
 
-    /// Last step of a write: the bytes are ready; one output for all of them.
-    pub fn tcp_commit(&mut self, now: Instant, id: SlotId, r: Reservation) {
+    /// Last step of a write: commits the filled reservation, and runs the output once for all of its bytes.
+    pub fn commit(self, now: Instant, r: Reservation) {
+        let SendCalls { shard, id } = self;
         let (bytes, mbufs) = (r.len(), r.chain.segs());
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            return self.core.net.pool.free(r.into_chain());
+        let Some(Socket::Tcp(entry)) = shard.core.sockets.get_mut(id) else {
+            return shard.core.net.pool.free(r.into_chain());
         };
-        sosend::commit(&mut entry.tcb, &mut self.core.net.pool, r);
-        self.core.net.count_write(bytes, mbufs);
-        self.core.net.count_copied(bytes);
-        if !self.core.net.ends_at(Stage::SendCommitted) {
-            self.send_part(now, id, bytes);
+        sosend::commit(&mut entry.tcb, &mut shard.core.net.pool, r);
+        shard.core.net.count_write(bytes, mbufs);
+        shard.core.net.count_copied(bytes);
+        if !shard.core.net.ends_at(Stage::SendCommitted) {
+            shard.send_part(now, id, bytes);
         }
     }
 
+    /// Gives a reservation back that was not filled, or only in part.
+    pub fn abandon(self, r: Reservation) {
+        let net = &mut self.shard.core.net;
+        match self.shard.core.sockets.get_mut(self.id) {
+            Some(Socket::Tcp(entry)) => sosend::abandon(&mut entry.tcb, &mut net.pool, r),
+            _ => net.pool.free(r.into_chain()),
+        }
+    }
+
+    /// Appends as many of the shared bytes of `part` as fit, without a copy, and runs the output once. Returns how many
+    /// were appended.
+    ///
+    /// # Errors
+    /// As [`SendCalls::reserve`].
+    pub fn share(
+        self,
+        now: Instant,
+        owner: &Arc<dyn SharedBytes>,
+        part: Range<usize>,
+        attempt: Attempt,
+    ) -> Result<Step<usize>, SocketError> {
+        let SendCalls { shard, id } = self;
+        shard.core.sockets.check_error(id)?;
+        shard.pass(Stage::SendChecked);
+        let Some(Socket::Tcp(entry)) = shard.core.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        let want = part.len();
+        match sosend::share(&mut entry.tcb, &mut shard.core.net.pool, owner, part, attempt)? {
+            Step::Done(shared) => {
+                entry.blocked.is_blocked = false;
+                entry.tcb.set_msg_more(false);
+                shard.core.net.count_write(shared.bytes, shared.mbufs);
+                shard.pass(Stage::SendCommitted);
+                shard.send_part(now, id, shared.bytes);
+                Ok(Step::Done(shared.bytes))
+            }
+            Step::WaitSpace(n) | Step::WaitData(n) => {
+                if sosend::has_space(&entry.tcb, want, attempt) {
+                    shard.core.wait_to_send(now, id, SocketError::NoBuffer);
+                }
+                Ok(Step::WaitSpace(n))
+            }
+        }
+    }
+
+    /// Free space of the send buffer in bytes (BSD: `sbspace`), after the checks of a write in their order. 0 while the
+    /// handshake is not complete.
+    ///
+    /// # Errors
+    /// As [`SendCalls::reserve`].
+    pub fn space(self) -> Result<usize, SocketError> {
+        self.shard.core.sockets.check_error(self.id)?;
+        sosend::space(&mut self.shard.core.sockets.tcp(self.id)?.tcb)
+    }
+
+    /// Appends a finished chain, whole or not at all, and runs the output once (BSD: `pru_send`). Chains of at most
+    /// `SMALL_WRITE_BYTES` are copied into the space behind the tail of the send buffer. The chain is taken only if the
+    /// result is `Done`. It may have storage of another stack, which is copied when it is sent.
+    ///
+    /// # Errors
+    /// As [`SendCalls::reserve`].
+    pub fn append(
+        self,
+        now: Instant,
+        chain: &mut Chain,
+        more: MoreData,
+    ) -> Result<Step<()>, SocketError> {
+        let SendCalls { shard, id } = self;
+        shard.core.sockets.check_error(id)?;
+        let (bytes, mbufs) = (chain.len(), chain.segs());
+        let Some(Socket::Tcp(entry)) = shard.core.sockets.get_mut(id) else {
+            return Err(SocketError::BadHandle);
+        };
+        if let Step::WaitSpace(n) = sosend::append(&mut entry.tcb, &mut shard.core.net.pool, chain)?
+        {
+            return Ok(Step::WaitSpace(n));
+        }
+        entry.tcb.set_msg_more(more == MoreData::Follows);
+        shard.core.net.count_write(bytes, mbufs);
+        if more == MoreData::Follows || bytes >= LARGE_WRITE_BYTES {
+            shard.send_streamed(now, id);
+        } else {
+            shard.send_written(now, id);
+        }
+        Ok(Step::Done(()))
+    }
+}
+
+/// Whether another write follows at once (MSG_MORE).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MoreData {
+    /// The next write follows: a partial segment waits for it.
+    Follows,
+    /// No further write is known.
+    None,
+}
+
+impl MoreData {
+    /// [`MoreData::Follows`] if `bytes` of the whole are left to be written.
+    pub fn of_rest(bytes: u64) -> MoreData {
+        if bytes > 0 { MoreData::Follows } else { MoreData::None }
+    }
+}
+
+impl<P: Probe> Shard<P> {
     /// The output of a write of `bytes`, which may be a part of a stream.
     fn send_part(&mut self, now: Instant, id: SlotId, bytes: usize) {
         // A writer whom TCP_NOTSENT_LOWAT holds back does not follow with the rest of a segment at once.
@@ -106,11 +224,11 @@ impl<P: Probe> Shard<P> {
     /// As [`Shard::send_written`] for a part of a stream.
     fn send_streamed(&mut self, now: Instant, id: SlotId) {
         self.tcp.output_written(now, id, &mut self.core);
-        if !self.core.defers_transmit(now) && leaves_answers(&self.core, id) {
+        if !self.core.defers_transmit(now) && leaves_acks(&self.core, id) {
             self.core.net.flush();
             self.tcp.check_link(&mut self.core);
         }
-        // Retries what the device has refused, and receives ACKs, if they are wanted.
+        // Receives ACKs unless they were left, and retries the frames that the device has refused.
         self.finish_call(now);
     }
 
@@ -119,99 +237,10 @@ impl<P: Probe> Shard<P> {
         self.tcp.output_written(now, id, &mut self.core);
         self.finish_call(now);
     }
-
-    /// A write failed while it was copied.
-    pub fn tcp_abandon(&mut self, id: SlotId, r: Reservation) {
-        match self.core.sockets.get_mut(id) {
-            Some(Socket::Tcp(entry)) => sosend::abandon(&mut entry.tcb, &mut self.core.net.pool, r),
-            _ => self.core.net.pool.free(r.into_chain()),
-        }
-    }
-
-    /// Appends as much of the shared bytes of `part` as fits, without a copy, and runs the
-    /// output once; returns how many.
-    ///
-    /// # Errors
-    /// Why the connection takes no more.
-    pub fn tcp_share(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        owner: &Arc<dyn SharedBytes>,
-        part: Range<usize>,
-        attempt: Attempt,
-    ) -> Result<Step<usize>, SocketError> {
-        self.core.sockets.check_down(id)?;
-        self.pass(Stage::SendChecked);
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            return Err(SocketError::BadHandle);
-        };
-        let want = part.len();
-        match sosend::share(&mut entry.tcb, &mut self.core.net.pool, owner, part, attempt)? {
-            Step::Done(shared) => {
-                entry.blocked.is_blocked = false;
-                entry.tcb.set_msg_more(false);
-                self.core.net.count_write(shared.bytes, shared.mbufs);
-                self.pass(Stage::SendCommitted);
-                self.send_part(now, id, shared.bytes);
-                Ok(Step::Done(shared.bytes))
-            }
-            Step::WaitSpace(n) | Step::WaitData(n) => {
-                if sosend::has_space(&entry.tcb, want, attempt) {
-                    self.core.wait_to_send(now, id, SocketError::NoBuffer);
-                }
-                Ok(Step::WaitSpace(n))
-            }
-        }
-    }
-
-    /// Free space of a send buffer, after the checks of a write in their order; 0 while the
-    /// connection is being made.
-    ///
-    /// # Errors
-    /// Why the connection takes no more.
-    pub fn tcp_send_space(&mut self, id: SlotId) -> Result<usize, SocketError> {
-        self.core.sockets.check_down(id)?;
-        sosend::space(&mut self.core.sockets.tcp(id)?.tcb)
-    }
-
-    /// Hands a finished chain to a connection, whole or not at all, and runs its output once: what
-    /// the published stacks call `pru_send`. Pieces of at most `SMALL_WRITE_BYTES` are copied into
-    /// the space behind the tail of the send buffer. `more`: another chain follows, so that a
-    /// partial segment waits for it. The chain is taken only if the answer is `Done`; storage of
-    /// another stack in it is allowed and copied when it is sent.
-    ///
-    /// # Errors
-    /// Why the connection takes no more.
-    pub fn tcp_append(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        chain: &mut Chain,
-        more: bool,
-    ) -> Result<Step<()>, SocketError> {
-        self.core.sockets.check_down(id)?;
-        let (bytes, mbufs) = (chain.len(), chain.segs());
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            return Err(SocketError::BadHandle);
-        };
-        if let Step::WaitSpace(n) = sosend::append(&mut entry.tcb, &mut self.core.net.pool, chain)?
-        {
-            return Ok(Step::WaitSpace(n));
-        }
-        entry.tcb.set_msg_more(more);
-        self.core.net.count_write(bytes, mbufs);
-        if more || bytes >= LARGE_WRITE_BYTES {
-            self.send_streamed(now, id);
-        } else {
-            self.send_written(now, id);
-        }
-        Ok(Step::Done(()))
-    }
 }
 
-/// Writes from this size on are treated as a part of a stream. Smaller ones are messages, whose tail the
-/// peer waits for.
+/// Smallest write that is treated as a part of a stream, bytes: its partial segment is deferred. A smaller write is a
+/// message, which the peer waits for.
 const LARGE_WRITE_BYTES: usize = 32 << 10;
 
 /// Space and storage for a write.
@@ -250,10 +279,10 @@ fn append_small<P: Probe>(
     Ok(Some(taken.bytes))
 }
 
-/// Whether a write leaves the ACKs of the peer in the device: while much of the send buffer is free the
-/// next write finds several ACKs together, for little more than one costs. A writer that waits for ACKs
-/// polls by itself, and the service thread polls where no call follows.
-fn leaves_answers<P: Probe>(core: &Core<P>, id: SlotId) -> bool {
+/// Whether a write does not poll for ACKs: while at least three quarters of the send buffer are free, the next write
+/// receives several ACKs with one poll. A writer that waits for space polls while it waits, and the service thread
+/// polls when no call follows.
+fn leaves_acks<P: Probe>(core: &Core<P>, id: SlotId) -> bool {
     match core.sockets.get(id) {
         Some(Socket::Tcp(entry)) => {
             let queue = entry.tcb.send_queue_ref();
@@ -265,8 +294,8 @@ fn leaves_answers<P: Probe>(core: &Core<P>, id: SlotId) -> bool {
 
 /// Result of the first step of a write.
 pub enum Reserved {
-    /// The write was small and is complete.
+    /// The write was small and is complete: bytes accepted.
     Sent(usize),
-    /// Fill the chain outside the lock, then commit.
+    /// Space and storage: to be filled outside the lock, then committed.
     Space(Reservation),
 }

@@ -11,6 +11,7 @@ use fulmar_socket::{Reservation, SocketError, Step};
 use fulmar_tcp::State;
 
 use crate::layers::Core;
+use crate::send_calls::MoreData;
 use crate::shard::Shard;
 use crate::sockets::{Socket, TcpEntry};
 use crate::tcp::Tcp;
@@ -41,7 +42,7 @@ impl<P: Probe> SendFileCalls<'_, P> {
         worth: LowWater,
     ) -> Result<Step<(Reservation, Piece)>, SocketError> {
         let core = &mut self.shard.core;
-        core.sockets.check_down(self.id)?;
+        core.sockets.check_error(self.id)?;
         core.net.pass(Stage::SendChecked);
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(self.id) else {
             return Err(SocketError::BadHandle);
@@ -71,20 +72,20 @@ impl<P: Probe> SendFileCalls<'_, P> {
         now: Instant,
         mut r: Reservation,
         filled: usize,
-        more: bool,
+        more: MoreData,
     ) -> Result<(), SocketError> {
         let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) else {
-            self.shard.tcp_abandon(self.id, r);
+            self.shard.sosend(self.id).abandon(r);
             return Err(SocketError::BadHandle);
         };
         if let Some(e) = take_send_error(entry) {
-            self.shard.tcp_abandon(self.id, r);
+            self.shard.sosend(self.id).abandon(r);
             return Err(e);
         }
         let taken = Taken { bytes: filled, mbufs: r.chain.segs() };
         r.keep(filled);
         sosend::commit(&mut entry.tcb, &mut self.shard.core.net.pool, r);
-        entry.tcb.set_more(more);
+        entry.tcb.set_more(more == MoreData::Follows);
         self.shard.core.net.count_copied(filled);
         self.send(now, taken);
         Ok(())
@@ -106,7 +107,7 @@ impl<P: Probe> SendFileCalls<'_, P> {
         worth: LowWater,
     ) -> Result<Step<usize>, SocketError> {
         let core = &mut self.shard.core;
-        core.sockets.check_down(self.id)?;
+        core.sockets.check_error(self.id)?;
         core.net.pass(Stage::SendChecked);
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(self.id) else {
             return Err(SocketError::BadHandle);
@@ -154,13 +155,13 @@ impl<P: Probe> SendFileCalls<'_, P> {
         if let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) {
             sendfile::restore(&mut entry.tcb);
         }
-        self.shard.tcp_unlock_send(self.id);
+        self.shard.sosend(self.id).unlock();
     }
 
     /// Accepted bytes cannot be read from the file: the stream has a hole, so the connection is reset with an
     /// error.
     pub fn fail(&mut self, now: Instant, r: Reservation) {
-        self.shard.tcp_abandon(self.id, r);
+        self.shard.sosend(self.id).abandon(r);
         let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) else { return };
         if entry.tcb.state() == State::Closed {
             return;

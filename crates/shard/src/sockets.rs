@@ -122,8 +122,8 @@ impl Slab<Socket> {
         matches!(self.get(id), Some(Socket::Tcp(entry)) if entry.is_queued)
     }
 
-    /// The error of a connection that the shard itself failed.
-    pub fn check_down(&self, id: SlotId) -> Result<(), SocketError> {
+    /// The error with which the shard has failed a connection: the device is gone, or bytes of a file cannot be read.
+    pub fn check_error(&self, id: SlotId) -> Result<(), SocketError> {
         match self.get(id) {
             Some(Socket::Tcp(entry)) => entry.error.map_or(Ok(()), Err),
             _ => Ok(()),
@@ -275,7 +275,7 @@ impl TcpEntry {
     }
 
     /// Locks the send side for a whole call (BSD: `sblock`). `writer` identifies the thread and is not 0. Wait
-    /// for `WRITABLE` and repeat; unlock with [`Shard::tcp_unlock_send`](crate::Shard::tcp_unlock_send).
+    /// for `WRITABLE` and repeat; unlock with [`SendCalls::unlock`](crate::SendCalls::unlock).
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`]: this thread holds the lock, and a signal handler interrupted it.

@@ -112,7 +112,7 @@ impl<P: Probe> Shard<P> {
     /// # Errors
     /// Why it failed.
     pub fn tcp_connected(&mut self, id: SlotId) -> Result<Step<()>, SocketError> {
-        self.core.sockets.check_down(id)?;
+        self.core.sockets.check_error(id)?;
         let entry = self.core.sockets.tcp(id)?;
         match entry.tcb.state() {
             State::SynSent | State::SynReceived => Ok(Step::WaitSpace(1)),

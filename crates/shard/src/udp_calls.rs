@@ -1,4 +1,4 @@
-//! Calls of datagram sockets, sending apart.
+//! Calls of datagram sockets: opening, receiving, options. Sending is in `udp_output.rs` and `udp_many.rs`.
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -27,17 +27,16 @@ pub enum TakenDatagram {
     Whole(Datagram),
 }
 
-/// The calls of datagram sockets, sending apart.
+/// The calls of datagram sockets.
 pub struct UdpSockets<'a, P: Probe> {
-    udp: &'a mut Udp,
-    pub(crate) core: &'a mut Core<P>,
+    pub(crate) shard: &'a mut Shard<P>,
 }
 
 impl<P: Probe> Shard<P> {
-    /// Datagram sockets: to open them, to receive, and their options.
-    #[inline]
+    /// Datagram sockets.
+    #[inline(always)]
     pub fn udp(&mut self) -> UdpSockets<'_, P> {
-        UdpSockets { udp: &mut self.udp, core: &mut self.core }
+        UdpSockets { shard: self }
     }
 
     /// The pending error of any socket, once.
@@ -66,8 +65,8 @@ impl<P: Probe> UdpSockets<'_, P> {
     /// # Errors
     /// The address is not ours, or is in use.
     pub fn bind(&mut self, local: SocketAddr, options: BindOptions) -> Result<SlotId, SocketError> {
-        self.core.check_usable()?;
-        self.udp.bind(local, options, |_| true, self.core)
+        self.shard.core.check_usable()?;
+        self.shard.udp.bind(local, options, |_| true, &mut self.shard.core)
     }
 
     /// Opens a datagram socket with one peer. Its port is one whose packets the hash of the flow brings
@@ -77,18 +76,18 @@ impl<P: Probe> UdpSockets<'_, P> {
     /// As [`UdpSockets::bind`] and [`UdpSockets::connect`].
     pub fn open(&mut self, remote: SocketAddr) -> Result<SlotId, SocketError> {
         let remote = unmap(remote);
-        let choice = self.core.net.ip.route(remote.ip(), zone_of(remote));
+        let choice = self.shard.core.net.ip.route(remote.ip(), zone_of(remote));
         let src = choice.map_err(|_| SocketError::NetworkUnreachable)?.src;
-        let ownership = self.core.siblings.ownership();
+        let ownership = self.shard.core.siblings.ownership();
         let comes_home =
             |port| ownership.owns(&FlowKey::new(with_zone(src, port, zone_of(remote)), remote));
-        self.core.check_usable()?;
+        self.shard.core.check_usable()?;
         let local = with_zone(src, 0, zone_of(remote));
-        let socket = self.udp.bind(local, BindOptions::default(), comes_home, self.core)?;
+        let socket = self.shard.udp.bind(local, BindOptions::default(), comes_home, &mut self.shard.core)?;
         match self.connect(socket, remote) {
             Ok(()) => Ok(socket),
             Err(e) => {
-                self.udp.close(socket, self.core);
+                self.shard.udp.close(socket, &mut self.shard.core);
                 Err(e)
             }
         }
@@ -100,9 +99,9 @@ impl<P: Probe> UdpSockets<'_, P> {
     /// No route, or another socket has the pair.
     pub fn connect(&mut self, id: SlotId, remote: SocketAddr) -> Result<(), SocketError> {
         let remote = unmap(remote);
-        let choice = self.core.net.ip.route(remote.ip(), zone_of(remote));
+        let choice = self.shard.core.net.ip.route(remote.ip(), zone_of(remote));
         let choice = choice.map_err(|_| SocketError::NetworkUnreachable)?;
-        let entry = self.core.sockets.udp(id)?;
+        let entry = self.shard.core.sockets.udp(id)?;
         if entry.socket.local.is_some_and(|l| l.port() == 0) {
             // Bound to every port.
             return Err(SocketError::Invalid);
@@ -116,12 +115,12 @@ impl<P: Probe> UdpSockets<'_, P> {
         check_family(bound, entry.v6_only, remote)?;
         let ip = if bound.ip().is_unspecified() { choice.src } else { bound.ip() };
         let local = with_zone(ip, bound.port(), zone_of(remote));
-        self.udp.table.connect(binding, local, remote).map_err(bind_error)?;
-        let entry = self.core.sockets.udp(id)?;
+        self.shard.udp.table.connect(binding, local, remote).map_err(bind_error)?;
+        let entry = self.shard.core.sockets.udp(id)?;
         entry.socket.remote = Some(remote);
         entry.socket.local = Some(local);
         entry.template = None;
-        self.udp.templates.remove(id);
+        self.shard.udp.templates.remove(id);
         Ok(())
     }
 
@@ -130,14 +129,14 @@ impl<P: Probe> UdpSockets<'_, P> {
     /// # Errors
     /// An error that came back for an earlier datagram.
     pub fn receive(&mut self, id: SlotId) -> Result<Step<Datagram>, SocketError> {
-        let down = self.core.events.down;
-        let entry = self.core.sockets.udp(id)?;
+        let down = self.shard.core.events.down;
+        let entry = self.shard.core.sockets.udp(id)?;
         // The error first, as Linux has it.
         if let Some(e) = entry.socket.take_error() {
             return Err(udp_error(e));
         }
         if let Some(d) = entry.socket.receive() {
-            self.core.net.pass(Stage::ReceiveTaken);
+            self.shard.core.net.pass(Stage::ReceiveTaken);
             return Ok(Step::Done(d));
         }
         if let Some(e) = down {
@@ -165,12 +164,12 @@ impl<P: Probe> UdpSockets<'_, P> {
             return Ok(Step::Done(TakenDatagram::Whole(d)));
         }
         let mut bytes = 0;
-        if !self.core.net.probe.stops_at(Stage::ReceiveTaken) {
+        if !self.shard.core.net.probe.stops_at(Stage::ReceiveTaken) {
             bytes = d.payload.copy_to(0, into);
-            self.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
-            self.core.net.pass(Stage::ReceiveCopied);
+            self.shard.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
+            self.shard.core.net.pass(Stage::ReceiveCopied);
         }
-        self.core.net.pool.free(d.payload);
+        self.shard.core.net.pool.free(d.payload);
         Ok(Step::Done(TakenDatagram::Copied(bytes, d.src)))
     }
 
@@ -183,8 +182,8 @@ impl<P: Probe> UdpSockets<'_, P> {
         id: SlotId,
         into: &mut [u8],
     ) -> Result<Step<(usize, SocketAddr)>, SocketError> {
-        let down = self.core.events.down;
-        let entry = self.core.sockets.udp(id)?;
+        let down = self.shard.core.events.down;
+        let entry = self.shard.core.sockets.udp(id)?;
         if let Some(e) = entry.socket.take_error() {
             return Err(udp_error(e));
         }
@@ -203,7 +202,7 @@ impl<P: Probe> UdpSockets<'_, P> {
         id: SlotId,
         f: impl FnOnce(&mut UdpSocket) -> R,
     ) -> Result<R, SocketError> {
-        let entry = self.core.sockets.udp(id)?;
+        let entry = self.shard.core.sockets.udp(id)?;
         let of = |socket: &UdpSocket| (HeaderOptions::of(socket), socket.remote);
         let before = of(&entry.socket);
         let said = f(&mut entry.socket);
@@ -226,14 +225,14 @@ impl<P: Probe> UdpSockets<'_, P> {
             Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
         };
         // Without memory for a copy the datagram itself is lent, and charged.
-        let payload = soreceive::keepable(d.payload, &mut self.core.net.pool, false);
+        let payload = soreceive::keepable(d.payload, &mut self.shard.core.net.pool, false);
         d.payload = payload.unwrap_or_else(|as_it_is| as_it_is);
         let lent = LoanCharge::of(&d.payload);
-        self.core.net.window.lend(lent.storage_bytes);
-        if let Some(Socket::Udp(entry)) = self.core.sockets.get_mut(id) {
+        self.shard.core.net.window.lend(lent.storage_bytes);
+        if let Some(Socket::Udp(entry)) = self.shard.core.sockets.get_mut(id) {
             entry.socket.lend(lent.storage_bytes);
         }
-        self.core.net.count_loan(lent.bytes);
+        self.shard.core.net.count_loan(lent.bytes);
         Ok(Step::Done((d, lent)))
     }
 }

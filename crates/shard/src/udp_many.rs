@@ -11,11 +11,10 @@ use fulmar_socket::{SocketError, Step};
 
 use crate::layers::Core;
 use crate::net::Net;
-use crate::shard::Shard;
 use crate::sockets::Socket;
 use crate::udp::Udp;
 use crate::udp_calls::{UdpSockets, udp_error};
-use crate::udp_output::SendRequest;
+use crate::udp_output::{PendingError, SendRequest};
 
 /// Messages that go or come under the lock at a time, so that it is never held long.
 const MOST_MESSAGES: usize = 64;
@@ -136,28 +135,30 @@ pub struct SentMany {
     pub is_over: bool,
 }
 
-impl<P: Probe> Shard<P> {
-    /// Sends the first of some messages, as many as may go under the lock at a time. `is_first`: none
-    /// of this call was sent before, so that an error may be returned.
+impl<P: Probe> UdpSockets<'_, P> {
+    /// Sends the first of some messages, as many as may be sent while the lock is held once. With
+    /// [`PendingError::Leave`], for the further steps of a call, no error is returned.
     ///
     /// # Errors
-    /// As [`Shard::udp_send`], for the first message; an error of a later one ends the call there, and
-    /// is returned by the next call that repeats it.
-    pub fn udp_send_many(
-        &mut self,
+    /// As [`UdpSockets::send`], for the first message. An error of a later message ends the call there; the next call,
+    /// which begins with that message, returns the error.
+    pub fn send_many(
+        self,
         now: Instant,
         id: SlotId,
         messages: &[SendMessage<'_>],
-        is_first: bool,
+        error: PendingError,
     ) -> Result<Step<SentMany>, SocketError> {
+        let UdpSockets { shard } = self;
         let (mut done, mut bytes, mut joins, mut failed) = (0, 0, true, None);
         while done < messages.len().min(MOST_MESSAGES) && bytes < MOST_BYTES {
             let rest = messages.get(done..).unwrap_or(&[]);
-            let alike = if joins { self.core.net.run_of(rest) } else { 1 };
+            let alike = if joins { shard.core.net.run_of(rest) } else { 1 };
             let run = rest.get(..alike).unwrap_or(rest);
-            match self.udp.send_run(now, id, run, is_first && done == 0, &mut self.core) {
+            let error = if done == 0 { error } else { PendingError::Leave };
+            match shard.udp.send_run(now, id, run, error, &mut shard.core) {
                 Ok(sent) => (done, bytes) = (done + run.len(), bytes + sent),
-                // The path is narrower than the link: each goes by itself, in fragments if it must.
+                // The path MTU is below the MTU of the link: each datagram is sent by itself, in fragments if need be.
                 Err(SocketError::MessageTooLong) if run.len() > 1 => joins = false,
                 Err(e) => {
                     failed = Some(e);
@@ -165,25 +166,23 @@ impl<P: Probe> Shard<P> {
                 }
             }
         }
-        self.core.net.link.set_now(now);
-        self.finish_datagrams(now);
+        shard.core.net.link.set_now(now);
+        shard.finish_datagrams(now);
         match failed {
             Some(e @ (SocketError::NoBuffer | SocketError::WouldBlock)) if done == 0 => {
-                self.core.wait_to_send(now, id, e);
+                shard.core.wait_to_send(now, id, e);
                 Ok(Step::WaitSpace(1))
             }
             Some(SocketError::NoBuffer | SocketError::WouldBlock) | None => {
                 Ok(Step::Done(SentMany { messages: done, is_over: false }))
             }
-            Some(e) if is_first && done == 0 => Err(e),
+            Some(e) if error == PendingError::Return && done == 0 => Err(e),
             Some(_) => Ok(Step::Done(SentMany { messages: done, is_over: true })),
         }
     }
-}
 
-impl<P: Probe> UdpSockets<'_, P> {
-    /// Copies the oldest datagrams into `into`, as many as are there and may be copied under one hold
-    /// of the lock.
+    /// Copies the oldest datagrams into `into`, as many as are queued and may be copied while the lock is held
+    /// once.
     ///
     /// # Errors
     /// An error that came back for an earlier datagram.
@@ -192,8 +191,8 @@ impl<P: Probe> UdpSockets<'_, P> {
         id: SlotId,
         into: &mut [RecvMessage<'_>],
     ) -> Result<Step<usize>, SocketError> {
-        let down = self.core.events.down;
-        let Core { sockets, net, .. } = &mut *self.core;
+        let Core { sockets, net, events, .. } = &mut self.shard.core;
+        let down = events.down;
         let entry = match sockets.get_mut(id) {
             Some(Socket::Udp(s)) => s,
             Some(_) => return Err(SocketError::NotSupported),
@@ -260,7 +259,7 @@ impl Udp {
         now: Instant,
         id: SlotId,
         run: &[SendMessage<'_>],
-        returns_error: bool,
+        error: PendingError,
         core: &mut Core<P>,
     ) -> Result<usize, SocketError> {
         let Some(first) = run.first() else { return Ok(0) };
@@ -269,7 +268,7 @@ impl Udp {
         let joined = (run.len() > 1).then_some(first.payload.len() as u16);
         let segment_bytes = joined.or(first.segment_bytes);
         let SendMessage { to, from, .. } = *first;
-        let request = SendRequest { parts, bytes, to, from, segment_bytes, returns_error };
+        let request = SendRequest { parts, bytes, to, from, segment_bytes, error };
         self.output(now, id, &request, core).map(|_| bytes)
     }
 }

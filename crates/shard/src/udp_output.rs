@@ -33,7 +33,7 @@ use crate::socket_options::HeaderOptions;
 use crate::sockets::Socket;
 use crate::templates::UdpTemplate;
 use crate::udp::Udp;
-use crate::udp_calls::{check_family, udp_error, unmap};
+use crate::udp_calls::{UdpSockets, check_family, udp_error, unmap};
 
 /// Headroom of a payload, so that all headers are in the same mbuf.
 const HEADROOM: usize = fulmar_udp::HEADROOM_BYTES;
@@ -57,8 +57,8 @@ pub(crate) struct SendRequest<I> {
     pub from: Option<SocketAddr>,
     /// Payload of each datagram of a run.
     pub segment_bytes: Option<u16>,
-    /// A pending error of the socket is returned.
-    pub returns_error: bool,
+    /// What becomes of a pending error of the socket.
+    pub error: PendingError,
 }
 
 impl<I> SendRequest<I> {
@@ -73,6 +73,15 @@ impl<I> SendRequest<I> {
     fn offload(&self) -> Offload {
         fulmar_udp::offload_of(self.bytes, self.segment_bytes)
     }
+}
+
+/// What becomes of a pending error of the socket (SO_ERROR).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PendingError {
+    /// The call returns it.
+    Return,
+    /// It is left to the next call: this one has sent datagrams.
+    Leave,
 }
 
 /// Source and destination of a datagram, and the options of its socket.
@@ -93,62 +102,67 @@ struct Route {
     is_broadcast: bool,
 }
 
-impl<P: Probe> Shard<P> {
-    /// Sends one datagram, to the connected peer or to `to`.
+impl<P: Probe> UdpSockets<'_, P> {
+    /// Sends one datagram, to the connected peer or to `to`. Returns its payload bytes.
     ///
     /// # Errors
-    /// An error that came back earlier; no destination; too long; no route; no buffer.
-    pub fn udp_send(
-        &mut self,
+    /// The pending error of an earlier datagram; [`SocketError::DestinationRequired`];
+    /// [`SocketError::MessageTooLong`]; [`SocketError::NetworkUnreachable`]; [`SocketError::NoBuffer`];
+    /// [`SocketError::WouldBlock`]: the device is full.
+    pub fn send(
+        self,
         now: Instant,
         id: SlotId,
         parts: &[&[u8]],
         to: Option<SocketAddr>,
     ) -> Result<usize, SocketError> {
+        let UdpSockets { shard } = self;
         let bytes: usize = parts.iter().map(|p| p.len()).sum();
         let parts = parts.iter().copied();
-        let request =
-            SendRequest { parts, bytes, to, from: None, segment_bytes: None, returns_error: true };
-        match self.udp.output(now, id, &request, &mut self.core)? {
-            Some(()) => self.finish_datagrams(now),
-            None => self.core.net.link.set_now(now),
+        let error = PendingError::Return;
+        let request = SendRequest { parts, bytes, to, from: None, segment_bytes: None, error };
+        match shard.udp.output(now, id, &request, &mut shard.core)? {
+            Some(()) => shard.finish_datagrams(now),
+            None => shard.core.net.link.set_now(now),
         }
         Ok(bytes)
     }
 
-    /// As [`Shard::udp_send`], for a sender that can wait for buffers and for the device: wait for
+    /// As [`UdpSockets::send`], for a sender that can wait for buffers and for the device: wait for
     /// `WRITABLE` and repeat.
     ///
     /// # Errors
-    /// As [`Shard::udp_send`], without no buffer and a full device.
-    pub fn udp_send_step(
-        &mut self,
+    /// As [`UdpSockets::send`], but for [`SocketError::NoBuffer`] and [`SocketError::WouldBlock`].
+    pub fn send_step(
+        self,
         now: Instant,
         id: SlotId,
         parts: &[&[u8]],
         to: Option<SocketAddr>,
     ) -> Result<Step<usize>, SocketError> {
-        match self.udp_send(now, id, parts, to) {
+        let UdpSockets { shard } = self;
+        match shard.udp().send(now, id, parts, to) {
             Err(e @ (SocketError::NoBuffer | SocketError::WouldBlock)) => {
-                self.core.wait_to_send(now, id, e);
+                shard.core.wait_to_send(now, id, e);
                 Ok(Step::WaitSpace(1))
             }
             other => other.map(Step::Done),
         }
     }
 
-    /// As [`Shard::udp_send_step`] to the connected peer, for many datagrams one by one: the fast path inline.
+    /// As [`UdpSockets::send_step`] to the connected peer, with the fast path inline: for many datagrams one by one.
     ///
     /// # Errors
-    /// As [`Shard::udp_send_step`].
+    /// As [`UdpSockets::send_step`].
     #[inline(always)]
-    pub fn udp_send_connected(
-        &mut self,
+    pub fn send_connected(
+        self,
         now: Instant,
         id: SlotId,
         payload: &[u8],
     ) -> Result<Step<usize>, SocketError> {
-        if self.core.net.probe.stops_at(Stage::Locked) {
+        let UdpSockets { shard } = self;
+        if shard.core.net.probe.stops_at(Stage::Locked) {
             return Ok(Step::Done(payload.len()));
         }
         let (parts, bytes) = (core::iter::once(payload), payload.len());
@@ -158,31 +172,33 @@ impl<P: Probe> Shard<P> {
             to: None,
             from: None,
             segment_bytes: None,
-            returns_error: true,
+            error: PendingError::Return,
         };
-        match self.udp.output_fast(now, id, &request, &mut self.core) {
+        match shard.udp.output_fast(now, id, &request, &mut shard.core) {
             Some(Ok(sent)) => {
                 if sent.is_some() {
-                    self.finish_datagrams(now);
+                    shard.finish_datagrams(now);
                 }
                 Ok(Step::Done(bytes))
             }
-            _ => self.udp_send_one(now, id, payload),
+            _ => shard.udp().send_one(now, id, payload),
         }
     }
 
-    /// As [`Shard::udp_send_connected`], out of line.
+    /// As [`UdpSockets::send_connected`], out of line.
     #[inline(never)]
-    fn udp_send_one(
-        &mut self,
+    fn send_one(
+        self,
         now: Instant,
         id: SlotId,
         payload: &[u8],
     ) -> Result<Step<usize>, SocketError> {
-        self.udp_send_step(now, id, &[payload], None)
+        self.send_step(now, id, &[payload], None)
     }
+}
 
-    /// The end of a call that has sent datagrams: one crossing.
+impl<P: Probe> Shard<P> {
+    /// The end of a call that has sent datagrams: one `tx_burst`.
     #[inline(always)]
     pub(crate) fn finish_datagrams(&mut self, now: Instant) {
         if self.core.defers_transmit(now) {
@@ -230,7 +246,7 @@ impl Udp {
         }
         let Core { sockets, net, .. } = core;
         let Some(Socket::Udp(entry)) = sockets.get(id) else { return None };
-        let has_error = request.returns_error && entry.socket.has_error();
+        let has_error = request.error == PendingError::Return && entry.socket.has_error();
         if has_error || request.datagrams() > MAX_SEGMENTS {
             return None;
         }
@@ -347,7 +363,7 @@ fn check_datagram<P: Probe, I>(
         return Err(e);
     }
     let entry = core.sockets.udp(id)?;
-    if request.returns_error
+    if request.error == PendingError::Return
         && let Some(e) = entry.socket.take_error()
     {
         return Err(udp_error(e));

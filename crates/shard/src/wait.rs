@@ -87,7 +87,7 @@ mod tests {
 
         fn send(&mut self, count: usize) {
             for _ in 0..count {
-                self.sender.udp_send(self.now, self.from, &[&[0; 1000]], None).unwrap();
+                self.sender.udp().send(self.now, self.from, &[&[0; 1000]], None).unwrap();
             }
         }
 

@@ -134,9 +134,9 @@ fn a_writer_who_is_not_held_back_by_the_send_buffer_does_not_make_it_grow() {
     let mut c = from_sender(Duration::from_millis(50));
     for _ in 0..2000 {
         // 1 MB/s, less than the path takes and than the buffer allows.
-        let step = c.shards[0].tcp_reserve(c.now, c.client, &[], 1000, Attempt::First);
+        let step = c.shards[0].sosend(c.client).reserve(c.now, &[], 1000, Attempt::First);
         if let Ok(Step::Done(Reserved::Space(r))) = step {
-            c.shards[0].tcp_commit(c.now, c.client, r);
+            c.shards[0].sosend(c.client).commit(c.now, r);
         }
         c.step(TICK);
         c.take_all(1 << 20);

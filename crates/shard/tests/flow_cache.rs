@@ -202,7 +202,7 @@ fn play(events: &[Event], predicts: bool) -> Vec<String> {
                 let (client, server) = ids[connection];
                 let id = if from_server { server } else { client };
                 let shard = &mut w.shards[usize::from(from_server)];
-                let done = shard.tcp_reserve(w.now, id, &text[..bytes], bytes, Attempt::First);
+                let done = shard.sosend(id).reserve(w.now, &text[..bytes], bytes, Attempt::First);
                 seen = match done {
                     Ok(Step::Done(Reserved::Sent(n))) => format!("sent {n}"),
                     Ok(Step::Done(Reserved::Space(_))) => "space".into(),

@@ -21,12 +21,12 @@ fn udp_echo(w: &mut World, bytes: usize) -> bool {
     let there = w.server.udp().bind(at(0, 0), BindOptions::default()).unwrap();
     let to = w.server.addresses(there).unwrap().0.unwrap();
     let here = w.clients.udp().open(to).unwrap();
-    w.clients.udp_send(w.now, here, &[&vec![7; bytes]], None).unwrap();
+    w.clients.udp().send(w.now, here, &[&vec![7; bytes]], None).unwrap();
     w.pass(10 * MS);
     let Ok(Step::Done(d)) = w.server.udp().receive(there) else { return false };
     let payload = d.payload.to_vec();
     w.server.free(d.payload);
-    let sent = w.server.udp_send_step(w.now, there, &[&payload], Some(d.src)).unwrap();
+    let sent = w.server.udp().send_step(w.now, there, &[&payload], Some(d.src)).unwrap();
     let is_sent = matches!(sent, Step::Done(_));
     w.pass(10 * MS);
     let Ok(Step::Done(d)) = w.clients.udp().receive(here) else { return false };
@@ -150,7 +150,7 @@ fn sockets_that_nobody_reads_from_do_not_take_the_receive_memory_of_others() {
     for id in unread {
         let to = w.server.addresses(id).unwrap().0.unwrap();
         for _ in 0..150 {
-            w.clients.udp_send(w.now, here, &[&[0; 1400]], Some(to)).unwrap();
+            w.clients.udp().send(w.now, here, &[&[0; 1400]], Some(to)).unwrap();
         }
         w.pass(3 * MS);
     }

@@ -9,7 +9,7 @@ use fulmar_base::{DropReason, Duration, Instant, Offload, Secrets, SeqNum, SlotI
 use fulmar_ip::{IfAddr, NeighbourState};
 use fulmar_mbuf::{PoolConfig, Purpose};
 use fulmar_netdev::Caps;
-use fulmar_shard::{ListenOptions, Shard, StackConfig};
+use fulmar_shard::{ListenOptions, MoreData, Shard, StackConfig};
 use fulmar_socket::Step;
 use fulmar_testbed::stations::{self, ether};
 use fulmar_testbed::tape::{Frame, Tape, Wire};
@@ -93,7 +93,7 @@ impl Rig {
         let shard = &mut self.shards[end];
         let mut chain = shard.pool().alloc_chain(bytes.len(), 0, Purpose::Send).unwrap();
         chain.fill([bytes]);
-        let step = shard.tcp_append(self.now, id, &mut chain, false).unwrap();
+        let step = shard.sosend(id).append(self.now, &mut chain, MoreData::None).unwrap();
         assert!(matches!(step, Step::Done(())));
     }
 

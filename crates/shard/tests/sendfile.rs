@@ -4,7 +4,7 @@
 use fulmar_base::{Counter, DropReason, Duration};
 use fulmar_drivers::link::Impairments;
 use fulmar_netdev::Rng;
-use fulmar_shard::Shard;
+use fulmar_shard::{MoreData, Shard};
 use fulmar_socket::sendfile::{LowWater, Piece, Rest};
 use fulmar_socket::{Reservation, SocketError, Step};
 use fulmar_testbed::stations::{Connection, config};
@@ -78,7 +78,7 @@ impl Sender {
             let (mut r, piece, at) = self.held.swap_remove(which);
             let bytes = &self.whole[at..at + piece.len()];
             assert_eq!(r.chain.copy_from(0, bytes), Some(bytes.len()));
-            let more = self.rest.bytes() > 0;
+            let more = MoreData::of_rest(self.rest.bytes());
             shard.sendfile(p.client).commit(p.now, r, piece.len(), more).expect("open");
         }
     }
@@ -122,7 +122,7 @@ fn what_was_accepted_and_cannot_be_read_resets_the_connection_with_eio() {
     else {
         panic!("no space");
     };
-    shard.sendfile(p.client).commit(p.now, second, piece.len(), false).expect("open");
+    shard.sendfile(p.client).commit(p.now, second, piece.len(), MoreData::None).expect("open");
     shard.sendfile(p.client).fail(p.now, first);
     let again = shard.sendfile(p.client).reserve(p.now, &rest, worth);
     assert!(matches!(again, Err(SocketError::InputOutput)));
@@ -151,7 +151,7 @@ fn a_piece_that_is_ready_after_the_end_of_its_connection_is_freed_and_refused() 
     let (now, client, server) = (p.now, p.client, p.server);
     p.shards[1].close(now, server);
     (0..100).for_each(|_| pass(&mut p));
-    let answer = p.shards[0].sendfile(client).commit(p.now, r, piece.len(), false);
+    let answer = p.shards[0].sendfile(client).commit(p.now, r, piece.len(), MoreData::None);
     assert_eq!(answer, Err(SocketError::ConnectionReset));
     let step = p.shards[0].sendfile(client).reserve(p.now, &rest, LowWater::Writable);
     assert!(matches!(step, Err(SocketError::BrokenPipe)));
@@ -174,7 +174,7 @@ fn a_piece_of_64_kib_is_one_output_of_as_many_packets() {
         let before = counts.map(|c| shard.counters().value(c));
         let step = shard.sendfile(p.client).reserve(p.now, &rest, LowWater::HalfBuffer);
         let Ok(Step::Done((r, piece))) = step else { panic!("no space") };
-        shard.sendfile(p.client).commit(p.now, r, piece.len(), false).expect("open");
+        shard.sendfile(p.client).commit(p.now, r, piece.len(), MoreData::None).expect("open");
         let after = counts.map(|c| shard.counters().value(c));
         last = [0, 1, 2].map(|i| after[i] - before[i]);
         // Not so long that the congestion window starts anew.

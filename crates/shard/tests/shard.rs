@@ -259,11 +259,11 @@ fn move_bulk(p: &mut Pair, bytes: &[u8]) -> Vec<u8> {
         let s = &mut p.shards[0];
         if !part.is_empty()
             && let Ok(Step::Done(Reserved::Space(mut r))) =
-                s.tcp_reserve(p.now, client, &[], part.len(), Attempt::First)
+                s.sosend(client).reserve(p.now, &[], part.len(), Attempt::First)
         {
             sent += r.len();
             r.chain.copy_from(0, &part[..r.len()]);
-            s.tcp_commit(p.now, client, r);
+            s.sosend(client).commit(p.now, r);
         }
         p.pass(Duration::from_millis(5));
         while let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, 1 << 20) {

@@ -180,7 +180,7 @@ fn large_writes_leave_the_answers_until_a_quarter_of_the_buffer_is_in_use() {
     now = now + Duration::from_millis(1);
     a.step(now, 1000);
     let polls = |a: &Shard| a.counters().value(Counter::RxPolls);
-    let (before, limit) = (polls(&a), a.tcp_send_space(c).unwrap());
+    let (before, limit) = (polls(&a), a.sosend(c).space().unwrap());
     let end = at + limit / 4;
     while at + WRITE_BYTES <= end {
         at += write(&mut a, now, c, at, usize::MAX);

@@ -117,7 +117,7 @@ impl World {
         };
         let bound = [bind(false), bind(true)];
         let connected = shard.udp().open(build::peer(false, 2, 53)).expect("a connected one");
-        let ping = shard.ping_open().expect("a free identifier");
+        let ping = shard.icmp().open().expect("a free identifier");
         let udp = [bound[0], bound[1], connected];
         let any_address = extra::any_address_sockets(&mut shard, features);
         World {

@@ -303,14 +303,14 @@ impl Machine {
         // A write of which more follows is not small, however short: it may have to wait for the next.
         let first = if follows == Follows::Nothing { bytes } else { &[][..] };
         let step = self.world.call(|shard, now| -> Result<_, SocketError> {
-            Ok(match shard.tcp_reserve(now, id, first, bytes.len(), attempt)? {
+            Ok(match shard.sosend(id).reserve(now, first, bytes.len(), attempt)? {
                 Step::Done(Reserved::Sent(n)) => Some(n),
                 Step::Done(Reserved::Space(mut reservation)) => {
                     let n = reservation.len();
                     reservation.chain.fill([&bytes[..n]]);
                     reservation.more = more;
                     reservation.ends_record = follows == Follows::Record && n == bytes.len();
-                    shard.tcp_commit(now, id, reservation);
+                    shard.sosend(id).commit(now, reservation);
                     Some(n)
                 }
                 _ => None,

@@ -359,7 +359,7 @@ impl End {
             }
             let bytes = pattern::piece(self.stream(false), self.written, self.write_left);
             let first = if self.is_split { &[] } else { bytes };
-            match cx.shard.tcp_reserve(cx.now, id, first, bytes.len(), self.attempt) {
+            match cx.shard.sosend(id).reserve(cx.now, first, bytes.len(), self.attempt) {
                 Ok(Step::Done(Reserved::Sent(n))) => self.accepted(cx, n),
                 Ok(Step::Done(Reserved::Space(r))) => self.fill(cx, id, r, bytes),
                 Ok(Step::WaitSpace(_) | Step::WaitData(_)) => {
@@ -384,10 +384,10 @@ impl End {
 
     fn commit(&mut self, cx: &mut Cx, id: SlotId, r: Reservation) {
         if self.phase == Phase::Done && self.draw.percent(50) {
-            return cx.shard.tcp_abandon(id, r);
+            return cx.shard.sosend(id).abandon(r);
         }
         let n = r.len();
-        cx.shard.tcp_commit(cx.now, id, r);
+        cx.shard.sosend(id).commit(cx.now, r);
         self.accepted(cx, n);
     }
 

@@ -307,21 +307,20 @@ impl<'a> World<'a> {
     fn write(&mut self) {
         for flow in self.flows.iter_mut().filter(|f| !f.is_closed) {
             while flow.left > 0 {
-                let space = self.sender.tcp_send_space(flow.id).expect("it lives");
+                let space = self.sender.sosend(flow.id).space().expect("it lives");
                 let want = flow.left.min(64 << 10) as usize;
                 if space < want.min(WRITE_BYTES) {
                     break;
                 }
-                match self.sender.tcp_reserve(
+                match self.sender.sosend(flow.id).reserve(
                     self.now,
-                    flow.id,
                     &[],
                     want.min(space),
                     Attempt::First,
                 ) {
                     Ok(Step::Done(Reserved::Space(r))) => {
                         flow.left -= r.len() as u64;
-                        self.sender.tcp_commit(self.now, flow.id, r);
+                        self.sender.sosend(flow.id).commit(self.now, r);
                     }
                     _ => break,
                 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use fulmar_base::SlotId;
 use fulmar_mbuf::SharedBytes;
+use fulmar_shard::MoreData;
 use fulmar_socket::sendfile::{LowWater, Piece, Rest};
 use fulmar_socket::{SocketError, Step};
 
@@ -127,7 +128,7 @@ impl End {
         match cx.shard.sendfile(id).reserve(cx.now, &now, worth)? {
             Step::Done((mut r, piece)) => {
                 r.chain.copy_from(0, pattern::piece(self.stream(false), self.written, piece.len()));
-                let more = rest.bytes() > piece.len() as u64;
+                let more = MoreData::of_rest(rest.bytes().saturating_sub(piece.len() as u64));
                 cx.shard.sendfile(id).commit(cx.now, r, piece.len(), more)?;
                 self.has_sent(cx, id, rest, piece);
                 Ok(Step::Done(()))

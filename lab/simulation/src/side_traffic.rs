@@ -74,7 +74,7 @@ impl SideTraffic {
         Ok(SideTraffic {
             station,
             udp,
-            ping: shard.ping_open().map_err(unexpected("ping_open"))?,
+            ping: shard.icmp().open().map_err(unexpected("ping_open"))?,
             to,
             mtu: s.mtu,
             is_corrupted: s.ways[1 - station].corrupt > 0.0,
@@ -121,7 +121,7 @@ impl SideTraffic {
         if self.draw.percent(10) {
             to.set_port(9);
         }
-        match shard.udp_send(now, self.udp, &[&header, body], Some(to)) {
+        match shard.udp().send(now, self.udp, &[&header, body], Some(to)) {
             Err(
                 e @ (SocketError::BadHandle | SocketError::Invalid | SocketError::NotSupported),
             ) => Err(Violation::Call("udp_send", e)),
@@ -180,14 +180,14 @@ impl SideTraffic {
         let len = self.draw.below(1200.min(self.mtu as u64 - 100)) as usize;
         let seq = self.pings_left as u16;
         let body = pattern::piece(ECHO_STREAM, u64::from(seq), len);
-        match shard.ping_send(now, self.ping, self.to, seq, body) {
+        match shard.icmp().send_request(now, self.ping, self.to, seq, body) {
             Err(e @ SocketError::BadHandle) => Err(Violation::Call("ping_send", e)),
             _ => Ok(()),
         }
     }
 
     fn take_echoes(&mut self, shard: &mut Shard) -> Result<(), Violation> {
-        while let Ok(Step::Done(echo)) = shard.ping_receive(self.ping) {
+        while let Ok(Step::Done(echo)) = shard.icmp().receive_reply(self.ping) {
             let Ok(chain) = echo.outcome else { continue };
             let bytes = chain.to_vec();
             shard.free(chain);

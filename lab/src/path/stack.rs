@@ -119,7 +119,7 @@ impl UdpSocket {
         if s.ends_at(Stage::SendCall) {
             return Ok(bytes.len());
         }
-        let step = |shard: &mut WatchedShard<Exit>, now| shard.udp_send_connected(now, s.id, bytes);
+        let step = |shard: &mut WatchedShard<Exit>, now| shard.udp().send_connected(now, s.id, bytes);
         s.host.wait_coarse(s.id, Ready::WRITABLE, || PATIENCE, step).map_err(errno)
     }
 
@@ -131,7 +131,7 @@ impl UdpSocket {
             return Ok(bytes.len());
         }
         let step = |shard: &mut WatchedShard<Exit>, now| {
-            shard.udp_send_step(now, s.id, &[bytes], Some(to))
+            shard.udp().send_step(now, s.id, &[bytes], Some(to))
         };
         s.host.wait_coarse(s.id, Ready::WRITABLE, || PATIENCE, step).map_err(errno)
     }
@@ -231,10 +231,10 @@ impl TcpStream {
             if let Some(n) = begin(shard, s.id)? {
                 return Ok(Step::WaitSpace(n));
             }
-            let step = shard.tcp_reserve(now, s.id, bytes, bytes.len(), attempt);
+            let step = shard.sosend(s.id).reserve(now, bytes, bytes.len(), attempt);
             attempt = Attempt::Retry;
             if !matches!(step, Ok(Step::Done(Reserved::Space(_)))) {
-                shard.tcp_unlock_send(s.id);
+                shard.sosend(s.id).unlock();
             }
             step
         })
@@ -247,13 +247,13 @@ impl TcpStream {
             return Ok(None);
         }
         if shard.probe().stops_at(Stage::Locked) || shard.probe().stops_at(Stage::SendChecked) {
-            shard.tcp_unlock_send(id);
+            shard.sosend(id).unlock();
             return Ok(Some(Reserved::Sent(bytes)));
         }
-        if let Step::Done(r) = shard.tcp_try_reserve(id, bytes)? {
+        if let Step::Done(r) = shard.sosend(id).try_reserve(bytes)? {
             return Ok(Some(Reserved::Space(r)));
         }
-        shard.tcp_unlock_send(id);
+        shard.sosend(id).unlock();
         Ok(None)
     }
 

@@ -20,6 +20,7 @@ use super::{Caller, Load, Target};
 use crate::file::{BenchFile, CacheState, FileCursor};
 use fulmar::mbuf::{Chain, Purpose};
 use fulmar::{FileSource, MappedFile, SendFile};
+use fulmar_shard::MoreData;
 use fulmar_socket::SocketError;
 use std::fs::File;
 use std::io::{self, Write};
@@ -170,7 +171,7 @@ fn send_pages(writing: &Writing<'_>, file: &File, start: u64, end: u64) -> io::R
         at += page.len() as u64;
         // Only now: while the page was read the connection may have ended.
         writing.wait_room(page.len()).map_err(to_io)?;
-        writing.send(page, false).map_err(to_io)?;
+        writing.send(page, MoreData::None).map_err(to_io)?;
     }
     Ok(at - start)
 }

@@ -2,7 +2,7 @@
 //! kernel does it.
 //!
 //! A [`Method`] is one way to hand bytes to a connection; the old ones ([`sosend`]) are built from
-//! the public pieces of the stack alone (`Shard::tcp_append`, `Shard::tcp_send_space`, the pool), so
+//! the public pieces of the stack alone (`SendCalls::append`, `SendCalls::space`, the pool), so
 //! that everything below them (TCP, IP, device) is the same for all, and what differs is the way.
 //! A [`Rig`] is where a connection is made: over which device, to whom, with or without
 //! super-segments. [`scenario`] makes of both a [`Scenario`] of a bench.

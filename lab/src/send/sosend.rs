@@ -11,7 +11,7 @@
 //! call; the checks and the free space under the socket buffer's lock; allocation and copy without
 //! it (here allocation takes the shard's lock for itself, as the pool is the shard's; the original's
 //! allocator had its own); each protocol send under the lock. `pru_send` is
-//! [`Shard::tcp_append`](fulmar_shard::Shard::tcp_append). A writer waits while there is less space
+//! [`SendCalls::append`](fulmar_shard::SendCalls::append). A writer waits while there is less space
 //! than it needs *and* less than the low-water mark of 2048 bytes, as `sosend_generic` does.
 //!
 //! Nothing here is slower than it has to be: no clock is read and no lock is taken that the original
@@ -25,6 +25,7 @@ use fulmar::Ready;
 use fulmar::base::SlotId;
 use fulmar::mbuf::{Chain, NoBuffer, Pool, Purpose};
 use fulmar_runtime::{Host, Limit};
+use fulmar_shard::MoreData;
 use fulmar_socket::{SocketError, Step};
 use std::io;
 
@@ -141,7 +142,8 @@ impl Writing<'_> {
                 let chain = self.build(builder, &rest[..rest.len().min(space)])?;
                 space -= chain.len();
                 rest = &rest[chain.len()..];
-                self.send(chain, !rest.is_empty() && space > 0)?;
+                let more = if rest.is_empty() || space == 0 { MoreData::None } else { MoreData::Follows };
+                self.send(chain, more)?;
             }
         }
         Ok(())
@@ -165,7 +167,7 @@ impl Writing<'_> {
     /// The checks, and free space; waits while that is less than `enough`.
     pub fn wait_room(&self, enough: usize) -> Result<usize, SocketError> {
         self.host.wait(self.id, Ready::WRITABLE, Limit::Forever, |shard, _| {
-            let space = shard.tcp_send_space(self.id)?;
+            let space = shard.sosend(self.id).space()?;
             Ok(if space < enough { Step::WaitSpace(enough) } else { Step::Done(space) })
         })
     }
@@ -180,10 +182,10 @@ impl Writing<'_> {
         Ok(chain)
     }
 
-    /// `pru_send`: the chain goes into the send buffer, and TCP runs once. `more`: another follows.
-    pub fn send(&self, mut chain: Chain, more: bool) -> Result<(), SocketError> {
+    /// `pru_send`: the chain goes into the send buffer, and TCP runs once.
+    pub fn send(&self, mut chain: Chain, more: MoreData) -> Result<(), SocketError> {
         let mut shard = self.host.lock()?;
-        match shard.tcp_append(fulmar_runtime::now(), self.id, &mut chain, more)? {
+        match shard.sosend(self.id).append(fulmar_runtime::now(), &mut chain, more)? {
             Step::Done(()) => Ok(()),
             // There was space, and no other thread may write.
             Step::WaitSpace(_) | Step::WaitData(_) => Err(SocketError::NoBuffer),

@@ -300,10 +300,10 @@ impl World {
         }
         while s.left > 0 {
             let want = s.left.min(64 << 10);
-            match self.server.tcp_reserve(self.now, s.id, &[], want, Attempt::First) {
+            match self.server.sosend(s.id).reserve(self.now, &[], want, Attempt::First) {
                 Ok(Step::Done(Reserved::Space(r))) => {
                     s.left -= r.len();
-                    self.server.tcp_commit(self.now, s.id, r);
+                    self.server.sosend(s.id).commit(self.now, r);
                 }
                 Ok(_) => return,
                 Err(_) => {
@@ -347,7 +347,7 @@ impl World {
     }
 
     fn write(&mut self, id: SlotId, bytes: &[u8]) -> bool {
-        let step = self.clients.tcp_reserve(self.now, id, bytes, bytes.len(), Attempt::First);
+        let step = self.clients.sosend(id).reserve(self.now, bytes, bytes.len(), Attempt::First);
         matches!(step, Ok(Step::Done(Reserved::Sent(_))))
     }
 

@@ -42,12 +42,12 @@ pub fn write<P: Probe>(
     id: SlotId,
     bytes: &[u8],
 ) -> Option<usize> {
-    match shard.tcp_reserve(now, id, bytes, bytes.len(), Attempt::First).unwrap() {
+    match shard.sosend(id).reserve(now, bytes, bytes.len(), Attempt::First).unwrap() {
         Step::Done(Reserved::Sent(n)) => Some(n),
         Step::Done(Reserved::Space(mut r)) => {
             let n = r.len();
             r.chain.copy_from(0, &bytes[..n]).unwrap();
-            shard.tcp_commit(now, id, r);
+            shard.sosend(id).commit(now, r);
             Some(n)
         }
         _ => None,
@@ -123,9 +123,9 @@ impl Connection {
     pub fn fill_send_buffer(&mut self) {
         let [client, _] = &mut self.shards;
         while let Ok(Step::Done(Reserved::Space(r))) =
-            client.tcp_reserve(self.now, self.client, &[], 64 << 10, Attempt::Retry)
+            client.sosend(self.client).reserve(self.now, &[], 64 << 10, Attempt::Retry)
         {
-            client.tcp_commit(self.now, self.client, r);
+            client.sosend(self.client).commit(self.now, r);
         }
     }
 

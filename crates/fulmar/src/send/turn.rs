@@ -101,7 +101,7 @@ impl<'a> WriteTurn<'a> {
             if let Some(wait) = self.begin(shard)? {
                 return Ok(wait);
             }
-            let step = shard.tcp_reserve(now, s.id, whole, want, attempt);
+            let step = shard.sosend(s.id).reserve(now, whole, want, attempt);
             attempt = Attempt::Retry;
             if matches!(&step, Ok(Step::Done(Reserved::Sent(n))) if *n == want) {
                 self.end(shard);
@@ -117,7 +117,7 @@ impl<'a> WriteTurn<'a> {
         if self.begin::<()>(&mut shard)?.is_some() {
             return Ok(None);
         }
-        Ok(match shard.tcp_try_reserve(socket.id, want)? {
+        Ok(match shard.sosend(socket.id).try_reserve(want)? {
             Step::Done(r) => Some(Reserved::Space(r)),
             Step::WaitSpace(_) | Step::WaitData(_) => None,
         })
@@ -145,7 +145,7 @@ impl<'a> WriteTurn<'a> {
         attempt: Attempt,
     ) -> Result<Step<usize>, SocketError> {
         let part = bytes.at()..bytes.at() + bytes.len();
-        let step = shard.tcp_share(now, self.socket.id, bytes.memory(), part, attempt)?;
+        let step = shard.sosend(self.socket.id).share(now, bytes.memory(), part, attempt)?;
         if let Step::Done(n) = &step {
             self.has_accepted = true;
             bytes.advance(*n);
@@ -171,7 +171,7 @@ impl<'a> WriteTurn<'a> {
 
     fn end(&mut self, shard: &mut LockedShard) {
         self.has_begun = false;
-        shard.tcp_unlock_send(self.socket.id);
+        shard.sosend(self.socket.id).unlock();
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use fulmar_mbuf::{Chain, SharedBytes};
 use fulmar_runtime::file::{End, Patience};
 use fulmar_runtime::{Limit, Request};
+use fulmar_shard::MoreData;
 use fulmar_socket::sendfile::{LowWater, MIN_SHARED_BYTES, Piece, Rest};
 use fulmar_socket::{Ready, Reservation};
 
@@ -224,7 +225,7 @@ impl<'a> Call<'a> {
         }
         self.trailers.copy(held.chain(), piece.head + piece.file, piece.tail);
         self.advance(piece);
-        let more = self.rest().is_ok_and(|r| r.bytes() > 0);
+        let more = MoreData::of_rest(self.rest().map_or(0, |r| r.bytes()));
         let accepted = self.socket.host().call(|shard, now| match held.r.take() {
             Some(r) => shard.sendfile(self.socket.id).commit(now, r, piece.len(), more),
             None => Ok(()),

@@ -15,6 +15,7 @@ use std::thread;
 use fulmar_base::SlotId;
 use fulmar_runtime::Host;
 use fulmar_runtime::file::{End, Patience, read_into};
+use fulmar_shard::MoreData;
 use fulmar_socket::Reservation;
 
 /// Pieces that wait to be read at most. Their storage is charged to the send share already.
@@ -82,7 +83,7 @@ fn read(job: Job) {
     let _ = host.call(|shard, now| {
         shard.count(fulmar_base::Counter::SendFileDeferred, 1);
         match end {
-            End::Full => return shard.sendfile(socket).commit(now, r, skip + len, false),
+            End::Full => return shard.sendfile(socket).commit(now, r, skip + len, MoreData::None),
             _ => shard.sendfile(socket).fail(now, r),
         }
         Ok(())

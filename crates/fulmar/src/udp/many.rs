@@ -3,7 +3,7 @@
 use std::io;
 
 use fulmar_runtime::LockedShard;
-use fulmar_shard::{RecvMessage, SendMessage};
+use fulmar_shard::{PendingError, RecvMessage, SendMessage};
 use fulmar_socket::Ready;
 
 use crate::error::invalid;
@@ -25,10 +25,11 @@ impl UdpSocket {
         let socket = &self.socket;
         let mut done = 0;
         while let Some(rest) = messages.get(done..).filter(|rest| !rest.is_empty()) {
+            let error = if done == 0 { PendingError::Return } else { PendingError::Leave };
             let sent = socket.wait_coarse(
                 Ready::WRITABLE,
                 || socket.write_limit(),
-                |shard, now| shard.udp_send_many(now, socket.id, rest, done == 0),
+                |shard, now| shard.udp().send_many(now, socket.id, rest, error),
             );
             match sent {
                 Ok(sent) => {

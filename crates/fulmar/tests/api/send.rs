@@ -8,6 +8,7 @@ use fulmar::mbuf::{Chain, Purpose};
 use fulmar::runtime::LockedShard;
 use fulmar::socket_steps::{SocketError, Step};
 use fulmar::{SendFlags, Stack, TcpStream};
+use fulmar_shard::MoreData;
 
 use crate::support::{
     buffers_come_home, connection, eventually, fill, pattern, stacks, stacks_with,
@@ -232,12 +233,12 @@ fn a_finished_chain_is_taken_whole_or_stays_with_its_owner() {
                 .call(|shard, now| {
                     let mut chain = chain_of(shard, &bytes);
                     assert!(matches!(
-                        shard.tcp_append(now, id, &mut chain, false)?,
+                        shard.sosend(id).append(now, &mut chain, MoreData::None)?,
                         Step::Done(())
                     ));
                     assert!(chain.is_empty());
                     let mut large = chain_of(shard, &pattern(0, 8001));
-                    let step = shard.tcp_append(now, id, &mut large, false)?;
+                    let step = shard.sosend(id).append(now, &mut large, MoreData::None)?;
                     assert!(matches!(step, Step::WaitSpace(8001)));
                     assert_eq!(large.len(), 8001);
                     shard.pool().free(large);
@@ -248,12 +249,12 @@ fn a_finished_chain_is_taken_whole_or_stays_with_its_owner() {
         assert_eq!(outputs, 1);
         assert_eq!(read_exactly(&mut s, 5000), bytes);
         eventually("all is acknowledged", || {
-            a.host().call(|shard, _| shard.tcp_send_space(id)).unwrap() == 8000
+            a.host().call(|shard, _| shard.sosend(id).space()).unwrap() == 8000
         });
         c.shutdown(std::net::Shutdown::Write).unwrap();
         let refused = a.host().call(|shard, now| {
             let mut chain = chain_of(shard, &bytes);
-            let answer = shard.tcp_append(now, id, &mut chain, false).map(drop);
+            let answer = shard.sosend(id).append(now, &mut chain, MoreData::None).map(drop);
             assert_eq!(chain.len(), 5000);
             shard.pool().free(chain);
             answer

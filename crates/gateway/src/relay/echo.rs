@@ -69,7 +69,7 @@ pub struct Echoes {
 impl Echoes {
     /// Opens the socket for whatever the guest pings.
     pub fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), SocketError> {
-        let listener = cx.stack.echo_listen()?;
+        let listener = cx.stack.icmp().listen()?;
         cx.stack.watch(listener, Some(Ready::READABLE));
         cx.owners.set(listener, Owner::Echo(listener));
         self.listener = Some(listener);
@@ -80,7 +80,7 @@ impl Echoes {
     pub fn take_requests(&mut self, cx: &mut Context<'_>) {
         let Some(listener) = self.listener else { return };
         for _ in 0..TAKEN_PER_TURN {
-            let Ok(Step::Done(request)) = cx.stack.echo_receive(listener) else { return };
+            let Ok(Step::Done(request)) = cx.stack.icmp().receive_request(listener) else { return };
             if let Err((failure, why)) = self.forward(cx, &request) {
                 cx.refuse(why);
                 report(cx, &request, failure);
@@ -205,7 +205,7 @@ impl Echoes {
             let (guest, peer, ident) = flow.key;
             let echo = EchoId { ident, seq };
             (flow.moved, flow.bytes_in) = (cx.now, flow.bytes_in + payload.len() as u64);
-            let sent = cx.stack.echo_send_reply(cx.now, listener, peer, guest, echo, payload);
+            let sent = cx.stack.icmp().send_reply(cx.now, listener, peer, guest, echo, payload);
             if sent.is_err() {
                 cx.totals.refusals.count(Refusal::NoBuffer);
             }
@@ -227,7 +227,7 @@ impl Echoes {
             let echo = EchoId { ident, seq: u16::from_be_bytes([header[6], header[7]]) };
             let from = said.from.filter(|f| *f != flow.leads_to && f.is_ipv4() == peer.is_ipv4());
             let about = InvokingPacket::echo_request(guest, peer, echo, payload, payload.len());
-            cx.stack.send_icmp_error(cx.now, &about, error, from);
+            cx.stack.icmp().send_error(cx.now, &about, error, from);
         }
     }
 
@@ -273,7 +273,7 @@ fn report(cx: &mut Context<'_>, request: &EchoRequest, failure: Failure) {
     let &EchoRequest { src, dst, ident, seq, ref payload, .. } = request;
     let echo = EchoId { ident, seq };
     let about = InvokingPacket::echo_request(src, dst, echo, &start[..n], payload.len());
-    cx.stack.send_icmp_error(cx.now, &about, fulmar_ip::SentError::Unreachable { code }, None);
+    cx.stack.icmp().send_error(cx.now, &about, fulmar_ip::SentError::Unreachable { code }, None);
 }
 
 fn stat_of(flow: &Flow, now: Instant) -> FlowStat {

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use fulmar_base::{Instant, SlotId, Stage};
 use fulmar_ip::InvokingPacket;
-use fulmar_shard::{SendMessage, Slab, Wheel};
+use fulmar_shard::{PendingError, SendMessage, Slab, Wheel};
 use fulmar_socket::{Ready, SocketError, Step};
 use fulmar_udp::BindOptions;
 use nix::errno::Errno;
@@ -349,7 +349,7 @@ impl Udp {
             let from = said.from.filter(|from| *from != flow.host_addr.ip());
             let from = from.filter(|from| from.is_ipv4() == flow.peer.is_ipv4());
             let about = InvokingPacket::datagram(flow.guest, flow.peer, payload, payload.len());
-            cx.stack.send_icmp_error(cx.now, &about, error, from);
+            cx.stack.icmp().send_error(cx.now, &about, error, from);
         }
         ERRORS_PER_TURN
     }
@@ -369,7 +369,8 @@ fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Ru
     let messages: Vec<SendMessage<'_>> = runs.iter().map(message).collect();
     let mut sent = 0;
     while sent < messages.len() {
-        match cx.stack.udp_send_many(cx.now, socket, &messages[sent..], sent == 0) {
+        let error = if sent == 0 { PendingError::Return } else { PendingError::Leave };
+        match cx.stack.udp().send_many(cx.now, socket, &messages[sent..], error) {
             Ok(Step::Done(done)) if done.messages > 0 => sent += done.messages,
             _ => {
                 cx.refuse(Refusal::NoBuffer);

@@ -99,18 +99,18 @@ fn perform_inline<P: Probe>(shard: &mut WatchedShard<P>, request: Request) {
 
 fn perform<P: Probe>(shard: &mut WatchedShard<P>, now: Instant, request: Request) {
     match request {
-        Request::Commit(id, r) => shard.tcp_commit(now, id, r),
+        Request::Commit(id, r) => shard.sosend(id).commit(now, r),
         Request::CommitLast(id, r) => {
-            shard.tcp_commit(now, id, r);
-            shard.tcp_unlock_send(id);
+            shard.sosend(id).commit(now, r);
+            shard.sosend(id).unlock();
         }
-        Request::EndWrite(id) => shard.tcp_unlock_send(id),
+        Request::EndWrite(id) => shard.sosend(id).unlock(),
         Request::Abandon(id, r) => {
-            shard.tcp_abandon(id, r);
-            shard.tcp_unlock_send(id);
+            shard.sosend(id).abandon(r);
+            shard.sosend(id).unlock();
         }
         Request::EndSendFile(id) => shard.sendfile(id).end(),
-        Request::GiveBack(id, r) => shard.tcp_abandon(id, r),
+        Request::GiveBack(id, r) => shard.sosend(id).abandon(r),
         Request::ReadDone(id, chain) => shard.tcp_read_done(now, id, chain),
         Request::LoanDone(id, chain, lent) => shard.take_back(now, id, chain, lent),
         Request::AbandonPost(id, ticket) => {

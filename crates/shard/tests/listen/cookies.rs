@@ -64,12 +64,12 @@ fn bulk_arrives_whole_through_a_cookie_under_fire() {
         let most = (BYTES - sent).min(64 << 10);
         if most > 0
             && let Ok(Step::Done(Reserved::Space(mut r))) =
-                rig.client.tcp_reserve(rig.now, client, &[], most, Attempt::First)
+                rig.client.sosend(client).reserve(rig.now, &[], most, Attempt::First)
         {
             let bytes: Vec<u8> = (sent..sent + r.len()).map(byte).collect();
             r.chain.copy_from(0, &bytes);
             sent += r.len();
-            rig.client.tcp_commit(rig.now, client, r);
+            rig.client.sosend(client).commit(rig.now, r);
         }
         rig.pass_under(1, 10);
         rig.replies();

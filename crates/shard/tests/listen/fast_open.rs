@@ -68,7 +68,7 @@ fn a_valid_cookie_brings_its_data_into_the_accept_queue_before_the_handshake_is_
     assert_eq!(rig.read(id), DATA);
     assert_eq!((rig.stat().fast_open_pending, rig.stat().fast_opens), (1, 1));
     // The answer goes out before the last ACK comes in.
-    let sent = rig.server.tcp_reserve(rig.now, id, b"200 OK", 6, Attempt::First);
+    let sent = rig.server.sosend(id).reserve(rig.now, b"200 OK", 6, Attempt::First);
     assert!(matches!(sent, Ok(Step::Done(_))));
     rig.pass(1);
     assert_eq!(rig.replies_to(PEER).len(), 1);

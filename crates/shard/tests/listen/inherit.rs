@@ -140,7 +140,7 @@ fn the_service_of_a_listener_stays_with_ecn_and_may_change_during_a_connection()
         rig.server.with_tcb(now, id, set).unwrap();
         rig.replies();
         for _ in 0..2 {
-            let step = rig.server.tcp_reserve(now, id, b"x", 1, Attempt::First);
+            let step = rig.server.sosend(id).reserve(now, b"x", 1, Attempt::First);
             assert!(matches!(step, Ok(Step::Done(Reserved::Sent(1)))));
         }
         rig.pass(1);

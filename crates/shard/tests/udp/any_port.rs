@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use fulmar_base::{DropReason, Gso, GsoKind, Offload, SlotId};
 use fulmar_ip::{EchoId, InvokingPacket, SentError};
-use fulmar_shard::{RecvMessage, SendMessage};
+use fulmar_shard::{PendingError, RecvMessage, SendMessage};
 use fulmar_socket::{Ready, SocketError, Step};
 use fulmar_udp::BindOptions;
 use fulmar_wire::checksum::Sum;
@@ -155,7 +155,7 @@ fn datagrams_go_from_the_source_that_is_named_by_either_path() {
     ];
     // The second time by the headers that the first one has left.
     for _ in 0..2 {
-        let sent = rig.shard.udp_send_many(rig.now, id, &messages, true);
+        let sent = rig.shard.udp().send_many(rig.now, id, &messages, PendingError::Return);
         assert!(matches!(sent, Ok(Step::Done(sent)) if sent.messages == 4), "{sent:?}");
         let frames: Vec<_> = rig.take().iter().map(|(f, _)| parse(f)).collect();
         let expected = [
@@ -174,7 +174,7 @@ fn only_datagrams_from_one_source_are_joined() {
     let message = |port| SendMessage::new(b"equal").from(far(port)).to(peer(9));
     let messages = [message(53), message(53), message(54), message(54), message(54)];
     for _ in 0..2 {
-        rig.shard.udp_send_many(rig.now, id, &messages, true).unwrap();
+        rig.shard.udp().send_many(rig.now, id, &messages, PendingError::Return).unwrap();
         let sent: Vec<_> = rig.take().iter().map(|(f, _)| (parse(f).0, f.len() - 42)).collect();
         assert_eq!(sent, [(far(53), 10), (far(54), 15)]);
     }
@@ -188,7 +188,7 @@ fn a_source_that_cannot_be_is_refused() {
     let mut send = |id, from: Option<&str>, to: SocketAddr| {
         let message = SendMessage::new(b"x").to(to);
         let message = from.map_or(message, |from| message.from(from.parse().unwrap()));
-        rig.shard.udp_send_many(now, id, &[message], true).err()
+        rig.shard.udp().send_many(now, id, &[message], PendingError::Return).err()
     };
     assert_eq!(send(id, None, peer(9)), Some(SocketError::Invalid), "no source");
     assert_eq!(send(id, Some("192.0.2.7:0"), peer(9)), Some(SocketError::Invalid));
@@ -240,7 +240,7 @@ fn an_error_about_a_datagram_goes_back_to_its_sender() {
         (SentError::TooBig { mtu: 1400 }, router, [3, 4]),
         (SentError::TimeExceeded { code: 0 }, router, [11, 0]),
     ] {
-        rig.shard.send_icmp_error(rig.now, &about, error, from);
+        rig.shard.icmp().send_error(rig.now, &about, error, from);
         let (frame, _) = rig.take().pop().unwrap();
         assert_eq!(frame[34..36], code);
         assert_eq!(
@@ -280,11 +280,11 @@ fn an_echo_request_to_another_host_is_answered_by_the_program() {
     let (mut rig, _) = gateway(false);
     ask(&mut rig, FAR, 1, b"ping");
     assert_eq!(rig.shard.counters().drops(DropReason::IcmpIgnored), 1, "nobody listens");
-    let id = rig.shard.echo_listen().unwrap();
-    assert_eq!(rig.shard.echo_listen().err(), Some(SocketError::AddressInUse));
+    let id = rig.shard.icmp().listen().unwrap();
+    assert_eq!(rig.shard.icmp().listen().err(), Some(SocketError::AddressInUse));
     ask(&mut rig, FAR, 2, b"ping");
     assert_eq!(rig.shard.ready(id), Ok(Ready::READABLE));
-    let Ok(Step::Done(request)) = rig.shard.echo_receive(id) else { panic!("no request") };
+    let Ok(Step::Done(request)) = rig.shard.icmp().receive_request(id) else { panic!("no request") };
     assert_eq!((request.src, request.dst), (PEER.into(), FAR.into()));
     assert_eq!((request.ident, request.seq, request.hop_limit), (7, 2, 64));
     let payload = request.payload.to_vec();
@@ -292,16 +292,16 @@ fn an_echo_request_to_another_host_is_answered_by_the_program() {
     assert_eq!(payload, b"ping");
     assert!(rig.take().is_empty());
     let echo = EchoId { ident: 7, seq: 2 };
-    rig.shard.echo_send_reply(rig.now, id, FAR.into(), PEER.into(), echo, &payload).unwrap();
+    rig.shard.icmp().send_reply(rig.now, id, FAR.into(), PEER.into(), echo, &payload).unwrap();
     let (frame, _) = rig.take().pop().unwrap();
     assert_eq!((&frame[26..30], &frame[30..34]), (&FAR.octets()[..], &PEER.octets()[..]));
     assert_eq!(([frame[34], frame[35]], &frame[38..]), ([0, 0], &b"\0\x07\0\x02ping"[..]));
-    assert!(matches!(rig.shard.echo_receive(id), Ok(Step::WaitData(_))));
+    assert!(matches!(rig.shard.icmp().receive_request(id), Ok(Step::WaitData(_))));
     // Its own address the stack answers itself.
     ask(&mut rig, US, 3, b"ping");
     assert_eq!(rig.take().len(), 1);
     let about = InvokingPacket::echo_request(PEER.into(), FAR.into(), echo, b"ping", 4);
-    rig.shard.send_icmp_error(rig.now, &about, SentError::TimeExceeded { code: 0 }, None);
+    rig.shard.icmp().send_error(rig.now, &about, SentError::TimeExceeded { code: 0 }, None);
     let (frame, _) = rig.take().pop().unwrap();
     assert_eq!((frame[34], &frame[62..]), (11, &b"\x08\0\0\0\0\x07\0\x02ping"[..]));
 }
@@ -310,18 +310,18 @@ fn an_echo_request_to_another_host_is_answered_by_the_program() {
 fn echo_requests_that_nobody_takes_are_bounded_and_freed_at_the_end() {
     let (mut rig, _) = gateway(false);
     let used = rig.shard.pool().outstanding();
-    let id = rig.shard.echo_listen().unwrap();
+    let id = rig.shard.icmp().listen().unwrap();
     for seq in 0..1000 {
         ask(&mut rig, FAR, seq, b"ping");
     }
     assert_eq!(rig.shard.counters().drops(DropReason::EchoBufferFull), 1000 - 256);
-    let Ok(Step::Done(first)) = rig.shard.echo_receive(id) else { panic!("no request") };
+    let Ok(Step::Done(first)) = rig.shard.icmp().receive_request(id) else { panic!("no request") };
     assert_eq!(first.seq, 0, "the latest are dropped");
     rig.shard.free(first.payload);
     rig.shard.close(rig.now, id);
     assert_eq!(rig.shard.pool().outstanding(), used);
     let now = rig.now;
-    let late = rig.shard.echo_send_reply(
+    let late = rig.shard.icmp().send_reply(
         now,
         id,
         FAR.into(),
@@ -330,5 +330,5 @@ fn echo_requests_that_nobody_takes_are_bounded_and_freed_at_the_end() {
         b"",
     );
     assert_eq!(late.err(), Some(SocketError::BadHandle));
-    assert!(rig.shard.echo_listen().is_ok());
+    assert!(rig.shard.icmp().listen().is_ok());
 }

@@ -103,7 +103,7 @@ fn a_path_mtu_for_a_datagram_that_may_have_been_sent_counts_for_datagrams_alone(
         let id = if is_connected { id } else { rig.unconnected() };
         forbid_fragments(&mut rig, id);
         let to = (!is_connected).then(|| peer(9));
-        let send = |rig: &mut Rig| rig.shard.udp_send(rig.now, id, &[&[0; 1400]], to);
+        let send = |rig: &mut Rig| rig.shard.udp().send(rig.now, id, &[&[0; 1400]], to);
         assert_eq!(send(&mut rig), Ok(1400));
         let port = if is_connected { 4000 } else { 4001 };
         arrives(&mut rig, udp_error(FRAGMENTATION_NEEDED, 600, (port, peer(9))));
@@ -139,7 +139,7 @@ fn a_port_unreachable_is_told_to_the_connected_socket_alone() {
     arrives(&mut rig, udp_error(PORT, 0, (4000, peer(10))));
     arrives(&mut rig, udp_error(PORT, 0, (4001, peer(9))));
     assert_eq!(drops(&rig, DropReason::IcmpNoFlow), 2);
-    assert_eq!(rig.shard.udp_send(rig.now, own, &[b"x"], Some(peer(9))), Ok(1));
+    assert_eq!(rig.shard.udp().send(rig.now, own, &[b"x"], Some(peer(9))), Ok(1));
     arrives(&mut rig, udp_error(PORT, 0, (4000, peer(9))));
     assert_eq!(rig.send(id, b"x"), Err(SocketError::ConnectionRefused));
 }
@@ -148,19 +148,19 @@ fn a_port_unreachable_is_told_to_the_connected_socket_alone() {
 fn an_error_about_a_ping_that_was_not_sent_is_dropped() {
     let mut rig = Rig::new(caps(false));
     rig.connected();
-    let ping = rig.shard.ping_open().unwrap();
+    let ping = rig.shard.icmp().open().unwrap();
     let to = SocketAddr::new(PEER.into(), 0);
     rig.take();
-    rig.shard.ping_send(rig.now, ping, to, 7, b"ping").unwrap();
+    rig.shard.icmp().send_request(rig.now, ping, to, 7, b"ping").unwrap();
     let sent = rig.take().remove(0).0;
     let ident = [sent[38], sent[39]];
     let quote = |seq| [8, 0, 0, 0, ident[0], ident[1], 0, seq];
     arrives(&mut rig, error(1, 0, 1, PEER, quote(8)));
     arrives(&mut rig, error(1, 0, 1, Ipv4Addr::new(10, 0, 0, 3), quote(7)));
     assert_eq!(drops(&rig, DropReason::IcmpNoFlow), 2);
-    assert!(matches!(rig.shard.ping_receive(ping), Ok(fulmar_socket::Step::WaitData(_))));
+    assert!(matches!(rig.shard.icmp().receive_reply(ping), Ok(fulmar_socket::Step::WaitData(_))));
     arrives(&mut rig, error(1, 0, 1, PEER, quote(7)));
-    let Ok(fulmar_socket::Step::Done(echo)) = rig.shard.ping_receive(ping) else {
+    let Ok(fulmar_socket::Step::Done(echo)) = rig.shard.icmp().receive_reply(ping) else {
         panic!("the error about the ping that was sent is not returned")
     };
     assert_eq!((echo.seq, echo.outcome.err()), (7, Some(SocketError::HostUnreachable)));

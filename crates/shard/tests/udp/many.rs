@@ -1,13 +1,13 @@
 //! Many datagrams in one call, and runs of them in one frame, out and in.
 
 use fulmar_base::{Counter, DropReason, Duration, Gso, GsoKind, SlotId};
-use fulmar_shard::{RecvMessage, SendMessage, SentMany};
+use fulmar_shard::{PendingError, RecvMessage, SendMessage, SentMany};
 use fulmar_socket::{SocketError, Step};
 
 use crate::rig::{Rig, caps, datagram, peer};
 
 fn send_many(rig: &mut Rig, id: SlotId, messages: &[SendMessage<'_>]) -> SentMany {
-    match rig.shard.udp_send_many(rig.now, id, messages, true) {
+    match rig.shard.udp().send_many(rig.now, id, messages, PendingError::Return) {
         Ok(Step::Done(sent)) => sent,
         other => panic!("{:?}", other.map(|_| "has to wait")),
     }
@@ -81,7 +81,7 @@ fn a_call_ends_at_the_first_message_that_cannot_go() {
     for (bad, error) in cases {
         let sent = send_many(&mut rig, id, &[good, good, bad, good]);
         assert_eq!(sent, SentMany { messages: 2, is_over: true });
-        let first = rig.shard.udp_send_many(rig.now, id, &[bad, good], true);
+        let first = rig.shard.udp().send_many(rig.now, id, &[bad, good], PendingError::Return);
         assert_eq!(first.map(|_| ()), Err(error));
         rig.step();
         assert_eq!(payload_bytes(&rig.take()), [4, 4]);
@@ -99,7 +99,7 @@ fn a_device_that_is_full_ends_a_call_with_the_count_and_is_waited_for_without_on
     // What the burst holds is accepted, and goes when there is room.
     let sent = send_many(&mut rig, id, &messages);
     assert_eq!(sent, SentMany { messages: 64, is_over: false });
-    let more = rig.shard.udp_send_many(rig.now, id, &messages[64..], false);
+    let more = rig.shard.udp().send_many(rig.now, id, &messages[64..], PendingError::Leave);
     assert!(matches!(more, Ok(Step::WaitSpace(_))));
     rig.wire.lock().unwrap().is_full = false;
     rig.step();

@@ -66,7 +66,7 @@ impl Rig {
     pub fn connected(&mut self) -> SlotId {
         let id = self.bound();
         self.shard.udp().connect(id, peer(9)).unwrap();
-        self.shard.udp_send(self.now, id, &[b"who is it"], None).unwrap();
+        self.shard.udp().send(self.now, id, &[b"who is it"], None).unwrap();
         self.answer_arp(PEER, 2);
         self.take();
         id
@@ -123,7 +123,7 @@ impl Rig {
     }
 
     pub fn send(&mut self, id: SlotId, bytes: &[u8]) -> Result<usize, SocketError> {
-        self.shard.udp_send(self.now, id, &[bytes], None)
+        self.shard.udp().send(self.now, id, &[bytes], None)
     }
 
     /// What was sent since the last time.

@@ -110,12 +110,12 @@ impl Line {
     fn write(&mut self, bytes: usize) -> Result<usize, SocketError> {
         let Line { rig, id, .. } = self;
         let bytes = vec![0xa5; bytes];
-        let n = match rig.shard.tcp_reserve(rig.now, *id, &bytes, bytes.len(), Attempt::First)? {
+        let n = match rig.shard.sosend(*id).reserve(rig.now, &bytes, bytes.len(), Attempt::First)? {
             Step::Done(Reserved::Sent(n)) => n,
             Step::Done(Reserved::Space(mut r)) => {
                 let n = r.len();
                 r.chain.copy_from(0, &bytes[..n]);
-                rig.shard.tcp_commit(rig.now, *id, r);
+                rig.shard.sosend(*id).commit(rig.now, r);
                 n
             }
             _ => 0,

@@ -87,7 +87,7 @@ fn nothing_leaves_with_an_address_that_is_no_longer_ours() {
 fn a_wildcard_socket_that_is_not_connected_takes_the_address_that_is_left() {
     let mut rig = Rig::new(caps(false));
     let id = rig.shard.udp().bind("0.0.0.0:4000".parse().unwrap(), Default::default()).unwrap();
-    let send = |rig: &mut Rig| rig.shard.udp_send(rig.now, id, &[b"x"], Some(peer(9)));
+    let send = |rig: &mut Rig| rig.shard.udp().send(rig.now, id, &[b"x"], Some(peer(9)));
     send(&mut rig).unwrap();
     rig.answer_arp(PEER, 2);
     send(&mut rig).unwrap();
@@ -106,7 +106,7 @@ fn a_named_datagram_leaves_with_the_address_that_connecting_has_fixed() {
     let other = Ipv4Addr::new(10, 9, 9, 1);
     rig.shard.ip().add_address(IfAddr { addr: other.into(), prefix_len: 24 }).unwrap();
     let id = rig.shard.udp().bind("0.0.0.0:4000".parse().unwrap(), Default::default()).unwrap();
-    let send = |rig: &mut Rig| rig.shard.udp_send(rig.now, id, &[b"x"], Some(peer(9))).unwrap();
+    let send = |rig: &mut Rig| rig.shard.udp().send(rig.now, id, &[b"x"], Some(peer(9))).unwrap();
     send(&mut rig);
     rig.answer_arp(PEER, 2);
     send(&mut rig);
@@ -207,7 +207,7 @@ fn happen(rig: &mut Rig, id: SlotId, event: &Event, forgets: bool) -> String {
     let done = match event {
         Event::Send(n) => format!("{:?}", rig.send(id, &payload[..*n])),
         Event::SendTo(to, n) => {
-            format!("{:?}", rig.shard.udp_send(rig.now, id, &[&payload[..*n]], Some(host(*to))))
+            format!("{:?}", rig.shard.udp().send(rig.now, id, &[&payload[..*n]], Some(host(*to))))
         }
         Event::Connect(to) => format!("{:?}", rig.shard.udp().connect(id, host(*to))),
         Event::Told(who, station) => {

@@ -61,10 +61,10 @@ impl World {
             Call::UdpReceive => self.udp_receive(),
             Call::Ping { v6, bytes } => {
                 let (to, data) = (build::peer(v6, 2, 0), vec![7; usize::from(bytes)]);
-                let _ = self.shard.ping_send(self.now, self.ping, to, 1, &data);
+                let _ = self.shard.icmp().send_request(self.now, self.ping, to, 1, &data);
             }
             Call::PingReceive => {
-                while let Ok(Progress::Done(echo)) = self.shard.ping_receive(self.ping) {
+                while let Ok(Progress::Done(echo)) = self.shard.icmp().receive_reply(self.ping) {
                     if let Ok(chain) = echo.outcome {
                         self.shard.free(chain);
                     }
@@ -112,11 +112,11 @@ impl World {
         let Some(id) = self.connection(socket) else { return };
         let data = vec![9; bytes.max(1)];
         if let Ok(Progress::Done(Reserved::Space(mut r))) =
-            self.shard.tcp_reserve(self.now, id, &data, data.len(), Attempt::First)
+            self.shard.sosend(id).reserve(self.now, &data, data.len(), Attempt::First)
         {
             let n = r.chain.len();
             r.chain.copy_from(0, &data[..n]);
-            self.shard.tcp_commit(self.now, id, r);
+            self.shard.sosend(id).commit(self.now, r);
         }
     }
 
@@ -143,7 +143,7 @@ impl World {
         } else {
             (self.udp[usize::from(v6)], Some(build::peer(v6, 2, 53)))
         };
-        let _ = self.shard.udp_send(self.now, id, &[&data], to);
+        let _ = self.shard.udp().send(self.now, id, &[&data], to);
     }
 
     fn udp_receive(&mut self) {

@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use fulmar_base::{SeqNum, SlotId};
 use fulmar_ip::{EchoId, InvokingPacket, SentError};
 use fulmar_shard::{
-    ConditionalAccept, Decision, FastOpenOptions, FirstData, ListenOptions, SendMessage, Shard,
+    ConditionalAccept, Decision, FastOpenOptions, FirstData, ListenOptions, PendingError, SendMessage,
+    Shard,
 };
 use fulmar_socket::Step as Progress;
 use fulmar_wire::protocol;
@@ -63,7 +64,7 @@ pub(super) fn any_address_sockets(shard: &mut Shard, features: Features) -> Opti
         shard.udp().bind(at, Default::default()).expect("a datagram socket")
     };
     let bound = [bind(false), bind(true)];
-    Some([bound[0], bound[1], shard.echo_listen().expect("an echo listener")])
+    Some([bound[0], bound[1], shard.icmp().listen().expect("an echo listener")])
 }
 
 impl World {
@@ -214,7 +215,7 @@ impl World {
         let to = SocketAddr::new(to.address(v6), 53);
         let from = SocketAddr::new(from.address(v6), 0);
         let message = SendMessage::new(&data).to(to).from(from);
-        let _ = self.shard.udp_send_many(self.now, sockets[usize::from(v6)], &[message], true);
+        let _ = self.shard.udp().send_many(self.now, sockets[usize::from(v6)], &[message], PendingError::Return);
     }
 
     fn take_pending(&mut self) {
@@ -244,20 +245,20 @@ impl World {
     /// Answers echo requests to others with a reply, or with an error of a code.
     fn answer_echo(&mut self, refused: Option<u8>) {
         let Some([_, _, echo]) = self.any_address else { return };
-        while let Ok(Progress::Done(r)) = self.shard.echo_receive(echo) {
+        while let Ok(Progress::Done(r)) = self.shard.icmp().receive_request(echo) {
             let id = EchoId { ident: r.ident, seq: r.seq };
             let payload = r.payload.to_vec();
             self.shard.free(r.payload);
             match refused {
                 None => {
                     let (now, from, to) = (self.now, r.dst, r.src);
-                    let _ = self.shard.echo_send_reply(now, echo, from, to, id, &payload);
+                    let _ = self.shard.icmp().send_reply(now, echo, from, to, id, &payload);
                 }
                 Some(code) => {
                     let n = payload.len();
                     let about = InvokingPacket::echo_request(r.src, r.dst, id, &payload, n);
                     let error = SentError::Unreachable { code };
-                    self.shard.send_icmp_error(self.now, &about, error, None);
+                    self.shard.icmp().send_error(self.now, &about, error, None);
                 }
             }
         }

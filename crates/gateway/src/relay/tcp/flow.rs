@@ -267,7 +267,7 @@ impl Flow {
         if !self.host_side.readable || !self.guest_side.writable || self.host_side.is_ended {
             return Moved::Nothing;
         }
-        match cx.stack.tcp_reserve(cx.now, socket, &[], self.piece, self.attempt) {
+        match cx.stack.sosend(socket).reserve(cx.now, &[], self.piece, self.attempt) {
             Ok(Step::Done(Reserved::Space(room))) => {
                 self.attempt = Attempt::First;
                 self.receive(cx, socket, room)
@@ -291,7 +291,7 @@ impl Flow {
         cx.stack.pass(Stage::HostReceived);
         match received {
             Ok(0) => {
-                cx.stack.tcp_abandon(socket, room);
+                cx.stack.sosend(socket).abandon(room);
                 self.end_in(cx, socket);
                 Moved::Nothing
             }
@@ -300,7 +300,7 @@ impl Flow {
                 let is_last = n < asked && self.host_side.has_hung_up && self.is_at_end();
                 room.keep(n);
                 room.more = is_last;
-                cx.stack.tcp_commit(cx.now, socket, room);
+                cx.stack.sosend(socket).commit(cx.now, room);
                 self.bytes_in += n as u64;
                 cx.totals.bytes_in += n as u64;
                 self.moved = cx.now;
@@ -313,7 +313,7 @@ impl Flow {
                 Moved::Bytes(n)
             }
             Err(e) => {
-                cx.stack.tcp_abandon(socket, room);
+                cx.stack.sosend(socket).abandon(room);
                 let trouble = host::trouble_of(host::errno_of(&e));
                 self.host_side.readable &= trouble != Trouble::NotReady;
                 after(trouble)

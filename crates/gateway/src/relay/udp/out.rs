@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use fulmar_base::{SlotId, Stage};
 use fulmar_ip::{InvokingPacket, SentError};
-use fulmar_shard::SendMessage;
+use fulmar_shard::{PendingError, SendMessage};
 use fulmar_socket::{SocketError, Step};
 use fulmar_udp::Datagram;
 use nix::errno::Errno;
@@ -91,7 +91,7 @@ impl Udp {
             if let (Some(socket), Some(answer)) = (self.socket, names::refusal(message)) {
                 let answer = SendMessage::new(&answer).to(d.src).from(canonical(d.dst));
                 // One that is lost is asked for again.
-                let _ = cx.stack.udp_send_many(cx.now, socket, &[answer], true);
+                let _ = cx.stack.udp().send_many(cx.now, socket, &[answer], PendingError::Return);
             }
             cx.stack.free(std::mem::take(&mut d.payload));
             false
@@ -180,5 +180,5 @@ fn report(cx: &mut Context<'_>, d: &Datagram, failure: Failure) {
     let mut start = [0; 64];
     let n = d.payload.copy_to(0, &mut start);
     let about = InvokingPacket::datagram(d.src, d.dst, &start[..n], d.payload.len());
-    cx.stack.send_icmp_error(cx.now, &about, error, None);
+    cx.stack.icmp().send_error(cx.now, &about, error, None);
 }
