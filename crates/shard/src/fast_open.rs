@@ -1,5 +1,5 @@
-//! TCP Fast Open (RFC 7413) beside the engine: the cookies of servers ([`keys`]), the options of listeners and their bound on
-//! pending connections ([`queue`]), what clients remember of servers ([`cache`]), and connections with first data
+//! TCP Fast Open (RFC 7413) beside the engine: the cookies that servers make ([`keys`]), the options of listeners and the
+//! limit of pending connections ([`queue`]), the cookies that clients keep ([`cache`]), and connections with first data
 //! ([`calls`]). Listeners take SYNs with data in `listen/fast_open.rs`.
 //!
 //! Replay: a SYN with data that the network duplicates may reach the server again after the connection has ended, and

@@ -190,7 +190,7 @@ impl Tcp {
     ) -> SlotId {
         entry.set_options(&core.sockets.options_of_listener(listener));
         entry.parent = Some(listener);
-        entry.embryonic = true;
+        entry.is_embryo = true;
         if let Some(sources) = &mut self.sources {
             sources.add_embryo(entry.tcb.key());
             entry.counts_as = Some(SourceUse::Embryo);
@@ -218,7 +218,7 @@ impl Tcp {
             let is_sparing = l.syn_queue.cookies != SynCookies::Off;
             let Some(id) = l.syn_queue.order.front().copied() else { return false };
             if let Some(Socket::Tcp(entry)) = core.sockets.get(id)
-                && entry.embryonic
+                && entry.is_embryo
             {
                 if is_sparing && (entry.is_acked || !entry.tcb.has_repeated_syn_ack()) {
                     return false;
@@ -339,7 +339,7 @@ impl Tcp {
     /// A connection is complete: a passive one goes to its listener's accept queue.
     pub fn established<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
-        if !core::mem::take(&mut entry.embryonic) {
+        if !core::mem::take(&mut entry.is_embryo) {
             return;
         }
         if let Some(sources) = &mut self.sources {
@@ -358,7 +358,7 @@ impl Tcp {
     /// earlier, unless its peer has answered (RFC 4987 section 3.3).
     pub fn shorten_syn_retries<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
         let parent = match core.sockets.get(id) {
-            Some(Socket::Tcp(entry)) if entry.embryonic => entry.parent,
+            Some(Socket::Tcp(entry)) if entry.is_embryo => entry.parent,
             _ => None,
         };
         let listener = parent.and_then(|listener| core.sockets.get(listener));

@@ -10,7 +10,7 @@ use crate::sockets::Socket;
 
 impl<P: Probe> Shard<P> {
     /// Detaches up to `max` received bytes for an application that keeps the mbufs themselves; an empty chain
-    /// is the end of the stream. With `patient` it waits for the low-water mark. Give them back with
+    /// is the end of the stream. [`Least::LowWater`] waits for the low-water mark. Give them back with
     /// [`Shard::take_back`].
     ///
     /// # Errors

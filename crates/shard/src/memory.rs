@@ -8,7 +8,7 @@ use fulmar_mbuf::{Pool, Purpose};
 use crate::net::Net;
 use crate::reclaim::Reclaim;
 use crate::retries::RetryQueue;
-use crate::send_wait::{SendWaiters, is_stalled, may_take};
+use crate::send_wait::{SendWaiters, is_stalled, available_to};
 use crate::slab::Slab;
 use crate::sockets::Socket;
 
@@ -32,7 +32,7 @@ impl Memory {
     ) {
         net.pool.drain_remote();
         let share = net.pool.share_of(Purpose::Send);
-        if may_take(sockets, id, share) > 0 {
+        if available_to(sockets, id, share) > 0 {
             // The rule allows it, but there was no block or descriptor; or some was freed just now.
             return self.retry_later(now, id, sockets, net);
         }
@@ -75,7 +75,7 @@ impl Memory {
             return;
         }
         let share = pool.share_of(Purpose::Send);
-        if may_take(sockets, id, share) > 0
+        if available_to(sockets, id, share) > 0
             && let Some(blocked) = sockets.get_mut(id).and_then(Socket::blocked)
         {
             blocked.is_blocked = false;

@@ -83,12 +83,17 @@ impl<P: Probe> Net<P> {
         self.pool.free(chain);
     }
 
-    /// A packet of the loopback queue as it is received. It lies in memory to send, and nothing bounds how long
-    /// its reader leaves it there: once half of that share is in use it is copied into memory to receive. Without
-    /// space for the copy it stays where it is as long as more is free than the minima of connections: its sender
-    /// keeps those bytes anyway until they are acknowledged, but what is left unread must not stop every writer. Then
-    /// it is dropped, and TCP sends it again; not if it is larger than the memory to receive can take, since that
-    /// would never end.
+    /// Moves a packet of the loopback queue out of the send share, before it is received: a reader may leave it unread
+    /// for good, and then it would count against all writers.
+    ///
+    /// | send share | receive share | the packet |
+    /// |---|---|---|
+    /// | less than half in use | | stays |
+    /// | half in use | has space | is copied |
+    /// | more is free than the minima of connections | is full | stays |
+    /// | only the minima of connections are free | is full | is dropped, and TCP retransmits it |
+    ///
+    /// A packet larger than half of the receive share stays: no retransmission of it could be copied either.
     pub fn release_send_share(&mut self, p: Packet) -> Option<Packet> {
         let is_sent = |m: &Mbuf| m.purpose() == Purpose::Send;
         if !self.pool.is_contended(Purpose::Send)
@@ -381,7 +386,7 @@ impl Link {
                 Err(unfit) => unfit,
             };
             match unfit.why {
-                Refusal::NoRoom => {
+                Refusal::NoSpace => {
                     self.flush(pool, counters, probe);
                     if self.tx.is_full() {
                         return Err(unfit.packet.chain);

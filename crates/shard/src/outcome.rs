@@ -50,9 +50,9 @@ pub struct PostToken(pub u64);
 /// The completion of a posted buffer.
 #[derive(Debug)]
 pub struct RecvOutcome {
-    /// The buffer with what it received; `None` if its stack went away with it.
+    /// The buffer with the bytes received; `None` if it was lost with its stack.
     pub buf: Option<RecvBuf>,
-    /// The error for which it is empty; `None` for data or the end of the stream.
+    /// Why the buffer is empty; `None` for data or the end of the stream.
     pub error: Option<SocketError>,
 }
 
@@ -67,7 +67,7 @@ pub struct PostCompletion {
     pub unclaimed: Unclaimed,
 }
 
-/// Counts a completion of a connection that was not claimed yet.
+/// Counts a completion of a connection that is not claimed yet, until it is dropped.
 #[derive(Debug)]
 pub struct Unclaimed(Arc<AtomicUsize>);
 

@@ -1,4 +1,5 @@
-//! Posted buffers of a connection beside the machine that fills them, and the table of a shard.
+//! The posted buffers of a connection, and the connections of a shard that have some. The state machine that fills the
+//! buffers is [`fulmar_socket::posted::Posted`].
 
 mod placer;
 mod run;
@@ -24,7 +25,7 @@ pub struct Post {
     pub id: SlotId,
     /// The buffer.
     pub buf: RecvBuf,
-    /// The buffer is that of a waiting read, which has so many bytes at its front already.
+    /// For the buffer of a waiting read: the bytes at its front that the read has already.
     pub read: Option<usize>,
     /// When it completes although it is not full.
     pub rule: CompletionPolicy,
@@ -37,7 +38,7 @@ pub struct Post {
 pub enum ReadOrPost {
     /// Bytes that were available; empty at the end of the stream.
     Taken(Chain),
-    /// The read has to wait and may post its buffer; it completes with so many bytes at the least.
+    /// The read has to wait and may post its buffer, to complete with at least so many bytes.
     MayPost(usize),
     /// The buffer cannot be posted: use the copying path.
     Refused,
@@ -82,7 +83,7 @@ impl RecvEntry {
         self.is_local.insert((ip.generation(), ip.is_local(flow.remote_ip()))).1
     }
 
-    /// Moves the completions to `to`; how many.
+    /// Moves the completions to `to`; returns how many.
     pub fn take_completions(&mut self, to: &mut CompletionQueue) -> usize {
         let mut count = 0;
         while let Some(f) = self.machine.pop_finished() {
@@ -92,7 +93,7 @@ impl RecvEntry {
                 to.awaited = None;
             } else {
                 let unclaimed = Unclaimed::of(&self.unclaimed);
-                to.over.push_back(PostCompletion { token: f.token, outcome, unclaimed });
+                to.completed.push_back(PostCompletion { token: f.token, outcome, unclaimed });
             }
             count += 1;
         }
@@ -104,7 +105,7 @@ impl RecvEntry {
 #[derive(Default)]
 pub struct CompletionQueue {
     /// Completions in order.
-    pub over: VecDeque<PostCompletion>,
+    pub completed: VecDeque<PostCompletion>,
     /// The buffer that the caller of this step waits for: its completion bypasses the queue.
     pub awaited: Option<PostToken>,
     /// Its completion.
@@ -124,7 +125,7 @@ impl CompletionQueue {
 pub struct PostedTable {
     /// Connections with new events, each once.
     pub listed: Vec<SlotId>,
-    /// Storage kept, so that a pass allocates nothing.
+    /// An empty list, kept for its allocation.
     pub spare: Vec<SlotId>,
     /// Buffers of closed connections whose memory is still referred to.
     pub orphans: Vec<RecvEntry>,
@@ -148,7 +149,7 @@ impl PostedTable {
     /// Whether completions wait in the queue.
     #[inline]
     pub fn has_completions(&self) -> bool {
-        !self.out.over.is_empty()
+        !self.out.completed.is_empty()
     }
 
     /// Puts a connection with a new event into the list.

@@ -30,7 +30,7 @@ const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
 /// The same of a connection with a user: a person may pause so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A walk over too many orphans goes on to this part below their limit (1/16), so that it pays for many.
+/// Surplus orphans are reset until they are 1/16 below their limit, so that the next ones need no walk.
 const ORPHAN_BATCH: usize = 16;
 
 /// The order in which connections are reset.
@@ -107,7 +107,8 @@ impl Reclaim {
         self.at
     }
 
-    pub fn orphan_gone(&mut self) {
+    /// An orphan is in CLOSED or TIME-WAIT.
+    pub fn remove_orphan(&mut self) {
         self.orphans = self.orphans.saturating_sub(1);
     }
 
@@ -126,8 +127,9 @@ impl Reclaim {
         self.at = Some(self.at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// The application closed a connection that is not yet in CLOSED or TIME-WAIT. Returns the orphans to reset if there are too many.
-    pub fn orphan_came(&mut self, most: usize, sockets: &Slab<Socket>) -> Vec<Candidate> {
+    /// Counts a connection that its user has closed before it was in CLOSED or TIME-WAIT. Returns the orphans to reset,
+    /// if there are more than `most`.
+    pub fn add_orphan(&mut self, most: usize, sockets: &Slab<Socket>) -> Vec<Candidate> {
         self.orphans += 1;
         if self.orphans <= most { Vec::new() } else { surplus_orphans(most, sockets) }
     }

@@ -152,7 +152,7 @@ impl<'a, P: Probe> PostedBuffers<'a, P> {
 
     /// The next completion. To be taken after each step and call.
     pub fn pop_completion(&mut self) -> Option<PostCompletion> {
-        self.tcp.posted.out.over.pop_front()
+        self.tcp.posted.out.completed.pop_front()
     }
 }
 

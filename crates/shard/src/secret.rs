@@ -32,8 +32,8 @@ pub struct Secret {
     fast_open: StackKeys,
     tcp_ports: Random,
     echo_idents: Random,
-    /// How far the limit on resets varies.
-    pub limits: Random,
+    /// Draws the random part of the limit on resets.
+    pub reset_limit: Random,
 }
 
 impl Secret {
@@ -48,7 +48,7 @@ impl Secret {
             fast_open: StackKeys::new(secrets),
             tcp_ports: secrets.random(KeyUse::TcpPort),
             echo_idents: secrets.random(KeyUse::EchoIdentifier),
-            limits: secrets.random(KeyUse::ResetLimit),
+            reset_limit: secrets.random(KeyUse::ResetLimit),
         }
     }
 

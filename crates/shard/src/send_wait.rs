@@ -27,7 +27,7 @@ use crate::sockets::Socket;
 const RELIEF_BYTES: usize = SEND_LOW_WATER_BYTES;
 
 /// Waiting writers examined in one step, so that it stays bounded.
-const LOOKS: usize = 32;
+const EXAMINED_PER_STEP: usize = 32;
 
 /// Memory that a woken writer is expected to take.
 const EXPECTED_BYTES: usize = 64 << 10;
@@ -45,9 +45,9 @@ pub struct SendWaiters {
     /// Bytes of the send share in use when the queue was last served.
     seen_used: usize,
     /// Entries of the queue not examined since memory was last freed.
-    unseen: usize,
-    /// When a pass that ended early goes on.
-    go_on_at: Option<Instant>,
+    unexamined: usize,
+    /// When a pass that ended early is resumed.
+    resume_at: Option<Instant>,
 }
 
 impl SendWaiters {
@@ -70,26 +70,26 @@ impl SendWaiters {
 
     #[cold]
     fn deadline(&self, pool: &Pool) -> Option<Instant> {
-        let is_due = pool.has_remote() || self.has_news(pool);
-        if is_due { Some(Instant::ZERO) } else { self.go_on_at }
+        let is_due = pool.has_remote() || self.can_serve(pool);
+        if is_due { Some(Instant::ZERO) } else { self.resume_at }
     }
 
     /// Sockets closed while they waited leave the queues when they are examined, or all together once a queue
     /// is much longer than the table.
     fn forget_closed(&mut self, sockets: &Slab<Socket>) {
         for queue in [&mut self.queue, &mut self.stalled] {
-            if queue.len() > 2 * sockets.len() + LOOKS {
+            if queue.len() > 2 * sockets.len() + EXAMINED_PER_STEP {
                 queue.retain(|id| sockets.get(*id).is_some());
             }
         }
     }
 
     /// Whether freed memory can serve a writer.
-    fn has_news(&self, pool: &Pool) -> bool {
+    fn can_serve(&self, pool: &Pool) -> bool {
         let share = pool.share_of(Purpose::Send);
         let has_space = !self.queue.is_empty() && share.used + RELIEF_BYTES <= self.seen_used;
         let is_plenty = !self.stalled.is_empty() && !share.is_contended();
-        has_space || is_plenty && self.go_on_at.is_none()
+        has_space || is_plenty && self.resume_at.is_none()
     }
 
     /// Enqueues a writer. `used`: bytes of the send share in use.
@@ -128,19 +128,19 @@ impl SendWaiters {
 
     #[cold]
     fn wake_those_served(&mut self, now: Instant, with: &mut Waking<'_>) {
-        let has_news = self.has_news(with.pool);
-        if has_news {
-            self.unseen = self.queue.len();
+        let can_serve = self.can_serve(with.pool);
+        if can_serve {
+            self.unexamined = self.queue.len();
         }
-        if has_news || self.go_on_at.is_some_and(|at| now >= at) {
-            self.go_on_at = None;
+        if can_serve || self.resume_at.is_some_and(|at| now >= at) {
+            self.resume_at = None;
             let mut share = with.pool.share_of(Purpose::Send);
             self.seen_used = share.used;
             self.serve_stalled(&mut share, with);
             self.serve_queue(&mut share, with);
             let is_plenty = !with.pool.is_contended(Purpose::Send);
-            let is_left = self.unseen > 0 || is_plenty && !self.stalled.is_empty();
-            self.go_on_at = is_left.then_some(now + PAUSE);
+            let is_left = self.unexamined > 0 || is_plenty && !self.stalled.is_empty();
+            self.resume_at = is_left.then_some(now + PAUSE);
         }
         if !self.is_empty() {
             with.pool.await_remote();
@@ -151,16 +151,16 @@ impl SendWaiters {
     /// taken it; a writer that holds its part already moves to the end.
     fn serve_queue(&mut self, share: &mut FairShare, with: &mut Waking<'_>) {
         let before = *share;
-        for _ in 0..LOOKS.min(self.unseen) {
+        for _ in 0..EXAMINED_PER_STEP.min(self.unexamined) {
             let Some(id) = self.queue.front().copied() else { break };
             let is_stalled = is_stalled(with.sockets, id);
-            let bytes = may_take(with.sockets, id, *share);
-            if bytes == 0 && may_take(with.sockets, id, before) > 0 {
+            let bytes = available_to(with.sockets, id, *share);
+            if bytes == 0 && available_to(with.sockets, id, before) > 0 {
                 // It is next if the woken writers take less than expected.
                 break;
             }
             self.queue.pop_front();
-            self.unseen -= 1;
+            self.unexamined -= 1;
             let Some(blocked) = with.sockets.get_mut(id).and_then(Socket::blocked) else {
                 continue;
             };
@@ -179,17 +179,17 @@ impl SendWaiters {
                 self.stalled.push_back(id);
             }
         }
-        self.unseen = self.unseen.min(self.queue.len());
+        self.unexamined = self.unexamined.min(self.queue.len());
     }
 
     /// Memory is no longer scarce: wakes as many stalled writers as that serves.
     fn serve_stalled(&mut self, share: &mut FairShare, with: &mut Waking<'_>) {
-        for _ in 0..LOOKS {
+        for _ in 0..EXAMINED_PER_STEP {
             if share.is_contended() {
                 return;
             }
             let Some(id) = self.stalled.pop_front() else { return };
-            let bytes = may_take(with.sockets, id, *share);
+            let bytes = available_to(with.sockets, id, *share);
             let Some(blocked) = with.sockets.get_mut(id).and_then(Socket::blocked) else {
                 continue;
             };
@@ -201,7 +201,7 @@ impl SendWaiters {
     }
 }
 
-/// What waking a writer needs.
+/// What a writer is woken with.
 pub struct Waking<'a> {
     /// The sockets.
     pub sockets: &'a mut Slab<Socket>,
@@ -225,7 +225,7 @@ impl Waking<'_> {
 }
 
 /// Bytes for which a socket would get memory, at least enough for a start, else 0.
-pub fn may_take(sockets: &Slab<Socket>, id: SlotId, share: FairShare) -> usize {
+pub fn available_to(sockets: &Slab<Socket>, id: SlotId, share: FairShare) -> usize {
     match sockets.get(id) {
         Some(Socket::Tcp(s)) => {
             let bytes = sosend::allowance(&s.tcb, share);

@@ -34,7 +34,7 @@ impl<P: Probe> SendFileCalls<'_, P> {
     /// `WRITABLE` and repeat. Between [`TcpEntry::lock_send`](crate::TcpEntry::lock_send) and [`SendFileCalls::end`].
     ///
     /// # Errors
-    /// Why the connection takes no more.
+    /// The error of the connection; [`SocketError::BrokenPipe`] after a shutdown.
     pub fn reserve(
         &mut self,
         now: Instant,
@@ -62,11 +62,11 @@ impl<P: Probe> SendFileCalls<'_, P> {
         Ok(step)
     }
 
-    /// Last step of a turn: the first `filled` bytes are there; one output for all of them. `more`:
-    /// others follow at once, so what does not fill a frame waits for them.
+    /// Last step of a turn: appends the first `filled` bytes and runs the output once. Before more data a part that
+    /// does not fill a segment waits for it.
     ///
     /// # Errors
-    /// Why the connection ended meanwhile: nothing of the turn was accepted.
+    /// The connection has ended since the first step: its error. Nothing of the turn was accepted.
     pub fn commit(
         &mut self,
         now: Instant,
@@ -91,13 +91,12 @@ impl<P: Probe> SendFileCalls<'_, P> {
         Ok(())
     }
 
-    /// A whole turn for a file whose pages go by reference: queues as many bytes from `rest.file_at`
-    /// on as have space, at most `most`, and runs the output once; returns how many,
-    /// 0 if they are better copied (`sendfile::MIN_SHARED_BYTES`). Nothing stands in front of the file. Only if [`SendFileCalls::sends_pages`]. `more` as in
-    /// [`SendFileCalls::commit`], if all of `most` goes.
+    /// A whole turn for a file whose pages are sent by reference: appends at most `most` bytes from `rest.file_at` on, as
+    /// far as there is space, and runs the output once. Returns how many were appended; 0 if a copy costs less
+    /// (`sendfile::MIN_SHARED_BYTES`). Only if [`SendFileCalls::sends_pages`], and after the bytes that precede the file.
     ///
     /// # Errors
-    /// Why the connection takes no more.
+    /// The error of the connection; [`SocketError::BrokenPipe`] after a shutdown.
     pub fn share(
         &mut self,
         now: Instant,

@@ -94,7 +94,7 @@ fn neighbour_queue_bytes(receive_share_bytes: usize) -> usize {
     (receive_share_bytes / 32).clamp(128 << 10, 1 << 20)
 }
 
-/// What the layers would take without a word and then not work with.
+/// Refuses a configuration that no layer would refuse, but with which the stack could not work.
 fn check(config: &StackConfig, device_mtu: usize) -> Result<(), SetupError> {
     match (config.pool.budget_bytes, config.mtu) {
         (bytes, _) if bytes < MIN_BUDGET_BYTES => Err(SetupError::Budget { bytes }),
@@ -373,13 +373,13 @@ impl<P: Probe> Shard<P> {
         for other in [ip, device, retries, returns, posted, waiters, reclaim] {
             next = sooner(next, other);
         }
-        // A full device wakes the shard when it has space.
         if !self.core.net.link.loopback.is_empty() {
             return Some(Instant::ZERO);
         }
         if self.core.siblings.has_incoming() {
             return Some(Instant::ZERO);
         }
+        // A full device wakes the shard when it has space; the output queue waits until then.
         if self.core.net.link.has_unsent_frames() {
             return sooner(next, self.core.transmit_deferred_until);
         }

@@ -1,5 +1,5 @@
-//! A table whose slots are named by index and generation, so that a handle to something that is
-//! gone does not reach its successor in the same slot.
+//! A table whose slots are named by index and generation: a handle of a removed value does not find the next value in
+//! the same slot.
 
 use alloc::vec::Vec;
 
@@ -80,7 +80,7 @@ impl<T> Slab<T> {
         if e.generation == id.generation { e.value.as_mut() } else { None }
     }
 
-    /// Takes the value out; the slot's next tenant gets another generation.
+    /// Removes a value. The next one in the slot gets another generation.
     pub fn remove(&mut self, id: SlotId) -> Option<T> {
         let e = self.entries.get_mut(id.index as usize)?;
         if e.generation != id.generation {

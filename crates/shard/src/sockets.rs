@@ -31,9 +31,9 @@ pub enum Socket {
     Listener(Box<Listener>),
     /// A datagram socket.
     Udp(Box<UdpEntry>),
-    /// Waits for one echo reply after the other.
+    /// A ping socket: sends echo requests and receives their replies (Linux: a datagram socket of `IPPROTO_ICMP`).
     Ping(Box<PingEntry>),
-    /// Takes echo requests to addresses of other hosts.
+    /// Receives echo requests to addresses of other hosts.
     EchoListener(Box<EchoListener>),
 }
 
@@ -113,7 +113,7 @@ impl Slab<Socket> {
     /// Whether a connection is in the SYN queue of its listener.
     #[inline]
     pub fn is_embryo(&self, id: SlotId) -> bool {
-        matches!(self.get(id), Some(Socket::Tcp(entry)) if entry.embryonic)
+        matches!(self.get(id), Some(Socket::Tcp(entry)) if entry.is_embryo)
     }
 
     /// Whether a connection is in the output queue.
@@ -144,7 +144,7 @@ pub struct SendBlocked {
     pub for_retry: bool,
 }
 
-/// A connection and what the stack knows beside the engine.
+/// A connection: the state of the engine, and what the shard keeps beside it.
 pub struct TcpEntry {
     /// The engine.
     pub tcb: Tcb,
@@ -157,12 +157,12 @@ pub struct TcpEntry {
     /// The listener that it came from, until it is accepted.
     pub parent: Option<SlotId>,
     /// It is in the SYN queue of its listener: not yet established.
-    pub embryonic: bool,
+    pub is_embryo: bool,
     /// An embryo whose peer has acknowledged the SYN,ACK at a full accept queue.
     pub is_acked: bool,
-    /// The listener that it opened early at, with the data of its SYN, until its handshake is complete.
+    /// Fast Open: the listener that accepted it with the data of its SYN, until its handshake is complete.
     pub early: Option<SlotId>,
-    /// How its source address counts it, if that is limited.
+    /// As what the limit of its source address counts it, if there is one.
     pub counts_as: Option<SourceUse>,
     /// The application still holds it.
     pub is_open: bool,
@@ -195,7 +195,7 @@ impl TcpEntry {
             ttl: None,
             tos: 0,
             parent: None,
-            embryonic: false,
+            is_embryo: false,
             is_acked: false,
             early: None,
             counts_as: None,

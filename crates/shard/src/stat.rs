@@ -18,7 +18,8 @@ use crate::syn_queue::ListenerStat;
 pub struct SocketStat {
     /// `tcp`, `udp` or `icmp`.
     pub protocol: &'static str,
-    /// The state, as `ss` writes it.
+    /// Of a connection the state by its name in RFC 9293. Of a listener `LISTEN`; of other sockets `ESTABLISHED` with a
+    /// peer and `UNCONNECTED` without.
     pub state: &'static str,
     /// Bytes not yet read; for a listener, connections not yet accepted.
     pub recv_queue: usize,
@@ -28,7 +29,7 @@ pub struct SocketStat {
     pub local: Option<SocketAddr>,
     /// The other end.
     pub remote: Option<SocketAddr>,
-    /// How the connection is doing.
+    /// Of a connection: its variables (Linux: `tcp_info`).
     pub tcp: Option<Info>,
     /// The numbers of a listener.
     pub listener: Option<ListenerStat>,

@@ -4,9 +4,8 @@ use alloc::collections::VecDeque;
 
 use fulmar_base::{Duration, Instant, SlotId};
 
-use crate::socket_options::SocketOptions;
-
 use crate::fast_open::queue::FastOpenOptions;
+use crate::socket_options::SocketOptions;
 
 /// Default length of a SYN queue at the least: a backlog of 1 limits connections to be accepted, not
 /// handshakes under way.
@@ -55,8 +54,8 @@ pub struct ListenOptions {
     /// When SYNs are answered with cookies. Default: while there is no space for an embryo.
     pub syn_cookies: SynCookies,
     /// Offers each SYN to the program as a pending connection, before it is answered
-    /// (`TcpListener::pending`; of a shard [`crate::Shard::tcp_pending`]). Such a listener has neither embryos nor cookies nor an accept queue.
-    /// Default: the stack answers.
+    /// (`TcpListener::pending`; of a shard [`crate::Shard::tcp_pending`]). Such a listener has neither embryos nor
+    /// cookies nor an accept queue. Default: the stack answers.
     pub conditional_accept: Option<ConditionalAccept>,
     /// Takes the data of SYNs with a valid Fast Open cookie before the handshake is complete (RFC 7413), and gives
     /// cookies to those who ask. What a program does with such data it may do twice, if the network duplicates the
@@ -120,7 +119,7 @@ pub struct ListenerStat {
     pub cookies_sent: u64,
     /// ACKs that brought back a right one.
     pub cookies_valid: u64,
-    /// ACKs without a connection that held no valid one.
+    /// ACKs without a connection that brought no valid one.
     pub cookies_failed: u64,
     /// Fast Open connections whose handshake is not complete.
     pub fast_open_pending: usize,

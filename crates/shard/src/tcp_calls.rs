@@ -224,7 +224,7 @@ impl<P: Probe> Shard<P> {
     }
 
     /// As [`Shard::tcp_take`], for a call that has got `done` bytes already and ends with what it has
-    /// when nothing more comes. With `patient` it waits for the low-water mark of the socket, or for
+    /// when nothing more comes. [`Least::LowWater`] waits for the low-water mark of the socket, or for
     /// `max` bytes if that is less.
     ///
     /// # Errors
@@ -521,7 +521,7 @@ impl Tcp {
         for child in &children {
             if let Ok(entry) = core.sockets.tcp(*child) {
                 entry.parent = None;
-                entry.embryonic = false;
+                entry.is_embryo = false;
                 entry.tcb.abort();
             }
         }

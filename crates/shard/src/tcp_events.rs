@@ -87,7 +87,7 @@ impl Tcp {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let state = entry.tcb.state();
         let is_over = matches!(state, State::Closed | State::TimeWait);
-        let is_accepted_later = entry.parent.is_some() && !entry.embryonic;
+        let is_accepted_later = entry.parent.is_some() && !entry.is_embryo;
         // A reset or the last ACK may still be unsent.
         if !is_over || entry.is_open || is_accepted_later || entry.tcb.wants_output() {
             return;
@@ -96,10 +96,10 @@ impl Tcp {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let (key, timer) = (*entry.tcb.key(), entry.timer.take());
         let counted = entry.counts_as;
-        let listener = if entry.embryonic { entry.parent } else { None };
+        let listener = if entry.is_embryo { entry.parent } else { None };
         let time_wait = (state == State::TimeWait).then(|| entry.tcb.time_wait_entry(now));
         if entry.is_orphan {
-            core.memory.reclaim.orphan_gone();
+            core.memory.reclaim.remove_orphan();
         }
         entry.tcb.release(&mut core.net.env(now));
         if let Some(t) = timer {

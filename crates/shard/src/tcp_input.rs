@@ -188,7 +188,7 @@ impl Tcp {
             return;
         }
         if let Some(header) = reply {
-            if !self.resets.take(now, &mut core.secret.limits) {
+            if !self.resets.take(now, &mut core.secret.reset_limit) {
                 return core.net.counters.count(Counter::TcpResetsLimited);
             }
             core.net.counters.count(Counter::TcpResetsOut);

@@ -116,7 +116,7 @@ impl Tcp {
         let Ok(entry) = sockets.tcp(id) else { return };
         entry.timer = None;
         let events = entry.tcb.on_timer(&mut net.env(now));
-        let is_expired_embryo = entry.embryonic && entry.tcb.state() == State::Closed;
+        let is_expired_embryo = entry.is_embryo && entry.tcb.state() == State::Closed;
         let listener = entry.parent.filter(|_| is_expired_embryo);
         note_path_mtu(&mut net.ip, now, entry);
         self.posted.list(id, &mut entry.posted);
@@ -162,7 +162,7 @@ fn run_engine<P: Probe>(
     let Net { pool, counters, window, ip, link, probe, .. } = net;
     let key = *entry.tcb.key();
     // The source of a SYN may be forged.
-    let is_unproven = entry.embryonic || entry.early.is_some();
+    let is_unproven = entry.is_embryo || entry.early.is_some();
     let traffic = if is_unproven { Traffic::Reply } else { Traffic::Own };
     let options = entry.header_options();
     let mut out = TcpEmit { now, ip, link, probe, key, options, traffic, template };

@@ -1,5 +1,5 @@
-//! Connections that are given up where memory is scarce or too many have lost their users, and the retries of
-//! sockets that waited for memory or for the device.
+//! Resets connections when send memory is scarce or orphans are too many, and retries the sockets that wait for memory
+//! or for the device.
 
 use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_mbuf::Purpose;
@@ -14,8 +14,8 @@ use crate::sockets::Socket;
 use crate::tcp::Tcp;
 
 impl Tcp {
-    /// Gives up connections by the rules of [`Reclaim`](crate::reclaim::Reclaim), retries what was starved, and wakes the writers
-    /// that may have freed memory.
+    /// Resets connections by the rules of [`Reclaim`](crate::reclaim::Reclaim), retries sockets that lacked memory or
+    /// space in the device, and wakes the writers that freed memory can serve.
     #[inline]
     pub fn reclaim_and_retry<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         if core.memory.reclaim.is_due(now) {
@@ -43,7 +43,7 @@ impl Tcp {
         let Core { sockets, memory, config, .. } = core;
         let Ok(entry) = sockets.tcp(id) else { return };
         entry.is_orphan = true;
-        let surplus = memory.reclaim.orphan_came(config.max_orphans, sockets);
+        let surplus = memory.reclaim.add_orphan(config.max_orphans, sockets);
         if !surplus.is_empty() {
             surplus.into_iter().for_each(|c| self.reset_for_memory(now, c, core));
             self.run_output(now, core);

@@ -1,5 +1,4 @@
-//! Connections in TIME-WAIT: a small entry each, bounded in number. When the table is full the
-//! oldest gives way (RFC 9293 section 3.6.1 lets a new connection in by RFC 6191 anyway).
+//! Connections in TIME-WAIT: a small entry each, bounded in number. A full table drops its oldest entry.
 
 use alloc::collections::VecDeque;
 
@@ -9,8 +8,8 @@ use hashbrown::HashMap;
 
 use crate::secret::Keyed;
 
-/// The table. Entries leave in the order of their time, checked again when it comes: a FIN that came
-/// again may have restarted one, which then goes to the end and does not hold up the others.
+/// The table. A repeated FIN restarts the time of an entry (RFC 9293 section 3.10.7.4) but leaves its place in the order;
+/// when the time of the place comes, the entry moves to the end.
 pub struct TimeWaitTable {
     entries: HashMap<FlowKey, Entry, Keyed>,
     /// The places of entries, the oldest first. A place whose number is not its entry's is stale.
@@ -78,17 +77,17 @@ impl TimeWaitTable {
         self.entries.get_mut(key).map(|e| &mut e.state)
     }
 
-    /// The flows that are here.
+    /// The flows in TIME-WAIT.
     pub fn keys(&self) -> impl Iterator<Item = &FlowKey> {
         self.entries.keys()
     }
 
-    /// Whether the flow is here.
+    /// Whether the flow is in TIME-WAIT.
     pub fn contains(&self, key: &FlowKey) -> bool {
         self.entries.contains_key(key)
     }
 
-    /// Forgets a flow (its place in the order goes when its time comes).
+    /// Removes a flow. Its place in the order stays until its time comes.
     pub fn remove(&mut self, key: &FlowKey) {
         self.entries.remove(key);
         if self.order.front().is_some_and(|first| first.key == *key) {
@@ -96,7 +95,7 @@ impl TimeWaitTable {
         }
     }
 
-    /// Forgets what is over at `now`.
+    /// Removes the entries that have expired at `now`.
     pub fn expire(&mut self, now: Instant) {
         while let Some(place) = self.order.front().copied().filter(|p| p.at <= now) {
             self.order.pop_front();

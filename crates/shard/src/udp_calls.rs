@@ -79,11 +79,11 @@ impl<P: Probe> UdpSockets<'_, P> {
         let choice = self.shard.core.net.ip.route(remote.ip(), zone_of(remote));
         let src = choice.map_err(|_| SocketError::NetworkUnreachable)?.src;
         let ownership = self.shard.core.siblings.ownership();
-        let comes_home =
+        let is_ours =
             |port| ownership.owns(&FlowKey::new(with_zone(src, port, zone_of(remote)), remote));
         self.shard.core.check_usable()?;
         let local = with_zone(src, 0, zone_of(remote));
-        let socket = self.shard.udp.bind(local, BindOptions::default(), comes_home, &mut self.shard.core)?;
+        let socket = self.shard.udp.bind(local, BindOptions::default(), is_ours, &mut self.shard.core)?;
         match self.connect(socket, remote) {
             Ok(()) => Ok(socket),
             Err(e) => {
@@ -193,7 +193,7 @@ impl<P: Probe> UdpSockets<'_, P> {
         }
     }
 
-    /// Runs `f` on the engine's part of a datagram socket, for options.
+    /// Gives `f` the protocol state of a datagram socket, to read or set its options.
     ///
     /// # Errors
     /// [`SocketError::BadHandle`].
@@ -205,12 +205,12 @@ impl<P: Probe> UdpSockets<'_, P> {
         let entry = self.shard.core.sockets.udp(id)?;
         let of = |socket: &UdpSocket| (HeaderOptions::of(socket), socket.remote);
         let before = of(&entry.socket);
-        let said = f(&mut entry.socket);
+        let result = f(&mut entry.socket);
         if of(&entry.socket) != before {
-            // Datagrams go by it without asking whether it is for these.
+            // It is not checked against the options when a datagram is sent.
             entry.template = None;
         }
-        Ok(said)
+        Ok(result)
     }
 
     /// As [`UdpSockets::receive`], for an application that keeps the payload. Give it back with

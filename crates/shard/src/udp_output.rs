@@ -610,12 +610,12 @@ impl<P: Probe> Net<P> {
         &mut self,
         template: &UdpTemplate,
         request: &SendRequest<I>,
-        room: &mut [u8],
+        headers: &mut [u8],
     ) -> Result<Option<()>, SocketError> {
         let ident = self.ip.draw_ident_for(template.ip());
         // At most 65,535, or the datagram would not have fitted the template.
         let length = request.bytes.saturating_add(HEADER_BYTES) as u16;
-        let parts = room.split_last_chunk_mut::<HEADER_BYTES>();
+        let parts = headers.split_last_chunk_mut::<HEADER_BYTES>();
         let (lower, header) = parts.ok_or(SocketError::NoBuffer)?;
         template.udp().emit(length, header);
         if self.ends_at_one_of([Stage::TransportOutput, Stage::RouteFound]) {

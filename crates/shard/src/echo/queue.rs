@@ -12,13 +12,13 @@ const QUEUED_REQUESTS: usize = 256;
 /// What they are charged at most ([`fulmar_udp::charge`]): as much as a datagram socket by default.
 const QUEUED_BYTES: usize = 256 << 10;
 
-/// The socket that takes echo requests to addresses of other hosts.
+/// The socket that receives echo requests to addresses of other hosts.
 #[derive(Default)]
 pub struct EchoListener {
     requests: VecDeque<EchoRequest>,
     /// Sum of their charges, bytes.
     truesize: usize,
-    /// What it knows of those who watch it.
+    /// The watch of the socket.
     pub(crate) watch: Watched,
 }
 
@@ -33,8 +33,8 @@ impl EchoListener {
         self.requests.len()
     }
 
-    /// Appends a request; it comes back if there is no space.
-    #[allow(clippy::result_large_err, reason = "it comes back as it went")]
+    /// Appends a request; returns it if there is no space.
+    #[allow(clippy::result_large_err, reason = "a refused request is returned whole")]
     pub fn push(&mut self, request: EchoRequest, share: FairShare) -> Result<(), EchoRequest> {
         let charge = fulmar_udp::charge(&request.payload);
         let is_unfair = share.is_contended() && charge > share.allowance(self.truesize, false);

@@ -31,7 +31,7 @@ impl Default for FastOpenOptions {
 /// How long a reset connection counts as pending (Linux: the same).
 const RESET_COUNTS_FOR: Duration = Duration::from_secs(60);
 
-/// What a listener knows of its Fast Open connections.
+/// The Fast Open connections of a listener.
 pub struct FastOpenQueue {
     pub options: FastOpenOptions,
     /// Connections whose handshake is not complete.

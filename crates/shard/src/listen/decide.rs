@@ -105,7 +105,7 @@ impl Tcp {
         tcb.set_syn_ecn(entry.ecn);
         let mut connection = TcpEntry::new(tcb, path);
         connection.set_options(&options);
-        connection.embryonic = true;
+        connection.is_embryo = true;
         connection.is_open = true;
         if let Some(sources) = &mut self.sources {
             sources.add_embryo(&key);

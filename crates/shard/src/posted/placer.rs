@@ -16,15 +16,15 @@ pub(super) struct FlowPlacer<'a> {
 
 impl Placer for FlowPlacer<'_> {
     fn place(&mut self, next: u64, first: WritableRange, second: Option<WritableRange>) -> bool {
-        let mut rooms = WritableRanges::default();
-        for room in [Some(first), second].into_iter().flatten() {
+        let mut ranges = WritableRanges::default();
+        for range in [Some(first), second].into_iter().flatten() {
             // Two always fit.
-            drop(rooms.push(room));
+            drop(ranges.push(range));
         }
         self.counters.count(Counter::PlaceHints);
         let next_seq = self.first + next as u32;
         let placement = self.device.placement();
-        placement.is_some_and(|p| p.place(self.flow, next_seq, rooms).is_ok())
+        placement.is_some_and(|p| p.place(self.flow, next_seq, ranges).is_ok())
     }
 
     fn place_next(&mut self, second: WritableRange) -> bool {
@@ -51,12 +51,12 @@ impl Placer for FlowPlacer<'_> {
     }
 
     fn calls_for_each(&self) -> bool {
-        // Its copy is that of the call.
+        // Such a device copies on receive, so placement saves a copy for each call.
         self.device.caps().places_on_receive
     }
 }
 
-/// For buffers of connections that are gone, which the device knows no more.
+/// For buffers of closed connections, which the device no longer has.
 pub(super) struct NoDevice;
 
 impl Placer for NoDevice {

@@ -88,11 +88,11 @@ impl PostedTable {
     #[inline]
     pub fn notify_device<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         if core::mem::take(&mut self.has_new_posts) {
-            self.announce_news(now, core);
+            self.notify_device_of_all(now, core);
         }
     }
 
-    fn announce_news<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    fn notify_device_of_all<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         for at in 0..self.listed.len() {
             if let Some(id) = self.listed.get(at)
                 && let Some(Socket::Tcp(entry)) = core.sockets.get_mut(*id)
@@ -117,12 +117,12 @@ impl PostedTable {
         let Some(taken) = with_machine(&mut core.net, entry, |m, io| m.deliver(now, io)) else {
             return;
         };
-        let is_told = take_completions(entry, &mut self.out, &mut core.net.counters);
+        let may_be_ready = take_completions(entry, &mut self.out, &mut core.net.counters);
         if taken.bytes > 0 && entry.tcb.after_read(&mut core.net.env(now)) && !entry.is_queued {
             entry.is_queued = true;
             core.output_queue.push_back(id);
         }
-        let is_watched = is_told && entry.watch.interest.is_some();
+        let is_watched = may_be_ready && entry.watch.interest.is_some();
         self.note_taken(now, &taken, &mut core.net.counters);
         if is_watched {
             core.notify(id);
