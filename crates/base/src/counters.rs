@@ -58,11 +58,11 @@ counters! {
     /// Sleeps of fixed length for interrupt mitigation, in which frames accumulate.
     Holds, "holds";
     /// Waits that busy-polled the device.
-    Looks, "looks";
+    BusyPolls, "busy_polls";
     /// Nanoseconds of busy-polling.
-    BusyPollNs, "look_ns";
+    BusyPollNs, "busy_poll_ns";
     /// Changes of the interrupt mitigation delay.
-    MitigationChanges, "hold_steps";
+    MitigationChanges, "mitigation_changes";
     /// Wake-ups of sleeping threads and poll sets.
     Wakeups, "wakeups";
     /// Requests queued in the shard's inbox because its lock was taken.

@@ -2,7 +2,7 @@
 //! from this one list.
 
 macro_rules! drop_reasons {
-    ($($(#[doc = $doc:literal])* $variant:ident, $room:literal, $name:literal;)*) => {
+    ($($(#[doc = $doc:literal])* $variant:ident, $layer:literal, $name:literal;)*) => {
         /// Why a packet was dropped. Each drop is counted once, where it is decided.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
@@ -23,7 +23,7 @@ macro_rules! drop_reasons {
 
             /// The layer that drops the packet.
             pub const fn layer(self) -> &'static str {
-                match self { $(DropReason::$variant => $room,)* }
+                match self { $(DropReason::$variant => $layer,)* }
             }
 
             /// A one-sentence description.

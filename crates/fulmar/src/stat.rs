@@ -266,9 +266,9 @@ fn waiting(c: &Counters) -> Value {
         "wakeups": wakeups,
         "frames_per_wakeup": (wakeups > 0).then(|| (per_wakeup * 10.0).round() / 10.0),
         "holds": of(Counter::Holds),
-        "hold_steps": of(Counter::MitigationChanges),
-        "looks": of(Counter::Looks),
-        "look_us": of(Counter::BusyPollNs) / 1000,
+        "mitigation_changes": of(Counter::MitigationChanges),
+        "busy_polls": of(Counter::BusyPolls),
+        "busy_poll_us": of(Counter::BusyPollNs) / 1000,
     })
 }
 

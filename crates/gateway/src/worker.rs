@@ -21,7 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use fulmar_base::{Instant, Outside, SlotId, Stage};
 use fulmar_netdev::Device;
-use fulmar_runtime::{Account, Ledger, part_of};
+use fulmar_runtime::{Account, Ledger, shard_config};
 use fulmar_shard::{Event, SocketStat, StackConfig};
 use fulmar_socket::SocketError;
 use nix::sys::epoll::EpollFlags;
@@ -95,7 +95,7 @@ impl Worker {
     ) -> Result<Worker, SetupError> {
         let Common { clock, stack, queues, account } = common;
         let account = Account::new(account.map_or_else(Ledger::off, Ledger::new));
-        let config = part_of(stack, usize::from(*queues));
+        let config = shard_config(stack, usize::from(*queues));
         let mut stack =
             setup::build_stack(config, device, clock.now(), account.clone(), number, *queues)?;
         stack.set_transmit_deferred(Some(Instant::FAR_FUTURE));

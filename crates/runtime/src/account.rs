@@ -1,33 +1,29 @@
-//! The probe of the product: what each stage costs, measured while a stack works.
+//! Account of CPU time by stage, sampled while a stack works: the probe that every stack has.
 //!
-//! It is compiled into every stack. While a ledger is off, entering a shard reads one word of it, and passing a
-//! stage reads one thread-local word.
+//! Cost: while the account is off, entering a shard reads one word of the ledger, and passing a stage reads one
+//! thread-local word.
 //!
-//! A thread that enters a shard takes part in the account for one *visit* out of several, drawn at
-//! random. During that visit the cycle counter is read at every stage that is passed; the time since
-//! the reading before goes to the stage that is reached. The visit lasts until the thread enters a
-//! shard again, so that what it did in between (its own work, a copy outside of the lock, sleep) is
-//! accounted for as well, and the stages of a visit sum up to all of its time.
+//! The unit of sampling is the *visit*: the time from one entry of a thread into a shard to its next entry. It includes
+//! what the thread does outside of the shard (the program's work, copies without the lock, sleep), so the stages of a
+//! visit sum up to all of its time. Of several visits one is measured, drawn at random: the cycle counter is read at
+//! every stage, and the time since the previous reading is added to the stage that is reached.
 //!
 //! ```text
 //!   enter ─lock─► Locked ─► SendChecked ─► ... ─► Released ─ copy ─► SendCopied ─ program ─► enter
 //!   └──────────────────────────── one visit ─────────────────────────────────────────────────┘
 //! ```
 //!
-//! Readings are the thread's own (a thread-local), sums are the ledger's (atomics, touched only in
-//! the visits that are measured). At each stage the counter is read twice, before and behind the
-//! sums, so that of what the account itself costs only the reading lies in what it measures; that
-//! part is taken off. It is as long as a short stage, and a visit has a dozen of them. How long depends
-//! on the speed of the processor at the moment, and on what goes on around it, which it holds up; a loop
-//! of readings does not show that. So of the visits drawn one in four is measured as a whole, without
-//! its stages: by how much the others are longer, is what their readings cost (`Calibration`).
+//! The last reading is thread-local; the sums are atomics of the ledger, written in measured visits only. At each stage
+//! the counter is read twice, before and after the sums are updated, so that only one reading is part of the measured
+//! time; its cost is subtracted. A reading costs as much as a short stage, and a visit has a dozen. The cost depends on
+//! the clock rate and on the instructions around it, so a loop of readings does not give it: of the visits drawn, one in
+//! four is measured as a whole, and the difference to the others is the cost of their readings (`Calibration`).
 //!
-//! A thread that lost its CPU in the middle of a stage, to another one or because a lock was taken, has
-//! not worked there. A time that is long enough for that to be possible counts only if the kernel says
-//! that it did not happen (`ru_nivcsw`, `ru_nvcsw`).
+//! The time of a stage in which the thread was preempted or slept is not CPU time. An interval long enough for that
+//! counts only if the thread's context switches did not change meanwhile (`ru_nivcsw`, `ru_nvcsw`).
 //!
-//! What the sum of the stages is held against is measured without them ([`Balance::total_ns`]): the kernel's
-//! account of each thread's CPU time, asked for once in many visits, and the visits in between.
+//! [`Balance::total_ns`] checks the sum of the stages: it is the CPU time of the threads by the kernel, read once in many
+//! visits and independent of stages and of their calibration.
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -42,8 +38,8 @@ use total::{Stretch, Total};
 
 mod total;
 
-/// One visit in so many is measured, unless the stack is told otherwise: a reading at each of a
-/// dozen stages then costs a packet about two nanoseconds.
+/// By default one visit in so many is measured: the readings at a dozen stages then cost about two nanoseconds a
+/// packet.
 pub const DEFAULT_EVERY: u32 = 64;
 
 /// The account of a stack.
@@ -51,30 +47,32 @@ pub const DEFAULT_EVERY: u32 = 64;
 pub struct Ledger {
     /// One visit in so many is measured; 0: the account is off.
     every: AtomicU32,
-    /// Readings before this one belong to no account: it was off, or another one.
+    /// The cycle counter when the account was switched on; earlier readings do not count.
     since: AtomicU64,
     /// Cycles and passes by stage, in measured visits.
     stages: [Sum; Stage::COUNT],
-    /// Visits that the measured ones stand for, and those.
+    /// All visits.
     visits: AtomicU64,
+    /// Visits that were measured.
     measured: AtomicU64,
-    /// Times that were left out because the thread had lost its CPU.
+    /// Intervals left out because of a context switch.
     preempted: AtomicU64,
-    /// What a pass costs by itself, as measured when the account was first switched on.
+    /// The cost of a pass in a loop, measured when the account is first switched on.
     pass: OnceLock<PassCost>,
-    /// What it costs where it is passed.
+    /// The cost of a pass in the visits themselves.
     calibration: Calibration,
-    /// What the kernel says that the threads have worked meanwhile.
+    /// The CPU time of the threads by the kernel.
     total: Total,
-    /// When it began, by the cycle counter and by the clock: the one is calibrated by the other.
+    /// Cycle counter and clock at the same time, which give the rate of the counter.
     began: (u64, Instant),
 }
 
-/// Cycles that one pass of a stage costs by itself.
+/// Cycles that passing one stage costs: the readings and the sums.
 #[derive(Clone, Copy, Debug, Default)]
 struct PassCost {
-    /// Of those, the ones that lie between two readings, and so in the sums.
+    /// The part that the measured time includes.
     inside: f64,
+    /// All of it.
     whole: f64,
 }
 
@@ -84,7 +82,7 @@ struct Sum {
     passes: AtomicU64,
 }
 
-/// Short visits of both kinds, drawn from the same ones, as long as they were measured.
+/// Short visits measured as a whole and by their stages, drawn at random from the same visits.
 #[derive(Debug, Default)]
 struct Calibration {
     whole: Visits,
@@ -97,14 +95,14 @@ struct Visits {
     sum: Sum,
 }
 
-/// The rarest that a visit is measured.
-const MOST_EVERY: u32 = 1 << 20;
+/// The largest sampling interval, visits.
+const MAX_EVERY: u32 = 1 << 20;
 
-/// Visits of each kind before their difference is believed.
+/// Visits of each kind from which on their difference is used.
 const ENOUGH_VISITS: u64 = 256;
 
 impl Visits {
-    /// Adds a visit, if without `own` cycles of the account's it is a short one.
+    /// Adds a visit, if it is a short one without the `own` cycles of the account.
     fn add(&self, cycles: u64, passes: u64, own: u64) {
         if cycles.saturating_sub(own) <= SHORT_CYCLES {
             self.visits.fetch_add(1, Relaxed);
@@ -119,7 +117,7 @@ impl Visits {
         }
     }
 
-    /// Cycles and passes of a visit in the mean; `None` if there were too few.
+    /// Mean cycles and passes of a visit; `None` if there were too few.
     fn mean(&self) -> Option<(f64, f64)> {
         let visits = self.visits.load(Relaxed);
         let of = |sum: &AtomicU64| sum.load(Relaxed) as f64 / visits as f64;
@@ -128,7 +126,7 @@ impl Visits {
 }
 
 impl Calibration {
-    /// What a pass adds to a visit. One of them both kinds have: the last.
+    /// Cycles that a pass adds to a visit. Visits of both kinds have the last pass.
     fn cycles_of_a_pass(&self) -> Option<f64> {
         let ((whole, passes), (staged, more)) = (self.whole.mean()?, self.staged.mean()?);
         (more - passes > 0.5).then(|| (staged - whole) / (more - passes))
@@ -140,34 +138,34 @@ impl Calibration {
     }
 }
 
-/// What one stage cost.
+/// The time of one stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageCost {
-    /// The stage; its time is what passed since the stage before.
+    /// The stage. Its time is that from the previous stage to this one.
     pub stage: Stage,
     /// How often it was passed, extrapolated to all visits.
     pub passes: f64,
-    /// Nanoseconds in all, extrapolated to all visits, without what the account itself costs.
+    /// Nanoseconds, extrapolated to all visits, without the cost of the account.
     pub ns: f64,
 }
 
-/// What a ledger says.
+/// A snapshot of a ledger.
 #[derive(Clone, Debug, Default)]
 pub struct Balance {
-    /// Every stage that was passed, in the order of the list.
+    /// The stages that were passed, in the order of [`Stage::ALL`].
     pub stages: Vec<StageCost>,
     /// Visits in all.
     pub visits: u64,
     /// Visits that were measured.
     pub measured: u64,
-    /// Times that are in no sum, since the thread had lost its CPU meanwhile.
+    /// Intervals that are in no sum, because the thread was preempted or slept.
     pub preempted: u64,
-    /// Nanoseconds that one pass of a stage costs by itself.
+    /// Nanoseconds that passing one stage costs.
     pub pass_ns: f64,
-    /// Nanoseconds that the passes cost in all: what the stack would have been quicker without.
+    /// Nanoseconds that all passes of measured visits cost.
     pub overhead_ns: f64,
-    /// Nanoseconds of CPU that the threads had meanwhile by the kernel's account, extrapolated to all
-    /// visits: what [`Balance::sum_ns`] is held against. `None`: too few visits yet.
+    /// CPU time of the threads by the kernel, in nanoseconds, extrapolated to all visits; [`Balance::sum_ns`] should equal
+    /// it. `None`: too few visits yet.
     pub total_ns: Option<f64>,
 }
 
@@ -175,13 +173,13 @@ thread_local! {
     static CLOCK: Clock = const { Clock::new() };
 }
 
-/// A thread's last reading, and when it will take part again.
+/// The sampling state of a thread.
 struct Clock {
     /// The last reading; 0: this visit is not measured.
     at: Cell<u64>,
     /// Visits until the next that is measured.
     until_next: Cell<u32>,
-    /// Visits that the present wait stands for.
+    /// Visits since the last that was measured by its stages, the next one included.
     waited: Cell<u32>,
     random: Cell<u32>,
     /// When the present visit began, if it is measured as a whole; else 0.
@@ -189,21 +187,20 @@ struct Clock {
     /// Cycles and passes of the present visit, if it is measured by its stages.
     cycles: Cell<u64>,
     passes: Cell<u64>,
-    /// How often the thread had lost its CPU when that was last asked for.
+    /// Context switches of the thread when they were last read.
     switches: Cell<u64>,
-    /// To be asked when so many more visits begin: one was so long lately that it mattered.
-    asks: Cell<u32>,
-    /// Visits since the thread's CPU time was last asked for.
+    /// Measured visits that are still to begin with a reading of the context switches, because an interval was long.
+    switch_reads_left: Cell<u32>,
+    /// Visits since the thread's CPU time was last read.
     stretch: Stretch,
 }
 
-/// An interval of so many cycles (some twenty microseconds) may include other threads' time.
+/// A longer interval (some twenty microseconds) may include a context switch.
 const SUSPICIOUS_CYCLES: u64 = 50_000;
-/// Measured visits that begin with the question, after one that was as long: long ones may be rare among short
-/// ones, and what has happened since the last question would be held against them.
-const ASKING_VISITS: u32 = 256;
-/// Visits longer than this (a microsecond or two) say nothing about what a reading costs: it does not
-/// matter to them, and they differ by more.
+/// After a long interval so many measured visits begin with a reading of the context switches: else a switch in a visit
+/// that was not measured would be charged to the next long interval.
+const SWITCH_READS: u32 = 256;
+/// Longer visits (than a microsecond or two) are not used for calibration: they differ by more than the readings cost.
 const SHORT_CYCLES: u64 = 4_000;
 
 impl Clock {
@@ -217,13 +214,13 @@ impl Clock {
             cycles: Cell::new(0),
             passes: Cell::new(0),
             switches: Cell::new(0),
-            asks: Cell::new(0),
+            switch_reads_left: Cell::new(0),
             stretch: Stretch::new(),
         }
     }
 
-    /// How many visits on the next one is measured: from 1 to twice the mean, so that no rhythm of
-    /// the program is met again and again. (xorshift32, Marsaglia 2003)
+    /// Visits to the next that is measured: uniform from 1 to 2 `every` - 1, so that the sampling does not lock to a
+    /// period of the program (xorshift32, Marsaglia 2003).
     fn draw(&self, every: u32) -> u32 {
         let mut x = self.random.get();
         x ^= x << 13;
@@ -233,29 +230,29 @@ impl Clock {
         if every <= 1 { 1 } else { 1 + x % (2 * every - 1) }
     }
 
-    /// Whether the visit that was drawn is measured as a whole; none is where all are to be in the account.
+    /// Whether the visit that was drawn is measured as a whole. None is if every visit is measured.
     fn is_for_whole(&self, every: u32) -> bool {
         every > 1 && self.random.get() >> 8 & 3 == 0
     }
 
-    /// Whether a long time since the reading before was, for all that is known, not the thread's own.
+    /// Whether the thread has had a context switch since they were last read.
     #[cold]
-    fn has_lost_cpu(&self) -> bool {
-        self.asks.set(ASKING_VISITS);
+    fn was_switched(&self) -> bool {
+        self.switch_reads_left.set(SWITCH_READS);
         let switches = sys::switches();
         self.switches.replace(switches) != switches
     }
 }
 
 impl Ledger {
-    /// An account in which one visit in `every` is measured (0 counts as 1).
+    /// A ledger for which one visit in `every` is measured (0 counts as 1).
     pub fn new(every: u32) -> Arc<Ledger> {
         let ledger = Ledger::off();
         ledger.set_every(Some(every));
         ledger
     }
 
-    /// An account that is off until [`Ledger::set_every`].
+    /// A ledger that is off until [`Ledger::set_every`].
     pub fn off() -> Arc<Ledger> {
         let ledger = Arc::new(Ledger::with(0, OnceLock::new()));
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -270,7 +267,7 @@ impl Ledger {
 
     fn with(every: u32, pass: OnceLock<PassCost>) -> Ledger {
         Ledger {
-            every: AtomicU32::new(every.min(MOST_EVERY)),
+            every: AtomicU32::new(every.min(MAX_EVERY)),
             since: AtomicU64::new(0),
             stages: std::array::from_fn(|_| Sum::default()),
             visits: AtomicU64::new(0),
@@ -288,15 +285,15 @@ impl Ledger {
         Some(self.every.load(Relaxed)).filter(|n| *n > 0)
     }
 
-    /// From now on one visit in `every` is measured (0 counts as 1); `None`: none is. What was measured stays,
-    /// until [`Ledger::clear`].
+    /// Sets the sampling interval: one visit in `every` is measured (0 counts as 1); `None`: none is. The sums stay until
+    /// [`Ledger::clear`].
     pub fn set_every(&self, every: Option<u32>) {
         if every.is_some() {
             self.pass.get_or_init(measure_pass);
             self.total.clear();
             self.since.store(sys::ticks(), Relaxed);
         }
-        self.every.store(every.map_or(0, |n| n.clamp(1, MOST_EVERY)), Relaxed);
+        self.every.store(every.map_or(0, |n| n.clamp(1, MAX_EVERY)), Relaxed);
     }
 
     #[inline(always)]
@@ -308,11 +305,11 @@ impl Ledger {
         });
     }
 
-    // Not inlined: the branch around it is all that a path pays.
+    // Not inlined: a path without measurement pays the branch only.
     #[inline(never)]
     fn note(&self, clock: &Clock, stage: Stage) {
         if self.every.load(Relaxed) == 0 {
-            // The visit is one of another stack, whose next stage gets the time.
+            // The thread is measured by the ledger of another stack; the time goes to its next stage there.
             return;
         }
         if clock.at.get() < self.since.load(Relaxed) {
@@ -320,15 +317,15 @@ impl Ledger {
         }
         let cycles = sys::ticks().saturating_sub(clock.at.get());
         let is_long = cycles > SUSPICIOUS_CYCLES && stage != Stage::Slept;
-        if is_long && clock.has_lost_cpu() {
+        if is_long && clock.was_switched() {
             self.preempted.fetch_add(1, Relaxed);
         } else {
             let sum = &self.stages[stage as usize];
             sum.cycles.fetch_add(cycles, Relaxed);
             sum.passes.fetch_add(1, Relaxed);
         }
-        if stage == Stage::Slept && clock.asks.get() > 0 {
-            // It has lost its CPU of its own will: that is no reason to leave out what comes next.
+        if stage == Stage::Slept && clock.switch_reads_left.get() > 0 {
+            // The switch of the sleep itself must not be charged to the next interval.
             clock.switches.set(sys::switches());
         }
         clock.cycles.set(clock.cycles.get().wrapping_add(cycles));
@@ -372,8 +369,8 @@ impl Ledger {
         let next = clock.draw(every);
         clock.until_next.set(next);
         clock.waited.set(next);
-        if let Some(left) = clock.asks.get().checked_sub(1) {
-            clock.asks.set(left);
+        if let Some(left) = clock.switch_reads_left.get().checked_sub(1) {
+            clock.switch_reads_left.set(left);
             clock.switches.set(sys::switches());
         }
         clock.at.set(sys::ticks().max(1));
@@ -384,13 +381,13 @@ impl Ledger {
     fn begin_whole(&self, clock: &Clock, every: u32) {
         let next = clock.draw(every);
         clock.until_next.set(next);
-        // The visits that it stood for are the next measured one's.
+        // The next visit measured by its stages represents these visits, too.
         clock.waited.set(clock.waited.get().saturating_add(next));
         clock.at.set(0);
         clock.whole_from.set(sys::ticks().max(1));
     }
 
-    /// A visit is over: if it was a measured one, it tells what readings cost.
+    /// Ends a measured visit: adds it to the calibration.
     #[inline(never)]
     fn end_visit(&self, clock: &Clock) {
         let from = clock.whole_from.replace(0);
@@ -408,21 +405,21 @@ impl Ledger {
         clock.passes.set(0);
     }
 
-    /// What a pass costs in a loop.
+    /// The cost of a pass in a loop.
     fn loop_cost(&self) -> PassCost {
         self.pass.get().copied().unwrap_or_default()
     }
 
-    /// What a pass costs, as far as is known.
+    /// The cost of a pass: from the calibration if there is one, else that of a loop.
     fn pass_cost(&self) -> PassCost {
         let pass = self.loop_cost();
         let Some(inside) = self.calibration.cycles_of_a_pass() else { return pass };
-        // It can be less than that of a loop, where it fills a pause, and more, but not by any amount.
+        // Less than in a loop if it overlaps with other instructions, more if it delays them; the bounds reject noise.
         let inside = inside.clamp(pass.inside / 2.0, pass.inside * 4.0);
         PassCost { inside, whole: pass.whole - pass.inside + inside }
     }
 
-    /// What the account says so far. Of visits that go on at this moment, what they have passed is in.
+    /// A snapshot. Of unfinished visits it has the stages that they have passed.
     pub fn balance(&self) -> Balance {
         let (visits, measured) = (self.visits.load(Relaxed), self.measured.load(Relaxed));
         let ns_per_cycle = self.ns_per_cycle();
@@ -438,7 +435,7 @@ impl Ledger {
                 stages.push(StageCost { stage: *stage, passes: passes as f64 * scale, ns });
             }
         }
-        settle(&mut stages);
+        remove_negative(&mut stages);
         let pass_ns = pass.whole * ns_per_cycle;
         let overhead_ns = all_passes as f64 * pass_ns;
         let preempted = self.preempted.load(Relaxed);
@@ -446,7 +443,7 @@ impl Ledger {
         Balance { stages, visits, measured, preempted, pass_ns, overhead_ns, total_ns }
     }
 
-    /// Forgets what was measured so far, to begin behind a warm-up.
+    /// Sets all sums to 0, for example after a warm-up.
     pub fn clear(&self) {
         for sum in &self.stages {
             sum.cycles.store(0, Relaxed);
@@ -459,7 +456,7 @@ impl Ledger {
         self.preempted.store(0, Relaxed);
     }
 
-    /// The rate of the cycle counter since the ledger began; over a few milliseconds at the least.
+    /// Nanoseconds of a cycle, the mean since the ledger was made; sleeps until that is 5 ms ago.
     fn ns_per_cycle(&self) -> f64 {
         let least = std::time::Duration::from_millis(5);
         let (ticks, clock) = &self.began;
@@ -471,9 +468,9 @@ impl Ledger {
     }
 }
 
-/// A reading right behind another costs less than most: a stage in which nothing happens comes out below
-/// zero. What was taken off it too much, the others were relieved of too little.
-fn settle(stages: &mut [StageCost]) {
+/// Sets negative times to 0 and scales the others so that their sum stays. The cost of a reading is a mean: of a stage in
+/// which nothing happens more is subtracted than its readings took, and of the others less.
+fn remove_negative(stages: &mut [StageCost]) {
     let is_busy = |s: &&mut StageCost| s.stage != Stage::Slept;
     let all: f64 = stages.iter_mut().filter(is_busy).map(|s| s.ns).sum();
     let above: f64 = stages.iter_mut().filter(is_busy).map(|s| s.ns.max(0.0)).sum();
@@ -483,7 +480,7 @@ fn settle(stages: &mut [StageCost]) {
 }
 
 impl Balance {
-    /// Nothing was measured.
+    /// That of a ledger without visits.
     const EMPTY: Balance = Balance {
         stages: Vec::new(),
         visits: 0,
@@ -499,13 +496,12 @@ impl Balance {
         self.stages.iter().filter(|s| s.stage != Stage::Slept).map(|s| s.ns).sum()
     }
 
-    /// Nanoseconds of all stages but sleep, and beside them what the account itself has cost: all that its
-    /// threads have worked.
+    /// Nanoseconds of all stages but sleep, and the cost of the account: the CPU time of the threads.
     pub fn sum_ns(&self) -> f64 {
         self.busy_ns() + self.overhead_ns
     }
 
-    /// How far the sum of the stages is from what the kernel says: 0.01 is one percent too much.
+    /// Relative difference of the sum of the stages to the CPU time by the kernel: 0.01 is one percent more.
     pub fn gap(&self) -> Option<f64> {
         self.total_ns.filter(|t| *t > 0.0).map(|total| self.sum_ns() / total - 1.0)
     }
@@ -515,7 +511,7 @@ impl Balance {
         self.stages.iter().find(|s| s.stage == stage).map_or(0.0, |s| s.ns)
     }
 
-    /// Both accounts in one.
+    /// The sum of both.
     #[must_use]
     pub fn and(mut self, other: &Balance) -> Balance {
         for cost in &other.stages {
@@ -525,7 +521,7 @@ impl Balance {
             }
         }
         self.stages.sort_by_key(|s| s.stage as u8);
-        // Of nothing nothing is unknown.
+        // The CPU time of no visits is known: 0.
         let total = |b: &Balance| if b.visits == 0 { Some(0.0) } else { b.total_ns };
         self.total_ns = total(&self).zip(total(other)).map(|(a, b)| a + b);
         self.visits += other.visits;
@@ -540,7 +536,7 @@ impl Balance {
 /// The ledgers of this process.
 static ALL: Mutex<Vec<Weak<Ledger>>> = Mutex::new(Vec::new());
 
-/// What the ledgers said whose stacks are gone.
+/// The sum of the ledgers of closed stacks.
 static PAST: Mutex<Balance> = Mutex::new(Balance::EMPTY);
 
 impl Drop for Ledger {
@@ -552,7 +548,7 @@ impl Drop for Ledger {
     }
 }
 
-/// The accounts of all stacks that this process has had so far, in one.
+/// The sum of the ledgers of all stacks of this process, closed ones included.
 pub fn of_this_process() -> Balance {
     let all: Vec<Arc<Ledger>> = {
         let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -563,14 +559,14 @@ pub fn of_this_process() -> Balance {
     kept.fold(past, |sum, l| sum.and(&l.balance()))
 }
 
-/// The cost of one pass, by the least of several trials: whatever disturbs makes it longer.
+/// The cost of one pass in a loop: the minimum of several trials.
 fn measure_pass() -> PassCost {
     const PASSES: u64 = 512;
     let ledger = Ledger::with_pass(1, PassCost::default());
     let held = CLOCK.with(|c| (c.at.get(), c.until_next.get(), c.waited.get()));
     let trial = || {
         ledger.clear();
-        // Whatever this thread has been drawn for elsewhere: this visit is measured.
+        // Whatever this thread was drawn for, this visit is measured.
         CLOCK.with(|c| (c.at.set(0), c.whole_from.set(0)));
         CLOCK.with(|c| ledger.begin_visit(c, 1));
         let start = sys::ticks();
@@ -582,7 +578,7 @@ fn measure_pass() -> PassCost {
         (whole, inside)
     };
     let (whole, inside) = (0..8).map(|_| trial()).min().unwrap_or_default();
-    // Its account is not part of the process's.
+    // The trials are not part of the sum of the process.
     ledger.clear();
     CLOCK.with(|c| {
         c.at.set(held.0);
@@ -593,7 +589,7 @@ fn measure_pass() -> PassCost {
     PassCost { inside: each(inside), whole: each(whole) }
 }
 
-/// The probe. Cheap to clone: threads hold one each way, under the shard lock and outside of it.
+/// The probe. One clone is used under the shard lock, another outside of it.
 #[derive(Clone, Debug)]
 pub struct Account(Arc<Ledger>);
 

@@ -1,4 +1,4 @@
-//! The secrets of a stack that was given none: see `docs/secrets.md`.
+//! Secrets from getrandom(2), for a stack without configured secrets: see `docs/secrets.md`.
 
 use std::io;
 
@@ -7,15 +7,15 @@ use fulmar_base::Secrets;
 use crate::start::StartError;
 use crate::sys;
 
-/// The secrets of a stack that was given none.
+/// Draws secrets from getrandom(2).
 ///
 /// # Errors
-/// [`StartError::Random`]: the operating system gives none.
+/// [`StartError::Random`]: the system call failed.
 pub fn draw() -> Result<Secrets, StartError> {
     draw_from(sys::random_bytes)
 }
 
-/// The same from a source that answers how many bytes it has filled.
+/// The same from `source`, which returns how many bytes it has filled.
 fn draw_from(
     source: impl FnOnce(&mut [u8; 32]) -> io::Result<usize>,
 ) -> Result<Secrets, StartError> {

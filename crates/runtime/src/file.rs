@@ -1,9 +1,7 @@
-//! Files as a source of what is sent: reads that scatter into a chain, with or without waiting for
-//! the disk, and reading ahead.
+//! Reads of files into mbuf chains for sendfile, with or without waiting for the disk, and read-ahead.
 //!
-//! Called outside any lock, since a disk may be slow. Owns nothing: the descriptor and the chain are
-//! the caller's. Cost: one system call per read of up to `MOST_PARTS` mbufs, and the kernel's copy.
-//! Source: readv(2), posix_fadvise(2); `RWF_NOWAIT` since Linux 4.14.
+//! Called without a lock, since a disk may be slow. The descriptor and the chain are the caller's. Cost: one system call
+//! per `MAX_PARTS` mbufs, and the kernel's copy. Source: preadv2(2), posix_fadvise(2); `RWF_NOWAIT` since Linux 4.14.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -16,38 +14,38 @@ mod sys;
 
 pub use map::{FileMap, MAX_MAP_BYTES};
 
-/// Most mbufs that one system call fills: 4 MiB in the largest.
-const MOST_PARTS: usize = 64;
+/// Mbufs at most that one system call fills: 4 MiB with the largest mbufs.
+const MAX_PARTS: usize = 64;
 
-/// The kernel reads ahead no more than this per request, whatever it is asked for (its default).
+/// Bytes of one POSIX_FADV_WILLNEED: Linux reads at most `read_ahead_kb` per request, 128 KiB by default.
 const AHEAD_STEP_BYTES: u64 = 128 << 10;
 
-/// How long a read may take.
+/// Whether a read may wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
-    /// As long as the disk does.
+    /// It may wait for the disk.
     Wait,
-    /// Only what is in memory already.
+    /// Only bytes in the page cache are read.
     InMemory,
 }
 
 /// Why a read ended.
 #[derive(Debug)]
 pub enum End {
-    /// Everything that was asked for is there.
+    /// All bytes asked for were read.
     Full,
-    /// The file ends here.
+    /// The end of the file.
     OfFile,
-    /// What comes next is not in memory.
+    /// The next bytes are not in the page cache.
     NotInMemory,
-    /// This file cannot be read without waiting.
+    /// The kernel or the file system has no reads that do not wait.
     MustWait,
     /// The file cannot be read.
     Failed(io::Error),
 }
 
-/// Fills bytes [skip, skip + len) of a chain from the file, and says how many it got. The chain's
-/// mbufs must be the caller's alone.
+/// Reads the file from `at` on into the bytes [skip, skip + len) of a chain. Returns how many were read, and why it
+/// ended. No mbuf of the chain may be shared.
 pub fn read_into(
     file: BorrowedFd<'_>,
     at: u64,
@@ -58,7 +56,7 @@ pub fn read_into(
 ) -> (usize, End) {
     let mut done = 0;
     while done < len {
-        let mut parts: [IoSliceMut<'_>; MOST_PARTS] =
+        let mut parts: [IoSliceMut<'_>; MAX_PARTS] =
             std::array::from_fn(|_| IoSliceMut::new(&mut []));
         let used = split(chain, skip + done, len - done, &mut parts);
         let Some(from) = at.checked_add(done as u64) else { return (done, End::OfFile) };
@@ -78,18 +76,18 @@ fn why(e: io::Error, patience: Patience) -> End {
     }
     match e.raw_os_error() {
         Some(libc::EAGAIN) => End::NotInMemory,
-        // Old kernels, and file systems that know no such reads.
+        // Old kernels, and file systems without such reads.
         Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => End::MustWait,
         _ => End::Failed(e),
     }
 }
 
-/// The mbufs that hold bytes [skip, skip + len) of the chain; how many parts there are.
+/// Sets `parts` to the mbufs of the bytes [skip, skip + len) of the chain, as far as they fit; returns how many there are.
 fn split<'a>(
     chain: &'a mut Chain,
     mut skip: usize,
     mut len: usize,
-    parts: &mut [IoSliceMut<'a>; MOST_PARTS],
+    parts: &mut [IoSliceMut<'a>; MAX_PARTS],
 ) -> usize {
     let mut used = 0;
     for slice in chain.slices_mut() {
@@ -107,8 +105,7 @@ fn split<'a>(
     used
 }
 
-/// Asks the kernel to read a part of the file into memory meanwhile. Advice: nothing is said if it
-/// does not.
+/// Advises the kernel to read a part of the file into the page cache (POSIX_FADV_WILLNEED). Errors are ignored.
 pub fn read_ahead(file: BorrowedFd<'_>, at: u64, bytes: u64) {
     let end = at.saturating_add(bytes);
     let mut at = at;

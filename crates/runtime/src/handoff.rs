@@ -17,11 +17,12 @@ use fulmar_netdev::Peek;
 use crate::sync::{AtomicIsize, Ordering, Receiver, SyncSender, TrySendError, fence, sync_channel};
 use fulmar_shard::{HandOff, MAX_SHARDS, Ports};
 
-/// Slots of a ring: several full receive bursts, and 200 KiB of memory.
+/// Entries of a ring: several full receive bursts, and 200 KiB of memory.
 const RING: usize = 512;
 
-/// While more are queued, broadcast neighbour updates are refused: a flood of replies leaves space for packets.
-const OVERHEARING: isize = RING as isize / 4;
+/// Neighbour updates are refused while a ring has so many entries: a flood of neighbour advertisements leaves space for
+/// packets.
+const NEIGHBOUR_UPDATE_LIMIT: isize = RING as isize / 4;
 
 /// The sending end of one shard's ring.
 #[derive(Clone)]
@@ -30,8 +31,8 @@ struct Sender {
     waiting: Arc<Waiting>,
 }
 
-/// The length of a ring, as counted by its writers after each write: below 0 while an entry is taken before it is
-/// counted. So a reader that sees a count above 0 finds an entry.
+/// The length of a ring. A writer counts an entry after it has written it, so a count above 0 guarantees an entry; below
+/// 0 an entry was taken before it was counted.
 #[derive(Default)]
 struct Waiting(AtomicIsize);
 
@@ -46,12 +47,12 @@ pub struct Handoff {
     ring: Receiver<HandOff>,
     waiting: Arc<Waiting>,
     senders: Vec<Sender>,
-    /// Siblings to kick: a bit per ring written since [`Handoff::take_kicks`].
+    /// Siblings to kick: one bit for each ring written since the last [`Handoff::take_kicks`].
     kicks: u32,
     ports: Arc<Ports>,
 }
 
-/// The ends for a stack of so many shards, by number; at most [`MAX_SHARDS`].
+/// The ends for the shards of a stack, by shard number; at most [`MAX_SHARDS`].
 pub fn handoffs(shards: usize) -> Vec<Handoff> {
     let rings: Vec<_> = (0..shards.min(MAX_SHARDS)).map(|_| sync_channel(RING)).collect();
     let sender = |(ring, _): &(SyncSender<HandOff>, _)| Sender {
@@ -71,13 +72,13 @@ pub fn handoffs(shards: usize) -> Vec<Handoff> {
 }
 
 impl Handoff {
-    /// Hands a packet over to a sibling; returns it if the ring is full. [`Handoff::take_kicks`] has the siblings to
+    /// Queues a packet for a sibling; returns it if the ring is full. [`Handoff::take_kicks`] returns the siblings to
     /// wake afterwards.
     #[allow(clippy::result_large_err, reason = "no heap per packet")]
-    pub fn hand(&mut self, to: u16, what: HandOff) -> Result<(), HandOff> {
+    pub fn send(&mut self, to: u16, what: HandOff) -> Result<(), HandOff> {
         let Some(sender) = self.senders.get(usize::from(to)) else { return Err(what) };
         if matches!(what, HandOff::NeighbourUpdate(_))
-            && sender.waiting.0.load(Ordering::Relaxed) >= OVERHEARING
+            && sender.waiting.0.load(Ordering::Relaxed) >= NEIGHBOUR_UPDATE_LIMIT
         {
             return Err(what);
         }
@@ -109,7 +110,7 @@ impl Handoff {
         self.kicks != 0
     }
 
-    /// The siblings to kick, a bit each; clears them.
+    /// The siblings to kick, one bit each; clears them.
     pub fn take_kicks(&mut self) -> u32 {
         std::mem::take(&mut self.kicks)
     }
@@ -150,22 +151,22 @@ mod tests {
     use super::*;
     use fulmar_shard::NeighbourUpdate;
 
-    fn overheard(n: u8) -> HandOff {
+    fn update(n: u8) -> HandOff {
         HandOff::NeighbourUpdate(NeighbourUpdate::of(&[n; 60]).unwrap())
     }
 
     fn number(h: HandOff) -> u8 {
         match h {
             HandOff::NeighbourUpdate(o) => o.as_slice()[0],
-            _ => panic!("nothing else was handed over"),
+            _ => panic!("only updates were queued"),
         }
     }
 
     #[test]
-    fn what_is_handed_over_comes_out_in_order_at_the_right_shard() {
+    fn entries_arrive_in_order_at_their_shard() {
         let mut ends = handoffs(3);
         for n in 0..10 {
-            assert!(ends[0].hand(2, overheard(n)).is_ok());
+            assert!(ends[0].send(2, update(n)).is_ok());
         }
         assert!(ends[1].take().is_none());
         assert_eq!(ends[0].take_kicks(), 0b100);
@@ -186,30 +187,30 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_gives_back_what_does_not_fit() {
+    fn a_full_ring_returns_the_entry() {
         let mut ends = handoffs(2);
-        (0..RING).for_each(|_| assert!(ends[0].hand(1, echo()).is_ok()));
-        assert!(matches!(ends[0].hand(1, echo()), Err(HandOff::Echo(_))));
+        (0..RING).for_each(|_| assert!(ends[0].send(1, echo()).is_ok()));
+        assert!(matches!(ends[0].send(1, echo()), Err(HandOff::Echo(_))));
         assert!(ends[1].take().is_some());
-        assert!(ends[0].hand(1, echo()).is_ok());
+        assert!(ends[0].send(1, echo()).is_ok());
     }
 
     #[test]
-    fn a_flood_of_what_neighbours_answer_leaves_room_for_packets() {
+    fn a_flood_of_neighbour_updates_leaves_space_for_packets() {
         let mut ends = handoffs(2);
-        let heard = (0..RING).filter(|_| ends[0].hand(1, overheard(1)).is_ok()).count();
-        assert_eq!(heard as isize, OVERHEARING);
-        (heard..RING).for_each(|_| assert!(ends[0].hand(1, echo()).is_ok()));
-        assert_eq!(ends[0].hand(1, overheard(7)).map_err(number), Err(7));
+        let queued = (0..RING).filter(|_| ends[0].send(1, update(1)).is_ok()).count();
+        assert_eq!(queued as isize, NEIGHBOUR_UPDATE_LIMIT);
+        (queued..RING).for_each(|_| assert!(ends[0].send(1, echo()).is_ok()));
+        assert_eq!(ends[0].send(1, update(7)).map_err(number), Err(7));
         (0..RING).for_each(|_| assert!(ends[1].take().is_some()));
-        assert!(ends[0].hand(1, overheard(8)).is_ok());
+        assert!(ends[0].send(1, update(8)).is_ok());
     }
 
     #[test]
-    fn a_shard_that_does_not_exist_or_is_gone_takes_nothing() {
+    fn entries_for_an_unknown_or_closed_shard_are_returned() {
         let mut ends = handoffs(2);
-        assert!(ends[0].hand(9, overheard(1)).is_err());
+        assert!(ends[0].send(9, update(1)).is_err());
         drop(ends.pop());
-        assert!(ends[0].hand(1, overheard(1)).is_err());
+        assert!(ends[0].send(1, update(1)).is_err());
     }
 }

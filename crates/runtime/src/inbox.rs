@@ -23,11 +23,11 @@ pub enum Request {
     EndWrite(SlotId),
     /// A sendfile ended, successfully or not.
     EndSendFile(SlotId),
-    /// A reservation for a piece of a file will not be filled; the write goes on.
+    /// Releases a reservation for a part of a file that was not filled; the write continues.
     GiveBack(SlotId, Reservation),
     /// A write ended early: releases its reservation and the send lock.
     Abandon(SlotId, Reservation),
-    /// Detached bytes are copied.
+    /// A read has copied the bytes that it had taken.
     ReadDone(SlotId, Chain),
     /// A loan is returned.
     LoanDone(SlotId, Chain, LoanCharge),
@@ -39,12 +39,12 @@ pub enum Request {
     Free(Chain),
     /// A socket was dropped.
     Close(SlotId),
-    /// Timers or the device want attention.
+    /// Runs due timers and polls the device.
     Poll,
 }
 
-/// Queued requests above which a poster waits for the lock. Each thread has at most one request under way, plus
-/// closes.
+/// Queued requests from which on a thread that posts one waits for the lock. Each thread has at most one request under
+/// way, plus closes.
 pub const INBOX_LIMIT: usize = 65_536;
 
 /// Sockets that signal handlers can close between two drains, and as many whose posted buffers they can drop.

@@ -50,9 +50,9 @@ pub use models::MODELS;
 pub use poll_set::PollSetCore;
 pub use service_thread::start as start_service;
 pub use spin::Spin;
-pub use start::{StartError, hosts as start_hosts, part_of};
+pub use start::{StartError, hosts as start_hosts, shard_config};
 pub use sys::{
-    ask_for_large_pages, at_exit, block_signals, fork_generation, now, thread_number, ticks,
+    advise_huge_pages, at_exit, block_signals, fork_generation, now, thread_number, ticks,
 };
 pub use ticket::{Post, Received, RecvTicket, SoleTicket};
 pub use watched::{LockedShard, WatchedShard};

@@ -9,11 +9,11 @@ use crate::sys;
 pub enum Limit {
     /// Not at all.
     DoNotWait,
-    /// At most so long.
+    /// At most this time.
     For(Duration),
     /// At most so many nanoseconds: as a socket stores it, converted when the call has to wait.
     ForNanos(u64),
-    /// Until then: for a call that waits several times.
+    /// Until this time: for a call that waits several times.
     Until(Instant),
     /// Until it is done.
     Forever,
@@ -30,7 +30,7 @@ impl Limit {
         }
     }
 
-    /// When the waiting ends, `Some(None)` for never; `None` if there is to be none.
+    /// When the wait ends: `Some(None)` is never; `None`: the call does not wait.
     pub(crate) fn end(self, now: Instant) -> Option<Option<Instant>> {
         match self {
             Limit::DoNotWait => None,

@@ -19,7 +19,7 @@ use crate::limit::Limit;
 use crate::watched::WatchedShard;
 use wire::{PORTS, Wire};
 
-/// The models of this room.
+/// The models of this crate.
 pub const MODELS: &[&[Model]] =
     &[leader::MODELS, handoff::MODELS, inbox::MODELS, completion::MODELS];
 

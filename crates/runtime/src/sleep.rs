@@ -21,8 +21,8 @@ const LONG_SLEEP: Duration = Duration::from_secs(3600);
 const POLL_PERIOD: Duration = Duration::from_millis(1);
 
 impl<P: Probe> Host<P> {
-    /// Arms the device and sleeps on it, unless frames arrived meanwhile; with a `hold`, sleeps until then
-    /// regardless of frames. For the leader.
+    /// Arms the device and sleeps until frames arrive; does not sleep if they have arrived before it was armed. With a
+    /// `hold` it sleeps until that time, frames or not. For the leader.
     pub(crate) fn sleep_on_device<'a>(
         &'a self,
         mut guard: Guard<'a, P>,
@@ -44,7 +44,7 @@ impl<P: Probe> Host<P> {
         let device = device.filter(|_| is_watched);
         let kick = self.leader.kick_fd(role);
         self.leader.will_sleep(role, until);
-        if self.has_handed(&guard) {
+        if self.has_hand_offs(&guard) {
             self.leader.awake(role);
             guard.device().disarm();
             return Ok(guard);
@@ -70,20 +70,20 @@ impl<P: Probe> Host<P> {
         // The end of a sleep is no call of a program: it is not counted as activity.
         let mut guard = self.lock_as(Role::Service)?;
         guard.moderation().slept();
-        // A caller that has taken the lead meanwhile may sleep on the armed device.
+        // If a caller has become the leader, it may sleep on the armed device.
         if hold.is_none() && self.leader.is_held_by(role) {
             guard.device().disarm();
         }
         Ok(guard)
     }
 
-    /// Whether siblings have handed packets over; checked after [`Leader::will_sleep`](crate::leader::Leader).
-    fn has_handed(&self, shard: &WatchedShard<P>) -> bool {
+    /// Whether siblings have handed packets off; checked after [`Leader::will_sleep`](crate::leader::Leader).
+    fn has_hand_offs(&self, shard: &WatchedShard<P>) -> bool {
         if !self.has_siblings() {
             return false;
         }
         handoff_fence();
-        shard.has_handed()
+        shard.has_hand_offs()
     }
 }
 

@@ -19,7 +19,7 @@ use crate::waiter::Waiter;
 /// Peeks between two yields and readings of the clock: about half a microsecond.
 const PEEKS: u32 = 16;
 
-/// A yield takes 0.2 to 0.5 us, and a few microseconds if a peer on this CPU answers meanwhile.
+/// A yield takes 0.2 to 0.5 us, and a few microseconds if a peer on this CPU runs and replies.
 const LONG_YIELD: Duration = Duration::from_micros(100);
 
 /// Waits that do not busy-poll after a long yield: from the first to the second number, doubled from one long yield to

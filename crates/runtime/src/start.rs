@@ -1,4 +1,5 @@
-//! A stack is started: its shards with what each has of memory and tables, their hosts and threads.
+//! Starts a stack: its shards, each with its part of the memory and of the tables, their hosts, and their service
+//! threads.
 
 use std::sync::Arc;
 use std::{fmt, io};
@@ -18,11 +19,11 @@ use fulmar_shard::{SetupError, Shard, StackConfig};
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
-    /// Its addresses, routes or memory cannot be used.
+    /// The configuration cannot be used: addresses, routes, MTU or memory.
     Shard(SetupError),
-    /// The operating system gives no random numbers.
+    /// getrandom(2) failed.
     Random(io::Error),
-    /// An eventfd or a thread could not be made.
+    /// An eventfd, a timerfd or a thread could not be created.
     Host(io::Error),
 }
 
@@ -44,8 +45,8 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// What one of several shards has of what the stack has.
-pub fn part_of(config: &StackConfig, shards: usize) -> StackConfig {
+/// The configuration of one of `shards` shards: its part of the memory and of the limits of the stack.
+pub fn shard_config(config: &StackConfig, shards: usize) -> StackConfig {
     let pool = match shards {
         1 => config.pool,
         n => PoolConfig {
@@ -66,7 +67,8 @@ pub fn part_of(config: &StackConfig, shards: usize) -> StackConfig {
 /// The hosts of a stack, in the order of their shards.
 pub type Hosts<P> = Vec<Arc<Host<P>>>;
 
-/// A host with its service thread for each device, which are the queues of one interface.
+/// Starts a host with its service thread for each device. The devices are the queues of one interface; `name` is that of
+/// the threads.
 ///
 /// # Errors
 /// [`StartError`].
@@ -79,12 +81,12 @@ pub fn hosts<P: Probe>(
     let (now, count) = (sys::now(), devices.len());
     // The shards of a stack share its secrets: each has to know which of them owns a flow.
     let secrets = config.secrets.clone().map_or_else(entropy::draw, Ok)?;
-    let table_memory = MemoryHook(sys::ask_for_large_pages);
+    let table_memory = MemoryHook(sys::advise_huge_pages);
     let config = &StackConfig { secrets: Some(secrets), table_memory, ..config.clone() };
     let mut handoffs = handoffs(count).into_iter();
     let mut all = Vec::with_capacity(count);
     for (device, id) in devices.into_iter().zip(0u16..) {
-        let config = part_of(config, count);
+        let config = shard_config(config, count);
         let shard = Shard::with_probe(config, device, now, probe(), id, count as u16);
         let mut shard = WatchedShard::new(shard.map_err(StartError::Shard)?);
         if let (2.., Some(handoff)) = (count, handoffs.next()) {

@@ -1,4 +1,5 @@
-//! The few calls of the operating system that waiting needs. All unsafe code of this room.
+//! The system calls of waiting: clocks, descriptors, futex, and counters of the thread. All unsafe code of this crate but
+//! that of `file/sys.rs`.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -8,7 +9,7 @@ use std::time::Duration;
 use fulmar_base::Instant;
 use fulmar_netdev::{Interest, WakeFd};
 
-/// The monotonic clock as the engines count it.
+/// The monotonic clock.
 #[inline]
 pub fn now() -> Instant {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -17,8 +18,8 @@ pub fn now() -> Instant {
     Instant::from_nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
 }
 
-/// The monotonic clock as it was at the kernel's last tick, a few milliseconds ago at most: a read of
-/// memory, where [`now`] waits for the cycle counter.
+/// The monotonic clock at the kernel's last tick, a few milliseconds ago at most (CLOCK_MONOTONIC_COARSE): a memory read,
+/// without the cycle counter.
 #[inline]
 pub fn coarse_now() -> Instant {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -38,7 +39,7 @@ pub fn ticks() -> u64 {
     now().as_nanos()
 }
 
-/// CPU time of this thread, by the kernel's account.
+/// CPU time of this thread by the kernel, nanoseconds; 0 if it is not available.
 pub fn thread_cpu_ns() -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is a valid timespec that lives through the call; it stays zero if that fails.
@@ -52,7 +53,7 @@ pub fn switches() -> u64 {
     (usage.ru_nivcsw as u64).wrapping_add(usage.ru_nvcsw as u64)
 }
 
-/// What the kernel has counted of this thread; zeroes if it does not say.
+/// Resource usage of this thread; zeroes if it is not available.
 fn usage() -> libc::rusage {
     // SAFETY: plain numbers, for which zeroes are values.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -61,9 +62,9 @@ fn usage() -> libc::rusage {
     usage
 }
 
-/// Asks for large pages in memory that nothing is in yet, so that few of them are looked up when it is
-/// read here and there. Where there are none nothing changes.
-pub fn ask_for_large_pages(start: *const u8, bytes: usize) {
+/// Asks for huge pages (MADV_HUGEPAGE) for unused memory, so that random reads cause fewer TLB misses. Errors are
+/// ignored.
+pub fn advise_huge_pages(start: *const u8, bytes: usize) {
     // SAFETY: advice changes no memory's contents and no mapping, wherever it is about.
     unsafe { libc::madvise(start.cast_mut().cast(), bytes, libc::MADV_HUGEPAGE) };
 }
@@ -75,7 +76,7 @@ pub fn ask_for_large_pages(start: *const u8, bytes: usize) {
 /// The errno of the call.
 pub fn random_bytes(bytes: &mut [u8; 32]) -> io::Result<usize> {
     loop {
-        // SAFETY: so many writable bytes are passed with their number.
+        // SAFETY: writable bytes are passed with their length.
         let filled = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         match usize::try_from(filled) {
             Ok(filled) => return Ok(filled),
@@ -117,13 +118,12 @@ pub fn clear_event(fd: RawFd) {
     unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
 }
 
-/// Sleeps for so long.
+/// Sleeps for `time`.
 pub fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// A timer of the monotonic clock as a descriptor. Unlike a time-out it comes without the slack of
-/// 50 µs that the kernel allows itself there.
+/// A timerfd of the monotonic clock. Unlike the time-out of a system call it has no timer slack (50 µs by default).
 ///
 /// # Errors
 /// The errno of the call.
@@ -138,9 +138,9 @@ pub fn timer_fd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes a timer's descriptor readable then, and not before.
+/// Sets a timer: its descriptor becomes readable at `at`.
 pub fn set_timer(fd: RawFd, at: Instant) {
-    // All zero would stop it.
+    // Zero would disarm it.
     let ns = at.as_nanos().max(1);
     let value = libc::timespec {
         tv_sec: (ns / 1_000_000_000) as libc::time_t,
@@ -152,8 +152,8 @@ pub fn set_timer(fd: RawFd, at: Instant) {
     unsafe { libc::timerfd_settime(fd, libc::TFD_TIMER_ABSTIME, &spec, std::ptr::null_mut()) };
 }
 
-/// Sleeps until the device's descriptor is ready or one of the others readable. Returns whether `kick` is;
-/// nothing is after a signal.
+/// Sleeps until the descriptor of the device is ready, `kick` or `timer` is readable, or a signal arrives. Returns whether
+/// `kick` is readable.
 pub fn sleep_on(device: Option<WakeFd>, kick: RawFd, timer: RawFd) -> bool {
     let WakeFd { fd, interest } = device.unwrap_or(WakeFd::readable(-1));
     let events = match interest {
@@ -218,8 +218,8 @@ extern "C" fn count_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How often this process was forked off since the first call: a stack remembers the number with
-/// which it was made, and refuses to work in a child, where its memory does not exist.
+/// How often this process, or an ancestor, was forked since [`watch_forks`]. A stack stores the number at its start and
+/// refuses to work in a child, which has neither its threads nor its shared memory.
 #[inline]
 pub fn fork_generation() -> u32 {
     FORKS.load(Ordering::Relaxed)

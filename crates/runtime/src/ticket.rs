@@ -16,12 +16,12 @@ use fulmar_shard::{PostCompletion, PostToken, RecvOutcome, Slab, Unclaimed};
 pub struct RecvTicket {
     /// Wakes the waiters.
     pub completion: Completion,
-    /// One of the three below. Becomes [`OVER`] when the outcome is stored and its lock is released, so that a signal
+    /// [`OPEN`], [`OVER`] or [`TAKEN`]. Becomes `OVER` after the outcome is stored and its lock released, so that a signal
     /// handler that sees it finds the lock free.
     state: AtomicU8,
     /// A signal handler dropped it.
     is_unwanted: AtomicBool,
-    /// The completion handle in the shard while it is posted. Under the shard lock.
+    /// Its name in the shard while the buffer is posted. Under the shard lock.
     token: AtomicU64,
     outcome: Mutex<Option<Outcome>>,
 }
@@ -35,18 +35,18 @@ const TAKEN: u8 = 2;
 
 struct Outcome {
     outcome: RecvOutcome,
-    /// `None`: its connection ended without a notification.
-    _untaken: Option<Unclaimed>,
+    /// Keeps the socket readable until the outcome is taken; `None` if the connection is gone.
+    _unclaimed: Option<Unclaimed>,
 }
 
 impl RecvTicket {
-    /// Whether it is over, taken or not.
+    /// Whether the buffer has completed, its outcome taken or not.
     #[inline]
     pub fn is_over(&self) -> bool {
         self.state.load(Ordering::Acquire) != OPEN
     }
 
-    /// As new, to be posted with another buffer.
+    /// Resets the ticket, to be posted with another buffer.
     pub fn renew(&mut self) {
         self.completion.renew();
         self.state = AtomicU8::new(OPEN);
@@ -62,38 +62,39 @@ impl RecvTicket {
         Some(taken.outcome)
     }
 
-    /// Under the shard's lock, as all that ends a ticket.
+    /// Stores the outcome of an open ticket. Under the shard lock.
     pub(crate) fn put(&self, outcome: RecvOutcome, unclaimed: Option<Unclaimed>) {
         if self.is_over() {
             return;
         }
-        *lock(&self.outcome) = Some(Outcome { outcome, _untaken: unclaimed });
+        *lock(&self.outcome) = Some(Outcome { outcome, _unclaimed: unclaimed });
         self.state.store(OVER, Ordering::Release);
     }
 
-    /// Direct hand-off: the waiter has the lock and gets the outcome as a return value.
-    pub(crate) fn pass(&self) {
+    /// Completes the ticket for a waiter that has the shard lock and gets the outcome as a return value.
+    pub(crate) fn complete_directly(&self) {
         self.state.store(TAKEN, Ordering::Release);
         self.completion.end_unwatched();
     }
 
-    /// Its holder is gone, and the shard will look.
+    /// Its holder was dropped in a signal handler, without the shard lock; the shard checks by
+    /// [`RecvTicket::take_unwanted`].
     pub(crate) fn mark_unwanted(&self) {
         self.is_unwanted.store(true, Ordering::Release);
     }
 
-    /// Whether that was so, asked once.
+    /// Whether its holder was dropped so; true once.
     pub(crate) fn take_unwanted(&self) -> bool {
         self.is_unwanted.swap(false, Ordering::AcqRel)
     }
 
-    /// The completion handle in the shard. Under the shard lock.
+    /// Its name in the shard while the buffer is posted. Under the shard lock.
     pub(crate) fn token(&self) -> PostToken {
         PostToken(self.token.load(Ordering::Relaxed))
     }
 }
 
-/// The tickets of the buffers that are posted in a shard. Those that are left when it goes are over.
+/// The tickets of the buffers that are posted in a shard. Dropped with the shard, it completes those that are left.
 #[derive(Default)]
 pub(crate) struct Tickets(Slab<Arc<RecvTicket>>);
 
@@ -102,7 +103,7 @@ fn slot_of(token: PostToken) -> SlotId {
 }
 
 impl Tickets {
-    /// A buffer is about to be posted.
+    /// Adds the ticket of a buffer that is about to be posted.
     pub fn add(&mut self, ticket: &Arc<RecvTicket>) -> PostToken {
         let slot = self.0.insert(Arc::clone(ticket));
         let token = u64::from(slot.generation) << 32 | u64::from(slot.index);
@@ -110,7 +111,7 @@ impl Tickets {
         PostToken(token)
     }
 
-    /// It was not, or it is over.
+    /// Removes the ticket of a buffer that was not posted, or has completed.
     pub fn remove(&mut self, token: PostToken) -> Option<Arc<RecvTicket>> {
         self.0.remove(slot_of(token))
     }
@@ -143,7 +144,7 @@ impl Drop for Tickets {
 pub struct Received(smallvec::SmallVec<[Arc<RecvTicket>; 4]>);
 
 impl Received {
-    /// One more.
+    /// Adds a completed ticket.
     pub(crate) fn push(&mut self, ticket: Arc<RecvTicket>) {
         self.0.push(ticket);
     }
@@ -176,9 +177,9 @@ pub struct Post<'a> {
     pub id: SlotId,
     /// The buffer.
     pub buf: RecvBuf,
-    /// It is that of a read that waits: so many bytes at its front have come another way, and stay.
+    /// For the buffer of a waiting read: the bytes at its front that the read has already, and which stay.
     pub read: Option<usize>,
-    /// When it is given back although it is not full.
+    /// When it completes although it is not full.
     pub rule: CompletionPolicy,
     /// The ticket.
     pub ticket: &'a Arc<RecvTicket>,

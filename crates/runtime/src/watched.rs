@@ -39,7 +39,7 @@ pub struct WatchedShard<P: Probe = NoProbe> {
     received: Received,
     /// Wake-ups may be pending.
     has_kicks: bool,
-    /// Kept, so that a dispatch allocates nothing.
+    /// Empty, kept for its allocation.
     events: Vec<Event>,
 }
 
@@ -62,7 +62,7 @@ impl<P: Probe> std::ops::DerefMut for WatchedShard<P> {
 }
 
 /// The parts of a shard in which a thread panicked.
-pub(crate) struct Wreck {
+pub(crate) struct AbandonedShard {
     pub remains: ShardParts,
     /// Tickets of posted buffers, to be completed after the sockets are dropped.
     pub tickets: Tickets,
@@ -94,7 +94,7 @@ impl<P: Probe> WatchedShard<P> {
     /// See [`Shard::step`].
     pub fn step(&mut self, now: Instant, budget: usize) -> usize {
         self.end_turn(now);
-        self.take_handed();
+        self.take_hand_offs();
         let came = self.shard.step(now, budget);
         self.dispatch();
         came
@@ -103,7 +103,7 @@ impl<P: Probe> WatchedShard<P> {
     /// See [`Shard::step_for_reader`].
     pub fn step_for_reader(&mut self, now: Instant) -> usize {
         self.end_turn(now);
-        self.take_handed();
+        self.take_hand_offs();
         let came = self.shard.step_for_reader(now);
         self.dispatch();
         came
@@ -116,9 +116,9 @@ impl<P: Probe> WatchedShard<P> {
         ticket: &RecvTicket,
     ) -> (usize, Option<RecvOutcome>) {
         self.end_turn(now);
-        self.take_handed();
+        self.take_hand_offs();
         let (came, outcome) = self.shard.step_for_post(now, ticket.token());
-        (came, self.passed(ticket, outcome))
+        (came, self.complete_directly(ticket, outcome))
     }
 
     /// See [`Shard::step_for_read`].
@@ -128,24 +128,24 @@ impl<P: Probe> WatchedShard<P> {
         ticket: &RecvTicket,
     ) -> (usize, Option<RecvOutcome>) {
         self.end_turn(now);
-        self.take_handed();
+        self.take_hand_offs();
         let (came, outcome) = self.shard.step_for_read(now, ticket.token());
-        (came, self.passed(ticket, outcome))
+        (came, self.complete_directly(ticket, outcome))
     }
 
-    /// Hands the outcome of a ticket over directly.
-    fn passed(&mut self, ticket: &RecvTicket, outcome: Option<RecvOutcome>) -> Option<RecvOutcome> {
+    /// Completes a ticket whose waiter is the caller: the outcome is its return value.
+    fn complete_directly(&mut self, ticket: &RecvTicket, outcome: Option<RecvOutcome>) -> Option<RecvOutcome> {
         if outcome.is_some() {
             drop(self.tickets.remove(ticket.token()));
-            ticket.pass();
+            ticket.complete_directly();
         }
         self.dispatch();
         outcome
     }
 
-    /// Takes what siblings have handed over.
+    /// Takes the packets that siblings have handed off.
     #[inline]
-    fn take_handed(&mut self) {
+    fn take_hand_offs(&mut self) {
         if self.handoff.is_some() {
             self.take_from_ring();
         }
@@ -157,7 +157,7 @@ impl<P: Probe> WatchedShard<P> {
         while self.shard.siblings().has_hand_off_space()
             && let Some(what) = handoff.take()
         {
-            // It has space, as `has_hand_off_space` said.
+            // Cannot fail: there is space.
             let _ = self.shard.siblings().receive_hand_off(what);
         }
     }
@@ -197,14 +197,14 @@ impl<P: Probe> WatchedShard<P> {
             }
         }
         while let Some(out) = self.shard.siblings().pop_outgoing() {
-            self.hand(out.to, out.what);
+            self.hand_off(out.to, out.what);
         }
     }
 
-    fn hand(&mut self, to: u16, what: HandOff) {
+    fn hand_off(&mut self, to: u16, what: HandOff) {
         let is_packet = !matches!(what, HandOff::NeighbourUpdate(_));
         let refused = match &mut self.handoff {
-            Some(handoff) => handoff.hand(to, what).err(),
+            Some(handoff) => handoff.send(to, what).err(),
             None => Some(what),
         };
         match refused {
@@ -233,17 +233,17 @@ impl<P: Probe> WatchedShard<P> {
         std::mem::take(&mut self.received)
     }
 
-    /// The shards that were handed something since the last call, a bit each.
+    /// The shards to which something was handed off since the last call, one bit each.
     pub(crate) fn take_kicks(&mut self) -> u32 {
         self.handoff.as_mut().map_or(0, |h| h.take_kicks())
     }
 
-    /// Whether another shard has handed something over.
-    pub(crate) fn has_handed(&self) -> bool {
+    /// Whether another shard has handed something off.
+    pub(crate) fn has_hand_offs(&self) -> bool {
         self.handoff.as_ref().is_some_and(|h| !h.is_empty())
     }
 
-    /// A peek for work without the lock: frames of the device, and packets that siblings hand over.
+    /// Peeks for work without the lock: frames of the device, and packets that siblings have handed off.
     pub(crate) fn peek(&self) -> Option<Arc<dyn Peek>> {
         let device = self.shard.peek()?;
         Some(match &self.handoff {
@@ -253,8 +253,8 @@ impl<P: Probe> WatchedShard<P> {
     }
 
     /// Takes everything that holds a descriptor or foreign memory out of a shard whose state is unknown.
-    pub(crate) fn abandon(&mut self) -> Wreck {
-        Wreck {
+    pub(crate) fn abandon(&mut self) -> AbandonedShard {
+        AbandonedShard {
             remains: self.shard.abandon(),
             tickets: std::mem::take(&mut self.tickets),
             handoff: self.handoff.take(),
@@ -268,7 +268,7 @@ impl<P: Probe> WatchedShard<P> {
     pub(crate) fn watch_thread(&mut self, id: SlotId, w: &Arc<Waiter>, interest: Ready) {
         if self.shard.ready(id).is_ok() {
             self.watchers.of(id).add_thread(w, interest);
-            self.tell_interest(id);
+            self.update_interest(id);
         }
     }
 
@@ -276,11 +276,11 @@ impl<P: Probe> WatchedShard<P> {
     pub(crate) fn unwatch_thread(&mut self, id: SlotId, w: &Arc<Waiter>) {
         if let Some(watch) = self.watchers.find(id) {
             watch.remove_thread(w);
-            self.tell_interest(id);
+            self.update_interest(id);
         }
     }
 
-    fn tell_interest(&mut self, id: SlotId) {
+    fn update_interest(&mut self, id: SlotId) {
         let interest = self.watchers.find(id).and_then(|w| w.interest());
         self.shard.watch(id, interest);
     }
@@ -300,7 +300,7 @@ impl<P: Probe> WatchedShard<P> {
         self.shard.ready(id)?;
         let shard = self.shard.siblings().id();
         self.watchers.of(id).join(shard, set, token, interest);
-        self.tell_interest(id);
+        self.update_interest(id);
         self.shard.notify(id);
         self.dispatch();
         Ok(())
@@ -331,13 +331,13 @@ impl<P: Probe> WatchedShard<P> {
         self.shard.ready(id)?;
         self.dispatch();
         let left = self.watchers.find(id).is_some_and(|w| w.leave(id, set));
-        self.tell_interest(id);
+        self.update_interest(id);
         if left { Ok(()) } else { Err(SocketError::Invalid) }
     }
 
-    /// Which members of a poll set, of those that are sockets of this shard, are ready for what they were
-    /// added for, `limit` at most: token and readiness. Level-triggered: what is ready stays a candidate
-    /// for the next call, unless its interest has [`Ready::EDGE`].
+    /// Passes the ready members of a poll set that are sockets of this shard to `ready`, by token and readiness, `limit`
+    /// at most; returns how many. Level-triggered: a ready member is reported again by the next call, unless its
+    /// interest has [`Ready::EDGE`].
     pub fn collect_set(
         &mut self,
         set: &Arc<PollSetCore>,
@@ -367,7 +367,7 @@ impl<P: Probe> WatchedShard<P> {
                 }
             }
         }
-        // Behind those that did not fit, so that every member gets its turn.
+        // After the members beyond the limit, so that every one is reported in turn.
         for id in still_listed {
             if let Some(watch) = self.watchers.find(id) {
                 watch.relist(id, set);
@@ -409,7 +409,7 @@ impl<P: Probe> WatchedShard<P> {
         posted
     }
 
-    /// As [`WatchedShard::tcp_post`]; what cannot be posted stays.
+    /// As [`WatchedShard::tcp_post`]; a buffer that cannot be posted stays in `post`.
     pub(crate) fn post_if_possible(&mut self, now: Instant, post: &mut Option<Post<'_>>) {
         let Some(Post { id, buf, read, rule, ticket }) = post.take() else { return };
         if let Err((_, buf)) = self.post_or_return(now, Post { id, buf, read, rule, ticket }) {
@@ -417,8 +417,8 @@ impl<P: Probe> WatchedShard<P> {
         }
     }
 
-    /// One step of a read that waits, whose own buffer is `post`, which is posted where
-    /// [`PostedBuffers::take_or_post`](fulmar_shard::PostedBuffers::take_or_post) says so; else it stays.
+    /// One step of a waiting read. Its own buffer, `post`, is posted if
+    /// [`PostedBuffers::take_or_post`](fulmar_shard::PostedBuffers::take_or_post) allows it.
     ///
     /// # Errors
     /// As there.
@@ -429,8 +429,8 @@ impl<P: Probe> WatchedShard<P> {
     ) -> Result<ReadOrPost, SocketError> {
         let Some(read) = post else { return Ok(ReadOrPost::Refused) };
         let (id, done) = (read.id, read.read.unwrap_or(0));
-        let room = read.buf.capacity().saturating_sub(done);
-        let how = self.shard.posted().take_or_post(now, id, room, done)?;
+        let space = read.buf.capacity().saturating_sub(done);
+        let how = self.shard.posted().take_or_post(now, id, space, done)?;
         if let ReadOrPost::MayPost(least) = how {
             read.rule.low_water_bytes = read.rule.low_water_bytes.max(least);
             self.post_if_possible(now, post);
@@ -448,7 +448,8 @@ impl<P: Probe> WatchedShard<P> {
         }
     }
 
-    /// See [`PostedBuffers::revoke`](fulmar_shard::PostedBuffers::revoke). False: the ticket stays good.
+    /// See [`PostedBuffers::revoke`](fulmar_shard::PostedBuffers::revoke). False: the buffer stays posted, and its ticket
+    /// will get the outcome.
     pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) -> bool {
         let token = ticket.token();
         let is_gone = self.shard.posted().revoke(now, id, token);
@@ -459,7 +460,7 @@ impl<P: Probe> WatchedShard<P> {
         is_gone
     }
 
-    /// As [`WatchedShard::tcp_abandon_post`] for those of a connection that signal handlers let go of, the
+    /// As [`WatchedShard::tcp_abandon_post`] for the tickets of a connection that signal handlers have dropped, the
     /// last first.
     pub(crate) fn tcp_abandon_unwanted(&mut self, now: Instant, id: SlotId) {
         let posted = self.shard.posted().tokens(id).filter_map(|token| self.tickets.get(token));

@@ -58,7 +58,7 @@ impl Rx {
     /// Counts a busy poll that has ended.
     pub fn count_poll(&mut self, counters: &mut Counters) {
         if let Some(took) = self.moderation.take_busy_polled() {
-            counters.count(Counter::Looks);
+            counters.count(Counter::BusyPolls);
             counters.add(Counter::BusyPollNs, took.as_nanos() as u64);
         }
     }

@@ -105,7 +105,7 @@ impl Rival<u128> for IpLookupTable<Ipv6Addr, u32> {
 /// A fulmar table with these prefixes.
 pub fn fib<K: Key>(prefixes: &[Prefix<K>]) -> Fib<K> {
     // As a stack makes it.
-    let mut fib = Fib::with_memory_hook(fulmar_runtime::ask_for_large_pages);
+    let mut fib = Fib::with_memory_hook(fulmar_runtime::advise_huge_pages);
     for (start, len, answer) in prefixes {
         let inserted = fib.insert(*start, *len, *answer);
         assert!(inserted.is_ok(), "a made-up table has room");

@@ -174,7 +174,7 @@ impl Siblings {
         if let Some(handoff) = &mut self.handoff {
             while let Some(out) = stack.siblings().pop_outgoing() {
                 let is_packet = !matches!(out.what, HandOff::NeighbourUpdate(_));
-                match handoff.hand(out.to, out.what) {
+                match handoff.send(out.to, out.what) {
                     Ok(()) => stack.count(Counter::WrongQueue, u64::from(is_packet)),
                     Err(what) => stack.drop_hand_off(what),
                 }

@@ -164,7 +164,7 @@ fn what_is_below_zero_is_taken_from_the_others_and_the_sum_stays() {
         .chain([slept])
         .map(cost)
         .collect::<Vec<_>>();
-    settle(&mut stages);
+    remove_negative(&mut stages);
     let ns: Vec<f64> = stages.iter().map(|s| s.ns).collect();
     assert_eq!(ns, [28.5, 0.0, 85.5, 500.0]);
 }

@@ -1,23 +1,22 @@
-//! What the sum of the stages is held against: the CPU time of the threads, by the kernel's account.
+//! The CPU time of the threads by the kernel, against which the sum of the stages is checked.
 //!
-//! A thread asks for it at the beginning of a measured visit, once in many; the difference to the time
-//! before belongs to all visits in between, measured or not. So the total knows nothing of stages, of
-//! readings, or of what was taken off for them.
+//! At the beginning of a measured visit, once in many, a thread reads its CPU time; the difference to its last reading
+//! belongs to all visits in between, measured or not. The total does not depend on stages or on their calibration.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::sys;
 
-/// Measured visits after which a thread asks: the call costs about as much as the readings of one visit.
+/// Measured visits between two readings of a thread: the call costs about as much as the readings of one visit.
 const MEASURED: u32 = 64;
-/// Cycles after which it asks all the same, a tenth of a second or so.
+/// Cycles (a tenth of a second or so) after which the next measured visit reads it in any case.
 const LONG_CYCLES: u64 = 1 << 28;
 
 /// All threads together.
 #[derive(Debug)]
 pub(super) struct Total {
-    /// Changes when it begins anew: what a thread has begun before does not count.
+    /// Changes at a reset: intervals that began before it do not count.
     id: AtomicU64,
     visits: AtomicU64,
     cpu_ns: AtomicU64,
@@ -34,23 +33,23 @@ impl Default for Total {
 }
 
 impl Total {
-    /// Begins anew.
+    /// Resets the sums.
     pub fn clear(&self) {
         self.id.store(NEXT.fetch_add(1, Relaxed), Relaxed);
         self.visits.store(0, Relaxed);
         self.cpu_ns.store(0, Relaxed);
     }
 
-    /// Of a visit, in the mean.
+    /// Mean CPU time of a visit; `None` without visits.
     pub fn ns_per_visit(&self) -> Option<f64> {
         let visits = self.visits.load(Relaxed);
         (visits > 0).then(|| self.cpu_ns.load(Relaxed) as f64 / visits as f64)
     }
 }
 
-/// What one thread has done since it asked last.
+/// The visits of a thread since it last read its CPU time.
 pub(super) struct Stretch {
-    /// For which total; 0: it has never asked.
+    /// The `id` of the total; 0: no reading yet.
     id: Cell<u64>,
     cpu_ns: Cell<u64>,
     ticks: Cell<u64>,
@@ -102,7 +101,7 @@ mod tests {
     #[test]
     fn a_stretch_counts_once_it_is_long_enough_and_only_for_its_own_total() {
         let (one, other, stretch) = (Total::default(), Total::default(), Stretch::new());
-        // The first begins it; what lay before nobody knows.
+        // The first visit only reads the CPU time.
         stretch.add(&one, 1000);
         for _ in 1..MEASURED {
             stretch.add(&one, 10);
@@ -111,13 +110,13 @@ mod tests {
         assert_eq!(one.visits.load(Relaxed), 0);
         stretch.add(&one, 10);
         assert_eq!(one.visits.load(Relaxed), 10 * u64::from(MEASURED));
-        // Somebody else's visit ends it.
+        // A visit of another ledger ends the stretch.
         stretch.add(&one, 10);
         stretch.add(&other, 10);
         stretch.ticks.set(0);
         stretch.add(&other, 7);
         assert_eq!((one.visits.load(Relaxed), other.visits.load(Relaxed)), (640, 7));
-        // So does a new beginning.
+        // So does a reset.
         other.clear();
         stretch.ticks.set(0);
         stretch.add(&other, 7);

@@ -1,16 +1,15 @@
-//! A file in the address space, for the kernel alone: nobody here ever reads through the mapping.
+//! A mapped file whose pages are read by system calls only, never by the process.
 //!
 //! ```text
 //!   FileMap   │ block │ block │ block │ ...        BLOCK_BYTES each
-//!   present   │   1   │   1   │   0   │            met in memory, page tables set up
+//!   present   │   1   │   1   │   0   │            in memory when last checked, page tables set up
 //!             └ base + at ──► system calls
 //! ```
 //!
-//! A page of it may vanish (the file was cut, or cannot be read) or change at any time. Code that
-//! read it would get SIGBUS; a system call that is to read it answers EFAULT instead, and that is
-//! the only use: the addresses leave through [`SharedBytes::kernel_part`]. Owns the mapping until it is
-//! dropped, which the last mbuf that refers to it delays. Cost: page tables, once per page; releasing it
-//! interrupts the other CPUs on which the process runs, so it is to be kept.
+//! A page may change or vanish at any time: the file is truncated, or the disk fails. A load from such a page gets
+//! SIGBUS; a system call that reads it returns EFAULT. So the addresses are only passed to the kernel, by
+//! [`SharedBytes::kernel_part`]. Every mbuf that refers to the file keeps the mapping. Cost: page tables, once per page.
+//! An unmap interrupts the other CPUs on which the process runs (TLB shootdown), so a mapping is kept and reused.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -21,15 +20,15 @@ use fulmar_mbuf::SharedBytes;
 use super::Patience;
 use super::sys::Mapping;
 
-/// Of how much is remembered together whether it was brought into memory.
+/// Bytes of one bit of `present`.
 const BLOCK_BYTES: u64 = 64 << 10;
 
-/// A mapping is at least so long, and a power of two, so that a file that grows rarely needs a new one:
-/// what lies behind its end costs addresses only.
+/// Shortest mapping. The length is a power of two, so that a growing file rarely needs a new mapping: the part after its
+/// end costs addresses only.
 const MIN_MAP_BYTES: u64 = 1 << 20;
 
-/// Longest mapping: a small part of the address space of a process (64 TiB and more). What lies behind
-/// it is for others to read.
+/// Longest mapping: a small part of the address space of a process (64 TiB and more). Bytes after it are not mapped; they
+/// are read and copied.
 pub const MAX_MAP_BYTES: u64 = 64 << 30;
 
 /// A read-only shared mapping of the front of a file.
@@ -40,7 +39,7 @@ pub struct FileMap {
 }
 
 impl FileMap {
-    /// Maps the first `bytes` of a file, and room behind, at most [`MAX_MAP_BYTES`].
+    /// Maps a file from its start: at least `bytes`, up to [`MAX_MAP_BYTES`].
     ///
     /// # Errors
     /// Those of mmap(2): the file is not open for reading, or cannot be mapped.
@@ -57,10 +56,10 @@ impl FileMap {
         self.mapping.len() as u64
     }
 
-    /// How many of the bytes [at, at + len) are mapped and were met in memory, from the front.
-    /// [`Patience::Wait`] brings them there first, which may take as long as the disk does; fewer then are
-    /// those that cannot be brought: others will tell why when they read them. `size` is where the
-    /// file ends. (The kernel may take pages away again; the call that sends them then waits.)
+    /// How many of the bytes [at, at + len), from the first, are mapped and were in memory when they were last checked.
+    /// [`Patience::Wait`] reads them from the disk first; the result is then shorter only if that failed, and a read of the
+    /// next byte returns the error. `size`: length of the file, bytes. The kernel may evict pages again; the system call
+    /// that sends them then waits.
     pub fn ready(&self, at: u64, len: u64, size: u64, patience: Patience) -> u64 {
         let end = at.saturating_add(len).min(size).min(self.bytes());
         let mut from = at / BLOCK_BYTES * BLOCK_BYTES;

@@ -9,7 +9,7 @@ use super::Patience;
 /// Reads at a position into several buffers.
 ///
 /// # Errors
-/// The errno of the call: EAGAIN if the first byte is not in memory.
+/// The errno of the call: EAGAIN if the first byte is not in the page cache.
 pub fn preadv2(
     file: BorrowedFd<'_>,
     parts: &mut [IoSliceMut<'_>],
@@ -30,7 +30,7 @@ pub fn preadv2(
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
-/// Asks for a part of a file to be read into memory.
+/// Advises the kernel to read a part of a file into the page cache.
 pub fn will_need(file: BorrowedFd<'_>, at: u64, bytes: u64) {
     let (Ok(at), Ok(bytes)) = (libc::off64_t::try_from(at), libc::off64_t::try_from(bytes)) else {
         return;
@@ -39,7 +39,7 @@ pub fn will_need(file: BorrowedFd<'_>, at: u64, bytes: u64) {
     unsafe { libc::posix_fadvise64(file.as_raw_fd(), at, bytes, libc::POSIX_FADV_WILLNEED) };
 }
 
-/// A read-only shared mapping of a file, whose bytes are never read through it.
+/// A read-only shared mapping of a file. The process does not read through it.
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
@@ -71,30 +71,30 @@ impl Mapping {
         self.len
     }
 
-    /// Where the bytes from `at` on are, and how many there are to the end of the mapping.
+    /// The address of byte `at`, and how many bytes there are from it to the end of the mapping.
     pub fn part(&self, at: usize) -> (*const u8, usize) {
         let at = at.min(self.len);
         (self.base.as_ptr().wrapping_add(at), self.len - at)
     }
 
-    /// Brings a part into memory and into the page tables, waiting for the disk.
+    /// Reads a part into the page cache and sets up its page tables (MADV_POPULATE_READ); waits for the disk.
     ///
     /// # Errors
     /// The file ends before or cannot be read, or the kernel cannot do this (before Linux 5.14).
     pub fn populate(&self, at: usize, len: usize) -> io::Result<()> {
-        let (at, room) = self.part(at);
-        // SAFETY: a part of the mapping, at a page boundary as its callers see to; it is looked up in
-        // the page cache and not read here, so that a page that is not there is an errno.
+        let (at, left) = self.part(at);
+        // SAFETY: a part of the mapping, from a page boundary on, as callers guarantee. The kernel populates the page
+        // tables and the process reads nothing: a page that cannot be read is an errno.
         let r =
-            unsafe { libc::madvise(at.cast_mut().cast(), len.min(room), libc::MADV_POPULATE_READ) };
+            unsafe { libc::madvise(at.cast_mut().cast(), len.min(left), libc::MADV_POPULATE_READ) };
         if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the whole mapping made in `new`; mbufs that lead to it keep it (`SharedBytes`), so
-        // none is left, and nobody else uses its addresses.
+        // SAFETY: the whole mapping made in `new`. Mbufs that refer to it keep it (`SharedBytes`), so there is none, and
+        // its addresses are used by nothing else.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

@@ -16,8 +16,8 @@ use fulmar_base::{Duration, Instant, Probe};
 use super::WatchedShard;
 use crate::reentry::this_thread;
 
-/// How long the frames of a turn may wait for its end, as long as an ACK may wait for the next call. A turn that lasts
-/// longer computes, and gains little from fewer crossings.
+/// How long the frames of a turn may wait for its end: as long as an ACK may wait for the next call. A longer turn is
+/// mostly computation of the program, and gains little from fewer crossings.
 const TURN_LIMIT: Duration = Duration::from_millis(2);
 
 impl<P: Probe> WatchedShard<P> {
@@ -27,13 +27,13 @@ impl<P: Probe> WatchedShard<P> {
         self.flush_turn(now);
         self.turn_of = NonZeroUsize::new(this_thread());
         self.shard.set_transmit_deferred(Some(now + TURN_LIMIT));
-        self.take_handed();
+        self.take_hand_offs();
         let came = self.shard.step(now, budget);
         self.dispatch();
         came
     }
 
-    /// Sends what is deferred. The turn goes on.
+    /// Sends what is deferred, without ending the turn.
     #[inline]
     pub(crate) fn flush_turn(&mut self, now: Instant) {
         if self.turn_of.is_some() && self.shard.has_deferred() {
@@ -63,7 +63,7 @@ impl<P: Probe> WatchedShard<P> {
         self.turn_of.is_some_and(|thread| thread.get() != this_thread())
     }
 
-    /// Whether the calling thread's turn is under way and calls at `now` are deferred: the loop's next wait runs the
+    /// Whether a turn, of any thread, is under way and calls at `now` are deferred: the next wait of its loop runs the
     /// stack.
     #[inline]
     pub(crate) fn is_in_turn(&self, now: Instant) -> bool {
