@@ -1,13 +1,12 @@
-//! A bounded run of frames on their way across a device's boundary.
+//! A bounded FIFO of frames between a stack and a device.
 //!
 //! ```text
-//!   slots   | 5 | 6 |   |   | 3 | 4 |      a power of two of them, used round and round
+//!   slots   | 5 | 6 |   |   | 3 | 4 |      a ring; their number is a power of two
 //!                         first ──► len
 //! ```
 //!
-//! A frame is moved once on its way in and once on its way out: `push` and `pop_front` are in place, so
-//! that it goes from registers to its slot and from there to where it is wanted. (A copy of it in between
-//! would be read in vectors right behind the words that wrote it, and wait for them.)
+//! `push` and `pop_front` are inlined, so that a frame is moved once on its way in and once on its way out. (A further
+//! copy would be a vector load right after the word stores of the same bytes, which cannot be forwarded and stalls.)
 
 use alloc::boxed::Box;
 
@@ -16,12 +15,12 @@ use fulmar_mbuf::{Mbuf, Pool};
 
 use crate::{Caps, Packet, offload};
 
-/// A bounded queue of frames; its memory is obtained once.
+/// A bounded queue of frames; its memory is allocated once.
 #[derive(Debug)]
 pub struct Burst {
-    /// `len` of them from `first` on hold a frame, the others none.
+    /// `len` slots from `first` on hold a frame; the others are `None`.
     slots: Box<[Option<Packet>]>,
-    /// Counts on for ever; the mask makes an index of it.
+    /// Free-running; masked to an index.
     first: usize,
     len: usize,
     capacity: usize,
@@ -34,13 +33,13 @@ impl Burst {
         Burst { slots: slots.collect(), first: 0, len: 0, capacity }
     }
 
-    /// The index of the frame number `i`, which the mask keeps inside.
+    /// The slot of frame number `i`.
     #[inline(always)]
     fn index(&self, i: usize) -> usize {
         self.first.wrapping_add(i) & (self.slots.len() - 1)
     }
 
-    /// Appends a frame; gives it back when the burst is full.
+    /// Appends a frame; returns it if the burst is full.
     #[inline(always)]
     pub fn push(&mut self, p: Packet) -> Result<(), Packet> {
         if self.is_full() {
@@ -52,7 +51,7 @@ impl Burst {
         Ok(())
     }
 
-    /// Puts a frame back in front; gives it back when the burst is full.
+    /// Puts a frame in front of the others; returns it if the burst is full.
     pub fn push_front(&mut self, p: Packet) -> Result<(), Packet> {
         if self.is_full() {
             return Err(p);
@@ -73,8 +72,8 @@ impl Burst {
         self.slots[at].take()
     }
 
-    /// Takes the first frame if it is in one mbuf and the device can send it as it is: its handle and what is
-    /// to be done to it, so that a driver writes its descriptor without moving the rest of the [`Packet`].
+    /// Takes the first frame if it is in one mbuf and the device can send it as it is. Returns its mbuf and its offload
+    /// request, so that a driver writes a descriptor without moving the whole [`Packet`].
     #[inline(always)]
     pub fn pop_linear(&mut self, caps: &Caps) -> Option<(Mbuf, Offload)> {
         let at = self.index(0);
@@ -83,7 +82,7 @@ impl Burst {
             return None;
         }
         let (frame, offload) = (p.chain.pop_only()?, p.offload);
-        // The chain is empty: there is nothing to drop.
+        // The chain is empty, so no drop is needed.
         core::mem::forget(self.slots[at].take());
         self.len -= 1;
         self.first = self.first.wrapping_add(1);
@@ -110,7 +109,7 @@ impl Burst {
 
     #[inline]
     fn get(&self, i: usize) -> Option<&Packet> {
-        // Behind the last frame there is none in the slot, but the slots go round.
+        // The index wraps: without the check a larger `i` would find another frame.
         if i < self.len { self.slots[self.index(i)].as_ref() } else { None }
     }
 

@@ -1,4 +1,4 @@
-//! Frames on their way: a bounded queue ordered by the time at which each is due.
+//! A bounded queue of frames, ordered by the time at which each is due.
 
 use alloc::collections::BinaryHeap;
 use core::cmp::Reverse;
@@ -36,8 +36,7 @@ impl Ord for Held {
     }
 }
 
-/// Frames that become due at given times; those due at the same time leave in the order in which
-/// they came. O(log n) per frame; its memory is kept.
+/// Frames that are due at given times; of those with the same time the first pushed leaves first. O(log n) per frame.
 pub struct DelayQueue {
     heap: BinaryHeap<Held>,
     serial: u64,
@@ -51,7 +50,7 @@ impl DelayQueue {
         DelayQueue { heap: BinaryHeap::new(), serial: 0, capacity, bytes: 0 }
     }
 
-    /// Holds a frame until `due`; gives it back when the queue is full.
+    /// Holds a frame until `due`; returns it if the queue is full.
     pub fn push(&mut self, due: Instant, packet: Packet) -> Result<(), Packet> {
         if self.is_full() {
             return Err(packet);

@@ -1,6 +1,6 @@
-//! Forwarding of a wrapper: every method of [`Device`](crate::Device) that the wrapper does not implement itself.
+//! Forwards the methods of [`Device`](crate::Device) that a wrapper does not implement itself.
 
-/// Implements the methods of [`Device`](crate::Device) by calling the device behind, all but those named after
+/// Implements the methods of [`Device`](crate::Device) by calling the inner device, all but those named after
 /// `except`, in the order of the trait:
 ///
 /// ```

@@ -1,8 +1,9 @@
-//! What a path does to packets: loss, reordering, duplicates, flipped bits, delay, and a bottleneck with its queue.
+//! A simulated network path: loss, reordering, duplication, bit errors, delay, and a bottleneck with its queue (as
+//! tc-netem(8)).
 //!
-//! A [`Path`] is one direction. It takes frames and holds each until it is due; all that happens follows from a
-//! seed and from what was sent when. [`crate::impaired`] puts two paths in front of a device, and the simulated
-//! link of `drivers` joins two stacks by them.
+//! A [`Path`] is one direction. It holds each frame until it is due. Its behaviour is a function of the seed, the frames
+//! and their times. [`crate::impaired`] puts two paths in front of a device, and the simulated link of `drivers` connects
+//! two stacks by two.
 //!
 //! ```text
 //! sender ─► size ─► policer ─► queue with its AQM, rate ─► loss ─► bit flips, duplicates ─► delay, jitter, reordering ─► receiver
@@ -24,10 +25,9 @@ pub use bottleneck::{Aqm, Policer};
 use bottleneck::{Bottleneck, Passage};
 pub use strike::{corrupt, duplicate, mark_congestion};
 
-/// A run of losses ends after so long, whatever passes: a link that fades is back before a retransmission
-/// time-out.
+/// Longest run of losses: a fading link recovers before a retransmission time-out.
 const LONGEST_RUN: Duration = Duration::from_millis(10);
-/// Packets cut at a time.
+/// Packets that one call segments from a super-frame.
 const CUT_PKTS: usize = 64;
 
 /// What happens to the packets of one direction. The default is a perfect path without delay.
@@ -45,36 +45,35 @@ pub struct Impairments {
     pub policer: Option<Policer>,
     /// Time from the last bit sent to delivery.
     pub delay: Duration,
-    /// Up to so much more, drawn evenly; order is kept.
+    /// Additional delay, uniform from 0 to this; packets are not reordered by it.
     pub jitter: Duration,
-    /// Larger IP packets are lost and no ICMP message tells, bytes: a black hole (RFC 2923 section 2.1). `None`: every
-    /// size passes.
+    /// Larger IP packets (bytes) are dropped without an ICMP error: a black hole (RFC 2923 section 2.1). `None`: no limit.
     pub mtu: Option<usize>,
-    /// Part of the packets that are lost, 0 to 1.
+    /// Fraction of packets that are lost, 0 to 1; so with the other fractions.
     pub loss: f64,
     /// Mean number of packets that are lost in a row (a Gilbert model); up to 1: each on its own. A run ends after 10 ms,
     /// so that packets further apart are lost each on its own, and fewer of them.
     pub loss_run_pkts: f64,
-    /// Part of the packets that later ones overtake.
+    /// Fraction of packets that later ones overtake.
     pub reorder: f64,
     /// By how many packets at most; 0: by those sent in the next `reorder_delay`.
     pub reorder_pkts: u32,
     /// How much later an overtaken packet arrives at the most.
     pub reorder_delay: Duration,
-    /// Part of the packets that arrive twice.
+    /// Fraction of packets that arrive twice.
     pub duplicate: f64,
-    /// Part of the packets of which one bit is flipped.
+    /// Fraction of packets of which one bit is flipped.
     pub corrupt: f64,
-    /// Part of the super-frames that are cut into packets first, so that trouble strikes packets and not whole
-    /// super-frames. One chosen for corruption is always cut.
+    /// Fraction of super-frames that are segmented first, so that impairments hit packets and not whole super-frames. One
+    /// that is to be corrupted is always segmented.
     pub cut: f64,
 }
 
-/// The longest time of an impairment.
+/// Upper bound of every configured time.
 const HOUR: Duration = Duration::from_secs(3600);
 
 impl Impairments {
-    /// With shares of 0 to 1 and times of an hour at the most.
+    /// The same with fractions limited to 0 to 1 and times to an hour.
     fn bounded(&self) -> Impairments {
         let share = |s: f64| if s.is_nan() { 0.0 } else { s.clamp(0.0, 1.0) };
         Impairments {
@@ -117,12 +116,12 @@ impl Default for Impairments {
     }
 }
 
-/// What was done to the packets of one direction.
+/// Counters of one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PathCounts {
-    /// Lost by chance.
+    /// Lost at random.
     pub lost: u64,
-    /// Lost because they were too large.
+    /// Dropped because they were larger than the MTU.
     pub oversized: u64,
     /// Dropped by the queue, its AQM or the policer.
     pub queue_drops: u64,
@@ -136,20 +135,20 @@ pub struct PathCounts {
     pub corrupted: u64,
     /// Frames that passed the bottleneck.
     pub passed: u64,
-    /// The sum of the times they took for it, in nanoseconds.
+    /// The sum of their times in the bottleneck, nanoseconds.
     pub passed_ns: u64,
 }
 
-/// Whose memory the packets of a super-frame that is cut refer to.
+/// The memory of packets that are segmented from a super-frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cuts {
-    /// The super-frame's.
+    /// They refer to the super-frame.
     Shared,
-    /// Their own where they would pin much more than they hold: a receiver is charged for what it pins.
+    /// A packet that would pin more than four times its length is copied: a receiver is charged by truesize.
     Own,
 }
 
-/// A packet that waits until `overtakers` others have passed, or until `due`.
+/// A packet that waits until `overtakers` others have overtaken it, or until `due`.
 struct Waiting {
     overtakers: u32,
     due: Instant,
@@ -172,19 +171,18 @@ pub struct Path {
     bottleneck: Bottleneck,
     waiting: VecDeque<Waiting>,
     capacity: usize,
-    way: DelayQueue,
+    in_flight: DelayQueue,
     cuts: Burst,
-    /// When the last packet that keeps its place is delivered.
+    /// When the last packet that is not reordered is delivered.
     last_due: Instant,
     counts: PathCounts,
 }
 
 impl Path {
-    /// A path on which at most `capacity` frames are held; what comes on top is dropped.
+    /// A path that holds at most `capacity` frames and drops any further.
     pub fn new(seed: u64, how: &Impairments, capacity: usize, cuts_are: Cuts) -> Path {
         let how = &how.bounded();
-        // A share of the packets in runs: the longer they are, the more seldom they begin. So large a share cannot be lost
-        // in shorter runs.
+        // The mean run and the rate at which runs begin give the loss rate. A loss rate near 1 needs longer runs.
         let run = how.loss_run_pkts.max(how.loss / (1.0 - how.loss).max(1e-9));
         let begins = how.loss / (run * (1.0 - how.loss)).max(1e-9);
         Path {
@@ -201,24 +199,24 @@ impl Path {
             how: how.clone(),
             waiting: VecDeque::new(),
             capacity,
-            way: DelayQueue::with_capacity(capacity),
+            in_flight: DelayQueue::with_capacity(capacity),
             cuts: Burst::with_capacity(CUT_PKTS),
             last_due: Instant::ZERO,
             counts: PathCounts::default(),
         }
     }
 
-    /// What was done so far.
+    /// The counters.
     pub fn counts(&self) -> PathCounts {
         self.counts
     }
 
-    /// Frames on their way.
+    /// Frames that the path holds.
     pub fn held_frames(&self) -> usize {
-        self.way.len() + self.waiting.len()
+        self.in_flight.len() + self.waiting.len()
     }
 
-    /// Sends one frame on its way, or several if it is cut.
+    /// Sends a frame, segmented or as it is.
     pub fn send(&mut self, now: Instant, p: Packet, pool: &mut Pool, counters: &mut Counters) {
         let is_super = p.offload.gso.is_some();
         let flips = self.rng.happens(self.corrupt);
@@ -227,19 +225,19 @@ impl Path {
         if !is_cut {
             return self.send_packet(now, p, flips, pool, counters);
         }
-        // One of the packets that a corrupted super-frame is cut into is struck.
+        // Of a super-frame that is to be corrupted one packet is.
         let victim = flips.then(|| self.rng.below(p.wire_packets() as u64));
         let mut index = 0;
         let mut rest = Some(p);
         while let Some(p) = rest.take() {
             match offload::segment(p, pool, &mut self.cuts, counters) {
                 Ok(()) => {}
-                Err(u) if u.why == Refusal::NoRoom => rest = Some(u.packet),
+                Err(u) if u.why == Refusal::NoSpace => rest = Some(u.packet),
                 Err(u) => u.packet.discard(reason(u.why), pool, counters),
             }
             while let Some(mut p) = self.cuts.pop_front() {
                 if self.cuts_are == Cuts::Own && p.chain.truesize() > 4 * p.chain.len() {
-                    // Without memory it stays as it is.
+                    // Without memory the packet keeps its reference.
                     let _ = offload::make_unique(&mut p.chain, pool, Purpose::Receive);
                 }
                 self.send_packet(now, p, victim == Some(index), pool, counters);
@@ -248,7 +246,7 @@ impl Path {
         }
     }
 
-    /// One packet, or one super-frame that stays whole: every draw happens here, in this order.
+    /// Sends a packet, or a super-frame that is not segmented. The random numbers are drawn here, in this order.
     fn send_packet(
         &mut self,
         now: Instant,
@@ -266,12 +264,12 @@ impl Path {
                 self.counts.queue_drops += p.wire_packets() as u64;
                 return p.discard(DropReason::TxQueueFull, pool, counters);
             }
-            Passage::Struck(left) if !(self.how.ecn && mark_congestion(&mut p, pool)) => {
-                self.bottleneck.give_back(left, &p, &self.how);
+            Passage::Selected(left) if !(self.how.ecn && mark_congestion(&mut p, pool)) => {
+                self.bottleneck.withdraw(left, &p, &self.how);
                 self.counts.queue_drops += p.wire_packets() as u64;
                 return p.discard(DropReason::TxQueueFull, pool, counters);
             }
-            Passage::Struck(left) => {
+            Passage::Selected(left) => {
                 self.counts.marked += p.wire_packets() as u64;
                 left
             }
@@ -301,7 +299,7 @@ impl Path {
         self.deliver(left, p, pool, counters);
     }
 
-    /// Whether a packet of the frame is larger than the path takes.
+    /// Whether a packet of the frame is larger than the MTU of the path.
     fn is_too_large(&self, p: &Packet) -> bool {
         let packet = p
             .offload
@@ -343,12 +341,12 @@ impl Path {
     }
 
     fn hold(&mut self, due: Instant, p: Packet, pool: &mut Pool, counters: &mut Counters) {
-        if let Err(p) = self.way.push(due, p) {
+        if let Err(p) = self.in_flight.push(due, p) {
             p.discard(DropReason::TxQueueFull, pool, counters);
         }
     }
 
-    /// One packet has passed those that wait to be overtaken: they follow right behind it.
+    /// A packet has overtaken the waiting ones. Those that enough packets have overtaken are due right after it.
     fn overtake(&mut self, pool: &mut Pool, counters: &mut Counters) {
         self.waiting.iter_mut().for_each(|w| w.overtakers -= 1);
         while let Some(at) = self.waiting.iter().position(|w| w.overtakers == 0) {
@@ -368,20 +366,20 @@ impl Path {
             let w = self.waiting.remove(at)?;
             self.hold(w.due, w.packet, pool, counters);
         }
-        self.way.pop_due(now)
+        self.in_flight.pop_due(now)
     }
 
     /// When the next frame is due.
     pub fn next_due(&self) -> Option<Instant> {
         let waiting = self.waiting.iter().map(|w| w.due).min();
-        waiting.into_iter().chain(self.way.next_due()).min()
+        waiting.into_iter().chain(self.in_flight.next_due()).min()
     }
 }
 
 const fn reason(why: Refusal) -> DropReason {
     match why {
         Refusal::Drop(reason) => reason,
-        Refusal::NoBuffer | Refusal::NoRoom => DropReason::NoBuffer,
+        Refusal::NoBuffer | Refusal::NoSpace => DropReason::NoBuffer,
     }
 }
 

@@ -1,9 +1,7 @@
-//! A bad network in front of a device: what [`Impairments`] say happens to its frames, in each direction,
-//! reproducible from a seed.
+//! A device behind a simulated path ([`Impairments`]) in each direction, reproducible from a seed.
 //!
-//! Placement is refused: a frame that is dropped or overtaken here would have been placed already. Frames held
-//! back are bounded in number; [`Device::next_deadline`] says when the next one is due, and every poll moves those
-//! that are.
+//! Direct placement is refused: the device would place a frame before the path drops or reorders it. The number of held
+//! frames is bounded. [`Device::next_deadline`] is when the next one is due; every poll moves those that are due.
 
 use alloc::format;
 
@@ -13,34 +11,33 @@ use fulmar_mbuf::Pool;
 use crate::impair::{Cuts, Impairments, Path, PathCounts};
 use crate::{Burst, Caps, Device, DeviceStats, DirectPlacement, Rng, forward_device, offload};
 
-/// Frames held per direction before no more are accepted, where no bottleneck needs more.
+/// Frames that a direction holds before it accepts no more, if no bottleneck needs more.
 const HELD_PKTS: usize = 1024;
 const MOST_HELD_PKTS: usize = 1 << 16;
-/// Beyond that the packets of one super-frame still fit (65,535 bytes cut by the smallest MSS).
+/// Additional space for the packets of one super-frame (65,535 bytes at the smallest MSS).
 const SUPER_FRAME_PKTS: usize = 1400;
-/// A small packet, by which what is on its way is counted in packets.
+/// A small packet, by which bytes in flight are converted to packets.
 const PKT_BYTES: usize = 600;
 const BURST_PKTS: usize = 64;
-/// When to offer frames again that the device behind did not take.
+/// When frames that the inner device refused are offered again.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// A device behind a bad network.
+/// A device behind a simulated path.
 pub struct Impaired<D: Device> {
     inner: D,
     caps: Caps,
     tx: Path,
     rx: Path,
-    /// Frames that either may hold before no more are accepted.
+    /// Frames that either path holds before it accepts no more.
     held_pkts: [usize; 2],
     tx_ready: Burst,
     rx_fresh: Burst,
-    /// The device behind left frames in `tx_ready`: offer them again then.
+    /// When the frames in `tx_ready`, which the inner device refused, are offered again.
     retry_at: Option<Instant>,
 }
 
 impl<D: Device> Impaired<D> {
-    /// Puts a path in front of `inner`: `tx` for sent packets, `rx` for received ones. What happens follows from
-    /// `seed`, from the frames and from when they come.
+    /// Puts paths in front of `inner`: `tx` for sent packets, `rx` for received ones.
     pub fn new(inner: D, seed: u64, tx: &Impairments, rx: &Impairments) -> Impaired<D> {
         let mut seeds = Rng::new(seed);
         let caps = Caps { places_on_receive: false, ..inner.caps().inspected() };
@@ -56,17 +53,17 @@ impl<D: Device> Impaired<D> {
         }
     }
 
-    /// What was done so far to sent and to received packets.
+    /// The counters of the sending and of the receiving path.
     pub fn counts(&self) -> (PathCounts, PathCounts) {
         (self.tx.counts(), self.rx.counts())
     }
 
-    /// The device behind.
+    /// The inner device.
     pub fn inner_mut(&mut self) -> &mut D {
         &mut self.inner
     }
 
-    /// Hands everything that is due to the device behind.
+    /// Sends all due frames on the inner device.
     fn flush(&mut self, now: Instant, pool: &mut Pool, counters: &mut Counters) {
         loop {
             release(&mut self.tx, now, pool, &mut self.tx_ready, BURST_PKTS, counters);
@@ -129,7 +126,7 @@ impl<D: Device> Device for Impaired<D> {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        // Frames that were refused wait for the next try, whatever else is due to be sent.
+        // Refused frames block all later ones.
         let tx = self.retry_at.or_else(|| self.tx.next_due());
         earlier(earlier(tx, self.rx.next_due()), self.inner.next_deadline())
     }
@@ -146,8 +143,8 @@ impl<D: Device> Device for Impaired<D> {
     }
 }
 
-/// What a bottleneck may have in its queue and on the way: less, and the device would refuse frames where the path
-/// is to drop them.
+/// Packets in the queue of the bottleneck and in flight: with a lower limit the device would refuse frames that the queue
+/// of the path should drop.
 fn held_pkts(how: &Impairments) -> usize {
     let Some(rate_bps) = how.rate_bps else { return HELD_PKTS };
     let time = how.delay.saturating_add(how.jitter).as_secs_f64();
@@ -156,7 +153,7 @@ fn held_pkts(how: &Impairments) -> usize {
     HELD_PKTS.saturating_add(bytes as usize / PKT_BYTES).min(MOST_HELD_PKTS)
 }
 
-/// Moves what is due into `out`, at most `limit` frames; returns how many.
+/// Moves due frames into `out`, at most `limit`; returns how many.
 fn release(
     path: &mut Path,
     now: Instant,
@@ -168,7 +165,7 @@ fn release(
     let mut count = 0;
     while count < limit.min(out.capacity()) && !out.is_full() {
         let Some(p) = path.pop_due(now, pool, counters) else { break };
-        // There is room: the line above asked.
+        // Cannot fail: `out` is not full.
         let _ = out.push(p);
         count += 1;
     }

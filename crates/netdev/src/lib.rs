@@ -1,11 +1,11 @@
-//! What a stack asks of a device, and devices that wrap a device.
+//! The interface between a stack and a device, and devices that wrap a device.
 //!
-//! Packets leave and enter as whole Ethernet frames in chains of mbufs ([`Packet`]), many at a time
-//! ([`Burst`]). A frame may stand for many packets (a *super-frame*) and may lack its transport
-//! checksum ([`Offload`]); what a device cannot do about that is done in software, once, on the way
-//! to it ([`offload::fit`]). [`Device`] is the contract, and says who owns a frame when.
+//! Packets are sent and received as whole Ethernet frames in chains of mbufs ([`Packet`]), many at a time
+//! ([`Burst`]). A frame may stand for many packets (a *super-frame*: TSO, USO, GRO) and may lack its transport
+//! checksum ([`Offload`]). Offloads that a device lacks are done in software before it ([`offload::fit`]). [`Device`] is
+//! the contract; it defines who owns a frame when.
 //!
-//! This room does no system call and reads no clock; with the feature `std` it writes captures to a file.
+//! This crate makes no system call and reads no clock; with the feature `std` it writes captures to a file.
 
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![forbid(unsafe_code)]

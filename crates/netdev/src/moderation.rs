@@ -1,4 +1,5 @@
-//! When to busy-poll a device, when to hold, and when to arm it and sleep: one policy for all devices.
+//! Adaptive busy-polling and interrupt mitigation: when a waiting thread busy-polls its device, when it holds, and when it
+//! arms the device and sleeps. One policy for all devices.
 //!
 //! A wake-up costs 2 µs on the own CPU and 24 µs across CPUs, a poll 2 ns to 0.3 µs. A waiting thread does
 //! one of three things ([`Next`]):
@@ -16,12 +17,12 @@
 //!
 //! **Holding** (interrupt mitigation) begins at [`ModerationConfig::flood_pps`], and only where frames are not
 //! replies: a client that waits for an answer would be delayed once per request. An ACK without data is no
-//! answer: a bulk reader that is not held acknowledges nearly every frame. Nor where waiting costs
-//! little: a reader that yields to a sender on its own CPU finds a burst each time, and neither sleeps nor
-//! polls in vain. The length is a step of a ladder from nothing to [`ModerationConfig::max_hold`],
+//! answer: a bulk reader that is not held acknowledges nearly every frame. Nor where waiting costs little CPU: a
+//! reader that yields to a sender on its own CPU finds a burst each time. The length is a step of a ladder from
+//! nothing to [`ModerationConfig::max_hold`],
 //! found as Linux's dynamic interrupt moderation finds its profile: windows of traffic are compared, first
 //! by bytes per second, then by frames per second, then by the CPU that waiting takes (wake-ups and
-//! busy-polling); differences under a tenth do not count. Windows of a step and of the next one take turns.
+//! busy-polling); differences under a tenth do not count. Windows of a step and of the next one alternate.
 //! A higher step is taken if it is better, a lower one unless it is worse. After a failed attempt
 //! the ladder rests before it tries the other direction (`moderation/ladder.rs`).
 //!
@@ -40,7 +41,7 @@ use fulmar_base::{Duration, Instant};
 
 use ladder::{Ladder, Window};
 
-/// A coalescing register pair: when hardware asks for attention.
+/// A pair of coalescing registers: when hardware raises an interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Coalesce {
     /// After so many frames.
@@ -49,12 +50,12 @@ pub struct Coalesce {
     pub delay: Duration,
 }
 
-/// One step of the ladder, as a device with registers is told it.
+/// The registers of a device for one step of the ladder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Profile {
-    /// When to wake for received frames.
+    /// For received frames.
     pub receive: Coalesce,
-    /// When to take back sent frames.
+    /// For completed transmissions.
     pub transmit: Coalesce,
 }
 
@@ -94,17 +95,16 @@ pub struct ModerationConfig {
     pub max_spin: Duration,
     /// Longest hold in a flood; zero: never hold.
     pub max_hold: Duration,
-    /// Frames for which a hold waits at most, reckoned from their rate: what the device has room for
-    /// while it is not polled.
+    /// Frames that may accumulate in a hold, estimated from their rate: the space of the device while it is not polled.
     pub max_hold_frames: usize,
     /// Frames per second from which a one-way stream is a flood.
     pub flood_pps: u32,
 }
 
 impl ModerationConfig {
-    /// The default. Busy-polls for up to 60 µs, twice the price of a wake-up across CPUs and what a peer
-    /// that sleeps on another CPU takes to answer; holds up to 64 µs (72 with the timer's own
-    /// latency), so that a hold adds less than 100 µs to any latency.
+    /// The default. Busy-polls for up to 60 µs, twice the cost of a wake-up across CPUs and the response time of a peer
+    /// that sleeps on another CPU. Holds for up to 64 µs (72 with the latency of the timer), so that a hold adds less than
+    /// 100 µs to any latency.
     pub const ADAPTIVE: ModerationConfig = ModerationConfig {
         min_spin: Duration::from_micros(2),
         max_spin: Duration::from_micros(60),
@@ -113,7 +113,7 @@ impl ModerationConfig {
         flood_pps: 20_000,
     };
 
-    /// Latency first: always busy-polls for 50 µs, up to 1 ms where frames come in time, and never holds.
+    /// Lowest latency: always busy-polls for 50 µs, up to 1 ms where frames come in time, and never holds.
     pub const LATENCY: ModerationConfig = ModerationConfig {
         min_spin: Duration::from_micros(50),
         max_spin: Duration::from_millis(1),
@@ -121,7 +121,7 @@ impl ModerationConfig {
         ..ModerationConfig::ADAPTIVE
     };
 
-    /// CPU first: busy-polls for 4 µs at most, and holds up to 256 µs.
+    /// Lowest CPU use: busy-polls for 4 µs at most, and holds for up to 256 µs.
     pub const THROUGHPUT: ModerationConfig = ModerationConfig {
         max_spin: Duration::from_micros(4),
         max_hold: Duration::from_micros(256),
@@ -136,7 +136,7 @@ impl ModerationConfig {
         ..ModerationConfig::ADAPTIVE
     };
 
-    /// Never sleeps while a thread waits: a CPU per waiting stack, for who has one to give.
+    /// Never sleeps while a thread waits: each waiting stack uses a whole CPU.
     pub const POLLING: ModerationConfig = ModerationConfig {
         min_spin: Duration::MAX,
         max_spin: Duration::MAX,
@@ -151,10 +151,10 @@ impl Default for ModerationConfig {
     }
 }
 
-/// CPU time of one wake-up, both ends of it.
+/// CPU time of one wake-up, of the waking and of the woken side.
 const WAKE_COST: Duration = Duration::from_micros(9);
 
-/// What a sleep adds to the time until frames are seen, across CPUs.
+/// Latency that a sleep adds across CPUs.
 const WAKE_LATENCY: Duration = Duration::from_micros(20);
 
 /// The state of the policy for one queue.
@@ -163,23 +163,23 @@ pub struct Moderation {
     config: ModerationConfig,
     /// How long the next wait busy-polls; within the bounds of the configuration.
     spin: Duration,
-    /// Since when polls have found nothing, or a thread has waited.
+    /// When polls began to find nothing, or a thread began to wait.
     waiting_since: Option<Instant>,
-    /// Since when that wait busy-polls.
+    /// When that wait began to busy-poll.
     polling_since: Option<Instant>,
-    /// How long other threads ran meanwhile, on the polling thread's CPU.
+    /// How long other threads ran on its CPU since.
     yielded_for: Duration,
     /// How long busy-polls took that have ended since the last query.
     busy_polled: Option<Duration>,
     /// The wait has slept.
     has_slept: bool,
-    /// The last hold brought nothing.
+    /// No frame arrived in the last hold.
     held_in_vain: bool,
     is_holding: bool,
     window: Window,
     ladder: Ladder,
-    /// The step that was told last.
-    told: usize,
+    /// The step last returned by [`Moderation::take_change`].
+    reported_step: usize,
 }
 
 impl Moderation {
@@ -197,7 +197,7 @@ impl Moderation {
             is_holding: false,
             window: Window::default(),
             ladder: Ladder::default(),
-            told: 0,
+            reported_step: 0,
         }
     }
 
@@ -206,18 +206,18 @@ impl Moderation {
         &self.config
     }
 
-    /// Other bounds from now on; what was learnt is forgotten, but not which step a device was told.
+    /// Sets other bounds and resets the state, except for the step of the device's registers.
     pub fn set_config(&mut self, config: ModerationConfig) {
-        let told = self.told;
-        *self = Moderation { told, ..Moderation::new(config) };
+        let reported_step = self.reported_step;
+        *self = Moderation { reported_step, ..Moderation::new(config) };
     }
 
-    /// How long the next wait busy-polls, as of now.
+    /// How long the next wait busy-polls.
     pub fn spin(&self) -> Duration {
         self.spin
     }
 
-    /// How long frames are held, as of now.
+    /// The current length of a hold; zero: none.
     pub fn hold(&self) -> Duration {
         let wanted = self.config.max_hold * self.ladder.step() as u32 / ladder::TOP as u32;
         wanted.min(self.window.time_of(self.config.max_hold_frames))
@@ -235,7 +235,7 @@ impl Moderation {
         self.has_slept = false;
     }
 
-    /// Notes what a poll brought. `sent` counts all frames that were ever sent, but those that only acknowledge.
+    /// Notes the result of a poll. `sent`: frames sent since the start, without those that only acknowledge.
     pub fn polled(&mut self, now: Instant, frames: usize, bytes: usize, sent: u64) {
         if frames == 0 {
             self.held_in_vain |= self.is_holding;
@@ -246,11 +246,11 @@ impl Moderation {
         self.stop_polling(now);
         let has_held = self.is_holding || self.held_in_vain;
         (self.is_holding, self.held_in_vain) = (false, false);
-        // How long a hold lasts says nothing about when frames come.
+        // The length of a hold is not the time until frames come.
         if let Some(since) = self.waiting_since.take()
             && !has_held
         {
-            self.learn(now.since(since));
+            self.adapt_spin(now.since(since));
         }
         self.has_slept = false;
         self.window.add(now, frames, bytes, sent);
@@ -271,7 +271,7 @@ impl Moderation {
         self.poll_or_arm(now, busy_poll)
     }
 
-    /// The same where the device may have frames, which are not to wait for the end of a hold.
+    /// As [`Moderation::next`] without a hold: the device may have frames already.
     pub fn next_unheld(&mut self, now: Instant, busy_poll: BusyPoll) -> Next {
         self.judge_if_stale(now);
         self.poll_or_arm(now, busy_poll)
@@ -294,15 +294,15 @@ impl Moderation {
         Next::Arm
     }
 
-    /// During this busy-poll other threads ran for `time`: that cost nothing.
+    /// During this busy-poll other threads ran for `time`, which is not CPU time of the wait.
     pub fn yielded(&mut self, time: Duration) {
         self.yielded_for = self.yielded_for.saturating_add(time);
     }
 
-    /// Notes that a sleep has ended, a hold or another.
+    /// Notes the end of a sleep, hold or not.
     pub fn slept(&mut self) {
         self.has_slept = true;
-        self.window.attend(WAKE_COST);
+        self.window.add_wait_time(WAKE_COST);
     }
 
     /// How long busy-polls took that have ended since the last query.
@@ -310,28 +310,28 @@ impl Moderation {
         self.busy_polled.take()
     }
 
-    /// The step of the ladder if it has changed since it was last told; for a device with registers.
-    /// `None` within: as the device was set up.
+    /// The registers of the current step if it has changed since the last call; `Some(None)`: the initial setting. For a
+    /// device with registers.
     pub fn take_change(&mut self) -> Option<Option<Profile>> {
         let step = if self.config.max_hold.is_zero() { 0 } else { self.ladder.step() };
-        if step == self.told {
+        if step == self.reported_step {
             return None;
         }
-        self.told = step;
+        self.reported_step = step;
         Some((step > 0).then(|| self.profile()))
     }
 
     fn profile(&self) -> Profile {
         let both = Coalesce { packets: self.config.max_hold_frames.max(1), delay: self.hold() };
-        // Sent frames keep memory that is warm: half as many of them.
+        // Completions return cache-warm memory: they are handled twice as often.
         Profile { receive: both, transmit: Coalesce { packets: both.packets.div_ceil(2), ..both } }
     }
 
-    /// A wait took so long. One that slept would have been shorter without the wake-up.
-    fn learn(&mut self, waited: Duration) {
+    /// Adapts the busy-poll time to the duration of a wait, from which the latency of a wake-up is subtracted.
+    fn adapt_spin(&mut self, waited: Duration) {
         let ModerationConfig { min_spin, max_spin, .. } = self.config;
         let waited = if self.has_slept { waited.saturating_sub(WAKE_LATENCY) } else { waited };
-        // A wait that only just fits would often be polled for in vain.
+        // With a wait close to the limit busy-polling would often fail.
         let spin = if waited <= max_spin - max_spin / 4 {
             self.spin.saturating_mul(2).max(waited.saturating_mul(2))
         } else {
@@ -344,12 +344,12 @@ impl Moderation {
         if let Some(since) = self.polling_since.take() {
             let took = now.since(since).saturating_sub(self.yielded_for);
             self.yielded_for = Duration::ZERO;
-            self.window.attend(took);
+            self.window.add_wait_time(took);
             self.busy_polled = Some(self.busy_polled.unwrap_or_default().saturating_add(took));
         }
     }
 
-    /// Ends the window and lets the ladder move.
+    /// Ends the window and updates the ladder.
     fn judge(&mut self, now: Instant, sent: u64) {
         let rates = self.window.close(now, sent);
         let is_flood = !self.config.max_hold.is_zero() && rates.is_flood(self.config.flood_pps);

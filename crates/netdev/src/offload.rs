@@ -1,12 +1,12 @@
-//! What a device lacks, done in software, once, on the way to it.
+//! Transmit offloads in software, for devices that lack them: segmentation, checksums, linearization.
 //!
-//! Enters: a frame that may be a super-frame or may lack its transport checksum. Leaves: frames that
-//! the device can send as they are ([`fit`]). Payload is never copied (references only) unless a
-//! chain has too many mbufs; headers are copied once per packet cut, from the control share of the
-//! pool. Frames with an Ethernet header followed directly by IP are understood; VLAN tags are not.
+//! [`fit`] turns a frame that may be a super-frame, or may lack its transport checksum, into frames that the device can
+//! send. Payload is referenced, and copied only if a chain has too many mbufs. Each segment gets a copy of the headers,
+//! in a buffer of the control share of the pool. Ethernet frames with IP are supported; VLAN tags are not.
 //!
-//! Cost: a cut costs one header buffer and one reference per packet; a checksum reads the headers and
-//! what was not summed before ([`Chain::sum`]), counted as [`Counter::SummedBytes`]. Source of the layout: RFC 9293 section 3.1, RFC 768, RFC 791, RFC 8200.
+//! Cost: segmentation takes a header buffer and a reference for each packet; a checksum reads the headers and the bytes
+//! whose sum is not cached ([`Chain::sum`]), counted by [`Counter::SummedBytes`]. Source of the layout: RFC 9293
+//! section 3.1, RFC 768, RFC 791, RFC 8200.
 
 use core::net::IpAddr;
 use core::ops::Range;
@@ -19,10 +19,10 @@ use fulmar_wire::{eth, ipv4, ipv6};
 use crate::{Burst, Caps, Packet};
 
 const ETHER_BYTES: usize = eth::HEADER_BYTES;
-/// Ethernet, IPv6 with room for extension headers, the largest TCP header.
+/// Ethernet, IPv6 with extension headers, the largest TCP header.
 const MAX_HEADER_BYTES: usize = 256;
 const IDENT: usize = ETHER_BYTES + 4;
-/// DF, in the byte behind the identification.
+/// DF, in the byte after the identification.
 const DONT_FRAGMENT: u8 = 0x40;
 const FLAG_FIN_PSH: u8 = 0x09;
 const FLAG_CWR: u8 = 0x80;
@@ -32,18 +32,18 @@ const UDP_CSUM: usize = 6;
 /// Why a frame did not go into the burst.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// The burst is full. What remains of the frame can be offered again.
-    NoRoom,
-    /// The pool has no buffer for headers. What remains of the frame can be offered again.
+    /// The burst is full. The rest of the frame can be offered again.
+    NoSpace,
+    /// The pool has no buffer for headers. The rest of the frame can be offered again.
     NoBuffer,
-    /// It can never be sent; the caller counts the drop.
+    /// The frame can never be sent; the caller counts the drop.
     Drop(DropReason),
 }
 
-/// A frame, or what remains of it, and why it was refused.
+/// A refused frame, or the rest of it.
 #[derive(Debug)]
 pub struct Unfit {
-    /// Still a correct frame that stands for the packets that were not cut yet.
+    /// A valid frame with the payload that has not been sent.
     pub packet: Packet,
     /// Why.
     pub why: Refusal,
@@ -74,7 +74,7 @@ pub fn check(p: &Packet, caps: &Caps) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// The largest super-frame of this kind that the device cuts itself, in bytes of IP packet.
+/// The largest super-frame of this kind that the device segments: bytes of its IP packet.
 #[inline]
 pub(crate) fn largest(gso: Gso, caps: &Caps) -> Option<usize> {
     match gso.kind {
@@ -84,11 +84,11 @@ pub(crate) fn largest(gso: Gso, caps: &Caps) -> Option<usize> {
     }
 }
 
-/// Puts the frame into `out` in a form that the device can send: cuts it, completes its checksum,
-/// copies it together, each only where the device lacks the means.
+/// Appends the frame to `out` in a form that the device can send: segmented, with a complete checksum, linearized, as far
+/// as the device lacks the offload.
 ///
 /// # Errors
-/// [`Unfit`] with the frame, or with what is left of it after some packets went into `out`.
+/// [`Unfit`] with the frame, or with the rest of it if some packets were appended.
 #[inline]
 pub fn fit(
     p: Packet,
@@ -98,10 +98,10 @@ pub fn fit(
     counters: &mut Counters,
 ) -> Result<(), Unfit> {
     if out.is_full() {
-        return unfit(p, Refusal::NoRoom);
+        return unfit(p, Refusal::NoSpace);
     }
     match check(&p, caps) {
-        Ok(()) => out.push(p).map_err(|packet| Unfit { packet, why: Refusal::NoRoom }),
+        Ok(()) => out.push(p).map_err(|packet| Unfit { packet, why: Refusal::NoSpace }),
         Err(_) => fit_slow(p, caps, pool, out, counters),
     }
 }
@@ -134,7 +134,7 @@ fn fit_slow(
     cut(p, Cut { unit, checksums: Checksums::of(caps) }, pool, out, counters)
 }
 
-/// A frame that needs no cutting: completes the checksum, copies together.
+/// A frame that is not segmented: completes the checksum, linearizes.
 fn fit_single(
     mut p: Packet,
     caps: &Caps,
@@ -150,13 +150,13 @@ fn fit_single(
         return unfit(p, Refusal::NoBuffer);
     }
     match check(&p, caps) {
-        Ok(()) => out.push(p).map_err(|packet| Unfit { packet, why: Refusal::NoRoom }),
+        Ok(()) => out.push(p).map_err(|packet| Unfit { packet, why: Refusal::NoSpace }),
         Err(reason) => unfit(p, Refusal::Drop(reason)),
     }
 }
 
-/// Cuts a super-frame into packets with complete checksums, as many as `out` has room for. A frame
-/// that is none is completed and passed on.
+/// Segments a super-frame into packets with complete checksums, as many as `out` has space for. Any other frame gets its
+/// checksum and is appended.
 ///
 /// # Errors
 /// As [`fit`].
@@ -174,18 +174,18 @@ pub fn segment(
         return cut(p, how, pool, out, counters);
     }
     if out.is_full() {
-        return unfit(p, Refusal::NoRoom);
+        return unfit(p, Refusal::NoSpace);
     }
     if finish_counted(&mut p, pool, counters).is_err() {
         return unfit(p, Refusal::NoBuffer);
     }
-    out.push(p).map_err(|packet| Unfit { packet, why: Refusal::NoRoom })
+    out.push(p).map_err(|packet| Unfit { packet, why: Refusal::NoSpace })
 }
 
-/// How a super-frame is cut.
+/// How a super-frame is segmented.
 #[derive(Clone, Copy)]
 struct Cut {
-    /// Bytes of payload of one piece.
+    /// Payload bytes of a piece: a segment, or several for a device that segments up to its own limit.
     unit: usize,
     checksums: Checksums,
 }
@@ -195,7 +195,7 @@ struct Cut {
 enum Checksums {
     /// Complete.
     Finished,
-    /// That of the pseudo-header: the device does the rest.
+    /// The sum of the pseudo-header; the device completes it.
     Partial,
 }
 
@@ -205,7 +205,7 @@ impl Checksums {
     }
 }
 
-/// Cuts `unit` bytes of payload after `unit` bytes of payload off the front.
+/// Appends pieces of `unit` payload bytes each to `out`.
 fn cut(
     p: Packet,
     Cut { unit, checksums }: Cut,
@@ -220,14 +220,14 @@ fn cut(
     let mut done = 0;
     let why = loop {
         if out.is_full() {
-            break Refusal::NoRoom;
+            break Refusal::NoSpace;
         }
         let end = payload_bytes.min(done + unit);
         let Ok((piece, read_bytes)) = template.piece(&p, done..end, checksums, pool) else {
             break Refusal::NoBuffer;
         };
         counters.add(Counter::SummedBytes, read_bytes as u64);
-        let Ok(()) = out.push(piece) else { break Refusal::NoRoom };
+        let Ok(()) = out.push(piece) else { break Refusal::NoSpace };
         done = end;
         if done == payload_bytes {
             pool.free(p.chain);
@@ -237,7 +237,7 @@ fn cut(
     remainder(p, &template, done, why, pool)
 }
 
-/// Gives back what was not cut, as a super-frame of its own.
+/// The error with the payload from `done` on, as a super-frame of its own.
 fn remainder(
     p: Packet,
     template: &Template,
@@ -254,13 +254,12 @@ fn remainder(
             pool.free(p.chain);
             unfit(rest, why)
         }
-        // The packets cut so far are on their way; without a header for the rest it is lost, which
-        // the transport repairs.
+        // No buffer for the headers of the rest: it is dropped, and TCP retransmits it.
         Err(NoBuffer) => unfit(p, Refusal::Drop(DropReason::NoBuffer)),
     }
 }
 
-/// The headers of a super-frame, and where their fields lie.
+/// The headers of a super-frame, and the offsets of their fields.
 struct Template {
     headers: [u8; MAX_HEADER_BYTES],
     header_bytes: usize,
@@ -271,7 +270,7 @@ struct Template {
 }
 
 impl Template {
-    /// `None`: the headers are not what the request says.
+    /// `None`: the headers do not match the offload request.
     fn of(p: &Packet) -> Option<Template> {
         let gso = p.offload.gso?;
         let header_bytes = usize::from(gso.header_bytes);
@@ -300,7 +299,7 @@ impl Template {
         })
     }
 
-    /// A frame with the payload bytes `range` of `p`, and how many bytes were read for its checksum.
+    /// A frame with the payload bytes `range` of `p`, and the number of bytes read for its checksum.
     fn piece(
         &self,
         p: &Packet,
@@ -337,7 +336,7 @@ impl Template {
         Ok((Packet { chain, offload }, read_bytes))
     }
 
-    /// Stores the checksum of a piece; returns how many bytes were read for it.
+    /// Stores the transport checksum of a piece; returns the number of bytes read for it.
     fn finish(&self, headers: &mut [u8], payload: &Chain) -> usize {
         let transport = &headers[self.l4..];
         let Summed { sum: rest, read_bytes } = payload.sum(0..payload.len());
@@ -350,7 +349,7 @@ impl Template {
         read_bytes
     }
 
-    /// Makes the headers those of one piece; leaves the partial sum in the checksum field.
+    /// Sets the header fields of one piece; the checksum field gets the sum of the pseudo-header.
     fn fix(&self, h: &mut [u8], range: &Range<usize>, is_last: bool) {
         let l4_bytes = self.header_bytes - self.l4 + range.len();
         let index = range.start / usize::from(self.gso.segment_bytes);
@@ -431,12 +430,11 @@ pub(crate) fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr, usize)> {
     }
 }
 
-/// Stores the transport checksum that the frame still lacks; does nothing if it lacks none. The
-/// headers may be shared: they are copied then. Returns how many bytes were read for it.
+/// Completes the transport checksum of a frame, if that is still to be done; shared headers are copied first. Returns the
+/// number of bytes read for it.
 ///
 /// # Errors
-/// [`NoBuffer`]: no buffer for the copy, or the kernel alone may read the bytes; the frame is
-/// unchanged.
+/// [`NoBuffer`]: no buffer for the copy, or only the kernel may read the bytes; the frame is unchanged.
 pub fn finish_checksum(p: &mut Packet, pool: &mut Pool) -> Result<usize, NoBuffer> {
     if !p.offload.needs_csum {
         return Ok(0);
@@ -469,7 +467,7 @@ fn finish_counted(
     Ok(())
 }
 
-/// The sum of everything from byte `start` on, read anew.
+/// The Internet checksum sum from byte `start` on, without cached sums.
 fn sum_from(chain: &Chain, start: usize) -> Sum {
     let mut sum = Sum::new();
     let mut from = chain.reader();
@@ -483,7 +481,7 @@ fn sum_from(chain: &Chain, start: usize) -> Sum {
     }
 }
 
-/// Copies the first `n` bytes, unless they have no other reference.
+/// Makes the first `n` bytes contiguous and writable: copies them if they are shared.
 pub(crate) fn own_front(chain: &mut Chain, n: usize, pool: &mut Pool) -> Result<(), NoBuffer> {
     if chain.front().is_some_and(|m| m.len() >= n && m.is_unique()) {
         return Ok(());
@@ -495,10 +493,10 @@ pub(crate) fn own_front(chain: &mut Chain, n: usize, pool: &mut Pool) -> Result<
     Ok(())
 }
 
-/// Copies the whole chain into memory without other references, in as few mbufs as possible.
+/// Replaces a chain by an unshared copy in as few mbufs as possible.
 ///
 /// # Errors
-/// [`NoBuffer`]: none is left, or the kernel alone may read the bytes; the chain is unchanged.
+/// [`NoBuffer`]: no buffer, or only the kernel may read the bytes; the chain is unchanged.
 pub fn make_unique(chain: &mut Chain, pool: &mut Pool, p: Purpose) -> Result<(), NoBuffer> {
     if chain.is_kernel_only() {
         return Err(NoBuffer);
@@ -512,8 +510,8 @@ pub fn make_unique(chain: &mut Chain, pool: &mut Pool, p: Purpose) -> Result<(),
     Ok(())
 }
 
-/// Whether the IPv4 header checksum and the TCP, UDP or ICMPv6 checksum of a complete frame are
-/// right; true for frames that carry none. For wrappers and tests: the layers check for themselves.
+/// Whether the IPv4 header checksum and the TCP, UDP or ICMPv6 checksum of a complete frame are correct; true for frames
+/// without such checksums. For wrappers and tests; the layers verify checksums themselves.
 pub fn verify(p: &Packet) -> bool {
     let mut front = [0u8; ETHER_BYTES + 60];
     let known = p.chain.copy_to(0, &mut front);

@@ -1,24 +1,24 @@
-//! A frame with what is still to be done to it.
+//! A frame with its offload request.
 
 use fulmar_base::{Counters, DropReason, Offload};
 use fulmar_mbuf::{Chain, Pool};
 
-/// A whole Ethernet frame, without frame check sequence, and what is still to be done to it.
+/// A whole Ethernet frame, without FCS, with its offload request.
 #[derive(Debug)]
 pub struct Packet {
-    /// The bytes. The headers up to the transport's lie in the first mbuf of a frame to be sent.
+    /// The bytes. All headers of a frame to be sent are in its first mbuf.
     pub chain: Chain,
-    /// What is still to be done; offsets count from the first byte of the Ethernet header.
+    /// The offload request, or what the device has verified. Offsets count from the Ethernet header.
     pub offload: Offload,
 }
 
 impl Packet {
-    /// A frame that is complete as it is.
+    /// A frame without an offload request.
     pub fn new(chain: Chain) -> Packet {
         Packet { chain, offload: Offload::default() }
     }
 
-    /// Whether a receiver need not sum the transport: checked by the device, or never on a wire.
+    /// Whether a receiver need not verify the transport checksum: the device has, or the frame was never on a wire.
     pub const fn is_checksum_trusted(&self) -> bool {
         self.offload.needs_csum || self.offload.csum_valid
     }

@@ -1,13 +1,13 @@
-//! A device in front of another that writes every frame to a capture file (pcapng).
+//! A wrapper that writes every frame to a capture file (pcapng).
 //!
-//! Enters and leaves: frames, both ways, unchanged. Each is written as it is handed over, with its
-//! direction and a time in nanoseconds: a super-frame is one long frame, and a checksum that the
-//! device is to complete shows as it stands, partial, as on any Linux capture. (Readers do not check
-//! transport checksums unless told to.) A frame is written as sent once the device took it.
+//! Frames pass unchanged. Each is written with its direction and its time in nanoseconds, as it crosses the device
+//! interface: a super-frame is one long frame, and a checksum that the device is to complete is partial, as in any
+//! capture on Linux. (Readers do not verify transport checksums by default.) A sent frame is written if the device
+//! accepted it.
 //!
-//! Bytes gather in one buffer of bounded size, which is written out when it is full, before a sleep
-//! ([`Device::arm`]) and at the end. If the file cannot be written, capturing stops and traffic goes
-//! on; [`PcapWriter::error`] says so.
+//! The capture is buffered, and written to the file when the buffer is full, before a sleep ([`Device::arm`]) and at the
+//! end. If the file cannot be written, the capture stops and the traffic continues; [`PcapWriter::error`] returns the
+//! error.
 //!
 //! ```text
 //! section header | interface description | packet | packet | ...
@@ -33,29 +33,29 @@ const LINKTYPE_RAW: u16 = 101;
 const OPT_IF_NAME: u16 = 2;
 const OPT_IF_TSRESOL: u16 = 9;
 const OPT_EPB_FLAGS: u16 = 2;
-/// Written out when so much has gathered.
+/// Size from which on the buffer is written to the file.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Which way a frame went; the two lowest bits of the flags word (section 4.3.1).
+/// The direction of a frame; the two lowest bits of the flags word (section 4.3.1).
 #[derive(Clone, Copy)]
 enum Direction {
     Inbound = 1,
     Outbound = 2,
 }
 
-/// The bytes of a capture, gathering in memory.
+/// Encodes a capture into memory.
 struct Encoder {
     buffer: Vec<u8>,
     /// Time of day at the origin of the clock that the stack is driven by.
     origin: Duration,
-    /// At most so many bytes of each frame are kept.
+    /// Bytes of each frame that are captured at most.
     snap_bytes: usize,
-    /// Bytes of each frame that are not on the wire.
+    /// Bytes in front of each frame that are not on the wire.
     hidden_bytes: usize,
 }
 
 impl Encoder {
-    /// Starts with the two blocks that every capture starts with.
+    /// Starts a capture: section header and interface description.
     fn new(name: &str, medium: Medium, origin: Duration, snap_bytes: usize) -> Encoder {
         let (link_type, hidden_bytes) = match medium {
             Medium::Ethernet => (LINKTYPE_ETHERNET, 0),
@@ -67,7 +67,7 @@ impl Encoder {
             put(b, &BYTE_ORDER_MAGIC.to_ne_bytes());
             put(b, &1u16.to_ne_bytes());
             put(b, &0u16.to_ne_bytes());
-            // Length of the section: not known.
+            // Length of the section: unspecified.
             put(b, &u64::MAX.to_ne_bytes());
         });
         e.block(INTERFACE_DESCRIPTION, |b| {
@@ -75,14 +75,14 @@ impl Encoder {
             put(b, &0u16.to_ne_bytes());
             put(b, &u32::try_from(snap_bytes).unwrap_or(u32::MAX).to_ne_bytes());
             option(b, OPT_IF_NAME, name.as_bytes());
-            // Times count units of ten to the power of -9 seconds.
+            // Timestamps have a resolution of 10^-9 s.
             option(b, OPT_IF_TSRESOL, &[9]);
             option(b, 0, &[]);
         });
         e
     }
 
-    /// Appends one block; its length stands in front of and behind the body.
+    /// Appends a block, with its length before and after the body.
     fn block(&mut self, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
         let start = self.buffer.len();
         put(&mut self.buffer, &kind.to_ne_bytes());
@@ -130,14 +130,14 @@ fn option(b: &mut Vec<u8>, code: u16, value: &[u8]) {
     pad(b, value.len());
 }
 
-/// A device that captures what passes through it to another.
+/// A device whose traffic is captured.
 pub struct PcapWriter<D: Device, W: Write + Send> {
     inner: D,
     caps: Caps,
     encoder: Encoder,
     out: W,
     error: Option<io::Error>,
-    /// Where each frame of the burst ends in the buffer.
+    /// The end of each frame of the burst in the buffer.
     ends: Vec<usize>,
 }
 
@@ -156,17 +156,17 @@ impl<D: Device, W: Write + Send> PcapWriter<D, W> {
         PcapWriter { inner, caps, encoder, out, error: None, ends: Vec::new() }
     }
 
-    /// Why capturing stopped, if it did.
+    /// The error that ended the capture.
     pub fn error(&self) -> Option<&io::Error> {
         self.error.as_ref()
     }
 
-    /// The device behind.
+    /// The inner device.
     pub fn inner_mut(&mut self) -> &mut D {
         &mut self.inner
     }
 
-    /// Writes everything out; the first failure ends the capture.
+    /// Writes the buffer to the file; the first error ends the capture.
     pub fn flush(&mut self) {
         if self.error.is_none() && !self.encoder.buffer.is_empty() {
             let written = self.out.write_all(&self.encoder.buffer);
@@ -181,8 +181,8 @@ impl<D: Device, W: Write + Send> PcapWriter<D, W> {
         }
     }
 
-    /// Writes the burst down before the device takes it, since afterwards the frames are gone.
-    fn note_burst(&mut self, now: Instant, burst: &Burst) {
+    /// Encodes a burst before the device takes its frames.
+    fn encode_burst(&mut self, now: Instant, burst: &Burst) {
         self.ends.clear();
         self.ends.push(self.encoder.buffer.len());
         for p in burst {
@@ -209,9 +209,9 @@ impl<D: Device, W: Write + Send> Device for PcapWriter<D, W> {
         if self.error.is_some() {
             return self.inner.tx_burst(now, pool, burst, counters);
         }
-        self.note_burst(now, burst);
+        self.encode_burst(now, burst);
         let taken = self.inner.tx_burst(now, pool, burst, counters);
-        // Frames that the device left will be noted when they are offered again.
+        // Frames that the device refused are captured when they are offered again.
         self.encoder.buffer.truncate(self.ends.get(taken).copied().unwrap_or(usize::MAX));
         self.flush_if_full();
         taken

@@ -53,12 +53,12 @@ pub fn to_frame(
     let mut first = [0];
     let copied_bytes = packet.copy_to(0, &mut first);
     let first = first.get(..copied_bytes).unwrap_or(&[]);
-    let dressed = link_header(first, packet.len()).and_then(|header| {
+    let result = link_header(first, packet.len()).and_then(|header| {
         let space = packet.prepend(HEADER_BYTES, pool, Purpose::Receive);
         space.map_err(|_| DropReason::NoBuffer)?.copy_from_slice(&header);
         Ok(())
     });
-    match dressed {
+    match result {
         Ok(()) => Ok(Packet { chain: packet, offload: offload.shift(HEADER_BYTES as u16) }),
         Err(reason) => {
             pool.free(packet);
@@ -67,7 +67,7 @@ pub fn to_frame(
     }
 }
 
-/// Checks that a frame to be sent is an IP packet behind its header, which is contiguous.
+/// Checks that a frame to be sent has a contiguous Ethernet header with the EtherType of IPv4 or IPv6.
 ///
 /// # Errors
 /// [`DropReason::NotIp`].

@@ -1,23 +1,23 @@
-//! Reproducible randomness for simulated trouble. Not for secrets.
+//! Reproducible random numbers for simulations. Not for secrets.
 
-/// A probability, ready to be tried cheaply.
+/// A probability as an integer threshold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Chance(u64);
 
 impl Chance {
-    /// Happens with probability `p`; values outside 0 to 1 count as the nearer end.
+    /// The probability `p`, limited to 0 to 1.
     pub fn new(p: f64) -> Chance {
         // A float-to-integer cast saturates, and turns NaN into 0.
         Chance((p * u64::MAX as f64) as u64)
     }
 
-    /// Whether it can happen at all.
+    /// Whether it is not 0.
     pub const fn is_possible(self) -> bool {
         self.0 != 0
     }
 }
 
-/// The generator splitmix64: one addition and a mix per number, any seed is a good one.
+/// The generator splitmix64: an addition and a mix per number; any seed is good.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 

@@ -1,4 +1,4 @@
-//! Counting the frames of one burst, so that the counters are touched once per burst.
+//! Counts the frames of one burst, so that the counters are updated once per burst.
 
 use fulmar_base::{Counter, Counters};
 use fulmar_mbuf::Pool;

@@ -1,24 +1,20 @@
-//! Transmit aggregation in software: datagrams of one flow that follow each other in a burst cross
-//! together, as the super-datagram that they could have been cut from.
+//! UDP coalescing on transmit: consecutive datagrams of a flow in a burst are sent as one UDP GSO super-frame.
 //!
 //! ```text
 //!   burst  A B B B B b C   ──►   A   headers of B* + B + B + B + B + b   C
 //! ```
 //!
-//! For devices that cut super-datagrams (`Caps::udp_gso`), or whose far side does: a TAP and
-//! AF_PACKET hand them to the kernel, which looks at their headers once for all of them and cuts them
-//! when, and if, they reach a receiver that wants them one by one. The receiver gets the same
-//! datagrams in the same order.
+//! For devices that segment UDP super-frames (`Caps::udp_gso`): a TAP and AF_PACKET pass them to the kernel, which
+//! processes the headers once and segments only for a receiver without UDP GRO. The receiver gets the same datagrams in
+//! the same order.
 //!
-//! What is joined: UDP datagrams that still lack their checksum (what the pieces get is computed anew,
-//! so a checksum that is already there, right, wrong or none, passes as it is), whole, without IP
-//! options or extension headers, as long as their frame; the same addresses, ports, type of service and
-//! time to live; each as long as the first, the last one perhaps shorter. IPv4 identifications are not
-//! kept: the pieces count on from that of the first.
+//! Datagrams are coalesced if their checksums are still to be computed (segmentation computes them; a datagram with a
+//! complete or a zero checksum passes unchanged), if they are unfragmented, without IP options, extension headers or
+//! padding, if addresses, ports, type of service and time to live are equal, and if each is as long as the first; the
+//! last one may be shorter. IPv4 identifications are not kept: segmentation increments that of the first.
 //!
-//! Nothing is written to the frames, moved or held back: [`join`] looks at the front of a burst and
-//! makes new headers, and the driver gathers the payloads from where they lie. So a device that refuses
-//! leaves everything as it was. Cost: a look at the headers per datagram. Source:
+//! The frames are neither changed nor moved: [`join`] reads the front of a burst and makes new headers, and the driver
+//! gathers the payloads. So a refusal of the device has no effect. Cost: parsing the headers of each datagram. Source:
 //! Documentation/networking/segmentation-offloads.rst, UDP_SEGMENT in udp(7).
 
 use fulmar_base::{Gso, GsoKind, Offload};
@@ -28,10 +24,9 @@ use fulmar_wire::{eth, protocol};
 use crate::offload::{addresses, largest};
 use crate::{Caps, Packet};
 
-/// Fewer datagrams are not joined: cutting two again costs the receiver what joining saves the sender.
+/// Fewer datagrams are not coalesced: segmenting two costs the receiver what the sender saves.
 pub const LEAST: usize = 3;
-/// Datagrams that are joined at most, as many as Linux has its own users join (`UDP_MAX_SEGMENTS`
-/// before 6.9).
+/// Datagrams of a super-frame at most: `UDP_MAX_SEGMENTS` of Linux before 6.9.
 pub const MOST: usize = 64;
 
 const UDP_HEADER_BYTES: usize = 8;
@@ -41,36 +36,36 @@ const V6_L4: usize = eth::HEADER_BYTES + 40;
 /// Ethernet, IPv6, UDP.
 const MAX_HEADER_BYTES: usize = V6_L4 + UDP_HEADER_BYTES;
 
-/// How the first datagrams of a burst can cross as one.
+/// The super-frame of the first datagrams of a burst.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Joined {
     /// How many datagrams.
     pub count: usize,
-    /// What the device is asked to do with the whole.
+    /// The offload request of the super-frame.
     pub offload: Offload,
     headers: [u8; MAX_HEADER_BYTES],
     header_bytes: usize,
 }
 
 impl Joined {
-    /// The headers of the whole. Behind them come the payloads: of each datagram what is behind as many
-    /// bytes, which lie in its first mbuf.
+    /// The headers of the super-frame. They replace as many bytes in front of the payload of each datagram, all of which
+    /// are in its first mbuf.
     pub fn headers(&self) -> &[u8] {
         self.headers.get(..self.header_bytes).unwrap_or_default()
     }
 }
 
-/// The headers of a datagram that may be joined.
+/// A datagram that may be coalesced.
 #[derive(Clone, Copy)]
-struct Seen<'a> {
-    /// The first mbuf, with all of them.
+struct Datagram<'a> {
+    /// The first mbuf, with all headers.
     front: &'a [u8],
     l4: usize,
     payload_bytes: usize,
 }
 
-/// Looks at the first datagrams. `most_segs`: mbufs that the device gathers in all. `None`: the first
-/// [`LEAST`] cannot be joined.
+/// Coalesces the first datagrams of `packets`. `most_segs`: mbufs at most that the device gathers. `None`: the first
+/// [`LEAST`] cannot be coalesced.
 pub fn join<'a>(
     packets: impl IntoIterator<Item = &'a Packet>,
     caps: &Caps,
@@ -78,7 +73,7 @@ pub fn join<'a>(
 ) -> Option<Joined> {
     let mut packets = packets.into_iter();
     let first = packets.next()?;
-    let head = look(first)?;
+    let head = parse(first)?;
     let gso = request(&head)?;
     let most_bytes = largest(gso, caps)?.saturating_add(eth::HEADER_BYTES);
     let mut frame_bytes = first.chain.len();
@@ -87,7 +82,7 @@ pub fn join<'a>(
     }
     let (mut count, mut segs, mut last) = (1usize, first.chain.segs(), head);
     while count < MOST && last.payload_bytes == head.payload_bytes {
-        let Some((next, p)) = packets.next().and_then(|p| Some((look(p)?, p))) else { break };
+        let Some((next, p)) = packets.next().and_then(|p| Some((parse(p)?, p))) else { break };
         let fits = frame_bytes.saturating_add(next.payload_bytes) <= most_bytes
             && segs.saturating_add(p.chain.segs()) <= most_segs;
         if !fits || !follows(&last, &next) {
@@ -101,15 +96,15 @@ pub fn join<'a>(
     if count < LEAST { None } else { whole(&head, first.offload, gso, count, frame_bytes) }
 }
 
-/// How many frames of `packets`, from the front, come before datagrams that [`join`] would join.
+/// How many frames at the front of `packets` precede datagrams that [`join`] may coalesce.
 pub fn before_join<'a>(packets: impl IntoIterator<Item = &'a Packet>, caps: &Caps) -> usize {
     let mut at = 0usize;
     let mut run = 0usize;
-    let mut last: Option<Seen<'_>> = None;
+    let mut last: Option<Datagram<'_>> = None;
     for p in packets {
-        let seen = if caps.udp_gso { look(p) } else { None };
-        let goes_on = last.zip(seen).is_some_and(|(last, seen)| follows(&last, &seen));
-        run = if goes_on { run.saturating_add(1) } else { usize::from(seen.is_some()) };
+        let seen = if caps.udp_gso { parse(p) } else { None };
+        let continues = last.zip(seen).is_some_and(|(last, seen)| follows(&last, &seen));
+        run = if continues { run.saturating_add(1) } else { usize::from(seen.is_some()) };
         at = at.saturating_add(1);
         if run == LEAST {
             return at.saturating_sub(LEAST);
@@ -119,7 +114,7 @@ pub fn before_join<'a>(packets: impl IntoIterator<Item = &'a Packet>, caps: &Cap
     at
 }
 
-fn look(p: &Packet) -> Option<Seen<'_>> {
+fn parse(p: &Packet) -> Option<Datagram<'_>> {
     let o = &p.offload;
     if !o.needs_csum || o.csum_offset != UDP_CSUM || o.gso.is_some() {
         return None;
@@ -147,11 +142,11 @@ fn look(p: &Packet) -> Option<Seen<'_>> {
     let payload_at = l4.checked_add(UDP_HEADER_BYTES)?;
     let payload_bytes = p.chain.len().checked_sub(payload_at).filter(|n| *n > 0)?;
     let has_headers = front.len() >= payload_at;
-    (is_whole && is_datagram && has_headers).then_some(Seen { front, l4, payload_bytes })
+    (is_whole && is_datagram && has_headers).then_some(Datagram { front, l4, payload_bytes })
 }
 
-/// Whether `next` may be the piece behind `last`.
-fn follows(last: &Seen<'_>, next: &Seen<'_>) -> bool {
+/// Whether `next` may be the segment after `last`.
+fn follows(last: &Datagram<'_>, next: &Datagram<'_>) -> bool {
     let (a, b) = (last.front, next.front);
     let same = |from: usize, to: usize| match (a.get(from..to), b.get(from..to)) {
         (Some(a), Some(b)) => a == b,
@@ -163,14 +158,14 @@ fn follows(last: &Seen<'_>, next: &Seen<'_>) -> bool {
     }
     let ports = same(l4, l4.saturating_add(4));
     if l4 == V6_L4 {
-        // All but the length: class and label, next header and limit, addresses.
+        // All but the length: traffic class and flow label, next header, hop limit, addresses.
         return same(0, 18) && same(20, V6_L4) && ports;
     }
     // All but length, identification and checksum.
     same(0, 16) && same(20, 24) && same(26, V4_L4) && ports
 }
 
-fn request(head: &Seen<'_>) -> Option<Gso> {
+fn request(head: &Datagram<'_>) -> Option<Gso> {
     Some(Gso {
         kind: GsoKind::Udp,
         segment_bytes: u16::try_from(head.payload_bytes).ok()?,
@@ -179,9 +174,9 @@ fn request(head: &Seen<'_>) -> Option<Gso> {
     })
 }
 
-/// The first datagram's headers with the lengths and sums of the whole.
+/// The headers of the first datagram with the lengths and checksums of the super-frame.
 fn whole(
-    head: &Seen<'_>,
+    head: &Datagram<'_>,
     offload: Offload,
     gso: Gso,
     count: usize,

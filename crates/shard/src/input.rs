@@ -47,7 +47,7 @@ impl<P: Probe> Shard<P> {
             && let Some(gro) = &mut self.rx.gro
         {
             let Net { pool, counters, .. } = &mut self.core.net;
-            gro.join(&mut self.rx.burst, pool, counters);
+            gro.coalesce(&mut self.rx.burst, pool, counters);
         }
         let mut bytes = 0;
         let tables =

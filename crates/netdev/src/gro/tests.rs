@@ -87,7 +87,7 @@ impl Wish {
 fn join(pool: &mut Pool, packets: Vec<Packet>) -> (Vec<Packet>, u64) {
     let (mut burst, mut counters) = (Burst::with_capacity(packets.len()), Counters::default());
     packets.into_iter().for_each(|p| burst.push(p).unwrap());
-    Gro::new().join(&mut burst, pool, &mut counters);
+    Gro::new().coalesce(&mut burst, pool, &mut counters);
     let up = std::iter::from_fn(|| burst.pop_front()).collect();
     (up, counters.value(Counter::GroJoined))
 }

@@ -1,18 +1,18 @@
-//! The bottleneck of a path: a rate, the queue in front of it, and what manages that queue.
+//! The bottleneck of a path: a rate, the queue in front of it, and its active queue management.
 //!
-//! Packets leave in the order in which they came and at a known rate, so the time at which each is dequeued is
-//! known when it is enqueued, and nothing is scheduled. What is behind a packet when it is dequeued is not known: where
-//! CoDel asks whether that is less than a packet, its target is no less than the time of one.
+//! The queue is FIFO and its rate constant, so the dequeue time of a packet is known when it is enqueued, and no timer is
+//! needed. The length of the queue at that time is not known: CoDel's rule that the queue must exceed one packet is
+//! replaced by a target of at least the transmission time of one.
 
 use fulmar_base::{Duration, Instant};
 
 use super::Impairments;
 use crate::Packet;
 
-/// What a packet on the wire occupies beside its frame: preamble, check sequence and gap (IEEE 802.3).
+/// Bytes of a packet on the wire beside its frame: preamble, FCS and interpacket gap (IEEE 802.3).
 const WIRE_OVERHEAD_BYTES: u64 = 24;
 
-/// A packet of the usual MTU: CoDel leaves no less in the queue (RFC 8289 section 5).
+/// A packet of the usual MTU on the wire: CoDel does not drop from a shorter queue (RFC 8289 section 5).
 const MAX_PACKET_BYTES: u64 = 1500 + 14 + WIRE_OVERHEAD_BYTES;
 
 /// Active queue management of the queue in front of a limited rate.
@@ -23,12 +23,12 @@ pub enum Aqm {
     DropTail,
     /// CoDel (RFC 8289), with its target and its interval.
     CoDel {
-        /// The standing delay that is accepted.
+        /// The acceptable standing queue delay.
         target: Duration,
-        /// For how long more than that is accepted.
+        /// How long a larger delay is accepted.
         interval: Duration,
     },
-    /// Strikes every packet that has waited for longer: the step of DCTCP (RFC 8257 section 3.1).
+    /// Marks or drops every packet that has waited longer: the step marking of DCTCP (RFC 8257 section 3.1).
     Step {
         /// The delay.
         above: Duration,
@@ -46,28 +46,29 @@ impl Aqm {
 pub struct Policer {
     /// Bits per second.
     pub rate_bps: u64,
-    /// Bytes that may pass at once.
+    /// Size of the bucket, bytes.
     pub burst_bytes: u64,
 }
 
-/// What becomes of a packet at the bottleneck.
+/// The result for a packet at the bottleneck.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Passage {
-    /// Its last bit leaves then.
+    /// Its last bit leaves at this time.
     At(Instant),
-    /// As `At`, and the AQM chose it: to be marked or dropped.
-    Struck(Instant),
+    /// As `At`, but the AQM has selected it to be marked or dropped.
+    Selected(Instant),
     /// The queue is full, or the policer refuses it.
     Dropped,
 }
 
 /// The state of a bottleneck.
 pub(super) struct Bottleneck {
-    /// When the last bit that was accepted has left the sender.
+    /// When the last bit of all accepted packets has left.
     busy_until: Instant,
     codel: CoDel,
-    /// The policer's tokens in bits times nanoseconds per second, and when they were counted.
+    /// The policer's tokens, in bits times nanoseconds per second; `None`: full.
     tokens: Option<u128>,
+    /// When the tokens were counted.
     counted_at: Instant,
 }
 
@@ -81,7 +82,7 @@ impl Bottleneck {
         }
     }
 
-    /// Sends a packet through.
+    /// Enqueues a packet.
     pub fn pass(&mut self, now: Instant, p: &Packet, how: &Impairments) -> Passage {
         if how.policer.is_some_and(|policer| !self.conforms(now, wire_bytes(p), &policer)) {
             return Passage::Dropped;
@@ -93,19 +94,19 @@ impl Bottleneck {
         let dequeued_at = self.busy_until.max(now);
         let sojourn = dequeued_at.since(now);
         self.busy_until = dequeued_at + time_of(wire_bytes(p), rate_bps);
-        let is_struck = match how.aqm {
+        let is_selected = match how.aqm {
             Aqm::DropTail => false,
             Aqm::CoDel { target, interval } => {
                 let target = target.max(time_of(MAX_PACKET_BYTES, rate_bps));
-                self.codel.strikes(dequeued_at, sojourn, target, interval)
+                self.codel.selects(dequeued_at, sojourn, target, interval)
             }
             Aqm::Step { above } => sojourn > above,
         };
-        if is_struck { Passage::Struck(self.busy_until) } else { Passage::At(self.busy_until) }
+        if is_selected { Passage::Selected(self.busy_until) } else { Passage::At(self.busy_until) }
     }
 
-    /// A packet that was struck is dropped: it takes no time of the link.
-    pub fn give_back(&mut self, left: Instant, p: &Packet, how: &Impairments) {
+    /// Takes the last packet out of the queue: it was selected and dropped, so it takes no time of the link.
+    pub fn withdraw(&mut self, left: Instant, p: &Packet, how: &Impairments) {
         let Some(rate_bps) = how.rate_bps else { return };
         let began =
             left.as_nanos().saturating_sub(time_of(wire_bytes(p), rate_bps).as_nanos() as u64);
@@ -157,8 +158,8 @@ impl CoDel {
         }
     }
 
-    /// Whether the packet that is dequeued `at` is struck.
-    fn strikes(
+    /// Whether the packet that is dequeued `at` is to be marked or dropped.
+    fn selects(
         &mut self,
         at: Instant,
         sojourn: Duration,
@@ -178,7 +179,7 @@ impl CoDel {
         }
         if may_drop {
             self.dropping = true;
-            // Soon after the last episode: with about the drop rate that controlled the queue then.
+            // Soon after the last dropping state CoDel resumes at about its last drop rate.
             let delta = self.count - self.last_count;
             let is_recent = at.since(self.drop_next) < interval.saturating_mul(16);
             self.count = if delta > 1 && is_recent { delta } else { 1 };

@@ -1,27 +1,27 @@
-//! How far the holds are stretched: windows of traffic, and the step that they call for.
+//! The length of holds: a hill climb over steps, judged by windows of traffic.
 
 use fulmar_base::{Duration, Instant};
 
-/// The highest step; a hold is so many parts of the longest.
+/// The highest step. The hold of a step is step/TOP of the longest.
 pub const TOP: usize = 4;
 
-/// A window is full after so many polls that brought frames, or frames ...
+/// A window is full after so many polls with frames, or so many frames ...
 const EVENTS: u64 = 64;
 const FRAMES: u64 = 1024;
-/// ... but not before this.
+/// ... and after this time.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// A window that is not full by then is not of a flood.
+/// A window that is not full after this time is no flood.
 const LONGEST: Duration = Duration::from_millis(20);
 /// Differences below this part of the larger value are noise.
 const NOISE: f64 = 0.1;
-/// Windows that a step rests after a step back; doubled each time, up to the second number.
+/// Windows of rest after a failed attempt; doubled with each, up to the second number.
 const REST: (u32, u32) = (16, 1024);
-/// Share of a CPU that waiting takes at least where a first hold is tried.
+/// Fraction of a CPU that waiting must take for a first hold to be tried.
 const WORTH_SAVING: f64 = 0.05;
 /// Windows of an attempt at another step, half of them on it.
 const ATTEMPT: u32 = 4;
 
-/// What happened since the window began.
+/// The traffic of a window.
 #[derive(Clone, Debug, Default)]
 pub struct Window {
     since: Option<Instant>,
@@ -30,13 +30,14 @@ pub struct Window {
     bytes: u64,
     sent_before: u64,
     sent: u64,
-    attention: Duration,
+    /// CPU time of waiting: wake-ups and busy-polling.
+    wait_time: Duration,
     /// Mean time between two frames in the last full window, in ns; 0 if there was none.
     gap_ns: u64,
 }
 
 impl Window {
-    /// A poll brought frames.
+    /// Adds a poll with frames. `sent`: frames sent since the start.
     pub fn add(&mut self, now: Instant, frames: usize, bytes: usize, sent: u64) {
         if self.since.is_none() {
             (self.since, self.sent_before) = (Some(now), sent);
@@ -47,12 +48,12 @@ impl Window {
         self.sent = sent;
     }
 
-    /// CPU time was spent on waiting.
-    pub fn attend(&mut self, time: Duration) {
-        self.attention = self.attention.saturating_add(time);
+    /// Adds CPU time of waiting.
+    pub fn add_wait_time(&mut self, time: Duration) {
+        self.wait_time = self.wait_time.saturating_add(time);
     }
 
-    /// Frames ever sent, as of the last poll that brought any.
+    /// Frames sent since the start, at the last poll with frames.
     pub fn sent(&self) -> u64 {
         self.sent
     }
@@ -61,18 +62,18 @@ impl Window {
         self.since.map_or(Duration::ZERO, |s| now.since(s))
     }
 
-    /// Whether it holds enough to be judged.
+    /// Whether the window can be judged.
     pub fn is_full(&self, now: Instant) -> bool {
         let has_enough = self.events >= EVENTS || self.frames >= FRAMES;
         (has_enough && self.age(now) >= SHORTEST) || self.is_stale(now)
     }
 
-    /// Whether it has lasted too long to be of a flood.
+    /// Whether the window has lasted too long for a flood.
     pub fn is_stale(&self, now: Instant) -> bool {
         self.age(now) >= LONGEST
     }
 
-    /// How long so many frames take to come.
+    /// The time in which so many frames come.
     pub fn time_of(&self, frames: usize) -> Duration {
         match self.gap_ns {
             0 => Duration::MAX,
@@ -87,7 +88,7 @@ impl Window {
             bytes: self.bytes as f64 / seconds,
             frames: self.frames as f64 / seconds,
             sent: sent.saturating_sub(self.sent_before) as f64 / seconds,
-            attention: self.attention.as_secs_f64() / seconds,
+            wait_cpu: self.wait_time.as_secs_f64() / seconds,
         };
         let gap_ns = if rates.frames > 0.0 { (1e9 / rates.frames) as u64 } else { 0 };
         *self = Window { since: Some(now), sent_before: sent, sent, gap_ns, ..Window::default() };
@@ -104,26 +105,26 @@ pub struct Rates {
     pub frames: f64,
     /// Frames sent.
     pub sent: f64,
-    /// Share of a CPU that waiting took.
-    pub attention: f64,
+    /// Fraction of a CPU that waiting took.
+    pub wait_cpu: f64,
 }
 
 impl Rates {
-    /// Whether frames come fast, and not one for each that is sent. Where every frame that comes is
-    /// an answer to one of ours, or asks for one, an end waits for each of them.
+    /// Whether frames come at `pps` or more, and not one for each that is sent: in request and response traffic a side
+    /// waits for every frame.
     pub fn is_flood(&self, pps: u32) -> bool {
         self.frames >= f64::from(pps) && self.frames >= 1.5 * self.sent
     }
 }
 
 impl Rates {
-    const NONE: Rates = Rates { bytes: 0.0, frames: 0.0, sent: 0.0, attention: 0.0 };
+    const NONE: Rates = Rates { bytes: 0.0, frames: 0.0, sent: 0.0, wait_cpu: 0.0 };
 
     fn add(&mut self, more: &Rates) {
         self.bytes += more.bytes;
         self.frames += more.frames;
         self.sent += more.sent;
-        self.attention += more.attention;
+        self.wait_cpu += more.wait_cpu;
     }
 }
 
@@ -145,52 +146,51 @@ fn compare(a: f64, b: f64) -> Verdict {
     }
 }
 
-/// What a window is beside an earlier one: more bytes are better, then more frames, then less
-/// attention.
+/// Compares a window with an earlier one: more bytes are better, then more frames, then less CPU for waiting.
 fn judge(new: &Rates, old: &Rates) -> Verdict {
     let by = [
         compare(new.bytes, old.bytes),
         compare(new.frames, old.frames),
-        compare(old.attention, new.attention),
+        compare(old.wait_cpu, new.wait_cpu),
     ];
     by.into_iter().find(|v| *v != Verdict::Same).unwrap_or(Verdict::Same)
 }
 
-/// The step, and where it is going.
+/// A hill climb over the steps.
 ///
-/// It tries the next step in turn with its own, window by window, so that what changes meanwhile changes
-/// for both, and takes a higher one if that is better, a lower one unless that is worse. What it takes it
-/// goes on from in the same direction; else it rests, for longer each time, and then tries the other one.
+/// An attempt alternates windows of the current step and of the next one, so that a change of the traffic affects both.
+/// A higher step is taken if it is better, a lower one unless it is worse. After a success the climb continues in its
+/// direction; after a failure it rests, for longer each time, and then tries the other direction.
 #[derive(Clone, Debug)]
 pub struct Ladder {
     /// 0 to [`TOP`].
     step: usize,
-    /// Where it tries to go.
+    /// The next attempt is a higher step.
     goes_up: bool,
-    /// What was seen on its own step and on the other one.
-    seen: [Rates; 2],
-    /// Windows of this attempt that are over; every other one is of the other step.
+    /// Sums of the windows of this attempt: at the current step and at the other.
+    sums: [Rates; 2],
+    /// Windows of this attempt so far; every second one is of the other step.
     windows: u32,
-    /// Windows left until it tries again.
+    /// Windows until the next attempt.
     rest: u32,
-    /// How long it rests next time.
-    patience: u32,
+    /// Windows of rest after the next failure.
+    next_rest: u32,
 }
 
 impl Default for Ladder {
     fn default() -> Ladder {
-        let seen = [Rates::NONE; 2];
-        Ladder { step: 0, goes_up: true, seen, windows: 0, rest: 0, patience: REST.0 }
+        let sums = [Rates::NONE; 2];
+        Ladder { step: 0, goes_up: true, sums, windows: 0, rest: 0, next_rest: REST.0 }
     }
 }
 
 impl Ladder {
-    /// The step as of now, 0 to [`TOP`].
+    /// The step of the current window, 0 to [`TOP`].
     pub fn step(&self) -> usize {
         if self.windows.is_multiple_of(2) { self.step } else { self.other() }
     }
 
-    /// A window is over; without rates there was no flood, and nothing is held.
+    /// Judges a window; `None`: there was no flood, so nothing is held.
     pub fn judge(&mut self, flood: Option<Rates>) {
         let Some(rates) = flood else {
             *self = Ladder::default();
@@ -200,14 +200,14 @@ impl Ladder {
             self.rest -= 1;
             return;
         }
-        // A hold saves attention and nothing else.
-        if self.step == 0 && self.windows == 0 && rates.attention < WORTH_SAVING {
+        // A hold saves CPU and nothing else.
+        if self.step == 0 && self.windows == 0 && rates.wait_cpu < WORTH_SAVING {
             return;
         }
-        self.seen[self.windows as usize % 2].add(&rates);
+        self.sums[self.windows as usize % 2].add(&rates);
         self.windows += 1;
         if self.windows == ATTEMPT {
-            let verdict = judge(&self.seen[1], &self.seen[0]);
+            let verdict = judge(&self.sums[1], &self.sums[0]);
             self.decide(verdict);
         }
     }
@@ -221,23 +221,23 @@ impl Ladder {
             true => verdict == Verdict::Better,
             false => verdict != Verdict::Worse,
         };
-        (self.seen, self.windows) = ([Rates::NONE; 2], 0);
+        (self.sums, self.windows) = ([Rates::NONE; 2], 0);
         if is_taken {
-            (self.step, self.patience) = (self.other(), REST.0);
+            (self.step, self.next_rest) = (self.other(), REST.0);
         } else {
-            self.rest = self.patience;
-            self.patience = (2 * self.patience).min(REST.1);
+            self.rest = self.next_rest;
+            self.next_rest = (2 * self.next_rest).min(REST.1);
             self.goes_up = !self.goes_up;
         }
         self.turn_at_the_ends(is_taken);
     }
 
-    /// There is only one way to go from the ground and from the top.
+    /// At the lowest and at the highest step there is one direction only.
     fn turn_at_the_ends(&mut self, is_taken: bool) {
         if self.step == 0 || self.step == TOP {
             self.goes_up = self.step == 0;
             if is_taken {
-                self.rest = self.patience;
+                self.rest = self.next_rest;
             }
         }
     }
@@ -247,14 +247,14 @@ impl Ladder {
 mod tests {
     use super::*;
 
-    fn rates(bytes: f64, attention: f64) -> Rates {
-        Rates { bytes, frames: bytes / 1000.0, sent: 0.0, attention }
+    fn rates(bytes: f64, wait_cpu: f64) -> Rates {
+        Rates { bytes, frames: bytes / 1000.0, sent: 0.0, wait_cpu }
     }
 
     #[test]
-    fn bytes_count_before_frames_and_frames_before_attention() {
-        let base = Rates { bytes: 1e9, frames: 1e6, sent: 0.0, attention: 0.5 };
-        let with = |bytes, frames, attention| Rates { bytes, frames, attention, ..base };
+    fn bytes_count_before_frames_and_frames_before_wait_cpu() {
+        let base = Rates { bytes: 1e9, frames: 1e6, sent: 0.0, wait_cpu: 0.5 };
+        let with = |bytes, frames, wait_cpu| Rates { bytes, frames, wait_cpu, ..base };
         assert_eq!(judge(&with(1.2e9, 0.5e6, 1.0), &base), Verdict::Better);
         assert_eq!(judge(&with(1.05e9, 0.5e6, 0.1), &base), Verdict::Worse);
         assert_eq!(judge(&with(1.05e9, 1.05e6, 0.1), &base), Verdict::Better);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn it_climbs_while_that_saves_attention_and_stays_at_the_top() {
+    fn it_climbs_while_that_saves_wait_cpu_and_stays_at_the_top() {
         let mut l = Ladder::default();
         let saves = |step| rates(1e9, 1.0 / (step + 1) as f64);
         windows(&mut l, TOP * ATTEMPT as usize, saves);

@@ -19,7 +19,7 @@ fn fit_all(p: Packet, caps: &Caps, pool: &mut Pool, room: usize) -> Vec<Packet> 
     let mut next = Some(p);
     while let Some(p) = next.take() {
         if let Err(u) = fit(p, caps, pool, &mut out, &mut Counters::default()) {
-            assert_eq!(u.why, Refusal::NoRoom);
+            assert_eq!(u.why, Refusal::NoSpace);
             next = Some(u.packet);
         }
         all.append(&mut drain(&mut out));
