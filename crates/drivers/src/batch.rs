@@ -1,4 +1,4 @@
-//! Where the frames of one burst go: to the caller's burst on receive, back to the pool on transmit.
+//! Delivery and completion of the frames of one burst, with their counters.
 
 use fulmar_base::{Counters, DropReason};
 use fulmar_mbuf::Pool;
@@ -26,7 +26,7 @@ impl<'a> Receiving<'a> {
     }
 }
 
-/// What becomes of the frames that a transmit burst completes.
+/// Completes the frames of a transmit burst: counts and frees them.
 pub struct Completing<'a> {
     pub pool: &'a mut Pool,
     pub counters: &'a mut Counters,

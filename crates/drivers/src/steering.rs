@@ -1,14 +1,14 @@
 //! A BPF program that steers each packet to the queue of the shard that owns its flow.
 //!
-//! Computes [`OwnerKey::hash`] of TCP and UDP over IPv4 and IPv6, modulo the number of queues, with the key
-//! of the stack among its constants (readable only with the privilege to read BPF programs); everything else (ARP, ICMP, fragments, IPv6 with extension headers) goes to queue 0, and the
-//! shards bring it to where it belongs. Runs where the kernel chooses the queue of a TAP, on frames that
+//! Computes [`OwnerKey::hash`] of TCP and UDP over IPv4 and IPv6, modulo the number of queues. The key of the stack is
+//! among its constants, which only a process with the privilege to read BPF programs can see. All other packets (ARP,
+//! ICMP, fragments, IPv6 with extension headers) go to queue 0, and shards hand them over. Runs where the kernel chooses the queue of a TAP, on frames that
 //! start at the Ethernet header (TUNSETSTEERINGEBPF, a program of type socket filter), and of a group of
 //! packet sockets, on frames that start at the IP header ([`group_program`]). Loading it needs CAP_BPF in
 //! the first user namespace, unless `kernel.unprivileged_bpf_disabled` is 0.
 //!
-//! Registers: r6 is the packet (the loads want it there), r7 where the IP header ends, r8 the destination's
-//! port, r9 the sum; r0 and r1 are scratch, since a load forgets r1 to r5. A load beyond the end of
+//! Registers: r6 is the packet (BPF_ABS and BPF_IND use it), r7 where the IP header ends, r8 the destination's
+//! port, r9 the sum; r0 and r1 are scratch, since such a load clobbers r1 to r5. A load beyond the end of
 //! the packet ends the program with 0. Source: Documentation/bpf/standardization/instruction-set.rst.
 
 mod flows;
@@ -51,7 +51,7 @@ pub fn program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
     p
 }
 
-/// Runs the part of the IP version whose EtherType is in r0, and goes on behind; any other exits with queue 0.
+/// Runs the code of the IP version whose EtherType is in r0, and continues after it; any other exits with queue 0.
 fn by_version(v4: &[Ebpf], v6: &[Ebpf]) -> Vec<Ebpf> {
     let mut p = vec![jump(JUMP_UNLESS_EQUAL, i32::from(eth::IPV4), v4.len() + 1)];
     p.extend(v4);

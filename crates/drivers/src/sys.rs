@@ -1,4 +1,4 @@
-//! System calls that std does not offer. The only unsafe code of this space.
+//! System calls that std does not offer. The only unsafe code of this crate beside `shm/sys.rs` and `tap/vector/sys.rs`.
 
 use std::io::{self, IoSliceMut};
 use std::marker::PhantomData;
@@ -175,7 +175,7 @@ pub fn tun_set_header(fd: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
     check(r).map(drop)
 }
 
-/// Says which offloads the reader of a tun descriptor understands.
+/// Sets the offloads that the reader of a tun descriptor supports (TUNSETOFFLOAD).
 pub fn tun_set_offload(fd: BorrowedFd<'_>, offload: u32) -> io::Result<()> {
     // SAFETY: TUNSETOFFLOAD takes its argument by value.
     let r =
@@ -183,8 +183,7 @@ pub fn tun_set_offload(fd: BorrowedFd<'_>, offload: u32) -> io::Result<()> {
     check(r).map(drop)
 }
 
-/// Gives the kernel a program that chooses the queue of each packet of a tun interface; `None`: the kernel
-/// chooses.
+/// Sets the BPF program that selects the queue of each packet of a tun interface; `None`: the kernel's own choice.
 pub fn tun_set_steering(fd: BorrowedFd<'_>, program: Option<BorrowedFd<'_>>) -> io::Result<()> {
     // linux/if_tun.h: _IOR('T', 224, int).
     const TUNSETSTEERINGEBPF: c_ulong = 0x8004_54e0;
@@ -195,7 +194,7 @@ pub fn tun_set_steering(fd: BorrowedFd<'_>, program: Option<BorrowedFd<'_>>) -> 
     check(r).map(drop)
 }
 
-/// Has the kernel check a program that looks at packets.
+/// Loads a BPF program of type socket filter, which the kernel verifies.
 pub fn load_socket_program(program: &[Ebpf]) -> io::Result<OwnedFd> {
     const BPF_PROG_LOAD: c_int = 5;
     const SOCKET_FILTER: u32 = 1;
@@ -219,7 +218,7 @@ pub fn load_socket_program(program: &[Ebpf]) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A hash map that programs in the kernel read: keys of nine words, values of one, so many at most.
+/// A BPF hash map with keys of nine words and values of one.
 pub fn flow_map(entries: u32) -> io::Result<OwnedFd> {
     const BPF_MAP_CREATE: c_int = 0;
     const HASH: u32 = 1;
@@ -236,7 +235,7 @@ pub fn flow_map(entries: u32) -> io::Result<OwnedFd> {
 /// A key of [`flow_map`].
 pub type FlowWords = [u32; 9];
 
-/// Enters a flow in a map of [`flow_map`] with a value, or takes it out.
+/// Sets the value of a flow in a map of [`flow_map`], or removes it.
 pub fn flow_map_set(map: BorrowedFd<'_>, key: &FlowWords, value: Option<u32>) -> io::Result<()> {
     const BPF_MAP_UPDATE_ELEM: c_int = 2;
     const BPF_MAP_DELETE_ELEM: c_int = 3;
@@ -256,7 +255,7 @@ pub fn flow_map_set(map: BorrowedFd<'_>, key: &FlowWords, value: Option<u32>) ->
     check(r as c_int).map(drop)
 }
 
-/// An epoll descriptor with nothing to watch.
+/// An epoll descriptor with an empty interest list.
 pub fn epoll() -> io::Result<OwnedFd> {
     // SAFETY: takes no pointer.
     let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
@@ -264,8 +263,7 @@ pub fn epoll() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Has an epoll descriptor watch for events of another one (`EPOLL_CTL_ADD`), for others
-/// (`EPOLL_CTL_MOD`), or no longer (`EPOLL_CTL_DEL`).
+/// Changes the interest list of an epoll descriptor (`EPOLL_CTL_ADD`, `EPOLL_CTL_MOD` or `EPOLL_CTL_DEL`).
 pub fn epoll_set(
     epoll: BorrowedFd<'_>,
     op: c_int,
@@ -278,7 +276,7 @@ pub fn epoll_set(
     check(unsafe { libc::epoll_ctl(epoll, op, fd, &raw mut event) }).map(drop)
 }
 
-/// Makes the number of a descriptor stand for what another one stands for.
+/// Makes a descriptor refer to the open file of another one (dup2(2)).
 pub fn stand_for(number: &OwnedFd, what: BorrowedFd<'_>) -> io::Result<()> {
     let (what, number) = (what.as_raw_fd(), number.as_raw_fd());
     // SAFETY: takes no pointer. The number stays open and its owner's; what it stood for is closed, and
@@ -286,7 +284,7 @@ pub fn stand_for(number: &OwnedFd, what: BorrowedFd<'_>) -> io::Result<()> {
     check(unsafe { libc::dup3(what, number, libc::O_CLOEXEC) }).map(drop)
 }
 
-/// Bytes of sent frames that a tun descriptor lets be in the kernel at once.
+/// The send buffer of a tun descriptor, bytes (TUNGETSNDBUF).
 pub fn tun_send_buffer(fd: BorrowedFd<'_>) -> io::Result<c_int> {
     let mut bytes: c_int = 0;
     // SAFETY: TUNGETSNDBUF writes one int through the pointer.
@@ -353,7 +351,7 @@ fn set_option<T>(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io
     check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value, bytes) }).map(drop)
 }
 
-/// Makes reads and writes of a descriptor return instead of waiting.
+/// Sets O_NONBLOCK on a descriptor.
 pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: F_GETFL takes no argument.
     let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
@@ -376,8 +374,7 @@ pub fn get_int(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_in
     check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, to, &mut bytes) }).map(|_| value)
 }
 
-/// How many frames a packet socket had no space for since this was asked last (the kernel starts
-/// again from zero).
+/// Frames that a full packet socket has dropped since the last call (PACKET_STATISTICS, which the kernel resets).
 pub fn take_missed(fd: BorrowedFd<'_>) -> io::Result<u32> {
     // `struct tpacket_stats` of linux/if_packet.h: frames that came, frames that were lost.
     let mut counts = [0u32; 2];
@@ -389,13 +386,13 @@ pub fn take_missed(fd: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(counts[1])
 }
 
-/// Asks for every frame of an interface, whomever it is addressed to.
+/// Makes an interface promiscuous for the life of the socket (PACKET_MR_PROMISC).
 pub fn set_promiscuous(fd: BorrowedFd<'_>, ifindex: c_int) -> io::Result<()> {
     let r = PacketMreq { ifindex, kind: PACKET_MR_PROMISC, address_bytes: 0, address: [0; 8] };
     set_option(fd, libc::SOL_PACKET, PACKET_ADD_MEMBERSHIP, &r)
 }
 
-/// Lets only frames through that the program accepts.
+/// Attaches a classic BPF program, which selects the frames that the socket receives (SO_ATTACH_FILTER).
 pub fn attach_filter(fd: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<()> {
     let p = Program { count: program.len() as u16, first: program.as_ptr() };
     set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &p)
@@ -419,8 +416,7 @@ fn no_messages() -> [libc::mmsghdr; MANY] {
     unsafe { mem::zeroed() }
 }
 
-/// A part of a frame to be sent, as the kernel wants it: bytes that are borrowed, or an address where
-/// the kernel alone may look.
+/// A part of a frame to be sent, an iovec: borrowed bytes, or an address that only the kernel may read.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Part<'a>(libc::iovec, PhantomData<&'a [u8]>);
@@ -438,7 +434,7 @@ impl<'a> Part<'a> {
         Part(libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }, PhantomData)
     }
 
-    /// What is behind its first `bytes` bytes.
+    /// The part after its first `bytes` bytes.
     pub fn behind(mut self, bytes: usize) -> Part<'a> {
         let n = bytes.min(self.0.iov_len);
         self.0.iov_base = self.0.iov_base.wrapping_byte_add(n);
@@ -455,7 +451,7 @@ pub fn gather<'a>(to: &mut [Part<'a>], parts: impl Iterator<Item = Part<'a>>) ->
 /// Writes the parts as one frame.
 ///
 /// # Errors
-/// The errno of the call; EFAULT: a part that the kernel alone may read was not there.
+/// The errno of the call; EFAULT: a page of a part could not be read.
 pub fn write_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>]) -> io::Result<usize> {
     // SAFETY: a `Part` is an iovec; its memory is borrowed until this function returns, or it is a
     // mapping that its mbuf keeps in place, which only the kernel reads (or finds gone).
@@ -480,17 +476,17 @@ pub fn send_many(fd: BorrowedFd<'_>, messages: &[&[Part<'_>]]) -> io::Result<usi
     check(n).map(|n| n as usize)
 }
 
-/// What became of one message of [`receive_many`].
+/// The result of one message of [`receive_many`].
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Received {
-    /// Bytes that landed.
+    /// Bytes received.
     pub bytes: usize,
-    /// There were more, which are lost.
+    /// The message was longer; the rest is lost (MSG_TRUNC).
     pub is_cut: bool,
 }
 
 /// Receives one message into each list of parts; at most [`MANY`]. Returns how many came, at least
-/// one, and what became of each.
+/// one, and the result of each.
 pub fn receive_many<const PARTS: usize>(
     fd: BorrowedFd<'_>,
     messages: &mut [[IoSliceMut<'_>; PARTS]],
@@ -515,7 +511,7 @@ pub fn receive_many<const PARTS: usize>(
     Ok((n, received))
 }
 
-/// Waits up to `timeout_ms` until a descriptor is readable; answers whether it is.
+/// Waits up to `timeout_ms` until a descriptor is readable; returns whether it is.
 #[cfg(any(test, fulmar_loom))]
 fn poll_readable(fd: std::os::fd::RawFd, timeout_ms: c_int) -> bool {
     let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };

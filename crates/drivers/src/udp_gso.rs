@@ -1,15 +1,14 @@
-//! Datagrams of one flow that cross into the kernel as one super-datagram (`fulmar_netdev::uso`): the
-//! parts that a gathering write takes. The frames are only read.
+//! Writes datagrams of one flow as one UDP super-frame (`fulmar_netdev::uso`) with a gathering write. The frames are only
+//! read.
 //!
-//! What it is worth, on Linux 6.18 in a virtual machine (best tenth of 100 rounds): datagrams of 22
-//! bytes written to a TAP, whose own socket in the kernel gets every one of them, ns of CPU per datagram
-//! with everything that the kernel does up to the socket's queue:
+//! Measured on Linux 6.18 in a virtual machine (best tenth of 100 rounds): datagrams of 22 bytes written to a TAP and
+//! received by a socket of the kernel; ns of CPU per datagram up to the receive queue of the socket:
 //!
-//! | datagrams at once | 1 | 2 | 4 | 16 | 64 |
+//! | datagrams per write | 1 | 2 | 4 | 16 | 64 |
 //! |---|---|---|---|---|---|
-//! | by themselves | 929 | | | | 878 |
-//! | joined, the socket takes them one by one | | 853 | 633 | 398 | 309 |
-//! | joined, the socket has `UDP_GRO` | | 626 | 341 | 103 | 45 |
+//! | frames of their own | 929 | | | | 878 |
+//! | one super-frame, socket without `UDP_GRO` | | 853 | 633 | 398 | 309 |
+//! | one super-frame, socket with `UDP_GRO` | | 626 | 341 | 103 | 45 |
 
 use fulmar_netdev::Burst;
 use fulmar_netdev::uso::{self, Joined};
@@ -18,10 +17,10 @@ use crate::{sys, vnet};
 
 /// Mbufs that are gathered at most: two for each datagram.
 pub const MOST_SEGS: usize = 2 * uso::MOST;
-/// The virtio-net header, the headers of the whole, the payloads.
+/// The virtio-net header, the headers of the super-frame, the payloads.
 const PARTS: usize = 2 + MOST_SEGS;
 
-/// Whether datagrams of one flow cross as one.
+/// Whether datagrams of one flow are sent as one super-frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UdpGso {
     /// The device has no UDP GSO, or it was disabled.

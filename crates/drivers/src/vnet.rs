@@ -1,8 +1,7 @@
-//! The virtio-net header in front of every frame that passes between a stack and the kernel, as the
-//! TAP and AF_PACKET devices share it: from and to [`Offload`].
+//! The virtio-net header, which precedes every frame of a TAP, TUN or packet socket: conversion from and to [`Offload`].
 //!
-//! The header's own `hdr_len` is a hint that kernels fill in differently, so it is not believed: the
-//! length of the headers follows from the transport header itself.
+//! Its field `hdr_len` is a hint that kernels set in different ways, so it is ignored on receive; the length of the headers
+//! is that of the parsed transport header.
 
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
@@ -19,10 +18,10 @@ const UDP_HEADER_BYTES: usize = 8;
 const TCP_DATA_OFFSET: usize = 12;
 /// Offset of the TCP header's checksum.
 const TCP_CHECKSUM: u16 = 16;
-/// Where the virtio-net header has the length of the headers.
+/// Offset of `hdr_len` in the virtio-net header.
 const HDR_LEN: std::ops::Range<usize> = 2..4;
 
-/// The header of a sent frame: what the kernel has to do (checksum, segmentation).
+/// The header of a sent frame, with its offload request: checksum and segmentation.
 pub fn request(offload: &Offload) -> [u8; HEADER_BYTES] {
     let mut h = Header::default();
     if offload.needs_csum {
@@ -46,12 +45,11 @@ pub fn request(offload: &Offload) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// As [`request`], in front of a frame whose first contiguous bytes are `front`: it also says how long the
-/// headers of a frame without GSO are.
+/// As [`request`], for a frame whose first contiguous bytes are `front`; sets `hdr_len` also without GSO.
 ///
-/// The kernel copies that many bytes into the head of its buffer and the payload to the start of a page.
-/// Without it TCP options share the page with the payload, which then lies a few bytes further into its page
-/// than where it is copied from: the distance at which `rep movsb` of some processors takes ten times as long.
+/// The kernel copies `hdr_len` bytes into the linear part of its buffer, and the payload to the start of a page. Without
+/// it TCP options precede the payload in the page, so that its page offset is a few bytes above that of the source; at
+/// such a distance `rep movsb` takes ten times as long on some processors.
 pub fn request_before(offload: &Offload, front: &[u8]) -> [u8; HEADER_BYTES] {
     let mut bytes = request(offload);
     if let (None, Some(headers)) = (offload.gso, headers_bytes(offload, front)) {
@@ -65,7 +63,7 @@ pub fn request_for(p: &Packet) -> [u8; HEADER_BYTES] {
     request_before(&p.offload, p.chain.front().map_or(&[], |m| m.as_slice()))
 }
 
-/// How many bytes of headers lie in `front`. `None`: not a TCP segment, or not all of them do.
+/// The length of all headers. `None`: not a TCP segment, or `front` does not have all headers.
 fn headers_bytes(offload: &Offload, front: &[u8]) -> Option<u16> {
     if !offload.needs_csum || offload.csum_offset != TCP_CHECKSUM {
         return None;

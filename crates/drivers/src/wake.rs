@@ -143,7 +143,7 @@ pub(crate) mod models {
     use super::*;
     use crate::sys::is_readable;
 
-    /// The models of this space.
+    /// The models of this file.
     pub const MODELS: &[Model] = models![a_sleeper_sees_the_work_or_is_rung_for];
 
     fn a_sleeper_sees_the_work_or_is_rung_for() {

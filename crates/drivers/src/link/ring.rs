@@ -92,12 +92,12 @@ struct Shared {
 }
 
 /// Whether one side of a link has work, without a lock.
-struct Look {
+struct LinkPeek {
     shared: Arc<Shared>,
     side: usize,
 }
 
-impl Peek for Look {
+impl Peek for LinkPeek {
     fn is_pending(&self) -> bool {
         let Shared { channels, wants_space, .. } = &*self.shared;
         let has_space = || !channels[1 - self.side].is_blocked.load(Relaxed);
@@ -234,8 +234,8 @@ impl Device for Link {
     }
 
     fn attach(&mut self, _owner: &OwnerKey) -> Attachment {
-        let look = Look { shared: Arc::clone(&self.shared), side: self.side };
-        Attachment { peek: Some(Arc::new(look)), ..Attachment::default() }
+        let peek = LinkPeek { shared: Arc::clone(&self.shared), side: self.side };
+        Attachment { peek: Some(Arc::new(peek)), ..Attachment::default() }
     }
 
     fn tx_burst(

@@ -1,8 +1,8 @@
-//! Several packet sockets on one interface, among which the kernel deals out what it receives.
+//! A fanout group: several packet sockets on one interface, over which the kernel distributes received frames.
 //!
-//! A frame comes to one socket of the group (packet(7), PACKET_FANOUT): by a program that computes its
-//! owner where this process may load one, else by the kernel's own hash of the flow, which does not know
-//! who owns what. The group goes with its sockets.
+//! Each frame is delivered to one socket of the group (packet(7), PACKET_FANOUT): by a BPF program that computes the
+//! owner of its flow, if this process may load one, else by the kernel's flow hash, which differs from the stack's. The
+//! group ends with its last socket.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -15,26 +15,27 @@ use crate::{OpenError, steering, sys};
 // linux/if_packet.h.
 const BY_HASH: u32 = 0;
 const BY_PROGRAM: u32 = 7;
-/// A number that no other group of the network namespace has.
+/// The kernel chooses an unused group number (PACKET_FANOUT_FLAG_UNIQUEID).
 const NEW_GROUP: u32 = 0x2000;
-/// What the kernel itself sends on the interface is not for the group.
+/// Frames that the kernel sends are not delivered to the group (PACKET_FANOUT_FLAG_IGNORE_OUTGOING).
 const IGNORE_OUTGOING: u32 = 0x4000;
 
-/// What a group is joined with: how it deals out and what not, and its number once it has one.
+/// The parameters of PACKET_FANOUT.
 #[derive(Clone, Copy)]
 struct Group {
+    /// How frames are distributed.
     kind: u32,
-    left_out: u32,
+    flags: u32,
+    /// The group number, once the first socket has created the group.
     number: Option<u16>,
 }
 
 impl PacketSocket {
-    /// Opens so many sockets on one interface, each a device for a shard of its own.
+    /// Opens `queues` sockets on one interface, each the device of one shard.
     ///
-    /// Where this process may load a program for the kernel (CAP_BPF), the kernel gives each frame to the
-    /// socket of the shard that owns its flow. Elsewhere all frames of a flow come to one socket, but not
-    /// that of its owner; shards hand over what they get of others.
-    /// [`fulmar_netdev::DeviceStats::path`] says which it is.
+    /// Where this process may load a BPF program (CAP_BPF), the kernel delivers each frame to the socket of the shard that
+    /// owns its flow. Without it all frames of a flow are delivered to one socket, in general not that of the owner, and
+    /// shards hand over misdirected packets. [`fulmar_netdev::DeviceStats::path`] reports which of the two is in use.
     ///
     /// # Errors
     /// As [`PacketSocket::open`].
@@ -42,11 +43,11 @@ impl PacketSocket {
         if queues < 2 {
             return Ok(vec![PacketSocket::open(config)?]);
         }
-        // The key comes with the stack; until then all frames come to the first socket.
+        // The key is set when a stack attaches; until then all frames are delivered to the first socket.
         let no_key = OwnerKey::new([0; OwnerKey::WORDS]);
         let program = sys::load_socket_program(&steering::group_program(queues, &no_key));
         let kind = if program.is_ok() { BY_PROGRAM } else { BY_HASH };
-        let mut group = Group { kind, left_out: IGNORE_OUTGOING, number: None };
+        let mut group = Group { kind, flags: IGNORE_OUTGOING, number: None };
         let mut sockets = Vec::with_capacity(usize::from(queues));
         for _ in 0..queues {
             let mut socket = PacketSocket::open(config)?;
@@ -75,7 +76,7 @@ impl PacketSocket {
         Ok(sockets)
     }
 
-    /// Gives the group the program with a key, in place of the one that it has.
+    /// Replaces the program of the group by one with this key.
     pub(super) fn steer(&self, queues: u16, key: &OwnerKey) -> io::Result<()> {
         let program = sys::load_socket_program(&steering::group_program(queues, key))?;
         let (socket, program) = (self.socket.as_fd(), program.as_raw_fd());
@@ -84,14 +85,14 @@ impl PacketSocket {
 }
 
 impl Group {
-    /// Makes a socket, which is bound, the next one of the group; the first one makes the group.
+    /// Adds a bound socket to the group. The first socket creates it.
     fn join(&mut self, socket: BorrowedFd<'_>, program: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let set = |name, value| sys::set_int(socket, libc::SOL_PACKET, name, value);
-        let mut joined = set(sys::PACKET_FANOUT, self.terms());
+        let mut joined = set(sys::PACKET_FANOUT, self.option());
         if joined.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EINVAL)) {
-            // An older kernel: what it sends itself comes as well, and is dropped as not for us.
-            self.left_out = 0;
-            joined = set(sys::PACKET_FANOUT, self.terms());
+            // An older kernel delivers the frames that it sends as well; the stack drops them as `NotForUs`.
+            self.flags = 0;
+            joined = set(sys::PACKET_FANOUT, self.option());
         }
         joined?;
         if self.number.is_some() {
@@ -105,9 +106,9 @@ impl Group {
     }
 
     /// The value of the option.
-    fn terms(&self) -> libc::c_int {
+    fn option(&self) -> libc::c_int {
         let is_new = if self.number.is_none() { NEW_GROUP } else { 0 };
         let number = u32::from(self.number.unwrap_or(0));
-        ((self.kind | is_new | self.left_out) << 16 | number) as libc::c_int
+        ((self.kind | is_new | self.flags) << 16 | number) as libc::c_int
     }
 }

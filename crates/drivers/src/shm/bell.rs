@@ -1,8 +1,9 @@
 //! Wakes the other process, and detects its end.
 //!
 //! The sleeper's word in its own memory has its request: `epoch << 2 | wants_space << 1 | sleeps`.
-//! The epoch grows with every arming, so that the peer rings once per sleep. The sleeper
-//! writes the word and then polls once more; a producer publishes its work and then reads the word. With full fences between the two, one of them sees the other.
+//! The epoch grows with every arming, so that the peer rings once per sleep. The sleeper writes the word and then polls
+//! once more; a producer publishes its work and then reads the word. With full fences in between, one of them sees the
+//! other.
 //!
 //! The bell is one byte on the Unix socket of the rendezvous. An eventfd would be cheaper by a few hundred
 //! nanoseconds, but either process could make it blocking (O_NONBLOCK belongs to the open file); on a socket

@@ -206,9 +206,9 @@ impl Shm {
         taken
     }
 
-    /// The burst was blocked while a thread sleeps: asks to be rung for space, and then uses the slots that
-    /// were returned before the other end could see the request.
-    fn ask_for_room(
+    /// A burst was blocked: asks the other end to ring for space, then uses the slots that it returned before it could see
+    /// the request.
+    fn request_space(
         &mut self,
         pool: &mut Pool,
         burst: &mut Burst,
@@ -221,7 +221,7 @@ impl Shm {
         taken
     }
 
-    /// Frees returned frames. Returns how many.
+    /// Frees the frames whose slots were returned. Returns how many.
     fn reap(&mut self, pool: &mut Pool) -> usize {
         match self.end {
             None => {}
@@ -334,7 +334,7 @@ impl Shm {
             return Err(Violation::SlotInUse);
         }
         self.loans.taken.store(taken + 1, Relaxed);
-        match self.land(&record, pool) {
+        match self.to_packet(&record, pool) {
             Ok(packet) => Ok(Some(packet)),
             Err(reason) => {
                 counters.drop_packet(reason);
@@ -346,13 +346,13 @@ impl Shm {
     /// The frame: placed; or its headers copied and its payload lent; or copied. Every byte that a layer
     /// parses is read once, into memory of this process. The slot is returned here unless the payload is
     /// lent.
-    fn land(&mut self, record: &Record, pool: &mut Pool) -> Result<Packet, DropReason> {
+    fn to_packet(&mut self, record: &Record, pool: &mut Pool) -> Result<Packet, DropReason> {
         let may_lend = record.len() > COPIED_BYTES && self.loans.has_space();
         if may_lend || !self.places.is_idle() {
             let mut front = [0; FRONT_BYTES];
             let n = Reader::new(record, 0).copy(&self.loans, &mut front);
             let front = front.get(..n).unwrap_or_default();
-            if let Some(chain) = self.places.land(record, front, &self.loans, pool) {
+            if let Some(chain) = self.places.place_frame(record, front, &self.loans, pool) {
                 return packet(record, chain, pool);
             }
             if may_lend && let Some(headers) = headers_before_payload(record, front) {
@@ -536,7 +536,7 @@ impl Device for Shm {
         }
         self.is_blocked = !burst.is_empty();
         if self.is_blocked && self.is_armed {
-            taken += self.ask_for_room(pool, burst, counters);
+            taken += self.request_space(pool, burst, counters);
         }
         self.loans.wants_space.store(self.is_blocked, Relaxed);
         taken
@@ -578,7 +578,7 @@ impl Device for Shm {
         }
         self.places.count(counters, &mut self.stats);
         self.reap(pool);
-        self.stats.wakes += u64::from(self.loans.offer_room());
+        self.stats.wakes += u64::from(self.loans.notify_space());
         tally.received(counters, &mut self.stats);
         tally.frames as usize
     }

@@ -82,7 +82,7 @@ impl Loans {
     }
 
     /// Wakes a sender that waits for slots, once half of them are returned.
-    pub fn offer_room(&self) -> bool {
+    pub fn notify_space(&self) -> bool {
         let taken = self.taken.load(Ordering::Relaxed);
         let unread = self.peer.load(SENT, Ordering::Relaxed).wrapping_sub(taken);
         let kept = (self.frames.load(Ordering::Relaxed) as u64).saturating_add(unread);
@@ -100,7 +100,7 @@ impl Lender for Loans {
         if p.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.frames.fetch_sub(1, Ordering::Relaxed);
             self.send_back(slot);
-            self.offer_room();
+            self.notify_space();
         }
     }
 }

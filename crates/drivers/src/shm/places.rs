@@ -67,10 +67,9 @@ impl Places {
         outcome.count(counters, stats);
     }
 
-    /// The frame, if it is the next segment of a flow with ranges and there are buffers for the rest of
-    /// it. Its slot has gone back then.
-    /// `front`: the first bytes of the frame, copied; the headers are not read again.
-    pub fn land(
+    /// Copies a frame into the ranges of its flow and returns its slot, if it is the next segment of the flow and the pool
+    /// has buffers for the rest of it. `front`: the first bytes of the frame, copied; headers are not read again.
+    pub fn place_frame(
         &mut self,
         record: &Record,
         front: &[u8],
@@ -88,7 +87,7 @@ impl Places {
             return None;
         }
         let fits = flow.ranges.bytes().min(segment.payload_bytes);
-        let (mut chain, rest) = ends(record, front, &segment, fits, loans, pool)?;
+        let (mut chain, rest) = copy_rest(record, front, &segment, fits, loans, pool)?;
         let mut from = Reader::new(record, segment.header_bytes);
         for part in flows::parts(&mut flow.ranges, fits) {
             from.copy(loans, part);
@@ -104,7 +103,7 @@ impl Places {
 }
 
 /// Copies the headers of a frame, and the payload that does not fit the ranges, into the pool.
-fn ends(
+fn copy_rest(
     record: &Record,
     front: &[u8],
     s: &Segment,
@@ -128,8 +127,8 @@ fn ends(
     }
 }
 
-/// What was written into the ranges, as a part of a packet. Without a descriptor nothing was taken, as
-/// far as the stack is concerned: the frame comes as usual.
+/// The bytes written into the ranges, as a chain. `None`: the pool has no descriptor; the frame is then copied as a whole,
+/// and nothing is placed until the stack posts again.
 fn fill(flow: &mut Flow, s: &Segment, pool: &mut Pool) -> Option<(Chain, bool)> {
     let filling = flow.fill(s);
     let is_full = filling.is_full;

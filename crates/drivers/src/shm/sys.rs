@@ -1,4 +1,4 @@
-//! Memory files, mappings and the socket that joins two processes. The only unsafe code of the
+//! Memory files, mappings and the socket that joins two processes. The only unsafe code of this
 //! device.
 //!
 //! Two kinds of memory, named in the SAFETY sentences:
@@ -29,8 +29,7 @@ fn owned(fd: c_int) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What must hold of a memory file before its bytes are relied on: only its owner can write it,
-/// and it never gets shorter.
+/// The seals that a memory file must have: only its owner can write it, and it cannot shrink.
 const SEALS: c_int =
     libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
@@ -138,7 +137,7 @@ impl OwnMap {
         (at < self.0.bytes && len <= self.0.bytes - at).then_some(at)
     }
 
-    /// Slabs for a pool: bytes `[at, at + bytes)`, which are given away for good.
+    /// Bytes `[at, at + bytes)` as slabs of a pool, which owns them from now on.
     ///
     /// # Panics
     /// If they reach behind the memory, or `at` is not a multiple of a slab.
@@ -158,7 +157,7 @@ impl OwnMap {
 pub struct PeerMap(Map);
 
 impl PeerMap {
-    /// Maps a file that another process has sent, if it is what the owner of such a file makes.
+    /// Maps a file that another process has sent, after it has checked its type, length and seals.
     ///
     /// # Errors
     /// `PermissionDenied`: it is no memory file, is shorter than `bytes`, or could be written by
@@ -223,7 +222,7 @@ fn as_fd(fd: &OwnedFd) -> BorrowedFd<'_> {
     fd.as_fd()
 }
 
-/// A Unix socket that keeps messages apart and never waits.
+/// A non-blocking Unix socket of type SOCK_SEQPACKET.
 pub fn socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: takes no pointer.
@@ -294,7 +293,7 @@ pub fn listen(socket: BorrowedFd<'_>, at: &Address) -> io::Result<()> {
     check(unsafe { libc::listen(socket.as_raw_fd(), 8) }).map(drop)
 }
 
-/// Takes one connection.
+/// Accepts one connection.
 pub fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let none = ptr::null_mut();
     // SAFETY: no address is wanted.
@@ -334,7 +333,7 @@ fn option<T: Copy>(socket: BorrowedFd<'_>, name: c_int) -> io::Result<T> {
 }
 
 /// Waits until one of some descriptors is readable (or its peer is gone) for at most so many milliseconds,
-/// -1 for ever; answers which are.
+/// -1 for ever; returns which are.
 pub fn wait_any_readable(fds: &[BorrowedFd<'_>], timeout_ms: c_int) -> io::Result<Vec<bool>> {
     let poll =
         |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -357,11 +356,10 @@ pub fn watch(fds: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
     Ok(epoll)
 }
 
-/// Whether the connection or the process at its other end has ended; takes nothing.
+/// Whether the connection or the process at its other end has ended; reads nothing.
 pub fn has_ended(socket: BorrowedFd<'_>, process: Option<BorrowedFd<'_>>) -> bool {
     let process = process.map_or(-1, |p| p.as_raw_fd());
-    // Not asked for messages, a socket answers only that the other end sends none any more. A
-    // negative descriptor is skipped.
+    // With POLLRDHUP alone the socket is ready only when the other end has shut down. A negative descriptor is skipped.
     let mut fds = [
         libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 },
         libc::pollfd { fd: process, events: libc::POLLIN, revents: 0 },
@@ -371,7 +369,7 @@ pub fn has_ended(socket: BorrowedFd<'_>, process: Option<BorrowedFd<'_>>) -> boo
     n > 0 && fds.iter().any(|p| p.revents != 0)
 }
 
-/// Takes one message without waiting; answers whether there was one.
+/// Reads one message without waiting; returns whether there was one.
 pub fn take_message(socket: BorrowedFd<'_>) -> bool {
     let mut byte = 0u8;
     let to = (&raw mut byte).cast::<c_void>();
@@ -379,7 +377,7 @@ pub fn take_message(socket: BorrowedFd<'_>) -> bool {
     unsafe { libc::recv(socket.as_raw_fd(), to, 1, libc::MSG_DONTWAIT) > 0 }
 }
 
-/// Sends one byte without waiting: the other end wakes. A full socket is as good: it is readable.
+/// Sends one byte without waiting, which wakes the other end. With a full queue the other end is readable already.
 pub fn send_message(socket: BorrowedFd<'_>) {
     let byte = 1u8;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -387,7 +385,7 @@ pub fn send_message(socket: BorrowedFd<'_>) {
     let _ = unsafe { libc::send(socket.as_raw_fd(), (&raw const byte).cast(), 1, flags) };
 }
 
-/// Tells the other end that nothing more comes. What the other end says is still heard.
+/// Shuts down the sending direction. Messages of the other end are still received.
 pub fn shut(socket: BorrowedFd<'_>) {
     // SAFETY: takes no pointer. It fails only if the connection has ended already.
     let _ = unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) };
@@ -426,9 +424,8 @@ pub fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> io
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Takes one message and the descriptor that came with it, without waiting. How many bytes came is
-/// at most `into`'s length; 0 is the end. Descriptors beyond the first are closed by the kernel, for
-/// want of space.
+/// Reads one message and its descriptor (SCM_RIGHTS) without waiting. Returns its bytes, at most the length of `into`; 0:
+/// the other end has closed. The kernel closes further descriptors, since the control buffer has space for one.
 pub fn receive_with(
     socket: BorrowedFd<'_>,
     into: &mut [u8],

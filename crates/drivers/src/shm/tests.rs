@@ -144,7 +144,7 @@ fn short_frames_are_copied_and_long_ones_read_where_they_are() {
 }
 
 #[test]
-fn a_sleeper_is_rung_for_room_although_it_went_to_sleep_before_anything_was_refused() {
+fn a_sleeper_is_rung_for_space_although_it_went_to_sleep_before_anything_was_refused() {
     let (mut a, mut b) = Host::pair();
     assert!(a.device.arm());
     // Another thread of the same stack sends until nothing more is taken.
@@ -234,7 +234,7 @@ fn frames_that_nobody_reads_leave_half_of_the_slots_to_others() {
 }
 
 #[test]
-fn an_ack_finds_room_where_the_receive_share_is_used_up() {
+fn an_ack_finds_space_where_the_receive_share_is_used_up() {
     let (mut a, mut b) = Host::pair();
     let mut hoard = Vec::new();
     while let Ok(m) = b.pool.alloc(65_536, 0, Purpose::Receive) {

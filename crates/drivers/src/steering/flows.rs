@@ -1,12 +1,11 @@
 //! A BPF program that steers the packets of some TCP flows to queues of their own, and all others to
 //! queue 0.
 //!
-//! A BPF map has the queue number of each such flow. Its keys, which [`flow_key`] builds as the program
-//! does, are nine words: the sender's address, the receiver's
-//! (IPv4 mapped to IPv6), and both ports.
+//! A BPF map has the queue number of each such flow. Its key is nine words, built by [`flow_key`] and by the program:
+//! sender's address, receiver's address (IPv4 mapped to IPv6), and both ports.
 //!
-//! Registers: r6 is the packet, r7 where the IP header ends, r10 the end of the stack, where the key is put
-//! together; r0 to r2 are scratch.
+//! Registers: r6 is the packet, r7 the end of the IP header, r10 the end of the stack, on which the key is built; r0 to r2
+//! are scratch.
 
 use std::net::IpAddr;
 use std::os::fd::RawFd;

@@ -1,4 +1,5 @@
-//! Two requests of rtnetlink: the properties of an interface, and its queueing discipline. Source: rtnetlink(7), linux/if_link.h, linux/pkt_sched.h.
+//! Two requests of rtnetlink: the properties of an interface, and its queueing discipline. Source: rtnetlink(7),
+//! linux/if_link.h, linux/pkt_sched.h.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -59,10 +59,10 @@ impl Tap {
 
     /// How many frames to read with one call after `run` short ones; at most `left`. 0: a plain `readv`.
     /// The first frame of a poll is read alone: most polls find nothing, or one frame.
-    fn ask(&self, run: usize, left: usize) -> usize {
+    fn read_count(&self, run: usize, left: usize) -> usize {
         match &self.vector {
             Some(vector) if run > 0 && self.placer.is_idle() => {
-                vector.ask(run.max(self.last_run.saturating_sub(run)), left)
+                vector.read_count(run.max(self.last_run.saturating_sub(run)), left)
             }
             _ => 0,
         }
@@ -79,11 +79,11 @@ impl Tap {
         (1, short)
     }
 
-    /// Reads up to `ask` frames with one call of io_uring.
+    /// Reads up to `count` frames with one call of io_uring.
     #[inline(never)]
-    fn read_run(&mut self, ask: usize, taking: &mut Taking<'_>) -> (usize, bool) {
+    fn read_run(&mut self, count: usize, taking: &mut Taking<'_>) -> (usize, bool) {
         let Some(vector) = &mut self.vector else { return (0, true) };
-        let came = vector.receive(ask, taking.pool, |frame| taking.frames.deliver(frame));
+        let came = vector.receive(count, taking.pool, |frame| taking.frames.deliver(frame));
         if came.frames > 0 {
             self.queue.health.is_down = false;
         }
@@ -129,10 +129,10 @@ impl Tap {
             && !self.queue.is_drained
         {
             self.queue.stats.rx_crossings += 1;
-            let ask = if all_short { self.ask(run, taking.left) } else { 0 };
-            let (came, short) = match ask {
+            let count = if all_short { self.read_count(run, taking.left) } else { 0 };
+            let (came, short) = match count {
                 0 => self.read_one(taking),
-                _ => self.read_run(ask, taking),
+                _ => self.read_run(count, taking),
             };
             taking.left -= came;
             (run, all_short) = (run + came, all_short && short);

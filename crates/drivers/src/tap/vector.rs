@@ -1,21 +1,20 @@
-//! Bursts of small frames in one crossing: which frames go together, and what became of each.
+//! Several small frames with one call of io_uring.
 //!
-//! A frame that is sent is copied into a slot of the ring, with its virtio-net header in front; one
-//! that was received is copied out of a slot into a buffer of its size. So no operation refers to a
-//! buffer of the pool (`sys.rs`), and what a copy of so few bytes costs is far less than the system
-//! call that it saves. Frames that do not fit a slot go alone, in their turn.
+//! A sent frame is copied into a slot, behind its virtio-net header; a received frame is copied from a slot into a buffer
+//! of its size. So no operation refers to a buffer of the pool (`sys.rs`), and the copy of a small frame costs far less
+//! than the system call that it saves. A frame that does not fit a slot is sent with a call of its own, in order.
 //!
-//! When is it cheaper? Measured on Linux 6.18, the best tenth of many rounds, ns per frame of 64 bytes that the
-//! kernel throws away, the null system call at 136:
+//! Measured on Linux 6.18, the best tenth of many rounds, ns per frame of 64 bytes that the kernel discards; a null system
+//! call takes 136:
 //!
-//! | frames at once | 1 | 2 | 3 | 4 | 8 | 16 | 32 | 64 |
+//! | frames per call | 1 | 2 | 3 | 4 | 8 | 16 | 32 | 64 |
 //! |---|---|---|---|---|---|---|---|---|
 //! | `writev` each | 492 | 503 | 505 | 497 | 502 | 495 | 498 | 503 |
 //! | ring, registered slots | 634 | 514 | 473 | 452 | 406 | 381 | 379 | 364 |
 //! | ring, slots not registered | 643 | 535 | 489 | 464 | 420 | 403 | 392 | 390 |
 //!
-//! and of 1514 bytes 545 against 404 at 64, 532 against 490 at 4. A frame of 64 KiB costs 3.8 µs, of
-//! which the ring would save a tenth of a microsecond.
+//! Frames of 1514 bytes: 545 by `writev` and 404 by the ring at 64 per call, 532 and 490 at 4. A frame of 64 KiB takes
+//! 3.8 µs, of which the ring would save 0.1 µs.
 
 #[allow(unsafe_code)]
 mod sys;
@@ -33,29 +32,28 @@ use crate::udp_gso::UdpGso;
 use crate::{sys as calls, vnet};
 use sys::{Buffers, Slots};
 
-/// Most frames of one crossing. The cost per frame hardly falls any more.
+/// Frames at most per call. With more the cost per frame hardly falls.
 const TX_SLOTS: usize = 64;
-/// Space for a packet of MTU 1500 with its headers; no multiple of a large power of two, so that slots
-/// do not share the sets of a cache.
+/// A packet of MTU 1500 with its headers; no multiple of a large power of two, so that slots are in different cache sets.
 const TX_SLOT_BYTES: usize = 1600;
-/// Fewer frames go one by one.
+/// Fewer frames are sent one by one.
 const TX_LEAST: usize = 3;
-/// Most frames of one crossing to receive: their slots hold the longest frame each.
+/// Frames at most per call to receive. Each slot holds the longest frame.
 const RX_SLOTS: usize = 16;
 const RX_SLOT_BYTES: usize = (vnet::HEADER_BYTES + SMALL_BYTES + LARGE_BYTES).next_multiple_of(64);
 /// Fewer frames are read one by one.
 const RX_LEAST: usize = 3;
-/// Longer frames are worth a system call, and no copy.
+/// Longer frames are received with a call of their own, without the copy.
 const RX_SHORT_BYTES: usize = 2048;
 
 /// The rings of one descriptor.
 pub struct Vector {
     tx: Slots,
-    /// Cleared for good when the interface took some frames of a burst and refused ones before them:
-    /// order is worth more than crossings.
+    /// False for good once the interface has refused a frame and accepted a later one of the same call, which reorders
+    /// them.
     sends: bool,
     rx: Slots,
-    /// Frames that were refused, on their way back to the burst.
+    /// Refused frames, to be returned to the burst.
     refused: Burst,
 }
 
@@ -63,9 +61,12 @@ pub struct Vector {
 pub type Written = Result<(), i32>;
 
 impl Vector {
-    /// The rings of a TAP, or the reason why there are none, as the rest of a sentence.
+    /// Opens the rings of a TAP.
+    ///
+    /// # Errors
+    /// Why there are none, as the rest of a sentence.
     pub fn open(fd: BorrowedFd<'_>) -> Result<Vector, String> {
-        // With a limit a burst might be taken in part, and its order be lost.
+        // With a limit some frames of a call may be refused and later ones accepted, which reorders them.
         if calls::tun_send_buffer(fd).is_ok_and(|bytes| bytes < i32::MAX) {
             return Err("the interface has a send buffer of its own (TUNSETSNDBUF)".into());
         }
@@ -85,18 +86,18 @@ impl Vector {
 
     fn rings(fd: BorrowedFd<'_>) -> io::Result<Vector> {
         let tx = Slots::open(fd, TX_SLOTS, TX_SLOT_BYTES, Buffers::Registered)?;
-        // Not registered: that would keep a megabyte in memory for good.
+        // Registered buffers would pin a megabyte.
         let rx = Slots::open(fd, RX_SLOTS, RX_SLOT_BYTES, Buffers::Unregistered)?;
         Ok(Vector { tx, sends: true, rx, refused: Burst::with_capacity(TX_SLOTS) })
     }
 
-    /// Whether frames are sent together at all.
+    /// Whether several frames are sent with one call.
     pub fn sends(&self) -> bool {
         self.sends
     }
 
-    /// How many frames from the front may cross together; 0: send the first one alone. With UDP GSO, datagrams of
-    /// one flow among them are to cross as one, after those before them.
+    /// How many frames at the front to send with one call; 0: send the first one alone. With UDP GSO it ends before
+    /// datagrams of one flow, which are sent as one super-frame.
     #[inline]
     pub fn run(&self, burst: &Burst, caps: &Caps, joins: UdpGso) -> usize {
         if burst.len() < TX_LEAST || !self.sends {
@@ -114,9 +115,8 @@ impl Vector {
         if run < TX_LEAST { 0 } else { run }
     }
 
-    /// Offers the first `run` frames to the interface in one crossing, in order. `complete` gets each
-    /// with its outcome and gives back the ones to keep, which are then in front of the burst, in order.
-    /// Answers how many those are.
+    /// Sends the first `run` frames with one call, in order. `complete` gets each frame with its result, and returns it if
+    /// it is to stay in the burst. Returns how many stay; they are at the front, in order.
     pub fn send(
         &mut self,
         run: usize,
@@ -133,40 +133,40 @@ impl Vector {
         put_back(&mut self.refused, burst)
     }
 
-    /// How many frames to ask for at once where `expected` may wait; 0: read the next one alone.
-    pub fn ask(&self, expected: usize, space: usize) -> usize {
-        let ask = expected.min(space).min(RX_SLOTS);
-        if ask < RX_LEAST || self.rx.is_broken() { 0 } else { ask }
+    /// How many frames to read with one call if `expected` may be queued; 0: read the next one alone.
+    pub fn read_count(&self, expected: usize, space: usize) -> usize {
+        let count = expected.min(space).min(RX_SLOTS);
+        if count < RX_LEAST || self.rx.is_broken() { 0 } else { count }
     }
 
-    /// Asks for `count` frames in one crossing and gives every one that came to `each`.
+    /// Reads up to `count` frames with one call; `each` gets every received frame.
     pub fn receive(
         &mut self,
         count: usize,
         pool: &mut Pool,
         mut each: impl FnMut(Result<Packet, DropReason>),
     ) -> Received {
-        let mut came = Received { frames: 0, all_short: true, errno: None };
+        let mut received = Received { frames: 0, all_short: true, errno: None };
         let mut bytes = [0; RX_SLOTS];
         let results = self.rx.read(count).map(|r| r.unwrap_or(-libc::EREMOTEIO));
         bytes.iter_mut().zip(results).for_each(|(to, from)| *to = from);
         if self.rx.is_broken() {
-            return came;
+            return received;
         }
         for (slot, result) in bytes.into_iter().enumerate().take(count) {
             let Ok(bytes) = usize::try_from(result) else {
-                came.errno = came.errno.or(Some(result.saturating_neg()));
+                received.errno = received.errno.or(Some(result.saturating_neg()));
                 continue;
             };
-            came.frames += 1;
-            came.all_short &= bytes <= RX_SHORT_BYTES;
+            received.frames += 1;
+            received.all_short &= bytes <= RX_SHORT_BYTES;
             let slot = self.rx.slot(slot);
-            each(keep(slot.get(..bytes).unwrap_or(slot), pool));
+            each(to_packet(slot.get(..bytes).unwrap_or(slot), pool));
         }
-        came
+        received
     }
 
-    /// In words, for a person.
+    /// For [`fulmar_netdev::DeviceStats::path`].
     pub fn describe() -> String {
         format!(
             "io_uring for {TX_LEAST} to {TX_SLOTS} small frames at once ({RX_SLOTS} to receive), \
@@ -175,23 +175,22 @@ impl Vector {
     }
 }
 
-/// What a crossing brought.
+/// The result of [`Vector::receive`].
 pub struct Received {
-    /// Frames, those that are dropped included.
+    /// Received frames, dropped ones included.
     pub frames: usize,
-    /// None was longer than a packet of the usual size.
+    /// No frame was longer than [`is_short`] allows.
     pub all_short: bool,
-    /// The first error; EAGAIN: nothing more waits.
+    /// The first errno; EAGAIN: the queue is empty.
     pub errno: Option<i32>,
 }
 
-/// Whether a frame of so many bytes is one of those that are read many at a time.
+/// Whether frames of so many bytes are read several with one call.
 pub fn is_short(bytes: usize) -> bool {
     bytes <= RX_SHORT_BYTES
 }
 
-/// Sees whether operations that must not wait are parsed: a frame of one byte is refused for its
-/// length, and nothing else is wrong with it.
+/// Checks that the kernel supports writes with RWF_NOWAIT: it refuses a frame of one byte for its length (EINVAL).
 fn probe(tx: &mut Slots) -> io::Result<()> {
     match tx.write(&[1]).next().flatten() {
         Some(e) if e == -libc::EINVAL => Ok(()),
@@ -200,7 +199,7 @@ fn probe(tx: &mut Slots) -> io::Result<()> {
     }
 }
 
-/// Writes header and frame into a slot, which is long enough; returns how many bytes that are.
+/// Writes the virtio-net header and the frame into a slot; returns their bytes. The frame fits.
 #[inline]
 fn fill(slot: &mut [u8], p: &Packet) -> u32 {
     let (header, space) = slot.split_at_mut(vnet::HEADER_BYTES);
@@ -215,8 +214,8 @@ fn fill(slot: &mut [u8], p: &Packet) -> u32 {
     (vnet::HEADER_BYTES + at) as u32
 }
 
-/// Takes a frame from the front for every result and settles it; those to keep go to `refused`.
-/// Answers whether none was sent behind one that was refused.
+/// Takes a frame from the front for every result and completes it; those that stay are moved to `refused`. Returns false
+/// if a frame was sent after a refused one.
 fn complete_all(
     results: impl Iterator<Item = Option<i32>>,
     burst: &mut Burst,
@@ -226,32 +225,32 @@ fn complete_all(
     let mut in_order = true;
     for result in results {
         let Some(p) = burst.pop_front() else { break };
-        // What the system does not tell of is not sent again: once is better than twice.
+        // A frame without a result is dropped: sent again, it might arrive twice.
         let written = match result.unwrap_or(-libc::EREMOTEIO) {
             0.. => Ok(()),
             e => Err(e.saturating_neg()),
         };
         in_order &= refused.is_empty() || written.is_err();
         if let Some(p) = complete(p, written) {
-            // It holds as many as there are slots.
+            // Cannot fail: the burst holds as many frames as there are slots.
             let _ = refused.push(p);
         }
     }
     in_order
 }
 
-/// Puts refused frames in front again, in order; returns how many.
+/// Returns refused frames to the front of the burst, in order; returns how many.
 fn put_back(refused: &mut Burst, burst: &mut Burst) -> usize {
     let count = refused.len();
     while let Some(p) = refused.pop_back() {
-        // They came from there.
+        // Cannot fail: they were taken from this burst.
         let _ = burst.push_front(p);
     }
     count
 }
 
-/// A received frame in a buffer of its size.
-fn keep(bytes: &[u8], pool: &mut Pool) -> Result<Packet, DropReason> {
+/// Copies a received frame into a buffer of its size.
+fn to_packet(bytes: &[u8], pool: &mut Pool) -> Result<Packet, DropReason> {
     let (header, frame) =
         bytes.split_first_chunk::<{ vnet::HEADER_BYTES }>().ok_or(DropReason::Truncated)?;
     if frame.len() < eth::HEADER_BYTES {

@@ -1,18 +1,16 @@
-//! Many reads or writes of one descriptor in one system call, by io_uring(7).
+//! Several reads or writes of one descriptor with one system call, by io_uring(7).
 //!
-//! Enters and leaves: bytes in slots, and one result per slot. Who owns the memory: [`Slots`] has a
-//! mapping of its own, cut into slots, and the kernel is told of nothing else. So whatever happens to
-//! a frame's own buffer, no operation can outlive it.
+//! Memory: [`Slots`] owns a mapping that is divided into slots, and operations refer to slots only. So no operation
+//! outlives a buffer of a frame.
 //!
-//! Invariant *quiet*: outside of [`Slots::write`] and [`Slots::read`] no operation is under way. They
-//! wait for every completion; only if the system refuses to tell (`is_broken`) some may be left, and
-//! then the slots are never touched again and their memory is never given back.
+//! Invariant *quiet*: outside of [`Slots::write`] and [`Slots::read`] no operation is in flight. They wait for every
+//! completion. If the kernel does not return one (`is_broken`), the slots are never touched again and never unmapped.
 //!
-//! A forked child has neither the rings nor the slots, and would take the descriptor from the parent's ring
-//! if it let go of it: there, nothing is touched.
+//! A forked child has neither the rings nor the slots. An unregistration by it would act on the ring of the parent, so a
+//! drop in the child does nothing.
 //!
-//! The ring may be used from any thread, one at a time, so it does not ask for the set-up flags that
-//! bind it to one. Operations never wait (`RWF_NOWAIT`), so they complete within the submission.
+//! Threads use the ring one at a time, so it is set up without flags that bind it to one thread. Operations never wait
+//! (`RWF_NOWAIT`), so they complete within the submission.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -24,13 +22,13 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 /// The registered descriptor: the only one.
 const FILE: types::Fixed = types::Fixed(0);
-/// What a slot's result says before its operation is complete; no errno.
+/// The result of a slot before its operation is complete; not an errno.
 const PENDING: i32 = i32::MIN;
-/// Calls in a row that complete nothing, after which the ring is broken.
-const PATIENCE: u32 = 1000;
+/// Calls in a row without a completion, after which the ring counts as broken.
+const MAX_IDLE_CALLS: u32 = 1000;
 
-/// Whether the pages of the slots are registered with the ring, if that is allowed. Registered pages stay in
-/// memory, and spare the kernel their look-up.
+/// Whether the slots are registered with the ring, if that is allowed. Registered pages are pinned, and the kernel need
+/// not look them up.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Buffers {
     Registered,
@@ -42,23 +40,23 @@ pub struct Slots {
     ring: ManuallyDrop<IoUring>,
     base: NonNull<u8>,
     slot_bytes: usize,
-    /// The slots are registered with the ring, which spares looking at page tables.
+    /// The slots are registered with the ring.
     is_registered: bool,
-    /// Operations that were pushed and are not complete.
+    /// Operations submitted and not complete.
     in_flight: usize,
     results: Box<[i32]>,
-    /// The process that has all this.
+    /// The process that has the ring and the slots.
     pid: u32,
 }
 
-// SAFETY: the mapping behind `base` is this struct's alone, and plain memory to every thread.
+// SAFETY: the mapping at `base` belongs to this struct, and any thread may use it.
 unsafe impl Send for Slots {}
 
 impl Slots {
     /// `count` slots of `slot_bytes` bytes for operations on `fd`, zeroed.
     ///
     /// # Errors
-    /// The system has no io_uring, or does not let us use it.
+    /// The kernel has no io_uring, or does not allow it.
     pub fn open(
         fd: BorrowedFd<'_>,
         count: usize,
@@ -94,7 +92,7 @@ impl Slots {
         self.count() * self.slot_bytes
     }
 
-    /// The system refused to say what became of an operation.
+    /// An operation has not completed.
     pub fn is_broken(&self) -> bool {
         self.in_flight > 0
     }
@@ -117,7 +115,7 @@ impl Slots {
     }
 
     /// Writes the first `lengths[i]` bytes of slot i, in order. Results are in the same order: bytes
-    /// written, a negative errno, or `None` for what the system did not say.
+    /// written, a negative errno, or `None` without a completion.
     pub fn write(&mut self, lengths: &[u32]) -> impl Iterator<Item = Option<i32>> {
         for (slot, &bytes) in lengths.iter().enumerate() {
             let from = self.at(slot).cast_const();
@@ -158,11 +156,11 @@ impl Slots {
         self.results[slot] = PENDING;
     }
 
-    /// Hands everything to the kernel and waits until it is complete.
+    /// Submits the operations and waits for all completions.
     fn run(&mut self, count: usize) -> impl Iterator<Item = Option<i32>> {
         self.in_flight = count;
         let mut idle = 0;
-        while self.in_flight > 0 && idle < PATIENCE {
+        while self.in_flight > 0 && idle < MAX_IDLE_CALLS {
             let entered = self.ring.submit_and_wait(self.in_flight);
             let before = self.in_flight;
             for completion in self.ring.completion() {
@@ -188,13 +186,13 @@ impl Drop for Slots {
         if std::process::id() != self.pid {
             return;
         }
-        // At once: when the ring goes, the kernel lets go of the descriptor somewhat later, and a
-        // the device exists while a descriptor of it is open.
+        // The kernel closes the files of a dropped ring some time later, and an interface that is not persistent exists
+        // while one of its descriptors is open. So the descriptor is unregistered here.
         let _ = self.ring.submitter().unregister_files();
         if !self.is_broken() {
             let bytes = self.bytes();
-            // SAFETY: the whole mapping made in `open`; no operation is under way (quiet), and what
-            // was registered the kernel holds by page.
+            // SAFETY: the whole mapping made in `open`. No operation is in flight (quiet), and registered pages are
+            // referenced by the kernel itself.
             unsafe { libc::munmap(self.base.as_ptr().cast(), bytes) };
         }
         // SAFETY: dropped once, here, and not used after.
@@ -202,7 +200,7 @@ impl Drop for Slots {
     }
 }
 
-/// Zeroed memory that a child process does not get: its copies would move under the kernel.
+/// Zeroed memory that a forked child does not get (MADV_DONTFORK): copy-on-write would move pages that the kernel uses.
 fn map(bytes: usize) -> io::Result<NonNull<u8>> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let access = libc::PROT_READ | libc::PROT_WRITE;

@@ -156,9 +156,9 @@ fn what_waits_is_read_in_order_and_the_end_is_seen() {
         theirs.send(&bytes).unwrap();
     }
     let mut got = Vec::new();
-    let ask = vector.ask(8, 64);
-    let came = vector.receive(ask, &mut pool, |p| got.push(p.unwrap()));
-    assert_eq!((ask, came.frames, came.errno), (8, 5, Some(libc::EAGAIN)));
+    let count = vector.read_count(8, 64);
+    let came = vector.receive(count, &mut pool, |p| got.push(p.unwrap()));
+    assert_eq!((count, came.frames, came.errno), (8, 5, Some(libc::EAGAIN)));
     assert!(came.all_short);
     for (n, p) in got.into_iter().enumerate() {
         assert_eq!(p.chain.to_vec(), vec![n as u8; 60 + n * 300]);
