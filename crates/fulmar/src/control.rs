@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn doors_that_open_and_close_at_once_are_never_mistaken_for_each_other() {
+    fn control_sockets_that_open_and_close_at_once_are_never_mistaken_for_each_other() {
         thread::scope(|all| {
             for n in 0..4 {
                 all.spawn(move || {

@@ -1,4 +1,4 @@
-//! The end of the process: what was accepted before it is delivered.
+//! Drains all stacks at the end of the process: accepted bytes are delivered first.
 
 use std::sync::{Arc, Mutex, Once, PoisonError, TryLockError, Weak};
 use std::thread;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use crate::inner::Inner;
 
-/// How often the list is looked for at the end, and how long apart: it is held for microseconds.
-const MOMENTS: u32 = 100;
-const MOMENT: Duration = Duration::from_millis(1);
+/// Attempts to lock the list at exit, which is held for microseconds, and the pause between two.
+const LOCK_ATTEMPTS: u32 = 100;
+const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
 static STACKS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
-/// Remembers a stack until the process ends.
+/// Registers a stack to be drained at exit.
 pub(crate) fn register(inner: &Arc<Inner>) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| fulmar_runtime::at_exit(drain_all));
@@ -21,19 +21,19 @@ pub(crate) fn register(inner: &Arc<Inner>) {
     stacks.push(Arc::downgrade(inner));
 }
 
-/// Whether something is so of a running stack of this process.
+/// Whether `is_so` holds for a stack of this process.
 pub(crate) fn is_any(is_so: impl Fn(&Inner) -> bool) -> bool {
     let stacks: Vec<_> = {
         let all = STACKS.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().filter_map(Weak::upgrade).collect()
     };
-    // Outside of the lock: the last reference to a stack may go here, and drains it.
+    // Without the lock: the last reference to a stack may be dropped here, which drains it.
     stacks.iter().any(|inner| is_so(inner))
 }
 
 extern "C" fn drain_all() {
-    // Not for ever: in a forked child a thread that does not exist there may hold the lock.
-    let attempts = (0..MOMENTS).map(|_| match STACKS.try_lock() {
+    // Bounded: in a forked child the lock may be held by a thread that does not exist there.
+    let attempts = (0..LOCK_ATTEMPTS).map(|_| match STACKS.try_lock() {
         Ok(stacks) => Some(stacks),
         Err(TryLockError::Poisoned(stacks)) => Some(stacks.into_inner()),
         Err(TryLockError::WouldBlock) => None,
@@ -41,7 +41,7 @@ extern "C" fn drain_all() {
     let found = attempts
         .inspect(|s| {
             if s.is_none() {
-                thread::sleep(MOMENT)
+                thread::sleep(LOCK_PAUSE)
             }
         })
         .find_map(|s| s);
@@ -51,7 +51,7 @@ extern "C" fn drain_all() {
         if inner.is_ours() {
             inner.drain();
         }
-        // Other threads may still use it: the end of the process frees it.
+        // Leaked: other threads may still use it, and the process ends.
         std::mem::forget(inner);
     }
 }

@@ -1,23 +1,22 @@
-//! Framed streams: bodies go into the buffers of their tags.
+//! Framed streams: the body of each frame is received into the buffer of its tag.
 //!
-//! A protocol whose replies come in any order (NFS, iSCSI, NVMe over TCP) cannot post its buffers in
-//! advance: only a reply's header tells whose body follows. Here a consumer gives a [`FrameParser`],
-//! which finds length and tag in a header, and [`BodyBuffers`], which finds the buffer of a tag.
+//! A protocol with replies in any order (NFS, iSCSI, NVMe over TCP) cannot post its buffers in advance: only the header of
+//! a reply identifies the request. Here the program provides a [`FrameParser`], which returns length and tag of a header,
+//! and [`BodyBuffers`], which return the buffer of a tag.
 //!
 //! ```text
 //!   stream  │header│ body │header│   body    │header│ …
 //!              │      │
-//!              │      ├─ a buffer waits for the tag: copied there, once ──► Body::Placed
-//!              │      ├─ none does: the mbufs that arrived, nothing copied ─► Body::Loan
-//!              ▼      └─ nor may so many be kept: memory of its own ────────► Body::Copied
+//!              │      ├─ a buffer for the tag: copied there, once ──────────► Body::Placed
+//!              │      ├─ no buffer: a loan of the received mbufs ───────────► Body::Loan
+//!              ▼      └─ no buffer, too long for a loan: copied to the heap ► Body::Copied
 //!          FrameParser
 //! ```
 //!
-//! The device knows nothing of frames: it would have to know where a body begins before it has seen the
-//! header in front of it.
+//! Bodies are not placed by the device: it would need the start of a body before the header is received.
 //!
-//! The peer chooses the lengths. One that is too large is an error before anything is obtained for
-//! it, and after an error of framing the stream gives no more frames.
+//! The peer chooses the lengths. A length above the limit is an error before any memory is allocated, and after an error
+//! of framing the stream returns no more frames.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,46 +30,44 @@ use crate::loan::Loan;
 use crate::receive::RecvFlags;
 use crate::tcp::TcpStream;
 
-/// Most bytes of a header.
+/// Bytes of a header at most.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
 /// Default of [`Framed::set_max_body`], in bytes.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
-/// Bytes read at a time while headers are parsed: small frames share one read.
-const LOOK_BYTES: usize = 64 << 10;
+/// Bytes per read of headers, so that several small frames share one read.
+const READ_BYTES: usize = 64 << 10;
 
-/// A body keeps at most this part of the receive buffer as loans; a larger one is copied, since it
-/// would close the window that the rest of it has to come through.
+/// Loans of a body keep at most 1/LENT_PART of the receive buffer. A longer body is copied, since its loans would close the
+/// window for the rest of it.
 const LENT_PART: usize = 4;
 
-/// Initial allocation for a copied body: never the length that a peer announces.
-const COPIED_AT_ONCE: usize = 64 << 10;
+/// Allocation step of a copied body, which grows with the received bytes and not with the announced length.
+const COPY_STEP_BYTES: usize = 64 << 10;
 
-/// Understands the framing of a stream just enough to find bodies.
+/// Parses frame headers.
 pub trait FrameParser: Send {
-    /// How many bytes of a frame [`FrameParser::body`] needs to see.
+    /// Length of a header, bytes.
     fn header_bytes(&self) -> usize;
 
-    /// Length of the body behind this header in bytes, and the tag of its buffer. `None`: the frame has no
-    /// body.
+    /// The length in bytes of the body after this header, and the tag of its buffer. `None`: not a valid header.
     fn body(&self, header: &[u8]) -> Option<(usize, u64)>;
 }
 
-/// Where bodies go.
+/// The buffers of bodies.
 pub trait BodyBuffers {
-    /// Takes the buffer that waits for the body of this tag, of `bytes` bytes (at least 1). `None`: the
-    /// body comes as a loan. Asked once per frame.
+    /// Takes the buffer for the body of this tag, of `bytes` bytes (at least 1). `None`: the body is lent. Called once per
+    /// frame.
     fn take(&mut self, tag: u64, bytes: usize) -> Option<RecvBuf>;
 
-    /// Takes a buffer back that cannot be used: it is too small, or the stream has ended in the middle
-    /// of the body.
+    /// Returns a buffer that was not filled: it is too small, or the stream ended within the body.
     fn give_back(&mut self, tag: u64, buffer: RecvBuf) {
         let _ = (tag, buffer);
     }
 }
 
-/// One buffer per tag; one that is too small stays where it is.
+/// One buffer per tag. A buffer that is too small stays in the map.
 impl<S: BuildHasher> BodyBuffers for HashMap<u64, RecvBuf, S> {
     fn take(&mut self, tag: u64, bytes: usize) -> Option<RecvBuf> {
         if self.get(&tag)?.capacity() < bytes {
@@ -87,23 +84,23 @@ impl<S: BuildHasher> BodyBuffers for HashMap<u64, RecvBuf, S> {
 /// A frame of a [`Framed`] stream.
 #[derive(Debug)]
 pub struct Frame<'a> {
-    /// The header, as many bytes as the parser asked for.
+    /// The header, of [`FrameParser::header_bytes`] bytes.
     pub header: &'a [u8],
-    /// The tag that the parser found in it.
+    /// The tag of the header.
     pub tag: u64,
-    /// What followed.
+    /// The body.
     pub body: Body,
 }
 
 /// The body of a frame.
 #[derive(Debug)]
 pub enum Body {
-    /// In the buffer that waited for it, which holds the body and nothing else.
+    /// In the buffer of its tag.
     Placed(RecvBuf),
-    /// Where it arrived, since no buffer waited; it keeps the window smaller while it is held. The
-    /// empty body of a frame is an empty loan.
+    /// In the buffers of the stack, since the tag had no buffer. It reduces the window while it is kept. An empty body is an
+    /// empty loan.
     Loan(Loan),
-    /// In memory of its own: no buffer waited, and it was larger than what a connection lends.
+    /// On the heap: the tag had no buffer, and the body was longer than a connection lends.
     Copied(Vec<u8>),
 }
 
@@ -117,12 +114,12 @@ impl Body {
         }
     }
 
-    /// Whether it has none.
+    /// Whether the body is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A copy of the bytes, or the bytes themselves where that is possible.
+    /// The bytes; a loan is copied.
     pub fn into_vec(self) -> Vec<u8> {
         match self {
             Body::Placed(buffer) => buffer.into_vec(),
@@ -138,22 +135,22 @@ pub struct Framed<P, B> {
     parser: P,
     buffers: B,
     max_body: usize,
-    /// Taken from the stream, and not yet looked at.
+    /// Bytes read and not parsed.
     pending: Loan,
     header: Vec<u8>,
-    /// Bytes of the header that have come.
+    /// Received bytes of the header.
     got: usize,
     at: At,
 }
 
-/// Where in a frame the stream is.
+/// The position in a frame.
 enum At {
     Header,
     Body { tag: u64, bytes: usize, into: Into },
     Lost(&'static str),
 }
 
-/// Where the body goes, with what has come of it.
+/// The received part of a body, in its destination.
 enum Into {
     Buffer(RecvBuf, usize),
     Loan(Loan),
@@ -161,9 +158,8 @@ enum Into {
 }
 
 impl TcpStream {
-    /// Reads the stream as frames from here on, each a header of fixed length that says how long its
-    /// body is and which buffer it belongs to. Other readers of the same socket would take bytes out
-    /// of the middle of frames.
+    /// Reads the stream as frames: each has a header of fixed length, which has the length and the tag of its body. No other
+    /// reader may read from the connection.
     ///
     /// # Errors
     /// `InvalidInput` if the parser's header has no bytes, or more than 64 KiB.
@@ -193,7 +189,7 @@ impl TcpStream {
 }
 
 impl<P: FrameParser, B: BodyBuffers> Framed<P, B> {
-    /// The longest body that the peer may announce, bytes; 16 MiB unless it is set.
+    /// Sets the longest body that is accepted, bytes. Default 16 MiB.
     pub fn set_max_body(&mut self, bytes: usize) {
         self.max_body = bytes;
     }
@@ -203,18 +199,17 @@ impl<P: FrameParser, B: BodyBuffers> Framed<P, B> {
         &self.stream
     }
 
-    /// The buffers, to add those of requests that are about to be sent.
+    /// The buffers, to add those of new requests.
     pub fn buffers(&mut self) -> &mut B {
         &mut self.buffers
     }
 
-    /// The next frame, whole; `None` at the end of the stream. Waits as `read` does. What has come of
-    /// a frame when a call does not wait, or fails, is kept for the next call.
+    /// The next frame; `None` at the end of the stream. Waits as `read` does. If a call fails, `WouldBlock` included, the
+    /// received part of the frame is kept for the next call.
     ///
     /// # Errors
-    /// As `read`. `UnexpectedEof`: the stream ended inside of a frame. `InvalidData`: the parser does
-    /// not understand a header, or a body is longer than [`Framed::set_max_body`] allows; nobody knows
-    /// where the next frame begins, and every later call says so too.
+    /// As `read`. `UnexpectedEof`: the stream ended within a frame. `InvalidData`: the parser rejects a header, or a body is
+    /// longer than [`Framed::set_max_body`] allows; the framing is lost, and every later call fails, too.
     #[allow(clippy::should_implement_trait, reason = "a frame borrows the header from here")]
     pub fn next(&mut self) -> io::Result<Option<Frame<'_>>> {
         if let At::Lost(why) = self.at {
@@ -224,7 +219,7 @@ impl<P: FrameParser, B: BodyBuffers> Framed<P, B> {
             if !self.fill_header()? {
                 return Ok(None);
             }
-            self.understand()?;
+            self.begin_body()?;
         }
         self.fill_body()?;
         match std::mem::replace(&mut self.at, At::Header) {
@@ -242,17 +237,17 @@ impl<P: FrameParser, B: BodyBuffers> Framed<P, B> {
     /// False: the stream ended before the frame.
     fn fill_header(&mut self) -> io::Result<bool> {
         while self.got < self.header.len() {
-            let room = self.header.get_mut(self.got..).unwrap_or_default();
-            let mut n = self.pending.copy_to(0, room);
+            let rest = self.header.get_mut(self.got..).unwrap_or_default();
+            let mut n = self.pending.copy_to(0, rest);
             self.pending.advance(n);
             if n == 0 {
-                match lent(self.stream.recv_owned(LOOK_BYTES))? {
+                match lent(self.stream.recv_owned(READ_BYTES))? {
                     Some(loan) if !loan.is_empty() => {
                         self.pending = loan;
                         continue;
                     }
                     Some(_) => {}
-                    None => n = read_into(&self.stream, room)?,
+                    None => n = read_into(&self.stream, rest)?,
                 }
                 if n == 0 {
                     return if self.got == 0 { Ok(false) } else { Err(eof()) };
@@ -263,10 +258,10 @@ impl<P: FrameParser, B: BodyBuffers> Framed<P, B> {
         Ok(true)
     }
 
-    /// The header is there: decides where the body goes.
-    fn understand(&mut self) -> io::Result<()> {
+    /// Parses the complete header, and chooses the destination of the body.
+    fn begin_body(&mut self) -> io::Result<()> {
         let Some((bytes, tag)) = self.parser.body(&self.header) else {
-            return Err(self.lose("the parser does not understand the header of a frame"));
+            return Err(self.lose("the parser rejects the header of a frame"));
         };
         if bytes > self.max_body {
             return Err(self.lose("a frame announces a body that is longer than allowed"));
@@ -307,9 +302,9 @@ impl<P: FrameParser, B: BodyBuffers> Framed<P, B> {
         Ok(())
     }
 
-    /// The stream ended inside of a body, whose buffer goes back.
+    /// The stream ended within a body: returns its buffer.
     fn end_inside(&mut self) -> io::Error {
-        let lost = At::Lost("the stream ended inside of a frame");
+        let lost = At::Lost("the stream ended within a frame");
         if let At::Body { tag, into: Into::Buffer(buffer, _), .. } =
             std::mem::replace(&mut self.at, lost)
         {
@@ -320,7 +315,7 @@ impl<P: FrameParser, B: BodyBuffers> Framed<P, B> {
 }
 
 fn eof() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "the stream ended inside of a frame")
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the stream ended within a frame")
 }
 
 impl Into {
@@ -332,12 +327,12 @@ impl Into {
         }
     }
 
-    /// Takes `n` bytes from the front of what was read already.
+    /// Takes `n` bytes from the front of `pending`.
     fn take(&mut self, pending: &mut Loan, n: usize) -> io::Result<()> {
         match self {
             Into::Buffer(buffer, filled) => {
-                let room = buffer.memory_mut().get_mut(*filled..*filled + n);
-                *filled += pending.copy_to(0, room.unwrap_or_default());
+                let to = buffer.memory_mut().get_mut(*filled..*filled + n);
+                *filled += pending.copy_to(0, to.unwrap_or_default());
                 pending.advance(n);
             }
             Into::Loan(loan) => loan.append(pending.split_to(n)),
@@ -346,14 +341,14 @@ impl Into {
         Ok(())
     }
 
-    /// Reads more of the body, of `total` bytes, from the stream: straight to where it goes. Keeps at
-    /// most `most` bytes of storage as loans. 0 is the end of the stream.
+    /// Reads more of a body of `total` bytes from the stream into its destination. Loans keep at most `most` bytes of
+    /// storage. Returns how many bytes were read; 0: the end of the stream.
     fn read(&mut self, stream: &TcpStream, total: usize, most: usize) -> io::Result<usize> {
         let left = total - self.len();
         match self {
             Into::Buffer(buffer, filled) => {
-                let room = buffer.memory_mut().get_mut(*filled..total).unwrap_or_default();
-                let n = read_into(stream, room)?;
+                let to = buffer.memory_mut().get_mut(*filled..total).unwrap_or_default();
+                let n = read_into(stream, to)?;
                 *filled += n;
                 Ok(n)
             }
@@ -369,8 +364,7 @@ impl Into {
         }
     }
 
-    /// Reads more of a body into memory of its own, into which what it had on loan is copied first: then
-    /// nothing of the pool is kept.
+    /// Reads more of a body to the heap. Its loans are copied there first, so that no memory of the stack is kept.
     fn read_copied(&mut self, stream: &TcpStream, left: usize) -> io::Result<usize> {
         if let Into::Loan(loan) = self {
             let mut bytes = Vec::new();
@@ -382,7 +376,7 @@ impl Into {
             extend(bytes, &part)?;
             return Ok(part.len());
         }
-        let (had, more) = (bytes.len(), left.min(COPIED_AT_ONCE));
+        let (had, more) = (bytes.len(), left.min(COPY_STEP_BYTES));
         bytes.try_reserve(more).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
         bytes.resize(had + more, 0);
         let read = read_into(stream, bytes.get_mut(had..).unwrap_or_default());
@@ -394,7 +388,7 @@ impl Into {
         match self {
             Into::Buffer(buffer, filled) => match buffer.post().release(filled) {
                 Ok(buffer) => Body::Placed(buffer),
-                // Nobody else has ever had it.
+                // Not reached: the buffer was never shared.
                 Err(_) => Body::Copied(Vec::new()),
             },
             Into::Loan(loan) => Body::Loan(loan),
@@ -403,7 +397,7 @@ impl Into {
     }
 }
 
-/// `None`: the stack has no buffer left that could be lent (`ENOBUFS`), so what came has to be copied.
+/// `None`: the bytes cannot be lent (`ENOBUFS`) and are to be copied.
 fn lent(loan: io::Result<Loan>) -> io::Result<Option<Loan>> {
     match loan {
         Err(e) if e.raw_os_error() == Some(SocketError::NoBuffer.errno()) => Ok(None),
@@ -411,11 +405,11 @@ fn lent(loan: io::Result<Loan>) -> io::Result<Option<Loan>> {
     }
 }
 
-fn read_into(stream: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
-    stream.recv_with(&mut [IoSliceMut::new(room)], RecvFlags::NONE)
+fn read_into(stream: &TcpStream, to: &mut [u8]) -> io::Result<usize> {
+    stream.recv_with(&mut [IoSliceMut::new(to)], RecvFlags::NONE)
 }
 
-/// Memory is obtained as the bytes come, not as the peer announces them.
+/// Appends received bytes; memory grows with them and not with the announced length.
 fn extend(bytes: &mut Vec<u8>, part: &Loan) -> io::Result<()> {
     bytes.try_reserve(part.len()).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
     part.append_to(bytes);

@@ -1,4 +1,4 @@
-//! What the handles of a stack and its sockets share.
+//! The shared state of the handles of a stack and of its sockets.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ pub(crate) struct Inner {
     pub hosts: Vec<Arc<Host>>,
     pub name: String,
     pub exit_drain: Duration,
-    /// [`crate::Stack::close`] was called: the end waits no more.
+    /// [`crate::Stack::close`] was called: the drop does not drain again.
     pub is_closed: AtomicBool,
     /// The inode of the network namespace in which it was built.
     pub network_namespace: Option<u64>,
@@ -38,7 +38,7 @@ impl Inner {
         &self.hosts[usize::from(shard)]
     }
 
-    /// What the stages have cost; `None` while the account is off. The shards share one ledger.
+    /// The cost of the stages; `None` while the account is off. The shards share one ledger.
     pub fn balance(&self) -> Option<Balance> {
         let ledger = self.host(0).ledger();
         ledger.every().map(|_| ledger.balance())
@@ -54,7 +54,7 @@ impl Inner {
         self.hosts.iter().all(|host| host.is_ours())
     }
 
-    /// Does something in every shard, which are set up alike, and stops at the first error.
+    /// Calls `f` in every shard; returns the last result, or the first error.
     pub fn in_each<R>(
         &self,
         f: impl Fn(&mut LockedShard, fulmar_base::Instant) -> R,
@@ -66,13 +66,13 @@ impl Inner {
         last.map_err(to_io)
     }
 
-    /// What [`Inner::close`] does at the end of the stack or the process, for the documented time.
+    /// As [`Inner::close`], at the end of the stack or of the process: for `exit_drain`, or not at all after a close.
     pub fn drain(&self) {
         let is_closed = self.is_closed.load(Ordering::Relaxed);
         self.close(if is_closed { Duration::ZERO } else { self.exit_drain });
     }
 
-    /// Closes the door and every socket, and delivers what was accepted. False: the time was over.
+    /// Closes the control socket and every socket, and waits until accepted bytes are delivered. False: the time is over.
     pub fn close(&self, limit: Duration) -> bool {
         self.is_closed.store(true, Ordering::Relaxed);
         drop(self.control.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -89,8 +89,7 @@ impl Drop for Inner {
             self.host(0).in_destructor(|| self.drain());
             return self.hosts.iter().for_each(|host| host.stop());
         }
-        // In a forked child: the buffers do not exist here, the threads neither, and the door is the
-        // parent's.
+        // A forked child has neither the buffers nor the threads, and the control socket is the parent's.
         std::mem::forget(self.hosts.clone());
         std::mem::forget(Arc::clone(&self.reader));
         if let Ok(mut control) = self.control.try_lock() {

@@ -1,15 +1,13 @@
-//! The ledger: where the nanoseconds of a stack go.
+//! The account of CPU time by stage of a stack, sampled at run time.
 //!
-//! A stack passes named stages ([`Stage`]). With [`Builder::account`](crate::Builder::account) it measures now and
-//! then what each costs. [`Stack::ledger`](crate::Stack::ledger) gives
-//! its [`Balance`], [`Stack::account`](crate::Stack::account) the same beside what the stack has moved
-//! meanwhile ([`Account`]: ns per packet and per byte, copies per byte, buffers and crossings per packet);
-//! `fulmar-lab path --live` prints that from another terminal.
+//! A stack passes named stages ([`Stage`]). With [`Builder::account`](crate::Builder::account) it measures the cost of each
+//! by sampling. [`Stack::ledger`](crate::Stack::ledger) returns its [`Balance`], and
+//! [`Stack::account`](crate::Stack::account) an [`Account`], which relates it to packets, bytes, copies, buffers and
+//! crossings. `fulmar-lab path --live` prints that from another terminal.
 //!
-//! A program that cannot be changed keeps an account in all of its stacks if the environment says
-//! `FULMAR_LEDGER=64` (one visit in 64 is measured), and a program can ask for the same with
-//! [`account_new_stacks`]. [`Stack::set_account`](crate::Stack::set_account) switches the account of a running
-//! stack. While it is off, it costs one predictable branch per stage.
+//! The environment variable `FULMAR_LEDGER=64` enables the account in all stacks of a process (one visit in 64 is
+//! measured), as [`account_new_stacks`] does from within. [`Stack::set_account`](crate::Stack::set_account) switches it in
+//! a running stack. While it is off, it costs one predictable branch per stage.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -37,14 +35,14 @@ use fulmar_runtime::Ledger;
 pub use fulmar_runtime::account::DEFAULT_EVERY;
 pub use fulmar_runtime::{Balance, StageCost};
 
-/// Not asked yet, so that the environment decides.
+/// The environment variable is not read yet.
 const UNDECIDED: u32 = u32::MAX;
 
 /// 0: new stacks keep no account.
 static EVERY: AtomicU32 = AtomicU32::new(UNDECIDED);
 
-/// From now on every new stack of this process keeps an account, of one visit in `every`; `None`:
-/// those keep one that ask for it. Returns what held before.
+/// Enables the account in every new stack of this process, with one visit in `every` measured; `None`: only in stacks
+/// whose builder asks for it. Returns the previous setting.
 pub fn account_new_stacks(every: Option<u32>) -> Option<u32> {
     let new = every.map_or(0, |n| n.clamp(1, UNDECIDED - 1));
     let before = match EVERY.swap(new, Ordering::Relaxed) {
@@ -54,7 +52,7 @@ pub fn account_new_stacks(every: Option<u32>) -> Option<u32> {
     (before > 0).then_some(before)
 }
 
-/// The accounts of all stacks that this process has had so far, in one.
+/// The sum of the accounts of all stacks of this process, closed ones included.
 pub fn of_this_process() -> Balance {
     fulmar_runtime::account::of_this_process()
 }
@@ -72,12 +70,12 @@ fn asked_by_environment() -> u32 {
     std::env::var("FULMAR_LEDGER").ok().and_then(|v| v.trim().parse().ok()).unwrap_or(0)
 }
 
-/// What a stack's stages have cost, and what it has moved for that.
+/// The cost of the stages of a stack, and the work done meanwhile.
 #[derive(Clone, Debug, Default)]
 pub struct Account {
     /// The stages.
     pub balance: Balance,
-    /// Packets sent and received, as they are on a wire: a super-frame counts as all that it stands for.
+    /// Packets sent and received on the wire: a super-frame counts as all of its packets.
     pub packets: u64,
     /// Frames that crossed between stack and device.
     pub frames: u64,
@@ -87,7 +85,7 @@ pub struct Account {
     pub crossings: u64,
     /// Bytes that the stack has copied.
     pub copied_bytes: u64,
-    /// Buffers that were taken out of the pool.
+    /// Buffers allocated from the pool.
     pub allocs: u64,
 }
 
@@ -105,8 +103,7 @@ impl Account {
         }
     }
 
-    /// The account of what was moved since `before`. The stages stay as they are: for these too the ledger
-    /// is to be cleared at that time.
+    /// The account with the work since `before`. The stages are not subtracted: clear the ledger at that time.
     #[must_use]
     pub fn since(self, before: &Account) -> Account {
         Account {
@@ -120,8 +117,7 @@ impl Account {
         }
     }
 
-    /// As in the stack's document ([`Stat::to_json`](crate::Stat::to_json)): times in nanoseconds, over all
-    /// visits.
+    /// As in [`Stat::to_json`](crate::Stat::to_json): times in nanoseconds, over all visits.
     pub fn to_json(&self) -> Value {
         let stage = |c: &StageCost| {
             json!({"stage": c.stage.name(), "layer": c.stage.layer(), "passes": c.passes, "ns": c.ns,

@@ -115,7 +115,7 @@ pub use pending::PendingConnection;
 pub use poll::{Event, PollSet, Source, Waker};
 pub use posted::{RecvCompletion, RecvError, RecvRing, RecvRule, raw as posted_raw};
 pub use receive::RecvFlags;
-pub use send::{OwnedBytes, SendCompletion, SendFlags, SendOwnedError, SendRoom};
+pub use send::{OwnedBytes, SendCompletion, SendFlags, SendOwnedError, SendReservation};
 pub use sendfile::{FileSource, MappedFile, SendFile, SendFileError};
 pub use stack::{Builder, Echo, Observer, Stack};
 pub use stat::{SocketStat, Stat, connection as connection_json};

@@ -1,4 +1,4 @@
-//! Received bytes by reference: the stack's own buffers, lent to the program.
+//! Loans: received bytes by reference, in the stack's own buffers.
 
 use std::collections::{VecDeque, vec_deque};
 use std::fmt;
@@ -16,20 +16,18 @@ use crate::socket::Socket;
 use crate::tcp::TcpStream;
 use crate::udp::UdpSocket;
 
-/// Bytes that were received, where they landed: a list of slices of the stack's own buffers. Nothing
-/// was copied. Empty at the end of a stream.
+/// Received bytes as slices of the stack's own buffers, without a copy. Empty at the end of a stream.
 ///
-/// Over shared memory (`devices::shm`) the bytes are in memory that another process can write, and a
-/// slice promises that nobody does. So there [`Loan::slices`] copies them to the heap of this process, all
-/// bytes that came together at the first use, and every later look sees that copy. [`Loan::copy_to`],
-/// [`Loan::to_vec`] and [`Read`] before that copy straight to where they are asked to: use those if one look is
-/// enough.
+/// Over shared memory (`devices::shm`) another process can write to the bytes, which a Rust slice must exclude. There the
+/// first [`Loan::slices`] copies all bytes of a receive call to the heap of this process, and every later access uses the
+/// copy. Before that, [`Loan::copy_to`], [`Loan::to_vec`] and [`Read`] copy directly to their destination: use those if
+/// the bytes are read once.
 ///
-/// The buffers go back to their stack when the loan is dropped, from any thread, also after the socket
-/// or the stack is gone. Until then their storage counts against the socket's receive buffer and the
-/// stack's memory, as if the bytes had not been read: who keeps loans closes the window of that very
-/// connection (a datagram socket drops what arrives), and of no other. So take what you need out of a
-/// loan, or let go of it, before you wait for more on the same socket than its buffer holds.
+/// The buffers return to their stack when the loan is dropped, on any thread, also after the socket or the stack is gone.
+/// Until then their storage is charged to the receive buffer of the socket and to the memory of the stack, as unread
+/// bytes are. So a program that keeps loans closes the window of that connection (a datagram socket drops datagrams), but
+/// of no other. Copy the bytes, or drop the loan, before you wait for more bytes of the same socket than its buffer has
+/// space for.
 ///
 /// In a forked child a loan of the parent has no bytes.
 #[derive(Default)]
@@ -41,40 +39,40 @@ pub struct Loan {
     len: usize,
 }
 
-/// A range of a chain, which others may have a range of too.
+/// A range of a chain, of which other loans may have ranges.
 struct Part {
     held: Holder,
     from: usize,
     len: usize,
 }
 
-/// Split loans share the buffers, which go back with the last of them.
+/// Split loans share the buffers, which return to the stack with the last of them.
 enum Holder {
-    Alone(Held),
+    Sole(Held),
     Shared(Arc<Held>),
 }
 
-/// Buffers, and where they go back to.
+/// Buffers, and the stack to which they return.
 struct Held {
     chain: Chain,
     host: Weak<Host>,
     id: SlotId,
     lent: LoanCharge,
-    /// The process in which the memory exists.
+    /// The fork generation of the process that has the memory.
     forks: u32,
     /// Another process may write the bytes.
     is_volatile: bool,
-    /// A copy of bytes that another process may write, from the first use of a slice on.
+    /// A copy of volatile bytes, made at the first use of a slice.
     private: OnceLock<Box<[u8]>>,
 }
 
 impl Held {
-    /// All bytes in memory that no other process writes; `None` if the chain is such memory.
+    /// The private copy of all bytes; `None` if no other process can write to the chain.
     fn private(&self) -> Option<&[u8]> {
         self.is_volatile.then(|| &**self.private.get_or_init(|| self.chain.to_vec().into()))
     }
 
-    /// Copies bytes from `at` on; what was copied before is not read again.
+    /// Copies bytes from `at` on, from the private copy if there is one.
     fn copy_to(&self, at: usize, out: &mut [u8]) -> usize {
         match self.private.get().and_then(|bytes| bytes.get(at..)) {
             Some(bytes) => copy(bytes, out),
@@ -83,7 +81,7 @@ impl Held {
     }
 }
 
-/// Copies as many bytes as both have.
+/// Copies as many bytes as fit; returns how many.
 fn copy(from: &[u8], to: &mut [u8]) -> usize {
     let n = from.len().min(to.len());
     if let (Some(from), Some(to)) = (from.get(..n), to.get_mut(..n)) {
@@ -96,12 +94,12 @@ impl Drop for Held {
     fn drop(&mut self) {
         let chain = std::mem::take(&mut self.chain);
         if self.forks != fork_generation() {
-            // The memory does not exist here.
+            // The memory does not exist in this process.
             return std::mem::forget(chain);
         }
         match self.host.upgrade() {
             Some(host) => host.post(Request::LoanDone(self.id, chain, self.lent)),
-            // The stack is gone; its memory goes with the last of its buffers.
+            // The stack is gone; its memory is freed with the last of its buffers.
             None => drop(chain),
         }
     }
@@ -110,15 +108,15 @@ impl Drop for Held {
 impl Part {
     fn held(&self) -> &Held {
         match &self.held {
-            Holder::Alone(held) => held,
+            Holder::Sole(held) => held,
             Holder::Shared(held) => held,
         }
     }
 
-    /// Cuts off what is behind the first `at` bytes.
+    /// Splits after the first `at` bytes.
     fn split_off(self, at: usize) -> (Part, Part) {
         let shared = match self.held {
-            Holder::Alone(held) => Arc::new(held),
+            Holder::Sole(held) => Arc::new(held),
             Holder::Shared(held) => held,
         };
         let part = |held, from, len| Part { held: Holder::Shared(held), from, len };
@@ -137,7 +135,7 @@ impl Loan {
         let (is_volatile, private) = (chain.is_volatile(), OnceLock::new());
         let forks = fork_generation();
         let held = Held { chain, host, id: socket.id, lent, forks, is_volatile, private };
-        let first = Some(Part { held: Holder::Alone(held), from: 0, len });
+        let first = Some(Part { held: Holder::Sole(held), from: 0, len });
         Loan { first, more: VecDeque::new(), len }
     }
 
@@ -145,34 +143,34 @@ impl Loan {
         self.first.iter().chain(&self.more)
     }
 
-    /// Whether the memory exists in this process.
-    fn is_here(&self) -> bool {
+    /// Whether the memory exists in this process: false in a forked child.
+    fn is_ours(&self) -> bool {
         self.first.as_ref().is_none_or(|p| p.held().forks == fork_generation())
     }
 
-    /// How many bytes it has.
+    /// Bytes of the loan.
     pub fn len(&self) -> usize {
-        if self.is_here() { self.len } else { 0 }
+        if self.is_ours() { self.len } else { 0 }
     }
 
-    /// Whether it has none: the end of a stream, or an empty datagram.
+    /// Whether there are none: the end of a stream, or an empty datagram.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of storage that it keeps from arriving packets. Parts of a split loan each keep all.
+    /// Bytes of storage that the loan keeps. Each part of a split loan keeps all of the storage.
     pub fn storage_bytes(&self) -> usize {
         self.parts().map(|p| p.held().lent.storage_bytes).sum()
     }
 
     /// The bytes, in order; no slice is empty.
     pub fn slices(&self) -> Slices<'_> {
-        let first = self.first.as_ref().filter(|_| self.is_here());
-        let behind = if first.is_some() { self.more.len() } else { 0 };
-        Slices { part: first.map(PartSlices::new), more: self.more.range(..behind) }
+        let first = self.first.as_ref().filter(|_| self.is_ours());
+        let count = if first.is_some() { self.more.len() } else { 0 };
+        Slices { part: first.map(PartSlices::new), more: self.more.range(..count) }
     }
 
-    /// The bytes in the shape that vectored writes take, in order.
+    /// The bytes as arguments of vectored writes, in order.
     pub fn io_slices(&self) -> impl Iterator<Item = IoSlice<'_>> {
         self.slices().map(IoSlice::new)
     }
@@ -180,13 +178,13 @@ impl Loan {
     /// Copies bytes from `offset` on into `out`; returns how many there were.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) -> usize {
         let (mut skip, mut done) = (offset, 0);
-        for part in self.parts().filter(|_| self.is_here()) {
+        for part in self.parts().filter(|_| self.is_ours()) {
             let from = skip.min(part.len);
             skip -= from;
-            let Some(room) = out.get_mut(done..).filter(|room| !room.is_empty()) else { break };
-            let most = room.len().min(part.len - from);
-            if let Some(room) = room.get_mut(..most) {
-                done += part.held().copy_to(part.from + from, room);
+            let Some(free) = out.get_mut(done..).filter(|free| !free.is_empty()) else { break };
+            let most = free.len().min(part.len - from);
+            if let Some(to) = free.get_mut(..most) {
+                done += part.held().copy_to(part.from + from, to);
             }
         }
         done
@@ -199,7 +197,7 @@ impl Loan {
         all
     }
 
-    /// Copies all bytes behind those of `bytes`.
+    /// Appends a copy of all bytes.
     pub(crate) fn append_to(&self, bytes: &mut Vec<u8>) {
         if self.parts().any(|p| p.held().is_volatile) {
             let filled = bytes.len();
@@ -210,7 +208,7 @@ impl Loan {
         }
     }
 
-    /// Forgets the first `n` bytes, or all if there are fewer. Buffers that lie in it whole go back.
+    /// Removes the first `n` bytes, or all if there are fewer. Buffers without remaining bytes return to the stack.
     pub fn advance(&mut self, n: usize) {
         let mut left = n.min(self.len);
         self.len -= left;
@@ -226,7 +224,7 @@ impl Loan {
         }
     }
 
-    /// Adds the bytes of another loan behind those of this one.
+    /// Appends the bytes of another loan.
     pub fn append(&mut self, other: Loan) {
         self.len += other.len;
         for part in other.first.into_iter().chain(other.more) {
@@ -237,24 +235,24 @@ impl Loan {
         }
     }
 
-    /// Keeps the first `at` bytes and returns the others. Where the cut goes through buffers that came
-    /// together, both refer to them, and they go back when both are dropped.
+    /// Keeps the first `at` bytes and returns the others. If the split is within the bytes of one receive call, both loans
+    /// refer to its buffers, which return to the stack when both are dropped.
     ///
     /// # Panics
     /// If there are fewer bytes.
-    #[must_use = "the bytes behind `at` are in it"]
+    #[must_use = "it has the bytes after `at`"]
     pub fn split_off(&mut self, at: usize) -> Loan {
         assert!(at <= self.len, "a split at byte {at} of {}", self.len);
         let all = std::mem::take(self);
         let mut rest = Loan::default();
         for part in all.first.into_iter().chain(all.more) {
-            let room = at - self.len;
-            if part.len <= room {
+            let left = at - self.len;
+            if part.len <= left {
                 self.push(part);
-            } else if room == 0 {
+            } else if left == 0 {
                 rest.push(part);
             } else {
-                let (front, back) = part.split_off(room);
+                let (front, back) = part.split_off(left);
                 self.push(front);
                 rest.push(back);
             }
@@ -271,7 +269,7 @@ impl Loan {
     ///
     /// # Panics
     /// If there are fewer bytes.
-    #[must_use = "the bytes before `at` are in it"]
+    #[must_use = "it has the bytes before `at`"]
     pub fn split_to(&mut self, at: usize) -> Loan {
         let rest = self.split_off(at);
         std::mem::replace(self, rest)
@@ -279,7 +277,7 @@ impl Loan {
 }
 
 impl Read for Loan {
-    /// Copies from the front and forgets what was copied. Never fails.
+    /// Copies bytes from the front and removes them. Never fails.
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.copy_to(0, buf);
         self.advance(n);
@@ -321,7 +319,7 @@ pub struct Slices<'a> {
 
 #[derive(Clone)]
 struct PartSlices<'a> {
-    /// Of bytes that another process may write, the copy.
+    /// The private copy of volatile bytes.
     private: Option<&'a [u8]>,
     mbufs: fulmar_mbuf::Iter<'a>,
     skip: usize,
@@ -376,16 +374,14 @@ impl fmt::Debug for Slices<'_> {
 }
 
 impl TcpStream {
-    /// Reads without copying: up to `max` bytes in the buffers in which they arrived. Waits as `read`
-    /// does; an empty loan is the end of the stream.
+    /// Reads without a copy: lends up to `max` bytes in the buffers in which they were received. Waits as `read` does; an
+    /// empty loan is the end of the stream.
     ///
-    /// Worth it from a few KiB on, and the more the less often a loan is cut from a buffer: give a
-    /// large `max`. A few bytes out of a large buffer are copied all the same, so that they do not
-    /// keep it.
+    /// Below a few KiB a copy is cheaper. Give a large `max`: each split of a buffer costs a reference. A few bytes of a large
+    /// buffer are copied, so that they do not keep it.
     ///
     /// # Errors
-    /// As `read`. `ENOBUFS` if the stack is so short of memory that what arrived lies in its last
-    /// reserve, which it does not lend; `read` works then.
+    /// As `read`. `ENOBUFS` if the bytes are in the memory reserve of the stack, which it does not lend; `read` works then.
     pub fn recv_owned(&self, max: usize) -> io::Result<Loan> {
         self.lend(max, self.socket.read_limit())
     }
@@ -410,7 +406,7 @@ impl TcpStream {
 }
 
 impl UdpSocket {
-    /// Receives one datagram without copying, and who sent it. Waits as `recv_from` does.
+    /// Receives one datagram without a copy, and its source address. Waits as `recv_from` does.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].

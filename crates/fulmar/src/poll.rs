@@ -1,4 +1,4 @@
-//! Poll sets: which of many sockets are ready.
+//! Poll sets: readiness of many sockets (as epoll(7)).
 
 mod descriptors;
 mod waker;
@@ -31,7 +31,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// The names of sockets of one stack, and that.
+/// The handles of sockets of one stack, and the identity of the stack.
 fn slots_of<'a>(sockets: impl IntoIterator<Item = &'a Arc<Socket>>) -> Slots {
     let mut stack = std::ptr::null();
     let name = |s: &'a Arc<Socket>| {
@@ -65,29 +65,28 @@ impl sealed::Sealed for TcpListener {
 }
 impl Source for TcpListener {}
 
-/// A socket that is ready, a descriptor of the host that is, or a [`Waker`] that was used.
+/// A ready socket, a ready descriptor of the host, or a [`Waker`] that was used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
     /// The token under which it was added.
     pub token: usize,
-    /// What it is ready for, of what it was added for, and errors and ends in any case.
+    /// Its readiness: of its interest, and errors and hang-ups in any case.
     pub ready: Ready,
 }
 
-/// A set of sockets of one stack, level-triggered like `epoll`: a socket is reported as long as it
-/// is ready. With [`Ready::EDGE`] in its interest it is reported when that changes.
+/// A set of sockets of one stack, level-triggered like `epoll`: a socket is reported as long as it is ready. With
+/// [`Ready::EDGE`] in its interest it is reported once for each change of readiness.
 ///
 /// [`PollSet::wait`] runs the stack itself while it waits. It also returns for [wakers](Waker) of other
 /// threads and for [descriptors of the host](PollSet::add_fd).
 ///
-/// From a wait that returns events to the next one the calling thread is in a *turn* of its event loop: what it sends
-/// is collected, and leaves as one burst with the next wait, or when the burst is full. It leaves earlier if another
-/// thread calls the stack, if the thread waits for anything else in the stack, and after two milliseconds, from when on
-/// each call of the turn sends for itself. Waits with a zero time-out begin no turn.
+/// Between a wait that returns events and the next one the calling thread is in a *turn* of its event loop: frames of its
+/// calls are sent as one burst by the next wait, or when the burst is full. They are sent earlier if another thread calls
+/// the stack, if the thread waits for anything else in the stack, and after two milliseconds; from then on each call of
+/// the turn sends its own frames. Waits with a zero time-out begin no turn.
 ///
-/// The set's own descriptor can be handed to another event loop instead: it is readable while a member may
-/// be ready; then call `wait` with a zero time-out. In that case the stack's service thread does the
-/// polling.
+/// The descriptor of the set can be watched by another event loop instead: it is readable while a member may be ready;
+/// then call `wait` with a zero time-out. The service thread of the stack polls the device in that case.
 ///
 /// ```
 /// # use fulmar::{Ready, Stack, TcpListener, devices};
@@ -116,17 +115,17 @@ pub struct Event {
 /// # }
 /// ```
 ///
-/// With several shards `wait` runs the one of its thread ([`Stack::on_shard`]), and the service threads of
-/// the others run those. A listener that several shards serve may be reported once by each.
+/// With several shards `wait` runs the shard of its thread ([`Stack::on_shard`]); service threads run the others. A
+/// listener that several shards serve may be reported once by each.
 pub struct PollSet {
     stack: Stack,
     core: Arc<PollSetCore>,
     woken: Arc<Woken>,
-    /// Made with the first of them.
+    /// Created with the first descriptor.
     descriptors: Mutex<Option<Descriptors>>,
 }
 
-/// What a poll set answers about a socket that it does not have.
+/// The error for a socket that is not in the set.
 fn not_a_member(e: SocketError) -> io::Error {
     match e {
         SocketError::Invalid => {
@@ -146,8 +145,7 @@ impl PollSet {
         Ok(PollSet { stack: stack.clone(), core, woken, descriptors: Mutex::default() })
     }
 
-    /// Watches a socket, under a token of choice; again to change token or interest, for which
-    /// [`PollSet::modify`] is the name. A socket that is dropped leaves the set.
+    /// Adds a socket with a token; for a socket in the set, as [`PollSet::modify`]. A dropped socket is removed from the set.
     ///
     /// # Errors
     /// `InvalidInput` for a socket of another stack.
@@ -172,14 +170,14 @@ impl PollSet {
         })
     }
 
-    /// A handle with which other threads end a wait of this set: it reports `token`.
+    /// A handle with which other threads end a wait of this set, which then reports `token`.
     pub fn waker(&self, token: usize) -> Waker {
         Waker::new(&self.woken, token)
     }
 
-    /// Watches a descriptor of the host beside the sockets: a kernel socket, a pipe, a timer, another poll
-    /// set; again to change token or interest. A descriptor leaves the set when it is closed. The first one
-    /// starts a thread, which sleeps on them while all are quiet.
+    /// Adds a descriptor of the host: a kernel socket, a pipe, a timer, another poll set; for a descriptor in the set, changes
+    /// its token and interest. A closed descriptor is removed from the set. The first one starts a thread, which sleeps on
+    /// the descriptors while none is ready.
     ///
     /// # Errors
     /// Those of `epoll_ctl(2)`: `EPERM` for a regular file, which is always ready.
@@ -191,7 +189,7 @@ impl PollSet {
         descriptors.as_ref().map_or(Ok(()), |d| d.add(fd, token, interest))
     }
 
-    /// No longer watches a descriptor.
+    /// Removes a descriptor.
     ///
     /// # Errors
     /// `NotFound` if it was not in the set.
@@ -206,7 +204,7 @@ impl PollSet {
         self.descriptors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No longer watches a socket.
+    /// Removes a socket.
     ///
     /// # Errors
     /// `NotFound` if it was not in the set; `InvalidInput` for a socket of another stack.
@@ -229,9 +227,8 @@ impl PollSet {
         self.stack.inner.host(shard)
     }
 
-    /// Waits until at least one member is ready or the time is over (`None`: for ever), and replaces
-    /// the contents of `events`. Returns how many there are: at most 1,024, of which the others have their
-    /// turn with the next call.
+    /// Waits until at least one member is ready or the time is over (`None`: for ever), and replaces the contents of
+    /// `events`. Returns how many there are, at most 1,024; further ready members are reported by the next call.
     ///
     /// # Errors
     /// `EBADF` in a forked child.
@@ -247,7 +244,7 @@ impl PollSet {
                 1 => self.wait_for_sockets(events, limit)?,
                 _ => self.wait_over_shards(events, limit)?,
             };
-            // After the sockets: taking these clears the set's descriptor.
+            // After the sockets, since this clears the descriptor of the set.
             if self.core.take_others() {
                 self.collect_others(events)?;
             }
@@ -257,7 +254,7 @@ impl PollSet {
         }
     }
 
-    /// Appends the sockets that are ready. False: the time is over.
+    /// Appends the ready sockets. False: the time is over.
     fn wait_for_sockets(&self, events: &mut Vec<Event>, limit: Limit) -> io::Result<bool> {
         let found = self.host(0).wait_set(&self.core, limit, |shard| {
             let sockets = shard.collect_set(&self.core, EVENTS_PER_WAIT, |token, ready| {
@@ -271,9 +268,9 @@ impl PollSet {
     fn wait_over_shards(&self, events: &mut Vec<Event>, limit: Limit) -> io::Result<bool> {
         let may_be_ready = wait_for_candidates(&self.stack, &self.core, limit)?;
         for host in self.stack.inner.hosts() {
-            let room = EVENTS_PER_WAIT - events.len();
+            let space = EVENTS_PER_WAIT - events.len();
             let collect = host.call(|shard, _| {
-                Ok(shard.collect_set(&self.core, room, |token, ready| {
+                Ok(shard.collect_set(&self.core, space, |token, ready| {
                     events.push(Event { token, ready });
                 }))
             });
@@ -286,19 +283,18 @@ impl PollSet {
     fn collect_others(&self, events: &mut Vec<Event>) -> io::Result<()> {
         let woken = self.woken.take().into_iter();
         events.extend(woken.map(|token| Event { token, ready: Ready::READABLE }));
-        let room = EVENTS_PER_WAIT.saturating_sub(events.len());
+        let space = EVENTS_PER_WAIT.saturating_sub(events.len());
         if let Some(descriptors) = &*self.descriptors()
-            && (room == 0 || descriptors.collect(events, room)?)
+            && (space == 0 || descriptors.collect(events, space)?)
         {
-            // Level-triggered: the next wait looks again.
+            // Level-triggered: the next wait checks them again.
             self.core.signal_others();
         }
         Ok(())
     }
 }
 
-/// Waits until sockets of any shard may be ready, running this thread's shard meanwhile. False: the time
-/// is over.
+/// Waits until sockets of any shard may be ready, and runs the shard of this thread meanwhile. False: the time is over.
 pub(crate) fn wait_for_candidates(
     stack: &Stack,
     set: &Arc<PollSetCore>,

@@ -1,4 +1,4 @@
-//! Posted receive: buffers that are given away before their bytes come, and come back filled.
+//! Posted receive: a buffer is posted before its bytes arrive, and completes when it is filled.
 //!
 //! ```
 //! # use std::io::Write;
@@ -11,7 +11,7 @@
 //! # let mut peer = TcpStream::connect(&one, "10.0.0.2:80")?;
 //! # let (stream, _) = listener.accept()?;
 //! let mut filling = stream.recv_posted(RecvBuf::with_capacity(64 << 10))?;
-//! let mut behind = stream.recv_posted(RecvBuf::with_capacity(64 << 10))?;
+//! let mut next = stream.recv_posted(RecvBuf::with_capacity(64 << 10))?;
 //! # peer.write_all(b"hello")?;
 //! # drop(peer);
 //! let mut all = Vec::new();
@@ -21,8 +21,8 @@
 //!         break; // the end of the stream
 //!     }
 //!     all.extend_from_slice(&buffer);
-//!     // The stream goes on into the other one; this one goes back behind it.
-//!     filling = std::mem::replace(&mut behind, stream.recv_posted(buffer)?);
+//!     // The stream is received into the other one; this one is posted after it.
+//!     filling = std::mem::replace(&mut next, stream.recv_posted(buffer)?);
 //! }
 //! # assert_eq!(all, b"hello");
 //! # Ok(())
@@ -51,32 +51,30 @@ use crate::socket::to_io;
 use crate::tcp::TcpStream;
 pub use ring::RecvRing;
 
-/// When a posted buffer is given back although it is not full. The default: when the peer pushes, or
-/// nothing comes for a millisecond.
+/// When a posted buffer completes although it is not full. The default: at a segment with PSH, or after a millisecond
+/// without data.
 pub type RecvRule = CompletionPolicy;
 
 impl TcpStream {
-    /// Gives away a buffer before its bytes have come. It is filled with what comes next in the stream,
-    /// behind the buffers that were posted before, and comes back when it is full, when the peer pushed,
-    /// or after a short pause; at the end of the stream with what it has, which may be nothing. Where the
-    /// device can, payload goes straight into it and is never copied by this process; elsewhere it is
-    /// copied once.
+    /// Posts a buffer. It receives the next bytes of the stream, after those of the buffers posted before. It completes when
+    /// it is full, at a segment with PSH, after a short pause, or at the end of the stream, then possibly empty. If the device
+    /// supports it, payload is placed there without a copy by this process; otherwise it is copied once.
     ///
-    /// Never waits. Up to 256 buffers may wait; two of at least 64 KiB each, used in turn, keep a stream
-    /// going. A device remembers the two buffers used last, so use the same ones again.
+    /// Never waits. Up to 256 buffers may be posted; two of at least 64 KiB each, used in turn, keep a stream going. Use the
+    /// same buffers again: a device caches the registration of the last two.
     ///
-    /// Reads come behind posted buffers: `read` and `peek` wait (or answer `WouldBlock`) while buffers
-    /// wait, and go on behind the last of them. What had come before a buffer was posted is in it first.
-    /// A socket that is polled is readable when a buffer is back.
+    /// Reads are served after posted buffers: while some are posted, `read` and `peek` wait or fail with `WouldBlock`.
+    /// Bytes received before the post are copied into the buffer first. In a poll set the socket is readable when a buffer
+    /// has completed.
     ///
     /// # Errors
-    /// `WouldBlock` if 256 buffers wait already, `NetworkDown`. The buffer comes back in the error. What
-    /// happens to the connection later is told by the completion.
+    /// `WouldBlock` if 256 buffers are posted, `NetworkDown`. The error has the buffer. Later errors of the connection are
+    /// reported by the completion.
     pub fn recv_posted(&self, buf: impl Into<RecvBuf>) -> Result<RecvCompletion, RecvError> {
         self.recv_posted_with(buf, RecvRule::default())
     }
 
-    /// As [`TcpStream::recv_posted`], with a rule of its own for when the buffer comes back.
+    /// As [`TcpStream::recv_posted`], with another rule for when the buffer completes.
     ///
     /// # Errors
     /// As [`TcpStream::recv_posted`].
@@ -104,54 +102,52 @@ impl TcpStream {
     }
 }
 
-/// A posted buffer on its way: a program may wait for it, ask, await it as a future, or cancel it.
+/// The completion of a posted buffer. A program may wait for it, poll it, await it as a future, or cancel it.
 ///
-/// Whoever waits or asks runs the stack meanwhile; for those who await, the stack's own thread does.
-/// Dropping it before it is over takes the buffer back, and bytes that it had received go back into the
-/// stream, to be received by whoever is next: nothing is lost, so it may be dropped by a `select`. Dropped
-/// when it is over, the buffer goes with its bytes; so it does if the buffer behind it has received some
-/// already.
+/// A thread that waits or polls runs the stack; while a program awaits, the service thread does. To drop it before it is
+/// complete revokes the buffer and puts the bytes that it has received back at the front of the receive queue: nothing is
+/// lost, so a `select` may drop it. Bytes are lost if it is dropped when it is complete, or when the next buffer has
+/// received bytes already.
 ///
-/// Closing the socket ends what is posted: buffers with bytes come back with them, the others as
-/// cancelled (`ECANCELED`).
+/// A close of the socket completes all posted buffers: those with bytes return them, the others fail with `ECANCELED`.
 pub struct RecvCompletion {
-    /// There until it is dropped.
+    /// Present until the drop.
     ticket: Option<Arc<RecvTicket>>,
     shard: ShardRef,
     id: SlotId,
 }
 
 impl RecvCompletion {
-    /// Whether the buffer is back, to be taken without waiting.
+    /// Whether the buffer is complete, so that it can be taken without waiting.
     pub fn is_done(&self) -> bool {
         self.ticket().is_over()
     }
 
-    /// Waits until the buffer is back. It dereferences to the bytes that it received; none is the end of
-    /// the stream (or a buffer of no bytes).
+    /// Waits until the buffer is complete, and returns it. It dereferences to the bytes that it has received; none: the end
+    /// of the stream (or a buffer of no bytes).
     ///
     /// # Errors
-    /// Why the connection ended, if the buffer had received nothing by then: those of `read`, and
-    /// `ECANCELED` after [`RecvCompletion::cancel`] or the close of the socket. The buffer is in the error,
-    /// unless its stack has gone with it. `WouldBlock` in a signal handler that interrupted the stack.
+    /// Those of `read`, if the buffer has received nothing; `ECANCELED` after [`RecvCompletion::cancel`] or the close of the
+    /// socket. The error has the buffer, unless it was lost with its stack. `WouldBlock` in a signal handler that interrupted
+    /// the stack.
     pub fn wait(mut self) -> Result<RecvBuf, RecvError> {
         let taken = self.take_by(Limit::Forever);
         taken.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::WouldBlock).into()))
     }
 
-    /// As [`RecvCompletion::wait`], at most for `timeout`. `None`: not yet; nothing has changed.
+    /// As [`RecvCompletion::wait`], at most for `timeout`. `None`: not complete.
     pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Result<RecvBuf, RecvError>> {
         self.take_by(Limit::For(timeout))
     }
 
-    /// Lets the stack take what has come, without waiting, and returns the buffer if it is back. `None`:
-    /// not yet, or it was taken before.
+    /// Runs the stack once, without waiting, and returns the buffer if it is complete. `None`: it is not, or it was taken
+    /// before.
     pub fn try_take(&mut self) -> Option<Result<RecvBuf, RecvError>> {
         self.take_by(Limit::DoNotWait)
     }
 
-    /// Asks for the buffer before its time: it comes back with what it has, or as cancelled if that is
-    /// nothing. Wait for it then: it is back once no device writes to it any more.
+    /// Cancels the buffer: it completes with the bytes that it has received, or with `ECANCELED` if there are none. Wait for
+    /// it afterwards: it is complete once no device writes to it any more.
     ///
     /// # Errors
     /// `WouldBlock` in a signal handler that interrupted the stack.
@@ -165,8 +161,7 @@ impl RecvCompletion {
         cancel.unwrap_or(Ok(())).map_err(to_io)
     }
 
-    /// `None`: not yet, or taken before. An error without a buffer may be one of the call, not of the
-    /// connection.
+    /// `None`: not complete, or taken before. An error without a buffer may be one of the call, not of the connection.
     fn take_by(&mut self, limit: Limit) -> Option<Result<RecvBuf, RecvError>> {
         let ticket = self.ticket.as_mut()?;
         let mut sole = SoleTicket::of(ticket);
@@ -178,10 +173,10 @@ impl RecvCompletion {
                 ticket.take()
             }
         };
-        outcome.map(told)
+        outcome.map(to_result)
     }
 
-    /// An error is one of the call, not of the connection.
+    /// Waits within `limit`. The error is one of the call, not of the connection.
     fn wait_for(&self, limit: Limit) -> Result<(), RecvError> {
         let waited = match self.shard.with(|host| host.wait_ticket(self.ticket(), limit)) {
             Some(waited) => waited.map(drop).map_err(to_io),
@@ -194,16 +189,16 @@ impl RecvCompletion {
     }
 
     fn take(&self) -> Option<Result<RecvBuf, RecvError>> {
-        self.ticket().take().map(told)
+        self.ticket().take().map(to_result)
     }
 
     fn ticket(&self) -> &Arc<RecvTicket> {
-        self.ticket.as_ref().expect("invariant: there until it is dropped")
+        self.ticket.as_ref().expect("invariant: present until the drop")
     }
 }
 
-/// What its holder is told.
-fn told(outcome: RecvOutcome) -> Result<RecvBuf, RecvError> {
+/// The outcome as the result of a call.
+fn to_result(outcome: RecvOutcome) -> Result<RecvBuf, RecvError> {
     match outcome {
         RecvOutcome { buf: Some(buf), error: None } => Ok(buf),
         RecvOutcome { buf, error } => {
@@ -229,7 +224,7 @@ impl Drop for RecvCompletion {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket.take() else { return };
         if ticket.is_over() {
-            // With the buffer goes its place among those that were not taken.
+            // The drop of the outcome also counts the completion as claimed.
             drop(ticket.take());
             spare::put(ticket);
         } else {
@@ -245,14 +240,14 @@ impl fmt::Debug for RecvCompletion {
     }
 }
 
-/// Tickets that are used again by the thread that had them, so that posting allocates nothing.
+/// A cache of tickets per thread, so that posting allocates nothing.
 mod spare {
     use std::cell::RefCell;
     use std::sync::Arc;
 
     use fulmar_runtime::RecvTicket;
 
-    /// As many buffers as most programs have under way.
+    /// Tickets cached at most: as many buffers as most programs post.
     const MOST: usize = 4;
 
     thread_local! {
@@ -260,12 +255,12 @@ mod spare {
     }
 
     pub(super) fn take() -> Arc<RecvTicket> {
-        // In the destructors of a thread that ends there is none.
+        // The thread-local is gone in destructors of an ending thread.
         let spare = SPARE.try_with(|s| s.try_borrow_mut().ok()?.pop()).ok().flatten();
         spare.unwrap_or_default()
     }
 
-    /// Keeps a ticket that nobody else has; as new.
+    /// Resets and caches a ticket, if there is no other reference to it.
     pub(super) fn put(mut ticket: Arc<RecvTicket>) {
         let Some(own) = Arc::get_mut(&mut ticket) else { return };
         own.renew();
@@ -276,16 +271,16 @@ mod spare {
                 s.push(ticket);
             }
         };
-        // As above: without it the ticket goes.
+        // As above: then the ticket is dropped.
         let _ = SPARE.try_with(keep);
     }
 }
 
-/// A buffer that was not posted, or came back with nothing.
+/// A buffer that was not posted, or has completed with an error.
 pub struct RecvError {
-    /// Why.
+    /// The error.
     pub error: io::Error,
-    /// The buffer, to be used again. `None`: it went away with its stack, or is still posted.
+    /// The buffer, to be used again. `None`: it was lost with its stack, or is still posted.
     pub buf: Option<RecvBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! Receiving beyond `read`: flags, looking without taking, the low-water mark.
+//! Receive calls with flags, peek, and the low-water mark.
 
 mod raw;
 
@@ -15,11 +15,11 @@ use crate::socket::to_io;
 use crate::tcp::TcpStream;
 use raw::Read;
 
-/// A read that waits posts what is left of its buffer if that is so much: two of the largest frames. With
-/// less the second one does not fit, and as much is copied as is placed.
+/// Free bytes of a buffer from which on a waiting read posts it: two of the largest frames. In a smaller one the second
+/// frame does not fit, and as many bytes are copied as are placed.
 const PLACED_READ_BYTES: usize = 128 << 10;
 
-/// How one read differs from the others of its socket.
+/// Flags of one read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RecvFlags(u8);
 
@@ -60,30 +60,30 @@ impl BitOr for RecvFlags {
 }
 
 impl TcpStream {
-    /// Reads into the buffers one after the other, as `read_vectored` does, with flags. What is there
-    /// is detached with the stack's lock taken once, however many buffers there are, and copied
-    /// outside of it. Returns how many bytes there were; 0 is the end of the stream, or no room.
+    /// Reads into the buffers as `read_vectored` does, with flags. Received bytes are detached under the shard lock, once for
+    /// all buffers, and copied without it. Returns how many bytes were read; 0: the end of the stream, or buffers of no
+    /// bytes.
     ///
-    /// Bytes are copied, but for one large buffer: see [`TcpStream::set_placed_reads`]. Two buffers given
-    /// away ahead ([`TcpStream::recv_posted`]) are filled in place from the first byte to the last.
+    /// Bytes are copied, except into one large buffer: see [`TcpStream::set_placed_reads`]. Posted buffers
+    /// ([`TcpStream::recv_posted`]) can be filled in place from the first byte to the last.
     ///
-    /// Less than asked for with [`RecvFlags::WAIT_ALL`] means that the stream or the time ended first;
-    /// the next call tells why.
+    /// With [`RecvFlags::WAIT_ALL`] fewer bytes are read if the stream ends or the time-out passes first; the next call
+    /// returns which.
     ///
     /// # Errors
-    /// `WouldBlock`, and those of `recv(2)`, if there was nothing.
+    /// `WouldBlock`, and those of `recv(2)`, if no byte was read.
     pub fn recv_with(&self, bufs: &mut [IoSliceMut<'_>], flags: RecvFlags) -> io::Result<usize> {
-        let room: usize = bufs.iter().map(|b| b.len()).sum();
+        let capacity: usize = bufs.iter().map(|b| b.len()).sum();
         let limit = self.recv_limit(flags);
         let all = flags.contains(RecvFlags::WAIT_ALL);
         let low_water_bytes = if all { usize::MAX } else { 1 };
         if flags.contains(RecvFlags::PEEK) {
-            return self.peek_into(0, bufs, if all { room } else { 1 }, limit);
+            return self.peek_into(0, bufs, if all { capacity } else { 1 }, limit);
         }
-        // A call that waits several times does so until one end.
+        // All waits of the call share one time-out.
         let limit = if all { limit.from_now() } else { limit };
         let mut done = 0;
-        while done < room {
+        while done < capacity {
             let n = match self.take_some(bufs, done, low_water_bytes, limit) {
                 Ok(n) => n,
                 Err(_) if done > 0 => break,
@@ -104,8 +104,7 @@ impl TcpStream {
         self.socket.read_limit()
     }
 
-    /// Reads behind the first `done` bytes of the buffers. Waits for data; a posted buffer waits for
-    /// `low_water_bytes`.
+    /// Reads into the buffers after their first `done` bytes. Waits for data; a posted buffer waits for `low_water_bytes`.
     #[inline]
     fn take_some(
         &self,
@@ -114,14 +113,14 @@ impl TcpStream {
         low_water_bytes: usize,
         limit: Limit,
     ) -> io::Result<usize> {
-        let room: usize = bufs.iter().map(|b| b.len()).sum();
-        if room - done >= PLACED_READ_BYTES
+        let capacity: usize = bufs.iter().map(|b| b.len()).sum();
+        if capacity - done >= PLACED_READ_BYTES
             && let [buf] = bufs
             && let Some(read) = self.place_into(buf, done, low_water_bytes, limit)
         {
             return read;
         }
-        self.take_into(bufs, done, room, limit)
+        self.take_into(bufs, done, capacity, limit)
     }
 
     /// As [`TcpStream::take_some`], by posting the buffer while the receive queue is empty. `None`: not possible
@@ -150,23 +149,23 @@ impl TcpStream {
         }
     }
 
-    /// Reads behind the first `done` bytes of the buffers. Waits for data.
+    /// Reads into the buffers after their first `done` bytes, by a copy. Waits for data.
     fn take_into(
         &self,
         bufs: &mut [IoSliceMut<'_>],
         done: usize,
-        room: usize,
+        capacity: usize,
         limit: Limit,
     ) -> io::Result<usize> {
         let s = &*self.socket;
         let chain = s.wait_for_data(limit, |shard, _, least| {
             let least = if done > 0 { Least::OneByte } else { least };
-            shard.tcp_take_more(s.id, room - done, done, least)
+            shard.tcp_take_more(s.id, capacity - done, done, least)
         })?;
         Ok(self.copy_out(chain, bufs, done))
     }
 
-    /// Copies what was detached behind the first `done` bytes of the buffers, and gives it back.
+    /// Copies detached bytes into the buffers after their first `done` bytes, and frees them.
     #[inline]
     fn copy_out(&self, chain: Chain, bufs: &mut [IoSliceMut<'_>], done: usize) -> usize {
         let (s, n) = (&*self.socket, chain.len());
@@ -178,14 +177,13 @@ impl TcpStream {
         n
     }
 
-    /// Whether a read whose one buffer is large (what is left of it: at least 128 KiB) may give it to the
-    /// device while it waits, which fills it in place where that saves a copy (`tap`, `packet`). The buffer
-    /// is back when the read returns, which is when it would have returned otherwise: with the first bytes,
-    /// at the low-water mark, or full with [`RecvFlags::WAIT_ALL`]. While such a read waits, other reads of
-    /// the connection come behind it. On by default; for all handles of the connection.
+    /// Sets whether a waiting read with one large buffer (at least 128 KiB free) may post it to the device, which then fills
+    /// it in place where that saves a copy (`tap`, `packet`). The read returns when it would without: with the first bytes,
+    /// at the low-water mark, or full with [`RecvFlags::WAIT_ALL`]. Other reads of the connection are served after it. On by
+    /// default; for all handles of the connection.
     ///
-    /// Reads that find bytes copy them, as do those with several buffers, those that do not wait, and for a
-    /// while those of a connection where hardly anything was placed.
+    /// Always copied are reads that find bytes, have several buffers or do not wait; for a while also the reads of a
+    /// connection of which hardly any bytes were placed.
     ///
     /// # Errors
     /// Never; the signature is that of the other options.
@@ -194,7 +192,7 @@ impl TcpStream {
         Ok(())
     }
 
-    /// Whether reads with large buffers may give them to the device.
+    /// Whether waiting reads with a large buffer may post it to the device.
     ///
     /// # Errors
     /// Never.
@@ -202,7 +200,7 @@ impl TcpStream {
         Ok(self.socket.places_reads())
     }
 
-    /// Reads without taking.
+    /// Reads bytes that stay in the receive queue (`MSG_PEEK`).
     ///
     /// # Errors
     /// As `read`.
@@ -210,9 +208,8 @@ impl TcpStream {
         self.peek_at(0, &mut [IoSliceMut::new(buf)])
     }
 
-    /// Reads from `offset` bytes behind the next one on, without taking anything (as `SO_PEEK_OFF`
-    /// does). Waits until there is at least one such byte; 0 is the end of the stream before it, or
-    /// that the receive buffer holds no more.
+    /// As [`TcpStream::peek`], from `offset` bytes after the next one on (as `SO_PEEK_OFF`). Waits for at least one such
+    /// byte. 0: the stream ends before it, or the receive buffer is full.
     ///
     /// # Errors
     /// As `read`.
@@ -227,14 +224,14 @@ impl TcpStream {
         least: usize,
         limit: Limit,
     ) -> io::Result<usize> {
-        let room: usize = bufs.iter().map(|b| b.len()).sum();
-        if room == 0 {
+        let capacity: usize = bufs.iter().map(|b| b.len()).sum();
+        if capacity == 0 {
             return Ok(0);
         }
         let s = &*self.socket;
         let chain = s.wait_for_data(limit, |shard, _, wait| {
             let least = if wait == Least::LowWater { least } else { 1 };
-            shard.tcp_peek_at(s.id, offset, room, least)
+            shard.tcp_peek_at(s.id, offset, capacity, least)
         })?;
         let n = chain.len();
         scatter(&chain, bufs, 0);
@@ -244,9 +241,8 @@ impl TcpStream {
         Ok(n)
     }
 
-    /// Bytes below which the connection is not readable for poll sets, and a read waits
-    /// (`SO_RCVLOWAT`); 1 by default. At most half of the receive buffer counts. A read that does not
-    /// wait, or whose time is over, returns what is there all the same, and so does everyone when the
+    /// SO_RCVLOWAT: with fewer bytes a read waits, and the connection is not readable in a poll set. 1 by default; limited to
+    /// half of the receive buffer. It does not apply to a read that does not wait or whose time-out has passed, nor when the
     /// stream has ended or its window is closed.
     ///
     /// # Errors
@@ -261,7 +257,7 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.set_recv_low_water(bytes))
     }
 
-    /// The low-water mark, as far as it counts.
+    /// The low-water mark in effect (SO_RCVLOWAT), bytes.
     ///
     /// # Errors
     /// The socket is gone.
@@ -270,14 +266,14 @@ impl TcpStream {
     }
 }
 
-/// Copies a chain into the reader's buffers, behind their first `skip` bytes.
+/// Copies a chain into the reader's buffers, after their first `skip` bytes.
 fn scatter(chain: &Chain, bufs: &mut [IoSliceMut<'_>], mut skip: usize) {
     let mut from = chain.reader();
     for buf in bufs {
         let filled = skip.min(buf.len());
         skip -= filled;
-        let room = buf.get_mut(filled..).unwrap_or_default();
-        if from.read(room) < room.len() {
+        let free = buf.get_mut(filled..).unwrap_or_default();
+        if from.read(free) < free.len() {
             return;
         }
     }

@@ -1,10 +1,10 @@
-//! Sending beyond `write`: flags, owned memory, reserved buffers.
+//! Send calls with flags, of owned memory, and into reserved space.
 
 mod completion;
 mod owned;
-mod room;
-mod turn;
-pub(crate) use turn::lock_send;
+mod reservation;
+mod lock;
+pub(crate) use lock::lock_send;
 
 use std::io::{self, IoSlice};
 use std::ops::BitOr;
@@ -15,11 +15,11 @@ use fulmar_socket::fmt_flags;
 
 pub use completion::SendCompletion;
 pub use owned::{OwnedBytes, SendOwnedError};
-pub use room::SendRoom;
+pub use reservation::SendReservation;
 
 use crate::socket::Socket;
 use crate::tcp::TcpStream;
-use turn::WriteTurn;
+use lock::SendLock;
 
 /// Flags of one write.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -34,8 +34,8 @@ impl SendFlags {
     /// `MSG_DONTWAIT`: this write is non-blocking.
     pub const DONT_WAIT: SendFlags = SendFlags(2);
 
-    /// A record ends with this write (`MSG_EOR`): no segment has bytes of both sides of its end. The peer sees a
-    /// stream as ever. A socket has 1024 ends of records that are not acknowledged at the most; beyond, a write waits.
+    /// A record ends with this write (`MSG_EOR`): no segment has bytes before and after its end. The peer still receives a
+    /// stream. A socket has at most 1024 unacknowledged ends of records; a further write waits.
     pub const END_OF_RECORD: SendFlags = SendFlags(4);
 
     /// Whether all of `other` is in `self`.
@@ -64,28 +64,26 @@ impl BitOr for SendFlags {
 }
 
 impl TcpStream {
-    /// Writes the pieces as one, as `write_vectored` does, with flags. All pieces that fit go into one
-    /// chain and out by one pass of the protocol, however many they are. Returns how many bytes were
-    /// accepted: all of them unless the socket does not wait, or the connection ends on the way;
-    /// then the next call tells why.
+    /// Writes the buffers as `write_vectored` does, with flags. All that fit are copied into one chain and sent with one run
+    /// of the output. Returns how many bytes were accepted: fewer than all if the socket is non-blocking, the time-out
+    /// passed, or the connection ended; then the next call returns its error.
     ///
     /// # Errors
-    /// `WouldBlock`, and those of `send(2)`, if nothing was accepted. No bytes are no error, and
-    /// nothing is looked at.
+    /// `WouldBlock`, and those of `send(2)`, if nothing was accepted. A write of no bytes returns 0 without any check.
     pub fn send_with(&self, bufs: &[IoSlice<'_>], flags: SendFlags) -> io::Result<usize> {
         let total: usize = bufs.iter().map(|b| b.len()).sum();
         if total == 0 {
             return Ok(0);
         }
-        let mut turn = WriteTurn::new(&self.socket, self.send_limit(flags));
+        let mut lock = SendLock::new(&self.socket, self.send_limit(flags));
         let mut done = 0;
         while done < total {
-            match turn.write_some(bufs, done, total, flags) {
+            match lock.write_some(bufs, done, total, flags) {
                 Ok(n) => done += n,
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
             }
-            if !turn.waits() {
+            if !lock.waits() {
                 break;
             }
         }
@@ -99,25 +97,25 @@ impl TcpStream {
         self.socket.write_limit()
     }
 
-    /// Gives memory to the connection, which sends it in place, without a copy. Waits
-    /// for room in the send buffer as `write` does, part by part. The completion tells when the
-    /// memory is let go: the peer has acknowledged all of it and no device reads it any more.
+    /// Sends memory in place, without a copy: the connection owns it until the completion. Waits for space in the send
+    /// buffer as `write` does. The memory is released when the peer has acknowledged all of it and no device reads it any
+    /// more.
     ///
-    /// What is queued counts against the send buffer and against the stack's budget for sending, like
-    /// copied bytes. Worth it from a few KiB on: below that a copy is cheaper.
+    /// Queued bytes are charged to the send buffer and to the stack's memory for sending, like copied bytes. Below a few
+    /// KiB a copy is cheaper.
     ///
     /// # Errors
-    /// As `write`. What was not accepted comes back, with the count of what was.
+    /// As `write`. The error has the count of accepted bytes, and the others.
     pub fn send_owned(
         &self,
         bytes: impl Into<OwnedBytes>,
     ) -> Result<SendCompletion, SendOwnedError> {
         let mut bytes = bytes.into();
         let completion = bytes.completion_on(&self.socket);
-        let mut turn = WriteTurn::new(&self.socket, self.socket.write_limit());
+        let mut lock = SendLock::new(&self.socket, self.socket.write_limit());
         let mut sent = 0;
         while !bytes.is_empty() {
-            match turn.share_some(&mut bytes) {
+            match lock.share_some(&mut bytes) {
                 Ok(n) => sent += n,
                 Err(error) => return Err(SendOwnedError { error, sent, rest: bytes }),
             }
@@ -125,38 +123,36 @@ impl TcpStream {
         Ok(completion)
     }
 
-    /// As [`TcpStream::send_owned`], but takes only what fits now, from the front. Returns how many
-    /// bytes those were; the rest stays in `bytes`, and [`OwnedBytes::completion`] tells of all of
-    /// them together.
+    /// As [`TcpStream::send_owned`], without waiting: accepts as many of the first bytes as there is space for. Returns how
+    /// many; the others stay in `bytes`. [`OwnedBytes::completion`] is the completion of all of them.
     ///
     /// # Errors
-    /// `WouldBlock`, and those of `write`; nothing is taken then.
+    /// `WouldBlock`, and those of `write`; nothing is accepted then.
     pub fn try_send_owned(&self, bytes: &mut OwnedBytes) -> io::Result<usize> {
         if bytes.is_empty() {
             return Ok(0);
         }
         bytes.completion_on(&self.socket);
-        WriteTurn::new(&self.socket, Limit::DoNotWait).share_some(bytes)
+        SendLock::new(&self.socket, Limit::DoNotWait).share_some(bytes)
     }
 
-    /// Lends up to `bytes` of the stack's own memory, with its place in the send buffer, to be
-    /// written into directly; [`SendRoom::commit`] sends it. Waits until there is room worth having,
-    /// as `write` does; [`SendRoom::capacity`] tells how much it is. Until it is committed or dropped
-    /// other writers of this socket wait.
+    /// Reserves up to `bytes` of the send buffer with memory to write into; [`SendReservation::commit`] sends it. Waits for
+    /// space as `write` does; [`SendReservation::capacity`] is how much was reserved. Other writers of this socket wait until
+    /// it is committed or dropped.
     ///
     /// # Errors
     /// As `write`. `InvalidInput` for no bytes.
-    pub fn send_reserve(&self, bytes: usize) -> io::Result<SendRoom<'_>> {
+    pub fn send_reserve(&self, bytes: usize) -> io::Result<SendReservation<'_>> {
         if bytes == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "cannot reserve 0 bytes"));
         }
-        let mut turn = WriteTurn::new(&self.socket, self.socket.write_limit());
-        let reservation = turn.reserve(bytes)?;
-        Ok(SendRoom::new(turn, reservation))
+        let mut lock = SendLock::new(&self.socket, self.socket.write_limit());
+        let reservation = lock.reserve(bytes)?;
+        Ok(SendReservation::new(lock, reservation))
     }
 }
 
-/// The shard of a socket, for a completion, which must not keep the stack alive.
+/// The shard of a socket, for a completion, which does not keep the stack.
 #[derive(Clone, Default)]
 pub(crate) struct ShardRef {
     stack: std::sync::Weak<crate::inner::Inner>,
@@ -168,7 +164,7 @@ impl ShardRef {
         ShardRef { stack: Arc::downgrade(&socket.stack), shard: socket.shard }
     }
 
-    /// What `f` makes of the host, if the stack is still there.
+    /// Calls `f` with the host, if the stack still exists.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&Arc<fulmar_runtime::Host>) -> R) -> Option<R> {
         self.stack.upgrade().map(|stack| f(stack.host(self.shard)))
     }

@@ -1,18 +1,17 @@
-//! sendfile: a part of a file goes down a connection, with bytes before and after it.
+//! sendfile: sends a part of a file, with headers and trailers.
 //!
 //! ```text
-//!   outer loop   size of the file ─► wait until half the buffer is free ─► one chain ─► one output
-//!   inner loop                       headers │ one read into the whole chain │ trailers
+//!   one turn   size of the file ─► wait until half the buffer is free ─► reserve ─► fill ─► one output
+//!                                                    headers │ one read into the whole chain │ trailers
 //! ```
 //!
-//! Enters: a file and where to begin and end in it. Leaves: one commit per turn, each a run of whole
-//! pages and one pass of `tcp::output`, so that frames of 64 KiB go out. The file is read outside
-//! the stack's lock, straight into the buffers that are sent: one copy, no page faults, and no signal
-//! when the file shrinks. What is not in memory yet is read ahead while the connection is busy with
-//! the piece before; on a non-blocking socket it is claimed and read by a thread ([`reader`]).
+//! Each turn commits whole pages with one run of `tcp::output`, so that frames of 64 KiB are sent. The file is read
+//! without the shard lock, directly into the buffers that are sent: one copy, no page faults, and no SIGBUS when the file
+//! shrinks. Bytes that are not in the page cache are read ahead while the previous turn is sent; on a non-blocking socket
+//! a thread reads them ([`reader`]).
 //!
-//! Owns between two turns: the writer's turn of the socket and its raised low-water mark, which are
-//! given back however the call ends. Source: `kern_sendfile` of FreeBSD (2006 and 2016).
+//! Between two turns the call holds the send lock and the raised low-water mark of the socket; it releases both however
+//! it ends. Source: `kern_sendfile` of FreeBSD (2006 and 2016).
 
 use std::fmt;
 use std::fs::File;
@@ -32,8 +31,8 @@ pub use mapped::MappedFile;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum FileSource {
-    /// What was measured to be cheaper: the pages of a [`MappedFile`] by reference where they can go
-    /// so, else [`FileSource::Read`].
+    /// The cheaper one, as measured: pages of a [`MappedFile`] by reference where that is possible, else
+    /// [`FileSource::Read`].
     #[default]
     Auto,
     /// Read into buffers of the stack: one copy.
@@ -55,20 +54,18 @@ pub enum FileSource {
 pub struct SendFile {
     /// Where the bytes come from.
     pub source: FileSource,
-    /// Bytes that were accepted no longer change with the file. The cost: on a non-blocking socket
-    /// the call itself waits for the disk.
+    /// Accepted bytes do not change with the file. The cost: on a non-blocking socket the call itself waits for the disk.
     pub is_stable: bool,
-    /// Bytes of the file to read ahead of what is being sent, when it is not in memory; `None`:
-    /// twice what went last. 0: none.
+    /// Bytes to read ahead when the file is not in the page cache; `None`: twice the bytes of the last turn. 0: none.
     pub read_ahead_bytes: Option<u64>,
 }
 
 /// Why a file was not sent to its end.
 pub struct SendFileError {
-    /// Why.
+    /// The error.
     pub error: io::Error,
-    /// Bytes accepted before that, headers and trailers included: they will be sent if the
-    /// connection lasts, and the rest may be tried again from there.
+    /// Bytes accepted before, headers and trailers included. They are sent if the connection lasts; another call can
+    /// send the rest.
     pub sent: u64,
 }
 
@@ -119,31 +116,28 @@ impl SendFile {
 }
 
 impl TcpStream {
-    /// Sends `headers`, the bytes of `file` in `range`, and `trailers`, as one write: nothing of
-    /// another writer comes between. Returns how many bytes were accepted, headers and trailers
-    /// included; as with a write, acceptance is not delivery.
+    /// Sends `headers`, the bytes of `file` in `range`, and `trailers` as one write: bytes of other writers are not
+    /// interleaved. Returns how many bytes were accepted, headers and trailers included; as with a write, acceptance is
+    /// not delivery.
     ///
-    /// The position of the file is neither used nor moved. A range without an end goes to where the
-    /// file ends when its last byte is taken, so a file that grows meanwhile is followed; a range
-    /// with an end stops at the latest where the file ended when the call began. A file that ends
-    /// earlier, or shrinks meanwhile, is a short success. Holes are sent as zeroes. Headers and
-    /// trailers go also with an empty file.
+    /// The position of the file is neither used nor moved. A range without an end extends to the end of the file, also if it
+    /// grows during the call; a range with an end stops at the latest at the end of the file when the call began. If the
+    /// file ends earlier, or shrinks during the call, fewer bytes are sent, without an error. Holes are sent as zeroes.
+    /// Headers and trailers are sent also with an empty file.
     ///
-    /// What the file holds is read once, when its bytes are accepted; writes to the file after the
-    /// call are not seen, not even when bytes are sent again. The exception, which
-    /// [`SendFile::stable`] turns off: on a non-blocking socket what is not in memory is accepted
-    /// first and read a little later.
+    /// The file is read once, when its bytes are accepted: later writes to the file do not affect them, retransmissions
+    /// included. The exception, which [`SendFile::stable`] disables: on a non-blocking socket bytes that are not in the page
+    /// cache are accepted first and read soon after.
     ///
-    /// A call waits until half of the send buffer is free, or until the rest fits, before it goes
-    /// on; the write time-out applies to each wait.
+    /// A blocking call waits until half of the send buffer is free, or the rest fits, before it continues. The write time-out
+    /// applies to each wait.
     ///
     /// # Errors
-    /// [`SendFileError`], with what was accepted before it. `WouldBlock`: the socket is non-blocking
-    /// (then a call goes on where a write would: it does not wait for half the buffer), or the
-    /// time-out passed; try again with the rest. `InvalidInput`: the range ends before it begins. `IsADirectory`; `NotSeekable`: the file is a
-    /// pipe or a socket. Those of reading the file: what was read before is accepted. If a piece
-    /// that was accepted before it was read cannot be read, the connection is reset and later calls
-    /// say EIO. Otherwise as `write`.
+    /// [`SendFileError`], with the bytes accepted before. `WouldBlock`: the time-out passed, or the socket is non-blocking and
+    /// not writable (such a call does not wait for half of the buffer); try again with the rest. `InvalidInput`: the range
+    /// ends before it begins. `IsADirectory`; `NotSeekable`: the file is a pipe or a socket. Errors of reading the file; bytes
+    /// read before are accepted. If bytes that were accepted before they were read cannot be read, the connection is reset
+    /// and later calls fail with EIO. Otherwise as `write`.
     pub fn send_file(
         &self,
         file: &File,
@@ -172,20 +166,17 @@ impl TcpStream {
         call::Call::new(&self.socket, options, source, headers, trailers).run()
     }
 
-    /// As [`TcpStream::send_file_with`], from a file that is kept mapped: its pages go to the kernel by
-    /// reference where the kernel alone touches what the device sends, that is on a TAP and on
-    /// AF_PACKET with all offloads, unless a wrapper (capture, faults) stands before it. Where they
-    /// cannot go so they are read, and nothing else is different; `sendfile_mapped_bytes` counts those
-    /// that went by reference. Read are also: pieces of less than 16 KiB, a connection to the stack
-    /// itself, with [`SendFile::stable`] or [`FileSource::Read`] everything, and on a non-blocking
-    /// socket what no blocking call has sent before, since nobody knows whether it is in memory.
+    /// As [`TcpStream::send_file_with`], from a mapped file: its pages are sent by reference where only the kernel reads sent
+    /// frames. That is so on a TAP and on AF_PACKET with all offloads, without a wrapper (capture, impairment). Elsewhere
+    /// they are read and copied; `sendfile_mapped_bytes` counts the bytes sent by reference. Also copied are parts of less
+    /// than 16 KiB, everything on a connection of the stack to itself and with [`SendFile::stable`] or [`FileSource::Read`],
+    /// and on a non-blocking socket bytes that no blocking call has sent before, since they may not be in the page cache.
     ///
-    /// What goes by reference is the file's until the peer has it: later writes to the file change what
-    /// was accepted but not yet sent, and what is sent again. If the file is cut below bytes that were
-    /// accepted and not yet sent (or they cannot be read from the disk), the connection is reset and its
-    /// user told EIO; what lies behind the new end on its last page is zeroes, if that page was accepted
-    /// before. The kernel's own sendfile has the same races. Pages that the kernel has taken out of
-    /// memory meanwhile are waited for while they are sent, which holds up the stack.
+    /// Bytes sent by reference are those of the file until the peer has acknowledged them: later writes to the file change
+    /// bytes that are not sent yet, and retransmissions. If the file is truncated below such bytes, or they cannot be read
+    /// from the disk, the connection is reset with EIO; on the last page of the truncated file zeroes may be sent. The
+    /// kernel's own sendfile has the same races. If the kernel has evicted a page, the system call that sends it waits for
+    /// the disk, and with it the stack.
     ///
     /// # Errors
     /// As [`TcpStream::send_file`]; EIO as above.
@@ -206,7 +197,7 @@ impl TcpStream {
     }
 }
 
-/// First byte, and the byte behind the last; `None` is the end of the file.
+/// The first byte, and the byte after the last; `None`: the end of the file.
 fn bounds(range: &impl RangeBounds<u64>) -> (u64, Option<u64>) {
     let start = match range.start_bound() {
         Bound::Included(&at) => at,

@@ -1,4 +1,4 @@
-//! What every socket of this crate is: a handle to a slot of a shard, and how it waits.
+//! The common part of all sockets: a handle to a slot of a shard, with its time-outs.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -18,10 +18,10 @@ use crate::stack::Stack;
 
 /// A socket that several handles may share (`try_clone`). The last one closes it.
 pub(crate) struct Socket {
-    /// The shard that it lives in with its lock, beside the stack that it is part of: one step nearer.
+    /// That of `stack` and `shard`, to save two dereferences per call.
     host: Arc<Host>,
     pub stack: Arc<Inner>,
-    /// The shard that it lives in.
+    /// The shard of the socket.
     pub shard: u16,
     pub id: SlotId,
     nonblocking: AtomicBool,
@@ -106,8 +106,8 @@ impl Socket {
     pub fn set_linger(&self, t: Option<Duration>) {
         let ns = t.map_or(NO_LINGER, |t| u64::try_from(t.as_nanos()).unwrap_or(NO_LINGER - 1));
         self.linger.store(ns, Ordering::Relaxed);
-        // The end of the process closes sockets without this handle, and resets as well where asked.
-        // An error says that the connection is over: then there is nothing to reset.
+        // The end of the process closes sockets without this handle, and resets those with a linger time of zero. An error:
+        // the connection has ended, and there is nothing to reset.
         let zero = t.filter(Duration::is_zero);
         let _ = self.call(|shard, _| shard.tcp_entry(self.id).map(|entry| entry.linger = zero));
     }
@@ -137,8 +137,7 @@ impl Socket {
         self.host().wait(self.id, interest, limit, step).map_err(to_io)
     }
 
-    /// As [`Socket::wait`], for a step that does not depend on what time it is to a few milliseconds. For
-    /// how long it may wait is asked once it has to.
+    /// As [`Socket::wait`], with a clock that may be a few milliseconds old. `limit` is called only if the step has to wait.
     #[inline]
     pub fn wait_coarse<R>(
         &self,
@@ -149,8 +148,7 @@ impl Socket {
         self.host().wait_coarse(self.id, interest, limit, step).map_err(to_io)
     }
 
-    /// Waits until a step of a reader is done. It is patient, and waits for the low-water mark, until
-    /// the time is over; what is there then is there.
+    /// Waits until a step of a reader is done. The step waits for the low-water mark; after the time-out it takes any bytes.
     pub fn wait_for_data<R>(
         &self,
         limit: Limit,
@@ -211,7 +209,7 @@ impl Socket {
     }
 }
 
-/// As `std::net` has it.
+/// Rejects a zero time-out, as `std::net` does.
 pub(crate) fn check_timeout(t: Duration) -> io::Result<()> {
     if t.is_zero() { Err(invalid("cannot set a 0 duration timeout")) } else { Ok(()) }
 }
@@ -235,7 +233,7 @@ fn load_timeout(slot: &AtomicU64) -> Option<Duration> {
     }
 }
 
-/// No neighbour has answered. If a stack of this process drops the requests as its own, the error says so.
+/// Adds an explanation to `HostUnreachable` if a stack of this process has dropped frames with its own source address.
 pub(crate) fn explain_unreachable(e: io::Error) -> io::Error {
     let drops_own = |inner: &Inner| {
         let count = |host: &Arc<Host>| {

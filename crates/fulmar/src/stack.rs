@@ -225,7 +225,7 @@ impl Stack {
     /// next hop is a slice of one.
     ///
     /// # Errors
-    /// `InvalidInput`: no next hop or more than 64, another IP version, or no room.
+    /// `InvalidInput`: no next hop or more than 64, another IP version, or a full table.
     pub fn add_route_over(&self, table: u32, dst: Prefix, hops: &[NextHop]) -> io::Result<()> {
         let done = self.inner.in_each(|s, _| s.ip().add_multipath_route_to(table, dst, hops))?;
         done.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
@@ -489,7 +489,7 @@ impl Builder {
         });
         exit::register(&inner);
         if !is_unlisted {
-            open_door(&inner);
+            open_control(&inner);
         }
         Ok(Stack { inner, home: None })
     }
@@ -532,11 +532,11 @@ fn device_failure(host: &fulmar_runtime::Host) -> Option<String> {
 }
 
 /// Failure is no error: the stack works without a control socket.
-fn open_door(inner: &Arc<Inner>) {
+fn open_control(inner: &Arc<Inner>) {
     let observer = Observer(Arc::downgrade(inner));
-    let door = Control::open(move || Some(observer.stat()?.to_json()));
-    if let Ok(door) = door {
-        *inner.control.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
+    let control = Control::open(move || Some(observer.stat()?.to_json()));
+    if let Ok(control) = control {
+        *inner.control.lock().unwrap_or_else(PoisonError::into_inner) = Some(control);
     }
 }
 

@@ -1,9 +1,8 @@
-//! Descriptors of the kernel in a poll set: sockets, pipes, timers of the host beside those of a stack.
+//! Descriptors of the kernel in a poll set: sockets, pipes, timers.
 //!
-//! `members` is an epoll set of the descriptors; it says which are ready, and nothing else has to be
-//! remembered of them. `watch` is an epoll set of that one, once: a thread of this poll set sleeps on it and
-//! ends the wait of the owner. While a member is ready, or may be, the owner looks at `members` by itself with
-//! every wait, and the thread sleeps.
+//! `members` is an epoll set of the descriptors, and the only state about them. `watch` is an epoll set whose member is
+//! `members`, with EPOLLONESHOT: a thread sleeps on it and ends a wait of the owner. While a member may be ready, every
+//! wait of the owner polls `members`, and the thread sleeps.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -20,7 +19,7 @@ use crate::Ready;
 
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 64;
-/// What the thread wakes for.
+/// The data of the events for which the thread wakes.
 const MEMBERS: u64 = 0;
 const STOP: u64 = 1;
 
@@ -33,7 +32,7 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    /// None yet, and a thread that waits for them.
+    /// An empty set, and its thread.
     ///
     /// # Errors
     /// Too many descriptors or threads.
@@ -69,15 +68,14 @@ impl Descriptors {
         Ok(self.members.delete(fd)?)
     }
 
-    /// Appends the descriptors that are ready, `most` at most. False if none is: the thread waits for the
-    /// next one.
+    /// Appends the ready descriptors, at most `most`. False if there is none: the thread waits for the next one.
     ///
     /// # Errors
     /// None is expected.
     pub fn collect(&self, events: &mut Vec<Event>, most: usize) -> io::Result<bool> {
         let mut found = [EpollEvent::empty(); EVENTS];
-        let room = found.len().min(most);
-        let count = match self.members.wait(&mut found[..room], EpollTimeout::ZERO) {
+        let space = found.len().min(most);
+        let count = match self.members.wait(&mut found[..space], EpollTimeout::ZERO) {
             Err(Errno::EINTR) => 0,
             waited => waited?,
         };
@@ -91,7 +89,7 @@ impl Descriptors {
         Ok(count > 0)
     }
 
-    /// In a forked child the thread does not exist, and what would stop it is the parent's.
+    /// For a forked child, in which the thread does not exist; the eventfd that would stop it is the parent's.
     pub fn forget(mut self) {
         std::mem::forget(self.thread.take());
     }
@@ -101,7 +99,7 @@ impl Drop for Descriptors {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         let _ = self.stop.write(1);
-        // If it panicked, the panic has been printed already.
+        // A panic of the thread was reported by the panic hook.
         let _ = thread.join();
     }
 }
@@ -124,12 +122,12 @@ fn run(watch: &Epoll, core: &PollSetCore) {
     }
 }
 
-/// The members as one member of `watch`, which is silent once it has spoken.
+/// The event of `members` in `watch`: disabled after one report.
 fn once() -> EpollEvent {
     EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, MEMBERS)
 }
 
-/// Each readiness with its flag of the kernel; errors and hang-ups are always told.
+/// Each readiness with its flag of epoll, which always reports errors and hang-ups.
 const FLAGS: [(Ready, EpollFlags); 5] = [
     (Ready::READABLE, EpollFlags::EPOLLIN),
     (Ready::WRITABLE, EpollFlags::EPOLLOUT),

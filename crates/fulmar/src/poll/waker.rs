@@ -1,4 +1,4 @@
-//! How another thread ends the wait of a poll set.
+//! Wakes a thread that waits in a poll set.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,8 +25,8 @@ impl Woken {
 
 /// Ends a wait of a [`super::PollSet`] from any thread: see [`super::PollSet::waker`].
 ///
-/// As a [`std::task::Waker`] (`Waker::into`) it can be given to a completion or a future, whose end the poll
-/// set then reports. Not for signal handlers: it takes a lock.
+/// As a [`std::task::Waker`] (`Waker::into`) it can be passed to a completion or a future, whose end the poll set then
+/// reports. Not for signal handlers: it takes a lock.
 #[derive(Clone)]
 pub struct Waker {
     woken: Arc<Woken>,
@@ -38,8 +38,8 @@ impl Waker {
         Waker { woken: Arc::clone(woken), token }
     }
 
-    /// The wait of the set that is under way, else the next one, reports the token as readable: once,
-    /// however often this was called meanwhile.
+    /// Ends the current wait of the set, else the next one, which reports the token as readable: once for any number of
+    /// calls before it.
     pub fn wake(&self) {
         let mut tokens = self.woken.tokens.lock().unwrap_or_else(PoisonError::into_inner);
         if !tokens.contains(&self.token) {

@@ -1,14 +1,14 @@
-//! Posted receive for callers who have nothing but addresses: a library that stands in for the system's
-//! sockets, where a program calls `aio_read` with a pointer of its own.
+//! Posted receive into raw memory: for a library that replaces the system's sockets, where a program calls `aio_read` with
+//! a pointer.
 //!
 //! ```text
 //!   post(receiver, base, len, generation, token) ─► the memory belongs to the receiver
-//!   reap(receiver, out[]) ─► { token, bytes or -errno } ─► the memory is the caller's again
+//!   reap(receiver, out[]) ─► { token, bytes or -errno } ─► the memory belongs to the caller again
 //! ```
 //!
-//! Invariant *lent*: memory that was posted is in `away` as a [`RecvCompletion`] until its token is
-//! reaped; a completion leaves `away` only when it is over, and it is over only when neither the stack nor
-//! a device refers to the memory. A receiver that goes waits until that is so for all.
+//! Invariant *lent*: posted memory is in `posted`, as a [`RecvCompletion`], until its token is reaped. An entry is removed
+//! only when it is complete, and it is complete only when neither the stack nor a device refers to the memory. The drop
+//! of a receiver waits for all entries.
 
 #![allow(unsafe_code)]
 
@@ -25,38 +25,38 @@ use fulmar_socket::SocketError;
 use super::{RecvCompletion, RecvError};
 use crate::tcp::TcpStream;
 
-/// What became of memory that was posted.
+/// The completion of posted memory.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RawReceived {
-    /// As it was given when the memory was posted.
+    /// The token with which the memory was posted.
     pub token: u64,
     /// Bytes received, 0 at the end of the stream; or `-errno`.
     pub result: i64,
 }
 
-/// Receives of one connection into memory that stays its caller's.
+/// Posts memory of its caller to one connection.
 ///
-/// Dropping it cancels what is away and waits until no device writes there.
+/// Its drop cancels what is posted and waits until no device writes there.
 pub struct RawReceiver {
     stream: TcpStream,
-    /// What is away, in the order of posting.
-    away: Mutex<Away>,
+    /// In the order of posting.
+    posted: Mutex<PostedMemory>,
 }
 
-type Away = VecDeque<(u64, Arc<RecvCompletion>)>;
+type PostedMemory = VecDeque<(u64, Arc<RecvCompletion>)>;
 
 impl RawReceiver {
-    /// For a connection; several may exist, and their buffers are filled in the order of posting.
+    /// A receiver of a connection. There may be several; memory is filled in the order of posting.
     ///
     /// # Errors
-    /// Never; as `TcpStream::try_clone`.
+    /// Never; the signature is that of `TcpStream::try_clone`.
     pub fn new(stream: &TcpStream) -> std::io::Result<RawReceiver> {
-        Ok(RawReceiver { stream: stream.try_clone()?, away: Mutex::default() })
+        Ok(RawReceiver { stream: stream.try_clone()?, posted: Mutex::default() })
     }
 
-    fn away(&self) -> MutexGuard<'_, Away> {
-        self.away.lock().unwrap_or_else(PoisonError::into_inner)
+    fn posted(&self) -> MutexGuard<'_, PostedMemory> {
+        self.posted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Posts memory; see [`fulmar_recv_post`].
@@ -65,7 +65,7 @@ impl RawReceiver {
     /// Those of [`TcpStream::recv_posted`]; nothing is posted then.
     ///
     /// # Safety
-    /// `len` bytes from `base` on are initialised, readable and writable, and nobody else touches them until
+    /// `len` bytes from `base` on are initialised, readable and writable, and are not accessed by other code until
     /// [`RawReceiver::reap`] has returned their token or the receiver is dropped.
     pub unsafe fn post(
         &self,
@@ -74,57 +74,57 @@ impl RawReceiver {
         generation: u64,
         token: u64,
     ) -> Result<(), RecvError> {
-        // One at a time, so that the order here is that of the stream.
-        let mut away = self.away();
+        // Under the lock, so that the order of entries is that of the stream.
+        let mut posted = self.posted();
         // SAFETY: as the caller promises; lent.
         let buf = unsafe { RecvBuf::from_raw(base, len, generation) };
-        away.push_back((token, Arc::new(self.stream.recv_posted(buf)?)));
+        posted.push_back((token, Arc::new(self.stream.recv_posted(buf)?)));
         Ok(())
     }
 
-    /// Collects what is over into `out`, as many as there are and fit; waits for the first, at most for
-    /// `timeout` (`None`: for ever). Returns how many; 0 also if nothing is away.
+    /// Moves completions into `out`, as many as fit. Waits for the first one, at most for `timeout` (`None`: for ever).
+    /// Returns how many; 0 also if nothing is posted.
     pub fn reap(&self, out: &mut [RawReceived], timeout: Option<Duration>) -> usize {
-        let mut away = self.away();
-        if out.is_empty() || away.is_empty() {
+        let mut posted = self.posted();
+        if out.is_empty() || posted.is_empty() {
             return 0;
         }
-        let done = reap_now(&mut away, out, Limit::DoNotWait);
+        let done = reap_now(&mut posted, out, Limit::DoNotWait);
         if done > 0 || timeout == Some(Duration::ZERO) {
             return done;
         }
-        let Some((_, first)) = away.front().cloned() else { return 0 };
-        // Others may post and cancel meanwhile.
-        drop(away);
+        let Some((_, first)) = posted.front().cloned() else { return 0 };
+        // Other threads may post and cancel during the wait.
+        drop(posted);
         let _ = first.wait_for(timeout.map_or(Limit::Forever, Limit::For));
-        reap_now(&mut self.away(), out, Limit::DoNotWait)
+        reap_now(&mut self.posted(), out, Limit::DoNotWait)
     }
 
-    /// Asks for the memory of a token back before its time; it is to be reaped all the same.
+    /// Cancels the memory of a token, which is still to be reaped.
     ///
     /// # Errors
-    /// [`SocketError::Invalid`]: nothing of this token is away. [`SocketError::WouldBlock`] in a signal
+    /// [`SocketError::Invalid`]: nothing is posted with this token. [`SocketError::WouldBlock`] in a signal
     /// handler that interrupted the stack.
     pub fn cancel(&self, token: u64) -> Result<(), SocketError> {
-        let away = self.away();
-        let found = away.iter().find(|(t, _)| *t == token).ok_or(SocketError::Invalid)?;
+        let posted = self.posted();
+        let found = posted.iter().find(|(t, _)| *t == token).ok_or(SocketError::Invalid)?;
         found.1.cancel().map_err(|_| SocketError::WouldBlock)
     }
 }
 
 impl Drop for RawReceiver {
     fn drop(&mut self) {
-        let away = std::mem::take(&mut *self.away());
-        for (_, completion) in &away {
-            // If it cannot be cancelled now, it ends with the stream.
+        let posted = std::mem::take(&mut *self.posted());
+        for (_, completion) in &posted {
+            // If it cannot be cancelled, it completes with the stream.
             let _ = completion.cancel();
         }
-        for (_, completion) in away {
-            // lent: not before it is over.
+        for (_, completion) in posted {
+            // lent: dropped only when it is complete.
             while !completion.is_done() {
                 let waited = completion.wait_for(Limit::For(Duration::from_secs(1)));
                 if waited.is_err_and(|e| errno_of(&e) == SocketError::BadHandle.errno()) {
-                    // A forked child: the stack does not exist here, nor its device.
+                    // A forked child, which has neither the stack nor its device.
                     break;
                 }
             }
@@ -132,18 +132,18 @@ impl Drop for RawReceiver {
     }
 }
 
-/// Takes out what is over; lets the stack run for the first.
-fn reap_now(away: &mut Away, out: &mut [RawReceived], limit: Limit) -> usize {
-    if let Some((_, first)) = away.front() {
-        // What is not over stays.
+/// Runs the stack for the first entry, and removes the complete ones.
+fn reap_now(posted: &mut PostedMemory, out: &mut [RawReceived], limit: Limit) -> usize {
+    if let Some((_, first)) = posted.front() {
+        // An entry that is not complete stays.
         let _ = first.wait_for(limit);
     }
     let (mut done, mut at) = (0, 0);
-    while let (Some((token, completion)), Some(entry)) = (away.get(at), out.get_mut(done)) {
+    while let (Some((token, completion)), Some(entry)) = (posted.get(at), out.get_mut(done)) {
         match completion.take() {
             Some(outcome) => {
                 *entry = RawReceived { token: *token, result: result_of(outcome) };
-                away.remove(at);
+                posted.remove(at);
                 done += 1;
             }
             None => at += 1,
@@ -166,7 +166,7 @@ fn errno_of(e: &RecvError) -> i32 {
 /// [`RawReceiver::post`] for C: 0, or `-errno`. `-EINVAL` for null pointers.
 ///
 /// # Safety
-/// `receiver` is null or points to a receiver; the memory is as [`RawReceiver::post`] asks.
+/// `receiver` is null or points to a receiver; the memory is as [`RawReceiver::post`] requires.
 pub unsafe extern "C" fn fulmar_recv_post(
     receiver: *const RawReceiver,
     base: *mut u8,
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn fulmar_recv_post(
 /// [`RawReceiver::reap`] for C: how many entries of `out` were written. `timeout_ms` below 0: for ever.
 ///
 /// # Safety
-/// `receiver` is null or points to a receiver; `out` is null or has room for `most` entries.
+/// `receiver` is null or points to a receiver; `out` is null or has space for `most` entries.
 pub unsafe extern "C" fn fulmar_recv_reap(
     receiver: *const RawReceiver,
     out: *mut RawReceived,
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn fulmar_recv_reap(
     let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
     let mut found = [RawReceived::default(); REAPED_AT_ONCE];
     let n = receiver.reap(&mut found[..most.min(REAPED_AT_ONCE)], timeout);
-    // SAFETY: room for `most` entries, as the caller promises; they need not be initialised to be written.
+    // SAFETY: space for `most` entries, as the caller promises; a write does not require that they are initialised.
     unsafe { out.copy_from_nonoverlapping(found.as_ptr(), n) };
     n as isize
 }

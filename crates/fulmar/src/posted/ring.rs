@@ -1,4 +1,4 @@
-//! Posted buffers that are used in turn: one call gives the last one back and waits for the next.
+//! Posted buffers used in turn: one call posts the last one again and waits for the next.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,16 +7,16 @@ use std::sync::Arc;
 use fulmar_mbuf::RecvBuf;
 use fulmar_runtime::{Limit, Post, RecvTicket, Request, SoleTicket};
 
-use super::{RecvError, RecvRule, told};
+use super::{RecvError, RecvRule, to_result};
 use crate::socket::{Socket, to_io};
 use crate::tcp::TcpStream;
 
 /// Buffers that a stream fills in turn.
 ///
-/// Each call of [`RecvRing::recv`] posts the buffer that it returned last, behind the others, and returns
-/// the one that is filled next: [`TcpStream::recv_posted`] and [`RecvCompletion::wait`] in one step of the
-/// stack, which costs less than both. The rules are the same. Dropping the ring takes its buffers back: bytes
-/// of one that is being filled go back into the stream, those of one that is over go with it.
+/// Each call of [`RecvRing::recv`] posts the buffer that it returned last, after the others, and returns the next filled
+/// one: [`TcpStream::recv_posted`] and [`RecvCompletion::wait`] in one step of the stack, which costs less than two. The
+/// rules are the same. The drop of the ring revokes its buffers: bytes of a buffer that is not complete return to the
+/// stream, those of a complete one are lost.
 ///
 /// ```
 /// # use std::io::Write;
@@ -48,20 +48,20 @@ use crate::tcp::TcpStream;
 pub struct RecvRing {
     socket: Arc<Socket>,
     rule: RecvRule,
-    /// Those that are posted, in order.
-    away: VecDeque<Arc<RecvTicket>>,
-    /// Those that are not: what was returned last, and what could not be posted.
-    here: VecDeque<RecvBuf>,
-    /// Tickets to be used again.
+    /// Tickets of the posted buffers, in order.
+    posted: VecDeque<Arc<RecvTicket>>,
+    /// Buffers that are not posted: the one returned last, and those whose post failed.
+    idle: VecDeque<RecvBuf>,
+    /// Tickets for the next posts.
     spare: Vec<Arc<RecvTicket>>,
 }
 
 impl TcpStream {
-    /// Gives away buffers that are filled in turn: see [`RecvRing`]. It keeps the connection open, as any
-    /// handle does. Two of at least 64 KiB each keep a stream going.
+    /// Posts buffers that are filled in turn: see [`RecvRing`]. Like any handle it keeps the connection open. Two buffers of
+    /// at least 64 KiB each keep a stream going.
     ///
     /// # Errors
-    /// As [`TcpStream::recv_posted`]; the buffers are gone then.
+    /// As [`TcpStream::recv_posted`]; the buffers are dropped then.
     pub fn recv_ring(
         &self,
         buffers: impl IntoIterator<Item = impl Into<RecvBuf>>,
@@ -69,7 +69,7 @@ impl TcpStream {
         self.recv_ring_with(buffers, RecvRule::default())
     }
 
-    /// As [`TcpStream::recv_ring`], with a rule of its own for when a buffer comes back.
+    /// As [`TcpStream::recv_ring`], with another rule for when a buffer completes.
     ///
     /// # Errors
     /// As [`TcpStream::recv_posted`]; `InvalidInput` without a buffer.
@@ -78,14 +78,14 @@ impl TcpStream {
         buffers: impl IntoIterator<Item = impl Into<RecvBuf>>,
         rule: RecvRule,
     ) -> io::Result<RecvRing> {
-        let here: VecDeque<RecvBuf> = buffers.into_iter().map(Into::into).collect();
-        if here.is_empty() {
+        let idle: VecDeque<RecvBuf> = buffers.into_iter().map(Into::into).collect();
+        if idle.is_empty() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let socket = Arc::clone(&self.socket);
-        let (away, spare) = (VecDeque::new(), Vec::new());
-        let mut ring = RecvRing { socket, rule, away, here, spare };
-        while !ring.here.is_empty() {
+        let (posted, spare) = (VecDeque::new(), Vec::new());
+        let mut ring = RecvRing { socket, rule, posted, idle, spare };
+        while !ring.idle.is_empty() {
             ring.post_one()?;
         }
         Ok(ring)
@@ -93,38 +93,37 @@ impl TcpStream {
 }
 
 impl RecvRing {
-    /// Posts the buffer that was returned last and returns what the next one has received; none is the end
-    /// of the stream. Waits as a `read` of the stream does: not if it is non-blocking, and at most for its
-    /// read timeout.
+    /// Posts the buffer that was returned last, and returns the bytes of the next one; none: the end of the stream. Waits as a
+    /// `read` of the stream does.
     ///
     /// # Errors
     /// Those of `read`. The ring may be used again after `WouldBlock`.
     pub fn recv(&mut self) -> io::Result<&[u8]> {
-        if self.away.is_empty() {
+        if self.posted.is_empty() {
             self.post_one()?;
         }
-        let Some(mut first) = self.away.pop_front() else {
+        let Some(mut first) = self.posted.pop_front() else {
             return Err(io::ErrorKind::NotConnected.into());
         };
         match self.exchange(&mut first, self.socket.read_limit()) {
             Some(Ok(buf)) => {
                 self.keep(first);
-                self.here.push_back(buf);
-                Ok(self.here.back().map_or(&[], |b| b))
+                self.idle.push_back(buf);
+                Ok(self.idle.back().map_or(&[], |b| b))
             }
             Some(Err(RecvError { error, buf })) => {
                 self.keep(first);
-                self.here.extend(buf);
+                self.idle.extend(buf);
                 Err(error)
             }
             None => {
-                self.away.push_front(first);
+                self.posted.push_front(first);
                 Err(io::ErrorKind::WouldBlock.into())
             }
         }
     }
 
-    /// One step of the stack: posts what is here, and waits for `first`.
+    /// One step of the stack: posts an idle buffer, and waits for `first`.
     fn exchange(
         &mut self,
         first: &mut Arc<RecvTicket>,
@@ -132,25 +131,25 @@ impl RecvRing {
     ) -> Option<Result<RecvBuf, RecvError>> {
         let (id, rule, host) = (self.socket.id, self.rule, self.socket.host());
         let ticket = self.spare.pop().unwrap_or_default();
-        let given = self.here.pop_front();
+        let given = self.idle.pop_front();
         let is_given = given.is_some();
         let mut post = given.map(|buf| Post { id, buf, read: None, rule, ticket: &ticket });
         let outcome = host.wait_outcome(&mut SoleTicket::of(first), limit, &mut post);
         match post {
-            None if is_given => self.away.push_back(ticket),
+            None if is_given => self.posted.push_back(ticket),
             refused => {
-                self.here.extend(refused.map(|p| p.buf));
+                self.idle.extend(refused.map(|p| p.buf));
                 self.spare.push(ticket);
             }
         }
         match outcome {
-            Ok(outcome) => outcome.map(told),
+            Ok(outcome) => outcome.map(to_result),
             Err(e) => Some(Err(to_io(e).into())),
         }
     }
 
     fn post_one(&mut self) -> io::Result<()> {
-        let Some(buf) = self.here.pop_front() else { return Ok(()) };
+        let Some(buf) = self.idle.pop_front() else { return Ok(()) };
         let ticket = self.spare.pop().unwrap_or_default();
         let (id, rule) = (self.socket.id, self.rule);
         let mut buf = Some(buf);
@@ -161,13 +160,13 @@ impl RecvRing {
                 e
             })
         });
-        self.here.extend(buf);
+        self.idle.extend(buf);
         posted.map_err(to_io)?;
-        self.away.push_back(ticket);
+        self.posted.push_back(ticket);
         Ok(())
     }
 
-    /// Keeps a ticket that is over, if nobody else has it.
+    /// Keeps the ticket of a completed buffer, if there is no other reference to it.
     fn keep(&mut self, mut ticket: Arc<RecvTicket>) {
         if let Some(own) = Arc::get_mut(&mut ticket) {
             own.renew();
@@ -178,8 +177,8 @@ impl RecvRing {
 
 impl Drop for RecvRing {
     fn drop(&mut self) {
-        // The last first, so that what each puts back is still in front of what was put back before.
-        while let Some(ticket) = self.away.pop_back() {
+        // The last first: each puts its bytes back in front of those of the later buffers.
+        while let Some(ticket) = self.posted.pop_back() {
             if !ticket.is_over() {
                 self.socket.host().post(Request::AbandonPost(self.socket.id, ticket));
             }
@@ -189,6 +188,6 @@ impl Drop for RecvRing {
 
 impl std::fmt::Debug for RecvRing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RecvRing").field("posted", &self.away.len()).finish_non_exhaustive()
+        f.debug_struct("RecvRing").field("posted", &self.posted.len()).finish_non_exhaustive()
     }
 }

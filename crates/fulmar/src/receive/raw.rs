@@ -1,16 +1,15 @@
-//! A read that posts the memory that it was called with, and takes it back before it returns.
+//! A read that posts the buffer of its caller, and revokes it before it returns.
 //!
 //! ```text
 //!   read(&mut [u8]) ─► post ─► the stack, the device ─► the outcome ─► return
-//!                        └── error, time-out, unwinding ─► take back ──┘
+//!                        └── error, time-out, unwinding ─► revoke ─────┘
 //! ```
 //!
-//! Invariant *lent*: the memory belongs to the caller, who borrowed it exclusively for the call. It is lent
-//! only while an [`Away`] exists, whose borrow it keeps. An `Away` goes, on whatever way out, only when its
-//! [`LoanedMemory`] says that the memory is back: then nothing refers to it any more, neither a room of a device nor
-//! an mbuf in a queue nor a buffer of the stack (`back`, in `fulmar_mbuf`). That holds whatever the device
-//! does; one that kept what it has placed would only keep the reader waiting. In a forked child the memory is
-//! a copy of the parent's, which nobody there writes to.
+//! Invariant *lent*: the caller has borrowed the memory exclusively for the call. It is lent only while a [`LentBuffer`]
+//! exists, which keeps the borrow. A `LentBuffer` is dropped, on any path out of the call, only when its [`LoanedMemory`]
+//! reports that nothing refers to the memory: no writable range of a device, no mbuf in a queue, no buffer of the stack
+//! (`back`, in `fulmar_mbuf`). So a device that kept a reference would delay the read for ever, but never write to memory
+//! after it. In a forked child the memory is a copy of the parent's, and no device writes to it.
 
 #![allow(unsafe_code)]
 
@@ -28,33 +27,33 @@ use fulmar_socket::posted::CompletionPolicy;
 
 use crate::socket::Socket;
 
-/// How a read went.
+/// The result of a read.
 pub(super) enum Read {
-    /// So many bytes lie in the memory; 0: the end of the stream, or of the time if there were some before.
+    /// So many bytes were received into the buffer; 0: the end of the stream, or, after earlier bytes, of the time.
     Placed(usize),
-    /// These are to be copied there.
+    /// Received bytes, still to be copied into the buffer.
     Taken(Chain),
-    /// It is to be done another way.
+    /// Not possible: the copying read is used.
     Refused,
 }
 
-/// How often to look for memory that a device keeps, if there ever is such a device.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// Interval at which memory is polled that a device still refers to.
+const POLL_PERIOD: Duration = Duration::from_millis(1);
 
-/// What one read needs beside its memory; kept by its thread for the next.
+/// State of a read, cached by its thread for the next one.
 #[derive(Default)]
-struct Means {
-    lease: LoanedMemory,
+struct Scratch {
+    loan: LoanedMemory,
     ticket: Arc<RecvTicket>,
 }
 
 thread_local! {
-    static SPARE: Cell<Option<Means>> = const { Cell::new(None) };
+    static SPARE: Cell<Option<Scratch>> = const { Cell::new(None) };
 }
 
-impl Means {
-    fn obtain() -> Means {
-        // In the destructors of a thread that ends there is none.
+impl Scratch {
+    fn obtain() -> Scratch {
+        // The thread-local is gone in destructors of an ending thread.
         SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default()
     }
 
@@ -66,15 +65,15 @@ impl Means {
     }
 }
 
-/// Memory of a caller on its way through the stack.
-struct Away<'a> {
+/// The buffer of a caller while it is lent to the stack.
+struct LentBuffer<'a> {
     socket: &'a Socket,
-    /// There until it is dropped.
-    means: Option<Means>,
+    /// Present until the drop.
+    scratch: Option<Scratch>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
-/// Reads into `memory` behind its first `done` bytes, by this rule; waits within `limit`.
+/// Reads into `memory` after its first `done` bytes, by this rule; waits within `limit`.
 ///
 /// # Errors
 /// As a read; [`SocketError::WouldBlock`] when the time is over.
@@ -87,15 +86,15 @@ pub(super) fn read(
 ) -> Result<Read, SocketError> {
     let bytes = memory.len();
     let base = NonNull::from(memory).cast();
-    let mut means = Means::obtain();
-    // SAFETY: initialised, and the caller's alone, whose borrow lasts until this function ends, which
-    // it does not, not even by unwinding, before `away` has seen that the memory is back.
-    let buf = unsafe { means.lease.lend(base, bytes) };
-    let mut away = Away { socket, means: Some(means), memory: PhantomData };
-    away.read(buf, done, rule, limit)
+    let mut scratch = Scratch::obtain();
+    // SAFETY: initialised, and borrowed exclusively until this function ends. It ends, by unwinding too, only after the
+    // drop of `lent` has seen that nothing refers to the memory.
+    let buf = unsafe { scratch.loan.lend(base, bytes) };
+    let mut lent = LentBuffer { socket, scratch: Some(scratch), memory: PhantomData };
+    lent.read(buf, done, rule, limit)
 }
 
-impl Away<'_> {
+impl LentBuffer<'_> {
     fn read(
         &mut self,
         buf: RecvBuf,
@@ -103,7 +102,7 @@ impl Away<'_> {
         rule: CompletionPolicy,
         limit: Limit,
     ) -> Result<Read, SocketError> {
-        let Some(Means { ticket, .. }) = &mut self.means else { return Ok(Read::Refused) };
+        let Some(Scratch { ticket, .. }) = &mut self.scratch else { return Ok(Read::Refused) };
         let (id, host) = (self.socket.id, self.socket.host());
         let posted = Arc::clone(ticket);
         let mut post = Some(Post { id, buf, read: Some(done), rule, ticket: &posted });
@@ -113,60 +112,60 @@ impl Away<'_> {
         let why = match read {
             Ok(PostedRead::Taken(chain)) => return Ok(Read::Taken(chain)),
             Ok(PostedRead::Refused) => return Ok(Read::Refused),
-            Ok(PostedRead::Over(outcome)) => return told(outcome, done).map(Read::Placed),
+            Ok(PostedRead::Over(outcome)) => return received(outcome, done).map(Read::Placed),
             Ok(PostedRead::Posted) => SocketError::WouldBlock,
             Err(e) => e,
         };
-        match self.take_back(done) {
+        match self.revoke(done) {
             Some(Err(SocketError::Cancelled)) | None => Err(why),
-            Some(told) => told.map(Read::Placed),
+            Some(received) => received.map(Read::Placed),
         }
     }
 
-    /// Asks for the memory, and waits until nothing refers to it. What became of it; `None`: it was never
-    /// posted, or this is a forked child.
-    fn take_back(&mut self, done: usize) -> Option<Result<usize, SocketError>> {
+    /// Cancels the posted buffer, and waits until nothing refers to its memory. Returns the result of the read; `None`: the
+    /// buffer was never posted, or this is a forked child.
+    fn revoke(&mut self, done: usize) -> Option<Result<usize, SocketError>> {
         let (id, host) = (self.socket.id, self.socket.host());
-        let Means { lease, ticket } = self.means.as_mut()?;
-        // If it fails the memory does not come back in the loop before it is over by itself.
+        let Scratch { loan, ticket } = self.scratch.as_mut()?;
+        // If it fails, the loop waits until the buffer completes.
         let _ = host.call(|shard, now| {
             shard.tcp_cancel_post(now, id, ticket);
             Ok(())
         });
         let mut outcome = None;
         loop {
-            outcome = outcome.or_else(|| ticket.take().map(|o| told(o, done)));
-            if !lease.is_away() || !host.is_ours() {
+            outcome = outcome.or_else(|| ticket.take().map(|o| received(o, done)));
+            if !loan.is_lent() || !host.is_ours() {
                 return outcome;
             }
-            // The pool had no memory to move bytes to, or the device keeps what it has placed.
-            if ticket.is_over() || host.wait_ticket(ticket, Limit::For(LOOK_AGAIN)).is_err() {
-                std::thread::sleep(LOOK_AGAIN);
+            // The pool had no memory to move bytes to, or the device still refers to placed bytes.
+            if ticket.is_over() || host.wait_ticket(ticket, Limit::For(POLL_PERIOD)).is_err() {
+                std::thread::sleep(POLL_PERIOD);
                 let _ = host.poll();
             }
         }
     }
 }
 
-/// What is told of a buffer, which is dropped; bytes behind the first `done`.
-fn told(outcome: RecvOutcome, done: usize) -> Result<usize, SocketError> {
+/// The number of bytes received after the first `done`. Drops the buffer.
+fn received(outcome: RecvOutcome, done: usize) -> Result<usize, SocketError> {
     match outcome {
         RecvOutcome { buf: Some(buf), error: None } => Ok(buf.len().saturating_sub(done)),
         RecvOutcome { error, .. } => Err(error.unwrap_or(SocketError::NetworkDown)),
     }
 }
 
-impl Drop for Away<'_> {
+impl Drop for LentBuffer<'_> {
     fn drop(&mut self) {
-        let is_away = |means: &Option<Means>| means.as_ref().is_some_and(|m| m.lease.is_away());
-        if is_away(&self.means) && self.socket.host().is_ours() {
-            // Only where the call unwinds: the bytes that it had received go with it.
-            self.take_back(0);
+        let is_lent = |scratch: &Option<Scratch>| scratch.as_ref().is_some_and(|s| s.loan.is_lent());
+        if is_lent(&self.scratch) && self.socket.host().is_ours() {
+            // Only if the call unwinds: the bytes that it has received are lost.
+            self.revoke(0);
         }
-        if !is_away(&self.means)
-            && let Some(means) = self.means.take()
+        if !is_lent(&self.scratch)
+            && let Some(scratch) = self.scratch.take()
         {
-            means.keep();
+            scratch.keep();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! When memory that was given away is let go.
+//! The completion of an owned send.
 
 use std::fmt;
 use std::future::Future;
@@ -14,11 +14,11 @@ use fulmar_tcp::ConnError;
 use super::ShardRef;
 use crate::socket::to_io;
 
-/// Tells when the memory of an owned send is let go: its bytes are acknowledged by the peer, and no
-/// device reads them any more; or the connection has ended, and they will not be sent again. A
-/// program may wait for it, ask, or await it as a future; or drop it, which changes nothing.
+/// The completion of an owned send: its memory is released. Then the peer has acknowledged its bytes and no device reads
+/// them any more, or the connection has ended. A program may wait for it, poll it, or await it as a future; to drop it has
+/// no effect.
 ///
-/// Whoever waits runs the stack meanwhile. For those who ask or await, the stack's own thread does.
+/// A thread that waits runs the stack; while a program polls or awaits, the service thread does.
 pub struct SendCompletion {
     completion: Arc<Completion>,
     shard: ShardRef,
@@ -29,13 +29,13 @@ impl SendCompletion {
         SendCompletion { completion, shard }
     }
 
-    /// Whether the memory is let go.
+    /// Whether the memory is released.
     pub fn is_done(&self) -> bool {
         self.completion.is_done()
     }
 
-    /// How it ended, once the memory is let go: `Ok` if the peer acknowledged all bytes that were
-    /// accepted, else why the connection ended.
+    /// The result, once the memory is released: `Ok` if the peer has acknowledged all accepted bytes, else the error of the
+    /// connection.
     pub fn result(&self) -> Option<io::Result<()>> {
         self.is_done().then(|| match self.completion.failure() {
             None => Ok(()),
@@ -43,18 +43,17 @@ impl SendCompletion {
         })
     }
 
-    /// Waits until the memory is let go, at most for `timeout`.
+    /// Waits until the memory is released, at most for `timeout`.
     ///
     /// # Errors
-    /// `WouldBlock` if the time is over first, or at once in a signal handler that interrupted the
-    /// stack. Otherwise the memory is let go, and the error is why the connection ended before all
-    /// was acknowledged; but for `NetworkDown`: the device is gone, and the memory is let go when the
-    /// connection is closed.
+    /// `WouldBlock`: the time is over, or a signal handler that interrupted the stack would have to wait. `NetworkDown`: the
+    /// device is gone; the memory is released when the connection is closed. With any other error, that of the connection,
+    /// the memory is released.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
         let limit = timeout.map_or(Limit::Forever, Limit::For);
         match self.shard.with(|host| host.wait_completion(&self.completion, limit)) {
             Some(waited) => waited.map_err(to_io)?,
-            // What is left is in the hands of others, and they need no help.
+            // The stack is gone: the last reference to the memory is held elsewhere.
             None => self.completion.wait(limit),
         };
         self.result().unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))

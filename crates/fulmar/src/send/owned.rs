@@ -1,4 +1,4 @@
-//! Memory that is given away to be sent.
+//! Memory that is sent in place.
 
 use std::fmt;
 use std::io;
@@ -13,12 +13,12 @@ use super::{SendCompletion, ShardRef};
 use crate::socket::Socket;
 
 /// Bytes that a program gives to [`TcpStream::send_owned`](crate::TcpStream::send_owned): a `Vec<u8>`,
-/// a boxed slice, `bytes::Bytes`, a static slice, a [`Chain`] of mbufs, or whatever owns bytes
+/// a boxed slice, `bytes::Bytes`, a static slice, a [`Chain`] of mbufs, or any other owner of bytes
 /// ([`OwnedBytes::from_owner`]).
 ///
-/// It stands for what is not accepted yet; what is accepted belongs to the connection, and is let go
-/// when it is acknowledged and no device reads it. Then, and when this handle is gone, the memory is
-/// dropped and the [`SendCompletion`] is done.
+/// Its length is that of the bytes that are not accepted yet. The connection keeps accepted bytes until they are
+/// acknowledged and no device reads them. After that, and after the drop of this handle, the memory is dropped and the
+/// [`SendCompletion`] is done.
 pub struct OwnedBytes {
     memory: Arc<dyn SharedBytes>,
     completion: Arc<Completion>,
@@ -28,8 +28,8 @@ pub struct OwnedBytes {
 }
 
 impl OwnedBytes {
-    /// Bytes of anything that owns some: a buffer that goes back to its program's own pool when it
-    /// is dropped, for instance. It is dropped when the memory may be used again.
+    /// The bytes of any owner, which is dropped when the memory may be used again: for example a buffer of the program's
+    /// own pool, which its drop returns there.
     ///
     /// `as_ref` must return the same bytes each time.
     pub fn from_owner(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> OwnedBytes {
@@ -48,13 +48,12 @@ impl OwnedBytes {
         self.end - self.at
     }
 
-    /// Whether all of them are accepted.
+    /// Whether all bytes are accepted.
     pub fn is_empty(&self) -> bool {
         self.at == self.end
     }
 
-    /// What tells when all of the memory is let go: what was accepted so far, what will be, and
-    /// this handle.
+    /// The completion of the whole memory, bytes that are not accepted yet and this handle included.
     pub fn completion(&self) -> SendCompletion {
         SendCompletion::new(Arc::clone(&self.completion), self.shard.clone())
     }
@@ -83,13 +82,13 @@ impl fmt::Debug for OwnedBytes {
     }
 }
 
-/// Memory in pieces.
+/// Memory in one or more slices.
 trait Memory: Send + Sync + 'static {
     /// As [`SharedBytes::piece`].
     fn piece(&self, at: usize) -> &[u8];
 }
 
-/// Memory, and who is to be told when it is let go.
+/// Memory with its completion.
 struct Held<M> {
     /// Present until the drop.
     memory: Option<M>,
@@ -108,8 +107,8 @@ impl<M: Memory> SharedBytes for Held<M> {
 
 impl<M> Drop for Held<M> {
     fn drop(&mut self) {
-        // First the memory: whoever is told may use it again. Its drop is the program's own code, which may
-        // panic on any thread, that of the stack too.
+        // The memory first: its owner may reuse it after the completion. Its drop is code of the program, which may panic,
+        // and runs on any thread, the service thread too.
         let memory = self.memory.take();
         let _ = catch_unwind(AssertUnwindSafe(|| drop(memory))).map_err(std::mem::forget);
         self.completion.finish();
@@ -124,7 +123,7 @@ impl<T: AsRef<[u8]> + Send + Sync + 'static> Memory for Flat<T> {
     }
 }
 
-/// The mbufs of a chain, each with the number of bytes up to its end.
+/// The mbufs of a chain, each with the offset of its end.
 struct Pieces(Vec<(usize, Mbuf)>);
 
 impl Memory for Pieces {
@@ -179,8 +178,8 @@ impl From<&'static str> for OwnedBytes {
 }
 
 impl From<Chain> for OwnedBytes {
-    /// Mbufs of any stack. They stay charged to where they come from as well. What another process may
-    /// write ([`Chain::is_volatile`]) is copied.
+    /// Mbufs of any stack, which stay charged to their own pool, too. Memory that another process may write
+    /// ([`Chain::is_volatile`]) is copied.
     fn from(mut chain: Chain) -> OwnedBytes {
         if chain.is_volatile() {
             return OwnedBytes::from(chain.to_vec());

@@ -1,4 +1,4 @@
-//! One call: the outer loop and the inner one.
+//! One sendfile call.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use crate::socket::{Socket, to_io};
 /// Most bytes of one deferred read, so that its first bytes are sent soon.
 const DEFERRED_BYTES: u64 = 256 << 10;
 
-/// A call and how far it is.
+/// The state of a call.
 pub(super) struct Call<'a> {
     socket: &'a Socket,
     options: &'a SendFile,
     source: Source<'a>,
-    /// Whose pages go by reference.
+    /// The file whose pages are sent by reference.
     mapped: Option<&'a MappedFile>,
     headers: IovCursor<'a>,
     trailers: IovCursor<'a>,
     /// Bytes accepted.
     sent: u64,
-    /// This thread is the socket's writer.
-    has_begun: bool,
+    /// The call holds the send lock.
+    is_locked: bool,
 }
 
-/// Bytes before or behind the file, and how many of them have gone.
+/// The headers or trailers, and how many of their bytes were accepted.
 struct IovCursor<'a> {
     parts: &'a [IoSlice<'a>],
     done: usize,
@@ -54,7 +54,7 @@ impl<'a> IovCursor<'a> {
             skip -= from;
             let n = (part.len() - from).min(end - at);
             let copied = chain.copy_from(at, &part[from..from + n]);
-            debug_assert_eq!(copied, Some(n), "the writer's storage is its own");
+            debug_assert_eq!(copied, Some(n), "the storage of a reservation is not shared");
             at += n;
         }
     }
@@ -65,7 +65,7 @@ impl<'a> IovCursor<'a> {
     }
 }
 
-/// Space in the send buffer that is given back unless it is committed.
+/// A reservation that is released unless it is committed.
 struct Held<'a> {
     socket: &'a Socket,
     r: Option<Reservation>,
@@ -73,7 +73,7 @@ struct Held<'a> {
 
 impl Held<'_> {
     fn chain(&mut self) -> &mut Chain {
-        &mut self.r.as_mut().expect("invariant: there until it is taken, which ends the turn").chain
+        &mut self.r.as_mut().expect("invariant: present until it is committed").chain
     }
 }
 
@@ -95,11 +95,10 @@ impl<'a> Call<'a> {
     ) -> Call<'a> {
         let (headers, trailers) = (IovCursor::new(headers), IovCursor::new(trailers));
         let mapped = None;
-        Call { socket, options, source, mapped, headers, trailers, sent: 0, has_begun: false }
+        Call { socket, options, source, mapped, headers, trailers, sent: 0, is_locked: false }
     }
 
-    /// The same, with the pages of `file`, which is that of the source, by reference where they can go
-    /// so.
+    /// Sends pages of `file`, which is that of the source, by reference where that is possible.
     pub fn by_pages_of(mut self, file: &'a MappedFile) -> Call<'a> {
         let id = self.socket.id;
         let can = self.socket.host().call(|shard, _| Ok(shard.sendfile(id).sends_pages()));
@@ -107,10 +106,10 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// The outer loop. Returns the bytes accepted.
+    /// Sends until nothing is left. Returns the bytes accepted.
     ///
     /// # Errors
-    /// Why it ended early, with the count.
+    /// Why it ended early, with the bytes accepted before.
     pub fn run(mut self) -> Result<u64, SendFileError> {
         loop {
             match self.turn() {
@@ -121,7 +120,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// One turn; false if nothing is left.
+    /// One turn: reserve, fill, commit. False: nothing is left.
     fn turn(&mut self) -> io::Result<bool> {
         let mut rest = self.rest()?;
         if rest.bytes() == 0 {
@@ -149,12 +148,12 @@ impl<'a> Call<'a> {
                 self.commit(held, Piece { file: n, tail: 0, ..piece })?;
                 return Err(e);
             }
-            _ => self.commit(held, self.what_goes(piece, n))?,
+            _ => self.commit(held, self.read_part(piece, n))?,
         }
         Ok(true)
     }
 
-    /// What can go by reference next, if enough can.
+    /// The next bytes that can be sent by reference: their owner and number. `None`: fewer than are worth it.
     fn pages(&self, rest: &Rest) -> Option<(Arc<dyn SharedBytes>, usize)> {
         let mapped = self.mapped.filter(|_| rest.file >= MIN_SHARED_BYTES as u64)?;
         let patience = match self.socket.write_limit() {
@@ -166,7 +165,7 @@ impl<'a> Call<'a> {
         Some((pages, most))
     }
 
-    /// A turn without a copy; false if what has room is better copied.
+    /// A turn by reference. False: the space is so small that a copy is cheaper.
     fn share(
         &mut self,
         rest: &Rest,
@@ -174,9 +173,9 @@ impl<'a> Call<'a> {
         most: usize,
     ) -> io::Result<bool> {
         let (socket, limit) = (self.socket, self.socket.write_limit());
-        let (worth, has_begun) = (worth(limit), &mut self.has_begun);
+        let (worth, is_locked) = (worth(limit), &mut self.is_locked);
         let n = socket.wait(Ready::WRITABLE, limit, |shard, now| {
-            if let Some(wait) = lock_send(shard, socket.id, has_begun)? {
+            if let Some(wait) = lock_send(shard, socket.id, is_locked)? {
                 return Ok(wait);
             }
             shard.sendfile(socket.id).share(now, pages, rest, most, worth)
@@ -186,15 +185,15 @@ impl<'a> Call<'a> {
         Ok(n > 0)
     }
 
-    /// What is left, as far as is known.
+    /// The bytes that are left, as far as is known.
     fn rest(&self) -> io::Result<Rest> {
         let file = self.source.left()?;
         let tail = if self.source.knows_its_end() || file == 0 { self.trailers.left } else { 0 };
         Ok(Rest { head: self.headers.left, file_at: self.source.at(), file, tail })
     }
 
-    /// `n` bytes of the file came; trailers go behind its end only.
-    fn what_goes(&self, piece: Piece, n: usize) -> Piece {
+    /// The piece with `n` bytes of the file, and with trailers only if the file part is complete.
+    fn read_part(&self, piece: Piece, n: usize) -> Piece {
         let tail = if n == piece.file { piece.tail } else { 0 };
         Piece { file: n, tail, ..piece }
     }
@@ -208,9 +207,9 @@ impl<'a> Call<'a> {
         let socket = self.socket;
         let limit = socket.write_limit();
         let worth = worth(limit);
-        let has_begun = &mut self.has_begun;
+        let is_locked = &mut self.is_locked;
         let (r, piece) = socket.wait(Ready::WRITABLE, limit, |shard, now| {
-            match lock_send(shard, socket.id, has_begun)? {
+            match lock_send(shard, socket.id, is_locked)? {
                 Some(wait) => Ok(wait),
                 None => shard.sendfile(socket.id).reserve(now, rest, worth),
             }
@@ -218,7 +217,7 @@ impl<'a> Call<'a> {
         Ok((Held { socket, r: Some(r) }, piece))
     }
 
-    /// The first bytes of a turn are there: they are accepted and go.
+    /// Sends the filled first bytes of a reservation.
     fn commit(&mut self, mut held: Held<'_>, piece: Piece) -> io::Result<()> {
         if piece.is_empty() {
             return Ok(());
@@ -247,12 +246,12 @@ impl<'a> Call<'a> {
         self.options.read_ahead_bytes.unwrap_or(2 * piece.file as u64)
     }
 
-    /// No page of the piece is cached: the piece is accepted, and the reader thread reads it.
-    /// Without anybody left to do that, this thread waits for the disk after all.
+    /// No page of the piece is cached: the piece is accepted, and the reader thread reads it. If the reader cannot take it,
+    /// this thread waits for the disk.
     fn defer(&mut self, mut held: Held<'_>, piece: Piece) -> io::Result<()> {
         let piece = Piece { tail: 0, ..piece };
         let reader = &self.socket.stack.reader;
-        let Ok(file) = self.source.lend() else { return self.read_here(held, piece) };
+        let Ok(file) = self.source.duplicate() else { return self.read_here(held, piece) };
         let Some(r) = held.r.take() else { return Ok(()) };
         let job = Job {
             host: self.socket.host().clone(),
@@ -282,19 +281,19 @@ impl<'a> Call<'a> {
         let (n, end) = self.source.fill(held.chain(), piece.head, piece.file, Patience::Wait);
         match end {
             End::Failed(e) if n == 0 => Err(e),
-            _ => self.commit(held, self.what_goes(piece, n)),
+            _ => self.commit(held, self.read_part(piece, n)),
         }
     }
 }
 
-/// A call that waits by itself waits for half of the buffer; one that returns does not.
+/// A blocking call waits for half of the buffer; a non-blocking one goes on where the socket is writable.
 fn worth(limit: Limit) -> LowWater {
     if limit == Limit::DoNotWait { LowWater::Writable } else { LowWater::HalfBuffer }
 }
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        if self.has_begun {
+        if self.is_locked {
             self.socket.host().post(Request::EndSendFile(self.socket.id));
         }
     }

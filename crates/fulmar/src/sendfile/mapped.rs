@@ -1,4 +1,4 @@
-//! Files whose pages go by reference.
+//! Files whose pages are sent by reference.
 
 use std::fmt;
 use std::fs::File;
@@ -9,20 +9,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fulmar_mbuf::SharedBytes;
 use fulmar_runtime::file::{FileMap, MAX_MAP_BYTES, Patience};
 
-/// What one turn takes at most: enough for the largest frames, and little enough that the first of a
-/// file from the disk goes soon.
+/// Bytes at most per turn: enough for the largest frames, and few enough that the first bytes of a file on disk are sent
+/// soon.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// A file that is kept mapped, to be sent often: its pages go to the kernel by reference, without the
-/// copy into the stack's buffers that [`TcpStream::send_file`](crate::TcpStream::send_file) makes.
+/// A file that stays mapped, to be sent often: its pages are sent by reference, without the copy of
+/// [`TcpStream::send_file`](crate::TcpStream::send_file).
 ///
-/// Make it once and share it: any number of connections, threads and stacks may send from it. Mapping
-/// and unmapping a file for one send costs as much as copying it. It keeps the file open and, read-only
-/// and shared, the first 64 GiB of it in the address space (what lies behind is read); a file that
-/// outgrows its mapping is mapped anew, and an old mapping goes when nothing of it is in flight.
+/// Any number of connections, threads and stacks may send from one. To map and unmap a file for one send costs as much as
+/// to copy it. It keeps the file open and its first 64 GiB mapped, read-only and shared; bytes after that are read and
+/// copied. A file that outgrows its mapping is mapped again, and the old mapping is unmapped when none of its pages is in
+/// flight.
 ///
-/// No code of this process reads through the mapping, so a file that shrinks never raises SIGBUS. What
-/// it costs instead is said at [`TcpStream::send_mapped`](crate::TcpStream::send_mapped).
+/// No code of this process reads the mapping, so a truncated file raises no SIGBUS.
+/// [`TcpStream::send_mapped`](crate::TcpStream::send_mapped) describes the other effects.
 pub struct MappedFile {
     file: File,
     map: Mutex<Arc<FileMap>>,
@@ -45,8 +45,7 @@ impl MappedFile {
         &self.file
     }
 
-    /// The next bytes from `at` on, at most `left`, that can go by reference: their owner, and how
-    /// many they are.
+    /// The bytes from `at` on, at most `left`, that can be sent by reference: their owner, and how many they are.
     pub(super) fn pages(
         &self,
         at: u64,
@@ -60,7 +59,7 @@ impl MappedFile {
         Some((map, n))
     }
 
-    /// A mapping that reaches to `end`, or as far as one does.
+    /// The mapping, replaced by a longer one if it does not reach `end`.
     fn map_to(&self, end: u64) -> Option<Arc<FileMap>> {
         let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
         if end > map.bytes() && map.bytes() < MAX_MAP_BYTES {

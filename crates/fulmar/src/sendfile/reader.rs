@@ -1,10 +1,8 @@
-//! The thread that reads what a non-blocking socket has accepted but not found in memory.
+//! The thread that reads bytes of files that a non-blocking socket has accepted without reading them.
 //!
-//! One per stack, started when first needed. Enters: a claimed, empty chain and where its bytes
-//! stand in the file. Leaves: the same chain, filled and committed; if the bytes cannot be had (the
-//! disk fails, or the file shrank below what was accepted) the connection is reset, since its peer
-//! would otherwise take what follows for them. The queue is bounded; who finds it full waits for the
-//! disk itself.
+//! One per stack, started when first needed. It fills a reservation from the file and commits it. If the bytes cannot be
+//! read (a disk error, or the file was truncated), the connection is reset: its stream would have a gap. The queue is
+//! bounded; a call that finds it full waits for the disk itself.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -18,7 +16,7 @@ use fulmar_runtime::file::{End, Patience, read_into};
 use fulmar_shard::MoreData;
 use fulmar_socket::Reservation;
 
-/// Pieces that wait to be read at most. Their storage is charged to the send share already.
+/// Queued pieces at most. Their storage is charged to the send share already.
 const QUEUE: usize = 256;
 
 /// A piece to be read.
@@ -26,24 +24,24 @@ pub(crate) struct Job {
     pub host: Arc<Host>,
     pub socket: SlotId,
     pub file: File,
-    /// Where in the file.
+    /// Offset in the file.
     pub at: u64,
-    /// Bytes of the chain before those of the file; they are there already.
+    /// Bytes of the chain before those of the file, already filled.
     pub skip: usize,
     /// Bytes of the file.
     pub len: usize,
     pub reservation: Reservation,
 }
 
-/// The way to the thread.
+/// The queue of the reader thread.
 #[derive(Default)]
 pub(crate) struct Reader {
     queue: Mutex<Option<SyncSender<Job>>>,
 }
 
 impl Reader {
-    /// Leaves a piece to the thread; gives it back if it cannot take it.
-    #[allow(clippy::result_large_err, reason = "it comes back rarely")]
+    /// Queues a piece; returns it if the queue is full or the thread could not be started.
+    #[allow(clippy::result_large_err, reason = "a piece is rarely returned")]
     pub fn submit(&self, job: Job) -> Result<(), Job> {
         // A signal handler may have interrupted the holder.
         let mut queue = match self.queue.try_lock() {
@@ -61,7 +59,7 @@ impl Reader {
     }
 }
 
-/// The thread ends when the reader is dropped and what waits is done.
+/// Starts the thread, which ends when the reader is dropped and the queue is empty.
 fn start() -> Option<SyncSender<Job>> {
     let (sender, jobs) = sync_channel(QUEUE);
     let named = thread::Builder::new().name("fulmar-reader".to_owned());
@@ -79,7 +77,7 @@ fn read(job: Job) {
     let Job { host, socket, file, at, skip, len, reservation: mut r } = job;
     let (_, end) = read_into(file.as_fd(), at, &mut r.chain, skip, len, Patience::Wait);
     drop(file);
-    // In a forked child nobody runs this; elsewhere the lock is always to be had here.
+    // The lock cannot fail here: this thread does not exist in a forked child, and runs no signal handlers of the stack.
     let _ = host.call(|shard, now| {
         shard.count(fulmar_base::Counter::SendFileDeferred, 1);
         match end {

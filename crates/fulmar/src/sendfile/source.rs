@@ -1,5 +1,4 @@
-//! The part of a file that a call sends: where it stands, where it ends, and what of it is in
-//! memory.
+//! The part of a file that a call sends: its position and end, and whether it is in the page cache.
 
 use std::fs::File;
 use std::io;
@@ -11,15 +10,15 @@ use fulmar_runtime::file::{self, End, Patience};
 
 use crate::error::invalid;
 
-/// What is read at a time where the size is not known before the end is met.
+/// Bytes per read of a file whose size is not known.
 const UNSIZED_STEP_BYTES: u64 = 64 << 10;
 
-/// Not known yet which reads the file allows, or known.
+/// The kinds of reads that the file supports, as far as is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reads {
-    /// Those that do not wait, too.
+    /// Also reads that do not wait.
     Both,
-    /// Only those that wait.
+    /// Only reads that may wait.
     Waiting,
 }
 
@@ -28,22 +27,22 @@ pub(super) struct Source<'a> {
     file: &'a File,
     /// The next byte.
     at: u64,
-    /// Behind the last byte; `None`: wherever the file ends.
+    /// The byte after the last; `None`: the end of the file.
     end: Option<u64>,
-    /// The size is known before the end is met: not so for what procfs and devices hold.
+    /// The file has a size; false for files of procfs and devices.
     is_sized: bool,
-    /// The end was met.
+    /// The end of the file was reached.
     is_over: bool,
     reads: Reads,
-    /// The last read met a part that was not in memory: others will be likewise.
+    /// The last read found bytes that are not in the page cache.
     pub is_cold: bool,
 }
 
 impl<'a> Source<'a> {
-    /// A file and the range that is asked for.
+    /// A range of a file.
     ///
     /// # Errors
-    /// It is a directory, or cannot be read at a position, or the system does not tell.
+    /// It is a directory or not seekable, or its metadata cannot be read.
     pub fn open(file: &'a File, at: u64, end: Option<u64>) -> io::Result<Source<'a>> {
         if end.is_some_and(|e| e < at) {
             return Err(invalid(format!("the range ends before byte {at}, where it begins")));
@@ -71,10 +70,10 @@ impl<'a> Source<'a> {
         self.at
     }
 
-    /// Bytes that are left, as far as is known; looks at the size again.
+    /// Bytes that are left, as far as is known. Reads the size of the file again.
     ///
     /// # Errors
-    /// The system does not tell the size.
+    /// Those of fstat(2).
     pub fn left(&self) -> io::Result<u64> {
         if self.is_over || self.end.is_some_and(|end| end <= self.at) {
             return Ok(0);
@@ -86,13 +85,13 @@ impl<'a> Source<'a> {
         Ok(self.file.metadata()?.len().saturating_sub(self.at).min(asked))
     }
 
-    /// Whether [`Source::left`] tells all that will come, unless the file changes.
+    /// Whether [`Source::left`] is exact, unless the file changes.
     pub fn knows_its_end(&self) -> bool {
         self.is_sized || self.is_over
     }
 
-    /// Fills bytes [skip, skip + len) of a chain and moves on; says how many it got. With `Wait`,
-    /// waits for the disk if nothing is in memory; what is goes first, by itself.
+    /// Reads into bytes [skip, skip + len) of a chain and advances; returns how many. `Wait` waits for the disk only if no
+    /// byte is in the page cache: cached bytes are returned first.
     pub fn fill(
         &mut self,
         chain: &mut Chain,
@@ -134,11 +133,11 @@ impl<'a> Source<'a> {
         (n, end)
     }
 
-    /// A descriptor of the file, for the thread that reads the next `n` bytes.
+    /// A duplicate descriptor of the file, for the reader thread.
     ///
     /// # Errors
     /// No descriptor is left.
-    pub fn lend(&self) -> io::Result<File> {
+    pub fn duplicate(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 

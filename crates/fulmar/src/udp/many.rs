@@ -11,16 +11,14 @@ use crate::error::invalid;
 use super::UdpSocket;
 
 impl UdpSocket {
-    /// Sends many datagrams: one lock for 64 of them, one crossing into the device per burst. Returns
-    /// how many went; in order, the first ones. A socket that may wait does so for buffers and for a
-    /// full device, never for the peer.
+    /// Sends datagrams in order, with one lock for 64 of them and one crossing into the device per burst (sendmmsg(2)).
+    /// Returns how many were sent. A blocking socket waits for buffers and for a full device, never for the peer.
     ///
-    /// Where the device cuts runs of datagrams itself (UDP segmentation), messages of equal size to the
-    /// same destination that follow each other cross as one frame.
+    /// On a device with UDP GSO consecutive messages of equal size to one destination cross as one frame.
     ///
     /// # Errors
-    /// As [`UdpSocket::send_to`], if not even the first one went. An error of a later one ends the call
-    /// with the count, and is met again by whoever repeats the call from there.
+    /// As [`UdpSocket::send_to`], about the first message. An error of a later one ends the call, which returns the count;
+    /// the next call, from that message on, returns the error.
     pub fn send_many(&self, messages: &[SendMessage<'_>]) -> io::Result<usize> {
         let socket = &self.socket;
         let mut done = 0;
@@ -45,13 +43,13 @@ impl UdpSocket {
         Ok(done)
     }
 
-    /// Sends `buf` as datagrams of `segment_bytes` each to the connected peer, the last one with what is
-    /// left, at most 128: Linux's UDP_SEGMENT. The device cuts them, or what stands before it in
-    /// software. All go, or none; returns the length of `buf`.
+    /// Sends `buf` to the connected peer as at most 128 datagrams of `segment_bytes` each, the last one with the remainder
+    /// (Linux: UDP_SEGMENT). The device segments them, or the stack in software. All are sent, or none; returns the length
+    /// of `buf`.
     ///
     /// # Errors
     /// As [`UdpSocket::send`]; `InvalidInput` for more than 128 datagrams or a `segment_bytes` of 0 or
-    /// above 65,535, `EMSGSIZE` if one does not fit the path's packets: runs are never fragmented.
+    /// above 65,535, `EMSGSIZE` if one exceeds the path MTU: they are never fragmented.
     pub fn send_segmented(&self, buf: &[u8], segment_bytes: usize) -> io::Result<usize> {
         let segment = u16::try_from(segment_bytes).ok().filter(|n| *n > 0);
         let segment = segment.ok_or_else(|| {
@@ -60,9 +58,8 @@ impl UdpSocket {
         self.send_many(&[SendMessage::new(buf).segmented(segment)]).map(|_| buf.len())
     }
 
-    /// Receives datagrams into `messages`: waits for the first one, and takes what else is there, all
-    /// under one lock as long as they are small. Returns how many came; what does not fit its buffer is
-    /// lost, and its message says so.
+    /// Receives datagrams into `messages`: waits for the first one, and takes as many others as are queued, small ones under
+    /// one lock (recvmmsg(2)). Returns how many. Bytes that do not fit a buffer are lost, and its message reports that.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].

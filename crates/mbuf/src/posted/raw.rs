@@ -56,7 +56,7 @@ enum Origin {
     /// The caller of [`RecvBuf::from_raw`].
     Foreign,
     /// The caller of [`LoanedMemory::lend`]; the flag is cleared when the memory is returned.
-    LoanCharge(Arc<AtomicBool>),
+    Loaned(Arc<AtomicBool>),
 }
 
 // SAFETY: plain bytes, owned or lent for this use; the module documentation describes the access.
@@ -132,7 +132,7 @@ impl Drop for Memory {
                 drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), 0, *capacity) });
             }
             // Release: all writes happened before the owner sees that the memory is returned.
-            Origin::LoanCharge(is_away) => is_away.store(false, Ordering::Release),
+            Origin::Loaned(is_lent) => is_lent.store(false, Ordering::Release),
             Origin::Pages(_) | Origin::Foreign => {}
         }
     }
@@ -141,7 +141,7 @@ impl Drop for Memory {
 /// Lends memory of the caller, one buffer at a time, and reports when no reference to it is left.
 #[derive(Debug, Default)]
 pub struct LoanedMemory {
-    is_away: Arc<AtomicBool>,
+    is_lent: Arc<AtomicBool>,
 }
 
 /// The generation of lent memory, which no other memory has.
@@ -150,9 +150,9 @@ const LENT_GENERATION: u64 = 0;
 impl LoanedMemory {
     /// Whether the memory lent last is still referenced.
     #[inline]
-    pub fn is_away(&self) -> bool {
+    pub fn is_lent(&self) -> bool {
         // Acquire: the writes to the memory.
-        self.is_away.load(Ordering::Acquire)
+        self.is_lent.load(Ordering::Acquire)
     }
 
     /// A buffer over memory of the caller. The same memory has the same [`RecvBuf::id`] whenever it is lent,
@@ -162,12 +162,12 @@ impl LoanedMemory {
     /// If the memory lent before is still referenced.
     ///
     /// # Safety
-    /// Until [`LoanedMemory::is_away`] returns false, the `bytes` bytes at `base` are initialised, readable and
-    /// writable, and no other code accesses them. If the lease is leaked, this holds for ever.
+    /// Until [`LoanedMemory::is_lent`] returns false, the `bytes` bytes at `base` are initialised, readable and
+    /// writable, and no other code accesses them. If the buffer is leaked, this holds for ever.
     pub unsafe fn lend(&mut self, base: NonNull<u8>, bytes: usize) -> RecvBuf {
-        assert!(!self.is_away(), "the memory lent before is still referenced");
-        self.is_away.store(true, Ordering::Relaxed);
-        let origin = Origin::LoanCharge(Arc::clone(&self.is_away));
+        assert!(!self.is_lent(), "the memory lent before is still referenced");
+        self.is_lent.store(true, Ordering::Relaxed);
+        let origin = Origin::Loaned(Arc::clone(&self.is_lent));
         let memory = Arc::new(Memory::new(base, bytes, LENT_GENERATION, origin));
         RecvBuf { memory, filled: 0 }
     }
@@ -293,9 +293,9 @@ impl WritableRange {
     fn end(self) -> (Arc<Memory>, usize) {
         let (from, bytes) = (self.from, self.memory.bytes);
         self.memory.high.store(bytes, Ordering::Relaxed);
-        let room = ManuallyDrop::new(self);
+        let range = ManuallyDrop::new(self);
         // SAFETY: moved out once, since the range is never dropped.
-        let memory = unsafe { core::ptr::read(&raw const room.memory) };
+        let memory = unsafe { core::ptr::read(&raw const range.memory) };
         // Release: as in `drop`.
         memory.has_writer.store(false, Ordering::Release);
         (memory, from)
@@ -379,7 +379,7 @@ impl PostedBuf {
         // SAFETY: checked to be inside, initialised; there is no writer, and only `&mut self` makes one.
         let slice =
             unsafe { slice::from_raw_parts(memory.base.as_ptr().add(bytes.start), bytes.len()) };
-        if matches!(memory.origin, Origin::Foreign | Origin::LoanCharge(_)) {
+        if matches!(memory.origin, Origin::Foreign | Origin::Loaned(_)) {
             let copy = pool.alloc_chain(slice.len(), 0, Purpose::Receive);
             let mut copy = copy.or_else(|_| pool.alloc_chain(slice.len(), 0, Purpose::Control))?;
             copy.copy_from(0, slice);

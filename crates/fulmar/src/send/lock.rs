@@ -1,4 +1,4 @@
-//! A thread's turn of writing: one writer at a time, for its whole call.
+//! The send lock of a socket (BSD: `sblock`): one writer at a time, for its whole call.
 
 use std::io::{self, IoSlice};
 
@@ -12,27 +12,28 @@ use fulmar_socket::{Attempt, Ready, Reservation, SocketError, Step};
 use super::{OwnedBytes, SendFlags};
 use crate::socket::{Socket, to_io};
 
-/// The turn; other writers of the socket wait until it is dropped.
-pub(super) struct WriteTurn<'a> {
+/// A write call; it acquires the send lock with its first step. Other writers of the socket wait until it is dropped.
+pub(super) struct SendLock<'a> {
     socket: &'a Socket,
-    /// All rounds share one time-out.
+    /// When the call ends.
     limit: Limit,
-    has_begun: bool,
-    /// Earlier rounds of this call have accepted bytes: an error is left to the next call.
+    /// The lock is held.
+    is_locked: bool,
+    /// The call has accepted bytes: an error is left to the next call.
     has_accepted: bool,
 }
 
-impl<'a> WriteTurn<'a> {
-    pub(super) fn new(socket: &'a Socket, limit: Limit) -> WriteTurn<'a> {
-        WriteTurn { socket, limit: limit.from_now(), has_begun: false, has_accepted: false }
+impl<'a> SendLock<'a> {
+    pub(super) fn new(socket: &'a Socket, limit: Limit) -> SendLock<'a> {
+        SendLock { socket, limit: limit.from_now(), is_locked: false, has_accepted: false }
     }
 
-    /// Whether a round may wait.
+    /// Whether the call may wait.
     pub(super) fn waits(&self) -> bool {
         self.limit != Limit::DoNotWait
     }
 
-    /// One round of sosend: all buffers at once, one copy loop outside the lock, one commit.
+    /// Writes as many bytes of the buffers as there is space for: reserves, copies without the shard lock, commits.
     pub(super) fn write_some(
         &mut self,
         bufs: &[IoSlice<'_>],
@@ -57,7 +58,7 @@ impl<'a> WriteTurn<'a> {
         gather(bufs, done, &mut r.chain);
         self.socket.host().pass(Stage::SendCopied);
         let is_last = done + n == total;
-        // A write that has to wait for room pushes what it has.
+        // A write that has to wait for space pushes the bytes that it has.
         r.more = more && is_last;
         r.ends_record = ends_record && is_last;
         if is_last || !self.waits() {
@@ -68,53 +69,53 @@ impl<'a> WriteTurn<'a> {
         Ok(n)
     }
 
-    /// Room in the send buffer for up to `bytes`, with storage.
+    /// Reserves space and storage for up to `bytes`.
     pub(super) fn reserve(&mut self, bytes: usize) -> io::Result<Reservation> {
         match self.obtain(&[], bytes)? {
             Reserved::Space(r) => Ok(r),
-            // Nothing was given that could have been sent.
+            // Not reached: there were no bytes to send.
             Reserved::Sent(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
-    /// The last step of the turn.
+    /// Sends the reserved bytes and releases the lock.
     pub(super) fn commit(&mut self, r: Reservation) {
-        self.has_begun = false;
+        self.is_locked = false;
         self.socket.host().post(Request::CommitLast(self.socket.id, r));
     }
 
-    /// Ends the turn without sending.
+    /// Releases the reserved space and the lock.
     pub(super) fn abandon(&mut self, r: Reservation) {
-        self.has_begun = false;
+        self.is_locked = false;
         self.socket.host().post(Request::Abandon(self.socket.id, r));
     }
 
     fn obtain(&mut self, whole: &[u8], want: usize) -> io::Result<Reserved> {
         let (s, limit) = (self.socket, self.limit);
         if (whole.len() != want || want > SMALL_WRITE_BYTES)
-            && let Some(r) = self.obtain_at_once(want).map_err(to_io)?
+            && let Some(r) = self.try_obtain(want).map_err(to_io)?
         {
             return Ok(r);
         }
         let mut attempt = Attempt::First;
         s.wait(Ready::WRITABLE, limit, |shard, now| {
-            if let Some(wait) = self.begin(shard)? {
+            if let Some(wait) = self.acquire(shard)? {
                 return Ok(wait);
             }
             let step = shard.sosend(s.id).reserve(now, whole, want, attempt);
             attempt = Attempt::Retry;
             if matches!(&step, Ok(Step::Done(Reserved::Sent(n))) if *n == want) {
-                self.end(shard);
+                self.release(shard);
             }
             step
         })
     }
 
     /// First attempt, without reading the clock.
-    fn obtain_at_once(&mut self, want: usize) -> Result<Option<Reserved>, SocketError> {
+    fn try_obtain(&mut self, want: usize) -> Result<Option<Reserved>, SocketError> {
         let socket = self.socket;
         let mut shard = socket.host().lock()?;
-        if self.begin::<()>(&mut shard)?.is_some() {
+        if self.acquire::<()>(&mut shard)?.is_some() {
             return Ok(None);
         }
         Ok(match shard.sosend(socket.id).try_reserve(want)? {
@@ -123,12 +124,12 @@ impl<'a> WriteTurn<'a> {
         })
     }
 
-    /// One round of an owned send: as much as fits, by reference.
+    /// Sends as many shared bytes as there is space for, by reference.
     pub(super) fn share_some(&mut self, bytes: &mut OwnedBytes) -> io::Result<usize> {
         let (s, limit) = (self.socket, self.limit);
         let mut attempt = Attempt::First;
         s.wait(Ready::WRITABLE, limit, |shard, now| {
-            if let Some(wait) = self.begin(shard)? {
+            if let Some(wait) = self.acquire(shard)? {
                 return Ok(wait);
             }
             let step = self.share(shard, now, bytes, attempt);
@@ -150,16 +151,16 @@ impl<'a> WriteTurn<'a> {
             self.has_accepted = true;
             bytes.advance(*n);
             if bytes.is_empty() || !self.waits() {
-                self.end(shard);
+                self.release(shard);
             }
         }
         Ok(step)
     }
 
     /// Acquires the send lock. Returns what to wait for if another thread has it.
-    fn begin<T>(&mut self, shard: &mut LockedShard) -> Result<Option<Step<T>>, SocketError> {
+    fn acquire<T>(&mut self, shard: &mut LockedShard) -> Result<Option<Step<T>>, SocketError> {
         let id = self.socket.id;
-        if let Some(wait) = lock_send(shard, id, &mut self.has_begun)? {
+        if let Some(wait) = lock_send(shard, id, &mut self.is_locked)? {
             return Ok(Some(wait));
         }
         // The error is left to the next call, which has accepted nothing.
@@ -169,37 +170,36 @@ impl<'a> WriteTurn<'a> {
         Ok(None)
     }
 
-    fn end(&mut self, shard: &mut LockedShard) {
-        self.has_begun = false;
+    fn release(&mut self, shard: &mut LockedShard) {
+        self.is_locked = false;
         shard.sosend(self.socket.id).unlock();
     }
 }
 
-/// Under the shard lock: acquires the send lock, unless `has_begun`. Returns what to wait for if another thread
-/// has it.
+/// Acquires the send lock, unless `is_locked`. Returns what to wait for if another thread has it. Under the shard lock.
 pub(crate) fn lock_send<T>(
     shard: &mut LockedShard,
     id: SlotId,
-    has_begun: &mut bool,
+    is_locked: &mut bool,
 ) -> Result<Option<Step<T>>, SocketError> {
-    if !*has_begun {
+    if !*is_locked {
         match shard.tcp_entry(id).and_then(|e| e.lock_send(fulmar_runtime::thread_number()))? {
-            Step::Done(()) => *has_begun = true,
+            Step::Done(()) => *is_locked = true,
             Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Some(Step::WaitSpace(n))),
         }
     }
     Ok(None)
 }
 
-impl Drop for WriteTurn<'_> {
+impl Drop for SendLock<'_> {
     fn drop(&mut self) {
-        if self.has_begun {
+        if self.is_locked {
             self.socket.host().post(Request::EndWrite(self.socket.id));
         }
     }
 }
 
-/// The bytes of a write in one piece, if they are in one or are few.
+/// The bytes of a write as one slice, if they are in one buffer or few enough to be copied.
 fn join_small<'b>(
     bufs: &'b [IoSlice<'_>],
     total: usize,
@@ -219,8 +219,7 @@ fn join_small<'b>(
     &small[..total]
 }
 
-/// Fills a chain from the writer's buffers, `skip` bytes of which are written already: one pass over
-/// both, however many pieces they are in.
+/// Fills a chain from the writer's buffers, without their first `skip` bytes.
 fn gather(bufs: &[IoSlice<'_>], mut skip: usize, chain: &mut Chain) {
     let pieces = bufs.iter().map(|b| {
         let passed = skip.min(b.len());
@@ -228,7 +227,7 @@ fn gather(bufs: &[IoSlice<'_>], mut skip: usize, chain: &mut Chain) {
         &b[passed..]
     });
     let filled = chain.fill(pieces);
-    debug_assert!(filled.is_some(), "the writer's storage is its own");
+    debug_assert!(filled.is_some(), "the storage of a reservation is not shared");
 }
 
 #[cfg(test)]
