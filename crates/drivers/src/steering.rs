@@ -2,10 +2,10 @@
 //!
 //! Computes [`OwnerKey::hash`] of TCP and UDP over IPv4 and IPv6, modulo the number of queues. The key of the stack is
 //! among its constants, which only a process with the privilege to read BPF programs can see. All other packets (ARP,
-//! ICMP, fragments, IPv6 with extension headers) go to queue 0, and shards hand them over. Runs where the kernel chooses the queue of a TAP, on frames that
-//! start at the Ethernet header (TUNSETSTEERINGEBPF, a program of type socket filter), and of a group of
-//! packet sockets, on frames that start at the IP header ([`group_program`]). Loading it needs CAP_BPF in
-//! the first user namespace, unless `kernel.unprivileged_bpf_disabled` is 0.
+//! ICMP, fragments, IPv6 with extension headers) go to queue 0, and shards hand them over. Runs where the kernel
+//! chooses the queue of a TAP, on frames that start at the Ethernet header (TUNSETSTEERINGEBPF, a program of type
+//! socket filter), and of a group of packet sockets, on frames that start at the IP header ([`group_program`]). Loading
+//! it needs CAP_BPF in the first user namespace, unless `kernel.unprivileged_bpf_disabled` is 0.
 //!
 //! Registers: r6 is the packet (BPF_ABS and BPF_IND use it), r7 where the IP header ends, r8 the destination's
 //! port, r9 the sum; r0 and r1 are scratch, since such a load clobbers r1 to r5. A load beyond the end of

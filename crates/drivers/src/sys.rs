@@ -1,4 +1,5 @@
-//! System calls that std does not offer. The only unsafe code of this crate beside `shm/sys.rs` and `tap/vector/sys.rs`.
+//! System calls that std does not offer. The only unsafe code of this crate beside `shm/sys.rs` and
+//! `tap/vector/sys.rs`.
 
 use std::io::{self, IoSliceMut};
 use std::marker::PhantomData;

@@ -1,5 +1,5 @@
-//! Writes datagrams of one flow as one UDP super-frame (`fulmar_netdev::uso`) with a gathering write. The frames are only
-//! read.
+//! Writes datagrams of one flow as one UDP super-frame (`fulmar_netdev::uso`) with a gathering write. The frames are
+//! only read.
 //!
 //! Measured on Linux 6.18 in a virtual machine (best tenth of 100 rounds): datagrams of 22 bytes written to a TAP and
 //! received by a socket of the kernel; ns of CPU per datagram up to the receive queue of the socket:

@@ -1,7 +1,8 @@
-//! The virtio-net header, which precedes every frame of a TAP, TUN or packet socket: conversion from and to [`Offload`].
+//! The virtio-net header, which precedes every frame of a TAP, TUN or packet socket: conversion from and to
+//! [`Offload`].
 //!
-//! Its field `hdr_len` is a hint that kernels set in different ways, so it is ignored on receive; the length of the headers
-//! is that of the parsed transport header.
+//! Its field `hdr_len` is a hint that kernels set in different ways, so it is ignored on receive; the length of the
+//! headers is that of the parsed transport header.
 
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
@@ -47,9 +48,9 @@ pub fn request(offload: &Offload) -> [u8; HEADER_BYTES] {
 
 /// As [`request`], for a frame whose first contiguous bytes are `front`; sets `hdr_len` also without GSO.
 ///
-/// The kernel copies `hdr_len` bytes into the linear part of its buffer, and the payload to the start of a page. Without
-/// it TCP options precede the payload in the page, so that its page offset is a few bytes above that of the source; at
-/// such a distance `rep movsb` takes ten times as long on some processors.
+/// The kernel copies `hdr_len` bytes into the linear part of its buffer, and the payload to the start of a page.
+/// Without it TCP options precede the payload in the page, so that its page offset is a few bytes above that of the
+/// source; at such a distance `rep movsb` takes ten times as long on some processors.
 pub fn request_before(offload: &Offload, front: &[u8]) -> [u8; HEADER_BYTES] {
     let mut bytes = request(offload);
     if let (None, Some(headers)) = (offload.gso, headers_bytes(offload, front)) {

@@ -1,8 +1,8 @@
 //! Framed streams: the body of each frame is received into the buffer of its tag.
 //!
-//! A protocol with replies in any order (NFS, iSCSI, NVMe over TCP) cannot post its buffers in advance: only the header of
-//! a reply identifies the request. Here the program provides a [`FrameParser`], which returns length and tag of a header,
-//! and [`BodyBuffers`], which return the buffer of a tag.
+//! A protocol with replies in any order (NFS, iSCSI, NVMe over TCP) cannot post its buffers in advance: only the header
+//! of a reply identifies the request. Here the program provides a [`FrameParser`], which returns length and tag of a
+//! header, and [`BodyBuffers`], which return the buffer of a tag.
 //!
 //! ```text
 //!   stream  │header│ body │header│   body    │header│ …
@@ -15,8 +15,8 @@
 //!
 //! Bodies are not placed by the device: it would need the start of a body before the header is received.
 //!
-//! The peer chooses the lengths. A length above the limit is an error before any memory is allocated, and after an error
-//! of framing the stream returns no more frames.
+//! The peer chooses the lengths. A length above the limit is an error before any memory is allocated, and after an
+//! error of framing the stream returns no more frames.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -39,8 +39,8 @@ const MAX_BODY_BYTES: usize = 16 << 20;
 /// Bytes per read of headers, so that several small frames share one read.
 const READ_BYTES: usize = 64 << 10;
 
-/// Loans of a body keep at most 1/LENT_PART of the receive buffer. A longer body is copied, since its loans would close the
-/// window for the rest of it.
+/// Loans of a body keep at most 1/LENT_PART of the receive buffer. A longer body is copied, since its loans would close
+/// the window for the rest of it.
 const LENT_PART: usize = 4;
 
 /// Allocation step of a copied body, which grows with the received bytes and not with the announced length.
@@ -57,8 +57,8 @@ pub trait FrameParser: Send {
 
 /// The buffers of bodies.
 pub trait BodyBuffers {
-    /// Takes the buffer for the body of this tag, of `bytes` bytes (at least 1). `None`: the body is lent. Called once per
-    /// frame.
+    /// Takes the buffer for the body of this tag, of `bytes` bytes (at least 1). `None`: the body is lent. Called once
+    /// per frame.
     fn take(&mut self, tag: u64, bytes: usize) -> Option<RecvBuf>;
 
     /// Returns a buffer that was not filled: it is too small, or the stream ended within the body.
@@ -97,8 +97,8 @@ pub struct Frame<'a> {
 pub enum Body {
     /// In the buffer of its tag.
     Placed(RecvBuf),
-    /// In the buffers of the stack, since the tag had no buffer. It reduces the window while it is kept. An empty body is an
-    /// empty loan.
+    /// In the buffers of the stack, since the tag had no buffer. It reduces the window while it is kept. An empty body
+    /// is an empty loan.
     Loan(Loan),
     /// On the heap: the tag had no buffer, and the body was longer than a connection lends.
     Copied(Vec<u8>),
@@ -158,8 +158,8 @@ enum Into {
 }
 
 impl TcpStream {
-    /// Reads the stream as frames: each has a header of fixed length, which has the length and the tag of its body. No other
-    /// reader may read from the connection.
+    /// Reads the stream as frames: each has a header of fixed length, which has the length and the tag of its body. No
+    /// other reader may read from the connection.
     ///
     /// # Errors
     /// `InvalidInput` if the parser's header has no bytes, or more than 64 KiB.
@@ -204,12 +204,12 @@ impl<P: FrameParser, B: BodyBuffers> Framed<P, B> {
         &mut self.buffers
     }
 
-    /// The next frame; `None` at the end of the stream. Waits as `read` does. If a call fails, `WouldBlock` included, the
-    /// received part of the frame is kept for the next call.
+    /// The next frame; `None` at the end of the stream. Waits as `read` does. If a call fails, `WouldBlock` included,
+    /// the received part of the frame is kept for the next call.
     ///
     /// # Errors
-    /// As `read`. `UnexpectedEof`: the stream ended within a frame. `InvalidData`: the parser rejects a header, or a body is
-    /// longer than [`Framed::set_max_body`] allows; the framing is lost, and every later call fails, too.
+    /// As `read`. `UnexpectedEof`: the stream ended within a frame. `InvalidData`: the parser rejects a header, or a
+    /// body is longer than [`Framed::set_max_body`] allows; the framing is lost, and every later call fails, too.
     #[allow(clippy::should_implement_trait, reason = "a frame borrows the header from here")]
     pub fn next(&mut self) -> io::Result<Option<Frame<'_>>> {
         if let At::Lost(why) = self.at {

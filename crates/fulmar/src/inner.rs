@@ -72,7 +72,8 @@ impl Inner {
         self.close(if is_closed { Duration::ZERO } else { self.exit_drain });
     }
 
-    /// Closes the control socket and every socket, and waits until accepted bytes are delivered. False: the time is over.
+    /// Closes the control socket and every socket, and waits until accepted bytes are delivered. False: the time is
+    /// over.
     pub fn close(&self, limit: Duration) -> bool {
         self.is_closed.store(true, Ordering::Relaxed);
         drop(self.control.lock().unwrap_or_else(PoisonError::into_inner).take());

@@ -1,13 +1,13 @@
 //! The account of CPU time by stage of a stack, sampled at run time.
 //!
-//! A stack passes named stages ([`Stage`]). With [`Builder::account`](crate::Builder::account) it measures the cost of each
-//! by sampling. [`Stack::ledger`](crate::Stack::ledger) returns its [`Balance`], and
+//! A stack passes named stages ([`Stage`]). With [`Builder::account`](crate::Builder::account) it measures the cost of
+//! each by sampling. [`Stack::ledger`](crate::Stack::ledger) returns its [`Balance`], and
 //! [`Stack::account`](crate::Stack::account) an [`Account`], which relates it to packets, bytes, copies, buffers and
 //! crossings. `fulmar-lab path --live` prints that from another terminal.
 //!
 //! The environment variable `FULMAR_LEDGER=64` enables the account in all stacks of a process (one visit in 64 is
-//! measured), as [`account_new_stacks`] does from within. [`Stack::set_account`](crate::Stack::set_account) switches it in
-//! a running stack. While it is off, it costs one predictable branch per stage.
+//! measured), as [`account_new_stacks`] does from within. [`Stack::set_account`](crate::Stack::set_account) switches it
+//! in a running stack. While it is off, it costs one predictable branch per stage.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

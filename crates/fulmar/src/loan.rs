@@ -18,16 +18,16 @@ use crate::udp::UdpSocket;
 
 /// Received bytes as slices of the stack's own buffers, without a copy. Empty at the end of a stream.
 ///
-/// Over shared memory (`devices::shm`) another process can write to the bytes, which a Rust slice must exclude. There the
-/// first [`Loan::slices`] copies all bytes of a receive call to the heap of this process, and every later access uses the
-/// copy. Before that, [`Loan::copy_to`], [`Loan::to_vec`] and [`Read`] copy directly to their destination: use those if
-/// the bytes are read once.
+/// Over shared memory (`devices::shm`) another process can write to the bytes, which a Rust slice must exclude. There
+/// the first [`Loan::slices`] copies all bytes of a receive call to the heap of this process, and every later access
+/// uses the copy. Before that, [`Loan::copy_to`], [`Loan::to_vec`] and [`Read`] copy directly to their destination: use
+/// those if the bytes are read once.
 ///
-/// The buffers return to their stack when the loan is dropped, on any thread, also after the socket or the stack is gone.
-/// Until then their storage is charged to the receive buffer of the socket and to the memory of the stack, as unread
-/// bytes are. So a program that keeps loans closes the window of that connection (a datagram socket drops datagrams), but
-/// of no other. Copy the bytes, or drop the loan, before you wait for more bytes of the same socket than its buffer has
-/// space for.
+/// The buffers return to their stack when the loan is dropped, on any thread, also after the socket or the stack is
+/// gone. Until then their storage is charged to the receive buffer of the socket and to the memory of the stack, as
+/// unread bytes are. So a program that keeps loans closes the window of that connection (a datagram socket drops
+/// datagrams), but of no other. Copy the bytes, or drop the loan, before you wait for more bytes of the same socket
+/// than its buffer has space for.
 ///
 /// In a forked child a loan of the parent has no bytes.
 #[derive(Default)]
@@ -235,8 +235,8 @@ impl Loan {
         }
     }
 
-    /// Keeps the first `at` bytes and returns the others. If the split is within the bytes of one receive call, both loans
-    /// refer to its buffers, which return to the stack when both are dropped.
+    /// Keeps the first `at` bytes and returns the others. If the split is within the bytes of one receive call, both
+    /// loans refer to its buffers, which return to the stack when both are dropped.
     ///
     /// # Panics
     /// If there are fewer bytes.
@@ -374,14 +374,15 @@ impl fmt::Debug for Slices<'_> {
 }
 
 impl TcpStream {
-    /// Reads without a copy: lends up to `max` bytes in the buffers in which they were received. Waits as `read` does; an
-    /// empty loan is the end of the stream.
+    /// Reads without a copy: lends up to `max` bytes in the buffers in which they were received. Waits as `read` does;
+    /// an empty loan is the end of the stream.
     ///
-    /// Below a few KiB a copy is cheaper. Give a large `max`: each split of a buffer costs a reference. A few bytes of a large
-    /// buffer are copied, so that they do not keep it.
+    /// Below a few KiB a copy is cheaper. Give a large `max`: each split of a buffer costs a reference. A few bytes of
+    /// a large buffer are copied, so that they do not keep it.
     ///
     /// # Errors
-    /// As `read`. `ENOBUFS` if the bytes are in the memory reserve of the stack, which it does not lend; `read` works then.
+    /// As `read`. `ENOBUFS` if the bytes are in the memory reserve of the stack, which it does not lend; `read` works
+    /// then.
     pub fn recv_owned(&self, max: usize) -> io::Result<Loan> {
         self.lend(max, self.socket.read_limit())
     }

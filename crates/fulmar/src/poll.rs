@@ -80,10 +80,10 @@ pub struct Event {
 /// [`PollSet::wait`] runs the stack itself while it waits. It also returns for [wakers](Waker) of other
 /// threads and for [descriptors of the host](PollSet::add_fd).
 ///
-/// Between a wait that returns events and the next one the calling thread is in a *turn* of its event loop: frames of its
-/// calls are sent as one burst by the next wait, or when the burst is full. They are sent earlier if another thread calls
-/// the stack, if the thread waits for anything else in the stack, and after two milliseconds; from then on each call of
-/// the turn sends its own frames. Waits with a zero time-out begin no turn.
+/// Between a wait that returns events and the next one the calling thread is in a *turn* of its event loop: frames of
+/// its calls are sent as one burst by the next wait, or when the burst is full. They are sent earlier if another thread
+/// calls the stack, if the thread waits for anything else in the stack, and after two milliseconds; from then on each
+/// call of the turn sends its own frames. Waits with a zero time-out begin no turn.
 ///
 /// The descriptor of the set can be watched by another event loop instead: it is readable while a member may be ready;
 /// then call `wait` with a zero time-out. The service thread of the stack polls the device in that case.
@@ -145,7 +145,8 @@ impl PollSet {
         Ok(PollSet { stack: stack.clone(), core, woken, descriptors: Mutex::default() })
     }
 
-    /// Adds a socket with a token; for a socket in the set, as [`PollSet::modify`]. A dropped socket is removed from the set.
+    /// Adds a socket with a token; for a socket in the set, as [`PollSet::modify`]. A dropped socket is removed from
+    /// the set.
     ///
     /// # Errors
     /// `InvalidInput` for a socket of another stack.
@@ -175,9 +176,9 @@ impl PollSet {
         Waker::new(&self.woken, token)
     }
 
-    /// Adds a descriptor of the host: a kernel socket, a pipe, a timer, another poll set; for a descriptor in the set, changes
-    /// its token and interest. A closed descriptor is removed from the set. The first one starts a thread, which sleeps on
-    /// the descriptors while none is ready.
+    /// Adds a descriptor of the host: a kernel socket, a pipe, a timer, another poll set; for a descriptor in the set,
+    /// changes its token and interest. A closed descriptor is removed from the set. The first one starts a thread,
+    /// which sleeps on the descriptors while none is ready.
     ///
     /// # Errors
     /// Those of `epoll_ctl(2)`: `EPERM` for a regular file, which is always ready.

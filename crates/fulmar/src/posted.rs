@@ -56,20 +56,20 @@ pub use ring::RecvRing;
 pub type RecvRule = CompletionPolicy;
 
 impl TcpStream {
-    /// Posts a buffer. It receives the next bytes of the stream, after those of the buffers posted before. It completes when
-    /// it is full, at a segment with PSH, after a short pause, or at the end of the stream, then possibly empty. If the device
-    /// supports it, payload is placed there without a copy by this process; otherwise it is copied once.
+    /// Posts a buffer. It receives the next bytes of the stream, after those of the buffers posted before. It completes
+    /// when it is full, at a segment with PSH, after a short pause, or at the end of the stream, then possibly empty.
+    /// If the device supports it, payload is placed there without a copy by this process; otherwise it is copied once.
     ///
-    /// Never waits. Up to 256 buffers may be posted; two of at least 64 KiB each, used in turn, keep a stream going. Use the
-    /// same buffers again: a device caches the registration of the last two.
+    /// Never waits. Up to 256 buffers may be posted; two of at least 64 KiB each, used in turn, keep a stream going.
+    /// Use the same buffers again: a device caches the registration of the last two.
     ///
     /// Reads are served after posted buffers: while some are posted, `read` and `peek` wait or fail with `WouldBlock`.
-    /// Bytes received before the post are copied into the buffer first. In a poll set the socket is readable when a buffer
-    /// has completed.
+    /// Bytes received before the post are copied into the buffer first. In a poll set the socket is readable when a
+    /// buffer has completed.
     ///
     /// # Errors
-    /// `WouldBlock` if 256 buffers are posted, `NetworkDown`. The error has the buffer. Later errors of the connection are
-    /// reported by the completion.
+    /// `WouldBlock` if 256 buffers are posted, `NetworkDown`. The error has the buffer. Later errors of the connection
+    /// are reported by the completion.
     pub fn recv_posted(&self, buf: impl Into<RecvBuf>) -> Result<RecvCompletion, RecvError> {
         self.recv_posted_with(buf, RecvRule::default())
     }
@@ -104,10 +104,10 @@ impl TcpStream {
 
 /// The completion of a posted buffer. A program may wait for it, poll it, await it as a future, or cancel it.
 ///
-/// A thread that waits or polls runs the stack; while a program awaits, the service thread does. To drop it before it is
-/// complete revokes the buffer and puts the bytes that it has received back at the front of the receive queue: nothing is
-/// lost, so a `select` may drop it. Bytes are lost if it is dropped when it is complete, or when the next buffer has
-/// received bytes already.
+/// A thread that waits or polls runs the stack; while a program awaits, the service thread does. To drop it before it
+/// is complete revokes the buffer and puts the bytes that it has received back at the front of the receive queue:
+/// nothing is lost, so a `select` may drop it. Bytes are lost if it is dropped when it is complete, or when the next
+/// buffer has received bytes already.
 ///
 /// A close of the socket completes all posted buffers: those with bytes return them, the others fail with `ECANCELED`.
 pub struct RecvCompletion {
@@ -123,13 +123,13 @@ impl RecvCompletion {
         self.ticket().is_over()
     }
 
-    /// Waits until the buffer is complete, and returns it. It dereferences to the bytes that it has received; none: the end
-    /// of the stream (or a buffer of no bytes).
+    /// Waits until the buffer is complete, and returns it. It dereferences to the bytes that it has received; none: the
+    /// end of the stream (or a buffer of no bytes).
     ///
     /// # Errors
-    /// Those of `read`, if the buffer has received nothing; `ECANCELED` after [`RecvCompletion::cancel`] or the close of the
-    /// socket. The error has the buffer, unless it was lost with its stack. `WouldBlock` in a signal handler that interrupted
-    /// the stack.
+    /// Those of `read`, if the buffer has received nothing; `ECANCELED` after [`RecvCompletion::cancel`] or the close
+    /// of the socket. The error has the buffer, unless it was lost with its stack. `WouldBlock` in a signal handler
+    /// that interrupted the stack.
     pub fn wait(mut self) -> Result<RecvBuf, RecvError> {
         let taken = self.take_by(Limit::Forever);
         taken.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::WouldBlock).into()))
@@ -140,14 +140,14 @@ impl RecvCompletion {
         self.take_by(Limit::For(timeout))
     }
 
-    /// Runs the stack once, without waiting, and returns the buffer if it is complete. `None`: it is not, or it was taken
-    /// before.
+    /// Runs the stack once, without waiting, and returns the buffer if it is complete. `None`: it is not, or it was
+    /// taken before.
     pub fn try_take(&mut self) -> Option<Result<RecvBuf, RecvError>> {
         self.take_by(Limit::DoNotWait)
     }
 
-    /// Cancels the buffer: it completes with the bytes that it has received, or with `ECANCELED` if there are none. Wait for
-    /// it afterwards: it is complete once no device writes to it any more.
+    /// Cancels the buffer: it completes with the bytes that it has received, or with `ECANCELED` if there are none.
+    /// Wait for it afterwards: it is complete once no device writes to it any more.
     ///
     /// # Errors
     /// `WouldBlock` in a signal handler that interrupted the stack.

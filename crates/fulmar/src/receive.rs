@@ -60,9 +60,9 @@ impl BitOr for RecvFlags {
 }
 
 impl TcpStream {
-    /// Reads into the buffers as `read_vectored` does, with flags. Received bytes are detached under the shard lock, once for
-    /// all buffers, and copied without it. Returns how many bytes were read; 0: the end of the stream, or buffers of no
-    /// bytes.
+    /// Reads into the buffers as `read_vectored` does, with flags. Received bytes are detached under the shard lock,
+    /// once for all buffers, and copied without it. Returns how many bytes were read; 0: the end of the stream, or
+    /// buffers of no bytes.
     ///
     /// Bytes are copied, except into one large buffer: see [`TcpStream::set_placed_reads`]. Posted buffers
     /// ([`TcpStream::recv_posted`]) can be filled in place from the first byte to the last.
@@ -104,7 +104,8 @@ impl TcpStream {
         self.socket.read_limit()
     }
 
-    /// Reads into the buffers after their first `done` bytes. Waits for data; a posted buffer waits for `low_water_bytes`.
+    /// Reads into the buffers after their first `done` bytes. Waits for data; a posted buffer waits for
+    /// `low_water_bytes`.
     #[inline]
     fn take_some(
         &self,
@@ -177,10 +178,10 @@ impl TcpStream {
         n
     }
 
-    /// Sets whether a waiting read with one large buffer (at least 128 KiB free) may post it to the device, which then fills
-    /// it in place where that saves a copy (`tap`, `packet`). The read returns when it would without: with the first bytes,
-    /// at the low-water mark, or full with [`RecvFlags::WAIT_ALL`]. Other reads of the connection are served after it. On by
-    /// default; for all handles of the connection.
+    /// Sets whether a waiting read with one large buffer (at least 128 KiB free) may post it to the device, which then
+    /// fills it in place where that saves a copy (`tap`, `packet`). The read returns when it would without: with the
+    /// first bytes, at the low-water mark, or full with [`RecvFlags::WAIT_ALL`]. Other reads of the connection are
+    /// served after it. On by default; for all handles of the connection.
     ///
     /// Always copied are reads that find bytes, have several buffers or do not wait; for a while also the reads of a
     /// connection of which hardly any bytes were placed.
@@ -208,8 +209,8 @@ impl TcpStream {
         self.peek_at(0, &mut [IoSliceMut::new(buf)])
     }
 
-    /// As [`TcpStream::peek`], from `offset` bytes after the next one on (as `SO_PEEK_OFF`). Waits for at least one such
-    /// byte. 0: the stream ends before it, or the receive buffer is full.
+    /// As [`TcpStream::peek`], from `offset` bytes after the next one on (as `SO_PEEK_OFF`). Waits for at least one
+    /// such byte. 0: the stream ends before it, or the receive buffer is full.
     ///
     /// # Errors
     /// As `read`.
@@ -241,9 +242,9 @@ impl TcpStream {
         Ok(n)
     }
 
-    /// SO_RCVLOWAT: with fewer bytes a read waits, and the connection is not readable in a poll set. 1 by default; limited to
-    /// half of the receive buffer. It does not apply to a read that does not wait or whose time-out has passed, nor when the
-    /// stream has ended or its window is closed.
+    /// SO_RCVLOWAT: with fewer bytes a read waits, and the connection is not readable in a poll set. 1 by default;
+    /// limited to half of the receive buffer. It does not apply to a read that does not wait or whose time-out has
+    /// passed, nor when the stream has ended or its window is closed.
     ///
     /// # Errors
     /// The socket is gone; `InvalidInput` for 0.

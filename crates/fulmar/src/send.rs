@@ -34,8 +34,8 @@ impl SendFlags {
     /// `MSG_DONTWAIT`: this write is non-blocking.
     pub const DONT_WAIT: SendFlags = SendFlags(2);
 
-    /// A record ends with this write (`MSG_EOR`): no segment has bytes before and after its end. The peer still receives a
-    /// stream. A socket has at most 1024 unacknowledged ends of records; a further write waits.
+    /// A record ends with this write (`MSG_EOR`): no segment has bytes before and after its end. The peer still
+    /// receives a stream. A socket has at most 1024 unacknowledged ends of records; a further write waits.
     pub const END_OF_RECORD: SendFlags = SendFlags(4);
 
     /// Whether all of `other` is in `self`.
@@ -64,9 +64,9 @@ impl BitOr for SendFlags {
 }
 
 impl TcpStream {
-    /// Writes the buffers as `write_vectored` does, with flags. All that fit are copied into one chain and sent with one run
-    /// of the output. Returns how many bytes were accepted: fewer than all if the socket is non-blocking, the time-out
-    /// passed, or the connection ended; then the next call returns its error.
+    /// Writes the buffers as `write_vectored` does, with flags. All that fit are copied into one chain and sent with
+    /// one run of the output. Returns how many bytes were accepted: fewer than all if the socket is non-blocking, the
+    /// time-out passed, or the connection ended; then the next call returns its error.
     ///
     /// # Errors
     /// `WouldBlock`, and those of `send(2)`, if nothing was accepted. A write of no bytes returns 0 without any check.
@@ -98,11 +98,11 @@ impl TcpStream {
     }
 
     /// Sends memory in place, without a copy: the connection owns it until the completion. Waits for space in the send
-    /// buffer as `write` does. The memory is released when the peer has acknowledged all of it and no device reads it any
-    /// more.
+    /// buffer as `write` does. The memory is released when the peer has acknowledged all of it and no device reads it
+    /// any more.
     ///
-    /// Queued bytes are charged to the send buffer and to the stack's memory for sending, like copied bytes. Below a few
-    /// KiB a copy is cheaper.
+    /// Queued bytes are charged to the send buffer and to the stack's memory for sending, like copied bytes. Below a
+    /// few KiB a copy is cheaper.
     ///
     /// # Errors
     /// As `write`. The error has the count of accepted bytes, and the others.
@@ -123,8 +123,8 @@ impl TcpStream {
         Ok(completion)
     }
 
-    /// As [`TcpStream::send_owned`], without waiting: accepts as many of the first bytes as there is space for. Returns how
-    /// many; the others stay in `bytes`. [`OwnedBytes::completion`] is the completion of all of them.
+    /// As [`TcpStream::send_owned`], without waiting: accepts as many of the first bytes as there is space for. Returns
+    /// how many; the others stay in `bytes`. [`OwnedBytes::completion`] is the completion of all of them.
     ///
     /// # Errors
     /// `WouldBlock`, and those of `write`; nothing is accepted then.
@@ -136,9 +136,9 @@ impl TcpStream {
         SendLock::new(&self.socket, Limit::DoNotWait).share_some(bytes)
     }
 
-    /// Reserves up to `bytes` of the send buffer with memory to write into; [`SendReservation::commit`] sends it. Waits for
-    /// space as `write` does; [`SendReservation::capacity`] is how much was reserved. Other writers of this socket wait until
-    /// it is committed or dropped.
+    /// Reserves up to `bytes` of the send buffer with memory to write into; [`SendReservation::commit`] sends it. Waits
+    /// for space as `write` does; [`SendReservation::capacity`] is how much was reserved. Other writers of this socket
+    /// wait until it is committed or dropped.
     ///
     /// # Errors
     /// As `write`. `InvalidInput` for no bytes.

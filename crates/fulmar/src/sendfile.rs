@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Each turn commits whole pages with one run of `tcp::output`, so that frames of 64 KiB are sent. The file is read
-//! without the shard lock, directly into the buffers that are sent: one copy, no page faults, and no SIGBUS when the file
-//! shrinks. Bytes that are not in the page cache are read ahead while the previous turn is sent; on a non-blocking socket
-//! a thread reads them ([`reader`]).
+//! without the shard lock, directly into the buffers that are sent: one copy, no page faults, and no SIGBUS when the
+//! file shrinks. Bytes that are not in the page cache are read ahead while the previous turn is sent; on a non-blocking
+//! socket a thread reads them ([`reader`]).
 //!
 //! Between two turns the call holds the send lock and the raised low-water mark of the socket; it releases both however
 //! it ends. Source: `kern_sendfile` of FreeBSD (2006 and 2016).
@@ -54,7 +54,8 @@ pub enum FileSource {
 pub struct SendFile {
     /// Where the bytes come from.
     pub source: FileSource,
-    /// Accepted bytes do not change with the file. The cost: on a non-blocking socket the call itself waits for the disk.
+    /// Accepted bytes do not change with the file. The cost: on a non-blocking socket the call itself waits for the
+    /// disk.
     pub is_stable: bool,
     /// Bytes to read ahead when the file is not in the page cache; `None`: twice the bytes of the last turn. 0: none.
     pub read_ahead_bytes: Option<u64>,
@@ -120,24 +121,24 @@ impl TcpStream {
     /// interleaved. Returns how many bytes were accepted, headers and trailers included; as with a write, acceptance is
     /// not delivery.
     ///
-    /// The position of the file is neither used nor moved. A range without an end extends to the end of the file, also if it
-    /// grows during the call; a range with an end stops at the latest at the end of the file when the call began. If the
-    /// file ends earlier, or shrinks during the call, fewer bytes are sent, without an error. Holes are sent as zeroes.
-    /// Headers and trailers are sent also with an empty file.
+    /// The position of the file is neither used nor moved. A range without an end extends to the end of the file, also
+    /// if it grows during the call; a range with an end stops at the latest at the end of the file when the call began.
+    /// If the file ends earlier, or shrinks during the call, fewer bytes are sent, without an error. Holes are sent as
+    /// zeroes. Headers and trailers are sent also with an empty file.
     ///
     /// The file is read once, when its bytes are accepted: later writes to the file do not affect them, retransmissions
-    /// included. The exception, which [`SendFile::stable`] disables: on a non-blocking socket bytes that are not in the page
-    /// cache are accepted first and read soon after.
+    /// included. The exception, which [`SendFile::stable`] disables: on a non-blocking socket bytes that are not in the
+    /// page cache are accepted first and read soon after.
     ///
-    /// A blocking call waits until half of the send buffer is free, or the rest fits, before it continues. The write time-out
-    /// applies to each wait.
+    /// A blocking call waits until half of the send buffer is free, or the rest fits, before it continues. The write
+    /// time-out applies to each wait.
     ///
     /// # Errors
-    /// [`SendFileError`], with the bytes accepted before. `WouldBlock`: the time-out passed, or the socket is non-blocking and
-    /// not writable (such a call does not wait for half of the buffer); try again with the rest. `InvalidInput`: the range
-    /// ends before it begins. `IsADirectory`; `NotSeekable`: the file is a pipe or a socket. Errors of reading the file; bytes
-    /// read before are accepted. If bytes that were accepted before they were read cannot be read, the connection is reset
-    /// and later calls fail with EIO. Otherwise as `write`.
+    /// [`SendFileError`], with the bytes accepted before. `WouldBlock`: the time-out passed, or the socket is
+    /// non-blocking and not writable (such a call does not wait for half of the buffer); try again with the rest.
+    /// `InvalidInput`: the range ends before it begins. `IsADirectory`; `NotSeekable`: the file is a pipe or a socket.
+    /// Errors of reading the file; bytes read before are accepted. If bytes that were accepted before they were read
+    /// cannot be read, the connection is reset and later calls fail with EIO. Otherwise as `write`.
     pub fn send_file(
         &self,
         file: &File,
@@ -166,17 +167,18 @@ impl TcpStream {
         call::Call::new(&self.socket, options, source, headers, trailers).run()
     }
 
-    /// As [`TcpStream::send_file_with`], from a mapped file: its pages are sent by reference where only the kernel reads sent
-    /// frames. That is so on a TAP and on AF_PACKET with all offloads, without a wrapper (capture, impairment). Elsewhere
-    /// they are read and copied; `sendfile_mapped_bytes` counts the bytes sent by reference. Also copied are parts of less
-    /// than 16 KiB, everything on a connection of the stack to itself and with [`SendFile::stable`] or [`FileSource::Read`],
-    /// and on a non-blocking socket bytes that no blocking call has sent before, since they may not be in the page cache.
+    /// As [`TcpStream::send_file_with`], from a mapped file: its pages are sent by reference where only the kernel
+    /// reads sent frames. That is so on a TAP and on AF_PACKET with all offloads, without a wrapper (capture,
+    /// impairment). Elsewhere they are read and copied; `sendfile_mapped_bytes` counts the bytes sent by reference.
+    /// Also copied are parts of less than 16 KiB, everything on a connection of the stack to itself and with
+    /// [`SendFile::stable`] or [`FileSource::Read`], and on a non-blocking socket bytes that no blocking call has sent
+    /// before, since they may not be in the page cache.
     ///
-    /// Bytes sent by reference are those of the file until the peer has acknowledged them: later writes to the file change
-    /// bytes that are not sent yet, and retransmissions. If the file is truncated below such bytes, or they cannot be read
-    /// from the disk, the connection is reset with EIO; on the last page of the truncated file zeroes may be sent. The
-    /// kernel's own sendfile has the same races. If the kernel has evicted a page, the system call that sends it waits for
-    /// the disk, and with it the stack.
+    /// Bytes sent by reference are those of the file until the peer has acknowledged them: later writes to the file
+    /// change bytes that are not sent yet, and retransmissions. If the file is truncated below such bytes, or they
+    /// cannot be read from the disk, the connection is reset with EIO; on the last page of the truncated file zeroes
+    /// may be sent. The kernel's own sendfile has the same races. If the kernel has evicted a page, the system call
+    /// that sends it waits for the disk, and with it the stack.
     ///
     /// # Errors
     /// As [`TcpStream::send_file`]; EIO as above.

@@ -106,8 +106,8 @@ impl Socket {
     pub fn set_linger(&self, t: Option<Duration>) {
         let ns = t.map_or(NO_LINGER, |t| u64::try_from(t.as_nanos()).unwrap_or(NO_LINGER - 1));
         self.linger.store(ns, Ordering::Relaxed);
-        // The end of the process closes sockets without this handle, and resets those with a linger time of zero. An error:
-        // the connection has ended, and there is nothing to reset.
+        // The end of the process closes sockets without this handle, and resets those with a linger time of zero. An
+        // error: the connection has ended, and there is nothing to reset.
         let zero = t.filter(Duration::is_zero);
         let _ = self.call(|shard, _| shard.tcp_entry(self.id).map(|entry| entry.linger = zero));
     }
@@ -137,7 +137,8 @@ impl Socket {
         self.host().wait(self.id, interest, limit, step).map_err(to_io)
     }
 
-    /// As [`Socket::wait`], with a clock that may be a few milliseconds old. `limit` is called only if the step has to wait.
+    /// As [`Socket::wait`], with a clock that may be a few milliseconds old. `limit` is called only if the step has to
+    /// wait.
     #[inline]
     pub fn wait_coarse<R>(
         &self,
@@ -148,7 +149,8 @@ impl Socket {
         self.host().wait_coarse(self.id, interest, limit, step).map_err(to_io)
     }
 
-    /// Waits until a step of a reader is done. The step waits for the low-water mark; after the time-out it takes any bytes.
+    /// Waits until a step of a reader is done. The step waits for the low-water mark; after the time-out it takes any
+    /// bytes.
     pub fn wait_for_data<R>(
         &self,
         limit: Limit,

@@ -124,8 +124,8 @@ impl Stack {
     /// Sends an ICMP echo request with `payload_len` bytes of payload, and waits for the reply.
     ///
     /// # Errors
-    /// `TimedOut`; `InvalidInput` for a time-out of zero; `HostUnreachable` or `NetworkUnreachable`; `EMSGSIZE` above 65,507 bytes (IPv6:
-    /// 65,527); `InvalidData` if the payload of the reply differs.
+    /// `TimedOut`; `InvalidInput` for a time-out of zero; `HostUnreachable` or `NetworkUnreachable`; `EMSGSIZE` above
+    /// 65,507 bytes (IPv6: 65,527); `InvalidData` if the payload of the reply differs.
     pub fn ping(&self, to: IpAddr, payload_len: usize, timeout: Duration) -> io::Result<Echo> {
         check_timeout(timeout)?;
         self.ask_for_echo(to, payload_len, timeout).map_err(explain_unreachable)
@@ -219,10 +219,9 @@ impl Stack {
         done.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Adds a route over several next hops of equal cost while the stack runs. Each flow uses
-    /// one of them, chosen by a hash of its addresses and ports, while that next hop is up and answers. `table` 0 is the
-    /// main one, others are for the sources that [`Stack::set_source_policy`] names; a route to one
-    /// next hop is a slice of one.
+    /// Adds a route over several next hops of equal cost while the stack runs. Each flow uses one of them, chosen by a
+    /// hash of its addresses and ports, while that next hop is up and answers. `table` 0 is the main one, others are
+    /// for the sources that [`Stack::set_source_policy`] names; a route to one next hop is a slice of one.
     ///
     /// # Errors
     /// `InvalidInput`: no next hop or more than 64, another IP version, or a full table.
@@ -273,8 +272,8 @@ impl Stack {
     /// calls on them fail, and dropping the stack waits no more.
     ///
     /// # Errors
-    /// `TimedOut`: bytes are still unacknowledged, and are lost if the stack is dropped now. `EBADF` in a forked child. A
-    /// connection that was reset or timed out before has told its error to its socket, and is none here.
+    /// `TimedOut`: bytes are still unacknowledged, and are lost if the stack is dropped now. `EBADF` in a forked child.
+    /// A connection that was reset or timed out before has told its error to its socket, and is none here.
     pub fn close(&self, timeout: Duration) -> io::Result<()> {
         if !self.inner.is_ours() {
             return Err(to_io(SocketError::BadHandle));
@@ -290,8 +289,9 @@ impl Stack {
     /// If the device is gone, calls fail with `ENETDOWN` (`EPROTO`: the process at its other end broke the protocol);
     /// received bytes can still be read.
     ///
-    /// A panic propagates to its caller. Every other call, waiting calls included, fails with `ENETDOWN`; the device is closed, and
-    /// lent and posted memory is returned. The process may build another stack over the same interface once this one is dropped.
+    /// A panic propagates to its caller. Every other call, waiting calls included, fails with `ENETDOWN`; the device is
+    /// closed, and lent and posted memory is returned. The process may build another stack over the same interface once
+    /// this one is dropped.
     pub fn failure(&self) -> Option<String> {
         let panicked = self.inner.hosts().find_map(|host| host.failure()).map(str::to_owned);
         panicked.or_else(|| self.inner.hosts().find_map(|host| device_failure(host)))
@@ -441,8 +441,9 @@ impl Builder {
         self
     }
 
-    /// Measures the CPU time of each stage, in one entry of a thread out of `every`; see [`Stack::ledger`] and `fulmar-lab path --live`. By default the account is off
-    /// (unless the environment says `FULMAR_LEDGER`, see [`crate::ledger`]).
+    /// Measures the CPU time of each stage, in one entry of a thread out of `every`; see [`Stack::ledger`] and
+    /// `fulmar-lab path --live`. By default the account is off (unless the environment says `FULMAR_LEDGER`, see
+    /// [`crate::ledger`]).
     pub fn account(mut self, every: u32) -> Self {
         self.every = Some(every);
         self

@@ -286,8 +286,9 @@ impl UdpSocket {
         self.with_udp(|u| u.mtu_discovery)
     }
 
-    /// UDP_GRO: receives the datagrams of a super-frame as one message;
-    /// [`crate::RecvMessage::segment_bytes`] is the size of each. The receive queue needs several times 64 KiB ([`UdpSocket::set_recv_buffer`]), and so do the buffers of [`UdpSocket::recv_many`]. Default off.
+    /// UDP_GRO: receives the datagrams of a super-frame as one message; [`crate::RecvMessage::segment_bytes`] is the
+    /// size of each. The receive queue needs several times 64 KiB ([`UdpSocket::set_recv_buffer`]), and so do the
+    /// buffers of [`UdpSocket::recv_many`]. Default off.
     ///
     /// # Errors
     /// The socket is gone.

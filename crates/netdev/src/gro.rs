@@ -6,17 +6,17 @@
 //! ```
 //!
 //! Segments are coalesced if they are of one flow and in sequence, and their headers are equal except for lengths,
-//! sequence and acknowledgement number, window, PSH, and the IPv4 identification. Not coalesced: fragments, packets with
-//! IP options, segments with flags other than ACK, PSH and equal ECN flags, and what would exceed an IP packet of
+//! sequence and acknowledgement number, window, PSH, and the IPv4 identification. Not coalesced: fragments, packets
+//! with IP options, segments with flags other than ACK, PSH and equal ECN flags, and what would exceed an IP packet of
 //! 64 KiB. TCP options, timestamps included, must be equal byte by byte. Both checksums of each segment are verified
-//! first; a segment with a wrong one passes unchanged, and the layers drop and count it. PSH ends a run, and so does any
-//! other valid segment of the flow, so that a flow keeps its order; flows may be reordered against each other within the
-//! burst. Payloads in the smallest buffers are not coalesced: the receive queue copies them together.
+//! first; a segment with a wrong one passes unchanged, and the layers drop and count it. PSH ends a run, and so does
+//! any other valid segment of the flow, so that a flow keeps its order; flows may be reordered against each other
+//! within the burst. Payloads in the smallest buffers are not coalesced: the receive queue copies them together.
 //!
-//! Nothing is held back: every frame of a burst leaves with it. At most [`RUNS`] flows are coalesced at a time; one more
-//! replaces the oldest. Cost: parsing the headers of each segment, and its checksum, which is verified in any case. Source:
-//! Linux's GRO, except that acknowledgement number, window and segment size may change within a run, that the smallest
-//! payloads are excluded, and that a coalesced frame is no super-frame: segment boundaries are not kept.
+//! Nothing is held back: every frame of a burst leaves with it. At most [`RUNS`] flows are coalesced at a time; one
+//! more replaces the oldest. Cost: parsing the headers of each segment, and its checksum, which is verified in any
+//! case. Source: Linux's GRO, except that acknowledgement number, window and segment size may change within a run, that
+//! the smallest payloads are excluded, and that a coalesced frame is no super-frame: segment boundaries are not kept.
 
 use fulmar_base::{Counter, Counters, Offload};
 use fulmar_mbuf::{Chain, Pool};
@@ -264,8 +264,8 @@ impl Run {
         self.head = Headers { ack, window, is_pushed, ..self.head };
     }
 
-    /// Writes lengths, acknowledgement number, window, PSH and the IPv4 checksum of the coalesced frame. The TCP checksum
-    /// was verified by segment, and is marked as valid.
+    /// Writes lengths, acknowledgement number, window, PSH and the IPv4 checksum of the coalesced frame. The TCP
+    /// checksum was verified by segment, and is marked as valid.
     fn write_headers(&self, first: &mut Packet) {
         first.offload = Offload { csum_valid: true, ..Offload::default() };
         let Some(mut front) = first.chain.front_mut() else { return };

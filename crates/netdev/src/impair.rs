@@ -1,12 +1,13 @@
 //! A simulated network path: loss, reordering, duplication, bit errors, delay, and a bottleneck with its queue (as
 //! tc-netem(8)).
 //!
-//! A [`Path`] is one direction. It holds each frame until it is due. Its behaviour is a function of the seed, the frames
-//! and their times. [`crate::impaired`] puts two paths in front of a device, and the simulated link of `drivers` connects
-//! two stacks by two.
+//! A [`Path`] is one direction. It holds each frame until it is due. Its behaviour is a function of the seed, the
+//! frames and their times. [`crate::impaired`] puts two paths in front of a device, and the simulated link of `drivers`
+//! connects two stacks by two.
 //!
 //! ```text
-//! sender ─► size ─► policer ─► queue with its AQM, rate ─► loss ─► bit flips, duplicates ─► delay, jitter, reordering ─► receiver
+//! sender ─► size ─► policer ─► queue with its AQM, rate ─► loss ─► bit flips, duplicates
+//!        ─► delay, jitter, reordering ─► receiver
 //! ```
 
 mod bottleneck;
@@ -47,12 +48,13 @@ pub struct Impairments {
     pub delay: Duration,
     /// Additional delay, uniform from 0 to this; packets are not reordered by it.
     pub jitter: Duration,
-    /// Larger IP packets (bytes) are dropped without an ICMP error: a black hole (RFC 2923 section 2.1). `None`: no limit.
+    /// Larger IP packets (bytes) are dropped without an ICMP error: a black hole (RFC 2923 section 2.1). `None`: no
+    /// limit.
     pub mtu: Option<usize>,
     /// Fraction of packets that are lost, 0 to 1; so with the other fractions.
     pub loss: f64,
-    /// Mean number of packets that are lost in a row (a Gilbert model); up to 1: each on its own. A run ends after 10 ms,
-    /// so that packets further apart are lost each on its own, and fewer of them.
+    /// Mean number of packets that are lost in a row (a Gilbert model); up to 1: each on its own. A run ends after 10
+    /// ms, so that packets further apart are lost each on its own, and fewer of them.
     pub loss_run_pkts: f64,
     /// Fraction of packets that later ones overtake.
     pub reorder: f64,
@@ -64,8 +66,8 @@ pub struct Impairments {
     pub duplicate: f64,
     /// Fraction of packets of which one bit is flipped.
     pub corrupt: f64,
-    /// Fraction of super-frames that are segmented first, so that impairments hit packets and not whole super-frames. One
-    /// that is to be corrupted is always segmented.
+    /// Fraction of super-frames that are segmented first, so that impairments hit packets and not whole super-frames.
+    /// One that is to be corrupted is always segmented.
     pub cut: f64,
 }
 

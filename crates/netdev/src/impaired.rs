@@ -143,8 +143,8 @@ impl<D: Device> Device for Impaired<D> {
     }
 }
 
-/// Packets in the queue of the bottleneck and in flight: with a lower limit the device would refuse frames that the queue
-/// of the path should drop.
+/// Packets in the queue of the bottleneck and in flight: with a lower limit the device would refuse frames that the
+/// queue of the path should drop.
 fn held_pkts(how: &Impairments) -> usize {
     let Some(rate_bps) = how.rate_bps else { return HELD_PKTS };
     let time = how.delay.saturating_add(how.jitter).as_secs_f64();

@@ -1,9 +1,9 @@
 //! The interface between a stack and a device, and devices that wrap a device.
 //!
-//! Packets are sent and received as whole Ethernet frames in chains of mbufs ([`Packet`]), many at a time
-//! ([`Burst`]). A frame may stand for many packets (a *super-frame*: TSO, USO, GRO) and may lack its transport
-//! checksum ([`Offload`]). Offloads that a device lacks are done in software before it ([`offload::fit`]). [`Device`] is
-//! the contract; it defines who owns a frame when.
+//! Packets are sent and received as whole Ethernet frames in chains of mbufs ([`Packet`]), many at a time ([`Burst`]).
+//! A frame may stand for many packets (a *super-frame*: TSO, USO, GRO) and may lack its transport checksum
+//! ([`Offload`]). Offloads that a device lacks are done in software before it ([`offload::fit`]). [`Device`] is the
+//! contract; it defines who owns a frame when.
 //!
 //! This crate makes no system call and reads no clock; with the feature `std` it writes captures to a file.
 

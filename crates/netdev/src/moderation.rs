@@ -1,5 +1,5 @@
-//! Adaptive busy-polling and interrupt mitigation: when a waiting thread busy-polls its device, when it holds, and when it
-//! arms the device and sleeps. One policy for all devices.
+//! Adaptive busy-polling and interrupt mitigation: when a waiting thread busy-polls its device, when it holds, and when
+//! it arms the device and sleeps. One policy for all devices.
 //!
 //! A wake-up costs 2 µs on the own CPU and 24 µs across CPUs, a poll 2 ns to 0.3 µs. A waiting thread does
 //! one of three things ([`Next`]):
@@ -19,8 +19,7 @@
 //! replies: a client that waits for an answer would be delayed once per request. An ACK without data is no
 //! answer: a bulk reader that is not held acknowledges nearly every frame. Nor where waiting costs little CPU: a
 //! reader that yields to a sender on its own CPU finds a burst each time. The length is a step of a ladder from
-//! nothing to [`ModerationConfig::max_hold`],
-//! found as Linux's dynamic interrupt moderation finds its profile: windows of traffic are compared, first
+//! nothing to [`ModerationConfig::max_hold`], found as Linux's dynamic interrupt moderation finds its profile: windows of traffic are compared, first
 //! by bytes per second, then by frames per second, then by the CPU that waiting takes (wake-ups and
 //! busy-polling); differences under a tenth do not count. Windows of a step and of the next one alternate.
 //! A higher step is taken if it is better, a lower one unless it is worse. After a failed attempt
@@ -103,8 +102,8 @@ pub struct ModerationConfig {
 
 impl ModerationConfig {
     /// The default. Busy-polls for up to 60 µs, twice the cost of a wake-up across CPUs and the response time of a peer
-    /// that sleeps on another CPU. Holds for up to 64 µs (72 with the latency of the timer), so that a hold adds less than
-    /// 100 µs to any latency.
+    /// that sleeps on another CPU. Holds for up to 64 µs (72 with the latency of the timer), so that a hold adds less
+    /// than 100 µs to any latency.
     pub const ADAPTIVE: ModerationConfig = ModerationConfig {
         min_spin: Duration::from_micros(2),
         max_spin: Duration::from_micros(60),
@@ -310,8 +309,8 @@ impl Moderation {
         self.busy_polled.take()
     }
 
-    /// The registers of the current step if it has changed since the last call; `Some(None)`: the initial setting. For a
-    /// device with registers.
+    /// The registers of the current step if it has changed since the last call; `Some(None)`: the initial setting. For
+    /// a device with registers.
     pub fn take_change(&mut self) -> Option<Option<Profile>> {
         let step = if self.config.max_hold.is_zero() { 0 } else { self.ladder.step() };
         if step == self.reported_step {

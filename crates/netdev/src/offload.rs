@@ -84,8 +84,8 @@ pub(crate) fn largest(gso: Gso, caps: &Caps) -> Option<usize> {
     }
 }
 
-/// Appends the frame to `out` in a form that the device can send: segmented, with a complete checksum, linearized, as far
-/// as the device lacks the offload.
+/// Appends the frame to `out` in a form that the device can send: segmented, with a complete checksum, linearized, as
+/// far as the device lacks the offload.
 ///
 /// # Errors
 /// [`Unfit`] with the frame, or with the rest of it if some packets were appended.
@@ -155,8 +155,8 @@ fn fit_single(
     }
 }
 
-/// Segments a super-frame into packets with complete checksums, as many as `out` has space for. Any other frame gets its
-/// checksum and is appended.
+/// Segments a super-frame into packets with complete checksums, as many as `out` has space for. Any other frame gets
+/// its checksum and is appended.
 ///
 /// # Errors
 /// As [`fit`].
@@ -430,8 +430,8 @@ pub(crate) fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr, usize)> {
     }
 }
 
-/// Completes the transport checksum of a frame, if that is still to be done; shared headers are copied first. Returns the
-/// number of bytes read for it.
+/// Completes the transport checksum of a frame, if that is still to be done; shared headers are copied first. Returns
+/// the number of bytes read for it.
 ///
 /// # Errors
 /// [`NoBuffer`]: no buffer for the copy, or only the kernel may read the bytes; the frame is unchanged.
@@ -510,8 +510,8 @@ pub fn make_unique(chain: &mut Chain, pool: &mut Pool, p: Purpose) -> Result<(),
     Ok(())
 }
 
-/// Whether the IPv4 header checksum and the TCP, UDP or ICMPv6 checksum of a complete frame are correct; true for frames
-/// without such checksums. For wrappers and tests; the layers verify checksums themselves.
+/// Whether the IPv4 header checksum and the TCP, UDP or ICMPv6 checksum of a complete frame are correct; true for
+/// frames without such checksums. For wrappers and tests; the layers verify checksums themselves.
 pub fn verify(p: &Packet) -> bool {
     let mut front = [0u8; ETHER_BYTES + 60];
     let known = p.chain.copy_to(0, &mut front);

@@ -5,9 +5,9 @@
 //! capture on Linux. (Readers do not verify transport checksums by default.) A sent frame is written if the device
 //! accepted it.
 //!
-//! The capture is buffered, and written to the file when the buffer is full, before a sleep ([`Device::arm`]) and at the
-//! end. If the file cannot be written, the capture stops and the traffic continues; [`PcapWriter::error`] returns the
-//! error.
+//! The capture is buffered, and written to the file when the buffer is full, before a sleep ([`Device::arm`]) and at
+//! the end. If the file cannot be written, the capture stops and the traffic continues; [`PcapWriter::error`] returns
+//! the error.
 //!
 //! ```text
 //! section header | interface description | packet | packet | ...

@@ -16,14 +16,14 @@
 //! The last reading is thread-local; the sums are atomics of the ledger, written in measured visits only. At each stage
 //! the counter is read twice, before and after the sums are updated, so that only one reading is part of the measured
 //! time; its cost is subtracted. A reading costs as much as a short stage, and a visit has a dozen. The cost depends on
-//! the clock rate and on the instructions around it, so a loop of readings does not give it: of the visits drawn, one in
-//! four is measured as a whole, and the difference to the others is the cost of their readings (`Calibration`).
+//! the clock rate and on the instructions around it, so a loop of readings does not give it: of the visits drawn, one
+//! in four is measured as a whole, and the difference to the others is the cost of their readings (`Calibration`).
 //!
 //! The time of a stage in which the thread was preempted or slept is not CPU time. An interval long enough for that
 //! counts only if the thread's context switches did not change meanwhile (`ru_nivcsw`, `ru_nvcsw`).
 //!
-//! [`Balance::total_ns`] checks the sum of the stages: it is the CPU time of the threads by the kernel, read once in many
-//! visits and independent of stages and of their calibration.
+//! [`Balance::total_ns`] checks the sum of the stages: it is the CPU time of the threads by the kernel, read once in
+//! many visits and independent of stages and of their calibration.
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -164,8 +164,8 @@ pub struct Balance {
     pub pass_ns: f64,
     /// Nanoseconds that all passes of measured visits cost.
     pub overhead_ns: f64,
-    /// CPU time of the threads by the kernel, in nanoseconds, extrapolated to all visits; [`Balance::sum_ns`] should equal
-    /// it. `None`: too few visits yet.
+    /// CPU time of the threads by the kernel, in nanoseconds, extrapolated to all visits; [`Balance::sum_ns`] should
+    /// equal it. `None`: too few visits yet.
     pub total_ns: Option<f64>,
 }
 
@@ -285,8 +285,8 @@ impl Ledger {
         Some(self.every.load(Relaxed)).filter(|n| *n > 0)
     }
 
-    /// Sets the sampling interval: one visit in `every` is measured (0 counts as 1); `None`: none is. The sums stay until
-    /// [`Ledger::clear`].
+    /// Sets the sampling interval: one visit in `every` is measured (0 counts as 1); `None`: none is. The sums stay
+    /// until [`Ledger::clear`].
     pub fn set_every(&self, every: Option<u32>) {
         if every.is_some() {
             self.pass.get_or_init(measure_pass);
@@ -468,8 +468,8 @@ impl Ledger {
     }
 }
 
-/// Sets negative times to 0 and scales the others so that their sum stays. The cost of a reading is a mean: of a stage in
-/// which nothing happens more is subtracted than its readings took, and of the others less.
+/// Sets negative times to 0 and scales the others so that their sum stays. The cost of a reading is a mean: of a stage
+/// in which nothing happens more is subtracted than its readings took, and of the others less.
 fn remove_negative(stages: &mut [StageCost]) {
     let is_busy = |s: &&mut StageCost| s.stage != Stage::Slept;
     let all: f64 = stages.iter_mut().filter(is_busy).map(|s| s.ns).sum();

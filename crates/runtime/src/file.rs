@@ -1,7 +1,8 @@
 //! Reads of files into mbuf chains for sendfile, with or without waiting for the disk, and read-ahead.
 //!
-//! Called without a lock, since a disk may be slow. The descriptor and the chain are the caller's. Cost: one system call
-//! per `MAX_PARTS` mbufs, and the kernel's copy. Source: preadv2(2), posix_fadvise(2); `RWF_NOWAIT` since Linux 4.14.
+//! Called without a lock, since a disk may be slow. The descriptor and the chain are the caller's. Cost: one system
+//! call per `MAX_PARTS` mbufs, and the kernel's copy. Source: preadv2(2), posix_fadvise(2); `RWF_NOWAIT` since Linux
+//! 4.14.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -82,7 +83,8 @@ fn why(e: io::Error, patience: Patience) -> End {
     }
 }
 
-/// Sets `parts` to the mbufs of the bytes [skip, skip + len) of the chain, as far as they fit; returns how many there are.
+/// Sets `parts` to the mbufs of the bytes [skip, skip + len) of the chain, as far as they fit; returns how many there
+/// are.
 fn split<'a>(
     chain: &'a mut Chain,
     mut skip: usize,

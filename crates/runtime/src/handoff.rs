@@ -31,8 +31,8 @@ struct Sender {
     waiting: Arc<Waiting>,
 }
 
-/// The length of a ring. A writer counts an entry after it has written it, so a count above 0 guarantees an entry; below
-/// 0 an entry was taken before it was counted.
+/// The length of a ring. A writer counts an entry after it has written it, so a count above 0 guarantees an entry;
+/// below 0 an entry was taken before it was counted.
 #[derive(Default)]
 struct Waiting(AtomicIsize);
 

@@ -1,5 +1,6 @@
-//! How threads run a shard together, in every order of their steps (`make loom`): the host as it is, over a
-//! device of a few frames and a kernel in which no time passes ([`fulmar_models`]). Each model says which faults, put in by hand, it was seen to find.
+//! How threads run a shard together, in every order of their steps (`make loom`): the host as it is, over a device of a
+//! few frames and a kernel in which no time passes ([`fulmar_models`]). Each model says which faults, put in by hand,
+//! it was seen to find.
 
 mod completion;
 mod handoff;

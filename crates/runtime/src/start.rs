@@ -67,8 +67,8 @@ pub fn shard_config(config: &StackConfig, shards: usize) -> StackConfig {
 /// The hosts of a stack, in the order of their shards.
 pub type Hosts<P> = Vec<Arc<Host<P>>>;
 
-/// Starts a host with its service thread for each device. The devices are the queues of one interface; `name` is that of
-/// the threads.
+/// Starts a host with its service thread for each device. The devices are the queues of one interface; `name` is that
+/// of the threads.
 ///
 /// # Errors
 /// [`StartError`].

@@ -1,5 +1,5 @@
-//! The system calls of waiting: clocks, descriptors, futex, and counters of the thread. All unsafe code of this crate but
-//! that of `file/sys.rs`.
+//! The system calls of waiting: clocks, descriptors, futex, and counters of the thread. All unsafe code of this crate
+//! but that of `file/sys.rs`.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -18,8 +18,8 @@ pub fn now() -> Instant {
     Instant::from_nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
 }
 
-/// The monotonic clock at the kernel's last tick, a few milliseconds ago at most (CLOCK_MONOTONIC_COARSE): a memory read,
-/// without the cycle counter.
+/// The monotonic clock at the kernel's last tick, a few milliseconds ago at most (CLOCK_MONOTONIC_COARSE): a memory
+/// read, without the cycle counter.
 #[inline]
 pub fn coarse_now() -> Instant {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -152,8 +152,8 @@ pub fn set_timer(fd: RawFd, at: Instant) {
     unsafe { libc::timerfd_settime(fd, libc::TFD_TIMER_ABSTIME, &spec, std::ptr::null_mut()) };
 }
 
-/// Sleeps until the descriptor of the device is ready, `kick` or `timer` is readable, or a signal arrives. Returns whether
-/// `kick` is readable.
+/// Sleeps until the descriptor of the device is ready, `kick` or `timer` is readable, or a signal arrives. Returns
+/// whether `kick` is readable.
 pub fn sleep_on(device: Option<WakeFd>, kick: RawFd, timer: RawFd) -> bool {
     let WakeFd { fd, interest } = device.unwrap_or(WakeFd::readable(-1));
     let events = match interest {

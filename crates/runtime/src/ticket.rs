@@ -16,8 +16,8 @@ use fulmar_shard::{PostCompletion, PostToken, RecvOutcome, Slab, Unclaimed};
 pub struct RecvTicket {
     /// Wakes the waiters.
     pub completion: Completion,
-    /// [`OPEN`], [`OVER`] or [`TAKEN`]. Becomes `OVER` after the outcome is stored and its lock released, so that a signal
-    /// handler that sees it finds the lock free.
+    /// [`OPEN`], [`OVER`] or [`TAKEN`]. Becomes `OVER` after the outcome is stored and its lock released, so that a
+    /// signal handler that sees it finds the lock free.
     state: AtomicU8,
     /// A signal handler dropped it.
     is_unwanted: AtomicBool,

@@ -335,9 +335,9 @@ impl<P: Probe> WatchedShard<P> {
         if left { Ok(()) } else { Err(SocketError::Invalid) }
     }
 
-    /// Passes the ready members of a poll set that are sockets of this shard to `ready`, by token and readiness, `limit`
-    /// at most; returns how many. Level-triggered: a ready member is reported again by the next call, unless its
-    /// interest has [`Ready::EDGE`].
+    /// Passes the ready members of a poll set that are sockets of this shard to `ready`, by token and readiness,
+    /// `limit` at most; returns how many. Level-triggered: a ready member is reported again by the next call, unless
+    /// its interest has [`Ready::EDGE`].
     pub fn collect_set(
         &mut self,
         set: &Arc<PollSetCore>,
@@ -448,8 +448,8 @@ impl<P: Probe> WatchedShard<P> {
         }
     }
 
-    /// See [`PostedBuffers::revoke`](fulmar_shard::PostedBuffers::revoke). False: the buffer stays posted, and its ticket
-    /// will get the outcome.
+    /// See [`PostedBuffers::revoke`](fulmar_shard::PostedBuffers::revoke). False: the buffer stays posted, and its
+    /// ticket will get the outcome.
     pub fn tcp_abandon_post(&mut self, now: Instant, id: SlotId, ticket: &Arc<RecvTicket>) -> bool {
         let token = ticket.token();
         let is_gone = self.shard.posted().revoke(now, id, token);

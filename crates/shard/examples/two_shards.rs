@@ -4,7 +4,8 @@
 //! A shard asks for nothing but to be called. This program carries its packets, says what time it is, and
 //! calls again when [`Shard::next_deadline`] says so. What became ready it finds in the list of events.
 //!
-//! It needs one crate, `fulmar-shard`, which passes on what it uses of the layers below. Run it with `cargo run -p fulmar-shard --example two_shards`.
+//! It needs one crate, `fulmar-shard`, which passes on what it uses of the layers below. Run it with `cargo run -p
+//! fulmar-shard --example two_shards`.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -74,8 +74,8 @@ impl<P: Probe> SendCalls<'_, P> {
         })
     }
 
-    /// As [`SendCalls::reserve`], for the first attempt of a write that is not small, and without the time: if the write
-    /// has to wait, the next attempt is [`SendCalls::reserve`].
+    /// As [`SendCalls::reserve`], for the first attempt of a write that is not small, and without the time: if the
+    /// write has to wait, the next attempt is [`SendCalls::reserve`].
     ///
     /// # Errors
     /// As [`SendCalls::reserve`].

@@ -91,9 +91,10 @@ impl<P: Probe> SendFileCalls<'_, P> {
         Ok(())
     }
 
-    /// A whole turn for a file whose pages are sent by reference: appends at most `most` bytes from `rest.file_at` on, as
-    /// far as there is space, and runs the output once. Returns how many were appended; 0 if a copy costs less
-    /// (`sendfile::MIN_SHARED_BYTES`). Only if [`SendFileCalls::sends_pages`], and after the bytes that precede the file.
+    /// A whole turn for a file whose pages are sent by reference: appends at most `most` bytes from `rest.file_at` on,
+    /// as far as there is space, and runs the output once. Returns how many were appended; 0 if a copy costs less
+    /// (`sendfile::MIN_SHARED_BYTES`). Only if [`SendFileCalls::sends_pages`], and after the bytes that precede the
+    /// file.
     ///
     /// # Errors
     /// The error of the connection; [`SocketError::BrokenPipe`] after a shutdown.

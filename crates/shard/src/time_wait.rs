@@ -8,8 +8,8 @@ use hashbrown::HashMap;
 
 use crate::secret::Keyed;
 
-/// The table. A repeated FIN restarts the time of an entry (RFC 9293 section 3.10.7.4) but leaves its place in the order;
-/// when the time of the place comes, the entry moves to the end.
+/// The table. A repeated FIN restarts the time of an entry (RFC 9293 section 3.10.7.4) but leaves its place in the
+/// order; when the time of the place comes, the entry moves to the end.
 pub struct TimeWaitTable {
     entries: HashMap<FlowKey, Entry, Keyed>,
     /// The places of entries, the oldest first. A place whose number is not its entry's is stale.

@@ -33,9 +33,10 @@ struct Group {
 impl PacketSocket {
     /// Opens `queues` sockets on one interface, each the device of one shard.
     ///
-    /// Where this process may load a BPF program (CAP_BPF), the kernel delivers each frame to the socket of the shard that
-    /// owns its flow. Without it all frames of a flow are delivered to one socket, in general not that of the owner, and
-    /// shards hand over misdirected packets. [`fulmar_netdev::DeviceStats::path`] reports which of the two is in use.
+    /// Where this process may load a BPF program (CAP_BPF), the kernel delivers each frame to the socket of the shard
+    /// that owns its flow. Without it all frames of a flow are delivered to one socket, in general not that of the
+    /// owner, and shards hand over misdirected packets. [`fulmar_netdev::DeviceStats::path`] reports which of the two
+    /// is in use.
     ///
     /// # Errors
     /// As [`PacketSocket::open`].

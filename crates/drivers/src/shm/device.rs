@@ -206,8 +206,8 @@ impl Shm {
         taken
     }
 
-    /// A burst was blocked: asks the other end to ring for space, then uses the slots that it returned before it could see
-    /// the request.
+    /// A burst was blocked: asks the other end to ring for space, then uses the slots that it returned before it could
+    /// see the request.
     fn request_space(
         &mut self,
         pool: &mut Pool,

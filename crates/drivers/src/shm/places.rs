@@ -67,8 +67,8 @@ impl Places {
         outcome.count(counters, stats);
     }
 
-    /// Copies a frame into the ranges of its flow and returns its slot, if it is the next segment of the flow and the pool
-    /// has buffers for the rest of it. `front`: the first bytes of the frame, copied; headers are not read again.
+    /// Copies a frame into the ranges of its flow and returns its slot, if it is the next segment of the flow and the
+    /// pool has buffers for the rest of it. `front`: the first bytes of the frame, copied; headers are not read again.
     pub fn place_frame(
         &mut self,
         record: &Record,
@@ -127,8 +127,8 @@ fn copy_rest(
     }
 }
 
-/// The bytes written into the ranges, as a chain. `None`: the pool has no descriptor; the frame is then copied as a whole,
-/// and nothing is placed until the stack posts again.
+/// The bytes written into the ranges, as a chain. `None`: the pool has no descriptor; the frame is then copied as a
+/// whole, and nothing is placed until the stack posts again.
 fn fill(flow: &mut Flow, s: &Segment, pool: &mut Pool) -> Option<(Chain, bool)> {
     let filling = flow.fill(s);
     let is_full = filling.is_full;

@@ -424,8 +424,8 @@ pub fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> io
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Reads one message and its descriptor (SCM_RIGHTS) without waiting. Returns its bytes, at most the length of `into`; 0:
-/// the other end has closed. The kernel closes further descriptors, since the control buffer has space for one.
+/// Reads one message and its descriptor (SCM_RIGHTS) without waiting. Returns its bytes, at most the length of `into`;
+/// 0: the other end has closed. The kernel closes further descriptors, since the control buffer has space for one.
 pub fn receive_with(
     socket: BorrowedFd<'_>,
     into: &mut [u8],

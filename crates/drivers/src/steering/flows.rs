@@ -4,8 +4,8 @@
 //! A BPF map has the queue number of each such flow. Its key is nine words, built by [`flow_key`] and by the program:
 //! sender's address, receiver's address (IPv4 mapped to IPv6), and both ports.
 //!
-//! Registers: r6 is the packet, r7 the end of the IP header, r10 the end of the stack, on which the key is built; r0 to r2
-//! are scratch.
+//! Registers: r6 is the packet, r7 the end of the IP header, r10 the end of the stack, on which the key is built; r0 to
+//! r2 are scratch.
 
 use std::net::IpAddr;
 use std::os::fd::RawFd;

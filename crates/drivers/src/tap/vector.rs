@@ -1,11 +1,12 @@
 //! Several small frames with one call of io_uring.
 //!
-//! A sent frame is copied into a slot, behind its virtio-net header; a received frame is copied from a slot into a buffer
-//! of its size. So no operation refers to a buffer of the pool (`sys.rs`), and the copy of a small frame costs far less
-//! than the system call that it saves. A frame that does not fit a slot is sent with a call of its own, in order.
+//! A sent frame is copied into a slot, behind its virtio-net header; a received frame is copied from a slot into a
+//! buffer of its size. So no operation refers to a buffer of the pool (`sys.rs`), and the copy of a small frame costs
+//! far less than the system call that it saves. A frame that does not fit a slot is sent with a call of its own, in
+//! order.
 //!
-//! Measured on Linux 6.18, the best tenth of many rounds, ns per frame of 64 bytes that the kernel discards; a null system
-//! call takes 136:
+//! Measured on Linux 6.18, the best tenth of many rounds, ns per frame of 64 bytes that the kernel discards; a null
+//! system call takes 136:
 //!
 //! | frames per call | 1 | 2 | 3 | 4 | 8 | 16 | 32 | 64 |
 //! |---|---|---|---|---|---|---|---|---|
@@ -34,7 +35,8 @@ use sys::{Buffers, Slots};
 
 /// Frames at most per call. With more the cost per frame hardly falls.
 const TX_SLOTS: usize = 64;
-/// A packet of MTU 1500 with its headers; no multiple of a large power of two, so that slots are in different cache sets.
+/// A packet of MTU 1500 with its headers; no multiple of a large power of two, so that slots are in different cache
+/// sets.
 const TX_SLOT_BYTES: usize = 1600;
 /// Fewer frames are sent one by one.
 const TX_LEAST: usize = 3;
@@ -115,8 +117,8 @@ impl Vector {
         if run < TX_LEAST { 0 } else { run }
     }
 
-    /// Sends the first `run` frames with one call, in order. `complete` gets each frame with its result, and returns it if
-    /// it is to stay in the burst. Returns how many stay; they are at the front, in order.
+    /// Sends the first `run` frames with one call, in order. `complete` gets each frame with its result, and returns it
+    /// if it is to stay in the burst. Returns how many stay; they are at the front, in order.
     pub fn send(
         &mut self,
         run: usize,
@@ -214,8 +216,8 @@ fn fill(slot: &mut [u8], p: &Packet) -> u32 {
     (vnet::HEADER_BYTES + at) as u32
 }
 
-/// Takes a frame from the front for every result and completes it; those that stay are moved to `refused`. Returns false
-/// if a frame was sent after a refused one.
+/// Takes a frame from the front for every result and completes it; those that stay are moved to `refused`. Returns
+/// false if a frame was sent after a refused one.
 fn complete_all(
     results: impl Iterator<Item = Option<i32>>,
     burst: &mut Burst,

@@ -1,14 +1,14 @@
-//! Posted receive into raw memory: for a library that replaces the system's sockets, where a program calls `aio_read` with
-//! a pointer.
+//! Posted receive into raw memory: for a library that replaces the system's sockets, where a program calls `aio_read`
+//! with a pointer.
 //!
 //! ```text
 //!   post(receiver, base, len, generation, token) ─► the memory belongs to the receiver
 //!   reap(receiver, out[]) ─► { token, bytes or -errno } ─► the memory belongs to the caller again
 //! ```
 //!
-//! Invariant *lent*: posted memory is in `posted`, as a [`RecvCompletion`], until its token is reaped. An entry is removed
-//! only when it is complete, and it is complete only when neither the stack nor a device refers to the memory. The drop
-//! of a receiver waits for all entries.
+//! Invariant *lent*: posted memory is in `posted`, as a [`RecvCompletion`], until its token is reaped. An entry is
+//! removed only when it is complete, and it is complete only when neither the stack nor a device refers to the memory.
+//! The drop of a receiver waits for all entries.
 
 #![allow(unsafe_code)]
 

@@ -13,10 +13,10 @@ use crate::tcp::TcpStream;
 
 /// Buffers that a stream fills in turn.
 ///
-/// Each call of [`RecvRing::recv`] posts the buffer that it returned last, after the others, and returns the next filled
-/// one: [`TcpStream::recv_posted`] and [`RecvCompletion::wait`] in one step of the stack, which costs less than two. The
-/// rules are the same. The drop of the ring revokes its buffers: bytes of a buffer that is not complete return to the
-/// stream, those of a complete one are lost.
+/// Each call of [`RecvRing::recv`] posts the buffer that it returned last, after the others, and returns the next
+/// filled one: [`TcpStream::recv_posted`] and [`RecvCompletion::wait`] in one step of the stack, which costs less than
+/// two. The rules are the same. The drop of the ring revokes its buffers: bytes of a buffer that is not complete return
+/// to the stream, those of a complete one are lost.
 ///
 /// ```
 /// # use std::io::Write;
@@ -57,8 +57,8 @@ pub struct RecvRing {
 }
 
 impl TcpStream {
-    /// Posts buffers that are filled in turn: see [`RecvRing`]. Like any handle it keeps the connection open. Two buffers of
-    /// at least 64 KiB each keep a stream going.
+    /// Posts buffers that are filled in turn: see [`RecvRing`]. Like any handle it keeps the connection open. Two
+    /// buffers of at least 64 KiB each keep a stream going.
     ///
     /// # Errors
     /// As [`TcpStream::recv_posted`]; the buffers are dropped then.
@@ -93,8 +93,8 @@ impl TcpStream {
 }
 
 impl RecvRing {
-    /// Posts the buffer that was returned last, and returns the bytes of the next one; none: the end of the stream. Waits as a
-    /// `read` of the stream does.
+    /// Posts the buffer that was returned last, and returns the bytes of the next one; none: the end of the stream.
+    /// Waits as a `read` of the stream does.
     ///
     /// # Errors
     /// Those of `read`. The ring may be used again after `WouldBlock`.

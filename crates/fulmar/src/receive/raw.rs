@@ -5,11 +5,11 @@
 //!                        └── error, time-out, unwinding ─► revoke ─────┘
 //! ```
 //!
-//! Invariant *lent*: the caller has borrowed the memory exclusively for the call. It is lent only while a [`LentBuffer`]
-//! exists, which keeps the borrow. A `LentBuffer` is dropped, on any path out of the call, only when its [`LoanedMemory`]
-//! reports that nothing refers to the memory: no writable range of a device, no mbuf in a queue, no buffer of the stack
-//! (`back`, in `fulmar_mbuf`). So a device that kept a reference would delay the read for ever, but never write to memory
-//! after it. In a forked child the memory is a copy of the parent's, and no device writes to it.
+//! Invariant *lent*: the caller has borrowed the memory exclusively for the call. It is lent only while a
+//! [`LentBuffer`] exists, which keeps the borrow. A `LentBuffer` is dropped, on any path out of the call, only when its
+//! [`LoanedMemory`] reports that nothing refers to the memory: no writable range of a device, no mbuf in a queue, no
+//! buffer of the stack (`back`, in `fulmar_mbuf`). So a device that kept a reference would delay the read for ever, but
+//! never write to memory after it. In a forked child the memory is a copy of the parent's, and no device writes to it.
 
 #![allow(unsafe_code)]
 
@@ -122,8 +122,8 @@ impl LentBuffer<'_> {
         }
     }
 
-    /// Cancels the posted buffer, and waits until nothing refers to its memory. Returns the result of the read; `None`: the
-    /// buffer was never posted, or this is a forked child.
+    /// Cancels the posted buffer, and waits until nothing refers to its memory. Returns the result of the read; `None`:
+    /// the buffer was never posted, or this is a forked child.
     fn revoke(&mut self, done: usize) -> Option<Result<usize, SocketError>> {
         let (id, host) = (self.socket.id, self.socket.host());
         let Scratch { loan, ticket } = self.scratch.as_mut()?;

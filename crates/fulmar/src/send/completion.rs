@@ -14,9 +14,9 @@ use fulmar_tcp::ConnError;
 use super::ShardRef;
 use crate::socket::to_io;
 
-/// The completion of an owned send: its memory is released. Then the peer has acknowledged its bytes and no device reads
-/// them any more, or the connection has ended. A program may wait for it, poll it, or await it as a future; to drop it has
-/// no effect.
+/// The completion of an owned send: its memory is released. Then the peer has acknowledged its bytes and no device
+/// reads them any more, or the connection has ended. A program may wait for it, poll it, or await it as a future; to
+/// drop it has no effect.
 ///
 /// A thread that waits runs the stack; while a program polls or awaits, the service thread does.
 pub struct SendCompletion {
@@ -34,8 +34,8 @@ impl SendCompletion {
         self.completion.is_done()
     }
 
-    /// The result, once the memory is released: `Ok` if the peer has acknowledged all accepted bytes, else the error of the
-    /// connection.
+    /// The result, once the memory is released: `Ok` if the peer has acknowledged all accepted bytes, else the error of
+    /// the connection.
     pub fn result(&self) -> Option<io::Result<()>> {
         self.is_done().then(|| match self.completion.failure() {
             None => Ok(()),
@@ -46,9 +46,9 @@ impl SendCompletion {
     /// Waits until the memory is released, at most for `timeout`.
     ///
     /// # Errors
-    /// `WouldBlock`: the time is over, or a signal handler that interrupted the stack would have to wait. `NetworkDown`: the
-    /// device is gone; the memory is released when the connection is closed. With any other error, that of the connection,
-    /// the memory is released.
+    /// `WouldBlock`: the time is over, or a signal handler that interrupted the stack would have to wait.
+    /// `NetworkDown`: the device is gone; the memory is released when the connection is closed. With any other error,
+    /// that of the connection, the memory is released.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
         let limit = timeout.map_or(Limit::Forever, Limit::For);
         match self.shard.with(|host| host.wait_completion(&self.completion, limit)) {

@@ -28,8 +28,8 @@ pub struct OwnedBytes {
 }
 
 impl OwnedBytes {
-    /// The bytes of any owner, which is dropped when the memory may be used again: for example a buffer of the program's
-    /// own pool, which its drop returns there.
+    /// The bytes of any owner, which is dropped when the memory may be used again: for example a buffer of the
+    /// program's own pool, which its drop returns there.
     ///
     /// `as_ref` must return the same bytes each time.
     pub fn from_owner(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> OwnedBytes {
@@ -107,8 +107,8 @@ impl<M: Memory> SharedBytes for Held<M> {
 
 impl<M> Drop for Held<M> {
     fn drop(&mut self) {
-        // The memory first: its owner may reuse it after the completion. Its drop is code of the program, which may panic,
-        // and runs on any thread, the service thread too.
+        // The memory first: its owner may reuse it after the completion. Its drop is code of the program, which may
+        // panic, and runs on any thread, the service thread too.
         let memory = self.memory.take();
         let _ = catch_unwind(AssertUnwindSafe(|| drop(memory))).map_err(std::mem::forget);
         self.completion.finish();

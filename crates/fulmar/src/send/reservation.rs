@@ -11,8 +11,8 @@ use super::lock::SendLock;
 /// ([`TcpStream::send_reserve`](crate::TcpStream::send_reserve)). Fill it through
 /// [`SendReservation::slices_mut`], or from the front as an [`io::Write`], then [`SendReservation::commit`].
 ///
-/// Dropping it releases the space and sends nothing. Until then other writers of the socket wait, and a write by the same
-/// thread fails with `WouldBlock`; so keep it no longer than a copy takes.
+/// Dropping it releases the space and sends nothing. Until then other writers of the socket wait, and a write by the
+/// same thread fails with `WouldBlock`; so keep it no longer than a copy takes.
 #[must_use = "dropping it releases the space and sends nothing"]
 pub struct SendReservation<'a> {
     lock: SendLock<'a>,

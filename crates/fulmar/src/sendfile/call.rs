@@ -246,8 +246,8 @@ impl<'a> Call<'a> {
         self.options.read_ahead_bytes.unwrap_or(2 * piece.file as u64)
     }
 
-    /// No page of the piece is cached: the piece is accepted, and the reader thread reads it. If the reader cannot take it,
-    /// this thread waits for the disk.
+    /// No page of the piece is cached: the piece is accepted, and the reader thread reads it. If the reader cannot take
+    /// it, this thread waits for the disk.
     fn defer(&mut self, mut held: Held<'_>, piece: Piece) -> io::Result<()> {
         let piece = Piece { tail: 0, ..piece };
         let reader = &self.socket.stack.reader;

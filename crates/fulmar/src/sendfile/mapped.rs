@@ -9,17 +9,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fulmar_mbuf::SharedBytes;
 use fulmar_runtime::file::{FileMap, MAX_MAP_BYTES, Patience};
 
-/// Bytes at most per turn: enough for the largest frames, and few enough that the first bytes of a file on disk are sent
-/// soon.
+/// Bytes at most per turn: enough for the largest frames, and few enough that the first bytes of a file on disk are
+/// sent soon.
 const STEP_BYTES: u64 = 1 << 20;
 
 /// A file that stays mapped, to be sent often: its pages are sent by reference, without the copy of
 /// [`TcpStream::send_file`](crate::TcpStream::send_file).
 ///
-/// Any number of connections, threads and stacks may send from one. To map and unmap a file for one send costs as much as
-/// to copy it. It keeps the file open and its first 64 GiB mapped, read-only and shared; bytes after that are read and
-/// copied. A file that outgrows its mapping is mapped again, and the old mapping is unmapped when none of its pages is in
-/// flight.
+/// Any number of connections, threads and stacks may send from one. To map and unmap a file for one send costs as much
+/// as to copy it. It keeps the file open and its first 64 GiB mapped, read-only and shared; bytes after that are read
+/// and copied. A file that outgrows its mapping is mapped again, and the old mapping is unmapped when none of its pages
+/// is in flight.
 ///
 /// No code of this process reads the mapping, so a truncated file raises no SIGBUS.
 /// [`TcpStream::send_mapped`](crate::TcpStream::send_mapped) describes the other effects.

@@ -1,8 +1,8 @@
 //! The thread that reads bytes of files that a non-blocking socket has accepted without reading them.
 //!
-//! One per stack, started when first needed. It fills a reservation from the file and commits it. If the bytes cannot be
-//! read (a disk error, or the file was truncated), the connection is reset: its stream would have a gap. The queue is
-//! bounded; a call that finds it full waits for the disk itself.
+//! One per stack, started when first needed. It fills a reservation from the file and commits it. If the bytes cannot
+//! be read (a disk error, or the file was truncated), the connection is reset: its stream would have a gap. The queue
+//! is bounded; a call that finds it full waits for the disk itself.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -77,7 +77,8 @@ fn read(job: Job) {
     let Job { host, socket, file, at, skip, len, reservation: mut r } = job;
     let (_, end) = read_into(file.as_fd(), at, &mut r.chain, skip, len, Patience::Wait);
     drop(file);
-    // The lock cannot fail here: this thread does not exist in a forked child, and runs no signal handlers of the stack.
+    // The lock cannot fail here: this thread does not exist in a forked child, and runs no signal handlers of the
+    // stack.
     let _ = host.call(|shard, now| {
         shard.count(fulmar_base::Counter::SendFileDeferred, 1);
         match end {

@@ -90,8 +90,8 @@ impl<'a> Source<'a> {
         self.is_sized || self.is_over
     }
 
-    /// Reads into bytes [skip, skip + len) of a chain and advances; returns how many. `Wait` waits for the disk only if no
-    /// byte is in the page cache: cached bytes are returned first.
+    /// Reads into bytes [skip, skip + len) of a chain and advances; returns how many. `Wait` waits for the disk only if
+    /// no byte is in the page cache: cached bytes are returned first.
     pub fn fill(
         &mut self,
         chain: &mut Chain,

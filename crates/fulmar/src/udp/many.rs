@@ -17,8 +17,8 @@ impl UdpSocket {
     /// On a device with UDP GSO consecutive messages of equal size to one destination cross as one frame.
     ///
     /// # Errors
-    /// As [`UdpSocket::send_to`], about the first message. An error of a later one ends the call, which returns the count;
-    /// the next call, from that message on, returns the error.
+    /// As [`UdpSocket::send_to`], about the first message. An error of a later one ends the call, which returns the
+    /// count; the next call, from that message on, returns the error.
     pub fn send_many(&self, messages: &[SendMessage<'_>]) -> io::Result<usize> {
         let socket = &self.socket;
         let mut done = 0;
@@ -43,9 +43,9 @@ impl UdpSocket {
         Ok(done)
     }
 
-    /// Sends `buf` to the connected peer as at most 128 datagrams of `segment_bytes` each, the last one with the remainder
-    /// (Linux: UDP_SEGMENT). The device segments them, or the stack in software. All are sent, or none; returns the length
-    /// of `buf`.
+    /// Sends `buf` to the connected peer as at most 128 datagrams of `segment_bytes` each, the last one with the
+    /// remainder (Linux: UDP_SEGMENT). The device segments them, or the stack in software. All are sent, or none;
+    /// returns the length of `buf`.
     ///
     /// # Errors
     /// As [`UdpSocket::send`]; `InvalidInput` for more than 128 datagrams or a `segment_bytes` of 0 or
@@ -58,8 +58,9 @@ impl UdpSocket {
         self.send_many(&[SendMessage::new(buf).segmented(segment)]).map(|_| buf.len())
     }
 
-    /// Receives datagrams into `messages`: waits for the first one, and takes as many others as are queued, small ones under
-    /// one lock (recvmmsg(2)). Returns how many. Bytes that do not fit a buffer are lost, and its message reports that.
+    /// Receives datagrams into `messages`: waits for the first one, and takes as many others as are queued, small ones
+    /// under one lock (recvmmsg(2)). Returns how many. Bytes that do not fit a buffer are lost, and its message reports
+    /// that.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].

@@ -1,7 +1,7 @@
 //! The bottleneck of a path: a rate, the queue in front of it, and its active queue management.
 //!
-//! The queue is FIFO and its rate constant, so the dequeue time of a packet is known when it is enqueued, and no timer is
-//! needed. The length of the queue at that time is not known: CoDel's rule that the queue must exceed one packet is
+//! The queue is FIFO and its rate constant, so the dequeue time of a packet is known when it is enqueued, and no timer
+//! is needed. The length of the queue at that time is not known: CoDel's rule that the queue must exceed one packet is
 //! replaced by a target of at least the transmission time of one.
 
 use fulmar_base::{Duration, Instant};

@@ -8,8 +8,8 @@
 //!
 //! A page may change or vanish at any time: the file is truncated, or the disk fails. A load from such a page gets
 //! SIGBUS; a system call that reads it returns EFAULT. So the addresses are only passed to the kernel, by
-//! [`SharedBytes::kernel_part`]. Every mbuf that refers to the file keeps the mapping. Cost: page tables, once per page.
-//! An unmap interrupts the other CPUs on which the process runs (TLB shootdown), so a mapping is kept and reused.
+//! [`SharedBytes::kernel_part`]. Every mbuf that refers to the file keeps the mapping. Cost: page tables, once per
+//! page. An unmap interrupts the other CPUs on which the process runs (TLB shootdown), so a mapping is kept and reused.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -23,12 +23,12 @@ use super::sys::Mapping;
 /// Bytes of one bit of `present`.
 const BLOCK_BYTES: u64 = 64 << 10;
 
-/// Shortest mapping. The length is a power of two, so that a growing file rarely needs a new mapping: the part after its
-/// end costs addresses only.
+/// Shortest mapping. The length is a power of two, so that a growing file rarely needs a new mapping: the part after
+/// its end costs addresses only.
 const MIN_MAP_BYTES: u64 = 1 << 20;
 
-/// Longest mapping: a small part of the address space of a process (64 TiB and more). Bytes after it are not mapped; they
-/// are read and copied.
+/// Longest mapping: a small part of the address space of a process (64 TiB and more). Bytes after it are not mapped;
+/// they are read and copied.
 pub const MAX_MAP_BYTES: u64 = 64 << 30;
 
 /// A read-only shared mapping of the front of a file.
@@ -57,9 +57,9 @@ impl FileMap {
     }
 
     /// How many of the bytes [at, at + len), from the first, are mapped and were in memory when they were last checked.
-    /// [`Patience::Wait`] reads them from the disk first; the result is then shorter only if that failed, and a read of the
-    /// next byte returns the error. `size`: length of the file, bytes. The kernel may evict pages again; the system call
-    /// that sends them then waits.
+    /// [`Patience::Wait`] reads them from the disk first; the result is then shorter only if that failed, and a read of
+    /// the next byte returns the error. `size`: length of the file, bytes. The kernel may evict pages again; the system
+    /// call that sends them then waits.
     pub fn ready(&self, at: u64, len: u64, size: u64, patience: Patience) -> u64 {
         let end = at.saturating_add(len).min(size).min(self.bytes());
         let mut from = at / BLOCK_BYTES * BLOCK_BYTES;

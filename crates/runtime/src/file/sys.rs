@@ -93,8 +93,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the whole mapping made in `new`. Mbufs that refer to it keep it (`SharedBytes`), so there is none, and
-        // its addresses are used by nothing else.
+        // SAFETY: the whole mapping made in `new`. Mbufs that refer to it keep it (`SharedBytes`), so there is none,
+        // and its addresses are used by nothing else.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

@@ -6,8 +6,8 @@
 //! Invariant *quiet*: outside of [`Slots::write`] and [`Slots::read`] no operation is in flight. They wait for every
 //! completion. If the kernel does not return one (`is_broken`), the slots are never touched again and never unmapped.
 //!
-//! A forked child has neither the rings nor the slots. An unregistration by it would act on the ring of the parent, so a
-//! drop in the child does nothing.
+//! A forked child has neither the rings nor the slots. An unregistration by it would act on the ring of the parent, so
+//! a drop in the child does nothing.
 //!
 //! Threads use the ring one at a time, so it is set up without flags that bind it to one thread. Operations never wait
 //! (`RWF_NOWAIT`), so they complete within the submission.
