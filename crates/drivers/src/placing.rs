@@ -115,7 +115,7 @@ pub(crate) struct Placer {
     is_predicting: bool,
     /// Whether any flow may have posted ranges.
     is_active: bool,
-    /// A posted buffer became full: its owner is to be told before more frames are read.
+    /// A posted buffer became full: its owner is notified before more frames are read.
     is_full: bool,
     /// Frames are read from the queue of one flow.
     is_dedicated: bool,

@@ -6,8 +6,8 @@
 //! it is removed by a client that is refused ([`ask`]) and by the next process that opens one in the directory.
 //!
 //! Both sides trust the file system and nothing else: the runtime directory, the directory and the socket
-//! must belong to the user and be closed to all others, so that only the user's own processes are asked
-//! and may ask. Even these are waited for a bounded time, and believed up to [`MAX_DOCUMENT_BYTES`].
+//! must belong to the user and be inaccessible to all others, so that both client and stack are processes of the user.
+//! Even so the client limits the time and the length of the document ([`MAX_DOCUMENT_BYTES`]).
 //!
 //! A thread sleeps in `accept` and costs nothing until a client connects. To end the thread, the stack connects
 //! to its own socket.

@@ -16,9 +16,9 @@ use crate::stack::Stack;
 /// An ICMP echo request ("ping") to an address that is not the stack's own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EchoRequest {
-    /// Who asks.
+    /// Source address.
     pub from: IpAddr,
-    /// Who is asked.
+    /// Destination address.
     pub to: IpAddr,
     /// Identifier.
     pub ident: u16,

@@ -188,7 +188,7 @@ impl Stack {
         self.inner.host(0).ledger().set_every(every);
     }
 
-    /// The ledger with the counts of what was moved meanwhile: packets, bytes, copies, buffers, crossings.
+    /// The ledger with the counts of packets, bytes, copies, buffers and crossings of the same time.
     ///
     /// # Errors
     /// `EBADF` in a forked child.
@@ -273,7 +273,7 @@ impl Stack {
     ///
     /// # Errors
     /// `TimedOut`: bytes are still unacknowledged, and are lost if the stack is dropped now. `EBADF` in a forked child.
-    /// A connection that was reset or timed out before has told its error to its socket, and is none here.
+    /// A connection that was reset or timed out before is no error here; its socket has reported it.
     pub fn close(&self, timeout: Duration) -> io::Result<()> {
         if !self.inner.is_ours() {
             return Err(to_io(SocketError::BadHandle));

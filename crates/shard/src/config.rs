@@ -33,7 +33,7 @@ pub struct StackConfig {
     /// Largest IP packet in bytes, at most the device's; `None`: the device's.
     pub mtu: Option<usize>,
     /// Called with the memory of a large route table before it is filled. Default nothing; a
-    /// stack with threads asks for large pages.
+    /// stack with threads advises huge pages.
     pub table_memory: MemoryHook,
     /// From these all keys are derived: of sequence numbers, ports, hash tables. `None`, the default: a
     /// stack with threads draws 256 bits from the operating system; a shard alone must be given them.

@@ -1,5 +1,5 @@
-//! Output below the transports: ip makes frames of segments and datagrams, the link collects them in one
-//! burst and hands it to the device.
+//! Output below the transports: the IP layer turns segments and datagrams into frames, and the link collects them in a
+//! burst for the device.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;

@@ -1,6 +1,6 @@
-//! Back-pressure: sockets that could not go on for want of space in the device, of a descriptor or of a
-//! header. No event names the socket that can go on, so they are kept here and retried. Writers that wait for send memory
-//! are in `send_wait.rs`.
+//! Back-pressure: sockets that could not go on for want of space in the device, of a descriptor or of a header. No
+//! event names the socket that can go on, so they are kept here and retried. Writers that wait for send memory are in
+//! `send_wait.rs`.
 //!
 //! Retried when the device accepts frames again, else after [`RETRY`], and after each failed retry after
 //! twice the time, up to [`MAX_RETRY`]. Bounded by the number of sockets, each of which is marked while it is
@@ -24,10 +24,11 @@ const MAX_RETRY: Duration = Duration::from_millis(80);
 pub struct RetryQueue {
     waiting: Vec<SlotId>,
     retry_at: Option<Instant>,
-    /// The next wait, and when the last one ended.
+    /// Time to the next retry.
     pause: Duration,
+    /// When the last retry was.
     retried_at: Instant,
-    /// One of the sockets met a full device.
+    /// One of the sockets waits for a full device.
     for_device: bool,
 }
 
@@ -61,12 +62,12 @@ impl RetryQueue {
         self.retry_at
     }
 
-    /// A socket met a full device: the retry is due when it has space.
+    /// A socket waits for a full device: the retry is due when the device has space.
     pub fn wait_for_device(&mut self) {
         self.for_device = true;
     }
 
-    /// A socket cannot go on for now.
+    /// Enqueues a socket that cannot send now.
     pub fn enter(&mut self, now: Instant, id: SlotId, blocked: &mut SendBlocked) {
         self.schedule(now);
         blocked.is_blocked = true;

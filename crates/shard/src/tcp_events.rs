@@ -67,7 +67,7 @@ impl Tcp {
         }
     }
 
-    /// Remembers what a handshake has told of the server.
+    /// Caches the Fast Open result of a handshake: the cookie of the server, or its refusal.
     fn learn_fast_open<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let is_taken = entry.tcb.info().syn_data;

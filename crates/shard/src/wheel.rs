@@ -129,7 +129,7 @@ impl<K: Copy> Wheel<K> {
         self.next_tick().map(|t| Instant::from_nanos(t << TICK_SHIFT))
     }
 
-    /// The first tick at which a slot must be looked at.
+    /// The first tick at which a slot has to be processed.
     fn next_tick(&self) -> Option<u64> {
         (0..LEVELS).filter_map(|level| self.next_tick_of_level(level)).min()
     }

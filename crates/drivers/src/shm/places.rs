@@ -19,7 +19,7 @@ pub struct Places {
     flows: Flows,
     /// Whether any flow was ever placed.
     is_used: bool,
-    /// A posted buffer became full: its owner is to be told before more frames are received.
+    /// A posted buffer became full: its owner is notified before more frames are received.
     is_full: bool,
     outcome: Outcome,
 }

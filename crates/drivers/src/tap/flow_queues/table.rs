@@ -283,7 +283,7 @@ pub enum ReadEnd {
     Empty,
     /// The burst is full, or the flow's read quantum is used up.
     Limit,
-    /// A posted buffer is full: its owner is to be told first.
+    /// A posted buffer is full: its owner is notified first.
     BufferFull,
 }
 
