@@ -54,7 +54,8 @@ impl EchoSocket {
     /// `WouldBlock` if non-blocking, or after the read time-out.
     pub fn recv(&self) -> io::Result<EchoRequest> {
         let s = &*self.socket;
-        let r = s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.icmp().receive_request(s.id))?;
+        let r =
+            s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.icmp().receive_request(s.id))?;
         let payload = r.payload.to_vec();
         s.host().post(Request::Free(r.payload));
         let (from, to, ident, seq) = (r.src, r.dst, r.ident, r.seq);

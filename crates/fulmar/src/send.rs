@@ -1,9 +1,9 @@
 //! Send calls with flags, of owned memory, and into reserved space.
 
 mod completion;
+mod lock;
 mod owned;
 mod reservation;
-mod lock;
 pub(crate) use lock::lock_send;
 
 use std::io::{self, IoSlice};

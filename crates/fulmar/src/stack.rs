@@ -139,7 +139,9 @@ impl Stack {
         let start = StdInstant::now();
         socket.call(|shard, now| shard.icmp().send_request(now, socket.id, to, 1, &payload))?;
         let echo = socket
-            .wait(Ready::READABLE, Limit::For(timeout), |shard, _| shard.icmp().receive_reply(socket.id))
+            .wait(Ready::READABLE, Limit::For(timeout), |shard, _| {
+                shard.icmp().receive_reply(socket.id)
+            })
             .map_err(|e| match e.kind() {
                 io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
                 _ => e,

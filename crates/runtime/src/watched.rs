@@ -134,7 +134,11 @@ impl<P: Probe> WatchedShard<P> {
     }
 
     /// Completes a ticket whose waiter is the caller: the outcome is its return value.
-    fn complete_directly(&mut self, ticket: &RecvTicket, outcome: Option<RecvOutcome>) -> Option<RecvOutcome> {
+    fn complete_directly(
+        &mut self,
+        ticket: &RecvTicket,
+        outcome: Option<RecvOutcome>,
+    ) -> Option<RecvOutcome> {
         if outcome.is_some() {
             drop(self.tickets.remove(ticket.token()));
             ticket.complete_directly();

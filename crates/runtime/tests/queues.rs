@@ -133,7 +133,8 @@ fn a_probe_sees_the_stages_of_a_write_and_of_a_read_in_their_order() {
     let now_1 = turn(&mut a, &mut b, 20);
     let Ok(Step::Done((child, _))) = b.tcp_accept(listener) else { panic!("not connected") };
     drop((out.take(), back.take()));
-    let Ok(Step::Done(Reserved::Space(r))) = a.sosend(conn).reserve(now_1, &[], 5000, Attempt::First)
+    let Ok(Step::Done(Reserved::Space(r))) =
+        a.sosend(conn).reserve(now_1, &[], 5000, Attempt::First)
     else {
         panic!("no space")
     };

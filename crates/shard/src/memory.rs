@@ -8,7 +8,7 @@ use fulmar_mbuf::{Pool, Purpose};
 use crate::net::Net;
 use crate::reclaim::Reclaim;
 use crate::retries::RetryQueue;
-use crate::send_wait::{SendWaiters, is_stalled, available_to};
+use crate::send_wait::{SendWaiters, available_to, is_stalled};
 use crate::slab::Slab;
 use crate::sockets::Socket;
 

@@ -83,7 +83,8 @@ impl<P: Probe> UdpSockets<'_, P> {
             |port| ownership.owns(&FlowKey::new(with_zone(src, port, zone_of(remote)), remote));
         self.shard.core.check_usable()?;
         let local = with_zone(src, 0, zone_of(remote));
-        let socket = self.shard.udp.bind(local, BindOptions::default(), is_ours, &mut self.shard.core)?;
+        let socket =
+            self.shard.udp.bind(local, BindOptions::default(), is_ours, &mut self.shard.core)?;
         match self.connect(socket, remote) {
             Ok(()) => Ok(socket),
             Err(e) => {

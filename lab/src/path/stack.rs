@@ -119,7 +119,8 @@ impl UdpSocket {
         if s.ends_at(Stage::SendCall) {
             return Ok(bytes.len());
         }
-        let step = |shard: &mut WatchedShard<Exit>, now| shard.udp().send_connected(now, s.id, bytes);
+        let step =
+            |shard: &mut WatchedShard<Exit>, now| shard.udp().send_connected(now, s.id, bytes);
         s.host.wait_coarse(s.id, Ready::WRITABLE, || PATIENCE, step).map_err(errno)
     }
 

@@ -147,7 +147,12 @@ impl Connections {
     }
 
     fn write(&mut self, side: usize, id: SlotId) -> io::Result<()> {
-        match self.shards[side].sosend(id).reserve(self.now, &MESSAGE, MESSAGE.len(), Attempt::First) {
+        match self.shards[side].sosend(id).reserve(
+            self.now,
+            &MESSAGE,
+            MESSAGE.len(),
+            Attempt::First,
+        ) {
             Ok(Step::Done(Reserved::Sent(_))) => Ok(()),
             Ok(_) => Err(io::Error::other("an idle connection has no room for 64 bytes")),
             Err(e) => Err(failed("a write")(e)),

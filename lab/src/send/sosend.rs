@@ -142,7 +142,8 @@ impl Writing<'_> {
                 let chain = self.build(builder, &rest[..rest.len().min(space)])?;
                 space -= chain.len();
                 rest = &rest[chain.len()..];
-                let more = if rest.is_empty() || space == 0 { MoreData::None } else { MoreData::Follows };
+                let more =
+                    if rest.is_empty() || space == 0 { MoreData::None } else { MoreData::Follows };
                 self.send(chain, more)?;
             }
         }

@@ -157,7 +157,8 @@ fn received(outcome: RecvOutcome, done: usize) -> Result<usize, SocketError> {
 
 impl Drop for LentBuffer<'_> {
     fn drop(&mut self) {
-        let is_lent = |scratch: &Option<Scratch>| scratch.as_ref().is_some_and(|s| s.loan.is_lent());
+        let is_lent =
+            |scratch: &Option<Scratch>| scratch.as_ref().is_some_and(|s| s.loan.is_lent());
         if is_lent(&self.scratch) && self.socket.host().is_ours() {
             // Only if the call unwinds: the bytes that it has received are lost.
             self.revoke(0);

@@ -284,7 +284,9 @@ fn an_echo_request_to_another_host_is_answered_by_the_program() {
     assert_eq!(rig.shard.icmp().listen().err(), Some(SocketError::AddressInUse));
     ask(&mut rig, FAR, 2, b"ping");
     assert_eq!(rig.shard.ready(id), Ok(Ready::READABLE));
-    let Ok(Step::Done(request)) = rig.shard.icmp().receive_request(id) else { panic!("no request") };
+    let Ok(Step::Done(request)) = rig.shard.icmp().receive_request(id) else {
+        panic!("no request")
+    };
     assert_eq!((request.src, request.dst), (PEER.into(), FAR.into()));
     assert_eq!((request.ident, request.seq, request.hop_limit), (7, 2, 64));
     let payload = request.payload.to_vec();

@@ -84,7 +84,8 @@ impl World {
         self.arrive(plain(frame));
         self.settle();
         if v6 {
-            let _ = self.shard.icmp().send_request(self.now, self.ping, peer(true, host, 0), 1, &[1]);
+            let _ =
+                self.shard.icmp().send_request(self.now, self.ping, peer(true, host, 0), 1, &[1]);
             self.settle();
             self.arrive(plain(neighbour_message(136, 0x60, host, 2, PEERS)));
             self.settle();

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use fulmar_base::{SeqNum, SlotId};
 use fulmar_ip::{EchoId, InvokingPacket, SentError};
 use fulmar_shard::{
-    ConditionalAccept, Decision, FastOpenOptions, FirstData, ListenOptions, PendingError, SendMessage,
-    Shard,
+    ConditionalAccept, Decision, FastOpenOptions, FirstData, ListenOptions, PendingError,
+    SendMessage, Shard,
 };
 use fulmar_socket::Step as Progress;
 use fulmar_wire::protocol;
@@ -215,7 +215,12 @@ impl World {
         let to = SocketAddr::new(to.address(v6), 53);
         let from = SocketAddr::new(from.address(v6), 0);
         let message = SendMessage::new(&data).to(to).from(from);
-        let _ = self.shard.udp().send_many(self.now, sockets[usize::from(v6)], &[message], PendingError::Return);
+        let _ = self.shard.udp().send_many(
+            self.now,
+            sockets[usize::from(v6)],
+            &[message],
+            PendingError::Return,
+        );
     }
 
     fn take_pending(&mut self) {
