@@ -334,7 +334,7 @@ impl Shm {
             return Err(Violation::SlotInUse);
         }
         self.loans.taken.store(taken + 1, Relaxed);
-        match self.to_packet(&record, pool) {
+        match self.packet_of(&record, pool) {
             Ok(packet) => Ok(Some(packet)),
             Err(reason) => {
                 counters.drop_packet(reason);
@@ -346,7 +346,7 @@ impl Shm {
     /// The frame: placed; or its headers copied and its payload lent; or copied. Every byte that a layer
     /// parses is read once, into memory of this process. The slot is returned here unless the payload is
     /// lent.
-    fn to_packet(&mut self, record: &Record, pool: &mut Pool) -> Result<Packet, DropReason> {
+    fn packet_of(&mut self, record: &Record, pool: &mut Pool) -> Result<Packet, DropReason> {
         let may_lend = record.len() > COPIED_BYTES && self.loans.has_space();
         if may_lend || !self.places.is_idle() {
             let mut front = [0; FRONT_BYTES];
