@@ -199,7 +199,7 @@ fn a_call_that_waits_for_half_of_the_buffer_goes_on_in_one_that_became_smaller()
     else {
         panic!("no space");
     };
-    shard.sendfile(client).commit(now, r, piece.len(), true).expect("open");
+    shard.sendfile(client).commit(now, r, piece.len(), MoreData::Follows).expect("open");
     let step = shard.sendfile(client).reserve(now, &rest, LowWater::HalfBuffer);
     assert!(matches!(step, Ok(Step::WaitSpace(enough)) if enough == 128 << 10));
     shard.tcp_entry(client).expect("open").tcb.set_send_buffer(16 << 10);
