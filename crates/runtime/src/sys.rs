@@ -218,7 +218,7 @@ extern "C" fn count_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How often this process, or an ancestor, was forked since [`watch_forks`]. A stack stores the number at its start and
+/// How often this process, or an ancestor, was forked since `watch_forks`. A stack stores the number at its start and
 /// refuses to work in a child, which has neither its threads nor its shared memory.
 #[inline]
 pub fn fork_generation() -> u32 {
