@@ -19,10 +19,10 @@
 //! replies: a client that waits for an answer would be delayed once per request. An ACK without data is no
 //! answer: a bulk reader that is not held acknowledges nearly every frame. Nor where waiting costs little CPU: a
 //! reader that yields to a sender on its own CPU finds a burst each time. The length is a step of a ladder from
-//! nothing to [`ModerationConfig::max_hold`], found as Linux's dynamic interrupt moderation finds its profile: windows of traffic are compared, first
-//! by bytes per second, then by frames per second, then by the CPU that waiting takes (wake-ups and
-//! busy-polling); differences under a tenth do not count. Windows of a step and of the next one alternate.
-//! A higher step is taken if it is better, a lower one unless it is worse. After a failed attempt
+//! nothing to [`ModerationConfig::max_hold`], found as Linux's dynamic interrupt moderation finds its profile:
+//! windows of traffic are compared, first by bytes per second, then by frames per second, then by the CPU that
+//! waiting takes (wake-ups and busy-polling); differences under a tenth do not count. Windows of a step and of the
+//! next one alternate. A higher step is taken if it is better, a lower one unless it is worse. After a failed attempt
 //! the ladder rests before it tries the other direction (`moderation/ladder.rs`).
 //!
 //! A device with coalescing registers of its own is given the step ([`Profile`]) and holds by itself.

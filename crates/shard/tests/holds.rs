@@ -16,10 +16,10 @@ fn a_reader_that_acknowledges_each_frame_of_a_bulk_transfer_holds() {
     let mut p = Connection::new(1, &Impairments::default(), station, Duration::from_millis(1));
     for _ in 0..10_000 {
         let (now, client) = (p.now, p.client);
-        let written = p.shards[0].tcp_reserve(now, client, &WRITE, WRITE.len(), Attempt::First);
+        let written = p.shards[0].sosend(client).reserve(now, &WRITE, WRITE.len(), Attempt::First);
         if let Ok(Step::Done(Reserved::Space(mut r))) = written {
             r.chain.copy_from(0, &WRITE);
-            p.shards[0].tcp_commit(now, client, r);
+            p.shards[0].sosend(client).commit(now, r);
         }
         let reader = &mut p.shards[1];
         reader.moderation().start_waiting(now);
