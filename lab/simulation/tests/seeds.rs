@@ -314,3 +314,12 @@ fn a_sender_of_a_file_is_woken_in_a_buffer_that_became_smaller() {
     holds(Case::swarm(1795634568628352));
     holds(Case::swarm(1795634568946000));
 }
+
+/// The replayed ACK of a FIN met by chance the initial sequence number of a connection that a replayed SYN had opened
+/// 7.06 ms later, before its SYN,ACK had left.
+#[test]
+fn a_replayed_ack_may_meet_the_number_of_a_syn_ack_that_waits_for_the_device() {
+    let without = Feature::ALL.into_iter().filter(|f| f.name() == "forged-icmp").collect();
+    holds(Case { without, ..Case::swarm(1795638271375170) });
+    holds(Case::swarm(1795638271375170));
+}
