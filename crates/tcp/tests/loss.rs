@@ -116,6 +116,15 @@ fn an_ack_with_data_or_another_window_is_no_duplicate() {
 }
 
 #[test]
+fn an_ack_whose_data_was_received_before_is_no_duplicate() {
+    let mut t = in_flight(new_reno(), 10, 0);
+    for _ in 0..5 {
+        recv!(t, "A", seq = 1, ack = 1, len = 1);
+    }
+    assert_eq!(t.count(Counter::TcpFastRetransmits), 0);
+}
+
+#[test]
 fn sack_retransmits_only_the_holes() {
     let mut t = in_flight(Trace::established_after(plain(), 40), 10, 0);
     // 1 and 3001 are lost.

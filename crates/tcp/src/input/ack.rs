@@ -299,13 +299,11 @@ impl Tcb {
     }
 
     /// A duplicate acknowledgement of a peer without SACK (RFC 5681 section 2): one that advances
-    /// nothing, without data, FIN or window change.
+    /// nothing, and came without data, FIN or window change.
     fn is_duplicate(&self, seg: &Segment, window_before: u64) -> bool {
-        self.flight() > 0
-            && !self.sack_on
-            && seg.span() == 0
-            && seg.payload.is_empty()
-            && self.snd.wnd == window_before
+        // A segment all of which was trimmed carried data or a FIN; its verdict says so.
+        let is_pure_ack = seg.span() == 0 && seg.verdict.is_ok();
+        is_pure_ack && self.flight() > 0 && !self.sack_on && self.snd.wnd == window_before
     }
 
     /// Leaves the persist state when the window opens, also one that was shrunk below what is in flight (RFC 9293
