@@ -65,6 +65,10 @@ const MAX_SUCCESSORS: u8 = 8;
 const TINY_BYTES: usize = 256;
 /// Block size for coalesced tiny payloads.
 const COALESCE_BYTES: usize = 4096;
+/// ECN field of a packet whose transport does not use ECN (RFC 3168 section 5).
+const NOT_ECT: u8 = 0;
+/// ECN field of a packet that a router has marked: congestion experienced.
+const CE: u8 = 3;
 
 /// Identifies a datagram. With IPv6 the protocol is not part of the key: zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,6 +155,8 @@ struct Slot {
     storage_bytes: usize,
     first: Option<First>,
     ecn: u8,
+    /// A fragment with Not-ECT was received.
+    has_not_ect: bool,
     is_group: bool,
 }
 
@@ -427,7 +433,8 @@ impl Slot {
             runs: Vec::new(),
             storage_bytes: 0,
             first: None,
-            ecn: 0,
+            ecn: NOT_ECT,
+            has_not_ect: false,
             is_group: false,
         }
     }
@@ -487,20 +494,25 @@ impl Slot {
             Some(total) => fragment.is_last || end > total,
             None => fragment.is_last && next.is_some(),
         };
-        if is_inconsistent || self.pieces.len() >= MAX_FRAGMENTS {
+        let is_full = self.pieces.len() >= MAX_FRAGMENTS;
+        if is_inconsistent || is_full || self.mixes_ce_and_not_ect(fragment) {
             return Err(DropReason::FragmentInvalid);
         }
         Ok((at, end))
     }
 
+    /// Whether the datagram would have fragments with CE and with Not-ECT. It must then be dropped
+    /// (RFC 3168 section 5.3): its transport would not react to the mark.
+    fn mixes_ce_and_not_ect(&self, fragment: &Fragment) -> bool {
+        (self.ecn == CE || fragment.ecn == CE) && (self.has_not_ect || fragment.ecn == NOT_ECT)
+    }
+
     /// CE on any fragment sets CE on the datagram (RFC 3168 section 5.3).
     fn merge_ecn(&mut self, fragment: &Fragment) {
-        const CONGESTION_EXPERIENCED: u8 = 3;
-        if self.ecn != CONGESTION_EXPERIENCED
-            && (fragment.first.is_some() || fragment.ecn == CONGESTION_EXPERIENCED)
-        {
+        if self.ecn != CE && (fragment.first.is_some() || fragment.ecn == CE) {
             self.ecn = fragment.ecn;
         }
+        self.has_not_ect |= fragment.ecn == NOT_ECT;
         self.is_group |= fragment.is_group;
     }
 

@@ -59,6 +59,26 @@ impl Rig {
         }))
     }
 
+    /// Inserts the first (0) or the second (1) fragment of a datagram. Returns the ECN field of the
+    /// datagram, if it is complete.
+    fn insert_with_ecn(&mut self, n: usize, ecn: u8) -> Result<Option<u8>, DropReason> {
+        let fragment = Fragment {
+            key: key(2, 1),
+            start: n as u16 * 8,
+            is_last: n == 1,
+            first: (n == 0).then_some(header()),
+            ecn,
+            is_group: false,
+            lifetime: LIFETIME,
+            chain: self.received(&[0; 8]),
+        };
+        let done = self.table.insert(self.now, fragment, &mut self.pool, &mut self.counters)?;
+        Ok(done.map(|datagram| {
+            self.pool.free(datagram.chain);
+            datagram.ecn
+        }))
+    }
+
     /// Inserts a first fragment.
     fn begin(&mut self, key: Key) {
         let whole = [0; 1480];
@@ -336,27 +356,29 @@ fn a_wrapped_identification_starts_a_new_datagram() {
 
 #[test]
 fn ce_on_any_fragment_marks_the_datagram() {
-    for (ecns, expected) in [([2, 2], 2), ([2, 3], 3), ([3, 2], 3), ([0, 3], 3), ([1, 0], 1)] {
+    for (ecns, expected) in [([2, 2], 2), ([2, 3], 3), ([3, 2], 3), ([1, 3], 3), ([1, 0], 1)] {
         let mut rig = Rig::new(1 << 20);
-        let mut done = None;
-        for (n, ecn) in ecns.into_iter().enumerate() {
-            let chain = rig.received(&[0; 8]);
-            let fragment = Fragment {
-                key: key(2, 1),
-                start: n as u16 * 8,
-                is_last: n == 1,
-                first: (n == 0).then_some(header()),
-                ecn,
-                is_group: false,
-                lifetime: LIFETIME,
-                chain,
-            };
-            done = rig.table.insert(rig.now, fragment, &mut rig.pool, &mut rig.counters).unwrap();
-        }
-        let whole = done.unwrap();
-        assert_eq!(whole.ecn, expected, "{ecns:?}");
-        rig.pool.free(whole.chain);
+        assert_eq!(rig.insert_with_ecn(0, ecns[0]), Ok(None));
+        assert_eq!(rig.insert_with_ecn(1, ecns[1]), Ok(Some(expected)), "{ecns:?}");
         rig.end();
+    }
+}
+
+#[test]
+fn a_datagram_with_ce_and_not_ect_is_dropped() {
+    for ecns in [[0, 3], [3, 0]] {
+        for order in [[0, 1], [1, 0]] {
+            let mut rig = Rig::new(1 << 20);
+            assert_eq!(rig.insert_with_ecn(order[0], ecns[order[0]]), Ok(None));
+            let invalid = Err(DropReason::FragmentInvalid);
+            assert_eq!(
+                rig.insert_with_ecn(order[1], ecns[order[1]]),
+                invalid,
+                "{ecns:?} {order:?}"
+            );
+            assert_eq!(rig.table.truesize, 0);
+            rig.end();
+        }
     }
 }
 
