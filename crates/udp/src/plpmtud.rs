@@ -118,9 +118,12 @@ impl Plpmtud {
             }
             (self.state, self.high) = (PlpmtudState::Searching, self.most);
         }
-        let bytes = self.next_size()?;
-        self.probe = Some((bytes, now));
-        Some(bytes)
+        let bytes = self.next_size();
+        if bytes.is_none() {
+            self.end_if_complete(now);
+        }
+        self.probe = bytes.map(|bytes| (bytes, now));
+        bytes
     }
 
     /// When [`Plpmtud::poll_probe`] is to be called at the latest; `None`: now.
@@ -235,6 +238,11 @@ mod tests {
         let (mut search, mut now) = (Plpmtud::new(1472), Duration::ZERO);
         assert_eq!(run(&mut search, 9000, &mut now), 2);
         assert_eq!((search.payload_bytes(), search.state()), (1472, PlpmtudState::SearchComplete));
+        // The repeated search has no larger size to try: it is complete at once.
+        now += RAISE_TIMER;
+        assert_eq!(search.poll_probe(now), None);
+        assert_eq!(search.state(), PlpmtudState::SearchComplete);
+        assert_eq!(search.next_deadline(), Some(now + RAISE_TIMER));
     }
 
     #[test]
