@@ -189,8 +189,9 @@ impl Ip {
     pub fn set_source_policy(&mut self, source: Prefix, table: Option<u32>) -> bool {
         let Some(source) = Prefix::new(source.addr, source.len) else { return false };
         let policy = &mut self.tables.policy;
+        let is_full = policy.len() >= MAX_TABLES && !policy.has_rule(source);
         match table {
-            Some(_) if policy.len() >= MAX_TABLES => return false,
+            Some(_) if is_full => return false,
             Some(table) => _ = policy.insert(source, table),
             None => _ = policy.remove(source),
         }

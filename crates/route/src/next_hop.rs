@@ -254,6 +254,11 @@ impl SourcePolicy {
         Some(self.rules.remove(at).1)
     }
 
+    /// Whether there is a rule for exactly this prefix.
+    pub fn has_rule(&self, source: Prefix) -> bool {
+        self.rules.iter().any(|(p, _)| *p == source)
+    }
+
     /// Whether there are no rules.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -379,6 +384,7 @@ mod tests {
                 } else {
                     prop_assert_eq!(policy.remove(prefix), old);
                 }
+                prop_assert_eq!(policy.has_rule(prefix), insert);
             }
             let from = IpAddr::V4(core::net::Ipv4Addr::from_bits(from));
             let found = model.iter().filter(|r| r.0.contains(from)).max_by_key(|r| r.0.len);

@@ -136,6 +136,17 @@ fn a_source_policy_selects_another_table() {
 }
 
 #[test]
+fn a_rule_can_be_changed_when_there_are_as_many_as_may_be() {
+    let mut h = Host::with_resolved_neighbours();
+    let source = |n: u32| prefix(&format!("10.{}.{}.0/24", 1 + n / 256, n % 256));
+    let count = (0..1000).take_while(|n| h.ip.set_source_policy(source(*n), Some(3))).count();
+    assert!((1..1000).contains(&count), "{count} rules");
+    assert!(h.ip.set_source_policy(source(0), Some(4)));
+    assert!(!h.ip.set_source_policy(source(1000), Some(4)));
+    h.end();
+}
+
+#[test]
 fn a_table_without_a_route_falls_back_to_the_main_one() {
     let mut h = Host::with_resolved_neighbours();
     h.ip.add_route_to(
