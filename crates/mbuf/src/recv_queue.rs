@@ -383,6 +383,9 @@ impl RecvQueue {
     pub fn share(&self, off: usize, max: usize, pool: &mut Pool) -> Chain {
         let (mut out, mut skip) = (Chain::new(), off);
         for m in self.in_order.iter() {
+            if out.len() == max {
+                break;
+            }
             let at = skip.min(m.len());
             skip -= at;
             let n = (m.len() - at).min(max - out.len());
