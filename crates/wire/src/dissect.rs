@@ -1,4 +1,4 @@
-//! The headers of a frame, dissected once: where each layer begins, and the flow that the frame is of.
+//! The headers of a frame, dissected once: the offset of each layer, and the flow.
 //!
 //! **What enters and leaves.** The first bytes of a frame, from its Ethernet header on, and its whole length.
 //! [`Network`] is what the Ethernet and IP headers say, [`Headers`] adds TCP and UDP. Offsets count from the
@@ -20,11 +20,11 @@ pub struct Network {
     pub src: IpAddr,
     /// Destination address.
     pub dst: IpAddr,
-    /// What follows IP and its extension headers, see [`crate::protocol`].
+    /// Protocol of the header after IP and its extension headers, see [`crate::protocol`].
     pub protocol: u8,
-    /// Where that begins in the frame.
+    /// Offset of the transport header in the frame, bytes.
     pub l4: usize,
-    /// Where the IP packet ends in the frame; padding may follow.
+    /// Offset of the end of the IP packet in the frame, bytes; padding may follow.
     pub end: usize,
 }
 
@@ -35,17 +35,17 @@ impl Network {
     pub fn parse(front: &[u8], frame_bytes: usize) -> Option<Network> {
         let ether = eth::Header::parse(front).ok()?;
         let l3 = front.get(eth::HEADER_BYTES..)?;
-        let room = frame_bytes.checked_sub(eth::HEADER_BYTES)?;
+        let l3_bytes_available = frame_bytes.checked_sub(eth::HEADER_BYTES)?;
         let (src, dst, protocol, l3_bytes, packet_bytes) = match ether.ethertype {
             eth::IPV4 => {
-                let h = ipv4::Header::parse(l3, room).ok()?;
+                let h = ipv4::Header::parse(l3, l3_bytes_available).ok()?;
                 if h.more_fragments || h.fragment_offset != 0 {
                     return None;
                 }
                 (h.src.into(), h.dst.into(), h.protocol, h.header_bytes, h.total_bytes)
             }
             eth::IPV6 => {
-                let h = ipv6::Header::parse(l3, room).ok()?;
+                let h = ipv6::Header::parse(l3, l3_bytes_available).ok()?;
                 let upper = ipv6::walk_extensions(l3, &h).ok()?;
                 if upper.fragment.is_some_and(|f| !f.is_atomic()) {
                     return None;
@@ -88,14 +88,14 @@ pub enum Transport {
     Other(u8),
 }
 
-/// All headers of a frame that carries a whole IP packet, and where its payload lies.
+/// All headers of a frame that carries a whole IP packet, and the range of its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Headers {
     /// Ethernet and IP.
     pub network: Network,
     /// What the transport header says.
     pub transport: Transport,
-    /// Where the transport's payload begins in the frame.
+    /// Offset of the payload of the transport in the frame, bytes.
     pub payload_at: usize,
     /// Its length in bytes.
     pub payload_bytes: usize,

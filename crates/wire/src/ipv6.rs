@@ -225,7 +225,7 @@ fn walk(bytes: &[u8], header: &Header, mut at: Upper) -> Result<Upper, Extension
     let end = HEADER_BYTES.saturating_add(header.payload_bytes);
     let (bytes, is_whole) = bytes.get(..end).map_or((bytes, false), |all| (all, true));
     let is_first = |at: &Upper| at.fragment.is_some_and(|f| f.offset == 0 && f.more);
-    match pass(bytes, &mut at) {
+    match skip_extensions(bytes, &mut at) {
         // RFC 8200 section 4.5, RFC 7112: the first fragment has the whole header chain.
         Err(ExtensionError::Truncated) if is_whole && is_first(&at) => {
             Err(ExtensionError::IncompleteChain)
@@ -236,7 +236,7 @@ fn walk(bytes: &[u8], header: &Header, mut at: Upper) -> Result<Upper, Extension
 }
 
 /// Advances `at` over the extension headers.
-fn pass(bytes: &[u8], at: &mut Upper) -> Result<(), ExtensionError> {
+fn skip_extensions(bytes: &[u8], at: &mut Upper) -> Result<(), ExtensionError> {
     for _ in 0..MAX_EXTENSIONS {
         let extension = bytes.get(at.offset..).unwrap_or(&[]);
         let passed_bytes = match at.protocol {

@@ -24,9 +24,10 @@ const L4_V6: usize = eth::HEADER_BYTES + ipv6::HEADER_BYTES;
 const FRONT_V4: usize = L4_V4 + 4;
 const FRONT_V6: usize = L4_V6 + 4;
 
-/// Version 4, and a header of five words.
-const USUAL_V4: u8 = 0x45;
-/// Of the field of an IPv4 header that holds flags and offset: all but "don't fragment".
+/// Version 4 and IHL 5: a header without options.
+const VERSION_IHL_V4: u8 = 0x45;
+/// The bits of the flags and offset field of an IPv4 header that are 0 in a whole packet: all but
+/// DF.
 const IS_FRAGMENT: u16 = 0xbfff;
 
 /// The common headers of the frames of one TCP flow, in one direction.
@@ -44,7 +45,7 @@ impl PredictedHeaders {
     /// predicted.
     pub fn of(frame: &[u8]) -> Option<PredictedHeaders> {
         match *frame {
-            [_, _, _, _, _, _, _, _, _, _, _, _, 0x08, 0x00, USUAL_V4, _, ..] => {
+            [_, _, _, _, _, _, _, _, _, _, _, _, 0x08, 0x00, VERSION_IHL_V4, _, ..] => {
                 let front = frame.first_chunk::<FRONT_V4>()?;
                 let is_whole = u16_at(front, 20) & IS_FRAGMENT == 0;
                 let is_tcp = front.get(23) == Some(&protocol::TCP);
@@ -67,19 +68,19 @@ impl PredictedHeaders {
         match &self.0 {
             Front::V4(known) => {
                 let front = frame.first_chunk::<FRONT_V4>()?;
-                let is_like = is_same(front, known, 26..FRONT_V4)
+                let is_match = is_same(front, known, 26..FRONT_V4)
                     && is_same(front, known, 0..16)
                     && is_same(front, known, 20..24);
-                let said = usize::from(u16_at(front, 16));
-                let is_all = said.checked_add(eth::HEADER_BYTES) == Some(frame_bytes);
-                (is_like && is_all).then_some(L4_V4)
+                let ip_bytes = usize::from(u16_at(front, 16));
+                let is_whole_frame = ip_bytes.checked_add(eth::HEADER_BYTES) == Some(frame_bytes);
+                (is_match && is_whole_frame).then_some(L4_V4)
             }
             Front::V6(known) => {
                 let front = frame.first_chunk::<FRONT_V6>()?;
-                let is_like = is_same(front, known, 20..FRONT_V6) && is_same(front, known, 0..18);
-                let said = usize::from(u16_at(front, 18));
-                let is_all = said.checked_add(L4_V6) == Some(frame_bytes);
-                (is_like && is_all).then_some(L4_V6)
+                let is_match = is_same(front, known, 20..FRONT_V6) && is_same(front, known, 0..18);
+                let ip_bytes = usize::from(u16_at(front, 18));
+                let is_whole_frame = ip_bytes.checked_add(L4_V6) == Some(frame_bytes);
+                (is_match && is_whole_frame).then_some(L4_V6)
             }
         }
     }
@@ -184,7 +185,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_of_any_length_are_understood_or_not_but_never_more_than_there_are(
+        fn any_bytes_are_predicted_within_their_length_or_not_at_all(
             a in proptest::collection::vec(any::<u8>(), 0..80),
             cut in 0usize..80,
             is_v4: bool,

@@ -56,11 +56,12 @@ impl Flags {
     /// Accurate ECN (RFC 9768).
     pub const AE: Flags = Flags(0x100);
 
-    /// The flags of ECN. Between the handshakes of RFC 9768 they are the field ACE.
+    /// The flags of ECN. After a handshake that agreed on accurate feedback they are the field ACE
+    /// (RFC 9768).
     pub const ECN: Flags = Flags(0x1c0);
     const ECN_SHIFT: u16 = 6;
 
-    /// Letters in the order of `tcpdump`.
+    /// The letters of `Display`: those of `tcpdump`, but A for ACK and C for CWR.
     const LETTERS: [(Flags, &'static str); 9] = [
         (Flags::SYN, "S"),
         (Flags::FIN, "F"),

@@ -215,7 +215,7 @@ impl Options {
                     let (option, tail) =
                         rest.split_at_checked(usize::from(length)).ok_or(WireError::Malformed)?;
                     let value = option.get(2..).ok_or(WireError::Malformed)?;
-                    options.take(kind, value);
+                    options.store(kind, value);
                     tail
                 }
                 [_] => return Err(WireError::Malformed),
@@ -224,12 +224,12 @@ impl Options {
     }
 
     /// Stores an option; `value` follows its kind and length.
-    fn take(&mut self, kind: u8, value: &[u8]) {
+    fn store(&mut self, kind: u8, value: &[u8]) {
         match (kind, value) {
             (MSS, &[a, b]) => self.mss = Some(u16::from_be_bytes([a, b])),
             (WINDOW_SCALE, &[shift]) => self.window_scale = Some(shift),
             (SACK_PERMITTED, []) => self.sack_permitted = true,
-            (SACK, blocks) => self.take_sack(blocks),
+            (SACK, blocks) => self.store_sack(blocks),
             (ACCECN0, value) => self.ecn = Some(EcnCounters::parse(EcnOrder::Ect0First, value)),
             (ACCECN1, value) => self.ecn = Some(EcnCounters::parse(EcnOrder::Ect1First, value)),
             (TIMESTAMPS, &[a, b, c, d, e, f, g, h]) => {
@@ -238,19 +238,19 @@ impl Options {
                     echo: u32::from_be_bytes([e, f, g, h]),
                 });
             }
-            (FAST_OPEN, value) => self.take_fast_open(value, false),
+            (FAST_OPEN, value) => self.store_fast_open(value, false),
             (EXPERIMENT, [a, b, value @ ..]) if [*a, *b] == EXPERIMENT_ID => {
-                self.take_fast_open(value, true);
+                self.store_fast_open(value, true);
             }
             _ => {}
         }
     }
 
-    fn take_fast_open(&mut self, value: &[u8], is_experimental: bool) {
+    fn store_fast_open(&mut self, value: &[u8], is_experimental: bool) {
         self.fast_open = FastOpen::parse(value, is_experimental).or(self.fast_open);
     }
 
-    fn take_sack(&mut self, value: &[u8]) {
+    fn store_sack(&mut self, value: &[u8]) {
         let (blocks, []) = value.as_chunks::<BLOCK_BYTES>() else { return };
         self.sack = SackBlocks::default();
         for &[a, b, c, d, e, f, g, h] in blocks {
