@@ -192,7 +192,7 @@ impl Tables<'_> {
         if protocol == protocol::TCP {
             return Hint::Tcp { key, hash: self.flows.hasher.hash(&key), found: None };
         }
-        Hint::Udp { probe: self.udp.probe(key.local(), key.remote()), key, found: None }
+        Hint::Udp { probe: self.udp.prepare_lookup(key.local(), key.remote()), key, found: None }
     }
 
     /// Second step: the index; for datagrams it names a binding, not yet a socket.

@@ -1,7 +1,7 @@
-//! Datagram packetisation-layer path MTU discovery (RFC 8899): how large the datagrams of a protocol over UDP may
-//! be that acknowledges them, as QUIC does. A state machine without I/O and clock: the caller sends probes,
-//! which carry padding and no data worth a retransmission, with fragmentation forbidden, and reports
-//! what becomes of them.
+//! Datagram packetisation-layer path MTU discovery (RFC 8899): the largest datagram for a protocol over UDP that
+//! acknowledges its datagrams, as QUIC does. A state machine without I/O and clock: the caller sends probes,
+//! which carry padding and no data worth a retransmission, with fragmentation forbidden, and reports what becomes
+//! of them.
 //!
 //! ```text
 //!            base acked              three losses, or the largest acked
@@ -17,11 +17,12 @@ use core::time::Duration;
 
 /// BASE_PLPMTU (section 5.1.2), as payload.
 const BASE_BYTES: usize = 1200;
-/// MIN_PLPMTU over IPv4 less IP and UDP header, used in the error state.
+/// The size in the error state: the 576 bytes that each IPv4 host accepts (RFC 1122 section 3.3.2)
+/// less IP and UDP header. MIN_PLPMTU of RFC 8899 would be 68 bytes of packet.
 const LEAST_BYTES: usize = 548;
 /// MAX_PROBES (section 5.1.2).
 const MAX_PROBES: u8 = 3;
-/// PROBE_TIMER (section 5.1.1): a probe of which nothing was heard is lost.
+/// PROBE_TIMER (section 5.1.1): a probe that is not acknowledged within this time is lost.
 const PROBE_TIMER: Duration = Duration::from_secs(15);
 /// PMTU_RAISE_TIMER (section 5.1.1).
 const RAISE_TIMER: Duration = Duration::from_secs(600);
@@ -74,7 +75,7 @@ pub struct Plpmtud {
     losses: u8,
     /// Datagrams of more than the base size lost since one arrived.
     data_losses: u8,
-    /// The search is repeated then.
+    /// When the search is repeated.
     raise_at: Duration,
 }
 
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_of_which_nothing_is_heard_is_lost_after_its_time() {
+    fn a_probe_that_is_not_acknowledged_in_time_is_lost() {
         let mut search = Plpmtud::new(1472);
         assert_eq!(search.poll_probe(Duration::ZERO), Some(1200));
         assert_eq!(search.poll_probe(14_999 * MS), None);

@@ -164,7 +164,8 @@ impl UdpSocket {
         self.queued_bytes
     }
 
-    /// Whether [`UdpSocket::receive`] or [`UdpSocket::take_error`] would return something.
+    /// Whether a read does not block: a datagram or an error is pending, or receiving was shut
+    /// down.
     pub fn is_readable(&self) -> bool {
         !self.queue.is_empty() || self.error.is_some() || self.is_recv_shutdown
     }

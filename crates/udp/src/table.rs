@@ -207,7 +207,7 @@ impl<H: Copy> UdpTable<H> {
     /// Prepares a look-up (computes its hashes), so that a burst can be prefetched: see
     /// [`UdpTable::prefetch`].
     #[inline]
-    pub fn probe(&self, local: SocketAddr, remote: SocketAddr) -> PreparedLookup {
+    pub fn prepare_lookup(&self, local: SocketAddr, remote: SocketAddr) -> PreparedLookup {
         let hash = |remote| self.hasher.hash(&FlowKey::new(local, remote));
         let connected = (self.connected != 0).then(|| hash(remote));
         PreparedLookup { local, remote, connected, own: hash(any_remote(local.ip())) }

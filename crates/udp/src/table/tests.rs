@@ -236,7 +236,7 @@ fn a_binding_to_every_port_receives_what_no_other_binding_does() {
     assert_eq!(found(&table, "10.0.0.2:54"), Some(1));
     let six = a("[2001:db8::9]:1000");
     assert_eq!(table.lookup(a("[2001:db8::7]:53"), six), Some(1));
-    assert_eq!(table.lookup_prepared(&table.probe(a("192.0.2.7:443"), from)), Some(1));
+    assert_eq!(table.lookup_prepared(&table.prepare_lookup(a("192.0.2.7:443"), from)), Some(1));
     let again = table.bind(4, a("0.0.0.0:0"), every, |_| true);
     assert_eq!(again.err(), Some(BindError::InUse));
     // A port of the table's choice is still one of its own.
