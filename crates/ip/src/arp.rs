@@ -44,7 +44,10 @@ impl Ip {
             Operation::Request if is_for_us => self.arp_reply(cx, &packet)?,
             Operation::Request | Operation::Reply => {}
         }
-        verdict_of(learned)
+        match learned {
+            Learned::Usable | Learned::Nothing => Ok(Verdict::Consumed),
+            Learned::Claim => Err(DropReason::NeighbourClaim),
+        }
     }
 
     fn learn_from_arp<S: FrameSink>(
@@ -135,13 +138,6 @@ impl Ip {
         let frame = build(&header, packet, cx.pool).map_err(|NoBuffer| DropReason::NoBuffer)?;
         let sent = cx.send(frame, Offload::default(), Egress::Device);
         sent.map_err(|_| DropReason::TxQueueFull)
-    }
-}
-
-fn verdict_of(learned: Learned) -> Result<Verdict, DropReason> {
-    match learned {
-        Learned::Usable | Learned::Nothing => Ok(Verdict::Consumed),
-        Learned::Claim => Err(DropReason::NeighbourClaim),
     }
 }
 

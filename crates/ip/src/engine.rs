@@ -39,13 +39,13 @@ pub struct Ip {
     pub(crate) waiting: ResolutionQueue,
     pub(crate) path_mtus: PathMtus,
     pub(crate) destinations: DestinationCache,
-    pub(crate) errors: TokenBucket,
-    pub(crate) echoes: TokenBucket,
+    pub(crate) error_limit: TokenBucket,
+    pub(crate) echo_limit: TokenBucket,
     /// Rate limit of neighbour resolution caused by replies only.
     pub(crate) reply_resolutions: TokenBucket,
     /// Randomizes the rate limits.
-    pub(crate) limits: Random,
-    pub(crate) failed: VecDeque<QuotedError>,
+    pub(crate) limit_jitter: Random,
+    pub(crate) resolution_failures: VecDeque<QuotedError>,
     /// Draws identifications of packets that may be fragmented: see [`Ip::draw_ident`].
     pub(crate) idents: Random,
     /// Keys the flow hash that selects among next hops.
@@ -55,7 +55,7 @@ pub struct Ip {
     /// When an own address was last defended (RFC 5227).
     pub(crate) defended_at: Option<Instant>,
     /// Generation of addresses and their uses.
-    changes: u64,
+    address_generation: u64,
     /// Scratch for the neighbour timer, empty between calls.
     actions: Vec<Action>,
 }
@@ -81,16 +81,16 @@ impl Ip {
             waiting: ResolutionQueue::new(config.neighbour_queue_bytes),
             path_mtus: PathMtus::default(),
             destinations: DestinationCache::new(),
-            errors: TokenBucket::new(config.icmp_errors_per_s, config.icmp_error_burst),
-            echoes: TokenBucket::new(config.echo_replies_per_s, config.echo_reply_burst),
+            error_limit: TokenBucket::new(config.icmp_errors_per_s, config.icmp_error_burst),
+            echo_limit: TokenBucket::new(config.echo_replies_per_s, config.echo_reply_burst),
             reply_resolutions: TokenBucket::new(REPLY_RESOLUTIONS_PER_S, REPLY_RESOLUTION_BURST),
-            failed: VecDeque::new(),
-            limits: secrets.random(KeyUse::IcmpLimit),
+            resolution_failures: VecDeque::new(),
+            limit_jitter: secrets.random(KeyUse::IcmpLimit),
             idents: secrets.random(KeyUse::Identification),
             next_hop_key: secrets.key(KeyUse::NextHop),
             reassembly: Reassembly::new(config.reassembly_bytes, secrets),
             defended_at: None,
-            changes: 0,
+            address_generation: 0,
             actions: Vec::new(),
             config,
         };
@@ -112,7 +112,7 @@ impl Ip {
             let own = address::link_local(self.config.ether);
             self.addresses.insert(IfAddr { addr: IpAddr::V6(own), prefix_len: 64 })?;
         }
-        self.changes = self.changes.wrapping_add(1);
+        self.address_generation = self.address_generation.wrapping_add(1);
         let links = [address.prefix(), address.addr.is_ipv6().then_some(LINK_LOCAL)];
         links.into_iter().flatten().try_for_each(|p| self.add_route(Route::on_link(p)))
     }
@@ -121,7 +121,7 @@ impl Ip {
     /// the address existed.
     pub fn remove_address(&mut self, addr: IpAddr) -> bool {
         let Some(old) = self.addresses.remove(addr) else { return false };
-        self.changes = self.changes.wrapping_add(1);
+        self.address_generation = self.address_generation.wrapping_add(1);
         let link = old.prefix();
         if let Some(link) = link
             && !self.addresses.iter().any(|a| a.prefix() == Some(link))
@@ -135,7 +135,7 @@ impl Ip {
     /// Sets the preference of an address in source address selection (RFC 6724 section 5, rules 3
     /// and 7). Returns false if it is not an own address.
     pub fn set_address_use(&mut self, addr: IpAddr, use_: AddressUse) -> bool {
-        self.changes = self.changes.wrapping_add(1);
+        self.address_generation = self.address_generation.wrapping_add(1);
         self.addresses.set_use(addr, use_)
     }
 
@@ -182,7 +182,7 @@ impl Ip {
     /// valid while it is unchanged.
     #[inline]
     pub fn generation(&self) -> u64 {
-        self.changes
+        self.address_generation
             .wrapping_add(self.tables.generation())
             .wrapping_add(self.neighbours.generation())
             .wrapping_add(self.path_mtus.generation())
@@ -239,18 +239,18 @@ impl Ip {
     /// Takes the reports of packets dropped by failed neighbour resolution, oldest first. Call it
     /// after [`Ip::on_timer`].
     pub fn drain_resolution_failures(&mut self) -> impl Iterator<Item = QuotedError> + '_ {
-        self.failed.drain(..)
+        self.resolution_failures.drain(..)
     }
 
     /// Whether [`Ip::drain_resolution_failures`] has reports.
     #[inline]
-    pub fn has_failed(&self) -> bool {
-        !self.failed.is_empty()
+    pub fn has_resolution_failures(&self) -> bool {
+        !self.resolution_failures.is_empty()
     }
 
-    pub(crate) fn report_failed(&mut self, error: QuotedError) {
-        if self.failed.len() < MAX_FAILED {
-            self.failed.push_back(error);
+    pub(crate) fn report_resolution_failure(&mut self, error: QuotedError) {
+        if self.resolution_failures.len() < MAX_FAILED {
+            self.resolution_failures.push_back(error);
         }
     }
 
@@ -268,8 +268,8 @@ impl Ip {
             || (self.config.any_ip && is_possible_source(ip) && !self.is_broadcast(ip))
     }
 
-    /// Whether solicitations for `ip` are answered: not those for a known neighbour. One that was only asked for is not
-    /// known; else a packet from a forged source would stop the answers.
+    /// Whether solicitations for `ip` are answered: not those for a known neighbour. An incomplete or failed entry does
+    /// not count as known; otherwise a packet with a forged source would stop the answers.
     pub(crate) fn answers_for(&self, ip: IpAddr) -> bool {
         use NeighbourState::{Failed, Incomplete};
         let is_known = |n: &Neighbour| !matches!(n.state, Incomplete | Failed);

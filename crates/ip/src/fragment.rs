@@ -10,7 +10,8 @@
 //! header mbuf and references into the original; payload is not copied. The transport checksum is
 //! completed in software first, since a device cannot compute it across fragments.
 //!
-//! All fragments are sent, or none: the sink must have space for all of them.
+//! No fragment is sent unless the sink has space for all of them. If the pool is exhausted midway,
+//! the rest is not sent.
 
 use fulmar_base::{Counter, DropReason, Offload};
 use fulmar_mbuf::{Chain, Pool, Purpose};

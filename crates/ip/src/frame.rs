@@ -13,7 +13,7 @@ pub(crate) const HEADROOM_BYTES: usize = 80;
 /// Ethernet and IPv6 header, bytes: the headroom that an upper header must leave.
 const LOWER_HEADERS_BYTES: usize = 54;
 
-/// What a call that may send works with.
+/// The context of a call that may send: time, buffers, counters, sink.
 pub struct Context<'a, S> {
     /// The time.
     pub now: Instant,

@@ -208,7 +208,7 @@ impl Ip {
                 payload: frame.take(),
             }));
         }
-        if !self.echoes.take(cx.now, &mut self.limits) {
+        if !self.echo_limit.take(cx.now, &mut self.limit_jitter) {
             return Err(DropReason::RateLimited);
         }
         frame.chain.trim_front(HEADER_BYTES, cx.pool);
@@ -260,13 +260,13 @@ impl Ip {
             return;
         }
         let packet = about.as_slice();
-        let ends = match packet.first().map(|b| b >> 4) {
+        let addresses = match packet.first().map(|b| b >> 4) {
             Some(4) => ipv4::Header::parse(packet, usize::MAX)
                 .map(|h| (IpAddr::V4(h.src), IpAddr::V4(h.dst))),
             _ => ipv6::Header::parse(packet, usize::MAX)
                 .map(|h| (IpAddr::V6(h.src), IpAddr::V6(h.dst))),
         };
-        let Ok((src, dst)) = ends else { return };
+        let Ok((src, dst)) = addresses else { return };
         let message = match src {
             IpAddr::V4(_) => {
                 let code = icmpv4::unreachable::PORT;
@@ -297,7 +297,8 @@ impl Ip {
             IpAddr::V4(_) => {}
             IpAddr::V6(_) => {
                 let pointer = u32::try_from(network.next_header_at).unwrap_or(0);
-                let message = icmpv6::Message::ParameterProblem { code: 1, pointer };
+                let code = icmpv6::parameter::UNRECOGNISED_NEXT_HEADER;
+                let message = icmpv6::Message::ParameterProblem { code, pointer };
                 self.send_error_v6(cx, frame, network, message);
             }
         }
@@ -354,7 +355,7 @@ impl Ip {
         message: &Message,
         quote: Quote<'_>,
     ) {
-        if !self.errors.take(cx.now, &mut self.limits) {
+        if !self.error_limit.take(cx.now, &mut self.limit_jitter) {
             cx.counters.drop_packet(DropReason::RateLimited);
             return;
         }

@@ -1,4 +1,4 @@
-//! ICMP errors that the caller decides on, about packets that are no longer there.
+//! ICMP errors that the caller decides on, about packets that were consumed already.
 //!
 //! A transport that has consumed a packet keeps its addresses and a few fields. The quote of the invoking
 //! packet (RFC 792, RFC 4443 section 2.4) is rebuilt from them: a receiver matches an error by addresses,
@@ -23,7 +23,7 @@ const MOST_BYTES: usize = ipv6::HEADER_BYTES + TRANSPORT_BYTES;
 /// A received packet that an error is sent about.
 #[derive(Clone, Copy, Debug)]
 pub struct InvokingPacket<'a> {
-    /// Who sent the packet, and gets the error.
+    /// Source address; the error is sent to it.
     pub src: IpAddr,
     /// Its destination.
     pub dst: IpAddr,
@@ -31,7 +31,7 @@ pub struct InvokingPacket<'a> {
     pub protocol: u8,
     /// The first 8 bytes of its transport header.
     pub transport: [u8; TRANSPORT_BYTES],
-    /// What followed these; may be shorter than what was sent, or empty.
+    /// The bytes after these, possibly only the first ones or none.
     pub payload: &'a [u8],
     /// Length of the packet from its transport header on, bytes.
     pub transport_bytes: usize,
@@ -209,9 +209,10 @@ impl Rebuilt {
 }
 
 impl Ip {
-    /// Sends an error about a packet that was delivered earlier, in the name of `from`; `None`: of the
-    /// packet's destination. Nothing is sent about a packet to a group or from no host (RFC 1122 section
-    /// 3.2.2, RFC 4443 section 2.4), nor above the rate limit of errors. Drops are counted.
+    /// Sends an error about a packet that was delivered earlier, with source address `from`; `None`: the
+    /// destination of the packet. Nothing is sent about a packet to a group or from an address that no
+    /// host can have (RFC 1122 section 3.2.2, RFC 4443 section 2.4), nor above the rate limit of errors.
+    /// Drops are counted.
     pub fn send_error_about_packet<S: FrameSink>(
         &mut self,
         cx: &mut Context<'_, S>,

@@ -9,8 +9,8 @@
 //!  Deliver:                                                    ^ the chain starts here, and the
 //!                                                                transport header is contiguous
 //!  output:  | headroom >= 54              | transport header | payload |   the chain starts at
-//!                                         ^ the transport header; both lower headers are put
-//!                                           in front in one piece
+//!                                         ^ the transport header; both lower headers are
+//!                                           prepended, contiguous
 //! ```
 //!
 //! Memory: a chain passed in is owned by this crate until it leaves in a verdict or through the

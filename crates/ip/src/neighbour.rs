@@ -32,7 +32,7 @@ impl Ip {
         }
         if traffic == Traffic::Reply
             && self.neighbours.is_unknown(next_hop, now)
-            && !self.reply_resolutions.take(now, &mut self.limits)
+            && !self.reply_resolutions.take(now, &mut self.limit_jitter)
         {
             let reason = DropReason::RateLimited;
             return Err(Refused { error: OutputError::HostUnreachable, reason });
@@ -99,7 +99,9 @@ impl Ip {
         while let Some(queued) = self.waiting.pop(next_hop) {
             let packet = first(&queued.chain).get(eth::HEADER_BYTES..).unwrap_or(&[]);
             if let Some(quoted) = Quoted::parse(packet, IpVersion::of(&next_hop)) {
-                self.report_failed(quoted.error(ErrorKind::ResolutionFailed, self.config.zone));
+                self.report_resolution_failure(
+                    quoted.error(ErrorKind::ResolutionFailed, self.config.zone),
+                );
             }
             cx.discard(queued.chain, DropReason::NeighbourUnreachable);
         }

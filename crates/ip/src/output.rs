@@ -137,10 +137,10 @@ impl Ip {
         if header.src.is_ipv4() != header.dst.is_ipv4() {
             return Err(NO_ROUTE.into());
         }
-        let is_uncached = cx.out.ablates(StepAblation::NoDestinationCache);
-        let hop = match is_uncached {
-            false => self.hop_to(&header, zone, cx.now, chain)?,
-            true => self.hop_uncached(&header, zone, cx.now, chain)?,
+        let hop = if cx.out.ablates(StepAblation::NoDestinationCache) {
+            self.hop_uncached(&header, zone, cx.now, chain)?
+        } else {
+            self.hop_to(&header, zone, cx.now, chain)?
         };
         report_stage(cx, Stage::RouteFound)?;
         let (ether, limits, is_local) = match &hop {

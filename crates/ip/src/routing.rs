@@ -31,13 +31,13 @@ pub(crate) struct Tables {
     /// Generation of rules and tables, kept as one counter because every packet reads it.
     generation: u64,
     /// Number of tables with multipath routes.
-    spread: usize,
-    advice: MemoryHook,
+    multipath_tables: usize,
+    memory_hook: MemoryHook,
 }
 
 impl Tables {
-    pub(crate) fn new(advice: MemoryHook) -> Tables {
-        Tables { main: Table::with_memory_hook(advice), advice, ..Tables::default() }
+    pub(crate) fn new(memory_hook: MemoryHook) -> Tables {
+        Tables { main: Table::with_memory_hook(memory_hook), memory_hook, ..Tables::default() }
     }
 
     /// The table for packets from `src`.
@@ -52,7 +52,7 @@ impl Tables {
     /// Whether any table has a multipath route.
     #[inline]
     pub(crate) fn is_multipath(&self) -> bool {
-        self.spread > 0
+        self.multipath_tables > 0
     }
 
     /// Generation of the tables: values derived from them are valid while it is unchanged.
@@ -72,7 +72,7 @@ impl Tables {
         let before = usize::from(known.is_multipath());
         let result = change(known);
         let after = usize::from(known.is_multipath());
-        self.spread = self.spread.saturating_sub(before).saturating_add(after);
+        self.multipath_tables = self.multipath_tables.saturating_sub(before).saturating_add(after);
         if self.others.get(&table).is_some_and(Table::is_empty) {
             self.others.remove(&table);
         }
@@ -87,9 +87,9 @@ impl Tables {
         if self.others.len() >= MAX_TABLES && !self.others.contains_key(&table) {
             return None;
         }
-        let (main, advice) = (&self.main, self.advice);
+        let (main, memory_hook) = (&self.main, self.memory_hook);
         Some(self.others.entry(table).or_insert_with(|| {
-            let mut new = Table::with_memory_hook(advice);
+            let mut new = Table::with_memory_hook(memory_hook);
             for via in main.down() {
                 new.set_gateway_up(via, false);
             }
@@ -159,9 +159,9 @@ impl Ip {
         hops: &[NextHop],
     ) -> Result<(), ConfigError> {
         let full = ConfigError::RoutesFull(dst);
-        let far =
+        let is_unreachable =
             |via: &IpAddr| via.is_ipv4() == dst.addr.is_ipv4() && !self.is_possible_gateway(*via);
-        if let Some(via) = hops.iter().filter_map(|hop| hop.via).find(far) {
+        if let Some(via) = hops.iter().filter_map(|hop| hop.via).find(is_unreachable) {
             return Err(ConfigError::Gateway(dst, via));
         }
         let added = self.tables.change(table, |t| t.insert_multipath(dst, hops)).ok_or(full)?;
@@ -227,15 +227,15 @@ impl Ip {
         if !address::is_possible_source(dst) {
             return None;
         }
-        let answers = |hop: &NextHop| !self.neighbours.has_failed(hop.via.unwrap_or(dst), now);
-        self.tables.next_hop(self.tables.table_for(src), dst, flow, answers)
+        let is_usable = |hop: &NextHop| !self.neighbours.has_failed(hop.via.unwrap_or(dst), now);
+        self.tables.next_hop(self.tables.table_for(src), dst, flow, is_usable)
     }
 
     /// Whether `via` can be a gateway: on-link by the routes, or any link-local address (RFC 4291
     /// section 2.5.6).
     fn is_possible_gateway(&self, via: IpAddr) -> bool {
-        let is_of_the_link = matches!(via, IpAddr::V6(a) if a.is_unicast_link_local());
-        self.is_on_link(via) || (is_of_the_link && !self.is_local(via))
+        let is_link_local = matches!(via, IpAddr::V6(a) if a.is_unicast_link_local());
+        self.is_on_link(via) || (is_link_local && !self.is_local(via))
     }
 
     /// Whether `ip` is on-link by the routes, so that a neighbour entry is permitted.

@@ -157,7 +157,7 @@ impl Template {
 impl Ip {
     /// Whether a template is still valid.
     #[inline]
-    pub fn holds(&self, template: &Template, now: Instant) -> bool {
+    pub fn is_template_valid(&self, template: &Template, now: Instant) -> bool {
         template.generation == self.generation() && now < template.fresh_until
     }
 

@@ -170,9 +170,9 @@ pub struct EchoReply {
 /// An echo request to an address that is not assigned to the interface.
 #[derive(Debug)]
 pub struct EchoRequest {
-    /// Who asks.
+    /// Source address.
     pub src: IpAddr,
-    /// Who is asked.
+    /// Destination address.
     pub dst: IpAddr,
     /// Identifier.
     pub ident: u16,

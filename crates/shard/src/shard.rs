@@ -338,7 +338,7 @@ impl<P: Probe> Shard<P> {
             self.core.net.with_ip(now, |ip, cx| ip.on_timer(cx));
         }
         let ip = &mut self.core.net.ip;
-        if ip.has_failed() {
+        if ip.has_resolution_failures() {
             // Packets were lost because a neighbour did not answer.
             let failed: Vec<_> = ip.drain_resolution_failures().collect();
             failed.into_iter().for_each(|e| self.icmp_error(now, e));

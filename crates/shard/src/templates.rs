@@ -169,8 +169,9 @@ impl FlowTemplates {
     ) -> Option<&fulmar_ip::Template> {
         let at = id.index as usize & (FLOWS - 1);
         let known = self.entries.get(at).and_then(Option::as_ref);
-        let holds =
-            |t: &FlowTemplate| t.owner == id && t.options == options && ip.holds(&t.ip, now);
+        let holds = |t: &FlowTemplate| {
+            t.owner == id && t.options == options && ip.is_template_valid(&t.ip, now)
+        };
         if !known.is_some_and(holds) {
             let made = ip.build_template(&flow_of(key, options), now)?;
             let made = FlowTemplate { owner: id, options, ip: made };

@@ -265,7 +265,7 @@ impl Udp {
             None => template.ip().fits_without_gso(transport_bytes),
             Some(_) => template.ip().fits(transport_bytes, &request.offload()),
         };
-        let serves = fits && net.ip.holds(template.ip(), now);
+        let serves = fits && net.ip.is_template_valid(template.ip(), now);
         if !(net.probe.ablates(StepAblation::NoCacheValidation) || serves) {
             return None;
         }

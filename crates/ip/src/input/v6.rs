@@ -31,7 +31,7 @@ impl Ip {
         if !header.src.is_unspecified() {
             self.check_source(src, frame)?;
         }
-        if is_report(&header) {
+        if is_mldv2_report(&header) {
             return Ok(Verdict::Consumed);
         }
         let is_group = self.check_destination(dst, frame)?;
@@ -167,9 +167,9 @@ fn network_of(header: &ipv6::Header, is_group: bool) -> Network {
     }
 }
 
-/// Whether this is for multicast routers: to ff02::16, behind the hop-by-hop option that an MLDv2 report has (RFC 3810
-/// sections 5 and 5.2.14). Every IPv6 host sends some when it starts.
-fn is_report(header: &ipv6::Header) -> bool {
+/// Whether this is an MLDv2 report: to ff02::16, with a hop-by-hop header (RFC 3810 sections 5 and 5.2.14). Every IPv6
+/// host sends some when it starts; they are not counted as drops.
+fn is_mldv2_report(header: &ipv6::Header) -> bool {
     header.next_header == protocol::HOP_BY_HOP && header.dst == ALL_MLDV2_ROUTERS
 }
 

@@ -77,7 +77,7 @@ fn a_router_on_the_way_may_be_its_sender() {
 }
 
 #[test]
-fn nothing_is_sent_about_groups_or_in_the_name_of_nobody() {
+fn no_error_is_about_a_group_or_from_an_address_that_is_not_accepted() {
     let mut h = gateway();
     let refused = [
         (about(PEER4, "224.0.0.1", b""), None),

@@ -81,7 +81,7 @@ fn the_template_of_a_flow_has_the_headers_of_the_slow_path() {
         template.emit(108, ident, &mut fast).unwrap();
         assert_eq!(fast, slow);
         h.advance(3_600_000);
-        assert!(h.ip.holds(&template, h.now), "no neighbour state ends it");
+        assert!(h.ip.is_template_valid(&template, h.now), "no neighbour state ends it");
     }
     h.end();
 }
