@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use fulmar_base::{Counter, Instant, Probe, SlotId, Stage};
 use fulmar_mbuf::SharedBytes;
 use fulmar_socket::sendfile::{self, LowWater, Piece, Rest};
-use fulmar_socket::sosend::{self, Taken};
+use fulmar_socket::sosend::{self, Appended};
 use fulmar_socket::{Reservation, SocketError, Step};
 use fulmar_tcp::State;
 
@@ -82,7 +82,7 @@ impl<P: Probe> SendFileCalls<'_, P> {
             self.shard.sosend(self.id).abandon(r);
             return Err(e);
         }
-        let taken = Taken { bytes: filled, mbufs: r.chain.segs() };
+        let taken = Appended { bytes: filled, mbufs: r.chain.segs() };
         r.keep(filled);
         sosend::commit(&mut entry.tcb, &mut self.shard.core.net.pool, r);
         entry.tcb.set_more(more == MoreData::Follows);
@@ -132,7 +132,7 @@ impl<P: Probe> SendFileCalls<'_, P> {
     }
 
     /// The output of a turn.
-    fn send(&mut self, now: Instant, taken: Taken) {
+    fn send(&mut self, now: Instant, taken: Appended) {
         let net = &mut self.shard.core.net;
         net.count_write(taken.bytes, taken.mbufs);
         net.counters.count(Counter::SendFilePieces);

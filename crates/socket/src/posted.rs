@@ -39,7 +39,7 @@ use registrations::Registrations;
 /// Maximum posted buffers of a socket.
 pub const MAX_POSTED: usize = 256;
 
-/// Maximum bytes copied for a socket before others are served: about a second-level cache.
+/// Maximum bytes copied for a socket before others are served: about an L2 cache.
 const COPY_BATCH: usize = 256 << 10;
 
 /// Placed bytes of a buffer from which a hint pays off: a hint costs about as much as a copy of a few KiB.
@@ -91,7 +91,7 @@ pub trait Placer {
     fn release(&mut self, buffer: BufId);
 
     /// Whether the device makes a system call per placed frame.
-    fn calls_for_each(&self) -> bool;
+    fn has_syscall_per_frame(&self) -> bool;
 }
 
 /// The context of an operation.
@@ -145,14 +145,14 @@ pub struct Completed<T> {
 
 /// A posted buffer.
 struct Entry<T> {
-    hold: PostedBuf,
+    buf: PostedBuf,
     /// Bytes delivered.
     filled: usize,
     /// Bytes placed by the device, out of `filled`.
     placed: usize,
     /// Mbufs that the placed bytes arrived in.
     placed_mbufs: usize,
-    rule: CompletionPolicy,
+    policy: CompletionPolicy,
     /// The buffer of a blocked read.
     is_read: bool,
     /// `None` if it is abandoned: its bytes return to the receive queue.
@@ -163,7 +163,7 @@ struct Entry<T> {
 
 impl<T> Entry<T> {
     fn is_full(&self) -> bool {
-        self.filled == self.hold.capacity()
+        self.filled == self.buf.capacity()
     }
 
     /// Whether it ended with the error of the stream, which is reported once.
@@ -172,14 +172,14 @@ impl<T> Entry<T> {
     }
 
     /// Whether placement has cost less than copies.
-    fn placement_paid(&self, calls_for_each: bool) -> bool {
+    fn placement_paid(&self, has_syscall_per_frame: bool) -> bool {
         let has_long_frames = self.placed >= self.placed_mbufs.max(1) * MIN_FRAME_BYTES;
         if self.is_read {
             return has_long_frames;
         }
         let is_enough =
-            self.is_full() || self.placed >= MIN_PLACED_BYTES.min(self.hold.capacity() / 2);
-        is_enough && (has_long_frames || self.placed_mbufs == 0 || !calls_for_each)
+            self.is_full() || self.placed >= MIN_PLACED_BYTES.min(self.buf.capacity() / 2);
+        is_enough && (has_long_frames || self.placed_mbufs == 0 || !has_syscall_per_frame)
     }
 }
 
@@ -205,8 +205,8 @@ pub struct Posted<T> {
     is_flow_known: bool,
     registered: Registrations,
     credit: PlacementCredit,
-    /// [`Placer::calls_for_each`] at the last hint.
-    calls_for_each: bool,
+    /// [`Placer::has_syscall_per_frame`] at the last hint.
+    has_syscall_per_frame: bool,
     pushes: Pushes,
     /// The socket is closed: no more hints are given.
     is_closed: bool,
@@ -226,7 +226,7 @@ impl<T> Default for Posted<T> {
             is_flow_known: false,
             registered: Registrations::default(),
             credit: PlacementCredit::default(),
-            calls_for_each: false,
+            has_syscall_per_frame: false,
             pushes: Pushes::default(),
             is_closed: false,
             flush_to: None,
@@ -240,10 +240,10 @@ impl<T> Posted<T> {
     pub fn post(
         &mut self,
         buf: RecvBuf,
-        rule: CompletionPolicy,
+        policy: CompletionPolicy,
         token: T,
     ) -> Result<(), (RecvBuf, T)> {
-        self.push(buf, None, rule, token)
+        self.push(buf, None, policy, token)
     }
 
     /// As [`Posted::post`], for the buffer of a blocked read, which has already copied its first `filled`
@@ -252,31 +252,31 @@ impl<T> Posted<T> {
         &mut self,
         buf: RecvBuf,
         filled: usize,
-        rule: CompletionPolicy,
+        policy: CompletionPolicy,
         token: T,
     ) -> Result<(), (RecvBuf, T)> {
-        self.push(buf, Some(filled), rule, token)
+        self.push(buf, Some(filled), policy, token)
     }
 
     fn push(
         &mut self,
         buf: RecvBuf,
         read: Option<usize>,
-        rule: CompletionPolicy,
+        policy: CompletionPolicy,
         token: T,
     ) -> Result<(), (RecvBuf, T)> {
         if self.queue.len() >= MAX_POSTED {
             return Err((buf, token));
         }
-        let (hold, token) = (buf.post(), Some(token));
-        let filled = read.unwrap_or(0).min(hold.capacity());
+        let (buf, token) = (buf.post(), Some(token));
+        let filled = read.unwrap_or(0).min(buf.capacity());
         let (is_read, placed, placed_mbufs, end) = (read.is_some(), 0, 0, None);
         self.queue.push_back(Entry {
-            hold,
+            buf,
             filled,
             placed,
             placed_mbufs,
-            rule,
+            policy,
             token,
             is_read,
             end,
@@ -351,16 +351,16 @@ impl<T> Posted<T> {
         }
     }
 
-    /// Completes buffers that are not full by their rule. Called after [`Posted::deliver`] when the device
+    /// Completes buffers that are not full by their policy. Called after [`Posted::deliver`] when the device
     /// has no more frames. True if a buffer reports the error of the stream.
     pub fn end_burst(&mut self, stream: &StreamState, io: &mut IoContext<'_>) -> bool {
-        let mut is_told = false;
+        let mut reports_error = false;
         if io.recv.readable() == 0 {
             match stream.ended {
                 // Abandoned bytes that could not be returned yet come before the end.
                 Some(_) if self.has_abandoned => {}
-                Some(why) => is_told = self.end_all(why.err()) && why.is_err(),
-                None => self.end_by_rule(stream, io.recv.next()),
+                Some(why) => reports_error = self.end_all(why.err()) && why.is_err(),
+                None => self.end_by_policy(stream, io.recv.next()),
             }
             self.flush_to = self.flush_to.filter(|to| io.recv.next() < *to);
         }
@@ -370,21 +370,21 @@ impl<T> Posted<T> {
             self.complete_ended(io);
             self.update_device(stream.now, io);
         }
-        is_told
+        reports_error
     }
 
     /// The idle time-out of the active buffer, when [`Posted::end_burst`] has to be called.
     pub fn next_deadline(&self) -> Option<Instant> {
         let active = self.active().and_then(|i| self.queue.get(i))?;
-        let idle = active.rule.idle.filter(|_| active.filled > 0)?;
+        let idle = active.policy.idle.filter(|_| active.filled > 0)?;
         Some(self.last_arrival + idle)
     }
 
-    /// Completes the buffer for which `is_it` is true, with its bytes or as cancelled. Call
+    /// Completes the buffer for which `matches` is true, with its bytes or as cancelled. Call
     /// [`Posted::deliver`] before, so that received bytes are counted, and [`Posted::pop_finished`] after it.
     /// False if there is none.
-    pub fn cancel(&mut self, io: &mut IoContext<'_>, is_it: impl Fn(&T) -> bool) -> bool {
-        let found = self.find(is_it);
+    pub fn cancel(&mut self, io: &mut IoContext<'_>, matches: impl Fn(&T) -> bool) -> bool {
+        let found = self.find(matches);
         if let Some(at) = found {
             self.end(at, Some(SocketError::Cancelled));
             self.complete_ended(io);
@@ -392,11 +392,11 @@ impl<T> Posted<T> {
         found.is_some()
     }
 
-    /// Abandons the buffer for which `is_it` is true: its bytes return to the front of the receive queue.
+    /// Abandons the buffer for which `matches` is true: its bytes return to the front of the receive queue.
     /// False if it has ended and bytes behind it have been delivered already, or with an error, which no later call
     /// would report: it will be completed.
-    pub fn abandon(&mut self, io: &mut IoContext<'_>, is_it: impl Fn(&T) -> bool) -> bool {
-        let found = self.queue.iter().position(|e| e.token.as_ref().is_some_and(&is_it));
+    pub fn abandon(&mut self, io: &mut IoContext<'_>, matches: impl Fn(&T) -> bool) -> bool {
+        let found = self.queue.iter().position(|e| e.token.as_ref().is_some_and(&matches));
         let Some(at) = found else { return true };
         let is_last = self.queue.iter().skip(at + 1).all(|e| e.filled == 0);
         let Some(e) = self.queue.get_mut(at) else { return true };
@@ -458,8 +458,8 @@ impl<T> Posted<T> {
         (0..=self.ended).find(|at| self.queue.get(*at).is_some_and(|e| e.end.is_none()))
     }
 
-    fn find(&self, is_it: impl Fn(&T) -> bool) -> Option<usize> {
-        self.queue.iter().position(|e| e.end.is_none() && e.token.as_ref().is_some_and(&is_it))
+    fn find(&self, matches: impl Fn(&T) -> bool) -> Option<usize> {
+        self.queue.iter().position(|e| e.end.is_none() && e.token.as_ref().is_some_and(&matches))
     }
 
     /// Accepts the first mbuf if the device placed it at its position in the buffer. Returns its bytes.
@@ -467,12 +467,12 @@ impl<T> Posted<T> {
         let (Some(entry), Some(front)) = (self.queue.get_mut(at), io.recv.front()) else {
             return 0;
         };
-        let is_there =
-            front.placed().is_some_and(|p| p.offset == entry.filled && p.buffer == entry.hold.id());
-        if !is_there {
+        let is_in_place =
+            front.placed().is_some_and(|p| p.offset == entry.filled && p.buffer == entry.buf.id());
+        if !is_in_place {
             return 0;
         }
-        let n = front.len().min(entry.hold.capacity() - entry.filled);
+        let n = front.len().min(entry.buf.capacity() - entry.filled);
         entry.filled += n;
         entry.placed += n;
         entry.placed_mbufs += 1;
@@ -489,19 +489,19 @@ impl<T> Posted<T> {
     fn copy_in(&mut self, at: usize, io: &mut IoContext<'_>, max: usize) -> usize {
         self.revoke(io);
         let Some(entry) = self.queue.get_mut(at) else { return 0 };
-        let id = entry.hold.id();
-        let room = entry.hold.writable_range(entry.filled).or_else(|| {
+        let id = entry.buf.id();
+        let range = entry.buf.writable_range(entry.filled).or_else(|| {
             // Bytes placed behind `filled` are not at their final position.
             io.recv.evict(id, io.pool);
-            entry.hold.writable_range(entry.filled)
+            entry.buf.writable_range(entry.filled)
         });
-        let Some(mut room) = room else { return 0 };
+        let Some(mut range) = range else { return 0 };
         let mut copied = 0;
         while let Some(front) = io.recv.front() {
             if copied >= max || front.placed().is_some_and(|p| p.buffer == id) {
                 break;
             }
-            let n = room.write_mbuf(front);
+            let n = range.write_mbuf(front);
             if n == 0 && !front.is_empty() {
                 break;
             }
@@ -533,18 +533,18 @@ impl<T> Posted<T> {
         let Some(at) = self.active().filter(|_| self.credit.allows(now)) else {
             return self.revoke(io);
         };
-        let id_of = |i: usize| self.queue.get(i).map(|e| e.hold.id());
+        let id_of = |i: usize| self.queue.get(i).map(|e| e.buf.id());
         let Some(first) = id_of(at) else { return };
         let is_useful = |e: &&Entry<T>| e.end.is_none() && e.token.is_some() && !e.is_full();
-        let second = self.queue.get(at + 1).filter(is_useful).map(|e| e.hold.id());
+        let second = self.queue.get(at + 1).filter(is_useful).map(|e| e.buf.id());
         let next = io.recv.next();
         let known = self.device.filter(|d| d.next == next && d.first == first);
-        let is_told = match (known.map(|d| d.second), second) {
+        let is_posted = match (known.map(|d| d.second), second) {
             (Some(known), second) if known == second => true,
             (Some(None), Some(second)) => self.place_next(at + 1, [first, second], io),
             _ => false,
         };
-        if !is_told {
+        if !is_posted {
             self.revoke(io);
             self.place(now, at, PostedRanges { next, first, second }, io);
         }
@@ -558,11 +558,11 @@ impl<T> Posted<T> {
         [first, second]: [BufId; 2],
         io: &mut IoContext<'_>,
     ) -> bool {
-        let Some(room) = self.queue.get_mut(at).and_then(|e| e.hold.writable_range(0)) else {
+        let Some(range) = self.queue.get_mut(at).and_then(|e| e.buf.writable_range(0)) else {
             return false;
         };
         self.registered.use_buffers([Some(first), Some(second)], io.placer);
-        let is_added = io.placer.place_next(room);
+        let is_added = io.placer.place_next(range);
         if let Some(device) = self.device.as_mut().filter(|_| is_added) {
             device.second = Some(second);
         }
@@ -572,16 +572,16 @@ impl<T> Posted<T> {
     #[inline(never)]
     fn place(&mut self, now: Instant, at: usize, ranges: PostedRanges, io: &mut IoContext<'_>) {
         let mut entries = self.queue.iter_mut().skip(at);
-        let Some(first) = entries.next().and_then(|e| e.hold.writable_range(e.filled)) else {
+        let Some(first) = entries.next().and_then(|e| e.buf.writable_range(e.filled)) else {
             return;
         };
-        let second = ranges.second.and_then(|_| entries.next()?.hold.writable_range(0));
+        let second = ranges.second.and_then(|_| entries.next()?.buf.writable_range(0));
         let ranges = PostedRanges { second: second.as_ref().map(WritableRange::buffer), ..ranges };
         self.registered.use_buffers([Some(ranges.first), ranges.second], io.placer);
         if io.placer.place(ranges.next, first, second) {
             self.device = Some(ranges);
             self.is_flow_known = true;
-            self.calls_for_each = io.placer.calls_for_each();
+            self.has_syscall_per_frame = io.placer.has_syscall_per_frame();
         } else {
             self.credit.refused(now);
             self.registered.clear(io.placer);

@@ -47,8 +47,8 @@ impl Ready {
     /// A write does not block (`EPOLLOUT`): it accepts at least one byte or fails. A socket with an error is
     /// writable too.
     pub const WRITABLE: Ready = Ready(2);
-    /// The peer has sent a FIN and everything before it is read (`EPOLLRDHUP`, which does not wait for the
-    /// reader): the next read returns 0 bytes.
+    /// The next read returns 0 bytes: the peer has sent a FIN and everything before it is read, or
+    /// receiving was shut down (`EPOLLRDHUP`, which does not wait for the reader).
     pub const PEER_CLOSED: Ready = Ready(4);
     /// An error is pending, which the next call returns (`EPOLLERR`). Reported whatever the interest.
     pub const ERROR: Ready = Ready(8);

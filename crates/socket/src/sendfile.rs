@@ -19,7 +19,7 @@ use alloc::sync::Arc;
 use fulmar_mbuf::{Pool, SharedBytes};
 use fulmar_tcp::Tcb;
 
-use crate::sosend::{self, Reservation, SEND_LOW_WATER_BYTES, Taken};
+use crate::sosend::{self, Appended, Reservation, SEND_LOW_WATER_BYTES};
 use crate::{SocketError, Step};
 
 /// The alignment of the parts of a file.
@@ -76,13 +76,13 @@ impl Rest {
     /// `space` bytes if that is less than a page.
     pub fn cut(&self, space: usize) -> Piece {
         let head = self.head.min(space);
-        let room = space - head;
-        if self.file <= room as u64 {
+        let file_space = space - head;
+        if self.file <= file_space as u64 {
             let file = self.file as usize;
-            return Piece { head, file, tail: self.tail.min(room - file) };
+            return Piece { head, file, tail: self.tail.min(file_space - file) };
         }
-        let over = (self.file_at.wrapping_add(room as u64) % PAGE_BYTES) as usize;
-        let file = if room > PAGE_BYTES as usize { room - over } else { room };
+        let over = (self.file_at.wrapping_add(file_space as u64) % PAGE_BYTES) as usize;
+        let file = if file_space > PAGE_BYTES as usize { file_space - over } else { file_space };
         Piece { head, file, tail: 0 }
     }
 }
@@ -98,7 +98,7 @@ pub enum LowWater {
 
 impl LowWater {
     /// Free space below which a call waits.
-    fn low_water(self, limit: usize) -> usize {
+    fn bytes(self, limit: usize) -> usize {
         match self {
             LowWater::HalfBuffer => limit / 2,
             LowWater::Writable => SEND_LOW_WATER_BYTES.min(limit / 2),
@@ -107,29 +107,29 @@ impl LowWater {
     }
 }
 
-fn must_wait(space: usize, limit: usize, rest: &Rest, worth: LowWater) -> bool {
-    (space as u64) < rest.bytes() && space < worth.low_water(limit)
+fn must_wait(space: usize, limit: usize, rest: &Rest, low_water: LowWater) -> bool {
+    (space as u64) < rest.bytes() && space < low_water.bytes(limit)
 }
 
 /// Whether the send buffer has space for the next part. If the call waits nevertheless, it waits for storage.
-pub fn has_space(tcb: &Tcb, rest: &Rest, worth: LowWater) -> bool {
+pub fn has_space(tcb: &Tcb, rest: &Rest, low_water: LowWater) -> bool {
     let queue = tcb.send_queue_ref();
-    let is_full = must_wait(tcb.write_space(), queue.limit(), rest, worth);
+    let is_full = must_wait(tcb.write_space(), queue.limit(), rest, low_water);
     tcb.can_send() && queue.may_claim() && !is_full
 }
 
 /// Free space of the send buffer. Where the call has to wait, the low-water mark of the socket is raised to what it
 /// waits for.
-fn space_for(tcb: &mut Tcb, rest: &Rest, worth: LowWater) -> Result<Step<usize>, SocketError> {
+fn space_for(tcb: &mut Tcb, rest: &Rest, low_water: LowWater) -> Result<Step<usize>, SocketError> {
     match sosend::check(tcb) {
         Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
         other => other?,
     }
     let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
-    if !must_wait(space, limit, rest, worth) {
+    if !must_wait(space, limit, rest, low_water) {
         return Ok(Step::Done(space));
     }
-    let enough = usize::try_from(rest.bytes()).unwrap_or(limit).min(worth.low_water(limit));
+    let enough = usize::try_from(rest.bytes()).unwrap_or(limit).min(low_water.bytes(limit));
     tcb.set_send_low_water(Some(enough));
     Ok(Step::WaitSpace(enough))
 }
@@ -143,9 +143,9 @@ pub fn reserve(
     tcb: &mut Tcb,
     pool: &mut Pool,
     rest: &Rest,
-    worth: LowWater,
+    low_water: LowWater,
 ) -> Result<Step<(Reservation, Piece)>, SocketError> {
-    let space = match space_for(tcb, rest, worth)? {
+    let space = match space_for(tcb, rest, low_water)? {
         Step::Done(space) => space,
         Step::WaitSpace(enough) | Step::WaitData(enough) => return Ok(Step::WaitSpace(enough)),
     };
@@ -172,15 +172,15 @@ pub fn share(
     pool: &mut Pool,
     pages: &Arc<dyn SharedBytes>,
     (rest, most): (&Rest, usize),
-    worth: LowWater,
-) -> Result<Step<Taken>, SocketError> {
-    let space = match space_for(tcb, rest, worth)? {
+    low_water: LowWater,
+) -> Result<Step<Appended>, SocketError> {
+    let space = match space_for(tcb, rest, low_water)? {
         Step::Done(space) => space,
         Step::WaitSpace(enough) | Step::WaitData(enough) => return Ok(Step::WaitSpace(enough)),
     };
     let want = rest.cut(space).file.min(most);
     if want < MIN_SHARED_BYTES {
-        return Ok(Step::Done(Taken { bytes: 0, mbufs: 0 }));
+        return Ok(Step::Done(Appended { bytes: 0, mbufs: 0 }));
     }
     let want = sosend::allowed(tcb, pool, want);
     let chain = sosend::share_parts(pool, pages, rest.file_at as usize, want);
@@ -228,7 +228,8 @@ mod tests {
 
     #[test]
     fn a_call_waits_for_half_of_the_buffer_or_for_the_whole_rest() {
-        let waits = |space, file, worth| must_wait(space, 1000, &rest(0, 0, file, 0), worth);
+        let waits =
+            |space, file, low_water| must_wait(space, 1000, &rest(0, 0, file, 0), low_water);
         assert!(waits(499, 5000, LowWater::HalfBuffer));
         assert!(!waits(500, 5000, LowWater::HalfBuffer));
         assert!(!waits(20, 20, LowWater::HalfBuffer));

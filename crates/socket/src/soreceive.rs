@@ -41,7 +41,7 @@ pub fn take(tcb: &mut Tcb, pool: &mut Pool, max: usize) -> Result<Step<Chain>, S
 
 /// Maximum ratio of storage to bytes of a loan. Beyond it the bytes are copied to compact storage, since a
 /// loan shrinks the window by its storage.
-const WASTE: usize = 4;
+const MAX_WASTE: usize = 4;
 
 /// As [`take_at_least`], but lends the mbufs to the reader: they are charged to the window and to the budget
 /// until [`Tcb::take_back`]. Bytes that use less than a quarter of their storage, or that are in memory of
@@ -74,9 +74,10 @@ pub fn lend(
 }
 
 /// Copies the bytes to compact storage if their storage is wasteful or belongs to the control reserve, so
-/// that the application may keep them. Error, with the chain: no memory for a copy out of the reserve.
+/// that the application may keep them. `is_short`: storage of the socket is short, which halves the waste
+/// that is accepted. Error, with the chain: no memory for a copy out of the reserve.
 pub fn keepable(chain: Chain, pool: &mut Pool, is_short: bool) -> Result<Chain, Chain> {
-    let waste = if is_short { WASTE / 2 } else { WASTE };
+    let waste = if is_short { MAX_WASTE / 2 } else { MAX_WASTE };
     let worth = chain.len().saturating_mul(waste).max(Mbuf::MIN_TRUESIZE);
     let is_wasteful = chain.truesize() > worth;
     // Payload is in the control reserve only if the receive share was exhausted.

@@ -175,7 +175,7 @@ pub fn append_small(
     tcb: &mut Tcb,
     pool: &mut Pool,
     bytes: &[u8],
-) -> Result<Option<Taken>, SocketError> {
+) -> Result<Option<Appended>, SocketError> {
     if bytes.len() > SMALL_WRITE_BYTES {
         return Ok(None);
     }
@@ -195,7 +195,7 @@ pub fn append_small(
         _ => append_copy(tcb.send_queue(), pool, rest),
     };
     let taken = if mbufs > 0 { bytes.len() } else { merged };
-    Ok((taken > 0).then_some(Taken { bytes: taken, mbufs }))
+    Ok((taken > 0).then_some(Appended { bytes: taken, mbufs }))
 }
 
 /// Appends a copy in new mbufs and returns their number, 0 if it failed.
@@ -265,7 +265,7 @@ pub fn share(
     owner: &Arc<dyn SharedBytes>,
     part: Range<usize>,
     attempt: Attempt,
-) -> Result<Step<Taken>, SocketError> {
+) -> Result<Step<Appended>, SocketError> {
     match check(tcb) {
         Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
         other => other?,
@@ -280,8 +280,8 @@ pub fn share(
 }
 
 /// Appends a chain of shared bytes as a whole, or frees it. An empty one waits for storage.
-pub(crate) fn append_shared(tcb: &mut Tcb, pool: &mut Pool, chain: Chain) -> Step<Taken> {
-    let taken = Taken { bytes: chain.len(), mbufs: chain.segs() };
+pub(crate) fn append_shared(tcb: &mut Tcb, pool: &mut Pool, chain: Chain) -> Step<Appended> {
+    let taken = Appended { bytes: chain.len(), mbufs: chain.segs() };
     if taken.bytes == 0 {
         return Step::WaitSpace(1);
     }
@@ -296,7 +296,7 @@ pub(crate) fn append_shared(tcb: &mut Tcb, pool: &mut Pool, chain: Chain) -> Ste
 
 /// The bytes appended by [`share`] or [`append_small`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Taken {
+pub struct Appended {
     /// Number of bytes.
     pub bytes: usize,
     /// Mbufs allocated for them.

@@ -50,7 +50,7 @@ impl Placer for FlowPlacer<'_> {
         }
     }
 
-    fn calls_for_each(&self) -> bool {
+    fn has_syscall_per_frame(&self) -> bool {
         // Such a device copies on receive, so placement saves a copy for each call.
         self.device.caps().places_on_receive
     }
@@ -69,7 +69,7 @@ impl Placer for NoDevice {
     fn revoke(&mut self) {}
     fn register(&mut self, _: BufId) {}
     fn release(&mut self, _: BufId) {}
-    fn calls_for_each(&self) -> bool {
+    fn has_syscall_per_frame(&self) -> bool {
         false
     }
 }

@@ -1,4 +1,4 @@
-//! Completion of posted buffers: when a buffer ends (full, by its rule, at the end of the stream), and its
+//! Completion of posted buffers: when a buffer ends (full, by its policy, at the end of the stream), and its
 //! return once its memory is no longer referenced.
 
 use alloc::collections::VecDeque;
@@ -14,9 +14,9 @@ const MAX_UNREAD_BYTES: usize = 1 << 30;
 
 impl<T> Posted<T> {
     /// Ends a buffer, with an error if it is empty.
-    pub(super) fn end(&mut self, at: usize, nothing: Option<SocketError>) {
+    pub(super) fn end(&mut self, at: usize, error_if_empty: Option<SocketError>) {
         if let Some(e) = self.queue.get_mut(at).filter(|e| e.end.is_none()) {
-            e.end = Some(nothing.filter(|_| e.filled == 0));
+            e.end = Some(error_if_empty.filter(|_| e.filled == 0));
             self.ended += 1;
         }
     }
@@ -40,10 +40,10 @@ impl<T> Posted<T> {
         entry.end = Some(None);
         self.ended += 1;
         if entry.filled > 0 {
-            self.credit.record(now, entry.placement_paid(self.calls_for_each));
+            self.credit.record(now, entry.placement_paid(self.has_syscall_per_frame));
         }
         if let Some(d) = &mut self.device
-            && d.first == entry.hold.id()
+            && d.first == entry.buf.id()
         {
             // The device drops a full range and continues with the second.
             match d.second.take() {
@@ -54,20 +54,20 @@ impl<T> Posted<T> {
     }
 
     /// Ends the active buffer by its low-water mark, urgent data, a push, or the idle time-out.
-    pub(super) fn end_by_rule(&mut self, stream: &StreamState, next: u64) {
+    pub(super) fn end_by_policy(&mut self, stream: &StreamState, next: u64) {
         let Some(at) = self.active() else { return };
         let Some(entry) = self.queue.get(at).filter(|e| e.filled > 0) else { return };
-        let rule = entry.rule;
-        let is_pause = rule.idle.is_some_and(|idle| stream.now >= self.last_arrival + idle);
-        let is_pushed = rule.on_push
+        let policy = entry.policy;
+        let is_pause = policy.idle.is_some_and(|idle| stream.now >= self.last_arrival + idle);
+        let is_pushed = policy.on_push
             && stream.is_pushed
             && self.pushes.ends_message(self.last_arrival, stream.sent);
         if is_pause {
             self.pushes.pause();
         }
         let is_flushed = self.flush_to.is_some_and(|to| next >= to);
-        if entry.filled >= rule.low_water_bytes.max(1) || is_flushed || is_pushed || is_pause {
-            self.credit.record(stream.now, entry.placement_paid(self.calls_for_each));
+        if entry.filled >= policy.low_water_bytes.max(1) || is_flushed || is_pushed || is_pause {
+            self.credit.record(stream.now, entry.placement_paid(self.has_syscall_per_frame));
             self.end(at, None);
         }
     }
@@ -106,10 +106,10 @@ impl<T> Posted<T> {
     fn complete_out_of_order(&mut self, io: &mut IoContext<'_>) {
         let (mut at, mut is_first) = (0, true);
         while self.ended > 0 && at < self.queue.len() {
-            let may_go = self.queue.get(at).is_some_and(|e| {
+            let may_complete = self.queue.get(at).is_some_and(|e| {
                 e.end.is_some() && (is_first || e.end == Some(Some(SocketError::Cancelled)))
             });
-            if may_go && self.complete(at, io) {
+            if may_complete && self.complete(at, io) {
                 continue;
             }
             is_first = false;
@@ -120,15 +120,15 @@ impl<T> Posted<T> {
     /// Completes a buffer. False if its memory is still referenced.
     fn complete(&mut self, at: usize, io: &mut IoContext<'_>) -> bool {
         let Some(entry) = self.queue.get(at) else { return false };
-        let id = entry.hold.id();
-        if (entry.hold.is_shared() || self.device_has(id)) && !self.reclaim(at, id, io) {
+        let id = entry.buf.id();
+        if (entry.buf.is_shared() || self.device_has(id)) && !self.reclaim(at, id, io) {
             return false;
         }
         // The usual case is the first, for which `pop_front` is cheaper.
         let entry = if at == 0 { self.queue.pop_front() } else { self.queue.remove(at) };
-        let Some(Entry { hold, filled, token, end, .. }) = entry else { return false };
+        let Some(Entry { buf, filled, token, end, .. }) = entry else { return false };
         self.ended -= 1;
-        if let (Ok(buf), Some(token)) = (hold.release(filled), token) {
+        if let (Ok(buf), Some(token)) = (buf.release(filled), token) {
             self.finished.push_back(Completed { token, buf, error: end.flatten() });
         }
         true
@@ -147,7 +147,7 @@ impl<T> Posted<T> {
         if self.device_has(id) {
             self.revoke(io);
         }
-        let is_shared = |q: &VecDeque<Entry<T>>| q.get(at).is_none_or(|e| e.hold.is_shared());
+        let is_shared = |q: &VecDeque<Entry<T>>| q.get(at).is_none_or(|e| e.buf.is_shared());
         if is_shared(&self.queue) {
             io.recv.evict(id, io.pool);
             io.pool.drain_remote();
@@ -165,7 +165,7 @@ impl<T> Posted<T> {
             while entry.filled > 0 {
                 // From the end, so that the bytes left are the first ones.
                 let n = entry.filled.min(MAX_UNREAD_BYTES);
-                let Ok(m) = entry.hold.written(entry.filled - n..entry.filled, io.pool) else {
+                let Ok(m) = entry.buf.written(entry.filled - n..entry.filled, io.pool) else {
                     return;
                 };
                 io.recv.unread(m);

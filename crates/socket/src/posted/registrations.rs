@@ -78,7 +78,7 @@ mod tests {
         fn release(&mut self, b: BufId) {
             self.0.push(('-', b.address));
         }
-        fn calls_for_each(&self) -> bool {
+        fn has_syscall_per_frame(&self) -> bool {
             false
         }
     }

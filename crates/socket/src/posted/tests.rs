@@ -19,7 +19,7 @@ fn pattern(at: u64, n: usize) -> Vec<u8> {
 struct Device {
     expects: Option<(u64, WritableRange, Option<WritableRange>)>,
     places: bool,
-    calls_for_each: bool,
+    has_syscall_per_frame: bool,
     known: Vec<BufId>,
     /// Number of revocations.
     unplaced: usize,
@@ -57,8 +57,8 @@ impl Placer for Device {
         assert!(self.known.contains(&b));
         self.known.retain(|k| *k != b);
     }
-    fn calls_for_each(&self) -> bool {
-        self.calls_for_each
+    fn has_syscall_per_frame(&self) -> bool {
+        self.has_syscall_per_frame
     }
 }
 
@@ -173,9 +173,9 @@ impl World {
         self.with(|m, io| m.end_burst(&stream, io))
     }
 
-    fn post(&mut self, bytes: usize, rule: CompletionPolicy) -> usize {
+    fn post(&mut self, bytes: usize, policy: CompletionPolicy) -> usize {
         let token = self.posted;
-        if self.machine.post(RecvBuf::from(vec![0; bytes]), rule, token).is_ok() {
+        if self.machine.post(RecvBuf::from(vec![0; bytes]), policy, token).is_ok() {
             self.posted += 1;
         }
         if !(self.is_lazy && self.machine.may_wait(&self.recv)) {
@@ -288,7 +288,7 @@ fn placement_of_short_packets_pays_off_only_without_a_call_per_packet() {
     assert_eq!(copied_of(&mut w, 20, 1024), 0);
     w.finish();
     let mut w = World::new(true);
-    w.device.calls_for_each = true;
+    w.device.has_syscall_per_frame = true;
     assert_eq!(copied_of(&mut w, 20, 16 << 10), 0, "long packets pay off");
     assert_eq!(copied_of(&mut w, 20, 1024), 12 * (64 << 10), "suspended after eight buffers");
     w.now = w.now + Duration::from_secs(1);
@@ -606,7 +606,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn rule(kind: u8) -> CompletionPolicy {
+fn policy(kind: u8) -> CompletionPolicy {
     match kind {
         0 => WHOLE,
         1 => CompletionPolicy { low_water_bytes: 700, ..WHOLE },
@@ -616,7 +616,7 @@ fn rule(kind: u8) -> CompletionPolicy {
 
 fn run(w: &mut World, op: Op) {
     match op {
-        Op::Post(n, kind) => _ = w.post(n, rule(kind)),
+        Op::Post(n, kind) => _ = w.post(n, policy(kind)),
         Op::Send(n) => w.send(n),
         Op::Delay(n) => {
             let (at, chain) = (w.sent, w.packet(w.sent, n));
