@@ -275,16 +275,16 @@ impl Chain {
         self.iter().any(Mbuf::is_volatile)
     }
 
-    /// Copies mbufs of which `wastes` says so, each as a whole, into the tailroom before them, and frees them (as
-    /// `tcp_collapse` of Linux, but without new memory). Returns the bytes copied, each at most once. Mbufs of
-    /// posted buffers and opaque ones stay, as do those that the tailroom before them does not hold.
+    /// Copies each mbuf for which `wastes` is true into the tailroom of the mbuf before it, if it fits as a
+    /// whole, and frees it (as `tcp_collapse` of Linux, but without new memory). Returns the bytes copied, each
+    /// at most once. Mbufs of posted buffers and opaque ones stay.
     pub fn collapse(&mut self, wastes: impl Fn(&Mbuf) -> bool, pool: &mut Pool) -> usize {
         let mut rest = core::mem::take(self);
         let mut copied = 0;
         while let Some(m) = rest.pop_front() {
             let may_move = !m.is_opaque() && m.placed().is_none() && wastes(&m);
             let back = self.back_mut().filter(|back| may_move && back.tailroom() >= m.len());
-            // Another reference may end behind the tail: then nothing is copied.
+            // Nothing is copied if another reference covers bytes of the tailroom.
             let n = back.map_or(0, |mut back| back.append_tail(m.as_slice(), pool));
             if n < m.len() {
                 self.push_back(m);
@@ -309,8 +309,8 @@ impl Chain {
             return Err(NoBuffer);
         }
         let mut m = pool.alloc(n, 0, front.purpose())?;
-        if let Some(room) = m.append(n) {
-            self.copy_to(0, room);
+        if let Some(space) = m.append(n) {
+            self.copy_to(0, space);
         }
         self.trim_front(n, pool);
         self.push_front(m);

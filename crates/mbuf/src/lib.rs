@@ -15,7 +15,7 @@
 //! **Local and remote frees.** Reference counts and free lists change only through `&mut Pool`, under the
 //! lock of the shard that owns the pool, and need no atomic read-modify-write. An mbuf dropped anywhere
 //! else is pushed on the pool's remote-free list, which is lock-free, and freed when the pool drains the
-//! list. Dropping an mbuf is always safe; `Pool::free` is the fast way.
+//! list. Dropping an mbuf is always safe; `Pool::free` is faster.
 //!
 //! **Shared storage is immutable.** Bytes are written only while a single reference exists. The exception
 //! is [`Pool::append_tail`], which writes bytes that no reference covers.

@@ -214,8 +214,8 @@ impl Pool {
         }
         assert!(off <= m.len() && len <= m.len() - off, "a clone beyond the end of the mbuf");
         let mut copy = self.alloc(len, 0, m.purpose())?;
-        if let Some(room) = copy.append(len) {
-            m.copy_to(off, room);
+        if let Some(space) = copy.append(len) {
+            m.copy_to(off, space);
         }
         Ok(copy)
     }
@@ -322,21 +322,21 @@ impl Pool {
 
     /// Storages over shared bytes in use.
     #[inline]
-    pub fn shared_parts(&self) -> usize {
-        self.arena.shared_parts()
+    pub fn shared_storages(&self) -> usize {
+        self.arena.shared_storages()
     }
 
     /// Storages in use that only the kernel may read ([`Mbuf::is_kernel_only`]).
     #[inline]
-    pub fn kernel_parts(&self) -> usize {
-        self.arena.kernel_parts()
+    pub fn kernel_only_storages(&self) -> usize {
+        self.arena.kernel_only_storages()
     }
 
     /// Records that sending this frame failed with EFAULT, because a mapped file was truncated. All
     /// references to the same storage report it ([`Mbuf::faulted_at`]).
     #[cold]
     pub fn note_fault(&mut self, chain: &Chain) {
-        chain.iter().for_each(Mbuf::mark_vanished);
+        chain.iter().for_each(Mbuf::mark_fault);
         self.has_fault = true;
     }
 

@@ -157,9 +157,9 @@ impl RecvQueue {
         self.advance();
     }
 
-    /// Copies the last `bytes` in-order bytes together, as far as `wastes` says so of their mbufs: into the
-    /// tailroom before them, then into blocks of `block_bytes`. Bytes of posted buffers and volatile ones stay
-    /// where they are, as do others when the pool is exhausted. Returns the bytes copied. Cost: a walk over all
+    /// Compacts the last `bytes` in-order bytes: mbufs for which `wastes` is true are copied into the tailroom
+    /// before them, then into blocks of `block_bytes`. Bytes of posted buffers and opaque ones stay where they
+    /// are, as do the others when the pool is exhausted. Returns the bytes copied. Cost: a walk over all
     /// in-order mbufs.
     pub fn compact_last(
         &mut self,
@@ -186,7 +186,7 @@ impl RecvQueue {
                 pool.free_mbuf(m);
                 continue;
             }
-            match copied(&m, block_bytes, pool) {
+            match copy_to_block(&m, block_bytes, pool) {
                 Some(block) => {
                     bytes_copied += m.len();
                     pool.free_mbuf(m);
@@ -221,7 +221,7 @@ impl RecvQueue {
     }
 
     fn insert_slow(&mut self, off: u64, mut chain: Chain, pool: &mut Pool) -> Inserted {
-        let (total, held, next) = (chain.len(), self.held(), self.next);
+        let (total, stored_bytes, next) = (chain.len(), self.stored_bytes(), self.next);
         if off.checked_add(total as u64).is_none() {
             pool.free(chain);
             return Inserted { refused: true, ..Inserted::default() };
@@ -234,7 +234,7 @@ impl RecvQueue {
         }
         let merged = self.merge(off.max(self.next), chain, pool);
         self.advance();
-        let accepted_bytes = self.held() - held;
+        let accepted_bytes = self.stored_bytes() - stored_bytes;
         Inserted {
             accepted_bytes,
             duplicate_bytes: if merged { total - accepted_bytes } else { 0 },
@@ -243,7 +243,7 @@ impl RecvQueue {
         }
     }
 
-    fn held(&self) -> usize {
+    fn stored_bytes(&self) -> usize {
         self.in_order.len() + self.out_of_order
     }
 
@@ -350,11 +350,11 @@ impl RecvQueue {
     /// in-order bytes, some of which stay in the buffer. Out-of-order bytes without memory are discarded:
     /// the peer retransmits them, since SACK is advisory (RFC 2018 section 8).
     pub fn evict(&mut self, buffer: BufId, pool: &mut Pool) -> bool {
-        let (ready, is_whole) = evicted(core::mem::take(&mut self.in_order), buffer, pool);
+        let (ready, is_whole) = copy_out(core::mem::take(&mut self.in_order), buffer, pool);
         self.in_order = ready;
         for run in &mut self.runs {
             let before = run.chain.len();
-            let (mut chain, is_whole) = evicted(core::mem::take(&mut run.chain), buffer, pool);
+            let (mut chain, is_whole) = copy_out(core::mem::take(&mut run.chain), buffer, pool);
             if !is_whole {
                 let kept: usize =
                     chain.iter().take_while(|m| !is_in(m, buffer)).map(Mbuf::len).sum();
@@ -445,7 +445,8 @@ fn generation_of(run: Option<&Run>) -> u64 {
     run.map_or(0, |r| r.generation)
 }
 
-/// Copies up to `most` bytes from the front of a chain to the tailroom of an mbuf; how many.
+/// Copies up to `most` bytes from the front of a chain to the tailroom of an mbuf. Returns their
+/// number.
 fn append_slices(to: &mut SegMut<'_>, from: &Chain, most: usize, pool: &mut Pool) -> usize {
     let mut left = from.len().min(most).min(to.tailroom());
     let mut copied = 0;
@@ -473,7 +474,7 @@ fn is_in(m: &Mbuf, buffer: BufId) -> bool {
 }
 
 /// The chain with copies of the mbufs in `buffer`, and whether there was memory for all copies.
-fn evicted(mut chain: Chain, buffer: BufId, pool: &mut Pool) -> (Chain, bool) {
+fn copy_out(mut chain: Chain, buffer: BufId, pool: &mut Pool) -> (Chain, bool) {
     if !chain.iter().any(|m| is_in(m, buffer)) {
         return (chain, true);
     }
@@ -503,7 +504,7 @@ fn copy_into_pool(bytes: &[u8], pool: &mut Pool) -> Option<Chain> {
 }
 
 /// A copy in a block of at least `block_bytes`. `None`: the pool is exhausted.
-fn copied(m: &Mbuf, block_bytes: usize, pool: &mut Pool) -> Option<Mbuf> {
+fn copy_to_block(m: &Mbuf, block_bytes: usize, pool: &mut Pool) -> Option<Mbuf> {
     let mut block = pool.alloc(block_bytes.max(m.len()), 0, Purpose::Receive).ok()?;
     match block.append(m.len()) {
         Some(space) => {

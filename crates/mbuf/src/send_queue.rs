@@ -57,13 +57,13 @@ pub struct QueueFull(pub Chain);
 
 /// An mbuf of the ready bytes, at stream offsets [end - len, end).
 #[derive(Debug)]
-struct Segment {
+struct ReadyMbuf {
     end: u64,
     mbuf: Mbuf,
 }
 
-impl Segment {
-    /// A reference to the bytes [at, end) of the stream, which are in this segment.
+impl ReadyMbuf {
+    /// A reference to the bytes [at, end) of the stream, which are in this mbuf.
     #[inline]
     fn reference(&self, at: u64, end: u64, pool: &mut Pool) -> Result<Mbuf, NoBuffer> {
         let from = self.mbuf.len() - (self.end - at) as usize;
@@ -80,7 +80,7 @@ enum Slot {
 /// The send buffer of a stream: claimed, ready and unacknowledged bytes.
 #[derive(Debug, Default)]
 pub struct SendQueue {
-    segments: VecDeque<Segment>,
+    ready: VecDeque<ReadyMbuf>,
     slots: VecDeque<Slot>,
     /// Number of the first claim in `slots`.
     first_claim: u64,
@@ -218,14 +218,14 @@ impl SendQueue {
                 continue;
             }
             self.ready_end += mbuf.len() as u64;
-            self.segments.push_back(Segment { end: self.ready_end, mbuf });
+            self.ready.push_back(ReadyMbuf { end: self.ready_end, mbuf });
         }
     }
 
     /// Copies a small mbuf into the tailroom of the last ready one. False if it does not fit as a whole.
     fn try_merge(&mut self, piece: &Mbuf, pool: &mut Pool) -> bool {
         let n = piece.len();
-        let Some(last) = self.segments.back_mut().filter(|_| n <= MERGED_BYTES) else {
+        let Some(last) = self.ready.back_mut().filter(|_| n <= MERGED_BYTES) else {
             return false;
         };
         if piece.is_external() || last.mbuf.tailroom() < n {
@@ -243,7 +243,7 @@ impl SendQueue {
     /// outstanding, the queue is empty or full, or the tailroom is used up or cannot be written.
     pub fn append_small(&mut self, bytes: &[u8], pool: &mut Pool) -> usize {
         let space = self.space();
-        let Some(last) = self.segments.back_mut().filter(|_| self.slots.is_empty()) else {
+        let Some(last) = self.ready.back_mut().filter(|_| self.slots.is_empty()) else {
             return 0;
         };
         let bytes = bytes.get(..space).unwrap_or(bytes);
@@ -280,8 +280,8 @@ impl SendQueue {
         if at >= end {
             return Ok(Chain::new());
         }
-        let first = self.segments.partition_point(|s| s.end <= at);
-        match self.segments.get(first) {
+        let first = self.ready.partition_point(|s| s.end <= at);
+        match self.ready.get(first) {
             Some(s) if s.end >= end => Ok(Chain::from(s.reference(at, end, pool)?)),
             _ => self.range_across(first, at, end, pool),
         }
@@ -296,7 +296,7 @@ impl SendQueue {
         pool: &mut Pool,
     ) -> Result<Chain, NoBuffer> {
         let mut chain = Chain::new();
-        for s in self.segments.range(first..) {
+        for s in self.ready.range(first..) {
             match s.reference(at, s.end.min(end), pool) {
                 Ok(m) => chain.push_back(m),
                 Err(e) => {
@@ -320,8 +320,8 @@ impl SendQueue {
             (off.max(self.head), off.saturating_add(len as u64).min(self.ready_end));
         let start = at.min(end);
         let mut copy = pool.alloc_chain((end - start) as usize, 0, Purpose::Control)?;
-        let first = self.segments.partition_point(|s| s.end <= at);
-        for s in self.segments.range(first..) {
+        let first = self.ready.partition_point(|s| s.end <= at);
+        for s in self.ready.range(first..) {
             if at >= end {
                 break;
             }
@@ -345,20 +345,20 @@ impl SendQueue {
             return;
         }
         self.head = off;
-        while let Some(s) = self.segments.front_mut() {
+        while let Some(s) = self.ready.front_mut() {
             if s.end > off {
                 let surplus = s.mbuf.len() - (s.end - off) as usize;
                 s.mbuf.trim_front(surplus);
                 return;
             }
-            self.pop_segment(pool);
+            self.pop_ready(pool);
         }
         self.shrink();
     }
 
     #[inline]
-    fn pop_segment(&mut self, pool: &mut Pool) {
-        if let Some(s) = self.segments.pop_front() {
+    fn pop_ready(&mut self, pool: &mut Pool) {
+        if let Some(s) = self.ready.pop_front() {
             self.storage -= s.mbuf.storage_bytes();
             pool.free_mbuf(s.mbuf);
         }
@@ -366,8 +366,8 @@ impl SendQueue {
 
     /// Limits the memory of an idle queue, since there may be very many.
     fn shrink(&mut self) {
-        if self.segments.capacity() > IDLE_CAPACITY {
-            self.segments.shrink_to(IDLE_CAPACITY);
+        if self.ready.capacity() > IDLE_CAPACITY {
+            self.ready.shrink_to(IDLE_CAPACITY);
         }
     }
 
@@ -380,8 +380,8 @@ impl SendQueue {
     /// cancelled: a commit of one frees its chain. `head` moves to `ready_end`.
     pub fn discard(&mut self, why: u8, pool: &mut Pool) {
         self.note_undelivered(why);
-        while !self.segments.is_empty() {
-            self.pop_segment(pool);
+        while !self.ready.is_empty() {
+            self.pop_ready(pool);
         }
         for slot in core::mem::take(&mut self.slots) {
             self.first_claim += 1;
@@ -400,14 +400,14 @@ impl SendQueue {
     /// The smallest stream offset of bytes in a frame that failed with EFAULT ([`Pool::note_fault`]),
     /// not counting bytes of the pool in that frame. `None` if there was none.
     pub fn faulted_at(&self) -> Option<u64> {
-        self.segments.iter().find_map(|s| {
+        self.ready.iter().find_map(|s| {
             let at = s.mbuf.faulted_at().filter(|at| *at < s.mbuf.len())?;
             Some(s.end - (s.mbuf.len() - at) as u64)
         })
     }
 
     fn note_undelivered(&self, why: u8) {
-        self.segments.iter().for_each(|s| s.mbuf.note_undelivered(why));
+        self.ready.iter().for_each(|s| s.mbuf.note_undelivered(why));
         for slot in &self.slots {
             if let Slot::Committed(chain) = slot {
                 chain.iter().for_each(|m| m.note_undelivered(why));

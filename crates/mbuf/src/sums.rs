@@ -158,8 +158,8 @@ fn write_part(
     }
     let (index, within) = (at / UNIT_BYTES, at % UNIT_BYTES);
     let unit = storage.as_chunks_mut::<UNIT_BYTES>().0.get_mut(index)?;
-    let room = unit.get_mut(within..within + bytes.len())?;
-    room.copy_from_slice(bytes);
+    let space = unit.get_mut(within..within + bytes.len())?;
+    space.copy_from_slice(bytes);
     let is_complete = within + bytes.len() == UNIT_BYTES;
     *entries.get_mut(index)? = is_complete.then(|| UnitSum::of(unit));
     Some(())

@@ -484,7 +484,7 @@ impl<P: Probe> FrameSink for Sink<'_, P> {
 /// Whether the kernel alone may read some bytes of a frame. Most pools have no such bytes out.
 #[inline]
 fn is_kernel_only(pool: &Pool, chain: &Chain) -> bool {
-    pool.kernel_parts() > 0 && chain.is_kernel_only()
+    pool.kernel_only_storages() > 0 && chain.is_kernel_only()
 }
 
 #[cold]

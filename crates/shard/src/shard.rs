@@ -238,7 +238,7 @@ impl<P: Probe> Shard<P> {
         self.core.net.link.set_now(now);
         // Buffers freed by another thread or stack are in the cache: they are the next to be used.
         self.core.net.pool.drain_remote();
-        self.core.completion_polls.plan(now, self.core.net.pool.shared_parts());
+        self.core.completion_polls.plan(now, self.core.net.pool.shared_storages());
         if self.tcp.unacked_frames >= ACK_FRAMES {
             // The reader has read meanwhile: one ACK carries both.
             self.tcp.acknowledge(now, &mut self.core);

@@ -241,7 +241,7 @@ fn bytes_that_only_the_kernel_may_read_reach_no_other_device() {
     assert!(matches!(step, Ok(Step::Done(100_000))));
     assert_eq!(shard.counters().value(Counter::SendFileMappedBytes), 100_000);
     assert!(shard.counters().drops(DropReason::KernelOnly) > 0);
-    assert_eq!(shard.pool().kernel_parts(), 2);
+    assert_eq!(shard.pool().kernel_only_storages(), 2);
     // What another connection cannot send is no concern of this one.
     let part = shard.pool().share(&owner, 0, 10, fulmar_mbuf::Purpose::Send).unwrap();
     let frame = fulmar_mbuf::Chain::from(part);

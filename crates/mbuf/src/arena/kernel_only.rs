@@ -10,7 +10,7 @@ use alloc::sync::Arc;
 use core::ptr;
 use core::sync::atomic::Ordering;
 
-use super::raw::{NOT_VANISHED, Owner};
+use super::raw::{NO_FAULT, Owner};
 use crate::Mbuf;
 use crate::storage::{SharedBytes, ZEROES};
 
@@ -41,14 +41,14 @@ impl Mbuf {
     #[inline]
     pub fn faulted_at(&self) -> Option<usize> {
         let record = self.record().filter(|_| self.is_kernel_only())?;
-        let at = record.vanished.load(Ordering::Relaxed);
-        (at != NOT_VANISHED).then(|| (at as usize).saturating_sub(self.headroom()))
+        let at = record.fault_offset.load(Ordering::Relaxed);
+        (at != NO_FAULT).then(|| (at as usize).saturating_sub(self.headroom()))
     }
 
     /// Records that sending this range failed with EFAULT.
-    pub(crate) fn mark_vanished(&self) {
+    pub(crate) fn mark_fault(&self) {
         if let Some(record) = self.record().filter(|_| self.is_kernel_only()) {
-            record.vanished.fetch_min(self.desc().off, Ordering::Relaxed);
+            record.fault_offset.fetch_min(self.desc().off, Ordering::Relaxed);
         }
     }
 }

@@ -37,8 +37,8 @@ pub(super) const NO_SLAB: u16 = u16::MAX;
 /// Maximum slabs of a pool.
 pub(crate) const MAX_SLABS: usize = NO_SLAB as usize;
 
-/// The value of `ExternalStorage::vanished` if no byte vanished.
-pub(super) const NOT_VANISHED: u32 = u32::MAX;
+/// The value of `ExternalStorage::fault_offset` if no byte has faulted.
+pub(super) const NO_FAULT: u32 = u32::MAX;
 
 /// The record of external storage. `storage` is the first field, so a pointer to it is also a pointer to
 /// the record.
@@ -48,8 +48,8 @@ pub(super) struct ExternalStorage {
     pub(super) owner: Owner,
     /// The address of the bytes of opaque storage; never made a reference.
     pub(super) address: *const u8,
-    /// The smallest offset of a frame for which the kernel failed with EFAULT, or `NOT_VANISHED`.
-    pub(super) vanished: AtomicU32,
+    /// The smallest offset of a frame for which the kernel failed with EFAULT, or `NO_FAULT`.
+    pub(super) fault_offset: AtomicU32,
 }
 
 /// The owner of external storage, which is released with the last reference.
@@ -95,9 +95,9 @@ pub(crate) struct Arena {
     empty_slabs: usize,
     free_externals: *mut Storage,
     /// Storages over shared bytes in use.
-    shared_parts: usize,
+    shared_storages: usize,
     /// Storages that only the kernel may read in use.
-    kernel_parts: usize,
+    kernel_only_storages: usize,
     /// Owners of shared bytes whose storage was freed, to be dropped by the shard.
     returned: Vec<Arc<dyn SharedBytes>>,
     /// Memory for slabs that is used before anonymous mappings.
@@ -128,8 +128,8 @@ impl Arena {
             descs: 0,
             empty_slabs: 0,
             free_externals: ptr::null_mut(),
-            shared_parts: 0,
-            kernel_parts: 0,
+            shared_storages: 0,
+            kernel_only_storages: 0,
             returned: Vec::new(),
             backing,
             pages,
@@ -500,8 +500,8 @@ impl Arena {
         let len = bytes.len().min(max).min(u32::MAX as usize) as u32;
         let data = bytes.as_ptr().cast_mut();
         let s = self.alloc_external();
-        self.shared_parts += 1;
-        self.kernel_parts += usize::from(kernel.is_some());
+        self.shared_storages += 1;
+        self.kernel_only_storages += usize::from(kernel.is_some());
         // SAFETY: the slice borrows what the `Arc` holds, which the record keeps until `free_external`, or
         // the static zeroes; no `&mut` to it can exist meanwhile. The record is free, so it belongs to this
         // arena alone.
@@ -509,21 +509,21 @@ impl Arena {
             (*s).storage.data = data;
             (*s).owner = Owner::Shared(Arc::clone(owner));
             (*s).address = kernel.unwrap_or(ptr::null());
-            (*s).vanished.store(NOT_VANISHED, Ordering::Relaxed);
+            (*s).fault_offset.store(NO_FAULT, Ordering::Relaxed);
             Some(self.first_reference(d, s, len, class, purpose))
         }
     }
 
     /// Storages in use that only the kernel may read.
     #[inline]
-    pub(crate) fn kernel_parts(&self) -> usize {
-        self.kernel_parts
+    pub(crate) fn kernel_only_storages(&self) -> usize {
+        self.kernel_only_storages
     }
 
     /// Storages over shared bytes in use.
     #[inline]
-    pub(crate) fn shared_parts(&self) -> usize {
-        self.shared_parts
+    pub(crate) fn shared_storages(&self) -> usize {
+        self.shared_storages
     }
 
     /// Whether [`Arena::pop_returned`] has an owner to return.
@@ -581,7 +581,7 @@ impl Arena {
             storage,
             owner: Owner::None,
             address: ptr::null(),
-            vanished: AtomicU32::new(NOT_VANISHED),
+            fault_offset: AtomicU32::new(NO_FAULT),
         }));
         let record = NonNull::from(record);
         self.memory.externals.push(record);
@@ -596,13 +596,13 @@ impl Arena {
         // SAFETY: a record without references belongs to this arena alone; storage of class `EXTERNAL` or
         // above is the first field of a record, and the pointer was made from a pointer to the record.
         let owner = unsafe {
-            self.kernel_parts -= usize::from((*s).class == KERNEL_ONLY);
+            self.kernel_only_storages -= usize::from((*s).class == KERNEL_ONLY);
             (*s).next_free = self.free_externals;
             core::mem::take(&mut (*s.cast::<ExternalStorage>()).owner)
         };
         self.free_externals = s;
         if let Owner::Shared(owner) = owner {
-            self.shared_parts -= 1;
+            self.shared_storages -= 1;
             return self.returned.push(owner);
         }
         drop_owner(owner);

@@ -41,11 +41,11 @@ impl Reader<'_> {
     #[inline]
     pub fn read(&mut self, out: &mut [u8]) -> usize {
         let mut filled = 0;
-        while let (Some(m), Some(room)) = (self.front, out.get_mut(filled..)) {
-            if room.is_empty() {
+        while let (Some(m), Some(space)) = (self.front, out.get_mut(filled..)) {
+            if space.is_empty() {
                 break;
             }
-            let n = m.copy_to(self.done, room);
+            let n = m.copy_to(self.done, space);
             filled += n;
             self.done += n;
             if self.done == m.len() {

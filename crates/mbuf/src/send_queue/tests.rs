@@ -89,9 +89,9 @@ fn an_idle_queue_releases_its_memory() {
     let pieces = 300;
     let bytes = pattern(0, pieces * (MERGED_BYTES + 1));
     q.append(chain(&mut pool, &bytes, MERGED_BYTES + 1), &mut pool).expect("space");
-    assert!(q.segments.capacity() >= pieces);
+    assert!(q.ready.capacity() >= pieces);
     q.ack_to(bytes.len() as u64, &mut pool);
-    assert!(q.segments.capacity() <= IDLE_CAPACITY);
+    assert!(q.ready.capacity() <= IDLE_CAPACITY);
     assert_all_freed(&mut pool);
 }
 
@@ -125,11 +125,11 @@ fn small_mbufs_are_merged_into_the_tailroom_and_large_ones_are_not() {
         q.append(c.expect("a buffer"), &mut pool).expect("space");
     }
     // Each block of the small class is filled.
-    assert!(q.segments.len() < 8, "{} segments", q.segments.len());
+    assert!(q.ready.len() < 8, "{} segments", q.ready.len());
     assert_eq!(q.range(0, bytes.len(), &mut pool).expect("clones").to_vec(), bytes);
-    let before = q.segments.len();
+    let before = q.ready.len();
     q.append(chain(&mut pool, &pattern(0, MERGED_BYTES + 1), 600), &mut pool).expect("space");
-    assert_eq!(q.segments.len(), before + 1);
+    assert_eq!(q.ready.len(), before + 1);
     q.clear(&mut pool);
     assert_eq!(q.storage_bytes(), 0);
     assert_all_freed(&mut pool);
@@ -289,7 +289,7 @@ impl Model {
         for (c, bytes) in &self.sent {
             assert_eq!(&c.to_vec(), bytes);
         }
-        let held: usize = q.segments.iter().map(|s| s.mbuf.storage_bytes()).sum();
+        let held: usize = q.ready.iter().map(|s| s.mbuf.storage_bytes()).sum();
         let waiting = q.slots.iter().map(|s| match s {
             Slot::Committed(c) => c.storage_bytes(),
             Slot::Outstanding => 0,

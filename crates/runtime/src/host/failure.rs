@@ -120,7 +120,7 @@ impl<P: Probe> Host<P> {
             let mut shard = self.shard_to_drop();
             self.reclaim(&mut shard);
             returned.extend(std::iter::from_fn(|| shard.pool().pop_returned()));
-            shard.pool().shared_parts()
+            shard.pool().shared_storages()
         };
         returned.into_iter().for_each(|owner| _ = contain(|| drop(owner)));
         out

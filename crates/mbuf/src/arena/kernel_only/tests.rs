@@ -42,10 +42,10 @@ fn kernel_only_bytes_read_as_zeroes_in_pieces_of_64_kib() {
     assert_eq!(part.kernel_part(), (pages.0[115..].as_ptr(), 45));
     let plain = mbuf(&mut pool, b"abc");
     assert_eq!(plain.kernel_part(), (plain.as_slice().as_ptr(), 3));
-    assert_eq!((pool.kernel_parts(), plain.is_kernel_only()), (1, false));
+    assert_eq!((pool.kernel_only_storages(), plain.is_kernel_only()), (1, false));
     [m, part, plain].into_iter().for_each(|m| pool.free_mbuf(m));
     assert_all_freed(&mut pool);
-    assert_eq!(pool.kernel_parts(), 0);
+    assert_eq!(pool.kernel_only_storages(), 0);
     drop((owner, pool.pop_returned()));
     assert_eq!(Arc::strong_count(&pages), 1);
 }

@@ -132,14 +132,14 @@ fn parts_of_shared_bytes_are_charged_and_their_owner_is_returned_once_per_part()
     let head = pool.share(&owner, 0, 300, Purpose::Send).expect("an mbuf");
     let tail = pool.share(&owner, 900, 300, Purpose::Send).expect("an mbuf");
     assert_eq!((head.as_slice(), tail.as_slice()), (&bytes.bytes[..300], &bytes.bytes[900..]));
-    assert_eq!((pool.stats().used_bytes, pool.shared_parts()), ([400, 0, 0], 2));
+    assert_eq!((pool.stats().used_bytes, pool.shared_storages()), ([400, 0, 0], 2));
     let again = pool.clone_ref(&head, 100, 50).expect("a descriptor");
     pool.free_mbuf(head);
     assert!(pool.pop_returned().is_none(), "a reference is still in use");
     drop((again, tail));
     assert!(pool.pop_returned().is_none(), "the remote-free list is not drained yet");
     assert_all_freed(&mut pool);
-    assert_eq!(pool.shared_parts(), 0);
+    assert_eq!(pool.shared_storages(), 0);
     assert!(pool.pop_returned().is_some() && pool.pop_returned().is_some());
     assert!(pool.pop_returned().is_none());
     drop(owner);
