@@ -215,7 +215,7 @@ impl<P: Probe> Shard<P> {
             return self.send_written(now, id);
         }
         if let Ok(entry) = self.core.sockets.tcp(id) {
-            entry.tcb.set_more(true);
+            entry.tcb.set_more_announced(true);
         }
         self.send_streamed(now, id);
         self.tcp.defer_tail(now, id, &mut self.core);

@@ -85,7 +85,7 @@ impl<P: Probe> SendFileCalls<'_, P> {
         let taken = Appended { bytes: filled, mbufs: r.chain.segs() };
         r.keep(filled);
         sosend::commit(&mut entry.tcb, &mut self.shard.core.net.pool, r);
-        entry.tcb.set_more(more == MoreData::Follows);
+        entry.tcb.set_more_announced(more == MoreData::Follows);
         self.shard.core.net.count_copied(filled);
         self.send(now, taken);
         Ok(())
@@ -124,7 +124,7 @@ impl<P: Probe> SendFileCalls<'_, P> {
             return Ok(Step::Done(0));
         }
         entry.blocked.is_blocked = false;
-        entry.tcb.set_more(rest.bytes() > taken.bytes as u64);
+        entry.tcb.set_more_announced(rest.bytes() > taken.bytes as u64);
         core.net.counters.add(Counter::SendFileMappedBytes, taken.bytes as u64);
         let bytes = taken.bytes;
         self.send(now, taken);

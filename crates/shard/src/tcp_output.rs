@@ -65,7 +65,7 @@ impl Tcp {
     /// follow at once. It is sent with the next output of any kind, or two milliseconds later.
     pub fn defer_tail<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
-        entry.tcb.set_more(false);
+        entry.tcb.set_more_announced(false);
         if entry.tcb.wants_output() && !entry.is_queued {
             entry.is_queued = true;
             core.output_queue.push_back(id);

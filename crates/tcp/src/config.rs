@@ -8,7 +8,7 @@ use fulmar_base::Duration;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
     /// Send buffer, bytes. Default 1 MiB: several 64 KiB super-segments in flight while the writer
-    /// fills the next ones, within a second-level cache. Autotuning grows it up to
+    /// fills the next ones, and the buffer fits an L2 cache. Autotuning grows it up to
     /// `max_buffer_bytes` on paths with a larger bandwidth-delay product: see `tuning.rs`.
     pub send_buffer_bytes: usize,
     /// Receive buffer, bytes: the largest window. Default 1 MiB, as above. Autotuning grows it up
@@ -62,8 +62,8 @@ pub struct Config {
     /// Explicit congestion notification (RFC 9768, RFC 3168). Default: if the peer asks, as Linux.
     pub ecn: crate::EcnPolicy,
     /// Packetisation-layer path MTU discovery (RFC 4821). Default: after a black hole was found. A path that drops
-    /// large packets without a word then costs seconds and not the connection, and a path that does not costs
-    /// nothing; Linux leaves it off by default.
+    /// large packets silently then delays the connection by seconds instead of stalling it. Other paths cost
+    /// nothing. Linux: off by default.
     pub mtu_probing: crate::MtuProbing,
     /// The largest rate of sending, bytes per second ([`crate::Tcb::set_max_pacing_rate`]). Default
     /// none.

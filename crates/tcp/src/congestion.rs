@@ -5,11 +5,11 @@
 //! spurious. A controller answers with its congestion window. It has no sequence numbers, clock or
 //! timer of its own; windows are in bytes.
 //!
-//! There are two kinds. A controller of windows ([`Cubic`](cubic::Cubic), [`NewReno`](new_reno::NewReno))
-//! grows its window by what was acknowledged, and reduces it once per loss episode; fast recovery
-//! follows PRR. A controller of a model ([`Bbr`](bbr::Bbr)) sees each delivery-rate sample
-//! ([`crate::delivery`]) and each lost run, and sets window and pacing rate ([`crate::pacing`])
-//! itself, in recovery too.
+//! There are two kinds. A window-based controller ([`Cubic`](cubic::Cubic),
+//! [`NewReno`](new_reno::NewReno)) grows its window by what was acknowledged, and reduces it once per
+//! loss episode; fast recovery follows PRR. A model-based controller ([`Bbr`](bbr::Bbr)) sees each
+//! delivery-rate sample ([`crate::delivery`]) and each lost run, and sets window and pacing rate
+//! ([`crate::pacing`]) itself, in recovery too.
 //!
 //! A further controller is a file in `congestion/` that implements [`Controller`], and a line in the
 //! list below. The list yields the public names, the configuration and the dispatch, which is a
@@ -51,24 +51,24 @@ pub(crate) struct Sample {
     pub now: Instant,
     /// Bytes that this ACK delivered, cumulatively or selectively.
     pub newly_acked: u64,
-    /// Part of them that was marked with CE, by accurate feedback (RFC 9768); 0 without.
+    /// Part of `newly_acked` that was marked with CE, by accurate feedback (RFC 9768); 0 without.
     pub newly_marked: u64,
     /// Bytes delivered on this connection (C.delivered).
     pub total_delivered: u64,
-    /// Part of them that was marked. `None`: the feedback is not accurate.
+    /// Part of `total_delivered` that was marked. `None`: the feedback is not accurate.
     pub total_marked: Option<u64>,
     /// The delivery rate; 0 if this ACK gives none.
     pub rate: u64,
     /// Bytes delivered since the latest delivered bytes were sent (RS.delivered).
     pub delivered: u64,
-    /// Part of them that was marked.
+    /// Part of `delivered` that was marked.
     pub marked: u64,
-    /// C.delivered when those were sent (RS.prior_delivered), if it is known.
+    /// C.delivered when the latest delivered bytes were sent (RS.prior_delivered), if known.
     pub prior_delivered: Option<u64>,
     pub is_app_limited: bool,
-    /// In flight when those were sent (RS.tx_in_flight).
+    /// In flight when the latest delivered bytes were sent (RS.tx_in_flight).
     pub tx_in_flight: u64,
-    /// Lost since those were sent (RS.lost).
+    /// Lost since the latest delivered bytes were sent (RS.lost).
     pub lost: u64,
     /// The round-trip time of the latest bytes that were sent once.
     pub rtt: Option<Duration>,
@@ -116,9 +116,9 @@ pub(crate) struct Lost {
     pub bytes: u64,
     /// C.delivered.
     pub total_delivered: u64,
-    /// Lost since they were sent, themselves included.
+    /// Bytes lost since this run was sent, the run included.
     pub lost: u64,
-    /// In flight when they were sent (P.tx_in_flight), themselves included.
+    /// In flight when this run was sent (P.tx_in_flight), the run included.
     pub tx_in_flight: u64,
     pub is_app_limited: bool,
 }
@@ -148,7 +148,7 @@ pub(crate) trait Controller {
     /// Data was acknowledged while the window was in full use.
     fn on_ack(&mut self, _ack: &Ack) {}
 
-    /// Data was delivered, and losses were looked for.
+    /// Data was delivered; loss detection has run.
     fn on_sample(&mut self, _sample: &Sample) {}
 
     /// A run of bytes was marked as lost.
@@ -184,8 +184,8 @@ pub(crate) trait Controller {
         self.window_mut().restart();
     }
 
-    /// For controllers that take samples: data is about to be sent, nothing is in flight, and it was
-    /// the application that paused.
+    /// For controllers that take samples: data is about to be sent after an application-limited
+    /// pause with nothing in flight.
     fn on_restart(&mut self, _now: Instant) {}
 
     /// The last loss episode or time-out was spurious: restores the state before it.
@@ -196,19 +196,19 @@ pub(crate) trait Controller {
         None
     }
 
-    /// The controller sends less than the network takes, on purpose: samples count as limited by the
-    /// application.
+    /// The controller deliberately sends below the rate of the path (ProbeRTT): samples count as
+    /// application-limited.
     fn is_probing_rtt(&self) -> bool {
         false
     }
 
-    /// What it knows of the path, if it keeps a model.
+    /// The path model, if the controller keeps one.
     fn model(&self) -> Option<PathModel> {
         None
     }
 }
 
-/// A controller's model of the path (Linux: `struct tcp_bbr_info`), for people.
+/// A controller's model of the path, for display (Linux: `struct tcp_bbr_info`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathModel {
     /// The phase of its state machine.
@@ -236,7 +236,7 @@ macro_rules! controllers {
             /// Every algorithm.
             pub const ALL: &'static [CongestionControl] = &[$(CongestionControl::$variant),*];
 
-            /// Its name, as Linux spells it where Linux has it.
+            /// Its name: that of Linux if Linux has the algorithm.
             pub const fn name(self) -> &'static str {
                 match self { $(CongestionControl::$variant => $name,)* }
             }
@@ -372,7 +372,7 @@ controllers! {
     Dctcp, "dctcp", dctcp::Dctcp;
 }
 
-/// No algorithm has this name. The sentence lists those that there are.
+/// The name of no algorithm. The message lists the known names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UnknownCongestionControl;
 

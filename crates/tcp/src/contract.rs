@@ -288,7 +288,8 @@ pub enum ConnError {
     Refused,
     /// The peer reset the connection.
     Reset,
-    /// The user time-out expired without an acknowledgement.
+    /// The peer did not answer: the user time-out expired, or the keepalive probes or the
+    /// retransmissions of the SYN are used up.
     TimedOut,
     /// As `TimedOut`, after ICMP host unreachable; or neighbour resolution failed while the
     /// connection was opened.

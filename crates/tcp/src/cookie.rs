@@ -12,12 +12,11 @@
 //! acknowledgement number is accepted with probability 2^-29: two of 256 periods are valid, and in
 //! each four of 2^24 tags.
 //!
-//! The period replaces the upper bits of the 4 microsecond clock of RFC 6528, so the initial
-//! sequence numbers of a flow still increase with time. Window scale, SACK permitted and ECN are encoded
-//! in the timestamp; a peer without timestamps gets none of them, as on Linux. Accurate ECN is not: the ACK itself tells
-//! of it (RFC 9768 section 3.2.2.1, note 3). The timestamp sent is the
-//! latest value with the required low bits, at most 64 ms in the past, so it never runs ahead of
-//! the connection's timestamp clock.
+//! The period replaces the upper bits of the 4 microsecond clock of RFC 6528, so the initial sequence numbers of a flow
+//! still increase with time. Window scale, SACK permitted and ECN are encoded in the timestamp; a peer without
+//! timestamps gets none of them, as on Linux. Accurate ECN is not encoded: the ACK itself indicates it (RFC 9768
+//! section 3.2.2.1, note 3). The timestamp sent is the latest value with the required low bits, at most 64 ms in the
+//! past, so it never runs ahead of the connection's timestamp clock.
 //!
 //! Cost: two hashes. No memory.
 
@@ -229,7 +228,8 @@ pub fn check_cookie(
     })
 }
 
-/// The ECN flags of the SYN. ACE of an ACK is below 2 without accurate feedback, and of the first ACK never with it.
+/// The ECN flags of the SYN. The first ACK of a client with accurate feedback has ACE 2, 3, 4 or 6; without, ACE is
+/// 0 or 1.
 fn requested_ecn(cfg: &Config, ack: Flags, bits: Option<u32>) -> Flags {
     if bits.is_some_and(|b| b & TS_ECN != 0) {
         return Flags::ECE | Flags::CWR;

@@ -10,8 +10,8 @@
 //!
 //! A [`Snapshot`] holds what a sample needs to know of the time when bytes were sent. There is one
 //! for each instant at which something was sent, found again by the transmission time that the
-//! [scoreboard](crate::scoreboard) keeps. Snapshots within a short time of each other are one, as
-//! runs of the scoreboard are.
+//! [scoreboard](crate::scoreboard) keeps. Bytes sent within a short time share a snapshot, as they
+//! share a run of the scoreboard.
 //!
 //! Cost: nothing while the controller takes no samples. Otherwise one snapshot per super-segment, at
 //! most [`MAX_SNAPSHOTS`], and a binary search per ACK and per lost run. Beyond the limit the oldest
@@ -46,8 +46,8 @@ struct Snapshot {
     is_app_limited: bool,
 }
 
-/// What a connection has delivered; nothing while the controller takes no samples. Most connections
-/// have such a controller, so the state is apart.
+/// The sampler of a connection; `None` while the controller takes no samples. Boxed, since most
+/// controllers take none.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery(Option<Box<Sampler>>);
 
@@ -55,13 +55,14 @@ pub(crate) struct Delivery(Option<Box<Sampler>>);
 #[derive(Clone, Debug)]
 pub(crate) struct Sampler {
     delivered: u64,
-    /// Marked with CE, of them and of what the last ACK delivered.
+    /// Part of `delivered`, and of the bytes of the last ACK, that was marked with CE.
     marked: u64,
     newly_marked: u64,
     delivered_at: Instant,
     /// When the latest delivered bytes were sent; when the first were sent, if all are delivered.
     first_sent_at: Instant,
-    /// What is delivered up to here was limited by the application; 0: nothing.
+    /// C.app_limited: samples are application-limited until `delivered` exceeds this; 0: they are
+    /// not.
     app_limited: u64,
     /// Bytes ever marked as lost.
     lost: u64,
@@ -83,7 +84,7 @@ impl Delivery {
         self.0.is_some()
     }
 
-    /// Another controller. Samples begin with what is sent from now on.
+    /// Adapts to another controller. Samples cover bytes sent from now on.
     pub(crate) fn switch_to(&mut self, which: CongestionControl) {
         if self.is_on() != which.takes_samples() {
             *self = Delivery::for_controller(which);
@@ -95,12 +96,12 @@ impl Delivery {
         self.0.as_ref().map_or(0, |s| s.rate)
     }
 
-    /// What is in flight, or comes before it is delivered, is limited by the application.
+    /// Whether samples are application-limited.
     pub(crate) fn is_app_limited(&self) -> bool {
         self.0.as_ref().is_some_and(|s| s.app_limited != 0)
     }
 
-    /// A run of the scoreboard is lost: what the controller learns of it.
+    /// Counts a lost run. Returns the report for the controller, if it takes samples.
     pub(crate) fn lost(&mut self, run: &LostRun, now: Instant) -> Option<Lost> {
         self.0.as_mut().map(|s| s.lost(run, now))
     }
@@ -122,13 +123,13 @@ impl Sampler {
         }
     }
 
-    /// What is in flight, and what comes before it is delivered, is limited by the application.
+    /// Samples are application-limited until the bytes in flight are delivered.
     fn mark_app_limited(&mut self, in_flight: u64) {
         self.app_limited = self.delivered.saturating_add(in_flight).max(1);
     }
 
-    /// `bytes` up to `end` were sent: `in_flight` with them. They share the last snapshot if it was
-    /// taken at most `within` ago.
+    /// `bytes` up to `end` were sent; `in_flight` includes them. They share the last snapshot if it
+    /// was taken at most `within` ago.
     #[inline(never)]
     fn sent(&mut self, end: u64, bytes: u64, in_flight: u64, now: Instant, within: Duration) {
         if in_flight <= bytes {
@@ -164,8 +165,9 @@ impl Sampler {
         self.snapshots.get(behind.checked_sub(1)?)
     }
 
-    /// UpdateRateSample and GenerateRateSample, for an ACK of bytes of which the last were sent at
-    /// `sent_at`. They are counted already. The other fields of the sample are the caller's.
+    /// UpdateRateSample and GenerateRateSample, for an ACK whose latest delivered bytes were sent
+    /// at `sent_at`. The bytes are already in `delivered`. The caller sets the fields that do not
+    /// depend on the snapshot.
     fn sample(&mut self, sample: &mut Sample, sent_at: Instant, min_rtt: Duration) {
         if self.delivered > self.app_limited {
             self.app_limited = 0;
@@ -181,7 +183,7 @@ impl Sampler {
         sample.is_app_limited = sent.is_app_limited;
         sample.tx_in_flight = sent.in_flight;
         sample.lost = self.lost.saturating_sub(sent.lost);
-        // A shorter interval is that of a needless retransmission whose original was delivered.
+        // A shorter interval is that of a spurious retransmission: the original was delivered.
         if interval >= min_rtt && !interval.is_zero() {
             sample.rate = rate_of(sample.delivered, interval);
             self.rate = sample.rate;
@@ -195,7 +197,7 @@ impl Sampler {
         }
     }
 
-    /// A run of the scoreboard is lost: what the controller learns of it.
+    /// Counts a lost run. Returns the report for the controller.
     fn lost(&mut self, run: &LostRun, now: Instant) -> Lost {
         self.lost = self.lost.saturating_add(run.bytes);
         let sent = self.snapshot_of(run.sent_at);
@@ -279,7 +281,7 @@ impl Tcb {
         }
     }
 
-    /// The controller learns what an ACK delivered, after losses were looked for.
+    /// Passes the sample of an ACK to the controller, after loss detection.
     #[inline(never)]
     pub(crate) fn sample_delivered(&mut self, delivered: &Delivered, now: Instant) {
         let newest = delivered.original.max(delivered.retransmitted);

@@ -1,20 +1,21 @@
-//! Whether the two ends take turns, message and response: then the response carries the ACK of the message (RFC 9293
-//! section 3.8.6.3; Linux: pingpong mode).
+//! Detection of interactive use (Linux: pingpong mode): messages and responses alternate, so that a response carries
+//! the ACK of its message (RFC 9293 section 3.8.6.3).
 //!
 //! A connection is interactive when data has carried an ACK that was not sent before, or when several messages in a row
-//! were each answered before the next one. It is no longer when the delayed ACK timer expires or a second message comes
-//! before the response: the peer may have held that one back for the ACK of the first (Nagle). Linux asks only
-//! whether data was sent within the delayed ACK of data received, so that such a peer waits 40 ms for each response.
+//! were each answered before the next one. Interactive use ends when the delayed ACK timer expires or a second message
+//! arrives before the response: the peer may have held the second message back until the ACK of the first (Nagle).
+//! Linux checks only that data was sent within the delayed ACK time of data received; there such a peer waits 40 ms for
+//! each response.
 
-/// Messages that are answered in turn before their ACKs wait for the response.
-const ENOUGH: u8 = 4;
+/// Messages answered in a row from which on the use is interactive.
+const INTERACTIVE_AFTER: u8 = 4;
 
 /// What the exchange has been so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Dialogue {
     /// A message was read, and no data was sent since.
     is_unanswered: bool,
-    /// Messages in a row that were answered before the next one, up to [`ENOUGH`].
+    /// Messages in a row that were answered before the next one, up to [`INTERACTIVE_AFTER`].
     answered: u8,
 }
 
@@ -22,7 +23,7 @@ impl Dialogue {
     /// Whether an ACK waits for the response.
     #[inline]
     pub(crate) fn is_interactive(self) -> bool {
-        self.answered >= ENOUGH
+        self.answered >= INTERACTIVE_AFTER
     }
 
     /// The user has read all there was, and the peer had pushed it.
@@ -38,9 +39,9 @@ impl Dialogue {
     #[inline]
     pub(crate) fn on_data_sent(&mut self, carries_ack: bool) {
         if carries_ack {
-            self.answered = ENOUGH;
+            self.answered = INTERACTIVE_AFTER;
         } else if self.is_unanswered {
-            self.answered = self.answered.saturating_add(1).min(ENOUGH);
+            self.answered = self.answered.saturating_add(1).min(INTERACTIVE_AFTER);
         }
         self.is_unanswered = false;
     }

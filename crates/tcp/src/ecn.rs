@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   SYN      AE|CWR|ECE  ──►                       asks for accurate feedback
-//!                        ◄──  code    SYN,ACK      agrees, and tells the ECN field of the SYN
-//!   ACK      code        ──►                       tells that of the SYN,ACK
+//!                        ◄──  code    SYN,ACK      agrees, and reflects the ECN field of the SYN
+//!   ACK      code        ──►                       reflects that of the SYN,ACK
 //!   data     ECT(0)      ──►  a router marks it CE
 //!                        ◄──  ACE     every segment: three bits of the count of marked packets
 //!                        ◄──  option  some ACKs: bytes received with ECT(0), CE and ECT(1)
@@ -11,22 +11,22 @@
 //!   A peer of RFC 3168 answers the SYN with ECE alone, and echoes a mark by ECE until CWR arrives.
 //! ```
 //!
-//! [`handshake`] agrees on the mode. [`receiver`] counts the marks that arrive and tells them to the peer. [`sender`]
-//! decodes what the peer tells, and [`classic`] is both halves of RFC 3168.
+//! [`handshake`] agrees on the mode. [`receiver`] counts received marks and reports them to the peer. [`sender`]
+//! decodes the reports of the peer, and [`classic`] is both halves of RFC 3168.
 //!
-//! New data is ECN-capable. Retransmissions, pure ACKs, SYNs and probes are not (RFC 3168 section 6.1.5): a mark on one
-//! of them could be forged by a host that cannot see the connection. The window is reduced once per round trip, by less
-//! than for a loss (RFC 8511), and not while an episode of losses has already reduced it. Controllers that respond to
-//! the share of marked bytes get it with their samples ([`crate::congestion::Sample`]).
+//! New data is ECN-capable. SYNs, pure ACKs, retransmissions and probes are not (RFC 3168 sections 6.1.1 and 6.1.4 to
+//! 6.1.6): marks on them would make denial of service easier. The window is reduced once per round trip, by less than
+//! for a loss (RFC 8511), and not while an episode of losses has already reduced it. Controllers that respond to the
+//! share of marked bytes get it with their samples ([`crate::congestion::Sample`]).
 //!
-//! A path that changes ECN fields or the feedback is found out (section 3.2.2.3, 3.2.2.4, 3.2.3.2): new data is then no
-//! longer ECN-capable, and feedback is ignored. This side continues to tell what it receives.
+//! A path that changes ECN fields or the feedback is detected (section 3.2.2.3, 3.2.2.4, 3.2.3.2): new data is then no
+//! longer ECN-capable, and feedback is ignored. This side continues to report what it receives.
 //!
 //! Differences from RFC 9768:
 //! - After a SYN or SYN,ACK that arrived changed, feedback is ignored; section 3.2.2.3 advises to respond until it is
 //!   continuous, and a path that marks everything would hold the sender at its least window.
-//! - A batch of segments that is received before one output gets one ACK, which may tell of more than seven marks. The
-//!   option, which goes with it, is exact.
+//! - A batch of segments that is received before one output gets one ACK, which may report more than seven marks. The
+//!   option in it is exact.
 //! - Where ACE may have cycled unseen and the peer's options do not arrive, it is taken to have cycled only while
 //!   marks arrive: "the safest likely case under the prevailing conditions" (section 3.2.2.5.2).
 
@@ -46,15 +46,16 @@ use sender::Reported;
 
 pub(crate) use handshake::{answer_to_syn, reflected};
 
-/// Whether connections use ECN (Linux: `net.ipv4.tcp_ecn`). Accurate feedback goes before that of RFC 3168.
+/// Whether connections use ECN (Linux: `net.ipv4.tcp_ecn`). Accurate feedback takes precedence over that of
+/// RFC 3168.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum EcnPolicy {
     /// Never (0).
     Off,
-    /// If the peer asks, the feedback that it asks for (5). The default.
+    /// Accept what the peer requests (5). The default.
     #[default]
     Accept,
-    /// Ask for accurate feedback, take that of RFC 3168 for an answer, and accept as above (3).
+    /// Request accurate feedback, fall back to that of RFC 3168, and accept as above (3).
     Ask,
 }
 
@@ -98,13 +99,13 @@ pub enum EcnMode {
     /// None: no ECN.
     #[default]
     Off,
-    /// RFC 3168: whether there was a mark.
+    /// RFC 3168: one bit, whether there was a mark.
     Classic,
-    /// RFC 9768: how many.
+    /// RFC 9768: counts of marks.
     Accurate,
 }
 
-/// What a segment is for, as far as ECN asks.
+/// The class of a segment, as ECN treats it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Carrier {
     /// SYN or SYN,ACK.
@@ -163,7 +164,7 @@ impl Ecn {
         }
     }
 
-    /// Whether even a segment with the expected ACE may bring news.
+    /// Whether a segment with the predicted ACE must be decoded nevertheless.
     fn needs_each_segment(&self, una: u64) -> bool {
         self.reported.is_first || (self.is_feedback_trusted && self.reported.may_cycle(una))
     }
@@ -199,7 +200,8 @@ impl Tcb {
         }
     }
 
-    /// The window was reduced, for whatever reason: a peer of RFC 3168 learns of it (section 6.1.2).
+    /// The congestion window was reduced: with RFC 3168 the next new data carries CWR (section
+    /// 6.1.2).
     pub(crate) fn on_window_reduced(&mut self) {
         if !matches!(self.ecn.mode, EcnMode::Off) {
             self.ecn.classic.cwr_due = true;

@@ -27,7 +27,7 @@ impl Tcb {
             env.counters.count(Counter::TimersFired);
         }
         if self.timers.take_due(Timer::Pacing, now) {
-            self.pacing.look(now);
+            self.pacing.update_hold(now);
             env.counters.count(Counter::TimersFired);
         }
         if self.timers.take_due(Timer::Retransmit, now) {
@@ -50,9 +50,10 @@ impl Tcb {
             State::SynSent | State::SynReceived => return self.on_syn_timeout(env),
             _ => {}
         }
-        // The peer was asked at least once: after a stop of the process its ACKs may still be on their way.
-        let was_asked = self.rtt.backoff() > 0 || (self.flight() == 0 && !self.persisting);
-        if was_asked && env.now.since(self.user_timeout_start()) >= self.effective_user_timeout() {
+        // Not before one retransmission or probe: after a stop of the process ACKs may be waiting unread.
+        let has_retried = self.rtt.backoff() > 0 || (self.flight() == 0 && !self.persisting);
+        if has_retried && env.now.since(self.user_timeout_start()) >= self.effective_user_timeout()
+        {
             env.counters.count(Counter::TcpUserTimeouts);
             return self.abort_timed_out();
         }
@@ -85,8 +86,8 @@ impl Tcb {
         }
         self.adopt_pending_mtu();
         self.rtt.back_off();
-        // One loss keeps the initial window, as in Linux: a first time-out of 1 s (RFC 6298) may be too short for
-        // the path, where the 3 s that RFC 5681 section 3.1 was written for was not.
+        // One loss keeps the initial window, as in Linux. RFC 5681 section 3.1 reduces it, but assumes a first
+        // time-out of 3 s; one of 1 s (RFC 6298) may be spurious.
         if self.rtt.backoff() > 1 {
             self.congestion.on_syn_lost();
         }

@@ -11,8 +11,8 @@
 //! In: what the SYN is to carry ([`FastOpenSyn`]), the payload of a SYN whose cookie the caller has checked.
 //! Out: a [`FastOpenReport`] for the caller's cache of cookies. Cookies are made, checked and cached by the caller.
 //!
-//! Invariant: positions `1..=syn_bytes` were sent with our SYN and are in no run of the scoreboard. The SYN,ACK
-//! settles them: what it does not acknowledge is unsent again.
+//! Invariant: positions `1..=syn_bytes` were sent with our SYN and are in no run of the scoreboard. What the
+//! SYN,ACK does not acknowledge of them is unsent again.
 
 use crate::Tcb;
 use crate::contract::{Env, State};
@@ -39,10 +39,10 @@ pub enum FastOpenSyn {
     WithoutCookie,
 }
 
-/// How a server took a SYN with a Fast Open option.
+/// The response of a server to a SYN with a Fast Open option.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FastOpenVerdict {
-    /// It acknowledged data or sent a cookie, or there was nothing to take.
+    /// It acknowledged data or sent a cookie, or the SYN had neither data nor a request.
     Taken,
     /// It did neither (RFC 7413 section 4.1.3.1: a negative response).
     Refused,
@@ -53,7 +53,7 @@ pub enum FastOpenVerdict {
 /// What an active open has learnt of the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FastOpenReport {
-    /// How the server took it.
+    /// The response of the server.
     pub verdict: FastOpenVerdict,
     /// The cookie of the SYN,ACK.
     pub cookie: Option<FastOpenCookie>,
@@ -67,18 +67,18 @@ enum Role {
     #[default]
     None,
     Client,
-    /// It exists for its user before the handshake completes.
+    /// The user owns the connection before the handshake completes.
     Server,
 }
 
-/// What is told, one after the other.
+/// First the option to send, then the report for the caller.
 #[derive(Clone, Copy, Debug, Default)]
 enum Exchange {
     #[default]
     Nothing,
     /// The option of our first SYN or SYN,ACK.
     Offer(FastOpen),
-    /// What the answer has told, for the caller.
+    /// The report, until the caller takes it.
     Report(FastOpenReport),
 }
 
@@ -137,8 +137,7 @@ impl Tcb {
     }
 
     /// Takes the data of the SYN of a passive open, whose cookie is valid (RFC 7413 section 4.2.2). From now on the
-    /// connection is its user's, who reads, writes and closes in SYN-RECEIVED. Data beyond our MSS is not taken; the
-    /// peer sends it again.
+    /// user may read, write and close, in SYN-RECEIVED. Data beyond our MSS is not taken; the peer sends it again.
     pub fn accept_syn_data(&mut self, env: &mut Env, mut payload: Chain) {
         self.fast_open.role = Role::Server;
         let len = payload.len();
@@ -153,7 +152,7 @@ impl Tcb {
         self.fast_open.is_data_taken = self.rcv.nxt > 1;
     }
 
-    /// Whether the connection is its user's although the handshake is not complete.
+    /// Whether the user owns the connection before the handshake completes.
     #[inline]
     pub fn is_open_early(&self) -> bool {
         self.fast_open.role == Role::Server && matches!(self.state, State::SynReceived)
@@ -173,8 +172,9 @@ impl Tcb {
         if is_first { ready.min(self.syn_data_limit()) } else { 0 }
     }
 
-    /// After the segment that acknowledged our SYN: data of the SYN that it left out is unsent again.
-    pub(crate) fn settle_syn_data(&mut self) {
+    /// After the segment that acknowledged our SYN: data of the SYN that it did not acknowledge is
+    /// unsent again.
+    pub(crate) fn requeue_syn_data(&mut self) {
         let sent_to = u64::from(core::mem::take(&mut self.fast_open.syn_bytes)).saturating_add(1);
         if sent_to <= 1 {
             return;
@@ -188,8 +188,8 @@ impl Tcb {
         }
     }
 
-    /// Reports how the SYN,ACK took our SYN. Call it before [`Tcb::settle_syn_data`]; `moved`: positions acknowledged,
-    /// the SYN included.
+    /// Records the response of the SYN,ACK to our SYN. Call it before [`Tcb::requeue_syn_data`]; `moved`: positions
+    /// acknowledged, the SYN included.
     pub(crate) fn report_syn_ack(&mut self, syn_ack: &Header, moved: u64) {
         // Cookies that were not asked for are ignored.
         let Some(offer) = self.fast_open.option().filter(|_| self.fast_open.role == Role::Client)

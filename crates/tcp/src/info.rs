@@ -32,7 +32,7 @@ pub struct Info {
     pub delivery_rate: Option<u64>,
     /// The application limited `delivery_rate`.
     pub app_limited: bool,
-    /// What the controller knows of the path, if it keeps a model (BBR).
+    /// The controller's path model, if it keeps one (BBR).
     pub model: Option<PathModel>,
     /// The path MTU, bytes.
     pub pmtu_bytes: usize,
@@ -71,9 +71,11 @@ pub struct Info {
     pub retransmitted_bytes: u64,
     /// Bytes sent, retransmissions included.
     pub sent_bytes: u64,
-    /// Bytes that the peer reports as marked with CE (RFC 9768); all of an ACK that echoes a mark, with RFC 3168.
+    /// Delivered bytes that the peer reports as marked with CE (RFC 9768). With RFC 3168: all bytes delivered by
+    /// ACKs with ECE.
     pub delivered_ce_bytes: u64,
-    /// Packets sent, of the size of the path. Counts of packets wrap, as Linux's.
+    /// MTU-sized packets sent: a super-segment counts as its segments. Packet counts wrap, as on
+    /// Linux.
     pub packets_out: u32,
     /// Those with payload.
     pub data_packets_out: u32,
@@ -81,7 +83,7 @@ pub struct Info {
     pub segments_in: u32,
     /// Those with payload.
     pub data_segments_in: u32,
-    /// For how long which limit held sending back.
+    /// How long each limit held sending back.
     pub send_times: SendTimes,
     /// Since the last payload, SYN, FIN or probe was sent.
     pub since_data_sent: Duration,
@@ -117,9 +119,9 @@ pub struct Info {
     pub syn_data: bool,
     /// Window scale: ours, the peer's.
     pub window_scales: (u8, u8),
-    /// Bytes that the peer has acknowledged since the connection began. Its end counts as one.
+    /// Bytes that the peer has acknowledged since the connection began. A FIN counts as one.
     pub acked_bytes: u64,
-    /// Bytes received in order. Their end counts as one.
+    /// Bytes received in order. A FIN counts as one.
     pub received_bytes: u64,
 }
 
@@ -129,7 +131,7 @@ impl Tcb {
         self.info_at(self.times.last_sent_at.max(self.times.last_received_at))
     }
 
-    /// A snapshot.
+    /// A snapshot at `now`.
     pub fn info_at(&self, now: Instant) -> Info {
         let delivery = self.delivery_rate();
         let s = &self.statistics;

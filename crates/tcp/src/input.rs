@@ -30,7 +30,7 @@ pub(crate) struct Segment<'a> {
     pub offset: i64,
     /// The payload, less what was trimmed.
     pub payload: Chain,
-    /// Carries a FIN that lies inside the window.
+    /// Carries a FIN inside the window.
     pub fin: bool,
     /// Carries a retransmission of the peer's FIN.
     pub repeats_fin: bool,
@@ -67,7 +67,7 @@ impl Tcb {
         payload: Chain,
     ) -> Events {
         env.counters.count(Counter::TcpSegmentsIn);
-        self.pacing.look(env.now);
+        self.pacing.update_hold(env.now);
         let len = payload.len();
         self.count_segment(len, env.now);
         let events = if self.is_predicted_field(ecn, len) && self.is_predicted(hdr, len) {

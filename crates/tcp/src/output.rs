@@ -18,6 +18,7 @@ use crate::arith::div_rem;
 use crate::contract::ConnError;
 use crate::contract::{Emit, EmitError, Env, PathInfo, SegmentOut, Sent, State};
 use crate::segment::{checksum_offload, header_mbuf, offload};
+use crate::tcb::DEFAULT_MSS;
 use crate::timers::{Pending, Timer};
 use fulmar_base::{Counter, DropReason, Duration, GsoKind, IpVersion};
 use fulmar_mbuf::{Chain, NoBuffer, Pool, Purpose};
@@ -41,8 +42,8 @@ impl Tcb {
     pub fn output(&mut self, env: &mut Env, path: &PathInfo, out: &mut impl Emit) -> Sent {
         env.counters.count(Counter::TcpOutputs);
         self.set_path(path);
-        self.pacing.look(env.now);
-        self.look_for_larger_mtu(env.now);
+        self.pacing.update_hold(env.now);
+        self.update_mtu_probe_due(env.now);
         self.check_ecn_option(env.now);
         self.send_marks.burst_start = self.snd.nxt;
         let sent = match self.send_all(env, out) {
@@ -99,6 +100,7 @@ impl Tcb {
             let idle = env.now.since(self.times.last_sent_at);
             if idle > self.rtt.rto() && self.is_synchronized() {
                 self.congestion.on_idle();
+                // Restarts the idle period, so that the next output does not restart the window again.
                 self.times.last_sent_at = env.now;
             }
         }
@@ -173,7 +175,7 @@ impl Tcb {
     #[inline]
     fn packet_bytes(&self, plan: &Plan) -> usize {
         match plan.kind {
-            // The data of a SYN is bounded by itself, by what is known of the peer's MSS.
+            // The data of a SYN, and an MTU probe, is one packet, whatever the segment size is now.
             SegmentKind::Syn | SegmentKind::MtuProbe => plan.bytes,
             _ => self.full_segment_bytes(),
         }
@@ -221,7 +223,7 @@ impl Tcb {
         let scaling = !answering || self.scale.both;
         hdr.options.window_scale = scaling.then_some(self.scale.rcv);
         hdr.options.sack_permitted = self.sack_on;
-        // A repetition goes without: a middlebox may drop what it does not know (RFC 7413 section 4.1.3).
+        // A retransmitted SYN omits it: a middlebox may drop unknown options (RFC 7413 section 4.1.3).
         if self.snd.nxt == 0 {
             hdr.options.fast_open = self.fast_open.option();
         }
@@ -331,7 +333,9 @@ impl Tcb {
         self.due.ack = false;
         self.due.pushed = false;
         if self.rcv.last_ack_sent != self.rcv.nxt {
-            let segments = (self.rcv.nxt.wrapping_sub(self.rcv.last_ack_sent)) / 536;
+            // Counted in segments of the default MSS, whatever the size of those received.
+            let bytes = self.rcv.nxt.wrapping_sub(self.rcv.last_ack_sent);
+            let (segments, _) = div_rem(bytes, u64::from(DEFAULT_MSS));
             self.quick_acks = self.quick_acks.saturating_sub(segments.clamp(1, 16) as u8);
         }
         self.rcv.last_ack_sent = self.rcv.nxt;
@@ -379,7 +383,7 @@ impl Tcb {
         if self.recovery.tlp.due {
             self.on_probe_sent(plan.kind);
         } else if matches!(self.recovery.pending, Pending::Probe) && !self.persisting {
-            // The probe is for what is last now: `rearm` schedules it anew.
+            // The tail has moved: `rearm` schedules the probe again.
             self.timers.stop(Timer::Retransmit);
         }
     }

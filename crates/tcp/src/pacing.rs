@@ -21,7 +21,7 @@ const QUANTA_PER_SECOND: u64 = 1000;
 /// The least super-segment: receivers acknowledge every second segment.
 const QUANTUM_SEGMENTS: u64 = 2;
 
-/// How late a segment may leave without a delay of the next: two ticks of the timer wheel.
+/// How late a segment may leave without delaying the next one: two ticks of the timer wheel.
 const CREDIT: Duration = Duration::from_nanos(2 << 20);
 
 /// The state of pacing.
@@ -35,7 +35,8 @@ pub(crate) struct Pacing {
     pub quantum_bytes: usize,
     /// The earliest departure time of the next segment.
     next_at: Instant,
-    /// Output has looked before `next_at`. Holds until input, output or a timer comes after it.
+    /// Output waits: `next_at` was in the future when it was last compared with the time, by input,
+    /// output or a timer.
     pub is_held: bool,
 }
 
@@ -44,14 +45,14 @@ impl Pacing {
         Pacing { limit, rate: 0, quantum_bytes: usize::MAX, next_at: Instant::ZERO, is_held: false }
     }
 
-    /// Whether the last segment sent may still wait, as it were, for its departure.
+    /// Whether the next segment may not leave yet.
     pub(crate) fn is_ahead(&self, now: Instant) -> bool {
         self.rate > 0 && self.next_at > now
     }
 
-    /// The time has come, or not.
+    /// Clears `is_held` once `next_at` has passed.
     #[inline]
-    pub(crate) fn look(&mut self, now: Instant) {
+    pub(crate) fn update_hold(&mut self, now: Instant) {
         if self.is_held {
             self.is_held = self.is_ahead(now);
         }
@@ -103,7 +104,7 @@ impl Tcb {
 
     #[inline(never)]
     fn delay_next(&mut self, bytes: u64, now: Instant) {
-        // What was sent after a pause starts anew; else a late segment has its credit.
+        // After a pause pacing starts from now; otherwise a late segment has its credit.
         let is_first = self.flight() <= bytes;
         let credit = if is_first { Duration::ZERO } else { CREDIT };
         let least = now.as_nanos().saturating_sub(crate::rtt::nanos(credit));

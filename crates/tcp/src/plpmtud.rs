@@ -1,5 +1,5 @@
-//! Packetisation-layer path MTU discovery (RFC 4821): the size of segments follows from what arrives,
-//! without a word from a router.
+//! Packetisation-layer path MTU discovery (RFC 4821): the segment size is found by probes and their
+//! acknowledgements, without ICMP.
 //!
 //! ```text
 //!            smaller, after time-outs                     larger, by probes
@@ -8,11 +8,11 @@
 //!                                           | (segments have this size)     | and no probe of it was lost
 //! ```
 //!
-//! **Black holes** (section 7.7). A path that loses large packets silently lets small ones pass: the
-//! handshake succeeds and the first full segment is lost whenever it is sent. After the original and two
-//! retransmissions (MAX_PROBES of RFC 8899 section 5.1.2) segments get the base size, after one more the floor.
-//! An outage looks the same. So the size that was in use is the first that is probed for, and a path that
-//! is back has its size back after a round trip.
+//! **Black holes** (section 7.7). A path that loses large packets silently lets small ones pass: the handshake
+//! succeeds and the first full segment is lost whenever it is sent. After the original and two retransmissions
+//! (MAX_PROBES of RFC 8899 section 5.1.2) segments get the base size, after one more the floor. An outage looks
+//! the same. So the size that was in use is probed for first: once the path is back, that size is restored
+//! after a round trip.
 //!
 //! **Probes** (section 7.3). A probe is new data in a segment larger than the others, which would be sent
 //! now anyway, with a few more behind it, so that its loss is found by their ACKs. If it is
@@ -27,15 +27,15 @@
 //! Differences from Linux, which has the same three modes:
 //! - Linux waits for about 3 s and then halves the size with each time-out, down to 48 bytes; here it is
 //!   1.4 s, and no less than each host must accept (576 and 1280 bytes of packet).
-//! - Linux takes one lost probe for an answer; here it is three, since random loss would bind
-//!   a connection to a small size for ten minutes.
+//! - Linux gives up a size after one lost probe, here after three: otherwise random loss would
+//!   leave a connection with small segments for ten minutes.
 //! - Linux begins in the middle of the interval; here it is the upper end.
 
 use crate::Tcb;
 use crate::timers::later;
 use fulmar_base::{Counter, Counters, Duration, Instant};
 
-/// When a connection finds the size of its segments itself (`net.ipv4.tcp_mtu_probing` of Linux).
+/// When a connection probes for its segment size (`net.ipv4.tcp_mtu_probing` of Linux).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum MtuProbing {
     /// Never: only ICMP messages lower it (0 on Linux, and its default).
@@ -60,7 +60,7 @@ const THRESHOLD_BYTES: usize = 8;
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
 
 /// Segments behind a probe: with three duplicate ACKs its loss is found without a time-out, and one may be lost.
-const FOLLOWERS: u64 = 4;
+const TRAILING_SEGMENTS: u64 = 4;
 
 /// A probe in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,7 +152,8 @@ impl MtuSearch {
 }
 
 impl Tcb {
-    /// When larger or smaller segments are tried without an ICMP message. The size in use stays.
+    /// Sets the mode. `Off` restores the size that path and peer allow; `Always` starts a search at
+    /// the base size, unless one is under way.
     pub fn set_mtu_probing(&mut self, mode: MtuProbing) {
         self.cfg.mtu_probing = mode;
         if matches!(mode, MtuProbing::Off) {
@@ -178,7 +179,7 @@ impl Tcb {
 
     /// Before output: whether it is time for a probe.
     #[inline]
-    pub(crate) fn look_for_larger_mtu(&mut self, now: Instant) {
+    pub(crate) fn update_mtu_probe_due(&mut self, now: Instant) {
         if self.mtu_search.low.is_some() {
             self.mtu_search.is_due =
                 self.mtu_search.probe.is_none() && now >= self.mtu_search.next_at;
@@ -192,11 +193,11 @@ impl Tcb {
         let segments = |n: u64| self.smss().saturating_mul(n);
         let window = self.congestion.cwnd().min(self.snd.wnd);
         // The peer's window must admit those behind it, too.
-        let reach = self.snd.max_wnd.saturating_sub(segments(FOLLOWERS));
+        let reach = self.snd.max_wnd.saturating_sub(segments(TRAILING_SEGMENTS));
         let limit = self.segment_ceiling().min(usize::try_from(reach).unwrap_or(usize::MAX));
         let Some(size) = self.mtu_search.next_size(limit) else { return ProbeStep::No };
         let bytes = size.saturating_sub(self.usual_option_bytes());
-        let needed = (bytes as u64).saturating_add(segments(FOLLOWERS));
+        let needed = (bytes as u64).saturating_add(segments(TRAILING_SEGMENTS));
         let is_quiet = self.recovery.is_quiet() && self.sacked.is_clean() && !self.due.probe;
         let is_plain = self.full_segment_bytes() == self.mss as usize;
         if !is_quiet || !is_plain || unsent < needed || window < needed {
@@ -304,7 +305,7 @@ impl Tcb {
 pub(crate) enum ProbeStep {
     /// No probe now.
     No,
-    /// Nothing new before the windows admit the probe.
+    /// Send nothing new before the windows admit the probe.
     Wait,
     /// A probe with so many bytes of payload.
     Send(usize),

@@ -1,9 +1,9 @@
-//! Ends of records in the stream (MSG_EOR of send(2)): no segment has bytes of both sides of one, neither when
-//! they are sent first nor when they are sent again. The receiver sees a stream; that a segment ends with
-//! a record is a service to what measures or steers by segments, as on Linux.
+//! Record boundaries in the stream (MSG_EOR of send(2)): no segment spans one, in the first transmission or a
+//! retransmission. The receiver sees a stream; the boundaries serve tools that measure or steer by segments,
+//! as on Linux.
 //!
-//! There are at most [`MAX_RECORDS`] ends that are not acknowledged; with so many, a writer waits as for space in the
-//! send buffer.
+//! At most [`MAX_RECORDS`] boundaries are unacknowledged; at the limit a writer waits as for space in the send
+//! buffer.
 
 use alloc::collections::VecDeque;
 

@@ -26,12 +26,14 @@
 //! belong to it. One timer serves the time-out, the probe and the reordering window (RFC 8985
 //! section 8): [`timer`].
 //!
-//! Differences from Linux, which otherwise decides the same way:
+//! Unlike Linux, which otherwise decides the same way:
 //! - F-RTO judges by the second ACK (RFC 5682 section 3.1), not by the first.
 //! - Eifel judges by the first ACK that advances `snd.una` (RFC 4015 section 3.2), not by each.
-//! - A probe that would come with the time-out replaces it (RFC 8985 section 7.2), as on Linux.
-//! - A time-out during fast recovery does not lower ssthresh again, as on Linux: it is the same
-//!   loss episode. RFC 5681 section 3.1 would.
+//!
+//! As on Linux:
+//! - A probe that would come with the time-out replaces it (RFC 8985 section 7.2).
+//! - A time-out during fast recovery does not lower ssthresh again: it is the same loss episode. RFC
+//!   5681 section 3.1 would.
 
 mod prr;
 pub(crate) mod rack;
@@ -111,9 +113,9 @@ impl Recovery {
     }
 }
 
-/// What an ACK means for recovery.
+/// What an ACK reports, for recovery.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct AckNews {
+pub(crate) struct AckSummary {
     /// Positions by which `snd.una` advanced.
     pub moved: u64,
     /// What it delivered.
@@ -167,12 +169,9 @@ impl Tcb {
             return None;
         }
         let (start, end) = self.sacked.first_lost(self.full_segment_bytes() as u64)?;
-        self.may_retransmit().then(|| self.plan_retransmit(start, end))
-    }
-
-    fn may_retransmit(&self) -> bool {
-        let space = self.congestion.cwnd().saturating_sub(self.pipe());
-        self.recovery.first_due || space >= self.smss()
+        let space = || self.congestion.cwnd().saturating_sub(self.pipe());
+        let may_send = self.recovery.first_due || space() >= self.smss();
+        may_send.then(|| self.plan_retransmit(start, end))
     }
 
     /// A retransmission of the first segment of `start..end`, with the FIN if it is in the range.
@@ -213,39 +212,45 @@ impl Tcb {
     }
 
     /// Processes an ACK. `snd.una` and the scoreboard are updated.
-    pub(crate) fn recover_on_ack(&mut self, hdr: &Header, news: &AckNews, env: &mut crate::Env) {
+    pub(crate) fn recover_on_ack(&mut self, hdr: &Header, ack: &AckSummary, env: &mut crate::Env) {
         let (now, counters) = (env.now, &mut *env.counters);
-        self.count_delivered(news.delivered.bytes, news.marked, now);
-        self.update_rack(hdr, &news.delivered, now);
-        self.probe_on_ack(news);
-        if let Some(dsack) = news.dsack {
+        self.count_delivered(ack.delivered.bytes, ack.marked, now);
+        self.update_rack(hdr, &ack.delivered, now);
+        self.probe_on_ack(ack);
+        if let Some(dsack) = ack.dsack {
             self.on_dsack(&dsack, counters);
         }
-        if news.moved > 0 {
-            self.on_progress(hdr, news, now, counters);
-        } else if news.duplicate {
+        if ack.moved > 0 {
+            self.on_progress(hdr, ack, now, counters);
+        } else if ack.duplicate {
             self.recovery.dupacks = self.recovery.dupacks.saturating_add(1);
         }
-        self.check_frto(news, counters);
-        self.detect_losses(news, now, counters);
-        if news.delivered.bytes > 0 || self.recovery.first_due {
-            self.reduce_proportionally(news);
+        self.check_frto(ack, counters);
+        self.detect_losses(ack, now, counters);
+        if ack.delivered.bytes > 0 || self.recovery.first_due {
+            self.reduce_proportionally(ack);
         }
-        if news.has_sack {
+        if ack.has_sack {
             self.check_probe_timer();
         }
         if self.delivery.is_on() {
-            self.sample_delivered(&news.delivered, now);
+            self.sample_delivered(&ack.delivered, now);
         }
     }
 
     /// `snd.una` has advanced.
-    fn on_progress(&mut self, hdr: &Header, news: &AckNews, now: Instant, counters: &mut Counters) {
+    fn on_progress(
+        &mut self,
+        hdr: &Header,
+        ack: &AckSummary,
+        now: Instant,
+        counters: &mut Counters,
+    ) {
         self.check_eifel(hdr, counters);
         match self.recovery.mode {
             Mode::Open => self.recovery.dupacks = 0,
             _ if self.snd.una >= self.recovery.recover => self.leave_recovery(),
-            Mode::Fast if !self.sack_on => self.on_partial_ack(news.moved, now),
+            Mode::Fast if !self.sack_on => self.on_partial_ack(ack.moved, now),
             Mode::Fast => {}
             Mode::Loss => self.recovery.dupacks = 0,
         }
@@ -281,7 +286,7 @@ impl Tcb {
     }
 
     /// Looks for losses, and enters fast recovery with the first.
-    fn detect_losses(&mut self, news: &AckNews, now: Instant, counters: &mut Counters) {
+    fn detect_losses(&mut self, ack: &AckSummary, now: Instant, counters: &mut Counters) {
         if self.flight() == 0 {
             return;
         }
@@ -296,7 +301,7 @@ impl Tcb {
         if self.is_mtu_probe_lost() {
             self.on_mtu_probe_lost(now, counters);
         } else {
-            self.enter_fast(&news.delivered, counters);
+            self.enter_fast(&ack.delivered, counters);
         }
     }
 

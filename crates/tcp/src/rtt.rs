@@ -1,8 +1,8 @@
 //! Round-trip time estimation and retransmission time-out (RFC 6298).
 //!
 //! Samples come from one timed segment at a time, with nanosecond resolution. A retransmitted
-//! segment is never timed (Karn's algorithm). During recovery samples come from timestamps (RFC
-//! 7323 section 4).
+//! segment is never timed (Karn's algorithm). During recovery samples come from bytes sent once
+//! that an ACK is the first to report (SACK), or from timestamps (RFC 7323 section 4).
 
 use crate::Config;
 use crate::arith::div_rem;

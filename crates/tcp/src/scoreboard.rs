@@ -59,7 +59,7 @@ pub(crate) struct Transmission {
 /// What the cumulative acknowledgement and the SACK blocks of one ACK delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Delivered {
-    /// Bytes delivered, each counted once (DeliveredData of RFC 6937).
+    /// Bytes delivered, each counted once (DeliveredData of RFC 9937).
     pub bytes: u64,
     /// The latest delivered transmission of bytes sent once.
     pub original: Option<Transmission>,
@@ -88,7 +88,8 @@ pub(crate) struct Losses {
     pub bytes: u64,
     /// A retransmission was among them.
     pub retransmission: bool,
-    /// When the next run may be marked, if nothing is delivered meanwhile.
+    /// When the reordering window of all remaining runs has passed, if nothing is delivered
+    /// meanwhile (RFC 8985 section 6.2 step 5: the latest).
     pub next: Option<Instant>,
 }
 
@@ -206,15 +207,15 @@ impl Scoreboard {
 
     /// `snd.una` advances to `una`.
     #[inline]
-    pub(crate) fn acked_to(&mut self, una: u64, news: &mut Delivered) {
+    pub(crate) fn acked_to(&mut self, una: u64, delivered: &mut Delivered) {
         while let Some(run) = self.runs.front().copied() {
             if run.end > una {
                 if una > self.start {
-                    self.take_front(&run, una, news);
+                    self.take_front(&run, una, delivered);
                 }
                 break;
             }
-            self.take_front(&run, run.end, news);
+            self.take_front(&run, run.end, delivered);
             self.runs.pop_front();
         }
         self.start = self.start.max(una);
@@ -223,12 +224,12 @@ impl Scoreboard {
 
     /// The bytes of the first run up to `end` are acknowledged.
     #[inline]
-    fn take_front(&mut self, run: &Run, end: u64, news: &mut Delivered) {
+    fn take_front(&mut self, run: &Run, end: u64, delivered: &mut Delivered) {
         let bytes = end.saturating_sub(self.start);
         if run.sacked {
             self.sacked = self.sacked.saturating_sub(bytes);
         } else {
-            self.deliver(run, self.start, end, news);
+            self.deliver(run, self.start, end, delivered);
         }
         if run.lost {
             self.lost = self.lost.saturating_sub(bytes);
@@ -238,22 +239,22 @@ impl Scoreboard {
 
     /// `start..end` of a run that is not SACKed was delivered.
     #[inline]
-    fn deliver(&mut self, run: &Run, start: u64, end: u64, news: &mut Delivered) {
-        news.bytes = news.bytes.saturating_add(end.saturating_sub(start));
+    fn deliver(&mut self, run: &Run, start: u64, end: u64, delivered: &mut Delivered) {
+        delivered.bytes = delivered.bytes.saturating_add(end.saturating_sub(start));
         let sent = Some(Transmission { sent_at: run.sent_at, end });
         if run.retransmitted {
-            news.retransmitted = news.retransmitted.max(sent);
+            delivered.retransmitted = delivered.retransmitted.max(sent);
         } else {
-            news.original = news.original.max(sent);
-            news.reordered |= end < self.fack;
-            let lowest = news.lowest_original.map_or(start, |s| s.min(start));
-            news.lowest_original = Some(lowest);
+            delivered.original = delivered.original.max(sent);
+            delivered.reordered |= end < self.fack;
+            let lowest = delivered.lowest_original.map_or(start, |s| s.min(start));
+            delivered.lowest_original = Some(lowest);
         }
         self.fack = self.fack.max(end);
     }
 
     /// A SACK block reports `start..end`, which is inside what was sent and not acknowledged.
-    pub(crate) fn sack(&mut self, start: u64, end: u64, news: &mut Delivered) {
+    pub(crate) fn sack(&mut self, start: u64, end: u64, delivered: &mut Delivered) {
         let start = start.max(self.start);
         let first = self.find(start);
         let Some(run) = self.runs.get(first) else { return };
@@ -265,7 +266,7 @@ impl Scoreboard {
         for i in first..behind {
             let (from, bytes) = (self.start_of(i), self.bytes_of(i));
             let Some(run) = self.runs.get(i).copied().filter(|r| !r.sacked) else { continue };
-            self.deliver(&run, from, run.end, news);
+            self.deliver(&run, from, run.end, delivered);
             self.sacked = self.sacked.saturating_add(bytes);
             if run.lost {
                 self.lost = self.lost.saturating_sub(bytes);
@@ -313,7 +314,7 @@ impl Scoreboard {
     }
 
     /// Loss detection of RFC 8985 section 6.2 step 5: a run sent before `rack`, the latest delivered
-    /// transmission, is lost if it was sent at least `window` ago. `on_lost` learns of each.
+    /// transmission, is lost if it was sent at least `window` ago. `on_lost` is called for each.
     pub(crate) fn mark_lost(
         &mut self,
         rack: Transmission,
@@ -337,7 +338,8 @@ impl Scoreboard {
                 // bytes was sent later still.
                 break;
             }
-            // On a clock that stands still, a retransmission is as old as its original.
+            // With a coarse clock a retransmission is as old as its original: it is not marked in
+            // the same tick.
             let least = Duration::from_nanos(u64::from(run.retransmitted));
             let due = crate::timers::later(run.sent_at, window.max(least));
             if due > now {
@@ -364,7 +366,7 @@ impl Scoreboard {
         self.mark_lost_if(|i, _| i < behind, on_lost);
     }
 
-    /// Marks as lost what was sent before `at` (RFC 8985 section 6.3).
+    /// Marks as lost what was sent at or before `at` (RFC 8985 section 6.3).
     pub(crate) fn mark_lost_sent_before(&mut self, at: Instant, on_lost: impl FnMut(&LostRun)) {
         self.mark_lost_if(|_, run| run.sent_at <= at, on_lost);
     }

@@ -1,4 +1,4 @@
-//! What a connection counts for [`Info`](crate::Info) alone: packets, reordering, and for how long which limit held
+//! What a connection counts for [`Info`](crate::Info) alone: packets, reordering, and how long each limit held
 //! sending back (Linux: `tcp_chrono`).
 //!
 //! Everything that follows from the control block is computed when it is asked for. Times are added when the limit
@@ -31,7 +31,8 @@ pub(crate) struct Statistics {
     since: Instant,
     /// For how long each limit held: network, peer's window, send buffer; nanoseconds.
     times_ns: [u64; 3],
-    /// Packets sent, of the size of the path. Counts of packets wrap, as Linux's.
+    /// MTU-sized packets sent: a super-segment counts as its segments. Packet counts wrap, as on
+    /// Linux.
     pub packets_out: u32,
     /// Packets with payload sent, retransmissions included.
     pub data_packets_out: u32,
@@ -49,7 +50,7 @@ pub(crate) struct Statistics {
     pub last_data_at: Instant,
 }
 
-/// For how long which limit held sending back.
+/// How long each limit held sending back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SendTimes {
     /// Data was unsent or unacknowledged (`tcpi_busy_time`); the others are parts of it.
@@ -84,8 +85,9 @@ impl Tcb {
         if unsent > 0 && self.is_synchronized() {
             let edge = self.snd.una.saturating_add(self.snd.wnd);
             let window = edge.saturating_sub(self.snd.nxt);
-            let is_held = window < unsent.min(self.smss());
-            return if is_held { self.window_or_network(window) } else { SendLimit::Network };
+            let congestion = || self.congestion.cwnd().saturating_sub(self.pipe());
+            let is_held_by_peer = window < unsent.min(self.smss()) && window <= congestion();
+            return if is_held_by_peer { SendLimit::PeerWindow } else { SendLimit::Network };
         }
         if self.flight() == 0 || self.snd.nxt <= 1 {
             return SendLimit::Idle;
@@ -93,11 +95,6 @@ impl Tcb {
         let is_full = self.send.space() < self.mss as usize;
         let has_window = || self.pipe().saturating_add(self.smss()) <= self.congestion.cwnd();
         if is_full && has_window() { SendLimit::SendBuffer } else { SendLimit::Network }
-    }
-
-    fn window_or_network(&self, window: u64) -> SendLimit {
-        let congestion = self.congestion.cwnd().saturating_sub(self.pipe());
-        if window <= congestion { SendLimit::PeerWindow } else { SendLimit::Network }
     }
 
     /// After output, an ACK or a write: a change of the limit ends the time of the one before.
@@ -111,7 +108,7 @@ impl Tcb {
         }
     }
 
-    /// For how long which limit held sending back, up to `now`.
+    /// How long each limit held sending back, up to `now`.
     pub fn send_times(&self, now: Instant) -> SendTimes {
         let [network, peer_window, send_buffer] =
             self.statistics.times_to(now).map(Duration::from_nanos);

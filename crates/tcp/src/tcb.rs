@@ -54,7 +54,7 @@ pub(crate) const QUICK_ACKS: u8 = 16;
 const MIN_SEGMENT_BYTES: usize = 88;
 
 /// MSS of a peer that sent no MSS option (RFC 9293 section 3.7.1).
-const DEFAULT_MSS: u16 = 536;
+pub(crate) const DEFAULT_MSS: u16 = 536;
 const DEFAULT_MSS_V6: u16 = 1220;
 
 /// Bytes of the timestamps option with its padding.
@@ -129,7 +129,7 @@ pub(crate) struct User {
     pub msg_more: bool,
     /// The cork timer expired: send the partial segment. Also for MSG_MORE.
     pub cork_expired: bool,
-    /// `snd.nxt` when [`Tcb::set_more`] announced more data.
+    /// `snd.nxt` when [`Tcb::set_more_announced`] announced more data.
     pub more_from: Option<u64>,
     /// Low-water mark of free send buffer space for WRITABLE, bytes. `None`: a third of the buffer.
     pub send_low_water: Option<usize>,
@@ -223,9 +223,9 @@ pub(crate) struct ReceiveMarks {
     pub urgent_to: u64,
 }
 
-/// In-order bytes that came from behind a gap while storage was short, and are not copied together yet.
+/// In-order bytes that came from behind a gap while storage was short, and are not compacted yet.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Loose {
+pub(crate) struct Uncompacted {
     /// Stream offset of the first of them.
     pub from: u64,
     /// Their storage, bytes. 0: there are none.
@@ -296,7 +296,7 @@ pub struct Tcb {
     /// Estimate of the peer's full segment, bytes: RMSS of RFC 9293 section 3.8.6.3.
     pub(crate) rcv_mss: u32,
     pub(crate) recv_marks: ReceiveMarks,
-    pub(crate) loose: Loose,
+    pub(crate) uncompacted: Uncompacted,
     /// Bytes received twice, for the DSACK block of the next ACK (RFC 2883).
     pub(crate) dsack_due: Option<(u64, u64)>,
     /// Receive buffer, bytes.
@@ -331,7 +331,7 @@ pub struct Tcb {
 
     /// Remaining quick ACKs.
     pub(crate) quick_acks: u8,
-    /// Whether ACKs are left to the response.
+    /// Detection of interactive use.
     pub(crate) dialogue: Dialogue,
     pub(crate) due: Due,
     pub(crate) user: User,
@@ -414,7 +414,7 @@ impl Tcb {
             rcv: ReceiveSpace::default(),
             rcv_mss: u32::from(DEFAULT_MSS),
             recv_marks: ReceiveMarks::default(),
-            loose: Loose::default(),
+            uncompacted: Uncompacted::default(),
             dsack_due: None,
             recv_limit: cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes),
             charged: 0,

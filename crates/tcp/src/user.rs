@@ -304,8 +304,8 @@ impl Tcb {
 
     /// Announces that more bytes are about to be committed. One segment is sent without delay.
     /// Unless Nagle's algorithm is disabled, the rest then waits until it fills a segment of the
-    /// largest size. The caller must call `set_more(false)` and then output soon afterwards.
-    pub fn set_more(&mut self, more: bool) {
+    /// largest size. The caller must call `set_more_announced(false)` and then output soon afterwards.
+    pub fn set_more_announced(&mut self, more: bool) {
         self.user.more_from = more.then_some(self.snd.nxt);
     }
 

@@ -26,7 +26,7 @@ impl LoanCharge {
 }
 
 /// Storage that connections may take between two ACKs, before it is charged: 512 frames in blocks of 2 KiB. With so
-/// much space left, what is not charged yet is not added up.
+/// much space left in the budget, [`Tcb::budget_has_space_for`] needs no exact sum.
 const BURST_BYTES: usize = 1 << 20;
 
 impl Tcb {
@@ -103,7 +103,7 @@ impl Tcb {
         with_burst <= budget.limit_bytes || self.budget_has_space_now(budget, bytes)
     }
 
-    /// The same, exactly: the charge of this connection is that of its last ACK.
+    /// The exact check, from what this connection has now: `charged` is as of its last ACK.
     #[inline(never)]
     fn budget_has_space_now(&self, budget: &WindowBudget, bytes: usize) -> bool {
         let own = (self.rcv_wnd() as usize).saturating_add(self.recv.storage_bytes());
@@ -150,7 +150,7 @@ impl Tcb {
     }
 
     /// Advances the right edge, charges the budget, and returns the window field. The edge advances
-    /// by at least a segment or half of the buffer (RFC 9293 section 3.8.6.2.2).
+    /// by at least the smaller of a segment and half of the buffer (RFC 9293 section 3.8.6.2.2).
     #[inline]
     pub(crate) fn advertise(&mut self, budget: &mut WindowBudget) -> u16 {
         let allowed = self.admitted_window(budget);
@@ -176,8 +176,8 @@ impl Tcb {
         field as u16
     }
 
-    /// Updates this connection's charge to window plus storage. Nothing that a shut-down reader is sent is
-    /// stored, so its window takes no memory from others.
+    /// Updates this connection's charge to window plus storage. After a shutdown of reading nothing is
+    /// stored, so the window takes no memory from others.
     pub(crate) fn update_charge(&mut self, budget: &mut WindowBudget) {
         let window = if self.user.recv_shutdown { 0 } else { self.rcv_wnd() as usize };
         let now = window.saturating_add(self.recv.storage_bytes());

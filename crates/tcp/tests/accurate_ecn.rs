@@ -87,7 +87,7 @@ fn the_syn_ack_decides_for_the_client() {
 }
 
 #[test]
-fn the_first_ack_tells_how_the_syn_ack_arrived_and_the_next_segment_counts() {
+fn the_first_ack_reflects_the_field_of_the_syn_ack_and_the_next_segment_counts() {
     for (field, code, count) in [(NotEct, 2, 5), (Ect1, 3, 5), (Ect0, 4, 5), (Ce, 6, 6)] {
         let mut t = Trace::connect(asking());
         t.output();
@@ -105,7 +105,7 @@ fn the_first_ack_tells_how_the_syn_ack_arrived_and_the_next_segment_counts() {
 }
 
 #[test]
-fn the_syn_ack_tells_how_the_syn_arrived() {
+fn the_syn_ack_reflects_the_field_of_the_syn() {
     for (ask, field, answer) in [
         ("SeEW", NotEct, 2),
         ("SeEW", Ect1, 3),
@@ -191,7 +191,7 @@ fn a_syn_repeated_without_flags_is_answered_without() {
 }
 
 #[test]
-fn a_client_that_had_to_drop_the_flags_is_not_capable_but_tells() {
+fn a_client_that_had_to_drop_the_flags_is_not_capable_but_reports_marks() {
     let mut t = Trace::connect(asking());
     t.output();
     t.wait(3000);
@@ -231,7 +231,7 @@ fn ace_counts_packets_and_the_option_bytes() {
 }
 
 #[test]
-fn three_marked_acks_are_told_and_fewer_are_not() {
+fn three_marked_acks_are_reported_and_fewer_are_not() {
     let mut t = client();
     t.out.segs.clear();
     recv!(t, "AeE", seq = 1, ack = 1, ecn = Ce);
@@ -246,7 +246,7 @@ fn three_marked_acks_are_told_and_fewer_are_not() {
 }
 
 #[test]
-fn unchanged_counters_are_told_three_times_per_round_trip() {
+fn changing_counters_are_reported_three_times_per_round_trip() {
     let mut t = Trace::connect(Config { quick_acks: 0, ..asking() });
     t.output();
     t.wait(300);
@@ -298,7 +298,7 @@ fn marks_reported_by_ace_reduce_the_window_once_per_round_trip() {
 }
 
 #[test]
-fn the_option_tells_bytes_exactly_and_corrects_the_estimate() {
+fn the_option_reports_bytes_exactly_and_corrects_the_estimate() {
     let mut t = sender(20, true);
     recv!(t, "AeW", seq = 1, ack = 2001);
     assert_eq!(marked(&t), 1000, "estimated");

@@ -183,7 +183,7 @@ fn an_echo_without_ecn_and_one_with_nothing_in_flight_change_nothing() {
 }
 
 #[test]
-fn a_loss_is_told_by_cwr_too_and_its_echo_reduces_no_further() {
+fn cwr_reports_a_loss_as_well_and_its_echo_reduces_no_further() {
     let mut t = agreed();
     t.write(20_000);
     t.out.segs.clear();

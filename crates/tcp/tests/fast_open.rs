@@ -321,7 +321,7 @@ fn a_valid_cookie_without_data_opens_early_too() {
 }
 
 #[test]
-fn an_embryo_sends_the_cookie_it_is_told_and_nothing_early() {
+fn an_embryo_sends_the_given_cookie_and_no_early_data() {
     let mut t = Trace::passive(plain(), seg!("S", mss = Some(1000)));
     t.tcb.offer_cookie(FastOpen { cookie: FastOpenCookie::new(&COOKIE), is_experimental: false });
     t.output();

@@ -114,7 +114,7 @@ fn a_flood_of_dsacks_is_a_bounded_state_and_no_window() {
 }
 
 #[test]
-fn blocks_that_lie_overlap_and_renege_end_in_everything_sent_again() {
+fn forged_overlapping_and_reneged_blocks_end_in_everything_sent_again() {
     each(|cfg| {
         let mut t = in_flight(cfg);
         let flight = t.tcb.info().in_flight_bytes as u32;

@@ -62,7 +62,7 @@ fn what_is_reported_is_what_was_marked() {
 }
 
 #[test]
-fn a_path_that_clears_the_flags_is_found_out() {
+fn a_path_that_clears_the_flags_is_detected() {
     // The SYN loses its flags: no ECN. Set in the middle of a connection: feedback that is cleared.
     let net = Net { bottleneck: LINK, ..Net::clean(MS) };
     let mut w = world(CongestionControl::Cubic, net, Marks::new(0, Mangles::Nothing));

@@ -2,9 +2,9 @@
 //! bytes, gains in percent.
 //!
 //! BBR measures the path: the rate at which it delivers at most ([`model`]), and its least round-trip
-//! time. It sends at that rate and keeps about two of their products in flight. The state machine
-//! ([`states`]) probes for more in turn, and drains what it has queued. Losses set bounds
-//! ([`bounds`]): many while it probes for more, any while it does not.
+//! time. It sends at that rate and keeps about two bandwidth-delay products in flight. The state
+//! machine ([`states`]) probes for a higher rate from time to time, and then drains the queue. Losses
+//! set bounds ([`bounds`]): while it probes, only losses above a threshold; otherwise any loss.
 //!
 //! Functions carry the draft's name in their description where it is another. Differences:
 //! - Growth of the rate is looked for on each ACK of a round, as in Linux: see
@@ -12,14 +12,13 @@
 //! - One lost segment of 20 to 50 is not too many for a probe, although it is more than two percent: at one percent of
 //!   random losses a window below 50 segments would seldom grow. Google's BBR of QUIC asks for two losses of any number
 //!   (`probe_bw_full_loss_count`); but where many flows have a few segments each, a single one is a large share.
-//! - Losses of a probe leave 70 percent of a target that has the room of three send quanta, as the window has (Google's
-//!   BBR version 3 for Linux: `bbr_target_inflight`). The product of rate and delay alone is less than a super-segment on
-//!   a path of microseconds.
+//! - After losses of a probe the long-term bound is at least 70 percent of the target, which is not below three send
+//!   quanta (Google's BBR version 3 for Linux: `bbr_target_inflight`). The bandwidth-delay product alone is less than a
+//!   super-segment if the round-trip time is a few microseconds.
 //! - The random parts of waiting times come from a hash of time and deliveries: the engine has no
 //!   randomness.
-//! - The draft leaves the response to ECN open. To the share of marked bytes, which accurate feedback tells, it is
-//!   that of [`ecn`]. RFC 3168 reports one mark per round trip, which counts as a lossy round, and ends Startup and a
-//!   probe for bandwidth.
+//! - The draft leaves the response to ECN open. With accurate feedback (RFC 9768) it is that of [`ecn`]. With RFC
+//!   3168 a reported mark counts as a lossy round, and ends Startup and a probe for bandwidth.
 
 mod bounds;
 mod ecn;
@@ -36,7 +35,9 @@ use bounds::{Bounds, Latest, LossRound, Undo};
 use core::ops::{Deref, DerefMut};
 use ecn::Marks;
 use fulmar_base::{Duration, Instant};
-use model::{Acked, Aggregation, Dice, FullPipe, INFINITE, MaxBandwidth, MinRtt, Rounds, percent};
+use model::{
+    Acked, Aggregation, FullPipe, INFINITE, Jitter, MaxBandwidth, MinRtt, Rounds, percent,
+};
 use states::{Cycle, ProbeRtt, State};
 
 /// 100 % less BBR.PacingMarginPercent.
@@ -51,7 +52,7 @@ const OFFLOAD_QUANTA: u64 = 3;
 /// Upper bound of a send quantum, bytes.
 const MAX_QUANTUM_BYTES: u64 = 64 << 10;
 
-/// The controller of a connection. Most connections have another one, so the state is apart.
+/// The controller of a connection. Boxed, since most connections use another algorithm.
 #[derive(Clone, Debug)]
 pub(crate) struct Bbr(Box<Machine>);
 
@@ -84,7 +85,7 @@ pub(crate) struct Machine {
     undo: Undo,
     /// BBR.prior_cwnd.
     prior_cwnd: u64,
-    dice: Dice,
+    jitter: Jitter,
 }
 
 impl Bbr {
@@ -111,7 +112,7 @@ impl Bbr {
             marks: Marks::new(),
             undo: Undo::new(),
             prior_cwnd: 0,
-            dice: Dice::default(),
+            jitter: Jitter::default(),
         }))
     }
 }
@@ -228,7 +229,7 @@ impl Controller for Bbr {
     /// UpdateOnACK.
     fn on_sample(&mut self, s: &Sample) {
         if self.min_rtt.ns == INFINITE && !s.srtt.is_zero() {
-            // That of the handshake.
+            // The sample of the handshake.
             self.min_rtt.update(Some(s.srtt), s.now);
             self.aggregation.since = s.now;
             self.pacing_rate = self.pacing_rate.max(self.initial_pacing_rate(s.srtt));
@@ -253,7 +254,7 @@ impl Controller for Bbr {
         self.loss.is_recovering = true;
     }
 
-    /// [`ecn`] responds to the share, if it is known.
+    /// With accurate feedback [`ecn`] responds to the share of marked bytes instead.
     fn on_ecn(&mut self, now: Instant) {
         if !self.marks.is_eligible {
             self.note_loss();

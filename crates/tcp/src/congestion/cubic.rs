@@ -26,6 +26,7 @@ const ALPHA_NUM: u64 = 9;
 const ALPHA_DEN: u64 = 17;
 /// Upper bound of |t - K|, ms; its cube fits 63 bits.
 const MAX_T_MS: u64 = 1_000_000;
+
 /// The state of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cubic {

@@ -1,10 +1,10 @@
-//! DCTCP (RFC 8257): the window is reduced by half of the share of marked bytes. For networks of one owner whose queues
-//! mark early, at a step; a mark of a queue that drops otherwise asks for more (RFC 8257 section 6).
+//! DCTCP (RFC 8257): the window is reduced by half of the share of marked bytes. For networks under one administration
+//! whose queues mark at a low step threshold; a mark of a classic AQM needs a larger reduction (RFC 8257 section 6).
 //!
-//! The share comes with accurate feedback (RFC 9768), byte by byte, so that the receiver's state machine of RFC 8257
-//! section 3.2, which tells runs of marks by the echo of RFC 3168, is not needed. With a peer of RFC 3168 the share is
-//! not known and stays one: the window is halved once per round trip, as RFC 3168 asks for. Losses, time-outs and growth
-//! are those of NewReno (section 3.5).
+//! Accurate feedback (RFC 9768) reports the share in bytes, so that the receiver's state machine of RFC 8257 section
+//! 3.2, which encodes runs of marks in ECE, is not needed. With a peer that has the feedback of RFC 3168 only, the
+//! share is unknown and stays one: the window is halved once per round trip, as RFC 3168 requires. Losses, time-outs
+//! and growth are those of NewReno (section 3.5).
 
 use super::marks::{MarkedShare, ONE};
 use super::new_reno::NewReno;
@@ -16,7 +16,8 @@ use fulmar_base::Instant;
 pub(crate) struct Dctcp {
     reno: NewReno,
     share: MarkedShare,
-    /// The observation window ends when bytes are delivered that were sent after so many had been: DCTCP.WindowEnd.
+    /// DCTCP.WindowEnd: the observation window ends with the first ACK of bytes that were sent when this many bytes
+    /// had been delivered.
     end: u64,
 }
 

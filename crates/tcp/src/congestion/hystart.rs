@@ -58,7 +58,7 @@ impl HyStart {
         if let Some(rtt) = ack.rtt {
             self.least_ns = self.least_ns.min(crate::rtt::nanos(rtt).max(1));
             self.samples = self.samples.saturating_add(1);
-            self.judge();
+            self.compare_rtt();
         }
         if ack.una >= self.round_end {
             self.begin_round(ack.snd_nxt);
@@ -70,7 +70,7 @@ impl HyStart {
         }
     }
 
-    fn judge(&mut self) {
+    fn compare_rtt(&mut self) {
         if self.samples < SAMPLES {
             return;
         }

@@ -35,7 +35,8 @@ impl Classic {
 }
 
 impl Tcb {
-    /// A mark counts only on data that is new to this side, and its echo asks for an ACK without delay.
+    /// A mark counts only on data in the window (section 6.1.5), and the first one is acknowledged at
+    /// once.
     pub(super) fn process_classic_ecn(&mut self, env: &mut Env, seg: &Segment) {
         let classic = &mut self.ecn.classic;
         if !seg.payload.is_empty() {

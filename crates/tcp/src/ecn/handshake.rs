@@ -20,7 +20,7 @@ const CLASSIC: Flags = Flags::CWR.with(Flags::ECE);
 
 /// Time-outs after which a SYN or SYN,ACK no longer carries ECN flags: a middlebox may drop it (sections 3.1.4.1 and
 /// 3.2.3.2.2).
-const BARE_AFTER: u32 = 2;
+const NO_ECN_AFTER: u32 = 2;
 
 /// The mode that answers a SYN. Combinations that are reserved ask for accurate feedback (section 3.1.3).
 pub(crate) fn answer_to_syn(policy: EcnPolicy, flags: Flags) -> EcnMode {
@@ -32,7 +32,7 @@ pub(crate) fn answer_to_syn(policy: EcnPolicy, flags: Flags) -> EcnMode {
     }
 }
 
-/// The flags that tell in the handshake how a segment arrived (tables 3 and 4).
+/// The code of a received ECN field in the handshake (tables 3 and 4).
 pub(crate) fn reflected(field: EcnField) -> Flags {
     Flags::of_ace(match field {
         EcnField::NotEct => 2,
@@ -45,18 +45,18 @@ pub(crate) fn reflected(field: EcnField) -> Flags {
 impl Tcb {
     /// Flags of our SYN or SYN,ACK.
     pub(crate) fn ecn_syn_flags(&self) -> Flags {
-        let is_bare = self.rtt.backoff() >= BARE_AFTER;
+        let is_without_ecn = self.rtt.backoff() >= NO_ECN_AFTER;
         match (self.state, self.ecn.mode) {
-            (State::SynSent, _) if self.cfg.ecn == EcnPolicy::Ask && !is_bare => Flags::ECN,
+            (State::SynSent, _) if self.cfg.ecn == EcnPolicy::Ask && !is_without_ecn => Flags::ECN,
             (State::SynReceived, EcnMode::Classic) => Flags::ECE,
-            (State::SynReceived, EcnMode::Accurate) if !is_bare && self.ecn.is_capable => {
+            (State::SynReceived, EcnMode::Accurate) if !is_without_ecn && self.ecn.is_capable => {
                 reflected(self.ecn.received.reflects.unwrap_or_default())
             }
             _ => Flags::default(),
         }
     }
 
-    /// The peer's SYN or SYN,ACK. A SYN,ACK also settles what the path did with our SYN.
+    /// Determines the mode from the peer's SYN or SYN,ACK.
     pub(crate) fn negotiate_ecn(&mut self, flags: Flags) {
         if !flags.contains(Flags::ACK) {
             self.enter_ecn_mode(answer_to_syn(self.cfg.ecn, flags));
@@ -67,7 +67,7 @@ impl Tcb {
                 _ => EcnMode::Accurate,
             });
             // A SYN without flags was sent too (section 3.1.5).
-            self.ecn.is_capable &= self.rtt.backoff() < BARE_AFTER;
+            self.ecn.is_capable &= self.rtt.backoff() < NO_ECN_AFTER;
         }
     }
 
@@ -76,7 +76,8 @@ impl Tcb {
         self.ecn.is_capable = !matches!(mode, EcnMode::Off);
     }
 
-    /// The ECN field of the peer's SYN, which the SYN,ACK reflects. To be told before the first output.
+    /// Sets the ECN field of the peer's SYN, which the SYN,ACK reflects. Call it before the first
+    /// output.
     pub fn set_syn_ecn(&mut self, field: EcnField) {
         self.ecn.received.reflects = Some(field);
     }
@@ -88,8 +89,8 @@ impl Tcb {
         }
     }
 
-    /// The peer's SYN,ACK has arrived with this ECN field. Our SYN was not ECN-capable, so that any other answer tells
-    /// of a path that changes ECN fields (section 3.2.2.3).
+    /// The peer's SYN,ACK has arrived with this ECN field. Our SYN was not ECN-capable, so that any other answer
+    /// indicates a path that changes ECN fields (section 3.2.2.3).
     pub(crate) fn on_syn_ack_ecn(
         &mut self,
         hdr: &Header,
@@ -108,8 +109,8 @@ impl Tcb {
         self.ecn.update_predicted(self.snd.una);
     }
 
-    /// The ACK of our SYN,ACK (table 4). Zero: something has cleared the flags, or the peer has taken a SYN,ACK without
-    /// flags for the answer.
+    /// The ACK of our SYN,ACK (table 4). ACE 0: the path has cleared the flags, or the peer received a SYN,ACK without
+    /// them.
     pub(crate) fn on_handshake_ack_ecn(&mut self, hdr: &Header, counters: &mut Counters) {
         if !self.ecn.is_accurate() || hdr.flags.contains(Flags::SYN) {
             return;
@@ -118,7 +119,7 @@ impl Tcb {
         self.ecn.received.on_handshake_ack();
         self.ecn.reported.on_handshake_option(hdr, 1);
         // A SYN,ACK without flags was sent too (section 3.1.5).
-        self.ecn.is_capable &= self.rtt.backoff() < BARE_AFTER;
+        self.ecn.is_capable &= self.rtt.backoff() < NO_ECN_AFTER;
         match hdr.flags.ace() {
             0 | 3 | 4 => self.ecn.distrust(counters),
             6 => {

@@ -1,4 +1,5 @@
-//! The receiver's half of RFC 9768: counts what arrives, and tells it by ACE and by the option.
+//! The receiver's half of RFC 9768: counts received marks, and reports them in ACE and in the
+//! option.
 
 use super::{Carrier, EcnMode};
 use crate::Tcb;
@@ -8,12 +9,13 @@ use crate::timers::later;
 use fulmar_base::{Counter, Duration, Instant};
 use fulmar_wire::tcp::{EcnCounters, EcnOrder, Flags};
 
-/// Marked packets that are told without delay (section 3.2.2.5.1): while data is unacknowledged, and else, so that two
-/// hosts whose pure ACKs are marked do not acknowledge each other for ever.
+/// Marked packets after which an ACK is sent at once (section 3.2.2.5.1): while received data is unacknowledged, and
+/// otherwise. The second is larger, so that two hosts whose pure ACKs are marked do not acknowledge each other for
+/// ever.
 const MARKS_WITH_DATA: u32 = 2;
 const MARKS_WITHOUT_DATA: u32 = 3;
 
-/// An option is sent that often per round trip, while the counters change (section 3.2.3.3).
+/// Options per round trip while the counters change (section 3.2.3.3).
 const OPTIONS_PER_RTT: u32 = 3;
 
 /// What has arrived.
@@ -25,12 +27,12 @@ pub(crate) struct Received {
     ce_bytes: u32,
     ect0_bytes: u32,
     ect1_bytes: u32,
-    /// Those with CE, from zero.
+    /// Packets with CE since the start of the connection.
     pub marked_packets: u64,
     /// The field of the last payload.
     pub last: EcnField,
     /// Packets with CE since a segment was sent.
-    untold: u32,
+    unreported: u32,
     /// The field of the SYN that our SYN,ACK tells, or of the SYN,ACK that our first ACK tells.
     pub reflects: Option<EcnField>,
     /// The next segment carries the option.
@@ -38,26 +40,26 @@ pub(crate) struct Received {
     /// The option is sent no more: a middlebox may drop what carries it.
     pub is_option_off: bool,
     /// When the option was sent last, and the sum of the counters in it.
-    told_at: Instant,
-    told: u32,
+    option_sent_at: Instant,
+    option_sum: u32,
 }
 
 impl Received {
     pub(super) const fn new() -> Received {
         Received {
-            // Section 3.2.1: not zero, so that zero tells of a middlebox that clears them.
+            // Section 3.2.1: not zero, so that zero indicates a middlebox that clears them.
             ce_packets: 5,
             ce_bytes: 0,
             ect0_bytes: 1,
             ect1_bytes: 1,
             marked_packets: 0,
             last: EcnField::NotEct,
-            untold: 0,
+            unreported: 0,
             reflects: None,
             is_option_due: false,
             is_option_off: false,
-            told_at: Instant::ZERO,
-            told: 2,
+            option_sent_at: Instant::ZERO,
+            option_sum: 2,
         }
     }
 
@@ -91,7 +93,7 @@ impl Received {
     pub(super) fn note_packets(&mut self, packets: u32) {
         self.ce_packets = self.ce_packets.wrapping_add(packets);
         self.marked_packets = self.marked_packets.saturating_add(packets.into());
-        self.untold = self.untold.saturating_add(packets);
+        self.unreported = self.unreported.saturating_add(packets);
     }
 
     /// Counts `bytes` of payload.
@@ -112,7 +114,7 @@ impl Received {
 
     pub(super) fn on_sent(&mut self) {
         self.reflects = None;
-        self.untold = 0;
+        self.unreported = 0;
     }
 
     fn option(&self) -> EcnCounters {
@@ -122,8 +124,8 @@ impl Received {
 }
 
 impl Tcb {
-    /// Counts a segment. A change of the field in which payload arrives asks for an ACK with the option, and so do
-    /// several marks (section 3.2.2.5.1). Packets that the device has coalesced have the same field.
+    /// Counts a segment. A change of the ECN field of payload requests an ACK with the option, and so do several
+    /// marks (section 3.2.2.5.1). Packets that the device has coalesced have the same field.
     pub(super) fn count_ecn(&mut self, env: &mut Env, seg: &Segment) {
         let bytes = seg.payload.len();
         let received = &mut self.ecn.received;
@@ -144,17 +146,18 @@ impl Tcb {
         received.is_option_due |= bytes > 0;
         let has_data = bytes > 0 || self.rcv.nxt != self.rcv.last_ack_sent;
         let limit = if has_data { MARKS_WITH_DATA } else { MARKS_WITHOUT_DATA };
-        self.due.ack |= received.untold >= limit;
+        self.due.ack |= received.unreported >= limit;
     }
 
-    /// Before output: whether the counters have changed and were not told for a while.
+    /// Before output: makes the option due if the counters have changed and none was sent for a
+    /// third of a round trip.
     #[inline]
     pub(crate) fn check_ecn_option(&mut self, now: Instant) {
         if self.ecn.is_accurate() {
             let interval = self.rtt.srtt().checked_div(OPTIONS_PER_RTT).unwrap_or(Duration::ZERO);
             let received = &mut self.ecn.received;
-            received.is_option_due |=
-                received.told != received.sum() && now >= later(received.told_at, interval);
+            received.is_option_due |= received.option_sum != received.sum()
+                && now >= later(received.option_sent_at, interval);
         }
     }
 
@@ -189,7 +192,7 @@ impl Tcb {
         if carrier != Carrier::Syn {
             let received = &mut self.ecn.received;
             received.is_option_due = was_first_ack;
-            (received.told_at, received.told) = (now, received.sum());
+            (received.option_sent_at, received.option_sum) = (now, received.sum());
         }
     }
 
@@ -203,7 +206,7 @@ impl Tcb {
         self.ecn.received.is_option_off = true;
     }
 
-    /// Segmentation offload clears CWR behind the first packet, as RFC 3168 wants it, and would change ACE.
+    /// Segmentation offload clears CWR in all packets but the first (RFC 3168), which would change ACE.
     #[inline]
     pub(crate) fn ecn_forbids_offload(&self) -> bool {
         self.ecn.is_accurate() && self.ecn.received.ace_flags().contains(Flags::CWR)

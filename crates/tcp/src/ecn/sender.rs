@@ -15,8 +15,8 @@ enum Options {
     /// Not so far.
     Absent,
     Present,
-    /// They were cleared (section 3.2.3.2.4).
-    Void,
+    /// The path clears the counters (section 3.2.3.2.4): they are ignored.
+    Zeroed,
 }
 
 /// What the peer has reported.
@@ -67,7 +67,7 @@ impl Reported {
         self.options != Options::Present && una < self.marked_to
     }
 
-    /// Marked packets that ACE tells of.
+    /// Newly marked packets by ACE, modulo 8.
     fn ace_delta(&self, ace: u8) -> u64 {
         u64::from(ace.wrapping_sub(self.ace()) & 7)
     }
@@ -83,13 +83,13 @@ impl Reported {
         self.read_option(hdr, self.ace(), una);
     }
 
-    /// Marked bytes beyond those known, if the segment has an option that is to be believed.
+    /// Newly marked bytes by the option, if the segment has a valid one.
     fn read_option(&mut self, hdr: &Header, ace: u8, una: u64) -> Option<u64> {
-        let counters = hdr.options.ecn.filter(|_| self.options != Options::Void)?;
+        let counters = hdr.options.ecn.filter(|_| self.options != Options::Zeroed)?;
         let ce = counters.ce()?;
         if self.options == Options::Absent {
             let is_cleared = counters.ect0() == Some(0) || counters.ect1() == Some(0);
-            self.options = if is_cleared { Options::Void } else { Options::Present };
+            self.options = if is_cleared { Options::Zeroed } else { Options::Present };
             self.sync_option(ce, ace, una);
             return None;
         }
@@ -176,7 +176,7 @@ impl Tcb {
         let (packets, marked) = match by_option {
             Some(bytes) => (cycled_to(delta, div_rem(bytes, mss).0), bytes),
             None => {
-                let packets = reported.judge_cycles(delta, ack.packets, una);
+                let packets = reported.marked_packets(delta, ack.packets, una);
                 (packets, packets.saturating_mul(mss))
             }
         };
@@ -188,7 +188,7 @@ impl Tcb {
         marked
     }
 
-    /// Section 3.2.3.2.5: the option tells of more marked bytes, ACE of no more marked packets, and it cannot have
+    /// Section 3.2.3.2.5: the option reports more marked bytes, ACE no more marked packets, and ACE cannot have
     /// cycled, since only full segments, and fewer than eight, were delivered since the last option.
     fn is_feedback_mangled(&self, hdr: &Header) -> bool {
         let r = &self.ecn.reported;
@@ -203,9 +203,9 @@ impl Tcb {
 }
 
 impl Reported {
-    /// Section 3.2.2.5.2 and appendix A.2: the marked packets of an ACK of `packets` without option, of which ACE tells
-    /// `delta` modulo 8. A peer whose options arrive would have sent one.
-    fn judge_cycles(&self, delta: u64, packets: u64, una: u64) -> u64 {
+    /// Section 3.2.2.5.2 and appendix A.2: the marked packets of an ACK without option that delivers `packets`; `delta`
+    /// is their number modulo 8. If options of the peer arrive, ACE has not cycled: the peer would have sent an option.
+    fn marked_packets(&self, delta: u64, packets: u64, una: u64) -> u64 {
         let is_marking = delta > 0 || una < self.marked_to;
         if packets < ACE_CYCLE || self.options == Options::Present || !is_marking {
             return delta;
@@ -214,7 +214,7 @@ impl Reported {
     }
 }
 
-/// The count of packets with the remainder `delta` that is nearest below `packets`, or `delta`.
+/// The largest number up to `packets` that is `delta` modulo 8; `delta` if there is none.
 fn cycled_to(delta: u64, packets: u64) -> u64 {
     delta.saturating_add(packets.saturating_sub(delta) & !7)
 }
@@ -236,14 +236,14 @@ mod tests {
     #[test]
     fn an_ack_of_many_packets_may_hide_cycles_of_ace_only_while_marks_arrive() {
         let mut r = Reported::new();
-        assert_eq!(r.judge_cycles(0, 45, 100), 0);
-        assert_eq!(r.judge_cycles(3, 7, 100), 3);
-        assert_eq!(r.judge_cycles(3, 45, 100), 43);
+        assert_eq!(r.marked_packets(0, 45, 100), 0);
+        assert_eq!(r.marked_packets(3, 7, 100), 3);
+        assert_eq!(r.marked_packets(3, 45, 100), 43);
         r.marked_to = 200;
-        assert_eq!(r.judge_cycles(0, 45, 100), 40);
-        assert_eq!(r.judge_cycles(0, 45, 200), 0);
+        assert_eq!(r.marked_packets(0, 45, 100), 40);
+        assert_eq!(r.marked_packets(0, 45, 200), 0);
         r.options = Options::Present;
-        assert_eq!(r.judge_cycles(3, 45, 100), 3);
+        assert_eq!(r.marked_packets(3, 45, 100), 3);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::Tcb;
 use crate::congestion::Ack;
 use crate::contract::{Env, Events, State};
 use crate::ecn::EcnMode;
-use crate::recovery::{AckNews, Dsack, Mode};
+use crate::recovery::{AckSummary, Dsack, Mode};
 use crate::scoreboard::Delivered;
 use crate::tcb::ResetDue;
 use crate::timers::Pending;
@@ -51,28 +51,28 @@ impl Tcb {
         }
         let (mode, cwnd_limited) = (self.recovery.mode, self.was_cwnd_limited());
         let window_before = self.snd.wnd;
-        let mut news = AckNews { moved: ahead.max(0).unsigned_abs(), ..AckNews::default() };
-        if news.moved > 0 {
-            self.advance(env, seg.hdr, news.moved, &mut news.delivered);
+        let mut ack = AckSummary { moved: ahead.max(0).unsigned_abs(), ..AckSummary::default() };
+        if ack.moved > 0 {
+            self.advance(env, seg.hdr, ack.moved, &mut ack.delivered);
         }
         if was_opening {
-            self.settle_syn_data();
+            self.requeue_syn_data();
         }
-        news.dsack = self.process_sack(seg.hdr, &mut news.delivered);
-        self.count_reported(seg.hdr, &news);
-        news.has_sack = !seg.hdr.options.sack.is_empty();
+        ack.dsack = self.process_sack(seg.hdr, &mut ack.delivered);
+        self.count_reported(seg.hdr, &ack);
+        ack.has_sack = !seg.hdr.options.sack.is_empty();
         if !was_opening {
-            news.marked = self.decode_marks(seg.hdr, news.delivered.bytes, env);
+            ack.marked = self.decode_marks(seg.hdr, ack.delivered.bytes, env);
         }
-        self.update_window(seg, news.moved);
-        news.duplicate = ahead == 0 && self.is_duplicate(seg, window_before);
-        self.recover_on_ack(seg.hdr, &news, env);
-        if news.marked > 0 {
+        self.update_window(seg, ack.moved);
+        ack.duplicate = ahead == 0 && self.is_duplicate(seg, window_before);
+        self.recover_on_ack(seg.hdr, &ack, env);
+        if ack.marked > 0 {
             self.on_ecn_marks(env);
         }
-        if news.moved > 0 {
+        if ack.moved > 0 {
             if cwnd_limited || matches!(mode, Mode::Loss) {
-                self.grow_window(env, mode, news.moved, &news.delivered);
+                self.grow_window(env, mode, ack.moved, &ack.delivered);
             }
             seg.events |= self.writable_event();
             self.on_fin_acked(env, seg);
@@ -83,11 +83,11 @@ impl Tcb {
     }
 
     /// Counts what an ACK reports beside its progress.
-    fn count_reported(&mut self, hdr: &Header, news: &AckNews) {
+    fn count_reported(&mut self, hdr: &Header, ack: &AckSummary) {
         let s = &mut self.statistics;
-        s.dsacks_in = s.dsacks_in.saturating_add(u32::from(news.dsack.is_some()));
+        s.dsacks_in = s.dsacks_in.saturating_add(u32::from(ack.dsack.is_some()));
         if matches!(self.ecn.mode, EcnMode::Classic) && hdr.flags.contains(Flags::ECE) {
-            s.delivered_ce_bytes = s.delivered_ce_bytes.saturating_add(news.delivered.bytes);
+            s.delivered_ce_bytes = s.delivered_ce_bytes.saturating_add(ack.delivered.bytes);
         }
     }
 
@@ -112,9 +112,9 @@ impl Tcb {
         seg.events |= Events::CONNECTED | Events::WRITABLE;
     }
 
-    /// Records the blocks of a SACK option, in ascending order. Returns its DSACK block. Blocks that
-    /// are neither, below `snd.una` or beyond `snd.nxt`, are invalid and ignored.
-    fn process_sack(&mut self, hdr: &Header, news: &mut Delivered) -> Option<Dsack> {
+    /// Records the blocks of a SACK option, in ascending order. Returns its DSACK block. Other
+    /// blocks below `snd.una` or beyond `snd.nxt` are invalid and ignored.
+    fn process_sack(&mut self, hdr: &Header, delivered: &mut Delivered) -> Option<Dsack> {
         if !self.sack_on || hdr.options.sack.is_empty() {
             return None;
         }
@@ -131,13 +131,13 @@ impl Tcb {
         }
         blocks.sort_unstable();
         for (start, end) in blocks {
-            self.sacked.sack(start, end, news);
+            self.sacked.sack(start, end, delivered);
         }
         dsack
     }
 
     /// The first block if it is a DSACK (RFC 2883 section 4): below the acknowledgement number, or
-    /// part of the second block. One of data never sent, or older than a window, is a lie.
+    /// part of the second block. A DSACK of data never sent, or older than a window, is ignored.
     fn dsack_of(&self, hdr: &Header) -> Option<Dsack> {
         let mut blocks = hdr.options.sack.iter();
         let (left, right) = blocks.next()?;
@@ -186,11 +186,11 @@ impl Tcb {
 
     /// `snd.una` advances by `moved` positions.
     #[inline]
-    fn advance(&mut self, env: &mut Env, hdr: &Header, moved: u64, news: &mut Delivered) {
+    fn advance(&mut self, env: &mut Env, hdr: &Header, moved: u64, delivered: &mut Delivered) {
         let una = self.snd.una.saturating_add(moved);
         self.snd.una = una;
-        self.sacked.acked_to(una, news);
-        self.sample_rtt(env, hdr, una, news);
+        self.sacked.acked_to(una, delivered);
+        self.sample_rtt(env, hdr, una, delivered);
         self.check_mtu_probe(env.now, env.counters);
         // The SYN is position 0 and the FIN follows the ready bytes: neither is in the queue.
         self.send.ack_to(una.saturating_sub(1), env.pool);
@@ -204,9 +204,9 @@ impl Tcb {
         self.recovery.pending = Pending::Timeout;
     }
 
-    /// The controller learns of `moved` acknowledged positions. `mode` is that before the ACK.
+    /// Reports `moved` acknowledged positions to the controller. `mode` is that before the ACK.
     #[inline]
-    fn grow_window(&mut self, env: &Env, mode: Mode, moved: u64, news: &Delivered) {
+    fn grow_window(&mut self, env: &Env, mode: Mode, moved: u64, delivered: &Delivered) {
         let acked = match mode {
             Mode::Open => moved,
             Mode::Fast => return,
@@ -219,14 +219,14 @@ impl Tcb {
             now: env.now,
             acked,
             srtt: self.rtt.srtt(),
-            rtt: news.original.map(|sent| env.now.since(sent.sent_at)),
+            rtt: delivered.original.map(|sent| env.now.since(sent.sent_at)),
             una: self.snd.una,
             snd_nxt: self.snd.nxt,
         });
     }
 
     /// WRITABLE once a third of the send buffer, or the low-water mark, is free, and less than TCP_NOTSENT_LOWAT is
-    /// unsent. Where output brings that about the caller tells the writer.
+    /// unsent. If output, not an ACK, makes the space, the caller wakes the writer.
     #[inline]
     fn writable_event(&self) -> Events {
         let worth = match self.send_low_water() {
@@ -240,7 +240,7 @@ impl Tcb {
     /// Takes a round-trip sample from the timed segment. Without one (after a retransmission) it
     /// uses bytes sent once, or TSecr, to which Karn's algorithm does not apply.
     #[inline]
-    fn sample_rtt(&mut self, env: &Env, hdr: &Header, una: u64, news: &Delivered) {
+    fn sample_rtt(&mut self, env: &Env, hdr: &Header, una: u64, delivered: &Delivered) {
         if let Some((end, at)) = self.times.timed {
             if una >= end {
                 self.rtt.sample(env.now.since(at));
@@ -251,10 +251,11 @@ impl Tcb {
         if self.recovery.is_quiet() && self.rtt.backoff() == 0 {
             return;
         }
-        // With SACK, bytes sent once that this ACK is the first to report were just delivered; not where it reports
-        // a retransmission, too: the ACKs before it may be lost, and the time is that of the time-out (as Linux).
-        let is_prompt = self.sack_on && news.retransmitted.is_none();
-        if let Some(sent) = news.original.filter(|_| is_prompt) {
+        // With SACK, bytes sent once that this ACK is the first to report were just delivered. Not if the ACK
+        // reports a retransmission as well: earlier ACKs may be lost, and the sample would include the time-out (as
+        // Linux).
+        let is_prompt = self.sack_on && delivered.retransmitted.is_none();
+        if let Some(sent) = delivered.original.filter(|_| is_prompt) {
             return self.rtt.sample(env.now.since(sent.sent_at));
         }
         let Some(t) = hdr.options.timestamps.filter(|t| self.ts.on && t.echo != 0) else {
@@ -335,7 +336,7 @@ impl Tcb {
                 self.enter_time_wait(env.now);
                 seg.events |= Events::CLOSED;
             }
-            State::LastAck => self.end(seg, None),
+            State::LastAck => self.close_on_segment(seg, None),
             _ => {}
         }
     }

@@ -33,14 +33,14 @@ impl Tcb {
         Err(DropReason::TcpPaws)
     }
 
-    /// Updates TS.Recent from a segment that spans Last.ACK.sent (RFC 7323 section 4.3).
+    /// Updates TS.Recent from a segment with SEG.SEQ <= Last.ACK.sent (RFC 7323 section 4.3).
     pub(super) fn update_ts_recent(&mut self, env: &Env, seg: &Segment) {
         let Some(t) = seg.hdr.options.timestamps.filter(|_| self.ts.on) else { return };
         // SEG.SEQ as sent, before trimming.
         let ahead = seg.hdr.seq.distance(self.peer_seq_of(self.rcv.last_ack_sent));
         let newer = t.value.wrapping_sub(self.ts.recent) as i32 >= 0;
-        let void = env.now.since(self.ts.recent_at) > TS_RECENT_LIFETIME;
-        if ahead <= 0 && (newer || void) {
+        let is_expired = env.now.since(self.ts.recent_at) > TS_RECENT_LIFETIME;
+        if ahead <= 0 && (newer || is_expired) {
             self.ts.recent = t.value;
             self.ts.recent_at = env.now;
         }
@@ -167,12 +167,12 @@ impl Tcb {
             State::Closing | State::LastAck => None,
             _ => Some(ConnError::Reset),
         };
-        self.end(seg, why);
+        self.close_on_segment(seg, why);
         Ok(())
     }
 
     /// Closes the connection because of this segment.
-    pub(super) fn end(&mut self, seg: &mut Segment, why: Option<ConnError>) {
+    pub(super) fn close_on_segment(&mut self, seg: &mut Segment, why: Option<ConnError>) {
         self.finish(why);
         seg.events |= Events::CLOSED;
         if why.is_some() {

@@ -3,7 +3,7 @@
 use super::Segment;
 use crate::Tcb;
 use crate::contract::{Env, Events, State};
-use crate::tcb::{Loose, ResetDue};
+use crate::tcb::{ResetDue, Uncompacted};
 use crate::timers::Timer;
 use fulmar_base::{Counter, DropReason};
 use fulmar_mbuf::{Chain, Mbuf, Purpose};
@@ -20,8 +20,8 @@ const MERGE_BYTES: usize = 256;
 /// A payload whose unused storage is at most this fraction (1/16) of its bytes is not copied.
 pub(crate) const MAX_WASTE_FRACTION: usize = 16;
 
-/// Bytes from behind gaps are copied together once they have this fraction (1/8) of the storage of unread bytes.
-const MAX_LOOSE_FRACTION: usize = 8;
+/// Bytes that filled a gap are compacted once they have this fraction (1/8) of the storage of unread bytes.
+const COMPACT_FRACTION: usize = 8;
 
 /// Block size for merged small payloads: the pool's class for an MTU of 1500.
 pub(crate) const SHARED_BLOCK_BYTES: usize = 2048;
@@ -69,7 +69,7 @@ impl Tcb {
     /// The user has closed: new data resets the connection (RFC 9293 section 3.6.1).
     fn refuse_data(&mut self, seg: &mut Segment) -> Result<(), DropReason> {
         self.due.reset = Some(ResetDue { seq: self.seq_of(self.snd.nxt), with_ack: true });
-        self.end(seg, None);
+        self.close_on_segment(seg, None);
         Err(DropReason::TcpAfterClose)
     }
 
@@ -185,30 +185,29 @@ impl Tcb {
     /// bytes behind a gap is bounded apart from that of the bytes before it
     /// ([`Tcb::may_queue_out_of_order`]), so it would add up with every gap that is filled.
     ///
-    /// The way to the end of the queue leads over all unread mbufs, so that a peer that fills a gap with every
-    /// second byte would cause a walk each time. It is taken once an eighth of the storage has come since the
-    /// last.
+    /// Compaction walks all unread mbufs. It waits until an eighth of the storage was added since the last
+    /// time, so that a peer that fills a gap with every second byte does not cause a walk each time.
     fn compact_advanced(&mut self, env: &mut Env, before: usize, storage_before: usize) {
         let advanced = self.recv.readable().saturating_sub(before);
         if advanced == 0 {
             return;
         }
         if self.is_storage_ample(env.window) {
-            self.loose = Loose::default();
+            self.uncompacted = Uncompacted::default();
             return;
         }
         let end = self.recv.next();
-        if self.loose.storage_bytes == 0 {
-            self.loose.from = end.saturating_sub(advanced as u64);
+        if self.uncompacted.storage_bytes == 0 {
+            self.uncompacted.from = end.saturating_sub(advanced as u64);
         }
         let storage = self.recv.readable_storage_bytes();
         let added = storage.saturating_sub(storage_before);
-        self.loose.storage_bytes = self.loose.storage_bytes.saturating_add(added);
-        if self.loose.storage_bytes < storage / MAX_LOOSE_FRACTION {
+        self.uncompacted.storage_bytes = self.uncompacted.storage_bytes.saturating_add(added);
+        if self.uncompacted.storage_bytes < storage / COMPACT_FRACTION {
             return;
         }
-        let loose = core::mem::take(&mut self.loose);
-        let bytes = usize::try_from(end.saturating_sub(loose.from)).unwrap_or(usize::MAX);
+        let uncompacted = core::mem::take(&mut self.uncompacted);
+        let bytes = usize::try_from(end.saturating_sub(uncompacted.from)).unwrap_or(usize::MAX);
         let wastes = |m: &Mbuf| wastes(m.truesize(), m.len());
         let copied = self.recv.compact_last(bytes, SHARED_BLOCK_BYTES, wastes, env.pool);
         count_collapsed(env, copied);
@@ -297,9 +296,9 @@ impl Tcb {
         *last = end.max(*last);
     }
 
-    /// Out-of-order payload as it is to be queued, empty if all of it is. `None`: it was refused and freed. Where
-    /// storage is short it is first copied into the last buffer of the bytes before it, and its segments into
-    /// each other's.
+    /// Returns the part of an out-of-order payload that is still to be queued. `None`: it was refused and freed.
+    /// If storage is short, the payload is first copied into the last buffer of the run that it extends, and its
+    /// segments into each other's buffers.
     fn prepare_out_of_order(
         &mut self,
         env: &mut Env,
@@ -327,12 +326,12 @@ impl Tcb {
         None
     }
 
-    /// Whether out-of-order payload may be queued. For a reader that is gone nothing is: its window is not
-    /// charged to the budget. The peer chooses it, and only the missing bytes
+    /// Whether out-of-order payload may be queued. After a shutdown of reading none is, since that window
+    /// is not charged to the budget. The peer chooses what is out of order, and only the missing bytes
     /// free it. So all connections together must not exhaust the receive share, nor use the control
-    /// reserve, through which the missing bytes and our ACKs pass. The advertised window is charged
-    /// to the budget. Up to twice that may be used as storage, since few blocks are full, as long
-    /// as the budget has space.
+    /// reserve, through which the missing bytes and our ACKs pass. The advertised window is charged to the
+    /// budget. Up to twice that may be used as storage, since few blocks are full, as long as the budget
+    /// has space.
     fn may_queue_out_of_order(&self, payload: &Chain, times: usize) -> bool {
         let limit = usize::try_from(self.rcv_wnd()).unwrap_or(usize::MAX).saturating_mul(times);
         let in_use = self.recv.out_of_order_storage_bytes();
@@ -403,12 +402,12 @@ impl Tcb {
     }
 }
 
-/// Whether so much storage for so many bytes is worth a copy.
+/// Whether `bytes` use so little of their storage that a copy is worthwhile.
 fn wastes(storage_bytes: usize, bytes: usize) -> bool {
     storage_bytes > bytes.saturating_add(bytes / MAX_WASTE_FRACTION)
 }
 
-/// Copies the segments of a payload into the buffers of those before them, as far as they fit and free theirs.
+/// Copies mbufs of a payload into the tailroom of those before them, if that frees their storage.
 fn collapse(env: &mut Env, payload: &mut Chain) {
     let copied = payload.collapse(|m| wastes(m.truesize(), m.len()), env.pool);
     count_collapsed(env, copied);

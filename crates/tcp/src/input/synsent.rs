@@ -29,7 +29,7 @@ impl Tcb {
                 return Err(DropReason::TcpBlindReset);
             }
             env.counters.count(Counter::TcpResetsIn);
-            self.end(seg, Some(ConnError::Refused));
+            self.close_on_segment(seg, Some(ConnError::Refused));
             return Ok(());
         }
         // Fourth and fifth.
@@ -38,7 +38,7 @@ impl Tcb {
         }
         self.accept_syn(seg.hdr, env.now);
         if acks {
-            self.open_actively(env, seg, ahead.unsigned_abs())
+            self.input_syn_ack(env, seg, ahead.unsigned_abs())
         } else {
             // Simultaneous open (section 3.5, figure 8): answer with SYN,ACK.
             self.state = State::SynReceived;
@@ -49,7 +49,7 @@ impl Tcb {
     }
 
     /// Processes the peer's SYN,ACK, and its data or FIN (sixth to eighth).
-    fn open_actively(
+    fn input_syn_ack(
         &mut self,
         env: &mut Env,
         seg: &mut Segment,
@@ -60,7 +60,7 @@ impl Tcb {
         self.report_syn_ack(seg.hdr, moved);
         self.on_syn_ack_ecn(seg.hdr, seg.ecn, env.counters);
         seg.events |= self.on_new_ack(env, seg.hdr, moved);
-        self.settle_syn_data();
+        self.requeue_syn_data();
         self.due.ack = true;
         seg.offset = 0;
         self.check_sequence(env, seg)?;

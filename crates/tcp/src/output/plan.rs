@@ -62,7 +62,7 @@ impl Plan {
         self.bytes > 0 && self.kind.is_new()
     }
 
-    /// What it is for, as far as ECN asks.
+    /// Its class, as ECN treats it.
     pub(crate) fn carrier(&self) -> Carrier {
         match self.kind {
             SegmentKind::Syn => Carrier::Syn,
@@ -104,14 +104,14 @@ impl Tcb {
         }
     }
 
-    /// The next data, whatever pacing says.
+    /// The next data, regardless of pacing.
     #[inline(always)]
     fn plan_data(&self) -> Option<Plan> {
         let lost = self.plan_lost();
         if lost.is_some() { lost } else { self.plan_new() }
     }
 
-    /// Whether there is data to send, whatever pacing says.
+    /// Whether there is data to send, regardless of pacing.
     #[inline(never)]
     pub(crate) fn has_data_to_send(&self) -> bool {
         self.plan_data().is_some()
@@ -153,7 +153,7 @@ impl Tcb {
     }
 
     fn send_space(&self) -> SendSpace {
-        // A SYN in flight is one position, but takes nothing of either window.
+        // A SYN in flight is one position, but uses neither window.
         let syn = u64::from(self.snd.una == 0);
         let edge = self.snd.una.saturating_add(self.snd.wnd).saturating_add(syn);
         SendSpace {
@@ -188,7 +188,7 @@ impl Tcb {
             return None;
         }
         let bytes = if space.window.min(space.congestion) >= want {
-            self.less_held_back(want, full as u64)
+            self.without_held_partial(want, full as u64)
         } else {
             self.whole_segments(want, &space, full as u64)
         };
@@ -201,7 +201,7 @@ impl Tcb {
         self.records.end_within(self.snd.nxt, self.send_end()).saturating_sub(self.snd.nxt)
     }
 
-    /// New data as a tail loss probe: a segment, whatever the congestion window says.
+    /// New data as a tail loss probe: one segment, regardless of the congestion window.
     pub(crate) fn plan_new_probe(&self) -> Option<Plan> {
         if !self.can_send_new() {
             return None;
@@ -217,7 +217,7 @@ impl Tcb {
         self.has_unsent() && !self.is_corked() && self.send_space().window >= want
     }
 
-    /// Whether to wait for announced data: [`Tcb::set_more`] was called, something was sent since,
+    /// Whether to wait for announced data: [`Tcb::set_more_announced`] was called, something was sent since,
     /// and the rest does not fill a segment of the largest size.
     fn awaits_announced_data(&self, want: u64, full: usize) -> bool {
         self.user.more_from.is_some_and(|from| self.snd.nxt > from)
@@ -235,7 +235,7 @@ impl Tcb {
 
     /// Both windows admit `want` bytes. A partial segment at the end is sent only if it ends a record, or
     /// empties the queue and is not held back.
-    fn less_held_back(&self, want: u64, full: u64) -> u64 {
+    fn without_held_partial(&self, want: u64, full: u64) -> u64 {
         let (_, fraction) = div_rem(want, full);
         let end = self.snd.nxt.saturating_add(want);
         let is_last = end == self.send_end();
@@ -297,8 +297,8 @@ impl Tcb {
             return false;
         }
         let window = self.congestion.cwnd().min(self.snd.wnd);
-        // A millisecond of the rate is worth a segment of its own, as on Linux. On a long path a
-        // quarter of the window would stay unused otherwise, and go out in bursts.
+        // A segment of a millisecond of the rate is sent, as on Linux. Otherwise, on a long path, a
+        // quarter of the window would stay unused and leave in bursts.
         let srtt_us = self.rtt.srtt_us();
         if whole.saturating_mul(srtt_us) >= window.saturating_mul(1000) {
             return false;

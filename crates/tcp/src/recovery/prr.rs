@@ -1,7 +1,7 @@
 //! Proportional rate reduction (RFC 9937): in fast recovery cwnd follows deliveries, so that the
 //! flight shrinks to ssthresh over one round trip, neither at once nor in a burst.
 
-use super::{AckNews, Mode};
+use super::{AckSummary, Mode};
 use crate::Tcb;
 use crate::arith::div_rem;
 use crate::scoreboard::Delivered;
@@ -34,13 +34,13 @@ impl Tcb {
     /// Section 6.2, for each ACK in fast recovery that delivers something, and for losses that the reordering
     /// timer finds: these leave the network as well, and are no reason for a burst. The pipe of a peer without SACK is an estimate
     /// that duplicate ACKs reduce already: there cwnd is ssthresh from the start (RFC 6582).
-    pub(crate) fn reduce_proportionally(&mut self, news: &AckNews) {
+    pub(crate) fn reduce_proportionally(&mut self, ack: &AckSummary) {
         let is_fast = matches!(self.recovery.mode, Mode::Fast) && self.sack_on;
         if !is_fast || !self.congestion.uses_prr() {
             return;
         }
         let prr = &mut self.recovery.prr;
-        prr.delivered = prr.delivered.saturating_add(news.delivered.bytes);
+        prr.delivered = prr.delivered.saturating_add(ack.delivered.bytes);
         let prr = *prr;
         let (pipe, ssthresh, smss) = (self.pipe(), self.congestion.ssthresh(), self.smss());
         let budget = if pipe > ssthresh {
@@ -48,8 +48,8 @@ impl Tcb {
             share.saturating_add(u64::from(rest > 0)).saturating_sub(prr.out)
         } else {
             // SafeACK: progress, and no further loss.
-            let is_safe = news.moved > 0 && !self.recovery.rack.lost_retransmission;
-            let bound = prr.delivered.saturating_sub(prr.out).max(news.delivered.bytes);
+            let is_safe = ack.moved > 0 && !self.recovery.rack.lost_retransmission;
+            let bound = prr.delivered.saturating_sub(prr.out).max(ack.delivered.bytes);
             let bound = bound.saturating_add(if is_safe { smss } else { 0 });
             bound.min(ssthresh.saturating_sub(pipe))
         };

@@ -159,7 +159,8 @@ impl Tcb {
         scoreboard.mark_all_lost(on_lost);
     }
 
-    /// The scoreboard, to mark losses in it, and what tells the controller of each.
+    /// The scoreboard, and the callback that reports each lost run to the controller: a split
+    /// borrow.
     pub(crate) fn loss_reporter(
         &mut self,
         now: Instant,

@@ -91,9 +91,9 @@ impl Tcb {
                 env.counters.count(Counter::TcpTailLossProbes);
             }
             Pending::Reordering => {
-                let news = super::AckNews::default();
-                self.detect_losses(&news, env.now, env.counters);
-                self.reduce_proportionally(&news);
+                let ack = super::AckSummary::default();
+                self.detect_losses(&ack, env.now, env.counters);
+                self.reduce_proportionally(&ack);
             }
         }
     }

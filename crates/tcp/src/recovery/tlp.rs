@@ -1,7 +1,7 @@
 //! Tail loss probes (RFC 8985 section 7): when the ACK of the last segments does not come, one more
 //! segment elicits an ACK, from which RACK learns what is lost.
 
-use super::{AckNews, Mode};
+use super::{AckSummary, Mode};
 use crate::Tcb;
 use crate::output::{Plan, SegmentKind};
 use crate::timers::Pending;
@@ -9,7 +9,7 @@ use crate::timers::Pending;
 /// The state of tail loss probes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tlp {
-    /// `snd.nxt` when the probe was sent, until its fate is known (TLP.end_seq).
+    /// `snd.nxt` when the probe was sent, until its acknowledgement is processed (TLP.end_seq).
     pub end: Option<u64>,
     /// The probe was a retransmission (TLP.is_retrans).
     is_retransmission: bool,
@@ -55,14 +55,14 @@ impl Tcb {
     }
 
     /// TLP_process_ack (section 7.4.2). A probe whose ACK shows that the original was lost has
-    /// repaired a loss that RACK cannot see: the controller is told.
-    pub(crate) fn probe_on_ack(&mut self, news: &AckNews) {
-        if news.moved > 0 {
+    /// repaired a loss that RACK cannot see: the controller reduces its window.
+    pub(crate) fn probe_on_ack(&mut self, ack: &AckSummary) {
+        if ack.moved > 0 {
             self.recovery.tlp.due = false;
         }
         let Some(end) = self.recovery.tlp.end.filter(|end| self.snd.una >= *end) else { return };
-        let repeats = news.dsack.is_some_and(|d| d.end == end);
-        let is_duplicate = news.moved == 0 && !news.has_sack;
+        let repeats = ack.dsack.is_some_and(|d| d.end == end);
+        let is_duplicate = ack.moved == 0 && !ack.has_sack;
         let repaired = self.recovery.tlp.is_retransmission && !repeats && self.snd.una > end;
         if self.recovery.tlp.is_retransmission && !repeats && !is_duplicate && !repaired {
             return;

@@ -1,7 +1,7 @@
 //! Spurious recoveries: found by Eifel (RFC 3522), DSACK (RFC 2883, RFC 3708) or F-RTO (RFC 5682),
 //! and undone (RFC 4015): nothing counts as lost, and the controller restores its window.
 
-use super::{AckNews, Mode};
+use super::{AckSummary, Mode};
 use crate::Tcb;
 use fulmar_base::{Counter, Counters};
 use fulmar_wire::tcp::Header;
@@ -70,7 +70,7 @@ impl Tcb {
         }
         let undo = &mut self.recovery.undo;
         if undo.from.is_some() && !undo.has_retransmitted {
-            // Output has not run since: what counted as lost arrived by itself.
+            // Nothing was retransmitted yet: the bytes that counted as lost have arrived.
             return self.undo_recovery(counters);
         }
         let Some(stamp) = undo.stamp.take() else { return };
@@ -83,8 +83,8 @@ impl Tcb {
     }
 
     /// A DSACK block. A recovery all of whose retransmissions were duplicates was spurious (RFC 3708
-    /// section 3), also after its end. More DSACKs than retransmissions are duplicates of the network,
-    /// or lies: they are ignored.
+    /// section 3), also after its end. More DSACKs than retransmissions are ignored: the network has
+    /// duplicated segments, or the DSACKs are forged.
     pub(crate) fn on_dsack(&mut self, dsack: &Dsack, counters: &mut Counters) {
         counters.count(Counter::TcpDsacksIn);
         let is_of_probe = self.recovery.tlp.end == Some(dsack.end);
@@ -103,25 +103,25 @@ impl Tcb {
 
     /// F-RTO with SACK (RFC 5682 section 3.1): bytes sent before the time-out and not retransmitted
     /// arrive after it, so the time-out was spurious.
-    pub(crate) fn check_frto(&mut self, news: &AckNews, counters: &mut Counters) {
+    pub(crate) fn check_frto(&mut self, ack: &AckSummary, counters: &mut Counters) {
         match self.recovery.undo.frto {
             Frto::Off => {}
-            Frto::First if news.moved > 0 => {
+            Frto::First if ack.moved > 0 => {
                 self.recovery.undo.frto =
                     if self.can_send_new() { Frto::Second } else { Frto::Off };
             }
             Frto::First => {}
-            Frto::Second => self.decide_frto(news, counters),
+            Frto::Second => self.decide_frto(ack, counters),
         }
     }
 
-    fn decide_frto(&mut self, news: &AckNews, counters: &mut Counters) {
-        if news.delivered.bytes == 0 {
+    fn decide_frto(&mut self, ack: &AckSummary, counters: &mut Counters) {
+        if ack.delivered.bytes == 0 {
             return;
         }
         let recover = self.recovery.recover;
         self.recovery.undo.frto = Frto::Off;
-        if news.delivered.lowest_original.is_some_and(|start| start < recover) {
+        if ack.delivered.lowest_original.is_some_and(|start| start < recover) {
             self.undo_recovery(counters);
         }
     }

@@ -72,7 +72,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 fn apply(board: &mut Scoreboard, model: &mut Model, now: &mut u64, op: &Op) {
     let at = |ms: u64| Instant::from_millis(ms);
-    let mut news = Delivered::default();
+    let mut delivered = Delivered::default();
     match *op {
         Op::Send(n, wait) => {
             *now += wait;
@@ -85,8 +85,8 @@ fn apply(board: &mut Scoreboard, model: &mut Model, now: &mut u64, op: &Op) {
             let (count, reordered) = model.deliver(model.una, una);
             model.bytes.drain(..(una - model.una) as usize);
             (model.una, model.fack) = (una, model.fack.max(una));
-            board.acked_to(una, &mut news);
-            assert_eq!((news.bytes, news.reordered), (count, reordered));
+            board.acked_to(una, &mut delivered);
+            assert_eq!((delivered.bytes, delivered.reordered), (count, reordered));
         }
         Op::Sack(from, n) => {
             let start = (model.una + from).min(model.end());
@@ -96,9 +96,9 @@ fn apply(board: &mut Scoreboard, model: &mut Model, now: &mut u64, op: &Op) {
                 let b = &mut model.bytes[(pos - model.una) as usize];
                 (b.sacked, b.lost) = (true, false);
             }
-            board.sack(start, end, &mut news);
-            assert_eq!(news.bytes, count);
-            assert!(reordered || !news.reordered || count > 0);
+            board.sack(start, end, &mut delivered);
+            assert_eq!(delivered.bytes, count);
+            assert!(reordered || !delivered.reordered || count > 0);
         }
         Op::Lose { newer_than, window } => {
             let rack = Transmission { sent_at: at(newer_than), end: 0 };
@@ -199,11 +199,11 @@ fn segments_sent_together_share_a_run() {
 #[test]
 fn a_peer_that_sacks_every_other_byte_cannot_make_it_grow() {
     let mut b = Scoreboard::new();
-    let mut news = Delivered::default();
+    let mut delivered = Delivered::default();
     for i in 1..20_000u64 {
         b.sent(i * 10, Instant::from_millis(i), Duration::ZERO);
-        b.sack(i * 10 - 5, i * 10 - 4, &mut news);
-        b.sack(i * 10 - 2, i * 10, &mut news);
+        b.sack(i * 10 - 5, i * 10 - 4, &mut delivered);
+        b.sack(i * 10 - 2, i * 10, &mut delivered);
         assert!(b.len() <= MAX_RUNS);
     }
     b.mark_all_lost(|_| {});
@@ -212,16 +212,16 @@ fn a_peer_that_sacks_every_other_byte_cannot_make_it_grow() {
         b.retransmitted(start, start + 1, Instant::from_millis(30_000));
         assert!(b.len() <= MAX_RUNS && b.lost_bytes() < before);
     }
-    b.acked_to(19_999 * 10, &mut news);
+    b.acked_to(19_999 * 10, &mut delivered);
     assert_eq!((b.len(), b.sacked_bytes(), b.lost_bytes()), (0, 0, 0));
 }
 
 #[test]
 fn a_segment_is_lost_once_a_later_one_is_delivered_and_the_window_has_passed() {
     let mut b = board(4);
-    let mut news = Delivered::default();
-    b.sack(2000, 3000, &mut news);
-    let rack = news.original.unwrap();
+    let mut delivered = Delivered::default();
+    b.sack(2000, 3000, &mut delivered);
+    let rack = delivered.original.unwrap();
     assert_eq!(rack, Transmission { sent_at: Instant::from_millis(3), end: 3000 });
     let at = Instant::from_millis(11);
     let losses = b.mark_lost(rack, Duration::from_millis(10), at, |_| {});
@@ -244,12 +244,12 @@ fn lost_runs_next_to_each_other_are_one_range_until_it_is_long_enough() {
 #[test]
 fn a_lost_retransmission_is_lost_again() {
     let mut b = board(4);
-    let mut news = Delivered::default();
+    let mut delivered = Delivered::default();
     b.mark_lost_to(1000, |_| {});
     b.retransmitted(0, 1000, Instant::from_millis(10));
     b.sent(5000, Instant::from_millis(11), Duration::ZERO);
-    b.sack(4000, 5000, &mut news);
-    let rack = news.original.unwrap();
+    b.sack(4000, 5000, &mut delivered);
+    let rack = delivered.original.unwrap();
     let losses = b.mark_lost(rack, Duration::ZERO, Instant::from_millis(20), |_| {});
     assert!(losses.retransmission);
     assert_eq!(b.lost_bytes(), 4000);
@@ -259,14 +259,14 @@ fn a_lost_retransmission_is_lost_again() {
 fn bytes_delivered_below_delivered_ones_were_reordered_unless_retransmitted() {
     for again in [false, true] {
         let mut b = board(3);
-        let mut news = Delivered::default();
-        b.sack(1000, 2000, &mut news);
-        assert!(!news.reordered);
+        let mut delivered = Delivered::default();
+        b.sack(1000, 2000, &mut delivered);
+        assert!(!delivered.reordered);
         if again {
             b.mark_lost_to(1000, |_| {});
             b.retransmitted(0, 1000, Instant::from_millis(10));
         }
-        b.acked_to(2000, &mut news);
-        assert_eq!(news.reordered, !again);
+        b.acked_to(2000, &mut delivered);
+        assert_eq!(delivered.reordered, !again);
     }
 }

@@ -10,7 +10,7 @@ use fulmar_base::Instant;
 
 /// BBR.LossThresh, percent.
 const LOSS_PERCENT: u64 = 2;
-/// With so many segments in flight a probe may lose one of them: the share of a single loss says little.
+/// From this many segments in flight on, a single lost segment does not end a probe.
 const LONE_LOSS_SEGMENTS: u64 = 20;
 /// BBR.Beta, percent.
 const BETA_PERCENT: u64 = 70;
@@ -63,15 +63,15 @@ pub(super) struct LossRound {
     end: u64,
 }
 
-/// What the last round delivered.
+/// Delivery signals of the current loss round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Latest {
     /// BBR.bw_latest, bytes per second.
     pub rate: u64,
     /// BBR.inflight_latest, bytes.
     pub in_flight: u64,
-    /// BBR.loss_round_delivered: the round ends when bytes are delivered that were sent after so many
-    /// had been.
+    /// BBR.loss_round_delivered: the round ends with the first ACK of bytes that were sent when
+    /// C.delivered was at least this.
     end: u64,
     /// BBR.loss_round_start.
     pub is_round_start: bool,
@@ -166,14 +166,15 @@ impl Machine {
         }
     }
 
-    /// IsInflightTooHigh. One lost segment of [`LONE_LOSS_SEGMENTS`] or more is not.
+    /// IsInflightTooHigh. A single lost segment is tolerated with [`LONE_LOSS_SEGMENTS`] or more in
+    /// flight.
     pub(super) fn is_too_high(&self, lost: u64, tx_in_flight: u64) -> bool {
         let is_small = tx_in_flight < self.window.mss.saturating_mul(LONE_LOSS_SEGMENTS);
         let lone = if is_small { 0 } else { self.window.mss };
         lost > percent(tx_in_flight, LOSS_PERCENT).max(lone)
     }
 
-    /// HandleInflightTooHigh: so much was in flight, if the application did not limit it.
+    /// HandleInflightTooHigh. `in_flight`: `None` if the sample was application-limited.
     pub(super) fn handle_too_high(&mut self, in_flight: Option<u64>, now: Instant) {
         self.cycle.was_too_high = true;
         self.cycle.is_probe_sample = false;
@@ -186,8 +187,8 @@ impl Machine {
         }
     }
 
-    /// Losses of one probe leave 70 percent of the target, which here has the room of three send quanta, as the window
-    /// has.
+    /// The lower bound of `inflight_long` after losses: BBR.Beta of the target, which is not below three send quanta
+    /// (see the module).
     fn least_long_term(&self) -> u64 {
         percent(self.inflight(100).min(self.window.cwnd), BETA_PERCENT)
     }

@@ -1,7 +1,7 @@
 //! The response to marks under accurate feedback (RFC 9768): that of Google's BBR version 3 for Linux, since the draft
-//! leaves it open. It follows the share of marked bytes, as DCTCP does, and serves queues that mark early at a step.
-//! Such queues are on short paths: beyond [`MAX_RTT_NS`] a mark is taken for that of a queue which would have dropped,
-//! as with the feedback of RFC 3168.
+//! leaves it open. It responds to the share of marked bytes, as DCTCP does, and is meant for queues with a low step
+//! threshold. Such queues are on short paths: with a round-trip time above [`MAX_RTT_NS`] a mark is treated as that of
+//! a classic AQM (RFC 3168).
 
 use super::Machine;
 use super::model::{INFINITE, percent};
@@ -18,7 +18,7 @@ const MAX_RTT_NS: u64 = 5_000_000;
 /// full_ecn_cnt: rounds beyond the threshold that end Startup.
 const STARTUP_ROUNDS: u8 = 2;
 
-/// What is known of marks.
+/// ECN state of the controller.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Marks {
     /// Feedback is accurate, and the path was short once.

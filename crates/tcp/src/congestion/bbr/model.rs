@@ -40,7 +40,8 @@ pub(super) fn volume(rate: u64, ns: u64) -> u64 {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rounds {
     pub count: u64,
-    /// The round ends when bytes are delivered that were sent after so many had been.
+    /// The round ends with the first ACK of bytes that were sent when C.delivered was at least
+    /// this.
     end: u64,
     /// This ACK began a round.
     pub is_start: bool,
@@ -97,7 +98,7 @@ pub(super) struct MinRtt {
     /// The least of the last five seconds, and when it was seen.
     recent_ns: u64,
     pub recent_at: Instant,
-    /// It is due for a refresh.
+    /// A refresh is due (BBR.probe_rtt_expired).
     pub is_expired: bool,
 }
 
@@ -194,7 +195,7 @@ pub(super) struct FullPipe {
 }
 
 impl FullPipe {
-    /// Looks anew for growth beyond `rate`.
+    /// ResetFullBW: growth is measured against `rate` from now on.
     pub(super) fn reset(&mut self, rate: u64) {
         *self = FullPipe { was_reached: self.was_reached, rate, ..FullPipe::default() };
     }
@@ -220,9 +221,9 @@ impl FullPipe {
 
 /// Numbers for the random parts of waiting times: a hash of a counter (splitmix64).
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Dice(u64);
+pub(super) struct Jitter(u64);
 
-impl Dice {
+impl Jitter {
     /// A number below `n`; `salt` differs between connections.
     pub(super) fn below(&mut self, n: u64, salt: u64) -> u64 {
         self.0 = self.0.wrapping_add(salt).wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -46,7 +46,7 @@ const PROBE_RTT_DURATION: Duration = Duration::from_millis(200);
 const RENO_ROUNDS: u64 = 63;
 
 impl State {
-    /// Its name for people.
+    /// Its name for display.
     pub(super) fn name(self) -> &'static str {
         match self {
             State::Startup => "startup",
@@ -170,8 +170,8 @@ impl Machine {
     /// PickProbeWait: two to three seconds, or up to 63 rounds.
     fn pick_wait(&mut self, now: Instant) {
         let salt = now.as_nanos() ^ self.delivered;
-        self.rounds.since_probe = self.dice.below(2, salt);
-        let extra = self.dice.below(1000, salt);
+        self.rounds.since_probe = self.jitter.below(2, salt);
+        let extra = self.jitter.below(1000, salt);
         self.cycle.wait = Duration::from_secs(2).saturating_add(Duration::from_millis(extra));
     }
 

@@ -189,7 +189,7 @@ impl Endpoint {
                 return tcb.input_with_ecn(env, hdr, field, payload);
             }
             env.counters.count(Counter::TcpSegmentsIn);
-            tcb.pacing.look(env.now);
+            tcb.pacing.update_hold(env.now);
             let events = tcb.input_general(env, hdr, field, payload);
             tcb.rearm(env.now);
             events
