@@ -287,6 +287,7 @@ impl Tcb {
 
     /// Looks for losses, and enters fast recovery with the first.
     fn detect_losses(&mut self, ack: &AckSummary, now: Instant, counters: &mut Counters) {
+        self.recovery.rack.lost_retransmission = false;
         if self.flight() == 0 {
             return;
         }

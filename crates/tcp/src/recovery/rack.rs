@@ -117,7 +117,6 @@ impl Tcb {
     /// Step 5: marks what is lost, and sets the timer for what may be lost soon.
     pub(crate) fn detect_by_rack(&mut self, now: Instant, counters: &mut Counters) {
         let is_idle = matches!(self.recovery.mode, Mode::Open) && self.sacked.sacked_bytes() == 0;
-        self.recovery.rack.lost_retransmission = false;
         let next = if is_idle {
             None
         } else {
