@@ -238,15 +238,16 @@ pub(super) fn limit_bytes(f: &mut FlowPlan, most: u64) {
     }
 }
 
-/// Reads that end: a reader that has paused finds everything at once, and one that pauses each time has hours.
+/// Reads that end: a reader that has paused finds everything at once, and one that pauses each time is done, and opens
+/// its window, long before its peer gives up.
 fn limit_reads(f: &mut FlowPlan) {
     for (i, other) in [(0, 1), (1, 0)] {
         let (bytes, reader) = (f.ends[other].bytes, &mut f.ends[i]);
         if let Some(post) = &mut reader.posts {
             post.most_bytes = post.most_bytes.max((bytes / 50_000) as usize);
         }
-        let pauses = 3_600_000
-            / (u64::try_from(reader.read_pause.as_nanos()).unwrap_or(u64::MAX) / 1_000_000).max(1);
+        let most = PATIENT_USER_TIMEOUT / 4;
+        let pauses = (most.as_nanos() / reader.read_pause.as_nanos().max(1_000_000)) as u64;
         reader.read_bytes = reader.read_bytes.max((bytes / pauses) as usize);
     }
 }

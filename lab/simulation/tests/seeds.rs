@@ -323,3 +323,9 @@ fn a_replayed_ack_may_meet_the_number_of_a_syn_ack_that_waits_for_the_device() {
     holds(Case { without, ..Case::swarm(1795638271375170) });
     holds(Case::swarm(1795638271375170));
 }
+
+/// A reader of a byte each 95 ms left its window closed for half an hour, one update was lost, and its peer gave up.
+#[test]
+fn a_reader_opens_its_window_before_its_peer_gives_up() {
+    holds(Case::swarm(1795640650912958));
+}
