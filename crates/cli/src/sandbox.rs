@@ -11,7 +11,7 @@
 //! alone, joined to `kernel0`. All of it is gone with the last program inside.
 
 use crate::failure::{During, Failure, Outcome};
-use fulmar_netns::{Netns, VethEnd};
+use fulmar_netns::{HOW_TO_ALLOW, Netns, VethEnd};
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -84,11 +84,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     match args.join {
         Some(pid) => join(pid).during(format_args!("cannot join the sandbox of process {pid}"))?,
         None => build().map_err(|e| {
-            Failure::new(format!(
-                "cannot make a sandbox: {e}; allow it with \
-                 `sysctl user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1`, \
-                 or run as root"
-            ))
+            Failure::new(format!("cannot make a sandbox: {e}; {HOW_TO_ALLOW}"))
         })?,
     }
     let shell = std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());

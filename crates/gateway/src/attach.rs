@@ -93,7 +93,7 @@ impl Target {
     /// As for `attach`.
     pub fn end(&self) -> io::Result<End> {
         if let Some(pid) = self.process() {
-            let process = fulmar_netns::process(pid).map_err(|e| self.refused(e))?;
+            let process = fulmar_netns::pidfd_open(pid).map_err(|e| self.refused(e))?;
             return Ok(End::Process(process));
         }
         let path = self.netns_path();

@@ -1,8 +1,7 @@
 //! Namespaces for a program that the caller is about to become: its own network, and name resolution that leads to
 //! the gateway.
 //!
-//! The program keeps its files: of the mounts only `/etc/resolv.conf` is another one, in a mount namespace of the
-//! program's own. Nothing is written to the host's file system.
+//! The program keeps its files: in its mount namespace only `/etc/resolv.conf` differs. Nothing is written to the host's file system.
 //!
 //! Sources: user_namespaces(7), mount_namespaces(7), resolv.conf(5), icmp(7).
 
@@ -11,7 +10,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
-use fulmar_netns::{User, context, enter_beside};
+use fulmar_netns::{HOW_TO_ALLOW, User, context, enter_with_mounts};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::getegid;
 
@@ -19,19 +18,13 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// A folder that every system has, under which a file system in memory is mounted for a moment.
 const STAGING: &str = "/tmp";
 
-/// Moves this process, which must have one thread, into namespaces for a program: see [`enter_beside`].
+/// Moves this process, which must have one thread, into namespaces for a program: see [`enter_with_mounts`].
 ///
 /// # Errors
 /// The system forbids it: the sentence says what to allow.
 pub fn enter(user: User) -> io::Result<()> {
-    enter_beside(user).map_err(|e| {
-        let sentence = format!(
-            "cannot make a namespace for the program: {e}; allow it with `sysctl \
-             user.max_user_namespaces=10000`, on Ubuntu with `sysctl \
-             kernel.apparmor_restrict_unprivileged_userns=0`, on Debian before 11 with `sysctl \
-             kernel.unprivileged_userns_clone=1`, in a container by `--security-opt seccomp=unconfined`, or run \
-             as root"
-        );
+    enter_with_mounts(user).map_err(|e| {
+        let sentence = format!("cannot make a namespace for the program: {e}; {HOW_TO_ALLOW}");
         io::Error::new(e.kind(), sentence)
     })?;
     let group = getegid();
@@ -40,8 +33,8 @@ pub fn enter(user: User) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts another `/etc/resolv.conf` before this process and its children: these resolvers, and what the host's file
-/// says of domains and options.
+/// Bind-mounts an `/etc/resolv.conf` for this process and its children: these resolvers, and the domains and options of the
+/// host's file.
 ///
 /// # Errors
 /// The step that failed. A host without the file is left as it is.

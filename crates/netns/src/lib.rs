@@ -1,11 +1,11 @@
-//! Network namespaces and what stands in them, all of it gone when the last process or descriptor
-//! that holds it is gone: nothing is ever mounted, named or made persistent.
+//! Network namespaces and their interfaces, all of them gone with the last process or descriptor that
+//! holds them: nothing is ever mounted, named or made persistent.
 //!
 //! [`enter`] moves the whole program into namespaces of its own: as root a network namespace, as
 //! anybody else a user namespace too, in which it then is root. [`Netns::new`] makes one more
 //! beside it, held by a descriptor. A namespace is a property of a *thread*; [`Netns::run`] does
 //! one thing in another namespace on a thread that ends with it. Sockets and TAP descriptors stay
-//! in the namespace where they were opened, whoever uses them.
+//! in the namespace where they were opened, whichever thread uses them.
 //!
 //! Sources: user_namespaces(7), network_namespaces(7).
 
@@ -18,6 +18,7 @@ mod sys;
 
 pub use netlink::{Address, Interface, Netlink, Route, VethEnd};
 pub use sock_diag::{OpenPorts, abort_connections};
+pub use sys::pidfd_open;
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -32,7 +33,12 @@ use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{getegid, geteuid};
 
-/// A set-up step that failed: what it was, and what the system said.
+/// What to do where the system forbids [`enter`] and [`enter_with_mounts`]: the end of an error message.
+pub const HOW_TO_ALLOW: &str = "allow it with `sysctl user.max_user_namespaces=10000`, on Ubuntu with `sysctl \
+     kernel.apparmor_restrict_unprivileged_userns=0`, on Debian before 11 with `sysctl \
+     kernel.unprivileged_userns_clone=1`, in a container by `--security-opt seccomp=unconfined`, or run as root";
+
+/// Puts what failed before an error.
 pub fn context<T>(what: &str, result: io::Result<T>) -> io::Result<T> {
     result.map_err(|e| io::Error::new(e.kind(), format!("{what}: {e}")))
 }
@@ -43,18 +49,13 @@ pub fn context<T>(what: &str, result: io::Result<T>) -> io::Result<T> {
 /// The process has more than one thread and is not root (EINVAL), or the system forbids
 /// unprivileged user namespaces (EPERM, ENOSPC).
 pub fn enter() -> io::Result<()> {
-    let (uid, gid) = (geteuid(), getegid());
     if unshare(CloneFlags::CLONE_NEWNET).is_err() {
-        let both = unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET);
-        context("cannot make a user and network namespace (unshare)", both.map_err(Into::into))?;
-        context("setgroups", fs::write("/proc/self/setgroups", "deny"))?;
-        context("uid_map", fs::write("/proc/self/uid_map", format!("0 {uid} 1")))?;
-        context("gid_map", fs::write("/proc/self/gid_map", format!("0 {gid} 1")))?;
+        unshare_as(User::Root, CloneFlags::CLONE_NEWNET)?;
     }
     loopback_up()
 }
 
-/// Who the caller is in a user namespace made by [`enter_beside`].
+/// Who the caller is in a user namespace made by [`enter_with_mounts`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum User {
     /// uid and gid 0.
@@ -63,26 +64,16 @@ pub enum User {
     Same,
 }
 
-/// Moves this process into a network and a mount namespace of its own, with `lo` up and mounts that are seen
-/// inside only. Returns whether that took a user namespace, too: without the right to make the others (as an
-/// ordinary user) the process gets one, and all capabilities in it until it executes a program.
+/// As [`enter`], with a mount namespace, too, whose mounts are private. Returns whether that took a user namespace: without
+/// CAP_SYS_ADMIN the process gets one, and all capabilities in it until it executes a program.
 ///
 /// # Errors
 /// As [`enter`].
-pub fn enter_beside(user: User) -> io::Result<bool> {
-    let (uid, gid) = (geteuid(), getegid());
-    let wanted = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
-    let has_user_namespace = unshare(wanted).is_err();
+pub fn enter_with_mounts(user: User) -> io::Result<bool> {
+    let kinds = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
+    let has_user_namespace = unshare(kinds).is_err();
     if has_user_namespace {
-        let all = unshare(CloneFlags::CLONE_NEWUSER | wanted);
-        context("cannot make a user and network namespace (unshare)", all.map_err(Into::into))?;
-        let (inner_uid, inner_gid) = match user {
-            User::Root => (0, 0),
-            User::Same => (uid.as_raw(), gid.as_raw()),
-        };
-        context("setgroups", fs::write("/proc/self/setgroups", "deny"))?;
-        context("uid_map", fs::write("/proc/self/uid_map", format!("{inner_uid} {uid} 1")))?;
-        context("gid_map", fs::write("/proc/self/gid_map", format!("{inner_gid} {gid} 1")))?;
+        unshare_as(user, kinds)?;
     }
     // What is mounted from here on stays here.
     let private =
@@ -92,12 +83,25 @@ pub fn enter_beside(user: User) -> io::Result<bool> {
     Ok(has_user_namespace)
 }
 
-/// A descriptor of a process that becomes readable when the process ends.
-///
-/// # Errors
-/// There is no such process (ESRCH).
-pub fn process(pid: u32) -> io::Result<OwnedFd> {
-    sys::pidfd_open(pid)
+/// Moves this process into a user namespace, in which the caller is `user`, and into namespaces of these kinds that
+/// belong to it (user_namespaces(7)).
+fn unshare_as(user: User, kinds: CloneFlags) -> io::Result<()> {
+    // Before the call: after it both are the overflow ids.
+    let (uid, gid) = (geteuid(), getegid());
+    let made = unshare(CloneFlags::CLONE_NEWUSER | kinds);
+    context("cannot make a user and network namespace (unshare)", made.map_err(Into::into))?;
+    let (inner_uid, inner_gid) = match user {
+        User::Root => (0, 0),
+        User::Same => (uid.as_raw(), gid.as_raw()),
+    };
+    for (file, text) in [
+        ("/proc/self/setgroups", "deny".to_owned()),
+        ("/proc/self/uid_map", format!("{inner_uid} {uid} 1")),
+        ("/proc/self/gid_map", format!("{inner_gid} {gid} 1")),
+    ] {
+        context(&format!("cannot write {file}"), fs::write(file, text))?;
+    }
+    Ok(())
 }
 
 /// Joins the user namespace behind a path such as `/proc/PID/ns/user`, with all capabilities in it. Does nothing
@@ -115,8 +119,11 @@ pub fn enter_user_namespace(path: &Path) -> io::Result<()> {
 }
 
 /// Brings `lo` of the calling thread's namespace up.
+///
+/// # Errors
+/// No CAP_NET_ADMIN there (EPERM).
 pub fn loopback_up() -> io::Result<()> {
-    context("bring lo up", Netlink::open().and_then(|mut n| n.set_up(if_nametoindex("lo")?)))
+    context("cannot bring up lo", Netlink::open().and_then(|mut n| n.set_up(if_nametoindex("lo")?)))
 }
 
 /// A network namespace, alive while this value or a process in it is.
@@ -125,6 +132,9 @@ pub struct Netns(OwnedFd);
 
 impl Netns {
     /// The namespace of the calling thread.
+    ///
+    /// # Errors
+    /// No descriptor, or no `/proc`.
     pub fn current() -> io::Result<Netns> {
         Ok(Netns(File::open("/proc/thread-self/ns/net")?.into()))
     }
@@ -143,7 +153,10 @@ impl Netns {
         Ok(Netns(file.into()))
     }
 
-    /// A fresh namespace with `lo` up. Needs root in the current user namespace: see [`enter`].
+    /// A fresh namespace with `lo` up.
+    ///
+    /// # Errors
+    /// No CAP_SYS_ADMIN in the current user namespace (EPERM): see [`enter`].
     pub fn new() -> io::Result<Netns> {
         let made = on_own_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET)?;
@@ -154,6 +167,9 @@ impl Netns {
     }
 
     /// Does `work` on a thread in this namespace and returns what it returned.
+    ///
+    /// # Errors
+    /// Those of `work`; no CAP_SYS_ADMIN in the namespace (EPERM); no thread.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         on_own_thread(|| {
             setns(&self.0, CloneFlags::CLONE_NEWNET)?;
@@ -180,49 +196,52 @@ impl Netns {
     }
 
     /// The index of an interface of this namespace.
+    ///
+    /// # Errors
+    /// There is none of that name (ENODEV), or as [`Netns::run`].
     pub fn if_index(&self, name: &str) -> io::Result<u32> {
-        context("find the interface", self.run(|| Ok(if_nametoindex(name)?)))
+        context(&format!("cannot find the interface {name}"), self.run(|| Ok(if_nametoindex(name)?)))
     }
 
     /// Gives an interface an address and brings it up.
     pub fn set_address(&self, name: &str, address: IpAddr, prefix: u8) -> io::Result<()> {
         let index = self.if_index(name)?;
         let mut netlink = self.netlink()?;
-        context("set the address", netlink.add_address(index, address, prefix))?;
-        context("bring the interface up", netlink.set_up(index))
+        context("cannot set the address", netlink.add_address(index, address, prefix))?;
+        context("cannot bring up the interface", netlink.set_up(index))
     }
 
     /// Brings an interface up without an address.
     pub fn set_up(&self, name: &str) -> io::Result<()> {
         let index = self.if_index(name)?;
-        context("bring the interface up", self.netlink()?.set_up(index))
+        context("cannot bring up the interface", self.netlink()?.set_up(index))
     }
 
     /// Brings an interface up that packet sockets alone hear: see [`Netlink::set_silent`].
     pub fn set_up_silent(&self, name: &str) -> io::Result<()> {
         let index = self.if_index(name)?;
         let mut netlink = self.netlink()?;
-        context("silence the interface", netlink.set_silent(index))?;
-        context("bring the interface up", netlink.set_up(index))
+        context("cannot silence the interface", netlink.set_silent(index))?;
+        context("cannot bring up the interface", netlink.set_up(index))
     }
 
     /// Joins this namespace and `other` by a veth pair, both ends still down.
     pub fn add_veth(&self, near: &VethEnd<'_>, other: &Netns, far: &VethEnd<'_>) -> io::Result<()> {
-        context("make a veth pair", self.netlink()?.add_veth(near, far, other.0.as_fd()))
+        context("cannot make a veth pair", self.netlink()?.add_veth(near, far, other.0.as_fd()))
     }
 
     /// Makes a bridge, still down and without ports.
     pub fn add_bridge(&self, name: &str, mac: [u8; 6]) -> io::Result<()> {
-        context("make a bridge", self.netlink()?.add_bridge(name, mac))
+        context("cannot make a bridge", self.netlink()?.add_bridge(name, mac))
     }
 
     /// Makes an interface a port of a bridge.
     pub fn add_to_bridge(&self, port: &str, bridge: &str) -> io::Result<()> {
         let (port, bridge) = (self.if_index(port)?, self.if_index(bridge)?);
-        context("add a port to the bridge", self.netlink()?.set_controller(port, bridge))
+        context("cannot add a port to the bridge", self.netlink()?.set_controller(port, bridge))
     }
 
-    /// Switches segmentation, receive coalescing and transmit checksum offload of an interface.
+    /// Switches TSO, GSO, GRO and transmit checksum offload of an interface (ethtool(8), `-K`).
     pub fn set_offloads(&self, name: &str, on: bool) -> io::Result<()> {
         /// ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO, ETHTOOL_STXCSUM (linux/ethtool.h): in this
         /// order, because segmentation depends on the checksum.

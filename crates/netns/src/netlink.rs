@@ -86,7 +86,7 @@ pub struct Address {
     pub address: IpAddr,
     /// Bits of its prefix.
     pub prefix_len: u8,
-    /// It is valid beyond the link and the host.
+    /// Its scope is RT_SCOPE_UNIVERSE.
     pub is_global: bool,
 }
 
@@ -103,7 +103,7 @@ pub struct Route {
     pub index: u32,
     /// The source address to prefer.
     pub source: Option<IpAddr>,
-    /// The lower, the sooner it is taken.
+    /// RTA_PRIORITY: of several routes to a destination the one with the lowest is used.
     pub metric: u32,
 }
 
@@ -176,7 +176,7 @@ impl Netlink {
         self.transact(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Makes an interface a port of a bridge.
+    /// Makes an interface a port of a bridge (IFLA_MASTER).
     pub fn set_controller(&mut self, index: u32, bridge: u32) -> io::Result<()> {
         let attributes = vec![LinkAttribute::Controller(bridge)];
         self.transact(RouteNetlinkMessage::NewLink(link(index, attributes)), 0)

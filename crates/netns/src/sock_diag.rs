@@ -102,7 +102,7 @@ pub fn abort_connections() -> io::Result<usize> {
         channel.send(request(family, IPPROTO_TCP, states, any), NLM_F_DUMP)?;
         let listed = channel.receive(|answer| {
             if let SockDiagMessage::InetResponse(socket) = answer
-                && leads_out(&socket.header.socket_id)
+                && is_external(&socket.header.socket_id)
             {
                 outside.push((family, socket.header.socket_id.clone()));
             }
@@ -128,7 +128,7 @@ pub fn abort_connections() -> io::Result<usize> {
 }
 
 /// Whether a connection is one with another namespace.
-fn leads_out(id: &SocketId) -> bool {
+fn is_external(id: &SocketId) -> bool {
     let peer = id.destination_address.to_canonical();
     id.destination_port != 0 && !peer.is_loopback() && id.destination_address != id.source_address
 }

@@ -48,6 +48,9 @@ pub fn namespace_type(fd: BorrowedFd<'_>) -> io::Result<CloneFlags> {
 }
 
 /// A descriptor of a process that becomes readable when the process ends.
+///
+/// # Errors
+/// There is no such process (ESRCH).
 pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
     // SAFETY: the call takes two integers and touches no memory.

@@ -32,7 +32,7 @@ use crate::failure::{During, Failure, Outcome};
 /// A sentence about the step of the set-up that failed.
 pub fn watch(pid: u32, name: &str, guest: &Guest) -> Outcome<ExitCode> {
     let _ = nix::unistd::setsid();
-    let program = fulmar_netns::process(pid).during("cannot watch the program")?;
+    let program = fulmar_netns::pidfd_open(pid).during("cannot watch the program")?;
     let Heard { mut gateway, mut words } = match detach::start_heard(Stage::Serve(Some(pid)))? {
         Ok(heard) => heard,
         Err(status) => return Ok(ExitCode::from(status)),
