@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut gateway = Gateway::new(config)?;
     let (stop, stopped) = UnixStream::pair()?;
     let end = Box::new(|_: &OwnedFd, _: &mut Handle<'_>| ControlFlow::Break(()));
-    gateway.attend(stopped.into(), end)?;
+    gateway.on_readable(stopped.into(), end)?;
     let mut host = shell(of_host).spawn()?;
     std::thread::sleep(std::time::Duration::from_millis(300));
     std::thread::scope(|scope| -> Result<(), Box<dyn std::error::Error>> {

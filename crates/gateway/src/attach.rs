@@ -1,7 +1,7 @@
-//! The namespaces of a guest: joining them, and learning that they are gone.
+//! The namespaces of a guest: joining them, and noticing that the guest has exited.
 //!
 //! [`Target::attach`] opens the network namespace and joins the user namespace, so that the caller has the
-//! capabilities that an interface inside needs; the caller's own network namespace stays. [`End`] is a descriptor
+//! capabilities that an interface inside needs; the caller's own network namespace stays. [`ExitWatch`] is a descriptor
 //! that becomes readable when the guest's process or the file of its namespace is gone: an open TAP keeps the
 //! namespace itself alive, so the namespace cannot be watched.
 //!
@@ -19,7 +19,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 /// Where ip-netns(8) keeps its names.
 const NAMED: &str = "/run/netns";
 
-/// Which guest.
+/// The guest to attach to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Target {
     /// The namespaces of a process.
@@ -91,10 +91,10 @@ impl Target {
     ///
     /// # Errors
     /// As for `attach`.
-    pub fn end(&self) -> io::Result<End> {
+    pub fn exit_watch(&self) -> io::Result<ExitWatch> {
         if let Some(pid) = self.process() {
             let process = fulmar_netns::pidfd_open(pid).map_err(|e| self.refused(e))?;
-            return Ok(End::Process(process));
+            return Ok(ExitWatch::Process(process));
         }
         let path = self.netns_path();
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
@@ -106,7 +106,7 @@ impl Target {
             | AddWatchFlags::IN_DELETE_SELF
             | AddWatchFlags::IN_MOVE_SELF;
         watch.add_watch(folder, gone).map_err(|e| self.refused(e.into()))?;
-        Ok(End::File { watch, name: name.to_owned() })
+        Ok(ExitWatch::File { watch, name: name.to_owned() })
     }
 
     fn refused(&self, e: io::Error) -> io::Error {
@@ -166,7 +166,7 @@ impl fmt::Display for Target {
 
 /// A descriptor that becomes readable when a guest may be gone.
 #[derive(Debug)]
-pub enum End {
+pub enum ExitWatch {
     /// The guest's process.
     Process(OwnedFd),
     /// The folder in which the file of the guest's namespace is.
@@ -178,30 +178,30 @@ pub enum End {
     },
 }
 
-impl End {
+impl ExitWatch {
     /// Whether the guest is gone, after the descriptor became readable.
-    pub fn has_come(&self) -> bool {
+    pub fn has_exited(&self) -> bool {
         match self {
-            End::Process(_) => true,
-            End::File { watch, name } => match watch.read_events() {
-                Ok(events) => events.iter().any(|e| is_end(e.mask, e.name.as_deref(), name)),
+            ExitWatch::Process(_) => true,
+            ExitWatch::File { watch, name } => match watch.read_events() {
+                Ok(events) => events.iter().any(|e| is_exit(e.mask, e.name.as_deref(), name)),
                 Err(_) => false,
             },
         }
     }
 }
 
-fn is_end(mask: AddWatchFlags, name: Option<&OsStr>, guest: &OsStr) -> bool {
+fn is_exit(mask: AddWatchFlags, name: Option<&OsStr>, guest: &OsStr) -> bool {
     let of_folder =
         AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_IGNORED;
     mask.intersects(of_folder) || name == Some(guest)
 }
 
-impl AsFd for End {
+impl AsFd for ExitWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            End::Process(process) => process.as_fd(),
-            End::File { watch, .. } => watch.as_fd(),
+            ExitWatch::Process(process) => process.as_fd(),
+            ExitWatch::File { watch, .. } => watch.as_fd(),
         }
     }
 }
@@ -234,7 +234,7 @@ mod tests {
             refused(nobody.clone()),
             "cannot attach to process 4194999: there is no such process"
         );
-        assert!(nobody.end().unwrap_err().to_string().contains("no such process"));
+        assert!(nobody.exit_watch().unwrap_err().to_string().contains("no such process"));
         let missing = refused(Target::named(Path::new("fulmar-missing"), None));
         assert!(missing.contains("/run/netns/fulmar-missing: there is no such file"), "{missing}");
         let file = refused(Target::named(Path::new("/proc/self/status"), None));
@@ -253,12 +253,12 @@ mod tests {
         for file in [&guest, &other] {
             std::fs::write(file, "").unwrap();
         }
-        let end = Target::named(&guest, None).end().unwrap();
+        let end = Target::named(&guest, None).exit_watch().unwrap();
         std::fs::remove_file(&other).unwrap();
-        assert!(!end.has_come(), "another file");
-        assert!(!end.has_come(), "nothing");
+        assert!(!end.has_exited(), "another file");
+        assert!(!end.has_exited(), "nothing");
         std::fs::remove_file(&guest).unwrap();
-        assert!(end.has_come());
+        assert!(end.has_exited());
         std::fs::remove_dir(&folder).unwrap();
     }
 }

@@ -52,7 +52,7 @@ pub struct Config {
     pub account: Option<u32>,
     /// Decides about the guest's flows; `None`: all are allowed.
     pub policy: Option<Box<dyn Policy>>,
-    /// See [`OnLoopback`].
+    /// Takes connections from the host's loopback; `None`: they are relayed like others.
     pub on_loopback: Option<OnLoopback>,
 }
 
@@ -144,7 +144,8 @@ pub enum BindAddresses {
     Any,
 }
 
-/// Bounds of the whole gateway; each of several queues has an equal part. What happens at each is counted ([`Refusal`](crate::stat::Refusal)).
+/// Bounds of the whole gateway; each of several queues has an equal part. What is refused at a bound is counted
+/// ([`Refusal`](crate::stat::Refusal)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// TCP flows at most, those included whose host has not answered. Default 65,536; at most seven eighths
@@ -153,7 +154,7 @@ pub struct Limits {
     /// TCP flows at most whose host has not answered yet. Default 4,096: a guest that connects to what does
     /// not answer fills this and no more.
     pub connecting: usize,
-    /// UDP flows at most; the one that has been idle for longest gives way. Default 16,384.
+    /// UDP flows at most; the least recently used one gives way. Default 16,384.
     pub udp_flows: usize,
     /// Flows of echo requests at most, by identifier and destination; the oldest gives way. Default 256.
     pub echo_flows: usize,
@@ -174,7 +175,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// What one of several queues may use. Echo requests are all the first one's.
+    /// The limits of one of several queues: TCP and UDP flows are divided. Echo requests are all the first queue's, and memory is
+    /// divided with the pool ([`part_of`](fulmar_runtime::part_of)).
     pub(crate) fn part_of(self, queues: usize) -> Limits {
         let part = |of_all: usize| of_all.checked_div(queues).unwrap_or(of_all).max(1);
         Limits {

@@ -1,7 +1,7 @@
 //! What a gateway gives up once it is set up, so that a guest who takes it over has gained nothing.
 //!
-//! [`empty_root`] leaves the process a root directory without files. [`contain`] drops all capabilities, forbids new privileges, forbids the file system (Landlock) and allows only
-//! the system calls of the relay (seccomp). A forbidden system call fails with EPERM; it does not end the
+//! [`empty_root`] leaves the process a root directory without files. [`contain`] drops all capabilities, forbids new
+//! privileges, forbids the file system (Landlock) and allows only the system calls of the relay (seccomp). A forbidden system call fails with EPERM; it does not end the
 //! process, so that a library which tries a newer call first falls back. What was opened before stays open.
 //!
 //! Sources: capabilities(7), landlock(7), seccomp(2), PR_SET_NO_NEW_PRIVS(2const).
@@ -132,7 +132,7 @@ const SOCKET_FLAGS: libc::c_int = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 /// Folders of which every system has one, to mount the empty root on.
 const MOUNT_POINTS: [&str; 4] = ["/tmp", "/proc", "/dev", "/mnt"];
 /// A joined thread may still be listed for a moment.
-const THREAD_PATIENCE: Duration = Duration::from_secs(2);
+const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Replaces the root directory of the process by an empty one that cannot be written to, in a mount namespace of
 /// its own. What is open stays open.
@@ -169,7 +169,7 @@ pub fn empty_root() -> io::Result<()> {
 /// The process has more than one thread: capabilities are a thread's own. The kernel refused a step, which the
 /// error names. A kernel without Landlock is no error.
 pub fn contain() -> io::Result<Containment> {
-    let deadline = Instant::now() + THREAD_PATIENCE;
+    let deadline = Instant::now() + THREAD_EXIT_TIMEOUT;
     while std::fs::read_dir("/proc/self/task")?.count() > 1 {
         if Instant::now() > deadline {
             return Err(io::Error::other("cannot contain a process of several threads"));

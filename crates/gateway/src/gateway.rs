@@ -2,7 +2,7 @@
 //! sockets of the host together ([`worker`](crate::worker)).
 //!
 //! ```text
-//!   guest ──► queue 0 ◄──► worker 0 ◄──► host's sockets, published ports, attendants
+//!   guest ──► queue 0 ◄──► worker 0 ◄──► host's sockets, published ports, handlers
 //!        │                    │  ▲ packets, clients and datagrams of the other's flows
 //!        │                    ▼  │
 //!        └──► queue 1 ◄──► worker 1 ◄──► host's sockets
@@ -23,8 +23,8 @@ use fulmar_shard::Slab;
 
 use crate::config::Config;
 use crate::ports::Forward;
-use crate::relay::judge::Judge;
-use crate::relay::poll::Owner;
+use crate::relay::policy::SharedPolicy;
+use crate::relay::poll::Token;
 use crate::relay::services::{Answers, Services};
 use crate::relay::siblings::Siblings;
 use crate::relay::{Clock, Settings};
@@ -32,28 +32,27 @@ use crate::setup::{self, SetupError};
 use crate::stat::{Stat, Summary};
 use crate::worker::{Common, Worker};
 
-/// Called when its descriptor is readable (level-triggered). `Break` ends [`Gateway::run`], and the attendant with it.
-pub type Attendant = Box<dyn FnMut(&OwnedFd, &mut Handle<'_>) -> ControlFlow<()> + Send>;
+/// The handler of a descriptor: called when it is readable (level-triggered). `Break` ends [`Gateway::run`], and the handler
+/// with it.
+pub type FdHandler = Box<dyn FnMut(&OwnedFd, &mut Handle<'_>) -> ControlFlow<()> + Send>;
 
-/// Something beside packets that the loop of the first queue attends to. Its function is out while it is called.
-struct Attended {
+/// A descriptor of the first queue's loop with its handler, which is taken out while it is called.
+struct Watched {
     fd: OwnedFd,
-    call: Option<Attendant>,
+    handler: Option<FdHandler>,
 }
 
 /// A gateway of one guest.
 pub struct Gateway {
-    /// That of the first queue has the published ports, and calls the attendants.
+    /// The worker of the first queue, which has the published ports and calls the handlers.
     first: Worker,
     others: Vec<Worker>,
-    attendants: Slab<Attended>,
+    watched: Slab<Watched>,
 }
 
-/// What an attendant may do with the gateway.
+/// What a handler may do with the gateway.
 pub struct Handle<'a> {
     first: &'a mut Worker,
-    /// Attendants that come while one is called.
-    arrived: Vec<(OwnedFd, Attendant)>,
 }
 
 impl Handle<'_> {
@@ -90,19 +89,10 @@ impl Handle<'_> {
         self.first.layers().0.udp.unpublish(forward);
     }
 
-    /// The guest has no process any more. Where the attendant then ends [`Gateway::run`], what the guest has sent is
-    /// delivered first: for a minute at most, and published ports are closed.
-    pub fn guest_is_gone(&mut self) {
-        self.first.note_guest_is_gone();
-    }
-
-    /// As [`Gateway::attend`].
-    ///
-    /// # Errors
-    /// None now; a descriptor that cannot be watched is dropped with its function.
-    pub fn attend(&mut self, fd: OwnedFd, call: Attendant) -> io::Result<()> {
-        self.arrived.push((fd, call));
-        Ok(())
+    /// Notes that the guest has no process any more. Where the handler then ends [`Gateway::run`], what the guest has sent is
+    /// delivered first, for a minute at most; published ports are closed at once.
+    pub fn note_guest_exited(&mut self) {
+        self.first.note_guest_exited();
     }
 }
 
@@ -118,8 +108,8 @@ impl Gateway {
         *tcp_flows = (*tcp_flows).min(setup::most_tcp_flows(descriptors));
         let stack = setup::stack_config(&config)?;
         let devices = std::mem::take(&mut config.queues);
-        let queues = setup::count_of(&devices)?;
-        let judge = Judge::new(config.policy.take());
+        let queues = setup::queue_count(&devices)?;
+        let policy = SharedPolicy::new(config.policy.take());
         let on_loopback = config.on_loopback.take();
         let answers = Answers {
             dhcp: config.dhcp.take(),
@@ -132,36 +122,42 @@ impl Gateway {
         let common = Common { clock, stack: &stack, queues, account };
         let places = (0..queues).zip(devices).zip(siblings);
         let mut workers = places.map(|((number, device), siblings)| {
-            let settings = Settings::new(&config, &judge, usize::from(queues));
+            let settings = Settings::new(&config, &policy, usize::from(queues));
             let device = Services::before(device, &answers);
             Worker::new(number, device, settings, siblings, &common)
         });
         let mut first = workers.next().unwrap_or(Err(SetupError::Queues))?;
         let others = workers.collect::<Result<_, _>>()?;
         first.publish(&config.publish, on_loopback)?;
-        Ok(Gateway { first, others, attendants: Slab::default() })
+        Ok(Gateway { first, others, watched: Slab::default() })
     }
 
     /// Calls a function whenever a descriptor is readable: of a signalfd, a pidfd, a timerfd, a listening socket.
     ///
     /// # Errors
     /// The descriptor cannot be watched by epoll.
-    pub fn attend(&mut self, fd: OwnedFd, call: Attendant) -> io::Result<()> {
-        attend(&mut self.attendants, &self.first, fd, call)
+    pub fn on_readable(&mut self, fd: OwnedFd, handler: FdHandler) -> io::Result<()> {
+        let id = self.watched.insert(Watched { fd, handler: Some(handler) });
+        let Some(Watched { fd, .. }) = self.watched.get(id) else { return Ok(()) };
+        let added = self.first.poll().add_readable(fd, Token::Handler(id));
+        if added.is_err() {
+            self.watched.remove(id);
+        }
+        added
     }
 
-    /// Relays until an attendant ends it or the guest's interface is gone, and resets what is left of the
+    /// Relays until a handler ends it or the guest's interface is gone, and resets what is left of the
     /// guest's connections then. The calling thread is the first queue's.
     ///
     /// # Errors
     /// An epoll set failed, or a thread could not be started.
     ///
     /// # Panics
-    /// Where a policy, an attendant or the relay itself panics, in whichever thread. All threads end, and the
+    /// Where a policy, a handler or the relay itself panics, in whichever thread. All threads end, and the
     /// connections of both sides are reset all the same: a host that saw an end in order would take half a stream
     /// for a whole one.
     pub fn run(&mut self) -> io::Result<Summary> {
-        let Gateway { first, others, attendants } = self;
+        let Gateway { first, others, watched } = self;
         let ends = thread::scope(|scope| {
             let mut threads = Vec::with_capacity(others.len());
             for (number, worker) in (1..).zip(others) {
@@ -176,7 +172,7 @@ impl Gateway {
                 }
             }
             let own =
-                AssertUnwindSafe(|| first.run(&mut |worker, id| call(attendants, worker, id)));
+                AssertUnwindSafe(|| first.run(&mut |worker, id| call(watched, worker, id)));
             let mut ends = vec![catch_unwind(own)];
             ends.extend(threads.into_iter().map(|thread| thread.join()));
             ends
@@ -189,9 +185,9 @@ impl Gateway {
         Ok(others.fold(self.first.summary(), |all, other| all.with(&other)))
     }
 
-    /// Whether an attendant has said that the guest has no process any more, and nothing has cut its delivery short.
-    pub fn has_lost_guest(&self) -> bool {
-        self.first.has_lost_guest()
+    /// Whether [`Handle::note_guest_exited`] was called, and no signal has cut the delivery short.
+    pub fn has_guest_exited(&self) -> bool {
+        self.first.has_guest_exited()
     }
 
     /// A snapshot, while it does not run.
@@ -200,35 +196,14 @@ impl Gateway {
     }
 }
 
-fn attend(
-    attendants: &mut Slab<Attended>,
-    first: &Worker,
-    fd: OwnedFd,
-    call: Attendant,
-) -> io::Result<()> {
-    let id = attendants.insert(Attended { fd, call: Some(call) });
-    let Some(attended) = attendants.get(id) else { return Ok(()) };
-    let watched = first.poll().add_readable(&attended.fd, Owner::Attendant(id));
-    if watched.is_err() {
-        attendants.remove(id);
-    }
-    watched
-}
-
-fn call(attendants: &mut Slab<Attended>, first: &mut Worker, id: SlotId) -> ControlFlow<()> {
-    let Some(attended) = attendants.get_mut(id) else { return ControlFlow::Continue(()) };
-    let Some(mut call) = attended.call.take() else { return ControlFlow::Continue(()) };
-    let mut handle = Handle { first, arrived: Vec::new() };
-    let outcome = call(&attended.fd, &mut handle);
-    let arrived = handle.arrived;
+fn call(watched: &mut Slab<Watched>, first: &mut Worker, id: SlotId) -> ControlFlow<()> {
+    let Some(entry) = watched.get_mut(id) else { return ControlFlow::Continue(()) };
+    let Some(mut handler) = entry.handler.take() else { return ControlFlow::Continue(()) };
+    let outcome = handler(&entry.fd, &mut Handle { first });
     match outcome {
-        ControlFlow::Continue(()) => attended.call = Some(call),
+        ControlFlow::Continue(()) => entry.handler = Some(handler),
         // Its descriptor stays readable.
-        ControlFlow::Break(()) => drop(attendants.remove(id)),
-    }
-    for (fd, call) in arrived {
-        // One that epoll refuses is dropped, as its documentation says.
-        let _ = attend(attendants, first, fd, call);
+        ControlFlow::Break(()) => drop(watched.remove(id)),
     }
     outcome
 }

@@ -14,10 +14,10 @@ use crate::rules::covers;
 
 /// Address and router of an IPv4 guest whose host has no route (RFC 3927).
 const UNROUTED_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 1);
-const UNROUTED_GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 2);
+pub(crate) const UNROUTED_GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 2);
 const UNROUTED_PREFIX_LEN: u8 = 16;
 /// Router of an IPv6 guest whose host has no route.
-const UNROUTED_GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+pub(crate) const UNROUTED_GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 /// Largest IP packet of an Ethernet-like interface of the kernel, rounded to 32-bit words.
 pub const DEFAULT_MTU: u32 = 65520;
 /// Name of the guest's interface when the host has no upstream.
@@ -142,22 +142,21 @@ fn version_of(upstream: Option<&Upstream>, options: &GuestOptions, is_v4: bool) 
         (None, true) if is_v4 => vec![(UNROUTED_ADDRESS.into(), UNROUTED_PREFIX_LEN)],
         (None, true) => Vec::new(),
     };
-    let lonely_gateway =
-        if is_v4 { IpAddr::from(UNROUTED_GATEWAY) } else { IpAddr::from(UNROUTED_GATEWAY_V6) };
+    let unrouted: IpAddr = if is_v4 { UNROUTED_GATEWAY.into() } else { UNROUTED_GATEWAY_V6.into() };
     let gateway = match (asked_gateway, upstream) {
         (Some(router), _) => Some(router),
         (None, Some(up)) => up.gateway,
-        (None, None) => Some(lonely_gateway),
+        (None, None) => Some(unrouted),
     };
     let mut routes: Vec<Route> = match upstream {
-        // Addresses or a router of the user's own make another network than the host's.
+        // With addresses or a router of the user's choice the host's routes do not fit.
         Some(up) if asked_gateway.is_none() && options.addresses.is_empty() => up.routes.clone(),
         _ => gateway.into_iter().flat_map(|router| default_route(router, &addresses)).collect(),
     };
     routes.retain(|route| !is_link_local_prefix(route));
     routes.sort_by_key(|route| route.gateway.is_some());
-    let has_v6_only_gateway = !is_v4 && addresses.is_empty();
-    if has_v6_only_gateway {
+    // Without an IPv6 address no route can be used.
+    if !is_v4 && addresses.is_empty() {
         routes.clear();
     }
     for route in &mut routes {
@@ -170,7 +169,7 @@ fn version_of(upstream: Option<&Upstream>, options: &GuestOptions, is_v4: bool) 
 
 /// The default route through a router, after a route to the router where no prefix covers it.
 fn default_route(router: IpAddr, addresses: &[(IpAddr, u8)]) -> Vec<Route> {
-    let is_covered = is_link_local(router) || addresses.iter().any(|a| covers(a.0, a.1, router));
+    let is_covered = is_v6_link_local(router) || addresses.iter().any(|a| covers(a.0, a.1, router));
     let host_bits = if router.is_ipv4() { 32 } else { 128 };
     let to_router = Route {
         destination: router,
@@ -198,13 +197,13 @@ fn prefix_of(address: IpAddr, upstream: Option<&Upstream>, options: &GuestOption
     })
 }
 
-fn is_link_local(address: IpAddr) -> bool {
+fn is_v6_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 /// The kernel makes the route to fe80::/64 itself.
 fn is_link_local_prefix(route: &Route) -> bool {
-    route.gateway.is_none() && is_link_local(route.destination)
+    route.gateway.is_none() && is_v6_link_local(route.destination)
 }
 
 #[cfg(test)]

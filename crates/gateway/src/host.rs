@@ -1,4 +1,4 @@
-//! The host's network, as far as a guest is given a likeness of it.
+//! The host's network, after which a guest's is made.
 //!
 //! For each IP version the *upstream* interface is the one with the default route of the lowest metric. Without a
 //! default route it is the only interface that has a route at all, else none. That is the rule of pasta(1).
@@ -8,6 +8,8 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use fulmar_netns::{Address, Interface, Netlink, Route};
+
+use crate::mapping::is_link_local;
 
 /// What the host has of one IP version.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -124,14 +126,6 @@ fn only_interface(routes: &[Route]) -> Option<u32> {
     let mut indices = routes.iter().filter(|r| !is_link_local(r.destination)).map(|r| r.index);
     let first = indices.next()?;
     indices.all(|index| index == first).then_some(first)
-}
-
-/// 169.254.0.0/16 (RFC 3927) and fe80::/10 (RFC 4291 section 2.5.6).
-fn is_link_local(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    }
 }
 
 fn read_resolvers(path: &Path) -> (Vec<IpAddr>, Vec<String>) {

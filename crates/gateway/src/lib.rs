@@ -23,5 +23,5 @@ pub mod stat;
 mod worker;
 
 pub use config::Config;
-pub use gateway::{Attendant, Gateway, Handle};
+pub use gateway::{FdHandler, Gateway, Handle};
 pub use setup::SetupError;

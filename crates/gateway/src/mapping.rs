@@ -67,6 +67,14 @@ pub fn loopback_of(ip: IpAddr) -> IpAddr {
     }
 }
 
+/// 169.254.0.0/16 (RFC 3927) and fe80::/10 (RFC 4291 section 2.5.6).
+pub(crate) fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
 /// Whether a packet to an address may leave the host, or go to the host itself by an address of its own.
 fn is_outside(ip: IpAddr) -> bool {
     let v4 = match ip {

@@ -1,4 +1,4 @@
-//! Who decides which flows of a guest may leave.
+//! The policy: which flows of a guest may leave, and for which names it may ask.
 
 use std::net::SocketAddr;
 
@@ -28,16 +28,16 @@ impl Protocol {
 
 /// A flow that a guest begins.
 #[derive(Clone, Copy, Debug)]
-pub struct Attempt<'a> {
+pub struct NewFlow<'a> {
     /// Its transport.
     pub protocol: Protocol,
     /// The guest's end.
     pub from: SocketAddr,
     /// The destination as the guest wrote it. The port of an echo request is 0.
     pub to: SocketAddr,
-    /// Where it leads.
+    /// The destination as the host knows it, after [`Mapping`](crate::mapping::Mapping).
     pub leads_to: SocketAddr,
-    /// What DNS answers that the guest has seen call this address, the latest first.
+    /// The names for which DNS answers to the guest had this address, the latest first.
     pub names: &'a [String],
 }
 
@@ -46,14 +46,14 @@ pub struct Attempt<'a> {
 pub enum Decision {
     /// It may.
     Allow,
-    /// It may not: a connection is refused, a datagram answered by "administratively prohibited".
+    /// It may not: a connection is reset, a datagram is answered by ICMP's "administratively prohibited".
     Deny,
 }
 
 /// Decides about the flows of a guest, before anything of them leaves the host.
 pub trait Policy: Send {
     /// A flow begins.
-    fn decide(&mut self, attempt: &Attempt<'_>) -> Decision;
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision;
 
     /// A DNS question for a name, in lower case, without the dot at its end. What is denied is answered by
     /// REFUSED.

@@ -1,8 +1,7 @@
-//! Published ports while the gateway runs: what came to each of them. Those of the host lead to the guest, those of the
-//! guest's loopback interface to the host's.
+//! Counts of published ports. Ports of the host lead to the guest, those of the guest's loopback interface to the host's.
 //!
 //! A port is shared by the sockets that listen for it, one for each IP version, and by the threads that carry its
-//! connections. The counts are atomic and ordered with nothing.
+//! connections. The counts are atomic, without any ordering.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -77,7 +76,7 @@ impl PublishedStat {
         self.to.saturating_add(self.from.end() - self.from.start())
     }
 
-    /// Whether the other one continues this range, nothing having come to either.
+    /// Whether `next` continues this range, and both are idle.
     fn is_continued_by(&self, next: &PublishedStat) -> bool {
         self.is_idle()
             && next.is_idle()

@@ -1,12 +1,12 @@
-//! The relay: between the connections and datagrams of a guest, which end in a shard, and the host's sockets.
+//! The relay: from the connections and datagrams of a guest, which a shard terminates, to sockets of the host and back.
 //!
-//! Each transport is a layer with a table of its flows ([`tcp`]). What they share is passed to them as a
-//! [`Context`].
+//! Each transport is a layer with a table of its flows ([`tcp`]). Their methods take a [`Context`]: the time, the shard, the
+//! epoll set, counters and settings.
 
 pub mod echo;
 pub mod host;
-pub mod judge;
 pub mod names;
+pub mod policy;
 pub mod poll;
 mod published;
 pub mod services;
@@ -25,17 +25,17 @@ use fulmar_base::Instant;
 use fulmar_runtime::Account;
 
 use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound};
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, is_link_local};
 use crate::setup;
 use crate::stat::{Refusal, Totals};
-use judge::Judge;
-use poll::{Owners, Poll};
+use policy::SharedPolicy;
+use poll::{Poll, Tokens};
 use siblings::Siblings;
 
 /// The stack of a gateway, with an account of CPU time that may be off.
 pub type Shard = fulmar_shard::Shard<Account>;
 
-/// The clock of the shard: it starts a little above zero, since zero is the past.
+/// The clock of the shard. It starts at one millisecond: an [`Instant`] of zero is one that has passed.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock(time::Instant);
 
@@ -56,39 +56,39 @@ impl Clock {
     }
 }
 
-/// What was decided when the gateway was set up.
+/// The settings of a relay: they do not change while it runs.
 pub struct Settings {
     /// The guest's addresses.
     pub guest: Vec<IpAddr>,
-    /// As whom the gateway answers on the guest's link.
+    /// The gateway's own addresses on the guest's link.
     pub routers: Vec<IpAddr>,
-    /// Who stands in for a client of IPv6 where the guest's router is link-local: to such a client the guest's kernel
-    /// answers from its own link-local address, to which nobody has written.
-    pub stand_in_v6: Option<IpAddr>,
+    /// The source address of translated IPv6 clients where the guest's router is link-local: the guest's kernel would answer a
+    /// link-local client from its own link-local address, which is not the one that the client wrote to.
+    pub nat_source_v6: Option<IpAddr>,
     pub carries: Carries,
     pub mapping: Mapping,
     pub outbound: Outbound,
     pub limits: Limits,
-    /// Of published ports.
+    /// Addresses at which published ports can be bound.
     pub bind_addresses: BindAddresses,
-    pub judge: Judge,
+    pub policy: SharedPolicy,
     pub on_loopback: Option<OnLoopback>,
 }
 
 impl Settings {
-    /// Those of one of several queues.
-    pub fn new(config: &Config, judge: &Judge, queues: usize) -> Settings {
+    /// The settings of one of several queues.
+    pub fn new(config: &Config, policy: &SharedPolicy, queues: usize) -> Settings {
         let network = &config.network;
         Settings {
             guest: network.addresses.iter().map(|(a, _)| *a).collect(),
             routers: setup::routers(network).iter().map(|r| r.addr).collect(),
-            stand_in_v6: setup::stand_in_v6(network).map(IpAddr::V6),
+            nat_source_v6: setup::nat_source_v6(network).map(IpAddr::V6),
             carries: config.carries,
             mapping: config.mapping.clone(),
             outbound: config.outbound.clone(),
             limits: config.limits.part_of(queues),
             bind_addresses: config.publish.addresses,
-            judge: judge.clone(),
+            policy: policy.clone(),
             on_loopback: None,
         }
     }
@@ -100,9 +100,10 @@ impl Settings {
         of_version.find(|a| !is_link_local(**a)).or(first).copied()
     }
 
-    /// As whom a client of a published port appears to the guest: as itself, unless the guest could not answer
-    /// it there.
-    pub fn seen_as(&self, client: IpAddr) -> Option<IpAddr> {
+    /// The source address that a client of a published port has in the guest (source NAT): its own, unless it is one to which
+    /// the guest could not answer: the host's loopback, an address that host and guest share, or a link-local one. Then it is
+    /// the address that is mapped to it, else the router's, or where that is link-local one of the guest's prefix.
+    pub fn translated(&self, client: IpAddr) -> Option<IpAddr> {
         let is_v4 = client.is_ipv4();
         let name = if client.is_loopback() {
             self.mapping.name_of_loopback(is_v4)
@@ -113,8 +114,8 @@ impl Settings {
         };
         let router = || self.routers.iter().copied().find(|r| r.is_ipv4() == is_v4);
         let seen = name.or_else(router)?;
-        let stand_in = self.stand_in_v6.filter(|_| !is_v4 && is_link_local(seen));
-        Some(stand_in.unwrap_or(seen))
+        let of_prefix = self.nat_source_v6.filter(|_| !is_v4 && is_link_local(seen));
+        Some(of_prefix.unwrap_or(seen))
     }
 }
 
@@ -123,14 +124,14 @@ pub struct Context<'a> {
     pub now: Instant,
     pub stack: &'a mut Shard,
     pub poll: &'a Poll,
-    pub owners: &'a mut Owners,
+    pub tokens: &'a mut Tokens,
     pub settings: &'a mut Settings,
     pub totals: &'a mut Totals,
     pub siblings: &'a mut Siblings,
 }
 
 impl Context<'_> {
-    /// Something was not carried.
+    /// Counts something that was not carried.
     pub fn refuse(&mut self, why: Refusal) {
         self.totals.refusals.count(why);
     }
@@ -143,14 +144,6 @@ impl Context<'_> {
         let own = self.stack.siblings().id();
         let owner = self.stack.owner_of_connection(guest, seen).ok()?;
         (owner != own).then_some(owner)
-    }
-}
-
-/// 169.254.0.0/16 (RFC 3927) and fe80::/10 (RFC 4291 section 2.5.6).
-pub fn is_link_local(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
     }
 }
 

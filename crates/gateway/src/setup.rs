@@ -1,9 +1,9 @@
-//! Building a gateway: what needs rights, files or names happens here, before the process is contained.
+//! Building a gateway: what needs capabilities or files is done here, before the process is contained.
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use fulmar_base::{Instant, Secrets};
 use fulmar_ip::IfAddr;
@@ -16,13 +16,9 @@ use fulmar_socket::SocketError;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::config::{Config, MAX_QUEUES};
-use crate::guest::GuestNetwork;
+use crate::guest::{GuestNetwork, UNROUTED_GATEWAY, UNROUTED_GATEWAY_V6};
 use crate::ports::Forward;
 use crate::relay::Shard;
-
-/// As whom the gateway answers where the guest has no router: addresses of the link alone.
-const ROUTER: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 2);
-const ROUTER_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// Why a gateway could not be built. `Display` says what to do.
 #[derive(Debug)]
@@ -32,7 +28,7 @@ pub enum SetupError {
     Stack(fulmar_shard::SetupError),
     /// The device is not readable by itself when frames wait.
     Device,
-    /// There are none, or more than [`MAX_QUEUES`].
+    /// The number of queues is 0 or above [`MAX_QUEUES`].
     Queues,
     /// A system call of the set-up failed: which one.
     System(&'static str, io::Error),
@@ -74,7 +70,7 @@ impl fmt::Display for SetupError {
 
 impl std::error::Error for SetupError {}
 
-/// The guest's end of the relay: a stack that answers for every address.
+/// The configuration of the stack on the guest's link, which answers for every address.
 ///
 /// # Errors
 /// No randomness.
@@ -99,14 +95,14 @@ pub fn stack_config(config: &Config) -> Result<StackConfig, SetupError> {
 ///
 /// # Errors
 /// [`SetupError::Queues`].
-pub fn count_of(queues: &[Box<dyn Device>]) -> Result<u16, SetupError> {
+pub fn queue_count(queues: &[Box<dyn Device>]) -> Result<u16, SetupError> {
     match queues.len() {
         n @ 1..=MAX_QUEUES => Ok(n as u16),
         _ => Err(SetupError::Queues),
     }
 }
 
-/// Puts a shard of the stack, by its number of so many, on its device.
+/// Builds shard `number` of `queues` on its device.
 ///
 /// # Errors
 /// A device that does not wake by itself, addresses that make no sense, no memory.
@@ -124,18 +120,19 @@ pub fn build_stack(
     Shard::with_probe(config, device, now, account, number, queues).map_err(SetupError::Stack)
 }
 
-/// As whom the gateway answers on the guest's link.
+/// The gateway's own addresses on the guest's link: the guest's routers, or where it has none a link-local address of each IP
+/// version.
 pub fn routers(network: &GuestNetwork) -> Vec<IfAddr> {
     let has = |is_v4: bool| network.addresses.iter().any(|(a, _)| a.is_ipv4() == is_v4);
-    let v4 = network.gateway_v4.or_else(|| has(true).then_some(ROUTER)).map(IpAddr::V4);
-    let v6 = network.gateway_v6.or_else(|| has(false).then_some(ROUTER_V6)).map(IpAddr::V6);
+    let v4 = network.gateway_v4.or_else(|| has(true).then_some(UNROUTED_GATEWAY)).map(IpAddr::V4);
+    let v6 = network.gateway_v6.or_else(|| has(false).then_some(UNROUTED_GATEWAY_V6)).map(IpAddr::V6);
     let alone = |addr: IpAddr| IfAddr { addr, prefix_len: if addr.is_ipv4() { 32 } else { 128 } };
     v4.into_iter().chain(v6).map(alone).collect()
 }
 
-/// The first address of the guest's prefix that it does not have itself, for a client that the guest could not answer
-/// under another address. `None`: its prefixes have no room.
-pub fn stand_in_v6(network: &GuestNetwork) -> Option<Ipv6Addr> {
+/// The first address of the guest's prefix that is not the guest's: the source address of translated IPv6 clients. `None`: its
+/// prefixes have no other.
+pub fn nat_source_v6(network: &GuestNetwork) -> Option<Ipv6Addr> {
     let is_guests = |v6: &Ipv6Addr| network.addresses.iter().any(|(a, _)| *a == IpAddr::V6(*v6));
     let in_prefix = |(address, length): &(IpAddr, u8)| match address {
         IpAddr::V6(v6) if !v6.is_unicast_link_local() && *length < 127 => {
@@ -154,7 +151,7 @@ fn random_secrets() -> io::Result<Secrets> {
     Ok(Secrets::from_entropy(bytes))
 }
 
-/// Each flow has a descriptor: as many as the system allows.
+/// Raises the limit of descriptors to what the system allows: each flow has one. Returns the limit.
 pub fn raise_descriptor_limit() -> u64 {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return u64::MAX };
     match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
@@ -163,8 +160,8 @@ pub fn raise_descriptor_limit() -> u64 {
     }
 }
 
-/// TCP flows at most where there are so many descriptors: an eighth is left for datagrams, names before all, and for
-/// those who look into the gateway.
+/// TCP flows at most with so many descriptors: an eighth is left for UDP flows (DNS before all), the control socket and
+/// metrics.
 pub fn most_tcp_flows(descriptors: u64) -> usize {
     usize::try_from(descriptors - descriptors / 8).unwrap_or(usize::MAX)
 }

@@ -34,7 +34,7 @@ pub mod datagrams;
 use crate::policy::Protocol;
 use crate::published::{self, PublishedPort, PublishedStat};
 use crate::relay::host::{self, Linger};
-use crate::relay::streams::{Rest, Stream, Streams};
+use crate::relay::streams::{Stream, Streams, Undelivered};
 use connection::{Connection, Progress};
 use datagrams::Datagrams;
 
@@ -46,7 +46,7 @@ pub const TURN_BYTES: usize = 1 << 20;
 const ACCEPTS_PER_TURN: usize = 64;
 /// Events of one wait.
 const EVENTS: usize = 256;
-/// Programs that are gone have sent nothing more if nothing has moved for so long.
+/// Programs that have exited have no more bytes on the way if nothing has moved for this time.
 const QUIET: Duration = Duration::from_millis(500);
 /// Empty pipes that are kept for the next connection with something to move.
 const SPARE_PIPES: usize = 16;
@@ -54,7 +54,7 @@ const SPARE_PIPES: usize = 16;
 const RETRY_MS: u16 = 100;
 const WAKE: u64 = u64::MAX;
 
-/// Whose an event is: the two lowest bits of its token. Above them is a number.
+/// What an event belongs to: the two lowest bits of its token. Above them is a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Listener = 0,
@@ -110,21 +110,21 @@ enum Command {
 /// An end of the connections of a splicer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// That which it has accepted.
+    /// The end of the connections that it has accepted.
     Accepted,
-    /// That to which it has connected.
+    /// The end of the connections that it has made.
     Connected,
 }
 
-/// The end of a loop: what one side has sent is delivered before.
+/// The last phase of a loop: what one side has sent is delivered before it ends.
 #[derive(Debug)]
 struct Finish {
     side: Side,
-    /// Those of the side that have not ended.
+    /// The streams of that side.
     streams: Streams,
     /// When something moved last.
     moved: Instant,
-    /// Its end tells who waits.
+    /// Dropped at the end: the receiver of [`Splicer::finish`] hears of it.
     _done: Sender<()>,
 }
 
@@ -174,9 +174,9 @@ pub struct Loop {
 struct Spliced {
     connection: Connection,
     port: Arc<PublishedPort>,
-    /// It lies in the queue of those that have used up their turn.
+    /// It is in the queue of connections that have used up their turn.
     is_queued: bool,
-    /// As which the stream of the side that finishes is counted.
+    /// The state under which [`Finish::streams`] counts its stream.
     counted: Stream,
 }
 
@@ -252,8 +252,8 @@ pub fn splicer() -> io::Result<(Splicer, Loop)> {
 }
 
 impl Splicer {
-    /// Ends the thread once what the programs of one side have sent is delivered, which are gone. The receiver hears that
-    /// the sender is gone then. A connection that the side has not ended is reset.
+    /// Ends the thread once everything is delivered that the programs of one side, which have exited, have sent. The sender of the
+    /// returned receiver is dropped then. A connection that the side has not ended is reset.
     pub fn finish(&self, side: Side) -> Receiver<()> {
         let (done, is_done) = channel();
         self.send(Command::Finish(side, done));
@@ -384,10 +384,10 @@ impl Loop {
     /// Whether what is to be delivered before the end is delivered.
     fn is_finished(&self) -> bool {
         let Some(Finish { side, moved, streams, .. }) = &self.finish else { return false };
-        let is_over = match streams.rest() {
-            Rest::Nothing => true,
-            Rest::MayCome => moved.elapsed() >= QUIET,
-            Rest::Waits => false,
+        let is_over = match streams.undelivered() {
+            Undelivered::Nothing => true,
+            Undelivered::MayCome => moved.elapsed() >= QUIET,
+            Undelivered::Held => false,
         };
         if is_over {
             let connections = self.connections.values().map(|spliced| &spliced.connection);
@@ -441,7 +441,7 @@ impl Loop {
         }
     }
 
-    /// Executes what the handles have asked for.
+    /// Executes the commands of the handles.
     fn take_commands(&mut self) {
         loop {
             let command = match self.commands.try_recv() {

@@ -31,8 +31,8 @@ use crate::policy::Protocol;
 use crate::ports::Forward;
 use crate::published;
 use crate::relay::echo::Echoes;
-use crate::relay::judge::Judge;
-use crate::relay::poll::{Events, Owner, Owners, Poll};
+use crate::relay::policy::SharedPolicy;
+use crate::relay::poll::{Events, Token, Tokens, Poll};
 use crate::relay::siblings::{Message, Siblings};
 use crate::relay::tcp::Tcp;
 use crate::relay::udp::Udp;
@@ -58,7 +58,7 @@ pub struct Worker {
     account: Account,
     stack: Shard,
     poll: Poll,
-    owners: Owners,
+    tokens: Tokens,
     settings: Settings,
     totals: Totals,
     layers: Layers,
@@ -66,8 +66,8 @@ pub struct Worker {
     waits: Waits,
     /// The device was readable at the turn before, too.
     had_frames: bool,
-    /// Room for the events of the shard.
-    news: Vec<Event>,
+    /// Events of the shard; kept for its memory.
+    events: Vec<Event>,
 }
 
 /// The transports.
@@ -78,8 +78,8 @@ pub struct Layers {
     pub echoes: Echoes,
 }
 
-/// Attends to something beside packets.
-pub type Attends<'a> = &'a mut dyn FnMut(&mut Worker, SlotId) -> ControlFlow<()>;
+/// Calls the handler of a descriptor.
+pub type CallHandler<'a> = &'a mut dyn FnMut(&mut Worker, SlotId) -> ControlFlow<()>;
 
 impl Worker {
     /// The worker of one queue.
@@ -107,14 +107,14 @@ impl Worker {
             account,
             stack,
             poll,
-            owners: Owners::default(),
+            tokens: Tokens::default(),
             settings,
             totals: Totals::default(),
             layers: Layers::default(),
             siblings,
             waits: Waits::default(),
             had_frames: false,
-            news: Vec::new(),
+            events: Vec::new(),
         };
         worker.listen().map_err(SetupError::Listen)?;
         Ok(worker)
@@ -125,20 +125,20 @@ impl Worker {
         &self.poll
     }
 
-    /// Relays until an attendant ends it, the guest's interface is gone, or another worker has ended. What is left
+    /// Relays until a handler ends it, the guest's interface is gone, or another worker has ended. What is left
     /// of the guest's connections is reset then.
     ///
     /// # Errors
     /// The epoll set failed.
     ///
     /// # Panics
-    /// Where a policy, an attendant or the relay itself panics. The connections of both sides are reset all the
+    /// Where a policy, a handler or the relay itself panics. The connections of both sides are reset all the
     /// same: a host that saw an end in order would take half a stream for a whole one.
-    pub fn run(&mut self, attends: Attends<'_>) -> io::Result<()> {
+    pub fn run(&mut self, handlers: CallHandler<'_>) -> io::Result<()> {
         let relayed = catch_unwind(AssertUnwindSafe(|| {
-            self.relay(attends)?;
+            self.relay(handlers)?;
             self.siblings.end_all();
-            if self.siblings.is_guest_gone() { self.deliver(attends) } else { Ok(()) }
+            if self.siblings.has_guest_exited() { self.deliver(handlers) } else { Ok(()) }
         }));
         self.siblings.end_all();
         self.siblings.close();
@@ -154,14 +154,14 @@ impl Worker {
         }
     }
 
-    /// The guest has no process any more: what it has left is delivered before the end.
-    pub fn note_guest_is_gone(&self) {
-        self.siblings.note_guest_is_gone();
+    /// Notes that the guest has no process any more: what it has sent is delivered before the end.
+    pub fn note_guest_exited(&self) {
+        self.siblings.note_guest_exited();
     }
 
-    /// Whether that was said.
-    pub fn has_lost_guest(&self) -> bool {
-        self.siblings.is_guest_gone()
+    /// Whether that was noted.
+    pub fn has_guest_exited(&self) -> bool {
+        self.siblings.has_guest_exited()
     }
 
     /// Ends the other workers.
@@ -170,7 +170,7 @@ impl Worker {
     }
 
     /// The loop.
-    fn relay(&mut self, attends: Attends<'_>) -> io::Result<()> {
+    fn relay(&mut self, handlers: CallHandler<'_>) -> io::Result<()> {
         let mut events = Events::default();
         let mut has_frames = true;
         loop {
@@ -183,21 +183,21 @@ impl Worker {
             self.stack.pass(Stage::Relayed);
             let how = self.waits.wait(&self.poll, &mut events, self.clock, until)?;
             self.stack.pass(how);
-            has_frames = events.has(Owner::Device);
-            if self.dispatch(&events, attends).is_break() || self.siblings.has_ended() {
+            has_frames = events.has(Token::Device);
+            if self.dispatch(&events, handlers).is_break() || self.siblings.has_ended() {
                 break;
             }
         }
         Ok(())
     }
 
-    fn dispatch(&mut self, events: &Events, attends: Attends<'_>) -> ControlFlow<()> {
-        for (owner, flags) in events.iter() {
-            match owner {
-                Owner::Device => {}
-                Owner::Attendant(id) => attends(self, id)?,
-                Owner::Siblings => self.take_messages(),
-                _ => self.host_ready(owner, flags),
+    fn dispatch(&mut self, events: &Events, handlers: CallHandler<'_>) -> ControlFlow<()> {
+        for (token, flags) in events.iter() {
+            match token {
+                Token::Device => {}
+                Token::Handler(id) => handlers(self, id)?,
+                Token::Siblings => self.take_messages(),
+                _ => self.host_ready(token, flags),
             }
         }
         ControlFlow::Continue(())
@@ -205,12 +205,12 @@ impl Worker {
 
     /// The layers, and what they share.
     pub fn layers(&mut self) -> (&mut Layers, Context<'_>) {
-        let Worker { clock, stack, poll, owners, settings, totals, layers, siblings, .. } = self;
+        let Worker { clock, stack, poll, tokens, settings, totals, layers, siblings, .. } = self;
         let now = clock.now();
-        (layers, Context { now, stack, poll, owners, settings, totals, siblings })
+        (layers, Context { now, stack, poll, tokens, settings, totals, siblings })
     }
 
-    /// Opens what the guest's packets come to.
+    /// Opens the sockets of the shard to which the guest's packets come.
     fn listen(&mut self) -> Result<(), SocketError> {
         let (layers, mut cx) = self.layers();
         layers.tcp.listen(&mut cx)?;
@@ -222,7 +222,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Opens what the host's clients come to, and whose connections from loopback are.
+    /// Publishes the ports. `on_loopback` takes their connections from the host's loopback.
     pub fn publish(
         &mut self,
         publish: &Publish,
@@ -245,24 +245,24 @@ impl Worker {
         Ok(())
     }
 
-    /// One turn of everything; when the next one is due at the latest. `has_frames`: the device is readable, as
-    /// far as is known.
+    /// One turn of the loop. Returns when the next one is due at the latest. `has_frames`: the device was readable at the last
+    /// wait.
     fn turn(&mut self, has_frames: bool) -> Option<Instant> {
         self.stack.pass(Stage::Relayed);
         self.account.enter();
         let now = self.clock.now();
-        let has_held = self.stack.device().next_deadline().is_some_and(|at| at <= now);
-        let is_given = self.siblings.take_packets(&mut self.stack);
+        let is_device_due = self.stack.device().next_deadline().is_some_and(|at| at <= now);
+        let has_handoffs = self.siblings.take_packets(&mut self.stack);
         let is_first = has_frames && !self.had_frames;
         self.had_frames = has_frames;
-        if has_held || is_given || has_frames && !is_first {
+        if is_device_due || has_handoffs || has_frames && !is_first {
             self.stack.step_for_reader(now);
         } else if is_first {
             // Between a request and its answer there is one frame: a second read would find nothing. Where there are
             // more, the next turn takes them.
             self.stack.step(now, 1);
         }
-        self.take_news();
+        self.take_events();
         let (Layers { tcp, udp, echoes }, mut cx) = self.layers();
         tcp.run(&mut cx);
         udp.run(&mut cx);
@@ -279,25 +279,25 @@ impl Worker {
         deadlines.into_iter().chain([self.stack.next_deadline()]).flatten().min()
     }
 
-    /// Tells the owners of the shard's sockets what became ready.
-    fn take_news(&mut self) {
-        let mut news = std::mem::take(&mut self.news);
-        self.stack.take_events(&mut news);
+    /// Passes the shard's events to the layers.
+    fn take_events(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        self.stack.take_events(&mut events);
         let (layers, mut cx) = self.layers();
-        for event in news.drain(..) {
+        for event in events.drain(..) {
             let Event::Ready(socket, ready) = event else { continue };
-            match cx.owners.of(socket) {
-                Some(Owner::Tcp(id)) => layers.tcp.guest_ready(&mut cx, id, ready),
-                Some(Owner::TcpListener(_)) => layers.tcp.take_pending(&mut cx),
-                Some(Owner::UdpListener(_)) => layers.udp.guest_ready(),
-                Some(Owner::Echo(_)) => layers.echoes.take_requests(&mut cx),
+            match cx.tokens.of(socket) {
+                Some(Token::Tcp(id)) => layers.tcp.guest_ready(&mut cx, id, ready),
+                Some(Token::TcpListener(_)) => layers.tcp.take_pending(&mut cx),
+                Some(Token::UdpListener(_)) => layers.udp.guest_ready(),
+                Some(Token::Echo(_)) => layers.echoes.take_requests(&mut cx),
                 _ => {}
             }
         }
-        self.news = news;
+        self.events = events;
     }
 
-    /// Takes what other workers have left.
+    /// Takes the messages of other workers.
     fn take_messages(&mut self) {
         for message in self.siblings.messages() {
             match message {
@@ -305,9 +305,9 @@ impl Worker {
                     let (layers, mut cx) = self.layers();
                     layers.tcp.take_client(&mut cx, client);
                 }
-                Message::Arrival(arrival) => {
+                Message::Datagrams(arrival) => {
                     let (layers, mut cx) = self.layers();
-                    layers.udp.take_arrival(&mut cx, &arrival);
+                    layers.udp.take_client_datagrams(&mut cx, &arrival);
                 }
                 Message::Stat(say) => {
                     // The thread that asked may have ended.
@@ -318,19 +318,19 @@ impl Worker {
     }
 
     /// A socket of the host became ready.
-    fn host_ready(&mut self, owner: Owner, flags: EpollFlags) {
+    fn host_ready(&mut self, token: Token, flags: EpollFlags) {
         let (layers, mut cx) = self.layers();
-        match owner {
-            Owner::Tcp(id) => layers.tcp.host_ready(&mut cx, id, flags),
-            Owner::TcpListener(id) => layers.tcp.accept(&mut cx, id),
-            Owner::Udp(id) => layers.udp.host_ready(&mut cx, id, flags),
-            Owner::UdpListener(id) => layers.udp.published_ready(id),
-            Owner::Echo(id) => layers.echoes.host_ready(&mut cx, id, flags),
-            Owner::Device | Owner::Attendant(_) | Owner::Siblings => {}
+        match token {
+            Token::Tcp(id) => layers.tcp.host_ready(&mut cx, id, flags),
+            Token::TcpListener(id) => layers.tcp.accept(&mut cx, id),
+            Token::Udp(id) => layers.udp.host_ready(&mut cx, id, flags),
+            Token::UdpListener(id) => layers.udp.published_ready(id),
+            Token::Echo(id) => layers.echoes.host_ready(&mut cx, id, flags),
+            Token::Device | Token::Handler(_) | Token::Siblings => {}
         }
     }
 
-    /// The guest's connections are reset, those of the host with them.
+    /// Resets the guest's connections, and the host's with them.
     fn end(&mut self) {
         let (layers, mut cx) = self.layers();
         layers.tcp.reset_all(&mut cx);
@@ -338,10 +338,10 @@ impl Worker {
         self.stack.step(now, 64);
     }
 
-    /// The same where a step was left halfway. The host's sockets are reset when they are closed; the guest is told as
-    /// far as the stack still can.
+    /// As [`Worker::end`] after a panic. The host's sockets are reset by their close; the guest's connections are reset if the
+    /// stack is still able to.
     fn end_after_fault(&mut self) {
-        self.settings.judge = Judge::default();
+        self.settings.policy = SharedPolicy::default();
         let _ = catch_unwind(AssertUnwindSafe(|| self.end()));
     }
 

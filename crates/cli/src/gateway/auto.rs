@@ -12,7 +12,7 @@ use std::sync::Arc;
 use fulmar_gateway::ports::{Bind, Forward};
 use fulmar_gateway::published::PublishedPort;
 use fulmar_gateway::splice::Splicer;
-use fulmar_gateway::{Attendant, Handle};
+use fulmar_gateway::{FdHandler, Handle};
 use fulmar_netns::OpenPorts;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
@@ -114,20 +114,20 @@ impl Auto {
     ///
     /// # Errors
     /// Those of timerfd_create.
-    pub fn attendant(mut self) -> io::Result<(OwnedFd, Attendant)> {
+    pub fn handler(mut self) -> io::Result<(OwnedFd, FdHandler)> {
         let timer = TimerFd::new(
             ClockId::CLOCK_MONOTONIC,
             TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK,
         )?;
         let period = Expiration::Interval(TimeSpec::new(PERIOD_S, 0));
         timer.set(period, TimerSetTimeFlags::empty())?;
-        let attendant: Attendant = Box::new(move |timer, handle| {
+        let handler: FdHandler = Box::new(move |timer, handle| {
             let mut count = [0; 8];
             let _ = nix::unistd::read(timer, &mut count);
             self.look(handle);
             ControlFlow::Continue(())
         });
-        Ok((timer.into(), attendant))
+        Ok((timer.into(), handler))
     }
 
     fn look(&mut self, handle: &mut Handle<'_>) {

@@ -54,7 +54,7 @@ impl Faults {
     /// No descriptor, or that of the epoll set.
     pub fn end(&self, gateway: &mut Gateway) -> io::Result<()> {
         let fd = self.wake.as_fd().try_clone_to_owned()?;
-        gateway.attend(fd, Box::new(|_, _| ControlFlow::Break(())))
+        gateway.on_readable(fd, Box::new(|_, _| ControlFlow::Break(())))
     }
 
     /// Whether there was one.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fulmar::ledger::{Balance, Stage, StageCost};
-use fulmar_gateway::policy::{Attempt, Decision, Policy, Protocol};
+use fulmar_gateway::policy::{NewFlow, Decision, Policy, Protocol};
 use fulmar_gateway::rules::{Denial, Rules};
 use fulmar_gateway::splice::Counters;
 use fulmar_gateway::stat::{Direction, FlowStat, Refusal, Stat, Summary};
@@ -225,13 +225,13 @@ pub fn rules_policy(plan: &Plan, reporter: &Reporter) -> Option<Box<dyn Policy>>
 }
 
 impl Policy for RulesPolicy {
-    fn decide(&mut self, attempt: &Attempt<'_>) -> Decision {
-        let (to, names) = (attempt.to, attempt.names);
-        let port = (attempt.protocol != Protocol::Icmp).then_some(to.port());
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+        let (to, names) = (flow.to, flow.names);
+        let port = (flow.protocol != Protocol::Icmp).then_some(to.port());
         let is_dns = to.port() == DNS_PORT && self.dns.contains(&to.ip());
         let denial = if is_dns { None } else { self.rules.denial(to.ip(), port, names) };
         if let Some(reporter) = &self.reporter {
-            reporter.at(attempt.protocol, to, |tally| {
+            reporter.at(flow.protocol, to, |tally| {
                 tally.name = names.first().cloned().or(tally.name.take());
                 tally.denied += u64::from(denial.is_some());
             });
@@ -265,7 +265,7 @@ mod tests {
     fn decide(policy: &mut RulesPolicy, to: &str, names: &[&str]) -> Decision {
         let to: SocketAddr = to.parse().unwrap();
         let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
-        policy.decide(&Attempt {
+        policy.decide(&NewFlow {
             protocol: Protocol::Tcp,
             from: "10.0.0.2:1000".parse().unwrap(),
             to,

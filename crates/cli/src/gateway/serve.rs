@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use fulmar::Device;
 use fulmar::devices;
-use fulmar_gateway::attach::{End, Target};
+use fulmar_gateway::attach::{ExitWatch, Target};
 use fulmar_gateway::config::{Config, OnLoopback, Publish};
 use fulmar_gateway::contain::{self, Containment};
 use fulmar_gateway::guest::GuestNetwork;
@@ -27,7 +27,7 @@ use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::published::PublishedPort;
 use fulmar_gateway::splice::{self, Side, Splicer};
 use fulmar_gateway::stat::Summary;
-use fulmar_gateway::{Attendant, Gateway};
+use fulmar_gateway::{FdHandler, Gateway};
 use fulmar_netns::{Netns, OpenPorts};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal};
@@ -124,7 +124,7 @@ struct Splicers {
 impl Splicers {
     /// Delivers what the programs of a guest that is gone have left, for a while at most.
     fn finish_after(&self, gateway: &Gateway) {
-        if !gateway.has_lost_guest() {
+        if !gateway.has_guest_exited() {
             return;
         }
         // The relay, which has read them, is over: a signal ends the process at once.
@@ -158,7 +158,7 @@ pub fn serve(
     let stdio = Stdio::open().during("cannot open /dev/null")?;
     let log = open_log(plan, name)?;
     let host = HostNetwork::read(plan.upstream.as_deref()).map_err(say)?;
-    let end = if plan.outlives_file { None } else { Some(target.end().map_err(say)?) };
+    let end = if plan.outlives_file { None } else { Some(target.exit_watch().map_err(say)?) };
     let signals = catch_signals().during("cannot catch signals")?;
     let pcap = plan.process.pcap.as_deref().map(|file| capture_to(file, &log)).transpose()?;
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
@@ -486,7 +486,7 @@ fn describe(plan: &Plan, config: &Config, log: &Log) {
 
 /// What ends a gateway, and what ends with its guest.
 struct Ending {
-    guest: Option<End>,
+    guest: Option<ExitWatch>,
     signals: SignalFd,
     /// What the guest has left is delivered yet, when its ports are free already.
     metrics: Option<metrics::Closer>,
@@ -497,25 +497,25 @@ fn attend(gateway: &mut Gateway, ending: Ending, auto: Auto) -> io::Result<()> {
     let Ending { guest, signals, metrics } = ending;
     if let Some(end) = guest {
         let fd = end.as_fd().try_clone_to_owned()?;
-        let attendant: Attendant = Box::new(move |_, handle| {
-            if !end.has_come() {
+        let handler: FdHandler = Box::new(move |_, handle| {
+            if !end.has_exited() {
                 return ControlFlow::Continue(());
             }
             metrics.iter().for_each(metrics::Closer::close);
-            handle.guest_is_gone();
+            handle.note_guest_exited();
             ControlFlow::Break(())
         });
-        gateway.attend(fd, attendant)?;
+        gateway.on_readable(fd, handler)?;
     }
     let fd: OwnedFd = signals.as_fd().try_clone_to_owned()?;
-    let attendant: Attendant = Box::new(move |_, _| {
+    let handler: FdHandler = Box::new(move |_, _| {
         let came = matches!(signals.read_signal(), Ok(Some(_)));
         break_if(came)
     });
-    gateway.attend(fd, attendant)?;
+    gateway.on_readable(fd, handler)?;
     if auto.is_needed() {
-        let (timer, attendant) = auto.attendant()?;
-        gateway.attend(timer, attendant)?;
+        let (timer, handler) = auto.handler()?;
+        gateway.on_readable(timer, handler)?;
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fulmar_gateway::stat::Stat;
-use fulmar_gateway::{Attendant, Gateway};
+use fulmar_gateway::{FdHandler, Gateway};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// Time between two snapshots, as a multiple of what the first one took: the relay spends no more than a twentieth
@@ -49,7 +49,7 @@ impl Snapshots {
         let wanted = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let (give, taken) = sync_channel(1);
         let fd = std::os::fd::AsFd::as_fd(&wanted).try_clone_to_owned()?;
-        gateway.attend(fd, attendant(give))?;
+        gateway.on_readable(fd, handler(give))?;
         let asker = Asker { wanted, taken, not_before: Instant::now() };
         Ok(Snapshots(Arc::new(Mutex::new(asker))))
     }
@@ -72,7 +72,7 @@ fn rest_after(took: Duration) -> Duration {
     took.saturating_mul(REST).clamp(least, most)
 }
 
-fn attendant(give: SyncSender<Taken>) -> Attendant {
+fn handler(give: SyncSender<Taken>) -> FdHandler {
     Box::new(move |wanted: &OwnedFd, gateway| {
         let mut count = [0; 8];
         if nix::unistd::read(wanted, &mut count).is_ok() {

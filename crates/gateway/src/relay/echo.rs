@@ -4,7 +4,7 @@
 //! A flow is an identifier of the guest and a destination. The kernel gives the request an identifier of its own,
 //! and the reply gets the guest's again. Errors of the network about a request go back to the guest.
 //!
-//! Bounds: [`Limits::echo_flows`](crate::config::Limits), the oldest gives way; and a flow that rests for 30 s ends.
+//! Bounds: [`Limits::echo_flows`](crate::config::Limits), of which the oldest gives way; a flow that is idle for 30 s ends.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -19,14 +19,14 @@ use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{MsgFlags, SockProtocol, SockType, send, setsockopt, sockopt};
 
 use super::Context;
-use super::host::{self, DatagramTrouble, Failure};
-use super::poll::Owner;
+use super::host::{self, DatagramError, Failure};
+use super::poll::Token;
 use super::udp::Batch;
-use crate::policy::{Attempt, Protocol};
+use crate::policy::{NewFlow, Protocol};
 use crate::stat::{Direction, FlowStat, Refusal};
 
-/// How long a flow may rest, as Linux has it for echo requests (nf_conntrack_icmp_timeout).
-const REST: Duration = Duration::from_secs(30);
+/// Idle time-out of a flow, as Linux's conntrack has it (nf_conntrack_icmp_timeout).
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Header of an echo request or reply (RFC 792, RFC 4443 section 4.1).
 const HEADER_BYTES: usize = 8;
 const REQUEST: u8 = 8;
@@ -71,7 +71,7 @@ impl Echoes {
     pub fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), SocketError> {
         let listener = cx.stack.icmp().listen()?;
         cx.stack.watch(listener, Some(Ready::READABLE));
-        cx.owners.set(listener, Owner::Echo(listener));
+        cx.tokens.set(listener, Token::Echo(listener));
         self.listener = Some(listener);
         Ok(())
     }
@@ -128,11 +128,11 @@ impl Echoes {
         let leads_to = cx.settings.mapping.target(to);
         let leads_to = leads_to.filter(|_| cx.settings.carries.icmp);
         let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
-        let attempt = Attempt { protocol: Protocol::Icmp, from, to, leads_to, names: &[] };
-        if !cx.settings.judge.allows(&attempt) {
+        let wanted = NewFlow { protocol: Protocol::Icmp, from, to, leads_to, names: &[] };
+        if !cx.settings.policy.allows(&wanted) {
             return Err((Failure::Unreachable(13, 1), Refusal::Policy));
         }
-        // A system that allows no ping sockets is no destination that is forbidden: silence.
+        // No ping sockets are allowed: that says nothing about the destination.
         let socket = open(leads_to, cx).map_err(|e| match e {
             Errno::EACCES | Errno::EPERM => (Failure::Silence, Refusal::HostSocket),
             e => host::failure_of(e),
@@ -148,14 +148,14 @@ impl Echoes {
         let flow = Flow { socket, key, leads_to, bytes_out: 0, bytes_in: 0, began, moved };
         let id = self.flows.insert(flow);
         if let Some(flow) = self.flows.get(id)
-            && cx.poll.add_arrivals(flow.socket.as_fd(), Owner::Echo(id)).is_err()
+            && cx.poll.add_arrivals(flow.socket.as_fd(), Token::Echo(id)).is_err()
         {
             self.flows.remove(id);
             return Err((Failure::Silence, Refusal::HostSocket));
         }
         self.by_key.insert(key, id);
         self.order.push_back(id);
-        self.deadline = self.deadline.or(Some(cx.now + REST));
+        self.deadline = self.deadline.or(Some(cx.now + IDLE_TIMEOUT));
         cx.totals.echo_flows += 1;
         Ok(id)
     }
@@ -164,7 +164,7 @@ impl Echoes {
         let Some(flow) = self.flows.remove(id) else { return };
         self.by_key.remove(&flow.key);
         self.order.retain(|other| *other != id);
-        cx.settings.judge.ended(|| stat_of(&flow, cx.now));
+        cx.settings.policy.ended(|| stat_of(&flow, cx.now));
     }
 
     /// A socket of the host became ready.
@@ -182,7 +182,7 @@ impl Echoes {
                     }
                 }
                 // What came after it waits behind it, and the edge is used up.
-                Err(DatagramTrouble::OfEarlier) => self.pass_errors(cx, id),
+                Err(DatagramError::Pending) => self.pass_errors(cx, id),
                 Err(_) => {
                     cx.refuse(Refusal::HostSocket);
                     return self.remove(cx, id);
@@ -212,7 +212,7 @@ impl Echoes {
         }
     }
 
-    /// What the host's network says about requests of the guest, the guest is told.
+    /// Passes the ICMP errors of a flow's error queue on to the guest.
     fn pass_errors(&mut self, cx: &mut Context<'_>, id: SlotId) {
         for _ in 0..ERRORS_PER_TURN {
             let Some(flow) = self.flows.get(id) else { return };
@@ -231,18 +231,18 @@ impl Echoes {
         }
     }
 
-    /// Ends flows that have rested for long enough.
+    /// Ends flows that have timed out.
     pub fn expire(&mut self, cx: &mut Context<'_>) {
         if self.next_deadline().is_none_or(|at| at > cx.now) {
             return;
         }
-        let over = |(_, flow): &(SlotId, &Flow)| flow.moved + REST <= cx.now;
+        let over = |(_, flow): &(SlotId, &Flow)| flow.moved + IDLE_TIMEOUT <= cx.now;
         let ids: Vec<SlotId> = self.flows.iter().filter(over).map(|(id, _)| id).collect();
         ids.into_iter().for_each(|id| self.remove(cx, id));
-        self.deadline = self.flows.iter().map(|(_, flow)| flow.moved + REST).min();
+        self.deadline = self.flows.iter().map(|(_, flow)| flow.moved + IDLE_TIMEOUT).min();
     }
 
-    /// When a flow may have to be ended: not later than that.
+    /// When the next flow may time out.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.deadline
     }

@@ -15,7 +15,7 @@ use super::sys;
 use crate::config::Outbound;
 use crate::stat::{HostTcp, Refusal};
 
-/// A connection that was begun, and whether it exists already.
+/// A connection that was begun, and whether it is established already.
 pub struct Begun {
     pub stream: TcpStream,
     pub is_connected: bool,
@@ -31,7 +31,7 @@ pub fn open(
     socket(family, kind, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, protocol)
 }
 
-/// Lets a socket start where the options say.
+/// Binds a socket to the interface and the address of `--outbound`.
 pub fn bind_outbound(fd: &OwnedFd, to: SocketAddr, outbound: &Outbound) -> nix::Result<()> {
     if let Some(interface) = outbound.interface_for(to) {
         setsockopt(fd, sockopt::BindToDevice, &interface.into())?;
@@ -42,7 +42,7 @@ pub fn bind_outbound(fd: &OwnedFd, to: SocketAddr, outbound: &Outbound) -> nix::
     }
 }
 
-/// Fixes the peer of a socket.
+/// Connects a socket that does not block.
 pub fn connect_to(fd: &impl AsFd, to: SocketAddr) -> nix::Result<()> {
     connect(fd.as_fd().as_raw_fd(), &SockaddrStorage::from(to))
 }
@@ -60,15 +60,14 @@ pub fn begin_connection(to: SocketAddr, outbound: &Outbound) -> nix::Result<Begu
         Err(e) => return Err(e),
     };
     let stream = TcpStream::from(fd);
-    prepare(&stream);
+    set_stream_options(&stream);
     Ok(Begun { stream, is_connected })
 }
 
-/// Options of every connection that is relayed: what the guest sent at once leaves at once, a peer that vanished is
-/// noticed one day, and whatever closes the socket resets the connection unless [`close`] does. So the kernel resets
-/// the connections of a process that was killed. A connection works without them. What a listener accepts has those of
-/// the listener.
-pub fn prepare(socket: &impl AsFd) {
+/// Sets the options of every connection that is relayed: TCP_NODELAY, SO_KEEPALIVE, and SO_LINGER of zero, so that the kernel
+/// resets the connections of a process that was killed, unless [`close`] closes them. A connection works without them. What a
+/// listener accepts inherits its options.
+pub fn set_stream_options(socket: &impl AsFd) {
     let _ = setsockopt(socket, sockopt::TcpNoDelay, &true);
     let _ = setsockopt(socket, sockopt::KeepAlive, &true);
     set_linger(socket, Linger::Reset);
@@ -88,14 +87,14 @@ pub enum Linger {
     Deliver,
 }
 
-/// Says what becomes of a connection whose socket is closed.
+/// Sets SO_LINGER.
 pub fn set_linger(socket: &impl AsFd, linger: Linger) {
     let l_onoff = libc::c_int::from(linger == Linger::Reset);
     // The option is one of every TCP socket.
     let _ = setsockopt(socket, sockopt::Linger, &libc::linger { l_onoff, l_linger: 0 });
 }
 
-/// What became of a connection that was begun.
+/// The result of a connect that did not block (SO_ERROR).
 pub fn outcome(stream: &TcpStream) -> Result<(), Errno> {
     match stream.take_error() {
         Ok(None) => Ok(()),
@@ -115,7 +114,7 @@ pub enum Failure {
     Refused,
     /// Destination unreachable, with the codes of ICMP (type 3) and ICMPv6 (type 1).
     Unreachable(u8, u8),
-    /// Nothing: it tries again, or gives up by its own clock.
+    /// Nothing: the guest sends again, or gives up at its own time-out.
     Silence,
 }
 
@@ -146,7 +145,7 @@ pub fn failure_of(errno: Errno) -> (Failure, Refusal) {
 
 /// What a failed `send` or `recv` means for a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Trouble {
+pub enum StreamError {
     /// The socket is ready later, and says so.
     NotReady,
     /// A signal ended the call.
@@ -158,42 +157,43 @@ pub enum Trouble {
 }
 
 /// What an errno of `send` or `recv` means for a connection (send(2), recv(2), tcp(7)).
-pub fn trouble_of(errno: Errno) -> Trouble {
+pub fn stream_error_of(errno: Errno) -> StreamError {
     match errno {
-        Errno::EAGAIN => Trouble::NotReady,
-        Errno::EINTR => Trouble::Interrupted,
-        Errno::ENOBUFS | Errno::ENOMEM => Trouble::Shortage,
-        _ => Trouble::Over,
+        Errno::EAGAIN => StreamError::NotReady,
+        Errno::EINTR => StreamError::Interrupted,
+        Errno::ENOBUFS | Errno::ENOMEM => StreamError::Shortage,
+        _ => StreamError::Over,
     }
 }
 
 /// What a failed `recv` means for a socket of datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DatagramTrouble {
+pub enum DatagramError {
     /// Nothing is there now.
     NotReady,
     /// A signal ended the call.
     Interrupted,
-    /// It was the error of a datagram that was sent before, and is taken away. The error queue has it, too.
-    OfEarlier,
+    /// The pending error of the socket, which is about a datagram that was sent before. The call has cleared it; the error queue
+    /// has it, too.
+    Pending,
     /// Nothing can be received: what is there would make the socket ready for ever.
     Broken,
 }
 
 /// What an errno of `recv` means for a socket of datagrams (recv(2), udp(7), ip(7)). A kernel that has no memory for a
 /// datagram loses it without an errno.
-pub fn datagram_trouble_of(errno: Errno) -> DatagramTrouble {
+pub fn datagram_error_of(errno: Errno) -> DatagramError {
     match errno {
-        Errno::EAGAIN => DatagramTrouble::NotReady,
-        Errno::EINTR => DatagramTrouble::Interrupted,
-        e if may_be_of_earlier(e) => DatagramTrouble::OfEarlier,
-        _ => DatagramTrouble::Broken,
+        Errno::EAGAIN => DatagramError::NotReady,
+        Errno::EINTR => DatagramError::Interrupted,
+        e if may_be_pending(e) => DatagramError::Pending,
+        _ => DatagramError::Broken,
     }
 }
 
-/// Whether an errno of `send` or `recv` on a connected socket of datagrams may be that of an earlier one, which the call takes
-/// away: an ICMP error that came meanwhile (ip(7), IP_RECVERR). The error queue has it, too.
-pub fn may_be_of_earlier(errno: Errno) -> bool {
+/// Whether an errno of `send` or `recv` on a connected socket of datagrams may be its pending error, which the call clears: that
+/// of an ICMP error about a datagram sent before (ip(7), IP_RECVERR). The error queue has it, too.
+pub fn may_be_pending(errno: Errno) -> bool {
     matches!(
         errno,
         Errno::ECONNREFUSED
@@ -215,8 +215,8 @@ pub fn may_be_of_lost_address(errno: Errno) -> bool {
     matches!(errno, Errno::ENETUNREACH | Errno::EINVAL | Errno::EADDRNOTAVAIL)
 }
 
-/// How a connection is doing; `None` before it exists.
-pub fn connection(stream: &TcpStream) -> Option<HostTcp> {
+/// TCP_INFO of a connection; `None` before it is established.
+pub fn tcp_info(stream: &TcpStream) -> Option<HostTcp> {
     /// `tcpi_state` of a connection whose SYN is not answered (include/net/tcp_states.h TCP_SYN_SENT).
     const SYN_SENT: u8 = 2;
     let mut info = [0; TCP_INFO_BYTES];
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn what_a_listener_accepts_has_its_options_and_is_reset_unless_it_is_closed_in_order() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        prepare(&listener);
+        set_stream_options(&listener);
         for ends_in_order in [true, false] {
             let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (stream, _) = listener.accept().unwrap();
@@ -309,52 +309,52 @@ mod tests {
     #[test]
     fn a_connection_outlives_what_passes_and_ends_by_the_rest() {
         for (errno, meaning) in [
-            (Errno::EAGAIN, Trouble::NotReady),
-            (Errno::EINTR, Trouble::Interrupted),
-            (Errno::ENOBUFS, Trouble::Shortage),
-            (Errno::ENOMEM, Trouble::Shortage),
-            (Errno::EPIPE, Trouble::Over),
-            (Errno::ECONNRESET, Trouble::Over),
-            (Errno::ECONNREFUSED, Trouble::Over),
-            (Errno::ETIMEDOUT, Trouble::Over),
-            (Errno::EHOSTUNREACH, Trouble::Over),
-            (Errno::ENETUNREACH, Trouble::Over),
-            (Errno::ENETDOWN, Trouble::Over),
-            (Errno::EMSGSIZE, Trouble::Over),
-            (Errno::ENOTCONN, Trouble::Over),
-            (Errno::EPERM, Trouble::Over),
+            (Errno::EAGAIN, StreamError::NotReady),
+            (Errno::EINTR, StreamError::Interrupted),
+            (Errno::ENOBUFS, StreamError::Shortage),
+            (Errno::ENOMEM, StreamError::Shortage),
+            (Errno::EPIPE, StreamError::Over),
+            (Errno::ECONNRESET, StreamError::Over),
+            (Errno::ECONNREFUSED, StreamError::Over),
+            (Errno::ETIMEDOUT, StreamError::Over),
+            (Errno::EHOSTUNREACH, StreamError::Over),
+            (Errno::ENETUNREACH, StreamError::Over),
+            (Errno::ENETDOWN, StreamError::Over),
+            (Errno::EMSGSIZE, StreamError::Over),
+            (Errno::ENOTCONN, StreamError::Over),
+            (Errno::EPERM, StreamError::Over),
             // What the network said of it, which `recv` reports once (ip(7), icmp_err_convert).
-            (Errno::EHOSTDOWN, Trouble::Over),
-            (Errno::ENONET, Trouble::Over),
-            (Errno::ENOPROTOOPT, Trouble::Over),
-            (Errno::EOPNOTSUPP, Trouble::Over),
-            (Errno::EPROTO, Trouble::Over),
-            (Errno::EACCES, Trouble::Over),
+            (Errno::EHOSTDOWN, StreamError::Over),
+            (Errno::ENONET, StreamError::Over),
+            (Errno::ENOPROTOOPT, StreamError::Over),
+            (Errno::EOPNOTSUPP, StreamError::Over),
+            (Errno::EPROTO, StreamError::Over),
+            (Errno::EACCES, StreamError::Over),
             // A module of the host's security, or a socket that is none any more.
-            (Errno::EIO, Trouble::Over),
-            (Errno::EINVAL, Trouble::Over),
-            (Errno::EBADF, Trouble::Over),
+            (Errno::EIO, StreamError::Over),
+            (Errno::EINVAL, StreamError::Over),
+            (Errno::EBADF, StreamError::Over),
         ] {
-            assert_eq!(trouble_of(errno), meaning, "{errno}");
+            assert_eq!(stream_error_of(errno), meaning, "{errno}");
         }
     }
 
     #[test]
     fn a_socket_of_datagrams_outlives_the_errors_of_what_it_has_sent() {
-        use DatagramTrouble::{Broken, Interrupted, NotReady, OfEarlier};
+        use DatagramError::{Broken, Interrupted, NotReady, Pending};
         for (errno, meaning) in [
             (Errno::EAGAIN, NotReady),
             (Errno::EINTR, Interrupted),
-            (Errno::ECONNREFUSED, OfEarlier),
-            (Errno::ENETUNREACH, OfEarlier),
-            (Errno::EHOSTUNREACH, OfEarlier),
-            (Errno::EHOSTDOWN, OfEarlier),
-            (Errno::ENONET, OfEarlier),
-            (Errno::ENOPROTOOPT, OfEarlier),
-            (Errno::EOPNOTSUPP, OfEarlier),
-            (Errno::EPROTO, OfEarlier),
-            (Errno::EMSGSIZE, OfEarlier),
-            (Errno::EACCES, OfEarlier),
+            (Errno::ECONNREFUSED, Pending),
+            (Errno::ENETUNREACH, Pending),
+            (Errno::EHOSTUNREACH, Pending),
+            (Errno::EHOSTDOWN, Pending),
+            (Errno::ENONET, Pending),
+            (Errno::ENOPROTOOPT, Pending),
+            (Errno::EOPNOTSUPP, Pending),
+            (Errno::EPROTO, Pending),
+            (Errno::EMSGSIZE, Pending),
+            (Errno::EACCES, Pending),
             (Errno::ENOMEM, Broken),
             (Errno::ENOBUFS, Broken),
             (Errno::EPERM, Broken),
@@ -364,7 +364,7 @@ mod tests {
             (Errno::EINVAL, Broken),
             (Errno::EBADF, Broken),
         ] {
-            assert_eq!(datagram_trouble_of(errno), meaning, "{errno}");
+            assert_eq!(datagram_error_of(errno), meaning, "{errno}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the relay sleeps on, and whose a descriptor or a socket of the shard is.
+//! The epoll set of the relay, and the tokens of its descriptors and of the shard's sockets.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,13 +11,13 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 /// Events that one call brings at most.
 const MOST_EVENTS: usize = 256;
 
-/// Whose a descriptor, or a socket of the shard, is.
+/// What a descriptor, or a socket of the shard, belongs to: the token of its events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Owner {
+pub enum Token {
     /// The guest's interface.
     Device,
-    /// Something beside packets.
-    Attendant(SlotId),
+    /// A descriptor with a handler.
+    Handler(SlotId),
     /// A TCP flow.
     Tcp(SlotId),
     /// A published TCP port, or the shard's listener.
@@ -35,35 +35,35 @@ pub enum Owner {
 /// Bits of a slot's index in an event. A table with more slots would need more memory than the limits allow.
 const INDEX_BITS: u32 = 28;
 
-impl Owner {
+impl Token {
     fn encode(self) -> u64 {
         let none = SlotId { index: 0, generation: 0 };
         let (kind, id) = match self {
-            Owner::Device => (0, none),
-            Owner::Attendant(id) => (1, id),
-            Owner::Tcp(id) => (2, id),
-            Owner::TcpListener(id) => (3, id),
-            Owner::Udp(id) => (4, id),
-            Owner::UdpListener(id) => (5, id),
-            Owner::Echo(id) => (6, id),
-            Owner::Siblings => (7, none),
+            Token::Device => (0, none),
+            Token::Handler(id) => (1, id),
+            Token::Tcp(id) => (2, id),
+            Token::TcpListener(id) => (3, id),
+            Token::Udp(id) => (4, id),
+            Token::UdpListener(id) => (5, id),
+            Token::Echo(id) => (6, id),
+            Token::Siblings => (7, none),
         };
         let index = u64::from(id.index & ((1 << INDEX_BITS) - 1));
         kind << 60 | index << 32 | u64::from(id.generation)
     }
 
-    fn decode(bits: u64) -> Owner {
+    fn decode(bits: u64) -> Token {
         let index = (bits >> 32) as u32 & ((1 << INDEX_BITS) - 1);
         let id = SlotId { index, generation: bits as u32 };
         match bits >> 60 {
-            1 => Owner::Attendant(id),
-            2 => Owner::Tcp(id),
-            3 => Owner::TcpListener(id),
-            4 => Owner::Udp(id),
-            5 => Owner::UdpListener(id),
-            6 => Owner::Echo(id),
-            7 => Owner::Siblings,
-            _ => Owner::Device,
+            1 => Token::Handler(id),
+            2 => Token::Tcp(id),
+            3 => Token::TcpListener(id),
+            4 => Token::Udp(id),
+            5 => Token::UdpListener(id),
+            6 => Token::Echo(id),
+            7 => Token::Siblings,
+            _ => Token::Device,
         }
     }
 }
@@ -93,15 +93,15 @@ impl Events {
         self.len
     }
 
-    /// Whether one of them is an owner's.
-    pub fn has(&self, wanted: Owner) -> bool {
-        self.iter().any(|(owner, _)| owner == wanted)
+    /// Whether one of them has this token.
+    pub fn has(&self, wanted: Token) -> bool {
+        self.iter().any(|(token, _)| token == wanted)
     }
 
     /// The events in their order.
-    pub fn iter(&self) -> impl Iterator<Item = (Owner, EpollFlags)> {
+    pub fn iter(&self) -> impl Iterator<Item = (Token, EpollFlags)> {
         let came = self.list.iter().take(self.len);
-        came.map(|event| (Owner::decode(event.data()), event.events()))
+        came.map(|event| (Token::decode(event.data()), event.events()))
     }
 }
 
@@ -121,19 +121,19 @@ impl Poll {
     }
 
     /// Watches a socket for whatever becomes possible (edge-triggered).
-    pub fn add_edges(&self, fd: impl AsFd, owner: Owner) -> io::Result<()> {
-        Ok(self.epoll.add(fd, EpollEvent::new(EDGES, owner.encode()))?)
+    pub fn add_edges(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
+        Ok(self.epoll.add(fd, EpollEvent::new(EDGES, token.encode()))?)
     }
 
     /// Watches a descriptor for what can be read (level-triggered).
-    pub fn add_readable(&self, fd: impl AsFd, owner: Owner) -> io::Result<()> {
-        Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, owner.encode()))?)
+    pub fn add_readable(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
+        Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.encode()))?)
     }
 
     /// Watches a descriptor for what can be read, once for each arrival (edge-triggered).
-    pub fn add_arrivals(&self, fd: impl AsFd, owner: Owner) -> io::Result<()> {
+    pub fn add_arrivals(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
         let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-        Ok(self.epoll.add(fd, EpollEvent::new(flags, owner.encode()))?)
+        Ok(self.epoll.add(fd, EpollEvent::new(flags, token.encode()))?)
     }
 
     /// No longer watches a descriptor.
@@ -142,7 +142,7 @@ impl Poll {
         let _ = self.epoll.delete(fd);
     }
 
-    /// Watches the device as it asks now: asked before each sleep, told to the kernel when it changed.
+    /// Watches the device for what it waits for now. To be called before each sleep; the kernel is called on a change alone.
     pub fn watch_device(&mut self, wake: Option<WakeFd>) -> io::Result<()> {
         if wake == self.device {
             return Ok(());
@@ -155,7 +155,7 @@ impl Poll {
             if wake.interest == Interest::ReadableOrWritable {
                 flags |= EpollFlags::EPOLLOUT;
             }
-            let event = EpollEvent::new(flags, Owner::Device.encode());
+            let event = EpollEvent::new(flags, Token::Device.encode());
             with_descriptor(wake, |fd| self.epoll.add(fd, event))?;
             self.device = Some(wake);
         }
@@ -184,24 +184,24 @@ impl Poll {
     }
 }
 
-/// Whose the sockets of a shard are.
+/// The tokens of a shard's sockets.
 #[derive(Default)]
-pub struct Owners(Vec<Option<(u32, Owner)>>);
+pub struct Tokens(Vec<Option<(u32, Token)>>);
 
-impl Owners {
-    /// A socket belongs to somebody from now on.
-    pub fn set(&mut self, socket: SlotId, owner: Owner) {
+impl Tokens {
+    /// Gives a socket its token.
+    pub fn set(&mut self, socket: SlotId, token: Token) {
         let at = socket.index as usize;
         if self.0.len() <= at {
             self.0.resize(at + 1, None);
         }
-        self.0[at] = Some((socket.generation, owner));
+        self.0[at] = Some((socket.generation, token));
     }
 
     /// Whose a socket is.
-    pub fn of(&self, socket: SlotId) -> Option<Owner> {
-        let (generation, owner) = (*self.0.get(socket.index as usize)?)?;
-        (generation == socket.generation).then_some(owner)
+    pub fn of(&self, socket: SlotId) -> Option<Token> {
+        let (generation, token) = (*self.0.get(socket.index as usize)?)?;
+        (generation == socket.generation).then_some(token)
     }
 }
 
@@ -212,27 +212,27 @@ mod tests {
     #[test]
     fn owners_survive_the_way_through_the_kernel() {
         let id = SlotId { index: (1 << INDEX_BITS) - 1, generation: u32::MAX };
-        for owner in [
-            Owner::Device,
-            Owner::Attendant(id),
-            Owner::Tcp(id),
-            Owner::TcpListener(id),
-            Owner::Udp(id),
-            Owner::UdpListener(id),
-            Owner::Echo(id),
-            Owner::Siblings,
+        for token in [
+            Token::Device,
+            Token::Handler(id),
+            Token::Tcp(id),
+            Token::TcpListener(id),
+            Token::Udp(id),
+            Token::UdpListener(id),
+            Token::Echo(id),
+            Token::Siblings,
         ] {
-            assert_eq!(Owner::decode(owner.encode()), owner);
+            assert_eq!(Token::decode(token.encode()), token);
         }
     }
 
     #[test]
     fn a_socket_that_is_gone_is_nobodys() {
-        let mut owners = Owners::default();
+        let mut tokens = Tokens::default();
         let id = SlotId { index: 3, generation: 1 };
-        owners.set(id, Owner::Tcp(id));
-        assert_eq!(owners.of(id), Some(Owner::Tcp(id)));
-        assert_eq!(owners.of(SlotId { generation: 2, ..id }), None);
-        assert_eq!(owners.of(SlotId { index: 2, ..id }), None);
+        tokens.set(id, Token::Tcp(id));
+        assert_eq!(tokens.of(id), Some(Token::Tcp(id)));
+        assert_eq!(tokens.of(SlotId { generation: 2, ..id }), None);
+        assert_eq!(tokens.of(SlotId { index: 2, ..id }), None);
     }
 }

@@ -13,7 +13,7 @@ use fulmar_shard::Slab;
 use nix::sys::socket::{SockType, SockaddrStorage, bind, setsockopt, sockopt};
 
 use super::host;
-use super::poll::Owner;
+use super::poll::Token;
 use super::{Context, Settings};
 use crate::config::BindAddresses;
 use crate::ports::Forward;
@@ -43,14 +43,14 @@ impl<S: AsFd> PublishedSockets<S> {
         &mut self,
         cx: &Context<'_>,
         forward: &Forward,
-        owner: fn(SlotId) -> Owner,
+        token: fn(SlotId) -> Token,
         open: impl Fn(SocketAddr, &Settings) -> io::Result<S>,
     ) -> io::Result<()> {
         let port = Arc::new(PublishedPort::new(forward.clone()));
         let (mut is_bound, mut refused) = (false, None);
         for at in bind_addresses(forward, |v4| cx.settings.guest_address(v4).is_some()) {
             let bound = open(at, cx.settings).and_then(|socket| {
-                self.watch(cx, Published { socket, port: Arc::clone(&port) }, owner)
+                self.watch(cx, Published { socket, port: Arc::clone(&port) }, token)
             });
             match bound {
                 Ok(()) => is_bound = true,
@@ -71,11 +71,11 @@ impl<S: AsFd> PublishedSockets<S> {
         &mut self,
         cx: &Context<'_>,
         published: Published<S>,
-        owner: fn(SlotId) -> Owner,
+        token: fn(SlotId) -> Token,
     ) -> io::Result<()> {
         let id = self.0.insert(published);
         let Some(Published { socket, .. }) = self.0.get(id) else { return Ok(()) };
-        let watched = cx.poll.add_arrivals(socket.as_fd(), owner(id));
+        let watched = cx.poll.add_arrivals(socket.as_fd(), token(id));
         if watched.is_err() {
             self.0.remove(id);
         }

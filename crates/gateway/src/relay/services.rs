@@ -1,9 +1,9 @@
 //! What the gateway answers on the guest's link itself: DHCP, DHCPv6 and router solicitations.
 //!
 //! [`Services`] stands between the device and the stack. It takes frames of these protocols out of received
-//! bursts and sends the answers; everything else passes untouched, for a look at a few bytes of each frame. So
-//! the stack needs no sockets for broadcasts of hosts without an address. An answer costs memory of the control
-//! reserve; where there is none, or the device is full, it is lost, and the client asks again.
+//! bursts and sends the answers; other frames pass after a few of their bytes were compared. So the stack needs no
+//! sockets for broadcasts of hosts without an address. An answer takes a buffer of the control reserve; without one, or if
+//! the device is full, it is dropped, and the client asks again.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -42,8 +42,8 @@ impl Answers {
 pub struct Services {
     device: Box<dyn Device>,
     answers: Answers,
-    /// The frames that were taken from a burst, and their answers.
-    own: Burst,
+    /// Requests that were taken out of a received burst.
+    requests: Burst,
 }
 
 impl Services {
@@ -56,11 +56,11 @@ impl Services {
     }
 
     fn new(device: Box<dyn Device>, answers: Answers) -> Services {
-        Services { device, answers, own: Burst::with_capacity(ANSWERS) }
+        Services { device, answers, requests: Burst::with_capacity(ANSWERS) }
     }
 
-    /// Whether a frame is of one of the protocols; it may still be malformed.
-    fn is_own(&self, p: &Packet) -> bool {
+    /// Whether a frame is a request of a protocol that is served; it may still be malformed.
+    fn is_request(&self, p: &Packet) -> bool {
         let Some(frame) = p.chain.slices().find(|s| !s.is_empty()) else { return false };
         let ports = |at: usize| frame.get(at + 2..at + 4);
         match frame.get(12..14) {
@@ -84,27 +84,27 @@ impl Services {
         }
     }
 
-    /// Takes the frames of the protocols out of a burst, from a place on.
+    /// Takes the requests out of a burst, from index `from` on.
     #[cold]
-    fn take_own(&mut self, from: usize, out: &mut Burst, pool: &mut Pool) {
+    fn take_requests(&mut self, from: usize, out: &mut Burst, pool: &mut Pool) {
         let mut kept = Vec::new();
         while out.len() > from {
             let Some(p) = out.pop_back() else { break };
-            if !self.is_own(&p) {
+            if !self.is_request(&p) {
                 kept.push(p);
-            } else if let Err(p) = self.own.push(p) {
+            } else if let Err(p) = self.requests.push(p) {
                 pool.free(p.chain);
             }
         }
         for p in kept.into_iter().rev() {
-            // It came from there.
+            // It has space: the packet came out of it.
             let _ = out.push(p);
         }
     }
 
     fn answer_all(&mut self, now: Instant, pool: &mut Pool, counters: &mut Counters) {
         let mut replies = Burst::with_capacity(ANSWERS);
-        while let Some(p) = self.own.pop_back() {
+        while let Some(p) = self.requests.pop_back() {
             let mut request = [0; LONGEST_REQUEST];
             let n = p.chain.copy_to(0, &mut request);
             pool.free(p.chain);
@@ -137,11 +137,11 @@ impl Device for Services {
     ) -> usize {
         let from = out.len();
         let came = self.device.rx_burst(now, pool, out, budget, counters);
-        let is_any = out.iter().skip(from).any(|p| self.is_own(p));
+        let is_any = out.iter().skip(from).any(|p| self.is_request(p));
         if !is_any {
             return came;
         }
-        self.take_own(from, out, pool);
+        self.take_requests(from, out, pool);
         self.answer_all(now, pool, counters);
         out.len() - from
     }

@@ -5,7 +5,7 @@
 //! ([`Handoff`]); what comes to a published port, all of which the first queue's thread watches, as a [`Message`].
 //! A thread wakes those to which it has passed something on at the end of its own turn.
 //!
-//! Bound: [`MOST_MESSAGES`] wait for a thread, [`MOST_ARRIVALS`] with datagrams, so that a flood of datagrams leaves space
+//! Bound: [`MOST_MESSAGES`] wait for a thread, [`MOST_DATAGRAMS`] with datagrams, so that a flood of datagrams leaves space
 //! for clients. A client beyond that waits in the host's backlog, a datagram is lost.
 
 use std::collections::VecDeque;
@@ -22,36 +22,36 @@ use fulmar_shard::HandOff;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::Shard;
-use super::poll::{Owner, Poll};
+use super::poll::{Token, Poll};
 use crate::published::PublishedPort;
 use crate::stat::Stat;
 
 /// Messages that wait for one thread at most. A datagram or run of them has up to 64 KiB.
 const MOST_MESSAGES: usize = 256;
 /// Messages that wait for one thread up to which datagrams are accepted.
-const MOST_ARRIVALS: usize = MOST_MESSAGES / 2;
+const MOST_DATAGRAMS: usize = MOST_MESSAGES / 2;
 
-/// What one thread leaves to another.
+/// A message from one thread to another.
 pub enum Message {
     /// A connection from outside.
     Client(Client),
     /// A datagram from outside, or a run of them.
-    Arrival(Arrival),
+    Datagrams(ClientDatagrams),
     /// The first queue's thread asks for a snapshot.
     Stat(Sender<Stat>),
 }
 
-/// A client that was accepted at a published port. It is reset where no thread takes it: its listener was
-/// [prepared](super::host::prepare).
+/// A client that was accepted at a published port. It is reset where no thread takes it: its listener has
+/// [SO_LINGER of zero](super::host::set_stream_options).
 pub struct Client {
     pub stream: TcpStream,
     pub from: SocketAddr,
-    /// To which it came.
+    /// The port that accepted it.
     pub port: Arc<PublishedPort>,
 }
 
-/// What a client sent to a published port.
-pub struct Arrival {
+/// What a client has sent to a published port: a datagram, or a run of them.
+pub struct ClientDatagrams {
     pub port: Arc<PublishedPort>,
     /// The socket of the published port, and to which of its addresses it came.
     pub socket: Arc<OwnedFd>,
@@ -99,7 +99,7 @@ impl Mailbox {
 struct Shared {
     mailboxes: Vec<Mailbox>,
     has_ended: AtomicBool,
-    is_guest_gone: AtomicBool,
+    has_guest_exited: AtomicBool,
 }
 
 /// One thread's end.
@@ -122,7 +122,7 @@ impl Siblings {
         let shared = Arc::new(Shared {
             mailboxes,
             has_ended: AtomicBool::new(false),
-            is_guest_gone: AtomicBool::new(false),
+            has_guest_exited: AtomicBool::new(false),
         });
         let mut rings = if queues > 1 { handoffs(queues) } else { Vec::new() }.into_iter();
         let end =
@@ -138,7 +138,7 @@ impl Siblings {
         if let Some(handoff) = &self.handoff {
             stack.siblings().join(handoff.ports());
         }
-        self.own_box().map_or(Ok(()), |own| poll.add_arrivals(&own.wake, Owner::Siblings))
+        self.own_box().map_or(Ok(()), |own| poll.add_arrivals(&own.wake, Token::Siblings))
     }
 
     /// Whether there is one queue only.
@@ -200,17 +200,20 @@ impl Siblings {
         self.handoff.as_ref().is_some_and(|handoff| !handoff.is_empty())
     }
 
-    /// Whether one of the other threads has as many messages as may wait.
+    /// Whether as many messages as are allowed wait for one of the other threads.
     pub fn is_busy(&self) -> bool {
         self.others().any(|(_, mailbox)| mailbox.mail().waiting.len() >= MOST_MESSAGES)
     }
 
-    /// Leaves something to another thread. `Err`: it has ended, or has enough.
+    /// Posts a message to another thread.
+    ///
+    /// # Errors
+    /// The message: the thread has ended, or as many as are allowed wait for it.
     #[allow(clippy::result_large_err, reason = "given back by value: no heap per message")]
-    pub fn leave(&mut self, to: u16, message: Message) -> Result<(), Message> {
+    pub fn post(&mut self, to: u16, message: Message) -> Result<(), Message> {
         let Some(mailbox) = self.shared.mailboxes.get(usize::from(to)) else { return Err(message) };
         let most =
-            if matches!(message, Message::Arrival(_)) { MOST_ARRIVALS } else { MOST_MESSAGES };
+            if matches!(message, Message::Datagrams(_)) { MOST_DATAGRAMS } else { MOST_MESSAGES };
         let mut mail = mailbox.mail();
         if mail.is_closed || mail.waiting.len() >= most {
             return Err(message);
@@ -220,21 +223,21 @@ impl Siblings {
         Ok(())
     }
 
-    /// What others have left for this thread.
+    /// Takes the messages to this thread.
     pub fn messages(&self) -> VecDeque<Message> {
         self.own_box().map(|own| std::mem::take(&mut own.mail().waiting)).unwrap_or_default()
     }
 
     /// Asks every other thread for a snapshot; there will be one for each that has not ended.
     pub fn ask_for_stat(&mut self) -> Receiver<Stat> {
-        let (say, said) = channel();
+        let (reply, replies) = channel();
         let others: Vec<u16> = self.others().map(|(number, _)| number).collect();
         for number in others {
             // One that is busy is left out.
-            let _ = self.leave(number, Message::Stat(say.clone()));
+            let _ = self.post(number, Message::Stat(reply.clone()));
         }
         self.wake();
-        said
+        replies
     }
 
     /// Ends every thread.
@@ -243,20 +246,20 @@ impl Siblings {
         self.shared.mailboxes.iter().for_each(Mailbox::wake);
     }
 
-    /// The guest has no process any more. To be said before the end.
-    pub fn note_guest_is_gone(&self) {
-        self.shared.is_guest_gone.store(true, Release);
+    /// Notes that the guest has no process any more. To be called before [`Siblings::end_all`].
+    pub fn note_guest_exited(&self) {
+        self.shared.has_guest_exited.store(true, Release);
     }
 
     /// Ends the threads, and what they deliver of a guest that is gone.
     pub fn end_at_once(&self) {
-        self.shared.is_guest_gone.store(false, Release);
+        self.shared.has_guest_exited.store(false, Release);
         self.end_all();
     }
 
-    /// Whether the guest has no process any more, and what it has left is to be delivered.
-    pub fn is_guest_gone(&self) -> bool {
-        self.shared.is_guest_gone.load(Acquire)
+    /// Whether the guest has no process any more, and what it has sent is to be delivered.
+    pub fn has_guest_exited(&self) -> bool {
+        self.shared.has_guest_exited.load(Acquire)
     }
 
     /// Whether a thread has ended.
@@ -273,9 +276,9 @@ impl Siblings {
         }
     }
 
-    /// Whether a thread that has delivered may end: no other one delivers any more, which could hand it something.
-    /// The first one, which hears what cuts a delivery short, waits for the end of the others.
-    pub fn may_leave(&self) -> bool {
+    /// Whether a thread that has delivered may exit: no other one still delivers, which could hand packets over to it. The first
+    /// thread, which has the signals that cut a delivery short, waits for the end of the others.
+    pub fn may_exit(&self) -> bool {
         let is_first = self.own == 0;
         self.others().all(|(_, mailbox)| {
             let mail = mailbox.mail();
@@ -314,45 +317,45 @@ mod tests {
         (Message::Client(Client { stream, from, port: port() }), far)
     }
 
-    fn arrival() -> Message {
+    fn datagrams() -> Message {
         let any = SocketAddr::from(([0; 4], 0));
         let socket = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
         let (local, bytes, segment_bytes) = (None, vec![], None);
         let [client, guest, seen] = [any; 3];
         let port = port();
-        Message::Arrival(Arrival { port, socket, local, client, guest, seen, bytes, segment_bytes })
+        Message::Datagrams(ClientDatagrams { port, socket, local, client, guest, seen, bytes, segment_bytes })
     }
 
     #[test]
     fn messages_wait_for_one_thread_up_to_a_bound_which_datagrams_cannot_reach() {
         let mut all = Siblings::all(2).unwrap();
-        let left = (0..2 * MOST_MESSAGES).filter(|_| all[0].leave(1, arrival()).is_ok()).count();
-        assert_eq!(left, MOST_ARRIVALS);
+        let left = (0..2 * MOST_MESSAGES).filter(|_| all[0].post(1, datagrams()).is_ok()).count();
+        assert_eq!(left, MOST_DATAGRAMS);
         assert!(!all[0].is_busy(), "clients have space");
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut far_ends = Vec::new();
-        for _ in MOST_ARRIVALS..MOST_MESSAGES {
+        for _ in MOST_DATAGRAMS..MOST_MESSAGES {
             let (message, far) = client(&listener);
-            assert!(all[0].leave(1, message).is_ok());
+            assert!(all[0].post(1, message).is_ok());
             far_ends.push(far);
         }
-        assert!(all[0].leave(1, client(&listener).0).is_err());
+        assert!(all[0].post(1, client(&listener).0).is_err());
         assert!(all[0].is_busy() && !all[1].is_busy());
         assert_eq!((all[0].messages().len(), all[1].messages().len()), (0, MOST_MESSAGES));
-        assert!(!all[0].is_busy() && all[0].leave(9, arrival()).is_err());
+        assert!(!all[0].is_busy() && all[0].post(9, datagrams()).is_err());
     }
 
     #[test]
     fn a_thread_that_has_ended_takes_nothing_and_resets_its_clients() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        crate::relay::host::prepare(&listener);
+        crate::relay::host::set_stream_options(&listener);
         let mut all = Siblings::all(2).unwrap();
         let (message, mut far) = client(&listener);
-        assert!(all[0].leave(1, message).is_ok());
+        assert!(all[0].post(1, message).is_ok());
         all[1].close();
         let error = far.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
-        assert!(all[0].leave(1, arrival()).is_err());
+        assert!(all[0].post(1, datagrams()).is_err());
     }
 
     #[test]
@@ -377,13 +380,13 @@ mod tests {
         let all = Siblings::all(3).unwrap();
         all[0].note_delivered();
         all[1].note_delivered();
-        assert!(!all[0].may_leave() && !all[1].may_leave(), "the third one delivers");
+        assert!(!all[0].may_exit() && !all[1].may_exit(), "the third one delivers");
         all[2].note_delivered();
-        assert!(all[1].may_leave() && all[2].may_leave() && !all[0].may_leave());
+        assert!(all[1].may_exit() && all[2].may_exit() && !all[0].may_exit());
         all[1].close();
-        assert!(!all[0].may_leave(), "the third one has not ended");
+        assert!(!all[0].may_exit(), "the third one has not ended");
         all[2].close();
-        assert!(all[0].may_leave());
+        assert!(all[0].may_exit());
     }
 
     #[test]
@@ -391,8 +394,8 @@ mod tests {
         let all = Siblings::all(3).unwrap();
         all[2].note_delivered();
         all[0].close();
-        assert!(!all[2].may_leave());
+        assert!(!all[2].may_exit());
         all[1].close();
-        assert!(all[2].may_leave());
+        assert!(all[2].may_exit());
     }
 }

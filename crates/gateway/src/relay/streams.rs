@@ -1,27 +1,27 @@
-//! The streams that a guest has not ended, counted. The counts say whether a guest that is gone has anything left,
-//! without a walk over all flows.
+//! Counts of the streams that a guest has not ended: whether a guest that has exited has anything undelivered, without a walk
+//! over all flows.
 
-/// How far the guest's stream of one connection is.
+/// The state of the guest's stream of one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Stream {
-    /// Its end was passed on, or it is no stream yet.
+    /// Its end was passed on, or its connection is not established yet.
     #[default]
     Ended,
     /// More may come.
     Open,
-    /// Bytes wait here, for which the other side has no space.
+    /// The gateway holds bytes of it, for which the other side has no space.
     Held,
 }
 
-/// What is left of all streams.
+/// What may be undelivered of all streams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rest {
-    /// Nothing.
+pub enum Undelivered {
+    /// Nothing: all streams have ended.
     Nothing,
-    /// What may still come.
+    /// What the guest's kernel may still send.
     MayCome,
-    /// Bytes that wait here.
-    Waits,
+    /// Bytes that the gateway holds.
+    Held,
 }
 
 /// The streams that have not ended.
@@ -32,15 +32,15 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// A stream that was counted as one kind is another one from now on.
-    pub fn recount(&mut self, is: Stream, counted: &mut Stream) {
+    /// Counts a stream under its new state instead of `counted`.
+    pub fn recount(&mut self, state: Stream, counted: &mut Stream) {
         if let Some(count) = self.count_of(*counted) {
             *count -= 1;
         }
-        if let Some(count) = self.count_of(is) {
+        if let Some(count) = self.count_of(state) {
             *count += 1;
         }
-        *counted = is;
+        *counted = state;
     }
 
     fn count_of(&mut self, stream: Stream) -> Option<&mut usize> {
@@ -51,12 +51,12 @@ impl Streams {
         }
     }
 
-    /// What is left.
-    pub fn rest(&self) -> Rest {
+    /// What may be undelivered.
+    pub fn undelivered(&self) -> Undelivered {
         match (self.open, self.held) {
-            (0, 0) => Rest::Nothing,
-            (_, 0) => Rest::MayCome,
-            _ => Rest::Waits,
+            (0, 0) => Undelivered::Nothing,
+            (_, 0) => Undelivered::MayCome,
+            _ => Undelivered::Held,
         }
     }
 }
@@ -70,14 +70,14 @@ mod tests {
         let (mut streams, mut counted) = (Streams::default(), [Stream::Ended; 3]);
         let mut all = |kinds: [Stream; 3]| {
             counted.iter_mut().zip(kinds).for_each(|(c, is)| streams.recount(is, c));
-            streams.rest()
+            streams.undelivered()
         };
-        assert_eq!(all([Stream::Ended; 3]), Rest::Nothing);
-        assert_eq!(all([Stream::Open, Stream::Ended, Stream::Open]), Rest::MayCome);
-        assert_eq!(all([Stream::Open, Stream::Held, Stream::Ended]), Rest::Waits);
-        assert_eq!(all([Stream::Held, Stream::Held, Stream::Open]), Rest::Waits);
-        assert_eq!(all([Stream::Open; 3]), Rest::MayCome);
-        assert_eq!(all([Stream::Ended; 3]), Rest::Nothing);
+        assert_eq!(all([Stream::Ended; 3]), Undelivered::Nothing);
+        assert_eq!(all([Stream::Open, Stream::Ended, Stream::Open]), Undelivered::MayCome);
+        assert_eq!(all([Stream::Open, Stream::Held, Stream::Ended]), Undelivered::Held);
+        assert_eq!(all([Stream::Held, Stream::Held, Stream::Open]), Undelivered::Held);
+        assert_eq!(all([Stream::Open; 3]), Undelivered::MayCome);
+        assert_eq!(all([Stream::Ended; 3]), Undelivered::Nothing);
         assert_eq!(streams, Streams::default());
     }
 }

@@ -23,15 +23,15 @@ use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 
 use super::host::{self, Failure};
-use super::poll::Owner;
+use super::poll::Token;
 use super::published::PublishedSockets;
-use super::streams::{Rest, Stream, Streams};
+use super::streams::{Stream, Streams, Undelivered};
 use super::{Context, Shard, canonical};
-use crate::policy::{Attempt, Protocol};
+use crate::policy::{NewFlow, Protocol};
 use crate::stat::{Direction, FlowStat, Refusal, Totals};
 use flow::{Flow, Guest, Turn};
 
-/// What the shard is to tell of a connection.
+/// The events of a connection of the shard.
 const INTEREST: Ready = Ready::READABLE.with(Ready::WRITABLE).with(Ready::PEER_CLOSED);
 
 /// Bytes that all flows together move before the frames leave and new ones are taken: what the host's kernel wrote into
@@ -50,29 +50,29 @@ const MOST_HOST_INFO: usize = 1024;
 #[derive(Default)]
 pub struct Tcp {
     flows: Slab<Flow>,
-    /// Those that may have something to move, in order.
+    /// Flows that may have bytes to move, in order.
     ready: VecDeque<SlotId>,
     /// The guest's streams that have not ended.
     streams: Streams,
-    /// When the guest has last sent bytes, or opened a connection.
+    /// When the guest last sent bytes or opened a connection.
     guest_moved: Option<Instant>,
     /// Flows whose host has not answered.
     connecting: usize,
-    /// The listener of the shard to which every SYN comes.
+    /// The shard's listener for every port.
     listener: Option<SlotId>,
     published: PublishedSockets<TcpListener>,
-    /// Published ports that could not accept for want of descriptors or flows.
+    /// Published ports that could not accept: no descriptor, or too many flows.
     stalled: HashSet<SlotId>,
-    /// Flows for whose bytes the host's kernel had no memory.
+    /// Flows whose `send` or `recv` failed with ENOBUFS or ENOMEM.
     starved: HashSet<SlotId>,
-    /// When both are tried again at the latest.
+    /// When `stalled` and `starved` are tried again.
     retry_at: Option<Instant>,
-    /// Published ports that have accepted as many as are one turn's.
+    /// Published ports that have used up their turn.
     accepting: HashSet<SlotId>,
 }
 
 impl Tcp {
-    /// Opens the listener for whatever the guest connects to.
+    /// Opens the listener for the guest's connections to any address and port.
     pub fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), fulmar_socket::SocketError> {
         let conditional = ConditionalAccept {
             backlog: cx.settings.limits.connecting,
@@ -87,7 +87,7 @@ impl Tcp {
         let any = SocketAddr::from(([0u16; 8], 0));
         let listener = cx.stack.tcp_listen(any, options)?;
         cx.stack.watch(listener, Some(Ready::READABLE));
-        cx.owners.set(listener, Owner::TcpListener(listener));
+        cx.tokens.set(listener, Token::TcpListener(listener));
         self.listener = Some(listener);
         Ok(())
     }
@@ -97,7 +97,7 @@ impl Tcp {
         !self.ready.is_empty() || !self.accepting.is_empty()
     }
 
-    /// The guest has sent SYNs that nobody has answered.
+    /// Begins the connections of the guest's new SYNs.
     pub fn take_pending(&mut self, cx: &mut Context<'_>) {
         let Some(listener) = self.listener else { return };
         while let Ok(Step::Done(pending)) = cx.stack.tcp_pending(listener) {
@@ -122,8 +122,8 @@ impl Tcp {
         if self.connecting >= cx.settings.limits.connecting {
             return Err((Failure::Silence, Refusal::ConnectingLimit));
         }
-        let attempt = Attempt { protocol: Protocol::Tcp, from, to, leads_to, names: &[] };
-        if !cx.settings.judge.allows(&attempt) {
+        let wanted = NewFlow { protocol: Protocol::Tcp, from, to, leads_to, names: &[] };
+        if !cx.settings.policy.allows(&wanted) {
             return Err((Failure::Refused, Refusal::Policy));
         }
         let begun = host::begin_connection(leads_to, &cx.settings.outbound);
@@ -145,7 +145,7 @@ impl Tcp {
         let Some(flow) = self.flows.get(id) else {
             return Err((Failure::Silence, Refusal::FlowLimit));
         };
-        if cx.poll.add_edges(&flow.host, Owner::Tcp(id)).is_err() {
+        if cx.poll.add_edges(&flow.host, Token::Tcp(id)).is_err() {
             self.flows.remove(id);
             return Err((Failure::Silence, Refusal::HostSocket));
         }
@@ -169,7 +169,7 @@ impl Tcp {
         }
     }
 
-    /// The connection to the host exists, or does not.
+    /// The connect to the host has succeeded or failed.
     fn host_answered(
         &mut self,
         cx: &mut Context<'_>,
@@ -211,18 +211,18 @@ impl Tcp {
         self.adopt(cx, id, socket);
     }
 
-    /// A connection of the shard belongs to a flow from now on.
+    /// Gives a connection of the shard to its flow.
     fn adopt(&mut self, cx: &mut Context<'_>, id: SlotId, socket: SlotId) {
         if let Ok(entry) = cx.stack.tcp_entry(socket) {
             entry.tcb.set_nodelay(true);
         }
-        cx.owners.set(socket, Owner::Tcp(id));
+        cx.tokens.set(socket, Token::Tcp(id));
         cx.stack.watch(socket, Some(INTEREST));
         cx.stack.notify(socket);
         cx.totals.tcp_flows += 1;
     }
 
-    /// A connection of the guest was opened.
+    /// Counts the stream of a connection that is established.
     fn count_stream(&mut self, now: Instant, id: SlotId) {
         if let Some(flow) = self.flows.get_mut(id) {
             self.streams.recount(flow.stream(), &mut flow.counted);
@@ -269,7 +269,7 @@ impl Tcp {
             let turn = flow.turn(cx);
             self.streams.recount(flow.stream(), &mut flow.counted);
             match turn {
-                Turn::Rest => {}
+                Turn::Idle => {}
                 Turn::More => self.queue(id),
                 Turn::Starved => self.starve(cx, id),
                 over => self.end(cx, id, over),
@@ -283,7 +283,7 @@ impl Tcp {
     /// A flow is over.
     fn end(&mut self, cx: &mut Context<'_>, id: SlotId, how: Turn) {
         let Some(flow) = self.remove(id) else { return };
-        cx.settings.judge.ended(|| stat_of(&flow, cx.stack, cx.now));
+        cx.settings.policy.ended(|| stat_of(&flow, cx.stack, cx.now));
         if let Some(socket) = flow.socket() {
             if how == Turn::HostFailed
                 && let Ok(entry) = cx.stack.tcp_entry(socket)
@@ -307,16 +307,16 @@ impl Tcp {
         Some(flow)
     }
 
-    /// When it is known that nothing more of the guest is to be delivered, if nothing moves until then: a moment after
-    /// the last bytes of a guest that has not ended all its connections. `begun`: when the guest's end was noticed.
+    /// When all that the guest has sent is delivered, unless more comes before: at once where all streams have ended, else
+    /// [`QUIET`] after the guest's last bytes. `begun`: when the guest's exit was noticed.
     pub fn delivered_at(&self, begun: Instant) -> Instant {
-        match self.streams.rest() {
-            Rest::Nothing => begun,
-            // Bytes for which the host's kernel has no memory wait, too.
-            Rest::MayCome if self.starved.is_empty() => {
+        match self.streams.undelivered() {
+            Undelivered::Nothing => begun,
+            // Starved flows hold bytes, too.
+            Undelivered::MayCome if self.starved.is_empty() => {
                 self.guest_moved.unwrap_or(begun).max(begun) + QUIET
             }
-            Rest::MayCome | Rest::Waits => Instant::FAR_FUTURE,
+            Undelivered::MayCome | Undelivered::Held => Instant::FAR_FUTURE,
         }
     }
 
@@ -325,7 +325,7 @@ impl Tcp {
         let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();
         for id in ids {
             let Some(flow) = self.remove(id) else { continue };
-            cx.settings.judge.ended(|| stat_of(&flow, cx.stack, cx.now));
+            cx.settings.policy.ended(|| stat_of(&flow, cx.stack, cx.now));
             if let Some(socket) = flow.socket() {
                 if let Ok(entry) = cx.stack.tcp_entry(socket) {
                     entry.linger = Some(Duration::ZERO);
@@ -343,7 +343,7 @@ impl Tcp {
     pub fn stat(&self, cx: &mut Context<'_>) -> Vec<FlowStat> {
         let asks_host = self.flows.len() <= MOST_HOST_INFO;
         let mut stat = |flow: &Flow| FlowStat {
-            host_tcp: if asks_host { host::connection(&flow.host) } else { None },
+            host_tcp: if asks_host { host::tcp_info(&flow.host) } else { None },
             ..stat_of(flow, cx.stack, cx.now)
         };
         self.flows.iter().map(|(_, flow)| stat(flow)).collect()
@@ -368,7 +368,7 @@ fn stat_of(flow: &Flow, stack: &mut Shard, now: Instant) -> FlowStat {
     }
 }
 
-/// Tells the guest what became of its SYN.
+/// Answers the guest's SYN after a failure.
 fn decide_failure(cx: &mut Context<'_>, pending: PendingId, is_v4: bool, failure: Failure) {
     let decision = match failure {
         Failure::Refused => Decision::Refuse,

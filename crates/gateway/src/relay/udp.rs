@@ -1,13 +1,13 @@
 //! UDP: flows of a guest, each with a socket of the host's that is connected to its peer, so that only the peer's
 //! answers come back.
 //!
-//! Out: the shard hands over datagrams as they lie in its buffers. Those of one flow and length that come together
+//! Out: the shard hands over datagrams in its buffers. Those of one flow and length that come together
 //! leave with one call (UDP_SEGMENT). In: what a socket has is received as one batch, runs unsplit (UDP_GRO), and
 //! goes to the guest with one call. ICMP errors of the host's network come back by the error queue of the socket
 //! and are sent to the guest about its own datagram; those of the guest are not passed on.
 //!
-//! Bounds: [`Limits::udp_flows`](crate::config::Limits), and the descriptors that the system allows; the flow that has
-//! rested for longest gives way.
+//! Bounds: [`Limits::udp_flows`](crate::config::Limits), and the descriptors that the system allows; the least recently used
+//! flow gives way.
 
 mod flow;
 mod out;
@@ -29,12 +29,12 @@ use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 
 use super::Context;
-use super::host::DatagramTrouble;
+use super::host::DatagramError;
 use super::host::{self, Failure};
-use super::poll::Owner;
+use super::poll::Token;
 use super::published::PublishedSockets;
-use super::siblings::Arrival;
-use crate::policy::{Attempt, Protocol};
+use super::siblings::ClientDatagrams;
+use crate::policy::{NewFlow, Protocol};
 use crate::stat::{Direction, FlowStat, Refusal};
 use flow::{Flow, HostSocket};
 pub use receive::Batch;
@@ -46,9 +46,9 @@ type Run<'a> = (&'a [u8], Option<u16>);
 
 /// Errors that are passed on in one turn of a flow.
 const ERRORS_PER_TURN: usize = 16;
-/// Errors of a flow in a row that are no datagram's, such as of a module of the host's security: the flow ends.
+/// Errors in a row that are about no datagram, such as those of a security module: the flow ends.
 const MOST_FAILURES: usize = 16;
-/// Flows that are looked at for one that has rested when the table is full.
+/// Flows that are looked at for an idle one when the table is full.
 const LOOKED_AT: usize = 16;
 /// Receive queue of the shard's socket, which all flows share, bytes.
 const QUEUE_BYTES: usize = 4 << 20;
@@ -58,9 +58,11 @@ const QUEUE_BYTES: usize = 4 << 20;
 pub struct Udp {
     flows: Slab<Flow>,
     by_key: HashMap<Key, SlotId>,
-    /// Flows in the order in which they began, those that were found busy behind.
+    /// The queue of the second-chance (clock) algorithm, with the time of each flow's entry. Flows that have ended stay until
+    /// they come up.
     order: VecDeque<(Instant, SlotId)>,
-    rests: Option<Wheel<SlotId>>,
+    /// Idle time-outs.
+    timers: Option<Wheel<SlotId>>,
     /// The socket of the shard to which every datagram comes.
     socket: Option<SlotId>,
     has_datagrams: bool,
@@ -68,7 +70,7 @@ pub struct Udp {
     /// Flows that send by the socket of a published port.
     published_flows: usize,
     /// Sockets that may have more than one turn took.
-    ready: VecDeque<Owner>,
+    ready: VecDeque<Token>,
     batch: Batch,
     /// Counts the turns.
     turn: u64,
@@ -77,7 +79,7 @@ pub struct Udp {
 impl Udp {
     /// Opens the socket for whatever the guest sends.
     pub fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), SocketError> {
-        self.rests = Some(Wheel::new(cx.now));
+        self.timers = Some(Wheel::new(cx.now));
         let any = SocketAddr::from(([0u16; 8], 0));
         let options = BindOptions { any_port: true, ..BindOptions::default() };
         let socket = cx.stack.udp().bind(any, options)?;
@@ -86,7 +88,7 @@ impl Udp {
             s.set_recv_limit(QUEUE_BYTES);
         })?;
         cx.stack.watch(socket, Some(Ready::READABLE));
-        cx.owners.set(socket, Owner::UdpListener(socket));
+        cx.tokens.set(socket, Token::UdpListener(socket));
         self.socket = Some(socket);
         Ok(())
     }
@@ -119,13 +121,13 @@ impl Udp {
             && !flow.is_queued
         {
             flow.is_queued = true;
-            self.ready.push_back(Owner::Udp(id));
+            self.ready.push_back(Token::Udp(id));
         }
     }
 
     /// Datagrams of clients came to a published port.
     pub fn published_ready(&mut self, id: SlotId) {
-        self.ready.push_back(Owner::UdpListener(id));
+        self.ready.push_back(Token::UdpListener(id));
     }
 
     /// One turn of everything that is ready.
@@ -136,8 +138,8 @@ impl Udp {
         }
         for _ in 0..self.ready.len() {
             match self.ready.pop_front() {
-                Some(Owner::Udp(id)) => self.receive_turn(cx, id),
-                Some(Owner::UdpListener(id)) => self.published_turn(cx, id),
+                Some(Token::Udp(id)) => self.receive_turn(cx, id),
+                Some(Token::UdpListener(id)) => self.published_turn(cx, id),
                 _ => {}
             }
         }
@@ -172,8 +174,8 @@ impl Udp {
         }
         let leads_to = cx.settings.mapping.target(to);
         let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
-        let attempt = Attempt { protocol: Protocol::Udp, from, to, leads_to, names: &[] };
-        if !cx.settings.judge.allows(&attempt) {
+        let wanted = NewFlow { protocol: Protocol::Udp, from, to, leads_to, names: &[] };
+        if !cx.settings.policy.allows(&wanted) {
             return Err((Failure::Unreachable(13, 1), Refusal::Policy));
         }
         let fd = self.open(cx, leads_to).map_err(host::failure_of)?;
@@ -181,8 +183,8 @@ impl Udp {
         added.ok_or((Failure::Silence, Refusal::HostSocket))
     }
 
-    /// A socket of the host. Where there is no descriptor for it, the flow that has rested for longest gives way: questions for
-    /// names would wait for its time-out. Clients of a published port share one descriptor, and stay.
+    /// Opens a socket of the host. Without a descriptor for it the least recently used flow that has one gives way: else DNS
+    /// queries would fail until a time-out. Clients of a published port share one descriptor, and stay.
     fn open(&mut self, cx: &mut Context<'_>, to: SocketAddr) -> nix::Result<OwnedFd> {
         match flow::open(to, &cx.settings.outbound) {
             Err(Errno::EMFILE | Errno::ENFILE) if !self.flows.is_empty() => {
@@ -212,10 +214,10 @@ impl Udp {
             host_addr,
             // What a client of a published port sends from port 53 is no answer to a question of the guest's.
             is_dns: direction == Direction::Out && cx.settings.mapping.is_dns(peer),
-            refused_runs: u16::MAX,
+            gso_limit: u16::MAX,
             is_queued: false,
             failures: 0,
-            received_in: 0,
+            last_receive_turn: 0,
             datagrams_out: 0,
             datagrams_in: 0,
             bytes_out: 0,
@@ -226,7 +228,7 @@ impl Udp {
         let expires = flow.expires();
         let id = self.flows.insert(flow);
         if let Some(Flow { host: HostSocket::Own(fd), .. }) = self.flows.get(id)
-            && cx.poll.add_readable(fd.as_fd(), Owner::Udp(id)).is_err()
+            && cx.poll.add_readable(fd.as_fd(), Token::Udp(id)).is_err()
         {
             self.flows.remove(id);
             return None;
@@ -235,14 +237,14 @@ impl Udp {
             self.flows.get(id).map_or(0, |flow| flow.host.is_published().into());
         self.by_key.insert((guest, peer), id);
         self.order.push_back((cx.now, id));
-        if let Some(rests) = &mut self.rests {
-            rests.schedule(None, id, expires);
+        if let Some(timers) = &mut self.timers {
+            timers.schedule(None, id, expires);
         }
         cx.totals.udp_flows += 1;
         Some(id)
     }
 
-    /// The flow that has rested for longest of those that may go, as far as a few looks tell, gives way.
+    /// Ends the flow that was used least recently of those that may go, as far as [`LOOKED_AT`] entries tell.
     fn displace(&mut self, cx: &mut Context<'_>, may_go: impl Fn(&Flow) -> bool) {
         for look in 0..=LOOKED_AT {
             let Some((seen, id)) = self.order.pop_front() else { return };
@@ -261,39 +263,39 @@ impl Udp {
         let Some(flow) = self.flows.remove(id) else { return };
         self.published_flows -= usize::from(flow.host.is_published());
         self.by_key.remove(&(flow.guest, flow.peer));
-        cx.settings.judge.ended(|| stat_of(&flow, cx.now));
-        // Names of flows that are gone stay in the order until they come up; this keeps them few.
+        cx.settings.policy.ended(|| stat_of(&flow, cx.now));
+        // Bounds the entries of flows that have ended.
         if self.order.len() > 2 * self.flows.len() + 64 {
             self.order.retain(|(_, id)| self.flows.get(*id).is_some());
         }
     }
 
     fn expire(&mut self, cx: &mut Context<'_>) {
-        while let Some(id) = self.rests.as_mut().and_then(|rests| rests.expire(cx.now)) {
+        while let Some(id) = self.timers.as_mut().and_then(|timers| timers.expire(cx.now)) {
             let Some(flow) = self.flows.get(id) else { continue };
             let expires = flow.expires();
-            match (expires <= cx.now, &mut self.rests) {
-                (false, Some(rests)) => {
-                    rests.schedule(None, id, expires);
+            match (expires <= cx.now, &mut self.timers) {
+                (false, Some(timers)) => {
+                    timers.schedule(None, id, expires);
                 }
                 _ => self.remove(cx, id),
             }
         }
     }
 
-    /// When a flow may have to be given up.
+    /// When the next flow may time out.
     pub fn next_deadline(&self) -> Option<Instant> {
-        if self.flows.is_empty() { None } else { self.rests.as_ref()?.next_deadline() }
+        if self.flows.is_empty() { None } else { self.timers.as_ref()?.next_deadline() }
     }
 
-    /// What a socket of the host has goes to the guest. True: there may be more.
+    /// Receives from a flow's socket and sends it to the guest. True: there may be more.
     fn receive(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
         let turn = self.turn;
         let Some(flow) = self.flows.get_mut(id) else { return false };
         let HostSocket::Own(fd) = &flow.host else { return false };
         // An answer comes alone: a second call would find nothing. What is left makes the socket ready again.
-        let is_burst = flow.received_in + 1 >= turn;
-        flow.received_in = turn;
+        let is_burst = flow.last_receive_turn + 1 >= turn;
+        flow.last_receive_turn = turn;
         let filled = self.batch.fill_up_to(fd.as_fd(), if is_burst { usize::MAX } else { 1 });
         cx.stack.pass(Stage::HostReceived);
         match filled {
@@ -302,24 +304,24 @@ impl Udp {
                 self.send_to_guest(cx, id, 0..self.batch.list().len());
                 has_more && is_burst
             }
-            Err(trouble) => {
-                self.receive_failed(cx, id, trouble);
+            Err(error) => {
+                self.receive_failed(cx, id, error);
                 false
             }
         }
     }
 
-    fn receive_failed(&mut self, cx: &mut Context<'_>, id: SlotId, trouble: DatagramTrouble) {
+    fn receive_failed(&mut self, cx: &mut Context<'_>, id: SlotId, error: DatagramError) {
         let passed = self.pass_errors(cx, id);
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.failures = if passed > 0 { 0 } else { flow.failures + 1 };
-        if trouble == DatagramTrouble::Broken || flow.failures >= MOST_FAILURES {
+        if error == DatagramError::Broken || flow.failures >= MOST_FAILURES {
             cx.refuse(Refusal::HostSocket);
             self.remove(cx, id);
         }
     }
 
-    /// Datagrams of the batch go to the guest.
+    /// Sends datagrams of the batch to the guest.
     fn send_to_guest(&mut self, cx: &mut Context<'_>, id: SlotId, which: Range<usize>) {
         let (Some(flow), Some(socket)) = (self.flows.get_mut(id), self.socket) else { return };
         let list = self.batch.list().get(which).unwrap_or(&[]);
@@ -328,9 +330,9 @@ impl Udp {
         deliver(cx, socket, flow, &runs);
     }
 
-    /// What another queue's thread received at a published port goes to the guest.
-    pub fn take_arrival(&mut self, cx: &mut Context<'_>, arrival: &Arrival) {
-        let Arrival { guest, seen, .. } = *arrival;
+    /// Sends the guest what another queue's thread received at a published port.
+    pub fn take_client_datagrams(&mut self, cx: &mut Context<'_>, arrival: &ClientDatagrams) {
+        let ClientDatagrams { guest, seen, .. } = *arrival;
         let id = self.find((guest, seen)).or_else(|| self.begin_published(cx, arrival));
         let Some(flow) = id.and_then(|id| self.flows.get_mut(id)) else { return };
         if let Some(socket) = self.socket {
@@ -338,7 +340,7 @@ impl Udp {
         }
     }
 
-    /// What the host's network says about datagrams of the guest, the guest is told. Returns how often it said something.
+    /// Passes the ICMP errors of a flow's error queue on to the guest. Returns how many entries there were.
     fn pass_errors(&mut self, cx: &mut Context<'_>, id: SlotId) -> usize {
         for passed in 0..ERRORS_PER_TURN {
             let Some(flow) = self.flows.get(id) else { return passed };
@@ -360,7 +362,7 @@ impl Udp {
     }
 }
 
-/// Datagrams, or runs of them with the length of each, go to the guest.
+/// Sends datagrams, or runs of them with the length of each, to the guest.
 fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Run<'a>]) {
     let message = |&(bytes, segment_bytes): &Run<'a>| {
         let m = SendMessage::new(bytes).to(flow.guest).from(flow.peer);
@@ -378,8 +380,8 @@ fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Ru
             }
         }
     }
-    if flow.is_dns && cx.settings.judge.has_policy() {
-        runs.iter().for_each(|(bytes, _)| cx.settings.judge.learn(bytes));
+    if flow.is_dns && cx.settings.policy.has_policy() {
+        runs.iter().for_each(|(bytes, _)| cx.settings.policy.learn(bytes));
     }
     let bytes: usize = runs.iter().map(|(bytes, _)| bytes.len()).sum();
     let datagrams = runs.iter().map(|(bytes, each)| flow::count_of(bytes.len(), *each));

@@ -96,7 +96,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time;
 
-    use super::super::poll::Owner;
+    use super::super::poll::Token;
     use super::*;
 
     struct Loop {
@@ -111,7 +111,7 @@ mod tests {
     fn start() -> Loop {
         let (own, peer) = UnixStream::pair().unwrap();
         let poll = Poll::new().unwrap();
-        poll.add_arrivals(&own, Owner::Siblings).unwrap();
+        poll.add_arrivals(&own, Token::Siblings).unwrap();
         let (waits, events) = (Waits::default(), Events::default());
         Loop { waits, poll, clock: Clock::start(), events, peer, _own: own }
     }

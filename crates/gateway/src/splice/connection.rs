@@ -135,7 +135,7 @@ impl Connection {
         self.from(side).is_shut
     }
 
-    /// How far what a side sends is.
+    /// The state of the stream that a side sends.
     pub fn stream(&self, side: Side) -> Stream {
         let direction = self.from(side);
         match direction.pipe {

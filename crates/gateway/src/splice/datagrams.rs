@@ -1,9 +1,9 @@
 //! Datagrams between loopback interfaces: each client of a port has a socket on the other side, connected to the
 //! destination, so that only its answers come back.
 //!
-//! - **Bounds.** [`MAX_FLOWS`]; at the bound the flow that has rested for longest gives way. What a socket does not
+//! - **Bounds.** [`MAX_FLOWS`]; at the bound the least recently used flow gives way. What a socket does not
 //!   take at once is lost and counted, as datagrams are.
-//! - **Rest.** A flow that nothing has moved on for [`REST`] is given up.
+//! - **Time-out.** A flow that is idle for [`IDLE_TIMEOUT`] ends.
 //! - **Fairness.** A ready socket moves `DATAGRAMS_PER_TURN` datagrams, then the others have their turn.
 
 use std::collections::{HashMap, VecDeque};
@@ -17,12 +17,12 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
 use super::{Counters, Kind, token};
 use crate::published::PublishedPort;
-use crate::relay::host::{self, DatagramTrouble};
+use crate::relay::host::{self, DatagramError};
 
 /// Clients of all ports at most, each with a descriptor.
 pub const MAX_FLOWS: usize = 1024;
-/// How long a flow may rest, as the streams of the relay.
-pub const REST: Duration = Duration::from_secs(180);
+/// Idle time-out of a flow, as of the relay's flows in both directions.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 /// Datagrams that a ready socket moves before it is another's turn.
 const DATAGRAMS_PER_TURN: usize = 64;
 /// The longest datagram.
@@ -35,7 +35,7 @@ pub struct Datagrams {
     ports: HashMap<u64, Port>,
     flows: HashMap<u64, Flow>,
     by_client: HashMap<(u64, SocketAddr), u64>,
-    /// Flows, and when each was begun or looked at.
+    /// The queue of the second-chance (clock) algorithm, with the time of each flow's entry.
     order: VecDeque<(Instant, u64)>,
     next_flow: u64,
     /// Room for one datagram, from the first port on.
@@ -49,7 +49,7 @@ pub struct Port {
     pub socket: UdpSocket,
     /// The destination of what comes to it.
     pub to: SocketAddr,
-    /// At which its clients are counted.
+    /// Counts its clients.
     pub port: Arc<PublishedPort>,
 }
 
@@ -114,11 +114,11 @@ impl Datagrams {
                     let sent = self.send_there(id, client, &buffer[..n], epoll, counters);
                     count(&sent, n, [&counters.datagrams_there, &counters.bytes_there], counters);
                 }
-                Err(e) => match trouble_of(&e) {
-                    DatagramTrouble::NotReady => break,
+                Err(e) => match error_of(&e) {
+                    DatagramError::NotReady => break,
                     // Of an earlier answer: the client is gone.
-                    DatagramTrouble::Interrupted | DatagramTrouble::OfEarlier => {}
-                    DatagramTrouble::Broken => {
+                    DatagramError::Interrupted | DatagramError::Pending => {}
+                    DatagramError::Broken => {
                         self.unlisten(id);
                         break;
                     }
@@ -188,33 +188,33 @@ impl Datagrams {
                     let sent = port.socket.send_to(&self.buffer[..n], flow.client);
                     count(&sent, n, [&counters.datagrams_back, &counters.bytes_back], counters);
                 }
-                Err(e) => match trouble_of(&e) {
-                    DatagramTrouble::NotReady => return,
+                Err(e) => match error_of(&e) {
+                    DatagramError::NotReady => return,
                     // The destination has no listener.
-                    DatagramTrouble::Interrupted | DatagramTrouble::OfEarlier => {}
-                    DatagramTrouble::Broken => return self.remove(id),
+                    DatagramError::Interrupted | DatagramError::Pending => {}
+                    DatagramError::Broken => return self.remove(id),
                 },
             }
         }
     }
 
-    /// When a flow may have to be given up.
+    /// When the next flow may time out.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.order.front().map(|(seen, _)| *seen + REST)
+        self.order.front().map(|(seen, _)| *seen + IDLE_TIMEOUT)
     }
 
-    /// Gives up the flows that have rested for long enough.
+    /// Ends the flows that have timed out.
     pub fn expire(&mut self, now: Instant) {
-        while self.order.front().is_some_and(|(seen, _)| *seen + REST <= now) {
+        while self.order.front().is_some_and(|(seen, _)| *seen + IDLE_TIMEOUT <= now) {
             let Some((_, id)) = self.order.pop_front() else { return };
             match self.flows.get(&id) {
-                Some(flow) if flow.moved + REST > now => self.order.push_back((flow.moved, id)),
+                Some(flow) if flow.moved + IDLE_TIMEOUT > now => self.order.push_back((flow.moved, id)),
                 _ => self.remove(id),
             }
         }
     }
 
-    /// Of the flows that were looked at first, one that has not moved since; else the first.
+    /// Ends the first flow that was not used since its entry; else the first.
     fn displace(&mut self) {
         for _ in 0..self.order.len() {
             let Some((seen, id)) = self.order.pop_front() else { return };
@@ -236,8 +236,8 @@ impl Datagrams {
     }
 }
 
-fn trouble_of(e: &io::Error) -> DatagramTrouble {
-    host::datagram_trouble_of(host::errno_of(e))
+fn error_of(e: &io::Error) -> DatagramError {
+    host::datagram_error_of(host::errno_of(e))
 }
 
 /// Counts what became of a datagram of `n` bytes.
@@ -298,7 +298,7 @@ mod tests {
         let now = Instant::now();
         datagrams.expire(now);
         assert_eq!(datagrams.flows.len(), 2);
-        datagrams.expire(now + REST);
+        datagrams.expire(now + IDLE_TIMEOUT);
         assert!(datagrams.flows.is_empty() && datagrams.by_client.is_empty());
         assert_eq!(datagrams.next_deadline(), None);
     }

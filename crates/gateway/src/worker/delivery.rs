@@ -11,19 +11,19 @@ use std::io;
 
 use fulmar_base::{Duration, Instant};
 
-use super::{Attends, Layers, Worker};
-use crate::relay::poll::{Events, Owner};
+use super::{CallHandler, Layers, Worker};
+use crate::relay::poll::{Events, Token};
 
 /// How long a guest that is gone has for what it has left, as Linux gives a connection whose program is gone
 /// (net.ipv4.tcp_fin_timeout).
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// How far one queue is.
+/// How far the delivery of one queue is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Something that the guest has sent waits for its turn.
+    /// Bytes or datagrams of the guest wait for their turn.
     Busy,
-    /// The guest's kernel may have something left, and nothing if it is silent until then.
+    /// The guest's kernel may still send. If it is silent until this time, nothing is left.
     MayCome(Instant),
     /// Nothing is left, unless the next look at the guest brings something.
     Quiet,
@@ -46,24 +46,24 @@ impl Delivery {
 
 impl Worker {
     /// Delivers what is left, for a while at most.
-    pub(super) fn deliver(&mut self, attends: Attends<'_>) -> io::Result<()> {
+    pub(super) fn deliver(&mut self, handlers: CallHandler<'_>) -> io::Result<()> {
         let mut delivery = Delivery { begun: self.clock.now(), state: State::Busy };
         self.unpublish_all();
         let mut events = Events::default();
         let mut has_frames = true;
         loop {
             let due = self.turn(has_frames);
-            delivery.state = self.look_at(&delivery);
+            delivery.state = self.state_after_turn(&delivery);
             if self.is_cut_short(&delivery) {
                 return Ok(());
             }
             self.sleep(&mut events, &delivery, due)?;
-            has_frames = events.has(Owner::Device);
-            if self.dispatch(&events, attends).is_break() {
+            has_frames = events.has(Token::Device);
+            if self.dispatch(&events, handlers).is_break() {
                 self.siblings.end_at_once();
             }
             delivery.state = self.conclude(delivery.state, &events);
-            if delivery.state == State::Delivered && self.siblings.may_leave() {
+            if delivery.state == State::Delivered && self.siblings.may_exit() {
                 return Ok(());
             }
         }
@@ -75,8 +75,8 @@ impl Worker {
         layers.udp.unpublish_all();
     }
 
-    /// How far it is after a turn.
-    fn look_at(&mut self, delivery: &Delivery) -> State {
+    /// The state after a turn.
+    fn state_after_turn(&mut self, delivery: &Delivery) -> State {
         if self.has_of_guest() {
             return State::Busy;
         }
@@ -89,7 +89,7 @@ impl Worker {
         }
     }
 
-    /// Whether something that the guest has sent waits for its turn.
+    /// Whether bytes or datagrams of the guest wait for their turn.
     fn has_of_guest(&self) -> bool {
         let Layers { tcp, udp, .. } = &self.layers;
         tcp.has_work()
@@ -101,7 +101,7 @@ impl Worker {
     /// Whether it takes too long, a signal has come, or the guest's interface is gone.
     fn is_cut_short(&self, delivery: &Delivery) -> bool {
         self.clock.now() > delivery.ends()
-            || !self.siblings.is_guest_gone()
+            || !self.siblings.has_guest_exited()
             || self.stack.down().is_some()
     }
 
@@ -115,7 +115,7 @@ impl Worker {
         let until = match delivery.state {
             State::MayCome(until) => until.min(delivery.ends()),
             State::Quiet => Instant::ZERO,
-            State::Delivered if self.siblings.may_leave() => Instant::ZERO,
+            State::Delivered if self.siblings.may_exit() => Instant::ZERO,
             State::Busy | State::Delivered => delivery.ends(),
         };
         let wake = self.stack.device().wake_fd();
@@ -124,9 +124,9 @@ impl Worker {
         self.poll.wait(events, self.clock.now(), Some(until)).map(drop)
     }
 
-    /// What the events of a wait leave of a state. What a host goes on sending keeps neither the gateway nor a port.
+    /// The state after the events of a wait. What hosts send keeps neither the gateway running nor a port bound.
     fn conclude(&mut self, state: State, events: &Events) -> State {
-        if state == State::Busy || events.has(Owner::Device) || events.has(Owner::Siblings) {
+        if state == State::Busy || events.has(Token::Device) || events.has(Token::Siblings) {
             return State::Busy;
         }
         let (layers, mut cx) = self.layers();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fulmar_base::Counter;
 use fulmar_gateway::config::Limits;
-use fulmar_gateway::policy::{Attempt, Decision, Policy};
+use fulmar_gateway::policy::{NewFlow, Decision, Policy};
 use fulmar_gateway::stat::{Direction, Refusal};
 use nix::sys::socket::{setsockopt, sockopt};
 use sha2::{Digest, Sha256};
@@ -393,8 +393,8 @@ fn flows_have_a_bound() {
 struct OnlyPort(u16);
 
 impl Policy for OnlyPort {
-    fn decide(&mut self, attempt: &Attempt<'_>) -> Decision {
-        if attempt.to.port() == self.0 { Decision::Allow } else { Decision::Deny }
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+        if flow.to.port() == self.0 { Decision::Allow } else { Decision::Deny }
     }
 }
 

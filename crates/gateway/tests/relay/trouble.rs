@@ -10,7 +10,7 @@ use caps::{CapSet, Capability};
 use fulmar_base::DropReason;
 use fulmar_gateway::attach::Target;
 use fulmar_gateway::config::{BindAddresses, Limits};
-use fulmar_gateway::policy::{Attempt, Decision, Policy, Protocol};
+use fulmar_gateway::policy::{NewFlow, Decision, Policy, Protocol};
 use fulmar_gateway::ports::{Bind, Forward, PortSpec};
 use fulmar_gateway::stat::{Refusal, Stat};
 use fulmar_gateway::{Config, Gateway};
@@ -59,8 +59,8 @@ pub const TESTS: &[Test] = &[
 struct Trap(u16);
 
 impl Policy for Trap {
-    fn decide(&mut self, attempt: &Attempt<'_>) -> Decision {
-        assert!(attempt.to.port() != self.0, "the trap of this test");
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+        assert!(flow.to.port() != self.0, "the trap of this test");
         Decision::Allow
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fulmar_gateway::config::Limits;
 use fulmar_gateway::dhcp::{Lease, LeaseV6};
-use fulmar_gateway::policy::{Attempt, Decision, Policy};
+use fulmar_gateway::policy::{NewFlow, Decision, Policy};
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::stat::Refusal;
 use nix::sys::socket::{
@@ -226,8 +226,8 @@ fn garbage_of_a_resolver() {
 struct OnlyNamed;
 
 impl Policy for OnlyNamed {
-    fn decide(&mut self, attempt: &Attempt<'_>) -> Decision {
-        let is_allowed = attempt.to.port() == 53 || attempt.names == ["good.example"];
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+        let is_allowed = flow.to.port() == 53 || flow.names == ["good.example"];
         if is_allowed { Decision::Allow } else { Decision::Deny }
     }
 

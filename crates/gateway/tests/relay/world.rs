@@ -143,13 +143,13 @@ impl World {
         let mut gateway = Gateway::new(config).unwrap_or_else(|e| panic!("{e}"));
         let (stop, stopped) = UnixStream::pair().unwrap();
         let end = Box::new(|_: &OwnedFd, _: &mut Handle<'_>| ControlFlow::Break(()));
-        gateway.attend(stopped.into(), end).unwrap();
+        gateway.on_readable(stopped.into(), end).unwrap();
         let (guest_end, guest_ended) = UnixStream::pair().unwrap();
         let end = Box::new(|_: &OwnedFd, handle: &mut Handle<'_>| {
-            handle.guest_is_gone();
+            handle.note_guest_exited();
             ControlFlow::Break(())
         });
-        gateway.attend(guest_ended.into(), end).unwrap();
+        gateway.on_readable(guest_ended.into(), end).unwrap();
         let (asked, asks) = UnixStream::pair().unwrap();
         let (ask, wanted) = channel();
         let (say, said) = channel();
@@ -171,7 +171,7 @@ impl World {
             }
             ControlFlow::Continue(())
         };
-        gateway.attend(asks.into(), Box::new(answer)).unwrap();
+        gateway.on_readable(asks.into(), Box::new(answer)).unwrap();
         let gateway = std::thread::spawn(move || {
             prepare();
             gateway.run().unwrap()

@@ -20,17 +20,17 @@ use nix::sys::socket::{MsgFlags, sendmsg};
 use smallvec::SmallVec;
 
 use super::super::Context;
-use super::super::host::{self, Trouble};
+use super::super::host::{self, StreamError};
 use super::super::streams::Stream;
 use crate::published::PublishedPort;
 use crate::stat::Direction;
 
 /// Bytes that a flow moves in each direction before it is another's turn.
 const TURN_BYTES: usize = 256 << 10;
-/// Bytes that one call offers to the host or asks of it at most.
-const LARGEST_PIECE: usize = 256 << 10;
-/// The same at least: where messages are small, little is reserved for them.
-const SMALLEST_PIECE: usize = 4 << 10;
+/// Bytes of one call to the host at most.
+const MOST_CALL_BYTES: usize = 256 << 10;
+/// Bytes of one read from the host at least.
+const LEAST_READ_BYTES: usize = 4 << 10;
 /// Pieces of memory that one call names at most.
 const MOST_PARTS: usize = 64;
 
@@ -50,7 +50,7 @@ pub enum Guest {
 pub struct Side {
     pub readable: bool,
     pub writable: bool,
-    /// The end of its stream is on its way (EPOLLRDHUP).
+    /// A FIN has arrived (EPOLLRDHUP).
     pub has_hung_up: bool,
     /// The end of its stream was passed on.
     pub is_ended: bool,
@@ -67,18 +67,18 @@ pub struct Flow {
     pub peer_addr: SocketAddr,
     /// The other end as the host knows it.
     pub host_addr: SocketAddr,
-    /// To which its client came.
+    /// The published port that accepted its client.
     pub port: Option<Arc<PublishedPort>>,
     pub guest_side: Side,
     pub host_side: Side,
-    /// It lies in the queue of those that may have something to move.
+    /// It is in the queue of flows that may have bytes to move.
     pub is_queued: bool,
-    /// As which its stream from the guest is counted.
+    /// The state under which [`Streams`](super::super::streams::Streams) counts its stream from the guest.
     pub counted: Stream,
-    /// It has found no room in the send buffer, and waits until a new start is worth it.
+    /// Whether the next reservation of send buffer follows one that found no space: then it waits for more of it.
     attempt: Attempt,
-    /// Bytes that the next call asks of the host.
-    piece: usize,
+    /// Bytes of the next read from the host.
+    read_bytes: usize,
     pub bytes_out: u64,
     pub bytes_in: u64,
     pub began: Instant,
@@ -89,7 +89,7 @@ pub struct Flow {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
     /// Nothing is left to do now.
-    Rest,
+    Idle,
     /// There is more: another turn.
     More,
     /// There is more, for which the host's kernel has no memory now.
@@ -98,11 +98,11 @@ pub enum Turn {
     Over,
     /// The guest has reset its connection, or it failed.
     GuestFailed,
-    /// The same of the host's.
+    /// The host has reset its connection, or it failed.
     HostFailed,
 }
 
-/// How a call ended that moves one piece.
+/// The result of one call that moves bytes.
 enum Moved {
     Bytes(usize),
     Nothing,
@@ -132,7 +132,7 @@ impl Flow {
             is_queued: false,
             counted: Stream::default(),
             attempt: Attempt::First,
-            piece: 4 * SMALLEST_PIECE,
+            read_bytes: 4 * LEAST_READ_BYTES,
             bytes_out: 0,
             bytes_in: 0,
             began: now,
@@ -148,7 +148,7 @@ impl Flow {
         }
     }
 
-    /// Its state, for people.
+    /// Its state in a word.
     pub fn state(&self) -> &'static str {
         match (self.guest, self.guest_side.is_ended || self.host_side.is_ended) {
             (Guest::Pending(_) | Guest::Opening(_), _) => "connecting",
@@ -157,7 +157,7 @@ impl Flow {
         }
     }
 
-    /// How far its stream from the guest is. A host that has no space (EPOLLOUT is awaited) leaves bytes in the queue.
+    /// The state of its stream from the guest. While the host has no space (EPOLLOUT is awaited) bytes are held.
     pub fn stream(&self) -> Stream {
         match self.guest {
             Guest::Open(_) if self.guest_side.is_ended => Stream::Ended,
@@ -169,17 +169,17 @@ impl Flow {
 
     /// Moves what can be moved, up to a bound.
     pub fn turn(&mut self, cx: &mut Context<'_>) -> Turn {
-        let Guest::Open(socket) = self.guest else { return Turn::Rest };
+        let Guest::Open(socket) = self.guest else { return Turn::Idle };
         let out = self.run(cx, socket, Flow::move_out);
         if let Turn::GuestFailed | Turn::HostFailed = out {
             return out;
         }
         match (self.run(cx, socket, Flow::move_in), out) {
-            (Turn::Rest, Turn::Rest) if self.guest_side.is_ended && self.host_side.is_ended => {
+            (Turn::Idle, Turn::Idle) if self.guest_side.is_ended && self.host_side.is_ended => {
                 Turn::Over
             }
-            (Turn::Rest | Turn::Starved, Turn::More) => Turn::More,
-            (Turn::Rest, out) => out,
+            (Turn::Idle | Turn::Starved, Turn::More) => Turn::More,
+            (Turn::Idle, out) => out,
             (back, _) => back,
         }
     }
@@ -194,7 +194,7 @@ impl Flow {
         while bytes < TURN_BYTES {
             match step(self, cx, socket) {
                 Moved::Bytes(n) => bytes += n,
-                Moved::Nothing => return Turn::Rest,
+                Moved::Nothing => return Turn::Idle,
                 Moved::Stopped(turn) => return turn,
             }
         }
@@ -206,7 +206,7 @@ impl Flow {
         if !self.guest_side.readable || !self.host_side.writable || self.guest_side.is_ended {
             return Moved::Nothing;
         }
-        match cx.stack.tcp_take(socket, LARGEST_PIECE) {
+        match cx.stack.tcp_take(socket, MOST_CALL_BYTES) {
             Ok(Step::Done(chain)) if chain.is_empty() => {
                 cx.stack.free(chain);
                 self.guest_side.is_ended = true;
@@ -243,13 +243,13 @@ impl Flow {
                 Moved::Bytes(sent)
             }
             Err(errno) => {
-                let trouble = host::trouble_of(errno);
-                self.host_side.writable &= trouble != Trouble::NotReady;
-                match trouble {
-                    Trouble::Over => cx.stack.free(chain),
+                let error = host::stream_error_of(errno);
+                self.host_side.writable &= error != StreamError::NotReady;
+                match error {
+                    StreamError::Over => cx.stack.free(chain),
                     _ => self.unread(cx, socket, chain),
                 }
-                after(trouble)
+                moved_after(error)
             }
         }
     }
@@ -267,7 +267,7 @@ impl Flow {
         if !self.host_side.readable || !self.guest_side.writable || self.host_side.is_ended {
             return Moved::Nothing;
         }
-        match cx.stack.sosend(socket).reserve(cx.now, &[], self.piece, self.attempt) {
+        match cx.stack.sosend(socket).reserve(cx.now, &[], self.read_bytes, self.attempt) {
             Ok(Step::Done(Reserved::Space(room))) => {
                 self.attempt = Attempt::First;
                 self.receive(cx, socket, room)
@@ -304,7 +304,7 @@ impl Flow {
                 self.bytes_in += n as u64;
                 cx.totals.bytes_in += n as u64;
                 self.moved = cx.now;
-                self.adapt(asked, n);
+                self.adapt_read_bytes(asked, n);
                 if is_last {
                     self.end_in(cx, socket);
                 }
@@ -314,9 +314,9 @@ impl Flow {
             }
             Err(e) => {
                 cx.stack.sosend(socket).abandon(room);
-                let trouble = host::trouble_of(host::errno_of(&e));
-                self.host_side.readable &= trouble != Trouble::NotReady;
-                after(trouble)
+                let error = host::stream_error_of(host::errno_of(&e));
+                self.host_side.readable &= error != StreamError::NotReady;
+                moved_after(error)
             }
         }
     }
@@ -334,23 +334,23 @@ impl Flow {
         let _ = cx.stack.tcp_shutdown(cx.now, socket, fulmar_socket::Shutdown::Write);
     }
 
-    /// Asks for more where more comes.
-    fn adapt(&mut self, asked: usize, came: usize) {
-        if came == asked && asked >= self.piece {
-            self.piece = (self.piece * 4).min(LARGEST_PIECE);
+    /// Larger reads after a full one, smaller ones after one that was nearly empty.
+    fn adapt_read_bytes(&mut self, asked: usize, came: usize) {
+        if came == asked && asked >= self.read_bytes {
+            self.read_bytes = (self.read_bytes * 4).min(MOST_CALL_BYTES);
         } else if came < asked / 8 {
-            self.piece = (self.piece / 2).max(SMALLEST_PIECE);
+            self.read_bytes = (self.read_bytes / 2).max(LEAST_READ_BYTES);
         }
     }
 }
 
-/// How a call that failed ends.
-fn after(trouble: Trouble) -> Moved {
-    match trouble {
-        Trouble::NotReady => Moved::Nothing,
-        Trouble::Interrupted => Moved::Bytes(0),
-        Trouble::Shortage => Moved::Stopped(Turn::Starved),
-        Trouble::Over => Moved::Stopped(Turn::HostFailed),
+/// The result of a call that failed.
+fn moved_after(error: StreamError) -> Moved {
+    match error {
+        StreamError::NotReady => Moved::Nothing,
+        StreamError::Interrupted => Moved::Bytes(0),
+        StreamError::Shortage => Moved::Stopped(Turn::Starved),
+        StreamError::Over => Moved::Stopped(Turn::HostFailed),
     }
 }
 

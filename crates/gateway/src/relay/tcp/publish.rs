@@ -1,8 +1,7 @@
 //! Published TCP ports: connections that come from outside.
 //!
 //! The guest sees the client's own address. A client that the guest could not answer (the host's loopback, or the
-//! address that host and guest share) appears as the address that stands for it, else as the guest's router, or where
-//! that is link-local as an address of the guest's prefix.
+//! address that host and guest share) appears under another source address: see [`Settings::translated`](super::super::Settings::translated).
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +12,7 @@ use fulmar_socket::{SocketError, Step};
 use nix::sys::socket::{Backlog, SockType, listen};
 
 use super::super::host;
-use super::super::poll::Owner;
+use super::super::poll::Token;
 use super::super::published::open_bound;
 use super::super::siblings::{Client, Message};
 use super::super::{Context, canonical};
@@ -27,7 +26,7 @@ use crate::stat::{Direction, Refusal};
 const ACCEPTS_PER_TURN: usize = 64;
 /// Connections that wait to be accepted, as Linux's net.core.somaxconn has it.
 const BACKLOG: i32 = 4096;
-/// A port that could not accept, for want of descriptors say, is asked again after this, or when a flow ends.
+/// A port that could not accept (no descriptor, too many flows) is tried again after this, or when a flow ends.
 const RETRY: Duration = Duration::from_millis(100);
 
 impl Tcp {
@@ -36,9 +35,9 @@ impl Tcp {
     /// # Errors
     /// As [`PublishedSockets::publish`](super::super::published::PublishedSockets::publish).
     pub fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
-        self.published.publish(cx, forward, Owner::TcpListener, |at, settings| {
+        self.published.publish(cx, forward, Token::TcpListener, |at, settings| {
             let fd = open_bound(at, forward, SockType::Stream, settings.bind_addresses)?;
-            host::prepare(&fd);
+            host::set_stream_options(&fd);
             listen(&fd, Backlog::new(BACKLOG)?)?;
             Ok(fd.into())
         })
@@ -59,7 +58,7 @@ impl Tcp {
         self.published.ports()
     }
 
-    /// Clients wait at a published port.
+    /// Accepts the clients of a published port.
     pub fn accept(&mut self, cx: &mut Context<'_>, id: SlotId) {
         for _ in 0..ACCEPTS_PER_TURN {
             if self.flows.len() >= cx.settings.limits.tcp_flows {
@@ -73,7 +72,7 @@ impl Tcp {
             match published.socket.accept() {
                 Ok((stream, from)) => {
                     let port = Arc::clone(&published.port);
-                    self.came(cx, Client { stream, from: canonical(from), port });
+                    self.on_client(cx, Client { stream, from: canonical(from), port });
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) if is_shortage(host::errno_of(&e)) => {
@@ -93,18 +92,18 @@ impl Tcp {
         self.retry_at = self.retry_at.or(Some(cx.now + RETRY));
     }
 
-    /// A flow tries again later: no event says when the host's kernel has memory again.
+    /// Lets a flow try again after [`RETRY`]: no event tells that the host's kernel has memory again.
     pub(super) fn starve(&mut self, cx: &Context<'_>, id: SlotId) {
         self.starved.insert(id);
         self.retry_at = self.retry_at.or(Some(cx.now + RETRY));
     }
 
-    /// When published ports and flows that had to stop are tried again.
+    /// When stalled ports and starved flows are tried again.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.retry_at
     }
 
-    /// Goes on where the bound of a turn was reached, or where something was lacking a while ago.
+    /// Continues with ports that have used up their turn, and with what is due to be tried again.
     pub(super) fn go_on_accepting(&mut self, cx: &mut Context<'_>) {
         if self.retry_at.is_some_and(|at| at <= cx.now) {
             self.retry_stalled(cx);
@@ -114,7 +113,7 @@ impl Tcp {
         }
     }
 
-    /// Tries published ports and flows again that had to stop.
+    /// Tries again the ports and flows that were stalled or starved.
     pub fn retry_stalled(&mut self, cx: &mut Context<'_>) {
         self.retry_at = None;
         for id in std::mem::take(&mut self.starved) {
@@ -125,8 +124,8 @@ impl Tcp {
         }
     }
 
-    /// A client came.
-    fn came(&mut self, cx: &mut Context<'_>, client: Client) {
+    /// Counts a client that was accepted and takes it, unless it belongs to the splicer.
+    fn on_client(&mut self, cx: &mut Context<'_>, client: Client) {
         let Client { stream, from, port } = client;
         port.count_connection();
         let stream = match &mut cx.settings.on_loopback {
@@ -151,12 +150,12 @@ impl Tcp {
         let Client { stream: client, from, port } = client;
         client.set_nonblocking(true).map_err(|_| Refusal::HostSocket)?;
         let guest = cx.settings.guest_address(from.is_ipv4()).ok_or(Refusal::NoAnswerAddress)?;
-        let seen = cx.settings.seen_as(from.ip()).ok_or(Refusal::NoAnswerAddress)?;
+        let seen = cx.settings.translated(from.ip()).ok_or(Refusal::NoAnswerAddress)?;
         let guest = SocketAddr::new(guest, port.forward.to);
         let seen = SocketAddr::new(seen, from.port());
         if let Some(owner) = cx.owner_elsewhere(guest, seen) {
             let client = Message::Client(Client { stream: client, from, port });
-            return cx.siblings.leave(owner, client).map_err(|_| Refusal::QueueBusy);
+            return cx.siblings.post(owner, client).map_err(|_| Refusal::QueueBusy);
         }
         if self.flows.len() >= cx.settings.limits.tcp_flows {
             return Err(Refusal::FlowLimit);
@@ -183,7 +182,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// The guest has answered a connection, or will not.
+    /// The connect to the guest has succeeded or failed.
     pub(super) fn guest_answered(&mut self, cx: &mut Context<'_>, id: SlotId, socket: SlotId) {
         match cx.stack.tcp_connected(socket) {
             Ok(Step::Done(())) => {

@@ -17,13 +17,14 @@ use super::super::host;
 use crate::config::Outbound;
 use crate::stat::Direction;
 
-/// How long a flow may rest that went both ways more than once, as Linux's net.netfilter has it for streams
+/// Idle time-out of a flow with several datagrams in both directions, as Linux's conntrack has it for streams
 /// (nf_conntrack_udp_timeout_stream was 180 s, and is 120 s today).
-const STREAM_REST: Duration = Duration::from_secs(180);
-/// The same of any other flow (RFC 4787 section 4.3 asks for 2 min, but for well-known services; Linux has 30 s).
-const ONE_SHOT_REST: Duration = Duration::from_secs(30);
-/// The same of a question to a resolver that was answered.
-const DNS_REST: Duration = Duration::from_secs(5);
+const STREAM_TIMEOUT: Duration = Duration::from_secs(180);
+/// Idle time-out of any other flow: that of Linux (nf_conntrack_udp_timeout). RFC 4787 section 4.3 asks for 2 min, but for
+/// well-known services.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Idle time-out of a flow to a DNS server that has answered.
+const DNS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pieces of memory that one call names at most.
 const MOST_PARTS: usize = 128;
 
@@ -42,7 +43,7 @@ impl HostSocket {
     }
 }
 
-/// What came of datagrams that were to be sent.
+/// How many datagrams of a call to send were sent.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Sent {
     /// Datagrams that have left.
@@ -56,7 +57,7 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// This and what was sent next.
+    /// The sum with what was sent next.
     fn and(self, next: &Sent) -> Sent {
         Sent {
             datagrams: self.datagrams + next.datagrams,
@@ -78,13 +79,13 @@ pub struct Flow {
     pub host_addr: SocketAddr,
     /// The guest asks a DNS server by it: the policy learns names from the answers.
     pub is_dns: bool,
-    /// The host's path refuses runs (UDP_SEGMENT) of datagrams of this length, and of longer ones; bytes.
-    pub refused_runs: u16,
+    /// The host's path takes runs (UDP_SEGMENT) of datagrams below this length; bytes.
+    pub gso_limit: u16,
     pub is_queued: bool,
-    /// Calls in a row that have received an error, of which the error queue knows nothing.
+    /// Calls in a row that failed with an error which the error queue does not have.
     pub failures: usize,
-    /// The last turn in which something came from the host.
-    pub received_in: u64,
+    /// The last turn in which datagrams came from the host.
+    pub last_receive_turn: u64,
     pub datagrams_out: u64,
     pub datagrams_in: u64,
     pub bytes_out: u64,
@@ -94,15 +95,15 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// When it is given up if nothing moves.
+    /// When it ends if no datagram passes.
     pub fn expires(&self) -> Instant {
         let is_stream = self.datagrams_out > 1 && self.datagrams_in > 1;
         let is_answered = self.datagrams_in >= self.datagrams_out && self.datagrams_in > 0;
         self.moved
             + match () {
-                () if self.is_dns && is_answered => DNS_REST,
-                () if is_stream => STREAM_REST,
-                () => ONE_SHOT_REST,
+                () if self.is_dns && is_answered => DNS_TIMEOUT,
+                () if is_stream => STREAM_TIMEOUT,
+                () => TIMEOUT,
             }
     }
 
@@ -131,10 +132,10 @@ impl Flow {
     }
 
     fn send_run(&mut self, parts: &[IoSlice<'_>], each: u16) -> Sent {
-        if each < self.refused_runs {
+        if each < self.gso_limit {
             match self.send_parts(parts, Some(each)) {
-                Err(e) => match refused_runs(e, each) {
-                    Some(refused) => self.refused_runs = refused,
+                Err(e) => match gso_limit_after(e, each) {
+                    Some(limit) => self.gso_limit = limit,
                     None => return Sent { calls: 1, failed: Some(e), ..Sent::default() },
                 },
                 Ok(bytes) => {
@@ -164,7 +165,7 @@ impl Flow {
     /// One call, and a second one where the error of an earlier datagram has ended the first.
     fn send_parts(&self, parts: &[IoSlice<'_>], run: Option<u16>) -> nix::Result<usize> {
         match self.call(parts, run) {
-            Err(e) if host::may_be_of_earlier(e) => self.call(parts, run),
+            Err(e) if host::may_be_pending(e) => self.call(parts, run),
             sent => sent,
         }
     }
@@ -213,11 +214,10 @@ pub fn open(to: SocketAddr, outbound: &Outbound) -> nix::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// From which length of their datagrams on runs are refused, after an errno of a run whose datagrams have a length
-/// (net/ipv4/udp.c, udp_send_skb): those that exceed the path's MTU (EMSGSIZE, of older Linux EINVAL), or all, where
-/// the device computes no checksums or the packets are encrypted (EIO). `None`: the errno is about something else, or
-/// about each datagram.
-fn refused_runs(errno: Errno, each: u16) -> Option<u16> {
+/// The new [`Flow::gso_limit`] after an errno of a run whose datagrams have a length (net/ipv4/udp.c, udp_send_skb): that
+/// length where it exceeds the path's MTU (EMSGSIZE, of older Linux EINVAL), 0 where the device computes no checksums or the
+/// packets are encrypted (EIO). `None`: the errno is about something else, or about each datagram.
+fn gso_limit_after(errno: Errno, each: u16) -> Option<u16> {
     match errno {
         Errno::EMSGSIZE | Errno::EINVAL => Some(each),
         Errno::EIO | Errno::EOPNOTSUPP => Some(0),
@@ -266,7 +266,7 @@ mod tests {
             (Errno::ENETUNREACH, None),
             (Errno::ECONNREFUSED, None),
         ] {
-            assert_eq!(refused_runs(errno, 1400), refused, "{errno}");
+            assert_eq!(gso_limit_after(errno, 1400), refused, "{errno}");
         }
     }
 

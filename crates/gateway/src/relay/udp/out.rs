@@ -10,7 +10,7 @@ use fulmar_udp::Datagram;
 use nix::errno::Errno;
 
 use super::super::host::{self, Failure};
-use super::super::poll::Owner;
+use super::super::poll::Token;
 use super::super::{Context, canonical, names};
 use super::Udp;
 use super::flow::{self, Flow, HostSocket, Sent};
@@ -25,7 +25,7 @@ const MOST_JOINED_BYTES: usize = 65_000;
 const LONGEST_QUESTION: usize = 12 + 256 + 4;
 
 impl Udp {
-    /// What the guest has sent goes out.
+    /// Sends what the guest has sent.
     pub(super) fn take_datagrams(&mut self, cx: &mut Context<'_>) {
         let Some(socket) = self.socket else { return };
         let mut joined: Vec<Datagram> = Vec::new();
@@ -34,7 +34,7 @@ impl Udp {
             work += 1;
             let next = match cx.stack.udp().receive(socket) {
                 Ok(Step::Done(datagram)) => datagram,
-                // An error of something that was sent to the guest: it is not passed on.
+                // An ICMP error about a datagram to the guest: it is not passed on.
                 Err(SocketError::NetworkDown | SocketError::BadHandle) | Ok(_) => {
                     self.send_out(cx, &mut joined);
                     return;
@@ -52,7 +52,7 @@ impl Udp {
 
     /// Sends datagrams of one flow and frees them. Returns how many calls it took.
     fn send_out(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) -> usize {
-        if cx.settings.judge.has_policy() {
+        if cx.settings.policy.has_policy() {
             self.refuse_names(cx, joined);
         }
         let Some(first) = joined.first() else { return 0 };
@@ -84,7 +84,7 @@ impl Udp {
             let n = d.payload.copy_to(0, &mut message);
             let message = message.get(..n).unwrap_or(&[]);
             match names::question(message) {
-                Some((name, _)) if !cx.settings.judge.allows_name(&name) => {}
+                Some((name, _)) if !cx.settings.policy.allows_name(&name) => {}
                 _ => return true,
             }
             cx.refuse(Refusal::Policy);
@@ -108,12 +108,12 @@ impl Udp {
             let count = |d: &Datagram| flow::count_of(d.payload.len(), d.segment_bytes);
             let lost = datagrams.iter().map(count).sum::<usize>() - sent.datagrams;
             let first = sent.datagrams.min(datagrams.len() - 1);
-            lose(cx, &datagrams[first..], errno, lost as u64);
+            report_unsent(cx, &datagrams[first..], errno, lost as u64);
         }
         sent.calls
     }
 
-    /// The same, by another socket where the flow's cannot send any more.
+    /// As [`Udp::send`]; by a new socket where the host has lost the address of the flow's.
     fn try_to_send(&mut self, cx: &mut Context<'_>, id: SlotId, datagrams: &[Datagram]) -> Sent {
         let Some(flow) = self.flows.get_mut(id) else { return Sent::default() };
         let sent = flow.send(datagrams, cx.now);
@@ -124,14 +124,14 @@ impl Udp {
         self.renew(cx, id).map_or(sent, |renewed| renewed.send(datagrams, cx.now))
     }
 
-    /// Gives a flow another socket, which starts where the host's routes lead now.
+    /// Gives a flow a new socket, whose source address is that of the host's routes now. That of a published port stays.
     fn renew(&mut self, cx: &mut Context<'_>, id: SlotId) -> Option<&mut Flow> {
         let flow = self.flows.get_mut(id)?;
         if let HostSocket::Own(old) = &mut flow.host {
             let fd = flow::open(flow.host_addr, &cx.settings.outbound).ok()?;
-            cx.poll.add_readable(fd.as_fd(), Owner::Udp(id)).ok()?;
+            cx.poll.add_readable(fd.as_fd(), Token::Udp(id)).ok()?;
             *old = fd;
-            flow.refused_runs = u16::MAX;
+            flow.gso_limit = u16::MAX;
             cx.totals.udp_renewed += 1;
         }
         Some(flow)
@@ -153,8 +153,8 @@ fn may_join(joined: &[Datagram], next: &Datagram) -> bool {
         && !Flow::is_full(parts + Flow::parts_of(next))
 }
 
-/// Counts datagrams that have not left, and tells the guest.
-fn lose(cx: &mut Context<'_>, datagrams: &[Datagram], errno: Errno, count: u64) {
+/// Counts datagrams that were not sent, and sends the guest ICMP errors about them.
+fn report_unsent(cx: &mut Context<'_>, datagrams: &[Datagram], errno: Errno, count: u64) {
     match errno {
         Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM => {
             cx.totals.refusals.add(Refusal::HostQueueFull, count);
@@ -168,7 +168,7 @@ fn lose(cx: &mut Context<'_>, datagrams: &[Datagram], errno: Errno, count: u64) 
     }
 }
 
-/// Tells the guest that its datagram went nowhere.
+/// Sends the guest the ICMP error about its datagram.
 fn report(cx: &mut Context<'_>, d: &Datagram, failure: Failure) {
     let error = match failure {
         Failure::Refused => SentError::PortUnreachable,

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use fulmar_base::SlotId;
 use nix::sys::socket::{SockType, setsockopt, sockopt};
 
-use super::super::host::DatagramTrouble;
-use super::super::poll::Owner;
+use super::super::host::DatagramError;
+use super::super::poll::Token;
 use super::super::published::open_bound;
-use super::super::siblings::{Arrival, Message};
+use super::super::siblings::{ClientDatagrams, Message};
 use super::super::{Context, canonical};
 use super::Udp;
 use super::flow::HostSocket;
@@ -41,7 +41,7 @@ impl Udp {
     /// # Errors
     /// As [`PublishedSockets::publish`](super::super::published::PublishedSockets::publish).
     pub fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
-        self.published.publish(cx, forward, Owner::UdpListener, |at, settings| {
+        self.published.publish(cx, forward, Token::UdpListener, |at, settings| {
             let fd = open_bound(at, forward, SockType::Datagram, settings.bind_addresses)?;
             match at {
                 SocketAddr::V4(_) => setsockopt(&fd, sockopt::Ipv4PacketInfo, &true)?,
@@ -83,7 +83,7 @@ impl Udp {
         let (socket, port) = (Arc::clone(&published.socket), Arc::clone(&published.port));
         let has_more = match self.batch.fill(socket.as_fd()) {
             Ok(has_more) => has_more,
-            Err(DatagramTrouble::OfEarlier) => return true,
+            Err(DatagramError::Pending) => return true,
             Err(_) => return false,
         };
         for n in 0..self.batch.list().len() {
@@ -103,14 +103,14 @@ impl Udp {
         let Some(received) = self.batch.list().get(n).copied() else { return };
         let Some(client) = received.from.map(canonical) else { return };
         let guest = cx.settings.guest_address(client.is_ipv4());
-        let seen = cx.settings.seen_as(client.ip());
+        let seen = cx.settings.translated(client.ip());
         let (Some(guest), Some(seen)) = (guest, seen) else {
             port.count_refused();
             return cx.refuse(Refusal::NoAnswerAddress);
         };
         let guest = SocketAddr::new(guest, port.forward.to);
         let seen = SocketAddr::new(seen, client.port());
-        let arrival = |bytes: &[u8]| Arrival {
+        let arrival = |bytes: &[u8]| ClientDatagrams {
             port: Arc::clone(port),
             socket: Arc::clone(socket),
             local: received.to,
@@ -121,8 +121,8 @@ impl Udp {
             segment_bytes: received.segment_bytes,
         };
         if let Some(owner) = cx.owner_elsewhere(guest, seen) {
-            let message = Message::Arrival(arrival(self.batch.bytes(&received)));
-            if cx.siblings.leave(owner, message).is_err() {
+            let message = Message::Datagrams(arrival(self.batch.bytes(&received)));
+            if cx.siblings.post(owner, message).is_err() {
                 port.count_refused();
                 cx.refuse(Refusal::QueueBusy);
             }
@@ -135,7 +135,7 @@ impl Udp {
     }
 
     /// Begins the flow of a client.
-    pub(super) fn begin_published(&mut self, cx: &mut Context<'_>, a: &Arrival) -> Option<SlotId> {
+    pub(super) fn begin_published(&mut self, cx: &mut Context<'_>, a: &ClientDatagrams) -> Option<SlotId> {
         let (socket, client, local) = (Arc::clone(&a.socket), a.client, a.local);
         let host = HostSocket::Published { socket, client, local };
         let begun = self.add(cx, host, Direction::In, [a.guest, a.seen, client]);

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use fulmar_ip::SentError;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 
-use super::super::host::{DatagramTrouble, datagram_trouble_of};
+use super::super::host::{DatagramError, datagram_error_of};
 
 /// Bytes of the longest datagram, or run of datagrams.
 pub const LONGEST: usize = 65_536;
@@ -47,12 +47,12 @@ impl Default for Batch {
 
 impl Batch {
     /// Receives until nothing is left, or as much as one batch takes. True: there may be more.
-    pub fn fill(&mut self, fd: BorrowedFd<'_>) -> Result<bool, DatagramTrouble> {
+    pub fn fill(&mut self, fd: BorrowedFd<'_>) -> Result<bool, DatagramError> {
         self.fill_up_to(fd, BATCH)
     }
 
     /// The same of so many datagrams or runs at most.
-    pub fn fill_up_to(&mut self, fd: BorrowedFd<'_>, most: usize) -> Result<bool, DatagramTrouble> {
+    pub fn fill_up_to(&mut self, fd: BorrowedFd<'_>, most: usize) -> Result<bool, DatagramError> {
         self.list.clear();
         let mut at = 0;
         while self.list.len() < most.min(BATCH) && at + LONGEST <= self.memory.len() {
@@ -61,11 +61,11 @@ impl Batch {
                     at += received.len;
                     self.list.push(received);
                 }
-                Err(errno) => match datagram_trouble_of(errno) {
-                    DatagramTrouble::NotReady => return Ok(false),
-                    DatagramTrouble::Interrupted => {}
+                Err(errno) => match datagram_error_of(errno) {
+                    DatagramError::NotReady => return Ok(false),
+                    DatagramError::Interrupted => {}
                     _ if !self.list.is_empty() => return Ok(true),
-                    trouble => return Err(trouble),
+                    error => return Err(error),
                 },
             }
         }

@@ -1,9 +1,9 @@
-//! The policy of a gateway, and what it is told of names: one for the threads of all queues.
+//! The policy of a gateway and the names of addresses, which it decides by: one of both for the threads of all queues.
 
 use std::sync::{Arc, Mutex};
 
 use super::names::Names;
-use crate::policy::{Attempt, Decision, Policy};
+use crate::policy::{NewFlow, Decision, Policy};
 use crate::stat::FlowStat;
 
 struct Known {
@@ -11,16 +11,16 @@ struct Known {
     names: Names,
 }
 
-/// Decides about the guest's flows. Without a policy everything is allowed; by one that has panicked nothing is,
-/// since it was left halfway.
+/// The policy behind a lock. Without a policy everything is allowed; after a panic of the policy nothing is, since its
+/// state is unknown.
 #[derive(Clone, Default)]
-pub struct Judge(Option<Arc<Mutex<Known>>>);
+pub struct SharedPolicy(Option<Arc<Mutex<Known>>>);
 
-impl Judge {
-    /// Decides as the policy does, if there is one.
-    pub fn new(policy: Option<Box<dyn Policy>>) -> Judge {
+impl SharedPolicy {
+    /// `None`: everything is allowed.
+    pub fn new(policy: Option<Box<dyn Policy>>) -> SharedPolicy {
         let known = |policy| Arc::new(Mutex::new(Known { policy, names: Names::default() }));
-        Judge(policy.map(known))
+        SharedPolicy(policy.map(known))
     }
 
     /// Whether there is a policy.
@@ -34,9 +34,9 @@ impl Judge {
     }
 
     /// Whether a flow may leave.
-    pub fn allows(&self, attempt: &Attempt<'_>) -> bool {
+    pub fn allows(&self, flow: &NewFlow<'_>) -> bool {
         let decided = self.ask(|Known { policy, names }| {
-            policy.decide(&Attempt { names: names.of(attempt.to.ip()), ..*attempt })
+            policy.decide(&NewFlow { names: names.of(flow.to.ip()), ..*flow })
         });
         decided.map_or(!self.has_policy(), |d| d == Decision::Allow)
     }
@@ -68,25 +68,25 @@ mod tests {
     struct Halfway;
 
     impl Policy for Halfway {
-        fn decide(&mut self, attempt: &Attempt<'_>) -> Decision {
-            assert!(attempt.to.port() != 9, "of the test");
+        fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+            assert!(flow.to.port() != 9, "of the test");
             Decision::Allow
         }
     }
 
-    fn attempt(port: u16) -> Attempt<'static> {
+    fn flow(port: u16) -> NewFlow<'static> {
         let at = SocketAddr::from(([10, 0, 0, 1], port));
-        Attempt { protocol: Protocol::Tcp, from: at, to: at, leads_to: at, names: &[] }
+        NewFlow { protocol: Protocol::Tcp, from: at, to: at, leads_to: at, names: &[] }
     }
 
     #[test]
     fn without_a_policy_all_is_allowed_and_by_one_that_panicked_nothing() {
-        let none = Judge::new(None);
-        assert!(none.allows(&attempt(9)) && none.allows_name("example.org"));
-        let judge = Judge::new(Some(Box::new(Halfway)));
-        let other = judge.clone();
-        assert!(judge.allows(&attempt(1)) && other.allows_name("example.org"));
-        assert!(catch_unwind(AssertUnwindSafe(|| judge.allows(&attempt(9)))).is_err());
-        assert!(!other.allows(&attempt(1)) && !other.allows_name("example.org"));
+        let none = SharedPolicy::new(None);
+        assert!(none.allows(&flow(9)) && none.allows_name("example.org"));
+        let policy = SharedPolicy::new(Some(Box::new(Halfway)));
+        let other = policy.clone();
+        assert!(policy.allows(&flow(1)) && other.allows_name("example.org"));
+        assert!(catch_unwind(AssertUnwindSafe(|| policy.allows(&flow(9)))).is_err());
+        assert!(!other.allows(&flow(1)) && !other.allows_name("example.org"));
     }
 }
