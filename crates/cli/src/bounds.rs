@@ -1,4 +1,4 @@
-//! Numbers on the command line: every option has a least and a most, and says them.
+//! Numbers on the command line: an option has a least and a most value, which its error message names.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -38,7 +38,10 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("`{text}` is not a number of seconds"))
 }
 
-/// Reads the seconds that something may take, which takes some.
+/// Reads a number of seconds above zero.
+///
+/// # Errors
+/// It is none.
 pub fn budget(text: &str) -> Result<Duration, String> {
     let given = seconds(text)?;
     if given.is_zero() { Err("give more than 0 seconds".to_owned()) } else { Ok(given) }

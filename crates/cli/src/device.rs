@@ -29,9 +29,10 @@ use std::time::{Duration, Instant};
 pub struct StackArgs {
     /// An interface, tap:NAME, tun:NAME, packet:INTERFACE or shm:NAME
     ///
-    /// INTERFACE: a TAP if it is one or does not exist yet, a TUN if it is one, else through a packet
-    /// socket. tap:NAME: a TAP. tun:NAME: a TUN, IP packets without Ethernet. packet:INTERFACE: a packet socket. shm:NAME: memory shared with another process that names
-    /// the same; with a slash it is a path.
+    /// A plain name is an interface: it is opened as a TAP or a TUN if it is one, made as a TAP if there is none of that
+    /// name, and otherwise used through a packet socket. tap:NAME: a TAP. tun:NAME: a TUN, which carries IP packets without
+    /// Ethernet. packet:INTERFACE: a packet socket. shm:NAME: memory shared with another process that names the same; a NAME
+    /// with a slash is a path.
     #[arg(long, value_name = "DEVICE", default_value = DEFAULT_INTERFACE, value_parser = device)]
     device: Spec,
     /// An address of the stack with its prefix length; may be repeated [default on fulmar0: 10.77.0.2/24,
@@ -42,18 +43,18 @@ pub struct StackArgs {
     /// listens, else the first to start, has 10.77.0.1 and fd77::1.
     #[arg(long = "addr", value_name = "CIDR")]
     addresses: Vec<Cidr>,
-    /// The router to other networks, one for each version of IP
+    /// The default gateway, one for each IP version
     #[arg(long = "gateway", value_name = "ADDRESS", hide_short_help = true)]
     gateways: Vec<IpAddr>,
-    /// A route, over several routers if it names several, for some sources if it names them; may be repeated:
-    /// 192.0.2.0/24,via=10.77.0.1+10.77.0.3,mtu=1400,from=10.77.0.2/32
+    /// A route: DESTINATION[,via=ROUTER[+ROUTER]...][,mtu=BYTES][,from=SOURCE]; may be repeated. Several routers share the
+    /// traffic; with a SOURCE prefix the route is for packets from there alone
     #[arg(long = "route", value_name = "ROUTE", hide_short_help = true)]
     routes: Vec<RouteSpec>,
     /// Give the kernel's end of the TAP or TUN this address [default, with a new one and without --addr:
     /// 10.77.0.1/24 and fd77::1/64]
     #[arg(long = "peer-addr", value_name = "CIDR", hide_short_help = true)]
     peer_addresses: Vec<Cidr>,
-    /// Over shm: give up if no other process has come after so many seconds [default: wait]
+    /// Over shm: give up after this time without another process [default: wait]
     #[arg(long, value_name = "SECONDS", value_parser = crate::bounds::seconds, hide_short_help = true)]
     peer_timeout: Option<Duration>,
     /// The largest IP packet, in bytes
@@ -74,12 +75,12 @@ pub struct StackArgs {
     /// direction: rate=10mbit, queue=64k, aqm=droptail|codel|codel+ecn|mark:1ms, police=10mbit:64k
     #[arg(long, value_name = "FAULTS", hide_short_help = true)]
     faults: Option<FaultSpec>,
-    /// Serve metrics for Prometheus on this port of the kernel's loopback, or on this address of the kernel's
+    /// Serve metrics for Prometheus on this port of the kernel's loopback, or at this address of the kernel
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = metrics::address, hide_short_help = true)]
     metrics: Option<SocketAddr>,
 }
 
-/// A device by its name. `auto` is what stood for [`DEFAULT_INTERFACE`] before that could be said.
+/// A device by its name; `auto` is an alias of [`DEFAULT_INTERFACE`].
 fn device(text: &str) -> Result<Spec, ParseSpecError> {
     if text == "auto" { DEFAULT_INTERFACE } else { text }.parse()
 }
@@ -101,7 +102,7 @@ fn index_of(interface: &str) -> Option<u32> {
     Netns::current().and_then(|here| here.if_index(interface)).ok()
 }
 
-/// Whether the kernel shows the interface as down. One that it does not show is not.
+/// Whether the interface exists and is down.
 fn is_down(here: &Netns, interface: &str) -> bool {
     let all = here.netlink().and_then(|mut netlink| netlink.interfaces());
     all.is_ok_and(|all| all.iter().any(|i| i.name == interface && !i.is_up))
@@ -157,8 +158,7 @@ pub enum Role {
     Listens,
 }
 
-/// The one that listens, else the first to start, has the addresses that the kernel has elsewhere: those
-/// that others call.
+/// The process that listens, else the first to start, gets the addresses that are the kernel's over other devices.
 fn open_shm(name: &str, role: Role, wait: Option<Duration>) -> Outcome<Opened> {
     let on_wait = |name: &str| eprintln!("waiting for another fulmar with --device shm:{name}");
     let wants = (role == Role::Listens).then_some(Side::First);
@@ -173,7 +173,7 @@ fn open_shm(name: &str, role: Role, wait: Option<Duration>) -> Outcome<Opened> {
 }
 
 impl StackArgs {
-    /// Whether one other process is all that the stack can reach, and ends it.
+    /// Whether the device is shared memory: one other process is all that the stack can reach.
     pub fn is_shared_memory(&self) -> bool {
         matches!(self.device, Spec::Shm(_))
     }
@@ -267,8 +267,8 @@ impl StackArgs {
         }))
     }
 
-    /// The kernel's end of a TAP or TUN: what the user asked for; if it is ours, something that
-    /// works. Interfaces that stood before are left as they were.
+    /// Configures the kernel's end of a TAP or TUN: with the addresses of --peer-addr, else, if this command has made the
+    /// interface, with the default ones.
     fn configure_kernel(&self, device: &Spec, opened: &Opened) -> Outcome {
         // A TAP or TUN has the name of its interface, a packet socket a prefix before that.
         let is_tap = |name: &str| opened.devices.first().is_some_and(|d| d.stats().name == name);
@@ -306,7 +306,7 @@ impl StackArgs {
         self.peer_addresses.clone()
     }
 
-    /// The capture stands outside the faults: it shows what the stack sends and receives.
+    /// Wraps the device in --faults and --pcap. The capture has what the stack sends and receives, before and after the faults.
     fn wrap(&self, mut device: Box<dyn Device>, queue: u64) -> Outcome<Box<dyn Device>> {
         if let Some(spec) = &self.faults {
             let seed = spec.seed.wrapping_add(queue);
@@ -322,7 +322,7 @@ impl StackArgs {
     }
 }
 
-/// Serves the metrics of a stack. Until it has ended: then there are none.
+/// Serves the metrics of a stack until it ends.
 fn serve_metrics(metrics: metrics::Bound, stack: &Stack) -> Outcome {
     let observer = stack.observer();
     let text = move || Some(metrics::exposition(&observer.stat()?.to_value()));
@@ -333,9 +333,9 @@ fn create(file: &Path) -> Outcome<File> {
     File::create(file).map_err(|e| Failure::file("cannot write", file, &e))
 }
 
-/// Two stacks with one address on one interface would reset each other's connections, and packet
-/// sockets do not exclude each other. So each claims its addresses by a name that belongs to the
-/// network namespace and goes with the process.
+/// Claims an address by an abstract socket name, which belongs to the network namespace and is freed with the process: two
+/// stacks with one address on one interface would reset each other's connections, and packet sockets do not exclude each
+/// other.
 fn claim(address: &Cidr) -> Outcome<UnixListener> {
     let ip = address.address;
     claim_name(&format!("fulmar-address-{ip}")).map_err(|e| match e.kind() {
@@ -358,10 +358,11 @@ fn command_name() -> String {
     std::env::args().nth(1).unwrap_or_else(|| "fulmar".to_owned())
 }
 
-/// How long the other end of shared memory may take from its first sign of life until it listens,
-/// and how often a caller tries meanwhile.
-const GRACE: Duration = Duration::from_secs(1);
-const RETRY: Duration = Duration::from_millis(10);
+/// How long a connect over shared memory is repeated while it is refused: the other process may have opened its device and
+/// not listen yet.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time between two of these attempts.
+const LISTEN_RETRY: Duration = Duration::from_millis(10);
 
 /// Options of commands that use TCP.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -405,17 +406,16 @@ impl Session {
             let local = SocketAddr::new(any, local_port.unwrap_or(0));
             let options = ConnectOptions { local: Some(local), ..ConnectOptions::default() };
             match TcpStream::connect_with(&self.stack, &to, &options, Some(timeout)) {
-                Err(e) if self.is_too_early(&e, start) => thread::sleep(RETRY),
+                Err(e) if self.is_too_early(&e, start) => thread::sleep(LISTEN_RETRY),
                 done => return done,
             }
         }
     }
 
-    /// Both ends of shared memory come to life at the same moment: who calls may be faster than who
-    /// is about to listen.
+    /// Whether the other process may not listen yet: both open their device at the same moment.
     fn is_too_early(&self, e: &io::Error, start: Instant) -> bool {
         let refused = e.kind() == io::ErrorKind::ConnectionRefused;
-        self.is_shared_memory && refused && start.elapsed() < GRACE
+        self.is_shared_memory && refused && start.elapsed() < LISTEN_TIMEOUT
     }
 
     /// Ends the stack: what was accepted is delivered, within the documented time.

@@ -1,12 +1,12 @@
-//! What a command says when it cannot go on: one sentence with what failed, what the system said
-//! and what to do about it.
+//! The error message of a command: one sentence with what failed, what the system said and what to
+//! do about it.
 
 use crate::sandbox;
 use std::fmt;
 use std::io;
 use std::path::Path;
 
-/// One sentence for the person who typed the command.
+/// An error message of one sentence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure(String);
 
@@ -24,7 +24,10 @@ impl Failure {
         let row = error.raw_os_error().or_else(|| errno_of(error.kind())).and_then(row_of);
         match row {
             Some((libc::EACCES | libc::EPERM, name, meaning, _)) if sandbox::is_inside() => {
-                Failure(format!("{what}: {meaning} ({name}), although this is inside a sandbox"))
+                Failure(format!(
+                    "{what}: {meaning} ({name}); a sandbox has no rights over the host's files and devices: run this \
+                     outside of it, as root"
+                ))
             }
             Some((_, name, meaning, advice)) => {
                 Failure(format!("{what}: {meaning} ({name}); {advice}"))
@@ -151,7 +154,7 @@ const ROWS: &[Row] = &[
     (libc::EROFS, "EROFS", "the file system is read-only", "choose another directory"),
     (libc::ENOTDIR, "ENOTDIR", "what stands for a directory is a file", "check the path"),
     (libc::EISDIR, "EISDIR", "it is a directory", "name a file"),
-    (libc::ENOSPC, "ENOSPC", "the disk is full", "make room and start again"),
+    (libc::ENOSPC, "ENOSPC", "the disk is full", "free space and start again"),
 ];
 
 fn row_of(errno: i32) -> Option<&'static Row> {

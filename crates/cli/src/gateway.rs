@@ -5,18 +5,18 @@ mod auto;
 pub(crate) mod capture;
 mod detach;
 mod document;
-mod fault;
+mod endpoints;
 mod interface;
 pub(crate) mod log;
+mod panics;
 pub(crate) mod plan;
 mod report;
 mod runas;
 mod serve;
 mod snapshot;
-mod visible;
+mod stderr;
 mod wait;
 mod watch;
-mod words;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -30,13 +30,13 @@ use fulmar_netns::User;
 
 use crate::failure::{During, Failure, Outcome};
 pub use args::Args;
-use detach::{Heir, Stage, Waiting};
+use detach::{Becomes, PendingGateway, Process};
 use plan::{Guest, Plan};
-use serve::Place;
+use serve::RunMode;
 
-/// Status of every failure of pasta.
+/// Exit status of every failure of pasta.
 const PASTA_FAILED: u8 = 1;
-/// Status of a failure before the program runs (env(1), nohup(1)).
+/// Exit status of a failure before the program runs (env(1), nohup(1)).
 const NOT_STARTED: u8 = 125;
 
 /// `fulmar gateway`.
@@ -53,9 +53,9 @@ pub(crate) struct Session<'a> {
     pub plan: Plan,
     /// The options.
     pub args: &'a Args,
-    /// What messages begin with.
+    /// The prefix of messages.
     pub name: &'a str,
-    /// Who a program in new namespaces is.
+    /// The user that a program in new namespaces has there.
     pub user: User,
 }
 
@@ -65,45 +65,45 @@ impl Session<'_> {
     /// # Errors
     /// A sentence about the step that failed.
     pub fn run(&self) -> Outcome<ExitCode> {
-        if Stage::current() != Stage::Command {
+        if Process::current() != Process::Command {
             // Started as /proc/self/exe the process is called `exe`.
             let name = if self.name == "pasta" { c"pasta" } else { c"fulmar" };
             let _ = nix::sys::prctl::set_name(name);
         }
-        if let Some(heir) = self.heir() {
-            let closed = detach::close_inherited(&self.plan.guest, heir);
+        if let Some(becomes) = self.becomes() {
+            let closed = detach::close_inherited(&self.plan.guest, becomes);
             closed.during("cannot close what is inherited")?;
         }
-        match (Stage::current(), &self.plan.guest) {
-            (Stage::Attach(pid), _) => {
-                if !detach::is_told_to_go() {
+        match (Process::current(), &self.plan.guest) {
+            (Process::Attach(pid), _) => {
+                if !detach::wait_for_namespaces() {
                     return Ok(ExitCode::FAILURE);
                 }
-                Ok(ready(&detach::start(Stage::Watch(pid))?))
+                Ok(ready(&detach::start(Process::Watch(pid))?))
             }
-            (Stage::Watch(pid), guest) => watch::watch(pid, self.name, guest),
-            (Stage::Serve(Some(pid)), _) => {
-                self.serve(&Target::Process { pid, userns: None }, Place::Watched)
+            (Process::Watch(pid), guest) => watch::watch(pid, self.name, guest),
+            (Process::Serve(Some(pid)), _) => {
+                self.serve(&Target::Process { pid, userns: None }, RunMode::Watched)
             }
-            (Stage::Serve(None), Guest::Existing(target)) => self.serve(target, Place::Detached),
-            (Stage::Command, Guest::Existing(target)) if self.plan.process.foreground => {
-                self.serve(target, Place::Foreground)
+            (Process::Serve(None), Guest::Existing(target)) => self.serve(target, RunMode::Detached),
+            (Process::Command, Guest::Existing(target)) if self.plan.process.foreground => {
+                self.serve(target, RunMode::Foreground)
             }
-            (Stage::Command, Guest::Existing(_)) => Ok(ready(&detach::start(Stage::Serve(None))?)),
-            (Stage::Command | Stage::Serve(None), Guest::Program(command)) => {
+            (Process::Command, Guest::Existing(_)) => Ok(ready(&detach::start(Process::Serve(None))?)),
+            (Process::Command | Process::Serve(None), Guest::Program(command)) => {
                 self.become_program(command)
             }
         }
     }
 
-    /// As [`Session::run`]; then waits for the program, and prints what the gateway says at the end.
+    /// As [`Session::run`]; then waits for the program, and prints the gateway's summary.
     ///
     /// # Errors
     /// As `run`.
     pub fn run_and_wait(&self) -> Outcome<ExitCode> {
-        match Stage::current() {
-            Stage::Command if !wait::is_waited_for() => wait::run_and_wait(),
-            Stage::Command => {
+        match Process::current() {
+            Process::Command if !wait::is_waited_for() => wait::run_and_wait(),
+            Process::Command => {
                 wait::unblock();
                 self.run()
             }
@@ -111,33 +111,33 @@ impl Session<'_> {
         }
     }
 
-    /// Who goes on with this process; `None`: a program that has all that its caller has.
-    fn heir(&self) -> Option<Heir> {
-        match (Stage::current(), &self.plan.guest) {
-            (Stage::Command, Guest::Program(_)) if self.user == User::Same => None,
-            (Stage::Command, Guest::Program(_)) => Some(Heir::Program),
-            _ => Some(Heir::Gateway),
+    /// What this process becomes; `None`: a program that inherits all descriptors of its caller.
+    fn becomes(&self) -> Option<Becomes> {
+        match (Process::current(), &self.plan.guest) {
+            (Process::Command, Guest::Program(_)) if self.user == User::Same => None,
+            (Process::Command, Guest::Program(_)) => Some(Becomes::Program),
+            _ => Some(Becomes::Gateway),
         }
     }
 
-    fn serve(&self, target: &Target, place: Place) -> Outcome<ExitCode> {
-        serve::serve(&self.plan, &self.args.attach, target, self.name, place)
+    fn serve(&self, target: &Target, mode: RunMode) -> Outcome<ExitCode> {
+        serve::serve(&self.plan, &self.args.attach, target, self.name, mode)
     }
 
     /// Makes namespaces with a gateway, and becomes a program there.
     fn become_program(&self, command: &[OsString]) -> Outcome<ExitCode> {
-        let waiting = Waiting::start()?;
+        let pending = PendingGateway::start()?;
         let entered = program::enter(self.user).and_then(|()| {
             let dns = &self.plan.map.dns_forward;
             let is_wanted = self.user == User::Same && !dns.is_empty();
             if is_wanted { program::resolve_through(dns) } else { Ok(()) }
         });
         if let Err(e) = entered {
-            waiting.give_up();
+            pending.cancel();
             eprintln!("{}: {e}", self.name);
             return Ok(ExitCode::from(NOT_STARTED));
         }
-        if waiting.go()?.is_some() {
+        if pending.attach()?.is_some() {
             return Ok(ExitCode::from(NOT_STARTED));
         }
         let (status, failure) = detach::become_program(command);
@@ -158,7 +158,7 @@ struct Pasta {
     args: Args,
 }
 
-/// The declaration of `pasta`, for its page.
+/// The declaration of `pasta`, for its man page.
 pub fn pasta_command() -> clap::Command {
     Pasta::command()
 }
@@ -191,7 +191,7 @@ pub fn pasta(line: Vec<OsString>) -> ExitCode {
     })
 }
 
-/// What getopt_long(3) says of an unknown option is looked for by Podman.
+/// Prints an error of the options. Podman looks for getopt_long(3)'s words about an unknown option.
 fn refuse(e: &clap::Error) -> ExitCode {
     if !e.use_stderr() {
         let _ = e.print();

@@ -1,6 +1,6 @@
-//! SIGINT, SIGTERM and SIGHUP. A command that has something to say first ([`Interrupt`]) decides itself;
-//! the others end the process in order ([`end_in_order`]): what was accepted is delivered, for at
-//! most the stack's documented time, and the stack is no longer listed.
+//! SIGINT, SIGTERM and SIGHUP. A command that reports something first asks an [`Interrupt`]; others
+//! end the process in order ([`end_in_order`]): what was accepted is delivered, for at most the
+//! stack's documented time, and the stack is no longer listed.
 
 use crate::failure::{During, Outcome};
 use nix::sys::signal::{SigSet, Signal};
@@ -14,13 +14,13 @@ use std::time::Instant;
 /// Signals that end a command.
 const ENDING_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 static ENDING: AtomicBool = AtomicBool::new(false);
-/// Nothing has begun that must end in order.
+/// While set, a signal ends the process at once: see [`exiting_at_once`].
 static IDLE: AtomicBool = AtomicBool::new(false);
 
 /// Exit status of the last signal.
 static STATUS: AtomicU8 = AtomicU8::new(0);
 
-/// What a shell reports of a program that ended by this signal (POSIX, exit status of commands).
+/// The exit status that a shell reports of a program that a signal has ended (POSIX).
 pub const fn status_of(signal: Signal) -> u8 {
     128 + signal as u8
 }
@@ -39,9 +39,9 @@ pub fn end_in_order() -> Outcome {
     })
 }
 
-/// Called before the main thread reports or ends: if a signal is ending the process, what went
-/// wrong since is its doing, so this waits for the end instead.
-pub fn yield_to_end() {
+/// Waits for the exit if a signal is ending the process: errors since are a consequence of it and are not reported. To be
+/// called before the main thread reports or exits.
+pub fn wait_if_exiting() {
     while ENDING.load(Ordering::SeqCst) {
         thread::park();
     }
@@ -64,7 +64,7 @@ impl Interrupt {
         Ok(Interrupt(hear))
     }
 
-    /// Whether it came.
+    /// Whether the user has ended the command.
     pub fn came(&self) -> bool {
         self.0.try_recv().is_ok()
     }
@@ -76,8 +76,7 @@ impl Interrupt {
     }
 }
 
-/// From now on a signal sets what this returns, which whatever runs looks at; a second one ends the
-/// process at once.
+/// From now on a signal sets the returned flag; a second one ends the process at once.
 pub fn stop_flag() -> Outcome<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = flag.clone();
@@ -89,8 +88,8 @@ pub fn stop_flag() -> Outcome<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-/// Runs what may wait for somebody else and looks at no flag: a signal meanwhile ends the process.
-pub fn at_once_during<R>(wait: impl FnOnce() -> R) -> R {
+/// Runs something that may block and does not look at [`stop_flag`]; a signal meanwhile ends the process at once.
+pub fn exiting_at_once<R>(wait: impl FnOnce() -> R) -> R {
     IDLE.store(true, Ordering::SeqCst);
     let result = wait();
     IDLE.store(false, Ordering::SeqCst);

@@ -6,7 +6,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use fulmar_cli::{exit, gateway, manual, nc, ping, run, sandbox, stat, top, transfer};
 use std::process::ExitCode;
 
-/// A TCP/IP stack in user space: use it and look into it
+/// A TCP/IP stack in user space: use it and inspect it
 #[derive(Parser, Debug)]
 #[command(
     name = "fulmar",

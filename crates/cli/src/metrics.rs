@@ -1,7 +1,7 @@
 //! `--metrics ADDR`: the figures of `fulmar stat` for Prometheus (text exposition format, version 0.0.4).
 //!
 //! The listener belongs to the host's kernel. A thread accepts; each connection has a thread of its own, of which
-//! there are [`MOST_CONNECTIONS`] at most, and [`PATIENCE`] in all: a client that stalls delays no other, and
+//! there are [`MOST_CONNECTIONS`] at most, and [`TIMEOUT`] in all: a client that stalls delays no other, and
 //! those that are too many are closed at once. One request a connection, of [`MOST_REQUEST_BYTES`] at most.
 
 mod exposition;
@@ -22,7 +22,7 @@ pub use exposition::exposition;
 /// Connections that are answered at the same time.
 const MOST_CONNECTIONS: usize = 4;
 /// How long a client has for its request and for reading the answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of a request at most: that of Prometheus has some hundred.
 const MOST_REQUEST_BYTES: usize = 8192;
 /// Pause after `accept` failed, such as for lack of descriptors.
@@ -60,13 +60,12 @@ impl Bound {
         Ok(Bound(Arc::new(listener)))
     }
 
-    /// What closes the listener once it is served.
+    /// Closes the listener later, once it is served.
     pub fn closer(&self) -> Closer {
         Closer(Arc::downgrade(&self.0))
     }
 
-    /// Starts the thread that answers. `text` makes the metrics, for one client at a time or several; `None`: what
-    /// they are about is ending. The thread stays until its [`Closer`] or the process ends it.
+    /// Starts the thread that answers. `text` makes the metrics, for several clients at a time; `None`: the stack is ending. The thread stays until its [`Closer`] or the process ends it.
     ///
     /// # Errors
     /// No thread can be started.
@@ -99,18 +98,18 @@ fn named(name: &str) -> thread::Builder {
     thread::Builder::new().name(name.to_owned()).stack_size(THREAD_STACK_BYTES)
 }
 
-/// One of the connections that are answered, while it exists.
-struct Place(Arc<AtomicUsize>);
+/// The permit to answer one of [`MOST_CONNECTIONS`], while it exists.
+struct Permit(Arc<AtomicUsize>);
 
-impl Place {
-    fn take(used: &Arc<AtomicUsize>) -> Option<Place> {
-        let place = Place(Arc::clone(used));
-        // Dropped again, it gives back what it has taken.
-        (used.fetch_add(1, Ordering::AcqRel) < MOST_CONNECTIONS).then_some(place)
+impl Permit {
+    fn acquire(used: &Arc<AtomicUsize>) -> Option<Permit> {
+        let permit = Permit(Arc::clone(used));
+        // If it is none its drop takes the count back.
+        (used.fetch_add(1, Ordering::AcqRel) < MOST_CONNECTIONS).then_some(permit)
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -122,20 +121,20 @@ fn accept(listener: Arc<TcpListener>, text: &Arc<Text>) {
     loop {
         let client = match listener.accept() {
             Ok((client, _)) => client,
-            // It listens no more: its closer has said so.
+            // Closed by its closer.
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => return,
             Err(_) => {
                 thread::sleep(ACCEPT_RETRY);
                 continue;
             }
         };
-        let Some(place) = Place::take(&used) else { continue };
+        let Some(permit) = Permit::acquire(&used) else { continue };
         let text = Arc::clone(text);
         // Without memory for a thread the client is closed.
         let _ = named("metrics").spawn(move || {
             // A client that disconnects early, or stalls, is no error.
-            let _ = answer(&client, Instant::now() + PATIENCE, &*text);
-            drop(place);
+            let _ = answer(&client, Instant::now() + TIMEOUT, &*text);
+            drop(permit);
         });
     }
 }
@@ -156,21 +155,21 @@ enum Request {
     Metrics,
     /// Only the head of the answer.
     Head,
-    Elsewhere,
-    OtherMethod,
-    Nonsense,
+    NotFound,
+    MethodNotAllowed,
+    Malformed,
 }
 
 fn answer(mut client: &TcpStream, deadline: Instant, text: &Text) -> io::Result<()> {
-    let request = understand(&read_head(client, deadline)?);
+    let request = parse_request(&read_head(client, deadline)?);
     let (status, body) = match request {
         Request::Metrics | Request::Head => match text() {
             Some(text) => ("200 OK", text),
-            None => ("503 Service Unavailable", "it is ending\n".to_owned()),
+            None => ("503 Service Unavailable", "the stack is ending\n".to_owned()),
         },
-        Request::Elsewhere => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
-        Request::OtherMethod => ("405 Method Not Allowed", "GET or HEAD\n".to_owned()),
-        Request::Nonsense => ("400 Bad Request", "this is no request of HTTP\n".to_owned()),
+        Request::NotFound => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
+        Request::MethodNotAllowed => ("405 Method Not Allowed", "GET or HEAD\n".to_owned()),
+        Request::Malformed => ("400 Bad Request", "this is no HTTP/1 request\n".to_owned()),
     };
     let length = body.len();
     let mut all = format!(
@@ -211,18 +210,18 @@ fn is_whole(head: &[u8]) -> bool {
     [&b"\r\n\r\n"[..], b"\n\n"].iter().any(|end| head.windows(end.len()).any(|w| w == *end))
 }
 
-fn understand(head: &[u8]) -> Request {
+fn parse_request(head: &[u8]) -> Request {
     let line = head.split(|b| *b == b'\n').next().unwrap_or_default();
-    let Ok(line) = std::str::from_utf8(line) else { return Request::Nonsense };
+    let Ok(line) = std::str::from_utf8(line) else { return Request::Malformed };
     let words: Vec<&str> = line.split_whitespace().collect();
-    let [method, target, version] = words[..] else { return Request::Nonsense };
+    let [method, target, version] = words[..] else { return Request::Malformed };
     let path = target.split('?').next().unwrap_or_default();
     match (method, path) {
-        _ if !is_whole(head) || !version.starts_with("HTTP/1.") => Request::Nonsense,
+        _ if !is_whole(head) || !version.starts_with("HTTP/1.") => Request::Malformed,
         ("GET", "/" | "/metrics") => Request::Metrics,
         ("HEAD", "/" | "/metrics") => Request::Head,
-        ("GET" | "HEAD", _) => Request::Elsewhere,
-        _ => Request::OtherMethod,
+        ("GET" | "HEAD", _) => Request::NotFound,
+        _ => Request::MethodNotAllowed,
     }
 }
 
@@ -282,7 +281,7 @@ mod tests {
             b"a b c d\n\n",
             b"\xff\xfe HTTP/1.1 x\r\n\r\n",
         ] {
-            assert_eq!(understand(garbage), Request::Nonsense, "{garbage:?}");
+            assert_eq!(parse_request(garbage), Request::Malformed, "{garbage:?}");
         }
         let at = served(|| Some(String::new()));
         let endless = vec![b'x'; 4 * MOST_REQUEST_BYTES];
@@ -292,13 +291,13 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_stall_take_no_more_than_their_places() {
+    fn clients_that_stall_hold_no_more_than_their_permits() {
         let used = Arc::new(AtomicUsize::new(0));
-        let places: Vec<_> = (0..MOST_CONNECTIONS).map(|_| Place::take(&used).unwrap()).collect();
-        assert!(Place::take(&used).is_none() && Place::take(&used).is_none());
-        drop(places);
+        let permits: Vec<_> = (0..MOST_CONNECTIONS).map(|_| Permit::acquire(&used).unwrap()).collect();
+        assert!(Permit::acquire(&used).is_none() && Permit::acquire(&used).is_none());
+        drop(permits);
         assert_eq!(used.load(Ordering::Acquire), 0);
-        assert!(Place::take(&used).is_some());
+        assert!(Permit::acquire(&used).is_some());
     }
 
     #[test]

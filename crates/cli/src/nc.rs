@@ -24,7 +24,7 @@ const CHUNK_BYTES: usize = 128 * 1024;
 const DATAGRAM_BYTES: usize = 1232;
 /// How long a connection may take where the user gives no -w.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often an idle reader looks whether the time of -w is over.
+/// How often an idle reader checks the time-out of -w.
 const IDLE_TICK: Duration = Duration::from_millis(100);
 
 /// Connect or listen, TCP or UDP: standard input goes out, what arrives is printed
@@ -55,17 +55,17 @@ pub struct Args {
     /// Give up on connecting, and end an idle connection, after this many seconds
     #[arg(short = 'w', long = "timeout", value_name = "SECONDS", value_parser = crate::bounds::seconds)]
     timeout: Option<Duration>,
-    /// Taken for the sake of habit: the end of input always ends sending
+    /// Accepted for compatibility: the end of input always ends sending (shutdown)
     #[arg(short = 'N')]
     shutdown: bool,
     /// With -l: wait for the next connection when one has ended
     #[arg(short, long, requires = "listen")]
     keep: bool,
-    /// Only try to connect, to one port or to a range (20-80); exit with 0 if any accepts, else with 1.
-    /// With -v say which
+    /// Only connect, to one port or to a range (20-80), and exit with 0 if a port accepts, else with 1;
+    /// with -v print each port
     #[arg(short = 'z', conflicts_with_all = ["listen", "udp"])]
     scan: bool,
-    /// Say on standard error who is connected
+    /// Report connections on standard error
     #[arg(short, long)]
     verbose: bool,
     #[command(flatten)]
@@ -79,7 +79,7 @@ pub struct Args {
     stack: StackArgs,
 }
 
-/// Whom to call or where to wait.
+/// The address to connect to or to listen on.
 #[derive(PartialEq, Eq, Debug)]
 struct Target {
     host: Option<String>,
@@ -102,8 +102,8 @@ impl Args {
             (true, [host], Some(port)) => return Ok(Target::of(Some(host), port)),
             (true, [port], None) => (None, *port),
             (_, [host, port], _) => (Some(*host), *port),
-            (true, ..) => return Err(Failure::new("say where to listen: fulmar nc -l PORT")),
-            (false, ..) => return Err(Failure::new("say whom to call: fulmar nc HOST PORT")),
+            (true, ..) => return Err(Failure::new("a port is missing: fulmar nc -l PORT")),
+            (false, ..) => return Err(Failure::new("a host or a port is missing: fulmar nc HOST PORT")),
         };
         let number =
             |text: &str| text.parse().map_err(|_| Failure::new(format!("`{text}` is not a port")));
@@ -179,7 +179,7 @@ fn call_tcp(args: &Args, session: &Session, target: &Target) -> Outcome {
     pump_tcp(stream, args.timeout)
 }
 
-/// The first of `addresses` that answers.
+/// Connects to the first of `addresses` that accepts.
 pub fn connect_any(
     session: &Session,
     addresses: &[SocketAddr],
@@ -214,7 +214,7 @@ fn wait_tcp(args: &Args, session: &Session, target: &Target) -> Outcome {
     }
 }
 
-/// When anything last moved, for the idle time of -w.
+/// The time of the last byte, for the idle time-out of -w.
 #[derive(Clone)]
 struct Activity {
     started: Instant,
@@ -236,7 +236,7 @@ impl Activity {
         self.started.elapsed().saturating_sub(last)
     }
 
-    /// What a read that found nothing means: go on, or the time is over.
+    /// Whether the idle time-out has passed.
     fn is_over(&self, limit: Option<Duration>) -> bool {
         limit.is_some_and(|limit| self.idle() >= limit)
     }
@@ -280,7 +280,7 @@ fn send_input(mut stream: TcpStream, activity: &Activity) -> Outcome {
     }
 }
 
-/// The peer to standard output until its end. True: -w ended it, or nobody reads the output.
+/// Copies the stream to standard output until its end. True: the time-out of -w has passed, or standard output is closed.
 fn print_stream(
     mut stream: TcpStream,
     activity: &Activity,
@@ -308,7 +308,7 @@ fn print_stream(
     }
 }
 
-/// False: nobody reads standard output any more (`fulmar nc ... | head`), which is no failure.
+/// False: standard output is closed (`fulmar nc ... | head`), which is no failure.
 fn write_out(output: &mut impl Write, bytes: &[u8]) -> Outcome<bool> {
     match output.write_all(bytes).and_then(|()| output.flush()) {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
@@ -316,7 +316,7 @@ fn write_out(output: &mut impl Write, bytes: &[u8]) -> Outcome<bool> {
     }
 }
 
-/// Whether a time-out of the socket is over, however it is spelled.
+/// Whether an error is the socket's time-out: EAGAIN or ETIMEDOUT.
 pub fn is_timeout(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
@@ -399,17 +399,11 @@ fn print_datagrams(socket: &UdpSocket, activity: &Activity, limit: Option<Durati
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::options::parse;
 
     fn target(line: &str) -> Outcome<Target> {
         let words = std::iter::once("nc").chain(line.split_whitespace());
-        Line::try_parse_from(words).expect("it parses").args.target()
+        parse::<Args>(words).expect("it parses").target()
     }
 
     #[test]
@@ -437,16 +431,16 @@ mod tests {
         assert_eq!(target("-z h 20"), Ok(Target::of(Some("h"), 20)));
         for line in ["h 20-30", "-z h 20-", "-z h -30", "-z h 20-70000"] {
             assert!(
-                Line::try_parse_from(line.split(' ')).is_err() || target(line).is_err(),
+                parse::<Args>(line.split(' ')).is_err() || target(line).is_err(),
                 "{line}"
             );
         }
-        assert!(Line::try_parse_from(["nc", "-z", "-u", "h", "80"]).is_err());
+        assert!(parse::<Args>(["nc", "-z", "-u", "h", "80"]).is_err());
     }
 
     #[test]
     fn keep_is_for_listeners() {
-        assert!(Line::try_parse_from(["nc", "-k", "h", "80"]).is_err());
+        assert!(parse::<Args>(["nc", "-k", "h", "80"]).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `fulmar ping`: echo requests from this stack, printed as everybody knows them.
+//! `fulmar ping`: echo requests from this stack, printed as by ping(8).
 
 use crate::device::StackArgs;
 use crate::failure::{Failure, Outcome};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Send ICMP echo requests and print the round trips
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Exit status: 0 if anybody answered, 1 if nobody did, 2 on an error.
+#[command(after_help = "Exit status: 0 if a reply came, 1 if none came, 2 on an error.
 
 Examples:
   sudo fulmar ping -c 3 10.77.0.1             the local kernel over a TAP made for it
@@ -37,7 +37,7 @@ pub struct Args {
     quiet: bool,
     #[command(flatten)]
     family: Family,
-    /// Whom to ask
+    /// Address or name of the destination
     #[arg(default_value = "10.77.0.1")]
     host: String,
     #[command(flatten)]

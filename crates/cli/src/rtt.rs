@@ -31,7 +31,7 @@ impl Summary {
         self.sum_of_squares_ns += ns * ns;
     }
 
-    /// Whether anybody answered.
+    /// Whether a reply came.
     pub fn has_replies(&self) -> bool {
         self.received > 0
     }

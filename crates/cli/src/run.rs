@@ -1,4 +1,4 @@
-//! `fulmar run`: a program in a namespace of its own, with a gateway before it.
+//! `fulmar run`: a program in a namespace of its own, with a gateway to the host's network.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,12 +15,12 @@ use crate::gateway::Session;
 use crate::gateway::args::Args as GatewayArgs;
 use crate::gateway::plan::Plan;
 
-/// Where the program finds the host's resolver.
+/// The address at which the program reaches the host's resolver.
 const DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
 /// Rules that hold for every run, below the folder of the user's configuration.
 const RULES_FILE: &str = "fulmar/run.rules";
 
-/// Run a program with a network of its own: what it reaches can be seen, limited and published
+/// Run a program in a network of its own, without root: with rules, published ports, captures and a summary
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   fulmar run -- curl https://example.org
@@ -29,11 +29,11 @@ const RULES_FILE: &str = "fulmar/run.rules";
   fulmar run --no-network --allow '*.debian.org:80' -- apt-get download hello
   fulmar run --deny 10.0.0.0/8 -- npm install
 
-A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *. An --allow is an exception
-from --deny and --no-network. Rules of every run: ~/.config/fulmar/run.rules, with lines such as
-`deny 10.0.0.0/8`, `allow example.org:443`, `no-network`.
+A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *. Echo requests have no ports: a rule
+holds for them whatever its ports are. An --allow is an exception from --deny and --no-network. Rules of every
+run: ~/.config/fulmar/run.rules, with lines such as `deny 10.0.0.0/8`, `allow example.org:443`, `no-network`.
 
-The program does not reach the host itself. Where it is to:
+The program does not reach the host's loopback. To let it:
 `fulmar gateway --config-net --map-host-loopback ADDRESS -- PROGRAM`.
 
 The program has the same user, files and terminal.
@@ -47,7 +47,7 @@ pub struct Args {
     /// UDP ports that lead into the namespace
     #[arg(long, value_name = "PORTS")]
     publish_udp: Vec<PortSpec>,
-    /// Let the program reach a destination in spite of --deny and --no-network
+    /// Allow a destination, also against --deny and --no-network
     #[arg(long, value_name = "RULE")]
     allow: Vec<Rule>,
     /// Refuse a destination
@@ -56,13 +56,13 @@ pub struct Args {
     /// Refuse every destination that no --allow names
     #[arg(long)]
     no_network: bool,
-    /// Another file of rules; it must exist
+    /// Read rules from this file instead of ~/.config/fulmar/run.rules
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
     /// Write the program's packets to this file (pcapng)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Say at the end what was reached and which rules refused what: connections, bytes, time
+    /// Print a summary at the end: connections, bytes, time, and what the rules have refused
     #[arg(long)]
     summary: bool,
     /// Serve metrics for Prometheus on this port of the host's loopback, or on this address of the host
@@ -103,7 +103,7 @@ fn gateway_args(args: &Args) -> GatewayArgs {
     gateway.attach.config_net = true;
     gateway.guest.mtu = args.mtu;
     gateway.map.dns_forward = vec![DNS];
-    // The host's loopback is the host's: a program that wants it is run without a namespace.
+    // The host's loopback is not reached: `fulmar gateway` maps it on request.
     gateway.map.no_map_gw = true;
     gateway.ports.tcp_ports = or_none(&args.publish);
     gateway.ports.udp_ports = or_none(&args.publish_udp);
@@ -159,17 +159,9 @@ fn add_file(rules: &mut Rules, path: &Path, must_exist: bool) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
 
     fn parse(line: &str) -> Result<Args, clap::Error> {
-        let words = ["run"].into_iter().chain(line.split_whitespace());
-        Line::try_parse_from(words).map(|line| line.args)
+        crate::options::parse(["run"].into_iter().chain(line.split_whitespace()))
     }
 
     #[test]

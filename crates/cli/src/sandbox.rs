@@ -1,5 +1,5 @@
-//! `fulmar sandbox`: a program in a user and network namespace of its own, where everything that
-//! this command does can be tried without root.
+//! `fulmar sandbox`: a program in a user and network namespace of its own, where every subcommand of
+//! `fulmar` can be tried without root.
 //!
 //! ```text
 //!   fulmar0 ── port0 ─┐
@@ -10,18 +10,18 @@
 //! Each `fulmar` command takes the first free `fulmarN`. Where the kernel has no bridges there is `fulmar0`
 //! alone, joined to `kernel0`. All of it is gone with the last program inside.
 
+use crate::exec;
 use crate::failure::{During, Failure, Outcome};
 use fulmar_netns::{HOW_TO_ALLOW, Netns, VethEnd};
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 /// The interface that fulmar drives where the user names none.
 pub const DEFAULT_INTERFACE: &str = "fulmar0";
-/// The kernel's end of the cables of a sandbox.
+/// The kernel's interface in a sandbox.
 const KERNEL_INTERFACE: &str = "kernel0";
 /// Interfaces of a sandbox for fulmar, each for one command.
 pub const INTERFACES: usize = 4;
@@ -55,12 +55,12 @@ pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// A locally administered Ethernet address; the second last byte says what of.
+/// A locally administered Ethernet address: `kind` is 0 for an interface of fulmar, 1 for the kernel's, 2 for a bridge port.
 fn mac(kind: u8, number: usize) -> [u8; 6] {
     [0x02, 0x66, 0x75, 0x6c, kind, number as u8]
 }
 
-/// Run a program where fulmar needs no root: own user and network namespace
+/// Run a program in a user and network namespace of its own, where fulmar needs no root
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   fulmar sandbox -- fulmar ping 10.77.0.1     ping the kernel inside
@@ -71,7 +71,7 @@ fn mac(kind: u8, number: usize) -> [u8; 6] {
 
 Exit status: that of the program, or 2 without a sandbox.")]
 pub struct Args {
-    /// Not a new sandbox, but that of this process
+    /// Join the sandbox of this process instead of making one
     #[arg(long, value_name = "PID")]
     join: Option<u32>,
     /// The program and its arguments (default: your shell)
@@ -87,23 +87,12 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
             Failure::new(format!("cannot make a sandbox: {e}; {HOW_TO_ALLOW}"))
         })?,
     }
-    let shell = std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
-    let (program, rest) = match args.command.split_first() {
-        Some((program, rest)) => (program.clone(), rest),
-        None => (shell, &[][..]),
-    };
     if args.command.is_empty() && args.join.is_none() && io::stderr().is_terminal() {
         let pid = std::process::id();
         eprintln!("sandbox: the kernel is 10.77.0.1 and fd77::1, fulmar 10.77.0.2 and fd77::2");
         eprintln!("sandbox: another terminal joins with `fulmar sandbox --join {pid}`");
     }
-    let error = Command::new(&program).args(rest).env(INSIDE, "1").exec();
-    let what = format_args!("cannot run `{}`", program.to_string_lossy());
-    Err(Failure::new(match error.kind() {
-        io::ErrorKind::NotFound => format!("{what}: there is no such program; check the name"),
-        io::ErrorKind::PermissionDenied => format!("{what}: it is not executable"),
-        _ => format!("{what}: {error}"),
-    }))
+    Err(exec::become_program(&args.command, |program| program.env(INSIDE, "1")).1)
 }
 
 fn join(pid: u32) -> io::Result<()> {
@@ -119,7 +108,7 @@ fn build() -> io::Result<()> {
         Ok(()) => (0..INTERFACES).try_for_each(|n| {
             let port = format!("port{n}");
             add_cable(&here, n, &port, mac(2, n))?;
-            be_silent(&port);
+            disable_ipv6(&port);
             here.add_to_bridge(&port, KERNEL_INTERFACE)?;
             here.set_up(&port)
         })?,
@@ -131,9 +120,9 @@ fn build() -> io::Result<()> {
     Ok(())
 }
 
-/// No IPv6 of the kernel's on an interface, which would make an address of its own and multicast about it.
-fn be_silent(interface: &str) {
-    // A kernel without IPv6 is silent already.
+/// Disables the kernel's IPv6 on an interface: the kernel would make a link-local address and send multicasts.
+fn disable_ipv6(interface: &str) {
+    // A kernel without IPv6 has no such file.
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"), "1");
 }
 
@@ -142,6 +131,6 @@ fn add_cable(here: &Netns, number: usize, far: &str, far_mac: [u8; 6]) -> io::Re
     let near = interface(number);
     let end = |name, mac| VethEnd { name, mac, mtu: MTU };
     here.add_veth(&end(&near, mac(0, number)), here, &end(far, far_mac))?;
-    be_silent(&near);
+    disable_ipv6(&near);
     here.set_up(&near)
 }

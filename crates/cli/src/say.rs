@@ -1,4 +1,4 @@
-//! What a command prints for its user, or for the program behind a pipe.
+//! Output of a command.
 
 use crate::failure::{During, Outcome};
 use std::fmt;
@@ -7,7 +7,7 @@ use std::io::{self, Write};
 /// Prints a line.
 ///
 /// # Errors
-/// Nobody reads it any more, or there is no room for it.
+/// Standard output is closed, or its disk is full.
 pub fn say(line: impl fmt::Display) -> Outcome {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).during("cannot print")

@@ -1,4 +1,4 @@
-//! `fulmar stat`: what the running stacks say about themselves.
+//! `fulmar stat`: the state of the running stacks.
 //!
 //! Every stack hands out one JSON document ([`fulmar::control`]); `--json` prints the documents as
 //! they are, otherwise they are laid out as `ss -ti` would, with drops, buffers, device, neighbours
@@ -12,9 +12,9 @@ mod rates;
 use crate::bounds;
 use crate::failure::{Failure, Outcome};
 use crate::format::{bytes, is_shown, printable, table, terminal_columns, time, wrapped};
-pub(crate) use choice::is_of;
+pub(crate) use choice::matches;
 pub(crate) use filter::Filter;
-pub(crate) use flows::{guest_of, place};
+pub(crate) use flows::{bound_address, guest_of};
 use fulmar::base::DropReason;
 use fulmar::control;
 use serde_json::Value;
@@ -41,12 +41,12 @@ pub struct Args {
     /// Also print the counters that are not zero
     #[arg(long, conflicts_with = "json")]
     counters: bool,
-    /// Show it again and again, with rates, until Ctrl-C: every second, or every so many seconds
+    /// Repeat until Ctrl-C, with rates: every second, or with this interval
     #[arg(short, long, value_name = "SECONDS", conflicts_with = "json", value_parser = bounds::budget,
           num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     watch: Option<Duration>,
-    /// Only sockets of which this is so, as in ss(8): 'dport = :80', 'sport < 1024', 'src 10.77.0.2',
-    /// 'state established', 'tcp', 'not udp'; several terms must all be so
+    /// Only flows and sockets that match, as in ss(8): 'dport = :80', 'sport < 1024', 'src 10.77.0.2',
+    /// 'state established', 'tcp', 'not udp'; of several terms all must hold
     #[arg(short, long, value_name = "FILTER")]
     filter: Option<Filter>,
     /// Only the stacks of this process or of this name; of a gateway also a process of its guest, or the name or path
@@ -116,9 +116,9 @@ fn watch(args: &Args, period: Duration) -> Outcome<ExitCode> {
     }
 }
 
-/// What the stacks that are asked for say, with the sockets that are asked for.
+/// The documents of the stacks that the options name, with the flows and sockets that the filter admits.
 fn wanted_documents(args: &Args) -> Vec<Value> {
-    let is_wanted = |d: &Value| args.stack.as_ref().is_none_or(|wanted| is_of(d, wanted));
+    let is_wanted = |d: &Value| args.stack.as_ref().is_none_or(|wanted| matches(d, wanted));
     let mut stacks: Vec<Value> = documents().into_iter().filter(is_wanted).collect();
     let Some(filter) = &args.filter else { return stacks };
     for document in &mut stacks {
@@ -131,7 +131,7 @@ fn wanted_documents(args: &Args) -> Vec<Value> {
     stacks
 }
 
-/// What every stack that answers says; one that does not is named on standard error.
+/// The documents of all stacks that answer; a stack that does not is named on standard error.
 pub fn documents() -> Vec<Value> {
     let (found, complaints) = ask_all();
     for complaint in complaints {
@@ -140,7 +140,7 @@ pub fn documents() -> Vec<Value> {
     found
 }
 
-/// What every stack that answers says, and a sentence about each that does not.
+/// The documents of all stacks that answer, and a sentence about each that does not.
 pub(crate) fn ask_all() -> (Vec<Value>, Vec<String>) {
     let foreign = control::foreign_directories().into_iter();
     let foreign =
@@ -151,7 +151,7 @@ pub(crate) fn ask_all() -> (Vec<Value>, Vec<String>) {
         match answer {
             Ok(Some(Ok(document))) => found.push(document),
             Ok(Some(Err(e))) => {
-                complaints.push(format!("{} talks nonsense: {e}", socket.display()))
+                complaints.push(format!("{} does not answer with JSON: {e}", socket.display()))
             }
             Ok(None) => {}
             Err(e) => complaints.push(format!("{} does not answer: {e}", socket.display())),
@@ -160,7 +160,7 @@ pub(crate) fn ask_all() -> (Vec<Value>, Vec<String>) {
     (found, complaints)
 }
 
-/// The same with strings that a terminal shows and does not obey: names come from other programs.
+/// The value with strings that contain no control sequences for the terminal: names come from other programs.
 pub(crate) fn printable_value(value: &Value) -> Value {
     match value {
         Value::String(text) => Value::String(printable(text)),
@@ -170,7 +170,7 @@ pub(crate) fn printable_value(value: &Value) -> Value {
     }
 }
 
-/// JSON escapes only what is below a space; some terminals obey DEL and what follows it as well.
+/// Escapes what JSON does not and some terminals obey: DEL and the C1 control characters.
 fn escaped_json(text: &str) -> String {
     let escape = |c: char| match is_shown(c) || c == '\n' {
         true => String::from(c),
@@ -179,14 +179,14 @@ fn escaped_json(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 
-/// One stack for a person.
+/// The text of one stack.
 fn render(args: &Args, document: &Value) -> String {
     let mut text = heading(document);
     let flows = flows::table_of(&document["flows"]);
     let mut shown = sockets(&document["sockets"]);
     if args.filter.is_some() {
         if shown.is_empty() && flows.is_empty() {
-            shown.push_str("none of which this is so");
+            shown.push_str("no flow or socket matches the filter");
         }
         return text + &section("flows", flows) + &section("sockets", shown);
     }
@@ -243,7 +243,7 @@ fn heading(document: &Value) -> String {
     )
 }
 
-/// The network namespace of this process, as the kernel numbers it.
+/// Inode of the network namespace of this process.
 fn own_namespace() -> Option<u64> {
     std::fs::metadata("/proc/self/ns/net").ok().map(|m| m.ino())
 }
@@ -391,17 +391,11 @@ fn non_zero(counters: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
+    use crate::options::parse;
     use serde_json::json;
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
-
     fn args(words: &[&str]) -> Args {
-        Line::try_parse_from(["stat"].iter().chain(words)).expect("it parses").args
+        parse(["stat"].iter().chain(words)).expect("it parses")
     }
 
     #[test]
@@ -412,7 +406,7 @@ mod tests {
         let named = args(&["-w", "5"]);
         assert_eq!((named.watch, named.stack.as_deref()), (Some(second), Some("5")));
         assert_eq!(args(&["-w=0.5"]).watch, Some(second / 2));
-        assert!(Line::try_parse_from(["stat", "--watch=0"]).is_err());
+        assert!(parse::<Args>(["stat", "--watch=0"]).is_err());
     }
 
     #[test]
@@ -485,7 +479,7 @@ neighbours
         assert!(text.contains("ESTABLISHED") && !text.contains("buffers"), "{text}");
         document["sockets"] = json!([]);
         assert!(
-            render(&args(&filter), &document).ends_with("sockets\n  none of which this is so\n")
+            render(&args(&filter), &document).ends_with("sockets\n  no flow or socket matches the filter\n")
         );
     }
 

@@ -33,11 +33,11 @@ use crate::stat::{self, Filter};
 use app::App;
 use model::{Sample, Sort};
 
-/// How long a key is waited for before the screen is drawn again: a signal is noticed as late.
+/// How long a key is waited for before the screen is drawn again; a signal is noticed within it.
 const TICK: Duration = Duration::from_millis(100);
 /// Ticks of /proc/PID/stat per second: USER_HZ, 100 on every architecture that Linux supports (proc(5)).
 const TICKS_PER_SECOND: u64 = 100;
-/// The screen of a snapshot that no terminal gives a size.
+/// Columns and lines of a snapshot where there is no terminal.
 const SNAPSHOT: (u16, u16) = (100, 40);
 
 /// Watch a gateway or a running stack: flows, rates, drops
@@ -50,18 +50,18 @@ const SNAPSHOT: (u16, u16) = (100, 40);
 Keys: q quits, h lists the others.
 
 CPU by stage is shown of stacks that keep an account: start them with FULMAR_LEDGER=64.
-Exit status: 0, or 2 on an error such as a process without a stack.")]
+Exit status: 0; 1 if no stack runs, with --once; 2 on an error such as a process without a stack.")]
 pub struct Args {
-    /// Seconds from one reading to the next
+    /// Interval between two samples
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = bounds::budget)]
     delay: Duration,
     /// Print one snapshot and end
     #[arg(long)]
     once: bool,
-    /// The order at the start
+    /// Sort by this column at the start
     #[arg(short, long, value_name = "COLUMN", default_value = "rate", value_parser = sort)]
     sort: Sort,
-    /// Only the flows of which this is so, as in `fulmar stat -f`
+    /// Only the flows and sockets that match, as in `fulmar stat -f`
     #[arg(short, long, value_name = "FILTER", value_parser = filter)]
     filter: Option<(String, Filter)>,
     /// A process or a name, as in `fulmar stat`
@@ -209,7 +209,7 @@ fn start_sampler(stack: Option<String>, delay: Duration) -> io::Result<Receiver<
 /// The documents of the stacks that are asked for.
 fn sample(stack: Option<&str>) -> Samples {
     let (documents, complaints) = stat::ask_all();
-    let is_wanted = |d: &Value| stack.is_none_or(|wanted| stat::is_of(d, wanted));
+    let is_wanted = |d: &Value| stack.is_none_or(|wanted| stat::matches(d, wanted));
     let at = Instant::now();
     let samples = documents.into_iter().filter(is_wanted).map(|document| Sample {
         at,

@@ -1,6 +1,6 @@
-//! `fulmar send` and `fulmar recv`: a file as plain bytes over one connection, ended by its end,
-//! so that any program that reads or writes a socket can stand on the other side. Both print the
-//! SHA-256 of what passed.
+//! `fulmar send` and `fulmar recv`: a file as plain bytes over one connection, whose end is that of the
+//! file, so that the other side can be any program that reads or writes a socket. Both print the SHA-256
+//! of the bytes.
 //!
 //! The end of the stream says that the file is whole. Whatever goes wrong before it resets the
 //! connection (RFC 9293 section 3.10.5: ABORT), so that the other side fails as well: the file cannot be
@@ -35,8 +35,8 @@ const POSTED_BUFFERS: usize = 2;
 /// Bytes of each: what a buffer costs beside its bytes is spread over many.
 const POSTED_BYTES: usize = 1 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a peer that has acknowledged everything may take to break the connection instead.
-const LAST_WORD: Duration = Duration::from_secs(1);
+/// How long a peer that has acknowledged everything may still reset the connection.
+const RESET_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Send a file over TCP, with progress, rate and SHA-256
 #[derive(clap::Args, Debug)]
@@ -46,7 +46,7 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 pub struct SendArgs {
     /// The file; - is standard input
     file: PathBuf,
-    /// Where a program waits for it
+    /// The receiver, which listens there
     #[arg(value_name = "HOST:PORT", value_parser = host_and_port)]
     to: (String, u16),
     #[command(flatten)]
@@ -69,7 +69,7 @@ pub struct SendArgs {
 pub struct RecvArgs {
     /// The file to write; - is standard output
     file: PathBuf,
-    /// Whom to fetch it from; or -l, to wait for the sender
+    /// The sender, which listens there; or use -l
     #[arg(value_name = "HOST:PORT", value_parser = host_and_port)]
     from: Option<(String, u16)>,
     /// Wait for the sender on this port
@@ -78,7 +78,7 @@ pub struct RecvArgs {
     /// Fail unless this is the SHA-256 of what arrived
     #[arg(long, value_name = "HEX", value_parser = sha256)]
     sha256: Option<String>,
-    /// Read by copy instead of into buffers posted ahead, for comparing
+    /// Read by copy instead of into posted buffers, for comparison
     #[arg(long)]
     no_posted: bool,
     #[command(flatten)]
@@ -89,7 +89,7 @@ pub struct RecvArgs {
     stack: StackArgs,
 }
 
-/// What passed: bytes, time and digest.
+/// Bytes, time and digest of a transfer.
 struct Tally {
     bytes: u64,
     started: Instant,
@@ -341,10 +341,10 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
 }
 
 /// Ends sending and waits until the peer has everything. Its own end says so; a peer that keeps its
-/// side open has everything once all is acknowledged, and gets [`LAST_WORD`] to object.
+/// side open has everything once all is acknowledged, and has [`RESET_TIMEOUT`] to reset the connection.
 fn finish(mut stream: &TcpStream) -> io::Result<()> {
     stream.shutdown(Shutdown::Write)?;
-    stream.set_read_timeout(Some(LAST_WORD))?;
+    stream.set_read_timeout(Some(RESET_TIMEOUT))?;
     let mut rest = [0; 4096];
     loop {
         match stream.read(&mut rest) {
@@ -365,7 +365,7 @@ fn finish(mut stream: &TcpStream) -> io::Result<()> {
 pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     if args.from.is_none() && args.listen.is_none() {
         return Err(Failure::new(
-            "say where the file comes from: -l PORT waits for the sender, HOST:PORT calls it",
+            "the sender is missing: -l PORT waits for it, HOST:PORT connects to it",
         ));
     }
     let mut sink = open_sink(&args.file)?;
@@ -385,13 +385,13 @@ pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     stream.set_linger(None).during("cannot set the linger time")?;
     drop(stream);
     tally.report("received");
-    tell_method(session.stack(), args);
+    print_method(session.stack(), args);
     session.close();
     check_digest(args.sha256.as_deref(), &tally.digest())
 }
 
-/// By which calls the bytes came, and how many of them a device put where they belong.
-fn tell_method(stack: &Stack, args: &RecvArgs) {
+/// Prints by which calls the bytes came, and how many of them the device placed in the buffers.
+fn print_method(stack: &Stack, args: &RecvArgs) {
     let Ok(stat) = stack.stat() else { return };
     // What landed elsewhere is moved by the device, or copied by the stack.
     let copied = stat.count(Counter::CopiedBytes) + stat.count(Counter::PlaceMissBytes);

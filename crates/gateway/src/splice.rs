@@ -80,7 +80,7 @@ pub struct Counters {
     pub refused: AtomicU64,
     /// Connections that were reset because of [`MAX_CONNECTIONS`] or for want of descriptors.
     pub dropped: AtomicU64,
-    /// Bytes from the accepted side to the connected side.
+    /// Bytes from the accepted sockets to the connected ones: *there*, the other direction being *back*.
     pub bytes_there: AtomicU64,
     /// Bytes back.
     pub bytes_back: AtomicU64,

@@ -315,7 +315,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     if let Some(cpu) = args.cpus.and_then(|c| c.0) {
         pin_to(cpu).during(format_args!("cannot run on CPU {cpu}"))?;
     }
-    let opened = interrupt::at_once_during(|| args.network.open())?;
+    let opened = interrupt::exiting_at_once(|| args.network.open())?;
     let style = args.style(options.test);
     if style.has_headings {
         let stack = opened.network.name();

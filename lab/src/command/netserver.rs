@@ -61,7 +61,7 @@ enum Served {
 }
 
 fn serve(args: &Args, stop: &Arc<AtomicBool>) -> Outcome<Served> {
-    let opened = interrupt::at_once_during(|| args.network.open_to_listen())?;
+    let opened = interrupt::exiting_at_once(|| args.network.open_to_listen())?;
     let server = bind(args, &opened.network)?;
     let at = server.local_addr().during("cannot listen")?;
     eprintln!("netserver: listening on {at}");

@@ -87,7 +87,7 @@ fn netmask(text: &str) -> Result<u8, String> {
         .map_err(|_| "give a number of bits from 1 to 32, or such as 255.255.255.0".into())
 }
 
-/// MTU: 0 leaves it to the guest. IPv6 needs 1280 (RFC 8200 section 5), IPv4 68 (RFC 791).
+/// MTU, bytes; 0: the guest is not told one. The least of IPv4 is 68 (RFC 791), of IPv6 1280 (RFC 8200 section 5).
 fn mtu(text: &str) -> Result<u32, String> {
     if text == "0" {
         return Ok(0);
@@ -95,7 +95,7 @@ fn mtu(text: &str) -> Result<u32, String> {
     within(68, 65_535)(text).map_err(|_| "give 0, or a number of bytes from 68 to 65535".into())
 }
 
-/// Queues: as many as the gateway has threads, of which more than CPUs are of no use.
+/// Queues: each has a thread, and more threads than CPUs are of no use.
 pub fn queues(text: &str) -> Result<u16, String> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let most = cpus.min(MAX_QUEUES) as u16;
@@ -131,11 +131,11 @@ fn interface(text: &str) -> Result<String, String> {
   fulmar gateway --config-net --netns PATH         a network for the namespace of a file
   fulmar gateway --config-net -t 8080:80 -- PROGRAM    publish port 80 of the namespace as 8080
 
-Started under the name pasta, or as `fulmar --pasta`, the command is fulmar gateway.
-Options that are repeated: ports and addresses add up, of the others the last one counts.
+Under the name pasta, or as `fulmar --pasta`, fulmar is this command.
+A repeated option adds ports or addresses; of any other option the last one counts.
 
-Exit status: 0 once the network is up, with --foreground at the end; that of PROGRAM. Otherwise 1 or 2 (an option or
-the set-up), for PROGRAM 125 (no network), 126 (not executable), 127 (no such program)."
+Exit status: with PROGRAM its own, or 125 (no network), 126 (not executable), 127 (no such program). Otherwise 0 once the
+network is up, with --foreground at the end. 1 or 2: an error of the options or of the set-up."
 )]
 pub struct Args {
     #[command(flatten)]
@@ -150,7 +150,7 @@ pub struct Args {
     pub(crate) carry: CarryArgs,
     #[command(flatten)]
     pub(crate) process: ProcessArgs,
-    /// A process whose namespaces are given a network, or a program for new namespaces (default: your shell)
+    /// The process to attach to, or a program to run in new namespaces (default: your shell)
     #[arg(trailing_var_arg = true, value_name = "PID|PROGRAM")]
     pub(crate) command: Vec<OsString>,
 }
@@ -161,16 +161,16 @@ pub struct AttachArgs {
     /// Attach to this network namespace; what has no `/` is a name below /run/netns
     #[arg(long, value_name = "PATH|NAME", overrides_with = "netns")]
     pub netns: Option<PathBuf>,
-    /// Join this user namespace for it
+    /// Join this user namespace before
     #[arg(long, value_name = "PATH", overrides_with = "userns")]
     pub userns: Option<PathBuf>,
     /// Join no user namespace (the default with --netns)
     #[arg(long, overrides_with = "netns_only")]
     pub netns_only: bool,
-    /// Stay when the file of the namespace is removed
+    /// Do not exit when the file of the namespace is removed
     #[arg(long, overrides_with = "no_netns_quit")]
     pub no_netns_quit: bool,
-    /// Set up addresses, routes and MTU in the namespace; otherwise the guest asks by DHCP and NDP
+    /// Configure addresses, routes and MTU in the namespace; otherwise the guest does, by DHCP and NDP
     #[arg(long, overrides_with = "config_net")]
     pub config_net: bool,
     /// With --config-net: only the default route, not all of the host's routes
@@ -243,13 +243,13 @@ pub struct MapArgs {
     /// An address at which the guest reaches the host's resolver
     #[arg(long, value_name = "ADDRESS")]
     pub dns_forward: Vec<IpAddr>,
-    /// That resolver (default: of /etc/resolv.conf)
+    /// The host's resolver (default: those of /etc/resolv.conf)
     #[arg(long, value_name = "ADDRESS")]
     pub dns_host: Vec<IpAddr>,
     /// An address at which the guest reaches the host's loopback (default: the router's), or `none`
     #[arg(long, value_name = "ADDRESS")]
     pub map_host_loopback: Vec<OrNone<IpAddr>>,
-    /// The router's address does not lead to the host's loopback
+    /// Do not map the router's address to the host's loopback
     #[arg(long, overrides_with = "no_map_gw")]
     pub no_map_gw: bool,
     /// An address at which the guest reaches the host under the address that both have, or `none`
@@ -325,7 +325,7 @@ pub struct ProcessArgs {
     /// Log to this file, not to the system's log
     #[arg(short, long, value_name = "FILE", overrides_with = "log_file")]
     pub log_file: Option<PathBuf>,
-    /// Bytes of the log at most [default: 1048576]
+    /// Size of the log file at which it is begun anew [default: 1048576]
     #[arg(long, value_name = "BYTES", value_parser = within(4096u64, 1 << 40), overrides_with = "log_size")]
     pub log_size: Option<u64>,
     /// Write the packets of the guest's interface to this file (pcapng)
@@ -334,16 +334,16 @@ pub struct ProcessArgs {
     /// Serve metrics for Prometheus on this port of the host's loopback, or on this address of the host
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = crate::metrics::address, overrides_with = "metrics")]
     pub metrics: Option<SocketAddr>,
-    /// Become this user after the set-up (default: nobody, if started as root)
+    /// Run as this user after the set-up (default: nobody, if started as root)
     #[arg(long, value_name = "UID|LOGIN[:GROUP]", overrides_with = "runas")]
     pub runas: Option<String>,
-    /// No messages but errors
+    /// Log errors only
     #[arg(short, long, overrides_with = "quiet")]
     pub quiet: bool,
-    /// Say what is set up
+    /// Log the configuration
     #[arg(short, long, overrides_with = "debug")]
     pub debug: bool,
-    /// As --debug
+    /// Same as --debug
     #[arg(long, overrides_with = "trace")]
     pub trace: bool,
     /// No effect: messages of the set-up go to standard error

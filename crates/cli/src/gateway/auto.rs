@@ -1,6 +1,6 @@
 //! Ports on which programs of a namespace listen: what `auto` publishes.
 //!
-//! The netlink sockets are opened before the gateway is contained, and asked again each second.
+//! The netlink sockets (sock_diag) are opened before the gateway is contained, and queried every second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -35,7 +35,7 @@ pub fn loopback_of(port: u16, is_v4: bool) -> SocketAddr {
     if is_v4 { v4 } else { v6 }
 }
 
-/// A port of the guest's loopback interface, for those who look into the gateway.
+/// A port of the guest's loopback interface, as `fulmar stat` shows it.
 pub fn on_loopback_of_guest(forward: &Forward) -> Arc<PublishedPort> {
     let mut forward = forward.clone();
     if forward.bind.address.is_none() {
@@ -49,9 +49,9 @@ fn to_the_same(port: u16) -> Forward {
     Forward { bind: Bind::default(), from: port, to: port, is_optional: true }
 }
 
-/// What `auto` has published.
+/// The ports that `auto` publishes and has published.
 #[derive(Default)]
-pub struct Auto {
+pub struct AutoPorts {
     pub tcp: Ports,
     pub udp: Ports,
     /// The thread in the guest's namespace, which makes sockets there.
@@ -63,35 +63,35 @@ pub struct Auto {
 /// The ports of one transport.
 #[derive(Default)]
 pub struct Ports {
-    /// Ports of the guest that the host gets.
+    /// Lists the listeners of the guest, whose ports are published on the host.
     pub guest: Option<OpenPorts>,
-    /// Ports of the host that the guest's loopback gets.
+    /// Lists the listeners of the host, whose ports are published on the guest's loopback.
     pub host: Option<OpenPorts>,
-    /// Ports of the host and of the guest that the options publish already: what listens there is the gateway.
+    /// Ports of the host that the options publish: the gateway itself listens there.
     pub given_host: BTreeSet<u16>,
-    /// See `given_host`.
+    /// The same of the guest.
     pub given_guest: BTreeSet<u16>,
-    /// What of `guest` is published.
+    /// Ports of `guest` that are published.
     on_host: BTreeSet<u16>,
-    /// What of `host` is published, with the sockets that serve it.
+    /// Ports of `host` that are published, with the ids of their sockets in the splicer.
     on_guest: BTreeMap<u16, Vec<u64>>,
 }
 
 impl Ports {
-    /// What listens on the guest, but for the gateway itself.
+    /// The ports on which the guest listens, without those of the gateway.
     fn of_guest(&mut self) -> Option<BTreeSet<u16>> {
         let mut own = self.given_guest.clone();
         own.extend(self.on_guest.keys());
         publishable(self.guest.as_mut()?, &own)
     }
 
-    /// The same on the host.
+    /// The ports on which the host listens, without those of the gateway.
     fn of_host(&mut self) -> Option<BTreeSet<u16>> {
         let own = &self.on_host | &self.given_host;
         publishable(self.host.as_mut()?, &own)
     }
 
-    /// Withdraws the ports of the host that are no longer wanted; those that are new.
+    /// Withdraws the ports of the host that are no longer wanted. Returns those that are new.
     fn change_on_guest(&mut self, wanted: &BTreeSet<u16>, host: &Splicer) -> Vec<u16> {
         self.on_guest.retain(|port, sockets| {
             let stays = wanted.contains(port);
@@ -104,13 +104,13 @@ impl Ports {
     }
 }
 
-impl Auto {
+impl AutoPorts {
     /// Whether there is anything to look up.
     pub fn is_needed(&self) -> bool {
         [&self.tcp, &self.udp].iter().any(|ports| ports.guest.is_some() || ports.host.is_some())
     }
 
-    /// The timer and what to do when it expires.
+    /// The timer and its handler.
     ///
     /// # Errors
     /// Those of timerfd_create.
@@ -124,13 +124,14 @@ impl Auto {
         let handler: FdHandler = Box::new(move |timer, handle| {
             let mut count = [0; 8];
             let _ = nix::unistd::read(timer, &mut count);
-            self.look(handle);
+            self.rescan(handle);
             ControlFlow::Continue(())
         });
         Ok((timer.into(), handler))
     }
 
-    fn look(&mut self, handle: &mut Handle<'_>) {
+    /// Publishes the ports that are new, and withdraws those that are gone.
+    fn rescan(&mut self, handle: &mut Handle<'_>) {
         if let Some(wanted) = self.tcp.of_guest() {
             update(&mut self.tcp.on_host, wanted, |f, on| match on {
                 true => handle.publish_tcp(f).is_ok(),
@@ -151,11 +152,11 @@ impl Auto {
                 }
             });
         }
-        self.look_at_host();
+        self.rescan_host();
     }
 
     /// Ports that listen on the host get sockets on the guest's loopback.
-    fn look_at_host(&mut self) {
+    fn rescan_host(&mut self) {
         let (Some(guest), Some(host)) = (&self.in_guest, &self.in_host) else { return };
         if let Some(wanted) = self.tcp.of_host() {
             for port in self.tcp.change_on_guest(&wanted, host) {
@@ -188,7 +189,7 @@ fn keep(published: &mut BTreeMap<u16, Vec<u64>>, port: u16, sockets: Vec<u64>) {
     }
 }
 
-/// What is open and may be published; `None` if the kernel fails to say.
+/// The open ports that may be published; `None` if the kernel does not answer.
 fn publishable(open: &mut OpenPorts, others: &BTreeSet<u16>) -> Option<BTreeSet<u16>> {
     let mut ports = open.list().ok()?;
     ports.retain(|p| *p >= FIRST_UNPRIVILEGED_PORT && !others.contains(p));

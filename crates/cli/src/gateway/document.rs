@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use fulmar::connection_json;
 use fulmar_gateway::attach::Target;
 use fulmar_gateway::guest::GuestNetwork;
 use fulmar_gateway::published::PublishedStat;
-use fulmar_gateway::splice::Splicer;
+use fulmar_gateway::splice::{Counters, Splicer};
 use fulmar_gateway::stat::{Direction, FlowStat, HostTcp, Refusal, Stat, Totals};
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
@@ -19,14 +19,14 @@ use super::plan::{Guest, Plan};
 /// What does not change in the life of a gateway.
 pub struct About {
     name: String,
-    /// The network namespace of the host's sockets.
+    /// Inode of the network namespace of the host's sockets.
     network_namespace: Option<u64>,
     guest: Value,
     splicers: Vec<Splicer>,
 }
 
 impl About {
-    /// Of a gateway that is being set up. `host` and `guest` are the numbers of the network namespaces.
+    /// Of a gateway that is being set up. `host` and `guest` are the inodes of the network namespaces.
     pub fn new(
         plan: &Plan,
         target: &Target,
@@ -97,20 +97,20 @@ impl About {
 
     /// Connections between the loopback interfaces.
     fn spliced(&self) -> Value {
-        let counters = || self.splicers.iter().map(Splicer::counters);
-        let bytes = |n: u64, name: &str| (name.to_owned(), json!(n));
-        let sums = [
-            bytes(counters().map(|c| c.connections.load(Relaxed)).sum(), "connections"),
-            bytes(counters().map(|c| c.refused.load(Relaxed)).sum(), "refused"),
-            bytes(counters().map(|c| c.dropped.load(Relaxed)).sum(), "dropped"),
-            bytes(counters().map(|c| c.bytes_there.load(Relaxed)).sum(), "bytes_there"),
-            bytes(counters().map(|c| c.bytes_back.load(Relaxed)).sum(), "bytes_back"),
-            bytes(counters().map(|c| c.datagrams_there.load(Relaxed)).sum(), "datagrams_there"),
-            bytes(counters().map(|c| c.datagrams_back.load(Relaxed)).sum(), "datagrams_back"),
-            bytes(counters().map(|c| c.datagrams_lost.load(Relaxed)).sum(), "datagrams_lost"),
-            bytes(counters().map(|c| c.displaced.load(Relaxed)).sum(), "displaced"),
-        ];
-        Value::Object(sums.into_iter().collect())
+        let sum = |of: fn(&Counters) -> &AtomicU64| -> u64 {
+            self.splicers.iter().map(|splicer| of(splicer.counters()).load(Relaxed)).sum()
+        };
+        json!({
+            "connections": sum(|c| &c.connections),
+            "refused": sum(|c| &c.refused),
+            "dropped": sum(|c| &c.dropped),
+            "bytes_there": sum(|c| &c.bytes_there),
+            "bytes_back": sum(|c| &c.bytes_back),
+            "datagrams_there": sum(|c| &c.datagrams_there),
+            "datagrams_back": sum(|c| &c.datagrams_back),
+            "datagrams_lost": sum(|c| &c.datagrams_lost),
+            "displaced": sum(|c| &c.displaced),
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a guest reached: the rules that decide it, and the summary at the end.
+//! The rules that decide what a guest reaches, and the summary of what it reached.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -18,11 +18,11 @@ use nix::time::{ClockId, clock_gettime};
 use super::plan::Plan;
 use crate::format;
 
-/// Destinations that are told apart; the others are counted together.
+/// Destinations in the summary's list at most; flows to others are in the totals alone.
 const MAX_DESTINATIONS: usize = 4096;
-/// Destinations of the summary, and stages.
+/// Lines of each list of the summary.
 const SHOWN: usize = 10;
-/// Measured turns of the loop that are worth shares.
+/// Measured turns of the loop at least before shares are printed.
 const ENOUGH_TURNS: u64 = 10;
 /// The port of DNS.
 const DNS_PORT: u16 = 53;
@@ -56,7 +56,7 @@ impl Reporter {
         }
     }
 
-    /// A rule has refused something. There are no more of them than were given.
+    /// Counts a refusal by a rule. There are no more entries than rules.
     fn deny_by(&self, rule: &Denial) {
         let mut all = self.denied_by.lock().unwrap_or_else(PoisonError::into_inner);
         *all.entry(rule.to_string()).or_default() += 1;
@@ -178,7 +178,7 @@ impl Reporter {
     }
 }
 
-/// Where the gateway's time went. The account is a sample: of a few turns it says nothing.
+/// Where the gateway's time went, by stage: from a sample, which says nothing of a few turns.
 fn stages(balance: Option<&Balance>) -> String {
     let Some(balance) = balance.filter(|b| b.measured >= ENOUGH_TURNS) else {
         return String::new();

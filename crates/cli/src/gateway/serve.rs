@@ -34,16 +34,16 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::args::AttachArgs;
-use super::auto::{Auto, loopback, loopback_of, on_loopback_of_guest};
+use super::auto::{AutoPorts, loopback, loopback_of, on_loopback_of_guest};
 use super::capture::CaptureFile;
 use super::detach::say_ready;
 use super::document::About;
-use super::fault::{self, Faults};
+use super::endpoints::Endpoints;
 use super::log::{DEFAULT_BYTES, Log};
+use super::panics::{self, Panics};
 use super::plan::Plan;
 use super::report::{Reporter, rules_policy};
 use super::snapshot::Snapshots;
-use super::visible::Visible;
 use super::{interface, runas, wait};
 use crate::failure::{During, Failure, Outcome};
 use crate::metrics;
@@ -51,33 +51,33 @@ use crate::metrics;
 /// Signals that end a gateway in order.
 const ENDING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
-/// How long the guest's programs have for what they have left on loopback connections, as the relay gives them.
+/// How long loopback connections are delivered after the guest's exit: as long as the relay delivers.
 const LONGEST_DELIVERY: Duration = Duration::from_secs(60);
 
-/// For a summary one turn in so many is measured: most programs are short, and end after some hundred turns.
+/// One turn in this number is measured for a summary: most programs are short, and exit after some hundred turns.
 const SUMMARY_EVERY: u32 = 4;
 
-/// Where a gateway runs.
+/// How a gateway runs, and where its messages go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
-    /// Where the command was started.
+pub enum RunMode {
+    /// In the foreground: messages go to standard error.
     Foreground,
-    /// In the background: its messages go to the system's log.
+    /// In the background: messages go to the system's log.
     Detached,
-    /// In the background: its messages go to the process that has started it.
+    /// In the background: messages go to the process that has started it.
     Watched,
 }
 
-impl Place {
-    /// Tells the process that waits for a gateway in the background.
+impl RunMode {
+    /// Tells the process that waits for a gateway in the background that the network is up.
     fn say_ready(self, out: &mut impl Write) {
-        if self != Place::Foreground {
+        if self != RunMode::Foreground {
             say_ready(out);
         }
     }
 }
 
-/// What is open from the start, because nothing can be opened later.
+/// Descriptors that are opened at the start, because a contained process can open none.
 struct Stdio {
     null: File,
     ready: File,
@@ -93,16 +93,15 @@ impl Stdio {
         })
     }
 
-    /// The standard streams lead nowhere from now on: a caller that reads them to their end waits for the set-up,
-    /// not for the guest.
-    fn leave(&self, log: &Log, place: Place) -> io::Result<()> {
-        if place == Place::Foreground {
+    /// Replaces the standard streams by /dev/null: a caller that reads them to their end waits for the set-up alone.
+    fn detach(&self, log: &Log, mode: RunMode) -> io::Result<()> {
+        if mode == RunMode::Foreground {
             return Ok(());
         }
         nix::unistd::dup2_stdin(&self.null)?;
         nix::unistd::dup2_stdout(&self.null)?;
-        if place == Place::Watched {
-            // The gateway does not wait for a watcher that does not read.
+        if mode == RunMode::Watched {
+            // A watcher that does not read must not block the gateway.
             fcntl(&self.stderr, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
             return Ok(());
         }
@@ -111,23 +110,23 @@ impl Stdio {
     }
 }
 
-/// Threads that splice: one connects in the guest's namespace, one in the host's.
+/// The splicing threads: one connects in the guest's namespace, one in the host's.
 #[derive(Default)]
 struct Splicers {
     guest: Option<Splicer>,
     host: Option<Splicer>,
     host_loop: Option<splice::Loop>,
-    /// Lets the guest's thread contain itself and begin, and what came of it.
+    /// Lets the guest's thread contain itself and begin, and receives the result.
     begin: Option<(Sender<()>, Receiver<io::Result<Containment>>)>,
 }
 
 impl Splicers {
-    /// Delivers what the programs of a guest that is gone have left, for a while at most.
+    /// Delivers what the programs of a guest that has exited have sent, for [`LONGEST_DELIVERY`] at most.
     fn finish_after(&self, gateway: &Gateway) {
         if !gateway.has_guest_exited() {
             return;
         }
-        // The relay, which has read them, is over: a signal ends the process at once.
+        // The relay has ended, which has read the signals: now a signal ends the process.
         let _ = ending_signals().thread_unblock();
         let ends = [(&self.guest, Side::Connected), (&self.host, Side::Accepted)];
         let finish =
@@ -141,9 +140,13 @@ impl Splicers {
     fn all(&self) -> Vec<Splicer> {
         [&self.guest, &self.host].into_iter().flatten().cloned().collect()
     }
+
+    fn counters(&self) -> Vec<&splice::Counters> {
+        [&self.guest, &self.host].into_iter().flatten().map(Splicer::counters).collect()
+    }
 }
 
-/// Is the gateway of a guest until its end.
+/// Runs the gateway of a guest to its end.
 ///
 /// # Errors
 /// A sentence about the step of the set-up that failed.
@@ -152,65 +155,64 @@ pub fn serve(
     attach: &AttachArgs,
     target: &Target,
     name: &str,
-    place: Place,
+    mode: RunMode,
 ) -> Outcome<ExitCode> {
-    leave_terminal(place);
+    if mode != RunMode::Foreground {
+        // The signals of the terminal are not for a gateway in the background.
+        let _ = nix::unistd::setsid();
+    }
     let stdio = Stdio::open().during("cannot open /dev/null")?;
     let log = open_log(plan, name)?;
-    let host = HostNetwork::read(plan.upstream.as_deref()).map_err(say)?;
-    let end = if plan.outlives_file { None } else { Some(target.exit_watch().map_err(say)?) };
+    let host = HostNetwork::read(plan.upstream.as_deref()).map_err(sentence)?;
+    let end = if plan.outlives_file { None } else { Some(target.exit_watch().map_err(sentence)?) };
     let signals = catch_signals().during("cannot catch signals")?;
-    let pcap = plan.process.pcap.as_deref().map(|file| capture_to(file, &log)).transpose()?;
+    let capture_to = |file| Ok(CaptureFile::new(create(file)?, &log));
+    let pcap = plan.process.pcap.as_deref().map(capture_to).transpose()?;
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
-    let last_words = wait::last_words().during("cannot open the pipe for the summary")?;
-    let visible = Visible::open(plan.process.metrics, &log)?;
+    let summary_file = wait::open_summary().during("cannot open the pipe for the summary")?;
+    let endpoints = Endpoints::open(plan.process.metrics, &log)?;
     let mut auto = start_auto(plan, &log);
 
-    let netns = target.attach().map_err(say)?;
-    refuse_own(visible.namespaces(&netns))?;
+    let netns = target.attach().map_err(sentence)?;
+    refuse_own(endpoints.namespaces(&netns))?;
     let identity = runas::wanted(plan.process.runas.as_deref()).map_err(Failure::new)?;
     let network = plan.network(&host, attach);
     let devices = make_interface(plan, &netns, &network, pcap, &log)?;
-    watch_guest_ports(plan, &netns, &mut auto, &log).map_err(say)?;
-    let mut splicers = make_splicers(plan, &netns).map_err(say)?;
+    watch_guest_ports(plan, &netns, &mut auto, &log).map_err(sentence)?;
+    let mut splicers = make_splicers(plan, &netns).map_err(sentence)?;
     let (config, reporter) = configure(plan, &host, network, devices, &splicers);
-    describe(plan, &config, &log);
-    let namespaces = visible.namespaces(&netns);
+    log_configuration(plan, &config, &log);
+    let namespaces = endpoints.namespaces(&netns);
     let about = About::new(plan, target, &config.network, namespaces, splicers.all());
     let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
     (auto.in_guest, auto.in_host) = (splicers.guest.clone(), splicers.host.clone());
-    let ending = Ending { guest: end, signals, metrics: visible.closer() };
-    attend(&mut gateway, ending, auto).during("cannot watch for the end of the guest")?;
-    let snapshots = Snapshots::of(&mut gateway).map_err(say)?;
+    let ending = Ending { guest: end, signals, metrics: endpoints.closer() };
+    add_handlers(&mut gateway, ending, auto).during("cannot watch for the end of the guest")?;
+    let snapshots = Snapshots::of(&mut gateway).map_err(sentence)?;
     write_pid(pid_file, plan.process.pid.as_deref())?;
-    stdio.leave(&log, place).during("cannot detach")?;
-    let faults = Faults::watch(&log).during("cannot watch for faults")?;
-    faults.end(&mut gateway).during("cannot watch for faults")?;
+    stdio.detach(&log, mode).during("cannot detach")?;
+    let panics = Panics::watch(&log).during("cannot watch for panics")?;
+    panics.end_relay(&mut gateway).during("cannot watch for panics")?;
     let contained = give_up_rights(&mut splicers, identity).map_err(|e| {
         // Standard error may lead nowhere already.
         let _ = writeln!(&stdio.stderr, "{name}: {e}");
-        say(e)
+        sentence(e)
     })?;
     log.say(&format!("the network is up; {contained}"));
     let failed = |e| log.fail(&format!("nothing answers `fulmar stat` and --metrics: {e}"));
-    let _answers = visible.serve(about, snapshots).map_err(failed);
+    let _served = endpoints.serve(about, snapshots).map_err(failed);
     let Stdio { null, mut ready, stderr } = stdio;
-    place.say_ready(&mut ready);
+    mode.say_ready(&mut ready);
     drop((null, ready, stderr, netns));
-    let Some(ended) = fault::run(&mut gateway, &faults) else {
-        // At once: what was left halfway is not to be dropped.
-        std::process::exit(fault::STATUS)
+    let Some(ended) = panics::run(&mut gateway, &panics) else {
+        // No destructors: the state that the panic has left is unknown.
+        std::process::exit(panics::STATUS)
     };
     splicers.finish_after(&gateway);
-    if let (Some(mut out), Ok(summary)) = (last_words, &ended) {
-        reporter.print(&mut out, &gateway.stat(), summary, &splicers_counters(&splicers));
+    if let (Some(mut out), Ok(summary)) = (summary_file, &ended) {
+        reporter.print(&mut out, &gateway.stat(), summary, &splicers.counters());
     }
     Ok(status_of(&ended, &log))
-}
-
-/// The file of `--pcap`.
-fn capture_to(file: &Path, log: &Log) -> Outcome<CaptureFile> {
-    Ok(CaptureFile::new(create(file)?, log))
 }
 
 /// A guest in the caller's own network namespace has no need of a gateway, which would set up the caller's network.
@@ -224,21 +226,14 @@ fn refuse_own([own, guests]: [Option<u64>; 2]) -> Outcome {
     ))
 }
 
-/// The terminal's signals are not for a gateway in the background.
-fn leave_terminal(place: Place) {
-    if place != Place::Foreground {
-        let _ = nix::unistd::setsid();
-    }
-}
-
 fn status_of(ended: &io::Result<Summary>, log: &Log) -> ExitCode {
     let Err(e) = ended else { return ExitCode::SUCCESS };
     log.fail(&format!("the gateway ends: {e}"));
     ExitCode::FAILURE
 }
 
-/// The errors of a set-up are sentences already.
-fn say(e: io::Error) -> Failure {
+/// An error of the set-up that is a sentence already.
+fn sentence(e: io::Error) -> Failure {
     Failure::new(e.to_string())
 }
 
@@ -274,11 +269,11 @@ fn make_interface(
     pcap: Option<CaptureFile>,
     log: &Log,
 ) -> Outcome<Vec<Box<dyn Device>>> {
-    let interface = interface::open(network, netns, plan.mac, plan.queues).map_err(say)?;
+    let interface = interface::open(network, netns, plan.mac, plan.queues).map_err(sentence)?;
     log.say(&format!("the guest's interface is {}", interface.what));
     let devices = interface.queues;
     if plan.configures {
-        network.configure(netns).map_err(say)?;
+        network.configure(netns).map_err(sentence)?;
     } else if let Some(mac) = network.mac {
         let set =
             netns.if_index(&network.name).and_then(|index| netns.netlink()?.set_mac(index, mac));
@@ -288,15 +283,15 @@ fn make_interface(
     Ok(devices.into_iter().map(|device| devices::capture(device, file.clone())).collect())
 }
 
-/// What `auto` knows in the host's namespace.
-fn start_auto(plan: &Plan, log: &Log) -> Auto {
+/// Opens what `auto` queries in the host's namespace.
+fn start_auto(plan: &Plan, log: &Log) -> AutoPorts {
     let given = |spec: &PortSpec| spec.forwards().iter().map(|f| f.from).collect();
-    let mut auto = Auto::default();
+    let mut auto = AutoPorts::default();
     if plan.ports.tcp_ns == PortSpec::Auto {
-        auto.tcp.host = told(OpenPorts::tcp(), log);
+        auto.tcp.host = or_logged(OpenPorts::tcp(), log);
     }
     if plan.ports.udp_ns == PortSpec::Auto {
-        auto.udp.host = told(OpenPorts::udp(), log);
+        auto.udp.host = or_logged(OpenPorts::udp(), log);
     }
     auto.tcp.given_host = given(&plan.ports.tcp);
     auto.tcp.given_guest = given(&plan.ports.tcp_ns);
@@ -305,19 +300,26 @@ fn start_auto(plan: &Plan, log: &Log) -> Auto {
     auto
 }
 
-fn watch_guest_ports(plan: &Plan, netns: &Netns, auto: &mut Auto, log: &Log) -> io::Result<()> {
+/// Opens what `auto` queries in the guest's namespace.
+fn watch_guest_ports(
+    plan: &Plan,
+    netns: &Netns,
+    auto: &mut AutoPorts,
+    log: &Log,
+) -> io::Result<()> {
     let (tcp, udp) = (plan.ports.tcp == PortSpec::Auto, plan.ports.udp == PortSpec::Auto);
     if !tcp && !udp {
         return Ok(());
     }
     let open = || Ok((tcp.then(OpenPorts::tcp), udp.then(OpenPorts::udp)));
     let (tcp, udp) = netns.run(open)?;
-    auto.tcp.guest = tcp.and_then(|ports| told(ports, log));
-    auto.udp.guest = udp.and_then(|ports| told(ports, log));
+    auto.tcp.guest = tcp.and_then(|ports| or_logged(ports, log));
+    auto.udp.guest = udp.and_then(|ports| or_logged(ports, log));
     Ok(())
 }
 
-fn told(ports: io::Result<OpenPorts>, log: &Log) -> Option<OpenPorts> {
+/// `None`, and a message, where the kernel does not list its sockets.
+fn or_logged(ports: io::Result<OpenPorts>, log: &Log) -> Option<OpenPorts> {
     let missing = |e: &io::Error| {
         log.say(&format!(
             "auto publishes no ports: the kernel does not list its sockets (sock_diag): {e}; name \
@@ -327,7 +329,7 @@ fn told(ports: io::Result<OpenPorts>, log: &Log) -> Option<OpenPorts> {
     ports.inspect_err(missing).ok()
 }
 
-/// The threads that the ports need. That of the guest's namespace enters it here and waits.
+/// Makes the splicing threads that the ports need. The guest's thread enters the guest's namespace and waits.
 fn make_splicers(plan: &Plan, netns: &Netns) -> io::Result<Splicers> {
     let ports = &plan.ports;
     let mut splicers = Splicers::default();
@@ -371,12 +373,12 @@ fn make_splicers(plan: &Plan, netns: &Netns) -> io::Result<Splicers> {
 /// A socket on the loopback interface of the guest.
 struct Bound<S> {
     socket: S,
-    /// Where on that of the host it leads.
+    /// The address on the host's loopback interface to which it leads.
     to: SocketAddr,
     port: Arc<PublishedPort>,
 }
 
-/// Sockets on the loopback interface of the guest.
+/// Binds the ports of `-T` or `-U` on the loopback interface of the guest.
 fn bind_in_guest<S>(
     spec: &PortSpec,
     bind: fn(SocketAddr) -> io::Result<S>,
@@ -438,7 +440,7 @@ fn configure(
     (config, reporter)
 }
 
-/// How often a turn of the loop is measured: as the environment says, or often where there is a summary to make.
+/// One turn of the loop in this number is measured: as FULMAR_LEDGER says, or [`SUMMARY_EVERY`] for a summary.
 fn account_of(plan: &Plan) -> Option<u32> {
     let said = std::env::var("FULMAR_LEDGER").ok().and_then(|n| n.trim().parse().ok());
     said.filter(|n| *n > 0).or(plan.has_summary.then_some(SUMMARY_EVERY))
@@ -468,7 +470,7 @@ fn on_loopback(plan: &Plan, network: &GuestNetwork, splicers: &Splicers) -> Opti
     }))
 }
 
-fn describe(plan: &Plan, config: &Config, log: &Log) {
+fn log_configuration(plan: &Plan, config: &Config, log: &Log) {
     let network = &config.network;
     let addresses = network.addresses.iter().map(|(a, length)| format!("{a}/{length}"));
     let routers = network.gateway_v4.map(|a| a.to_string()).into_iter();
@@ -484,21 +486,21 @@ fn describe(plan: &Plan, config: &Config, log: &Log) {
     log.say(&format!("published: tcp {}, udp {}", plan.ports.tcp, plan.ports.udp));
 }
 
-/// What ends a gateway, and what ends with its guest.
+/// What ends a gateway, and what is closed when its guest exits.
 struct Ending {
     guest: Option<ExitWatch>,
     signals: SignalFd,
-    /// What the guest has left is delivered yet, when its ports are free already.
+    /// Closed before the delivery of what the guest has sent, so that its port is free at once.
     metrics: Option<metrics::Closer>,
 }
 
-/// The guest's end and the signals break the loop; the timer of `auto` does not.
-fn attend(gateway: &mut Gateway, ending: Ending, auto: Auto) -> io::Result<()> {
+/// Registers the handlers of the guest's exit, of signals and of the timer of `auto`.
+fn add_handlers(gateway: &mut Gateway, ending: Ending, auto: AutoPorts) -> io::Result<()> {
     let Ending { guest, signals, metrics } = ending;
-    if let Some(end) = guest {
-        let fd = end.as_fd().try_clone_to_owned()?;
+    if let Some(exit) = guest {
+        let fd = exit.as_fd().try_clone_to_owned()?;
         let handler: FdHandler = Box::new(move |_, handle| {
-            if !end.has_exited() {
+            if !exit.has_exited() {
                 return ControlFlow::Continue(());
             }
             metrics.iter().for_each(metrics::Closer::close);
@@ -509,8 +511,8 @@ fn attend(gateway: &mut Gateway, ending: Ending, auto: Auto) -> io::Result<()> {
     }
     let fd: OwnedFd = signals.as_fd().try_clone_to_owned()?;
     let handler: FdHandler = Box::new(move |_, _| {
-        let came = matches!(signals.read_signal(), Ok(Some(_)));
-        break_if(came)
+        let has_come = matches!(signals.read_signal(), Ok(Some(_)));
+        if has_come { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     gateway.on_readable(fd, handler)?;
     if auto.is_needed() {
@@ -520,18 +522,14 @@ fn attend(gateway: &mut Gateway, ending: Ending, auto: Auto) -> io::Result<()> {
     Ok(())
 }
 
-fn break_if(ends: bool) -> ControlFlow<()> {
-    if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-}
-
 fn write_pid(file: Option<File>, path: Option<&Path>) -> Outcome {
     let (Some(mut file), Some(path)) = (file, path) else { return Ok(()) };
     let written = writeln!(file, "{}", std::process::id());
     written.map_err(|e| Failure::file("cannot write", path, &e))
 }
 
-/// Gives up the file system, the identity of root and all rights, on every thread. Without the right to mount the
-/// root directory stays, out of reach by the other means.
+/// Gives up the file system, root's identity and all capabilities, on every thread. Without the right to mount, the root
+/// directory stays; Landlock and seccomp keep it out of reach.
 fn give_up_rights(
     splicers: &mut Splicers,
     identity: Option<runas::Identity>,
@@ -549,8 +547,4 @@ fn give_up_rights(
         thread::Builder::new().name("host".into()).spawn(move || run.run())?;
     }
     root.map(|()| contained)
-}
-
-fn splicers_counters(splicers: &Splicers) -> Vec<&splice::Counters> {
-    [&splicers.guest, &splicers.host].into_iter().flatten().map(Splicer::counters).collect()
 }

@@ -1,9 +1,8 @@
 //! Snapshots of a gateway for other threads.
 //!
 //! The loop of the relay owns all flows, so the snapshot is taken there; it is made into a document by the thread
-//! that asked. However many ask, and however often: they take turns, and after each snapshot the relay works for
-//! [`REST`] times as long as the snapshot took before it takes another one. Writing to a slow reader is the asking
-//! thread's matter.
+//! that asked. Threads that ask take turns, and after each snapshot the relay works for [`PAUSE_FACTOR`] times as long as the
+//! snapshot took before it takes the next one, but for a second at most. The asking thread writes to its reader.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -17,13 +16,13 @@ use fulmar_gateway::stat::Stat;
 use fulmar_gateway::{FdHandler, Gateway};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// Time between two snapshots, as a multiple of what the first one took: the relay spends no more than a twentieth
-/// of its time on them.
-const REST: u32 = 19;
-/// The same at least and at most. Readers wait for two seconds.
-const REST_BOUNDS: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
+/// Pause after a snapshot, as a multiple of the time that it took: the relay spends a twentieth of its time on snapshots.
+const PAUSE_FACTOR: u32 = 19;
+/// The pause at least and at most: readers wait for two seconds, so that after a snapshot of more than 50 ms the share is
+/// larger.
+const PAUSE_BOUNDS: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
 /// How long the loop is waited for: one turn is much shorter.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A snapshot, and how long it took.
 type Taken = (Box<Stat>, Duration);
@@ -41,7 +40,7 @@ struct Asker {
 }
 
 impl Snapshots {
-    /// Lets a gateway's loop answer.
+    /// Has a gateway's loop take the snapshots.
     ///
     /// # Errors
     /// No descriptor.
@@ -58,18 +57,18 @@ impl Snapshots {
     pub fn take(&self) -> Option<Box<Stat>> {
         let mut asker = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         thread::sleep(asker.not_before.saturating_duration_since(Instant::now()));
-        // The answer to a question that was given up.
+        // The answer to a request that has timed out.
         while asker.taken.try_recv().is_ok() {}
         asker.wanted.write(1).ok()?;
-        let (stat, took) = asker.taken.recv_timeout(PATIENCE).ok()?;
-        asker.not_before = Instant::now() + rest_after(took);
+        let (stat, took) = asker.taken.recv_timeout(TIMEOUT).ok()?;
+        asker.not_before = Instant::now() + pause_after(took);
         Some(stat)
     }
 }
 
-fn rest_after(took: Duration) -> Duration {
-    let [least, most] = REST_BOUNDS;
-    took.saturating_mul(REST).clamp(least, most)
+fn pause_after(took: Duration) -> Duration {
+    let [least, most] = PAUSE_BOUNDS;
+    took.saturating_mul(PAUSE_FACTOR).clamp(least, most)
 }
 
 fn handler(give: SyncSender<Taken>) -> FdHandler {
@@ -90,11 +89,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn snapshots_take_a_twentieth_of_the_time_at_most() {
+    fn the_pause_after_a_snapshot_is_19_times_its_time_within_bounds() {
         let took = Duration::from_millis(10);
-        assert_eq!(rest_after(took), took * 19);
+        assert_eq!(pause_after(took), took * 19);
         // With tens of thousands of flows a reader still gets its answer.
-        assert_eq!(rest_after(Duration::from_secs(1)), Duration::from_secs(1));
-        assert_eq!(rest_after(Duration::ZERO), REST_BOUNDS[0]);
+        assert_eq!(pause_after(Duration::from_secs(1)), Duration::from_secs(1));
+        assert_eq!(pause_after(Duration::ZERO), PAUSE_BOUNDS[0]);
     }
 }

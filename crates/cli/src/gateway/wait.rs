@@ -1,4 +1,4 @@
-//! A command that stays while its program runs, because it has something to say at the end.
+//! A command that waits for its program, and prints the gateway's summary after it (`--summary`).
 //!
 //! Signals that are sent to the command go on to the program; those of the terminal reach both anyway. The command
 //! ends as the program did: with its status, or by its signal.
@@ -19,70 +19,65 @@ use std::os::fd::AsFd;
 
 use crate::failure::{During, Outcome};
 
-/// The descriptor for the gateway's last words, a number.
-const LAST_WORDS: &str = "FULMAR_GATEWAY_LAST_WORDS";
-/// The gateway delivers what the program has left for a minute at most; it is not waited for much longer.
-const PATIENCE_MS: u16 = 65_000;
-/// Last words at most.
-const MAX_WORDS_BYTES: u64 = 1 << 20;
+/// The variable with the number of the descriptor for the summary: the writing end of a pipe to the waiting command.
+pub const VARIABLE: &str = "FULMAR_GATEWAY_SUMMARY_FD";
+/// How long the summary is waited for: the gateway delivers what the program has sent for 60 s at most.
+const SUMMARY_TIMEOUT_MS: u16 = 65_000;
+/// Bytes of the summary at most.
+const MAX_SUMMARY_BYTES: u64 = 1 << 20;
 
-/// Whether this process is the program to be, which another one waits for.
+/// Whether another process waits for this one, which is to become the program.
 pub fn is_waited_for() -> bool {
-    number().is_some()
+    summary_fd().is_some()
 }
 
-fn number() -> Option<RawFd> {
-    std::env::var(LAST_WORDS).ok()?.parse().ok()
+fn summary_fd() -> Option<RawFd> {
+    std::env::var(VARIABLE).ok()?.parse().ok()
 }
 
-/// Whether a descriptor is that for last words.
-pub fn is_for_last_words(fd: RawFd) -> bool {
-    number() == Some(fd)
+/// Whether a descriptor is the one for the summary.
+pub fn is_summary_fd(fd: RawFd) -> bool {
+    summary_fd() == Some(fd)
 }
 
-/// Where the gateway's last words go: to the command that waits.
-pub fn last_words() -> io::Result<Option<File>> {
-    let Some(number) = number() else { return Ok(None) };
+/// The file to which the gateway writes the summary, if a command waits for it.
+pub fn open_summary() -> io::Result<Option<File>> {
+    let Some(number) = summary_fd() else { return Ok(None) };
     let file = OpenOptions::new().write(true).open(format!("/proc/self/fd/{number}"))?;
-    leave();
+    close_summary_fd();
     Ok(Some(file))
 }
 
-/// Closes the descriptor for last words, if there is one: the program has nothing to do with it.
-pub fn leave() {
-    if let Some(number) = number() {
+/// Closes the descriptor for the summary, if there is one: the program must not inherit it.
+pub fn close_summary_fd() {
+    if let Some(number) = summary_fd() {
         let _ = nix::unistd::close(number);
     }
 }
 
-/// The program's environment is without this variable.
-pub fn hide(command: &mut Command) {
-    command.env_remove(LAST_WORDS);
-}
-
-/// Starts this command once more to become the program, waits for its end, then prints what the gateway says.
+/// Starts this command once more, which becomes the program, waits for its exit, then prints the summary.
 ///
 /// # Errors
 /// The step that failed.
 pub fn run_and_wait() -> Outcome<ExitCode> {
     let signals = catch().during("cannot catch signals")?;
-    let (words, writer) =
+    let (summary, writer) =
         nix::unistd::pipe().map_err(io::Error::from).during("cannot make a pipe")?;
     // The writing end is inherited, the reading end is not.
-    let kept = fcntl(&words, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).map_err(io::Error::from);
+    let kept = fcntl(&summary, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).map_err(io::Error::from);
     kept.during("cannot make a pipe")?;
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_default();
     let mut command = Command::new("/proc/self/exe");
-    command.arg0(name).args(arguments).env(LAST_WORDS, writer.as_raw_fd().to_string());
+    command.arg0(name).args(arguments).env(VARIABLE, writer.as_raw_fd().to_string());
     let mut child = command.spawn().during("cannot start the program's process")?;
     drop(writer);
     let status = wait(&mut child, &signals).during("cannot wait for the program")?;
-    print_last_words(words, &signals).during("cannot print the summary")?;
+    print_summary(summary, &signals).during("cannot print the summary")?;
     Ok(end_like(status))
 }
 
-/// Signals that are passed on, and that of the program's end.
+/// Signals that are passed on to the program, and SIGCHLD.
 const CAUGHT: [Signal; 9] = [
     Signal::SIGCHLD,
     Signal::SIGTERM,
@@ -95,7 +90,7 @@ const CAUGHT: [Signal; 9] = [
     Signal::SIGALRM,
 ];
 
-/// Takes the signals that the command has blocked for itself, for the program: a new process inherits the mask.
+/// Unblocks the signals that the waiting command has blocked for itself: the program would inherit the mask.
 pub fn unblock() {
     let set: SigSet = CAUGHT.into_iter().collect();
     let _ = set.thread_unblock();
@@ -126,27 +121,27 @@ fn wait(child: &mut Child, signals: &SignalFd) -> io::Result<ExitStatus> {
     }
 }
 
-fn print_last_words(words: OwnedFd, signals: &SignalFd) -> io::Result<()> {
+fn print_summary(summary: OwnedFd, signals: &SignalFd) -> io::Result<()> {
     let mut text = Vec::new();
-    if have_come(&words, signals)? {
-        File::from(words).take(MAX_WORDS_BYTES).read_to_end(&mut text)?;
+    if wait_for_summary(&summary, signals)? {
+        File::from(summary).take(MAX_SUMMARY_BYTES).read_to_end(&mut text)?;
     }
     io::stderr().write_all(&text)
 }
 
-/// Waits for the summary until it comes, a signal ends the wait, or the time is over.
-fn have_come(words: &OwnedFd, signals: &SignalFd) -> io::Result<bool> {
+/// Waits for the summary. False: a signal came first, or the time-out.
+fn wait_for_summary(summary: &OwnedFd, signals: &SignalFd) -> io::Result<bool> {
     loop {
-        let wanted = [words.as_fd(), signals.as_fd()];
+        let wanted = [summary.as_fd(), signals.as_fd()];
         let mut ready = wanted.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        if poll(&mut ready, PollTimeout::from(PATIENCE_MS))? == 0 {
+        if poll(&mut ready, PollTimeout::from(SUMMARY_TIMEOUT_MS))? == 0 {
             return Ok(false);
         }
         if ready[0].any().unwrap_or(false) {
             return Ok(true);
         }
         let came = signals.read_signal()?.and_then(|i| Signal::try_from(i.ssi_signo as i32).ok());
-        // The program has ended already, and a window may change its size.
+        // SIGCHLD is the program's exit, and a change of the window's size is no reason to end.
         if came.is_some_and(|signal| !matches!(signal, Signal::SIGCHLD | Signal::SIGWINCH)) {
             return Ok(false);
         }
@@ -170,14 +165,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_words_are_waited_for_until_a_signal_of_the_user() {
+    fn the_summary_is_waited_for_until_a_signal_of_the_user() {
         let signals = catch().unwrap();
-        let (words, writer) = nix::unistd::pipe().unwrap();
+        let (summary, writer) = nix::unistd::pipe().unwrap();
         raise(Signal::SIGWINCH).unwrap();
         raise(Signal::SIGTERM).unwrap();
-        assert!(!have_come(&words, &signals).unwrap(), "there are none");
+        assert!(!wait_for_summary(&summary, &signals).unwrap(), "there are none");
         drop(writer);
         raise(Signal::SIGWINCH).unwrap();
-        assert!(have_come(&words, &signals).unwrap(), "their end is one, too");
+        assert!(wait_for_summary(&summary, &signals).unwrap(), "their end is one, too");
     }
 }

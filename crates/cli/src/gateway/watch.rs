@@ -1,11 +1,11 @@
-//! The process between a program and its gateway: it starts the gateway, passes on what it says while the program
-//! runs, and tells the program if the gateway ends first.
+//! The process between a program and its gateway: it starts the gateway, copies its standard error while the program
+//! runs, and tells the program if the gateway exits first.
 //!
 //! A gateway that is killed takes the guest's interface with it. Nothing in the namespace notices: a program that reads
 //! from a connection would wait for ever. So its connections are aborted (ECONNABORTED), and one sentence says why.
 //!
-//! All of it goes to the standard error that the program was started with, the last sentence to the system's log, too. The
-//! watcher writes nothing after the end of the program: a reader of standard error finds its end then, not the gateway's.
+//! All output goes to the standard error that the program was started with, the last sentence to the system's log, too. The
+//! watcher closes standard error when the program exits, so that its reader does not wait for the gateway.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -19,11 +19,11 @@ use fulmar_netns::abort_connections;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
-use super::detach::{self, Heard, Stage, say_ready};
+use super::detach::{self, Process, WithStderr, say_ready};
 use super::log::Log;
 use super::plan::Guest;
-use super::words::{Came, Words};
-use super::{fault, wait};
+use super::stderr::{StderrRelay, Woken};
+use super::{panics, wait};
 use crate::failure::{During, Failure, Outcome};
 
 /// Starts the gateway of a process, and waits for its end.
@@ -33,18 +33,19 @@ use crate::failure::{During, Failure, Outcome};
 pub fn watch(pid: u32, name: &str, guest: &Guest) -> Outcome<ExitCode> {
     let _ = nix::unistd::setsid();
     let program = fulmar_netns::pidfd_open(pid).during("cannot watch the program")?;
-    let Heard { mut gateway, mut words } = match detach::start_heard(Stage::Serve(Some(pid)))? {
-        Ok(heard) => heard,
+    let started = detach::start_with_stderr(Process::Serve(Some(pid)))?;
+    let WithStderr { mut gateway, mut stderr } = match started {
+        Ok(started) => started,
         Err(status) => return Ok(ExitCode::from(status)),
     };
-    wait::leave();
+    wait::close_summary_fd();
     // While the process is still this command: the namespaces of a program that may not be read cannot be opened.
     let target = Target::Process { pid, userns: None };
     let netns = target.attach().map_err(|e| Failure::new(e.to_string()))?;
-    leave_all_but_stderr().during("cannot detach")?;
-    pass_on(&mut words, &program).during("cannot pass on what the gateway says")?;
+    detach_but_for_stderr().during("cannot detach")?;
+    copy_stderr(&mut stderr, &program).during("cannot pass on what the gateway says")?;
     let ended = gateway.wait().during("cannot wait for the gateway's process")?;
-    if has_ended(&program) {
+    if has_exited(&program) {
         return Ok(ExitCode::SUCCESS);
     }
     let aborted = netns.run(abort_connections);
@@ -52,33 +53,33 @@ pub fn watch(pid: u32, name: &str, guest: &Guest) -> Outcome<ExitCode> {
     let log = Log::to_stderr(name, true);
     log.use_system();
     log.fail(&sentence);
-    let said = words.end_with(&format!("{name}: {sentence}\n"), &program);
+    let said = stderr.end_with(&format!("{name}: {sentence}\n"), &program);
     said.during("cannot say that the gateway has ended")?;
     Ok(ExitCode::FAILURE)
 }
 
-/// Says that the network is up, and leaves the terminal and the folder of the command to the program.
-fn leave_all_but_stderr() -> io::Result<()> {
+/// Says that the network is up, and leaves standard output and the working directory of the command.
+fn detach_but_for_stderr() -> io::Result<()> {
     say_ready(&mut io::stdout());
-    // The folder can be unmounted.
+    // Its file system can be unmounted.
     nix::unistd::chdir("/")?;
     let null = OpenOptions::new().write(true).open("/dev/null")?;
     Ok(nix::unistd::dup2_stdout(&null)?)
 }
 
-/// Passes on what the gateway says until it ends; nothing any more when the program has ended.
-fn pass_on(words: &mut Words, program: &OwnedFd) -> io::Result<()> {
+/// Copies the gateway's standard error until it exits; once the program has exited it is discarded.
+fn copy_stderr(stderr: &mut StderrRelay, program: &OwnedFd) -> io::Result<()> {
     loop {
-        match words.turn(Some(program.as_fd()))? {
-            Came::Words => {}
-            Came::Other => return words.discard(),
-            Came::End => return Ok(()),
+        match stderr.turn(Some(program.as_fd()))? {
+            Woken::Output => {}
+            Woken::Other => return stderr.discard(),
+            Woken::Closed => return Ok(()),
         }
     }
 }
 
-/// Whether the process behind a pidfd is gone.
-fn has_ended(process: &OwnedFd) -> bool {
+/// Whether the process of a pidfd has exited.
+fn has_exited(process: &OwnedFd) -> bool {
     let mut ready = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
     poll(&mut ready, PollTimeout::ZERO).is_ok_and(|n| n > 0)
 }
@@ -96,7 +97,7 @@ fn sentence(ended: ExitStatus, program: &str, aborted: &io::Result<usize>) -> St
         (Some(Ok(signal)), _) => format!("was killed by {signal}"),
         (Some(Err(_)), _) => "was killed by a signal".into(),
         (None, Some(0)) => "has ended".into(),
-        (None, Some(fault::STATUS)) => "has ended because of a fault of its own".into(),
+        (None, Some(panics::STATUS)) => "has ended because of a fault of its own".into(),
         (None, _) => "has failed".into(),
     };
     let connections = match aborted {

@@ -4,7 +4,7 @@
 //! Flows are added up by protocol and state, not told apart: a metric for each would grow without bound on the
 //! reader's side.
 
-use crate::stat::place;
+use crate::stat::bound_address;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -219,7 +219,7 @@ const TO_THE_HOST: Ports = Ports {
 /// Each port. A range of ports is listed to which nothing came: its ports have metrics from their first client on.
 fn ports(all: &mut Families, list_of_all: &Value, kind: &Ports) {
     for port in list(list_of_all).iter().filter(|p| p["port"] == p["last_port"]) {
-        let (address, numbers) = (place(port), ["port", kind.to].map(|f| port[f].to_string()));
+        let (address, numbers) = (bound_address(port), ["port", kind.to].map(|f| port[f].to_string()));
         let labels = [
             ("protocol", word(&port["protocol"])),
             ("address", &*address),

@@ -1,4 +1,4 @@
-//! Which stack is meant by a word on the command line.
+//! The stacks that a process id or a name on the command line selects.
 
 use serde_json::Value;
 use std::os::unix::fs::MetadataExt;
@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt;
 /// Where `ip netns add` keeps the names of namespaces.
 const NAMED_NAMESPACES: &str = "/run/netns";
 
-/// Whether a stack is that of a process or has a name; of a gateway also whether its guest is.
-pub fn is_of(document: &Value, wanted: &str) -> bool {
+/// Whether a process id or a name selects a stack: its own, or those of a gateway's guest.
+pub fn matches(document: &Value, wanted: &str) -> bool {
     let guest = &document["gateway"]["guest"];
     let is_process = wanted.parse().is_ok_and(|pid: u64| {
         document["pid"].as_u64() == Some(pid) || guest["pid"].as_u64() == Some(pid)
@@ -39,7 +39,7 @@ mod tests {
     fn stacks_are_chosen_by_process_or_name() {
         let document = json!({"pid": 42, "name": "nc"});
         for (wanted, is_it) in [("42", true), ("nc", true), ("4", false), ("n", false)] {
-            assert_eq!(is_of(&document, wanted), is_it, "{wanted}");
+            assert_eq!(matches(&document, wanted), is_it, "{wanted}");
         }
     }
 
@@ -52,10 +52,10 @@ mod tests {
         let document = json!({"pid": 0, "name": "web", "gateway": {"guest": guest}});
         for wanted in ["web", "0", "/run/netns/blue", "blue", "/proc/self/ns/net", &own.to_string()]
         {
-            assert!(is_of(&document, wanted), "{wanted}");
+            assert!(matches(&document, wanted), "{wanted}");
         }
         let mut other = document.clone();
         other["gateway"]["guest"]["network_namespace"] = json!(namespace + 1);
-        assert!(!is_of(&other, &own.to_string()) && !is_of(&other, "green"));
+        assert!(!matches(&other, &own.to_string()) && !matches(&other, "green"));
     }
 }

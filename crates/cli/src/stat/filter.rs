@@ -46,7 +46,7 @@ enum Comparison {
 }
 
 const SYNTAX: &str = "give terms such as `dport = :80`, `sport < 1024`, `src 10.77.0.2`, `dst fd77::1`, \
-                      `state established`, `tcp`, `udp`, `not ...`; all of them must be so";
+                      `state established`, `tcp`, `udp`, `not ...`; all of them must hold";
 
 impl FromStr for Filter {
     type Err = String;
@@ -150,7 +150,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_socket_is_shown_if_every_term_is_so() {
+    fn a_socket_is_shown_if_every_term_holds() {
         let socket = json!({"protocol": "tcp", "state": "TIME-WAIT",
                             "local": "10.77.0.2:1000", "remote": "10.77.0.1:80"});
         let admits = |filter: &str| filter.parse::<Filter>().unwrap().admits(&socket);

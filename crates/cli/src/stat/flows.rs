@@ -44,7 +44,7 @@ fn ports_table(ports: &Value, to: &str, heads: [&str; 2]) -> String {
         return String::new();
     }
     let cells = |p: &Value| {
-        let from = format!("{}:{}", place(p), range(&p["port"], &p["last_port"]));
+        let from = format!("{}:{}", bound_address(p), range(&p["port"], &p["last_port"]));
         let to = range(&p[format!("{to}_port")], &p[format!("last_{to}_port")]);
         vec![word(&p["protocol"]), from, to, word(&p["connections"]), word(&p["refused"])]
     };
@@ -54,7 +54,7 @@ fn ports_table(ports: &Value, to: &str, heads: [&str; 2]) -> String {
 }
 
 /// The address at which a port is bound, as ss(8) writes it: `*`, `127.0.0.1`, `[::1]`, `*%eth0`.
-pub(crate) fn place(port: &Value) -> String {
+pub(crate) fn bound_address(port: &Value) -> String {
     let address = match port["address"].as_str() {
         Some(v6) if v6.contains(':') => format!("[{v6}]"),
         Some(v4) => v4.to_owned(),

@@ -306,7 +306,7 @@ fn footer(app: &App) -> Line<'static> {
 /// The keys, for the help and for the documentation.
 pub const HELP: &[(&str, &str)] = &[
     ("q, Ctrl-C", "quit"),
-    ("p, Space", "pause, and go on"),
+    ("p, Space", "pause or resume"),
     ("s, S", "sort by the next column, by the one before"),
     ("r", "reverse the order"),
     ("/", "filter, as in `fulmar stat -f`: dport = :443"),

@@ -1,5 +1,5 @@
-//! How a gateway is looked into while it runs: what is opened before the containment, and the threads that answer
-//! after it.
+//! The control socket and the listener for metrics of a gateway: opened before the containment, served by threads after
+//! it.
 
 use std::fs::File;
 use std::io;
@@ -17,41 +17,41 @@ use super::snapshot::Snapshots;
 use crate::failure::Outcome;
 use crate::metrics;
 
-/// What is bound and not served yet.
-pub struct Visible {
+/// The endpoints, bound and not served yet.
+pub struct Endpoints {
     control: Option<Bound>,
     metrics: Option<metrics::Bound>,
-    /// The network namespace of the host's sockets, as the kernel numbers it.
+    /// Inode of the network namespace of the host's sockets.
     host_namespace: Option<u64>,
 }
 
-/// Keeps the answers coming.
-pub struct Answers {
+/// Served endpoints: they are closed when this is dropped.
+pub struct Served {
     _control: Option<Control>,
 }
 
-impl Visible {
-    /// Opens the control socket, without which a gateway works, too, and the listener for metrics if one is wanted.
-    /// In the host's namespaces.
+impl Endpoints {
+    /// Opens the control socket and, if one is wanted, the listener for metrics, in the host's namespaces. A gateway works
+    /// without the control socket, too.
     ///
     /// # Errors
     /// The address for metrics is in use, or not the host's.
-    pub fn open(metrics: Option<SocketAddr>, log: &Log) -> Outcome<Visible> {
+    pub fn open(metrics: Option<SocketAddr>, log: &Log) -> Outcome<Endpoints> {
         let metrics = metrics.map(metrics::Bound::new).transpose()?;
         let control = Bound::new();
         if let Err(e) = &control {
             log.say(&format!("`fulmar stat` will not see this gateway: {e}"));
         }
-        let host_namespace = Netns::current().ok().and_then(|own| number_of(&own));
-        Ok(Visible { control: control.ok(), metrics, host_namespace })
+        let host_namespace = Netns::current().ok().and_then(|own| inode_of(&own));
+        Ok(Endpoints { control: control.ok(), metrics, host_namespace })
     }
 
-    /// The network namespaces of the host and of the guest.
+    /// The inodes of the network namespaces of the host and of the guest.
     pub fn namespaces(&self, guest: &Netns) -> [Option<u64>; 2] {
-        [self.host_namespace, number_of(guest)]
+        [self.host_namespace, inode_of(guest)]
     }
 
-    /// What closes the listener for metrics.
+    /// Closes the listener for metrics later.
     pub fn closer(&self) -> Option<metrics::Closer> {
         self.metrics.as_ref().map(metrics::Bound::closer)
     }
@@ -60,7 +60,7 @@ impl Visible {
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn serve(self, about: About, snapshots: Snapshots) -> io::Result<Answers> {
+    pub fn serve(self, about: About, snapshots: Snapshots) -> io::Result<Served> {
         let document = Arc::new(move || snapshots.take().map(|stat| about.document(*stat)));
         if let Some(metrics) = self.metrics {
             let document = Arc::clone(&document);
@@ -70,12 +70,12 @@ impl Visible {
             })?;
         }
         let control = self.control.map(|bound| bound.serve(move || document())).transpose()?;
-        Ok(Answers { _control: control })
+        Ok(Served { _control: control })
     }
 }
 
-/// The number that the kernel gives a network namespace.
-fn number_of(netns: &Netns) -> Option<u64> {
+/// The inode of a network namespace, by which the kernel tells it from others.
+fn inode_of(netns: &Netns) -> Option<u64> {
     let file = File::from(netns.as_fd().try_clone_to_owned().ok()?);
     file.metadata().ok().map(|m| m.ino())
 }

@@ -1,4 +1,4 @@
-//! A panic of the gateway itself, in whichever thread: it is said, and ends the process with its connections reset.
+//! A panic of the gateway itself, in any thread: it is logged, and ends the process with its connections reset.
 //!
 //! The relay's own thread unwinds, and [`Gateway::run`] resets what is open on its way. A panic of another thread
 //! wakes the relay, which then ends in order.
@@ -18,55 +18,55 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::log::Log;
 
-/// Status of a gateway that a fault of its own has ended, as of any panic in Rust.
+/// Exit status of a gateway that has panicked: that of any panic in Rust.
 pub const STATUS: i32 = 101;
 
-/// Knows whether a thread has panicked.
-pub struct Faults {
-    has_come: Arc<AtomicBool>,
+/// Whether a thread has panicked.
+pub struct Panics {
+    has_panicked: Arc<AtomicBool>,
     wake: Arc<EventFd>,
 }
 
-impl Faults {
-    /// Says every panic from now on in the log. To be called by the relay's thread.
+impl Panics {
+    /// Logs every panic from now on. To be called by the relay's thread.
     ///
     /// # Errors
     /// No descriptor.
-    pub fn watch(log: &Log) -> io::Result<Faults> {
+    pub fn watch(log: &Log) -> io::Result<Panics> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let faults = Faults { has_come: Arc::default(), wake: Arc::new(wake) };
+        let panics = Panics { has_panicked: Arc::default(), wake: Arc::new(wake) };
         let (relay, log) = (thread::current().id(), log.clone());
-        let (has_come, wake) = (Arc::clone(&faults.has_come), Arc::clone(&faults.wake));
+        let (has_panicked, wake) = (Arc::clone(&panics.has_panicked), Arc::clone(&panics.wake));
         panic::set_hook(Box::new(move |what| {
             log.fail(&format!("the gateway ends because of a fault of its own: {what}"));
-            has_come.store(true, Relaxed);
+            has_panicked.store(true, Relaxed);
             if thread::current().id() != relay {
                 // Where it cannot be woken the relay is on its way out already.
                 let _ = wake.write(1);
             }
         }));
-        Ok(faults)
+        Ok(panics)
     }
 
-    /// Ends the relay after a panic of another thread.
+    /// Has a panic of another thread end the relay.
     ///
     /// # Errors
     /// No descriptor, or that of the epoll set.
-    pub fn end(&self, gateway: &mut Gateway) -> io::Result<()> {
+    pub fn end_relay(&self, gateway: &mut Gateway) -> io::Result<()> {
         let fd = self.wake.as_fd().try_clone_to_owned()?;
         gateway.on_readable(fd, Box::new(|_, _| ControlFlow::Break(())))
     }
 
     /// Whether there was one.
-    pub fn have_come(&self) -> bool {
-        self.has_come.load(Relaxed)
+    pub fn has_panicked(&self) -> bool {
+        self.has_panicked.load(Relaxed)
     }
 }
 
-/// Relays until the end. `None`: a fault has ended it.
-pub fn run(gateway: &mut Gateway, faults: &Faults) -> Option<io::Result<Summary>> {
+/// Relays until the end. `None`: a panic has ended it.
+pub fn run(gateway: &mut Gateway, panics: &Panics) -> Option<io::Result<Summary>> {
     let relayed: Result<_, Box<dyn Any + Send>> = catch_unwind(AssertUnwindSafe(|| gateway.run()));
-    relayed.ok().filter(|_| !faults.have_come())
+    relayed.ok().filter(|_| !panics.has_panicked())
 }
 
 #[cfg(test)]
@@ -78,14 +78,14 @@ mod tests {
 
     /// A process of its own: the hook is the whole process's.
     #[test]
-    fn a_panic_of_any_thread_is_said_and_wakes_the_relay() {
-        let name = "gateway::fault::tests::a_panic_of_any_thread_is_said_and_wakes_the_relay";
+    fn a_panic_of_any_thread_is_logged_and_wakes_the_relay() {
+        let name = "gateway::panics::tests::a_panic_of_any_thread_is_logged_and_wakes_the_relay";
         if std::env::var_os(INSIDE).is_some() {
-            let faults = Faults::watch(&Log::to_stderr("pasta", true)).unwrap();
-            assert!(!faults.have_come());
+            let panics = Panics::watch(&Log::to_stderr("pasta", true)).unwrap();
+            assert!(!panics.has_panicked());
             let own: Result<(), _> = catch_unwind(|| panic!("of the relay"));
-            assert!(own.is_err() && faults.have_come());
-            let woken = || faults.wake.read().map_err(io::Error::from).map(drop);
+            assert!(own.is_err() && panics.has_panicked());
+            let woken = || panics.wake.read().map_err(io::Error::from).map(drop);
             assert_eq!(woken().unwrap_err().kind(), io::ErrorKind::WouldBlock);
             let other = thread::spawn(|| panic!("of another thread"));
             assert!(other.join().is_err());
