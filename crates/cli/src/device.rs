@@ -222,7 +222,9 @@ impl StackArgs {
         self.configure_kernel(device, &opened)?;
         let queues = (0..).zip(opened.devices).map(|(n, device)| self.wrap(device, n));
         let queues = queues.collect::<Outcome<_>>()?;
-        let mut builder = Stack::builder().devices(queues).name(command_name());
+        // `nc`, `ping`: the name under which `fulmar stat` shows the stack.
+        let name = std::env::args().nth(1).unwrap_or_else(|| "fulmar".to_owned());
+        let mut builder = Stack::builder().devices(queues).name(name);
         for address in addresses {
             builder = builder.address(address);
         }
@@ -351,11 +353,6 @@ fn claim(address: &Cidr) -> Outcome<UnixListener> {
 
 fn claim_name(name: &str) -> io::Result<UnixListener> {
     UnixListener::bind_addr(&unix::SocketAddr::from_abstract_name(name)?)
-}
-
-/// `nc`, `ping` ...: the name under which `fulmar stat` shows the stack.
-fn command_name() -> String {
-    std::env::args().nth(1).unwrap_or_else(|| "fulmar".to_owned())
 }
 
 /// How long a connect over shared memory is repeated while it is refused: the other process may have opened its device and

@@ -21,7 +21,8 @@ impl Failure {
 
     /// `what` failed with `error`: the sentence names the errno's meaning and the next step.
     pub fn io(what: impl fmt::Display, error: &io::Error) -> Failure {
-        let row = error.raw_os_error().or_else(|| errno_of(error.kind())).and_then(row_of);
+        let errno = error.raw_os_error().or_else(|| errno_of(error.kind()));
+        let row = errno.and_then(|errno| ROWS.iter().find(|row| row.0 == errno));
         match row {
             Some((libc::EACCES | libc::EPERM, name, meaning, _)) if sandbox::is_inside() => {
                 Failure(format!(
@@ -156,10 +157,6 @@ const ROWS: &[Row] = &[
     (libc::EISDIR, "EISDIR", "it is a directory", "name a file"),
     (libc::ENOSPC, "ENOSPC", "the disk is full", "free space and start again"),
 ];
-
-fn row_of(errno: i32) -> Option<&'static Row> {
-    ROWS.iter().find(|row| row.0 == errno)
-}
 
 /// The errno that an error without one stands for.
 fn errno_of(kind: io::ErrorKind) -> Option<i32> {

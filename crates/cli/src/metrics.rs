@@ -116,7 +116,8 @@ impl Drop for Permit {
 }
 
 fn accept(listener: Arc<TcpListener>, text: &Arc<Text>) {
-    block_signals();
+    // Signals are for the other threads. The threads of connections inherit the mask.
+    let _ = nix::sys::signal::SigSet::all().thread_block();
     let used = Arc::new(AtomicUsize::new(0));
     loop {
         let client = match listener.accept() {
@@ -137,11 +138,6 @@ fn accept(listener: Arc<TcpListener>, text: &Arc<Text>) {
             drop(permit);
         });
     }
-}
-
-/// Signals are for the other threads. The ones that follow inherit it.
-fn block_signals() {
-    let _ = nix::sys::signal::SigSet::all().thread_block();
 }
 
 fn left_until(deadline: Instant) -> io::Result<Duration> {

@@ -8,6 +8,7 @@ use crate::device::{Role, Session, StackArgs, TcpArgs};
 use crate::failure::{During, Failure, Outcome};
 use crate::interrupt::end_in_order;
 use crate::resolve::{Family, resolve};
+use crate::say::write_out;
 use fulmar::{TcpListener, TcpStream, UdpSocket};
 use std::io::{self, IsTerminal, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -305,14 +306,6 @@ fn print_stream(
             }
             Err(e) => return Err(Failure::io("cannot receive", &e)),
         }
-    }
-}
-
-/// False: standard output is closed (`fulmar nc ... | head`), which is no failure.
-fn write_out(output: &mut impl Write, bytes: &[u8]) -> Outcome<bool> {
-    match output.write_all(bytes).and_then(|()| output.flush()) {
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        written => written.during("cannot write to standard output").map(|()| true),
     }
 }
 

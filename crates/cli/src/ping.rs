@@ -4,9 +4,11 @@ use crate::device::StackArgs;
 use crate::failure::{Failure, Outcome};
 use crate::format::millis;
 use crate::interrupt::Interrupt;
+use crate::nc::is_timeout;
 use crate::resolve::{Family, resolve};
 use crate::rtt::Summary;
-use std::io::{self, Write};
+use crate::say::write_out;
+use std::io;
 use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -47,19 +49,15 @@ pub struct Args {
 /// ping counts the ICMP header with the payload of a reply.
 const ICMP_HEADER_BYTES: usize = 8;
 
-/// Bytes that the headers of IP and ICMP add, for the first line.
-fn header_bytes(to: IpAddr) -> u32 {
-    if to.is_ipv6() { 48 } else { 28 }
-}
-
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let to = resolve(&args.host, 0, args.family)?[0].ip();
     let session = args.stack.open()?;
     let interrupt = Interrupt::catch()?;
-    let total = u32::from(args.size) + header_bytes(to);
+    // With the headers of IP and ICMP.
+    let total = u32::from(args.size) + if to.is_ipv6() { 48 } else { 28 };
     let heading = format!("PING {} ({to}) {}({total}) bytes of data.\n", args.host, args.size);
-    if !print(&heading)? {
+    if !write_out(&mut io::stdout(), heading.as_bytes())? {
         return Ok(ExitCode::SUCCESS);
     }
     let (mut summary, started) = (Summary::default(), Instant::now());
@@ -73,7 +71,8 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
             break;
         }
     }
-    print(&format!("\n{}", summary.lines(&args.host, started.elapsed())))?;
+    let closing = format!("\n{}", summary.lines(&args.host, started.elapsed()));
+    write_out(&mut io::stdout(), closing.as_bytes())?;
     session.close();
     Ok(ExitCode::from(u8::from(!summary.has_replies())))
 }
@@ -97,30 +96,12 @@ fn one(
                 millis(echo.rtt)
             )
         }
-        Err(e) if is_silence(&e) => format!("no answer from {to}: icmp_seq={sequence}\n"),
-        Err(e) if is_per_packet(&e) => {
+        Err(e) if is_timeout(&e) => format!("no answer from {to}: icmp_seq={sequence}\n"),
+        // The next request may succeed.
+        Err(e) if e.kind() == io::ErrorKind::HostUnreachable => {
             format!("{}: icmp_seq={sequence}\n", Failure::io(format_args!("from {to}"), &e))
         }
         Err(e) => return Err(Failure::io(format_args!("cannot ping {to}"), &e)),
     };
-    if args.quiet { Ok(true) } else { print(&line) }
-}
-
-fn is_silence(e: &io::Error) -> bool {
-    matches!(e.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
-}
-
-/// Errors after which the next request may succeed.
-fn is_per_packet(e: &io::Error) -> bool {
-    matches!(e.kind(), io::ErrorKind::HostUnreachable)
-}
-
-/// False: standard output is closed (`fulmar ping ... | head`), which is no failure.
-fn print(text: &str) -> Outcome<bool> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(e) => Err(Failure::io("cannot write to standard output", &e)),
-        Ok(()) => Ok(true),
-    }
+    if args.quiet { Ok(true) } else { write_out(&mut io::stdout(), line.as_bytes()) }
 }

@@ -153,7 +153,8 @@ fn version_of(upstream: Option<&Upstream>, options: &GuestOptions, is_v4: bool) 
         Some(up) if asked_gateway.is_none() && options.addresses.is_empty() => up.routes.clone(),
         _ => gateway.into_iter().flat_map(|router| default_route(router, &addresses)).collect(),
     };
-    routes.retain(|route| !is_link_local_prefix(route));
+    // The kernel makes the route to fe80::/64 itself.
+    routes.retain(|route| route.gateway.is_some() || !is_v6_link_local(route.destination));
     routes.sort_by_key(|route| route.gateway.is_some());
     // Without an IPv6 address no route can be used.
     if !is_v4 && addresses.is_empty() {
@@ -199,11 +200,6 @@ fn prefix_of(address: IpAddr, upstream: Option<&Upstream>, options: &GuestOption
 
 fn is_v6_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
-}
-
-/// The kernel makes the route to fe80::/64 itself.
-fn is_link_local_prefix(route: &Route) -> bool {
-    route.gateway.is_none() && is_v6_link_local(route.destination)
 }
 
 #[cfg(test)]

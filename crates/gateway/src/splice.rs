@@ -492,7 +492,7 @@ impl Loop {
                     port.count_connection();
                     self.begin(accepted, &to, port);
                 }
-                Err(e) if is_exhausted(&e) => {
+                Err(e) if host::is_shortage(host::errno_of(&e)) => {
                     // Level-triggered readiness would spin until descriptors are free.
                     self.set_listening(id, false);
                     self.stalled.push(id);
@@ -532,8 +532,8 @@ impl Loop {
     }
 
     fn count_failure(&self, e: Errno, port: &PublishedPort) {
-        let refused = !matches!(e, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::ENOBUFS);
-        let counter = if refused { &self.counters.refused } else { &self.counters.dropped };
+        let counter =
+            if host::is_shortage(e) { &self.counters.dropped } else { &self.counters.refused };
         counter.fetch_add(1, Relaxed);
         port.count_refused();
     }
@@ -568,10 +568,4 @@ impl Loop {
             }
         }
     }
-}
-
-/// Whether the process or the system is out of something that other connections will give back.
-fn is_exhausted(e: &io::Error) -> bool {
-    let errno = e.raw_os_error().unwrap_or(0);
-    [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM].contains(&errno)
 }

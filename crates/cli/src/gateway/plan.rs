@@ -104,7 +104,8 @@ impl Plan {
                 "--mtu below {LEAST_MTU_V6} leaves no room for IPv6; add --ipv4-only"
             )));
         }
-        let options = guest_options(args)?;
+        let (options, outbound) = (guest_options(args)?, outbound_of(addresses)?);
+        let upstream = addresses.interface.as_ref().or(outbound.interface.as_ref()).cloned();
         Ok(Plan {
             guest,
             options,
@@ -112,8 +113,8 @@ impl Plan {
             outlives_file: args.attach.no_netns_quit,
             ports: ports_of(&args.ports, &carry)?,
             carries: Carries { tcp: !carry.no_tcp, udp: !carry.no_udp, icmp: !carry.no_icmp },
-            outbound: outbound_of(addresses)?,
-            upstream: upstream_of(addresses)?,
+            outbound,
+            upstream,
             queues: args.process.queues.unwrap_or(1),
             mac: addresses.mac_addr.map(|m| m.0),
             addresses: addresses.clone(),
@@ -376,9 +377,4 @@ fn outbound_of(guest: &GuestArgs) -> Outcome<Outbound> {
         )));
     }
     Ok(outbound)
-}
-
-fn upstream_of(guest: &GuestArgs) -> Outcome<Option<String>> {
-    let outbound = outbound_of(guest)?.interface;
-    Ok(guest.interface.clone().or(outbound))
 }

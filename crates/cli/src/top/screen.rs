@@ -46,7 +46,8 @@ pub fn draw(frame: &mut Frame<'_>, app: &mut App) {
     if app.mode == Mode::List {
         return choice::draw(frame, app);
     }
-    let has_lower = area.height >= LEAST_FOR_LOWER && !is_lower_empty(app);
+    let has_entries = |m: &Model| !m.drops.is_empty() || !m.stages.is_empty();
+    let has_lower = area.height >= LEAST_FOR_LOWER && app.model().is_some_and(has_entries);
     let lower = if has_lower { LOWER_LINES.max(area.height / 4) } else { 0 };
     let parts = Layout::vertical([
         Constraint::Length(3),
@@ -67,10 +68,6 @@ pub fn draw(frame: &mut Frame<'_>, app: &mut App) {
     if app.mode == Mode::Help {
         draw_help(frame, area);
     }
-}
-
-fn is_lower_empty(app: &App) -> bool {
-    app.model().is_none_or(|model| model.drops.is_empty() && model.stages.is_empty())
 }
 
 /// A line with a part at its left and one at its right end.

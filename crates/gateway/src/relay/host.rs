@@ -107,6 +107,11 @@ pub fn errno_of(e: &io::Error) -> Errno {
     e.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
 }
 
+/// Whether the process or the system lacks descriptors or memory: a call that fails so is tried again later.
+pub fn is_shortage(errno: Errno) -> bool {
+    matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)
+}
+
 /// What a guest is told of a connection that failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {

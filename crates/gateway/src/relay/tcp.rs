@@ -19,7 +19,6 @@ use std::net::{SocketAddr, TcpListener};
 use fulmar_base::{Duration, Instant, SlotId};
 use fulmar_shard::{ConditionalAccept, Decision, ListenOptions, Pending, PendingId, Slab};
 use fulmar_socket::{Ready, Step};
-use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 
 use super::host::{self, Failure};
@@ -377,9 +376,4 @@ fn decide_failure(cx: &mut Context<'_>, pending: PendingId, is_v4: bool, failure
     };
     // It may have been reset meanwhile.
     let _ = cx.stack.tcp_decide(cx.now, pending, decision);
-}
-
-/// The errnos with which a listener tries again later.
-fn is_shortage(errno: Errno) -> bool {
-    matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)
 }

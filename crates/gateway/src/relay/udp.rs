@@ -139,7 +139,9 @@ impl Udp {
         for _ in 0..self.ready.len() {
             match self.ready.pop_front() {
                 Some(Token::Udp(id)) => self.receive_turn(cx, id),
-                Some(Token::UdpListener(id)) => self.published_turn(cx, id),
+                Some(Token::UdpListener(id)) if self.take_published(cx, id) => {
+                    self.published_ready(id);
+                }
                 _ => {}
             }
         }
@@ -152,12 +154,6 @@ impl Udp {
         }
         if self.receive(cx, id) {
             self.queue(id);
-        }
-    }
-
-    fn published_turn(&mut self, cx: &mut Context<'_>, id: SlotId) {
-        if self.take_published(cx, id) {
-            self.published_ready(id);
         }
     }
 

@@ -296,8 +296,11 @@ impl Flow {
                 Moved::Nothing
             }
             Ok(n) => {
-                // Where the end is on its way, the last bytes and the FIN leave as one segment.
-                let is_last = n < asked && self.host_side.has_hung_up && self.is_at_end();
+                // Where a FIN has arrived, the last bytes and the FIN leave as one segment. After a FIN `recv` returns no
+                // error, so that the peek clears none.
+                let is_last = n < asked
+                    && self.host_side.has_hung_up
+                    && matches!(self.host.peek(&mut [0]), Ok(0));
                 room.keep(n);
                 room.more = is_last;
                 cx.stack.sosend(socket).commit(cx.now, room);
@@ -319,12 +322,6 @@ impl Flow {
                 moved_after(error)
             }
         }
-    }
-
-    /// Whether the end of the host's stream is what comes next. After a FIN `recv` returns no error, so that the call
-    /// takes none away.
-    fn is_at_end(&self) -> bool {
-        matches!(self.host.peek(&mut [0]), Ok(0))
     }
 
     /// The host's stream has ended.

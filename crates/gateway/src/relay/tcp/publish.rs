@@ -17,7 +17,7 @@ use super::super::published::open_bound;
 use super::super::siblings::{Client, Message};
 use super::super::{Context, canonical};
 use super::flow::{Flow, Guest, Turn};
-use super::{Tcp, is_shortage};
+use super::Tcp;
 use crate::ports::Forward;
 use crate::published::PublishedPort;
 use crate::stat::{Direction, Refusal};
@@ -75,7 +75,7 @@ impl Tcp {
                     self.on_client(cx, Client { stream, from: canonical(from), port });
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                Err(e) if is_shortage(host::errno_of(&e)) => {
+                Err(e) if host::is_shortage(host::errno_of(&e)) => {
                     cx.refuse(Refusal::Descriptors);
                     return self.stall(cx, id);
                 }
