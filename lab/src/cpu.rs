@@ -118,6 +118,14 @@ impl MachineClock {
     }
 }
 
+/// VmRSS of a process (proc_pid_status(5)).
+pub fn resident_bytes(pid: u32) -> io::Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let kb = status.lines().find_map(|l| l.strip_prefix("VmRSS:")?.split_whitespace().next());
+    let kb = kb.and_then(|kb| kb.parse::<u64>().ok());
+    Ok(kb.ok_or_else(|| io::Error::other("the process has no VmRSS"))? * 1024)
+}
+
 /// Above this share of busy CPUs a machine is not free for measuring.
 pub const BUSY_SHARE: f64 = 0.10;
 

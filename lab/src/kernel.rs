@@ -107,7 +107,7 @@ pub struct KernelPair<'a> {
     receiver: &'a Netns,
     /// Where the end that receives listens.
     pub at: Endpoint,
-    /// The name in ways and JSON.
+    /// The name in scenarios and JSON.
     pub device: &'static str,
     /// Whether segmentation and receive coalescing are on.
     pub offloads: bool,
@@ -212,7 +212,7 @@ impl Local {
     /// Both.
     pub const ALL: [Local; 2] = [Local::Loopback, Local::Unix];
 
-    /// The name in ways and JSON.
+    /// The name in scenarios and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Local::Loopback => "loopback",

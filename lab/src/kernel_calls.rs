@@ -34,7 +34,7 @@ impl KernelCall {
     pub const ALL: [KernelCall; 4] =
         [KernelCall::Write, KernelCall::ZeroCopy, KernelCall::SendFile, KernelCall::ReadWrite];
 
-    /// The name in ways and JSON.
+    /// The name in scenarios and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             KernelCall::Write => "kernel_write",

@@ -26,7 +26,7 @@ impl ReceiveCall {
     pub const ALL: [ReceiveCall; 3] =
         [ReceiveCall::Read, ReceiveCall::Uring, ReceiveCall::UringMultishot];
 
-    /// The name in ways and JSON.
+    /// The name in scenarios and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             ReceiveCall::Read => "kernel_read",

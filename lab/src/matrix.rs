@@ -23,7 +23,7 @@ impl Device {
     pub const ALL: [Device; 5] =
         [Device::Sim, Device::Tap, Device::Packet, Device::Shm, Device::Link];
 
-    /// The name in ways and options.
+    /// The name in scenarios and options.
     pub const fn name(self) -> &'static str {
         match self {
             Device::Sim => "sim",

@@ -7,11 +7,13 @@
 //! socket buffer held is part of the account. Congestion control is set explicitly, because the
 //! machine's default may be another than the one that fulmar speaks.
 
+use crate::Bulk;
 use crate::child::Handle;
 use crate::cpu::{self, MachineClock};
 use crate::kernel_calls::{Pauses, Sender, Sending};
 use crate::kernel_receive::{Receiver, Receiving};
 use crate::sys;
+use crate::topology::PEER_IP;
 use fulmar_netns::Netns;
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
@@ -186,6 +188,20 @@ impl Report {
 }
 
 impl Spec {
+    /// A peer of a bulk transfer, which listens at [`PEER_IP`] and is not pinned.
+    pub fn of_bulk(role: Role, bulk: &Bulk, time: Duration) -> Spec {
+        Spec {
+            role,
+            endpoint: Endpoint::Listen(SocketAddr::new(IpAddr::V4(PEER_IP), 0)),
+            cpu: None,
+            buffer_bytes: if role == Role::Sink { bulk.read_bytes } else { bulk.write_bytes },
+            warm_bytes: bulk.warm_bytes,
+            time,
+            sending: Sending::default(),
+            receiving: Receiving::default(),
+        }
+    }
+
     fn to_json(self) -> Value {
         let (side, address) = match self.endpoint {
             Endpoint::Listen(a) => ("listen", a.to_string()),

@@ -135,9 +135,10 @@ impl<K: Key + Send + Sync> Tables<K> {
         });
         let mut made = Vec::new();
         for (name, make) in names.into_iter().skip(1).zip(others) {
-            let (start, before) = (Instant::now(), resident_bytes()?);
+            let (start, before) = (Instant::now(), cpu::resident_bytes(std::process::id())?);
             let table = make(&prefixes);
-            let bytes = resident_bytes()?.saturating_sub(before);
+            let bytes = cpu::resident_bytes(std::process::id())?.saturating_sub(before);
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
             memory.push(Memory { name, bytes, control_bytes: None, built_in: start.elapsed() });
             made.push((name, table));
         }
@@ -161,13 +162,6 @@ impl<K: Key + Send + Sync> Tables<K> {
         }
         Ok(())
     }
-}
-
-/// Bytes of memory that the process has.
-fn resident_bytes() -> io::Result<usize> {
-    let statm = std::fs::read_to_string("/proc/self/statm")?;
-    let pages = statm.split_whitespace().nth(1).and_then(|n| n.parse::<usize>().ok());
-    Ok(pages.unwrap_or(0) * 4096)
 }
 
 /// Look-ups per µs of each of `threads` threads.

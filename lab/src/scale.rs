@@ -132,9 +132,11 @@ impl Fixtures {
         let mut sockets = Vec::new();
         for count in up_to(options.sockets) {
             progress.show("sockets", count, options.sockets);
-            let before = resident_bytes()?;
+            let before = cpu::resident_bytes(std::process::id())?;
             sockets.push((count, RefCell::new(Rig::new(count, options.seed)?)));
-            memory.per_socket = resident_bytes()?.saturating_sub(before) as f64 / count as f64;
+            memory.per_socket = cpu::resident_bytes(std::process::id())?.saturating_sub(before)
+                as f64
+                / count as f64;
         }
         let most = options.routes.unwrap_or(if options.common.quick { 100_000 } else { 1_000_000 });
         let mut routes = Vec::new();
@@ -226,12 +228,13 @@ fn all_connections(
     // What one connection brings with it, buffers above all, is there beforehand.
     all.open(1, |_| ())?;
     all.ask_all()?;
-    let before = resident_bytes()?;
+    let before = cpu::resident_bytes(std::process::id())?;
     all.open(most, |open| progress.show("connections", open, most))?;
     all.ask_all()?;
     all.rest();
     let ends = 2 * (most - 1).max(1);
-    memory.per_connection = Some(resident_bytes()?.saturating_sub(before) as f64 / ends as f64);
+    memory.per_connection =
+        Some(cpu::resident_bytes(std::process::id())?.saturating_sub(before) as f64 / ends as f64);
     let mut made = vec![(most, all)];
     for count in CONNECTIONS.into_iter().filter(|n| *n < most) {
         let mut few = Connections::new(count, options.seed)?;
@@ -306,13 +309,6 @@ pub fn run(options: &Options) -> io::Result<Report> {
     ratios.retain(|r| r.is_measured(&scenarios));
     let plan = Plan { scenarios, ratios, budget, max_runs, pace: Pace::Calls };
     Ok(Report::of(&SHAPE, harness::run(plan)))
-}
-
-/// Bytes of memory that the process has.
-fn resident_bytes() -> io::Result<usize> {
-    let statm = std::fs::read_to_string("/proc/self/statm")?;
-    let pages = statm.split_whitespace().nth(1).and_then(|n| n.parse::<usize>().ok());
-    Ok(pages.unwrap_or(0) * 4096)
 }
 
 fn ratios(connections: usize) -> Vec<Ratio> {

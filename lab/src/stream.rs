@@ -7,11 +7,9 @@
 use crate::cpu::{self, MachineClock, Placement};
 use crate::floor::Direction;
 use crate::harness::Scenario;
-use crate::kernel_calls::Sending;
-use crate::kernel_receive::Receiving;
-use crate::peer::{Endpoint, Peer, Report, Role, Spec};
+use crate::peer::{Peer, Report, Role, Spec};
 use crate::recv;
-use crate::topology::{self, OUR_IP, OUR_MAC, PEER_IP, PREFIX, Topology};
+use crate::topology::{self, OUR_IP, OUR_MAC, PREFIX, Topology};
 use crate::transfer::{self, Transfer};
 use crate::without_tso::WithoutTso;
 use crate::{Bulk, heap, on_pinned_thread};
@@ -34,7 +32,7 @@ pub enum Over {
 }
 
 impl Over {
-    /// The name in ways and JSON.
+    /// The name in scenarios and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Over::Tap => "tap",
@@ -168,16 +166,7 @@ impl Testbed {
             Direction::Send => Role::Sink,
             Direction::Receive => Role::Source,
         };
-        let spec = Spec {
-            role,
-            endpoint: Endpoint::Listen(SocketAddr::new(IpAddr::V4(PEER_IP), 0)),
-            cpu: far_cpu,
-            buffer_bytes: if role == Role::Sink { bulk.read_bytes } else { bulk.write_bytes },
-            warm_bytes: bulk.warm_bytes,
-            time,
-            sending: Sending::default(),
-            receiving: Receiving::default(),
-        };
+        let spec = Spec { cpu: far_cpu, ..Spec::of_bulk(role, bulk, time) };
         let peer = Peer::spawn(&spec, &self.topology.peer_netns)?;
         let stack = &self.stack;
         let (near, counts) = on_pinned_thread(near_cpu, || {

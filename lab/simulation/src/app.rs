@@ -15,7 +15,7 @@ use super::gate::{SharedNetwork, lock};
 use super::opening::Attempts;
 use super::oracle::{self, Violation};
 use super::pattern;
-use super::posting::{Back, Posting};
+use super::posting::{Completed, Posting};
 use super::scenario::{Draw, EndPlan, Leave};
 
 /// How an end misbehaves.
@@ -50,9 +50,9 @@ pub(super) enum Phase {
     Done,
 }
 
-/// What the other end was told: the measure for what this one gets.
+/// What an end has sent: what the other end must receive.
 #[derive(Clone, Copy, Debug)]
-pub struct Said {
+pub struct SentStream {
     /// Bytes accepted.
     pub written: u64,
     /// It has finished writing: shut down or closed.
@@ -69,8 +69,8 @@ pub struct Cx<'a> {
     pub network: &'a SharedNetwork,
     /// Its station's poll set, if applications there go by it.
     pub set: Option<&'a Arc<PollSetCore>>,
-    /// What the other end was told.
-    pub other: Said,
+    /// What the other end has sent.
+    pub other: SentStream,
 }
 
 /// See the module's header.
@@ -183,9 +183,9 @@ impl End {
         }
     }
 
-    /// What it was told so far.
-    pub fn said(&self) -> Said {
-        Said { written: self.written, finished: self.shut || self.phase == Phase::Done }
+    /// What it has sent so far.
+    pub fn sent(&self) -> SentStream {
+        SentStream { written: self.written, finished: self.shut || self.phase == Phase::Done }
     }
 
     /// Nothing is left to do.
@@ -198,8 +198,8 @@ impl End {
         self.phase == Phase::Idle
     }
 
-    /// It never came to be: no client connected to it.
-    pub fn is_unborn(&self) -> bool {
+    /// No client has connected to it.
+    pub fn is_unconnected(&self) -> bool {
         self.is_idle() && self.connects.is_none()
     }
 
@@ -221,7 +221,7 @@ impl End {
         (due < Instant::FAR_FUTURE).then_some(due)
     }
 
-    /// In words, for a story that has no end.
+    /// In words, for the trace of a livelock.
     pub fn describe(&self) -> String {
         format!(
             "end {:?} {:?} wrote {} of {}, read {}, shut {}, eof {}",
@@ -449,14 +449,14 @@ impl End {
         posting: &mut Posting,
     ) -> Result<(), Violation> {
         for _ in 0..POSTS_PER_TURN {
-            while let Some(back) = posting.next_back() {
+            while let Some(back) = posting.next_completed() {
                 match back {
-                    Back::Bytes(buf) => {
+                    Completed::Bytes(buf) => {
                         self.count_read(cx, &buf)?;
                         posting.reuse(buf);
                     }
-                    Back::End => return self.on_eof(cx, id),
-                    Back::Failed(e) => return self.fail(cx, e),
+                    Completed::End => return self.on_eof(cx, id),
+                    Completed::Failed(e) => return self.fail(cx, e),
                 }
             }
             if posting.is_reading() {

@@ -15,8 +15,8 @@ impl Scenario {
             self.stations.iter().all(|s| s.tcp.user_timeout >= Duration::from_secs(100));
         if d.percent(6) && is_patient && open > 0 && self.trouble == Trouble::None {
             let mtu = least + d.below(open) as usize;
-            let ways = if d.percent(50) { 2 } else { 1 };
-            self.ways[..ways].iter_mut().for_each(|w| w.mtu = Some(mtu));
+            let paths = if d.percent(50) { 2 } else { 1 };
+            self.paths[..paths].iter_mut().for_each(|w| w.mtu = Some(mtu));
         }
     }
 }

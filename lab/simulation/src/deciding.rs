@@ -208,7 +208,7 @@ impl World {
         }
         match (decided, expected) {
             (Ok(Some(id)), Some(e)) => {
-                let other = self.said(e);
+                let other = self.sent(e);
                 let side = &mut self.sides[i];
                 let set = side.set.as_ref();
                 let cx = Cx { shard: &mut side.shard, now, network: &self.network, set, other };

@@ -19,7 +19,7 @@ const ETHER_BYTES: usize = 14;
 pub(super) fn scenario(s: &Scenario, f: &mut Formatter<'_>) -> Result {
     let version = if s.v6 { "IPv6" } else { "IPv4" };
     writeln!(f, "{version}, MTU {}, TSO {:?}, checksum offload {}", s.mtu, s.tso, s.csum)?;
-    for (i, w) in s.ways.iter().enumerate() {
+    for (i, w) in s.paths.iter().enumerate() {
         writeln!(f, "way {i} -> {}: {}", 1 - i, way(w))?;
     }
     for (i, st) in s.stations.iter().enumerate() {
@@ -56,7 +56,7 @@ fn swarm(s: &Swarm, f: &mut Formatter<'_>) -> Result {
         s.middleboxes.iter().enumerate().flat_map(|(i, all)| all.iter().map(move |m| (i, m)))
     {
         let since = m.from.since(START);
-        write!(f, "\nin front of station {i}: {:?} {:?} from {since:?}", m.deed, m.of)?;
+        write!(f, "\nin front of station {i}: {:?} {:?} from {since:?}", m.action, m.segments)?;
     }
     for (i, plan) in s.decides.iter().enumerate() {
         if let Some(plan) = plan {

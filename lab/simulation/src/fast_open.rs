@@ -11,7 +11,7 @@ use fulmar_shard::{FastOpenOptions, FirstData};
 use fulmar_socket::SocketError;
 
 use super::app::{Cx, End, Quirk};
-use super::middlebox::{self, Deed, Middlebox, Of};
+use super::middlebox::{self, Action, Middlebox, Segments};
 use super::oracle::Violation;
 use super::pattern;
 use super::scenario::{Draw, FlowKind, FlowPlan, Scenario};
@@ -67,24 +67,30 @@ impl Scenario {
 
     fn draw_fast_open_middlebox(&mut self, d: &mut Draw, opener: usize) {
         let option = middlebox::FAST_OPEN;
-        let (deed, of) = d.pick(&[
-            (Deed::EatData, Of::Syns),
-            (Deed::EatOption(option), Of::Syns),
-            (Deed::EatOption(option), Of::SynAcks),
-            (Deed::ForgeCookie, Of::Syns),
-            (Deed::Strip(option), Of::Syns),
-            (Deed::Strip(option), Of::SynAcks),
-            (Deed::ForgeCookie, Of::Syns),
-            (Deed::ForgeCookie, Of::SynAcks),
+        let (action, segments) = d.pick(&[
+            (Action::DropData, Segments::Syns),
+            (Action::DropOption(option), Segments::Syns),
+            (Action::DropOption(option), Segments::SynAcks),
+            (Action::ForgeCookie, Segments::Syns),
+            (Action::Strip(option), Segments::Syns),
+            (Action::Strip(option), Segments::SynAcks),
+            (Action::ForgeCookie, Segments::Syns),
+            (Action::ForgeCookie, Segments::SynAcks),
         ]);
-        let station = if of == Of::Syns { 1 - opener } else { opener };
-        self.add_middlebox(d, station, deed, of);
+        let station = if segments == Segments::Syns { 1 - opener } else { opener };
+        self.add_middlebox(d, station, action, segments);
     }
 
     /// Puts a middlebox in front of a station, from the beginning or from later on.
-    pub(super) fn add_middlebox(&mut self, d: &mut Draw, station: usize, deed: Deed, of: Of) {
+    pub(super) fn add_middlebox(
+        &mut self,
+        d: &mut Draw,
+        station: usize,
+        action: Action,
+        segments: Segments,
+    ) {
         let from = if d.percent(50) { Duration::ZERO } else { MS * d.log(1, 10_000) as u32 };
-        self.swarm.middleboxes[station].push(Middlebox { deed, of, from: START + from });
+        self.swarm.middleboxes[station].push(Middlebox { action, segments, from: START + from });
     }
 }
 

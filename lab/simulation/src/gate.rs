@@ -15,8 +15,8 @@ use super::clamp::clamp;
 use super::describe;
 use super::handshakes::Handshakes;
 use super::idents::Idents;
-use super::middlebox::{Fate, Middlebox};
-use super::moves::{Arrival, Whereabouts};
+use super::middlebox::{Middlebox, Verdict};
+use super::moves::{Arrival, StationAddress};
 use super::placing::Placing;
 use super::urgency::Urgency;
 use super::waiting::Attention;
@@ -74,7 +74,7 @@ impl Log {
         (self.digest, std::mem::take(&mut self.lines).into())
     }
 
-    fn frame(&mut self, now: Instant, station: usize, p: &Packet, fate: &str) {
+    fn frame(&mut self, now: Instant, station: usize, p: &Packet, note: &str) {
         let mut head = [0; HEAD_BYTES];
         let n = p.chain.copy_to(0, &mut head);
         self.mix(now.as_nanos() ^ (station as u64) << 63);
@@ -84,7 +84,7 @@ impl Log {
         }
         self.line(now, || {
             let to = if station == 0 { "0 -> 1" } else { "0 <- 1" };
-            format!("{to}  {}{fate}", describe::frame(&head[..n], p))
+            format!("{to}  {}{note}", describe::frame(&head[..n], p))
         });
     }
 }
@@ -106,7 +106,7 @@ pub struct NetworkState {
     /// When each station sees what has come.
     pub attention: [Attention; 2],
     /// Under which Ethernet address each station is to be found.
-    pub whereabouts: [Whereabouts; 2],
+    pub station_addresses: [StationAddress; 2],
     /// Frames that arrive at each station whatever the wire does, in order.
     pub injected: [VecDeque<Injected>; 2],
     /// Handshakes of each station's listener.
@@ -241,7 +241,7 @@ impl Gate {
             {
                 capture(&mut captured[self.station], p.chain.to_vec());
             }
-            let Some(p) = network.whereabouts[self.station].outward(p, pool) else {
+            let Some(p) = network.station_addresses[self.station].outward(p, pool) else {
                 counters.drop_packet(DropReason::NoBuffer);
                 continue;
             };
@@ -256,12 +256,12 @@ impl Gate {
         &mut self,
         now: Instant,
         p: Packet,
-        place: &Whereabouts,
+        address: &StationAddress,
         pool: &mut Pool,
         counters: &mut Counters,
     ) -> Option<Packet> {
         let p = self.let_through(now, p, pool, counters)?;
-        let p = match place.inward(p, pool) {
+        let p = match address.inward(p, pool) {
             Some(Arrival::Here(p)) => {
                 let p = self.urgency.strike(p, pool);
                 p.and_then(|p| match self.clamp_mss {
@@ -292,13 +292,13 @@ impl Gate {
     ) -> Option<Packet> {
         for middlebox in &self.middleboxes {
             p = match middlebox.pass(now, p, pool) {
-                Fate::Passes(p) => p,
-                Fate::Eaten(p) => {
+                Verdict::Pass(p) => p,
+                Verdict::Drop(p) => {
                     pool.free(p.chain);
                     counters.drop_packet(DropReason::Injected);
                     return None;
                 }
-                Fate::NoBuffer => {
+                Verdict::NoBuffer => {
                     counters.drop_packet(DropReason::NoBuffer);
                     return None;
                 }
@@ -429,7 +429,7 @@ impl Device for Gate {
             let network = &mut *lock(&self.network);
             let gone = network.gone[self.station];
             network.attention[self.station].looked(now, oldest.filter(|_| !gone));
-            (gone, network.whereabouts[self.station])
+            (gone, network.station_addresses[self.station])
         };
         self.look(now, pool, budget, counters);
         while gone && let Some(p) = self.placing.as_mut().and_then(Placing::lose) {

@@ -270,7 +270,7 @@ impl World {
             || opener.is_refused
             || opener.opens_early
             || opener.has_reconnected;
-        passive.station == i && passive.is_unborn() && opener.error.is_some() && !has_cause
+        passive.station == i && passive.is_unconnected() && opener.error.is_some() && !has_cause
     }
 }
 

@@ -116,7 +116,7 @@ impl World {
             |w: &Impairments| w.queue_bytes as u64 * 8 / w.rate_bps.unwrap_or(u64::MAX);
         let is_cut_off = (0..2).any(|i| self.is_attacked(i, AttackKind::Neighbours))
             || s.trouble != Trouble::None
-            || s.ways.iter().any(|w| queue_secs(w) >= 2);
+            || s.paths.iter().any(|w| queue_secs(w) >= 2);
         let has = |f| s.swarm.features.has(f);
         let is_hard = has(Feature::SmallPools) || has(Feature::ClockJumps);
         let loses = s.may_be_absent() || is_cut_off || is_hard;
@@ -147,14 +147,14 @@ impl World {
             // What an attempt that failed has opened is reset by the SYN of the next one, which has another initial
             // sequence number.
             let outlived = opener.has_reconnected && opens_early[passive.station];
-            if opens_twice || outlived && !passive.is_unborn() {
+            if opens_twice || outlived && !passive.is_unconnected() {
                 (self.ends[2 * flow].may_fail, self.ends[2 * flow + 1].may_fail) = (true, true);
             }
             if self.ends[2 * flow].error.is_none() {
                 let passive = &self.ends[2 * flow + 1];
                 // What was never answered is not forgotten.
                 let is_lost =
-                    passive.is_unborn() && forgets[passive.station] && self.is_answered(flow);
+                    passive.is_unconnected() && forgets[passive.station] && self.is_answered(flow);
                 self.ends[2 * flow].may_fail = passive.may_fail || is_lost;
             }
         }
@@ -184,7 +184,7 @@ impl World {
             };
             let addresses = if e & 1 == 0 { (from, to) } else { (to, from) };
             let is_alive = alive.contains(&(Some(addresses.0), Some(addresses.1)));
-            if self.ends[e].station == i && !self.ends[e].is_unborn() && !is_alive {
+            if self.ends[e].station == i && !self.ends[e].is_unconnected() && !is_alive {
                 self.ends[e].is_reclaimed |= !self.ends[e].is_done();
                 (self.ends[e].may_fail, self.ends[e ^ 1].may_fail) = (true, true);
             }
@@ -199,7 +199,7 @@ impl World {
     pub(super) fn may_repeat(&self, i: usize, peer: SocketAddr) -> bool {
         self.ends.chunks_exact(2).any(|pair| {
             let from = pair[0].connects.map(|c| c.0);
-            from == Some(peer) && pair[1].station == i && !pair[1].is_unborn()
+            from == Some(peer) && pair[1].station == i && !pair[1].is_unconnected()
         })
     }
 

@@ -73,7 +73,7 @@ pub use case::{Case, Feature, Features};
 pub use deciding::DecidePlan;
 pub use fast_open::FirstPlan;
 pub use filing::FilePlan;
-pub use middlebox::{Deed, Middlebox, Of};
+pub use middlebox::{Action, Middlebox, Segments};
 pub use options::SocketPlan;
 pub use oracle::{Failure, Report, Violation};
 pub use scenario::{
@@ -86,8 +86,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use world::World;
 
-/// Events kept for a failure's story.
-const STORY_EVENTS: usize = 80;
+/// Events kept for a failure's trace.
+const TRACE_EVENTS: usize = 80;
 
 /// Plays a case.
 ///
@@ -98,20 +98,20 @@ pub fn run(case: Case) -> Result<Report, Box<Failure>> {
     match result {
         Ok((report, _)) => Ok(report),
         Err((violation, _)) => {
-            let (again, second) = play(case, STORY_EVENTS);
-            let story = again.err().map(|(_, story)| story).unwrap_or_default();
-            Err(Box::new(Failure { case, violation, story, replays: digest == second }))
+            let (again, second) = play(case, TRACE_EVENTS);
+            let trace = again.err().map(|(_, trace)| trace).unwrap_or_default();
+            Err(Box::new(Failure { case, violation, trace, replays: digest == second }))
         }
     }
 }
 
 /// Plays a case and returns every event as a line, whatever comes of it.
-pub fn run_with_story(case: Case) -> (Result<Report, Box<Failure>>, Vec<String>) {
+pub fn run_with_trace(case: Case) -> (Result<Report, Box<Failure>>, Vec<String>) {
     match play(case, usize::MAX).0 {
-        Ok((report, story)) => (Ok(report), story),
-        Err((violation, story)) => {
-            let failure = Failure { case, violation, story: Vec::new(), replays: true };
-            (Err(Box::new(failure)), story)
+        Ok((report, trace)) => (Ok(report), trace),
+        Err((violation, trace)) => {
+            let failure = Failure { case, violation, trace: Vec::new(), replays: true };
+            (Err(Box::new(failure)), trace)
         }
     }
 }
@@ -143,15 +143,15 @@ fn play(case: Case, events: usize) -> (Played, u64) {
     if !matches!(outcome, Err(Violation::Panic(_))) {
         world.note_counters();
     }
-    let (digest, story) = world.take_log();
+    let (digest, trace) = world.take_log();
     let played = match outcome {
-        Ok(report) => Ok((report, story)),
+        Ok(report) => Ok((report, trace)),
         Err(violation) => {
             if matches!(violation, Violation::Panic(_)) {
                 // The shard may be in any state; its memory goes with the process.
                 std::mem::forget(world);
             }
-            Err((violation, story))
+            Err((violation, trace))
         }
     };
     (played, digest)

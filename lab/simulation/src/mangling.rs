@@ -2,7 +2,7 @@
 
 use fulmar_tcp::EcnPolicy;
 
-use super::middlebox::{self, Deed, Middlebox, Of};
+use super::middlebox::{self, Action, Middlebox, Segments};
 use super::scenario::{Draw, Scenario};
 use super::swarm::limit_bytes;
 use super::world::START;
@@ -14,24 +14,27 @@ impl Scenario {
             s.tcp.ecn = d.pick(&[EcnPolicy::Accept, EcnPolicy::Ask, EcnPolicy::Ask]);
         }
         for _ in 0..=d.below(3) {
-            let which = d.pick(&[Of::Syns, Of::SynAcks, Of::Others, Of::All]);
-            let deed = d.pick(&[
-                Deed::EatEcn,
-                Deed::Strip(middlebox::ACCECN[0]),
-                Deed::Strip(middlebox::ACCECN[1]),
-                Deed::ClearEcnFlags,
-                Deed::Bleach,
-                Deed::MarkCapable,
-                Deed::MarkAll,
-                Deed::SwapCapable,
+            let which =
+                d.pick(&[Segments::Syns, Segments::SynAcks, Segments::Others, Segments::All]);
+            let action = d.pick(&[
+                Action::DropEcn,
+                Action::Strip(middlebox::ACCECN[0]),
+                Action::Strip(middlebox::ACCECN[1]),
+                Action::ClearEcnFlags,
+                Action::Bleach,
+                Action::MarkCapable,
+                Action::MarkAll,
+                Action::SwapCapable,
             ]);
             // Segments with data are never without flags: no connection goes through a path that eats those.
-            let of = match deed {
-                Deed::EatEcn if !matches!(which, Of::Syns | Of::SynAcks) => Of::Syns,
+            let segments = match action {
+                Action::DropEcn if !matches!(which, Segments::Syns | Segments::SynAcks) => {
+                    Segments::Syns
+                }
                 _ => which,
             };
             let station = d.below(2) as usize;
-            self.add_middlebox(d, station, deed, of);
+            self.add_middlebox(d, station, action, segments);
         }
         // Where every packet is marked, or the answer to a mark is lost, the window stays at its least.
         self.flows.iter_mut().for_each(|f| limit_bytes(f, 30_000));
@@ -41,35 +44,38 @@ impl Scenario {
     /// sections 2.2 and 3.2), so those go from the SYNs of both, with simultaneous opens in mind, and always.
     pub(super) fn draw_path_options(&mut self, d: &mut Draw) {
         for _ in 0..=d.below(3) {
-            let (kind, of) = d.pick(&[
-                (middlebox::MSS, Of::Syns),
-                (middlebox::MSS, Of::SynAcks),
-                (middlebox::SACK_PERMITTED, Of::Syns),
-                (middlebox::SACK_PERMITTED, Of::SynAcks),
-                (middlebox::WINDOW_SCALE, Of::Syns),
-                (middlebox::TIMESTAMPS, Of::Syns),
+            let (kind, segments) = d.pick(&[
+                (middlebox::MSS, Segments::Syns),
+                (middlebox::MSS, Segments::SynAcks),
+                (middlebox::SACK_PERMITTED, Segments::Syns),
+                (middlebox::SACK_PERMITTED, Segments::SynAcks),
+                (middlebox::WINDOW_SCALE, Segments::Syns),
+                (middlebox::TIMESTAMPS, Segments::Syns),
             ]);
             if matches!(kind, middlebox::WINDOW_SCALE | middlebox::TIMESTAMPS) {
-                let everywhere = Middlebox { deed: Deed::Strip(kind), of, from: START };
+                let everywhere = Middlebox { action: Action::Strip(kind), segments, from: START };
                 self.swarm.middleboxes.iter_mut().for_each(|m| m.push(everywhere));
             } else {
                 let station = d.below(2) as usize;
-                self.add_middlebox(d, station, Deed::Strip(kind), of);
+                self.add_middlebox(d, station, Action::Strip(kind), segments);
             }
         }
     }
 
     /// Whether a middlebox may leave a connection with the least window.
     pub(super) fn has_ecn_manglers(&self) -> bool {
-        let changes_ecn = |deed| {
-            matches!(deed, Deed::ClearEcnFlags | Deed::Bleach | Deed::MarkCapable | Deed::MarkAll)
+        let changes_ecn = |action| {
+            matches!(
+                action,
+                Action::ClearEcnFlags | Action::Bleach | Action::MarkCapable | Action::MarkAll
+            )
         };
-        self.swarm.middleboxes.iter().flatten().any(|m| changes_ecn(m.deed))
+        self.swarm.middleboxes.iter().flatten().any(|m| changes_ecn(m.action))
     }
 
     /// Whether a middlebox removes the MSS option.
     pub(super) fn has_no_mss(&self) -> bool {
-        let deed = Deed::Strip(middlebox::MSS);
-        self.swarm.middleboxes.iter().flatten().any(|m| m.deed == deed)
+        let action = Action::Strip(middlebox::MSS);
+        self.swarm.middleboxes.iter().flatten().any(|m| m.action == action)
     }
 }

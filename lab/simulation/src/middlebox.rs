@@ -1,5 +1,5 @@
-//! Middleboxes that change or eat segments on their way to a station: what they do not know, or believe they know
-//! better (RFC 3449, RFC 8041 and the measurements that they cite).
+//! Middleboxes that change or drop segments on their way to a station (RFC 3449, RFC 8041 and the measurements that they
+//! cite).
 //!
 //! Options are overwritten by no-ops, so that nothing moves. What is sent is right again: checksums are corrected.
 
@@ -31,9 +31,9 @@ const NOP: u8 = 1;
 /// Headers up to the end of TCP's options over IPv6.
 const HEAD_BYTES: usize = ETHER_BYTES + 40 + 60;
 
-/// Which segments are meant.
+/// The segments to which an action applies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Of {
+pub enum Segments {
     /// SYNs without ACK.
     Syns,
     /// SYN,ACKs.
@@ -44,18 +44,18 @@ pub enum Of {
     All,
 }
 
-/// What is done to them.
+/// What a middlebox does to a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Deed {
-    /// Those with payload are lost.
-    EatData,
-    /// Those with an option are lost.
-    EatOption(u8),
-    /// Those with a flag of ECN are lost.
-    EatEcn,
-    /// An option is removed.
+pub enum Action {
+    /// Segments with payload are dropped.
+    DropData,
+    /// Segments with this option are dropped.
+    DropOption(u8),
+    /// Segments with a flag of ECN are dropped.
+    DropEcn,
+    /// The option is overwritten by no-ops.
     Strip(u8),
-    /// A bit of the Fast Open cookie is another one.
+    /// A bit of the Fast Open cookie is flipped.
     ForgeCookie,
     /// The flags AE, CWR and ECE are cleared.
     ClearEcnFlags,
@@ -69,34 +69,34 @@ pub enum Deed {
     SwapCapable,
 }
 
-/// A deed, to which segments, from when on.
+/// An action, the segments to which it applies, and when it begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Middlebox {
-    /// What.
-    pub deed: Deed,
-    /// To which.
-    pub of: Of,
-    /// Since when it is on the path.
+    /// What it does.
+    pub action: Action,
+    /// To which segments.
+    pub segments: Segments,
+    /// When it begins.
     pub from: Instant,
 }
 
-/// What becomes of a frame.
-pub enum Fate {
-    /// It goes on.
-    Passes(Packet),
-    /// It is eaten.
-    Eaten(Packet),
-    /// There was no memory for a frame that may not be written to.
+/// The verdict about a frame.
+pub enum Verdict {
+    /// It passes, changed or not.
+    Pass(Packet),
+    /// It is dropped.
+    Drop(Packet),
+    /// No buffer for the copy of a shared frame.
     NoBuffer,
 }
 
-impl Of {
+impl Segments {
     fn has(self, flags: Flags) -> bool {
         match self {
-            Of::Syns => flags.contains(Flags::SYN) && !flags.contains(Flags::ACK),
-            Of::SynAcks => flags.contains(Flags::SYN | Flags::ACK),
-            Of::Others => !flags.contains(Flags::SYN),
-            Of::All => true,
+            Segments::Syns => flags.contains(Flags::SYN) && !flags.contains(Flags::ACK),
+            Segments::SynAcks => flags.contains(Flags::SYN | Flags::ACK),
+            Segments::Others => !flags.contains(Flags::SYN),
+            Segments::All => true,
         }
     }
 }
@@ -120,48 +120,48 @@ impl Segment {
 }
 
 impl Middlebox {
-    /// What becomes of a frame that passes now.
-    pub fn pass(&self, now: Instant, p: Packet, pool: &mut Pool) -> Fate {
+    /// The verdict about a frame that arrives now.
+    pub fn pass(&self, now: Instant, p: Packet, pool: &mut Pool) -> Verdict {
         let mut head = [0; HEAD_BYTES];
         let n = p.chain.copy_to(0, &mut head);
         let segment = Segment::parse(&head[..n], p.chain.len());
-        let Some(s) = segment.filter(|s| now >= self.from && self.of.has(s.flags)) else {
-            return Fate::Passes(p);
+        let Some(s) = segment.filter(|s| now >= self.from && self.segments.has(s.flags)) else {
+            return Verdict::Pass(p);
         };
         let options = head.get(s.l4 + TCP_BYTES..(s.l4 + s.header_bytes).min(n)).unwrap_or(&[]);
-        let is_eaten = match self.deed {
-            Deed::EatData => s.payload_bytes > 0,
-            Deed::EatOption(kind) => find(options, kind).is_some(),
-            Deed::EatEcn => s.flags.intersects(Flags::ECN),
+        let is_dropped = match self.action {
+            Action::DropData => s.payload_bytes > 0,
+            Action::DropOption(kind) => find(options, kind).is_some(),
+            Action::DropEcn => s.flags.intersects(Flags::ECN),
             _ => false,
         };
-        if is_eaten {
-            return Fate::Eaten(p);
+        if is_dropped {
+            return Verdict::Drop(p);
         }
         let needs_sum = !p.offload.needs_csum;
         let changed = rewritten(p, pool, |head| self.change(head, &s, needs_sum));
-        changed.map_or(Fate::NoBuffer, Fate::Passes)
+        changed.map_or(Verdict::NoBuffer, Verdict::Pass)
     }
 
     fn change(&self, head: &mut [u8], s: &Segment, needs_sum: bool) {
         let Some((before, tcp)) = head.split_at_mut_checked(s.l4) else { return };
-        match self.deed {
-            Deed::EatData | Deed::EatOption(_) | Deed::EatEcn => {}
-            Deed::Strip(kind) => change_options(tcp, s.header_bytes, needs_sum, |options| {
+        match self.action {
+            Action::DropData | Action::DropOption(_) | Action::DropEcn => {}
+            Action::Strip(kind) => change_options(tcp, s.header_bytes, needs_sum, |options| {
                 while let Some(at) = find(options, kind) {
                     options[at].fill(NOP);
                 }
             }),
-            Deed::ForgeCookie => change_options(tcp, s.header_bytes, needs_sum, |options| {
+            Action::ForgeCookie => change_options(tcp, s.header_bytes, needs_sum, |options| {
                 if let Some(cookie) = find(options, FAST_OPEN).filter(|o| o.len() > 2) {
                     options[cookie.end - 1] ^= 1;
                 }
             }),
-            Deed::ClearEcnFlags => change_flags(tcp, needs_sum),
-            Deed::Bleach => change_field(before, |_| 0),
-            Deed::MarkCapable => change_field(before, |field| if field == 0 { 0 } else { 3 }),
-            Deed::MarkAll => change_field(before, |_| 3),
-            Deed::SwapCapable => change_field(before, |field| match field {
+            Action::ClearEcnFlags => change_flags(tcp, needs_sum),
+            Action::Bleach => change_field(before, |_| 0),
+            Action::MarkCapable => change_field(before, |field| if field == 0 { 0 } else { 3 }),
+            Action::MarkAll => change_field(before, |_| 3),
+            Action::SwapCapable => change_field(before, |field| match field {
                 1 | 2 => 3 - field,
                 other => other,
             }),

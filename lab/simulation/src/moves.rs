@@ -23,9 +23,9 @@ const ICMP6_CHECKSUM: usize = ICMP6 + 2;
 const NDP_OPTION: usize = ICMP6 + 24;
 const ARP_SENDER: usize = ETHER_BYTES + 8;
 
-/// Where a station was at first and where it is.
+/// The Ethernet address of a station: at first and now.
 #[derive(Clone, Copy, Debug)]
-pub struct Whereabouts {
+pub struct StationAddress {
     own: EtherAddr,
     /// `None`: where it has always been.
     now: Option<EtherAddr>,
@@ -40,9 +40,9 @@ pub enum Arrival {
     Elsewhere(Packet),
 }
 
-impl Whereabouts {
-    pub fn new(own: EtherAddr) -> Whereabouts {
-        Whereabouts { own, now: None, moves: 0 }
+impl StationAddress {
+    pub fn new(own: EtherAddr) -> StationAddress {
+        StationAddress { own, now: None, moves: 0 }
     }
 
     /// The station has another address from now on.
@@ -73,7 +73,7 @@ impl Whereabouts {
         })
     }
 
-    /// A frame that came over the wire; `None` as for [`Whereabouts::outward`].
+    /// A frame that came over the wire; `None` as for [`StationAddress::outward`].
     pub fn inward(&self, p: Packet, pool: &mut Pool) -> Option<Arrival> {
         let Some(now) = self.now else { return Some(Arrival::Here(p)) };
         let mut to = [0; 6];

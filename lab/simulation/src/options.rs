@@ -43,7 +43,7 @@ impl EndPlan {
 
 impl Scenario {
     pub(super) fn draw_options(&mut self, d: &mut Draw) {
-        let is_black_hole = self.ways.iter().any(|w| w.mtu.is_some());
+        let is_black_hole = self.paths.iter().any(|w| w.mtu.is_some());
         for s in &mut self.stations {
             s.tcp.ecn =
                 d.pick(&[EcnPolicy::Off, EcnPolicy::Accept, EcnPolicy::Ask, EcnPolicy::Ask]);
@@ -52,7 +52,7 @@ impl Scenario {
                 s.tcp.mtu_probing = probing;
             }
         }
-        for w in &mut self.ways {
+        for w in &mut self.paths {
             if let Some(rate) = w.rate_bps
                 && d.percent(60)
             {

@@ -154,7 +154,7 @@ pub struct Failure {
     /// What was violated.
     pub violation: Violation,
     /// The last events of a second playing.
-    pub story: Vec<String>,
+    pub trace: Vec<String>,
     /// The second playing was the same, to the byte.
     pub replays: bool,
 }
@@ -166,9 +166,9 @@ impl std::fmt::Display for Failure {
         if !self.replays {
             writeln!(f, "AND the second playing differed from the first")?;
         }
-        if !self.story.is_empty() {
+        if !self.trace.is_empty() {
             writeln!(f, "the last events:")?;
-            self.story.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
+            self.trace.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
         }
         write!(f, "to see it again: fulmar-lab sim {} --verbose", self.case)
     }
@@ -224,7 +224,7 @@ pub fn check_counters(
     mixed: u64,
 ) -> Result<(), Violation> {
     let c = &stats[station].counters;
-    let other = &s.ways[1 - station];
+    let other = &s.paths[1 - station];
     let never = |name, value| {
         if value == 0 { Ok(()) } else { Err(Violation::Counter { station, name, value }) }
     };

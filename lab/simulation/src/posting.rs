@@ -15,22 +15,22 @@ use super::app::Cx;
 use super::gate::lock;
 use super::scenario::{Draw, PostPlan};
 
-/// A buffer that is away.
-struct Away {
+/// A posted buffer.
+struct Outstanding {
     ticket: Arc<RecvTicket>,
     capacity: usize,
-    /// It was asked back: that it comes with nothing is no error.
+    /// Its cancellation was requested: that it completes empty is no error.
     is_cancelled: bool,
 }
 
 /// The buffers of one end.
 pub struct Posting {
     plan: PostPlan,
-    away: VecDeque<Away>,
+    outstanding: VecDeque<Outstanding>,
     /// Buffers to post, or reads to make, before it is the other's turn.
     left: u64,
     reads: bool,
-    /// Buffers that came back, to be used again.
+    /// Completed buffers, to be posted again.
     spare: Vec<RecvBuf>,
 }
 
@@ -38,8 +38,8 @@ fn note(cx: &Cx, id: SlotId, what: impl FnOnce() -> String) {
     lock(cx.network).log.line(cx.now, || format!("  socket {} {}", id.index, what()));
 }
 
-/// What came back.
-pub enum Back {
+/// A completed buffer.
+pub enum Completed {
     /// These bytes.
     Bytes(RecvBuf),
     /// The end of the stream.
@@ -50,12 +50,12 @@ pub enum Back {
 
 impl Posting {
     pub fn new(plan: PostPlan) -> Posting {
-        Posting { plan, away: VecDeque::new(), left: 1, reads: false, spare: Vec::new() }
+        Posting { plan, outstanding: VecDeque::new(), left: 1, reads: false, spare: Vec::new() }
     }
 
     /// Whether it is the turn of ordinary reads.
     pub fn is_reading(&self) -> bool {
-        self.away.is_empty() && self.reads
+        self.outstanding.is_empty() && self.reads
     }
 
     /// A read was made.
@@ -71,29 +71,29 @@ impl Posting {
         }
     }
 
-    /// The next buffer that is back.
-    pub fn next_back(&mut self) -> Option<Back> {
+    /// The next completed buffer.
+    pub fn next_completed(&mut self) -> Option<Completed> {
         loop {
-            let is_over = |a: &Away| a.ticket.is_over();
+            let is_over = |a: &Outstanding| a.ticket.is_over();
             // Cancelled ones with nothing do not wait for those before them.
-            let at = match self.away.front() {
+            let at = match self.outstanding.front() {
                 Some(front) if is_over(front) => 0,
-                _ => self.away.iter().position(|a| a.is_cancelled && is_over(a))?,
+                _ => self.outstanding.iter().position(|a| a.is_cancelled && is_over(a))?,
             };
-            let Away { ticket, capacity, is_cancelled } = self.away.remove(at)?;
+            let Outstanding { ticket, capacity, is_cancelled } = self.outstanding.remove(at)?;
             match ticket.take() {
                 Some(RecvOutcome { error: Some(SocketError::Cancelled), buf }) if is_cancelled => {
                     self.spare.extend(buf);
                 }
-                Some(RecvOutcome { error: Some(e), .. }) => return Some(Back::Failed(e)),
+                Some(RecvOutcome { error: Some(e), .. }) => return Some(Completed::Failed(e)),
                 Some(RecvOutcome { buf: Some(buf), .. }) if buf.is_empty() && capacity > 0 => {
-                    return Some(Back::End);
+                    return Some(Completed::End);
                 }
                 Some(RecvOutcome { buf: Some(buf), .. }) if !buf.is_empty() => {
-                    return Some(Back::Bytes(buf));
+                    return Some(Completed::Bytes(buf));
                 }
                 Some(_) => {}
-                None => return Some(Back::Failed(SocketError::BadHandle)),
+                None => return Some(Completed::Failed(SocketError::BadHandle)),
             }
         }
     }
@@ -108,7 +108,7 @@ impl Posting {
     /// Posts what may be posted; now and then asks for one back, or lets go of it.
     pub fn post(&mut self, cx: &mut Cx, id: SlotId, draw: &mut Draw) -> Result<(), SocketError> {
         self.meddle(cx, id, draw);
-        while self.away.len() < self.plan.buffers && !self.reads {
+        while self.outstanding.len() < self.plan.buffers && !self.reads {
             let buf = match self.spare.pop().filter(|_| draw.percent(70)) {
                 Some(buf) => buf,
                 None => {
@@ -119,7 +119,7 @@ impl Posting {
             let rule = self.rule(capacity, draw);
             cx.shard.tcp_post(cx.now, id, buf, rule, &ticket).map_err(|(e, _)| e)?;
             note(cx, id, || format!("posts {capacity}, {rule:?}"));
-            self.away.push_back(Away { ticket, capacity, is_cancelled: false });
+            self.outstanding.push_back(Outstanding { ticket, capacity, is_cancelled: false });
             self.step(draw);
         }
         Ok(())
@@ -137,19 +137,19 @@ impl Posting {
     }
 
     fn meddle(&mut self, cx: &mut Cx, id: SlotId, draw: &mut Draw) {
-        if self.away.is_empty() || !draw.percent(self.plan.meddles_percent) {
+        if self.outstanding.is_empty() || !draw.percent(self.plan.meddles_percent) {
             return;
         }
-        let at = draw.below(self.away.len() as u64) as usize;
+        let at = draw.below(self.outstanding.len() as u64) as usize;
         if draw.percent(50) {
-            self.away[at].is_cancelled = true;
+            self.outstanding[at].is_cancelled = true;
             note(cx, id, || format!("asks for buffer {at} back"));
-            cx.shard.tcp_cancel_post(cx.now, id, &self.away[at].ticket);
-        } else if !self.away[at].ticket.is_over()
-            && cx.shard.tcp_abandon_post(cx.now, id, &self.away[at].ticket)
+            cx.shard.tcp_cancel_post(cx.now, id, &self.outstanding[at].ticket);
+        } else if !self.outstanding[at].ticket.is_over()
+            && cx.shard.tcp_abandon_post(cx.now, id, &self.outstanding[at].ticket)
         {
             note(cx, id, || format!("lets go of buffer {at}"));
-            self.away.remove(at);
+            self.outstanding.remove(at);
         }
     }
 }

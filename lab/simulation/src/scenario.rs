@@ -56,7 +56,7 @@ pub struct Scenario {
     /// The devices complete checksums.
     pub csum: bool,
     /// What happens to frames from station 0, and from station 1.
-    pub ways: [Impairments; 2],
+    pub paths: [Impairments; 2],
     /// The two ends.
     pub stations: [Station; 2],
     /// The connections.
@@ -305,9 +305,9 @@ impl Scenario {
         };
         let csum = d.percent(60);
         let tso = (csum && d.percent(70)).then(|| d.pick(&[65_535, 65_535, 16_384]));
-        let ways = draw_ways(d);
+        let paths = draw_paths(d);
         let trouble = draw_trouble(d, mtu);
-        let patient = is_patient(&ways, &trouble);
+        let patient = is_patient(&paths, &trouble);
         let mut stations = [draw_station(d, mtu, patient), draw_station(d, mtu, patient)];
         if stations.iter().any(|s| s.backlog < 8) && !trouble.excuses_errors() {
             // With so little room SYNs may lose to each other again and again.
@@ -320,7 +320,7 @@ impl Scenario {
             mtu,
             tso,
             csum,
-            ways,
+            paths,
             stations,
             flows: Vec::new(),
             datagrams: [0; 2],
@@ -342,7 +342,7 @@ impl Scenario {
         let most = self.most_bytes(d);
         let count = d.pick(&[1, 1, 2, 2, 3, 4, 6, 8]);
         self.flows = (0..count).map(|_| draw_flow(d, most, count)).collect();
-        let no_distance = self.ways.iter().any(|w| w.delay.is_zero());
+        let no_distance = self.paths.iter().any(|w| w.delay.is_zero());
         for i in 0..self.flows.len() {
             let f = &mut self.flows[i];
             if f.kind == FlowKind::SimultaneousOpen && (no_distance || f.to_self) {
@@ -384,7 +384,7 @@ impl Scenario {
         self.stations.iter_mut().for_each(|s| s.waits = WaitPlan::draw(d));
     }
 
-    /// Where ways change stations may move as well, and lose their addresses for a while; apart too.
+    /// Where paths change stations may move as well, and lose their addresses for a while; apart too.
     fn draw_moves(&mut self) {
         let d = &mut Draw::new(self.seed ^ 0x0de5_0000);
         let Trouble::Routes(changes) = &mut self.trouble else { return };
@@ -440,8 +440,8 @@ impl Scenario {
 
     /// Bytes of one direction at most: what a bad wire carries in a few thousand packets.
     fn most_bytes(&self, d: &mut Draw) -> u64 {
-        let worst = self.ways.iter().map(|w| w.loss + w.corrupt).fold(0.0, f64::max);
-        let slow = self.ways.iter().any(|w| w.rate_bps.is_some_and(|r| r < 1_000_000));
+        let worst = self.paths.iter().map(|w| w.loss + w.corrupt).fold(0.0, f64::max);
+        let slow = self.paths.iter().any(|w| w.rate_bps.is_some_and(|r| r < 1_000_000));
         let most = match worst {
             _ if slow => 200_000,
             w if w > 0.03 => 400_000,
@@ -460,7 +460,7 @@ impl Scenario {
                 && w.mtu.is_none()
                 && w.jitter < MS * 100
         };
-        self.ways.iter().all(clean)
+        self.paths.iter().all(clean)
             && self.trouble == Trouble::None
             && self.swarm.features.is_empty()
             && self.stations.iter().all(|s| s.pool_bytes >= 64 << 20)
@@ -473,7 +473,7 @@ impl Scenario {
         // Each flow to another address of a station asks for it, at the same time as others.
         let asks_many = self.swarm.any_address.is_some()
             && self.stations.iter().any(|s| s.takes_pkts.is_some());
-        self.ways.iter().any(loses) || self.trouble != Trouble::None || asks_many
+        self.paths.iter().any(loses) || self.trouble != Trouble::None || asks_many
     }
 
     /// Whether a connection may report an error. One of a station to itself sees nothing of the wire, but goes
@@ -492,7 +492,7 @@ impl std::fmt::Display for Scenario {
     }
 }
 
-fn draw_ways(d: &mut Draw) -> [Impairments; 2] {
+fn draw_paths(d: &mut Draw) -> [Impairments; 2] {
     let delay = Duration::from_micros(match d.below(10) {
         0 | 1 => 0,
         2..=5 => d.log(10, 5_000),
@@ -502,12 +502,12 @@ fn draw_ways(d: &mut Draw) -> [Impairments; 2] {
         let perfect = Impairments { delay, ..Impairments::default() };
         return [perfect.clone(), perfect];
     }
-    let way = draw_way(d, delay);
-    let back = if d.percent(70) { way.clone() } else { draw_way(d, delay) };
+    let way = draw_path(d, delay);
+    let back = if d.percent(70) { way.clone() } else { draw_path(d, delay) };
     [way, back]
 }
 
-fn draw_way(d: &mut Draw, delay: Duration) -> Impairments {
+fn draw_path(d: &mut Draw, delay: Duration) -> Impairments {
     let part = |d: &mut Draw, chance: u64, most: f64| {
         if d.percent(chance) { most * d.below(1000) as f64 / 1000.0 } else { 0.0 }
     };
@@ -533,8 +533,8 @@ fn draw_way(d: &mut Draw, delay: Duration) -> Impairments {
 /// A wire so bad that with the default limits an honest connection could run into them by chance
 /// (in one of a million seeds) gets limits out of reach; whether limits are kept is asked where the
 /// link dies, and there the defaults hold.
-fn is_patient(ways: &[Impairments; 2], trouble: &Trouble) -> bool {
-    let bad = ways.iter().any(|w| w.loss + w.corrupt > 0.002);
+fn is_patient(paths: &[Impairments; 2], trouble: &Trouble) -> bool {
+    let bad = paths.iter().any(|w| w.loss + w.corrupt > 0.002);
     let passing =
         matches!(trouble, Trouble::Pause { .. } | Trouble::Mute { .. } | Trouble::Routes(_));
     (bad || passing) && !trouble.excuses_errors()

@@ -70,8 +70,8 @@ impl World {
             }
             RouteChange::Move { is_announced } => {
                 let mut network = lock(&self.network);
-                network.whereabouts[station].move_on();
-                let frame = network.whereabouts[station].announcement(own);
+                network.station_addresses[station].move_on();
+                let frame = network.station_addresses[station].announcement(own);
                 if is_announced {
                     let injected = Injected { at: now, frame, is_strict: false };
                     network.injected[1 - station].push_back(injected);

@@ -120,14 +120,14 @@ impl Scenario {
             w.delay + w.jitter + reordered + transfer(w, w.queue_bytes as u64)
         };
         let holds = self.stations.iter().filter_map(|s| s.waits).map(|w| w.config.max_hold);
-        self.ways.iter().map(way).sum::<Duration>() + holds.sum::<Duration>() + ACK_DELAY
+        self.paths.iter().map(way).sum::<Duration>() + holds.sum::<Duration>() + ACK_DELAY
     }
 
     /// All bytes of all flows, one after the other, over the slower direction.
     fn wire_time(&self, bytes: u64) -> Duration {
         let segment = self.segment_bytes();
         let whole = bytes * (segment + HEADER_BYTES) / segment;
-        let slowest = self.ways.iter().map(|w| transfer(w, whole)).max().unwrap_or_default();
+        let slowest = self.paths.iter().map(|w| transfer(w, whole)).max().unwrap_or_default();
         let fills = self.stations.iter().any(|s| s.takes_pkts.is_some());
         let full = if fills { FULL * (bytes / segment + 20) as u32 } else { Duration::ZERO };
         slowest * 4 + full
@@ -135,8 +135,8 @@ impl Scenario {
 
     /// Time-outs, with their backing off.
     fn recovery(&self, own: Load) -> Duration {
-        let lost: f64 = self.ways.iter().map(|w| w.loss + w.corrupt).sum();
-        let drops = self.ways.iter().any(|w| w.rate_bps.is_some() || w.mtu.is_some());
+        let lost: f64 = self.paths.iter().map(|w| w.loss + w.corrupt).sum();
+        let drops = self.paths.iter().any(|w| w.rate_bps.is_some() || w.mtu.is_some());
         let chance = Duration::from_millis((own.frames as f64 * lost * 4_000.0) as u64);
         let backoff = match lost {
             l if l > 0.02 => 1_200,

@@ -31,12 +31,12 @@ fn scenarios_hold_what_they_promise() {
         assert!((low..high).contains(&p), "{p}");
     };
     between(0.4, 0.6, &|s| s.v6);
-    between(0.3, 0.8, &|s| s.ways.iter().any(|w| w.loss > 0.0));
-    between(0.02, 0.4, &|s| s.ways.iter().any(|w| w.loss > 0.03));
-    between(0.1, 0.6, &|s| s.ways.iter().any(|w| w.reorder > 0.0));
-    between(0.1, 0.6, &|s| s.ways.iter().any(|w| w.duplicate > 0.0));
-    between(0.1, 0.6, &|s| s.ways.iter().any(|w| w.corrupt > 0.0));
-    between(0.3, 0.8, &|s| s.ways.iter().any(|w| w.rate_bps.is_some()));
+    between(0.3, 0.8, &|s| s.paths.iter().any(|w| w.loss > 0.0));
+    between(0.02, 0.4, &|s| s.paths.iter().any(|w| w.loss > 0.03));
+    between(0.1, 0.6, &|s| s.paths.iter().any(|w| w.reorder > 0.0));
+    between(0.1, 0.6, &|s| s.paths.iter().any(|w| w.duplicate > 0.0));
+    between(0.1, 0.6, &|s| s.paths.iter().any(|w| w.corrupt > 0.0));
+    between(0.3, 0.8, &|s| s.paths.iter().any(|w| w.rate_bps.is_some()));
     between(0.01, 0.2, &|s| s.mtu == 576);
     between(0.2, 0.6, &|s| s.tso.is_some());
     between(0.02, 0.5, &|s| s.stations.iter().any(|s| s.pool_bytes < 2 << 20));
@@ -61,7 +61,7 @@ fn scenarios_hold_what_they_promise() {
     assert!(has(&|k| matches!(k, FlowKind::UnreadClose(_))) > 50);
     assert!(has(&|k| matches!(k, FlowKind::EarlyClose(_))) > 50);
     assert!(has(&|k| matches!(k, FlowKind::Deaf(_))) > 50);
-    assert!(all.iter().all(|s| s.ways.iter().all(|w| w.loss <= 0.1)));
+    assert!(all.iter().all(|s| s.paths.iter().all(|w| w.loss <= 0.1)));
 }
 
 /// A scenario with one honest connection over a good wire.
@@ -78,7 +78,7 @@ fn an_error_without_a_cause_is_a_violation() {
     let mut s = honest();
     assert!(World::new(s.clone(), 0).play().is_ok());
     // The link dies, and the oracle is told of a pause too short to break anything.
-    s.ways.iter_mut().for_each(|w| w.delay = Duration::from_millis(5));
+    s.paths.iter_mut().for_each(|w| w.delay = Duration::from_millis(5));
     let (at, lasts) = (Duration::from_millis(22), Duration::from_secs(1));
     s.trouble = Trouble::Pause { at, lasts };
     let mut world = World::new(s, 0);
@@ -101,7 +101,7 @@ fn a_panic_is_a_failure_with_its_seed() {
     let failure = Failure {
         case: Case::network(7),
         violation: Violation::Panic("why".into()),
-        story: vec!["an event".into()],
+        trace: vec!["an event".into()],
         replays: true,
     };
     let text = failure.to_string();
@@ -138,7 +138,7 @@ fn every_feature_of_the_swarm_occurs_and_can_be_left_out_alone() {
 fn honest_in_swarm() -> Scenario {
     let mut s = honest();
     s.case = Case::swarm(s.seed);
-    s.ways.iter_mut().for_each(|w| w.delay = Duration::from_millis(5));
+    s.paths.iter_mut().for_each(|w| w.delay = Duration::from_millis(5));
     s
 }
 

@@ -12,12 +12,12 @@ use fulmar_runtime::{PollSetCore, WatchedShard};
 use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::{Ready, Step};
 
-use super::app::{Cx, End, Quirk, Said};
+use super::app::{Cx, End, Quirk, SentStream};
 use super::attack::{AttackKind, Attacker};
 use super::deciding::Decider;
 use super::gate::{Gate, Log, NetworkState, SharedNetwork, lock};
 use super::hostile::attackers;
-use super::moves::Whereabouts;
+use super::moves::StationAddress;
 use super::oracle::{self, Report, Violation};
 use super::scenario::{FlowKind, Scenario};
 use super::script;
@@ -120,14 +120,14 @@ impl World {
             frames: 0,
             swallowed: 0,
             attention: [Attention::default(); 2],
-            whereabouts: link.ether.map(Whereabouts::new),
+            station_addresses: link.ether.map(StationAddress::new),
             injected: Default::default(),
             handshakes: Default::default(),
             idents: Default::default(),
             captured: scenario.has_attack(AttackKind::Replays).then(Default::default),
         }));
-        let ways = [&scenario.ways[0], &scenario.ways[1]];
-        let (a, b) = sim_pair_each_way(scenario.seed, ways, &link);
+        let paths = [&scenario.paths[0], &scenario.paths[1]];
+        let (a, b) = sim_pair_each_way(scenario.seed, paths, &link);
         let gate = |inner, i: usize| {
             Gate::new(inner, i, &network, &scenario, scenario.seed ^ (0xface << i))
         };
@@ -244,7 +244,7 @@ impl World {
 
     pub(super) fn pair_is_done(&self, flow: usize) -> bool {
         let pair = &self.ends[2 * flow..][..2];
-        let excused = pair[0].may_fail && pair[0].is_done() && pair[1].is_unborn();
+        let excused = pair[0].may_fail && pair[0].is_done() && pair[1].is_unconnected();
         // It does not begin while the far end of the flow before it, of the same addresses, may still be accepted.
         let is_barred = || {
             let before = self.scenario.flows[flow].again;
@@ -297,7 +297,7 @@ impl World {
         format!("at {}: {}; deadlines {deadlines:?}", oracle::seconds(self.now), told.join("; "))
     }
 
-    /// What the stacks counted, at the end of a story.
+    /// What the stacks counted, at the end of a trace.
     pub fn note_counters(&mut self) {
         for side in &mut self.sides {
             let stat = side.shard.stat();
@@ -379,24 +379,27 @@ impl World {
         Some(named)
     }
 
-    /// What the other end of an end was told.
-    pub(super) fn said(&self, e: usize) -> Said {
-        self.ends[e ^ 1].said()
+    /// What the other end of an end has sent.
+    pub(super) fn sent(&self, e: usize) -> SentStream {
+        self.ends[e ^ 1].sent()
+    }
+
+    /// An end, and the context of its turn.
+    fn end_and_context(&mut self, e: usize) -> (&mut End, Cx<'_>) {
+        let other = self.sent(e);
+        let World { ends, sides, network, now, .. } = self;
+        let end = &mut ends[e];
+        let side = &mut sides[end.station];
+        let set = side.set.as_ref();
+        (end, Cx { shard: &mut side.shard, now: *now, network, set, other })
     }
 
     pub(super) fn drive(&mut self, e: usize) -> Result<bool, Violation> {
-        let other = self.said(e);
-        let side = &mut self.sides[self.ends[e].station];
-        let mut cx = Cx {
-            shard: &mut side.shard,
-            now: self.now,
-            network: &self.network,
-            set: side.set.as_ref(),
-            other,
-        };
         let was_pending = self.ends[e].is_pending();
-        let moved = self.ends[e].drive(&mut cx)?;
-        let is_complete = was_pending && !self.ends[e].is_pending() && !self.ends[e].is_unborn();
+        let (end, mut cx) = self.end_and_context(e);
+        let moved = end.drive(&mut cx)?;
+        let is_complete =
+            was_pending && !self.ends[e].is_pending() && !self.ends[e].is_unconnected();
         if let Some((peer, ..)) = self.ends[e ^ 1].connects.filter(|_| is_complete) {
             self.check_accepted(self.ends[e].station, peer)?;
         }
@@ -413,7 +416,7 @@ impl World {
             // Before it has its port again a connection from there repeats an earlier one.
             let begun = opener.began_at.is_some() && !opener.is_idle();
             let is_of_peer = opener.connects.is_some_and(|c| c.0 == peer);
-            self.ends[*e].station == i && self.ends[*e].is_unborn() && begun && is_of_peer
+            self.ends[*e].station == i && self.ends[*e].is_unconnected() && begun && is_of_peer
         })
     }
 
@@ -439,16 +442,8 @@ impl World {
             };
             // What the step gave up before it was accepted.
             self.watch_reclaim(i);
-            let other = self.said(e);
-            let side = &mut self.sides[i];
-            let mut cx = Cx {
-                shard: &mut side.shard,
-                now,
-                network: &self.network,
-                set: side.set.as_ref(),
-                other,
-            };
-            self.ends[e].adopt(&mut cx, id)?;
+            let (end, mut cx) = self.end_and_context(e);
+            end.adopt(&mut cx, id)?;
             self.drive(e)?;
         }
         Ok(())
@@ -487,20 +482,20 @@ impl World {
     /// When the ends of a flow stop waiting for each other; `None` if they do not or need not.
     fn give_up_at(&self, f: usize) -> Option<Instant> {
         let pair = [&self.ends[2 * f], &self.ends[2 * f + 1]];
-        let open = pair.iter().any(|e| !e.is_done() && !e.is_unborn());
+        let open = pair.iter().any(|e| !e.is_done() && !e.is_unconnected());
         if !pair[0].may_fail || !open {
             return None;
         }
         let dead = self.scenario.trouble.death().map(|at| START + at).filter(|at| *at <= self.now);
         // The other end may have given up before it was ever accepted.
-        let alone = pair[1].is_unborn().then_some(START);
+        let alone = pair[1].is_unconnected().then_some(START);
         let from = [self.half_done[f], dead, alone].into_iter().flatten().min()?;
         let asked = pair.iter().filter(|e| !e.is_done()).map(|e| e.asked_at).max()?;
         Some(from.max(asked) + self.patience())
     }
 
     fn give_up(&mut self, e: usize) -> Result<(), Violation> {
-        if self.ends[e].is_done() || self.ends[e].is_unborn() {
+        if self.ends[e].is_done() || self.ends[e].is_unconnected() {
             return Ok(());
         }
         let died = self.scenario.trouble.death().is_some_and(|at| START + at <= self.now);
@@ -514,16 +509,8 @@ impl World {
     }
 
     pub(super) fn abort(&mut self, e: usize) {
-        let other = self.said(e);
-        let side = &mut self.sides[self.ends[e].station];
-        let mut cx = Cx {
-            shard: &mut side.shard,
-            now: self.now,
-            network: &self.network,
-            set: side.set.as_ref(),
-            other,
-        };
-        self.ends[e].abort(&mut cx);
+        let (end, mut cx) = self.end_and_context(e);
+        end.abort(&mut cx);
     }
 
     fn close_rest(&mut self) {

@@ -108,7 +108,7 @@ impl Device {
     pub const ALL: [Device; 5] =
         [Device::Tap, Device::Packet, Device::Sim, Device::Shm, Device::Link];
 
-    /// The name in ways and options.
+    /// The name in scenarios and options.
     pub const fn name(self) -> &'static str {
         match self {
             Device::Tap => "tap",

@@ -16,7 +16,7 @@ mod sim;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Measure fulmar: every way against every other, the kernel and the floor; profiles; the simulation
+/// Benches of fulmar beside the kernel and the floor, profiles, published tables, netperf and the simulation
 #[derive(Parser, Debug)]
 #[command(
     name = "fulmar-lab",
@@ -41,7 +41,7 @@ enum Command {
     Netserver(netserver::Args),
     Netsend(netsend::SendArgs),
     Netreceive(netsend::ReceiveArgs),
-    // For its own tests; people use `fulmar sandbox`.
+    // For the tests of this command; users have `fulmar sandbox`.
     #[command(hide = true)]
     Sandbox(fulmar_cli::sandbox::Args),
 }

@@ -399,15 +399,9 @@ fn show(args: &Args, test_args: &TestArgs, result: &tables::Shown<'_>) -> Outcom
 mod tests {
     use super::*;
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
-
     fn options(line: &str) -> Outcome<TestOptions> {
         let words = std::iter::once("netperf").chain(line.split_whitespace());
-        let args = Line::try_parse_from(words).expect("it parses").args;
+        let args: Args = fulmar_cli::options::parse(words).expect("it parses");
         let test_args = TestArgs::try_parse_from(&args.rest).expect("the rest parses");
         args.options(&test_args)
     }

@@ -21,7 +21,7 @@ const BATCH: u64 = 64;
 /// How often the progress is shown.
 const SHOWN_EVERY: Duration = Duration::from_millis(500);
 
-/// Send numbered UDP datagrams at a rate and print what each costs
+/// Send numbered UDP datagrams at a rate, and print the cost of each
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "fulmar-lab netsend 10.77.0.1 5555 18 0 5       18 bytes, as fast as it goes, 5 s
@@ -36,10 +36,10 @@ pub struct SendArgs {
     /// Bytes of payload, at least 4 for the counter
     #[arg(value_name = "BYTES", value_parser = clap::value_parser!(u32).range(4..=65_507))]
     size: u32,
-    /// Datagrams per second; 0 for as many as it can
+    /// Datagrams per second; 0: no limit
     #[arg(value_name = "PER_SECOND")]
     rate: u64,
-    /// How long, in seconds
+    /// Duration
     #[arg(value_parser = fulmar_cli::bounds::seconds)]
     seconds: Duration,
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub struct SendArgs {
     network: NetworkArgs,
 }
 
-/// Receive numbered UDP datagrams, once a second print rate and losses
+/// Receive numbered UDP datagrams, and print rate and losses every second
 #[derive(clap::Args, Debug)]
 #[command(after_help = "fulmar-lab netreceive 5555 --seconds 10
 fulmar-lab netreceive --stack kernel 5555      until it is interrupted")]
@@ -56,7 +56,7 @@ pub struct ReceiveArgs {
     /// Port
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
-    /// Stop after so many seconds
+    /// Stop after this time
     #[arg(long, value_parser = fulmar_cli::bounds::seconds)]
     seconds: Option<Duration>,
     /// Listen on IPv6 (fulmar: on its IPv6 addresses)

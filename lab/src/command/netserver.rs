@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Be measured by netperf, stock or our own: the server side of its tests
+/// Run a netserver: the server side of netperf's tests, for a stock netperf or fulmar-lab netperf
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   fulmar-lab netserver                             in one terminal, on fulmar
@@ -27,13 +27,13 @@ pub struct Args {
     /// Listen on this address only
     #[arg(short = 'L', long = "listen", value_name = "ADDRESS")]
     address: Option<IpAddr>,
-    /// Taken for the sake of habit: it always stays in the foreground
+    /// Accepted for compatibility: it always stays in the foreground
     #[arg(short = 'D')]
     foreground: bool,
-    /// Clients at once; more are turned away
+    /// Clients at the same time at most
     #[arg(long, default_value_t = 32)]
     max_clients: usize,
-    /// Let clients name files (-F) of this machine to fill the buffers from; they receive them
+    /// Allow clients to name files of this machine (-F), whose contents they receive
     #[arg(long)]
     fill_files: bool,
     #[command(flatten)]

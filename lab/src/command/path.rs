@@ -19,7 +19,7 @@ const RUNS: usize = 7;
 /// More than any path takes.
 const MOST_PPS: u64 = 100_000_000;
 
-/// Print what a packet costs up to each stage of its path
+/// Print the cost of a packet up to each stage of its path
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "fulmar-lab path <udp-send|udp-recv|tcp-send|tcp-recv> [OPTIONS]
@@ -36,23 +36,23 @@ pub struct Args {
     /// Which path
     #[arg(value_parser = named, required_unless_present = "live", value_name = "udp-send|udp-recv|tcp-send|tcp-recv")]
     path: Option<Path>,
-    /// Ask running stacks that keep an account instead (see FULMAR_LEDGER below)
+    /// Show the accounts of running stacks instead (see FULMAR_LEDGER below)
     #[arg(long, conflicts_with_all = ["path", "quick", "bytes", "threads", "rate", "runs", "stack"])]
     live: bool,
     /// Payload of a datagram, or bytes of a write [default: 18; of TCP 64]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     bytes: Option<u32>,
-    /// Threads at most, each with a stack of its own; measured from 1 on
+    /// Measure with 1 to this many threads, each with a stack of its own
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
-    /// Packets per second of each thread, evenly: one by one, or as many together as are due in 50 us;
-    /// 0 for as many as it can (udp-send of fulmar's only; the time in between is not measured)
+    /// Packets per second of each thread, evenly spaced, or in bursts of what is due in 50 us; 0: no limit
+    /// (only udp-send of fulmar; the time in between is not measured)
     #[arg(long, default_value_t = 0, value_name = "PPS", value_parser = within(0, MOST_PPS))]
     rate: u64,
-    /// Times that every stage is measured
+    /// Measurements of each stage
     #[arg(long, default_value_t = RUNS, value_parser = bounds::runs)]
     runs: usize,
-    /// Be done in under 20 seconds
+    /// Finish in under 20 seconds
     #[arg(long)]
     quick: bool,
     /// Whose stack (kernel: udp-send only)
@@ -211,17 +211,10 @@ fn word(value: &Value) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
     use fulmar_lab::harness::report::Machine;
 
-    #[derive(Parser, Debug)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
-
     fn parse(line: &str) -> Result<Args, clap::Error> {
-        Line::try_parse_from(line.split_whitespace()).map(|l| l.args)
+        fulmar_cli::options::parse(line.split_whitespace())
     }
 
     #[test]

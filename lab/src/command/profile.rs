@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Run a bench and say what fraction of busy time went where
+/// Run a bench and show the shares of its busy time
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "fulmar-lab profile -- send --quick       what follows -- is as after `fulmar-lab bench`
@@ -24,10 +24,10 @@ the kernel as well, and draws a flame graph. For whole stacks in the graph build
 with RUSTFLAGS=-Cforce-frame-pointers=yes."
 )]
 pub struct Args {
-    /// Where the flame graph goes
+    /// Write the flame graph to this file
     #[arg(long, value_name = "FILE.svg", default_value = "fulmar-profile.svg")]
     svg: PathBuf,
-    /// One visit of a thread in so many is timed by the ledger
+    /// The ledger times one visit of a thread in this number
     #[arg(long, default_value_t = ledger::DEFAULT_EVERY, value_parser = clap::value_parser!(u32).range(1..))]
     every: u32,
     /// Samples per second
@@ -188,22 +188,17 @@ fn told(balance: &Balance) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fulmar_cli::options::parse;
     use fulmar_lab::harness::report::Machine;
-
-    #[derive(Parser, Debug)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
 
     #[test]
     fn what_follows_the_dashes_is_the_bench() {
         let line = "profile --every 8 -- send --quick --placement same-cpu";
-        let args = Line::try_parse_from(line.split(' ')).expect("it parses").args;
+        let args: Args = parse(line.split(' ')).expect("it parses");
         assert_eq!(args.every, 8);
         assert_eq!(args.bench[0], "send");
-        assert!(Line::try_parse_from(["profile"]).is_err(), "a bench is needed");
-        assert!(Line::try_parse_from(["profile", "--every", "0", "--", "send"]).is_err());
+        assert!(parse::<Args>(["profile"]).is_err(), "a bench is needed");
+        assert!(parse::<Args>(["profile", "--every", "0", "--", "send"]).is_err());
     }
 
     #[test]

@@ -23,7 +23,7 @@ const FULL: Duration = Duration::from_secs(150);
 const QUICK: Duration = Duration::from_secs(15);
 const MAX_RUNS: usize = 200;
 
-/// Measure a published table again, here, and say what became of each row
+/// Measure a published table again on this machine, and compare it row by row
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "fulmar-lab reproduce [NAME] [OPTIONS]",
@@ -42,10 +42,10 @@ path and profile send where they always do and write no frames: they know neithe
 It makes its own namespaces and leaves nothing behind."
 )]
 pub struct Args {
-    /// Which table
+    /// The table
     #[arg(value_parser = table)]
     name: Option<Table>,
-    /// Be done in under 20 seconds; the intervals are wider (not with --seconds)
+    /// Finish in under 20 seconds; the intervals are wider (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for everything [default: 150; path 50, profile 40]
@@ -188,17 +188,10 @@ fn listed() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser, Debug)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
 
     fn parse(line: &str) -> Result<Args, clap::Error> {
         let words = std::iter::once("reproduce").chain(line.split_whitespace());
-        Line::try_parse_from(words).map(|l| l.args)
+        fulmar_cli::options::parse(words)
     }
 
     #[test]

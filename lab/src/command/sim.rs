@@ -30,13 +30,13 @@ pub struct Args {
     /// Play this seed alone
     #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "first"])]
     seed: Option<u64>,
-    /// Print every event of it
+    /// Print every event of the seed
     #[arg(short, long, requires = "seed")]
     verbose: bool,
-    /// How many seeds
+    /// Number of seeds
     #[arg(long, value_name = "N", default_value_t = 1000)]
     seeds: u64,
-    /// The first of them
+    /// The first seed
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     first: u64,
     /// Scenarios of the swarm: hostile peers, attackers, small budgets
@@ -45,13 +45,13 @@ pub struct Args {
     /// Leave these features of the swarm out
     #[arg(long, value_name = "FEATURES", value_delimiter = ',')]
     without: Vec<Feature>,
-    /// Play new seeds of the swarm, from a number that the clock gives
+    /// Play new seeds of the swarm, beginning at one that is drawn from the clock
     #[arg(long, conflicts_with_all = ["seed", "seeds", "first"])]
     soak: bool,
-    /// With --soak: for so long
+    /// With --soak: minutes to play
     #[arg(long, value_name = "N", default_value_t = 10.0, requires = "soak")]
     minutes: f64,
-    /// With --soak: where failing cases are written
+    /// With --soak: the directory for failing cases
     #[arg(long, value_name = "DIRECTORY", default_value = "soak-failures", requires = "soak")]
     failures: PathBuf,
     /// Flows over shared bottlenecks instead: the table of results/wan/simulation.txt
@@ -83,9 +83,9 @@ fn jobs(args: &Args) -> Outcome<usize> {
 }
 
 fn one(case: Case, verbose: bool) -> Outcome<ExitCode> {
-    let (seed, (result, story)) = (case.seed, fulmar_simulation::run_with_story(case));
+    let (seed, (result, trace)) = (case.seed, fulmar_simulation::run_with_trace(case));
     if verbose {
-        story.iter().try_for_each(say)?;
+        trace.iter().try_for_each(say)?;
     }
     match result {
         Ok(report) => {
@@ -124,7 +124,7 @@ fn many(first: Case, args: &Args) -> Outcome<ExitCode> {
     Ok(if summary.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The whole story of the first failure; of the others what was violated, since stories are long.
+/// The whole trace of the first failure; of the others what was violated, since stories are long.
 fn story_of(failure: &str, whole: bool) -> &str {
     if whole { failure } else { failure.lines().next().unwrap_or_default() }
 }
@@ -156,33 +156,26 @@ fn sentence(r: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser, Debug)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use fulmar_cli::options::parse;
 
     #[test]
     fn one_seed_and_many_exclude_each_other() {
-        assert!(Line::try_parse_from(["sim", "--seed", "7", "--verbose"]).is_ok());
-        assert!(Line::try_parse_from(["sim", "--seed", "7", "--seeds", "9"]).is_err());
-        assert!(Line::try_parse_from(["sim", "--verbose"]).is_err());
-        assert!(Line::try_parse_from(["sim", "--soak", "--seed", "7"]).is_err());
-        assert!(Line::try_parse_from(["sim", "--minutes", "7"]).is_err());
+        assert!(parse::<Args>(["sim", "--seed", "7", "--verbose"]).is_ok());
+        assert!(parse::<Args>(["sim", "--seed", "7", "--seeds", "9"]).is_err());
+        assert!(parse::<Args>(["sim", "--verbose"]).is_err());
+        assert!(parse::<Args>(["sim", "--soak", "--seed", "7"]).is_err());
+        assert!(parse::<Args>(["sim", "--minutes", "7"]).is_err());
     }
 
     #[test]
     fn features_are_left_out_by_name() {
-        let line = Line::try_parse_from(["sim", "--without", "syn-flood,replays"]).unwrap();
-        assert_eq!(line.args.without, [Feature::SynFlood, Feature::Replays]);
-        assert!(Line::try_parse_from(["sim", "--without", "nothing"]).is_err());
+        let args: Args = parse(["sim", "--without", "syn-flood,replays"]).unwrap();
+        assert_eq!(args.without, [Feature::SynFlood, Feature::Replays]);
+        assert!(parse::<Args>(["sim", "--without", "nothing"]).is_err());
     }
 
     #[test]
     fn nothing_to_play_is_refused() {
-        let line = Line::try_parse_from(["sim", "--seeds", "0"]).unwrap();
-        assert!(run(&line.args).is_err());
+        assert!(run(&parse(["sim", "--seeds", "0"]).unwrap()).is_err());
     }
 }

@@ -16,9 +16,7 @@ pub mod segment;
 use crate::Bulk;
 use crate::cpu::{self, Placement};
 use crate::harness::Scenario;
-use crate::kernel_calls::Sending;
-use crate::kernel_receive::Receiving;
-use crate::peer::{Endpoint, Peer, Role, Spec};
+use crate::peer::{Peer, Role, Spec};
 use crate::topology::{self, OUR_IP, OUR_MAC, PEER_IP, PEER_MAC, Topology};
 use crate::transfer::{self, Transfer};
 use device::{FrameDevice, Packet, Tap};
@@ -26,7 +24,6 @@ use flow::{Counts, Flow, Load};
 use segment::Addresses;
 use std::cell::RefCell;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
@@ -42,7 +39,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name in ways and JSON.
+    /// The name in scenarios and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Tap => "tap",
@@ -62,7 +59,7 @@ impl Kind {
 }
 
 impl Direction {
-    /// The name in ways and JSON.
+    /// The name in scenarios and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Direction::Send => "send",
@@ -119,16 +116,7 @@ impl Testbed {
             Direction::Send => (Role::Sink, bulk.write_bytes),
             Direction::Receive => (Role::Source, bulk.read_bytes),
         };
-        let spec = Spec {
-            role,
-            endpoint: Endpoint::Listen(SocketAddr::new(IpAddr::V4(PEER_IP), 0)),
-            cpu: far_cpu,
-            buffer_bytes: if role == Role::Sink { bulk.read_bytes } else { bulk.write_bytes },
-            warm_bytes: bulk.warm_bytes,
-            time,
-            sending: Sending::default(),
-            receiving: Receiving::default(),
-        };
+        let spec = Spec { cpu: far_cpu, ..Spec::of_bulk(role, bulk, time) };
         let peer = Peer::spawn(&spec, &self.topology.peer_netns)?;
         let addresses = self.addresses(peer.address().port());
         let load = Load {

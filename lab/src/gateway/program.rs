@@ -231,7 +231,7 @@ impl Instance {
 
     /// Resident memory of its processes, in bytes; zero without any.
     pub fn resident_bytes(&self) -> io::Result<u64> {
-        self.children.iter().map(|c| resident_bytes(c.id())).sum()
+        self.children.iter().map(|c| cpu::resident_bytes(c.id())).sum()
     }
 
     fn veth_address(&self, last: u8) -> Ipv4Addr {
@@ -403,14 +403,6 @@ fn wait_until(failure: &str, is_so: impl Fn() -> io::Result<bool>) -> io::Result
         thread::sleep(Duration::from_millis(10));
     }
     Ok(())
-}
-
-/// VmRSS of a process (proc_pid_status(5)).
-fn resident_bytes(pid: u32) -> io::Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let kb = status.lines().find_map(|l| l.strip_prefix("VmRSS:")?.split_whitespace().next());
-    let kb = kb.and_then(|kb| kb.parse::<u64>().ok());
-    Ok(kb.ok_or_else(|| io::Error::other("the process has no VmRSS"))? * 1024)
 }
 
 /// The answer of a program that listens on a path and closes after its answer.

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// How long, and where the report goes.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Common {
-    /// Be done in about 20 seconds: the essential part, wider intervals (not with --seconds)
+    /// Finish in about 20 seconds: the essential part, wider intervals (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     pub quick: bool,
     /// Seconds for the rounds; opening what is measured comes on top
@@ -104,14 +104,8 @@ pub fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
 /// Options as a command line gives them, for tests.
 #[cfg(test)]
 pub(crate) fn parsed<T: clap::Args>(line: &str) -> Result<T, String> {
-    #[derive(clap::Parser)]
-    struct Line<T: clap::Args> {
-        #[command(flatten)]
-        options: T,
-    }
     let words = std::iter::once("bench").chain(line.split_whitespace());
-    let parsed = <Line<T> as clap::Parser>::try_parse_from(words);
-    parsed.map(|line| line.options).map_err(|e| e.to_string())
+    fulmar_cli::options::parse(words).map_err(|e| e.to_string())
 }
 
 #[cfg(test)]

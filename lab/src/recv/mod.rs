@@ -49,7 +49,7 @@ impl Use {
     /// Every use.
     pub const ALL: [Use; 3] = [Use::Touched, Use::Untouched, Use::Bursty];
 
-    /// The name in ways, options and JSON.
+    /// The name in scenarios, options and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Use::Touched => "touched",
@@ -144,7 +144,7 @@ impl Method {
         }
     }
 
-    /// The name in ways and JSON.
+    /// The name in scenarios and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Method::Stock => "stock",

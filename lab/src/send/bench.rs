@@ -18,7 +18,7 @@ use crate::kernel::{Local, Pair, Work};
 use crate::kernel_calls::KernelCall;
 use crate::matrix::{Device, Names, method_names};
 use crate::stream::{Joined, Over, Testbed};
-use crate::transfer::{self, BOTH, Cell, GBPS, Side, THREAD};
+use crate::transfer::{self, BOTH, GBPS, THREAD};
 use crate::{Bulk, limit};
 use fulmar_cli::bounds::within;
 use fulmar_netns::Netns;
@@ -356,15 +356,8 @@ pub fn file_scenario<'a>(
     heat: CacheState,
     load: Load,
 ) -> Scenario<'a> {
-    let RigConfig { device, placement, super_segments } = rig.borrow().config();
-    let cell = Cell {
-        side: Side::Sends,
-        device,
-        method: method.name(),
-        write_bytes: load.write_bytes,
-        super_segments,
-        source: heat.name(),
-    };
+    let config = rig.borrow().config();
+    let (cell, placement) = (config.cell(method.name(), &load, heat.name()), config.placement);
     let name = super::scenario_name(&cell, placement);
     cell.of(transfer::scenario(name, method.title(), placement, move |time| {
         let mut caller = method.caller(&load, file, heat)?;

@@ -48,7 +48,7 @@ impl FileMethod {
     pub const ALL: [FileMethod; 4] =
         [FileMethod::Old, FileMethod::ReadWrite, FileMethod::Read, FileMethod::Mapped];
 
-    /// The name in ways and JSON.
+    /// The name in scenarios and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             FileMethod::Old => "old",

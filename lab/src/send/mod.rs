@@ -76,7 +76,7 @@ impl Method {
             .collect()
     }
 
-    /// The name in ways and JSON.
+    /// The name in scenarios and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Method::Old => "old",
@@ -186,6 +186,15 @@ pub struct RigConfig {
     pub super_segments: bool,
 }
 
+impl RigConfig {
+    /// The cell of a way of sending at such a rig; `source` is where the bytes come from.
+    pub fn cell(&self, method: &'static str, load: &Load, source: &'static str) -> Cell {
+        let RigConfig { device, super_segments, .. } = *self;
+        let write_bytes = load.write_bytes;
+        Cell { side: Side::Sends, device, method, write_bytes, super_segments, source }
+    }
+}
+
 /// Where connections are made.
 pub trait Rig {
     /// Where it is.
@@ -223,15 +232,8 @@ pub fn scenario<'a, P: Rig + ?Sized>(
     method: Method,
     load: Load,
 ) -> Scenario<'a> {
-    let RigConfig { device, placement, super_segments } = rig.borrow().config();
-    let cell = Cell {
-        side: Side::Sends,
-        device,
-        method: method.name(),
-        write_bytes: load.write_bytes,
-        super_segments,
-        source: "hot",
-    };
+    let config = rig.borrow().config();
+    let (cell, placement) = (config.cell(method.name(), &load, "hot"), config.placement);
     let name = scenario_name(&cell, placement);
     cell.of(transfer::scenario(name, method.title(), placement, move |time| {
         rig.borrow_mut().stream(&load, method.caller(&load).as_mut(), time)

@@ -54,7 +54,7 @@ pub const VARIANTS: [Builder; 4] = [
 ];
 
 impl Builder {
-    /// The name in ways and JSON.
+    /// The name in scenarios and JSON.
     pub fn name(self) -> &'static str {
         match (self.cluster_bytes >> 10, self.is_whole) {
             (2, false) => "each_2k",

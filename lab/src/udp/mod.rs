@@ -104,7 +104,7 @@ impl Device {
     /// Every one, in the order of the table.
     pub const ALL: [Device; 3] = [Device::Sim, Device::Tap, Device::Veth];
 
-    /// The name in ways and options.
+    /// The name in scenarios and options.
     pub const fn name(self) -> &'static str {
         match self {
             Device::Sim => "sim",

@@ -74,7 +74,7 @@ pub struct Options {
     /// Instead of the whole table: one of its paths by name, or one of your own as `fulmar nc --faults` takes it
     #[arg(long, value_name = "NAME|FAULTS", value_parser = path)]
     pub path: Vec<NamedPath>,
-    /// Who reads; once or twice
+    /// The receiver; may be repeated
     #[arg(long, default_value = "linux")]
     pub receiver: Vec<Receiver>,
 }

@@ -101,7 +101,7 @@ mod tests {
         let failure = fulmar_simulation::Failure {
             case: Case::swarm(5),
             violation: Violation::Panic("why".into()),
-            story: Vec::new(),
+            trace: Vec::new(),
             replays: true,
         };
         let line = keep(&failure, &directory).unwrap();
