@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::io;
 use std::time::Duration;
 
-/// One visit in so many is measured in such a round: more often than in a stack at work, since it is short.
+/// One visit in this many is measured in such a round: more often than in a stack at work, since it is short.
 pub const EVERY: u32 = 8;
 /// How long it takes for each way.
 pub const ROUND: Duration = Duration::from_millis(150);
@@ -31,9 +31,9 @@ pub struct Part {
     pub passes: f64,
     /// Nanoseconds of a pass.
     pub ns_each: f64,
-    /// Of a packet.
+    /// Nanoseconds per packet.
     pub ns_per_packet: f64,
-    /// Of a byte.
+    /// Nanoseconds per byte.
     pub ns_per_byte: f64,
     /// Percent of all that is no sleep; of sleep itself nothing.
     pub share_pct: f64,
@@ -42,7 +42,7 @@ pub struct Part {
 /// An account, per packet and per byte.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// Whose it is: charts of the same group stand together.
+    /// The group: charts of the same group stand together.
     pub group: String,
     /// What was done.
     pub title: String,
@@ -117,7 +117,7 @@ impl Figures {
         })
     }
 
-    /// Of what a bench has done over a stack that keeps an account; `None` if it keeps none, or if nothing
+    /// The figures of a stack's account; `None` if it keeps none, or if nothing
     /// was measured.
     pub fn of(account: &Account, group: &str, title: &str) -> Option<Figures> {
         let found = Figures::of_document(&account.to_json())?;

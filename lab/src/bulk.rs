@@ -47,7 +47,7 @@ pub struct Options {
     /// Over which device; auto takes TAP, else AF_PACKET on veth
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     device: Device,
-    /// Whose TCP; kernel measures this machine alone
+    /// Which TCP is measured; kernel: this machine's, without fulmar
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     stack: Stack,
     /// Write fulmar's frames to this file (pcapng); the figures then mean little

@@ -71,9 +71,9 @@ impl Placement {
 /// Time that all CPUs together spent, since boot or between two readings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MachineClock {
-    /// In programs, the kernel and interrupts.
+    /// Time in programs, the kernel and interrupts.
     pub busy: Duration,
-    /// In nothing.
+    /// Idle time.
     pub idle: Duration,
     /// Taken by the hypervisor for other guests.
     pub steal: Duration,

@@ -48,7 +48,7 @@ impl BenchFile {
         BenchFile::with_bytes(FILE_BYTES)
     }
 
-    /// Makes a file of so many bytes.
+    /// Makes a file of `bytes`.
     ///
     /// # Errors
     /// As [`BenchFile::new`].
@@ -118,7 +118,7 @@ pub struct FileCursor {
 }
 
 impl FileCursor {
-    /// A cursor at the start of a file of so many bytes.
+    /// A cursor at the start of a file of `file_bytes`.
     pub fn new(heat: CacheState, file_bytes: u64) -> FileCursor {
         FileCursor { heat, file_bytes, at: 0 }
     }

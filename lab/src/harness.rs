@@ -149,7 +149,7 @@ impl<'a> Scenario<'a> {
         }
     }
 
-    /// In the table of this title.
+    /// Puts it in the table of this title.
     #[must_use]
     pub fn in_table(mut self, table: impl Into<String>) -> Scenario<'a> {
         self.table = table.into();
@@ -163,7 +163,7 @@ impl<'a> Scenario<'a> {
         self
     }
 
-    /// In so many rounds at most.
+    /// Limits it to the first `runs` rounds.
     #[must_use]
     pub fn at_most(mut self, runs: usize) -> Scenario<'a> {
         self.most_runs = runs;
@@ -257,7 +257,7 @@ impl Ratio {
         self
     }
 
-    /// Beside what was published.
+    /// Compares it with a published value.
     #[must_use]
     pub fn published(mut self, value: f64) -> Ratio {
         self.published = Some(value);
@@ -356,7 +356,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// Of values that were measured elsewhere.
+    /// A figure from values that were measured elsewhere.
     pub fn of(ratio: Ratio, values: &[f64]) -> Figure {
         Figure { ratio, estimate: Estimate::of(values) }
     }
@@ -506,7 +506,7 @@ fn ratio_values(ratio: &Ratio, all: &[Series<'_>], rounds: usize) -> Vec<f64> {
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// Of so many steps.
+    /// Of `steps` steps.
     pub fn new(steps: usize) -> Progress {
         let style = ProgressStyle::with_template("{elapsed:>4} {wide_bar} {msg:50!}");
         let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());

@@ -76,18 +76,18 @@ pub struct FileOf {
 /// How a source sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sending {
-    /// By which call.
+    /// The call.
     pub call: KernelCall,
-    /// From which file.
+    /// The file; `None`: from memory.
     pub file: Option<FileOf>,
     /// Bytes of the send buffer (of a sink: the receive buffer) to ask for; `None`: as the kernel
     /// tunes it.
     pub socket_buffer_bytes: Option<usize>,
-    /// In bursts; `None`: as fast as it can.
+    /// The bursts; `None`: as fast as it can.
     pub burst: Option<Burst>,
 }
 
-/// So many bytes at once, then a pause.
+/// A burst of bytes, then a pause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Burst {
     /// Bytes of a burst.

@@ -61,7 +61,7 @@ pub struct Bulk {
     pub read_bytes: usize,
     /// Send buffer and receive window of the floor, and the ring through which its copy goes.
     pub window_bytes: usize,
-    /// The floor as receiver acknowledges at the latest after so many frames.
+    /// The floor as receiver acknowledges at the latest after this many frames.
     pub frames_per_ack: usize,
     /// Bytes before measuring starts: past slow start and the growth of the kernel's buffers.
     pub warm_bytes: u64,

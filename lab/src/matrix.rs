@@ -48,7 +48,7 @@ pub fn method_names<'s>(scenarios: &'s [Scenario<'_>]) -> Vec<&'s str> {
 pub struct Names {
     /// Over any device; tap and packet need namespaces of one's own as well.
     pub fulmar: Vec<&'static str>,
-    /// On veth, and between processes of one host.
+    /// The kernel's, on veth and between processes of one host.
     pub kernel: Vec<&'static str>,
 }
 

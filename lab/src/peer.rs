@@ -89,7 +89,7 @@ pub struct Report {
     pub thread: Duration,
     /// Busy time of all CPUs of the machine in that time, where it was looked at; else zero.
     pub machine: Duration,
-    /// Of `cpu`, the part in user mode, where it was looked at.
+    /// The part of `cpu` in user mode; `None`: not measured.
     pub user: Option<Duration>,
     /// Sends with MSG_ZEROCOPY, over the whole run, and those of them that the kernel copied.
     pub zerocopy: (u64, u64),

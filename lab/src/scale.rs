@@ -193,7 +193,7 @@ impl Fixtures {
     }
 }
 
-/// What something costs among so many.
+/// What something costs in a table of this many.
 fn among<'a>(
     name: String,
     count: usize,
@@ -245,7 +245,7 @@ fn all_connections(
     Ok(made)
 }
 
-/// A table of a host with so many routes, and addresses within them.
+/// The table of a host with `count` routes, and addresses within them.
 fn routes_of(count: usize, seed: u64) -> io::Result<(Table, Vec<IpAddr>)> {
     let prefixes = internet::ipv4(count, seed);
     let mut table = Table::new();

@@ -55,7 +55,7 @@ impl Estimate {
         (self.high - self.low) / 2.0 / self.median.abs() * 100.0
     }
 
-    /// The interval for a person, with so many decimals. One value has none, and is not made to look
+    /// The interval as text, with `decimals` decimals. One value has none, and is not made to look
     /// as if it had.
     pub fn interval(&self, decimals: usize) -> String {
         match self.runs {

@@ -145,7 +145,7 @@ impl Testbed {
         Ok(Testbed { over, placement, super_segments, stack, topology })
     }
 
-    /// On which device.
+    /// The kind of device.
     pub fn over(&self) -> Over {
         self.over
     }
@@ -285,7 +285,7 @@ pub(crate) struct Start {
     pub at: Instant,
     cpu: Duration,
     thread: Duration,
-    /// Of that, simulated hardware.
+    /// The simulated hardware's part of `thread`.
     hardware_ns: u64,
     machine: MachineClock,
     user: Duration,

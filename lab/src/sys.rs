@@ -440,7 +440,7 @@ pub fn interrupt(child: &std::process::Child) -> io::Result<()> {
     Ok(())
 }
 
-/// Sleeps until one of the devices has frames, or for so long.
+/// Sleeps until one of the devices has frames, for `time` at most.
 pub fn sleep_on(devices: &[WakeFd], time: Duration) {
     let mut fds: Vec<libc::pollfd> = devices
         .iter()

@@ -336,7 +336,7 @@ pub const RECV: Shape = Shape {
     legend: LEGEND,
 };
 
-/// Those whose scenarios are measured.
+/// The ratios whose scenarios are measured.
 pub fn measured(ratios: Vec<Ratio>, scenarios: &[Scenario<'_>]) -> Vec<Ratio> {
     ratios.into_iter().filter(|r| r.is_measured(scenarios)).collect()
 }

@@ -219,7 +219,7 @@ fn check_size(file: &File, expected: u64) -> Result<(), CopyError> {
 enum CopyError {
     Read(io::Error),
     Write(io::Error),
-    /// The file to be read had so many bytes at the start, and has another number now.
+    /// The file to be read had this many bytes at the start, and has another number now.
     Resized {
         expected: u64,
         found: u64,

@@ -48,7 +48,7 @@ pub struct Config {
     pub publish: Publish,
     /// Bounds of flows, memory and descriptors.
     pub limits: Limits,
-    /// One turn of the loop in so many is measured for the account of CPU time; `None`: none is kept.
+    /// One turn of the loop in this many is measured for the account of CPU time; `None`: no account is kept.
     pub account: Option<u32>,
     /// Decides about the guest's flows; `None`: all are allowed.
     pub policy: Option<Box<dyn Policy>>,

@@ -86,7 +86,7 @@ impl Refusals {
         self.0[why as usize] += 1;
     }
 
-    /// So many more.
+    /// Adds `count` refusals for this reason.
     pub fn add(&mut self, why: Refusal, count: u64) {
         self.0[why as usize] += count;
     }

@@ -47,7 +47,7 @@ pub struct Common<'a> {
     /// Of the whole gateway.
     pub stack: &'a StackConfig,
     pub queues: u16,
-    /// One turn of the loop in so many is measured; `None`: none is.
+    /// One turn of the loop in this many is measured; `None`: none is.
     pub account: Option<u32>,
 }
 

@@ -21,9 +21,9 @@ use super::scenario::{Draw, EndPlan, Leave};
 /// How an end misbehaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Quirk {
-    /// It does not.
+    /// As the plan says.
     None,
-    /// Resets after so many bytes written.
+    /// Resets once it has written this many bytes.
     Abort(u64),
     /// Closes with unread bytes.
     UnreadClose,
@@ -38,7 +38,7 @@ pub enum Quirk {
 /// Rounds of posting in one turn: enough for what is there, bounded whatever the draws.
 const POSTS_PER_TURN: usize = 64;
 
-/// How often an end looks whether everything is acknowledged: no readiness tells it.
+/// How often an end checks whether everything is acknowledged: no readiness event reports it.
 const POLL: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +67,7 @@ pub struct Cx<'a> {
     pub now: Instant,
     /// The log.
     pub network: &'a SharedNetwork,
-    /// Its station's poll set, if applications there go by it.
+    /// The poll set of its station, if applications there act on its events.
     pub set: Option<&'a Arc<PollSetCore>>,
     /// What the other end has sent.
     pub other: SentStream,
@@ -81,13 +81,13 @@ pub struct End {
     pub station: usize,
     /// Its socket, while it holds it.
     pub id: Option<SlotId>,
-    /// It connects from here, to there, then.
+    /// An opener's local address, remote address and time of connecting.
     pub connects: Option<(SocketAddr, SocketAddr, Instant)>,
-    /// So does the other end.
+    /// A simultaneous open: the other end connects too.
     pub both_connect: bool,
     /// Questions for the other's Ethernet address may go unanswered.
     pub may_be_absent: bool,
-    /// It does not close before everything is acknowledged: no end waits long for a sender that is gone.
+    /// Closes only once everything is acknowledged: the orphaned sockets of others are given up early.
     pub lingers: bool,
     /// Errors have a cause.
     pub may_fail: bool,
@@ -108,7 +108,7 @@ pub struct End {
     pub(super) attempts: Attempts,
     /// The other's program did not want it.
     pub(super) is_refused: bool,
-    /// Its station has reset it for its memory.
+    /// Its station has reset it to reclaim its memory.
     pub(super) is_reclaimed: bool,
     pub(super) plan: EndPlan,
     pub(super) quirk: Quirk,

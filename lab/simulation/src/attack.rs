@@ -80,11 +80,11 @@ pub struct Injected {
 /// A station as the attacker knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its addresses.
+    /// Its IP address.
     pub ip: IpAddr,
-    /// Where it is.
+    /// Its Ethernet address.
     pub ether: EtherAddr,
-    /// Where it listens.
+    /// The port of its listener.
     pub port: u16,
 }
 
@@ -95,20 +95,20 @@ pub struct Flow {
     pub local: SocketAddr,
     /// The peer's.
     pub remote: SocketAddr,
-    /// Its numbers; `None`: not established.
+    /// Its sequence numbers; `None`: not established.
     pub numbers: Option<Numbers>,
 }
 
-/// The numbers of a connection, from the victim's side.
+/// Sequence numbers of a connection (RFC 9293 section 3.4), from the victim's side.
 #[derive(Clone, Copy, Debug)]
 pub struct Numbers {
     /// The next byte that it expects.
     pub rcv_nxt: SeqNum,
-    /// What it offers.
+    /// The window that it offers.
     pub rcv_wnd: u32,
     /// The next byte that the peer expects of it.
     pub peer_nxt: SeqNum,
-    /// It takes timestamps.
+    /// Timestamps were negotiated (RFC 7323).
     pub timestamps: bool,
 }
 
@@ -116,7 +116,7 @@ pub struct Numbers {
 pub struct View<'a> {
     /// Whom it attacks.
     pub victim: Target,
-    /// For whom it speaks.
+    /// The station that it impersonates.
     pub peer: Target,
     /// Connections of the victim.
     pub flows: &'a [Flow],

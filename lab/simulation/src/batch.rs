@@ -12,7 +12,7 @@ pub struct Summary {
     pub seeds: u64,
     /// Sums over those that held every promise.
     pub total: Report,
-    /// Those that did not, by seed.
+    /// Cases that failed, by seed.
     pub failures: Vec<Failure>,
 }
 

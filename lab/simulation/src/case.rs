@@ -131,7 +131,7 @@ impl Features {
         self.0 == 0
     }
 
-    /// These and one more.
+    /// With `f` added.
     #[must_use]
     pub fn with(self, f: Feature) -> Features {
         Features(self.0 | f.bit())

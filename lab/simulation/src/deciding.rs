@@ -14,10 +14,10 @@ use super::scenario::{Draw, Scenario};
 use super::world::{World, address};
 
 const MS: Duration = Duration::from_millis(1);
-/// A SYN of an opener that has tried for so long is not dropped: the next one comes after the double time, and the
+/// A SYN of an opener that has tried for this long is not dropped: the next one comes after the double time, and the
 /// opener's user time-out may pass first.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Before a decision that found no memory or no route is made again.
+/// The time until a decision that found no memory or no route is tried again.
 const AGAIN: Duration = Duration::from_millis(200);
 /// Administratively prohibited, in ICMP (RFC 1812 section 5.2.7.1) and ICMPv6 (RFC 4443 section 3.1).
 const PROHIBITED: [u8; 2] = [13, 1];
@@ -27,11 +27,11 @@ const PROHIBITED: [u8; 2] = [13, 1];
 pub struct DecidePlan {
     /// Limits of the listener.
     pub limits: ConditionalAccept,
-    /// It thinks for so long at most.
+    /// The longest that it takes to decide.
     pub thinks: Duration,
-    /// Of the openers, these find no mercy.
+    /// The share of openers that are refused.
     pub refuses_percent: u64,
-    /// So many SYNs are dropped, and come again.
+    /// The SYNs that are dropped, and come again.
     pub drops: u32,
 }
 
@@ -160,7 +160,7 @@ impl End {
         self.note(cx, || "accepted while pending".into());
     }
 
-    /// It was accepted before its handshake, which is under way.
+    /// Whether it was accepted before its handshake, which is still incomplete.
     pub(super) fn is_pending(&self) -> bool {
         self.phase == Phase::Connecting && self.connects.is_none()
     }

@@ -42,7 +42,7 @@ const MOST_STEPS: u64 = 200_000_000;
 pub enum Load {
     /// As much as they can, all the time.
     Bulk,
-    /// So many bytes on a new connection each, one after every interval.
+    /// A new connection after every interval, with this many bytes each.
     Transfers {
         /// Bytes of each.
         bytes: usize,
@@ -64,7 +64,7 @@ pub struct Cell {
     pub path: Impairments,
     /// For how long. The first quarter is not counted in goodput, fairness and queue.
     pub time: Duration,
-    /// Of the random numbers of the path.
+    /// The seed of the path's random numbers.
     pub seed: u64,
 }
 
@@ -97,7 +97,7 @@ impl Outcome {
         if squares == 0.0 { 0.0 } else { sum * sum / (squares * self.goodput_bps.len() as f64) }
     }
 
-    /// The completion time that so many of a hundred do not exceed.
+    /// The completion time that `percent` of the transfers do not exceed.
     pub fn percentile(&self, percent: usize) -> Option<Duration> {
         let last = self.completions.len().checked_sub(1)?;
         self.completions.get((last * percent).div_ceil(100)).copied()

@@ -102,12 +102,13 @@ impl End {
         Some(FirstPlan { bytes, ..first })
     }
 
-    /// Its attempt failed, yet the data of its SYN may have arrived.
+    /// Whether its attempt failed although the data of its SYN may have arrived.
     pub(super) fn has_failed_early(&self) -> bool {
         self.opens_early && self.error == Some(SocketError::HostUnreachable) && self.read == 0
     }
 
-    /// The other is not to be found. Where it may have the data of the SYN, another attempt would bring it again.
+    /// Reconnects after the peer was unreachable, unless the peer may have the data of the SYN, which a second SYN would
+    /// deliver again.
     pub(super) fn reconnect_unless_early(
         &mut self,
         cx: &mut Cx,

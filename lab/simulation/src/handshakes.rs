@@ -26,7 +26,7 @@ const ACK_NUMBER: std::ops::Range<usize> = 8..12;
 pub struct Handshake {
     /// SYNs that arrived, copies included.
     syns: u64,
-    /// Those that may open a connection by Fast Open.
+    /// SYNs that may open a connection by Fast Open.
     early_syns: u64,
     /// Segments that arrived and could bring back a SYN cookie, copies included.
     cookie_acks: u64,
@@ -36,7 +36,7 @@ pub struct Handshake {
     irs: Vec<u32>,
     /// Initial sequence numbers of the SYN,ACKs that were sent.
     iss: Vec<u32>,
-    /// Those that were acknowledged.
+    /// Members of `iss` that the peer acknowledged.
     acked: Vec<u32>,
     /// Other numbers that were acknowledged. A replayed ACK may meet by chance the number of a SYN,ACK that still
     /// waits for the device: the numbers of a flow advance by one each 4 us (RFC 6528).
@@ -69,7 +69,7 @@ pub struct Handshakes {
     accepted: u64,
     /// Connections that the program has decided about while they were pending.
     decided: u64,
-    /// Those that it accepted and whose handshake failed.
+    /// Connections that it accepted while pending and whose handshake failed.
     pub forgotten: u64,
 }
 

@@ -12,10 +12,10 @@ use fulmar_wire::tcp::{Flags, Header};
 
 use super::moves::{correct, rewritten};
 
-/// Of the headers in front of TCP.
+/// Bytes of the headers in front of TCP.
 const ETHER_BYTES: usize = 14;
 const V4_CHECKSUM: usize = 10;
-/// Of a TCP header.
+/// Bytes of a TCP header without options.
 const TCP_BYTES: usize = 20;
 const FLAGS: usize = 12;
 const CHECKSUM: usize = 16;

@@ -36,7 +36,7 @@ pub struct StationAddress {
 pub enum Arrival {
     /// The station gets it.
     Here(Packet),
-    /// It was meant for where the station is no longer.
+    /// It is addressed to an Ethernet address that the station no longer has.
     Elsewhere(Packet),
 }
 

@@ -22,7 +22,7 @@ pub struct SocketPlan {
     pub notsent_low_water: Option<u32>,
     /// First data of the opener.
     pub first: Option<FirstPlan>,
-    /// It sends files instead of writing.
+    /// Sends files instead of writing; `None`: writes.
     pub file: Option<FilePlan>,
 }
 
@@ -63,7 +63,7 @@ impl Scenario {
             }
         }
         for e in self.flows.iter_mut().flat_map(|f| &mut f.ends) {
-            // So many probes that no trouble outlasts them.
+            // Enough probes that no outage outlasts them.
             let (idle, interval) = (MS * d.log(1_000, 100_000) as u32, MS * 20_000);
             e.options.keepalive = d.percent(40).then_some(Keepalive { idle, interval, count: 200 });
             e.options.notsent_low_water = d.percent(30).then(|| d.log(1, 200_000) as u32);

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use fulmar_netdev::Rng;
 
-/// The pattern repeats after so many bytes: a prime, so that no buffer, window or wrap of a
+/// The period of the pattern, in bytes: a prime, so that no buffer, window or wrap of a
 /// sequence number divides it.
 const PERIOD: usize = 999_983;
 /// The longest piece that is looked at in one go.

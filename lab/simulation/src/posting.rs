@@ -40,7 +40,7 @@ fn note(cx: &Cx, id: SlotId, what: impl FnOnce() -> String) {
 
 /// A completed buffer.
 pub enum Completed {
-    /// These bytes.
+    /// It holds received bytes.
     Bytes(RecvBuf),
     /// The end of the stream.
     End,

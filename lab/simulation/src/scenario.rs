@@ -89,15 +89,15 @@ pub struct Station {
     pub takes_pkts: Option<u32>,
     /// Frames per step.
     pub budget: usize,
-    /// Steps are those of a reader, who is back in a moment.
+    /// Its steps run in a reader's call, after which the reader soon reads again.
     pub as_reader: bool,
     /// Connections that wait to be accepted, at most.
     pub backlog: usize,
     /// When it starts to accept.
     pub accepts_after: Duration,
-    /// Between the two steps of a write or a read the thread may be put aside for so long.
+    /// The longest preemption of the thread between the two steps of a write or a read.
     pub preempted: Duration,
-    /// So many of the segments that come to it are marked as urgent.
+    /// The share of the segments to it that are marked as urgent.
     pub urgent_percent: u64,
     /// How it waits for its device; `None`: it sees every frame as it comes.
     pub waits: Option<WaitPlan>,
@@ -110,13 +110,13 @@ pub enum FlowKind {
     Plain,
     /// Both connect to each other at the same time.
     SimultaneousOpen,
-    /// One end (0: the opener) resets the connection after so many bytes written.
+    /// The end with this number (0: the opener) resets the connection once it has written this many bytes.
     Abort(usize, u64),
     /// One end closes with received bytes unread.
     UnreadClose(usize),
     /// One end closes as soon as everything is written, without reading.
     EarlyClose(usize),
-    /// One end shuts reading down and lets the other talk.
+    /// One end shuts reading down while the other goes on writing.
     Deaf(usize),
     /// One end never reads, never writes and never closes: its window stays shut.
     Stuck(usize),
@@ -136,13 +136,13 @@ pub enum Leave {
 pub struct FlowPlan {
     /// Which station connects.
     pub opener: usize,
-    /// To its own address, through its own stack.
+    /// Whether it connects to its own address, through its own stack.
     pub to_self: bool,
-    /// When.
+    /// When it connects.
     pub at: Duration,
-    /// From the same port as this earlier flow, when that is over: into its TIME-WAIT.
+    /// An earlier flow whose port it uses again once that is over, in its TIME-WAIT.
     pub again: Option<usize>,
-    /// How.
+    /// How its ends behave.
     pub kind: FlowKind,
     /// The opener's end, and the other.
     pub ends: [EndPlan; 2],
@@ -155,13 +155,13 @@ pub struct EndPlan {
     pub bytes: u64,
     /// Bytes per write at most; drawn anew for each if `ragged`.
     pub write_bytes: usize,
-    /// Between two writes.
+    /// The pause between two writes.
     pub write_pause: Duration,
     /// Bytes per read at most.
     pub read_bytes: usize,
-    /// Between two reads.
+    /// The pause between two reads.
     pub read_pause: Duration,
-    /// Before the first read.
+    /// The pause before the first read.
     pub read_after: Duration,
     /// Sizes of writes and reads vary.
     pub ragged: bool,
@@ -169,7 +169,7 @@ pub struct EndPlan {
     pub leave: Leave,
     /// Holds partial segments back.
     pub cork: bool,
-    /// It receives into posted buffers; `None`: it reads.
+    /// Receives into posted buffers; `None`: reads.
     pub posts: Option<PostPlan>,
     /// Further options of its socket.
     pub options: SocketPlan,
@@ -178,13 +178,13 @@ pub struct EndPlan {
 /// How an end posts buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PostPlan {
-    /// Buffers away at once.
+    /// Buffers that are posted at once.
     pub buffers: usize,
-    /// Bytes of one at most.
+    /// The most bytes of one.
     pub most_bytes: usize,
-    /// It reads in between.
+    /// Also reads, between posted buffers.
     pub mixed: bool,
-    /// How often it asks for one back, or lets go of one, per turn.
+    /// How often it cancels one, or drops its handle, in percent of its turns.
     pub meddles_percent: u64,
 }
 
@@ -193,22 +193,22 @@ pub struct PostPlan {
 pub enum RouteChange {
     /// A route to the other station alone, with an MTU.
     Host(usize),
-    /// That route goes.
+    /// The route of `Host` is withdrawn.
     NoHost,
-    /// The route to the link goes.
+    /// The route to the link is withdrawn.
     Cut,
-    /// It comes back.
+    /// The route of `Cut` is back.
     Mend,
     /// A router reports a smaller path MTU.
     PathMtu(usize),
     /// The station has another Ethernet address, and says so or not.
     Move {
-        /// Says so.
+        /// Whether it says so.
         is_announced: bool,
     },
-    /// The station's own address goes.
+    /// The station's own address is removed.
     Leave,
-    /// It comes back.
+    /// The address of `Leave` is back.
     Return,
 }
 
@@ -228,7 +228,7 @@ pub enum Trouble {
     Death {
         /// From when.
         at: Duration,
-        /// Of which stations.
+        /// Which stations' frames.
         of: [bool; 2],
     },
     /// The device of a station is gone.
@@ -273,7 +273,7 @@ impl Trouble {
 }
 
 impl FlowPlan {
-    /// On which station the opener's end (0) or the other is.
+    /// The station of the opener's end (0) or of the other.
     pub fn station(&self, end: usize) -> usize {
         if self.to_self { self.opener } else { self.opener ^ end }
     }
@@ -363,8 +363,8 @@ impl Scenario {
         }
     }
 
-    /// Who posts buffers, and whose device places. Drawn apart, so that all else of a seed is as it was
-    /// before there were such.
+    /// Which ends post buffers, and which devices place payload in them. Drawn from a generator of their own, so that the
+    /// rest of a seed's scenario does not depend on them.
     fn draw_posts(&mut self) {
         let d = &mut Draw::new(self.seed ^ 0x9057_ed00);
         for station in &mut self.stations {
@@ -403,7 +403,7 @@ impl Scenario {
         changes.sort_by_key(|c| c.0);
     }
 
-    /// Who hears of urgent data.
+    /// The stations that receive urgent data.
     fn draw_urgency(&mut self) {
         let d = &mut Draw::new(self.seed ^ 0x0c9e_0000);
         for station in &mut self.stations {
@@ -560,7 +560,7 @@ fn draw_station(d: &mut Draw, mtu: usize, patient: bool) -> Station {
     }
 }
 
-/// So many that chance does not use them up.
+/// Enough that random loss does not use them up.
 const PATIENT_SYN_RETRIES: u32 = 30;
 
 fn draw_tcp(d: &mut Draw, patient: bool) -> fulmar_tcp::Config {

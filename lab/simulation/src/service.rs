@@ -101,7 +101,7 @@ impl Scenario {
         sum
     }
 
-    /// Bytes that a connection has under way at least, where it has so many.
+    /// The least that a connection with enough data has in flight, in bytes.
     fn window(&self) -> u64 {
         if self.has_ecn_manglers() {
             return self.segment_bytes();
@@ -159,7 +159,7 @@ impl Scenario {
             + forged
     }
 
-    /// Steps without effect that the scenario may take within a time in which so many frames went: a
+    /// Steps without effect that the scenario may take within a time in which `frames` frames went: a
     /// device that holds frames looks once more for each, and each may have had its timer.
     pub fn idle_steps(&self, within: Duration, frames: u64) -> u64 {
         let seconds = within.as_nanos() as u64 / 1_000_000_000;
@@ -167,7 +167,7 @@ impl Scenario {
     }
 }
 
-/// How long the wire takes for so many bytes.
+/// How long the wire takes for `bytes`.
 fn transfer(w: &Impairments, bytes: u64) -> Duration {
     w.rate_bps.map_or(Duration::ZERO, |rate| {
         Duration::from_nanos(bytes.saturating_mul(8_000_000_000) / rate.max(1))

@@ -9,7 +9,7 @@ use fulmar_wire::tcp::{Flags, Header};
 
 use super::moves::{correct, rewritten};
 
-/// Of a TCP header: flags with the length in front, checksum, urgent pointer.
+/// Offsets in a TCP header: data offset and flags, checksum, urgent pointer (RFC 9293 section 3.1).
 const FLAGS: usize = 12;
 const CHECKSUM: usize = 16;
 const POINTER: usize = 18;

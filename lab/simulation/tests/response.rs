@@ -26,7 +26,7 @@ fn cell(loss: f64, seed: u64) -> Cell {
     }
 }
 
-/// Goodput of so many seeds, Mb/s, in order.
+/// Goodput of each of the first `seeds` seeds, Mb/s, in order.
 fn goodputs(loss: f64, seeds: u64) -> Vec<f64> {
     let of = |seed| run(&cell(loss, seed)).goodput_bps[0] as f64 / 1e6;
     let mut all: Vec<f64> = (1..=seeds).map(of).collect();

@@ -11,7 +11,7 @@ use crate::sys;
 
 /// Buffers that are out at once: a burst of the largest size.
 const OUT: usize = 256;
-/// Times that so many are taken and freed in a round.
+/// How often that number of buffers is taken and freed in a round.
 const TIMES: usize = 32;
 /// Room of a buffer: a packet of MTU 1500.
 const BYTES: usize = 2048;

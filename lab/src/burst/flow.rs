@@ -15,7 +15,7 @@ use fulmar_netns::Netns;
 
 /// Where UDP begins.
 const L4: usize = 34;
-/// Of the UDP header.
+/// Offsets in the UDP header.
 const LENGTH: usize = 4;
 const CHECKSUM: usize = 6;
 const UDP: u8 = 17;

@@ -65,7 +65,7 @@ pub struct Options {
     /// Frames per burst, 1 to 256 [default: 1, 2, 4 and so on to 256; with --quick 1, 8, 64, 256]
     #[arg(long, value_parser = within(1usize, 256), value_delimiter = ',', value_name = "FRAMES")]
     pub burst: Vec<usize>,
-    /// Whose frames
+    /// Which stack is measured
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     pub stack: Stack,
 }
@@ -132,9 +132,9 @@ impl Device {
 /// Which way frames go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Direction {
-    /// Out.
+    /// Sent.
     Send,
-    /// In.
+    /// Received.
     Receive,
 }
 

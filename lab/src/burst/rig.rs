@@ -191,7 +191,7 @@ impl Feed {
         Ok(Feed { socket, batch: Batch::new(0, 0), bytes: 0, joined: 1 })
     }
 
-    /// Datagrams of frames of so many bytes from now on.
+    /// From now on its datagrams make frames of `bytes`.
     fn set_frame_bytes(&mut self, bytes: usize) {
         if self.bytes != bytes || self.joined != 1 {
             self.batch = Batch::new(SECTION, bytes.saturating_sub(HEADER_BYTES));

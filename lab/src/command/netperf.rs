@@ -73,7 +73,7 @@ pub struct Args {
     /// 0: one number; 1: the table; 2: more
     #[arg(short, long, default_value_t = 1)]
     verbosity: u32,
-    /// Show interim results every so many seconds
+    /// Show interim results every this many seconds
     #[arg(short = 'D', long = "demo", value_name = "SECONDS", value_parser = fulmar_cli::bounds::seconds)]
     demo: Option<Duration>,
     /// Run on this CPU here, and on that there
@@ -116,10 +116,10 @@ struct TestArgs {
     /// Requests ahead of the answers
     #[arg(short = 'b', default_value_t = 0)]
     burst: u32,
-    /// No Nagle algorithm, on both sides
+    /// Disable the Nagle algorithm on both sides
     #[arg(short = 'D')]
     nodelay: bool,
-    /// They receive into posted buffers (TCP_STREAM, TCP_SENDFILE)
+    /// The server receives into posted buffers (TCP_STREAM, TCP_SENDFILE)
     #[arg(short = 'A')]
     posted: bool,
     /// We send memory that is given away, without a copy (TCP_STREAM)

@@ -121,7 +121,7 @@ impl Worked {
         Worked(cpu::process_cpu(None).ok())
     }
 
-    /// ns for each of so many; without an account 0.
+    /// ns for each of `count` units; 0 without an account.
     fn each_ns(&self, count: u64) -> f64 {
         let now = cpu::process_cpu(None).ok();
         let spent = now.zip(self.0).map_or(Duration::ZERO, |(now, then)| now.saturating_sub(then));

@@ -84,7 +84,7 @@ fn rules(args: &Args) -> Rules {
     }
 }
 
-/// On the address that was named; else on both versions of IP, where there are both.
+/// Binds to the given address, else to the unspecified address of each IP version that exists.
 fn bind(args: &Args, network: &Arc<dyn Network>) -> Outcome<Server> {
     let any = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
     let candidates: Vec<IpAddr> = match args.address {

@@ -55,7 +55,7 @@ pub struct Args {
     /// Finish in under 20 seconds
     #[arg(long)]
     quick: bool,
-    /// Whose stack (kernel: udp-send only)
+    /// Which stack is measured (kernel: udp-send only)
     #[arg(long, value_enum, default_value_t = Stack::Fulmar)]
     stack: Stack,
     /// Write the figures to this file

@@ -57,7 +57,7 @@ pub struct Args {
     /// Where the two ends run [default: two-cpus, else same-cpu; the published had two machines]
     #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
     placement: Option<Placement>,
-    /// Whose TCP; kernel measures this machine alone
+    /// Which TCP is measured; kernel: this machine's, without fulmar
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     stack: Stack,
     /// Write the figures to this file

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 const FRAME_BYTES: usize = VNET_BYTES + 14 + 65_535;
 /// Where frames start in a read buffer, so that the payload (78 bytes on) is aligned to 64.
 const ALIGN_BYTES: usize = 50;
-/// After this long without a frame the flow is broken: nothing here takes a tenth of it.
+/// After this long without a frame the flow counts as broken: no pause of a working one is a tenth of it.
 const SILENCE_MS: i32 = 2_000;
 
 /// What the floor needs of a device.

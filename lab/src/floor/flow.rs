@@ -23,12 +23,12 @@ const ISS: u32 = 1;
 /// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// In flight at most when sending; advertised when receiving. Also the ring through which a
+    /// The most in flight when sending; the advertised window when receiving. Also the size of the ring through which a
     /// copying sender goes.
     pub window_bytes: usize,
     /// The user's buffer if its bytes are copied once, as a real stack must; 0: no copy.
     pub copy_bytes: usize,
-    /// Receiving: acknowledge at the latest after so many frames, and whenever there are no more.
+    /// Receiving: acknowledge at the latest after this many frames, and whenever there are no more.
     pub frames_per_ack: usize,
     /// Bytes before measuring starts.
     pub warm_bytes: u64,

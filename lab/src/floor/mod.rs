@@ -96,7 +96,7 @@ impl Testbed {
         Ok(Testbed { kind, topology, next_port: AtomicU16::new(0) })
     }
 
-    /// On which device.
+    /// The kind of device.
     pub fn kind(&self) -> Kind {
         self.kind
     }

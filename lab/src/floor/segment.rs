@@ -31,7 +31,7 @@ const GSO_TCPV4: u8 = 1;
 /// The window scale that we offer (RFC 7323 section 2): 64 bytes per unit reach 4 MiB.
 pub const WINDOW_SCALE: u8 = 6;
 
-/// Who speaks with whom.
+/// The addresses of both ends.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the names say it all")]
 pub struct Addresses {

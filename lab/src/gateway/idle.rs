@@ -19,9 +19,9 @@ pub(crate) const ROLE: &str = "hold";
 /// How long a connection may take, and all of them together.
 const CONNECT: Duration = Duration::from_secs(3);
 const ALL: Duration = Duration::from_secs(60);
-/// Until a gateway has done what it does after the last connection.
+/// The time that a gateway gets to finish its work after the last connection.
 const SETTLE: Duration = Duration::from_millis(1500);
-/// In which the CPU time of idle flows is measured.
+/// How long the CPU time of idle flows is measured.
 const IDLE: Duration = Duration::from_secs(2);
 /// Descriptors for everything else.
 const OTHER_DESCRIPTORS: u64 = 500;
@@ -39,7 +39,7 @@ pub fn raise_limit() -> io::Result<()> {
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }
 
-/// What so many idle flows cost a gateway that has just started.
+/// What `flows` idle flows cost a gateway that has just started.
 pub fn measure(gateway: &Instance, flows: usize) -> io::Result<Sample> {
     let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let flows = flows.min(limit.saturating_sub(OTHER_DESCRIPTORS) as usize);
@@ -63,7 +63,7 @@ pub fn measure(gateway: &Instance, flows: usize) -> io::Result<Sample> {
         .with("idle_flows", flows as f64))
 }
 
-/// The child's part: accepts so many connections and keeps them.
+/// The child's part: accepts as many connections as `spec` says and keeps them.
 pub(crate) fn serve(spec: &Value) -> io::Result<()> {
     let flows = spec["flows"].as_u64().unwrap_or(0);
     let listener = TcpListener::bind((HOST_IP, 0))?;

@@ -34,7 +34,7 @@ pub const GATEWAY_PER_KB: &str = "gateway_cpu_ns_per_kb";
 /// Datagrams that did not arrive, percent of those sent.
 pub const LOST: &str = "lost_pct";
 
-/// Who connects, or sends.
+/// The direction in which flows begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// The guest, to the host.
@@ -59,7 +59,7 @@ impl Direction {
 /// What one run does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Load {
-    /// So many TCP streams.
+    /// This many TCP streams.
     Streams(Direction, usize),
     /// One byte there and back on one connection.
     TcpRr,
@@ -67,7 +67,7 @@ pub enum Load {
     TcpCrr,
     /// One byte there and back by datagrams.
     UdpRr,
-    /// Datagrams of so many bytes, as fast as they can be sent.
+    /// Datagrams of this many bytes, as fast as they can be sent.
     Datagrams(Direction, usize),
 }
 
@@ -94,7 +94,7 @@ struct Ends<'a> {
     to: SocketAddr,
 }
 
-/// In a namespace, or here.
+/// Runs `work` in a namespace, or here.
 fn run_in<T: Send>(
     netns: Option<&Netns>,
     work: impl FnOnce() -> io::Result<T> + Send,

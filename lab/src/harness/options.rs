@@ -38,7 +38,7 @@ impl Common {
     }
 }
 
-/// Whose part is measured.
+/// Which stack is measured.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Stack {
     /// fulmar, with what it is compared with

@@ -44,7 +44,7 @@ impl Machine {
         }
     }
 
-    /// In one line.
+    /// The machine in one line.
     pub fn sentence(&self) -> String {
         let Machine { cpu, cpus, kernel, fulmar } = self;
         format!("fulmar {fulmar} on {cpus} CPUs, {cpu}, Linux {kernel}")
@@ -73,7 +73,7 @@ pub enum Kind {
     Label,
     /// Words.
     Words,
-    /// A number with so many decimals.
+    /// A number with this many decimals.
     Number(usize),
     /// The same with its interval beside it.
     Interval(usize),
@@ -147,7 +147,7 @@ pub struct Chart {
 pub struct Shape {
     /// As on the command line.
     pub name: &'static str,
-    /// One line.
+    /// The title, one line.
     pub title: &'static str,
     /// One sentence or two.
     pub lead: &'static str,
@@ -164,7 +164,7 @@ pub struct Shape {
 /// A table.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
-    /// Above it.
+    /// The line above it.
     pub title: String,
     /// Its columns.
     pub columns: Vec<Column>,
@@ -177,7 +177,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Of these rows, JSON objects by the columns' keys and more.
+    /// Makes a table of these rows, which are JSON objects with the columns' keys and others.
     pub fn of(
         title: impl Into<String>,
         columns: impl IntoIterator<Item = Column>,
@@ -211,17 +211,17 @@ impl Table {
 /// What a command found.
 #[derive(Clone, Default)]
 pub struct Report {
-    /// In JSON: `send`, `path`.
+    /// The name in JSON: `send`, `path`.
     pub name: String,
-    /// One line.
+    /// The title, one line.
     pub title: String,
-    /// Two or three sentences above.
+    /// Two or three sentences above the tables.
     pub lead: String,
     /// Names and sentences: where a published table comes from.
     pub facts: Vec<(&'static str, String)>,
     /// The tables.
     pub tables: Vec<Table>,
-    /// Sentences below.
+    /// Sentences below the tables.
     pub notes: Vec<String>,
     /// The ratios.
     pub figures: Vec<Figure>,
@@ -236,7 +236,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of what a bench found.
+    /// Makes the report of what a bench found.
     pub fn of(shape: &Shape, outcome: Outcome) -> Report {
         let mut tables: Vec<Table> = Vec::new();
         let mut notes = Vec::new();

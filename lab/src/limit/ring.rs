@@ -155,7 +155,7 @@ fn side_by_side(
     })
 }
 
-/// Fills slots for so long.
+/// Fills slots for `time`.
 fn send<'a>(
     mut putter: SlotWriter,
     empty: &Receiver<&'a mut [u8]>,

@@ -33,7 +33,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(30);
 pub enum Test {
     /// We send.
     TcpStream,
-    /// They send.
+    /// The server sends.
     TcpMaerts,
     /// We send a file.
     TcpSendfile,
@@ -106,7 +106,7 @@ pub struct TestOptions {
     pub measures_remote: bool,
     /// Our side.
     pub local: SideOptions,
-    /// Their side.
+    /// The server's side.
     pub remote: SideOptions,
     /// Bytes of a request and of a response.
     pub exchange_bytes: (usize, usize),
@@ -116,11 +116,11 @@ pub struct TestOptions {
     pub widths: (usize, usize),
     /// The file that our buffers are filled from, or that is sent.
     pub fill: Option<PathBuf>,
-    /// The same for their buffers.
+    /// The same for the server's buffers.
     pub remote_fill: Option<String>,
     /// The CPU on which the server is to run.
     pub remote_cpu: Option<u32>,
-    /// They receive into posted buffers (`-A`).
+    /// The server receives into posted buffers (`-A`).
     pub remote_posted: bool,
     /// We send memory that is given away (`-a`).
     pub local_given: bool,

@@ -32,10 +32,10 @@ pub struct Goal {
     pub max: usize,
 }
 
-/// With which probability the interval holds the mean.
+/// The confidence level of the interval.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
-    /// It is not asked for.
+    /// No confidence interval.
     None,
     /// 95 %.
     P95,
@@ -44,7 +44,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// In percent.
+    /// The level in percent.
     pub fn percent(self) -> u32 {
         match self {
             Level::None => 0,

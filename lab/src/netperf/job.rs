@@ -243,7 +243,7 @@ pub struct Opened {
 pub struct Done {
     /// What was moved.
     pub tally: Tally,
-    /// In which time, with which CPU.
+    /// The time and CPU that it took.
     pub usage: Usage,
     /// What the data socket had in the end.
     pub buffers: Buffers,

@@ -390,13 +390,13 @@ body! {
     OmniResults {
         /// Bytes that the server received.
         bytes_received: u64,
-        /// In so many calls.
+        /// Receive calls.
         recv_calls: u32,
         /// SO_RCVBUF at the end.
         recv_buffer: i32,
         /// Bytes that the server sent.
         bytes_sent: u64,
-        /// In so many calls.
+        /// In this many calls.
         send_calls: u32,
         /// SO_SNDBUF at the end.
         send_buffer: i32,
@@ -408,7 +408,7 @@ body! {
         elapsed: f32,
         /// Percent of the whole machine.
         cpu_percent: f32,
-        /// Of it in programs.
+        /// Percent in programs.
         user_percent: f32,
         /// In the kernel.
         system_percent: f32,
@@ -510,7 +510,7 @@ body! {
     StreamResults {
         /// Bytes that the server received.
         bytes_received: f64,
-        /// In so many calls.
+        /// In this many calls.
         recv_calls: u32,
         /// Seconds.
         elapsed: f32,

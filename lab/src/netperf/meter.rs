@@ -134,19 +134,19 @@ fn busy(shares: &[f64; 8]) -> f64 {
 pub struct Usage {
     /// Wall time.
     pub elapsed: Duration,
-    /// The percentages mean something.
+    /// Whether the percentages were measured.
     pub is_measured: bool,
     /// Everything but idle.
     pub cpu_percent: f64,
-    /// In programs.
+    /// Percent in programs.
     pub user_percent: f64,
-    /// In the kernel.
+    /// Percent in the kernel.
     pub system_percent: f64,
-    /// Waiting for disks.
+    /// Percent waiting for disks.
     pub iowait_percent: f64,
-    /// In hardware interrupts.
+    /// Percent in hardware interrupts.
     pub irq_percent: f64,
-    /// In software interrupts.
+    /// Percent in software interrupts.
     pub softirq_percent: f64,
     /// The busiest CPU and its load.
     pub peak: (usize, f64),

@@ -166,7 +166,7 @@ impl Stream for TcpStream {
     }
 }
 
-/// In the order in which they were posted.
+/// Posted buffers, in the order in which they were posted.
 struct PostedBuffers<'a> {
     stream: &'a TcpStream,
     under_way: VecDeque<RecvCompletion>,

@@ -1,4 +1,4 @@
-//! When a test ends: after a time, after so many units, when the user says so, or because the other
+//! When a test ends: after a time, after a number of units, when the user says so, or because the other
 //! side has gone.
 //!
 //! The data loops ask [`Pace::is_over`] once per call, which reads flags and no clock. The time is
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// How much longer than the test's length a side waits that is not the one to end it.
 pub const PAD: Duration = Duration::from_secs(4);
-/// A side that has not moved anything for so long is given up.
+/// After this long without progress the other side is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Silence after the test's length that means its end, where nothing else tells it.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -24,9 +24,9 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 /// How long a test is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Length {
-    /// So long.
+    /// After this time.
     Time(Duration),
-    /// So many bytes of a stream, or transactions.
+    /// After this many bytes of a stream, or transactions.
     Units(u64),
     /// Until the other side or the user ends it.
     Endless,

@@ -108,7 +108,7 @@ pub trait Stream: Send {
     /// `WouldBlock` if nothing was; as `write(2)`.
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Posts `count` buffers of so many bytes, to be filled with what comes (netperf's `-A`).
+    /// Posts `count` buffers of `bytes` each, to be filled with what comes (netperf's `-A`).
     ///
     /// # Errors
     /// The stack has no such thing, or no memory for it.

@@ -6,12 +6,12 @@ use super::confidence::{Goal, Level};
 use super::meter::method_letter;
 use std::fmt::Write as _;
 
-/// In which unit throughput is shown.
+/// The unit in which throughput is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
-    /// K, M, G: so many times 1024 bytes.
+    /// K, M, G: powers of 1024 bytes.
     Bytes(char),
-    /// b, k, m, g: so many times 1000 bits.
+    /// b, k, m, g: powers of 1000 bits.
     Bits(char),
     /// x: transactions.
     Transactions,
@@ -46,7 +46,7 @@ impl Unit {
         }
     }
 
-    /// So many bytes (or transactions) per second, in this unit.
+    /// `per_second` bytes (or transactions) per second, in this unit.
     pub fn of(self, per_second: f64) -> f64 {
         match self {
             Unit::Bytes('K') => per_second / 1024.0,

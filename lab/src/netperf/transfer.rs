@@ -365,7 +365,7 @@ pub fn connect_each(
 pub enum To {
     /// To the peer that the socket is connected to.
     Peer,
-    /// There.
+    /// To this address.
     Address(SocketAddr),
 }
 

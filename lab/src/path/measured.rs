@@ -17,7 +17,7 @@ pub struct Timed {
     pub packets: u64,
     /// CPU time of the thread that made their calls.
     pub time: Duration,
-    /// Of that, the simulated hardware's.
+    /// The simulated hardware's part of `time`.
     pub hardware_ns: u64,
 }
 
@@ -46,7 +46,7 @@ impl Timed {
         Ok(all[TRIALS / 2])
     }
 
-    /// Of the time of the last batch, so much was its readings'.
+    /// Takes the time of the readings themselves off the last batch.
     pub fn take_off(&mut self, own: Duration) {
         self.time = self.time.saturating_sub(own);
     }
@@ -101,7 +101,7 @@ struct Round {
     syscall: f64,
 }
 
-/// Measures a path with so many threads at once.
+/// Measures a path with `threads` threads at once.
 pub fn with_threads(
     options: &Options,
     threads: usize,

@@ -50,7 +50,7 @@ impl Path {
         }
     }
 
-    /// The stages at which it can end with so many bytes of payload, in the order in which it passes
+    /// The stages at which it can end with `bytes` of payload, in the order in which it passes
     /// them.
     pub const fn stages(self, bytes: usize) -> &'static [Stage] {
         match self {

@@ -63,7 +63,7 @@ struct Rig {
 /// Datagrams to one peer.
 pub(super) struct Datagrams {
     sockets: Vec<UdpSocket>,
-    /// Whose turn it is.
+    /// The socket whose turn it is.
     next: usize,
     exit: ExitPoint,
     payload: Vec<u8>,
@@ -185,7 +185,7 @@ enum How {
     Routes(u32),
     /// A step is done in another way.
     Varied(StepAblation),
-    /// So it is, and so many sockets send in turn, in both.
+    /// The same, where this many sockets send in turn, in both.
     VariedAmong(StepAblation, usize),
 }
 
@@ -259,7 +259,7 @@ fn ns(timed: Timed) -> f64 {
     all / timed.packets.max(1) as f64
 }
 
-/// A run of the ledger takes so many slices: of a slice's packets too few are measured for an interrupt
+/// A run of the ledger takes this many slices: of a slice's packets too few are measured for an interrupt
 /// in one of them not to show.
 const LEDGER_SLICES: u32 = 8;
 

@@ -48,7 +48,7 @@ impl Stack {
         Ok(Stack { host: host.ok_or(io::ErrorKind::Unsupported)? })
     }
 
-    /// Polls once, for so many frames at most; how many came.
+    /// Polls once, for `budget` frames at most; how many came.
     pub fn poll(&self, budget: usize) -> io::Result<usize> {
         self.call(|shard, now| Ok(shard.step(now, budget)))
     }
@@ -96,7 +96,7 @@ impl Drop for Socket {
 pub(super) struct UdpSocket(Socket);
 
 impl UdpSocket {
-    /// On a port of the stack's choice.
+    /// Binds it to a port of the stack's choice.
     pub fn bind(stack: &Stack, address: IpAddr) -> io::Result<UdpSocket> {
         let local = SocketAddr::new(address, 0);
         let id = stack.call(|shard, _| shard.udp().bind(local, Default::default()))?;

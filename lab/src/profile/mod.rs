@@ -27,7 +27,7 @@ macro_rules! parts {
             /// All, in the order of tables.
             pub const ALL: [Part; 8] = [$(Part::$part),*];
 
-            /// In tables and JSON.
+            /// The name in tables and JSON.
             pub const fn name(self) -> &'static str {
                 match self { $(Part::$part => $name),* }
             }

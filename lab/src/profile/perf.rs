@@ -82,7 +82,7 @@ impl Recording {
         Ok(recording)
     }
 
-    /// There is something in the file once the counters are open.
+    /// Waits until the counters are open: perf then writes to the file.
     fn wait_until_it_looks(&mut self) -> io::Result<()> {
         let start = Instant::now();
         while self.data.metadata().map_or(0, |m| m.len()) == 0 {

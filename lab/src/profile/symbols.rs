@@ -29,7 +29,7 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Of the running program. Without debug information there are only the names that samples have.
+    /// The symbols of the running program. Without debug information there are only the names that samples have.
     pub fn of_this_program() -> Symbols {
         let exe = fs::canonicalize("/proc/self/exe").unwrap_or_default();
         let head = fs::read(&exe).unwrap_or_default();

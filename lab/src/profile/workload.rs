@@ -25,7 +25,7 @@ use fulmar_netns::VethEnd;
 pub const RATE_BPS: u64 = 100_000_000;
 /// Bytes of a write; at the rate one goes every 5.2 ms.
 const WRITE_BYTES: usize = 64 << 10;
-/// One visit in so many is in the ledger: enough in seconds, and hardly a load by itself.
+/// One visit in this many is in the ledger: enough in seconds, and hardly a load by itself.
 const EVERY: u32 = 16;
 /// Looks per second: the load is small, so it takes many to see something.
 const FREQUENCY_HZ: u32 = 19_997;

@@ -61,7 +61,7 @@ pub struct Options {
     /// Over which devices [default: sim, tap, shm]
     #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap|packet|shm")]
     pub device: Vec<Device>,
-    /// Whose TCP
+    /// Which TCP is measured
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     pub stack: Stack,
     /// Only these ways: see below

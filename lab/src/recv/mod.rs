@@ -79,7 +79,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Two buffers of so many bytes.
+    /// Two buffers of `buffer_bytes` each.
     pub fn of_buffers(buffer_bytes: usize, usage: Use) -> Load {
         let warm_bytes = if usage == Use::Bursty { 4 << 20 } else { 16 << 20 };
         Load { buffers: 2, buffer_bytes, usage, write_bytes: 128 << 10, warm_bytes }

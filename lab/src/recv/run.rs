@@ -20,12 +20,12 @@ pub(super) enum StopCondition {
     After(Duration),
 }
 
-/// A sender that sends when it is asked to, a byte for each part, so that the reader has posted its
-/// buffers before the first byte comes.
+/// How the reader requests data: one byte to the sender for each part, so that the reader has posted its buffers before
+/// the first byte comes.
 pub(super) enum Asking {
-    /// It is not asked.
+    /// Not at all: the sender begins by itself.
     Not,
-    /// Once, for all that it will ever be asked for: so many parts.
+    /// Once, for this many parts: all that it will send.
     Once(usize),
     /// For a burst, and for the next when that is over; the reader keeps the pauses.
     Bursts {
@@ -37,7 +37,7 @@ pub(super) enum Asking {
 }
 
 impl Asking {
-    /// Asks if there is reason to.
+    /// Requests data if none is outstanding.
     fn before_call(&mut self, mut stream: &TcpStream) -> io::Result<()> {
         match self {
             Asking::Not => {}

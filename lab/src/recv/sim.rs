@@ -69,7 +69,7 @@ fn config(offloads: Offloads) -> SimConfig {
 }
 
 impl Rig for Simulated {
-    /// There is one end.
+    /// One CPU: one process is both ends.
     fn config(&self) -> RigConfig {
         RigConfig { device: "sim", placement: Placement::SameCpu, offloads: self.offloads }
     }

@@ -35,18 +35,18 @@ pub const ALL: [Table; 5] = [
 /// A published table.
 #[derive(Clone, Copy, Debug)]
 pub enum Table {
-    /// Of ways of sending, in pairs of rows.
+    /// Ways of sending, in pairs of rows.
     Sending(&'static Published),
-    /// Of receiving into posted buffers.
+    /// Receiving into posted buffers.
     Placement,
-    /// Of what a load is made of.
+    /// The parts of a load's CPU time.
     Profile,
-    /// Of what a datagram costs up to each point of its path.
+    /// The cost of a datagram up to each point of its path.
     Path,
 }
 
 impl Table {
-    /// As on the command line.
+    /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Table::Sending(table) => table.name,
@@ -66,7 +66,7 @@ impl Table {
         }
     }
 
-    /// Who, what, when.
+    /// The authors, the work and its date.
     pub const fn source(self) -> &'static str {
         match self {
             Table::Sending(table) => table.source,
@@ -80,13 +80,13 @@ impl Table {
 /// A published comparison of an old way with a new one.
 #[derive(Debug)]
 pub struct Published {
-    /// As on the command line.
+    /// The name on the command line.
     pub name: &'static str,
     /// Writes or files.
     pub what: What,
     /// One sentence.
     pub title: &'static str,
-    /// Who, what, when.
+    /// The authors, the work and its date.
     pub source: &'static str,
     /// The machines and the command then.
     pub setup: &'static str,
@@ -103,9 +103,9 @@ pub struct Published {
 /// A way of sending.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Method {
-    /// In a way's cell.
+    /// The name in a scenario.
     pub name: &'static str,
-    /// In tables.
+    /// The title in tables.
     pub title: &'static str,
 }
 
@@ -151,7 +151,7 @@ impl SystemUnderTest {
         }
     }
 
-    /// In tables.
+    /// The title in tables.
     pub const fn title(self) -> &'static str {
         match self {
             SystemUnderTest::Kernel => "kernel today, veth",
@@ -160,7 +160,7 @@ impl SystemUnderTest {
         }
     }
 
-    /// In the wide table.
+    /// The short title, for the wide table.
     pub const fn short(self) -> &'static str {
         match self {
             SystemUnderTest::Kernel => "kernel",

@@ -65,7 +65,7 @@ impl Netperf {
         }
     }
 
-    /// The columns of a measured row on a machine of so many CPUs; `None` if it has no figures.
+    /// The columns of a measured row on a machine of `cpus` CPUs; `None` if it has no figures.
     pub fn of(row: &Row, cpus: usize) -> Option<Netperf> {
         let gbps = row.median(GBPS)?;
         let near = row.median(THIS_END)?;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 pub const NAME: &str = "path";
 /// One sentence.
 pub const TITLE: &str = "what a datagram of 18 bytes costs up to each point of the send path";
-/// Who, what, when.
+/// The authors, the work and its date.
 pub const SOURCE: &str = "L. Rizzo on the FreeBSD network list, April 2012: FreeBSD HEAD, i7-870 at \
                           2.93 GHz, ixgbe; netsend, 18 bytes, 1 and 4 tasks, least and most of 5 runs";
 
@@ -171,7 +171,7 @@ pub fn report(measured: &Measured) -> Report {
             "Published by {SOURCE}. ns per packet from the call up to the point, least to most. fulmar \
              over a simulated device whose hardware is taken off; the kernel by calls that fail at a \
              known depth. fulmar has no system call: its second row is the lock and the clock. On all CPUs: \
-             each of so many threads has a stack of its own; ÷ fulmar: published, 1 CPU, over 1 thread."
+             each thread has a stack of its own; ÷ fulmar: published, 1 CPU, over 1 thread."
         ),
         tables: vec![Table::of("", columns, TABLE.iter().map(|r| cells(r, measured)))],
         notes: notes(measured),

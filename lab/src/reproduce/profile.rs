@@ -16,7 +16,7 @@ pub const NAME: &str = "profile";
 /// One sentence.
 pub const TITLE: &str =
     "what a network load of 100 Mbit/s is made of, with three bounds on savings";
-/// Who, what, when.
+/// The authors, the work and its date.
 pub const SOURCE: &str = "A. Morton on the Linux kernel list, February 2001: Linux 2.4.2 with the \
                           zero-copy patch, 3c59x, two CPUs; 10 s of sending, 10 s of receiving";
 

@@ -27,7 +27,7 @@ pub struct Options {
     pub runs: usize,
     /// Where the two ends run where there are two.
     pub placement: Placement,
-    /// Whose TCP.
+    /// Which TCP is measured.
     pub stack: Stack,
     /// Where fulmar's frames are written.
     pub pcap: Option<PathBuf>,

@@ -57,7 +57,7 @@ fn port(connection: usize) -> u16 {
 }
 
 impl Connections {
-    /// Two shards with room for so many connections, of which none is open.
+    /// Two shards with room for `room` connections, of which none is open.
     ///
     /// # Errors
     /// No memory.
@@ -98,7 +98,7 @@ impl Connections {
         }
     }
 
-    /// Opens connections until there are so many, and shows how far it is.
+    /// Opens connections until there are `count`, and reports its progress.
     ///
     /// # Errors
     /// A connection that does not come about.

@@ -20,7 +20,7 @@ fn address(side: u8) -> IpAddr {
     Ipv4Addr::new(10, 1, 0, side).into()
 }
 
-/// Two stacks of so many shards, joined queue by queue.
+/// Two stacks of `shards` shards each, joined queue by queue.
 fn stacks(shards: u16) -> io::Result<[Stack; 2]> {
     let config = |n| SimConfig { ether: EtherAddr([2, 0, 0, 0, 0, n]), ..SimConfig::default() };
     let mut queues: [Vec<Box<dyn Device>>; 2] = [Vec::new(), Vec::new()];

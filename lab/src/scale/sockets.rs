@@ -76,7 +76,7 @@ impl Device for Feed {
     }
 }
 
-/// A shard with so many sockets.
+/// A shard with many sockets.
 pub(super) struct Rig {
     shard: Shard,
     frames: Arc<Mutex<VecDeque<Packet>>>,
@@ -152,7 +152,7 @@ pub(super) enum Flood {
 }
 
 impl Rig {
-    /// A shard with so many.
+    /// A shard with this many sockets.
     ///
     /// # Errors
     /// What the shard refuses.

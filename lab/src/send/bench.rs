@@ -85,7 +85,7 @@ pub struct Options {
     /// Over which devices [default: sim, tap, and shm for writes]
     #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap|packet|shm|link")]
     pub device: Vec<Device>,
-    /// Whose TCP
+    /// Which TCP is measured
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     pub stack: Stack,
     /// Only these ways: see below

@@ -45,7 +45,7 @@ pub struct Load {
 pub const BUFFER_BYTES: usize = 1 << 20;
 
 impl Load {
-    /// Writes of so many bytes; the rest as in the bulk bench.
+    /// Writes of `write_bytes`; the rest as in the bulk bench.
     pub fn of_writes(write_bytes: usize) -> Load {
         Load { write_bytes, buffer_bytes: None, read_bytes: 256 << 10, warm_bytes: 16 << 20 }
     }

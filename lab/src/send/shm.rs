@@ -30,7 +30,7 @@ const PORT: u16 = 9;
 
 /// Our end, and the child with the other one.
 pub(crate) struct Linked {
-    /// Before the stack, so that it is gone first: it would call a link that goes down a failure.
+    /// Declared before the stack, to be dropped first: the child would report a link that goes down as a failure.
     pub child: Handle,
     pub stack: Stack,
     /// Where the child listens.

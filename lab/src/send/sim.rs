@@ -56,7 +56,7 @@ impl Simulated {
 }
 
 impl Rig for Simulated {
-    /// There is one end.
+    /// One CPU: one process is both ends.
     fn config(&self) -> RigConfig {
         RigConfig {
             device: "sim",

@@ -50,7 +50,7 @@ pub struct Options {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
     pub common: Common,
-    /// Whose sockets the server uses
+    /// The stack whose sockets the server uses
     #[arg(long, value_enum, default_value_t)]
     pub stack: Stack,
     /// Connections that are open at the same time [default: 1,64,1000]

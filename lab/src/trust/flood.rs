@@ -39,12 +39,12 @@ pub enum Frames {
     Strays,
 }
 
-/// Whom frames are for.
+/// The destination of frames.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its station.
+    /// Its Ethernet address.
     pub ether: EtherAddr,
-    /// Its address.
+    /// Its IP address.
     pub ip: Ipv4Addr,
 }
 
@@ -60,7 +60,7 @@ pub struct Flooder {
 }
 
 impl Flooder {
-    /// On an interface of a namespace.
+    /// Opens a socket on an interface of a namespace.
     pub fn new(netns: &Netns, interface: &str, target: Target) -> io::Result<Flooder> {
         let name = CString::new(interface)?;
         let socket = netns.run(|| {
@@ -71,7 +71,7 @@ impl Flooder {
         Ok(Flooder { socket, target, sources: 0 })
     }
 
-    /// Makes so many sections.
+    /// Makes `sections` sections.
     pub fn make(&mut self, what: Frames, sections: usize) -> io::Result<Vec<Section>> {
         (0..sections).map(|_| self.section(what)).collect()
     }

@@ -46,7 +46,7 @@ impl Tally {
     }
 }
 
-/// Whose TCP.
+/// The TCP that is attacked.
 enum Tcp {
     Kernel { netns: Netns, _listener: TcpListener },
     Fulmar { shard: Box<Shard>, listener: SlotId, began: Instant },
@@ -130,7 +130,7 @@ impl Victim {
         Victim { tcp, flooder, netns, interface, is_flooder_charged, _site: _our_netns }.filled()
     }
 
-    /// Its SYN queue is full and it knows its router.
+    /// Floods it until its SYN queue is full and it knows its router.
     fn filled(mut self) -> io::Result<Victim> {
         for _ in 0..PATIENCE {
             let before = self.tally()?;
@@ -147,12 +147,12 @@ impl Victim {
         Err(io::Error::other("a listener behind the link answers no SYNs"))
     }
 
-    /// Makes so many sections of frames for it.
+    /// Makes `sections` sections of frames for it.
     pub fn make(&mut self, what: Frames, sections: usize) -> io::Result<Vec<Section>> {
         self.flooder.make(what, sections)
     }
 
-    /// Its router answers for itself, if it is asked.
+    /// Has its router answer an ARP request, if there is one.
     pub fn meet_router(&mut self) -> io::Result<()> {
         self.flooder.answer_for_router()?;
         self.tcp.poll();

@@ -60,7 +60,7 @@ pub struct Options {
     /// Threads at most; every number from 1 on is measured [default: 2, or as many as there are CPUs]
     #[arg(long, value_parser = within(1usize, 64))]
     pub threads: Option<usize>,
-    /// Whose datagrams
+    /// Which stack is measured
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     pub stack: Stack,
 }

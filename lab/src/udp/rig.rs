@@ -44,11 +44,11 @@ const UDP_SEGMENT: i32 = 103;
 pub struct Cost {
     /// CPU time of the sending thread, without simulated hardware.
     pub cpu: Duration,
-    /// Time by the clock.
+    /// Elapsed time.
     pub wall: Duration,
     /// Datagrams sent.
     pub datagrams: u64,
-    /// Of those, how many did not arrive where that is looked at.
+    /// Those of them that did not arrive, where arrivals are counted; else 0.
     pub lost: u64,
 }
 
@@ -76,7 +76,7 @@ pub trait Rig: Send {
         let _ = method;
         self.section()
     }
-    /// Sends about so many datagrams of `bytes`.
+    /// Sends about `count` datagrams of `bytes`.
     fn send(&mut self, method: Method, bytes: usize, count: usize) -> io::Result<()>;
     /// Takes away what arrived of `count`; how many.
     fn drain(&mut self, bytes: usize, count: usize) -> io::Result<usize>;
@@ -193,7 +193,7 @@ pub struct Ours {
 }
 
 impl Ours {
-    /// On a TAP to the kernel, where a socket receives.
+    /// A stack on a TAP to the kernel, where a socket receives.
     pub fn tap() -> io::Result<Ours> {
         let topology = topology::tap(|name| devices::tap(name).map_err(io::Error::other))?;
         let receiver = Receiver::new(&topology.peer_netns, topology::PEER_IP)?;
@@ -265,7 +265,7 @@ impl Ours {
 }
 
 impl Ours {
-    /// Takes `count` datagrams, so many in a call. Who sends them has put them on the wire already.
+    /// Takes `count` datagrams, several per call if `many`. They have been sent already.
     fn receive(&mut self, count: usize, many: bool) -> io::Result<()> {
         let Ours { open, rooms, .. } = self;
         let mut taken = 0;

@@ -191,7 +191,7 @@ impl Multishot {
         let ring = ring()?;
         let page = ManuallyDrop::new(Page::new());
         let at = page.entries() as u64;
-        // SAFETY: the page has room for so many entries and lives as long as the ring (`Drop`).
+        // SAFETY: the page has room for `count` entries and lives as long as the ring (`Drop`).
         unsafe { ring.submitter().register_buf_ring_with_flags(at, count as u16, GROUP, 0)? };
         let mut new = Multishot {
             ring,

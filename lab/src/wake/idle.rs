@@ -19,7 +19,7 @@ const BATCH: usize = 100;
 pub const CPU: &str = "idle_cpu_pct";
 const NAME: &str = "idle";
 
-/// An idle stack with so many connections, looked at for `time`, once.
+/// An idle stack with `connections`, watched for `time`, once.
 pub fn scenario(connections: usize, time: Duration) -> Scenario<'static> {
     Scenario::new(NAME, "two idle stacks", move |_| measure(connections, time))
         .in_table("Idle, both ends in one process")
@@ -33,7 +33,7 @@ pub fn ratio() -> Ratio {
     Ratio::value("wake.idle.cpu_pct", sentence, CPU, NAME).goals(0.1, 0.0)
 }
 
-/// Opens so many connections between two stacks in this process and looks at it for `time`.
+/// Opens `connections` connections between two stacks in this process and watches them for `time`.
 ///
 /// # Errors
 /// No descriptors or memory left.

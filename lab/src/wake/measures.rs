@@ -7,7 +7,7 @@ use crate::harness::{Ratio, Sample, Scenario, Term};
 
 const P50: &str = "p50_us";
 const P99: &str = "p99_us";
-/// 99 % in each stretch of 10 ms, the median of the stretches.
+/// The 99th percentile of each stretch of 10 ms, the median of the stretches.
 const STRETCH_P99: &str = "stretch_p99_us";
 const PER_WAKEUP: &str = "frames_per_wakeup";
 
@@ -44,10 +44,10 @@ const COLUMNS: &[Column] = &[
     label("device", "device"),
     label("mode", "waiting"),
     label("placement", "ends on"),
-    number(P50, "p50\nµs", 1, "half of the latencies are below this"),
-    number(P99, "p99\nµs", 1, "99 % are"),
-    number(STRETCH_P99, "p99 in\n10ms µs", 1, "99 % of each stretch of 10 ms, the median of them"),
-    number("p999_us", "p99.9\nµs", 1, "99.9 % are"),
+    number(P50, "p50\nµs", 1, "the median latency"),
+    number(P99, "p99\nµs", 1, "the 99th percentile"),
+    number(STRETCH_P99, "p99 in\n10ms µs", 1, "the median over stretches of 10 ms of their 99th percentiles"),
+    number("p999_us", "p99.9\nµs", 1, "the 99.9th percentile"),
     number("packets_per_second", "taken\n/s", 0, "packets that the waiting end took"),
     number("lost_pct", "lost\n%", 1, "sent and not taken"),
     number("wakeups_per_second", "wake-ups\n/s", 0, "sleeps of the waiting thread that ended"),
@@ -87,8 +87,8 @@ pub const SHAPE: Shape = Shape {
     }),
     legend: "\
 latency   one question and its answer; of a flow, from the sender's clock to the receiver's.
-          Of a flow also 99 % in each stretch of 10 ms, the median of the stretches: a host
-          that takes a CPU away now and then is in few of them.
+          Of a flow also the 99th percentile of each stretch of 10 ms, the median of the stretches:
+          a host that takes a CPU away now and then is in few of them.
 wake-up   the end of a sleep of the thread that waits; of the kernel's: a voluntary context
           switch. Holds are sleeps for a fixed time in which frames gather.
 looking   time spent on looking at the device in vain, of the time that passed.
@@ -97,7 +97,7 @@ CPU       of the thread that waits; of both processes; of the machine (/proc/sta
 lost      sent and not taken: queues that were full.",
 };
 
-/// What moderation may add to 99 % of the latencies of a stretch for its frames per wake-up to count.
+/// What moderation may add to the 99th percentile of a stretch's latencies for its frames per wake-up to count.
 const MOST_ADDED_US: f64 = 100.0;
 
 /// Every figure of these scenarios.
@@ -129,7 +129,7 @@ fn of_moderation() -> Vec<Ratio> {
     ];
     let sentence = format!(
         "device frames of MTU size per wake-up over TAP, {FLOOD_PPS} per second; 0 where moderation adds more \
-         than 100 µs to 99 % of the latencies in 10 ms"
+         than 100 µs to the 99th percentile of stretches of 10 ms"
     );
     let frames =
         Ratio::new("wake.bulk.frames_per_wakeup", sentence, frames, |t| match t[1] - t[2] {
@@ -141,13 +141,13 @@ fn of_moderation() -> Vec<Ratio> {
         frames.goals(16.0, 64.0).more_is_better().published(3.0),
         added(
             "wake.bulk.added_p99_us",
-            "what moderation adds to 99 % of the latencies in 10 ms of that flood, µs",
+            "what moderation adds to the 99th percentile of stretches of 10 ms of that flood, µs",
             STRETCH_P99,
         )
         .goals(100.0, 50.0),
         added(
             "wake.bulk.added_p99_of_all_us",
-            "and to 99 % of all of them, those in which the host took a CPU away included, µs",
+            "and to the 99th percentile of the whole flood, including times when the host took a CPU away, µs",
             P99,
         ),
         Ratio::new(

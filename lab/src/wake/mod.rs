@@ -86,7 +86,7 @@ pub struct Options {
     /// Over which devices of fulmar's [default: tap, shm, sim]
     #[arg(long, value_parser = device, value_delimiter = ',', value_name = "tap|packet|shm|sim")]
     pub device: Vec<Device>,
-    /// Whose stack
+    /// Which stack is measured
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     pub stack: Stack,
     /// Datagrams per second of the sweep, 0 for as many as go
@@ -262,7 +262,7 @@ enum Part {
     Rr,
     /// The flood of MTU-size datagrams.
     Bulk,
-    /// The sweep, at so many datagrams per second; 0 for as many as go.
+    /// The sweep, at this many datagrams per second; 0: as fast as possible.
     Sweep(u64),
 }
 

@@ -133,7 +133,7 @@ pub struct Account {
     pub looked: Duration,
     /// 50, 99 and 99.9 % of the latencies, in ns.
     pub latency_ns: Option<[u64; 3]>,
-    /// 99 % of the latencies in a stretch of the flow, in ns: the median of its stretches.
+    /// The median over the stretches of a flow of the 99th percentile of their latencies, ns.
     pub stretch_p99_ns: Option<u64>,
 }
 
@@ -351,7 +351,7 @@ pub struct Flow {
     pub pps: u64,
     /// Bytes of each.
     pub bytes: usize,
-    /// For so long.
+    /// How long.
     pub time: Duration,
     /// No other thread needs the CPU.
     pub may_spin: bool,

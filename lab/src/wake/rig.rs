@@ -37,7 +37,7 @@ const SHM: [IpAddr; 2] =
 pub enum Load {
     /// Asks, and waits for the answer.
     Ask {
-        /// For so long.
+        /// How long.
         time: Duration,
     },
     /// Sends at a rate.

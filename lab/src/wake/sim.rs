@@ -61,7 +61,7 @@ struct Sent {
     hardware: Duration,
 }
 
-/// Has the modelled sender send: to warm up, to be measured, and the end.
+/// Has the modelled peer send three flows: the warm-up, the measured one, and the end mark.
 fn send(handle: &SimHandle, to: SocketAddr, flow: &Flow) -> io::Result<Sent> {
     let ask = |kind: u8, pps, bytes, time: Duration| {
         let mark = u64::from_ne_bytes([kind, 0, 0, 0, 0, 0, 0, 0]);

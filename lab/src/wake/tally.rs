@@ -1,20 +1,19 @@
 //! What the loop of a program counts, and its latencies.
 //!
-//! They are kept twice: all of them, and by **stretches** of [`STRETCH_NS`], of each of which 99 % are
-//! noted. A virtual machine whose CPUs are away for a millisecond ten times a second has more than a
-//! hundredth of its frames in those gaps, so that 99 % of all of them tell of the host, and of little else. The
-//! median stretch is one without a gap: what the program itself adds shows there, if it adds it
-//! always.
+//! Latencies are kept twice: all of them, and the 99th percentile of each **stretch** of [`STRETCH_NS`]. A virtual
+//! machine that loses its CPUs for a millisecond ten times a second has more than a hundredth of its frames in those
+//! gaps, so that the 99th percentile of all frames mostly measures the host. The median stretch is one without a gap:
+//! it shows the latency that the program itself adds.
 
 use std::io;
 
 use hdrhistogram::Histogram;
 
-/// Of this length is a stretch: twenty holds of the longest, and of a flood thousands of frames.
+/// The length of a stretch: twenty of the longest holds, and thousands of frames of a flood.
 const STRETCH_NS: u64 = 10_000_000;
-/// Frames that a stretch needs for 99 % of them to mean something.
+/// Frames that a stretch needs for its 99th percentile to mean something.
 const ENOUGH: u64 = 500;
-/// Stretches that are noted: a hundred seconds.
+/// The most stretches that are kept: a hundred seconds.
 const STRETCHES: usize = 10_000;
 
 /// The counts.
@@ -25,12 +24,12 @@ pub struct Tally {
 }
 
 struct Latencies {
-    /// To three digits.
+    /// All, to three digits.
     all: Histogram<u64>,
-    /// Those of this stretch, to two digits: emptied in less than a microsecond.
+    /// Those of the current stretch, to two digits: small enough to be cleared in less than a microsecond.
     stretch: Histogram<u32>,
     stretch_ends: u64,
-    /// 99 % of each stretch that is over.
+    /// The 99th percentile of each stretch that is over.
     p99: Vec<u64>,
 }
 
@@ -54,7 +53,7 @@ impl Tally {
         Some([0.5, 0.99, 0.999].map(|q| all.value_at_quantile(q)))
     }
 
-    /// The median of the stretches' 99 %.
+    /// The median of the stretches' 99th percentiles.
     pub fn stretch_p99(&self) -> Option<u64> {
         let mut p99 = self.latencies.as_ref()?.p99.clone();
         p99.sort_unstable();

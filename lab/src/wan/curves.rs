@@ -9,7 +9,7 @@ use super::conn::Progress;
 /// Points of a curve: as many as the width of a page shows.
 pub(super) const POINTS: u32 = 120;
 
-/// How often a connection is asked in so much time.
+/// The interval between two samples of a connection that lasts `time`.
 pub(super) fn every(time: Duration) -> Duration {
     time / POINTS
 }

@@ -22,17 +22,17 @@ pub(super) const FAR: Ipv4Addr = Ipv4Addr::new(10, 73, 0, 2);
 pub(super) const FULMAR: Ipv4Addr = Ipv4Addr::new(10, 73, 0, 3);
 /// The reading fulmar.
 pub(super) const FAR_FULMAR: Ipv4Addr = Ipv4Addr::new(10, 73, 0, 4);
-/// How often an end that waits looks whether it is still wanted.
+/// How often an end that waits checks whether the run is over.
 const PATIENCE: Duration = Duration::from_millis(200);
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 static WRITE: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Who sends, and by which congestion control.
+/// The sending stack and its congestion control.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sender {
     /// fulmar, on a link into the wire.
     Fulmar(CongestionControl),
-    /// The kernel, on a TAP of the wire, by a name of its own.
+    /// The kernel, on a TAP of the wire; its own name of the congestion control.
     Linux(&'static str),
 }
 
@@ -46,7 +46,7 @@ impl Sender {
     }
 }
 
-/// Who reads.
+/// The receiving stack.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Receiver {
     /// The kernel, on a TAP of the wire.
@@ -62,7 +62,7 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// Has the kernel ask for this kind of ECN (`tcp_ecn`).
+    /// Sets the kind of ECN that the kernel requests (`tcp_ecn`).
     pub fn set_ecn(&self, ecn: Ecn) -> io::Result<()> {
         let value = (ecn as u8).to_string();
         self.kernel.run(|| std::fs::write("/proc/sys/net/ipv4/tcp_ecn", value))
@@ -165,7 +165,7 @@ impl Server {
         }))
     }
 
-    /// Accepts connections and writes so many bytes to each, until `done`.
+    /// Accepts connections and writes `bytes` to each, until `done`.
     pub fn answer(&self, bytes: usize, done: &AtomicBool) -> io::Result<()> {
         thread::scope(|scope| {
             while let Some(conn) = self.accept(done)? {
@@ -176,13 +176,13 @@ impl Server {
     }
 }
 
-/// What a server knows of a connection that it has flooded. It lasts as long as this.
+/// What a server knows of a connection that it has flooded. Dropping it closes the connection.
 pub(super) struct Flood {
     /// CPU time of the thread that wrote.
     pub cpu: Duration,
-    /// Its end.
+    /// Its progress at the end.
     pub last: Progress,
-    /// Its course, if it was watched.
+    /// Its progress over time, if it was watched.
     pub course: Vec<Progress>,
     _conn: Conn,
 }
@@ -191,7 +191,7 @@ fn is_timeout(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// Writes so many bytes, unless the connection breaks: the client reports that.
+/// Writes `bytes`; a connection that breaks is the client's to report.
 fn answer(stream: &mut impl Write, bytes: usize) {
     let mut left = bytes;
     while left > 0 {

@@ -115,7 +115,7 @@ fn paths_of(options: &Options) -> Vec<NamedPath> {
     PATHS.iter().filter(is_wanted).map(NamedPath::from).collect()
 }
 
-/// Who sends to whom.
+/// The senders and the receiver of a run.
 #[derive(Clone)]
 struct Pairing {
     who: String,
@@ -184,7 +184,7 @@ struct Topology {
     senders: Vec<Sender>,
     /// This kernel can ask for accurate feedback (`tcp_ecn` of 3).
     has_accurate_ecn: bool,
-    /// Of the next run: a port that no connection of an earlier one has, and other random numbers.
+    /// The number of the next run: each has a port and random numbers of its own.
     next_run: AtomicU16,
 }
 
@@ -335,7 +335,7 @@ impl Topology {
         Ok(Sample { bytes: run.read_bytes, ..sample })
     }
 
-    /// Has each flow send as much as it can for so long.
+    /// Has each flow send as much as it can for `time`.
     fn flood(
         &self,
         who: &Pairing,

@@ -70,11 +70,11 @@ pub(super) const PATHS: &[PathOf] = &[
     path("no-delay-loss-1", "loss=1%"),
     path("no-delay-reordered", "reorder=1%"),
 ];
-/// Those of `--quick`.
+/// The paths of `--quick`.
 pub(super) const QUICK_PATHS: &[&str] = &["clean", "loss-1", "reordered", "50ms-2bdp", "codel-ecn"];
 /// Paths over which the page shows one connection of each sender over time.
 pub(super) const DRAWN: &[&str] = &["clean", "loss-1", "50ms-2bdp", "100ms", "codel-accurate-ecn"];
-/// Those of `--quick`.
+/// The drawn paths of `--quick`.
 pub(super) const QUICK_DRAWN: &[&str] = &["50ms-2bdp"];
 /// Answers: a name, bytes, and the path. The first is that of `--quick`.
 pub(super) const ANSWERS: &[(&str, usize, &str)] = &[

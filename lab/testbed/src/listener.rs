@@ -82,13 +82,13 @@ fn port_of_syn(frame: &[u8]) -> Option<u16> {
 /// A segment that the server has sent to an address that is not the client's.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// Whom it is for.
+    /// Its destination.
     pub to: SocketAddr,
     /// Its time to live.
     pub ttl: u8,
     /// Its TOS.
     pub tos: u8,
-    /// Its header.
+    /// Its TCP header.
     pub header: Header,
 }
 
@@ -139,12 +139,12 @@ impl Rig {
         rig
     }
 
-    /// Lets so many milliseconds pass.
+    /// Lets `ms` milliseconds pass.
     pub fn pass(&mut self, ms: usize) {
         self.pass_under(ms, 0);
     }
 
-    /// The same while so many SYNs a millisecond come from sources that do not exist.
+    /// The same while `syns` SYNs per millisecond come from sources that do not exist.
     pub fn pass_under(&mut self, ms: usize, syns: u32) {
         for _ in 0..ms {
             for _ in 0..syns {
@@ -259,8 +259,8 @@ impl Rig {
         self.client.tcp_connect(self.now, to, None).unwrap()
     }
 
-    /// The scenario of `trust.syn_flood.connects`: so many honest connections, one every four milliseconds,
-    /// while so many SYNs a millisecond come from sources that do not exist. Ends when all are accepted, or
+    /// The scenario of `trust.syn_flood.connects`: `connections` honest connections, one every four milliseconds,
+    /// while `syns` SYNs per millisecond come from sources that do not exist. Ends when all are accepted, or
     /// when each has had time to repeat its SYN once.
     pub fn connect_under(&mut self, connections: usize, syns: u32) -> Vec<Honest> {
         const APART_MS: usize = 4;

@@ -105,9 +105,9 @@ impl Device for End {
 pub enum Service {
     /// Writes whatever fits, for ever.
     Flood,
-    /// Writes so many bytes, then closes.
+    /// Writes this many bytes, then closes.
     Farewell(usize),
-    /// Answers the first bytes with so many, and waits.
+    /// Answers the first bytes with this many, and waits.
     Answer(usize),
 }
 
@@ -149,7 +149,7 @@ impl World {
         World::seeded(1, configure)
     }
 
-    /// The scenario of `trust.slow_peers.served`: so many clients with a closed window are connected to
+    /// The scenario of `trust.slow_peers.served`: `peers` clients with a closed window are connected to
     /// [`CLOSED`], and the server has written what it may; [`ANSWERING`] is free. The server is as
     /// configured by default.
     pub fn beside_closed_windows(peers: usize, seed: u64) -> World {
@@ -220,7 +220,7 @@ impl World {
         self.clients.tcp_connect(self.now, at(0, port), None).unwrap()
     }
 
-    /// So many connections to a port, each accepted.
+    /// `n` connections to a port, each accepted.
     pub fn connect_many(&mut self, port: u16, n: usize) -> Vec<SlotId> {
         let (mut ids, served) = (Vec::new(), self.serving.len());
         while ids.len() < n {

@@ -20,7 +20,7 @@ pub fn ether(number: u8) -> EtherAddr {
     EtherAddr([2, 0, 0, 0, 0, number])
 }
 
-/// A station's configuration: its address in 10.0.0.0/24, a pool of so many bytes, secrets drawn from its
+/// A station's configuration: its address in 10.0.0.0/24, a pool of `budget_bytes`, secrets drawn from its
 /// number.
 pub fn config(station: u8, budget_bytes: usize) -> StackConfig {
     StackConfig {
@@ -54,7 +54,7 @@ pub fn write<P: Probe>(
     }
 }
 
-/// Reads what has come, at most so many bytes: nothing at the end of the stream, `None` before anything came.
+/// Reads what has come, at most `max` bytes: nothing at the end of the stream, `None` before anything came.
 ///
 /// # Panics
 ///
@@ -129,7 +129,7 @@ impl Connection {
         }
     }
 
-    /// The server takes everything, up to so many bytes a read.
+    /// The server takes everything, up to `max` bytes per read.
     ///
     /// # Panics
     ///

@@ -18,7 +18,7 @@ use crate::failure::{Failure, Outcome};
 
 /// Port of a resolver.
 const DNS_PORT: u16 = 53;
-/// IPv6 needs links of so many bytes (RFC 8200 section 5).
+/// The least MTU of a link that carries IPv6, in bytes (RFC 8200 section 5).
 const LEAST_MTU_V6: u32 = 1280;
 
 /// The guest of a gateway.

@@ -153,7 +153,7 @@ impl App {
         rows
     }
 
-    /// The first row on a screen with so many: the chosen one is on it, and the last rows fill it.
+    /// The first row on a screen with room for `visible`: the chosen one is on it, and the last rows fill it.
     pub fn scroll_to_fit(&mut self, visible: usize) -> usize {
         let rows = self.model().map_or(0, |m| m.rows.len());
         self.chosen = self.chosen.min(rows.saturating_sub(1));

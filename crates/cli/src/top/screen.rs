@@ -27,7 +27,7 @@ use crate::format;
 const LEAST: (u16, u16) = (40, 8);
 /// Lines of the lower part, its title included.
 const LOWER_LINES: u16 = 7;
-/// From so many lines on there is a lower part.
+/// A screen of fewer lines has no lower part.
 const LEAST_FOR_LOWER: u16 = 18;
 
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -372,7 +372,7 @@ fn span(time: std::time::Duration) -> String {
     }
 }
 
-/// An address in so many columns: its middle is left out, since prefix and port tell more.
+/// An address in at most `columns`: its middle is left out, since prefix and port tell more.
 pub fn shortened(address: &str, columns: usize) -> String {
     let length = address.chars().count();
     if length <= columns || columns < 5 {

@@ -113,7 +113,7 @@ pub struct Siblings {
 }
 
 impl Siblings {
-    /// The ends of the threads of so many queues.
+    /// The ends for the threads of `queues` queues.
     ///
     /// # Errors
     /// No descriptor.

@@ -10,7 +10,7 @@ use super::{Cell, Load};
 const MBIT: u64 = 1_000_000;
 const SEED: u64 = 7;
 
-/// A bottleneck of `mbit` Mb/s on a path of `rtt_ms`, with a queue of so many tenths of their product.
+/// A bottleneck of `mbit` Mb/s on a path of `rtt_ms`, with a queue of `queue_tenths` tenths of their product.
 fn bottleneck(mbit: u64, rtt_ms: u64, queue_tenths: u64) -> Impairments {
     let product = mbit * MBIT / 8 * rtt_ms / 1000;
     Impairments {
@@ -22,7 +22,7 @@ fn bottleneck(mbit: u64, rtt_ms: u64, queue_tenths: u64) -> Impairments {
     }
 }
 
-/// A queue that marks what has waited for longer than so many microseconds.
+/// A queue that marks packets that have waited for longer than `above_us`.
 fn marking(mbit: u64, rtt_ms: u64, above_us: u64) -> Impairments {
     let aqm = Aqm::Step { above: Duration::from_micros(above_us) };
     Impairments { aqm, ecn: true, ..bottleneck(mbit, rtt_ms, 100) }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Plays all cells on so many threads and prints them in the order of the table.
+/// Plays all cells on `jobs` threads and prints them in the order of the table.
 pub fn run(jobs: usize) -> Outcome<ExitCode> {
     let cells = cells();
     let bar = ProgressBar::new(cells.len() as u64);

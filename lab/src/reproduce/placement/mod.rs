@@ -20,7 +20,7 @@ use crate::transfer::{BOTH, Cell, GBPS, HARDWARE, Side, THIS_END};
 pub const NAME: &str = "placement";
 /// One sentence.
 pub const TITLE: &str = "receiving into buffers that were posted before, placed by the device";
-/// Who, what, when.
+/// The authors, the work and its date.
 pub const SOURCE: &str = "TOE and direct data placement with aio_read in FreeBSD, May 2016: netperf, \
                           TCP stream, the receiver's two buffers in turn; CPU as read off, \u{b1} a tenth";
 /// The machines then.
@@ -51,7 +51,7 @@ impl Offload {
     /// All, in the order of the table.
     pub const ALL: [Offload; 3] = [Offload::Stock, Offload::Offloaded, Offload::Placed];
 
-    /// In tables.
+    /// The title in tables.
     pub const fn title(self) -> &'static str {
         match self {
             Offload::Stock => "stock",
@@ -95,7 +95,7 @@ const fn line(letter: char, ask: Ask, bytes: usize, percent: [Option<f64>; 3]) -
 }
 
 impl Line {
-    /// In tables: `asynchronous read, 2 x 64 KiB`.
+    /// The title in tables: `asynchronous read, 2 x 64 KiB`.
     pub fn title(&self) -> String {
         let ask = match self.ask {
             Ask::Ahead => "asynchronous read",

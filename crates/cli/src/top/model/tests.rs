@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::json;
 
-/// A sample so many seconds after `at`, of a process that used a quarter of a CPU.
+/// A sample `seconds` after `at`, of a process that used a quarter of a CPU.
 pub fn sample(at: Instant, seconds: u64, document: Value) -> Sample {
     let after = Duration::from_secs(seconds);
     Sample { at: at + after, document, cpu: Some(after / 4) }

@@ -194,7 +194,7 @@ impl Flow {
         d.payload.segs()
     }
 
-    /// Whether so many pieces are too many.
+    /// Whether `parts` are more than one sendmsg(2) takes.
     pub fn is_full(parts: usize) -> bool {
         parts > MOST_PARTS
     }
@@ -225,7 +225,7 @@ fn gso_limit_after(errno: Errno, each: u16) -> Option<u16> {
     }
 }
 
-/// How many datagrams are in so many bytes.
+/// How many datagrams `bytes` are: `each` bytes long but for the last (udp(7), UDP_GRO), or one if `each` is `None`.
 pub fn count_of(bytes: usize, each: Option<u16>) -> usize {
     each.map_or(1, |each| bytes.div_ceil(usize::from(each).max(1)).max(1))
 }

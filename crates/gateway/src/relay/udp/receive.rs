@@ -51,7 +51,7 @@ impl Batch {
         self.fill_up_to(fd, BATCH)
     }
 
-    /// The same of so many datagrams or runs at most.
+    /// The same of `most` datagrams or runs at most.
     pub fn fill_up_to(&mut self, fd: BorrowedFd<'_>, most: usize) -> Result<bool, DatagramError> {
         self.list.clear();
         let mut at = 0;
