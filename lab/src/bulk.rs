@@ -116,7 +116,7 @@ fn testbed(options: &Options) -> Option<Testbed> {
     kinds.iter().find_map(|&kind| match Testbed::new(kind) {
         Ok(testbed) => Some(testbed),
         Err(e) => {
-            eprintln!("no {}: {e}", kind.title());
+            eprintln!("not measured: {}: {e}", kind.title());
             None
         }
     })

@@ -137,11 +137,11 @@ fn measured(options: &Options, isolated: io::Result<()>) -> Outcome {
             {
                 match open() {
                     Ok(victim) => victims.push((name, RefCell::new(victim))),
-                    Err(e) => eprintln!("no {name}: {e}"),
+                    Err(e) => eprintln!("not measured: {name}: {e}"),
                 }
             }
         }
-        Err(e) => eprintln!("what a flooded frame costs cannot be measured here: {e}"),
+        Err(e) => eprintln!("not measured: what a flooded frame costs: {e}"),
     }
     let mut scenarios = Vec::new();
     if options.way.is_empty() {

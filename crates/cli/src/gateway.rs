@@ -85,11 +85,15 @@ impl Session<'_> {
             (Process::Serve(Some(pid)), _) => {
                 self.serve(&Target::Process { pid, userns: None }, RunMode::Watched)
             }
-            (Process::Serve(None), Guest::Existing(target)) => self.serve(target, RunMode::Detached),
+            (Process::Serve(None), Guest::Existing(target)) => {
+                self.serve(target, RunMode::Detached)
+            }
             (Process::Command, Guest::Existing(target)) if self.plan.process.foreground => {
                 self.serve(target, RunMode::Foreground)
             }
-            (Process::Command, Guest::Existing(_)) => Ok(ready(&detach::start(Process::Serve(None))?)),
+            (Process::Command, Guest::Existing(_)) => {
+                Ok(ready(&detach::start(Process::Serve(None))?))
+            }
             (Process::Command | Process::Serve(None), Guest::Program(command)) => {
                 self.become_program(command)
             }

@@ -289,7 +289,8 @@ mod tests {
     #[test]
     fn clients_that_stall_hold_no_more_than_their_permits() {
         let used = Arc::new(AtomicUsize::new(0));
-        let permits: Vec<_> = (0..MOST_CONNECTIONS).map(|_| Permit::acquire(&used).unwrap()).collect();
+        let permits: Vec<_> =
+            (0..MOST_CONNECTIONS).map(|_| Permit::acquire(&used).unwrap()).collect();
         assert!(Permit::acquire(&used).is_none() && Permit::acquire(&used).is_none());
         drop(permits);
         assert_eq!(used.load(Ordering::Acquire), 0);

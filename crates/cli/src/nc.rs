@@ -104,7 +104,9 @@ impl Args {
             (true, [port], None) => (None, *port),
             (_, [host, port], _) => (Some(*host), *port),
             (true, ..) => return Err(Failure::new("a port is missing: fulmar nc -l PORT")),
-            (false, ..) => return Err(Failure::new("a host or a port is missing: fulmar nc HOST PORT")),
+            (false, ..) => {
+                return Err(Failure::new("a host or a port is missing: fulmar nc HOST PORT"));
+            }
         };
         let number =
             |text: &str| text.parse().map_err(|_| Failure::new(format!("`{text}` is not a port")));
@@ -423,10 +425,7 @@ mod tests {
         assert_eq!(target("-z h 20-30"), Ok(range));
         assert_eq!(target("-z h 20"), Ok(Target::of(Some("h"), 20)));
         for line in ["h 20-30", "-z h 20-", "-z h -30", "-z h 20-70000"] {
-            assert!(
-                parse::<Args>(line.split(' ')).is_err() || target(line).is_err(),
-                "{line}"
-            );
+            assert!(parse::<Args>(line.split(' ')).is_err() || target(line).is_err(), "{line}");
         }
         assert!(parse::<Args>(["nc", "-z", "-u", "h", "80"]).is_err());
     }

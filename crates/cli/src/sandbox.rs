@@ -83,9 +83,8 @@ pub struct Args {
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     match args.join {
         Some(pid) => join(pid).during(format_args!("cannot join the sandbox of process {pid}"))?,
-        None => build().map_err(|e| {
-            Failure::new(format!("cannot make a sandbox: {e}; {HOW_TO_ALLOW}"))
-        })?,
+        None => build()
+            .map_err(|e| Failure::new(format!("cannot make a sandbox: {e}; {HOW_TO_ALLOW}")))?,
     }
     if args.command.is_empty() && args.join.is_none() && io::stderr().is_terminal() {
         let pid = std::process::id();

@@ -479,7 +479,8 @@ neighbours
         assert!(text.contains("ESTABLISHED") && !text.contains("buffers"), "{text}");
         document["sockets"] = json!([]);
         assert!(
-            render(&args(&filter), &document).ends_with("sockets\n  no flow or socket matches the filter\n")
+            render(&args(&filter), &document)
+                .ends_with("sockets\n  no flow or socket matches the filter\n")
         );
     }
 

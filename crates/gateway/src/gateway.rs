@@ -171,8 +171,7 @@ impl Gateway {
                     }
                 }
             }
-            let own =
-                AssertUnwindSafe(|| first.run(&mut |worker, id| call(watched, worker, id)));
+            let own = AssertUnwindSafe(|| first.run(&mut |worker, id| call(watched, worker, id)));
             let mut ends = vec![catch_unwind(own)];
             ends.extend(threads.into_iter().map(|thread| thread.join()));
             ends

@@ -125,7 +125,8 @@ pub fn build_stack(
 pub fn routers(network: &GuestNetwork) -> Vec<IfAddr> {
     let has = |is_v4: bool| network.addresses.iter().any(|(a, _)| a.is_ipv4() == is_v4);
     let v4 = network.gateway_v4.or_else(|| has(true).then_some(UNROUTED_GATEWAY)).map(IpAddr::V4);
-    let v6 = network.gateway_v6.or_else(|| has(false).then_some(UNROUTED_GATEWAY_V6)).map(IpAddr::V6);
+    let v6 =
+        network.gateway_v6.or_else(|| has(false).then_some(UNROUTED_GATEWAY_V6)).map(IpAddr::V6);
     let alone = |addr: IpAddr| IfAddr { addr, prefix_len: if addr.is_ipv4() { 32 } else { 128 } };
     v4.into_iter().chain(v6).map(alone).collect()
 }

@@ -32,7 +32,7 @@ use crate::ports::Forward;
 use crate::published;
 use crate::relay::echo::Echoes;
 use crate::relay::policy::SharedPolicy;
-use crate::relay::poll::{Events, Token, Tokens, Poll};
+use crate::relay::poll::{Events, Poll, Token, Tokens};
 use crate::relay::siblings::{Message, Siblings};
 use crate::relay::tcp::Tcp;
 use crate::relay::udp::Udp;

@@ -200,7 +200,10 @@ impl Netns {
     /// # Errors
     /// There is none of that name (ENODEV), or as [`Netns::run`].
     pub fn if_index(&self, name: &str) -> io::Result<u32> {
-        context(&format!("cannot find the interface {name}"), self.run(|| Ok(if_nametoindex(name)?)))
+        context(
+            &format!("cannot find the interface {name}"),
+            self.run(|| Ok(if_nametoindex(name)?)),
+        )
     }
 
     /// Gives an interface an address and brings it up.

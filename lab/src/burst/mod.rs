@@ -172,15 +172,14 @@ const PER_KB: &str = "this_end_cpu_ns_per_kb";
 /// # Errors
 /// Nothing of what was asked for can be measured here.
 pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
-    let has_kernel = isolated
-        .inspect_err(|e| eprintln!("what needs the kernel cannot be measured here: {e}"))
-        .is_ok();
+    let has_kernel =
+        isolated.inspect_err(|e| eprintln!("not measured: what needs the kernel: {e}")).is_ok();
     let testbeds = testbeds(options, has_kernel);
     let (near_cpu, _) = Placement::SameCpu.cpus(&cpu::allowed_cpus()?)?;
     on_pinned_thread(near_cpu, move || {
         let rigs = open(options, has_kernel);
         if rigs.is_empty() {
-            return Err(io::Error::other("nothing of what was asked for can be measured here"));
+            return Err(io::Error::other("nothing that the options select can be measured here"));
         }
         let mut scenarios: Vec<Scenario<'_>> =
             rigs.iter().flat_map(|opened| of_rig(options, opened)).collect();
@@ -227,7 +226,7 @@ fn open(options: &Options, has_kernel: bool) -> Vec<Opened> {
     let mut rigs = Vec::new();
     let mut add = |device, method, rig: io::Result<DeviceRig>| match rig {
         Ok(rig) => rigs.push(Opened { device, method, rig: RefCell::new(Box::new(rig)) }),
-        Err(e) => eprintln!("no {device} ({method}): {e}"),
+        Err(e) => eprintln!("not measured: {device} ({method}): {e}"),
     };
     let devices = options
         .devices()
@@ -256,7 +255,7 @@ fn open(options: &Options, has_kernel: bool) -> Vec<Opened> {
                 let rig: RefCell<Box<dyn Rig>> = RefCell::new(Box::new(rig));
                 rigs.push(Opened { device: "veth", method: "kernel", rig });
             }
-            Err(e) => eprintln!("no veth (kernel): {e}"),
+            Err(e) => eprintln!("not measured: veth (kernel): {e}"),
         }
     }
     rigs
@@ -336,8 +335,9 @@ fn testbeds(options: &Options, has_kernel: bool) -> Vec<Packets> {
     let wanted = wanted.filter(|_| has_kernel && options.stack.has_fulmar());
     let each = wanted.flat_map(|over| [(over, "joined", true), (over, "single", false)]);
     let opened = each.filter_map(|(over, how, gro)| {
-        let testbed = Testbed::of_packets(over, Placement::SameCpu, gro)
-            .inspect_err(|e| eprintln!("no receiving over {} packet by packet: {e}", over.name()));
+        let testbed = Testbed::of_packets(over, Placement::SameCpu, gro).inspect_err(|e| {
+            eprintln!("not measured: receiving over {} packet by packet: {e}", over.name())
+        });
         Some(Packets {
             name: format!("{}.stream.{how}", over.name()),
             title: format!("{}, a stream packet by packet, segments {how}", over.name()),

@@ -97,12 +97,12 @@ impl Tap {
         const OFFLOADS: u32 = 0x6f;
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
-        let file = context("open /dev/net/tun", options.open("/dev/net/tun"))?;
+        let file = context("cannot open /dev/net/tun", options.open("/dev/net/tun"))?;
         let flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
         let name = CString::new(name)?;
-        context("make a TAP interface", sys::tun_set_iff(file.as_fd(), &name, flags))?;
+        context("cannot make a TAP interface", sys::tun_set_iff(file.as_fd(), &name, flags))?;
         sys::tun_set_vnet_len(file.as_fd(), VNET_BYTES as i32)?;
-        context("switch TAP offloads on", sys::tun_set_offload(file.as_fd(), OFFLOADS))?;
+        context("cannot switch TAP offloads on", sys::tun_set_offload(file.as_fd(), OFFLOADS))?;
         Ok(Tap { file, reader: Reader::new() })
     }
 }
@@ -137,16 +137,19 @@ impl Packet {
         const PACKET_IGNORE_OUTGOING: i32 = 23;
         const PACKET_VNET_HDR_SZ: i32 = 24;
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK;
-        let fd = context("open an AF_PACKET socket", sys::socket(libc::AF_PACKET, kind, 0))?;
+        let fd = context("cannot open an AF_PACKET socket", sys::socket(libc::AF_PACKET, kind, 0))?;
         let set = |level, name, value: i32| {
             sys::setsockopt(fd.as_fd(), level, name, &value.to_ne_bytes())
         };
         context(
-            "PACKET_VNET_HDR_SZ",
+            "cannot set PACKET_VNET_HDR_SZ",
             set(libc::SOL_PACKET, PACKET_VNET_HDR_SZ, VNET_BYTES as i32),
         )?;
-        context("PACKET_IGNORE_OUTGOING", set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1))?;
-        context("PACKET_QDISC_BYPASS", set(libc::SOL_PACKET, PACKET_QDISC_BYPASS, 1))?;
+        context(
+            "cannot set PACKET_IGNORE_OUTGOING",
+            set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1),
+        )?;
+        context("cannot set PACKET_QDISC_BYPASS", set(libc::SOL_PACKET, PACKET_QDISC_BYPASS, 1))?;
         for (forced, plain) in
             [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
         {
@@ -155,11 +158,14 @@ impl Packet {
             }
         }
         let receiver = match ring {
-            true => Receiver::Ring(context("make a receive ring", Ring::new(fd.as_fd()))?),
+            true => Receiver::Ring(context("cannot make a receive ring", Ring::new(fd.as_fd()))?),
             false => Receiver::Read(Reader::new()),
         };
-        let index = context("find the interface", sys::if_index(&CString::new(name)?))?;
-        context("bind the AF_PACKET socket", sys::bind_packet(fd.as_fd(), index, libc::ETH_P_ALL))?;
+        let index = context("cannot find the interface", sys::if_index(&CString::new(name)?))?;
+        context(
+            "cannot bind the AF_PACKET socket",
+            sys::bind_packet(fd.as_fd(), index, libc::ETH_P_ALL),
+        )?;
         Ok(Packet { file: File::from(fd), receiver })
     }
 }

@@ -187,7 +187,9 @@ impl Testbeds {
                 for offloads in offloads(options) {
                     match open(device, offloads, placement, options.pcap.as_ref()) {
                         Ok(rig) => self.rigs.push(RefCell::new(rig)),
-                        Err(e) => eprintln!("no {} {}: {e}", device.name(), placement.title()),
+                        Err(e) => {
+                            eprintln!("not measured: {}, {}: {e}", device.name(), placement.title())
+                        }
                     }
                 }
             }
@@ -249,7 +251,7 @@ pub fn measure(
         None => !options.is_profiled,
     });
     if scenarios.iter().all(|s| s.word("method").is_none()) {
-        return Err(io::Error::other("nothing of what was asked for can be measured here"));
+        return Err(io::Error::other("nothing that the options select can be measured here"));
     }
     let ratios = transfer::measured(ratios, &scenarios);
     let (budget, max_runs) = (options.budget(), options.common.runs);

@@ -212,7 +212,11 @@ impl Testbeds {
                     match open(device, super_segments, placement, options.pcap.as_ref()) {
                         Ok(rig) => self.rigs.push(RefCell::new(rig)),
                         Err(e) => {
-                            eprintln!("no {} {}: {e}", device.name(), placement.title());
+                            eprintln!(
+                                "not measured: {}, {}: {e}",
+                                device.name(),
+                                placement.title()
+                            );
                         }
                     }
                 }
@@ -272,7 +276,7 @@ pub fn measure(
     options: &Options,
 ) -> io::Result<Outcome> {
     if scenarios.iter().all(|s| s.word("method").is_none()) {
-        return Err(io::Error::other("nothing of what was asked for can be measured here"));
+        return Err(io::Error::other("nothing that the options select can be measured here"));
     }
     let ratios = transfer::measured(ratios, &scenarios);
     let (budget, max_runs) = (options.budget(), options.common.runs);

@@ -219,7 +219,7 @@ type Opened = (Device, RefCell<Vec<Box<dyn Rig>>>);
 pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     let mut devices = options.devices();
     if let Err(e) = isolated {
-        eprintln!("what needs the kernel cannot be measured here: {e}");
+        eprintln!("not measured: what needs the kernel: {e}");
         devices.retain(|d| *d == Device::Sim);
     }
     let threads = options.threads();
@@ -230,10 +230,10 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     };
     let opened: Vec<Opened> = devices
         .into_iter()
-        .filter_map(|d| open(d).inspect_err(|e| eprintln!("no {}: {e}", d.name())).ok())
+        .filter_map(|d| open(d).inspect_err(|e| eprintln!("not measured: {}: {e}", d.name())).ok())
         .collect();
     if opened.is_empty() {
-        return Err(io::Error::other("nothing of what was asked for can be measured here"));
+        return Err(io::Error::other("nothing that the options select can be measured here"));
     }
     let scenarios: Vec<Scenario<'_>> = opened.iter().flat_map(|o| of_device(options, o)).collect();
     let mut ratios = ratios();

@@ -46,7 +46,12 @@ const COLUMNS: &[Column] = &[
     label("placement", "ends on"),
     number(P50, "p50\nµs", 1, "the median latency"),
     number(P99, "p99\nµs", 1, "the 99th percentile"),
-    number(STRETCH_P99, "p99 in\n10ms µs", 1, "the median over stretches of 10 ms of their 99th percentiles"),
+    number(
+        STRETCH_P99,
+        "p99 in\n10ms µs",
+        1,
+        "the median over stretches of 10 ms of their 99th percentiles",
+    ),
     number("p999_us", "p99.9\nµs", 1, "the 99.9th percentile"),
     number("packets_per_second", "taken\n/s", 0, "packets that the waiting end took"),
     number("lost_pct", "lost\n%", 1, "sent and not taken"),

@@ -315,7 +315,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
         scenarios.extend(transmit::scenarios());
     }
     if scenarios.is_empty() {
-        return Err(io::Error::other("nothing of what was asked for can be measured here"));
+        return Err(io::Error::other("nothing that the options select can be measured here"));
     }
     let ratios = measures::ratios(&scenarios);
     let (budget, max_runs) = (options.common.budget(QUICK, FULL), options.common.runs);
@@ -349,7 +349,7 @@ fn open(options: &Options, isolated: io::Result<()>) -> Vec<Rig> {
             }
             match Rig::open(device, placement, options.pcap.as_ref()) {
                 Ok(rig) => rigs.push(rig),
-                Err(e) => eprintln!("no {} {}: {e}", device.name(), placement.title()),
+                Err(e) => eprintln!("not measured: {}, {}: {e}", device.name(), placement.title()),
             }
         }
     }

@@ -21,8 +21,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use super::plan::Guest;
-use super::wait;
 use super::stderr::{StderrRelay, Woken};
+use super::wait;
 use crate::exec;
 use crate::failure::{During, Failure, Outcome};
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fulmar::ledger::{Balance, Stage, StageCost};
-use fulmar_gateway::policy::{NewFlow, Decision, Policy, Protocol};
+use fulmar_gateway::policy::{Decision, NewFlow, Policy, Protocol};
 use fulmar_gateway::rules::{Denial, Rules};
 use fulmar_gateway::splice::Counters;
 use fulmar_gateway::stat::{Direction, FlowStat, Refusal, Stat, Summary};

@@ -219,7 +219,8 @@ const TO_THE_HOST: Ports = Ports {
 /// Each port. A range of ports is listed to which nothing came: its ports have metrics from their first client on.
 fn ports(all: &mut Families, list_of_all: &Value, kind: &Ports) {
     for port in list(list_of_all).iter().filter(|p| p["port"] == p["last_port"]) {
-        let (address, numbers) = (bound_address(port), ["port", kind.to].map(|f| port[f].to_string()));
+        let (address, numbers) =
+            (bound_address(port), ["port", kind.to].map(|f| port[f].to_string()));
         let labels = [
             ("protocol", word(&port["protocol"])),
             ("address", &*address),

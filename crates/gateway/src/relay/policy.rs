@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::names::Names;
-use crate::policy::{NewFlow, Decision, Policy};
+use crate::policy::{Decision, NewFlow, Policy};
 use crate::stat::FlowStat;
 
 struct Known {

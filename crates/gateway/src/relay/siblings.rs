@@ -22,7 +22,7 @@ use fulmar_shard::HandOff;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::Shard;
-use super::poll::{Token, Poll};
+use super::poll::{Poll, Token};
 use crate::published::PublishedPort;
 use crate::stat::Stat;
 
@@ -323,7 +323,16 @@ mod tests {
         let (local, bytes, segment_bytes) = (None, vec![], None);
         let [client, guest, seen] = [any; 3];
         let port = port();
-        Message::Datagrams(ClientDatagrams { port, socket, local, client, guest, seen, bytes, segment_bytes })
+        Message::Datagrams(ClientDatagrams {
+            port,
+            socket,
+            local,
+            client,
+            guest,
+            seen,
+            bytes,
+            segment_bytes,
+        })
     }
 
     #[test]

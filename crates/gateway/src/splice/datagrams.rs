@@ -208,7 +208,9 @@ impl Datagrams {
         while self.order.front().is_some_and(|(seen, _)| *seen + IDLE_TIMEOUT <= now) {
             let Some((_, id)) = self.order.pop_front() else { return };
             match self.flows.get(&id) {
-                Some(flow) if flow.moved + IDLE_TIMEOUT > now => self.order.push_back((flow.moved, id)),
+                Some(flow) if flow.moved + IDLE_TIMEOUT > now => {
+                    self.order.push_back((flow.moved, id))
+                }
                 _ => self.remove(id),
             }
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fulmar_base::Counter;
 use fulmar_gateway::config::Limits;
-use fulmar_gateway::policy::{NewFlow, Decision, Policy};
+use fulmar_gateway::policy::{Decision, NewFlow, Policy};
 use fulmar_gateway::stat::{Direction, Refusal};
 use nix::sys::socket::{setsockopt, sockopt};
 use sha2::{Digest, Sha256};

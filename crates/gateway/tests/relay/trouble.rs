@@ -10,7 +10,7 @@ use caps::{CapSet, Capability};
 use fulmar_base::DropReason;
 use fulmar_gateway::attach::Target;
 use fulmar_gateway::config::{BindAddresses, Limits};
-use fulmar_gateway::policy::{NewFlow, Decision, Policy, Protocol};
+use fulmar_gateway::policy::{Decision, NewFlow, Policy, Protocol};
 use fulmar_gateway::ports::{Bind, Forward, PortSpec};
 use fulmar_gateway::stat::{Refusal, Stat};
 use fulmar_gateway::{Config, Gateway};

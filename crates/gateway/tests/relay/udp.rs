@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fulmar_gateway::config::Limits;
 use fulmar_gateway::dhcp::{Lease, LeaseV6};
-use fulmar_gateway::policy::{NewFlow, Decision, Policy};
+use fulmar_gateway::policy::{Decision, NewFlow, Policy};
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::stat::Refusal;
 use nix::sys::socket::{

@@ -135,7 +135,11 @@ impl Udp {
     }
 
     /// Begins the flow of a client.
-    pub(super) fn begin_published(&mut self, cx: &mut Context<'_>, a: &ClientDatagrams) -> Option<SlotId> {
+    pub(super) fn begin_published(
+        &mut self,
+        cx: &mut Context<'_>,
+        a: &ClientDatagrams,
+    ) -> Option<SlotId> {
         let (socket, client, local) = (Arc::clone(&a.socket), a.client, a.local);
         let host = HostSocket::Published { socket, client, local };
         let begun = self.add(cx, host, Direction::In, [a.guest, a.seen, client]);
