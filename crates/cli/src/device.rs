@@ -29,10 +29,10 @@ use std::time::{Duration, Instant};
 pub struct StackArgs {
     /// An interface, tap:NAME, tun:NAME, packet:INTERFACE or shm:NAME
     ///
-    /// A plain name is an interface: it is opened as a TAP or a TUN if it is one, made as a TAP if there is none of that
-    /// name, and otherwise used through a packet socket. tap:NAME: a TAP. tun:NAME: a TUN, which carries IP packets without
-    /// Ethernet. packet:INTERFACE: a packet socket. shm:NAME: memory shared with another process that names the same; a NAME
-    /// with a slash is a path.
+    /// A plain name is an interface: it is opened as a TAP or a TUN if it is one, made as a TAP if there is none of
+    /// that name, and otherwise used through a packet socket. tap:NAME: a TAP. tun:NAME: a TUN, which carries IP
+    /// packets without Ethernet. packet:INTERFACE: a packet socket. shm:NAME: memory shared with another process that
+    /// names the same; a NAME with a slash is a path.
     #[arg(long, value_name = "DEVICE", default_value = DEFAULT_INTERFACE, value_parser = device)]
     device: Spec,
     /// An address of the stack with its prefix length; may be repeated [default on fulmar0: 10.77.0.2/24,
@@ -46,8 +46,8 @@ pub struct StackArgs {
     /// The default gateway, one for each IP version
     #[arg(long = "gateway", value_name = "ADDRESS", hide_short_help = true)]
     gateways: Vec<IpAddr>,
-    /// A route: DESTINATION[,via=ROUTER[+ROUTER]...][,mtu=BYTES][,from=SOURCE]; may be repeated. Several routers share the
-    /// traffic; with a SOURCE prefix the route is for packets from there alone
+    /// A route: DESTINATION[,via=ROUTER[+ROUTER]...][,mtu=BYTES][,from=SOURCE]; may be repeated. Several routers share
+    /// the traffic; with a SOURCE prefix the route is for packets from there alone
     #[arg(long = "route", value_name = "ROUTE", hide_short_help = true)]
     routes: Vec<RouteSpec>,
     /// Give the kernel's end of the TAP or TUN this address [default, with a new one and without --addr:
@@ -269,8 +269,8 @@ impl StackArgs {
         }))
     }
 
-    /// Configures the kernel's end of a TAP or TUN: with the addresses of --peer-addr, else, if this command has made the
-    /// interface, with the default ones.
+    /// Configures the kernel's end of a TAP or TUN: with the addresses of --peer-addr, else, if this command has made
+    /// the interface, with the default ones.
     fn configure_kernel(&self, device: &Spec, opened: &Opened) -> Outcome {
         // A TAP or TUN has the name of its interface, a packet socket a prefix before that.
         let is_tap = |name: &str| opened.devices.first().is_some_and(|d| d.stats().name == name);
@@ -308,7 +308,8 @@ impl StackArgs {
         self.peer_addresses.clone()
     }
 
-    /// Wraps the device in --faults and --pcap. The capture has what the stack sends and receives, before and after the faults.
+    /// Wraps the device in --faults and --pcap. The capture has what the stack sends and receives, before and after the
+    /// faults.
     fn wrap(&self, mut device: Box<dyn Device>, queue: u64) -> Outcome<Box<dyn Device>> {
         if let Some(spec) = &self.faults {
             let seed = spec.seed.wrapping_add(queue);
@@ -335,9 +336,9 @@ fn create(file: &Path) -> Outcome<File> {
     File::create(file).map_err(|e| Failure::file("cannot write", file, &e))
 }
 
-/// Claims an address by an abstract socket name, which belongs to the network namespace and is freed with the process: two
-/// stacks with one address on one interface would reset each other's connections, and packet sockets do not exclude each
-/// other.
+/// Claims an address by an abstract socket name, which belongs to the network namespace and is freed with the process:
+/// two stacks with one address on one interface would reset each other's connections, and packet sockets do not exclude
+/// each other.
 fn claim(address: &Cidr) -> Outcome<UnixListener> {
     let ip = address.address;
     claim_name(&format!("fulmar-address-{ip}")).map_err(|e| match e.kind() {
@@ -355,8 +356,8 @@ fn claim_name(name: &str) -> io::Result<UnixListener> {
     UnixListener::bind_addr(&unix::SocketAddr::from_abstract_name(name)?)
 }
 
-/// How long a connect over shared memory is repeated while it is refused: the other process may have opened its device and
-/// not listen yet.
+/// How long a connect over shared memory is repeated while it is refused: the other process may have opened its device
+/// and not listen yet.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two of these attempts.
 const LISTEN_RETRY: Duration = Duration::from_millis(10);

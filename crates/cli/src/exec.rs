@@ -7,8 +7,9 @@ use std::process::Command;
 
 use crate::failure::Failure;
 
-/// Becomes a program with its arguments; without any the user's shell. `prepare` changes its environment. Returns only if
-/// that fails: the exit status by the convention of env(1), 127 where there is no such program and 126 otherwise, and why.
+/// Becomes a program with its arguments; without any the user's shell. `prepare` changes its environment. Returns only
+/// if that fails: the exit status by the convention of env(1), 127 where there is no such program and 126 otherwise,
+/// and why.
 pub fn become_program(
     command: &[OsString],
     prepare: impl FnOnce(&mut Command) -> &mut Command,

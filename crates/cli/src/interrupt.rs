@@ -39,8 +39,8 @@ pub fn end_in_order() -> Outcome {
     })
 }
 
-/// Waits for the exit if a signal is ending the process: errors since are a consequence of it and are not reported. To be
-/// called before the main thread reports or exits.
+/// Waits for the exit if a signal is ending the process: errors since are a consequence of it and are not reported. To
+/// be called before the main thread reports or exits.
 pub fn wait_if_exiting() {
     while ENDING.load(Ordering::SeqCst) {
         thread::park();

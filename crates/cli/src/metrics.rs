@@ -65,7 +65,8 @@ impl Bound {
         Closer(Arc::downgrade(&self.0))
     }
 
-    /// Starts the thread that answers. `text` makes the metrics, for several clients at a time; `None`: the stack is ending. The thread stays until its [`Closer`] or the process ends it.
+    /// Starts the thread that answers. `text` makes the metrics, for several clients at a time; `None`: the stack is
+    /// ending. The thread stays until its [`Closer`] or the process ends it.
     ///
     /// # Errors
     /// No thread can be started.

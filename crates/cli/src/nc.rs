@@ -283,7 +283,8 @@ fn send_input(mut stream: TcpStream, activity: &Activity) -> Outcome {
     }
 }
 
-/// Copies the stream to standard output until its end. True: the time-out of -w has passed, or standard output is closed.
+/// Copies the stream to standard output until its end. True: the time-out of -w has passed, or standard output is
+/// closed.
 fn print_stream(
     mut stream: TcpStream,
     activity: &Activity,

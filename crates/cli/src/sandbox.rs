@@ -55,7 +55,8 @@ pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// A locally administered Ethernet address: `kind` is 0 for an interface of fulmar, 1 for the kernel's, 2 for a bridge port.
+/// A locally administered Ethernet address: `kind` is 0 for an interface of fulmar, 1 for the kernel's, 2 for a bridge
+/// port.
 fn mac(kind: u8, number: usize) -> [u8; 6] {
     [0x02, 0x66, 0x75, 0x6c, kind, number as u8]
 }

@@ -148,9 +148,9 @@ impl Target {
 }
 
 /// Keeps the process from being traced, its memory and descriptors from being read, and its core from being dumped by
-/// a process without CAP_SYS_PTRACE in the user namespace where its program was started (PR_SET_DUMPABLE). A guest in the
-/// user namespace that this process joins could otherwise open connections of the host through it (ptrace(2), "Ptrace
-/// access mode checking").
+/// a process without CAP_SYS_PTRACE in the user namespace where its program was started (PR_SET_DUMPABLE). A guest in
+/// the user namespace that this process joins could otherwise open connections of the host through it (ptrace(2),
+/// "Ptrace access mode checking").
 fn forbid_tracing() -> io::Result<()> {
     Ok(nix::sys::prctl::set_dumpable(false)?)
 }

@@ -175,8 +175,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The limits of one of several queues: TCP and UDP flows are divided. Echo requests are all the first queue's, and memory is
-    /// divided with the pool ([`part_of`](fulmar_runtime::part_of)).
+    /// The limits of one of several queues: TCP and UDP flows are divided. Echo requests are all the first queue's, and
+    /// memory is divided with the pool ([`part_of`](fulmar_runtime::part_of)).
     pub(crate) fn part_of(self, queues: usize) -> Limits {
         let part = |of_all: usize| of_all.checked_div(queues).unwrap_or(of_all).max(1);
         Limits {

@@ -1,8 +1,9 @@
 //! What a gateway gives up once it is set up, so that a guest who takes it over has gained nothing.
 //!
 //! [`empty_root`] leaves the process a root directory without files. [`contain`] drops all capabilities, forbids new
-//! privileges, forbids the file system (Landlock) and allows only the system calls of the relay (seccomp). A forbidden system call fails with EPERM; it does not end the
-//! process, so that a library which tries a newer call first falls back. What was opened before stays open.
+//! privileges, forbids the file system (Landlock) and allows only the system calls of the relay (seccomp). A forbidden
+//! system call fails with EPERM; it does not end the process, so that a library which tries a newer call first falls
+//! back. What was opened before stays open.
 //!
 //! Sources: capabilities(7), landlock(7), seccomp(2), PR_SET_NO_NEW_PRIVS(2const).
 

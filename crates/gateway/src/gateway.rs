@@ -32,8 +32,8 @@ use crate::setup::{self, SetupError};
 use crate::stat::{Stat, Summary};
 use crate::worker::{Common, Worker};
 
-/// The handler of a descriptor: called when it is readable (level-triggered). `Break` ends [`Gateway::run`], and the handler
-/// with it.
+/// The handler of a descriptor: called when it is readable (level-triggered). `Break` ends [`Gateway::run`], and the
+/// handler with it.
 pub type FdHandler = Box<dyn FnMut(&OwnedFd, &mut Handle<'_>) -> ControlFlow<()> + Send>;
 
 /// A descriptor of the first queue's loop with its handler, which is taken out while it is called.
@@ -89,8 +89,8 @@ impl Handle<'_> {
         self.first.layers().0.udp.unpublish(forward);
     }
 
-    /// Notes that the guest has no process any more. Where the handler then ends [`Gateway::run`], what the guest has sent is
-    /// delivered first, for a minute at most; published ports are closed at once.
+    /// Notes that the guest has no process any more. Where the handler then ends [`Gateway::run`], what the guest has
+    /// sent is delivered first, for a minute at most; published ports are closed at once.
     pub fn note_guest_exited(&mut self) {
         self.first.note_guest_exited();
     }

@@ -1,7 +1,8 @@
 //! Namespaces for a program that the caller is about to become: its own network, and name resolution that leads to
 //! the gateway.
 //!
-//! The program keeps its files: in its mount namespace only `/etc/resolv.conf` differs. Nothing is written to the host's file system.
+//! The program keeps its files: in its mount namespace only `/etc/resolv.conf` differs. Nothing is written to the
+//! host's file system.
 //!
 //! Sources: user_namespaces(7), mount_namespaces(7), resolv.conf(5), icmp(7).
 
@@ -33,8 +34,8 @@ pub fn enter(user: User) -> io::Result<()> {
     Ok(())
 }
 
-/// Bind-mounts an `/etc/resolv.conf` for this process and its children: these resolvers, and the domains and options of the
-/// host's file.
+/// Bind-mounts an `/etc/resolv.conf` for this process and its children: these resolvers, and the domains and options of
+/// the host's file.
 ///
 /// # Errors
 /// The step that failed. A host without the file is left as it is.

@@ -1,7 +1,7 @@
 //! The relay: from the connections and datagrams of a guest, which a shard terminates, to sockets of the host and back.
 //!
-//! Each transport is a layer with a table of its flows ([`tcp`]). Their methods take a [`Context`]: the time, the shard, the
-//! epoll set, counters and settings.
+//! Each transport is a layer with a table of its flows ([`tcp`]). Their methods take a [`Context`]: the time, the
+//! shard, the epoll set, counters and settings.
 
 pub mod echo;
 pub mod host;
@@ -62,8 +62,8 @@ pub struct Settings {
     pub guest: Vec<IpAddr>,
     /// The gateway's own addresses on the guest's link.
     pub routers: Vec<IpAddr>,
-    /// The source address of translated IPv6 clients where the guest's router is link-local: the guest's kernel would answer a
-    /// link-local client from its own link-local address, which is not the one that the client wrote to.
+    /// The source address of translated IPv6 clients where the guest's router is link-local: the guest's kernel would
+    /// answer a link-local client from its own link-local address, which is not the one that the client wrote to.
     pub nat_source_v6: Option<IpAddr>,
     pub carries: Carries,
     pub mapping: Mapping,
@@ -100,9 +100,10 @@ impl Settings {
         of_version.find(|a| !is_link_local(**a)).or(first).copied()
     }
 
-    /// The source address that a client of a published port has in the guest (source NAT): its own, unless it is one to which
-    /// the guest could not answer: the host's loopback, an address that host and guest share, or a link-local one. Then it is
-    /// the address that is mapped to it, else the router's, or where that is link-local one of the guest's prefix.
+    /// The source address that a client of a published port has in the guest (source NAT): its own, unless it is one to
+    /// which the guest could not answer: the host's loopback, an address that host and guest share, or a link-local
+    /// one. Then it is the address that is mapped to it, else the router's, or where that is link-local one of the
+    /// guest's prefix.
     pub fn translated(&self, client: IpAddr) -> Option<IpAddr> {
         let is_v4 = client.is_ipv4();
         let name = if client.is_loopback() {

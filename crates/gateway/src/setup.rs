@@ -120,8 +120,8 @@ pub fn build_stack(
     Shard::with_probe(config, device, now, account, number, queues).map_err(SetupError::Stack)
 }
 
-/// The gateway's own addresses on the guest's link: the guest's routers, or where it has none a link-local address of each IP
-/// version.
+/// The gateway's own addresses on the guest's link: the guest's routers, or where it has none a link-local address of
+/// each IP version.
 pub fn routers(network: &GuestNetwork) -> Vec<IfAddr> {
     let has = |is_v4: bool| network.addresses.iter().any(|(a, _)| a.is_ipv4() == is_v4);
     let v4 = network.gateway_v4.or_else(|| has(true).then_some(UNROUTED_GATEWAY)).map(IpAddr::V4);
@@ -131,8 +131,8 @@ pub fn routers(network: &GuestNetwork) -> Vec<IfAddr> {
     v4.into_iter().chain(v6).map(alone).collect()
 }
 
-/// The first address of the guest's prefix that is not the guest's: the source address of translated IPv6 clients. `None`: its
-/// prefixes have no other.
+/// The first address of the guest's prefix that is not the guest's: the source address of translated IPv6 clients.
+/// `None`: its prefixes have no other.
 pub fn nat_source_v6(network: &GuestNetwork) -> Option<Ipv6Addr> {
     let is_guests = |v6: &Ipv6Addr| network.addresses.iter().any(|(a, _)| *a == IpAddr::V6(*v6));
     let in_prefix = |(address, length): &(IpAddr, u8)| match address {

@@ -252,8 +252,8 @@ pub fn splicer() -> io::Result<(Splicer, Loop)> {
 }
 
 impl Splicer {
-    /// Ends the thread once everything is delivered that the programs of one side, which have exited, have sent. The sender of the
-    /// returned receiver is dropped then. A connection that the side has not ended is reset.
+    /// Ends the thread once everything is delivered that the programs of one side, which have exited, have sent. The
+    /// sender of the returned receiver is dropped then. A connection that the side has not ended is reset.
     pub fn finish(&self, side: Side) -> Receiver<()> {
         let (done, is_done) = channel();
         self.send(Command::Finish(side, done));

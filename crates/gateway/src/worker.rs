@@ -245,8 +245,8 @@ impl Worker {
         Ok(())
     }
 
-    /// One turn of the loop. Returns when the next one is due at the latest. `has_frames`: the device was readable at the last
-    /// wait.
+    /// One turn of the loop. Returns when the next one is due at the latest. `has_frames`: the device was readable at
+    /// the last wait.
     fn turn(&mut self, has_frames: bool) -> Option<Instant> {
         self.stack.pass(Stage::Relayed);
         self.account.enter();
@@ -338,8 +338,8 @@ impl Worker {
         self.stack.step(now, 64);
     }
 
-    /// As [`Worker::end`] after a panic. The host's sockets are reset by their close; the guest's connections are reset if the
-    /// stack is still able to.
+    /// As [`Worker::end`] after a panic. The host's sockets are reset by their close; the guest's connections are reset
+    /// if the stack is still able to.
     fn end_after_fault(&mut self) {
         self.settings.policy = SharedPolicy::default();
         let _ = catch_unwind(AssertUnwindSafe(|| self.end()));

@@ -64,8 +64,8 @@ pub enum User {
     Same,
 }
 
-/// As [`enter`], with a mount namespace, too, whose mounts are private. Returns whether that took a user namespace: without
-/// CAP_SYS_ADMIN the process gets one, and all capabilities in it until it executes a program.
+/// As [`enter`], with a mount namespace, too, whose mounts are private. Returns whether that took a user namespace:
+/// without CAP_SYS_ADMIN the process gets one, and all capabilities in it until it executes a program.
 ///
 /// # Errors
 /// As [`enter`].

@@ -5,8 +5,8 @@ use fulmar_base::Duration;
 use super::scenario::{Draw, Scenario, Trouble};
 
 impl Scenario {
-    /// Paths that lose large packets without a word (RFC 2923 section 2.1), drawn apart, so that all else of a seed is as it
-    /// was before there were such. A connection needs three time-outs to notice.
+    /// Paths that lose large packets without a word (RFC 2923 section 2.1), drawn apart, so that all else of a seed is
+    /// as it was before there were such. A connection needs three time-outs to notice.
     pub(super) fn draw_black_hole(&mut self) {
         let d = &mut Draw::new(self.seed ^ 0xb1ac_0000);
         let least = if self.v6 { 1280 } else { 576 };

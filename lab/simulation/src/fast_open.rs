@@ -1,8 +1,8 @@
 //! TCP Fast Open (RFC 7413) in the swarm: listeners that give cookies, openers with first data, and middleboxes that
 //! eat or change what they do not know.
 //!
-//! Data of a SYN that the network doubles may reach the program twice (RFC 7413 section 2.1): ports are not used again, and
-//! a connection that comes twice is closed ([`super::World::may_repeat`]).
+//! Data of a SYN that the network doubles may reach the program twice (RFC 7413 section 2.1): ports are not used again,
+//! and a connection that comes twice is closed ([`super::World::may_repeat`]).
 
 use std::net::SocketAddr;
 
@@ -107,8 +107,8 @@ impl End {
         self.opens_early && self.error == Some(SocketError::HostUnreachable) && self.read == 0
     }
 
-    /// Reconnects after the peer was unreachable, unless the peer may have the data of the SYN, which a second SYN would
-    /// deliver again.
+    /// Reconnects after the peer was unreachable, unless the peer may have the data of the SYN, which a second SYN
+    /// would deliver again.
     pub(super) fn reconnect_unless_early(
         &mut self,
         cx: &mut Cx,

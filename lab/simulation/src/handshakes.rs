@@ -156,8 +156,8 @@ impl Handshakes {
         self.decided += 1;
     }
 
-    /// Each SYN is dropped, answered with a cookie, decided about, or becomes one connection; each cookie that comes back
-    /// another. `own_syns`: those of the station to itself at most.
+    /// Each SYN is dropped, answered with a cookie, decided about, or becomes one connection; each cookie that comes
+    /// back another. `own_syns`: those of the station to itself at most.
     fn check(&self, stat: &ListenerStat, own_syns: u64) -> Result<(), String> {
         self.peers.iter().try_for_each(|(peer, h)| h.check(*peer, stat, 0))?;
         let queued = (stat.accept_queue + stat.embryos + stat.pending) as u64;

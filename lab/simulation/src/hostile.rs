@@ -106,10 +106,10 @@ impl World {
     }
 
     /// A listener that answers with SYN cookies keeps nothing of a connection. Where the ACK that carries the
-    /// cookie back is lost or finds the accept queue full, and whatever else the peer sends until the cookie is too old,
-    /// the peer waits or is reset, without a fault of either end. So with an embryo that was not reached until it was given up, 7 s
-    /// after its SYN: a forged neighbour, a station that pauses or left, or the full queue of a narrow link can stand
-    /// in the way for longer.
+    /// cookie back is lost or finds the accept queue full, and whatever else the peer sends until the cookie is too
+    /// old, the peer waits or is reset, without a fault of either end. So with an embryo that was not reached until it
+    /// was given up, 7 s after its SYN: a forged neighbour, a station that pauses or left, or the full queue of a
+    /// narrow link can stand in the way for longer.
     pub(super) fn watch_handshakes(&mut self) {
         let s = &self.scenario;
         let queue_secs =

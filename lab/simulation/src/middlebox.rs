@@ -1,5 +1,5 @@
-//! Middleboxes that change or drop segments on their way to a station (RFC 3449, RFC 8041 and the measurements that they
-//! cite).
+//! Middleboxes that change or drop segments on their way to a station (RFC 3449, RFC 8041 and the measurements that
+//! they cite).
 //!
 //! Options are overwritten by no-ops, so that nothing moves. What is sent is right again: checksums are corrected.
 

@@ -363,8 +363,8 @@ impl Scenario {
         }
     }
 
-    /// Which ends post buffers, and which devices place payload in them. Drawn from a generator of their own, so that the
-    /// rest of a seed's scenario does not depend on them.
+    /// Which ends post buffers, and which devices place payload in them. Drawn from a generator of their own, so that
+    /// the rest of a seed's scenario does not depend on them.
     fn draw_posts(&mut self) {
         let d = &mut Draw::new(self.seed ^ 0x9057_ed00);
         for station in &mut self.stations {

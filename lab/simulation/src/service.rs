@@ -149,8 +149,8 @@ impl Scenario {
             has(Feature::SmallPools) || has(Feature::ZeroWindows) || has(Feature::ManyFlows);
         // Frames go to a forged address until it is found unreachable and the sender tries again.
         let forged = if has(Feature::ForgedNeighbours) { MS * 240_000 } else { Duration::ZERO };
-        // A jump within the handshake is a round trip for the estimator: until a segment that was sent once is measured,
-        // time-outs are as long as they can be, and a paced sender is as slow.
+        // A jump within the handshake is a round trip for the estimator: until a segment that was sent once is
+        // measured, time-outs are as long as they can be, and a paced sender is as slow.
         let misled = if has(Feature::ClockJumps) { MS * 1_200_000 } else { Duration::ZERO };
         chance
             + misled

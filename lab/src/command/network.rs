@@ -15,7 +15,8 @@ const FULMAR_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2));
 /// The options.
 #[derive(clap::Args, Clone, Debug)]
 pub struct NetworkArgs {
-    /// Which stack's sockets: fulmar's, fulmar's on a simulated NIC, or this machine's kernel's (the last two need no device)
+    /// Which stack's sockets: fulmar's, fulmar's on a simulated NIC, or this machine's kernel's (the last two need no
+    /// device)
     #[arg(long = "stack", value_enum, default_value_t = Which::Fulmar)]
     which: Which,
     #[command(flatten)]

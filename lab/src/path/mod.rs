@@ -1,10 +1,9 @@
 //! Where a packet's nanoseconds go, by ending its path at one stage after the other.
 //!
-//! A stack with exit points ([`crate::exit`]), which only the laboratory has, returns at a stage as if everything behind
-//! it were done, and undoes what it has built so far. A loop of such calls costs what the path costs
-//! up to that stage; the difference to the stage before is the cost of that step. The published
-//! measurement did this to a kernel (Rizzo 2012). What undoing costs (a buffer that is freed) is part
-//! of the figure, as it was there.
+//! A stack with exit points ([`crate::exit`]), which only the laboratory has, returns at a stage as if everything
+//! behind it were done, and undoes what it has built so far. A loop of such calls costs what the path costs up to that
+//! stage; the difference to the stage before is the cost of that step. The published measurement did this to a kernel
+//! (Rizzo 2012). What undoing costs (a buffer that is freed) is part of the figure, as it was there.
 //!
 //! The device is simulated and its hardware runs inside of the calls; its time is measured by itself
 //! and taken off. [`kernel`] asks the machine's own kernel for as many depths as it can be asked for.

@@ -9,9 +9,9 @@
 //! obtains one mbuf for it, brings its bytes synchronously, looks at the socket *after* that, waits
 //! while there is no room for it, and sends that one mbuf with flags 0. (The original waited while
 //! less than the low-water mark of 2048 bytes was free, and then overfilled its buffer by up to half a
-//! page, which this send buffer does not allow.) TCP so sees two full segments and a rest at a time. Where the original mapped the page and
-//! referred to it, the bytes come here from the same source as those of the new way, by `pread` into
-//! the mbuf (one system call and one copy per page), so that the comparison tells the loops apart.
+//! page, which this send buffer does not allow.) TCP so sees two full segments and a rest at a time. Where the original
+//! mapped the page and referred to it, the bytes come here from the same source as those of the new way, by `pread`
+//! into the mbuf (one system call and one copy per page), so that the comparison tells the loops apart.
 //!
 //! Source: FreeBSD 6, uipc_syscalls.c (`do_sendfile`).
 

@@ -1,7 +1,7 @@
 //! The paths of `bench wan`, as `--faults` takes them.
 //!
-//! A list chosen from loss, round-trip time, reordering, bottleneck and queue, such that each value of one stands beside
-//! a few of the others; the whole product would take a day.
+//! A list chosen from loss, round-trip time, reordering, bottleneck and queue, such that each value of one stands
+//! beside a few of the others; the whole product would take a day.
 
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ const fn accurate(name: &'static str, faults: &'static str) -> PathOf {
     PathOf { name, faults, ecn: Ecn::Accurate }
 }
 
-/// Paths with one bulk flow. Names begin with the round-trip time where it is not 20 ms; queues are of one bandwidth-delay
-/// product where the name does not say another.
+/// Paths with one bulk flow. Names begin with the round-trip time where it is not 20 ms; queues are of one
+/// bandwidth-delay product where the name does not say another.
 pub(super) const PATHS: &[PathOf] = &[
     path("clean", "delay=10ms,rate=200mbit,queue=500k"),
     path("loss-0.01", "delay=10ms,rate=200mbit,queue=500k,loss=0.01%"),

@@ -82,8 +82,8 @@ fn spawn(command: &mut Command) -> Outcome<Child> {
     command.spawn().during("cannot start the gateway's process")
 }
 
-/// Starts the gateway, or the process that starts and watches it, and waits until the network is up. The inner `Err` is the
-/// status of one that has failed and has said why.
+/// Starts the gateway, or the process that starts and watches it, and waits until the network is up. The inner `Err` is
+/// the status of one that has failed and has said why.
 pub fn start(process: Process) -> Outcome<Result<Child, u8>> {
     let mut command = process.command();
     let mut child = spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
@@ -151,9 +151,9 @@ pub enum Becomes {
     Program,
 }
 
-/// Closes what the caller of the command has left open: a lock or a pipe would be held as long as the gateway runs. What
-/// an option names stays, as of `--netns /proc/self/fd/3`; to a program also what its own arguments name, and what a
-/// service manager passes (sd_listen_fds(3)). To be called before anything is opened.
+/// Closes what the caller of the command has left open: a lock or a pipe would be held as long as the gateway runs.
+/// What an option names stays, as of `--netns /proc/self/fd/3`; to a program also what its own arguments name, and what
+/// a service manager passes (sd_listen_fds(3)). To be called before anything is opened.
 pub fn close_inherited(guest: &Guest, becomes: Becomes) -> io::Result<()> {
     let of_program = match (guest, becomes) {
         (Guest::Program(command), Becomes::Gateway) => command.len(),
@@ -235,7 +235,8 @@ impl PendingGateway {
     }
 }
 
-/// Becomes a program, with neither variable nor descriptor of the gateway. Returns only if that fails: see [`exec::become_program`].
+/// Becomes a program, with neither variable nor descriptor of the gateway. Returns only if that fails: see
+/// [`exec::become_program`].
 pub fn become_program(command: &[OsString]) -> (u8, Failure) {
     wait::close_summary_fd();
     exec::become_program(command, |program| program.env_remove(VARIABLE).env_remove(wait::VARIABLE))

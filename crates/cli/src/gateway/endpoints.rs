@@ -31,8 +31,8 @@ pub struct Served {
 }
 
 impl Endpoints {
-    /// Opens the control socket and, if one is wanted, the listener for metrics, in the host's namespaces. A gateway works
-    /// without the control socket, too.
+    /// Opens the control socket and, if one is wanted, the listener for metrics, in the host's namespaces. A gateway
+    /// works without the control socket, too.
     ///
     /// # Errors
     /// The address for metrics is in use, or not the host's.

@@ -528,8 +528,8 @@ fn write_pid(file: Option<File>, path: Option<&Path>) -> Outcome {
     written.map_err(|e| Failure::file("cannot write", path, &e))
 }
 
-/// Gives up the file system, root's identity and all capabilities, on every thread. Without the right to mount, the root
-/// directory stays; Landlock and seccomp keep it out of reach.
+/// Gives up the file system, root's identity and all capabilities, on every thread. Without the right to mount, the
+/// root directory stays; Landlock and seccomp keep it out of reach.
 fn give_up_rights(
     splicers: &mut Splicers,
     identity: Option<runas::Identity>,

@@ -1,8 +1,8 @@
 //! Snapshots of a gateway for other threads.
 //!
 //! The loop of the relay owns all flows, so the snapshot is taken there; it is made into a document by the thread
-//! that asked. Threads that ask take turns, and after each snapshot the relay works for [`PAUSE_FACTOR`] times as long as the
-//! snapshot took before it takes the next one, but for a second at most. The asking thread writes to its reader.
+//! that asked. Threads that ask take turns, and after each snapshot the relay works for [`PAUSE_FACTOR`] times as long
+//! as the snapshot took before it takes the next one, but for a second at most. The asking thread writes to its reader.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -16,10 +16,11 @@ use fulmar_gateway::stat::Stat;
 use fulmar_gateway::{FdHandler, Gateway};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// Pause after a snapshot, as a multiple of the time that it took: the relay spends a twentieth of its time on snapshots.
+/// Pause after a snapshot, as a multiple of the time that it took: the relay spends a twentieth of its time on
+/// snapshots.
 const PAUSE_FACTOR: u32 = 19;
-/// The pause at least and at most: readers wait for two seconds, so that after a snapshot of more than 50 ms the share is
-/// larger.
+/// The pause at least and at most: readers wait for two seconds, so that after a snapshot of more than 50 ms the share
+/// is larger.
 const PAUSE_BOUNDS: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
 /// How long the loop is waited for: one turn is much shorter.
 const TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,7 +1,7 @@
 //! Copies the standard error of a gateway to that of its watcher.
 //!
-//! A write never blocks: while standard error is full, the watcher still notices the exit of the gateway and that of the
-//! program. Output that has no space when the gateway exits is dropped.
+//! A write never blocks: while standard error is full, the watcher still notices the exit of the gateway and that of
+//! the program. Output that has no space when the gateway exits is dropped.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};

@@ -4,8 +4,8 @@
 //! A gateway that is killed takes the guest's interface with it. Nothing in the namespace notices: a program that reads
 //! from a connection would wait for ever. So its connections are aborted (ECONNABORTED), and one sentence says why.
 //!
-//! All output goes to the standard error that the program was started with, the last sentence to the system's log, too. The
-//! watcher closes standard error when the program exits, so that its reader does not wait for the gateway.
+//! All output goes to the standard error that the program was started with, the last sentence to the system's log, too.
+//! The watcher closes standard error when the program exits, so that its reader does not wait for the gateway.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;

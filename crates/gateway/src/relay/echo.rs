@@ -4,7 +4,8 @@
 //! A flow is an identifier of the guest and a destination. The kernel gives the request an identifier of its own,
 //! and the reply gets the guest's again. Errors of the network about a request go back to the guest.
 //!
-//! Bounds: [`Limits::echo_flows`](crate::config::Limits), of which the oldest gives way; a flow that is idle for 30 s ends.
+//! Bounds: [`Limits::echo_flows`](crate::config::Limits), of which the oldest gives way; a flow that is idle for 30 s
+//! ends.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};

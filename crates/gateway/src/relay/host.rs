@@ -64,9 +64,9 @@ pub fn begin_connection(to: SocketAddr, outbound: &Outbound) -> nix::Result<Begu
     Ok(Begun { stream, is_connected })
 }
 
-/// Sets the options of every connection that is relayed: TCP_NODELAY, SO_KEEPALIVE, and SO_LINGER of zero, so that the kernel
-/// resets the connections of a process that was killed, unless [`close`] closes them. A connection works without them. What a
-/// listener accepts inherits its options.
+/// Sets the options of every connection that is relayed: TCP_NODELAY, SO_KEEPALIVE, and SO_LINGER of zero, so that the
+/// kernel resets the connections of a process that was killed, unless [`close`] closes them. A connection works without
+/// them. What a listener accepts inherits its options.
 pub fn set_stream_options(socket: &impl AsFd) {
     let _ = setsockopt(socket, sockopt::TcpNoDelay, &true);
     let _ = setsockopt(socket, sockopt::KeepAlive, &true);
@@ -178,8 +178,8 @@ pub enum DatagramError {
     NotReady,
     /// A signal ended the call.
     Interrupted,
-    /// The pending error of the socket, which is about a datagram that was sent before. The call has cleared it; the error queue
-    /// has it, too.
+    /// The pending error of the socket, which is about a datagram that was sent before. The call has cleared it; the
+    /// error queue has it, too.
     Pending,
     /// Nothing can be received: what is there would make the socket ready for ever.
     Broken,
@@ -196,8 +196,8 @@ pub fn datagram_error_of(errno: Errno) -> DatagramError {
     }
 }
 
-/// Whether an errno of `send` or `recv` on a connected socket of datagrams may be its pending error, which the call clears: that
-/// of an ICMP error about a datagram sent before (ip(7), IP_RECVERR). The error queue has it, too.
+/// Whether an errno of `send` or `recv` on a connected socket of datagrams may be its pending error, which the call
+/// clears: that of an ICMP error about a datagram sent before (ip(7), IP_RECVERR). The error queue has it, too.
 pub fn may_be_pending(errno: Errno) -> bool {
     matches!(
         errno,

@@ -142,7 +142,8 @@ impl Poll {
         let _ = self.epoll.delete(fd);
     }
 
-    /// Watches the device for what it waits for now. To be called before each sleep; the kernel is called on a change alone.
+    /// Watches the device for what it waits for now. To be called before each sleep; the kernel is called on a change
+    /// alone.
     pub fn watch_device(&mut self, wake: Option<WakeFd>) -> io::Result<()> {
         if wake == self.device {
             return Ok(());

@@ -2,8 +2,8 @@
 //!
 //! [`Services`] stands between the device and the stack. It takes frames of these protocols out of received
 //! bursts and sends the answers; other frames pass after a few of their bytes were compared. So the stack needs no
-//! sockets for broadcasts of hosts without an address. An answer takes a buffer of the control reserve; without one, or if
-//! the device is full, it is dropped, and the client asks again.
+//! sockets for broadcasts of hosts without an address. An answer takes a buffer of the control reserve; without one, or
+//! if the device is full, it is dropped, and the client asks again.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -5,8 +5,8 @@
 //! ([`Handoff`]); what comes to a published port, all of which the first queue's thread watches, as a [`Message`].
 //! A thread wakes those to which it has passed something on at the end of its own turn.
 //!
-//! Bound: [`MOST_MESSAGES`] wait for a thread, [`MOST_DATAGRAMS`] with datagrams, so that a flood of datagrams leaves space
-//! for clients. A client beyond that waits in the host's backlog, a datagram is lost.
+//! Bound: [`MOST_MESSAGES`] wait for a thread, [`MOST_DATAGRAMS`] with datagrams, so that a flood of datagrams leaves
+//! space for clients. A client beyond that waits in the host's backlog, a datagram is lost.
 
 use std::collections::VecDeque;
 use std::io;
@@ -276,8 +276,8 @@ impl Siblings {
         }
     }
 
-    /// Whether a thread that has delivered may exit: no other one still delivers, which could hand packets over to it. The first
-    /// thread, which has the signals that cut a delivery short, waits for the end of the others.
+    /// Whether a thread that has delivered may exit: no other one still delivers, which could hand packets over to it.
+    /// The first thread, which has the signals that cut a delivery short, waits for the end of the others.
     pub fn may_exit(&self) -> bool {
         let is_first = self.own == 0;
         self.others().all(|(_, mailbox)| {

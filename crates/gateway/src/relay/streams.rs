@@ -1,5 +1,5 @@
-//! Counts of the streams that a guest has not ended: whether a guest that has exited has anything undelivered, without a walk
-//! over all flows.
+//! Counts of the streams that a guest has not ended: whether a guest that has exited has anything undelivered, without
+//! a walk over all flows.
 
 /// The state of the guest's stream of one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

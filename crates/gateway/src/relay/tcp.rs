@@ -306,8 +306,8 @@ impl Tcp {
         Some(flow)
     }
 
-    /// When all that the guest has sent is delivered, unless more comes before: at once where all streams have ended, else
-    /// [`QUIET`] after the guest's last bytes. `begun`: when the guest's exit was noticed.
+    /// When all that the guest has sent is delivered, unless more comes before: at once where all streams have ended,
+    /// else [`QUIET`] after the guest's last bytes. `begun`: when the guest's exit was noticed.
     pub fn delivered_at(&self, begun: Instant) -> Instant {
         match self.streams.undelivered() {
             Undelivered::Nothing => begun,

@@ -6,8 +6,8 @@
 //! goes to the guest with one call. ICMP errors of the host's network come back by the error queue of the socket
 //! and are sent to the guest about its own datagram; those of the guest are not passed on.
 //!
-//! Bounds: [`Limits::udp_flows`](crate::config::Limits), and the descriptors that the system allows; the least recently used
-//! flow gives way.
+//! Bounds: [`Limits::udp_flows`](crate::config::Limits), and the descriptors that the system allows; the least recently
+//! used flow gives way.
 
 mod flow;
 mod out;
@@ -58,8 +58,8 @@ const QUEUE_BYTES: usize = 4 << 20;
 pub struct Udp {
     flows: Slab<Flow>,
     by_key: HashMap<Key, SlotId>,
-    /// The queue of the second-chance (clock) algorithm, with the time of each flow's entry. Flows that have ended stay until
-    /// they come up.
+    /// The queue of the second-chance (clock) algorithm, with the time of each flow's entry. Flows that have ended stay
+    /// until they come up.
     order: VecDeque<(Instant, SlotId)>,
     /// Idle time-outs.
     timers: Option<Wheel<SlotId>>,
@@ -179,8 +179,8 @@ impl Udp {
         added.ok_or((Failure::Silence, Refusal::HostSocket))
     }
 
-    /// Opens a socket of the host. Without a descriptor for it the least recently used flow that has one gives way: else DNS
-    /// queries would fail until a time-out. Clients of a published port share one descriptor, and stay.
+    /// Opens a socket of the host. Without a descriptor for it the least recently used flow that has one gives way:
+    /// else DNS queries would fail until a time-out. Clients of a published port share one descriptor, and stay.
     fn open(&mut self, cx: &mut Context<'_>, to: SocketAddr) -> nix::Result<OwnedFd> {
         match flow::open(to, &cx.settings.outbound) {
             Err(Errno::EMFILE | Errno::ENFILE) if !self.flows.is_empty() => {

@@ -86,7 +86,8 @@ fn segments(world: &World) -> u64 {
 fn where_the_ends_take_turns_an_answer_is_one_segment() {
     /// Less than the time after which an ACK leaves alone (`TcpConfig::delayed_ack`).
     const QUICK: Duration = Duration::from_millis(20);
-    /// As many segments as are acknowledged at once at first, and messages after which the ends are known to take turns.
+    /// As many segments as are acknowledged at once at first, and messages after which the ends are known to take
+    /// turns.
     const SETTLED: u32 = 16 + 4;
     let (world, listener) = (World::new(), listener());
     let (mut guest, mut host) = world.pair(&listener);

@@ -296,8 +296,8 @@ impl Flow {
                 Moved::Nothing
             }
             Ok(n) => {
-                // Where a FIN has arrived, the last bytes and the FIN leave as one segment. After a FIN `recv` returns no
-                // error, so that the peek clears none.
+                // Where a FIN has arrived, the last bytes and the FIN leave as one segment. After a FIN `recv` returns
+                // no error, so that the peek clears none.
                 let is_last = n < asked
                     && self.host_side.has_hung_up
                     && matches!(self.host.peek(&mut [0]), Ok(0));

@@ -1,7 +1,8 @@
 //! Published TCP ports: connections that come from outside.
 //!
 //! The guest sees the client's own address. A client that the guest could not answer (the host's loopback, or the
-//! address that host and guest share) appears under another source address: see [`Settings::translated`](super::super::Settings::translated).
+//! address that host and guest share) appears under another source address: see
+//! [`Settings::translated`](super::super::Settings::translated).
 
 use std::io;
 use std::net::SocketAddr;

@@ -20,8 +20,8 @@ use crate::stat::Direction;
 /// Idle time-out of a flow with several datagrams in both directions, as Linux's conntrack has it for streams
 /// (nf_conntrack_udp_timeout_stream was 180 s, and is 120 s today).
 const STREAM_TIMEOUT: Duration = Duration::from_secs(180);
-/// Idle time-out of any other flow: that of Linux (nf_conntrack_udp_timeout). RFC 4787 section 4.3 asks for 2 min, but for
-/// well-known services.
+/// Idle time-out of any other flow: that of Linux (nf_conntrack_udp_timeout). RFC 4787 section 4.3 asks for 2 min, but
+/// for well-known services.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Idle time-out of a flow to a DNS server that has answered.
 const DNS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -107,8 +107,8 @@ impl Flow {
             }
     }
 
-    /// Sends datagrams of equal length, of which the last one may be shorter, or one run of the guest's: with one call, or
-    /// with one each where the host's path takes no such run.
+    /// Sends datagrams of equal length, of which the last one may be shorter, or one run of the guest's: with one call,
+    /// or with one each where the host's path takes no such run.
     pub fn send(&mut self, datagrams: &[Datagram], now: Instant) -> Sent {
         let Some(first) = datagrams.first() else { return Sent::default() };
         let run = match datagrams.len() {
@@ -214,9 +214,9 @@ pub fn open(to: SocketAddr, outbound: &Outbound) -> nix::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The new [`Flow::gso_limit`] after an errno of a run whose datagrams have a length (net/ipv4/udp.c, udp_send_skb): that
-/// length where it exceeds the path's MTU (EMSGSIZE, of older Linux EINVAL), 0 where the device computes no checksums or the
-/// packets are encrypted (EIO). `None`: the errno is about something else, or about each datagram.
+/// The new [`Flow::gso_limit`] after an errno of a run whose datagrams have a length (net/ipv4/udp.c, udp_send_skb):
+/// that length where it exceeds the path's MTU (EMSGSIZE, of older Linux EINVAL), 0 where the device computes no
+/// checksums or the packets are encrypted (EIO). `None`: the errno is about something else, or about each datagram.
 fn gso_limit_after(errno: Errno, each: u16) -> Option<u16> {
     match errno {
         Errno::EMSGSIZE | Errno::EINVAL => Some(each),

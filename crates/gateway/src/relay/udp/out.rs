@@ -124,7 +124,8 @@ impl Udp {
         self.renew(cx, id).map_or(sent, |renewed| renewed.send(datagrams, cx.now))
     }
 
-    /// Gives a flow a new socket, whose source address is that of the host's routes now. That of a published port stays.
+    /// Gives a flow a new socket, whose source address is that of the host's routes now. That of a published port
+    /// stays.
     fn renew(&mut self, cx: &mut Context<'_>, id: SlotId) -> Option<&mut Flow> {
         let flow = self.flows.get_mut(id)?;
         if let HostSocket::Own(old) = &mut flow.host {
