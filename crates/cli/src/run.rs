@@ -29,17 +29,19 @@ const RULES_FILE: &str = "fulmar/run.rules";
   fulmar run --no-network --allow '*.debian.org:80' -- apt-get download hello
   fulmar run --deny 10.0.0.0/8 -- npm install
 
-A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *. Echo requests have no ports: a rule
-holds for them whatever its ports are. An --allow is an exception from --deny and --no-network. Rules of every
-run: ~/.config/fulmar/run.rules, with lines such as `deny 10.0.0.0/8`, `allow example.org:443`, `no-network`.
+A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *.
+Echo requests have no ports: a rule holds for them whatever its ports are. An
+--allow is an exception from --deny and --no-network. Rules of every run:
+~/.config/fulmar/run.rules, with lines such as `deny 10.0.0.0/8`,
+`allow example.org:443`, `no-network`.
 
 The program does not reach the host's loopback. To let it:
 `fulmar gateway --config-net --map-host-loopback ADDRESS -- PROGRAM`.
 
 The program has the same user, files and terminal.
 
-Exit status: that of the program. Of the command itself: 2 (an option or a rule), 125 (no network), 126 (not
-executable), 127 (no such program).")]
+Exit status: that of the program. Of the command itself: 2 (an option or a
+rule), 125 (no network), 126 (not executable), 127 (no such program).")]
 pub struct Args {
     /// TCP ports that lead into the namespace: [ADDRESS/]FIRST[-LAST][:TO]
     #[arg(short, long, value_name = "PORTS")]

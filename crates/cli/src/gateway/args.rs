@@ -134,8 +134,9 @@ fn interface(text: &str) -> Result<String, String> {
 Under the name pasta, or as `fulmar --pasta`, fulmar is this command.
 A repeated option adds ports or addresses; of any other option the last one counts.
 
-Exit status: with PROGRAM its own, or 125 (no network), 126 (not executable), 127 (no such program). Otherwise 0 once the
-network is up, with --foreground at the end. 1 or 2: an error of the options or of the set-up."
+Exit status: with PROGRAM its own, or 125 (no network), 126 (not executable),
+127 (no such program). Otherwise 0 once the network is up, with --foreground
+at the end. 1 or 2: an error of the options or of the set-up."
 )]
 pub struct Args {
     #[command(flatten)]
