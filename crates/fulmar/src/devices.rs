@@ -28,7 +28,8 @@ pub use fulmar_netdev::impair;
 pub use spec::{ParseSpecError, Spec};
 
 /// A device by its name: `fulmar0` (any interface: a TAP if it is one or does not exist yet, a TUN if it is
-/// one, else as a packet socket: also a TAP that another stack has open), `tap:NAME`, `tun:NAME`, `packet:INTERFACE`, `shm:NAME`. See [`Spec`].
+/// one, else through a packet socket), `tap:NAME`, `tun:NAME`, `packet:INTERFACE`, `shm:NAME`. See [`Spec`]. A TAP or
+/// TUN that another program has open is refused (`ResourceBusy`): each serves one program.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -42,13 +43,24 @@ pub use spec::{ParseSpecError, Spec};
 /// No device has this name, it does not exist, or the rights are missing; the error says what to do.
 pub fn open(device: &str) -> Result<Box<dyn Device>, OpenError> {
     let spec: Spec = device.parse().map_err(|e: ParseSpecError| {
-        let invalid = std::io::ErrorKind::InvalidInput.into();
-        OpenError::new(format!("cannot open `{device}`"), invalid, e.to_string())
+        let invalid = std::io::Error::new(std::io::ErrorKind::InvalidInput, e.0);
+        OpenError::new(format!("cannot open `{device}`"), invalid, spec::SYNTAX)
     })?;
     spec.open_one()
 }
 
-/// A TAP interface of this name, made if there is none; the kernel is at its other end.
+/// A TAP interface of this name, made if there is none; the kernel is at its other end. That end has no address until
+/// it is given one, and only after the device is open if this call makes the interface. (The command `fulmar` does it
+/// by itself, and a shell of `fulmar sandbox` has it done for `fulmar0`.)
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = fulmar::devices::tap("tap0")?;
+/// // Then: `ip addr add 10.0.0.1/24 dev tap0 && ip link set tap0 up`.
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// No permission on `/dev/net/tun`, or an interface that is in use; the error says what to do.
@@ -82,8 +94,8 @@ pub fn tap_queues(name: &str, queues: u16) -> Result<Queues, OpenError> {
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // Then: `ip addr add 10.0.0.1/24 dev tun0 && ip link set tun0 up`.
 /// let device = fulmar::devices::tun("tun0")?;
+/// // Then: `ip addr add 10.0.0.1/24 dev tun0 && ip link set tun0 up`.
 /// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
 /// # Ok(())
 /// # }

@@ -39,7 +39,7 @@ impl fmt::Display for SetupError {
             ),
             SetupError::Budget { bytes } => write!(
                 f,
-                "a byte budget of {bytes} is too small: each shard needs at least {MIN_BUDGET_BYTES}"
+                "a budget of {bytes} bytes is too small: each shard needs at least {MIN_BUDGET_BYTES}"
             ),
             SetupError::Ip(e) => write!(f, "{} cannot be used: {e}", subject(e)),
             SetupError::Pool(e) => write!(f, "the stack's memory cannot be had: {e}"),

@@ -372,15 +372,22 @@ controllers! {
     Dctcp, "dctcp", dctcp::Dctcp;
 }
 
-/// The name of no algorithm. The message lists the known names.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The name of no algorithm. `Display` and `Debug` are one sentence, which lists the known names.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UnknownCongestionControl;
+
+/// The sentence too: it is what `fn main() -> Result` prints.
+impl core::fmt::Debug for UnknownCongestionControl {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        core::fmt::Display::fmt(self, f)
+    }
+}
 
 impl core::error::Error for UnknownCongestionControl {}
 
 impl core::fmt::Display for UnknownCongestionControl {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("unknown; there are")?;
+        f.write_str("no congestion control has this name; there are")?;
         let mut names = CongestionControl::ALL.iter().map(|c| c.name());
         names.next().into_iter().try_for_each(|first| write!(f, " {first}"))?;
         names.try_for_each(|name| write!(f, ", {name}"))
@@ -457,7 +464,10 @@ mod tests {
             assert_eq!(Congestion::new(*c, 1448, 10).which(), *c);
         }
         let unknown = "vegas".parse::<CongestionControl>().unwrap_err();
-        assert_eq!(unknown.to_string(), "unknown; there are cubic, reno, bbr, dctcp");
+        assert_eq!(
+            unknown.to_string(),
+            "no congestion control has this name; there are cubic, reno, bbr, dctcp"
+        );
     }
 
     #[test]

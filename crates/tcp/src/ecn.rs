@@ -73,15 +73,22 @@ impl EcnPolicy {
     }
 }
 
-/// No policy has this name.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// No policy has this name. `Display` and `Debug` are one sentence, which lists those that there are.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UnknownEcnPolicy;
+
+/// The sentence too: it is what `fn main() -> Result` prints.
+impl core::fmt::Debug for UnknownEcnPolicy {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        core::fmt::Display::fmt(self, f)
+    }
+}
 
 impl core::error::Error for UnknownEcnPolicy {}
 
 impl core::fmt::Display for UnknownEcnPolicy {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("unknown; there are off, accept, ask")
+        f.write_str("no ECN policy has this name; there are off, accept, ask")
     }
 }
 

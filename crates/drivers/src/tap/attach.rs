@@ -144,7 +144,10 @@ fn not_attached(name: &str, flags: libc::c_int, e: std::io::Error) -> OpenError 
         ),
         Some(libc::E2BIG) => "the interface has its maximum of queues: ask for fewer".to_owned(),
         Some(libc::EINVAL) => {
-            format!("an interface of this name exists and is not a {kind}: choose another name")
+            format!(
+                "an interface of this name exists and is not a {kind}: choose another name, or open what it is \
+                 by its plain name, without `{mode}:`"
+            )
         }
         Some(libc::ENAMETOOLONG) => "an interface's name has at most 15 bytes".to_owned(),
         _ => "choose another name".to_owned(),

@@ -10,7 +10,8 @@ use fulmar_netdev::Device;
 use super::{Queues, packet_queues, shm, tap_queues, tun_queues};
 
 /// What is a device's name, for an error message.
-const SYNTAX: &str = "write NAME (an interface), tap:NAME, tun:NAME, packet:INTERFACE or shm:NAME";
+pub(super) const SYNTAX: &str =
+    "write NAME (an interface), tap:NAME, tun:NAME, packet:INTERFACE or shm:NAME";
 /// An interface name with its final zero (IFNAMSIZ of linux/if.h).
 const IFNAMSIZ: usize = 16;
 
@@ -32,11 +33,11 @@ pub enum Spec {
 
 /// The text is not the name of a device.
 #[derive(Clone, PartialEq, Eq)]
-pub struct ParseSpecError(String);
+pub struct ParseSpecError(pub(super) String);
 
 impl fmt::Display for ParseSpecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        write!(f, "{}: {SYNTAX}", self.0)
     }
 }
 
@@ -54,7 +55,7 @@ impl FromStr for Spec {
             Some(("tun", name)) => interface_name(name).map(Spec::Tun),
             Some(("packet", name)) => interface_name(name).map(Spec::Packet),
             Some(("shm", name)) if !name.is_empty() => Ok(Spec::Shm(name.to_owned())),
-            _ => Err(ParseSpecError(format!("`{text}` is not a device: {SYNTAX}"))),
+            _ => Err(ParseSpecError(format!("`{text}` is not a device"))),
         }
     }
 }
@@ -67,9 +68,7 @@ fn interface_name(name: &str) -> Result<String, ParseSpecError> {
     if fits && is_clean {
         return Ok(name.to_owned());
     }
-    let what =
-        format!("`{name}` cannot be the name of an interface (1 to 15 characters): {SYNTAX}");
-    Err(ParseSpecError(what))
+    Err(ParseSpecError(format!("`{name}` cannot be the name of an interface (1 to 15 characters)")))
 }
 
 impl fmt::Display for Spec {
