@@ -99,7 +99,7 @@ pub use fulmar_runtime as runtime;
 pub use fulmar_shard::{
     ConditionalAccept, FastOpenKeys, FastOpenOptions, FirstData, ListenOptions, ListenerStat,
     MIN_BUDGET_BYTES, RecvMessage, SendMessage, SocketOptions, SourceLimits, StackConfig,
-    SynCookies, SynOptions,
+    Stat as ShardStat, SynCookies, SynOptions,
 };
 #[doc(hidden)]
 pub use fulmar_socket as socket_steps;

@@ -105,9 +105,10 @@ impl TcpStream {
 /// The completion of a posted buffer. A program may wait for it, poll it, await it as a future, or cancel it.
 ///
 /// A thread that waits or polls runs the stack; while a program awaits, the service thread does. To drop it before it
-/// is complete revokes the buffer and puts the bytes that it has received back at the front of the receive queue:
-/// nothing is lost, so a `select` may drop it. Bytes are lost if it is dropped when it is complete, or when the next
-/// buffer has received bytes already.
+/// is complete revokes the buffer and puts the bytes that it has received back at the front of the receive queue.
+/// **Bytes are lost if it is dropped when it is complete**, or when the next buffer has received bytes already. It may
+/// complete at any moment, whether it is polled or not, so a `select` must not drop it: give the `select` a `&mut` of
+/// it, and keep it. To stop without loss, [`RecvCompletion::cancel`] every posted buffer, then wait for each in order.
 ///
 /// A close of the socket completes all posted buffers: those with bytes return them, the others fail with `ECANCELED`.
 pub struct RecvCompletion {

@@ -4,7 +4,7 @@ use crate::CongestionControl;
 use fulmar_base::Duration;
 
 /// Configuration of a connection. Every Tcb holds a copy. Options that can change during the
-/// connection have setters on [`crate::Tcb`].
+/// connection have setters on [`crate::Tcb`], and on a program's `TcpStream`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
     /// Send buffer, bytes. Default 1 MiB: several 64 KiB super-segments in flight while the writer

@@ -16,7 +16,8 @@ use crate::tcp::TcpStream;
 /// Each call of [`RecvRing::recv`] posts the buffer that it returned last, after the others, and returns the next
 /// filled one: [`TcpStream::recv_posted`] and [`RecvCompletion::wait`] in one step of the stack, which costs less than
 /// two. The rules are the same. The drop of the ring revokes its buffers: bytes of a buffer that is not complete return
-/// to the stream, those of a complete one are lost.
+/// to the stream, **those of a complete one are lost**. So a ring is for the rest of a stream. To stop in the middle,
+/// use [`TcpStream::recv_posted`], whose completions can be cancelled and waited for.
 ///
 /// ```
 /// # use std::io::Write;

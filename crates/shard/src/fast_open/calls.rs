@@ -9,7 +9,7 @@ use fulmar_tcp::FastOpenSyn;
 use crate::shard::Shard;
 use crate::sockets::TcpEntry;
 
-/// The first data of a connection: see [`Shard::tcp_connect_fast`].
+/// The first data of a connection: see `TcpStream::connect_first`, and [`Shard::tcp_connect_fast`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FirstData<'a> {
     /// Sent with the SYN as far as a cookie and the size of a segment allow, and the rest after the handshake.
