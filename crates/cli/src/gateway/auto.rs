@@ -119,7 +119,8 @@ impl AutoPorts {
             ClockId::CLOCK_MONOTONIC,
             TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK,
         )?;
-        let period = Expiration::Interval(TimeSpec::new(PERIOD_S, 0));
+        // The first look is at once: what listens on the host already is not missing in the guest for a second.
+        let period = Expiration::IntervalDelayed(TimeSpec::new(0, 1), TimeSpec::new(PERIOD_S, 0));
         timer.set(period, TimerSetTimeFlags::empty())?;
         let handler: FdHandler = Box::new(move |timer, handle| {
             let mut count = [0; 8];
