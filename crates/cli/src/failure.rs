@@ -150,6 +150,7 @@ const ROWS: &[Row] = &[
         "another program has it open",
         "choose another name with --device tap:NAME, or end that program",
     ),
+    (libc::EMFILE, "EMFILE", "no descriptor is left", "raise the limit: `ulimit -n`"),
     (libc::ENODEV, "ENODEV", "no such interface", "list those that exist with `ip link`"),
     (libc::ENOENT, "ENOENT", "it does not exist", "check the name"),
     (libc::EROFS, "EROFS", "the file system is read-only", "choose another directory"),

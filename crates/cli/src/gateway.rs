@@ -204,7 +204,13 @@ fn refuse(e: &clap::Error) -> ExitCode {
     let option = e.get(ContextKind::InvalidArg).map(|option| option.to_string());
     match (e.kind(), option) {
         (ErrorKind::UnknownArgument, Some(option)) => {
-            eprintln!("pasta: unrecognized option '{option}'; `pasta --help` lists the options");
+            let advice = match option.as_str() {
+                "--fd" | "-F" | "--one-off" | "-1" | "--socket" | "-s" | "--vhost-user" => {
+                    "it is one of passt(1), which serves virtual machines, and fulmar does not"
+                }
+                _ => "`pasta --help` lists the options",
+            };
+            eprintln!("pasta: unrecognized option '{option}'; {advice}");
         }
         _ => {
             let text = e.to_string();

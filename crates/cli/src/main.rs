@@ -14,6 +14,7 @@ use std::process::ExitCode;
     after_help = "A first try, without root:
   fulmar sandbox -- fulmar ping -c 3 10.77.0.1
 
+Man pages: fulmar man DIRECTORY. Completions: fulmar completions bash.
 Benches, profiles and the simulation: fulmar-lab"
 )]
 struct Line {
@@ -65,5 +66,18 @@ mod tests {
     #[test]
     fn every_option_is_declared_soundly() {
         Line::command().debug_assert();
+    }
+
+    /// Lines that are broken by hand and again by the terminal are hard to read, also in a man page.
+    #[test]
+    fn what_follows_the_options_fits_a_terminal_of_80_columns() {
+        let mut commands = vec![Line::command()];
+        while let Some(command) = commands.pop() {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in text.lines() {
+                assert!(line.chars().count() < 80, "{}: {line}", command.get_name());
+            }
+            commands.extend(command.get_subcommands().cloned());
+        }
     }
 }

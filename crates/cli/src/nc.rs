@@ -36,9 +36,9 @@ const IDLE_TICK: Duration = Duration::from_millis(100);
        fulmar nc [OPTIONS] -z HOST PORT[-PORT]",
     after_help = "Examples:
   fulmar nc -l 8000                     wait for a connection, print what comes
-  fulmar nc 10.77.0.1 8000 < file       send a file; the end of input ends sending
-  fulmar nc -u -w 1 10.77.0.1 53        datagrams; end after a second of silence
-  fulmar nc -zv 10.77.0.1 20-80         which of these ports a program listens on
+  fulmar nc 10.77.0.1 8000 < file       send a file; its end ends sending
+  fulmar nc -u -w 1 10.77.0.1 53        datagrams; end after 1 s of silence
+  fulmar nc -zv 10.77.0.1 20-80         which of these ports are open
   between two terminals, without a kernel network:
   fulmar nc --device shm:demo -l 8000
   fulmar nc --device shm:demo 10.77.0.1 8000"

@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 #[command(after_help = "Exit status: 0 if a reply came, 1 if none came, 2 on an error.
 
 Examples:
-  sudo fulmar ping -c 3 10.77.0.1             the local kernel over a TAP made for it
+  sudo fulmar ping -c 3 10.77.0.1             the local kernel, over a new TAP
   fulmar sandbox -- fulmar ping -6 fd77::1    the same without root
-  sudo fulmar ping --device packet:eth0 --addr 192.0.2.9/24 --gateway 192.0.2.1 198.51.100.1")]
+  sudo fulmar ping --device packet:eth0 --addr 192.0.2.9/24 \\
+    --gateway 192.0.2.1 198.51.100.1          on a real network")]
 pub struct Args {
     /// Stop after this many requests
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]

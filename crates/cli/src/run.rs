@@ -30,7 +30,8 @@ const RULES_FILE: &str = "fulmar/run.rules";
   fulmar run --deny 10.0.0.0/8 -- npm install
 
 A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *.
-Echo requests have no ports: a rule holds for them whatever its ports are. An
+An IPv6 address before a port stands in brackets: [2001:db8::1]:443. Echo
+requests have no ports: a rule holds for them whatever its ports are. An
 --allow is an exception from --deny and --no-network. Rules of every run:
 ~/.config/fulmar/run.rules, with lines such as `deny 10.0.0.0/8`,
 `allow example.org:443`, `no-network`.

@@ -65,10 +65,11 @@ fn mac(kind: u8, number: usize) -> [u8; 6] {
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   fulmar sandbox -- fulmar ping 10.77.0.1     ping the kernel inside
-  fulmar sandbox                              a shell; the kernel is 10.77.0.1 and fd77::1,
-                                              fulmar is 10.77.0.2 and fd77::2, a second fulmar
-                                              command beside it 10.77.0.3 and fd77::3
-  fulmar sandbox --join 4242                  another shell in the sandbox of process 4242
+  fulmar sandbox                              a shell
+  fulmar sandbox --join 4242                  a shell in that of process 4242
+
+The kernel is 10.77.0.1 and fd77::1, fulmar 10.77.0.2 and fd77::2, a second
+fulmar command beside it 10.77.0.3 and fd77::3.
 
 Exit status: that of the program, or 2 without a sandbox.")]
 pub struct Args {

@@ -29,9 +29,9 @@ use std::time::{Duration, Instant};
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   fulmar stat                                      every stack of this user
-  fulmar stat --watch nc                           again every second, with rates
+  fulmar stat --watch nc                           every second, with rates
   fulmar stat -f 'state established dport = :80'   only these sockets
-  fulmar stat $(pgrep -n nginx)                    the gateway of a process, with its flows
+  fulmar stat $(pgrep -n nginx)                    the gateway of a process
 
 Exit status: 0 if a stack was shown, 1 if none runs, 2 on an error.")]
 pub struct Args {

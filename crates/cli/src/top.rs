@@ -43,14 +43,17 @@ const SNAPSHOT: (u16, u16) = (100, 40);
 /// Watch a gateway or a running stack: flows, rates, drops
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
-  fulmar top                       the only one of this user's, or a list to choose from
+  fulmar top                       the only one, or a list to choose from
   fulmar top $(pgrep -n nginx)     the gateway of a process
   fulmar top --sort rtt curl       by round-trip time
 
 Keys: q quits, h lists the others.
 
-CPU by stage is shown of stacks that keep an account: start them with FULMAR_LEDGER=64.
-Exit status: 0; 1 if no stack runs, with --once; 2 on an error such as a process without a stack.")]
+CPU by stage is shown of stacks that keep an account: start them with
+FULMAR_LEDGER=64.
+
+Exit status: 0; 1 if no stack runs, with --once; 2 on an error such as a
+process without a stack.")]
 pub struct Args {
     /// Interval between two samples
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = bounds::budget)]

@@ -41,7 +41,8 @@ const RESET_TIMEOUT: Duration = Duration::from_secs(1);
 /// Send a file over TCP, with progress, rate and SHA-256
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
-  on a Linux peer:   nc -l 5001 > copy        (or `socat -u TCP-LISTEN:5001 - > copy`)
+  on a Linux peer:   nc -l 5001 > copy
+                     (or `socat -u TCP-LISTEN:5001 - > copy`)
   here:              fulmar send FILE 10.77.0.1:5001")]
 pub struct SendArgs {
     /// The file; - is standard input

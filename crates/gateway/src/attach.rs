@@ -11,6 +11,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use fulmar_netns::{Netns, enter_user_namespace};
@@ -122,6 +123,10 @@ impl Target {
             (_, io::ErrorKind::InvalidInput, _) => {
                 format!("cannot attach to {self}: {path} is no network namespace")
             }
+            (_, io::ErrorKind::PermissionDenied, _) if is_own(&self.netns_path()) => format!(
+                "cannot attach to {self}: it is in the network namespace of this command, not in one of its own: \
+                 start it by `unshare -rn PROGRAM`, and give its process id once it runs"
+            ),
             (_, io::ErrorKind::PermissionDenied, _) => format!(
                 "cannot attach to {self}: it is not yours ({e}); run as its user, name its user namespace with \
                  --userns, or run as root"
@@ -145,6 +150,12 @@ impl Target {
         };
         io::Error::new(e.kind(), format!("cannot attach to {self}: {sentence}"))
     }
+}
+
+/// Whether a file is that of the network namespace of this process.
+fn is_own(netns: &Path) -> bool {
+    let id = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    id(netns).is_some_and(|found| Some(found) == id(Path::new("/proc/self/ns/net")))
 }
 
 /// Keeps the process from being traced, its memory and descriptors from being read, and its core from being dumped by

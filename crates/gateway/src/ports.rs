@@ -186,6 +186,9 @@ impl FromStr for PortSpec {
 
 fn parse_list(spec: &str) -> Result<PortSpec, String> {
     let (bind, list) = match spec.rsplit_once('/') {
+        Some((_, "tcp" | "udp")) => {
+            return Err("TCP and UDP ports have an option each, and no `/tcp` or `/udp`".into());
+        }
         Some((bind, list)) => (parse_bind(bind)?, list),
         None => (Bind::default(), spec),
     };
@@ -386,6 +389,7 @@ mod tests {
             ("22,20-30:80", "`20-30:80`: port 22 is in `22`, too"),
             ("/22", "no address"),
             ("1.2.3/22", "is no IP address"),
+            ("22:23/udp", "have an option each"),
             ("127.0.0.1:8080:80", "write 127.0.0.1/8080:80"),
             ("%/22", "interface name"),
             ("22,none", "no port"),

@@ -102,8 +102,12 @@ impl FromStr for Rule {
         let (host, ports) = split(text).ok_or_else(|| error("a bracket is missing"))?;
         let ports = match ports {
             None => ALL_PORTS,
-            Some(ports) => parse_ports(ports)
-                .ok_or_else(|| error("after the colon comes a port or a range (1 to 65535)"))?,
+            Some(ports) => parse_ports(ports).ok_or_else(|| {
+                error(match ports.starts_with("//") {
+                    true => "it is a URL: give its host alone, or HOST:PORT",
+                    false => "after the colon comes a port or a range (1 to 65535)",
+                })
+            })?,
         };
         let host = parse_host(host).ok_or_else(|| {
             error("give an address, a prefix such as 10.0.0.0/8, a name, *.name or *")

@@ -48,7 +48,7 @@ impl fmt::Display for SetupError {
             SetupError::Queues => {
                 write!(f, "the guest's interface needs from 1 to {MAX_QUEUES} queues")
             }
-            SetupError::System(what, e) => write!(f, "{what}: {e}"),
+            SetupError::System(what, e) => write!(f, "{what}: {e}{}", advice_on(e)),
             SetupError::Listen(e) => write!(f, "the stack cannot listen: {}", e.sentence()),
             SetupError::Publish(forward, e) => {
                 write!(f, "cannot publish port {}{}: {e}", forward.bind, forward.from)?;
@@ -61,10 +61,18 @@ impl fmt::Display for SetupError {
                          net.ipv4.ip_unprivileged_port_start"
                     }
                     io::ErrorKind::AddrNotAvailable => "; the host has no such address",
-                    _ => "",
+                    _ => advice_on(e),
                 })
             }
         }
+    }
+}
+
+/// What to do about an error of any system call.
+fn advice_on(e: &io::Error) -> &'static str {
+    match e.raw_os_error() {
+        Some(libc::EMFILE) => "; raise the limit `ulimit -n`, or publish fewer ports",
+        _ => "",
     }
 }
 

@@ -126,13 +126,15 @@ fn interface(text: &str) -> Result<String, String> {
 #[command(
     infer_long_args = true,
     after_help = "Examples:
-  fulmar gateway --config-net                      a shell in a namespace with a network
-  fulmar gateway --config-net 4242                 a network for the namespace of process 4242
-  fulmar gateway --config-net --netns PATH         a network for the namespace of a file
-  fulmar gateway --config-net -t 8080:80 -- PROGRAM    publish port 80 of the namespace as 8080
+  fulmar gateway --config-net               a shell in a namespace of its own
+  fulmar gateway --config-net 4242          for the namespace of process 4242
+  fulmar gateway --config-net --netns PATH  for the namespace of a file
+  fulmar gateway --config-net -t 8080:80 -- PROGRAM
+                                            port 80 inside is 8080 outside
 
 Under the name pasta, or as `fulmar --pasta`, fulmar is this command.
-A repeated option adds ports or addresses; of any other option the last one counts.
+A repeated option adds ports or addresses; of any other option the last one
+counts.
 
 Exit status: with PROGRAM its own, or 125 (no network), 126 (not executable),
 127 (no such program). Otherwise 0 once the network is up, with --foreground

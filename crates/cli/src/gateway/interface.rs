@@ -114,7 +114,16 @@ fn open_veth(
     let gateways = VethEnd { name, mac: random_mac()?, mtu };
     own.netlink()?
         .add_veth_at(&gateways, &guests, guest.as_fd(), OWN_INDEX)
-        .map_err(|e| io::Error::new(e.kind(), format!("cannot make it: {e}")))?;
+        .map_err(|e| {
+            let advice = match e.kind() {
+                io::ErrorKind::AlreadyExists => {
+                    "; the guest has an interface of that name, perhaps another gateway's: end that gateway, or choose \
+                     another name with --ns-ifname"
+                }
+                _ => "",
+            };
+            io::Error::new(e.kind(), format!("cannot make {name}: {e}{advice}"))
+        })?;
     own.set_up_silent(name)?;
     let config = PacketConfig {
         interface: name.to_owned(),

@@ -24,7 +24,7 @@ struct Term {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Test {
     Protocol(&'static str),
-    State(String),
+    State(&'static str),
     Port(End, Comparison, u16),
     Address(End, IpAddr),
 }
@@ -76,7 +76,7 @@ fn test<'a>(word: &str, words: &mut impl Iterator<Item = &'a str>) -> Option<Tes
     Some(match word {
         "tcp" => Test::Protocol("tcp"),
         "udp" => Test::Protocol("udp"),
-        "state" => Test::State(words.next()?.replace('-', "_").to_uppercase()),
+        "state" => Test::State(state(words.next()?)?),
         "sport" | "dport" => {
             let comparison = comparison(words.next()?)?;
             let port = words.next()?;
@@ -85,6 +85,38 @@ fn test<'a>(word: &str, words: &mut impl Iterator<Item = &'a str>) -> Option<Tes
         "src" | "dst" => Test::Address(end, words.next()?.parse().ok()?),
         _ => return None,
     })
+}
+
+/// The states of sockets and of a gateway's flows, as a document has them.
+const STATES: [&str; 15] = [
+    "LISTEN",
+    "SYN-SENT",
+    "SYN-RECEIVED",
+    "ESTABLISHED",
+    "FIN-WAIT-1",
+    "FIN-WAIT-2",
+    "CLOSE-WAIT",
+    "CLOSING",
+    "LAST-ACK",
+    "TIME-WAIT",
+    "CLOSED",
+    "UNCONNECTED",
+    "connecting",
+    "open",
+    "half-closed",
+];
+
+/// The state that is meant: ss(8) spells some otherwise.
+fn state(word: &str) -> Option<&'static str> {
+    let word = word.to_ascii_lowercase().replace('_', "-");
+    let full = match word.as_str() {
+        "estab" => "established",
+        "syn-recv" => "syn-received",
+        "listening" => "listen",
+        "unconn" => "unconnected",
+        other => other,
+    };
+    STATES.into_iter().find(|state| state.eq_ignore_ascii_case(full))
 }
 
 fn comparison(word: &str) -> Option<Comparison> {
@@ -110,10 +142,7 @@ impl Test {
     fn holds(&self, socket: &Value) -> bool {
         match self {
             Test::Protocol(name) => socket["protocol"] == *name,
-            Test::State(name) => {
-                let state = socket["state"].as_str().unwrap_or_default().replace('-', "_");
-                state.to_uppercase() == *name
-            }
+            Test::State(name) => socket["state"] == *name,
             Test::Port(end, comparison, port) => {
                 address(socket, *end).is_some_and(|a| comparison.holds(a.port().cmp(port)))
             }
@@ -160,6 +189,8 @@ mod tests {
             "dport = :80",
             "dport eq 80 and sport >= 1000",
             "state time-wait",
+            "state TIME_WAIT",
+            "not state estab",
             "src 10.77.0.2 dst 10.77.0.1",
             "not udp and not state established",
             "sport != 80",
@@ -188,7 +219,9 @@ mod tests {
 
     #[test]
     fn what_is_no_filter_is_told_how_one_looks() {
-        for text in ["dport", "dport 80", "dport = x", "port = 80", "state", "not", "src 10"] {
+        for text in
+            ["dport", "dport 80", "dport = x", "port = 80", "state", "state foo", "not", "src 10"]
+        {
             assert!(text.parse::<Filter>().unwrap_err().contains("dport = :80"), "{text}");
         }
     }
