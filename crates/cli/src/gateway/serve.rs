@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{ExitCode, exit};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -69,6 +69,13 @@ pub enum RunMode {
 }
 
 impl RunMode {
+    /// The signals of the terminal are not for a gateway in the background.
+    fn leave_terminal(self) {
+        if self != RunMode::Foreground {
+            let _ = nix::unistd::setsid();
+        }
+    }
+
     /// Tells the process that waits for a gateway in the background that the network is up.
     fn say_ready(self, out: &mut impl Write) {
         if self != RunMode::Foreground {
@@ -157,10 +164,7 @@ pub fn serve(
     name: &str,
     mode: RunMode,
 ) -> Outcome<ExitCode> {
-    if mode != RunMode::Foreground {
-        // The signals of the terminal are not for a gateway in the background.
-        let _ = nix::unistd::setsid();
-    }
+    mode.leave_terminal();
     let stdio = Stdio::open().during("cannot open /dev/null")?;
     let log = open_log(plan, name)?;
     let host = HostNetwork::read(plan.upstream.as_deref()).map_err(sentence)?;
@@ -172,7 +176,6 @@ pub fn serve(
     let summary_file = wait::open_summary().during("cannot open the pipe for the summary")?;
     let endpoints = Endpoints::open(plan.process.metrics, &log)?;
     let mut auto = start_auto(plan, &log);
-
     let netns = target.attach().map_err(sentence)?;
     refuse_own(endpoints.namespaces(&netns))?;
     let identity = runas::wanted(plan.process.runas.as_deref()).map_err(Failure::new)?;
@@ -204,10 +207,8 @@ pub fn serve(
     let Stdio { null, mut ready, stderr } = stdio;
     mode.say_ready(&mut ready);
     drop((null, ready, stderr, netns));
-    let Some(ended) = panics::run(&mut gateway, &panics) else {
-        // No destructors: the state that the panic has left is unknown.
-        std::process::exit(panics::STATUS)
-    };
+    // After a panic without destructors: the state that it has left is unknown.
+    let ended = panics::run(&mut gateway, &panics).unwrap_or_else(|| exit(panics::STATUS));
     splicers.finish_after(&gateway);
     if let (Some(mut out), Ok(summary)) = (summary_file, &ended) {
         reporter.print(&mut out, &gateway.stat(), summary, &splicers.counters());
