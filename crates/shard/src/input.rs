@@ -75,11 +75,13 @@ impl<P: Probe> Shard<P> {
         (n, bytes)
     }
 
-    /// Frames sent that a peer may wait for: all but those that only acknowledge.
+    /// Packets sent that a peer may wait for: all but TCP segments that only acknowledge. Those over loopback count on
+    /// both sides, since their ACKs are counted with the others.
     #[inline]
-    fn answers(&self) -> u64 {
+    pub(crate) fn answers(&self) -> u64 {
         let Net { link, counters, .. } = &self.core.net;
-        link.sent_frames().saturating_sub(counters.value(Counter::TcpAcksOut))
+        let sent = link.sent_frames() + counters.value(Counter::Loopback);
+        sent.saturating_sub(counters.value(Counter::TcpAcksOut))
     }
 
     /// Receives the packets of the loopback queue; packets sent meanwhile wait for the next round.

@@ -44,7 +44,7 @@ impl<P: Probe> Shard<P> {
 
 #[cfg(test)]
 mod tests {
-    use fulmar_base::{Duration, NoProbe, SlotId};
+    use fulmar_base::{Counter, Duration, NoProbe, SlotId};
     use fulmar_drivers::link::{LinkConfig, pair};
     use fulmar_socket::Step;
 
@@ -128,5 +128,15 @@ mod tests {
         assert_eq!(flood.taker.next_wait(flood.now, BusyPoll::Forbidden), Next::Arm);
         while flood.taker.step_for_reader(flood.now) > 0 {}
         assert!(matches!(flood.taker.next_wait(flood.now, BusyPoll::Forbidden), Next::Hold { .. }));
+    }
+
+    #[test]
+    fn an_ack_over_loopback_hides_no_answer_to_the_device() {
+        let mut flood = Flood::new();
+        let before = flood.taker.answers();
+        assert!(before > 0, "neighbours were resolved");
+        flood.taker.count(Counter::TcpAcksOut, before);
+        flood.taker.count(Counter::Loopback, before);
+        assert_eq!(flood.taker.answers(), before);
     }
 }
