@@ -195,7 +195,7 @@ mod tests {
         std::fs::write(&path, "deny 10.0.0.0/8\n").unwrap();
         let line = format!("--rules {} --allow 10.1.1.1 --no-network x", path.display());
         let rules = rules_of(&parse(&line).unwrap()).unwrap();
-        let denial = |to: &str| rules.denial(to.parse().unwrap(), Some(80), &[]);
+        let denial = |to: &str| rules.denial(to.parse().unwrap(), Some(80), &[], &[]);
         assert_eq!(denial("10.1.1.1"), None);
         let of_file = denial("10.1.1.2").unwrap().to_string();
         assert_eq!(of_file, format!("{}:1: deny 10.0.0.0/8", path.display()));

@@ -18,6 +18,8 @@ pub struct Mapping {
     pub dns: Vec<IpAddr>,
     /// The host's resolvers, best first.
     pub resolvers: Vec<SocketAddr>,
+    /// DNS servers that the guest is told of.
+    pub nameservers: Vec<IpAddr>,
 }
 
 impl Mapping {
@@ -39,6 +41,13 @@ impl Mapping {
     /// Whether a destination is a DNS server: port 53 of any address.
     pub fn is_dns(&self, to: SocketAddr) -> bool {
         to.port() == DNS_PORT
+    }
+
+    /// Whether a DNS server is a resolver that the host or the gateway's user has chosen, not the guest. `to`: as the
+    /// guest wrote it, `leads_to`: where it leads.
+    pub fn is_resolver(&self, to: SocketAddr, leads_to: SocketAddr) -> bool {
+        self.resolvers.contains(&leads_to)
+            || (self.is_dns(to) && self.nameservers.contains(&to.ip()))
     }
 
     /// The first resolver of the same IP version, else the first.
@@ -102,6 +111,7 @@ mod tests {
             host_address: vec![("169.254.1.2".parse().unwrap(), "192.0.2.5".parse().unwrap())],
             dns: vec!["169.254.1.1".parse().unwrap()],
             resolvers: vec![at("[2001:db8::53]:53"), at("192.0.2.53:53")],
+            nameservers: vec!["198.51.100.53".parse().unwrap()],
         }
     }
 
@@ -112,6 +122,18 @@ mod tests {
         assert_eq!(to("[fd00::2]:80"), Some(at("[::1]:80")));
         assert_eq!(to("169.254.1.2:80"), Some(at("192.0.2.5:80")));
         assert_eq!(to("198.51.100.1:80"), Some(at("198.51.100.1:80")));
+    }
+
+    #[test]
+    fn resolvers_are_those_of_the_host_and_those_that_the_guest_is_told_of() {
+        let is_resolver = |to: &str| {
+            let leads_to = mapping().target(at(to)).unwrap();
+            mapping().is_resolver(at(to), leads_to)
+        };
+        assert!(
+            ["169.254.1.1:53", "192.0.2.53:53", "198.51.100.53:53"].into_iter().all(is_resolver)
+        );
+        assert!(!["192.0.2.54:53", "198.51.100.53:80", "10.0.2.2:53"].into_iter().any(is_resolver));
     }
 
     #[test]

@@ -37,8 +37,11 @@ pub struct NewFlow<'a> {
     pub to: SocketAddr,
     /// The destination as the host knows it, after [`Mapping`](crate::mapping::Mapping).
     pub leads_to: SocketAddr,
-    /// The names for which DNS answers to the guest had this address, the latest first.
+    /// The names for which the guest's resolvers had this address, the latest first.
     pub names: &'a [String],
+    /// The names for which other DNS servers had it, the latest first. The guest may have chosen the server, or run it:
+    /// a reason to deny, none to allow.
+    pub claimed_names: &'a [String],
 }
 
 /// Whether a flow may leave.

@@ -7,7 +7,7 @@
 //!
 //! A name is decided twice: when the guest asks for it (a name that no allowed destination can have is refused),
 //! and when the guest connects to an address that it was told for the name. A host of many names is reached under
-//! each of them as soon as one is allowed.
+//! each of them as soon as one is allowed. What a DNS server says that the guest has chosen itself can only deny.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -211,13 +211,19 @@ impl Rules {
         self.closed.get_or_insert(Denial { rule: None, source });
     }
 
-    /// What refuses an address and a port (none: ICMP), which DNS has called these names. `None`: the guest may reach
-    /// them.
-    pub fn denial(&self, to: IpAddr, port: Option<u16>, names: &[String]) -> Option<&Denial> {
+    /// What refuses an address and a port (none: ICMP), which the guest's resolvers have called these names and other
+    /// DNS servers those `claimed`. `None`: the guest may reach them.
+    pub fn denial(
+        &self,
+        to: IpAddr,
+        port: Option<u16>,
+        names: &[String],
+        claimed: &[String],
+    ) -> Option<&Denial> {
         if self.allowed.iter().any(|r| r.matches(to, port, names)) {
             return None;
         }
-        self.denied_by(|rule| rule.matches(to, port, names))
+        self.denied_by(|rule| rule.matches(to, port, names) || rule.matches(to, port, claimed))
     }
 
     /// What refuses every destination of a name. `None`: the guest may ask for it, since one may be reachable.
@@ -280,7 +286,7 @@ mod tests {
 
     fn allows(rules: &Rules, to: &str, port: u16, names: &[&str]) -> bool {
         let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
-        rules.denial(to.parse().unwrap(), Some(port), &names).is_none()
+        rules.denial(to.parse().unwrap(), Some(port), &names, &[]).is_none()
     }
 
     fn allows_name(rules: &Rules, name: &str) -> bool {
@@ -294,7 +300,7 @@ mod tests {
         rules.close(Source::Option);
         let denial = |to: &str, names: &[&str]| {
             let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
-            rules.denial(to.parse().unwrap(), Some(80), &names).map(Denial::to_string)
+            rules.denial(to.parse().unwrap(), Some(80), &names, &[]).map(Denial::to_string)
         };
         assert_eq!(denial("10.1.1.1", &[]), None);
         assert_eq!(denial("10.1.1.2", &[]).as_deref(), Some("/etc/rules:2: deny 10.0.0.0/8"));
@@ -325,7 +331,20 @@ mod tests {
         assert!(!allows(&rules, "192.0.2.1", 91, &["www.example.org"]));
         assert!(!allows(&rules, "192.0.2.1", 80, &["example.org", "badexample.org"]));
         assert!(allows(&rules, "2001:db8::5", 22, &[]));
-        assert!(rules.denial("192.0.2.1".parse().unwrap(), None, &[]).is_some());
+        assert!(rules.denial("192.0.2.1".parse().unwrap(), None, &[], &[]).is_some());
+    }
+
+    #[test]
+    fn a_server_of_the_guests_own_choice_can_deny_but_not_allow() {
+        let rules = rules("deny 10.0.0.0/8\ndeny ads.example.net\nallow *.example.org");
+        let denial = |to: &str, names: &[String], claimed: &[String]| {
+            rules.denial(to.parse().unwrap(), Some(80), names, claimed).map(Denial::to_string)
+        };
+        let (good, bad) = (["www.example.org".to_owned()], ["ads.example.net".to_owned()]);
+        assert_eq!(denial("10.1.1.1", &good, &[]), None);
+        assert!(denial("10.1.1.1", &[], &good).is_some_and(|d| d.ends_with("deny 10.0.0.0/8")));
+        assert!(denial("192.0.2.1", &[], &bad).is_some_and(|d| d.ends_with("ads.example.net")));
+        assert_eq!(denial("192.0.2.1", &good, &bad), None);
     }
 
     #[test]

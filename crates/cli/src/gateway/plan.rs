@@ -172,6 +172,7 @@ impl Plan {
             host_address: host_address.iter().filter_map(own).collect(),
             dns: map.dns_forward.clone(),
             resolvers: resolvers.iter().map(|a| SocketAddr::new(*a, DNS_PORT)).collect(),
+            nameservers: self.nameservers(host),
         }
     }
 

@@ -226,13 +226,14 @@ pub fn rules_policy(plan: &Plan, reporter: &Reporter) -> Option<Box<dyn Policy>>
 
 impl Policy for RulesPolicy {
     fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        let (to, names) = (flow.to, flow.names);
+        let NewFlow { to, names, claimed_names, .. } = *flow;
         let port = (flow.protocol != Protocol::Icmp).then_some(to.port());
         let is_dns = to.port() == DNS_PORT && self.dns.contains(&to.ip());
-        let denial = if is_dns { None } else { self.rules.denial(to.ip(), port, names) };
+        let denial =
+            if is_dns { None } else { self.rules.denial(to.ip(), port, names, claimed_names) };
         if let Some(reporter) = &self.reporter {
             reporter.at(flow.protocol, to, |tally| {
-                tally.name = names.first().cloned().or(tally.name.take());
+                tally.name = names.first().or(claimed_names.first()).cloned().or(tally.name.take());
                 tally.denied += u64::from(denial.is_some());
             });
             denial.into_iter().for_each(|rule| reporter.deny_by(rule));
@@ -271,6 +272,7 @@ mod tests {
             to,
             leads_to: to,
             names: &names,
+            claimed_names: &[],
         })
     }
 

@@ -129,7 +129,14 @@ impl Echoes {
         let leads_to = cx.settings.mapping.target(to);
         let leads_to = leads_to.filter(|_| cx.settings.carries.icmp);
         let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
-        let wanted = NewFlow { protocol: Protocol::Icmp, from, to, leads_to, names: &[] };
+        let wanted = NewFlow {
+            protocol: Protocol::Icmp,
+            from,
+            to,
+            leads_to,
+            names: &[],
+            claimed_names: &[],
+        };
         if !cx.settings.policy.allows(&wanted) {
             return Err((Failure::Unreachable(13, 1), Refusal::Policy));
         }

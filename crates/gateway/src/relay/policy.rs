@@ -8,7 +8,10 @@ use crate::stat::FlowStat;
 
 struct Known {
     policy: Box<dyn Policy>,
-    names: Names,
+    /// By the guest's resolvers.
+    resolved: Names,
+    /// By other DNS servers.
+    claimed: Names,
 }
 
 /// The policy behind a lock. Without a policy everything is allowed; after a panic of the policy nothing is, since its
@@ -19,8 +22,9 @@ pub struct SharedPolicy(Option<Arc<Mutex<Known>>>);
 impl SharedPolicy {
     /// `None`: everything is allowed.
     pub fn new(policy: Option<Box<dyn Policy>>) -> SharedPolicy {
-        let known = |policy| Arc::new(Mutex::new(Known { policy, names: Names::default() }));
-        SharedPolicy(policy.map(known))
+        let known =
+            |policy| Known { policy, resolved: Names::default(), claimed: Names::default() };
+        SharedPolicy(policy.map(|policy| Arc::new(Mutex::new(known(policy)))))
     }
 
     /// Whether there is a policy.
@@ -35,8 +39,10 @@ impl SharedPolicy {
 
     /// Whether a flow may leave.
     pub fn allows(&self, flow: &NewFlow<'_>) -> bool {
-        let decided = self.ask(|Known { policy, names }| {
-            policy.decide(&NewFlow { names: names.of(flow.to.ip()), ..*flow })
+        let decided = self.ask(|Known { policy, resolved, claimed }| {
+            let to = flow.to.ip();
+            let (names, claimed_names) = (resolved.of(to), claimed.of(to));
+            policy.decide(&NewFlow { names, claimed_names, ..*flow })
         });
         decided.map_or(!self.has_policy(), |d| d == Decision::Allow)
     }
@@ -47,9 +53,14 @@ impl SharedPolicy {
         decided.map_or(!self.has_policy(), |d| d == Decision::Allow)
     }
 
-    /// Reads an answer of DNS.
+    /// Reads an answer of one of the guest's resolvers.
     pub fn learn(&self, message: &[u8]) {
-        self.ask(|known| known.names.learn(message));
+        self.ask(|known| known.resolved.learn(message));
+    }
+
+    /// Reads an answer of another DNS server.
+    pub fn learn_claim(&self, message: &[u8]) {
+        self.ask(|known| known.claimed.learn(message));
     }
 
     /// A flow has ended.
@@ -76,7 +87,14 @@ mod tests {
 
     fn flow(port: u16) -> NewFlow<'static> {
         let at = SocketAddr::from(([10, 0, 0, 1], port));
-        NewFlow { protocol: Protocol::Tcp, from: at, to: at, leads_to: at, names: &[] }
+        NewFlow {
+            protocol: Protocol::Tcp,
+            from: at,
+            to: at,
+            leads_to: at,
+            names: &[],
+            claimed_names: &[],
+        }
     }
 
     #[test]

@@ -121,7 +121,8 @@ impl Tcp {
         if self.connecting >= cx.settings.limits.connecting {
             return Err((Failure::Silence, Refusal::ConnectingLimit));
         }
-        let wanted = NewFlow { protocol: Protocol::Tcp, from, to, leads_to, names: &[] };
+        let wanted =
+            NewFlow { protocol: Protocol::Tcp, from, to, leads_to, names: &[], claimed_names: &[] };
         if !cx.settings.policy.allows(&wanted) {
             return Err((Failure::Refused, Refusal::Policy));
         }

@@ -28,12 +28,12 @@ use fulmar_udp::BindOptions;
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 
-use super::Context;
 use super::host::DatagramError;
 use super::host::{self, Failure};
 use super::poll::Token;
 use super::published::PublishedSockets;
 use super::siblings::ClientDatagrams;
+use super::{Context, Settings};
 use crate::policy::{NewFlow, Protocol};
 use crate::stat::{Direction, FlowStat, Refusal};
 use flow::{Flow, HostSocket};
@@ -170,7 +170,8 @@ impl Udp {
         }
         let leads_to = cx.settings.mapping.target(to);
         let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
-        let wanted = NewFlow { protocol: Protocol::Udp, from, to, leads_to, names: &[] };
+        let wanted =
+            NewFlow { protocol: Protocol::Udp, from, to, leads_to, names: &[], claimed_names: &[] };
         if !cx.settings.policy.allows(&wanted) {
             return Err((Failure::Unreachable(13, 1), Refusal::Policy));
         }
@@ -377,7 +378,12 @@ fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Ru
         }
     }
     if flow.is_dns && cx.settings.policy.has_policy() {
-        runs.iter().for_each(|(bytes, _)| cx.settings.policy.learn(bytes));
+        let Settings { mapping, policy, .. } = cx.settings;
+        let is_resolver = mapping.is_resolver(flow.peer, flow.host_addr);
+        runs.iter().for_each(|(bytes, _)| match is_resolver {
+            true => policy.learn(bytes),
+            false => policy.learn_claim(bytes),
+        });
     }
     let bytes: usize = runs.iter().map(|(bytes, _)| bytes.len()).sum();
     let datagrams = runs.iter().map(|(bytes, each)| flow::count_of(bytes.len(), *each));

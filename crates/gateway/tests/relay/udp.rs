@@ -27,6 +27,7 @@ pub const TESTS: &[Test] = &[
     ("garbage_of_a_resolver_reaches_who_asked_and_nobody_else", garbage_of_a_resolver),
     ("a_policy_is_told_the_names_of_addresses_and_refuses_names", a_policy_decides_about_names),
     ("a_client_from_port_53_teaches_no_names", a_client_from_port_53_teaches_no_names),
+    ("a_server_of_the_guests_choice_allows_no_name", a_server_of_the_guests_choice_allows_no_name),
     ("a_published_udp_port_shows_the_guest_its_client", a_published_port_shows_its_client),
     (
         "a_server_answers_a_client_of_the_host_where_the_router_is_link_local",
@@ -244,6 +245,12 @@ fn question(first: &str) -> Vec<u8> {
     message
 }
 
+/// ICMP has said "administratively prohibited", which Linux tells by EHOSTUNREACH; that nothing comes is not enough.
+fn assert_prohibited(socket: &UdpSocket) {
+    let errno = receive(socket).map_err(|e| e.raw_os_error());
+    assert_eq!(errno, Err(Some(libc::EHOSTUNREACH)));
+}
+
 fn a_policy_decides_about_names() {
     let (resolver, server) = (bound("127.0.0.1"), bound(HOST));
     let at = resolver.local_addr().unwrap();
@@ -254,7 +261,7 @@ fn a_policy_decides_about_names() {
     });
     let to_server = guest_to(&world, server.local_addr().unwrap());
     to_server.send(b"too early").unwrap();
-    assert!(receive(&to_server).is_err(), "prohibited");
+    assert_prohibited(&to_server);
     let client = guest_to(&world, "169.254.1.1:53".parse().unwrap());
     client.send(&question("bad")).unwrap();
     let (refused, _) = receive(&client).unwrap();
@@ -289,7 +296,28 @@ fn a_client_from_port_53_teaches_no_names() {
     assert_eq!(receive(&guest).unwrap().0, answer);
     let to_server = guest_to(&world, server.local_addr().unwrap());
     to_server.send(b"by a stranger's word").unwrap();
-    assert!(receive(&to_server).is_err(), "prohibited");
+    assert_prohibited(&to_server);
+}
+
+fn a_server_of_the_guests_choice_allows_no_name() {
+    let server = bound(HOST);
+    let accomplice = UdpSocket::bind((HOST, 53)).unwrap();
+    accomplice.set_read_timeout(Some(PATIENCE)).unwrap();
+    let world = World::with(65520, |c| {
+        c.mapping.dns.push(ip("169.254.1.1"));
+        c.mapping.resolvers.push("127.0.0.1:53".parse().unwrap());
+        c.policy = Some(Box::new(OnlyNamed));
+    });
+    let client = guest_to(&world, accomplice.local_addr().unwrap());
+    client.send(&question("good")).unwrap();
+    let (mut answer, from) = receive(&accomplice).unwrap();
+    (answer[2], answer[7]) = (0x81, 1);
+    answer.extend([192, 12, 0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 192, 0, 2, 1]);
+    accomplice.send_to(&answer, from).unwrap();
+    assert_eq!(receive(&client).unwrap().0, answer, "as it came");
+    let to_server = guest_to(&world, server.local_addr().unwrap());
+    to_server.send(b"by an accomplice's word").unwrap();
+    assert_prohibited(&to_server);
 }
 
 fn a_published_port_shows_its_client() {

@@ -77,7 +77,7 @@ pub struct Flow {
     pub peer: SocketAddr,
     /// The other end as the host knows it.
     pub host_addr: SocketAddr,
-    /// The guest asks a DNS server by it: the policy learns names from the answers.
+    /// The guest asks a DNS server by it: the answers tell the policy names.
     pub is_dns: bool,
     /// The host's path takes runs (UDP_SEGMENT) of datagrams below this length; bytes.
     pub gso_limit: u16,
