@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 
 /// The directory of root's control sockets.
 const SYSTEM_DIRECTORY: &str = "/run/fulmar";
+/// Where the runtime directories of login sessions are, each named by its user's number (pam_systemd(8)).
+const SESSION_DIRECTORIES: &str = "/run/user";
 /// How long a side waits for the other in all: a document is a few KiB, so this is a stopped process.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause after `accept` failed, such as for lack of descriptors.
@@ -54,13 +56,21 @@ pub struct Bound {
 }
 
 /// Where control sockets may be, in the order in which they are tried: the user's runtime directory,
-/// `/run/fulmar`, `/tmp/fulmar-UID`. The number of the user is that outside of user namespaces: the root of a sandbox
-/// is not the root whose directory `/tmp/fulmar-0` is.
+/// `/run/fulmar`, `/tmp/fulmar-UID`, and the runtime directory of the user's login session where the environment names
+/// none of the user's (cron, `sudo -u`): it is last, since it goes with the session. The number of the user is that outside
+/// of user namespaces: the root of a sandbox is not the root whose directory `/tmp/fulmar-0` is.
 pub fn directories() -> Vec<PathBuf> {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").and_then(|d| in_runtime_directory(d.into()));
+    let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let own = own_uid().map(|uid| PathBuf::from(format!("/tmp/fulmar-{}", outer_uid(uid, &map))));
-    runtime.into_iter().chain([PathBuf::from(SYSTEM_DIRECTORY)]).chain(own).collect()
+    directories_of(named, own_uid().map(|uid| outer_uid(uid, &map)), Path::new(SESSION_DIRECTORIES))
+}
+
+fn directories_of(named: Option<PathBuf>, uid: Option<u32>, sessions: &Path) -> Vec<PathBuf> {
+    let runtime = named.and_then(in_runtime_directory);
+    let session = || in_runtime_directory(sessions.join(uid?.to_string()));
+    let session = if runtime.is_none() { session() } else { None };
+    let own = uid.map(|uid| PathBuf::from(format!("/tmp/fulmar-{uid}")));
+    runtime.into_iter().chain([PathBuf::from(SYSTEM_DIRECTORY)]).chain(own).chain(session).collect()
 }
 
 /// The number of a user in the parent user namespace, as `/proc/self/uid_map` has it (user_namespaces(7): first
@@ -506,6 +516,23 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(in_runtime_directory(path.clone()), None);
         fs::remove_dir(&path).unwrap();
+    }
+
+    #[test]
+    fn the_login_sessions_directory_is_the_last_where_the_environment_names_none() {
+        let sessions = std::env::temp_dir().join(format!("fulmar-sessions-{}", std::process::id()));
+        let session = sessions.join("1000");
+        DirBuilder::new().mode(0o700).recursive(true).create(&session).unwrap();
+        let tmp = PathBuf::from("/tmp/fulmar-1000");
+        let [system, own] = [PathBuf::from(SYSTEM_DIRECTORY), session.join("fulmar")];
+        let of = |named: Option<&PathBuf>| directories_of(named.cloned(), Some(1000), &sessions);
+        assert_eq!(of(None), [system.clone(), tmp.clone(), own.clone()]);
+        assert_eq!(of(Some(&session)), [own.clone(), system.clone(), tmp.clone()]);
+        // One of another user that `su` has left in the environment.
+        assert_eq!(of(Some(&PathBuf::from("/"))), [system.clone(), tmp.clone(), own]);
+        fs::set_permissions(&session, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(of(None), [system, tmp]);
+        fs::remove_dir_all(&sessions).unwrap();
     }
 
     #[test]
