@@ -57,6 +57,9 @@ impl Tcp {
                 net.ip.confirm(now, entry.tcb.key());
             }
             if is_over && entry.tcb.state() == State::Closed {
+                // Segments meet no connection any more, though the application still holds its socket (RFC 9293
+                // section 3.10.7.1): they are answered by a reset, a SYN by a listener.
+                self.flows.remove(entry.tcb.key(), id);
                 // The send buffer of a closed connection is freed, whether the application reads on or not.
                 entry.tcb.discard_send_buffer(&mut net.pool);
             }

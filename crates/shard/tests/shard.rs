@@ -9,6 +9,7 @@ use fulmar_mbuf::Pool;
 use fulmar_netdev::{Burst, Device, forward_device};
 use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
 use fulmar_socket::{Attempt, SocketError, Step};
+use fulmar_tcp::State;
 use fulmar_testbed::stations::{self, at, config};
 
 /// A device that takes frames only while it is open.
@@ -212,6 +213,25 @@ fn a_connection_does_not_begin_in_its_own_time_wait() {
     assert!(p.shards[0].tcp_connect(p.now, at(1, 80), None).is_ok(), "another port will do");
     p.pass(Duration::from_secs(61));
     assert!(p.shards[0].tcp_connect(p.now, at(1, 80), from).is_ok());
+}
+
+#[test]
+fn a_connection_that_was_reset_and_is_not_closed_yet_leaves_its_addresses_to_the_next() {
+    let mut p = Pair::new();
+    let (client, server) = p.connected();
+    let from = p.shards[0].addresses(client).unwrap().0;
+    p.shards[0].tcp_entry(client).unwrap().linger = Some(Duration::ZERO);
+    p.shards[0].close(p.now, client);
+    p.pass(Duration::from_millis(10));
+    assert_eq!(p.shards[1].tcp_entry(server).unwrap().tcb.state(), State::Closed);
+    let again = p.shards[0].tcp_connect(p.now, at(1, 80), from).unwrap();
+    p.pass(Duration::from_millis(10));
+    assert_eq!(p.shards[0].tcp_entry(again).unwrap().tcb.state(), State::Established);
+    // To close the old one leaves the new one alone.
+    p.shards[1].close(p.now, server);
+    p.write(again, b"x");
+    p.pass(Duration::from_millis(100));
+    assert_eq!(p.shards[0].tcp_entry(again).unwrap().tcb.info().acked_bytes, 1);
 }
 
 /// Moves `bytes` from shard 0 to shard 1 in writes of 64 KiB; what arrived.

@@ -28,6 +28,10 @@ pub(crate) struct Segment<'a> {
     pub ecn: EcnField,
     /// First byte relative to `rcv.nxt`; not negative once trimmed.
     pub offset: i64,
+    /// Sequence space it occupied before trimming.
+    pub sent_span: u64,
+    /// What of it was received before: the position and the bytes.
+    pub repeated: Option<(u64, u64)>,
     /// The payload, less what was trimmed.
     pub payload: Chain,
     /// Carries a FIN inside the window.
@@ -104,6 +108,9 @@ impl Tcb {
             hdr,
             ecn,
             offset: i64::from(hdr.seq.distance(self.peer_seq_of(self.rcv.nxt))),
+            sent_span: (payload.len() as u64)
+                .saturating_add(u64::from(hdr.flags.contains(Flags::FIN))),
+            repeated: None,
             payload,
             fin: hdr.flags.contains(Flags::FIN),
             repeats_fin: false,
@@ -137,6 +144,9 @@ impl Tcb {
         // Until its sequence and acknowledgement numbers are validated, a segment may cause an
         // answer but no other change (RFC 5961 section 5).
         let ahead = self.check_ack(env, seg)?;
+        if let Some((start, bytes)) = seg.repeated {
+            self.record_duplicate(start, bytes);
+        }
         self.update_ts_recent(env, seg);
         self.process_ack(env, seg, ahead);
         self.process_ecn(env, seg);

@@ -36,6 +36,11 @@ impl Tcb {
         self.rcv.adv.saturating_sub(self.rcv.nxt)
     }
 
+    /// The largest window that a header of this connection can offer: nothing older than that is repeated.
+    pub(crate) fn largest_rcv_wnd(&self) -> u64 {
+        u64::from(u16::MAX) << self.scale.rcv
+    }
+
     /// The advertised window as the peer sees it: in units of the window scale, rounded down, so
     /// that the right edge never moves without cause. To the peer it may seem to shrink, by less
     /// than a unit. Bytes within the former edge are still accepted (RFC 7323 section 2.4).

@@ -18,6 +18,48 @@ fn a_segment_whose_acknowledgement_is_refused_does_not_move_the_timestamp() {
 }
 
 #[test]
+fn an_entirely_old_segment_does_not_move_the_timestamp() {
+    let mut t = Trace::established_with(Config { timestamps: true, ..plain() });
+    recv!(t, "PA", seq = 1, ack = 1, len = 100, ts = Some((501, 1000)));
+    t.wait(300);
+    t.out.segs.clear();
+    recv!(t, "A", seq = 1, ack = 1, len = 1, ts = Some((0x7000_0000, 1000)));
+    t.out.segs.clear();
+    recv!(t, "A", seq = 101, ack = 1, len = 10, ts = Some((502, 1000)));
+    assert_eq!((t.read(1000), t.drops(DropReason::TcpPaws)), (110, 0));
+    // One that reaches Last.ACK.sent repeats what we acknowledged last: our ACK was lost.
+    t.wait(300);
+    t.out.segs.clear();
+    recv!(t, "A", seq = 101, ack = 1, len = 10, ts = Some((900, 1000)));
+    send!(t, "A", ack = 111, ts = Some((1600, 900)));
+}
+
+#[test]
+fn a_segment_older_than_any_window_is_challenged_and_its_acknowledgement_ignored() {
+    let mut t = Trace::established();
+    t.write(1000);
+    t.out.segs.clear();
+    let old = 1_u32.wrapping_sub(65_536);
+    recv!(t, "A", seq = old, ack = 1001, len = 1);
+    send!(t, "A", seq = 1001, ack = 1);
+    assert_eq!(t.drops(DropReason::TcpOutOfWindow), 1);
+    assert_eq!(t.tcb.info().acked_bytes, 0);
+    recv!(t, "A", seq = old + 1, ack = 1001, len = 1);
+    assert_eq!(t.tcb.info().acked_bytes, 1000);
+}
+
+#[test]
+fn a_syn_with_the_acknowledgement_ends_no_passive_handshake() {
+    let mut t = Trace::passive(plain(), seg!("S", mss = Some(1000)));
+    t.output();
+    t.out.segs.clear();
+    recv!(t, "SA", seq = 0, ack = 1, mss = Some(1000));
+    assert_eq!(t.tcb.state(), State::SynReceived);
+    recv!(t, "A", seq = 1, ack = 1);
+    assert_eq!(t.tcb.state(), State::Established);
+}
+
+#[test]
 fn a_refused_acknowledgement_in_syn_received_does_not_move_the_timestamp() {
     let cfg = Config { timestamps: true, ..plain() };
     let mut t = Trace::passive(cfg, Seg { ts: Some((500, 0)), ..seg!("S", mss = Some(1000)) });

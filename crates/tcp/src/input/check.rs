@@ -33,14 +33,16 @@ impl Tcb {
         Err(DropReason::TcpPaws)
     }
 
-    /// Updates TS.Recent from a segment with SEG.SEQ <= Last.ACK.sent (RFC 7323 section 4.3).
+    /// Updates TS.Recent from a segment with SEG.SEQ <= Last.ACK.sent (RFC 7323 section 4.3) that reaches at least
+    /// Last.ACK.sent: an older one, whose sequence number proves little, may not forbid what follows.
     pub(super) fn update_ts_recent(&mut self, env: &Env, seg: &Segment) {
         let Some(t) = seg.hdr.options.timestamps.filter(|_| self.ts.on) else { return };
         // SEG.SEQ as sent, before trimming.
         let ahead = seg.hdr.seq.distance(self.peer_seq_of(self.rcv.last_ack_sent));
         let newer = t.value.wrapping_sub(self.ts.recent) as i32 >= 0;
         let is_expired = env.now.since(self.ts.recent_at) > TS_RECENT_LIFETIME;
-        if ahead <= 0 && (newer || is_expired) {
+        let reaches = i64::from(ahead).saturating_add_unsigned(seg.sent_span) >= 0;
+        if ahead <= 0 && reaches && (newer || is_expired) {
             self.ts.recent = t.value;
             self.ts.recent_at = env.now;
         }
@@ -49,7 +51,8 @@ impl Tcb {
     /// First: the sequence number (section 3.4). Trims the segment to the window.
     ///
     /// The acknowledgement of an entirely old segment, or of a window probe, is still processed:
-    /// otherwise two sides that both retransmit would deadlock.
+    /// otherwise two sides that both retransmit would deadlock. They retransmit no more than a window: what is
+    /// older proves nothing (RFC 5961 section 1.2).
     pub(super) fn check_sequence(
         &mut self,
         env: &mut Env,
@@ -60,6 +63,10 @@ impl Tcb {
             return self.check_empty(env, seg, window);
         }
         if seg.offset < 0 {
+            if seg.offset.unsigned_abs() > self.largest_rcv_wnd() {
+                self.challenge(env);
+                return Err(DropReason::TcpOutOfWindow);
+            }
             self.trim_old(env, seg);
         }
         self.trim_beyond(env, seg, window)?;
@@ -122,9 +129,7 @@ impl Tcb {
             seg.repeats_fin = self.fin.received && old == bytes.saturating_add(1);
         }
         let repeated = old.min(bytes);
-        if let Some(start) = self.rcv.nxt.checked_sub(old) {
-            self.record_duplicate(start, repeated);
-        }
+        seg.repeated = self.rcv.nxt.checked_sub(old).map(|start| (start, repeated));
         let cut = usize::try_from(repeated).unwrap_or(usize::MAX);
         seg.payload.trim_front(cut, env.pool);
         seg.offset = 0;
@@ -184,7 +189,7 @@ impl Tcb {
     /// (RFC 5961 section 4.2).
     pub(super) fn check_syn(&mut self, env: &mut Env, seg: &mut Segment) -> Result<(), DropReason> {
         let again = matches!(self.state, State::SynReceived) && seg.hdr.seq == self.irs;
-        if again && seg.hdr.flags.contains(Flags::ACK) {
+        if again && self.user.opened_actively && seg.hdr.flags.contains(Flags::ACK) {
             // Simultaneous open: the peer's SYN,ACK (section 3.5, figure 8). Its SYN is a
             // duplicate, its ACK is new.
             seg.offset = seg.offset.saturating_add(1);
