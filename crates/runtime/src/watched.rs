@@ -188,6 +188,8 @@ impl<P: Probe> WatchedShard<P> {
                 }
                 Event::Closed(id) => {
                     if let Some(watch) = self.watchers.find(id) {
+                        // Who waits for it tries once more, and is told that it is closed.
+                        watch.notify(id, Ready::CLOSED, &mut self.wakes);
                         watch.leave_all(id);
                         self.shard.watch(id, watch.interest());
                     }

@@ -101,8 +101,19 @@ impl<P: Probe> SendCalls<'_, P> {
         }
     }
 
-    /// Gives a reservation back that was not filled, or only in part.
-    pub fn abandon(self, r: Reservation) {
+    /// Gives a reservation back that was not filled, or only in part. A FIN that has waited behind it is sent.
+    pub fn abandon(self, now: Instant, r: Reservation) {
+        let SendCalls { shard, id } = self;
+        SendCalls { shard: &mut *shard, id }.give_back(r);
+        if let Some(Socket::Tcp(entry)) = shard.core.sockets.get_mut(id)
+            && entry.tcb.wants_output()
+        {
+            shard.output_and_finish(now, id);
+        }
+    }
+
+    /// As [`SendCalls::abandon`], for a connection that is to send nothing more.
+    pub(crate) fn give_back(self, r: Reservation) {
         let net = &mut self.shard.core.net;
         match self.shard.core.sockets.get_mut(self.id) {
             Some(Socket::Tcp(entry)) => sosend::abandon(&mut entry.tcb, &mut net.pool, r),

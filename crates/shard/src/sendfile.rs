@@ -75,11 +75,11 @@ impl<P: Probe> SendFileCalls<'_, P> {
         more: MoreData,
     ) -> Result<(), SocketError> {
         let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) else {
-            self.shard.sosend(self.id).abandon(r);
+            self.shard.sosend(self.id).give_back(r);
             return Err(SocketError::BadHandle);
         };
         if let Some(e) = take_send_error(entry) {
-            self.shard.sosend(self.id).abandon(r);
+            self.shard.sosend(self.id).give_back(r);
             return Err(e);
         }
         let taken = Appended { bytes: filled, mbufs: r.chain.segs() };
@@ -161,7 +161,7 @@ impl<P: Probe> SendFileCalls<'_, P> {
     /// Accepted bytes cannot be read from the file: the stream has a hole, so the connection is reset with an
     /// error.
     pub fn fail(&mut self, now: Instant, r: Reservation) {
-        self.shard.sosend(self.id).abandon(r);
+        self.shard.sosend(self.id).give_back(r);
         let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) else { return };
         if entry.tcb.state() == State::Closed {
             return;

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use fulmar::devices::impair::Impairments;
-use fulmar::{Stack, TcpListener, TcpStream};
+use fulmar::{Stack, TcpListener, TcpStream, UdpSocket};
 
 use crate::support::pipe::Pipe;
 use crate::support::{
@@ -102,6 +102,22 @@ fn a_stack_that_is_closed_tells_whether_everything_was_delivered_and_its_end_wai
         fill(&c);
         a.close(Duration::from_millis(20)).unwrap_err();
         drop((c, a));
+    });
+}
+
+#[test]
+fn who_waits_for_a_socket_is_told_when_its_stack_is_closed() {
+    within(|| {
+        let (a, _b) = stacks();
+        let listener = TcpListener::bind(&a, (A, 80)).unwrap();
+        let udp = UdpSocket::bind(&a, (A, 53)).unwrap();
+        let accepts = thread::spawn(move || listener.accept().err());
+        let receives = thread::spawn(move || udp.recv_from(&mut [0; 8]).err());
+        // Both wait by then, or come to a closed socket: they end either way.
+        thread::sleep(Duration::from_millis(50));
+        a.close(PATIENCE).unwrap();
+        assert!(accepts.join().unwrap().is_some());
+        assert!(receives.join().unwrap().is_some());
     });
 }
 

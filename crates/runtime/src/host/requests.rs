@@ -106,11 +106,11 @@ fn perform<P: Probe>(shard: &mut WatchedShard<P>, now: Instant, request: Request
         }
         Request::EndWrite(id) => shard.sosend(id).unlock(),
         Request::Abandon(id, r) => {
-            shard.sosend(id).abandon(r);
+            shard.sosend(id).abandon(now, r);
             shard.sosend(id).unlock();
         }
         Request::EndSendFile(id) => shard.sendfile(id).end(),
-        Request::GiveBack(id, r) => shard.sosend(id).abandon(r),
+        Request::GiveBack(id, r) => shard.sosend(id).abandon(now, r),
         Request::ReadDone(id, chain) => shard.tcp_read_done(now, id, chain),
         Request::LoanDone(id, chain, lent) => shard.take_back(now, id, chain, lent),
         Request::AbandonPost(id, ticket) => {

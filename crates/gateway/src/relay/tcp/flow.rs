@@ -291,7 +291,7 @@ impl Flow {
         cx.stack.pass(Stage::HostReceived);
         match received {
             Ok(0) => {
-                cx.stack.sosend(socket).abandon(room);
+                cx.stack.sosend(socket).abandon(cx.now, room);
                 self.end_in(cx, socket);
                 Moved::Nothing
             }
@@ -316,7 +316,7 @@ impl Flow {
                 Moved::Bytes(n)
             }
             Err(e) => {
-                cx.stack.sosend(socket).abandon(room);
+                cx.stack.sosend(socket).abandon(cx.now, room);
                 let error = host::stream_error_of(host::errno_of(&e));
                 self.host_side.readable &= error != StreamError::NotReady;
                 moved_after(error)
