@@ -123,9 +123,9 @@ const ALLOWED_HERE: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_poll];
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_HERE: &[libc::c_long] = &[];
 
-/// No raw, packet or netlink sockets: TCP, UDP and ping sockets of both IP versions, and Unix sockets to answer
-/// `fulmar stat`.
-const SOCKET_DOMAINS: [libc::c_int; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX];
+/// No raw, packet or netlink sockets: TCP, UDP and ping sockets of both IP versions. No Unix sockets, by which the
+/// services of the user could be reached: the one that answers `fulmar stat` is open already.
+const SOCKET_DOMAINS: [libc::c_int; 2] = [libc::AF_INET, libc::AF_INET6];
 const SOCKET_TYPES: [libc::c_int; 2] = [libc::SOCK_STREAM, libc::SOCK_DGRAM];
 /// The bits of a socket's type that are flags: SOCK_CLOEXEC and SOCK_NONBLOCK.
 const SOCKET_FLAGS: libc::c_int = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;

@@ -159,7 +159,11 @@ impl Reporter {
         let mut all: Vec<_> = all.iter().collect();
         all.sort_by_key(|((_, to), t)| (std::cmp::Reverse(t.bytes_in + t.bytes_out), *to));
         for ((protocol, to), tally) in all.iter().take(SHOWN) {
-            let name = tally.name.as_ref().map(|n| format!(" ({n})")).unwrap_or_default();
+            let name = tally
+                .name
+                .as_ref()
+                .map(|n| format!(" ({})", format::printable(n)))
+                .unwrap_or_default();
             let denied =
                 if tally.denied > 0 { format!(", {} denied", tally.denied) } else { String::new() };
             let _ = writeln!(

@@ -355,11 +355,13 @@ fn make_splicers(plan: &Plan, netns: &Netns) -> io::Result<Splicers> {
         thread::Builder::new().name("guest".into()).spawn(move || {
             let done = nix::sched::setns(&own, nix::sched::CloneFlags::CLONE_NEWNET);
             drop(own);
+            // The root directory is the thread's own from then on; the main thread empties its own.
+            let root = contain::empty_root();
             let _ = entered.send(done);
             if begins.recv().is_ok() {
                 let contained = contain::contain_thread();
                 let is_contained = contained.is_ok();
-                let _ = report.send(contained);
+                let _ = report.send(contained.and_then(|contained| root.map(|()| contained)));
                 if is_contained {
                     run.run().expect("invariant: epoll_wait of its own set cannot fail");
                 }
