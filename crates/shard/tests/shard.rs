@@ -8,7 +8,7 @@ use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_mbuf::Pool;
 use fulmar_netdev::{Burst, Device, forward_device};
 use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_socket::{Attempt, SocketError, Step};
+use fulmar_socket::{Attempt, Shutdown, SocketError, Step};
 use fulmar_tcp::State;
 use fulmar_testbed::stations::{self, at, config};
 
@@ -232,6 +232,21 @@ fn a_connection_that_was_reset_and_is_not_closed_yet_leaves_its_addresses_to_the
     p.write(again, b"x");
     p.pass(Duration::from_millis(100));
     assert_eq!(p.shards[0].tcp_entry(again).unwrap().tcb.info().acked_bytes, 1);
+}
+
+#[test]
+fn a_fin_that_has_waited_behind_room_is_sent_when_the_room_is_given_back() {
+    let mut p = Pair::new();
+    let (client, server) = p.connected();
+    let step = p.shards[0].sosend(client).reserve(p.now, &[], 100, Attempt::First);
+    let Ok(Step::Done(Reserved::Space(room))) = step else { panic!("no room") };
+    p.shards[0].tcp_shutdown(p.now, client, Shutdown::Write).unwrap();
+    p.pass(Duration::from_secs(1));
+    assert!(!matches!(p.shards[1].tcp_take(server, 10), Ok(Step::Done(_))));
+    p.shards[0].sosend(client).abandon(p.now, room);
+    p.pass(Duration::from_secs(1));
+    let Ok(Step::Done(end)) = p.shards[1].tcp_take(server, 10) else { panic!("no end") };
+    assert!(end.is_empty());
 }
 
 /// Moves `bytes` from shard 0 to shard 1 in writes of 64 KiB; what arrived.

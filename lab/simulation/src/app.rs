@@ -384,7 +384,7 @@ impl End {
 
     fn commit(&mut self, cx: &mut Cx, id: SlotId, r: Reservation) {
         if self.phase == Phase::Done && self.draw.percent(50) {
-            return cx.shard.sosend(id).abandon(r);
+            return cx.shard.sosend(id).abandon(cx.now, r);
         }
         let n = r.len();
         cx.shard.sosend(id).commit(cx.now, r);
