@@ -103,7 +103,7 @@ fn write(shard: &mut Shard, now: Instant, id: SlotId, bytes: &[u8]) -> Result<bo
         Step::Done(Reserved::Sent(n)) => Ok(n == bytes.len()),
         // A long write gets room to copy into; these are short.
         Step::Done(Reserved::Space(room)) => {
-            shard.sosend(id).abandon(room);
+            shard.sosend(id).abandon(now, room);
             Ok(false)
         }
         Step::WaitSpace(_) | Step::WaitData(_) => Ok(false),
