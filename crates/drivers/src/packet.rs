@@ -507,6 +507,13 @@ impl Device for PacketSocket {
             };
             let (count, received, headers) = match batch {
                 Ok(batch) => batch,
+                // A frame that the kernel cannot describe, and has dropped: a super-frame of SCTP, and of UDP before
+                // Linux 6.2 (packet_recvmsg).
+                Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+                    left -= 1;
+                    taking.deliver(Err(DropReason::BadOffload));
+                    continue;
+                }
                 Err(e) => {
                     self.is_drained = true;
                     self.after_receive_error(e.raw_os_error().unwrap_or(0));
