@@ -414,7 +414,8 @@ impl UdpEntry {
     pub fn ready(&self) -> Ready {
         let readable = if self.socket.is_readable() { Ready::READABLE } else { Ready::NONE };
         let writable = if self.blocked.is_blocked { Ready::NONE } else { Ready::WRITABLE };
-        readable | writable
+        let error = if self.socket.has_error() { Ready::ERROR } else { Ready::NONE };
+        readable | writable | error
     }
 }
 

@@ -140,8 +140,11 @@ fn a_port_unreachable_is_told_to_the_connected_socket_alone() {
     arrives(&mut rig, udp_error(PORT, 0, (4001, peer(9))));
     assert_eq!(drops(&rig, DropReason::IcmpNoFlow), 2);
     assert_eq!(rig.shard.udp().send(rig.now, own, &[b"x"], Some(peer(9))), Ok(1));
+    assert!(!rig.shard.ready(id).unwrap().is_error());
     arrives(&mut rig, udp_error(PORT, 0, (4000, peer(9))));
+    assert!(rig.shard.ready(id).unwrap().is_error());
     assert_eq!(rig.send(id, b"x"), Err(SocketError::ConnectionRefused));
+    assert!(!rig.shard.ready(id).unwrap().is_error());
 }
 
 #[test]
