@@ -9,6 +9,7 @@
 //! the generations of the flow table and of `ip` stay the same.
 
 use fulmar_base::SlotId;
+use fulmar_ip::Origin;
 use fulmar_netdev::Packet;
 use fulmar_tcp::EcnField;
 use fulmar_wire::predict::PredictedHeaders;
@@ -22,8 +23,8 @@ pub struct FlowCache {
     id: Option<SlotId>,
     /// The segment before was of the same connection, so that the headers of the next one are kept.
     is_run: bool,
-    /// The headers of the frame that is being handled.
-    headers: Option<PredictedHeaders>,
+    /// The headers of the frame that is being handled, and where it comes from.
+    headers: Option<(Origin, PredictedHeaders)>,
 }
 
 /// A segment of the cached flow.
@@ -42,16 +43,27 @@ impl FlowCache {
     /// Fast path: parses a segment of the cached flow. Keeps the headers of any other frame, if it may be the
     /// next of its flow.
     #[inline]
-    pub fn predict(&mut self, p: &Packet, generations: Generations) -> Option<Predicted> {
-        let found = self.parse_cached(p, generations);
+    pub fn predict(
+        &mut self,
+        origin: Origin,
+        p: &Packet,
+        generations: Generations,
+    ) -> Option<Predicted> {
+        let found = self.parse_cached(origin, p, generations);
         if found.is_none() {
             let headers = p.chain.front().filter(|_| self.is_run);
-            self.headers = headers.and_then(|m| PredictedHeaders::of(m.as_slice()));
+            let headers = headers.and_then(|m| PredictedHeaders::of(m.as_slice()));
+            self.headers = headers.map(|headers| (origin, headers));
         }
         found
     }
 
-    fn parse_cached(&self, p: &Packet, generations: Generations) -> Option<Predicted> {
+    fn parse_cached(
+        &self,
+        origin: Origin,
+        p: &Packet,
+        generations: Generations,
+    ) -> Option<Predicted> {
         let known = self.known.as_ref()?;
         let frame = p.chain.front()?.as_slice();
         let l4 = known.headers.predict(frame, p.chain.len())?;
@@ -60,7 +72,7 @@ impl FlowCache {
             true => usize::from(p.offload.csum_start) == l4,
             false => p.offload.csum_valid,
         };
-        if !is_summed || known.generations != generations {
+        if !is_summed || known.generations != generations || known.origin != origin {
             return None;
         }
         let ip = frame.get(eth::HEADER_BYTES..)?;
@@ -77,8 +89,8 @@ impl FlowCache {
     pub fn note(&mut self, id: SlotId, generations: Generations) {
         self.is_run = self.id == Some(id);
         self.id = Some(id);
-        if let Some(headers) = self.headers.take().filter(|_| self.is_run) {
-            self.known = Some(Known { headers, id, generations });
+        if let Some((origin, headers)) = self.headers.take().filter(|_| self.is_run) {
+            self.known = Some(Known { origin, headers, id, generations });
         }
     }
 
@@ -100,6 +112,8 @@ pub struct Generations {
 
 /// The cached flow.
 struct Known {
+    /// The device's frames may not have the source addresses that those over loopback have.
+    origin: Origin,
     headers: PredictedHeaders,
     id: SlotId,
     /// Generations at the look-up.

@@ -91,7 +91,7 @@ impl<P: Probe> Shard<P> {
         for _ in 0..n {
             if let Some(p) = self.core.net.link.loopback.pop_front()
                 && let Some(p) = self.core.net.release_send_share(p)
-                && let Some(p) = self.tcp.input_predicted(now, p, &mut self.core)
+                && let Some(p) = self.tcp.input_predicted(now, Origin::Loopback, p, &mut self.core)
             {
                 self.ip_input(now, Origin::Loopback, p);
             }
@@ -102,7 +102,7 @@ impl<P: Probe> Shard<P> {
     /// A frame of the device.
     #[inline]
     fn input(&mut self, now: Instant, p: Packet) {
-        if let Some(p) = self.tcp.input_predicted(now, p, &mut self.core) {
+        if let Some(p) = self.tcp.input_predicted(now, Origin::Device, p, &mut self.core) {
             self.ip_input(now, Origin::Device, p);
         }
     }

@@ -1,7 +1,7 @@
 //! TCP input: from a packet that ip delivered to the connection, TIME-WAIT entry or listener that owns it.
 
 use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId, Stage, with_zone};
-use fulmar_ip::{Delivered, ErrorKind, Ip, QuotedError};
+use fulmar_ip::{Delivered, ErrorKind, Ip, Origin, QuotedError};
 use fulmar_mbuf::Chain;
 use fulmar_netdev::Packet;
 use fulmar_tcp::{EcnField, IcmpError, TimeWaitVerdict, reset_for};
@@ -69,11 +69,14 @@ impl Tcp {
     pub fn input_predicted<P: Probe>(
         &mut self,
         now: Instant,
+        origin: Origin,
         p: Packet,
         core: &mut Core<P>,
     ) -> Option<Packet> {
         let generations = self.generations(&core.net.ip);
-        let Some(segment) = self.flow_cache.predict(&p, generations) else { return Some(p) };
+        let Some(segment) = self.flow_cache.predict(origin, &p, generations) else {
+            return Some(p);
+        };
         let mut payload = p.chain;
         let stages = [Stage::EtherInput, Stage::IpInput, Stage::Demultiplexed];
         if stages.into_iter().any(|stage| core.net.ends_at(stage)) {

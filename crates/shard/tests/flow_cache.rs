@@ -3,14 +3,19 @@
 
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{DropReason, Duration, Instant, SlotId};
+use std::net::{SocketAddr, SocketAddrV4};
+
+use fulmar_base::{DropReason, Duration, Instant, SeqNum, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_ip::AddressUse;
 use fulmar_netdev::Device;
 use fulmar_shard::{ListenOptions, Reserved, Shard};
 use fulmar_socket::{Attempt, Step};
-use fulmar_testbed::stations::{self, at, config};
+use fulmar_testbed::listener::{PORT, Rig, SERVER};
+use fulmar_testbed::stations::{self, at, config, ether};
 use fulmar_testbed::tamper::Tamper;
+use fulmar_wire::tcp::{Flags, Header};
+use fulmar_wire::{eth, ipv4};
 use proptest::prelude::*;
 
 /// Which byte of the next frame with payload is to be changed.
@@ -163,6 +168,63 @@ fn streams_that_alternate_each_get_their_own_bytes() {
     };
     assert_eq!(w.read(a.1), expected([0, 3]));
     assert_eq!(w.read(b.1), expected([1, 2]));
+}
+
+/// A frame of the device with the addresses of a frame that the stack sends to itself.
+fn forged(from: SocketAddrV4, to: SocketAddrV4, tos: u8) -> Vec<u8> {
+    let tcp = Header {
+        src_port: from.port(),
+        dst_port: to.port(),
+        flags: Flags::ACK,
+        seq: SeqNum(1),
+        ack: SeqNum(1),
+        window: 1000,
+        ..Header::default()
+    };
+    let (at_ip, at_tcp) = (eth::HEADER_BYTES, eth::HEADER_BYTES + ipv4::HEADER_BYTES);
+    let mut frame = vec![0; at_tcp + tcp.header_bytes()];
+    let link = eth::Header { dst: ether(1), src: ether(1), ethertype: eth::IPV4 };
+    link.emit(&mut frame).unwrap();
+    let network = ipv4::Header {
+        src: *from.ip(),
+        dst: *to.ip(),
+        protocol: 6,
+        ttl: 64,
+        dscp_ecn: tos,
+        ident: 1,
+        dont_fragment: true,
+        more_fragments: false,
+        fragment_offset: 0,
+        header_bytes: ipv4::HEADER_BYTES,
+        total_bytes: frame.len() - at_ip,
+    };
+    network.emit(&mut frame[at_ip..]).unwrap();
+    tcp.emit(&mut frame[at_tcp..]).unwrap();
+    frame
+}
+
+#[test]
+fn a_frame_of_the_device_is_not_taken_for_one_of_the_stack_to_itself() {
+    let mut rig = Rig::new(ListenOptions::default());
+    let to = SocketAddrV4::new(SERVER, PORT);
+    let client = rig.server.tcp_connect(rig.now, SocketAddr::V4(to), None).unwrap();
+    rig.pass(20);
+    let server = rig.accept().expect("accepted");
+    let Ok((Some(SocketAddr::V4(from)), _)) = rig.server.addresses(client) else { panic!() };
+    // Both directions, one after the other, with each ECN field.
+    for (id, from, to) in [(client, from, to), (server, to, from)] {
+        // Several in a row, so that their headers are predicted.
+        rig.server.tcp_entry(id).unwrap().tcb.set_nodelay(true);
+        for text in [b"one,", b"two,", b"six,", b"ten,"] {
+            assert_eq!(stations::write(&mut rig.server, rig.now, id, text), Some(4));
+        }
+        rig.pass(100);
+        let before = rig.drops(DropReason::EtherSource);
+        (0..4).for_each(|tos| rig.send_frame(forged(from, to, tos)));
+        rig.pass(5);
+        assert_eq!(rig.drops(DropReason::EtherSource) - before, 4);
+    }
+    assert_eq!([rig.read(server), rig.read(client)], [b"one,two,six,ten,"; 2]);
 }
 
 /// Something that happens on the two hosts.

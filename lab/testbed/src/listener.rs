@@ -19,7 +19,8 @@ use fulmar_wire::{eth, ipv4};
 use crate::stations::ether;
 use crate::tape::{Frame, Tape, Wire};
 
-const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+/// The server's address.
+pub const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 /// Where the server listens.
 pub const PORT: u16 = 80;
