@@ -326,6 +326,8 @@ pub struct Tcb {
     /// [`Timer::Retransmit`] serves as the persist timer.
     pub(crate) persisting: bool,
     pub(crate) challenge: crate::challenge::ChallengeLimit,
+    /// The limit on answers to keepalive and window probes, apart so that forged segments do not silence them.
+    pub(crate) probe_answers: crate::challenge::ChallengeLimit,
     /// Keepalive probes since the last segment received.
     pub(crate) unanswered_probes: u32,
 
@@ -437,6 +439,7 @@ impl Tcb {
             timers: Timers::new(),
             persisting: false,
             challenge: crate::challenge::ChallengeLimit::new(),
+            probe_answers: crate::challenge::ChallengeLimit::new(),
             unanswered_probes: 0,
             quick_acks: cfg.quick_acks,
             dialogue: Dialogue::default(),
@@ -606,6 +609,16 @@ impl Tcb {
         self.state = State::TimeWait;
         self.timers = Timers::new();
         self.timers.set_in(Timer::Idle, now, self.cfg.time_wait);
+    }
+
+    /// A connection in TIME-WAIT is closed, and the stack's table keeps what it has left. `None`: in another state.
+    pub fn leave_time_wait(&mut self, now: Instant) -> Option<TimeWait> {
+        if !matches!(self.state, State::TimeWait) {
+            return None;
+        }
+        let entry = self.time_wait_entry(now);
+        self.finish(None);
+        Some(entry)
     }
 
     /// The TIME-WAIT entry of this connection, for the stack's table.

@@ -235,6 +235,25 @@ fn an_acknowledgement_of_data_never_sent_is_answered_and_changes_nothing() {
 }
 
 #[test]
+fn forged_segments_do_not_silence_the_answers_to_probes() {
+    let mut t = Trace::established();
+    for _ in 0..20 {
+        recv!(t, "A", seq = 0x4000_0000, ack = 1);
+    }
+    assert_eq!(t.count(Counter::TcpChallengeAcks), 10);
+    t.out.segs.clear();
+    for _ in 0..10 {
+        recv!(t, "A", seq = 0, ack = 1);
+        send!(t, "A", seq = 1, ack = 1);
+    }
+    recv!(t, "A", seq = 0, ack = 1);
+    t.expect_silence();
+    t.wait(1000);
+    recv!(t, "A", seq = 0, ack = 1);
+    send!(t, "A", seq = 1, ack = 1);
+}
+
+#[test]
 fn the_ack_of_a_zero_window_probe_is_processed() {
     let mut t = Trace::established_with(Config { recv_buffer_bytes: 4000, ..plain() });
     t.write(100);

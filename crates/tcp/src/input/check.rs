@@ -113,9 +113,13 @@ impl Tcb {
         if seg.offset >= 0 && seg.offset.unsigned_abs() <= window {
             return Ok(());
         }
-        // Keepalive and window probes end here. The rate limit ends ACK loops between
-        // desynchronized peers.
-        self.challenge(env);
+        // Keepalive and window probes are one before RCV.NXT (RFC 9293 section 3.8.4), which a blind sender does not
+        // know. The rate limits end ACK loops between desynchronized peers.
+        match seg.offset {
+            -1 if self.probe_answers.allow(env.now) => self.due.ack = true,
+            -1 => {}
+            _ => _ = self.challenge(env),
+        }
         Err(DropReason::TcpOutOfWindow)
     }
 

@@ -293,7 +293,7 @@ impl Endpoint {
             t.send.ready_end(),
             t.send.limit(),
         );
-        let times = (t.times, t.timers, t.persisting, t.ts, t.rtt, t.challenge);
+        let times = (t.times, t.timers, t.persisting, t.ts, t.rtt, t.challenge, t.probe_answers);
         let windows = (
             &t.congestion,
             &t.sacked,
