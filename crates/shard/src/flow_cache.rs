@@ -80,6 +80,10 @@ impl FlowCache {
             return None;
         }
         let (header, bytes) = tcp::Header::parse(frame.get(l4..)?).ok()?;
+        // A SYN may begin another connection.
+        if header.flags.contains(tcp::Flags::SYN) {
+            return None;
+        }
         let ecn = EcnField::of_bits(known.headers.ecn());
         Some(Predicted { id: known.id, header, ecn, payload_at: l4 + bytes })
     }

@@ -4,7 +4,7 @@ use fulmar_base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId, 
 use fulmar_ip::{Delivered, ErrorKind, Ip, Origin, QuotedError};
 use fulmar_mbuf::Chain;
 use fulmar_netdev::Packet;
-use fulmar_tcp::{EcnField, IcmpError, TimeWaitVerdict, reset_for};
+use fulmar_tcp::{EcnField, Events, IcmpError, TimeWaitVerdict, reset_for};
 use fulmar_wire::tcp;
 
 use crate::demux::BatchLookup;
@@ -50,6 +50,12 @@ impl Tcp {
         }
         match lookup.connection(&self.flows, &core.sockets, &key) {
             Some(id) if core.sockets.is_embryo(id) => self.embryo_input(now, id, seg, core),
+            Some(id)
+                if seg.header.flags.contains(tcp::Flags::SYN)
+                    && self.leave_time_wait(now, id, core) =>
+            {
+                self.time_wait_input(now, seg, core);
+            }
             Some(id) => {
                 let generations = self.generations(&core.net.ip);
                 self.flow_cache.note(id, generations);
@@ -116,6 +122,21 @@ impl Tcp {
         self.posted.list(id, &mut entry.posted);
         self.handle_events(now, id, events, core);
         core.net.pass(Stage::ReaderWoken);
+    }
+
+    /// A connection in TIME-WAIT whose socket the application still holds leaves its addresses to a SYN (RFC 6191): what
+    /// TIME-WAIT protects goes on in the table of entries, and the socket is closed. False: it is in another state.
+    fn leave_time_wait<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) -> bool {
+        let Ok(entry) = core.sockets.tcp(id) else { return false };
+        let Some(time_wait) = entry.tcb.leave_time_wait(now) else { return false };
+        let key = *entry.tcb.key();
+        if let Some(timer) = entry.timer.take() {
+            core.wheel.cancel(timer);
+        }
+        self.time_wait.insert(key, time_wait);
+        self.arm_time_wait(&mut core.wheel);
+        self.handle_events(now, id, Events::CLOSED, core);
+        true
     }
 
     /// A segment of a connection in TIME-WAIT (RFC 9293 section 3.10.7.4, RFC 6191).

@@ -38,6 +38,7 @@ struct Pair {
     now: Instant,
     shards: [Shard; 2],
     is_full: Arc<AtomicBool>,
+    listener: Option<SlotId>,
 }
 
 impl Pair {
@@ -61,7 +62,7 @@ impl Pair {
                 if station == 0 { Arc::clone(&is_full) } else { Arc::new(AtomicBool::new(false)) };
             Shard::new(config, Box::new(Valve { inner, is_full }), now).expect("a shard")
         };
-        Pair { now, shards: [shard(0, a), shard(1, b)], is_full }
+        Pair { now, shards: [shard(0, a), shard(1, b)], is_full, listener: None }
     }
 
     /// Lets time pass, each shard stepped at its own deadlines and at no other time.
@@ -86,12 +87,17 @@ impl Pair {
     /// A connection from shard 0 to shard 1: its two ends.
     fn connected(&mut self) -> (SlotId, SlotId) {
         let listener = self.shards[1].tcp_listen(at(1, 80), ListenOptions::default()).unwrap();
+        self.listener = Some(listener);
         let client = self.shards[0].tcp_connect(self.now, at(1, 80), None).unwrap();
         self.pass(Duration::from_millis(100));
         let Ok(Step::Done((server, _))) = self.shards[1].tcp_accept(listener) else {
             panic!("not accepted");
         };
         (client, server)
+    }
+
+    fn close_listener(&mut self) {
+        self.shards[1].close(self.now, self.listener.unwrap());
     }
 
     fn write(&mut self, id: SlotId, bytes: &[u8]) {
@@ -213,6 +219,55 @@ fn a_connection_does_not_begin_in_its_own_time_wait() {
     assert!(p.shards[0].tcp_connect(p.now, at(1, 80), None).is_ok(), "another port will do");
     p.pass(Duration::from_secs(61));
     assert!(p.shards[0].tcp_connect(p.now, at(1, 80), from).is_ok());
+}
+
+#[test]
+fn a_socket_in_time_wait_is_closed_and_leaves_its_addresses_to_a_syn() {
+    let mut p = Pair::new();
+    let (client, server) = p.connected();
+    let from = p.shards[0].addresses(client).unwrap().0;
+    // The server ends first, and keeps its socket.
+    assert_eq!(stations::write(&mut p.shards[0], p.now, client, b"last"), Some(4));
+    p.shards[1].tcp_shutdown(p.now, server, Shutdown::Write).unwrap();
+    p.pass(Duration::from_millis(10));
+    assert!(!p.shards[1].ready(server).unwrap().is_closed());
+    p.shards[0].close(p.now, client);
+    p.pass(Duration::from_secs(2));
+    assert_eq!(p.shards[1].tcp_entry(server).unwrap().tcb.state(), State::TimeWait);
+    assert!(p.shards[1].ready(server).unwrap().is_closed());
+
+    let again = p.shards[0].tcp_connect(p.now, at(1, 80), from).unwrap();
+    p.pass(Duration::from_millis(10));
+    assert_eq!(p.shards[0].tcp_entry(again).unwrap().tcb.state(), State::Established);
+    assert_eq!(p.shards[1].tcp_entry(server).unwrap().tcb.state(), State::Closed);
+    assert!(p.shards[1].ready(server).unwrap().is_closed());
+    // What had come is still read, and to close the old socket leaves the new connection alone.
+    assert_eq!(stations::read(&mut p.shards[1], p.now, server, 100).unwrap(), b"last");
+    p.shards[1].close(p.now, server);
+    p.write(again, b"x");
+    p.pass(Duration::from_millis(100));
+    assert_eq!(p.shards[0].tcp_entry(again).unwrap().tcb.info().acked_bytes, 1);
+}
+
+#[test]
+fn a_syn_that_may_not_reopen_leaves_time_wait_to_its_entry() {
+    let mut p = Pair::new();
+    let (client, server) = p.connected();
+    p.shards[1].tcp_shutdown(p.now, server, Shutdown::Write).unwrap();
+    p.pass(Duration::from_millis(10));
+    let key = *p.shards[0].tcp_entry(client).unwrap().tcb.key();
+    p.shards[0].close(p.now, client);
+    p.pass(Duration::from_secs(2));
+    let time_wait = |p: &mut Pair| p.shards[1].stat().time_wait;
+    assert_eq!(time_wait(&mut p), 0, "the socket has it");
+    // The listener is gone, so that the SYN opens nothing.
+    p.close_listener();
+    let again = p.shards[0].tcp_connect(p.now, at(1, 80), Some(key.local())).unwrap();
+    p.pass(Duration::from_millis(500));
+    assert_eq!(p.shards[0].tcp_entry(again).unwrap().tcb.state(), State::SynSent);
+    assert_eq!(time_wait(&mut p), 1);
+    p.pass(Duration::from_secs(61));
+    assert_eq!(time_wait(&mut p), 0);
 }
 
 #[test]

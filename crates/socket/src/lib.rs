@@ -74,7 +74,7 @@ pub fn stream_ready(tcb: &Tcb) -> Ready {
     if !tcb.can_send() || tcb.write_space() >= low_water {
         ready |= Ready::WRITABLE;
     }
-    if state == State::Closed {
+    if matches!(state, State::Closed | State::TimeWait) {
         ready |= Ready::CLOSED | Ready::READABLE | Ready::WRITABLE;
     }
     ready
