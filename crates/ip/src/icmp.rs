@@ -12,7 +12,7 @@ use crate::engine::Ip;
 use crate::frame::{Context, Frame, control_chain, first, prepend_upper, pull, sum_of_icmp};
 use crate::input::Network;
 use crate::output::NetworkHeader;
-use crate::quote::{Quoted, error_kind_v4, error_kind_v6};
+use crate::quote::{Quoted, error_kind_v4, error_kind_v6, quotes_icmp_error};
 use crate::{
     EchoId, EchoReply, EchoRequest, ErrorKind, FrameSink, OutputError, SavedHeader, Verdict,
 };
@@ -365,6 +365,10 @@ impl Ip {
             cx.counters.drop_packet(DropReason::NoBuffer);
             return;
         };
+        // Two hosts would answer each other for ever (RFC 1122 section 3.2.2, RFC 4443 section 2.4).
+        if quotes_icmp_error(first(&chain)) {
+            return cx.pool.free(chain);
+        }
         if self.icmp_output(cx, src, dst, Traffic::Reply, message, chain) == Err(OutputError::Full)
         {
             cx.counters.drop_packet(DropReason::TxQueueFull);

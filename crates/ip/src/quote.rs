@@ -85,6 +85,51 @@ impl Quoted {
     }
 }
 
+/// Whether a packet, of which these are the first bytes from its IP header on, is an ICMP error or may be one: its ICMP
+/// type is missing. A later fragment is taken for none, since its type is elsewhere.
+pub(crate) fn quotes_icmp_error(packet: &[u8]) -> bool {
+    match packet.first().map(|b| b >> 4) {
+        Some(4) => ipv4::Header::parse(packet, usize::MAX).is_ok_and(|h| {
+            let message = packet.get(h.header_bytes..).unwrap_or(&[]);
+            let parsed = icmpv4::Message::parse(message);
+            h.protocol == protocol::ICMP
+                && h.fragment_offset == 0
+                && parsed.map_or(message.len() < icmpv4::HEADER_BYTES, |m| m.is_error())
+        }),
+        Some(6) => icmpv6_type(packet).is_some_and(|kind| kind.is_none_or(|kind| kind < 128)),
+        _ => false,
+    }
+}
+
+/// Extension headers that are skipped at most.
+const MOST_EXTENSIONS: usize = 8;
+
+/// The type of an ICMPv6 message; `Some(None)`: the packet ends before it. `None`: it is something else. The extension
+/// headers may be those that the error is about, so nothing but their lengths is looked at.
+fn icmpv6_type(packet: &[u8]) -> Option<Option<u8>> {
+    let header = ipv6::Header::parse(packet, usize::MAX).ok()?;
+    let (mut next, mut at) = (header.next_header, ipv6::HEADER_BYTES);
+    for _ in 0..=MOST_EXTENSIONS {
+        let bytes = packet.get(at..).unwrap_or(&[]);
+        let skipped = match next {
+            protocol::ICMPV6 => return Some(bytes.first().copied()),
+            protocol::HOP_BY_HOP | protocol::ROUTING | protocol::DESTINATION_OPTIONS => {
+                usize::from(*bytes.get(1)?).saturating_add(1).saturating_mul(8)
+            }
+            protocol::FRAGMENT if is_first_fragment(bytes)? => ipv6::FRAGMENT_BYTES,
+            _ => return None,
+        };
+        (next, at) = (*bytes.first()?, at.saturating_add(skipped));
+    }
+    None
+}
+
+/// Whether the offset of a fragment header is 0 (RFC 8200 section 4.5).
+fn is_first_fragment(header: &[u8]) -> Option<bool> {
+    let offset_and_flags = u16::from_be_bytes([*header.get(2)?, *header.get(3)?]);
+    Some(offset_and_flags >> 3 == 0)
+}
+
 /// Bytes of the transport header that every error quotes (RFC 792).
 const TRANSPORT_BYTES: usize = 8;
 

@@ -295,6 +295,40 @@ fn a_missing_fragment_causes_time_exceeded_if_the_first_arrived() {
 }
 
 #[test]
+fn nothing_is_sent_about_fragments_of_icmp_errors() {
+    // Port unreachable, and an echo request beside it.
+    for (pair, protocol, kinds) in [(V4, protocol::ICMP, [3, 8]), (V6, protocol::ICMPV6, [1, 128])]
+    {
+        for (kind, expected) in kinds.into_iter().zip([0, 1]) {
+            let mut h = Host::with_resolved_neighbours();
+            let message = [&[kind, 3][..], &pattern(3000)].concat();
+            h.receive(&fragment(pair, 9, protocol, &message, 0..1448, true));
+            h.advance(61_000);
+            // The neighbours are resolved again.
+            h.receive(&crate::arp::request(PEER, v4(PEER4), v4(OUR4)));
+            h.receive(&crate::ndp::solicitation(PEER6, OUR6));
+            assert_eq!(h.counters.value(Counter::IcmpOut), expected, "{pair:?} {kind}");
+            h.end();
+        }
+    }
+    // A length that is no multiple of 8.
+    for (kind, expected) in [(1, 0), (128, 1)] {
+        let mut h = Host::with_resolved_neighbours();
+        let message = [&[kind, 3][..], &pattern(3000)].concat();
+        let odd = fragment(V6, 9, protocol::ICMPV6, &message, 0..1441, true);
+        h.drops(&odd, DropReason::FragmentInvalid);
+        assert_eq!(h.counters.value(Counter::IcmpOut), expected, "{kind}");
+        h.end();
+    }
+    // In a later fragment there is no type.
+    let mut h = Host::with_resolved_neighbours();
+    let later = fragment(V6, 9, protocol::ICMPV6, &[1; 3000], 1440..2881, true);
+    h.drops(&later, DropReason::FragmentInvalid);
+    assert_eq!(h.counters.value(Counter::IcmpOut), 1);
+    h.end();
+}
+
+#[test]
 fn invalid_fragments_are_counted_drops() {
     let mut h = Host::with_resolved_neighbours();
     let whole = pattern(3000);

@@ -463,6 +463,31 @@ fn an_unknown_option_is_handled_by_its_action_bits() {
 }
 
 #[test]
+fn an_unknown_option_before_an_icmp_error_is_not_reported() {
+    let options = |next| [next, 0, 0x9e, 4, 0, 0, 0, 0];
+    let fragment = [protocol::ICMPV6, 0, 0, 1, 0, 0, 0, 9];
+    for (kind, expected) in [(1, 0), (4, 0), (128, 1), (136, 1)] {
+        let message = [kind, 0, 0, 0, 0, 0, 0, 0];
+        for body in [
+            [&options(protocol::ICMPV6)[..], &message].concat(),
+            [&options(protocol::FRAGMENT)[..], &fragment, &message].concat(),
+        ] {
+            let mut h = Host::with_resolved_neighbours();
+            let packet = packet(PEER6, OUR6, protocol::DESTINATION_OPTIONS, &body);
+            h.drops(&frame(&packet), DropReason::ExtensionHeader);
+            assert_eq!(h.sent().len(), expected, "{kind} in {body:?}");
+            h.end();
+        }
+    }
+    // The type of the message is missing.
+    let mut h = Host::with_resolved_neighbours();
+    let packet = packet(PEER6, OUR6, protocol::DESTINATION_OPTIONS, &options(protocol::ICMPV6));
+    h.drops(&frame(&packet), DropReason::ExtensionHeader);
+    assert_eq!(h.sent().len(), 0);
+    h.end();
+}
+
+#[test]
 fn errors_are_not_answered_with_errors() {
     let mut h = Host::with_resolved_neighbours();
     // A malformed error, and a message of unknown type.

@@ -2,7 +2,7 @@
 
 use crate::rig::*;
 use fulmar_base::{DropReason, EtherAddr, Gso, GsoKind, Offload};
-use fulmar_ip::Verdict;
+use fulmar_ip::{IfAddr, Verdict};
 use fulmar_mbuf::Purpose;
 use fulmar_wire::{eth, protocol, tcp};
 
@@ -132,6 +132,22 @@ fn invalid_source_addresses_are_dropped() {
     }
     for src in ["::", "::1", "ff02::1", "::ffff:10.0.0.2", OUR6] {
         h.drops(&udp_frame(src, OUR6, b"hi"), DropReason::IpSource);
+    }
+    h.end();
+}
+
+#[test]
+fn a_loopback_address_is_not_reached_from_the_device() {
+    let address = |a: &str, prefix_len| IfAddr { addr: ip(a), prefix_len };
+    let mut own = config();
+    own.addresses.extend([address("127.0.0.1", 8), address("::1", 128)]);
+    let mut h = Host::with(own);
+    for (src, dst) in [(PEER4, "127.0.0.1"), (PEER6, "::1")] {
+        h.drops(&udp_frame(src, dst, b"hi"), DropReason::IpDestination);
+        let looped = udp_frame(dst, dst, b"hi");
+        let c = h.chain(&looped, 0);
+        let Verdict::Deliver(d) = h.receive_looped(c, Offload::default()) else { panic!("{dst}") };
+        h.pool.free(d.chain);
     }
     h.end();
 }
