@@ -101,8 +101,13 @@ pub struct PacketSocket {
     stats: DeviceStats,
 }
 
-/// A classic BPF program that accepts frames to `ether` and to groups (linux/filter.h).
-fn filter(ether: EtherAddr) -> [Instruction; 8] {
+/// Offsets at which a filter loads the VLAN tag of a frame, and whether it has one (SKF_AD_OFF + SKF_AD_VLAN_*).
+const VLAN_TAG: u32 = 0xffff_f02c;
+const VLAN_TAG_PRESENT: u32 = 0xffff_f030;
+
+/// A classic BPF program that accepts frames to `ether` and to groups, without a VLAN tag or with one that only has a
+/// priority (linux/filter.h). The kernel takes the tag out of the frame.
+fn filter(ether: EtherAddr) -> [Instruction; 12] {
     const LOAD_BYTE: u16 = 0x30;
     const LOAD_HALF: u16 = 0x28;
     const LOAD_WORD: u16 = 0x20;
@@ -110,9 +115,14 @@ fn filter(ether: EtherAddr) -> [Instruction; 8] {
     const JUMP_IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
     const WHOLE_FRAME: u32 = 0x4_0000;
+    const VLAN_ID: u32 = 0xfff;
     let op = |code, k, jump_true, jump_false| Instruction { code, jump_true, jump_false, k };
     let [a, b, c, d, e, f] = ether.0;
     [
+        op(LOAD_WORD, VLAN_TAG_PRESENT, 0, 0),
+        op(JUMP_IF_EQUAL, 0, 2, 0), // untagged: to the address
+        op(LOAD_WORD, VLAN_TAG, 0, 0),
+        op(JUMP_IF_SET, VLAN_ID, 7, 0), // to the last return
         op(LOAD_BYTE, 0, 0, 0),
         op(JUMP_IF_SET, 1, 4, 0), // group bit: to the first return
         op(LOAD_WORD, 0, 0, 0),
@@ -572,7 +582,7 @@ mod tests {
     use super::*;
 
     /// Runs the filter as the kernel does.
-    fn accepts(program: &[Instruction], frame: &[u8]) -> bool {
+    fn accepts(program: &[Instruction], frame: &[u8], tag: Option<u16>) -> bool {
         let (mut at, mut a) = (0, 0u32);
         loop {
             let i = program[at];
@@ -582,6 +592,8 @@ mod tests {
             match i.code {
                 0x30 => a = u32::from(frame[k]),
                 0x28 => a = u32::from(u16::from_be_bytes([frame[k], frame[k + 1]])),
+                0x20 if i.k == VLAN_TAG_PRESENT => a = tag.is_some().into(),
+                0x20 if i.k == VLAN_TAG => a = tag.unwrap_or(0).into(),
                 0x20 => a = u32::from_be_bytes(frame[k..k + 4].try_into().unwrap()),
                 0x45 => at += jump(a & i.k != 0),
                 0x15 => at += jump(a == i.k),
@@ -595,13 +607,26 @@ mod tests {
     fn the_filter_accepts_our_station_and_groups_only() {
         let ours = [0x02, 0xf1, 0x33, 0x44, 0x55, 0x66];
         let program = filter(EtherAddr(ours));
-        assert!(accepts(&program, &ours));
-        assert!(accepts(&program, &[0xff; 6]));
-        assert!(accepts(&program, &[0x33, 0x33, 0, 0, 0, 1]));
+        assert!(accepts(&program, &ours, None));
+        assert!(accepts(&program, &[0xff; 6], None));
+        assert!(accepts(&program, &[0x33, 0x33, 0, 0, 0, 1], None));
         for at in 0..6 {
             let mut other = ours;
             other[at] ^= 0x10;
-            assert!(!accepts(&program, &other), "{other:x?}");
+            assert!(!accepts(&program, &other, None), "{other:x?}");
+        }
+    }
+
+    #[test]
+    fn the_filter_accepts_no_frame_of_a_vlan() {
+        let ours = [0x02, 0xf1, 0x33, 0x44, 0x55, 0x66];
+        let program = filter(EtherAddr(ours));
+        for to in [ours, [0xff; 6]] {
+            // 802.1Q: priority 7, drop eligible, VLAN 0.
+            assert!(accepts(&program, &to, Some(0xf000)));
+            for vlan in [1, 7, 0x800, 0xfff] {
+                assert!(!accepts(&program, &to, Some(0xe000 | vlan)), "{vlan}");
+            }
         }
     }
 

@@ -134,6 +134,13 @@ impl<D: Device> Host<D> {
         self.flush(1);
     }
 
+    /// Sends a frame as it is.
+    pub fn send_bytes(&mut self, frame: &[u8]) {
+        let mut chain = self.pool.alloc_chain(frame.len(), 0, Purpose::Control).unwrap();
+        chain.copy_from(0, frame);
+        self.send(Packet { chain, offload: Offload::default() });
+    }
+
     /// Sends everything in the burst, `count` frames.
     pub fn flush(&mut self, count: usize) {
         let n = self.device.tx_burst(self.now, &mut self.pool, &mut self.burst, &mut self.counters);

@@ -407,6 +407,31 @@ fn packet_hears_only_its_own_station() {
 }
 
 #[test]
+fn packet_hears_no_vlan() {
+    namespace::run("packet_hears_no_vlan", None, || {
+        let mut host = veth();
+        let config = PacketConfig { interface: "v0".into(), ..PacketConfig::default() };
+        let mut far = Host::new(PacketSocket::open(&config).unwrap(), "v1");
+        let ours = host.device.caps().ether;
+        // VLAN 7, a priority without a VLAN (802.1Q), no tag.
+        for (serial, tag) in
+            [&[0x81, 0x00, 0x00, 7][..], &[0x81, 0x00, 0xe0, 0], &[]].iter().enumerate()
+        {
+            let link = [&ours.0[..], &[2, 0, 0, 0, 0, 9], tag, &[0x88, 0xb5]].concat();
+            far.send_bytes(&[&link[..], &[serial as u8; 60]].concat());
+        }
+        let mut came = Vec::new();
+        while came.last() != Some(&2) {
+            came.push(host.wait_for(|p| {
+                let frame = p.chain.to_vec();
+                (frame[..6] == ours.0 && frame[12..14] == [0x88, 0xb5]).then_some(frame[14])
+            }));
+        }
+        assert_eq!(came, [1, 2]);
+    });
+}
+
+#[test]
 fn packet_counts_what_its_socket_had_no_room_for() {
     namespace::run("packet_counts_what_its_socket_had_no_room_for", None, || {
         const SENT: usize = 40_000;
