@@ -26,7 +26,7 @@ const MAX_OUTGOING: usize = 512;
 /// Longest frame of a neighbour update.
 pub const NEIGHBOUR_UPDATE_BYTES: usize = 128;
 
-/// A neighbour update (ARP reply, neighbour or router advertisement) received by another shard.
+/// A neighbour update (ARP reply or neighbour advertisement) received by another shard.
 pub struct NeighbourUpdate {
     bytes: [u8; NEIGHBOUR_UPDATE_BYTES],
     len: usize,
@@ -303,14 +303,15 @@ impl Siblings {
     }
 }
 
-/// An ARP reply, a neighbour advertisement or a router advertisement (RFC 826, RFC 4861). Requests are
-/// answered by the shard that they came to.
+/// An ARP reply, or a neighbour advertisement that was sent on the link: its hop limit is 255 (RFC 826, RFC 4861 section
+/// 7.1.2). Requests are answered by the shard that they came to. A router's advertisements change nothing.
 fn is_answer(frame: &[u8]) -> bool {
     const ARP_REPLY: u8 = 2;
-    const ROUTER: u8 = 134;
-    const NEIGHBOUR: u8 = 136;
+    const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+    const NEVER_FORWARDED: u8 = 255;
     const OPERATION: usize = eth::HEADER_BYTES + 6;
     const NEXT_HEADER: usize = eth::HEADER_BYTES + 6;
+    const HOP_LIMIT: usize = eth::HEADER_BYTES + 7;
     const ICMP_TYPE: usize = eth::HEADER_BYTES + 40;
     let at = |i: usize| frame.get(i).copied();
     match (at(12), at(13)) {
@@ -319,7 +320,8 @@ fn is_answer(frame: &[u8]) -> bool {
         }
         (Some(0x86), Some(0xdd)) => {
             at(NEXT_HEADER) == Some(protocol::ICMPV6)
-                && matches!(at(ICMP_TYPE), Some(ROUTER | NEIGHBOUR))
+                && at(HOP_LIMIT) == Some(NEVER_FORWARDED)
+                && at(ICMP_TYPE) == Some(NEIGHBOUR_ADVERTISEMENT)
         }
         _ => false,
     }
@@ -365,6 +367,28 @@ mod tests {
         assert!(
             siblings.hand_over(1, update()).is_ok() && siblings.receive_hand_off(update()).is_ok()
         );
+    }
+
+    #[test]
+    fn only_answers_of_neighbours_are_copied() {
+        let frame = |changes: &[(usize, u8)]| {
+            let mut frame = [0; 78];
+            for (at, byte) in [(12, 0x86), (13, 0xdd), (20, protocol::ICMPV6), (21, 255), (54, 136)]
+                .iter()
+                .chain(changes)
+            {
+                frame[*at] = *byte;
+            }
+            frame
+        };
+        assert!(is_answer(&frame(&[])));
+        // From another network, of a router, a solicitation, UDP.
+        for change in [(21, 254), (54, 134), (54, 135), (20, protocol::UDP)] {
+            assert!(!is_answer(&frame(&[change])), "{change:?}");
+        }
+        let arp = |operation| frame(&[(12, 0x08), (13, 0x06), (20, 0), (21, operation)]);
+        assert!(is_answer(&arp(2)) && !is_answer(&arp(1)));
+        assert!(!is_answer(&[]));
     }
 
     #[test]
