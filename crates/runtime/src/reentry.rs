@@ -55,7 +55,7 @@ impl HostBit {
         }
         WAITING.with(|waiting| waiting.set(held | self.0.get()));
         compiler_fence(Ordering::SeqCst);
-        Some(Waiting { bit: self.0, not_send: PhantomData })
+        Some(Waiting { bit: self.0, is_nested: held != 0, not_send: PhantomData })
     }
 }
 
@@ -83,7 +83,15 @@ impl Drop for Inside {
 /// The calling thread waits in a host, until this is dropped.
 pub struct Waiting {
     bit: NonZeroU64,
+    is_nested: bool,
     not_send: PhantomData<*const ()>,
+}
+
+impl Waiting {
+    /// Whether the thread waits in another host, too: a signal handler has interrupted that wait.
+    pub fn is_nested(&self) -> bool {
+        self.is_nested
+    }
 }
 
 impl Drop for Waiting {

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::reentry::Waiting;
 use crate::sync::{AtomicI32, AtomicU32, Ordering, per_thread};
 use crate::sys;
 
@@ -14,7 +15,7 @@ const AWAKE: u32 = 0;
 const PARKED: u32 = 1;
 const WOKEN: u32 = 2;
 
-/// A thread that may sleep; one for the life of the thread.
+/// A thread that may sleep; one for the life of the thread, and one more for each wait within a wait.
 ///
 /// It takes no lock, so that a signal handler on that thread may wake it. It uses no thread-local storage, so that it
 /// works at the end of the process, when destructors have run.
@@ -36,6 +37,11 @@ impl Waiter {
         });
         // A thread that ends may close a socket after its thread-locals are destroyed.
         mine.unwrap_or_else(|_| Arc::new(Waiter::new()))
+    }
+
+    /// The waiter for a wait of the calling thread: another one than that of a wait which it interrupts.
+    pub fn of(wait: &Waiting) -> Arc<Waiter> {
+        if wait.is_nested() { Arc::new(Waiter::new()) } else { Waiter::current() }
     }
 
     fn new() -> Waiter {
@@ -97,7 +103,23 @@ impl Waiter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reentry::HostBit;
     use std::thread;
+
+    #[test]
+    fn a_wait_within_a_wait_takes_no_wake_up_of_the_outer_one() {
+        let (outer, inner) = (HostBit::next(), HostBit::next());
+        let outer_wait = outer.start_waiting().unwrap();
+        let w = Waiter::of(&outer_wait);
+        w.reset();
+        w.wake();
+        let inner_wait = inner.start_waiting().unwrap();
+        Waiter::of(&inner_wait).reset();
+        assert!(w.is_woken());
+        drop((inner_wait, outer_wait));
+        let again = outer.start_waiting().unwrap();
+        assert!(Arc::ptr_eq(&Waiter::of(&again), &w));
+    }
 
     #[test]
     fn a_wake_up_before_the_sleep_is_not_lost() {

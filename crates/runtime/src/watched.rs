@@ -39,6 +39,8 @@ pub struct WatchedShard<P: Probe = NoProbe> {
     received: Received,
     /// Wake-ups may be pending.
     has_kicks: bool,
+    /// The device is lost, and those who wait are not woken yet.
+    is_loss_untold: bool,
     /// Empty, kept for its allocation.
     events: Vec<Event>,
 }
@@ -81,6 +83,7 @@ impl<P: Probe> WatchedShard<P> {
             wakes: Wakes::new(),
             received: Received::default(),
             has_kicks: false,
+            is_loss_untold: false,
             events: Vec::new(),
         }
     }
@@ -194,6 +197,7 @@ impl<P: Probe> WatchedShard<P> {
                         self.shard.watch(id, watch.interest());
                     }
                 }
+                Event::Down => self.is_loss_untold = true,
             }
         }
         self.events = events;
@@ -231,6 +235,11 @@ impl<P: Probe> WatchedShard<P> {
         self.has_kicks = false;
         self.shard.count(Counter::Wakeups, self.wakes.len() as u64);
         std::mem::take(&mut self.wakes)
+    }
+
+    /// Whether the device was lost since the last call: every thread that waits is to be woken, whatever for.
+    pub(crate) fn take_loss(&mut self) -> bool {
+        std::mem::take(&mut self.is_loss_untold)
     }
 
     /// The completed tickets, to be dropped after the release.

@@ -144,7 +144,7 @@ fn serve(server: &mut Shard, now: Instant, listener: SlotId) -> Result<(), Socke
                     write(server, now, id, &received.to_ascii_uppercase())?;
                 }
             }
-            Event::Closed(_) => {}
+            Event::Closed(_) | Event::Down => {}
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use crate::sockets::Socket;
 const DOWN: Ready = Ready::ERROR.with(Ready::READABLE).with(Ready::WRITABLE);
 
 /// Events not taken yet. One socket has at most as many as there are kinds of readiness, and
-/// its close.
+/// its close; the loss of the device is one more.
 #[derive(Default)]
 pub struct Events {
     list: Vec<Event>,
@@ -50,6 +50,12 @@ impl Events {
         if sockets.get_mut(id).is_some_and(|s| s.watch().interest.is_some()) {
             self.list.push(Event::Closed(id));
         }
+    }
+
+    /// The device is lost.
+    pub fn set_down(&mut self, error: SocketError) {
+        self.down = Some(error);
+        self.list.push(Event::Down);
     }
 
     /// Moves them to `into`, which is empty; the storage of both is kept.

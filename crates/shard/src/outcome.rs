@@ -16,6 +16,8 @@ pub enum Event {
     Ready(SlotId, Ready),
     /// The application closed the socket.
     Closed(SlotId),
+    /// The device is lost: every call fails. Once, whatever is watched.
+    Down,
 }
 
 /// The watch of a socket.

@@ -138,7 +138,7 @@ impl Tcp {
             e if e == SocketError::Protocol.errno() => SocketError::Protocol,
             _ => SocketError::NetworkDown,
         };
-        core.events.down = Some(error);
+        core.events.set_down(error);
         for id in core.sockets.ids() {
             if let Ok(entry) = core.sockets.tcp(id) {
                 entry.error = Some(error);

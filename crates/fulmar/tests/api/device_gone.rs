@@ -103,6 +103,31 @@ fn every_call_ends(lost: i32, errno: i32) {
 }
 
 #[test]
+fn a_wait_behind_one_that_no_loss_ends_ends() {
+    within(|| {
+        let (a, b, plug) = stacks_with_plug();
+        let (c, s) = connection(&a, &b, 80);
+        let set = a.poll_set().unwrap();
+        let set = std::sync::Arc::new(set);
+        // It leads, and nothing that it waits for can come.
+        let leads = std::sync::Arc::clone(&set);
+        let leader = thread::spawn(move || leads.wait(&mut Vec::new(), None).unwrap());
+        thread::sleep(Duration::from_millis(100));
+        // Bytes that are not all sent.
+        c.set_nonblocking(true).unwrap();
+        let rest = c.send_owned(vec![7; 64 << 20]).unwrap_err().rest;
+        let sent = rest.completion();
+        let follower = thread::spawn(move || sent.wait(None));
+        thread::sleep(Duration::from_millis(100));
+        plug.pull();
+        is_down(follower.join().unwrap());
+        set.add(&c, 1, Ready::READABLE).unwrap();
+        leader.join().unwrap();
+        drop((c, s));
+    });
+}
+
+#[test]
 fn a_stack_whose_device_is_gone_is_idle() {
     within(|| {
         let (a, b, plug) = stacks_with_plug();

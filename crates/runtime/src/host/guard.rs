@@ -68,11 +68,15 @@ impl<P: Probe> Host<P> {
                 break;
             }
             let (wakes, kicks) = (shard.take_wakes(), shard.take_kicks());
+            let is_lost = shard.take_loss();
             returned.extend(std::iter::from_fn(|| shard.pool().pop_returned()));
             received.append(shard.take_received());
             self.release(shard);
             wakes.into_iter().for_each(Wake::fire);
             self.kick_siblings(kicks);
+            if is_lost {
+                self.leader.wake_all();
+            }
             held = if self.inbox.is_empty() { None } else { self.try_shard() };
         }
         self.outside.leave();

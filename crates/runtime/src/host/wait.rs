@@ -179,14 +179,16 @@ impl<P: Probe> Host<P> {
             return Ok(c.is_done());
         };
         let target = WaitTarget::Completion(c, Ready::NONE);
-        let done = self.wait_until(guard, now, target, give_up, |shard, _| {
-            match (c.is_done(), shard.down()) {
-                (true, _) => Ok(Step::Done(())),
-                (false, Some(e)) => Err(e),
-                (false, None) => Ok(Step::WaitData(1)),
-            }
-        });
-        Ok(done?.is_some())
+        let is_done = |shard: &mut WatchedShard<P>, _| match (c.is_done(), shard.down()) {
+            (true, _) => Ok(Step::Done(())),
+            (false, Some(e)) => Err(e),
+            (false, None) => Ok(Step::WaitData(1)),
+        };
+        // A loss of the device wakes those only who wait already.
+        if let Step::Done(()) = is_done(&mut guard, now)? {
+            return Ok(true);
+        }
+        Ok(self.wait_until(guard, now, target, give_up, is_done)?.is_some())
     }
 
     /// Waits until everything that was accepted for sending is acknowledged, and for the whole stack until the device

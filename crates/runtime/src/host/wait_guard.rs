@@ -35,6 +35,8 @@ impl WaitTarget<'_> {
     }
 }
 
+/// Longest busy poll between two looks at the timers, which another thread may have armed meanwhile.
+const SPIN_PERIOD: Duration = Duration::from_millis(1);
 /// How often a drain checks whether it is done.
 const DRAIN_PERIOD: Duration = Duration::from_millis(5);
 
@@ -58,7 +60,7 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
     ) -> Result<Self, SocketError> {
         let mark = host.bit.start_waiting().ok_or(SocketError::WouldBlock)?;
         shard.moderation().start_waiting(now);
-        let waiter = Waiter::current();
+        let waiter = Waiter::of(&mark);
         Ok(WaitGuard {
             host,
             waiter,
@@ -117,7 +119,9 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
         }
         let mut guard = match next {
             _ if !self.is_leader => self.park(guard, give_up)?,
-            Next::BusyPoll { until } => self.busy_poll(guard, until, give_up)?,
+            Next::BusyPoll { until } => {
+                self.busy_poll(guard, until.min(now + SPIN_PERIOD), give_up)?
+            }
             Next::Hold { until } => self.on_device(guard, give_up, Some(until))?,
             Next::Arm => self.on_device(guard, give_up, None)?,
         };
