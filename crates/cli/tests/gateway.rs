@@ -10,6 +10,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -108,7 +109,8 @@ fn sigterm_ends(queues: &[&str]) {
         .expect("it starts");
     let mut said = BufReader::new(gateway.stderr.take().unwrap()).lines();
     let up = said.by_ref().map_while(Result::ok).find(|line| line.contains("the network is up"));
-    assert!(up.is_some_and(|line| line.contains("no file system") || line.contains("Landlock")));
+    let contained = "no capabilities, no new privileges, only the system calls of the relay";
+    assert!(up.is_some_and(|line| line.contains(contained)));
     assert!(guest.see("cat /proc/net/dev").contains("ns0:"));
     let kill = Command::new("kill").arg(gateway.id().to_string()).status();
     assert!(kill.unwrap().success());
@@ -252,15 +254,23 @@ fn signals_and_input_reach_the_program_of_a_run() {
 fn a_gateway_of_a_run_ends_with_the_program() {
     in_sandbox(|| {
         let capture = Scratch::new("pcap");
-        // The capture is open in the gateway alone.
-        let output = run_program(&["--pcap", &capture.text(), "--", "true"]);
-        assert!(output.status.success(), "{}", text(&output.stderr));
+        // The capture is open in the gateway alone, and the program ends with its input.
+        let mut run = Command::new(FULMAR)
+            .args(["run", "--pcap", &capture.text(), "--", "cat"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("it starts");
         let is_open = || {
             let processes = fs::read_dir("/proc").unwrap().flatten();
             let files = processes
                 .flat_map(|p| fs::read_dir(p.path().join("fd")).into_iter().flatten().flatten());
             files.filter_map(|f| fs::read_link(f.path()).ok()).any(|to| to == capture.0)
         };
+        wait_until("the gateway runs", is_open);
+        let mode = fs::metadata(&capture.0).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "the packets are for their user alone");
+        drop(run.stdin.take());
+        assert!(run.wait().unwrap().success());
         wait_until("the gateway ends with the program", || !is_open());
     });
 }

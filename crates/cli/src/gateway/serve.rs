@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{ExitCode, exit};
 use std::sync::Arc;
@@ -238,8 +239,11 @@ fn sentence(e: io::Error) -> Failure {
     Failure::new(e.to_string())
 }
 
+/// A file that only its owner reads: what a guest sends is nobody else's.
 fn create(path: &Path) -> Outcome<File> {
-    File::create(path).map_err(|e| Failure::file("cannot write", path, &e))
+    let mut options = File::options();
+    let opened = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+    opened.map_err(|e| Failure::file("cannot write", path, &e))
 }
 
 fn open_log(plan: &Plan, name: &str) -> Outcome<Log> {
