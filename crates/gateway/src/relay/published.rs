@@ -23,6 +23,8 @@ use crate::published::PublishedPort;
 pub struct Published<S> {
     pub socket: S,
     pub port: Arc<PublishedPort>,
+    /// It waits for its turn.
+    is_queued: bool,
 }
 
 /// The sockets of the published ports of one transport.
@@ -50,7 +52,11 @@ impl<S: AsFd> PublishedSockets<S> {
         let (mut is_bound, mut refused) = (false, None);
         for at in bind_addresses(forward, |v4| cx.settings.guest_address(v4).is_some()) {
             let bound = open(at, cx.settings).and_then(|socket| {
-                self.watch(cx, Published { socket, port: Arc::clone(&port) }, token)
+                self.watch(
+                    cx,
+                    Published { socket, port: Arc::clone(&port), is_queued: false },
+                    token,
+                )
             });
             match bound {
                 Ok(()) => is_bound = true,
@@ -85,6 +91,19 @@ impl<S: AsFd> PublishedSockets<S> {
     /// The socket of an event.
     pub fn get(&self, id: SlotId) -> Option<&Published<S>> {
         self.0.get(id)
+    }
+
+    /// The socket has its turn later. False: it waits already, or is closed.
+    pub fn queue(&mut self, id: SlotId) -> bool {
+        let published = self.0.get_mut(id);
+        published.is_some_and(|published| !std::mem::replace(&mut published.is_queued, true))
+    }
+
+    /// The socket whose turn it is.
+    pub fn begin_turn(&mut self, id: SlotId) -> Option<&Published<S>> {
+        let published = self.0.get_mut(id)?;
+        published.is_queued = false;
+        Some(published)
     }
 
     /// Closes the sockets of a port.
@@ -153,4 +172,26 @@ pub fn open_bound(
     }
     bind(fd.as_raw_fd(), &SockaddrStorage::from(at))?;
     Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ports::PortSpec;
+
+    #[test]
+    fn a_socket_waits_for_one_turn_however_often_it_becomes_ready() {
+        let spec: PortSpec = "80".parse().unwrap();
+        let port = Arc::new(PublishedPort::new(spec.forwards().remove(0)));
+        let mut sockets = PublishedSockets::<OwnedFd>::default();
+        let socket = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let id = sockets.0.insert(Published { socket, port, is_queued: false });
+        for _ in 0..3 {
+            assert!(sockets.queue(id));
+            assert!((0..100).all(|_| !sockets.queue(id)));
+            assert!(sockets.begin_turn(id).is_some());
+        }
+        sockets.clear();
+        assert!(!sockets.queue(id) && sockets.begin_turn(id).is_none());
+    }
 }

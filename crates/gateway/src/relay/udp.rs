@@ -36,7 +36,7 @@ use super::siblings::ClientDatagrams;
 use super::{Context, Settings};
 use crate::policy::{NewFlow, Protocol};
 use crate::stat::{Direction, FlowStat, Refusal};
-use flow::{Flow, HostSocket};
+use flow::{ClientKey, Flow, HostSocket};
 pub use receive::Batch;
 
 /// The guest's end and the other end as the guest knows it.
@@ -69,6 +69,8 @@ pub struct Udp {
     published: PublishedSockets<Arc<OwnedFd>>,
     /// Flows that send by the socket of a published port.
     published_flows: usize,
+    /// Those of clients whose address and port, as the guest sees them, another flow has.
+    substitutes: HashMap<ClientKey, SlotId>,
     /// Sockets that may have more than one turn took.
     ready: VecDeque<Token>,
     batch: Batch,
@@ -127,7 +129,9 @@ impl Udp {
 
     /// Datagrams of clients came to a published port.
     pub fn published_ready(&mut self, id: SlotId) {
-        self.ready.push_back(Token::UdpListener(id));
+        if self.published.queue(id) {
+            self.ready.push_back(Token::UdpListener(id));
+        }
     }
 
     /// One turn of everything that is ready.
@@ -260,6 +264,9 @@ impl Udp {
         let Some(flow) = self.flows.remove(id) else { return };
         self.published_flows -= usize::from(flow.host.is_published());
         self.by_key.remove(&(flow.guest, flow.peer));
+        if let Some(key) = flow.host.client_key() {
+            self.substitutes.remove(&key);
+        }
         cx.settings.policy.ended(|| stat_of(&flow, cx.now));
         // Bounds the entries of flows that have ended.
         if self.order.len() > 2 * self.flows.len() + 64 {
@@ -329,8 +336,7 @@ impl Udp {
 
     /// Sends the guest what another queue's thread received at a published port.
     pub fn take_client_datagrams(&mut self, cx: &mut Context<'_>, arrival: &ClientDatagrams) {
-        let ClientDatagrams { guest, seen, .. } = *arrival;
-        let id = self.find((guest, seen)).or_else(|| self.begin_published(cx, arrival));
+        let id = self.flow_of_client(cx, arrival);
         let Some(flow) = id.and_then(|id| self.flows.get_mut(id)) else { return };
         if let Some(socket) = self.socket {
             deliver(cx, socket, flow, &[(&arrival.bytes, arrival.segment_bytes)]);

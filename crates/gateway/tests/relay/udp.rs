@@ -10,6 +10,7 @@ use fulmar_gateway::dhcp::{Lease, LeaseV6};
 use fulmar_gateway::policy::{Decision, NewFlow, Policy};
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::stat::Refusal;
+use fulmar_netns::Netns;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt,
 };
@@ -29,6 +30,9 @@ pub const TESTS: &[Test] = &[
     ("a_client_from_port_53_teaches_no_names", a_client_from_port_53_teaches_no_names),
     ("a_server_of_the_guests_choice_allows_no_name", a_server_of_the_guests_choice_allows_no_name),
     ("a_published_udp_port_shows_the_guest_its_client", a_published_port_shows_its_client),
+    ("clients_that_look_alike_to_the_guest_are_told_apart", clients_that_look_alike),
+    ("a_client_at_the_address_of_a_peer_is_not_that_peer", a_client_at_the_address_of_a_peer),
+    ("a_link_local_client_is_answered", a_link_local_client_is_answered),
     (
         "a_server_answers_a_client_of_the_host_where_the_router_is_link_local",
         a_server_answers_where_the_router_is_link_local,
@@ -239,6 +243,10 @@ impl Policy for OnlyNamed {
     fn decide_name(&mut self, name: &str) -> Decision {
         if name == "good.example" { Decision::Allow } else { Decision::Deny }
     }
+
+    fn decide_hidden_name(&mut self) -> Decision {
+        Decision::Deny
+    }
 }
 
 /// The question for the address of a name of two labels.
@@ -270,6 +278,23 @@ fn a_policy_decides_about_names() {
     client.send(&question("bad")).unwrap();
     let (refused, _) = receive(&client).unwrap();
     assert_eq!((refused[2] & 0x80, refused[3] & 15), (0x80, 5));
+    // Two questions in one message, and a run of messages.
+    let mut two = question("good");
+    two[5] = 2;
+    client.send(&two).unwrap();
+    let (refused, _) = receive(&client).unwrap();
+    assert_eq!(refused, [0, 7, 0x81, 0x85, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let run = [question("good"), question("evil")].concat();
+    setsockopt(&client, sockopt::UdpGsoSegment, &(run.len() as i32 / 2)).unwrap();
+    client.send(&run).unwrap();
+    setsockopt(&client, sockopt::UdpGsoSegment, &0).unwrap();
+    assert_eq!(receive(&client).unwrap().0[12..17], *b"\x04evil");
+    // What an interface passes on one by one is decided one by one.
+    resolver.set_nonblocking(true).unwrap();
+    while let Ok((asked, _)) = receive(&resolver) {
+        assert_eq!(asked, question("good"));
+    }
+    resolver.set_nonblocking(false).unwrap();
     client.send(&question("good")).unwrap();
     let (mut answer, from) = receive(&resolver).unwrap();
     assert_eq!(answer, question("good"), "the resolver has not heard of the other name");
@@ -340,6 +365,85 @@ fn a_published_port_shows_its_client() {
     }
     let published = world.stat().published;
     assert_eq!((published[0].to, published[0].connections, published[0].refused), (53, 2, 0));
+}
+
+/// A socket at one address, with a port that is free at the others, too.
+fn bound_alike(addresses: &[&str]) -> Vec<UdpSocket> {
+    loop {
+        let first = bound(addresses[0]);
+        let port = first.local_addr().unwrap().port();
+        let others = addresses[1..].iter().map(|at| UdpSocket::bind((*at, port)));
+        if let Ok(others) = others.collect::<Result<Vec<_>, _>>() {
+            return std::iter::once(first).chain(others).collect();
+        }
+    }
+}
+
+fn clients_that_look_alike() {
+    let spec: PortSpec = "5357:57".parse().unwrap();
+    let world = World::with(65520, |c| c.publish.udp = spec.forwards());
+    let server = world.guest.run(|| UdpSocket::bind((GUEST, 57))).unwrap();
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    // The host's loopback has one address for the guest.
+    let clients = bound_alike(&["127.0.0.1", "127.0.0.2", "127.0.0.3"]);
+    let mut seen = Vec::new();
+    for round in 0..3u8 {
+        for (client, serial) in clients.iter().zip(0..) {
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            client.send_to(&[round, serial], ("127.0.0.1", 5357)).unwrap();
+            let (came, from) = receive(&server).unwrap();
+            assert_eq!((came, from.ip()), (vec![round, serial], ip(ROUTER)));
+            seen.push(from);
+        }
+    }
+    assert_eq!((&seen[3..6], &seen[6..]), (&seen[..3], &seen[..3]), "each keeps its port");
+    assert_eq!(seen[0].port(), clients[0].local_addr().unwrap().port());
+    assert!(seen[0] != seen[1] && seen[1] != seen[2] && seen[0] != seen[2]);
+    for (from, serial) in seen[..3].iter().zip(0u8..) {
+        server.send_to(&[serial], from).unwrap();
+    }
+    for (client, serial) in clients.iter().zip(0u8..) {
+        assert_eq!(receive(client).unwrap().0, [serial]);
+    }
+    assert_eq!((world.stat().flows.len(), world.stat().published[0].connections), (3, 3));
+}
+
+fn a_client_at_the_address_of_a_peer() {
+    let spec: PortSpec = "5358:58".parse().unwrap();
+    let world = World::with(65520, |c| c.publish.udp = spec.forwards());
+    let guest = world.guest.run(|| UdpSocket::bind((GUEST, 58))).unwrap();
+    guest.set_read_timeout(Some(PATIENCE)).unwrap();
+    let peer = bound(HOST);
+    let at = peer.local_addr().unwrap();
+    guest.send_to(b"question", at).unwrap();
+    let (_, from) = receive(&peer).unwrap();
+    // The same address and port, by the published port.
+    peer.send_to(b"as a client", (HOST, 5358)).unwrap();
+    let (came, seen) = receive(&guest).unwrap();
+    assert_eq!(came, b"as a client");
+    assert!(seen.ip() == at.ip() && seen != at, "{seen}");
+    peer.send_to(b"answer", from).unwrap();
+    assert_eq!(receive(&guest).unwrap(), (b"answer".to_vec(), at));
+    guest.send_to(b"to the client", seen).unwrap();
+    assert_eq!(receive(&peer).unwrap(), (b"to the client".to_vec(), (ip(HOST), 5358).into()));
+}
+
+fn a_link_local_client_is_answered() {
+    let spec: PortSpec = "5359:59".parse().unwrap();
+    let (host, own) = (Netns::current().unwrap(), "fe80::77");
+    host.set_address("lo", ip(own), 64).unwrap();
+    let world = World::with(65520, |c| c.publish.udp = spec.forwards());
+    let server = world.guest.run(|| UdpSocket::bind((GUEST_V6, 59))).unwrap();
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    let link = host.if_index("lo").unwrap();
+    let at = |port| SocketAddrV6::new(own.parse().unwrap(), port, 0, link);
+    let client = UdpSocket::bind(at(0)).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.send_to(b"question", at(5359)).unwrap();
+    let (_, from) = receive(&server).unwrap();
+    assert_eq!(from.ip(), ip("fd00::1"));
+    server.send_to(b"answer", from).unwrap();
+    assert_eq!(receive(&client).unwrap(), (b"answer".to_vec(), at(5359).into()));
 }
 
 fn a_published_port_is_free() {

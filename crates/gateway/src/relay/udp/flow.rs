@@ -1,8 +1,8 @@
 //! One UDP flow: datagrams between a port of the guest and one peer.
 
 use std::io::IoSlice;
-use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use fulmar_base::{Duration, Instant};
@@ -28,15 +28,29 @@ const DNS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pieces of memory that one call names at most.
 const MOST_PARTS: usize = 128;
 
+/// A client of a published port: its address, the one that it wrote to, and the socket of the port, which its flow keeps
+/// open.
+pub type ClientKey = (SocketAddr, Option<IpAddr>, RawFd);
+
 /// The socket that a flow sends by.
 pub enum HostSocket {
     /// Its own, connected to the peer.
     Own(OwnedFd),
     /// That of a published port; with the client, and the address that the client wrote to.
-    Published { socket: Arc<OwnedFd>, client: SocketAddr, local: Option<std::net::IpAddr> },
+    Published { socket: Arc<OwnedFd>, client: SocketAddr, local: Option<IpAddr> },
 }
 
 impl HostSocket {
+    /// Which client of which published port it leads to.
+    pub fn client_key(&self) -> Option<ClientKey> {
+        match self {
+            HostSocket::Own(_) => None,
+            HostSocket::Published { socket, client, local } => {
+                Some((*client, *local, socket.as_raw_fd()))
+            }
+        }
+    }
+
     /// Whether it is that of a published port.
     pub fn is_published(&self) -> bool {
         matches!(self, HostSocket::Published { .. })

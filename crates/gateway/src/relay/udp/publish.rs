@@ -19,6 +19,10 @@ use crate::ports::Forward;
 use crate::published::PublishedPort;
 use crate::stat::{Direction, Refusal};
 
+/// Ports that a client gets in place of its own: not those of services, and as many tries as several queues need.
+const LEAST_SUBSTITUTE: u16 = 1024;
+const MOST_SUBSTITUTES: u16 = 4096;
+
 /// The control message that names the source address of a datagram.
 pub fn packet_info(local: Option<IpAddr>) -> (Option<libc::in_pktinfo>, Option<libc::in6_pktinfo>) {
     match local {
@@ -79,7 +83,7 @@ impl Udp {
 
     /// Datagrams of clients wait at a published port. True: there may be more.
     pub fn take_published(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
-        let Some(published) = self.published.get(id) else { return false };
+        let Some(published) = self.published.begin_turn(id) else { return false };
         let (socket, port) = (Arc::clone(&published.socket), Arc::clone(&published.port));
         let has_more = match self.batch.fill(socket.as_fd()) {
             Ok(has_more) => has_more,
@@ -101,9 +105,9 @@ impl Udp {
         n: usize,
     ) {
         let Some(received) = self.batch.list().get(n).copied() else { return };
-        let Some(client) = received.from.map(canonical) else { return };
+        let Some(client) = received.from else { return };
         let guest = cx.settings.guest_address(client.is_ipv4());
-        let seen = cx.settings.translated(client.ip());
+        let seen = cx.settings.translated(canonical(client).ip());
         let (Some(guest), Some(seen)) = (guest, seen) else {
             port.count_refused();
             return cx.refuse(Refusal::NoAnswerAddress);
@@ -128,21 +132,60 @@ impl Udp {
             }
             return;
         }
-        let flow = self.find((guest, seen));
-        if let Some(flow) = flow.or_else(|| self.begin_published(cx, &arrival(&[]))) {
+        if let Some(flow) = self.flow_of_client(cx, &arrival(&[])) {
             self.send_to_guest(cx, flow, n..n + 1);
         }
     }
 
-    /// Begins the flow of a client.
-    pub(super) fn begin_published(
+    /// The flow of a client; begins it. Two clients may look alike to the guest: several addresses are translated to one,
+    /// and a client may have the address of a peer that the guest has written to. The second one gets another port.
+    pub(super) fn flow_of_client(
         &mut self,
         cx: &mut Context<'_>,
         a: &ClientDatagrams,
     ) -> Option<SlotId> {
         let (socket, client, local) = (Arc::clone(&a.socket), a.client, a.local);
         let host = HostSocket::Published { socket, client, local };
-        let begun = self.add(cx, host, Direction::In, [a.guest, a.seen, client]);
+        let key = host.client_key()?;
+        if let Some(id) = self.substitutes.get(&key) {
+            return Some(*id);
+        }
+        let found = self.find((a.guest, a.seen));
+        let Some(other) = found.and_then(|id| self.flows.get(id)) else {
+            return self.begin_published(cx, host, a, a.seen);
+        };
+        if other.host.client_key() == Some(key) {
+            return found;
+        }
+        let Some(seen) = self.substitute(cx, a) else {
+            a.port.count_refused();
+            cx.refuse(Refusal::NoAnswerAddress);
+            return None;
+        };
+        let id = self.begin_published(cx, host, a, seen)?;
+        self.substitutes.insert(key, id);
+        Some(id)
+    }
+
+    /// The address of a client with a port that no flow has, by which answers come to this queue.
+    fn substitute(&self, cx: &mut Context<'_>, a: &ClientDatagrams) -> Option<SocketAddr> {
+        let ports = (1..=MOST_SUBSTITUTES).map(|n| a.seen.port().wrapping_add(n));
+        let mut all = ports.filter(|port| *port >= LEAST_SUBSTITUTE);
+        all.find_map(|port| {
+            let seen = SocketAddr::new(a.seen.ip(), port);
+            let is_free = self.find((a.guest, seen)).is_none();
+            (is_free && cx.owner_elsewhere(a.guest, seen).is_none()).then_some(seen)
+        })
+    }
+
+    fn begin_published(
+        &mut self,
+        cx: &mut Context<'_>,
+        host: HostSocket,
+        a: &ClientDatagrams,
+        seen: SocketAddr,
+    ) -> Option<SlotId> {
+        let begun = self.add(cx, host, Direction::In, [a.guest, seen, a.client]);
         match begun {
             Some(_) => a.port.count_connection(),
             None => a.port.count_refused(),

@@ -1,7 +1,7 @@
 //! Datagrams and errors of a host's socket.
 
 use std::io::IoSliceMut;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use fulmar_ip::SentError;
@@ -169,10 +169,11 @@ fn meaning(e: &libc::sock_extended_err) -> Option<SentError> {
     }
 }
 
-/// An address of the kernel's as std has it.
+/// An address of the kernel's as std has it, with the interface of a link-local one.
 pub fn socket_addr(a: &SockaddrStorage) -> Option<SocketAddr> {
     if let Some(v4) = a.as_sockaddr_in() {
         return Some(SocketAddr::from((v4.ip(), v4.port())));
     }
-    a.as_sockaddr_in6().map(|v6| SocketAddr::from((v6.ip(), v6.port())))
+    let v6 = a.as_sockaddr_in6()?;
+    Some(SocketAddrV6::new(v6.ip(), v6.port(), 0, v6.scope_id()).into())
 }
