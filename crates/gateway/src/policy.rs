@@ -65,6 +65,12 @@ pub trait Policy: Send {
         Decision::Allow
     }
 
+    /// A message to a DNS server whose name cannot be read: of several questions, or of another protocol. What is denied is
+    /// answered by REFUSED.
+    fn decide_hidden_name(&mut self) -> Decision {
+        Decision::Allow
+    }
+
     /// A flow ended.
     fn ended(&mut self, flow: &FlowStat) {
         let _ = flow;

@@ -10,7 +10,7 @@
 //! each of them as soon as one is allowed. What a DNS server says that the guest has chosen itself can only deny.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -145,8 +145,14 @@ fn parse_host(text: &str) -> Option<Host> {
     let (address, length) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));
     if let Ok(address) = address.parse::<IpAddr>() {
         let bits = if address.is_ipv4() { 32 } else { 128 };
-        let length = length.map_or(Some(bits), |l| l.parse().ok().filter(|l| *l <= bits))?;
-        return Some(Host::Prefix(address, length));
+        let length: u8 = length.map_or(Some(bits), |l| l.parse().ok().filter(|l| *l <= bits))?;
+        return Some(match address.to_canonical() {
+            // An IPv4-mapped prefix is one of IPv4.
+            v4 @ IpAddr::V4(_) if address.is_ipv6() && length >= 96 => {
+                Host::Prefix(v4, length - 96)
+            }
+            _ => Host::Prefix(address, length),
+        });
     }
     let name = text.trim_end_matches('.').to_ascii_lowercase();
     let is_below = name.starts_with("*.");
@@ -182,6 +188,18 @@ impl Rule {
             Host::Below(end) => name.ends_with(end),
             Host::Prefix(..) => false,
         }
+    }
+}
+
+/// The IPv4 address to which translators bring an IPv6 one: of NAT64's well-known prefix (RFC 6052 section 2.1), or of
+/// 6to4 (RFC 3056 section 2).
+fn embedded_v4(to: IpAddr) -> Option<IpAddr> {
+    let IpAddr::V6(v6) = to else { return None };
+    match v6.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => {
+            Some(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)).into())
+        }
+        _ => None,
     }
 }
 
@@ -223,7 +241,20 @@ impl Rules {
         if self.allowed.iter().any(|r| r.matches(to, port, names)) {
             return None;
         }
-        self.denied_by(|rule| rule.matches(to, port, names) || rule.matches(to, port, claimed))
+        let leads_to = embedded_v4(to);
+        self.denied_by(|rule| {
+            rule.matches(to, port, names)
+                || rule.matches(to, port, claimed)
+                || leads_to.is_some_and(|v4| rule.matches(v4, port, &[]))
+        })
+    }
+
+    /// What may refuse the name of a question that cannot be read. `None`: the guest may ask.
+    pub fn hidden_name_denial(&self) -> Option<&Denial> {
+        if self.allowed.iter().any(|r| matches!(r.host, Host::Any | Host::Prefix(..))) {
+            return None;
+        }
+        self.denied_by(|rule| rule.ports == ALL_PORTS && !matches!(rule.host, Host::Prefix(..)))
     }
 
     /// What refuses every destination of a name. `None`: the guest may ask for it, since one may be reachable.
@@ -317,6 +348,33 @@ mod tests {
     }
 
     #[test]
+    fn a_denied_ipv4_address_is_not_reached_by_an_ipv6_one_that_leads_there() {
+        let rules = rules("deny 10.0.0.0/8:80\ndeny ::ffff:192.0.2.0/120\nallow 10.9.9.9");
+        for to in ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "2002:a01:203:7::1"] {
+            assert!(!allows(&rules, to, 80, &[]), "{to}");
+            assert!(allows(&rules, to, 81, &[]), "{to}");
+        }
+        assert!(!allows(&rules, "192.0.2.1", 443, &[]) && allows(&rules, "192.0.3.1", 443, &[]));
+        // It cannot allow: who translates is not known.
+        assert!(allows(&rules, "10.9.9.9", 80, &[]));
+        assert!(!allows(&rules, "64:ff9b::10.9.9.9", 80, &[]));
+        assert!(
+            allows(&rules, "64:ff9b::11.1.2.3", 80, &[])
+                && allows(&rules, "2001:a01:203::1", 80, &[])
+        );
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_read_is_refused_where_a_name_may_be() {
+        let is_refused = |text: &str| rules(text).hidden_name_denial().is_some();
+        assert!(is_refused("no-network\nallow example.org") && is_refused("deny *.example.org"));
+        assert!(is_refused("deny *"));
+        for text in ["", "deny 10.0.0.0/8", "deny example.org:80", "no-network\nallow 10.0.0.0/8"] {
+            assert!(!is_refused(text), "{text}");
+        }
+    }
+
+    #[test]
     fn an_allowing_rule_is_an_exception_from_a_denying_one() {
         let rules = rules("deny 10.0.0.0/8\nallow 10.1.2.3:443  # the proxy\n");
         assert!(allows(&rules, "192.0.2.1", 80, &[]));
@@ -387,6 +445,8 @@ mod tests {
         assert_eq!(host("2001:db8::/32"), Host::Prefix("2001:db8::".parse().unwrap(), 32));
         assert_eq!(host("[::1]:80"), Host::Prefix("::1".parse().unwrap(), 128));
         assert_eq!(host("localhost:80"), Host::Name("localhost".into()));
+        assert_eq!(host("::ffff:10.0.0.0/104"), Host::Prefix("10.0.0.0".parse().unwrap(), 8));
+        assert_eq!(host("::ffff:0:0/80"), Host::Prefix("::ffff:0:0".parse().unwrap(), 80));
     }
 
     proptest! {

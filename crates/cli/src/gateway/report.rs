@@ -233,8 +233,12 @@ impl Policy for RulesPolicy {
         let NewFlow { to, names, claimed_names, .. } = *flow;
         let port = (flow.protocol != Protocol::Icmp).then_some(to.port());
         let is_dns = to.port() == DNS_PORT && self.dns.contains(&to.ip());
-        let denial =
-            if is_dns { None } else { self.rules.denial(to.ip(), port, names, claimed_names) };
+        let denial = match (is_dns, flow.protocol) {
+            (false, _) => self.rules.denial(to.ip(), port, names, claimed_names),
+            // Its names are not read.
+            (true, Protocol::Tcp) => self.rules.hidden_name_denial(),
+            (true, _) => None,
+        };
         if let Some(reporter) = &self.reporter {
             reporter.at(flow.protocol, to, |tally| {
                 tally.name = names.first().or(claimed_names.first()).cloned().or(tally.name.take());
@@ -254,6 +258,14 @@ impl Policy for RulesPolicy {
         Decision::Deny
     }
 
+    fn decide_hidden_name(&mut self) -> Decision {
+        let Some(rule) = self.rules.hidden_name_denial() else { return Decision::Allow };
+        if let Some(reporter) = &self.reporter {
+            reporter.deny_by(rule);
+        }
+        Decision::Deny
+    }
+
     fn ended(&mut self, flow: &FlowStat) {
         if let Some(reporter) = &self.reporter {
             reporter.count(flow);
@@ -268,10 +280,19 @@ mod tests {
     use std::path::Path;
 
     fn decide(policy: &mut RulesPolicy, to: &str, names: &[&str]) -> Decision {
+        decide_over(policy, Protocol::Tcp, to, names)
+    }
+
+    fn decide_over(
+        policy: &mut RulesPolicy,
+        protocol: Protocol,
+        to: &str,
+        names: &[&str],
+    ) -> Decision {
         let to: SocketAddr = to.parse().unwrap();
         let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
         policy.decide(&NewFlow {
-            protocol: Protocol::Tcp,
+            protocol,
             from: "10.0.0.2:1000".parse().unwrap(),
             to,
             leads_to: to,
@@ -281,14 +302,15 @@ mod tests {
     }
 
     #[test]
-    fn dns_is_always_reached_and_its_names_are_decided() {
+    fn dns_is_always_reached_over_udp_and_its_names_are_decided() {
         let mut rules = Rules::default();
         rules.add_file("no-network\nallow example.org:443", Path::new("/r")).unwrap();
         rules.deny("169.254.1.0/24".parse().unwrap(), Source::Option);
         let reporter = Reporter::default();
         let dns = vec!["169.254.1.1".parse().unwrap()];
         let mut policy = RulesPolicy { rules, dns, reporter: Some(reporter.clone()) };
-        assert_eq!(decide(&mut policy, "169.254.1.1:53", &[]), Decision::Allow);
+        let over_udp = decide_over(&mut policy, Protocol::Udp, "169.254.1.1:53", &[]);
+        assert_eq!(over_udp, Decision::Allow);
         assert_eq!(decide(&mut policy, "169.254.1.1:80", &[]), Decision::Deny);
         assert_eq!(decide(&mut policy, "192.0.2.1:443", &["example.org"]), Decision::Allow);
         assert_eq!(decide(&mut policy, "192.0.2.1:80", &["example.org"]), Decision::Deny);
@@ -302,6 +324,42 @@ mod tests {
         assert_eq!(by, "    2 by /r:1: no-network\n    1 by --deny 169.254.1.0/24\n");
         reporter.write_destinations(&mut text);
         assert!(text.contains("tcp 192.0.2.1:80 (example.org): 0 flows, 1 denied"), "{text}");
+    }
+
+    #[test]
+    fn dns_whose_names_are_not_read_passes_where_no_name_is_refused() {
+        for (text, decision) in [
+            ("no-network\nallow example.org:443", Decision::Deny),
+            ("deny *.example.org", Decision::Deny),
+            ("deny 10.0.0.0/8", Decision::Allow),
+            ("no-network\nallow 192.0.2.0/24", Decision::Allow),
+        ] {
+            let mut rules = Rules::default();
+            rules.add_file(text, Path::new("/r")).unwrap();
+            let dns = vec!["169.254.1.1".parse().unwrap()];
+            let mut policy = RulesPolicy { rules, dns, reporter: None };
+            assert_eq!(decide(&mut policy, "169.254.1.1:53", &[]), decision, "{text}");
+            assert_eq!(policy.decide_hidden_name(), decision, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_a_guests_choice_write_no_escape_sequences() {
+        let name = "a\u{1b}[2J\u{7}.example";
+        let mut rules = Rules::default();
+        rules.add_file("deny example", Path::new("/r\u{1b}c")).unwrap();
+        rules.deny("*.example".parse().unwrap(), Source::Option);
+        let reporter = Reporter::default();
+        let mut policy = RulesPolicy { rules, dns: vec![], reporter: Some(reporter.clone()) };
+        assert_eq!(policy.decide_name(name), Decision::Deny);
+        assert_eq!(policy.decide_name("example"), Decision::Deny);
+        assert_eq!(decide(&mut policy, "192.0.2.1:443", &[name]), Decision::Deny);
+        let mut text = String::new();
+        reporter.write_denied_names(&mut text);
+        reporter.write_denied_by(&mut text);
+        reporter.write_destinations(&mut text);
+        assert!(text.contains("[2J") && text.contains("/r") && text.contains("192.0.2.1:443"));
+        assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
     }
 
     #[test]

@@ -130,14 +130,17 @@ fn record(message: &[u8], at: usize) -> Option<(Option<IpAddr>, usize)> {
     Some((address, at + 10 + length))
 }
 
-/// The answer REFUSED to a question (RFC 1035 section 4.1.1).
+/// The answer REFUSED to a question (RFC 1035 section 4.1.1); without the question where it cannot be read.
 pub fn refusal(message: &[u8]) -> Option<Vec<u8>> {
-    let (_, end) = question(message)?;
+    let end = question(message).map_or(HEADER_BYTES, |(_, end)| end);
     let mut answer = message.get(..end)?.to_vec();
     let flags = RESPONSE | word(message, 2)? & RECURSION_DESIRED | RECURSION_AVAILABLE | REFUSED;
     answer[2..4].copy_from_slice(&flags.to_be_bytes());
     // No answers, no authorities, nothing beside.
     answer[6..HEADER_BYTES].fill(0);
+    if end == HEADER_BYTES {
+        answer[4..6].fill(0);
+    }
     Some(answer)
 }
 

@@ -47,9 +47,12 @@ impl SharedPolicy {
         decided.map_or(!self.has_policy(), |d| d == Decision::Allow)
     }
 
-    /// Whether the guest may ask for a name.
-    pub fn allows_name(&self, name: &str) -> bool {
-        let decided = self.ask(|known| known.policy.decide_name(name));
+    /// Whether the guest may ask for a name; `None`: one that cannot be read.
+    pub fn allows_name(&self, name: Option<&str>) -> bool {
+        let decided = self.ask(|known| match name {
+            Some(name) => known.policy.decide_name(name),
+            None => known.policy.decide_hidden_name(),
+        });
         decided.map_or(!self.has_policy(), |d| d == Decision::Allow)
     }
 
@@ -100,11 +103,11 @@ mod tests {
     #[test]
     fn without_a_policy_all_is_allowed_and_by_one_that_panicked_nothing() {
         let none = SharedPolicy::new(None);
-        assert!(none.allows(&flow(9)) && none.allows_name("example.org"));
+        assert!(none.allows(&flow(9)) && none.allows_name(Some("example.org")));
         let policy = SharedPolicy::new(Some(Box::new(Halfway)));
         let other = policy.clone();
-        assert!(policy.allows(&flow(1)) && other.allows_name("example.org"));
+        assert!(policy.allows(&flow(1)) && other.allows_name(None));
         assert!(catch_unwind(AssertUnwindSafe(|| policy.allows(&flow(9)))).is_err());
-        assert!(!other.allows(&flow(1)) && !other.allows_name("example.org"));
+        assert!(!other.allows(&flow(1)) && !other.allows_name(Some("example.org")));
     }
 }

@@ -8,6 +8,7 @@ use fulmar_shard::{PendingError, SendMessage};
 use fulmar_socket::{SocketError, Step};
 use fulmar_udp::Datagram;
 use nix::errno::Errno;
+use smallvec::SmallVec;
 
 use super::super::host::{self, Failure};
 use super::super::poll::Token;
@@ -73,22 +74,15 @@ impl Udp {
         calls
     }
 
-    /// Answers questions for names that the policy denies, and frees them. Questions that come as a run are not
-    /// looked into: the policy decides about the connections.
+    /// Answers questions for names that the policy denies, and frees them; a run of which it denies one, whole.
     fn refuse_names(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) {
         joined.retain_mut(|d| {
             if !cx.settings.mapping.is_dns(d.dst) {
                 return true;
             }
-            let mut message = [0; LONGEST_QUESTION];
-            let n = d.payload.copy_to(0, &mut message);
-            let message = message.get(..n).unwrap_or(&[]);
-            match names::question(message) {
-                Some((name, _)) if !cx.settings.policy.allows_name(&name) => {}
-                _ => return true,
-            }
+            let Some(message) = denied_question(cx, d) else { return true };
             cx.refuse(Refusal::Policy);
-            if let (Some(socket), Some(answer)) = (self.socket, names::refusal(message)) {
+            if let (Some(socket), Some(answer)) = (self.socket, names::refusal(&message)) {
                 let answer = SendMessage::new(&answer).to(d.src).from(canonical(d.dst));
                 // One that is lost is asked for again.
                 let _ = cx.stack.udp().send_many(cx.now, socket, &[answer], PendingError::Return);
@@ -137,6 +131,19 @@ impl Udp {
         }
         Some(flow)
     }
+}
+
+/// The first question in a datagram or run that the policy denies.
+fn denied_question(cx: &Context<'_>, d: &Datagram) -> Option<SmallVec<[u8; LONGEST_QUESTION]>> {
+    let each = d.segment_bytes.map_or(usize::MAX, |each| usize::from(each.max(1)));
+    (0..d.payload.len().max(1)).step_by(each).find_map(|at| {
+        let mut bytes = [0; LONGEST_QUESTION];
+        let n = d.payload.copy_to(at, &mut bytes).min(each);
+        let message = bytes.get(..n).unwrap_or(&[]);
+        let asked = names::question(message);
+        let name = asked.as_ref().map(|(name, _)| name.as_str());
+        (!cx.settings.policy.allows_name(name)).then(|| SmallVec::from_slice(message))
+    })
 }
 
 /// Whether a datagram leaves with those before it: of the same flow and length, the last one shorter at most.
