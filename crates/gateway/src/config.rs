@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 
-use fulmar_base::Secrets;
+use fulmar_base::{Duration, Secrets};
 use fulmar_netdev::Device;
 
 use crate::guest::GuestNetwork;
@@ -158,6 +158,10 @@ pub struct Limits {
     pub udp_flows: usize,
     /// Flows of echo requests at most, by identifier and destination; the oldest gives way. Default 256.
     pub echo_flows: usize,
+    /// Idle time of a connection whose stream from the guest has ended, and the host's has not, before the guest is asked
+    /// whether it still knows it (keepalive). Default 60 s: the guest's kernel forgets a socket that its program has
+    /// closed.
+    pub half_closed_idle: Duration,
     /// Bytes of packets and streams in all. Default 256 MiB, of which nothing is touched before it is needed.
     pub memory_bytes: usize,
 }
@@ -169,6 +173,7 @@ impl Default for Limits {
             connecting: 4096,
             udp_flows: 16_384,
             echo_flows: 256,
+            half_closed_idle: Duration::from_secs(60),
             memory_bytes: 256 << 20,
         }
     }
@@ -184,6 +189,7 @@ impl Limits {
             connecting: part(self.connecting),
             udp_flows: part(self.udp_flows),
             echo_flows: self.echo_flows,
+            half_closed_idle: self.half_closed_idle,
             memory_bytes: self.memory_bytes,
         }
     }

@@ -36,6 +36,10 @@ pub const TESTS: &[Test] = &[
         "a_stream_that_ended_leaves_the_other_one_open",
         a_stream_that_ended_leaves_the_other_one_open,
     ),
+    (
+        "a_half_closed_flow_ends_once_the_guest_has_forgotten_it",
+        a_half_closed_flow_ends_once_the_guest_has_forgotten_it,
+    ),
     ("a_reset_of_the_guest_reaches_the_host", a_reset_of_the_guest_reaches_the_host),
     ("a_reset_of_the_host_reaches_the_guest", a_reset_of_the_host_reaches_the_guest),
     (
@@ -267,6 +271,25 @@ fn a_stream_that_ended_leaves_the_other_one_open() {
 
 fn reset(stream: TcpStream) {
     setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).unwrap();
+}
+
+fn a_half_closed_flow_ends_once_the_guest_has_forgotten_it() {
+    let limits = Limits { half_closed_idle: Duration::from_millis(500), ..Limits::default() };
+    let (world, listener) = (World::with(65520, |c| c.limits = limits), listener());
+    // How long the guest's kernel knows a connection whose program has closed it.
+    let timeout = "/proc/sys/net/ipv4/tcp_fin_timeout";
+    world.guest.run(|| std::fs::write(timeout, "1")).unwrap();
+    let (closed, host) = world.pair(&listener);
+    let (mut half_closed, mut other) = world.pair(&listener);
+    half_closed.shutdown(Shutdown::Write).unwrap();
+    drop(closed);
+    world.until("the forgotten flow is over", |s| s.flows.len() == 1);
+    // The other one is known, and goes on for as long as its ends want.
+    other.write_all(b"late").unwrap();
+    let mut bytes = [0; 4];
+    half_closed.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"late");
+    drop((host, half_closed));
 }
 
 fn a_reset_of_the_guest_reaches_the_host() {

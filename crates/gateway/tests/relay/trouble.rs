@@ -336,6 +336,7 @@ fn garbage_of_a_guest_leaves_a_flow_in_peace() {
         udp_flows: 50,
         echo_flows: 8,
         memory_bytes: 32 << 20,
+        ..Limits::default()
     };
     let world = World::with(65520, |c| {
         c.limits = limits;

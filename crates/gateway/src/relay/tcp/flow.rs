@@ -14,8 +14,9 @@ use std::sync::Arc;
 
 use fulmar_base::{Instant, SlotId, Stage};
 use fulmar_mbuf::Chain;
-use fulmar_shard::{PendingId, Reserved};
+use fulmar_shard::{PendingId, Reserved, TcpEntry};
 use fulmar_socket::{Attempt, Reservation, Step};
+use fulmar_tcp::Keepalive;
 use nix::sys::socket::{MsgFlags, sendmsg};
 use smallvec::SmallVec;
 
@@ -33,6 +34,8 @@ const MOST_CALL_BYTES: usize = 256 << 10;
 const LEAST_READ_BYTES: usize = 4 << 10;
 /// Pieces of memory that one call names at most.
 const MOST_PARTS: usize = 64;
+/// Keepalive probes of a half-closed connection that the guest does not answer before it ends.
+const PROBES: u32 = 8;
 
 /// The guest's end of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -214,6 +217,11 @@ impl Flow {
                 if !self.host_side.is_ended {
                     // The host's end may be gone; then the next call there says so.
                     let _ = self.host.shutdown(Shutdown::Write);
+                    // A guest's kernel that has forgotten the connection answers a probe by a reset.
+                    let idle = cx.settings.limits.half_closed_idle;
+                    let probes = Keepalive { idle, interval: idle / 4, count: PROBES };
+                    let probed = |entry: &mut TcpEntry| entry.tcb.set_keepalive(Some(probes));
+                    let _ = cx.stack.with_tcb(cx.now, socket, probed);
                 }
                 Moved::Nothing
             }
