@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -11,6 +12,7 @@ use fulmar_gateway::policy::Protocol;
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::published::PublishedPort;
 use fulmar_gateway::splice::{Side, Splicer, splicer};
+use nix::sys::socket::{MsgFlags, send};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -84,6 +86,39 @@ fn bytes_arrive_in_order_both_ways_at_once() {
     assert_eq!(counters.connections.load(Relaxed), 1);
     reaches(&counters.bytes_there, expected.len() as u64);
     reaches(&counters.bytes_back, expected.len() as u64);
+}
+
+#[test]
+fn urgent_data_is_passed_on_in_the_stream() {
+    let (_splicer, mut client, mut server) = pair();
+    let mut sent = Vec::new();
+    for round in 0..200u8 {
+        for (bytes, flags) in [
+            (&[round; 3][..], MsgFlags::empty()),
+            (b"!", MsgFlags::MSG_OOB),
+            (&[round; 9], MsgFlags::empty()),
+        ] {
+            assert_eq!(send(client.as_raw_fd(), bytes, flags), Ok(bytes.len()));
+            sent.extend(bytes);
+        }
+        // At times the thread comes to it alone.
+        if round % 8 == 0 {
+            let mut bytes = vec![0; sent.len()];
+            server.read_exact(&mut bytes).unwrap();
+            assert_eq!(bytes, sent);
+            sent.clear();
+        }
+    }
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut bytes = Vec::new();
+    server.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes, sent);
+    // The other direction is open still.
+    server.write_all(b"answer").unwrap();
+    drop(server);
+    bytes.clear();
+    client.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes, b"answer");
 }
 
 #[test]

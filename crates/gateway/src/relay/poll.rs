@@ -106,9 +106,10 @@ impl Events {
 }
 
 /// What a socket that bytes are relayed through is registered for, once for its life.
-const EDGES: EpollFlags = EpollFlags::EPOLLIN
+pub const EDGES: EpollFlags = EpollFlags::EPOLLIN
     .union(EpollFlags::EPOLLOUT)
     .union(EpollFlags::EPOLLRDHUP)
+    .union(EpollFlags::EPOLLPRI)
     .union(EpollFlags::EPOLLET);
 
 impl Poll {

@@ -158,6 +158,7 @@ impl Tcp {
         let has_failed = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
         flow.host_side.readable |= flags.contains(EpollFlags::EPOLLIN) || has_failed;
         flow.host_side.writable |= flags.contains(EpollFlags::EPOLLOUT) || has_failed;
+        flow.host_side.has_urgent |= flags.contains(EpollFlags::EPOLLPRI);
         flow.host_side.has_hung_up |= flags.contains(EpollFlags::EPOLLRDHUP) || has_failed;
         match flow.guest {
             Guest::Pending(pending) => self.host_answered(cx, id, pending, flags),

@@ -1,20 +1,26 @@
 //! One connection: two sockets and, while there is something to move, a pipe for each direction.
 
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use nix::errno::Errno;
 use nix::fcntl::{SpliceFFlags, splice};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, connect, recv, socket,
+};
+use nix::unistd::write;
 
 use super::{Counters, Pipe, Pipes, Side, TURN_BYTES};
 use crate::relay::host::{self, Linger};
+use crate::relay::poll::EDGES;
 use crate::relay::streams::Stream;
 
 /// Bytes that one call moves at most: the default capacity of a pipe.
 const CALL_BYTES: usize = 64 << 10;
+/// Bytes that are copied at most where a splice moves none: what a pipe takes at once (PIPE_BUF).
+const COPIED_BYTES: usize = 4096;
 
 /// What a connection does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +50,8 @@ pub struct Connection {
 #[derive(Debug, Default)]
 struct Direction {
     pipe: Option<Pipe>,
+    /// Urgent data may have come (EPOLLPRI), in front of which a splice stops.
+    has_urgent: bool,
     is_ended: bool,
     is_shut: bool,
 }
@@ -53,9 +61,9 @@ fn start_connect(to: SocketAddr) -> Result<TcpStream, Errno> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = TcpStream::from(socket(family, SockType::Stream, flags, None)?);
-    match connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(to)) {
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(to)) {
         Ok(()) | Err(Errno::EINPROGRESS) => {
-            host::set_linger(&socket, Linger::Reset);
+            host::set_stream_options(&socket);
             Ok(socket)
         }
         Err(e) => Err(e),
@@ -71,10 +79,9 @@ impl Connection {
         token: u64,
     ) -> Result<Connection, Errno> {
         // Until both directions have ended: so the kernel resets the connections of a process that was killed.
-        host::set_linger(&accepted, Linger::Reset);
+        host::set_stream_options(&accepted);
         let begun = (|| {
             accepted.set_nonblocking(true).map_err(|_| Errno::EBADF)?;
-            let _ = accepted.set_nodelay(true);
             let (connected, others) = first_that_starts(to)?;
             watch(epoll, &connected, token)?;
             watch(epoll, &accepted, token)?;
@@ -93,6 +100,10 @@ impl Connection {
 
     pub fn on_events(&mut self, events: EpollFlags) {
         self.has_error |= events.contains(EpollFlags::EPOLLERR);
+        // Of either socket.
+        let has_urgent = events.contains(EpollFlags::EPOLLPRI);
+        self.there.has_urgent |= has_urgent;
+        self.back.has_urgent |= has_urgent;
     }
 
     /// Moves bytes both ways for one turn.
@@ -165,7 +176,6 @@ impl Connection {
         let refusal = self.connected.take_error().ok().flatten();
         match refusal.and_then(|e| e.raw_os_error()) {
             None if self.connected.peer_addr().is_ok() => {
-                let _ = self.connected.set_nodelay(true);
                 self.is_connected = true;
                 self.has_error = false;
                 Ok(true)
@@ -195,9 +205,7 @@ fn first_that_starts(to: &[SocketAddr]) -> Result<(TcpStream, Vec<SocketAddr>), 
 }
 
 fn watch(epoll: &Epoll, socket: &TcpStream, token: u64) -> Result<(), Errno> {
-    let edges =
-        EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
-    epoll.add(socket, EpollEvent::new(edges, token))
+    epoll.add(socket, EpollEvent::new(EDGES, token))
 }
 
 impl Direction {
@@ -243,15 +251,37 @@ impl Direction {
         };
         let pipe = self.pipe.insert(pipe);
         match transfer(from.as_fd(), pipe.writer.as_fd())? {
-            Some(0) => {
-                self.is_ended = true;
-                Ok(0)
-            }
-            Some(n) => {
+            Some(n) if n > 0 => {
                 pipe.truesize += n;
                 Ok(n)
             }
-            None => Ok(0),
+            None if !self.has_urgent => Ok(0),
+            // In front of urgent data a splice moves nothing, as at the end of the stream.
+            _ => self.fill_by_copy(from),
+        }
+    }
+
+    /// The same by a copy, which passes urgent data.
+    fn fill_by_copy(&mut self, from: &TcpStream) -> Result<usize, Errno> {
+        let Some(pipe) = self.pipe.as_mut() else { return Ok(0) };
+        let mut bytes = [0; COPIED_BYTES];
+        match recv(from.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
+            Ok(0) => {
+                self.is_ended = true;
+                Ok(0)
+            }
+            Ok(n) => {
+                // The pipe is empty, and has space for a page.
+                let written = write(&pipe.writer, &bytes[..n])?;
+                pipe.truesize += written;
+                Ok(written)
+            }
+            Err(Errno::EAGAIN) => {
+                self.has_urgent = false;
+                Ok(0)
+            }
+            Err(Errno::EINTR) => Ok(0),
+            Err(e) => Err(e),
         }
     }
 

@@ -2,13 +2,14 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use fulmar_base::Counter;
 use fulmar_gateway::config::Limits;
 use fulmar_gateway::policy::{Decision, NewFlow, Policy};
 use fulmar_gateway::stat::{Direction, Refusal};
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
 use sha2::{Digest, Sha256};
 
 use crate::Test;
@@ -36,6 +37,7 @@ pub const TESTS: &[Test] = &[
         "a_stream_that_ended_leaves_the_other_one_open",
         a_stream_that_ended_leaves_the_other_one_open,
     ),
+    ("urgent_data_of_the_host_stays_in_the_stream", urgent_data_of_the_host_stays_in_the_stream),
     (
         "a_half_closed_flow_ends_once_the_guest_has_forgotten_it",
         a_half_closed_flow_ends_once_the_guest_has_forgotten_it,
@@ -271,6 +273,23 @@ fn a_stream_that_ended_leaves_the_other_one_open() {
 
 fn reset(stream: TcpStream) {
     setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).unwrap();
+}
+
+fn urgent_data_of_the_host_stays_in_the_stream() {
+    let (world, listener) = (World::new(), listener());
+    let (mut guest, host) = world.pair(&listener);
+    for round in 0..20 {
+        // All of it has come before the gateway reads.
+        world.while_held(|| {
+            for (bytes, flags) in [("before", 0), ("!", libc::MSG_OOB), ("behind", 0)] {
+                let flags = MsgFlags::from_bits_retain(flags);
+                assert_eq!(send(host.as_raw_fd(), bytes.as_bytes(), flags), Ok(bytes.len()));
+            }
+        });
+        let mut bytes = [0; 13];
+        guest.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"before!behind", "{round}");
+    }
 }
 
 fn a_half_closed_flow_ends_once_the_guest_has_forgotten_it() {

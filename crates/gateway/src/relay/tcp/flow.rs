@@ -55,6 +55,8 @@ pub struct Side {
     pub writable: bool,
     /// A FIN has arrived (EPOLLRDHUP).
     pub has_hung_up: bool,
+    /// Urgent data has come (EPOLLPRI), in front of which a read stops.
+    pub has_urgent: bool,
     /// The end of its stream was passed on.
     pub is_ended: bool,
 }
@@ -319,14 +321,18 @@ impl Flow {
                 if is_last {
                     self.end_in(cx, socket);
                 }
-                // A short read has emptied the socket, unless the end is what comes next.
-                self.host_side.readable = n == asked || self.host_side.has_hung_up;
+                // A short read has emptied the socket, unless the end or urgent data is what comes next.
+                let Side { has_hung_up, has_urgent, .. } = self.host_side;
+                self.host_side.readable = n == asked || has_hung_up || has_urgent;
                 Moved::Bytes(n)
             }
             Err(e) => {
                 cx.stack.sosend(socket).abandon(cx.now, room);
                 let error = host::stream_error_of(host::errno_of(&e));
-                self.host_side.readable &= error != StreamError::NotReady;
+                if error == StreamError::NotReady {
+                    self.host_side.readable = false;
+                    self.host_side.has_urgent = false;
+                }
                 moved_after(error)
             }
         }
