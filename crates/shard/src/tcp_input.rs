@@ -52,7 +52,7 @@ impl Tcp {
             Some(id) if core.sockets.is_embryo(id) => self.embryo_input(now, id, seg, core),
             Some(id)
                 if seg.header.flags.contains(tcp::Flags::SYN)
-                    && self.leave_time_wait(now, id, core) =>
+                    && self.leave_time_wait(now, id, &seg.header, core) =>
             {
                 self.time_wait_input(now, seg, core);
             }
@@ -124,11 +124,18 @@ impl Tcp {
         core.net.pass(Stage::ReaderWoken);
     }
 
-    /// A connection in TIME-WAIT whose socket the application still holds leaves its addresses to a SYN (RFC 6191): what
-    /// TIME-WAIT protects goes on in the table of entries, and the socket is closed. False: it is in another state.
-    fn leave_time_wait<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) -> bool {
+    /// A connection in TIME-WAIT whose socket the application still holds leaves its addresses to a SYN that may
+    /// reopen it (RFC 6191): what is left of TIME-WAIT goes on in the table of entries, and the socket is closed. False:
+    /// it stays.
+    fn leave_time_wait<P: Probe>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        syn: &tcp::Header,
+        core: &mut Core<P>,
+    ) -> bool {
         let Ok(entry) = core.sockets.tcp(id) else { return false };
-        let Some(time_wait) = entry.tcb.leave_time_wait(now) else { return false };
+        let Some(time_wait) = entry.tcb.leave_time_wait(now, syn) else { return false };
         let key = *entry.tcb.key();
         if let Some(timer) = entry.timer.take() {
             core.wheel.cancel(timer);

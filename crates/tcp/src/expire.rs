@@ -51,7 +51,7 @@ impl Tcb {
             _ => {}
         }
         // Not before one retransmission or probe: after a stop of the process ACKs may be waiting unread.
-        let has_retried = self.rtt.backoff() > 0 || (self.flight() == 0 && !self.persisting);
+        let has_retried = self.times.retries > 0 || (self.flight() == 0 && !self.persisting);
         if has_retried && env.now.since(self.user_timeout_start()) >= self.effective_user_timeout()
         {
             env.counters.count(Counter::TcpUserTimeouts);
@@ -60,6 +60,7 @@ impl Tcb {
         if self.persisting {
             self.due.probe = true;
             self.rtt.back_off();
+            self.times.retries = self.times.retries.saturating_add(1);
         } else if self.flight() > 0 {
             self.on_recovery_timer(env);
         }
@@ -115,7 +116,7 @@ impl Tcb {
         if is_closed && !self.user.closed && self.user.timeout.is_none() {
             self.times.last_progress.max(self.times.last_received_at)
         } else {
-            self.times.last_progress
+            self.times.last_progress.max(self.times.last_opened_at)
         }
     }
 

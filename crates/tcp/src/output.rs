@@ -189,7 +189,9 @@ impl Tcb {
             self.put_syn_options(&mut hdr);
         } else {
             hdr.window = self.advertise(env.window);
-            hdr.options.sack = self.sack_blocks();
+            if plan.bytes == 0 || self.data_reports_blocks() {
+                hdr.options.sack = self.sack_blocks();
+            }
         }
         hdr.options.ecn = self.ecn_option(plan.carrier());
         hdr
@@ -234,7 +236,7 @@ impl Tcb {
     #[inline]
     fn sack_blocks(&self) -> SackBlocks {
         let mut blocks = SackBlocks::default();
-        if !self.sack_on || (self.recv.out_of_order_bytes() == 0 && self.dsack_due.is_none()) {
+        if !self.has_blocks() {
             return blocks;
         }
         let mut ranges = [(0u64, 0u64); SackBlocks::MAX];
@@ -348,7 +350,7 @@ impl Tcb {
             self.snd.nxt = (plan.bytes as u64).saturating_add(1);
             self.fast_open.syn_bytes = plan.bytes as u16;
             self.sacked.begin(1);
-            self.times.last_progress = env.now;
+            self.note_progress(env.now);
             self.times.timed = Some((1, env.now));
         } else {
             // Karn.
@@ -360,7 +362,7 @@ impl Tcb {
     fn on_new_sent(&mut self, env: &Env, plan: &Plan) {
         let end = plan.end();
         if self.flight() == 0 {
-            self.times.last_progress = env.now;
+            self.note_progress(env.now);
         }
         self.snd.nxt = self.snd.nxt.max(end);
         let within = self.shared_run_time();

@@ -350,6 +350,7 @@ impl Tcb {
         self.recovery.undo.frto =
             if self.sack_on && is_new && !is_repeated { Frto::First } else { Frto::Off };
         self.rtt.back_off();
+        self.times.retries = self.times.retries.saturating_add(1);
         self.timers.stop(Timer::Retransmit);
         counters.count(Counter::TcpTimeouts);
     }

@@ -39,7 +39,7 @@ use crate::statistics::Statistics;
 use crate::timers::{Timer, Timers, later};
 use crate::tuning::{RecvTuning, Tuning};
 use crate::window::LoanCharge;
-use crate::{Config, TimeWait};
+use crate::{Config, TimeWait, TimeWaitVerdict};
 use fulmar_base::{Duration, FlowKey, Instant, IpVersion, SeqNum};
 use fulmar_mbuf::{RecvQueue, SendQueue};
 use fulmar_wire::checksum::Sum;
@@ -252,6 +252,10 @@ pub(crate) struct EventTimes {
     pub timed: Option<(u64, Instant)>,
     /// When the peer last acknowledged new data, or data was sent with none in flight.
     pub last_progress: Instant,
+    /// When the peer last opened its window, unless a user time-out holds for closed windows, too.
+    pub last_opened_at: Instant,
+    /// Time-outs and window probes since the last progress.
+    pub retries: u8,
     /// When the last acceptable segment arrived.
     pub last_received_at: Instant,
     pub last_sent_at: Instant,
@@ -261,7 +265,8 @@ impl EventTimes {
     /// Of a connection that begins.
     fn starting(now: Instant) -> EventTimes {
         let (last_progress, last_received_at, last_sent_at) = (now, now, now);
-        EventTimes { timed: None, last_progress, last_received_at, last_sent_at }
+        let (timed, last_opened_at, retries) = (None, now, 0);
+        EventTimes { timed, last_progress, last_opened_at, retries, last_received_at, last_sent_at }
     }
 }
 
@@ -585,6 +590,12 @@ impl Tcb {
         !self.fin.sent && (self.send_end() > self.snd.nxt || self.fin_ready())
     }
 
+    /// The peer has acknowledged new data, or data leaves with none in flight.
+    pub(crate) fn note_progress(&mut self, now: Instant) {
+        self.times.last_progress = now;
+        self.times.retries = 0;
+    }
+
     /// Whether the state is a synchronized one.
     #[inline]
     pub(crate) fn is_synchronized(&self) -> bool {
@@ -611,12 +622,17 @@ impl Tcb {
         self.timers.set_in(Timer::Idle, now, self.cfg.time_wait);
     }
 
-    /// A connection in TIME-WAIT is closed, and the stack's table keeps what it has left. `None`: in another state.
-    pub fn leave_time_wait(&mut self, now: Instant) -> Option<TimeWait> {
+    /// A connection in TIME-WAIT is closed because of a SYN that may open a new one; the stack's table keeps what is left
+    /// of TIME-WAIT. `None`: in another state, or the SYN may not.
+    pub fn leave_time_wait(&mut self, now: Instant, hdr: &Header) -> Option<TimeWait> {
         if !matches!(self.state, State::TimeWait) {
             return None;
         }
-        let entry = self.time_wait_entry(now);
+        let expires = self.timers.next().unwrap_or(now);
+        let mut entry = TimeWait { expires, ..self.time_wait_entry(now) };
+        if !matches!(entry.on_segment(now, hdr, 0), TimeWaitVerdict::Reopen { .. }) {
+            return None;
+        }
         self.finish(None);
         Some(entry)
     }

@@ -202,11 +202,11 @@ impl Tcb {
         }
     }
 
-    /// Whether the peer accepts no data: its window is closed, or two retransmissions in a row are
-    /// unacknowledged. Bytes committed now only wait in the send queue.
+    /// Whether the peer accepts no data: its window is closed, or two time-outs or probes in a row have brought no
+    /// acknowledgement of new data. Bytes committed now only wait in the send queue.
     pub fn is_stalled(&self) -> bool {
         let is_shut = self.snd.wnd == 0 && self.flight() == 0;
-        self.persisting || is_shut || self.rtt.backoff() >= 2
+        self.persisting || is_shut || self.times.retries >= 2
     }
 
     /// When the peer last acknowledged new data, or data was sent with none in flight.

@@ -198,6 +198,26 @@ fn time_wait_of_an_open_socket_answers_segments_in_sequence_space_but_no_reset()
 }
 
 #[test]
+fn only_a_syn_that_may_open_a_connection_ends_time_wait() {
+    let mut t = time_wait(true);
+    let now = t.now;
+    let syn = |letters: &str, seq, ts| {
+        header(&Seg { flags: flags(letters), seq, ts: Some((ts, 0)), ..Seg::default() })
+    };
+    // An old one, a SYN,ACK, a SYN with a reset.
+    for refused in [syn("S", 1, 400), syn("SA", 9000, 900), syn("SR", 9000, 900)] {
+        assert!(t.tcb.leave_time_wait(now, &refused).is_none());
+        assert_eq!(t.tcb.state(), State::TimeWait);
+    }
+    let expires = t.tcb.next_deadline();
+    t.wait(10_000);
+    let now = t.now;
+    let entry = t.tcb.leave_time_wait(now, &syn("S", 9000, 900)).unwrap();
+    assert_eq!((Some(entry.expires()), t.tcb.state()), (expires, State::Closed));
+    assert!(t.tcb.leave_time_wait(now, &syn("S", 9000, 900)).is_none());
+}
+
+#[test]
 fn only_the_peers_own_fin_restarts_time_wait() {
     let mut t = time_wait(true);
     let first = t.tcb.next_deadline();

@@ -143,6 +143,17 @@ fn a_retransmitted_syn_restarts_the_retransmission_timer() {
 }
 
 #[test]
+fn a_syn_that_is_repeated_for_ever_does_not_keep_the_state() {
+    let mut t = Trace::passive(plain(), seg!("S", seq = 0));
+    t.output();
+    for _ in 0..2000 {
+        t.wait(150);
+        recv!(t, "S", seq = 0);
+    }
+    assert!(t.tcb.is_closed());
+}
+
+#[test]
 fn data_on_the_ack_that_completes_the_handshake_is_accepted() {
     let mut t = Trace::passive(plain(), seg!("S", seq = 0));
     t.output();

@@ -32,6 +32,26 @@ fn a_message_before_any_confirmed_size_is_adopted_immediately() {
 }
 
 #[test]
+fn a_message_about_a_syn_ack_is_dropped() {
+    let mut t = Trace::passive(plain(), seg!("S", mss = Some(1000)));
+    t.output();
+    too_big(&mut t, 640, 0);
+    assert_eq!((t.adopted.len(), t.drops(DropReason::IcmpMtuKnown)), (0, 1));
+}
+
+#[test]
+fn a_message_that_an_acknowledgement_has_disproved_forbids_no_tail_loss_probe() {
+    let mut t = two_in_flight();
+    recv!(t, "A", seq = 1, ack = 1001);
+    too_big(&mut t, 576, 1001);
+    recv!(t, "A", seq = 1, ack = 2001);
+    t.write(2000);
+    t.out.segs.clear();
+    t.wait(1100);
+    assert_eq!((t.count(Counter::TcpTailLossProbes), t.adopted.len()), (1, 0));
+}
+
+#[test]
 fn a_message_about_bytes_not_in_flight_is_dropped() {
     let mut t = two_in_flight();
     for seq in [0, 2001, 1 << 31] {

@@ -445,12 +445,17 @@ fn a_small_usable_window_defers_a_large_super_segment() {
 }
 
 #[test]
-fn no_super_segments_while_sack_blocks_are_to_be_reported() {
+fn data_reports_sack_blocks_with_an_ack_that_is_due_and_then_goes_as_super_segments() {
     let mut t = with_tso();
+    t.queue(4960);
     recv!(t, "A", seq = 2001, ack = 1, len = 100);
-    t.out.segs.clear();
-    t.write(3000);
     send!(t, "A", seq = 1, len = 960, gso = None, sack = vec![(2001, 2101)]);
+    send!(t, "PA", seq = 961, len = 4000, gso = Some(1000), sack = vec![]);
+    // The gap stays open for as long as the peer likes.
+    t.write(3000);
+    send!(t, "PA", seq = 4961, len = 3000, gso = Some(1000), sack = vec![]);
+    recv!(t, "A", seq = 2101, ack = 7961, len = 1);
+    send!(t, "A", seq = 7961, ack = 1, len = 0, sack = vec![(2001, 2102)]);
 }
 
 #[test]

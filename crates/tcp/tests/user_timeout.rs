@@ -51,6 +51,27 @@ fn a_closed_window_is_probed_indefinitely_unless_a_user_timeout_is_set() {
 }
 
 #[test]
+fn a_window_that_flaps_is_no_progress() {
+    // With nothing in flight, and with a segment of which nothing is acknowledged.
+    for (sent, window) in [(0, 1), (400, 500)] {
+        let mut t = stuck();
+        t.tcb.set_user_timeout(TEN);
+        t.output();
+        let mut was_stalled = false;
+        for round in 1..100u32 {
+            t.wait(300);
+            // Acceptable, and each newer than the one before (SND.WL1).
+            recv!(t, "A", seq = 2 * round, ack = 1001, win = window);
+            recv!(t, "A", seq = 2 * round + 1, ack = 1001, win = 0);
+            was_stalled |= round > 10 && t.tcb.is_stalled();
+            t.out.segs.clear();
+        }
+        assert!(was_stalled, "{sent} in flight");
+        assert_eq!(t.tcb.take_error(), Some(ConnError::TimedOut), "{sent} in flight");
+    }
+}
+
+#[test]
 fn a_window_that_opens_in_time_restarts_the_user_timeout() {
     let mut t = stuck();
     t.tcb.set_user_timeout(TEN);

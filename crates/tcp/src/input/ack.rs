@@ -197,7 +197,7 @@ impl Tcb {
         self.records.acked_to(una);
         self.tune_send_buffer(env);
         self.rtt.reset_backoff();
-        self.times.last_progress = env.now;
+        self.note_progress(env.now);
         self.errors.soft = None;
         // RFC 6298 sections 5.2 and 5.3: `rearm` restarts it if anything is in flight.
         self.timers.stop(Timer::Retransmit);
@@ -308,7 +308,7 @@ impl Tcb {
     }
 
     /// Leaves the persist state when the window opens, also one that was shrunk below what is in flight (RFC 9293
-    /// section 3.8.6: the connection does not time out for that).
+    /// section 3.8.6: the connection does not time out for that). That is no progress.
     pub(super) fn leave_persist(&mut self, window_before: u64, now: Instant) {
         let is_reopened = window_before == 0 && self.flight() > 0;
         if (self.persisting || is_reopened) && self.snd.wnd > 0 && self.rtt.backoff() > 0 {
@@ -317,7 +317,7 @@ impl Tcb {
             self.rtt.reset_backoff();
             self.timers.stop(Timer::Retransmit);
             if !self.user.closed && self.user.timeout.is_none() {
-                self.times.last_progress = now;
+                self.times.last_opened_at = now;
             }
         }
     }

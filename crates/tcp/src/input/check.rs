@@ -7,6 +7,10 @@ use crate::timers::Timer;
 use fulmar_base::{Counter, DropReason, Duration};
 use fulmar_wire::tcp::Flags;
 
+/// How long a peer's repeated SYNs are taken for a slow path: TCP's SYNs are repeated for about two minutes (RFC 6298,
+/// six times).
+const SYN_REPETITION: Duration = Duration::from_secs(120);
+
 /// RFC 7323 section 5.5: an older TS.Recent is invalid, because the peer's clock may have wrapped.
 const TS_RECENT_LIFETIME: Duration = Duration::from_secs(24 * 24 * 3600);
 
@@ -203,8 +207,11 @@ impl Tcb {
             self.on_repeated_syn_ecn(seg.hdr.flags);
         }
         if again && self.challenge(env) {
-            // Our SYN,ACK was lost or delayed: send it again with a full retransmission time-out.
-            self.timers.stop(Timer::Retransmit);
+            // Our SYN,ACK was lost or delayed: send it again, with a full retransmission time-out unless the peer repeats
+            // its SYN for so long that it would keep the state for ever.
+            if env.now.since(self.times.last_progress) < SYN_REPETITION {
+                self.timers.stop(Timer::Retransmit);
+            }
             self.due.ack = false;
             self.due.syn = true;
             return Err(DropReason::TcpDuplicate);

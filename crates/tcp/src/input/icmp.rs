@@ -28,9 +28,9 @@ pub(crate) struct PathMtuDiscovery {
 }
 
 impl PathMtuDiscovery {
-    /// Whether a message waits for a time-out to confirm it.
-    pub(crate) fn is_pending(&self) -> bool {
-        self.pending.is_some()
+    /// Whether a message about a segment at or after `una` waits for a time-out to confirm it.
+    pub(crate) fn is_pending(&self, una: u64) -> bool {
+        self.pending.is_some_and(|(quoted, _)| quoted >= una)
     }
 }
 
@@ -46,6 +46,12 @@ impl Tcb {
             return Events::NONE;
         }
         match error {
+            // A SYN without data is smaller than any path, and its peer has proven nothing.
+            IcmpError::TooBig { .. }
+                if !self.is_synchronized() && self.fast_open.syn_bytes == 0 =>
+            {
+                env.counters.drop_packet(DropReason::IcmpMtuKnown);
+            }
             IcmpError::TooBig { mtu } => {
                 let quoted = self.snd.una.saturating_add(ahead.unsigned_abs());
                 self.on_too_big(env, mtu, quoted);

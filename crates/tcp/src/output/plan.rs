@@ -130,11 +130,23 @@ impl Tcb {
         if may_send { self.plan_new() } else { None }
     }
 
+    /// Whether there are SACK blocks to report.
+    #[inline]
+    pub(crate) fn has_blocks(&self) -> bool {
+        self.sack_on && (self.recv.out_of_order_bytes() > 0 || self.dsack_due.is_some())
+    }
+
+    /// Whether the next data segment reports SACK blocks: it carries an ACK that is due, as one is after each change of
+    /// the blocks. In every segment they would forbid super-segments for as long as a peer leaves a gap open.
+    #[inline]
+    pub(crate) fn data_reports_blocks(&self) -> bool {
+        self.has_blocks() && self.ack_due()
+    }
+
     /// Payload of a full segment: less than `mss` while SACK blocks or counters of ECN are to be reported.
     #[inline]
     pub(crate) fn full_segment_bytes(&self) -> usize {
-        let has_blocks = self.recv.out_of_order_bytes() > 0 || self.dsack_due.is_some();
-        if (self.sack_on && has_blocks) || self.is_ecn_option_due() {
+        if self.data_reports_blocks() || self.is_ecn_option_due() {
             return self.segment_bytes.saturating_sub(40).max(1);
         }
         self.mss as usize
@@ -367,7 +379,7 @@ impl Tcb {
         if waits && !self.is_corked() && nothing() {
             if !self.persisting {
                 self.persisting = true;
-                self.times.last_progress = now;
+                self.note_progress(now);
                 self.timers.stop(Timer::Retransmit);
             }
             if !self.timers.is_running(Timer::Retransmit) {

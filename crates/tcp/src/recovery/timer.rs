@@ -54,7 +54,7 @@ impl Tcb {
             && self.sacked.is_clean()
             && self.recovery.tlp.is_idle()
             && self.snd.wnd >= self.flight()
-            && !self.pmtud.is_pending()
+            && !self.pmtud.is_pending(self.snd.una)
             && self.is_synchronized()
     }
 
