@@ -128,7 +128,7 @@ impl SavedHeader {
     /// The longest IPv4 header (60) and 8 bytes, rounded up.
     pub(crate) const BYTES: usize = 72;
     /// Empty: no error can be sent.
-    pub(crate) const EMPTY: SavedHeader =
+    pub const EMPTY: SavedHeader =
         SavedHeader { bytes: [0; SavedHeader::BYTES], len: 0, answerable: false };
 
     /// The saved bytes, from the start of the IP header.

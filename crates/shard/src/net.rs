@@ -169,8 +169,8 @@ impl<P: Probe> Net<P> {
         let Ok(seg) = control_segment(pool, key, header) else {
             return counters.drop_packet(DropReason::NoBuffer);
         };
-        let (key, traffic, template) = (*key, Traffic::Reply, None);
-        let mut out = TcpEmit { now, ip, link, probe, key, options, traffic, template };
+        let (key, traffic, template, quota) = (*key, Traffic::Reply, None, usize::MAX);
+        let mut out = TcpEmit { now, ip, link, probe, key, options, traffic, template, quota };
         let _ = fulmar_tcp::Emit::emit(&mut out, pool, counters, seg);
     }
 }
@@ -520,7 +520,12 @@ pub struct TcpEmit<'a, P: Probe> {
     pub traffic: Traffic,
     /// The lower headers of its segments, if they are known.
     pub template: Option<&'a Template>,
+    /// What the connection may still send in this turn, bytes; a small segment counts as [`LEAST_CHARGE`].
+    pub quota: usize,
 }
+
+/// Bytes that a segment counts for at least.
+const LEAST_CHARGE: usize = 4096;
 
 impl<P: Probe> TcpEmit<'_, P> {
     /// Sends a segment by ready-made headers.
@@ -566,6 +571,7 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
         counters: &mut Counters,
         seg: SegmentOut,
     ) -> Result<(), EmitError> {
+        self.quota = self.quota.saturating_sub(seg.chain.len().max(LEAST_CHARGE));
         if self.probe.stage(Stage::TransportOutput).is_break() {
             pool.free(seg.chain);
             return Ok(());
@@ -605,6 +611,6 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
     fn space(&self) -> usize {
         // The link flushes when its burst is full, so there is space as long as the
         // device keeps taking.
-        self.link.space().max(1)
+        if self.quota == 0 { 0 } else { self.link.space().max(1) }
     }
 }

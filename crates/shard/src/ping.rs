@@ -131,6 +131,10 @@ impl Ping {
             return core.net.counters.drop_packet(DropReason::IcmpNoFlow);
         }
         let error = match e.kind {
+            // IPv4 routers may fragment our requests, and report nothing.
+            ErrorKind::TooBig { .. } if to.is_ipv4() => {
+                return core.net.counters.drop_packet(DropReason::IcmpNoFlow);
+            }
             ErrorKind::TooBig { mtu } => {
                 core.net.ip.lower_datagram_mtu(now, to, mtu);
                 SocketError::MessageTooLong

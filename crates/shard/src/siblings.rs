@@ -226,10 +226,10 @@ impl Siblings {
     /// Queues a hand-off for another shard.
     #[allow(clippy::result_large_err, reason = "returned by value: no heap per packet")]
     pub(crate) fn hand_over(&mut self, to: u16, what: HandOff) -> Result<(), HandOff> {
-        // A flood of neighbour updates leaves space for packets.
+        // A flood of what anybody may send unasked leaves space for packets.
         let most = match what {
-            HandOff::NeighbourUpdate(_) => MAX_OUTGOING / 4,
-            _ => MAX_OUTGOING,
+            HandOff::Packet(_) => MAX_OUTGOING,
+            _ => MAX_OUTGOING / 4,
         };
         if self.ports.is_none() || self.outgoing.len() >= most {
             return Err(what);
@@ -335,6 +335,21 @@ mod tests {
         HandOff::NeighbourUpdate(NeighbourUpdate::of(&[1; 60]).unwrap())
     }
 
+    fn packet() -> HandOff {
+        HandOff::Packet(Delivered {
+            src: core::net::Ipv4Addr::LOCALHOST.into(),
+            dst: core::net::Ipv4Addr::LOCALHOST.into(),
+            zone: 0,
+            protocol: protocol::UDP,
+            chain: fulmar_mbuf::Chain::new(),
+            offload: Default::default(),
+            ip_header: fulmar_ip::SavedHeader::EMPTY,
+            is_group: false,
+            ecn: 0,
+            hop_limit: 64,
+        })
+    }
+
     fn echo() -> HandOff {
         HandOff::Echo(EchoReply {
             ident: 1,
@@ -356,8 +371,10 @@ mod tests {
         siblings.join(Arc::default());
         let answers =
             (0..2 * MAX_OUTGOING).filter(|_| siblings.hand_over(1, update()).is_ok()).count();
+        // What anybody may send unasked has a quarter in all.
+        assert!(siblings.hand_over(1, echo()).is_err());
         let packets =
-            (0..2 * MAX_OUTGOING).filter(|_| siblings.hand_over(1, echo()).is_ok()).count();
+            (0..2 * MAX_OUTGOING).filter(|_| siblings.hand_over(1, packet()).is_ok()).count();
         assert_eq!((answers, answers + packets), (MAX_OUTGOING / 4, MAX_OUTGOING));
         let taken =
             (0..2 * MAX_INCOMING).filter(|_| siblings.receive_hand_off(update()).is_ok()).count();

@@ -156,6 +156,8 @@ pub struct TcpEntry {
     tos: u8,
     /// The listener that it came from, until it is accepted.
     pub parent: Option<SlotId>,
+    /// The listener whose program accepted it before its SYN was answered, until its handshake is over.
+    pub decided_by: Option<SlotId>,
     /// It is in the SYN queue of its listener: not yet established.
     pub is_embryo: bool,
     /// An embryo whose peer has acknowledged the SYN,ACK at a full accept queue.
@@ -195,6 +197,7 @@ impl TcpEntry {
             ttl: None,
             tos: 0,
             parent: None,
+            decided_by: None,
             is_embryo: false,
             is_acked: false,
             early: None,

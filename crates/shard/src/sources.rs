@@ -63,6 +63,14 @@ impl Sources {
         self.limits.connections.is_none_or(|most| self.of(key).connections < most)
     }
 
+    /// Whether the source of a flow may have a further embryo, and a connection that it becomes beside those that its
+    /// other embryos become.
+    pub fn takes_opening(&self, key: &FlowKey) -> bool {
+        let Counts { embryos, connections } = self.of(key);
+        let sum = embryos.saturating_add(connections);
+        self.takes_embryo(key) && self.limits.connections.is_none_or(|most| sum < most)
+    }
+
     /// It has an embryo more.
     pub fn add_embryo(&mut self, key: &FlowKey) {
         self.counts.entry(source_of(key)).or_default().embryos += 1;

@@ -27,9 +27,10 @@ pub enum SynCookies {
 /// connect indication of XTI's `t_listen`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConditionalAccept {
-    /// Pending connections at most, per shard; further SYNs are dropped. Default 1024, about 200 bytes each.
+    /// Pending connections at most, per shard, with those that were accepted and whose handshake is not over; further
+    /// SYNs are dropped. Default 1024, about 200 bytes each (accepted: 2.5 KB).
     pub backlog: usize,
-    /// Pending connections of one source at most (an IPv4 address, or the upper 64 bits of an IPv6 address);
+    /// The same of one source at most (an IPv4 address, or the upper 64 bits of an IPv6 address);
     /// further SYNs of it are dropped. Default 256.
     pub per_source: usize,
     /// Time after which a pending connection is dropped. Default 75 s, BSD's limit of a connection attempt.

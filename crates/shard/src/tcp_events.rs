@@ -40,6 +40,7 @@ impl Tcp {
         let is_over = events.intersects(Events::CLOSED | Events::ERROR);
         if is_over || events.contains(Events::CONNECTED) {
             self.end_early(now, id, core);
+            self.end_opening(id, core);
             self.learn_fast_open(now, id, core);
         }
         let Core { sockets, memory, net, .. } = core;
@@ -96,6 +97,7 @@ impl Tcp {
             return;
         }
         self.end_early(now, id, core);
+        self.end_opening(id, core);
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let (key, timer) = (*entry.tcb.key(), entry.timer.take());
         let counted = entry.counts_as;

@@ -13,17 +13,33 @@ use crate::wheel::TimerKey;
 
 /// Turns of connections in one pass, so that one pass is bounded.
 const OUTPUTS_PER_PASS: usize = 4096;
+/// What a connection sends in one turn: four super-segments, or 64 small ones. Then the others have theirs.
+const TURN_BYTES: usize = 256 << 10;
+
+/// How a turn of output ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Turn {
+    /// Everything that could be sent was sent.
+    Done,
+    /// There is more; the connection is marked as queued.
+    Over,
+    /// The device refused; the connection is marked as queued.
+    Refused,
+}
 
 impl Tcp {
     /// Gives every queued connection its turn. Stops when the device refuses frames.
     pub fn run_output<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
-        for _ in 0..core.output_queue.len().min(OUTPUTS_PER_PASS) {
+        for _ in 0..OUTPUTS_PER_PASS {
             let Some(id) = core.output_queue.pop_front() else { return };
             // A call on this connection has sent meanwhile.
-            let is_queued = core.sockets.is_queued(id);
-            if is_queued && !self.output_one(now, id, core) {
-                core.output_queue.push_front(id);
-                return;
+            if !core.sockets.is_queued(id) {
+                continue;
+            }
+            match self.output_one(now, id, TURN_BYTES, core) {
+                Turn::Done => {}
+                Turn::Over => core.output_queue.push_back(id),
+                Turn::Refused => return core.output_queue.push_back(id),
             }
         }
     }
@@ -38,7 +54,7 @@ impl Tcp {
     /// Runs the output of one connection now, for the call that has just written to it.
     pub fn output_now<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         let was_queued = core.sockets.is_queued(id);
-        let is_done = self.output_one(now, id, core);
+        let is_done = self.output_one(now, id, usize::MAX, core) == Turn::Done;
         if !is_done && !was_queued {
             core.output_queue.push_back(id);
         } else if is_done && was_queued && core.output_queue.back() == Some(&id) {
@@ -84,16 +100,21 @@ impl Tcp {
         core.net.flush();
     }
 
-    /// One connection's output; false if the device refused: then it is marked as queued, and the
-    /// caller puts it into the queue.
-    fn output_one<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) -> bool {
+    /// One connection's output, of `quota` bytes at most. The caller puts what is not done into the queue.
+    fn output_one<P: Probe>(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        quota: usize,
+        core: &mut Core<P>,
+    ) -> Turn {
         let Core { sockets, net, wheel, memory, .. } = core;
-        let Ok(entry) = sockets.tcp(id) else { return true };
+        let Ok(entry) = sockets.tcp(id) else { return Turn::Done };
         refresh_path(entry, net);
         entry.is_queued = false;
         let was_limited = entry.tcb.is_unsent_limited();
         let template = self.templates.of(id, entry.tcb.key(), entry.header_options(), &net.ip, now);
-        let sent = run_engine(net, now, entry, template);
+        let (sent, left) = run_engine(net, now, entry, quota, template);
         let is_freed = was_limited && !entry.tcb.is_unsent_limited();
         if let Some(at) = entry.tcb.next_deadline() {
             entry.timer = Some(wheel.schedule(entry.timer, TimerKey::Tcp(id), at));
@@ -106,7 +127,11 @@ impl Tcp {
         if is_freed {
             core.notify(id);
         }
-        !matches!(sent, Sent::More)
+        match sent {
+            Sent::Done | Sent::Starved => Turn::Done,
+            Sent::More if left == 0 => Turn::Over,
+            Sent::More => Turn::Refused,
+        }
     }
 
     /// A connection's timer fired; it may be early, since timers are lazy.
@@ -153,19 +178,22 @@ fn refresh_path<P: Probe>(entry: &mut TcpEntry, net: &mut Net<P>) {
     }
 }
 
+/// Runs the engine; returns what is left of the quota, too.
 fn run_engine<P: Probe>(
     net: &mut Net<P>,
     now: Instant,
     entry: &mut TcpEntry,
+    quota: usize,
     template: Option<&Template>,
-) -> Sent {
+) -> (Sent, usize) {
     let Net { pool, counters, window, ip, link, probe, .. } = net;
     let key = *entry.tcb.key();
     // The source of a SYN may be forged.
     let is_unproven = entry.is_embryo || entry.early.is_some();
     let traffic = if is_unproven { Traffic::Reply } else { Traffic::Own };
     let options = entry.header_options();
-    let mut out = TcpEmit { now, ip, link, probe, key, options, traffic, template };
+    let mut out = TcpEmit { now, ip, link, probe, key, options, traffic, template, quota };
     let mut env = fulmar_tcp::Env { now, pool, counters, window };
-    entry.tcb.output(&mut env, &entry.path.info, &mut out)
+    let sent = entry.tcb.output(&mut env, &entry.path.info, &mut out);
+    (sent, out.quota)
 }

@@ -71,6 +71,16 @@ impl Tcp {
         Ok(())
     }
 
+    /// The handshake of a connection that was accepted before its SYN was answered is over, or the connection is.
+    pub fn end_opening<P: Probe>(&self, id: SlotId, core: &mut Core<P>) {
+        let Ok(entry) = core.sockets.tcp(id) else { return };
+        let Some(listener) = entry.decided_by.take() else { return };
+        let key = *entry.tcb.key();
+        if let Some(queue) = queue_of(&mut core.sockets, listener) {
+            queue.end_opening(&key);
+        }
+    }
+
     fn remove_pending(&mut self, id: PendingId, sockets: &mut Slab<Socket>) -> Option<PendingSyn> {
         let entry = self.pending.remove(id.0)?;
         if let Some(queue) = queue_of(sockets, entry.listener) {
@@ -93,9 +103,16 @@ impl Tcp {
         if self.flows.find(&core.sockets, &key).is_some() {
             return Err(SocketError::AddressInUse);
         }
+        if self.sources.as_ref().is_some_and(|sources| !sources.takes_opening(&key)) {
+            return Err(SocketError::NoBuffer);
+        }
         let (_, path) = core.net.path_to(Some(key.local_ip()), key.remote_ip(), key.zone)?;
-        let entry = self.remove_pending(id, &mut core.sockets);
-        let Some(entry) = entry else { return Err(SocketError::ConnectionAborted) };
+        let Some(entry) = self.pending.remove(id.0) else {
+            return Err(SocketError::ConnectionAborted);
+        };
+        if let Some(queue) = queue_of(&mut core.sockets, entry.listener) {
+            queue.begin_opening(&entry);
+        }
         let iss = core.secret.initial_sequence(&key, now);
         let iss = entry.min_iss.map_or(iss, |min| iss.max(min));
         let offset = core.secret.timestamp_offset(&key);
@@ -105,6 +122,7 @@ impl Tcp {
         tcb.set_syn_ecn(entry.ecn);
         let mut connection = TcpEntry::new(tcb, path);
         connection.set_options(&options);
+        connection.decided_by = Some(entry.listener);
         connection.is_embryo = true;
         connection.is_open = true;
         if let Some(sources) = &mut self.sources {
@@ -163,7 +181,8 @@ impl<P: Probe> Shard<P> {
     ///
     /// # Errors
     /// [`SocketError::ConnectionAborted`]: it is no longer pending, by a reset of the peer or its time-out.
-    /// Of `Accept`, with the connection still pending: [`SocketError::NoBuffer`] without a free socket,
+    /// Of `Accept`, with the connection still pending: [`SocketError::NoBuffer`] without a free socket or at a limit of
+    /// its source ([`crate::SourceLimits`]),
     /// [`SocketError::NetworkUnreachable`], [`SocketError::AddressInUse`] if the program has connected
     /// between the same addresses and ports meanwhile.
     pub fn tcp_decide(

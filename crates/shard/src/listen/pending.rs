@@ -10,7 +10,7 @@
 //!
 //! A SYN that repeats one that is pending is absorbed; one with another initial sequence number takes its
 //! place. A listener keeps at most `backlog` pending connections, of which one source has at most
-//! `per_source`. A SYN cookie would answer the SYN before the decision, so such a listener never sends any.
+//! `per_source`; one that was accepted counts until its handshake is over, since a source may be forged. A SYN cookie would answer the SYN before the decision, so such a listener never sends any.
 //!
 //! Invariants: an entry is in `entries`, in `by_flow`, and counted in `len` and `sources` of its listener's
 //! queue, or in none of them. `offered` and `by_age` may name entries that are gone; they are at most twice as
@@ -111,8 +111,10 @@ pub struct PendingTable {
 /// The pending connections of one listener.
 pub struct PendingQueue {
     pub limits: ConditionalAccept,
-    /// Pending connections.
+    /// Pending connections, and those that were accepted and whose handshake is not over.
     len: usize,
+    /// The latter.
+    opening: usize,
     /// Pending connections not returned to the program yet.
     untaken: usize,
     /// These, oldest first.
@@ -135,7 +137,7 @@ impl PendingQueue {
     /// Adds its numbers.
     pub fn stat(&self, stat: ListenerStat) -> ListenerStat {
         ListenerStat {
-            pending: self.len,
+            pending: self.len - self.opening,
             pending_limit: self.limits.backlog,
             pending_expired: self.expired,
             pending_reset: self.reset,
@@ -143,11 +145,32 @@ impl PendingQueue {
         }
     }
 
+    /// Whether it is more than half full.
+    pub fn is_under_pressure(&self) -> bool {
+        self.len > self.limits.backlog / 2
+    }
+
+    /// A removed entry was accepted: it counts until its handshake is over.
+    pub fn begin_opening(&mut self, entry: &PendingSyn) {
+        self.untaken = self.untaken.saturating_sub(usize::from(!entry.is_taken));
+        self.opening += 1;
+    }
+
+    /// The handshake of an accepted connection is over, or the connection is.
+    pub fn end_opening(&mut self, key: &FlowKey) {
+        self.opening = self.opening.saturating_sub(1);
+        self.uncount(key);
+    }
+
     /// Takes a removed entry out of the counts.
     pub fn forget(&mut self, entry: &PendingSyn) {
-        self.len = self.len.saturating_sub(1);
         self.untaken = self.untaken.saturating_sub(usize::from(!entry.is_taken));
-        let source = source_of(&entry.key);
+        self.uncount(&entry.key);
+    }
+
+    fn uncount(&mut self, key: &FlowKey) {
+        self.len = self.len.saturating_sub(1);
+        let source = source_of(key);
         if let Some(count) = self.sources.get_mut(&source) {
             *count = count.saturating_sub(1);
             if *count == 0 {
@@ -178,6 +201,7 @@ impl PendingTable {
         Box::new(PendingQueue {
             limits,
             len: 0,
+            opening: 0,
             untaken: 0,
             offered: VecDeque::new(),
             by_age: VecDeque::new(),

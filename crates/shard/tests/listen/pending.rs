@@ -72,6 +72,54 @@ fn a_syn_is_answered_after_the_program_has_accepted_it() {
 }
 
 #[test]
+fn an_accepted_connection_counts_until_its_handshake_is_over() {
+    let accept = ConditionalAccept { backlog: 3, ..ConditionalAccept::default() };
+    let mut rig = Rig::new(options(accept));
+    // Three whose peers do not exist, and one too many.
+    for n in 0..4 {
+        send_syn(&mut rig, peer(n), ISS);
+        if let Some(pending) = take(&mut rig) {
+            decide(&mut rig, pending, Decision::Accept);
+        }
+    }
+    assert_eq!((rig.stat().pending, rig.drops(DropReason::PendingQueueFull)), (0, 1));
+    // One of them answers after all.
+    let reply = rig.replies_to(peer(1))[0];
+    rig.send_from(peer(1), &ack(&reply), &[]);
+    rig.pass(1);
+    send_syn(&mut rig, peer(5), ISS);
+    let pending = take(&mut rig).expect("it has space");
+    decide(&mut rig, pending, Decision::Refuse);
+    // More than half are under way: the others are given up after two repetitions, 7 seconds.
+    rig.pass(8000);
+    for n in 6..8 {
+        send_syn(&mut rig, peer(n), ISS);
+        assert!(take(&mut rig).is_some(), "{n}");
+    }
+}
+
+#[test]
+fn limits_of_a_source_hold_for_accepted_connections() {
+    let connections = Some(2);
+    let limits = SourceLimits { connections, ..SourceLimits::default() };
+    let config = StackConfig { source_limits: limits, ..StackConfig::default() };
+    let mut rig = Rig::with(options(ConditionalAccept::default()), config);
+    let mut accepted = 0;
+    for n in 0..4 {
+        send_syn(&mut rig, peer(n), ISS);
+        let pending = take(&mut rig).unwrap();
+        match rig.server.tcp_decide(rig.now, pending.id, Decision::Accept) {
+            Ok(_) => accepted += 1,
+            Err(e) => {
+                assert_eq!(e, SocketError::NoBuffer);
+                decide(&mut rig, pending, Decision::Refuse);
+            }
+        }
+    }
+    assert_eq!(accepted, 2);
+}
+
+#[test]
 fn a_connection_of_this_listener_is_not_accepted_otherwise_nor_are_those_of_others_pending() {
     let mut rig = rig();
     assert_eq!(rig.server.tcp_accept(rig.listener).err(), Some(SocketError::Invalid));

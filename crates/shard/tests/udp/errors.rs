@@ -162,6 +162,9 @@ fn an_error_about_a_ping_that_was_not_sent_is_dropped() {
     arrives(&mut rig, error(1, 0, 1, Ipv4Addr::new(10, 0, 0, 3), quote(7)));
     assert_eq!(drops(&rig, DropReason::IcmpNoFlow), 2);
     assert!(matches!(rig.shard.icmp().receive_reply(ping), Ok(fulmar_socket::Step::WaitData(_))));
+    // Our echo requests may be fragmented: no IPv4 router reports one.
+    arrives(&mut rig, error(FRAGMENTATION_NEEDED, 600, 1, PEER, quote(7)));
+    assert_eq!((mtus(&mut rig, PEER), drops(&rig, DropReason::IcmpNoFlow)), ([1500, 1500], 3));
     arrives(&mut rig, error(1, 0, 1, PEER, quote(7)));
     let Ok(fulmar_socket::Step::Done(echo)) = rig.shard.icmp().receive_reply(ping) else {
         panic!("the error about the ping that was sent is not returned")
