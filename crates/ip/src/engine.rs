@@ -1,6 +1,6 @@
 //! The interface: its tables, configuration and timers.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
 
@@ -53,7 +53,7 @@ pub struct Ip {
     /// The reassembly table.
     pub(crate) reassembly: Reassembly,
     /// When an own address was last defended (RFC 5227).
-    pub(crate) defended_at: Option<Instant>,
+    pub(crate) defended: BTreeMap<IpAddr, Instant>,
     /// Generation of addresses and their uses.
     address_generation: u64,
     /// Scratch for the neighbour timer, empty between calls.
@@ -89,7 +89,7 @@ impl Ip {
             idents: secrets.random(KeyUse::Identification),
             next_hop_key: secrets.key(KeyUse::NextHop),
             reassembly: Reassembly::new(config.reassembly_bytes, secrets),
-            defended_at: None,
+            defended: BTreeMap::new(),
             address_generation: 0,
             actions: Vec::new(),
             config,

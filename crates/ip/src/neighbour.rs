@@ -111,10 +111,12 @@ impl Ip {
     /// (RFC 5227 section 2.4(c)), so that two defending hosts do not flood the link. The address is
     /// kept, because it was configured.
     pub(crate) fn defend<S: FrameSink>(&mut self, cx: &mut Context<'_, S>, own: IpAddr) {
-        if self.defended_at.is_some_and(|at| cx.now < at + DEFEND_INTERVAL) {
+        if self.defended.get(&own).is_some_and(|at| cx.now < *at + DEFEND_INTERVAL) {
             return;
         }
-        self.defended_at = Some(cx.now);
+        // One entry for each address at most.
+        self.defended.retain(|_, at| cx.now < *at + DEFEND_INTERVAL);
+        self.defended.insert(own, cx.now);
         self.announce_address(cx, own);
     }
 

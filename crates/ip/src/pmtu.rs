@@ -165,10 +165,13 @@ struct Table {
 }
 
 impl Table {
-    /// Inserts an entry. In a full table the one that expires first is evicted.
+    /// Inserts an entry. In a full table one of the same network is evicted if there is one, so that a peer with many
+    /// addresses displaces its own; of these, or of all, the one that expires first.
     fn insert(&mut self, dst: IpAddr, path: Path) {
         if self.paths.len() >= MAX_PATHS && !self.paths.contains_key(&dst) {
-            let first = self.paths.iter().min_by_key(|(ip, p)| (p.expires, **ip));
+            let rank =
+                |(ip, p): &(&IpAddr, &Path)| (network_of(**ip) != network_of(dst), p.expires, **ip);
+            let first = self.paths.iter().min_by_key(rank);
             if let Some(ip) = first.map(|(ip, _)| *ip) {
                 self.paths.remove(&ip);
             }
@@ -180,6 +183,14 @@ impl Table {
     fn expire(&mut self, now: Instant) -> Option<Instant> {
         self.paths.retain(|_, p| now < p.expires);
         self.paths.values().map(|p| p.expires).min()
+    }
+}
+
+/// The upper 64 bits of an IPv6 address, which one host may have to itself, or an IPv4 address.
+fn network_of(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(a) => a.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(a) => a.to_bits() >> 64 << 64,
     }
 }
 
@@ -267,6 +278,19 @@ mod tests {
         assert_eq!(t.unverified.paths.len(), MAX_PATHS);
         assert_eq!(t.limits(ip("10.0.0.0"), LINK, LINK), Limits::uniform(LINK));
         assert_eq!(t.limits(ip("10.0.0.1"), LINK, LINK).datagrams.mtu, 1400);
+        assert_eq!(t.limits(ip("192.0.2.1"), LINK, LINK), lowered(1400));
+    }
+
+    #[test]
+    fn a_peer_with_many_addresses_displaces_its_own() {
+        let mut t = PathMtus::default();
+        lower(&mut t, "192.0.2.1", 1400, Evidence::Segment);
+        for n in 0..2 * MAX_PATHS as u128 {
+            let dst = IpAddr::V6((0x2001_0db8_u128 << 96 | n).into());
+            let known = t.limits(dst, LINK, LINK);
+            t.lower(dst, 1400, Evidence::Segment, known, at(2000));
+        }
+        assert_eq!(t.verified.paths.len(), MAX_PATHS);
         assert_eq!(t.limits(ip("192.0.2.1"), LINK, LINK), lowered(1400));
     }
 

@@ -96,7 +96,9 @@ pub(crate) fn quotes_icmp_error(packet: &[u8]) -> bool {
                 && h.fragment_offset == 0
                 && parsed.map_or(message.len() < icmpv4::HEADER_BYTES, |m| m.is_error())
         }),
-        Some(6) => icmpv6_type(packet).is_some_and(|kind| kind.is_none_or(|kind| kind < 128)),
+        // Errors and redirects (RFC 4443 section 2.4(e)).
+        Some(6) => icmpv6_type(packet)
+            .is_some_and(|kind| kind.is_none_or(|kind| kind < 128 || kind == 137)),
         _ => false,
     }
 }
@@ -104,13 +106,24 @@ pub(crate) fn quotes_icmp_error(packet: &[u8]) -> bool {
 /// Extension headers that are skipped at most.
 const MOST_EXTENSIONS: usize = 8;
 
-/// The type of an ICMPv6 message; `Some(None)`: the packet ends before it. `None`: it is something else. The extension
+/// The type of an ICMPv6 message; `Some(None)`: the packet ends before it or before it is known. `None`: it is something
+/// else. The extension
 /// headers may be those that the error is about, so nothing but their lengths is looked at.
 fn icmpv6_type(packet: &[u8]) -> Option<Option<u8>> {
     let header = ipv6::Header::parse(packet, usize::MAX).ok()?;
     let (mut next, mut at) = (header.next_header, ipv6::HEADER_BYTES);
     for _ in 0..=MOST_EXTENSIONS {
         let bytes = packet.get(at..).unwrap_or(&[]);
+        let is_extension = matches!(
+            next,
+            protocol::HOP_BY_HOP
+                | protocol::ROUTING
+                | protocol::DESTINATION_OPTIONS
+                | protocol::FRAGMENT
+        );
+        if is_extension && bytes.len() < 4 {
+            return Some(None);
+        }
         let skipped = match next {
             protocol::ICMPV6 => return Some(bytes.first().copied()),
             protocol::HOP_BY_HOP | protocol::ROUTING | protocol::DESTINATION_OPTIONS => {

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use crate::rig::*;
 use fulmar_base::{DropReason, EtherAddr, FlowKey};
-use fulmar_ip::{ErrorKind, NeighbourState, Outgoing, OutputError, Traffic};
+use fulmar_ip::{ErrorKind, IfAddr, NeighbourState, Outgoing, OutputError, Traffic};
 use fulmar_wire::arp::{self, Operation, Packet};
 use fulmar_wire::eth;
 
@@ -334,6 +334,18 @@ fn an_own_address_is_defended_once_in_ten_seconds() {
         }
     }
     assert_eq!(h.counters.drops(DropReason::DuplicateAddress), 4);
+    h.end();
+}
+
+#[test]
+fn each_own_address_is_defended_for_itself() {
+    let mut own = config();
+    own.addresses.push(IfAddr { addr: ip("10.0.0.9"), prefix_len: 24 });
+    let mut h = Host::with(own);
+    for (address, defences) in [(OUR4, 1), ("10.0.0.9", 1), (OUR4, 0), ("10.0.0.9", 0)] {
+        h.receive(&request(PEER, v4(address), v4(address)));
+        assert_eq!(h.sent().len(), defences, "{address}");
+    }
     h.end();
 }
 

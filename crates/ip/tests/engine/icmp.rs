@@ -466,7 +466,7 @@ fn an_unknown_option_is_handled_by_its_action_bits() {
 fn an_unknown_option_before_an_icmp_error_is_not_reported() {
     let options = |next| [next, 0, 0x9e, 4, 0, 0, 0, 0];
     let fragment = [protocol::ICMPV6, 0, 0, 1, 0, 0, 0, 9];
-    for (kind, expected) in [(1, 0), (4, 0), (128, 1), (136, 1)] {
+    for (kind, expected) in [(1, 0), (4, 0), (137, 0), (128, 1), (136, 1)] {
         let message = [kind, 0, 0, 0, 0, 0, 0, 0];
         for body in [
             [&options(protocol::ICMPV6)[..], &message].concat(),
