@@ -7,7 +7,7 @@
 mod exposition;
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -21,7 +21,9 @@ pub use exposition::exposition;
 
 /// Connections that are answered at the same time.
 const MOST_CONNECTIONS: usize = 4;
-/// How long a client has for its request and for reading the answer.
+/// How long a client has for its request, and for reading the answer, too: a client that says nothing has its place for
+/// a second.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of a request at most: that of Prometheus has some hundred.
 const MOST_REQUEST_BYTES: usize = 8192;
@@ -152,18 +154,28 @@ enum Request {
     Metrics,
     /// Only the head of the answer.
     Head,
+    /// By a name that is not this host's: a web page whose name leads here.
+    Forbidden,
     NotFound,
     MethodNotAllowed,
     Malformed,
 }
 
 fn answer(mut client: &TcpStream, deadline: Instant, text: &Text) -> io::Result<()> {
-    let request = parse_request(&read_head(client, deadline)?);
+    let head = read_head(client, deadline.min(Instant::now() + REQUEST_TIMEOUT))?;
+    let is_local = client.local_addr().is_ok_and(|at| at.ip().to_canonical().is_loopback());
+    let request = match parse_request(&head) {
+        Request::Metrics | Request::Head if is_local && !names_this_host(&head) => {
+            Request::Forbidden
+        }
+        request => request,
+    };
     let (status, body) = match request {
         Request::Metrics | Request::Head => match text() {
             Some(text) => ("200 OK", text),
             None => ("503 Service Unavailable", "the stack is ending\n".to_owned()),
         },
+        Request::Forbidden => ("403 Forbidden", "ask by an address or by localhost\n".to_owned()),
         Request::NotFound => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
         Request::MethodNotAllowed => ("405 Method Not Allowed", "GET or HEAD\n".to_owned()),
         Request::Malformed => ("400 Bad Request", "this is no HTTP/1 request\n".to_owned()),
@@ -205,6 +217,22 @@ fn read_head(mut client: &TcpStream, deadline: Instant) -> io::Result<Vec<u8>> {
 
 fn is_whole(head: &[u8]) -> bool {
     [&b"\r\n\r\n"[..], b"\n\n"].iter().any(|end| head.windows(end.len()).any(|w| w == *end))
+}
+
+/// Whether the Host field of a request is an address or `localhost`, or is missing (HTTP/1.0).
+fn names_this_host(head: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(head);
+    let fields = text.lines().skip(1).filter_map(|line| line.split_once(':'));
+    let mut hosts = fields.filter(|(name, _)| name.eq_ignore_ascii_case("host"));
+    hosts.all(|(_, host)| {
+        let host = host.trim();
+        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+        let is_address = |text: &str| text.parse::<IpAddr>().is_ok();
+        host.parse::<SocketAddr>().is_ok()
+            || is_address(name)
+            || is_address(host.trim_matches(['[', ']']))
+            || name.eq_ignore_ascii_case("localhost")
+    })
 }
 
 fn parse_request(head: &[u8]) -> Request {
@@ -253,9 +281,29 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_leads_to_the_loopback_is_not_served() {
+        let at = served(|| Some("fulmar_up 1\n".to_owned()));
+        for (host, status) in [
+            ("localhost", "200"),
+            ("LOCALHOST:9100", "200"),
+            ("127.0.0.1:9100", "200"),
+            ("[::1]:9100", "200"),
+            ("[::1]", "200"),
+            ("10.0.2.2", "200"),
+            ("rebound.example", "403"),
+            ("rebound.example:9100", "403"),
+            ("localhost.example", "403"),
+        ] {
+            let got = ask(at, format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes());
+            assert!(got.starts_with(&format!("HTTP/1.1 {status}")), "{host}: {got}");
+        }
+        assert!(ask(at, b"GET /metrics HTTP/1.0\r\n\r\n").starts_with("HTTP/1.1 200"));
+    }
+
+    #[test]
     fn metrics_are_served_at_their_path_only() {
         let at = served(|| Some("fulmar_up 1\n".to_owned()));
-        let got = ask(at, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        let got = ask(at, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
         assert!(
             got.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"),
             "{got}"

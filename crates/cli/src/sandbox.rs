@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 
 fn join(pid: u32) -> io::Result<()> {
     let namespace = |kind| PathBuf::from(format!("/proc/{pid}/ns/{kind}"));
-    fulmar_netns::enter_user_namespace(&namespace("user"))?;
+    fulmar_netns::enter_own_user_namespace(&namespace("user"))?;
     Netns::open(&namespace("net"))?.enter()
 }
 

@@ -160,14 +160,27 @@ pub(crate) fn ask_all() -> (Vec<Value>, Vec<String>) {
     (found, complaints)
 }
 
-/// The value with strings that contain no control sequences for the terminal: names come from other programs.
+/// Characters of a name or text that are shown at most: a column is as wide as its widest cell.
+const MOST_SHOWN: usize = 1024;
+
+/// The value with strings that contain no control sequences for the terminal and are not endless: names come from other
+/// programs.
 pub(crate) fn printable_value(value: &Value) -> Value {
     match value {
-        Value::String(text) => Value::String(printable(text)),
+        Value::String(text) => Value::String(shown(text)),
         Value::Array(all) => all.iter().map(printable_value).collect(),
-        Value::Object(all) => all.iter().map(|(k, v)| (printable(k), printable_value(v))).collect(),
+        Value::Object(all) => all.iter().map(|(k, v)| (shown(k), printable_value(v))).collect(),
         other => other.clone(),
     }
+}
+
+fn shown(text: &str) -> String {
+    let mut text = printable(text);
+    if let Some((end, _)) = text.char_indices().nth(MOST_SHOWN) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }
 
 /// Escapes what JSON does not and some terminals obey: DEL and the C1 control characters.
@@ -396,6 +409,18 @@ mod tests {
 
     fn args(words: &[&str]) -> Args {
         parse(["stat"].iter().chain(words)).expect("it parses")
+    }
+
+    #[test]
+    fn names_of_other_programs_are_not_endless() {
+        let long = "x".repeat(100_000);
+        let document = json!({"name": "n", "pool": {long.clone(): 1}, "flows": [{"peer": long}]});
+        let shown = printable_value(&document);
+        let width = |text: &str| text.chars().count();
+        let name = shown["pool"].as_object().unwrap().keys().next().unwrap();
+        assert_eq!(width(name), MOST_SHOWN + 1);
+        assert!(name.ends_with('…') && width(shown["flows"][0]["peer"].as_str().unwrap()) < 1100);
+        assert!(fields(&shown["pool"]).len() < 4000);
     }
 
     #[test]

@@ -110,12 +110,35 @@ fn unshare_as(user: User, kinds: CloneFlags) -> io::Result<()> {
 /// # Errors
 /// The process has more than one thread (EINVAL), or the namespace is not one of this user (EPERM).
 pub fn enter_user_namespace(path: &Path) -> io::Result<()> {
-    let (there, here) = (File::open(path)?, File::open("/proc/self/ns/user")?);
-    let (of_there, of_here) = (there.metadata()?, here.metadata()?);
-    if (of_there.dev(), of_there.ino()) == (of_here.dev(), of_here.ino()) {
-        return Ok(());
+    match other_user_namespace(path)? {
+        Some(there) => Ok(setns(there, CloneFlags::CLONE_NEWUSER)?),
+        None => Ok(()),
+    }
+}
+
+/// As [`enter_user_namespace`], for a process that starts a program there: only a namespace that this user has made.
+/// Its owner may trace the program (ptrace(2), "Ptrace access mode checking"), which is still this user's outside.
+///
+/// # Errors
+/// As [`enter_user_namespace`]; PermissionDenied with a sentence: another user has made it.
+pub fn enter_own_user_namespace(path: &Path) -> io::Result<()> {
+    let Some(there) = other_user_namespace(path)? else { return Ok(()) };
+    let (owner, own) = (sys::namespace_owner(there.as_fd())?, geteuid());
+    if owner != own.as_raw() {
+        let what = format!(
+            "it is one of user {owner}, who could trace what is started there: join it as that user"
+        );
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     }
     Ok(setns(there, CloneFlags::CLONE_NEWUSER)?)
+}
+
+/// A user namespace, unless the process is in it already.
+fn other_user_namespace(path: &Path) -> io::Result<Option<File>> {
+    let (there, here) = (File::open(path)?, File::open("/proc/self/ns/user")?);
+    let (of_there, of_here) = (there.metadata()?, here.metadata()?);
+    let is_here = (of_there.dev(), of_there.ino()) == (of_here.dev(), of_here.ino());
+    Ok((!is_here).then_some(there))
 }
 
 /// Brings `lo` of the calling thread's namespace up.

@@ -1,4 +1,4 @@
-//! The only unsafe code of this crate: two ioctls and a system call that no kept library offers.
+//! The only unsafe code of this crate: three ioctls and a system call that no kept library offers.
 //!
 //! Sources: linux/ethtool.h, ioctl_nsfs(2), pidfd_open(2).
 
@@ -44,6 +44,17 @@ pub fn namespace_type(fd: BorrowedFd<'_>) -> io::Result<CloneFlags> {
     match unsafe { libc::ioctl(fd.as_raw_fd(), NS_GET_NSTYPE as _) } {
         -1 => Err(io::Error::last_os_error()),
         flags => Ok(CloneFlags::from_bits_truncate(flags)),
+    }
+}
+
+/// NS_GET_OWNER_UID: the user who made a user namespace, as the caller's own one numbers it.
+pub fn namespace_owner(fd: BorrowedFd<'_>) -> io::Result<u32> {
+    const NS_GET_OWNER_UID: u64 = 0xb704;
+    let mut uid: libc::uid_t = 0;
+    // SAFETY: the request writes one uid_t, to a local.
+    match unsafe { libc::ioctl(fd.as_raw_fd(), NS_GET_OWNER_UID as _, &raw mut uid) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(uid),
     }
 }
 

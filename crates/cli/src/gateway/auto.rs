@@ -20,6 +20,9 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 const PERIOD_S: i64 = 1;
 /// Ports below are not published: the gateway has no right to bind them any more.
 const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
+/// Ports of a transport that are published on the host at most: a guest that listens on more takes no more of them from
+/// the host's programs.
+const MOST_PORTS: usize = 1024;
 
 /// A port on the loopback interface, of both IP versions.
 pub fn loopback(port: u16) -> [SocketAddr; 2] {
@@ -44,9 +47,10 @@ pub fn on_loopback_of_guest(forward: &Forward) -> Arc<PublishedPort> {
     Arc::new(PublishedPort::new(forward))
 }
 
-/// A port that leads to the one of the same number.
+/// A port that leads to the one of the same number; at both IP versions or not at all: at one of them it would take what
+/// the host's programs send to `localhost` where a program of the host has the other one.
 fn to_the_same(port: u16) -> Forward {
-    Forward { bind: Bind::default(), from: port, to: port, is_optional: true }
+    Forward { bind: Bind::default(), from: port, to: port, is_optional: false }
 }
 
 /// The ports that `auto` publishes and has published.
@@ -205,6 +209,9 @@ fn update(
 ) {
     published.retain(|port| wanted.contains(port) || !switch(&to_the_same(*port), false));
     for port in wanted {
+        if published.len() >= MOST_PORTS {
+            return;
+        }
         if !published.contains(&port) && switch(&to_the_same(port), true) {
             published.insert(port);
         }
@@ -229,5 +236,22 @@ mod tests {
         assert_eq!(go(&[2000, 4000]), [(2000, true), (4000, true)]);
         assert_eq!(go(&[2000, 3000, 4000]), [(3000, true), (4000, true)]);
         assert_eq!(go(&[3000]), [(2000, false)]);
+    }
+
+    #[test]
+    fn a_guest_that_listens_on_every_port_gets_some_and_keeps_them() {
+        let mut published = BTreeSet::new();
+        update(&mut published, (1024..=65_535).collect(), |f, _| {
+            assert!(!f.is_optional, "both IP versions or none");
+            true
+        });
+        assert_eq!(published.len(), MOST_PORTS);
+        let before = published.clone();
+        update(&mut published, (1024..=65_535).rev().collect(), |_, on| on);
+        assert_eq!(published, before);
+        // One that is withdrawn makes space for another.
+        let wanted = (1025..=65_535).collect();
+        update(&mut published, wanted, |_, _| true);
+        assert!(published.len() == MOST_PORTS && !published.contains(&1024));
     }
 }

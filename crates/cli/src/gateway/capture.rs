@@ -1,11 +1,16 @@
 //! The file of `--pcap`. Where it cannot be written any more, as on a full disk, that is said once, the file ends
 //! with its last whole block, and the traffic goes on.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use nix::unistd::geteuid;
+
 use super::log::Log;
+use crate::failure::{Failure, Outcome};
 
 /// A file that gets whole blocks by [`Write::write_all`]. Its copies, one for each queue of the interface, share it:
 /// the file has a section for each, and a section header says nothing but how the blocks behind it are written, which
@@ -21,8 +26,29 @@ struct Shared {
 }
 
 impl CaptureFile {
+    /// A capture in a file that its owner alone reads, and nobody else's: what is captured is not for others.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn create(path: &Path, log: &Log) -> Outcome<CaptureFile> {
+        let mut options = File::options();
+        let opened = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+        let private = opened.and_then(|file| {
+            let about = file.metadata()?;
+            if about.is_file() && about.uid() != geteuid().as_raw() {
+                return Err(io::Error::other("it belongs to another user; choose another file"));
+            }
+            if about.is_file() {
+                file.set_permissions(Permissions::from_mode(0o600))?;
+            }
+            Ok(file)
+        });
+        let file = private.map_err(|e| Failure::file("cannot write", path, &e))?;
+        Ok(CaptureFile::new(file, log))
+    }
+
     /// A capture in an empty file.
-    pub fn new(file: File, log: &Log) -> CaptureFile {
+    fn new(file: File, log: &Log) -> CaptureFile {
         let log = log.clone();
         let shared = Shared { file, log, whole_bytes: 0, has_failed: false };
         CaptureFile(Arc::new(Mutex::new(shared)))

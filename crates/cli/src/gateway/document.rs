@@ -1,5 +1,6 @@
 //! A gateway's document for `fulmar stat`: that of a stack, and what a gateway adds.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -49,8 +50,22 @@ impl About {
         About { name: name_of(plan, target), network_namespace: host, guest, splicers }
     }
 
+    /// The document for metrics: of the flows their numbers, by protocol, direction and state. Of sixty thousand flows the
+    /// document has more bytes than the gateway may have for its packets.
+    pub fn totals(&self, stat: Stat) -> Value {
+        let flows = sums_of(&stat.flows);
+        let mut document = self.without_flows(stat).0;
+        document["flows"] = flows;
+        document
+    }
+
     /// The document as text. A flow is written when it is described: of ten thousand only the text is in memory.
     pub fn document(&self, stat: Stat) -> String {
+        let (document, flows) = self.without_flows(stat);
+        with_array(document.to_string(), "flows", flows.iter().map(flow))
+    }
+
+    fn without_flows(&self, stat: Stat) -> (Value, Vec<FlowStat>) {
         let gateway = self.gateway(&stat);
         let Stat { queues, flows, stack, balance, .. } = stat;
         let stack = fulmar::Stat {
@@ -62,7 +77,7 @@ impl About {
         };
         let mut document = stack.to_value();
         document["gateway"] = gateway;
-        with_array(document.to_string(), "flows", flows.iter().map(flow))
+        (document, flows)
     }
 
     fn gateway(&self, stat: &Stat) -> Value {
@@ -145,11 +160,33 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn flow(f: &FlowStat) -> Value {
-    let direction = match f.direction {
+/// The numbers of flows and of their queued bytes, by protocol, direction and state.
+fn sums_of(flows: &[FlowStat]) -> Value {
+    let mut sums: BTreeMap<[&str; 3], [u64; 3]> = BTreeMap::new();
+    for f in flows {
+        let [count, received, sent] =
+            sums.entry([f.protocol.name(), direction_of(f), f.state]).or_default();
+        *count += 1;
+        *received += f.tcp.as_ref().map_or(0, |t| t.recv_queue_bytes as u64);
+        *sent += f.tcp.as_ref().map_or(0, |t| t.send_queue_bytes as u64);
+    }
+    let sum = |(what, numbers): ([&str; 3], [u64; 3])| {
+        let ([protocol, direction, state], [count, received, sent]) = (what, numbers);
+        json!({"protocol": protocol, "direction": direction, "state": state, "count": count,
+               "recv_queue_bytes": received, "send_queue_bytes": sent})
+    };
+    sums.into_iter().map(sum).collect()
+}
+
+fn direction_of(f: &FlowStat) -> &'static str {
+    match f.direction {
         Direction::Out => "out",
         Direction::In => "in",
-    };
+    }
+}
+
+fn flow(f: &FlowStat) -> Value {
+    let direction = direction_of(f);
     let mut value = json!({
         "protocol": f.protocol.name(),
         "direction": direction,
@@ -215,6 +252,36 @@ mod tests {
         assert_eq!(append(vec![]), json!({"a": {"b": 1}, "all": []}));
         let two = vec![json!({"c": 2}), json!(3)];
         assert_eq!(append(two), json!({"a": {"b": 1}, "all": [{"c": 2}, 3]}));
+    }
+
+    #[test]
+    fn metrics_have_the_numbers_of_the_flows_and_not_the_flows() {
+        let at = |text: &str| text.parse().unwrap();
+        let flow = |state, direction| FlowStat {
+            protocol: Protocol::Udp,
+            direction,
+            guest: at("10.0.0.2:1000"),
+            peer: at("10.0.0.1:80"),
+            host: at("127.0.0.1:80"),
+            state,
+            bytes_out: 7,
+            bytes_in: 8,
+            age: Duration::from_secs(2),
+            idle: Duration::from_secs(1),
+            tcp: None,
+            host_tcp: None,
+        };
+        let mut flows = vec![flow("open", Direction::Out); 60_000];
+        flows.push(flow("open", Direction::In));
+        let sums = sums_of(&flows);
+        let expected = |direction, count| {
+            json!({"protocol": "udp", "direction": direction, "state": "open", "count": count,
+                   "recv_queue_bytes": 0, "send_queue_bytes": 0})
+        };
+        assert_eq!(sums, json!([expected("in", 1), expected("out", 60_000)]));
+        let text = crate::metrics::exposition(&json!({"flows": sums}));
+        let line = r#"fulmar_gateway_flows{protocol="udp",state="open",direction="out"} 60000"#;
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]

@@ -61,15 +61,16 @@ impl Endpoints {
     /// # Errors
     /// No thread can be started.
     pub fn serve(self, about: About, snapshots: Snapshots) -> io::Result<Served> {
-        let document = Arc::new(move || snapshots.take().map(|stat| about.document(*stat)));
+        let about = Arc::new(about);
         if let Some(metrics) = self.metrics {
-            let document = Arc::clone(&document);
+            let (about, snapshots) = (Arc::clone(&about), snapshots.clone());
             metrics.serve(move || {
-                let document = serde_json::from_str(&document()?).ok()?;
-                Some(metrics::exposition(&document))
+                let totals = snapshots.take().map(|stat| about.totals(*stat));
+                totals.map(|totals| metrics::exposition(&totals))
             })?;
         }
-        let control = self.control.map(|bound| bound.serve(move || document())).transpose()?;
+        let document = move || snapshots.take().map(|stat| about.document(*stat));
+        let control = self.control.map(|bound| bound.serve(document)).transpose()?;
         Ok(Served { _control: control })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,7 +40,8 @@ impl Log {
     /// # Errors
     /// Those of `open`.
     pub fn use_file(&self, path: &Path, max_bytes: u64) -> io::Result<()> {
-        let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+        // What a guest asks for is not for others.
+        let mut file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
         let written_bytes = file.seek(SeekFrom::End(0))?;
         self.replace(Sink::File { file, written_bytes, max_bytes });
         Ok(())

@@ -233,12 +233,16 @@ impl Policy for RulesPolicy {
         let NewFlow { to, names, claimed_names, .. } = *flow;
         let port = (flow.protocol != Protocol::Icmp).then_some(to.port());
         let is_dns = to.port() == DNS_PORT && self.dns.contains(&to.ip());
-        let denial = match (is_dns, flow.protocol) {
-            (false, _) => self.rules.denial(to.ip(), port, names, claimed_names),
-            // Its names are not read.
-            (true, Protocol::Tcp) => self.rules.hidden_name_denial(),
-            (true, _) => None,
+        let by_address = match is_dns {
+            true => None,
+            false => self.rules.denial(to.ip(), port, names, claimed_names),
         };
+        // The names in DNS over TCP are not read.
+        let hides_names = flow.protocol == Protocol::Tcp
+            && to.port() == DNS_PORT
+            && !self.rules.is_allowed(to.ip(), port, names);
+        let by_name = if hides_names { self.rules.hidden_name_denial() } else { None };
+        let denial = by_address.or(by_name);
         if let Some(reporter) = &self.reporter {
             reporter.at(flow.protocol, to, |tally| {
                 tally.name = names.first().or(claimed_names.first()).cloned().or(tally.name.take());
@@ -339,6 +343,9 @@ mod tests {
             let dns = vec!["169.254.1.1".parse().unwrap()];
             let mut policy = RulesPolicy { rules, dns, reporter: None };
             assert_eq!(decide(&mut policy, "169.254.1.1:53", &[]), decision, "{text}");
+            if !text.contains("no-network") {
+                assert_eq!(decide(&mut policy, "192.0.2.53:53", &[]), decision, "{text}");
+            }
             assert_eq!(policy.decide_hidden_name(), decision, "{text}");
         }
     }

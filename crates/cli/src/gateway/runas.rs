@@ -7,25 +7,42 @@ use nix::unistd::{Gid, Group, Uid, User, geteuid, setgroups, setresgid, setresui
 /// Whom a gateway started as root becomes.
 const NOBODY: &str = "nobody";
 
+/// The number of `nobody` where the system has no such name.
+const NOBODY_ID: u32 = 65_534;
+
 /// A user and a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
     uid: Uid,
     gid: Gid,
+    /// In a guest's user namespace: its root, where it has no such user.
+    or_root: bool,
 }
 
-/// Whom to become: as the option says, else nobody if this is root of the whole system. To be asked after the
-/// guest's user namespace was joined, which may know no such user.
+/// Whether this is root of the whole system. To be asked before a guest's user namespace is joined.
+pub fn is_system_root() -> bool {
+    geteuid().is_root() && is_initial_namespace()
+}
+
+/// Whom to become: as the option says, else nobody if this was root of the whole system before the guest's user namespace
+/// was joined; that may know no such user, and its own root is another user outside.
 ///
 /// # Errors
 /// There is no such user or group, or the option is given by another than root.
-pub fn wanted(option: Option<&str>) -> Result<Option<Identity>, String> {
-    let is_root = geteuid().is_root();
-    let Some(text) = option else {
-        return Ok(if is_root && is_initial_namespace() { parse(NOBODY).ok() } else { None });
-    };
+pub fn wanted(option: Option<&str>, was_root: bool) -> Result<Option<Identity>, String> {
+    let Some(text) = option else { return Ok(was_root.then(nobody)) };
     let identity = parse(text)?;
-    if is_root { Ok(Some(identity)) } else { Err("only root can use --runas".into()) }
+    if was_root || geteuid().is_root() {
+        Ok(Some(identity))
+    } else {
+        Err("only root can use --runas".into())
+    }
+}
+
+fn nobody() -> Identity {
+    let (uid, gid) = (Uid::from_raw(NOBODY_ID), Gid::from_raw(NOBODY_ID));
+    let named = parse(NOBODY).unwrap_or(Identity { uid, gid, or_root: false });
+    Identity { or_root: !is_initial_namespace(), ..named }
 }
 
 /// The initial user namespace maps every id to itself.
@@ -53,7 +70,7 @@ fn parse(text: &str) -> Result<Identity, String> {
             found.ok_or_else(|| format!("--runas: there is no group `{name}`"))?.gid
         }
     };
-    Ok(Identity { uid, gid })
+    Ok(Identity { uid, gid, or_root: false })
 }
 
 impl Identity {
@@ -62,9 +79,14 @@ impl Identity {
     /// # Errors
     /// The system refuses it.
     pub fn assume(self) -> io::Result<()> {
-        let done = setgroups(&[])
-            .and_then(|()| setresgid(self.gid, self.gid, self.gid))
-            .and_then(|()| setresuid(self.uid, self.uid, self.uid));
+        let turn_into = |uid, gid| setresgid(gid, gid, gid).and_then(|()| setresuid(uid, uid, uid));
+        let groups = setgroups(&[]);
+        let done = match self.or_root {
+            false => groups.and_then(|()| turn_into(self.uid, self.gid)),
+            // The namespace may forbid to change groups, and map one user alone.
+            true => turn_into(self.uid, self.gid)
+                .or_else(|_| turn_into(Uid::from_raw(0), Gid::from_raw(0))),
+        };
         done.map_err(|e| io::Error::other(format!("cannot become user {}: {e}", self.uid)))
     }
 }

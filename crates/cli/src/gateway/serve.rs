@@ -9,7 +9,6 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{ExitCode, exit};
 use std::sync::Arc;
@@ -171,15 +170,16 @@ pub fn serve(
     let host = HostNetwork::read(plan.upstream.as_deref()).map_err(sentence)?;
     let end = if plan.outlives_file { None } else { Some(target.exit_watch().map_err(sentence)?) };
     let signals = catch_signals().during("cannot catch signals")?;
-    let capture_to = |file| Ok(CaptureFile::new(create(file)?, &log));
+    let capture_to = |file| CaptureFile::create(file, &log);
     let pcap = plan.process.pcap.as_deref().map(capture_to).transpose()?;
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
     let summary_file = wait::open_summary().during("cannot open the pipe for the summary")?;
     let endpoints = Endpoints::open(plan.process.metrics, &log)?;
     let mut auto = start_auto(plan, &log);
+    let was_root = runas::is_system_root();
     let netns = target.attach().map_err(sentence)?;
     refuse_own(endpoints.namespaces(&netns))?;
-    let identity = runas::wanted(plan.process.runas.as_deref()).map_err(Failure::new)?;
+    let identity = runas::wanted(plan.process.runas.as_deref(), was_root).map_err(Failure::new)?;
     let network = plan.network(&host, attach);
     let devices = make_interface(plan, &netns, &network, pcap, &log)?;
     watch_guest_ports(plan, &netns, &mut auto, &log).map_err(sentence)?;
@@ -239,11 +239,8 @@ fn sentence(e: io::Error) -> Failure {
     Failure::new(e.to_string())
 }
 
-/// A file that only its owner reads: what a guest sends is nobody else's.
 fn create(path: &Path) -> Outcome<File> {
-    let mut options = File::options();
-    let opened = options.write(true).create(true).truncate(true).mode(0o600).open(path);
-    opened.map_err(|e| Failure::file("cannot write", path, &e))
+    File::create(path).map_err(|e| Failure::file("cannot write", path, &e))
 }
 
 fn open_log(plan: &Plan, name: &str) -> Outcome<Log> {

@@ -111,7 +111,8 @@ fn sockets(all: &mut Families, document: &Value) {
         let sockets = list(&document[list_name]);
         for s in sockets {
             let labels = ["protocol", "state", "direction"].map(|field| word(&s[field]));
-            *count.entry(labels).or_default() += 1.0;
+            // Flows come added up.
+            *count.entry(labels).or_default() += s["count"].as_f64().unwrap_or(1.0);
             // Of a listener both are numbers of connections.
             if s["state"] != "LISTEN" {
                 *queued.entry("receive").or_default() += number(&s["recv_queue_bytes"]);
