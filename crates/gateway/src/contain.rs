@@ -70,7 +70,6 @@ const ALLOWED: &[libc::c_long] = &[
     // Descriptors.
     libc::SYS_close,
     libc::SYS_dup3,
-    libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_ftruncate,
     libc::SYS_lseek,
@@ -126,6 +125,16 @@ const ALLOWED_HERE: &[libc::c_long] = &[];
 /// services of the user could be reached: the one that answers `fulmar stat` is open already.
 const SOCKET_DOMAINS: [libc::c_int; 2] = [libc::AF_INET, libc::AF_INET6];
 const SOCKET_TYPES: [libc::c_int; 2] = [libc::SOCK_STREAM, libc::SOCK_DGRAM];
+/// With the default protocol, or the one that it is.
+const SOCKET_PROTOCOLS: [(libc::c_int, libc::c_int, libc::c_int); 4] = [
+    (libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_TCP),
+    (libc::AF_INET6, libc::SOCK_STREAM, libc::IPPROTO_TCP),
+    (libc::AF_INET, libc::SOCK_DGRAM, libc::IPPROTO_ICMP),
+    (libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_ICMPV6),
+];
+/// What is asked of a descriptor: nothing that makes it send signals (F_SETOWN, F_SETSIG).
+const DESCRIPTOR_CALLS: [libc::c_int; 5] =
+    [libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];
 /// The bits of a socket's type that are flags: SOCK_CLOEXEC and SOCK_NONBLOCK.
 const SOCKET_FLAGS: libc::c_int = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 
@@ -230,9 +239,15 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
         for kind in SOCKET_TYPES {
             let mask = SeccompCmpOp::MaskedEq(!SOCKET_FLAGS as u32 as u64);
             let of_kind = SeccompCondition::new(1, SeccompCmpArgLen::Dword, mask, kind as u64)?;
-            sockets.push(SeccompRule::new(vec![is(0, domain)?, of_kind])?);
+            let own = SOCKET_PROTOCOLS.iter().filter(|(d, k, _)| (*d, *k) == (domain, kind));
+            for protocol in own.map(|(.., protocol)| *protocol).chain([0]) {
+                let of_kind = of_kind.clone();
+                sockets.push(SeccompRule::new(vec![is(0, domain)?, of_kind, is(2, protocol)?])?);
+            }
         }
     }
+    let fcntl = DESCRIPTOR_CALLS.map(|call| SeccompRule::new(vec![is(1, call)?]));
+    rules.insert(libc::SYS_fcntl, fcntl.into_iter().collect::<Result<_, _>>()?);
     rules.insert(libc::SYS_socket, sockets);
     // Memory, but none that is executable.
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {

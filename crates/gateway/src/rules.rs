@@ -238,7 +238,7 @@ impl Rules {
         names: &[String],
         claimed: &[String],
     ) -> Option<&Denial> {
-        if self.allowed.iter().any(|r| r.matches(to, port, names)) {
+        if self.is_allowed(to, port, names) {
             return None;
         }
         let leads_to = embedded_v4(to);
@@ -247,6 +247,11 @@ impl Rules {
                 || rule.matches(to, port, claimed)
                 || leads_to.is_some_and(|v4| rule.matches(v4, port, &[]))
         })
+    }
+
+    /// Whether a rule allows a destination by name, address or port.
+    pub fn is_allowed(&self, to: IpAddr, port: Option<u16>, names: &[String]) -> bool {
+        self.allowed.iter().any(|r| r.matches(to, port, names))
     }
 
     /// What may refuse the name of a question that cannot be read. `None`: the guest may ask.

@@ -3,12 +3,15 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use fulmar_gateway::contain::contain;
 
+/// A contained process cannot ask for it any more.
+static PARENT: OnceLock<nix::unistd::Pid> = OnceLock::new();
 const CONTAINED: &str = "FULMAR_TEST_CONTAINED";
 type Test = (&'static str, fn(TcpListener));
 const TESTS: [Test; 6] = [
@@ -25,6 +28,7 @@ fn main() {
         let (_, test) = TESTS.iter().find(|(n, _)| *n == name).expect("a test of this name");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let has_landlock = kernel_has_landlock();
+        PARENT.set(nix::unistd::Pid::parent()).unwrap();
         let done = contain().unwrap();
         assert!(done.to_string().starts_with("no capabilities"));
         assert_eq!(done.has_landlock, has_landlock);
@@ -111,6 +115,14 @@ fn it_opens_no_raw_sockets(_: TcpListener) {
         assert_eq!(open(family, kind).err(), Some(nix::errno::Errno::EPERM), "{family:?} {kind:?}");
     }
     assert!(open(AddressFamily::Inet6, SockType::Stream).is_ok());
+    // SCTP, Multipath TCP and UDP-Lite.
+    for (kind, protocol) in
+        [(libc::SOCK_STREAM, 132), (libc::SOCK_STREAM, 262), (libc::SOCK_DGRAM, 136)]
+    {
+        // SAFETY: the call has three numbers and no memory.
+        let fd = unsafe { libc::socket(libc::AF_INET, kind, protocol) };
+        assert_eq!(nix::errno::Errno::result(fd), Err(nix::errno::Errno::EPERM), "{protocol}");
+    }
 }
 
 fn it_signals_no_other_process(_: TcpListener) {
@@ -121,8 +133,15 @@ fn it_signals_no_other_process(_: TcpListener) {
         nix::errno::Errno::result(unsafe { libc::syscall(libc::SYS_tgkill, id, id, 0) })
     };
     assert_eq!(ask(nix::unistd::Pid::this()), Ok(0));
-    assert_eq!(ask(nix::unistd::Pid::parent()), Err(nix::errno::Errno::EPERM));
-    let killed = nix::sys::signal::kill(nix::unistd::Pid::parent(), None);
+    let parent = *PARENT.get().unwrap();
+    assert_eq!(ask(parent), Err(nix::errno::Errno::EPERM));
+    // A descriptor sends signals to its owner (fcntl(2), F_SETOWN).
+    let here = io::stdin();
+    // SAFETY: the call has three numbers and no memory.
+    let owned = unsafe { libc::fcntl(here.as_raw_fd(), libc::F_SETOWN, parent.as_raw()) };
+    assert_eq!(nix::errno::Errno::result(owned), Err(nix::errno::Errno::EPERM));
+    assert!(here.as_fd().try_clone_to_owned().is_ok());
+    let killed = nix::sys::signal::kill(parent, None);
     assert_eq!(killed, Err(nix::errno::Errno::EPERM));
 }
 

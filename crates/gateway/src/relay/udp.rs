@@ -386,9 +386,12 @@ fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Ru
     if flow.is_dns && cx.settings.policy.has_policy() {
         let Settings { mapping, policy, .. } = cx.settings;
         let is_resolver = mapping.is_resolver(flow.peer, flow.host_addr);
-        runs.iter().for_each(|(bytes, _)| match is_resolver {
-            true => policy.learn(bytes),
-            false => policy.learn_claim(bytes),
+        let messages = runs.iter().flat_map(|(bytes, each)| {
+            bytes.chunks(each.map_or(usize::MAX, |n| usize::from(n.max(1))))
+        });
+        messages.for_each(|message| match is_resolver {
+            true => policy.learn(message),
+            false => policy.learn_claim(message),
         });
     }
     let bytes: usize = runs.iter().map(|(bytes, _)| bytes.len()).sum();

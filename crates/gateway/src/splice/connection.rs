@@ -265,7 +265,13 @@ impl Direction {
     fn fill_by_copy(&mut self, from: &TcpStream) -> Result<usize, Errno> {
         let Some(pipe) = self.pipe.as_mut() else { return Ok(0) };
         let mut bytes = [0; COPIED_BYTES];
-        match recv(from.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
+        let received = loop {
+            match recv(from.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
+                Err(Errno::EINTR) => {}
+                done => break done,
+            }
+        };
+        match received {
             Ok(0) => {
                 self.is_ended = true;
                 Ok(0)
@@ -280,7 +286,6 @@ impl Direction {
                 self.has_urgent = false;
                 Ok(0)
             }
-            Err(Errno::EINTR) => Ok(0),
             Err(e) => Err(e),
         }
     }

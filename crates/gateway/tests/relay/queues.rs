@@ -100,8 +100,11 @@ fn the_bound_of_flows_holds_over_all_queues() {
     let port = listener.local_addr().unwrap().port();
     let begun: Vec<_> = (0..64).map(|_| world.begin_connection((HOST, port))).collect();
     world.until("most are refused", |s| s.totals.refusals.value(Refusal::FlowLimit) >= 56);
-    let stat = world.stat();
-    assert_eq!((stat.flows.len(), stat.totals.tcp_flows), (8, 8));
+    // A thread that is busy is left out of a snapshot.
+    world.until("as many as may be", |s| {
+        assert!(s.flows.len() <= 8, "{}", s.flows.len());
+        (s.flows.len(), s.totals.tcp_flows) == (8, 8)
+    });
     drop(begun);
 }
 

@@ -111,7 +111,9 @@ pub struct Flow {
 impl Flow {
     /// When it ends if no datagram passes.
     pub fn expires(&self) -> Instant {
-        let is_stream = self.datagrams_out > 1 && self.datagrams_in > 1;
+        // What the guest sends to a port that stands for a client's would go to a stranger later.
+        let is_substitute = self.host.is_published() && self.peer.port() != self.host_addr.port();
+        let is_stream = is_substitute || (self.datagrams_out > 1 && self.datagrams_in > 1);
         let is_answered = self.datagrams_in >= self.datagrams_out && self.datagrams_in > 0;
         self.moved
             + match () {

@@ -1,5 +1,6 @@
 //! Published UDP ports: a flow for each client.
 
+use std::hash::BuildHasher;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,14 +15,16 @@ use super::super::published::open_bound;
 use super::super::siblings::{ClientDatagrams, Message};
 use super::super::{Context, canonical};
 use super::Udp;
-use super::flow::HostSocket;
+use super::flow::{ClientKey, HostSocket};
 use crate::ports::Forward;
 use crate::published::PublishedPort;
 use crate::stat::{Direction, Refusal};
 
-/// Ports that a client gets in place of its own: not those of services, and as many tries as several queues need.
+/// Ports that a client gets in place of its own: not those of services.
 const LEAST_SUBSTITUTE: u16 = 1024;
-const MOST_SUBSTITUTES: u16 = 4096;
+/// Ports that are tried: as many as several queues need, of which each takes its part. A client for which all are taken
+/// costs no more with each datagram.
+const TRIES: u16 = 256;
 
 /// The control message that names the source address of a datagram.
 pub fn packet_info(local: Option<IpAddr>) -> (Option<libc::in_pktinfo>, Option<libc::in6_pktinfo>) {
@@ -157,7 +160,7 @@ impl Udp {
         if other.host.client_key() == Some(key) {
             return found;
         }
-        let Some(seen) = self.substitute(cx, a) else {
+        let Some(seen) = self.substitute(cx, a, &key) else {
             a.port.count_refused();
             cx.refuse(Refusal::NoAnswerAddress);
             return None;
@@ -168,8 +171,15 @@ impl Udp {
     }
 
     /// The address of a client with a port that no flow has, by which answers come to this queue.
-    fn substitute(&self, cx: &mut Context<'_>, a: &ClientDatagrams) -> Option<SocketAddr> {
-        let ports = (1..=MOST_SUBSTITUTES).map(|n| a.seen.port().wrapping_add(n));
+    fn substitute(
+        &self,
+        cx: &mut Context<'_>,
+        a: &ClientDatagrams,
+        key: &ClientKey,
+    ) -> Option<SocketAddr> {
+        // Keyed: which ports are taken is nobody's choice.
+        let first = self.substitutes.hasher().hash_one(key) as u16;
+        let ports = (0..TRIES).map(|n| first.wrapping_add(n));
         let mut all = ports.filter(|port| *port >= LEAST_SUBSTITUTE);
         all.find_map(|port| {
             let seen = SocketAddr::new(a.seen.ip(), port);
