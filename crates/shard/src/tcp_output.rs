@@ -142,7 +142,7 @@ impl Tcp {
         entry.timer = None;
         let events = entry.tcb.on_timer(&mut net.env(now));
         let is_expired_embryo = entry.is_embryo && entry.tcb.state() == State::Closed;
-        let listener = entry.parent.filter(|_| is_expired_embryo);
+        let listener = entry.parent.or(entry.decided_by).filter(|_| is_expired_embryo);
         note_path_mtu(&mut net.ip, now, entry);
         self.posted.list(id, &mut entry.posted);
         if entry.tcb.wants_output() {

@@ -163,8 +163,12 @@ impl Handshakes {
         let queued = (stat.accept_queue + stat.embryos + stat.pending) as u64;
         let given_up = stat.embryos_expired + stat.embryos_replaced;
         let pending = stat.pending_expired + stat.pending_reset;
-        let taken = if stat.pending_limit > 0 { self.decided + pending } else { self.accepted };
-        let out = taken + queued + given_up + stat.cookies_sent + stat.syns_dropped;
+        // Embryos of connections that were accepted while pending were decided about.
+        let taken = match stat.pending_limit > 0 {
+            true => self.decided + pending,
+            false => self.accepted + given_up,
+        };
+        let out = taken + queued + stat.cookies_sent + stat.syns_dropped;
         if out > self.syns + own_syns + stat.cookies_valid {
             let Handshakes { syns, accepted, decided, .. } = self;
             return Err(format!(
