@@ -137,12 +137,15 @@ pub struct Siblings {
     incoming: VecDeque<HandOff>,
     /// For others, in order.
     outgoing: VecDeque<Outgoing>,
+    /// Those of them that are no packets.
+    unasked: usize,
 }
 
 impl Siblings {
     pub(crate) fn new(id: u16, shards: u16, owner: OwnerKey) -> Siblings {
         let (incoming, outgoing) = (VecDeque::new(), VecDeque::new());
-        Siblings { ownership: FlowOwnership { id, shards, owner }, ports: None, incoming, outgoing }
+        let ownership = FlowOwnership { id, shards, owner };
+        Siblings { ownership, ports: None, incoming, outgoing, unasked: 0 }
     }
 
     /// Makes the shard one of several, which share a table of ports. Once, before it is used.
@@ -227,13 +230,13 @@ impl Siblings {
     #[allow(clippy::result_large_err, reason = "returned by value: no heap per packet")]
     pub(crate) fn hand_over(&mut self, to: u16, what: HandOff) -> Result<(), HandOff> {
         // A flood of what anybody may send unasked leaves space for packets.
-        let most = match what {
-            HandOff::Packet(_) => MAX_OUTGOING,
-            _ => MAX_OUTGOING / 4,
-        };
-        if self.ports.is_none() || self.outgoing.len() >= most {
+        let is_unasked = !matches!(what, HandOff::Packet(_));
+        let is_full =
+            self.outgoing.len() >= MAX_OUTGOING || is_unasked && self.unasked >= MAX_OUTGOING / 4;
+        if self.ports.is_none() || is_full {
             return Err(what);
         }
+        self.unasked += usize::from(is_unasked);
         self.outgoing.push_back(Outgoing { to, what });
         Ok(())
     }
@@ -258,7 +261,9 @@ impl Siblings {
 
     /// The next hand-off for another shard. To be taken after each step and call.
     pub fn pop_outgoing(&mut self) -> Option<Outgoing> {
-        self.outgoing.pop_front()
+        let out = self.outgoing.pop_front()?;
+        self.unasked -= usize::from(!matches!(out.what, HandOff::Packet(_)));
+        Some(out)
     }
 
     #[inline]
@@ -379,6 +384,10 @@ mod tests {
         let taken =
             (0..2 * MAX_INCOMING).filter(|_| siblings.receive_hand_off(update()).is_ok()).count();
         assert_eq!(taken, MAX_INCOMING);
+        while siblings.pop_outgoing().is_some() {}
+        // Packets leave space for the others, too.
+        (0..MAX_OUTGOING / 2).for_each(|_| assert!(siblings.hand_over(1, packet()).is_ok()));
+        assert!(siblings.hand_over(1, echo()).is_ok());
         while siblings.pop_outgoing().is_some() {}
         while siblings.take().is_some() {}
         assert!(

@@ -48,7 +48,7 @@ impl Tcb {
         match error {
             // A SYN without data is smaller than any path, and its peer has proven nothing.
             IcmpError::TooBig { .. }
-                if !self.is_synchronized() && self.fast_open.syn_bytes == 0 =>
+                if ahead == 0 && self.snd.una == 0 && self.fast_open.syn_bytes == 0 =>
             {
                 env.counters.drop_packet(DropReason::IcmpMtuKnown);
             }
