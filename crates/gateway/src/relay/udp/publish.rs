@@ -24,7 +24,12 @@ use crate::stat::{Direction, Refusal};
 const LEAST_SUBSTITUTE: u16 = 1024;
 /// Ports that are tried: as many as several queues need, of which each takes its part. A client for which all are taken
 /// costs no more with each datagram.
-const TRIES: u16 = 256;
+const TRIES: u64 = 256;
+
+/// One of the ports that a client may get.
+fn substitute_port(number: u64) -> u16 {
+    LEAST_SUBSTITUTE + (number % u64::from(u16::MAX - LEAST_SUBSTITUTE + 1)) as u16
+}
 
 /// The control message that names the source address of a datagram.
 pub fn packet_info(local: Option<IpAddr>) -> (Option<libc::in_pktinfo>, Option<libc::in6_pktinfo>) {
@@ -178,10 +183,9 @@ impl Udp {
         key: &ClientKey,
     ) -> Option<SocketAddr> {
         // Keyed: which ports are taken is nobody's choice.
-        let first = self.substitutes.hasher().hash_one(key) as u16;
-        let ports = (0..TRIES).map(|n| first.wrapping_add(n));
-        let mut all = ports.filter(|port| *port >= LEAST_SUBSTITUTE);
-        all.find_map(|port| {
+        let first = self.substitutes.hasher().hash_one(key);
+        (0..TRIES).find_map(|n| {
+            let port = substitute_port(first.wrapping_add(n));
             let seen = SocketAddr::new(a.seen.ip(), port);
             let is_free = self.find((a.guest, seen)).is_none();
             (is_free && cx.owner_elsewhere(a.guest, seen).is_none()).then_some(seen)
@@ -201,5 +205,17 @@ impl Udp {
             None => a.port.count_refused(),
         }
         begun
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_leads_to_a_port_that_is_no_services() {
+        let all: std::collections::HashSet<u16> = (0..70_000).map(substitute_port).collect();
+        assert_eq!((all.len(), all.iter().min()), (65_536 - 1024, Some(&LEAST_SUBSTITUTE)));
+        substitute_port(u64::MAX);
     }
 }
