@@ -14,13 +14,10 @@ use fulmar::{
     devices,
 };
 use fulmar_netns::Netns;
-use nix::errno::Errno;
-use nix::sys::socket::{getsockopt, sockopt};
-use nix::unistd::geteuid;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{self as unix, UnixListener, UnixStream};
+use std::os::unix::net::{self as unix, UnixListener};
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -113,7 +110,7 @@ fn is_down(here: &Netns, interface: &str) -> bool {
 /// An interface of the sandbox that this process alone uses, in the network namespace.
 struct Reserved {
     interface: String,
-    _claim: Option<UnixListener>,
+    _claim: UnixListener,
 }
 
 /// The first interface of the sandbox without a stack; outside of one, the default one. `None`: each has a stack.
@@ -212,8 +209,7 @@ impl StackArgs {
         };
         let addresses = self.stack_addresses(&opened)?;
         let claimed = if opened.is_shared { addresses.as_slice() } else { &[] };
-        let claims = claimed.iter().filter_map(|a| claim(a).transpose());
-        let claims = claims.collect::<Outcome<_>>()?;
+        let claims = claimed.iter().map(claim).collect::<Outcome<_>>()?;
         if *device != self.device {
             let all: Vec<String> = addresses.iter().map(Cidr::to_string).collect();
             eprintln!(
@@ -338,9 +334,9 @@ fn serve_metrics(metrics: metrics::Bound, stack: &Stack) -> Outcome {
 /// Claims an address by an abstract socket name, which belongs to the network namespace and is freed with the process:
 /// two stacks with one address on one interface would reset each other's connections, and packet sockets do not exclude
 /// each other.
-fn claim(address: &Cidr) -> Outcome<Option<UnixListener>> {
+fn claim(address: &Cidr) -> Outcome<UnixListener> {
     let ip = address.address;
-    let claimed = claim_name(&format!("fulmar-address-{ip}")).map_err(|e| match e.kind() {
+    claim_name(&format!("fulmar-address-{ip}")).map_err(|e| match e.kind() {
         io::ErrorKind::AddrInUse => Failure::new(format!(
             "another fulmar command has the address {ip} here; end it, or give this one another with \
              --addr: it reaches the kernel, but not that command. Two commands reach each other over \
@@ -348,30 +344,11 @@ fn claim(address: &Cidr) -> Outcome<Option<UnixListener>> {
             sandbox::INTERFACES
         )),
         _ => Failure::io(format_args!("cannot claim the address {ip}"), &e),
-    })?;
-    if claimed.is_none() {
-        eprintln!("a program of another user claims the address {ip}; going on without the claim");
-    }
-    Ok(claimed)
+    })
 }
 
-/// `None`: a process of another user has the name, which excludes nobody.
-fn claim_name(name: &str) -> io::Result<Option<UnixListener>> {
-    let name = unix::SocketAddr::from_abstract_name(name)?;
-    match UnixListener::bind_addr(&name) {
-        Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_of_another_user(&name) => Ok(None),
-        bound => bound.map(Some),
-    }
-}
-
-/// Whether the process that has a name is one of another user, and not of root.
-fn is_of_another_user(name: &unix::SocketAddr) -> bool {
-    let holder = UnixStream::connect_addr(name).map_err(|_| Errno::ECONNREFUSED);
-    match holder.and_then(|holder| getsockopt(&holder, sockopt::PeerCredentials)) {
-        Ok(who) => who.uid() != 0 && who.uid() != geteuid().as_raw(),
-        // Nothing listens there: no fulmar command.
-        Err(e) => e == Errno::ECONNREFUSED,
-    }
+fn claim_name(name: &str) -> io::Result<UnixListener> {
+    UnixListener::bind_addr(&unix::SocketAddr::from_abstract_name(name)?)
 }
 
 /// How long a connect over shared memory is repeated while it is refused: the other process may have opened its device

@@ -89,6 +89,8 @@ fn a_gateway_of_root_does_not_stay_root_in_the_namespace_of_another_user() {
     let status = fs::read_to_string(format!("/proc/{gateway}/status")).unwrap();
     drop(foreign);
     wait_until("the gateway ends with its guest", || !is_running(gateway));
+    let groups = status.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap();
+    assert_eq!(groups.trim(), "");
     for name in ["Uid", "Gid"] {
         let ids = status.lines().find_map(|l| l.strip_prefix(name)).unwrap();
         let ids: Vec<u32> = ids.split_whitespace().filter_map(|id| id.parse().ok()).collect();

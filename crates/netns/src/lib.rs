@@ -31,7 +31,7 @@ use std::path::Path;
 use nix::mount::{MsFlags, mount};
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::unistd::{getegid, geteuid};
+use nix::unistd::{Gid, Uid, getegid, geteuid, setgroups, setresgid, setresuid};
 
 /// What to do where the system forbids [`enter`] and [`enter_with_mounts`]: the end of an error message.
 pub const HOW_TO_ALLOW: &str = "allow it with `sysctl user.max_user_namespaces=10000`, on Ubuntu with `sysctl \
@@ -104,6 +104,9 @@ fn unshare_as(user: User, kinds: CloneFlags) -> io::Result<()> {
     Ok(())
 }
 
+/// The id by which a user namespace shows those that it does not map (/proc/sys/kernel/overflowuid).
+const UNMAPPED: u32 = 65_534;
+
 /// Joins the user namespace behind a path such as `/proc/PID/ns/user`, with all capabilities in it. Does nothing
 /// if the process is in it already.
 ///
@@ -130,7 +133,15 @@ pub fn enter_own_user_namespace(path: &Path) -> io::Result<()> {
         );
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     }
-    Ok(setns(there, CloneFlags::CLONE_NEWUSER)?)
+    setns(there, CloneFlags::CLONE_NEWUSER)?;
+    if geteuid().as_raw() == UNMAPPED {
+        // A namespace of other ids: whoever is root there may trace what is started, so it is started as that one.
+        let _ = setgroups(&[]);
+        let (uid, gid) = (Uid::from_raw(0), Gid::from_raw(0));
+        setresgid(gid, gid, gid)?;
+        setresuid(uid, uid, uid)?;
+    }
+    Ok(())
 }
 
 /// A user namespace, unless the process is in it already.

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -139,7 +139,7 @@ impl AutoPorts {
     fn rescan(&mut self, handle: &mut Handle<'_>) {
         if let Some(wanted) = self.tcp.of_guest() {
             update(&mut self.tcp.on_host, wanted, |f, on| match on {
-                true => handle.publish_tcp(f).is_ok(),
+                true => is_free(TcpListener::bind(any(f.from))) && handle.publish_tcp(f).is_ok(),
                 false => {
                     handle.unpublish_tcp(f);
                     true
@@ -150,7 +150,7 @@ impl AutoPorts {
             // As pasta(1): the UDP ports of the numbers of TCP ports, too.
             wanted.extend(&self.tcp.on_host);
             update(&mut self.udp.on_host, wanted, |f, on| match on {
-                true => handle.publish_udp(f).is_ok(),
+                true => is_free(UdpSocket::bind(any(f.from))) && handle.publish_udp(f).is_ok(),
                 false => {
                     handle.unpublish_udp(f);
                     true
@@ -185,6 +185,16 @@ impl AutoPorts {
             }
         }
     }
+}
+
+/// A port of all addresses of both IP versions.
+fn any(port: u16) -> SocketAddr {
+    SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port)
+}
+
+/// Whether no program of the host has a port at either IP version: the guest may have one of them alone.
+fn is_free<S>(bound: io::Result<S>) -> bool {
+    !bound.is_err_and(|e| e.kind() == io::ErrorKind::AddrInUse)
 }
 
 /// A port for which no socket could be made is tried again the next time.
@@ -236,6 +246,17 @@ mod tests {
         assert_eq!(go(&[2000, 4000]), [(2000, true), (4000, true)]);
         assert_eq!(go(&[2000, 3000, 4000]), [(3000, true), (4000, true)]);
         assert_eq!(go(&[3000]), [(2000, false)]);
+    }
+
+    #[test]
+    fn a_port_that_a_program_has_at_one_ip_version_is_not_free() {
+        for at in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0"] {
+            let taken = TcpListener::bind(at).unwrap();
+            let port = taken.local_addr().unwrap().port();
+            assert!(!is_free(TcpListener::bind(any(port))), "{at}");
+            drop(taken);
+            assert!(is_free(TcpListener::bind(any(port))), "{at}");
+        }
     }
 
     #[test]

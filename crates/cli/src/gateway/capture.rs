@@ -32,7 +32,7 @@ impl CaptureFile {
     /// A sentence.
     pub fn create(path: &Path, log: &Log) -> Outcome<CaptureFile> {
         let mut options = File::options();
-        let opened = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+        let opened = options.write(true).create(true).truncate(false).mode(0o600).open(path);
         let private = opened.and_then(|file| {
             let about = file.metadata()?;
             if about.is_file() && about.uid() != geteuid().as_raw() {
@@ -40,6 +40,7 @@ impl CaptureFile {
             }
             if about.is_file() {
                 file.set_permissions(Permissions::from_mode(0o600))?;
+                file.set_len(0)?;
             }
             Ok(file)
         });

@@ -51,7 +51,7 @@ impl About {
     }
 
     /// The document for metrics: of the flows their numbers, by protocol, direction and state. Of sixty thousand flows the
-    /// document has more bytes than the gateway may have for its packets.
+    /// whole document would have more bytes than the gateway may have for its packets.
     pub fn totals(&self, stat: Stat) -> Value {
         let flows = sums_of(&stat.flows);
         let mut document = self.without_flows(stat).0;

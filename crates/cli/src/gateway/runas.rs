@@ -24,6 +24,14 @@ pub fn is_system_root() -> bool {
     geteuid().is_root() && is_initial_namespace()
 }
 
+/// Gives up the groups of root of the whole system: in a guest's user namespace that may be forbidden.
+///
+/// # Errors
+/// The system refuses it.
+pub fn leave_groups() -> io::Result<()> {
+    setgroups(&[]).map_err(|e| io::Error::other(format!("cannot leave root's groups: {e}")))
+}
+
 /// Whom to become: as the option says, else nobody if this was root of the whole system before the guest's user namespace
 /// was joined; that may know no such user, and its own root is another user outside.
 ///

@@ -177,6 +177,9 @@ pub fn serve(
     let endpoints = Endpoints::open(plan.process.metrics, &log)?;
     let mut auto = start_auto(plan, &log);
     let was_root = runas::is_system_root();
+    if was_root {
+        runas::leave_groups().map_err(sentence)?;
+    }
     let netns = target.attach().map_err(sentence)?;
     refuse_own(endpoints.namespaces(&netns))?;
     let identity = runas::wanted(plan.process.runas.as_deref(), was_root).map_err(Failure::new)?;
