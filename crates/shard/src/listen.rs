@@ -357,14 +357,16 @@ impl Tcp {
     /// Before the timer of a connection: an embryo whose timer finds the SYN queue more than half full is given up
     /// earlier, unless its peer has answered (RFC 4987 section 3.3).
     pub fn shorten_syn_retries<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
-        let parent = match core.sockets.get(id) {
-            Some(Socket::Tcp(entry)) if entry.is_embryo => entry.parent.or(entry.decided_by),
-            _ => None,
+        let (key, parent) = match core.sockets.get(id) {
+            Some(Socket::Tcp(entry)) if entry.is_embryo => {
+                (*entry.tcb.key(), entry.parent.or(entry.decided_by))
+            }
+            _ => return,
         };
         let listener = parent.and_then(|listener| core.sockets.get(listener));
         let Some(Socket::Listener(l)) = listener else { return };
         let is_under_pressure = match &l.pending {
-            Some(queue) => queue.is_under_pressure(),
+            Some(queue) => queue.is_under_pressure(&key),
             None => l.syn_queue.is_under_pressure(),
         };
         let retries = core.config.tcp.syn_retries;

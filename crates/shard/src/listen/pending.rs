@@ -145,9 +145,10 @@ impl PendingQueue {
         }
     }
 
-    /// Whether it is more than half full.
-    pub fn is_under_pressure(&self) -> bool {
-        self.len > self.limits.backlog / 2
+    /// Whether it is more than half full, or has more than half of what the source of a flow may have.
+    pub fn is_under_pressure(&self, key: &FlowKey) -> bool {
+        let of_source = self.sources.get(&source_of(key)).copied().unwrap_or(0);
+        self.len > self.limits.backlog / 2 || of_source > self.limits.per_source / 2
     }
 
     /// A removed entry was accepted: it counts until its handshake is over.

@@ -99,6 +99,23 @@ fn an_accepted_connection_counts_until_its_handshake_is_over() {
 }
 
 #[test]
+fn a_source_at_its_limit_is_given_up_early() {
+    let accept = ConditionalAccept { per_source: 2, ..ConditionalAccept::default() };
+    let mut rig = Rig::new(options(accept));
+    for n in 0..3 {
+        send_syn(&mut rig, peer(n), ISS);
+        if let Some(pending) = take(&mut rig) {
+            decide(&mut rig, pending, Decision::Accept);
+        }
+    }
+    assert_eq!(rig.drops(DropReason::SourceLimit), 1);
+    rig.pass(8000);
+    assert_eq!(rig.stat().embryos_expired, 2);
+    send_syn(&mut rig, peer(3), ISS);
+    assert!(take(&mut rig).is_some());
+}
+
+#[test]
 fn limits_of_a_source_hold_for_accepted_connections() {
     let connections = Some(2);
     let limits = SourceLimits { connections, ..SourceLimits::default() };
