@@ -158,9 +158,9 @@ pub struct Limits {
     pub udp_flows: usize,
     /// Flows of echo requests at most, by identifier and destination; the oldest gives way. Default 256.
     pub echo_flows: usize,
-    /// Idle time of a connection whose stream from the guest has ended, and the host's has not, before the guest is asked
-    /// whether it still knows it (keepalive). Default 60 s: the guest's kernel forgets a socket that its program has
-    /// closed.
+    /// Idle time of a connection whose stream from the guest has ended, and the host's has not, before the guest is
+    /// asked whether it still knows it (keepalive). Default 60 s: the guest's kernel forgets a socket that its program
+    /// has closed.
     pub half_closed_idle: Duration,
     /// Bytes of packets and streams in all. Default 256 MiB, of which nothing is touched before it is needed.
     pub memory_bytes: usize,

@@ -65,8 +65,8 @@ pub trait Policy: Send {
         Decision::Allow
     }
 
-    /// A message to a DNS server whose name cannot be read: of several questions, or of another protocol. What is denied is
-    /// answered by REFUSED.
+    /// A message to a DNS server whose name cannot be read: of several questions, or of another protocol. What is
+    /// denied is answered by REFUSED.
     fn decide_hidden_name(&mut self) -> Decision {
         Decision::Allow
     }

@@ -106,9 +106,9 @@ pub(crate) fn quotes_icmp_error(packet: &[u8]) -> bool {
 /// Extension headers that are skipped at most.
 const MOST_EXTENSIONS: usize = 8;
 
-/// The type of an ICMPv6 message; `Some(None)`: the packet ends before it or before it is known. `None`: it is something
-/// else. The extension
-/// headers may be those that the error is about, so nothing but their lengths is looked at.
+/// The type of an ICMPv6 message; `Some(None)`: the packet ends before it or before it is known. `None`: it is
+/// something else. The extension headers may be those that the error is about, so nothing but their lengths is looked
+/// at.
 fn icmpv6_type(packet: &[u8]) -> Option<Option<u8>> {
     let header = ipv6::Header::parse(packet, usize::MAX).ok()?;
     let (mut next, mut at) = (header.next_header, ipv6::HEADER_BYTES);

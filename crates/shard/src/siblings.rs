@@ -308,8 +308,8 @@ impl Siblings {
     }
 }
 
-/// An ARP reply, or a neighbour advertisement that was sent on the link: its hop limit is 255 (RFC 826, RFC 4861 section
-/// 7.1.2). Requests are answered by the shard that they came to. A router's advertisements change nothing.
+/// An ARP reply, or a neighbour advertisement that was sent on the link: its hop limit is 255 (RFC 826, RFC 4861
+/// section 7.1.2). Requests are answered by the shard that they came to. A router's advertisements change nothing.
 fn is_answer(frame: &[u8]) -> bool {
     const ARP_REPLY: u8 = 2;
     const NEIGHBOUR_ADVERTISEMENT: u8 = 136;

@@ -124,9 +124,9 @@ impl Tcp {
         core.net.pass(Stage::ReaderWoken);
     }
 
-    /// A connection in TIME-WAIT whose socket the application still holds leaves its addresses to a SYN that may
-    /// reopen it (RFC 6191): what is left of TIME-WAIT goes on in the table of entries, and the socket is closed. False:
-    /// it stays.
+    /// A connection in TIME-WAIT whose socket the application still holds leaves its addresses to a SYN that may reopen
+    /// it (RFC 6191): what is left of TIME-WAIT goes on in the table of entries, and the socket is closed. False: it
+    /// stays.
     fn leave_time_wait<P: Probe>(
         &mut self,
         now: Instant,

@@ -52,8 +52,8 @@ impl Ready {
     pub const PEER_CLOSED: Ready = Ready(4);
     /// An error is pending, which the next call returns (`EPOLLERR`). Reported whatever the interest.
     pub const ERROR: Ready = Ready(8);
-    /// The connection is over (`EPOLLHUP`): both FINs are acknowledged, as in TIME-WAIT, or it was reset. Linux says so as
-    /// soon as both are sent. Reported whatever the interest.
+    /// The connection is over (`EPOLLHUP`): both FINs are acknowledged, as in TIME-WAIT, or it was reset. Linux says so
+    /// as soon as both are sent. Reported whatever the interest.
     pub const CLOSED: Ready = Ready(16);
     /// Only of an interest: edge-triggered (`EPOLLET`). The socket is reported when its readiness changes,
     /// and not again until it changes once more: read or write it until `WouldBlock`.

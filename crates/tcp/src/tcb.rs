@@ -622,8 +622,8 @@ impl Tcb {
         self.timers.set_in(Timer::Idle, now, self.cfg.time_wait);
     }
 
-    /// A connection in TIME-WAIT is closed because of a SYN that may open a new one; the stack's table keeps what is left
-    /// of TIME-WAIT. `None`: in another state, or the SYN may not.
+    /// A connection in TIME-WAIT is closed because of a SYN that may open a new one; the stack's table keeps what is
+    /// left of TIME-WAIT. `None`: in another state, or the SYN may not.
     pub fn leave_time_wait(&mut self, now: Instant, hdr: &Header) -> Option<TimeWait> {
         if !matches!(self.state, State::TimeWait) {
             return None;

@@ -351,8 +351,8 @@ impl Tcb {
         self.is_unsent_limited() || self.records.is_full()
     }
 
-    /// MSG_EOR: a record ends with the last byte claimed or committed. No segment has bytes of both sides of its end. Call
-    /// it after the commit, and output afterwards.
+    /// MSG_EOR: a record ends with the last byte claimed or committed. No segment has bytes of both sides of its end.
+    /// Call it after the commit, and output afterwards.
     pub fn end_record(&mut self) {
         self.records.push(self.send.claimed_end().saturating_add(1));
     }

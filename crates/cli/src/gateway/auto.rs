@@ -47,8 +47,8 @@ pub fn on_loopback_of_guest(forward: &Forward) -> Arc<PublishedPort> {
     Arc::new(PublishedPort::new(forward))
 }
 
-/// A port that leads to the one of the same number; at both IP versions or not at all: at one of them it would take what
-/// the host's programs send to `localhost` where a program of the host has the other one.
+/// A port that leads to the one of the same number; at both IP versions or not at all: at one of them it would take
+/// what the host's programs send to `localhost` where a program of the host has the other one.
 fn to_the_same(port: u16) -> Forward {
     Forward { bind: Bind::default(), from: port, to: port, is_optional: false }
 }

@@ -50,8 +50,8 @@ impl About {
         About { name: name_of(plan, target), network_namespace: host, guest, splicers }
     }
 
-    /// The document for metrics: of the flows their numbers, by protocol, direction and state. Of sixty thousand flows the
-    /// whole document would have more bytes than the gateway may have for its packets.
+    /// The document for metrics: of the flows their numbers, by protocol, direction and state. Of sixty thousand flows
+    /// the whole document would have more bytes than the gateway may have for its packets.
     pub fn totals(&self, stat: Stat) -> Value {
         let flows = sums_of(&stat.flows);
         let mut document = self.without_flows(stat).0;

@@ -32,8 +32,8 @@ pub fn leave_groups() -> io::Result<()> {
     setgroups(&[]).map_err(|e| io::Error::other(format!("cannot leave root's groups: {e}")))
 }
 
-/// Whom to become: as the option says, else nobody if this was root of the whole system before the guest's user namespace
-/// was joined; that may know no such user, and its own root is another user outside.
+/// Whom to become: as the option says, else nobody if this was root of the whole system before the guest's user
+/// namespace was joined; that may know no such user, and its own root is another user outside.
 ///
 /// # Errors
 /// There is no such user or group, or the option is given by another than root.

@@ -65,8 +65,9 @@ pub fn begin_connection(to: SocketAddr, outbound: &Outbound) -> nix::Result<Begu
 }
 
 /// Sets the options of every connection that is relayed: TCP_NODELAY, SO_KEEPALIVE, SO_OOBINLINE (urgent data stays in
-/// the stream, RFC 6093 section 6), and SO_LINGER of zero, so that the kernel resets the connections of a process that was killed, unless [`close`] closes them. A connection works without
-/// them. What a listener accepts inherits its options.
+/// the stream, RFC 6093 section 6), and SO_LINGER of zero, so that the kernel resets the connections of a process that
+/// was killed, unless [`close`] closes them. A connection works without them. What a listener accepts inherits its
+/// options.
 pub fn set_stream_options(socket: &impl AsFd) {
     let _ = setsockopt(socket, sockopt::TcpNoDelay, &true);
     let _ = setsockopt(socket, sockopt::KeepAlive, &true);

@@ -54,9 +54,9 @@ impl Ip {
         if is_right { Ok(()) } else { Err(DropReason::IpSource) }
     }
 
-    /// Drops packets not addressed to this host. Returns whether the destination is a group. A
-    /// unicast packet in a multicast or broadcast frame is dropped (RFC 1122 section 3.3.6), and so is one to a loopback
-    /// address that was not looped back (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.3).
+    /// Drops packets not addressed to this host. Returns whether the destination is a group. A unicast packet in a
+    /// multicast or broadcast frame is dropped (RFC 1122 section 3.3.6), and so is one to a loopback address that was
+    /// not looped back (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.3).
     pub(super) fn check_destination(&self, dst: IpAddr, frame: &Frame) -> Result<bool, DropReason> {
         if dst.is_loopback() && !frame.is_own {
             return Err(DropReason::IpDestination);

@@ -10,11 +10,12 @@
 //!
 //! A SYN that repeats one that is pending is absorbed; one with another initial sequence number takes its
 //! place. A listener keeps at most `backlog` pending connections, of which one source has at most
-//! `per_source`; one that was accepted counts until its handshake is over, since a source may be forged. A SYN cookie would answer the SYN before the decision, so such a listener never sends any.
+//! `per_source`; one that was accepted counts until its handshake is over, since a source may be forged. A
+//! SYN cookie would answer the SYN before the decision, so such a listener never sends any.
 //!
 //! Invariants: an entry is in `entries`, in `by_flow`, and counted in `len` and `sources` of its listener's
-//! queue, or in none of them. `offered` and `by_age` may name entries that are gone; they are at most twice as
-//! long as the backlog.
+//! queue, or in none of them; one that was accepted is counted in `len`, `opening` and `sources` alone.
+//! `offered` and `by_age` may name entries that are gone; they are at most twice as long as the backlog.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;

@@ -207,8 +207,8 @@ impl Tcb {
             self.on_repeated_syn_ecn(seg.hdr.flags);
         }
         if again && self.challenge(env) {
-            // Our SYN,ACK was lost or delayed: send it again, with a full retransmission time-out unless the peer repeats
-            // its SYN for so long that it would keep the state for ever.
+            // Our SYN,ACK was lost or delayed: send it again, with a full retransmission time-out unless the peer
+            // repeats its SYN for so long that it would keep the state for ever.
             if env.now.since(self.times.last_progress) < SYN_REPETITION {
                 self.timers.stop(Timer::Retransmit);
             }

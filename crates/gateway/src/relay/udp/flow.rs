@@ -28,8 +28,8 @@ const DNS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pieces of memory that one call names at most.
 const MOST_PARTS: usize = 128;
 
-/// A client of a published port: its address, the one that it wrote to, and the socket of the port, which its flow keeps
-/// open.
+/// A client of a published port: its address, the one that it wrote to, and the socket of the port, which its flow
+/// keeps open.
 pub type ClientKey = (SocketAddr, Option<IpAddr>, RawFd);
 
 /// The socket that a flow sends by.

@@ -145,8 +145,9 @@ impl Udp {
         }
     }
 
-    /// The flow of a client; begins it. Two clients may look alike to the guest: several addresses are translated to one,
-    /// and a client may have the address of a peer that the guest has written to. The second one gets another port.
+    /// The flow of a client; begins it. Two clients may look alike to the guest: several addresses are translated to
+    /// one, and a client may have the address of a peer that the guest has written to. The second one gets another
+    /// port.
     pub(super) fn flow_of_client(
         &mut self,
         cx: &mut Context<'_>,
