@@ -11,11 +11,10 @@ use fulmar_ip::AddressUse;
 use fulmar_netdev::Device;
 use fulmar_shard::{ListenOptions, Reserved, Shard};
 use fulmar_socket::{Attempt, Step};
-use fulmar_testbed::listener::{PORT, Rig, SERVER};
+use fulmar_testbed::listener::{PORT, Rig, SERVER, frame_of};
 use fulmar_testbed::stations::{self, at, config, ether};
 use fulmar_testbed::tamper::Tamper;
 use fulmar_wire::tcp::{Flags, Header};
-use fulmar_wire::{eth, ipv4};
 use proptest::prelude::*;
 
 /// Which byte of the next frame with payload is to be changed.
@@ -172,35 +171,9 @@ fn streams_that_alternate_each_get_their_own_bytes() {
 
 /// A frame of the device with the addresses of a frame that the stack sends to itself.
 fn forged(from: SocketAddrV4, to: SocketAddrV4, tos: u8) -> Vec<u8> {
-    let tcp = Header {
-        src_port: from.port(),
-        dst_port: to.port(),
-        flags: Flags::ACK,
-        seq: SeqNum(1),
-        ack: SeqNum(1),
-        window: 1000,
-        ..Header::default()
-    };
-    let (at_ip, at_tcp) = (eth::HEADER_BYTES, eth::HEADER_BYTES + ipv4::HEADER_BYTES);
-    let mut frame = vec![0; at_tcp + tcp.header_bytes()];
-    let link = eth::Header { dst: ether(1), src: ether(1), ethertype: eth::IPV4 };
-    link.emit(&mut frame).unwrap();
-    let network = ipv4::Header {
-        src: *from.ip(),
-        dst: *to.ip(),
-        protocol: 6,
-        ttl: 64,
-        dscp_ecn: tos,
-        ident: 1,
-        dont_fragment: true,
-        more_fragments: false,
-        fragment_offset: 0,
-        header_bytes: ipv4::HEADER_BYTES,
-        total_bytes: frame.len() - at_ip,
-    };
-    network.emit(&mut frame[at_ip..]).unwrap();
-    tcp.emit(&mut frame[at_tcp..]).unwrap();
-    frame
+    let (flags, seq, ack) = (Flags::ACK, SeqNum(1), SeqNum(1));
+    let header = Header { flags, seq, ack, window: 1000, ..Header::default() };
+    frame_of(ether(1), tos, [from, to], &header, &[])
 }
 
 #[test]

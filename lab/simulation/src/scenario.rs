@@ -482,20 +482,10 @@ impl Scenario {
         let f = &self.flows[flow];
         let is_gone = |i| matches!(self.trouble, Trouble::Gone { station, .. } if station == i);
         let is_hit = if f.to_self { is_gone(f.opener) } else { self.trouble.excuses_errors() };
-        is_hit || f.excuses_errors() || self.is_out_of_time(f)
-    }
-
-    /// Whether the clock jumps over what a SYN has left of its time-out, which a program has dropped before.
-    fn is_out_of_time(&self, f: &FlowPlan) -> bool {
         let listens = if f.to_self { f.opener } else { 1 - f.opener };
-        let has_dropped = self.swarm.decides[listens].is_some_and(|plan| plan.drops > 0);
-        let jumped: Duration = self.swarm.jumps.iter().map(|(_, by)| *by).sum();
-        has_dropped && jumped > LEAST_TIMEOUT / 2
+        is_hit || f.excuses_errors() || self.swarm.drops_a_connect(listens)
     }
 }
-
-/// The shortest time in which an attempt to connect gives up: six repetitions, or the user time-out.
-const LEAST_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl std::fmt::Display for Scenario {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -40,6 +40,19 @@ pub struct Swarm {
     pub jumps: Vec<(Duration, Duration)>,
 }
 
+/// The shortest time in which an attempt to connect gives up: six repetitions, or the user time-out.
+const LEAST_CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
+
+impl Swarm {
+    /// Whether the program of a station drops SYNs, and the clock jumps over most of the time in which they are
+    /// repeated.
+    pub fn drops_a_connect(&self, station: usize) -> bool {
+        let drops = self.decides[station].is_some_and(|plan| plan.drops > 0);
+        let jumped: Duration = self.jumps.iter().map(|(_, by)| *by).sum();
+        drops && jumped > LEAST_CONNECT_TIMEOUT / 2
+    }
+}
+
 impl Scenario {
     /// The scenario of a case.
     pub fn of(case: Case) -> Scenario {

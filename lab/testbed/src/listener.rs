@@ -5,7 +5,9 @@
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counter, DropReason, Duration, Instant, Offload, Secrets, SeqNum, SlotId};
+use fulmar_base::{
+    Counter, DropReason, Duration, EtherAddr, Instant, Offload, Secrets, SeqNum, SlotId,
+};
 use fulmar_ip::{IfAddr, Route};
 use fulmar_mbuf::PoolConfig;
 use fulmar_netdev::Caps;
@@ -192,28 +194,7 @@ impl Rig {
         header: &Header,
         payload: &[u8],
     ) {
-        let header = Header { src_port: from.port(), dst_port: to.port(), ..*header };
-        let bytes = header.header_bytes();
-        let mut frame = vec![0; eth::HEADER_BYTES + ipv4::HEADER_BYTES + bytes];
-        let link = eth::Header { dst: ether(1), src: ether(2), ethertype: eth::IPV4 };
-        link.emit(&mut frame).unwrap();
-        let network = ipv4::Header {
-            src: *from.ip(),
-            dst: *to.ip(),
-            protocol: 6,
-            ttl: 64,
-            dscp_ecn: 0,
-            ident: 1,
-            dont_fragment: true,
-            more_fragments: false,
-            fragment_offset: 0,
-            header_bytes: ipv4::HEADER_BYTES,
-            total_bytes: ipv4::HEADER_BYTES + bytes + payload.len(),
-        };
-        network.emit(&mut frame[eth::HEADER_BYTES..]).unwrap();
-        header.emit(&mut frame[eth::HEADER_BYTES + ipv4::HEADER_BYTES..]).unwrap();
-        frame.extend(payload);
-        self.send_frame(frame);
+        self.send_frame(frame_of(ether(2), 0, [from, to], header, payload));
     }
 
     /// A frame for the server, its checksums right.
@@ -347,6 +328,38 @@ impl Rig {
             _ => Vec::new(),
         }
     }
+}
+
+/// A segment to the server's station from another one, with this TOS and from one address to another.
+pub fn frame_of(
+    station: EtherAddr,
+    tos: u8,
+    [from, to]: [SocketAddrV4; 2],
+    header: &Header,
+    payload: &[u8],
+) -> Vec<u8> {
+    let header = Header { src_port: from.port(), dst_port: to.port(), ..*header };
+    let bytes = header.header_bytes();
+    let mut frame = vec![0; eth::HEADER_BYTES + ipv4::HEADER_BYTES + bytes];
+    let link = eth::Header { dst: ether(1), src: station, ethertype: eth::IPV4 };
+    link.emit(&mut frame).unwrap();
+    let network = ipv4::Header {
+        src: *from.ip(),
+        dst: *to.ip(),
+        protocol: 6,
+        ttl: 64,
+        dscp_ecn: tos,
+        ident: 1,
+        dont_fragment: true,
+        more_fragments: false,
+        fragment_offset: 0,
+        header_bytes: ipv4::HEADER_BYTES,
+        total_bytes: ipv4::HEADER_BYTES + bytes + payload.len(),
+    };
+    network.emit(&mut frame[eth::HEADER_BYTES..]).unwrap();
+    header.emit(&mut frame[eth::HEADER_BYTES + ipv4::HEADER_BYTES..]).unwrap();
+    frame.extend(payload);
+    frame
 }
 
 /// The options of a SYN as Linux sends it.

@@ -26,7 +26,7 @@ struct Shared {
 }
 
 impl CaptureFile {
-    /// A capture in a file that its owner alone reads, and nobody else's: what is captured is not for others.
+    /// A capture in a file with mode 0600. A file of another user is refused before it is emptied.
     ///
     /// # Errors
     /// A sentence.

@@ -183,7 +183,7 @@ impl Udp {
         a: &ClientDatagrams,
         key: &ClientKey,
     ) -> Option<SocketAddr> {
-        // Keyed: which ports are taken is nobody's choice.
+        // By a keyed hash, so that a client cannot choose which ports are tried.
         let first = self.substitutes.hasher().hash_one(key);
         (0..TRIES).find_map(|n| {
             let port = substitute_port(first.wrapping_add(n));
