@@ -216,6 +216,8 @@ counters! {
     TcpOrphansReset, "tcp_orphans_reset";
     /// Stalled connections reset because others needed their send memory.
     TcpStalledReset, "tcp_stalled_reset";
+    /// Connections reset because their received bytes were not read and others needed the receive memory.
+    TcpUnreadReset, "tcp_unread_reset";
     /// Connections aborted by the user time-out (RFC 5482): nothing was acknowledged.
     TcpUserTimeouts, "tcp_user_timeouts";
     /// Keepalive probes sent.

@@ -472,6 +472,13 @@ impl Pool {
         self.share_of(p).is_contended()
     }
 
+    /// Whether less than an eighth of the bytes or of the descriptors that `p` may use is free.
+    #[inline]
+    pub fn is_nearly_used(&self, p: Purpose) -> bool {
+        let (limit, descs) = (self.limits[p as usize], self.desc_limits[p as usize]);
+        self.used[p as usize] > limit - limit / 8 || self.arena.in_use() > descs - descs / 8
+    }
+
     /// Whether more than half of the bytes and of the descriptors reserved for [`Purpose::Control`] are
     /// free. Only then may received packets stay in memory of the reserve.
     pub fn has_reserve(&self) -> bool {

@@ -66,6 +66,7 @@ mod udp_calls;
 mod udp_input;
 mod udp_many;
 mod udp_output;
+mod unread;
 mod wait;
 mod watch_calls;
 mod wheel;

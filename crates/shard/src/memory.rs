@@ -1,6 +1,6 @@
-//! What a shard does where send memory, space in the device or descriptors are scarce: sockets that cannot go
-//! on wait ([`SendWaiters`], [`RetryQueue`]), and connections whose peers take nothing may be given up
-//! ([`Reclaim`]).
+//! What a shard does where memory, space in the device or descriptors are scarce: sockets that cannot go
+//! on wait ([`SendWaiters`], [`RetryQueue`]), and connections whose peers take nothing or whose users read nothing
+//! may be given up ([`Reclaim`], [`UnreadReclaim`]).
 
 use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_mbuf::{Pool, Purpose};
@@ -11,6 +11,7 @@ use crate::retries::RetryQueue;
 use crate::send_wait::{SendWaiters, available_to, is_stalled};
 use crate::slab::Slab;
 use crate::sockets::Socket;
+use crate::unread::UnreadReclaim;
 
 /// Sockets that wait for memory or for the device, and connections that may be given up for them.
 #[derive(Default)]
@@ -18,6 +19,7 @@ pub struct Memory {
     pub retries: RetryQueue,
     pub send_waiters: SendWaiters,
     pub reclaim: Reclaim,
+    pub unread: UnreadReclaim,
 }
 
 impl Memory {

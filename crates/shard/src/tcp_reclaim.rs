@@ -1,7 +1,7 @@
-//! Resets connections when send memory is scarce or orphans are too many, and retries the sockets that wait for memory
+//! Resets connections when memory is scarce or orphans are too many, and retries the sockets that wait for memory
 //! or for the device.
 
-use fulmar_base::{Instant, Probe, SlotId};
+use fulmar_base::{Counter, Instant, Probe, SlotId};
 use fulmar_mbuf::Purpose;
 use fulmar_tcp::{ConnError, Events};
 
@@ -23,6 +23,9 @@ impl Tcp {
             let Memory { reclaim, send_waiters, .. } = &mut core.memory;
             let chosen = reclaim.choose(now, share, &core.sockets, send_waiters);
             chosen.into_iter().for_each(|c| self.reset_for_memory(now, c, core));
+        }
+        if core.memory.unread.is_due(now, &core.net.pool) {
+            self.reset_unread(now, core);
         }
         if let Some(waiting) = core.memory.retries.due(now, &core.net.link) {
             for id in waiting.iter().copied() {
@@ -48,6 +51,22 @@ impl Tcp {
             surplus.into_iter().for_each(|c| self.reset_for_memory(now, c, core));
             self.run_output(now, core);
             core.net.flush();
+        }
+    }
+
+    /// Resets connections by the rules of [`UnreadReclaim`](crate::unread::UnreadReclaim).
+    #[cold]
+    fn reset_unread<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+        let (share, part) = (core.net.pool.share_of(Purpose::Receive), core.net.window.limit_bytes);
+        for id in core.memory.unread.choose(now, share, part, &core.sockets) {
+            // Bytes in posted buffers are their program's.
+            self.posted.deliver(now, id, core);
+            let Ok(entry) = core.sockets.tcp(id) else { continue };
+            entry.tcb.abort_unread(&mut core.net.env(now));
+            self.posted.list(id, &mut entry.posted);
+            core.net.counters.count(Counter::TcpUnreadReset);
+            core.queue_output(id);
+            self.handle_events(now, id, Events::ERROR | Events::CLOSED, core);
         }
     }
 

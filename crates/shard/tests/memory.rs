@@ -6,7 +6,7 @@ use fulmar_mbuf::{Pool, PoolConfig, Purpose};
 use fulmar_netdev::{Burst, Device, forward_device};
 use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::{Shutdown, SocketError, Step};
-use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, CLOSED, MS, Service, World, at};
+use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, CLOSED, MS, Service, World, at, land};
 use fulmar_testbed::stations;
 use fulmar_udp::BindOptions;
 
@@ -160,6 +160,85 @@ fn sockets_that_nobody_reads_from_do_not_take_the_receive_memory_of_others() {
     assert_eq!(w.server.counters().drops(DropReason::NoBuffer), 0);
 }
 
+/// A server with little memory whose program reads nothing of port 85, from which `n` clients have each sent a page.
+fn beside_unread(n: usize) -> (World, Vec<SlotId>) {
+    let mut w = World::with(|c| {
+        c.pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(8 << 20) }
+    });
+    w.close_windows();
+    w.serve(85, Service::Idle);
+    let ids = w.connect_many(85, n);
+    for chunk in ids.chunks(50) {
+        for id in chunk {
+            assert_eq!(stations::write(&mut w.clients, w.now, *id, &[0; 4000]), Some(4000));
+        }
+        w.pass(5 * MS);
+    }
+    (w, ids)
+}
+
+#[test]
+fn connections_that_nobody_reads_leave_others_the_receive_memory_the_longest_unread_are_reset() {
+    let (mut w, clients) = beside_unread(1500);
+    w.pass(Duration::from_secs(4));
+    let reset = w.count(Counter::TcpUnreadReset);
+    assert!((100..1500).contains(&reset), "{reset}");
+    assert_eq!(w.count(Counter::TcpResetsOut), reset);
+    let errors = w.errors();
+    assert!(errors.len() as u64 == reset && errors.iter().all(|e| *e == SocketError::TimedOut));
+    // Those whose bytes came first, as far as a step of the server tells them apart.
+    let error_of = |id: &SlotId| w.clients.take_error(*id).unwrap();
+    let errors: Vec<_> = clients.iter().map(error_of).collect();
+    let (first, last) = errors.split_at(reset as usize);
+    let is_reset = |e: &&Option<SocketError>| **e == Some(SocketError::ConnectionReset);
+    assert_eq!(first.iter().chain(last).filter(is_reset).count() as u64, reset);
+    assert!(last.iter().filter(is_reset).count() <= 50, "{errors:?}");
+    // Others are served, also by frames that the control reserve has no place for.
+    assert!(udp_echo(&mut w, 5) && udp_echo(&mut w, 3000));
+    assert_eq!(w.ask(ANSWERING, 20, ANSWER, Duration::from_secs(1)), 20);
+    let share = w.server.pool().share_of(Purpose::Receive);
+    assert!(share.used < share.limit / 8 * 7, "{share:?}");
+    // No further one is reset once the share suffices.
+    w.pass(Duration::from_secs(10));
+    assert_eq!(w.count(Counter::TcpUnreadReset), reset);
+}
+
+#[test]
+fn connections_that_nobody_reads_stay_while_the_receive_share_suffices() {
+    let (mut w, _) = beside_unread(600);
+    w.pass(Duration::from_secs(100));
+    assert!(w.server.pool().share_of(Purpose::Receive).is_contended());
+    assert_eq!(w.count(Counter::TcpUnreadReset), 0);
+}
+
+#[test]
+fn connections_that_nobody_reads_stay_where_others_have_used_up_the_receive_share() {
+    let (mut w, ids) = beside_unread(50);
+    let pool = w.server.pool();
+    let others: Vec<_> =
+        std::iter::from_fn(|| pool.alloc_chain(2048, 0, Purpose::Receive).ok()).collect();
+    w.pass(Duration::from_secs(2));
+    stations::write(&mut w.clients, w.now, ids[0], &[0]);
+    w.pass(Duration::from_secs(100));
+    assert_eq!(w.count(Counter::TcpUnreadReset), 0);
+    others.into_iter().for_each(|chain| w.server.free(chain));
+}
+
+#[test]
+fn connections_that_are_read_slowly_stay_beside_those_that_nobody_reads() {
+    let (mut w, clients) = beside_unread(1500);
+    let accepted = w.accepted();
+    assert_eq!(accepted.len(), clients.len());
+    // Ten of the oldest, a few bytes each at a time: their queues are never empty.
+    for _ in 0..10 {
+        w.pass(Duration::from_millis(400));
+        for id in &accepted[..10] {
+            assert_eq!(stations::read(&mut w.server, w.now, *id, 10).map(|b| b.len()), Some(10));
+        }
+    }
+    assert!(w.count(Counter::TcpUnreadReset) > 100);
+}
+
 #[test]
 fn bytes_that_are_not_read_from_a_loopback_connection_do_not_take_the_memory_of_writers() {
     let (device, _far) = sim_pair(1, &Impairments::default(), &LinkConfig::default());
@@ -229,19 +308,8 @@ impl Device for Landing {
     ) -> usize {
         let n = self.0.rx_burst(now, pool, out, budget, counters);
         for _ in 0..n {
-            let mut p = out.pop_front().expect("it has come");
-            let bytes = p.chain.to_vec();
-            pool.free(std::mem::take(&mut p.chain));
-            let copy = pool.alloc_chain(bytes.len(), 0, Purpose::Receive).or_else(|e| {
-                let is_small = bytes.len() <= 256;
-                if is_small { pool.alloc_chain(bytes.len(), 0, Purpose::Control) } else { Err(e) }
-            });
-            let Ok(copy) = copy else {
-                counters.drop_packet(DropReason::NoBuffer);
-                continue;
-            };
-            p.chain = copy;
-            p.chain.copy_from(0, &bytes);
+            let p = out.pop_front().expect("it has come");
+            let Some(p) = land(p, pool, counters) else { continue };
             out.push(p).unwrap_or_else(|_| panic!("it was in there"));
         }
         n

@@ -258,6 +258,8 @@ pub(crate) struct EventTimes {
     pub retries: u8,
     /// When the last acceptable segment arrived.
     pub last_received_at: Instant,
+    /// When the user last read, or the first of the bytes in the receive queue arrived.
+    pub unread_since: Instant,
     pub last_sent_at: Instant,
 }
 
@@ -265,8 +267,16 @@ impl EventTimes {
     /// Of a connection that begins.
     fn starting(now: Instant) -> EventTimes {
         let (last_progress, last_received_at, last_sent_at) = (now, now, now);
-        let (timed, last_opened_at, retries) = (None, now, 0);
-        EventTimes { timed, last_progress, last_opened_at, retries, last_received_at, last_sent_at }
+        let (timed, last_opened_at, retries, unread_since) = (None, now, 0, now);
+        EventTimes {
+            timed,
+            last_progress,
+            last_opened_at,
+            retries,
+            last_received_at,
+            unread_since,
+            last_sent_at,
+        }
     }
 }
 

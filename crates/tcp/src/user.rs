@@ -202,6 +202,16 @@ impl Tcb {
         }
     }
 
+    /// As [`Tcb::abort`], of a connection whose receive queue is needed for others: its bytes are discarded, and the
+    /// user is told by [`ConnError::TimedOut`], also where the connection is over.
+    pub fn abort_unread(&mut self, env: &mut Env) {
+        self.abort_with(ConnError::TimedOut);
+        self.finish(Some(ConnError::TimedOut));
+        self.recv.clear(env.pool);
+        self.rcv.adv = self.rcv.nxt;
+        self.update_charge(env.window);
+    }
+
     /// Whether the peer accepts no data: its window is closed, or two time-outs or probes in a row have brought no
     /// acknowledgement of new data. Bytes committed now only wait in the send queue.
     pub fn is_stalled(&self) -> bool {
@@ -212,6 +222,11 @@ impl Tcb {
     /// When the peer last acknowledged new data, or data was sent with none in flight.
     pub fn last_progress(&self) -> Instant {
         self.times.last_progress
+    }
+
+    /// When the user last read, or the first of the bytes in the receive queue arrived, also behind a gap.
+    pub fn unread_since(&self) -> Instant {
+        self.times.unread_since
     }
 
     /// As [`Tcb::abort`], if the bytes from stream offset `offset` on can never be sent. The reset

@@ -225,6 +225,7 @@ impl Tcb {
     /// it.
     #[inline]
     pub fn after_read(&mut self, env: &mut Env) -> bool {
+        self.times.unread_since = env.now;
         self.update_charge(env.window);
         if !self.is_synchronized() || self.peer_closed() {
             return self.wants_output();

@@ -5,7 +5,7 @@ mod support;
 
 use fulmar_base::{Counter, DropReason};
 use fulmar_mbuf::{Mbuf, Pool, PoolConfig, Purpose};
-use fulmar_tcp::{Config, PathInfo, State, WindowBudget};
+use fulmar_tcp::{Config, ConnError, PathInfo, State, WindowBudget};
 use support::*;
 
 #[test]
@@ -312,6 +312,62 @@ fn beyond_the_limit_a_reader_is_granted_a_page_at_a_time() {
         assert_eq!(t.out.segs.len(), 1, "a window update");
     }
     t.window.granted_bytes -= 100_000;
+}
+
+#[test]
+fn unread_since_is_the_last_read_or_the_arrival_of_the_first_byte_also_behind_a_gap() {
+    let mut t = Trace::established();
+    t.wait(5000);
+    let first = t.now;
+    // Behind a gap, before it, and in it.
+    for (seq, len) in [(201, 100), (1, 100), (101, 100), (301, 100)] {
+        recv!(t, "A", seq = seq, ack = 1, len = len);
+        assert_eq!(t.tcb.unread_since(), first, "{seq}");
+        t.wait(1000);
+    }
+    assert_eq!(t.read(100), 100);
+    assert_eq!(t.tcb.unread_since(), t.now);
+    let read = t.now;
+    t.wait(1000);
+    recv!(t, "A", seq = 401, ack = 1, len = 100);
+    assert_eq!(t.tcb.unread_since(), read);
+    assert_eq!(t.read(400), 400);
+    t.wait(1000);
+    recv!(t, "A", seq = 501, ack = 1, len = 100);
+    assert_eq!(t.tcb.unread_since(), t.now);
+}
+
+#[test]
+fn what_is_discarded_unread_is_an_error_and_no_end_of_the_stream() {
+    // Open; closed by the peer; by both; by a reset whose error the user has taken.
+    for end in ["", "FA", "both", "R"] {
+        let mut t = Trace::established();
+        recv!(t, "A", seq = 1, ack = 1, len = 100);
+        recv!(t, "A", seq = 201, ack = 1, len = 100);
+        match end {
+            "" => {}
+            "R" => {
+                recv!(t, "RA", seq = 101, ack = 1);
+                assert_eq!(t.tcb.take_error(), Some(ConnError::Reset));
+            }
+            _ => recv!(t, "FA", seq = 101, ack = 1, len = 100),
+        }
+        if end == "both" {
+            recv!(t, "FA", seq = 301, ack = 1);
+            t.shutdown();
+            recv!(t, "A", seq = 302, ack = 2);
+            assert_eq!(t.tcb.state(), State::Closed);
+        }
+        t.out.segs.clear();
+        t.abort_unread();
+        let is_open = end == "" || end == "FA";
+        let resets = t.out.segs.iter().filter(|s| s.flags.contains(flags("R"))).count();
+        assert_eq!(resets, usize::from(is_open), "{end}");
+        assert_eq!(t.tcb.take_error(), Some(ConnError::TimedOut), "{end}");
+        assert_eq!(t.tcb.recv_queue_ref().storage_bytes(), 0);
+        assert_eq!((t.window.granted_bytes, t.pool.outstanding()), (0, 0), "{end}");
+        assert_eq!(t.tcb.state(), State::Closed);
+    }
 }
 
 #[test]

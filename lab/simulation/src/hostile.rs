@@ -163,7 +163,7 @@ impl World {
     /// A shard that lacks memory for its writers resets connections that make no progress. Their ends are
     /// told, or wait if the reset is lost, without a fault of either end.
     pub(super) fn watch_reclaim(&mut self, i: usize) {
-        let reset = [Counter::TcpOrphansReset, Counter::TcpStalledReset];
+        let reset = [Counter::TcpOrphansReset, Counter::TcpStalledReset, Counter::TcpUnreadReset];
         let counters = self.sides[i].shard.counters();
         let reclaimed = reset.into_iter().map(|c| counters.value(c)).sum();
         if std::mem::replace(&mut self.sides[i].reclaimed, reclaimed) == reclaimed {

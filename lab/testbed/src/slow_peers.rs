@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counter, Counters, Duration, Instant, Secrets, SlotId};
+use fulmar_base::{Counter, Counters, DropReason, Duration, Instant, Secrets, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Pool, PoolConfig, Purpose};
@@ -91,13 +91,30 @@ impl Device for End {
     ) -> usize {
         let n = self.inner.rx_burst(now, pool, &mut self.came, budget, counters);
         while let Some(p) = self.came.pop_front() {
-            let mut copy = pool.alloc_chain(p.chain.len(), 0, Purpose::Receive).expect("memory");
-            copy.fill(p.chain.slices());
-            pool.free(p.chain);
-            out.push(Packet { chain: copy, offload: p.offload }).expect("as large as a burst");
+            if let Some(p) = land(p, pool, counters) {
+                out.push(p).expect("as large as a burst");
+            }
         }
         n
     }
+}
+
+/// Copies a frame into memory of this pool, a small one into its reserve if need be, as drivers do. `None`: it was
+/// dropped and counted.
+pub fn land(p: Packet, pool: &mut Pool, counters: &mut Counters) -> Option<Packet> {
+    let len = p.chain.len();
+    let copy = pool.alloc_chain(len, 0, Purpose::Receive).or_else(|e| match len {
+        0..=256 => pool.alloc_chain(len, 0, Purpose::Control),
+        _ => Err(e),
+    });
+    let Ok(mut copy) = copy else {
+        pool.free(p.chain);
+        counters.drop_packet(DropReason::NoBuffer);
+        return None;
+    };
+    copy.fill(p.chain.slices());
+    pool.free(p.chain);
+    Some(Packet { chain: copy, offload: p.offload })
 }
 
 /// What the server's program does with a connection.
@@ -109,6 +126,8 @@ pub enum Service {
     Farewell(usize),
     /// Answers the first bytes with this many, and waits.
     Answer(usize),
+    /// Reads nothing and writes nothing.
+    Idle,
 }
 
 struct Serving {
@@ -265,12 +284,13 @@ impl World {
                 let left = match service {
                     Service::Flood => usize::MAX,
                     Service::Farewell(n) => *n,
-                    Service::Answer(_) => 0,
+                    Service::Answer(_) | Service::Idle => 0,
                 };
                 let token = self.serving.len();
                 self.serving.push(Serving { id, service: *service, left, is_open: true });
                 let interest = match service {
                     Service::Answer(_) => Ready::READABLE,
+                    Service::Idle => Ready::NONE,
                     _ => Ready::WRITABLE,
                 };
                 self.server.join_set(id, &self.set, token, interest).unwrap();
@@ -286,7 +306,7 @@ impl World {
 
     fn serve_one(&mut self, token: usize) {
         let s = &mut self.serving[token];
-        if !s.is_open {
+        if !s.is_open || s.service == Service::Idle {
             return;
         }
         if let Service::Answer(bytes) = s.service
@@ -358,8 +378,13 @@ impl World {
 
     /// Why the server's program lost a connection, of the first ones that it serves.
     pub fn errors(&mut self) -> Vec<SocketError> {
-        let ids: Vec<SlotId> = self.serving.iter().map(|s| s.id).collect();
+        let ids = self.accepted();
         ids.iter().filter_map(|id| self.server.take_error(*id).ok().flatten()).collect()
+    }
+
+    /// The connections of the server's program, in the order in which it accepted them.
+    pub fn accepted(&self) -> Vec<SlotId> {
+        self.serving.iter().map(|s| s.id).collect()
     }
 
     /// Bytes of the send share in use.

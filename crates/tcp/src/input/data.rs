@@ -92,6 +92,9 @@ impl Tcb {
         if self.user.recv_shutdown {
             return self.discard(env, payload);
         }
+        if self.recv.readable() == 0 {
+            self.times.unread_since = env.now;
+        }
         let Some(payload) = self.prepare_in_order(env, payload) else {
             env.counters.drop_packet(DropReason::TcpReassemblyFull);
             self.due.ack = true;
@@ -234,6 +237,9 @@ impl Tcb {
         payload: Chain,
     ) -> Result<(), DropReason> {
         self.due.ack = true;
+        if self.recv.readable() == 0 && self.recv.out_of_order_bytes() == 0 {
+            self.times.unread_since = env.now;
+        }
         let end = start.saturating_add(payload.len() as u64);
         self.record_partial_duplicate(start, end);
         let payload = if seg.offset == 0 {

@@ -387,6 +387,11 @@ impl Trace {
         self.output();
     }
 
+    pub fn abort_unread(&mut self) {
+        self.env(|tcb, env, _, _| tcb.abort_unread(env));
+        self.output();
+    }
+
     pub fn icmp(&mut self, what: IcmpError, seq: u32) {
         let quoted = OUR_ISS + seq;
         self.events = self.env(|tcb, env, _, _| tcb.on_icmp(env, what, quoted));
