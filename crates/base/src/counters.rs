@@ -178,6 +178,8 @@ counters! {
     TcpEcnDistrusted, "tcp_ecn_distrusted";
     /// Bytes that arrived out of order.
     TcpOutOfOrderBytes, "tcp_out_of_order_bytes";
+    /// Bytes behind gaps that were discarded because others needed their memory: the peer sends them again.
+    TcpOutOfOrderDiscarded, "tcp_out_of_order_discarded";
     /// Received bytes copied together because their buffers would waste storage that other windows need.
     TcpCollapsedBytes, "tcp_collapsed_bytes";
     /// Zero-window probes sent.

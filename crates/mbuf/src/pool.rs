@@ -50,6 +50,8 @@ pub struct Pool {
     max_slabs: usize,
     keeps_sums: bool,
     has_fault: bool,
+    /// An allocation for [`Purpose::Receive`] was refused.
+    has_refused: bool,
     stats: PoolStats,
 }
 
@@ -95,6 +97,7 @@ impl Pool {
             max_slabs,
             keeps_sums: false,
             has_fault: false,
+            has_refused: false,
             stats: PoolStats { budget_bytes: budget, ..PoolStats::default() },
         })
     }
@@ -460,7 +463,7 @@ impl Pool {
     pub fn share_of(&self, p: Purpose) -> FairShare {
         let (limit, used) = (self.limits[p as usize], self.used[p as usize]);
         let by_descs = match p {
-            Purpose::Receive => self.arena.in_use() * (limit / self.desc_limits[p as usize]),
+            Purpose::Receive => self.arena.in_use() * limit / self.desc_limits[p as usize],
             Purpose::Send | Purpose::Control => 0,
         };
         FairShare { limit, used: used.max(by_descs).min(limit) }
@@ -472,11 +475,10 @@ impl Pool {
         self.share_of(p).is_contended()
     }
 
-    /// Whether less than an eighth of the bytes or of the descriptors that `p` may use is free.
+    /// Whether an allocation for [`Purpose::Receive`] was refused since the last call.
     #[inline]
-    pub fn is_nearly_used(&self, p: Purpose) -> bool {
-        let (limit, descs) = (self.limits[p as usize], self.desc_limits[p as usize]);
-        self.used[p as usize] > limit - limit / 8 || self.arena.in_use() > descs - descs / 8
+    pub fn take_refused(&mut self) -> bool {
+        core::mem::take(&mut self.has_refused)
     }
 
     /// Whether more than half of the bytes and of the descriptors reserved for [`Purpose::Control`] are
@@ -586,7 +588,7 @@ impl Pool {
             Some(_) => self.stats.class_fallbacks += 1,
             None => {
                 self.stats.failed_block += 1;
-                self.stats.empty_allocs += 1;
+                self.note_refusal(p);
             }
         }
         found.ok_or(NoBuffer)
@@ -608,15 +610,20 @@ impl Pool {
         self.drain_remote();
         if bytes > self.available(p) {
             self.stats.failed_budget += 1;
-            self.stats.empty_allocs += 1;
+            self.note_refusal(p);
             return Err(NoBuffer);
         }
         if !self.refill_descs(p) {
             self.stats.failed_descriptor += 1;
-            self.stats.empty_allocs += 1;
+            self.note_refusal(p);
             return Err(NoBuffer);
         }
         Ok(())
+    }
+
+    fn note_refusal(&mut self, p: Purpose) {
+        self.stats.empty_allocs += 1;
+        self.has_refused |= p == Purpose::Receive;
     }
 
     /// Provides a free descriptor. False if `p` may not use one.

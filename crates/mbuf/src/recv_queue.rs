@@ -108,6 +108,12 @@ impl RecvQueue {
         self.runs.iter().map(|r| r.chain.truesize().max(r.chain.len())).sum()
     }
 
+    /// The memory of the pool that in-order bytes and that bytes behind gaps keep from others, without what is none of
+    /// its storage.
+    pub fn truesizes(&self) -> (usize, usize) {
+        (self.in_order.truesize(), self.runs.iter().map(|r| r.chain.truesize()).sum())
+    }
+
     /// Inserts bytes at stream offset `off`. Bytes received before are freed.
     #[inline]
     pub fn insert(&mut self, off: u64, chain: Chain, pool: &mut Pool) -> Inserted {
@@ -434,6 +440,11 @@ impl RecvQueue {
     /// Frees all bytes; `next` does not change.
     pub fn clear(&mut self, pool: &mut Pool) {
         pool.free(core::mem::take(&mut self.in_order));
+        self.discard_out_of_order(pool);
+    }
+
+    /// Frees the bytes behind gaps: the peer sends them again, since SACK is advisory (RFC 2018 section 8).
+    pub fn discard_out_of_order(&mut self, pool: &mut Pool) {
         for run in core::mem::take(&mut self.runs) {
             pool.free(run.chain);
         }

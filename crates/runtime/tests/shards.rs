@@ -236,6 +236,31 @@ fn every_byte_arrives_whatever_queue_its_packets_come_on_and_whatever_happens_on
 }
 
 #[test]
+fn what_a_reader_leaves_unread_lies_in_the_memory_of_its_own_shard() {
+    for seed in 0..4 {
+        let mut w = World::new(seed, &wire(), [Steering::Any { seed }; 2]);
+        w.connect(0, 0);
+        for _ in 0..100 {
+            w.step();
+            w.accept();
+        }
+        let from = &mut w.ends[0][0];
+        for _ in 0..5 {
+            from.work(&mut w.sides[0][0], w.now);
+        }
+        for _ in 0..100 {
+            w.step();
+        }
+        assert!(w.total(Counter::WrongQueue) > 2, "seed {seed}");
+        // The link lends buffers of the sender: what the shard of the reader holds, it has copied.
+        let owner = w.ends[1][0].shard;
+        let used = |s: &mut WatchedShard| s.pool().share_of(Purpose::Receive).used;
+        let used: Vec<usize> = w.sides[1].iter_mut().map(used).collect();
+        assert!(used[owner] > 3000 && used[1 - owner] == 0, "seed {seed}: {used:?}, {owner}");
+    }
+}
+
+#[test]
 fn the_same_seed_gives_the_same_run() {
     let run = |seed| {
         let mut w = World::new(seed, &trouble(), [Steering::Any { seed }; 2]);

@@ -17,6 +17,9 @@ use crate::net::Net;
 use crate::shard::Shard;
 use crate::siblings::{HandOff, PING_SHARD, Siblings};
 
+/// A copy of a packet of this length may use the control reserve.
+const SMALL_FRAME_BYTES: usize = 256;
+
 impl<P: Probe> Shard<P> {
     /// Hand-offs to and from the other shards of the stack.
     pub fn siblings(&mut self) -> &mut Siblings {
@@ -150,10 +153,15 @@ impl<P: Probe> Shard<P> {
             taken += 1;
             let Shard { core, tcp, udp, ping, rx } = self;
             match what {
-                HandOff::Packet(d) if d.protocol == protocol::TCP => {
-                    tcp.input(now, d, &rx.lookup, core);
+                HandOff::Packet(mut d) => {
+                    // Kept by a reader, a buffer of the other shard would be missing there.
+                    let Some(chain) = core.net.own_copy(d.chain) else { continue };
+                    d.chain = chain;
+                    match d.protocol {
+                        protocol::TCP => tcp.input(now, d, &rx.lookup, core),
+                        _ => udp.input(now, d, &rx.lookup, core),
+                    }
                 }
-                HandOff::Packet(d) => udp.input(now, d, &rx.lookup, core),
                 HandOff::Error(e) => self.icmp_error_here(now, e),
                 HandOff::Echo(r) => ping.input(r, core),
                 HandOff::EchoRequest(r) => ping.input_request(r, core),
@@ -201,5 +209,23 @@ impl<P: Probe> Net<P> {
         };
         chain.fill([bytes]);
         Some(chain)
+    }
+
+    /// A packet that another shard has received, in memory of this pool: a small one in that of the control reserve if
+    /// need be, as drivers do. `None`: there is no buffer.
+    fn own_copy(&mut self, chain: Chain) -> Option<Chain> {
+        let bytes = chain.len();
+        let copy = self.pool.alloc_chain(bytes, 0, Purpose::Receive).or_else(|e| match bytes {
+            0..=SMALL_FRAME_BYTES => self.pool.alloc_chain(bytes, 0, Purpose::Control),
+            _ => Err(e),
+        });
+        let Ok(mut copy) = copy else {
+            self.drop_chain(chain, DropReason::NoBuffer);
+            return None;
+        };
+        let mut from = chain.reader();
+        copy.slices_mut().for_each(|to| _ = from.read(to));
+        self.pool.free(chain);
+        Some(copy)
     }
 }

@@ -12,6 +12,7 @@ use crate::reclaim::Candidate;
 use crate::send_wait::Waking;
 use crate::sockets::Socket;
 use crate::tcp::Tcp;
+use crate::unread::Class;
 
 impl Tcp {
     /// Resets connections by the rules of [`Reclaim`](crate::reclaim::Reclaim), retries sockets that lacked memory or
@@ -24,8 +25,11 @@ impl Tcp {
             let chosen = reclaim.choose(now, share, &core.sockets, send_waiters);
             chosen.into_iter().for_each(|c| self.reset_for_memory(now, c, core));
         }
-        if core.memory.unread.is_due(now, &core.net.pool) {
-            self.reset_unread(now, core);
+        if core.net.pool.take_refused() {
+            core.memory.unread.ask(now);
+        }
+        if core.memory.unread.is_due(now) {
+            self.discard_received(now, core);
         }
         if let Some(waiting) = core.memory.retries.due(now, &core.net.link) {
             for id in waiting.iter().copied() {
@@ -54,20 +58,32 @@ impl Tcp {
         }
     }
 
-    /// Resets connections by the rules of [`UnreadReclaim`](crate::unread::UnreadReclaim).
+    /// Discards received bytes by the rules of [`UnreadReclaim`](crate::unread::UnreadReclaim).
     #[cold]
-    fn reset_unread<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
-        let (share, part) = (core.net.pool.share_of(Purpose::Receive), core.net.window.limit_bytes);
-        for id in core.memory.unread.choose(now, share, part, &core.sockets) {
-            // Bytes in posted buffers are their program's.
-            self.posted.deliver(now, id, core);
-            let Ok(entry) = core.sockets.tcp(id) else { continue };
-            entry.tcb.abort_unread(&mut core.net.env(now));
-            self.posted.list(id, &mut entry.posted);
-            core.net.counters.count(Counter::TcpUnreadReset);
-            core.queue_output(id);
-            self.handle_events(now, id, Events::ERROR | Events::CLOSED, core);
+    fn discard_received<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+        let part = core.net.window.limit_bytes;
+        for r in core.memory.unread.choose(now, &core.net.pool, part, &core.sockets) {
+            match r.class {
+                Class::OutOfOrder => {
+                    let Ok(entry) = core.sockets.tcp(r.id) else { continue };
+                    let bytes = entry.tcb.discard_out_of_order(&mut core.net.env(now));
+                    core.net.counters.add(Counter::TcpOutOfOrderDiscarded, bytes as u64);
+                }
+                Class::Unread => self.reset_unread(now, r.id, core),
+            }
         }
+    }
+
+    /// Resets a connection, whose unread bytes are discarded, but for those that its posted buffers have space for.
+    fn reset_unread<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        self.posted.deliver(now, id, core);
+        let Ok(entry) = core.sockets.tcp(id) else { return };
+        entry.tcb.abort_unread(&mut core.net.env(now));
+        self.posted.list(id, &mut entry.posted);
+        self.posted.poll_by(now);
+        core.net.counters.count(Counter::TcpUnreadReset);
+        core.queue_output(id);
+        self.handle_events(now, id, Events::ERROR | Events::CLOSED, core);
     }
 
     /// Resets a connection; its memory is freed at once, or when the device has completed its frames.
@@ -75,6 +91,7 @@ impl Tcp {
         let Ok(entry) = core.sockets.tcp(c.id) else { return };
         entry.tcb.abort_with(ConnError::TimedOut);
         self.posted.list(c.id, &mut entry.posted);
+        self.posted.poll_by(now);
         core.net.counters.count(c.counter());
         core.queue_output(c.id);
         self.handle_events(now, c.id, Events::ERROR | Events::CLOSED, core);

@@ -1,35 +1,49 @@
-//! Connections that are reset when the receive share is nearly used up: those whose received bytes are not read, or stay
-//! behind a gap, the longest first. Each is reset and counted, and fails with a time-out; its bytes are discarded.
+//! What is discarded where the receive share is used up: bytes behind gaps, which the peer sends again, then the
+//! connections whose in-order bytes are not read, the longest unread first. Each of these is reset and counted, and
+//! fails with a time-out.
 //!
-//! Only minima push the bytes of all connections beyond their part of the share ([`WindowBudget`]). While they hold
-//! no more than that, none is reset, whatever else has filled the share.
+//! Used up means that an allocation was refused, by which a frame was dropped or takes memory of the control reserve.
+//! While connections hold no more than their part of the share ([`WindowBudget`]) nothing is discarded, whatever else
+//! has filled it.
 //!
-//! Cost: one walk over the sockets, at most once per [`PAUSE`], and none while an eighth of the share is free.
+//! Cost: one walk over the sockets, at most once per [`PAUSE`], and none while memory suffices.
 //!
 //! [`WindowBudget`]: fulmar_tcp::WindowBudget
 
 use alloc::vec::Vec;
 
 use fulmar_base::{Duration, Instant, SlotId};
-use fulmar_mbuf::{FairShare, Pool, Purpose};
+use fulmar_mbuf::{Pool, Purpose};
 
 use crate::slab::Slab;
-use crate::sockets::Socket;
+use crate::sockets::{Socket, TcpEntry};
 
 /// Between two walks.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A connection whose user has read within this time, or whose first unread byte is not older, is never reset.
+/// A connection is not reset within this time after a read, or after the first of its unread bytes was there.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A connection with bytes in its receive queue.
-struct Unread {
-    since: Instant,
-    id: SlotId,
-    storage_bytes: usize,
+/// What may be discarded of a connection, in order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Class {
+    /// Bytes behind gaps.
+    OutOfOrder,
+    /// Bytes that are not read; the connection is reset.
+    Unread,
 }
 
-/// The time of the last walk, and of the next one if it must not wait for a frame.
+/// Received bytes of a connection that may be discarded.
+#[derive(Clone, Copy, Debug)]
+pub struct Received {
+    pub class: Class,
+    /// When it may be.
+    due: Instant,
+    pub id: SlotId,
+    truesize: usize,
+}
+
+/// The time of the next walk.
 #[derive(Default)]
 pub struct UnreadReclaim {
     at: Option<Instant>,
@@ -41,52 +55,74 @@ impl UnreadReclaim {
         self.at
     }
 
-    /// Whether the receive share is nearly used up and the next walk is due.
-    #[inline]
-    pub fn is_due(&mut self, now: Instant, pool: &Pool) -> bool {
-        if !pool.is_nearly_used(Purpose::Receive) {
-            self.at = None;
-            return false;
-        }
-        now >= self.last + PAUSE
+    /// An allocation for received bytes was refused.
+    pub fn ask(&mut self, now: Instant) {
+        let at = now.max(self.last + PAUSE);
+        self.at = Some(self.at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// The connections to reset, in order, until three sixteenths of the share are free or all connections hold no more
-    /// than `part` bytes of it.
+    #[inline]
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.at.is_some_and(|at| now >= at)
+    }
+
+    /// What to discard, in order, until three sixteenths of the share are free or connections hold no more than `part`
+    /// bytes of it. Where that does not suffice yet, the next walk is scheduled.
     #[cold]
     pub fn choose(
         &mut self,
         now: Instant,
-        share: FairShare,
+        pool: &Pool,
         part: usize,
         sockets: &Slab<Socket>,
-    ) -> Vec<SlotId> {
+    ) -> Vec<Received> {
+        self.at = None;
         self.last = now;
-        let mut unread = unread(sockets);
-        let held: usize = unread.iter().map(|u| u.storage_bytes).sum();
-        let above = share.used.saturating_sub(share.limit / 16 * 13);
-        let mut surplus = above.min(held.saturating_sub(part));
-        unread.sort_unstable_by_key(|u| u.since);
-        unread.retain(|u| {
-            let is_chosen = surplus > 0 && now >= u.since + PATIENCE;
-            if is_chosen {
-                surplus = surplus.saturating_sub(u.storage_bytes);
+        let share = pool.share_of(Purpose::Receive);
+        let free = pool.available(Purpose::Receive).min(share.limit - share.used);
+        let lack = (share.limit / 16 * 3).saturating_sub(free);
+        if lack == 0 {
+            return Vec::new();
+        }
+        let (mut received, held) = received(sockets);
+        let mut surplus = lack.min(held.saturating_sub(part));
+        received.sort_unstable_by_key(|r| (r.class, r.due));
+        let mut next = None;
+        received.retain(|r| {
+            if surplus == 0 {
+                return false;
             }
-            is_chosen
+            if now < r.due {
+                next = next.or(Some(r.due));
+                return false;
+            }
+            surplus = surplus.saturating_sub(r.truesize);
+            true
         });
-        self.at = (surplus > 0).then_some(now + PAUSE);
-        unread.into_iter().map(|u| u.id).collect()
+        self.at = next.map(|due| due.max(now + PAUSE));
+        received
     }
 }
 
-fn unread(sockets: &Slab<Socket>) -> Vec<Unread> {
-    let of = |(id, s): (SlotId, &Socket)| match s {
-        Socket::Tcp(entry) => {
-            let storage_bytes = entry.tcb.recv_queue_ref().storage_bytes();
-            let since = entry.tcb.unread_since();
-            (storage_bytes > 0).then_some(Unread { since, id, storage_bytes })
-        }
-        _ => None,
-    };
-    sockets.iter().filter_map(of).collect()
+/// What connections have received, and the bytes that they hold of the share, loans included.
+fn received(sockets: &Slab<Socket>) -> (Vec<Received>, usize) {
+    let (mut received, mut held) = (Vec::new(), 0);
+    for (id, socket) in sockets.iter() {
+        let Socket::Tcp(entry) = socket else { continue };
+        let TcpEntry { tcb, .. } = &**entry;
+        let (unread, out_of_order) = tcb.recv_queue_ref().truesizes();
+        held += unread + out_of_order + tcb.lent().storage_bytes;
+        let of_both = [
+            (Class::OutOfOrder, Instant::ZERO, out_of_order),
+            (Class::Unread, tcb.unread_since() + PATIENCE, unread),
+        ];
+        let holding = of_both.into_iter().filter(|(_, _, truesize)| *truesize > 0);
+        received.extend(holding.map(|(class, due, truesize)| Received {
+            class,
+            due,
+            id,
+            truesize,
+        }));
+    }
+    (received, held)
 }

@@ -160,13 +160,19 @@ fn sockets_that_nobody_reads_from_do_not_take_the_receive_memory_of_others() {
     assert_eq!(w.server.counters().drops(DropReason::NoBuffer), 0);
 }
 
-/// A server with little memory whose program reads nothing of port 85, from which `n` clients have each sent a page.
-fn beside_unread(n: usize) -> (World, Vec<SlotId>) {
+/// A server with little memory whose program reads nothing of port 85.
+fn small_world() -> World {
     let mut w = World::with(|c| {
         c.pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(8 << 20) }
     });
     w.close_windows();
     w.serve(85, Service::Idle);
+    w
+}
+
+/// Such a server, to whose port 85 `n` clients have each sent a page.
+fn beside_unread(n: usize) -> (World, Vec<SlotId>) {
+    let mut w = small_world();
     let ids = w.connect_many(85, n);
     for chunk in ids.chunks(50) {
         for id in chunk {
@@ -201,6 +207,27 @@ fn connections_that_nobody_reads_leave_others_the_receive_memory_the_longest_unr
     // No further one is reset once the share suffices.
     w.pass(Duration::from_secs(10));
     assert_eq!(w.count(Counter::TcpUnreadReset), reset);
+}
+
+#[test]
+fn bytes_behind_gaps_give_way_before_a_connection_is_reset() {
+    let mut w = small_world();
+    w.behaviour.lock().unwrap().gap.insert(85);
+    let ids = w.connect_many(85, 1500);
+    for chunk in ids.chunks(50) {
+        for id in chunk {
+            // A segment of its own, which is lost as often as it is sent.
+            assert_eq!(stations::write(&mut w.clients, w.now, *id, &[0]), Some(1));
+            w.pass(MS / 50);
+            assert_eq!(stations::write(&mut w.clients, w.now, *id, &[0; 3000]), Some(3000));
+        }
+        w.pass(5 * MS);
+    }
+    w.pass(Duration::from_secs(4));
+    assert!(w.count(Counter::TcpOutOfOrderDiscarded) > 100_000);
+    assert_eq!(w.count(Counter::TcpUnreadReset), 0);
+    assert!(udp_echo(&mut w, 5) && udp_echo(&mut w, 3000));
+    assert_eq!(w.ask(ANSWERING, 20, ANSWER, Duration::from_secs(1)), 20);
 }
 
 #[test]

@@ -153,6 +153,8 @@ pub(crate) struct Errors {
     pub ended_by: Option<ConnError>,
     /// ICMP or routing error since the last progress.
     pub soft: Option<ConnError>,
+    /// Bytes were discarded before the user has read them: `pending` stays, since the stream has no end.
+    pub is_truncated: bool,
 }
 
 /// Retransmission counts.
@@ -258,7 +260,7 @@ pub(crate) struct EventTimes {
     pub retries: u8,
     /// When the last acceptable segment arrived.
     pub last_received_at: Instant,
-    /// When the user last read, or the first of the bytes in the receive queue arrived.
+    /// When the user last read, or the first of the in-order bytes in the receive queue was there to be read.
     pub unread_since: Instant,
     pub last_sent_at: Instant,
 }

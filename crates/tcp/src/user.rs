@@ -111,9 +111,9 @@ impl Tcb {
         }
     }
 
-    /// Takes the pending error (`SO_ERROR`).
+    /// Takes the pending error (`SO_ERROR`). That of [`Tcb::abort_unread`] stays.
     pub fn take_error(&mut self) -> Option<ConnError> {
-        self.errors.pending.take()
+        if self.errors.is_truncated { self.errors.pending } else { self.errors.pending.take() }
     }
 
     /// What [`Tcb::take_error`] would return.
@@ -202,14 +202,25 @@ impl Tcb {
         }
     }
 
-    /// As [`Tcb::abort`], of a connection whose receive queue is needed for others: its bytes are discarded, and the
-    /// user is told by [`ConnError::TimedOut`], also where the connection is over.
+    /// As [`Tcb::abort`], of a connection whose unread bytes are discarded because others need their memory. Every
+    /// later read fails with [`ConnError::TimedOut`], also where the peer had ended the stream. TIME-WAIT goes on.
     pub fn abort_unread(&mut self, env: &mut Env) {
-        self.abort_with(ConnError::TimedOut);
-        self.finish(Some(ConnError::TimedOut));
+        if !matches!(self.state, State::TimeWait) {
+            self.abort_with(ConnError::TimedOut);
+            self.rcv.adv = self.rcv.nxt;
+        }
+        self.errors.pending = Some(ConnError::TimedOut);
+        self.errors.is_truncated = true;
         self.recv.clear(env.pool);
-        self.rcv.adv = self.rcv.nxt;
         self.update_charge(env.window);
+    }
+
+    /// Discards the bytes behind gaps, for whose memory others wait: the peer sends them again. Returns their number.
+    pub fn discard_out_of_order(&mut self, env: &mut Env) -> usize {
+        let bytes = self.recv.out_of_order_bytes();
+        self.recv.discard_out_of_order(env.pool);
+        self.update_charge(env.window);
+        bytes
     }
 
     /// Whether the peer accepts no data: its window is closed, or two time-outs or probes in a row have brought no
@@ -224,7 +235,7 @@ impl Tcb {
         self.times.last_progress
     }
 
-    /// When the user last read, or the first of the bytes in the receive queue arrived, also behind a gap.
+    /// When the user last read, or the first of the in-order bytes in the receive queue was there to be read.
     pub fn unread_since(&self) -> Instant {
         self.times.unread_since
     }

@@ -196,6 +196,7 @@ impl Tcb {
     pub fn lend(&mut self, lent: LoanCharge, env: &mut Env) {
         self.lent.bytes = self.lent.bytes.saturating_add(lent.bytes);
         self.lent.storage_bytes = self.lent.storage_bytes.saturating_add(lent.storage_bytes);
+        self.times.unread_since = env.now;
         self.update_charge(env.window);
     }
 

@@ -315,12 +315,14 @@ fn beyond_the_limit_a_reader_is_granted_a_page_at_a_time() {
 }
 
 #[test]
-fn unread_since_is_the_last_read_or_the_arrival_of_the_first_byte_also_behind_a_gap() {
+fn unread_since_is_the_last_read_or_when_the_first_byte_was_there_to_be_read() {
     let mut t = Trace::established();
     t.wait(5000);
+    // Behind a gap: nothing to read.
+    recv!(t, "A", seq = 201, ack = 1, len = 100);
+    t.wait(5000);
     let first = t.now;
-    // Behind a gap, before it, and in it.
-    for (seq, len) in [(201, 100), (1, 100), (101, 100), (301, 100)] {
+    for (seq, len) in [(1, 100), (101, 100), (301, 100)] {
         recv!(t, "A", seq = seq, ack = 1, len = len);
         assert_eq!(t.tcb.unread_since(), first, "{seq}");
         t.wait(1000);
@@ -335,12 +337,38 @@ fn unread_since_is_the_last_read_or_the_arrival_of_the_first_byte_also_behind_a_
     t.wait(1000);
     recv!(t, "A", seq = 501, ack = 1, len = 100);
     assert_eq!(t.tcb.unread_since(), t.now);
+    assert_eq!(t.read(100), 100);
+    // A gap that is filled after a while: the bytes behind it are there since then.
+    recv!(t, "A", seq = 701, ack = 1, len = 100);
+    t.wait(1000);
+    recv!(t, "A", seq = 601, ack = 1, len = 100);
+    assert_eq!(t.tcb.unread_since(), t.now);
+    // A loan is a read.
+    t.wait(1000);
+    t.lend(100);
+    assert_eq!(t.tcb.unread_since(), t.now);
+}
+
+#[test]
+fn bytes_behind_a_gap_that_are_discarded_are_accepted_again() {
+    let mut t = Trace::established();
+    recv!(t, "A", seq = 101, ack = 1, len = 100);
+    recv!(t, "A", seq = 301, ack = 1, len = 100);
+    assert_eq!(t.discard_out_of_order(), 200);
+    assert_eq!(t.pool.outstanding(), 0);
+    t.out.segs.clear();
+    recv!(t, "A", seq = 1, ack = 1, len = 100);
+    t.wait(1000);
+    send!(t, "A", ack = 101);
+    recv!(t, "A", seq = 301, ack = 1, len = 100);
+    recv!(t, "A", seq = 101, ack = 1, len = 200);
+    assert_eq!(t.read(1000), 400);
 }
 
 #[test]
 fn what_is_discarded_unread_is_an_error_and_no_end_of_the_stream() {
-    // Open; closed by the peer; by both; by a reset whose error the user has taken.
-    for end in ["", "FA", "both", "R"] {
+    // Open; closed by the peer; by both, in TIME-WAIT; by a reset whose error the user has taken.
+    for end in ["", "FA", "both", "TIME-WAIT", "R"] {
         let mut t = Trace::established();
         recv!(t, "A", seq = 1, ack = 1, len = 100);
         recv!(t, "A", seq = 201, ack = 1, len = 100);
@@ -349,6 +377,11 @@ fn what_is_discarded_unread_is_an_error_and_no_end_of_the_stream() {
             "R" => {
                 recv!(t, "RA", seq = 101, ack = 1);
                 assert_eq!(t.tcb.take_error(), Some(ConnError::Reset));
+            }
+            "TIME-WAIT" => {
+                t.shutdown();
+                recv!(t, "FA", seq = 101, ack = 2, len = 200);
+                assert_eq!(t.tcb.state(), State::TimeWait);
             }
             _ => recv!(t, "FA", seq = 101, ack = 1, len = 100),
         }
@@ -363,10 +396,14 @@ fn what_is_discarded_unread_is_an_error_and_no_end_of_the_stream() {
         let is_open = end == "" || end == "FA";
         let resets = t.out.segs.iter().filter(|s| s.flags.contains(flags("R"))).count();
         assert_eq!(resets, usize::from(is_open), "{end}");
+        // However often it is asked for.
+        assert_eq!(t.tcb.take_error(), Some(ConnError::TimedOut), "{end}");
         assert_eq!(t.tcb.take_error(), Some(ConnError::TimedOut), "{end}");
         assert_eq!(t.tcb.recv_queue_ref().storage_bytes(), 0);
-        assert_eq!((t.window.granted_bytes, t.pool.outstanding()), (0, 0), "{end}");
-        assert_eq!(t.tcb.state(), State::Closed);
+        let is_waiting = end == "TIME-WAIT";
+        assert_eq!(t.pool.outstanding(), 0, "{end}");
+        assert!(is_waiting || t.window.granted_bytes == 0, "{end}");
+        assert_eq!(t.tcb.state(), if is_waiting { State::TimeWait } else { State::Closed });
     }
 }
 

@@ -271,6 +271,7 @@ impl World {
         let has_cause = self.scenario.may_fail(flow)
             || is_absent
             || opener.is_reclaimed
+            || passive.is_reclaimed
             || opener.is_refused
             || opener.opens_early
             || opener.has_reconnected;

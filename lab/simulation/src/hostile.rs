@@ -160,8 +160,8 @@ impl World {
         }
     }
 
-    /// A shard that lacks memory for its writers resets connections that make no progress. Their ends are
-    /// told, or wait if the reset is lost, without a fault of either end.
+    /// A shard that lacks memory resets connections that make no progress or are not read. Their ends are
+    /// told, or wait if the reset is lost, without a fault of either end. One may not have been accepted yet.
     pub(super) fn watch_reclaim(&mut self, i: usize) {
         let reset = [Counter::TcpOrphansReset, Counter::TcpStalledReset, Counter::TcpUnreadReset];
         let counters = self.sides[i].shard.counters();
@@ -184,7 +184,9 @@ impl World {
             };
             let addresses = if e & 1 == 0 { (from, to) } else { (to, from) };
             let is_alive = alive.contains(&(Some(addresses.0), Some(addresses.1)));
-            if self.ends[e].station == i && !self.ends[e].is_unconnected() && !is_alive {
+            let may_be_waiting = e & 1 == 1 && self.is_answered(e / 2);
+            let was_there = !self.ends[e].is_unconnected() || may_be_waiting;
+            if self.ends[e].station == i && was_there && !is_alive {
                 self.ends[e].is_reclaimed |= !self.ends[e].is_done();
                 (self.ends[e].may_fail, self.ends[e ^ 1].may_fail) = (true, true);
             }

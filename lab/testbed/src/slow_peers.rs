@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counter, Counters, DropReason, Duration, Instant, Secrets, SlotId};
+use fulmar_base::{Counter, Counters, DropReason, Duration, Instant, Secrets, SeqNum, SlotId};
 use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_ip::IfAddr;
 use fulmar_mbuf::{Pool, PoolConfig, Purpose};
@@ -34,6 +34,10 @@ pub struct PeerBehaviour {
     pub no_window: BTreeSet<u16>,
     /// To these nothing is sent at all.
     pub mute: BTreeSet<u16>,
+    /// To these the first byte of a connection is not sent: what follows stays behind a gap.
+    pub gap: BTreeSet<u16>,
+    /// The sequence number of that byte, by the port of the client.
+    first: HashMap<u16, SeqNum>,
 }
 
 /// An end of the link.
@@ -47,16 +51,21 @@ struct End {
 impl End {
     /// False: the frame is not sent.
     fn adapt(&self, p: &mut Packet) -> bool {
-        let behaviour = self.behaviour.lock().unwrap();
+        let mut behaviour = self.behaviour.lock().unwrap();
         let frame_bytes = p.chain.len();
         let Some(first) = p.chain.slices_mut().next() else { return true };
         let Some(h) = Headers::parse(first, frame_bytes) else { return true };
-        let Transport::Tcp(Header { dst_port: port, .. }) = h.transport else { return true };
+        let Transport::Tcp(Header { src_port, dst_port: port, seq, .. }) = h.transport else {
+            return true;
+        };
         if behaviour.no_window.contains(&port) {
             let window_at = h.network.l4 + 14;
             first[window_at..window_at + 2].fill(0);
         }
-        !behaviour.mute.contains(&port)
+        let is_first = behaviour.gap.contains(&port)
+            && h.payload_bytes > 0
+            && *behaviour.first.entry(src_port).or_insert(seq) == seq;
+        !is_first && !behaviour.mute.contains(&port)
     }
 }
 

@@ -93,7 +93,8 @@ fn what_nobody_reads_takes_no_more_memory_than_the_bound() {
         let bound = MEMORY_BYTES + usize::from(QUEUES.load(Relaxed)) * BESIDE_BYTES;
         assert!(grown < bound + FLOWS * (8 << 10), "{deaf:?}: {grown}");
         // Another's minimum may be the memory of those that have not moved for a while (docs/memory.md, "Reclamation").
-        let reclaimed = stat.stack.counters.value(Counter::TcpStalledReset);
+        let resets = [Counter::TcpStalledReset, Counter::TcpUnreadReset];
+        let reclaimed = resets.map(|c| stat.stack.counters.value(c)).iter().sum::<u64>();
         assert!((FLOWS - writers.len()) as u64 <= reclaimed, "{deaf:?}: {reclaimed}");
         exchange(&mut near, &mut far);
         let (mut late, mut late_far) = world.pair(&good);

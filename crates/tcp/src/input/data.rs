@@ -62,6 +62,9 @@ impl Tcb {
         }
         let (before, storage) = (self.recv.readable(), self.recv.readable_storage_bytes());
         let stored = self.store_out_of_order(env, seg, start, payload);
+        if before == 0 {
+            self.times.unread_since = env.now;
+        }
         self.compact_advanced(env, before, storage);
         stored
     }
@@ -237,9 +240,6 @@ impl Tcb {
         payload: Chain,
     ) -> Result<(), DropReason> {
         self.due.ack = true;
-        if self.recv.readable() == 0 && self.recv.out_of_order_bytes() == 0 {
-            self.times.unread_since = env.now;
-        }
         let end = start.saturating_add(payload.len() as u64);
         self.record_partial_duplicate(start, end);
         let payload = if seg.offset == 0 {

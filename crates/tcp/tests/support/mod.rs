@@ -387,6 +387,18 @@ impl Trace {
         self.output();
     }
 
+    pub fn discard_out_of_order(&mut self) -> usize {
+        self.env(|tcb, env, _, _| tcb.discard_out_of_order(env))
+    }
+
+    /// Lends bytes, which are freed at once.
+    pub fn lend(&mut self, max: usize) {
+        let chain = self.tcb.recv_queue().take(max, &mut self.pool);
+        let lent = LoanCharge::of(&chain);
+        self.pool.free(chain);
+        self.env(|tcb, env, _, _| tcb.lend(lent, env));
+    }
+
     pub fn abort_unread(&mut self) {
         self.env(|tcb, env, _, _| tcb.abort_unread(env));
         self.output();
