@@ -67,7 +67,7 @@ impl UnreadReclaim {
     }
 
     /// What to discard, in order, until three sixteenths of the share are free or connections hold no more than `part`
-    /// bytes of it. Where that does not suffice yet, the next walk is scheduled.
+    /// bytes of it.
     #[cold]
     pub fn choose(
         &mut self,
@@ -87,19 +87,13 @@ impl UnreadReclaim {
         let (mut received, held) = received(sockets);
         let mut surplus = lack.min(held.saturating_sub(part));
         received.sort_unstable_by_key(|r| (r.class, r.due));
-        let mut next = None;
         received.retain(|r| {
-            if surplus == 0 {
-                return false;
+            let is_chosen = surplus > 0 && now >= r.due;
+            if is_chosen {
+                surplus = surplus.saturating_sub(r.truesize);
             }
-            if now < r.due {
-                next = next.or(Some(r.due));
-                return false;
-            }
-            surplus = surplus.saturating_sub(r.truesize);
-            true
+            is_chosen
         });
-        self.at = next.map(|due| due.max(now + PAUSE));
         received
     }
 }

@@ -211,9 +211,11 @@ fn connections_that_nobody_reads_leave_others_the_receive_memory_the_longest_unr
 
 #[test]
 fn bytes_behind_gaps_give_way_before_a_connection_is_reset() {
-    let mut w = small_world();
-    w.behaviour.lock().unwrap().gap.insert(85);
-    let ids = w.connect_many(85, 1500);
+    let (mut w, _) = beside_unread(200);
+    w.pass(Duration::from_secs(2));
+    w.serve(86, Service::Idle);
+    w.behaviour.lock().unwrap().gap.insert(86);
+    let ids = w.connect_many(86, 1500);
     for chunk in ids.chunks(50) {
         for id in chunk {
             // A segment of its own, which is lost as often as it is sent.
