@@ -299,6 +299,7 @@ impl Pool {
         let short = self.arena.in_use() >= self.desc_limits[p as usize];
         if (short || !self.arena.has_desc()) && !self.refill_descs(p) {
             self.stats.failed_descriptor += 1;
+            self.note_refused(p);
             return Err(NoBuffer);
         }
         Ok(&mut self.arena)
@@ -475,6 +476,12 @@ impl Pool {
         self.share_of(p).is_contended()
     }
 
+    /// For [`Pool::take_refused`]: a device drops a frame without an attempt to allocate.
+    #[inline]
+    pub fn note_refused(&mut self, p: Purpose) {
+        self.has_refused |= p == Purpose::Receive;
+    }
+
     /// Whether an allocation for [`Purpose::Receive`] was refused since the last call.
     #[inline]
     pub fn take_refused(&mut self) -> bool {
@@ -588,7 +595,8 @@ impl Pool {
             Some(_) => self.stats.class_fallbacks += 1,
             None => {
                 self.stats.failed_block += 1;
-                self.note_refusal(p);
+                self.stats.empty_allocs += 1;
+                self.note_refused(p);
             }
         }
         found.ok_or(NoBuffer)
@@ -610,20 +618,17 @@ impl Pool {
         self.drain_remote();
         if bytes > self.available(p) {
             self.stats.failed_budget += 1;
-            self.note_refusal(p);
+            self.stats.empty_allocs += 1;
+            self.note_refused(p);
             return Err(NoBuffer);
         }
         if !self.refill_descs(p) {
             self.stats.failed_descriptor += 1;
-            self.note_refusal(p);
+            self.stats.empty_allocs += 1;
+            self.note_refused(p);
             return Err(NoBuffer);
         }
         Ok(())
-    }
-
-    fn note_refusal(&mut self, p: Purpose) {
-        self.stats.empty_allocs += 1;
-        self.has_refused |= p == Purpose::Receive;
     }
 
     /// Provides a free descriptor. False if `p` may not use one.

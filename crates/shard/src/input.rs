@@ -153,15 +153,14 @@ impl<P: Probe> Shard<P> {
             taken += 1;
             let Shard { core, tcp, udp, ping, rx } = self;
             match what {
-                HandOff::Packet(mut d) => {
-                    // Kept by a reader, a buffer of the other shard would be missing there.
+                HandOff::Packet(mut d) if d.protocol == protocol::TCP => {
+                    // Unread in a buffer of the other shard, it would take memory that is not charged to a connection there.
                     let Some(chain) = core.net.own_copy(d.chain) else { continue };
                     d.chain = chain;
-                    match d.protocol {
-                        protocol::TCP => tcp.input(now, d, &rx.lookup, core),
-                        _ => udp.input(now, d, &rx.lookup, core),
-                    }
+                    tcp.input(now, d, &rx.lookup, core);
                 }
+                // Queues of datagrams have bounds of their own.
+                HandOff::Packet(d) => udp.input(now, d, &rx.lookup, core),
                 HandOff::Error(e) => self.icmp_error_here(now, e),
                 HandOff::Echo(r) => ping.input(r, core),
                 HandOff::EchoRequest(r) => ping.input_request(r, core),

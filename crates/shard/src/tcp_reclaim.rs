@@ -74,10 +74,13 @@ impl Tcp {
         }
     }
 
-    /// Resets a connection, whose unread bytes are discarded, but for those that its posted buffers have space for.
+    /// Resets a connection, whose unread bytes are discarded, unless its posted buffers have space for them.
     fn reset_unread<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         self.posted.deliver(now, id, core);
         let Ok(entry) = core.sockets.tcp(id) else { return };
+        if entry.tcb.recv_queue_ref().readable() == 0 {
+            return;
+        }
         entry.tcb.abort_unread(&mut core.net.env(now));
         self.posted.list(id, &mut entry.posted);
         self.posted.poll_by(now);

@@ -2,7 +2,8 @@
 //! connections whose in-order bytes are not read, the longest unread first. Each of these is reset and counted, and
 //! fails with a time-out.
 //!
-//! Used up means that an allocation was refused, by which a frame was dropped or takes memory of the control reserve.
+//! Used up means that allocations were refused, in most cases those of received frames. The first refusal costs bytes
+//! behind gaps only: a shard that has not run for a while finds bytes that no program could have read.
 //! While connections hold no more than their part of the share ([`WindowBudget`]) nothing is discarded, whatever else
 //! has filled it.
 //!
@@ -21,8 +22,12 @@ use crate::sockets::{Socket, TcpEntry};
 /// Between two walks.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A connection is not reset within this time after a read, or after the first of its unread bytes was there.
+/// A connection is not reset within this time after a read, after the first of its unread bytes was there, or after
+/// its peer has acknowledged data.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Connections are reset where there was another walk within this time.
+const LASTING: Duration = Duration::from_secs(2);
 
 /// What may be discarded of a connection, in order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -77,7 +82,7 @@ impl UnreadReclaim {
         sockets: &Slab<Socket>,
     ) -> Vec<Received> {
         self.at = None;
-        self.last = now;
+        let is_lasting = now.since(core::mem::replace(&mut self.last, now)) <= LASTING;
         let share = pool.share_of(Purpose::Receive);
         let free = pool.available(Purpose::Receive).min(share.limit - share.used);
         let lack = (share.limit / 16 * 3).saturating_sub(free);
@@ -86,9 +91,13 @@ impl UnreadReclaim {
         }
         let (mut received, held) = received(sockets);
         let mut surplus = lack.min(held.saturating_sub(part));
+        if surplus == 0 {
+            return Vec::new();
+        }
         received.sort_unstable_by_key(|r| (r.class, r.due));
         received.retain(|r| {
-            let is_chosen = surplus > 0 && now >= r.due;
+            let is_due = now >= r.due && (is_lasting || r.class == Class::OutOfOrder);
+            let is_chosen = surplus > 0 && is_due;
             if is_chosen {
                 surplus = surplus.saturating_sub(r.truesize);
             }
@@ -106,9 +115,11 @@ fn received(sockets: &Slab<Socket>) -> (Vec<Received>, usize) {
         let TcpEntry { tcb, .. } = &**entry;
         let (unread, out_of_order) = tcb.recv_queue_ref().truesizes();
         held += unread + out_of_order + tcb.lent().storage_bytes;
+        // The gap of a connection that goes on is as young as its last read.
+        let since = tcb.unread_since();
         let of_both = [
-            (Class::OutOfOrder, Instant::ZERO, out_of_order),
-            (Class::Unread, tcb.unread_since() + PATIENCE, unread),
+            (Class::OutOfOrder, since, out_of_order),
+            (Class::Unread, since.max(tcb.last_progress()) + PATIENCE, unread),
         ];
         let holding = of_both.into_iter().filter(|(_, _, truesize)| *truesize > 0);
         received.extend(holding.map(|(class, due, truesize)| Received {

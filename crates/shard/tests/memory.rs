@@ -230,6 +230,35 @@ fn bytes_behind_gaps_give_way_before_a_connection_is_reset() {
     assert_eq!(w.count(Counter::TcpUnreadReset), 0);
     assert!(udp_echo(&mut w, 5) && udp_echo(&mut w, 3000));
     assert_eq!(w.ask(ANSWERING, 20, ANSWER, Duration::from_secs(1)), 20);
+    // What was discarded is sent again once the gap is filled.
+    let port_86 = |w: &World, id: &SlotId| w.server.addresses(*id).unwrap().0 == Some(at(0, 86));
+    let mut accepted = w.accepted();
+    accepted.retain(|id| port_86(&w, id));
+    assert_eq!(accepted.len(), ids.len());
+    w.behaviour.lock().unwrap().gap.clear();
+    let mut got = 0;
+    for _ in 0..1200 {
+        w.pass(100 * MS);
+        for id in &accepted {
+            let bytes = stations::read(&mut w.server, w.now, *id, 1 << 20);
+            got += bytes.map_or(0, |bytes| bytes.len());
+        }
+    }
+    assert_eq!(got, 3001 * ids.len());
+}
+
+#[test]
+fn a_shard_that_did_not_run_for_a_while_resets_nothing_before_its_program_could_read() {
+    let (mut w, ids) = beside_unread(700);
+    let later = w.connect_many(85, 300);
+    // Meanwhile all of it comes, more than there is memory for, and is an hour old.
+    for id in later.iter().chain(&ids) {
+        _ = stations::write(&mut w.clients, w.now, *id, &[0; 4000]);
+    }
+    w.now = w.now + Duration::from_secs(3600);
+    w.pass(50 * MS);
+    assert!(w.server.counters().drops(DropReason::NoBuffer) > 0);
+    assert_eq!(w.count(Counter::TcpUnreadReset), 0);
 }
 
 #[test]

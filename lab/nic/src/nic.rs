@@ -288,6 +288,7 @@ impl Driver {
             while let Some(m) = chain.pop_front() {
                 repost(rx, kind, m);
             }
+            pool.note_refused(Purpose::Receive);
             return Err(DropReason::NoBuffer);
         }
         Ok(Packet { chain, offload })

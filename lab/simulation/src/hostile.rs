@@ -165,16 +165,20 @@ impl World {
     pub(super) fn watch_reclaim(&mut self, i: usize) {
         let reset = [Counter::TcpOrphansReset, Counter::TcpStalledReset, Counter::TcpUnreadReset];
         let counters = self.sides[i].shard.counters();
-        let reclaimed = reset.into_iter().map(|c| counters.value(c)).sum();
-        if std::mem::replace(&mut self.sides[i].reclaimed, reclaimed) == reclaimed {
+        let reclaimed = reset.map(|c| counters.value(c));
+        let before = std::mem::replace(&mut self.sides[i].reclaimed, reclaimed);
+        if before == reclaimed {
             return;
         }
+        // In TIME-WAIT it may have lost bytes that were not read, and so before it was accepted.
+        let is_unread = before[2] != reclaimed[2];
+        let is_over = |state| state == State::Closed || is_unread && state == State::TimeWait;
         let alive: Vec<_> = self.sides[i]
             .shard
             .stat()
             .sockets
             .into_iter()
-            .filter(|s| s.tcp.as_ref().is_some_and(|info| info.state != State::Closed))
+            .filter(|s| s.tcp.as_ref().is_some_and(|info| !is_over(info.state)))
             .map(|s| (s.local, s.remote))
             .collect();
         for e in 0..self.ends.len() {
@@ -184,7 +188,7 @@ impl World {
             };
             let addresses = if e & 1 == 0 { (from, to) } else { (to, from) };
             let is_alive = alive.contains(&(Some(addresses.0), Some(addresses.1)));
-            let may_be_waiting = e & 1 == 1 && self.is_answered(e / 2);
+            let may_be_waiting = is_unread && e & 1 == 1 && self.is_answered(e / 2);
             let was_there = !self.ends[e].is_unconnected() || may_be_waiting;
             if self.ends[e].station == i && was_there && !is_alive {
                 self.ends[e].is_reclaimed |= !self.ends[e].is_done();

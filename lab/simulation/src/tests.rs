@@ -230,7 +230,7 @@ fn an_opener_that_fails_unseen_is_one_that_the_listener_gave_up() {
     assert_eq!(world.check_listeners(), Ok(()));
     // However often its peer's station has reset connections for their memory.
     world.ends[0].error = Some(fulmar_socket::SocketError::TimedOut);
-    world.sides[1 - world.ends[0].station].reclaimed = 3;
+    world.sides[1 - world.ends[0].station].reclaimed = [1; 3];
     assert!(matches!(world.check_listeners(), Err(Violation::Handshakes { .. })));
     world.ends[0].is_reclaimed = true;
     assert_eq!(world.check_listeners(), Ok(()));

@@ -51,7 +51,7 @@ pub(super) struct Side {
     /// The program behind the listener, if it decides.
     pub(super) decider: Option<Decider>,
     /// Connections that were reset for their memory.
-    pub(super) reclaimed: u64,
+    pub(super) reclaimed: [u64; 3],
 }
 
 /// See the module's header.
@@ -604,7 +604,7 @@ fn side(s: &Scenario, i: usize, gate: Gate) -> Side {
         traffic,
         accepts_at: START + how.accepts_after,
         decider: s.swarm.decides[i].map(|plan| Decider::new(plan, s.seed ^ (0xdec1 << i))),
-        reclaimed: 0,
+        reclaimed: [0; 3],
     }
 }
 
