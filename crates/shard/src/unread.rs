@@ -2,8 +2,8 @@
 //! connections whose in-order bytes are not read, the longest unread first. Each of these is reset and counted, and
 //! fails with a time-out.
 //!
-//! Used up means that allocations were refused, in most cases those of received frames. The first refusal costs bytes
-//! behind gaps only: a shard that has not run for a while finds bytes that no program could have read.
+//! Used up means that allocations were refused, in most cases those of received frames. The first refusal costs nothing:
+//! a shard that has not run for a while finds bytes that no program could have read.
 //! While connections hold no more than their part of the share ([`WindowBudget`]) nothing is discarded, whatever else
 //! has filled it.
 //!
@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// its peer has acknowledged data.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Connections are reset where there was another walk within this time.
+/// A refusal counts if there was another one within this time.
 const LASTING: Duration = Duration::from_secs(2);
 
 /// What may be discarded of a connection, in order.
@@ -86,7 +86,7 @@ impl UnreadReclaim {
         let share = pool.share_of(Purpose::Receive);
         let free = pool.available(Purpose::Receive).min(share.limit - share.used);
         let lack = (share.limit / 16 * 3).saturating_sub(free);
-        if lack == 0 {
+        if lack == 0 || !is_lasting {
             return Vec::new();
         }
         let (mut received, held) = received(sockets);
@@ -96,8 +96,7 @@ impl UnreadReclaim {
         }
         received.sort_unstable_by_key(|r| (r.class, r.due));
         received.retain(|r| {
-            let is_due = now >= r.due && (is_lasting || r.class == Class::OutOfOrder);
-            let is_chosen = surplus > 0 && is_due;
+            let is_chosen = surplus > 0 && now >= r.due;
             if is_chosen {
                 surplus = surplus.saturating_sub(r.truesize);
             }

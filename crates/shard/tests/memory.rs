@@ -173,6 +173,11 @@ fn small_world() -> World {
 /// Such a server, to whose port 85 `n` clients have each sent a page.
 fn beside_unread(n: usize) -> (World, Vec<SlotId>) {
     let mut w = small_world();
+    let ids = send_pages(&mut w, n);
+    (w, ids)
+}
+
+fn send_pages(w: &mut World, n: usize) -> Vec<SlotId> {
     let ids = w.connect_many(85, n);
     for chunk in ids.chunks(50) {
         for id in chunk {
@@ -180,7 +185,7 @@ fn beside_unread(n: usize) -> (World, Vec<SlotId>) {
         }
         w.pass(5 * MS);
     }
-    (w, ids)
+    ids
 }
 
 #[test]
@@ -283,16 +288,23 @@ fn connections_that_nobody_reads_stay_where_others_have_used_up_the_receive_shar
 }
 
 #[test]
-fn connections_that_are_read_slowly_stay_beside_those_that_nobody_reads() {
-    let (mut w, clients) = beside_unread(1500);
+fn connections_that_are_read_slowly_or_written_to_stay_beside_those_that_nobody_reads() {
+    let mut w = small_world();
+    w.serve(87, Service::Flood);
+    let flooded = w.connect_many(87, 1)[0];
+    assert_eq!(stations::write(&mut w.clients, w.now, flooded, &[0; 100]), Some(100));
+    w.pass(10 * MS);
+    send_pages(&mut w, 1500);
     let accepted = w.accepted();
-    assert_eq!(accepted.len(), clients.len());
+    assert_eq!(accepted.len(), 1501);
     // Ten of the oldest, a few bytes each at a time: their queues are never empty.
-    for _ in 0..10 {
-        w.pass(Duration::from_millis(400));
-        for id in &accepted[..10] {
-            assert_eq!(stations::read(&mut w.server, w.now, *id, 10).map(|b| b.len()), Some(10));
+    for _ in 0..40 {
+        w.pass(100 * MS);
+        for id in &accepted[1..11] {
+            assert_eq!(stations::read(&mut w.server, w.now, *id, 1).map(|b| b.len()), Some(1));
         }
+        // The oldest is not read, but it writes, and its peer takes all of it.
+        assert!(stations::read(&mut w.clients, w.now, flooded, 1 << 20).is_some());
     }
     assert!(w.count(Counter::TcpUnreadReset) > 100);
 }
