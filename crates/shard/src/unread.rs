@@ -2,8 +2,8 @@
 //! connections whose in-order bytes are not read, the longest unread first. Each of these is reset and counted, and
 //! fails with a time-out.
 //!
-//! Used up means that allocations were refused, in most cases those of received frames. The first refusal costs nothing:
-//! a shard that has not run for a while finds bytes that no program could have read.
+//! Used up means that an allocation was refused, in most cases that of a received frame, and that memory is short a
+//! moment later, too: a shard that has not run for a while finds bytes that no program could have read.
 //! While connections hold no more than their part of the share ([`WindowBudget`]) nothing is discarded, whatever else
 //! has filled it.
 //!
@@ -19,15 +19,12 @@ use fulmar_mbuf::{Pool, Purpose};
 use crate::slab::Slab;
 use crate::sockets::{Socket, TcpEntry};
 
-/// Between two walks.
+/// From a refusal to the walk.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A connection is not reset within this time after a read, after the first of its unread bytes was there, or after
 /// its peer has acknowledged data.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// A refusal counts if there was another one within this time.
-const LASTING: Duration = Duration::from_secs(2);
 
 /// What may be discarded of a connection, in order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -52,7 +49,6 @@ pub struct Received {
 #[derive(Default)]
 pub struct UnreadReclaim {
     at: Option<Instant>,
-    last: Instant,
 }
 
 impl UnreadReclaim {
@@ -62,8 +58,7 @@ impl UnreadReclaim {
 
     /// An allocation for received bytes was refused.
     pub fn ask(&mut self, now: Instant) {
-        let at = now.max(self.last + PAUSE);
-        self.at = Some(self.at.map_or(at, |earlier| earlier.min(at)));
+        self.at.get_or_insert(now + PAUSE);
     }
 
     #[inline]
@@ -82,11 +77,10 @@ impl UnreadReclaim {
         sockets: &Slab<Socket>,
     ) -> Vec<Received> {
         self.at = None;
-        let is_lasting = now.since(core::mem::replace(&mut self.last, now)) <= LASTING;
         let share = pool.share_of(Purpose::Receive);
         let free = pool.available(Purpose::Receive).min(share.limit - share.used);
         let lack = (share.limit / 16 * 3).saturating_sub(free);
-        if lack == 0 || !is_lasting {
+        if lack == 0 {
             return Vec::new();
         }
         let (mut received, held) = received(sockets);

@@ -393,7 +393,7 @@ fn what_is_discarded_unread_is_an_error_and_no_end_of_the_stream() {
         }
         t.out.segs.clear();
         t.abort_unread();
-        let is_open = end == "" || end == "FA";
+        let is_open = end.is_empty() || end == "FA";
         let resets = t.out.segs.iter().filter(|s| s.flags.contains(flags("R"))).count();
         assert_eq!(resets, usize::from(is_open), "{end}");
         // However often it is asked for.
