@@ -218,7 +218,7 @@ counters! {
     TcpOrphansReset, "tcp_orphans_reset";
     /// Stalled connections reset because others needed their send memory.
     TcpStalledReset, "tcp_stalled_reset";
-    /// Connections reset because their received bytes were not read and others needed the receive memory.
+    /// Connections, most of them reset by that, whose unread bytes were discarded because others needed the memory.
     TcpUnreadReset, "tcp_unread_reset";
     /// Connections aborted by the user time-out (RFC 5482): nothing was acknowledged.
     TcpUserTimeouts, "tcp_user_timeouts";

@@ -108,10 +108,14 @@ impl RecvQueue {
         self.runs.iter().map(|r| r.chain.truesize().max(r.chain.len())).sum()
     }
 
-    /// The memory of the pool that in-order bytes and that bytes behind gaps keep from others, without what is none of
-    /// its storage.
-    pub fn truesizes(&self) -> (usize, usize) {
-        (self.in_order.truesize(), self.runs.iter().map(|r| r.chain.truesize()).sum())
+    /// The storage of in-order bytes that is charged to this side ([`Chain::truesize`]).
+    pub fn in_order_truesize(&self) -> usize {
+        self.in_order.truesize()
+    }
+
+    /// The same of bytes behind gaps. Cost: a walk over the runs.
+    pub fn out_of_order_truesize(&self) -> usize {
+        self.runs.iter().map(|r| r.chain.truesize()).sum()
     }
 
     /// Inserts bytes at stream offset `off`. Bytes received before are freed.

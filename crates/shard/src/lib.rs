@@ -35,6 +35,7 @@ mod ping;
 mod posted;
 #[allow(unsafe_code)]
 mod raw;
+mod receive_reclaim;
 mod reclaim;
 mod recv_calls;
 mod retries;
@@ -66,7 +67,6 @@ mod udp_calls;
 mod udp_input;
 mod udp_many;
 mod udp_output;
-mod unread;
 mod wait;
 mod watch_calls;
 mod wheel;

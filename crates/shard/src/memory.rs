@@ -1,17 +1,17 @@
 //! What a shard does where memory, space in the device or descriptors are scarce: sockets that cannot go
 //! on wait ([`SendWaiters`], [`RetryQueue`]), and connections whose peers take nothing or whose users read nothing
-//! may be given up ([`Reclaim`], [`UnreadReclaim`]).
+//! may be given up ([`Reclaim`], [`ReceiveReclaim`]).
 
 use fulmar_base::{Instant, Probe, SlotId};
 use fulmar_mbuf::{Pool, Purpose};
 
 use crate::net::Net;
+use crate::receive_reclaim::ReceiveReclaim;
 use crate::reclaim::Reclaim;
 use crate::retries::RetryQueue;
 use crate::send_wait::{SendWaiters, available_to, is_stalled};
 use crate::slab::Slab;
 use crate::sockets::Socket;
-use crate::unread::UnreadReclaim;
 
 /// Sockets that wait for memory or for the device, and connections that may be given up for them.
 #[derive(Default)]
@@ -19,7 +19,7 @@ pub struct Memory {
     pub retries: RetryQueue,
     pub send_waiters: SendWaiters,
     pub reclaim: Reclaim,
-    pub unread: UnreadReclaim,
+    pub receive_reclaim: ReceiveReclaim,
 }
 
 impl Memory {

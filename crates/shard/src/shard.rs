@@ -370,7 +370,7 @@ impl<P: Probe> Shard<P> {
         let ip = self.core.net.ip.next_deadline();
         let waiters = self.core.memory.send_waiters.next_deadline(&self.core.net.pool);
         let reclaim = self.core.memory.reclaim.next_deadline();
-        let unread = self.core.memory.unread.next_deadline();
+        let unread = self.core.memory.receive_reclaim.next_deadline();
         for other in [ip, device, retries, returns, posted, waiters, reclaim, unread] {
             next = sooner(next, other);
         }

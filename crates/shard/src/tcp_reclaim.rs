@@ -8,11 +8,11 @@ use fulmar_tcp::{ConnError, Events};
 use crate::layers::Core;
 use crate::memory::Memory;
 use crate::net::Net;
+use crate::receive_reclaim::Class;
 use crate::reclaim::Candidate;
 use crate::send_wait::Waking;
 use crate::sockets::Socket;
 use crate::tcp::Tcp;
-use crate::unread::Class;
 
 impl Tcp {
     /// Resets connections by the rules of [`Reclaim`](crate::reclaim::Reclaim), retries sockets that lacked memory or
@@ -26,10 +26,10 @@ impl Tcp {
             chosen.into_iter().for_each(|c| self.reset_for_memory(now, c, core));
         }
         if core.net.pool.take_refused() {
-            core.memory.unread.ask(now);
+            core.memory.receive_reclaim.ask(now);
         }
-        if core.memory.unread.is_due(now) {
-            self.discard_received(now, core);
+        if core.memory.receive_reclaim.is_due(now) {
+            self.prune_received(now, core);
         }
         if let Some(waiting) = core.memory.retries.due(now, &core.net.link) {
             for id in waiting.iter().copied() {
@@ -58,11 +58,11 @@ impl Tcp {
         }
     }
 
-    /// Discards received bytes by the rules of [`UnreadReclaim`](crate::unread::UnreadReclaim).
+    /// Discards received bytes by the rules of [`ReceiveReclaim`](crate::receive_reclaim::ReceiveReclaim).
     #[cold]
-    fn discard_received<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    fn prune_received<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         let part = core.net.window.limit_bytes;
-        for r in core.memory.unread.choose(now, &core.net.pool, part, &core.sockets) {
+        for r in core.memory.receive_reclaim.choose(now, &core.net.pool, part, &core.sockets) {
             match r.class {
                 Class::OutOfOrder => {
                     let Ok(entry) = core.sockets.tcp(r.id) else { continue };
@@ -74,11 +74,11 @@ impl Tcp {
         }
     }
 
-    /// Resets a connection, whose unread bytes are discarded, unless its posted buffers have space for them.
+    /// Resets a connection, whose unread bytes are discarded, unless its posted buffers take some.
     fn reset_unread<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         self.posted.deliver(now, id, core);
         let Ok(entry) = core.sockets.tcp(id) else { return };
-        if entry.tcb.recv_queue_ref().readable() == 0 {
+        if entry.tcb.unread_since() == now {
             return;
         }
         entry.tcb.abort_unread(&mut core.net.env(now));

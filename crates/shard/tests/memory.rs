@@ -6,7 +6,7 @@ use fulmar_mbuf::{Pool, PoolConfig, Purpose};
 use fulmar_netdev::{Burst, Device, forward_device};
 use fulmar_shard::{ListenOptions, Shard, StackConfig};
 use fulmar_socket::{Shutdown, SocketError, Step};
-use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, CLOSED, MS, Service, World, at, land};
+use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, CLOSED, MS, Service, World, at, copy_to_pool};
 use fulmar_testbed::stations;
 use fulmar_udp::BindOptions;
 
@@ -254,6 +254,33 @@ fn bytes_behind_gaps_give_way_before_a_connection_is_reset() {
 }
 
 #[test]
+fn a_program_that_reads_within_a_second_or_in_time_for_the_walk_loses_nothing() {
+    let (mut w, _) = beside_unread(850);
+    assert_eq!(w.server.counters().drops(DropReason::NoBuffer), 0);
+    let ids = send_pages(&mut w, 300);
+    assert!(w.server.counters().drops(DropReason::NoBuffer) > 0 && ids.len() == 300);
+    // What was refused is sent again and again meanwhile.
+    w.pass(Duration::from_millis(500));
+    assert_eq!(w.count(Counter::TcpUnreadReset), 0);
+    let read_all = |w: &mut World| {
+        for id in w.accepted() {
+            stations::read(&mut w.server, w.now, id, 1 << 20);
+        }
+    };
+    for _ in 0..100 {
+        w.pass(50 * MS);
+        read_all(&mut w);
+    }
+    assert_eq!(w.count(Counter::TcpUnreadReset), 0);
+    // Refused once more, and read before the walk.
+    w.pass(Duration::from_secs(2));
+    let pool = w.server.pool();
+    assert!(pool.alloc_chain(4 << 20, 0, Purpose::Receive).is_err());
+    w.pass(Duration::from_secs(2));
+    assert_eq!(w.count(Counter::TcpUnreadReset), 0);
+}
+
+#[test]
 fn a_shard_that_did_not_run_for_a_while_resets_nothing_before_its_program_could_read() {
     let (mut w, ids) = beside_unread(700);
     let later = w.connect_many(85, 300);
@@ -264,7 +291,13 @@ fn a_shard_that_did_not_run_for_a_while_resets_nothing_before_its_program_could_
     w.now = w.now + Duration::from_secs(3600);
     w.pass(50 * MS);
     assert!(w.server.counters().drops(DropReason::NoBuffer) > 0);
+    // Nor where it stopped between the refusal and the walk.
+    w.now = w.now + Duration::from_secs(3600);
+    w.pass(50 * MS);
     assert_eq!(w.count(Counter::TcpUnreadReset), 0);
+    // Nobody has read.
+    w.pass(300 * MS);
+    assert!(w.count(Counter::TcpUnreadReset) > 0);
 }
 
 #[test]
@@ -380,7 +413,7 @@ impl Device for Landing {
         let n = self.0.rx_burst(now, pool, out, budget, counters);
         for _ in 0..n {
             let p = out.pop_front().expect("it has come");
-            let Some(p) = land(p, pool, counters) else { continue };
+            let Some(p) = copy_to_pool(p, pool, counters) else { continue };
             out.push(p).unwrap_or_else(|_| panic!("it was in there"));
         }
         n

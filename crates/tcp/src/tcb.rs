@@ -154,7 +154,7 @@ pub(crate) struct Errors {
     /// ICMP or routing error since the last progress.
     pub soft: Option<ConnError>,
     /// Bytes were discarded before the user has read them: `pending` stays, since the stream has no end.
-    pub is_truncated: bool,
+    pub is_sticky: bool,
 }
 
 /// Retransmission counts.

@@ -113,7 +113,7 @@ impl Tcb {
 
     /// Takes the pending error (`SO_ERROR`). That of [`Tcb::abort_unread`] stays.
     pub fn take_error(&mut self) -> Option<ConnError> {
-        if self.errors.is_truncated { self.errors.pending } else { self.errors.pending.take() }
+        if self.errors.is_sticky { self.errors.pending } else { self.errors.pending.take() }
     }
 
     /// What [`Tcb::take_error`] would return.
@@ -210,7 +210,7 @@ impl Tcb {
             self.rcv.adv = self.rcv.nxt;
         }
         self.errors.pending = Some(ConnError::TimedOut);
-        self.errors.is_truncated = true;
+        self.errors.is_sticky = true;
         self.recv.clear(env.pool);
         self.update_charge(env.window);
     }

@@ -319,7 +319,9 @@ fn unread_since_is_the_last_read_or_when_the_first_byte_was_there_to_be_read() {
     let mut t = Trace::established();
     t.wait(5000);
     // Behind a gap: nothing to read.
+    let before = t.tcb.unread_since();
     recv!(t, "A", seq = 201, ack = 1, len = 100);
+    assert_eq!(t.tcb.unread_since(), before);
     t.wait(5000);
     let first = t.now;
     for (seq, len) in [(1, 100), (101, 100), (301, 100)] {

@@ -170,6 +170,8 @@ impl End {
         lock(cx.network).handshakes[self.station].forgotten += 1;
         cx.shard.close(cx.now, id);
         (self.id, self.phase, self.told) = (None, Phase::Idle, None);
+        // The opener may hold it for open, and reset what comes.
+        self.may_fail = true;
     }
 }
 

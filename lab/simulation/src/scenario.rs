@@ -483,7 +483,7 @@ impl Scenario {
         let is_gone = |i| matches!(self.trouble, Trouble::Gone { station, .. } if station == i);
         let is_hit = if f.to_self { is_gone(f.opener) } else { self.trouble.excuses_errors() };
         let listens = if f.to_self { f.opener } else { 1 - f.opener };
-        is_hit || f.excuses_errors() || self.swarm.drops_a_connect(listens)
+        is_hit || f.excuses_errors() || self.loses_a_connect(listens)
     }
 }
 

@@ -42,11 +42,13 @@ pub struct Swarm {
 
 /// The shortest time in which an attempt to connect gives up: six repetitions, or the user time-out.
 const LEAST_CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
+/// The SYNs of such an attempt, at the least.
+const LEAST_TURNS: usize = 6;
 
 impl Swarm {
     /// Whether the program of a station drops SYNs, and the clock jumps over most of the time in which they are
     /// repeated.
-    pub fn drops_a_connect(&self, station: usize) -> bool {
+    fn drops_a_connect(&self, station: usize) -> bool {
         let drops = self.decides[station].is_some_and(|plan| plan.drops > 0);
         let jumped: Duration = self.jumps.iter().map(|(_, by)| *by).sum();
         drops && jumped > LEAST_CONNECT_TIMEOUT / 2
@@ -54,6 +56,14 @@ impl Swarm {
 }
 
 impl Scenario {
+    /// Whether SYNs to a station may be dropped until their openers give up: by its program, or because openers that
+    /// began at the same instant repeat them at the same instants, and few of one source may be pending.
+    pub fn loses_a_connect(&self, station: usize) -> bool {
+        let at_once = |plan: DecidePlan| plan.limits.backlog.min(plan.limits.per_source);
+        let are_many = |plan| self.flows.len() > LEAST_TURNS * at_once(plan);
+        self.swarm.drops_a_connect(station) || self.swarm.decides[station].is_some_and(are_many)
+    }
+
     /// The scenario of a case.
     pub fn of(case: Case) -> Scenario {
         let mut s = Scenario::new(case.seed);

@@ -100,7 +100,7 @@ impl Device for End {
     ) -> usize {
         let n = self.inner.rx_burst(now, pool, &mut self.came, budget, counters);
         while let Some(p) = self.came.pop_front() {
-            if let Some(p) = land(p, pool, counters) {
+            if let Some(p) = copy_to_pool(p, pool, counters) {
                 out.push(p).expect("as large as a burst");
             }
         }
@@ -110,7 +110,7 @@ impl Device for End {
 
 /// Copies a frame into memory of this pool, a small one into its reserve if need be, as drivers do. `None`: it was
 /// dropped and counted.
-pub fn land(p: Packet, pool: &mut Pool, counters: &mut Counters) -> Option<Packet> {
+pub fn copy_to_pool(p: Packet, pool: &mut Pool, counters: &mut Counters) -> Option<Packet> {
     let len = p.chain.len();
     let copy = pool.alloc_chain(len, 0, Purpose::Receive).or_else(|e| match len {
         0..=256 => pool.alloc_chain(len, 0, Purpose::Control),

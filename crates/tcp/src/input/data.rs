@@ -62,7 +62,7 @@ impl Tcb {
         }
         let (before, storage) = (self.recv.readable(), self.recv.readable_storage_bytes());
         let stored = self.store_out_of_order(env, seg, start, payload);
-        if before == 0 {
+        if before == 0 && self.recv.readable() > 0 {
             self.times.unread_since = env.now;
         }
         self.compact_advanced(env, before, storage);

@@ -1,13 +1,14 @@
 //! What is discarded where the receive share is used up: bytes behind gaps, which the peer sends again, then the
-//! connections whose in-order bytes are not read, the longest unread first. Each of these is reset and counted, and
-//! fails with a time-out.
+//! unread bytes of connections, the longest unread first. Each of these is counted, is reset unless it is over
+//! already, and fails with a time-out.
 //!
 //! Used up means that an allocation was refused, in most cases that of a received frame, and that memory is short a
 //! moment later, too: a shard that has not run for a while finds bytes that no program could have read.
-//! While connections hold no more than their part of the share ([`WindowBudget`]) nothing is discarded, whatever else
-//! has filled it.
+//! While the queues of connections hold no more than the part of all windows ([`WindowBudget`]) nothing is discarded,
+//! whatever else has filled the share.
 //!
-//! Cost: one walk over the sockets, at most once per [`PAUSE`], and none while memory suffices.
+//! Cost: one walk over the sockets and their bytes behind gaps, at most once per [`PAUSE`], and none while memory
+//! suffices.
 //!
 //! [`WindowBudget`]: fulmar_tcp::WindowBudget
 
@@ -35,11 +36,11 @@ pub enum Class {
     Unread,
 }
 
-/// Received bytes of a connection that may be discarded.
+/// Candidate bytes of a connection that may be discarded.
 #[derive(Clone, Copy, Debug)]
-pub struct Received {
+pub struct Candidate {
     pub class: Class,
-    /// When it may be.
+    /// When it may be; bytes behind gaps always may.
     due: Instant,
     pub id: SlotId,
     truesize: usize,
@@ -47,11 +48,13 @@ pub struct Received {
 
 /// The time of the next walk.
 #[derive(Default)]
-pub struct UnreadReclaim {
+pub struct ReceiveReclaim {
     at: Option<Instant>,
+    /// The shard did not run when it was due.
+    is_late: bool,
 }
 
-impl UnreadReclaim {
+impl ReceiveReclaim {
     pub fn next_deadline(&self) -> Option<Instant> {
         self.at
     }
@@ -75,7 +78,13 @@ impl UnreadReclaim {
         pool: &Pool,
         part: usize,
         sockets: &Slab<Socket>,
-    ) -> Vec<Received> {
+    ) -> Vec<Candidate> {
+        let was_late = core::mem::replace(&mut self.is_late, false);
+        if !was_late && self.at.is_some_and(|at| now >= at + PAUSE) {
+            self.is_late = true;
+            self.at = Some(now + PAUSE);
+            return Vec::new();
+        }
         self.at = None;
         let share = pool.share_of(Purpose::Receive);
         let free = pool.available(Purpose::Receive).min(share.limit - share.used);
@@ -100,14 +109,15 @@ impl UnreadReclaim {
     }
 }
 
-/// What connections have received, and the bytes that they hold of the share, loans included.
-fn received(sockets: &Slab<Socket>) -> (Vec<Received>, usize) {
+/// What connections have received, and the bytes that their queues hold of the share.
+fn received(sockets: &Slab<Socket>) -> (Vec<Candidate>, usize) {
     let (mut received, mut held) = (Vec::new(), 0);
     for (id, socket) in sockets.iter() {
         let Socket::Tcp(entry) = socket else { continue };
         let TcpEntry { tcb, .. } = &**entry;
-        let (unread, out_of_order) = tcb.recv_queue_ref().truesizes();
-        held += unread + out_of_order + tcb.lent().storage_bytes;
+        let queue = tcb.recv_queue_ref();
+        let (unread, out_of_order) = (queue.in_order_truesize(), queue.out_of_order_truesize());
+        held += unread + out_of_order;
         // The gap of a connection that goes on is as young as its last read.
         let since = tcb.unread_since();
         let of_both = [
@@ -115,7 +125,7 @@ fn received(sockets: &Slab<Socket>) -> (Vec<Received>, usize) {
             (Class::Unread, since.max(tcb.last_progress()) + PATIENCE, unread),
         ];
         let holding = of_both.into_iter().filter(|(_, _, truesize)| *truesize > 0);
-        received.extend(holding.map(|(class, due, truesize)| Received {
+        received.extend(holding.map(|(class, due, truesize)| Candidate {
             class,
             due,
             id,
