@@ -154,7 +154,7 @@ impl<P: Probe> Shard<P> {
             let Shard { core, tcp, udp, ping, rx } = self;
             match what {
                 HandOff::Packet(mut d) if d.protocol == protocol::TCP => {
-                    // Unread in a buffer of the other shard, it would take memory that is not charged to a connection there.
+                    // In a buffer of the other shard unread bytes would use memory that is charged to no connection.
                     let Some(chain) = core.net.own_copy(d.chain) else { continue };
                     d.chain = chain;
                     tcp.input(now, d, &rx.lookup, core);

@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// its peer has acknowledged data.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What may be discarded of a connection, in order.
+/// The order in which bytes are discarded.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Class {
     /// Bytes behind gaps.
@@ -36,7 +36,7 @@ pub enum Class {
     Unread,
 }
 
-/// Candidate bytes of a connection that may be discarded.
+/// A connection of which bytes of a class may be discarded.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate {
     pub class: Class,
@@ -50,7 +50,7 @@ pub struct Candidate {
 #[derive(Default)]
 pub struct ReceiveReclaim {
     at: Option<Instant>,
-    /// The shard did not run when it was due.
+    /// The shard did not run when the walk was due: it has been put off once.
     is_late: bool,
 }
 
@@ -92,26 +92,26 @@ impl ReceiveReclaim {
         if lack == 0 {
             return Vec::new();
         }
-        let (mut received, held) = received(sockets);
+        let (mut candidates, held) = candidates(sockets);
         let mut surplus = lack.min(held.saturating_sub(part));
         if surplus == 0 {
             return Vec::new();
         }
-        received.sort_unstable_by_key(|r| (r.class, r.due));
-        received.retain(|r| {
-            let is_chosen = surplus > 0 && now >= r.due;
+        candidates.sort_unstable_by_key(|c| (c.class, c.due));
+        candidates.retain(|c| {
+            let is_chosen = surplus > 0 && now >= c.due;
             if is_chosen {
-                surplus = surplus.saturating_sub(r.truesize);
+                surplus = surplus.saturating_sub(c.truesize);
             }
             is_chosen
         });
-        received
+        candidates
     }
 }
 
-/// What connections have received, and the bytes that their queues hold of the share.
-fn received(sockets: &Slab<Socket>) -> (Vec<Candidate>, usize) {
-    let (mut received, mut held) = (Vec::new(), 0);
+/// The connections with received bytes, and the storage of these.
+fn candidates(sockets: &Slab<Socket>) -> (Vec<Candidate>, usize) {
+    let (mut candidates, mut held) = (Vec::new(), 0);
     for (id, socket) in sockets.iter() {
         let Socket::Tcp(entry) = socket else { continue };
         let TcpEntry { tcb, .. } = &**entry;
@@ -125,12 +125,12 @@ fn received(sockets: &Slab<Socket>) -> (Vec<Candidate>, usize) {
             (Class::Unread, since.max(tcb.last_progress()) + PATIENCE, unread),
         ];
         let holding = of_both.into_iter().filter(|(_, _, truesize)| *truesize > 0);
-        received.extend(holding.map(|(class, due, truesize)| Candidate {
+        candidates.extend(holding.map(|(class, due, truesize)| Candidate {
             class,
             due,
             id,
             truesize,
         }));
     }
-    (received, held)
+    (candidates, held)
 }

@@ -1,5 +1,5 @@
-//! Resets connections when memory is scarce or orphans are too many, and retries the sockets that wait for memory
-//! or for the device.
+//! Resets connections and discards received bytes when memory is scarce, resets orphans that are too many, and retries
+//! the sockets that wait for memory or for the device.
 
 use fulmar_base::{Counter, Instant, Probe, SlotId};
 use fulmar_mbuf::Purpose;
@@ -62,14 +62,14 @@ impl Tcp {
     #[cold]
     fn prune_received<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         let part = core.net.window.limit_bytes;
-        for r in core.memory.receive_reclaim.choose(now, &core.net.pool, part, &core.sockets) {
-            match r.class {
+        for c in core.memory.receive_reclaim.choose(now, &core.net.pool, part, &core.sockets) {
+            match c.class {
                 Class::OutOfOrder => {
-                    let Ok(entry) = core.sockets.tcp(r.id) else { continue };
+                    let Ok(entry) = core.sockets.tcp(c.id) else { continue };
                     let bytes = entry.tcb.discard_out_of_order(&mut core.net.env(now));
                     core.net.counters.add(Counter::TcpOutOfOrderDiscarded, bytes as u64);
                 }
-                Class::Unread => self.reset_unread(now, r.id, core),
+                Class::Unread => self.reset_unread(now, c.id, core),
             }
         }
     }

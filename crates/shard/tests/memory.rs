@@ -295,7 +295,7 @@ fn a_shard_that_did_not_run_for_a_while_resets_nothing_before_its_program_could_
     w.now = w.now + Duration::from_secs(3600);
     w.pass(50 * MS);
     assert_eq!(w.count(Counter::TcpUnreadReset), 0);
-    // Nobody has read.
+    // The program has read nothing.
     w.pass(300 * MS);
     assert!(w.count(Counter::TcpUnreadReset) > 0);
 }
