@@ -7,7 +7,7 @@
 use crate::device::{Role, Session, StackArgs, TcpArgs};
 use crate::failure::{During, Failure, Outcome};
 use crate::interrupt::end_in_order;
-use crate::resolve::{Family, resolve};
+use crate::resolve::{Family, connectable, resolve};
 use crate::say::write_out;
 use fulmar::{TcpListener, TcpStream, UdpSocket};
 use std::io::{self, IsTerminal, Read, Write};
@@ -108,8 +108,14 @@ impl Args {
                 return Err(Failure::new("a host or a port is missing: fulmar nc HOST PORT"));
             }
         };
-        let number =
-            |text: &str| text.parse().map_err(|_| Failure::new(format!("`{text}` is not a port")));
+        let number = |text: &str| {
+            let port = text.parse().map_err(|_| Failure::new(format!("`{text}` is not a port")))?;
+            // A listener at port 0 gets a free one.
+            if !self.listen {
+                connectable(port).map_err(Failure::new)?;
+            }
+            Ok(port)
+        };
         match port.split_once('-') {
             Some((first, last)) if self.scan => {
                 let (first, last) = (number(first)?, number(last)?);
@@ -415,7 +421,7 @@ mod tests {
     #[test]
     fn calling_needs_host_and_port() {
         assert_eq!(target("h 80"), Ok(Target::of(Some("h"), 80)));
-        for line in ["", "h", "h x", "h 65536", "-l"] {
+        for line in ["", "h", "h x", "h 65536", "h 0", "-z h 0-9", "-l"] {
             assert!(target(line).is_err(), "{line}");
         }
     }

@@ -60,7 +60,16 @@ fn literal(text: &str, port: u16) -> Option<SocketAddr> {
     ip.or_else(|| format!("[{text}]:{port}").parse().ok())
 }
 
-/// `HOST:PORT`, `[v6]:PORT`.
+/// Fails for port 0, at which no program listens (RFC 6335 section 6).
+pub fn connectable(port: u16) -> Result<(), String> {
+    if port == 0 {
+        Err("nothing listens on port 0: give one from 1 to 65535".into())
+    } else {
+        Ok(())
+    }
+}
+
+/// `HOST:PORT` to connect to, `[v6]:PORT`.
 pub fn host_and_port(text: &str) -> Result<(String, u16), String> {
     let wrong = || format!("`{text}` is not HOST:PORT (an IPv6 address stands in brackets)");
     let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
@@ -68,7 +77,9 @@ pub fn host_and_port(text: &str) -> Result<(String, u16), String> {
     if host.is_empty() || (host.contains(':') && !bracketed) {
         return Err(wrong());
     }
-    Ok((host.to_owned(), port.parse().map_err(|_| wrong())?))
+    let port = port.parse().map_err(|_| wrong())?;
+    connectable(port)?;
+    Ok((host.to_owned(), port))
 }
 
 #[cfg(test)]
@@ -101,7 +112,7 @@ mod tests {
     fn host_and_port_are_parted_at_the_last_colon() {
         assert_eq!(host_and_port("a.example:80"), Ok(("a.example".into(), 80)));
         assert_eq!(host_and_port("[::1]:80"), Ok(("[::1]".into(), 80)));
-        for wrong in ["", "a", "a:", ":80", "::1:80", "a:65536", "a:b"] {
+        for wrong in ["", "a", "a:", ":80", "::1:80", "a:65536", "a:b", "a:0"] {
             assert!(host_and_port(wrong).is_err(), "{wrong}");
         }
     }
