@@ -191,9 +191,10 @@ impl Tcb {
 
     /// As [`Tcb::abort`], with `why` as the error for the user.
     pub fn abort_with(&mut self, why: ConnError) {
+        // One whose SYN,ACK has not left yet, too: the peer would repeat its SYN and be accepted again.
         let is_known_to_peer =
             !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
-        if is_known_to_peer && self.snd.nxt > 0 {
+        if is_known_to_peer {
             let seq = self.seq_of(self.acceptable_position());
             self.due.reset = Some(ResetDue { seq, with_ack: true });
         }

@@ -312,6 +312,16 @@ fn a_server_that_closes_with_unread_data_resets() {
 }
 
 #[test]
+fn a_server_that_aborts_before_its_syn_ack_has_left_resets_the_client_in_syn_sent() {
+    for len in [0, 300] {
+        let mut t = Trace::passive_fast_open(plain(), seg!("S", mss = Some(1000), len = len));
+        t.abort();
+        send!(t, "RA", seq = 0, ack = 1 + len as u32);
+        assert!(t.tcb.is_closed());
+    }
+}
+
+#[test]
 fn a_valid_cookie_without_data_opens_early_too() {
     let mut t = server(0);
     send!(t, "SA", ack = 1);

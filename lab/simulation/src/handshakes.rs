@@ -226,7 +226,12 @@ impl World {
         lock(&self.network).handshakes[i].accepted += 1;
         let Some(opener) = self.ends.iter_mut().step_by(2).find(of_peer) else { return Ok(()) };
         opener.attempts.accepted += 1;
-        if opener.attempts.accepted > opener.attempts.calls {
+        let attempts = match stat.fast_opens {
+            0 => opener.attempts.calls,
+            // A SYN that comes again may be taken again (RFC 7413 section 2.1).
+            _ => opener.attempts.syns + opener.syns_of_attempt(&mut self.sides[i].shard),
+        };
+        if opener.attempts.accepted > attempts {
             return Err(failed(format!("more connections from {peer} than attempts")));
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! How an end connects: from one port, and again where that is what a program would do.
 
 use fulmar_base::{Duration, Instant, SlotId};
+use fulmar_runtime::WatchedShard;
 use fulmar_socket::{SocketError, Step};
 
 use super::app::{Cx, End, Phase};
@@ -47,12 +48,17 @@ impl End {
         }
     }
 
+    /// SYNs sent for the attempt that is not over.
+    pub(super) fn syns_of_attempt(&self, shard: &mut WatchedShard) -> u64 {
+        let Some(id) = self.id.filter(|_| self.phase == Phase::Connecting) else { return 0 };
+        1 + shard.tcp_entry(id).map_or(0, |e| e.tcb.info().retransmits)
+    }
+
     pub(super) fn check_connected(&mut self, cx: &mut Cx) -> Result<(), Violation> {
         let Some(id) = self.id else { return Ok(()) };
         let outcome = cx.shard.tcp_connected(id);
         if !matches!(outcome, Ok(Step::WaitSpace(_) | Step::WaitData(_))) {
-            let repeated = cx.shard.tcp_entry(id).map_or(0, |e| e.tcb.info().retransmits);
-            self.attempts.syns += 1 + repeated;
+            self.attempts.syns += self.syns_of_attempt(cx.shard);
         }
         match outcome {
             Ok(Step::Done(())) => {

@@ -9,7 +9,7 @@ use fulmar_mbuf::RecvBuf;
 use fulmar_runtime::RecvTicket;
 use fulmar_shard::RecvOutcome;
 use fulmar_socket::SocketError;
-use fulmar_socket::posted::CompletionPolicy;
+use fulmar_socket::posted::{CompletionPolicy, MAX_POSTED};
 
 use super::app::Cx;
 use super::gate::lock;
@@ -30,6 +30,8 @@ pub struct Posting {
     /// Buffers to post, or reads to make, before it is the other's turn.
     left: u64,
     reads: bool,
+    /// Buffers that were asked back or let go of: they keep their place until the device is done with them.
+    given_up: usize,
     /// Completed buffers, to be posted again.
     spare: Vec<RecvBuf>,
 }
@@ -50,7 +52,8 @@ pub enum Completed {
 
 impl Posting {
     pub fn new(plan: PostPlan) -> Posting {
-        Posting { plan, outstanding: VecDeque::new(), left: 1, reads: false, spare: Vec::new() }
+        let outstanding = VecDeque::new();
+        Posting { plan, outstanding, left: 1, reads: false, given_up: 0, spare: Vec::new() }
     }
 
     /// Whether it is the turn of ordinary reads.
@@ -117,12 +120,24 @@ impl Posting {
             };
             let (capacity, ticket) = (buf.capacity(), Arc::new(RecvTicket::default()));
             let rule = self.rule(capacity, draw);
-            cx.shard.tcp_post(cx.now, id, buf, rule, &ticket).map_err(|(e, _)| e)?;
+            match cx.shard.tcp_post(cx.now, id, buf, rule, &ticket) {
+                Ok(()) => {}
+                Err((SocketError::WouldBlock, buf)) if self.may_be_full() => {
+                    self.spare.push(buf);
+                    return Ok(());
+                }
+                Err((e, _)) => return Err(e),
+            }
             note(cx, id, || format!("posts {capacity}, {rule:?}"));
             self.outstanding.push_back(Outstanding { ticket, capacity, is_cancelled: false });
             self.step(draw);
         }
         Ok(())
+    }
+
+    /// Whether all places may be taken.
+    fn may_be_full(&self) -> bool {
+        self.given_up + self.outstanding.len() >= MAX_POSTED
     }
 
     fn rule(&self, capacity: usize, draw: &mut Draw) -> CompletionPolicy {
@@ -141,6 +156,7 @@ impl Posting {
             return;
         }
         let at = draw.below(self.outstanding.len() as u64) as usize;
+        self.given_up += 1;
         if draw.percent(50) {
             self.outstanding[at].is_cancelled = true;
             note(cx, id, || format!("asks for buffer {at} back"));
