@@ -98,17 +98,69 @@ fn beside_1300_orphans_new_connections_are_served_whole_within_a_second() {
     assert!(w.used() < 20 << 20, "{}", w.used());
 }
 
+/// As [`World::connect_many`]. The first one asks for the server's Ethernet address, for which few packets may wait.
+fn connect_in_order(w: &mut World, port: u16, n: usize) -> Vec<SlotId> {
+    let mut clients = w.connect_many(port, 1);
+    clients.extend(w.connect_many(port, n - 1));
+    clients
+}
+
+/// How many of these clients' connections the server has reset since this was asked last.
+fn reset_of(w: &mut World, clients: &[SlotId]) -> usize {
+    let is_reset =
+        |id: &&SlotId| w.clients.take_error(**id) == Ok(Some(SocketError::ConnectionReset));
+    clients.iter().filter(is_reset).count()
+}
+
+#[test]
+fn where_memory_is_scarce_orphans_go_after_ten_seconds_and_stalled_connections_after_a_minute() {
+    let mut w = World::with(|c| {
+        c.pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(8 << 20) };
+        // Who is given up is given up for memory.
+        c.tcp.user_timeout = Duration::from_secs(100_000);
+    });
+    w.close_windows();
+    w.serve(83, Service::Farewell(3_000));
+    w.no_window(83);
+    let groups = [(83, 10), (CLOSED, 60), (83, 10), (CLOSED, 200)];
+    let groups = groups.map(|(port, n)| {
+        let clients = w.connect_many(port, n);
+        // The first two are five seconds older.
+        w.pass(Duration::from_millis(if n == 60 { 5000 } else { 0 }));
+        clients
+    });
+    let mut reset_after = |time| {
+        w.pass(Duration::from_secs(time));
+        // Their peer takes what they write, and they want more than their minimum.
+        assert_eq!(w.ask(ANSWERING, 20, ANSWER, Duration::from_secs(1)), 20);
+        groups.each_ref().map(|clients| reset_of(&mut w, clients))
+    };
+    assert_eq!(reset_after(3), [0, 0, 0, 0]);
+    assert_eq!(reset_after(1), [10, 0, 0, 0], "orphans after ten seconds");
+    assert_eq!(reset_after(4), [0, 0, 10, 0]);
+    assert_eq!(reset_after(40), [0, 0, 0, 0]);
+    let after_a_minute = reset_after(6);
+    assert!(after_a_minute[1] > 0, "{after_a_minute:?}");
+    assert_eq!(after_a_minute[3], 0, "the longest without progress first");
+    assert_eq!(w.count(Counter::TcpOrphansReset), 20);
+    assert_eq!(w.count(Counter::TcpStalledReset), after_a_minute[1] as u64);
+    let share = w.server.pool().share_of(Purpose::Send);
+    assert!(share.used < share.limit * 9 / 16, "until half is free, which others take: {share:?}");
+}
+
 #[test]
 fn of_too_many_orphans_the_longest_without_progress_are_reset() {
     let mut w = World::with(|c| c.max_orphans = 160);
     w.serve(83, Service::Farewell(10_000));
     w.no_window(83);
-    w.connect_many(83, 500);
+    let clients = connect_in_order(&mut w, 83, 500);
     w.pass(Duration::from_secs(1));
     let reset = w.count(Counter::TcpOrphansReset);
     assert!((340..=350).contains(&reset), "{reset}");
     assert_eq!(w.count(Counter::TcpResetsOut), reset, "each peer gets a reset");
     assert_eq!(w.server.stat().connections() as u64, 500 - reset);
+    // They came in steps of two hundred, after the first.
+    assert_eq!(reset_of(&mut w, &clients[401..]), 0);
 }
 
 #[test]
@@ -132,10 +184,13 @@ fn when_not_even_minima_are_left_the_longest_stalled_make_room_for_new_connectio
     });
     w.close_windows();
     // The share has minima for 240, beside half of it that the first ones hold.
-    w.connect_many(CLOSED, 1000);
+    let clients = connect_in_order(&mut w, CLOSED, 1000);
     w.pass(Duration::from_secs(2));
     assert_eq!(w.ask(ANSWERING, 20, ANSWER, Duration::from_secs(1)), 20);
-    assert!(w.count(Counter::TcpStalledReset) > 0);
+    let reset = w.count(Counter::TcpStalledReset) as usize;
+    assert!((1..=800).contains(&reset), "{reset}");
+    let (first, last) = clients.split_at(reset + 200);
+    assert_eq!((reset_of(&mut w, first), reset_of(&mut w, last)), (reset, 0));
     assert!(w.errors().iter().all(|e| *e == SocketError::TimedOut));
     assert_eq!(w.count(Counter::TcpResetsOut), w.count(Counter::TcpStalledReset));
 }
