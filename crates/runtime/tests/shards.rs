@@ -11,6 +11,7 @@ use fulmar_mbuf::{PoolConfig, Purpose};
 use fulmar_runtime::{WatchedShard, handoffs};
 use fulmar_shard::{ListenOptions, MoreData, Shard, StackConfig};
 use fulmar_socket::Step;
+use fulmar_udp::BindOptions;
 
 const START: Instant = Instant::from_millis(1000);
 const SHARDS: u16 = 2;
@@ -257,6 +258,27 @@ fn what_a_reader_leaves_unread_lies_in_the_memory_of_its_own_shard() {
         let used = |s: &mut WatchedShard| s.pool().share_of(Purpose::Receive).used;
         let used: Vec<usize> = w.sides[1].iter_mut().map(used).collect();
         assert!(used[owner] > 3000 && used[1 - owner] == 0, "seed {seed}: {used:?}, {owner}");
+    }
+}
+
+#[test]
+fn datagrams_that_wait_lie_in_the_memory_of_the_shard_that_has_their_socket() {
+    for seed in 0..4 {
+        let mut w = World::new(seed, &wire(), [Steering::Any { seed }; 2]);
+        let there = at(2, 90);
+        w.sides[1][1].udp().bind(there, BindOptions::default()).unwrap();
+        let here = w.sides[0][0].udp().open(there).unwrap();
+        for _ in 0..50 {
+            w.sides[0][0].udp().send(w.now, here, &[&[7; 1000]], None).unwrap();
+            w.step();
+        }
+        for _ in 0..10 {
+            w.step();
+        }
+        assert!(w.total(Counter::WrongQueue) > 2, "seed {seed}");
+        let used = |s: &mut WatchedShard| s.pool().share_of(Purpose::Receive).used;
+        let used: Vec<usize> = w.sides[1].iter_mut().map(used).collect();
+        assert!(used[0] == 0 && used[1] > 10_000, "seed {seed}: {used:?}");
     }
 }
 

@@ -7,7 +7,7 @@
 //! Ping sockets live on the first shard. The answers of neighbours are copied to every shard.
 
 use fulmar_base::{Counter, DropReason, Instant, Probe, Stage};
-use fulmar_ip::{Origin, QuotedError, Verdict};
+use fulmar_ip::{Delivered, EchoReply, EchoRequest, Origin, QuotedError, Verdict};
 use fulmar_mbuf::{Chain, Purpose};
 use fulmar_netdev::Packet;
 use fulmar_wire::protocol;
@@ -153,17 +153,24 @@ impl<P: Probe> Shard<P> {
             taken += 1;
             let Shard { core, tcp, udp, ping, rx } = self;
             match what {
-                HandOff::Packet(mut d) if d.protocol == protocol::TCP => {
-                    // In a buffer of the other shard unread bytes would use memory that is charged to no connection.
+                // In a buffer of the other shard unread bytes would use memory that nobody there is charged for.
+                HandOff::Packet(d) => {
                     let Some(chain) = core.net.own_copy(d.chain) else { continue };
-                    d.chain = chain;
-                    tcp.input(now, d, &rx.lookup, core);
+                    let d = Delivered { chain, ..d };
+                    match d.protocol {
+                        protocol::TCP => tcp.input(now, d, &rx.lookup, core),
+                        _ => udp.input(now, d, &rx.lookup, core),
+                    }
                 }
-                // Queues of datagrams have bounds of their own.
-                HandOff::Packet(d) => udp.input(now, d, &rx.lookup, core),
+                HandOff::Echo(r) => {
+                    let Some(payload) = core.net.own_copy(r.payload) else { continue };
+                    ping.input(EchoReply { payload, ..r }, core);
+                }
+                HandOff::EchoRequest(r) => {
+                    let Some(payload) = core.net.own_copy(r.payload) else { continue };
+                    ping.input_request(EchoRequest { payload, ..r }, core);
+                }
                 HandOff::Error(e) => self.icmp_error_here(now, e),
-                HandOff::Echo(r) => ping.input(r, core),
-                HandOff::EchoRequest(r) => ping.input_request(r, core),
                 HandOff::NeighbourUpdate(update) => {
                     if let Some(chain) = core.net.copy_of(update.as_slice()) {
                         self.input(now, Packet::new(chain));

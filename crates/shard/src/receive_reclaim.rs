@@ -4,13 +4,12 @@
 //!
 //! Used up means that an allocation was refused, in most cases that of a received frame, and that memory is short a
 //! moment later, too: a shard that has not run for a while finds bytes that no program could have read.
-//! While the queues of connections hold no more than the part of all windows ([`WindowBudget`]) nothing is discarded,
-//! whatever else has filled the share.
+//! While the queues of connections hold no more than a sixteenth of the share nothing is discarded, whatever else has
+//! filled it: windows and datagrams are granted three quarters at most, so that the minima have the last quarter, less
+//! what is to be free.
 //!
 //! Cost: one walk over the sockets and their bytes behind gaps, at most once per [`PAUSE`], and none while memory
 //! suffices.
-//!
-//! [`WindowBudget`]: fulmar_tcp::WindowBudget
 
 use alloc::vec::Vec;
 
@@ -69,16 +68,9 @@ impl ReceiveReclaim {
         self.at.is_some_and(|at| now >= at)
     }
 
-    /// What to discard, in order, until three sixteenths of the share are free or connections hold no more than `part`
-    /// bytes of it.
+    /// What to discard, in order, until three sixteenths of the share are free or connections hold no more than one.
     #[cold]
-    pub fn choose(
-        &mut self,
-        now: Instant,
-        pool: &Pool,
-        part: usize,
-        sockets: &Slab<Socket>,
-    ) -> Vec<Candidate> {
+    pub fn choose(&mut self, now: Instant, pool: &Pool, sockets: &Slab<Socket>) -> Vec<Candidate> {
         let was_late = core::mem::replace(&mut self.is_late, false);
         if !was_late && self.at.is_some_and(|at| now >= at + PAUSE) {
             self.is_late = true;
@@ -93,7 +85,7 @@ impl ReceiveReclaim {
             return Vec::new();
         }
         let (mut candidates, held) = candidates(sockets);
-        let mut surplus = lack.min(held.saturating_sub(part));
+        let mut surplus = lack.min(held.saturating_sub(share.limit / 16));
         if surplus == 0 {
             return Vec::new();
         }

@@ -167,6 +167,7 @@ impl Tcp {
     ) {
         if let Ok(entry) = core.sockets.tcp(id) {
             with_machine(&mut core.net, entry, f);
+            entry.tcb.note_read(now);
             self.posted.list(id, &mut entry.posted);
         }
         self.run_posted(now, id, core);

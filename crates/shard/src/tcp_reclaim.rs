@@ -61,8 +61,7 @@ impl Tcp {
     /// Discards received bytes by the rules of [`ReceiveReclaim`](crate::receive_reclaim::ReceiveReclaim).
     #[cold]
     fn prune_received<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
-        let part = core.net.window.limit_bytes;
-        for c in core.memory.receive_reclaim.choose(now, &core.net.pool, part, &core.sockets) {
+        for c in core.memory.receive_reclaim.choose(now, &core.net.pool, &core.sockets) {
             match c.class {
                 Class::OutOfOrder => {
                     let Ok(entry) = core.sockets.tcp(c.id) else { continue };

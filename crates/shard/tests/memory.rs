@@ -377,6 +377,34 @@ fn connections_that_nobody_reads_stay_where_others_have_used_up_the_receive_shar
 }
 
 #[test]
+fn connections_that_nobody_reads_leave_memory_beside_datagrams_that_nobody_reads() {
+    let mut w = small_world();
+    w.serve(87, Service::Idle);
+    let here = w.clients.udp().bind(at(1, 0), BindOptions::default()).unwrap();
+    for _ in 0..60 {
+        let there = w.server.udp().bind(at(0, 0), BindOptions::default()).unwrap();
+        let to = w.server.addresses(there).unwrap().0.unwrap();
+        for _ in 0..60 {
+            w.clients.udp().send(w.now, here, &[&[0; 1400]], Some(to)).unwrap();
+        }
+        w.pass(3 * MS);
+    }
+    let share = w.server.pool().share_of(Purpose::Receive);
+    assert!(share.used > share.limit * 9 / 16, "{share:?}");
+    send_pages(&mut w, 1000);
+    w.pass(Duration::from_secs(10));
+    // Others are served.
+    assert!(w.count(Counter::TcpUnreadReset) > 10);
+    assert_eq!(w.ask(ANSWERING, 20, ANSWER, Duration::from_secs(1)), 20);
+    let ids = w.connect_many(87, 1);
+    assert_eq!(stations::write(&mut w.clients, w.now, ids[0], &[0; 4000]), Some(4000));
+    w.pass(500 * MS);
+    let there = *w.accepted().last().unwrap();
+    let bytes = stations::read(&mut w.server, w.now, there, 1 << 20);
+    assert_eq!(bytes.map(|bytes| bytes.len()), Some(4000));
+}
+
+#[test]
 fn connections_that_are_read_slowly_or_written_to_stay_beside_those_that_nobody_reads() {
     let mut w = small_world();
     w.serve(87, Service::Flood);

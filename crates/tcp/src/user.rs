@@ -93,13 +93,13 @@ impl Tcb {
     }
 
     /// End of file: receiving was shut down, or nothing is readable and the peer's FIN arrived or
-    /// the connection closed without an error.
+    /// the connection closed without an error; not where unread bytes were discarded ([`Tcb::abort_unread`]).
     pub fn at_eof(&self) -> bool {
         if self.user.recv_shutdown {
             return true;
         }
         let ended = matches!(self.state, State::Closed) && self.errors.ended_by.is_none();
-        self.recv.readable() == 0 && (self.fin.received || ended)
+        self.recv.readable() == 0 && !self.errors.is_sticky && (self.fin.received || ended)
     }
 
     /// The error that a write would return now. `None` also while the connection is being opened.
@@ -220,6 +220,8 @@ impl Tcb {
     pub fn discard_out_of_order(&mut self, env: &mut Env) -> usize {
         let bytes = self.recv.out_of_order_bytes();
         self.recv.discard_out_of_order(env.pool);
+        // By itself it would be a SACK of the discarded bytes.
+        self.dsack_due.take_if(|(_, end)| *end > self.rcv.nxt);
         self.update_charge(env.window);
         bytes
     }
@@ -234,6 +236,11 @@ impl Tcb {
     /// When the peer last acknowledged new data, or data was sent with none in flight.
     pub fn last_progress(&self) -> Instant {
         self.times.last_progress
+    }
+
+    /// The user has asked for bytes that it leaves in the queue, or has given some back: they count as unread from now.
+    pub fn note_read(&mut self, now: Instant) {
+        self.times.unread_since = now;
     }
 
     /// When the user last read, or the first of the in-order bytes in the receive queue was there to be read.

@@ -196,7 +196,7 @@ impl Tcb {
     pub fn lend(&mut self, lent: LoanCharge, env: &mut Env) {
         self.lent.bytes = self.lent.bytes.saturating_add(lent.bytes);
         self.lent.storage_bytes = self.lent.storage_bytes.saturating_add(lent.storage_bytes);
-        self.times.unread_since = env.now;
+        self.note_read(env.now);
         self.update_charge(env.window);
     }
 
@@ -226,7 +226,7 @@ impl Tcb {
     /// it.
     #[inline]
     pub fn after_read(&mut self, env: &mut Env) -> bool {
-        self.times.unread_since = env.now;
+        self.note_read(env.now);
         self.update_charge(env.window);
         if !self.is_synchronized() || self.peer_closed() {
             return self.wants_output();

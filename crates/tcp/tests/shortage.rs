@@ -368,6 +368,25 @@ fn bytes_behind_a_gap_that_are_discarded_are_accepted_again() {
 }
 
 #[test]
+fn a_dsack_of_discarded_bytes_is_discarded_with_them() {
+    for is_kept in [true, false] {
+        let mut t = Trace::established();
+        recv!(t, "A", seq = 2001, ack = 1, len = 1000);
+        recv!(t, "A", seq = 4001, ack = 1, len = 1000);
+        t.out.segs.clear();
+        // Bytes 2501 to 3001 a second time, between the gaps; the ACK is not sent yet.
+        t.input(seg!("A", seq = 2501, ack = 1, len = 1500));
+        let mut expected = vec![(2501, 3001), (2001, 5001)];
+        if !is_kept {
+            t.discard_out_of_order();
+            expected.clear();
+        }
+        t.output();
+        send!(t, "A", ack = 1, sack = expected);
+    }
+}
+
+#[test]
 fn what_is_discarded_unread_is_an_error_and_no_end_of_the_stream() {
     // Open; closed by the peer; by both, in TIME-WAIT; by a reset whose error the user has taken.
     for end in ["", "FA", "both", "TIME-WAIT", "R"] {
@@ -401,6 +420,7 @@ fn what_is_discarded_unread_is_an_error_and_no_end_of_the_stream() {
         // However often it is asked for.
         assert_eq!(t.tcb.take_error(), Some(ConnError::TimedOut), "{end}");
         assert_eq!(t.tcb.take_error(), Some(ConnError::TimedOut), "{end}");
+        assert!(!t.tcb.at_eof(), "{end}");
         assert_eq!(t.tcb.recv_queue_ref().storage_bytes(), 0);
         let is_waiting = end == "TIME-WAIT";
         assert_eq!(t.pool.outstanding(), 0, "{end}");

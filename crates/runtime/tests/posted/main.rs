@@ -308,6 +308,26 @@ impl Line {
 }
 
 #[test]
+fn the_bytes_of_a_buffer_that_is_given_up_are_as_young_as_that() {
+    for is_revoked in [true, false] {
+        let mut line = Line::new();
+        let ticket = line.post(1000, PATIENT);
+        line.send(100);
+        line.pair.now = line.pair.now + Duration::from_secs(5);
+        let Pair { shards, now, .. } = &mut line.pair;
+        if is_revoked {
+            assert!(shards[1].tcp_abandon_post(*now, line.server, &ticket));
+        } else {
+            shards[1].tcp_cancel_post(*now, line.server, &ticket);
+        }
+        let entry = shards[1].tcp_entry(line.server).unwrap();
+        assert_eq!(entry.tcb.unread_since(), *now);
+        let taken = if is_revoked { line.read() } else { line.collect(&ticket) };
+        assert_eq!(taken, 100);
+    }
+}
+
+#[test]
 fn urgent_data_gives_the_buffer_back_with_exactly_what_came() {
     let mut line = Line::new();
     let tickets = [(); 3].map(|()| line.post(5000, PATIENT));
