@@ -544,15 +544,15 @@ mod tests {
 
     #[test]
     fn the_socket_of_another_user_is_not_asked() {
-        // Root's, unless this test is root's.
-        let system = fs::metadata("/proc/1").unwrap();
-        let is_ours = Some(system.uid()) == own_uid();
-        assert_eq!(check_owner(&system).is_ok(), is_ours);
-        let foreign = Path::new("/proc/1/status");
-        assert_eq!(
-            ask(foreign).is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied),
-            !is_ours
-        );
+        let path = std::env::temp_dir().join(format!("fulmar-foreign-{}", std::process::id()));
+        let _listener = UnixListener::bind(&path).unwrap();
+        // Root gives it to another user; another user looks at what is root's.
+        let is_given = std::os::unix::fs::chown(&path, Some(12_345), None).is_ok();
+        let foreign = if is_given { path.as_path() } else { Path::new("/proc/1/status") };
+        let (checked, asked) = (check_owner(&fs::metadata(foreign).unwrap()), ask(foreign));
+        fs::remove_file(&path).unwrap();
+        assert_eq!(checked.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(asked.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     }
 
     #[test]

@@ -20,12 +20,14 @@ fn uses_shards_and_stacks_have_no_key_material_in_common() {
 fn the_key_and_the_generator_of_a_use_have_no_word_in_common() {
     let secrets = Secrets::for_simulation(1);
     for u in KeyUse::ALL {
-        let key = secrets.key(*u).halves();
-        let mut random = secrets.random(*u);
-        let state = format!("{:?}", random.clone());
-        assert_eq!(state, "Random(secret)");
-        let drawn: Vec<u32> = (0..112).map(|_| random.number()).collect();
-        assert!(key.iter().all(|k| !drawn.contains(&(*k as u32))), "{}", u.name());
+        let block = secrets.block(*u, 0);
+        let (of_key, of_generator) = block.split_at(8);
+        let words = secrets.key(*u).halves().into_iter().flat_map(|k| [k as u32, (k >> 32) as u32]);
+        assert!(words.into_iter().all(|word| of_key.contains(&word)), "{}", u.name());
+        let (mut expected, mut random) =
+            (Random::new(of_generator.try_into().unwrap()), secrets.random(*u));
+        assert!((0..112).all(|_| random.number() == expected.number()), "{}", u.name());
+        assert_eq!(format!("{random:?}"), "Random(secret)");
     }
 }
 

@@ -146,6 +146,8 @@ pub fn refusal(message: &[u8]) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn asked(name: &str) -> Vec<u8> {
@@ -205,6 +207,35 @@ mod tests {
             assert!(names.order.is_empty(), "{n}");
         }
         assert_eq!(question(&[0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 192, 12, 0, 1, 0, 1]), None);
+    }
+
+    proptest! {
+        /// A guest and a server may send anything.
+        #[test]
+        fn no_message_panics_and_what_is_read_of_it_is_bounded(
+            tail in proptest::collection::vec(any::<u8>(), 0..300),
+            at in any::<prop::sample::Index>(),
+            value in any::<u8>(),
+        ) {
+            let whole = answered("a.example.org", &[[192, 0, 2, 1], [192, 0, 2, 2]]);
+            let mut changed = whole.clone();
+            changed[at.index(whole.len())] = value;
+            let mut longer = changed.clone();
+            longer.extend(&tail);
+            let behind = [&whole[..HEADER_BYTES], &tail].concat();
+            for message in [changed, longer, behind, tail] {
+                let mut names = Names::default();
+                names.learn(&message);
+                prop_assert!(names.order.len() <= MOST_RECORDS);
+                let is_short = |name: &String| name.chars().count() <= message.len().min(2 * MOST_NAME_BYTES);
+                prop_assert!(names.by_address.values().flatten().all(is_short));
+                if let Some(answer) = refusal(&message) {
+                    prop_assert!(answer.len() <= message.len());
+                    prop_assert_eq!(&answer[..2], &message[..2]);
+                    prop_assert!(answer[2] & 0x80 != 0 && answer[6..HEADER_BYTES] == [0; 6]);
+                }
+            }
+        }
     }
 
     #[test]

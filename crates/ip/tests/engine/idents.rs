@@ -110,7 +110,7 @@ fn a_template_draws_identifications_like_the_slow_path() {
 }
 
 #[test]
-fn a_template_that_sets_ect_writes_what_the_slow_path_writes() {
+fn a_template_that_sets_ect_writes_what_one_built_with_ect_writes() {
     let mut h = Host::with_resolved_neighbours();
     for (src, dst) in [(OUR4, PEER4), (OUR6, PEER6)] {
         let p = h.udp_to(src, dst, 10);
