@@ -329,3 +329,28 @@ fn a_replayed_ack_may_meet_the_number_of_a_syn_ack_that_waits_for_the_device() {
 fn a_reader_opens_its_window_before_its_peer_gives_up() {
     holds(Case::swarm(1795640650912958));
 }
+
+#[test]
+fn openers_in_step_find_few_places_where_connections_are_pending() {
+    holds(Case::swarm(1795841683947329));
+}
+
+#[test]
+fn a_connection_that_a_program_accepts_again_was_given_up_before() {
+    holds(Case::swarm(1795841684146138));
+}
+
+#[test]
+fn a_program_that_drops_each_syn_while_the_clock_jumps_is_not_reached() {
+    holds(Case::swarm(1795834561076897));
+}
+
+#[test]
+fn a_server_that_aborts_before_its_syn_ack_has_left_is_not_connected_to_twice() {
+    holds(Case::swarm(1795856200813325));
+}
+
+#[test]
+fn posted_buffers_that_were_given_up_keep_their_places_until_the_device_is_done() {
+    holds(Case::swarm(1795856200860706));
+}
