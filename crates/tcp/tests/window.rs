@@ -2,7 +2,7 @@
 
 mod support;
 
-use fulmar_base::{Counter, DropReason};
+use fulmar_base::DropReason;
 use fulmar_tcp::*;
 use proptest::prelude::*;
 use support::*;
