@@ -187,7 +187,7 @@ fn send_file(
         let at = tally.bytes;
         let end = at.saturating_add(SLICE_BYTES).min(expected);
         let n = match to.send_file(file, at..end, &[], &[]) {
-            Ok(0) => return Err(CopyError::Resized { expected, found: at }),
+            Ok(0) => return Err(resized(file, expected)),
             Ok(n) => n,
             Err(e) => {
                 tally.bytes += e.sent;
@@ -197,10 +197,14 @@ fn send_file(
         while tally.bytes < at + n {
             let left = (at + n - tally.bytes).min(CHUNK_BYTES as u64) as usize;
             let part = &mut chunk[..left];
-            file.read_exact_at(part, tally.bytes).map_err(|e| match e.kind() {
-                io::ErrorKind::UnexpectedEof => CopyError::Resized { expected, found: tally.bytes },
-                _ => CopyError::Read(e),
-            })?;
+            if let Err(e) = file.read_exact_at(part, tally.bytes) {
+                // These were sent, though not all of them are in the sum.
+                tally.bytes = at + n;
+                return Err(match e.kind() {
+                    io::ErrorKind::UnexpectedEof => resized(file, expected),
+                    _ => CopyError::Read(e),
+                });
+            }
             tally.add(part);
         }
     }
@@ -213,6 +217,12 @@ fn check_size(file: &File, expected: u64) -> Result<(), CopyError> {
         found if found == expected => Ok(()),
         found => Err(CopyError::Resized { expected, found }),
     }
+}
+
+/// The file has ended before its size.
+fn resized(file: &File, expected: u64) -> CopyError {
+    let found = file.metadata().map(|m| m.len());
+    found.map_or_else(CopyError::Read, |found| CopyError::Resized { expected, found })
 }
 
 /// Which side of a copy failed.
