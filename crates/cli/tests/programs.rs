@@ -243,7 +243,7 @@ fn iperf3_carries_its_bytes_both_ways() {
                 let done = output(&[], &folder, &client);
                 let document: serde_json::Value =
                     serde_json::from_slice(&done.stdout).expect("iperf3 -J");
-                // iperf3 -J ends with 0 where nobody listens yet, too.
+                // iperf3 -J exits with 0 after a refused connection, too.
                 if done.status.success() && document["error"].is_null() {
                     break document;
                 }

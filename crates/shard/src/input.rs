@@ -153,7 +153,7 @@ impl<P: Probe> Shard<P> {
             taken += 1;
             let Shard { core, tcp, udp, ping, rx } = self;
             match what {
-                // In a buffer of the other shard unread bytes would use memory that nobody there is charged for.
+                // Unread bytes in a buffer of the other shard would be charged to no queue there.
                 HandOff::Packet(d) => {
                     let Some(chain) = core.net.own_copy(d.chain) else { continue };
                     let d = Delivered { chain, ..d };
