@@ -60,6 +60,8 @@ drop_reasons! {
     IpSource, "ip", "ip_source";
     /// The destination address is not local, and this stack does not forward.
     IpDestination, "ip", "ip_destination";
+    /// The destination is a multicast group that this host has not joined.
+    IpGroup, "ip", "ip_group";
     /// The fragment has an impossible offset or length, contradicts other fragments about the end of
     /// the datagram, or exceeds the number of fragments per datagram.
     FragmentInvalid, "ip", "fragment_invalid";

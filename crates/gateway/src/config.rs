@@ -44,6 +44,8 @@ pub struct Config {
     pub dhcp_v6: Option<dhcp::LeaseV6>,
     /// The answer to router solicitations; `None`: there is none.
     pub advertisement: Option<ra::Link>,
+    /// Which hosts may write to the guest's UDP ports unasked.
+    pub udp_filter: UdpFilter,
     /// Ports of the host that lead into the guest.
     pub publish: Publish,
     /// Bounds of flows, memory and descriptors.
@@ -70,6 +72,7 @@ impl Config {
             dhcp: None,
             dhcp_v6: None,
             advertisement: None,
+            udp_filter: UdpFilter::default(),
             publish: Publish::default(),
             limits: Limits::default(),
             account: None,
@@ -123,6 +126,17 @@ impl Outbound {
     }
 }
 
+/// Which hosts may write unasked to a UDP port of the guest that has written to others (RFC 4787 section 5). A policy
+/// decides besides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum UdpFilter {
+    /// Every host (endpoint-independent filtering), as to a socket of the host that is not connected.
+    #[default]
+    None,
+    /// Hosts to which the port has written, from any port of theirs (address-dependent filtering).
+    Address,
+}
+
 /// Ports of the host that lead into the guest.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Publish {
@@ -156,6 +170,9 @@ pub struct Limits {
     pub connecting: usize,
     /// UDP flows at most; the least recently used one gives way. Default 16,384.
     pub udp_flows: usize,
+    /// Sockets of the host for UDP ports of the guest at most; the least recently used one gives way. Default 16,384; at
+    /// most a quarter of the descriptors.
+    pub udp_sockets: usize,
     /// Flows of echo requests at most, by identifier and destination; the oldest gives way. Default 256.
     pub echo_flows: usize,
     /// Idle time of a connection whose stream from the guest has ended, and the host's has not, before the guest is
@@ -172,6 +189,7 @@ impl Default for Limits {
             tcp_flows: 65_536,
             connecting: 4096,
             udp_flows: 16_384,
+            udp_sockets: 16_384,
             echo_flows: 256,
             half_closed_idle: Duration::from_secs(60),
             memory_bytes: 256 << 20,
@@ -188,6 +206,7 @@ impl Limits {
             tcp_flows: part(self.tcp_flows),
             connecting: part(self.connecting),
             udp_flows: part(self.udp_flows),
+            udp_sockets: part(self.udp_sockets),
             echo_flows: self.echo_flows,
             half_closed_idle: self.half_closed_idle,
             memory_bytes: self.memory_bytes,

@@ -12,6 +12,7 @@
 //! are contained as its caller is, and needs only the system calls that [`contain`](mod@crate::contain) allows.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
@@ -76,7 +77,13 @@ impl Handle<'_> {
     /// As [`Handle::publish_tcp`].
     pub fn publish_udp(&mut self, forward: &Forward) -> io::Result<()> {
         let (layers, mut cx) = self.first.layers();
+        cx.siblings.release_port(forward.from);
         layers.udp.publish(&mut cx, forward)
+    }
+
+    /// The UDP ports of the host at which ports of the guest leave.
+    pub fn own_udp_ports(&mut self) -> BTreeSet<u16> {
+        self.first.layers().1.siblings.own_ports()
     }
 
     /// No longer publishes a TCP port; its connections stay.
@@ -86,7 +93,8 @@ impl Handle<'_> {
 
     /// No longer publishes a UDP port; what its flows have is still carried.
     pub fn unpublish_udp(&mut self, forward: &Forward) {
-        self.first.layers().0.udp.unpublish(forward);
+        let (layers, mut cx) = self.first.layers();
+        layers.udp.unpublish(&mut cx, forward);
     }
 
     /// Notes that the guest has no process any more. Where the handler then ends [`Gateway::run`], what the guest has

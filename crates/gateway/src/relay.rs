@@ -19,12 +19,14 @@ pub mod udp;
 pub mod wait;
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time;
 
 use fulmar_base::Instant;
 use fulmar_runtime::Account;
 
-use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound};
+use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound, UdpFilter};
 use crate::mapping::{Mapping, is_link_local};
 use crate::setup;
 use crate::stat::{Refusal, Totals};
@@ -69,6 +71,8 @@ pub struct Settings {
     pub mapping: Mapping,
     pub outbound: Outbound,
     pub limits: Limits,
+    /// Which hosts may write to the guest's UDP ports unasked.
+    pub udp_filter: UdpFilter,
     /// Addresses at which published ports can be bound.
     pub bind_addresses: BindAddresses,
     pub policy: SharedPolicy,
@@ -87,6 +91,7 @@ impl Settings {
             mapping: config.mapping.clone(),
             outbound: config.outbound.clone(),
             limits: config.limits.part_of(queues),
+            udp_filter: config.udp_filter,
             bind_addresses: config.publish.addresses,
             policy: policy.clone(),
             on_loopback: None,
@@ -135,6 +140,25 @@ impl Context<'_> {
     /// Counts something that was not carried.
     pub fn refuse(&mut self, why: Refusal) {
         self.totals.refusals.count(why);
+    }
+
+    /// The queue that has the datagrams of a guest's port, if it is another.
+    pub fn owner_of_port_elsewhere(&mut self, guest: SocketAddr) -> Option<u16> {
+        if self.siblings.is_alone() {
+            return None;
+        }
+        let siblings = self.stack.siblings();
+        let owner = siblings.owner_of_sender(guest);
+        (owner != siblings.id()).then_some(owner)
+    }
+
+    /// The socket of a published port that leads to a guest's port, by which the guest reaches a destination, too.
+    pub fn published_socket(&self, guest: SocketAddr, leads_to: SocketAddr) -> Option<Arc<OwnedFd>> {
+        let outbound = &self.settings.outbound;
+        let leads_there = outbound.address_for(leads_to).is_none()
+            && outbound.interface_for(leads_to).is_none();
+        let key = (guest.port(), leads_to.is_ipv4());
+        leads_there.then(|| self.siblings.published_socket(key)).flatten()
     }
 
     /// The queue that owns the flow between the guest and an outside peer, if it is another.

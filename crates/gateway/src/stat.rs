@@ -64,6 +64,10 @@ refusals! {
     NoBuffer = "no_buffer";
     /// The queue that owns a flow had too much from published ports waiting.
     QueueBusy = "queue_busy";
+    /// A host wrote to a UDP port of the guest unasked, and the filter or the policy does not allow it.
+    Unsolicited = "unsolicited";
+    /// A datagram or an echo request had no hop left.
+    HopLimit = "hop_limit";
     /// A datagram to a published port came from an address that the guest cannot answer.
     NoAnswerAddress = "no_answer_address";
     /// Idle for longest when another flow needed its place.
@@ -112,7 +116,7 @@ impl Refusals {
 pub enum Direction {
     /// The guest.
     Out,
-    /// A client of a published port.
+    /// A client of a published port, or a host that writes to a UDP port of the guest unasked.
     In,
 }
 
@@ -165,8 +169,6 @@ pub struct Totals {
     pub tcp_flows: u64,
     /// UDP flows.
     pub udp_flows: u64,
-    /// UDP flows that were given another socket because the host had lost their address, each time.
-    pub udp_renewed: u64,
     /// Flows of echo requests.
     pub echo_flows: u64,
     /// Bytes of payload from the guest.
@@ -186,7 +188,6 @@ impl Totals {
     pub(crate) fn add(&mut self, other: &Totals) {
         self.tcp_flows += other.tcp_flows;
         self.udp_flows += other.udp_flows;
-        self.udp_renewed += other.udp_renewed;
         self.echo_flows += other.echo_flows;
         self.bytes_out += other.bytes_out;
         self.bytes_in += other.bytes_in;

@@ -309,6 +309,10 @@ impl Worker {
                     let (layers, mut cx) = self.layers();
                     layers.udp.take_client_datagrams(&mut cx, &arrival);
                 }
+                Message::ReleasePort(number) => {
+                    let (layers, mut cx) = self.layers();
+                    layers.udp.release_port(&mut cx, number);
+                }
                 Message::Stat(say) => {
                     // The thread that asked may have ended.
                     let _ = say.send(self.stat());
@@ -324,7 +328,7 @@ impl Worker {
             Token::Tcp(id) => layers.tcp.host_ready(&mut cx, id, flags),
             Token::TcpListener(id) => layers.tcp.accept(&mut cx, id),
             Token::Udp(id) => layers.udp.host_ready(&mut cx, id, flags),
-            Token::UdpListener(id) => layers.udp.published_ready(id),
+            Token::UdpListener(id) => layers.udp.published_ready(&mut cx, id, flags),
             Token::Echo(id) => layers.echoes.host_ready(&mut cx, id, flags),
             Token::Device | Token::Handler(_) | Token::Siblings => {}
         }

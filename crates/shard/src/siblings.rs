@@ -7,6 +7,7 @@
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
+use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use fulmar_base::{FlowKey, OwnerKey};
@@ -168,6 +169,12 @@ impl Siblings {
         self.ownership.owner_of(key)
     }
 
+    /// The shard that receives what a sender writes to sockets that are bound to every port, whichever of them it
+    /// writes to.
+    pub fn owner_of_sender(&self, sender: SocketAddr) -> u16 {
+        self.owner_of(&FlowKey::new(sender, sender))
+    }
+
     /// Which flows the shard owns.
     pub(crate) fn ownership(&self) -> FlowOwnership {
         self.ownership
@@ -185,16 +192,15 @@ impl Siblings {
     /// The shard that has the socket for a datagram of a flow, if it is another.
     pub(crate) fn bound_elsewhere(&self, key: &FlowKey) -> Option<u16> {
         let ports = self.ports.as_ref()?;
-        let owners = match ports.owners(key.local_port) {
+        let (owners, by_hash) = match ports.owners(key.local_port) {
             // Sockets that are bound to every port.
-            0 => ports.owners(0),
-            owners => owners,
+            0 => (ports.owners(0), self.owner_of_sender(key.remote())),
+            owners => (owners, self.owner_of(key)),
         };
         let own = 1 << self.ownership.id;
         if owners & !own == 0 {
             return None;
         }
-        let by_hash = self.owner_of(key);
         if owners >> by_hash & 1 == 1 {
             return Some(by_hash).filter(|owner| *owner != self.ownership.id);
         }

@@ -53,8 +53,8 @@ impl Udp {
         let is_run = run_segment_bytes(&d).is_some();
         let Core { net, sockets, .. } = core;
         let Net { pool, counters, probe, .. } = net;
-        let Delivered { src, dst, zone, chain, offload, .. } = d;
-        let packet = Incoming { src, dst, zone, chain, offload };
+        let Delivered { src, dst, zone, chain, offload, hop_limit, .. } = d;
+        let packet = Incoming { src, dst, zone, chain, offload, hop_limit };
         let share = pool.share_of(Purpose::Receive);
         let look = |from, to: SocketAddr, charge| {
             if probe.stage(Stage::Demultiplexed).is_break() {
@@ -69,7 +69,7 @@ impl Udp {
             };
             refusal.map_or(Ok(found), |reason| Err(Some(reason)))
         };
-        fulmar_udp::input_with_lookup(packet, pool, counters, look).ok()
+        fulmar_udp::input(packet, pool, counters, look).ok()
     }
 
     /// An ICMP error about a datagram of ours.
@@ -123,7 +123,7 @@ fn deliver_run<P: Probe>(id: SlotId, run: Datagram, segment_bytes: usize, core: 
     if let Some(segment_bytes) = u16::try_from(segment_bytes).ok().filter(|_| receives_runs) {
         return deliver(id, Datagram { segment_bytes: Some(segment_bytes), ..run }, core);
     }
-    let Datagram { src, dst, payload, .. } = run;
+    let Datagram { src, dst, payload, hop_limit, .. } = run;
     if payload.len().div_ceil(segment_bytes) > MAX_SEGMENTS {
         core.net.counters.drop_packet(DropReason::BadOffload);
         return core.net.pool.free(payload);
@@ -139,7 +139,8 @@ fn deliver_run<P: Probe>(id: SlotId, run: Datagram, segment_bytes: usize, core: 
             at += payload.copy_to(at, piece);
         }
         core.net.counters.add(Counter::CopiedBytes, len as u64);
-        deliver(id, Datagram { src, dst, payload: one, segment_bytes: None }, core);
+        let one = Datagram { src, dst, payload: one, segment_bytes: None, hop_limit };
+        deliver(id, one, core);
     }
     core.net.pool.free(payload);
 }

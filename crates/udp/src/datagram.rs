@@ -31,6 +31,8 @@ pub struct Datagram {
     /// Of a run of datagrams that came as one super-frame: the length of each, bytes; the last one has the
     /// rest.
     pub segment_bytes: Option<u16>,
+    /// TTL or hop limit as received.
+    pub hop_limit: u8,
 }
 
 /// The packet was dropped: counted and freed.
@@ -56,28 +58,7 @@ pub fn max_payload(mtu: usize, to: IpAddr) -> usize {
     mtu.saturating_sub(ip_header_bytes).saturating_sub(HEADER_BYTES).min(most)
 }
 
-/// Validates a packet delivered by `ip` and strips its UDP header.
-///
-/// `chain` starts at the UDP header; offsets in `offload` count from there. Bytes beyond the UDP
-/// length are trimmed.
-///
-/// # Errors
-/// [`Dropped`]: `UdpHeader` (shorter than a UDP header or than the UDP length), `UdpChecksum`,
-/// `NoBuffer`.
-pub fn input(
-    src: IpAddr,
-    dst: IpAddr,
-    zone: Zone,
-    chain: Chain,
-    offload: Offload,
-    pool: &mut Pool,
-    counters: &mut Counters,
-) -> Result<Datagram, Dropped> {
-    let packet = Incoming { src, dst, zone, chain, offload };
-    input_with_lookup(packet, pool, counters, |_, _, _| Ok(())).map(|(datagram, ())| datagram)
-}
-
-/// A packet delivered by `ip`, as for [`input`].
+/// A packet delivered by `ip`.
 #[derive(Debug)]
 pub struct Incoming {
     /// Source address.
@@ -90,6 +71,8 @@ pub struct Incoming {
     pub chain: Chain,
     /// Offsets count from the UDP header.
     pub offload: Offload,
+    /// TTL or hop limit as received.
+    pub hop_limit: u8,
 }
 
 /// The charge of a received payload to its socket's queue, bytes: its storage, but at least the
@@ -99,19 +82,22 @@ pub fn charge(payload: &Chain) -> usize {
     payload.storage_bytes().max(payload.truesize())
 }
 
-/// As [`input`], with a socket look-up between parsing the header and verifying the checksum.
-/// `lookup` gets source, destination and the packet's [`charge`]. If it returns a reason, the packet
-/// is dropped and counted; with `Err(None)` the packet is freed without counting.
+/// Validates a packet and strips its UDP header. Bytes beyond the UDP length are trimmed.
+///
+/// `lookup` finds the socket between parsing the header and verifying the checksum. It gets source, destination and
+/// the packet's [`charge`]. If it returns a reason, the packet is dropped and counted; with `Err(None)` the packet is
+/// freed without counting.
 ///
 /// # Errors
-/// As [`input`], and the errors of `lookup`.
-pub fn input_with_lookup<T>(
+/// [`Dropped`]: `UdpHeader` (shorter than a UDP header or than the UDP length), `UdpChecksum`, `NoBuffer`, and the
+/// errors of `lookup`.
+pub fn input<T>(
     packet: Incoming,
     pool: &mut Pool,
     counters: &mut Counters,
     lookup: impl FnOnce(SocketAddr, SocketAddr, usize) -> Result<T, Option<DropReason>>,
 ) -> Result<(Datagram, T), Dropped> {
-    let Incoming { src, dst, zone, mut chain, offload } = packet;
+    let Incoming { src, dst, zone, mut chain, offload, hop_limit } = packet;
     let result = parse(&mut chain, pool).map_err(Some).and_then(|header| {
         let from = with_zone(src, header.src_port, zone);
         let to = with_zone(dst, header.dst_port, zone);
@@ -124,7 +110,7 @@ pub fn input_with_lookup<T>(
     match result {
         Ok((src, dst, found)) => {
             chain.trim_front(HEADER_BYTES, pool);
-            Ok((Datagram { src, dst, payload: chain, segment_bytes: None }, found))
+            Ok((Datagram { src, dst, payload: chain, segment_bytes: None, hop_limit }, found))
         }
         Err(reason) => {
             if let Some(reason) = reason {

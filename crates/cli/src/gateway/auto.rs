@@ -89,9 +89,9 @@ impl Ports {
         publishable(self.guest.as_mut()?, &own)
     }
 
-    /// The ports on which the host listens, without those of the gateway.
-    fn of_host(&mut self) -> Option<BTreeSet<u16>> {
-        let own = &self.on_host | &self.given_host;
+    /// The ports on which the host listens, without those of the gateway, among them `of_flows`.
+    fn of_host(&mut self, of_flows: &BTreeSet<u16>) -> Option<BTreeSet<u16>> {
+        let own = &(&self.on_host | &self.given_host) | of_flows;
         publishable(self.host.as_mut()?, &own)
     }
 
@@ -149,21 +149,23 @@ impl AutoPorts {
         if let Some(mut wanted) = self.udp.of_guest() {
             // As pasta(1): the UDP ports of the numbers of TCP ports, too.
             wanted.extend(&self.tcp.on_host);
+            let own = handle.own_udp_ports();
+            let is_free = |port| own.contains(&port) || is_free(UdpSocket::bind(any(port)));
             update(&mut self.udp.on_host, wanted, |f, on| match on {
-                true => is_free(UdpSocket::bind(any(f.from))) && handle.publish_udp(f).is_ok(),
+                true => is_free(f.from) && handle.publish_udp(f).is_ok(),
                 false => {
                     handle.unpublish_udp(f);
                     true
                 }
             });
         }
-        self.rescan_host();
+        self.rescan_host(&handle.own_udp_ports());
     }
 
     /// Ports that listen on the host get sockets on the guest's loopback.
-    fn rescan_host(&mut self) {
+    fn rescan_host(&mut self, own_udp: &BTreeSet<u16>) {
         let (Some(guest), Some(host)) = (&self.in_guest, &self.in_host) else { return };
-        if let Some(wanted) = self.tcp.of_host() {
+        if let Some(wanted) = self.tcp.of_host(&BTreeSet::new()) {
             for port in self.tcp.change_on_guest(&wanted, host) {
                 let made = guest.bind(loopback(port).to_vec()).into_iter().flatten();
                 let own = on_loopback_of_guest(&to_the_same(port));
@@ -173,7 +175,7 @@ impl AutoPorts {
                 keep(&mut self.tcp.on_guest, port, ids.collect());
             }
         }
-        if let Some(wanted) = self.udp.of_host() {
+        if let Some(wanted) = self.udp.of_host(own_udp) {
             for port in self.udp.change_on_guest(&wanted, host) {
                 let made = guest.bind_datagrams(loopback(port).to_vec()).into_iter().flatten();
                 let own = on_loopback_of_guest(&to_the_same(port));

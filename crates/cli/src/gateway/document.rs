@@ -83,7 +83,7 @@ impl About {
     fn gateway(&self, stat: &Stat) -> Value {
         let cpu: Option<Duration> =
             clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).ok().map(Duration::from);
-        let Totals { tcp_flows, udp_flows, udp_renewed, echo_flows, .. } = stat.totals;
+        let Totals { tcp_flows, udp_flows, echo_flows, .. } = stat.totals;
         let Totals { bytes_out, bytes_in, datagrams_out, datagrams_in, .. } = stat.totals;
         // Those of the guest's loopback interface.
         let host_ports: Vec<_> = self.splicers.iter().flat_map(Splicer::published).collect();
@@ -97,7 +97,6 @@ impl About {
             "cpu_us": cpu.map(micros),
             "tcp_flows": tcp_flows,
             "udp_flows": udp_flows,
-            "udp_renewed": udp_renewed,
             "echo_flows": echo_flows,
             "bytes_out": bytes_out,
             "bytes_in": bytes_in,

@@ -163,9 +163,6 @@ fn gateway(all: &mut Families, gateway: &Value) {
         let opened = number(&gateway[format!("{protocol}_flows")]);
         all.add(family, &[("protocol", protocol)], opened);
     }
-    let renewed = "Flows of datagrams that start at another address because the host lost theirs.";
-    let family = counter("gateway_udp_flows_renewed", renewed);
-    all.add(family, &[], number(&gateway["udp_renewed"]));
     for direction in ["out", "in"] {
         let labels = [("direction", direction)];
         let bytes = counter("gateway_bytes", "Payload from the guest (out) and to it (in).");
@@ -270,7 +267,7 @@ mod tests {
             "counters": {"rx_frames": 5, "tx_frames": 6},
             "pool": {"budget_bytes": 7, "allocs": 8},
             "ledger": {"stages": [{"stage": "locked", "layer": "lock", "ns": 5e8}]},
-            "gateway": {"uptime_us": 2_500_000, "cpu_us": 1000, "tcp_flows": 10, "udp_renewed": 16, "bytes_out": 11,
+            "gateway": {"uptime_us": 2_500_000, "cpu_us": 1000, "tcp_flows": 10, "bytes_out": 11,
                         "published": [
                             {"protocol": "udp", "address": null, "interface": "eth0", "port": 53, "last_port": 53,
                              "guest_port": 5353, "connections": 14, "refused": 15},
@@ -309,7 +306,6 @@ mod tests {
             r#"fulmar_gateway_host_port_connections_total{protocol="tcp",address="*%lo",port="80",host_port="8080"} 17"#,
             r#"fulmar_gateway_host_port_refused_total{protocol="tcp",address="*%lo",port="80",host_port="8080"} 18"#,
             "fulmar_gateway_spliced_connections_total 13",
-            "fulmar_gateway_udp_flows_renewed_total 16",
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }

@@ -8,16 +8,17 @@
 //! ends.
 
 use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use fulmar_base::{Duration, Instant, SlotId};
-use fulmar_ip::{EchoId, EchoRequest, InvokingPacket};
+use fulmar_ip::{EchoId, EchoRequest, InvokingPacket, SentError};
 use fulmar_shard::Slab;
 use fulmar_socket::{Ready, SocketError, Step};
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
-use nix::sys::socket::{MsgFlags, SockProtocol, SockType, send, setsockopt, sockopt};
+use nix::sys::socket::{MsgFlags, SockProtocol, SockType, sendmsg, setsockopt, sockopt};
 
 use super::Context;
 use super::host::{self, DatagramError, Failure};
@@ -107,10 +108,16 @@ impl Echoes {
         message[0] = if request.dst.is_ipv4() { REQUEST } else { REQUEST_V6 };
         message[6..HEADER_BYTES].copy_from_slice(&request.seq.to_be_bytes());
         request.payload.copy_to(0, &mut message[HEADER_BYTES..]);
+        if request.hop_limit == 0 {
+            send_error(cx, request, SentError::TimeExceeded { code: 0 });
+            return Err((Failure::Silence, Refusal::HopLimit));
+        }
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        let hops = i32::from(request.hop_limit);
+        let control = [host::hop_limit(flow.leads_to.is_ipv4(), &hops)];
         let (fd, bytes) = (flow.socket.as_raw_fd(), request.payload.len() as u64);
         (flow.moved, flow.bytes_out) = (cx.now, flow.bytes_out + bytes);
-        match send(fd, &message, flags) {
+        match sendmsg::<()>(fd, &[IoSlice::new(&message)], &control, flags, None) {
             Ok(_) => Ok(()),
             Err(Errno::EAGAIN | Errno::ENOBUFS) => Err((Failure::Silence, Refusal::HostQueueFull)),
             Err(Errno::EMSGSIZE) => Err((Failure::Silence, Refusal::TooLong)),
@@ -276,12 +283,17 @@ fn open(to: SocketAddr, cx: &Context<'_>) -> nix::Result<OwnedFd> {
 fn report(cx: &mut Context<'_>, request: &EchoRequest, failure: Failure) {
     let Failure::Unreachable(v4, v6) = failure else { return };
     let code = if request.dst.is_ipv4() { v4 } else { v6 };
+    send_error(cx, request, SentError::Unreachable { code });
+}
+
+/// Sends the guest an ICMP error about its request.
+fn send_error(cx: &mut Context<'_>, request: &EchoRequest, error: SentError) {
     let mut start = [0; 64];
     let n = request.payload.copy_to(0, &mut start);
     let &EchoRequest { src, dst, ident, seq, ref payload, .. } = request;
     let echo = EchoId { ident, seq };
     let about = InvokingPacket::echo_request(src, dst, echo, &start[..n], payload.len());
-    cx.stack.icmp().send_error(cx.now, &about, fulmar_ip::SentError::Unreachable { code }, None);
+    cx.stack.icmp().send_error(cx.now, &about, error, None);
 }
 
 fn stat_of(flow: &Flow, now: Instant) -> FlowStat {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, setsockopt,
+    AddressFamily, ControlMessage, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, setsockopt,
     socket, sockopt,
 };
 
@@ -198,7 +198,7 @@ pub fn datagram_error_of(errno: Errno) -> DatagramError {
     }
 }
 
-/// Whether an errno of `send` or `recv` on a connected socket of datagrams may be its pending error, which the call
+/// Whether an errno of `send` or `recv` on a socket of datagrams may be its pending error, which the call
 /// clears: that of an ICMP error about a datagram sent before (ip(7), IP_RECVERR). The error queue has it, too.
 pub fn may_be_pending(errno: Errno) -> bool {
     matches!(
@@ -214,6 +214,25 @@ pub fn may_be_pending(errno: Errno) -> bool {
             | Errno::EOPNOTSUPP
             | Errno::ENONET
     )
+}
+
+/// Whether an errno of `send` on a socket of datagrams that is not connected is a pending error in any case: the call
+/// itself has none of them.
+pub fn is_always_pending(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::ECONNREFUSED
+            | Errno::EHOSTDOWN
+            | Errno::ENOPROTOOPT
+            | Errno::EPROTO
+            | Errno::EOPNOTSUPP
+            | Errno::ENONET
+    )
+}
+
+/// The control message that gives a datagram its TTL or hop limit, 1 to 255 (ip(7), IP_TTL; ipv6(7), IPV6_HOPLIMIT).
+pub fn hop_limit(is_v4: bool, hops: &i32) -> ControlMessage<'_> {
+    if is_v4 { ControlMessage::Ipv4Ttl(hops) } else { ControlMessage::Ipv6HopLimit(hops) }
 }
 
 /// Whether an errno of `send` on a connected socket of datagrams may mean that the host has lost the address that the

@@ -122,6 +122,11 @@ impl<S: AsFd> PublishedSockets<S> {
         self.0 = Slab::default();
     }
 
+    /// The sockets with their ports.
+    pub fn iter(&self) -> impl Iterator<Item = &Published<S>> {
+        self.0.iter().map(|(_, published)| published)
+    }
+
     /// The ports, once for each of their sockets.
     pub fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
         self.0.iter().map(|(_, published)| &published.port)

@@ -8,7 +8,7 @@
 //! Bound: [`MOST_MESSAGES`] wait for a thread, [`MOST_DATAGRAMS`] with datagrams, so that a flood of datagrams leaves
 //! space for clients. A client beyond that waits in the host's backlog, a datagram is lost.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
@@ -39,6 +39,8 @@ pub enum Message {
     Datagrams(ClientDatagrams),
     /// The first queue's thread asks for a snapshot.
     Stat(Sender<Stat>),
+    /// A UDP port of the host that is to be published.
+    ReleasePort(u16),
 }
 
 /// A client that was accepted at a published port. It is reset where no thread takes it: its listener has
@@ -96,8 +98,18 @@ impl Mailbox {
     }
 }
 
+/// The UDP ports of the host that the gateway has.
+#[derive(Default)]
+struct UdpPorts {
+    /// Sockets of published ports, by the guest's port and the IP version.
+    published: HashMap<(u16, bool), Arc<OwnedFd>>,
+    /// Numbers of the sockets of guests' ports, and how many each has.
+    own: BTreeMap<u16, usize>,
+}
+
 struct Shared {
     mailboxes: Vec<Mailbox>,
+    udp_ports: Mutex<UdpPorts>,
     has_ended: AtomicBool,
     has_guest_exited: AtomicBool,
 }
@@ -121,6 +133,7 @@ impl Siblings {
         let mailboxes = (0..queues).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
         let shared = Arc::new(Shared {
             mailboxes,
+            udp_ports: Mutex::default(),
             has_ended: AtomicBool::new(false),
             has_guest_exited: AtomicBool::new(false),
         });
@@ -226,6 +239,44 @@ impl Siblings {
     /// Takes the messages to this thread.
     pub fn messages(&self) -> VecDeque<Message> {
         self.own_box().map(|own| std::mem::take(&mut own.mail().waiting)).unwrap_or_default()
+    }
+
+    fn udp_ports(&self) -> MutexGuard<'_, UdpPorts> {
+        self.shared.udp_ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the sockets of published UDP ports by which guests' ports leave.
+    pub fn share_published(&self, sockets: HashMap<(u16, bool), Arc<OwnedFd>>) {
+        self.udp_ports().published = sockets;
+    }
+
+    /// The socket of a published port that leads to a guest's port, of an IP version.
+    pub fn published_socket(&self, to: (u16, bool)) -> Option<Arc<OwnedFd>> {
+        self.udp_ports().published.get(&to).map(Arc::clone)
+    }
+
+    /// The socket of a guest's port was bound to a number of the host, or is closed.
+    pub fn own_port(&self, number: u16, is_bound: bool) {
+        let own = &mut self.udp_ports().own;
+        let sockets = own.entry(number).or_insert(0);
+        *sockets = if is_bound { *sockets + 1 } else { sockets.saturating_sub(1) };
+        if *sockets == 0 {
+            own.remove(&number);
+        }
+    }
+
+    /// The numbers of the host to which sockets of guests' ports are bound.
+    pub fn own_ports(&self) -> BTreeSet<u16> {
+        self.udp_ports().own.keys().copied().collect()
+    }
+
+    /// Asks the other threads to close the sockets of guests' ports with a number of the host.
+    pub fn release_port(&mut self, number: u16) {
+        let others: Vec<u16> = self.others().map(|(other, _)| other).collect();
+        for other in others {
+            // One that is busy keeps its port.
+            let _ = self.post(other, Message::ReleasePort(number));
+        }
     }
 
     /// Asks every other thread for a snapshot; there will be one for each that has not ended.

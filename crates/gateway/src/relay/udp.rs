@@ -1,76 +1,70 @@
-//! UDP: flows of a guest, each with a socket of the host's that is connected to its peer, so that only the peer's
-//! answers come back.
+//! UDP: flows of a guest, and the host's sockets by which they leave.
+//!
+//! A port of the guest has one socket of the host, whatever peers it writes to ([`port`]): the peers see one address
+//! and port, that of a published port where there is one. A datagram of a host that the guest has not written to begins
+//! a flow, too, as far as the filter and the policy allow ([`UdpFilter`]).
 //!
 //! Out: the shard hands over datagrams in its buffers. Those of one flow and length that come together
 //! leave with one call (UDP_SEGMENT). In: what a socket has is received as one batch, runs unsplit (UDP_GRO), and
-//! goes to the guest with one call. ICMP errors of the host's network come back by the error queue of the socket
-//! and are sent to the guest about its own datagram; those of the guest are not passed on.
+//! goes to the guest with one call for each peer. ICMP errors of the host's network come back by the error queue of the
+//! socket and are sent to the guest about its own datagram; those of the guest are not passed on.
 //!
-//! Bounds: [`Limits::udp_flows`](crate::config::Limits), and the descriptors that the system allows; the least recently
-//! used flow gives way.
+//! Bounds: [`Limits::udp_flows`](crate::config::Limits), `udp_sockets`, and the descriptors that the system allows;
+//! [`table`] has which flow gives way.
 
 mod flow;
+mod inbound;
 mod out;
+mod port;
 mod publish;
 mod receive;
+mod table;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use fulmar_base::{Instant, SlotId, Stage};
+use fulmar_base::{Instant, SlotId};
 use fulmar_ip::InvokingPacket;
-use fulmar_shard::{PendingError, SendMessage, Slab, Wheel};
+use fulmar_shard::{PendingError, SendMessage};
 use fulmar_socket::{Ready, SocketError, Step};
 use fulmar_udp::BindOptions;
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 
-use super::host::DatagramError;
 use super::host::{self, Failure};
 use super::poll::Token;
 use super::published::PublishedSockets;
-use super::siblings::ClientDatagrams;
 use super::{Context, Settings};
 use crate::policy::{NewFlow, Protocol};
 use crate::stat::{Direction, FlowStat, Refusal};
-use flow::{ClientKey, Flow, HostSocket};
+use flow::{Flow, HostSocket};
+use port::{PortKey, Ports};
 pub use receive::Batch;
+use table::{Class, Key, Table};
 
-/// The guest's end and the other end as the guest knows it.
-type Key = (SocketAddr, SocketAddr);
 /// The bytes of a datagram, or of a run of them with the length of each but the last.
 type Run<'a> = (&'a [u8], Option<u16>);
 
-/// Errors that are passed on in one turn of a flow.
+/// Errors that are passed on in one turn of a socket.
 const ERRORS_PER_TURN: usize = 16;
-/// Errors in a row that are about no datagram, such as those of a security module: the flow ends.
-const MOST_FAILURES: usize = 16;
-/// Flows that are looked at for an idle one when the table is full.
-const LOOKED_AT: usize = 16;
+/// Addresses of the guest's that lead to one of the host, for which a port has sockets at most.
+const MOST_ALIASES: u8 = 4;
+/// Flows that give way for one socket at most.
+const MOST_DISPLACED: usize = 16;
 /// Receive queue of the shard's socket, which all flows share, bytes.
 const QUEUE_BYTES: usize = 4 << 20;
 
 /// The UDP flows.
 #[derive(Default)]
 pub struct Udp {
-    flows: Slab<Flow>,
-    by_key: HashMap<Key, SlotId>,
-    /// The queue of the second-chance (clock) algorithm, with the time of each flow's entry. Flows that have ended stay
-    /// until they come up.
-    order: VecDeque<(Instant, SlotId)>,
-    /// Idle time-outs.
-    timers: Option<Wheel<SlotId>>,
+    flows: Table,
+    ports: Ports,
     /// The socket of the shard to which every datagram comes.
     socket: Option<SlotId>,
     has_datagrams: bool,
     published: PublishedSockets<Arc<OwnedFd>>,
-    /// Flows that send by the socket of a published port.
-    published_flows: usize,
-    /// Those of clients whose address and port, as the guest sees them, another flow has.
-    substitutes: HashMap<ClientKey, SlotId>,
     /// Sockets that may have more than one turn took.
     ready: VecDeque<Token>,
     batch: Batch,
@@ -81,7 +75,6 @@ pub struct Udp {
 impl Udp {
     /// Opens the socket for whatever the guest sends.
     pub fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), SocketError> {
-        self.timers = Some(Wheel::new(cx.now));
         let any = SocketAddr::from(([0u16; 8], 0));
         let options = BindOptions { any_port: true, ..BindOptions::default() };
         let socket = cx.stack.udp().bind(any, options)?;
@@ -110,25 +103,38 @@ impl Udp {
         self.has_datagrams = true;
     }
 
-    /// A socket of the host became ready.
+    /// The socket of a guest's port became ready.
     pub fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
-        if flags.contains(EpollFlags::EPOLLERR) {
-            self.pass_errors(cx, id);
+        if flags.contains(EpollFlags::EPOLLERR)
+            && let Some(port) = self.ports.get(id)
+        {
+            let socket = Arc::clone(&port.socket);
+            self.pass_errors(cx, &socket);
         }
         self.queue(id);
     }
 
     fn queue(&mut self, id: SlotId) {
-        if let Some(flow) = self.flows.get_mut(id)
-            && !flow.is_queued
+        if let Some(port) = self.ports.get_mut(id)
+            && !port.is_queued
         {
-            flow.is_queued = true;
+            port.is_queued = true;
             self.ready.push_back(Token::Udp(id));
         }
     }
 
-    /// Datagrams of clients came to a published port.
-    pub fn published_ready(&mut self, id: SlotId) {
+    /// The socket of a published port became ready.
+    pub fn published_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+        if flags.contains(EpollFlags::EPOLLERR)
+            && let Some(published) = self.published.get(id)
+        {
+            let socket = Arc::clone(&published.socket);
+            self.pass_errors(cx, &socket);
+        }
+        self.queue_published(id);
+    }
+
+    fn queue_published(&mut self, id: SlotId) {
         if self.published.queue(id) {
             self.ready.push_back(Token::UdpListener(id));
         }
@@ -144,26 +150,23 @@ impl Udp {
             match self.ready.pop_front() {
                 Some(Token::Udp(id)) => self.receive_turn(cx, id),
                 Some(Token::UdpListener(id)) if self.take_published(cx, id) => {
-                    self.published_ready(id);
+                    self.queue_published(id);
                 }
                 _ => {}
             }
         }
-        self.expire(cx);
+        while let Some(id) = self.flows.expired(cx.now) {
+            self.remove(cx, id);
+        }
     }
 
     fn receive_turn(&mut self, cx: &mut Context<'_>, id: SlotId) {
-        if let Some(flow) = self.flows.get_mut(id) {
-            flow.is_queued = false;
+        if let Some(port) = self.ports.get_mut(id) {
+            port.is_queued = false;
         }
         if self.receive(cx, id) {
             self.queue(id);
         }
-    }
-
-    /// The flow between two ends.
-    fn find(&self, key: Key) -> Option<SlotId> {
-        self.by_key.get(&key).copied()
     }
 
     /// Begins a flow of the guest's.
@@ -179,177 +182,123 @@ impl Udp {
         if !cx.settings.policy.allows(&wanted) {
             return Err((Failure::Unreachable(13, 1), Refusal::Policy));
         }
-        let fd = self.open(cx, leads_to).map_err(host::failure_of)?;
-        let added = self.add(cx, HostSocket::Own(fd), Direction::Out, [from, to, leads_to]);
-        added.ok_or((Failure::Silence, Refusal::HostSocket))
+        let host = self.host_socket(cx, from, leads_to).map_err(host::failure_of)?;
+        let mut flow = Flow::new(host, Direction::Out, [from, to, leads_to], cx.now);
+        flow.is_dns = cx.settings.mapping.is_dns(to);
+        Ok(self.add(cx, flow))
     }
 
-    /// Opens a socket of the host. Without a descriptor for it the least recently used flow that has one gives way:
-    /// else DNS queries would fail until a time-out. Clients of a published port share one descriptor, and stay.
-    fn open(&mut self, cx: &mut Context<'_>, to: SocketAddr) -> nix::Result<OwnedFd> {
-        match flow::open(to, &cx.settings.outbound) {
-            Err(Errno::EMFILE | Errno::ENFILE) if !self.flows.is_empty() => {
-                self.displace(cx, |flow| !flow.host.is_published());
-                flow::open(to, &cx.settings.outbound)
-            }
-            opened => opened,
-        }
-    }
-
-    fn add(
+    /// The socket by which a port of the guest reaches a destination: that of a published port, or one of its own.
+    fn host_socket(
         &mut self,
         cx: &mut Context<'_>,
-        host: HostSocket,
-        direction: Direction,
-        addresses: [SocketAddr; 3],
-    ) -> Option<SlotId> {
-        if self.flows.len() >= cx.settings.limits.udp_flows {
-            self.displace(cx, |_| true);
-        }
-        let [guest, peer, host_addr] = addresses;
-        let flow = Flow {
-            host,
-            direction,
-            guest,
-            peer,
-            host_addr,
-            // What a client of a published port sends from port 53 is no answer to a question of the guest's.
-            is_dns: direction == Direction::Out && cx.settings.mapping.is_dns(peer),
-            gso_limit: u16::MAX,
-            is_queued: false,
-            failures: 0,
-            last_receive_turn: 0,
-            datagrams_out: 0,
-            datagrams_in: 0,
-            bytes_out: 0,
-            bytes_in: 0,
-            began: cx.now,
-            moved: cx.now,
-        };
-        let expires = flow.expires();
-        let id = self.flows.insert(flow);
-        if let Some(Flow { host: HostSocket::Own(fd), .. }) = self.flows.get(id)
-            && cx.poll.add_readable(fd.as_fd(), Token::Udp(id)).is_err()
+        guest: SocketAddr,
+        leads_to: SocketAddr,
+    ) -> nix::Result<HostSocket> {
+        if let Some(fd) = cx.published_socket(guest, leads_to)
+            && !self.flows.has_host((fd.as_raw_fd(), leads_to, None))
         {
-            self.flows.remove(id);
-            return None;
+            return Ok(HostSocket { fd, local: None, port: None });
         }
-        self.published_flows +=
-            self.flows.get(id).map_or(0, |flow| flow.host.is_published().into());
-        self.by_key.insert((guest, peer), id);
-        self.order.push_back((cx.now, id));
-        if let Some(timers) = &mut self.timers {
-            timers.schedule(None, id, expires);
+        let key = PortKey::of(guest, leads_to);
+        for alias in 0..MOST_ALIASES {
+            let key = PortKey { alias, ..key };
+            let id = match self.ports.find(&key) {
+                Some(id) => id,
+                None => self.open_port(cx, key)?,
+            };
+            let Some(port) = self.ports.get_mut(id) else { continue };
+            let fd = Arc::clone(&port.socket);
+            if !self.flows.has_host((fd.as_raw_fd(), leads_to, None)) {
+                port.flows += 1;
+                return Ok(HostSocket { fd, local: None, port: Some(id) });
+            }
         }
-        cx.totals.udp_flows += 1;
-        Some(id)
+        Err(Errno::EADDRINUSE)
     }
 
-    /// Ends the flow that was used least recently of those that may go, as far as [`LOOKED_AT`] entries tell.
-    fn displace(&mut self, cx: &mut Context<'_>, may_go: impl Fn(&Flow) -> bool) {
-        for look in 0..=LOOKED_AT {
-            let Some((seen, id)) = self.order.pop_front() else { return };
-            let Some(flow) = self.flows.get(id) else { continue };
-            let has_moved = flow.moved > seen && look < LOOKED_AT;
-            if has_moved || !may_go(flow) {
-                self.order.push_back((cx.now, id));
-                continue;
-            }
-            cx.refuse(Refusal::Displaced);
-            return self.remove(cx, id);
+    /// Opens the socket of a guest's port. Without a descriptor for it flows of the guest's give way: else DNS queries
+    /// would fail until a time-out.
+    fn open_port(&mut self, cx: &mut Context<'_>, key: PortKey) -> nix::Result<SlotId> {
+        if self.ports.len() >= cx.settings.limits.udp_sockets {
+            self.displace_port(cx);
         }
+        let socket = match key.open(&cx.settings.outbound) {
+            Err(Errno::EMFILE | Errno::ENFILE) if self.displace_port(cx) => {
+                key.open(&cx.settings.outbound)
+            }
+            opened => opened,
+        }?;
+        let id = self.ports.insert(key, socket, cx.now);
+        let Some(port) = self.ports.get(id) else { return Err(Errno::ENFILE) };
+        if cx.poll.add_readable(port, Token::Udp(id)).is_err() {
+            self.ports.remove(id);
+            return Err(Errno::ENFILE);
+        }
+        cx.siblings.own_port(port.bound, true);
+        Ok(id)
+    }
+
+    /// Ends flows of the guest's until a socket is closed. False: none could be.
+    fn displace_port(&mut self, cx: &mut Context<'_>) -> bool {
+        let before = self.ports.len();
+        for _ in 0..MOST_DISPLACED {
+            let oldest = self.flows.oldest(Class::Out, cx.now, |flow| !flow.is_published());
+            let Some(id) = oldest else { return false };
+            cx.refuse(Refusal::Displaced);
+            self.remove(cx, id);
+            if self.ports.len() < before {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Adds a flow; another one may have to give way.
+    fn add(&mut self, cx: &mut Context<'_>, flow: Flow) -> SlotId {
+        let most = cx.settings.limits.udp_flows;
+        if let Some(id) = self.flows.victim(flow.class(), most, cx.now) {
+            cx.refuse(Refusal::Displaced);
+            self.remove(cx, id);
+        }
+        cx.totals.udp_flows += 1;
+        self.flows.insert(flow, cx.now)
     }
 
     fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {
         let Some(flow) = self.flows.remove(id) else { return };
-        self.published_flows -= usize::from(flow.host.is_published());
-        self.by_key.remove(&(flow.guest, flow.peer));
-        if let Some(key) = flow.host.client_key() {
-            self.substitutes.remove(&key);
-        }
         cx.settings.policy.ended(|| stat_of(&flow, cx.now));
-        // Bounds the entries of flows that have ended.
-        if self.order.len() > 2 * self.flows.len() + 64 {
-            self.order.retain(|(_, id)| self.flows.get(*id).is_some());
+        let Some(of_port) = flow.host.port else { return };
+        let Some(port) = self.ports.get_mut(of_port) else { return };
+        port.flows -= 1;
+        if port.flows == 0 {
+            cx.siblings.own_port(port.bound, false);
+            self.ports.remove(of_port);
         }
     }
 
-    fn expire(&mut self, cx: &mut Context<'_>) {
-        while let Some(id) = self.timers.as_mut().and_then(|timers| timers.expire(cx.now)) {
-            let Some(flow) = self.flows.get(id) else { continue };
-            let expires = flow.expires();
-            match (expires <= cx.now, &mut self.timers) {
-                (false, Some(timers)) => {
-                    timers.schedule(None, id, expires);
-                }
-                _ => self.remove(cx, id),
-            }
+    /// Closes the sockets of the guest's ports that have a number on the host, which is published.
+    pub fn release_port(&mut self, cx: &mut Context<'_>, number: u16) {
+        for of_port in self.ports.bound_to(number) {
+            let flows = self.flows.iter().filter(|(_, flow)| flow.host.port == Some(of_port));
+            let ids: Vec<SlotId> = flows.map(|(id, _)| id).collect();
+            ids.into_iter().for_each(|id| self.remove(cx, id));
         }
     }
 
     /// When the next flow may time out.
     pub fn next_deadline(&self) -> Option<Instant> {
-        if self.flows.is_empty() { None } else { self.timers.as_ref()?.next_deadline() }
+        self.flows.next_deadline()
     }
 
-    /// Receives from a flow's socket and sends it to the guest. True: there may be more.
-    fn receive(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
-        let turn = self.turn;
-        let Some(flow) = self.flows.get_mut(id) else { return false };
-        let HostSocket::Own(fd) = &flow.host else { return false };
-        // An answer comes alone: a second call would find nothing. What is left makes the socket ready again.
-        let is_burst = flow.last_receive_turn + 1 >= turn;
-        flow.last_receive_turn = turn;
-        let filled = self.batch.fill_up_to(fd.as_fd(), if is_burst { usize::MAX } else { 1 });
-        cx.stack.pass(Stage::HostReceived);
-        match filled {
-            Ok(has_more) => {
-                flow.failures = 0;
-                self.send_to_guest(cx, id, 0..self.batch.list().len());
-                has_more && is_burst
-            }
-            Err(error) => {
-                self.receive_failed(cx, id, error);
-                false
-            }
-        }
-    }
-
-    fn receive_failed(&mut self, cx: &mut Context<'_>, id: SlotId, error: DatagramError) {
-        let passed = self.pass_errors(cx, id);
-        let Some(flow) = self.flows.get_mut(id) else { return };
-        flow.failures = if passed > 0 { 0 } else { flow.failures + 1 };
-        if error == DatagramError::Broken || flow.failures >= MOST_FAILURES {
-            cx.refuse(Refusal::HostSocket);
-            self.remove(cx, id);
-        }
-    }
-
-    /// Sends datagrams of the batch to the guest.
-    fn send_to_guest(&mut self, cx: &mut Context<'_>, id: SlotId, which: Range<usize>) {
-        let (Some(flow), Some(socket)) = (self.flows.get_mut(id), self.socket) else { return };
-        let list = self.batch.list().get(which).unwrap_or(&[]);
-        let runs: Vec<Run<'_>> =
-            list.iter().map(|r| (self.batch.bytes(r), r.segment_bytes)).collect();
-        deliver(cx, socket, flow, &runs);
-    }
-
-    /// Sends the guest what another queue's thread received at a published port.
-    pub fn take_client_datagrams(&mut self, cx: &mut Context<'_>, arrival: &ClientDatagrams) {
-        let id = self.flow_of_client(cx, arrival);
-        let Some(flow) = id.and_then(|id| self.flows.get_mut(id)) else { return };
-        if let Some(socket) = self.socket {
-            deliver(cx, socket, flow, &[(&arrival.bytes, arrival.segment_bytes)]);
-        }
-    }
-
-    /// Passes the ICMP errors of a flow's error queue on to the guest. Returns how many entries there were.
-    fn pass_errors(&mut self, cx: &mut Context<'_>, id: SlotId) -> usize {
+    /// Passes the ICMP errors of a socket's error queue on to the guest. Returns how many entries there were.
+    fn pass_errors(&mut self, cx: &mut Context<'_>, socket: &impl AsFd) -> usize {
+        let fd: BorrowedFd<'_> = socket.as_fd();
         for passed in 0..ERRORS_PER_TURN {
-            let Some(flow) = self.flows.get(id) else { return passed };
-            let HostSocket::Own(fd) = &flow.host else { return passed };
-            let Some((said, payload)) = self.batch.receive_error(fd.as_fd()) else { return passed };
-            let Some(error) = said.error else { continue };
+            let Some((said, payload)) = self.batch.receive_error(fd) else { return passed };
+            let (Some(error), Some(to)) = (said.error, said.about) else { continue };
+            let id = self.flows.find_host((fd.as_raw_fd(), to, said.local));
+            let Some(flow) = id.and_then(|id| self.flows.get(id)) else { continue };
             // A router speaks for itself; the peer by the name that the guest knows it by.
             let from = said.from.filter(|from| *from != flow.host_addr.ip());
             let from = from.filter(|from| from.is_ipv4() == flow.peer.is_ipv4());
@@ -397,9 +346,7 @@ fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Ru
     let bytes: usize = runs.iter().map(|(bytes, _)| bytes.len()).sum();
     let datagrams = runs.iter().map(|(bytes, each)| flow::count_of(bytes.len(), *each));
     let datagrams = datagrams.sum::<usize>() as u64;
-    flow.datagrams_in += datagrams;
-    flow.bytes_in += bytes as u64;
-    flow.moved = cx.now;
+    flow.count_in(datagrams, bytes as u64, cx.now);
     cx.totals.datagrams_in += datagrams;
     cx.totals.bytes_in += bytes as u64;
 }

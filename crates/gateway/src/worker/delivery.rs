@@ -70,9 +70,9 @@ impl Worker {
     }
 
     fn unpublish_all(&mut self) {
-        let (layers, _) = self.layers();
+        let (layers, mut cx) = self.layers();
         layers.tcp.unpublish_all();
-        layers.udp.unpublish_all();
+        layers.udp.unpublish_all(&mut cx);
     }
 
     /// The state after a turn.

@@ -106,7 +106,7 @@ fn bracketed(at: &str) -> String {
 
 /// The errnos with which a datagram does not leave. Linux reports none of those that a kernel without memory has.
 const DATAGRAMS: [(i32, Told, Refusal); 8] = [
-    (libc::ECONNREFUSED, Told::Errno(libc::ECONNREFUSED, libc::ECONNREFUSED), Refusal::Refused),
+    (libc::ECONNREFUSED, Told::Silence, Refusal::HostQueueFull),
     (libc::ENETUNREACH, Told::Errno(libc::ENETUNREACH, libc::ENETUNREACH), Refusal::Unreachable),
     (libc::EHOSTUNREACH, Told::Errno(libc::EHOSTUNREACH, libc::EHOSTUNREACH), Refusal::Unreachable),
     (libc::EPERM, Told::Errno(libc::EHOSTUNREACH, libc::EACCES), Refusal::Unreachable),

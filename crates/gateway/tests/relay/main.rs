@@ -4,6 +4,7 @@
 
 mod change;
 mod errnos;
+mod mapping;
 mod memory;
 mod queues;
 mod raw;
@@ -50,6 +51,7 @@ fn main() {
         tcp::TESTS
             .iter()
             .chain(udp::TESTS)
+            .chain(mapping::TESTS)
             .chain(trouble::TESTS)
             .chain(errnos::TESTS)
             .chain(change::TESTS)

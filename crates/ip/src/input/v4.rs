@@ -68,6 +68,7 @@ impl Ip {
             DstClass::Foreign if frame.is_group => match dst {
                 // A neighbour solicitation for an address that any-address mode answers for.
                 IpAddr::V6(group) if self.config.any_ip && is_solicited_node(group) => Ok(true),
+                group if group.is_multicast() => Err(DropReason::IpGroup),
                 _ => Err(DropReason::IpDestination),
             },
             DstClass::Foreign if self.accepts(dst) => Ok(false),

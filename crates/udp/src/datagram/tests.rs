@@ -45,6 +45,20 @@ fn packet(pool: &mut Pool, Flow { src, dst }: Flow, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// Receives a packet whatever sockets there are.
+fn take(
+    Flow { src, dst }: Flow,
+    chain: Chain,
+    offload: Offload,
+    pool: &mut Pool,
+    counters: &mut Counters,
+) -> Result<Datagram, Dropped> {
+    let (src, dst) = (src.ip(), dst.ip());
+    let packet = Incoming { src, dst, zone: 0, chain, offload, hop_limit: 7 };
+    let received = input(packet, pool, counters, |_, _, _| Ok(()));
+    received.map(|(datagram, ())| datagram)
+}
+
 struct Received {
     payload: Option<Vec<u8>>,
     counters: Counters,
@@ -53,9 +67,9 @@ struct Received {
 fn receive(flow: Flow, bytes: &[u8], offload: Offload) -> Received {
     let (mut pool, mut counters) = (pool(), Counters::default());
     let c = chain(&mut pool, bytes, 0);
-    let got = input(flow.src.ip(), flow.dst.ip(), 0, c, offload, &mut pool, &mut counters);
+    let got = take(flow, c, offload, &mut pool, &mut counters);
     let payload = got.ok().map(|d| {
-        assert_eq!((d.src, d.dst), (flow.src, flow.dst));
+        assert_eq!((d.src, d.dst, d.hop_limit), (flow.src, flow.dst, 7));
         let bytes = d.payload.to_vec();
         pool.free(d.payload);
         bytes
@@ -171,7 +185,7 @@ proptest! {
         let e = if is_v4 { v4() } else { v6() };
         let c = chain(&mut pool, &bytes, 0);
         let offload = Offload { csum_valid, ..Offload::default() };
-        match input(e.src.ip(), e.dst.ip(), 0, c, offload, &mut pool, &mut counters) {
+        match take(e, c, offload, &mut pool, &mut counters) {
             Ok(d) => {
                 prop_assert_eq!(counters.total_drops(), 0);
                 pool.free(d.payload);

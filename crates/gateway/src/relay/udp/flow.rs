@@ -2,59 +2,44 @@
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use fulmar_base::{Duration, Instant};
+use fulmar_base::{Duration, Instant, SlotId};
+use fulmar_shard::TimerId;
 use fulmar_udp::Datagram;
 use nix::errno::Errno;
-use nix::sys::socket::{
-    ControlMessage, MsgFlags, SockType, SockaddrStorage, sendmsg, setsockopt, sockopt,
-};
+use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
 use smallvec::SmallVec;
 
 use super::super::host;
-use crate::config::Outbound;
+use super::table::{Class, HostKey};
 use crate::stat::Direction;
 
-/// Idle time-out of a flow with several datagrams in both directions, as Linux's conntrack has it for streams
-/// (nf_conntrack_udp_timeout_stream was 180 s, and is 120 s today).
-const STREAM_TIMEOUT: Duration = Duration::from_secs(180);
-/// Idle time-out of any other flow: that of Linux (nf_conntrack_udp_timeout). RFC 4787 section 4.3 asks for 2 min, but
-/// for well-known services.
-const TIMEOUT: Duration = Duration::from_secs(30);
-/// Idle time-out of a flow to a DNS server that has answered.
-const DNS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Idle time-out of a flow with one datagram or none in one of the directions (RFC 4787 REQ-5: at least 2 min).
+pub const TIMEOUT: Duration = Duration::from_secs(120);
+/// Idle time-out of a flow of a published port, whose socket stays.
+const PUBLISHED_TIMEOUT: Duration = Duration::from_secs(300);
+/// Idle time-out of a flow with several datagrams in both directions. RFC 4787 REQ-5 recommends 5 min and more: a VPN
+/// without keepalives is silent for longer, and its peer may speak first.
+pub const STREAM_TIMEOUT: Duration = Duration::from_secs(900);
+/// Idle time-outs of a flow to a DNS server that has not answered, and of one that has.
+const DNS_TIMEOUTS: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(5)];
 /// Pieces of memory that one call names at most.
 const MOST_PARTS: usize = 128;
+/// Calls for one datagram or run: each may fail by the pending error of an earlier one.
+const TRIES: usize = 3;
+/// The hop limit that a datagram has without being asked for (net.ipv4.ip_default_ttl).
+const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// A client of a published port: its address, the one that it wrote to, and the socket of the port, which its flow
-/// keeps open.
-pub type ClientKey = (SocketAddr, Option<IpAddr>, RawFd);
-
-/// The socket that a flow sends by.
-pub enum HostSocket {
-    /// Its own, connected to the peer.
-    Own(OwnedFd),
-    /// That of a published port; with the client, and the address that the client wrote to.
-    Published { socket: Arc<OwnedFd>, client: SocketAddr, local: Option<IpAddr> },
-}
-
-impl HostSocket {
-    /// Which client of which published port it leads to.
-    pub fn client_key(&self) -> Option<ClientKey> {
-        match self {
-            HostSocket::Own(_) => None,
-            HostSocket::Published { socket, client, local } => {
-                Some((*client, *local, socket.as_raw_fd()))
-            }
-        }
-    }
-
-    /// Whether it is that of a published port.
-    pub fn is_published(&self) -> bool {
-        matches!(self, HostSocket::Published { .. })
-    }
+/// The socket that a flow sends by. It is not connected.
+pub struct HostSocket {
+    /// The socket, which other flows share.
+    pub fd: Arc<OwnedFd>,
+    /// The address of the host that a client of a published port wrote to: its answers come from there.
+    pub local: Option<IpAddr>,
+    /// The port of the guest for which it was opened; `None`: it is that of a published port.
+    pub port: Option<SlotId>,
 }
 
 /// How many datagrams of a call to send were sent.
@@ -95,32 +80,87 @@ pub struct Flow {
     pub is_dns: bool,
     /// The host's path takes runs (UDP_SEGMENT) of datagrams below this length; bytes.
     pub gso_limit: u16,
-    pub is_queued: bool,
-    /// Calls in a row that failed with an error which the error queue does not have.
-    pub failures: usize,
-    /// The last turn in which datagrams came from the host.
-    pub last_receive_turn: u64,
     pub datagrams_out: u64,
     pub datagrams_in: u64,
     pub bytes_out: u64,
     pub bytes_in: u64,
     pub began: Instant,
+    /// When a datagram last passed. Those of a stranger do not count.
     pub moved: Instant,
+    /// The class as which the table has it, and its time-out; the table's own.
+    pub entered_as: Class,
+    pub timer: Option<TimerId>,
 }
 
 impl Flow {
+    /// A flow that begins.
+    pub fn new(
+        host: HostSocket,
+        direction: Direction,
+        [guest, peer, host_addr]: [SocketAddr; 3],
+        now: Instant,
+    ) -> Flow {
+        Flow {
+            host,
+            direction,
+            guest,
+            peer,
+            host_addr,
+            is_dns: false,
+            gso_limit: u16::MAX,
+            datagrams_out: 0,
+            datagrams_in: 0,
+            bytes_out: 0,
+            bytes_in: 0,
+            began: now,
+            moved: now,
+            entered_as: Class::Stranger,
+            timer: None,
+        }
+    }
+
+    /// Its end of the host.
+    pub fn host_key(&self) -> HostKey {
+        (self.host.fd.as_raw_fd(), self.host_addr, self.host.local)
+    }
+
+    /// Whether it leaves by the socket of a published port.
+    pub fn is_published(&self) -> bool {
+        self.host.port.is_none()
+    }
+
+    /// Who began it, and whether the guest takes part.
+    pub fn class(&self) -> Class {
+        match self.direction {
+            Direction::Out => Class::Out,
+            Direction::In if self.datagrams_out > 0 => Class::Answered,
+            Direction::In => Class::Stranger,
+        }
+    }
+
     /// When it ends if no datagram passes.
     pub fn expires(&self) -> Instant {
-        // What the guest sends to a port that stands for a client's would go to a stranger later.
-        let is_substitute = self.host.is_published() && self.peer.port() != self.host_addr.port();
+        // What the guest sends to a port that stands for a client's would go to another host later.
+        let is_substitute = self.peer.port() != self.host_addr.port();
         let is_stream = is_substitute || (self.datagrams_out > 1 && self.datagrams_in > 1);
         let is_answered = self.datagrams_in >= self.datagrams_out && self.datagrams_in > 0;
         self.moved
             + match () {
-                () if self.is_dns && is_answered => DNS_TIMEOUT,
+                () if self.is_dns => DNS_TIMEOUTS[usize::from(is_answered)],
                 () if is_stream => STREAM_TIMEOUT,
+                () if self.is_published() => PUBLISHED_TIMEOUT,
                 () => TIMEOUT,
             }
+    }
+
+    /// Counts datagrams to the guest.
+    pub fn count_in(&mut self, datagrams: u64, bytes: u64, now: Instant) {
+        self.datagrams_in += datagrams;
+        self.bytes_in += bytes;
+        // A host that the guest does not answer keeps nothing alive.
+        if self.class() != Class::Stranger {
+            self.moved = now;
+        }
     }
 
     /// Sends datagrams of equal length, of which the last one may be shorter, or one run of the guest's: with one call,
@@ -135,9 +175,10 @@ impl Flow {
         for d in datagrams {
             parts.extend(d.payload.slices().filter(|s| !s.is_empty()).map(IoSlice::new));
         }
+        let hops = first.hop_limit;
         let sent = match run {
-            Some(each) => self.send_run(&parts, each.max(1)),
-            None => self.send_one(&parts),
+            Some(each) => self.send_run(&parts, each.max(1), hops),
+            None => self.send_one(&parts, hops),
         };
         if sent.datagrams > 0 {
             self.datagrams_out += sent.datagrams as u64;
@@ -147,9 +188,9 @@ impl Flow {
         sent
     }
 
-    fn send_run(&mut self, parts: &[IoSlice<'_>], each: u16) -> Sent {
+    fn send_run(&mut self, parts: &[IoSlice<'_>], each: u16, hops: u8) -> Sent {
         if each < self.gso_limit {
-            match self.send_parts(parts, Some(each)) {
+            match self.send_parts(parts, Some(each), hops) {
                 Err(e) => match gso_limit_after(e, each) {
                     Some(limit) => self.gso_limit = limit,
                     None => return Sent { calls: 1, failed: Some(e), ..Sent::default() },
@@ -162,7 +203,7 @@ impl Flow {
         }
         let mut all = Sent::default();
         for piece in pieces(parts, each.into()) {
-            let sent = self.send_one(&piece);
+            let sent = self.send_one(&piece, hops);
             all = all.and(&sent);
             if sent.failed.is_some() {
                 break;
@@ -171,38 +212,43 @@ impl Flow {
         all
     }
 
-    fn send_one(&self, parts: &[IoSlice<'_>]) -> Sent {
-        match self.send_parts(parts, None) {
+    fn send_one(&self, parts: &[IoSlice<'_>], hops: u8) -> Sent {
+        match self.send_parts(parts, None, hops) {
             Ok(bytes) => Sent { datagrams: 1, bytes, calls: 1, failed: None },
             Err(e) => Sent { calls: 1, failed: Some(e), ..Sent::default() },
         }
     }
 
-    /// One call, and a second one where the error of an earlier datagram has ended the first.
-    fn send_parts(&self, parts: &[IoSlice<'_>], run: Option<u16>) -> nix::Result<usize> {
-        match self.call(parts, run) {
-            Err(e) if host::may_be_pending(e) => self.call(parts, run),
-            sent => sent,
+    /// One call, and others where the error of an earlier datagram, perhaps to another peer, has ended it.
+    fn send_parts(
+        &self,
+        parts: &[IoSlice<'_>],
+        run: Option<u16>,
+        hops: u8,
+    ) -> nix::Result<usize> {
+        let mut sent = self.call(parts, run, hops);
+        for _ in 1..TRIES {
+            match sent {
+                Err(e) if host::may_be_pending(e) => sent = self.call(parts, run, hops),
+                _ => break,
+            }
         }
+        sent
     }
 
-    fn call(&self, parts: &[IoSlice<'_>], run: Option<u16>) -> nix::Result<usize> {
+    fn call(&self, parts: &[IoSlice<'_>], run: Option<u16>, hops: u8) -> nix::Result<usize> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        let segments = run.as_ref().map(ControlMessage::UdpGsoSegments);
-        match &self.host {
-            HostSocket::Own(fd) => {
-                let control: SmallVec<[ControlMessage<'_>; 2]> = segments.into_iter().collect();
-                sendmsg::<()>(fd.as_raw_fd(), parts, &control, flags, None)
-            }
-            HostSocket::Published { socket, client, local } => {
-                let (v4, v6) = super::publish::packet_info(*local);
-                let mut control: SmallVec<[ControlMessage<'_>; 2]> = segments.into_iter().collect();
-                control.extend(v4.as_ref().map(ControlMessage::Ipv4PacketInfo));
-                control.extend(v6.as_ref().map(ControlMessage::Ipv6PacketInfo));
-                let to = SockaddrStorage::from(*client);
-                sendmsg(socket.as_raw_fd(), parts, &control, flags, Some(&to))
-            }
+        let (v4, v6) = super::publish::packet_info(self.host.local);
+        let limit = i32::from(hops);
+        let mut control: SmallVec<[ControlMessage<'_>; 3]> = SmallVec::new();
+        control.extend(run.as_ref().map(ControlMessage::UdpGsoSegments));
+        control.extend(v4.as_ref().map(ControlMessage::Ipv4PacketInfo));
+        control.extend(v6.as_ref().map(ControlMessage::Ipv6PacketInfo));
+        if hops != DEFAULT_HOP_LIMIT {
+            control.push(host::hop_limit(self.host_addr.is_ipv4(), &limit));
         }
+        let to = SockaddrStorage::from(self.host_addr);
+        sendmsg(self.host.fd.as_raw_fd(), parts, &control, flags, Some(&to))
     }
 
     /// Pieces of memory that a datagram takes of one call.
@@ -214,20 +260,6 @@ impl Flow {
     pub fn is_full(parts: usize) -> bool {
         parts > MOST_PARTS
     }
-}
-
-/// A socket of the host for a flow of the guest's.
-pub fn open(to: SocketAddr, outbound: &Outbound) -> nix::Result<OwnedFd> {
-    let fd = host::open(to.is_ipv4(), SockType::Datagram, None)?;
-    host::bind_outbound(&fd, to, outbound)?;
-    match to {
-        SocketAddr::V4(_) => setsockopt(&fd, sockopt::Ipv4RecvErr, &true)?,
-        SocketAddr::V6(_) => setsockopt(&fd, sockopt::Ipv6RecvErr, &true)?,
-    }
-    // Older kernels hand over each datagram by itself.
-    let _ = setsockopt(&fd, sockopt::UdpGroSegment, &true);
-    host::connect_to(&fd, to)?;
-    Ok(fd)
 }
 
 /// The new [`Flow::gso_limit`] after an errno of a run whose datagrams have a length (net/ipv4/udp.c, udp_send_skb):

@@ -1,7 +1,5 @@
 //! Datagrams of the guest on their way to the host's network.
 
-use std::os::fd::AsFd;
-
 use fulmar_base::{SlotId, Stage};
 use fulmar_ip::{InvokingPacket, SentError};
 use fulmar_shard::{PendingError, SendMessage};
@@ -11,10 +9,9 @@ use nix::errno::Errno;
 use smallvec::SmallVec;
 
 use super::super::host::{self, Failure};
-use super::super::poll::Token;
 use super::super::{Context, canonical, names};
 use super::Udp;
-use super::flow::{self, Flow, HostSocket, Sent};
+use super::flow::{self, Flow};
 use crate::stat::Refusal;
 
 /// Datagrams or runs that are taken from the shard in one turn, and calls that send what a path does not take as runs.
@@ -57,8 +54,14 @@ impl Udp {
             self.refuse_names(cx, joined);
         }
         let Some(first) = joined.first() else { return 0 };
+        if first.hop_limit == 0 {
+            cx.totals.refusals.add(Refusal::HopLimit, joined.len() as u64);
+            joined.iter().for_each(|d| send_error(cx, d, SentError::TimeExceeded { code: 0 }));
+            joined.drain(..).for_each(|d| cx.stack.free(d.payload));
+            return 0;
+        }
         let key = (first.src, canonical(first.dst));
-        let flow = match self.find(key) {
+        let flow = match self.flows.find(key) {
             Some(id) => Ok(id),
             None => self.begin(cx, key),
         };
@@ -94,7 +97,12 @@ impl Udp {
 
     /// Sends datagrams of a flow. Returns how many calls it took.
     fn send(&mut self, cx: &mut Context<'_>, id: SlotId, datagrams: &[Datagram]) -> usize {
-        let sent = self.try_to_send(cx, id, datagrams);
+        let Some(flow) = self.flows.get_mut(id) else { return 0 };
+        let sent = flow.send(datagrams, cx.now);
+        if let Some(port) = flow.host.port.and_then(|port| self.ports.get_mut(port)) {
+            port.sent_at = cx.now;
+        }
+        self.flows.touched(id, cx.now);
         cx.stack.pass(Stage::HostSent);
         cx.totals.datagrams_out += sent.datagrams as u64;
         cx.totals.bytes_out += sent.bytes as u64;
@@ -105,31 +113,6 @@ impl Udp {
             report_unsent(cx, &datagrams[first..], errno, lost as u64);
         }
         sent.calls
-    }
-
-    /// As [`Udp::send`]; by a new socket where the host has lost the address of the flow's.
-    fn try_to_send(&mut self, cx: &mut Context<'_>, id: SlotId, datagrams: &[Datagram]) -> Sent {
-        let Some(flow) = self.flows.get_mut(id) else { return Sent::default() };
-        let sent = flow.send(datagrams, cx.now);
-        let may_be_lost = sent.failed.is_some_and(host::may_be_of_lost_address);
-        if !may_be_lost || sent.datagrams > 0 {
-            return sent;
-        }
-        self.renew(cx, id).map_or(sent, |renewed| renewed.send(datagrams, cx.now))
-    }
-
-    /// Gives a flow a new socket, whose source address is that of the host's routes now. That of a published port
-    /// stays.
-    fn renew(&mut self, cx: &mut Context<'_>, id: SlotId) -> Option<&mut Flow> {
-        let flow = self.flows.get_mut(id)?;
-        if let HostSocket::Own(old) = &mut flow.host {
-            let fd = flow::open(flow.host_addr, &cx.settings.outbound).ok()?;
-            cx.poll.add_readable(fd.as_fd(), Token::Udp(id)).ok()?;
-            *old = fd;
-            flow.gso_limit = u16::MAX;
-            cx.totals.udp_renewed += 1;
-        }
-        Some(flow)
     }
 }
 
@@ -151,7 +134,7 @@ fn may_join(joined: &[Datagram], next: &Datagram) -> bool {
     let (Some(first), Some(last)) = (joined.first(), joined.last()) else { return true };
     let bytes = first.payload.len();
     let parts: usize = joined.iter().map(Flow::parts_of).sum();
-    (first.src, first.dst) == (next.src, next.dst)
+    (first.src, first.dst, first.hop_limit) == (next.src, next.dst, next.hop_limit)
         && first.segment_bytes.is_none()
         && next.segment_bytes.is_none()
         && last.payload.len() == bytes
@@ -168,6 +151,8 @@ fn report_unsent(cx: &mut Context<'_>, datagrams: &[Datagram], errno: Errno, cou
             cx.totals.refusals.add(Refusal::HostQueueFull, count);
         }
         Errno::EMSGSIZE => cx.totals.refusals.add(Refusal::TooLong, count),
+        // Errors of other datagrams, perhaps to other peers, that came faster than they were taken.
+        e if host::is_always_pending(e) => cx.totals.refusals.add(Refusal::HostQueueFull, count),
         e => {
             let (failure, why) = host::failure_of(e);
             cx.totals.refusals.add(why, count);
@@ -185,6 +170,10 @@ fn report(cx: &mut Context<'_>, d: &Datagram, failure: Failure) {
         }
         Failure::Silence => return,
     };
+    send_error(cx, d, error);
+}
+
+fn send_error(cx: &mut Context<'_>, d: &Datagram, error: SentError) {
     let mut start = [0; 64];
     let n = d.payload.copy_to(0, &mut start);
     let about = InvokingPacket::datagram(d.src, d.dst, &start[..n], d.payload.len());

@@ -1,30 +1,29 @@
 //! Published UDP ports: a flow for each client.
 
-use std::hash::BuildHasher;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use fulmar_base::SlotId;
-use nix::sys::socket::{SockType, setsockopt, sockopt};
+use nix::sys::socket::{SockType, SockaddrStorage, getsockname, setsockopt, sockopt};
 
 use super::super::host::DatagramError;
 use super::super::poll::Token;
 use super::super::published::open_bound;
 use super::super::siblings::{ClientDatagrams, Message};
 use super::super::{Context, canonical};
-use super::Udp;
-use super::flow::{ClientKey, HostSocket};
-use crate::ports::Forward;
+use super::{Udp, deliver};
+use super::flow::{Flow, HostSocket};
+use super::table::HostKey;
+use crate::ports::{Bind, Forward};
 use crate::published::PublishedPort;
 use crate::stat::{Direction, Refusal};
 
 /// Ports that a client gets in place of its own: not those of services.
 const LEAST_SUBSTITUTE: u16 = 1024;
-/// Ports that are tried: as many as several queues need, of which each takes its part. A client for which all are taken
-/// costs no more with each datagram.
-const TRIES: u64 = 256;
+/// Ports that are tried. A client for which all are taken costs no more with each datagram.
+const TRIES: u64 = 64;
 
 /// One of the ports that a client may get.
 fn substitute_port(number: u64) -> u16 {
@@ -53,33 +52,55 @@ impl Udp {
     /// # Errors
     /// As [`PublishedSockets::publish`](super::super::published::PublishedSockets::publish).
     pub fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
-        self.published.publish(cx, forward, Token::UdpListener, |at, settings| {
+        // A guest's port that had the number leaves by the published port from now on.
+        self.release_port(cx, forward.from);
+        let published = self.published.publish(cx, forward, Token::UdpListener, |at, settings| {
             let fd = open_bound(at, forward, SockType::Datagram, settings.bind_addresses)?;
             match at {
-                SocketAddr::V4(_) => setsockopt(&fd, sockopt::Ipv4PacketInfo, &true)?,
-                SocketAddr::V6(_) => setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?,
+                SocketAddr::V4(_) => {
+                    setsockopt(&fd, sockopt::Ipv4PacketInfo, &true)?;
+                    setsockopt(&fd, sockopt::Ipv4RecvErr, &true)?;
+                }
+                SocketAddr::V6(_) => {
+                    setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?;
+                    setsockopt(&fd, sockopt::Ipv6RecvErr, &true)?;
+                }
             }
             let _ = setsockopt(&fd, sockopt::UdpGroSegment, &true);
             Ok(Arc::new(fd))
-        })
+        });
+        self.share_published(cx);
+        published
+    }
+
+    /// Lets the flows of all queues leave by the published ports. One that is bound to an address or an interface does
+    /// not lead everywhere.
+    fn share_published(&self, cx: &mut Context<'_>) {
+        let everywhere =
+            self.published.iter().filter(|p| p.port.forward.bind == Bind::default());
+        let sockets = everywhere.filter_map(|p| {
+            let bound = getsockname::<SockaddrStorage>(p.socket.as_raw_fd()).ok()?;
+            let is_v4 = bound.as_sockaddr_in().is_some();
+            Some(((p.port.forward.to, is_v4), Arc::clone(&p.socket)))
+        });
+        cx.siblings.share_published(sockets.collect());
     }
 
     /// No longer publishes a port; what its flows have is still carried.
-    pub fn unpublish(&mut self, forward: &Forward) {
+    pub fn unpublish(&mut self, cx: &mut Context<'_>, forward: &Forward) {
         self.published.unpublish(forward);
+        self.share_published(cx);
     }
 
     /// Publishes nothing any more. A flow keeps the socket of its port.
-    pub fn unpublish_all(&mut self) {
+    pub fn unpublish_all(&mut self, cx: &mut Context<'_>) {
         self.published.clear();
+        self.share_published(cx);
     }
 
     /// Ends the flows of published ports, the last of which holds the socket of its port.
     pub fn end_published(&mut self, cx: &mut Context<'_>) {
-        if self.published_flows == 0 {
-            return;
-        }
-        let of_ports = self.flows.iter().filter(|(_, flow)| flow.host.is_published());
+        let of_ports = self.flows.iter().filter(|(_, flow)| flow.is_published());
         let ids: Vec<SlotId> = of_ports.map(|(id, _)| id).collect();
         ids.into_iter().for_each(|id| self.remove(cx, id));
     }
@@ -95,7 +116,10 @@ impl Udp {
         let (socket, port) = (Arc::clone(&published.socket), Arc::clone(&published.port));
         let has_more = match self.batch.fill(socket.as_fd()) {
             Ok(has_more) => has_more,
-            Err(DatagramError::Pending) => return true,
+            Err(DatagramError::Pending) => {
+                self.pass_errors(cx, &socket);
+                return true;
+            }
             Err(_) => return false,
         };
         for n in 0..self.batch.list().len() {
@@ -132,7 +156,7 @@ impl Udp {
             bytes: bytes.to_vec(),
             segment_bytes: received.segment_bytes,
         };
-        if let Some(owner) = cx.owner_elsewhere(guest, seen) {
+        if let Some(owner) = cx.owner_of_port_elsewhere(guest) {
             let message = Message::Datagrams(arrival(self.batch.bytes(&received)));
             if cx.siblings.post(owner, message).is_err() {
                 port.count_refused();
@@ -145,67 +169,44 @@ impl Udp {
         }
     }
 
-    /// The flow of a client; begins it. Two clients may look alike to the guest: several addresses are translated to
-    /// one, and a client may have the address of a peer that the guest has written to. The second one gets another
-    /// port.
-    pub(super) fn flow_of_client(
-        &mut self,
-        cx: &mut Context<'_>,
-        a: &ClientDatagrams,
-    ) -> Option<SlotId> {
-        let (socket, client, local) = (Arc::clone(&a.socket), a.client, a.local);
-        let host = HostSocket::Published { socket, client, local };
-        let key = host.client_key()?;
-        if let Some(id) = self.substitutes.get(&key) {
-            return Some(*id);
+    /// Sends the guest what another queue's thread received at a published port.
+    pub fn take_client_datagrams(&mut self, cx: &mut Context<'_>, arrival: &ClientDatagrams) {
+        let id = self.flow_of_client(cx, arrival);
+        let (Some(id), Some(socket)) = (id, self.socket) else { return };
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        deliver(cx, socket, flow, &[(&arrival.bytes, arrival.segment_bytes)]);
+        self.flows.touched(id, cx.now);
+    }
+
+    /// The flow of a client, or of a peer to which the guest writes by the published port; begins it. Two clients may
+    /// look alike to the guest: several addresses are translated to one, and a client may have the address of a peer
+    /// that the guest has written to by another port. The second one gets another port.
+    fn flow_of_client(&mut self, cx: &mut Context<'_>, a: &ClientDatagrams) -> Option<SlotId> {
+        let key = (a.socket.as_raw_fd(), a.client, a.local);
+        if let Some(id) = self.flows.find_host(key) {
+            return Some(id);
         }
-        let found = self.find((a.guest, a.seen));
-        let Some(other) = found.and_then(|id| self.flows.get(id)) else {
-            return self.begin_published(cx, host, a, a.seen);
-        };
-        if other.host.client_key() == Some(key) {
-            return found;
-        }
-        let Some(seen) = self.substitute(cx, a, &key) else {
+        let is_taken = self.flows.find((a.guest, a.seen)).is_some();
+        let seen = if is_taken { self.substitute(a, &key) } else { Some(a.seen) };
+        let Some(seen) = seen else {
             a.port.count_refused();
             cx.refuse(Refusal::NoAnswerAddress);
             return None;
         };
-        let id = self.begin_published(cx, host, a, seen)?;
-        self.substitutes.insert(key, id);
-        Some(id)
+        a.port.count_connection();
+        let host = HostSocket { fd: Arc::clone(&a.socket), local: a.local, port: None };
+        let flow = Flow::new(host, Direction::In, [a.guest, seen, a.client], cx.now);
+        Some(self.add(cx, flow))
     }
 
-    /// The address of a client with a port that no flow has, by which answers come to this queue.
-    fn substitute(
-        &self,
-        cx: &mut Context<'_>,
-        a: &ClientDatagrams,
-        key: &ClientKey,
-    ) -> Option<SocketAddr> {
+    /// The address of a client with a port that no flow has.
+    fn substitute(&self, a: &ClientDatagrams, key: &HostKey) -> Option<SocketAddr> {
         // By a keyed hash, so that a client cannot choose which ports are tried.
-        let first = self.substitutes.hasher().hash_one(key);
+        let first = self.flows.hash(key);
         (0..TRIES).find_map(|n| {
-            let port = substitute_port(first.wrapping_add(n));
-            let seen = SocketAddr::new(a.seen.ip(), port);
-            let is_free = self.find((a.guest, seen)).is_none();
-            (is_free && cx.owner_elsewhere(a.guest, seen).is_none()).then_some(seen)
+            let seen = SocketAddr::new(a.seen.ip(), substitute_port(first.wrapping_add(n)));
+            self.flows.find((a.guest, seen)).is_none().then_some(seen)
         })
-    }
-
-    fn begin_published(
-        &mut self,
-        cx: &mut Context<'_>,
-        host: HostSocket,
-        a: &ClientDatagrams,
-        seen: SocketAddr,
-    ) -> Option<SlotId> {
-        let begun = self.add(cx, host, Direction::In, [a.guest, seen, a.client]);
-        match begun {
-            Some(_) => a.port.count_connection(),
-            None => a.port.count_refused(),
-        }
-        begun
     }
 }
 

@@ -123,7 +123,8 @@ impl Batch {
         let message =
             recvmsg::<SockaddrStorage>(fd.as_raw_fd(), &mut parts, control, flags).ok()?;
         let bytes = message.bytes;
-        let mut error = HostError { error: None, from: None };
+        let about = message.address.and_then(|a| socket_addr(&a));
+        let mut error = HostError { error: None, from: None, about, local: None };
         for c in message.cmsgs().ok()? {
             match c {
                 ControlMessageOwned::Ipv4RecvErr(e, from) => {
@@ -133,6 +134,13 @@ impl Batch {
                 ControlMessageOwned::Ipv6RecvErr(e, from) => {
                     error.error = meaning(&e);
                     error.from = from.map(|a| IpAddr::V6(a.sin6_addr.s6_addr.into()));
+                }
+                // The packet with the error came to the address from which the datagram was sent.
+                ControlMessageOwned::Ipv4PacketInfo(info) => {
+                    error.local = Some(IpAddr::V4(u32::from_be(info.ipi_addr.s_addr).into()));
+                }
+                ControlMessageOwned::Ipv6PacketInfo(info) => {
+                    error.local = Some(IpAddr::V6(info.ipi6_addr.s6_addr.into()));
                 }
                 _ => {}
             }
@@ -148,6 +156,10 @@ pub struct HostError {
     pub error: Option<SentError>,
     /// Who said it.
     pub from: Option<IpAddr>,
+    /// The destination of the datagram that it is about.
+    pub about: Option<SocketAddr>,
+    /// The address of the host that the datagram came from, if the socket says so.
+    pub local: Option<IpAddr>,
 }
 
 /// SO_EE_ORIGIN_* of linux/errqueue.h.
