@@ -162,18 +162,18 @@ pub enum BindAddresses {
 /// ([`Refusal`](crate::stat::Refusal)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// TCP flows at most, those included whose host has not answered. Default 65,536; at most seven eighths
-    /// of the descriptors that the system allows (RLIMIT_NOFILE).
+    /// TCP flows at most, those included whose host has not answered; each direction has three quarters of them at
+    /// most. Default 65,536; at most five eighths of the descriptors that the system allows (RLIMIT_NOFILE).
     pub tcp_flows: usize,
-    /// TCP flows at most whose host has not answered yet. Default 4,096: a guest that connects to what does
-    /// not answer fills this and no more.
+    /// TCP flows at most whose host has not answered yet; the oldest gives way to the next. Default 4,096.
     pub connecting: usize,
     /// UDP flows at most; the least recently used one gives way. Default 16,384.
     pub udp_flows: usize,
     /// Sockets of the host for UDP ports of the guest at most; the least recently used one gives way. Default 16,384; at
     /// most a quarter of the descriptors.
     pub udp_sockets: usize,
-    /// Flows of echo requests at most, by identifier and destination; the oldest gives way. Default 256.
+    /// Flows of echo requests at most, by identifier and destination; the oldest gives way. Default 256; at most an
+    /// eighth of the descriptors.
     pub echo_flows: usize,
     /// Idle time of a connection whose stream from the guest has ended, and the host's has not, before the guest is
     /// asked whether it still knows it (keepalive). Default 60 s: the guest's kernel forgets a socket that its program

@@ -112,8 +112,7 @@ impl Gateway {
     /// [`SetupError`], whose `Display` says what to do.
     pub fn new(mut config: Config) -> Result<Gateway, SetupError> {
         let descriptors = setup::raise_descriptor_limit();
-        let tcp_flows = &mut config.limits.tcp_flows;
-        *tcp_flows = (*tcp_flows).min(setup::most_tcp_flows(descriptors));
+        setup::divide_descriptors(&mut config.limits, descriptors);
         let stack = setup::stack_config(&config)?;
         let devices = std::mem::take(&mut config.queues);
         let queues = setup::queue_count(&devices)?;

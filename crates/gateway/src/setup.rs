@@ -15,7 +15,7 @@ use fulmar_shard::StackConfig;
 use fulmar_socket::SocketError;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::config::{Config, MAX_QUEUES};
+use crate::config::{Config, Limits, MAX_QUEUES};
 use crate::guest::{GuestNetwork, UNROUTED_GATEWAY, UNROUTED_GATEWAY_V6};
 use crate::ports::Forward;
 use crate::relay::Shard;
@@ -169,10 +169,17 @@ pub fn raise_descriptor_limit() -> u64 {
     }
 }
 
-/// TCP flows at most with so many descriptors: an eighth is left for UDP flows (DNS before all), the control socket and
-/// metrics.
-pub fn most_tcp_flows(descriptors: u64) -> usize {
-    usize::try_from(descriptors - descriptors / 8).unwrap_or(usize::MAX)
+/// Descriptors besides those of flows: the guest's interface, epoll, published ports, the control socket, metrics.
+const OTHER_DESCRIPTORS: u64 = 64;
+
+/// Divides the descriptors of a process between the protocols, so that none of them takes those of another: five
+/// eighths are for TCP, a quarter for UDP, an eighth for echo requests.
+pub fn divide_descriptors(limits: &mut Limits, descriptors: u64) {
+    let eighth = descriptors.saturating_sub(OTHER_DESCRIPTORS).max(8) / 8;
+    let part = |eighths: u64| usize::try_from(eighth.saturating_mul(eighths)).unwrap_or(usize::MAX);
+    limits.tcp_flows = limits.tcp_flows.min(part(5));
+    limits.udp_sockets = limits.udp_sockets.min(part(2));
+    limits.echo_flows = limits.echo_flows.min(part(1));
 }
 
 #[cfg(test)]
@@ -180,9 +187,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tcp_leaves_descriptors_to_the_others() {
-        assert_eq!(most_tcp_flows(20_000), 17_500);
-        assert_eq!(most_tcp_flows(8), 7);
-        assert!(most_tcp_flows(u64::MAX) > 1 << 40, "unknown is no bound");
+    fn no_protocol_takes_the_descriptors_of_another() {
+        let divided = |descriptors| {
+            let mut limits = Limits::default();
+            divide_descriptors(&mut limits, descriptors);
+            (limits.tcp_flows, limits.udp_sockets, limits.echo_flows)
+        };
+        assert_eq!(divided(1024), (600, 240, 120));
+        assert_eq!(divided(0), (5, 2, 1));
+        let Limits { tcp_flows, udp_sockets, echo_flows, .. } = Limits::default();
+        assert_eq!(divided(u64::MAX), (tcp_flows, udp_sockets, echo_flows), "unknown: no bound");
     }
 }

@@ -40,7 +40,7 @@ refusals! {
     Forbidden = "forbidden";
     /// As many flows as are allowed exist already.
     FlowLimit = "flow_limit";
-    /// As many connections as are allowed wait for a host's answer already.
+    /// The host had been silent for longest when another connection needed the place.
     ConnectingLimit = "connecting_limit";
     /// The gateway has no descriptor left.
     Descriptors = "descriptors";

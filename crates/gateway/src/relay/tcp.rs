@@ -7,7 +7,8 @@
 //!                                            └─ failed ───► RST
 //! ```
 //!
-//! Bounds: [`Limits::tcp_flows`](crate::config::Limits), and `connecting` of those that no host has answered.
+//! Bounds: [`Limits::tcp_flows`](crate::config::Limits), of which each direction has three quarters at most, and
+//! `connecting` of those that no host has answered: the oldest of these gives way to the next.
 //! Each flow that can move bytes has its turn in order ([`flow`]).
 
 mod flow;
@@ -42,6 +43,9 @@ const ROUND_BYTES: u64 = 512 << 10;
 /// than its retransmission time-out on a link of its own (200 ms on Linux) and the delay of an acknowledgement.
 const QUIET: Duration = Duration::from_millis(500);
 
+/// SYNs that may come between two turns, beyond those whose host has not answered.
+const SYNS_AT_ONCE: usize = 1024;
+
 /// With more flows a snapshot does not ask the kernel for each: at a microsecond a call the relay would pause.
 const MOST_HOST_INFO: usize = 1024;
 
@@ -57,6 +61,10 @@ pub struct Tcp {
     guest_moved: Option<Instant>,
     /// Flows whose host has not answered.
     connecting: usize,
+    /// The same in order; those that were answered or have ended stay until they come up.
+    unanswered: VecDeque<SlotId>,
+    /// Flows of clients of published ports.
+    inbound: usize,
     /// The shard's listener for every port.
     listener: Option<SlotId>,
     published: PublishedSockets<TcpListener>,
@@ -73,9 +81,11 @@ pub struct Tcp {
 impl Tcp {
     /// Opens the listener for the guest's connections to any address and port.
     pub fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), fulmar_socket::SocketError> {
+        // More than are carried: the relay decides which of them gives way.
+        let backlog = cx.settings.limits.connecting + SYNS_AT_ONCE;
         let conditional = ConditionalAccept {
-            backlog: cx.settings.limits.connecting,
-            per_source: cx.settings.limits.connecting,
+            backlog,
+            per_source: backlog,
             ..ConditionalAccept::default()
         };
         let options = ListenOptions {
@@ -115,16 +125,16 @@ impl Tcp {
         }
         let leads_to = cx.settings.mapping.target(to);
         let leads_to = leads_to.ok_or((Failure::Refused, Refusal::Forbidden))?;
-        if self.flows.len() >= cx.settings.limits.tcp_flows {
+        if self.is_full(cx, Direction::Out) {
             return Err((Failure::Silence, Refusal::FlowLimit));
-        }
-        if self.connecting >= cx.settings.limits.connecting {
-            return Err((Failure::Silence, Refusal::ConnectingLimit));
         }
         let wanted =
             NewFlow { protocol: Protocol::Tcp, from, to, leads_to, names: &[], claimed_names: &[] };
         if !cx.settings.policy.allows(&wanted) {
             return Err((Failure::Refused, Refusal::Policy));
+        }
+        if self.connecting >= cx.settings.limits.connecting {
+            self.displace_unanswered(cx);
         }
         let begun = host::begin_connection(leads_to, &cx.settings.outbound);
         let begun = begun.map_err(host::failure_of)?;
@@ -133,10 +143,39 @@ impl Tcp {
         let flow = Flow::new(guest, begun.stream, Direction::Out, addresses, cx.now);
         let id = self.add(cx, flow)?;
         self.connecting += 1;
+        self.unanswered.push_back(id);
         if begun.is_connected {
             self.host_connected(cx, id, syn.id);
         }
         Ok(())
+    }
+
+    /// Whether a flow of a direction has no place. A quarter is left to the guest, and one to clients where ports are
+    /// published.
+    fn is_full(&self, cx: &Context<'_>, direction: Direction) -> bool {
+        let most = cx.settings.limits.tcp_flows;
+        // Only the first queue knows the ports.
+        let may_have_clients = self.published.iter().next().is_some() || !cx.siblings.is_alone();
+        let (of_direction, reserve) = match direction {
+            Direction::In => (self.inbound, most / 4),
+            Direction::Out if may_have_clients => (self.flows.len() - self.inbound, most / 4),
+            Direction::Out => (self.flows.len(), 0),
+        };
+        self.flows.len() >= most || of_direction >= most - reserve
+    }
+
+    /// Ends the flow whose host has been silent for longest. Its guest sends its SYN again, and begins anew.
+    fn displace_unanswered(&mut self, cx: &mut Context<'_>) {
+        while let Some(id) = self.unanswered.pop_front() {
+            let Some(Guest::Pending(pending)) = self.flows.get(id).map(|flow| flow.guest) else {
+                continue;
+            };
+            cx.refuse(Refusal::ConnectingLimit);
+            // It may have been reset meanwhile.
+            let _ = cx.stack.tcp_decide(cx.now, pending, Decision::Drop);
+            self.remove(id);
+            return;
+        }
     }
 
     /// Enters a flow and watches its socket of the host.
@@ -149,6 +188,7 @@ impl Tcp {
             self.flows.remove(id);
             return Err((Failure::Silence, Refusal::HostSocket));
         }
+        self.inbound += usize::from(flow.direction == Direction::In);
         Ok(id)
     }
 
@@ -302,8 +342,15 @@ impl Tcp {
     fn remove(&mut self, id: SlotId) -> Option<Flow> {
         let mut flow = self.flows.remove(id)?;
         self.streams.recount(Stream::Ended, &mut flow.counted);
+        self.inbound -= usize::from(flow.direction == Direction::In);
         if let Guest::Pending(_) = flow.guest {
             self.connecting = self.connecting.saturating_sub(1);
+        }
+        // Bounds the entries of flows that were answered or have ended.
+        if self.unanswered.len() > 2 * self.connecting + 64 {
+            let flows = &self.flows;
+            let is_pending = |f: &Flow| matches!(f.guest, Guest::Pending(_));
+            self.unanswered.retain(|id| flows.get(*id).is_some_and(is_pending));
         }
         Some(flow)
     }

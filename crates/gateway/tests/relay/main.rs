@@ -8,6 +8,7 @@ mod mapping;
 mod memory;
 mod queues;
 mod raw;
+mod shares;
 mod tcp;
 mod trouble;
 mod udp;
@@ -52,6 +53,7 @@ fn main() {
             .iter()
             .chain(udp::TESTS)
             .chain(mapping::TESTS)
+            .chain(shares::TESTS)
             .chain(trouble::TESTS)
             .chain(errnos::TESTS)
             .chain(change::TESTS)

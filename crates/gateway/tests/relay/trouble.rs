@@ -196,18 +196,20 @@ fn fifty_thousand_connections_that_nobody_finishes_stay_within_the_bounds() {
     }
     exchange(&mut guest, &mut host);
     let stat = world.stat();
-    let refused = |why| stat.totals.refusals.value(why);
     assert!(stat.flows.len() <= FLOWS, "{}", stat.flows.len());
     let connecting = stat.flows.iter().filter(|f| f.state == "connecting").count();
     assert!(connecting <= CONNECTING, "{connecting}");
-    // Each queue has a listener; a ring between two of them that is full drops, too.
-    let listeners = stat.stack.sockets.iter().filter_map(|s| s.listener.as_ref());
-    let syns_dropped: u64 = listeners.map(|listener| listener.syns_dropped).sum();
-    let in_rings = stat.stack.counters.drops(DropReason::HandOffFull);
-    assert!(refused(Refusal::Unreachable) > 0);
-    let refusals = [Refusal::FlowLimit, Refusal::ConnectingLimit, Refusal::Unreachable];
-    let dropped = syns_dropped + in_rings + refusals.map(refused).iter().sum::<u64>();
-    assert!(dropped > 45_000, "{dropped} are counted");
+    assert!(stat.totals.refusals.value(Refusal::Unreachable) > 0);
+    // The thread of the other queue may be behind.
+    world.until("all others are counted", |s| {
+        let refused = |why| s.totals.refusals.value(why);
+        // Each queue has a listener; a ring between two of them that is full drops, too.
+        let listeners = s.stack.sockets.iter().filter_map(|s| s.listener.as_ref());
+        let syns_dropped: u64 = listeners.map(|listener| listener.syns_dropped).sum();
+        let in_rings = s.stack.counters.drops(DropReason::HandOffFull);
+        let refusals = [Refusal::FlowLimit, Refusal::ConnectingLimit, Refusal::Unreachable];
+        syns_dropped + in_rings + refusals.map(refused).iter().sum::<u64>() > 45_000
+    });
     let used: usize = stat.stack.pool.used_bytes.iter().sum();
     assert!(used < 4 << 20, "{used}");
     exchange(&mut guest, &mut host);

@@ -62,7 +62,7 @@ impl Tcp {
     /// Accepts the clients of a published port.
     pub fn accept(&mut self, cx: &mut Context<'_>, id: SlotId) {
         for _ in 0..ACCEPTS_PER_TURN {
-            if self.flows.len() >= cx.settings.limits.tcp_flows {
+            if self.is_full(cx, Direction::In) {
                 cx.refuse(Refusal::FlowLimit);
                 return self.stall(cx, id);
             }
@@ -158,7 +158,7 @@ impl Tcp {
             let client = Message::Client(Client { stream: client, from, port });
             return cx.siblings.post(owner, client).map_err(|_| Refusal::QueueBusy);
         }
-        if self.flows.len() >= cx.settings.limits.tcp_flows {
+        if self.is_full(cx, Direction::In) {
             return Err(Refusal::FlowLimit);
         }
         let any_port = SocketAddr::new(seen.ip(), 0);

@@ -304,6 +304,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_flow_lives_for_as_long_as_its_kind_is_silent() {
+        let socket: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        let (fd, at) = (Arc::new(socket), SocketAddr::from(([192, 0, 2, 1], 9)));
+        let idle = |port, is_dns, datagrams_out, datagrams_in| {
+            let host = HostSocket { fd: Arc::clone(&fd), local: None, port };
+            let flow = Flow::new(host, Direction::Out, [at; 3], Instant::ZERO);
+            let flow = Flow { is_dns, datagrams_out, datagrams_in, ..flow };
+            flow.expires().since(Instant::ZERO).as_secs()
+        };
+        let own = Some(SlotId { index: 0, generation: 0 });
+        assert_eq!([idle(own, false, 1, 0), idle(own, false, 1, 1)], [120, 120]);
+        assert_eq!(idle(own, false, 2, 2), 900);
+        assert_eq!([idle(own, true, 1, 0), idle(own, true, 1, 1)], [30, 5]);
+        assert_eq!(idle(None, false, 1, 1), 300, "of a published port");
+    }
+
+    #[test]
     fn the_length_from_which_on_runs_are_refused_follows_the_errno() {
         for (errno, refused) in [
             (Errno::EMSGSIZE, Some(1400)),
