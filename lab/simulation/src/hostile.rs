@@ -108,8 +108,8 @@ impl World {
     /// A listener that answers with SYN cookies keeps nothing of a connection. Where the ACK that carries the
     /// cookie back is lost or finds the accept queue full, and whatever else the peer sends until the cookie is too
     /// old, the peer waits or is reset, without a fault of either end. So with an embryo that was not reached until it
-    /// was given up, 7 s after its SYN: a forged neighbour, a station that pauses or left, or the full queue of a
-    /// narrow link can stand in the way for longer.
+    /// was given up, in a SYN queue more than half full 7 s after its SYN, as on Linux: a forged neighbour, a station that
+    /// pauses or left, or the full queue of a narrow link can stand in the way for longer.
     pub(super) fn watch_handshakes(&mut self) {
         let s = &self.scenario;
         let queue_secs =
@@ -120,9 +120,7 @@ impl World {
         let has = |f| s.swarm.features.has(f);
         let is_hard = has(Feature::SmallPools) || has(Feature::ClockJumps);
         let loses = s.may_be_absent() || is_cut_off || is_hard;
-        if !s.case.is_swarm {
-            return;
-        }
+        let may_expire = s.case.is_swarm || loses;
         let forgets = self.sides.each_mut().map(|side| {
             let Some(listener) = side.listener.and_then(|id| side.shard.listener(id).ok()) else {
                 return false;
@@ -130,7 +128,7 @@ impl World {
             let l = listener.stat();
             // A copy of an ACK with a cookie is valid, too, so that one may be out although as many were valid.
             let is_cookie_out = l.cookies_sent > l.cookies_valid || l.cookies_failed > 0;
-            l.embryos_expired > 0 || is_cookie_out && (loses || l.acks_dropped > 0)
+            (l.embryos_expired > 0 && may_expire) || is_cookie_out && (loses || l.acks_dropped > 0)
         });
         let has_counted =
             |counter| self.sides.each_ref().map(|side| side.shard.counters().value(counter) > 0);

@@ -354,3 +354,11 @@ fn a_server_that_aborts_before_its_syn_ack_has_left_is_not_connected_to_twice() 
 fn posted_buffers_that_were_given_up_keep_their_places_until_the_device_is_done() {
     holds(Case::swarm(1795856200860706));
 }
+
+/// Five embryos of eight were given up while no frame passed, and their peers took themselves for connected.
+#[test]
+fn a_pause_outlasts_the_embryos_of_a_short_syn_queue() {
+    holds(Case::network(875160050267));
+    holds(Case::network(875160069766));
+    holds(Case::network(875160086622));
+}
