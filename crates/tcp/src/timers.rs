@@ -82,6 +82,13 @@ impl Timers {
         }
     }
 
+    /// As `set_in`, unless the timer expires earlier.
+    #[inline]
+    pub(crate) fn hasten_in(&mut self, t: Timer, now: Instant, after: Duration) {
+        let at = later(now, after).min(*self.slot(t));
+        self.set(t, at);
+    }
+
     #[inline]
     pub(crate) fn stop(&mut self, t: Timer) {
         *self.slot(t) = Instant::FAR_FUTURE;

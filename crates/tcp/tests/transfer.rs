@@ -44,6 +44,32 @@ fn a_lone_segment_is_acknowledged_after_40_ms() {
     send!(t, "A", ack = 1011);
 }
 
+/// The peer has two segments in flight and, unlike with one, does not expect a delay: it would probe.
+#[test]
+fn more_than_one_full_segment_is_acknowledged_within_a_millisecond() {
+    let mut t = settled();
+    recv!(t, "A", seq = 1001, ack = 1001, len = 1000);
+    t.wait(10);
+    t.expect_silence();
+    recv!(t, "PA", seq = 2001, ack = 1001, len = 10);
+    t.expect_silence(); // a response may carry it
+    t.wait(1);
+    send!(t, "A", ack = 2011);
+    t.wait(100);
+    t.expect_silence();
+}
+
+#[test]
+fn a_response_within_a_millisecond_carries_the_acknowledgement() {
+    let mut t = settled();
+    recv!(t, "A", seq = 1001, ack = 1001, len = 1000);
+    recv!(t, "PA", seq = 2001, ack = 1001, len = 999);
+    t.write(10);
+    send!(t, "PA", seq = 1001, ack = 3000, len = 10);
+    t.wait(100);
+    t.expect_silence();
+}
+
 #[test]
 fn a_super_segment_is_acknowledged_immediately_and_once() {
     let mut t = settled();

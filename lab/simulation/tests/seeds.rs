@@ -355,6 +355,14 @@ fn posted_buffers_that_were_given_up_keep_their_places_until_the_device_is_done(
     holds(Case::swarm(1795856200860706));
 }
 
+/// The two segments of a write over loopback were less than two full ones. A reader that paused let their ACK wait, and
+/// the sender probed with 64 KiB.
+#[test]
+fn two_segments_of_which_one_is_short_are_acknowledged_before_their_sender_probes() {
+    holds(Case::network(875160018373));
+    holds(Case::network(875160053004));
+}
+
 /// Five embryos of eight were given up while no frame passed, and their peers took themselves for connected.
 #[test]
 fn a_pause_outlasts_the_embryos_of_a_short_syn_queue() {

@@ -5,7 +5,7 @@ use crate::Tcb;
 use crate::contract::{Env, Events, State};
 use crate::tcb::{ResetDue, Uncompacted};
 use crate::timers::Timer;
-use fulmar_base::{Counter, DropReason};
+use fulmar_base::{Counter, DropReason, Duration};
 use fulmar_mbuf::{Chain, Mbuf, Purpose};
 use fulmar_wire::tcp::Flags;
 
@@ -25,6 +25,10 @@ const COMPACT_FRACTION: usize = 8;
 
 /// Block size for merged small payloads: the pool's class for an MTU of 1500.
 pub(crate) const SHARED_BLOCK_BYTES: usize = 2048;
+
+/// The longest delay of an ACK of more than one full segment. Its sender does not expect a delay and probes after two
+/// round trips (RFC 8985 section 7.2), Linux a few milliseconds later.
+const PROBED_ACK_DELAY: Duration = Duration::from_millis(1);
 
 impl Tcb {
     pub(super) fn process_data(
@@ -356,7 +360,8 @@ impl Tcb {
     }
 
     /// Delayed acknowledgements (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2): immediate in
-    /// quick-ACK mode, after two full segments (see `ack_due`), else within `Config::delayed_ack`.
+    /// quick-ACK mode, after two full segments (see `ack_due`), soon after more than one, else within
+    /// `Config::delayed_ack`.
     /// A super-segment, or a batch of segments before one output, gets one ACK, as with GRO.
     #[inline]
     fn schedule_ack(&mut self, env: &Env, len: usize) {
@@ -367,7 +372,10 @@ impl Tcb {
         if self.quick_acks > 0 {
             self.due.ack = true;
         } else if !self.ack_due() {
-            self.timers.start_in(Timer::DelayedAck, env.now, self.cfg.delayed_ack);
+            let unacknowledged = self.rcv.nxt.saturating_sub(self.rcv.last_ack_sent);
+            let is_probed = unacknowledged > u64::from(self.rcv_mss);
+            let most = if is_probed { PROBED_ACK_DELAY } else { Duration::MAX };
+            self.timers.hasten_in(Timer::DelayedAck, env.now, self.cfg.delayed_ack.min(most));
         }
     }
 
