@@ -43,6 +43,18 @@ fn a_passive_open_answers_only_the_options_that_were_offered() {
 }
 
 #[test]
+fn the_last_ack_of_a_handshake_may_lack_the_timestamps() {
+    let cfg = Config { timestamps: true, ..plain() };
+    let mut t = Trace::passive(cfg, seg!("S", seq = 0, ts = Some((9, 0))));
+    t.output();
+    send!(t, "SA", seq = 0, ack = 1, ts = Some((1000, 9)));
+    recv!(t, "A", seq = 1, ack = 1, ts = None);
+    assert_eq!((t.tcb.state(), t.drops(DropReason::TcpPaws)), (State::Established, 0));
+    recv!(t, "PA", seq = 1, ack = 1, len = 10, ts = None);
+    assert_eq!(t.read(100), 10);
+}
+
+#[test]
 fn a_peer_without_mss_option_gets_536_bytes() {
     let mut t = Trace::passive(plain(), seg!("S", seq = 0));
     t.output();

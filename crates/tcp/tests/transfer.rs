@@ -574,9 +574,18 @@ fn an_old_timestamp_is_dropped_and_answered() {
     assert_eq!(t.drops(DropReason::TcpPaws), 1);
     recv!(t, "A", seq = 1, ack = 1, len = 10, ts = Some((500, 1000)));
     send!(t, "A", ack = 11);
-    recv!(t, "A", seq = 11, ack = 1, len = 10, ts = None);
-    t.expect_silence();
-    assert_eq!(t.drops(DropReason::TcpPaws), 2);
+}
+
+#[test]
+fn segments_without_the_timestamps_that_were_negotiated_are_taken() {
+    let mut t = Trace::established_with(Config { timestamps: true, ..plain() });
+    t.write(10);
+    send!(t, "PA", seq = 1, len = 10, ts = Some((1000, 500)));
+    recv!(t, "PA", seq = 1, ack = 11, len = 10, ts = None);
+    assert_eq!((t.read(100), t.drops(DropReason::TcpPaws)), (10, 0));
+    send!(t, "A", ack = 11, ts = Some((1000, 500))); // ours have them all the same
+    recv!(t, "FA", seq = 11, ack = 11, ts = None);
+    assert!(t.tcb.peer_closed());
 }
 
 #[test]

@@ -24,8 +24,10 @@ impl Tcb {
         if !self.ts.on || seg.hdr.flags.contains(Flags::RST) {
             return Ok(());
         }
-        // Section 3.2: once negotiated, a segment without the option is dropped silently.
-        let Some(t) = seg.hdr.options.timestamps else { return Err(DropReason::TcpPaws) };
+        // Section 3.2 would drop a segment without the option. As on Linux it is taken: some peers omit the option in the
+        // last ACK of the handshake or later, and some middleboxes remove it. What PAWS is for, an old duplicate of this
+        // connection, has it.
+        let Some(t) = seg.hdr.options.timestamps else { return Ok(()) };
         let older = (t.value.wrapping_sub(self.ts.recent) as i32) < 0;
         if !older {
             return Ok(());
