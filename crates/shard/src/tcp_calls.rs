@@ -61,7 +61,7 @@ impl<P: Probe> Shard<P> {
     ) -> Result<TcpEntry, SocketError> {
         self.core.check_usable()?;
         let remote = unmap(remote);
-        if remote.port() == 0 || remote.ip().is_unspecified() {
+        if remote.ip().is_unspecified() {
             return Err(SocketError::Invalid);
         }
         // RFC 9293 section 3.9.2.3 (MUST-46): no OPEN to a multicast or broadcast address.

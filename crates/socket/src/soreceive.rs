@@ -175,11 +175,19 @@ pub fn peek(tcb: &mut Tcb, into: &mut [u8]) -> Result<Step<usize>, SocketError> 
     }
 }
 
+/// Whether everything up to the peer's FIN was read. An error after that is for a writer (as on Linux).
+pub fn has_ended(tcb: &Tcb) -> bool {
+    tcb.peer_closed() && tcb.at_eof()
+}
+
 /// The number of readable bytes, 0 at the end of the stream.
 fn readable(tcb: &mut Tcb) -> Result<Step<usize>, SocketError> {
     let ready = tcb.recv_queue().readable();
     if ready > 0 {
         return Ok(Step::Done(ready));
+    }
+    if has_ended(tcb) {
+        return Ok(Step::Done(0));
     }
     if let Some(e) = tcb.take_error() {
         return Err(e.into());

@@ -51,6 +51,16 @@ macro_rules! world {
                 c
             }
 
+            /// A connection whose peer had closed it before it was written to.
+            fn abandoned(s: &$cx) -> $stream {
+                let (mut c, p) = pair(s);
+                drop(p);
+                assert_eq!(c.read(&mut [0; 1]).unwrap(), 0);
+                c.write_all(b"too late").unwrap();
+                eventually("the reset has come", || c.peer_addr().is_err());
+                c
+            }
+
             /// A connection that both have closed.
             fn closed(s: &$cx) -> $stream {
                 let (mut c, p) = pair(s);
@@ -84,6 +94,8 @@ macro_rules! world {
                 note("connect without a route", failed(connect(s, "192.0.2.1:9")));
                 note("connect without a v6 route", failed(connect(s, "[2001:db8::1]:9")));
                 note("connect to nobody", failed(connect(s, "10.77.0.99:9")));
+                note("connect to port 0", failed(connect(s, &format!("{PEER}:0"))));
+                note("connect to port 0 of oneself", failed(connect(s, &format!("{ME}:0"))));
                 note("connect to all", failed(connect(s, "10.77.0.255:9")));
                 note("connect to a group", failed(connect(s, "224.0.0.1:9")));
             }
@@ -129,6 +141,18 @@ macro_rules! world {
                 let told = c.take_error().unwrap().and_then(|e| e.raw_os_error());
                 note("the pending error", Err(told));
                 note("no error any more", failed(c.take_error().map(|e| assert!(e.is_none()))));
+                let mut c = abandoned(s);
+                note("write after the peer's end and a reset", failed(c.write(b"x")));
+                note("write once more", failed(c.write(b"x")));
+                let end = c.read(&mut [0; 1]).map(|n| assert_eq!(n, 0));
+                note("read behind the end", failed(end));
+                let mut c = abandoned(s);
+                let end = c.read(&mut [0; 1]).map(|n| assert_eq!(n, 0));
+                note("read after the peer's end and a reset", failed(end));
+                note("write after the read", failed(c.write(b"x")));
+                let c = abandoned(s);
+                let told = c.take_error().unwrap().and_then(|e| e.raw_os_error());
+                note("the pending error of a reset behind the end", Err(told));
                 let c = closed(s);
                 note("shut down after both ends", failed(c.shutdown(Shutdown::Both)));
                 note("the peer of a closed connection", failed(c.peer_addr()));
@@ -147,6 +171,7 @@ macro_rules! world {
                 note("send to all of the link", failed(u.send_to(b"x", "255.255.255.255:9")));
                 note("connect to all", failed(u.connect("10.77.0.255:9")));
                 note("connect without a route", failed(u.connect("192.0.2.1:9")));
+                note("connect datagrams to port 0", failed(u.connect((PEER, 0))));
                 note("send with the other version", failed(u.send_to(b"x", "[fd77::1]:9")));
                 u.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
                 u.connect((PEER, 9)).unwrap();

@@ -8,6 +8,7 @@ use fulmar_base::{Counter, Counters, Duration, Instant, Probe, SlotId};
 use fulmar_mbuf::RecvQueue;
 use fulmar_socket::SocketError;
 use fulmar_socket::posted::{Delivered, IoContext, Posted, StreamState};
+use fulmar_socket::soreceive::has_ended;
 use fulmar_tcp::{State, Tcb};
 
 use super::placer::{FlowPlacer, NoDevice};
@@ -41,6 +42,9 @@ impl BurstEnd {
 fn ended(entry: &TcpEntry) -> Option<Result<(), SocketError>> {
     if let Some(e) = entry.error {
         return Some(Err(e));
+    }
+    if has_ended(&entry.tcb) {
+        return Some(Ok(()));
     }
     if let Some(e) = entry.tcb.pending_error() {
         return Some(Err(e.into()));

@@ -180,6 +180,8 @@ impl Tcb {
             State::SynReceived if !self.is_open_early() => Some(ConnError::Refused),
             // Both sides have sent their FIN: the reset is no error.
             State::Closing | State::LastAck => None,
+            // The peer no longer reads, and had nothing more to send (as Linux).
+            State::CloseWait => Some(ConnError::BrokenPipe),
             _ => Some(ConnError::Reset),
         };
         self.close_on_segment(seg, why);
