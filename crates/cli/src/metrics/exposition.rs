@@ -89,8 +89,11 @@ pub fn exposition(document: &Value) -> String {
     }
     for (name, value) in fields(&document["device"]) {
         if value.is_number() {
-            let name = format!("device_{name}");
-            all.add(counter(&name, "A counter of the device."), &[], number(value));
+            let family = match (name, format!("device_{name}")) {
+                ("tx_held", name) => gauge(&name, "Sent frames that the device holds back."),
+                (_, name) => counter(&name, "A counter of the device."),
+            };
+            all.add(family, &[], number(value));
         }
     }
     pool(&mut all, &document["pool"]);

@@ -23,5 +23,6 @@ mod sendfile;
 mod set_up;
 mod shared_memory;
 mod shortage;
+mod stat;
 mod stream;
 mod threads;
