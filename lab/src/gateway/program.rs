@@ -109,18 +109,35 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// The file of a program: given, beside this one (of `fulmar`), or in PATH.
+    /// The name and the version of a gateway, as it says by `--version`.
+    pub fn title(&self, kind: Kind) -> String {
+        let said = self.find(kind.program()).ok().and_then(|program| {
+            Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()
+        });
+        let said = said.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+        let is_version = |word: &&str| word.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit());
+        match said.split_whitespace().find(is_version) {
+            Some(version) => format!("{} {version}", kind.title()),
+            None => kind.title().to_owned(),
+        }
+    }
+
+    /// The file of a program: given, beside this one (of `fulmar`), of `scripts/peers`, or in PATH.
     fn find(&self, name: &str) -> io::Result<PathBuf> {
         let given = self.given.iter().find(|(n, _)| n == name).map(|(_, path)| path.clone());
         let own = || {
             let beside = env::current_exe().ok()?.with_file_name(name);
             (name == Kind::Fulmar.name() && beside.is_file()).then_some(beside)
         };
+        let current = || {
+            let target = env::current_exe().ok()?.parent()?.parent()?.to_owned();
+            Some(target.join("peers/bin").join(name)).filter(|file| file.is_file())
+        };
         let in_path = || {
             let path = env::var_os("PATH")?;
             env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
         };
-        given.or_else(own).or_else(in_path).ok_or_else(|| {
+        given.or_else(own).or_else(current).or_else(in_path).ok_or_else(|| {
             io::Error::new(io::ErrorKind::NotFound, format!("`{name}` is not installed"))
         })
     }
