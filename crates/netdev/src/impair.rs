@@ -11,12 +11,13 @@
 //! ```
 
 mod bottleneck;
+mod runs;
 mod strike;
 
 use alloc::collections::VecDeque;
 
 use fulmar_base::{Counters, DropReason, Duration, Instant};
-use fulmar_mbuf::{NoBuffer, Pool, Purpose};
+use fulmar_mbuf::{NoBuffer, Pool};
 use fulmar_wire::eth;
 
 use crate::delay::DelayQueue;
@@ -148,6 +149,8 @@ pub enum Cuts {
     Shared,
     /// A packet that would pin more than four times its length is copied: a receiver is charged by truesize.
     Own,
+    /// As [`Cuts::Own`]. Where no bottleneck spaces them, packets in a row that nothing befalls stay one super-frame.
+    Runs,
 }
 
 /// A packet that waits until `overtakers` others have overtaken it, or until `due`.
@@ -229,6 +232,9 @@ impl Path {
         }
         // Of a super-frame that is to be corrupted one packet is.
         let victim = flips.then(|| self.rng.below(p.wire_packets() as u64));
+        if self.cuts_are == Cuts::Runs && runs::is_possible(&self.how) {
+            return self.send_runs(now, p, victim, pool, counters);
+        }
         let mut index = 0;
         let mut rest = Some(p);
         while let Some(p) = rest.take() {
@@ -238,10 +244,7 @@ impl Path {
                 Err(u) => u.packet.discard(reason(u.why), pool, counters),
             }
             while let Some(mut p) = self.cuts.pop_front() {
-                if self.cuts_are == Cuts::Own && p.chain.truesize() > 4 * p.chain.len() {
-                    // Without memory the packet keeps its reference.
-                    let _ = offload::make_unique(&mut p.chain, pool, Purpose::Receive);
-                }
+                self.own(&mut p, pool);
                 self.send_packet(now, p, victim == Some(index), pool, counters);
                 index += 1;
             }
@@ -322,8 +325,7 @@ impl Path {
     }
 
     fn deliver(&mut self, left: Instant, p: Packet, pool: &mut Pool, counters: &mut Counters) {
-        let jitter = self.rng.below(self.how.jitter.as_nanos() as u64 + 1);
-        let due = left + self.how.delay + Duration::from_nanos(jitter);
+        let due = left + self.how.delay + self.jitter();
         let is_overtaken = self.rng.happens(self.reorder);
         self.counts.reordered += u64::from(is_overtaken);
         if is_overtaken && self.how.reorder_pkts > 0 {
@@ -339,7 +341,11 @@ impl Path {
         }
         self.last_due = self.last_due.max(due);
         self.hold(self.last_due, p, pool, counters);
-        self.overtake(pool, counters);
+        self.overtake(1, pool, counters);
+    }
+
+    fn jitter(&mut self) -> Duration {
+        Duration::from_nanos(self.rng.below(self.how.jitter.as_nanos() as u64 + 1))
     }
 
     fn hold(&mut self, due: Instant, p: Packet, pool: &mut Pool, counters: &mut Counters) {
@@ -348,9 +354,9 @@ impl Path {
         }
     }
 
-    /// A packet has overtaken the waiting ones. Those that enough packets have overtaken are due right after it.
-    fn overtake(&mut self, pool: &mut Pool, counters: &mut Counters) {
-        self.waiting.iter_mut().for_each(|w| w.overtakers -= 1);
+    /// Packets have overtaken the waiting ones. Those that enough packets have overtaken are due right after them.
+    fn overtake(&mut self, packets: u32, pool: &mut Pool, counters: &mut Counters) {
+        self.waiting.iter_mut().for_each(|w| w.overtakers -= packets);
         while let Some(at) = self.waiting.iter().position(|w| w.overtakers == 0) {
             let Some(w) = self.waiting.remove(at) else { break };
             self.hold(self.last_due.min(w.due), w.packet, pool, counters);

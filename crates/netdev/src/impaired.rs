@@ -16,6 +16,8 @@ const HELD_PKTS: usize = 1024;
 const MOST_HELD_PKTS: usize = 1 << 16;
 /// Additional space for the packets of one super-frame (65,535 bytes at the smallest MSS).
 const SUPER_FRAME_PKTS: usize = 1400;
+/// A path without a limited rate holds what this one sends during its delay.
+const CABLE_BPS: u64 = 10_000_000_000;
 /// A small packet, by which bytes in flight are converted to packets.
 const PKT_BYTES: usize = 600;
 const BURST_PKTS: usize = 64;
@@ -40,13 +42,16 @@ impl<D: Device> Impaired<D> {
     /// Puts paths in front of `inner`: `tx` for sent packets, `rx` for received ones.
     pub fn new(inner: D, seed: u64, tx: &Impairments, rx: &Impairments) -> Impaired<D> {
         let mut seeds = Rng::new(seed);
-        let caps = Caps { places_on_receive: false, ..inner.caps().inspected() };
+        let caps = inner.caps().inspected();
+        // What is split off a frame has one mbuf more at the most, for its headers.
+        let max_segs = caps.max_segs.saturating_sub(1).max(1);
+        let caps = Caps { places_on_receive: false, max_segs, ..caps };
         Impaired {
             inner,
             caps,
             held_pkts: [held_pkts(tx), held_pkts(rx)],
-            tx: Path::new(seeds.number(), tx, MOST_HELD_PKTS + SUPER_FRAME_PKTS, Cuts::Own),
-            rx: Path::new(seeds.number(), rx, MOST_HELD_PKTS + SUPER_FRAME_PKTS, Cuts::Own),
+            tx: Path::new(seeds.number(), tx, MOST_HELD_PKTS + SUPER_FRAME_PKTS, Cuts::Runs),
+            rx: Path::new(seeds.number(), rx, MOST_HELD_PKTS + SUPER_FRAME_PKTS, Cuts::Runs),
             tx_ready: Burst::with_capacity(BURST_PKTS),
             rx_fresh: Burst::with_capacity(BURST_PKTS),
             retry_at: None,
@@ -97,7 +102,7 @@ impl<D: Device> Device for Impaired<D> {
         let before = burst.len();
         while self.tx.held_frames() < self.held_pkts[0] {
             let Some(p) = burst.pop_front() else { break };
-            match offload::check(&p, self.inner.caps()) {
+            match offload::check(&p, &self.caps) {
                 Ok(()) => self.tx.send(now, p, pool, counters),
                 Err(reason) => p.discard(reason, pool, counters),
             }
@@ -146,7 +151,7 @@ impl<D: Device> Device for Impaired<D> {
 /// Packets in the queue of the bottleneck and in flight: with a lower limit the device would refuse frames that the
 /// queue of the path should drop.
 fn held_pkts(how: &Impairments) -> usize {
-    let Some(rate_bps) = how.rate_bps else { return HELD_PKTS };
+    let rate_bps = how.rate_bps.unwrap_or(CABLE_BPS);
     let time = how.delay.saturating_add(how.jitter).as_secs_f64();
     let bytes = how.queue_bytes as f64 + rate_bps as f64 / 8.0 * time;
     // A cast to an integer saturates.

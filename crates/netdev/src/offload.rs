@@ -182,6 +182,39 @@ pub fn segment(
     out.push(p).map_err(|packet| Unfit { packet, why: Refusal::NoSpace })
 }
 
+/// Splits a super-frame behind its first `packets` packets. Both parts are super-frames, or packets whose checksum is still
+/// to be completed. The second is `None` if there are no more packets.
+///
+/// # Errors
+/// [`Unfit`] with the frame: no buffer for headers, or its headers do not match its offload request.
+pub fn split(
+    p: Packet,
+    packets: usize,
+    pool: &mut Pool,
+) -> Result<(Packet, Option<Packet>), Unfit> {
+    if packets >= p.wire_packets() {
+        return Ok((p, None));
+    }
+    let Some(template) = Template::of(&p) else {
+        return Err(Unfit { packet: p, why: Refusal::Drop(DropReason::BadOffload) });
+    };
+    let end = packets * usize::from(template.gso.segment_bytes);
+    let all = p.chain.len() - template.header_bytes;
+    let Ok((front, _)) = template.piece(&p, 0..end, Checksums::Partial, pool) else {
+        return Err(Unfit { packet: p, why: Refusal::NoBuffer });
+    };
+    match template.piece(&p, end..all, Checksums::Partial, pool) {
+        Ok((rest, _)) => {
+            pool.free(p.chain);
+            Ok((front, Some(rest)))
+        }
+        Err(NoBuffer) => {
+            pool.free(front.chain);
+            Err(Unfit { packet: p, why: Refusal::NoBuffer })
+        }
+    }
+}
+
 /// How a super-frame is segmented.
 #[derive(Clone, Copy)]
 struct Cut {

@@ -72,8 +72,8 @@ impl Wire {
         // The default slack of a timer is as long as a packet takes at 200 Mb/s.
         sys::set_timer_slack(Duration::from_nanos(1))?;
         let mut is_armed = false;
-        let mut there = Path::new(seed, there, CAPACITY, Cuts::Own);
-        let mut back = Path::new(seed ^ 1, back, CAPACITY, Cuts::Own);
+        let mut there = Path::new(seed, there, CAPACITY, Cuts::Runs);
+        let mut back = Path::new(seed ^ 1, back, CAPACITY, Cuts::Runs);
         while !stop.load(Ordering::Relaxed) {
             let now = fulmar_runtime::now();
             let received = self.receive(now, &mut there, &mut back);

@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 use crate::testing::{frame, packet, pool};
 
@@ -264,4 +266,75 @@ fn a_black_hole_swallows_large_packets_and_lets_small_ones_pass() {
     }
     assert_eq!(rig.arrivals(at(1)).len(), 2);
     assert_eq!((rig.path.counts().oversized, rig.counters.drops(DropReason::Injected)), (1, 1));
+}
+
+/// Super-frames sent over a path, cut in one of two ways: when each packet is due, its bytes, and the counters; also the
+/// number of frames that arrived.
+fn packets_of(
+    (seed, how, cuts): (u64, &Impairments, Cuts),
+    frames: &[(u64, usize, bool)],
+) -> (Vec<(Instant, Vec<u8>)>, PathCounts, usize) {
+    let mut rig = Rig::new(how);
+    rig.path = Path::new(seed, how, 100_000, cuts);
+    for (n, (us, bytes, v6)) in frames.iter().enumerate() {
+        let p = frame(&mut rig.pool, *v6, false, &vec![n as u8; *bytes], 1000);
+        rig.path.send(Instant::from_nanos(us * 1000), p, &mut rig.pool, &mut rig.counters);
+    }
+    let (mut all, mut arrived) = (Vec::new(), 0);
+    let mut out = Burst::with_capacity(128);
+    while let Some(due) = rig.path.next_due() {
+        let p = rig.path.pop_due(due, &mut rig.pool, &mut rig.counters).unwrap();
+        arrived += 1;
+        offload::segment(p, &mut rig.pool, &mut out, &mut rig.counters).unwrap();
+        while let Some(p) = out.pop_front() {
+            all.push((due, p.chain.to_vec()));
+            rig.pool.free(p.chain);
+        }
+    }
+    assert_eq!(rig.pool.outstanding(), 0);
+    (all, rig.path.counts(), arrived)
+}
+
+proptest! {
+    #[test]
+    fn packets_in_runs_meet_what_they_meet_one_by_one(
+        seed: u64,
+        rates in proptest::array::uniform4(prop_oneof![Just(0.0), 0.0..0.05, 0.0..0.9]),
+        loss_run_pkts in prop_oneof![Just(1.0), 1.0..5.0],
+        reorder_pkts in 0u32..60,
+        delay_us in prop_oneof![Just(0u64), 0u64..3000],
+        frames in proptest::collection::vec((0u64..3000, 1usize..60_000, any::<bool>()), 1..8),
+    ) {
+        let [loss, duplicate, reorder, corrupt] = rates;
+        let delay = Duration::from_micros(delay_us);
+        let how = Impairments {
+            loss, loss_run_pkts, duplicate, reorder, reorder_pkts, corrupt, delay, cut: 1.0, ..Default::default()
+        };
+        let mut frames = frames;
+        frames.sort_by_key(|f| f.0);
+        let one_by_one = packets_of((seed, &how, Cuts::Own), &frames);
+        let in_runs = packets_of((seed, &how, Cuts::Runs), &frames);
+        prop_assert_eq!(one_by_one.1, in_runs.1);
+        prop_assert!(one_by_one.0 == in_runs.0, "{} and {} packets", one_by_one.0.len(), in_runs.0.len());
+        prop_assert!(in_runs.2 <= one_by_one.2);
+    }
+}
+
+#[test]
+fn a_super_frame_that_nothing_befalls_stays_whole_and_one_loss_cuts_it_in_two() {
+    let sent = [(0, 40_000, false)];
+    let how = Impairments { loss: 1e-9, cut: 1.0, ..Default::default() };
+    let (packets, _, frames) = packets_of((1, &how, Cuts::Runs), &sent);
+    assert_eq!((packets.len(), frames), (40, 1));
+    let how = Impairments { loss: 0.02, ..how };
+    let runs = (0..100).map(|seed| packets_of((seed, &how, Cuts::Runs), &sent));
+    let (packets, _, frames) = runs.into_iter().find(|r| r.1.lost == 1).unwrap();
+    assert_eq!((packets.len(), frames), (39, 2));
+}
+
+#[test]
+fn behind_a_bottleneck_every_packet_is_a_frame() {
+    let how = Impairments { rate_bps: Some(1_000_000_000), cut: 1.0, ..Default::default() };
+    let (packets, _, frames) = packets_of((1, &how, Cuts::Runs), &[(0, 40_000, true)]);
+    assert_eq!((packets.len(), frames), (40, 40));
 }
