@@ -201,3 +201,13 @@ fn placement_is_refused_whatever_the_device_behind_says() {
     assert_eq!(place(&mut Mirror::new(), 10), Some(Ok(())));
     assert_eq!(place(&mut rig.device, 10), None);
 }
+
+#[test]
+fn a_path_without_a_limited_rate_holds_what_a_cable_sends_during_its_delay() {
+    let held =
+        |ms| held_pkts(&Impairments { delay: Duration::from_millis(ms), ..Default::default() });
+    // 10 Gb/s in packets of 1,500 bytes.
+    let sent = |ms: usize| ms * 10_000_000 / 8 / 1500;
+    assert!(held(0) >= HELD_PKTS && held(5) > sent(5) && held(50) > sent(50));
+    assert_eq!(held(3_600_000), MOST_HELD_PKTS);
+}
