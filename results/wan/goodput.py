@@ -16,7 +16,7 @@ def sink(result, seconds):
 
 def fulmar_sends(binary, faults, seconds, extra):
     result = []
-    cmd = [binary, "send", "-", "10.77.0.1:9000", "--device", "tap:wan0", "--addr", "10.77.0.2/24", "--peer-addr", "10.77.0.1/24"] + extra
+    cmd = [binary, "nc", "10.77.0.1", "9000", "--device", "tap:wan0", "--addr", "10.77.0.2/24", "--peer-addr", "10.77.0.1/24"] + extra
     if faults: cmd += ["--faults", faults]
     t = threading.Thread(target=sink, args=(result, seconds)); t.start(); time.sleep(0.3)
     p = subprocess.Popen(cmd, stdin=open("/dev/zero"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -24,9 +24,9 @@ def fulmar_sends(binary, faults, seconds, extra):
     return result[0] if result else float("nan")
 
 def linux_sends(binary, faults, seconds, algorithm):
-    cmd = [binary, "recv", "/dev/null", "-l", "9000", "--device", "tap:wan0", "--addr", "10.77.0.2/24", "--peer-addr", "10.77.0.1/24"]
+    cmd = [binary, "nc", "-l", "9000", "--device", "tap:wan0", "--addr", "10.77.0.2/24", "--peer-addr", "10.77.0.1/24"]
     if faults: cmd += ["--faults", faults]
-    p = subprocess.Popen(cmd, stdin=open("/dev/zero"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    p = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for _ in range(50):
         time.sleep(0.2)
         try:
