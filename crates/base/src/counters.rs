@@ -67,6 +67,8 @@ counters! {
     Wakeups, "wakeups";
     /// Requests queued in the shard's inbox because its lock was taken.
     InboxPosts, "inbox_posts";
+    /// Frames of BIG TCP received: super-frames above 64 KiB, which a device hands up in pieces.
+    BigTcpFrames, "big_tcp_frames";
     /// Packets received on a queue of another shard than the owner of their flow.
     WrongQueue, "wrong_queue";
     /// Calls that took the shard lock after a call of another thread, with several shards: 0 where each

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod batch;
+mod big_tcp;
 mod buffer_pair;
 mod error;
 mod health;

@@ -30,7 +30,7 @@
 
 pub mod flows;
 mod predict;
-mod scatter;
+pub mod scatter;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -40,7 +40,7 @@ use fulmar_netdev::{DeviceStats, DirectPlacement, Packet, Unsupported, WritableR
 use fulmar_wire::eth;
 
 use crate::buffer_pair::{BufferPair, SMALL_BYTES};
-use crate::vnet;
+use crate::{big_tcp, vnet};
 use flows::{Flow, Flows, Place, Segment};
 use predict::Predictor;
 use scatter::{Landed, PARTS, wipe};
@@ -323,6 +323,32 @@ impl Placer {
         Ok(Packet { chain, offload })
     }
 
+    /// The frame of BIG TCP whose first bytes were read into `Placer::parts` of this prediction and this pair, and the rest
+    /// into `overflow`. No range keeps a byte of it.
+    ///
+    /// # Errors
+    /// As [`big_tcp::copied`].
+    pub fn big_packet(
+        &mut self,
+        prediction: Prediction,
+        (header, bytes): (&[u8; vnet::HEADER_BYTES], usize),
+        pair: &mut BufferPair,
+        overflow: &[u8],
+        pool: &mut Pool,
+    ) -> Result<(Packet, big_tcp::Layout), DropReason> {
+        let prediction = Some(prediction);
+        let parts = self.parts(prediction, pair).ok_or(DropReason::NoBuffer);
+        let packet = parts.and_then(|[head, a, b, rest]| {
+            let landed = Landed::new([head, a, b, rest, overflow], bytes);
+            big_tcp::copied(landed, header, bytes, pool)
+        });
+        self.discard(prediction);
+        if !self.is_dedicated {
+            self.predictor.record(None, false, bytes);
+        }
+        packet
+    }
+
     /// Slow path of `Placer::packet`: parses all headers.
     #[inline(never)]
     fn packet_read_in_full(
@@ -524,7 +550,12 @@ fn landed(parts: [&mut [u8]; PARTS], bytes: usize) -> Landed<'_> {
 }
 
 /// Copies `n` bytes of a frame into buffers of the pool.
-fn copy(from: Landed<'_>, at: usize, n: usize, pool: &mut Pool) -> Result<Chain, DropReason> {
+pub(crate) fn copy<const N: usize>(
+    from: Landed<'_, N>,
+    at: usize,
+    n: usize,
+    pool: &mut Pool,
+) -> Result<Chain, DropReason> {
     if n == 0 {
         return Ok(Chain::new());
     }

@@ -5,11 +5,11 @@ pub const PARTS: usize = 4;
 
 /// The bytes of a frame, part by part.
 #[derive(Clone, Copy)]
-pub struct Landed<'a>([&'a [u8]; PARTS]);
+pub struct Landed<'a, const N: usize = PARTS>([&'a [u8]; N]);
 
-impl<'a> Landed<'a> {
+impl<'a, const N: usize> Landed<'a, N> {
     /// A frame of `bytes` bytes in the front of these parts.
-    pub fn new(parts: [&'a [u8]; PARTS], bytes: usize) -> Landed<'a> {
+    pub fn new(parts: [&'a [u8]; N], bytes: usize) -> Landed<'a, N> {
         let mut left = bytes;
         Landed(parts.map(|p| {
             let n = p.len().min(left);

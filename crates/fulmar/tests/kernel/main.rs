@@ -10,6 +10,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod big_tcp;
 mod ecn;
 mod errno;
 mod event_loop;
