@@ -34,7 +34,7 @@ use crate::harness::options::Common;
 use crate::harness::report::{Report, Shape, label, number};
 use crate::harness::{self, Pace, Plan, Ratio, Sample, Scenario};
 use ends::{FAR, FAR_FULMAR, FULMAR, Flood, NEAR, Receiver, Sender, Server, Side};
-use paths::{ANSWERS, DRAWN, Ecn, PATHS, PathOf, QUICK_DRAWN, QUICK_PATHS, SHARED, SHORT};
+use paths::{ANSWERS, CABLE, DRAWN, Ecn, PATHS, PathOf, QUICK_DRAWN, QUICK_PATHS, SHARED, SHORT};
 use wire::Wire;
 
 /// Time for the rounds.
@@ -484,9 +484,37 @@ fn vs_kernel(
     ]
 }
 
+/// Goodput without a limit of the rate, fulmar over Linux: the median of both controllers, without delay and over 10 ms,
+/// and each of the four.
+fn at_cable_speed() -> impl Iterator<Item = Ratio> {
+    let goodput = |who: &str, which: &str, path: &str| (format!("{who}-{which}.{path}"), GOODPUT);
+    CABLE.iter().flat_map(move |(what, [short, long])| {
+        let mut terms = Vec::new();
+        let mut single = Vec::new();
+        for (which, rtt, path) in [
+            ("cubic", "0ms", short),
+            ("bbr", "0ms", short),
+            ("cubic", "10ms", long),
+            ("bbr", "10ms", long),
+        ] {
+            let pair = ["fulmar", "linux"].map(|who| goodput(who, which, path));
+            let sentence =
+                format!("goodput by {which} at cable speed, {rtt}, {what}: fulmar ÷ Linux");
+            let name = format!("wan.cable.{what}.{which}.{rtt}.vs_kernel");
+            single.push(Ratio::new(name, sentence, pair.to_vec(), median).more_is_better());
+            terms.extend(pair);
+        }
+        let sentence = format!("goodput at cable speed, {what}: fulmar ÷ Linux, median of four");
+        let name = format!("wan.cable.{what}.vs_kernel");
+        let all = Ratio::new(name, sentence, terms, median).goals(0.9, 1.1).more_is_better();
+        std::iter::once(all).chain(single)
+    })
+}
+
 fn ratios(paths: &[&str]) -> Vec<Ratio> {
     let mut all = Vec::from(vs_kernel("cubic", paths, (1.0, 1.1), (0.8, 0.95)));
     all.extend(vs_kernel("bbr", paths, (0.95, 1.05), (0.7, 0.9)));
+    all.extend(at_cable_speed());
     let of = |who: &str, path: &str| format!("{who}.{path}");
     all.push(
         Ratio::over(

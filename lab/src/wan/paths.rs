@@ -67,8 +67,18 @@ pub(super) const PATHS: &[PathOf] = &[
     accurate("1ms-step-accurate-ecn", "delay=500us,rate=100mbit,queue=1m,aqm=mark:1ms"),
     path("policer", "delay=10ms,police=50mbit:64k"),
     path("100ms-policer", "delay=50ms,police=10mbit:64k"),
+    path("no-delay", ""),
     path("no-delay-loss-1", "loss=1%"),
     path("no-delay-reordered", "reorder=1%"),
+    path("10ms-cable", "delay=5ms"),
+    path("10ms-cable-loss-1", "delay=5ms,loss=1%"),
+    path("10ms-cable-reordered", "delay=5ms,reorder=1%"),
+];
+/// The paths without a limit of the rate: what befalls packets there, and the path without delay and that of 10 ms.
+pub(super) const CABLE: [(&str, [&str; 2]); 3] = [
+    ("clean", ["no-delay", "10ms-cable"]),
+    ("reorder", ["no-delay-reordered", "10ms-cable-reordered"]),
+    ("loss", ["no-delay-loss-1", "10ms-cable-loss-1"]),
 ];
 /// The paths of `--quick`.
 pub(super) const QUICK_PATHS: &[&str] = &["clean", "loss-1", "reordered", "50ms-2bdp", "codel-ecn"];
@@ -120,6 +130,7 @@ mod tests {
         assert_eq!(ANSWERS[0].0, SHORT);
         let is_known = |q: &&str| PATHS.iter().any(|p| p.name == *q);
         assert!(QUICK_PATHS.iter().chain(DRAWN).chain(QUICK_DRAWN).all(is_known));
+        assert!(CABLE.iter().flat_map(|(_, two)| two).all(is_known));
         assert!(QUICK_DRAWN.iter().all(|q| QUICK_PATHS.contains(q)));
     }
 
