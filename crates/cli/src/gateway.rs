@@ -8,6 +8,7 @@ mod document;
 mod endpoints;
 mod interface;
 pub(crate) mod log;
+mod output;
 mod panics;
 pub(crate) mod plan;
 mod report;
@@ -128,13 +129,22 @@ impl Session<'_> {
         serve::serve(&self.plan, &self.args.attach, target, self.name, mode)
     }
 
+    /// Gives the program of a run its resolvers, and takes from it what would undo the rules of the next run.
+    fn prepare_program(&self) -> std::io::Result<()> {
+        let dns = &self.plan.map.dns_forward;
+        if !dns.is_empty() {
+            program::resolve_through(dns)?;
+        }
+        self.plan.protected.iter().try_for_each(|path| program::make_read_only(path))?;
+        program::forbid_terminal_input()
+    }
+
     /// Makes namespaces with a gateway, and becomes a program there.
     fn become_program(&self, command: &[OsString]) -> Outcome<ExitCode> {
         let pending = PendingGateway::start()?;
-        let entered = program::enter(self.user).and_then(|()| {
-            let dns = &self.plan.map.dns_forward;
-            let is_wanted = self.user == User::Same && !dns.is_empty();
-            if is_wanted { program::resolve_through(dns) } else { Ok(()) }
+        let entered = program::enter(self.user).and_then(|()| match self.user {
+            User::Same => self.prepare_program(),
+            User::Root => Ok(()),
         });
         if let Err(e) = entered {
             pending.cancel();

@@ -1,16 +1,17 @@
 //! `--metrics ADDR`: the figures of `fulmar stat` for Prometheus (text exposition format, version 0.0.4).
 //!
-//! The listener belongs to the host's kernel. A thread accepts; each connection has a thread of its own, of which
-//! there are [`MOST_CONNECTIONS`] at most, and [`TIMEOUT`] in all: a client that stalls delays no other, and
-//! those that are too many are closed at once. One request a connection, of [`MOST_REQUEST_BYTES`] at most.
+//! The listener belongs to the host's kernel. A thread accepts; each connection has a thread of its own, and [`TIMEOUT`]
+//! in all: a client that stalls delays no other. Of more than [`MOST_CONNECTIONS`] the oldest that has not asked yet
+//! gives way, else one that does not read its answer; without such a one the new one is closed at once. One request a
+//! connection, of [`MOST_REQUEST_BYTES`] at most.
 
 mod exposition;
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ pub use exposition::exposition;
 
 /// Connections that are answered at the same time.
 const MOST_CONNECTIONS: usize = 4;
+/// Threads at most: those of clients that gave way are about to end.
+const MOST_THREADS: usize = 4 * MOST_CONNECTIONS;
 /// How long a client has for its request, and for reading the answer, too: a client that says nothing has its place for
 /// a second.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -101,30 +104,71 @@ fn named(name: &str) -> thread::Builder {
     thread::Builder::new().name(name.to_owned()).stack_size(THREAD_STACK_BYTES)
 }
 
-/// The permit to answer one of [`MOST_CONNECTIONS`], while it exists.
-struct Permit(Arc<AtomicUsize>);
+/// A client that is served.
+struct Client {
+    stream: TcpStream,
+    begun: Instant,
+    has_asked: AtomicBool,
+}
 
-impl Permit {
-    fn acquire(used: &Arc<AtomicUsize>) -> Option<Permit> {
-        let permit = Permit(Arc::clone(used));
-        // If it is none its drop takes the count back.
-        (used.fetch_add(1, Ordering::AcqRel) < MOST_CONNECTIONS).then_some(permit)
+impl Client {
+    fn new(stream: TcpStream) -> Client {
+        Client { stream, begun: Instant::now(), has_asked: AtomicBool::new(false) }
     }
 }
 
-impl Drop for Permit {
+/// The clients that are served, the oldest first, and the threads that serve them or have just done so.
+#[derive(Default)]
+struct Clients {
+    list: Mutex<Vec<Arc<Client>>>,
+    threads: AtomicUsize,
+}
+
+impl Clients {
+    fn list(&self) -> MutexGuard<'_, Vec<Arc<Client>>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a client; another one may give way. `None`: there are too many.
+    fn add(self: &Arc<Self>, stream: TcpStream) -> Option<Served> {
+        let mut list = self.list();
+        if self.threads.load(Ordering::Acquire) >= MOST_THREADS {
+            return None;
+        }
+        if list.len() >= MOST_CONNECTIONS {
+            let is_silent = |c: &Arc<Client>| !c.has_asked.load(Ordering::Acquire);
+            let is_slow = |c: &Arc<Client>| c.begun.elapsed() > REQUEST_TIMEOUT;
+            let at = list.iter().position(is_silent).or_else(|| list.iter().position(is_slow))?;
+            // Its thread reads the end of its request.
+            let _ = list.remove(at).stream.shutdown(std::net::Shutdown::Both);
+        }
+        let client = Arc::new(Client::new(stream));
+        list.push(Arc::clone(&client));
+        self.threads.fetch_add(1, Ordering::AcqRel);
+        Some(Served { client, clients: Arc::clone(self) })
+    }
+}
+
+/// A client on the list, while this exists.
+struct Served {
+    client: Arc<Client>,
+    clients: Arc<Clients>,
+}
+
+impl Drop for Served {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.clients.list().retain(|c| !Arc::ptr_eq(c, &self.client));
+        self.clients.threads.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 fn accept(listener: Arc<TcpListener>, text: &Arc<Text>) {
     // Signals are for the other threads. The threads of connections inherit the mask.
     let _ = nix::sys::signal::SigSet::all().thread_block();
-    let used = Arc::new(AtomicUsize::new(0));
+    let clients = Arc::new(Clients::default());
     loop {
-        let client = match listener.accept() {
-            Ok((client, _)) => client,
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
             // Closed by its closer.
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => return,
             Err(_) => {
@@ -132,13 +176,13 @@ fn accept(listener: Arc<TcpListener>, text: &Arc<Text>) {
                 continue;
             }
         };
-        let Some(permit) = Permit::acquire(&used) else { continue };
+        let Some(served) = clients.add(stream) else { continue };
         let text = Arc::clone(text);
         // Without memory for a thread the client is closed.
         let _ = named("metrics").spawn(move || {
             // A client that disconnects early, or stalls, is no error.
-            let _ = answer(&client, Instant::now() + TIMEOUT, &*text);
-            drop(permit);
+            let _ = answer(&served.client, Instant::now() + TIMEOUT, &*text);
+            drop(served);
         });
     }
 }
@@ -161,8 +205,10 @@ enum Request {
     Malformed,
 }
 
-fn answer(mut client: &TcpStream, deadline: Instant, text: &Text) -> io::Result<()> {
+fn answer(served: &Client, deadline: Instant, text: &Text) -> io::Result<()> {
+    let mut client = &served.stream;
     let head = read_head(client, deadline.min(Instant::now() + REQUEST_TIMEOUT))?;
+    served.has_asked.store(true, Ordering::Release);
     let is_local = client.local_addr().is_ok_and(|at| at.ip().to_canonical().is_loopback());
     let request = match parse_request(&head) {
         Request::Metrics | Request::Head if is_local && !names_this_host(&head) => {
@@ -336,26 +382,50 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_stall_hold_no_more_than_their_permits() {
-        let used = Arc::new(AtomicUsize::new(0));
-        let permits: Vec<_> =
-            (0..MOST_CONNECTIONS).map(|_| Permit::acquire(&used).unwrap()).collect();
-        assert!(Permit::acquire(&used).is_none() && Permit::acquire(&used).is_none());
-        drop(permits);
-        assert_eq!(used.load(Ordering::Acquire), 0);
-        assert!(Permit::acquire(&used).is_some());
+    fn the_oldest_silent_client_gives_way() {
+        let at = served(|| Some("fulmar_up 1\n".to_owned()));
+        let silent: Vec<_> =
+            (0..2 * MOST_CONNECTIONS).map(|_| TcpStream::connect(at).unwrap()).collect();
+        // All of them have been accepted when one of the first ends, before its time.
+        let begun = Instant::now();
+        silent[0].set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert!((&silent[0]).read(&mut [0]).is_ok_and(|n| n == 0), "it is closed");
+        for _ in 0..20 {
+            assert!(ask(at, b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
+        }
+        assert!(begun.elapsed() < Duration::from_secs(50));
+    }
+
+    #[test]
+    fn clients_and_their_threads_are_bounded() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = listener.local_addr().unwrap();
+        let (mut far, clients) = (Vec::new(), Arc::new(Clients::default()));
+        let mut add = || {
+            far.push(TcpStream::connect(near).unwrap());
+            clients.add(listener.accept().unwrap().0)
+        };
+        let silent: Vec<_> = (0..MOST_THREADS).map(|_| add().unwrap()).collect();
+        assert_eq!(clients.list().len(), MOST_CONNECTIONS, "the oldest have given way");
+        assert!(add().is_none(), "their threads have not ended");
+        drop(silent);
+        let busy: Vec<_> = (0..MOST_CONNECTIONS).map(|_| add().unwrap()).collect();
+        busy.iter().for_each(|c| c.client.has_asked.store(true, Ordering::Release));
+        assert!(add().is_none(), "who is being answered does not give way");
+        drop(busy);
+        assert_eq!((clients.list().len(), clients.threads.load(Ordering::Acquire)), (0, 0));
     }
 
     #[test]
     fn a_client_that_says_nothing_is_given_up_at_its_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let _silent = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (client, _) = listener.accept().unwrap();
+        let client = Client::new(listener.accept().unwrap().0);
         let error = answer(&client, Instant::now(), &|| Some(String::new())).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         // Nor is one that does not read.
         let deadline = Instant::now() + Duration::from_millis(50);
-        assert!(read_head(&client, deadline).is_err());
+        assert!(read_head(&client.stream, deadline).is_err());
     }
 
     #[test]

@@ -31,10 +31,14 @@ const RULES_FILE: &str = "fulmar/run.rules";
 
 A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *.
 An IPv6 address before a port stands in brackets: [2001:db8::1]:443. Echo
-requests have no ports: a rule holds for them whatever its ports are. An
---allow is an exception from --deny and --no-network. Rules of every run:
+requests have no ports: a rule holds for them whatever its ports are. Rules
+by address decide first (the longest prefix, of equal ones --deny), then
+--deny of a name, --allow of a name, `*:PORTS`, --no-network. Link-local
+addresses, cloud metadata services and the host's own addresses are refused
+unless a rule by address allows them. Rules of every run:
 ~/.config/fulmar/run.rules, with lines such as `deny 10.0.0.0/8`,
-`allow example.org:443`, `no-network`.
+`allow example.org:443`, `no-network`. Options come before the file, and
+with --no-network no `allow` of the file counts.
 
 The program does not reach the host's loopback. To let it:
 `fulmar gateway --config-net --map-host-loopback ADDRESS -- PROGRAM`.
@@ -50,7 +54,7 @@ pub struct Args {
     /// UDP ports that lead into the namespace
     #[arg(long, value_name = "PORTS")]
     publish_udp: Vec<PortSpec>,
-    /// Allow a destination, also against --deny and --no-network
+    /// Allow a destination
     #[arg(long, value_name = "RULE")]
     allow: Vec<Rule>,
     /// Refuse a destination
@@ -90,7 +94,8 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let gateway = gateway_args(args);
     let mut plan = Plan::new(&gateway)?;
     plan.guest = crate::gateway::plan::Guest::Program(args.command.clone());
-    plan.rules = rules_of(args)?;
+    plan.rules = Some(rules_of(args)?);
+    plan.protected = protected(args);
     plan.has_summary = args.summary;
     let session = Session { plan, args: &gateway, name: "fulmar run", user: User::Same };
     if args.summary { session.run_and_wait() } else { session.run() }
@@ -118,16 +123,23 @@ fn gateway_args(args: &Args) -> GatewayArgs {
     gateway
 }
 
+fn rules_path(args: &Args) -> Option<PathBuf> {
+    args.rules.clone().or_else(rules_file)
+}
+
+/// What the program may not write to: the folder of the rules of every run, and the file of an option.
+fn protected(args: &Args) -> Vec<PathBuf> {
+    let folder = rules_file().and_then(|file| Some(file.parent()?.to_owned()));
+    let file = args.rules.as_deref().filter(|file| *file != Path::new("/dev/null"));
+    folder.into_iter().chain(file.and_then(|file| file.canonicalize().ok())).collect()
+}
+
 fn rules_of(args: &Args) -> Outcome<Rules> {
     let mut rules = Rules::default();
-    let (path, must_exist) = match &args.rules {
-        Some(path) => (Some(path.clone()), true),
-        None => (rules_file(), false),
-    };
-    if let Some(path) = path {
-        add_file(&mut rules, &path, must_exist)?;
+    if let Some(path) = rules_path(args) {
+        add_file(&mut rules, &path, args.rules.is_some())?;
     }
-    args.allow.iter().for_each(|rule| rules.allow(rule.clone()));
+    args.allow.iter().for_each(|rule| rules.allow(rule.clone(), Source::Option));
     args.deny.iter().for_each(|rule| rules.deny(rule.clone(), Source::Option));
     if args.no_network {
         rules.close(Source::Option);
@@ -162,6 +174,7 @@ fn add_file(rules: &mut Rules, path: &Path, must_exist: bool) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fulmar_gateway::rules::Destination;
 
     fn parse(line: &str) -> Result<Args, clap::Error> {
         crate::options::parse(["run"].into_iter().chain(line.split_whitespace()))
@@ -195,7 +208,11 @@ mod tests {
         std::fs::write(&path, "deny 10.0.0.0/8\n").unwrap();
         let line = format!("--rules {} --allow 10.1.1.1 --no-network x", path.display());
         let rules = rules_of(&parse(&line).unwrap()).unwrap();
-        let denial = |to: &str| rules.denial(to.parse().unwrap(), Some(80), &[], &[]);
+        let denial = |to: &str| {
+            let to = to.parse().unwrap();
+            let port = Some(80);
+            rules.denial(&Destination { to, port, names: &[], claimed: &[], is_host: false })
+        };
         assert_eq!(denial("10.1.1.1"), None);
         let of_file = denial("10.1.1.2").unwrap().to_string();
         assert_eq!(of_file, format!("{}:1: deny 10.0.0.0/8", path.display()));

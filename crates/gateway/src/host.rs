@@ -35,6 +35,8 @@ pub struct HostNetwork {
     pub nameservers: Vec<IpAddr>,
     /// Domains that a resolver searches.
     pub search: Vec<String>,
+    /// Every address of its interfaces.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// What netlink says of a namespace.
@@ -83,6 +85,7 @@ impl HostNetwork {
             v6: upstream_of(&tables, IpAddr::is_ipv6, upstream),
             nameservers,
             search,
+            addresses: tables.addresses.iter().map(|a| a.address).collect(),
         })
     }
 }

@@ -2,6 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use smallvec::SmallVec;
+
+use crate::rules::embedded_v4;
+
 /// The port of DNS, over UDP and TCP.
 const DNS_PORT: u16 = 53;
 
@@ -20,6 +24,9 @@ pub struct Mapping {
     pub resolvers: Vec<SocketAddr>,
     /// DNS servers that the guest is told of.
     pub nameservers: Vec<IpAddr>,
+    /// The host's own addresses, where its programs answer: for the policy
+    /// ([`NewFlow::is_host`](crate::policy::NewFlow)). Empty where the policy need not know them.
+    pub host_addresses: Vec<IpAddr>,
 }
 
 impl Mapping {
@@ -48,6 +55,22 @@ impl Mapping {
     pub fn is_resolver(&self, to: SocketAddr, leads_to: SocketAddr) -> bool {
         self.resolvers.contains(&leads_to)
             || (self.is_dns(to) && self.nameservers.contains(&to.ip()))
+    }
+
+    /// The servers that are asked what the guest asks a resolver, in order. None: the destination is not a resolver, or
+    /// nowhere. A resolver's address stands for itself, the forwarder's for all of the host's.
+    pub fn servers(&self, to: SocketAddr) -> SmallVec<[SocketAddr; 3]> {
+        if self.is_dns(to) && self.dns.contains(&to.ip()) {
+            return self.resolvers.iter().copied().collect();
+        }
+        let leads_to = self.target(to).filter(|leads_to| self.is_resolver(to, *leads_to));
+        leads_to.into_iter().collect()
+    }
+
+    /// Whether a destination is an address of the host's own, or a form that leads to one, and no mapping leads there.
+    pub fn is_host(&self, to: SocketAddr, leads_to: SocketAddr) -> bool {
+        let is_own = |ip: &IpAddr| self.host_addresses.contains(ip);
+        to == leads_to && (is_own(&to.ip()) || embedded_v4(to.ip()).iter().any(is_own))
     }
 
     /// The first resolver of the same IP version, else the first.
@@ -112,6 +135,7 @@ mod tests {
             dns: vec!["169.254.1.1".parse().unwrap()],
             resolvers: vec![at("[2001:db8::53]:53"), at("192.0.2.53:53")],
             nameservers: vec!["198.51.100.53".parse().unwrap()],
+            host_addresses: vec!["192.0.2.5".parse().unwrap(), "192.0.2.6".parse().unwrap()],
         }
     }
 
@@ -145,6 +169,25 @@ mod tests {
         assert_eq!(alone.target(at("169.254.1.1:53")), Some(at("[::1]:53")));
         let none = Mapping { resolvers: Vec::new(), ..mapping() };
         assert_eq!(none.target(at("169.254.1.1:53")), None);
+    }
+
+    #[test]
+    fn all_resolvers_are_asked_for_the_forwarder_whatever_its_ip_version() {
+        let servers = |to: &str| mapping().servers(at(to)).into_vec();
+        assert_eq!(servers("169.254.1.1:53"), [at("[2001:db8::53]:53"), at("192.0.2.53:53")]);
+        assert_eq!(servers("192.0.2.53:53"), [at("192.0.2.53:53")]);
+        assert_eq!(servers("198.51.100.53:53"), [at("198.51.100.53:53")]);
+        for other in ["169.254.1.1:80", "192.0.2.54:53", "127.0.0.1:53"] {
+            assert_eq!(servers(other), [], "{other}");
+        }
+    }
+
+    #[test]
+    fn an_address_of_the_host_is_its_own_unless_it_is_reached_by_a_mapping() {
+        let is_host = |to: &str| mapping().is_host(at(to), mapping().target(at(to)).unwrap());
+        assert!(is_host("192.0.2.6:80"));
+        assert!(!is_host("169.254.1.2:80"), "mapped to 192.0.2.5");
+        assert!(!is_host("198.51.100.1:80"));
     }
 
     #[test]

@@ -42,6 +42,18 @@ pub struct NewFlow<'a> {
     /// The names for which other DNS servers had it, the latest first. The guest may have chosen the server, or run it:
     /// a reason to deny, none to allow.
     pub claimed_names: &'a [String],
+    /// The destination is an address of the host's own ([`Mapping::host_addresses`](crate::mapping::Mapping)), and no
+    /// mapping leads there.
+    pub is_host: bool,
+}
+
+/// A client of a published port.
+#[derive(Clone, Copy, Debug)]
+pub struct NewClient {
+    /// Its transport.
+    pub protocol: Protocol,
+    /// Its address as the host knows it. That of a datagram may be forged.
+    pub from: SocketAddr,
 }
 
 /// Whether a flow may leave.
@@ -58,17 +70,37 @@ pub trait Policy: Send {
     /// A flow begins.
     fn decide(&mut self, flow: &NewFlow<'_>) -> Decision;
 
-    /// A DNS question for a name, in lower case, without the dot at its end. What is denied is answered by
-    /// REFUSED.
-    fn decide_name(&mut self, name: &str) -> Decision {
-        let _ = name;
+    /// Whether it decides by names, or wants to know them: without that the questions and answers of DNS are not read.
+    /// Asked once.
+    fn reads_names(&self) -> bool {
+        true
+    }
+
+    /// A client of a published port appears. One that is denied is not admitted: a connection is reset, a datagram
+    /// dropped.
+    fn decide_client(&mut self, client: &NewClient) -> Decision {
+        let _ = client;
         Decision::Allow
     }
 
-    /// A message to a DNS server whose name cannot be read: of several questions, or of another protocol. What is
-    /// denied is answered by REFUSED.
+    /// A DNS question for records of a type of a name, in lower case, without the dot at its end. What is denied is
+    /// answered by REFUSED.
+    fn decide_name(&mut self, name: &str, record_type: u16) -> Decision {
+        let _ = (name, record_type);
+        Decision::Allow
+    }
+
+    /// A message to a DNS server that is not one plain question: a response, an update, several questions, records that
+    /// would be an answer, another protocol. What is denied is answered by FORMERR, NOTIMP or REFUSED.
     fn decide_hidden_name(&mut self) -> Decision {
         Decision::Allow
+    }
+
+    /// Whether a name of an address has to be kept beside `known`, however many other names the address has later: it
+    /// may be a reason to deny that they are not.
+    fn keeps_name(&self, name: &str, known: &[String]) -> bool {
+        let _ = (name, known);
+        false
     }
 
     /// A flow ended.

@@ -3,6 +3,7 @@
 //! Each transport is a layer with a table of its flows ([`tcp`]). Their methods take a [`Context`]: the time, the
 //! shard, the epoll set, counters and settings.
 
+pub mod dns;
 pub mod echo;
 pub mod host;
 pub mod names;
@@ -28,6 +29,7 @@ use fulmar_runtime::Account;
 
 use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound, UdpFilter};
 use crate::mapping::{Mapping, is_link_local};
+use crate::policy::{NewClient, NewFlow, Protocol};
 use crate::setup;
 use crate::stat::{Refusal, Totals};
 use policy::SharedPolicy;
@@ -159,6 +161,29 @@ impl Context<'_> {
             && outbound.interface_for(leads_to).is_none();
         let key = (guest.port(), leads_to.is_ipv4());
         leads_there.then(|| self.siblings.published_socket(key)).flatten()
+    }
+
+    /// Whether the policy allows the guest a flow. `leads_to`: the destination as the host knows it.
+    pub fn allows(
+        &self,
+        protocol: Protocol,
+        from: SocketAddr,
+        to: SocketAddr,
+        leads_to: SocketAddr,
+    ) -> bool {
+        let is_host = self.settings.mapping.is_host(to, leads_to);
+        let (names, claimed_names) = (&[], &[]);
+        let wanted = NewFlow { protocol, from, to, leads_to, names, claimed_names, is_host };
+        self.settings.policy.allows(&wanted)
+    }
+
+    /// Whether the policy admits a client of a published port, which is counted if not.
+    pub fn admits(&mut self, protocol: Protocol, from: SocketAddr) -> bool {
+        let is_admitted = self.settings.policy.admits(&NewClient { protocol, from });
+        if !is_admitted {
+            self.refuse(Refusal::Policy);
+        }
+        is_admitted
     }
 
     /// The queue that owns the flow between the guest and an outside peer, if it is another.

@@ -1,19 +1,37 @@
 //! Which destinations a guest may reach: rules by address, port and name.
 //!
 //! A rule is `HOST[:PORTS]`. HOST is an address, a prefix (`10.0.0.0/8`), a name, all names below one
-//! (`*.example.org`), or `*`; an IPv6 address before a port stands in brackets. PORTS is a port or a range. What
-//! an allowing rule names is allowed, even if a denying rule names it, too; what neither names is as
-//! [`Rules::close`] was called or not.
+//! (`*.example.org`), or `*`; an IPv6 address before a port stands in brackets. PORTS is a port or a range.
+//!
+//! The first of these that says something about a destination decides:
+//!
+//! 1. the rules by address: the one with the longest prefix; of equal prefixes the denial;
+//! 2. [`guarded`] addresses are refused, unless a rule of 1 with a prefix at least as long allows them;
+//! 3. the denials by name: for each name of the address the most specific rule, of equal ones the denial;
+//! 4. the allowances by name, likewise;
+//! 5. the rules `*:PORTS`; the denial first;
+//! 6. [`Rules::close`]d or `deny *`: refused; else allowed.
+//!
+//! Within a step options come before lines of a file. Allowances of a file do not count where an option closes.
 //!
 //! A name is decided twice: when the guest asks for it (a name that no allowed destination can have is refused),
 //! and when the guest connects to an address that it was told for the name. A host of many names is reached under
 //! each of them as soon as one is allowed. What a DNS server says that the guest has chosen itself can only deny.
 
+mod guarded;
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+
+use crate::relay::dns::message::{
+    TYPE_A, TYPE_AAAA, TYPE_CNAME, TYPE_HTTPS, TYPE_MX, TYPE_SRV, TYPE_SVCB,
+};
+pub use guarded::embedded_v4;
 
 /// The host of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,36 +66,64 @@ pub enum Source {
     },
 }
 
-/// A rule that refuses destinations. `Display`: as it was given, for a file behind `FILE:LINE: `.
+/// What refuses destinations. `Display`: as it was given, for a file behind `FILE:LINE: `.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Denial {
-    /// What it refuses; `None`: everything (`no-network`).
-    rule: Option<Rule>,
-    source: Source,
+pub struct Denial(Why);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Why {
+    Rule(Rule, Source),
+    NoNetwork(Source),
+    /// Addresses that are refused without a rule.
+    Guarded(&'static str),
 }
 
 impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.source {
-            Source::Option => f.write_str("--")?,
-            Source::Line { file, number } => write!(f, "{}:{number}: ", file.display())?,
-        }
-        match &self.rule {
-            Some(rule) => write!(f, "deny {}", rule.text),
-            None => f.write_str("no-network"),
+        let (what, source) = match &self.0 {
+            Why::Rule(rule, source) => (format!("deny {}", rule.text), source),
+            Why::NoNetwork(source) => ("no-network".to_owned(), source),
+            Why::Guarded(what) => return write!(f, "default: {what}; --allow ADDRESS opens one"),
+        };
+        match source {
+            Source::Option => write!(f, "--{what}"),
+            Source::Line { file, number } => write!(f, "{}:{number}: {what}", file.display()),
         }
     }
 }
 
-/// What a guest may reach. Default: everything.
+/// A rule, where it was given, and whether it refuses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Entry {
+    rule: Rule,
+    is_option: bool,
+    /// `None`: it allows.
+    denial: Option<Denial>,
+}
+
+/// A destination.
+#[derive(Clone, Copy, Debug)]
+pub struct Destination<'a> {
+    /// Its address.
+    pub to: IpAddr,
+    /// Its port; `None`: that of an echo request, which every rule names.
+    pub port: Option<u16>,
+    /// What the guest's resolvers have called the address.
+    pub names: &'a [String],
+    /// What other DNS servers have.
+    pub claimed: &'a [String],
+    /// The address is one of the host's own.
+    pub is_host: bool,
+}
+
+/// What a guest may reach. Default: everything but [`guarded`] addresses.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Rules {
-    /// Exceptions from everything else.
-    allowed: Vec<Rule>,
-    /// Exceptions from an open network.
-    denied: Vec<Denial>,
+    entries: Vec<Entry>,
     /// Why destinations that no rule names are refused; `None`: they are allowed.
     closed: Option<Denial>,
+    /// An option says so: allowances of a file do not count.
+    is_closed_by_option: bool,
 }
 
 /// A rule that means nothing: what is wrong with it.
@@ -170,36 +216,31 @@ fn parse_host(text: &str) -> Option<Host> {
 }
 
 impl Rule {
-    /// Whether the rule names a destination, which DNS has called these names.
-    fn matches(&self, to: IpAddr, port: Option<u16>, names: &[String]) -> bool {
+    fn has_port(&self, port: Option<u16>) -> bool {
         port.is_none_or(|p| self.ports.contains(&p))
-            && match &self.host {
-                Host::Any => true,
-                Host::Prefix(prefix, length) => covers(*prefix, *length, to.to_canonical()),
-                Host::Name(_) | Host::Below(_) => names.iter().any(|n| self.has_name(n)),
+    }
+
+    /// Bits of an address that the rule names, as of an IPv6 one; `None`: it does not name the address.
+    fn bits_of(&self, to: IpAddr) -> Option<u8> {
+        match self.host {
+            Host::Prefix(prefix, length) if covers(prefix, length, to) => {
+                Some(if prefix.is_ipv4() { 96 + length } else { length })
             }
+            _ => None,
+        }
     }
 
-    fn has_name(&self, name: &str) -> bool {
-        let name = name.trim_end_matches('.').to_ascii_lowercase();
+    /// Characters of a name that the rule names; `None`: it does not name it.
+    fn characters_of(&self, name: &str) -> Option<usize> {
         match &self.host {
-            Host::Any => true,
-            Host::Name(own) => *own == name,
-            Host::Below(end) => name.ends_with(end),
-            Host::Prefix(..) => false,
+            Host::Name(own) if own == name => Some(usize::MAX),
+            Host::Below(end) if name.ends_with(end) => Some(end.len()),
+            _ => None,
         }
     }
-}
 
-/// The IPv4 address to which translators bring an IPv6 one: of NAT64's well-known prefix (RFC 6052 section 2.1), or of
-/// 6to4 (RFC 3056 section 2).
-fn embedded_v4(to: IpAddr) -> Option<IpAddr> {
-    let IpAddr::V6(v6) = to else { return None };
-    match v6.segments() {
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => {
-            Some(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)).into())
-        }
-        _ => None,
+    fn is_by_name(&self) -> bool {
+        matches!(self.host, Host::Name(_) | Host::Below(_))
     }
 }
 
@@ -213,75 +254,141 @@ pub(crate) fn covers(prefix: IpAddr, length: u8, address: IpAddr) -> bool {
     difference.checked_shr(bits - u32::from(length).min(bits)).unwrap_or(0) == 0
 }
 
+/// Types of records that a closed guest may ask for: addresses, and what leads to them.
+const USUAL_TYPES: [u16; 7] =
+    [TYPE_A, TYPE_AAAA, TYPE_CNAME, TYPE_MX, TYPE_SRV, TYPE_SVCB, TYPE_HTTPS];
+
 impl Rules {
-    /// Allows what a rule names, whatever other rules say.
-    pub fn allow(&mut self, rule: Rule) {
-        self.allowed.push(rule);
+    /// Allows what a rule names.
+    pub fn allow(&mut self, rule: Rule, source: Source) {
+        let is_option = source == Source::Option;
+        self.entries.push(Entry { rule, is_option, denial: None });
     }
 
-    /// Refuses what a rule names.
+    /// Refuses what a rule names. `*` on all ports is what [`Rules::close`] refuses.
     pub fn deny(&mut self, rule: Rule, source: Source) {
-        self.denied.push(Denial { rule: Some(rule), source });
+        let is_option = source == Source::Option;
+        let denial = Denial(Why::Rule(rule.clone(), source));
+        if rule.host == Host::Any && rule.ports == ALL_PORTS {
+            return self.close_by(denial, is_option);
+        }
+        self.entries.push(Entry { rule, is_option, denial: Some(denial) });
     }
 
     /// Refuses what no rule names.
     pub fn close(&mut self, source: Source) {
-        self.closed.get_or_insert(Denial { rule: None, source });
+        let is_option = source == Source::Option;
+        self.close_by(Denial(Why::NoNetwork(source)), is_option);
     }
 
-    /// What refuses an address and a port (none: ICMP), which the guest's resolvers have called these names and other
-    /// DNS servers those `claimed`. `None`: the guest may reach them.
-    pub fn denial(
+    fn close_by(&mut self, denial: Denial, is_option: bool) {
+        self.is_closed_by_option |= is_option;
+        self.closed.get_or_insert(denial);
+    }
+
+    /// The rules that count.
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.entries
+            .iter()
+            .filter(|e| e.denial.is_some() || e.is_option || !self.is_closed_by_option)
+    }
+
+    /// What refuses a destination. `None`: the guest may reach it.
+    pub fn denial(&self, d: &Destination<'_>) -> Option<&Denial> {
+        let to = d.to.to_canonical();
+        match self.by_address(to, d.port, guarded::kind_of(to, d.is_host)) {
+            Some(decided) => return decided,
+            None => {}
+        }
+        let by_name = |name: &String| self.by_name(name, |e| e.rule.has_port(d.port));
+        let claims = d.claimed.iter().filter_map(by_name);
+        let decided = d.names.iter().filter_map(by_name);
+        if let Some(denial) = decided.clone().chain(claims).flatten().next() {
+            return Some(denial);
+        }
+        if decided.clone().next().is_some() {
+            return None;
+        }
+        let of_any = self.entries().filter(|e| e.rule.host == Host::Any && e.rule.has_port(d.port));
+        match of_any.max_by_key(|e| (e.is_option, e.denial.is_some())) {
+            Some(entry) => entry.denial.as_ref(),
+            None => self.closed.as_ref(),
+        }
+    }
+
+    /// What the rules by address say: `Some(None)` that it is allowed.
+    fn by_address(
         &self,
         to: IpAddr,
         port: Option<u16>,
-        names: &[String],
-        claimed: &[String],
-    ) -> Option<&Denial> {
-        if self.is_allowed(to, port, names) {
-            return None;
+        guarded: Option<(u8, &'static Denial)>,
+    ) -> Option<Option<&Denial>> {
+        let embedded = embedded_v4(to);
+        let bits_of = |e: &Entry| {
+            // Who translates is not known, so that a form of an address can only be denied.
+            let forms = embedded.iter().filter(|_| e.denial.is_some());
+            let bits = forms.filter_map(|v4| e.rule.bits_of(*v4)).max();
+            e.rule.bits_of(to).max(bits)
+        };
+        let of_port = self.entries().filter(|e| e.rule.has_port(port));
+        let found =
+            of_port.filter_map(|e| Some(((e.is_option, bits_of(e)?, e.denial.is_some()), e)));
+        match (found.max_by_key(|(rank, _)| *rank), guarded) {
+            (Some(((_, bits, false), _)), Some((least, denial))) if bits < least => {
+                Some(Some(denial))
+            }
+            (Some((_, entry)), _) => Some(entry.denial.as_ref()),
+            (None, Some((_, denial))) => Some(Some(denial)),
+            (None, None) => None,
         }
-        let leads_to = embedded_v4(to);
-        self.denied_by(|rule| {
-            rule.matches(to, port, names)
-                || rule.matches(to, port, claimed)
-                || leads_to.is_some_and(|v4| rule.matches(v4, port, &[]))
-        })
     }
 
-    /// Whether a rule allows a destination by name, address or port.
-    pub fn is_allowed(&self, to: IpAddr, port: Option<u16>, names: &[String]) -> bool {
-        self.allowed.iter().any(|r| r.matches(to, port, names))
+    /// What the rules by name say of a name, of those that `counts` takes: `Some(None)` that it is allowed.
+    fn by_name(&self, name: &str, counts: impl Fn(&Entry) -> bool) -> Option<Option<&Denial>> {
+        let name = name.trim_end_matches('.').to_ascii_lowercase();
+        let found = self.entries().filter(|e| counts(e)).filter_map(|e| {
+            Some(((e.is_option, e.rule.characters_of(&name)?, e.denial.is_some()), e))
+        });
+        found.max_by_key(|(rank, _)| *rank).map(|(_, entry)| entry.denial.as_ref())
     }
 
-    /// What may refuse the name of a question that cannot be read. `None`: the guest may ask.
+    /// What refuses a client of a published port, whose address may be forged: what the guest answers goes there.
+    /// Addresses that no rule names are admitted even where the rest is closed.
+    pub fn client_denial(&self, from: IpAddr, port: u16) -> Option<&Denial> {
+        let from = from.to_canonical();
+        self.by_address(from, Some(port), guarded::metadata(from)).flatten()
+    }
+
+    /// What refuses a message to a DNS server whose question cannot be read. `None`: the guest may send it.
     pub fn hidden_name_denial(&self) -> Option<&Denial> {
-        if self.allowed.iter().any(|r| matches!(r.host, Host::Any | Host::Prefix(..))) {
-            return None;
+        let by_name = self.entries().filter(|e| e.rule.is_by_name());
+        by_name.filter_map(|e| e.denial.as_ref()).next().or(self.closed.as_ref())
+    }
+
+    /// What refuses a question for records of a name. `None`: the guest may ask, since a destination of the name may be
+    /// reachable.
+    pub fn name_denial(&self, name: &str, record_type: u16) -> Option<&Denial> {
+        // A denial of some ports leaves others.
+        let counts = |e: &Entry| e.denial.is_none() || e.rule.ports == ALL_PORTS;
+        let is_any_allowed =
+            || self.entries().any(|e| e.rule.host == Host::Any && e.denial.is_none());
+        match self.by_name(name, counts) {
+            Some(Some(denial)) => Some(denial),
+            None if !is_any_allowed() => self.closed.as_ref(),
+            _ => self.closed.as_ref().filter(|_| !USUAL_TYPES.contains(&record_type)),
         }
-        self.denied_by(|rule| rule.ports == ALL_PORTS && !matches!(rule.host, Host::Prefix(..)))
     }
 
-    /// What refuses every destination of a name. `None`: the guest may ask for it, since one may be reachable.
-    pub fn name_denial(&self, name: &str) -> Option<&Denial> {
-        // An address may be allowed under any name.
-        let may_be_allowed =
-            self.allowed.iter().any(|r| r.has_name(name) || matches!(r.host, Host::Prefix(..)));
-        if may_be_allowed {
-            return None;
-        }
-        self.denied_by(|rule| rule.ports == ALL_PORTS && rule.has_name(name))
+    /// Whether a name of an address is a reason to deny that none of the others is.
+    pub fn keeps_name(&self, name: &str, known: &[String]) -> bool {
+        let denials = self.entries.iter().filter(|e| e.denial.is_some());
+        let mut of_name = denials.filter(|e| e.rule.characters_of(name).is_some());
+        of_name.any(|e| !known.iter().any(|n| e.rule.characters_of(n).is_some()))
     }
 
-    /// The first denying rule of which this is so, or `no-network`.
-    fn denied_by(&self, names: impl Fn(&Rule) -> bool) -> Option<&Denial> {
-        let denied = self.denied.iter().find(|denial| denial.rule.as_ref().is_some_and(&names));
-        denied.or(self.closed.as_ref())
-    }
-
-    /// Whether everything is allowed.
-    pub fn is_unrestricted(&self) -> bool {
-        self.closed.is_none() && self.denied.is_empty()
+    /// Whether there is no rule.
+    pub fn is_empty(&self) -> bool {
+        self.closed.is_none() && self.entries.is_empty()
     }
 
     /// Adds the lines of a file: `allow RULE`, `deny RULE`, `no-network`; `#` begins a comment.
@@ -296,7 +403,7 @@ impl Rules {
             let source = || Source::Line { file: file.to_owned(), number };
             match words[..] {
                 [] => {}
-                ["allow", text] => self.allow(rule(text)?),
+                ["allow", text] => self.allow(rule(text)?, source()),
                 ["deny", text] => self.deny(rule(text)?, source()),
                 ["no-network"] => self.close(source()),
                 _ => {
@@ -306,170 +413,5 @@ impl Rules {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn rules(text: &str) -> Rules {
-        let mut rules = Rules::default();
-        rules.add_file(text, Path::new("/etc/rules")).unwrap();
-        rules
-    }
-
-    fn allows(rules: &Rules, to: &str, port: u16, names: &[&str]) -> bool {
-        let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
-        rules.denial(to.parse().unwrap(), Some(port), &names, &[]).is_none()
-    }
-
-    fn allows_name(rules: &Rules, name: &str) -> bool {
-        rules.name_denial(name).is_none()
-    }
-
-    #[test]
-    fn what_is_refused_names_the_rule_and_its_line_or_option() {
-        let mut rules = rules("# first\ndeny 10.0.0.0/8 # ours\nno-network\nallow 10.1.1.1\n");
-        rules.deny("*.Example.Org:80-90".parse().unwrap(), Source::Option);
-        rules.close(Source::Option);
-        let denial = |to: &str, names: &[&str]| {
-            let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
-            rules.denial(to.parse().unwrap(), Some(80), &names, &[]).map(Denial::to_string)
-        };
-        assert_eq!(denial("10.1.1.1", &[]), None);
-        assert_eq!(denial("10.1.1.2", &[]).as_deref(), Some("/etc/rules:2: deny 10.0.0.0/8"));
-        let by_name = denial("192.0.2.1", &["www.example.org"]);
-        assert_eq!(by_name.as_deref(), Some("--deny *.Example.Org:80-90"));
-        assert_eq!(denial("192.0.2.1", &[]).as_deref(), Some("/etc/rules:3: no-network"));
-        let mut named = Rules::default();
-        named.deny("example.com".parse().unwrap(), Source::Option);
-        let refused = named.name_denial("example.com").map(Denial::to_string);
-        assert_eq!(refused.as_deref(), Some("--deny example.com"));
-        named.close(Source::Option);
-        let other = named.name_denial("example.net").map(Denial::to_string);
-        assert_eq!(other.as_deref(), Some("--no-network"));
-    }
-
-    #[test]
-    fn a_denied_ipv4_address_is_not_reached_by_an_ipv6_one_that_leads_there() {
-        let rules = rules("deny 10.0.0.0/8:80\ndeny ::ffff:192.0.2.0/120\nallow 10.9.9.9");
-        for to in ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "2002:a01:203:7::1"] {
-            assert!(!allows(&rules, to, 80, &[]), "{to}");
-            assert!(allows(&rules, to, 81, &[]), "{to}");
-        }
-        assert!(!allows(&rules, "192.0.2.1", 443, &[]) && allows(&rules, "192.0.3.1", 443, &[]));
-        // It cannot allow: who translates is not known.
-        assert!(allows(&rules, "10.9.9.9", 80, &[]));
-        assert!(!allows(&rules, "64:ff9b::10.9.9.9", 80, &[]));
-        assert!(
-            allows(&rules, "64:ff9b::11.1.2.3", 80, &[])
-                && allows(&rules, "2001:a01:203::1", 80, &[])
-        );
-    }
-
-    #[test]
-    fn a_name_that_cannot_be_read_is_refused_where_a_name_may_be() {
-        let is_refused = |text: &str| rules(text).hidden_name_denial().is_some();
-        assert!(is_refused("no-network\nallow example.org") && is_refused("deny *.example.org"));
-        assert!(is_refused("deny *"));
-        for text in ["", "deny 10.0.0.0/8", "deny example.org:80", "no-network\nallow 10.0.0.0/8"] {
-            assert!(!is_refused(text), "{text}");
-        }
-    }
-
-    #[test]
-    fn an_allowing_rule_is_an_exception_from_a_denying_one() {
-        let rules = rules("deny 10.0.0.0/8\nallow 10.1.2.3:443  # the proxy\n");
-        assert!(allows(&rules, "192.0.2.1", 80, &[]));
-        assert!(!allows(&rules, "10.1.2.3", 80, &[]));
-        assert!(allows(&rules, "10.1.2.3", 443, &[]));
-    }
-
-    #[test]
-    fn without_a_network_only_what_is_allowed_is_reached() {
-        let rules = rules("no-network\nallow *.example.org:80-90\nallow [2001:db8::/32]:22");
-        assert!(allows(&rules, "192.0.2.1", 80, &["www.example.org"]));
-        assert!(!allows(&rules, "192.0.2.1", 91, &["www.example.org"]));
-        assert!(!allows(&rules, "192.0.2.1", 80, &["example.org", "badexample.org"]));
-        assert!(allows(&rules, "2001:db8::5", 22, &[]));
-        assert!(rules.denial("192.0.2.1".parse().unwrap(), None, &[], &[]).is_some());
-    }
-
-    #[test]
-    fn a_server_of_the_guests_own_choice_can_deny_but_not_allow() {
-        let rules = rules("deny 10.0.0.0/8\ndeny ads.example.net\nallow *.example.org");
-        let denial = |to: &str, names: &[String], claimed: &[String]| {
-            rules.denial(to.parse().unwrap(), Some(80), names, claimed).map(Denial::to_string)
-        };
-        let (good, bad) = (["www.example.org".to_owned()], ["ads.example.net".to_owned()]);
-        assert_eq!(denial("10.1.1.1", &good, &[]), None);
-        assert!(denial("10.1.1.1", &[], &good).is_some_and(|d| d.ends_with("deny 10.0.0.0/8")));
-        assert!(denial("192.0.2.1", &[], &bad).is_some_and(|d| d.ends_with("ads.example.net")));
-        assert_eq!(denial("192.0.2.1", &good, &bad), None);
-    }
-
-    #[test]
-    fn a_name_is_refused_if_nothing_under_it_can_be_reached() {
-        let closed = rules("no-network\nallow Example.Org:443");
-        assert!(allows_name(&closed, "example.org.") && !allows_name(&closed, "example.com"));
-        let open = rules("deny example.com\ndeny ads.example.net:80");
-        assert!(!allows_name(&open, "EXAMPLE.com") && allows_name(&open, "ads.example.net"));
-        let address = rules("no-network\nallow 192.0.2.0/24");
-        assert!(allows_name(&address, "anything.example"));
-        assert!(Rules::default().is_unrestricted() && !open.is_unrestricted());
-    }
-
-    #[test]
-    fn rules_that_mean_nothing_are_refused_with_their_line() {
-        for text in [
-            "",
-            "1.2.3",
-            "10.0.0.0/33",
-            "a b",
-            "[::1",
-            "[::1]80",
-            "x:0",
-            "x:9-1",
-            "x:y",
-            "-.*",
-            "*.*",
-        ] {
-            assert!(text.parse::<Rule>().is_err(), "{text}");
-        }
-        let error = Rules::default().add_file("allow *\npermit x\n", Path::new("r")).unwrap_err();
-        assert!(error.starts_with("line 2: "), "{error}");
-        let error = Rules::default().add_file("allow 1.2.3.4.5", Path::new("r")).unwrap_err();
-        assert!(error.contains("line 1: invalid rule `1.2.3.4.5`"), "{error}");
-    }
-
-    #[test]
-    fn an_ipv6_address_needs_no_brackets_without_a_port() {
-        let host = |text: &str| text.parse::<Rule>().unwrap().host;
-        assert_eq!(host("2001:db8::/32"), Host::Prefix("2001:db8::".parse().unwrap(), 32));
-        assert_eq!(host("[::1]:80"), Host::Prefix("::1".parse().unwrap(), 128));
-        assert_eq!(host("localhost:80"), Host::Name("localhost".into()));
-        assert_eq!(host("::ffff:10.0.0.0/104"), Host::Prefix("10.0.0.0".parse().unwrap(), 8));
-        assert_eq!(host("::ffff:0:0/80"), Host::Prefix("::ffff:0:0".parse().unwrap(), 80));
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_panics(text in "[a-z0-9.:/\\[\\]*-]{0,24}") {
-            if let Ok(rule) = text.parse::<Rule>() {
-                rule.matches("10.0.0.1".parse().unwrap(), Some(80), &["a.b".into()]);
-            }
-        }
-    }
-
-    #[test]
-    fn prefixes_cover_what_shares_their_bits() {
-        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        assert!(covers(ip("10.0.2.100"), 24, ip("10.0.2.2")));
-        assert!(!covers(ip("10.0.2.100"), 32, ip("10.0.2.2")));
-        assert!(covers(ip("10.0.2.100"), 0, ip("192.0.2.1")));
-        assert!(covers(ip("fd00::1"), 64, ip("fd00::2")));
-        assert!(!covers(ip("fd00::1"), 64, ip("10.0.0.1")));
     }
 }

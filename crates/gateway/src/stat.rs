@@ -70,6 +70,8 @@ refusals! {
     HopLimit = "hop_limit";
     /// A datagram to a published port came from an address that the guest cannot answer.
     NoAnswerAddress = "no_answer_address";
+    /// An answer of a DNS server is to no outstanding question.
+    DnsAnswer = "dns_answer";
     /// Idle for longest when another flow needed its place.
     Displaced = "displaced";
 }

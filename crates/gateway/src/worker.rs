@@ -266,9 +266,15 @@ impl Worker {
         let (Layers { tcp, udp, echoes }, mut cx) = self.layers();
         tcp.run(&mut cx);
         udp.run(&mut cx);
+        udp.dns.expire(&mut cx);
         echoes.expire(&mut cx);
         let has_work = tcp.has_work() || udp.has_work();
-        let deadlines = [tcp.next_deadline(), udp.next_deadline(), echoes.next_deadline()];
+        let deadlines = [
+            tcp.next_deadline(),
+            udp.next_deadline(),
+            udp.dns.next_deadline(),
+            echoes.next_deadline(),
+        ];
         self.stack.step(now, 0);
         self.siblings.pass_on(&mut self.stack);
         // Frames that are left wake by themselves.
@@ -330,6 +336,7 @@ impl Worker {
             Token::Udp(id) => layers.udp.host_ready(&mut cx, id, flags),
             Token::UdpListener(id) => layers.udp.published_ready(&mut cx, id, flags),
             Token::Echo(id) => layers.echoes.host_ready(&mut cx, id, flags),
+            Token::Dns(id) => layers.udp.dns.host_ready(&mut cx, id, flags),
             Token::Device | Token::Handler(_) | Token::Siblings => {}
         }
     }
@@ -363,6 +370,7 @@ impl Worker {
         };
         stack.sockets.retain(|s| s.tcp.is_none() || !is_of_flow(s));
         flows.extend(layers.udp.stat(cx.now));
+        flows.extend(layers.udp.dns.stat(cx.now));
         flows.extend(layers.echoes.stat(cx.now));
         let mut published = published::stat(Protocol::Tcp, layers.tcp.ports());
         published.extend(published::stat(Protocol::Udp, layers.udp.ports()));

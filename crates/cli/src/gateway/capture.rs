@@ -3,13 +3,12 @@
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nix::unistd::geteuid;
-
 use super::log::Log;
+use super::output;
 use crate::failure::{Failure, Outcome};
 
 /// A file that gets whole blocks by [`Write::write_all`]. Its copies, one for each queue of the interface, share it:
@@ -31,14 +30,8 @@ impl CaptureFile {
     /// # Errors
     /// A sentence.
     pub fn create(path: &Path, log: &Log) -> Outcome<CaptureFile> {
-        let mut options = File::options();
-        let opened = options.write(true).create(true).truncate(false).mode(0o600).open(path);
-        let private = opened.and_then(|file| {
-            let about = file.metadata()?;
-            if about.is_file() && about.uid() != geteuid().as_raw() {
-                return Err(io::Error::other("it belongs to another user; choose another file"));
-            }
-            if about.is_file() {
+        let private = output::open(path, 0o600, false).and_then(|file| {
+            if file.metadata()?.is_file() {
                 file.set_permissions(Permissions::from_mode(0o600))?;
                 file.set_len(0)?;
             }

@@ -1,11 +1,12 @@
 //! Where a gateway writes its messages: standard error, a file of bounded length, or the system's log.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+
+use super::output;
 
 /// Bytes of a log file at most, by default.
 pub const DEFAULT_BYTES: u64 = 1 << 20;
@@ -41,7 +42,7 @@ impl Log {
     /// Those of `open`.
     pub fn use_file(&self, path: &Path, max_bytes: u64) -> io::Result<()> {
         // What a guest asks for is not for others.
-        let mut file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
+        let mut file = output::open(path, 0o600, true)?;
         let written_bytes = file.seek(SeekFrom::End(0))?;
         self.replace(Sink::File { file, written_bytes, max_bytes });
         Ok(())

@@ -73,8 +73,10 @@ pub struct Plan {
     pub map: MapArgs,
     pub serves: Serves,
     pub process: ProcessArgs,
-    /// What the guest may reach.
-    pub rules: Rules,
+    /// What the guest may reach; `None`: what pasta(1) lets it reach.
+    pub rules: Option<Rules>,
+    /// Files and folders that the program may not write to, where they exist.
+    pub protected: Vec<PathBuf>,
     /// Print a summary at the end.
     pub has_summary: bool,
 }
@@ -129,7 +131,8 @@ impl Plan {
                     && !args.attach.config_net,
             },
             process: args.process.clone(),
-            rules: Rules::default(),
+            rules: None,
+            protected: Vec::new(),
             has_summary: false,
         })
     }
@@ -173,6 +176,10 @@ impl Plan {
             dns: map.dns_forward.clone(),
             resolvers: resolvers.iter().map(|a| SocketAddr::new(*a, DNS_PORT)).collect(),
             nameservers: self.nameservers(host),
+            host_addresses: match self.rules {
+                Some(_) => host.addresses.clone(),
+                None => Vec::new(),
+            },
         }
     }
 

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fulmar::ledger::{Balance, Stage, StageCost};
-use fulmar_gateway::policy::{Decision, NewFlow, Policy, Protocol};
-use fulmar_gateway::rules::{Denial, Rules};
+use fulmar_gateway::policy::{Decision, NewClient, NewFlow, Policy, Protocol};
+use fulmar_gateway::rules::{Denial, Destination, Rules};
 use fulmar_gateway::splice::Counters;
 use fulmar_gateway::stat::{Direction, FlowStat, Refusal, Stat, Summary};
 use nix::time::{ClockId, clock_gettime};
@@ -18,7 +18,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::plan::Plan;
 use crate::format;
 
-/// Destinations in the summary's list at most; flows to others are in the totals alone.
+/// Destinations, and names that were denied, that are told apart at most; the others are counted together.
 const MAX_DESTINATIONS: usize = 4096;
 /// Lines of each list of the summary.
 const SHOWN: usize = 10;
@@ -31,6 +31,8 @@ const DNS_PORT: u16 = 53;
 #[derive(Clone, Debug, Default)]
 struct Tally {
     name: Option<String>,
+    /// The name is the word of a DNS server that the guest has chosen.
+    is_claimed: bool,
     flows: u64,
     denied: u64,
     bytes_out: u64,
@@ -38,12 +40,58 @@ struct Tally {
     open_for: Duration,
 }
 
+impl Tally {
+    fn bytes(&self) -> u64 {
+        self.bytes_in + self.bytes_out
+    }
+}
+
+/// The destinations of most bytes, and the sum of the others.
+#[derive(Debug, Default)]
+struct Destinations {
+    kept: HashMap<(Protocol, SocketAddr), Tally>,
+    others: Tally,
+    /// How often a destination was moved to the others.
+    moved: u64,
+}
+
+impl Destinations {
+    fn at(&mut self, protocol: Protocol, to: SocketAddr) -> &mut Tally {
+        if self.kept.len() >= MAX_DESTINATIONS && !self.kept.contains_key(&(protocol, to)) {
+            self.move_smaller_half();
+        }
+        self.kept.entry((protocol, to)).or_default()
+    }
+
+    /// Many at a time, so that a guest with ever new destinations costs little for each.
+    fn move_smaller_half(&mut self) {
+        let mut all: Vec<_> = std::mem::take(&mut self.kept).into_iter().collect();
+        all.sort_by_key(|(_, tally)| std::cmp::Reverse((tally.bytes(), tally.flows)));
+        for (_, tally) in all.drain(MAX_DESTINATIONS / 2..) {
+            self.moved += 1;
+            self.others.flows += tally.flows;
+            self.others.denied += tally.denied;
+            self.others.bytes_out += tally.bytes_out;
+            self.others.bytes_in += tally.bytes_in;
+            self.others.open_for += tally.open_for;
+        }
+        self.kept = all.into_iter().collect();
+    }
+}
+
+/// Names that were denied, with how often.
+#[derive(Debug, Default)]
+struct DeniedNames {
+    kept: BTreeMap<String, u64>,
+    /// Denials of names beyond [`MAX_DESTINATIONS`].
+    others: u64,
+}
+
 /// Collects what the summary says. Its copies share it.
 #[derive(Clone, Default)]
 pub struct Reporter {
-    destinations: Arc<Mutex<HashMap<(Protocol, SocketAddr), Tally>>>,
-    /// How often each name was denied.
-    denied_names: Arc<Mutex<BTreeMap<String, u64>>>,
+    destinations: Arc<Mutex<Destinations>>,
+    denied_names: Arc<Mutex<DeniedNames>>,
     /// How often each rule has refused a flow or a name.
     denied_by: Arc<Mutex<BTreeMap<String, u64>>>,
 }
@@ -51,9 +99,7 @@ pub struct Reporter {
 impl Reporter {
     fn at(&self, protocol: Protocol, to: SocketAddr, change: impl FnOnce(&mut Tally)) {
         let mut all = self.destinations.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() < MAX_DESTINATIONS || all.contains_key(&(protocol, to)) {
-            change(all.entry((protocol, to)).or_default());
-        }
+        change(all.at(protocol, to));
     }
 
     /// Counts a refusal by a rule. There are no more entries than rules.
@@ -77,18 +123,29 @@ impl Reporter {
 
     fn deny_name(&self, name: &str) {
         let mut all = self.denied_names.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() < MAX_DESTINATIONS || all.contains_key(name) {
-            *all.entry(name.to_owned()).or_default() += 1;
+        if all.kept.len() < MAX_DESTINATIONS || all.kept.contains_key(name) {
+            *all.kept.entry(name.to_owned()).or_default() += 1;
+        } else {
+            all.others += 1;
         }
     }
 
     fn write_denied_names(&self, text: &mut String) {
         let all = self.denied_names.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, times) in all.iter().take(SHOWN) {
+        let mut names: Vec<_> = all.kept.iter().collect();
+        names.sort_by_key(|(_, times)| std::cmp::Reverse(**times));
+        for (name, times) in names.iter().take(SHOWN) {
             let _ = writeln!(text, "  name {}: denied {times} times", format::printable(name));
         }
-        if all.len() > SHOWN {
-            let _ = writeln!(text, "  and {} other names denied", all.len() - SHOWN);
+        if names.len() > SHOWN {
+            let _ = writeln!(text, "  and {} other names denied", names.len() - SHOWN);
+        }
+        if all.others > 0 {
+            let _ = writeln!(
+                text,
+                "  and names beyond {MAX_DESTINATIONS}: denied {} times",
+                all.others
+            );
         }
     }
 
@@ -155,31 +212,40 @@ impl Reporter {
     }
 
     fn write_destinations(&self, text: &mut String) {
-        let all = self.destinations.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<_> = all.iter().collect();
-        all.sort_by_key(|((_, to), t)| (std::cmp::Reverse(t.bytes_in + t.bytes_out), *to));
+        let destinations = self.destinations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = destinations.kept.iter().collect();
+        all.sort_by_key(|((_, to), tally)| (std::cmp::Reverse(tally.bytes()), *to));
         for ((protocol, to), tally) in all.iter().take(SHOWN) {
-            let name = tally
-                .name
-                .as_ref()
-                .map(|n| format!(" ({})", format::printable(n)))
-                .unwrap_or_default();
-            let denied =
-                if tally.denied > 0 { format!(", {} denied", tally.denied) } else { String::new() };
-            let _ = writeln!(
-                text,
-                "  {} {to}{name}: {} flows{denied}, {} out, {} in, open for {:.3} s",
-                protocol.name(),
-                tally.flows,
-                format::bytes(tally.bytes_out),
-                format::bytes(tally.bytes_in),
-                tally.open_for.as_secs_f64(),
-            );
+            let name = tally.name.as_ref().map(|n| {
+                let claimed = if tally.is_claimed { "claimed: " } else { "" };
+                format!(" ({claimed}{})", format::printable(n))
+            });
+            let (what, name) = (format!("{} {to}", protocol.name()), name.unwrap_or_default());
+            write_tally(text, &format!("{what}{name}"), tally);
         }
         if all.len() > SHOWN {
             let _ = writeln!(text, "  and {} other destinations", all.len() - SHOWN);
         }
+        if destinations.moved > 0 {
+            let what = format!("and destinations of fewer bytes ({} times)", destinations.moved);
+            write_tally(text, &what, &destinations.others);
+        }
     }
+}
+
+fn write_tally(text: &mut String, what: &str, tally: &Tally) {
+    let denied = match tally.denied {
+        0 => String::new(),
+        denied => format!(", {denied} denied"),
+    };
+    let open_for = tally.open_for.as_secs_f64();
+    let _ = writeln!(
+        text,
+        "  {what}: {} flows{denied}, {} out, {} in, open for {open_for:.3} s",
+        tally.flows,
+        format::bytes(tally.bytes_out),
+        format::bytes(tally.bytes_in),
+    );
 }
 
 /// Where the gateway's time went, by stage: from a sample, which says nothing of a few turns.
@@ -218,56 +284,68 @@ struct RulesPolicy {
 
 /// The policy of a plan, if it needs one.
 pub fn rules_policy(plan: &Plan, reporter: &Reporter) -> Option<Box<dyn Policy>> {
-    if plan.rules.is_unrestricted() && !plan.has_summary {
-        return None;
-    }
     Some(Box::new(RulesPolicy {
-        rules: plan.rules.clone(),
+        rules: plan.rules.clone()?,
         dns: plan.map.dns_forward.clone(),
         reporter: plan.has_summary.then(|| reporter.clone()),
     }))
 }
 
+impl RulesPolicy {
+    /// The decision, of which a denial is counted.
+    fn decision_by(&self, denial: Option<&Denial>) -> Decision {
+        let Some(rule) = denial else { return Decision::Allow };
+        if let Some(reporter) = &self.reporter {
+            reporter.deny_by(rule);
+        }
+        Decision::Deny
+    }
+}
+
 impl Policy for RulesPolicy {
+    fn reads_names(&self) -> bool {
+        !self.rules.is_empty() || self.reporter.is_some()
+    }
+
     fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        let NewFlow { to, names, claimed_names, .. } = *flow;
+        let NewFlow { to, names, claimed_names, is_host, .. } = *flow;
         let port = (flow.protocol != Protocol::Icmp).then_some(to.port());
         let is_dns = to.port() == DNS_PORT && self.dns.contains(&to.ip());
-        let by_address = match is_dns {
-            true => None,
-            false => self.rules.denial(to.ip(), port, names, claimed_names),
-        };
+        let destination = Destination { to: to.ip(), port, names, claimed: claimed_names, is_host };
+        let by_address = if is_dns { None } else { self.rules.denial(&destination) };
         // The names in DNS over TCP are not read.
-        let hides_names = flow.protocol == Protocol::Tcp
-            && to.port() == DNS_PORT
-            && !self.rules.is_allowed(to.ip(), port, names);
+        let hides_names = flow.protocol == Protocol::Tcp && to.port() == DNS_PORT;
         let by_name = if hides_names { self.rules.hidden_name_denial() } else { None };
         let denial = by_address.or(by_name);
         if let Some(reporter) = &self.reporter {
             reporter.at(flow.protocol, to, |tally| {
-                tally.name = names.first().or(claimed_names.first()).cloned().or(tally.name.take());
+                if let Some(name) = names.first().or(claimed_names.first()) {
+                    (tally.name, tally.is_claimed) = (Some(name.clone()), names.is_empty());
+                }
                 tally.denied += u64::from(denial.is_some());
             });
-            denial.into_iter().for_each(|rule| reporter.deny_by(rule));
         }
-        if denial.is_none() { Decision::Allow } else { Decision::Deny }
+        self.decision_by(denial)
     }
 
-    fn decide_name(&mut self, name: &str) -> Decision {
-        let Some(rule) = self.rules.name_denial(name) else { return Decision::Allow };
-        if let Some(reporter) = &self.reporter {
+    fn decide_client(&mut self, client: &NewClient) -> Decision {
+        self.decision_by(self.rules.client_denial(client.from.ip(), client.from.port()))
+    }
+
+    fn decide_name(&mut self, name: &str, record_type: u16) -> Decision {
+        let denial = self.rules.name_denial(name, record_type);
+        if let (Some(reporter), Some(_)) = (&self.reporter, denial) {
             reporter.deny_name(name);
-            reporter.deny_by(rule);
         }
-        Decision::Deny
+        self.decision_by(denial)
     }
 
     fn decide_hidden_name(&mut self) -> Decision {
-        let Some(rule) = self.rules.hidden_name_denial() else { return Decision::Allow };
-        if let Some(reporter) = &self.reporter {
-            reporter.deny_by(rule);
-        }
-        Decision::Deny
+        self.decision_by(self.rules.hidden_name_denial())
+    }
+
+    fn keeps_name(&self, name: &str, known: &[String]) -> bool {
+        self.rules.keeps_name(name, known)
     }
 
     fn ended(&mut self, flow: &FlowStat) {
@@ -302,6 +380,7 @@ mod tests {
             leads_to: to,
             names: &names,
             claimed_names: &[],
+            is_host: false,
         })
     }
 
@@ -318,8 +397,8 @@ mod tests {
         assert_eq!(decide(&mut policy, "169.254.1.1:80", &[]), Decision::Deny);
         assert_eq!(decide(&mut policy, "192.0.2.1:443", &["example.org"]), Decision::Allow);
         assert_eq!(decide(&mut policy, "192.0.2.1:80", &["example.org"]), Decision::Deny);
-        assert_eq!(policy.decide_name("example.org"), Decision::Allow);
-        assert_eq!(policy.decide_name("example.com"), Decision::Deny);
+        assert_eq!(policy.decide_name("example.org", 1), Decision::Allow);
+        assert_eq!(policy.decide_name("example.com", 1), Decision::Deny);
         let mut text = String::new();
         reporter.write_denied_names(&mut text);
         assert_eq!(text, "  name example.com: denied 1 times\n");
@@ -334,20 +413,64 @@ mod tests {
     fn dns_whose_names_are_not_read_passes_where_no_name_is_refused() {
         for (text, decision) in [
             ("no-network\nallow example.org:443", Decision::Deny),
+            ("no-network\nallow 192.0.2.0/24", Decision::Deny),
             ("deny *.example.org", Decision::Deny),
+            ("deny example.org:80\nallow 192.0.2.53", Decision::Deny),
             ("deny 10.0.0.0/8", Decision::Allow),
-            ("no-network\nallow 192.0.2.0/24", Decision::Allow),
         ] {
             let mut rules = Rules::default();
             rules.add_file(text, Path::new("/r")).unwrap();
             let dns = vec!["169.254.1.1".parse().unwrap()];
             let mut policy = RulesPolicy { rules, dns, reporter: None };
-            assert_eq!(decide(&mut policy, "169.254.1.1:53", &[]), decision, "{text}");
-            if !text.contains("no-network") {
-                assert_eq!(decide(&mut policy, "192.0.2.53:53", &[]), decision, "{text}");
+            for server in ["169.254.1.1:53", "192.0.2.53:53"] {
+                assert_eq!(decide(&mut policy, server, &[]), decision, "{text}, {server}");
             }
             assert_eq!(policy.decide_hidden_name(), decision, "{text}");
         }
+    }
+
+    #[test]
+    fn without_rules_names_are_read_for_the_summary_alone() {
+        let policy = |text: &str, reporter| {
+            let mut rules = Rules::default();
+            rules.add_file(text, Path::new("/r")).unwrap();
+            RulesPolicy { rules, dns: vec![], reporter }
+        };
+        assert!(!policy("", None).reads_names());
+        assert!(policy("deny 10.0.0.0/8", None).reads_names());
+        assert!(policy("", Some(Reporter::default())).reads_names());
+        assert_eq!(decide(&mut policy("", None), "169.254.169.254:80", &[]), Decision::Deny);
+        let from = "10.1.2.3:40000".parse().unwrap();
+        let client = NewClient { protocol: Protocol::Udp, from };
+        assert_eq!(policy("deny 10.0.0.0/8", None).decide_client(&client), Decision::Deny);
+        assert_eq!(policy("no-network", None).decide_client(&client), Decision::Allow);
+    }
+
+    #[test]
+    fn a_name_by_the_word_of_the_guests_own_server_is_shown_as_claimed() {
+        let reporter = Reporter::default();
+        let rules = Rules::default();
+        let mut policy = RulesPolicy { rules, dns: vec![], reporter: Some(reporter.clone()) };
+        let to = "192.0.2.1:443".parse().unwrap();
+        let flow = NewFlow {
+            protocol: Protocol::Tcp,
+            from: "10.0.0.2:1000".parse().unwrap(),
+            to,
+            leads_to: to,
+            names: &[],
+            claimed_names: &["good.example".to_owned()],
+            is_host: false,
+        };
+        policy.decide(&flow);
+        let shown = || {
+            let mut text = String::new();
+            reporter.write_destinations(&mut text);
+            text
+        };
+        assert!(shown().contains("192.0.2.1:443 (claimed: good.example):"), "{}", shown());
+        let names = ["known.example".to_owned()];
+        policy.decide(&NewFlow { names: &names, ..flow });
+        assert!(shown().contains("192.0.2.1:443 (known.example):"), "{}", shown());
     }
 
     #[test]
@@ -358,8 +481,8 @@ mod tests {
         rules.deny("*.example".parse().unwrap(), Source::Option);
         let reporter = Reporter::default();
         let mut policy = RulesPolicy { rules, dns: vec![], reporter: Some(reporter.clone()) };
-        assert_eq!(policy.decide_name(name), Decision::Deny);
-        assert_eq!(policy.decide_name("example"), Decision::Deny);
+        assert_eq!(policy.decide_name(name, 1), Decision::Deny);
+        assert_eq!(policy.decide_name("example", 1), Decision::Deny);
         assert_eq!(decide(&mut policy, "192.0.2.1:443", &[name]), Decision::Deny);
         let mut text = String::new();
         reporter.write_denied_names(&mut text);
@@ -396,15 +519,42 @@ mod tests {
     }
 
     #[test]
-    fn destinations_are_bounded() {
+    fn destinations_are_bounded_and_those_of_most_bytes_are_kept() {
         let reporter = Reporter::default();
-        for n in 0..2 * MAX_DESTINATIONS as u32 {
-            let to = SocketAddr::new(IpAddr::from((n + (10 << 24)).to_be_bytes()), 80);
-            reporter.at(Protocol::Tcp, to, |t| t.flows += 1);
+        let to = |n: u32| SocketAddr::new(IpAddr::from((n + (10 << 24)).to_be_bytes()), 80);
+        let decoys = 4 * MAX_DESTINATIONS as u32;
+        for n in 0..decoys {
+            reporter.at(Protocol::Tcp, to(n), |t| (t.flows, t.bytes_out) = (1, 10));
+            if n == decoys / 2 {
+                let large = "192.0.2.1:443".parse().unwrap();
+                reporter.at(Protocol::Tcp, large, |t| (t.flows, t.bytes_out) = (1, 1_000_000));
+            }
         }
         let mut text = String::new();
         reporter.write_destinations(&mut text);
-        assert_eq!(text.lines().count(), SHOWN + 1);
-        assert!(text.ends_with(&format!("and {} other destinations\n", MAX_DESTINATIONS - SHOWN)));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), SHOWN + 2, "{text}");
+        assert!(lines[0].contains("192.0.2.1:443"), "{text}");
+        assert!(
+            lines[SHOWN].starts_with("  and ") && lines[SHOWN].ends_with(" other destinations")
+        );
+        assert!(lines[SHOWN + 1].starts_with("  and destinations of fewer bytes ("), "{text}");
+        let all = reporter.destinations.lock().unwrap();
+        let flows = all.kept.values().map(|t| t.flows).sum::<u64>() + all.others.flows;
+        assert!(all.kept.len() <= MAX_DESTINATIONS);
+        assert_eq!(flows, u64::from(decoys) + 1, "none is lost");
+    }
+
+    #[test]
+    fn denied_names_are_bounded_and_what_is_left_out_is_counted() {
+        let reporter = Reporter::default();
+        for n in 0..MAX_DESTINATIONS + 5 {
+            reporter.deny_name(&format!("n{n}.example"));
+        }
+        (0..3).for_each(|_| reporter.deny_name("n9.example"));
+        let mut text = String::new();
+        reporter.write_denied_names(&mut text);
+        assert!(text.starts_with("  name n9.example: denied 4 times\n"), "{text}");
+        assert!(text.ends_with("  and names beyond 4096: denied 5 times\n"), "{text}");
     }
 }

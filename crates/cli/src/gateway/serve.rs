@@ -44,7 +44,7 @@ use super::panics::{self, Panics};
 use super::plan::Plan;
 use super::report::{Reporter, rules_policy};
 use super::snapshot::Snapshots;
-use super::{interface, runas, wait};
+use super::{interface, output, runas, wait};
 use crate::failure::{During, Failure, Outcome};
 use crate::metrics;
 
@@ -243,7 +243,13 @@ fn sentence(e: io::Error) -> Failure {
 }
 
 fn create(path: &Path) -> Outcome<File> {
-    File::create(path).map_err(|e| Failure::file("cannot write", path, &e))
+    let created = output::open(path, 0o644, false).and_then(|file| {
+        if file.metadata()?.is_file() {
+            file.set_len(0)?;
+        }
+        Ok(file)
+    });
+    created.map_err(|e| Failure::file("cannot write", path, &e))
 }
 
 fn open_log(plan: &Plan, name: &str) -> Outcome<Log> {

@@ -24,7 +24,7 @@ use super::Context;
 use super::host::{self, DatagramError, Failure};
 use super::poll::Token;
 use super::udp::Batch;
-use crate::policy::{NewFlow, Protocol};
+use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 
 /// Idle time-out of a flow, as Linux's conntrack has it (nf_conntrack_icmp_timeout).
@@ -136,15 +136,7 @@ impl Echoes {
         let leads_to = cx.settings.mapping.target(to);
         let leads_to = leads_to.filter(|_| cx.settings.carries.icmp);
         let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
-        let wanted = NewFlow {
-            protocol: Protocol::Icmp,
-            from,
-            to,
-            leads_to,
-            names: &[],
-            claimed_names: &[],
-        };
-        if !cx.settings.policy.allows(&wanted) {
+        if !cx.allows(Protocol::Icmp, from, to, leads_to) {
             return Err((Failure::Unreachable(13, 1), Refusal::Policy));
         }
         // No ping sockets are allowed: that says nothing about the destination.

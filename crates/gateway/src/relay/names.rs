@@ -1,33 +1,29 @@
 //! Names of addresses, as DNS answers that passed have told them to the guest; for the policy.
 //!
-//! Read are questions and answers over UDP, one question each (RFC 1035 section 4.1, RFC 9619). An address has
-//! the names that were asked for when it was the answer, aliases (CNAME) included. Bounds: [`MOST_ADDRESSES`], of
-//! which the oldest is forgotten, and [`MOST_NAMES`] of each.
+//! An address has the names that were asked for when it was the answer ([`dns`](super::dns)). Bounds:
+//! [`MOST_ADDRESSES`] and [`MOST_NAMES`] of each, of which the oldest is forgotten. A name that a rule refuses is not
+//! among the latter: other names at its address do not displace it, nor do other addresses its address.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 /// Addresses at most.
 const MOST_ADDRESSES: usize = 4096;
-/// Names of one address at most.
+/// Names of one address at most, beside those that are kept.
 const MOST_NAMES: usize = 8;
-/// Records of one answer that are read at most.
-const MOST_RECORDS: usize = 64;
-const HEADER_BYTES: usize = 12;
-/// Longest name (RFC 1035 section 2.3.4).
-const MOST_NAME_BYTES: usize = 255;
-const TYPE_A: u16 = 1;
-const TYPE_AAAA: u16 = 28;
-/// The bits of the second header word: a response, recursion desired and available, the code REFUSED.
-const RESPONSE: u16 = 0x8000;
-const RECURSION_DESIRED: u16 = 0x0100;
-const RECURSION_AVAILABLE: u16 = 0x0080;
-const REFUSED: u16 = 5;
+
+/// The names of one address, the latest first.
+#[derive(Default)]
+struct Entry {
+    names: Vec<String>,
+    /// Which of them are kept, in the same order.
+    is_kept: Vec<bool>,
+}
 
 /// What addresses are called.
 #[derive(Default)]
 pub struct Names {
-    by_address: HashMap<IpAddr, Vec<String>>,
+    by_address: HashMap<IpAddr, Entry>,
     /// In the order in which they became known.
     order: VecDeque<IpAddr>,
 }
@@ -35,151 +31,72 @@ pub struct Names {
 impl Names {
     /// The names of an address, the latest first.
     pub fn of(&self, address: IpAddr) -> &[String] {
-        self.by_address.get(&address).map_or(&[], Vec::as_slice)
+        self.by_address.get(&address).map_or(&[], |entry| &entry.names)
     }
 
-    /// Reads an answer.
-    pub fn learn(&mut self, message: &[u8]) {
-        let Some((name, mut at)) = question(message) else { return };
-        let is_response = word(message, 2).is_some_and(|flags| flags & RESPONSE != 0);
-        let count = word(message, 6).map_or(0, usize::from).min(MOST_RECORDS);
-        for _ in 0..if is_response { count } else { 0 } {
-            let Some((address, next)) = record(message, at) else { return };
-            at = next;
-            if let Some(address) = address {
-                self.add(address, &name);
-            }
-        }
-    }
-
-    fn add(&mut self, address: IpAddr, name: &str) {
+    /// Adds a name of an address. `keeps` says whether the name has to be kept beside those that are kept already.
+    pub fn add(&mut self, address: IpAddr, name: &str, keeps: impl FnOnce(&[String]) -> bool) {
         if !self.by_address.contains_key(&address) {
-            if self.order.len() >= MOST_ADDRESSES
-                && let Some(oldest) = self.order.pop_front()
-            {
-                self.by_address.remove(&oldest);
+            if self.order.len() >= MOST_ADDRESSES {
+                self.forget_one();
             }
             self.order.push_back(address);
         }
-        let names = self.by_address.entry(address).or_default();
-        names.retain(|n| n != name);
-        names.insert(0, name.to_owned());
-        names.truncate(MOST_NAMES);
+        self.by_address.entry(address).or_default().add(name, keeps);
+    }
+
+    /// Forgets the oldest address without a name that is kept; if there is none, the oldest.
+    fn forget_one(&mut self) {
+        let has_kept =
+            |a: &IpAddr| self.by_address.get(a).is_some_and(|e| e.is_kept.contains(&true));
+        let at = self.order.iter().position(|address| !has_kept(address)).unwrap_or(0);
+        if let Some(oldest) = self.order.remove(at) {
+            self.by_address.remove(&oldest);
+        }
     }
 }
 
-fn word(message: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes(message.get(at..at.checked_add(2)?)?.try_into().ok()?))
-}
-
-/// The name that a message asks for, in lower case, and where its question ends.
-pub fn question(message: &[u8]) -> Option<(String, usize)> {
-    if word(message, 4)? != 1 {
-        return None;
-    }
-    let (mut name, mut at) = (String::new(), HEADER_BYTES);
-    loop {
-        let length = usize::from(*message.get(at)?);
-        at += 1;
-        match length {
-            0 => break,
-            // A question comes first, so there is nothing that it could point to.
-            64.. => return None,
-            _ => {}
-        }
-        let label = message.get(at..at + length)?;
-        at += length;
-        if !name.is_empty() {
-            name.push('.');
-        }
-        // Bytes that are no letters of host names are of no rule either.
-        name.extend(label.iter().map(|b| char::from(b.to_ascii_lowercase())));
-        if name.len() > 2 * MOST_NAME_BYTES {
-            return None;
-        }
-    }
-    // Type and class.
-    message.get(at..at + 4)?;
-    Some((name, at + 4))
-}
-
-/// One record: its address, if it has one, and where it ends.
-fn record(message: &[u8], at: usize) -> Option<(Option<IpAddr>, usize)> {
-    let mut at = at;
-    loop {
-        let length = usize::from(*message.get(at)?);
-        match length {
-            0 => at += 1,
-            // A pointer ends a name (RFC 1035 section 4.1.4).
-            192.. => at += 2,
-            64.. => return None,
-            _ => {
-                at += 1 + length;
-                continue;
+impl Entry {
+    fn add(&mut self, name: &str, keeps: impl FnOnce(&[String]) -> bool) {
+        let known = self.names.iter().position(|n| n == name);
+        let is_kept = match known {
+            Some(at) => {
+                self.names.remove(at);
+                self.is_kept.remove(at)
             }
+            None => keeps(&self.names),
+        };
+        self.names.insert(0, name.to_owned());
+        self.is_kept.insert(0, is_kept);
+        let others = self.is_kept.iter().filter(|kept| !**kept).count();
+        if others > MOST_NAMES
+            && let Some(last) = self.is_kept.iter().rposition(|kept| !*kept)
+        {
+            self.names.remove(last);
+            self.is_kept.remove(last);
         }
-        break;
     }
-    let (kind, length) = (word(message, at)?, usize::from(word(message, at + 8)?));
-    let data = message.get(at + 10..at + 10 + length)?;
-    let address = match kind {
-        TYPE_A => <[u8; 4]>::try_from(data).ok().map(IpAddr::from),
-        TYPE_AAAA => <[u8; 16]>::try_from(data).ok().map(IpAddr::from),
-        _ => None,
-    };
-    Some((address, at + 10 + length))
-}
-
-/// The answer REFUSED to a question (RFC 1035 section 4.1.1); without the question where it cannot be read.
-pub fn refusal(message: &[u8]) -> Option<Vec<u8>> {
-    let end = question(message).map_or(HEADER_BYTES, |(_, end)| end);
-    let mut answer = message.get(..end)?.to_vec();
-    let flags = RESPONSE | word(message, 2)? & RECURSION_DESIRED | RECURSION_AVAILABLE | REFUSED;
-    answer[2..4].copy_from_slice(&flags.to_be_bytes());
-    // No answers, no authorities, nothing beside.
-    answer[6..HEADER_BYTES].fill(0);
-    if end == HEADER_BYTES {
-        answer[4..6].fill(0);
-    }
-    Some(answer)
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
-    fn asked(name: &str) -> Vec<u8> {
-        let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-        for label in name.split('.') {
-            message.push(label.len() as u8);
-            message.extend(label.as_bytes());
-        }
-        message.extend([0, 0, 1, 0, 1]);
-        message
-    }
-
-    fn answered(name: &str, addresses: &[[u8; 4]]) -> Vec<u8> {
-        let mut message = asked(name);
-        (message[2], message[7]) = (0x81, 1 + addresses.len() as u8);
-        // An alias first.
-        message.extend([192, 12, 0, 5, 0, 1, 0, 0, 0, 9, 0, 2, 1, b'x']);
-        for a in addresses {
-            message.extend([1, b'x', 192, 12, 0, 1, 0, 1, 0, 0, 0, 9, 0, 4]);
-            message.extend(a);
-        }
-        message
+    fn never(_: &[String]) -> bool {
+        false
     }
 
     #[test]
     fn an_address_has_the_names_that_were_asked_for_the_latest_first() {
         let mut names = Names::default();
-        names.learn(&answered("Example.ORG", &[[192, 0, 2, 1], [192, 0, 2, 2]]));
-        names.learn(&answered("www.example.net", &[[192, 0, 2, 1]]));
-        assert_eq!(names.of([192, 0, 2, 1].into()), ["www.example.net", "example.org"]);
-        assert_eq!(names.of([192, 0, 2, 2].into()), ["example.org"]);
-        names.learn(&asked("example.com"));
+        let (a, b) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+        names.add(a, "example.org", never);
+        names.add(b, "example.org", never);
+        names.add(a, "www.example.net", never);
+        assert_eq!(names.of(a), ["www.example.net", "example.org"]);
+        assert_eq!(names.of(b), ["example.org"]);
+        names.add(a, "example.org", never);
+        assert_eq!(names.of(a), ["example.org", "www.example.net"]);
         assert!(names.of([192, 0, 2, 3].into()).is_empty());
     }
 
@@ -188,61 +105,36 @@ mod tests {
         let mut names = Names::default();
         for n in 0..=MOST_ADDRESSES as u16 {
             let [a, b] = n.to_be_bytes();
-            names.learn(&answered("example.org", &[[10, 0, a, b]]));
+            names.add([10, 0, a, b].into(), "example.org", never);
         }
         assert_eq!((names.by_address.len(), names.order.len()), (MOST_ADDRESSES, MOST_ADDRESSES));
         assert!(names.of([10, 0, 0, 0].into()).is_empty());
         for n in 0..20 {
-            names.learn(&answered(&format!("n{n}.example"), &[[10, 0, 0, 9]]));
+            names.add([10, 0, 0, 9].into(), &format!("n{n}.example"), never);
         }
         assert_eq!(names.of([10, 0, 0, 9].into()).len(), MOST_NAMES);
     }
 
     #[test]
-    fn messages_that_end_early_or_point_nowhere_are_passed_over() {
-        let whole = answered("example.org", &[[192, 0, 2, 1]]);
-        for n in 0..whole.len() {
-            let mut names = Names::default();
-            names.learn(&whole[..n]);
-            assert!(names.order.is_empty(), "{n}");
+    fn a_name_that_is_kept_is_displaced_neither_by_names_nor_by_addresses() {
+        let mut names = Names::default();
+        let address = [192, 0, 2, 1].into();
+        names.add(address, "refused.example", |_| true);
+        for n in 0..20 {
+            names.add(address, &format!("n{n}.example"), never);
         }
-        assert_eq!(question(&[0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 192, 12, 0, 1, 0, 1]), None);
-    }
-
-    proptest! {
-        /// A guest and a server may send anything.
-        #[test]
-        fn no_message_panics_and_what_is_read_of_it_is_bounded(
-            tail in proptest::collection::vec(any::<u8>(), 0..300),
-            at in any::<prop::sample::Index>(),
-            value in any::<u8>(),
-        ) {
-            let whole = answered("a.example.org", &[[192, 0, 2, 1], [192, 0, 2, 2]]);
-            let mut changed = whole.clone();
-            changed[at.index(whole.len())] = value;
-            let mut longer = changed.clone();
-            longer.extend(&tail);
-            let behind = [&whole[..HEADER_BYTES], &tail].concat();
-            for message in [changed, longer, behind, tail] {
-                let mut names = Names::default();
-                names.learn(&message);
-                prop_assert!(names.order.len() <= MOST_RECORDS);
-                let is_short = |name: &String| name.chars().count() <= message.len().min(2 * MOST_NAME_BYTES);
-                prop_assert!(names.by_address.values().flatten().all(is_short));
-                if let Some(answer) = refusal(&message) {
-                    prop_assert!(answer.len() <= message.len());
-                    prop_assert_eq!(&answer[..2], &message[..2]);
-                    prop_assert!(answer[2] & 0x80 != 0 && answer[6..HEADER_BYTES] == [0; 6]);
-                }
-            }
+        assert_eq!(names.of(address).len(), MOST_NAMES + 1);
+        for n in 0..2 * MOST_ADDRESSES as u16 {
+            let [a, b] = n.to_be_bytes();
+            names.add([10, 0, a, b].into(), "example.org", never);
         }
-    }
-
-    #[test]
-    fn a_refusal_repeats_the_question() {
-        let question = asked("example.org");
-        let answer = refusal(&question).unwrap();
-        assert_eq!((answer[..2].to_vec(), answer[2], answer[3] & 15), (vec![0, 7], 0x81, 5));
-        assert_eq!(answer[HEADER_BYTES..], question[HEADER_BYTES..]);
+        assert!(names.of(address).iter().any(|n| n == "refused.example"));
+        assert_eq!(names.by_address.len(), MOST_ADDRESSES);
+        // Where all are kept, the bound holds all the same.
+        for n in 0..2 * MOST_ADDRESSES as u16 {
+            let [a, b] = n.to_be_bytes();
+            names.add([10, 1, a, b].into(), "refused.example", |_| true);
+        }
+        assert_eq!(names.by_address.len(), MOST_ADDRESSES);
     }
 }

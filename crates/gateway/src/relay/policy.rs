@@ -1,9 +1,10 @@
 //! The policy of a gateway and the names of addresses, which it decides by: one of both for the threads of all queues.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use super::names::Names;
-use crate::policy::{Decision, NewFlow, Policy};
+use crate::policy::{Decision, NewClient, NewFlow, Policy};
 use crate::stat::FlowStat;
 
 struct Known {
@@ -17,24 +18,36 @@ struct Known {
 /// The policy behind a lock. Without a policy everything is allowed; after a panic of the policy nothing is, since its
 /// state is unknown.
 #[derive(Clone, Default)]
-pub struct SharedPolicy(Option<Arc<Mutex<Known>>>);
+pub struct SharedPolicy {
+    known: Option<Arc<Mutex<Known>>>,
+    reads_names: bool,
+}
 
 impl SharedPolicy {
     /// `None`: everything is allowed.
     pub fn new(policy: Option<Box<dyn Policy>>) -> SharedPolicy {
+        let reads_names = policy.as_ref().is_some_and(|policy| policy.reads_names());
         let known =
             |policy| Known { policy, resolved: Names::default(), claimed: Names::default() };
-        SharedPolicy(policy.map(|policy| Arc::new(Mutex::new(known(policy)))))
+        SharedPolicy {
+            known: policy.map(|policy| Arc::new(Mutex::new(known(policy)))),
+            reads_names,
+        }
     }
 
     /// Whether there is a policy.
-    pub fn has_policy(&self) -> bool {
-        self.0.is_some()
+    fn has_policy(&self) -> bool {
+        self.known.is_some()
+    }
+
+    /// Whether there is one that decides by names, or wants to know them.
+    pub fn reads_names(&self) -> bool {
+        self.reads_names
     }
 
     /// `None`: there is no policy, or none any more.
     fn ask<T>(&self, question: impl FnOnce(&mut Known) -> T) -> Option<T> {
-        Some(question(&mut *self.0.as_ref()?.lock().ok()?))
+        Some(question(&mut *self.known.as_ref()?.lock().ok()?))
     }
 
     /// Whether a flow may leave.
@@ -47,23 +60,40 @@ impl SharedPolicy {
         decided.map_or(!self.has_policy(), |d| d == Decision::Allow)
     }
 
-    /// Whether the guest may ask for a name; `None`: one that cannot be read.
-    pub fn allows_name(&self, name: Option<&str>) -> bool {
-        let decided = self.ask(|known| match name {
-            Some(name) => known.policy.decide_name(name),
+    /// Whether a client of a published port is admitted.
+    pub fn admits(&self, client: &NewClient) -> bool {
+        let decided = self.ask(|known| known.policy.decide_client(client));
+        decided.map_or(!self.has_policy(), |d| d == Decision::Allow)
+    }
+
+    /// Whether the guest may ask for records of a type of a name; `None`: what it asks for cannot be read.
+    pub fn allows_name(&self, asked: Option<(&str, u16)>) -> bool {
+        if !self.reads_names {
+            return true;
+        }
+        let decided = self.ask(|known| match asked {
+            Some((name, record_type)) => known.policy.decide_name(name, record_type),
             None => known.policy.decide_hidden_name(),
         });
         decided.map_or(!self.has_policy(), |d| d == Decision::Allow)
     }
 
-    /// Reads an answer of one of the guest's resolvers.
-    pub fn learn(&self, message: &[u8]) {
-        self.ask(|known| known.resolved.learn(message));
+    /// One of the guest's resolvers has answered a question for a name with these addresses.
+    pub fn learn(&self, name: &str, addresses: &[IpAddr]) {
+        self.ask(|Known { policy, resolved, .. }| {
+            for address in addresses {
+                resolved.add(*address, name, |known| policy.keeps_name(name, known));
+            }
+        });
     }
 
-    /// Reads an answer of another DNS server.
-    pub fn learn_claim(&self, message: &[u8]) {
-        self.ask(|known| known.claimed.learn(message));
+    /// Another DNS server has.
+    pub fn learn_claim(&self, name: &str, addresses: &[IpAddr]) {
+        self.ask(|Known { policy, claimed, .. }| {
+            for address in addresses {
+                claimed.add(*address, name, |known| policy.keeps_name(name, known));
+            }
+        });
     }
 
     /// A flow has ended.
@@ -97,17 +127,18 @@ mod tests {
             leads_to: at,
             names: &[],
             claimed_names: &[],
+            is_host: false,
         }
     }
 
     #[test]
     fn without_a_policy_all_is_allowed_and_by_one_that_panicked_nothing() {
         let none = SharedPolicy::new(None);
-        assert!(none.allows(&flow(9)) && none.allows_name(Some("example.org")));
+        assert!(none.allows(&flow(9)) && none.allows_name(Some(("example.org", 1))));
         let policy = SharedPolicy::new(Some(Box::new(Halfway)));
         let other = policy.clone();
         assert!(policy.allows(&flow(1)) && other.allows_name(None));
         assert!(catch_unwind(AssertUnwindSafe(|| policy.allows(&flow(9)))).is_err());
-        assert!(!other.allows(&flow(1)) && !other.allows_name(Some("example.org")));
+        assert!(!other.allows(&flow(1)) && !other.allows_name(Some(("example.org", 1))));
     }
 }

@@ -30,6 +30,8 @@ pub enum Token {
     Echo(SlotId),
     /// The threads of the other queues.
     Siblings,
+    /// A flow of DNS.
+    Dns(SlotId),
 }
 
 /// Bits of a slot's index in an event. A table with more slots would need more memory than the limits allow.
@@ -47,6 +49,7 @@ impl Token {
             Token::UdpListener(id) => (5, id),
             Token::Echo(id) => (6, id),
             Token::Siblings => (7, none),
+            Token::Dns(id) => (8, id),
         };
         let index = u64::from(id.index & ((1 << INDEX_BITS) - 1));
         kind << 60 | index << 32 | u64::from(id.generation)
@@ -63,6 +66,7 @@ impl Token {
             5 => Token::UdpListener(id),
             6 => Token::Echo(id),
             7 => Token::Siblings,
+            8 => Token::Dns(id),
             _ => Token::Device,
         }
     }
@@ -223,6 +227,7 @@ mod tests {
             Token::UdpListener(id),
             Token::Echo(id),
             Token::Siblings,
+            Token::Dns(id),
         ] {
             assert_eq!(Token::decode(token.encode()), token);
         }

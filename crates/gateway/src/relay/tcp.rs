@@ -27,7 +27,7 @@ use super::poll::Token;
 use super::published::PublishedSockets;
 use super::streams::{Stream, Streams, Undelivered};
 use super::{Context, Shard, canonical};
-use crate::policy::{NewFlow, Protocol};
+use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal, Totals};
 use flow::{Flow, Guest, Turn};
 
@@ -128,9 +128,7 @@ impl Tcp {
         if self.is_full(cx, Direction::Out) {
             return Err((Failure::Silence, Refusal::FlowLimit));
         }
-        let wanted =
-            NewFlow { protocol: Protocol::Tcp, from, to, leads_to, names: &[], claimed_names: &[] };
-        if !cx.settings.policy.allows(&wanted) {
+        if !cx.allows(Protocol::Tcp, from, to, leads_to) {
             return Err((Failure::Refused, Refusal::Policy));
         }
         if self.connecting >= cx.settings.limits.connecting {

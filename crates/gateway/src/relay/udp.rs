@@ -33,11 +33,12 @@ use fulmar_udp::BindOptions;
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 
+use super::Context;
+use super::dns::{self, Dns};
 use super::host::{self, Failure};
 use super::poll::Token;
 use super::published::PublishedSockets;
-use super::{Context, Settings};
-use crate::policy::{NewFlow, Protocol};
+use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 use flow::{Flow, HostSocket};
 use port::{PortKey, Ports};
@@ -70,6 +71,8 @@ pub struct Udp {
     batch: Batch,
     /// Counts the turns.
     turn: u64,
+    /// Datagrams to resolvers are its.
+    pub dns: Dns,
 }
 
 impl Udp {
@@ -85,6 +88,7 @@ impl Udp {
         cx.stack.watch(socket, Some(Ready::READABLE));
         cx.tokens.set(socket, Token::UdpListener(socket));
         self.socket = Some(socket);
+        self.dns.listen(cx, socket);
         Ok(())
     }
 
@@ -177,9 +181,7 @@ impl Udp {
         }
         let leads_to = cx.settings.mapping.target(to);
         let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
-        let wanted =
-            NewFlow { protocol: Protocol::Udp, from, to, leads_to, names: &[], claimed_names: &[] };
-        if !cx.settings.policy.allows(&wanted) {
+        if !cx.allows(Protocol::Udp, from, to, leads_to) {
             return Err((Failure::Unreachable(13, 1), Refusal::Policy));
         }
         let host = self.host_socket(cx, from, leads_to).map_err(host::failure_of)?;
@@ -220,7 +222,9 @@ impl Udp {
     /// Opens the socket of a guest's port. Without a descriptor for it flows of the guest's give way: else DNS queries
     /// would fail until a time-out.
     fn open_port(&mut self, cx: &mut Context<'_>, key: PortKey) -> nix::Result<SlotId> {
-        if self.ports.len() >= cx.settings.limits.udp_sockets {
+        // A quarter is that of DNS.
+        let most = cx.settings.limits.udp_sockets;
+        if self.ports.len() >= most - most / 4 {
             self.displace_port(cx);
         }
         let socket = match key.open(&cx.settings.outbound) {
@@ -332,16 +336,11 @@ fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Ru
             }
         }
     }
-    if flow.is_dns && cx.settings.policy.has_policy() {
-        let Settings { mapping, policy, .. } = cx.settings;
-        let is_resolver = mapping.is_resolver(flow.peer, flow.host_addr);
+    if flow.is_dns && cx.settings.policy.reads_names() {
         let messages = runs.iter().flat_map(|(bytes, each)| {
             bytes.chunks(each.map_or(usize::MAX, |n| usize::from(n.max(1))))
         });
-        messages.for_each(|message| match is_resolver {
-            true => policy.learn(message),
-            false => policy.learn_claim(message),
-        });
+        messages.for_each(|message| dns::learn_claim(cx, message));
     }
     let bytes: usize = runs.iter().map(|(bytes, _)| bytes.len()).sum();
     let datagrams = runs.iter().map(|(bytes, each)| flow::count_of(bytes.len(), *each));

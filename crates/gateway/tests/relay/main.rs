@@ -3,6 +3,7 @@
 //! process of one thread.
 
 mod change;
+mod dns;
 mod errnos;
 mod mapping;
 mod memory;
@@ -54,6 +55,7 @@ fn main() {
             .chain(udp::TESTS)
             .chain(mapping::TESTS)
             .chain(shares::TESTS)
+            .chain(dns::TESTS)
             .chain(trouble::TESTS)
             .chain(errnos::TESTS)
             .chain(change::TESTS)

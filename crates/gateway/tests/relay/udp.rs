@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use fulmar_gateway::config::Limits;
 use fulmar_gateway::dhcp::{Lease, LeaseV6};
-use fulmar_gateway::policy::{Decision, NewFlow, Policy};
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::stat::Refusal;
 use fulmar_netns::Netns;
@@ -23,12 +22,6 @@ pub const TESTS: &[Test] = &[
     ("a_burst_of_datagrams_arrives_in_order_and_whole", a_burst_arrives_in_order),
     ("a_closed_port_of_the_host_is_reported_to_the_guest", a_closed_port_is_reported),
     ("datagrams_without_a_route_are_reported_to_the_guest", without_a_route_it_is_reported),
-    ("dns_at_the_forward_address_reaches_the_resolver", dns_reaches_the_resolver),
-    ("a_resolver_that_is_silent_bounds_nobody_else", a_resolver_that_is_silent),
-    ("garbage_of_a_resolver_reaches_who_asked_and_nobody_else", garbage_of_a_resolver),
-    ("a_policy_is_told_the_names_of_addresses_and_refuses_names", a_policy_decides_about_names),
-    ("a_client_from_port_53_teaches_no_names", a_client_from_port_53_teaches_no_names),
-    ("a_server_of_the_guests_choice_allows_no_name", a_server_of_the_guests_choice_allows_no_name),
     ("a_published_udp_port_shows_the_guest_its_client", a_published_port_shows_its_client),
     ("clients_that_look_alike_to_the_guest_are_told_apart", clients_that_look_alike),
     ("a_link_local_client_is_answered", a_link_local_client_is_answered),
@@ -137,220 +130,15 @@ fn without_a_route_it_is_reported() {
     assert_unreachable(&client);
 }
 
-pub fn assert_unreachable(socket: &UdpSocket) {
+fn assert_unreachable(socket: &UdpSocket) {
     let errno = receive(socket).unwrap_err().raw_os_error();
     assert!(matches!(errno, Some(libc::ENETUNREACH | libc::EHOSTUNREACH)), "{errno:?}");
 }
 
-fn dns_reaches_the_resolver() {
-    let resolver = bound("127.0.0.1");
-    let at = resolver.local_addr().unwrap();
-    let world = World::with(65520, |c| {
-        c.mapping.dns.push(ip("169.254.1.1"));
-        c.mapping.resolvers.push(at);
-    });
-    let client = guest_to(&world, "169.254.1.1:53".parse().unwrap());
-    client.send(b"question").unwrap();
-    let (question, from) = receive(&resolver).unwrap();
-    assert_eq!(question, b"question");
-    resolver.send_to(b"answer", from).unwrap();
-    assert_eq!(receive(&client).unwrap().0, b"answer");
-}
-
-fn a_resolver_that_is_silent() {
-    const FLOWS: usize = 64;
-    let (resolver, server) = (bound("127.0.0.1"), bound(HOST));
-    let at = resolver.local_addr().unwrap();
-    let limits = Limits { udp_flows: FLOWS, ..Limits::default() };
-    let world = World::with(65520, |c| {
-        c.mapping.dns.push(ip("169.254.1.1"));
-        c.mapping.resolvers.push(at);
-        c.limits = limits;
-    });
-    // Each question from a port of its own, as resolvers ask.
-    let clients: Vec<_> =
-        (0..5 * FLOWS).map(|_| guest_to(&world, "169.254.1.1:53".parse().unwrap())).collect();
-    // The guest's kernel keeps few datagrams while it asks for the router's Ethernet address.
-    clients[0].send(&question("slow")).unwrap();
-    world.until("the router is known", |s| s.totals.datagrams_out == 1);
-    for client in &clients[1..] {
-        client.send(&question("slow")).unwrap();
-    }
-    let asked = clients.len() as u64;
-    world.until("all are asked", |s| s.totals.datagrams_out == asked);
-    let stat = world.stat();
-    assert!(stat.flows.len() <= FLOWS, "{}", stat.flows.len());
-    assert!(stat.totals.refusals.value(Refusal::Displaced) >= asked - FLOWS as u64);
-    let other = guest_to(&world, server.local_addr().unwrap());
-    other.send(b"question").unwrap();
-    let (_, from) = receive(&server).unwrap();
-    server.send_to(b"answer", from).unwrap();
-    assert_eq!(receive(&other).unwrap().0, b"answer");
-    // Silence is silence: nothing is made up, and the guest's resolver has its own time-out.
-    for client in &clients {
-        client.set_nonblocking(true).unwrap();
-        assert_eq!(receive(client).unwrap_err().kind(), ErrorKind::WouldBlock);
-    }
-}
-
-fn garbage_of_a_resolver() {
-    let resolver = bound("127.0.0.1");
-    let at = resolver.local_addr().unwrap();
-    // With a policy the gateway looks into the answers.
-    let world = World::with(65520, |c| {
-        c.mapping.dns.push(ip("169.254.1.1"));
-        c.mapping.resolvers.push(at);
-        c.policy = Some(Box::new(OnlyNamed));
-    });
-    let client = guest_to(&world, "169.254.1.1:53".parse().unwrap());
-    client.send(&question("good")).unwrap();
-    let (asked, from) = receive(&resolver).unwrap();
-    let mut answer = asked.clone();
-    (answer[2], answer[7]) = (0x81, 1);
-    answer.extend([192, 12, 0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 192, 0, 2, 1]);
-    let record = answer.len() - 16;
-    let with = |at: usize, byte: u8| {
-        let mut changed = answer.clone();
-        changed[at] = byte;
-        changed
-    };
-    let mut garbage: Vec<Vec<u8>> = (0..answer.len()).map(|n| answer[..n].to_vec()).collect();
-    // Names that point at themselves, counts and lengths beyond the message, other types and classes.
-    garbage
-        .extend((0..answer.len()).flat_map(|at| [0, 1, 12, 0x7f, 0xc0, 0xff].map(|b| with(at, b))));
-    garbage.extend([with(record + 1, record as u8), vec![0xc0; 512], vec![0xff; 60_000]]);
-    let stranger = bound("127.0.0.1");
-    for message in &garbage {
-        resolver.send_to(message, from).unwrap();
-        assert!(receive(&client).unwrap().0 == *message, "as it came");
-        // Of somebody who was not asked nothing comes.
-        stranger.send_to(b"spoofed", from).unwrap();
-    }
-    resolver.send_to(&answer, from).unwrap();
-    assert!(receive(&client).unwrap().0 == answer);
-    assert_eq!(world.stat().flows.len(), 1);
-}
-
-pub struct OnlyNamed;
-
-impl Policy for OnlyNamed {
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        let is_allowed = flow.to.port() == 53 || flow.names == ["good.example"];
-        if is_allowed { Decision::Allow } else { Decision::Deny }
-    }
-
-    fn decide_name(&mut self, name: &str) -> Decision {
-        if name == "good.example" { Decision::Allow } else { Decision::Deny }
-    }
-
-    fn decide_hidden_name(&mut self) -> Decision {
-        Decision::Deny
-    }
-}
-
-/// The question for the address of a name of two labels.
-fn question(first: &str) -> Vec<u8> {
-    let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, first.len() as u8];
-    message.extend(first.as_bytes());
-    message.extend(b"\x07example\0\0\x01\0\x01");
-    message
-}
-
 /// ICMP has said "administratively prohibited", which Linux tells by EHOSTUNREACH; that nothing comes is not enough.
-fn assert_prohibited(socket: &UdpSocket) {
+pub fn assert_prohibited(socket: &UdpSocket) {
     let errno = receive(socket).map_err(|e| e.raw_os_error());
     assert_eq!(errno, Err(Some(libc::EHOSTUNREACH)));
-}
-
-fn a_policy_decides_about_names() {
-    let (resolver, server) = (bound("127.0.0.1"), bound(HOST));
-    let at = resolver.local_addr().unwrap();
-    let world = World::with(65520, |c| {
-        c.mapping.dns.push(ip("169.254.1.1"));
-        c.mapping.resolvers.push(at);
-        c.policy = Some(Box::new(OnlyNamed));
-    });
-    let to_server = guest_to(&world, server.local_addr().unwrap());
-    to_server.send(b"too early").unwrap();
-    assert_prohibited(&to_server);
-    let client = guest_to(&world, "169.254.1.1:53".parse().unwrap());
-    client.send(&question("bad")).unwrap();
-    let (refused, _) = receive(&client).unwrap();
-    assert_eq!((refused[2] & 0x80, refused[3] & 15), (0x80, 5));
-    // Two questions in one message, and a run of messages.
-    let mut two = question("good");
-    two[5] = 2;
-    client.send(&two).unwrap();
-    let (refused, _) = receive(&client).unwrap();
-    assert_eq!(refused, [0, 7, 0x81, 0x85, 0, 0, 0, 0, 0, 0, 0, 0]);
-    let run = [question("good"), question("evil")].concat();
-    setsockopt(&client, sockopt::UdpGsoSegment, &(run.len() as i32 / 2)).unwrap();
-    client.send(&run).unwrap();
-    setsockopt(&client, sockopt::UdpGsoSegment, &0).unwrap();
-    assert_eq!(receive(&client).unwrap().0[12..17], *b"\x04evil");
-    // What an interface passes on one by one is decided one by one.
-    resolver.set_nonblocking(true).unwrap();
-    while let Ok((asked, _)) = receive(&resolver) {
-        assert_eq!(asked, question("good"));
-    }
-    resolver.set_nonblocking(false).unwrap();
-    client.send(&question("good")).unwrap();
-    let (mut answer, from) = receive(&resolver).unwrap();
-    assert_eq!(answer, question("good"), "the resolver has not heard of the other name");
-    (answer[2], answer[7]) = (0x81, 1);
-    answer.extend([192, 12, 0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 192, 0, 2, 1]);
-    // Of two answers that come together the second one tells the server's address.
-    let mut other = answer.clone();
-    *other.last_mut().unwrap() = 99;
-    setsockopt(&resolver, sockopt::UdpGsoSegment, &(answer.len() as i32)).unwrap();
-    resolver.send_to(&[&other[..], &answer].concat(), from).unwrap();
-    assert_eq!(receive(&client).unwrap().0, other);
-    assert_eq!(receive(&client).unwrap().0, answer);
-    let to_server = guest_to(&world, server.local_addr().unwrap());
-    to_server.send(b"now").unwrap();
-    assert_eq!(receive(&server).unwrap().0, b"now");
-}
-
-fn a_client_from_port_53_teaches_no_names() {
-    let spec: PortSpec = "5356:56".parse().unwrap();
-    let server = bound(HOST);
-    let world = World::with(65520, |c| {
-        c.publish.udp = spec.forwards();
-        c.policy = Some(Box::new(OnlyNamed));
-    });
-    let guest = world.guest.run(|| UdpSocket::bind((GUEST, 56))).unwrap();
-    guest.set_read_timeout(Some(PATIENCE)).unwrap();
-    // An answer that nobody has asked for: good.example is the server.
-    let client = UdpSocket::bind((HOST, 53)).unwrap();
-    let mut answer = question("good");
-    (answer[2], answer[7]) = (0x81, 1);
-    answer.extend([192, 12, 0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 192, 0, 2, 1]);
-    client.send_to(&answer, (HOST, 5356)).unwrap();
-    assert_eq!(receive(&guest).unwrap().0, answer);
-    let to_server = guest_to(&world, server.local_addr().unwrap());
-    to_server.send(b"by a stranger's word").unwrap();
-    assert_prohibited(&to_server);
-}
-
-fn a_server_of_the_guests_choice_allows_no_name() {
-    let server = bound(HOST);
-    let accomplice = UdpSocket::bind((HOST, 53)).unwrap();
-    accomplice.set_read_timeout(Some(PATIENCE)).unwrap();
-    let world = World::with(65520, |c| {
-        c.mapping.dns.push(ip("169.254.1.1"));
-        c.mapping.resolvers.push("127.0.0.1:53".parse().unwrap());
-        c.policy = Some(Box::new(OnlyNamed));
-    });
-    let client = guest_to(&world, accomplice.local_addr().unwrap());
-    client.send(&question("good")).unwrap();
-    let (mut answer, from) = receive(&accomplice).unwrap();
-    (answer[2], answer[7]) = (0x81, 1);
-    answer.extend([192, 12, 0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 192, 0, 2, 1]);
-    accomplice.send_to(&answer, from).unwrap();
-    assert_eq!(receive(&client).unwrap().0, answer, "as it came");
-    let to_server = guest_to(&world, server.local_addr().unwrap());
-    to_server.send(b"by an accomplice's word").unwrap();
-    assert_prohibited(&to_server);
 }
 
 fn a_published_port_shows_its_client() {
@@ -372,7 +160,7 @@ fn a_published_port_shows_its_client() {
 }
 
 /// A socket at one address, with a port that is free at the others, too.
-pub fn bound_alike(addresses: &[&str]) -> Vec<UdpSocket> {
+fn bound_alike(addresses: &[&str]) -> Vec<UdpSocket> {
     loop {
         let first = bound(addresses[0]);
         let port = first.local_addr().unwrap().port();

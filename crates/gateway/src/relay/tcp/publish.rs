@@ -19,6 +19,7 @@ use super::super::siblings::{Client, Message};
 use super::super::{Context, canonical};
 use super::Tcp;
 use super::flow::{Flow, Guest, Turn};
+use crate::policy::Protocol;
 use crate::ports::Forward;
 use crate::published::PublishedPort;
 use crate::stat::{Direction, Refusal};
@@ -129,6 +130,9 @@ impl Tcp {
     fn on_client(&mut self, cx: &mut Context<'_>, client: Client) {
         let Client { stream, from, port } = client;
         port.count_connection();
+        if !cx.admits(Protocol::Tcp, from) {
+            return port.count_refused();
+        }
         let stream = match &mut cx.settings.on_loopback {
             Some(take) if from.ip().is_loopback() => take(stream, &port),
             _ => Some(stream),

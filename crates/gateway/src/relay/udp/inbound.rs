@@ -12,7 +12,7 @@ use super::super::{Context, canonical};
 use super::flow::{Flow, HostSocket, STREAM_TIMEOUT};
 use super::{Run, Udp, deliver};
 use crate::config::UdpFilter;
-use crate::policy::{NewFlow, Protocol};
+use crate::policy::Protocol;
 use crate::stat::{Direction, Refusal};
 
 /// Errors in a row that are about no datagram, such as those of a security module: the port is closed.
@@ -79,15 +79,7 @@ impl Udp {
         if !is_named || !is_used || self.flows.find((guest, seen)).is_some() {
             return None;
         }
-        let wanted = NewFlow {
-            protocol: Protocol::Udp,
-            from: guest,
-            to: seen,
-            leads_to: from,
-            names: &[],
-            claimed_names: &[],
-        };
-        if !cx.settings.policy.allows(&wanted) {
+        if !cx.allows(Protocol::Udp, guest, seen, from) {
             return None;
         }
         let host = HostSocket { fd: socket, local: None, port: Some(id) };

@@ -6,10 +6,9 @@ use fulmar_shard::{PendingError, SendMessage};
 use fulmar_socket::{SocketError, Step};
 use fulmar_udp::Datagram;
 use nix::errno::Errno;
-use smallvec::SmallVec;
 
 use super::super::host::{self, Failure};
-use super::super::{Context, canonical, names};
+use super::super::{Context, canonical, dns};
 use super::Udp;
 use super::flow::{self, Flow};
 use crate::stat::Refusal;
@@ -19,8 +18,6 @@ const WORK_PER_TURN: usize = 256;
 /// Datagrams that leave with one call at most, as many as Linux took before 6.9; and their bytes.
 const MOST_JOINED: usize = 64;
 const MOST_JOINED_BYTES: usize = 65_000;
-/// Longest question of DNS that is looked into: header, name, type and class.
-const LONGEST_QUESTION: usize = 12 + 256 + 4;
 
 impl Udp {
     /// Sends what the guest has sent.
@@ -50,7 +47,14 @@ impl Udp {
 
     /// Sends datagrams of one flow and frees them. Returns how many calls it took.
     fn send_out(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) -> usize {
-        if cx.settings.policy.has_policy() {
+        if let Some(messages) = self.dns.take(cx, joined) {
+            joined.drain(..).for_each(|d| cx.stack.free(d.payload));
+            if self.dns.take_lack_of_descriptor() {
+                self.displace_port(cx);
+            }
+            return messages;
+        }
+        if cx.settings.policy.reads_names() {
             self.refuse_names(cx, joined);
         }
         let Some(first) = joined.first() else { return 0 };
@@ -77,15 +81,13 @@ impl Udp {
         calls
     }
 
-    /// Answers questions for names that the policy denies, and frees them; a run of which it denies one, whole.
+    /// Answers questions to servers of the guest's choice that the policy denies, and frees them; a run of which it
+    /// denies one, whole.
     fn refuse_names(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) {
         joined.retain_mut(|d| {
-            if !cx.settings.mapping.is_dns(d.dst) {
-                return true;
-            }
-            let Some(message) = denied_question(cx, d) else { return true };
+            let Some(answer) = dns::refusal_of(cx, d) else { return true };
             cx.refuse(Refusal::Policy);
-            if let (Some(socket), Some(answer)) = (self.socket, names::refusal(&message)) {
+            if let (Some(socket), Some(answer)) = (self.socket, answer) {
                 let answer = SendMessage::new(&answer).to(d.src).from(canonical(d.dst));
                 // One that is lost is asked for again.
                 let _ = cx.stack.udp().send_many(cx.now, socket, &[answer], PendingError::Return);
@@ -114,19 +116,6 @@ impl Udp {
         }
         sent.calls
     }
-}
-
-/// The first question in a datagram or run that the policy denies.
-fn denied_question(cx: &Context<'_>, d: &Datagram) -> Option<SmallVec<[u8; LONGEST_QUESTION]>> {
-    let each = d.segment_bytes.map_or(usize::MAX, |each| usize::from(each.max(1)));
-    (0..d.payload.len().max(1)).step_by(each).find_map(|at| {
-        let mut bytes = [0; LONGEST_QUESTION];
-        let n = d.payload.copy_to(at, &mut bytes).min(each);
-        let message = bytes.get(..n).unwrap_or(&[]);
-        let asked = names::question(message);
-        let name = asked.as_ref().map(|(name, _)| name.as_str());
-        (!cx.settings.policy.allows_name(name)).then(|| SmallVec::from_slice(message))
-    })
 }
 
 /// Whether a datagram leaves with those before it: of the same flow and length, the last one shorter at most.

@@ -16,6 +16,7 @@ use super::super::{Context, canonical};
 use super::{Udp, deliver};
 use super::flow::{Flow, HostSocket};
 use super::table::HostKey;
+use crate::policy::Protocol;
 use crate::ports::{Bind, Forward};
 use crate::published::PublishedPort;
 use crate::stat::{Direction, Refusal};
@@ -185,6 +186,11 @@ impl Udp {
         let key = (a.socket.as_raw_fd(), a.client, a.local);
         if let Some(id) = self.flows.find_host(key) {
             return Some(id);
+        }
+        // What the guest answers goes to this address, whoever wrote it there.
+        if !cx.admits(Protocol::Udp, a.client) {
+            a.port.count_refused();
+            return None;
         }
         let is_taken = self.flows.find((a.guest, a.seen)).is_some();
         let seen = if is_taken { self.substitute(a, &key) } else { Some(a.seen) };

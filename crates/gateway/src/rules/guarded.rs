@@ -1,0 +1,146 @@
+//! Addresses that are refused without a rule, and IPv6 addresses by which IPv4 ones are reached.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use smallvec::SmallVec;
+
+use super::{Denial, Why};
+use crate::mapping::is_link_local;
+
+static METADATA: Denial = Denial(Why::Guarded("addresses of cloud metadata services"));
+static LINK_LOCAL: Denial = Denial(Why::Guarded("link-local addresses"));
+static HOST: Denial = Denial(Why::Guarded("the host's own addresses"));
+
+/// Where clouds serve the credentials and the user data of a machine, and answer its DNS: AWS (EC2, ECS, EKS), and most
+/// others at the first address; Scaleway, Tencent Cloud; Alibaba Cloud; Oracle Cloud; Azure.
+const METADATA_V4: [Ipv4Addr; 9] = [
+    Ipv4Addr::new(169, 254, 169, 254),
+    Ipv4Addr::new(169, 254, 169, 253),
+    Ipv4Addr::new(169, 254, 170, 2),
+    Ipv4Addr::new(169, 254, 170, 23),
+    Ipv4Addr::new(169, 254, 42, 42),
+    Ipv4Addr::new(169, 254, 0, 23),
+    Ipv4Addr::new(100, 100, 100, 200),
+    Ipv4Addr::new(192, 0, 0, 192),
+    Ipv4Addr::new(168, 63, 129, 16),
+];
+/// AWS (EC2, EKS, DNS), Google Cloud, Scaleway, OpenStack.
+const METADATA_V6: [Ipv6Addr; 6] = [
+    Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23),
+    Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x253),
+    Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
+];
+/// Bits of a whole address, and of the IPv4 and IPv6 prefixes of link-local ones, as of an IPv6 address.
+const WHOLE: u8 = 128;
+const LINK_LOCAL_V4: u8 = 96 + 16;
+const LINK_LOCAL_V6: u8 = 10;
+
+/// Why an address is refused that no rule allows, and the length of a prefix that allows it.
+pub fn kind_of(to: IpAddr, is_host: bool) -> Option<(u8, &'static Denial)> {
+    let link_local = |ip: IpAddr| match ip {
+        ip if !is_link_local(ip) => None,
+        IpAddr::V4(_) => Some((LINK_LOCAL_V4, &LINK_LOCAL)),
+        IpAddr::V6(_) => Some((LINK_LOCAL_V6, &LINK_LOCAL)),
+    };
+    let of_host = is_host.then_some((WHOLE, &HOST));
+    of_host.or_else(|| metadata(to)).or_else(|| forms(to).find_map(link_local))
+}
+
+/// As [`kind_of`], of metadata services alone.
+pub fn metadata(to: IpAddr) -> Option<(u8, &'static Denial)> {
+    let is_metadata = |ip: IpAddr| match ip {
+        IpAddr::V4(v4) => METADATA_V4.contains(&v4),
+        IpAddr::V6(v6) => METADATA_V6.contains(&v6),
+    };
+    forms(to).any(is_metadata).then_some((WHOLE, &METADATA))
+}
+
+/// An address and those that it may lead to.
+fn forms(to: IpAddr) -> impl Iterator<Item = IpAddr> {
+    std::iter::once(to).chain(embedded_v4(to))
+}
+
+/// The IPv4 addresses to which translators and tunnels may bring an IPv6 one: NAT64 by its well-known prefix (RFC 6052
+/// section 2.1) and by prefixes of its local one (RFC 8215, with the lengths of RFC 6052 section 2.2), IPv4-translated
+/// (RFC 2765 section 2.1) and IPv4-compatible (RFC 4291 section 2.5.5.1), 6to4 (RFC 3056 section 2), Teredo's server
+/// and client (RFC 4380 section 4), ISATAP (RFC 5214 section 6.1).
+pub fn embedded_v4(to: IpAddr) -> SmallVec<[IpAddr; 4]> {
+    let IpAddr::V6(v6) = to else { return SmallVec::new() };
+    let o = v6.octets();
+    let at = |n: usize| IpAddr::from([o[n], o[n + 1], o[n + 2], o[n + 3]]);
+    let around = |a: usize, b: usize, c: usize, d: usize| IpAddr::from([o[a], o[b], o[c], o[d]]);
+    let mut found = SmallVec::new();
+    match v6.segments() {
+        // The octet 8 is none of the address (RFC 6052 section 2.2).
+        [0x64, 0xff9b, 1, ..] => {
+            found.extend([around(6, 7, 9, 10), around(7, 9, 10, 11), around(9, 10, 11, 12), at(12)])
+        }
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] | [0, 0, 0, 0, 0xffff, 0, ..] | [0, 0, 0, 0, 0, 0, ..] => {
+            found.push(at(12));
+        }
+        [0x2002, ..] => found.push(at(2)),
+        [0x2001, 0, ..] => {
+            found.push(at(4));
+            found.push(IpAddr::from([!o[12], !o[13], !o[14], !o[15]]));
+        }
+        _ => {}
+    }
+    if matches!(v6.segments(), [.., 0 | 0x200, 0x5efe, _, _]) {
+        found.push(at(12));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_of_an_ipv4_address_are_known() {
+        let wanted: IpAddr = "10.1.2.3".parse().unwrap();
+        for form in [
+            "64:ff9b::10.1.2.3",
+            "64:ff9b:1::10.1.2.3",
+            "64:ff9b:1:7::10.1.2.3",
+            "64:ff9b:1:a01:2:300::",
+            "64:ff9b:1:ff0a:1:203::",
+            "64:ff9b:1:ffff:a:102:300::",
+            "::ffff:0:10.1.2.3",
+            "::10.1.2.3",
+            "2002:a01:203::",
+            "2002:a01:203:7::1",
+            "2001:0:a01:203::1",
+            "2001:0:c000:201:0:1:f5fe:fdfc",
+            "2001:db8::5efe:10.1.2.3",
+            "2001:db8::200:5efe:10.1.2.3",
+        ] {
+            let found = embedded_v4(form.parse().unwrap());
+            assert!(found.contains(&wanted), "{form}: {found:?}");
+        }
+        for other in ["2001:db8::a01:203", "2001:a01:203::1", "64:ff9b:2::a01:203", "10.1.2.3"] {
+            assert!(embedded_v4(other.parse().unwrap()).is_empty(), "{other}");
+        }
+    }
+
+    #[test]
+    fn metadata_and_link_local_addresses_are_guarded_however_they_are_written() {
+        let kind = |text: &str| kind_of(text.parse().unwrap(), false).map(|(_, denial)| denial);
+        for metadata in [
+            "169.254.169.254",
+            "fd00:ec2::254",
+            "100.100.100.200",
+            "64:ff9b::169.254.169.254",
+            "2002:a9fe:a9fe::1",
+        ] {
+            assert_eq!(kind(metadata), Some(&METADATA), "{metadata}");
+        }
+        for link_local in ["169.254.1.1", "fe80::1", "::ffff:0:169.254.9.9"] {
+            assert_eq!(kind(link_local), Some(&LINK_LOCAL), "{link_local}");
+        }
+        assert_eq!(kind("10.1.2.3").or(kind("2001:db8::1")), None);
+        assert_eq!(kind_of("10.1.2.3".parse().unwrap(), true), Some((WHOLE, &HOST)));
+    }
+}

@@ -1,0 +1,329 @@
+use super::*;
+use proptest::prelude::*;
+
+fn rules(text: &str) -> Rules {
+    let mut rules = Rules::default();
+    rules.add_file(text, Path::new("/etc/rules")).unwrap();
+    rules
+}
+
+fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(|n| n.to_string()).collect()
+}
+
+fn denial<'a>(rules: &'a Rules, to: &str, port: u16, names: &[&str]) -> Option<&'a Denial> {
+    let (to, names) = (to.parse().unwrap(), owned(names));
+    let d = Destination { to, port: Some(port), names: &names, claimed: &[], is_host: false };
+    rules.denial(&d)
+}
+
+fn allows(rules: &Rules, to: &str, port: u16, names: &[&str]) -> bool {
+    denial(rules, to, port, names).is_none()
+}
+
+fn allows_name(rules: &Rules, name: &str) -> bool {
+    rules.name_denial(name, TYPE_A).is_none()
+}
+
+/// Walks the table of docs/gateway.md: each step decides against every later one, and within a step the options against
+/// the file, the more specific rule against the other, the denial against the allowance.
+#[test]
+fn the_first_step_that_names_a_destination_decides() {
+    const AT: &str = "10.1.2.3";
+    const NAME: &[&str] = &["www.example.org"];
+    for (text, is_allowed) in [
+        // 1, an address: the longest prefix, and the denial of equal ones.
+        ("deny 10.0.0.0/8\nallow 10.1.2.3", true),
+        ("deny 10.1.2.3\nallow 10.0.0.0/8", false),
+        ("allow 10.1.2.3\ndeny 10.1.2.3", false),
+        ("allow 10.1.2.3:80\ndeny 10.1.2.3:81", true),
+        // ... against a name, `*` and the default.
+        ("deny 10.0.0.0/8\nallow www.example.org", false),
+        ("deny 10.0.0.0/8\nallow *", false),
+        ("deny 0.0.0.0/0\nallow www.example.org", false),
+        ("allow 10.0.0.0/8\ndeny www.example.org", true),
+        ("allow 10.0.0.0/8\ndeny *:80", true),
+        ("allow 10.0.0.0/8\ndeny *", true),
+        ("allow 10.0.0.0/8\nno-network", true),
+        // 3, 4, a name: the most specific rule for it, and the denial of equal ones.
+        ("deny *.example.org\nallow www.example.org", true),
+        ("deny www.example.org\nallow *.example.org", false),
+        ("deny *.org\nallow *.example.org", true),
+        ("allow www.example.org\ndeny www.example.org", false),
+        ("allow www.example.org\ndeny www.example.org:81", true),
+        // ... against `*` and the default.
+        ("deny www.example.org\nallow *", false),
+        ("allow www.example.org\ndeny *:80", true),
+        ("allow www.example.org\nno-network", true),
+        // 5, `*` with ports; 6, the default.
+        ("allow *:80\ndeny *:1-100", false),
+        ("allow *:80\nno-network", true),
+        ("allow *:81\nno-network", false),
+        ("allow *:80\ndeny *", true),
+        ("deny *:81", true),
+        ("no-network", false),
+        ("", true),
+    ] {
+        assert_eq!(allows(&rules(text), AT, 80, NAME), is_allowed, "{text}");
+    }
+}
+
+#[test]
+fn a_denial_of_one_name_decides_against_an_allowance_of_another_at_the_address() {
+    let rules = rules("allow www.example.org\ndeny ads.example.net:80\nno-network");
+    assert!(allows(&rules, "192.0.2.1", 80, &["www.example.org"]));
+    assert!(!allows(&rules, "192.0.2.1", 80, &["www.example.org", "ads.example.net"]));
+    assert!(allows(&rules, "192.0.2.1", 443, &["www.example.org", "ads.example.net"]));
+}
+
+#[test]
+fn guarded_addresses_are_opened_by_a_rule_by_address_that_is_as_long() {
+    for (text, link_local, metadata) in [
+        ("", false, false),
+        ("allow *\nallow www.example.org", false, false),
+        ("allow 0.0.0.0/0", false, false),
+        ("allow 169.254.0.0/16", true, false),
+        ("allow 169.254.169.254\nallow 169.254.9.9", true, true),
+        ("allow 169.254.169.254:81", false, false),
+    ] {
+        let rules = rules(text);
+        let reaches = |to: &str| allows(&rules, to, 80, &["www.example.org"]);
+        assert_eq!(
+            (reaches("169.254.9.9"), reaches("169.254.169.254")),
+            (link_local, metadata),
+            "{text}"
+        );
+        assert!(!reaches("fd00:ec2::254") && !reaches("64:ff9b::169.254.169.254"), "{text}");
+    }
+    let of_host = |text: &str, to: &str| {
+        let to = to.parse().unwrap();
+        let d = Destination { to, port: Some(80), names: &[], claimed: &[], is_host: true };
+        rules(text).denial(&d).map(Denial::to_string)
+    };
+    let refused = of_host("allow 192.0.2.0/24", "192.0.2.1").unwrap();
+    assert!(refused.starts_with("default: the host's own addresses"), "{refused}");
+    assert_eq!(of_host("allow 192.0.2.1:80", "192.0.2.1"), None);
+}
+
+#[test]
+fn options_come_before_the_file() {
+    let with = |file: &str, options: &[&str]| {
+        let mut rules = rules(file);
+        for option in options {
+            match option.split_once(' ') {
+                None => rules.close(Source::Option),
+                Some(("allow", rule)) => rules.allow(rule.parse().unwrap(), Source::Option),
+                Some((_, rule)) => rules.deny(rule.parse().unwrap(), Source::Option),
+            }
+        }
+        rules
+    };
+    let names = &["www.example.org"];
+    let reaches =
+        |file: &str, options: &[&str]| allows(&with(file, options), "10.1.2.3", 80, names);
+    for allowed in ["allow *", "allow *:80", "allow 10.1.2.3", "allow www.example.org"] {
+        assert!(reaches(allowed, &["allow 192.0.2.1"]), "{allowed}");
+        for closes in ["no-network", "deny *"] {
+            assert!(!reaches(allowed, &[closes]), "{allowed}, {closes}");
+            assert!(!allows_name(&with(allowed, &[closes]), "www.example.org"), "{allowed}");
+        }
+    }
+    assert!(reaches("deny *\nno-network", &["allow www.example.org"]));
+    assert!(reaches("deny 10.1.2.3", &["allow 10.0.0.0/8"]));
+    assert!(!reaches("allow 10.1.2.3", &["deny 10.0.0.0/8"]));
+    assert!(reaches("deny www.example.org", &["allow *.example.org"]));
+    assert!(!reaches("deny 10.0.0.0/8", &["allow www.example.org"]), "another step");
+    assert!(!reaches("deny www.example.org", &["no-network", "allow *:80"]), "denials count");
+}
+
+#[test]
+fn what_is_refused_names_the_rule_and_its_line_or_option() {
+    let mut rules = rules("# first\ndeny 10.0.0.0/8 # ours\nno-network\nallow 10.1.1.1\n");
+    rules.deny("*.Example.Org:80-90".parse().unwrap(), Source::Option);
+    let denial = |to: &str, names: &[&str]| denial(&rules, to, 80, names).map(Denial::to_string);
+    assert_eq!(denial("10.1.1.1", &[]), None);
+    assert_eq!(denial("10.1.1.2", &[]).as_deref(), Some("/etc/rules:2: deny 10.0.0.0/8"));
+    let by_name = denial("192.0.2.1", &["www.example.org"]);
+    assert_eq!(by_name.as_deref(), Some("--deny *.Example.Org:80-90"));
+    assert_eq!(denial("192.0.2.1", &[]).as_deref(), Some("/etc/rules:3: no-network"));
+    let mut named = Rules::default();
+    named.deny("example.com".parse().unwrap(), Source::Option);
+    let refused = named.name_denial("example.com", TYPE_A).map(Denial::to_string);
+    assert_eq!(refused.as_deref(), Some("--deny example.com"));
+    named.close(Source::Option);
+    let other = named.name_denial("example.net", TYPE_A).map(Denial::to_string);
+    assert_eq!(other.as_deref(), Some("--no-network"));
+    let metadata = self::denial(&named, "169.254.169.254", 80, &[]).unwrap().to_string();
+    assert_eq!(
+        metadata,
+        "default: addresses of cloud metadata services; --allow ADDRESS opens one"
+    );
+}
+
+#[test]
+fn a_denied_ipv4_address_is_not_reached_by_an_ipv6_one_that_leads_there() {
+    let rules =
+        rules("deny 10.0.0.0/8:80\ndeny ::ffff:192.0.2.0/120\nallow 10.9.9.9\nallow 64:ff9b::/96");
+    for to in [
+        "10.1.2.3",
+        "::ffff:10.1.2.3",
+        "64:ff9b::10.1.2.3",
+        "2002:a01:203:7::1",
+        "64:ff9b:1::10.1.2.3",
+    ] {
+        assert!(!allows(&rules, to, 80, &[]), "{to}");
+        assert!(allows(&rules, to, 81, &[]), "{to}");
+    }
+    assert!(!allows(&rules, "192.0.2.1", 443, &[]) && allows(&rules, "192.0.3.1", 443, &[]));
+    // It cannot allow: who translates is not known.
+    assert!(allows(&rules, "10.9.9.9", 80, &[]));
+    assert!(!allows(&rules, "64:ff9b::10.9.9.9", 80, &[]));
+    assert!(
+        allows(&rules, "64:ff9b::11.1.2.3", 80, &[]) && allows(&rules, "2001:a01:203::1", 80, &[])
+    );
+    let closed = self::rules("no-network\nallow 10.9.9.9");
+    assert!(!allows(&closed, "64:ff9b::10.9.9.9", 80, &[]));
+}
+
+#[test]
+fn a_question_that_cannot_be_read_is_refused_where_a_name_may_be() {
+    let is_refused = |text: &str| rules(text).hidden_name_denial().is_some();
+    for text in [
+        "no-network",
+        "no-network\nallow example.org",
+        "no-network\nallow 10.0.0.0/8",
+        "no-network\nallow *:53",
+        "deny *.example.org",
+        "deny example.org:80\nallow 192.0.2.1",
+        "deny *",
+    ] {
+        assert!(is_refused(text), "{text}");
+    }
+    for text in ["", "deny 10.0.0.0/8", "deny *:25", "allow example.org"] {
+        assert!(!is_refused(text), "{text}");
+    }
+}
+
+#[test]
+fn without_a_network_only_what_is_allowed_is_reached() {
+    let rules = rules("no-network\nallow *.example.org:80-90\nallow [2001:db8::/32]:22");
+    assert!(allows(&rules, "192.0.2.1", 80, &["www.example.org"]));
+    assert!(!allows(&rules, "192.0.2.1", 91, &["www.example.org"]));
+    assert!(!allows(&rules, "192.0.2.1", 80, &["example.org", "badexample.org"]));
+    assert!(allows(&rules, "2001:db8::5", 22, &[]));
+    let to = "192.0.2.1".parse().unwrap();
+    let ping = Destination { to, port: None, names: &[], claimed: &[], is_host: false };
+    assert!(rules.denial(&ping).is_some());
+}
+
+#[test]
+fn a_server_of_the_guests_own_choice_can_deny_but_not_allow() {
+    let rules = rules("no-network\ndeny ads.example.net\nallow *.example.org");
+    let is_allowed = |names: &[&str], claimed: &[&str]| {
+        let (to, names, claimed) = ("192.0.2.1".parse().unwrap(), owned(names), owned(claimed));
+        let d =
+            Destination { to, port: Some(80), names: &names, claimed: &claimed, is_host: false };
+        rules.denial(&d).is_none()
+    };
+    assert!(is_allowed(&["www.example.org"], &[]));
+    assert!(!is_allowed(&[], &["www.example.org"]));
+    assert!(!is_allowed(&["www.example.org"], &["ads.example.net"]));
+}
+
+#[test]
+fn a_name_is_refused_if_nothing_under_it_can_be_reached() {
+    let closed = rules("no-network\nallow Example.Org:443");
+    assert!(allows_name(&closed, "example.org.") && !allows_name(&closed, "example.com"));
+    let open = rules("deny example.com\ndeny ads.example.net:80");
+    assert!(!allows_name(&open, "EXAMPLE.com") && allows_name(&open, "ads.example.net"));
+    // An address needs no name; and a denied name stays denied.
+    let address = rules("no-network\nallow 192.0.2.0/24");
+    assert!(!allows_name(&address, "anything.example"));
+    assert!(!allows_name(&rules("deny ads.example.net\nallow 192.0.2.1"), "ads.example.net"));
+    let excepted = rules("deny *.example.net\nallow www.example.net:443");
+    assert!(allows_name(&excepted, "www.example.net") && !allows_name(&excepted, "x.example.net"));
+    let ports = rules("no-network\nallow *:443\ndeny example.com");
+    assert!(allows_name(&ports, "example.org") && !allows_name(&ports, "example.com"));
+    assert!(Rules::default().is_empty() && !open.is_empty());
+}
+
+#[test]
+fn a_closed_guest_asks_for_no_records_of_free_content() {
+    const TXT: u16 = 16;
+    const NULL: u16 = 10;
+    let closed = rules("no-network\nallow *.example.org");
+    let asks = |rules: &Rules, kind| rules.name_denial("www.example.org", kind).is_none();
+    assert!(USUAL_TYPES.iter().all(|kind| asks(&closed, *kind)));
+    assert!(
+        !asks(&closed, TXT) && !asks(&closed, NULL) && !asks(&rules("no-network\nallow *"), TXT)
+    );
+    assert!(asks(&rules("deny example.com"), TXT));
+}
+
+#[test]
+fn a_client_is_refused_where_a_rule_denies_its_address_or_it_is_a_metadata_service() {
+    let admits = |text: &str, from: &str, port| {
+        rules(text).client_denial(from.parse().unwrap(), port).is_none()
+    };
+    assert!(!admits("deny 10.0.0.0/8", "10.1.2.3", 40_000));
+    assert!(!admits("deny 10.0.0.0/8", "::ffff:10.1.2.3", 40_000));
+    assert!(admits("deny 10.0.0.0/8\nallow 10.1.2.3", "10.1.2.3", 40_000));
+    assert!(admits("deny 10.0.0.0/8:53", "10.1.2.3", 40_000));
+    assert!(!admits("deny 10.0.0.0/8:53", "10.1.2.3", 53));
+    assert!(!admits("", "169.254.169.254", 53));
+    // Who publishes a port wants clients.
+    assert!(admits("no-network", "192.0.2.1", 40_000) && admits("", "169.254.9.9", 40_000));
+}
+
+#[test]
+fn a_name_is_kept_for_each_denial_once() {
+    let rules = rules("deny *.example.org:80\ndeny ads.example.net:80\nallow *.example.com");
+    let keeps = |name: &str, known: &[&str]| rules.keeps_name(name, &owned(known));
+    assert!(keeps("a.example.org", &[]) && !keeps("b.example.org", &["a.example.org"]));
+    assert!(keeps("ads.example.net", &["a.example.org"]));
+    assert!(!keeps("www.example.com", &[]) && !keeps("other.example", &[]));
+}
+
+#[test]
+fn rules_that_mean_nothing_are_refused_with_their_line() {
+    for text in
+        ["", "1.2.3", "10.0.0.0/33", "a b", "[::1", "[::1]80", "x:0", "x:9-1", "x:y", "-.*", "*.*"]
+    {
+        assert!(text.parse::<Rule>().is_err(), "{text}");
+    }
+    let error = Rules::default().add_file("allow *\npermit x\n", Path::new("r")).unwrap_err();
+    assert!(error.starts_with("line 2: "), "{error}");
+    let error = Rules::default().add_file("allow 1.2.3.4.5", Path::new("r")).unwrap_err();
+    assert!(error.contains("line 1: invalid rule `1.2.3.4.5`"), "{error}");
+}
+
+#[test]
+fn an_ipv6_address_needs_no_brackets_without_a_port() {
+    let host = |text: &str| text.parse::<Rule>().unwrap().host;
+    assert_eq!(host("2001:db8::/32"), Host::Prefix("2001:db8::".parse().unwrap(), 32));
+    assert_eq!(host("[::1]:80"), Host::Prefix("::1".parse().unwrap(), 128));
+    assert_eq!(host("localhost:80"), Host::Name("localhost".into()));
+    assert_eq!(host("::ffff:10.0.0.0/104"), Host::Prefix("10.0.0.0".parse().unwrap(), 8));
+    assert_eq!(host("::ffff:0:0/80"), Host::Prefix("::ffff:0:0".parse().unwrap(), 80));
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text in "[a-z0-9.:/\\[\\]*-]{0,24}") {
+        if let Ok(rule) = text.parse::<Rule>() {
+            let mut rules = Rules::default();
+            rules.deny(rule, Source::Option);
+            let _ = allows(&rules, "10.0.0.1", 80, &["a.b"]);
+        }
+    }
+}
+
+#[test]
+fn prefixes_cover_what_shares_their_bits() {
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    assert!(covers(ip("10.0.2.100"), 24, ip("10.0.2.2")));
+    assert!(!covers(ip("10.0.2.100"), 32, ip("10.0.2.2")));
+    assert!(covers(ip("10.0.2.100"), 0, ip("192.0.2.1")));
+    assert!(covers(ip("fd00::1"), 64, ip("fd00::2")));
+    assert!(!covers(ip("fd00::1"), 64, ip("10.0.0.1")));
+}
