@@ -9,6 +9,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use dhcproto::{Encodable, Encoder, Name, v4, v6};
 
+use crate::rules::covers;
+
 /// UDP ports of the DHCP server and client (RFC 2131 section 4.1).
 pub const SERVER_PORT: u16 = 67;
 /// See [`SERVER_PORT`].
@@ -191,6 +193,9 @@ impl Lease {
         options.insert(v4::DhcpOption::SubnetMask(Ipv4Addr::from_bits(mask)));
         if let Some(router) = self.router {
             options.insert(v4::DhcpOption::Router(vec![router]));
+            if let Some(routes) = self.routes_to(router) {
+                options.insert(routes);
+            }
         }
         if let Some(mtu) = self.mtu {
             options.insert(v4::DhcpOption::InterfaceMtu(mtu));
@@ -202,6 +207,19 @@ impl Lease {
         if !search.is_empty() {
             options.insert(v4::DhcpOption::DomainSearch(search));
         }
+    }
+}
+
+impl Lease {
+    /// A route to the router and one through it where the prefix does not cover the router (RFC 3442).
+    fn routes_to(&self, router: Ipv4Addr) -> Option<v4::DhcpOption> {
+        if covers(self.address.into(), self.prefix_len, router.into()) {
+            return None;
+        }
+        let (router, none) = (router.octets(), [0; 4]);
+        let routes = [&[32], &router[..], &none[..], &[0], &router[..]].concat();
+        let code = v4::OptionCode::ClasslessStaticRoute;
+        Some(v4::DhcpOption::Unknown(v4::UnknownOption::new(code, routes)))
     }
 }
 
@@ -418,6 +436,16 @@ mod tests {
             assert!(ack.opts().iter().any(|(_, o)| *o == option), "{option:?}");
         }
         assert!(ack.opts().contains(v4::OptionCode::DomainSearch));
+    }
+
+    #[test]
+    fn a_router_outside_of_the_prefix_comes_with_a_route_to_itself() {
+        let alone = Lease { prefix_len: 32, ..lease() };
+        let request = encoded(&message(v4::MessageType::Discover, &[])).unwrap();
+        let offer = answer(&request, &alone).unwrap();
+        let routes = [121, 14, 32, 192, 0, 2, 1, 0, 0, 0, 0, 0, 192, 0, 2, 1];
+        let has = |bytes: &[u8]| bytes.windows(routes.len()).any(|window| window == routes);
+        assert!(has(&offer) && !has(&answer(&request, &lease()).unwrap()));
     }
 
     #[test]

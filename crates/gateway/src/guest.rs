@@ -7,7 +7,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fulmar_netns::{Netns, Route};
+use fulmar_netns::{Netlink, Netns, NextHop, Route};
 
 use crate::host::{HostNetwork, Upstream};
 use crate::rules::covers;
@@ -95,11 +95,12 @@ impl GuestNetwork {
         }
     }
 
-    /// Sets the interface up in the guest's namespace, where it exists already.
+    /// Sets the interface up in the guest's namespace, where it exists already. Returns a sentence for each address and
+    /// route that the kernel there refused: the guest does without it.
     ///
     /// # Errors
     /// Those of rtnetlink, with the step that failed.
-    pub fn configure(&self, netns: &Netns) -> io::Result<()> {
+    pub fn configure(&self, netns: &Netns) -> io::Result<Vec<String>> {
         let index = netns.if_index(&self.name)?;
         let mut netlink = netns.netlink()?;
         let step = |what: &str, done: io::Result<()>| {
@@ -112,22 +113,45 @@ impl GuestNetwork {
         }
         step("cannot set the MTU", netlink.set_mtu(index, self.mtu))?;
         step("cannot bring up the interface", netlink.set_up(index))?;
+        let mut refused = Vec::new();
         for (address, prefix_len) in &self.addresses {
-            let what = format!("cannot add the address {address}/{prefix_len}");
-            step(&what, netlink.add_address(index, *address, *prefix_len))?;
+            if let Err(e) = netlink.add_address(index, *address, *prefix_len) {
+                refused.push(format!("the guest has no address {address}/{prefix_len}: {e}"));
+            }
         }
         for route in &self.routes {
-            match netlink.add_route(&Route { index, ..*route }) {
-                // The kernel made it with the address.
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                done => {
-                    let to = format!("{}/{}", route.destination, route.prefix_len);
-                    step(&format!("cannot add the route to {to}"), done)?;
+            if let Err(e) = add_route(&mut netlink, index, route) {
+                let (to, length) = (route.destination, route.prefix_len);
+                refused.push(format!("the guest has no route to {to}/{length}: {e}"));
+                if route.is_default() {
+                    // All that the gateway needs is to see the packets.
+                    let _ = add_route(&mut netlink, index, &route_to_gateway(to.is_ipv4()));
                 }
             }
         }
-        Ok(())
+        Ok(refused)
     }
+}
+
+fn add_route(netlink: &mut Netlink, index: u32, route: &Route) -> io::Result<()> {
+    let hops = route.hops.iter().map(|hop| NextHop { index, ..*hop }).collect();
+    match netlink.add_route(&Route { hops, ..route.clone() }) {
+        // The kernel made it with the address.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        done => done,
+    }
+}
+
+/// A default route through the gateway by the address that it has where the host has no router.
+fn route_to_gateway(is_v4: bool) -> Route {
+    let mut route = Route::default_through(0, unrouted_gateway(is_v4));
+    // No prefix of the guest covers the IPv4 address.
+    route.hops.iter_mut().for_each(|hop| hop.is_onlink = is_v4);
+    route
+}
+
+fn unrouted_gateway(is_v4: bool) -> IpAddr {
+    if is_v4 { UNROUTED_GATEWAY.into() } else { UNROUTED_GATEWAY_V6.into() }
 }
 
 fn version_of(upstream: Option<&Upstream>, options: &GuestOptions, is_v4: bool) -> Version {
@@ -142,20 +166,16 @@ fn version_of(upstream: Option<&Upstream>, options: &GuestOptions, is_v4: bool) 
         (None, true) if is_v4 => vec![(UNROUTED_ADDRESS.into(), UNROUTED_PREFIX_LEN)],
         (None, true) => Vec::new(),
     };
-    let unrouted: IpAddr = if is_v4 { UNROUTED_GATEWAY.into() } else { UNROUTED_GATEWAY_V6.into() };
-    let gateway = match (asked_gateway, upstream) {
-        (Some(router), _) => Some(router),
-        (None, Some(up)) => up.gateway,
-        (None, None) => Some(unrouted),
-    };
+    // A router of the other IP version (RFC 5549) answers no DHCP of this one.
+    let own_gateway = upstream.and_then(|up| up.gateway).filter(|g| g.is_ipv4() == is_v4);
+    let gateway = asked_gateway.or(own_gateway).unwrap_or_else(|| unrouted_gateway(is_v4));
     let mut routes: Vec<Route> = match upstream {
         // With addresses or a router of the user's choice the host's routes do not fit.
-        Some(up) if asked_gateway.is_none() && options.addresses.is_empty() => up.routes.clone(),
-        _ => gateway.into_iter().flat_map(|router| default_route(router, &addresses)).collect(),
+        Some(up) if asked_gateway.is_none() && options.addresses.is_empty() => {
+            routes_like(&up.routes, options, is_v4)
+        }
+        _ => default_route(gateway, &addresses),
     };
-    // The kernel makes the route to fe80::/64 itself.
-    routes.retain(|route| route.gateway.is_some() || !is_v6_link_local(route.destination));
-    routes.sort_by_key(|route| route.gateway.is_some());
     // Without an IPv6 address no route can be used.
     if !is_v4 && addresses.is_empty() {
         routes.clear();
@@ -163,21 +183,34 @@ fn version_of(upstream: Option<&Upstream>, options: &GuestOptions, is_v4: bool) 
     for route in &mut routes {
         // The host's preferred source may be an address that the guest has not.
         route.source = route.source.filter(|s| addresses.iter().any(|(a, _)| a == s));
-        route.index = 0;
+        route.hops.iter_mut().for_each(|hop| hop.index = 0);
     }
-    Version { addresses, gateway, routes }
+    Version { addresses, gateway: Some(gateway), routes }
+}
+
+/// The routes of a guest after those of its host. There is always a default route: what the host reaches may change,
+/// and each of its sockets follows the routes that the host has by then.
+fn routes_like(hosts: &[Route], options: &GuestOptions, is_v4: bool) -> Vec<Route> {
+    // The kernel makes the route to fe80::/64 itself.
+    let is_own = |route: &Route| route.gateway().is_none() && is_v6_link_local(route.destination);
+    let mut routes: Vec<Route> = hosts.iter().filter(|route| !is_own(route)).cloned().collect();
+    // By a default route to the link itself the guest's kernel would ask for every address of the world by ARP.
+    let is_link = |route: &Route| route.is_default() && route.gateway().is_none();
+    // A guest without IPv6 cannot ask for a router of IPv6.
+    let has_v6_router = |route: &Route| route.gateway().is_some_and(|g| g.is_ipv6());
+    routes.retain(|r| !is_link(r) && !(is_v4 && options.without_v6 && has_v6_router(r)));
+    routes.sort_by_key(|route| route.gateway().is_some());
+    if !routes.iter().any(|r| r.is_default() && r.tos == 0) {
+        routes.push(route_to_gateway(is_v4));
+    }
+    routes
 }
 
 /// The default route through a router, after a route to the router where no prefix covers it.
 fn default_route(router: IpAddr, addresses: &[(IpAddr, u8)]) -> Vec<Route> {
     let is_covered = is_v6_link_local(router) || addresses.iter().any(|a| covers(a.0, a.1, router));
     let host_bits = if router.is_ipv4() { 32 } else { 128 };
-    let to_router = Route {
-        destination: router,
-        prefix_len: host_bits,
-        gateway: None,
-        ..Route::default_through(0, router)
-    };
+    let to_router = Route::on_link(0, router, host_bits);
     let default = Route::default_through(0, router);
     if is_covered { vec![default] } else { vec![to_router, default] }
 }
@@ -221,12 +254,9 @@ mod tests {
             is_loopback: false,
         };
         let on_link = Route {
-            destination: ip("192.0.2.0"),
-            prefix_len: 24,
-            gateway: None,
-            index: 2,
             source: Some(ip("192.0.2.5")),
             metric: 100,
+            ..Route::on_link(2, ip("192.0.2.0"), 24)
         };
         let upstream = Upstream {
             interface,
@@ -248,13 +278,13 @@ mod tests {
         assert_eq!((guest.name.as_str(), guest.mtu), ("eth0", DEFAULT_MTU));
         assert_eq!(guest.addresses, [(ip("192.0.2.5"), 24)]);
         assert_eq!(guest.gateway_v4, Some(Ipv4Addr::new(192, 0, 2, 1)));
-        let order: Vec<_> = guest.routes.iter().map(|r| (r.prefix_len, r.gateway)).collect();
+        let order: Vec<_> = guest.routes.iter().map(|r| (r.prefix_len, r.gateway())).collect();
         assert_eq!(
             order,
             [(24, None), (0, Some(ip("192.0.2.1")))],
             "the router's link comes first"
         );
-        assert!(guest.routes.iter().all(|r| r.index == 0));
+        assert!(guest.routes.iter().all(|r| r.leads_to(0)));
     }
 
     #[test]
@@ -264,6 +294,41 @@ mod tests {
         assert_eq!(guest.addresses, [(UNROUTED_ADDRESS.into(), 16)]);
         assert_eq!(guest.routes, [Route::default_through(0, UNROUTED_GATEWAY.into())]);
         assert_eq!(guest.gateway_v6, Some(UNROUTED_GATEWAY_V6));
+    }
+
+    #[test]
+    fn a_guest_has_a_default_route_whatever_its_host_has() {
+        let without_default = |routes: Vec<Route>| {
+            let mut host = host();
+            let upstream = host.v4.as_mut().unwrap();
+            (upstream.routes, upstream.gateway) = (routes, None);
+            GuestNetwork::like(&host, &GuestOptions::default())
+        };
+        let to_gateway = route_to_gateway(true);
+        assert!(to_gateway.hops[0].is_onlink);
+        let link = Route::on_link(2, ip("192.0.2.0"), 24);
+        let everything = Route::on_link(2, ip("0.0.0.0"), 0);
+        let of_service = Route { tos: 16, ..Route::default_through(2, ip("192.0.2.1")) };
+        for routes in [vec![link.clone()], vec![link.clone(), everything], vec![link, of_service]] {
+            let guest = without_default(routes);
+            assert_eq!(guest.routes.last(), Some(&to_gateway));
+            assert_eq!(guest.gateway_v4, Some(UNROUTED_GATEWAY));
+            assert_eq!(guest.routes.iter().filter(|r| r.is_default() && r.tos == 0).count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_router_of_the_other_ip_version_is_kept_where_the_guest_has_both() {
+        let mut host = host();
+        let upstream = host.v4.as_mut().unwrap();
+        let mut through_v6 = Route::default_through(2, ip("192.0.2.1"));
+        through_v6.hops[0].gateway = Some(ip("fe80::99"));
+        (upstream.routes, upstream.gateway) = (vec![through_v6], Some(ip("fe80::99")));
+        let guest = GuestNetwork::like(&host, &GuestOptions::default());
+        assert_eq!(guest.routes[0].gateway(), Some(ip("fe80::99")));
+        assert_eq!(guest.gateway_v4, Some(UNROUTED_GATEWAY), "the server of DHCP");
+        let alone = GuestOptions { without_v6: true, ..GuestOptions::default() };
+        assert_eq!(GuestNetwork::like(&host, &alone).routes, [route_to_gateway(true)]);
     }
 
     #[test]

@@ -4,12 +4,13 @@
 //! default route it is the only interface that has a route at all, else none. That is the rule of pasta(1).
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use fulmar_netns::{Address, Interface, Netlink, Route};
+use fulmar_netns::{Address, Interface, Netlink, NextHop, Route};
 
 use crate::mapping::is_link_local;
+use crate::resolv::{RESOLV_CONF, ResolvConf};
 
 /// What the host has of one IP version.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,8 +32,8 @@ pub struct HostNetwork {
     pub v4: Option<Upstream>,
     /// IPv6.
     pub v6: Option<Upstream>,
-    /// Addresses of the resolvers, in the order of resolv.conf(5).
-    pub nameservers: Vec<IpAddr>,
+    /// The resolvers, in the order of resolv.conf(5). A link-local one has the index of its link.
+    pub nameservers: Vec<SocketAddr>,
     /// Domains that a resolver searches.
     pub search: Vec<String>,
     /// Every address of its interfaces.
@@ -69,8 +70,7 @@ impl HostNetwork {
     /// interface of both IP versions; without it each version has its own.
     ///
     /// # Errors
-    /// Those of rtnetlink; NotFound if there is no interface `upstream`. A resolv.conf that cannot be read or
-    /// understood counts as empty.
+    /// Those of rtnetlink; NotFound if there is no interface `upstream`.
     pub fn read(upstream: Option<&str>) -> io::Result<HostNetwork> {
         let tables = Tables::read(&mut Netlink::open()?)?;
         if let Some(name) = upstream
@@ -79,14 +79,26 @@ impl HostNetwork {
             let what = format!("the host has no interface {name}");
             return Err(io::Error::new(io::ErrorKind::NotFound, what));
         }
-        let (nameservers, search) = read_resolvers(Path::new("/etc/resolv.conf"));
-        Ok(HostNetwork {
-            v4: upstream_of(&tables, IpAddr::is_ipv4, upstream),
-            v6: upstream_of(&tables, IpAddr::is_ipv6, upstream),
+        Ok(HostNetwork::of(&tables, upstream))
+    }
+
+    /// As [`HostNetwork::read`], by a socket that is open. An interface `upstream` that is not there leads nowhere.
+    ///
+    /// # Errors
+    /// Those of rtnetlink.
+    pub fn read_by(netlink: &mut Netlink, upstream: Option<&str>) -> io::Result<HostNetwork> {
+        Ok(HostNetwork::of(&Tables::read(netlink)?, upstream))
+    }
+
+    fn of(tables: &Tables, upstream: Option<&str>) -> HostNetwork {
+        let ResolvConf { nameservers, search } = ResolvConf::read(Path::new(RESOLV_CONF));
+        HostNetwork {
+            v4: upstream_of(tables, IpAddr::is_ipv4, upstream),
+            v6: upstream_of(tables, IpAddr::is_ipv6, upstream),
             nameservers,
             search,
             addresses: tables.addresses.iter().map(|a| a.address).collect(),
-        })
+        }
     }
 }
 
@@ -96,19 +108,24 @@ pub fn upstream_of(
     is_of_version: fn(&IpAddr) -> bool,
     name: Option<&str>,
 ) -> Option<Upstream> {
-    let candidates = tables.routes.iter().filter(|route| {
-        let interface = tables.interfaces.iter().find(|i| i.index == route.index);
+    let is_usable = |hop: &NextHop| {
+        let interface = tables.interfaces.iter().find(|i| i.index == hop.index);
         interface.is_some_and(|i| i.is_up && !i.is_loopback && name.is_none_or(|n| n == i.name))
-            && is_of_version(&route.destination)
-    });
-    let routes: Vec<Route> = candidates.copied().collect();
-    let default = routes.iter().filter(|r| r.is_default()).min_by_key(|r| r.metric);
-    let index = match default {
-        Some(route) => route.index,
+    };
+    let of_version = tables.routes.iter().filter(|route| is_of_version(&route.destination));
+    let mut routes: Vec<Route> = of_version.cloned().collect();
+    routes.iter_mut().for_each(|route| route.hops.retain(is_usable));
+    routes.retain(|route| !route.hops.is_empty());
+    let defaults = routes.iter().filter(|r| r.is_default() && r.tos == 0);
+    let default = defaults.min_by_key(|r| r.metric).cloned();
+    let index = match default.as_ref().and_then(|route| route.hops.first()) {
+        Some(hop) => hop.index,
         None => only_interface(&routes)?,
     };
+    routes.iter_mut().for_each(|route| route.hops.retain(|hop| hop.index == index));
+    routes.retain(|route| !route.hops.is_empty());
     let interface = tables.interfaces.iter().find(|i| i.index == index)?.clone();
-    let preferred = default.and_then(|route| route.source);
+    let preferred = default.as_ref().and_then(|route| route.source);
     let mut addresses: Vec<Address> = tables
         .addresses
         .iter()
@@ -119,24 +136,17 @@ pub fn upstream_of(
     Some(Upstream {
         interface,
         addresses,
-        gateway: default.and_then(|route| route.gateway),
-        routes: routes.into_iter().filter(|r| r.index == index).collect(),
+        gateway: default.and_then(|route| route.hops.first()?.gateway),
+        routes,
     })
 }
 
 /// The one interface that all routes name. Link-local routes name every interface and do not count.
 fn only_interface(routes: &[Route]) -> Option<u32> {
-    let mut indices = routes.iter().filter(|r| !is_link_local(r.destination)).map(|r| r.index);
+    let routes = routes.iter().filter(|r| !is_link_local(r.destination));
+    let mut indices = routes.flat_map(|r| &r.hops).map(|hop| hop.index);
     let first = indices.next()?;
     indices.all(|index| index == first).then_some(first)
-}
-
-fn read_resolvers(path: &Path) -> (Vec<IpAddr>, Vec<String>) {
-    let config = std::fs::read(path).ok().and_then(|text| resolv_conf::Config::parse(text).ok());
-    let Some(config) = config else { return Default::default() };
-    let nameservers = config.nameservers.iter().map(IpAddr::from).collect();
-    let search = config.get_last_search_or_domain().cloned().collect();
-    (nameservers, search)
 }
 
 #[cfg(test)]
@@ -163,8 +173,7 @@ mod tests {
     }
 
     fn on_link(index: u32, destination: &str, prefix_len: u8) -> Route {
-        let destination = ip(destination);
-        Route { destination, prefix_len, gateway: None, index, source: None, metric: 0 }
+        Route::on_link(index, ip(destination), prefix_len)
     }
 
     fn two_interfaces() -> Tables {
@@ -199,6 +208,28 @@ mod tests {
     }
 
     #[test]
+    fn of_a_route_with_several_next_hops_those_of_the_upstream_are_kept() {
+        let mut tables = two_interfaces();
+        let hop = |index, gateway| Route::default_through(index, ip(gateway)).hops[0];
+        let hops = vec![hop(3, "10.0.0.1"), hop(2, "192.0.2.1"), hop(3, "10.0.0.2")];
+        tables.routes.push(Route { hops, ..Route::default_through(3, ip("10.0.0.1")) });
+        let found = upstream_of(&tables, IpAddr::is_ipv4, None).unwrap();
+        assert_eq!((found.interface.index, found.gateway), (3, Some(ip("10.0.0.1"))));
+        let default = found.routes.iter().find(|r| r.is_default()).unwrap();
+        assert_eq!(default.hops, [hop(3, "10.0.0.1"), hop(3, "10.0.0.2")]);
+        tables.interfaces[2].is_up = false;
+        let found = upstream_of(&tables, IpAddr::is_ipv4, None).unwrap();
+        assert_eq!((found.interface.index, found.gateway), (2, Some(ip("192.0.2.1"))));
+    }
+
+    #[test]
+    fn a_default_route_of_one_type_of_service_is_not_the_default_route() {
+        let mut tables = two_interfaces();
+        tables.routes.push(Route { tos: 16, ..Route::default_through(2, ip("192.0.2.1")) });
+        assert_eq!(upstream_of(&tables, IpAddr::is_ipv4, None), None);
+    }
+
+    #[test]
     fn without_a_default_route_only_one_interface_with_routes_will_do() {
         let mut tables = two_interfaces();
         assert_eq!(upstream_of(&tables, IpAddr::is_ipv4, None), None);
@@ -216,19 +247,5 @@ mod tests {
         assert_eq!(upstream_of(&tables, IpAddr::is_ipv6, None), None);
         tables.routes.push(on_link(3, "fd00::", 64));
         assert_eq!(upstream_of(&tables, IpAddr::is_ipv6, None).unwrap().interface.index, 3);
-    }
-
-    #[test]
-    fn resolvers_are_read_in_order_and_a_bad_file_counts_as_empty() {
-        let file = std::env::temp_dir().join(format!("fulmar-resolv-{}", std::process::id()));
-        let text = "search example.org corp.example\nnameserver 192.0.2.53\nnameserver fd00::53\n";
-        std::fs::write(&file, text).unwrap();
-        let (nameservers, search) = read_resolvers(&file);
-        assert_eq!(nameservers, [ip("192.0.2.53"), ip("fd00::53")]);
-        assert_eq!(search, ["example.org", "corp.example"]);
-        std::fs::write(&file, "nameserver nonsense\n").unwrap();
-        assert_eq!(read_resolvers(&file), (vec![], vec![]));
-        std::fs::remove_file(&file).unwrap();
-        assert_eq!(read_resolvers(&file), (vec![], vec![]));
     }
 }

@@ -16,6 +16,7 @@ pub mod program;
 pub mod published;
 pub mod ra;
 mod relay;
+pub mod resolv;
 pub mod rules;
 mod setup;
 pub mod splice;

@@ -1,6 +1,6 @@
 //! Which host address a guest's destination stands for.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use smallvec::SmallVec;
 
@@ -20,13 +20,15 @@ pub struct Mapping {
     pub host_address: Vec<(IpAddr, IpAddr)>,
     /// Addresses at which DNS is forwarded to the host's resolvers.
     pub dns: Vec<IpAddr>,
-    /// The host's resolvers, best first.
+    /// The host's resolvers, best first. A link-local one has its zone.
     pub resolvers: Vec<SocketAddr>,
     /// DNS servers that the guest is told of.
     pub nameservers: Vec<IpAddr>,
     /// The host's own addresses, where its programs answer: for the policy
     /// ([`NewFlow::is_host`](crate::policy::NewFlow)). Empty where the policy need not know them.
     pub host_addresses: Vec<IpAddr>,
+    /// The host's interface on whose link an IPv6 address of the guest's link is, by its index; 0: there is none.
+    pub zone: u32,
 }
 
 impl Mapping {
@@ -42,7 +44,21 @@ impl Mapping {
         if let Some((_, stands_for)) = self.host_address.iter().find(|(a, _)| *a == ip) {
             return Some(SocketAddr::new(*stands_for, to.port()));
         }
-        is_outside(ip).then_some(to)
+        is_outside(ip).then(|| self.zoned(to))
+    }
+
+    /// A link-local address with its zone: that of the resolver which has it, else the upstream's.
+    fn zoned(&self, to: SocketAddr) -> SocketAddr {
+        let SocketAddr::V6(v6) = to else { return to };
+        if !v6.ip().is_unicast_link_local() {
+            return to;
+        }
+        let zone_of = |resolver: &SocketAddr| match resolver {
+            SocketAddr::V6(r) => (r.ip(), r.port()).eq(&(v6.ip(), v6.port())).then(|| r.scope_id()),
+            SocketAddr::V4(_) => None,
+        };
+        let zone = self.resolvers.iter().find_map(zone_of).unwrap_or(self.zone);
+        SocketAddrV6::new(*v6.ip(), v6.port(), 0, zone).into()
     }
 
     /// Whether a destination is a DNS server: port 53 of any address.
@@ -136,7 +152,22 @@ mod tests {
             resolvers: vec![at("[2001:db8::53]:53"), at("192.0.2.53:53")],
             nameservers: vec!["198.51.100.53".parse().unwrap()],
             host_addresses: vec!["192.0.2.5".parse().unwrap(), "192.0.2.6".parse().unwrap()],
+            zone: 3,
         }
+    }
+
+    #[test]
+    fn an_address_of_the_link_leads_to_the_zone_of_the_resolver_or_of_the_upstream() {
+        let resolvers = vec![at("[fe80::53%7]:53")];
+        let dns = vec!["169.254.1.1".parse().unwrap(), "fe80::99".parse().unwrap()];
+        let mapping = Mapping { resolvers, dns, ..mapping() };
+        let to = |text: &str| mapping.target(at(text));
+        assert_eq!(to("[fe80::53]:53"), Some(at("[fe80::53%7]:53")));
+        assert_eq!(to("[fe80::53]:80"), Some(at("[fe80::53%3]:80")));
+        assert_eq!(to("[fd00::53]:53"), Some(at("[fd00::53]:53")));
+        assert_eq!([to("169.254.1.1:53"), to("[fe80::99]:53")], [Some(at("[fe80::53%7]:53")); 2]);
+        let leads_to = to("[fe80::53]:53").unwrap();
+        assert!(mapping.is_resolver(at("[fe80::53]:53"), leads_to));
     }
 
     #[test]

@@ -17,7 +17,12 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::getegid;
 use seccompiler::{apply_filter, sock_filter};
 
-const RESOLV_CONF: &str = "/etc/resolv.conf";
+use crate::resolv::{RESOLV_CONF, contents, value_of};
+
+/// Keywords of the host's resolv.conf that the program's has, too.
+const KEPT: [&[u8]; 4] = [b"search", b"domain", b"options", b"sortlist"];
+/// Bytes of the program's file.
+const MOST_BYTES: usize = 32 << 10;
 /// A folder that every system has, under which a file system in memory is mounted for a moment.
 const STAGING: &str = "/tmp";
 
@@ -42,13 +47,16 @@ pub fn enter(user: User) -> io::Result<()> {
 /// # Errors
 /// The step that failed. A host without the file is left as it is.
 pub fn resolve_through(nameservers: &[IpAddr]) -> io::Result<()> {
-    let Ok(hosts) = fs::read_to_string(RESOLV_CONF) else { return Ok(()) };
+    if !fs::metadata(RESOLV_CONF).is_ok_and(|m| !m.is_dir()) {
+        return Ok(());
+    }
+    let text = resolv_conf(&contents(Path::new(RESOLV_CONF)).unwrap_or_default(), nameservers);
     let none = None::<&str>;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let mounted = mount(Some("fulmar"), STAGING, Some("tmpfs"), flags, Some("size=64k,mode=755"));
     context("cannot mount a file system in memory", mounted.map_err(Into::into))?;
     let file = Path::new(STAGING).join("resolv.conf");
-    let bound = fs::write(&file, resolv_conf(&hosts, nameservers))
+    let bound = fs::write(&file, text)
         .and_then(|()| Ok(mount(Some(&file), RESOLV_CONF, none, MsFlags::MS_BIND, none)?));
     // The bind mount keeps the file; the folder is what it was.
     umount2(STAGING, MntFlags::MNT_DETACH)?;
@@ -139,15 +147,16 @@ fn terminal_filter() -> Vec<sock_filter> {
     filter
 }
 
-fn resolv_conf(hosts: &str, nameservers: &[IpAddr]) -> String {
-    let mut text: String = nameservers.iter().map(|a| format!("nameserver {a}\n")).collect();
-    let kept = hosts.lines().filter(|line| {
-        let word = line.split_whitespace().next();
-        matches!(word, Some("search" | "domain" | "options" | "sortlist"))
-    });
-    for line in kept {
-        text.push_str(line);
-        text.push('\n');
+/// The file of a program, of at most [`MOST_BYTES`]: lines of the host's that do not fit are left out.
+fn resolv_conf(hosts: &[u8], nameservers: &[IpAddr]) -> Vec<u8> {
+    let servers: String = nameservers.iter().map(|a| format!("nameserver {a}\n")).collect();
+    let mut text = servers.into_bytes();
+    let is_kept = |line: &&[u8]| KEPT.iter().any(|keyword| value_of(line, keyword).is_some());
+    for line in hosts.split(|byte| *byte == b'\n').filter(is_kept) {
+        if text.len() + line.len() < MOST_BYTES {
+            text.extend_from_slice(line);
+            text.push(b'\n');
+        }
     }
     text
 }
@@ -158,11 +167,19 @@ mod tests {
 
     #[test]
     fn domains_and_options_of_the_host_are_kept_and_its_resolvers_replaced() {
-        let hosts = "# made by hand\nnameserver 127.0.0.53\noptions edns0 trust-ad\nsearch a.example b.example\n";
-        let text = resolv_conf(hosts, &["169.254.1.1".parse().unwrap()]);
+        let hosts = b"# made by hand\nnameserver 127.0.0.53\noptions edns0 trust-ad\nsearch a.example b.example\n";
+        let own = ["169.254.1.1".parse().unwrap()];
         assert_eq!(
-            text,
+            String::from_utf8(resolv_conf(hosts, &own)).unwrap(),
             "nameserver 169.254.1.1\noptions edns0 trust-ad\nsearch a.example b.example\n"
+        );
+        let long =
+            ["search ".as_bytes(), &b"x".repeat(10 << 20), b"\noptions \xff\nsearch a.example"]
+                .concat();
+        assert_eq!(
+            resolv_conf(&long, &own),
+            b"nameserver 169.254.1.1\noptions \xff\nsearch a.example\n",
+            "what does not fit is left out"
         );
     }
 }

@@ -5,9 +5,14 @@
 use std::io;
 
 use netlink_packet_core::{
-    NLM_F_REQUEST, NetlinkDeserializable, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
+    NLM_F_REQUEST, NetlinkBuffer, NetlinkDeserializable, NetlinkMessage, NetlinkPayload,
+    NetlinkSerializable,
 };
 use netlink_sys::{Socket, SocketAddr};
+
+/// Types from here on are those of a family's objects (linux/netlink.h).
+const NLMSG_MIN_TYPE: u16 = 16;
+const HEADER_BYTES: usize = 16;
 
 /// A socket of one netlink family.
 pub(crate) struct Channel {
@@ -72,9 +77,17 @@ impl Channel {
             let (bytes, _) = self.socket.recv_from_full()?;
             let mut rest = bytes.as_slice();
             while !rest.is_empty() {
-                let message = NetlinkMessage::<M>::deserialize(rest).map_err(io::Error::other)?;
-                let aligned = (message.header.length as usize).next_multiple_of(4);
-                rest = rest.get(aligned..).unwrap_or_default();
+                let header = NetlinkBuffer::new_checked(rest).map_err(io::Error::other)?;
+                let length = (header.length() as usize).max(HEADER_BYTES);
+                let message = NetlinkMessage::<M>::deserialize(rest);
+                let is_object = header.message_type() >= NLMSG_MIN_TYPE;
+                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+                let message = match message {
+                    Ok(message) => message,
+                    // One object among many with an attribute that the library does not understand.
+                    Err(_) if is_object => continue,
+                    Err(e) => return Err(io::Error::other(e)),
+                };
                 if message.header.sequence_number != self.sequence {
                     continue;
                 }

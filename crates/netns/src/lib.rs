@@ -13,10 +13,12 @@
 
 mod channel;
 mod netlink;
+mod route;
 mod sock_diag;
 mod sys;
 
-pub use netlink::{Address, Interface, Netlink, Route, VethEnd};
+pub use netlink::{Address, Interface, Netlink, VethEnd};
+pub use route::{NextHop, Route};
 pub use sock_diag::{OpenPorts, abort_connections};
 pub use sys::pidfd_open;
 

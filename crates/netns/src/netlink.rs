@@ -6,7 +6,7 @@
 //! Source: rtnetlink(7).
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE};
@@ -17,13 +17,12 @@ use netlink_packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute,
     LinkFlags, LinkInfo, LinkMessage,
 };
-use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
-};
+use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 use crate::channel::Channel;
+use crate::route::Route;
 
 /// One end of a veth pair.
 #[derive(Clone, Debug)]
@@ -56,7 +55,7 @@ fn link(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage {
     message
 }
 
-fn family_of(address: IpAddr) -> AddressFamily {
+pub(crate) fn family_of(address: IpAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
 }
 
@@ -88,39 +87,6 @@ pub struct Address {
     pub prefix_len: u8,
     /// Its scope is RT_SCOPE_UNIVERSE.
     pub is_global: bool,
-}
-
-/// A unicast route of the main table.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Route {
-    /// The destination; the unspecified address for the default route.
-    pub destination: IpAddr,
-    /// Bits of its prefix.
-    pub prefix_len: u8,
-    /// The next hop; none on the link itself.
-    pub gateway: Option<IpAddr>,
-    /// The outgoing interface.
-    pub index: u32,
-    /// The source address to prefer.
-    pub source: Option<IpAddr>,
-    /// RTA_PRIORITY: of several routes to a destination the one with the lowest is used.
-    pub metric: u32,
-}
-
-impl Route {
-    /// A default route through a router on the link of an interface.
-    pub fn default_through(index: u32, gateway: IpAddr) -> Route {
-        let destination = match gateway {
-            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        Route { destination, prefix_len: 0, gateway: Some(gateway), index, source: None, metric: 0 }
-    }
-
-    /// Whether it is a default route.
-    pub fn is_default(&self) -> bool {
-        self.prefix_len == 0
-    }
 }
 
 /// An rtnetlink socket.
@@ -240,26 +206,8 @@ impl Netlink {
 
     /// Adds a route to the main table.
     pub fn add_route(&mut self, route: &Route) -> io::Result<()> {
-        let mut message = RouteMessage::default();
-        let scope = if route.gateway.is_some() { RouteScope::Universe } else { RouteScope::Link };
-        message.header = RouteHeader {
-            address_family: family_of(route.destination),
-            destination_prefix_length: route.prefix_len,
-            table: RouteHeader::RT_TABLE_MAIN,
-            protocol: RouteProtocol::Static,
-            scope,
-            kind: RouteType::Unicast,
-            ..RouteHeader::default()
-        };
-        let attributes = [
-            (!route.is_default()).then(|| RouteAttribute::Destination(route.destination.into())),
-            route.gateway.map(|gateway| RouteAttribute::Gateway(gateway.into())),
-            Some(RouteAttribute::Oif(route.index)),
-            route.source.map(|source| RouteAttribute::PrefSource(source.into())),
-            (route.metric != 0).then_some(RouteAttribute::Priority(route.metric)),
-        ];
-        message.attributes = attributes.into_iter().flatten().collect();
-        self.transact(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_EXCL)
+        let message = RouteNetlinkMessage::NewRoute(route.message());
+        self.transact(message, NLM_F_CREATE | NLM_F_EXCL)
     }
 
     /// The interfaces of the namespace.
@@ -274,8 +222,7 @@ impl Netlink {
         Ok(answers.into_iter().filter_map(address_of).collect())
     }
 
-    /// The unicast routes of the main table, of both IP versions. Of a route with several next hops the
-    /// first one is reported.
+    /// The unicast routes of the main table, of both IP versions.
     pub fn routes(&mut self) -> io::Result<Vec<Route>> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -345,48 +292,5 @@ fn address_of(answer: RouteNetlinkMessage) -> Option<Address> {
 
 fn route_of(answer: RouteNetlinkMessage) -> Option<Route> {
     let RouteNetlinkMessage::NewRoute(message) = answer else { return None };
-    let header = message.header;
-    if header.table != RouteHeader::RT_TABLE_MAIN || header.kind != RouteType::Unicast {
-        return None;
-    }
-    let unspecified = match header.address_family {
-        AddressFamily::Inet => Ipv4Addr::UNSPECIFIED.into(),
-        _ => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let prefix_len = header.destination_prefix_length;
-    let mut route = Route {
-        destination: unspecified,
-        prefix_len,
-        gateway: None,
-        index: 0,
-        source: None,
-        metric: 0,
-    };
-    for attribute in message.attributes {
-        match attribute {
-            RouteAttribute::Destination(to) => route.destination = ip_of(to)?,
-            RouteAttribute::Gateway(gateway) => route.gateway = ip_of(gateway),
-            RouteAttribute::PrefSource(source) => route.source = ip_of(source),
-            RouteAttribute::Oif(index) => route.index = index,
-            RouteAttribute::Priority(metric) => route.metric = metric,
-            RouteAttribute::MultiPath(hops) => {
-                let first = hops.into_iter().next()?;
-                route.index = first.interface_index;
-                route.gateway = first.attributes.into_iter().find_map(|a| match a {
-                    RouteAttribute::Gateway(gateway) => ip_of(gateway),
-                    _ => None,
-                });
-            }
-            _ => {}
-        }
-    }
-    (route.index != 0).then_some(route)
-}
-
-fn ip_of(address: RouteAddress) -> Option<IpAddr> {
-    match address {
-        RouteAddress::Inet(v4) => Some(v4.into()),
-        RouteAddress::Inet6(v6) => Some(v6.into()),
-        _ => None,
-    }
+    Route::of_message(message)
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmar_netns::{Netns, OpenPorts, Route, VethEnd, abort_connections};
+use fulmar_netns::{Netns, NextHop, OpenPorts, Route, VethEnd, abort_connections};
 
 const NEAR: VethEnd<'_> = VethEnd { name: "near", mac: [2, 0, 0, 0, 0, 1], mtu: 9000 };
 const FAR: VethEnd<'_> = VethEnd { name: "far", mac: [2, 0, 0, 0, 0, 2], mtu: 9000 };
@@ -132,26 +132,46 @@ fn an_address_is_listed_and_carries_datagrams(here: &Netns, there: &Netns) {
 fn a_route_is_listed_as_it_was_added(here: &Netns) {
     let index = here.if_index("near").unwrap();
     let mut netlink = here.netlink().unwrap();
+    let through =
+        |gateway: &str| NextHop { index, gateway: Some(ip(gateway)), is_onlink: false, weight: 0 };
+    let onlink = |gateway: &str| NextHop { is_onlink: true, ..through(gateway) };
+    let to = |destination: &str, prefix_len, hops: &[NextHop]| {
+        let route = Route {
+            scope: 0,
+            hops: hops.to_vec(),
+            ..Route::on_link(index, ip(destination), prefix_len)
+        };
+        // The kernel gives IPv6 routes this metric where they have none.
+        if route.destination.is_ipv6() { Route { metric: 1024, ..route } } else { route }
+    };
     let beyond = Route {
-        destination: ip("192.0.2.0"),
-        prefix_len: 24,
-        gateway: Some(ip("10.9.0.2")),
-        index,
         source: Some(ip("10.9.0.1")),
         metric: 7,
+        ..to("192.0.2.0", 24, &[through("10.9.0.2")])
     };
+    let shared = [NextHop { weight: 2, ..through("10.9.0.2") }, through("10.9.0.3")];
     let added = [
         Route::default_through(index, ip("10.9.0.2")),
         Route { metric: 1024, ..Route::default_through(index, ip("fd09::2")) },
         beyond,
+        to("198.51.100.0", 24, &[onlink("203.0.113.9")]),
+        to("2001:db8:1::", 48, &[onlink("2001:db8::99")]),
+        to("203.0.113.0", 25, &shared),
+        to("203.0.113.128", 25, &[onlink("198.18.0.1"), onlink("198.18.0.2")]),
+        to("2001:db8:2::", 48, &[through("fd09::2"), through("fd09::3")]),
+        to("198.18.0.0", 16, &[through("fe80::99")]),
+        Route { scope: 200, ..Route::on_link(index, ip("198.19.0.0"), 16) },
+        Route { tos: 16, ..Route::on_link(index, ip("198.19.0.0"), 16) },
     ];
     for route in &added {
-        netlink.add_route(route).unwrap();
+        netlink.add_route(route).unwrap_or_else(|e| panic!("{route:?}: {e}"));
     }
     let listed = netlink.routes().unwrap();
-    assert!(added.iter().all(|route| listed.contains(route)), "{listed:?}");
+    for route in &added {
+        assert!(listed.contains(route), "{route:?}\n{listed:?}");
+    }
     let on_link = listed.iter().find(|r| r.destination == ip("10.9.0.0")).unwrap();
-    assert_eq!((on_link.prefix_len, on_link.gateway), (24, None));
+    assert_eq!((on_link.prefix_len, on_link.gateway()), (24, None));
 }
 
 fn what_the_kernel_refuses_is_told_with_its_errno(here: &Netns) {

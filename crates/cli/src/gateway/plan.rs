@@ -169,17 +169,21 @@ impl Plan {
         let own =
             |guest: &IpAddr| own_address(host, network, guest.is_ipv4()).map(|own| (*guest, own));
         let host_address = given(&map.map_guest_addr).unwrap_or_default();
-        let resolvers = if map.dns_host.is_empty() { &host.nameservers } else { &map.dns_host };
+        let resolvers = match map.dns_host.as_slice() {
+            [] => host.nameservers.iter().copied().filter(has_zone).collect(),
+            asked => asked.iter().map(|a| SocketAddr::new(*a, DNS_PORT)).collect(),
+        };
         Mapping {
             host_loopback,
             host_address: host_address.iter().filter_map(own).collect(),
             dns: map.dns_forward.clone(),
-            resolvers: resolvers.iter().map(|a| SocketAddr::new(*a, DNS_PORT)).collect(),
+            resolvers,
             nameservers: self.nameservers(host),
             host_addresses: match self.rules {
                 Some(_) => host.addresses.clone(),
                 None => Vec::new(),
             },
+            zone: host.v6.as_ref().map_or(0, |upstream| upstream.interface.index),
         }
     }
 
@@ -188,7 +192,7 @@ impl Plan {
         if !self.addresses.dhcp_dns {
             return Vec::new();
         }
-        let hosts = || host.nameservers.iter().copied().filter(|a| !a.is_loopback());
+        let hosts = || host.nameservers.iter().map(SocketAddr::ip).filter(|a| !a.is_loopback());
         match given(&self.addresses.dns) {
             Some(asked) => asked,
             None if self.map.dns_forward.is_empty() => hosts().collect(),
@@ -277,6 +281,11 @@ fn given(list: &[OrNone<IpAddr>]) -> Option<Vec<IpAddr>> {
         Some(OrNone::None) => Some(Vec::new()),
         Some(OrNone::Is(_)) => Some(addresses()),
     }
+}
+
+/// Whether a server can be reached: an address of a link leads nowhere without its link.
+fn has_zone(server: &SocketAddr) -> bool {
+    !matches!(server, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0)
 }
 
 /// The host's own address of an IP version: the one that the guest has, too, if it has one.

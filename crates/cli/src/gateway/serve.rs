@@ -284,7 +284,8 @@ fn make_interface(
     log.say(&format!("the guest's interface is {}", interface.what));
     let devices = interface.queues;
     if plan.configures {
-        network.configure(netns).map_err(sentence)?;
+        let refused = network.configure(netns).map_err(sentence)?;
+        refused.iter().for_each(|sentence| log.fail(sentence));
     } else if let Some(mac) = network.mac {
         let set =
             netns.if_index(&network.name).and_then(|index| netns.netlink()?.set_mac(index, mac));

@@ -89,9 +89,10 @@ pub fn exposition(document: &Value) -> String {
     }
     for (name, value) in fields(&document["device"]) {
         if value.is_number() {
-            let family = match (name, format!("device_{name}")) {
-                ("tx_held", name) => gauge(&name, "Sent frames that the device holds back."),
-                (_, name) => counter(&name, "A counter of the device."),
+            let own = format!("device_{name}");
+            let family = match name {
+                "tx_held" => gauge(&own, "Sent frames that the device holds back."),
+                _ => counter(&own, "A counter of the device."),
             };
             all.add(family, &[], number(value));
         }
