@@ -4,7 +4,7 @@
 mod support;
 
 use fulmar_base::{Counter, DropReason};
-use fulmar_mbuf::{Mbuf, Pool, PoolConfig, Purpose};
+use fulmar_mbuf::{Chain, Mbuf, Pool, PoolConfig, Purpose};
 use fulmar_tcp::{Config, ConnError, PathInfo, State, WindowBudget};
 use support::*;
 
@@ -443,4 +443,27 @@ fn tiny_segments_in_foreign_buffers_are_copied_and_returned() {
     assert_eq!(t.read(1000), 100);
     sender.drain_remote();
     assert_eq!(sender.outstanding(), 0);
+}
+
+/// Over loopback each segment is a reference to the send queue of the other end. A reader that leaves thousands of tiny ones
+/// unread must not hold a descriptor for each, also where the budget of windows is used up.
+#[test]
+fn tiny_segments_in_the_senders_storage_share_buffers() {
+    for is_exhausted in [false, true] {
+        let mut t = Trace::established();
+        if is_exhausted {
+            t.window.limit_bytes = t.window.granted_bytes;
+        }
+        let mut block = t.pool.alloc(2048, 0, Purpose::Send).unwrap();
+        let space = block.append(1000).unwrap();
+        space.iter_mut().zip(0..).for_each(|(to, at)| *to = pattern(at));
+        let before = t.pool.stats().mbufs_in_use;
+        for i in 0..1000 {
+            let part = t.pool.clone_ref(&block, i, 1).unwrap();
+            t.input_chain(seg!("A", seq = 1 + i as u32, ack = 1, len = 1), Chain::from(part));
+        }
+        assert!(t.pool.stats().mbufs_in_use < before + 5, "{is_exhausted}");
+        t.pool.free(Chain::from(block));
+        assert_eq!((t.read(2000), t.drops(DropReason::TcpReassemblyFull)), (1000, 0));
+    }
 }

@@ -370,3 +370,9 @@ fn a_pause_outlasts_the_embryos_of_a_short_syn_queue() {
     holds(Case::network(875160069766));
     holds(Case::network(875160086622));
 }
+
+/// Unread writes of one to three bytes over loopback held all descriptors of a small pool.
+#[test]
+fn tiny_segments_over_loopback_that_nobody_reads_leave_writers_their_descriptors() {
+    holds(Case::network(1795884579048634));
+}

@@ -159,7 +159,8 @@ impl Tcb {
     fn compact(&mut self, env: &mut Env, mut payload: Chain) -> Option<Chain> {
         let is_full = |c: &Chain| !wastes(c.truesize(), c.len()) && !uses_control_reserve(c);
         if is_full(&payload) || payload.is_volatile() {
-            return Some(payload);
+            // Storage of a sender counts as none, but its descriptors are few.
+            return Some(self.merge_small(env, payload));
         }
         let before = payload.len();
         self.recv.fill_tail(&mut payload, env.pool);
@@ -437,13 +438,13 @@ fn uses_control_reserve(payload: &Chain) -> bool {
     payload.iter().any(|m| m.purpose() == Purpose::Control)
 }
 
-/// Copies a small payload in buffers of another stack (device `link`) into a local block of at
-/// least `block_bytes`. Each queued foreign buffer would withhold a descriptor from its sender. If
-/// the pool is exhausted, the payload is returned unchanged.
+/// Copies a small payload in buffers of its sender, another stack (device `link`) or this one (loopback), into a local
+/// block of at least `block_bytes`. Each queued one would withhold a descriptor from the sender. If the pool is
+/// exhausted, the payload is returned unchanged.
 fn copy_to_local_pool(env: &mut Env, payload: Chain, block_bytes: usize) -> Chain {
     let len = payload.len();
-    let is_foreign = payload.front().is_some_and(|m| !env.pool.owns(m));
-    if !is_foreign || len > MERGE_BYTES {
+    let is_of_sender = |m: &Mbuf| !env.pool.owns(m) || m.purpose() == Purpose::Send;
+    if len > MERGE_BYTES || payload.is_volatile() || !payload.front().is_some_and(is_of_sender) {
         return payload;
     }
     let Ok(mut block) = env.pool.alloc(block_bytes.max(len), 0, Purpose::Receive) else {
