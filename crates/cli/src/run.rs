@@ -54,6 +54,9 @@ pub struct Args {
     /// UDP ports that lead into the namespace
     #[arg(long, value_name = "PORTS")]
     publish_udp: Vec<PortSpec>,
+    /// Only hosts to which a UDP port of the program has written may write to it (address-dependent filtering)
+    #[arg(long)]
+    udp_filter: bool,
     /// Allow a destination
     #[arg(long, value_name = "RULE")]
     allow: Vec<Rule>,
@@ -120,6 +123,7 @@ fn gateway_args(args: &Args) -> GatewayArgs {
     gateway.process.pcap = args.pcap.clone();
     gateway.process.metrics = args.metrics;
     gateway.process.queues = args.queues;
+    gateway.ports.udp_filter = args.udp_filter;
     gateway
 }
 

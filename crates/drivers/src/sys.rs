@@ -151,10 +151,16 @@ pub fn tun_features(fd: BorrowedFd<'_>) -> io::Result<c_int> {
     check(r).map(|_| features)
 }
 
-/// Attaches a tun descriptor to an interface (created if there is none); returns its name.
+/// IFF_BACKPRESSURE of linux/if_tun.h: the interface stops its transmit queue where the ring is full, so that the sender
+/// waits, instead of dropping the packet.
+const BACKPRESSURE: c_int = 0x80;
+
+/// Attaches a tun descriptor to an interface (created if there is none); returns its name. With back-pressure where the
+/// kernel has it.
 pub fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<String> {
     let mut r = request(name)?;
-    r.ifr_ifru.ifru_flags = flags as libc::c_short;
+    let backpressure = tun_features(fd).unwrap_or(0) & BACKPRESSURE;
+    r.ifr_ifru.ifru_flags = (flags | backpressure) as libc::c_short;
     interface_ioctl(fd, libc::TUNSETIFF as c_ulong, &mut r)?;
     Ok(name_of(&r))
 }

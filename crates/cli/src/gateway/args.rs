@@ -279,6 +279,9 @@ pub struct PortArgs {
     /// Publish ports of addresses that the host does not have, or not yet (IP_FREEBIND)
     #[arg(long, overrides_with = "freebind")]
     pub freebind: bool,
+    /// Only hosts to which a UDP port of the guest has written may write to it (address-dependent filtering)
+    #[arg(long, overrides_with = "udp_filter")]
+    pub udp_filter: bool,
     /// Connections from the host's loopback arrive at the namespace's loopback, not at its address
     #[arg(long, overrides_with = "host_lo_to_ns_lo")]
     pub host_lo_to_ns_lo: bool,

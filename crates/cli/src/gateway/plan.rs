@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use fulmar_gateway::attach::Target;
-use fulmar_gateway::config::{BindAddresses, Carries, Outbound};
+use fulmar_gateway::config::{BindAddresses, Carries, Outbound, UdpFilter};
 use fulmar_gateway::guest::{DEFAULT_MTU, GuestNetwork, GuestOptions};
 use fulmar_gateway::host::{HostNetwork, Upstream};
 use fulmar_gateway::mapping::Mapping;
@@ -43,6 +43,8 @@ pub struct Ports {
     pub udp_ns: PortSpec,
     /// Where ports of the host can be bound.
     pub addresses: BindAddresses,
+    /// Which hosts may write to the guest's UDP ports unasked.
+    pub udp_filter: UdpFilter,
     /// Connections between the loopback interfaces are spliced.
     pub has_splice: bool,
     /// What comes from the host's loopback arrives at the guest's.
@@ -370,6 +372,7 @@ fn ports_of(args: &PortArgs, carry: &CarryArgs) -> Outcome<Ports> {
         tcp_ns: spec(&args.tcp_ns, carry.no_tcp, "--tcp-ns")?,
         udp_ns: spec(&args.udp_ns, carry.no_udp, "--udp-ns")?,
         addresses: if args.freebind { BindAddresses::Any } else { BindAddresses::Own },
+        udp_filter: if args.udp_filter { UdpFilter::Address } else { UdpFilter::None },
         has_splice: !args.no_splice,
         is_to_loopback: args.host_lo_to_ns_lo,
     })

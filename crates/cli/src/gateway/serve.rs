@@ -446,6 +446,7 @@ fn configure(
             udp: plan.ports.udp.forwards(),
             addresses: plan.ports.addresses,
         },
+        udp_filter: plan.ports.udp_filter,
         account: account_of(plan),
         policy: rules_policy(plan, &reporter),
         on_loopback: on_loopback(plan, &network, splicers),
