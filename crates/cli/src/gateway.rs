@@ -6,6 +6,7 @@ pub(crate) mod capture;
 mod detach;
 mod document;
 mod endpoints;
+mod follow;
 mod interface;
 pub(crate) mod log;
 mod output;
@@ -20,6 +21,7 @@ mod wait;
 mod watch;
 
 use std::ffi::{OsStr, OsString};
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Child, ExitCode};
 
@@ -82,7 +84,8 @@ impl Session<'_> {
                 }
                 Ok(ready(&detach::start(Process::Watch(pid))?))
             }
-            (Process::Watch(pid), guest) => watch::watch(pid, self.name, guest),
+            (Process::Follow, _) => follow::run(&self.plan),
+            (Process::Watch(pid), guest) => watch::watch(pid, self.name, guest, self.resolvers()),
             (Process::Serve(Some(pid)), _) => {
                 self.serve(&Target::Process { pid, userns: None }, RunMode::Watched)
             }
@@ -125,13 +128,18 @@ impl Session<'_> {
         }
     }
 
+    /// The resolvers of the program's own resolv.conf; none: it has the host's.
+    fn resolvers(&self) -> &[IpAddr] {
+        if self.user == User::Same { &self.plan.map.dns_forward } else { &[] }
+    }
+
     fn serve(&self, target: &Target, mode: RunMode) -> Outcome<ExitCode> {
         serve::serve(&self.plan, &self.args.attach, target, self.name, mode)
     }
 
     /// Gives the program of a run its resolvers, and takes from it what would undo the rules of the next run.
     fn prepare_program(&self) -> std::io::Result<()> {
-        let dns = &self.plan.map.dns_forward;
+        let dns = self.resolvers();
         if !dns.is_empty() {
             program::resolve_through(dns)?;
         }

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use caps::CapSet;
 use landlock::{
-    ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetStatus, Scope,
+    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
@@ -195,17 +196,9 @@ pub fn contain() -> io::Result<Containment> {
 /// As [`contain`].
 pub fn contain_thread() -> io::Result<Containment> {
     let step = |what: &str, e: &dyn fmt::Display| io::Error::other(format!("{what}: {e}"));
-    for set in [CapSet::Ambient, CapSet::Bounding] {
-        // Taking from the bounding set needs CAP_SETPCAP: without it there is nothing to lose.
-        let _ = caps::clear(None, set);
-    }
-    for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
-        caps::clear(None, set).map_err(|e| step("cannot drop capabilities", &e))?;
-    }
-    nix::sys::prctl::set_no_new_privs()
-        .map_err(|e| step("cannot forbid new privileges (PR_SET_NO_NEW_PRIVS)", &e))?;
+    drop_rights()?;
     let has_landlock =
-        forbid_files().map_err(|e| step("cannot forbid the file system (Landlock)", &e))?;
+        restrict_files(None).map_err(|e| step("cannot forbid the file system (Landlock)", &e))?;
     // The stricter answer of two filters counts, and the first one has to let the second one in.
     for program in [without_clone3(), filter()] {
         let program = program.map_err(|e| step("cannot build the system call filter", &e))?;
@@ -215,16 +208,46 @@ pub fn contain_thread() -> io::Result<Containment> {
     Ok(Containment { has_landlock })
 }
 
-/// Forbids every access to files, and signals to and abstract sockets of processes outside. Returns whether the
+/// Contains a process of one thread that reads files, and does nothing else with the system that needs a right: it has
+/// no capability, and can write to no file and start no program.
+///
+/// # Errors
+/// The kernel refused a step, which the error names.
+pub fn contain_reader() -> io::Result<()> {
+    let step = |what: &str, e: &dyn fmt::Display| io::Error::other(format!("{what}: {e}"));
+    drop_rights()?;
+    let reads = AccessFs::ReadFile | AccessFs::ReadDir;
+    restrict_files(Some(reads)).map_err(|e| step("cannot restrict files (Landlock)", &e))?;
+    Ok(())
+}
+
+/// Drops all capabilities and forbids new privileges.
+fn drop_rights() -> io::Result<()> {
+    let step = |what: &str, e: &dyn fmt::Display| io::Error::other(format!("{what}: {e}"));
+    for set in [CapSet::Ambient, CapSet::Bounding] {
+        // Taking from the bounding set needs CAP_SETPCAP: without it there is nothing to lose.
+        let _ = caps::clear(None, set);
+    }
+    for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
+        caps::clear(None, set).map_err(|e| step("cannot drop capabilities", &e))?;
+    }
+    nix::sys::prctl::set_no_new_privs()
+        .map_err(|e| step("cannot forbid new privileges (PR_SET_NO_NEW_PRIVS)", &e))
+}
+
+/// Forbids every access to files but `allowed`, and signals to and abstract sockets of processes outside. Returns whether the
 /// kernel has Landlock.
-fn forbid_files() -> Result<bool, landlock::RulesetError> {
+fn restrict_files(allowed: Option<BitFlags<AccessFs>>) -> Result<bool, landlock::RulesetError> {
     let abi = ABI::V6;
-    let status = Ruleset::default()
+    let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(abi))?
         .scope(Scope::from_all(abi))?
-        .create()?
-        .restrict_self()?;
+        .create()?;
+    if let Some(allowed) = allowed {
+        rules = rules.add_rules(path_beneath_rules(["/"], allowed))?;
+    }
+    let status = rules.restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 

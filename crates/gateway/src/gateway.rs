@@ -23,15 +23,17 @@ use fulmar_base::SlotId;
 use fulmar_shard::Slab;
 
 use crate::config::Config;
+use crate::mapping::Mapping;
 use crate::ports::Forward;
 use crate::relay::policy::SharedPolicy;
 use crate::relay::poll::Token;
-use crate::relay::services::{Answers, Services};
+use crate::relay::services::{Answers, Services, SharedAnswers};
 use crate::relay::siblings::Siblings;
 use crate::relay::{Clock, Settings};
 use crate::setup::{self, SetupError};
 use crate::stat::{Stat, Summary};
 use crate::worker::{Common, Worker};
+use crate::{dhcp, ra};
 
 /// The handler of a descriptor: called when it is readable (level-triggered). `Break` ends [`Gateway::run`], and the
 /// handler with it.
@@ -49,11 +51,14 @@ pub struct Gateway {
     first: Worker,
     others: Vec<Worker>,
     watched: Slab<Watched>,
+    answers: SharedAnswers,
 }
 
 /// What a handler may do with the gateway.
 pub struct Handle<'a> {
     first: &'a mut Worker,
+    answers: &'a SharedAnswers,
+    is_done: bool,
 }
 
 impl Handle<'_> {
@@ -97,6 +102,28 @@ impl Handle<'_> {
         layers.udp.unpublish(&mut cx, forward);
     }
 
+    /// Replaces the mapping in the threads of all queues. Connections stay as they are; a UDP flow whose destination
+    /// leads elsewhere by the new mapping begins anew with the next datagram.
+    pub fn set_mapping(&mut self, mapping: Mapping) {
+        self.first.set_mapping(mapping);
+    }
+
+    /// Replaces what the guest is given by DHCP and DHCPv6 when it asks, and by router advertisements: a new one is sent
+    /// to it at once.
+    pub fn set_answers(
+        &mut self,
+        dhcp: Option<dhcp::Lease>,
+        dhcp_v6: Option<dhcp::LeaseV6>,
+        advertisement: Option<ra::Link>,
+    ) {
+        self.answers.set(Answers { dhcp, dhcp_v6, advertisement });
+    }
+
+    /// Closes the descriptor of this handler, which is not called any more.
+    pub fn forget(&mut self) {
+        self.is_done = true;
+    }
+
     /// Notes that the guest has no process any more. Where the handler then ends [`Gateway::run`], what the guest has
     /// sent is delivered first, for a minute at most; published ports are closed at once.
     pub fn note_guest_exited(&mut self) {
@@ -118,11 +145,11 @@ impl Gateway {
         let queues = setup::queue_count(&devices)?;
         let policy = SharedPolicy::new(config.policy.take());
         let on_loopback = config.on_loopback.take();
-        let answers = Answers {
+        let answers = SharedAnswers::new(Answers {
             dhcp: config.dhcp.take(),
             dhcp_v6: config.dhcp_v6.take(),
             advertisement: config.advertisement.take(),
-        };
+        });
         let siblings = Siblings::all(devices.len());
         let siblings = siblings.map_err(|e| SetupError::System("cannot make an eventfd", e))?;
         let (clock, account) = (Clock::start(), config.account);
@@ -130,13 +157,13 @@ impl Gateway {
         let places = (0..queues).zip(devices).zip(siblings);
         let mut workers = places.map(|((number, device), siblings)| {
             let settings = Settings::new(&config, &policy, usize::from(queues));
-            let device = Services::before(device, &answers);
+            let device = Box::new(Services::before(device, answers.clone()));
             Worker::new(number, device, settings, siblings, &common)
         });
         let mut first = workers.next().unwrap_or(Err(SetupError::Queues))?;
         let others = workers.collect::<Result<_, _>>()?;
         first.publish(&config.publish, on_loopback)?;
-        Ok(Gateway { first, others, watched: Slab::default() })
+        Ok(Gateway { first, others, watched: Slab::default(), answers })
     }
 
     /// Calls a function whenever a descriptor is readable: of a signalfd, a pidfd, a timerfd, a listening socket.
@@ -164,7 +191,7 @@ impl Gateway {
     /// connections of both sides are reset all the same: a host that saw an end in order would take half a stream
     /// for a whole one.
     pub fn run(&mut self) -> io::Result<Summary> {
-        let Gateway { first, others, watched } = self;
+        let Gateway { first, others, watched, answers } = self;
         let ends = thread::scope(|scope| {
             let mut threads = Vec::with_capacity(others.len());
             for (number, worker) in (1..).zip(others) {
@@ -178,7 +205,9 @@ impl Gateway {
                     }
                 }
             }
-            let own = AssertUnwindSafe(|| first.run(&mut |worker, id| call(watched, worker, id)));
+            let own = AssertUnwindSafe(|| {
+                first.run(&mut |worker, id| call(watched, answers, worker, id))
+            });
             let mut ends = vec![catch_unwind(own)];
             ends.extend(threads.into_iter().map(|thread| thread.join()));
             ends
@@ -202,14 +231,21 @@ impl Gateway {
     }
 }
 
-fn call(watched: &mut Slab<Watched>, first: &mut Worker, id: SlotId) -> ControlFlow<()> {
+fn call(
+    watched: &mut Slab<Watched>,
+    answers: &SharedAnswers,
+    first: &mut Worker,
+    id: SlotId,
+) -> ControlFlow<()> {
     let Some(entry) = watched.get_mut(id) else { return ControlFlow::Continue(()) };
     let Some(mut handler) = entry.handler.take() else { return ControlFlow::Continue(()) };
-    let outcome = handler(&entry.fd, &mut Handle { first });
-    match outcome {
-        ControlFlow::Continue(()) => entry.handler = Some(handler),
-        // Its descriptor stays readable.
-        ControlFlow::Break(()) => drop(watched.remove(id)),
+    let mut handle = Handle { first, answers, is_done: false };
+    let outcome = handler(&entry.fd, &mut handle);
+    // A descriptor whose handler ends the loop stays readable.
+    if outcome.is_break() || handle.is_done {
+        watched.remove(id);
+    } else {
+        entry.handler = Some(handler);
     }
     outcome
 }

@@ -24,7 +24,7 @@ const KEPT: [&[u8]; 4] = [b"search", b"domain", b"options", b"sortlist"];
 /// Bytes of the program's file.
 const MOST_BYTES: usize = 32 << 10;
 /// A folder that every system has, under which a file system in memory is mounted for a moment.
-const STAGING: &str = "/tmp";
+pub(crate) const STAGING: &str = "/tmp";
 
 /// Moves this process, which must have one thread, into namespaces for a program: see [`enter_with_mounts`].
 ///
@@ -51,10 +51,8 @@ pub fn resolve_through(nameservers: &[IpAddr]) -> io::Result<()> {
         return Ok(());
     }
     let text = resolv_conf(&contents(Path::new(RESOLV_CONF)).unwrap_or_default(), nameservers);
+    mount_staging()?;
     let none = None::<&str>;
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    let mounted = mount(Some("fulmar"), STAGING, Some("tmpfs"), flags, Some("size=64k,mode=755"));
-    context("cannot mount a file system in memory", mounted.map_err(Into::into))?;
     let file = Path::new(STAGING).join("resolv.conf");
     let bound = fs::write(&file, text)
         .and_then(|()| Ok(mount(Some(&file), RESOLV_CONF, none, MsFlags::MS_BIND, none)?));
@@ -147,8 +145,15 @@ fn terminal_filter() -> Vec<sock_filter> {
     filter
 }
 
+/// Mounts a small file system in memory on [`STAGING`].
+pub(crate) fn mount_staging() -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let mounted = mount(Some("fulmar"), STAGING, Some("tmpfs"), flags, Some("size=64k,mode=755"));
+    context("cannot mount a file system in memory", mounted.map_err(Into::into))
+}
+
 /// The file of a program, of at most [`MOST_BYTES`]: lines of the host's that do not fit are left out.
-fn resolv_conf(hosts: &[u8], nameservers: &[IpAddr]) -> Vec<u8> {
+pub(crate) fn resolv_conf(hosts: &[u8], nameservers: &[IpAddr]) -> Vec<u8> {
     let servers: String = nameservers.iter().map(|a| format!("nameserver {a}\n")).collect();
     let mut text = servers.into_bytes();
     let is_kept = |line: &&[u8]| KEPT.iter().any(|keyword| value_of(line, keyword).is_some());

@@ -23,6 +23,8 @@ const MAX_SEARCH_BYTES: usize = 2032;
 pub struct Link {
     /// Ethernet address of the router.
     pub router: EtherAddr,
+    /// Its link-local address, from which it advertises itself.
+    pub source: Ipv6Addr,
     /// The guest's address. Its /64 is the prefix of the link; the guest may make more addresses in it.
     pub address: Ipv6Addr,
     /// MTU in bytes, if the guest is told one.
@@ -79,6 +81,13 @@ impl Link {
     }
 }
 
+/// The link-local address that belongs to an Ethernet address (RFC 4291 appendix A).
+pub fn link_local(ether: EtherAddr) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = ether.0.map(u16::from);
+    let (first, last) = ((a ^ 2) << 8 | b, e << 8 | f);
+    Ipv6Addr::new(0xfe80, 0, 0, 0, first, c << 8 | 0xff, 0xfe00 | d, last)
+}
+
 /// An option of RFC 8106 with a lifetime of infinity, padded to units of 8 bytes; none without a value.
 fn add_dns(bytes: &mut Vec<u8>, kind: u8, value: &[u8]) {
     if value.is_empty() {
@@ -113,6 +122,7 @@ mod tests {
     fn link() -> Link {
         Link {
             router: EtherAddr([2, 0, 0, 0, 0, 1]),
+            source: "fe80::99".parse().unwrap(),
             address: "2001:db8:1:2:3::5".parse().unwrap(),
             mtu: Some(65520),
             has_dhcp: true,

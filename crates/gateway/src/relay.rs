@@ -60,7 +60,7 @@ impl Clock {
     }
 }
 
-/// The settings of a relay: they do not change while it runs.
+/// The settings of a relay. While it runs, only the mapping changes, as a whole.
 pub struct Settings {
     /// The guest's addresses.
     pub guest: Vec<IpAddr>,
@@ -70,7 +70,7 @@ pub struct Settings {
     /// answer a link-local client from its own link-local address, which is not the one that the client wrote to.
     pub nat_source_v6: Option<IpAddr>,
     pub carries: Carries,
-    pub mapping: Mapping,
+    pub mapping: Arc<Mapping>,
     pub outbound: Outbound,
     pub limits: Limits,
     /// Which hosts may write to the guest's UDP ports unasked.
@@ -90,7 +90,7 @@ impl Settings {
             routers: setup::routers(network).iter().map(|r| r.addr).collect(),
             nat_source_v6: setup::nat_source_v6(network).map(IpAddr::V6),
             carries: config.carries,
-            mapping: config.mapping.clone(),
+            mapping: Arc::new(config.mapping.clone()),
             outbound: config.outbound.clone(),
             limits: config.limits.part_of(queues),
             udp_filter: config.udp_filter,

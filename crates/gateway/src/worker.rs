@@ -18,6 +18,7 @@ use std::collections::HashSet;
 use std::io;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 
 use fulmar_base::{Instant, Outside, SlotId, Stage};
 use fulmar_netdev::Device;
@@ -27,6 +28,7 @@ use fulmar_socket::SocketError;
 use nix::sys::epoll::EpollFlags;
 
 use crate::config::{OnLoopback, Publish};
+use crate::mapping::Mapping;
 use crate::policy::Protocol;
 use crate::ports::Forward;
 use crate::published;
@@ -162,6 +164,11 @@ impl Worker {
     /// Whether that was noted.
     pub fn has_guest_exited(&self) -> bool {
         self.siblings.has_guest_exited()
+    }
+
+    /// Gives all workers a new mapping.
+    pub fn set_mapping(&self, mapping: Mapping) {
+        self.siblings.set_mapping(&Arc::new(mapping));
     }
 
     /// Ends the other workers.
@@ -305,6 +312,11 @@ impl Worker {
 
     /// Takes the messages of other workers.
     fn take_messages(&mut self) {
+        if let Some(mapping) = self.siblings.take_mapping() {
+            self.settings.mapping = mapping;
+            let (layers, mut cx) = self.layers();
+            layers.udp.end_moved(&mut cx);
+        }
         for message in self.siblings.messages() {
             match message {
                 Message::Client(client) => {

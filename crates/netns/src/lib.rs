@@ -11,16 +11,18 @@
 
 #![deny(unsafe_code)]
 
+mod changes;
 mod channel;
 mod netlink;
 mod route;
 mod sock_diag;
 mod sys;
 
+pub use changes::Changes;
 pub use netlink::{Address, Interface, Netlink, VethEnd};
 pub use route::{NextHop, Route};
 pub use sock_diag::{OpenPorts, abort_connections};
-pub use sys::pidfd_open;
+pub use sys::{clone_mount, move_mount, pidfd_open};
 
 use std::ffi::CString;
 use std::fs::{self, File};

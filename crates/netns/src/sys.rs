@@ -1,12 +1,14 @@
-//! The only unsafe code of this crate: three ioctls and a system call that no kept library offers.
+//! The only unsafe code of this crate: three ioctls and three system calls that no kept library offers.
 //!
-//! Sources: linux/ethtool.h, ioctl_nsfs(2), pidfd_open(2).
+//! Sources: linux/ethtool.h, ioctl_nsfs(2), pidfd_open(2), open_tree(2), move_mount(2), linux/mount.h.
 
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use nix::sched::CloneFlags;
 
@@ -70,4 +72,37 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
         // SAFETY: the kernel has just made the descriptor, and nothing else has its number.
         fd => Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) }),
     }
+}
+
+/// A copy of the mount at a path, of the file or folder that the path leads to, which is not mounted yet. It is gone with
+/// the descriptor unless [`move_mount`] mounts it.
+///
+/// # Errors
+/// No CAP_SYS_ADMIN over the mount namespace of the calling thread (EPERM), no such file, a kernel before 5.2 (ENOSYS).
+pub fn clone_mount(path: &Path) -> io::Result<OwnedFd> {
+    /// OPEN_TREE_CLONE; OPEN_TREE_CLOEXEC has the value of O_CLOEXEC.
+    const FLAGS: libc::c_uint = 1 | libc::O_CLOEXEC as libc::c_uint;
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the kernel reads the string, which lives until the call returns, and writes to no memory.
+    match unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), FLAGS) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: the kernel has just made the descriptor, and nothing else has its number.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) }),
+    }
+}
+
+/// Mounts a mount of [`clone_mount`] at a path, in the mount namespace of the calling thread.
+///
+/// # Errors
+/// As [`clone_mount`].
+pub fn move_mount(mount: BorrowedFd<'_>, to: &Path) -> io::Result<()> {
+    /// MOVE_MOUNT_F_EMPTY_PATH: the descriptor itself; MOVE_MOUNT_T_SYMLINKS: links of the path are followed.
+    const FLAGS: libc::c_uint = 0x4 | 0x10;
+    let to = CString::new(to.as_os_str().as_bytes())?;
+    let from = mount.as_raw_fd();
+    // SAFETY: the kernel reads the two strings, which live until the call returns, and writes to no memory.
+    let moved = unsafe {
+        libc::syscall(libc::SYS_move_mount, from, c"".as_ptr(), libc::AT_FDCWD, to.as_ptr(), FLAGS)
+    };
+    if moved == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

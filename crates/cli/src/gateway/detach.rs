@@ -9,6 +9,8 @@
 //!      └─ becomes the program
 //! ```
 //!
+//! Each Serve starts a Follow ([`follow`](super::follow)), before it leaves the host's namespaces.
+//!
 //! So the program has the process id, the terminal, the parent and the signals of the command, and neither the gateway
 //! nor its watcher ([`watch`](super::watch)) is a child of it.
 
@@ -16,7 +18,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::ops::Range;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -41,6 +43,8 @@ pub enum Process {
     Attach(u32),
     /// Starts the gateway of this process, and tells the program if the gateway exits first.
     Watch(u32),
+    /// Follows the host's network for a gateway.
+    Follow,
     /// The gateway, for this process or for the guest that the options name.
     Serve(Option<u32>),
 }
@@ -53,6 +57,7 @@ impl Process {
         match (word, pid.parse()) {
             ("attach", Ok(pid)) => Process::Attach(pid),
             ("watch", Ok(pid)) => Process::Watch(pid),
+            ("follow", _) => Process::Follow,
             ("serve", pid) => Process::Serve(pid.ok()),
             _ => Process::Command,
         }
@@ -63,6 +68,7 @@ impl Process {
             Process::Command => String::new(),
             Process::Attach(pid) => format!("attach {pid}"),
             Process::Watch(pid) => format!("watch {pid}"),
+            Process::Follow => "follow".into(),
             Process::Serve(Some(pid)) => format!("serve {pid}"),
             Process::Serve(None) => "serve".into(),
         }
@@ -92,6 +98,15 @@ pub fn start(process: Process) -> Outcome<Result<Child, u8>> {
         let _ = BufReader::new(out.take(MAX_LINE_BYTES)).read_line(&mut line);
     }
     if line == READY { Ok(Ok(child)) } else { status_of(&mut child).map(Err) }
+}
+
+/// Starts the process that follows the host's network. Returns the pipe from it.
+pub fn start_follower() -> Outcome<OwnedFd> {
+    let mut command = Process::Follow.command();
+    // Whoever reads the gateway's streams to their end does not wait for it.
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = spawn(command.env_remove(wait::VARIABLE))?;
+    child.stdout.take().map(OwnedFd::from).ok_or_else(|| Failure::new("there is no pipe"))
 }
 
 /// A gateway whose standard error is a pipe.

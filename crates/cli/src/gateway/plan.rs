@@ -1,7 +1,7 @@
 //! What the options of a gateway come to, checked before anything is set up.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use fulmar_gateway::attach::Target;
@@ -89,6 +89,8 @@ pub struct Serves {
     pub dhcp: bool,
     pub dhcp_v6: bool,
     pub advertisements: bool,
+    /// Of IPv6 that the host has later, whether or not the guest is set up already.
+    pub late_advertisements: bool,
 }
 
 impl Plan {
@@ -109,6 +111,7 @@ impl Plan {
             )));
         }
         let (options, outbound) = (guest_options(args)?, outbound_of(addresses)?);
+        let advertises = !carry.no_ra && !carry.no_ndp && !addresses.ipv4_only;
         let upstream = addresses.interface.as_ref().or(outbound.interface.as_ref()).cloned();
         Ok(Plan {
             guest,
@@ -127,10 +130,8 @@ impl Plan {
                 dhcp: !carry.no_dhcp && !addresses.ipv6_only,
                 dhcp_v6: !carry.no_dhcpv6 && !addresses.ipv4_only,
                 // A guest that is set up already would make itself a second address of the prefix.
-                advertisements: !carry.no_ra
-                    && !carry.no_ndp
-                    && !addresses.ipv4_only
-                    && !args.attach.config_net,
+                advertisements: advertises && !args.attach.config_net,
+                late_advertisements: advertises,
             },
             process: args.process.clone(),
             rules: None,
@@ -156,12 +157,16 @@ impl Plan {
         GuestNetwork::like(host, &options)
     }
 
-    /// Where special addresses lead.
-    pub fn mapping(&self, host: &HostNetwork, network: &GuestNetwork) -> Mapping {
+    /// Where special addresses lead. `router`: the gateway's Ethernet address.
+    pub fn mapping(&self, host: &HostNetwork, network: &GuestNetwork, router: [u8; 6]) -> Mapping {
         let map = &self.map;
         let routers = || {
             let v4 = network.gateway_v4.map(IpAddr::V4);
-            v4.into_iter().chain(network.gateway_v6.map(IpAddr::V6)).collect()
+            let v6 = network.gateway_v6.map(|v6| [v6, advertised(network, router)]);
+            let v6 = v6.into_iter().flatten().map(IpAddr::V6);
+            let mut all: Vec<_> = v4.into_iter().chain(v6).collect();
+            all.dedup();
+            all
         };
         let host_loopback = match given(&map.map_host_loopback) {
             Some(addresses) => addresses,
@@ -259,6 +264,7 @@ impl Plan {
         });
         let link = self.serves.advertisements.then(|| ra::Link {
             router: fulmar::base::EtherAddr(router),
+            source: advertised(network, router),
             address,
             mtu: self.told_mtu(),
             has_dhcp: lease.is_some(),
@@ -267,6 +273,39 @@ impl Plan {
         });
         (lease, link)
     }
+
+    /// The router advertisement of a guest whose host had no IPv6 when it was configured and has it now: the guest's
+    /// kernel makes itself an address of the prefix.
+    pub fn late_advertisement(
+        &self,
+        host: &HostNetwork,
+        network: &GuestNetwork,
+        router: [u8; 6],
+    ) -> Option<ra::Link> {
+        let may_have = self.serves.late_advertisements;
+        let addresses = &host.v6.as_ref()?.addresses;
+        let address = addresses.iter().find_map(|a| match a.address {
+            IpAddr::V6(v6) => Some(v6),
+            IpAddr::V4(_) => None,
+        })?;
+        let has_none = network.addresses.iter().all(|(a, _)| a.is_ipv4());
+        (may_have && has_none).then(|| ra::Link {
+            router: fulmar::base::EtherAddr(router),
+            source: advertised(network, router),
+            address,
+            mtu: self.told_mtu(),
+            has_dhcp: false,
+            nameservers: Vec::new(),
+            search: Vec::new(),
+        })
+    }
+}
+
+/// The address from which the gateway advertises itself as a router, whose Ethernet address is `router`: the guest's
+/// router, so that it has one address however the guest is configured, unless that is no link-local one.
+fn advertised(network: &GuestNetwork, router: [u8; 6]) -> Ipv6Addr {
+    let of_guest = network.gateway_v6.filter(Ipv6Addr::is_unicast_link_local);
+    of_guest.unwrap_or_else(|| ra::link_local(fulmar::base::EtherAddr(router)))
 }
 
 /// The addresses of an option that is given; none of them for `none`.

@@ -39,6 +39,7 @@ use super::capture::CaptureFile;
 use super::detach::say_ready;
 use super::document::About;
 use super::endpoints::Endpoints;
+use super::follow::{self, Follower};
 use super::log::{DEFAULT_BYTES, Log};
 use super::panics::{self, Panics};
 use super::plan::Plan;
@@ -175,14 +176,9 @@ pub fn serve(
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
     let summary_file = wait::open_summary().during("cannot open the pipe for the summary")?;
     let endpoints = Endpoints::open(plan.process.metrics, &log)?;
+    let states = follow::start(&log);
     let mut auto = start_auto(plan, &log);
-    let was_root = runas::is_system_root();
-    if was_root {
-        runas::leave_groups().map_err(sentence)?;
-    }
-    let netns = target.attach().map_err(sentence)?;
-    refuse_own(endpoints.namespaces(&netns))?;
-    let identity = runas::wanted(plan.process.runas.as_deref(), was_root).map_err(Failure::new)?;
+    let (netns, identity) = attach_to(target, plan, &endpoints)?;
     let network = plan.network(&host, attach);
     let devices = make_interface(plan, &netns, &network, pcap, &log)?;
     watch_guest_ports(plan, &netns, &mut auto, &log).map_err(sentence)?;
@@ -191,10 +187,12 @@ pub fn serve(
     log_configuration(plan, &config, &log);
     let namespaces = endpoints.namespaces(&netns);
     let about = About::new(plan, target, &config.network, namespaces, splicers.all());
+    let follower = Follower::new(states, plan, &config);
     let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
     (auto.in_guest, auto.in_host) = (splicers.guest.clone(), splicers.host.clone());
     let ending = Ending { guest: end, signals, metrics: endpoints.closer() };
     add_handlers(&mut gateway, ending, auto).during("cannot watch for the end of the guest")?;
+    follower.watch(&mut gateway, &log).during("cannot follow the host's network")?;
     let snapshots = Snapshots::of(&mut gateway).map_err(sentence)?;
     write_pid(pid_file, plan.process.pid.as_deref())?;
     stdio.detach(&log, mode).during("cannot detach")?;
@@ -218,6 +216,22 @@ pub fn serve(
         reporter.print(&mut out, &gateway.stat(), summary, &splicers.counters());
     }
     Ok(status_of(&ended, &log))
+}
+
+/// Leaves the caller's groups, attaches to the guest, and finds whose identity is assumed then.
+fn attach_to(
+    target: &Target,
+    plan: &Plan,
+    endpoints: &Endpoints,
+) -> Outcome<(Netns, Option<runas::Identity>)> {
+    let was_root = runas::is_system_root();
+    if was_root {
+        runas::leave_groups().map_err(sentence)?;
+    }
+    let netns = target.attach().map_err(sentence)?;
+    refuse_own(endpoints.namespaces(&netns))?;
+    let identity = runas::wanted(plan.process.runas.as_deref(), was_root).map_err(Failure::new)?;
+    Ok((netns, identity))
 }
 
 /// A guest in the caller's own network namespace has no need of a gateway, which would set up the caller's network.
@@ -436,7 +450,7 @@ fn configure(
     let reporter = Reporter::default();
     let config = Config {
         carries: plan.carries,
-        mapping: plan.mapping(host, &network),
+        mapping: plan.mapping(host, &network, router),
         outbound: plan.outbound.clone(),
         dhcp: plan.lease(host, &network),
         dhcp_v6,

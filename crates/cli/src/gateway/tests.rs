@@ -203,7 +203,7 @@ fn special_addresses_lead_to_the_host_unless_told_otherwise() {
         let args = parse(line).unwrap();
         let plan = Plan::new(&args).unwrap();
         let network = plan.network(&host, &args.attach);
-        plan.mapping(&host, &network)
+        plan.mapping(&host, &network, [2, 0, 0, 0, 0, 1])
     };
     let loopback = |line: &str| mapping(line).host_loopback.len();
     assert_eq!(loopback("1"), 2, "the routers of both IP versions");
@@ -214,4 +214,20 @@ fn special_addresses_lead_to_the_host_unless_told_otherwise() {
     let dns = mapping("--dns-forward 10.0.2.3 --dns-host 192.0.2.53 1");
     assert_eq!(dns.resolvers, ["192.0.2.53:53".parse().unwrap()]);
     assert_eq!(dns.dns, ["10.0.2.3".parse::<std::net::IpAddr>().unwrap()]);
+    let routed = mapping("-a fd00::2 -g fd00::1 1").host_loopback;
+    let wanted = ["169.254.2.2", "fd00::1", "fe80::ff:fe00:1"].map(|a| a.parse::<std::net::IpAddr>().unwrap());
+    assert_eq!(routed, wanted, "the router's address, and the one that advertises it");
+}
+
+#[test]
+fn a_router_of_the_link_advertises_itself_and_another_one_by_the_gateways_own_address() {
+    let host = fulmar_gateway::host::HostNetwork::default();
+    let source = |line: &str| {
+        let args = parse(line).unwrap();
+        let plan = Plan::new(&args).unwrap();
+        let network = plan.network(&host, &args.attach);
+        plan.lease_v6(&host, &network, [2, 0, 0, 0, 0, 1]).1.unwrap().source.to_string()
+    };
+    assert_eq!(source("-a fd00::2 -g fe80::99 1"), "fe80::99");
+    assert_eq!(source("-a fd00::2 -g fd00::1 1"), "fe80::ff:fe00:1");
 }

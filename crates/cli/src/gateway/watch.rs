@@ -8,13 +8,16 @@
 //! The watcher closes standard error when the program exits, so that its reader does not wait for the gateway.
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
+use std::thread;
 
 use fulmar_gateway::attach::Target;
+use fulmar_gateway::keep;
 use fulmar_netns::abort_connections;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
@@ -26,11 +29,12 @@ use super::stderr::{StderrRelay, Woken};
 use super::{panics, wait};
 use crate::failure::{During, Failure, Outcome};
 
-/// Starts the gateway of a process, and waits for its end.
+/// Starts the gateway of a process, and waits for its end. `resolvers`: those of the program's own resolv.conf, if it has
+/// one.
 ///
 /// # Errors
 /// A sentence about the step of the set-up that failed.
-pub fn watch(pid: u32, name: &str, guest: &Guest) -> Outcome<ExitCode> {
+pub fn watch(pid: u32, name: &str, guest: &Guest, resolvers: &[IpAddr]) -> Outcome<ExitCode> {
     let _ = nix::unistd::setsid();
     let program = fulmar_netns::pidfd_open(pid).during("cannot watch the program")?;
     let started = detach::start_with_stderr(Process::Serve(Some(pid)))?;
@@ -42,6 +46,9 @@ pub fn watch(pid: u32, name: &str, guest: &Guest) -> Outcome<ExitCode> {
     // While the process is still this command: the namespaces of a program that may not be read cannot be opened.
     let target = Target::Process { pid, userns: None };
     let netns = target.attach().map_err(|e| Failure::new(e.to_string()))?;
+    if !resolvers.is_empty() {
+        keep_resolv_conf(pid, resolvers, &program).during("cannot watch the program's files")?;
+    }
     detach_but_for_stderr().during("cannot detach")?;
     copy_stderr(&mut stderr, &program).during("cannot pass on what the gateway says")?;
     let ended = gateway.wait().during("cannot wait for the gateway's process")?;
@@ -56,6 +63,17 @@ pub fn watch(pid: u32, name: &str, guest: &Guest) -> Outcome<ExitCode> {
     let said = stderr.end_with(&format!("{name}: {sentence}\n"), &program);
     said.during("cannot say that the gateway has ended")?;
     Ok(ExitCode::FAILURE)
+}
+
+/// Keeps the program's resolv.conf in its place, on a thread of its own.
+fn keep_resolv_conf(pid: u32, resolvers: &[IpAddr], program: &OwnedFd) -> io::Result<()> {
+    let mounts = OwnedFd::from(File::open(format!("/proc/{pid}/ns/mnt"))?);
+    let (resolvers, end) = (resolvers.to_vec(), program.try_clone()?);
+    thread::Builder::new().name("resolv.conf".into()).spawn(move || {
+        // Where it cannot be kept the program has the file until the host's is replaced.
+        let _ = keep::keep_resolv_conf(mounts, &resolvers, end.as_fd());
+    })?;
+    Ok(())
 }
 
 /// Says that the network is up, and leaves standard output and the working directory of the command.

@@ -6,6 +6,9 @@
 //! if the device is full, it is dropped, and the client asks again.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fulmar_base::{Counters, EtherAddr, Instant};
 use fulmar_mbuf::{Pool, Purpose};
@@ -14,7 +17,7 @@ use fulmar_wire::checksum::Sum;
 use fulmar_wire::{eth, icmpv6, ipv4, ipv6, protocol, udp};
 
 use crate::dhcp::{self, Lease, LeaseV6};
-use crate::ra;
+use crate::ra::{self, link_local};
 
 /// Bytes of a frame that a request may have; longer ones are none.
 const LONGEST_REQUEST: usize = 1514;
@@ -22,6 +25,8 @@ const LONGEST_REQUEST: usize = 1514;
 const ANSWERS: usize = 8;
 const ROUTER_SOLICITATION: u8 = 133;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+/// Its Ethernet address (RFC 2464 section 7).
+const ALL_NODES_ETHER: EtherAddr = EtherAddr([0x33, 0x33, 0, 0, 0, 1]);
 
 /// What is answered.
 #[derive(Clone, Default)]
@@ -31,32 +36,104 @@ pub struct Answers {
     pub advertisement: Option<ra::Link>,
 }
 
-impl Answers {
-    /// Whether there is nothing to answer.
-    fn is_empty(&self) -> bool {
-        self.dhcp.is_none() && self.dhcp_v6.is_none() && self.advertisement.is_none()
+/// What is answered on all queues of a guest's interface. It may be replaced.
+#[derive(Clone)]
+pub struct SharedAnswers(Arc<Latest>);
+
+struct Latest {
+    answers: Mutex<Arc<Answers>>,
+    /// Counts the replacements.
+    generation: AtomicU64,
+    /// The advertisement is new, and not sent yet.
+    is_news: AtomicBool,
+}
+
+impl SharedAnswers {
+    pub fn new(answers: Answers) -> SharedAnswers {
+        let (generation, is_news) = (AtomicU64::new(0), AtomicBool::new(false));
+        SharedAnswers(Arc::new(Latest {
+            answers: Mutex::new(Arc::new(answers)),
+            generation,
+            is_news,
+        }))
+    }
+
+    /// Replaces them. An advertisement that is new is sent to the guest without being asked for.
+    pub fn set(&self, answers: Answers) {
+        let mut current = self.0.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_news =
+            answers.advertisement.is_some() && answers.advertisement != current.advertisement;
+        *current = Arc::new(answers);
+        // Before the generation: whoever sees that finds the news.
+        if is_news {
+            self.0.is_news.store(true, Release);
+        }
+        self.0.generation.fetch_add(1, Release);
+    }
+
+    fn latest(&self) -> Arc<Answers> {
+        Arc::clone(&self.0.answers.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// A device whose guest is served.
 pub struct Services {
     device: Box<dyn Device>,
-    answers: Answers,
+    shared: SharedAnswers,
+    /// Those of a generation.
+    answers: Arc<Answers>,
+    generation: u64,
     /// Requests that were taken out of a received burst.
     requests: Burst,
 }
 
 impl Services {
-    /// The device, served if there is anything to answer.
-    pub fn before(device: Box<dyn Device>, answers: &Answers) -> Box<dyn Device> {
-        if answers.is_empty() {
-            return device;
-        }
-        Box::new(Services::new(device, answers.clone()))
+    /// The device, served.
+    pub fn before(device: Box<dyn Device>, shared: SharedAnswers) -> Services {
+        let (answers, generation) = (shared.latest(), 0);
+        Services { device, shared, answers, generation, requests: Burst::with_capacity(ANSWERS) }
     }
 
-    fn new(device: Box<dyn Device>, answers: Answers) -> Services {
-        Services { device, answers, requests: Burst::with_capacity(ANSWERS) }
+    /// Takes answers that are new, and sends an advertisement that is.
+    fn bring_up_to_date(&mut self, now: Instant, pool: &mut Pool, counters: &mut Counters) {
+        let generation = self.shared.0.generation.load(Acquire);
+        if generation == self.generation {
+            return;
+        }
+        // Before the answers: news of later ones stay.
+        let is_news = self.shared.0.is_news.swap(false, AcqRel);
+        (self.answers, self.generation) = (self.shared.latest(), generation);
+        if !is_news {
+            return;
+        }
+        let own = self.device.caps().ether;
+        let news = self.answers.advertisement.as_ref().and_then(|link| {
+            let ether = eth::Header { dst: ALL_NODES_ETHER, src: own, ethertype: eth::IPV6 };
+            advertise(link, ether, ALL_NODES)
+        });
+        self.send(news, now, pool, counters);
+    }
+
+    /// Sends frames; what finds no space is dropped.
+    fn send(
+        &mut self,
+        frames: impl IntoIterator<Item = Vec<u8>>,
+        now: Instant,
+        pool: &mut Pool,
+        counters: &mut Counters,
+    ) {
+        let mut burst = Burst::with_capacity(ANSWERS);
+        for frame in frames {
+            let Ok(mut chain) = pool.alloc_chain(frame.len(), 0, Purpose::Control) else {
+                continue;
+            };
+            chain.fill([&frame[..]]);
+            if let Err(p) = burst.push(Packet::new(chain)) {
+                pool.free(p.chain);
+            }
+        }
+        self.device.tx_burst(now, pool, &mut burst, counters);
+        burst.clear(pool);
     }
 
     /// Whether a frame is a request of a protocol that is served; it may still be malformed.
@@ -104,24 +181,16 @@ impl Services {
     }
 
     fn answer_all(&mut self, now: Instant, pool: &mut Pool, counters: &mut Counters) {
-        let mut replies = Burst::with_capacity(ANSWERS);
+        let mut replies = Vec::new();
         while let Some(p) = self.requests.pop_back() {
             let mut request = [0; LONGEST_REQUEST];
             let n = p.chain.copy_to(0, &mut request);
             pool.free(p.chain);
             let own = self.device.caps().ether;
             let request = request.get(..n).unwrap_or(&[]);
-            let Some(reply) = answer(&self.answers, own, request) else { continue };
-            let Ok(mut chain) = pool.alloc_chain(reply.len(), 0, Purpose::Control) else {
-                continue;
-            };
-            chain.fill([&reply[..]]);
-            if let Err(p) = replies.push(Packet::new(chain)) {
-                pool.free(p.chain);
-            }
+            replies.extend(answer(&self.answers, own, request));
         }
-        self.device.tx_burst(now, pool, &mut replies, counters);
-        replies.clear(pool);
+        self.send(replies, now, pool, counters);
     }
 }
 
@@ -131,7 +200,7 @@ fn is_whole(frame: &[u8]) -> bool {
 }
 
 impl Device for Services {
-    forward_device!(self => self.device, except rx_burst, placement);
+    forward_device!(self => self.device, except rx_burst, next_deadline, placement);
 
     fn rx_burst(
         &mut self,
@@ -141,6 +210,7 @@ impl Device for Services {
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
+        self.bring_up_to_date(now, pool, counters);
         let from = out.len();
         let came = self.device.rx_burst(now, pool, out, budget, counters);
         let is_any = out.iter().skip(from).any(|p| self.is_request(p));
@@ -150,6 +220,12 @@ impl Device for Services {
         self.take_requests(from, out, pool);
         self.answer_all(now, pool, counters);
         out.len() - from
+    }
+
+    /// Now, where an advertisement waits.
+    fn next_deadline(&self) -> Option<Instant> {
+        let is_news = self.shared.0.is_news.load(Acquire);
+        if is_news { Some(Instant::ZERO) } else { self.device.next_deadline() }
     }
 
     /// The relay posts no buffers.
@@ -203,17 +279,22 @@ fn answer_v6(answers: &Answers, ether: eth::Header, packet: &[u8]) -> Option<Vec
         }
         // RFC 4861 section 6.1.1: a solicitation from beyond the link is none.
         protocol::ICMPV6 if ip.hop_limit == 255 && sum.is_valid() => {
-            let mut reply = answers.advertisement.as_ref()?.advertisement();
             let to = if ip.src.is_unspecified() { ALL_NODES } else { ip.src };
-            let mut sum = Sum::new();
-            sum.add_bytes(&reply);
-            sum.add_pseudo(own.into(), to.into(), protocol::ICMPV6, reply.len() as u32);
-            let at = icmpv6::CHECKSUM_OFFSET;
-            reply.get_mut(at..at + 2)?.copy_from_slice(&sum.finish().to_be_bytes());
-            frame_v6(ether, header_v6(own, to, protocol::ICMPV6, 255), &reply)
+            advertise(answers.advertisement.as_ref()?, ether, to)
         }
         _ => None,
     }
+}
+
+/// The frame of a router advertisement.
+fn advertise(link: &ra::Link, ether: eth::Header, to: Ipv6Addr) -> Option<Vec<u8>> {
+    let mut message = link.advertisement();
+    let mut sum = Sum::new();
+    sum.add_bytes(&message);
+    sum.add_pseudo(link.source.into(), to.into(), protocol::ICMPV6, message.len() as u32);
+    let at = icmpv6::CHECKSUM_OFFSET;
+    message.get_mut(at..at + 2)?.copy_from_slice(&sum.finish().to_be_bytes());
+    frame_v6(ether, header_v6(link.source, to, protocol::ICMPV6, 255), &message)
 }
 
 /// The payload of a datagram. Its checksum may be left to the device, so it is not looked at: what crosses a
@@ -274,13 +355,6 @@ fn frame_v6(ether: eth::Header, header: ipv6::Header, upper: &[u8]) -> Option<Ve
     Some(frame)
 }
 
-/// The link-local address that belongs to an Ethernet address (RFC 4291 appendix A).
-fn link_local(ether: EtherAddr) -> Ipv6Addr {
-    let [a, b, c, d, e, f] = ether.0.map(u16::from);
-    let (first, last) = ((a ^ 2) << 8 | b, e << 8 | f);
-    Ipv6Addr::new(0xfe80, 0, 0, 0, first, c << 8 | 0xff, 0xfe00 | d, last)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -302,6 +376,7 @@ mod tests {
             dhcp_v6: None,
             advertisement: Some(ra::Link {
                 router: OWN,
+                source: "fe80::99".parse().unwrap(),
                 address: "fd00::2".parse().unwrap(),
                 mtu: None,
                 has_dhcp: false,
@@ -349,7 +424,7 @@ mod tests {
             |hops| frame_v6(ether, header_v6(from, to, protocol::ICMPV6, hops), &message).unwrap();
         let reply = answer(&answers(), OWN, &ask(255)).unwrap();
         let ip = ipv6::Header::parse(&reply[14..], reply.len() - 14).unwrap();
-        assert_eq!((ip.src, ip.dst, ip.hop_limit), (link_local(OWN), from, 255));
+        assert_eq!((ip.src.to_string(), ip.dst, ip.hop_limit), ("fe80::99".into(), from, 255));
         let mut sum = Sum::new();
         sum.add_bytes(&reply[54..]);
         sum.add_pseudo(ip.src.into(), ip.dst.into(), protocol::ICMPV6, reply.len() as u32 - 54);

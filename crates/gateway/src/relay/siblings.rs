@@ -23,6 +23,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::Shard;
 use super::poll::{Poll, Token};
+use crate::mapping::Mapping;
 use crate::published::PublishedPort;
 use crate::stat::Stat;
 
@@ -70,6 +71,8 @@ pub struct ClientDatagrams {
 #[derive(Default)]
 struct Mail {
     waiting: VecDeque<Message>,
+    /// The latest mapping that its thread has not taken.
+    mapping: Option<Arc<Mapping>>,
     /// Its thread has nothing left to deliver of a guest that is gone, unless another one hands it something.
     has_delivered: bool,
     /// Its thread has ended.
@@ -279,6 +282,19 @@ impl Siblings {
         }
     }
 
+    /// Gives every thread, this one included, a new mapping. The latest one counts.
+    pub fn set_mapping(&self, mapping: &Arc<Mapping>) {
+        for mailbox in &self.shared.mailboxes {
+            mailbox.mail().mapping = Some(Arc::clone(mapping));
+            mailbox.wake();
+        }
+    }
+
+    /// Takes a new mapping for this thread.
+    pub fn take_mapping(&self) -> Option<Arc<Mapping>> {
+        self.own_box().and_then(|own| own.mail().mapping.take())
+    }
+
     /// Asks every other thread for a snapshot; there will be one for each that has not ended.
     pub fn ask_for_stat(&mut self) -> Receiver<Stat> {
         let (reply, replies) = channel();
@@ -403,6 +419,19 @@ mod tests {
         assert!(all[0].is_busy() && !all[1].is_busy());
         assert_eq!((all[0].messages().len(), all[1].messages().len()), (0, MOST_MESSAGES));
         assert!(!all[0].is_busy() && all[0].post(9, datagrams()).is_err());
+    }
+
+    #[test]
+    fn the_latest_mapping_reaches_every_thread_once() {
+        let all = Siblings::all(2).unwrap();
+        assert_eq!(all[0].take_mapping(), None);
+        for zone in [1, 2] {
+            all[0].set_mapping(&Arc::new(Mapping { zone, ..Mapping::default() }));
+        }
+        for own in &all {
+            assert_eq!(own.take_mapping().map(|mapping| mapping.zone), Some(2));
+            assert_eq!(own.take_mapping(), None);
+        }
     }
 
     #[test]

@@ -269,6 +269,18 @@ impl Udp {
         self.flows.insert(flow, cx.now)
     }
 
+    /// Ends the guest's flows whose destination leads elsewhere by a new mapping.
+    pub fn end_moved(&mut self, cx: &mut Context<'_>) {
+        let has_moved = |flow: &Flow| {
+            let leads_to = cx.settings.mapping.target(flow.peer);
+            flow.direction == Direction::Out && leads_to != Some(flow.host_addr)
+        };
+        let moved = self.flows.iter().filter(|(_, flow)| has_moved(flow));
+        for id in moved.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.remove(cx, id);
+        }
+    }
+
     fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {
         let Some(flow) = self.flows.remove(id) else { return };
         cx.settings.policy.ended(|| stat_of(&flow, cx.now));
