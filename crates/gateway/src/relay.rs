@@ -155,10 +155,14 @@ impl Context<'_> {
     }
 
     /// The socket of a published port that leads to a guest's port, by which the guest reaches a destination, too.
-    pub fn published_socket(&self, guest: SocketAddr, leads_to: SocketAddr) -> Option<Arc<OwnedFd>> {
+    pub fn published_socket(
+        &self,
+        guest: SocketAddr,
+        leads_to: SocketAddr,
+    ) -> Option<Arc<OwnedFd>> {
         let outbound = &self.settings.outbound;
-        let leads_there = outbound.address_for(leads_to).is_none()
-            && outbound.interface_for(leads_to).is_none();
+        let leads_there =
+            outbound.address_for(leads_to).is_none() && outbound.interface_for(leads_to).is_none();
         let key = (guest.port(), leads_to.is_ipv4());
         leads_there.then(|| self.siblings.published_socket(key)).flatten()
     }

@@ -30,8 +30,7 @@ mod table;
 mod template;
 
 pub use datagram::{
-    Datagram, Dropped, HEADROOM_BYTES, Incoming, OutputError, charge, input,
-    max_payload, output,
+    Datagram, Dropped, HEADROOM_BYTES, Incoming, OutputError, charge, input, max_payload, output,
 };
 pub use plpmtud::{Plpmtud, PlpmtudState};
 pub use socket::{UdpError, UdpSocket};

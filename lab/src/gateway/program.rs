@@ -114,8 +114,10 @@ impl Programs {
         let said = self.find(kind.program()).ok().and_then(|program| {
             Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()
         });
-        let said = said.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
-        let is_version = |word: &&str| word.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit());
+        let said =
+            said.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+        let is_version =
+            |word: &&str| word.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit());
         match said.split_whitespace().find(is_version) {
             Some(version) => format!("{} {version}", kind.title()),
             None => kind.title().to_owned(),

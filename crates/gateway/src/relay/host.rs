@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, setsockopt,
-    socket, sockopt,
+    AddressFamily, ControlMessage, SockFlag, SockProtocol, SockType, SockaddrStorage, bind,
+    connect, setsockopt, socket, sockopt,
 };
 
 use super::sys;

@@ -83,11 +83,8 @@ impl Tcp {
     pub fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), fulmar_socket::SocketError> {
         // More than are carried: the relay decides which of them gives way.
         let backlog = cx.settings.limits.connecting + SYNS_AT_ONCE;
-        let conditional = ConditionalAccept {
-            backlog,
-            per_source: backlog,
-            ..ConditionalAccept::default()
-        };
+        let conditional =
+            ConditionalAccept { backlog, per_source: backlog, ..ConditionalAccept::default() };
         let options = ListenOptions {
             any_port: true,
             conditional_accept: Some(conditional),

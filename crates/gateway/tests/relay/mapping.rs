@@ -264,7 +264,8 @@ fn a_thousand_ports_of_a_peer() {
     guest.set_nonblocking(true).unwrap();
     world.until("the guest's own peer is heard", |_| {
         server.send_to(b"still there", seen).unwrap();
-        std::iter::from_fn(|| receive(&guest).ok()).any(|came| came == (b"still there".to_vec(), own))
+        std::iter::from_fn(|| receive(&guest).ok())
+            .any(|came| came == (b"still there".to_vec(), own))
     });
 }
 

@@ -220,12 +220,7 @@ impl Flow {
     }
 
     /// One call, and others where the error of an earlier datagram, perhaps to another peer, has ended it.
-    fn send_parts(
-        &self,
-        parts: &[IoSlice<'_>],
-        run: Option<u16>,
-        hops: u8,
-    ) -> nix::Result<usize> {
+    fn send_parts(&self, parts: &[IoSlice<'_>], run: Option<u16>, hops: u8) -> nix::Result<usize> {
         let mut sent = self.call(parts, run, hops);
         for _ in 1..TRIES {
             match sent {

@@ -104,12 +104,7 @@ impl Udp {
     }
 
     /// Sends datagrams of the batch to the guest.
-    pub(super) fn send_to_guest(
-        &mut self,
-        cx: &mut Context<'_>,
-        id: SlotId,
-        which: Range<usize>,
-    ) {
+    pub(super) fn send_to_guest(&mut self, cx: &mut Context<'_>, id: SlotId, which: Range<usize>) {
         let (Some(flow), Some(socket)) = (self.flows.get_mut(id), self.socket) else { return };
         let list = self.batch.list().get(which).unwrap_or(&[]);
         let runs: Vec<Run<'_>> =

@@ -13,9 +13,9 @@ use super::super::poll::Token;
 use super::super::published::open_bound;
 use super::super::siblings::{ClientDatagrams, Message};
 use super::super::{Context, canonical};
-use super::{Udp, deliver};
 use super::flow::{Flow, HostSocket};
 use super::table::HostKey;
+use super::{Udp, deliver};
 use crate::policy::Protocol;
 use crate::ports::{Bind, Forward};
 use crate::published::PublishedPort;
@@ -77,8 +77,7 @@ impl Udp {
     /// Lets the flows of all queues leave by the published ports. One that is bound to an address or an interface does
     /// not lead everywhere.
     fn share_published(&self, cx: &mut Context<'_>) {
-        let everywhere =
-            self.published.iter().filter(|p| p.port.forward.bind == Bind::default());
+        let everywhere = self.published.iter().filter(|p| p.port.forward.bind == Bind::default());
         let sockets = everywhere.filter_map(|p| {
             let bound = getsockname::<SockaddrStorage>(p.socket.as_raw_fd()).ok()?;
             let is_v4 = bound.as_sockaddr_in().is_some();

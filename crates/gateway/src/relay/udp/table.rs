@@ -170,7 +170,8 @@ impl Table {
 
     fn forget_address(&mut self, flow: &Flow) {
         let address = (flow.host_key().0, flow.host_addr.ip());
-        let others = self.written_to.get_mut(&address).filter(|_| flow.entered_as != Class::Stranger);
+        let others =
+            self.written_to.get_mut(&address).filter(|_| flow.entered_as != Class::Stranger);
         if let Some((flows, _)) = others {
             *flows -= 1;
             if *flows == 0 {
