@@ -37,11 +37,11 @@ const OVERFLOW_BYTES: usize = LONGEST - SMALL_BYTES - LARGE_BYTES;
 /// Pieces of the longest frame, with one to spare for its headers.
 const MOST_PIECES: usize = 10;
 
-/// Frames that one call receives while frames of BIG TCP arrive: as many bytes as a batch of others.
+/// Frames that one call receives while frames of BIG TCP arrive: half a megabyte, as much as eight of 64 KiB have.
 pub const BATCH: usize = 3;
 /// Further pieces of the longest frame.
 pub const TAILS: usize = 8;
-/// Other frames in a row after which BIG TCP is no longer expected.
+/// After this number of other frames in a row BIG TCP stops being expected.
 const MEMORY: u32 = 1000;
 
 const TOTAL_LENGTH: usize = eth::HEADER_BYTES + 2;
@@ -218,7 +218,7 @@ struct Parsed {
     layout: Layout,
 }
 
-/// Parses the front of a frame of BIG TCP and makes its headers those of a packet with a length.
+/// Parses the front of a frame of BIG TCP and gives its headers a valid length field.
 fn parse(
     front: &mut [u8],
     header: &[u8; vnet::HEADER_BYTES],
@@ -313,8 +313,8 @@ fn piece_bytes(header_bytes: usize, segment_bytes: usize) -> usize {
     space.saturating_sub(odd).max(segment_bytes).max(1)
 }
 
-/// Makes the headers of a frame of `bytes` bytes those of a packet with a length. Returns how many bytes to strip from
-/// the front. `None`: the length fields are not those of BIG TCP, or lie.
+/// Gives the headers of a frame of `bytes` bytes a valid length field. Returns how many bytes to strip from
+/// the front. `None`: a length field is not as BIG TCP has it, or lies.
 fn plain_headers(front: &mut [u8], bytes: usize) -> Option<usize> {
     match eth::Header::parse(front).ok()?.ethertype {
         eth::IPV4 => {

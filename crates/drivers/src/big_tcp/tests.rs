@@ -25,7 +25,7 @@ fn jumbo(payload_bytes: usize) -> [u8; 6] {
     [0xc2, 4, n[0], n[1], n[2], n[3]]
 }
 
-/// A frame of a Linux sender with so many bytes of payload, and its virtio-net header.
+/// A frame of a Linux sender with `payload_bytes` bytes of payload, and its virtio-net header.
 fn frame(form: Form, payload_bytes: usize) -> ([u8; vnet::HEADER_BYTES], Vec<u8>) {
     let mut f = vec![2; 12];
     let v6 = |f: &mut Vec<u8>, length: u16, next: u8| {
@@ -81,7 +81,7 @@ fn pool() -> Pool {
     Pool::new(PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) }).unwrap()
 }
 
-/// The pieces of a frame that has landed in a buffer pair and the memory behind it.
+/// The pieces of a frame that has landed in a buffer pair and its overflow.
 fn pieces(
     header: &[u8; vnet::HEADER_BYTES],
     frame: &[u8],

@@ -82,7 +82,7 @@ impl PacketSocket {
         Ok((count, received, headers))
     }
 
-    /// The frame that was received into pair `at` and the buffers behind it.
+    /// The frame that was received into pair `at` and the tails of that frame.
     fn take_pieces(
         &mut self,
         at: usize,
