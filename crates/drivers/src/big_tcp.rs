@@ -37,7 +37,7 @@ const OVERFLOW_BYTES: usize = LONGEST - SMALL_BYTES - LARGE_BYTES;
 /// Pieces of the longest frame, with one to spare for its headers.
 const MOST_PIECES: usize = 10;
 
-/// Frames that one call receives while frames of BIG TCP arrive: half a megabyte, as much as eight of 64 KiB have.
+/// Frames that one call receives while frames of BIG TCP arrive: half a megabyte, eight times 64 KiB.
 pub const BATCH: usize = 3;
 /// Further pieces of the longest frame.
 pub const TAILS: usize = 8;
