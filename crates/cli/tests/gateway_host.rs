@@ -135,6 +135,41 @@ fn a_guest_follows_the_resolvers_of_its_host_however_their_file_is_replaced() {
     });
 }
 
+/// The process that follows the host's network for a gateway.
+fn follower_of(gateway: u32) -> Option<u32> {
+    let children = format!("/proc/{gateway}/task/{gateway}/children");
+    fs::read_to_string(children).ok()?.split_whitespace().next()?.parse().ok()
+}
+
+#[test]
+fn the_process_that_follows_has_no_rights_and_its_end_is_not_the_gateways() {
+    in_sandbox(|| {
+        let log = Scratch::new("log");
+        let start = |guest: &Guest| {
+            let line = ["--config-net", "-a", "10.9.0.2", "-n", "24", "-g", "10.9.0.1", "-l"];
+            detached(&[&line[..], &[&log.text()], &QUIET, &[&guest.pid()]].concat())
+        };
+        let guest = Guest::new();
+        let gateway = start(&guest);
+        let follower = follower_of(gateway).expect("it has one");
+        let status = || fs::read_to_string(format!("/proc/{follower}/status")).unwrap_or_default();
+        for line in ["CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1"] {
+            wait_until(line, || status().contains(line));
+        }
+        shell(&format!("kill -9 {follower}"));
+        let said = || fs::read_to_string(&log.0).unwrap_or_default();
+        wait_until("it is told", || said().contains("the host's network are missed from now on"));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(reaches(&guest, &format!("10.9.0.1:{port}")), "the gateway goes on");
+        let other = Guest::new();
+        let killed = start(&other);
+        let follower = follower_of(killed).expect("it has one");
+        shell(&format!("kill -9 {killed}"));
+        wait_until("it ends with its gateway", || !is_running(follower));
+    });
+}
+
 #[test]
 fn a_program_of_run_keeps_its_resolvers_when_the_hosts_file_is_replaced() {
     in_sandbox(|| {

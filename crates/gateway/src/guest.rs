@@ -188,7 +188,7 @@ fn version_of(upstream: Option<&Upstream>, options: &GuestOptions, is_v4: bool) 
     Version { addresses, gateway: Some(gateway), routes }
 }
 
-/// The routes of a guest after those of its host. There is always a default route: what the host reaches may change,
+/// The routes of a guest, made after the host's. There is always a default route: what the host reaches may change,
 /// and each of its sockets follows the routes that the host has by then.
 fn routes_like(hosts: &[Route], options: &GuestOptions, is_v4: bool) -> Vec<Route> {
     // The kernel makes the route to fe80::/64 itself.

@@ -3,7 +3,7 @@
 //! It is a bind mount on the host's file, or on the file to which a symbolic link of the host's leads. A kernel takes the
 //! mounts from a file that another one is renamed over, in every mount namespace, and a link may come to lead elsewhere:
 //! the program would then see the host's file. So the mount is made anew, on whatever the path leads to by then. Domains
-//! and options follow those of the host.
+//! and options follow the host's.
 //!
 //! This runs on a thread with a mount namespace of its own, where the host's file is seen and a copy of the program's lies
 //! below [`STAGING`]; it enters the program's namespace for a moment. It needs the rights of the program's user namespace

@@ -93,7 +93,7 @@ fn skip_blanks(text: &[u8]) -> &[u8] {
     text.get(blanks..).unwrap_or_default()
 }
 
-/// The first domains of a list, those that are no text left out.
+/// The first domains of a list, those that are not UTF-8 left out.
 fn domains(list: &[u8], most: usize) -> Vec<String> {
     let words = list.split(is_blank).filter(|word| !word.is_empty()).take(most);
     words.filter_map(|word| String::from_utf8(word.to_vec()).ok()).collect()

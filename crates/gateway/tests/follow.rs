@@ -155,7 +155,7 @@ fn addresses_and_routes_are_followed_in_both_directions() {
     following.wait_until("none", |state| state.v4.is_none() && state.v6.is_none());
 }
 
-/// Lines that add and remove a route so many times.
+/// Lines that add and remove a route `count` times.
 fn flaps(count: usize) -> String {
     let once = "route add 203.0.113.0/24 dev near\nroute del 203.0.113.0/24 dev near\n";
     once.repeat(count)

@@ -1,6 +1,6 @@
 //! Changes of a network namespace, as rtnetlink tells them (rtnetlink(7), the multicast groups).
 //!
-//! What has changed is not read: after a change whoever follows the namespace reads it anew. So it does not matter
+//! What has changed is not read: after a change the follower reads the namespace anew. So it does not matter
 //! which messages the kernel has dropped because they came too fast (ENOBUFS).
 
 use std::io;

@@ -103,7 +103,7 @@ pub fn start(process: Process) -> Outcome<Result<Child, u8>> {
 /// Starts the process that follows the host's network. Returns the pipe from it.
 pub fn start_follower() -> Outcome<OwnedFd> {
     let mut command = Process::Follow.command();
-    // Whoever reads the gateway's streams to their end does not wait for it.
+    // A reader of the gateway's streams to their end does not wait for it.
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = spawn(command.env_remove(wait::VARIABLE))?;
     child.stdout.take().map(OwnedFd::from).ok_or_else(|| Failure::new("there is no pipe"))

@@ -21,13 +21,15 @@ use crate::failure::{During, Failure, Outcome};
 /// Signals that a terminal or a service manager sends to all processes: this one ends with the gateway.
 const IGNORED: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
-/// Follows the network of this process, and writes its states to standard output until nobody reads them.
+/// Follows the network of this process, and writes its states to standard output until the pipe has no reader.
 ///
 /// # Errors
 /// A sentence: it could not be contained, or rtnetlink does not work.
 pub fn run(plan: &Plan) -> Outcome<ExitCode> {
     let _ = nix::unistd::setsid();
     let _ = IGNORED.into_iter().collect::<SigSet>().thread_block();
+    // By it a guest of the same user could open connections of the host.
+    let _ = nix::sys::prctl::set_dumpable(false);
     contain::contain_reader().map_err(|e| Failure::new(e.to_string()))?;
     let followed = follow::follow(plan.upstream.as_deref(), io::stdout());
     followed.during("cannot follow the network")?;

@@ -302,7 +302,7 @@ impl Plan {
 }
 
 /// The address from which the gateway advertises itself as a router, whose Ethernet address is `router`: the guest's
-/// router, so that it has one address however the guest is configured, unless that is no link-local one.
+/// router, so that it has one address however the guest is configured, unless that is not link-local.
 fn advertised(network: &GuestNetwork, router: [u8; 6]) -> Ipv6Addr {
     let of_guest = network.gateway_v6.filter(Ipv6Addr::is_unicast_link_local);
     of_guest.unwrap_or_else(|| ra::link_local(fulmar::base::EtherAddr(router)))

@@ -111,7 +111,7 @@ impl States {
     /// Reads once. Returns the last state that has come as a whole; `None`: none has.
     ///
     /// # Errors
-    /// UnexpectedEof: the pipe has ended; InvalidData: what came is no state, or is longer than one may be.
+    /// UnexpectedEof: the pipe has ended; InvalidData: the bytes are not a state, or too many.
     pub fn read(&mut self, mut pipe: impl Read) -> io::Result<Option<HostNetwork>> {
         let mut part = [0; 4096];
         match pipe.read(&mut part) {

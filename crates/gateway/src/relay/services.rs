@@ -64,7 +64,7 @@ impl SharedAnswers {
         let is_news =
             answers.advertisement.is_some() && answers.advertisement != current.advertisement;
         *current = Arc::new(answers);
-        // Before the generation: whoever sees that finds the news.
+        // Before the generation: a thread that sees the new one finds the news.
         if is_news {
             self.0.is_news.store(true, Release);
         }
