@@ -7,7 +7,7 @@
 //! ```
 //!
 //! After a change the network is read anew and, if something that a gateway needs is different, written to the pipe as a
-//! whole ([`message`]). What changes fast is read at most [`READS_PER_SECOND`] times a second. The process reads files
+//! whole ([`message`]). What changes fast is read at most four times a second. The process reads files
 //! and does nothing else ([`contain_reader`](crate::contain::contain_reader)); it ends when the other end of the pipe is
 //! closed.
 

@@ -197,8 +197,9 @@ fn routes_like(hosts: &[Route], options: &GuestOptions, is_v4: bool) -> Vec<Rout
     // By a default route to the link itself the guest's kernel would ask for every address of the world by ARP.
     let is_link = |route: &Route| route.is_default() && route.gateway().is_none();
     // A guest without IPv6 cannot ask for a router of IPv6.
-    let has_v6_router = |route: &Route| route.gateway().is_some_and(|g| g.is_ipv6());
-    routes.retain(|r| !is_link(r) && !(is_v4 && options.without_v6 && has_v6_router(r)));
+    let is_beyond = |route: &Route| route.gateway().is_some_and(|g| g.is_ipv6());
+    let lacks_router = |route: &Route| is_v4 && options.without_v6 && is_beyond(route);
+    routes.retain(|route| !is_link(route) && !lacks_router(route));
     routes.sort_by_key(|route| route.gateway().is_some());
     if !routes.iter().any(|r| r.is_default() && r.tos == 0) {
         routes.push(route_to_gateway(is_v4));

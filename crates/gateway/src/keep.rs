@@ -6,7 +6,7 @@
 //! and options follow the host's.
 //!
 //! This runs on a thread with a mount namespace of its own, where the host's file is seen and a copy of the program's lies
-//! below [`STAGING`]; it enters the program's namespace for a moment. It needs the rights of the program's user namespace
+//! in memory; it enters the program's namespace for a moment. It needs the rights of the program's user namespace
 //! and Linux 5.2 (open_tree(2), move_mount(2)).
 //!
 //! Sources: mount_namespaces(7), rename(2), proc_pid_mountinfo(5).

@@ -1,7 +1,7 @@
 //! `/etc/resolv.conf` as glibc reads it: a part that is not understood is passed over, and the rest counts.
 //!
 //! A keyword stands in the first column and a blank follows it. Of several `search` and `domain` lines the last one
-//! counts, of the name servers the first [`MOST_NAMESERVERS`]. Without a name server, or without a file, it is
+//! counts, of the name servers the first three. Without a name server, or without a file, it is
 //! 127.0.0.1. Other keywords, options included, say nothing that a gateway needs.
 //!
 //! Sources: resolv.conf(5), glibc's resolver (`res_init`), against which tests/resolv.rs holds it.

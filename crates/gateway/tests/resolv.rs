@@ -210,13 +210,13 @@ fn file(number: u64) -> Vec<u8> {
         text += dice.pick(&VALUES);
         // glibc itself does not come to an end over a sort list with a character that is no part of one.
         text += if keyword == "sortlist" { "" } else { dice.pick(&ENDS) };
-        if line + 1 < lines || number % 2 == 0 {
+        if line + 1 < lines || number.is_multiple_of(2) {
             text += dice.pick(&LINE_ENDS);
         }
     }
     let mut bytes = text.into_bytes();
     // Some with a byte that is not UTF-8, in a comment or anywhere.
-    if number % 7 == 0 {
+    if number.is_multiple_of(7) {
         bytes.splice(0..0, *b"# \xff\xfe\n");
     }
     bytes
