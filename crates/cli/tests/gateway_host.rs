@@ -182,8 +182,9 @@ fn a_program_of_run_keeps_its_resolvers_when_the_hosts_file_is_replaced() {
             "while :; do cat /etc/resolv.conf >{0}/new 2>/dev/null; mv {0}/new {0}/seen; sleep 0.02; done",
             folder.text()
         );
-        let mut run =
-            Command::new(FULMAR).args(["run", "--", "sh", "-c", &script]).spawn().unwrap();
+        let mut command = Command::new(FULMAR);
+        // Gone with the value, as a guest is.
+        let run = Guest(command.args(["run", "--", "sh", "-c", &script]).spawn().unwrap());
         let sees = |search: &str| {
             let text = format!("nameserver 169.254.1.1\nsearch {search}\n");
             fs::read_to_string(folder.0.join("seen")).is_ok_and(|seen| seen == text)
@@ -210,8 +211,7 @@ fn a_program_of_run_keeps_its_resolvers_when_the_hosts_file_is_replaced() {
         fs::remove_file("/etc/resolv.conf").unwrap();
         host("/etc/resolv.conf", "g.example");
         wait_until("removed and made again", || sees("g.example"));
-        run.kill().unwrap();
-        run.wait().unwrap();
+        drop(run);
         shell(&format!("umount /etc; rm -rf /tmp/fulmar-gateway-*-etc {}", folder.text()));
     });
 }
