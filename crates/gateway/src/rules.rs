@@ -296,9 +296,9 @@ impl Rules {
     /// What refuses a destination. `None`: the guest may reach it.
     pub fn denial(&self, d: &Destination<'_>) -> Option<&Denial> {
         let to = d.to.to_canonical();
-        match self.by_address(to, d.port, guarded::kind_of(to, d.is_host)) {
-            Some(decided) => return decided,
-            None => {}
+        let by_address = self.by_address(to, d.port, guarded::kind_of(to, d.is_host));
+        if let Some(decided) = by_address {
+            return decided;
         }
         let by_name = |name: &String| self.by_name(name, |e| e.rule.has_port(d.port));
         let claims = d.claimed.iter().filter_map(by_name);

@@ -421,7 +421,11 @@ impl Exchanges {
             return;
         }
         let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();
-        ids.into_iter().filter_map(|id| Some(self.flows.get_mut(id)?.asked.clear())).for_each(drop);
+        for id in ids {
+            if let Some(flow) = self.flows.get_mut(id) {
+                flow.asked.clear();
+            }
+        }
     }
 
     /// Reads the error queue of a server's socket.
