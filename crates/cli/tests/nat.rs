@@ -56,7 +56,11 @@ impl Path {
         far.set_address("server0", ip(SERVER_TOO), 24).unwrap();
         shell(&format!("ip route add default via {ROUTER}"));
         let in_namespace = |netns: &Netns, script: &'static str| {
-            netns.run(|| Ok(shell(script))).unwrap();
+            let run = || {
+                shell(script);
+                Ok(())
+            };
+            netns.run(run).unwrap();
         };
         in_namespace(&router, "echo 1 > /proc/sys/net/ipv4/ip_forward");
         in_namespace(&far, "ip link set lo up; ip route add default via 203.0.113.1");
@@ -122,8 +126,7 @@ fn stun_finds_a_mapping_that_does_not_depend_on_the_endpoint() {
             return;
         }
         let path = Path::new();
-        let line =
-            ["turnserver", "--stun-only", "-n", "--no-cli", "--log-file=stdout"];
+        let line = ["turnserver", "--stun-only", "-n", "--no-cli", "--log-file=stdout"];
         let at = ["-L", SERVER, "-L", SERVER_TOO, "--pidfile=/dev/null"];
         let _server = path.serve(&[&line[..], &at].concat());
         let asked = format!("turnutils_natdiscovery -m -f {SERVER}");

@@ -81,7 +81,12 @@ fn host() {
 
 fn run(options: &[&str], folder: &Folder, program: &[&str]) -> Command {
     let mut command = Command::new(FULMAR);
-    command.args(["run", "--allow", HOST]).args(options).arg("--").args(program).current_dir(&folder.0);
+    command
+        .args(["run", "--allow", HOST])
+        .args(options)
+        .arg("--")
+        .args(program)
+        .current_dir(&folder.0);
     command
 }
 

@@ -302,7 +302,11 @@ fn a_router_is_seen() {
     outside.0.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")).unwrap();
     ip_tool("route add 203.0.113.0/24 via 198.51.100.2");
     // A router without a route says so before it looks at the TTL.
-    outside.0.run(|| Ok(ip_tool("route add 203.0.113.0/24 via 198.51.100.99"))).unwrap();
+    let there = || {
+        ip_tool("route add 203.0.113.0/24 via 198.51.100.99");
+        Ok(())
+    };
+    outside.0.run(there).unwrap();
     let far: SocketAddr = "203.0.113.9:33434".parse().unwrap();
     let offender = |socket: &UdpSocket| {
         let mut bytes = [0; 64];
