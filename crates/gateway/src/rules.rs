@@ -6,7 +6,7 @@
 //! The first of these that says something about a destination decides:
 //!
 //! 1. the rules by address: the one with the longest prefix; of equal prefixes the denial;
-//! 2. [`guarded`] addresses are refused, unless a rule of 1 with a prefix at least as long allows them;
+//! 2. Guarded addresses are refused, unless a rule of 1 with a prefix at least as long allows them;
 //! 3. the denials by name: for each name of the address the most specific rule, of equal ones the denial;
 //! 4. the allowances by name, likewise;
 //! 5. the rules `*:PORTS`; the denial first;
@@ -116,7 +116,7 @@ pub struct Destination<'a> {
     pub is_host: bool,
 }
 
-/// What a guest may reach. Default: everything but [`guarded`] addresses.
+/// What a guest may reach. Default: everything but guarded addresses.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Rules {
     entries: Vec<Entry>,
