@@ -59,14 +59,13 @@ fn published(c: &mut fulmar_gateway::Config, spec: &str) {
 
 fn clients_leave_flows_for_the_guest() {
     let world = World::with(65520, |c| published(c, "8094:94"));
-    let server = world.guest.run(|| TcpListener::bind((GUEST, 94))).unwrap();
+    let _server = world.guest.run(|| TcpListener::bind((GUEST, 94))).unwrap();
     let clients: Vec<_> = (0..30).map(|_| TcpStream::connect((HOST, 8094)).unwrap()).collect();
     world.until("clients are refused", |s| s.totals.refusals.value(Refusal::FlowLimit) > 0);
-    let accepted: Vec<_> = (0..12).map(|_| server.accept().unwrap()).collect();
     let good = listener();
     let (mut guest, mut host) = world.pair(&good);
     exchange(&mut guest, &mut host);
-    drop((clients, accepted));
+    drop(clients);
 }
 
 fn the_guest_leaves_flows_for_clients() {
