@@ -58,7 +58,7 @@ const LOOKED_AT: usize = 16;
 const MOST_LATE: usize = 4;
 /// Messages of one run that are taken.
 const MOST_MESSAGES: usize = 128;
-/// Datagrams in one second that came for outstanding questions and answer none: with more, somebody guesses.
+/// Datagrams in one second that came for outstanding questions and answer none: more are taken for guesses at an answer.
 const MOST_GUESSES: u32 = 32;
 const GUESSES_WITHIN: Duration = Duration::from_secs(1);
 

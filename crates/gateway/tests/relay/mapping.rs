@@ -143,7 +143,7 @@ fn assert_nothing(guest: &UdpSocket) {
     guest.set_nonblocking(false).unwrap();
 }
 
-/// Waits until as many datagrams as this were refused as unsolicited.
+/// Waits until `count` datagrams were refused as unsolicited.
 fn until_unsolicited(world: &World, count: u64) {
     world.until("it is refused", |s| s.totals.refusals.value(Refusal::Unsolicited) == count);
 }
@@ -369,7 +369,7 @@ fn multicast_and_broadcast_are_counted() {
     let index = world.guest.if_index("eth0").unwrap();
     let group = std::net::SocketAddrV6::new("ff02::fb".parse().unwrap(), 5353, 0, index);
     guest_v6.send_to(b"mDNS", group).unwrap();
-    // A connected socket hears of no error either: none is sent about a group (RFC 1122 section 3.2.2).
+    // A connected socket gets no error either: none is sent about a group (RFC 1122 section 3.2.2).
     let other = guest_to(&world, "239.255.255.250:1900".parse().unwrap());
     other.send(b"SSDP").unwrap();
     world.until("all are counted", |s| {

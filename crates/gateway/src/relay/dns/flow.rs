@@ -70,7 +70,7 @@ impl Asked {
     }
 }
 
-/// Identifiers that nobody can guess: a keyed hash of a count.
+/// Identifiers that an outsider cannot guess: a keyed hash of a count.
 #[derive(Default)]
 pub struct Ids {
     key: RandomState,

@@ -60,7 +60,7 @@ pub struct Question {
     pub end: usize,
 }
 
-/// Why a message is no question.
+/// Why a message is not a plain question.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unusual {
     /// It is a response, or too short to be answered.
@@ -133,7 +133,7 @@ pub fn question(message: &[u8]) -> Option<Question> {
             if matches!(b, b'.' | b'\\') {
                 name.push('\\');
             }
-            // Bytes that are no letters of host names are of no rule either.
+            // Rules have host names only: other bytes match none.
             name.push(char::from(b.to_ascii_lowercase()));
         }
     }

@@ -15,7 +15,7 @@ use super::super::host;
 use super::receive::socket_addr;
 use crate::config::Outbound;
 
-/// Ports below are those of the host's services: a guest's port of such a number gets another one (RFC 4787 REQ-3).
+/// The host's services have the ports below. A guest's port with such a number gets another one (RFC 4787 REQ-3).
 const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
 
 /// A port of the guest, and which destinations its socket is for.

@@ -186,7 +186,7 @@ impl Udp {
         if let Some(id) = self.flows.find_host(key) {
             return Some(id);
         }
-        // What the guest answers goes to this address, whoever wrote it there.
+        // The guest's answers go to this address, which may be forged.
         if !cx.admits(Protocol::Udp, a.client) {
             a.port.count_refused();
             return None;

@@ -106,7 +106,7 @@ impl Table {
         self.written_to.get(&socket_and_address).map(|(_, name)| *name)
     }
 
-    /// A hash of a host's end that nobody outside can compute.
+    /// A keyed hash of a host's end, which an outsider cannot compute.
     pub fn hash(&self, key: &HostKey) -> u64 {
         self.by_host.hasher().hash_one(key)
     }
