@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flow_lives_for_as_long_as_its_kind_is_silent() {
+    fn a_flow_lives_as_long_as_its_kind_is_silent() {
         let socket: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         let (fd, at) = (Arc::new(socket), SocketAddr::from(([192, 0, 2, 1], 9)));
         let idle = |port, is_dns, datagrams_out, datagrams_in| {
