@@ -203,7 +203,7 @@ fn garbage_of_a_resolver() {
         client.send(&question("good")).unwrap();
         let (asked, from) = receive(&resolver).unwrap();
         let forged: Vec<u8> = asked.iter().take(2).chain(message.iter().skip(2)).copied().collect();
-        // Of somebody who was not asked nothing comes.
+        // A datagram of a host that was not asked is dropped.
         stranger.send_to(&answer_to(&asked), from).unwrap();
         resolver.send_to(&forged, from).unwrap();
         if !answers(message) {
