@@ -117,7 +117,7 @@ fn resolvers_are_followed_however_their_file_is_replaced() {
     fs::write(file, "nameserver fe80::1%near\nsearch a.example\n").unwrap();
     following.wait_for_server("of a link", &format!("[fe80::1%{index}]:53"));
     assert_eq!(following.last.search, ["a.example"]);
-    // A directory counts as empty, as at the start of a gateway.
+    // A FIFO counts as empty, as at the start of a gateway.
     fs::remove_file(file).unwrap();
     assert!(Command::new("mkfifo").arg(file).status().unwrap().success());
     following.wait_for_server("a FIFO", "127.0.0.1:53");
