@@ -63,11 +63,17 @@ impl Tcb {
     }
 
     /// The position of a segment without data: SND.NXT, unless the peer has shrunk its window below that and would
-    /// not accept it (RFC 9293 section 3.8.6).
+    /// not accept it (RFC 9293 section 3.8.6). A peer that rounds its window down to the unit of its scale seems to
+    /// shrink it by less than a unit, and has received everything: an older position would look like a duplicate to
+    /// it (RFC 7323 section 2.4).
     pub(crate) fn acceptable_position(&self) -> u64 {
         let is_opening = self.snd.una == 0;
-        let edge = if is_opening { u64::MAX } else { self.snd.una.saturating_add(self.snd.wnd) };
-        self.snd.nxt.min(edge)
+        let edge = self.snd.una.saturating_add(self.snd.wnd);
+        let rounding = (1 << self.scale.snd) - 1;
+        if is_opening || self.snd.nxt <= edge.saturating_add(rounding) {
+            return self.snd.nxt;
+        }
+        edge
     }
 
     fn send_all(&mut self, env: &mut Env, out: &mut impl Emit) -> Result<(), Sent> {

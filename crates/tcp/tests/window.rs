@@ -55,6 +55,31 @@ fn small_segments_to_a_slow_reader_fill_the_window_and_none_is_refused() {
 }
 
 #[test]
+fn an_ack_has_the_next_position_where_the_peers_window_only_seems_to_shrink() {
+    let mut t = open(scaled(), true);
+    // Eight segments of 1000 bytes fill the window, in units of 128 bytes.
+    recv!(t, "A", seq = 1, ack = 1, win = 63);
+    t.write(20_000);
+    let next = 1 + t.tcb.info().in_flight_bytes as u32;
+    assert!(next > 7001 && next <= 1 + 63 * 128, "{next}");
+    t.out.segs.clear();
+    // The edge moves left by less than a unit: the peer has rounded down, and has received everything.
+    let units = (next - 1001) / 128;
+    recv!(t, "A", seq = 1, ack = 1001, win = units as u16);
+    t.out.segs.clear();
+    t.input(seg!("A", seq = 1, ack = 1001, win = units as u16, len = 10));
+    t.wait(50);
+    send!(t, "A", seq = next, ack = 11);
+    // By a whole unit it has shrunk.
+    let (units, edge) = (units - 1, 1001 + 128 * (units - 1));
+    recv!(t, "A", seq = 11, ack = 1001, win = units as u16);
+    t.out.segs.clear();
+    t.input(seg!("A", seq = 11, ack = 1001, win = units as u16, len = 10));
+    t.wait(50);
+    send!(t, "A", seq = edge, ack = 21);
+}
+
+#[test]
 fn no_update_is_sent_for_a_window_that_the_unscaled_field_cannot_express() {
     let mut t = open(scaled(), false);
     t.out.segs.clear();
