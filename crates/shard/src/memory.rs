@@ -9,7 +9,7 @@ use crate::net::Net;
 use crate::receive_reclaim::ReceiveReclaim;
 use crate::reclaim::Reclaim;
 use crate::retries::RetryQueue;
-use crate::send_wait::{SendWaiters, available_to, is_stalled};
+use crate::send_wait::{SendWaiters, available_to, is_stalled, lacks_minimum};
 use crate::slab::Slab;
 use crate::sockets::Socket;
 
@@ -38,16 +38,10 @@ impl Memory {
             // The rule allows it, but there was no block or descriptor; or some was freed just now.
             return self.retry_later(now, id, sockets, net);
         }
-        if !is_stalled(sockets, id) {
-            let lacks_minimum = match sockets.get(id) {
-                Some(Socket::Tcp(s)) => s.tcb.send_queue_ref().truesize() == 0,
-                _ => true,
-            };
-            if lacks_minimum {
-                self.reclaim.ask_urgently(now);
-            } else {
-                self.reclaim.ask(now);
-            }
+        if lacks_minimum(sockets, id) {
+            self.reclaim.ask_urgently(now);
+        } else if !is_stalled(sockets, id) {
+            self.reclaim.ask(now);
         }
         let Net { pool, counters, .. } = net;
         self.send_waiters.enter(id, share.used, sockets, pool, counters);

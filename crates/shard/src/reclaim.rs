@@ -97,7 +97,6 @@ enum Need {
 #[derive(Default)]
 pub struct Reclaim {
     at: Option<Instant>,
-    is_urgent: bool,
     last: Instant,
     orphans: usize,
 }
@@ -119,7 +118,6 @@ impl Reclaim {
 
     /// A sender was refused its minimum.
     pub fn ask_urgently(&mut self, now: Instant) {
-        self.is_urgent = true;
         self.walk_by(now.max(self.last + URGENT_PAUSE));
     }
 
@@ -149,17 +147,13 @@ impl Reclaim {
         sockets: &Slab<Socket>,
         waiters: &SendWaiters,
     ) -> Vec<Candidate> {
-        let is_urgent = core::mem::take(&mut self.is_urgent);
-        self.at = None;
+        let is_urgent = waiters.lack_minimum(sockets);
         self.last = now;
         let enough = if is_urgent { share.limit / 16 * 13 } else { share.limit / 2 };
         let mut surplus = (share.used + 1).saturating_sub(enough);
-        if surplus == 0 {
-            return Vec::new();
-        }
-        let mut candidates = candidates(sockets);
-        let mut orphan_bytes: usize = candidates.iter().map(Candidate::orphan_bytes).sum();
         let mut next = Instant::FAR_FUTURE;
+        let mut candidates = if surplus > 0 { candidates(sockets) } else { Vec::new() };
+        let mut orphan_bytes: usize = candidates.iter().map(Candidate::orphan_bytes).sum();
         candidates.retain(|c| {
             if surplus == 0 || c.truesize == 0 {
                 return false;
@@ -177,12 +171,11 @@ impl Reclaim {
             orphan_bytes -= c.orphan_bytes();
             true
         });
-        if waiters.has_active() {
-            // Others may be reset later, and a waiting writer does not ask again.
-            self.is_urgent |= is_urgent && surplus > 0;
-            let pause = if self.is_urgent { URGENT_PAUSE } else { PAUSE };
-            self.at = Some(next.clamp(now + pause, now + ORPHAN_PATIENCE));
-        }
+        // A waiting writer does not ask again: what is reset now may serve those that came before it, and others may
+        // be reset later.
+        let (least, most) =
+            if is_urgent { (URGENT_PAUSE, LEAST_PATIENCE) } else { (PAUSE, ORPHAN_PATIENCE) };
+        self.at = waiters.has_active().then(|| next.clamp(now + least, now + most));
         candidates
     }
 }

@@ -62,6 +62,11 @@ impl SendWaiters {
         !self.queue.is_empty()
     }
 
+    /// Whether one of the writers lacks its minimum.
+    pub fn lack_minimum(&self, sockets: &Slab<Socket>) -> bool {
+        self.queue.iter().any(|id| lacks_minimum(sockets, *id))
+    }
+
     /// When the queues are to be served at the latest: at once if memory was freed.
     #[inline]
     pub fn next_deadline(&self, pool: &Pool) -> Option<Instant> {
@@ -159,6 +164,12 @@ impl SendWaiters {
                 // It is next if the woken writers take less than expected.
                 break;
             }
+            if bytes == 0 && !is_stalled && before.limit.saturating_sub(before.used) < RELIEF_BYTES
+            {
+                // There is nothing for anybody: all keep their places until memory is freed.
+                self.unexamined = 0;
+                break;
+            }
             self.queue.pop_front();
             self.unexamined -= 1;
             let Some(blocked) = with.sockets.get_mut(id).and_then(Socket::blocked) else {
@@ -243,4 +254,14 @@ pub fn available_to(sockets: &Slab<Socket>, id: SlotId, share: FairShare) -> usi
 /// Whether the peer of a connection acknowledges nothing.
 pub fn is_stalled(sockets: &Slab<Socket>, id: SlotId) -> bool {
     matches!(sockets.get(id), Some(Socket::Tcp(s)) if s.tcb.is_stalled())
+}
+
+/// Whether a socket that waits for memory holds none: a connection lacks its minimum, a datagram its buffer. One whose
+/// peer acknowledges nothing lacks nothing that it could use.
+pub fn lacks_minimum(sockets: &Slab<Socket>, id: SlotId) -> bool {
+    match sockets.get(id) {
+        Some(Socket::Tcp(s)) => s.tcb.send_queue_ref().truesize() == 0 && !s.tcb.is_stalled(),
+        Some(_) => true,
+        None => false,
+    }
 }

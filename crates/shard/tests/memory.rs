@@ -201,6 +201,26 @@ fn when_not_even_minima_are_left_the_longest_stalled_make_room_for_new_connectio
 }
 
 #[test]
+fn each_writer_gets_its_minimum_though_hundreds_of_silent_peers_came_first() {
+    let mut w = World::with(|c| {
+        c.pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(8 << 20) }
+    });
+    w.close_windows();
+    // Three times the clients for which the share has minima, all asked by at once, and none acknowledges.
+    w.serve(86, Service::Answer(20_000));
+    let clients = w.connect_many(86, 3000);
+    for id in &clients {
+        assert_eq!(stations::write(&mut w.clients, w.now, *id, &[1]), Some(1));
+    }
+    w.pass(MS / 2);
+    w.behaviour.lock().unwrap().mute.insert(86);
+    w.pass(100 * MS);
+    let share = w.server.pool().share_of(Purpose::Send);
+    assert!(share.used > share.limit - 2048, "nothing is left: {share:?}");
+    assert_eq!(w.ask(ANSWERING, 20, ANSWER, Duration::from_secs(30)), 20);
+}
+
+#[test]
 fn sockets_that_nobody_reads_from_do_not_take_the_receive_memory_of_others() {
     let mut w = world();
     let here = w.clients.udp().bind(at(1, 0), BindOptions::default()).unwrap();

@@ -69,8 +69,8 @@ impl Tcb {
     pub(crate) fn acceptable_position(&self) -> u64 {
         let is_opening = self.snd.una == 0;
         let edge = self.snd.una.saturating_add(self.snd.wnd);
-        let rounding = (1 << self.scale.snd) - 1;
-        if is_opening || self.snd.nxt <= edge.saturating_add(rounding) {
+        let unit = 1 << self.scale.snd;
+        if is_opening || self.snd.nxt < edge.saturating_add(unit) {
             return self.snd.nxt;
         }
         edge
