@@ -352,6 +352,7 @@ impl Tcb {
 
     fn on_syn_sent(&mut self, env: &mut Env, plan: &Plan) {
         self.due.syn = false;
+        self.times.syn_sent_at = env.now;
         if self.snd.nxt == 0 {
             self.snd.nxt = (plan.bytes as u64).saturating_add(1);
             self.fast_open.syn_bytes = plan.bytes as u16;

@@ -2,7 +2,8 @@
 //!
 //! Samples come from one timed segment at a time, with nanosecond resolution. A retransmitted
 //! segment is never timed (Karn's algorithm). During recovery samples come from bytes sent once
-//! that an ACK is the first to report (SACK), or from timestamps (RFC 7323 section 4).
+//! that an ACK is the first to report (SACK), or from timestamps (RFC 7323 section 4), but for ACKs that show that
+//! they answer another copy than the one that TSecr echoes.
 
 use crate::Config;
 use crate::arith::div_rem;

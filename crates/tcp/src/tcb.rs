@@ -252,6 +252,8 @@ pub(crate) struct Fin {
 pub(crate) struct EventTimes {
     /// The segment timed for a round-trip sample: its end and when it was sent.
     pub timed: Option<(u64, Instant)>,
+    /// When our SYN or SYN,ACK was last sent.
+    pub syn_sent_at: Instant,
     /// When the peer last acknowledged new data, or data was sent with none in flight.
     pub last_progress: Instant,
     /// When the peer last opened its window, unless a user time-out holds for closed windows, too.
@@ -272,6 +274,7 @@ impl EventTimes {
         let (timed, last_opened_at, retries, unread_since) = (None, now, 0, now);
         EventTimes {
             timed,
+            syn_sent_at: now,
             last_progress,
             last_opened_at,
             retries,

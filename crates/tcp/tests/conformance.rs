@@ -2,7 +2,7 @@
 
 mod support;
 
-use fulmar_base::{Counter, DropReason};
+use fulmar_base::{Counter, DropReason, Duration};
 use fulmar_tcp::*;
 use support::*;
 
@@ -110,6 +110,42 @@ fn a_lost_syn_ack_leaves_a_timeout_of_three_seconds_for_data() {
     t.expect_silence();
     t.wait(1);
     send!(t, "PA", seq = 1, len = 10);
+}
+
+/// The SYN of an active or a passive open is sent at 0, 1, 3 and 7 s; 50 ms later the peer's answer to the first
+/// (0) to fourth (3) of them is there.
+fn answered(passive: bool, which: usize) -> Trace {
+    let cfg = Config { timestamps: true, ..plain() };
+    let syn = seg!("S", mss = Some(1000), ts = Some((500, 0)));
+    let mut t = if passive { Trace::passive(cfg, syn) } else { Trace::connect(cfg) };
+    t.output();
+    t.wait(7050);
+    let stamps: Vec<_> = t.out.segs.drain(..).map(|s| s.ts.unwrap().0).collect();
+    assert_eq!(stamps.len(), 4);
+    let ts = Some((501, stamps[which]));
+    t.recv(match passive {
+        true => seg!("A", seq = 1, ack = 1, ts = ts),
+        false => seg!("SA", ack = 1, mss = Some(1000), ts = ts),
+    });
+    t.out.segs.clear();
+    t
+}
+
+#[test]
+fn an_answer_to_the_last_of_several_syns_gives_an_rtt_sample() {
+    for passive in [true, false] {
+        let rtt = answered(passive, 3).tcb.info().rtt;
+        assert_eq!(rtt, Duration::from_millis(50), "passive {passive}");
+    }
+}
+
+#[test]
+fn an_answer_that_echoes_an_earlier_syn_gives_no_rtt_sample_but_three_seconds_for_data() {
+    // Of the first copy that arrived, if the peer repeats an answer that was lost or refused: it came 7 s later.
+    for (passive, which) in [(true, 0), (true, 2), (false, 0), (false, 2)] {
+        let info = answered(passive, which).tcb.info();
+        assert_eq!((info.rtt, info.rto), (Duration::ZERO, Duration::from_secs(3)), "{which}");
+    }
 }
 
 #[test]

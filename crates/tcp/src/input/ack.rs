@@ -190,7 +190,7 @@ impl Tcb {
         let una = self.snd.una.saturating_add(moved);
         self.snd.una = una;
         self.sacked.acked_to(una, delivered);
-        self.sample_rtt(env, hdr, una, delivered);
+        self.sample_rtt(env, hdr, moved, delivered);
         self.check_mtu_probe(env.now, env.counters);
         // The SYN is position 0 and the FIN follows the ready bytes: neither is in the queue.
         self.send.ack_to(una.saturating_sub(1), env.pool);
@@ -240,15 +240,19 @@ impl Tcb {
     /// Takes a round-trip sample from the timed segment. Without one (after a retransmission) it
     /// uses bytes sent once, or TSecr, to which Karn's algorithm does not apply.
     #[inline]
-    fn sample_rtt(&mut self, env: &Env, hdr: &Header, una: u64, delivered: &Delivered) {
+    fn sample_rtt(&mut self, env: &Env, hdr: &Header, moved: u64, delivered: &Delivered) {
         if let Some((end, at)) = self.times.timed {
-            if una >= end {
+            if self.snd.una >= end {
                 self.rtt.sample(env.now.since(at));
                 self.times.timed = None;
             }
             return;
         }
         if self.recovery.is_quiet() && self.rtt.backoff() == 0 {
+            return;
+        }
+        let acks_syn = self.snd.una == moved;
+        if acks_syn && !self.answers_last_syn(hdr) {
             return;
         }
         // With SACK, bytes sent once that this ACK is the first to report were just delivered. Not if the ACK
@@ -265,6 +269,16 @@ impl Tcb {
         if age_ms < 1 << 20 {
             self.rtt.sample(Duration::from_millis(u64::from(age_ms)));
         }
+    }
+
+    /// Whether TSecr says that a handshake segment answers the last of our SYNs. A peer that repeats its answer because
+    /// the first was lost, or refused for want of space in the accept queue, still echoes the SYN that arrived first: a
+    /// sample would include all time-outs since. Which it was is ambiguous (RFC 6298 section 3), so the time-out for
+    /// data stays at 3 s (section 5.7). Linux takes the sample.
+    fn answers_last_syn(&self, hdr: &Header) -> bool {
+        let stamp = self.ts_clock(self.times.syn_sent_at);
+        let echo = hdr.options.timestamps.filter(|_| self.ts.on).map(|t| t.echo);
+        echo.is_some_and(|echo| echo.wrapping_sub(stamp) as i32 >= 0)
     }
 
     /// The window field of a segment, scaled. That of a SYN or SYN,ACK is never scaled (RFC 7323
