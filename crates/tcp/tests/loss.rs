@@ -255,6 +255,19 @@ fn timestamps_give_an_rtt_sample_after_a_retransmission() {
 }
 
 #[test]
+fn an_ack_with_a_dsack_answers_a_duplicate_and_gives_no_rtt_sample() {
+    let mut t = Trace::established_with(Config { timestamps: true, ..plain() });
+    let before = t.tcb.info().rtt;
+    t.write(1976);
+    let stamp = t.sent().ts.unwrap().0;
+    // All ACKs are lost for 20 s. The first of two segments is less than the peer has acknowledged, so its
+    // retransmission does not move the peer's TS.Recent.
+    t.wait(20_000);
+    recv!(t, "A", seq = 1, ack = 1977, ts = Some((600, stamp)), sack = vec![(1, 989)]);
+    assert_eq!(t.tcb.info().rtt, before);
+}
+
+#[test]
 fn a_timed_segment_gives_an_rtt_sample_in_nanoseconds() {
     let mut t = Trace::established();
     t.write(1000);

@@ -265,6 +265,9 @@ impl Tcb {
         let Some(t) = hdr.options.timestamps.filter(|t| self.ts.on && t.echo != 0) else {
             return;
         };
+        if self.answers_duplicate(hdr) {
+            return;
+        }
         let age_ms = self.ts_clock(env.now).wrapping_sub(t.echo);
         if age_ms < 1 << 20 {
             self.rtt.sample(Duration::from_millis(u64::from(age_ms)));
@@ -279,6 +282,12 @@ impl Tcb {
         let stamp = self.ts_clock(self.times.syn_sent_at);
         let echo = hdr.options.timestamps.filter(|_| self.ts.on).map(|t| t.echo);
         echo.is_some_and(|echo| echo.wrapping_sub(stamp) as i32 >= 0)
+    }
+
+    /// Whether an ACK answers a duplicate, as its DSACK block says: the ACKs before it were lost. A duplicate need not
+    /// move the peer's TS.Recent (RFC 7323 section 5.3, R2 and R3), so a sample would include the time-outs since.
+    fn answers_duplicate(&self, hdr: &Header) -> bool {
+        self.sack_on && self.dsack_of(hdr).is_some()
     }
 
     /// The window field of a segment, scaled. That of a SYN or SYN,ACK is never scaled (RFC 7323
