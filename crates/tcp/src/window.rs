@@ -154,13 +154,13 @@ impl Tcb {
         present.min(self.recv_limit as u64)
     }
 
-    /// Advances the right edge, charges the budget, and returns the window field. The edge advances
+    /// Advances the right edge, charges the budget, and returns the window field. The edge that the peer sees advances
     /// by at least the smaller of a segment and half of the buffer (RFC 9293 section 3.8.6.2.2).
     #[inline]
     pub(crate) fn advertise(&mut self, budget: &mut WindowBudget) -> u16 {
         let allowed = self.admitted_window(budget);
         let step = (self.effective_buffer(allowed) / 2).min(u64::from(self.rcv_mss));
-        if allowed >= self.rcv_wnd().saturating_add(step) {
+        if allowed >= self.advertised_window().saturating_add(step) {
             self.rcv.adv = self.rcv.nxt.saturating_add(allowed);
         }
         self.update_charge(budget);

@@ -2,14 +2,20 @@
 
 mod support;
 
-use fulmar_base::DropReason;
+use fulmar_base::{DropReason, Instant};
 use fulmar_tcp::*;
 use proptest::prelude::*;
 use support::*;
 
 /// An established connection, with window scale on both sides if `scaled`.
 fn open(cfg: Config, scaled: bool) -> Trace {
-    let mut t = Trace::connect(cfg);
+    open_on(path(), cfg, scaled)
+}
+
+fn open_on(path: PathInfo, cfg: Config, scaled: bool) -> Trace {
+    let now = Instant::from_millis(1000);
+    let mut t = Trace::with(Tcb::connect(&cfg, key(), OUR_ISS, 0, path, now));
+    t.path = path;
     t.out.room = usize::MAX;
     t.output();
     t.out.segs.clear();
@@ -77,6 +83,31 @@ fn an_ack_has_the_next_position_where_the_peers_window_only_seems_to_shrink() {
     t.input(seg!("A", seq = 11, ack = 1001, win = units as u16, len = 10));
     t.wait(50);
     send!(t, "A", seq = edge, ack = 21);
+}
+
+#[test]
+fn a_read_sends_no_ack_that_says_what_the_last_one_said() {
+    let path = PathInfo { mtu: 65_535, route_mtu: 65_535, ..path() };
+    for buffer in (2048..16_384).step_by(256) {
+        let mut t = open_on(path, scaled(), true);
+        t.tcb.set_recv_buffer(buffer);
+        let mut said = t.out.segs.pop_back().map(|s| (s.ack, s.win)).unwrap();
+        let mut seq = 1;
+        for eighths in (0..200).map(|n| n % 8) {
+            let left = said.0 + (u32::from(said.1) << 9) - seq;
+            let bytes = left as usize * eighths / 8;
+            t.input(seg!("A", seq = seq, ack = 1, len = bytes));
+            t.output();
+            seq += bytes as u32;
+            said = t.out.segs.drain(..).next_back().map_or(said, |s| (s.ack, s.win));
+            while t.read(33) > 0 {
+                for s in t.out.segs.drain(..) {
+                    assert_ne!((s.ack, s.win), said, "buffer {buffer}");
+                    said = (s.ack, s.win);
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 mod dumbbell;
 mod soak;
 
+/// Where standard error is no terminal, progress is a line per this many seeds.
+const SEEDS_PER_LINE: u64 = 100_000;
+
 /// Failures after which the rest is not worth the time.
 const ENOUGH_FAILURES: usize = 5;
 
@@ -107,6 +110,10 @@ fn many(first: Case, args: &Args) -> Outcome<ExitCode> {
     let (bar, started, failed) = (progress(args.seeds), Instant::now(), AtomicUsize::new(0));
     let summary = fulmar_simulation::run_many(first, args.seeds, jobs, |_, outcome| {
         bar.inc(1);
+        if bar.is_hidden() && bar.position().is_multiple_of(SEEDS_PER_LINE) {
+            let seconds = started.elapsed().as_secs();
+            let _ = say(format_args!("{} of {} seeds in {seconds} s", bar.position(), args.seeds));
+        }
         let Err(failure) = outcome else { return true };
         let before = failed.fetch_add(1, Ordering::Relaxed);
         let told = bar.suspend(|| say(story_of(&failure.to_string(), before == 0)));

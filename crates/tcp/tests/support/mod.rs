@@ -173,7 +173,7 @@ pub fn path() -> PathInfo {
 }
 
 impl Trace {
-    fn with(tcb: Tcb) -> Trace {
+    pub fn with(tcb: Tcb) -> Trace {
         Trace {
             tcb,
             pool: Pool::new(PoolConfig::with_budget(32 << 20)).unwrap(),
