@@ -562,16 +562,15 @@ impl<P: Probe> TcpEmit<'_, P> {
             EmitError::Full
         })
     }
-}
 
-impl<P: Probe> Emit for TcpEmit<'_, P> {
-    fn emit(
+    /// Sends a segment by ready-made headers where they fit, else through IP.
+    #[inline]
+    fn emit_segment(
         &mut self,
         pool: &mut Pool,
         counters: &mut Counters,
         seg: SegmentOut,
     ) -> Result<(), EmitError> {
-        self.quota = self.quota.saturating_sub(seg.chain.len().max(LEAST_CHARGE));
         if self.probe.stage(Stage::TransportOutput).is_break() {
             pool.free(seg.chain);
             return Ok(());
@@ -606,6 +605,22 @@ impl<P: Probe> Emit for TcpEmit<'_, P> {
             Err(OutputError::NoRoute) => Err(EmitError::NoRoute),
             Err(_) => Err(EmitError::Lost),
         }
+    }
+}
+
+impl<P: Probe> Emit for TcpEmit<'_, P> {
+    fn emit(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        seg: SegmentOut,
+    ) -> Result<(), EmitError> {
+        let charge = seg.chain.len().max(LEAST_CHARGE);
+        let sent = self.emit_segment(pool, counters, seg);
+        if sent != Err(EmitError::Full) {
+            self.quota = self.quota.saturating_sub(charge);
+        }
+        sent
     }
 
     fn space(&self) -> usize {

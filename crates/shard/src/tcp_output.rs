@@ -24,11 +24,12 @@ enum Turn {
     /// There is more; the connection is marked as queued.
     Over,
     /// The device refused; the connection is marked as queued.
-    Refused,
+    Refused { has_sent: bool },
 }
 
 impl Tcp {
-    /// Gives every queued connection its turn. Stops when the device refuses frames.
+    /// Gives every queued connection its turn. Stops when the device refuses frames; a connection that has sent none
+    /// keeps its place.
     pub fn run_output<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
         for _ in 0..OUTPUTS_PER_PASS {
             let Some(id) = core.output_queue.pop_front() else { return };
@@ -39,7 +40,8 @@ impl Tcp {
             match self.output_one(now, id, TURN_BYTES, core) {
                 Turn::Done => {}
                 Turn::Over => core.output_queue.push_back(id),
-                Turn::Refused => return core.output_queue.push_back(id),
+                Turn::Refused { has_sent: true } => return core.output_queue.push_back(id),
+                Turn::Refused { has_sent: false } => return core.output_queue.push_front(id),
             }
         }
     }
@@ -51,8 +53,12 @@ impl Tcp {
         self.run_output(now, core);
     }
 
-    /// Runs the output of one connection now, for the call that has just written to it.
+    /// Runs the output of one connection now, for the call that has just written to it. While connections wait for a
+    /// full device it queues behind them.
     pub fn output_now<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+        if !core.output_queue.is_empty() && core.net.link.has_unsent_frames() {
+            return core.queue_output(id);
+        }
         let was_queued = core.sockets.is_queued(id);
         let is_done = self.output_one(now, id, usize::MAX, core) == Turn::Done;
         if !is_done && !was_queued {
@@ -130,7 +136,7 @@ impl Tcp {
         match sent {
             Sent::Done | Sent::Starved => Turn::Done,
             Sent::More if left == 0 => Turn::Over,
-            Sent::More => Turn::Refused,
+            Sent::More => Turn::Refused { has_sent: left < quota },
         }
     }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 mod dumbbell;
 mod soak;
 
-/// Where standard error is no terminal, progress is a line per this many seeds.
+/// Seeds per line of progress where standard error is not a terminal.
 const SEEDS_PER_LINE: u64 = 100_000;
 
 /// Failures after which the rest is not worth the time.
