@@ -54,7 +54,7 @@ impl Tcp {
     }
 
     /// Runs the output of one connection now, for the call that has just written to it. While connections wait for a
-    /// full device it queues behind them.
+    /// full device it queues after them.
     pub fn output_now<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
         if !core.output_queue.is_empty() && core.net.link.has_unsent_frames() {
             return core.queue_output(id);
