@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use caps::{CapSet, Capability};
-use fulmar_base::DropReason;
+use fulmar_base::{Counter, DropReason};
 use fulmar_gateway::attach::Target;
 use fulmar_gateway::config::{BindAddresses, Limits};
 use fulmar_gateway::policy::{Decision, NewFlow, Policy, Protocol};
@@ -200,7 +200,7 @@ fn fifty_thousand_connections_that_nobody_finishes_stay_within_the_bounds() {
     let connecting = stat.flows.iter().filter(|f| f.state == "connecting").count();
     assert!(connecting <= CONNECTING, "{connecting}");
     assert!(stat.totals.refusals.value(Refusal::Unreachable) > 0);
-    // The thread of the other queue may be behind.
+    // The thread of the other queue may be behind. What the guest's kernel drops did not come.
     world.until("all others are counted", |s| {
         let refused = |why| s.totals.refusals.value(why);
         // Each queue has a listener; a ring between two of them that is full drops, too.
@@ -208,7 +208,10 @@ fn fifty_thousand_connections_that_nobody_finishes_stay_within_the_bounds() {
         let syns_dropped: u64 = listeners.map(|listener| listener.syns_dropped).sum();
         let in_rings = s.stack.counters.drops(DropReason::HandOffFull);
         let refusals = [Refusal::FlowLimit, Refusal::ConnectingLimit, Refusal::Unreachable];
-        syns_dropped + in_rings + refusals.map(refused).iter().sum::<u64>() > 45_000
+        let counted = syns_dropped + in_rings + refusals.map(refused).iter().sum::<u64>();
+        let came = s.stack.counters.value(Counter::RxPackets);
+        // Besides the SYNs those of the connection came that exchanges bytes.
+        came > 10_000 && counted + 1_000 > came
     });
     let used: usize = stat.stack.pool.used_bytes.iter().sum();
     assert!(used < 4 << 20, "{used}");
