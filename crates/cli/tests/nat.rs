@@ -64,7 +64,7 @@ impl Path {
         };
         in_namespace(&router, "echo 1 > /proc/sys/net/ipv4/ip_forward");
         in_namespace(&far, "ip link set lo up; ip route add default via 203.0.113.1");
-        // Lets the gateway ping as nobody, or as root of a user namespace that maps one id.
+        // The gateway pings as the user `nobody`, or as root of a user namespace that maps one id.
         let allow = |range: &str| fs::write("/proc/sys/net/ipv4/ping_group_range", range);
         allow("0 2147483647").or_else(|_| allow("0 0")).unwrap();
         Path { _router: router, far }

@@ -40,8 +40,11 @@ impl Tcp {
             match self.output_one(now, id, TURN_BYTES, core) {
                 Turn::Done => {}
                 Turn::Over => core.output_queue.push_back(id),
-                Turn::Refused { has_sent: true } => return core.output_queue.push_back(id),
-                Turn::Refused { has_sent: false } => return core.output_queue.push_front(id),
+                // A refusal beside a burst with space is about this connection's packet alone.
+                Turn::Refused { has_sent: false } if core.net.link.space() == 0 => {
+                    return core.output_queue.push_front(id);
+                }
+                Turn::Refused { .. } => return core.output_queue.push_back(id),
             }
         }
     }

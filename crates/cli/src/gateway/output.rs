@@ -31,7 +31,7 @@ pub fn open(path: &Path, mode: u32, is_appended: bool) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether only this user and root can have put a link there, such as /dev/stdout and those of /proc/self/fd.
+/// Whether only this user and root can have put a link there, such as /dev/stdout and the links in /proc/self/fd.
 fn is_in_own_folder(path: &Path) -> bool {
     const WRITABLE_BY_OTHERS: u32 = 0o022;
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

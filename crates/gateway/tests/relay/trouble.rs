@@ -200,7 +200,7 @@ fn fifty_thousand_connections_that_nobody_finishes_stay_within_the_bounds() {
     let connecting = stat.flows.iter().filter(|f| f.state == "connecting").count();
     assert!(connecting <= CONNECTING, "{connecting}");
     assert!(stat.totals.refusals.value(Refusal::Unreachable) > 0);
-    // The thread of the other queue may be behind. What the guest's kernel drops did not come.
+    // The thread of the other queue may be behind. The guest's kernel drops some SYNs before the gateway.
     world.until("all others are counted", |s| {
         let refused = |why| s.totals.refusals.value(why);
         // Each queue has a listener; a ring between two of them that is full drops, too.
@@ -210,7 +210,7 @@ fn fifty_thousand_connections_that_nobody_finishes_stay_within_the_bounds() {
         let refusals = [Refusal::FlowLimit, Refusal::ConnectingLimit, Refusal::Unreachable];
         let counted = syns_dropped + in_rings + refusals.map(refused).iter().sum::<u64>();
         let came = s.stack.counters.value(Counter::RxPackets);
-        // Besides the SYNs those of the connection came that exchanges bytes.
+        // The packets of `guest` and `host` came, too.
         came > 10_000 && counted + 1_000 > came
     });
     let used: usize = stat.stack.pool.used_bytes.iter().sum();

@@ -15,7 +15,7 @@ use crate::config::UdpFilter;
 use crate::policy::Protocol;
 use crate::stat::{Direction, Refusal};
 
-/// Errors in a row that are not about a datagram, such as those of a security module, after which the port is closed.
+/// Errors in a row that are not about a datagram, such as refusals by a security module, after which the port closes.
 const MOST_FAILURES: usize = 16;
 
 impl Udp {
