@@ -50,6 +50,11 @@ impl Pacing {
         self.rate > 0 && self.next_at > now
     }
 
+    /// The next segment may leave now.
+    pub(crate) fn release(&mut self) {
+        (self.next_at, self.is_held) = (Instant::ZERO, false);
+    }
+
     /// Clears `is_held` once `next_at` has passed.
     #[inline]
     pub(crate) fn update_hold(&mut self, now: Instant) {

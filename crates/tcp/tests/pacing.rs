@@ -132,3 +132,14 @@ fn bbr_starts_at_the_initial_window_per_round_trip_time_times_its_gain() {
     assert_eq!(sent.iter().map(|s| s.1).sum::<usize>(), 8000, "the initial window");
     assert!(sent[3].0.abs_diff(11_552) < 30, "{sent:?}");
 }
+
+#[test]
+fn a_time_out_repeats_the_first_segment_however_low_the_rate_is() {
+    let mut t = wide();
+    t.tcb.set_max_pacing_rate(Some(100));
+    t.write(2000);
+    t.out.segs.clear();
+    // The rate allows the next segment after 20 s.
+    t.wait(5000);
+    assert!(t.out.segs.iter().any(|s| s.seq == 1 && s.len > 0), "{:?}", t.out.segs);
+}

@@ -560,7 +560,8 @@ impl End {
             Quirk::Stuck => return Ok(()),
             _ => {}
         }
-        let half_closes = self.plan.leave == Leave::HalfClose;
+        // Linux, too, gives up a closed socket whose FIN a closed window keeps (tcp_orphan_retries).
+        let half_closes = self.plan.leave == Leave::HalfClose || self.lingers;
         if all_written && half_closes && !self.shut {
             self.asked_at = cx.now;
             self.shut = true;

@@ -376,3 +376,16 @@ fn a_pause_outlasts_the_embryos_of_a_short_syn_queue() {
 fn tiny_segments_over_loopback_that_nobody_reads_leave_writers_their_descriptors() {
     holds(Case::network(1795884579048634));
 }
+
+/// After a time-out of a peer without SACK, BBR took seven bytes in two seconds for the rate of the path, and paced the next
+/// segment by it: the user time-out came first.
+#[test]
+fn seven_bytes_that_took_two_seconds_do_not_stop_a_sender() {
+    holds(Case::network(1795907506444817516));
+}
+
+/// The FIN of a closed socket waited for a window that was closed for longer than the user time-out.
+#[test]
+fn a_sender_waits_for_the_ack_of_its_fin_before_it_closes_where_the_reader_is_late() {
+    holds(Case::network(1795907506445163062));
+}

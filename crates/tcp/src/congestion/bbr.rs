@@ -267,6 +267,7 @@ impl Controller for Bbr {
     }
 
     fn on_recovered(&mut self) {
+        self.loss.has_timed_out = false;
         if core::mem::take(&mut self.loss.is_recovering) {
             self.restore_cwnd();
         }
@@ -275,7 +276,7 @@ impl Controller for Bbr {
     /// OnEnterRTO.
     fn on_timeout(&mut self) {
         self.save_state();
-        self.loss.is_recovering = true;
+        (self.loss.is_recovering, self.loss.has_timed_out) = (true, true);
         self.window.collapse();
     }
 
@@ -294,7 +295,7 @@ impl Controller for Bbr {
     }
 
     fn on_undo(&mut self) {
-        self.loss.is_recovering = false;
+        (self.loss.is_recovering, self.loss.has_timed_out) = (false, false);
         self.undo_losses();
     }
 

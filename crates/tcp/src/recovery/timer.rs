@@ -83,6 +83,8 @@ impl Tcb {
                 self.adopt_pending_mtu();
                 self.check_black_hole(env.counters);
                 self.enter_loss(env.now, env.counters);
+                // As in Linux: a rate estimated from a few bytes could hold the retransmission for minutes.
+                self.pacing.release();
             }
             // `rearm` sets the time-out instead.
             Pending::Probe if !self.may_probe() => {}

@@ -56,6 +56,8 @@ pub(super) struct LossRound {
     pub is_lossy: bool,
     /// In fast recovery, or after a time-out.
     pub is_recovering: bool,
+    /// After a time-out.
+    pub has_timed_out: bool,
     /// Discontiguous ranges lost in this and in the last round.
     ranges: u32,
     pub ranges_in_last: u32,

@@ -135,14 +135,15 @@ impl Machine {
         }
     }
 
-    /// CheckStartupHighLoss: a round in fast recovery with too many losses, in several ranges.
+    /// CheckStartupHighLoss: a round in fast recovery, not after a time-out, with too many losses, in several ranges.
     fn check_startup_losses(&mut self, s: &Sample) {
         if self.state != State::Startup || self.full.was_reached {
             return;
         }
         let is_sustained = !s.has_sack
             || (self.latest.is_round_start && self.loss.ranges_in_last >= STARTUP_LOSS_RANGES);
-        if self.loss.is_recovering && is_sustained && self.is_too_high(s.lost, s.tx_in_flight) {
+        let is_fast = self.loss.is_recovering && !self.loss.has_timed_out;
+        if is_fast && is_sustained && self.is_too_high(s.lost, s.tx_in_flight) {
             self.undo.state = Some(State::Startup);
             self.full.was_reached = true;
             self.bounds.inflight_long = self.bdp().max(self.latest.in_flight);

@@ -141,10 +141,14 @@ fn rounds_limited_by_the_application_do_not_end_startup() {
 
 /// A round of Startup in fast recovery in which `ranges` of two segments each are lost.
 fn lossy_startup(ranges: u64) -> Path {
+    lossy_startup_after(ranges, Bbr::on_loss)
+}
+
+fn lossy_startup_after(ranges: u64, begin: fn(&mut Bbr)) -> Path {
     let mut p = Path::new();
     p.round(RATE / 2, BDP);
     p.round(RATE, 2 * BDP);
-    p.bbr.on_loss();
+    begin(&mut p.bbr);
     for i in 0..ranges {
         p.lose(2 * MSS, i * 2 * MSS, 2 * BDP);
     }
@@ -159,6 +163,15 @@ fn startup_ends_when_six_ranges_and_over_two_percent_are_lost_in_a_round() {
     let p = lossy_startup(6);
     assert_eq!(p.bbr.state, State::Drain);
     assert_eq!(p.bbr.bounds.inflight_long, BDP);
+}
+
+#[test]
+fn losses_after_a_time_out_leave_startup_as_it_is() {
+    let mut p = lossy_startup_after(6, Bbr::on_timeout);
+    assert_eq!((p.bbr.state, p.bbr.full.was_reached), (State::Startup, false));
+    // Nor do they without SACK, where ranges cannot be counted.
+    p.take(Sample { lost: 4 * MSS, has_sack: false, ..p.sample(RATE, 2 * BDP) });
+    assert_eq!((p.bbr.state, p.bbr.full.was_reached), (State::Startup, false));
 }
 
 #[test]
