@@ -560,7 +560,8 @@ impl End {
             Quirk::Stuck => return Ok(()),
             _ => {}
         }
-        // Linux, too, gives up a closed socket whose FIN a closed window keeps (tcp_orphan_retries).
+        // A closed socket whose FIN waits for a window is given up: after the user time-out here, after
+        // tcp_orphan_retries probes in Linux.
         let half_closes = self.plan.leave == Leave::HalfClose || self.lingers;
         if all_written && half_closes && !self.shut {
             self.asked_at = cx.now;

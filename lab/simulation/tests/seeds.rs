@@ -377,8 +377,8 @@ fn tiny_segments_over_loopback_that_nobody_reads_leave_writers_their_descriptors
     holds(Case::network(1795884579048634));
 }
 
-/// After a time-out of a peer without SACK, BBR took seven bytes in two seconds for the rate of the path, and paced the next
-/// segment by it: the user time-out came first.
+/// The peer had no SACK. After a time-out BBR took seven bytes in two seconds for the rate of the path, and paced the next
+/// segment by it. The user time-out came first.
 #[test]
 fn seven_bytes_that_took_two_seconds_do_not_stop_a_sender() {
     holds(Case::network(1795907506444817516));

@@ -31,7 +31,7 @@ use super::window::MAX_CWND;
 use super::{Controller, Lost, PathModel, Sample, Window};
 use crate::rtt::nanos;
 use alloc::boxed::Box;
-use bounds::{Bounds, Latest, LossRound, Undo};
+use bounds::{Bounds, Latest, LossRound, Recovery, Undo};
 use core::ops::{Deref, DerefMut};
 use ecn::Marks;
 use fulmar_base::{Duration, Instant};
@@ -204,7 +204,7 @@ impl Machine {
 
     /// SaveCwnd: the last window that neither recovery nor ProbeRTT has reduced.
     fn save_cwnd(&mut self) {
-        let is_reduced = self.loss.is_recovering || self.state == State::ProbeRtt;
+        let is_reduced = self.loss.recovery != Recovery::None || self.state == State::ProbeRtt;
         let kept = if is_reduced { self.prior_cwnd } else { 0 };
         self.prior_cwnd = self.window.cwnd.max(kept);
     }
@@ -251,7 +251,7 @@ impl Controller for Bbr {
         if !self.loss.is_lossy {
             self.save_state();
         }
-        self.loss.is_recovering = true;
+        self.loss.recovery = Recovery::Fast;
     }
 
     /// With accurate feedback [`ecn`] responds to the share of marked bytes instead.
@@ -267,8 +267,7 @@ impl Controller for Bbr {
     }
 
     fn on_recovered(&mut self) {
-        self.loss.has_timed_out = false;
-        if core::mem::take(&mut self.loss.is_recovering) {
+        if core::mem::take(&mut self.loss.recovery) != Recovery::None {
             self.restore_cwnd();
         }
     }
@@ -276,7 +275,7 @@ impl Controller for Bbr {
     /// OnEnterRTO.
     fn on_timeout(&mut self) {
         self.save_state();
-        (self.loss.is_recovering, self.loss.has_timed_out) = (true, true);
+        self.loss.recovery = Recovery::Timeout;
         self.window.collapse();
     }
 
@@ -295,7 +294,7 @@ impl Controller for Bbr {
     }
 
     fn on_undo(&mut self) {
-        (self.loss.is_recovering, self.loss.has_timed_out) = (false, false);
+        self.loss.recovery = Recovery::None;
         self.undo_losses();
     }
 

@@ -49,15 +49,21 @@ impl Bounds {
     }
 }
 
+/// Loss recovery in progress.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Recovery {
+    #[default]
+    None,
+    Fast,
+    Timeout,
+}
+
 /// Losses of the current round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LossRound {
     /// BBR.is_loss_in_round.
     pub is_lossy: bool,
-    /// In fast recovery, or after a time-out.
-    pub is_recovering: bool,
-    /// After a time-out.
-    pub has_timed_out: bool,
+    pub recovery: Recovery,
     /// Discontiguous ranges lost in this and in the last round.
     ranges: u32,
     pub ranges_in_last: u32,

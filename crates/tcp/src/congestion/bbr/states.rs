@@ -8,6 +8,7 @@
 //! ```
 
 use super::Machine;
+use super::bounds::Recovery;
 use super::model::{INFINITE, percent, volume};
 use crate::arith::div_rem;
 use crate::congestion::Sample;
@@ -135,14 +136,14 @@ impl Machine {
         }
     }
 
-    /// CheckStartupHighLoss: a round in fast recovery, not after a time-out, with too many losses, in several ranges.
+    /// CheckStartupHighLoss: a round in fast recovery with too many losses, in several ranges.
     fn check_startup_losses(&mut self, s: &Sample) {
         if self.state != State::Startup || self.full.was_reached {
             return;
         }
         let is_sustained = !s.has_sack
             || (self.latest.is_round_start && self.loss.ranges_in_last >= STARTUP_LOSS_RANGES);
-        let is_fast = self.loss.is_recovering && !self.loss.has_timed_out;
+        let is_fast = self.loss.recovery == Recovery::Fast;
         if is_fast && is_sustained && self.is_too_high(s.lost, s.tx_in_flight) {
             self.undo.state = Some(State::Startup);
             self.full.was_reached = true;
