@@ -83,6 +83,9 @@ impl Options {
     }
 }
 
+/// The name of the load of idle flows, which is not in [`loads`].
+const IDLE_LOAD: &str = "idle";
+
 /// A load by its name, the MTU on which it runs, and the table in which it stands.
 struct Named {
     name: String,
@@ -127,6 +130,24 @@ fn loads(is_quick: bool) -> Vec<Named> {
     all
 }
 
+/// The loads that the options ask for.
+fn chosen(options: &Options) -> io::Result<Vec<Named>> {
+    let (chosen, others): (Vec<Named>, _) =
+        loads(options.common.quick).into_iter().partition(|l| options.has(&l.name));
+    if !chosen.is_empty() || options.has(IDLE_LOAD) {
+        return Ok(chosen);
+    }
+    let names: Vec<String> = others.into_iter().map(|l: Named| l.name).collect();
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!(
+            "no load begins with `{}`: loads are {}, {IDLE_LOAD}",
+            options.load.join("`, `"),
+            names.join(", ")
+        ),
+    ))
+}
+
 /// Measures; `isolated` says whether this process has namespaces of its own. What cannot be started here is said
 /// on standard error and left out.
 ///
@@ -137,7 +158,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     idle::raise_limit()?;
     let (host, programs) = (Host::new()?, Programs { given: options.program.clone() });
     let is_quick = options.common.quick;
-    let loads: Vec<Named> = loads(is_quick).into_iter().filter(|l| options.has(&l.name)).collect();
+    let loads = chosen(options)?;
     let starter = Starter { host: &host, programs: &programs, next_port: Cell::new(FIRST_PORT) };
     let mut left_out = Vec::new();
     let mut instances = Vec::new();
@@ -161,7 +182,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
         }
     }
     let flows = if is_quick { FEWER_IDLE_FLOWS } else { IDLE_FLOWS };
-    if options.has("idle") {
+    if options.has(IDLE_LOAD) {
         let others = instances.iter().map(|(kind, _)| *kind).filter(|k| *k != Kind::Veth);
         scenarios.extend(others.map(|kind| starter.idle(kind, flows)));
     }
@@ -426,5 +447,17 @@ mod tests {
     fn loads_are_chosen_by_the_beginning_of_their_names() {
         let options: Options = crate::harness::options::parsed("--load tcp.out,udp").expect("good");
         assert!(options.has("tcp.out.1500.x1") && options.has("udp_rr") && !options.has("tcp_crr"));
+        assert!(chosen(&options).is_ok_and(|loads| loads.iter().any(|l| l.name == "udp_rr")));
+    }
+
+    #[test]
+    fn a_load_that_does_not_exist_is_refused_with_the_names_of_those_that_do() {
+        let options: Options = crate::harness::options::parsed("--load udp_crr").expect("good");
+        let error = chosen(&options).err().expect("no such load").to_string();
+        assert!(
+            error.starts_with("no load begins with `udp_crr`: loads are tcp.out.1500.x1,"),
+            "{error}"
+        );
+        assert!(error.ends_with(", idle"), "{error}");
     }
 }
