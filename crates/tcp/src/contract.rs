@@ -48,8 +48,8 @@ impl WindowBudget {
 
     /// The fair share of a connection that is charged with `own`: bytes of window and storage. Up
     /// to half of the limit, a connection may take all that `others` leave. Beyond half, it may
-    /// take an eighth of the free part, or keep what it has, so that early connections cannot
-    /// exhaust the budget.
+    /// take an eighth of the free part, or keep what it has (`own`: with half of what its reader has freed), so that
+    /// early connections cannot exhaust the budget.
     pub fn fair_share(&self, own: usize, others: usize) -> usize {
         let left = self.limit_bytes.saturating_sub(others);
         if self.granted_bytes < self.limit_bytes / 2 {

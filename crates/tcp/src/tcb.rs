@@ -323,6 +323,8 @@ pub struct Tcb {
     pub(crate) recv_limit: usize,
     /// This connection's part of `WindowBudget::granted_bytes`.
     pub(crate) charged: usize,
+    /// Storage freed by reading since the window was last opened, bytes.
+    pub(crate) freed: usize,
     /// Bytes and storage loaned to the user.
     pub(crate) lent: LoanCharge,
     pub(crate) recv: RecvQueue,
@@ -440,6 +442,7 @@ impl Tcb {
             dsack_due: None,
             recv_limit: cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes),
             charged: 0,
+            freed: 0,
             lent: LoanCharge::default(),
             recv: RecvQueue::new(),
             pseudo: pseudo_sum(&key),

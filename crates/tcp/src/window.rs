@@ -138,7 +138,9 @@ impl Tcb {
         let by_bytes = self.recv_limit.saturating_sub(unread);
         // Loans count as charged by others: they stay charged when the connection is gone.
         let others = budget.granted_bytes.saturating_sub(self.charged);
-        let fair = budget.fair_share(self.charged, others);
+        // Half of what its reader frees is a connection's to use again, and half is left to others.
+        let own = self.charged.saturating_add(self.freed / 2);
+        let fair = budget.fair_share(own, others);
         let by_budget = fair.saturating_sub(self.recv.storage_bytes());
         // The guaranteed minimum, less unread bytes of it.
         let floor = budget.minimum(self.own_mss()).saturating_sub(unread);
@@ -162,6 +164,7 @@ impl Tcb {
         let step = (self.effective_buffer(allowed) / 2).min(u64::from(self.rcv_mss));
         if allowed >= self.advertised_window().saturating_add(step) {
             self.rcv.adv = self.rcv.nxt.saturating_add(allowed);
+            self.freed = 0;
         }
         self.update_charge(budget);
         (self.advertised_window() >> self.scale.rcv) as u16
@@ -204,6 +207,7 @@ impl Tcb {
     pub fn take_back(&mut self, lent: LoanCharge, env: &mut Env) -> bool {
         self.lent.bytes = self.lent.bytes.saturating_sub(lent.bytes);
         self.lent.storage_bytes = self.lent.storage_bytes.saturating_sub(lent.storage_bytes);
+        self.freed = self.freed.saturating_add(lent.storage_bytes);
         self.after_read(env)
     }
 
@@ -227,7 +231,9 @@ impl Tcb {
     #[inline]
     pub fn after_read(&mut self, env: &mut Env) -> bool {
         self.note_read(env.now);
+        let charged = self.charged;
         self.update_charge(env.window);
+        self.freed = self.freed.saturating_add(charged.saturating_sub(self.charged));
         if !self.is_synchronized() || self.peer_closed() {
             return self.wants_output();
         }

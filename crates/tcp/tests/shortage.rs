@@ -467,3 +467,25 @@ fn tiny_segments_in_the_senders_storage_share_buffers() {
         assert_eq!((t.read(2000), t.drops(DropReason::TcpReassemblyFull)), (1000, 0));
     }
 }
+
+#[test]
+fn a_slow_reader_of_a_long_queue_opens_the_window_before_half_of_the_budget_is_free() {
+    const BUFFER: usize = 200_000;
+    let cfg = Config { recv_buffer_bytes: BUFFER, max_buffer_bytes: BUFFER, ..plain() };
+    let mut t = Trace::established_with(cfg);
+    t.window.limit_bytes = t.window.granted_bytes + 50_000;
+    let mut seq = 1;
+    while t.tcb.info().rcv_wnd_bytes >= 1000 {
+        recv!(t, "A", seq = seq, ack = 1, len = 1000);
+        seq += 1000;
+        t.wait(1000);
+    }
+    t.out.segs.clear();
+    let mut read = 0;
+    while t.out.segs.is_empty() {
+        read += t.read(100);
+        assert!(read < 20_000, "still closed, {} of {BUFFER} bytes unread", seq as usize - read);
+    }
+    assert!(t.tcb.info().rcv_wnd_bytes >= 2000);
+    assert!(t.window.granted_bytes <= t.window.limit_bytes);
+}

@@ -389,3 +389,11 @@ fn seven_bytes_that_took_two_seconds_do_not_stop_a_sender() {
 fn a_sender_waits_for_the_ack_of_its_fin_before_it_closes_where_the_reader_is_late() {
     holds(Case::network(1795907506445163062));
 }
+
+/// A program read a full buffer slowly, and the window stayed closed until half of the memory for windows was free. The
+/// peer's closed socket was given up before.
+#[test]
+fn a_slow_reader_in_a_small_pool_opens_its_window_before_the_peer_gives_up() {
+    holds(Case::network(1795928863173222993));
+    holds(Case::network(1795928863173337339));
+}
