@@ -54,7 +54,7 @@ miri: setup
 	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || { echo "Miri is a part of Rust's nightly toolchain:" \
 		"rustup toolchain install nightly --component miri,rust-src" >&2; exit 1; }
 	MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-strict-provenance" PROPTEST_CASES=1 $(CARGO) +nightly miri test \
-		--locked --target-dir $(or $(CARGO_TARGET_DIR),target)/miri -p fulmar-mbuf --lib -- $(ARGS)
+		--locked --target-dir $(or $(CARGO_TARGET_DIR),target)/miri -p fulmar-stack --lib -- $(or $(ARGS),mbuf::)
 
 # What a reviewer's machine asks before it looks at anything else.
 check: setup

@@ -27,7 +27,7 @@ fn measure() -> io::Result<()> {
     let args: Vec<String> = std::env::args().collect();
     let seconds = args.get(1).and_then(|s| s.parse().ok()).unwrap_or(60);
     let _lock = BenchLock::take()?;
-    fulmar_netns::enter()?;
+    fulmar_gateway::netns::enter()?;
     if let Some(warning) = busy_warning() {
         eprintln!("{warning}");
     }

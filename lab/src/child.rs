@@ -11,7 +11,7 @@ use crate::send::shm;
 use crate::serve::client;
 use crate::wake::rig as wake;
 use crate::{peer, recv, sys};
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsFd;

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use fulmar_base::{Outside, Probe, Stage, StepAblation};
+use fulmar_stack::base::{Outside, Probe, Stage, StepAblation};
 
 /// Where calls return, and which step is done in another way; shared with whoever moves it.
 #[derive(Clone, Debug)]

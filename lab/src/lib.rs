@@ -4,7 +4,7 @@
 //! counts is a ratio of two of them. Beside the ways that use fulmar stand the kernel's own
 //! ([`kernel`]) and the *floor* ([`floor`]): the least that any TCP over the same device against
 //! the same kernel peer can cost, both on the same testbed ([`topology`]). Everything happens in
-//! namespaces of our own (`fulmar_netns`); kernel peers are child processes ([`peer`]) that die with
+//! namespaces of our own (`fulmar_gateway::netns`); kernel peers are child processes ([`peer`]) that die with
 //! this one.
 
 #![deny(unsafe_code)]
@@ -85,7 +85,7 @@ pub fn on_pinned_thread<T: Send>(
     cpu: Option<usize>,
     work: impl FnOnce() -> io::Result<T> + Send,
 ) -> io::Result<T> {
-    fulmar_netns::on_own_thread(move || {
+    fulmar_gateway::netns::on_own_thread(move || {
         if let Some(cpu) = cpu {
             cpu::pin_to(cpu)?;
         }

@@ -10,7 +10,7 @@ pub struct BenchLock(#[allow(dead_code, reason = "held, never read")] UnixListen
 
 impl BenchLock {
     /// Takes the lock. Abstract names belong to a network namespace: call it before
-    /// [`fulmar_netns::enter`], or two benches do not see each other.
+    /// [`fulmar_gateway::netns::enter`], or two benches do not see each other.
     ///
     /// # Errors
     /// AddrInUse: another bench runs.

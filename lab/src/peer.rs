@@ -14,7 +14,7 @@ use crate::kernel_calls::{Pauses, Sender, Sending};
 use crate::kernel_receive::{Receiver, Receiving};
 use crate::sys;
 use crate::topology::PEER_IP;
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -13,7 +13,7 @@ use crate::harness::options::Common;
 use crate::harness::report::{Chart, Report, Shape, Table, label, number};
 use crate::harness::{self, Pace, Plan, Progress, Ratio, Sample, Scenario};
 use fulmar_cli::bounds::within;
-use fulmar_route::{Fib, FibReader, Key};
+use fulmar_stack::route::{Fib, FibReader, Key};
 use internet::{Prefix, Random};
 use rivals::{Locked, Rival};
 use serde_json::{Map, Value, json};

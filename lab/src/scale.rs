@@ -18,7 +18,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use fulmar_cli::bounds::within;
-use fulmar_route::{Prefix, Route, Table};
+use fulmar_stack::route::{Prefix, Route, Table};
 
 use crate::cpu;
 use crate::harness::options::Common;

@@ -69,7 +69,7 @@ pub struct Testbed {
 
 impl Testbed {
     /// Makes namespaces, device and stack. The stack's service thread runs where the placement
-    /// puts our end. Needs root in the user namespace: see [`fulmar_netns::enter`].
+    /// puts our end. Needs root in the user namespace: see [`fulmar_gateway::netns::enter`].
     ///
     /// # Errors
     /// What the device or the namespaces failed with.

@@ -17,7 +17,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use fulmar_netdev::{Interest, WakeFd};
+use fulmar_stack::device::{Interest, WakeFd};
 
 fn check(r: libc::c_int) -> io::Result<libc::c_int> {
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(r) }

@@ -8,8 +8,8 @@
 //! We speak as [`OUR_IP`] and [`OUR_MAC`] on either. On veth the kernel at our end knows neither: it
 //! takes every frame for another station's and drops it before its own IP looks at it.
 
-use fulmar_netns::Netns;
-use fulmar_netns::VethEnd;
+use fulmar_gateway::netns::Netns;
+use fulmar_gateway::netns::VethEnd;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 

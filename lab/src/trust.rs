@@ -12,8 +12,8 @@ use std::cell::RefCell;
 use std::io;
 use std::time::Duration;
 
-use fulmar_base::Duration as VirtualDuration;
-use fulmar_shard::ListenOptions;
+use fulmar_stack::base::Duration as VirtualDuration;
+use fulmar_stack::shard::ListenOptions;
 use fulmar_testbed::listener::Rig;
 use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, World};
 

@@ -1,6 +1,6 @@
 //! netperf's two ends on fulmar and on the kernel, in a sandbox.
 
-#[path = "../../crates/cli/tests/support/mod.rs"]
+#[path = "../../cli/tests/support/mod.rs"]
 mod support;
 
 use std::io;

@@ -2,6 +2,7 @@
 //! rather than `#[test]`s, because it enters namespaces before it has threads and because its
 //! children are itself. Times are not judged; bytes, counts and what is left behind are.
 
+use fulmar_gateway::netns::Netns;
 use fulmar_lab::Bulk;
 use fulmar_lab::child;
 use fulmar_lab::cpu::Placement;
@@ -20,7 +21,6 @@ use fulmar_lab::send::{self, Load, Method, Rig};
 use fulmar_lab::stream::{self, Over};
 use fulmar_lab::transfer::{PEER, THIS_END, Transfer};
 use fulmar_lab::trust;
-use fulmar_netns::Netns;
 use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
@@ -31,7 +31,7 @@ const TIME: Duration = Duration::from_millis(30);
 
 fn main() {
     child::dispatch();
-    if let Err(e) = fulmar_netns::enter() {
+    if let Err(e) = fulmar_gateway::netns::enter() {
         return skip("all of it", &format!("namespaces are not allowed here: {e}"));
     }
     a_fresh_namespace_has_loopback_and_nothing_else();

@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use fulmar_base::EtherAddr;
-use fulmar_wire::checksum::Sum;
-use fulmar_wire::{eth, ipv4, ipv6, protocol, tcp, udp};
+use fulmar_stack::base::EtherAddr;
+use fulmar_stack::wire::checksum::Sum;
+use fulmar_stack::wire::{eth, ipv4, ipv6, protocol, tcp, udp};
 
 /// Station address of the stack.
 pub const OURS: EtherAddr = EtherAddr([2, 0, 0, 0, 0, 1]);

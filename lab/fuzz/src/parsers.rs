@@ -1,8 +1,8 @@
 //! Every parser of room `wire` on the same bytes: nothing panics, what is returned lies inside what
 //! was given, and what was parsed is emitted and parsed again as the same.
 
-use fulmar_wire::checksum::checksum;
-use fulmar_wire::{arp, eth, icmpv4, icmpv6, ipv4, ipv6, tcp, udp, virtio_net};
+use fulmar_stack::wire::checksum::checksum;
+use fulmar_stack::wire::{arp, eth, icmpv4, icmpv6, ipv4, ipv6, tcp, udp, virtio_net};
 
 /// Gives the bytes behind the first to every parser; the first is the length of the packet beyond
 /// what was received of it.

@@ -3,9 +3,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use fulmar_base::SeqNum;
-use fulmar_wire::tcp::FastOpenCookie;
-use fulmar_wire::{eth, ipv4, ipv6, protocol, tcp};
+use fulmar_stack::base::SeqNum;
+use fulmar_stack::wire::tcp::FastOpenCookie;
+use fulmar_stack::wire::{eth, ipv4, ipv6, protocol, tcp};
 
 /// One connection as seen from outside.
 #[derive(Clone, Copy, Debug)]

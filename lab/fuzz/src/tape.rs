@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fulmar_base::{Counters, DropReason, Instant, Offload};
-use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_stack::base::{Counters, DropReason, Instant, Offload};
+use fulmar_stack::device::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_stack::mbuf::{Chain, Pool, Purpose};
 
 /// A frame on its way to the stack.
 pub struct Arrival {

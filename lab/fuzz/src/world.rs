@@ -16,13 +16,13 @@ mod extra;
 use std::net::SocketAddr;
 
 use arbitrary::Unstructured;
-use fulmar_base::{Duration, Instant, Secrets, SlotId};
-use fulmar_ip::{IfAddr, Route};
-use fulmar_mbuf::{Chain, PoolConfig};
-use fulmar_netdev::Caps;
-use fulmar_shard::{ListenOptions, PendingId, Shard, StackConfig};
-use fulmar_socket::Step as Progress;
-use fulmar_tcp::{EcnPolicy, LoanCharge};
+use fulmar_stack::base::{Duration, Instant, Secrets, SlotId};
+use fulmar_stack::device::Caps;
+use fulmar_stack::ip::{IfAddr, Route};
+use fulmar_stack::mbuf::{Chain, PoolConfig};
+use fulmar_stack::shard::{ListenOptions, PendingId, Shard, StackConfig};
+use fulmar_stack::socket::Step as Progress;
+use fulmar_stack::tcp::{EcnPolicy, LoanCharge};
 
 use crate::extra::Features;
 use crate::frames::{OURS, our_ip, peer_ip};
@@ -87,7 +87,7 @@ fn config(features: Features) -> StackConfig {
         secrets: Some(Secrets::for_simulation(1)),
         any_ip,
         routes: routes.into_iter().flatten().collect(),
-        tcp: fulmar_tcp::Config { ecn, ..fulmar_tcp::Config::default() },
+        tcp: fulmar_stack::tcp::Config { ecn, ..fulmar_stack::tcp::Config::default() },
         ..StackConfig::default()
     }
 }

@@ -17,10 +17,10 @@ mod modelled {
     use fulmar_models::{Model, orders};
 
     const ROOMS: &[(&str, &[&[Model]])] = &[
-        ("mbuf", &[fulmar_mbuf::MODELS]),
-        ("route", &[fulmar_route::MODELS]),
-        ("drivers", &[fulmar_drivers::MODELS]),
-        ("runtime", fulmar_runtime::MODELS),
+        ("mbuf", &[fulmar_stack::mbuf::MODELS]),
+        ("route", &[fulmar_stack::route::MODELS]),
+        ("drivers", &[fulmar::drivers::MODELS]),
+        ("runtime", fulmar::runtime::MODELS),
     ];
 
     /// On as many threads as there are CPUs.

@@ -3,10 +3,10 @@
 
 use std::net::IpAddr;
 
-use fulmar_base::{Gso, GsoKind};
-use fulmar_netdev::Packet;
-use fulmar_wire::checksum::{Sum, checksum};
-use fulmar_wire::{eth, protocol, tcp, udp};
+use fulmar_stack::base::{Gso, GsoKind};
+use fulmar_stack::device::Packet;
+use fulmar_stack::wire::checksum::{Sum, checksum};
+use fulmar_stack::wire::{eth, protocol, tcp, udp};
 
 use super::frame::{Headers, Transport, WireFrame};
 

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-use fulmar_base::Instant;
+use fulmar_stack::base::Instant;
 
 use super::SimConfig;
 use super::hardware::{Hardware, Rings};

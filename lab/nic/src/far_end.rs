@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
-use fulmar_base::{Duration, EtherAddr};
+use fulmar_stack::base::{Duration, EtherAddr};
 
 /// What the peer does with a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use fulmar_base::{EtherAddr, Gso, GsoKind};
-use fulmar_wire::{eth, ipv4, ipv6, protocol};
+use fulmar_stack::base::{EtherAddr, Gso, GsoKind};
+use fulmar_stack::wire::{eth, ipv4, ipv6, protocol};
 
-pub use fulmar_wire::dissect::{Headers, Transport};
+pub use fulmar_stack::wire::dissect::{Headers, Transport};
 
 /// Bytes at the front of a frame that lie in the descriptor of the wire: the headers of nearly
 /// everything (Ethernet, IPv6 and the longest TCP header are 114).

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use fulmar_base::{Duration, Instant};
-use fulmar_netdev::Packet;
+use fulmar_stack::base::{Duration, Instant};
+use fulmar_stack::device::Packet;
 
 use super::SimConfig;
 use super::cut::cut;

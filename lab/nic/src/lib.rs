@@ -49,15 +49,15 @@ mod worker;
 
 use std::sync::Arc;
 
-use fulmar_base::{Duration, EtherAddr, Instant};
-use fulmar_mbuf::MAX_MBUF_BYTES;
-use fulmar_netdev::{Caps, Device, TxTime};
+use fulmar_stack::base::{Duration, EtherAddr, Instant};
+use fulmar_stack::device::{Caps, Device, TxTime};
+use fulmar_stack::mbuf::MAX_MBUF_BYTES;
 
 use engine::Engine;
 pub use far_end::{AckRule, Command, FarEnd, Service};
-use fulmar_drivers::OpenError;
-use fulmar_drivers::wake::Bell;
-pub use fulmar_netdev::moderation::Coalesce;
+use fulmar::drivers::OpenError;
+use fulmar::drivers::wake::Bell;
+pub use fulmar_stack::device::moderation::Coalesce;
 pub use meter::{Busy, SimCounts, SimHandle, thread_hardware_ns};
 pub use nic::SimNic;
 
@@ -273,7 +273,7 @@ pub fn open_queues(config: &SimConfig, count: u16) -> Result<(Queues, Vec<SimHan
 }
 
 fn on_stack_time(config: SimConfig) -> SimConfig {
-    SimConfig { clock: config.clock.or(Some(fulmar_runtime::now)), ..config }
+    SimConfig { clock: config.clock.or(Some(fulmar::runtime::now)), ..config }
 }
 
 /// Two NICs at the ends of one wire, each for a stack of its own. Each sends at its own line rate.

@@ -1,6 +1,6 @@
 //! One direction of the wire: when the last bit of a frame has left.
 
-use fulmar_base::{Duration, Instant};
+use fulmar_stack::base::{Duration, Instant};
 
 /// What a packet on the wire occupies beside its frame: preamble, check sequence and gap (IEEE 802.3).
 const WIRE_OVERHEAD_BYTES: usize = 24;

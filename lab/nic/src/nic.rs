@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use nix::errno::Errno;
 
-use fulmar_base::{Counters, DropReason, FlowKey, Instant, Offload, SeqNum};
-use fulmar_mbuf::{BufId, Chain, Mbuf, Pool, Purpose, WritableRange};
-use fulmar_netdev::moderation::{Coalesce, Profile};
-use fulmar_netdev::{
+use fulmar_stack::base::{Counters, DropReason, FlowKey, Instant, Offload, SeqNum};
+use fulmar_stack::device::moderation::{Coalesce, Profile};
+use fulmar_stack::device::{
     Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Tally, Unsupported, WakeFd,
     WritableRanges, offload,
 };
+use fulmar_stack::mbuf::{BufId, Chain, Mbuf, Pool, Purpose, WritableRange};
 
 use super::engine::Engine;
 use super::hardware::TxSlot;
@@ -21,8 +21,8 @@ use super::ring::Ring;
 use super::rx::{Buffer, Kind, RxRing};
 use super::table::{FlowTable, Pods};
 use super::{ETHER_BYTES, SimConfig};
-use fulmar_drivers::placing::Outcome;
-use fulmar_drivers::placing::flows::Filling;
+use fulmar::drivers::placing::Outcome;
+use fulmar::drivers::placing::flows::Filling;
 
 /// Received frames up to this length are copied out of any buffer, which is posted again: an
 /// acknowledgement never keeps the memory of a packet.

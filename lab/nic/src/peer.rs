@@ -18,9 +18,9 @@ mod tests;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use fulmar_base::{Duration, EtherAddr, Gso, Instant};
-use fulmar_mbuf::Chain;
-use fulmar_wire::{eth, protocol, tcp};
+use fulmar_stack::base::{Duration, EtherAddr, Gso, Instant};
+use fulmar_stack::mbuf::Chain;
+use fulmar_stack::wire::{eth, protocol, tcp};
 
 pub use super::far_end::{Command, FarEnd, Service};
 use super::frame::{Addresses, Headers, Transport, WireFrame};

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use fulmar_base::Duration;
+use fulmar_stack::base::Duration;
 
 use super::Coalesce;
 

@@ -12,10 +12,10 @@ pub mod lro;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fulmar_base::{Instant, Offload};
-use fulmar_mbuf::Mbuf;
-use fulmar_wire::checksum::Sum;
-use fulmar_wire::{protocol, tcp, udp};
+use fulmar_stack::base::{Instant, Offload};
+use fulmar_stack::mbuf::Mbuf;
+use fulmar_stack::wire::checksum::Sum;
+use fulmar_stack::wire::{protocol, tcp, udp};
 
 use super::cut::Spare;
 use super::frame::{Headers, Rest, Transport, WireFrame};
@@ -23,7 +23,7 @@ use super::meter::{Board, bump};
 use super::ring::Ring;
 use super::table::{FlowTable, Placing, Plan, Table};
 use super::{Coalesce, SimConfig, pattern};
-use fulmar_drivers::placing::flows::{Filling, Segment};
+use fulmar::drivers::placing::flows::{Filling, Segment};
 
 /// Frames on their way to one NIC at most; beyond that the far end holds back.
 pub const LANE_PKTS: usize = 4096;

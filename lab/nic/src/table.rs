@@ -16,13 +16,13 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use fulmar_base::{Duration, FlowKey, Instant, Offload};
-use fulmar_mbuf::BufId;
-use fulmar_netdev::{Unsupported, WritableRanges};
+use fulmar_stack::base::{Duration, FlowKey, Instant, Offload};
+use fulmar_stack::device::{Unsupported, WritableRanges};
+use fulmar_stack::mbuf::BufId;
 
 use super::meter::bump;
 use super::rx::Kind;
-use fulmar_drivers::placing::flows::{self, Filling, Flows, Place, Segment};
+use fulmar::drivers::placing::flows::{self, Filling, Flows, Place, Segment};
 
 /// How long a frame waits at most for a reader who has just got a buffer back: about the longest that
 /// one pause frame holds a line of 40 Gbit/s (IEEE 802.3 annex 31B: 65,535 times 512 bits).

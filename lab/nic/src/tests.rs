@@ -2,11 +2,13 @@
 
 use std::net::IpAddr;
 
-use fulmar_base::{Counter, Counters, Duration, EtherAddr, Gso, GsoKind, Instant, Offload, SeqNum};
-use fulmar_mbuf::{Chain, Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Device, Packet, TxTime, offload};
-use fulmar_wire::checksum::Sum;
-use fulmar_wire::{eth, protocol, tcp, udp};
+use fulmar_stack::base::{
+    Counter, Counters, Duration, EtherAddr, Gso, GsoKind, Instant, Offload, SeqNum,
+};
+use fulmar_stack::device::{Burst, Device, Packet, TxTime, offload};
+use fulmar_stack::mbuf::{Chain, Pool, PoolConfig, Purpose};
+use fulmar_stack::wire::checksum::Sum;
+use fulmar_stack::wire::{eth, protocol, tcp, udp};
 use proptest::prelude::*;
 
 use super::cut::{Spare, cut, is_sound};
@@ -185,7 +187,7 @@ fn hosts(change: impl Fn(SimConfig) -> SimConfig) -> (Host, Host) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// The software of `netdev` is the oracle of the hardware.
+    /// The software of `device` is the oracle of the hardware.
     #[test]
     fn the_hardware_cuts_as_the_software_does(
         v6 in any::<bool>(),
@@ -441,7 +443,7 @@ fn a_host_without_memory_drops_what_it_cannot_keep_and_still_hears_small_frames(
         a.send(START, p);
         kept.extend(b.receive(START));
     }
-    assert!(b.counters.drops(fulmar_base::DropReason::NoBuffer) > 0);
+    assert!(b.counters.drops(fulmar_stack::base::DropReason::NoBuffer) > 0);
     let held = kept.len();
     assert!(held > 100, "{held}");
     let p = Spec::tcp(0).packet(&mut a.pool, &[], 1448);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fulmar_base::Instant;
+use fulmar_stack::base::Instant;
 
 use super::cut::Spare;
 use super::frame::WireFrame;

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use fulmar_base::{Duration, Instant};
+use fulmar_stack::base::{Duration, Instant};
 
 use super::engine::Shared;
 use super::hardware::{Hardware, Rings};
 use super::meter::bump;
-use fulmar_runtime::{now, ticks};
+use fulmar::runtime::{now, ticks};
 
 /// How long the thread looks for work in vain before it sleeps: many times the pause between two
 /// bursts of a busy host.

@@ -11,7 +11,7 @@ use std::os::fd::IntoRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fulmar_base::Duration;
+use fulmar_stack::base::Duration;
 
 use crate::calls;
 use crate::interface::{Interface, Wait};

@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fulmar_base::{Counters, EtherAddr, Gso, GsoKind, Instant, Offload};
-use fulmar_mbuf::{Pool, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, Packet, WakeFd};
-use fulmar_wire::checksum::Sum;
-use fulmar_wire::{arp, eth, ipv6, protocol, tcp};
+use fulmar_stack::base::{Counters, EtherAddr, Gso, GsoKind, Instant, Offload};
+use fulmar_stack::device::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_stack::mbuf::{Pool, Purpose};
+use fulmar_stack::wire::checksum::Sum;
+use fulmar_stack::wire::{arp, eth, ipv6, protocol, tcp};
 
 /// The station address of the shard.
 pub const OWN: EtherAddr = EtherAddr([2, 0, 0, 0, 0, 1]);

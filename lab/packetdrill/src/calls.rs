@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use crate::fast_open;
 use crate::interface::{Interface, Wait};
 use crate::sockets::{Answer, File, Follows, Machine, Refusal};
-use fulmar_socket::Attempt;
+use fulmar_stack::socket::Attempt;
 
 /// How far and for what a call may wait.
 fn waits(interface: &Interface, fd: i32, flags: i32) -> Result<Wait, i32> {

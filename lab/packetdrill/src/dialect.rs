@@ -1,7 +1,7 @@
 //! Options of a SYN in the order of another system. The order of options has no meaning (RFC 9293 section 3.1),
 //! but scripts compare it.
 
-use fulmar_wire::{ipv4, ipv6, protocol};
+use fulmar_stack::wire::{ipv4, ipv6, protocol};
 
 const SYN: u8 = 2;
 const PSH: u8 = 8;
@@ -104,7 +104,7 @@ fn fold(sum: u32) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fulmar_wire::checksum::checksum;
+    use fulmar_stack::wire::checksum::checksum;
 
     #[test]
     fn options_of_a_syn_change_places_and_the_checksum_stays_right() {

@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar_shard::{FastOpenKeys, FastOpenOptions, FirstData};
+use fulmar_stack::shard::{FastOpenKeys, FastOpenOptions, FirstData};
 
 use crate::interface::{Interface, Wait};
 use crate::settings::{Dialect, Settings};

@@ -9,7 +9,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use fulmar_base::{Duration, Instant};
+use fulmar_stack::base::{Duration, Instant};
 
 use crate::sockets::{Answer, Machine, Refusal};
 use crate::world::micros;

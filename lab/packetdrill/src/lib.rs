@@ -1,4 +1,4 @@
-//! fulmar under packetdrill: one [`fulmar_shard::Shard`] on a virtual clock, behind the socket calls of Linux.
+//! fulmar under packetdrill: one [`fulmar_stack::shard::Shard`] on a virtual clock, behind the socket calls of Linux.
 //!
 //! ```text
 //!   packetdrill ── packetdrill_interface ──► boundary.rs          our own runner (script/)

@@ -1,8 +1,8 @@
 //! Socket options: those of Linux that fulmar has, under their numbers. All others answer ENOPROTOOPT.
 
-use fulmar_base::{Duration, SlotId};
-use fulmar_shard::{ListenOptions, SocketOptions, TcpEntry};
-use fulmar_tcp::{CongestionControl, Keepalive};
+use fulmar_stack::base::{Duration, SlotId};
+use fulmar_stack::shard::{ListenOptions, SocketOptions, TcpEntry};
+use fulmar_stack::tcp::{CongestionControl, Keepalive};
 
 use crate::fast_open::FastOpenSocket;
 use crate::settings::{Dialect, Settings};
@@ -405,7 +405,7 @@ impl Machine {
         }
         let Some(id) = self.socket_of(fd)?.stream() else { return Ok(0) };
         let error = self.world.shard().tcp_entry(id)?.tcb.take_error();
-        Ok(error.map_or(0, |e| fulmar_socket::SocketError::from(e).errno()))
+        Ok(error.map_or(0, |e| fulmar_stack::socket::SocketError::from(e).errno()))
     }
 
     fn buffer_size(&mut self, fd: i32, name: i32) -> Answer<i32> {

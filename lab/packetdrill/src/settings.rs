@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fulmar_base::{Duration, Secrets};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::PoolConfig;
-use fulmar_route::{Prefix, Route};
-use fulmar_shard::{StackConfig, SynCookies};
-use fulmar_tcp::{EcnPolicy, Keepalive, MtuProbing};
+use fulmar_stack::base::{Duration, Secrets};
+use fulmar_stack::ip::IfAddr;
+use fulmar_stack::mbuf::PoolConfig;
+use fulmar_stack::route::{Prefix, Route};
+use fulmar_stack::shard::{StackConfig, SynCookies};
+use fulmar_stack::tcp::{EcnPolicy, Keepalive, MtuProbing};
 
 /// The file of settings: a line `name=value` for each sysctl, in the order of the calls.
 pub const SETTINGS_ENV: &str = "FULMAR_PACKETDRILL_SYSCTLS";
@@ -122,8 +122,8 @@ impl Settings {
         }
     }
 
-    fn tcp_config(&self) -> fulmar_tcp::Config {
-        let mut tcp = fulmar_tcp::Config::default();
+    fn tcp_config(&self) -> fulmar_stack::tcp::Config {
+        let mut tcp = fulmar_stack::tcp::Config::default();
         let set = |field: &mut usize, value: Option<usize>| {
             *field = value.unwrap_or(*field);
         };
@@ -197,7 +197,7 @@ mod tests {
         let settings = Settings::parse(text);
         let tcp = settings.stack_config().tcp;
         assert_eq!((tcp.sack, tcp.recv_buffer_bytes), (false, 540_000));
-        assert_eq!(tcp.congestion, fulmar_tcp::CongestionControl::NewReno);
+        assert_eq!(tcp.congestion, fulmar_stack::tcp::CongestionControl::NewReno);
         assert_eq!((tcp.window_scale(), settings.dialect()), (8, Dialect::Linux));
     }
 

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use fulmar_base::SlotId;
-use fulmar_mbuf::Chain;
-use fulmar_shard::{ListenOptions, Reserved};
-use fulmar_socket::{Attempt, Least, Ready, Shutdown, SocketError, Step};
-use fulmar_tcp::State;
+use fulmar_stack::base::SlotId;
+use fulmar_stack::mbuf::Chain;
+use fulmar_stack::shard::{ListenOptions, Reserved};
+use fulmar_stack::socket::{Attempt, Least, Ready, Shutdown, SocketError, Step};
+use fulmar_stack::tcp::State;
 
 use crate::options::Options;
 use crate::poll::{Epoll, Readiness};
@@ -394,7 +394,7 @@ impl Machine {
     }
 
     /// The state of the connection that was opened last.
-    pub fn last_connection(&mut self) -> Option<fulmar_tcp::Info> {
+    pub fn last_connection(&mut self) -> Option<fulmar_stack::tcp::Info> {
         let id = self.files.values().rev().find_map(|file| match file {
             File::Socket(socket) => socket.stream(),
             File::Epoll(_) => None,
@@ -446,7 +446,7 @@ impl Machine {
     }
 }
 
-fn copy_out(shard: &mut fulmar_shard::Shard, chain: Chain) -> Vec<u8> {
+fn copy_out(shard: &mut fulmar_stack::shard::Shard, chain: Chain) -> Vec<u8> {
     let bytes = chain.to_vec();
     shard.pool().free(chain);
     bytes

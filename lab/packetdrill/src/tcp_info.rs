@@ -1,7 +1,7 @@
-//! `struct tcp_info` of Linux (include/uapi/linux/tcp.h), of what [`fulmar_tcp::Info`] has. Fields without a
+//! `struct tcp_info` of Linux (include/uapi/linux/tcp.h), of what [`fulmar_stack::tcp::Info`] has. Fields without a
 //! counterpart are 0: of packets that Linux counts fulmar counts bytes, and whole segments are computed of them.
 
-use fulmar_tcp::{Info, State};
+use fulmar_stack::tcp::{Info, State};
 
 /// Bytes of the structure as of Linux 6.18, with the counters of accurate ECN.
 const BYTES: usize = 280;

@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fulmar_base::Instant;
-use fulmar_shard::Shard;
+use fulmar_stack::base::Instant;
+use fulmar_stack::shard::Shard;
 
 use crate::cable::{Cable, Far};
 use crate::dialect;

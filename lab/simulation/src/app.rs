@@ -4,12 +4,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use fulmar_base::{Duration, Instant, SlotId};
-use fulmar_mbuf::Chain;
-use fulmar_runtime::{PollSetCore, WatchedShard};
-use fulmar_shard::Reserved;
-use fulmar_socket::sendfile::Rest;
-use fulmar_socket::{Attempt, Ready, Reservation, Shutdown, SocketError, Step};
+use fulmar::runtime::{PollSetCore, WatchedShard};
+use fulmar_stack::base::{Duration, Instant, SlotId};
+use fulmar_stack::mbuf::Chain;
+use fulmar_stack::shard::Reserved;
+use fulmar_stack::socket::sendfile::Rest;
+use fulmar_stack::socket::{Attempt, Ready, Reservation, Shutdown, SocketError, Step};
 
 use super::gate::{SharedNetwork, lock};
 use super::opening::Attempts;

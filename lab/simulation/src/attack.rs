@@ -9,10 +9,10 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use fulmar_base::{Duration, EtherAddr, Instant, SeqNum};
-use fulmar_wire::checksum::Sum;
-use fulmar_wire::tcp::{Flags, Options, Timestamps};
-use fulmar_wire::{arp, eth, icmpv4, icmpv6, ipv4, ipv6, protocol, tcp};
+use fulmar_stack::base::{Duration, EtherAddr, Instant, SeqNum};
+use fulmar_stack::wire::checksum::Sum;
+use fulmar_stack::wire::tcp::{Flags, Options, Timestamps};
+use fulmar_stack::wire::{arp, eth, icmpv4, icmpv6, ipv4, ipv6, protocol, tcp};
 
 use super::scenario::Draw;
 
@@ -408,7 +408,7 @@ fn garbage(d: &mut Draw, view: &View) -> Vec<u8> {
                 let offset = d.below(100) as u8;
                 bytes[6..8].copy_from_slice(&[0x20, offset]);
                 bytes[10..12].copy_from_slice(&[0, 0]);
-                let sum = fulmar_wire::checksum::checksum(&bytes[..20]);
+                let sum = fulmar_stack::wire::checksum::checksum(&bytes[..20]);
                 bytes[10..12].copy_from_slice(&sum.to_be_bytes());
             } else if body.len() >= 8 {
                 bytes[6] = protocol::FRAGMENT;
@@ -438,7 +438,7 @@ fn tcp_packet(view: &View, from: IpAddr, header: &tcp::Header, body: &[u8]) -> V
 
 fn icmp_packet(view: &View, from: IpAddr, mut bytes: Vec<u8>, hops: u8) -> Vec<u8> {
     let (number, sum) = if from.is_ipv4() {
-        (protocol::ICMP, fulmar_wire::checksum::checksum(&bytes))
+        (protocol::ICMP, fulmar_stack::wire::checksum::checksum(&bytes))
     } else {
         let number = protocol::ICMPV6;
         (number, transport_sum(&mut bytes, from, view.victim.ip, number, 2))

@@ -1,6 +1,6 @@
 //! Paths that lose large packets and do not say so.
 
-use fulmar_base::Duration;
+use fulmar_stack::base::Duration;
 
 use super::scenario::{Draw, Scenario, Trouble};
 

@@ -1,10 +1,10 @@
 //! A middlebox that lowers the MSS option of SYNs, so that a station sends small segments.
 
-use fulmar_mbuf::Pool;
-use fulmar_netdev::Packet;
-use fulmar_wire::dissect::Network;
-use fulmar_wire::protocol;
-use fulmar_wire::tcp::{Flags, Header};
+use fulmar_stack::device::Packet;
+use fulmar_stack::mbuf::Pool;
+use fulmar_stack::wire::dissect::Network;
+use fulmar_stack::wire::protocol;
+use fulmar_stack::wire::tcp::{Flags, Header};
 
 use super::moves::{correct, rewritten};
 

@@ -3,9 +3,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fulmar_base::{Duration, Instant, SlotId};
-use fulmar_shard::{ConditionalAccept, Decision, Pending};
-use fulmar_socket::{SocketError, Step};
+use fulmar_stack::base::{Duration, Instant, SlotId};
+use fulmar_stack::shard::{ConditionalAccept, Decision, Pending};
+use fulmar_stack::socket::{SocketError, Step};
 
 use super::app::{Cx, End, Phase};
 use super::gate::lock;

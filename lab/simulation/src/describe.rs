@@ -2,11 +2,11 @@
 
 use std::fmt::{Formatter, Result};
 
-use fulmar_base::Duration;
-use fulmar_drivers::link::Impairments;
-use fulmar_netdev::Packet;
-use fulmar_shard::FastOpenOptions;
-use fulmar_wire::{ipv4, ipv6, protocol, tcp};
+use fulmar::drivers::link::Impairments;
+use fulmar_stack::base::Duration;
+use fulmar_stack::device::Packet;
+use fulmar_stack::shard::FastOpenOptions;
+use fulmar_stack::wire::{ipv4, ipv6, protocol, tcp};
 
 use super::attack::Attack;
 use super::swarm::Swarm;

@@ -14,14 +14,14 @@ mod cells;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use fulmar_base::{Counter, Duration, Instant, Secrets, SlotId};
-use fulmar_drivers::link::{Impairments, LinkConfig, SentPath, SimLink, sim_pair_each_way};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::PoolConfig;
-use fulmar_netdev::impair::PathCounts;
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_socket::{Attempt, Step};
-use fulmar_tcp::{CongestionControl, EcnPolicy};
+use fulmar::drivers::link::{Impairments, LinkConfig, SentPath, SimLink, sim_pair_each_way};
+use fulmar_stack::base::{Counter, Duration, Instant, Secrets, SlotId};
+use fulmar_stack::device::impair::PathCounts;
+use fulmar_stack::ip::IfAddr;
+use fulmar_stack::mbuf::PoolConfig;
+use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_stack::socket::{Attempt, Step};
+use fulmar_stack::tcp::{CongestionControl, EcnPolicy};
 
 pub use cells::cells;
 

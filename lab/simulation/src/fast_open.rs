@@ -6,9 +6,9 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Duration, SlotId};
-use fulmar_shard::{FastOpenOptions, FirstData};
-use fulmar_socket::SocketError;
+use fulmar_stack::base::{Duration, SlotId};
+use fulmar_stack::shard::{FastOpenOptions, FirstData};
+use fulmar_stack::socket::SocketError;
 
 use super::app::{Cx, End, Quirk};
 use super::middlebox::{self, Action, Middlebox, Segments};

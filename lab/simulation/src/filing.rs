@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use fulmar_base::SlotId;
-use fulmar_mbuf::SharedBytes;
-use fulmar_shard::MoreData;
-use fulmar_socket::sendfile::{LowWater, Piece, Rest};
-use fulmar_socket::{SocketError, Step};
+use fulmar_stack::base::SlotId;
+use fulmar_stack::mbuf::SharedBytes;
+use fulmar_stack::shard::MoreData;
+use fulmar_stack::socket::sendfile::{LowWater, Piece, Rest};
+use fulmar_stack::socket::{SocketError, Step};
 
 use super::app::{Cx, End};
 use super::oracle::Violation;

@@ -4,11 +4,13 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fulmar_base::{Counters, DropReason, Duration, Instant, Offload};
-use fulmar_drivers::link::SimLink;
-use fulmar_mbuf::{Pool, Purpose};
-use fulmar_netdev::moderation::Profile;
-use fulmar_netdev::{Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Rng, WakeFd};
+use fulmar::drivers::link::SimLink;
+use fulmar_stack::base::{Counters, DropReason, Duration, Instant, Offload};
+use fulmar_stack::device::moderation::Profile;
+use fulmar_stack::device::{
+    Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Rng, WakeFd,
+};
+use fulmar_stack::mbuf::{Pool, Purpose};
 
 use super::attack::{Injected, capture};
 use super::clamp::clamp;

@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use fulmar_netdev::Packet;
-use fulmar_shard::ListenerStat;
-use fulmar_socket::SocketError;
-use fulmar_wire::dissect::Network;
-use fulmar_wire::protocol;
-use fulmar_wire::tcp::{Flags, Header};
+use fulmar_stack::device::Packet;
+use fulmar_stack::shard::ListenerStat;
+use fulmar_stack::socket::SocketError;
+use fulmar_stack::wire::dissect::Network;
+use fulmar_stack::wire::protocol;
+use fulmar_stack::wire::tcp::{Flags, Header};
 
 use super::app::End;
 use super::attack::AttackKind;

@@ -3,9 +3,9 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Counter, Duration, EtherAddr, SlotId};
-use fulmar_drivers::link::{Impairments, LinkConfig};
-use fulmar_tcp::State;
+use fulmar::drivers::link::{Impairments, LinkConfig};
+use fulmar_stack::base::{Counter, Duration, EtherAddr, SlotId};
+use fulmar_stack::tcp::State;
 
 use super::app::End;
 use super::attack::{AttackKind, Attacker, Flow, Numbers, Target, View};

@@ -4,9 +4,9 @@
 
 use std::collections::HashMap;
 
-use fulmar_base::{Duration, Instant};
-use fulmar_netdev::Packet;
-use fulmar_wire::{eth, ipv4};
+use fulmar_stack::base::{Duration, Instant};
+use fulmar_stack::device::Packet;
+use fulmar_stack::wire::{eth, ipv4};
 
 /// Fragments are under way and wait at the receiver for no longer: the time-out of reassembly is 30 s.
 const LIFETIME: Duration = Duration::from_secs(60);

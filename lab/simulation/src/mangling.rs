@@ -1,6 +1,6 @@
 //! What middleboxes the swarm puts on a path: those that change ECN fields, and those that remove options of SYNs.
 
-use fulmar_tcp::EcnPolicy;
+use fulmar_stack::tcp::EcnPolicy;
 
 use super::middlebox::{self, Action, Middlebox, Segments};
 use super::scenario::{Draw, Scenario};

@@ -3,12 +3,12 @@
 //!
 //! Options are overwritten by no-ops, so that nothing moves. What is sent is right again: checksums are corrected.
 
-use fulmar_base::Instant;
-use fulmar_mbuf::Pool;
-use fulmar_netdev::Packet;
-use fulmar_wire::dissect::Network;
-use fulmar_wire::protocol;
-use fulmar_wire::tcp::{Flags, Header};
+use fulmar_stack::base::Instant;
+use fulmar_stack::device::Packet;
+use fulmar_stack::mbuf::Pool;
+use fulmar_stack::wire::dissect::Network;
+use fulmar_stack::wire::protocol;
+use fulmar_stack::wire::tcp::{Flags, Header};
 
 use super::moves::{correct, rewritten};
 

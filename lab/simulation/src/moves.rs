@@ -7,10 +7,10 @@
 
 use std::net::IpAddr;
 
-use fulmar_base::EtherAddr;
-use fulmar_mbuf::Pool;
-use fulmar_netdev::Packet;
-use fulmar_wire::{checksum, protocol};
+use fulmar_stack::base::EtherAddr;
+use fulmar_stack::device::Packet;
+use fulmar_stack::mbuf::Pool;
+use fulmar_stack::wire::{checksum, protocol};
 
 use super::gate::copied;
 

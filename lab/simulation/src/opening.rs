@@ -1,8 +1,8 @@
 //! How an end connects: from one port, and again where that is what a program would do.
 
-use fulmar_base::{Duration, Instant, SlotId};
-use fulmar_runtime::WatchedShard;
-use fulmar_socket::{SocketError, Step};
+use fulmar::runtime::WatchedShard;
+use fulmar_stack::base::{Duration, Instant, SlotId};
+use fulmar_stack::socket::{SocketError, Step};
 
 use super::app::{Cx, End, Phase};
 use super::oracle::Violation;

@@ -1,9 +1,9 @@
 //! Options that a program sets: ECN over a queue that marks, path MTU discovery by probes, keepalive,
 //! TCP_NOTSENT_LOWAT.
 
-use fulmar_base::{Duration, SlotId};
-use fulmar_netdev::impair::Aqm;
-use fulmar_tcp::{EcnPolicy, Keepalive, MtuProbing};
+use fulmar_stack::base::{Duration, SlotId};
+use fulmar_stack::device::impair::Aqm;
+use fulmar_stack::tcp::{EcnPolicy, Keepalive, MtuProbing};
 
 use super::app::Cx;
 use super::fast_open::FirstPlan;

@@ -1,10 +1,10 @@
 //! What must hold, and what is said when it does not.
 
-use fulmar_base::{Counter, DropReason, Duration, Instant};
-use fulmar_runtime::WatchedShard;
-use fulmar_shard::{SocketStat, Stat};
-use fulmar_socket::SocketError;
-use fulmar_tcp::State;
+use fulmar::runtime::WatchedShard;
+use fulmar_stack::base::{Counter, DropReason, Duration, Instant};
+use fulmar_stack::shard::{SocketStat, Stat};
+use fulmar_stack::socket::SocketError;
+use fulmar_stack::tcp::State;
 
 use super::app::{End, Phase};
 use super::attack::{Attack, AttackKind};

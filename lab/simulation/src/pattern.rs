@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use fulmar_netdev::Rng;
+use fulmar_stack::device::Rng;
 
 /// The period of the pattern, in bytes: a prime, so that no buffer, window or wrap of a
 /// sequence number divides it.

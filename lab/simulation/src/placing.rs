@@ -3,11 +3,11 @@
 
 use std::collections::VecDeque;
 
-use fulmar_base::{Duration, FlowKey, Instant, SeqNum};
-use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_netdev::{DirectPlacement, Packet, Rng, Unsupported, WritableRanges};
-use fulmar_wire::dissect::{Headers, Transport};
-use fulmar_wire::tcp::Flags;
+use fulmar_stack::base::{Duration, FlowKey, Instant, SeqNum};
+use fulmar_stack::device::{DirectPlacement, Packet, Rng, Unsupported, WritableRanges};
+use fulmar_stack::mbuf::{Chain, Pool, Purpose};
+use fulmar_stack::wire::dissect::{Headers, Transport};
+use fulmar_stack::wire::tcp::Flags;
 
 /// Flows that it knows at once.
 const MOST_FLOWS: usize = 4;

@@ -4,12 +4,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fulmar_base::SlotId;
-use fulmar_mbuf::RecvBuf;
-use fulmar_runtime::RecvTicket;
-use fulmar_shard::RecvOutcome;
-use fulmar_socket::SocketError;
-use fulmar_socket::posted::{CompletionPolicy, MAX_POSTED};
+use fulmar::runtime::RecvTicket;
+use fulmar_stack::base::SlotId;
+use fulmar_stack::mbuf::RecvBuf;
+use fulmar_stack::shard::RecvOutcome;
+use fulmar_stack::socket::SocketError;
+use fulmar_stack::socket::posted::{CompletionPolicy, MAX_POSTED};
 
 use super::app::Cx;
 use super::gate::lock;

@@ -1,9 +1,9 @@
 //! What happens in a simulation: drawn from one seed, and readable.
 
-use fulmar_base::Duration;
-use fulmar_drivers::link::Impairments;
-use fulmar_netdev::Rng;
-use fulmar_tcp::CongestionControl;
+use fulmar::drivers::link::Impairments;
+use fulmar_stack::base::Duration;
+use fulmar_stack::device::Rng;
+use fulmar_stack::tcp::CongestionControl;
 
 use super::case::Case;
 use super::describe;
@@ -77,7 +77,7 @@ pub struct Station {
     /// Bytes of its pool.
     pub pool_bytes: usize,
     /// Tunables of TCP.
-    pub tcp: fulmar_tcp::Config,
+    pub tcp: fulmar_stack::tcp::Config,
     /// Applications act only when their poll set names their socket, else after every step.
     pub by_edges: bool,
     /// Received frames are copied into its own pool, as from a kernel device; else they are the
@@ -564,19 +564,19 @@ fn draw_station(d: &mut Draw, mtu: usize, patient: bool) -> Station {
 /// Enough that random loss does not use them up.
 const PATIENT_SYN_RETRIES: u32 = 30;
 
-fn draw_tcp(d: &mut Draw, patient: bool) -> fulmar_tcp::Config {
+fn draw_tcp(d: &mut Draw, patient: bool) -> fulmar_stack::tcp::Config {
     let buffer = |d: &mut Draw| match d.below(4) {
         0 => d.log(4 << 10, 64 << 10) as usize,
         1 => d.log(64 << 10, 16 << 20) as usize,
         _ => 1 << 20,
     };
-    let defaults = fulmar_tcp::Config::default();
+    let defaults = fulmar_stack::tcp::Config::default();
     let (user_timeout, syn_retries) = if patient {
         (Duration::from_secs(1800), PATIENT_SYN_RETRIES)
     } else {
         (defaults.user_timeout, defaults.syn_retries)
     };
-    fulmar_tcp::Config {
+    fulmar_stack::tcp::Config {
         send_buffer_bytes: buffer(d),
         recv_buffer_bytes: buffer(d),
         max_buffer_bytes: d.pick(&[1 << 20, 16 << 20, 16 << 20]).max(1 << 16),

@@ -1,7 +1,7 @@
 //! What befalls the stations and their routes, at instants that the scenario names.
 
-use fulmar_base::{Duration, Instant};
-use fulmar_route::Route;
+use fulmar_stack::base::{Duration, Instant};
+use fulmar_stack::route::Route;
 
 use super::attack::Injected;
 use super::gate::lock;

@@ -2,8 +2,8 @@
 //! the scenario makes the connection wait for. Generous in each term, since chance may not break it; a
 //! connection that is starved or waits for something that never comes exceeds it all the same.
 
-use fulmar_base::Duration;
-use fulmar_drivers::link::Impairments;
+use fulmar::drivers::link::Impairments;
+use fulmar_stack::base::Duration;
 
 use super::case::Feature;
 use super::scenario::{FlowKind, Scenario, Trouble};

@@ -2,12 +2,12 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Duration, Instant, SlotId};
+use fulmar_stack::base::{Duration, Instant, SlotId};
 
-use fulmar_shard::Shard;
-use fulmar_socket::{SocketError, Step};
-use fulmar_udp::BindOptions;
-use fulmar_wire::checksum::checksum;
+use fulmar_stack::shard::Shard;
+use fulmar_stack::socket::{SocketError, Step};
+use fulmar_stack::udp::BindOptions;
+use fulmar_stack::wire::checksum::checksum;
 
 use super::oracle::Violation;
 use super::pattern;

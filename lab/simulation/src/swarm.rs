@@ -3,8 +3,8 @@
 //! A scenario of the swarm begins as that of [`Scenario::new`], with less to carry. Each feature draws
 //! from a number of its own, so that leaving one out leaves the others as they were.
 
-use fulmar_base::Duration;
-use fulmar_shard::FastOpenOptions;
+use fulmar_stack::base::Duration;
+use fulmar_stack::shard::FastOpenOptions;
 
 use super::attack::{Attack, AttackKind};
 use super::case::{Case, Feature, Features};

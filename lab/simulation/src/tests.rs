@@ -1,6 +1,6 @@
 //! The simulation itself: it replays, its scenarios are varied, and its oracle can fail.
 
-use fulmar_base::{Counter, DropReason, Duration};
+use fulmar_stack::base::{Counter, DropReason, Duration};
 
 use super::*;
 
@@ -198,7 +198,7 @@ fn a_flood_of_syns_reaches_the_listener() {
 
 #[test]
 fn fast_open_and_ecn_reach_the_stacks_whatever_middleboxes_do() {
-    let mut total = fulmar_base::Counters::default();
+    let mut total = fulmar_stack::base::Counters::default();
     for seed in 1..=400 {
         let s = Scenario::of(Case::swarm(seed));
         if !s.swarm.features.has(Feature::FastOpen) && !s.swarm.features.has(Feature::EcnManglers) {
@@ -229,7 +229,7 @@ fn an_opener_that_fails_unseen_is_one_that_the_listener_gave_up() {
     world.open_listeners().expect("two listeners");
     assert_eq!(world.check_listeners(), Ok(()));
     // However often its peer's station has reset connections for their memory.
-    world.ends[0].error = Some(fulmar_socket::SocketError::TimedOut);
+    world.ends[0].error = Some(fulmar_stack::socket::SocketError::TimedOut);
     world.sides[1 - world.ends[0].station].reclaimed = [1; 3];
     assert!(matches!(world.check_listeners(), Err(Violation::Handshakes { .. })));
     world.ends[0].is_reclaimed = true;

@@ -1,11 +1,11 @@
 //! A peer that sends urgent data now and then: the wire sets the flag on segments that arrive, with a
 //! pointer into their payload or beyond it.
 
-use fulmar_mbuf::Pool;
-use fulmar_netdev::{Packet, Rng};
-use fulmar_wire::dissect::Network;
-use fulmar_wire::protocol;
-use fulmar_wire::tcp::{Flags, Header};
+use fulmar_stack::device::{Packet, Rng};
+use fulmar_stack::mbuf::Pool;
+use fulmar_stack::wire::dissect::Network;
+use fulmar_stack::wire::protocol;
+use fulmar_stack::wire::tcp::{Flags, Header};
 
 use super::moves::{correct, rewritten};
 

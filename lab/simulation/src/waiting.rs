@@ -5,9 +5,9 @@
 //! the stack, as in a program. What must not happen is that frames wait for longer than the policy's
 //! bound: a wake-up would have been lost.
 
-use fulmar_base::{Duration, Instant};
-use fulmar_netdev::moderation::{BusyPoll, ModerationConfig, Next, Profile};
-use fulmar_shard::Shard;
+use fulmar_stack::base::{Duration, Instant};
+use fulmar_stack::device::moderation::{BusyPoll, ModerationConfig, Next, Profile};
+use fulmar_stack::shard::Shard;
 
 use super::scenario::Draw;
 

@@ -3,14 +3,14 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Duration, Instant, Secrets, SlotId};
-use fulmar_drivers::link::{LinkConfig, sim_pair_each_way};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::PoolConfig;
-use fulmar_route::Prefix;
-use fulmar_runtime::{PollSetCore, WatchedShard};
-use fulmar_shard::{ListenOptions, Shard, StackConfig};
-use fulmar_socket::{Ready, Step};
+use fulmar::drivers::link::{LinkConfig, sim_pair_each_way};
+use fulmar::runtime::{PollSetCore, WatchedShard};
+use fulmar_stack::base::{Duration, Instant, Secrets, SlotId};
+use fulmar_stack::ip::IfAddr;
+use fulmar_stack::mbuf::PoolConfig;
+use fulmar_stack::route::Prefix;
+use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
+use fulmar_stack::socket::{Ready, Step};
 
 use super::app::{Cx, End, Quirk, SentStream};
 use super::attack::{AttackKind, Attacker};
@@ -168,7 +168,7 @@ impl World {
 
     /// What the stacks have counted.
     #[cfg(test)]
-    pub fn counters(&self) -> [fulmar_base::Counters; 2] {
+    pub fn counters(&self) -> [fulmar_stack::base::Counters; 2] {
         self.sides.each_ref().map(|s| s.shard.counters().clone())
     }
 

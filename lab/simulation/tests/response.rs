@@ -1,10 +1,10 @@
 //! CUBIC under random losses beside the response function of RFC 9438 section 5: the mean window that a share of
 //! losses allows.
 
-use fulmar_base::Duration;
-use fulmar_drivers::link::Impairments;
+use fulmar::drivers::link::Impairments;
 use fulmar_simulation::dumbbell::{Cell, Load, run};
-use fulmar_tcp::CongestionControl;
+use fulmar_stack::base::Duration;
+use fulmar_stack::tcp::CongestionControl;
 
 /// 100 ms and 200 Mb/s, which no window fills at these losses: `100ms-loss-0.1` of `bench wan`.
 fn cell(loss: f64, seed: u64) -> Cell {

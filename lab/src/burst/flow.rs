@@ -11,7 +11,7 @@ use fulmar::netdev::Packet;
 use super::rig::{HEADER_BYTES, PATIENCE, PORT, SECTION};
 use super::sys::Batch;
 use crate::{sys as calls, topology};
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
 
 /// Where UDP begins.
 const L4: usize = 34;

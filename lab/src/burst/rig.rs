@@ -17,8 +17,8 @@ use fulmar::{Device, devices};
 use super::flow::{self, Flow};
 use super::sys::Batch;
 use crate::{cpu, sys as calls, topology};
-use fulmar_netns::Netns;
-use fulmar_netns::VethEnd;
+use fulmar_gateway::netns::Netns;
+use fulmar_gateway::netns::VethEnd;
 
 /// Frames of a timed section: fewer than any ring holds.
 pub const SECTION: usize = 256;

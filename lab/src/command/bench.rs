@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     check_files(common.files())?;
     // Before the namespaces: the lock's name belongs to the one we come from.
     let _lock = BenchLock::take().map_err(cannot_start)?;
-    let isolated = fulmar_netns::enter();
+    let isolated = fulmar_gateway::netns::enter();
     let is_isolated = isolated.is_ok();
     if let Some(warning) = busy_warning() {
         eprintln!("{warning}");

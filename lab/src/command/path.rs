@@ -125,7 +125,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     args.check(path)?;
     check_files(args.files())?;
     let _lock = BenchLock::take().map_err(cannot_start)?;
-    let isolated = fulmar_netns::enter();
+    let isolated = fulmar_gateway::netns::enter();
     if let Some(warning) = busy_warning() {
         eprintln!("{warning}");
     }

@@ -117,7 +117,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     // Before the namespaces: the lock's name belongs to the one we come from.
     let _lock = BenchLock::take().map_err(cannot_start)?;
     let cpus = cpu::allowed_cpus().map_err(|e| Failure::io("cannot look at the CPUs", &e))?.len();
-    let isolated = fulmar_netns::enter();
+    let isolated = fulmar_gateway::netns::enter();
     if let Some(warning) = busy_warning() {
         eprintln!("{warning}");
     }

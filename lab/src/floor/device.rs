@@ -11,7 +11,7 @@
 
 use super::segment::VNET_BYTES;
 use crate::sys::{self, Mapping};
-use fulmar_netns::context;
+use fulmar_gateway::netns::context;
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read, Write};

@@ -85,7 +85,7 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Makes namespaces and device. Needs root in the user namespace: see [`fulmar_netns::enter`].
+    /// Makes namespaces and device. Needs root in the user namespace: see [`fulmar_gateway::netns::enter`].
     pub fn new(kind: Kind) -> io::Result<Testbed> {
         let boxed = |device: Packet| -> Box<dyn FrameDevice> { Box::new(device) };
         let topology = match kind {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
 
 use super::program::{HOST_IP, Instance, Kind};
 use crate::cpu::MachineClock;

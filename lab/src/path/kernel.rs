@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use super::Spread;
 use super::measured::{bare_syscall, timed_calls};
-use fulmar_netns::Netns;
-use fulmar_netns::VethEnd;
+use fulmar_gateway::netns::Netns;
+use fulmar_gateway::netns::VethEnd;
 
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 72, 5, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 72, 5, 2);

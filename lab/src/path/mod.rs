@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use crate::harness::Progress;
 use fulmar::base::Stage;
-use fulmar_socket::sosend::SMALL_WRITE_BYTES;
+use fulmar_stack::socket::sosend::SMALL_WRITE_BYTES;
 
 /// A path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

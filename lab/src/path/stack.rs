@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use fulmar::Cidr;
 use fulmar::base::{Duration, Instant, Outside, SlotId, Stage};
-use fulmar_base::Probe as _;
-use fulmar_ip::{IfAddr, Route};
-use fulmar_netdev::Device;
-use fulmar_runtime::{Host, Limit, Request, WatchedShard};
-use fulmar_shard::{Reserved, StackConfig, TakenDatagram};
-use fulmar_socket::sosend::SMALL_WRITE_BYTES;
-use fulmar_socket::{Attempt, Least, Ready, SocketError, Step};
+use fulmar::runtime::{Host, Limit, Request, WatchedShard};
+use fulmar_stack::base::Probe as _;
+use fulmar_stack::device::Device;
+use fulmar_stack::ip::{IfAddr, Route};
+use fulmar_stack::shard::{Reserved, StackConfig, TakenDatagram};
+use fulmar_stack::socket::sosend::SMALL_WRITE_BYTES;
+use fulmar_stack::socket::{Attempt, Least, Ready, SocketError, Step};
 
 use crate::exit::{Exit, ExitPoint};
 
@@ -43,7 +43,7 @@ impl Stack {
         let addresses = vec![IfAddr { addr: address.address, prefix_len: address.prefix_len }];
         let config = StackConfig { addresses, routes, ..StackConfig::default() };
         let probe = || Exit::new(exit.clone());
-        let hosts = fulmar_runtime::start_hosts(&config, vec![Box::new(device)], "path", probe);
+        let hosts = fulmar::runtime::start_hosts(&config, vec![Box::new(device)], "path", probe);
         let host = hosts.map_err(io::Error::other)?.pop();
         Ok(Stack { host: host.ok_or(io::ErrorKind::Unsupported)? })
     }
@@ -275,7 +275,7 @@ impl TcpStream {
 
 /// Begins a write, if no other is going on; what to wait for if one is.
 fn begin(shard: &mut WatchedShard<Exit>, id: SlotId) -> Result<Option<usize>, SocketError> {
-    Ok(match shard.tcp_entry(id).and_then(|e| e.lock_send(fulmar_runtime::thread_number()))? {
+    Ok(match shard.tcp_entry(id).and_then(|e| e.lock_send(fulmar::runtime::thread_number()))? {
         Step::Done(()) => None,
         Step::WaitSpace(n) | Step::WaitData(n) => Some(n),
     })

@@ -204,7 +204,7 @@ mod tests {
 
     const SCRIPT: &str = "near end   917 \n\
         \tffffffff81b9764c tcp_sendmsg ([kernel.kallsyms])\n\
-        \t           14813 <fulmar_tcp::Tcb>::output (inlined) (/opt/a b/fulmar)\n\
+        \t           14813 <fulmar_stack::tcp::Tcb>::output (inlined) (/opt/a b/fulmar)\n\
         \t               0 [unknown] ([unknown])\n\
         \n\
         perf nonsense\n\

@@ -161,12 +161,14 @@ fn is_ours(functions: &[Function]) -> bool {
     functions.iter().any(|f| room_of(&f.file).is_some())
 }
 
-/// `crates/tcp/src/output.rs` is in room `tcp`, file `output.rs`.
+/// `stack/src/tcp/output.rs` is in room `tcp`, file `output.rs`.
 fn room_of(file: &str) -> Option<(&str, &str)> {
-    match file.rsplit_once("crates/") {
-        Some((_, rest)) => rest.split_once("/src/"),
-        None => file.rsplit_once("lab/src/").map(|(_, rest)| ("lab", rest)),
-    }
+    let below = |folder: &str| file.rsplit_once(folder).map(|(_, rest)| rest);
+    let room = below("stack/src/").or_else(|| below("sockets/src/"));
+    room.and_then(|rest| rest.split_once('/'))
+        .or_else(|| Some(("gateway", below("gateway/src/")?)))
+        .or_else(|| Some(("cli", below("cli/src/")?)))
+        .or_else(|| Some(("lab", below("lab/src/")?)))
 }
 
 fn is_copy(function: &str) -> bool {
@@ -207,7 +209,7 @@ fn part_of_program(functions: &[Function]) -> Part {
         "wire" if file.starts_with("checksum") => Part::Copy,
         "mbuf" if file.starts_with("sums") => Part::Copy,
         "mbuf" => Part::Memory,
-        "drivers" | "netdev" => Part::Device,
+        "drivers" | "device" => Part::Device,
         "runtime" if WAITING.contains(&file) => Part::WakeUps,
         "runtime" if file == "sys.rs" => Part::Locks,
         "lab" | "cli" => Part::Program,
@@ -284,11 +286,11 @@ mod tests {
         let f = |name: &str, file: &str| Function { name: name.into(), file: file.into() };
         let core = f("core::slice::get", "/rustc/library/core/src/slice.rs");
         let part = |file: &str| part_of_program(&[core.clone(), f("f", file)]);
-        assert_eq!(part("/x/crates/mbuf/src/pool.rs"), Part::Memory);
-        assert_eq!(part("crates/mbuf/src/sums.rs"), Part::Copy);
-        assert_eq!(part("crates/tcp/src/output.rs"), Part::Protocol);
-        assert_eq!(part("crates/runtime/src/waiter.rs"), Part::WakeUps);
-        assert_eq!(part("crates/drivers/src/tap.rs"), Part::Device);
+        assert_eq!(part("/x/stack/src/mbuf/pool.rs"), Part::Memory);
+        assert_eq!(part("stack/src/mbuf/sums.rs"), Part::Copy);
+        assert_eq!(part("stack/src/tcp/output.rs"), Part::Protocol);
+        assert_eq!(part("sockets/src/runtime/waiter.rs"), Part::WakeUps);
+        assert_eq!(part("sockets/src/drivers/tap.rs"), Part::Device);
         assert_eq!(part("lab/src/send/mod.rs"), Part::Program);
         assert_eq!(part_of_program(&[f("__memmove_avx", "")]), Part::Copy);
     }

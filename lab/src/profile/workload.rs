@@ -18,8 +18,8 @@ use super::symbols::Symbols;
 use crate::cpu;
 use crate::topology::{self, OUR_IP, PEER_IP, PREFIX};
 use crate::without_tso::WithoutTso;
-use fulmar_netns::Netns;
-use fulmar_netns::VethEnd;
+use fulmar_gateway::netns::Netns;
+use fulmar_gateway::netns::VethEnd;
 
 /// The published line.
 pub const RATE_BPS: u64 = 100_000_000;

@@ -25,7 +25,7 @@ use crate::topology::MTU;
 use crate::transfer::{self, BOTH};
 use crate::{Bulk, limit};
 use fulmar_cli::bounds::within;
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
 use std::cell::RefCell;
 use std::io;
 use std::path::PathBuf;

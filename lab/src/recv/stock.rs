@@ -22,8 +22,8 @@ use crate::kernel_receive::touch;
 use fulmar::Ready;
 use fulmar::base::SlotId;
 use fulmar::mbuf::Chain;
-use fulmar_runtime::{Host, Limit};
-use fulmar_socket::{SocketError, Step};
+use fulmar::runtime::{Host, Limit};
+use fulmar_stack::socket::{SocketError, Step};
 use std::io;
 
 /// Payload of a full packet with timestamps on a device of MTU 1500: an mbuf's bytes.
@@ -73,7 +73,7 @@ impl Reader {
             };
         }
         // `pru_rcvd`: the window, once per call.
-        host.lock()?.tcp_read_done(fulmar_runtime::now(), id, Chain::new());
+        host.lock()?.tcp_read_done(fulmar::runtime::now(), id, Chain::new());
         Ok(done)
     }
 }

@@ -1,6 +1,6 @@
 //! The tables that are compared, behind one trait; each loop is compiled for its table.
 
-use fulmar_route::{Fib, FibReader, Key};
+use fulmar_stack::route::{Fib, FibReader, Key};
 use ip_network_table_deps_treebitmap::IpLookupTable;
 use prefix_trie::PrefixMap;
 use std::hint::black_box;
@@ -105,7 +105,7 @@ impl Rival<u128> for IpLookupTable<Ipv6Addr, u32> {
 /// A fulmar table with these prefixes.
 pub fn fib<K: Key>(prefixes: &[Prefix<K>]) -> Fib<K> {
     // As a stack makes it.
-    let mut fib = Fib::with_memory_hook(fulmar_runtime::advise_huge_pages);
+    let mut fib = Fib::with_memory_hook(fulmar::runtime::advise_huge_pages);
     for (start, len, answer) in prefixes {
         let inserted = fib.insert(*start, *len, *answer);
         assert!(inserted.is_ok(), "a made-up table has room");

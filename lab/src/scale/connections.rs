@@ -8,12 +8,12 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
-use fulmar_base::{Duration, Instant as StackInstant, Secrets, SlotId};
-use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::PoolConfig;
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_socket::{Attempt, SocketError, Step};
+use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar_stack::base::{Duration, Instant as StackInstant, Secrets, SlotId};
+use fulmar_stack::ip::IfAddr;
+use fulmar_stack::mbuf::PoolConfig;
+use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_stack::socket::{Attempt, SocketError, Step};
 
 use crate::routes::internet::Random;
 

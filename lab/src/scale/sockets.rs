@@ -7,16 +7,16 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fulmar_base::{
+use fulmar_stack::base::{
     Counter, Counters, DropReason, EtherAddr, Instant as StackInstant, Offload, Secrets, SeqNum,
     SlotId,
 };
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, Packet, WakeFd};
-use fulmar_shard::{Shard, StackConfig};
-use fulmar_socket::Step;
-use fulmar_wire::{eth, ipv4, protocol, tcp};
+use fulmar_stack::device::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_stack::ip::IfAddr;
+use fulmar_stack::mbuf::{Pool, PoolConfig, Purpose};
+use fulmar_stack::shard::{Shard, StackConfig};
+use fulmar_stack::socket::Step;
+use fulmar_stack::wire::{eth, ipv4, protocol, tcp};
 
 use crate::routes::internet::Random;
 

@@ -21,7 +21,7 @@ use crate::stream::{Joined, Over, Testbed};
 use crate::transfer::{self, BOTH, GBPS, THREAD};
 use crate::{Bulk, limit};
 use fulmar_cli::bounds::within;
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
 use std::cell::RefCell;
 use std::io;
 use std::path::PathBuf;

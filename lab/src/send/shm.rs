@@ -15,7 +15,7 @@ use crate::without_tso::WithoutTso;
 use crate::{Bulk, on_pinned_thread};
 use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
 use fulmar::{Cidr, Device, Stack, TcpListener, TcpStream};
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
 use serde_json::{Value, json};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -11,7 +11,7 @@
 //! call; the checks and the free space under the socket buffer's lock; allocation and copy without
 //! it (here allocation takes the shard's lock for itself, as the pool is the shard's; the original's
 //! allocator had its own); each protocol send under the lock. `pru_send` is
-//! [`SendCalls::append`](fulmar_shard::SendCalls::append). A writer waits while there is less space
+//! [`SendCalls::append`](fulmar_stack::shard::SendCalls::append). A writer waits while there is less space
 //! than it needs *and* less than the low-water mark of 2048 bytes, as `sosend_generic` does.
 //!
 //! Nothing here is slower than it has to be: no clock is read and no lock is taken that the original
@@ -24,9 +24,9 @@ use super::{Caller, Target};
 use fulmar::Ready;
 use fulmar::base::SlotId;
 use fulmar::mbuf::{Chain, NoBuffer, Pool, Purpose};
-use fulmar_runtime::{Host, Limit};
-use fulmar_shard::MoreData;
-use fulmar_socket::{SocketError, Step};
+use fulmar::runtime::{Host, Limit};
+use fulmar_stack::shard::MoreData;
+use fulmar_stack::socket::{SocketError, Step};
 use std::io;
 
 /// Below this much free space a writer waits, unless its whole write fits (`sb_lowat`).
@@ -152,7 +152,7 @@ impl Writing<'_> {
 
     /// `sblock`: one writer at a time.
     pub fn begin(&self) -> Result<Turn<'_>, SocketError> {
-        let writer = fulmar_runtime::thread_number();
+        let writer = fulmar::runtime::thread_number();
         self.host.wait(self.id, Ready::WRITABLE, Limit::Forever, |shard, _| {
             shard.tcp_entry(self.id).and_then(|e| e.lock_send(writer))
         })?;
@@ -186,7 +186,7 @@ impl Writing<'_> {
     /// `pru_send`: the chain goes into the send buffer, and TCP runs once.
     pub fn send(&self, mut chain: Chain, more: MoreData) -> Result<(), SocketError> {
         let mut shard = self.host.lock()?;
-        match shard.sosend(self.id).append(fulmar_runtime::now(), &mut chain, more)? {
+        match shard.sosend(self.id).append(fulmar::runtime::now(), &mut chain, more)? {
             Step::Done(()) => Ok(()),
             // There was space, and no other thread may write.
             Step::WaitSpace(_) | Step::WaitData(_) => Err(SocketError::NoBuffer),
@@ -199,6 +199,6 @@ pub(super) struct Turn<'a>(&'a Writing<'a>);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.host.post(fulmar_runtime::Request::EndWrite(self.0.id));
+        self.0.host.post(fulmar::runtime::Request::EndWrite(self.0.id));
     }
 }

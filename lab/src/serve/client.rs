@@ -13,7 +13,7 @@ use super::server::RESPONSE;
 use crate::child::Handle;
 use crate::latency::Latencies;
 use crate::{cpu, sys};
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
 
 /// The role of the child.
 pub(crate) const ROLE: &str = "http";

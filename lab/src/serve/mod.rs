@@ -21,7 +21,7 @@ use crate::on_pinned_thread;
 use crate::stream::{Over, Testbed};
 use crate::topology::{MTU, OUR_IP};
 use client::{Client, Spec, WARM_REQUESTS};
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
 use server::{Cost, OnFulmar, OnKernel};
 
 /// Time for the rounds.

@@ -6,14 +6,14 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 
-use fulmar_base::{EtherAddr, SeqNum};
-use fulmar_wire::checksum::Sum;
-use fulmar_wire::tcp::{Flags, Header, Options, Timestamps};
-use fulmar_wire::{WireError, arp, eth, ipv4, protocol};
+use fulmar_stack::base::{EtherAddr, SeqNum};
+use fulmar_stack::wire::checksum::Sum;
+use fulmar_stack::wire::tcp::{Flags, Header, Options, Timestamps};
+use fulmar_stack::wire::{WireError, arp, eth, ipv4, protocol};
 
 use crate::burst::sys::Batch;
 use crate::sys;
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
 
 /// Frames of a section, which are sent before the victim looks: fewer than any queue on the way holds.
 pub const SECTION: usize = 256;

@@ -6,16 +6,16 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use fulmar_base::{DropReason, EtherAddr, Instant as StackInstant, SlotId};
-use fulmar_ip::{IfAddr, Route};
-use fulmar_netdev::Device;
-use fulmar_runtime::draw_secrets;
-use fulmar_shard::{ListenOptions, Shard, StackConfig};
+use fulmar::runtime::draw_secrets;
+use fulmar_stack::base::{DropReason, EtherAddr, Instant as StackInstant, SlotId};
+use fulmar_stack::device::Device;
+use fulmar_stack::ip::{IfAddr, Route};
+use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
 
 use super::flood::{Flooder, Frames, OPEN_PORT, ROUTER_IP, SECTION, Section, Target};
 use crate::topology::{self, Topology};
 use crate::{cpu, sys};
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
 
 /// Connections in the accept queue and embryos in the SYN queue at most: std's choice on most systems.
 const BACKLOG: usize = 128;
@@ -77,7 +77,7 @@ impl Victim {
             Ok(listener)
         })?;
         let index = peer_netns.if_index(topology::FAR_VETH)?;
-        let route = fulmar_netns::Route::default_through(index, ROUTER_IP.into());
+        let route = fulmar_gateway::netns::Route::default_through(index, ROUTER_IP.into());
         peer_netns.netlink()?.add_route(&route)?;
         let target = Target { ether: EtherAddr(topology::PEER_MAC), ip: topology::PEER_IP };
         let flooder = Flooder::new(&near, topology::NEAR_VETH, target)?;

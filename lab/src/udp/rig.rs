@@ -16,8 +16,8 @@ use fulmar_nic::{Command, SimConfig, SimHandle};
 use super::Method;
 use crate::burst::sys::Batch;
 use crate::{cpu, sys, topology};
-use fulmar_netns::Netns;
-use fulmar_netns::VethEnd;
+use fulmar_gateway::netns::Netns;
+use fulmar_gateway::netns::VethEnd;
 
 /// Datagrams of a timed section: as many as the receiver's queue is sure to hold.
 const SECTION: usize = 256;

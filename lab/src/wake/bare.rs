@@ -36,7 +36,7 @@ impl Bare {
     }
 
     /// Where those who ask live.
-    pub fn peer_netns(&self) -> &fulmar_netns::Netns {
+    pub fn peer_netns(&self) -> &fulmar_gateway::netns::Netns {
         &self.0.peer_netns
     }
 

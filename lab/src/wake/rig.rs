@@ -20,8 +20,8 @@ use crate::on_pinned_thread;
 use crate::stream::{Over, Testbed, build};
 use crate::sys;
 use crate::topology::{OUR_IP, PEER_IP};
-use fulmar_netns::Netns;
-use fulmar_netns::VethEnd;
+use fulmar_gateway::netns::Netns;
+use fulmar_gateway::netns::VethEnd;
 
 /// The role of the children.
 pub(crate) const ROLE: &str = "wake";

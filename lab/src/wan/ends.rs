@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fulmar::{CongestionControl, Stack, TcpStream};
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
 
 use super::conn::{Conn, Progress};
 use super::paths::Ecn;

@@ -21,13 +21,13 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
+use fulmar::drivers::link::{self, LinkConfig};
+use fulmar::drivers::tap::{Tap, TapConfig};
 use fulmar::{CongestionControl, Device, EcnPolicy, Stack, TcpConfig};
-use fulmar_base::EtherAddr;
 use fulmar_cli::faults::FaultSpec;
-use fulmar_drivers::link::{self, LinkConfig};
-use fulmar_drivers::tap::{Tap, TapConfig};
-use fulmar_netdev::impair::{Impairments, PathCounts};
-use fulmar_netns::Netns;
+use fulmar_gateway::netns::Netns;
+use fulmar_stack::base::EtherAddr;
+use fulmar_stack::device::impair::{Impairments, PathCounts};
 use serde_json::Value;
 
 use crate::harness::options::Common;

@@ -5,18 +5,18 @@
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{
+use fulmar_stack::base::{
     Counter, DropReason, Duration, EtherAddr, Instant, Offload, Secrets, SeqNum, SlotId,
 };
-use fulmar_ip::{IfAddr, Route};
-use fulmar_mbuf::PoolConfig;
-use fulmar_netdev::Caps;
-use fulmar_shard::{ListenOptions, ListenerStat, Shard, StackConfig};
-use fulmar_socket::Step;
-use fulmar_wire::checksum::checksum;
-use fulmar_wire::dissect::{Headers, Transport};
-use fulmar_wire::tcp::{Flags, Header, Options, Timestamps};
-use fulmar_wire::{eth, ipv4};
+use fulmar_stack::device::Caps;
+use fulmar_stack::ip::{IfAddr, Route};
+use fulmar_stack::mbuf::PoolConfig;
+use fulmar_stack::shard::{ListenOptions, ListenerStat, Shard, StackConfig};
+use fulmar_stack::socket::Step;
+use fulmar_stack::wire::checksum::checksum;
+use fulmar_stack::wire::dissect::{Headers, Transport};
+use fulmar_stack::wire::tcp::{Flags, Header, Options, Timestamps};
+use fulmar_stack::wire::{eth, ipv4};
 
 use crate::stations::ether;
 use crate::tape::{Frame, Tape, Wire};

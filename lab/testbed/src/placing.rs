@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{FlowKey, SeqNum};
-use fulmar_mbuf::{Chain, Pool, Purpose};
-use fulmar_netdev::WritableRanges;
+use fulmar_stack::base::{FlowKey, SeqNum};
+use fulmar_stack::device::WritableRanges;
+use fulmar_stack::mbuf::{Chain, Pool, Purpose};
 
 /// What a device knows of a flow.
 pub struct Expected {

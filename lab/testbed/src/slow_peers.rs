@@ -4,16 +4,18 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counter, Counters, DropReason, Duration, Instant, Secrets, SeqNum, SlotId};
-use fulmar_drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_netdev::{Burst, Device, Packet, forward_device};
-use fulmar_runtime::{PollSetCore, WatchedShard};
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_socket::{Attempt, Ready, SocketError, Step};
-use fulmar_wire::dissect::{Headers, Transport};
-use fulmar_wire::tcp::Header;
+use fulmar::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar::runtime::{PollSetCore, WatchedShard};
+use fulmar_stack::base::{
+    Counter, Counters, DropReason, Duration, Instant, Secrets, SeqNum, SlotId,
+};
+use fulmar_stack::device::{Burst, Device, Packet, forward_device};
+use fulmar_stack::ip::IfAddr;
+use fulmar_stack::mbuf::{Pool, PoolConfig, Purpose};
+use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_stack::socket::{Attempt, Ready, SocketError, Step};
+use fulmar_stack::wire::dissect::{Headers, Transport};
+use fulmar_stack::wire::tcp::Header;
 
 /// Address and port of the server (station 0) or of the clients (station 1).
 pub use crate::stations::at;

@@ -3,12 +3,12 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{Duration, EtherAddr, Instant, Probe, Secrets, SlotId};
-use fulmar_drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_ip::IfAddr;
-use fulmar_mbuf::PoolConfig;
-use fulmar_shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_socket::{Attempt, Step};
+use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar_stack::base::{Duration, EtherAddr, Instant, Probe, Secrets, SlotId};
+use fulmar_stack::ip::IfAddr;
+use fulmar_stack::mbuf::PoolConfig;
+use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_stack::socket::{Attempt, Step};
 
 /// A port of a station, which is 0 or 1.
 pub fn at(station: u8, port: u16) -> SocketAddr {

@@ -1,9 +1,9 @@
 //! A device that changes frames that it receives.
 
-use fulmar_base::{Counters, Instant};
-use fulmar_drivers::link::SimLink;
-use fulmar_mbuf::{Pool, Purpose};
-use fulmar_netdev::{Burst, Device, forward_device};
+use fulmar::drivers::link::SimLink;
+use fulmar_stack::base::{Counters, Instant};
+use fulmar_stack::device::{Burst, Device, forward_device};
+use fulmar_stack::mbuf::{Pool, Purpose};
 
 /// An end of a link. `change` is shown each received frame and says whether it has changed it.
 pub struct Tamper<F> {

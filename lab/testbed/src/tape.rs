@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use fulmar_base::{Counters, Instant, Offload};
-use fulmar_mbuf::{Pool, Purpose};
-use fulmar_netdev::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_stack::base::{Counters, Instant, Offload};
+use fulmar_stack::device::{Burst, Caps, Device, Packet, WakeFd};
+use fulmar_stack::mbuf::{Pool, Purpose};
 
 /// A frame, with what is asked of the device or known about it.
 pub type Frame = (Vec<u8>, Offload);

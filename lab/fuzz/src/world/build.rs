@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{EtherAddr, Gso, GsoKind, Instant, Offload, SeqNum};
-use fulmar_wire::tcp::{Flags, Header, Options, SackBlocks, Timestamps};
-use fulmar_wire::{arp, eth, icmpv4, ipv4, ipv6, protocol};
+use fulmar_stack::base::{EtherAddr, Gso, GsoKind, Instant, Offload, SeqNum};
+use fulmar_stack::wire::tcp::{Flags, Header, Options, SackBlocks, Timestamps};
+use fulmar_stack::wire::{arp, eth, icmpv4, ipv4, ipv6, protocol};
 
 use super::{PORT, UDP_PORT, World};
 use crate::frames::{

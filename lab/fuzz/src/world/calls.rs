@@ -1,9 +1,9 @@
 //! What the program does between the frames.
 
-use fulmar_base::Duration;
-use fulmar_shard::Reserved;
-use fulmar_socket::Step as Progress;
-use fulmar_socket::{Attempt, Least, Shutdown};
+use fulmar_stack::base::Duration;
+use fulmar_stack::shard::Reserved;
+use fulmar_stack::socket::Step as Progress;
+use fulmar_stack::socket::{Attempt, Least, Shutdown};
 
 use super::{World, build};
 use crate::script::Call;
@@ -14,7 +14,7 @@ pub(super) const MAX_CONNECTIONS: usize = 24;
 const MAX_LOANS: usize = 16;
 
 impl World {
-    fn connection(&self, n: u8) -> Option<fulmar_base::SlotId> {
+    fn connection(&self, n: u8) -> Option<fulmar_stack::base::SlotId> {
         let i = usize::from(n).checked_rem(self.connections.len())?;
         self.connections.get(i).copied()
     }
@@ -129,7 +129,7 @@ impl World {
         self.shard.close(self.now, id);
     }
 
-    fn tune(&mut self, socket: u8, how: impl FnOnce(&mut fulmar_tcp::Tcb)) {
+    fn tune(&mut self, socket: u8, how: impl FnOnce(&mut fulmar_stack::tcp::Tcb)) {
         let Some(id) = self.connection(socket) else { return };
         if let Ok(entry) = self.shard.tcp_entry(id) {
             how(&mut entry.tcb);

@@ -2,15 +2,17 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{SeqNum, SlotId};
-use fulmar_ip::{EchoId, InvokingPacket, SentError};
-use fulmar_shard::{
+use fulmar_stack::base::{SeqNum, SlotId};
+use fulmar_stack::ip::{EchoId, InvokingPacket, SentError};
+use fulmar_stack::shard::{
     ConditionalAccept, Decision, FastOpenOptions, FirstData, ListenOptions, PendingError,
     SendMessage, Shard,
 };
-use fulmar_socket::Step as Progress;
-use fulmar_wire::protocol;
-use fulmar_wire::tcp::{EcnCounters, EcnOrder, FastOpen, FastOpenCookie, Flags, Header, Options};
+use fulmar_stack::socket::Step as Progress;
+use fulmar_stack::wire::protocol;
+use fulmar_stack::wire::tcp::{
+    EcnCounters, EcnOrder, FastOpen, FastOpenCookie, Flags, Header, Options,
+};
 
 use super::calls::MAX_CONNECTIONS;
 use super::{PORT, UDP_PORT, World, build};

@@ -5,8 +5,8 @@ mod set;
 
 use std::net::IpAddr;
 
-use fulmar_base::{Duration, Instant, SeqNum};
-use fulmar_wire::tcp::{Flags, Header};
+use fulmar_stack::base::{Duration, Instant, SeqNum};
+use fulmar_stack::wire::tcp::{Flags, Header};
 
 use super::{Arrival, FarEnd, Out, Service, verify};
 use crate::frame::{Addresses, Headers, packets};

@@ -4,9 +4,9 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 
-use fulmar_wire::checksum::Sum;
-use fulmar_wire::icmpv6::{Message, NdpOption};
-use fulmar_wire::{arp, eth, icmpv4, protocol};
+use fulmar_stack::wire::checksum::Sum;
+use fulmar_stack::wire::icmpv6::{Message, NdpOption};
+use fulmar_stack::wire::{arp, eth, icmpv4, protocol};
 
 use super::{Arrival, Out, Peer};
 use crate::frame::{HeaderBuf, Headers, Rest, WireFrame};

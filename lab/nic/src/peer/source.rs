@@ -6,9 +6,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use fulmar_base::{Duration, Instant};
-use fulmar_wire::checksum::Sum;
-use fulmar_wire::{protocol, udp};
+use fulmar_stack::base::{Duration, Instant};
+use fulmar_stack::wire::checksum::Sum;
+use fulmar_stack::wire::{protocol, udp};
 
 use super::super::frame::{Addresses, HeaderBuf, Rest, WireFrame};
 use super::super::meter::bump;

@@ -1,9 +1,9 @@
 //! The modelled peer by itself: what it answers, and that nothing makes it fail.
 
-use fulmar_base::{Duration, EtherAddr, Instant, SeqNum};
-use fulmar_netdev::Device;
-use fulmar_wire::tcp::{Flags, Header};
-use fulmar_wire::{arp, eth};
+use fulmar_stack::base::{Duration, EtherAddr, Instant, SeqNum};
+use fulmar_stack::device::Device;
+use fulmar_stack::wire::tcp::{Flags, Header};
+use fulmar_stack::wire::{arp, eth};
 use proptest::prelude::*;
 
 use super::*;
@@ -34,14 +34,14 @@ impl Script {
 
     fn send_bytes(&mut self, bytes: &[u8]) {
         let mut chain =
-            self.host.pool.alloc_chain(bytes.len(), 0, fulmar_mbuf::Purpose::Send).unwrap();
+            self.host.pool.alloc_chain(bytes.len(), 0, fulmar_stack::mbuf::Purpose::Send).unwrap();
         chain.copy_from(0, bytes).unwrap();
-        self.host.send(self.now, fulmar_netdev::Packet::new(chain));
+        self.host.send(self.now, fulmar_stack::device::Packet::new(chain));
     }
 
     fn replies(&mut self) -> Vec<Reply> {
         let packets = self.host.receive(self.now);
-        let read = |p: &fulmar_netdev::Packet| {
+        let read = |p: &fulmar_stack::device::Packet| {
             let bytes = p.chain.to_vec();
             let seen = Headers::parse(&bytes, bytes.len())?;
             let Transport::Tcp(h) = seen.transport else { return None };
@@ -136,7 +136,7 @@ fn acknowledgements_follow_the_rule() {
             s.host.burst.push(p).unwrap();
         }
         let Host { nic, pool, burst, counters, .. } = &mut s.host;
-        use fulmar_netdev::Device;
+        use fulmar_stack::device::Device;
         nic.tx_burst(s.now, pool, burst, counters);
         let replies = s.replies();
         assert_eq!(replies.len(), expected, "{packets} packets, {bytes} bytes");
@@ -200,7 +200,7 @@ fn a_generator_keeps_to_the_window_and_sends_again_only_what_is_lost() {
 fn stamps(script: &mut Script) -> Vec<(u64, f64)> {
     let packets = script.host.receive(script.now);
     let word = |bytes: &[u8], at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
-    let read = |p: &fulmar_netdev::Packet| {
+    let read = |p: &fulmar_stack::device::Packet| {
         let bytes = p.chain.to_vec();
         let seen = Headers::parse(&bytes, bytes.len()).unwrap();
         assert_eq!(seen.payload_bytes, 100);

@@ -7,10 +7,10 @@
 
 use std::collections::VecDeque;
 
-use fulmar_base::{Gso, Instant, SeqNum};
-use fulmar_wire::checksum::{Sum, checksum};
-use fulmar_wire::tcp::{self, Flags};
-use fulmar_wire::{eth, protocol};
+use fulmar_stack::base::{Gso, Instant, SeqNum};
+use fulmar_stack::wire::checksum::{Sum, checksum};
+use fulmar_stack::wire::tcp::{self, Flags};
+use fulmar_stack::wire::{eth, protocol};
 
 use crate::frame::{HEAD_BYTES, Headers, Transport, WireFrame, tcp_kind};
 

@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use fulmar_base::{EtherAddr, SeqNum};
-use fulmar_mbuf::{PostedBuf, RecvBuf};
-use fulmar_netdev::{Device, DirectPlacement};
+use fulmar_stack::base::{EtherAddr, SeqNum};
+use fulmar_stack::device::{Device, DirectPlacement};
+use fulmar_stack::mbuf::{PostedBuf, RecvBuf};
 use proptest::prelude::*;
 
 use super::*;

@@ -2,10 +2,12 @@
 
 use std::net::IpAddr;
 
-use fulmar_base::SeqNum;
-use fulmar_wire::checksum::{Sum, checksum};
-use fulmar_wire::tcp::{FastOpen, FastOpenCookie, Flags, Header, Options, SackBlocks, Timestamps};
-use fulmar_wire::{ipv4, ipv6, protocol};
+use fulmar_stack::base::SeqNum;
+use fulmar_stack::wire::checksum::{Sum, checksum};
+use fulmar_stack::wire::tcp::{
+    FastOpen, FastOpenCookie, Flags, Header, Options, SackBlocks, Timestamps,
+};
+use fulmar_stack::wire::{ipv4, ipv6, protocol};
 
 /// A packet. Sequence numbers are relative to the SYNs.
 #[derive(Clone, PartialEq, Debug)]

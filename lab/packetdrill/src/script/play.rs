@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use fulmar_wire::tcp::Flags;
+use fulmar_stack::wire::tcp::Flags;
 
 use super::call::{Call, Places};
 use super::packet::{Addresses, Packet, Segment, emit_icmp};

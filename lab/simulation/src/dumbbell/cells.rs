@@ -1,9 +1,9 @@
 //! The paths and loads of the table.
 
-use fulmar_base::Duration;
-use fulmar_drivers::link::Impairments;
-use fulmar_netdev::impair::{Aqm, Policer};
-use fulmar_tcp::CongestionControl;
+use fulmar::drivers::link::Impairments;
+use fulmar_stack::base::Duration;
+use fulmar_stack::device::impair::{Aqm, Policer};
+use fulmar_stack::tcp::CongestionControl;
 
 use super::{Cell, Load};
 

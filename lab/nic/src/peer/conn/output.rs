@@ -1,9 +1,9 @@
 //! Segments on their way out: SYN, data, ACK, FIN, and what is sent again.
 
-use fulmar_base::{Gso, Instant, SeqNum};
-use fulmar_wire::checksum::Sum;
-use fulmar_wire::tcp::{CHECKSUM_OFFSET, Flags, Header, Options, SackBlocks, Timestamps};
-use fulmar_wire::{eth, protocol};
+use fulmar_stack::base::{Gso, Instant, SeqNum};
+use fulmar_stack::wire::checksum::Sum;
+use fulmar_stack::wire::tcp::{CHECKSUM_OFFSET, Flags, Header, Options, SackBlocks, Timestamps};
+use fulmar_stack::wire::{eth, protocol};
 
 use super::{
     Conn, FarEnd, MAX_DOUBLINGS, MAX_TRIES, Out, RESEND, Service, State, TRAIN_BYTES, shift_for,

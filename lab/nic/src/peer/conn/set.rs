@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use fulmar_base::Instant;
+use fulmar_stack::base::Instant;
 
 use super::{Conn, Key};
 use crate::peer::{FarEnd, Index, Out};

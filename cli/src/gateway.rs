@@ -1,0 +1,243 @@
+//! `fulmar gateway`, which is also `pasta`: a network for a namespace without root.
+
+pub(crate) mod args;
+mod auto;
+pub(crate) mod capture;
+mod detach;
+mod document;
+mod endpoints;
+mod follow;
+mod interface;
+pub(crate) mod log;
+mod output;
+mod panics;
+pub(crate) mod plan;
+mod report;
+mod runas;
+mod serve;
+mod snapshot;
+mod stderr;
+mod wait;
+mod watch;
+
+use std::ffi::{OsStr, OsString};
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::{Child, ExitCode};
+
+use clap::error::{ContextKind, ErrorKind};
+use clap::{CommandFactory, Parser};
+use fulmar_gateway::attach::Target;
+use fulmar_gateway::netns::User;
+use fulmar_gateway::program;
+
+use crate::failure::{During, Failure, Outcome};
+pub use args::Args;
+use detach::{Becomes, PendingGateway, Process};
+use plan::{Guest, Plan};
+use serve::RunMode;
+
+/// Exit status of every failure of pasta.
+const PASTA_FAILED: u8 = 1;
+/// Exit status of a failure before the program runs (env(1), nohup(1)).
+const NOT_STARTED: u8 = 125;
+
+/// `fulmar gateway`.
+///
+/// # Errors
+/// A sentence about the option or the step that failed.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    Session { plan: Plan::new(args)?, args, name: "fulmar", user: User::Root }.run()
+}
+
+/// A gateway of a command.
+pub(crate) struct Session<'a> {
+    /// What was asked for.
+    pub plan: Plan,
+    /// The options.
+    pub args: &'a Args,
+    /// The prefix of messages.
+    pub name: &'a str,
+    /// The user that a program in new namespaces has there.
+    pub user: User,
+}
+
+impl Session<'_> {
+    /// Does the part of this process: see [`detach`].
+    ///
+    /// # Errors
+    /// A sentence about the step that failed.
+    pub fn run(&self) -> Outcome<ExitCode> {
+        if Process::current() != Process::Command {
+            // Started as /proc/self/exe the process is called `exe`.
+            let name = if self.name == "pasta" { c"pasta" } else { c"fulmar" };
+            let _ = nix::sys::prctl::set_name(name);
+        }
+        if let Some(becomes) = self.becomes() {
+            let closed = detach::close_inherited(&self.plan.guest, becomes);
+            closed.during("cannot close what is inherited")?;
+        }
+        match (Process::current(), &self.plan.guest) {
+            (Process::Attach(pid), _) => {
+                if !detach::wait_for_namespaces() {
+                    return Ok(ExitCode::FAILURE);
+                }
+                Ok(ready(&detach::start(Process::Watch(pid))?))
+            }
+            (Process::Follow, _) => follow::run(&self.plan),
+            (Process::Watch(pid), guest) => watch::watch(pid, self.name, guest, self.resolvers()),
+            (Process::Serve(Some(pid)), _) => {
+                self.serve(&Target::Process { pid, userns: None }, RunMode::Watched)
+            }
+            (Process::Serve(None), Guest::Existing(target)) => {
+                self.serve(target, RunMode::Detached)
+            }
+            (Process::Command, Guest::Existing(target)) if self.plan.process.foreground => {
+                self.serve(target, RunMode::Foreground)
+            }
+            (Process::Command, Guest::Existing(_)) => {
+                Ok(ready(&detach::start(Process::Serve(None))?))
+            }
+            (Process::Command | Process::Serve(None), Guest::Program(command)) => {
+                self.become_program(command)
+            }
+        }
+    }
+
+    /// As [`Session::run`]; then waits for the program, and prints the gateway's summary.
+    ///
+    /// # Errors
+    /// As `run`.
+    pub fn run_and_wait(&self) -> Outcome<ExitCode> {
+        match Process::current() {
+            Process::Command if !wait::is_waited_for() => wait::run_and_wait(),
+            Process::Command => {
+                wait::unblock();
+                self.run()
+            }
+            _ => self.run(),
+        }
+    }
+
+    /// What this process becomes; `None`: a program that inherits all descriptors of its caller.
+    fn becomes(&self) -> Option<Becomes> {
+        match (Process::current(), &self.plan.guest) {
+            (Process::Command, Guest::Program(_)) if self.user == User::Same => None,
+            (Process::Command, Guest::Program(_)) => Some(Becomes::Program),
+            _ => Some(Becomes::Gateway),
+        }
+    }
+
+    /// The resolvers of the program's own resolv.conf; none: it has the host's.
+    fn resolvers(&self) -> &[IpAddr] {
+        if self.user == User::Same { &self.plan.map.dns_forward } else { &[] }
+    }
+
+    fn serve(&self, target: &Target, mode: RunMode) -> Outcome<ExitCode> {
+        serve::serve(&self.plan, &self.args.attach, target, self.name, mode)
+    }
+
+    /// Gives the program of a run its resolvers, and takes from it what would undo the rules of the next run.
+    fn prepare_program(&self) -> std::io::Result<()> {
+        let dns = self.resolvers();
+        if !dns.is_empty() {
+            program::resolve_through(dns)?;
+        }
+        self.plan.protected.iter().try_for_each(|path| program::make_read_only(path))?;
+        program::forbid_terminal_input()
+    }
+
+    /// Makes namespaces with a gateway, and becomes a program there.
+    fn become_program(&self, command: &[OsString]) -> Outcome<ExitCode> {
+        let pending = PendingGateway::start()?;
+        let entered = program::enter(self.user).and_then(|()| match self.user {
+            User::Same => self.prepare_program(),
+            User::Root => Ok(()),
+        });
+        if let Err(e) = entered {
+            pending.cancel();
+            eprintln!("{}: {e}", self.name);
+            return Ok(ExitCode::from(NOT_STARTED));
+        }
+        if pending.attach()?.is_some() {
+            return Ok(ExitCode::from(NOT_STARTED));
+        }
+        let (status, failure) = detach::become_program(command);
+        eprintln!("{}: {failure}", self.name);
+        Ok(ExitCode::from(status))
+    }
+}
+
+fn ready(started: &Result<Child, u8>) -> ExitCode {
+    started.as_ref().map_or_else(|status| ExitCode::from(*status), |_| ExitCode::SUCCESS)
+}
+
+/// Give a network namespace a network without root
+#[derive(Parser, Debug)]
+#[command(name = "pasta", version = concat!(env!("CARGO_PKG_VERSION"), " (fulmar gateway)"), infer_long_args = true)]
+struct Pasta {
+    #[command(flatten)]
+    args: Args,
+}
+
+/// The declaration of `pasta`, for its man page.
+pub fn pasta_command() -> clap::Command {
+    Pasta::command()
+}
+
+/// The command line of pasta, if this is one: the name of the program, or `--pasta` as the first argument.
+pub fn pasta_line(line: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
+    let mut line: Vec<OsString> = line.collect();
+    let name = line.first().map(Path::new).and_then(Path::file_name);
+    if name == Some(OsStr::new("pasta")) {
+        return Some(line);
+    }
+    let is_asked_for = line.get(1).is_some_and(|first| first == "--pasta");
+    is_asked_for.then(|| {
+        line.remove(1);
+        line
+    })
+}
+
+/// `pasta`: the same options, with the messages and the exit status that its callers expect.
+pub fn pasta(line: Vec<OsString>) -> ExitCode {
+    let args = match Pasta::try_parse_from(line) {
+        Ok(pasta) => pasta.args,
+        Err(e) => return refuse(&e),
+    };
+    let outcome = Plan::new(&args)
+        .and_then(|plan| Session { plan, args: &args, name: "pasta", user: User::Root }.run());
+    outcome.unwrap_or_else(|failure: Failure| {
+        eprintln!("pasta: {failure}");
+        ExitCode::from(PASTA_FAILED)
+    })
+}
+
+/// Prints an error of the options. Podman looks for getopt_long(3)'s words about an unknown option.
+fn refuse(e: &clap::Error) -> ExitCode {
+    if !e.use_stderr() {
+        let _ = e.print();
+        return ExitCode::SUCCESS;
+    }
+    let option = e.get(ContextKind::InvalidArg).map(|option| option.to_string());
+    match (e.kind(), option) {
+        (ErrorKind::UnknownArgument, Some(option)) => {
+            let advice = match option.as_str() {
+                "--fd" | "-F" | "--one-off" | "-1" | "--socket" | "-s" | "--vhost-user" => {
+                    "it is one of passt(1), which serves virtual machines, and fulmar does not"
+                }
+                _ => "`pasta --help` lists the options",
+            };
+            eprintln!("pasta: unrecognized option '{option}'; {advice}");
+        }
+        _ => {
+            let text = e.to_string();
+            let what = text.lines().next().unwrap_or_default();
+            eprintln!("pasta: {}", what.strip_prefix("error: ").unwrap_or(what));
+        }
+    }
+    ExitCode::from(PASTA_FAILED)
+}
+
+#[cfg(test)]
+mod tests;

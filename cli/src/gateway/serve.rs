@@ -1,0 +1,579 @@
+//! The process that is the gateway: set-up, containment, the loop, the end.
+//!
+//! The order matters. The host's network is read, and ports are published, in the host's namespace with the user's
+//! rights; then the user namespace of the guest is joined, the interface made, and everything opened that is
+//! needed later; then the file system and all rights are given up; then the network is reported as ready.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{ExitCode, exit};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use fulmar::Device;
+use fulmar::devices;
+use fulmar_gateway::attach::{ExitWatch, Target};
+use fulmar_gateway::config::{Config, OnLoopback, Publish};
+use fulmar_gateway::contain::{self, Containment};
+use fulmar_gateway::guest::GuestNetwork;
+use fulmar_gateway::host::HostNetwork;
+use fulmar_gateway::netns::{Netns, OpenPorts};
+use fulmar_gateway::ports::PortSpec;
+use fulmar_gateway::published::PublishedPort;
+use fulmar_gateway::splice::{self, Side, Splicer};
+use fulmar_gateway::stat::Summary;
+use fulmar_gateway::{FdHandler, Gateway};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use super::args::AttachArgs;
+use super::auto::{AutoPorts, loopback, loopback_of, on_loopback_of_guest};
+use super::capture::CaptureFile;
+use super::detach::say_ready;
+use super::document::About;
+use super::endpoints::Endpoints;
+use super::follow::{self, Follower};
+use super::log::{DEFAULT_BYTES, Log};
+use super::panics::{self, Panics};
+use super::plan::Plan;
+use super::report::{Reporter, rules_policy};
+use super::snapshot::Snapshots;
+use super::{interface, output, runas, wait};
+use crate::failure::{During, Failure, Outcome};
+use crate::metrics;
+
+/// Signals that end a gateway in order.
+const ENDING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+
+/// How long loopback connections are delivered after the guest's exit: as long as the relay delivers.
+const LONGEST_DELIVERY: Duration = Duration::from_secs(60);
+
+/// One turn in this number is measured for a summary: most programs are short, and exit after some hundred turns.
+const SUMMARY_EVERY: u32 = 4;
+
+/// How a gateway runs, and where its messages go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RunMode {
+    /// In the foreground: messages go to standard error.
+    Foreground,
+    /// In the background: messages go to the system's log.
+    Detached,
+    /// In the background: messages go to the process that has started it.
+    Watched,
+}
+
+impl RunMode {
+    /// The signals of the terminal are not for a gateway in the background.
+    fn leave_terminal(self) {
+        if self != RunMode::Foreground {
+            let _ = nix::unistd::setsid();
+        }
+    }
+
+    /// Tells the process that waits for a gateway in the background that the network is up.
+    fn say_ready(self, out: &mut impl Write) {
+        if self != RunMode::Foreground {
+            say_ready(out);
+        }
+    }
+}
+
+/// Descriptors that are opened at the start, because a contained process can open none.
+struct Stdio {
+    null: File,
+    ready: File,
+    stderr: File,
+}
+
+impl Stdio {
+    fn open() -> io::Result<Stdio> {
+        Ok(Stdio {
+            null: OpenOptions::new().read(true).write(true).open("/dev/null")?,
+            ready: File::from(io::stdout().as_fd().try_clone_to_owned()?),
+            stderr: File::from(io::stderr().as_fd().try_clone_to_owned()?),
+        })
+    }
+
+    /// Replaces the standard streams by /dev/null: a caller that reads them to their end waits for the set-up alone.
+    fn detach(&self, log: &Log, mode: RunMode) -> io::Result<()> {
+        if mode == RunMode::Foreground {
+            return Ok(());
+        }
+        nix::unistd::dup2_stdin(&self.null)?;
+        nix::unistd::dup2_stdout(&self.null)?;
+        if mode == RunMode::Watched {
+            // A watcher that does not read must not block the gateway.
+            fcntl(&self.stderr, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+            return Ok(());
+        }
+        log.use_system();
+        Ok(nix::unistd::dup2_stderr(&self.null)?)
+    }
+}
+
+/// The splicing threads: one connects in the guest's namespace, one in the host's.
+#[derive(Default)]
+struct Splicers {
+    guest: Option<Splicer>,
+    host: Option<Splicer>,
+    host_loop: Option<splice::Loop>,
+    /// Lets the guest's thread contain itself and begin, and receives the result.
+    begin: Option<(Sender<()>, Receiver<io::Result<Containment>>)>,
+}
+
+impl Splicers {
+    /// Delivers what the programs of a guest that has exited have sent, for [`LONGEST_DELIVERY`] at most.
+    fn finish_after(&self, gateway: &Gateway) {
+        if !gateway.has_guest_exited() {
+            return;
+        }
+        // The relay has ended, which has read the signals: now a signal ends the process.
+        let _ = ending_signals().thread_unblock();
+        let ends = [(&self.guest, Side::Connected), (&self.host, Side::Accepted)];
+        let finish =
+            |(splicer, side): (&Option<Splicer>, Side)| Some(splicer.as_ref()?.finish(side));
+        for is_done in ends.into_iter().filter_map(finish).collect::<Vec<_>>() {
+            // Nothing is sent: the thread ends, or has ended.
+            let _ = is_done.recv_timeout(LONGEST_DELIVERY);
+        }
+    }
+
+    fn all(&self) -> Vec<Splicer> {
+        [&self.guest, &self.host].into_iter().flatten().cloned().collect()
+    }
+
+    fn counters(&self) -> Vec<&splice::Counters> {
+        [&self.guest, &self.host].into_iter().flatten().map(Splicer::counters).collect()
+    }
+}
+
+/// Runs the gateway of a guest to its end.
+///
+/// # Errors
+/// A sentence about the step of the set-up that failed.
+pub fn serve(
+    plan: &Plan,
+    attach: &AttachArgs,
+    target: &Target,
+    name: &str,
+    mode: RunMode,
+) -> Outcome<ExitCode> {
+    mode.leave_terminal();
+    let stdio = Stdio::open().during("cannot open /dev/null")?;
+    let log = open_log(plan, name)?;
+    let host = HostNetwork::read(plan.upstream.as_deref()).map_err(sentence)?;
+    let end = if plan.outlives_file { None } else { Some(target.exit_watch().map_err(sentence)?) };
+    let signals = catch_signals().during("cannot catch signals")?;
+    let capture_to = |file| CaptureFile::create(file, &log);
+    let pcap = plan.process.pcap.as_deref().map(capture_to).transpose()?;
+    let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
+    let summary_file = wait::open_summary().during("cannot open the pipe for the summary")?;
+    let endpoints = Endpoints::open(plan.process.metrics, &log)?;
+    let states = follow::start(&log);
+    let mut auto = start_auto(plan, &log);
+    let (netns, identity) = attach_to(target, plan, &endpoints)?;
+    let network = plan.network(&host, attach);
+    let devices = make_interface(plan, &netns, &network, pcap, &log)?;
+    watch_guest_ports(plan, &netns, &mut auto, &log).map_err(sentence)?;
+    let mut splicers = make_splicers(plan, &netns).map_err(sentence)?;
+    let (config, reporter) = configure(plan, &host, network, devices, &splicers);
+    log_configuration(plan, &config, &log);
+    let namespaces = endpoints.namespaces(&netns);
+    let about = About::new(plan, target, &config.network, namespaces, splicers.all());
+    let follower = Follower::new(states, plan, &config);
+    let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
+    (auto.in_guest, auto.in_host) = (splicers.guest.clone(), splicers.host.clone());
+    let ending = Ending { guest: end, signals, metrics: endpoints.closer() };
+    add_handlers(&mut gateway, ending, auto).during("cannot watch for the end of the guest")?;
+    follower.watch(&mut gateway, &log).during("cannot follow the host's network")?;
+    let snapshots = Snapshots::of(&mut gateway).map_err(sentence)?;
+    write_pid(pid_file, plan.process.pid.as_deref())?;
+    stdio.detach(&log, mode).during("cannot detach")?;
+    let panics = Panics::watch(&log).during("cannot watch for panics")?;
+    panics.end_relay(&mut gateway).during("cannot watch for panics")?;
+    let contained = give_up_rights(&mut splicers, identity).map_err(|e| {
+        // Standard error may lead nowhere already.
+        let _ = writeln!(&stdio.stderr, "{name}: {e}");
+        sentence(e)
+    })?;
+    log.say(&format!("the network is up; {contained}"));
+    let failed = |e| log.fail(&format!("nothing answers `fulmar stat` and --metrics: {e}"));
+    let _served = endpoints.serve(about, snapshots).map_err(failed);
+    let Stdio { null, mut ready, stderr } = stdio;
+    mode.say_ready(&mut ready);
+    drop((null, ready, stderr, netns));
+    // After a panic without destructors: the state that it has left is unknown.
+    let ended = panics::run(&mut gateway, &panics).unwrap_or_else(|| exit(panics::STATUS));
+    splicers.finish_after(&gateway);
+    if let (Some(mut out), Ok(summary)) = (summary_file, &ended) {
+        reporter.print(&mut out, &gateway.stat(), summary, &splicers.counters());
+    }
+    Ok(status_of(&ended, &log))
+}
+
+/// Leaves the caller's groups, attaches to the guest, and finds whose identity is assumed then.
+fn attach_to(
+    target: &Target,
+    plan: &Plan,
+    endpoints: &Endpoints,
+) -> Outcome<(Netns, Option<runas::Identity>)> {
+    let was_root = runas::is_system_root();
+    if was_root {
+        runas::leave_groups().map_err(sentence)?;
+    }
+    let netns = target.attach().map_err(sentence)?;
+    refuse_own(endpoints.namespaces(&netns))?;
+    let identity = runas::wanted(plan.process.runas.as_deref(), was_root).map_err(Failure::new)?;
+    Ok((netns, identity))
+}
+
+/// A guest in the caller's own network namespace has no need of a gateway, which would set up the caller's network.
+fn refuse_own([own, guests]: [Option<u64>; 2]) -> Outcome {
+    if own.is_none() || own != guests {
+        return Ok(());
+    }
+    Err(Failure::new(
+        "the guest is in the network namespace of this command, not in one of its own: start it by \
+         `unshare -rn PROGRAM`, and give its process id once it runs",
+    ))
+}
+
+fn status_of(ended: &io::Result<Summary>, log: &Log) -> ExitCode {
+    let Err(e) = ended else { return ExitCode::SUCCESS };
+    log.fail(&format!("the gateway ends: {e}"));
+    ExitCode::FAILURE
+}
+
+/// An error of the set-up that is a sentence already.
+fn sentence(e: io::Error) -> Failure {
+    Failure::new(e.to_string())
+}
+
+fn create(path: &Path) -> Outcome<File> {
+    let created = output::open(path, 0o644, false).and_then(|file| {
+        if file.metadata()?.is_file() {
+            file.set_len(0)?;
+        }
+        Ok(file)
+    });
+    created.map_err(|e| Failure::file("cannot write", path, &e))
+}
+
+fn open_log(plan: &Plan, name: &str) -> Outcome<Log> {
+    let is_talkative = (plan.process.debug || plan.process.trace) && !plan.process.quiet;
+    let log = Log::to_stderr(name, !is_talkative);
+    if let Some(path) = &plan.process.log_file {
+        let bytes = plan.process.log_size.unwrap_or(DEFAULT_BYTES);
+        log.use_file(path, bytes).map_err(|e| Failure::file("cannot write", path, &e))?;
+    }
+    Ok(log)
+}
+
+fn ending_signals() -> SigSet {
+    ENDING.into_iter().collect()
+}
+
+fn catch_signals() -> io::Result<SignalFd> {
+    let set = ending_signals();
+    set.thread_block()?;
+    Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
+}
+
+/// Makes the guest's interface, and configures it if that is wanted.
+fn make_interface(
+    plan: &Plan,
+    netns: &Netns,
+    network: &GuestNetwork,
+    pcap: Option<CaptureFile>,
+    log: &Log,
+) -> Outcome<Vec<Box<dyn Device>>> {
+    let interface = interface::open(network, netns, plan.mac, plan.queues).map_err(sentence)?;
+    log.say(&format!("the guest's interface is {}", interface.what));
+    let devices = interface.queues;
+    if plan.configures {
+        let refused = network.configure(netns).map_err(sentence)?;
+        refused.iter().for_each(|sentence| log.fail(sentence));
+    } else if let Some(mac) = network.mac {
+        let set =
+            netns.if_index(&network.name).and_then(|index| netns.netlink()?.set_mac(index, mac));
+        set.during("cannot set the Ethernet address in the namespace")?;
+    }
+    let Some(file) = pcap else { return Ok(devices) };
+    Ok(devices.into_iter().map(|device| devices::capture(device, file.clone())).collect())
+}
+
+/// Opens what `auto` queries in the host's namespace.
+fn start_auto(plan: &Plan, log: &Log) -> AutoPorts {
+    let given = |spec: &PortSpec| spec.forwards().iter().map(|f| f.from).collect();
+    let mut auto = AutoPorts::default();
+    if plan.ports.tcp_ns == PortSpec::Auto {
+        auto.tcp.host = or_logged(OpenPorts::tcp(), log);
+    }
+    if plan.ports.udp_ns == PortSpec::Auto {
+        auto.udp.host = or_logged(OpenPorts::udp(), log);
+    }
+    auto.tcp.given_host = given(&plan.ports.tcp);
+    auto.tcp.given_guest = given(&plan.ports.tcp_ns);
+    auto.udp.given_host = given(&plan.ports.udp);
+    auto.udp.given_guest = given(&plan.ports.udp_ns);
+    auto
+}
+
+/// Opens what `auto` queries in the guest's namespace.
+fn watch_guest_ports(
+    plan: &Plan,
+    netns: &Netns,
+    auto: &mut AutoPorts,
+    log: &Log,
+) -> io::Result<()> {
+    let (tcp, udp) = (plan.ports.tcp == PortSpec::Auto, plan.ports.udp == PortSpec::Auto);
+    if !tcp && !udp {
+        return Ok(());
+    }
+    let open = || Ok((tcp.then(OpenPorts::tcp), udp.then(OpenPorts::udp)));
+    let (tcp, udp) = netns.run(open)?;
+    auto.tcp.guest = tcp.and_then(|ports| or_logged(ports, log));
+    auto.udp.guest = udp.and_then(|ports| or_logged(ports, log));
+    Ok(())
+}
+
+/// `None`, and a message, where the kernel does not list its sockets.
+fn or_logged(ports: io::Result<OpenPorts>, log: &Log) -> Option<OpenPorts> {
+    let missing = |e: &io::Error| {
+        log.say(&format!(
+            "auto publishes no ports: the kernel does not list its sockets (sock_diag): {e}; name \
+             the ports to publish instead"
+        ));
+    };
+    ports.inspect_err(missing).ok()
+}
+
+/// Makes the splicing threads that the ports need. The guest's thread enters the guest's namespace and waits.
+fn make_splicers(plan: &Plan, netns: &Netns) -> io::Result<Splicers> {
+    let ports = &plan.ports;
+    let mut splicers = Splicers::default();
+    let leads_out = [&ports.tcp_ns, &ports.udp_ns].into_iter().any(|spec| *spec != PortSpec::None);
+    if leads_out {
+        let (host, run) = splice::splicer()?;
+        for bound in netns.run(|| bind_in_guest(&ports.tcp_ns, TcpListener::bind))? {
+            host.listen(bound.socket, loopback(bound.to.port()).to_vec(), bound.port);
+        }
+        for bound in netns.run(|| bind_in_guest(&ports.udp_ns, UdpSocket::bind))? {
+            host.listen_datagrams(bound.socket, bound.to, bound.port);
+        }
+        (splicers.host, splicers.host_loop) = (Some(host), Some(run));
+    }
+    let leads_in = ports.has_splice && ports.tcp != PortSpec::None;
+    if leads_in || [&ports.tcp_ns, &ports.udp_ns].into_iter().any(|spec| *spec == PortSpec::Auto) {
+        let (guest, run) = splice::splicer()?;
+        let (entered, has_entered) = channel();
+        let (begin, begins) = channel();
+        let (report, reported) = channel();
+        let own = File::from(netns.as_fd().try_clone_to_owned()?);
+        thread::Builder::new().name("guest".into()).spawn(move || {
+            let done = nix::sched::setns(&own, nix::sched::CloneFlags::CLONE_NEWNET);
+            drop(own);
+            // The root directory is the thread's own from then on; the main thread empties its own.
+            let root = contain::empty_root();
+            let _ = entered.send(done);
+            if begins.recv().is_ok() {
+                let contained = contain::contain_thread();
+                let is_contained = contained.is_ok();
+                let _ = report.send(contained.and_then(|contained| root.map(|()| contained)));
+                if is_contained {
+                    run.run().expect("invariant: epoll_wait of its own set cannot fail");
+                }
+            }
+        })?;
+        has_entered.recv().map_err(|_| io::Error::other("the guest's thread has ended"))??;
+        (splicers.guest, splicers.begin) = (Some(guest), Some((begin, reported)));
+    }
+    Ok(splicers)
+}
+
+/// A socket on the loopback interface of the guest.
+struct Bound<S> {
+    socket: S,
+    /// The address on the host's loopback interface to which it leads.
+    to: SocketAddr,
+    port: Arc<PublishedPort>,
+}
+
+/// Binds the ports of `-T` or `-U` on the loopback interface of the guest.
+fn bind_in_guest<S>(
+    spec: &PortSpec,
+    bind: fn(SocketAddr) -> io::Result<S>,
+) -> io::Result<Vec<Bound<S>>> {
+    let mut made = Vec::new();
+    for forward in spec.forwards() {
+        let addresses = match forward.bind.address {
+            Some(address) => vec![SocketAddr::new(address, forward.from)],
+            None => loopback(forward.from).to_vec(),
+        };
+        let bound: Vec<_> = addresses.iter().map(|at| (bind(*at), at.is_ipv4())).collect();
+        let port = on_loopback_of_guest(&forward);
+        let is_bound = bound.iter().any(|(bound, _)| bound.is_ok());
+        for (socket, is_v4) in bound {
+            match socket {
+                Ok(socket) => {
+                    let (to, port) = (loopback_of(forward.to, is_v4), Arc::clone(&port));
+                    made.push(Bound { socket, to, port });
+                }
+                Err(e) if !is_bound && !forward.is_optional => {
+                    let port = forward.from;
+                    let what = format!("cannot bind port {port} of the namespace's loopback: {e}");
+                    return Err(io::Error::new(e.kind(), what));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+    Ok(made)
+}
+
+fn configure(
+    plan: &Plan,
+    host: &HostNetwork,
+    network: GuestNetwork,
+    queues: Vec<Box<dyn Device>>,
+    splicers: &Splicers,
+) -> (Config, Reporter) {
+    let router = queues.first().map_or([0; 6], |queue| queue.caps().ether.0);
+    let (dhcp_v6, advertisement) = plan.lease_v6(host, &network, router);
+    let reporter = Reporter::default();
+    let config = Config {
+        carries: plan.carries,
+        mapping: plan.mapping(host, &network, router),
+        outbound: plan.outbound.clone(),
+        dhcp: plan.lease(host, &network),
+        dhcp_v6,
+        advertisement,
+        publish: Publish {
+            tcp: plan.ports.tcp.forwards(),
+            udp: plan.ports.udp.forwards(),
+            addresses: plan.ports.addresses,
+        },
+        udp_filter: plan.ports.udp_filter,
+        account: account_of(plan),
+        policy: rules_policy(plan, &reporter),
+        on_loopback: on_loopback(plan, &network, splicers),
+        ..Config::new(queues, network)
+    };
+    (config, reporter)
+}
+
+/// One turn of the loop in this number is measured: as FULMAR_LEDGER says, or [`SUMMARY_EVERY`] for a summary.
+fn account_of(plan: &Plan) -> Option<u32> {
+    let said = std::env::var("FULMAR_LEDGER").ok().and_then(|n| n.trim().parse().ok());
+    said.filter(|n| *n > 0).or(plan.has_summary.then_some(SUMMARY_EVERY))
+}
+
+/// Connections from the host's loopback are spliced to the guest's loopback, or to its address: there they come
+/// from the guest's own address, so that what listens on loopback inside is not exposed.
+fn on_loopback(plan: &Plan, network: &GuestNetwork, splicers: &Splicers) -> Option<OnLoopback> {
+    let splicer = splicers.guest.clone().filter(|_| plan.ports.has_splice)?;
+    let own: Vec<IpAddr> = network.addresses.iter().map(|(a, _)| *a).collect();
+    let is_to_loopback = plan.ports.is_to_loopback;
+    Some(Box::new(move |accepted: TcpStream, published| {
+        let port = published.forward.to;
+        let is_v4 = accepted.peer_addr().is_ok_and(|a| a.ip().to_canonical().is_ipv4());
+        let mut to: Vec<SocketAddr> = if is_to_loopback {
+            loopback(port).to_vec()
+        } else {
+            own.iter().map(|a| SocketAddr::new(*a, port)).collect()
+        };
+        // The same version first; a server may listen on one only.
+        to.sort_by_key(|a| a.is_ipv4() != is_v4);
+        if to.is_empty() {
+            return Some(accepted);
+        }
+        splicer.carry(accepted, to, Arc::clone(published));
+        None
+    }))
+}
+
+fn log_configuration(plan: &Plan, config: &Config, log: &Log) {
+    let network = &config.network;
+    let addresses = network.addresses.iter().map(|(a, length)| format!("{a}/{length}"));
+    let routers = network.gateway_v4.map(|a| a.to_string()).into_iter();
+    let routers = routers.chain(network.gateway_v6.map(|a| a.to_string()));
+    log.say(&format!(
+        "interface {}, MTU {}, addresses {}, routers {}{}",
+        network.name,
+        network.mtu,
+        addresses.collect::<Vec<_>>().join(" "),
+        routers.collect::<Vec<_>>().join(" "),
+        if plan.configures { "" } else { " (by DHCP, NDP)" },
+    ));
+    log.say(&format!("published: tcp {}, udp {}", plan.ports.tcp, plan.ports.udp));
+}
+
+/// What ends a gateway, and what is closed when its guest exits.
+struct Ending {
+    guest: Option<ExitWatch>,
+    signals: SignalFd,
+    /// Closed before the delivery of what the guest has sent, so that its port is free at once.
+    metrics: Option<metrics::Closer>,
+}
+
+/// Registers the handlers of the guest's exit, of signals and of the timer of `auto`.
+fn add_handlers(gateway: &mut Gateway, ending: Ending, auto: AutoPorts) -> io::Result<()> {
+    let Ending { guest, signals, metrics } = ending;
+    if let Some(exit) = guest {
+        let fd = exit.as_fd().try_clone_to_owned()?;
+        let handler: FdHandler = Box::new(move |_, handle| {
+            if !exit.has_exited() {
+                return ControlFlow::Continue(());
+            }
+            metrics.iter().for_each(metrics::Closer::close);
+            handle.note_guest_exited();
+            ControlFlow::Break(())
+        });
+        gateway.on_readable(fd, handler)?;
+    }
+    let fd: OwnedFd = signals.as_fd().try_clone_to_owned()?;
+    let handler: FdHandler = Box::new(move |_, _| {
+        let has_come = matches!(signals.read_signal(), Ok(Some(_)));
+        if has_come { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    gateway.on_readable(fd, handler)?;
+    if auto.is_needed() {
+        let (timer, handler) = auto.handler()?;
+        gateway.on_readable(timer, handler)?;
+    }
+    Ok(())
+}
+
+fn write_pid(file: Option<File>, path: Option<&Path>) -> Outcome {
+    let (Some(mut file), Some(path)) = (file, path) else { return Ok(()) };
+    let written = writeln!(file, "{}", std::process::id());
+    written.map_err(|e| Failure::file("cannot write", path, &e))
+}
+
+/// Gives up the file system, root's identity and all capabilities, on every thread. Without the right to mount, the
+/// root directory stays; Landlock and seccomp keep it out of reach.
+fn give_up_rights(
+    splicers: &mut Splicers,
+    identity: Option<runas::Identity>,
+) -> io::Result<Containment> {
+    let root = contain::empty_root();
+    if let Some(identity) = identity {
+        identity.assume()?;
+    }
+    if let Some((begin, reported)) = splicers.begin.take() {
+        let _ = begin.send(());
+        reported.recv().map_err(|_| io::Error::other("the guest's thread has ended"))??;
+    }
+    let contained = contain::contain_thread()?;
+    if let Some(run) = splicers.host_loop.take() {
+        thread::Builder::new().name("host".into()).spawn(move || run.run())?;
+    }
+    root.map(|()| contained)
+}

@@ -1,0 +1,240 @@
+//! `fulmar run`: a program in a namespace of its own, with a gateway to the host's network.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use fulmar_gateway::netns::User;
+use fulmar_gateway::ports::PortSpec;
+use fulmar_gateway::rules::{Rule, Rules, Source};
+
+use crate::bounds::within;
+use crate::failure::{Failure, Outcome};
+use crate::gateway::Session;
+use crate::gateway::args::Args as GatewayArgs;
+use crate::gateway::plan::Plan;
+
+/// The address at which the program reaches the host's resolver.
+const DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
+/// Rules that hold for every run, below the folder of the user's configuration.
+const RULES_FILE: &str = "fulmar/run.rules";
+
+/// Run a program in a network of its own, without root: with rules, published ports, captures and a summary
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  fulmar run -- curl https://example.org
+  fulmar run --summary --pcap page.pcapng -- wget -p example.org
+  fulmar run --publish 8080:80 -- nginx -g 'daemon off;'
+  fulmar run --no-network --allow '*.debian.org:80' -- apt-get download hello
+  fulmar run --deny 10.0.0.0/8 -- npm install
+
+A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *.
+An IPv6 address before a port stands in brackets: [2001:db8::1]:443. Echo
+requests have no ports: a rule holds for them whatever its ports are. Rules
+by address decide first (the longest prefix, of equal ones --deny), then
+--deny of a name, --allow of a name, `*:PORTS`, --no-network. Link-local
+addresses, cloud metadata services and the host's own addresses are refused
+unless a rule by address allows them. Rules of every run:
+~/.config/fulmar/run.rules, with lines such as `deny 10.0.0.0/8`,
+`allow example.org:443`, `no-network`. Options come before the file, and
+with --no-network no `allow` of the file counts.
+
+The program does not reach the host's loopback. To let it:
+`fulmar gateway --config-net --map-host-loopback ADDRESS -- PROGRAM`.
+
+The program has the same user, files and terminal.
+
+Exit status: that of the program. Of the command itself: 2 (an option or a
+rule), 125 (no network), 126 (not executable), 127 (no such program).")]
+pub struct Args {
+    /// TCP ports that lead into the namespace: [ADDRESS/]FIRST[-LAST][:TO]
+    #[arg(short, long, value_name = "PORTS")]
+    publish: Vec<PortSpec>,
+    /// UDP ports that lead into the namespace
+    #[arg(long, value_name = "PORTS")]
+    publish_udp: Vec<PortSpec>,
+    /// Only hosts to which a UDP port of the program has written may write to it (address-dependent filtering)
+    #[arg(long)]
+    udp_filter: bool,
+    /// Allow a destination
+    #[arg(long, value_name = "RULE")]
+    allow: Vec<Rule>,
+    /// Refuse a destination
+    #[arg(long, value_name = "RULE")]
+    deny: Vec<Rule>,
+    /// Refuse every destination that no --allow names
+    #[arg(long)]
+    no_network: bool,
+    /// Read rules from this file instead of ~/.config/fulmar/run.rules
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// Write the program's packets to this file (pcapng)
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Print a summary at the end: connections, bytes, time, and what the rules have refused
+    #[arg(long)]
+    summary: bool,
+    /// Serve metrics for Prometheus on this port of the host's loopback, or on this address of the host
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = crate::metrics::address)]
+    metrics: Option<SocketAddr>,
+    /// MTU of the program's interface in bytes
+    #[arg(long, value_name = "BYTES", value_parser = within(1280u32, 65_535))]
+    mtu: Option<u32>,
+    /// Queues of the program's interface, each served by a thread of its own; at most one for each CPU [default: 1]
+    #[arg(long, value_name = "N", value_parser = crate::gateway::args::queues)]
+    queues: Option<u16>,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// Runs the program.
+///
+/// # Errors
+/// A sentence about an option.
+pub fn run(args: &Args) -> Outcome<ExitCode> {
+    let gateway = gateway_args(args);
+    let mut plan = Plan::new(&gateway)?;
+    plan.guest = crate::gateway::plan::Guest::Program(args.command.clone());
+    plan.rules = Some(rules_of(args)?);
+    plan.protected = protected(args);
+    plan.has_summary = args.summary;
+    let session = Session { plan, args: &gateway, name: "fulmar run", user: User::Same };
+    if args.summary { session.run_and_wait() } else { session.run() }
+}
+
+/// The options of the gateway behind a run.
+fn gateway_args(args: &Args) -> GatewayArgs {
+    let mut gateway = GatewayArgs::default();
+    let or_none = |list: &[PortSpec]| match list {
+        [] => vec![PortSpec::None],
+        list => list.to_vec(),
+    };
+    gateway.attach.config_net = true;
+    gateway.guest.mtu = args.mtu;
+    gateway.map.dns_forward = vec![DNS];
+    // The host's loopback is not reached: `fulmar gateway` maps it on request.
+    gateway.map.no_map_gw = true;
+    gateway.ports.tcp_ports = or_none(&args.publish);
+    gateway.ports.udp_ports = or_none(&args.publish_udp);
+    gateway.ports.tcp_ns = vec![PortSpec::None];
+    gateway.ports.udp_ns = vec![PortSpec::None];
+    gateway.process.pcap = args.pcap.clone();
+    gateway.process.metrics = args.metrics;
+    gateway.process.queues = args.queues;
+    gateway.ports.udp_filter = args.udp_filter;
+    gateway
+}
+
+fn rules_path(args: &Args) -> Option<PathBuf> {
+    args.rules.clone().or_else(rules_file)
+}
+
+/// What the program may not write to: the folder of the rules of every run, and the file of an option.
+fn protected(args: &Args) -> Vec<PathBuf> {
+    let folder = rules_file().and_then(|file| Some(file.parent()?.to_owned()));
+    let file = args.rules.as_deref().filter(|file| *file != Path::new("/dev/null"));
+    folder.into_iter().chain(file.and_then(|file| file.canonicalize().ok())).collect()
+}
+
+fn rules_of(args: &Args) -> Outcome<Rules> {
+    let mut rules = Rules::default();
+    if let Some(path) = rules_path(args) {
+        add_file(&mut rules, &path, args.rules.is_some())?;
+    }
+    args.allow.iter().for_each(|rule| rules.allow(rule.clone(), Source::Option));
+    args.deny.iter().for_each(|rule| rules.deny(rule.clone(), Source::Option));
+    if args.no_network {
+        rules.close(Source::Option);
+    }
+    Ok(rules)
+}
+
+/// `$XDG_CONFIG_HOME/fulmar/run.rules`, by default below `~/.config`.
+fn rules_file() -> Option<PathBuf> {
+    let configured = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
+    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".config"));
+    Some(configured.filter(|p| p.is_absolute()).or_else(home)?.join(RULES_FILE))
+}
+
+fn add_file(rules: &mut Rules, path: &Path, must_exist: bool) -> Outcome {
+    // Each process of the gateway reads them: the second one would find a pipe empty, and no rule in it.
+    let is_null = path == Path::new("/dev/null");
+    if !is_null && std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
+        let what = "they are read more than once, and this is no regular file";
+        return Err(Failure::new(format!("cannot read the rules of {}: {what}", path.display())));
+    }
+    match std::fs::read_to_string(path) {
+        Ok(text) => rules
+            .add_file(&text, path)
+            .map_err(|e| Failure::new(format!("cannot use the rules of {}: {e}", path.display()))),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && !must_exist => Ok(()),
+        // Rules that cannot be read must not be taken for none.
+        Err(e) => Err(Failure::file("cannot read the rules of", path, &e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fulmar_gateway::rules::Destination;
+
+    fn parse(line: &str) -> Result<Args, clap::Error> {
+        crate::options::parse(["run"].into_iter().chain(line.split_whitespace()))
+    }
+
+    #[test]
+    fn options_of_the_program_are_the_programs() {
+        let args = parse("--publish 8080:80 -p 90 -- nginx -p x --summary").unwrap();
+        assert_eq!(args.command, ["nginx", "-p", "x", "--summary"]);
+        assert!(!args.summary && args.publish.len() == 2);
+        assert_eq!(parse("curl --no-network").unwrap().command, ["curl", "--no-network"]);
+        assert!(parse("--summary").is_err(), "a program is needed");
+        assert!(parse("--nonsense curl").is_err(), "an unknown option is no program");
+        assert!(parse("--allow 1.2.3 x").is_err() && parse("--mtu 500 x").is_err());
+    }
+
+    #[test]
+    fn rules_in_what_can_be_read_once_only_are_refused() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
+        for path in [path.as_str(), "/tmp"] {
+            let refused = rules_of(&parse(&format!("--rules {path} x")).unwrap());
+            assert!(refused.unwrap_err().to_string().contains("no regular file"));
+        }
+        assert!(rules_of(&parse("--rules /dev/null x").unwrap()).is_ok(), "no rules");
+    }
+
+    #[test]
+    fn rules_come_from_the_file_and_the_options() {
+        let path = std::env::temp_dir().join(format!("fulmar-rules-{}", std::process::id()));
+        std::fs::write(&path, "deny 10.0.0.0/8\n").unwrap();
+        let line = format!("--rules {} --allow 10.1.1.1 --no-network x", path.display());
+        let rules = rules_of(&parse(&line).unwrap()).unwrap();
+        let denial = |to: &str| {
+            let to = to.parse().unwrap();
+            let port = Some(80);
+            rules.denial(&Destination { to, port, names: &[], claimed: &[], is_host: false })
+        };
+        assert_eq!(denial("10.1.1.1"), None);
+        let of_file = denial("10.1.1.2").unwrap().to_string();
+        assert_eq!(of_file, format!("{}:1: deny 10.0.0.0/8", path.display()));
+        assert_eq!(denial("192.0.2.1").unwrap().to_string(), "--no-network");
+        std::fs::write(&path, "permit x\n").unwrap();
+        let error = rules_of(&parse(&line).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("line 1"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        assert!(rules_of(&parse(&line).unwrap()).unwrap_err().to_string().contains("no such file"));
+    }
+
+    #[test]
+    fn nothing_is_published_and_no_loopback_reached_unless_asked_for() {
+        let gateway = gateway_args(&parse("x").unwrap());
+        let ports = Plan::new(&gateway).unwrap().ports;
+        for spec in [ports.tcp, ports.udp, ports.tcp_ns, ports.udp_ns] {
+            assert_eq!(spec, PortSpec::None);
+        }
+        assert!(gateway.map.no_map_gw);
+    }
+}

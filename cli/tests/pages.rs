@@ -1,0 +1,157 @@
+//! The pages of the repository stay true as far as a program can tell: what they link to and the
+//! names that they give in code type exist.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const PAGES: [&str; 18] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/published.md",
+    "docs/linux-ways.md",
+    "docs/bursts.md",
+    "docs/calls.md",
+    "docs/choices.md",
+    "docs/placement.md",
+    "docs/threads.md",
+    "docs/glossary.md",
+    "docs/listeners.md",
+    "docs/shm.md",
+    "docs/memory.md",
+    "docs/secrets.md",
+    "docs/icmp.md",
+    "docs/gateway.md",
+];
+/// Pages that name in code type only what is in the source.
+const NAMING: [&str; 5] = [
+    "ARCHITECTURE.md",
+    "docs/published.md",
+    "docs/choices.md",
+    "docs/placement.md",
+    "docs/threads.md",
+];
+
+/// Where the sources are.
+const SOURCES: [&str; 5] = ["stack", "sockets", "gateway", "cli", "lab"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// A page without its blocks of code.
+fn prose(page: &str) -> String {
+    page.split("```").step_by(2).collect()
+}
+
+/// Targets of links inside the repository.
+fn links(page: &str) -> impl Iterator<Item = &str> {
+    let targets = page.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    targets.map(|(target, _)| target).filter(|t| !t.starts_with("http"))
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_')
+        .filter(|w| w.starts_with(|c: char| c.is_alphabetic() || c == '_') && w.len() > 1)
+}
+
+/// Every word of every Rust source and manifest below a directory.
+fn collect_words(dir: &Path, into: &mut HashSet<String>) {
+    for entry in fs::read_dir(dir).expect("a directory").filter_map(Result::ok) {
+        let path = entry.path();
+        if path.is_dir() {
+            collect_words(&path, into);
+        } else if path.extension().is_some_and(|x| x == "rs" || x == "toml") {
+            into.extend(words(&read(&path)).map(str::to_owned));
+        }
+    }
+}
+
+#[test]
+fn every_link_leads_to_a_file() {
+    for page in PAGES {
+        for target in links(&prose(&read(&root().join(page)))) {
+            let from = root().join(page);
+            let found = from.parent().is_some_and(|folder| folder.join(target).exists());
+            assert!(found, "{page} links to {target}, which is not there");
+        }
+    }
+}
+
+#[test]
+fn every_name_on_a_page_about_the_source_is_in_it() {
+    let mut known = HashSet::new();
+    SOURCES.iter().for_each(|folder| collect_words(&root().join(folder), &mut known));
+    for page in NAMING {
+        let text = prose(&read(&root().join(page)));
+        let unknown = unknown_names(&text, &known);
+        assert!(unknown.is_empty(), "{page} names what the source does not have: {unknown:?}");
+    }
+}
+
+/// What the source says of each type: the files that declare it or implement something for it. A type that another
+/// name is given to (`Config as TcpConfig`) is found under both.
+fn files_of_types(dir: &Path, into: &mut HashMap<String, String>) {
+    for entry in fs::read_dir(dir).expect("a directory").filter_map(Result::ok) {
+        let path = entry.path();
+        if path.is_dir() {
+            files_of_types(&path, into);
+        } else if path.extension().is_some_and(|x| x == "rs") {
+            let text = read(&path);
+            let types: HashSet<&str> =
+                text.lines().filter(|l| declares(l)).flat_map(words).collect();
+            types.into_iter().for_each(|t| *into.entry(t.to_owned()).or_default() += &text);
+        }
+    }
+}
+
+fn declares(line: &str) -> bool {
+    ["struct ", "enum ", "trait ", "impl ", "impl<", "type "]
+        .iter()
+        .any(|start| line.trim_start_matches("pub ").starts_with(start))
+}
+
+/// `Type::member` in code type, of types that the source has.
+fn members(page: &str) -> impl Iterator<Item = (&str, &str)> {
+    let names = page.split('`').skip(1).step_by(2).filter_map(|code| code.split_once("::"));
+    names.filter_map(|(of, member)| {
+        let is_member = of.starts_with(char::is_uppercase) && !member.contains("::");
+        is_member.then_some((of, words(member).next()?))
+    })
+}
+
+#[test]
+fn every_member_that_a_page_names_is_one_of_its_type() {
+    let mut files = HashMap::new();
+    SOURCES.iter().for_each(|folder| files_of_types(&root().join(folder), &mut files));
+    let mut missing = Vec::new();
+    // What has changed may be gone.
+    for page in PAGES.into_iter().filter(|p| *p != "CHANGELOG.md") {
+        for (of, member) in members(&prose(&read(&root().join(page)))) {
+            let Some(text) = files.get(of) else { continue };
+            let forms = [format!("fn {member}("), format!("fn {member}<"), format!("{member}: ")];
+            let is_variant = member.starts_with(char::is_uppercase) && text.contains(member);
+            if !is_variant && !forms.iter().any(|form| text.contains(form)) {
+                missing.push(format!("{page}: {of}::{member}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "the source has no such members: {missing:?}");
+}
+
+fn unknown_names<'a>(page: &'a str, known: &HashSet<String>) -> Vec<&'a str> {
+    page.split('`').skip(1).step_by(2).flat_map(words).filter(|w| !known.contains(*w)).collect()
+}
+
+#[test]
+fn a_link_and_a_name_are_found() {
+    let page = "See [`a`](stack/a.rs) and [b](https://b.example).\n```\n](c)\n```\n";
+    assert_eq!(links(&prose(page)).collect::<Vec<_>>(), ["stack/a.rs"]);
+    assert_eq!(words("Shard::step(now, 3)").collect::<Vec<_>>(), ["Shard", "step", "now"]);
+}

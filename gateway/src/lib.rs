@@ -1,0 +1,31 @@
+//! A network for a namespace without root: the packets of a guest onto the sockets of the host.
+
+#![deny(unsafe_code)]
+
+pub mod attach;
+pub mod config;
+pub mod contain;
+pub mod dhcp;
+pub mod follow;
+mod gateway;
+pub mod guest;
+pub mod host;
+pub mod keep;
+pub mod mapping;
+pub mod netns;
+pub mod policy;
+pub mod ports;
+pub mod program;
+pub mod published;
+pub mod ra;
+mod relay;
+pub mod resolv;
+pub mod rules;
+mod setup;
+pub mod splice;
+pub mod stat;
+mod worker;
+
+pub use config::Config;
+pub use gateway::{FdHandler, Gateway, Handle};
+pub use setup::SetupError;

@@ -1,0 +1,190 @@
+//! Namespaces for a program that the caller is about to become: its own network, and name resolution that leads to
+//! the gateway.
+//!
+//! The program keeps its files: in its mount namespace `/etc/resolv.conf` differs, and the folder of its rules is
+//! read-only. Nothing is written to the host's file system but that folder, if it is missing.
+//!
+//! Sources: user_namespaces(7), mount_namespaces(7), resolv.conf(5), icmp(7), ioctl_tty(2), seccomp(2).
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+
+use crate::netns::{HOW_TO_ALLOW, User, context, enter_with_mounts};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::unistd::getegid;
+use seccompiler::{apply_filter, sock_filter};
+
+use crate::resolv::{RESOLV_CONF, contents, value_of};
+
+/// Keywords of the host's resolv.conf that the program's has, too.
+const KEPT: [&[u8]; 4] = [b"search", b"domain", b"options", b"sortlist"];
+/// Bytes of the program's file.
+const MOST_BYTES: usize = 32 << 10;
+/// A folder that every system has, under which a file system in memory is mounted for a moment.
+pub(crate) const STAGING: &str = "/tmp";
+
+/// Moves this process, which must have one thread, into namespaces for a program: see [`enter_with_mounts`].
+///
+/// # Errors
+/// The system forbids it: the sentence says what to allow.
+pub fn enter(user: User) -> io::Result<()> {
+    enter_with_mounts(user).map_err(|e| {
+        let sentence = format!("cannot make a namespace for the program: {e}; {HOW_TO_ALLOW}");
+        io::Error::new(e.kind(), sentence)
+    })?;
+    let group = getegid();
+    // Echo requests without a capability, as most hosts allow them; a kernel without it has no ping sockets.
+    let _ = fs::write("/proc/sys/net/ipv4/ping_group_range", format!("{group} {group}"));
+    Ok(())
+}
+
+/// Bind-mounts an `/etc/resolv.conf` for this process and its children: these resolvers, and the domains and options of
+/// the host's file.
+///
+/// # Errors
+/// The step that failed. A host without the file is left as it is.
+pub fn resolve_through(nameservers: &[IpAddr]) -> io::Result<()> {
+    if !fs::metadata(RESOLV_CONF).is_ok_and(|m| !m.is_dir()) {
+        return Ok(());
+    }
+    let text = resolv_conf(&contents(Path::new(RESOLV_CONF)).unwrap_or_default(), nameservers);
+    mount_staging()?;
+    let none = None::<&str>;
+    let file = Path::new(STAGING).join("resolv.conf");
+    let bound = fs::write(&file, text)
+        .and_then(|()| Ok(mount(Some(&file), RESOLV_CONF, none, MsFlags::MS_BIND, none)?));
+    // The bind mount keeps the file; the folder is what it was.
+    umount2(STAGING, MntFlags::MNT_DETACH)?;
+    context("cannot replace /etc/resolv.conf for the program", bound)
+}
+
+/// Makes a file or folder read-only for this process and its children, who cannot move it either. A folder that is
+/// missing is made; where that is not possible, the program cannot make it either.
+///
+/// # Errors
+/// The step that failed, for what exists.
+pub fn make_read_only(path: &Path) -> io::Result<()> {
+    let is_missing = !path.exists();
+    if is_missing {
+        let _ = fs::create_dir_all(path);
+    }
+    match bind_read_only(path) {
+        Err(e) if !is_missing => {
+            let what = format!("cannot keep {} from the program's writing", path.display());
+            context(&what, Err(e.into()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn bind_read_only(path: &Path) -> nix::Result<()> {
+    let none = None::<&str>;
+    mount(Some(path), path, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)?;
+    // What the file system forbids already may not be allowed by the way.
+    let own = statvfs(path)?.flags();
+    let kept = [
+        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
+        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+        (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
+        (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
+        (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
+    ];
+    let kept = kept.into_iter().filter(|(flag, _)| own.contains(*flag)).map(|(_, flag)| flag);
+    let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(none, path, none, kept.fold(read_only, MsFlags::union), none)
+}
+
+/// The architectures by which a program can call the kernel, each with its number of ioctl (linux/audit.h,
+/// asm/unistd.h): x86-64, its x32, and i386; arm64 and arm; RISC-V.
+#[cfg(target_arch = "x86_64")]
+const IOCTLS: &[(u32, u32)] = &[(0xc000_003e, 16), (0xc000_003e, 0x4000_0202), (0x4000_0003, 54)];
+#[cfg(target_arch = "aarch64")]
+const IOCTLS: &[(u32, u32)] = &[(0xc000_00b7, 29), (0x4000_0028, 54)];
+#[cfg(target_arch = "riscv64")]
+const IOCTLS: &[(u32, u32)] = &[(0xc000_00f3, 29)];
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
+const IOCTLS: &[(u32, u32)] = &[];
+
+/// Requests that type into a terminal (asm-generic/ioctls.h).
+const TIOCSTI: u32 = 0x5412;
+const TIOCLINUX: u32 = 0x541c;
+
+/// Keeps this process and its children from typing into their terminal, which the caller's shell would take for
+/// commands: those requests of ioctl(2) fail with EPERM. It forbids new privileges, too (PR_SET_NO_NEW_PRIVS).
+///
+/// # Errors
+/// The kernel has no filters of system calls.
+pub fn forbid_terminal_input() -> io::Result<()> {
+    let applied = apply_filter(&terminal_filter()).map_err(io::Error::other);
+    context("cannot keep the program from typing into the terminal (seccomp)", applied)
+}
+
+/// Of BPF, since a filter for one architecture would end a program that calls the kernel by another one.
+fn terminal_filter() -> Vec<sock_filter> {
+    let step = |code: u32, jt: u8, jf: u8, k: u32| sock_filter { code: code as u16, jt, jf, k };
+    let load = |offset: u32| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset);
+    let equals = |k, jt, jf| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jt, jf, k);
+    let returns = |k| step(libc::BPF_RET | libc::BPF_K, 0, 0, k);
+    // struct seccomp_data: the number, the architecture, the address, the arguments. The request is 32 bits of the
+    // second one, which come first on the architectures above.
+    let (number, architecture, request) = (0, 4, 24);
+    let mut filter = Vec::new();
+    for (n, (arch, call)) in IOCTLS.iter().enumerate() {
+        let after = 4 * (IOCTLS.len() - n - 1) as u8;
+        filter.extend([load(architecture), equals(*arch, 0, 2)]);
+        filter.extend([load(number), equals(*call, after + 1, 0)]);
+    }
+    filter.push(returns(libc::SECCOMP_RET_ALLOW));
+    filter.extend([load(request), equals(TIOCSTI, 1, 0), equals(TIOCLINUX, 0, 1)]);
+    filter.push(returns(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32));
+    filter.push(returns(libc::SECCOMP_RET_ALLOW));
+    filter
+}
+
+/// Mounts a small file system in memory on [`STAGING`].
+pub(crate) fn mount_staging() -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let mounted = mount(Some("fulmar"), STAGING, Some("tmpfs"), flags, Some("size=64k,mode=755"));
+    context("cannot mount a file system in memory", mounted.map_err(Into::into))
+}
+
+/// The file of a program, of at most [`MOST_BYTES`]: lines of the host's that do not fit are left out.
+pub(crate) fn resolv_conf(hosts: &[u8], nameservers: &[IpAddr]) -> Vec<u8> {
+    let servers: String = nameservers.iter().map(|a| format!("nameserver {a}\n")).collect();
+    let mut text = servers.into_bytes();
+    let is_kept = |line: &&[u8]| KEPT.iter().any(|keyword| value_of(line, keyword).is_some());
+    for line in hosts.split(|byte| *byte == b'\n').filter(is_kept) {
+        if text.len() + line.len() < MOST_BYTES {
+            text.extend_from_slice(line);
+            text.push(b'\n');
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn domains_and_options_of_the_host_are_kept_and_its_resolvers_replaced() {
+        let hosts = b"# made by hand\nnameserver 127.0.0.53\noptions edns0 trust-ad\nsearch a.example b.example\n";
+        let own = ["169.254.1.1".parse().unwrap()];
+        assert_eq!(
+            String::from_utf8(resolv_conf(hosts, &own)).unwrap(),
+            "nameserver 169.254.1.1\noptions edns0 trust-ad\nsearch a.example b.example\n"
+        );
+        let long =
+            ["search ".as_bytes(), &b"x".repeat(10 << 20), b"\noptions \xff\nsearch a.example"]
+                .concat();
+        assert_eq!(
+            resolv_conf(&long, &own),
+            b"nameserver 169.254.1.1\noptions \xff\nsearch a.example\n",
+            "what does not fit is left out"
+        );
+    }
+}

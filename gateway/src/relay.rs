@@ -1,0 +1,208 @@
+//! The relay: from the connections and datagrams of a guest, which a shard terminates, to sockets of the host and back.
+//!
+//! Each transport is a layer with a table of its flows ([`tcp`]). Their methods take a [`Context`]: the time, the
+//! shard, the epoll set, counters and settings.
+
+pub mod dns;
+pub mod echo;
+pub mod host;
+pub mod names;
+pub mod policy;
+pub mod poll;
+mod published;
+pub mod services;
+pub mod siblings;
+pub mod streams;
+#[allow(unsafe_code)]
+mod sys;
+pub mod tcp;
+pub mod udp;
+pub mod wait;
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time;
+
+use fulmar::runtime::Account;
+use fulmar_stack::base::Instant;
+
+use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound, UdpFilter};
+use crate::mapping::{Mapping, is_link_local};
+use crate::policy::{NewClient, NewFlow, Protocol};
+use crate::setup;
+use crate::stat::{Refusal, Totals};
+use policy::SharedPolicy;
+use poll::{Poll, Tokens};
+use siblings::Siblings;
+
+/// The stack of a gateway, with an account of CPU time that may be off.
+pub type Shard = fulmar_stack::shard::Shard<Account>;
+
+/// The clock of the shard. It starts at one millisecond: an [`Instant`] of zero is one that has passed.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(time::Instant);
+
+impl Clock {
+    /// A clock that starts now.
+    pub fn start() -> Clock {
+        Clock(time::Instant::now())
+    }
+
+    /// What time it is.
+    pub fn now(&self) -> Instant {
+        Instant::from_nanos(1_000_000 + self.0.elapsed().as_nanos() as u64)
+    }
+
+    /// How long it runs.
+    pub fn uptime(&self) -> time::Duration {
+        self.0.elapsed()
+    }
+}
+
+/// The settings of a relay. While it runs, only the mapping changes, as a whole.
+pub struct Settings {
+    /// The guest's addresses.
+    pub guest: Vec<IpAddr>,
+    /// The gateway's own addresses on the guest's link.
+    pub routers: Vec<IpAddr>,
+    /// The source address of translated IPv6 clients where the guest's router is link-local: the guest's kernel would
+    /// answer a link-local client from its own link-local address, which is not the one that the client wrote to.
+    pub nat_source_v6: Option<IpAddr>,
+    pub carries: Carries,
+    pub mapping: Arc<Mapping>,
+    pub outbound: Outbound,
+    pub limits: Limits,
+    /// Which hosts may write to the guest's UDP ports unasked.
+    pub udp_filter: UdpFilter,
+    /// Addresses at which published ports can be bound.
+    pub bind_addresses: BindAddresses,
+    pub policy: SharedPolicy,
+    pub on_loopback: Option<OnLoopback>,
+}
+
+impl Settings {
+    /// The settings of one of several queues.
+    pub fn new(config: &Config, policy: &SharedPolicy, queues: usize) -> Settings {
+        let network = &config.network;
+        Settings {
+            guest: network.addresses.iter().map(|(a, _)| *a).collect(),
+            routers: setup::routers(network).iter().map(|r| r.addr).collect(),
+            nat_source_v6: setup::nat_source_v6(network).map(IpAddr::V6),
+            carries: config.carries,
+            mapping: Arc::new(config.mapping.clone()),
+            outbound: config.outbound.clone(),
+            limits: config.limits.part_of(queues),
+            udp_filter: config.udp_filter,
+            bind_addresses: config.publish.addresses,
+            policy: policy.clone(),
+            on_loopback: None,
+        }
+    }
+
+    /// The guest's first address of an IP version, one that is not link-local if there is one.
+    pub fn guest_address(&self, is_v4: bool) -> Option<IpAddr> {
+        let mut of_version = self.guest.iter().filter(|a| a.is_ipv4() == is_v4);
+        let first = of_version.clone().next();
+        of_version.find(|a| !is_link_local(**a)).or(first).copied()
+    }
+
+    /// The source address that a client of a published port has in the guest (source NAT): its own, unless it is one to
+    /// which the guest could not answer: the host's loopback, an address that host and guest share, or a link-local
+    /// one. Then it is the address that is mapped to it, else the router's, or where that is link-local one of the
+    /// guest's prefix.
+    pub fn translated(&self, client: IpAddr) -> Option<IpAddr> {
+        let is_v4 = client.is_ipv4();
+        let name = if client.is_loopback() {
+            self.mapping.name_of_loopback(is_v4)
+        } else if self.guest.contains(&client) || is_link_local(client) || client.is_unspecified() {
+            self.mapping.name_of(client)
+        } else {
+            return Some(client);
+        };
+        let router = || self.routers.iter().copied().find(|r| r.is_ipv4() == is_v4);
+        let seen = name.or_else(router)?;
+        let of_prefix = self.nat_source_v6.filter(|_| !is_v4 && is_link_local(seen));
+        Some(of_prefix.unwrap_or(seen))
+    }
+}
+
+/// What the layers of the relay share.
+pub struct Context<'a> {
+    pub now: Instant,
+    pub stack: &'a mut Shard,
+    pub poll: &'a Poll,
+    pub tokens: &'a mut Tokens,
+    pub settings: &'a mut Settings,
+    pub totals: &'a mut Totals,
+    pub siblings: &'a mut Siblings,
+}
+
+impl Context<'_> {
+    /// Counts something that was not carried.
+    pub fn refuse(&mut self, why: Refusal) {
+        self.totals.refusals.count(why);
+    }
+
+    /// The queue that has the datagrams of a guest's port, if it is another.
+    pub fn owner_of_port_elsewhere(&mut self, guest: SocketAddr) -> Option<u16> {
+        if self.siblings.is_alone() {
+            return None;
+        }
+        let siblings = self.stack.siblings();
+        let owner = siblings.owner_of_sender(guest);
+        (owner != siblings.id()).then_some(owner)
+    }
+
+    /// The socket of a published port that leads to a guest's port, by which the guest reaches a destination, too.
+    pub fn published_socket(
+        &self,
+        guest: SocketAddr,
+        leads_to: SocketAddr,
+    ) -> Option<Arc<OwnedFd>> {
+        let outbound = &self.settings.outbound;
+        let leads_there =
+            outbound.address_for(leads_to).is_none() && outbound.interface_for(leads_to).is_none();
+        let key = (guest.port(), leads_to.is_ipv4());
+        leads_there.then(|| self.siblings.published_socket(key)).flatten()
+    }
+
+    /// Whether the policy allows the guest a flow. `leads_to`: the destination as the host knows it.
+    pub fn allows(
+        &self,
+        protocol: Protocol,
+        from: SocketAddr,
+        to: SocketAddr,
+        leads_to: SocketAddr,
+    ) -> bool {
+        let is_host = self.settings.mapping.is_host(to, leads_to);
+        let (names, claimed_names) = (&[], &[]);
+        let wanted = NewFlow { protocol, from, to, leads_to, names, claimed_names, is_host };
+        self.settings.policy.allows(&wanted)
+    }
+
+    /// Whether the policy admits a client of a published port, which is counted if not.
+    pub fn admits(&mut self, protocol: Protocol, from: SocketAddr) -> bool {
+        let is_admitted = self.settings.policy.admits(&NewClient { protocol, from });
+        if !is_admitted {
+            self.refuse(Refusal::Policy);
+        }
+        is_admitted
+    }
+
+    /// The queue that owns the flow between the guest and an outside peer, if it is another.
+    pub fn owner_elsewhere(&mut self, guest: SocketAddr, seen: SocketAddr) -> Option<u16> {
+        if self.siblings.is_alone() {
+            return None;
+        }
+        let own = self.stack.siblings().id();
+        let owner = self.stack.owner_of_connection(guest, seen).ok()?;
+        (owner != own).then_some(owner)
+    }
+}
+
+/// An address as it is written in its own IP version: without a zone, which has its meaning on one side alone,
+/// and not as an IPv6 address that stands for an IPv4 one.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

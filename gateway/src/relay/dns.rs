@@ -1,0 +1,602 @@
+//! DNS of the guest to its resolvers: questions to the host's resolvers, and the answers to them.
+//!
+//! ```text
+//!   guest ──► a question? allowed? ──► own identifier ──► server 1, 2, ... ──► an answer to it? ──► learnt ──► guest
+//!                   └─ REFUSED, FORMERR, NOTIMP                  └─ next: error, time-out, SERVFAIL, REFUSED, NOTIMP
+//! ```
+//!
+//! A flow is a port of the guest and a resolver; it has a socket of the host's for each server, connected to it. Only
+//! an answer to an outstanding question passes, and by it the question is no longer outstanding: a forged answer has to
+//! match port, identifier and letters before the server's comes. The host's resolvers are asked in their order, as
+//! glibc asks them (resolv.conf(5)), but for one that has failed lately: it is asked last. A server that is silent for
+//! [`PATIENCE`] is not given up: the first answer counts.
+//!
+//! What is not a plain question is the policy's to refuse ([`Policy::decide_hidden_name`](crate::policy::Policy));
+//! where it may pass it goes to the first server as it is, and so do the answers; nothing is learnt from them.
+//!
+//! Bounds: a quarter of [`Limits::udp_flows`] and of `udp_sockets`, of which the least recently used gives way, and
+//! the questions of each ([`flow`]).
+
+mod flow;
+pub mod message;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use fulmar_stack::base::{Duration, Instant, SlotId, Stage};
+use fulmar_stack::ip::{InvokingPacket, SentError};
+use fulmar_stack::shard::{PendingError, SendMessage, Slab, Wheel};
+use fulmar_stack::socket::Step;
+use fulmar_stack::udp::Datagram;
+use nix::errno::Errno;
+use nix::sys::epoll::EpollFlags;
+use smallvec::SmallVec;
+
+use super::host::{self, DatagramError, Failure};
+use super::udp::Batch;
+use super::{Context, canonical};
+use crate::config::Limits;
+use crate::policy::Protocol;
+use crate::stat::{FlowStat, Refusal};
+use flow::{Flow, Ids, is_without_descriptor};
+use message::{Code, Unusual};
+
+/// How long a server has before the next one is asked.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the last one has where another has failed, before the guest has that one's answer.
+const LAST_PATIENCE: Duration = Duration::from_secs(4);
+/// How long a server that has failed is asked last.
+const FAILED: Duration = Duration::from_secs(30);
+/// Bytes of a question at most.
+const MOST_QUESTION_BYTES: usize = 4096;
+/// Datagrams, and errors, that are taken of one socket in one turn.
+const TAKEN_PER_TURN: usize = 16;
+/// Flows that are looked at for an idle one when the table is full.
+const LOOKED_AT: usize = 16;
+/// Late answers of a flow that are expected at most.
+const MOST_LATE: usize = 4;
+/// Messages of one run that are taken.
+const MOST_MESSAGES: usize = 128;
+/// Datagrams in one second that came for outstanding questions and answer none: more are taken for guesses at an answer.
+const MOST_GUESSES: u32 = 32;
+const GUESSES_WITHIN: Duration = Duration::from_secs(1);
+
+/// The guest's end and the resolver as the guest knows it.
+type Key = (SocketAddr, SocketAddr);
+type Addresses = SmallVec<[SocketAddr; 3]>;
+
+/// The flows of DNS.
+#[derive(Default)]
+pub struct Dns {
+    exchanges: Exchanges,
+    batch: Batch,
+}
+
+#[derive(Default)]
+struct Exchanges {
+    flows: Slab<Flow>,
+    by_key: HashMap<Key, SlotId>,
+    /// The queue of the second-chance (clock) algorithm, with the time of each flow's entry.
+    order: VecDeque<(Instant, SlotId)>,
+    timers: Option<Wheel<SlotId>>,
+    /// The socket of the shard by which the guest is answered.
+    socket: Option<SlotId>,
+    failed: FailedServers,
+    ids: Ids,
+    guesses: Guesses,
+    lacks_descriptor: bool,
+}
+
+/// Servers that are asked last, and until when.
+#[derive(Default)]
+struct FailedServers(Vec<(SocketAddr, Instant)>);
+
+impl FailedServers {
+    fn add(&mut self, server: SocketAddr, now: Instant) {
+        self.0.retain(|(other, until)| *other != server && *until > now);
+        self.0.push((server, now + FAILED));
+    }
+
+    fn remove(&mut self, server: SocketAddr) {
+        self.0.retain(|(other, _)| *other != server);
+    }
+
+    fn last(&self, mut servers: Addresses, now: Instant) -> Addresses {
+        let has_failed = |s: &SocketAddr| self.0.iter().any(|(f, until)| f == s && *until > now);
+        servers.sort_by_key(has_failed);
+        servers
+    }
+}
+
+/// Counts what may be guesses at an answer.
+#[derive(Default)]
+struct Guesses {
+    since: Option<Instant>,
+    count: u32,
+}
+
+impl Guesses {
+    /// Counts one. True: there are too many.
+    fn count(&mut self, now: Instant) -> bool {
+        if self.since.is_none_or(|since| since + GUESSES_WITHIN <= now) {
+            (self.since, self.count) = (Some(now), 0);
+        }
+        self.count += 1;
+        self.count > MOST_GUESSES
+    }
+}
+
+impl Dns {
+    /// Answers the guest by this socket of the shard.
+    pub fn listen(&mut self, cx: &Context<'_>, socket: SlotId) {
+        self.exchanges.socket = Some(socket);
+        self.exchanges.timers = Some(Wheel::new(cx.now));
+    }
+
+    /// Takes datagrams of one flow of the guest if they are for a resolver. `None`: they are not. Otherwise how many
+    /// messages they had; they are still to be freed.
+    pub fn take(&mut self, cx: &mut Context<'_>, datagrams: &[Datagram]) -> Option<usize> {
+        let first = datagrams.first()?;
+        let (from, to) = (first.src, canonical(first.dst));
+        if !cx.settings.mapping.is_dns(to) || !cx.settings.carries.udp {
+            return None;
+        }
+        let servers = cx.settings.mapping.servers(to);
+        if servers.is_empty() {
+            return None;
+        }
+        let mut count = 0;
+        for d in datagrams {
+            for message in messages_of(d) {
+                self.exchanges.take_message(cx, (from, to), &message, &servers);
+                count += 1;
+            }
+        }
+        Some(count)
+    }
+
+    /// Whether a flow could not begin for lack of a descriptor since the last call.
+    pub fn take_lack_of_descriptor(&mut self) -> bool {
+        std::mem::take(&mut self.exchanges.lacks_descriptor)
+    }
+
+    /// A socket of the host became ready.
+    pub fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+        let Dns { exchanges, batch } = self;
+        let Some(flow) = exchanges.flows.get(id) else { return };
+        let servers: Addresses = flow.reached().collect();
+        for server in servers {
+            if flags.contains(EpollFlags::EPOLLERR) {
+                exchanges.take_errors(cx, id, server, batch);
+            }
+            exchanges.receive(cx, id, server, batch);
+        }
+        exchanges.set_timer(id);
+    }
+
+    /// Asks further servers, and ends flows, as the time has come.
+    pub fn expire(&mut self, cx: &mut Context<'_>) {
+        let exchanges = &mut self.exchanges;
+        while let Some(id) = exchanges.timers.as_mut().and_then(|t| t.expire(cx.now)) {
+            let Some(flow) = exchanges.flows.get_mut(id) else { continue };
+            flow.timer = None;
+            if flow.expires() <= cx.now {
+                exchanges.remove(cx, id);
+                continue;
+            }
+            let now = cx.now;
+            exchanges.ask_on(cx, id, |a| a.next_at.is_some_and(|at| at <= now));
+            exchanges.set_timer(id);
+        }
+    }
+
+    /// When something is due.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let timers = self.exchanges.timers.as_ref()?;
+        if self.exchanges.flows.is_empty() { None } else { timers.next_deadline() }
+    }
+
+    /// A snapshot of the flows.
+    pub fn stat(&self, now: Instant) -> impl Iterator<Item = FlowStat> + '_ {
+        self.exchanges.flows.iter().map(move |(_, flow)| flow.stat(now))
+    }
+}
+
+/// The messages of a datagram or run.
+fn messages_of(d: &Datagram) -> impl Iterator<Item = Vec<u8>> + '_ {
+    let each = d.segment_bytes.map_or(usize::MAX, |each| usize::from(each.max(1)));
+    (0..d.payload.len().max(1)).step_by(each).take(MOST_MESSAGES).map(move |at| {
+        let length = d.payload.len().saturating_sub(at).min(each);
+        let mut bytes = vec![0; length];
+        let n = d.payload.copy_to(at, &mut bytes);
+        bytes.truncate(n);
+        bytes
+    })
+}
+
+impl Exchanges {
+    fn take_message(&mut self, cx: &mut Context<'_>, key: Key, bytes: &[u8], servers: &Addresses) {
+        let read = match bytes.len() {
+            0..=MOST_QUESTION_BYTES => message::parse_question(bytes),
+            _ => Err(Unusual::Wrong(Code::FORMAT_ERROR)),
+        };
+        let asked = read.as_ref().ok().map(|q| (q.name.as_str(), q.kind));
+        if !cx.settings.policy.allows_name(asked) {
+            cx.refuse(Refusal::Policy);
+            let answer = match read {
+                Ok(_) => message::answer_with(Code::REFUSED, bytes),
+                Err(Unusual::Wrong(code)) => message::answer_with(code, bytes),
+                Err(Unusual::Unanswerable) => None,
+            };
+            return answer.into_iter().for_each(|answer| self.deliver(cx, key, &answer));
+        }
+        let id = match self.find_or_begin(cx, key, servers) {
+            Ok(id) => id,
+            Err((failure, why)) => {
+                cx.refuse(why);
+                return report(cx, key, bytes, failure);
+            }
+        };
+        match read {
+            Ok(question) => self.ask(cx, id, bytes, question, servers),
+            Err(_) => self.pass_opaque(cx, id, bytes, servers),
+        }
+        self.set_timer(id);
+    }
+
+    fn ask(
+        &mut self,
+        cx: &mut Context<'_>,
+        id: SlotId,
+        bytes: &[u8],
+        question: message::Question,
+        servers: &Addresses,
+    ) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let servers = self.failed.last(servers.clone(), cx.now);
+        if let Some(at) = flow.ask(bytes, question, servers, &mut self.ids, cx.now) {
+            self.ask_next(cx, id, at);
+        }
+    }
+
+    /// Sends what is not a question to the first server.
+    fn pass_opaque(&mut self, cx: &mut Context<'_>, id: SlotId, bytes: &[u8], servers: &Addresses) {
+        let (Some(flow), Some(server)) = (self.flows.get_mut(id), servers.first()) else { return };
+        flow.is_opaque = true;
+        if let Err(errno) = flow.send(cx, id, *server, bytes) {
+            let key = (flow.guest, flow.peer);
+            self.could_not_send(cx, key, bytes, errno);
+        }
+    }
+
+    fn could_not_send(&mut self, cx: &mut Context<'_>, key: Key, bytes: &[u8], errno: Errno) {
+        self.lacks_descriptor |= is_without_descriptor(errno);
+        let (failure, why) = host::failure_of(errno);
+        cx.refuse(why);
+        report(cx, key, bytes, failure);
+    }
+
+    fn find_or_begin(
+        &mut self,
+        cx: &mut Context<'_>,
+        key: Key,
+        servers: &Addresses,
+    ) -> Result<SlotId, (Failure, Refusal)> {
+        if let Some(id) = self.by_key.get(&key) {
+            return Ok(*id);
+        }
+        let ((from, to), Some(leads_to)) = (key, servers.first().copied()) else {
+            return Err((Failure::Silence, Refusal::Forbidden));
+        };
+        if !cx.allows(Protocol::Udp, from, to, leads_to) {
+            return Err((Failure::Unreachable(13, 1), Refusal::Policy));
+        }
+        let Limits { udp_flows, udp_sockets, .. } = cx.settings.limits;
+        if self.flows.len() >= (udp_flows.min(udp_sockets) / 4).max(1) {
+            self.displace(cx);
+        }
+        let id = self.flows.insert(Flow::new(from, to, leads_to, cx.now));
+        self.by_key.insert(key, id);
+        self.order.push_back((cx.now, id));
+        cx.totals.udp_flows += 1;
+        Ok(id)
+    }
+
+    /// Asks the next server of a question, and further ones while they cannot be asked.
+    fn ask_next(&mut self, cx: &mut Context<'_>, id: SlotId, at: usize) {
+        let mut failed = None;
+        loop {
+            let is_alone = self.flows.len() == 1;
+            let Some(flow) = self.flows.get_mut(id) else { return };
+            let Some(asked) = flow.asked.get_mut(at) else { return };
+            let Some(server) = asked.servers.get(asked.next).copied() else { break };
+            asked.next += 1;
+            asked.next_at = match (asked.has_more_servers(), &asked.failure) {
+                (true, _) => Some(cx.now + PATIENCE),
+                (false, Some(_)) => Some(cx.now + LAST_PATIENCE),
+                (false, None) => None,
+            };
+            let message = asked.message.clone();
+            let sent = flow.send(cx, id, server, &message);
+            cx.stack.pass(Stage::HostSent);
+            match sent {
+                Ok(()) => return,
+                Err(errno) if is_without_descriptor(errno) && !is_alone => {
+                    asked_again(flow, at);
+                    self.displace(cx);
+                }
+                Err(errno) => {
+                    self.failed.add(server, cx.now);
+                    failed = Some(errno);
+                }
+            }
+        }
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let (key, asked) = ((flow.guest, flow.peer), flow.asked.remove(at));
+        match (asked.failure, failed) {
+            (Some(answer), _) => self.answer(cx, key, &asked.guest_ids, &answer),
+            (None, Some(errno)) => self.could_not_send(cx, key, &asked.message, errno),
+            (None, None) => {}
+        }
+    }
+
+    /// Asks the next server of those questions of a flow whose last one has failed.
+    fn ask_on(
+        &mut self,
+        cx: &mut Context<'_>,
+        id: SlotId,
+        has_failed: impl Fn(&flow::Asked) -> bool,
+    ) {
+        let mut at = 0;
+        while let Some(asked) = self.flows.get_mut(id).and_then(|flow| flow.asked.get_mut(at)) {
+            let own = asked.id;
+            if has_failed(asked) && (asked.has_more_servers() || asked.failure.is_some()) {
+                asked.server().into_iter().for_each(|server| self.failed.add(server, cx.now));
+                self.ask_next(cx, id, at);
+            }
+            let flow = self.flows.get(id);
+            let is_there = flow.and_then(|flow| flow.asked.get(at)).is_some_and(|a| a.id == own);
+            at += usize::from(is_there);
+        }
+    }
+
+    fn receive(&mut self, cx: &mut Context<'_>, id: SlotId, server: SocketAddr, batch: &mut Batch) {
+        let Some(fd) = self.flows.get(id).and_then(|flow| flow.socket_to(server)) else { return };
+        let filled = batch.fill_up_to(fd.as_fd(), TAKEN_PER_TURN);
+        cx.stack.pass(Stage::HostReceived);
+        match filled {
+            Ok(_) => {
+                for received in batch.list() {
+                    self.on_datagram(cx, id, server, batch.bytes(received));
+                }
+            }
+            // The error queue has told of it.
+            Err(DatagramError::Pending) => self.ask_on(cx, id, |a| a.server() == Some(server)),
+            Err(_) => {
+                cx.refuse(Refusal::HostSocket);
+                self.remove(cx, id);
+            }
+        }
+    }
+
+    /// A server has sent something.
+    fn on_datagram(&mut self, cx: &mut Context<'_>, id: SlotId, server: SocketAddr, bytes: &[u8]) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let key = (flow.guest, flow.peer);
+        let Some(at) = flow.answered_by(bytes) else {
+            if flow.is_opaque {
+                flow.count_in(bytes.len(), cx.now);
+                return self.deliver(cx, key, bytes);
+            }
+            return self.on_stranger(cx, id);
+        };
+        self.failed.remove(server);
+        flow.count_in(bytes.len(), cx.now);
+        let Some(asked) = flow.asked.get_mut(at) else { return };
+        let has_failed = message::code(bytes).is_none_or(Code::is_failure_of_server);
+        if has_failed && asked.has_more_servers() {
+            asked.failure = Some(bytes.into());
+            return self.ask_next(cx, id, at);
+        }
+        flow.late = (flow.late + asked.next.saturating_sub(1)).min(MOST_LATE);
+        let asked = flow.asked.remove(at);
+        if cx.settings.policy.reads_names() {
+            let addresses = message::addresses(bytes, &asked.question);
+            cx.settings.policy.learn(&asked.question.name, &addresses);
+        }
+        self.answer(cx, key, &asked.guest_ids, bytes);
+    }
+
+    /// Drops what answers no question. Where too much of it comes, no question is outstanding any more: the guest asks
+    /// again, with other identifiers.
+    fn on_stranger(&mut self, cx: &mut Context<'_>, id: SlotId) {
+        cx.refuse(Refusal::DnsAnswer);
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        if flow.late > 0 {
+            flow.late -= 1;
+            return;
+        }
+        if flow.asked.is_empty() || !self.guesses.count(cx.now) {
+            return;
+        }
+        let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            if let Some(flow) = self.flows.get_mut(id) {
+                flow.asked.clear();
+            }
+        }
+    }
+
+    /// Reads the error queue of a server's socket.
+    fn take_errors(
+        &mut self,
+        cx: &mut Context<'_>,
+        id: SlotId,
+        server: SocketAddr,
+        batch: &mut Batch,
+    ) {
+        for _ in 0..TAKEN_PER_TURN {
+            let Some(flow) = self.flows.get(id) else { return };
+            let Some(fd) = flow.socket_to(server) else { return };
+            let Some((said, quoted)) = batch.receive_error(fd.as_fd()) else { return };
+            let Some(error) = said.error else { continue };
+            if matches!(error, SentError::TooBig { .. }) {
+                continue;
+            }
+            let of = message::id(quoted);
+            let is_meant =
+                |a: &flow::Asked| a.server() == Some(server) && of.is_none_or(|of| of == a.id);
+            let is_last = |a: &flow::Asked| !a.has_more_servers() && a.failure.is_none();
+            let last = flow.asked.iter().find(|a| is_meant(a) && is_last(a));
+            if last.is_some() || flow.is_opaque {
+                let payload = last.map_or(quoted, |a| &a.message);
+                // A router speaks for itself; the resolver by the name that the guest knows it by.
+                let from = said.from.filter(|from| *from != server.ip());
+                let from = from.filter(|from| from.is_ipv4() == flow.peer.is_ipv4());
+                let about = InvokingPacket::datagram(flow.guest, flow.peer, payload, payload.len());
+                cx.stack.icmp().send_error(cx.now, &about, error, from);
+                self.failed.add(server, cx.now);
+            }
+            self.ask_on(cx, id, is_meant);
+        }
+    }
+
+    /// Sends the guest an answer to its questions with these identifiers.
+    fn answer(&mut self, cx: &mut Context<'_>, key: Key, guest_ids: &[u16], bytes: &[u8]) {
+        let mut answer = bytes.to_vec();
+        for guest_id in guest_ids {
+            if let Some(id) = answer.get_mut(..2) {
+                id.copy_from_slice(&guest_id.to_be_bytes());
+            }
+            self.deliver(cx, key, &answer);
+        }
+    }
+
+    fn deliver(&self, cx: &mut Context<'_>, (guest, peer): Key, bytes: &[u8]) {
+        let Some(socket) = self.socket else { return };
+        let message = [SendMessage::new(bytes).to(guest).from(peer)];
+        match cx.stack.udp().send_many(cx.now, socket, &message, PendingError::Return) {
+            Ok(Step::Done(done)) if done.messages > 0 => {
+                cx.totals.datagrams_in += 1;
+                cx.totals.bytes_in += bytes.len() as u64;
+            }
+            _ => cx.refuse(Refusal::NoBuffer),
+        }
+    }
+
+    fn set_timer(&mut self, id: SlotId) {
+        if let (Some(flow), Some(timers)) = (self.flows.get_mut(id), &mut self.timers) {
+            flow.timer = Some(timers.schedule(flow.timer, id, flow.next_deadline()));
+        }
+    }
+
+    /// Ends the flow that was used least recently, as far as [`LOOKED_AT`] entries tell.
+    fn displace(&mut self, cx: &mut Context<'_>) {
+        for look in 0..=LOOKED_AT {
+            let Some((seen, id)) = self.order.pop_front() else { return };
+            let Some(flow) = self.flows.get(id) else { continue };
+            if flow.moved > seen && look < LOOKED_AT {
+                self.order.push_back((cx.now, id));
+                continue;
+            }
+            cx.refuse(Refusal::Displaced);
+            return self.remove(cx, id);
+        }
+    }
+
+    fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {
+        let Some(flow) = self.flows.remove(id) else { return };
+        self.by_key.remove(&(flow.guest, flow.peer));
+        if let (Some(timer), Some(timers)) = (flow.timer, &mut self.timers) {
+            timers.cancel(timer);
+        }
+        cx.settings.policy.ended(|| flow.stat(cx.now));
+        // Bounds the entries of flows that have ended.
+        if self.order.len() > 2 * self.flows.len() + 64 {
+            self.order.retain(|(_, id)| self.flows.get(*id).is_some());
+        }
+    }
+}
+
+/// The server that was asked last is asked again.
+fn asked_again(flow: &mut Flow, at: usize) {
+    if let Some(asked) = flow.asked.get_mut(at) {
+        asked.next = asked.next.saturating_sub(1);
+    }
+}
+
+/// Sends the guest the ICMP error about its message.
+fn report(cx: &mut Context<'_>, (guest, peer): Key, bytes: &[u8], failure: Failure) {
+    let error = match failure {
+        Failure::Refused => SentError::PortUnreachable,
+        Failure::Unreachable(v4, v6) => {
+            SentError::Unreachable { code: if peer.is_ipv4() { v4 } else { v6 } }
+        }
+        Failure::Silence => return,
+    };
+    let about = InvokingPacket::datagram(guest, peer, bytes, bytes.len());
+    cx.stack.icmp().send_error(cx.now, &about, error, None);
+}
+
+/// Answers a message to a DNS server of the guest's choice that the policy denies. `None`: it may pass.
+pub fn refusal_of(cx: &mut Context<'_>, d: &Datagram) -> Option<Option<Vec<u8>>> {
+    if !cx.settings.policy.reads_names() || !cx.settings.mapping.is_dns(canonical(d.dst)) {
+        return None;
+    }
+    messages_of(d).find_map(|bytes| {
+        let read = message::parse_question(&bytes);
+        let asked = read.as_ref().ok().map(|q| (q.name.as_str(), q.kind));
+        if cx.settings.policy.allows_name(asked) {
+            return None;
+        }
+        Some(match read {
+            Ok(_) => message::answer_with(Code::REFUSED, &bytes),
+            Err(Unusual::Wrong(code)) => message::answer_with(code, &bytes),
+            Err(Unusual::Unanswerable) => None,
+        })
+    })
+}
+
+/// Reads what a DNS server of the guest's choice has sent: a claim.
+pub fn learn_claim(cx: &Context<'_>, bytes: &[u8]) {
+    if let Some(question) = message::question(bytes) {
+        let addresses = message::addresses(bytes, &question);
+        cx.settings.policy.learn_claim(&question.name, &addresses);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_has_failed_is_asked_last_for_a_while() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let servers: Addresses =
+            ["192.0.2.1:53", "192.0.2.2:53", "[::1]:53"].map(at).into_iter().collect();
+        let mut failed = FailedServers::default();
+        failed.add(servers[0], Instant::ZERO);
+        let later = Instant::ZERO + FAILED;
+        let before = Instant::ZERO + Duration::from_secs(1);
+        let last = failed.last(servers.clone(), before);
+        assert_eq!(last[..], [servers[1], servers[2], servers[0]]);
+        assert_eq!(failed.last(servers.clone(), later), servers);
+        failed.remove(servers[0]);
+        assert_eq!(failed.last(servers.clone(), before), servers);
+        for n in 0..1000 {
+            failed.add(servers[n % 3], before);
+        }
+        assert_eq!(failed.0.len(), 3);
+    }
+
+    #[test]
+    fn guesses_are_too_many_within_a_second_only() {
+        let mut guesses = Guesses::default();
+        let count =
+            |guesses: &mut Guesses, now| (0..MOST_GUESSES).filter(|_| guesses.count(now)).count();
+        assert_eq!(count(&mut guesses, Instant::ZERO), 0);
+        assert!(guesses.count(Instant::ZERO));
+        assert_eq!(count(&mut guesses, Instant::ZERO + GUESSES_WITHIN), 0);
+    }
+}

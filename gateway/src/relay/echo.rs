@@ -1,0 +1,307 @@
+//! Echo requests: the guest's pings of other hosts leave by unprivileged ping sockets (SOCK_DGRAM of ICMP), where
+//! the system allows them (net.ipv4.ping_group_range).
+//!
+//! A flow is an identifier of the guest and a destination. The kernel gives the request an identifier of its own,
+//! and the reply gets the guest's again. Errors of the network about a request go back to the guest.
+//!
+//! Bounds: [`Limits::echo_flows`](crate::config::Limits), of which the oldest gives way; a flow that is idle for 30 s
+//! ends.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use fulmar_stack::base::{Duration, Instant, SlotId};
+use fulmar_stack::ip::{EchoId, EchoRequest, InvokingPacket, SentError};
+use fulmar_stack::shard::Slab;
+use fulmar_stack::socket::{Ready, SocketError, Step};
+use nix::errno::Errno;
+use nix::sys::epoll::EpollFlags;
+use nix::sys::socket::{MsgFlags, SockProtocol, SockType, sendmsg, setsockopt, sockopt};
+
+use super::Context;
+use super::host::{self, DatagramError, Failure};
+use super::poll::Token;
+use super::udp::Batch;
+use crate::policy::Protocol;
+use crate::stat::{Direction, FlowStat, Refusal};
+
+/// Idle time-out of a flow, as Linux's conntrack has it (nf_conntrack_icmp_timeout).
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Header of an echo request or reply (RFC 792, RFC 4443 section 4.1).
+const HEADER_BYTES: usize = 8;
+const REQUEST: u8 = 8;
+const REPLY: u8 = 0;
+const REQUEST_V6: u8 = 128;
+const REPLY_V6: u8 = 129;
+/// Requests that are taken in one turn.
+const TAKEN_PER_TURN: usize = 64;
+/// Errors that are passed on in one turn of a flow.
+const ERRORS_PER_TURN: usize = 16;
+/// Batches that are received in one turn of a flow. The next reply is another edge.
+const BATCHES_PER_TURN: usize = 16;
+
+/// The guest's address, the destination, the identifier.
+type Key = (IpAddr, IpAddr, u16);
+
+struct Flow {
+    socket: OwnedFd,
+    key: Key,
+    leads_to: IpAddr,
+    bytes_out: u64,
+    bytes_in: u64,
+    began: Instant,
+    moved: Instant,
+}
+
+/// The flows of echo requests.
+#[derive(Default)]
+pub struct Echoes {
+    flows: Slab<Flow>,
+    by_key: HashMap<Key, SlotId>,
+    /// In the order in which they began.
+    order: VecDeque<SlotId>,
+    listener: Option<SlotId>,
+    /// When the next flow may be over, at the earliest.
+    deadline: Option<Instant>,
+    batch: Batch,
+}
+
+impl Echoes {
+    /// Opens the socket for whatever the guest pings.
+    pub fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), SocketError> {
+        let listener = cx.stack.icmp().listen()?;
+        cx.stack.watch(listener, Some(Ready::READABLE));
+        cx.tokens.set(listener, Token::Echo(listener));
+        self.listener = Some(listener);
+        Ok(())
+    }
+
+    /// The guest has sent echo requests.
+    pub fn take_requests(&mut self, cx: &mut Context<'_>) {
+        let Some(listener) = self.listener else { return };
+        for _ in 0..TAKEN_PER_TURN {
+            let Ok(Step::Done(request)) = cx.stack.icmp().receive_request(listener) else { return };
+            if let Err((failure, why)) = self.forward(cx, &request) {
+                cx.refuse(why);
+                report(cx, &request, failure);
+            }
+            cx.stack.free(request.payload);
+        }
+        // More may wait.
+        cx.stack.notify(listener);
+    }
+
+    fn forward(
+        &mut self,
+        cx: &mut Context<'_>,
+        request: &EchoRequest,
+    ) -> Result<(), (Failure, Refusal)> {
+        let key = (request.src, request.dst, request.ident);
+        let id = match self.by_key.get(&key) {
+            Some(id) => *id,
+            None => self.begin(cx, key)?,
+        };
+        let Some(flow) = self.flows.get_mut(id) else { return Ok(()) };
+        let mut message = vec![0; HEADER_BYTES + request.payload.len()];
+        message[0] = if request.dst.is_ipv4() { REQUEST } else { REQUEST_V6 };
+        message[6..HEADER_BYTES].copy_from_slice(&request.seq.to_be_bytes());
+        request.payload.copy_to(0, &mut message[HEADER_BYTES..]);
+        if request.hop_limit == 0 {
+            send_error(cx, request, SentError::TimeExceeded { code: 0 });
+            return Err((Failure::Silence, Refusal::HopLimit));
+        }
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        let hops = i32::from(request.hop_limit);
+        let control = [host::hop_limit(flow.leads_to.is_ipv4(), &hops)];
+        let (fd, bytes) = (flow.socket.as_raw_fd(), request.payload.len() as u64);
+        (flow.moved, flow.bytes_out) = (cx.now, flow.bytes_out + bytes);
+        match sendmsg::<()>(fd, &[IoSlice::new(&message)], &control, flags, None) {
+            Ok(_) => Ok(()),
+            Err(Errno::EAGAIN | Errno::ENOBUFS) => Err((Failure::Silence, Refusal::HostQueueFull)),
+            Err(Errno::EMSGSIZE) => Err((Failure::Silence, Refusal::TooLong)),
+            Err(e) => {
+                if host::may_be_of_lost_address(e) {
+                    // The next request has a socket that starts at the new one.
+                    self.remove(cx, id);
+                }
+                Err(host::failure_of(e))
+            }
+        }
+    }
+
+    fn begin(&mut self, cx: &mut Context<'_>, key: Key) -> Result<SlotId, (Failure, Refusal)> {
+        let (from, to) = (SocketAddr::new(key.0, 0), SocketAddr::new(key.1, 0));
+        let leads_to = cx.settings.mapping.target(to);
+        let leads_to = leads_to.filter(|_| cx.settings.carries.icmp);
+        let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
+        if !cx.allows(Protocol::Icmp, from, to, leads_to) {
+            return Err((Failure::Unreachable(13, 1), Refusal::Policy));
+        }
+        // No ping sockets are allowed: that says nothing about the destination.
+        let socket = open(leads_to, cx).map_err(|e| match e {
+            Errno::EACCES | Errno::EPERM => (Failure::Silence, Refusal::HostSocket),
+            e => host::failure_of(e),
+        })?;
+        if self.flows.len() >= cx.settings.limits.echo_flows {
+            cx.refuse(Refusal::Displaced);
+            if let Some(oldest) = self.order.pop_front() {
+                self.remove(cx, oldest);
+            }
+        }
+        let (began, moved) = (cx.now, cx.now);
+        let leads_to = leads_to.ip();
+        let flow = Flow { socket, key, leads_to, bytes_out: 0, bytes_in: 0, began, moved };
+        let id = self.flows.insert(flow);
+        if let Some(flow) = self.flows.get(id)
+            && cx.poll.add_arrivals(flow.socket.as_fd(), Token::Echo(id)).is_err()
+        {
+            self.flows.remove(id);
+            return Err((Failure::Silence, Refusal::HostSocket));
+        }
+        self.by_key.insert(key, id);
+        self.order.push_back(id);
+        self.deadline = self.deadline.or(Some(cx.now + IDLE_TIMEOUT));
+        cx.totals.echo_flows += 1;
+        Ok(id)
+    }
+
+    fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {
+        let Some(flow) = self.flows.remove(id) else { return };
+        self.by_key.remove(&flow.key);
+        self.order.retain(|other| *other != id);
+        cx.settings.policy.ended(|| stat_of(&flow, cx.now));
+    }
+
+    /// A socket of the host became ready.
+    pub fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+        if flags.contains(EpollFlags::EPOLLERR) {
+            self.pass_errors(cx, id);
+        }
+        for _ in 0..BATCHES_PER_TURN {
+            let Some(flow) = self.flows.get(id) else { return };
+            match self.batch.fill(flow.socket.as_fd()) {
+                Ok(has_more) => {
+                    self.pass_replies(cx, id);
+                    if !has_more {
+                        return;
+                    }
+                }
+                // What came after it waits behind it, and the edge is used up.
+                Err(DatagramError::Pending) => self.pass_errors(cx, id),
+                Err(_) => {
+                    cx.refuse(Refusal::HostSocket);
+                    return self.remove(cx, id);
+                }
+            }
+        }
+    }
+
+    fn pass_replies(&mut self, cx: &mut Context<'_>, id: SlotId) {
+        let (Some(flow), Some(listener)) = (self.flows.get_mut(id), self.listener) else { return };
+        for received in self.batch.list() {
+            let message = self.batch.bytes(received);
+            let Some((header, payload)) = message.split_first_chunk::<HEADER_BYTES>() else {
+                continue;
+            };
+            if !matches!(header[0], REPLY | REPLY_V6) {
+                continue;
+            }
+            let seq = u16::from_be_bytes([header[6], header[7]]);
+            let (guest, peer, ident) = flow.key;
+            let echo = EchoId { ident, seq };
+            (flow.moved, flow.bytes_in) = (cx.now, flow.bytes_in + payload.len() as u64);
+            let sent = cx.stack.icmp().send_reply(cx.now, listener, peer, guest, echo, payload);
+            if sent.is_err() {
+                cx.totals.refusals.count(Refusal::NoBuffer);
+            }
+        }
+    }
+
+    /// Passes the ICMP errors of a flow's error queue on to the guest.
+    fn pass_errors(&mut self, cx: &mut Context<'_>, id: SlotId) {
+        for _ in 0..ERRORS_PER_TURN {
+            let Some(flow) = self.flows.get(id) else { return };
+            let (guest, peer, ident) = flow.key;
+            let Some((said, message)) = self.batch.receive_error(flow.socket.as_fd()) else {
+                return;
+            };
+            let Some(error) = said.error else { continue };
+            let Some((header, payload)) = message.split_first_chunk::<HEADER_BYTES>() else {
+                continue;
+            };
+            let echo = EchoId { ident, seq: u16::from_be_bytes([header[6], header[7]]) };
+            let from = said.from.filter(|f| *f != flow.leads_to && f.is_ipv4() == peer.is_ipv4());
+            let about = InvokingPacket::echo_request(guest, peer, echo, payload, payload.len());
+            cx.stack.icmp().send_error(cx.now, &about, error, from);
+        }
+    }
+
+    /// Ends flows that have timed out.
+    pub fn expire(&mut self, cx: &mut Context<'_>) {
+        if self.next_deadline().is_none_or(|at| at > cx.now) {
+            return;
+        }
+        let over = |(_, flow): &(SlotId, &Flow)| flow.moved + IDLE_TIMEOUT <= cx.now;
+        let ids: Vec<SlotId> = self.flows.iter().filter(over).map(|(id, _)| id).collect();
+        ids.into_iter().for_each(|id| self.remove(cx, id));
+        self.deadline = self.flows.iter().map(|(_, flow)| flow.moved + IDLE_TIMEOUT).min();
+    }
+
+    /// When the next flow may time out.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// A snapshot of the flows.
+    pub fn stat(&self, now: Instant) -> impl Iterator<Item = FlowStat> + '_ {
+        self.flows.iter().map(move |(_, flow)| stat_of(flow, now))
+    }
+}
+
+fn open(to: SocketAddr, cx: &Context<'_>) -> nix::Result<OwnedFd> {
+    let protocol = if to.is_ipv4() { SockProtocol::Icmp } else { SockProtocol::IcmpV6 };
+    let fd = host::open(to.is_ipv4(), SockType::Datagram, protocol)?;
+    host::bind_outbound(&fd, to, &cx.settings.outbound)?;
+    match to {
+        SocketAddr::V4(_) => setsockopt(&fd, sockopt::Ipv4RecvErr, &true)?,
+        SocketAddr::V6(_) => setsockopt(&fd, sockopt::Ipv6RecvErr, &true)?,
+    }
+    host::connect_to(&fd, to)?;
+    Ok(fd)
+}
+
+fn report(cx: &mut Context<'_>, request: &EchoRequest, failure: Failure) {
+    let Failure::Unreachable(v4, v6) = failure else { return };
+    let code = if request.dst.is_ipv4() { v4 } else { v6 };
+    send_error(cx, request, SentError::Unreachable { code });
+}
+
+/// Sends the guest an ICMP error about its request.
+fn send_error(cx: &mut Context<'_>, request: &EchoRequest, error: SentError) {
+    let mut start = [0; 64];
+    let n = request.payload.copy_to(0, &mut start);
+    let &EchoRequest { src, dst, ident, seq, ref payload, .. } = request;
+    let echo = EchoId { ident, seq };
+    let about = InvokingPacket::echo_request(src, dst, echo, &start[..n], payload.len());
+    cx.stack.icmp().send_error(cx.now, &about, error, None);
+}
+
+fn stat_of(flow: &Flow, now: Instant) -> FlowStat {
+    let (guest, peer, ident) = flow.key;
+    FlowStat {
+        protocol: Protocol::Icmp,
+        direction: Direction::Out,
+        guest: SocketAddr::new(guest, ident),
+        peer: SocketAddr::new(peer, 0),
+        host: SocketAddr::new(flow.leads_to, 0),
+        state: "open",
+        bytes_out: flow.bytes_out,
+        bytes_in: flow.bytes_in,
+        age: now.since(flow.began),
+        idle: now.since(flow.moved),
+        tcp: None,
+        host_tcp: None,
+    }
+}

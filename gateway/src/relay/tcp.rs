@@ -1,0 +1,426 @@
+//! TCP: the flows of a guest, from the SYN to the last FIN.
+//!
+//! ```text
+//!   guest's SYN ──► pending ──► connect ──┬─ connected ──► SYN,ACK ──► open
+//!                                         └─ failed ─────► RST, ICMP error or silence
+//!   client ──► accept ──► SYN to the guest ──┬─ SYN,ACK ──► open
+//!                                            └─ failed ───► RST
+//! ```
+//!
+//! Bounds: [`Limits::tcp_flows`](crate::config::Limits), of which each direction has three quarters at most, and
+//! `connecting` of those that no host has answered: the oldest of these gives way to the next.
+//! Each flow that can move bytes has its turn in order ([`flow`]).
+
+mod flow;
+pub mod publish;
+
+use std::collections::{HashSet, VecDeque};
+use std::net::{SocketAddr, TcpListener};
+
+use fulmar_stack::base::{Duration, Instant, SlotId};
+use fulmar_stack::shard::{ConditionalAccept, Decision, ListenOptions, Pending, PendingId, Slab};
+use fulmar_stack::socket::{Ready, Step};
+use nix::sys::epoll::EpollFlags;
+
+use super::host::{self, Failure};
+use super::poll::Token;
+use super::published::PublishedSockets;
+use super::streams::{Stream, Streams, Undelivered};
+use super::{Context, Shard, canonical};
+use crate::policy::Protocol;
+use crate::stat::{Direction, FlowStat, Refusal, Totals};
+use flow::{Flow, Guest, Turn};
+
+/// The events of a connection of the shard.
+const INTEREST: Ready = Ready::READABLE.with(Ready::WRITABLE).with(Ready::PEER_CLOSED);
+
+/// Bytes that all flows together move before the frames leave and new ones are taken: what the host's kernel wrote into
+/// memory is then still in the CPU's cache when the guest's kernel reads it. Without the bound 64 streams of
+/// 256 KiB each would pass through memory before the first frame leaves. Half of a common second-level cache.
+const ROUND_BYTES: u64 = 512 << 10;
+
+/// A guest's kernel whose programs are gone is silent for less than this while it still has something to send: longer
+/// than its retransmission time-out on a link of its own (200 ms on Linux) and the delay of an acknowledgement.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// SYNs that may come between two turns, beyond those whose host has not answered.
+const SYNS_AT_ONCE: usize = 1024;
+
+/// With more flows a snapshot does not ask the kernel for each: at a microsecond a call the relay would pause.
+const MOST_HOST_INFO: usize = 1024;
+
+/// The TCP flows.
+#[derive(Default)]
+pub struct Tcp {
+    flows: Slab<Flow>,
+    /// Flows that may have bytes to move, in order.
+    ready: VecDeque<SlotId>,
+    /// The guest's streams that have not ended.
+    streams: Streams,
+    /// When the guest last sent bytes or opened a connection.
+    guest_moved: Option<Instant>,
+    /// Flows whose host has not answered.
+    connecting: usize,
+    /// The same in order; those that were answered or have ended stay until they come up.
+    unanswered: VecDeque<SlotId>,
+    /// Flows of clients of published ports.
+    inbound: usize,
+    /// The shard's listener for every port.
+    listener: Option<SlotId>,
+    published: PublishedSockets<TcpListener>,
+    /// Published ports that could not accept: no descriptor, or too many flows.
+    stalled: HashSet<SlotId>,
+    /// Flows whose `send` or `recv` failed with ENOBUFS or ENOMEM.
+    starved: HashSet<SlotId>,
+    /// When `stalled` and `starved` are tried again.
+    retry_at: Option<Instant>,
+    /// Published ports that have used up their turn.
+    accepting: HashSet<SlotId>,
+}
+
+impl Tcp {
+    /// Opens the listener for the guest's connections to any address and port.
+    pub fn listen(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Result<(), fulmar_stack::socket::SocketError> {
+        // More than are carried: the relay decides which of them gives way.
+        let backlog = cx.settings.limits.connecting + SYNS_AT_ONCE;
+        let conditional =
+            ConditionalAccept { backlog, per_source: backlog, ..ConditionalAccept::default() };
+        let options = ListenOptions {
+            any_port: true,
+            conditional_accept: Some(conditional),
+            ..ListenOptions::default()
+        };
+        let any = SocketAddr::from(([0u16; 8], 0));
+        let listener = cx.stack.tcp_listen(any, options)?;
+        cx.stack.watch(listener, Some(Ready::READABLE));
+        cx.tokens.set(listener, Token::TcpListener(listener));
+        self.listener = Some(listener);
+        Ok(())
+    }
+
+    /// Whether flows wait for their turn.
+    pub fn has_work(&self) -> bool {
+        !self.ready.is_empty() || !self.accepting.is_empty()
+    }
+
+    /// Begins the connections of the guest's new SYNs.
+    pub fn take_pending(&mut self, cx: &mut Context<'_>) {
+        let Some(listener) = self.listener else { return };
+        while let Ok(Step::Done(pending)) = cx.stack.tcp_pending(listener) {
+            if let Err((failure, why)) = self.begin(cx, &pending) {
+                cx.refuse(why);
+                decide_failure(cx, pending.id, pending.local.is_ipv4(), failure);
+            }
+        }
+    }
+
+    /// Begins the connection to the host that a SYN asks for.
+    fn begin(&mut self, cx: &mut Context<'_>, syn: &Pending) -> Result<(), (Failure, Refusal)> {
+        let (from, to) = (syn.remote, canonical(syn.local));
+        if !cx.settings.carries.tcp {
+            return Err((Failure::Refused, Refusal::Forbidden));
+        }
+        let leads_to = cx.settings.mapping.target(to);
+        let leads_to = leads_to.ok_or((Failure::Refused, Refusal::Forbidden))?;
+        if self.is_full(cx, Direction::Out) {
+            return Err((Failure::Silence, Refusal::FlowLimit));
+        }
+        if !cx.allows(Protocol::Tcp, from, to, leads_to) {
+            return Err((Failure::Refused, Refusal::Policy));
+        }
+        if self.connecting >= cx.settings.limits.connecting {
+            self.displace_unanswered(cx);
+        }
+        let begun = host::begin_connection(leads_to, &cx.settings.outbound);
+        let begun = begun.map_err(host::failure_of)?;
+        let addresses = [from, to, leads_to];
+        let guest = Guest::Pending(syn.id);
+        let flow = Flow::new(guest, begun.stream, Direction::Out, addresses, cx.now);
+        let id = self.add(cx, flow)?;
+        self.connecting += 1;
+        self.unanswered.push_back(id);
+        if begun.is_connected {
+            self.host_connected(cx, id, syn.id);
+        }
+        Ok(())
+    }
+
+    /// Whether a flow of a direction has no place. A quarter is left to the guest, and one to clients where ports are
+    /// published.
+    fn is_full(&self, cx: &Context<'_>, direction: Direction) -> bool {
+        let most = cx.settings.limits.tcp_flows;
+        // Only the first queue knows the ports.
+        let may_have_clients = self.published.iter().next().is_some() || !cx.siblings.is_alone();
+        let (of_direction, reserve) = match direction {
+            Direction::In => (self.inbound, most / 4),
+            Direction::Out if may_have_clients => (self.flows.len() - self.inbound, most / 4),
+            Direction::Out => (self.flows.len(), 0),
+        };
+        self.flows.len() >= most || of_direction >= most - reserve
+    }
+
+    /// Ends the flow whose host has been silent for longest. Its guest sends its SYN again, and begins anew.
+    fn displace_unanswered(&mut self, cx: &mut Context<'_>) {
+        while let Some(id) = self.unanswered.pop_front() {
+            let Some(Guest::Pending(pending)) = self.flows.get(id).map(|flow| flow.guest) else {
+                continue;
+            };
+            cx.refuse(Refusal::ConnectingLimit);
+            // It may have been reset meanwhile.
+            let _ = cx.stack.tcp_decide(cx.now, pending, Decision::Drop);
+            self.remove(id);
+            return;
+        }
+    }
+
+    /// Enters a flow and watches its socket of the host.
+    fn add(&mut self, cx: &mut Context<'_>, flow: Flow) -> Result<SlotId, (Failure, Refusal)> {
+        let id = self.flows.insert(flow);
+        let Some(flow) = self.flows.get(id) else {
+            return Err((Failure::Silence, Refusal::FlowLimit));
+        };
+        if cx.poll.add_edges(&flow.host, Token::Tcp(id)).is_err() {
+            self.flows.remove(id);
+            return Err((Failure::Silence, Refusal::HostSocket));
+        }
+        self.inbound += usize::from(flow.direction == Direction::In);
+        Ok(id)
+    }
+
+    /// The host's socket became ready for something.
+    pub fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let has_failed = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
+        flow.host_side.readable |= flags.contains(EpollFlags::EPOLLIN) || has_failed;
+        flow.host_side.writable |= flags.contains(EpollFlags::EPOLLOUT) || has_failed;
+        flow.host_side.has_urgent |= flags.contains(EpollFlags::EPOLLPRI);
+        flow.host_side.has_hung_up |= flags.contains(EpollFlags::EPOLLRDHUP) || has_failed;
+        match flow.guest {
+            Guest::Pending(pending) => self.host_answered(cx, id, pending, flags),
+            // A reset that comes while the guest reads nothing is passed on all the same.
+            _ if flags.contains(EpollFlags::EPOLLERR) && host::outcome(&flow.host).is_err() => {
+                self.end(cx, id, Turn::HostFailed);
+            }
+            _ => self.queue(id),
+        }
+    }
+
+    /// The connect to the host has succeeded or failed.
+    fn host_answered(
+        &mut self,
+        cx: &mut Context<'_>,
+        id: SlotId,
+        pending: PendingId,
+        flags: EpollFlags,
+    ) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let is_v4 = flow.peer_addr.is_ipv4();
+        // A connection that failed shows EPOLLERR.
+        let has_failed = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
+        let outcome = if has_failed { host::outcome(&flow.host) } else { Ok(()) };
+        match outcome {
+            Ok(()) if flow.host_side.writable => self.host_connected(cx, id, pending),
+            Ok(()) => {}
+            Err(errno) => {
+                let (failure, why) = host::failure_of(errno);
+                cx.refuse(why);
+                decide_failure(cx, pending, is_v4, failure);
+                self.remove(id);
+            }
+        }
+    }
+
+    fn host_connected(&mut self, cx: &mut Context<'_>, id: SlotId, pending: PendingId) {
+        let decided = cx.stack.tcp_decide(cx.now, pending, Decision::Accept);
+        let Ok(Some(socket)) = decided else {
+            cx.refuse(Refusal::GivenUp);
+            // Where it is still pending its repeated SYN would be absorbed.
+            let _ = cx.stack.tcp_decide(cx.now, pending, Decision::Drop);
+            self.remove(id);
+            return;
+        };
+        self.connecting = self.connecting.saturating_sub(1);
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.guest = Guest::Open(socket);
+        }
+        self.count_stream(cx.now, id);
+        self.adopt(cx, id, socket);
+    }
+
+    /// Gives a connection of the shard to its flow.
+    fn adopt(&mut self, cx: &mut Context<'_>, id: SlotId, socket: SlotId) {
+        if let Ok(entry) = cx.stack.tcp_entry(socket) {
+            entry.tcb.set_nodelay(true);
+        }
+        cx.tokens.set(socket, Token::Tcp(id));
+        cx.stack.watch(socket, Some(INTEREST));
+        cx.stack.notify(socket);
+        cx.totals.tcp_flows += 1;
+    }
+
+    /// Counts the stream of a connection that is established.
+    fn count_stream(&mut self, now: Instant, id: SlotId) {
+        if let Some(flow) = self.flows.get_mut(id) {
+            self.streams.recount(flow.stream(), &mut flow.counted);
+            self.guest_moved = Some(now);
+        }
+    }
+
+    /// The guest's connection became ready for something.
+    pub fn guest_ready(&mut self, cx: &mut Context<'_>, id: SlotId, ready: Ready) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let has_failed = ready.intersects(Ready::ERROR.with(Ready::CLOSED));
+        flow.guest_side.readable |= ready.is_readable() || ready.is_peer_closed() || has_failed;
+        flow.guest_side.writable |= ready.is_writable() || has_failed;
+        if let Guest::Opening(socket) = flow.guest {
+            return self.guest_answered(cx, id, socket);
+        }
+        if ready.is_error() {
+            return self.end(cx, id, Turn::GuestFailed);
+        }
+        self.queue(id);
+    }
+
+    fn queue(&mut self, id: SlotId) {
+        if let Some(flow) = self.flows.get_mut(id)
+            && !flow.is_queued
+        {
+            flow.is_queued = true;
+            self.ready.push_back(id);
+        }
+    }
+
+    /// Gives each flow that is ready its turn, as far as the bytes of a round last; the others come first in the next.
+    pub fn run(&mut self, cx: &mut Context<'_>) {
+        self.go_on_accepting(cx);
+        let moved = |totals: &Totals| totals.bytes_out + totals.bytes_in;
+        let (begun, out) = (moved(cx.totals), cx.totals.bytes_out);
+        for _ in 0..self.ready.len() {
+            if moved(cx.totals) - begun >= ROUND_BYTES {
+                break;
+            }
+            let Some(id) = self.ready.pop_front() else { break };
+            let Some(flow) = self.flows.get_mut(id) else { continue };
+            flow.is_queued = false;
+            let turn = flow.turn(cx);
+            self.streams.recount(flow.stream(), &mut flow.counted);
+            match turn {
+                Turn::Idle => {}
+                Turn::More => self.queue(id),
+                Turn::Starved => self.starve(cx, id),
+                over => self.end(cx, id, over),
+            }
+        }
+        if cx.totals.bytes_out > out {
+            self.guest_moved = Some(cx.now);
+        }
+    }
+
+    /// A flow is over.
+    fn end(&mut self, cx: &mut Context<'_>, id: SlotId, how: Turn) {
+        let Some(flow) = self.remove(id) else { return };
+        cx.settings.policy.ended(|| stat_of(&flow, cx.stack, cx.now));
+        if let Some(socket) = flow.socket() {
+            if how == Turn::HostFailed
+                && let Ok(entry) = cx.stack.tcp_entry(socket)
+            {
+                entry.linger = Some(Duration::ZERO);
+            }
+            cx.stack.close(cx.now, socket);
+        }
+        if how == Turn::Over {
+            host::close(flow.host);
+        }
+        self.retry_stalled(cx);
+    }
+
+    fn remove(&mut self, id: SlotId) -> Option<Flow> {
+        let mut flow = self.flows.remove(id)?;
+        self.streams.recount(Stream::Ended, &mut flow.counted);
+        self.inbound -= usize::from(flow.direction == Direction::In);
+        if let Guest::Pending(_) = flow.guest {
+            self.connecting = self.connecting.saturating_sub(1);
+        }
+        // Bounds the entries of flows that were answered or have ended.
+        if self.unanswered.len() > 2 * self.connecting + 64 {
+            let flows = &self.flows;
+            let is_pending = |f: &Flow| matches!(f.guest, Guest::Pending(_));
+            self.unanswered.retain(|id| flows.get(*id).is_some_and(is_pending));
+        }
+        Some(flow)
+    }
+
+    /// When all that the guest has sent is delivered, unless more comes before: at once where all streams have ended,
+    /// else [`QUIET`] after the guest's last bytes. `begun`: when the guest's exit was noticed.
+    pub fn delivered_at(&self, begun: Instant) -> Instant {
+        match self.streams.undelivered() {
+            Undelivered::Nothing => begun,
+            // Starved flows hold bytes, too.
+            Undelivered::MayCome if self.starved.is_empty() => {
+                self.guest_moved.unwrap_or(begun).max(begun) + QUIET
+            }
+            Undelivered::MayCome | Undelivered::Held => Instant::FAR_FUTURE,
+        }
+    }
+
+    /// Resets every connection of the guest, and those of the host whose stream from the guest is not whole.
+    pub fn reset_all(&mut self, cx: &mut Context<'_>) {
+        let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            let Some(flow) = self.remove(id) else { continue };
+            cx.settings.policy.ended(|| stat_of(&flow, cx.stack, cx.now));
+            if let Some(socket) = flow.socket() {
+                if let Ok(entry) = cx.stack.tcp_entry(socket) {
+                    entry.linger = Some(Duration::ZERO);
+                }
+                cx.stack.close(cx.now, socket);
+            }
+            if flow.guest_side.is_ended {
+                host::close(flow.host);
+            }
+        }
+        debug_assert_eq!(self.streams, Streams::default(), "each stream is counted once");
+    }
+
+    /// A snapshot of the flows.
+    pub fn stat(&self, cx: &mut Context<'_>) -> Vec<FlowStat> {
+        let asks_host = self.flows.len() <= MOST_HOST_INFO;
+        let mut stat = |flow: &Flow| FlowStat {
+            host_tcp: if asks_host { host::tcp_info(&flow.host) } else { None },
+            ..stat_of(flow, cx.stack, cx.now)
+        };
+        self.flows.iter().map(|(_, flow)| stat(flow)).collect()
+    }
+}
+
+fn stat_of(flow: &Flow, stack: &mut Shard, now: Instant) -> FlowStat {
+    let entry = flow.socket().and_then(|socket| stack.tcp_entry(socket).ok());
+    FlowStat {
+        protocol: Protocol::Tcp,
+        direction: flow.direction,
+        guest: flow.guest_addr,
+        peer: flow.peer_addr,
+        host: flow.host_addr,
+        state: flow.state(),
+        bytes_out: flow.bytes_out,
+        bytes_in: flow.bytes_in,
+        age: now.since(flow.began),
+        idle: now.since(flow.moved),
+        tcp: entry.map(|e| e.tcb.info()),
+        host_tcp: None,
+    }
+}
+
+/// Answers the guest's SYN after a failure.
+fn decide_failure(cx: &mut Context<'_>, pending: PendingId, is_v4: bool, failure: Failure) {
+    let decision = match failure {
+        Failure::Refused => Decision::Refuse,
+        Failure::Unreachable(v4, v6) => Decision::Unreachable(if is_v4 { v4 } else { v6 }),
+        Failure::Silence => Decision::Drop,
+    };
+    // It may have been reset meanwhile.
+    let _ = cx.stack.tcp_decide(cx.now, pending, decision);
+}

@@ -1,0 +1,114 @@
+//! Why a stack could not be built.
+
+use std::{fmt, io};
+
+use crate::runtime::StartError;
+use fulmar_stack::socket::SocketError;
+
+/// Makes `Debug` the sentence that `Display` is: what `fn main() -> Result` and `unwrap` print.
+macro_rules! debug_as_display {
+    ($($error:ty),*) => {$(
+        impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)
+            }
+        }
+    )*};
+}
+
+debug_as_display! {
+    SetupError, crate::api::ParseCidrError, crate::api::RecvError, crate::api::SendFileError, crate::api::SendOwnedError,
+    crate::api::devices::ParseSpecError
+}
+
+/// Why a stack could not be built. `Display` and `Debug` are one sentence that says what to do.
+#[non_exhaustive]
+pub enum SetupError {
+    /// No device was given.
+    NoDevice,
+    /// More devices than a stack can have shards.
+    TooManyDevices(usize),
+    /// The devices are not queues of one interface: their station addresses or largest packets differ.
+    MixedDevices,
+    /// No address was given.
+    NoAddress,
+    /// Addresses, routes, memory, or what the system refuses: random numbers, descriptors, threads.
+    Stack(crate::runtime::StartError),
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SetupError::NoDevice => {
+                f.write_str("the stack has no device; give it one with Builder::device")
+            }
+            SetupError::TooManyDevices(n) => write!(
+                f,
+                "{n} devices are too many: a stack has at most {} shards, one for each",
+                fulmar_stack::shard::MAX_SHARDS
+            ),
+            SetupError::MixedDevices => f.write_str(
+                "the devices differ in station address or MTU: give Builder::devices the queues of \
+                 one interface, and every other interface a stack of its own",
+            ),
+            SetupError::NoAddress => {
+                f.write_str("the stack has no address; give it one with Builder::address")
+            }
+            SetupError::Stack(e) => e.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for SetupError {}
+
+/// With the same sentence; `InvalidInput`, or what the system answered.
+impl From<SetupError> for io::Error {
+    fn from(e: SetupError) -> io::Error {
+        let kind = match &e {
+            SetupError::Stack(StartError::Random(e) | StartError::Host(e)) => e.kind(),
+            _ => io::ErrorKind::InvalidInput,
+        };
+        io::Error::new(kind, e)
+    }
+}
+
+/// With the same sentence, as `InvalidInput`.
+impl From<crate::api::ParseCidrError> for io::Error {
+    fn from(e: crate::api::ParseCidrError) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidInput, e)
+    }
+}
+
+impl From<crate::runtime::StartError> for SetupError {
+    fn from(e: crate::runtime::StartError) -> Self {
+        SetupError::Stack(e)
+    }
+}
+
+/// An argument that makes no sense, and why.
+pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why.into())
+}
+
+/// A socket's error as `std::io` has it: with the errno that the kernel would give.
+pub fn to_io(e: SocketError) -> io::Error {
+    io::Error::from_raw_os_error(e.errno())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_main_that_returns_an_error_prints_its_sentence() {
+        let errors: [Box<dyn std::error::Error>; 4] = [
+            Box::new(SetupError::NoAddress),
+            Box::new("10.0.0.1".parse::<crate::api::Cidr>().unwrap_err()),
+            Box::new("tun:".parse::<crate::api::devices::Spec>().unwrap_err()),
+            Box::new(crate::api::RecvError::from(std::io::Error::other("a reason"))),
+        ];
+        for error in errors {
+            assert_eq!(format!("{error:?}"), error.to_string());
+        }
+    }
+}

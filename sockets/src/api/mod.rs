@@ -1,0 +1,71 @@
+//! What a program uses: stacks, sockets, poll sets, devices.
+
+mod cidr;
+mod connect;
+pub mod control;
+pub mod device;
+pub mod devices;
+mod echo;
+mod error;
+mod exit;
+mod framed;
+mod inner;
+pub mod ledger;
+mod listener;
+mod loan;
+mod pending;
+mod poll;
+mod posted;
+mod receive;
+mod send;
+mod sendfile;
+mod socket;
+mod stack;
+mod stat;
+mod tcp;
+mod udp;
+
+pub use cidr::{Cidr, ParseCidrError};
+pub use connect::ConnectOptions;
+pub use echo::{EchoRequest, EchoSocket};
+pub use error::SetupError;
+pub use framed::{Body, BodyBuffers, Frame, FrameParser, Framed};
+/// Time, counters and drop reasons. Its `Instant` counts nanoseconds of the stack's clock and is not that of
+/// `std::time`; its `Duration` is.
+pub use fulmar_stack::base;
+pub use fulmar_stack::base::MtuDiscovery;
+pub use fulmar_stack::device as netdev;
+pub use fulmar_stack::device::Device;
+pub use fulmar_stack::device::moderation::ModerationConfig;
+/// An ICMP error to send about what was received.
+pub use fulmar_stack::ip::SentError as IcmpError;
+pub use fulmar_stack::ip::{
+    IfAddr, MemoryHook, NeighbourState, NextHop, ParsePrefixError, Prefix, Route,
+};
+pub use fulmar_stack::mbuf;
+pub use fulmar_stack::mbuf::RecvBuf;
+pub use fulmar_stack::shard::{
+    ConditionalAccept, FastOpenKeys, FastOpenOptions, FirstData, ListenOptions, ListenerStat,
+    MIN_BUDGET_BYTES, RecvMessage, SendMessage, SocketOptions, SourceLimits, StackConfig,
+    Stat as ShardStat, SynCookies, SynOptions,
+};
+#[doc(hidden)]
+pub use fulmar_stack::socket as socket_steps;
+pub use fulmar_stack::socket::Ready;
+pub use fulmar_stack::tcp::{
+    Config as TcpConfig, CongestionControl, EcnPolicy, Info as TcpInfo, Keepalive, MtuProbing,
+    PathModel, SendTimes, State as TcpState, UnknownCongestionControl, UnknownEcnPolicy,
+};
+pub use fulmar_stack::udp::{BindOptions as UdpBindOptions, Plpmtud, PlpmtudState};
+pub use listener::TcpListener;
+pub use loan::{Loan, Slices};
+pub use pending::PendingConnection;
+pub use poll::{Event, PollSet, Source, Waker};
+pub use posted::{RecvCompletion, RecvError, RecvRing, RecvRule, raw as posted_raw};
+pub use receive::RecvFlags;
+pub use send::{OwnedBytes, SendCompletion, SendFlags, SendOwnedError, SendReservation};
+pub use sendfile::{FileSource, MappedFile, SendFile, SendFileError};
+pub use stack::{Builder, Echo, Observer, Stack};
+pub use stat::{SocketStat, Stat, connection as connection_json};
+pub use tcp::TcpStream;
+pub use udp::UdpSocket;

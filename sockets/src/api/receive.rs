@@ -1,0 +1,281 @@
+//! Receive calls with flags, peek, and the low-water mark.
+
+mod raw;
+
+use std::io::{self, IoSliceMut};
+use std::ops::BitOr;
+
+use crate::runtime::{Limit, Request};
+use fulmar_stack::base::Stage;
+use fulmar_stack::mbuf::Chain;
+use fulmar_stack::socket::posted::CompletionPolicy;
+use fulmar_stack::socket::{Least, fmt_flags};
+
+use crate::api::socket::to_io;
+use crate::api::tcp::TcpStream;
+use raw::Read;
+
+/// Free bytes of a buffer from which on a waiting read posts it: two of the largest frames. In a smaller one the second
+/// frame does not fit, and as many bytes are copied as are placed.
+const PLACED_READ_BYTES: usize = 128 << 10;
+
+/// Flags of one read.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct RecvFlags(u8);
+
+impl RecvFlags {
+    /// As `read`.
+    pub const NONE: RecvFlags = RecvFlags(0);
+    /// The bytes stay to be read again (`MSG_PEEK`).
+    pub const PEEK: RecvFlags = RecvFlags(1);
+    /// Waits until the buffers are full, the stream ends, or the time is over (`MSG_WAITALL`). With
+    /// [`RecvFlags::PEEK`] at most until the receive buffer is full.
+    pub const WAIT_ALL: RecvFlags = RecvFlags(2);
+    /// `MSG_DONTWAIT`: this read is non-blocking.
+    pub const DONT_WAIT: RecvFlags = RecvFlags(4);
+
+    /// Whether all of `other` is in `self`.
+    pub const fn contains(self, other: RecvFlags) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// `PEEK | WAIT_ALL`.
+impl std::fmt::Debug for RecvFlags {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let all = [
+            (RecvFlags::PEEK, "PEEK"),
+            (RecvFlags::WAIT_ALL, "WAIT_ALL"),
+            (RecvFlags::DONT_WAIT, "DONT_WAIT"),
+        ];
+        fmt_flags(f, all.into_iter().filter(|(flag, _)| self.contains(*flag)).map(|(_, n)| n))
+    }
+}
+
+impl BitOr for RecvFlags {
+    type Output = RecvFlags;
+    fn bitor(self, other: RecvFlags) -> RecvFlags {
+        RecvFlags(self.0 | other.0)
+    }
+}
+
+impl TcpStream {
+    /// Reads into the buffers as `read_vectored` does, with flags. Received bytes are detached under the shard lock,
+    /// once for all buffers, and copied without it. Returns how many bytes were read; 0: the end of the stream, or
+    /// buffers of no bytes.
+    ///
+    /// Bytes are copied, except into one large buffer: see [`TcpStream::set_placed_reads`]. Posted buffers
+    /// ([`TcpStream::recv_posted`]) can be filled in place from the first byte to the last.
+    ///
+    /// With [`RecvFlags::WAIT_ALL`] fewer bytes are read if the stream ends or the time-out passes first; the next call
+    /// returns which.
+    ///
+    /// # Errors
+    /// `WouldBlock`, and those of `recv(2)`, if no byte was read.
+    pub fn recv_with(&self, bufs: &mut [IoSliceMut<'_>], flags: RecvFlags) -> io::Result<usize> {
+        let capacity: usize = bufs.iter().map(|b| b.len()).sum();
+        let limit = self.recv_limit(flags);
+        let all = flags.contains(RecvFlags::WAIT_ALL);
+        let low_water_bytes = if all { usize::MAX } else { 1 };
+        if flags.contains(RecvFlags::PEEK) {
+            return self.peek_into(0, bufs, if all { capacity } else { 1 }, limit);
+        }
+        // All waits of the call share one time-out.
+        let limit = if all { limit.from_now() } else { limit };
+        let mut done = 0;
+        while done < capacity {
+            let n = match self.take_some(bufs, done, low_water_bytes, limit) {
+                Ok(n) => n,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            };
+            done += n;
+            if n == 0 || !all || limit == Limit::DoNotWait {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn recv_limit(&self, flags: RecvFlags) -> Limit {
+        if flags.contains(RecvFlags::DONT_WAIT) {
+            return Limit::DoNotWait;
+        }
+        self.socket.read_limit()
+    }
+
+    /// Reads into the buffers after their first `done` bytes. Waits for data; a posted buffer waits for
+    /// `low_water_bytes`.
+    #[inline]
+    fn take_some(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        done: usize,
+        low_water_bytes: usize,
+        limit: Limit,
+    ) -> io::Result<usize> {
+        let capacity: usize = bufs.iter().map(|b| b.len()).sum();
+        if capacity - done >= PLACED_READ_BYTES
+            && let [buf] = bufs
+            && let Some(read) = self.place_into(buf, done, low_water_bytes, limit)
+        {
+            return read;
+        }
+        self.take_into(bufs, done, capacity, limit)
+    }
+
+    /// As [`TcpStream::take_some`], by posting the buffer while the receive queue is empty. `None`: not possible
+    /// now.
+    fn place_into(
+        &self,
+        buf: &mut [u8],
+        done: usize,
+        low_water_bytes: usize,
+        limit: Limit,
+    ) -> Option<io::Result<usize>> {
+        let s = &*self.socket;
+        if limit == Limit::DoNotWait || !s.places_reads() || !s.host().places_reads() {
+            return None;
+        }
+        let rule = CompletionPolicy { low_water_bytes, on_push: false, idle: None };
+        match raw::read(s, buf, done, rule, limit) {
+            // The stream, or the time, has ended: the copying read reports which.
+            Ok(Read::Placed(0)) if done > 0 => None,
+            Ok(Read::Placed(n)) => Some(Ok(n)),
+            Ok(Read::Taken(chain)) => {
+                Some(Ok(self.copy_out(chain, &mut [IoSliceMut::new(buf)], done)))
+            }
+            Ok(Read::Refused) => None,
+            Err(e) => Some(Err(to_io(e))),
+        }
+    }
+
+    /// Reads into the buffers after their first `done` bytes, by a copy. Waits for data.
+    fn take_into(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        done: usize,
+        capacity: usize,
+        limit: Limit,
+    ) -> io::Result<usize> {
+        let s = &*self.socket;
+        let chain = s.wait_for_data(limit, |shard, _, least| {
+            let least = if done > 0 { Least::OneByte } else { least };
+            shard.tcp_take_more(s.id, capacity - done, done, least)
+        })?;
+        Ok(self.copy_out(chain, bufs, done))
+    }
+
+    /// Copies detached bytes into the buffers after their first `done` bytes, and frees them.
+    #[inline]
+    fn copy_out(&self, chain: Chain, bufs: &mut [IoSliceMut<'_>], done: usize) -> usize {
+        let (s, n) = (&*self.socket, chain.len());
+        if n > 0 {
+            scatter(&chain, bufs, done);
+            s.host().pass(Stage::ReceiveCopied);
+            s.host().post(Request::ReadDone(s.id, chain));
+        }
+        n
+    }
+
+    /// Sets whether a waiting read with one large buffer (at least 128 KiB free) may post it to the device, which then
+    /// fills it in place where that saves a copy (`tap`, `packet`). The read returns when it would without: with the
+    /// first bytes, at the low-water mark, or full with [`RecvFlags::WAIT_ALL`]. Other reads of the connection are
+    /// served after it. On by default; for all handles of the connection.
+    ///
+    /// Always copied are reads that find bytes, have several buffers or do not wait; for a while also the reads of a
+    /// connection of which hardly any bytes were placed.
+    ///
+    /// # Errors
+    /// Never; the signature is that of the other options.
+    pub fn set_placed_reads(&self, on: bool) -> io::Result<()> {
+        self.socket.set_places_reads(on);
+        Ok(())
+    }
+
+    /// Whether waiting reads with a large buffer may post it to the device.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn placed_reads(&self) -> io::Result<bool> {
+        Ok(self.socket.places_reads())
+    }
+
+    /// Reads bytes that stay in the receive queue (`MSG_PEEK`).
+    ///
+    /// # Errors
+    /// As `read`.
+    pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.peek_at(0, &mut [IoSliceMut::new(buf)])
+    }
+
+    /// As [`TcpStream::peek`], from `offset` bytes after the next one on (as `SO_PEEK_OFF`). Waits for at least one
+    /// such byte. 0: the stream ends before it, or the receive buffer is full.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub fn peek_at(&self, offset: usize, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.peek_into(offset, bufs, 1, self.socket.read_limit())
+    }
+
+    fn peek_into(
+        &self,
+        offset: usize,
+        bufs: &mut [IoSliceMut<'_>],
+        least: usize,
+        limit: Limit,
+    ) -> io::Result<usize> {
+        let capacity: usize = bufs.iter().map(|b| b.len()).sum();
+        if capacity == 0 {
+            return Ok(0);
+        }
+        let s = &*self.socket;
+        let chain = s.wait_for_data(limit, |shard, _, wait| {
+            let least = if wait == Least::LowWater { least } else { 1 };
+            shard.tcp_peek_at(s.id, offset, capacity, least)
+        })?;
+        let n = chain.len();
+        scatter(&chain, bufs, 0);
+        if n > 0 {
+            s.host().post(Request::Free(chain));
+        }
+        Ok(n)
+    }
+
+    /// SO_RCVLOWAT: with fewer bytes a read waits, and the connection is not readable in a poll set. 1 by default;
+    /// limited to half of the receive buffer. It does not apply to a read that does not wait or whose time-out has
+    /// passed, nor when the stream has ended or its window is closed.
+    ///
+    /// # Errors
+    /// The socket is gone; `InvalidInput` for 0.
+    pub fn set_recv_low_water(&self, bytes: usize) -> io::Result<()> {
+        if bytes == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a low-water mark of 0 bytes would make a socket without data readable",
+            ));
+        }
+        self.with_tcb(|t| t.tcb.set_recv_low_water(bytes))
+    }
+
+    /// The low-water mark in effect (SO_RCVLOWAT), bytes.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn recv_low_water(&self) -> io::Result<usize> {
+        self.with_tcb(|t| t.tcb.recv_low_water())
+    }
+}
+
+/// Copies a chain into the reader's buffers, after their first `skip` bytes.
+fn scatter(chain: &Chain, bufs: &mut [IoSliceMut<'_>], mut skip: usize) {
+    let mut from = chain.reader();
+    for buf in bufs {
+        let filled = skip.min(buf.len());
+        skip -= filled;
+        let free = buf.get_mut(filled..).unwrap_or_default();
+        if from.read(free) < free.len() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Send calls with flags, of owned memory, and into reserved space.
+
+mod completion;
+mod lock;
+mod owned;
+mod reservation;
+pub(crate) use lock::lock_send;
+
+use std::io::{self, IoSlice};
+use std::ops::BitOr;
+use std::sync::Arc;
+
+use crate::runtime::Limit;
+use fulmar_stack::socket::fmt_flags;
+
+pub use completion::SendCompletion;
+pub use owned::{OwnedBytes, SendOwnedError};
+pub use reservation::SendReservation;
+
+use crate::api::socket::Socket;
+use crate::api::tcp::TcpStream;
+use lock::SendLock;
+
+/// Flags of one write.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct SendFlags(u8);
+
+impl SendFlags {
+    /// As `write`.
+    pub const NONE: SendFlags = SendFlags(0);
+    /// `MSG_MORE`: another write follows. A partial segment waits for it, for 200 ms at most. The next write
+    /// without the flag sends it.
+    pub const MORE: SendFlags = SendFlags(1);
+    /// `MSG_DONTWAIT`: this write is non-blocking.
+    pub const DONT_WAIT: SendFlags = SendFlags(2);
+
+    /// A record ends with this write (`MSG_EOR`): no segment has bytes before and after its end. The peer still
+    /// receives a stream. A socket has at most 1024 unacknowledged ends of records; a further write waits.
+    pub const END_OF_RECORD: SendFlags = SendFlags(4);
+
+    /// Whether all of `other` is in `self`.
+    pub const fn contains(self, other: SendFlags) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// `MORE | DONT_WAIT`.
+impl std::fmt::Debug for SendFlags {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let all = [
+            (SendFlags::MORE, "MORE"),
+            (SendFlags::DONT_WAIT, "DONT_WAIT"),
+            (SendFlags::END_OF_RECORD, "END_OF_RECORD"),
+        ];
+        fmt_flags(f, all.into_iter().filter(|(flag, _)| self.contains(*flag)).map(|(_, n)| n))
+    }
+}
+
+impl BitOr for SendFlags {
+    type Output = SendFlags;
+    fn bitor(self, other: SendFlags) -> SendFlags {
+        SendFlags(self.0 | other.0)
+    }
+}
+
+impl TcpStream {
+    /// Writes the buffers as `write_vectored` does, with flags. All that fit are copied into one chain and sent with
+    /// one run of the output. Returns how many bytes were accepted: fewer than all if the socket is non-blocking, the
+    /// time-out passed, or the connection ended; then the next call returns its error.
+    ///
+    /// # Errors
+    /// `WouldBlock`, and those of `send(2)`, if nothing was accepted. A write of no bytes returns 0 without any check.
+    pub fn send_with(&self, bufs: &[IoSlice<'_>], flags: SendFlags) -> io::Result<usize> {
+        let total: usize = bufs.iter().map(|b| b.len()).sum();
+        if total == 0 {
+            return Ok(0);
+        }
+        let mut lock = SendLock::new(&self.socket, self.send_limit(flags));
+        let mut done = 0;
+        while done < total {
+            match lock.write_some(bufs, done, total, flags) {
+                Ok(n) => done += n,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+            if !lock.waits() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn send_limit(&self, flags: SendFlags) -> Limit {
+        if flags.contains(SendFlags::DONT_WAIT) {
+            return Limit::DoNotWait;
+        }
+        self.socket.write_limit()
+    }
+
+    /// Sends memory in place, without a copy: the connection owns it until the completion. Waits for space in the send
+    /// buffer as `write` does. The memory is released when the peer has acknowledged all of it and no device reads it
+    /// any more.
+    ///
+    /// Queued bytes are charged to the send buffer and to the stack's memory for sending, like copied bytes. Below a
+    /// few KiB a copy is cheaper.
+    ///
+    /// # Errors
+    /// As `write`. The error has the count of accepted bytes, and the others.
+    pub fn send_owned(
+        &self,
+        bytes: impl Into<OwnedBytes>,
+    ) -> Result<SendCompletion, SendOwnedError> {
+        let mut bytes = bytes.into();
+        let completion = bytes.completion_on(&self.socket);
+        let mut lock = SendLock::new(&self.socket, self.socket.write_limit());
+        let mut sent = 0;
+        while !bytes.is_empty() {
+            match lock.share_some(&mut bytes) {
+                Ok(n) => sent += n,
+                Err(error) => return Err(SendOwnedError { error, sent, rest: bytes }),
+            }
+        }
+        Ok(completion)
+    }
+
+    /// As [`TcpStream::send_owned`], without waiting: accepts as many of the first bytes as there is space for. Returns
+    /// how many; the others stay in `bytes`. [`OwnedBytes::completion`] is the completion of all of them.
+    ///
+    /// # Errors
+    /// `WouldBlock`, and those of `write`; nothing is accepted then.
+    pub fn try_send_owned(&self, bytes: &mut OwnedBytes) -> io::Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        bytes.completion_on(&self.socket);
+        SendLock::new(&self.socket, Limit::DoNotWait).share_some(bytes)
+    }
+
+    /// Reserves up to `bytes` of the send buffer with memory to write into; [`SendReservation::commit`] sends it. Waits
+    /// for space as `write` does; [`SendReservation::capacity`] is how much was reserved. Other writers of this socket
+    /// wait until it is committed or dropped.
+    ///
+    /// # Errors
+    /// As `write`. `InvalidInput` for no bytes.
+    pub fn send_reserve(&self, bytes: usize) -> io::Result<SendReservation<'_>> {
+        if bytes == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "cannot reserve 0 bytes"));
+        }
+        let mut lock = SendLock::new(&self.socket, self.socket.write_limit());
+        let reservation = lock.reserve(bytes)?;
+        Ok(SendReservation::new(lock, reservation))
+    }
+}
+
+/// The shard of a socket, for a completion, which does not keep the stack.
+#[derive(Clone, Default)]
+pub(crate) struct ShardRef {
+    stack: std::sync::Weak<crate::api::inner::Inner>,
+    shard: u16,
+}
+
+impl ShardRef {
+    pub(crate) fn of(socket: &Socket) -> ShardRef {
+        ShardRef { stack: Arc::downgrade(&socket.stack), shard: socket.shard }
+    }
+
+    /// Calls `f` with the host, if the stack still exists.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&Arc<crate::runtime::Host>) -> R) -> Option<R> {
+        self.stack.upgrade().map(|stack| f(stack.host(self.shard)))
+    }
+}

@@ -1,0 +1,238 @@
+//! sendfile: sends a part of a file, with headers and trailers.
+//!
+//! ```text
+//!   one turn   size of the file ─► wait until half the buffer is free ─► reserve ─► fill ─► one output
+//!                                                    headers │ one read into the whole chain │ trailers
+//! ```
+//!
+//! Each turn commits whole pages with one run of `tcp::output`, so that frames of 64 KiB are sent. The file is read
+//! without the shard lock, directly into the buffers that are sent: one copy, no page faults, and no SIGBUS when the
+//! file shrinks. Bytes that are not in the page cache are read ahead while the previous turn is sent; on a non-blocking
+//! socket a thread reads them ([`reader`]).
+//!
+//! Between two turns the call holds the send lock and the raised low-water mark of the socket; it releases both however
+//! it ends. Source: `kern_sendfile` of FreeBSD (2006 and 2016).
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::ops::{Bound, RangeBounds};
+
+use crate::api::tcp::TcpStream;
+
+mod call;
+mod mapped;
+pub(crate) mod reader;
+mod source;
+
+pub use mapped::MappedFile;
+
+/// Where the bytes of a file come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum FileSource {
+    /// The cheaper one, as measured: pages of a [`MappedFile`] by reference where that is possible, else
+    /// [`FileSource::Read`].
+    #[default]
+    Auto,
+    /// Read into buffers of the stack: one copy.
+    Read,
+}
+
+/// How a file is sent; the default is right for most.
+///
+/// ```no_run
+/// # use fulmar::{FileSource, SendFile, TcpStream};
+/// # fn send(stream: &TcpStream) -> std::io::Result<()> {
+/// let file = std::fs::File::open("big")?;
+/// let sent = stream.send_file_with(&SendFile::new().stable(true), &file, .., &[], &[])?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct SendFile {
+    /// Where the bytes come from.
+    pub source: FileSource,
+    /// Accepted bytes do not change with the file. The cost: on a non-blocking socket the call itself waits for the
+    /// disk.
+    pub is_stable: bool,
+    /// Bytes to read ahead when the file is not in the page cache; `None`: twice the bytes of the last turn. 0: none.
+    pub read_ahead_bytes: Option<u64>,
+}
+
+/// Why a file was not sent to its end.
+pub struct SendFileError {
+    /// The error.
+    pub error: io::Error,
+    /// Bytes accepted before, headers and trailers included. They are sent if the connection lasts; another call can
+    /// send the rest.
+    pub sent: u64,
+}
+
+impl fmt::Display for SendFileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sending a file ended after {} bytes: {}", self.sent, self.error)
+    }
+}
+
+impl std::error::Error for SendFileError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl From<SendFileError> for io::Error {
+    fn from(e: SendFileError) -> io::Error {
+        e.error
+    }
+}
+
+impl SendFile {
+    /// The default: see the fields.
+    pub fn new() -> SendFile {
+        SendFile::default()
+    }
+
+    /// Sets the source.
+    #[must_use]
+    pub fn source(mut self, source: FileSource) -> SendFile {
+        self.source = source;
+        self
+    }
+
+    /// Sets whether accepted bytes are safe from later writes to the file.
+    #[must_use]
+    pub fn stable(mut self, is_stable: bool) -> SendFile {
+        self.is_stable = is_stable;
+        self
+    }
+
+    /// Sets how far to read ahead, in bytes.
+    #[must_use]
+    pub fn read_ahead(mut self, bytes: u64) -> SendFile {
+        self.read_ahead_bytes = Some(bytes);
+        self
+    }
+}
+
+impl TcpStream {
+    /// Sends `headers`, the bytes of `file` in `range`, and `trailers` as one write: bytes of other writers are not
+    /// interleaved. Returns how many bytes were accepted, headers and trailers included; as with a write, acceptance is
+    /// not delivery.
+    ///
+    /// The position of the file is neither used nor moved. A range without an end extends to the end of the file, also
+    /// if it grows during the call; a range with an end stops at the latest at the end of the file when the call began.
+    /// If the file ends earlier, or shrinks during the call, fewer bytes are sent, without an error. Holes are sent as
+    /// zeroes. Headers and trailers are sent also with an empty file.
+    ///
+    /// The file is read once, when its bytes are accepted: later writes to the file do not affect them, retransmissions
+    /// included. The exception, which [`SendFile::stable`] disables: on a non-blocking socket bytes that are not in the
+    /// page cache are accepted first and read soon after.
+    ///
+    /// A blocking call waits until half of the send buffer is free, or the rest fits, before it continues. The write
+    /// time-out applies to each wait.
+    ///
+    /// # Errors
+    /// [`SendFileError`], with the bytes accepted before. `WouldBlock`: the time-out passed, or the socket is
+    /// non-blocking and not writable (such a call does not wait for half of the buffer); try again with the rest.
+    /// `InvalidInput`: the range ends before it begins. `IsADirectory`; `NotSeekable`: the file is a pipe or a socket.
+    /// Errors of reading the file; bytes read before are accepted. If bytes that were accepted before they were read
+    /// cannot be read, the connection is reset and later calls fail with EIO. Otherwise as `write`.
+    pub fn send_file(
+        &self,
+        file: &File,
+        range: impl RangeBounds<u64>,
+        headers: &[IoSlice<'_>],
+        trailers: &[IoSlice<'_>],
+    ) -> Result<u64, SendFileError> {
+        self.send_file_with(&SendFile::default(), file, range, headers, trailers)
+    }
+
+    /// As [`TcpStream::send_file`], with options.
+    ///
+    /// # Errors
+    /// As [`TcpStream::send_file`].
+    pub fn send_file_with(
+        &self,
+        options: &SendFile,
+        file: &File,
+        range: impl RangeBounds<u64>,
+        headers: &[IoSlice<'_>],
+        trailers: &[IoSlice<'_>],
+    ) -> Result<u64, SendFileError> {
+        let (start, end) = bounds(&range);
+        let refused = |error| SendFileError { error, sent: 0 };
+        let source = source::Source::open(file, start, end).map_err(refused)?;
+        call::Call::new(&self.socket, options, source, headers, trailers).run()
+    }
+
+    /// As [`TcpStream::send_file_with`], from a mapped file: its pages are sent by reference where only the kernel
+    /// reads sent frames. That is so on a TAP and on AF_PACKET with all offloads, without a wrapper (capture,
+    /// impairment). Elsewhere they are read and copied; `sendfile_mapped_bytes` counts the bytes sent by reference.
+    /// Also copied are parts of less than 16 KiB, everything on a connection of the stack to itself and with
+    /// [`SendFile::stable`] or [`FileSource::Read`], and on a non-blocking socket bytes that no blocking call has sent
+    /// before, since they may not be in the page cache.
+    ///
+    /// Bytes sent by reference are those of the file until the peer has acknowledged them: later writes to the file
+    /// change bytes that are not sent yet, and retransmissions. If the file is truncated below such bytes, or they
+    /// cannot be read from the disk, the connection is reset with EIO; on the last page of the truncated file zeroes
+    /// may be sent. The kernel's own sendfile has the same races. If the kernel has evicted a page, the system call
+    /// that sends it waits for the disk, and with it the stack.
+    ///
+    /// # Errors
+    /// As [`TcpStream::send_file`]; EIO as above.
+    pub fn send_mapped(
+        &self,
+        options: &SendFile,
+        file: &MappedFile,
+        range: impl RangeBounds<u64>,
+        headers: &[IoSlice<'_>],
+        trailers: &[IoSlice<'_>],
+    ) -> Result<u64, SendFileError> {
+        let (start, end) = bounds(&range);
+        let refused = |error| SendFileError { error, sent: 0 };
+        let source = source::Source::open(file.file(), start, end).map_err(refused)?;
+        let reads = options.is_stable || options.source == FileSource::Read;
+        let call = call::Call::new(&self.socket, options, source, headers, trailers);
+        if reads { call.run() } else { call.by_pages_of(file).run() }
+    }
+}
+
+/// The first byte, and the byte after the last; `None`: the end of the file.
+fn bounds(range: &impl RangeBounds<u64>) -> (u64, Option<u64>) {
+    let start = match range.start_bound() {
+        Bound::Included(&at) => at,
+        Bound::Excluded(&at) => at.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&at) => Some(at.saturating_add(1)),
+        Bound::Excluded(&at) => Some(at),
+        Bound::Unbounded => None,
+    };
+    (start, end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_every_shape_are_understood() {
+        assert_eq!(bounds(&(..)), (0, None));
+        assert_eq!(bounds(&(5..)), (5, None));
+        assert_eq!(bounds(&(5..9)), (5, Some(9)));
+        assert_eq!(bounds(&(5..=9)), (5, Some(10)));
+        assert_eq!(bounds(&(..=u64::MAX)), (0, Some(u64::MAX)));
+        assert_eq!(bounds(&(Bound::Excluded(4), Bound::Excluded(9))), (5, Some(9)));
+    }
+
+    #[test]
+    fn the_error_tells_the_count_and_the_cause() {
+        let error = io::Error::from_raw_os_error(5);
+        let text = SendFileError { error, sent: 17 }.to_string();
+        assert!(text.starts_with("sending a file ended after 17 bytes: "), "{text}");
+        assert!(text.contains("os error 5"), "{text}");
+    }
+}

@@ -1,0 +1,61 @@
+//! fulmar: a user-space TCP/IP stack for Linux, with sockets shaped like those of `std::net`.
+//!
+//! A [`Stack`] is built from a device and addresses. Its sockets block with time-outs, or not; they
+//! are usable from many threads, and the calling thread itself runs the stack: there is no thread
+//! to hand data to.
+//!
+//! ```no_run
+//! use std::io::{Read, Write};
+//! use fulmar::{Stack, TcpStream, devices};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let stack = Stack::builder()
+//!     .device(devices::open("fulmar0")?)
+//!     .address("10.77.0.2/24".parse()?)
+//!     .gateway("10.77.0.1".parse()?)
+//!     .build()?;
+//! let mut stream = TcpStream::connect(&stack, "10.77.0.1:8000")?;
+//! stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+//! let mut page = String::new();
+//! stream.read_to_string(&mut page)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! It runs as it is in a shell of `fulmar sandbox`, where `fulmar0` is an interface and the kernel has
+//! 10.77.0.1: start a server there with `python3 -m http.server 8000 &`.
+//!
+//! - **Devices**: [`devices::open`] takes a name; [`devices`] opens a TAP, any Ethernet interface, memory
+//!   shared with another process, or joins two stacks in one process; [`Device`] is the contract for a
+//!   device of your own.
+//! - **Event loops**: [`PollSet`] waits for many sockets, or lends its descriptor to any loop.
+//! - **async**: there is no adapter for tokio yet. `tokio::io::unix::AsyncFd` over a [`PollSet`] serves:
+//!   when it is readable, call [`PollSet::wait`] with a time-out of zero and clear its readiness.
+//! - **Without threads or an operating system**: the crate `fulmar-stack` is the whole stack as a value that is given
+//!   packets and the time (`no_std`); its example `two_shards` feeds two of them from memory.
+//! - **Not as in std**: 127.0.0.1 and `localhost` are the host's, not the stack's; two stacks reach each
+//!   other over [`devices::link_pair`] or [`devices::shm`], a stack reaches its own addresses. Names go to
+//!   the host's resolver over the host's network. There are no multicast groups.
+//! - **Posted receive**: [`TcpStream::recv_posted`] gives a buffer away before its bytes have come and
+//!   gets it back filled; devices that can put payload straight into it. [`TcpStream::recv_ring`] for
+//!   buffers that are used in turn.
+//! - **Looking inside**: [`Stack::stat`], `fulmar stat` from another terminal, and
+//!   [`devices::capture`] for Wireshark.
+//! - **Memory** is bounded by one byte budget per stack ([`Builder::budget_bytes`]): a writer waits
+//!   and windows close when it is used up; nothing that was accepted is lost.
+//! - **The end**: what a socket accepted is delivered when it is closed, when its stack is dropped
+//!   and when the process ends, for at most [`Builder::exit_drain`].
+//! - **Signals**: a handler may read and write. If it has interrupted the stack's own work it gets
+//!   `WouldBlock`, and so it does if it would have to wait while the interrupted thread waits. A
+//!   socket should not be dropped there, since that frees memory.
+//! - **fork**: a child process gets an error (`EBADF`) from every call on its parent's stacks.
+
+#![deny(unsafe_code)]
+
+mod api;
+#[doc(hidden)]
+pub mod drivers;
+#[doc(hidden)]
+pub mod runtime;
+
+pub use api::*;

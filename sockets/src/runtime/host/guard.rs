@@ -1,0 +1,115 @@
+//! The shard lock while a thread holds it, and the work of unlocking.
+
+use fulmar_stack::base::{Outside, Probe};
+
+use super::{Host, Returned};
+use crate::runtime::account::Account;
+use crate::runtime::reentry::Inside;
+use crate::runtime::sync::MutexGuard;
+use crate::runtime::ticket::Received;
+use crate::runtime::watch::Wake;
+use crate::runtime::watched::WatchedShard;
+
+/// The shard lock. Releasing it drains the inbox and fires the wake-ups that were collected.
+pub struct Guard<'a, P: Probe = Account> {
+    host: &'a Host<P>,
+    shard: Option<MutexGuard<'a, WatchedShard<P>>>,
+    mark: Option<Inside>,
+    /// The thread was unwinding when it took the lock: a destructor called the stack.
+    was_panicking: bool,
+}
+
+impl<'a, P: Probe> Guard<'a, P> {
+    #[inline(always)]
+    pub(super) fn new(
+        host: &'a Host<P>,
+        shard: Option<MutexGuard<'a, WatchedShard<P>>>,
+        mark: Inside,
+    ) -> Self {
+        Guard { host, shard, mark: Some(mark), was_panicking: std::thread::panicking() }
+    }
+}
+
+impl<P: Probe> Host<P> {
+    /// Unlocks, and delivers pending wake-ups.
+    #[inline(always)]
+    pub(super) fn unlock(&self, shard: MutexGuard<'_, WatchedShard<P>>, mark: Inside) {
+        match self.release_drained(shard) {
+            None => self.outside.leave(),
+            Some(shard) => self.release_and_kick(shard, mark),
+        }
+    }
+
+    /// Fast path: unlocks. Returns the lock if wake-ups are pending or the inbox has filled; `None`: done.
+    #[inline(always)]
+    fn release_drained<'a>(
+        &'a self,
+        mut shard: MutexGuard<'a, WatchedShard<P>>,
+    ) -> Option<MutexGuard<'a, WatchedShard<P>>> {
+        if !self.drain_inbox(&mut shard) {
+            drop(shard);
+            return None;
+        }
+        if shard.has_pending_kicks() {
+            return Some(shard);
+        }
+        self.release(shard);
+        // Requests queued between the last check and the release: the next holder drains them.
+        if self.inbox.is_empty() { None } else { self.try_shard() }
+    }
+
+    /// Unlocks, and delivers wake-ups, completions and kicks to siblings.
+    #[inline(never)]
+    fn release_and_kick(&self, shard: MutexGuard<'_, WatchedShard<P>>, mark: Inside) {
+        let (mut returned, mut received) = (Returned::new(), Received::default());
+        let mut held = Some(shard);
+        while let Some(mut shard) = held {
+            if !self.drain_inbox(&mut shard) {
+                break;
+            }
+            let (wakes, kicks) = (shard.take_wakes(), shard.take_kicks());
+            let is_lost = shard.take_loss();
+            returned.extend(std::iter::from_fn(|| shard.pool().pop_returned()));
+            received.append(shard.take_received());
+            self.release(shard);
+            wakes.into_iter().for_each(Wake::fire);
+            self.kick_siblings(kicks);
+            if is_lost {
+                self.leader.wake_all();
+            }
+            held = if self.inbox.is_empty() { None } else { self.try_shard() };
+        }
+        self.outside.leave();
+        // The destructors of `returned` and `received` may call the stack.
+        drop(mark);
+    }
+}
+
+impl<P: Probe> std::ops::Deref for Guard<'_, P> {
+    type Target = WatchedShard<P>;
+    fn deref(&self) -> &WatchedShard<P> {
+        self.shard.as_ref().expect("invariant: present until the guard is dropped")
+    }
+}
+
+impl<P: Probe> std::ops::DerefMut for Guard<'_, P> {
+    fn deref_mut(&mut self) -> &mut WatchedShard<P> {
+        self.shard.as_mut().expect("invariant: present until the guard is dropped")
+    }
+}
+
+impl<P: Probe> Drop for Guard<'_, P> {
+    #[inline]
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.was_panicking {
+            // Before the release, so that no thread uses the shard.
+            self.host.fail();
+            return;
+        }
+        match (self.shard.take(), self.mark.take()) {
+            (Some(shard), Some(mark)) => self.host.unlock(shard, mark),
+            // `perform_or_queue` queued its request; it has no lock.
+            _ => self.host.outside.leave(),
+        }
+    }
+}

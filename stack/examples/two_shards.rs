@@ -1,0 +1,124 @@
+//! Two whole TCP/IP stacks without an operating system below them: packets are vectors of bytes, and time is
+//! a number.
+//!
+//! A shard asks for nothing but to be called. This program carries its packets, says what time it is, and
+//! calls again when [`Shard::next_deadline`] says so. What became ready it finds in the list of events.
+//!
+//! It needs one crate, `fulmar-stack`. Run it with `cargo run -p
+//! fulmar-stack --example two_shards`.
+
+use std::net::SocketAddr;
+
+use fulmar_stack::base::{EtherAddr, Instant, Secrets, SlotId};
+use fulmar_stack::device::Caps;
+use fulmar_stack::device::memory::{self, Memory};
+use fulmar_stack::ip::IfAddr;
+use fulmar_stack::shard::{Event, ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_stack::socket::Attempt;
+use fulmar_stack::socket::{Ready, SocketError, Step};
+
+fn at(host: u8, port: u16) -> SocketAddr {
+    ([10, 0, 0, host], port).into()
+}
+
+fn caps(host: u8) -> Caps {
+    Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, host]))
+}
+
+fn stack(host: u8, device: Memory, now: Instant) -> Shard {
+    let config = StackConfig {
+        addresses: vec![IfAddr { addr: at(host, 0).ip(), prefix_len: 24 }],
+        // On a network: 32 unpredictable bytes.
+        secrets: Some(Secrets::for_simulation(host.into())),
+        ..StackConfig::default()
+    };
+    Shard::new(config, Box::new(device), now).expect("a sound configuration")
+}
+
+fn clock(now: Instant) -> String {
+    format!("{:>4} ms", now.as_nanos() / 1_000_000)
+}
+
+/// Writes a few bytes; false: not yet.
+fn write(shard: &mut Shard, now: Instant, id: SlotId, bytes: &[u8]) -> Result<bool, SocketError> {
+    match shard.sosend(id).reserve(now, bytes, bytes.len(), Attempt::First)? {
+        Step::Done(Reserved::Sent(n)) => Ok(n == bytes.len()),
+        // A long write gets room to copy into; these are short.
+        Step::Done(Reserved::Space(room)) => {
+            shard.sosend(id).abandon(now, room);
+            Ok(false)
+        }
+        Step::WaitSpace(_) | Step::WaitData(_) => Ok(false),
+    }
+}
+
+/// What has come; `None`: nothing yet, empty: the end.
+fn read(shard: &mut Shard, now: Instant, id: SlotId) -> Result<Option<Vec<u8>>, SocketError> {
+    let Step::Done(chain) = shard.tcp_take(id, 4096)? else { return Ok(None) };
+    let bytes = chain.to_vec();
+    shard.tcp_read_done(now, id, chain);
+    Ok(Some(bytes))
+}
+
+/// The server's program: accepts, and answers what it hears.
+fn serve(server: &mut Shard, now: Instant, listener: SlotId) -> Result<(), SocketError> {
+    let mut events = Vec::new();
+    server.take_events(&mut events);
+    for event in events {
+        match event {
+            Event::Ready(id, _) if id == listener => {
+                while let Step::Done((connection, from)) = server.tcp_accept(listener)? {
+                    println!("{}  server: a connection from {from}", clock(now));
+                    server.watch(connection, Some(Ready::READABLE));
+                    server.notify(connection);
+                }
+            }
+            Event::Ready(id, _) => {
+                let Some(received) = read(server, now, id)? else { continue };
+                println!(
+                    "{}  server: receives {:?}",
+                    clock(now),
+                    String::from_utf8_lossy(&received)
+                );
+                if received.is_empty() {
+                    server.close(now, id);
+                } else {
+                    write(server, now, id, &received.to_ascii_uppercase())?;
+                }
+            }
+            Event::Closed(_) | Event::Down => {}
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), SocketError> {
+    let [near, far] = memory::pair([caps(1), caps(2)]);
+    let mut now = Instant::from_millis(1);
+    let mut client = stack(1, near, now);
+    let mut server = stack(2, far, now);
+
+    let listener = server.tcp_listen(at(2, 7), ListenOptions::default())?;
+    server.watch(listener, Some(Ready::READABLE));
+    let connection = client.tcp_connect(now, at(2, 7), None)?;
+    client.watch(connection, Some(Ready::READABLE | Ready::WRITABLE));
+
+    let (mut has_written, mut answer) = (false, Vec::new());
+    while answer.is_empty() {
+        // Frames cross in no time; only if none does, the clock moves to the next timer.
+        let came = client.step(now, 64) + server.step(now, 64);
+        serve(&mut server, now, listener)?;
+        client.take_events(&mut Vec::new());
+        if !has_written && matches!(client.tcp_connected(connection)?, Step::Done(())) {
+            has_written = write(&mut client, now, connection, b"hello")?;
+        }
+        answer.extend(read(&mut client, now, connection)?.unwrap_or_default());
+        if came == 0 {
+            let due = [client.next_deadline(), server.next_deadline()].into_iter().flatten().min();
+            now = due.expect("something is always due while a connection opens").max(now);
+        }
+    }
+    println!("{}  client: hears {:?}", clock(now), String::from_utf8_lossy(&answer));
+    assert_eq!(answer, b"HELLO");
+    Ok(())
+}

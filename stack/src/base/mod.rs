@@ -1,0 +1,43 @@
+//! Types that all crates of fulmar share: time, sequence numbers, addresses, flow keys, handles, the
+//! flow hash table, secrets and random numbers, token buckets, offload descriptors, and the lists of drop
+//! reasons, counters and stages.
+//!
+//! No I/O and no clock. Only [`FlowIndex`] allocates.
+
+#![forbid(unsafe_code)]
+
+mod chacha;
+mod counters;
+mod drops;
+mod flow;
+mod flow_index;
+mod ip_version;
+mod limit;
+mod medium;
+mod mtu_discovery;
+mod offload;
+mod owner;
+mod ports;
+mod probe;
+mod random;
+mod secrets;
+mod seq;
+mod siphash;
+mod time;
+
+pub use counters::{Counter, Counters};
+pub use drops::DropReason;
+pub use flow::{EtherAddr, FlowKey, SlotId, SocketHandle, Zone, with_zone, zone_of};
+pub use flow_index::{FlowHasher, FlowIndex};
+pub use ip_version::IpVersion;
+pub use limit::TokenBucket;
+pub use medium::Medium;
+pub use mtu_discovery::MtuDiscovery;
+pub use offload::{Gso, GsoKind, Offload};
+pub use owner::OwnerKey;
+pub use ports::{EPHEMERAL_COUNT, EPHEMERAL_FIRST, ephemeral_ports};
+pub use probe::{NoProbe, Outside, Probe, Stage, StepAblation};
+pub use random::Random;
+pub use secrets::{Key, KeyUse, Secrets};
+pub use seq::SeqNum;
+pub use time::{Duration, Instant};

@@ -1,0 +1,21 @@
+//! The engines of fulmar, without I/O, threads and clocks: packets in, packets out, time as an argument (`no_std` and
+//! `alloc`).
+//!
+//! One module per room; a room names only rooms above it in this list, and `ip`, `udp` and `tcp` never name each other.
+//! A [`shard::Shard`] is the whole stack as a value: see the example `two_shards`.
+
+#![cfg_attr(not(any(test, feature = "std")), no_std)]
+#![deny(unsafe_code)]
+
+extern crate alloc;
+
+pub mod base;
+pub mod device;
+pub mod ip;
+pub mod mbuf;
+pub mod route;
+pub mod shard;
+pub mod socket;
+pub mod tcp;
+pub mod udp;
+pub mod wire;

@@ -1,0 +1,220 @@
+//! The allocator of a table's memory.
+
+#![forbid(unsafe_code)]
+// Sums of offsets and lengths within existing memory.
+#![allow(clippy::arithmetic_side_effects)]
+
+use alloc::collections::{BTreeMap, BTreeSet};
+
+use crate::route::raw::LINE_WORDS;
+
+/// A best-fit allocator of blocks in bounded memory. The unit of lengths is up to the table.
+pub struct BlockAllocator {
+    /// Start of the unused rest of the memory.
+    top: usize,
+    limit: usize,
+    /// Free blocks below `top`: offset to length. No two are adjacent, and none ends at `top`.
+    free_blocks: BTreeMap<usize, usize>,
+    /// The same as (length, offset).
+    by_length: BTreeSet<(usize, usize)>,
+    free_units: usize,
+    /// The maximum of `top` so far.
+    touched: usize,
+}
+
+impl BlockAllocator {
+    /// An allocator of the units from `first` to `limit`, all free.
+    pub(super) fn new(first: usize, limit: usize) -> BlockAllocator {
+        let (free_blocks, by_length) = (BTreeMap::new(), BTreeSet::new());
+        BlockAllocator { top: first, limit, free_blocks, by_length, free_units: 0, touched: first }
+    }
+
+    /// Units ever used, and how many of them are free.
+    pub(super) fn usage(&self) -> (usize, usize) {
+        (self.touched, self.free_units + self.touched - self.top)
+    }
+
+    /// Allocates a block: the smallest free one that is long enough. `None` if there is no space.
+    pub(super) fn allocate(&mut self, count: usize) -> Option<usize> {
+        let Some((len, offset)) = self.by_length.range((count, 0)..).next().copied() else {
+            let offset = self.top;
+            self.top = offset.checked_add(count).filter(|end| *end <= self.limit)?;
+            self.touched = self.touched.max(self.top);
+            return Some(offset);
+        };
+        self.remove_free(offset, len);
+        if len > count {
+            self.insert_free(offset + count, len - count);
+        }
+        Some(offset)
+    }
+
+    /// Frees a block and coalesces it with adjacent free blocks.
+    pub(super) fn free(&mut self, offset: usize, count: usize) {
+        let (mut offset, mut count) = (offset, count);
+        if let Some(len) = self.free_blocks.get(&(offset + count)).copied() {
+            self.remove_free(offset + count, len);
+            count += len;
+        }
+        if let Some((before, len)) =
+            self.free_blocks.range(..offset).next_back().map(|(p, l)| (*p, *l))
+            && before + len == offset
+        {
+            self.remove_free(before, len);
+            (offset, count) = (before, count + len);
+        }
+        match offset + count == self.top {
+            true => self.top = offset,
+            false => self.insert_free(offset, count),
+        }
+    }
+
+    fn insert_free(&mut self, offset: usize, len: usize) {
+        self.free_blocks.insert(offset, len);
+        self.by_length.insert((len, offset));
+        self.free_units += len;
+    }
+
+    fn remove_free(&mut self, offset: usize, len: usize) {
+        self.free_blocks.remove(&offset);
+        self.by_length.remove(&(len, offset));
+        self.free_units -= len;
+    }
+}
+
+/// An allocator of blocks of words that span as few cache lines as possible: a block that fits a
+/// line is within one, a longer block starts at one.
+pub struct LineAllocator {
+    /// Allocator of whole lines.
+    whole: BlockAllocator,
+    /// Free parts of lines: offset to length. No two are adjacent, and none is a whole line.
+    free_blocks: BTreeMap<usize, usize>,
+    by_length: BTreeSet<(usize, usize)>,
+    free_words: usize,
+}
+
+impl LineAllocator {
+    /// An allocator of the words from `first`, rounded up to a line, to `limit`.
+    pub(super) fn new(first: usize, limit: usize) -> LineAllocator {
+        let whole = BlockAllocator::new(first.div_ceil(LINE_WORDS), limit / LINE_WORDS);
+        LineAllocator {
+            whole,
+            free_blocks: BTreeMap::new(),
+            by_length: BTreeSet::new(),
+            free_words: 0,
+        }
+    }
+
+    /// Words ever used, and how many of them are free.
+    pub(super) fn usage(&self) -> (usize, usize) {
+        let (touched, free) = self.whole.usage();
+        (touched * LINE_WORDS, free * LINE_WORDS + self.free_words)
+    }
+
+    /// Allocates a block of at least one word: in the smallest free part of a line that is long
+    /// enough, else in new lines. `None` if there is no space.
+    pub(super) fn allocate(&mut self, words: usize) -> Option<usize> {
+        let (offset, len) = match self.by_length.range((words, 0)..).next().copied() {
+            Some((len, offset)) => {
+                self.remove_free(offset, len);
+                (offset, len)
+            }
+            None => {
+                let lines = words.div_ceil(LINE_WORDS);
+                (self.whole.allocate(lines)? * LINE_WORDS, lines * LINE_WORDS)
+            }
+        };
+        if len > words {
+            self.insert_free(offset + words, len - words);
+        }
+        Some(offset)
+    }
+
+    /// Frees a block.
+    pub(super) fn free(&mut self, offset: usize, words: usize) {
+        let rest = words % LINE_WORDS;
+        if words > rest {
+            self.whole.free(offset / LINE_WORDS, words / LINE_WORDS);
+        }
+        if rest > 0 {
+            self.free_part(offset + words - rest, rest);
+        }
+    }
+
+    /// Frees a part of a line and coalesces it with adjacent free parts.
+    fn free_part(&mut self, offset: usize, len: usize) {
+        let (mut offset, mut len) = (offset, len);
+        let line = offset / LINE_WORDS;
+        let end = offset + len;
+        if end / LINE_WORDS == line
+            && let Some(behind) = self.free_blocks.get(&end).copied()
+        {
+            self.remove_free(end, behind);
+            len += behind;
+        }
+        let before = self.free_blocks.range(line * LINE_WORDS..offset).next_back();
+        if let Some((before, part)) = before.map(|(p, l)| (*p, *l))
+            && before + part == offset
+        {
+            self.remove_free(before, part);
+            (offset, len) = (before, len + part);
+        }
+        match len {
+            LINE_WORDS => self.whole.free(line, 1),
+            _ => self.insert_free(offset, len),
+        }
+    }
+
+    fn insert_free(&mut self, offset: usize, len: usize) {
+        self.free_blocks.insert(offset, len);
+        self.by_length.insert((len, offset));
+        self.free_words += len;
+    }
+
+    fn remove_free(&mut self, offset: usize, len: usize) {
+        self.free_blocks.remove(&offset);
+        self.by_length.remove(&(len, offset));
+        self.free_words -= len;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const FIRST: usize = 21;
+    const LIMIT: usize = 512;
+
+    proptest! {
+        #[test]
+        fn blocks_never_overlap_and_span_as_few_lines_as_possible(
+            steps in prop::collection::vec((1usize..30, any::<prop::sample::Index>(), 0u8..3), 1..200),
+        ) {
+            let mut lines = LineAllocator::new(FIRST, LIMIT);
+            let (mut is_taken, mut blocks) = (vec![false; LIMIT], Vec::<(usize, usize)>::new());
+            for (words, which, what) in steps {
+                if what == 0 && !blocks.is_empty() {
+                    let (offset, words) = blocks.swap_remove(which.index(blocks.len()));
+                    is_taken[offset..offset + words].fill(false);
+                    lines.free(offset, words);
+                } else if let Some(offset) = lines.allocate(words) {
+                    prop_assert!(offset >= FIRST && offset + words <= LIMIT);
+                    let last = (offset + words - 1) / LINE_WORDS;
+                    prop_assert_eq!(last - offset / LINE_WORDS, (words - 1) / LINE_WORDS);
+                    prop_assert!(is_taken[offset..offset + words].iter().all(|taken| !taken));
+                    is_taken[offset..offset + words].fill(true);
+                    blocks.push((offset, words));
+                } else {
+                    // Allocation fails only when the memory is well used.
+                    prop_assert!(is_taken.iter().filter(|taken| **taken).count() > LIMIT / 4);
+                }
+                let (touched, free) = lines.usage();
+                prop_assert_eq!(touched - free - 24, blocks.iter().map(|b| b.1).sum::<usize>());
+            }
+            blocks.into_iter().for_each(|(offset, words)| lines.free(offset, words));
+            prop_assert!(lines.free_blocks.is_empty() && lines.by_length.is_empty());
+            prop_assert_eq!(lines.allocate(LIMIT - 24), Some(24), "all of it is one block again");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Why a stack could not be built.
+
+use core::fmt;
+
+use crate::ip::ConfigError;
+
+use crate::shard::config::MIN_BUDGET_BYTES;
+
+/// Why a stack could not be built. `Display` says what to do.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SetupError {
+    /// The largest packet asked for exceeds the device's.
+    Mtu {
+        /// [`crate::shard::StackConfig::mtu`], bytes.
+        asked: usize,
+        /// The device's, bytes.
+        device: usize,
+    },
+    /// A shard's part of the byte budget is below [`crate::shard::MIN_BUDGET_BYTES`].
+    Budget {
+        /// The shard's part, bytes.
+        bytes: usize,
+    },
+    /// An address or a route makes no sense.
+    Ip(crate::ip::ConfigError),
+    /// The buffers could not be obtained.
+    Pool(crate::mbuf::PoolError),
+    /// The configuration has no secrets, from which every key is derived.
+    NoSecrets,
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SetupError::Mtu { asked, device } => write!(
+                f,
+                "an MTU of {asked} bytes exceeds the {device} bytes of the device: set the device's first"
+            ),
+            SetupError::Budget { bytes } => write!(
+                f,
+                "a budget of {bytes} bytes is too small: each shard needs at least {MIN_BUDGET_BYTES}"
+            ),
+            SetupError::Ip(e) => write!(f, "{} cannot be used: {e}", subject(e)),
+            SetupError::Pool(e) => write!(f, "the stack's memory cannot be had: {e}"),
+            SetupError::NoSecrets => f.write_str(
+                "the stack has no secrets; draw 32 random bytes for StackConfig::secrets",
+            ),
+        }
+    }
+}
+
+/// What of the configuration an error of the IP layer is about.
+fn subject(e: &ConfigError) -> &'static str {
+    match e {
+        ConfigError::EtherAddr => "the device",
+        ConfigError::Mtu { .. } => "the stack's MTU",
+        ConfigError::Address(_) | ConfigError::PrefixLength(_) => "the stack's addresses",
+        _ => "the stack's routes",
+    }
+}
+
+impl core::error::Error for SetupError {}

@@ -1,0 +1,99 @@
+//! Readiness events of watched sockets.
+
+use alloc::vec::Vec;
+
+use crate::base::SlotId;
+use crate::socket::{Ready, SocketError};
+
+use crate::shard::outcome::Event;
+use crate::shard::slab::Slab;
+use crate::shard::sockets::Socket;
+
+/// Readiness of every socket when the device is gone: each call fails.
+const DOWN: Ready = Ready::ERROR.with(Ready::READABLE).with(Ready::WRITABLE);
+
+/// Events not taken yet. One socket has at most as many as there are kinds of readiness, and
+/// its close; the loss of the device is one more.
+#[derive(Default)]
+pub struct Events {
+    list: Vec<Event>,
+    /// The error of every call once the device is lost.
+    pub down: Option<SocketError>,
+}
+
+impl Events {
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// What a socket is ready for. When the device is gone every call fails at once.
+    pub fn ready(&self, socket: &Socket) -> Ready {
+        let ready = socket.ready();
+        if self.down.is_some() { ready | DOWN } else { ready }
+    }
+
+    /// Reports what a socket is ready for now, if it is watched.
+    pub fn notify(&mut self, sockets: &mut Slab<Socket>, id: SlotId) {
+        let Some(socket) = sockets.get_mut(id) else { return };
+        if socket.watch().interest.is_none() {
+            return;
+        }
+        let ready = self.ready(socket);
+        let unreported = socket.watch().unreported(ready);
+        if !unreported.is_empty() {
+            self.list.push(Event::Ready(id, unreported));
+        }
+    }
+
+    /// The application closes a socket.
+    pub fn closed(&mut self, sockets: &mut Slab<Socket>, id: SlotId) {
+        if sockets.get_mut(id).is_some_and(|s| s.watch().interest.is_some()) {
+            self.list.push(Event::Closed(id));
+        }
+    }
+
+    /// The device is lost.
+    pub fn set_down(&mut self, error: SocketError) {
+        self.down = Some(error);
+        self.list.push(Event::Down);
+    }
+
+    /// Moves them to `into`, which is empty; the storage of both is kept.
+    pub fn take(&mut self, sockets: &mut Slab<Socket>, into: &mut Vec<Event>) {
+        core::mem::swap(&mut self.list, into);
+        for event in into {
+            if let Event::Ready(id, _) = *event
+                && let Some(s) = sockets.get_mut(id)
+            {
+                s.watch().rearm();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::sockets::PingEntry;
+
+    #[test]
+    fn a_socket_is_listed_once_for_each_kind_however_often_it_becomes_ready() {
+        let (mut events, mut sockets, mut taken) = (Events::default(), Slab::default(), Vec::new());
+        let id = sockets.insert(Socket::Ping(Box::new(PingEntry::new(1))));
+        events.down = Some(SocketError::NetworkDown);
+        events.notify(&mut sockets, id);
+        assert!(events.is_empty(), "it is not watched");
+        sockets.get_mut(id).unwrap().watch().interest = Some(Ready::READABLE);
+        (0..10).for_each(|_| events.notify(&mut sockets, id));
+        sockets.get_mut(id).unwrap().watch().interest = Some(Ready::WRITABLE);
+        (0..10).for_each(|_| events.notify(&mut sockets, id));
+        events.closed(&mut sockets, id);
+        events.take(&mut sockets, &mut taken);
+        let first = Event::Ready(id, Ready::READABLE | Ready::ERROR);
+        assert_eq!(taken, [first, Event::Ready(id, Ready::WRITABLE), Event::Closed(id)]);
+        taken.clear();
+        events.notify(&mut sockets, id);
+        events.take(&mut sockets, &mut taken);
+        assert_eq!(taken.len(), 1, "after a take the same readiness is reported again");
+    }
+}

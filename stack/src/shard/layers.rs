@@ -1,0 +1,109 @@
+//! What the layers of a shard share. Each layer owns its own fields and is given the rest as arguments:
+//!
+//! | layer | owns |
+//! |---|---|
+//! | [`Core`] | configuration, keys, sockets, timers, wake-ups, siblings |
+//! | [`Net`] | buffers, counters, IP with its neighbours and routes, the device link |
+//! | [`Memory`] | sockets that wait for send memory or for the device |
+//! | [`Tcp`](crate::shard::tcp::Tcp) | connections by flow, listeners, TIME-WAIT, posted receive |
+//! | [`Udp`](crate::shard::udp::Udp) | bindings and header templates of datagram sockets |
+//! | [`Ping`](crate::shard::ping::Ping) | identifiers of echo requests |
+//! | [`Rx`](crate::shard::rx::Rx) | the burst that was received, batched look-up, the wait for the device |
+
+use alloc::collections::VecDeque;
+
+use crate::base::{DropReason, Instant, Probe, SlotId};
+use crate::socket::SocketError;
+
+use crate::shard::completion_polls::CompletionPolls;
+use crate::shard::config::StackConfig;
+use crate::shard::events::Events;
+use crate::shard::memory::Memory;
+use crate::shard::net::Net;
+use crate::shard::secret::Secret;
+use crate::shard::siblings::{HandOff, Siblings};
+use crate::shard::slab::Slab;
+use crate::shard::sockets::Socket;
+use crate::shard::wheel::{TimerKey, Wheel};
+
+/// What every layer uses.
+pub struct Core<P: Probe> {
+    pub config: StackConfig,
+    pub net: Net<P>,
+    pub sockets: Slab<Socket>,
+    pub wheel: Wheel<TimerKey>,
+    pub secret: Secret,
+    pub events: Events,
+    /// Connections that have something to send, in order.
+    pub output_queue: VecDeque<SlotId>,
+    pub memory: Memory,
+    /// When to look again for bytes sent without a copy that another thread frees.
+    pub completion_polls: CompletionPolls,
+    /// Until then calls leave what they send for the next step.
+    pub transmit_deferred_until: Option<Instant>,
+    /// The other shards of the stack.
+    pub siblings: Siblings,
+}
+
+impl<P: Probe> Core<P> {
+    /// Reports to the watcher of a socket what the socket is ready for now.
+    pub fn notify(&mut self, id: SlotId) {
+        self.events.notify(&mut self.sockets, id);
+    }
+
+    /// Whether a call that sends at `now` leaves its frames for the next step.
+    #[inline(always)]
+    pub fn defers_transmit(&self, now: Instant) -> bool {
+        self.transmit_deferred_until.is_some_and(|until| now < until)
+    }
+
+    /// Whether a new socket may be opened.
+    pub fn check_usable(&self) -> Result<(), SocketError> {
+        if let Some(e) = self.events.down {
+            return Err(e);
+        }
+        if self.sockets.len() >= self.config.max_sockets {
+            return Err(SocketError::NoBuffer);
+        }
+        Ok(())
+    }
+
+    /// Puts a connection into the output queue.
+    pub fn queue_output(&mut self, id: SlotId) {
+        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
+            && !entry.is_queued
+        {
+            entry.is_queued = true;
+            self.output_queue.push_back(id);
+        }
+    }
+
+    /// A write found no memory ([`SocketError::NoBuffer`]), or no space in the device: the socket is not writable
+    /// until either is there.
+    pub fn wait_to_send(&mut self, now: Instant, id: SlotId, why: SocketError) {
+        let Core { memory, sockets, net, .. } = self;
+        match why {
+            SocketError::NoBuffer => memory.wait(now, id, sockets, net),
+            _ => memory.retry_later(now, id, sockets, net),
+        }
+    }
+
+    /// Hands a packet, an error or an echo reply over to the shard that owns it.
+    pub fn hand_over(&mut self, to: u16, what: HandOff) {
+        if let Err(what) = self.siblings.hand_over(to, what) {
+            self.drop_hand_off(what);
+        }
+    }
+
+    /// Drops a hand-off for which the other shard has no space.
+    pub fn drop_hand_off(&mut self, what: HandOff) {
+        self.net.counters.drop_packet(DropReason::HandOffFull);
+        match what {
+            HandOff::Packet(d) => self.net.pool.free(d.chain),
+            HandOff::Echo(e) => self.net.pool.free(e.payload),
+            HandOff::EchoRequest(e) => self.net.pool.free(e.payload),
+            // The next neighbour request is answered again.
+            HandOff::Error(_) | HandOff::NeighbourUpdate(_) => {}
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Sendfile calls: the steps of `crate::socket::sendfile` on a socket of
+//! the table, each with what the stack adds (counters, output, retries).
+
+use alloc::sync::Arc;
+
+use crate::base::{Counter, Instant, Probe, SlotId, Stage};
+use crate::mbuf::SharedBytes;
+use crate::socket::sendfile::{self, LowWater, Piece, Rest};
+use crate::socket::sosend::{self, Appended};
+use crate::socket::{Reservation, SocketError, Step};
+use crate::tcp::State;
+
+use crate::shard::layers::Core;
+use crate::shard::send_calls::MoreData;
+use crate::shard::sockets::{Socket, TcpEntry};
+use crate::shard::tcp::Tcp;
+use crate::shard::world::Shard;
+
+/// The calls of sendfile on one connection.
+pub struct SendFileCalls<'a, P: Probe> {
+    shard: &'a mut Shard<P>,
+    id: SlotId,
+}
+
+impl<P: Probe> Shard<P> {
+    /// Sendfile on a connection.
+    pub fn sendfile(&mut self, id: SlotId) -> SendFileCalls<'_, P> {
+        SendFileCalls { shard: self, id }
+    }
+}
+
+impl<P: Probe> SendFileCalls<'_, P> {
+    /// First step of a turn: space and storage for as much of `rest` as fits. Wait for
+    /// `WRITABLE` and repeat. Between [`TcpEntry::lock_send`](crate::shard::TcpEntry::lock_send) and [`SendFileCalls::end`].
+    ///
+    /// # Errors
+    /// The error of the connection; [`SocketError::BrokenPipe`] after a shutdown.
+    pub fn reserve(
+        &mut self,
+        now: Instant,
+        rest: &Rest,
+        worth: LowWater,
+    ) -> Result<Step<(Reservation, Piece)>, SocketError> {
+        let core = &mut self.shard.core;
+        core.sockets.check_error(self.id)?;
+        core.net.pass(Stage::SendChecked);
+        let Some(Socket::Tcp(entry)) = core.sockets.get_mut(self.id) else {
+            return Err(SocketError::BadHandle);
+        };
+        let step = sendfile::reserve(&mut entry.tcb, &mut core.net.pool, rest, worth)?;
+        match &step {
+            Step::Done(_) => {
+                entry.blocked.is_blocked = false;
+                core.net.pass(Stage::SendReserved);
+            }
+            Step::WaitSpace(_) | Step::WaitData(_) => {
+                if sendfile::has_space(&entry.tcb, rest, worth) {
+                    core.wait_to_send(now, self.id, SocketError::NoBuffer);
+                }
+            }
+        }
+        Ok(step)
+    }
+
+    /// Last step of a turn: appends the first `filled` bytes and runs the output once. Before more data a part that
+    /// does not fill a segment waits for it.
+    ///
+    /// # Errors
+    /// The connection has ended since the first step: its error. Nothing of the turn was accepted.
+    pub fn commit(
+        &mut self,
+        now: Instant,
+        mut r: Reservation,
+        filled: usize,
+        more: MoreData,
+    ) -> Result<(), SocketError> {
+        let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) else {
+            self.shard.sosend(self.id).give_back(r);
+            return Err(SocketError::BadHandle);
+        };
+        if let Some(e) = take_send_error(entry) {
+            self.shard.sosend(self.id).give_back(r);
+            return Err(e);
+        }
+        let taken = Appended { bytes: filled, mbufs: r.chain.segs() };
+        r.keep(filled);
+        sosend::commit(&mut entry.tcb, &mut self.shard.core.net.pool, r);
+        entry.tcb.set_more_announced(more == MoreData::Follows);
+        self.shard.core.net.count_copied(filled);
+        self.send(now, taken);
+        Ok(())
+    }
+
+    /// A whole turn for a file whose pages are sent by reference: appends at most `most` bytes from `rest.file_at` on,
+    /// as far as there is space, and runs the output once. Returns how many were appended; 0 if a copy costs less
+    /// (`sendfile::MIN_SHARED_BYTES`). Only if [`SendFileCalls::sends_pages`], and after the bytes that precede the
+    /// file.
+    ///
+    /// # Errors
+    /// The error of the connection; [`SocketError::BrokenPipe`] after a shutdown.
+    pub fn share(
+        &mut self,
+        now: Instant,
+        pages: &Arc<dyn SharedBytes>,
+        rest: &Rest,
+        most: usize,
+        worth: LowWater,
+    ) -> Result<Step<usize>, SocketError> {
+        let core = &mut self.shard.core;
+        core.sockets.check_error(self.id)?;
+        core.net.pass(Stage::SendChecked);
+        let Some(Socket::Tcp(entry)) = core.sockets.get_mut(self.id) else {
+            return Err(SocketError::BadHandle);
+        };
+        let pool = &mut core.net.pool;
+        let Step::Done(taken) = sendfile::share(&mut entry.tcb, pool, pages, (rest, most), worth)?
+        else {
+            if sendfile::has_space(&entry.tcb, rest, worth) {
+                core.wait_to_send(now, self.id, SocketError::NoBuffer);
+            }
+            return Ok(Step::WaitSpace(1));
+        };
+        if taken.bytes == 0 {
+            return Ok(Step::Done(0));
+        }
+        entry.blocked.is_blocked = false;
+        entry.tcb.set_more_announced(rest.bytes() > taken.bytes as u64);
+        core.net.counters.add(Counter::SendFileMappedBytes, taken.bytes as u64);
+        let bytes = taken.bytes;
+        self.send(now, taken);
+        Ok(Step::Done(bytes))
+    }
+
+    /// The output of a turn.
+    fn send(&mut self, now: Instant, taken: Appended) {
+        let net = &mut self.shard.core.net;
+        net.count_write(taken.bytes, taken.mbufs);
+        net.counters.count(Counter::SendFilePieces);
+        net.counters.add(Counter::SendFileBytes, taken.bytes as u64);
+        net.pass(Stage::SendCommitted);
+        self.shard.send_written(now, self.id);
+        self.shard.tcp.defer_tail(now, self.id, &mut self.shard.core);
+    }
+
+    /// Whether pages of a file may go down this connection by reference: the kernel alone reads what
+    /// its device sends, and it does not lead to this very stack.
+    pub fn sends_pages(&self) -> bool {
+        let Core { sockets, net, .. } = &self.shard.core;
+        let Some(Socket::Tcp(entry)) = sockets.get(self.id) else { return false };
+        net.link.gathers_in_kernel() && !net.ip.is_local(entry.tcb.key().remote_ip())
+    }
+
+    /// Ends the call: restores the low-water mark and unlocks the send side.
+    pub fn end(&mut self) {
+        if let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) {
+            sendfile::restore(&mut entry.tcb);
+        }
+        self.shard.sosend(self.id).unlock();
+    }
+
+    /// Accepted bytes cannot be read from the file: the stream has a hole, so the connection is reset with an
+    /// error.
+    pub fn fail(&mut self, now: Instant, r: Reservation) {
+        self.shard.sosend(self.id).give_back(r);
+        let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) else { return };
+        if entry.tcb.state() == State::Closed {
+            return;
+        }
+        entry.error.get_or_insert(SocketError::InputOutput);
+        entry.tcb.abort();
+        self.shard.output_and_finish(now, self.id);
+        self.shard.notify(self.id);
+    }
+}
+
+impl Tcp {
+    /// The kernel did not find bytes that it was to send: the connections that hold them are reset with an
+    /// error.
+    #[cold]
+    pub fn fail_vanished<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+        core.net.pool.take_fault();
+        for id in core.sockets.ids() {
+            let Ok(entry) = core.sockets.tcp(id) else { continue };
+            let Some(at) = entry.tcb.send_queue_ref().faulted_at() else { continue };
+            entry.error.get_or_insert(SocketError::InputOutput);
+            entry.tcb.abort_at(at);
+            entry.tcb.discard_send_buffer(&mut core.net.pool);
+            let key = *entry.tcb.key();
+            self.output_now(now, id, core);
+            // If the peer lacks more of what was sent, the reset is not exactly in its place, and it
+            // asks back (RFC 5961 section 3.2). A peer without the connection answers that by a reset.
+            self.flows.remove(&key, id);
+            core.notify(id);
+        }
+        core.net.flush();
+    }
+}
+
+/// The error for which a connection accepts no more, now that bytes are ready for it; cleared, as by a write.
+fn take_send_error(entry: &mut TcpEntry) -> Option<SocketError> {
+    let TcpEntry { error, tcb, .. } = entry;
+    if error.is_some() || tcb.state() != State::Closed {
+        return *error;
+    }
+    Some(tcb.take_error().map_or(SocketError::BrokenPipe, Into::into))
+}

@@ -1,0 +1,6 @@
+//! The engines from outside.
+
+mod ip;
+mod shard;
+mod tcp;
+mod wire;

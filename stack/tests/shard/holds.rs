@@ -1,0 +1,40 @@
+//! Holds in a flood (docs/waiting.md): acknowledgements are not answers.
+
+use fulmar::drivers::link::Impairments;
+use fulmar_stack::base::{Counter, Duration};
+use fulmar_stack::device::moderation::{BusyPoll, Next};
+use fulmar_stack::shard::Reserved;
+use fulmar_stack::socket::{Attempt, Step};
+use fulmar_testbed::stations::{Connection, config};
+
+/// Two segments of the largest size: a reader that finds them acknowledges them at once.
+const WRITE: [u8; 3000] = [0; 3000];
+
+#[test]
+fn a_reader_that_acknowledges_each_frame_of_a_bulk_transfer_holds() {
+    let station = |i| config(i, 16 << 20);
+    let mut p = Connection::new(1, &Impairments::default(), station, Duration::from_millis(1));
+    for _ in 0..10_000 {
+        let (now, client) = (p.now, p.client);
+        let written = p.shards[0].sosend(client).reserve(now, &WRITE, WRITE.len(), Attempt::First);
+        if let Ok(Step::Done(Reserved::Space(mut r))) = written {
+            r.chain.copy_from(0, &WRITE);
+            p.shards[0].sosend(client).commit(now, r);
+        }
+        let reader = &mut p.shards[1];
+        reader.moderation().start_waiting(now);
+        while reader.step_for_reader(now) > 0 {}
+        p.take_all(1 << 20);
+        p.shards[0].step(now, 64);
+        p.now = p.now + Duration::from_micros(40);
+        let reader = &mut p.shards[1];
+        if let Next::Hold { .. } = reader.next_wait(p.now, BusyPoll::Forbidden) {
+            let count = |c| reader.counters().value(c);
+            let (frames, acks) = (count(Counter::RxFrames), count(Counter::TcpAcksOut));
+            assert!(2 * frames < 3 * acks, "{frames} frames, {acks} ACKs");
+            return;
+        }
+        reader.moderation().slept();
+    }
+    panic!("no hold in a bulk transfer");
+}

@@ -1,0 +1,4 @@
+//! Headers: any input, and another parser as the oracle.
+
+mod any_input;
+mod oracle;
