@@ -1,4 +1,4 @@
-//! Within a room: no circle of files that name each other has more than three of them.
+//! No circle of files that name each other has more than three files.
 //!
 //! An arrow goes from a file to the file of each module that it names, by `use` or by a path from
 //! `crate`. Tests and models may look at anything.
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use source::{Module, modules, named, root, without_tests};
 
-/// Files of a circle at most: a type, what makes it and what it is made of.
+/// The largest circle, in files: a type, its constructor and its parts.
 const MOST: usize = 3;
 
 /// The files that each file names.

@@ -1,4 +1,4 @@
-//! The only unsafe code of this crate: three ioctls and three system calls that no kept library offers.
+//! The only unsafe code of this room: three ioctls and three system calls that no kept library offers.
 //!
 //! Sources: linux/ethtool.h, ioctl_nsfs(2), pidfd_open(2), open_tree(2), move_mount(2), linux/mount.h.
 

@@ -103,6 +103,10 @@ fn path(text: &str) -> Result<NamedPath, String> {
     if let Some(known) = PATHS.iter().find(|p| p.name == text) {
         return Ok(known.into());
     }
+    if !text.contains('=') {
+        let names: Vec<_> = PATHS.iter().map(|p| p.name).collect();
+        return Err(format!("no path has this name: paths are {}", names.join(", ")));
+    }
     text.parse::<FaultSpec>()?;
     Ok(NamedPath { name: text.to_owned(), faults: text.to_owned(), ecn: Ecn::Classic })
 }

@@ -1,4 +1,4 @@
-//! System calls that std does not offer. The only unsafe code of this crate beside `shm/sys.rs` and
+//! System calls that std does not offer. The only unsafe code of this room beside `shm/sys.rs` and
 //! `tap/vector/sys.rs`.
 
 use std::io::{self, IoSliceMut};

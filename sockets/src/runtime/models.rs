@@ -20,7 +20,7 @@ use crate::runtime::limit::Limit;
 use crate::runtime::watched::WatchedShard;
 use wire::{PORTS, Wire};
 
-/// The models of this crate.
+/// The models of this room.
 pub const MODELS: &[&[Model]] =
     &[leader::MODELS, handoff::MODELS, inbox::MODELS, completion::MODELS];
 

@@ -1,4 +1,4 @@
-//! The system calls of waiting: clocks, descriptors, futex, and counters of the thread. All unsafe code of this crate
+//! The system calls of waiting: clocks, descriptors, futex, and counters of the thread. All unsafe code of this room
 //! but that of `file/sys.rs`.
 
 use std::io;

@@ -86,3 +86,34 @@ impl Device for Memory {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::EtherAddr;
+    use crate::device::testing::{packet, pool};
+
+    #[test]
+    fn a_full_queue_takes_no_frame_and_loses_none() {
+        let caps = Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, 1]));
+        let [mut near, mut far] = pair([caps.clone(), caps]);
+        let (mut pool, mut counters) = (pool(), Counters::default());
+        let mut burst = Burst::with_capacity(QUEUE_FRAMES + 2);
+        for n in 0..QUEUE_FRAMES + 2 {
+            burst.push(packet(&mut pool, &n.to_be_bytes())).unwrap();
+        }
+        let now = Instant::ZERO;
+        assert_eq!(near.tx_burst(now, &mut pool, &mut burst, &mut counters), QUEUE_FRAMES);
+        assert_eq!(near.tx_burst(now, &mut pool, &mut burst, &mut counters), 0);
+        let mut came = Burst::with_capacity(QUEUE_FRAMES + 2);
+        assert_eq!(far.rx_burst(now, &mut pool, &mut came, 2, &mut counters), 2);
+        assert_eq!(near.tx_burst(now, &mut pool, &mut burst, &mut counters), 2);
+        assert_eq!(
+            far.rx_burst(now, &mut pool, &mut came, usize::MAX, &mut counters),
+            QUEUE_FRAMES
+        );
+        for n in 0..QUEUE_FRAMES + 2 {
+            assert_eq!(came.pop_front().unwrap().chain.to_vec(), n.to_be_bytes());
+        }
+    }
+}

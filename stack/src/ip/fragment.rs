@@ -97,7 +97,7 @@ impl Ip {
         Ok(())
     }
 
-    /// Parses the headers of a frame built by this crate.
+    /// Parses the headers of a frame built by this room.
     fn template(&mut self, frame: &mut Chain, pool: &mut Pool) -> Option<Template> {
         let packet_bytes = frame.len().checked_sub(eth::HEADER_BYTES)?;
         let bytes = pull(frame, eth::HEADER_BYTES.saturating_add(ipv4::HEADER_BYTES), pool).ok()?;

@@ -13,7 +13,7 @@
 //!                                           prepended, contiguous
 //! ```
 //!
-//! Memory: a chain passed in is owned by this crate until it leaves in a verdict or through the
+//! Memory: a chain passed in is owned by this room until it leaves in a verdict or through the
 //! sink. Dropped chains are freed to the pool and counted here. The queue of packets waiting for
 //! neighbour resolution is bounded.
 //!

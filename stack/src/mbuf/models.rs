@@ -10,7 +10,7 @@ use fulmar_models::{Model, model, models, spawn};
 
 use crate::mbuf::{Chain, External, Kick, Mbuf, Pool, PoolConfig, Purpose};
 
-/// The models of this crate.
+/// The models of this room.
 pub const MODELS: &[Model] = models![
     mbufs_dropped_while_the_pool_drains_are_freed_once,
     the_last_of_pool_and_mbufs_frees_the_memory_once,

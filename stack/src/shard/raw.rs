@@ -1,4 +1,4 @@
-//! A hint to the processor. All unsafe code of this crate.
+//! A hint to the processor. All unsafe code of this room.
 
 /// Asks the processor to have the first `bytes` of a value near when it is read. Changes nothing but
 /// the time that takes; nothing at all where the processor has no such instruction.

@@ -323,7 +323,7 @@ pub struct Tcb {
     pub(crate) recv_limit: usize,
     /// This connection's part of `WindowBudget::granted_bytes`.
     pub(crate) charged: usize,
-    /// Storage freed by reading since the window was last opened, bytes.
+    /// Storage freed by reading, or bytes of returned loans, since the window was last opened.
     pub(crate) freed: usize,
     /// Bytes and storage loaned to the user.
     pub(crate) lent: LoanCharge,

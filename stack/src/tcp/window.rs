@@ -207,7 +207,7 @@ impl Tcb {
     pub fn take_back(&mut self, lent: LoanCharge, env: &mut Env) -> bool {
         self.lent.bytes = self.lent.bytes.saturating_sub(lent.bytes);
         self.lent.storage_bytes = self.lent.storage_bytes.saturating_sub(lent.storage_bytes);
-        self.freed = self.freed.saturating_add(lent.storage_bytes);
+        self.freed = self.freed.saturating_add(lent.bytes);
         self.after_read(env)
     }
 

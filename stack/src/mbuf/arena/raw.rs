@@ -273,7 +273,7 @@ impl Arena {
         }
     }
 
-    /// Appends bytes to an mbuf, as many as fit; see [`crate::mbuf::Pool::append_tail`].
+    /// Appends the bytes that fit into an mbuf; see [`crate::mbuf::Pool::append_tail`].
     pub(crate) fn append_tail(&mut self, m: &mut Mbuf, bytes: &[u8]) -> usize {
         if !self.owns(m) || m.is_external() {
             return 0;

@@ -50,7 +50,7 @@ pub(crate) mod models {
 
     use super::*;
 
-    /// The models of this crate.
+    /// The models of this room.
     pub const MODELS: &[Model] = models![readers_never_use_a_reused_block];
 
     /// A slot and two blocks, accessed as in the tables.

@@ -394,11 +394,23 @@ impl Trace {
     }
 
     /// Lends bytes, which are freed at once.
-    pub fn lend(&mut self, max: usize) {
+    pub fn lend(&mut self, max: usize) -> LoanCharge {
         let chain = self.tcb.recv_queue().take(max, &mut self.pool);
         let lent = LoanCharge::of(&chain);
         self.pool.free(chain);
-        self.env(|tcb, env, _, _| tcb.lend(lent, env));
+        self.env(|tcb, env, _, _| {
+            env.window.lend(lent.storage_bytes);
+            tcb.lend(lent, env);
+        });
+        lent
+    }
+
+    /// Returns a loan, and output runs.
+    pub fn take_back(&mut self, lent: LoanCharge) {
+        self.window.take_back(lent.storage_bytes);
+        if self.env(|tcb, env, _, _| tcb.take_back(lent, env)) {
+            self.output();
+        }
     }
 
     pub fn abort_unread(&mut self) {
