@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn a_full_queue_takes_no_frame_and_loses_none() {
         let caps = Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, 1]));
-        let [mut near, mut far] = pair([caps.clone(), caps]);
+        let [mut near, mut far] = pair([caps, caps]);
         let (mut pool, mut counters) = (pool(), Counters::default());
         let mut burst = Burst::with_capacity(QUEUE_FRAMES + 2);
         for n in 0..QUEUE_FRAMES + 2 {
