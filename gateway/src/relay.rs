@@ -24,7 +24,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time;
 
-use fulmar::runtime::Account;
 use fulmar_stack::base::Instant;
 
 use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound, UdpFilter};
@@ -37,7 +36,7 @@ use poll::{Poll, Tokens};
 use siblings::Siblings;
 
 /// The stack of a gateway, with an account of CPU time that may be off.
-pub type Shard = fulmar_stack::shard::Shard<Account>;
+pub use fulmar_stack::shard::Shard;
 
 /// The clock of the shard. It starts at one millisecond: an [`Instant`] of zero is one that has passed.
 #[derive(Clone, Copy, Debug)]

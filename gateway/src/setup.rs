@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv6Addr};
 
-use fulmar::runtime::Account;
 use fulmar_stack::base::{Instant, Secrets};
 use fulmar_stack::device::{Device, Wake};
 use fulmar_stack::ip::IfAddr;
@@ -118,14 +117,13 @@ pub fn build_stack(
     config: StackConfig,
     device: Box<dyn Device>,
     now: Instant,
-    account: Account,
     number: u16,
     queues: u16,
 ) -> Result<Shard, SetupError> {
     if device.caps().wake != Wake::Level {
         return Err(SetupError::Device);
     }
-    Shard::with_probe(config, device, now, account, number, queues).map_err(SetupError::Stack)
+    Shard::of_several(config, device, now, number, queues).map_err(SetupError::Stack)
 }
 
 /// The gateway's own addresses on the guest's link: the guest's routers, or where it has none a link-local address of

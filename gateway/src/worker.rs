@@ -20,8 +20,8 @@ use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use fulmar::runtime::{Account, Ledger, shard_config};
-use fulmar_stack::base::{Instant, Outside, SlotId, Stage};
+use fulmar::runtime::{Ledger, shard_config};
+use fulmar_stack::base::{Instant, SlotId, Stage};
 use fulmar_stack::device::Device;
 use fulmar_stack::shard::{Event, SocketStat, StackConfig};
 use fulmar_stack::socket::SocketError;
@@ -57,7 +57,7 @@ pub struct Common<'a> {
 pub struct Worker {
     clock: Clock,
     /// Where the time goes: a turn of the loop is a visit.
-    account: Account,
+    account: Arc<Ledger>,
     stack: Shard,
     poll: Poll,
     tokens: Tokens,
@@ -96,10 +96,10 @@ impl Worker {
         common: &Common<'_>,
     ) -> Result<Worker, SetupError> {
         let Common { clock, stack, queues, account } = common;
-        let account = Account::new(account.map_or_else(Ledger::off, Ledger::new));
+        let account = account.map_or_else(Ledger::off, Ledger::new);
         let config = shard_config(stack, usize::from(*queues));
-        let mut stack =
-            setup::build_stack(config, device, clock.now(), account.clone(), number, *queues)?;
+        let mut stack = setup::build_stack(config, device, clock.now(), number, *queues)?;
+        stack.stages().set_observer(account.clone());
         stack.set_transmit_deferred(Some(Instant::FAR_FUTURE));
         let failed = |e| SetupError::System("cannot make an epoll set", e);
         let poll = Poll::new().map_err(failed)?;
@@ -257,6 +257,7 @@ impl Worker {
     fn turn(&mut self, has_frames: bool) -> Option<Instant> {
         self.stack.pass(Stage::Relayed);
         self.account.enter();
+        self.stack.stages().observe(self.account.is_measuring());
         let now = self.clock.now();
         let is_device_due = self.stack.device().next_deadline().is_some_and(|at| at <= now);
         let has_handoffs = self.siblings.take_packets(&mut self.stack);
@@ -386,7 +387,7 @@ impl Worker {
         flows.extend(layers.echoes.stat(cx.now));
         let mut published = published::stat(Protocol::Tcp, layers.tcp.ports());
         published.extend(published::stat(Protocol::Udp, layers.udp.ports()));
-        let ledger = self.account.ledger();
+        let ledger = &self.account;
         let balance = ledger.every().map(|_| ledger.balance());
         let (totals, uptime) = (self.totals.clone(), self.clock.uptime());
         Stat { queues: 1, flows, published, totals, stack, balance, uptime }

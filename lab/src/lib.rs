@@ -14,7 +14,6 @@ pub mod bulk;
 pub mod burst;
 pub mod child;
 pub mod cpu;
-pub mod exit;
 pub mod file;
 pub mod floor;
 pub mod gateway;

@@ -1,7 +1,7 @@
 //! `fulmar-lab path`: where a packet's nanoseconds go, stage by stage, or in a running stack.
 
 use crate::bench::{cannot_start, check_files, publish};
-use fulmar_cli::bounds::{self, within};
+use fulmar_cli::bounds;
 use fulmar_cli::failure::{During, Failure, Outcome};
 use fulmar_cli::stat::documents;
 use fulmar_lab::account::{Figures, Part};
@@ -16,17 +16,13 @@ use std::time::Duration;
 
 /// Times that every stage is measured.
 const RUNS: usize = 7;
-/// More than any path takes.
-const MOST_PPS: u64 = 100_000_000;
 
 /// Print the cost of a packet up to each stage of its path
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "fulmar-lab path <udp-send|udp-recv|tcp-send|tcp-recv> [OPTIONS]
        fulmar-lab path --live [OPTIONS]",
-    after_help = "Every stage is measured by calls that return there and undo what they have built.
-
-  fulmar-lab path udp-send                    18 bytes, over a simulated device
+    after_help = "  fulmar-lab path udp-send                    18 bytes, over a simulated device
   fulmar-lab path tcp-send --bytes 65536      a large write
   fulmar-lab path udp-send --stack kernel     this machine's kernel, as deep as errors reach
   FULMAR_LEDGER=64 fulmar-lab netserver &     a stack that keeps an account ...
@@ -37,7 +33,7 @@ pub struct Args {
     #[arg(value_parser = named, required_unless_present = "live", value_name = "udp-send|udp-recv|tcp-send|tcp-recv")]
     path: Option<Path>,
     /// Show the accounts of running stacks instead (see FULMAR_LEDGER below)
-    #[arg(long, conflicts_with_all = ["path", "quick", "bytes", "threads", "rate", "runs", "stack"])]
+    #[arg(long, conflicts_with_all = ["path", "quick", "bytes", "threads", "runs", "stack"])]
     live: bool,
     /// Payload of a datagram, or bytes of a write [default: 18; of TCP 64]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
@@ -45,10 +41,6 @@ pub struct Args {
     /// Measure with 1 to this many threads, each with a stack of its own
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
-    /// Packets per second of each thread, evenly spaced, or in bursts of what is due in 50 us; 0: no limit
-    /// (only udp-send of fulmar; the time in between is not measured)
-    #[arg(long, default_value_t = 0, value_name = "PPS", value_parser = within(0, MOST_PPS))]
-    rate: u64,
     /// Measurements of each stage
     #[arg(long, default_value_t = RUNS, value_parser = bounds::runs)]
     runs: usize,
@@ -86,11 +78,8 @@ impl Args {
                 "the kernel can be asked about udp-send only, not {name}: its other paths have no \
                  call that fails at a known depth"
             )
-        } else if self.rate > 0 && path != Path::UdpSend {
-            format!("{name} knows no --rate: only udp-send can be held to one; leave it out")
-        } else if self.stack != Stack::Fulmar && (self.rate > 0 || self.threads > 1) {
-            "the kernel's calls are measured by one thread at full rate: give --rate and --threads \
-             with --stack fulmar only"
+        } else if self.stack != Stack::Fulmar && self.threads > 1 {
+            "the kernel's calls are measured by one thread: give --threads with --stack fulmar only"
                 .to_owned()
         } else {
             return Ok(());
@@ -111,7 +100,6 @@ impl Args {
             path,
             bytes: self.bytes.map_or(bytes, |b| b as usize),
             threads: self.threads.into(),
-            rate_pps: self.rate,
             runs: self.runs,
             slice: Duration::from_millis(if self.quick { 15 } else { 60 }),
         }
@@ -226,7 +214,7 @@ mod tests {
         let options = args.options(Path::TcpSend);
         assert_eq!((options.threads, options.bytes), (2, 65536));
         assert!(parse("path udp-send --runs 0").is_err());
-        assert!(parse("path --live --rate 5").is_err());
+        assert!(parse("path --live --runs 5").is_err());
     }
 
     #[test]
@@ -236,9 +224,6 @@ mod tests {
             args.check(args.path.expect("a path")).map_err(|e| e.to_string())
         };
         for (line, word) in [
-            ("path udp-recv --rate 1000", "--rate"),
-            ("path tcp-send --rate 1000", "--rate"),
-            ("path udp-send --stack kernel --rate 1000", "--rate"),
             ("path udp-send --stack kernel --threads 2", "--threads"),
             ("path tcp-recv --bytes 64", "--bytes"),
             ("path udp-recv --bytes 1473", "1472"),
@@ -247,7 +232,7 @@ mod tests {
             let said = check(line).expect_err(line);
             assert!(said.contains(word), "{said}");
         }
-        for line in ["path udp-send --rate 1000 --threads 2", "path tcp-send --bytes 65536"] {
+        for line in ["path udp-send --threads 2", "path tcp-send --bytes 65536"] {
             assert_eq!(check(line), Ok(()), "{line}");
         }
     }

@@ -1,13 +1,14 @@
-//! The rounds: every stage once per round, in turn, so that what disturbs meets them alike.
+//! The rounds: in each the whole path without the account, and its stages by the account.
 
 use std::io;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use fulmar::base::Stage;
+use fulmar::ledger::{Balance, DEFAULT_EVERY};
 use fulmar_nic::thread_hardware_ns;
 
-use super::{Options, Path, Spread, Threads, recv, send};
+use super::{Options, Spread, Threads, loads};
 use crate::cpu;
 
 /// Packets and the time that they took.
@@ -22,7 +23,7 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// Adds a batch of `packets` whose calls `work` makes.
+    /// Adds a batch, whose packets `work` counts.
     pub fn batch(&mut self, work: impl FnOnce() -> io::Result<u64>) -> io::Result<()> {
         let hardware = thread_hardware_ns();
         // The thread's own time: other work of the machine is not charged here.
@@ -34,43 +35,20 @@ impl Timed {
         Ok(())
     }
 
-    /// What a batch of nothing takes: its readings of the clock.
-    pub fn of_nothing() -> io::Result<Duration> {
-        const TRIALS: usize = 65;
-        let trial = || {
-            let mut timed = Timed::default();
-            timed.batch(|| Ok(0)).map(|()| timed.time)
-        };
-        let mut all = (0..TRIALS).map(|_| trial()).collect::<io::Result<Vec<Duration>>>()?;
-        all.sort_unstable();
-        Ok(all[TRIALS / 2])
-    }
-
-    /// Takes the time of the readings themselves off the last batch.
-    pub fn take_off(&mut self, own: Duration) {
-        self.time = self.time.saturating_sub(own);
-    }
-
     /// Whether more batches are wanted: until they have taken a `slice`, or, where setting them up takes
     /// most of the time, a few slices have gone by since `start`.
     pub fn wants_more(&self, slice: Duration, start: Instant) -> bool {
         const MOST_SLICES: u32 = 4;
-        self.time < slice && (self.packets == 0 || start.elapsed() < slice * MOST_SLICES)
+        self.time < slice && start.elapsed() < slice * MOST_SLICES
     }
 
-    /// Waits until the next packet since `start` is due at the rate, but not beyond the end of the slice.
-    /// A method, so that no wait falls within a batch, which has the account to itself.
-    pub fn keep_rate(&self, start: Instant, rate_pps: u64, slice: Duration) {
-        let due = self.packets.saturating_mul(1_000_000_000).checked_div(rate_pps);
-        let due = due.map_or(Duration::ZERO, Duration::from_nanos).min(slice);
-        while start.elapsed() < due {
-            std::hint::spin_loop();
-        }
+    fn ns(&self) -> f64 {
+        self.time.as_nanos() as f64
     }
 
-    fn ns_per_packet(&self) -> f64 {
-        let ns = self.time.as_nanos() as f64 - self.hardware_ns as f64;
-        ns.max(0.0) / self.packets.max(1) as f64
+    /// Without the hardware.
+    pub fn ns_per_packet(&self) -> f64 {
+        (self.ns() - self.hardware_ns as f64).max(0.0) / self.packets.max(1) as f64
     }
 
     fn hardware_ns_per_packet(&self) -> f64 {
@@ -79,33 +57,37 @@ impl Timed {
 }
 
 /// What a thread drives.
-pub trait Driven {
-    /// Runs packets for about `slice` that end at `stage`; `None`: they go all the way.
-    fn run(&mut self, stage: Option<Stage>, slice: Duration) -> io::Result<Timed>;
+pub trait Load {
+    /// The stack whose account is read.
+    fn stack(&self) -> &fulmar::Stack;
+
+    /// Moves packets for about `slice`.
+    ///
+    /// # Errors
+    /// Those of the sockets.
+    fn run(&mut self, slice: Duration) -> io::Result<Timed>;
 }
 
-fn driven(options: &Options) -> io::Result<Box<dyn Driven>> {
-    Ok(match options.path {
-        Path::UdpSend => Box::new(send::Datagrams::new(options)?),
-        Path::TcpSend => Box::new(send::Writes::new(options)?),
-        Path::UdpRecv => Box::new(recv::Datagrams::new(options)?),
-        Path::TcpRecv => Box::new(recv::Segments::new(options)?),
-    })
-}
-
-/// What one thread found in one round.
+/// What one thread found in one round; ns per packet.
 struct Round {
-    /// Per stage and, last, the whole; ns per packet, and the hardware's.
-    columns: Vec<(f64, f64)>,
-    /// ns per bare system call, in turn with them.
+    /// Up to each stage.
+    stages: Vec<f64>,
+    whole: f64,
+    hardware: f64,
+    /// A bare system call, in turn with them.
     syscall: f64,
+    /// How far the sum of the account is from the thread's CPU time, as a share of it.
+    gap: f64,
 }
 
-/// Measures a path with `threads` threads at once.
+/// Measures a path with `threads` threads at once; adds the figures of the first one to `syscall` and `gap`.
+///
+/// # Errors
+/// Those of the sockets.
 pub fn with_threads(
     options: &Options,
     threads: usize,
-    syscall: &mut Spread,
+    (syscall, gap): (&mut Spread, &mut Vec<f64>),
 ) -> io::Result<Threads> {
     let cpus = cpu::allowed_cpus()?;
     let barrier = Barrier::new(threads);
@@ -119,53 +101,79 @@ pub fn with_threads(
         handles.into_iter().map(|h| h.join().unwrap_or_else(panicked)).collect()
     });
     let found = found.into_iter().collect::<io::Result<Vec<Vec<Round>>>>()?;
-    syscall.runs.extend(found.first().into_iter().flatten().map(|r| r.syscall));
-    let stages = options.path.stages(options.bytes).len();
-    let over = |column: usize, pick: fn(&(f64, f64)) -> f64| Spread {
-        // Of the threads of a round, the mean: what a packet costs one of them.
+    let first = found.first().into_iter().flatten();
+    syscall.runs.extend(first.clone().map(|r| r.syscall));
+    gap.extend(first.map(|r| r.gap));
+    // Of the threads of a round, the mean: what a packet costs one of them.
+    let over = |pick: &dyn Fn(&Round) -> f64| Spread {
         runs: (0..options.runs)
-            .map(|r| {
-                found.iter().map(|t| pick(&t[r].columns[column])).sum::<f64>() / threads as f64
-            })
+            .map(|r| found.iter().map(|t| pick(&t[r])).sum::<f64>() / threads as f64)
             .collect(),
     };
+    let stages = 0..options.path.stages(options.bytes).len();
     Ok(Threads {
         threads,
-        stages: (0..stages).map(|c| over(c, |p| p.0)).collect(),
-        whole: over(stages, |p| p.0),
-        hardware: over(stages, |p| p.1),
+        stages: stages.map(|c| over(&|r| r.stages[c])).collect(),
+        whole: over(&|r| r.whole),
+        hardware: over(&|r| r.hardware),
     })
 }
 
 fn rounds(options: &Options, cpu: usize, barrier: &Barrier) -> io::Result<Vec<Round>> {
-    let set_up = cpu::pin_to(cpu).and_then(|()| driven(options));
-    // A thread that fails still reaches the barrier, or the others would wait for ever.
-    let mut failed = set_up.as_ref().err().map(|e| io::Error::new(e.kind(), e.to_string()));
-    let mut driven = set_up.ok();
-    let ends: Vec<Option<Stage>> =
-        options.path.stages(options.bytes).iter().copied().map(Some).chain([None]).collect();
+    let load = cpu::pin_to(cpu).and_then(|()| loads::of(options));
+    // A thread that fails still reaches the barriers, or the others would wait for ever.
+    let (mut failed, mut load) = match load {
+        Ok(load) => (None, Some(load)),
+        Err(e) => (Some(e), None),
+    };
     let mut found = Vec::new();
     // The first round warms caches and tables and is thrown away.
     for round in 0..=options.runs {
-        let mut columns = Vec::new();
-        for end in &ends {
-            barrier.wait();
-            let Some(driven) = &mut driven else { continue };
-            match driven.run(*end, options.slice) {
-                Ok(timed) => columns.push((timed.ns_per_packet(), timed.hardware_ns_per_packet())),
-                Err(e) => {
-                    failed.get_or_insert(e);
-                    columns.push((f64::NAN, f64::NAN));
-                }
-            }
-        }
         barrier.wait();
-        let syscall = bare_syscall(options.slice / 4)?;
-        if round > 0 {
-            found.push(Round { columns, syscall });
+        let whole = load.as_mut().map(|load| load.run(options.slice)).transpose();
+        barrier.wait();
+        let staged = load.as_mut().map(|load| accounted(load.as_mut(), options)).transpose();
+        barrier.wait();
+        match (whole, staged) {
+            (Ok(Some(whole)), Ok(Some((stages, gap)))) if round > 0 => found.push(Round {
+                stages,
+                whole: whole.ns_per_packet(),
+                hardware: whole.hardware_ns_per_packet(),
+                syscall: bare_syscall(options.slice / 4)?,
+                gap,
+            }),
+            (Err(e), _) | (_, Err(e)) => {
+                failed.get_or_insert(e);
+                load = None;
+            }
+            _ => {}
         }
     }
     failed.map_or(Ok(found), Err)
+}
+
+/// Runs a slice with the account on: ns per packet up to each stage, and the gap of the account.
+fn accounted(load: &mut dyn Load, options: &Options) -> io::Result<(Vec<f64>, f64)> {
+    load.stack().clear_ledger();
+    load.stack().set_account(Some(DEFAULT_EVERY));
+    let timed = load.run(options.slice);
+    let balance = load.stack().ledger().unwrap_or_default();
+    load.stack().set_account(None);
+    let timed = timed?;
+    let gap = (balance.sum_ns() / timed.ns().max(1.0) - 1.0).abs();
+    Ok((up_to_stages(&balance, options.path.stages(options.bytes), &timed), gap))
+}
+
+/// The sum of the stages up to each, ns per packet. Simulated hardware runs within the stage of the device.
+fn up_to_stages(balance: &Balance, stages: &[Stage], timed: &Timed) -> Vec<f64> {
+    let is_device = |stage| matches!(stage, Stage::DeviceTaken | Stage::DeviceReceived);
+    let mut sum = 0.0;
+    let add = |stage: &Stage| {
+        let hardware = if is_device(*stage) { timed.hardware_ns as f64 } else { 0.0 };
+        sum += (balance.ns_of(*stage) - hardware).max(0.0);
+        sum / timed.packets.max(1) as f64
+    };
+    stages.iter().map(add).collect()
 }
 
 /// One system call that does next to nothing; ns of the thread's own time.

@@ -1,19 +1,16 @@
-//! Where a packet's nanoseconds go, by ending its path at one stage after the other.
+//! Where a packet's nanoseconds go, stage by stage.
 //!
-//! A stack with exit points ([`crate::exit`]), which only the laboratory has, returns at a stage as if everything
-//! behind it were done, and undoes what it has built so far. A loop of such calls costs what the path costs up to that
-//! stage; the difference to the stage before is the cost of that step. The published measurement did this to a kernel
-//! (Rizzo 2012). What undoing costs (a buffer that is freed) is part of the figure, as it was there.
+//! The account of the stack ([`fulmar::ledger`]) gives the cost of each stage; the figure of a stage is the sum up to
+//! it, as in the published measurement (Rizzo 2012), which ended a kernel's path at one point after the other. What
+//! the account itself costs is measured by it and taken off. The whole path is measured with the account off.
 //!
-//! The device is simulated and its hardware runs inside of the calls; its time is measured by itself
-//! and taken off. [`kernel`] asks the machine's own kernel for as many depths as it can be asked for.
+//! The device is simulated and its hardware runs inside the calls. Its time is measured separately and subtracted.
+//! [`kernel`] asks the machine's own kernel for the depths at which its calls fail.
 
 pub mod kernel;
+mod loads;
 mod measured;
-mod recv;
-mod send;
 pub mod show;
-mod stack;
 
 use std::io;
 use std::time::Duration;
@@ -21,6 +18,8 @@ use std::time::Duration;
 use crate::harness::Progress;
 use fulmar::base::Stage;
 use fulmar_stack::socket::sosend::SMALL_WRITE_BYTES;
+use loads::{Rig, Sends};
+use measured::Load as _;
 
 /// A path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,9 +135,6 @@ pub struct Options {
     pub bytes: usize,
     /// Threads at most, each with a stack and a device of its own; every number from 1 on is measured.
     pub threads: usize,
-    /// Packets per second that each thread sends at most, evenly: one by one, or as many together as are due
-    /// in 50 us; 0 for as many as it can. The time in between is in no figure.
-    pub rate_pps: u64,
     /// Times that every stage is measured.
     pub runs: usize,
     /// How long once.
@@ -152,7 +148,6 @@ impl Default for Options {
             path: Path::UdpSend,
             bytes: 18,
             threads: 1,
-            rate_pps: 0,
             runs: 5,
             slice: Duration::from_millis(30),
         }
@@ -196,9 +191,9 @@ pub struct Threads {
     pub hardware: Spread,
 }
 
-/// A variation of the whole path, one thing left out or added.
+/// A variant of the whole path, in which one thing differs.
 #[derive(Clone, Debug)]
-pub struct Ablation {
+pub struct Variant {
     /// What is different.
     pub what: &'static str,
     /// The path with it.
@@ -218,10 +213,9 @@ pub struct Found {
     pub by_threads: Vec<Threads>,
     /// One bare system call, measured in turn with the rest.
     pub syscall: Spread,
-    /// Variations.
-    pub ablations: Vec<Ablation>,
-    /// The sum of the ledger's stages over the measured total, minus one, without its sign: one per
-    /// run of a stack that keeps an account.
+    /// Variants of a datagram's path out.
+    pub variants: Vec<Variant>,
+    /// How far the sum of the account is from the CPU time of the thread, as a share of it: one per run.
     pub ledger: Vec<f64>,
 }
 
@@ -230,69 +224,85 @@ pub struct Found {
 /// # Errors
 /// Too many open descriptors; a connection that fails.
 pub fn run(options: &Options) -> io::Result<Found> {
-    let mut by_threads = Vec::new();
-    let mut syscall = Spread::default();
+    let (mut by_threads, mut ledger, mut syscall) = (Vec::new(), Vec::new(), Spread::default());
     let most = options.threads.max(1);
-    let (progress, steps) = (Progress::new(most + 2), most + 2);
+    let (progress, steps) = (Progress::new(most + 1), most + 1);
     for threads in 1..=most {
         let what = format!("{}: {threads} of {most} threads", options.path.name());
         progress.show(what, threads - 1, steps);
-        by_threads.push(measured::with_threads(options, threads, &mut syscall)?);
+        by_threads.push(measured::with_threads(options, threads, (&mut syscall, &mut ledger))?);
     }
-    let (ablations, ledger) = match options.path {
-        Path::UdpSend => {
-            progress.show("without single steps", most, steps);
-            let ablations = send::ablations(options)?;
-            progress.show("the account of the stages", most + 1, steps);
-            (ablations, send::ledger(options)?)
-        }
-        _ => (Vec::new(), Vec::new()),
-    };
+    let mut variants = Vec::new();
+    if options.path == Path::UdpSend {
+        progress.show("variants", most, steps);
+        variants = self::variants(options)?;
+    }
     let bytes = match options.path {
         // The peer decides.
-        Path::TcpRecv => recv::SEGMENT_BYTES as usize,
+        Path::TcpRecv => loads::SEGMENT_BYTES as usize,
         _ => options.bytes,
     };
-    Ok(Found { path: options.path, bytes, by_threads, syscall, ablations, ledger })
+    Ok(Found { path: options.path, bytes, by_threads, syscall, variants, ledger })
+}
+
+/// Variants of a datagram's path, each measured in turn with the usual one.
+fn variants(options: &Options) -> io::Result<Vec<Variant>> {
+    let usual = Rig::of(options);
+    let all = [
+        ("without payload (nothing to copy)", Rig { bytes: 0, ..usual }),
+        ("every call names its destination (not connected)", Rig { names_peer: true, ..usual }),
+        ("with 1000 more routes in the table", Rig { routes: 1000, ..usual }),
+    ];
+    let measure = |(what, rig): (&'static str, Rig)| {
+        let (mut plain, mut other) = (Sends::new(&usual)?, Sends::new(&rig)?);
+        let (mut with, mut without) = (Spread::default(), Spread::default());
+        for run in 0..=options.runs {
+            let pair = (plain.run(options.slice)?, other.run(options.slice)?);
+            // The first warms caches.
+            if run > 0 {
+                without.runs.push(pair.0.ns_per_packet());
+                with.runs.push(pair.1.ns_per_packet());
+            }
+        }
+        Ok(Variant { what, with, without })
+    };
+    all.into_iter().map(measure).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Times are not judged; that every stage was reached and the path has an end is behaviour.
+    /// Times are not judged. A stage that the account did not see would cost as much as the one before it.
     #[test]
-    fn every_path_ends_at_each_of_its_stages() {
+    fn the_account_sees_every_stage_of_every_path() {
         for path in Path::ALL {
             for bytes in [18, if path == Path::TcpSend { 64 << 10 } else { 18 }] {
-                let slice = Duration::from_millis(1);
+                let slice = Duration::from_millis(60);
                 let options = Options { path, bytes, runs: 1, slice, ..Options::default() };
-                let found = run(&options).unwrap_or_else(|e| panic!("{}: {e}", path.name()));
-                let one = &found.by_threads[0];
-                assert_eq!(one.stages.len(), path.stages(bytes).len());
-                for (stage, spread) in path.stages(bytes).iter().zip(&one.stages) {
-                    assert!(spread.median() >= 0.0, "{} {stage:?}: {spread:?}", path.name());
+                let mut load = loads::of(&options).unwrap();
+                load.stack().set_account(Some(1));
+                load.run(slice).unwrap();
+                let balance = load.stack().ledger().unwrap();
+                for stage in path.stages(bytes) {
+                    let passed = balance.stages.iter().any(|s| s.stage == *stage);
+                    assert!(passed, "{} {stage:?}: {balance:?}", path.name());
                 }
-                assert!(one.whole.median() > 0.0);
             }
         }
     }
 
-    /// The wait is outside of every batch by its type; here it is there at all. A slow machine sends
-    /// fewer.
     #[test]
-    fn at_a_rate_no_more_datagrams_go_than_are_due_in_a_slice() {
-        let options = Options { rate_pps: 10_000, ..Options::default() };
-        let mut datagrams = send::Datagrams::new(&options).unwrap();
-        let slice = Duration::from_millis(10);
-        let timed = measured::Driven::run(&mut datagrams, Some(Stage::SendCall), slice).unwrap();
-        assert!((1..=101).contains(&timed.packets), "{timed:?}");
-    }
-
-    #[test]
-    fn datagrams_go_one_by_one_unless_the_rate_leaves_no_time_between_them() {
-        let bursts = [1, 20_000, 100_000, 1_000_000, 100_000_000].map(send::burst_at);
-        assert_eq!(bursts, [1, 1, 5, 50, 64]);
+    fn a_stage_costs_at_least_as_much_as_the_one_before_it() {
+        for path in Path::ALL {
+            let slice = Duration::from_millis(1);
+            let found = run(&Options { path, runs: 1, slice, ..Options::default() });
+            let found = found.unwrap_or_else(|e| panic!("{}: {e}", path.name()));
+            let one = &found.by_threads[0];
+            assert_eq!(one.stages.len(), path.stages(found.bytes).len());
+            assert!(one.stages.is_sorted_by(|a, b| a.median() <= b.median()), "{one:?}");
+            assert!(one.whole.median() > 0.0);
+        }
     }
 
     #[test]

@@ -31,10 +31,10 @@ pub fn report(found: &Found) -> Report {
     Report {
         name: "path".to_owned(),
         title: format!("{name}, {bytes} bytes: ns per packet up to each stage"),
-        lead: "The path returns at the stage and undoes what it has built, which is part of the figure. \
-               Simulated device; the time of its hardware is measured by itself and taken off. A \
-               difference is that of the least figures, as in the published table; it counts where the runs \
-               of two stages do not overlap and differ by 5 %."
+        lead: "The sum of the stages up to this one, by the account of the stack; its own cost is subtracted. \
+               The last row is the thread's CPU time without the account. Simulated device; the time of its \
+               hardware is measured separately and subtracted. A difference is that of the least figures, as \
+               in the published table; it counts where the runs of two stages do not overlap and differ by 5 %."
             .to_owned(),
         tables: vec![Table { chart: Some(chart), ..Table::of("", columns, rows) }],
         notes: notes(found),
@@ -89,7 +89,7 @@ fn notes(found: &Found) -> Vec<String> {
         found.syscall.median(),
         found.by_threads.first().map_or(0.0, |t| t.hardware.median())
     )];
-    notes.extend(found.ablations.iter().map(|a| {
+    notes.extend(found.variants.iter().map(|a| {
         let (with, without) = (a.with.median(), a.without.median());
         format!(
             "{}: {with:.1} ns, unchanged {without:.1} ns ({:+.1}, {:.2} times)",

@@ -140,8 +140,7 @@ pub const RUNS: usize = 7;
 /// No namespaces for the kernel's part; no descriptors.
 pub fn run((budget, runs): (Duration, usize), cpus: usize, stack: Stack) -> io::Result<Measured> {
     let threads = cpus.clamp(1, 4);
-    let stages = Path::UdpSend.stages(BYTES).len() + 1;
-    let slots = (runs + 1) * (stages * threads + 8) + runs * 8;
+    let slots = (runs + 1) * (2 * threads + 6);
     let slice = (budget / slots as u32).clamp(Duration::from_millis(2), Duration::from_millis(100));
     let options = Options { threads, bytes: BYTES, runs, slice, ..Options::default() };
     Ok(Measured {

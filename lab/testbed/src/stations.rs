@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_stack::base::{Duration, EtherAddr, Instant, Probe, Secrets, SlotId};
+use fulmar_stack::base::{Duration, EtherAddr, Instant, Secrets, SlotId};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
@@ -36,12 +36,7 @@ pub fn config(station: u8, budget_bytes: usize) -> StackConfig {
 /// # Panics
 ///
 /// If the connection cannot be written to.
-pub fn write<P: Probe>(
-    shard: &mut Shard<P>,
-    now: Instant,
-    id: SlotId,
-    bytes: &[u8],
-) -> Option<usize> {
+pub fn write(shard: &mut Shard, now: Instant, id: SlotId, bytes: &[u8]) -> Option<usize> {
     match shard.sosend(id).reserve(now, bytes, bytes.len(), Attempt::First).unwrap() {
         Step::Done(Reserved::Sent(n)) => Some(n),
         Step::Done(Reserved::Space(mut r)) => {
@@ -59,12 +54,7 @@ pub fn write<P: Probe>(
 /// # Panics
 ///
 /// If the connection has failed.
-pub fn read<P: Probe>(
-    shard: &mut Shard<P>,
-    now: Instant,
-    id: SlotId,
-    max: usize,
-) -> Option<Vec<u8>> {
+pub fn read(shard: &mut Shard, now: Instant, id: SlotId, max: usize) -> Option<Vec<u8>> {
     let Step::Done(chain) = shard.tcp_take(id, max).unwrap() else { return None };
     let bytes = chain.to_vec();
     shard.tcp_read_done(now, id, chain);

@@ -477,8 +477,7 @@ impl Builder {
         let exit_drain = config.exit_drain;
         let name = name.unwrap_or_else(program_name);
         let ledger = every.map_or_else(ledger::of_new_stack, Ledger::new);
-        let account = || crate::runtime::Account::new(Arc::clone(&ledger));
-        let hosts = crate::runtime::start_hosts(&config, devices, &name, account)?;
+        let hosts = crate::runtime::start_hosts(&config, devices, &name, &ledger)?;
         let (control, reader) = (std::sync::Mutex::new(None), Arc::default());
         let network_namespace = std::fs::metadata("/proc/thread-self/ns/net").ok().map(|m| m.ino());
         let is_closed = AtomicBool::new(false);

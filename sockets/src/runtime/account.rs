@@ -1,7 +1,7 @@
-//! Account of CPU time by stage, sampled while a stack works: the probe that every stack has.
+//! Account of CPU time by stage, sampled while a stack works.
 //!
-//! Cost: while the account is off, entering a shard reads one word of the ledger, and passing a stage reads one
-//! thread-local word.
+//! Cost: while the account is off, entering a shard reads one word of the ledger and one of the thread, and passing a
+//! stage one of the shard.
 //!
 //! The unit of sampling is the *visit*: the time from one entry of a thread into a shard to its next entry. It includes
 //! what the thread does outside of the shard (the program's work, copies without the lock, sleep), so the stages of a
@@ -26,12 +26,11 @@
 //! many visits and independent of stages and of their calibration.
 
 use std::cell::Cell;
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
-use fulmar_stack::base::{Outside, Probe, Stage};
+use fulmar_stack::base::{Observer, Stage};
 
 use crate::runtime::sys;
 use total::{Stretch, Total};
@@ -296,13 +295,20 @@ impl Ledger {
         self.every.store(every.map_or(0, |n| n.clamp(1, MAX_EVERY)), Relaxed);
     }
 
+    /// The thread has reached `stage`.
     #[inline(always)]
-    fn pass(&self, stage: Stage) {
+    pub fn pass(&self, stage: Stage) {
         CLOCK.with(|clock| {
             if clock.at.get() != 0 {
                 self.note(clock, stage);
             }
         });
+    }
+
+    /// Whether the present visit of the thread is measured by its stages.
+    #[inline(always)]
+    pub fn is_measuring(&self) -> bool {
+        CLOCK.with(|clock| clock.at.get() != 0)
     }
 
     // Not inlined: a path without measurement pays the branch only.
@@ -333,8 +339,9 @@ impl Ledger {
         clock.at.set(sys::ticks().max(1));
     }
 
+    /// The thread is about to enter the shard: its time since [`Stage::Released`] belongs to the program.
     #[inline(always)]
-    fn enter(&self) {
+    pub fn enter(&self) {
         let every = self.every.load(Relaxed);
         if every != 0 {
             self.enter_accounted(every);
@@ -589,66 +596,9 @@ fn measure_pass() -> PassCost {
     PassCost { inside: each(inside), whole: each(whole) }
 }
 
-/// The probe. One clone is used under the shard lock, another outside of it.
-#[derive(Clone, Debug)]
-pub struct Account(Arc<Ledger>);
-
-impl Account {
-    /// Keeps the account in `ledger`.
-    pub fn new(ledger: Arc<Ledger>) -> Account {
-        Account(ledger)
-    }
-
-    /// The ledger.
-    pub fn ledger(&self) -> &Arc<Ledger> {
-        &self.0
-    }
-}
-
-impl Default for Account {
-    /// Off.
-    fn default() -> Account {
-        Account(Ledger::off())
-    }
-}
-
-impl Probe for Account {
-    type Outside = Account;
-
-    fn outside(&self) -> Account {
-        self.clone()
-    }
-
-    #[inline(always)]
-    fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
-        self.0.pass(stage);
-        ControlFlow::Continue(())
-    }
-
-    #[inline(always)]
-    fn stages<const N: usize>(&mut self, stages: [Stage; N]) -> ControlFlow<()> {
-        if CLOCK.with(|clock| clock.at.get() != 0) {
-            stages.into_iter().for_each(|stage| self.0.pass(stage));
-        }
-        ControlFlow::Continue(())
-    }
-}
-
-impl Outside for Account {
-    #[inline(always)]
-    fn enter(&self) {
-        self.0.enter();
-    }
-
-    #[inline(always)]
-    fn leave(&self) {
-        self.0.pass(Stage::Released);
-    }
-
-    #[inline(always)]
-    fn stage(&self, stage: Stage) -> ControlFlow<()> {
-        self.0.pass(stage);
-        ControlFlow::Continue(())
+impl Observer for Ledger {
+    fn pass(&self, stage: Stage) {
+        Ledger::pass(self, stage);
     }
 }
 

@@ -27,12 +27,12 @@ mod wait_guard;
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock, PoisonError, TryLockError, Weak};
 
-use fulmar_stack::base::{Counter, Duration, Instant, Outside, Probe, Stage};
+use fulmar_stack::base::{Counter, Duration, Instant, Stage};
 use fulmar_stack::device::TxTime;
 use fulmar_stack::device::moderation::ModerationConfig;
 use fulmar_stack::socket::SocketError;
 
-use crate::runtime::account::{Account, Ledger};
+use crate::runtime::account::Ledger;
 use crate::runtime::handoff::handoff_fence;
 use crate::runtime::inbox::{Inbox, after_release};
 use crate::runtime::leader::{Leader, Role};
@@ -61,8 +61,8 @@ pub(crate) const POLL_BUDGET: usize = 128;
 type Returned = smallvec::SmallVec<[Arc<dyn fulmar_stack::mbuf::SharedBytes>; 4]>;
 
 /// A shard with everything that threads need around it.
-pub struct Host<P: Probe = Account> {
-    shard: Mutex<WatchedShard<P>>,
+pub struct Host {
+    shard: Mutex<WatchedShard>,
     /// Detects re-entry by a signal handler.
     bit: HostBit,
     pub(crate) inbox: Inbox,
@@ -74,8 +74,8 @@ pub struct Host<P: Probe = Account> {
     pub(crate) service: Service,
     forks: u32,
     spin: Spin,
-    /// The probe for stages outside of the lock.
-    outside: P::Outside,
+    /// The account, which may be off.
+    ledger: Arc<Ledger>,
     /// The device does not need the exact time of a crossing.
     takes_coarse_time: bool,
     /// Single reads may post their buffers.
@@ -87,24 +87,11 @@ pub struct Host<P: Probe = Account> {
     /// The thread that made the last call, if the stack has several shards. Written under the lock.
     last_caller: AtomicUsize,
     /// The hosts of all shards of the stack, by number, if there are several.
-    siblings: OnceLock<Vec<Weak<Host<P>>>>,
+    siblings: OnceLock<Vec<Weak<Host>>>,
     /// Poll sets on whose descriptors threads may sleep.
     exposed_sets: Mutex<Vec<Weak<PollSetCore>>>,
     /// Why the stack is down for good.
     failure: OnceLock<String>,
-}
-
-impl Host {
-    /// The ledger of the stack, which may be off.
-    pub fn ledger(&self) -> &Arc<Ledger> {
-        self.outside.ledger()
-    }
-
-    /// The caller passes a stage outside of the lock.
-    #[inline(always)]
-    pub fn pass(&self, stage: Stage) {
-        let _ = self.outside.stage(stage);
-    }
 }
 
 /// The clock that a step is run by.
@@ -115,19 +102,20 @@ enum Clock {
     Coarse,
 }
 
-impl<P: Probe> Host<P> {
-    /// Puts a shard under a lock.
+impl Host {
+    /// Puts a shard under a lock, with an account that may be off.
     ///
     /// # Errors
     /// The errno of `eventfd` or `timerfd_create`.
-    pub fn new(mut shard: WatchedShard<P>) -> std::io::Result<Self> {
+    pub fn new(mut shard: WatchedShard, ledger: Arc<Ledger>) -> std::io::Result<Self> {
         sys::watch_forks();
         let leader = Leader::new()?;
         let caps = *shard.device().caps();
         shard.pool().set_kick(Arc::new(leader.kick()?));
+        shard.stages().set_observer(ledger.clone());
         Ok(Host {
             spin: Spin::new(shard.peek()),
-            outside: shard.probe().outside(),
+            ledger,
             takes_coarse_time: caps.tx_time == TxTime::Coarse,
             places_reads: caps.places_on_receive,
             shard: Mutex::new(shard),
@@ -148,7 +136,7 @@ impl<P: Probe> Host<P> {
     }
 
     /// Sets the hosts of all shards of the stack, by number.
-    pub(crate) fn set_siblings(&self, all: Vec<Weak<Host<P>>>) {
+    pub(crate) fn set_siblings(&self, all: Vec<Weak<Host>>) {
         let _ = self.siblings.set(all);
     }
 
@@ -191,10 +179,15 @@ impl<P: Probe> Host<P> {
         self.places_reads
     }
 
-    /// The probe for stages outside of the lock.
-    #[inline]
-    pub fn outside(&self) -> &P::Outside {
-        &self.outside
+    /// The ledger of the stack, which may be off.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    /// The caller passes a stage outside of the lock.
+    #[inline(always)]
+    pub fn pass(&self, stage: Stage) {
+        self.ledger.pass(stage);
     }
 
     /// Changes how threads wait for the device, from their next poll on.
@@ -215,13 +208,13 @@ impl<P: Probe> Host<P> {
     /// interrupted a call); [`SocketError::BadHandle`] in a forked child;
     /// [`SocketError::NetworkDown`] after a panic ([`Host::failure`]).
     #[inline]
-    pub fn lock(&self) -> Result<Guard<'_, P>, SocketError> {
+    pub fn lock(&self) -> Result<Guard<'_>, SocketError> {
         self.lock_as(Role::Caller)
     }
 
     /// As [`Host::lock`]. Calls of the service thread are not counted as activity.
     #[inline(always)]
-    pub(crate) fn lock_as(&self, role: Role) -> Result<Guard<'_, P>, SocketError> {
+    pub(crate) fn lock_as(&self, role: Role) -> Result<Guard<'_>, SocketError> {
         let inside = self.enter()?;
         let mut guard = Guard::new(self, Some(self.shard()), inside);
         self.on_locked(&mut guard, role)?;
@@ -235,13 +228,13 @@ impl<P: Probe> Host<P> {
             return Err(SocketError::BadHandle);
         }
         let inside = self.bit.enter().ok_or(SocketError::WouldBlock)?;
-        self.outside.enter();
+        self.ledger.enter();
         Ok(inside)
     }
 
     /// The first work under the lock.
     #[inline(always)]
-    fn on_locked(&self, shard: &mut WatchedShard<P>, role: Role) -> Result<(), SocketError> {
+    fn on_locked(&self, shard: &mut WatchedShard, role: Role) -> Result<(), SocketError> {
         // A call must not overtake this thread's own earlier requests: a write that has ended would still block
         // the next one.
         if !self.drain_inbox(shard) {
@@ -259,7 +252,7 @@ impl<P: Probe> Host<P> {
 
     /// A call of another thread than the event loop whose turn it is: nothing waits for that one.
     #[inline(always)]
-    fn end_turn_of_other(&self, shard: &mut WatchedShard<P>) {
+    fn end_turn_of_other(&self, shard: &mut WatchedShard) {
         if shard.is_in_turn_of_other() {
             shard.end_turn(sys::now());
         }
@@ -267,13 +260,23 @@ impl<P: Probe> Host<P> {
 
     /// Waits for the lock.
     #[inline(always)]
-    fn shard(&self) -> MutexGuard<'_, WatchedShard<P>> {
-        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn shard(&self) -> MutexGuard<'_, WatchedShard> {
+        self.observed(self.shard.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The stages of the shard are reported if the visit of this thread is measured.
+    #[inline(always)]
+    fn observed<'a>(
+        &self,
+        mut shard: MutexGuard<'a, WatchedShard>,
+    ) -> MutexGuard<'a, WatchedShard> {
+        shard.stages().observe(self.ledger.is_measuring());
+        shard
     }
 
     /// Counts locks that another thread held last, if the stack has several shards.
     #[inline]
-    fn note_caller(&self, shard: &mut WatchedShard<P>) {
+    fn note_caller(&self, shard: &mut WatchedShard) {
         if !self.has_siblings() {
             return;
         }
@@ -284,10 +287,10 @@ impl<P: Probe> Host<P> {
         }
     }
 
-    fn try_shard(&self) -> Option<MutexGuard<'_, WatchedShard<P>>> {
+    fn try_shard(&self) -> Option<MutexGuard<'_, WatchedShard>> {
         match self.shard.try_lock() {
-            Ok(shard) => Some(shard),
-            Err(TryLockError::Poisoned(p)) => Some(p.into_inner()),
+            Ok(shard) => Some(self.observed(shard)),
+            Err(TryLockError::Poisoned(p)) => Some(self.observed(p.into_inner())),
             Err(TryLockError::WouldBlock) => None,
         }
     }
@@ -299,7 +302,7 @@ impl<P: Probe> Host<P> {
     #[inline]
     pub fn call<R>(
         &self,
-        f: impl FnOnce(&mut WatchedShard<P>, Instant) -> Result<R, SocketError>,
+        f: impl FnOnce(&mut WatchedShard, Instant) -> Result<R, SocketError>,
     ) -> Result<R, SocketError> {
         self.call_at(Clock::Exact, f)
     }
@@ -310,7 +313,7 @@ impl<P: Probe> Host<P> {
     fn call_at<R>(
         &self,
         clock: Clock,
-        f: impl FnOnce(&mut WatchedShard<P>, Instant) -> Result<R, SocketError>,
+        f: impl FnOnce(&mut WatchedShard, Instant) -> Result<R, SocketError>,
     ) -> Result<R, SocketError> {
         let inside = self.enter()?;
         let mut shard = self.shard();
@@ -330,7 +333,7 @@ impl<P: Probe> Host<P> {
 
     /// A time that is a few milliseconds old at most: the shard's own while the service thread ticks.
     #[inline(always)]
-    fn coarse_now(&self, shard: &WatchedShard<P>) -> Instant {
+    fn coarse_now(&self, shard: &WatchedShard) -> Instant {
         if self.has_coarse_clock() { shard.now() } else { sys::coarse_now() }
     }
 
@@ -398,7 +401,7 @@ impl<P: Probe> Host<P> {
 
     /// Unlocks; reports an earlier deadline to a leader that sleeps on the device.
     #[inline(always)]
-    fn release(&self, shard: MutexGuard<'_, WatchedShard<P>>) {
+    fn release(&self, shard: MutexGuard<'_, WatchedShard>) {
         match self.leader.sleeper() {
             None => drop(shard),
             Some((kick, until)) => self.release_past_sleeper(shard, kick, until),
@@ -410,7 +413,7 @@ impl<P: Probe> Host<P> {
     #[inline(never)]
     fn release_past_sleeper(
         &self,
-        shard: MutexGuard<'_, WatchedShard<P>>,
+        shard: MutexGuard<'_, WatchedShard>,
         kick: RawFd,
         until: Instant,
     ) {

@@ -12,7 +12,7 @@ mod wire;
 use std::sync::Arc;
 
 use fulmar_models::Model;
-use fulmar_stack::base::{NoProbe, SlotId};
+use fulmar_stack::base::SlotId;
 use fulmar_stack::socket::{Ready, SocketError};
 
 use crate::runtime::host::Host;
@@ -27,7 +27,7 @@ pub const MODELS: &[&[Model]] =
 /// A stack over a wire, with a datagram socket at each port.
 #[derive(Clone)]
 struct World {
-    host: Arc<Host<NoProbe>>,
+    host: Arc<Host>,
     wire: Arc<Wire>,
     sockets: [SlotId; PORTS.len()],
 }
@@ -35,20 +35,22 @@ struct World {
 impl World {
     fn new(is_level_triggered: bool) -> World {
         let wire = Wire::new(is_level_triggered);
-        let host =
-            Arc::new(Host::new(WatchedShard::new(wire::shard(&wire, 0, 1))).expect("descriptors"));
+        let host = Arc::new(
+            Host::new(WatchedShard::new(wire::shard(&wire, 0, 1)), Ledger::off())
+                .expect("descriptors"),
+        );
         let sockets = PORTS.map(|port| bind(&host, port));
         World { host, wire, sockets }
     }
 }
 
-fn bind(host: &Host<NoProbe>, port: u16) -> SlotId {
+fn bind(host: &Host, port: u16) -> SlotId {
     let to = (wire::OWN, port).into();
     host.call(|shard, _| shard.udp().bind(to, Default::default())).expect("a socket")
 }
 
 /// What a program's thread does that reads from a socket.
-fn read(host: &Host<NoProbe>, socket: SlotId) -> Result<(), SocketError> {
+fn read(host: &Host, socket: SlotId) -> Result<(), SocketError> {
     let receive = |shard: &mut WatchedShard, _| shard.udp().receive(socket);
     let d = host.wait(socket, Ready::READABLE, Limit::Forever, receive)?;
     host.call(|shard, _| Ok(shard.free(d.payload)))

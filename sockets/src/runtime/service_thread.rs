@@ -10,7 +10,7 @@
 
 use std::sync::{Arc, Weak};
 
-use fulmar_stack::base::{Counter, Duration, Outside, Probe, Stage};
+use fulmar_stack::base::{Counter, Duration, Stage};
 use fulmar_stack::device::moderation::{BusyPoll, Next};
 
 use crate::runtime::contain::contain;
@@ -35,7 +35,7 @@ const LONGEST_PAUSE: std::time::Duration = std::time::Duration::from_millis(500)
 ///
 /// # Errors
 /// The errno of thread creation.
-pub fn start<P: Probe>(host: &Arc<Host<P>>, name: &str) -> std::io::Result<()> {
+pub fn start(host: &Arc<Host>, name: &str) -> std::io::Result<()> {
     let weak = Arc::downgrade(host);
     let thread = std::thread::Builder::new().name(format!("fulmar-{name}"));
     let handle = thread.spawn(move || run(&weak))?;
@@ -43,7 +43,7 @@ pub fn start<P: Probe>(host: &Arc<Host<P>>, name: &str) -> std::io::Result<()> {
     Ok(())
 }
 
-pub(crate) fn run<P: Probe>(weak: &Weak<Host<P>>) {
+pub(crate) fn run(weak: &Weak<Host>) {
     sys::block_signals();
     let waiter = Waiter::current();
     if let Some(host) = weak.upgrade() {
@@ -79,7 +79,7 @@ struct ServiceThread {
 }
 
 impl ServiceThread {
-    fn run_once<P: Probe>(&mut self, host: &Host<P>) {
+    fn run_once(&mut self, host: &Host) {
         if host.leader.is_held_by(Role::Caller) {
             host.set_coarse_clock(false);
             return self.back_off(host);
@@ -103,7 +103,7 @@ impl ServiceThread {
     /// Runs timers and deferred output, and keeps the coarse clock, between the calls of a busy program. Frames are
     /// left to the callers, in whose caches they belong. Not every call polls the device (a getter, a datagram
     /// sent): if none did since the last tick, frames are received here.
-    fn run_timers<P: Probe>(&mut self, host: &Host<P>) {
+    fn run_timers(&mut self, host: &Host) {
         let Ok(mut guard) = host.lock_as(Role::Service) else { return };
         let callers_poll = guard.counters().value(Counter::RxPolls) != self.polls;
         let now = sys::now();
@@ -117,7 +117,7 @@ impl ServiceThread {
     }
 
     /// A caller leads.
-    fn back_off<P: Probe>(&mut self, host: &Host<P>) {
+    fn back_off(&mut self, host: &Host) {
         self.caller_ticks += 1;
         if self.caller_ticks < TICKS_BEFORE_PARKING {
             return tick(host);
@@ -128,7 +128,7 @@ impl ServiceThread {
         let is_over = host.service.is_stopping() || host.has_failed();
         if host.leader.is_held_by(Role::Caller) && !is_over {
             self.waiter.park(None);
-            let _ = host.outside().stage(Stage::Slept);
+            host.pass(Stage::Slept);
         }
         host.service.is_parked.store(false, Ordering::SeqCst);
         self.caller_ticks = 0;
@@ -136,7 +136,7 @@ impl ServiceThread {
 
     /// After a failure: zero-copy memory that a peer on this machine still reads is returned without a notification.
     /// Checks until none is referenced.
-    fn await_zero_copy<P: Probe>(&self, weak: &Weak<Host<P>>) {
+    fn await_zero_copy(&self, weak: &Weak<Host>) {
         let mut pause = FIRST_CHECK;
         loop {
             self.waiter.reset();
@@ -150,7 +150,7 @@ impl ServiceThread {
     }
 
     /// Leads, until a caller takes the lead or is seen to run the stack.
-    fn poll_device<P: Probe>(&mut self, host: &Host<P>) {
+    fn poll_device(&mut self, host: &Host) {
         while host.leader.is_held_by(Role::Service) && !host.service.is_stopping() {
             let Ok(mut guard) = host.lock_as(Role::Service) else { return };
             let now = sys::now();
@@ -172,18 +172,18 @@ impl ServiceThread {
     }
 }
 
-fn tick<P: Probe>(host: &Host<P>) {
+fn tick(host: &Host) {
     sys::sleep(TICK);
-    let _ = host.outside().stage(Stage::Slept);
+    host.pass(Stage::Slept);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::Ledger;
     use crate::drivers::link::{Link, LinkConfig, pair};
     use crate::runtime::WatchedShard;
     use crate::runtime::host::CALLS_PAST_SERVICE;
-    use fulmar_stack::base::NoProbe;
     use fulmar_stack::shard::{Shard, StackConfig};
 
     fn config(host: u8) -> StackConfig {
@@ -195,8 +195,9 @@ mod tests {
         }
     }
 
-    fn host(device: Link) -> std::io::Result<Host<NoProbe>> {
-        Host::new(WatchedShard::new(Shard::new(config(1), Box::new(device), sys::now()).unwrap()))
+    fn host(device: Link) -> std::io::Result<Host> {
+        let shard = Shard::new(config(1), Box::new(device), sys::now()).unwrap();
+        Host::new(WatchedShard::new(shard), Ledger::off())
     }
 
     /// Asks the other side something; whether it has answered is what the next step finds.

@@ -4,7 +4,7 @@
 //! ppoll itself would be armed and cancelled each time, which costs as much as a poll of the device. It may end one
 //! sleep early.
 
-use fulmar_stack::base::{Counter, Duration, Instant, Outside, Probe, Stage};
+use fulmar_stack::base::{Counter, Duration, Instant, Stage};
 use fulmar_stack::device::Wake;
 use fulmar_stack::socket::SocketError;
 
@@ -20,17 +20,17 @@ const LONG_SLEEP: Duration = Duration::from_secs(3600);
 /// Longest sleep on a device without a descriptor, which cannot signal frames.
 const POLL_PERIOD: Duration = Duration::from_millis(1);
 
-impl<P: Probe> Host<P> {
+impl Host {
     /// Arms the device and sleeps until frames arrive; does not sleep if they have arrived before it was armed. With a
     /// `hold` it sleeps until that time, frames or not. For the leader.
     pub(crate) fn sleep_on_device<'a>(
         &'a self,
-        mut guard: Guard<'a, P>,
+        mut guard: Guard<'a>,
         role: Role,
         waiter: &Waiter,
         give_up: Option<Instant>,
         hold: Option<Instant>,
-    ) -> Result<Guard<'a, P>, SocketError> {
+    ) -> Result<Guard<'a>, SocketError> {
         let now = sys::now();
         if hold.is_none() && !arm(&mut guard, now, waiter) {
             return Ok(guard);
@@ -66,7 +66,7 @@ impl<P: Probe> Host<P> {
         if was_kicked {
             self.leader.clear_kick(role);
         }
-        let _ = self.outside().stage(Stage::Slept);
+        self.pass(Stage::Slept);
         // The end of a sleep is no call of a program: it is not counted as activity.
         let mut guard = self.lock_as(Role::Service)?;
         guard.moderation().slept();
@@ -78,7 +78,7 @@ impl<P: Probe> Host<P> {
     }
 
     /// Whether siblings have handed packets off; checked after [`Leader::will_sleep`](crate::runtime::leader::Leader).
-    fn has_hand_offs(&self, shard: &WatchedShard<P>) -> bool {
+    fn has_hand_offs(&self, shard: &WatchedShard) -> bool {
         if !self.has_siblings() {
             return false;
         }
@@ -88,7 +88,7 @@ impl<P: Probe> Host<P> {
 }
 
 /// Arms the device and polls once more; false if there is work. A level-triggered descriptor needs no poll.
-fn arm<P: Probe>(shard: &mut WatchedShard<P>, now: Instant, waiter: &Waiter) -> bool {
+fn arm(shard: &mut WatchedShard, now: Instant, waiter: &Waiter) -> bool {
     let is_sure = shard.device().caps().wake == Wake::Level && !shard.has_unsent_frames();
     let is_armed = shard.device().arm() || shard.down().is_some() || is_sure;
     let may_sleep = is_armed && (is_sure || shard.step_for_reader(now) == 0) && !waiter.is_woken();

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::{fmt, io};
 
-use fulmar_stack::base::Probe;
 use fulmar_stack::device::Device;
 use fulmar_stack::ip::MemoryHook;
 use fulmar_stack::mbuf::PoolConfig;
 
+use crate::runtime::account::Ledger;
 use crate::runtime::handoff::handoffs;
 use crate::runtime::host::Host;
 use crate::runtime::watched::WatchedShard;
@@ -65,19 +65,19 @@ pub fn shard_config(config: &StackConfig, shards: usize) -> StackConfig {
 }
 
 /// The hosts of a stack, in the order of their shards.
-pub type Hosts<P> = Vec<Arc<Host<P>>>;
+pub type Hosts = Vec<Arc<Host>>;
 
 /// Starts a host with its service thread for each device. The devices are the queues of one interface; `name` is that
 /// of the threads.
 ///
 /// # Errors
 /// [`StartError`].
-pub fn hosts<P: Probe>(
+pub fn hosts(
     config: &StackConfig,
     devices: Vec<Box<dyn Device>>,
     name: &str,
-    probe: impl Fn() -> P,
-) -> Result<Hosts<P>, StartError> {
+    ledger: &Arc<Ledger>,
+) -> Result<Hosts, StartError> {
     let (now, count) = (sys::now(), devices.len());
     // The shards of a stack share its secrets: each has to know which of them owns a flow.
     let secrets = config.secrets.clone().map_or_else(entropy::draw, Ok)?;
@@ -87,12 +87,12 @@ pub fn hosts<P: Probe>(
     let mut all = Vec::with_capacity(count);
     for (device, id) in devices.into_iter().zip(0u16..) {
         let config = shard_config(config, count);
-        let shard = Shard::with_probe(config, device, now, probe(), id, count as u16);
+        let shard = Shard::of_several(config, device, now, id, count as u16);
         let mut shard = WatchedShard::new(shard.map_err(StartError::Shard)?);
         if let (2.., Some(handoff)) = (count, handoffs.next()) {
             shard.join(handoff);
         }
-        all.push(Arc::new(Host::new(shard).map_err(StartError::Host)?));
+        all.push(Arc::new(Host::new(shard, Arc::clone(ledger)).map_err(StartError::Host)?));
     }
     if count > 1 {
         all.iter().for_each(|host| host.set_siblings(all.iter().map(Arc::downgrade).collect()));

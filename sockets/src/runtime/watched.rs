@@ -12,13 +12,12 @@ mod turn;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use fulmar_stack::base::{Counter, Instant, NoProbe, Probe, SlotId};
+use fulmar_stack::base::{Counter, Instant, SlotId};
 use fulmar_stack::device::Peek;
 use fulmar_stack::mbuf::RecvBuf;
 use fulmar_stack::socket::posted::CompletionPolicy;
 use fulmar_stack::socket::{Ready, SocketError};
 
-use crate::runtime::account::Account;
 use crate::runtime::handoff::Handoff;
 use crate::runtime::poll_set::PollSetCore;
 use crate::runtime::ticket::{Post, Received, RecvTicket, Tickets};
@@ -27,8 +26,8 @@ use crate::runtime::watch::{Wakes, Watchers};
 use fulmar_stack::shard::{Event, HandOff, ReadOrPost, RecvOutcome, Shard, ShardParts};
 
 /// A shard and the waiters of its sockets; it dereferences to the shard.
-pub struct WatchedShard<P: Probe = NoProbe> {
-    shard: Shard<P>,
+pub struct WatchedShard {
+    shard: Shard,
     watchers: Watchers,
     tickets: Tickets,
     /// The rings to and from the sibling shards, if there are any.
@@ -46,19 +45,19 @@ pub struct WatchedShard<P: Probe = NoProbe> {
 }
 
 /// The shard of a [`Host`](crate::runtime::Host) of the product, as a call under the lock sees it.
-pub type LockedShard = WatchedShard<Account>;
+pub type LockedShard = WatchedShard;
 
-impl<P: Probe> std::ops::Deref for WatchedShard<P> {
-    type Target = Shard<P>;
+impl std::ops::Deref for WatchedShard {
+    type Target = Shard;
     #[inline(always)]
-    fn deref(&self) -> &Shard<P> {
+    fn deref(&self) -> &Shard {
         &self.shard
     }
 }
 
-impl<P: Probe> std::ops::DerefMut for WatchedShard<P> {
+impl std::ops::DerefMut for WatchedShard {
     #[inline(always)]
-    fn deref_mut(&mut self) -> &mut Shard<P> {
+    fn deref_mut(&mut self) -> &mut Shard {
         &mut self.shard
     }
 }
@@ -71,9 +70,9 @@ pub(crate) struct AbandonedShard {
     pub handoff: Option<Box<Handoff>>,
 }
 
-impl<P: Probe> WatchedShard<P> {
+impl WatchedShard {
     /// A shard without waiters.
-    pub fn new(shard: Shard<P>) -> Self {
+    pub fn new(shard: Shard) -> Self {
         WatchedShard {
             shard,
             watchers: Watchers::default(),
@@ -278,7 +277,7 @@ impl<P: Probe> WatchedShard<P> {
 }
 
 /// Threads and poll sets.
-impl<P: Probe> WatchedShard<P> {
+impl WatchedShard {
     /// A thread is about to sleep until the socket is ready.
     pub(crate) fn watch_thread(&mut self, id: SlotId, w: &Arc<Waiter>, interest: Ready) {
         if self.shard.ready(id).is_ok() {
@@ -393,7 +392,7 @@ impl<P: Probe> WatchedShard<P> {
 }
 
 /// Posted buffers.
-impl<P: Probe> WatchedShard<P> {
+impl WatchedShard {
     /// See [`PostedBuffers::post`](fulmar_stack::shard::PostedBuffers::post).
     ///
     /// # Errors

@@ -86,9 +86,7 @@ impl Ip {
             return Err(DropReason::NotForUs);
         }
         frame.strip(eth::HEADER_BYTES, cx.pool)?;
-        if cx.out.stage(Stage::EtherInput).is_break() {
-            return Ok(Verdict::Consumed);
-        }
+        cx.out.pass(Stage::EtherInput);
         match header.ethertype {
             eth::IPV4 => self.ipv4_input(cx, frame),
             eth::IPV6 => self.ipv6_input(cx, frame),

@@ -2,9 +2,7 @@
 
 use core::net::IpAddr;
 
-use crate::base::{
-    DropReason, EtherAddr, Instant, MtuDiscovery, Offload, Stage, StepAblation, Zone,
-};
+use crate::base::{DropReason, EtherAddr, Instant, MtuDiscovery, Offload, Stage, Zone};
 use crate::mbuf::{Chain, Purpose};
 use crate::route::{Resolution, Traffic};
 use crate::wire::{WireError, eth, ipv4, ipv6};
@@ -42,27 +40,6 @@ struct Prepared {
 pub(crate) struct Refused {
     pub(crate) error: OutputError,
     pub(crate) reason: DropReason,
-}
-
-/// Why `prepare` stopped.
-#[derive(Debug)]
-pub(crate) enum OutputStop {
-    /// An error; the packet is dropped.
-    Refused(Refused),
-    /// A measurement ends the packet at this stage.
-    AtStage,
-}
-
-impl From<Refused> for OutputStop {
-    fn from(refused: Refused) -> OutputStop {
-        OutputStop::Refused(refused)
-    }
-}
-
-/// Reports a stage to the sink's probe.
-#[inline(always)]
-fn report_stage<S: FrameSink>(cx: &mut Context<'_, S>, stage: Stage) -> Result<(), OutputStop> {
-    if cx.out.stage(stage).is_break() { Err(OutputStop::AtStage) } else { Ok(()) }
 }
 
 const NO_ROUTE: Refused = Refused { error: OutputError::NoRoute, reason: DropReason::NoRoute };
@@ -113,13 +90,9 @@ impl Ip {
         let sent = self.prepare(cx, header, zone, &mut chain, offload);
         match sent {
             Ok(prepared) => self.transmit(cx, prepared, header.traffic, chain),
-            Err(OutputStop::Refused(Refused { error, reason })) => {
+            Err(Refused { error, reason }) => {
                 cx.discard(chain, reason);
                 Err(error)
-            }
-            Err(OutputStop::AtStage) => {
-                cx.pool.free(chain);
-                Ok(())
             }
         }
     }
@@ -133,16 +106,12 @@ impl Ip {
         zone: Zone,
         chain: &mut Chain,
         offload: Offload,
-    ) -> Result<Prepared, OutputStop> {
+    ) -> Result<Prepared, Refused> {
         if header.src.is_ipv4() != header.dst.is_ipv4() {
-            return Err(NO_ROUTE.into());
+            return Err(NO_ROUTE);
         }
-        let hop = if cx.out.ablates(StepAblation::NoDestinationCache) {
-            self.hop_uncached(&header, zone, cx.now, chain)?
-        } else {
-            self.hop_to(&header, zone, cx.now, chain)?
-        };
-        report_stage(cx, Stage::RouteFound)?;
+        let hop = self.hop_to(&header, zone, cx.now, chain)?;
+        cx.out.pass(Stage::RouteFound);
         let (ether, limits, is_local) = match &hop {
             Hop::Resolved(d) => (d.ether, &d.limits, d.is_local),
             Hop::Pending { path, .. } => (EtherAddr::default(), &path.limits, false),
@@ -160,7 +129,7 @@ impl Ip {
         let is_too_big = largest_packet(chain, &offload, header.dst) > mtu;
         if (is_too_big && !may_fragment) || exceeds_length_field(chain, header.dst) {
             let (error, reason) = (OutputError::TooBig { mtu }, DropReason::PacketTooBig);
-            return Err(Refused { error, reason }.into());
+            return Err(Refused { error, reason });
         }
         let pushed = self.encapsulate(cx, &header, ether, chain)?;
         Ok(Prepared { hop, offload: offload.shift(pushed), fragment_to: is_too_big.then_some(mtu) })
@@ -221,24 +190,6 @@ impl Ip {
         }
     }
 
-    /// As [`Ip::hop_to`], without the destination cache.
-    fn hop_uncached(
-        &mut self,
-        header: &NetworkHeader,
-        zone: Zone,
-        now: Instant,
-        packet: &Chain,
-    ) -> Result<Hop, Refused> {
-        let NetworkHeader { src, dst, .. } = *header;
-        let key = Key { dst, table: self.tables.table_for(Some(src)), flow: 0 };
-        let flow = if self.tables.is_multipath() {
-            flow_hash(&self.next_hop_key, src, dst, packet)
-        } else {
-            0
-        };
-        self.look_up_hop(header, Key { flow, ..key }, zone, now)
-    }
-
     /// Looks up the tables, and caches the destination if it is resolved.
     fn look_up_hop(
         &mut self,
@@ -286,9 +237,8 @@ impl Ip {
         header: &NetworkHeader,
         ether: EtherAddr,
         chain: &mut Chain,
-    ) -> Result<u16, OutputStop> {
-        let (error, reason) = (OutputError::NoBuffer, DropReason::NoBuffer);
-        let no_buffer = || OutputStop::Refused(Refused { error, reason });
+    ) -> Result<u16, Refused> {
+        let no_buffer = || Refused { error: OutputError::NoBuffer, reason: DropReason::NoBuffer };
         let payload_bytes = chain.len();
         let (ip_bytes, ethertype) = ip_header_of(header.dst);
         let bytes = ip_bytes.saturating_add(eth::HEADER_BYTES);
@@ -296,10 +246,10 @@ impl Ip {
         let parts = space.split_at_mut_checked(eth::HEADER_BYTES);
         let (link, network) = parts.ok_or_else(no_buffer)?;
         self.emit_network(header, payload_bytes, network).map_err(|_| no_buffer())?;
-        report_stage(cx, Stage::IpOutput)?;
+        cx.out.pass(Stage::IpOutput);
         let link_header = eth::Header { dst: ether, src: self.config.ether, ethertype };
         link_header.emit(link).map_err(|_| no_buffer())?;
-        report_stage(cx, Stage::EtherOutput)?;
+        cx.out.pass(Stage::EtherOutput);
         Ok(bytes as u16)
     }
 

@@ -1,9 +1,8 @@
 //! The types of the engine's interface.
 
 use core::net::{IpAddr, SocketAddr};
-use core::ops::ControlFlow;
 
-use crate::base::{Counters, FlowKey, MtuDiscovery, Offload, Stage, StepAblation, Zone};
+use crate::base::{Counters, FlowKey, MtuDiscovery, Offload, Stage, Zone};
 use crate::mbuf::{Chain, Pool};
 use crate::route::Traffic;
 
@@ -43,19 +42,10 @@ pub trait FrameSink {
         true
     }
 
-    /// Measurement hook: the current packet has reached `stage`. On `Break` the packet is freed and
-    /// counts as sent or consumed.
+    /// The current packet has reached `stage`.
     #[inline(always)]
-    fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
+    fn pass(&self, stage: Stage) {
         let _ = stage;
-        ControlFlow::Continue(())
-    }
-
-    /// Measurement hook: whether to run an ablation of a step.
-    #[inline(always)]
-    fn ablates(&self, variation: StepAblation) -> bool {
-        let _ = variation;
-        false
     }
 
     /// Queues an Ethernet frame from this stack to itself, with its own address as source and

@@ -14,7 +14,7 @@ pub(crate) mod queue;
 use alloc::boxed::Box;
 use core::net::IpAddr;
 
-use crate::base::{DropReason, Instant, Probe, SlotId};
+use crate::base::{DropReason, Instant, SlotId};
 use crate::ip::{EchoId, EchoRequest, InvokingPacket, SentError};
 use crate::mbuf::Purpose;
 use crate::socket::{SocketError, Step};
@@ -25,7 +25,7 @@ use crate::shard::ping::{IcmpSockets, Ping};
 use crate::shard::sockets::Socket;
 use crate::shard::world::Shard;
 
-impl<P: Probe> IcmpSockets<'_, P> {
+impl IcmpSockets<'_> {
     /// Opens the echo listener: the socket that receives echo requests to addresses that are not the stack's own
     /// ([`crate::shard::StackConfig::any_ip`]).
     ///
@@ -82,8 +82,7 @@ impl<P: Probe> IcmpSockets<'_, P> {
             return Err(SocketError::MessageTooLong);
         }
         let parts = core::iter::once(payload);
-        let chain = net.fill_datagram(id, parts, payload.len())?;
-        let Some(chain) = chain else { return Ok(()) };
+        let chain = net.fill_datagram(parts, payload.len())?;
         let sent = net.with_ip(now, |ip, cx| ip.send_echo_reply(cx, src, dst, echo, chain));
         sent.map_err(|_| SocketError::HostUnreachable)?;
         self.shard.finish_datagrams(now);
@@ -107,7 +106,7 @@ impl<P: Probe> IcmpSockets<'_, P> {
 
 impl Ping {
     /// An echo request to an address of another host.
-    pub fn input_request<P: Probe>(&mut self, request: EchoRequest, core: &mut Core<P>) {
+    pub fn input_request(&mut self, request: EchoRequest, core: &mut Core) {
         let Net { pool, counters, .. } = &mut core.net;
         let listener = self.listener.and_then(|id| match core.sockets.get_mut(id) {
             Some(Socket::EchoListener(listener)) => Some((id, listener)),
@@ -127,7 +126,7 @@ impl Ping {
     }
 
     /// Closes the echo listener.
-    pub fn close_listener<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+    pub fn close_listener(&mut self, id: SlotId, core: &mut Core) {
         self.listener = None;
         let Some(Socket::EchoListener(mut listener)) = core.sockets.remove(id) else { return };
         while let Some(request) = listener.pop() {

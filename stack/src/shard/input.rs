@@ -6,7 +6,7 @@
 //! port; if several have one, the hash decides again, so that one peer always meets the same socket.
 //! Ping sockets live on the first shard. The answers of neighbours are copied to every shard.
 
-use crate::base::{Counter, DropReason, Instant, Probe, Stage};
+use crate::base::{Counter, DropReason, Instant, Stage};
 use crate::device::Packet;
 use crate::ip::{Delivered, EchoReply, EchoRequest, Origin, QuotedError, Verdict};
 use crate::mbuf::{Chain, Purpose};
@@ -20,7 +20,7 @@ use crate::shard::world::Shard;
 /// A copy of a packet of this length may use the control reserve.
 const SMALL_FRAME_BYTES: usize = 256;
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// Hand-offs to and from the other shards of the stack.
     pub fn siblings(&mut self) -> &mut Siblings {
         &mut self.core.siblings
@@ -44,9 +44,8 @@ impl<P: Probe> Shard<P> {
             self.core.net.pass(Stage::PolledEmpty);
             return (0, 0);
         }
-        let is_end = self.core.net.ends_at(Stage::DeviceReceived);
+        self.core.net.pass(Stage::DeviceReceived);
         if n > 1
-            && !is_end
             && let Some(gro) = &mut self.rx.gro
         {
             let Net { pool, counters, .. } = &mut self.core.net;
@@ -59,10 +58,6 @@ impl<P: Probe> Shard<P> {
         while let Some(p) = self.rx.burst.pop_front() {
             bytes += p.chain.len();
             self.rx.lookup.advance();
-            if is_end {
-                self.core.net.pool.free(p.chain);
-                continue;
-            }
             if !self.core.siblings.is_alone() {
                 let lost = self.core.siblings.share_answer(&p);
                 (0..lost).for_each(|_| {
@@ -120,8 +115,10 @@ impl<P: Probe> Shard<P> {
     #[inline]
     fn on_verdict(&mut self, now: Instant, verdict: Verdict) {
         let Shard { core, tcp, udp, ping, rx } = self;
+        if let Verdict::Deliver(_) = verdict {
+            core.net.pass(Stage::IpInput);
+        }
         match verdict {
-            Verdict::Deliver(d) if core.net.ends_at(Stage::IpInput) => core.net.pool.free(d.chain),
             Verdict::Deliver(d) if d.protocol == protocol::TCP => {
                 tcp.input(now, d, &rx.lookup, core);
             }
@@ -206,7 +203,7 @@ impl<P: Probe> Shard<P> {
     }
 }
 
-impl<P: Probe> Net<P> {
+impl Net {
     /// A packet with these bytes; `None` if there is no buffer.
     fn copy_of(&mut self, bytes: &[u8]) -> Option<Chain> {
         let Ok(mut chain) = self.pool.alloc_chain(bytes.len(), 0, Purpose::Control) else {

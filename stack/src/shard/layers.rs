@@ -12,7 +12,7 @@
 
 use alloc::collections::VecDeque;
 
-use crate::base::{DropReason, Instant, Probe, SlotId};
+use crate::base::{DropReason, Instant, SlotId};
 use crate::socket::SocketError;
 
 use crate::shard::completion_polls::CompletionPolls;
@@ -27,9 +27,9 @@ use crate::shard::sockets::Socket;
 use crate::shard::wheel::{TimerKey, Wheel};
 
 /// What every layer uses.
-pub struct Core<P: Probe> {
+pub struct Core {
     pub config: StackConfig,
-    pub net: Net<P>,
+    pub net: Net,
     pub sockets: Slab<Socket>,
     pub wheel: Wheel<TimerKey>,
     pub secret: Secret,
@@ -45,7 +45,7 @@ pub struct Core<P: Probe> {
     pub siblings: Siblings,
 }
 
-impl<P: Probe> Core<P> {
+impl Core {
     /// Reports to the watcher of a socket what the socket is ready for now.
     pub fn notify(&mut self, id: SlotId) {
         self.events.notify(&mut self.sockets, id);

@@ -24,7 +24,7 @@ mod decide;
 pub(crate) mod fast_open;
 pub(crate) mod pending;
 
-use crate::base::{Counter, DropReason, FlowKey, Instant, IpVersion, Probe, SeqNum, SlotId};
+use crate::base::{Counter, DropReason, FlowKey, Instant, IpVersion, SeqNum, SlotId};
 use crate::mbuf::Chain;
 use crate::tcp::{
     COOKIE_LIFETIME, CookieHashes, CookieVerdict, EcnField, PathInfo, Tcb, check_cookie,
@@ -73,13 +73,13 @@ impl Tcp {
     /// Open: the peer sends it again. `min_iss` is what our initial sequence number must not be before, if there
     /// was a connection of this flow a moment ago: a cookie could not promise that, so the SYN gets an
     /// embryo.
-    pub fn passive_open<P: Probe>(
+    pub fn passive_open(
         &mut self,
         now: Instant,
         listener: SlotId,
         seg: Segment,
         min_iss: Option<SeqNum>,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) -> bool {
         let Segment { key, header, ecn, payload, .. } = seg;
         let mut syn = Syn { key, header, ecn, payload, min_iss };
@@ -108,7 +108,7 @@ impl Tcp {
         taken.is_ok()
     }
 
-    fn judge_syn<P: Probe>(&self, listener: SlotId, syn: &Syn, core: &Core<P>) -> SynVerdict {
+    fn judge_syn(&self, listener: SlotId, syn: &Syn, core: &Core) -> SynVerdict {
         let key = &syn.key;
         let needs_embryo = syn.min_iss.is_some();
         if let Err(reason) = self.check_space(listener, key, &core.sockets) {
@@ -150,12 +150,12 @@ impl Tcp {
         }
     }
 
-    fn add_embryo<P: Probe>(
+    fn add_embryo(
         &mut self,
         now: Instant,
         listener: SlotId,
         syn: &mut Syn,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) -> Result<(), DropReason> {
         let key = syn.key;
         let path = core.net.path_to(Some(key.local_ip()), key.remote_ip(), key.zone);
@@ -182,12 +182,7 @@ impl Tcp {
     }
 
     /// Enters an embryo into the tables.
-    fn enter_embryo<P: Probe>(
-        &mut self,
-        listener: SlotId,
-        mut entry: TcpEntry,
-        core: &mut Core<P>,
-    ) -> SlotId {
+    fn enter_embryo(&mut self, listener: SlotId, mut entry: TcpEntry, core: &mut Core) -> SlotId {
         entry.set_options(&core.sockets.options_of_listener(listener));
         entry.parent = Some(listener);
         entry.is_embryo = true;
@@ -207,12 +202,7 @@ impl Tcp {
     /// Gives up the oldest embryo of a listener (RFC 4987 section 3.4); false if there is none. A listener with
     /// cookies gives up only one that has repeated its SYN,ACK: the ACK of a younger one may be on its way, and its
     /// peer, which takes the connection for open, would be reset.
-    fn drop_oldest_embryo<P: Probe>(
-        &mut self,
-        now: Instant,
-        listener: SlotId,
-        core: &mut Core<P>,
-    ) -> bool {
+    fn drop_oldest_embryo(&mut self, now: Instant, listener: SlotId, core: &mut Core) -> bool {
         loop {
             let Ok(l) = core.sockets.listener(listener) else { return false };
             let is_sparing = l.syn_queue.cookies != SynCookies::Off;
@@ -237,7 +227,7 @@ impl Tcp {
         }
     }
 
-    fn drop_embryo<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    fn drop_embryo(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         if let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) {
             entry.tcb.drop_embryo();
         }
@@ -247,13 +237,7 @@ impl Tcp {
     /// A segment for an embryo. The ACK that ends the handshake is dropped while the connection could not
     /// be accepted; one that acknowledges a cookie sent earlier replaces the embryo, and what may be data
     /// behind such an ACK is dropped, since the embryo would answer it by a reset.
-    pub fn embryo_input<P: Probe>(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        seg: Segment,
-        core: &mut Core<P>,
-    ) {
+    pub fn embryo_input(&mut self, now: Instant, id: SlotId, seg: Segment, core: &mut Core) {
         let Some(Socket::Tcp(entry)) = core.sockets.get(id) else {
             return core.net.pool.free(seg.payload);
         };
@@ -284,13 +268,7 @@ impl Tcp {
     /// An ACK without a connection, at a listener that has sent cookies. A wrong one is answered by a
     /// reset, as any ACK in LISTEN (RFC 9293 section 3.10.7.2); but not what may be data behind a first
     /// segment that was lost.
-    pub fn cookie_input<P: Probe>(
-        &mut self,
-        now: Instant,
-        listener: SlotId,
-        seg: Segment,
-        core: &mut Core<P>,
-    ) {
+    pub fn cookie_input(&mut self, now: Instant, listener: SlotId, seg: Segment, core: &mut Core) {
         let verdict = cookie_of(now, listener, &seg, core);
         if let CookieVerdict::Valid(syn) = verdict {
             return self.open_from_cookie(now, listener, seg, &syn, core);
@@ -305,13 +283,13 @@ impl Tcp {
     }
 
     /// A cookie came back and is right: the connection exists from now on.
-    fn open_from_cookie<P: Probe>(
+    fn open_from_cookie(
         &mut self,
         now: Instant,
         listener: SlotId,
         seg: Segment,
         syn: &tcp::Header,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) {
         let key = seg.key;
         if let Err(reason) = self.check_space(listener, &key, &core.sockets) {
@@ -337,7 +315,7 @@ impl Tcp {
     }
 
     /// A connection is complete: a passive one goes to its listener's accept queue.
-    pub fn established<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+    pub fn established(&mut self, id: SlotId, core: &mut Core) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         if !core::mem::take(&mut entry.is_embryo) {
             return;
@@ -356,7 +334,7 @@ impl Tcp {
 
     /// Before the timer of a connection: an embryo whose timer finds the SYN queue more than half full is given up
     /// earlier, unless its peer has answered (RFC 4987 section 3.3).
-    pub fn shorten_syn_retries<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+    pub fn shorten_syn_retries(&mut self, id: SlotId, core: &mut Core) {
         let (key, parent) = match core.sockets.get(id) {
             Some(Socket::Tcp(entry)) if entry.is_embryo => {
                 (*entry.tcb.key(), entry.parent.or(entry.decided_by))
@@ -396,7 +374,7 @@ fn tidy_order(listener: SlotId, sockets: &mut Slab<Socket>) {
 }
 
 /// Drops the last ACK of a handshake.
-fn drop_last_ack<P: Probe>(listener: SlotId, seg: Segment, reason: DropReason, core: &mut Core<P>) {
+fn drop_last_ack(listener: SlotId, seg: Segment, reason: DropReason, core: &mut Core) {
     core.net.drop_chain(seg.payload, reason);
     if let Ok(l) = core.sockets.listener(listener) {
         l.syn_queue.counts.acks_dropped += 1;
@@ -404,7 +382,7 @@ fn drop_last_ack<P: Probe>(listener: SlotId, seg: Segment, reason: DropReason, c
 }
 
 /// Answers a SYN and remembers nothing of it.
-fn send_cookie<P: Probe>(now: Instant, listener: SlotId, syn: &Syn, core: &mut Core<P>) {
+fn send_cookie(now: Instant, listener: SlotId, syn: &Syn, core: &mut Core) {
     let key = &syn.key;
     let Ok(l) = core.sockets.listener(listener) else { return };
     l.syn_queue.cookies_until = now + COOKIE_LIFETIME;
@@ -433,12 +411,7 @@ pub fn expects_cookies(now: Instant, listener: SlotId, sockets: &Slab<Socket>) -
 }
 
 /// Checks the ACK of a segment as a cookie of this listener, by whose configuration it was made.
-fn cookie_of<P: Probe>(
-    now: Instant,
-    listener: SlotId,
-    seg: &Segment,
-    core: &Core<P>,
-) -> CookieVerdict {
+fn cookie_of(now: Instant, listener: SlotId, seg: &Segment, core: &Core) -> CookieVerdict {
     let cfg = core.sockets.options_of_listener(listener).config(&core.config.tcp);
     let (key, version) = (&seg.key, IpVersion::of(&seg.key.remote_ip()));
     let mac = |input: &_| core.secret.cookie_mac(key, input);

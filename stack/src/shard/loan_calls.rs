@@ -1,6 +1,6 @@
 //! Loans: received bytes that the application keeps by reference and returns.
 
-use crate::base::{Instant, Probe, SlotId};
+use crate::base::{Instant, SlotId};
 use crate::mbuf::Chain;
 use crate::socket::{Least, SocketError, Step, soreceive};
 use crate::tcp::LoanCharge;
@@ -8,7 +8,7 @@ use crate::tcp::LoanCharge;
 use crate::shard::sockets::Socket;
 use crate::shard::world::Shard;
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// Detaches up to `max` received bytes for an application that keeps the mbufs themselves; an empty chain
     /// is the end of the stream. [`Least::LowWater`] waits for the low-water mark. Give them back with
     /// [`Shard::take_back`].

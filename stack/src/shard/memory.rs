@@ -2,7 +2,7 @@
 //! on wait ([`SendWaiters`], [`RetryQueue`]), and connections whose peers take nothing or whose users read nothing
 //! may be given up ([`Reclaim`], [`ReceiveReclaim`]).
 
-use crate::base::{Instant, Probe, SlotId};
+use crate::base::{Instant, SlotId};
 use crate::mbuf::{Pool, Purpose};
 
 use crate::shard::net::Net;
@@ -25,13 +25,7 @@ pub struct Memory {
 impl Memory {
     /// A writer found no memory although its send buffer has space: the socket is not writable until
     /// it may have some.
-    pub fn wait<P: Probe>(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        sockets: &mut Slab<Socket>,
-        net: &mut Net<P>,
-    ) {
+    pub fn wait(&mut self, now: Instant, id: SlotId, sockets: &mut Slab<Socket>, net: &mut Net) {
         net.pool.drain_remote();
         let share = net.pool.share_of(Purpose::Send);
         if available_to(sockets, id, share) > 0 {
@@ -49,12 +43,12 @@ impl Memory {
 
     /// A socket cannot go on for want of a descriptor or of space in the device: it is not writable until
     /// it is tried again.
-    pub fn retry_later<P: Probe>(
+    pub fn retry_later(
         &mut self,
         now: Instant,
         id: SlotId,
         sockets: &mut Slab<Socket>,
-        net: &mut Net<P>,
+        net: &mut Net,
     ) {
         net.pool.drain_remote();
         if let Some(blocked) = sockets.get_mut(id).and_then(Socket::blocked) {

@@ -43,7 +43,6 @@ mod send_wait;
 mod sendfile;
 mod siblings;
 mod slab;
-mod socket_cache;
 mod socket_options;
 mod sockets;
 mod sources;

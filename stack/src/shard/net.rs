@@ -5,11 +5,8 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::net::IpAddr;
-use core::ops::ControlFlow;
 
-use crate::base::{
-    Counter, Counters, DropReason, FlowKey, Instant, Offload, Probe, Stage, StepAblation,
-};
+use crate::base::{Counter, Counters, DropReason, FlowKey, Instant, Offload, Stage, Stages};
 use crate::device::offload::{self, Refusal};
 use crate::device::{Burst, Caps, Device, Packet, Peek, TxReader, WakeFd};
 use crate::ip::{Context, Egress, FrameSink, Ip, Outgoing, OutputError, Template, Traffic};
@@ -19,11 +16,10 @@ use crate::tcp::{Emit, EmitError, Env, PathInfo, SegmentOut, WindowBudget, contr
 use crate::wire::tcp;
 
 use crate::shard::config::StackConfig;
-use crate::shard::socket_cache::SocketCaches;
 use crate::shard::socket_options::HeaderOptions;
 
 /// Everything below the sockets of one shard.
-pub struct Net<P: Probe> {
+pub struct Net {
     /// The buffers.
     pub pool: Pool,
     /// The counters.
@@ -34,23 +30,21 @@ pub struct Net<P: Probe> {
     pub ip: Ip,
     /// The device and what waits for it.
     pub link: Link,
-    /// Buffers of sockets, an ablation.
-    pub socket_caches: SocketCaches,
-    /// The probe of stages.
-    pub probe: P,
+    /// The stages that paths pass.
+    pub stages: Stages,
 }
 
-impl<P: Probe> Net<P> {
+impl Net {
     /// Makes a call of the IP layer at `now`, whose frames go to the link.
     #[inline(always)]
     pub fn with_ip<R>(
         &mut self,
         now: Instant,
-        call: impl FnOnce(&mut Ip, &mut Context<'_, Sink<'_, P>>) -> R,
+        call: impl FnOnce(&mut Ip, &mut Context<'_, Sink<'_>>) -> R,
     ) -> R {
-        let Net { pool, counters, ip, link, probe, .. } = self;
+        let Net { pool, counters, ip, link, stages, .. } = self;
         link.set_now(now);
-        call(ip, &mut Context { now, pool, counters, out: &mut Sink { link, probe } })
+        call(ip, &mut Context { now, pool, counters, out: &mut Sink { link, stages } })
     }
 
     /// The environment of an engine call.
@@ -59,22 +53,16 @@ impl<P: Probe> Net<P> {
         Env { now, pool: &mut self.pool, counters: &mut self.counters, window: &mut self.window }
     }
 
-    /// Reports a stage to the probe, which cannot end the path here.
+    /// The path has reached `stage`.
     #[inline(always)]
-    pub fn pass(&mut self, stage: Stage) {
-        let _ = self.probe.stage(stage);
-    }
-
-    /// Reports a stage to the probe; whether the path ends there.
-    #[inline(always)]
-    pub fn ends_at(&mut self, stage: Stage) -> bool {
-        self.probe.stage(stage).is_break()
+    pub fn pass(&self, stage: Stage) {
+        self.stages.pass(stage);
     }
 
     /// Hands the transmit burst to the device.
     pub fn flush(&mut self) {
-        let Net { pool, counters, link, probe, .. } = self;
-        link.flush(pool, counters, probe);
+        let Net { pool, counters, link, stages, .. } = self;
+        link.flush(pool, counters, stages);
     }
 
     /// Drops a packet for a reason.
@@ -165,12 +153,12 @@ impl<P: Probe> Net<P> {
         options: HeaderOptions,
         header: &tcp::Header,
     ) {
-        let Net { pool, counters, ip, link, probe, .. } = self;
+        let Net { pool, counters, ip, link, stages, .. } = self;
         let Ok(seg) = control_segment(pool, key, header) else {
             return counters.drop_packet(DropReason::NoBuffer);
         };
         let (key, traffic, template, quota) = (*key, Traffic::Reply, None, usize::MAX);
-        let mut out = TcpEmit { now, ip, link, probe, key, options, traffic, template, quota };
+        let mut out = TcpEmit { now, ip, link, stages, key, options, traffic, template, quota };
         let _ = crate::tcp::Emit::emit(&mut out, pool, counters, seg);
     }
 }
@@ -318,28 +306,19 @@ impl Link {
 
     /// Hands the burst to the device: one crossing. True if nothing is left.
     #[inline(always)]
-    pub fn flush<P: Probe>(
-        &mut self,
-        pool: &mut Pool,
-        counters: &mut Counters,
-        probe: &mut P,
-    ) -> bool {
+    pub fn flush(&mut self, pool: &mut Pool, counters: &mut Counters, stages: &Stages) -> bool {
         if self.tx.is_empty() {
             return true;
         }
         counters.count(Counter::TxBursts);
         let taken = self.device.tx_burst(self.now, pool, &mut self.tx, counters);
         self.sent_frames += taken as u64;
-        // Even where the path ends here frames are reaped as often as on the whole path, or the buffers of the
-        // next ones would be colder.
-        let ends = probe.stage(Stage::DeviceTaken).is_break();
+        stages.pass(Stage::DeviceTaken);
         self.unreaped += taken;
         if self.unreaped >= REAP_FRAMES || !self.tx.is_empty() {
             self.reap(pool, counters);
         }
-        if !ends {
-            let _ = probe.stage(Stage::Completed);
-        }
+        stages.pass(Stage::Completed);
         self.tx.is_empty()
     }
 
@@ -351,11 +330,6 @@ impl Link {
         if !self.tx.is_empty() && self.device.lost().is_some() {
             self.tx.discard(DropReason::DeviceGone, pool, counters);
         }
-    }
-
-    /// Takes every frame out of the burst, as if it had been sent.
-    pub(crate) fn forget(&mut self, pool: &mut Pool) {
-        self.tx.clear(pool);
     }
 
     /// Whether the burst has space for a linear frame of so many bytes that the device can send without
@@ -373,12 +347,12 @@ impl Link {
     }
 
     /// Puts a frame into the burst in a form that the device can send, crossing when it is full.
-    fn put<P: Probe>(
+    fn put(
         &mut self,
         pool: &mut Pool,
         counters: &mut Counters,
         mut packet: Packet,
-        probe: &mut P,
+        stages: &Stages,
     ) -> Result<(), Chain> {
         loop {
             let unfit = match offload::fit(packet, &self.caps, pool, &mut self.tx, counters) {
@@ -387,7 +361,7 @@ impl Link {
             };
             match unfit.why {
                 Refusal::NoSpace => {
-                    self.flush(pool, counters, probe);
+                    self.flush(pool, counters, stages);
                     if self.tx.is_full() {
                         return Err(unfit.packet.chain);
                     }
@@ -408,13 +382,13 @@ impl Link {
     }
 }
 
-/// The link as ip sees it, with the probe.
-pub struct Sink<'a, P: Probe> {
+/// The link as ip sees it.
+pub struct Sink<'a> {
     pub link: &'a mut Link,
-    pub probe: &'a mut P,
+    pub stages: &'a Stages,
 }
 
-impl<P: Probe> FrameSink for Sink<'_, P> {
+impl FrameSink for Sink<'_> {
     fn frame(
         &mut self,
         pool: &mut Pool,
@@ -425,21 +399,14 @@ impl<P: Probe> FrameSink for Sink<'_, P> {
         if !self.link.gathers_in_kernel && is_kernel_only(pool, &chain) {
             return refuse(pool, counters, chain);
         }
-        self.link.put(pool, counters, Packet { chain, offload }, self.probe)?;
-        if self.probe.stage(Stage::BurstQueued).is_break() {
-            self.link.forget(pool);
-        }
+        self.link.put(pool, counters, Packet { chain, offload }, self.stages)?;
+        self.stages.pass(Stage::BurstQueued);
         Ok(())
     }
 
     #[inline(always)]
-    fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
-        self.probe.stage(stage)
-    }
-
-    #[inline(always)]
-    fn ablates(&self, variation: StepAblation) -> bool {
-        self.probe.ablates(variation)
+    fn pass(&self, stage: Stage) {
+        self.stages.pass(stage);
     }
 
     fn has_space(
@@ -456,7 +423,7 @@ impl<P: Probe> FrameSink for Sink<'_, P> {
         }
         let frames = frames.min(link.tx.capacity());
         if link.space() < frames {
-            link.flush(pool, counters, self.probe);
+            link.flush(pool, counters, self.stages);
         }
         link.space() >= frames
     }
@@ -508,11 +475,11 @@ pub struct FlowPath {
 const ECT0: u8 = 2;
 
 /// The glue between a TCP connection's output and IP.
-pub struct TcpEmit<'a, P: Probe> {
+pub struct TcpEmit<'a> {
     pub now: Instant,
     pub ip: &'a mut Ip,
     pub link: &'a mut Link,
-    pub probe: &'a mut P,
+    pub stages: &'a Stages,
     pub key: FlowKey,
     /// TTL and TOS; the ECN field of the TOS is 0.
     pub options: HeaderOptions,
@@ -527,7 +494,7 @@ pub struct TcpEmit<'a, P: Probe> {
 /// Bytes that a segment counts for at least.
 const LEAST_CHARGE: usize = 4096;
 
-impl<P: Probe> TcpEmit<'_, P> {
+impl TcpEmit<'_> {
     /// Sends a segment by ready-made headers.
     fn emit_by(
         &mut self,
@@ -551,12 +518,8 @@ impl<P: Probe> TcpEmit<'_, P> {
             pool.free(chain);
             return Err(EmitError::Lost);
         }
-        let stages = [Stage::RouteFound, Stage::IpOutput, Stage::EtherOutput];
-        if stages.into_iter().any(|stage| self.probe.stage(stage).is_break()) {
-            pool.free(chain);
-            return Ok(());
-        }
-        let sink = &mut Sink { link: self.link, probe: self.probe };
+        self.stages.pass_all([Stage::RouteFound, Stage::IpOutput, Stage::EtherOutput]);
+        let sink = &mut Sink { link: self.link, stages: self.stages };
         sink.frame(pool, counters, chain, offload.shift(bytes as u16)).map_err(|chain| {
             pool.free(chain);
             EmitError::Full
@@ -571,10 +534,7 @@ impl<P: Probe> TcpEmit<'_, P> {
         counters: &mut Counters,
         seg: SegmentOut,
     ) -> Result<(), EmitError> {
-        if self.probe.stage(Stage::TransportOutput).is_break() {
-            pool.free(seg.chain);
-            return Ok(());
-        }
+        self.stages.pass(Stage::TransportOutput);
         if let Some(template) = self.template
             && template.fits(seg.chain.len(), &seg.offload)
         {
@@ -598,7 +558,7 @@ impl<P: Probe> TcpEmit<'_, P> {
             traffic: self.traffic,
             mtu_discovery: self.options.mtu_discovery,
         };
-        let out = &mut Sink { link: self.link, probe: self.probe };
+        let out = &mut Sink { link: self.link, stages: self.stages };
         match self.ip.output(&mut Context { now: self.now, pool, counters, out }, packet) {
             Ok(()) => Ok(()),
             Err(OutputError::Full) => Err(EmitError::Full),
@@ -608,7 +568,7 @@ impl<P: Probe> TcpEmit<'_, P> {
     }
 }
 
-impl<P: Probe> Emit for TcpEmit<'_, P> {
+impl Emit for TcpEmit<'_> {
     fn emit(
         &mut self,
         pool: &mut Pool,

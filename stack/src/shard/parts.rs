@@ -5,7 +5,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::IntoIter;
 use core::any::Any;
 
-use crate::base::{Probe, SlotId};
+use crate::base::SlotId;
 use crate::device::gro::Gro;
 use crate::device::{Burst, Device, Packet};
 use crate::socket::SocketError;
@@ -57,7 +57,7 @@ impl Iterator for ShardParts {
     }
 }
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// Takes the parts out of a shard whose state is unknown and which is stepped no more.
     pub fn abandon(&mut self) -> ShardParts {
         self.core.events.down = Some(SocketError::NetworkDown);

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use core::net::SocketAddr;
 
-use crate::base::{DropReason, Instant, Probe, SlotId, zone_of};
+use crate::base::{DropReason, Instant, SlotId, zone_of};
 use crate::ip::{EchoId, EchoReply, ErrorKind, QuotedError};
 use crate::mbuf::{Pool, Purpose};
 use crate::socket::{SocketError, Step};
@@ -25,18 +25,18 @@ pub struct Ping {
 }
 
 /// The calls of ICMP sockets: echo requests and their replies, echo requests of others, ICMP errors.
-pub struct IcmpSockets<'a, P: Probe> {
-    pub(crate) shard: &'a mut Shard<P>,
+pub struct IcmpSockets<'a> {
+    pub(crate) shard: &'a mut Shard,
 }
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// ICMP sockets. In a stack of several shards they are on the first.
-    pub fn icmp(&mut self) -> IcmpSockets<'_, P> {
+    pub fn icmp(&mut self) -> IcmpSockets<'_> {
         IcmpSockets { shard: self }
     }
 }
 
-impl<P: Probe> IcmpSockets<'_, P> {
+impl IcmpSockets<'_> {
     /// Opens a ping socket, which has an identifier of its own.
     ///
     /// # Errors
@@ -80,8 +80,7 @@ impl<P: Probe> IcmpSockets<'_, P> {
         if bytes.len() > crate::udp::max_payload(usize::MAX, to.ip()) {
             return Err(SocketError::MessageTooLong);
         }
-        let payload = net.fill_datagram(id, core::iter::once(bytes), bytes.len())?;
-        let Some(payload) = payload else { return Ok(()) };
+        let payload = net.fill_datagram(core::iter::once(bytes), bytes.len())?;
         let echo = EchoId { ident: p.ident, seq };
         let sent = net.with_ip(now, |ip, cx| ip.echo_request(cx, to, echo, payload));
         sent.map_err(|_| SocketError::HostUnreachable)?;
@@ -108,7 +107,7 @@ impl<P: Probe> IcmpSockets<'_, P> {
 
 impl Ping {
     /// Closes a ping socket.
-    pub fn close<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+    pub fn close(&mut self, id: SlotId, core: &mut Core) {
         let Some(Socket::Ping(mut ping)) = core.sockets.remove(id) else { return };
         self.idents.remove(&ping.ident);
         while let Some(echo) = ping.receive() {
@@ -117,13 +116,13 @@ impl Ping {
     }
 
     /// An echo reply.
-    pub fn input<P: Probe>(&self, r: EchoReply, core: &mut Core<P>) {
+    pub fn input(&self, r: EchoReply, core: &mut Core) {
         let EchoReply { ident, from, seq, hop_limit, payload } = r;
         self.deliver(ident, Echo { from, seq, hop_limit, outcome: Ok(payload) }, core);
     }
 
     /// An ICMP error about an echo request. Dropped unless the socket remembers the request.
-    pub fn icmp_error<P: Probe>(&self, now: Instant, e: QuotedError, core: &mut Core<P>) {
+    pub fn icmp_error(&self, now: Instant, e: QuotedError, core: &mut Core) {
         let (ident, seq, to) = (e.local.port(), e.seq as u16, e.remote.ip());
         let ping = self.find(ident, &mut core.sockets);
         let is_ours = ping.is_some_and(|(_, p)| p.sent.contains(&(to, seq)));
@@ -156,7 +155,7 @@ impl Ping {
         }
     }
 
-    fn deliver<P: Probe>(&self, ident: u16, echo: Echo, core: &mut Core<P>) {
+    fn deliver(&self, ident: u16, echo: Echo, core: &mut Core) {
         let Net { pool, counters, .. } = &mut core.net;
         let share = pool.share_of(Purpose::Receive);
         let Some((id, ping)) = self.find(ident, &mut core.sockets) else {

@@ -3,7 +3,7 @@
 
 use alloc::boxed::Box;
 
-use crate::base::{Instant, Probe, SlotId};
+use crate::base::{Instant, SlotId};
 use crate::ip::Ip;
 use crate::mbuf::RecvBuf;
 use crate::shard::posted::BurstEnd;
@@ -20,15 +20,15 @@ use crate::shard::tcp_calls::take_more;
 use crate::shard::world::{PLACED_BYTES, POLL_FRAMES, Shard};
 
 /// The posted buffers of all connections.
-pub struct PostedBuffers<'a, P: Probe> {
+pub struct PostedBuffers<'a> {
     tcp: &'a mut Tcp,
-    core: &'a mut Core<P>,
+    core: &'a mut Core,
 }
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// Posted receive.
     #[inline]
-    pub fn posted(&mut self) -> PostedBuffers<'_, P> {
+    pub fn posted(&mut self) -> PostedBuffers<'_> {
         PostedBuffers { tcp: &mut self.tcp, core: &mut self.core }
     }
 
@@ -60,7 +60,7 @@ impl<P: Probe> Shard<P> {
     }
 }
 
-impl<'a, P: Probe> PostedBuffers<'a, P> {
+impl<'a> PostedBuffers<'a> {
     /// Posts a buffer, to be filled behind those posted before.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ impl<'a, P: Probe> PostedBuffers<'a, P> {
     }
 
     /// The tokens of the posted buffers of a connection, in order.
-    pub fn tokens(self, id: SlotId) -> impl Iterator<Item = PostToken> + use<'a, P> {
+    pub fn tokens(self, id: SlotId) -> impl Iterator<Item = PostToken> + use<'a> {
         tokens(&self.core.sockets, id)
     }
 
@@ -158,11 +158,11 @@ impl<'a, P: Probe> PostedBuffers<'a, P> {
 
 impl Tcp {
     /// Ends posted buffers of a connection, whose bytes have been delivered.
-    fn end_post<P: Probe>(
+    fn end_post(
         &mut self,
         now: Instant,
         id: SlotId,
-        core: &mut Core<P>,
+        core: &mut Core,
         f: impl FnOnce(&mut Posted<PostToken>, &mut IoContext<'_>),
     ) {
         if let Ok(entry) = core.sockets.tcp(id) {
@@ -175,7 +175,7 @@ impl Tcp {
     }
 
     /// For a call on one connection: delivers to its posted buffers, and sends what that gives rise to.
-    pub fn run_posted<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn run_posted(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         self.posted.deliver(now, id, core);
         self.posted.end_burst(BurstEnd::drained(now), id, core);
         if self.unacked_frames == 0 && core.sockets.is_queued(id) {

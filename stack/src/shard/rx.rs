@@ -1,7 +1,7 @@
 //! The receive side of the device link: the burst, GRO and batched look-up of its frames, and how threads
 //! wait for the next one.
 
-use crate::base::{Counter, Counters, Probe};
+use crate::base::{Counter, Counters};
 use crate::device::Burst;
 use crate::device::gro::Gro;
 use crate::device::moderation::Moderation;
@@ -46,7 +46,7 @@ impl Rx {
     }
 
     /// Gives a change of the coalescing delay to a device that has registers for it.
-    pub fn coalesce<P: Probe>(&mut self, net: &mut Net<P>) {
+    pub fn coalesce(&mut self, net: &mut Net) {
         if let Some(step) = self.moderation.take_change() {
             net.counters.count(Counter::MitigationChanges);
             if net.link.caps().coalescing {

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use core::ops::Range;
 
-use crate::base::{Instant, Probe, SlotId, Stage};
+use crate::base::{Instant, SlotId, Stage};
 use crate::mbuf::{Chain, SharedBytes};
 use crate::socket::{Attempt, Reservation, SocketError, Step, sosend};
 
@@ -12,20 +12,20 @@ use crate::shard::sockets::Socket;
 use crate::shard::world::Shard;
 
 /// The send calls of one connection: `sosend` in steps, and whole chains.
-pub struct SendCalls<'a, P: Probe> {
-    shard: &'a mut Shard<P>,
+pub struct SendCalls<'a> {
+    shard: &'a mut Shard,
     id: SlotId,
 }
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// Sends on a connection.
     #[inline(always)]
-    pub fn sosend(&mut self, id: SlotId) -> SendCalls<'_, P> {
+    pub fn sosend(&mut self, id: SlotId) -> SendCalls<'_> {
         SendCalls { shard: self, id }
     }
 }
 
-impl<P: Probe> SendCalls<'_, P> {
+impl SendCalls<'_> {
     /// Unlocks the send side (BSD: `sbunlock`): the next writer may begin.
     pub fn unlock(self) {
         if let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) {
@@ -47,19 +47,13 @@ impl<P: Probe> SendCalls<'_, P> {
         attempt: Attempt,
     ) -> Result<Step<Reserved>, SocketError> {
         let SendCalls { shard, id } = self;
-        if shard.core.net.probe.stops_at(Stage::Locked) {
-            return Ok(Step::Done(Reserved::Sent(total)));
-        }
         shard.core.sockets.check_error(id)?;
-        if shard.core.net.ends_at(Stage::SendChecked) {
-            return Ok(Step::Done(Reserved::Sent(total)));
-        }
+        shard.core.net.pass(Stage::SendChecked);
         if total == first.len()
             && let Some(bytes) = append_small(&mut shard.core, id, first)?
         {
-            if !shard.core.net.ends_at(Stage::SendCommitted) {
-                shard.send_written(now, id);
-            }
+            shard.core.net.pass(Stage::SendCommitted);
+            shard.send_written(now, id);
             return Ok(Step::Done(Reserved::Sent(bytes)));
         }
         let step = reserve_space(&mut shard.core, id, total, attempt)?;
@@ -96,9 +90,8 @@ impl<P: Probe> SendCalls<'_, P> {
         sosend::commit(&mut entry.tcb, &mut shard.core.net.pool, r);
         shard.core.net.count_write(bytes, mbufs);
         shard.core.net.count_copied(bytes);
-        if !shard.core.net.ends_at(Stage::SendCommitted) {
-            shard.send_part(now, id, bytes);
-        }
+        shard.core.net.pass(Stage::SendCommitted);
+        shard.send_part(now, id, bytes);
     }
 
     /// Gives a reservation back that was not filled, or only in part. A FIN that has waited behind it is sent.
@@ -217,7 +210,7 @@ impl MoreData {
     }
 }
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// The output of a write of `bytes`, which may be a part of a stream.
     fn send_part(&mut self, now: Instant, id: SlotId, bytes: usize) {
         // A writer whom TCP_NOTSENT_LOWAT holds back does not follow with the rest of a segment at once.
@@ -255,8 +248,8 @@ impl<P: Probe> Shard<P> {
 const LARGE_WRITE_BYTES: usize = 32 << 10;
 
 /// Space and storage for a write.
-fn reserve_space<P: Probe>(
-    core: &mut Core<P>,
+fn reserve_space(
+    core: &mut Core,
     id: SlotId,
     total: usize,
     attempt: Attempt,
@@ -273,11 +266,7 @@ fn reserve_space<P: Probe>(
 }
 
 /// Appends the bytes of a small write; `None` if the write has to take the slow path.
-fn append_small<P: Probe>(
-    core: &mut Core<P>,
-    id: SlotId,
-    bytes: &[u8],
-) -> Result<Option<usize>, SocketError> {
+fn append_small(core: &mut Core, id: SlotId, bytes: &[u8]) -> Result<Option<usize>, SocketError> {
     let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else {
         return Err(SocketError::BadHandle);
     };
@@ -293,7 +282,7 @@ fn append_small<P: Probe>(
 /// Whether a write does not poll for ACKs: while at least three quarters of the send buffer are free, the next write
 /// receives several ACKs with one poll. A writer that waits for space polls while it waits, and the service thread
 /// polls when no call follows.
-fn leaves_acks<P: Probe>(core: &Core<P>, id: SlotId) -> bool {
+fn leaves_acks(core: &Core, id: SlotId) -> bool {
     match core.sockets.get(id) {
         Some(Socket::Tcp(entry)) => {
             let queue = entry.tcb.send_queue_ref();

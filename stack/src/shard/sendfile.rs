@@ -3,7 +3,7 @@
 
 use alloc::sync::Arc;
 
-use crate::base::{Counter, Instant, Probe, SlotId, Stage};
+use crate::base::{Counter, Instant, SlotId, Stage};
 use crate::mbuf::SharedBytes;
 use crate::socket::sendfile::{self, LowWater, Piece, Rest};
 use crate::socket::sosend::{self, Appended};
@@ -17,19 +17,19 @@ use crate::shard::tcp::Tcp;
 use crate::shard::world::Shard;
 
 /// The calls of sendfile on one connection.
-pub struct SendFileCalls<'a, P: Probe> {
-    shard: &'a mut Shard<P>,
+pub struct SendFileCalls<'a> {
+    shard: &'a mut Shard,
     id: SlotId,
 }
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// Sendfile on a connection.
-    pub fn sendfile(&mut self, id: SlotId) -> SendFileCalls<'_, P> {
+    pub fn sendfile(&mut self, id: SlotId) -> SendFileCalls<'_> {
         SendFileCalls { shard: self, id }
     }
 }
 
-impl<P: Probe> SendFileCalls<'_, P> {
+impl SendFileCalls<'_> {
     /// First step of a turn: space and storage for as much of `rest` as fits. Wait for
     /// `WRITABLE` and repeat. Between [`TcpEntry::lock_send`](crate::shard::TcpEntry::lock_send) and [`SendFileCalls::end`].
     ///
@@ -177,7 +177,7 @@ impl Tcp {
     /// The kernel did not find bytes that it was to send: the connections that hold them are reset with an
     /// error.
     #[cold]
-    pub fn fail_vanished<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    pub fn fail_vanished(&mut self, now: Instant, core: &mut Core) {
         core.net.pool.take_fault();
         for id in core.sockets.ids() {
             let Ok(entry) = core.sockets.tcp(id) else { continue };

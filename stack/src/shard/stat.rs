@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
-use crate::base::{Counter, Counters, Instant, Probe};
+use crate::base::{Counter, Counters, Instant};
 use crate::device::DeviceStats;
 use crate::ip::{IfAddr, Neighbour, Route};
 use crate::mbuf::PoolStats;
@@ -83,7 +83,7 @@ impl Stat {
     }
 }
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// A snapshot of the shard.
     pub fn stat(&mut self) -> Stat {
         self.stat_at(self.core.net.link.now())

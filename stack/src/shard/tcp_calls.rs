@@ -6,13 +6,12 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
-use crate::base::{Counter, Duration, FlowKey, Instant, Probe, SlotId, Stage, with_zone, zone_of};
+use crate::base::{Counter, Duration, FlowKey, Instant, SlotId, Stage, with_zone, zone_of};
 use crate::mbuf::Chain;
 use crate::socket::{Least, Ready, Shutdown, SocketError, Step, soreceive};
 use crate::tcp::{State, Tcb};
 
 use crate::shard::layers::Core;
-use crate::shard::net::Net;
 use crate::shard::secret::Secret;
 use crate::shard::slab::Slab;
 use crate::shard::sockets::{Listener, Socket, TcpEntry};
@@ -21,7 +20,7 @@ use crate::shard::tcp::Tcp;
 use crate::shard::udp_calls::unmap;
 use crate::shard::world::Shard;
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// Starts a connection: sends its SYN, with transmit deferred at the end of the turn.
     ///
     /// # Errors
@@ -220,7 +219,10 @@ impl<P: Probe> Shard<P> {
         if let (Step::WaitData(_), Some(e)) = (&step, entry.error) {
             return Err(e);
         }
-        Ok(self.core.net.pass_taken(step))
+        if let Step::Done(_) = step {
+            self.core.net.pass(Stage::ReceiveTaken);
+        }
+        Ok(step)
     }
 
     /// As [`Shard::tcp_take`], for a call that has got `done` bytes already and ends with what it has
@@ -273,7 +275,8 @@ impl<P: Probe> Shard<P> {
         self.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
         let is_news = entry.tcb.after_read(&mut self.core.net.env(now));
-        if !self.core.net.ends_at(Stage::ReceiveFreed) && is_news {
+        self.core.net.pass(Stage::ReceiveFreed);
+        if is_news {
             self.tcp.output_after_read(now, id, &mut self.core);
         }
     }
@@ -396,27 +399,14 @@ impl<P: Probe> Shard<P> {
     }
 }
 
-impl<P: Probe> Net<P> {
-    /// Reports to the probe that bytes were detached; if the path ends there they are freed.
-    fn pass_taken(&mut self, step: Step<Chain>) -> Step<Chain> {
-        match step {
-            Step::Done(chain) if self.ends_at(Stage::ReceiveTaken) => {
-                self.pool.free(chain);
-                Step::Done(Chain::new())
-            }
-            step => step,
-        }
-    }
-}
-
 impl Tcp {
     /// The local end of a new connection. The flow of a port chosen here is owned by this shard.
-    fn choose_local<P: Probe>(
+    fn choose_local(
         &self,
         src: IpAddr,
         local: Option<SocketAddr>,
         remote: SocketAddr,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) -> Result<FlowKey, SocketError> {
         let ip = match local {
             Some(l) if !l.ip().is_unspecified() => l.ip(),
@@ -488,7 +478,7 @@ impl Tcp {
     }
 
     /// The application closes a connection: its posted buffers are returned, the engine sends a FIN or resets.
-    fn close<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    fn close(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         self.posted.cancel_all(now, id, core);
         let Core { sockets, net, .. } = core;
         let Ok(entry) = sockets.tcp(id) else { return };
@@ -503,7 +493,7 @@ impl Tcp {
     }
 
     /// Removes a listener. The connections that were not accepted are aborted: the caller sends their resets.
-    fn close_listener<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) -> Vec<SlotId> {
+    fn close_listener(&mut self, id: SlotId, core: &mut Core) -> Vec<SlotId> {
         let Some(Socket::Listener(mut l)) = core.sockets.remove(id) else { return Vec::new() };
         if let Some(queue) = &mut l.pending {
             self.pending.close(queue);
@@ -530,8 +520,8 @@ impl Tcp {
 }
 
 /// See [`Shard::tcp_take_more`].
-pub fn take_more<P: Probe>(
-    core: &mut Core<P>,
+pub fn take_more(
+    core: &mut Core,
     id: SlotId,
     max: usize,
     done: usize,
@@ -549,7 +539,11 @@ pub fn take_more<P: Probe>(
     match (&step, entry.error) {
         (Step::WaitData(_), Some(e)) if done == 0 => Err(e),
         (Step::WaitData(_), Some(_)) => Ok(Step::Done(Chain::new())),
-        _ => Ok(core.net.pass_taken(step)),
+        (Step::Done(_), _) => {
+            core.net.pass(Stage::ReceiveTaken);
+            Ok(step)
+        }
+        _ => Ok(step),
     }
 }
 

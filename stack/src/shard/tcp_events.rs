@@ -3,7 +3,7 @@
 
 use alloc::boxed::Box;
 
-use crate::base::{Counter, Instant, Probe, SlotId};
+use crate::base::{Counter, Instant, SlotId};
 use crate::shard::posted::BurstEnd;
 use crate::socket::SocketError;
 use crate::tcp::{Events, FastOpenVerdict, State};
@@ -24,13 +24,7 @@ impl Tcp {
     }
 
     /// Brings the events of a connection to its listener, its watcher and the tables.
-    pub fn handle_events<P: Probe>(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        events: Events,
-        core: &mut Core<P>,
-    ) {
+    pub fn handle_events(&mut self, now: Instant, id: SlotId, events: Events, core: &mut Core) {
         if events.is_empty() {
             return;
         }
@@ -72,7 +66,7 @@ impl Tcp {
     }
 
     /// Caches the Fast Open result of a handshake: the cookie of the server, or its refusal.
-    fn learn_fast_open<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    fn learn_fast_open(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let is_taken = entry.tcb.info().syn_data;
         let Some(report) = entry.tcb.take_fast_open_report() else { return };
@@ -87,7 +81,7 @@ impl Tcp {
     }
 
     /// Removes a connection that is closed on the network and by the application.
-    pub fn reap_if_done<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn reap_if_done(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let state = entry.tcb.state();
         let is_over = matches!(state, State::Closed | State::TimeWait);
@@ -126,7 +120,7 @@ impl Tcp {
 
     /// Fails every socket once the device is gone.
     #[inline]
-    pub fn check_link<P: Probe>(&mut self, core: &mut Core<P>) {
+    pub fn check_link(&mut self, core: &mut Core) {
         if core.events.down.is_none()
             && let Some(errno) = core.net.link.device_ref().lost()
         {
@@ -135,7 +129,7 @@ impl Tcp {
     }
 
     #[cold]
-    fn link_is_lost<P: Probe>(&mut self, errno: i32, core: &mut Core<P>) {
+    fn link_is_lost(&mut self, errno: i32, core: &mut Core) {
         let error = match errno {
             e if e == SocketError::Protocol.errno() => SocketError::Protocol,
             _ => SocketError::NetworkDown,

@@ -1,6 +1,6 @@
 //! TCP input: from a packet that ip delivered to the connection, TIME-WAIT entry or listener that owns it.
 
-use crate::base::{Counter, DropReason, FlowKey, Instant, Probe, SeqNum, SlotId, Stage, with_zone};
+use crate::base::{Counter, DropReason, FlowKey, Instant, SeqNum, SlotId, Stage, with_zone};
 use crate::device::Packet;
 use crate::ip::{Delivered, ErrorKind, Ip, Origin, QuotedError};
 use crate::mbuf::Chain;
@@ -31,13 +31,7 @@ pub(crate) struct Segment {
 
 impl Tcp {
     /// A packet for TCP.
-    pub fn input<P: Probe>(
-        &mut self,
-        now: Instant,
-        d: Delivered,
-        lookup: &BatchLookup,
-        core: &mut Core<P>,
-    ) {
+    pub fn input(&mut self, now: Instant, d: Delivered, lookup: &BatchLookup, core: &mut Core) {
         let Some(key) = flow_of(&d) else {
             return core.net.drop_chain(d.chain, DropReason::TcpHeader);
         };
@@ -45,9 +39,7 @@ impl Tcp {
             return core.hand_over(owner, HandOff::Packet(d));
         }
         let Some(seg) = core.net.parse_segment(key, d) else { return };
-        if core.net.ends_at(Stage::Demultiplexed) {
-            return core.net.pool.free(seg.payload);
-        }
+        core.net.pass(Stage::Demultiplexed);
         match lookup.connection(&self.flows, &core.sockets, &key) {
             Some(id) if core.sockets.is_embryo(id) => self.embryo_input(now, id, seg, core),
             Some(id)
@@ -72,46 +64,40 @@ impl Tcp {
 
     /// Fast path: a segment of the flow of the last one. Gives any other packet back without side effects.
     #[inline]
-    pub fn input_predicted<P: Probe>(
+    pub fn input_predicted(
         &mut self,
         now: Instant,
         origin: Origin,
         p: Packet,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) -> Option<Packet> {
         let generations = self.generations(&core.net.ip);
         let Some(segment) = self.flow_cache.predict(origin, &p, generations) else {
             return Some(p);
         };
         let mut payload = p.chain;
-        let stages = [Stage::EtherInput, Stage::IpInput, Stage::Demultiplexed];
-        if stages.into_iter().any(|stage| core.net.ends_at(stage)) {
-            core.net.pool.free(payload);
-            return None;
-        }
+        core.net.stages.pass_all([Stage::EtherInput, Stage::IpInput, Stage::Demultiplexed]);
         payload.trim_front(segment.payload_at, &mut core.net.pool);
         self.connection_input(now, segment.id, &segment.header, segment.ecn, payload, core);
         None
     }
 
     /// A segment with a valid checksum, for the connection that owns it.
-    pub fn connection_input<P: Probe>(
+    pub fn connection_input(
         &mut self,
         now: Instant,
         id: SlotId,
         header: &tcp::Header,
         ecn: EcnField,
         payload: Chain,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else {
             return core.net.pool.free(payload);
         };
         let mut env = core.net.env(now);
         let events = entry.tcb.input_with_ecn(&mut env, header, ecn, payload);
-        if core.net.probe.stage(Stage::TransportInput).is_break() {
-            return;
-        }
+        core.net.stages.pass(Stage::TransportInput);
         if entry.tcb.wants_output() && !entry.is_queued {
             entry.is_queued = true;
             core.output_queue.push_back(id);
@@ -127,12 +113,12 @@ impl Tcp {
     /// A connection in TIME-WAIT whose socket the application still holds leaves its addresses to a SYN that may reopen
     /// it (RFC 6191): what is left of TIME-WAIT goes on in the table of entries, and the socket is closed. False: it
     /// stays.
-    fn leave_time_wait<P: Probe>(
+    fn leave_time_wait(
         &mut self,
         now: Instant,
         id: SlotId,
         syn: &tcp::Header,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) -> bool {
         let Ok(entry) = core.sockets.tcp(id) else { return false };
         let Some(time_wait) = entry.tcb.leave_time_wait(now, syn) else { return false };
@@ -147,7 +133,7 @@ impl Tcp {
     }
 
     /// A segment of a connection in TIME-WAIT (RFC 9293 section 3.10.7.4, RFC 6191).
-    fn time_wait_input<P: Probe>(&mut self, now: Instant, seg: Segment, core: &mut Core<P>) {
+    fn time_wait_input(&mut self, now: Instant, seg: Segment, core: &mut Core) {
         let len = seg.payload.len();
         let Some(entry) = self.time_wait.get_mut(&seg.key) else { return };
         let mut verdict = entry.on_segment(now, &seg.header, len);
@@ -178,7 +164,7 @@ impl Tcp {
 
     /// A segment without a connection: a SYN may open one, most else is answered by a reset
     /// (RFC 9293 section 3.10.7.1 and 3.10.7.2). SYN and FIN together open nothing.
-    fn listener_input<P: Probe>(&mut self, now: Instant, seg: Segment, core: &mut Core<P>) {
+    fn listener_input(&mut self, now: Instant, seg: Segment, core: &mut Core) {
         let flags = seg.header.flags;
         let others = tcp::Flags::ACK | tcp::Flags::RST | tcp::Flags::FIN;
         let is_syn = flags.contains(tcp::Flags::SYN) && !flags.intersects(others);
@@ -206,13 +192,7 @@ impl Tcp {
         }
     }
 
-    pub fn refuse<P: Probe>(
-        &mut self,
-        now: Instant,
-        seg: Segment,
-        reason: DropReason,
-        core: &mut Core<P>,
-    ) {
+    pub fn refuse(&mut self, now: Instant, seg: Segment, reason: DropReason, core: &mut Core) {
         let reply = reset_for(&seg.header, seg.payload.len());
         core.net.drop_chain(seg.payload, reason);
         if seg.is_group {
@@ -253,7 +233,7 @@ impl Tcp {
     }
 
     /// An ICMP error, or the failure of a neighbour, about a segment of ours.
-    pub fn icmp_error<P: Probe>(&mut self, now: Instant, e: QuotedError, core: &mut Core<P>) {
+    pub fn icmp_error(&mut self, now: Instant, e: QuotedError, core: &mut Core) {
         let Some(id) = self.flows.find(&core.sockets, &e.flow()) else {
             return core.net.counters.drop_packet(DropReason::IcmpNoFlow);
         };
@@ -277,7 +257,7 @@ impl Tcp {
     }
 }
 
-impl<P: Probe> Net<P> {
+impl Net {
     /// Header and checksum; `None` if the segment was dropped.
     fn parse_segment(&mut self, key: FlowKey, mut d: Delivered) -> Option<Segment> {
         let first = d.chain.front().map_or(&[][..], |m| m.as_slice());

@@ -1,6 +1,6 @@
 //! TCP output: connections with something to send take their turn; timers of connections.
 
-use crate::base::{Counter, Counters, Instant, Probe, SlotId};
+use crate::base::{Counter, Counters, Instant, SlotId};
 use crate::ip::{Template, Traffic};
 use crate::tcp::{Sent, State};
 
@@ -30,7 +30,7 @@ enum Turn {
 impl Tcp {
     /// Gives every queued connection its turn. Stops when the device refuses frames; a connection that has sent none
     /// keeps its place.
-    pub fn run_output<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    pub fn run_output(&mut self, now: Instant, core: &mut Core) {
         for _ in 0..OUTPUTS_PER_PASS {
             let Some(id) = core.output_queue.pop_front() else { return };
             // A call on this connection has sent meanwhile.
@@ -50,7 +50,7 @@ impl Tcp {
     }
 
     /// As [`Tcp::run_output`], after frames were received: ACKs are among what is sent.
-    pub fn acknowledge<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    pub fn acknowledge(&mut self, now: Instant, core: &mut Core) {
         self.unacked_frames = 0;
         self.output_deferred_since = None;
         self.run_output(now, core);
@@ -58,7 +58,7 @@ impl Tcp {
 
     /// Runs the output of one connection now, for the call that has just written to it. While connections wait for a
     /// full device it queues after them.
-    pub fn output_now<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn output_now(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         if !core.output_queue.is_empty() && core.net.link.has_unsent_frames() {
             return core.queue_output(id);
         }
@@ -73,7 +73,7 @@ impl Tcp {
     }
 
     /// The output of a write, counted.
-    pub fn output_written<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn output_written(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         core.net.link.set_now(now);
         let gone =
             |c: &Counters| (c.value(Counter::TcpSegmentsOut), c.value(Counter::TcpPacketsOut));
@@ -88,7 +88,7 @@ impl Tcp {
 
     /// After a large write: the partial segment at its end waits for the next write, which is likely to
     /// follow at once. It is sent with the next output of any kind, or two milliseconds later.
-    pub fn defer_tail<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn defer_tail(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         entry.tcb.set_more_announced(false);
         if entry.tcb.wants_output() && !entry.is_queued {
@@ -99,7 +99,7 @@ impl Tcp {
     }
 
     /// A read has left something to be sent, at most an ACK with a larger window.
-    pub fn output_after_read<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn output_after_read(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         if self.unacked_frames > 0 {
             return core.queue_output(id);
         }
@@ -110,13 +110,7 @@ impl Tcp {
     }
 
     /// One connection's output, of `quota` bytes at most. The caller puts what is not done into the queue.
-    fn output_one<P: Probe>(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        quota: usize,
-        core: &mut Core<P>,
-    ) -> Turn {
+    fn output_one(&mut self, now: Instant, id: SlotId, quota: usize, core: &mut Core) -> Turn {
         let Core { sockets, net, wheel, memory, .. } = core;
         let Ok(entry) = sockets.tcp(id) else { return Turn::Done };
         refresh_path(entry, net);
@@ -144,7 +138,7 @@ impl Tcp {
     }
 
     /// A connection's timer fired; it may be early, since timers are lazy.
-    pub fn timer_fired<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn timer_fired(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         self.shorten_syn_retries(id, core);
         let Core { sockets, net, wheel, output_queue, .. } = core;
         let Ok(entry) = sockets.tcp(id) else { return };
@@ -168,7 +162,7 @@ impl Tcp {
     }
 }
 
-fn count_expired_embryo<P: Probe>(listener: SlotId, core: &mut Core<P>) {
+fn count_expired_embryo(listener: SlotId, core: &mut Core) {
     core.net.counters.count(Counter::TcpEmbryosExpired);
     if let Ok(l) = core.sockets.listener(listener) {
         l.syn_queue.counts.embryos_expired += 1;
@@ -177,7 +171,7 @@ fn count_expired_embryo<P: Probe>(listener: SlotId, core: &mut Core<P>) {
 
 /// Looks up the route again if a route, neighbour or address has changed.
 #[inline]
-fn refresh_path<P: Probe>(entry: &mut TcpEntry, net: &mut Net<P>) {
+fn refresh_path(entry: &mut TcpEntry, net: &mut Net) {
     if entry.path.generation == net.ip.generation() {
         return;
     }
@@ -188,20 +182,20 @@ fn refresh_path<P: Probe>(entry: &mut TcpEntry, net: &mut Net<P>) {
 }
 
 /// Runs the engine; returns what is left of the quota, too.
-fn run_engine<P: Probe>(
-    net: &mut Net<P>,
+fn run_engine(
+    net: &mut Net,
     now: Instant,
     entry: &mut TcpEntry,
     quota: usize,
     template: Option<&Template>,
 ) -> (Sent, usize) {
-    let Net { pool, counters, window, ip, link, probe, .. } = net;
+    let Net { pool, counters, window, ip, link, stages, .. } = net;
     let key = *entry.tcb.key();
     // The source of a SYN may be forged.
     let is_unproven = entry.is_embryo || entry.early.is_some();
     let traffic = if is_unproven { Traffic::Reply } else { Traffic::Own };
     let options = entry.header_options();
-    let mut out = TcpEmit { now, ip, link, probe, key, options, traffic, template, quota };
+    let mut out = TcpEmit { now, ip, link, stages, key, options, traffic, template, quota };
     let mut env = crate::tcp::Env { now, pool, counters, window };
     let sent = entry.tcb.output(&mut env, &entry.path.info, &mut out);
     (sent, out.quota)

@@ -1,7 +1,7 @@
 //! Resets connections and discards received bytes when memory is scarce, resets orphans that are too many, and retries
 //! the sockets that wait for memory or for the device.
 
-use crate::base::{Counter, Instant, Probe, SlotId};
+use crate::base::{Counter, Instant, SlotId};
 use crate::mbuf::Purpose;
 use crate::tcp::{ConnError, Events};
 
@@ -18,7 +18,7 @@ impl Tcp {
     /// Resets connections by the rules of [`Reclaim`](crate::shard::reclaim::Reclaim), retries sockets that lacked memory or
     /// space in the device, and wakes the writers that freed memory can serve.
     #[inline]
-    pub fn reclaim_and_retry<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    pub fn reclaim_and_retry(&mut self, now: Instant, core: &mut Core) {
         if core.memory.reclaim.is_due(now) {
             let share = core.net.pool.share_of(Purpose::Send);
             let Memory { reclaim, send_waiters, .. } = &mut core.memory;
@@ -46,7 +46,7 @@ impl Tcp {
     }
 
     /// A connection lost its user. Too many of these are reset.
-    pub fn orphaned<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn orphaned(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Core { sockets, memory, config, .. } = core;
         let Ok(entry) = sockets.tcp(id) else { return };
         entry.is_orphan = true;
@@ -60,7 +60,7 @@ impl Tcp {
 
     /// Discards received bytes by the rules of [`ReceiveReclaim`](crate::shard::receive_reclaim::ReceiveReclaim).
     #[cold]
-    fn prune_received<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    fn prune_received(&mut self, now: Instant, core: &mut Core) {
         for c in core.memory.receive_reclaim.choose(now, &core.net.pool, &core.sockets) {
             match c.class {
                 Class::OutOfOrder => {
@@ -74,7 +74,7 @@ impl Tcp {
     }
 
     /// Resets a connection, whose unread bytes are discarded, unless its posted buffers take some.
-    fn reset_unread<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    fn reset_unread(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         self.posted.deliver(now, id, core);
         let Ok(entry) = core.sockets.tcp(id) else { return };
         if entry.tcb.unread_since() == now {
@@ -89,7 +89,7 @@ impl Tcp {
     }
 
     /// Resets a connection; its memory is freed at once, or when the device has completed its frames.
-    fn reset_for_memory<P: Probe>(&mut self, now: Instant, c: Candidate, core: &mut Core<P>) {
+    fn reset_for_memory(&mut self, now: Instant, c: Candidate, core: &mut Core) {
         let Ok(entry) = core.sockets.tcp(c.id) else { return };
         entry.tcb.abort_with(ConnError::TimedOut);
         self.posted.list(c.id, &mut entry.posted);

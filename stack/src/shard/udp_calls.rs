@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::base::{Counter, FlowKey, Probe, SlotId, Stage, with_zone, zone_of};
+use crate::base::{Counter, FlowKey, SlotId, Stage, with_zone, zone_of};
 use crate::mbuf::Chain;
 use crate::socket::{SocketError, Step, soreceive};
 use crate::tcp::LoanCharge;
@@ -28,14 +28,14 @@ pub enum TakenDatagram {
 }
 
 /// The calls of datagram sockets.
-pub struct UdpSockets<'a, P: Probe> {
-    pub(crate) shard: &'a mut Shard<P>,
+pub struct UdpSockets<'a> {
+    pub(crate) shard: &'a mut Shard,
 }
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// Datagram sockets.
     #[inline(always)]
-    pub fn udp(&mut self) -> UdpSockets<'_, P> {
+    pub fn udp(&mut self) -> UdpSockets<'_> {
         UdpSockets { shard: self }
     }
 
@@ -58,7 +58,7 @@ impl<P: Probe> Shard<P> {
     }
 }
 
-impl<P: Probe> UdpSockets<'_, P> {
+impl UdpSockets<'_> {
     /// Opens a datagram socket. With several shards it takes what is sent to its port on any queue; if
     /// sockets of several shards are bound to one port, each flow goes to one of them, by its hash.
     ///
@@ -164,12 +164,9 @@ impl<P: Probe> UdpSockets<'_, P> {
         if d.payload.len() > SMALL_DATAGRAM_BYTES {
             return Ok(Step::Done(TakenDatagram::Whole(d)));
         }
-        let mut bytes = 0;
-        if !self.shard.core.net.probe.stops_at(Stage::ReceiveTaken) {
-            bytes = d.payload.copy_to(0, into);
-            self.shard.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
-            self.shard.core.net.pass(Stage::ReceiveCopied);
-        }
+        let bytes = d.payload.copy_to(0, into);
+        self.shard.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
+        self.shard.core.net.pass(Stage::ReceiveCopied);
         self.shard.core.net.pool.free(d.payload);
         Ok(Step::Done(TakenDatagram::Copied(bytes, d.src)))
     }
@@ -283,12 +280,12 @@ pub(crate) fn udp_error(e: UdpError) -> SocketError {
 
 impl Udp {
     /// Opens a datagram socket on a port that `fits`, if it may choose one.
-    fn bind<P: Probe>(
+    fn bind(
         &mut self,
         local: SocketAddr,
         options: BindOptions,
         fits: impl Fn(u16) -> bool,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) -> Result<SlotId, SocketError> {
         if options.any_port && local.port() != 0 {
             return Err(SocketError::Invalid);
@@ -324,7 +321,7 @@ impl Udp {
     }
 
     /// Closes a datagram socket. Without another binding the shard no longer has the port.
-    pub fn close<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+    pub fn close(&mut self, id: SlotId, core: &mut Core) {
         let Some(Socket::Udp(mut s)) = core.sockets.remove(id) else { return };
         if let Some(slot) = s.binding {
             self.table.unbind(slot);

@@ -2,7 +2,7 @@
 
 use core::net::SocketAddr;
 
-use crate::base::{Counter, DropReason, GsoKind, Instant, Probe, SlotId, Stage};
+use crate::base::{Counter, DropReason, GsoKind, Instant, SlotId, Stage};
 use crate::ip::{Delivered, ErrorKind, QuotedError};
 use crate::mbuf::{FairShare, Purpose};
 use crate::udp::{Datagram, Incoming, UdpError, UdpSocket};
@@ -17,13 +17,7 @@ use crate::shard::udp_output::MAX_SEGMENTS;
 
 impl Udp {
     /// A packet for UDP, and for this shard.
-    pub fn input<P: Probe>(
-        &mut self,
-        now: Instant,
-        d: Delivered,
-        lookup: &BatchLookup,
-        core: &mut Core<P>,
-    ) {
+    pub fn input(&mut self, now: Instant, d: Delivered, lookup: &BatchLookup, core: &mut Core) {
         let (about, group) = (d.ip_header, d.is_group);
         let segment_bytes = run_segment_bytes(&d);
         let Some((datagram, to)) = self.check(d, lookup, core) else { return };
@@ -44,22 +38,20 @@ impl Udp {
 
     /// Checks a packet and finds its socket. A packet for a full queue is dropped before its checksum is
     /// computed, so that a flood costs little.
-    fn check<P: Probe>(
+    fn check(
         &self,
         d: Delivered,
         lookup: &BatchLookup,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) -> Option<(Datagram, Option<SlotId>)> {
         let is_run = run_segment_bytes(&d).is_some();
         let Core { net, sockets, .. } = core;
-        let Net { pool, counters, probe, .. } = net;
+        let Net { pool, counters, stages, .. } = net;
         let Delivered { src, dst, zone, chain, offload, hop_limit, .. } = d;
         let packet = Incoming { src, dst, zone, chain, offload, hop_limit };
         let share = pool.share_of(Purpose::Receive);
         let look = |from, to: SocketAddr, charge| {
-            if probe.stage(Stage::Demultiplexed).is_break() {
-                return Err(None);
-            }
+            stages.pass(Stage::Demultiplexed);
             let is_port = to.port() != 0;
             let found = is_port.then(|| lookup.socket_of_datagram(&self.table, to, from)).flatten();
             let refusal = match found.and_then(|id| sockets.get(id)) {
@@ -67,13 +59,13 @@ impl Udp {
                 Some(Socket::Udp(s)) if !is_run => drop_reason(&s.socket, charge, share),
                 _ => None,
             };
-            refusal.map_or(Ok(found), |reason| Err(Some(reason)))
+            refusal.map_or(Ok(found), Err)
         };
         crate::udp::input(packet, pool, counters, look).ok()
     }
 
     /// An ICMP error about a datagram of ours.
-    pub fn icmp_error<P: Probe>(&mut self, now: Instant, e: QuotedError, core: &mut Core<P>) {
+    pub fn icmp_error(&mut self, now: Instant, e: QuotedError, core: &mut Core) {
         let Some(id) = self.table.lookup(e.local, e.remote) else {
             return core.net.counters.drop_packet(DropReason::IcmpNoFlow);
         };
@@ -118,7 +110,7 @@ fn run_segment_bytes(d: &Delivered) -> Option<usize> {
 
 /// Delivers the datagrams of a super-frame one by one, unless the socket receives runs (UDP_GRO). Each is copied: as
 /// references they would be charged with 64 KiB each, and fill the receive queue.
-fn deliver_run<P: Probe>(id: SlotId, run: Datagram, segment_bytes: usize, core: &mut Core<P>) {
+fn deliver_run(id: SlotId, run: Datagram, segment_bytes: usize, core: &mut Core) {
     let receives_runs = matches!(core.sockets.get(id), Some(Socket::Udp(s)) if s.socket.gro);
     if let Some(segment_bytes) = u16::try_from(segment_bytes).ok().filter(|_| receives_runs) {
         return deliver(id, Datagram { segment_bytes: Some(segment_bytes), ..run }, core);
@@ -145,7 +137,7 @@ fn deliver_run<P: Probe>(id: SlotId, run: Datagram, segment_bytes: usize, core: 
     core.net.pool.free(payload);
 }
 
-fn deliver<P: Probe>(id: SlotId, datagram: Datagram, core: &mut Core<P>) {
+fn deliver(id: SlotId, datagram: Datagram, core: &mut Core) {
     let Some(Socket::Udp(s)) = core.sockets.get_mut(id) else {
         return core.net.pool.free(datagram.payload);
     };
@@ -158,9 +150,7 @@ fn deliver<P: Probe>(id: SlotId, datagram: Datagram, core: &mut Core<P>) {
         return pool.free(datagram.payload);
     }
     let is_news = s.socket.deliver(datagram, pool, counters);
-    if core.net.ends_at(Stage::TransportInput) {
-        return;
-    }
+    core.net.pass(Stage::TransportInput);
     if is_news {
         core.notify(id);
     }

@@ -6,7 +6,7 @@
 
 use core::net::SocketAddr;
 
-use crate::base::{Counter, Instant, Probe, SlotId, Stage};
+use crate::base::{Counter, Instant, SlotId, Stage};
 use crate::socket::{SocketError, Step};
 
 use crate::shard::layers::Core;
@@ -135,7 +135,7 @@ pub struct SentMany {
     pub is_over: bool,
 }
 
-impl<P: Probe> UdpSockets<'_, P> {
+impl UdpSockets<'_> {
     /// Sends the first of some messages, as many as may be sent while the lock is held once. With
     /// [`PendingError::Leave`], for the further steps of a call, no error is returned.
     ///
@@ -215,7 +215,7 @@ impl<P: Probe> UdpSockets<'_, P> {
             net.pool.free(d.payload);
         }
         net.counters.add(Counter::CopiedBytes, bytes as u64);
-        let _ = net.probe.stage(Stage::ReceiveCopied);
+        net.pass(Stage::ReceiveCopied);
         match (came, down) {
             (0, Some(e)) => Err(e),
             (0, None) if !into.is_empty() => Ok(Step::WaitData(1)),
@@ -224,7 +224,7 @@ impl<P: Probe> UdpSockets<'_, P> {
     }
 }
 
-impl<P: Probe> Net<P> {
+impl Net {
     /// How many of the first messages leave as one frame, at least 1.
     fn run_of(&self, messages: &[SendMessage<'_>]) -> usize {
         let Some((first, rest)) = messages.split_first() else { return 0 };
@@ -254,13 +254,13 @@ impl<P: Probe> Net<P> {
 
 impl Udp {
     /// Sends one message, or several as one run; returns the bytes.
-    fn send_run<P: Probe>(
+    fn send_run(
         &mut self,
         now: Instant,
         id: SlotId,
         run: &[SendMessage<'_>],
         error: PendingError,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) -> Result<usize, SocketError> {
         let Some(first) = run.first() else { return Ok(0) };
         let bytes = run.iter().map(|m| m.payload.len()).sum();

@@ -15,9 +15,7 @@
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
 
-use crate::base::{
-    Counter, Instant, MtuDiscovery, Offload, Probe, SlotId, Stage, StepAblation, with_zone, zone_of,
-};
+use crate::base::{Counter, Instant, MtuDiscovery, Offload, SlotId, Stage, with_zone, zone_of};
 use crate::device::Packet;
 use crate::ip::{FrameSink, Ip, Outgoing, Traffic};
 use crate::mbuf::{Chain, Mbuf, Purpose};
@@ -102,7 +100,7 @@ struct Route {
     is_broadcast: bool,
 }
 
-impl<P: Probe> UdpSockets<'_, P> {
+impl UdpSockets<'_> {
     /// Sends one datagram, to the connected peer or to `to`. Returns its payload bytes.
     ///
     /// # Errors
@@ -121,10 +119,8 @@ impl<P: Probe> UdpSockets<'_, P> {
         let parts = parts.iter().copied();
         let error = PendingError::Return;
         let request = SendRequest { parts, bytes, to, from: None, segment_bytes: None, error };
-        match shard.udp.output(now, id, &request, &mut shard.core)? {
-            Some(()) => shard.finish_datagrams(now),
-            None => shard.core.net.link.set_now(now),
-        }
+        shard.udp.output(now, id, &request, &mut shard.core)?;
+        shard.finish_datagrams(now);
         Ok(bytes)
     }
 
@@ -162,9 +158,6 @@ impl<P: Probe> UdpSockets<'_, P> {
         payload: &[u8],
     ) -> Result<Step<usize>, SocketError> {
         let UdpSockets { shard } = self;
-        if shard.core.net.probe.stops_at(Stage::Locked) {
-            return Ok(Step::Done(payload.len()));
-        }
         let (parts, bytes) = (core::iter::once(payload), payload.len());
         let request = SendRequest {
             parts,
@@ -175,10 +168,8 @@ impl<P: Probe> UdpSockets<'_, P> {
             error: PendingError::Return,
         };
         match shard.udp.output_fast(now, id, &request, &mut shard.core) {
-            Some(Ok(sent)) => {
-                if sent.is_some() {
-                    shard.finish_datagrams(now);
-                }
+            Some(Ok(())) => {
+                shard.finish_datagrams(now);
                 Ok(Step::Done(bytes))
             }
             _ => shard.udp().send_one(now, id, payload),
@@ -197,7 +188,7 @@ impl<P: Probe> UdpSockets<'_, P> {
     }
 }
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// The end of a call that has sent datagrams: one `tx_burst`.
     #[inline(always)]
     pub(crate) fn finish_datagrams(&mut self, now: Instant) {
@@ -205,8 +196,7 @@ impl<P: Probe> Shard<P> {
             return;
         }
         if self.core.net.link.loopback.is_empty() {
-            let Net { pool, counters, link, probe, .. } = &mut self.core.net;
-            link.flush(pool, counters, probe);
+            self.core.net.flush();
         } else {
             self.finish_call(now);
         }
@@ -214,17 +204,14 @@ impl<P: Probe> Shard<P> {
 }
 
 impl Udp {
-    /// Brings a datagram into the burst; `None` if a probe has ended the path.
-    pub fn output<'a, P: Probe, I: Iterator<Item = &'a [u8]> + Clone>(
+    /// Brings a datagram into the burst.
+    pub fn output<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         id: SlotId,
         request: &SendRequest<I>,
-        core: &mut Core<P>,
-    ) -> Result<Option<()>, SocketError> {
-        if core.net.probe.stops_at(Stage::Locked) {
-            return Ok(None);
-        }
+        core: &mut Core,
+    ) -> Result<(), SocketError> {
         match self.output_fast(now, id, request, core) {
             Some(sent) => sent,
             None => self.output_slow(now, id, request, core),
@@ -234,14 +221,14 @@ impl Udp {
     /// Fast path: by ready-made headers, if there are some that hold for this datagram. Otherwise it returns
     /// `None` without side effects and [`Udp::output_slow`] runs.
     #[inline(always)]
-    fn output_fast<'a, P: Probe, I: Iterator<Item = &'a [u8]> + Clone>(
+    fn output_fast<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         id: SlotId,
         request: &SendRequest<I>,
-        core: &mut Core<P>,
-    ) -> Option<Result<Option<()>, SocketError>> {
-        if core.events.down.is_some() || core.net.forgets_templates() {
+        core: &mut Core,
+    ) -> Option<Result<(), SocketError>> {
+        if core.events.down.is_some() {
             return None;
         }
         let Core { sockets, net, .. } = core;
@@ -265,47 +252,36 @@ impl Udp {
             None => template.ip().fits_without_gso(transport_bytes),
             Some(_) => template.ip().fits(transport_bytes, &request.offload()),
         };
-        let serves = fits && net.ip.is_template_valid(template.ip(), now);
-        if !(net.probe.ablates(StepAblation::NoCacheValidation) || serves) {
+        if !(fits && net.ip.is_template_valid(template.ip(), now)) {
             return None;
         }
-        if net.ends_at_one_of([Stage::SendChecked, Stage::PathChosen]) {
-            return Some(Ok(None));
-        }
+        net.stages.pass_all([Stage::SendChecked, Stage::PathChosen]);
         let is_linear = request.segment_bytes.is_none() && net.is_linear(request.bytes);
         Some(match is_linear {
             true => net.send_linear(now, template, request),
-            false => net.send_chained(now, id, template, request),
+            false => net.send_chained(now, template, request),
         })
     }
 
     /// Slow path through every layer; leaves a template.
     #[inline(never)]
-    fn output_slow<'a, P: Probe, I: Iterator<Item = &'a [u8]> + Clone>(
+    fn output_slow<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         id: SlotId,
         request: &SendRequest<I>,
-        core: &mut Core<P>,
-    ) -> Result<Option<()>, SocketError> {
+        core: &mut Core,
+    ) -> Result<(), SocketError> {
         let endpoints = &check_datagram(id, request, core)?;
-        if core.net.ends_at(Stage::SendChecked) {
-            return Ok(None);
-        }
+        core.net.pass(Stage::SendChecked);
         let route = choose_route(&core.net.ip, endpoints, request)?;
-        if core.net.ends_at(Stage::PathChosen) {
-            return Ok(None);
-        }
-        let payload = core.net.fill_datagram(id, request.parts.clone(), request.bytes)?;
-        let Some(payload) = payload else { return Ok(None) };
+        core.net.pass(Stage::PathChosen);
+        let payload = core.net.fill_datagram(request.parts.clone(), request.bytes)?;
         let remote = endpoints.remote;
         let local = with_zone(route.src, endpoints.bound.port(), zone_of(remote));
         let (chain, _) = crate::udp::output(&mut core.net.pool, local, remote, payload)
             .map_err(|_| SocketError::NoBuffer)?;
-        if core.net.ends_at(Stage::TransportOutput) {
-            core.net.pool.free(chain);
-            return Ok(None);
-        }
+        core.net.pass(Stage::TransportOutput);
         core.net.link.set_now(now);
         core.net.send_packet(
             now,
@@ -323,20 +299,20 @@ impl Udp {
             },
         )?;
         core.net.note_sent(request);
-        if !route.is_broadcast && !core.net.forgets_templates() {
+        if !route.is_broadcast {
             self.keep_template(now, id, endpoints, local, core);
         }
-        Ok(Some(()))
+        Ok(())
     }
 
     /// Keeps the headers of the datagram just sent as a template.
-    fn keep_template<P: Probe>(
+    fn keep_template(
         &mut self,
         now: Instant,
         id: SlotId,
         endpoints: &Endpoints,
         local: SocketAddr,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) {
         let Core { sockets, net, .. } = core;
         let &Endpoints { remote, options, .. } = endpoints;
@@ -354,10 +330,10 @@ impl Udp {
 }
 
 /// The endpoints of a datagram, once its socket has no pending error.
-fn check_datagram<P: Probe, I>(
+fn check_datagram<I>(
     id: SlotId,
     request: &SendRequest<I>,
-    core: &mut Core<P>,
+    core: &mut Core,
 ) -> Result<Endpoints, SocketError> {
     if let Some(e) = core.events.down {
         return Err(e);
@@ -433,18 +409,7 @@ fn choose_route<I>(
     Ok(Route { src: bound.unwrap_or(choice.src), is_broadcast: choice.is_broadcast })
 }
 
-impl<P: Probe> Net<P> {
-    /// Whether an ablation turns the templates off.
-    #[inline(always)]
-    pub(crate) fn forgets_templates(&self) -> bool {
-        self.probe.varies_in([StepAblation::NoTemplate, StepAblation::NoDestinationCache])
-    }
-
-    #[inline(always)]
-    pub(crate) fn ends_at_one_of<const N: usize>(&mut self, stages: [Stage; N]) -> bool {
-        self.probe.stages(stages).is_break()
-    }
-
+impl Net {
     /// Whether a datagram may take so much of the send share: the minimum of streams stays free.
     #[inline(always)]
     fn admits_datagram(&self, bytes: usize) -> bool {
@@ -452,58 +417,41 @@ impl<P: Probe> Net<P> {
         !share.is_contended() || bytes <= share.for_datagrams()
     }
 
-    /// The payload in one mbuf (or a few), with headroom for every header; `None` if a probe
-    /// has ended the path.
+    /// The payload in one mbuf (or a few), with headroom for every header.
     #[inline]
     pub(crate) fn fill_datagram<'a>(
         &mut self,
-        id: SlotId,
         parts: impl Iterator<Item = &'a [u8]>,
         bytes: usize,
-    ) -> Result<Option<Chain>, SocketError> {
+    ) -> Result<Chain, SocketError> {
         if !self.admits_datagram(bytes) {
             return Err(SocketError::NoBuffer);
         }
-        let is_early = self.probe.ablates(StepAblation::EarlyEncapsulation);
-        let headroom = if is_early { 0 } else { HEADROOM };
-        let chain = match self.probe.ablates(StepAblation::CachePerSocket) {
-            false => self.pool.alloc_chain(bytes, headroom, Purpose::Send),
-            true => self.socket_caches.take(id, bytes, headroom, &mut self.pool),
-        };
+        let chain = self.pool.alloc_chain(bytes, HEADROOM, Purpose::Send);
         let mut chain = chain.map_err(|_| SocketError::NoBuffer)?;
-        if self.ends_at(Stage::SendReserved) {
-            self.pool.free(chain);
-            return Ok(None);
-        }
+        self.pass(Stage::SendReserved);
         chain.fill(parts);
-        if self.ends_at(Stage::SendCopied) {
-            self.pool.free(chain);
-            return Ok(None);
-        }
-        Ok(Some(chain))
+        self.pass(Stage::SendCopied);
+        Ok(chain)
     }
 
-    /// Whether payload and headers are written into one buffer: the payload fits, the device
-    /// computes the checksum, and no ablation wants another path.
+    /// Whether payload and headers are written into one buffer: the payload fits, and the device
+    /// computes the checksum.
     #[inline(always)]
     fn is_linear(&self, bytes: usize) -> bool {
-        bytes <= LINEAR_BYTES
-            && self.link.caps().tx_csum
-            && !self
-                .probe
-                .varies_in([StepAblation::EarlyEncapsulation, StepAblation::CachePerSocket])
+        bytes <= LINEAR_BYTES && self.link.caps().tx_csum
     }
 
     /// Sends a datagram in one buffer, headers and payload: from the pool to the burst it is one word, the
     /// handle of that buffer. (Larger values that are handed on are stored in words and read in vectors, which
-    /// waits for the stores.) `None` if a probe has ended the path.
+    /// waits for the stores.)
     #[inline(always)]
     fn send_linear<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         template: &UdpTemplate,
         request: &SendRequest<I>,
-    ) -> Result<Option<()>, SocketError> {
+    ) -> Result<(), SocketError> {
         if !self.admits_datagram(request.bytes) {
             return Err(SocketError::NoBuffer);
         }
@@ -511,25 +459,19 @@ impl<P: Probe> Net<P> {
         let headroom = HEADROOM.saturating_sub(headers);
         let m = self.pool.alloc(request.bytes.saturating_add(headers), headroom, Purpose::Send);
         let mut m = m.map_err(|_| SocketError::NoBuffer)?;
-        if self.ends_at(Stage::SendReserved) {
+        self.pass(Stage::SendReserved);
+        if let Err(e) = self.write_linear(template, request, &mut m) {
             self.pool.free_mbuf(m);
-            return Ok(None);
-        }
-        let written = self.write_linear(template, request, &mut m);
-        if !matches!(written, Ok(Some(()))) {
-            self.pool.free_mbuf(m);
-            return written;
+            return Err(e);
         }
         self.link.set_now(now);
         if !self.link.fits_linear(m.len()) {
             return self.put(Chain::from(m), *template.offload(), request);
         }
         self.link.push_linear(Packet { chain: Chain::from(m), offload: *template.offload() });
-        if self.ends_at(Stage::BurstQueued) {
-            self.link.forget(&mut self.pool);
-        }
+        self.pass(Stage::BurstQueued);
         self.note_sent(request);
-        Ok(Some(()))
+        Ok(())
     }
 
     /// Queues a frame where the burst is full, the frame needs software offload, or it is a chain.
@@ -539,24 +481,24 @@ impl<P: Probe> Net<P> {
         chain: Chain,
         offload: Offload,
         request: &SendRequest<I>,
-    ) -> Result<Option<()>, SocketError> {
-        let Net { pool, counters, link, probe, .. } = self;
-        if let Err(chain) = (Sink { link, probe }).frame(pool, counters, chain, offload) {
+    ) -> Result<(), SocketError> {
+        let Net { pool, counters, link, stages, .. } = self;
+        if let Err(chain) = (Sink { link, stages }).frame(pool, counters, chain, offload) {
             pool.free(chain);
             return Err(SocketError::WouldBlock);
         }
         self.note_sent(request);
-        Ok(Some(()))
+        Ok(())
     }
 
-    /// Writes headers and payload; `None` if a probe has ended the path.
+    /// Writes headers and payload.
     #[inline(always)]
     fn write_linear<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         template: &UdpTemplate,
         request: &SendRequest<I>,
         m: &mut Mbuf,
-    ) -> Result<Option<()>, SocketError> {
+    ) -> Result<(), SocketError> {
         const SHORT: SocketError = SocketError::NoBuffer;
         let headers = template.header_bytes();
         let buffer = m.append(headers.saturating_add(request.bytes)).ok_or(SHORT)?;
@@ -566,9 +508,7 @@ impl<P: Probe> Net<P> {
             copy(to, part);
             buffer = rest;
         }
-        if self.ends_at(Stage::SendCopied) {
-            return Ok(None);
-        }
+        self.pass(Stage::SendCopied);
         self.write_headers(template, request, headers)
     }
 
@@ -577,55 +517,49 @@ impl<P: Probe> Net<P> {
     fn send_chained<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
-        id: SlotId,
         template: &UdpTemplate,
         request: &SendRequest<I>,
-    ) -> Result<Option<()>, SocketError> {
-        let payload = self.fill_datagram(id, request.parts.clone(), request.bytes)?;
-        let Some(mut chain) = payload else { return Ok(None) };
-        if self.prepend(template, request, &mut chain)?.is_none() {
+    ) -> Result<(), SocketError> {
+        let mut chain = self.fill_datagram(request.parts.clone(), request.bytes)?;
+        if let Err(e) = self.prepend(template, request, &mut chain) {
             self.pool.free(chain);
-            return Ok(None);
+            return Err(e);
         }
         self.link.set_now(now);
         let offload = request.offload().shift(template.ip().header_bytes() as u16);
         self.put(chain, offload, request)
     }
 
-    /// Prepends all headers; `None` if a probe has ended the path.
+    /// Prepends all headers.
     #[inline]
     fn prepend<I>(
         &mut self,
         template: &UdpTemplate,
         request: &SendRequest<I>,
         chain: &mut Chain,
-    ) -> Result<Option<()>, SocketError> {
+    ) -> Result<(), SocketError> {
         let headers = chain.prepend(template.header_bytes(), &mut self.pool, Purpose::Control);
         self.write_headers(template, request, headers.map_err(|_| SocketError::NoBuffer)?)
     }
 
-    /// Writes all headers into a slice of their length; `None` if a probe has ended the path.
+    /// Writes all headers into a slice of their length.
     #[inline(always)]
     fn write_headers<I>(
         &mut self,
         template: &UdpTemplate,
         request: &SendRequest<I>,
         headers: &mut [u8],
-    ) -> Result<Option<()>, SocketError> {
+    ) -> Result<(), SocketError> {
         let ident = self.ip.draw_ident_for(template.ip());
         // At most 65,535, or the datagram would not have fitted the template.
         let length = request.bytes.saturating_add(HEADER_BYTES) as u16;
         let parts = headers.split_last_chunk_mut::<HEADER_BYTES>();
         let (lower, header) = parts.ok_or(SocketError::NoBuffer)?;
         template.udp().emit(length, header);
-        if self.ends_at_one_of([Stage::TransportOutput, Stage::RouteFound]) {
-            return Ok(None);
-        }
+        self.stages.pass_all([Stage::TransportOutput, Stage::RouteFound]);
         template.ip().emit(length, ident, lower).ok_or(SocketError::NoBuffer)?;
-        if self.ends_at_one_of([Stage::IpOutput, Stage::EtherOutput]) {
-            return Ok(None);
-        }
-        Ok(Some(()))
+        self.stages.pass_all([Stage::IpOutput, Stage::EtherOutput]);
+        Ok(())
     }
 
     #[inline(always)]

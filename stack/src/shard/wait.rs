@@ -1,12 +1,12 @@
 //! How the threads of a shard wait for its device: the policy
 //! ([`moderation`](crate::device::moderation)), given to the device where it coalesces by itself.
 
-use crate::base::{Instant, Probe};
+use crate::base::Instant;
 use crate::device::moderation::{BusyPoll, Moderation, ModerationConfig, Next};
 
 use crate::shard::world::Shard;
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// What a waiting thread does after an empty poll.
     pub fn next_wait(&mut self, now: Instant, busy_poll: BusyPoll) -> Next {
         let next = match self.rx.is_drained {
@@ -44,7 +44,7 @@ impl<P: Probe> Shard<P> {
 
 #[cfg(test)]
 mod tests {
-    use crate::base::{Counter, Duration, EtherAddr, NoProbe, SlotId};
+    use crate::base::{Counter, Duration, EtherAddr, SlotId};
     use crate::device::{Caps, memory};
     use crate::socket::Step;
 
@@ -54,8 +54,8 @@ mod tests {
 
     /// A stack that only takes, another that sends to it, and the time.
     struct Flood {
-        taker: Shard<NoProbe>,
-        sender: Shard<NoProbe>,
+        taker: Shard,
+        sender: Shard,
         from: SlotId,
         now: Instant,
     }

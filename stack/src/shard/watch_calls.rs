@@ -2,13 +2,13 @@
 
 use alloc::vec::Vec;
 
-use crate::base::{Counter, Probe, SlotId};
+use crate::base::{Counter, SlotId};
 use crate::socket::Ready;
 
 use crate::shard::outcome::Event;
 use crate::shard::world::Shard;
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// Sets the readiness that is reported for a socket; `None`: none. False if there is no such socket.
     pub fn watch(&mut self, id: SlotId, interest: Option<Ready>) -> bool {
         let Some(s) = self.core.sockets.get_mut(id) else { return false };

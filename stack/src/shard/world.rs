@@ -7,7 +7,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::base::{Counter, Counters, Duration, Instant, NoProbe, Probe, Secrets, Stage};
+use crate::base::{Counter, Counters, Duration, Instant, Secrets, Stage, Stages};
 use crate::device::{Attachment, Device, Peek};
 use crate::ip::Ip;
 use crate::mbuf::Pool;
@@ -27,7 +27,6 @@ use crate::shard::rx::Rx;
 use crate::shard::secret::Secret;
 use crate::shard::siblings::Siblings;
 use crate::shard::slab::Slab;
-use crate::shard::socket_cache::SocketCaches;
 use crate::shard::tcp::Tcp;
 use crate::shard::udp::Udp;
 use crate::shard::wheel::{TimerKey, Wheel};
@@ -58,8 +57,8 @@ const ACK_FRAMES: usize = 8;
 pub(crate) const MAX_OUTPUT_DEFERRAL: Duration = Duration::from_millis(2);
 
 /// A shard: see the module's header.
-pub struct Shard<P: Probe = NoProbe> {
-    pub(crate) core: Core<P>,
+pub struct Shard {
+    pub(crate) core: Core,
     pub(crate) tcp: Tcp,
     pub(crate) udp: Udp,
     pub(crate) ping: Ping,
@@ -106,12 +105,11 @@ fn check(config: &StackConfig, device_mtu: usize) -> Result<(), SetupError> {
 }
 
 /// The layers below the transports, over a device.
-fn net_over<P: Probe>(
+fn net_over(
     mut device: Box<dyn Device>,
     config: &StackConfig,
     secrets: &Secrets,
-    probe: P,
-) -> Result<Net<P>, SetupError> {
+) -> Result<Net, SetupError> {
     let caps = *device.caps();
     check(config, caps.mtu)?;
     let Attachment { region, peek } = device.attach(&secrets.owner());
@@ -139,13 +137,12 @@ fn net_over<P: Probe>(
         window: WindowBudget::new(receive_share_bytes / 8 * 3),
         ip,
         link: Link::new(device, peek, config),
-        socket_caches: SocketCaches::default(),
-        probe,
+        stages: Stages::default(),
     })
 }
 
-impl Shard<NoProbe> {
-    /// A stack of one shard, with the released path.
+impl Shard {
+    /// A stack of one shard.
     ///
     /// # Errors
     /// [`SetupError`]: an address or route that makes no sense, or no memory.
@@ -154,28 +151,25 @@ impl Shard<NoProbe> {
         device: Box<dyn Device>,
         now: Instant,
     ) -> Result<Self, SetupError> {
-        Shard::with_probe(config, device, now, NoProbe, 0, 1)
+        Shard::of_several(config, device, now, 0, 1)
     }
-}
 
-impl<P: Probe> Shard<P> {
-    /// Shard `id` of `shards`, with a probe. The shards of one stack are given the same secrets, or they
-    /// would not agree on the owner of a flow.
+    /// Shard `id` of `shards`. The shards of one stack are given the same secrets, or they would not agree on the
+    /// owner of a flow.
     ///
     /// # Errors
     /// As [`Shard::new`].
-    pub fn with_probe(
+    pub fn of_several(
         config: StackConfig,
         device: Box<dyn Device>,
         now: Instant,
-        probe: P,
         id: u16,
         shards: u16,
     ) -> Result<Self, SetupError> {
         let mut config = config;
         let secrets = config.secrets.take().ok_or(SetupError::NoSecrets)?.for_shard(id);
         let secret = Secret::new(&secrets);
-        let net = net_over(device, &config, &secrets, probe)?;
+        let net = net_over(device, &config, &secrets)?;
         let siblings = Siblings::new(id, shards, secret.owner());
         Ok(Shard {
             tcp: Tcp::new(&config, &secret),
@@ -325,7 +319,7 @@ impl<P: Probe> Shard<P> {
 
     /// Reports a stage to the probe, which cannot end the path here.
     #[inline(always)]
-    pub fn pass(&mut self, stage: Stage) {
+    pub fn pass(&self, stage: Stage) {
         self.core.net.pass(stage);
     }
 
@@ -407,9 +401,10 @@ impl<P: Probe> Shard<P> {
         self.core.events.down
     }
 
-    /// The probe.
-    pub fn probe(&self) -> &P {
-        &self.core.net.probe
+    /// The stages of its paths, for an observer.
+    #[inline(always)]
+    pub fn stages(&mut self) -> &mut Stages {
+        &mut self.core.net.stages
     }
 
     /// The counters.

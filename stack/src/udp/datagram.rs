@@ -85,8 +85,7 @@ pub fn charge(payload: &Chain) -> usize {
 /// Validates a packet and strips its UDP header. Bytes beyond the UDP length are trimmed.
 ///
 /// `lookup` finds the socket between parsing the header and verifying the checksum. It gets source, destination and
-/// the packet's [`charge`]. If it returns a reason, the packet is dropped and counted; with `Err(None)` the packet is
-/// freed without counting.
+/// the packet's [`charge`]. If it returns a reason, the packet is dropped and counted.
 ///
 /// # Errors
 /// [`Dropped`]: `UdpHeader` (shorter than a UDP header or than the UDP length), `UdpChecksum`, `NoBuffer`, and the
@@ -95,15 +94,15 @@ pub fn input<T>(
     packet: Incoming,
     pool: &mut Pool,
     counters: &mut Counters,
-    lookup: impl FnOnce(SocketAddr, SocketAddr, usize) -> Result<T, Option<DropReason>>,
+    lookup: impl FnOnce(SocketAddr, SocketAddr, usize) -> Result<T, DropReason>,
 ) -> Result<(Datagram, T), Dropped> {
     let Incoming { src, dst, zone, mut chain, offload, hop_limit } = packet;
-    let result = parse(&mut chain, pool).map_err(Some).and_then(|header| {
+    let result = parse(&mut chain, pool).and_then(|header| {
         let from = with_zone(src, header.src_port, zone);
         let to = with_zone(dst, header.dst_port, zone);
         let found = lookup(from, to, charge(&chain))?;
         if !is_checksum_valid(src, dst, &header, &chain, offload) {
-            return Err(Some(DropReason::UdpChecksum));
+            return Err(DropReason::UdpChecksum);
         }
         Ok((from, to, found))
     });
@@ -113,9 +112,7 @@ pub fn input<T>(
             Ok((Datagram { src, dst, payload: chain, segment_bytes: None, hop_limit }, found))
         }
         Err(reason) => {
-            if let Some(reason) = reason {
-                counters.drop_packet(reason);
-            }
+            counters.drop_packet(reason);
             pool.free(chain);
             Err(Dropped)
         }

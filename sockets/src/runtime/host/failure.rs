@@ -20,8 +20,6 @@
 
 use std::sync::{PoisonError, Weak};
 
-use fulmar_stack::base::Probe;
-
 use super::{Host, Returned};
 use crate::runtime::contain::contain;
 use crate::runtime::sync::{MutexGuard, lock};
@@ -29,11 +27,11 @@ use crate::runtime::watched::WatchedShard;
 
 /// Marks the stack as failed when it is dropped, which happens when the thread unwinds under the lock. Created
 /// after the lock is taken, so that it is dropped before the lock is released.
-pub(super) struct OnUnwind<'a, P: Probe>(&'a Host<P>);
+pub(super) struct OnUnwind<'a>(&'a Host);
 
-impl<'a, P: Probe> OnUnwind<'a, P> {
+impl<'a> OnUnwind<'a> {
     #[inline(always)]
-    pub fn of(host: &'a Host<P>) -> Self {
+    pub fn of(host: &'a Host) -> Self {
         OnUnwind(host)
     }
 
@@ -43,14 +41,14 @@ impl<'a, P: Probe> OnUnwind<'a, P> {
     }
 }
 
-impl<P: Probe> Drop for OnUnwind<'_, P> {
+impl Drop for OnUnwind<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.fail();
     }
 }
 
-impl<P: Probe> Host<P> {
+impl Host {
     /// Why the stack is down for good, if a thread panicked inside of it.
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
@@ -127,12 +125,12 @@ impl<P: Probe> Host<P> {
     }
 
     /// The shard of a stack that has failed.
-    fn shard_to_drop(&self) -> MutexGuard<'_, WatchedShard<P>> {
+    fn shard_to_drop(&self) -> MutexGuard<'_, WatchedShard> {
         self.shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Drops the requests in the inbox of a stack that has failed, and drains the remote-free list.
-    pub(super) fn reclaim(&self, shard: &mut WatchedShard<P>) {
+    pub(super) fn reclaim(&self, shard: &mut WatchedShard) {
         contain(|| self.inbox.drain(drop));
         contain(|| shard.pool().drain_remote());
     }

@@ -1,9 +1,8 @@
 //! The shard lock while a thread holds it, and the work of unlocking.
 
-use fulmar_stack::base::{Outside, Probe};
+use fulmar_stack::base::Stage;
 
 use super::{Host, Returned};
-use crate::runtime::account::Account;
 use crate::runtime::reentry::Inside;
 use crate::runtime::sync::MutexGuard;
 use crate::runtime::ticket::Received;
@@ -11,31 +10,31 @@ use crate::runtime::watch::Wake;
 use crate::runtime::watched::WatchedShard;
 
 /// The shard lock. Releasing it drains the inbox and fires the wake-ups that were collected.
-pub struct Guard<'a, P: Probe = Account> {
-    host: &'a Host<P>,
-    shard: Option<MutexGuard<'a, WatchedShard<P>>>,
+pub struct Guard<'a> {
+    host: &'a Host,
+    shard: Option<MutexGuard<'a, WatchedShard>>,
     mark: Option<Inside>,
     /// The thread was unwinding when it took the lock: a destructor called the stack.
     was_panicking: bool,
 }
 
-impl<'a, P: Probe> Guard<'a, P> {
+impl<'a> Guard<'a> {
     #[inline(always)]
     pub(super) fn new(
-        host: &'a Host<P>,
-        shard: Option<MutexGuard<'a, WatchedShard<P>>>,
+        host: &'a Host,
+        shard: Option<MutexGuard<'a, WatchedShard>>,
         mark: Inside,
     ) -> Self {
         Guard { host, shard, mark: Some(mark), was_panicking: std::thread::panicking() }
     }
 }
 
-impl<P: Probe> Host<P> {
+impl Host {
     /// Unlocks, and delivers pending wake-ups.
     #[inline(always)]
-    pub(super) fn unlock(&self, shard: MutexGuard<'_, WatchedShard<P>>, mark: Inside) {
+    pub(super) fn unlock(&self, shard: MutexGuard<'_, WatchedShard>, mark: Inside) {
         match self.release_drained(shard) {
-            None => self.outside.leave(),
+            None => self.ledger.pass(Stage::Released),
             Some(shard) => self.release_and_kick(shard, mark),
         }
     }
@@ -44,8 +43,8 @@ impl<P: Probe> Host<P> {
     #[inline(always)]
     fn release_drained<'a>(
         &'a self,
-        mut shard: MutexGuard<'a, WatchedShard<P>>,
-    ) -> Option<MutexGuard<'a, WatchedShard<P>>> {
+        mut shard: MutexGuard<'a, WatchedShard>,
+    ) -> Option<MutexGuard<'a, WatchedShard>> {
         if !self.drain_inbox(&mut shard) {
             drop(shard);
             return None;
@@ -60,7 +59,7 @@ impl<P: Probe> Host<P> {
 
     /// Unlocks, and delivers wake-ups, completions and kicks to siblings.
     #[inline(never)]
-    fn release_and_kick(&self, shard: MutexGuard<'_, WatchedShard<P>>, mark: Inside) {
+    fn release_and_kick(&self, shard: MutexGuard<'_, WatchedShard>, mark: Inside) {
         let (mut returned, mut received) = (Returned::new(), Received::default());
         let mut held = Some(shard);
         while let Some(mut shard) = held {
@@ -79,26 +78,26 @@ impl<P: Probe> Host<P> {
             }
             held = if self.inbox.is_empty() { None } else { self.try_shard() };
         }
-        self.outside.leave();
+        self.ledger.pass(Stage::Released);
         // The destructors of `returned` and `received` may call the stack.
         drop(mark);
     }
 }
 
-impl<P: Probe> std::ops::Deref for Guard<'_, P> {
-    type Target = WatchedShard<P>;
-    fn deref(&self) -> &WatchedShard<P> {
+impl std::ops::Deref for Guard<'_> {
+    type Target = WatchedShard;
+    fn deref(&self) -> &WatchedShard {
         self.shard.as_ref().expect("invariant: present until the guard is dropped")
     }
 }
 
-impl<P: Probe> std::ops::DerefMut for Guard<'_, P> {
-    fn deref_mut(&mut self) -> &mut WatchedShard<P> {
+impl std::ops::DerefMut for Guard<'_> {
+    fn deref_mut(&mut self) -> &mut WatchedShard {
         self.shard.as_mut().expect("invariant: present until the guard is dropped")
     }
 }
 
-impl<P: Probe> Drop for Guard<'_, P> {
+impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
         if std::thread::panicking() && !self.was_panicking {
@@ -109,7 +108,7 @@ impl<P: Probe> Drop for Guard<'_, P> {
         match (self.shard.take(), self.mark.take()) {
             (Some(shard), Some(mark)) => self.host.unlock(shard, mark),
             // `perform_or_queue` queued its request; it has no lock.
-            _ => self.host.outside.leave(),
+            _ => self.host.ledger.pass(Stage::Released),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Waiting for posted buffers.
 
-use fulmar_stack::base::{Instant, Probe, Stage};
+use fulmar_stack::base::{Instant, Stage};
 use fulmar_stack::mbuf::Chain;
 use fulmar_stack::socket::{Ready, SocketError, Step};
 
@@ -25,7 +25,7 @@ pub enum PostedRead {
     Posted,
 }
 
-impl<P: Probe> Host<P> {
+impl Host {
     /// Waits until a posted buffer is complete, and runs the stack meanwhile as a reader does. False: the
     /// time is over.
     ///
@@ -36,7 +36,7 @@ impl<P: Probe> Host<P> {
             return Ok(true);
         }
         let target = WaitTarget::Completion(&ticket.completion, Ready::READABLE);
-        let over = |_: &mut WatchedShard<P>, _| {
+        let over = |_: &mut WatchedShard, _| {
             Ok(if ticket.is_over() { Step::Done(()) } else { Step::WaitData(1) })
         };
         match self.wait_for(target, || limit, Clock::Exact, over) {
@@ -115,11 +115,11 @@ impl<P: Probe> Host<P> {
     /// As [`Host::wait_for_ticket`], under the lock.
     fn wait_posted<'a>(
         &'a self,
-        mut guard: Guard<'a, P>,
+        mut guard: Guard<'a>,
         now: Instant,
         ticket: &RecvTicket,
         limit: Limit,
-        poll: impl FnOnce(&mut WatchedShard<P>, Instant, &RecvTicket) -> (usize, Option<RecvOutcome>),
+        poll: impl FnOnce(&mut WatchedShard, Instant, &RecvTicket) -> (usize, Option<RecvOutcome>),
     ) -> Result<Option<RecvOutcome>, SocketError> {
         if ticket.is_over() {
             return Ok(None);
@@ -130,7 +130,7 @@ impl<P: Probe> Host<P> {
             return Ok(outcome);
         }
         let Some(give_up) = end else { return Ok(None) };
-        let over = |_: &mut WatchedShard<P>, _| {
+        let over = |_: &mut WatchedShard, _| {
             Ok(if ticket.is_over() { Step::Done(None) } else { Step::WaitData(1) })
         };
         let target = WaitTarget::Completion(&ticket.completion, Ready::READABLE);

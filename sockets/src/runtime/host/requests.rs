@@ -1,15 +1,13 @@
 //! Requests that need no answer: performed inline, or queued in the inbox for the holder of the lock.
 
-use std::sync::PoisonError;
-
-use fulmar_stack::base::{Counter, Instant, Outside, Probe, Stage};
+use fulmar_stack::base::{Counter, Instant, Stage};
 
 use super::guard::Guard;
 use super::{Host, OnUnwind, POLL_BUDGET, sys};
 use crate::runtime::inbox::{INBOX_LIMIT, Request, after_release};
 use crate::runtime::watched::WatchedShard;
 
-impl<P: Probe> Host<P> {
+impl Host {
     /// Performs a request if the lock is free, else queues it for the holder. Never waits long.
     #[inline]
     pub fn post(&self, request: Request) {
@@ -21,7 +19,7 @@ impl<P: Probe> Host<P> {
             return std::mem::forget(request);
         }
         let Some(mark) = self.bit.enter() else { return self.post_from_handler(request) };
-        self.outside.enter();
+        self.ledger.enter();
         if let Some(mut shard) = self.try_shard() {
             let unwinding = OnUnwind::of(self);
             self.note_caller(&mut shard);
@@ -39,7 +37,7 @@ impl<P: Probe> Host<P> {
             self.try_shard()
         } else {
             // The inbox fills faster than holders drain it: wait for the lock.
-            Some(self.shard.lock().unwrap_or_else(PoisonError::into_inner))
+            Some(self.shard())
         };
         drop(Guard::new(self, shard, mark));
     }
@@ -63,12 +61,12 @@ impl<P: Probe> Host<P> {
 
     /// Performs the requests of the inbox. False: the stack has failed, and the shard may not be used.
     #[inline(always)]
-    pub(super) fn drain_inbox(&self, shard: &mut WatchedShard<P>) -> bool {
+    pub(super) fn drain_inbox(&self, shard: &mut WatchedShard) -> bool {
         self.inbox.is_empty() || self.drain_full_inbox(shard)
     }
 
     #[cold]
-    fn drain_full_inbox(&self, shard: &mut WatchedShard<P>) -> bool {
+    fn drain_full_inbox(&self, shard: &mut WatchedShard) -> bool {
         let unwinding = OnUnwind::of(self);
         while !self.inbox.is_empty() && !self.inbox.is_closed() {
             let now = sys::now();
@@ -87,7 +85,7 @@ impl<P: Probe> Host<P> {
 
 /// A request that found the lock free.
 #[inline(always)]
-fn perform_inline<P: Probe>(shard: &mut WatchedShard<P>, request: Request) {
+fn perform_inline(shard: &mut WatchedShard, request: Request) {
     if let Request::Free(chain) = request {
         shard.pass(Stage::Locked);
         return shard.free(chain);
@@ -97,7 +95,7 @@ fn perform_inline<P: Probe>(shard: &mut WatchedShard<P>, request: Request) {
     perform(shard, now, request);
 }
 
-fn perform<P: Probe>(shard: &mut WatchedShard<P>, now: Instant, request: Request) {
+fn perform(shard: &mut WatchedShard, now: Instant, request: Request) {
     match request {
         Request::Commit(id, r) => shard.sosend(id).commit(now, r),
         Request::CommitLast(id, r) => {

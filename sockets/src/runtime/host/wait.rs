@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use fulmar_stack::base::{Duration, Instant, Probe, SlotId, Stage};
+use fulmar_stack::base::{Duration, Instant, SlotId, Stage};
 use fulmar_stack::socket::{Ready, SocketError, Step};
 
 use super::wait_guard::{WaitGuard, WaitTarget};
@@ -25,7 +25,7 @@ use crate::runtime::poll_set::PollSetCore;
 use crate::runtime::sys;
 use crate::runtime::watched::WatchedShard;
 
-impl<P: Probe> Host<P> {
+impl Host {
     /// Repeats a step until it is done, and sleeps in between.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ impl<P: Probe> Host<P> {
         socket: SlotId,
         interest: Ready,
         limit: Limit,
-        step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
+        step: impl FnMut(&mut WatchedShard, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
         self.wait_for(WaitTarget::Socket(socket, interest), || limit, Clock::Exact, step)
     }
@@ -52,7 +52,7 @@ impl<P: Probe> Host<P> {
         socket: SlotId,
         interest: Ready,
         limit: impl FnOnce() -> Limit,
-        step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
+        step: impl FnMut(&mut WatchedShard, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
         let clock = if self.takes_coarse_time { Clock::Coarse } else { Clock::Exact };
         self.wait_for(WaitTarget::Socket(socket, interest), limit, clock, step)
@@ -64,7 +64,7 @@ impl<P: Probe> Host<P> {
         target: WaitTarget<'_>,
         limit: impl FnOnce() -> Limit,
         clock: Clock,
-        mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
+        mut step: impl FnMut(&mut WatchedShard, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
         match self.call_at(clock, &mut step)? {
             Step::Done(r) => Ok(r),
@@ -78,7 +78,7 @@ impl<P: Probe> Host<P> {
         &self,
         target: WaitTarget<'_>,
         limit: Limit,
-        mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
+        mut step: impl FnMut(&mut WatchedShard, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<R, SocketError> {
         let mut guard = self.lock()?;
         let now = sys::now();
@@ -101,11 +101,11 @@ impl<P: Probe> Host<P> {
     #[inline(never)]
     pub(super) fn wait_until<'a, R>(
         &'a self,
-        mut guard: Guard<'a, P>,
+        mut guard: Guard<'a>,
         mut now: Instant,
         target: WaitTarget<'_>,
         give_up: Option<Instant>,
-        mut step: impl FnMut(&mut WatchedShard<P>, Instant) -> Result<Step<R>, SocketError>,
+        mut step: impl FnMut(&mut WatchedShard, Instant) -> Result<Step<R>, SocketError>,
     ) -> Result<Option<R>, SocketError> {
         let interest = target.interest();
         let mut wait = WaitGuard::new(self, &mut guard, now, target)?;
@@ -135,7 +135,7 @@ impl<P: Probe> Host<P> {
         &self,
         set: &Arc<PollSetCore>,
         limit: Limit,
-        mut collect: impl FnMut(&mut WatchedShard<P>) -> usize,
+        mut collect: impl FnMut(&mut WatchedShard) -> usize,
     ) -> Result<usize, SocketError> {
         let mut guard = self.lock()?;
         let now = sys::now();
@@ -145,7 +145,7 @@ impl<P: Probe> Host<P> {
             true => guard.next_turn(now, POLL_BUDGET),
             false => guard.step(now, POLL_BUDGET),
         };
-        let mut collect = |shard: &mut WatchedShard<P>, now| match collect(shard) {
+        let mut collect = |shard: &mut WatchedShard, now| match collect(shard) {
             0 => {
                 // A thread that goes to sleep leaves nothing unsent.
                 shard.end_turn(now);
@@ -179,7 +179,7 @@ impl<P: Probe> Host<P> {
             return Ok(c.is_done());
         };
         let target = WaitTarget::Completion(c, Ready::NONE);
-        let is_done = |shard: &mut WatchedShard<P>, _| match (c.is_done(), shard.down()) {
+        let is_done = |shard: &mut WatchedShard, _| match (c.is_done(), shard.down()) {
             (true, _) => Ok(Step::Done(())),
             (false, Some(e)) => Err(e),
             (false, None) => Ok(Step::WaitData(1)),
@@ -198,7 +198,7 @@ impl<P: Probe> Host<P> {
     }
 
     fn try_drain(&self, socket: Option<SlotId>, limit: Duration) -> Result<bool, SocketError> {
-        let drained = |shard: &mut WatchedShard<P>, _| {
+        let drained = |shard: &mut WatchedShard, _| {
             let is_drained = shard.is_drained(socket)
                 && (socket.is_some() || shard.device().stats().tx_held == 0);
             Ok(if is_drained || shard.down().is_some() {
@@ -220,7 +220,7 @@ impl<P: Probe> Host<P> {
 }
 
 /// Runs the stack for a thread that waits for `interest`.
-fn advance<P: Probe>(shard: &mut WatchedShard<P>, now: Instant, interest: Ready) {
+fn advance(shard: &mut WatchedShard, now: Instant, interest: Ready) {
     if interest.intersects(Ready::READER) {
         shard.step_for_reader(now);
     } else {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use fulmar_stack::base::{Duration, Instant, Outside, Probe, SlotId, Stage};
+use fulmar_stack::base::{Duration, Instant, SlotId, Stage};
 use fulmar_stack::device::moderation::{BusyPoll, Next};
 use fulmar_stack::socket::{Ready, SocketError};
 
@@ -41,8 +41,8 @@ const SPIN_PERIOD: Duration = Duration::from_millis(1);
 const DRAIN_PERIOD: Duration = Duration::from_millis(5);
 
 /// One wait. When it is dropped, also by a panic, a follower becomes leader.
-pub(super) struct WaitGuard<'a, 'f, P: Probe> {
-    host: &'a Host<P>,
+pub(super) struct WaitGuard<'a, 'f> {
+    host: &'a Host,
     waiter: Arc<Waiter>,
     target: WaitTarget<'f>,
     is_leader: bool,
@@ -50,11 +50,11 @@ pub(super) struct WaitGuard<'a, 'f, P: Probe> {
     _mark: Waiting,
 }
 
-impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
+impl<'a, 'f> WaitGuard<'a, 'f> {
     /// `WouldBlock` in a signal handler that interrupted a wait of this thread.
     pub fn new(
-        host: &'a Host<P>,
-        shard: &mut WatchedShard<P>,
+        host: &'a Host,
+        shard: &mut WatchedShard,
         now: Instant,
         target: WaitTarget<'f>,
     ) -> Result<Self, SocketError> {
@@ -80,10 +80,10 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
     /// is past. May return early.
     pub fn sleep(
         &mut self,
-        mut guard: Guard<'a, P>,
+        mut guard: Guard<'a>,
         now: Instant,
         give_up: Option<Instant>,
-    ) -> Result<Guard<'a, P>, SocketError> {
+    ) -> Result<Guard<'a>, SocketError> {
         let give_up = match self.target {
             WaitTarget::Acknowledgements => {
                 [give_up, Some(now + DRAIN_PERIOD)].into_iter().flatten().min()
@@ -131,34 +131,34 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
 
     fn on_device(
         &self,
-        guard: Guard<'a, P>,
+        guard: Guard<'a>,
         give_up: Option<Instant>,
         hold: Option<Instant>,
-    ) -> Result<Guard<'a, P>, SocketError> {
+    ) -> Result<Guard<'a>, SocketError> {
         self.host.sleep_on_device(guard, Role::Caller, &self.waiter, give_up, hold)
     }
 
     /// Busy-polls the device without the lock.
     fn busy_poll(
         &self,
-        guard: Guard<'a, P>,
+        guard: Guard<'a>,
         until: Instant,
         give_up: Option<Instant>,
-    ) -> Result<Guard<'a, P>, SocketError> {
+    ) -> Result<Guard<'a>, SocketError> {
         let ends = [guard.next_deadline(), give_up, Some(until)];
         drop(guard);
         self.spin(ends.into_iter().flatten().min().unwrap_or(until))
     }
 
-    fn spin(&self, until: Instant) -> Result<Guard<'a, P>, SocketError> {
+    fn spin(&self, until: Instant) -> Result<Guard<'a>, SocketError> {
         let others_ran = self.host.spin.run(&self.waiter, until);
-        let _ = self.host.outside.stage(Stage::Spun);
+        self.host.pass(Stage::Spun);
         let mut guard = self.host.lock()?;
         guard.moderation().yielded(others_ran);
         Ok(guard)
     }
 
-    fn register(&self, shard: &mut WatchedShard<P>) {
+    fn register(&self, shard: &mut WatchedShard) {
         match self.target {
             WaitTarget::Socket(id, interest) => shard.watch_thread(id, &self.waiter, interest),
             WaitTarget::Set(set) => set.add_sleeper(&self.waiter),
@@ -167,7 +167,7 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
         }
     }
 
-    fn unregister(&self, shard: &mut WatchedShard<P>) {
+    fn unregister(&self, shard: &mut WatchedShard) {
         match self.target {
             WaitTarget::Socket(id, _) => shard.unwatch_thread(id, &self.waiter),
             WaitTarget::Set(set) => set.remove_sleeper(&self.waiter),
@@ -176,18 +176,14 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
         }
     }
 
-    fn park(
-        &self,
-        guard: Guard<'a, P>,
-        give_up: Option<Instant>,
-    ) -> Result<Guard<'a, P>, SocketError> {
+    fn park(&self, guard: Guard<'a>, give_up: Option<Instant>) -> Result<Guard<'a>, SocketError> {
         self.host.leader.add_follower(&self.waiter);
         drop(guard);
         // The leader may have left between the failed attempt and the registration.
         if self.host.leader.is_held_by(Role::Caller) {
             self.waiter.park(give_up.map(|at| at.since(sys::now())));
         }
-        let _ = self.host.outside.stage(Stage::Slept);
+        self.host.pass(Stage::Slept);
         // Under the lock, so that the thread counts as inside: a signal handler must not find the list's lock
         // taken by its own thread.
         let guard = self.host.lock()?;
@@ -196,7 +192,7 @@ impl<'a, 'f, P: Probe> WaitGuard<'a, 'f, P> {
     }
 }
 
-impl<P: Probe> Drop for WaitGuard<'_, '_, P> {
+impl Drop for WaitGuard<'_, '_> {
     fn drop(&mut self) {
         // Waking another thread takes locks that a signal handler must not meet.
         let _mark = self.host.bit.enter();

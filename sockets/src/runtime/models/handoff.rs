@@ -21,7 +21,7 @@ fn a_reader_is_woken_by_what_another_shard_hands_over() {
                 let shard = wire::shard(&wires[usize::from(id)], id, 2);
                 let mut shard = WatchedShard::new(shard);
                 shard.join(ends.next().unwrap());
-                Arc::new(Host::new(shard).unwrap())
+                Arc::new(Host::new(shard, Ledger::off()).unwrap())
             });
             for host in &hosts {
                 host.set_siblings(hosts.iter().map(Arc::downgrade).collect());

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use fulmar_models::sync::{Condvar, Mutex};
-use fulmar_stack::base::{Counters, EtherAddr, Instant, NoProbe, Secrets};
+use fulmar_stack::base::{Counters, EtherAddr, Instant, Secrets};
 use fulmar_stack::device::moderation::ModerationConfig;
 use fulmar_stack::device::{Burst, Caps, Device, Packet, Wake, WakeFd};
 use fulmar_stack::ip::IfAddr;
@@ -182,5 +182,5 @@ pub fn shard(wire: &Arc<Wire>, id: u16, shards: u16) -> Shard {
     let wake = if wire.is_level_triggered { Wake::Level } else { Wake::Armed };
     let caps = Caps { wake, ..Caps::plain(1500, ETHER) };
     let end = End { wire: Arc::clone(wire), caps };
-    Shard::with_probe(config, Box::new(end), sys::now(), NoProbe, id, shards).expect("a shard")
+    Shard::of_several(config, Box::new(end), sys::now(), id, shards).expect("a shard")
 }

@@ -11,7 +11,7 @@
 
 use std::num::NonZeroUsize;
 
-use fulmar_stack::base::{Duration, Instant, Probe};
+use fulmar_stack::base::{Duration, Instant};
 
 use super::WatchedShard;
 use crate::runtime::reentry::this_thread;
@@ -20,7 +20,7 @@ use crate::runtime::reentry::this_thread;
 /// mostly computation of the program, and gains little from fewer crossings.
 const TURN_LIMIT: Duration = Duration::from_millis(2);
 
-impl<P: Probe> WatchedShard<P> {
+impl WatchedShard {
     /// Ends the turn before and starts the next one of the calling thread: sends what is deferred, then receives at
     /// most `budget` frames.
     pub(crate) fn next_turn(&mut self, now: Instant, budget: usize) -> usize {

@@ -1,14 +1,11 @@
-//! What a shard does with packets that on_locked on another's queue, and which stages a probe sees.
+//! What a shard does with packets that on_locked on another's queue, and which stages an observer sees.
 
 use std::net::SocketAddr;
-use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
 use fulmar::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar::runtime::{WatchedShard, handoffs};
-use fulmar_stack::base::{
-    Counter, Duration, FlowKey, Instant, NoProbe, Probe, Secrets, SlotId, Stage,
-};
+use fulmar_stack::base::{Counter, Duration, FlowKey, Instant, Observer, Secrets, SlotId, Stage};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::shard::{Reserved, Shard, StackConfig};
@@ -25,25 +22,17 @@ fn wire(seed: u64) -> (SimLink, SimLink) {
     sim_pair(seed, &how, &LinkConfig::default())
 }
 
-fn shard<P: Probe>(
-    station: u8,
-    device: SimLink,
-    probe: P,
-    id: u16,
-    shards: u16,
-) -> WatchedShard<P> {
+fn shard(station: u8, device: SimLink, id: u16, shards: u16) -> WatchedShard {
     let config = StackConfig {
         addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
         pool: PoolConfig::with_budget(16 << 20),
         secrets: Some(Secrets::for_simulation(u64::from(station))),
         ..StackConfig::default()
     };
-    WatchedShard::new(
-        Shard::with_probe(config, Box::new(device), START, probe, id, shards).unwrap(),
-    )
+    WatchedShard::new(Shard::of_several(config, Box::new(device), START, id, shards).unwrap())
 }
 
-fn received<P: Probe>(s: &mut WatchedShard<P>, id: SlotId) -> Vec<SocketAddr> {
+fn received(s: &mut WatchedShard, id: SlotId) -> Vec<SocketAddr> {
     let mut from = Vec::new();
     while let Ok(Step::Done(d)) = s.udp().receive(id) {
         from.push(d.src);
@@ -56,8 +45,8 @@ fn received<P: Probe>(s: &mut WatchedShard<P>, id: SlotId) -> Vec<SocketAddr> {
 fn a_packet_on_the_wrong_queue_crosses_once_to_the_owner_of_its_flow() {
     const SENT: u16 = 60;
     let ((near, far), (idle, _other_end)) = (wire(1), wire(2));
-    let mut peer = shard(1, near, NoProbe, 0, 1);
-    let mut queues = [shard(2, far, NoProbe, 0, 2), shard(2, idle, NoProbe, 1, 2)];
+    let mut peer = shard(1, near, 0, 1);
+    let mut queues = [shard(2, far, 0, 2), shard(2, idle, 1, 2)];
     queues.iter_mut().zip(handoffs(2)).for_each(|(q, end)| q.join(end));
     let sockets = queues.each_mut().map(|q| q.udp().bind(at(2, 53), Default::default()).unwrap());
     for i in 0..SENT {
@@ -100,12 +89,9 @@ fn lost(peer: &Shard) -> u64 {
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<Vec<Stage>>>);
 
-impl Probe for Notes {
-    type Outside = ();
-    fn outside(&self) {}
-    fn stage(&mut self, stage: Stage) -> ControlFlow<()> {
+impl Observer for Notes {
+    fn pass(&self, stage: Stage) {
         self.0.lock().unwrap().push(stage);
-        ControlFlow::Continue(())
     }
 }
 
@@ -116,15 +102,16 @@ impl Notes {
 }
 
 #[test]
-fn a_probe_sees_the_stages_of_a_write_and_of_a_read_in_their_order() {
+fn an_observer_sees_the_stages_of_a_write_and_of_a_read_in_their_order() {
     let (near, far) = wire(3);
     let (out, back) = (Notes::default(), Notes::default());
-    let mut a = shard(1, near, out.clone(), 0, 1);
-    let mut b = shard(2, far, back.clone(), 0, 1);
+    let (mut a, mut b) = (shard(1, near, 0, 1), shard(2, far, 0, 1));
+    a.stages().set_observer(Arc::new(out.clone()));
+    b.stages().set_observer(Arc::new(back.clone()));
     let listener = b.tcp_listen(at(2, 80), Default::default()).unwrap();
     let conn = a.tcp_connect(START, at(2, 80), None).unwrap();
     let mut now = START;
-    let mut turn = |a: &mut Shard<Notes>, b: &mut Shard<Notes>, ms: u64| {
+    let mut turn = |a: &mut Shard, b: &mut Shard, ms: u64| {
         for _ in 0..ms {
             now = now + Duration::from_millis(1);
             a.step(now, 64);

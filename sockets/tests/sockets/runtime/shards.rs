@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar::drivers::queues::{Steering, split};
 use fulmar::runtime::{WatchedShard, handoffs};
-use fulmar_stack::base::{Counter, DropReason, Duration, Instant, NoProbe, Secrets, SlotId};
+use fulmar_stack::base::{Counter, DropReason, Duration, Instant, Secrets, SlotId};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::{PoolConfig, Purpose};
 use fulmar_stack::shard::{ListenOptions, MoreData, Shard, StackConfig};
@@ -95,7 +95,7 @@ impl World {
             let mut shards = Vec::new();
             for ((queue, handoff), id) in queues.into_iter().zip(handoffs(2)).zip(0u16..) {
                 let (config, queue) = (config.clone(), Box::new(queue));
-                let shard = Shard::with_probe(config, queue, START, NoProbe, id, SHARDS);
+                let shard = Shard::of_several(config, queue, START, id, SHARDS);
                 let mut shard = WatchedShard::new(shard.unwrap());
                 shard.join(handoff);
                 shards.push(shard);

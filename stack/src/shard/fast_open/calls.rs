@@ -2,7 +2,7 @@
 
 use core::net::SocketAddr;
 
-use crate::base::{Instant, Probe, SlotId};
+use crate::base::{Instant, SlotId};
 use crate::socket::{SocketError, sosend};
 use crate::tcp::FastOpenSyn;
 
@@ -32,7 +32,7 @@ impl<'a, const N: usize> From<&'a [u8; N]> for FirstData<'a> {
     }
 }
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// As [`Shard::tcp_connect_with`], with first data: it goes with the SYN if the server's cookie is known (RFC 7413),
     /// and otherwise the SYN asks for one. Returns the connection and how much of the data it has accepted: all
     /// that its send buffer and the memory for sending allow. The program may read at once; it may write once the

@@ -1,6 +1,6 @@
 //! What a shard does with pending connections: see `pending.rs`.
 
-use crate::base::{Counter, DropReason, Instant, Probe, SeqNum, SlotId};
+use crate::base::{Counter, DropReason, Instant, SeqNum, SlotId};
 use crate::ip::{InvokingPacket, SentError};
 use crate::socket::{SocketError, Step};
 use crate::tcp::{Tcb, reset_for};
@@ -26,12 +26,12 @@ fn queue_of(sockets: &mut Slab<Socket>, listener: SlotId) -> Option<&mut Pending
 
 impl Tcp {
     /// A SYN for a conditional listener.
-    pub(super) fn offer<P: Probe>(
+    pub(super) fn offer(
         &mut self,
         now: Instant,
         listener: SlotId,
         syn: &Syn,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) -> Result<(), DropReason> {
         let Core { sockets, wheel, .. } = core;
         let Some(queue) = queue_of(sockets, listener) else { return Err(DropReason::TcpNoSocket) };
@@ -52,11 +52,11 @@ impl Tcp {
 
     /// A reset for a pending connection ends it if its sequence number is exactly the expected one (RFC 5961
     /// section 3.2).
-    pub fn reset_pending<P: Probe>(
+    pub fn reset_pending(
         &mut self,
         id: PendingId,
         seq: SeqNum,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) -> Result<(), DropReason> {
         let entry = self.pending.get(id).ok_or(DropReason::TcpNoSocket)?;
         if seq != SeqNum(entry.syn.seq.0.wrapping_add(1)) {
@@ -72,7 +72,7 @@ impl Tcp {
     }
 
     /// The handshake of a connection that was accepted before its SYN was answered is over, or the connection is.
-    pub fn end_opening<P: Probe>(&self, id: SlotId, core: &mut Core<P>) {
+    pub fn end_opening(&self, id: SlotId, core: &mut Core) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let Some(listener) = entry.decided_by.take() else { return };
         let key = *entry.tcb.key();
@@ -89,11 +89,11 @@ impl Tcp {
         Some(entry)
     }
 
-    fn accept_pending<P: Probe>(
+    fn accept_pending(
         &mut self,
         now: Instant,
         id: PendingId,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) -> Result<SlotId, SocketError> {
         let entry = self.pending.get(id).ok_or(SocketError::ConnectionAborted)?;
         let key = entry.key;
@@ -136,7 +136,7 @@ impl Tcp {
     }
 
     /// The timer of the pending connections of a listener.
-    pub fn expire_pending<P: Probe>(&mut self, now: Instant, listener: SlotId, core: &mut Core<P>) {
+    pub fn expire_pending(&mut self, now: Instant, listener: SlotId, core: &mut Core) {
         let Core { sockets, wheel, .. } = core;
         let Some(queue) = queue_of(sockets, listener) else { return };
         let next = self.pending.expire(queue, now);
@@ -144,21 +144,21 @@ impl Tcp {
     }
 }
 
-fn refuse<P: Probe>(net: &mut Net<P>, now: Instant, entry: &PendingSyn) {
+fn refuse(net: &mut Net, now: Instant, entry: &PendingSyn) {
     if let Some(header) = reset_for(&entry.syn, 0) {
         net.counters.count(Counter::TcpResetsOut);
         net.send_control(now, &entry.key, HeaderOptions::SEGMENT, &header);
     }
 }
 
-fn report_unreachable<P: Probe>(net: &mut Net<P>, now: Instant, entry: &PendingSyn, code: u8) {
+fn report_unreachable(net: &mut Net, now: Instant, entry: &PendingSyn, code: u8) {
     let (src, dst) = (entry.key.remote(), entry.key.local());
     let about = InvokingPacket::syn(src, dst, entry.syn.seq.0, entry.syn.header_bytes());
     let error = SentError::Unreachable { code };
     net.with_ip(now, |ip, cx| ip.send_error_about_packet(cx, &about, error, None));
 }
 
-impl<P: Probe> Shard<P> {
+impl Shard {
     /// The oldest pending connection that was not returned before, of a listener with
     /// [`crate::shard::ListenOptions::conditional_accept`].
     ///

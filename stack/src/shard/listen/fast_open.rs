@@ -13,7 +13,7 @@
 //! count on, since a peer could otherwise open without end by resetting what its SYNs have opened (from a forged
 //! source, the owner of the address resets).
 
-use crate::base::{Counter, Instant, Probe, SlotId};
+use crate::base::{Counter, Instant, SlotId};
 use crate::tcp::{ConnError, State};
 use crate::wire::tcp::FastOpen;
 
@@ -35,12 +35,7 @@ pub(super) struct FastOpenAnswer {
 
 /// Decides about the option and the data of a SYN that gets an embryo. The order is that of Linux
 /// (`tcp_try_fastopen`).
-pub(super) fn judge<P: Probe>(
-    now: Instant,
-    listener: SlotId,
-    syn: &Syn,
-    core: &mut Core<P>,
-) -> FastOpenAnswer {
+pub(super) fn judge(now: Instant, listener: SlotId, syn: &Syn, core: &mut Core) -> FastOpenAnswer {
     let own = core.secret.fast_open_keys(now);
     let Ok(l) = core.sockets.listener(listener) else { return FastOpenAnswer::default() };
     let Some(queue) = &mut l.fast_open else { return FastOpenAnswer::default() };
@@ -77,11 +72,11 @@ pub(super) fn judge<P: Probe>(
 
 impl Tcp {
     /// Enters a connection that opens with its SYN into the tables and the accept queue.
-    pub(super) fn enter_early<P: Probe>(
+    pub(super) fn enter_early(
         &mut self,
         listener: SlotId,
         mut entry: TcpEntry,
-        core: &mut Core<P>,
+        core: &mut Core,
     ) -> SlotId {
         entry.parent = Some(listener);
         entry.early = Some(listener);
@@ -106,7 +101,7 @@ impl Tcp {
     }
 
     /// The handshake of a connection is complete, or the connection is over: it is no longer pending.
-    pub fn end_early<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn end_early(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let Some(listener) = entry.early.take() else { return };
         let is_reset =

@@ -4,7 +4,7 @@
 //! list; after each burst their bytes are delivered, and when the device is drained partial buffers are
 //! completed.
 
-use crate::base::{Counter, Counters, Duration, Instant, Probe, SlotId};
+use crate::base::{Counter, Counters, Duration, Instant, SlotId};
 use crate::mbuf::RecvQueue;
 use crate::socket::SocketError;
 use crate::socket::posted::{Delivered, IoContext, Posted, StreamState};
@@ -57,8 +57,8 @@ pub fn is_receiving(tcb: &Tcb) -> bool {
 }
 
 /// Runs a step of the machine of a connection.
-pub fn with_machine<P: Probe, R>(
-    net: &mut Net<P>,
+pub fn with_machine<R>(
+    net: &mut Net,
     entry: &mut TcpEntry,
     f: impl FnOnce(&mut Posted<PostToken>, &mut IoContext<'_>) -> R,
 ) -> Option<R> {
@@ -90,13 +90,13 @@ fn take_completions(
 impl PostedTable {
     /// Before a receive poll: posts new buffers to the device.
     #[inline]
-    pub fn notify_device<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    pub fn notify_device(&mut self, now: Instant, core: &mut Core) {
         if core::mem::take(&mut self.has_new_posts) {
             self.notify_device_of_all(now, core);
         }
     }
 
-    fn notify_device_of_all<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    fn notify_device_of_all(&mut self, now: Instant, core: &mut Core) {
         for at in 0..self.listed.len() {
             if let Some(id) = self.listed.get(at)
                 && let Some(Socket::Tcp(entry)) = core.sockets.get_mut(*id)
@@ -108,7 +108,7 @@ impl PostedTable {
 
     /// Takes in what the last burst brought.
     #[inline]
-    pub fn deliver_all<P: Probe>(&mut self, now: Instant, core: &mut Core<P>) {
+    pub fn deliver_all(&mut self, now: Instant, core: &mut Core) {
         for at in 0..self.listed.len() {
             if let Some(id) = self.listed.get(at).copied() {
                 self.deliver(now, id, core);
@@ -116,7 +116,7 @@ impl PostedTable {
         }
     }
 
-    pub fn deliver<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn deliver(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let Some(taken) = with_machine(&mut core.net, entry, |m, io| m.deliver(now, io)) else {
             return;
@@ -162,7 +162,7 @@ impl PostedTable {
 
     /// Completes the buffers of every connection in the list.
     #[inline]
-    pub fn end_bursts<P: Probe>(&mut self, end: BurstEnd, core: &mut Core<P>) {
+    pub fn end_bursts(&mut self, end: BurstEnd, core: &mut Core) {
         if self.poll_at.is_some_and(|at| end.now >= at) {
             self.poll_at = None;
             self.drain_orphans(core);
@@ -173,7 +173,7 @@ impl PostedTable {
     }
 
     #[inline(never)]
-    fn complete_listed<P: Probe>(&mut self, end: BurstEnd, core: &mut Core<P>) {
+    fn complete_listed(&mut self, end: BurstEnd, core: &mut Core) {
         let spare = core::mem::take(&mut self.spare);
         let mut listed = core::mem::replace(&mut self.listed, spare);
         for id in listed.drain(..) {
@@ -187,7 +187,7 @@ impl PostedTable {
         self.spare = listed;
     }
 
-    pub fn end_burst<P: Probe>(&mut self, end: BurstEnd, id: SlotId, core: &mut Core<P>) {
+    pub fn end_burst(&mut self, end: BurstEnd, id: SlotId, core: &mut Core) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let stream = StreamState {
             now: end.now,
@@ -204,7 +204,7 @@ impl PostedTable {
     }
 
     /// Schedules the next poll.
-    fn plan<P: Probe>(&mut self, end: BurstEnd, id: SlotId, core: &mut Core<P>) {
+    fn plan(&mut self, end: BurstEnd, id: SlotId, core: &mut Core) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let readable = entry.tcb.recv_queue_ref().readable() > 0;
         let Some(posted) = &mut entry.posted else { return };
@@ -223,7 +223,7 @@ impl PostedTable {
     }
 
     /// The timer of a connection with posted buffers.
-    pub fn timer_fired<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+    pub fn timer_fired(&mut self, id: SlotId, core: &mut Core) {
         if let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id)
             && let Some(posted) = &mut entry.posted
         {
@@ -232,7 +232,7 @@ impl PostedTable {
         }
     }
 
-    fn take_completions<P: Probe>(&mut self, id: SlotId, core: &mut Core<P>) {
+    fn take_completions(&mut self, id: SlotId, core: &mut Core) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         if take_completions(entry, &mut self.out, &mut core.net.counters) {
             core.notify(id);
@@ -240,7 +240,7 @@ impl PostedTable {
     }
 
     /// The application closes the connection. First half: its buffers are cancelled.
-    pub fn cancel_all<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn cancel_all(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         self.deliver(now, id, core);
         if let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) {
             with_machine(&mut core.net, entry, |m, io| m.cancel_all(io));
@@ -249,7 +249,7 @@ impl PostedTable {
 
     /// Second half, once the receive queue is empty: buffers that a device still refers to are kept without
     /// the connection.
-    pub fn orphan<P: Probe>(&mut self, now: Instant, id: SlotId, core: &mut Core<P>) {
+    pub fn orphan(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         with_machine(&mut core.net, entry, |m, io| m.drain(io));
         let Some(mut posted) = entry.posted.take() else { return };
@@ -263,7 +263,7 @@ impl PostedTable {
         }
     }
 
-    fn drain_orphans<P: Probe>(&mut self, core: &mut Core<P>) {
+    fn drain_orphans(&mut self, core: &mut Core) {
         let PostedTable { orphans, out, .. } = self;
         let pool = &mut core.net.pool;
         pool.drain_remote();

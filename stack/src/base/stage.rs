@@ -1,15 +1,10 @@
-//! Stages of a packet's path, generated from one list, and the probe that observes them.
+//! Stages of a packet's path, generated from one list, and the observer that hears of them.
 //!
-//! The stack takes its probe as a type parameter. With [`NoProbe`] the compiler removes every call.
-//! A probe that returns [`ControlFlow::Break`] makes the path return at that stage and undo its side
-//! effects, so that a loop measures the cost up to the stage (the exit-point method of Rizzo's 2012
-//! measurement). A probe that reads a cycle counter yields an account: the cost of a stage is the time
-//! since the previous stage, so the stages of a path add up to its total.
-//!
-//! Some stages are outside the shard lock (a copy, the wait for the lock itself). They are reported to
-//! [`Probe::Outside`], which threads use concurrently.
+//! The cost of a stage is the time since the previous stage, so the stages of a path add up to its total.
+//! While nobody observes, passing a stage costs one branch.
 
-use core::ops::ControlFlow;
+use alloc::sync::Arc;
+use core::fmt;
 
 macro_rules! stages {
     ($($(#[doc = $doc:literal])* $variant:ident, $layer:literal, $name:literal;)*) => {
@@ -114,95 +109,59 @@ impl Stage {
     pub const COUNT: usize = Stage::ALL.len();
 }
 
-/// An ablation: one mechanism of the released path replaced or left out, to measure what it gains.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(u8)]
-pub enum StepAblation {
-    /// No destination cache: route, source address and neighbour are looked up for every packet.
-    NoDestinationCache,
-    /// No header template per flow: each layer writes its header and uses its own caches.
-    NoTemplate,
-    /// No validation of cached lookups: a packet takes the previous packet's path even if a table has
-    /// changed.
-    NoCacheValidation,
-    /// Datagram buffers come from a cache per socket instead of the shard's pool.
-    CachePerSocket,
-    /// Payload is copied into a buffer without headroom before the headers are known; the headers get a
-    /// buffer of their own.
-    EarlyEncapsulation,
+/// Hears of the stages that a shard's paths pass, on the thread that passes them.
+pub trait Observer: Send + Sync {
+    /// The path has reached `stage`.
+    fn pass(&self, stage: Stage);
 }
 
-/// An observer of the stages of a path, chosen when a stack is created.
-pub trait Probe: Send + 'static {
-    /// The probe for stages outside the shard lock.
-    type Outside: Outside;
+/// Reports stages to an observer.
+#[derive(Default)]
+pub struct Stages {
+    observer: Option<Arc<dyn Observer>>,
+    is_observed: bool,
+}
 
-    /// Returns a handle of the probe for stages outside the shard lock.
-    fn outside(&self) -> Self::Outside;
-
-    /// Reports `stage`. On `Break` the path undoes its side effects and returns.
-    fn stage(&mut self, stage: Stage) -> ControlFlow<()>;
-
-    /// Reports consecutive stages, as [`Probe::stage`] of each in turn.
-    #[inline(always)]
-    fn stages<const N: usize>(&mut self, stages: [Stage; N]) -> ControlFlow<()> {
-        stages.into_iter().try_for_each(|stage| self.stage(stage))
+impl Stages {
+    /// Reports to `observer` from now on, until [`Stages::observe`] says otherwise.
+    pub fn set_observer(&mut self, observer: Arc<dyn Observer>) {
+        self.observer = Some(observer);
+        self.is_observed = true;
     }
 
-    /// Whether `stage` is the exit point, without reporting the stage: asked before work that the exit
-    /// point leaves out.
+    /// Whether the observer hears of the next stages.
     #[inline(always)]
-    fn stops_at(&self, stage: Stage) -> bool {
-        let _ = stage;
-        false
+    pub fn observe(&mut self, is_observed: bool) {
+        self.is_observed = is_observed;
     }
 
-    /// Whether an ablation is on.
+    /// The path has reached `stage`.
     #[inline(always)]
-    fn ablates(&self, variation: StepAblation) -> bool {
-        let _ = variation;
-        false
+    pub fn pass(&self, stage: Stage) {
+        if self.is_observed {
+            self.report(stage);
+        }
     }
 
-    /// Whether any of these ablations is on.
+    /// The path has reached these stages, in turn.
     #[inline(always)]
-    fn varies_in<const N: usize>(&self, variations: [StepAblation; N]) -> bool {
-        variations.into_iter().any(|v| self.ablates(v))
+    pub fn pass_all<const N: usize>(&self, stages: [Stage; N]) {
+        if self.is_observed {
+            stages.into_iter().for_each(|stage| self.report(stage));
+        }
+    }
+
+    // Not inlined: a path that is not observed pays for the branch only.
+    #[inline(never)]
+    fn report(&self, stage: Stage) {
+        if let Some(observer) = &self.observer {
+            observer.pass(stage);
+        }
     }
 }
 
-/// The part of a probe that threads use outside the shard lock.
-pub trait Outside: Clone + Send + Sync + 'static {
-    /// A thread is about to take the lock: its time since [`Outside::leave`] belongs to the application.
-    #[inline(always)]
-    fn enter(&self) {}
-
-    /// The thread has released the lock.
-    #[inline(always)]
-    fn leave(&self) {}
-
-    /// As [`Probe::stage`].
-    #[inline(always)]
-    fn stage(&self, stage: Stage) -> ControlFlow<()> {
-        let _ = stage;
-        ControlFlow::Continue(())
-    }
-}
-
-impl Outside for () {}
-
-/// The probe of the released path, which compiles to no code.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoProbe;
-
-impl Probe for NoProbe {
-    type Outside = ();
-
-    #[inline(always)]
-    fn outside(&self) {}
-
-    #[inline(always)]
-    fn stage(&mut self, _stage: Stage) -> ControlFlow<()> {
-        ControlFlow::Continue(())
+impl fmt::Debug for Stages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stages").field("is_observed", &self.is_observed).finish_non_exhaustive()
     }
 }
