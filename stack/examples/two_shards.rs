@@ -8,6 +8,7 @@
 //! fulmar-stack --example two_shards`.
 
 use std::net::SocketAddr;
+use std::task::Poll;
 
 use fulmar_stack::base::{EtherAddr, Instant, Secrets, SlotId};
 use fulmar_stack::device::Caps;
@@ -15,7 +16,7 @@ use fulmar_stack::device::memory::{self, Memory};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::shard::{Event, ListenOptions, Reserved, Shard, StackConfig};
 use fulmar_stack::socket::Attempt;
-use fulmar_stack::socket::{Ready, SocketError, Step};
+use fulmar_stack::socket::{Ready, SocketError};
 
 fn at(host: u8, port: u16) -> SocketAddr {
     ([10, 0, 0, host], port).into()
@@ -42,19 +43,19 @@ fn clock(now: Instant) -> String {
 /// Writes a few bytes; false: not yet.
 fn write(shard: &mut Shard, now: Instant, id: SlotId, bytes: &[u8]) -> Result<bool, SocketError> {
     match shard.sosend(id).reserve(now, bytes, bytes.len(), Attempt::First)? {
-        Step::Done(Reserved::Sent(n)) => Ok(n == bytes.len()),
+        Poll::Ready(Reserved::Sent(n)) => Ok(n == bytes.len()),
         // A long write gets room to copy into; these are short.
-        Step::Done(Reserved::Space(room)) => {
+        Poll::Ready(Reserved::Space(room)) => {
             shard.sosend(id).abandon(now, room);
             Ok(false)
         }
-        Step::WaitSpace(_) | Step::WaitData(_) => Ok(false),
+        Poll::Pending => Ok(false),
     }
 }
 
 /// What has come; `None`: nothing yet, empty: the end.
 fn read(shard: &mut Shard, now: Instant, id: SlotId) -> Result<Option<Vec<u8>>, SocketError> {
-    let Step::Done(chain) = shard.tcp_take(id, 4096)? else { return Ok(None) };
+    let Poll::Ready(chain) = shard.tcp_take(id, 4096)? else { return Ok(None) };
     let bytes = chain.to_vec();
     shard.tcp_read_done(now, id, chain);
     Ok(Some(bytes))
@@ -67,7 +68,7 @@ fn serve(server: &mut Shard, now: Instant, listener: SlotId) -> Result<(), Socke
     for event in events {
         match event {
             Event::Ready(id, _) if id == listener => {
-                while let Step::Done((connection, from)) = server.tcp_accept(listener)? {
+                while let Poll::Ready((connection, from)) = server.tcp_accept(listener)? {
                     println!("{}  server: a connection from {from}", clock(now));
                     server.watch(connection, Some(Ready::READABLE));
                     server.notify(connection);
@@ -109,7 +110,7 @@ fn main() -> Result<(), SocketError> {
         let came = client.step(now, 64) + server.step(now, 64);
         serve(&mut server, now, listener)?;
         client.take_events(&mut Vec::new());
-        if !has_written && matches!(client.tcp_connected(connection)?, Step::Done(())) {
+        if !has_written && matches!(client.tcp_connected(connection)?, Poll::Ready(())) {
             has_written = write(&mut client, now, connection, b"hello")?;
         }
         answer.extend(read(&mut client, now, connection)?.unwrap_or_default());

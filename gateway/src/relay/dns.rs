@@ -27,11 +27,11 @@ use std::os::fd::AsFd;
 use fulmar_stack::base::{Duration, Instant, SlotId, Stage};
 use fulmar_stack::ip::{InvokingPacket, SentError};
 use fulmar_stack::shard::{PendingError, SendMessage, Slab, Wheel};
-use fulmar_stack::socket::Step;
 use fulmar_stack::udp::Datagram;
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 use smallvec::SmallVec;
+use std::task::Poll;
 
 use super::host::{self, DatagramError, Failure};
 use super::udp::Batch;
@@ -477,7 +477,7 @@ impl Exchanges {
         let Some(socket) = self.socket else { return };
         let message = [SendMessage::new(bytes).to(guest).from(peer)];
         match cx.stack.udp().send_many(cx.now, socket, &message, PendingError::Return) {
-            Ok(Step::Done(done)) if done.messages > 0 => {
+            Ok(Poll::Ready(done)) if done.messages > 0 => {
                 cx.totals.datagrams_in += 1;
                 cx.totals.bytes_in += bytes.len() as u64;
             }

@@ -11,11 +11,12 @@ use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::task::Poll;
 
 use fulmar_stack::base::{Duration, Instant, SlotId};
 use fulmar_stack::ip::{EchoId, EchoRequest, InvokingPacket, SentError};
 use fulmar_stack::shard::Slab;
-use fulmar_stack::socket::{Ready, SocketError, Step};
+use fulmar_stack::socket::{Ready, SocketError};
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{MsgFlags, SockProtocol, SockType, sendmsg, setsockopt, sockopt};
@@ -82,7 +83,9 @@ impl Echoes {
     pub fn take_requests(&mut self, cx: &mut Context<'_>) {
         let Some(listener) = self.listener else { return };
         for _ in 0..TAKEN_PER_TURN {
-            let Ok(Step::Done(request)) = cx.stack.icmp().receive_request(listener) else { return };
+            let Ok(Poll::Ready(request)) = cx.stack.icmp().receive_request(listener) else {
+                return;
+            };
             if let Err((failure, why)) = self.forward(cx, &request) {
                 cx.refuse(why);
                 report(cx, &request, failure);

@@ -16,10 +16,11 @@ pub mod publish;
 
 use std::collections::{HashSet, VecDeque};
 use std::net::{SocketAddr, TcpListener};
+use std::task::Poll;
 
 use fulmar_stack::base::{Duration, Instant, SlotId};
 use fulmar_stack::shard::{ConditionalAccept, Decision, ListenOptions, Pending, PendingId, Slab};
-use fulmar_stack::socket::{Ready, Step};
+use fulmar_stack::socket::Ready;
 use nix::sys::epoll::EpollFlags;
 
 use super::host::{self, Failure};
@@ -109,7 +110,7 @@ impl Tcp {
     /// Begins the connections of the guest's new SYNs.
     pub fn take_pending(&mut self, cx: &mut Context<'_>) {
         let Some(listener) = self.listener else { return };
-        while let Ok(Step::Done(pending)) = cx.stack.tcp_pending(listener) {
+        while let Ok(Poll::Ready(pending)) = cx.stack.tcp_pending(listener) {
             if let Err((failure, why)) = self.begin(cx, &pending) {
                 cx.refuse(why);
                 decide_failure(cx, pending.id, pending.local.is_ipv4(), failure);

@@ -24,11 +24,12 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::task::Poll;
 
 use fulmar_stack::base::{Instant, SlotId};
 use fulmar_stack::ip::InvokingPacket;
 use fulmar_stack::shard::{PendingError, SendMessage};
-use fulmar_stack::socket::{Ready, SocketError, Step};
+use fulmar_stack::socket::{Ready, SocketError};
 use fulmar_stack::udp::BindOptions;
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
@@ -341,7 +342,7 @@ fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Ru
     while sent < messages.len() {
         let error = if sent == 0 { PendingError::Return } else { PendingError::Leave };
         match cx.stack.udp().send_many(cx.now, socket, &messages[sent..], error) {
-            Ok(Step::Done(done)) if done.messages > 0 => sent += done.messages,
+            Ok(Poll::Ready(done)) if done.messages > 0 => sent += done.messages,
             _ => {
                 cx.refuse(Refusal::NoBuffer);
                 sent += 1;

@@ -21,8 +21,8 @@ use fulmar_stack::device::Caps;
 use fulmar_stack::ip::{IfAddr, Route};
 use fulmar_stack::mbuf::{Chain, PoolConfig};
 use fulmar_stack::shard::{ListenOptions, PendingId, Shard, StackConfig};
-use fulmar_stack::socket::Step as Progress;
 use fulmar_stack::tcp::{EcnPolicy, LoanCharge};
+use std::task::Poll;
 
 use crate::extra::Features;
 use crate::frames::{OURS, our_ip, peer_ip};
@@ -153,7 +153,7 @@ impl World {
             self.settle();
         }
         for &listener in &self.listeners {
-            while let Ok(Progress::Done((id, _))) = self.shard.tcp_accept(listener) {
+            while let Ok(Poll::Ready((id, _))) = self.shard.tcp_accept(listener) {
                 self.connections.push(id);
             }
         }

@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::task::Poll;
 
 use fulmar_stack::base::SlotId;
 use fulmar_stack::mbuf::Chain;
 use fulmar_stack::shard::{ListenOptions, Reserved};
-use fulmar_stack::socket::{Attempt, Least, Ready, Shutdown, SocketError, Step};
+use fulmar_stack::socket::{Attempt, Least, Ready, Shutdown, SocketError};
 use fulmar_stack::tcp::State;
 
 use crate::options::Options;
@@ -217,7 +218,7 @@ impl Machine {
         let Some(id) = socket.listener() else { return refused(libc::EINVAL) };
         let options = socket.options.clone();
         let step = self.world.call(|shard, _| shard.tcp_accept(id))?;
-        let Step::Done((child, peer)) = step else { return Err(Refusal::WouldBlock) };
+        let Poll::Ready((child, peer)) = step else { return Err(Refusal::WouldBlock) };
         self.world.call(|shard, now| shard.with_tcb(now, child, |entry| options.apply(entry)))?;
         Ok((self.add(File::Socket(Socket::new(Role::Stream(child), options)))?, peer))
     }
@@ -246,7 +247,7 @@ impl Machine {
     pub fn connected(&mut self, fd: i32) -> Answer<()> {
         let Role::Connecting(id) = self.socket_of(fd)?.role else { return refused(libc::EISCONN) };
         match self.world.call(|shard, _| shard.tcp_connected(id)) {
-            Ok(Step::Done(())) => {
+            Ok(Poll::Ready(())) => {
                 self.socket_of(fd)?.role = Role::Stream(id);
                 Ok(())
             }
@@ -304,8 +305,8 @@ impl Machine {
         let first = if follows == Follows::Nothing { bytes } else { &[][..] };
         let step = self.world.call(|shard, now| -> Result<_, SocketError> {
             Ok(match shard.sosend(id).reserve(now, first, bytes.len(), attempt)? {
-                Step::Done(Reserved::Sent(n)) => Some(n),
-                Step::Done(Reserved::Space(mut reservation)) => {
+                Poll::Ready(Reserved::Sent(n)) => Some(n),
+                Poll::Ready(Reserved::Space(mut reservation)) => {
                     let n = reservation.len();
                     reservation.chain.fill([&bytes[..n]]);
                     reservation.more = more;
@@ -334,7 +335,7 @@ impl Machine {
             if least > 1 {
                 shard.tcp_entry(id)?.tcb.set_recv_low_water(1);
             }
-            Ok(if let Step::Done(chain) = step? {
+            Ok(if let Poll::Ready(chain) = step? {
                 let bytes = chain.to_vec();
                 shard.tcp_read_done(now, id, chain);
                 Some(bytes)
@@ -350,7 +351,7 @@ impl Machine {
         let id = self.readable_stream(fd)?;
         let step = self.world.call(|shard, _| -> Result<_, SocketError> {
             Ok(match shard.tcp_peek_at(id, 0, max, 1)? {
-                Step::Done(chain) => Some(copy_out(shard, chain)),
+                Poll::Ready(chain) => Some(copy_out(shard, chain)),
                 _ => None,
             })
         })?;

@@ -3,13 +3,14 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::Poll;
 
 use fulmar::runtime::{PollSetCore, WatchedShard};
 use fulmar_stack::base::{Duration, Instant, SlotId};
 use fulmar_stack::mbuf::Chain;
 use fulmar_stack::shard::Reserved;
 use fulmar_stack::socket::sendfile::Rest;
-use fulmar_stack::socket::{Attempt, Ready, Reservation, Shutdown, SocketError, Step};
+use fulmar_stack::socket::{Attempt, Ready, Reservation, Shutdown, SocketError};
 
 use super::gate::{SharedNetwork, lock};
 use super::opening::Attempts;
@@ -360,9 +361,9 @@ impl End {
             let bytes = pattern::piece(self.stream(false), self.written, self.write_left);
             let first = if self.is_split { &[] } else { bytes };
             match cx.shard.sosend(id).reserve(cx.now, first, bytes.len(), self.attempt) {
-                Ok(Step::Done(Reserved::Sent(n))) => self.accepted(cx, n),
-                Ok(Step::Done(Reserved::Space(r))) => self.fill(cx, id, r, bytes),
-                Ok(Step::WaitSpace(_) | Step::WaitData(_)) => {
+                Ok(Poll::Ready(Reserved::Sent(n))) => self.accepted(cx, n),
+                Ok(Poll::Ready(Reserved::Space(r))) => self.fill(cx, id, r, bytes),
+                Ok(Poll::Pending) => {
                     self.attempt = Attempt::Retry;
                     return Ok(());
                 }
@@ -420,9 +421,9 @@ impl End {
             }
             let most = self.size(self.plan.read_bytes);
             match cx.shard.tcp_take(id, most) {
-                Ok(Step::Done(chain)) if chain.is_empty() => return self.on_eof(cx, id),
-                Ok(Step::Done(chain)) => self.take(cx, id, chain)?,
-                Ok(Step::WaitSpace(_) | Step::WaitData(_)) => return Ok(()),
+                Ok(Poll::Ready(chain)) if chain.is_empty() => return self.on_eof(cx, id),
+                Ok(Poll::Ready(chain)) => self.take(cx, id, chain)?,
+                Ok(Poll::Pending) => return Ok(()),
                 Err(e) => return self.fail(cx, e),
             }
         }
@@ -486,7 +487,7 @@ impl End {
     fn peek(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
         let mut bytes = [0; 600];
         match cx.shard.tcp_peek_at(id, 0, bytes.len(), 1) {
-            Ok(Step::Done(chain)) => {
+            Ok(Poll::Ready(chain)) => {
                 let n = chain.copy_to(0, &mut bytes);
                 cx.shard.pool().free(chain);
                 self.compare(0, &bytes[..n])
@@ -537,7 +538,7 @@ impl End {
             return Err(Violation::EarlyEof { end: self.name, read, written });
         }
         match cx.shard.tcp_take(id, 1) {
-            Ok(Step::Done(chain)) if chain.is_empty() => Ok(()),
+            Ok(Poll::Ready(chain)) if chain.is_empty() => Ok(()),
             // A reset that came behind the FIN.
             Err(_) if self.may_fail => Ok(()),
             _ => Err(Violation::AfterEof { end: self.name }),
@@ -602,7 +603,7 @@ impl End {
 
     fn close_unread(&mut self, cx: &mut Cx, id: SlotId) -> Result<(), Violation> {
         match cx.shard.tcp_peek_at(id, 0, 1, 1) {
-            Ok(Step::Done(chain)) => {
+            Ok(Poll::Ready(chain)) => {
                 cx.shard.pool().free(chain);
                 self.close(cx, id);
                 Ok(())

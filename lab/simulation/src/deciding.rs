@@ -2,10 +2,11 @@
 //! address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::task::Poll;
 
 use fulmar_stack::base::{Duration, Instant, SlotId};
 use fulmar_stack::shard::{ConditionalAccept, Decision, Pending};
-use fulmar_stack::socket::{SocketError, Step};
+use fulmar_stack::socket::SocketError;
 
 use super::app::{Cx, End, Phase};
 use super::gate::lock;
@@ -183,7 +184,7 @@ impl World {
         let (Some(listener), Some(decider)) = (side.listener, &mut side.decider) else {
             return Ok(());
         };
-        while let Ok(Step::Done(pending)) = side.shard.tcp_pending(listener) {
+        while let Ok(Poll::Ready(pending)) = side.shard.tcp_pending(listener) {
             decider.hold(now, pending);
         }
         while let Some(pending) = self.sides[i].decider.as_mut().and_then(|d| d.next_due(now)) {

@@ -13,6 +13,7 @@ mod cells;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::task::Poll;
 
 use fulmar::drivers::link::{Impairments, LinkConfig, SentPath, SimLink, sim_pair_each_way};
 use fulmar_stack::base::{Counter, Duration, Instant, Secrets, SlotId};
@@ -20,7 +21,7 @@ use fulmar_stack::device::impair::PathCounts;
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_stack::socket::{Attempt, Step};
+use fulmar_stack::socket::Attempt;
 use fulmar_stack::tcp::{CongestionControl, EcnPolicy};
 
 pub use cells::cells;
@@ -318,7 +319,7 @@ impl<'a> World<'a> {
                     want.min(space),
                     Attempt::First,
                 ) {
-                    Ok(Step::Done(Reserved::Space(r))) => {
+                    Ok(Poll::Ready(Reserved::Space(r))) => {
                         flow.left -= r.len() as u64;
                         self.sender.sosend(flow.id).commit(self.now, r);
                     }
@@ -333,7 +334,7 @@ impl<'a> World<'a> {
     }
 
     fn accept(&mut self) {
-        while let Ok(Step::Done((id, peer))) = self.receiver.tcp_accept(self.listener) {
+        while let Ok(Poll::Ready((id, peer))) = self.receiver.tcp_accept(self.listener) {
             let flow = self.flows.iter().position(|f| f.port == peer.port()).expect("its flow");
             self.receivers.push(Receiver { id, flow, is_open: true });
         }
@@ -341,7 +342,7 @@ impl<'a> World<'a> {
 
     fn read(&mut self) {
         for r in self.receivers.iter_mut().filter(|r| r.is_open) {
-            while let Ok(Step::Done(chain)) = self.receiver.tcp_take(r.id, 1 << 20) {
+            while let Ok(Poll::Ready(chain)) = self.receiver.tcp_take(r.id, 1 << 20) {
                 let bytes = chain.len();
                 self.read[r.flow] += bytes as u64;
                 self.receiver.tcp_read_done(self.now, r.id, chain);

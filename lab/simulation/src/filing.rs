@@ -2,12 +2,13 @@
 //! writing. The file is the pattern; its offset is the place in the stream, so that pages begin anywhere.
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use fulmar_stack::base::SlotId;
 use fulmar_stack::mbuf::SharedBytes;
 use fulmar_stack::shard::MoreData;
+use fulmar_stack::socket::SocketError;
 use fulmar_stack::socket::sendfile::{LowWater, Piece, Rest};
-use fulmar_stack::socket::{SocketError, Step};
 
 use super::app::{Cx, End};
 use super::oracle::Violation;
@@ -69,11 +70,11 @@ impl End {
         while self.written < self.plan.bytes && self.write_at.is_none() {
             let outcome = self.begin_file(cx, id, plan).and_then(|rest| match rest {
                 Some(rest) => self.send_part(cx, id, plan, rest),
-                None => Ok(Step::WaitSpace(1)),
+                None => Ok(Poll::Pending),
             });
             match outcome {
-                Ok(Step::Done(())) => {}
-                Ok(Step::WaitSpace(_) | Step::WaitData(_)) => return Ok(()),
+                Ok(Poll::Ready(())) => {}
+                Ok(Poll::Pending) => return Ok(()),
                 Err(e) => return self.fail(cx, e),
             }
         }
@@ -88,7 +89,7 @@ impl End {
         plan: FilePlan,
     ) -> Result<Option<Rest>, SocketError> {
         if self.file_rest.is_none() {
-            let Step::Done(()) = cx.shard.tcp_entry(id)?.lock_send(THREAD)? else {
+            let Poll::Ready(()) = cx.shard.tcp_entry(id)?.lock_send(THREAD)? else {
                 return Ok(None);
             };
             let left = (self.plan.bytes - self.written) as usize;
@@ -108,32 +109,32 @@ impl End {
         id: SlotId,
         plan: FilePlan,
         rest: Rest,
-    ) -> Result<Step<()>, SocketError> {
+    ) -> Result<Poll<()>, SocketError> {
         let worth = if plan.blocks { LowWater::HalfBuffer } else { LowWater::Writable };
         if plan.shares && rest.head == 0 && rest.file > 0 {
             let pages: Arc<dyn SharedBytes> = Arc::new(Pages { stream: self.stream(false) });
             let most = rest.file as usize;
             match cx.shard.sendfile(id).share(cx.now, &pages, &rest, most, worth)? {
-                Step::Done(0) => {}
-                Step::Done(file) => {
+                Poll::Ready(0) => {}
+                Poll::Ready(file) => {
                     self.has_sent(cx, id, rest, Piece { head: 0, file, tail: 0 });
-                    return Ok(Step::Done(()));
+                    return Ok(Poll::Ready(()));
                 }
-                Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Step::WaitSpace(n)),
+                Poll::Pending => return Ok(Poll::Pending),
             }
         }
         // What goes by reference has nothing in front of it.
         let is_head_alone = plan.shares && rest.head > 0;
         let now = if is_head_alone { Rest { file: 0, tail: 0, ..rest } } else { rest };
         match cx.shard.sendfile(id).reserve(cx.now, &now, worth)? {
-            Step::Done((mut r, piece)) => {
+            Poll::Ready((mut r, piece)) => {
                 r.chain.copy_from(0, pattern::piece(self.stream(false), self.written, piece.len()));
                 let more = MoreData::of_rest(rest.bytes().saturating_sub(piece.len() as u64));
                 cx.shard.sendfile(id).commit(cx.now, r, piece.len(), more)?;
                 self.has_sent(cx, id, rest, piece);
-                Ok(Step::Done(()))
+                Ok(Poll::Ready(()))
             }
-            Step::WaitSpace(n) | Step::WaitData(n) => Ok(Step::WaitSpace(n)),
+            Poll::Pending => Ok(Poll::Pending),
         }
     }
 

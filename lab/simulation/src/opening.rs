@@ -2,7 +2,8 @@
 
 use fulmar::runtime::WatchedShard;
 use fulmar_stack::base::{Duration, Instant, SlotId};
-use fulmar_stack::socket::{SocketError, Step};
+use fulmar_stack::socket::SocketError;
+use std::task::Poll;
 
 use super::app::{Cx, End, Phase};
 use super::oracle::Violation;
@@ -57,11 +58,11 @@ impl End {
     pub(super) fn check_connected(&mut self, cx: &mut Cx) -> Result<(), Violation> {
         let Some(id) = self.id else { return Ok(()) };
         let outcome = cx.shard.tcp_connected(id);
-        if !matches!(outcome, Ok(Step::WaitSpace(_) | Step::WaitData(_))) {
+        if !matches!(outcome, Ok(Poll::Pending)) {
             self.attempts.syns += self.syns_of_attempt(cx.shard);
         }
         match outcome {
-            Ok(Step::Done(())) => {
+            Ok(Poll::Ready(())) => {
                 self.note(cx, || "connected".into());
                 self.open(cx, id)
             }

@@ -1,11 +1,12 @@
 //! Datagrams and echo requests beside the connections.
 
 use std::net::SocketAddr;
+use std::task::Poll;
 
 use fulmar_stack::base::{Duration, Instant, SlotId};
 
 use fulmar_stack::shard::Shard;
-use fulmar_stack::socket::{SocketError, Step};
+use fulmar_stack::socket::SocketError;
 use fulmar_stack::udp::BindOptions;
 use fulmar_stack::wire::checksum::checksum;
 
@@ -132,7 +133,7 @@ impl SideTraffic {
     fn take_datagrams(&mut self, shard: &mut Shard) -> Result<(), Violation> {
         loop {
             match shard.udp().receive(self.udp) {
-                Ok(Step::Done(d)) => {
+                Ok(Poll::Ready(d)) => {
                     let bytes = d.payload.to_vec();
                     shard.free(d.payload);
                     self.check_datagram(&bytes)?;
@@ -187,7 +188,7 @@ impl SideTraffic {
     }
 
     fn take_echoes(&mut self, shard: &mut Shard) -> Result<(), Violation> {
-        while let Ok(Step::Done(echo)) = shard.icmp().receive_reply(self.ping) {
+        while let Ok(Poll::Ready(echo)) = shard.icmp().receive_reply(self.ping) {
             let Ok(chain) = echo.outcome else { continue };
             let bytes = chain.to_vec();
             shard.free(chain);

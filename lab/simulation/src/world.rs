@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 
 use fulmar::drivers::link::{LinkConfig, sim_pair_each_way};
 use fulmar::runtime::{PollSetCore, WatchedShard};
@@ -10,7 +11,7 @@ use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::route::Prefix;
 use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
-use fulmar_stack::socket::{Ready, Step};
+use fulmar_stack::socket::Ready;
 
 use super::app::{Cx, End, Quirk, SentStream};
 use super::attack::{AttackKind, Attacker};
@@ -431,7 +432,7 @@ impl World {
             return Ok(());
         };
         // A device that is gone ends all waiting; its connections are told one by one.
-        while let Ok(Step::Done((id, peer))) = self.sides[i].shard.tcp_accept(listener) {
+        while let Ok(Poll::Ready((id, peer))) = self.sides[i].shard.tcp_accept(listener) {
             self.check_accepted(i, peer)?;
             let Some(e) = self.expected(i, peer) else {
                 if self.may_repeat(i, peer) {

@@ -23,8 +23,9 @@ use fulmar::Ready;
 use fulmar::base::SlotId;
 use fulmar::mbuf::Chain;
 use fulmar::runtime::{Host, Limit};
-use fulmar_stack::socket::{SocketError, Step};
+use fulmar_stack::socket::SocketError;
 use std::io;
+use std::task::Poll;
 
 /// Payload of a full packet with timestamps on a device of MTU 1500: an mbuf's bytes.
 const MBUF_BYTES: usize = 1448;
@@ -66,8 +67,8 @@ impl Reader {
             let want = self.want(into.len() - done);
             let mut shard = host.lock()?;
             shard.pool().free(chain);
-            chain = match if want == 0 { Ok(Step::WaitData(1)) } else { shard.tcp_take(id, want) } {
-                Ok(Step::Done(next)) => next,
+            chain = match if want == 0 { Ok(Poll::Pending) } else { shard.tcp_take(id, want) } {
+                Ok(Poll::Ready(next)) => next,
                 // What was copied is returned first; an error stays for the next call.
                 Ok(_) | Err(_) => break,
             };

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::task::Poll;
 use std::time::Instant;
 
 use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
@@ -13,7 +14,7 @@ use fulmar_stack::base::{Duration, Instant as StackInstant, Secrets, SlotId};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_stack::socket::{Attempt, SocketError, Step};
+use fulmar_stack::socket::{Attempt, SocketError};
 
 use crate::routes::internet::Random;
 
@@ -122,7 +123,7 @@ impl Connections {
         let near = near.map_err(failed("a connection"))?;
         self.step();
         let mut far = Vec::with_capacity(count);
-        while let Ok(Step::Done(accepted)) =
+        while let Ok(Poll::Ready(accepted)) =
             self.shards[SERVER].tcp_accept(self.listeners[first / PER_PORT])
         {
             far.push(accepted);
@@ -153,7 +154,7 @@ impl Connections {
             MESSAGE.len(),
             Attempt::First,
         ) {
-            Ok(Step::Done(Reserved::Sent(_))) => Ok(()),
+            Ok(Poll::Ready(Reserved::Sent(_))) => Ok(()),
             Ok(_) => Err(io::Error::other("an idle connection has no room for 64 bytes")),
             Err(e) => Err(failed("a write")(e)),
         }
@@ -161,7 +162,7 @@ impl Connections {
 
     fn read(&mut self, side: usize, id: SlotId) -> io::Result<()> {
         match self.shards[side].tcp_take(id, MESSAGE.len()) {
-            Ok(Step::Done(chain)) if chain.len() == MESSAGE.len() => {
+            Ok(Poll::Ready(chain)) if chain.len() == MESSAGE.len() => {
                 self.shards[side].tcp_read_done(self.now, id, chain);
                 Ok(())
             }

@@ -15,8 +15,8 @@ use fulmar_stack::device::{Burst, Caps, Device, Packet, WakeFd};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::{Pool, PoolConfig, Purpose};
 use fulmar_stack::shard::{Shard, StackConfig};
-use fulmar_stack::socket::Step;
 use fulmar_stack::wire::{eth, ipv4, protocol, tcp};
+use std::task::Poll;
 
 use crate::routes::internet::Random;
 
@@ -211,7 +211,7 @@ impl Rig {
             spent += self.step();
             for socket in drawn {
                 let Some(id) = self.sockets.get(socket).copied() else { continue };
-                if let Ok(Step::Done(datagram)) = self.shard.udp().receive(id) {
+                if let Ok(Poll::Ready(datagram)) = self.shard.udp().receive(id) {
                     self.shard.free(datagram.payload);
                     packets += 1;
                 }
@@ -261,7 +261,7 @@ mod tests {
             rig.step();
             assert_eq!(rig.shard.counters().drops(DropReason::UdpNoSocket), before + 1);
             for socket in drawn {
-                let Ok(Step::Done(d)) = rig.shard.udp().receive(rig.sockets[socket]) else {
+                let Ok(Poll::Ready(d)) = rig.shard.udp().receive(rig.sockets[socket]) else {
                     panic!("a packet of round {round} is not at socket {socket}");
                 };
                 let (ip, port) = end_of(socket);

@@ -26,8 +26,9 @@ use fulmar::base::SlotId;
 use fulmar::mbuf::{Chain, NoBuffer, Pool, Purpose};
 use fulmar::runtime::{Host, Limit};
 use fulmar_stack::shard::MoreData;
-use fulmar_stack::socket::{SocketError, Step};
+use fulmar_stack::socket::SocketError;
 use std::io;
+use std::task::Poll;
 
 /// Below this much free space a writer waits, unless its whole write fits (`sb_lowat`).
 const LOW_WATER_BYTES: usize = 2048;
@@ -169,7 +170,7 @@ impl Writing<'_> {
     pub fn wait_room(&self, enough: usize) -> Result<usize, SocketError> {
         self.host.wait(self.id, Ready::WRITABLE, Limit::Forever, |shard, _| {
             let space = shard.sosend(self.id).space()?;
-            Ok(if space < enough { Step::WaitSpace(enough) } else { Step::Done(space) })
+            Ok(if space < enough { Poll::Pending } else { Poll::Ready(space) })
         })
     }
 
@@ -187,9 +188,9 @@ impl Writing<'_> {
     pub fn send(&self, mut chain: Chain, more: MoreData) -> Result<(), SocketError> {
         let mut shard = self.host.lock()?;
         match shard.sosend(self.id).append(fulmar::runtime::now(), &mut chain, more)? {
-            Step::Done(()) => Ok(()),
+            Poll::Ready(()) => Ok(()),
             // There was space, and no other thread may write.
-            Step::WaitSpace(_) | Step::WaitData(_) => Err(SocketError::NoBuffer),
+            Poll::Pending => Err(SocketError::NoBuffer),
         }
     }
 }

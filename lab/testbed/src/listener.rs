@@ -12,11 +12,11 @@ use fulmar_stack::device::Caps;
 use fulmar_stack::ip::{IfAddr, Route};
 use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::shard::{ListenOptions, ListenerStat, Shard, StackConfig};
-use fulmar_stack::socket::Step;
 use fulmar_stack::wire::checksum::checksum;
 use fulmar_stack::wire::dissect::{Headers, Transport};
 use fulmar_stack::wire::tcp::{Flags, Header, Options, Timestamps};
 use fulmar_stack::wire::{eth, ipv4};
+use std::task::Poll;
 
 use crate::stations::ether;
 use crate::tape::{Frame, Tape, Wire};
@@ -285,7 +285,7 @@ impl Rig {
 
     fn accept_from(&mut self) -> Option<(SlotId, SocketAddr)> {
         match self.server.tcp_accept(self.listener) {
-            Ok(Step::Done(accepted)) => Some(accepted),
+            Ok(Poll::Ready(accepted)) => Some(accepted),
             Ok(_) => None,
             Err(e) => panic!("{e:?}"),
         }
@@ -320,7 +320,7 @@ impl Rig {
     /// The bytes that wait at the server.
     pub fn read(&mut self, id: SlotId) -> Vec<u8> {
         match self.server.tcp_take(id, usize::MAX) {
-            Ok(Step::Done(chain)) => {
+            Ok(Poll::Ready(chain)) => {
                 let bytes = chain.to_vec();
                 self.server.tcp_read_done(self.now, id, chain);
                 bytes

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 
 use fulmar::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar::runtime::{PollSetCore, WatchedShard};
@@ -13,7 +14,7 @@ use fulmar_stack::device::{Burst, Device, Packet, forward_device};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::{Pool, PoolConfig, Purpose};
 use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_stack::socket::{Attempt, Ready, SocketError, Step};
+use fulmar_stack::socket::{Attempt, Ready, SocketError};
 use fulmar_stack::wire::dissect::{Headers, Transport};
 use fulmar_stack::wire::tcp::Header;
 
@@ -291,7 +292,7 @@ impl World {
 
     fn run_program(&mut self) {
         for (listener, service) in self.listeners.values() {
-            while let Ok(Step::Done((id, _))) = self.server.tcp_accept(*listener) {
+            while let Ok(Poll::Ready((id, _))) = self.server.tcp_accept(*listener) {
                 let left = match service {
                     Service::Flood => usize::MAX,
                     Service::Farewell(n) => *n,
@@ -321,7 +322,7 @@ impl World {
             return;
         }
         if let Service::Answer(bytes) = s.service
-            && let Ok(Step::Done(chain)) = self.server.tcp_take(s.id, 1 << 20)
+            && let Ok(Poll::Ready(chain)) = self.server.tcp_take(s.id, 1 << 20)
         {
             if s.left == 0 && !chain.is_empty() {
                 s.left = bytes;
@@ -332,7 +333,7 @@ impl World {
         while s.left > 0 {
             let want = s.left.min(64 << 10);
             match self.server.sosend(s.id).reserve(self.now, &[], want, Attempt::First) {
-                Ok(Step::Done(Reserved::Space(r))) => {
+                Ok(Poll::Ready(Reserved::Space(r))) => {
                     s.left -= r.len();
                     self.server.sosend(s.id).commit(self.now, r);
                 }
@@ -365,7 +366,7 @@ impl World {
                 if !asked[i] {
                     asked[i] = self.write(*id, b"hello");
                 }
-                while let Ok(Step::Done(chain)) = self.clients.tcp_take(*id, 1 << 20) {
+                while let Ok(Poll::Ready(chain)) = self.clients.tcp_take(*id, 1 << 20) {
                     if chain.is_empty() {
                         break;
                     }
@@ -379,7 +380,7 @@ impl World {
 
     fn write(&mut self, id: SlotId, bytes: &[u8]) -> bool {
         let step = self.clients.sosend(id).reserve(self.now, bytes, bytes.len(), Attempt::First);
-        matches!(step, Ok(Step::Done(Reserved::Sent(_))))
+        matches!(step, Ok(Poll::Ready(Reserved::Sent(_))))
     }
 
     /// A counter of the server.

@@ -2,13 +2,14 @@
 //! and what a program does with a socket of theirs.
 
 use std::net::SocketAddr;
+use std::task::Poll;
 
 use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_stack::base::{Duration, EtherAddr, Instant, Secrets, SlotId};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_stack::socket::{Attempt, Step};
+use fulmar_stack::socket::Attempt;
 
 /// A port of a station, which is 0 or 1.
 pub fn at(station: u8, port: u16) -> SocketAddr {
@@ -38,8 +39,8 @@ pub fn config(station: u8, budget_bytes: usize) -> StackConfig {
 /// If the connection cannot be written to.
 pub fn write(shard: &mut Shard, now: Instant, id: SlotId, bytes: &[u8]) -> Option<usize> {
     match shard.sosend(id).reserve(now, bytes, bytes.len(), Attempt::First).unwrap() {
-        Step::Done(Reserved::Sent(n)) => Some(n),
-        Step::Done(Reserved::Space(mut r)) => {
+        Poll::Ready(Reserved::Sent(n)) => Some(n),
+        Poll::Ready(Reserved::Space(mut r)) => {
             let n = r.len();
             r.chain.copy_from(0, &bytes[..n]).unwrap();
             shard.sosend(id).commit(now, r);
@@ -55,7 +56,7 @@ pub fn write(shard: &mut Shard, now: Instant, id: SlotId, bytes: &[u8]) -> Optio
 ///
 /// If the connection has failed.
 pub fn read(shard: &mut Shard, now: Instant, id: SlotId, max: usize) -> Option<Vec<u8>> {
-    let Step::Done(chain) = shard.tcp_take(id, max).unwrap() else { return None };
+    let Poll::Ready(chain) = shard.tcp_take(id, max).unwrap() else { return None };
     let bytes = chain.to_vec();
     shard.tcp_read_done(now, id, chain);
     Some(bytes)
@@ -94,7 +95,7 @@ impl Connection {
         let mut c = Connection { now, shards, client, server: listener };
         for _ in 0..10_000 {
             c.step(tick);
-            if let Step::Done((server, _)) = c.shards[1].tcp_accept(listener).unwrap() {
+            if let Poll::Ready((server, _)) = c.shards[1].tcp_accept(listener).unwrap() {
                 return Connection { server, ..c };
             }
         }
@@ -112,7 +113,7 @@ impl Connection {
     /// The client writes whatever fits, bytes of no meaning.
     pub fn fill_send_buffer(&mut self) {
         let [client, _] = &mut self.shards;
-        while let Ok(Step::Done(Reserved::Space(r))) =
+        while let Ok(Poll::Ready(Reserved::Space(r))) =
             client.sosend(self.client).reserve(self.now, &[], 64 << 10, Attempt::Retry)
         {
             client.sosend(self.client).commit(self.now, r);

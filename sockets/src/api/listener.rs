@@ -4,12 +4,13 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::runtime::{Limit, LockedShard, PollSetCore};
 use fulmar_stack::base::SlotId;
 use fulmar_stack::shard::{ListenOptions, ListenerStat, SocketOptions};
-use fulmar_stack::socket::{Ready, SocketError, Step};
+use fulmar_stack::socket::{Ready, SocketError};
 
 use crate::api::error::invalid;
 use crate::api::pending::PendingConnection;
@@ -36,7 +37,7 @@ struct Parts {
 }
 
 /// What a step of a shard returns.
-type Stepped<T> = Result<Step<T>, SocketError>;
+type Stepped<T> = Result<Poll<T>, SocketError>;
 
 /// The accepted connection, and its listening socket.
 type Took<'a, T> = io::Result<(&'a Arc<Socket>, T)>;
@@ -158,7 +159,7 @@ impl TcpListener {
     ) -> io::Result<Option<(&Arc<Socket>, T)>> {
         let (before, from_own) = self.sockets().split_at(usize::from(own));
         for s in from_own.iter().chain(before) {
-            if let Step::Done(taken) = s.call(|shard, _| step(shard, s.id))? {
+            if let Poll::Ready(taken) = s.call(|shard, _| step(shard, s.id))? {
                 return Ok(Some((s, taken)));
             }
         }

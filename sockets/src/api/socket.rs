@@ -4,11 +4,12 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::runtime::{Host, Limit, LockedShard, Request};
 use fulmar_stack::base::{DropReason, Instant, SlotId};
-use fulmar_stack::socket::{Least, Ready, Shutdown, SocketError, Step};
+use fulmar_stack::socket::{Least, Ready, Shutdown, SocketError};
 
 use crate::api::error::invalid;
 pub use crate::api::error::to_io;
@@ -132,7 +133,7 @@ impl Socket {
         &self,
         interest: Ready,
         limit: Limit,
-        step: impl FnMut(&mut LockedShard, Instant) -> Result<Step<R>, SocketError>,
+        step: impl FnMut(&mut LockedShard, Instant) -> Result<Poll<R>, SocketError>,
     ) -> io::Result<R> {
         self.host().wait(self.id, interest, limit, step).map_err(to_io)
     }
@@ -144,7 +145,7 @@ impl Socket {
         &self,
         interest: Ready,
         limit: impl FnOnce() -> Limit,
-        step: impl FnMut(&mut LockedShard, Instant) -> Result<Step<R>, SocketError>,
+        step: impl FnMut(&mut LockedShard, Instant) -> Result<Poll<R>, SocketError>,
     ) -> io::Result<R> {
         self.host().wait_coarse(self.id, interest, limit, step).map_err(to_io)
     }
@@ -154,7 +155,7 @@ impl Socket {
     pub fn wait_for_data<R>(
         &self,
         limit: Limit,
-        mut step: impl FnMut(&mut LockedShard, Instant, Least) -> Result<Step<R>, SocketError>,
+        mut step: impl FnMut(&mut LockedShard, Instant, Least) -> Result<Poll<R>, SocketError>,
     ) -> io::Result<R> {
         if limit == Limit::DoNotWait {
             return self.wait(Ready::READER, limit, |shard, now| step(shard, now, Least::OneByte));

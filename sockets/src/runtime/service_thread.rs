@@ -180,8 +180,8 @@ fn tick(host: &Host) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Ledger;
     use crate::drivers::link::{Link, LinkConfig, pair};
+    use crate::runtime::Ledger;
     use crate::runtime::WatchedShard;
     use crate::runtime::host::CALLS_PAST_SERVICE;
     use fulmar_stack::shard::{Shard, StackConfig};

@@ -13,11 +13,12 @@ pub(crate) mod queue;
 
 use alloc::boxed::Box;
 use core::net::IpAddr;
+use core::task::Poll;
 
 use crate::base::{DropReason, Instant, SlotId};
 use crate::ip::{EchoId, EchoRequest, InvokingPacket, SentError};
 use crate::mbuf::Purpose;
-use crate::socket::{SocketError, Step};
+use crate::socket::SocketError;
 
 use crate::shard::layers::Core;
 use crate::shard::net::Net;
@@ -46,12 +47,12 @@ impl IcmpSockets<'_> {
     ///
     /// # Errors
     /// [`SocketError::BadHandle`], [`SocketError::NetworkDown`].
-    pub fn receive_request(self, id: SlotId) -> Result<Step<EchoRequest>, SocketError> {
+    pub fn receive_request(self, id: SlotId) -> Result<Poll<EchoRequest>, SocketError> {
         let down = self.shard.down();
         match self.shard.core.sockets.get_mut(id) {
             Some(Socket::EchoListener(listener)) => match listener.pop() {
-                Some(request) => Ok(Step::Done(request)),
-                None => down.map_or(Ok(Step::WaitData(1)), Err),
+                Some(request) => Ok(Poll::Ready(request)),
+                None => down.map_or(Ok(Poll::Pending), Err),
             },
             _ => Err(SocketError::BadHandle),
         }

@@ -2,8 +2,9 @@
 
 use crate::base::{Instant, SlotId};
 use crate::mbuf::Chain;
-use crate::socket::{Least, SocketError, Step, soreceive};
+use crate::socket::{Least, SocketError, soreceive};
 use crate::tcp::LoanCharge;
+use core::task::Poll;
 
 use crate::shard::sockets::Socket;
 use crate::shard::world::Shard;
@@ -22,19 +23,19 @@ impl Shard {
         id: SlotId,
         max: usize,
         least: Least,
-    ) -> Result<Step<(Chain, LoanCharge)>, SocketError> {
+    ) -> Result<Poll<(Chain, LoanCharge)>, SocketError> {
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
         if entry.has_posted() {
-            return Ok(Step::WaitData(1));
+            return Ok(Poll::Pending);
         }
         let least = entry.least(max, least);
         let mut env = self.core.net.env(now);
         let step = soreceive::lend(&mut entry.tcb, &mut env, max, least)?;
         match (&step, entry.error) {
-            (Step::WaitData(_), Some(e)) => return Err(e),
-            (Step::Done((chain, _)), _) => self.core.net.count_loan(chain.len()),
+            (Poll::Pending, Some(e)) => return Err(e),
+            (Poll::Ready((chain, _)), _) => self.core.net.count_loan(chain.len()),
             _ => {}
         }
         Ok(step)

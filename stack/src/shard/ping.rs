@@ -3,11 +3,12 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use core::net::SocketAddr;
+use core::task::Poll;
 
 use crate::base::{DropReason, Instant, SlotId, zone_of};
 use crate::ip::{EchoId, EchoReply, ErrorKind, QuotedError};
 use crate::mbuf::{Pool, Purpose};
-use crate::socket::{SocketError, Step};
+use crate::socket::SocketError;
 
 use crate::shard::layers::Core;
 use crate::shard::net::Net;
@@ -93,12 +94,12 @@ impl IcmpSockets<'_> {
     ///
     /// # Errors
     /// [`SocketError::BadHandle`], [`SocketError::NetworkDown`].
-    pub fn receive_reply(self, id: SlotId) -> Result<Step<Echo>, SocketError> {
+    pub fn receive_reply(self, id: SlotId) -> Result<Poll<Echo>, SocketError> {
         let down = self.shard.down();
         match self.shard.core.sockets.get_mut(id) {
             Some(Socket::Ping(p)) => match p.receive() {
-                Some(echo) => Ok(Step::Done(echo)),
-                None => down.map_or(Ok(Step::WaitData(1)), Err),
+                Some(echo) => Ok(Poll::Ready(echo)),
+                None => down.map_or(Ok(Poll::Pending), Err),
             },
             _ => Err(SocketError::BadHandle),
         }

@@ -2,13 +2,14 @@
 //! ([`PostCompletion`]).
 
 use alloc::boxed::Box;
+use core::task::Poll;
 
 use crate::base::{Instant, SlotId};
 use crate::ip::Ip;
 use crate::mbuf::RecvBuf;
 use crate::shard::posted::BurstEnd;
 use crate::socket::posted::{IoContext, Posted};
-use crate::socket::{Least, SocketError, Step};
+use crate::socket::{Least, SocketError};
 
 use crate::shard::layers::Core;
 use crate::shard::outcome::{PostCompletion, PostToken, RecvOutcome};
@@ -114,7 +115,7 @@ impl<'a> PostedBuffers<'a> {
             return Ok(ReadOrPost::Refused);
         }
         let least = Least::of_rest(done);
-        if let Step::Done(chain) = take_more(self.core, id, space, done, least)? {
+        if let Poll::Ready(chain) = take_more(self.core, id, space, done, least)? {
             return Ok(ReadOrPost::Taken(chain));
         }
         Ok(ReadOrPost::MayPost(self.core.sockets.tcp(id)?.least(space, least)))

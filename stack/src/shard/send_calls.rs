@@ -2,10 +2,11 @@
 
 use alloc::sync::Arc;
 use core::ops::Range;
+use core::task::Poll;
 
 use crate::base::{Instant, SlotId, Stage};
 use crate::mbuf::{Chain, SharedBytes};
-use crate::socket::{Attempt, Reservation, SocketError, Step, sosend};
+use crate::socket::{Attempt, Reservation, SocketError, sosend};
 
 use crate::shard::layers::Core;
 use crate::shard::sockets::Socket;
@@ -45,7 +46,7 @@ impl SendCalls<'_> {
         first: &[u8],
         total: usize,
         attempt: Attempt,
-    ) -> Result<Step<Reserved>, SocketError> {
+    ) -> Result<Poll<Reserved>, SocketError> {
         let SendCalls { shard, id } = self;
         shard.core.sockets.check_error(id)?;
         shard.core.net.pass(Stage::SendChecked);
@@ -54,18 +55,14 @@ impl SendCalls<'_> {
         {
             shard.core.net.pass(Stage::SendCommitted);
             shard.send_written(now, id);
-            return Ok(Step::Done(Reserved::Sent(bytes)));
+            return Ok(Poll::Ready(Reserved::Sent(bytes)));
         }
         let step = reserve_space(&mut shard.core, id, total, attempt)?;
-        if let Step::WaitSpace(_) | Step::WaitData(_) = &step
-            && sosend::has_space(&shard.core.sockets.tcp(id)?.tcb, total, attempt)
+        if step.is_pending() && sosend::has_space(&shard.core.sockets.tcp(id)?.tcb, total, attempt)
         {
             shard.core.wait_to_send(now, id, SocketError::NoBuffer);
         }
-        Ok(match step {
-            Step::Done(r) => Step::Done(Reserved::Space(r)),
-            Step::WaitSpace(n) | Step::WaitData(n) => Step::WaitSpace(n),
-        })
+        Ok(step.map(Reserved::Space))
     }
 
     /// As [`SendCalls::reserve`], for the first attempt of a write that is not small, and without the time: if the
@@ -73,7 +70,7 @@ impl SendCalls<'_> {
     ///
     /// # Errors
     /// As [`SendCalls::reserve`].
-    pub fn try_reserve(self, total: usize) -> Result<Step<Reservation>, SocketError> {
+    pub fn try_reserve(self, total: usize) -> Result<Poll<Reservation>, SocketError> {
         let SendCalls { shard, id } = self;
         shard.core.sockets.check_error(id)?;
         shard.pass(Stage::SendChecked);
@@ -125,7 +122,7 @@ impl SendCalls<'_> {
         owner: &Arc<dyn SharedBytes>,
         part: Range<usize>,
         attempt: Attempt,
-    ) -> Result<Step<usize>, SocketError> {
+    ) -> Result<Poll<usize>, SocketError> {
         let SendCalls { shard, id } = self;
         shard.core.sockets.check_error(id)?;
         shard.pass(Stage::SendChecked);
@@ -134,19 +131,19 @@ impl SendCalls<'_> {
         };
         let want = part.len();
         match sosend::share(&mut entry.tcb, &mut shard.core.net.pool, owner, part, attempt)? {
-            Step::Done(shared) => {
+            Poll::Ready(shared) => {
                 entry.blocked.is_blocked = false;
                 entry.tcb.set_msg_more(false);
                 shard.core.net.count_write(shared.bytes, shared.mbufs);
                 shard.pass(Stage::SendCommitted);
                 shard.send_part(now, id, shared.bytes);
-                Ok(Step::Done(shared.bytes))
+                Ok(Poll::Ready(shared.bytes))
             }
-            Step::WaitSpace(n) | Step::WaitData(n) => {
+            Poll::Pending => {
                 if sosend::has_space(&entry.tcb, want, attempt) {
                     shard.core.wait_to_send(now, id, SocketError::NoBuffer);
                 }
-                Ok(Step::WaitSpace(n))
+                Ok(Poll::Pending)
             }
         }
     }
@@ -172,16 +169,15 @@ impl SendCalls<'_> {
         now: Instant,
         chain: &mut Chain,
         more: MoreData,
-    ) -> Result<Step<()>, SocketError> {
+    ) -> Result<Poll<()>, SocketError> {
         let SendCalls { shard, id } = self;
         shard.core.sockets.check_error(id)?;
         let (bytes, mbufs) = (chain.len(), chain.segs());
         let Some(Socket::Tcp(entry)) = shard.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
-        if let Step::WaitSpace(n) = sosend::append(&mut entry.tcb, &mut shard.core.net.pool, chain)?
-        {
-            return Ok(Step::WaitSpace(n));
+        if sosend::append(&mut entry.tcb, &mut shard.core.net.pool, chain)?.is_pending() {
+            return Ok(Poll::Pending);
         }
         entry.tcb.set_msg_more(more == MoreData::Follows);
         shard.core.net.count_write(bytes, mbufs);
@@ -190,7 +186,7 @@ impl SendCalls<'_> {
         } else {
             shard.send_written(now, id);
         }
-        Ok(Step::Done(()))
+        Ok(Poll::Ready(()))
     }
 }
 
@@ -253,12 +249,12 @@ fn reserve_space(
     id: SlotId,
     total: usize,
     attempt: Attempt,
-) -> Result<Step<Reservation>, SocketError> {
+) -> Result<Poll<Reservation>, SocketError> {
     let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else {
         return Err(SocketError::BadHandle);
     };
     let step = sosend::reserve(&mut entry.tcb, &mut core.net.pool, total, attempt)?;
-    if let Step::Done(_) = &step {
+    if step.is_ready() {
         entry.blocked.is_blocked = false;
         core.net.pass(Stage::SendReserved);
     }

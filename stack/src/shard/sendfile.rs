@@ -2,12 +2,13 @@
 //! the table, each with what the stack adds (counters, output, retries).
 
 use alloc::sync::Arc;
+use core::task::Poll;
 
 use crate::base::{Counter, Instant, SlotId, Stage};
 use crate::mbuf::SharedBytes;
 use crate::socket::sendfile::{self, LowWater, Piece, Rest};
 use crate::socket::sosend::{self, Appended};
-use crate::socket::{Reservation, SocketError, Step};
+use crate::socket::{Reservation, SocketError};
 use crate::tcp::State;
 
 use crate::shard::layers::Core;
@@ -40,7 +41,7 @@ impl SendFileCalls<'_> {
         now: Instant,
         rest: &Rest,
         worth: LowWater,
-    ) -> Result<Step<(Reservation, Piece)>, SocketError> {
+    ) -> Result<Poll<(Reservation, Piece)>, SocketError> {
         let core = &mut self.shard.core;
         core.sockets.check_error(self.id)?;
         core.net.pass(Stage::SendChecked);
@@ -49,11 +50,11 @@ impl SendFileCalls<'_> {
         };
         let step = sendfile::reserve(&mut entry.tcb, &mut core.net.pool, rest, worth)?;
         match &step {
-            Step::Done(_) => {
+            Poll::Ready(_) => {
                 entry.blocked.is_blocked = false;
                 core.net.pass(Stage::SendReserved);
             }
-            Step::WaitSpace(_) | Step::WaitData(_) => {
+            Poll::Pending => {
                 if sendfile::has_space(&entry.tcb, rest, worth) {
                     core.wait_to_send(now, self.id, SocketError::NoBuffer);
                 }
@@ -105,7 +106,7 @@ impl SendFileCalls<'_> {
         rest: &Rest,
         most: usize,
         worth: LowWater,
-    ) -> Result<Step<usize>, SocketError> {
+    ) -> Result<Poll<usize>, SocketError> {
         let core = &mut self.shard.core;
         core.sockets.check_error(self.id)?;
         core.net.pass(Stage::SendChecked);
@@ -113,22 +114,22 @@ impl SendFileCalls<'_> {
             return Err(SocketError::BadHandle);
         };
         let pool = &mut core.net.pool;
-        let Step::Done(taken) = sendfile::share(&mut entry.tcb, pool, pages, (rest, most), worth)?
+        let Poll::Ready(taken) = sendfile::share(&mut entry.tcb, pool, pages, (rest, most), worth)?
         else {
             if sendfile::has_space(&entry.tcb, rest, worth) {
                 core.wait_to_send(now, self.id, SocketError::NoBuffer);
             }
-            return Ok(Step::WaitSpace(1));
+            return Ok(Poll::Pending);
         };
         if taken.bytes == 0 {
-            return Ok(Step::Done(0));
+            return Ok(Poll::Ready(0));
         }
         entry.blocked.is_blocked = false;
         entry.tcb.set_more_announced(rest.bytes() > taken.bytes as u64);
         core.net.counters.add(Counter::SendFileMappedBytes, taken.bytes as u64);
         let bytes = taken.bytes;
         self.send(now, taken);
-        Ok(Step::Done(bytes))
+        Ok(Poll::Ready(bytes))
     }
 
     /// The output of a turn.

@@ -3,10 +3,11 @@
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use core::net::{IpAddr, SocketAddr};
+use core::task::Poll;
 
 use crate::base::{Duration, MtuDiscovery, SlotId};
 use crate::mbuf::{Chain, FairShare};
-use crate::socket::{Least, Ready, SocketError, Step};
+use crate::socket::{Least, Ready, SocketError};
 use crate::tcp::Tcb;
 use crate::udp::UdpSocket;
 
@@ -282,15 +283,15 @@ impl TcpEntry {
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`]: this thread holds the lock, and a signal handler interrupted it.
-    pub fn lock_send(&mut self, writer: u64) -> Result<Step<()>, SocketError> {
+    pub fn lock_send(&mut self, writer: u64) -> Result<Poll<()>, SocketError> {
         if self.writer == writer {
             return Err(SocketError::WouldBlock);
         }
         if self.writer != 0 {
-            return Ok(Step::WaitSpace(1));
+            return Ok(Poll::Pending);
         }
         self.writer = writer;
-        Ok(Step::Done(()))
+        Ok(Poll::Ready(()))
     }
 
     /// Whether a write would fail now, without clearing the error: a call that has accepted bytes leaves the

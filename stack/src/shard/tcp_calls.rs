@@ -5,10 +5,11 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
+use core::task::Poll;
 
 use crate::base::{Counter, Duration, FlowKey, Instant, SlotId, Stage, with_zone, zone_of};
 use crate::mbuf::Chain;
-use crate::socket::{Least, Ready, Shutdown, SocketError, Step, soreceive};
+use crate::socket::{Least, Ready, Shutdown, SocketError, soreceive};
 use crate::tcp::{State, Tcb};
 
 use crate::shard::layers::Core;
@@ -110,15 +111,15 @@ impl Shard {
     ///
     /// # Errors
     /// Why it failed.
-    pub fn tcp_connected(&mut self, id: SlotId) -> Result<Step<()>, SocketError> {
+    pub fn tcp_connected(&mut self, id: SlotId) -> Result<Poll<()>, SocketError> {
         self.core.sockets.check_error(id)?;
         let entry = self.core.sockets.tcp(id)?;
         match entry.tcb.state() {
-            State::SynSent | State::SynReceived => Ok(Step::WaitSpace(1)),
+            State::SynSent | State::SynReceived => Ok(Poll::Pending),
             State::Closed => {
                 Err(entry.tcb.take_error().map_or(SocketError::ConnectionAborted, Into::into))
             }
-            _ => Ok(Step::Done(())),
+            _ => Ok(Poll::Ready(())),
         }
     }
 
@@ -187,20 +188,20 @@ impl Shard {
     /// # Errors
     /// [`SocketError::Invalid`]: not a listener, or one whose connections are pending
     /// ([`Shard::tcp_pending`]). [`SocketError::NetworkDown`].
-    pub fn tcp_accept(&mut self, id: SlotId) -> Result<Step<(SlotId, SocketAddr)>, SocketError> {
+    pub fn tcp_accept(&mut self, id: SlotId) -> Result<Poll<(SlotId, SocketAddr)>, SocketError> {
         let down = self.down();
         let listener = self.core.sockets.listener(id)?;
         let Some(child) = listener.accept.pop_front() else {
             if listener.pending.is_some() {
                 return Err(SocketError::Invalid);
             }
-            return down.map_or(Ok(Step::WaitData(1)), Err);
+            return down.map_or(Ok(Poll::Pending), Err);
         };
         // It is not removed while it waits here, even if the connection has ended.
         let entry = self.core.sockets.tcp(child)?;
         entry.parent = None;
         entry.is_open = true;
-        Ok(Step::Done((child, entry.tcb.key().remote())))
+        Ok(Poll::Ready((child, entry.tcb.key().remote())))
     }
 
     /// Detaches up to `max` received bytes; an empty chain is the end of the stream. Give the chain
@@ -208,18 +209,18 @@ impl Shard {
     ///
     /// # Errors
     /// The connection's error, after everything that came before it.
-    pub fn tcp_take(&mut self, id: SlotId, max: usize) -> Result<Step<Chain>, SocketError> {
+    pub fn tcp_take(&mut self, id: SlotId, max: usize) -> Result<Poll<Chain>, SocketError> {
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
         if entry.has_posted() {
-            return Ok(Step::WaitData(1));
+            return Ok(Poll::Pending);
         }
         let step = soreceive::take(&mut entry.tcb, &mut self.core.net.pool, max)?;
-        if let (Step::WaitData(_), Some(e)) = (&step, entry.error) {
+        if let (Poll::Pending, Some(e)) = (&step, entry.error) {
             return Err(e);
         }
-        if let Step::Done(_) = step {
+        if step.is_ready() {
             self.core.net.pass(Stage::ReceiveTaken);
         }
         Ok(step)
@@ -237,7 +238,7 @@ impl Shard {
         max: usize,
         done: usize,
         least: Least,
-    ) -> Result<Step<Chain>, SocketError> {
+    ) -> Result<Poll<Chain>, SocketError> {
         take_more(&mut self.core, id, max, done, least)
     }
 
@@ -252,16 +253,16 @@ impl Shard {
         off: usize,
         max: usize,
         least: usize,
-    ) -> Result<Step<Chain>, SocketError> {
+    ) -> Result<Poll<Chain>, SocketError> {
         let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
             return Err(SocketError::BadHandle);
         };
         if entry.has_posted() {
-            return Ok(Step::WaitData(1));
+            return Ok(Poll::Pending);
         }
         let step = soreceive::peek_at(&mut entry.tcb, &mut self.core.net.pool, off, max, least)?;
         match (&step, entry.error) {
-            (Step::WaitData(_), Some(e)) => Err(e),
+            (Poll::Pending, Some(e)) => Err(e),
             _ => Ok(step),
         }
     }
@@ -526,20 +527,20 @@ pub fn take_more(
     max: usize,
     done: usize,
     least: Least,
-) -> Result<Step<Chain>, SocketError> {
+) -> Result<Poll<Chain>, SocketError> {
     let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else {
         return Err(SocketError::BadHandle);
     };
     if entry.has_posted() {
-        return Ok(Step::WaitData(1));
+        return Ok(Poll::Pending);
     }
     let least = entry.least(max, least);
     let pool = &mut core.net.pool;
     let step = soreceive::take_at_least(&mut entry.tcb, pool, max, least, done)?;
     match (&step, entry.error) {
-        (Step::WaitData(_), Some(e)) if done == 0 => Err(e),
-        (Step::WaitData(_), Some(_)) => Ok(Step::Done(Chain::new())),
-        (Step::Done(_), _) => {
+        (Poll::Pending, Some(e)) if done == 0 => Err(e),
+        (Poll::Pending, Some(_)) => Ok(Poll::Ready(Chain::new())),
+        (Poll::Ready(_), _) => {
             core.net.pass(Stage::ReceiveTaken);
             Ok(step)
         }

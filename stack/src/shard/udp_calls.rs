@@ -2,10 +2,11 @@
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::task::Poll;
 
 use crate::base::{Counter, FlowKey, SlotId, Stage, with_zone, zone_of};
 use crate::mbuf::Chain;
-use crate::socket::{SocketError, Step, soreceive};
+use crate::socket::{SocketError, soreceive};
 use crate::tcp::LoanCharge;
 use crate::udp::{BindError, BindOptions, Datagram, UdpError, UdpSocket};
 
@@ -129,7 +130,7 @@ impl UdpSockets<'_> {
     ///
     /// # Errors
     /// An error that came back for an earlier datagram.
-    pub fn receive(&mut self, id: SlotId) -> Result<Step<Datagram>, SocketError> {
+    pub fn receive(&mut self, id: SlotId) -> Result<Poll<Datagram>, SocketError> {
         let down = self.shard.core.events.down;
         let entry = self.shard.core.sockets.udp(id)?;
         // The error first, as Linux has it.
@@ -138,12 +139,12 @@ impl UdpSockets<'_> {
         }
         if let Some(d) = entry.socket.receive() {
             self.shard.core.net.pass(Stage::ReceiveTaken);
-            return Ok(Step::Done(d));
+            return Ok(Poll::Ready(d));
         }
         if let Some(e) = down {
             return Err(e);
         }
-        Ok(Step::WaitData(1))
+        Ok(Poll::Pending)
     }
 
     /// Takes the oldest datagram. A small one is copied into `into` and its buffer freed, which is
@@ -155,20 +156,16 @@ impl UdpSockets<'_> {
         &mut self,
         id: SlotId,
         into: &mut [u8],
-    ) -> Result<Step<TakenDatagram>, SocketError> {
-        let d = match self.receive(id)? {
-            Step::Done(d) => d,
-            Step::WaitData(n) => return Ok(Step::WaitData(n)),
-            Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
-        };
+    ) -> Result<Poll<TakenDatagram>, SocketError> {
+        let Poll::Ready(d) = self.receive(id)? else { return Ok(Poll::Pending) };
         if d.payload.len() > SMALL_DATAGRAM_BYTES {
-            return Ok(Step::Done(TakenDatagram::Whole(d)));
+            return Ok(Poll::Ready(TakenDatagram::Whole(d)));
         }
         let bytes = d.payload.copy_to(0, into);
         self.shard.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
         self.shard.core.net.pass(Stage::ReceiveCopied);
         self.shard.core.net.pool.free(d.payload);
-        Ok(Step::Done(TakenDatagram::Copied(bytes, d.src)))
+        Ok(Poll::Ready(TakenDatagram::Copied(bytes, d.src)))
     }
 
     /// Copies the oldest datagram without taking it.
@@ -179,15 +176,15 @@ impl UdpSockets<'_> {
         &mut self,
         id: SlotId,
         into: &mut [u8],
-    ) -> Result<Step<(usize, SocketAddr)>, SocketError> {
+    ) -> Result<Poll<(usize, SocketAddr)>, SocketError> {
         let down = self.shard.core.events.down;
         let entry = self.shard.core.sockets.udp(id)?;
         if let Some(e) = entry.socket.take_error() {
             return Err(udp_error(e));
         }
         match entry.socket.peek() {
-            Some(d) => Ok(Step::Done((d.payload.copy_to(0, into), d.src))),
-            None => down.map_or(Ok(Step::WaitData(1)), Err),
+            Some(d) => Ok(Poll::Ready((d.payload.copy_to(0, into), d.src))),
+            None => down.map_or(Ok(Poll::Pending), Err),
         }
     }
 
@@ -216,12 +213,8 @@ impl UdpSockets<'_> {
     ///
     /// # Errors
     /// As [`UdpSockets::receive`].
-    pub fn lend(&mut self, id: SlotId) -> Result<Step<(Datagram, LoanCharge)>, SocketError> {
-        let mut d = match self.receive(id)? {
-            Step::Done(d) => d,
-            Step::WaitData(n) => return Ok(Step::WaitData(n)),
-            Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
-        };
+    pub fn lend(&mut self, id: SlotId) -> Result<Poll<(Datagram, LoanCharge)>, SocketError> {
+        let Poll::Ready(mut d) = self.receive(id)? else { return Ok(Poll::Pending) };
         // Without memory for a copy the datagram itself is lent, and charged.
         let payload = soreceive::keepable(d.payload, &mut self.shard.core.net.pool, false);
         d.payload = payload.unwrap_or_else(|as_it_is| as_it_is);
@@ -231,7 +224,7 @@ impl UdpSockets<'_> {
             entry.socket.lend(lent.storage_bytes);
         }
         self.shard.core.net.count_loan(lent.bytes);
-        Ok(Step::Done((d, lent)))
+        Ok(Poll::Ready((d, lent)))
     }
 }
 

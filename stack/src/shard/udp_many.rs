@@ -5,9 +5,10 @@
 //! frame. On the wire they are what they were.
 
 use core::net::SocketAddr;
+use core::task::Poll;
 
 use crate::base::{Counter, Instant, SlotId, Stage};
-use crate::socket::{SocketError, Step};
+use crate::socket::SocketError;
 
 use crate::shard::layers::Core;
 use crate::shard::net::Net;
@@ -148,7 +149,7 @@ impl UdpSockets<'_> {
         id: SlotId,
         messages: &[SendMessage<'_>],
         error: PendingError,
-    ) -> Result<Step<SentMany>, SocketError> {
+    ) -> Result<Poll<SentMany>, SocketError> {
         let UdpSockets { shard } = self;
         let (mut done, mut bytes, mut joins, mut failed) = (0, 0, true, None);
         while done < messages.len().min(MOST_MESSAGES) && bytes < MOST_BYTES {
@@ -171,13 +172,13 @@ impl UdpSockets<'_> {
         match failed {
             Some(e @ (SocketError::NoBuffer | SocketError::WouldBlock)) if done == 0 => {
                 shard.core.wait_to_send(now, id, e);
-                Ok(Step::WaitSpace(1))
+                Ok(Poll::Pending)
             }
             Some(SocketError::NoBuffer | SocketError::WouldBlock) | None => {
-                Ok(Step::Done(SentMany { messages: done, is_over: false }))
+                Ok(Poll::Ready(SentMany { messages: done, is_over: false }))
             }
             Some(e) if error == PendingError::Return && done == 0 => Err(e),
-            Some(_) => Ok(Step::Done(SentMany { messages: done, is_over: true })),
+            Some(_) => Ok(Poll::Ready(SentMany { messages: done, is_over: true })),
         }
     }
 
@@ -190,7 +191,7 @@ impl UdpSockets<'_> {
         &mut self,
         id: SlotId,
         into: &mut [RecvMessage<'_>],
-    ) -> Result<Step<usize>, SocketError> {
+    ) -> Result<Poll<usize>, SocketError> {
         let Core { sockets, net, events, .. } = &mut self.shard.core;
         let down = events.down;
         let entry = match sockets.get_mut(id) {
@@ -218,8 +219,8 @@ impl UdpSockets<'_> {
         net.pass(Stage::ReceiveCopied);
         match (came, down) {
             (0, Some(e)) => Err(e),
-            (0, None) if !into.is_empty() => Ok(Step::WaitData(1)),
-            (n, _) => Ok(Step::Done(n)),
+            (0, None) if !into.is_empty() => Ok(Poll::Pending),
+            (n, _) => Ok(Poll::Ready(n)),
         }
     }
 }

@@ -14,12 +14,13 @@
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
+use core::task::Poll;
 
 use crate::base::{Counter, Instant, MtuDiscovery, Offload, SlotId, Stage, with_zone, zone_of};
 use crate::device::Packet;
 use crate::ip::{FrameSink, Ip, Outgoing, Traffic};
 use crate::mbuf::{Chain, Mbuf, Purpose};
-use crate::socket::{SocketError, Step};
+use crate::socket::SocketError;
 use crate::udp::UdpSocket;
 use crate::wire::protocol;
 use crate::wire::udp::HEADER_BYTES;
@@ -135,14 +136,14 @@ impl UdpSockets<'_> {
         id: SlotId,
         parts: &[&[u8]],
         to: Option<SocketAddr>,
-    ) -> Result<Step<usize>, SocketError> {
+    ) -> Result<Poll<usize>, SocketError> {
         let UdpSockets { shard } = self;
         match shard.udp().send(now, id, parts, to) {
             Err(e @ (SocketError::NoBuffer | SocketError::WouldBlock)) => {
                 shard.core.wait_to_send(now, id, e);
-                Ok(Step::WaitSpace(1))
+                Ok(Poll::Pending)
             }
-            other => other.map(Step::Done),
+            other => other.map(Poll::Ready),
         }
     }
 
@@ -156,7 +157,7 @@ impl UdpSockets<'_> {
         now: Instant,
         id: SlotId,
         payload: &[u8],
-    ) -> Result<Step<usize>, SocketError> {
+    ) -> Result<Poll<usize>, SocketError> {
         let UdpSockets { shard } = self;
         let (parts, bytes) = (core::iter::once(payload), payload.len());
         let request = SendRequest {
@@ -170,7 +171,7 @@ impl UdpSockets<'_> {
         match shard.udp.output_fast(now, id, &request, &mut shard.core) {
             Some(Ok(())) => {
                 shard.finish_datagrams(now);
-                Ok(Step::Done(bytes))
+                Ok(Poll::Ready(bytes))
             }
             _ => shard.udp().send_one(now, id, payload),
         }
@@ -183,7 +184,7 @@ impl UdpSockets<'_> {
         now: Instant,
         id: SlotId,
         payload: &[u8],
-    ) -> Result<Step<usize>, SocketError> {
+    ) -> Result<Poll<usize>, SocketError> {
         self.send_step(now, id, &[payload], None)
     }
 }

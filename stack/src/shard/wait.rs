@@ -46,7 +46,7 @@ impl Shard {
 mod tests {
     use crate::base::{Counter, Duration, EtherAddr, SlotId};
     use crate::device::{Caps, memory};
-    use crate::socket::Step;
+    use core::task::Poll;
 
     use super::*;
     use crate::shard::StackConfig;
@@ -78,7 +78,7 @@ mod tests {
             let from = sender.udp().open(to).unwrap();
             let mut flood = Flood { taker, sender, from, now };
             // Neighbours get to know each other.
-            while !matches!(flood.taker.udp().receive(at), Ok(Step::Done(_))) {
+            while !matches!(flood.taker.udp().receive(at), Ok(Poll::Ready(_))) {
                 flood.send(1);
                 flood.taker.step(now, 1);
                 flood.sender.step(now, 1);

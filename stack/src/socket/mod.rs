@@ -1,7 +1,7 @@
 //! Socket operations on the buffers of a connection: sosend, soreceive, sendfile, posted receive, readiness
 //! and errors.
 //!
-//! Each operation is non-blocking and returns *done*, *wait for space* or *wait for data*; the caller waits
+//! Each operation is non-blocking and returns a `Poll`; the caller waits
 //! and repeats it. All are called under the shard lock.
 
 #![forbid(unsafe_code)]
@@ -29,17 +29,6 @@ pub enum Shutdown {
     Write,
     /// SHUT_RDWR.
     Both,
-}
-
-/// The result of a socket operation.
-#[derive(Debug)]
-pub enum Step<T> {
-    /// The operation is done.
-    Done(T),
-    /// The operation would block until the send buffer has this much space.
-    WaitSpace(usize),
-    /// The operation would block until the receive buffer has this many bytes.
-    WaitData(usize),
 }
 
 /// The readiness of a stream socket.

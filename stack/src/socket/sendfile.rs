@@ -15,12 +15,13 @@
 //! low-water mark.
 
 use alloc::sync::Arc;
+use core::task::Poll;
 
 use crate::mbuf::{Pool, SharedBytes};
 use crate::tcp::Tcb;
 
+use crate::socket::SocketError;
 use crate::socket::sosend::{self, Appended, Reservation, SEND_LOW_WATER_BYTES};
-use crate::socket::{SocketError, Step};
 
 /// The alignment of the parts of a file.
 pub const PAGE_BYTES: u64 = 4096;
@@ -120,18 +121,18 @@ pub fn has_space(tcb: &Tcb, rest: &Rest, low_water: LowWater) -> bool {
 
 /// Free space of the send buffer. Where the call has to wait, the low-water mark of the socket is raised to what it
 /// waits for.
-fn space_for(tcb: &mut Tcb, rest: &Rest, low_water: LowWater) -> Result<Step<usize>, SocketError> {
+fn space_for(tcb: &mut Tcb, rest: &Rest, low_water: LowWater) -> Result<Poll<usize>, SocketError> {
     match sosend::check(tcb) {
-        Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
+        Err(SocketError::WouldBlock) => return Ok(Poll::Pending),
         other => other?,
     }
     let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
     if !must_wait(space, limit, rest, low_water) {
-        return Ok(Step::Done(space));
+        return Ok(Poll::Ready(space));
     }
     let enough = usize::try_from(rest.bytes()).unwrap_or(limit).min(low_water.bytes(limit));
     tcb.set_send_low_water(Some(enough));
-    Ok(Step::WaitSpace(enough))
+    Ok(Poll::Pending)
 }
 
 /// Claims space and allocates storage for the next part, and returns its size. If the call has to wait, the
@@ -144,20 +145,17 @@ pub fn reserve(
     pool: &mut Pool,
     rest: &Rest,
     low_water: LowWater,
-) -> Result<Step<(Reservation, Piece)>, SocketError> {
-    let space = match space_for(tcb, rest, low_water)? {
-        Step::Done(space) => space,
-        Step::WaitSpace(enough) | Step::WaitData(enough) => return Ok(Step::WaitSpace(enough)),
-    };
+) -> Result<Poll<(Reservation, Piece)>, SocketError> {
+    let Poll::Ready(space) = space_for(tcb, rest, low_water)? else { return Ok(Poll::Pending) };
     let want = rest.cut(space).len();
     let want = rest.cut(sosend::allowed(tcb, pool, want)).len();
-    let Some(chain) = sosend::alloc_up_to(pool, want) else { return Ok(Step::WaitSpace(1)) };
+    let Some(chain) = sosend::alloc_up_to(pool, want) else { return Ok(Poll::Pending) };
     let piece = rest.cut(chain.len());
     match tcb.send_queue().claim(chain.len()) {
-        Some(claim) => Ok(Step::Done((Reservation::new(claim, chain), piece))),
+        Some(claim) => Ok(Poll::Ready((Reservation::new(claim, chain), piece))),
         None => {
             pool.free(chain);
-            Ok(Step::WaitSpace(1))
+            Ok(Poll::Pending)
         }
     }
 }
@@ -173,14 +171,11 @@ pub fn share(
     pages: &Arc<dyn SharedBytes>,
     (rest, most): (&Rest, usize),
     low_water: LowWater,
-) -> Result<Step<Appended>, SocketError> {
-    let space = match space_for(tcb, rest, low_water)? {
-        Step::Done(space) => space,
-        Step::WaitSpace(enough) | Step::WaitData(enough) => return Ok(Step::WaitSpace(enough)),
-    };
+) -> Result<Poll<Appended>, SocketError> {
+    let Poll::Ready(space) = space_for(tcb, rest, low_water)? else { return Ok(Poll::Pending) };
     let want = rest.cut(space).file.min(most);
     if want < MIN_SHARED_BYTES {
-        return Ok(Step::Done(Appended { bytes: 0, mbufs: 0 }));
+        return Ok(Poll::Ready(Appended { bytes: 0, mbufs: 0 }));
     }
     let want = sosend::allowed(tcb, pool, want);
     let chain = sosend::share_parts(pool, pages, rest.file_at as usize, want);

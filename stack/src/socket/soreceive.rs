@@ -3,8 +3,9 @@
 
 use crate::mbuf::{Chain, Mbuf, Pool, Purpose};
 use crate::tcp::{Env, LoanCharge, State, Tcb};
+use core::task::Poll;
 
-use crate::socket::{SocketError, Step};
+use crate::socket::SocketError;
 
 /// Bytes for which a read waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,16 +27,15 @@ impl Least {
 ///
 /// # Errors
 /// The connection's error, after all bytes received before it have been read.
-pub fn take(tcb: &mut Tcb, pool: &mut Pool, max: usize) -> Result<Step<Chain>, SocketError> {
+pub fn take(tcb: &mut Tcb, pool: &mut Pool, max: usize) -> Result<Poll<Chain>, SocketError> {
     match readable(tcb)? {
-        Step::Done(0) => Ok(Step::Done(Chain::new())),
-        Step::Done(_) => {
+        Poll::Ready(0) => Ok(Poll::Ready(Chain::new())),
+        Poll::Ready(_) => {
             let chain = tcb.recv_queue().take(max, pool);
             // The chain is also empty if the pool is exhausted, which is not the end of the stream.
-            Ok(if chain.is_empty() { Step::WaitData(1) } else { Step::Done(chain) })
+            Ok(if chain.is_empty() { Poll::Pending } else { Poll::Ready(chain) })
         }
-        Step::WaitData(n) => Ok(Step::WaitData(n)),
-        Step::WaitSpace(n) => Ok(Step::WaitSpace(n)),
+        Poll::Pending => Ok(Poll::Pending),
     }
 }
 
@@ -54,11 +54,9 @@ pub fn lend(
     env: &mut Env,
     max: usize,
     least: usize,
-) -> Result<Step<(Chain, LoanCharge)>, SocketError> {
-    let chain = match take_at_least(tcb, env.pool, max, least, 0)? {
-        Step::Done(chain) => chain,
-        Step::WaitData(n) => return Ok(Step::WaitData(n)),
-        Step::WaitSpace(n) => return Ok(Step::WaitSpace(n)),
+) -> Result<Poll<(Chain, LoanCharge)>, SocketError> {
+    let Poll::Ready(chain) = take_at_least(tcb, env.pool, max, least, 0)? else {
+        return Ok(Poll::Pending);
     };
     let chain = match keepable(chain, env.pool, tcb.is_recv_truesize_high()) {
         Ok(chain) => chain,
@@ -70,7 +68,7 @@ pub fn lend(
     let lent = LoanCharge::of(&chain);
     env.window.lend(lent.storage_bytes);
     tcb.lend(lent, env);
-    Ok(Step::Done((chain, lent)))
+    Ok(Poll::Ready((chain, lent)))
 }
 
 /// Copies the bytes to compact storage if their storage is wasteful or belongs to the control reserve, so
@@ -112,13 +110,13 @@ pub fn take_at_least(
     max: usize,
     least: usize,
     done: usize,
-) -> Result<Step<Chain>, SocketError> {
+) -> Result<Poll<Chain>, SocketError> {
     let queued = tcb.recv_queue().readable();
     if done > 0 && queued == 0 && (tcb.has_error() || is_final(tcb)) {
-        return Ok(Step::Done(Chain::new()));
+        return Ok(Poll::Ready(Chain::new()));
     }
     if queued < least && may_get_more(tcb) {
-        return Ok(Step::WaitData(least));
+        return Ok(Poll::Pending);
     }
     take(tcb, pool, max)
 }
@@ -134,20 +132,19 @@ pub fn peek_at(
     off: usize,
     max: usize,
     least: usize,
-) -> Result<Step<Chain>, SocketError> {
+) -> Result<Poll<Chain>, SocketError> {
     let wanted = off.saturating_add(least);
     let queued = tcb.recv_queue().readable();
     if queued < wanted && may_get_more(tcb) {
-        return Ok(Step::WaitData(wanted));
+        return Ok(Poll::Pending);
     }
     match readable(tcb)? {
-        Step::Done(n) if n > off => {
+        Poll::Ready(n) if n > off => {
             let chain = tcb.recv_queue().share(off, max, pool);
-            Ok(if chain.is_empty() { Step::WaitData(wanted) } else { Step::Done(chain) })
+            Ok(if chain.is_empty() { Poll::Pending } else { Poll::Ready(chain) })
         }
-        Step::Done(_) => Ok(Step::Done(Chain::new())),
-        Step::WaitData(n) => Ok(Step::WaitData(n)),
-        Step::WaitSpace(n) => Ok(Step::WaitSpace(n)),
+        Poll::Ready(_) => Ok(Poll::Ready(Chain::new())),
+        Poll::Pending => Ok(Poll::Pending),
     }
 }
 
@@ -167,10 +164,10 @@ pub(crate) fn may_get_more(tcb: &Tcb) -> bool {
 ///
 /// # Errors
 /// As [`take`].
-pub fn peek(tcb: &mut Tcb, into: &mut [u8]) -> Result<Step<usize>, SocketError> {
+pub fn peek(tcb: &mut Tcb, into: &mut [u8]) -> Result<Poll<usize>, SocketError> {
     match readable(tcb)? {
-        Step::Done(0) => Ok(Step::Done(0)),
-        Step::Done(_) => Ok(Step::Done(tcb.recv_queue().peek(0, into))),
+        Poll::Ready(0) => Ok(Poll::Ready(0)),
+        Poll::Ready(_) => Ok(Poll::Ready(tcb.recv_queue().peek(0, into))),
         wait => Ok(wait),
     }
 }
@@ -181,22 +178,22 @@ pub fn has_ended(tcb: &Tcb) -> bool {
 }
 
 /// The number of readable bytes, 0 at the end of the stream.
-fn readable(tcb: &mut Tcb) -> Result<Step<usize>, SocketError> {
+fn readable(tcb: &mut Tcb) -> Result<Poll<usize>, SocketError> {
     let ready = tcb.recv_queue().readable();
     if ready > 0 {
-        return Ok(Step::Done(ready));
+        return Ok(Poll::Ready(ready));
     }
     if has_ended(tcb) {
-        return Ok(Step::Done(0));
+        return Ok(Poll::Ready(0));
     }
     if let Some(e) = tcb.take_error() {
         return Err(e.into());
     }
     if tcb.at_eof() || !tcb.can_recv() {
-        return Ok(Step::Done(0));
+        return Ok(Poll::Ready(0));
     }
     match tcb.state() {
         State::Closed => Err(SocketError::NotConnected),
-        _ => Ok(Step::WaitData(1)),
+        _ => Ok(Poll::Pending),
     }
 }

@@ -7,11 +7,12 @@
 
 use alloc::sync::Arc;
 use core::ops::Range;
+use core::task::Poll;
 
 use crate::mbuf::{Chain, Claim, FairShare, Pool, Purpose, QueueFull, SendQueue, SharedBytes};
 use crate::tcp::{State, Tcb};
 
-use crate::socket::{SocketError, Step};
+use crate::socket::SocketError;
 
 /// Claimed space of a send buffer with its storage, `chain.len()` bytes.
 #[must_use = "a reservation blocks the send buffer until it is committed or abandoned"]
@@ -122,28 +123,28 @@ pub fn allowance(tcb: &Tcb, share: FairShare) -> usize {
 /// Claims space for as much of `want` bytes as fits, and allocates storage for all of it.
 ///
 /// # Errors
-/// The state of the connection, as [`SocketError`]. An exhausted pool is [`Step::WaitSpace`].
+/// The state of the connection, as [`SocketError`]. An exhausted pool is [`Poll::Pending`].
 pub fn reserve(
     tcb: &mut Tcb,
     pool: &mut Pool,
     want: usize,
     attempt: Attempt,
-) -> Result<Step<Reservation>, SocketError> {
+) -> Result<Poll<Reservation>, SocketError> {
     match check(tcb) {
-        Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
+        Err(SocketError::WouldBlock) => return Ok(Poll::Pending),
         other => other?,
     }
     let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
     if must_wait(space, limit, want, attempt) {
-        return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
+        return Ok(Poll::Pending);
     }
     let bytes = allowed(tcb, pool, want.min(space));
-    let Some(chain) = alloc_up_to(pool, bytes) else { return Ok(Step::WaitSpace(1)) };
+    let Some(chain) = alloc_up_to(pool, bytes) else { return Ok(Poll::Pending) };
     match tcb.send_queue().claim(chain.len()) {
-        Some(claim) => Ok(Step::Done(Reservation::new(claim, chain))),
+        Some(claim) => Ok(Poll::Ready(Reservation::new(claim, chain))),
         None => {
             pool.free(chain);
-            Ok(Step::WaitSpace(1))
+            Ok(Poll::Pending)
         }
     }
 }
@@ -242,15 +243,15 @@ pub fn space(tcb: &mut Tcb) -> Result<usize, SocketError> {
 ///
 /// # Errors
 /// As [`space`].
-pub fn append(tcb: &mut Tcb, pool: &mut Pool, chain: &mut Chain) -> Result<Step<()>, SocketError> {
+pub fn append(tcb: &mut Tcb, pool: &mut Pool, chain: &mut Chain) -> Result<Poll<()>, SocketError> {
     if space(tcb)? < chain.len() {
-        return Ok(Step::WaitSpace(chain.len()));
+        return Ok(Poll::Pending);
     }
     match tcb.send_queue().append(core::mem::take(chain), pool) {
-        Ok(()) => Ok(Step::Done(())),
+        Ok(()) => Ok(Poll::Ready(())),
         Err(QueueFull(back)) => {
             *chain = back;
-            Ok(Step::WaitSpace(chain.len()))
+            Ok(Poll::Pending)
         }
     }
 }
@@ -265,31 +266,31 @@ pub fn share(
     owner: &Arc<dyn SharedBytes>,
     part: Range<usize>,
     attempt: Attempt,
-) -> Result<Step<Appended>, SocketError> {
+) -> Result<Poll<Appended>, SocketError> {
     match check(tcb) {
-        Err(SocketError::WouldBlock) => return Ok(Step::WaitSpace(1)),
+        Err(SocketError::WouldBlock) => return Ok(Poll::Pending),
         other => other?,
     }
     let (space, limit) = (tcb.write_space(), tcb.send_queue_ref().limit());
     let want = part.len();
     if must_wait(space, limit, want, attempt) {
-        return Ok(Step::WaitSpace(want.min(SEND_LOW_WATER_BYTES)));
+        return Ok(Poll::Pending);
     }
     let chain = share_parts(pool, owner, part.start, allowed(tcb, pool, want.min(space)));
     Ok(append_shared(tcb, pool, chain))
 }
 
 /// Appends a chain of shared bytes as a whole, or frees it. An empty one waits for storage.
-pub(crate) fn append_shared(tcb: &mut Tcb, pool: &mut Pool, chain: Chain) -> Step<Appended> {
+pub(crate) fn append_shared(tcb: &mut Tcb, pool: &mut Pool, chain: Chain) -> Poll<Appended> {
     let taken = Appended { bytes: chain.len(), mbufs: chain.segs() };
     if taken.bytes == 0 {
-        return Step::WaitSpace(1);
+        return Poll::Pending;
     }
     match tcb.send_queue().append(chain, pool) {
-        Ok(()) => Step::Done(taken),
+        Ok(()) => Poll::Ready(taken),
         Err(QueueFull(chain)) => {
             pool.free(chain);
-            Step::WaitSpace(1)
+            Poll::Pending
         }
     }
 }

@@ -3,8 +3,9 @@
 use fulmar::drivers::link::Impairments;
 use fulmar_stack::base::Duration;
 use fulmar_stack::shard::{Reserved, StackConfig};
-use fulmar_stack::socket::{Attempt, Step};
+use fulmar_stack::socket::Attempt;
 use fulmar_testbed::stations::{self, Connection, config};
+use std::task::Poll;
 
 const START: usize = 1 << 20;
 const TICK: Duration = Duration::from_millis(1);
@@ -135,7 +136,7 @@ fn a_writer_who_is_not_held_back_by_the_send_buffer_does_not_make_it_grow() {
     for _ in 0..2000 {
         // 1 MB/s, less than the path takes and than the buffer allows.
         let step = c.shards[0].sosend(c.client).reserve(c.now, &[], 1000, Attempt::First);
-        if let Ok(Step::Done(Reserved::Space(r))) = step {
+        if let Ok(Poll::Ready(Reserved::Space(r))) = step {
             c.shards[0].sosend(c.client).commit(c.now, r);
         }
         c.step(TICK);

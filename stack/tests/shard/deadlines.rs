@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 use fulmar::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_stack::base::{Counter, Counters, DropReason, Duration, Instant, SlotId};
 use fulmar_stack::device::{Burst, Device, forward_device};
 use fulmar_stack::mbuf::Pool;
 use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
-use fulmar_stack::socket::{Attempt, Shutdown, SocketError, Step};
+use fulmar_stack::socket::{Attempt, Shutdown, SocketError};
 use fulmar_stack::tcp::State;
 use fulmar_testbed::stations::{self, at, config};
 
@@ -90,7 +91,7 @@ impl Pair {
         self.listener = Some(listener);
         let client = self.shards[0].tcp_connect(self.now, at(1, 80), None).unwrap();
         self.pass(Duration::from_millis(100));
-        let Ok(Step::Done((server, _))) = self.shards[1].tcp_accept(listener) else {
+        let Ok(Poll::Ready((server, _))) = self.shards[1].tcp_accept(listener) else {
             panic!("not accepted");
         };
         (client, server)
@@ -178,7 +179,7 @@ fn what_a_full_device_held_back_goes_when_it_has_room() {
     p.is_full.store(false, Ordering::Relaxed);
     p.shards[0].step(p.now, 64);
     p.pass(Duration::from_millis(20));
-    let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, usize::MAX) else {
+    let Ok(Poll::Ready(chain)) = p.shards[1].tcp_take(server, usize::MAX) else {
         panic!("nothing arrived");
     };
     assert_eq!(chain.len(), 1004);
@@ -198,7 +199,7 @@ fn a_reset_that_a_full_device_held_back_is_not_forgotten() {
     p.shards[0].step(p.now, 64);
     p.pass(Duration::from_millis(20));
     assert!(p.shards[0].stat().sockets.is_empty());
-    let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, 10) else { panic!("no byte") };
+    let Ok(Poll::Ready(chain)) = p.shards[1].tcp_take(server, 10) else { panic!("no byte") };
     p.shards[1].free(chain);
     assert!(p.shards[1].tcp_take(server, 10).is_err(), "the peer got no reset");
 }
@@ -298,13 +299,13 @@ fn a_fin_that_has_waited_behind_room_is_sent_when_the_room_is_given_back() {
     let mut p = Pair::new();
     let (client, server) = p.connected();
     let step = p.shards[0].sosend(client).reserve(p.now, &[], 100, Attempt::First);
-    let Ok(Step::Done(Reserved::Space(room))) = step else { panic!("no room") };
+    let Ok(Poll::Ready(Reserved::Space(room))) = step else { panic!("no room") };
     p.shards[0].tcp_shutdown(p.now, client, Shutdown::Write).unwrap();
     p.pass(Duration::from_secs(1));
-    assert!(!matches!(p.shards[1].tcp_take(server, 10), Ok(Step::Done(_))));
+    assert!(!matches!(p.shards[1].tcp_take(server, 10), Ok(Poll::Ready(_))));
     p.shards[0].sosend(client).abandon(p.now, room);
     p.pass(Duration::from_secs(1));
-    let Ok(Step::Done(end)) = p.shards[1].tcp_take(server, 10) else { panic!("no end") };
+    let Ok(Poll::Ready(end)) = p.shards[1].tcp_take(server, 10) else { panic!("no end") };
     assert!(end.is_empty());
 }
 
@@ -352,7 +353,7 @@ fn move_bulk(p: &mut Pair, bytes: &[u8]) -> Vec<u8> {
         let part = &bytes[sent..bytes.len().min(sent + (64 << 10))];
         let s = &mut p.shards[0];
         if !part.is_empty()
-            && let Ok(Step::Done(Reserved::Space(mut r))) =
+            && let Ok(Poll::Ready(Reserved::Space(mut r))) =
                 s.sosend(client).reserve(p.now, &[], part.len(), Attempt::First)
         {
             sent += r.len();
@@ -360,7 +361,7 @@ fn move_bulk(p: &mut Pair, bytes: &[u8]) -> Vec<u8> {
             s.sosend(client).commit(p.now, r);
         }
         p.pass(Duration::from_millis(5));
-        while let Ok(Step::Done(chain)) = p.shards[1].tcp_take(server, 1 << 20) {
+        while let Ok(Poll::Ready(chain)) = p.shards[1].tcp_take(server, 1 << 20) {
             received.extend(chain.to_vec());
             p.shards[1].tcp_read_done(p.now, server, chain);
         }

@@ -7,10 +7,10 @@ use fulmar_stack::base::{Counters, Duration, Instant, SeqNum, SlotId};
 use fulmar_stack::device::{Burst, Device, forward_device};
 use fulmar_stack::mbuf::Pool;
 use fulmar_stack::shard::{ListenOptions, Shard};
-use fulmar_stack::socket::Step;
 use fulmar_stack::wire::tcp::{Flags, Header, Options, Timestamps};
 use fulmar_testbed::listener::{PORT, Rig, ack, syn, syn_options};
 use fulmar_testbed::stations;
+use std::task::Poll;
 
 const ISS: SeqNum = SeqNum(77);
 
@@ -120,7 +120,7 @@ fn an_ack_leaves_a_full_device_though_another_connection_writes_all_the_time() {
             client.step(now, 64);
             server.step(now, 64);
         }
-        let Step::Done((there, _)) = server.tcp_accept(listener).unwrap() else {
+        let Poll::Ready((there, _)) = server.tcp_accept(listener).unwrap() else {
             panic!("accepted")
         };
         (here, there)

@@ -2,6 +2,7 @@
 //! what only looks alike is not taken for one.
 
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 
 use std::net::{SocketAddr, SocketAddrV4};
 
@@ -10,7 +11,7 @@ use fulmar_stack::base::{DropReason, Duration, Instant, SeqNum, SlotId};
 use fulmar_stack::device::Device;
 use fulmar_stack::ip::AddressUse;
 use fulmar_stack::shard::{ListenOptions, Reserved, Shard};
-use fulmar_stack::socket::{Attempt, Step};
+use fulmar_stack::socket::Attempt;
 use fulmar_stack::wire::tcp::{Flags, Header};
 use fulmar_testbed::listener::{PORT, Rig, SERVER, frame_of};
 use fulmar_testbed::stations::{self, at, config, ether};
@@ -70,7 +71,7 @@ impl World {
     fn connected(&mut self) -> (SlotId, SlotId) {
         let client = self.shards[0].tcp_connect(self.now, at(1, 80), None).unwrap();
         self.pass(20);
-        let Ok(Step::Done((server, _))) = self.shards[1].tcp_accept(self.listener) else {
+        let Ok(Poll::Ready((server, _))) = self.shards[1].tcp_accept(self.listener) else {
             panic!("not accepted");
         };
         (client, server)
@@ -90,7 +91,7 @@ impl World {
     }
 
     fn read(&mut self, id: SlotId) -> Vec<u8> {
-        let Ok(Step::Done(chain)) = self.shards[1].tcp_take(id, usize::MAX) else {
+        let Ok(Poll::Ready(chain)) = self.shards[1].tcp_take(id, usize::MAX) else {
             return Vec::new();
         };
         let bytes = chain.to_vec();
@@ -239,8 +240,8 @@ fn play(events: &[Event], predicts: bool) -> Vec<String> {
                 let shard = &mut w.shards[usize::from(from_server)];
                 let done = shard.sosend(id).reserve(w.now, &text[..bytes], bytes, Attempt::First);
                 seen = match done {
-                    Ok(Step::Done(Reserved::Sent(n))) => format!("sent {n}"),
-                    Ok(Step::Done(Reserved::Space(_))) => "space".into(),
+                    Ok(Poll::Ready(Reserved::Sent(n))) => format!("sent {n}"),
+                    Ok(Poll::Ready(Reserved::Space(_))) => "space".into(),
                     Ok(_) => "waits".into(),
                     Err(e) => format!("{e:?}"),
                 };

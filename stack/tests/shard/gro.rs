@@ -4,8 +4,8 @@
 use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_stack::base::{Counter, Duration, Instant, Secrets, SlotId};
 use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
-use fulmar_stack::socket::Step;
 use fulmar_testbed::stations::{self, at, config};
+use std::task::Poll;
 
 const START: Instant = Instant::from_millis(1000);
 const TOTAL: usize = 200_000;
@@ -80,12 +80,12 @@ impl World {
     fn read(&mut self, i: usize) {
         let (f, shard) = (&mut self.flows[i], &mut self.shards[1]);
         if f.server.is_none()
-            && let Step::Done((id, _)) = shard.tcp_accept(f.listener).unwrap()
+            && let Poll::Ready((id, _)) = shard.tcp_accept(f.listener).unwrap()
         {
             f.server = Some(id);
         }
         let Some(id) = f.server else { return };
-        while let Ok(Step::Done(chain)) = shard.tcp_take(id, usize::MAX) {
+        while let Ok(Poll::Ready(chain)) = shard.tcp_take(id, usize::MAX) {
             for part in chain.slices() {
                 for b in part {
                     assert_eq!(*b, byte(f.port, f.read), "byte {} of port {}", f.read, f.port);

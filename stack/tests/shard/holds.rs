@@ -4,8 +4,9 @@ use fulmar::drivers::link::Impairments;
 use fulmar_stack::base::{Counter, Duration};
 use fulmar_stack::device::moderation::{BusyPoll, Next};
 use fulmar_stack::shard::Reserved;
-use fulmar_stack::socket::{Attempt, Step};
+use fulmar_stack::socket::Attempt;
 use fulmar_testbed::stations::{Connection, config};
+use std::task::Poll;
 
 /// Two segments of the largest size: a reader that finds them acknowledges them at once.
 const WRITE: [u8; 3000] = [0; 3000];
@@ -17,7 +18,7 @@ fn a_reader_that_acknowledges_each_frame_of_a_bulk_transfer_holds() {
     for _ in 0..10_000 {
         let (now, client) = (p.now, p.client);
         let written = p.shards[0].sosend(client).reserve(now, &WRITE, WRITE.len(), Attempt::First);
-        if let Ok(Step::Done(Reserved::Space(mut r))) = written {
+        if let Ok(Poll::Ready(Reserved::Space(mut r))) = written {
             r.chain.copy_from(0, &WRITE);
             p.shards[0].sosend(client).commit(now, r);
         }

@@ -2,13 +2,14 @@
 //! closes its own window, and no other.
 
 use std::net::SocketAddr;
+use std::task::Poll;
 
 use fulmar_nic::{SimConfig, pair, pattern};
 use fulmar_stack::base::{Counter, DropReason, Duration, EtherAddr, Instant, Secrets, SlotId};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::{Chain, Purpose};
 use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
-use fulmar_stack::socket::{Least, Step};
+use fulmar_stack::socket::Least;
 use fulmar_stack::tcp::LoanCharge;
 use fulmar_testbed::stations;
 
@@ -70,7 +71,7 @@ impl World {
         let client = self.a.tcp_connect(self.now, to(port), None).unwrap();
         loop {
             self.tick();
-            if let Step::Done((server, _)) = self.b.tcp_accept(listener).unwrap() {
+            if let Poll::Ready((server, _)) = self.b.tcp_accept(listener).unwrap() {
                 return Flow { client, server, written: 0, read: 0 };
             }
         }
@@ -89,14 +90,14 @@ impl World {
     }
 
     fn read(&mut self, f: &mut Flow) {
-        while let Ok(Step::Done(chain)) = self.b.tcp_take(f.server, usize::MAX) {
+        while let Ok(Poll::Ready(chain)) = self.b.tcp_take(f.server, usize::MAX) {
             check(f, &chain);
             self.b.tcp_read_done(self.now, f.server, chain);
         }
     }
 
     fn lend(&mut self, f: &mut Flow, kept: &mut Vec<(Chain, LoanCharge)>) {
-        while let Ok(Step::Done((chain, lent))) =
+        while let Ok(Poll::Ready((chain, lent))) =
             self.b.tcp_lend(self.now, f.server, usize::MAX, Least::OneByte)
         {
             check(f, &chain);

@@ -5,10 +5,11 @@ use fulmar_stack::base::{Counter, Counters, DropReason, Duration, Instant, SlotI
 use fulmar_stack::device::{Burst, Device, forward_device};
 use fulmar_stack::mbuf::{Pool, PoolConfig, Purpose};
 use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
-use fulmar_stack::socket::{Shutdown, SocketError, Step};
+use fulmar_stack::socket::{Shutdown, SocketError};
 use fulmar_stack::udp::BindOptions;
 use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, CLOSED, MS, Service, World, at, copy_to_pool};
 use fulmar_testbed::stations;
+use std::task::Poll;
 
 /// A port whose clients offer no window, another one that answers.
 fn world() -> World {
@@ -23,13 +24,13 @@ fn udp_echo(w: &mut World, bytes: usize) -> bool {
     let here = w.clients.udp().open(to).unwrap();
     w.clients.udp().send(w.now, here, &[&vec![7; bytes]], None).unwrap();
     w.pass(10 * MS);
-    let Ok(Step::Done(d)) = w.server.udp().receive(there) else { return false };
+    let Ok(Poll::Ready(d)) = w.server.udp().receive(there) else { return false };
     let payload = d.payload.to_vec();
     w.server.free(d.payload);
     let sent = w.server.udp().send_step(w.now, there, &[&payload], Some(d.src)).unwrap();
-    let is_sent = matches!(sent, Step::Done(_));
+    let is_sent = matches!(sent, Poll::Ready(_));
     w.pass(10 * MS);
-    let Ok(Step::Done(d)) = w.clients.udp().receive(here) else { return false };
+    let Ok(Poll::Ready(d)) = w.clients.udp().receive(here) else { return false };
     let is_whole = d.payload.len() == bytes;
     w.clients.free(d.payload);
     is_sent && is_whole
@@ -58,7 +59,7 @@ fn beside_150_clients_who_pause_new_connections_are_served_whole_within_a_second
     for id in paused {
         let mut bytes = 0;
         for _ in 0..50 {
-            while let Ok(Step::Done(chain)) = w.clients.tcp_take(id, 1 << 20) {
+            while let Ok(Poll::Ready(chain)) = w.clients.tcp_take(id, 1 << 20) {
                 bytes += chain.len();
                 w.clients.tcp_read_done(w.now, id, chain);
             }
@@ -466,7 +467,7 @@ fn bytes_that_are_not_read_from_a_loopback_connection_do_not_take_the_memory_of_
     let listener = shard.tcp_listen(port, ListenOptions::default()).unwrap();
     let here = shard.tcp_connect(now, port, None).unwrap();
     pass(&mut shard, &mut now);
-    let Step::Done((there, _)) = shard.tcp_accept(listener).unwrap() else { panic!("accepted") };
+    let Poll::Ready((there, _)) = shard.tcp_accept(listener).unwrap() else { panic!("accepted") };
     // One end never reads, and both write.
     let (mut read, mut written) = (0, 0);
     for _ in 0..200 {
@@ -491,7 +492,7 @@ fn a_loopback_connection_goes_on_without_memory_to_receive() {
     let listener = shard.tcp_listen(port, ListenOptions::default()).unwrap();
     let here = shard.tcp_connect(now, port, None).unwrap();
     shard.step(now + MS, 64);
-    let Step::Done((there, _)) = shard.tcp_accept(listener).unwrap() else { panic!("accepted") };
+    let Poll::Ready((there, _)) = shard.tcp_accept(listener).unwrap() else { panic!("accepted") };
     // It discards, so that it offers more than it has memory for.
     shard.tcp_shutdown(now, there, Shutdown::Read).unwrap();
     let mut written = 0;
@@ -563,7 +564,7 @@ impl ShortSegments {
         let id = self.client.tcp_connect(self.now, stations::at(1, 80), None).unwrap();
         self.client.tcp_entry(id).unwrap().tcb.set_max_segment(Some(275));
         self.pass(100);
-        let Ok(Step::Done((there, _))) = self.server.tcp_accept(self.listener) else {
+        let Ok(Poll::Ready((there, _))) = self.server.tcp_accept(self.listener) else {
             panic!("not accepted");
         };
         (id, there)

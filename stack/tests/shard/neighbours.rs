@@ -10,11 +10,11 @@ use fulmar_stack::device::Caps;
 use fulmar_stack::ip::{IfAddr, NeighbourState};
 use fulmar_stack::mbuf::{PoolConfig, Purpose};
 use fulmar_stack::shard::{ListenOptions, MoreData, Shard, StackConfig};
-use fulmar_stack::socket::Step;
 use fulmar_stack::wire::tcp::{Flags, Header};
 use fulmar_stack::wire::{eth, ipv4};
 use fulmar_testbed::stations::{self, ether};
 use fulmar_testbed::tape::{Frame, Tape, Wire};
+use std::task::Poll;
 
 const TICK: Duration = Duration::from_millis(10);
 const PORT: u16 = 80;
@@ -84,7 +84,7 @@ impl Rig {
         let client = self.shards[1].tcp_connect(self.now, to, None).unwrap();
         (0..10).for_each(|_| drop(self.tick(|_| true)));
         match self.shards[0].tcp_accept(self.listener) {
-            Ok(Step::Done((server, _))) => [server, client],
+            Ok(Poll::Ready((server, _))) => [server, client],
             _ => panic!("not connected"),
         }
     }
@@ -94,7 +94,7 @@ impl Rig {
         let mut chain = shard.pool().alloc_chain(bytes.len(), 0, Purpose::Send).unwrap();
         chain.fill([bytes]);
         let step = shard.sosend(id).append(self.now, &mut chain, MoreData::None).unwrap();
-        assert!(matches!(step, Step::Done(())));
+        assert!(matches!(step, Poll::Ready(())));
     }
 
     fn state(&mut self, end: usize, of: Ipv4Addr) -> Option<NeighbourState> {

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_stack::base::{Counter, DropReason, Duration, Instant, SlotId};
 use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
-use fulmar_stack::socket::Step;
 use fulmar_stack::wire::tcp::Flags;
 use fulmar_testbed::stations::{self, at, config};
 use fulmar_testbed::tamper::Tamper;
+use std::task::Poll;
 
 /// Where the flags of a TCP segment are in a frame with IPv4.
 const FLAGS_AT: usize = 14 + 20 + 13;
@@ -67,14 +67,14 @@ impl World {
     }
 
     fn accept(&mut self) -> SlotId {
-        let Ok(Step::Done((id, _))) = self.server.tcp_accept(self.listener) else {
+        let Ok(Poll::Ready((id, _))) = self.server.tcp_accept(self.listener) else {
             panic!("not accepted");
         };
         id
     }
 
     fn is_connected(&mut self, id: SlotId) -> bool {
-        matches!(self.client.tcp_connected(id), Ok(Step::Done(())))
+        matches!(self.client.tcp_connected(id), Ok(Poll::Ready(())))
     }
 
     /// A connection from `port` that the server closes first after it has sent `bytes`. Returns the
@@ -88,7 +88,7 @@ impl World {
             let n = stations::write(&mut self.server, self.now, server, &piece);
             assert_eq!(n, Some(piece.len()), "no space");
             self.pass(1);
-            while let Ok(Step::Done(chain)) = self.client.tcp_take(client, usize::MAX) {
+            while let Ok(Poll::Ready(chain)) = self.client.tcp_take(client, usize::MAX) {
                 got += chain.len();
                 self.client.free(chain);
             }

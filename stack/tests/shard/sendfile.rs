@@ -6,8 +6,9 @@ use fulmar_stack::base::{Counter, DropReason, Duration};
 use fulmar_stack::device::Rng;
 use fulmar_stack::shard::{MoreData, Shard};
 use fulmar_stack::socket::sendfile::{LowWater, Piece, Rest};
-use fulmar_stack::socket::{Reservation, SocketError, Step};
+use fulmar_stack::socket::{Reservation, SocketError};
 use fulmar_testbed::stations::{Connection, config};
+use std::task::Poll;
 
 const WRITER: u64 = 1;
 
@@ -63,7 +64,7 @@ impl Sender {
             let worth =
                 if self.rng.below(2) == 0 { LowWater::HalfBuffer } else { LowWater::Writable };
             let step = shard.sendfile(p.client).reserve(p.now, &self.rest, worth).expect("open");
-            if let Step::Done((r, piece)) = step {
+            if let Poll::Ready((r, piece)) = step {
                 let at = self.whole.len() - left as usize;
                 self.rest.head -= piece.head;
                 self.rest.file -= piece.file as u64;
@@ -91,7 +92,7 @@ fn pieces_filled_in_any_order_arrive_in_order_over_a_bad_link() {
         let mut sender = Sender::new(seed);
         p.shards[0].tcp_entry(p.client).expect("open").tcb.set_send_buffer(128 << 10);
         let begun = p.shards[0].tcp_entry(p.client).and_then(|e| e.lock_send(WRITER));
-        assert!(matches!(begun, Ok(Step::Done(()))));
+        assert!(matches!(begun, Ok(Poll::Ready(()))));
         let mut got = Vec::new();
         for _ in 0..2_000_000 {
             sender.advance(&mut p);
@@ -115,10 +116,10 @@ fn what_was_accepted_and_cannot_be_read_resets_the_connection_with_eio() {
     let rest = Rest { file: 100_000, ..Rest::default() };
     let worth = LowWater::Writable;
     let shard = &mut p.shards[0];
-    let Ok(Step::Done((first, _))) = shard.sendfile(p.client).reserve(p.now, &rest, worth) else {
+    let Ok(Poll::Ready((first, _))) = shard.sendfile(p.client).reserve(p.now, &rest, worth) else {
         panic!("no space");
     };
-    let Ok(Step::Done((second, piece))) = shard.sendfile(p.client).reserve(p.now, &rest, worth)
+    let Ok(Poll::Ready((second, piece))) = shard.sendfile(p.client).reserve(p.now, &rest, worth)
     else {
         panic!("no space");
     };
@@ -146,7 +147,7 @@ fn a_piece_that_is_ready_after_the_end_of_its_connection_is_freed_and_refused() 
     let mut p = connection(2, &Impairments::default());
     let rest = Rest { file: 100_000, ..Rest::default() };
     let step = p.shards[0].sendfile(p.client).reserve(p.now, &rest, LowWater::Writable);
-    let Ok(Step::Done((r, piece))) = step else { panic!("no space") };
+    let Ok(Poll::Ready((r, piece))) = step else { panic!("no space") };
     p.shards[1].tcp_entry(p.server).expect("open").linger = Some(Duration::ZERO);
     let (now, client, server) = (p.now, p.client, p.server);
     p.shards[1].close(now, server);
@@ -173,7 +174,7 @@ fn a_piece_of_64_kib_is_one_output_of_as_many_packets() {
         let shard = &mut p.shards[0];
         let before = counts.map(|c| shard.counters().value(c));
         let step = shard.sendfile(p.client).reserve(p.now, &rest, LowWater::HalfBuffer);
-        let Ok(Step::Done((r, piece))) = step else { panic!("no space") };
+        let Ok(Poll::Ready((r, piece))) = step else { panic!("no space") };
         shard.sendfile(p.client).commit(p.now, r, piece.len(), MoreData::None).expect("open");
         let after = counts.map(|c| shard.counters().value(c));
         last = [0, 1, 2].map(|i| after[i] - before[i]);
@@ -194,14 +195,14 @@ fn a_call_that_waits_for_half_of_the_buffer_goes_on_in_one_that_became_smaller()
     let (now, client) = (p.now, p.client);
     let shard = &mut p.shards[0];
     shard.tcp_entry(client).expect("open").tcb.set_send_buffer(256 << 10);
-    let Ok(Step::Done((r, piece))) =
+    let Ok(Poll::Ready((r, piece))) =
         shard.sendfile(client).reserve(now, &rest, LowWater::HalfBuffer)
     else {
         panic!("no space");
     };
     shard.sendfile(client).commit(now, r, piece.len(), MoreData::Follows).expect("open");
     let step = shard.sendfile(client).reserve(now, &rest, LowWater::HalfBuffer);
-    assert!(matches!(step, Ok(Step::WaitSpace(enough)) if enough == 128 << 10));
+    assert!(matches!(step, Ok(Poll::Pending)));
     shard.tcp_entry(client).expect("open").tcb.set_send_buffer(16 << 10);
     for _ in 0..10_000 {
         pass(&mut p);
@@ -231,14 +232,14 @@ fn bytes_that_only_the_kernel_may_read_reach_no_other_device() {
     let (client, now) = (p.client, p.now);
     let shard = &mut p.shards[0];
     assert!(!shard.sendfile(client).sends_pages(), "this device is read by others");
-    shard.tcp_entry(client).and_then(|e| e.lock_send(WRITER)).unwrap();
+    assert!(shard.tcp_entry(client).unwrap().lock_send(WRITER).unwrap().is_ready());
     let owner: std::sync::Arc<dyn fulmar_stack::mbuf::SharedBytes> = std::sync::Arc::new(Gone);
     let small = Rest { file: 1000, ..Rest::default() };
     let step = shard.sendfile(client).share(now, &owner, &small, 1000, LowWater::Writable);
-    assert!(matches!(step, Ok(Step::Done(0))), "few bytes are better copied");
+    assert!(matches!(step, Ok(Poll::Ready(0))), "few bytes are better copied");
     let rest = Rest { file: 100_000, ..Rest::default() };
     let step = shard.sendfile(client).share(now, &owner, &rest, 100_000, LowWater::Writable);
-    assert!(matches!(step, Ok(Step::Done(100_000))));
+    assert!(matches!(step, Ok(Poll::Ready(100_000))));
     assert_eq!(shard.counters().value(Counter::SendFileMappedBytes), 100_000);
     assert!(shard.counters().drops(DropReason::KernelOnly) > 0);
     assert_eq!(shard.pool().kernel_only_storages(), 2);

@@ -8,8 +8,8 @@ use fulmar_stack::base::{Counter, Duration, EtherAddr, Instant, Secrets, SlotId}
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::Purpose;
 use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
-use fulmar_stack::socket::Step;
 use fulmar_testbed::stations;
+use std::task::Poll;
 
 const START: Instant = Instant::from_millis(1000);
 const WRITE_BYTES: usize = 64 << 10;
@@ -132,13 +132,13 @@ fn two_shards_with_small_rings_exchange_a_stream() {
         a.step(now, 1000);
         b.step(now, 1000);
         if accepted.is_none()
-            && let Step::Done((s, _)) = b.tcp_accept(l).unwrap()
+            && let Poll::Ready((s, _)) = b.tcp_accept(l).unwrap()
         {
             accepted = Some(s);
         }
         if let Some(s) = accepted {
             at += write(&mut a, now, c, at, TOTAL);
-            while let Step::Done(chain) = b.tcp_take(s, usize::MAX).unwrap() {
+            while let Poll::Ready(chain) = b.tcp_take(s, usize::MAX).unwrap() {
                 for part in chain.slices() {
                     assert_eq!(pattern::wrong_bytes(got as u64, part), 0, "after {got}");
                     got += part.len();

@@ -11,11 +11,12 @@ use std::io::{IoSlice, IoSliceMut, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::task::Poll;
 
 use fulmar_stack::base::{Instant, SlotId, Stage};
 use fulmar_stack::mbuf::Chain;
 use fulmar_stack::shard::{PendingId, Reserved, TcpEntry};
-use fulmar_stack::socket::{Attempt, Reservation, Step};
+use fulmar_stack::socket::{Attempt, Reservation};
 use fulmar_stack::tcp::Keepalive;
 use nix::sys::socket::{MsgFlags, sendmsg};
 use smallvec::SmallVec;
@@ -212,7 +213,7 @@ impl Flow {
             return Moved::Nothing;
         }
         match cx.stack.tcp_take(socket, MOST_CALL_BYTES) {
-            Ok(Step::Done(chain)) if chain.is_empty() => {
+            Ok(Poll::Ready(chain)) if chain.is_empty() => {
                 cx.stack.free(chain);
                 self.guest_side.is_ended = true;
                 // Where both streams have ended, the socket is closed next, which sends the same FIN.
@@ -227,7 +228,7 @@ impl Flow {
                 }
                 Moved::Nothing
             }
-            Ok(Step::Done(chain)) => self.send(cx, socket, chain),
+            Ok(Poll::Ready(chain)) => self.send(cx, socket, chain),
             Ok(_) => {
                 self.guest_side.readable = false;
                 Moved::Nothing
@@ -278,7 +279,7 @@ impl Flow {
             return Moved::Nothing;
         }
         match cx.stack.sosend(socket).reserve(cx.now, &[], self.read_bytes, self.attempt) {
-            Ok(Step::Done(Reserved::Space(room))) => {
+            Ok(Poll::Ready(Reserved::Space(room))) => {
                 self.attempt = Attempt::First;
                 self.receive(cx, socket, room)
             }

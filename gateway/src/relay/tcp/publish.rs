@@ -7,9 +7,10 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::Poll;
 
 use fulmar_stack::base::{Duration, Instant, SlotId};
-use fulmar_stack::socket::{SocketError, Step};
+use fulmar_stack::socket::SocketError;
 use nix::sys::socket::{Backlog, SockType, listen};
 
 use super::super::host;
@@ -190,7 +191,7 @@ impl Tcp {
     /// The connect to the guest has succeeded or failed.
     pub(super) fn guest_answered(&mut self, cx: &mut Context<'_>, id: SlotId, socket: SlotId) {
         match cx.stack.tcp_connected(socket) {
-            Ok(Step::Done(())) => {
+            Ok(Poll::Ready(())) => {
                 if let Some(flow) = self.flows.get_mut(id) {
                     flow.guest = Guest::Open(socket);
                 }

@@ -3,9 +3,10 @@
 use fulmar_stack::base::{SlotId, Stage};
 use fulmar_stack::ip::{InvokingPacket, SentError};
 use fulmar_stack::shard::{PendingError, SendMessage};
-use fulmar_stack::socket::{SocketError, Step};
+use fulmar_stack::socket::SocketError;
 use fulmar_stack::udp::Datagram;
 use nix::errno::Errno;
+use std::task::Poll;
 
 use super::super::host::{self, Failure};
 use super::super::{Context, canonical, dns};
@@ -28,7 +29,7 @@ impl Udp {
         while work < WORK_PER_TURN {
             work += 1;
             let next = match cx.stack.udp().receive(socket) {
-                Ok(Step::Done(datagram)) => datagram,
+                Ok(Poll::Ready(datagram)) => datagram,
                 // An ICMP error about a datagram to the guest: it is not passed on.
                 Err(SocketError::NetworkDown | SocketError::BadHandle) | Ok(_) => {
                     self.send_out(cx, &mut joined);

@@ -2,8 +2,8 @@
 
 use fulmar_stack::base::Duration;
 use fulmar_stack::shard::Reserved;
-use fulmar_stack::socket::Step as Progress;
 use fulmar_stack::socket::{Attempt, Least, Shutdown};
+use std::task::Poll;
 
 use super::{World, build};
 use crate::script::Call;
@@ -64,7 +64,7 @@ impl World {
                 let _ = self.shard.icmp().send_request(self.now, self.ping, to, 1, &data);
             }
             Call::PingReceive => {
-                while let Ok(Progress::Done(echo)) = self.shard.icmp().receive_reply(self.ping) {
+                while let Ok(Poll::Ready(echo)) = self.shard.icmp().receive_reply(self.ping) {
                     if let Ok(chain) = echo.outcome {
                         self.shard.free(chain);
                     }
@@ -75,7 +75,7 @@ impl World {
 
     fn accept(&mut self) {
         for &listener in &self.listeners {
-            if let Ok(Progress::Done((id, _))) = self.shard.tcp_accept(listener) {
+            if let Ok(Poll::Ready((id, _))) = self.shard.tcp_accept(listener) {
                 self.connections.push(id);
             }
         }
@@ -92,7 +92,7 @@ impl World {
 
     fn read(&mut self, socket: u8, bytes: usize) {
         let Some(id) = self.connection(socket) else { return };
-        if let Ok(Progress::Done(chain)) = self.shard.tcp_take(id, bytes.max(1)) {
+        if let Ok(Poll::Ready(chain)) = self.shard.tcp_take(id, bytes.max(1)) {
             self.shard.tcp_read_done(self.now, id, chain);
         }
     }
@@ -103,7 +103,7 @@ impl World {
             return;
         }
         let step = self.shard.tcp_lend(self.now, id, bytes.max(1), Least::OneByte);
-        if let Ok(Progress::Done((chain, lent))) = step {
+        if let Ok(Poll::Ready((chain, lent))) = step {
             self.loans.push((id, chain, lent));
         }
     }
@@ -111,7 +111,7 @@ impl World {
     fn write(&mut self, socket: u8, bytes: usize) {
         let Some(id) = self.connection(socket) else { return };
         let data = vec![9; bytes.max(1)];
-        if let Ok(Progress::Done(Reserved::Space(mut r))) =
+        if let Ok(Poll::Ready(Reserved::Space(mut r))) =
             self.shard.sosend(id).reserve(self.now, &data, data.len(), Attempt::First)
         {
             let n = r.chain.len();
@@ -149,7 +149,7 @@ impl World {
     fn udp_receive(&mut self) {
         let any = self.any_address.iter().flat_map(|sockets| &sockets[..2]);
         for &id in self.udp.iter().chain(any) {
-            while let Ok(Progress::Done(d)) = self.shard.udp().receive(id) {
+            while let Ok(Poll::Ready(d)) = self.shard.udp().receive(id) {
                 self.shard.free(d.payload);
             }
         }

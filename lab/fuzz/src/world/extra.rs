@@ -8,11 +8,11 @@ use fulmar_stack::shard::{
     ConditionalAccept, Decision, FastOpenOptions, FirstData, ListenOptions, PendingError,
     SendMessage, Shard,
 };
-use fulmar_stack::socket::Step as Progress;
 use fulmar_stack::wire::protocol;
 use fulmar_stack::wire::tcp::{
     EcnCounters, EcnOrder, FastOpen, FastOpenCookie, Flags, Header, Options,
 };
+use std::task::Poll;
 
 use super::calls::MAX_CONNECTIONS;
 use super::{PORT, UDP_PORT, World, build};
@@ -228,7 +228,7 @@ impl World {
     fn take_pending(&mut self) {
         for listener in self.listeners.clone() {
             while self.taken.len() < MAX_TAKEN
-                && let Ok(Progress::Done(pending)) = self.shard.tcp_pending(listener)
+                && let Ok(Poll::Ready(pending)) = self.shard.tcp_pending(listener)
             {
                 self.taken.push(pending.id);
             }
@@ -252,7 +252,7 @@ impl World {
     /// Answers echo requests to others with a reply, or with an error of a code.
     fn answer_echo(&mut self, refused: Option<u8>) {
         let Some([_, _, echo]) = self.any_address else { return };
-        while let Ok(Progress::Done(r)) = self.shard.icmp().receive_request(echo) {
+        while let Ok(Poll::Ready(r)) = self.shard.icmp().receive_request(echo) {
             let id = EchoId { ident: r.ident, seq: r.seq };
             let payload = r.payload.to_vec();
             self.shard.free(r.payload);

@@ -1,13 +1,14 @@
 //! The send lock of a socket (BSD: `sblock`): one writer at a time, for its whole call.
 
 use std::io::{self, IoSlice};
+use std::task::Poll;
 
 use crate::runtime::{Limit, LockedShard, Request};
 use fulmar_stack::base::{Instant, SlotId, Stage};
 use fulmar_stack::mbuf::Chain;
 use fulmar_stack::shard::Reserved;
 use fulmar_stack::socket::sosend::SMALL_WRITE_BYTES;
-use fulmar_stack::socket::{Attempt, Ready, Reservation, SocketError, Step};
+use fulmar_stack::socket::{Attempt, Ready, Reservation, SocketError};
 
 use super::{OwnedBytes, SendFlags};
 use crate::api::socket::{Socket, to_io};
@@ -99,12 +100,12 @@ impl<'a> SendLock<'a> {
         }
         let mut attempt = Attempt::First;
         s.wait(Ready::WRITABLE, limit, |shard, now| {
-            if let Some(wait) = self.acquire(shard)? {
-                return Ok(wait);
+            if self.acquire(shard)?.is_pending() {
+                return Ok(Poll::Pending);
             }
             let step = shard.sosend(s.id).reserve(now, whole, want, attempt);
             attempt = Attempt::Retry;
-            if matches!(&step, Ok(Step::Done(Reserved::Sent(n))) if *n == want) {
+            if matches!(&step, Ok(Poll::Ready(Reserved::Sent(n))) if *n == want) {
                 self.release(shard);
             }
             step
@@ -115,12 +116,12 @@ impl<'a> SendLock<'a> {
     fn try_obtain(&mut self, want: usize) -> Result<Option<Reserved>, SocketError> {
         let socket = self.socket;
         let mut shard = socket.host().lock()?;
-        if self.acquire::<()>(&mut shard)?.is_some() {
+        if self.acquire(&mut shard)?.is_pending() {
             return Ok(None);
         }
         Ok(match shard.sosend(socket.id).try_reserve(want)? {
-            Step::Done(r) => Some(Reserved::Space(r)),
-            Step::WaitSpace(_) | Step::WaitData(_) => None,
+            Poll::Ready(r) => Some(Reserved::Space(r)),
+            Poll::Pending => None,
         })
     }
 
@@ -129,8 +130,8 @@ impl<'a> SendLock<'a> {
         let (s, limit) = (self.socket, self.limit);
         let mut attempt = Attempt::First;
         s.wait(Ready::WRITABLE, limit, |shard, now| {
-            if let Some(wait) = self.acquire(shard)? {
-                return Ok(wait);
+            if self.acquire(shard)?.is_pending() {
+                return Ok(Poll::Pending);
             }
             let step = self.share(shard, now, bytes, attempt);
             attempt = Attempt::Retry;
@@ -144,10 +145,10 @@ impl<'a> SendLock<'a> {
         now: Instant,
         bytes: &mut OwnedBytes,
         attempt: Attempt,
-    ) -> Result<Step<usize>, SocketError> {
+    ) -> Result<Poll<usize>, SocketError> {
         let part = bytes.at()..bytes.at() + bytes.len();
         let step = shard.sosend(self.socket.id).share(now, bytes.memory(), part, attempt)?;
-        if let Step::Done(n) = &step {
+        if let Poll::Ready(n) = &step {
             self.has_accepted = true;
             bytes.advance(*n);
             if bytes.is_empty() || !self.waits() {
@@ -157,17 +158,17 @@ impl<'a> SendLock<'a> {
         Ok(step)
     }
 
-    /// Acquires the send lock. Returns what to wait for if another thread has it.
-    fn acquire<T>(&mut self, shard: &mut LockedShard) -> Result<Option<Step<T>>, SocketError> {
+    /// Acquires the send lock. Pending: another thread has it.
+    fn acquire(&mut self, shard: &mut LockedShard) -> Result<Poll<()>, SocketError> {
         let id = self.socket.id;
-        if let Some(wait) = lock_send(shard, id, &mut self.is_locked)? {
-            return Ok(Some(wait));
+        if lock_send(shard, id, &mut self.is_locked)?.is_pending() {
+            return Ok(Poll::Pending);
         }
         // The error is left to the next call, which has accepted nothing.
         if self.has_accepted && !shard.tcp_entry(id).is_ok_and(|e| !e.write_fails()) {
             return Err(SocketError::WouldBlock);
         }
-        Ok(None)
+        Ok(Poll::Ready(()))
     }
 
     fn release(&mut self, shard: &mut LockedShard) {
@@ -176,19 +177,19 @@ impl<'a> SendLock<'a> {
     }
 }
 
-/// Acquires the send lock, unless `is_locked`. Returns what to wait for if another thread has it. Under the shard lock.
-pub(crate) fn lock_send<T>(
+/// Acquires the send lock, unless `is_locked`. Pending: another thread has it. Under the shard lock.
+pub(crate) fn lock_send(
     shard: &mut LockedShard,
     id: SlotId,
     is_locked: &mut bool,
-) -> Result<Option<Step<T>>, SocketError> {
+) -> Result<Poll<()>, SocketError> {
     if !*is_locked {
-        match shard.tcp_entry(id).and_then(|e| e.lock_send(crate::runtime::thread_number()))? {
-            Step::Done(()) => *is_locked = true,
-            Step::WaitSpace(n) | Step::WaitData(n) => return Ok(Some(Step::WaitSpace(n))),
+        if shard.tcp_entry(id)?.lock_send(crate::runtime::thread_number())?.is_pending() {
+            return Ok(Poll::Pending);
         }
+        *is_locked = true;
     }
-    Ok(None)
+    Ok(Poll::Ready(()))
 }
 
 impl Drop for SendLock<'_> {

@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
+use std::task::Poll;
 
 use crate::runtime::file::{End, Patience};
 use crate::runtime::{Limit, Request};
@@ -175,8 +176,8 @@ impl<'a> Call<'a> {
         let (socket, limit) = (self.socket, self.socket.write_limit());
         let (worth, is_locked) = (worth(limit), &mut self.is_locked);
         let n = socket.wait(Ready::WRITABLE, limit, |shard, now| {
-            if let Some(wait) = lock_send(shard, socket.id, is_locked)? {
-                return Ok(wait);
+            if lock_send(shard, socket.id, is_locked)?.is_pending() {
+                return Ok(Poll::Pending);
             }
             shard.sendfile(socket.id).share(now, pages, rest, most, worth)
         })?;
@@ -209,10 +210,10 @@ impl<'a> Call<'a> {
         let worth = worth(limit);
         let is_locked = &mut self.is_locked;
         let (r, piece) = socket.wait(Ready::WRITABLE, limit, |shard, now| {
-            match lock_send(shard, socket.id, is_locked)? {
-                Some(wait) => Ok(wait),
-                None => shard.sendfile(socket.id).reserve(now, rest, worth),
+            if lock_send(shard, socket.id, is_locked)?.is_pending() {
+                return Ok(Poll::Pending);
             }
+            shard.sendfile(socket.id).reserve(now, rest, worth)
         })?;
         Ok((Held { socket, r: Some(r) }, piece))
     }

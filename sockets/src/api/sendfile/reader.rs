@@ -94,8 +94,8 @@ mod tests {
     use std::io::{self, Read, Write};
 
     use fulmar_stack::base::Counter;
-    use fulmar_stack::socket::Step;
     use fulmar_stack::socket::sendfile::{LowWater, Rest};
+    use std::task::Poll;
 
     use super::*;
     use crate::api::{Stack, TcpListener, TcpStream, devices};
@@ -128,7 +128,7 @@ mod tests {
         let host = c.socket.host().clone();
         let (id, rest) = (c.socket.id, Rest { file: len as u64, ..Rest::default() });
         let step = host.call(|s, now| s.sendfile(id).reserve(now, &rest, LowWater::Writable));
-        let Ok(Step::Done((reservation, piece))) = step else { panic!("no space") };
+        let Ok(Poll::Ready((reservation, piece))) = step else { panic!("no space") };
         assert_eq!(piece.file, len);
         let file = file.try_clone().expect("a descriptor");
         Job { host, socket: id, file, at, skip: 0, len, reservation }

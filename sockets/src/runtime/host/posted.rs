@@ -2,7 +2,8 @@
 
 use fulmar_stack::base::{Instant, Stage};
 use fulmar_stack::mbuf::Chain;
-use fulmar_stack::socket::{Ready, SocketError, Step};
+use fulmar_stack::socket::{Ready, SocketError};
+use std::task::Poll;
 
 use super::wait_guard::WaitTarget;
 use super::{Clock, Guard, Host};
@@ -37,7 +38,7 @@ impl Host {
         }
         let target = WaitTarget::Completion(&ticket.completion, Ready::READABLE);
         let over = |_: &mut WatchedShard, _| {
-            Ok(if ticket.is_over() { Step::Done(()) } else { Step::WaitData(1) })
+            Ok(if ticket.is_over() { Poll::Ready(()) } else { Poll::Pending })
         };
         match self.wait_for(target, || limit, Clock::Exact, over) {
             Ok(()) => Ok(true),
@@ -131,7 +132,7 @@ impl Host {
         }
         let Some(give_up) = end else { return Ok(None) };
         let over = |_: &mut WatchedShard, _| {
-            Ok(if ticket.is_over() { Step::Done(None) } else { Step::WaitData(1) })
+            Ok(if ticket.is_over() { Poll::Ready(None) } else { Poll::Pending })
         };
         let target = WaitTarget::Completion(&ticket.completion, Ready::READABLE);
         Ok(self.wait_until(guard, now, target, give_up, over)?.flatten())

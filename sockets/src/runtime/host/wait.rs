@@ -13,9 +13,10 @@
 //! ```
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use fulmar_stack::base::{Duration, Instant, SlotId, Stage};
-use fulmar_stack::socket::{Ready, SocketError, Step};
+use fulmar_stack::socket::{Ready, SocketError};
 
 use super::wait_guard::{WaitGuard, WaitTarget};
 use super::{Clock, Guard, Host, POLL_BUDGET};
@@ -35,7 +36,7 @@ impl Host {
         socket: SlotId,
         interest: Ready,
         limit: Limit,
-        step: impl FnMut(&mut WatchedShard, Instant) -> Result<Step<R>, SocketError>,
+        step: impl FnMut(&mut WatchedShard, Instant) -> Result<Poll<R>, SocketError>,
     ) -> Result<R, SocketError> {
         self.wait_for(WaitTarget::Socket(socket, interest), || limit, Clock::Exact, step)
     }
@@ -52,7 +53,7 @@ impl Host {
         socket: SlotId,
         interest: Ready,
         limit: impl FnOnce() -> Limit,
-        step: impl FnMut(&mut WatchedShard, Instant) -> Result<Step<R>, SocketError>,
+        step: impl FnMut(&mut WatchedShard, Instant) -> Result<Poll<R>, SocketError>,
     ) -> Result<R, SocketError> {
         let clock = if self.takes_coarse_time { Clock::Coarse } else { Clock::Exact };
         self.wait_for(WaitTarget::Socket(socket, interest), limit, clock, step)
@@ -64,10 +65,10 @@ impl Host {
         target: WaitTarget<'_>,
         limit: impl FnOnce() -> Limit,
         clock: Clock,
-        mut step: impl FnMut(&mut WatchedShard, Instant) -> Result<Step<R>, SocketError>,
+        mut step: impl FnMut(&mut WatchedShard, Instant) -> Result<Poll<R>, SocketError>,
     ) -> Result<R, SocketError> {
         match self.call_at(clock, &mut step)? {
-            Step::Done(r) => Ok(r),
+            Poll::Ready(r) => Ok(r),
             _ => self.wait_slow(target, limit(), step),
         }
     }
@@ -78,7 +79,7 @@ impl Host {
         &self,
         target: WaitTarget<'_>,
         limit: Limit,
-        mut step: impl FnMut(&mut WatchedShard, Instant) -> Result<Step<R>, SocketError>,
+        mut step: impl FnMut(&mut WatchedShard, Instant) -> Result<Poll<R>, SocketError>,
     ) -> Result<R, SocketError> {
         let mut guard = self.lock()?;
         let now = sys::now();
@@ -89,7 +90,7 @@ impl Host {
         }
         // Callers that cannot wait run the stack too; else no thread might.
         advance(&mut guard, now, target.interest());
-        if let Step::Done(r) = step(&mut guard, now)? {
+        if let Poll::Ready(r) = step(&mut guard, now)? {
             return Ok(r);
         }
         let give_up = end.ok_or(SocketError::WouldBlock)?;
@@ -105,7 +106,7 @@ impl Host {
         mut now: Instant,
         target: WaitTarget<'_>,
         give_up: Option<Instant>,
-        mut step: impl FnMut(&mut WatchedShard, Instant) -> Result<Step<R>, SocketError>,
+        mut step: impl FnMut(&mut WatchedShard, Instant) -> Result<Poll<R>, SocketError>,
     ) -> Result<Option<R>, SocketError> {
         let interest = target.interest();
         let mut wait = WaitGuard::new(self, &mut guard, now, target)?;
@@ -117,7 +118,7 @@ impl Host {
                 true => drop(guard.next_turn(now, POLL_BUDGET)),
                 false => advance(&mut guard, now, interest),
             }
-            if let Step::Done(r) = step(&mut guard, now)? {
+            if let Poll::Ready(r) = step(&mut guard, now)? {
                 return Ok(Some(r));
             }
             if give_up.is_some_and(|at| now >= at) {
@@ -156,7 +157,7 @@ impl Host {
         let found = collect(&mut guard, now);
         let (None, Some(give_up)) = (found, end) else { return Ok(found.unwrap_or(0)) };
         let found = self.wait_until(guard, now, WaitTarget::Set(set), give_up, |shard, now| {
-            Ok(collect(shard, now).map_or(Step::WaitData(1), Step::Done))
+            Ok(collect(shard, now).map_or(Poll::Pending, Poll::Ready))
         });
         Ok(found?.unwrap_or(0))
     }
@@ -180,12 +181,12 @@ impl Host {
         };
         let target = WaitTarget::Completion(c, Ready::NONE);
         let is_done = |shard: &mut WatchedShard, _| match (c.is_done(), shard.down()) {
-            (true, _) => Ok(Step::Done(())),
+            (true, _) => Ok(Poll::Ready(())),
             (false, Some(e)) => Err(e),
-            (false, None) => Ok(Step::WaitData(1)),
+            (false, None) => Ok(Poll::Pending),
         };
         // A loss of the device wakes those only who wait already.
-        if let Step::Done(()) = is_done(&mut guard, now)? {
+        if let Poll::Ready(()) = is_done(&mut guard, now)? {
             return Ok(true);
         }
         Ok(self.wait_until(guard, now, target, give_up, is_done)?.is_some())
@@ -202,15 +203,15 @@ impl Host {
             let is_drained = shard.is_drained(socket)
                 && (socket.is_some() || shard.device().stats().tx_held == 0);
             Ok(if is_drained || shard.down().is_some() {
-                Step::Done(is_drained)
+                Poll::Ready(is_drained)
             } else {
-                Step::WaitData(1)
+                Poll::Pending
             })
         };
         let mut guard = self.lock()?;
         let now = sys::now();
         guard.step(now, POLL_BUDGET);
-        if let Step::Done(is_drained) = drained(&mut guard, now)? {
+        if let Poll::Ready(is_drained) = drained(&mut guard, now)? {
             return Ok(is_drained);
         }
         let give_up = Some(now + limit);

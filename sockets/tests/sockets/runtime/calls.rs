@@ -2,6 +2,7 @@
 //! beside its engines.
 
 use std::net::SocketAddr;
+use std::task::Poll;
 
 use fulmar::drivers::link::{LinkConfig, pair};
 use fulmar::runtime::{PollSetCore, WatchedShard};
@@ -9,7 +10,7 @@ use fulmar_stack::base::{Counter, Duration, Instant, Secrets, SlotId};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::{FairShare, PoolConfig};
 use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
-use fulmar_stack::socket::{Attempt, Ready, SocketError, Step};
+use fulmar_stack::socket::{Attempt, Ready, SocketError};
 use fulmar_testbed::stations::{read, write};
 use std::sync::Arc;
 
@@ -63,7 +64,7 @@ impl World {
         let l = self.b.tcp_listen(at_b(port), ListenOptions::default()).unwrap();
         let c = self.a.tcp_connect(self.now, at_b(port), None).unwrap();
         self.settle();
-        let Step::Done((s, _)) = self.b.tcp_accept(l).unwrap() else { panic!("nobody came") };
+        let Poll::Ready((s, _)) = self.b.tcp_accept(l).unwrap() else { panic!("nobody came") };
         (c, s, l)
     }
 }
@@ -148,15 +149,15 @@ fn a_writer_of_a_dry_pool_is_told_when_buffers_are_back() {
 fn writes_of_two_writers_are_not_mixed() {
     let mut w = World::new();
     let (c, _, _) = w.connection(80);
-    assert!(matches!(w.a.tcp_entry(c).and_then(|e| e.lock_send(1)), Ok(Step::Done(()))));
-    assert!(matches!(w.a.tcp_entry(c).and_then(|e| e.lock_send(2)), Ok(Step::WaitSpace(_))));
+    assert!(matches!(w.a.tcp_entry(c).and_then(|e| e.lock_send(1)), Ok(Poll::Ready(()))));
+    assert!(matches!(w.a.tcp_entry(c).and_then(|e| e.lock_send(2)), Ok(Poll::Pending)));
     // The same thread again: a signal handler interrupted it.
     assert_eq!(
         w.a.tcp_entry(c).and_then(|e| e.lock_send(1)).map(drop),
         Err(SocketError::WouldBlock)
     );
     w.a.sosend(c).unlock();
-    assert!(matches!(w.a.tcp_entry(c).and_then(|e| e.lock_send(2)), Ok(Step::Done(()))));
+    assert!(matches!(w.a.tcp_entry(c).and_then(|e| e.lock_send(2)), Ok(Poll::Ready(()))));
 }
 
 #[test]
@@ -169,7 +170,7 @@ fn a_datagram_to_oneself_is_there_when_the_call_returns() {
     for i in 0..1000u32 {
         let to = SocketAddr::from(([10, 0, 0, 1], 2));
         w.a.udp().send(w.now, sender, &[&i.to_ne_bytes()], Some(to)).unwrap();
-        let Step::Done(d) = w.a.udp().receive(receiver).unwrap() else {
+        let Poll::Ready(d) = w.a.udp().receive(receiver).unwrap() else {
             panic!("{i} is not there")
         };
         assert_eq!(d.payload.to_vec(), i.to_ne_bytes());
@@ -201,7 +202,7 @@ fn an_absent_neighbour_fails_a_connect_in_about_three_seconds() {
     let mut w = World::new();
     let c = w.a.tcp_connect(w.now, SocketAddr::from(([10, 0, 0, 99], 80)), None).unwrap();
     w.pass(Duration::from_millis(2500));
-    assert!(matches!(w.a.tcp_connected(c), Ok(Step::WaitSpace(_))));
+    assert!(matches!(w.a.tcp_connected(c), Ok(Poll::Pending)));
     w.pass(Duration::from_millis(1000));
     assert_eq!(w.a.tcp_connected(c).map(drop), Err(SocketError::HostUnreachable));
 }

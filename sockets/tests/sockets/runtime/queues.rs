@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 
 use fulmar::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar::runtime::{WatchedShard, handoffs};
@@ -9,7 +10,7 @@ use fulmar_stack::base::{Counter, Duration, FlowKey, Instant, Observer, Secrets,
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::shard::{Reserved, Shard, StackConfig};
-use fulmar_stack::socket::{Attempt, Step};
+use fulmar_stack::socket::Attempt;
 
 const START: Instant = Instant::from_millis(1000);
 
@@ -34,7 +35,7 @@ fn shard(station: u8, device: SimLink, id: u16, shards: u16) -> WatchedShard {
 
 fn received(s: &mut WatchedShard, id: SlotId) -> Vec<SocketAddr> {
     let mut from = Vec::new();
-    while let Ok(Step::Done(d)) = s.udp().receive(id) {
+    while let Ok(Poll::Ready(d)) = s.udp().receive(id) {
         from.push(d.src);
         s.free(d.payload);
     }
@@ -120,9 +121,9 @@ fn an_observer_sees_the_stages_of_a_write_and_of_a_read_in_their_order() {
         now
     };
     let now_1 = turn(&mut a, &mut b, 20);
-    let Ok(Step::Done((child, _))) = b.tcp_accept(listener) else { panic!("not connected") };
+    let Ok(Poll::Ready((child, _))) = b.tcp_accept(listener) else { panic!("not connected") };
     drop((out.take(), back.take()));
-    let Ok(Step::Done(Reserved::Space(r))) =
+    let Ok(Poll::Ready(Reserved::Space(r))) =
         a.sosend(conn).reserve(now_1, &[], 5000, Attempt::First)
     else {
         panic!("no space")
@@ -143,7 +144,7 @@ fn an_observer_sees_the_stages_of_a_write_and_of_a_read_in_their_order() {
     assert_eq!(seen[..8], expected);
     assert!(seen.windows(2).any(|two| two == [S::DeviceTaken, S::Completed]), "{seen:?}");
     turn(&mut a, &mut b, 3);
-    let Ok(Step::Done(chain)) = b.tcp_take(child, 5000) else { panic!("nothing came") };
+    let Ok(Poll::Ready(chain)) = b.tcp_take(child, 5000) else { panic!("nothing came") };
     assert!(!chain.is_empty());
     b.tcp_read_done(now_1 + Duration::from_millis(3), child, chain);
     let seen: Vec<Stage> = back.take();

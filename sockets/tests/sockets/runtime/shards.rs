@@ -10,8 +10,8 @@ use fulmar_stack::base::{Counter, DropReason, Duration, Instant, Secrets, SlotId
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::{PoolConfig, Purpose};
 use fulmar_stack::shard::{ListenOptions, MoreData, Shard, StackConfig};
-use fulmar_stack::socket::Step;
 use fulmar_stack::udp::BindOptions;
+use std::task::Poll;
 
 const START: Instant = Instant::from_millis(1000);
 const SHARDS: u16 = 2;
@@ -59,12 +59,12 @@ impl End {
                 (self.sent..self.sent + n).map(|i| byte(self.seeds.0, i)).collect();
             chain.fill([&bytes[..]]);
             match s.sosend(self.id).append(now, &mut chain, MoreData::None) {
-                Ok(Step::Done(())) => self.sent += n,
+                Ok(Poll::Ready(())) => self.sent += n,
                 Ok(_) => s.pool().free(chain),
                 Err(e) => panic!("{e:?}"),
             }
         }
-        while let Ok(Step::Done(chain)) = s.tcp_take(self.id, usize::MAX) {
+        while let Ok(Poll::Ready(chain)) = s.tcp_take(self.id, usize::MAX) {
             for b in chain.to_vec() {
                 assert_eq!(b, byte(self.seeds.1, self.got), "byte {}", self.got);
                 self.got += 1;
@@ -132,7 +132,7 @@ impl World {
     fn accept(&mut self) {
         for (side, shards) in self.sides.iter_mut().enumerate() {
             for (n, s) in shards.iter_mut().enumerate() {
-                while let Ok(Step::Done((id, peer))) = s.tcp_accept(self.listeners[side][n]) {
+                while let Ok(Poll::Ready((id, peer))) = s.tcp_accept(self.listeners[side][n]) {
                     let port = usize::from(peer.port());
                     self.ends[side].push(End::new(n, id, (port + 1, port)));
                 }

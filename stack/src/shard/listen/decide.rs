@@ -2,8 +2,9 @@
 
 use crate::base::{Counter, DropReason, Instant, SeqNum, SlotId};
 use crate::ip::{InvokingPacket, SentError};
-use crate::socket::{SocketError, Step};
+use crate::socket::SocketError;
 use crate::tcp::{Tcb, reset_for};
+use core::task::Poll;
 
 use crate::shard::layers::Core;
 use crate::shard::listen::Syn;
@@ -164,15 +165,15 @@ impl Shard {
     ///
     /// # Errors
     /// [`SocketError::Invalid`]: a listener without that, or no listener. [`SocketError::NetworkDown`].
-    pub fn tcp_pending(&mut self, listener: SlotId) -> Result<Step<Pending>, SocketError> {
+    pub fn tcp_pending(&mut self, listener: SlotId) -> Result<Poll<Pending>, SocketError> {
         let down = self.down();
         self.core.sockets.listener(listener)?;
         let Shard { core: Core { sockets, .. }, tcp: Tcp { pending, .. }, .. } = self;
         let queue = queue_of(sockets, listener).ok_or(SocketError::Invalid)?;
         match (pending.take(queue), down) {
-            (Some(pending), _) => Ok(Step::Done(pending)),
+            (Some(pending), _) => Ok(Poll::Ready(pending)),
             (None, Some(e)) => Err(e),
-            (None, None) => Ok(Step::WaitData(1)),
+            (None, None) => Ok(Poll::Pending),
         }
     }
 

@@ -1,10 +1,11 @@
 //! Listeners for every port and every address.
 
 use std::net::{SocketAddr, SocketAddrV4};
+use std::task::Poll;
 
 use fulmar_stack::base::{DropReason, SeqNum, SlotId};
 use fulmar_stack::shard::{ConditionalAccept, Decision, ListenOptions, StackConfig};
-use fulmar_stack::socket::{SocketError, Step};
+use fulmar_stack::socket::SocketError;
 use fulmar_stack::wire::tcp::Flags;
 
 use fulmar_testbed::listener::{Rig, ack, syn, syn_options};
@@ -40,7 +41,7 @@ fn connect(rig: &mut Rig, from: SocketAddrV4, to: SocketAddrV4) {
 
 fn accepted(rig: &mut Rig, listener: SlotId) -> Option<(Option<SocketAddr>, SlotId)> {
     match rig.server.tcp_accept(listener).unwrap() {
-        Step::Done((id, _)) => Some((rig.server.addresses(id).unwrap().0, id)),
+        Poll::Ready((id, _)) => Some((rig.server.addresses(id).unwrap().0, id)),
         _ => None,
     }
 }
@@ -139,7 +140,7 @@ fn a_pending_connection_to_any_address_is_decided_in_the_name_of_that_address() 
         let from = v4(&format!("203.0.113.5:{}", 1000 + n));
         rig.send_to(from, to, &syn(SeqNum(77), syn_options(7)), &[]);
         rig.pass(1);
-        let Ok(Step::Done(pending)) = rig.server.tcp_pending(all) else { panic!("pending") };
+        let Ok(Poll::Ready(pending)) = rig.server.tcp_pending(all) else { panic!("pending") };
         assert_eq!((pending.local, pending.remote), (to.into(), from.into()));
         rig.server.tcp_decide(rig.now, pending.id, decision).unwrap();
         let frames = rig.frames();

@@ -1,10 +1,11 @@
 //! SYN cookies as a listener sends and takes them.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::task::Poll;
 
 use fulmar_stack::base::{Counter, DropReason, Secrets, SeqNum};
 use fulmar_stack::shard::{ListenOptions, Reserved, StackConfig, SynCookies};
-use fulmar_stack::socket::{Attempt, Step};
+use fulmar_stack::socket::Attempt;
 use fulmar_stack::tcp::State;
 use fulmar_stack::wire::tcp::{Flags, Header, Options};
 
@@ -63,7 +64,7 @@ fn bulk_arrives_whole_through_a_cookie_under_fire() {
     for _ in 0..2000 {
         let most = (BYTES - sent).min(64 << 10);
         if most > 0
-            && let Ok(Step::Done(Reserved::Space(mut r))) =
+            && let Ok(Poll::Ready(Reserved::Space(mut r))) =
                 rig.client.sosend(client).reserve(rig.now, &[], most, Attempt::First)
         {
             let bytes: Vec<u8> = (sent..sent + r.len()).map(byte).collect();

@@ -1,12 +1,13 @@
 //! TCP Fast Open (RFC 7413): listeners that take SYNs with data, and clients that send them.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::task::Poll;
 
 use fulmar_stack::base::{Counter, SeqNum, SlotId};
 use fulmar_stack::shard::{
     FastOpenKeys, FastOpenOptions, FirstData, ListenOptions, SourceLimits, StackConfig, SynCookies,
 };
-use fulmar_stack::socket::{Attempt, SocketError, Step};
+use fulmar_stack::socket::{Attempt, SocketError};
 use fulmar_stack::tcp::State;
 use fulmar_stack::wire::tcp::{FastOpen, FastOpenCookie, Flags, Header, Options};
 use fulmar_testbed::listener::{PORT, Rig, ack, syn, syn_options};
@@ -69,7 +70,7 @@ fn a_valid_cookie_brings_its_data_into_the_accept_queue_before_the_handshake_is_
     assert_eq!((rig.stat().fast_open_pending, rig.stat().fast_opens), (1, 1));
     // The answer goes out before the last ACK comes in.
     let sent = rig.server.sosend(id).reserve(rig.now, b"200 OK", 6, Attempt::First);
-    assert!(matches!(sent, Ok(Step::Done(_))));
+    assert!(matches!(sent, Ok(Poll::Ready(_))));
     rig.pass(1);
     assert_eq!(rig.replies_to(PEER).len(), 1);
     rig.send_from(PEER, &ack(&syn_ack), &[]);
@@ -217,7 +218,7 @@ fn a_flood_with_a_valid_cookie_is_bounded_and_others_connect_as_usual() {
     assert!(stat.embryos <= stat.embryo_limit && stat.fast_open_overflows > 1000, "{stat:?}");
     let client = rig.connect();
     rig.pass(20);
-    assert!(matches!(rig.client.tcp_connected(client), Ok(Step::Done(()))));
+    assert!(matches!(rig.client.tcp_connected(client), Ok(Poll::Ready(()))));
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! Pending connections: what a SYN leaves before the program has decided, and what each decision sends.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::task::Poll;
 
 use fulmar_stack::base::{DropReason, Duration, SeqNum};
 use fulmar_stack::shard::{
     ConditionalAccept, Decision, ListenOptions, Pending, SourceLimits, StackConfig,
 };
-use fulmar_stack::socket::{Ready, SocketError, Step};
+use fulmar_stack::socket::{Ready, SocketError};
 use fulmar_stack::tcp::State;
 use fulmar_stack::wire::icmpv4::Message;
 use fulmar_stack::wire::ipv4;
@@ -35,7 +36,7 @@ fn send_syn(rig: &mut Rig, from: SocketAddrV4, iss: SeqNum) {
 
 fn take(rig: &mut Rig) -> Option<Pending> {
     match rig.server.tcp_pending(rig.listener).unwrap() {
-        Step::Done(pending) => Some(pending),
+        Poll::Ready(pending) => Some(pending),
         _ => None,
     }
 }
@@ -66,7 +67,7 @@ fn a_syn_is_answered_after_the_program_has_accepted_it() {
     let reply = rig.replies_to(peer(0))[0];
     assert_eq!((reply.flags, reply.ack), (Flags::SYN | Flags::ACK, SeqNum(78)));
     assert_eq!(rig.server.ready(id), Ok(Ready::NONE));
-    assert!(matches!(rig.server.tcp_connected(id), Ok(Step::WaitSpace(_))));
+    assert!(matches!(rig.server.tcp_connected(id), Ok(Poll::Pending)));
     rig.send_from(peer(0), &ack(&reply), b"hello");
     rig.pass(1);
     assert!(rig.server.ready(id).unwrap().contains(Ready::WRITABLE));

@@ -2,11 +2,12 @@
 //! about them; echo requests to other hosts.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::task::Poll;
 
 use fulmar_stack::base::{DropReason, Gso, GsoKind, Offload, SlotId};
 use fulmar_stack::ip::{EchoId, InvokingPacket, SentError};
 use fulmar_stack::shard::{PendingError, RecvMessage, SendMessage};
-use fulmar_stack::socket::{Ready, SocketError, Step};
+use fulmar_stack::socket::{Ready, SocketError};
 use fulmar_stack::udp::BindOptions;
 use fulmar_stack::wire::checksum::Sum;
 
@@ -31,7 +32,7 @@ fn gateway(cuts: bool) -> (Rig, SlotId) {
 }
 
 fn receive(rig: &mut Rig, id: SlotId) -> Option<(SocketAddr, SocketAddr, Vec<u8>, Option<u16>)> {
-    let Step::Done(d) = rig.shard.udp().receive(id).unwrap() else { return None };
+    let Poll::Ready(d) = rig.shard.udp().receive(id).unwrap() else { return None };
     let bytes = d.payload.to_vec();
     rig.shard.free(d.payload);
     Some((d.src, d.dst, bytes, d.segment_bytes))
@@ -69,7 +70,7 @@ fn a_batch_has_the_destination_of_each() {
     rig.step();
     let mut buffers = [[0; 8]; 4];
     let mut into: Vec<_> = buffers.iter_mut().map(|b| RecvMessage::new(b)).collect();
-    assert!(matches!(rig.shard.udp().receive_many(id, &mut into), Ok(Step::Done(3))));
+    assert!(matches!(rig.shard.udp().receive_many(id, &mut into), Ok(Poll::Ready(3))));
     let to: Vec<_> = into.iter().map(|m| m.to()).collect();
     assert_eq!(to, [Some(far(53)), Some(far(123)), Some(far(443)), None]);
     assert!(into[..3].iter().all(|m| m.from() == Some(peer(9)) && m.payload() == b"ask"));
@@ -156,7 +157,7 @@ fn datagrams_go_from_the_source_that_is_named_by_either_path() {
     // The second time by the headers that the first one has left.
     for _ in 0..2 {
         let sent = rig.shard.udp().send_many(rig.now, id, &messages, PendingError::Return);
-        assert!(matches!(sent, Ok(Step::Done(sent)) if sent.messages == 4), "{sent:?}");
+        assert!(matches!(sent, Ok(Poll::Ready(sent)) if sent.messages == 4), "{sent:?}");
         let frames: Vec<_> = rig.take().iter().map(|(f, _)| parse(f)).collect();
         let expected = [
             (far(53), peer(9), b"one".to_vec()),
@@ -174,7 +175,8 @@ fn only_datagrams_from_one_source_are_joined() {
     let message = |port| SendMessage::new(b"equal").from(far(port)).to(peer(9));
     let messages = [message(53), message(53), message(54), message(54), message(54)];
     for _ in 0..2 {
-        rig.shard.udp().send_many(rig.now, id, &messages, PendingError::Return).unwrap();
+        let sent = rig.shard.udp().send_many(rig.now, id, &messages, PendingError::Return);
+        assert!(sent.unwrap().is_ready());
         let sent: Vec<_> = rig.take().iter().map(|(f, _)| (parse(f).0, f.len() - 42)).collect();
         assert_eq!(sent, [(far(53), 10), (far(54), 15)]);
     }
@@ -225,7 +227,7 @@ fn a_run_is_delivered_whole_to_a_socket_that_takes_runs() {
     arrive(&mut rig);
     let mut buffer = [0; 64];
     let mut into = [RecvMessage::new(&mut buffer)];
-    rig.shard.udp().receive_many(id, &mut into).unwrap();
+    assert!(rig.shard.udp().receive_many(id, &mut into).unwrap().is_ready());
     assert_eq!((into[0].payload(), into[0].segment_bytes()), (&b"aaaabbbbcc"[..], Some(4)));
 }
 
@@ -284,7 +286,7 @@ fn an_echo_request_to_another_host_is_answered_by_the_program() {
     assert_eq!(rig.shard.icmp().listen().err(), Some(SocketError::AddressInUse));
     ask(&mut rig, FAR, 2, b"ping");
     assert_eq!(rig.shard.ready(id), Ok(Ready::READABLE));
-    let Ok(Step::Done(request)) = rig.shard.icmp().receive_request(id) else {
+    let Ok(Poll::Ready(request)) = rig.shard.icmp().receive_request(id) else {
         panic!("no request")
     };
     assert_eq!((request.src, request.dst), (PEER.into(), FAR.into()));
@@ -298,7 +300,7 @@ fn an_echo_request_to_another_host_is_answered_by_the_program() {
     let (frame, _) = rig.take().pop().unwrap();
     assert_eq!((&frame[26..30], &frame[30..34]), (&FAR.octets()[..], &PEER.octets()[..]));
     assert_eq!(([frame[34], frame[35]], &frame[38..]), ([0, 0], &b"\0\x07\0\x02ping"[..]));
-    assert!(matches!(rig.shard.icmp().receive_request(id), Ok(Step::WaitData(_))));
+    assert!(matches!(rig.shard.icmp().receive_request(id), Ok(Poll::Pending)));
     // Its own address the stack answers itself.
     ask(&mut rig, US, 3, b"ping");
     assert_eq!(rig.take().len(), 1);
@@ -317,7 +319,7 @@ fn echo_requests_that_nobody_takes_are_bounded_and_freed_at_the_end() {
         ask(&mut rig, FAR, seq, b"ping");
     }
     assert_eq!(rig.shard.counters().drops(DropReason::EchoBufferFull), 1000 - 256);
-    let Ok(Step::Done(first)) = rig.shard.icmp().receive_request(id) else { panic!("no request") };
+    let Ok(Poll::Ready(first)) = rig.shard.icmp().receive_request(id) else { panic!("no request") };
     assert_eq!(first.seq, 0, "the latest are dropped");
     rig.shard.free(first.payload);
     rig.shard.close(rig.now, id);

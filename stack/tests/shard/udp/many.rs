@@ -2,13 +2,14 @@
 
 use fulmar_stack::base::{Counter, DropReason, Duration, Gso, GsoKind, SlotId};
 use fulmar_stack::shard::{PendingError, RecvMessage, SendMessage, SentMany};
-use fulmar_stack::socket::{SocketError, Step};
+use fulmar_stack::socket::SocketError;
+use std::task::Poll;
 
 use crate::shard::udp::rig::{Rig, caps, datagram, peer};
 
 fn send_many(rig: &mut Rig, id: SlotId, messages: &[SendMessage<'_>]) -> SentMany {
     match rig.shard.udp().send_many(rig.now, id, messages, PendingError::Return) {
-        Ok(Step::Done(sent)) => sent,
+        Ok(Poll::Ready(sent)) => sent,
         other => panic!("{:?}", other.map(|_| "has to wait")),
     }
 }
@@ -100,7 +101,7 @@ fn a_device_that_is_full_ends_a_call_with_the_count_and_is_waited_for_without_on
     let sent = send_many(&mut rig, id, &messages);
     assert_eq!(sent, SentMany { messages: 64, is_over: false });
     let more = rig.shard.udp().send_many(rig.now, id, &messages[64..], PendingError::Leave);
-    assert!(matches!(more, Ok(Step::WaitSpace(_))));
+    assert!(matches!(more, Ok(Poll::Pending)));
     rig.wire.lock().unwrap().is_full = false;
     rig.step();
     assert_eq!(send_many(&mut rig, id, &messages[64..]).messages, 36);
@@ -166,7 +167,7 @@ fn receive_many(rig: &mut Rig, id: SlotId, room: usize) -> Vec<Vec<u8>> {
     let mut buffers = vec![[0u8; 64]; room];
     let mut messages: Vec<_> = buffers.iter_mut().map(|b| RecvMessage::new(b)).collect();
     match rig.shard.udp().receive_many(id, &mut messages).unwrap() {
-        Step::Done(n) => messages[..n].iter().map(|m| m.payload().to_vec()).collect(),
+        Poll::Ready(n) => messages[..n].iter().map(|m| m.payload().to_vec()).collect(),
         _ => Vec::new(),
     }
 }
@@ -208,7 +209,7 @@ fn one_call_takes_what_is_there_in_order_and_says_what_was_cut_off() {
     let mut messages = buffers.each_mut().map(|b| RecvMessage::new(b));
     assert_eq!(messages[0].from(), None);
     let came = rig.shard.udp().receive_many(id, &mut messages).unwrap();
-    assert!(matches!(came, Step::Done(3)));
+    assert!(matches!(came, Poll::Ready(3)));
     let lengths = messages.each_ref().map(|m| (m.payload().len(), m.sent_len(), m.is_truncated()));
     assert_eq!(lengths, [(3, 3, false), (0, 0, false), (64, 100, true)]);
     assert_eq!(messages[2].from(), Some(peer(9)));

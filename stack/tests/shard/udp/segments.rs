@@ -2,11 +2,12 @@
 //! becomes of neighbours, routes and addresses while segments go.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::task::Poll;
 
 use fulmar_stack::base::{Duration, Offload, SeqNum, SlotId};
 use fulmar_stack::ip::{IfAddr, Prefix, Route};
 use fulmar_stack::shard::Reserved;
-use fulmar_stack::socket::{Attempt, SocketError, Step};
+use fulmar_stack::socket::{Attempt, SocketError};
 use fulmar_stack::wire::tcp::{self, Flags};
 use proptest::prelude::*;
 
@@ -66,7 +67,7 @@ impl Line {
         rig.shard.with_tcb(rig.now, id, |t| t.tcb.set_nodelay(true)).unwrap();
         let mut line = Line { rig, id, peer, next: syn.seq + 1 };
         line.answer(Flags::SYN.with(Flags::ACK), 0);
-        assert!(matches!(line.rig.shard.tcp_connected(id), Ok(Step::Done(()))));
+        assert!(matches!(line.rig.shard.tcp_connected(id), Ok(Poll::Ready(()))));
         line.take();
         line
     }
@@ -111,8 +112,8 @@ impl Line {
         let Line { rig, id, .. } = self;
         let bytes = vec![0xa5; bytes];
         let n = match rig.shard.sosend(*id).reserve(rig.now, &bytes, bytes.len(), Attempt::First)? {
-            Step::Done(Reserved::Sent(n)) => n,
-            Step::Done(Reserved::Space(mut r)) => {
+            Poll::Ready(Reserved::Sent(n)) => n,
+            Poll::Ready(Reserved::Space(mut r)) => {
                 let n = r.len();
                 r.chain.copy_from(0, &bytes[..n]);
                 rig.shard.sosend(*id).commit(rig.now, r);

@@ -4,6 +4,7 @@
 mod device;
 
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 
 use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar::runtime::{RecvTicket, WatchedShard};
@@ -11,8 +12,8 @@ use fulmar_stack::base::{Counter, Duration, Instant, SlotId};
 use fulmar_stack::device::Burst;
 use fulmar_stack::mbuf::RecvBuf;
 use fulmar_stack::shard::{ListenOptions, Shard};
+use fulmar_stack::socket::SocketError;
 use fulmar_stack::socket::posted::CompletionPolicy;
-use fulmar_stack::socket::{SocketError, Step};
 use fulmar_testbed::stations::{self, at, config};
 
 use device::{Guesser, Notes};
@@ -55,7 +56,7 @@ impl Pair {
         self.shards[0].with_tcb(self.now, client, |t| t.tcb.set_nodelay(true)).unwrap();
         loop {
             self.go_on();
-            if let Ok(Step::Done((server, _))) = self.shards[1].tcp_accept(listener) {
+            if let Ok(Poll::Ready((server, _))) = self.shards[1].tcp_accept(listener) {
                 return (client, server);
             }
         }
@@ -293,7 +294,7 @@ impl Line {
     /// Reads what there is, and how many bytes that was.
     fn read(&mut self) -> usize {
         let shard = &mut self.pair.shards[1];
-        let Ok(Step::Done(chain)) = shard.tcp_take(self.server, usize::MAX) else { return 0 };
+        let Ok(Poll::Ready(chain)) = shard.tcp_take(self.server, usize::MAX) else { return 0 };
         let bytes = chain.to_vec();
         shard.tcp_read_done(self.pair.now, self.server, chain);
         self.have(&bytes)
