@@ -1,47 +1,64 @@
-//! Replies in any order, each body in the buffer that waits for it: how a client of NFS or iSCSI reads.
+//! Messages with their length in front: each is read with two calls of `recv_with`, its body into the buffer of its tag.
 //!
 //! ```text
 //! cargo run --release --example framed -- link          # both sides here: 10,000 blocks of 64 KiB
 //! cargo run --release --example framed -- link 1000 4   # 1,000 blocks of 4 KiB
 //! ```
-//!
-//! The client keeps many requests under way. The server answers them in an order of its own, so that
-//! only the header of a reply tells which block follows. A request without a buffer gets its block as
-//! a loan: the stack's own memory.
 
 mod common;
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::{self, ErrorKind, IoSliceMut, Write};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Instant;
 
 use common::{Outcome, Place};
-use fulmar::mbuf::RecvBuf;
-use fulmar::{Body, FrameParser, Stack, TcpListener, TcpStream};
+use fulmar::{RecvFlags, TcpListener, TcpStream};
 
 const PORT: u16 = 2049;
-/// Requests under way at once.
-const UNDER_WAY: u32 = 16;
-/// One block in so many is asked for without a buffer.
-const WITHOUT_BUFFER: u32 = 8;
+/// Longest body that is accepted. The peer chooses the length: it is checked before memory is allocated.
+const MAX_BODY_BYTES: usize = 16 << 20;
 
-/// A reply: the number of the block, its length, both 32 bits, big-endian; then the block.
-struct Reply;
-
-const REPLY_HEADER: usize = 8;
-
-impl FrameParser for Reply {
-    fn header_bytes(&self) -> usize {
-        REPLY_HEADER
+/// Fills the buffer, or as much of it as comes before the end of the stream.
+fn fill(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        let rest = &mut [IoSliceMut::new(&mut buffer[got..])];
+        match stream.recv_with(rest, RecvFlags::WAIT_ALL)? {
+            0 => break,
+            n => got += n,
+        }
     }
+    Ok(got)
+}
 
-    fn body(&self, header: &[u8]) -> Option<(usize, u64)> {
-        let (block, rest) = header.split_first_chunk::<4>()?;
-        let bytes = u32::from_be_bytes(*rest.first_chunk::<4>()?);
-        Some((bytes as usize, u32::from_be_bytes(*block).into()))
+/// Reads a message: tag and length of its body, both 32 bits, big-endian; then the body, into the buffer that
+/// `buffer_of` returns for the tag. `None`: the stream has ended between two messages.
+fn read_message(
+    stream: &TcpStream,
+    mut buffer_of: impl FnMut(u32) -> Option<Vec<u8>>,
+) -> io::Result<Option<(u32, Vec<u8>)>> {
+    let (mut tag, mut length) = ([0; 4], [0; 4]);
+    match fill(stream, &mut tag)? {
+        0 => return Ok(None),
+        n if n + fill(stream, &mut length)? < 8 => return Err(ErrorKind::UnexpectedEof.into()),
+        _ => {}
     }
+    let (tag, bytes) = (u32::from_be_bytes(tag), u32::from_be_bytes(length) as usize);
+    let buffer = buffer_of(tag).filter(|_| bytes <= MAX_BODY_BYTES);
+    let mut body = buffer.ok_or(ErrorKind::InvalidData)?;
+    body.resize(bytes, 0);
+    if fill(stream, &mut body)? < bytes {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok(Some((tag, body)))
+}
+
+/// Header and body leave as one write: no segment has the header alone.
+fn write_message(stream: &mut TcpStream, tag: u32, body: &[u8]) -> io::Result<()> {
+    let length = body.len() as u32;
+    stream.write_all(&[&tag.to_be_bytes()[..], &length.to_be_bytes(), body].concat())
 }
 
 fn main() -> ExitCode {
@@ -49,102 +66,31 @@ fn main() -> ExitCode {
 }
 
 fn example(arguments: &[String]) -> Outcome {
-    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no number"));
-    let (blocks, kib): (u32, u32) = match words[..] {
-        ["link"] => (10_000, 64),
-        ["link", blocks] => (number(blocks)?, 64),
-        ["link", blocks, kib] => (number(blocks)?, number(kib)?),
-        _ => return Err("usage: framed link [BLOCKS [KIB]]".into()),
+    let Some((device, numbers)) = arguments.split_first().filter(|(d, _)| *d == "link") else {
+        return Err("usage: framed link [BLOCKS [KIB]]".into());
     };
-    if !(1..=16 << 10).contains(&kib) {
-        return Err("a block has 1 to 16384 KiB".into());
-    }
-    let Place::Demo(ours, peer) = common::open("link", None)? else {
+    let number = |at: usize, default| numbers.get(at).map_or(Ok(default), |text| text.parse());
+    let (blocks, bytes) = (number(0, 10_000)?, (number(1, 64)? as usize) << 10);
+    let Place::Demo(ours, peer) = common::open(device, None)? else {
         return Err("`link` is a demonstration".into());
     };
-    demo(&ours, &peer, blocks, (kib as usize) << 10)
-}
-
-fn demo(ours: &Stack, peer: &Stack, blocks: u32, bytes: usize) -> Outcome {
-    let listener = TcpListener::bind(peer, ("::", PORT))?;
-    let server = thread::spawn(move || listener.accept().and_then(|(s, _)| serve(s, bytes)));
+    let listener = TcpListener::bind(&peer, ("::", PORT))?;
+    let server = thread::spawn(move || -> io::Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        (0..blocks)
+            .rev()
+            .try_for_each(|tag| write_message(&mut stream, tag, &vec![tag as u8; bytes]))
+    });
+    let stream = TcpStream::connect(&ours, ("10.77.0.1", PORT))?;
+    let mut waiting: HashMap<u32, Vec<u8>> = (0..blocks).map(|tag| (tag, Vec::new())).collect();
     let start = Instant::now();
-    let (placed, lent) = client(ours, blocks, bytes)?;
+    while let Some((tag, body)) = read_message(&stream, |tag| waiting.remove(&tag))? {
+        if body != vec![tag as u8; bytes] {
+            return Err(format!("block {tag} holds other bytes").into());
+        }
+    }
     let took = start.elapsed().as_secs_f64();
     server.join().map_err(|_| "the server has failed")??;
-    let mib = f64::from(blocks) * bytes as f64 / f64::from(1 << 20);
-    println!("{blocks} blocks of {bytes} bytes in any order, {:.0} MiB/s", mib / took);
-    println!("{placed} in the buffers that waited for them, {lent} as loans");
+    println!("{blocks} blocks of {bytes} bytes, {} missing, in {took:.2} s", waiting.len());
     Ok(())
-}
-
-/// Keeps requests under way and checks every block; how many came in their buffers, and as loans.
-fn client(stack: &Stack, blocks: u32, bytes: usize) -> Outcome<(u32, u32)> {
-    let stream = TcpStream::connect(stack, ("10.77.0.1", PORT))?;
-    let mut replies = stream.framed(Reply, HashMap::new())?;
-    let mut free: Vec<RecvBuf> = Vec::new();
-    let (mut asked, mut placed, mut lent) = (0, 0, 0);
-    while placed + lent < blocks {
-        while asked < blocks && asked - placed - lent < UNDER_WAY {
-            if asked % WITHOUT_BUFFER > 0 {
-                let buffer = free.pop().unwrap_or_else(|| RecvBuf::with_capacity(bytes));
-                replies.buffers().insert(asked.into(), buffer);
-            }
-            let mut stream = replies.stream();
-            stream.write_all(&asked.to_be_bytes())?;
-            asked += 1;
-        }
-        let Some(reply) = replies.next()? else { return Err("the server has gone".into()) };
-        let block = reply.tag as u32;
-        match reply.body {
-            Body::Placed(buffer) => {
-                check(block, [&buffer[..]].into_iter())?;
-                free.push(buffer);
-                placed += 1;
-            }
-            Body::Loan(loan) => {
-                check(block, loan.slices())?;
-                lent += 1;
-            }
-            Body::Copied(block_bytes) => {
-                check(block, [&block_bytes[..]].into_iter())?;
-                lent += 1;
-            }
-        }
-    }
-    Ok((placed, lent))
-}
-
-/// Every byte of a block is the low byte of its number.
-fn check<'a>(block: u32, mut slices: impl Iterator<Item = &'a [u8]>) -> Outcome {
-    if slices.all(|s| s.iter().all(|b| *b == block as u8)) {
-        return Ok(());
-    }
-    Err(format!("block {block} holds the bytes of another one").into())
-}
-
-/// Answers what has been asked, the last request first.
-fn serve(mut stream: TcpStream, bytes: usize) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
-    let mut requests = [0; 4 * UNDER_WAY as usize];
-    let mut have = 0;
-    let mut block = vec![0; REPLY_HEADER + bytes];
-    loop {
-        let n = stream.read(&mut requests[have..])?;
-        if n == 0 {
-            return Ok(());
-        }
-        have += n;
-        let whole = have / 4 * 4;
-        for number in requests[..whole].chunks_exact(4).rev() {
-            let (head, body) = block.split_at_mut(REPLY_HEADER);
-            head[..4].copy_from_slice(number);
-            head[4..].copy_from_slice(&(bytes as u32).to_be_bytes());
-            body.fill(number[3]);
-            stream.write_all(&block)?;
-        }
-        requests.copy_within(whole..have, 0);
-        have -= whole;
-    }
 }

@@ -158,11 +158,6 @@ impl Loan {
         self.len() == 0
     }
 
-    /// Bytes of storage that the loan keeps. Each part of a split loan keeps all of the storage.
-    pub fn storage_bytes(&self) -> usize {
-        self.parts().map(|p| p.held().lent.storage_bytes).sum()
-    }
-
     /// The bytes, in order; no slice is empty.
     pub fn slices(&self) -> Slices<'_> {
         let first = self.first.as_ref().filter(|_| self.is_ours());
@@ -192,20 +187,14 @@ impl Loan {
 
     /// A copy in memory of the program.
     pub fn to_vec(&self) -> Vec<u8> {
-        let mut all = Vec::with_capacity(self.len());
-        self.append_to(&mut all);
-        all
-    }
-
-    /// Appends a copy of all bytes.
-    pub(crate) fn append_to(&self, bytes: &mut Vec<u8>) {
         if self.parts().any(|p| p.held().is_volatile) {
-            let filled = bytes.len();
-            bytes.resize(filled + self.len(), 0);
-            self.copy_to(0, bytes.get_mut(filled..).unwrap_or_default());
-        } else {
-            self.slices().for_each(|s| bytes.extend_from_slice(s));
+            let mut all = vec![0; self.len()];
+            self.copy_to(0, &mut all);
+            return all;
         }
+        let mut all = Vec::with_capacity(self.len());
+        self.slices().for_each(|s| all.extend_from_slice(s));
+        all
     }
 
     /// Removes the first `n` bytes, or all if there are fewer. Buffers without remaining bytes return to the stack.

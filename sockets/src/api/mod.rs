@@ -8,7 +8,6 @@ pub mod devices;
 mod echo;
 mod error;
 mod exit;
-mod framed;
 mod inner;
 pub mod ledger;
 mod listener;
@@ -29,7 +28,6 @@ pub use cidr::{Cidr, ParseCidrError};
 pub use connect::ConnectOptions;
 pub use echo::{EchoRequest, EchoSocket};
 pub use error::SetupError;
-pub use framed::{Body, BodyBuffers, Frame, FrameParser, Framed};
 /// Time, counters and drop reasons. Its `Instant` counts nanoseconds of the stack's clock and is not that of
 /// `std::time`; its `Duration` is.
 pub use fulmar_stack::base;

@@ -7,7 +7,6 @@ mod support;
 mod datagram;
 mod device_gone;
 mod end;
-mod framed;
 mod gateway;
 mod ledger;
 mod loan;
