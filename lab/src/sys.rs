@@ -9,7 +9,6 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -143,33 +142,6 @@ pub fn set_timeout(fd: BorrowedFd<'_>, name: i32, time: Duration) -> io::Result<
     value[..8].copy_from_slice(&(us / 1_000_000).to_ne_bytes());
     value[8..].copy_from_slice(&(us % 1_000_000).to_ne_bytes());
     setsockopt(fd, libc::SOL_SOCKET, name, &value)
-}
-
-/// Connects a socket.
-pub fn connect(fd: BorrowedFd<'_>, to: SocketAddr) -> io::Result<()> {
-    let (bytes, len) = sockaddr(to);
-    // SAFETY: the address is a local of at least `len` bytes; the kernel copies it byte by byte.
-    let r = unsafe { libc::connect(fd.as_raw_fd(), bytes.as_ptr().cast(), len) };
-    check(r).map(drop)
-}
-
-/// `sockaddr_in` or `sockaddr_in6` of an address, and its length (ip(7), ipv6(7)).
-fn sockaddr(addr: SocketAddr) -> ([u8; 28], libc::socklen_t) {
-    let mut bytes = [0; 28];
-    bytes[2..4].copy_from_slice(&addr.port().to_be_bytes());
-    match addr {
-        SocketAddr::V4(a) => {
-            bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
-            bytes[4..8].copy_from_slice(&a.ip().octets());
-            (bytes, 16)
-        }
-        SocketAddr::V6(a) => {
-            bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
-            bytes[8..24].copy_from_slice(&a.ip().octets());
-            bytes[24..].copy_from_slice(&a.scope_id().to_ne_bytes());
-            (bytes, 28)
-        }
-    }
 }
 
 /// Has a bound socket listen with another backlog than std's.

@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 
 mod bench;
-mod netperf;
 mod netsend;
 mod netserver;
 mod network;
@@ -16,7 +15,7 @@ mod sim;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Benches of fulmar beside the kernel and the floor, profiles, published tables, netperf and the simulation
+/// Benches of fulmar beside the kernel and the floor, profiles, published tables, netserver and the simulation
 #[derive(Parser, Debug)]
 #[command(
     name = "fulmar-lab",
@@ -37,10 +36,8 @@ enum Command {
     Profile(profile::Args),
     Reproduce(reproduce::Args),
     Sim(sim::Args),
-    Netperf(netperf::Args),
     Netserver(netserver::Args),
-    Netsend(netsend::SendArgs),
-    Netreceive(netsend::ReceiveArgs),
+    Netsend(netsend::Args),
     // For the tests of this command; users have `fulmar sandbox`.
     #[command(hide = true)]
     Sandbox(fulmar_cli::sandbox::Args),
@@ -60,10 +57,8 @@ fn main() -> ExitCode {
         Command::Profile(args) => profile::run(args),
         Command::Reproduce(args) => reproduce::run(args),
         Command::Sim(args) => sim::run(args),
-        Command::Netperf(args) => netperf::run(args),
         Command::Netserver(args) => netserver::run(args),
-        Command::Netsend(args) => netsend::send(args),
-        Command::Netreceive(args) => netsend::receive(args),
+        Command::Netsend(args) => netsend::run(args),
         Command::Sandbox(args) => fulmar_cli::sandbox::run(args),
     };
     fulmar_cli::exit("fulmar-lab", outcome)

@@ -1,7 +1,7 @@
-//! `fulmar-lab netsend` and `fulmar-lab netreceive`: numbered datagrams at a rate, and who counts them.
+//! `fulmar-lab netsend`: numbered datagrams at a rate.
 //!
-//! The first four bytes of a payload are a counter, most significant byte first, as those who know the
-//! programs of these names expect; the receiver tells losses by it.
+//! The first four bytes of a payload are a counter, most significant byte first, as in FreeBSD's program of
+//! this name; a receiver tells losses by it.
 
 use crate::network::NetworkArgs;
 use fulmar_cli::failure::{Failure, Outcome};
@@ -10,9 +10,8 @@ use fulmar_cli::resolve::{Family, resolve};
 use fulmar_cli::say::say;
 use fulmar_lab::cpu;
 use fulmar_lab::harness::Progress;
-use fulmar_lab::netperf::socket::Tuning;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -27,7 +26,7 @@ const SHOWN_EVERY: Duration = Duration::from_millis(500);
     after_help = "fulmar-lab netsend 10.77.0.1 5555 18 0 5       18 bytes, as fast as it goes, 5 s
 fulmar-lab netsend --stack kernel 127.0.0.1 5555 18 1000 5"
 )]
-pub struct SendArgs {
+pub struct Args {
     /// Address or name of the receiver
     host: String,
     /// UDP port of the receiver
@@ -48,36 +47,12 @@ pub struct SendArgs {
     network: NetworkArgs,
 }
 
-/// Receive numbered UDP datagrams, and print rate and losses every second
-#[derive(clap::Args, Debug)]
-#[command(after_help = "fulmar-lab netreceive 5555 --seconds 10
-fulmar-lab netreceive --stack kernel 5555      until it is interrupted")]
-pub struct ReceiveArgs {
-    /// Port
-    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
-    port: u16,
-    /// Stop after this time
-    #[arg(long, value_parser = fulmar_cli::bounds::seconds)]
-    seconds: Option<Duration>,
-    /// Listen on IPv6 (fulmar: on its IPv6 addresses)
-    #[arg(short = '6')]
-    v6: bool,
-    #[command(flatten)]
-    network: NetworkArgs,
-}
-
 /// Runs `netsend`.
-pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
+pub fn run(args: &Args) -> Outcome<ExitCode> {
     let to = resolve(&args.host, args.port, args.family)?[0];
     let opened = args.network.open()?;
     let interrupt = Interrupt::catch()?;
-    let any: IpAddr = match to {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = opened.network.datagrams(SocketAddr::new(any, 0), &Tuning::default());
-    let socket = socket.map_err(|e| Failure::io("cannot open a UDP socket", &e))?;
-    socket.connect(to).map_err(|e| Failure::io(format_args!("cannot send to {to}"), &e))?;
+    let socket = opened.connect(to)?;
     let mut sent = Sent::default();
     let mut payload = vec![0; args.size as usize];
     let (start, cpu) = (Instant::now(), Worked::start());
@@ -176,144 +151,12 @@ fn is_full(e: &io::Error) -> bool {
         || e.raw_os_error() == Some(ENOBUFS)
 }
 
-/// Runs `netreceive`.
-pub fn receive(args: &ReceiveArgs) -> Outcome<ExitCode> {
-    let opened = args.network.open_to_listen()?;
-    let interrupt = Interrupt::catch()?;
-    let any: IpAddr =
-        if args.v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-    let at = SocketAddr::new(any, args.port);
-    let socket = opened.network.datagrams(at, &Tuning::default());
-    let socket =
-        socket.map_err(|e| Failure::io(format_args!("cannot listen on port {}", args.port), &e))?;
-    eprintln!("listening on UDP port {}", args.port);
-    let mut room = vec![0; 65_536];
-    let (mut all, mut second) = (Received::default(), Received::default());
-    let (start, cpu, mut shown) = (Instant::now(), Worked::start(), Instant::now());
-    let mut failed = None;
-    while !interrupt.came() && args.seconds.is_none_or(|s| start.elapsed() < s) {
-        match socket.recv_from(&mut room) {
-            Ok((n, _)) => {
-                all.note(&room[..n]);
-                second.note(&room[..n]);
-            }
-            Err(e) if is_full(&e) || e.kind() == io::ErrorKind::Interrupted => {}
-            // What came before is told all the same.
-            Err(e) => {
-                failed = Some(Failure::io("cannot receive any more", &e));
-                break;
-            }
-        }
-        if shown.elapsed() >= Duration::from_secs(1) {
-            if second.count > 0 {
-                say(second.line(shown.elapsed()))?;
-            }
-            second = second.next();
-            shown = Instant::now();
-        }
-    }
-    say(all.summary(cpu.each_ns(all.count)))?;
-    drop(socket);
-    opened.close();
-    failed.map_or(Ok(ExitCode::from(u8::from(all.count == 0))), Err)
-}
-
-/// What has come, by the counters in the payload.
-#[derive(Debug, Default)]
-struct Received {
-    count: u64,
-    bytes: u64,
-    lost: u64,
-    late: u64,
-    /// The counter that comes next if nothing is lost.
-    expected: Option<u32>,
-    first: Option<Instant>,
-    last: Option<Instant>,
-}
-
-impl Received {
-    fn note(&mut self, payload: &[u8]) {
-        let now = Instant::now();
-        self.first.get_or_insert(now);
-        self.last = Some(now);
-        self.count += 1;
-        self.bytes += payload.len() as u64;
-        let Some(number) = payload.first_chunk::<4>().map(|b| u32::from_be_bytes(*b)) else {
-            return;
-        };
-        let ahead = number.wrapping_sub(self.expected.unwrap_or(number));
-        // A sender that begins again counts from 0: neither loss nor delay.
-        if number == 0 || ahead < 1 << 31 {
-            self.lost += if number == 0 { 0 } else { u64::from(ahead) };
-            self.expected = Some(number.wrapping_add(1));
-        } else {
-            // It was counted as lost when its successors came.
-            self.late += 1;
-            self.lost = self.lost.saturating_sub(1);
-        }
-    }
-
-    /// The account of the next second, which goes on from here.
-    fn next(&self) -> Received {
-        Received { expected: self.expected, ..Received::default() }
-    }
-
-    /// From the first to the last datagram.
-    fn time(&self) -> Duration {
-        self.first.zip(self.last).map_or(Duration::ZERO, |(first, last)| last - first)
-    }
-
-    /// Everything that came; what nothing costs is not said.
-    fn summary(&self, cpu_ns: f64) -> String {
-        match self.count {
-            0 => "in all: 0 datagrams".to_owned(),
-            _ => format!("in all: {}; {cpu_ns:.1} ns of CPU each", self.line(self.time())),
-        }
-    }
-
-    fn line(&self, time: Duration) -> String {
-        let seconds = time.as_secs_f64().max(1e-9);
-        let each = time.as_nanos() as f64 / self.count.max(1) as f64;
-        format!(
-            "{} datagrams, {:.0} datagrams/s, {each:.1} ns each, {:.3} Mbit/s; {} lost, {} late",
-            self.count,
-            self.count as f64 / seconds,
-            self.bytes as f64 * 8.0 / seconds / 1e6,
-            self.lost,
-            self.late
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn after(numbers: &[u32]) -> Received {
-        let mut r = Received::default();
-        numbers.iter().for_each(|n| r.note(&n.to_be_bytes()));
-        r
-    }
-
     #[test]
-    fn gaps_are_losses_until_the_missing_come_late() {
-        assert_eq!(after(&[0, 1, 2]).lost, 0);
-        assert_eq!(after(&[0, 1, 4]).lost, 2);
-        let late = after(&[0, 1, 4, 2]);
-        assert_eq!((late.lost, late.late), (1, 1));
-    }
-
-    #[test]
-    fn a_sender_that_begins_again_has_lost_nothing_and_the_counter_goes_round() {
-        assert_eq!(after(&[100, 101, 0, 1, 2]).lost, 0);
-        assert_eq!(after(&[u32::MAX - 1, u32::MAX, 0, 1]).lost, 0);
-        assert_eq!(after(&[u32::MAX, 2]).lost, 2);
-    }
-
-    #[test]
-    fn what_did_not_come_or_go_has_no_cost() {
-        assert_eq!(Received::default().summary(5e6), "in all: 0 datagrams");
-        assert!(after(&[0, 1]).summary(250.0).ends_with("250.0 ns of CPU each"));
+    fn datagrams_that_were_not_sent_have_no_cost() {
         let none = Sent::default().line(Duration::from_secs(1), 3919.0);
         assert!(none.starts_with("0 datagrams in 1.000 s; 0 refused"), "{none}");
         let two = Sent { good: 2, ..Sent::default() }.line(Duration::from_secs(1), 250.0);
@@ -321,14 +164,6 @@ mod tests {
             two.contains("2 datagrams/s") && two.contains("250.0 ns of CPU per datagram"),
             "{two}"
         );
-    }
-
-    #[test]
-    fn short_payloads_are_counted_without_a_number() {
-        let mut r = Received::default();
-        r.note(b"");
-        r.note(b"abc");
-        assert_eq!((r.count, r.lost), (2, 0));
     }
 
     #[test]

@@ -1,24 +1,23 @@
 //! `fulmar-lab netserver`: what a stock netperf on the other side measures.
 
-use crate::network::NetworkArgs;
+use fulmar::Stack;
+use fulmar_cli::device::{Role, StackArgs};
 use fulmar_cli::failure::{During, Failure, Outcome};
 use fulmar_cli::interrupt;
 use fulmar_cli::resolve::Family;
 use fulmar_lab::netperf::CONTROL_PORT;
 use fulmar_lab::netperf::server::{Rules, Server};
-use fulmar_lab::netperf::socket::Network;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Run a netserver: the server side of netperf's tests, for a stock netperf or fulmar-lab netperf
+/// Run a netserver: the server side of netperf's tests, for a stock netperf
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   fulmar-lab netserver                             in one terminal, on fulmar
   netperf -H 10.77.0.2 -t TCP_STREAM -c -C     in another, a stock netperf on the kernel
-  fulmar-lab netserver --stack kernel              as a stock netserver would
 docs/netperf.md has more.")]
 pub struct Args {
     /// The port of the control connection
@@ -39,7 +38,7 @@ pub struct Args {
     #[command(flatten)]
     family: Family,
     #[command(flatten)]
-    network: NetworkArgs,
+    stack: StackArgs,
 }
 
 /// Runs the command until a signal ends it.
@@ -61,15 +60,15 @@ enum Served {
 }
 
 fn serve(args: &Args, stop: &Arc<AtomicBool>) -> Outcome<Served> {
-    let opened = interrupt::exiting_at_once(|| args.network.open_to_listen())?;
-    let server = bind(args, &opened.network)?;
+    let session = interrupt::exiting_at_once(|| args.stack.open_as(Role::Listens))?;
+    let server = bind(args, session.stack())?;
     let at = server.local_addr().during("cannot listen")?;
     eprintln!("netserver: listening on {at}");
     let ended = server.run(stop);
     drop(server);
-    opened.close();
+    session.close();
     match ended {
-        Err(e) if e.kind() == io::ErrorKind::NetworkDown && args.network.is_shared_memory() => {
+        Err(e) if e.kind() == io::ErrorKind::NetworkDown && args.stack.is_shared_memory() => {
             Ok(Served::PeerHasEnded)
         }
         ended => ended.during("cannot accept clients").map(|()| Served::Stopped),
@@ -85,7 +84,7 @@ fn rules(args: &Args) -> Rules {
 }
 
 /// Binds to the given address, else to the unspecified address of each IP version that exists.
-fn bind(args: &Args, network: &Arc<dyn Network>) -> Outcome<Server> {
+fn bind(args: &Args, stack: &Stack) -> Outcome<Server> {
     let any = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
     let candidates: Vec<IpAddr> = match args.address {
         Some(address) => vec![address],
@@ -94,7 +93,7 @@ fn bind(args: &Args, network: &Arc<dyn Network>) -> Outcome<Server> {
     let mut failure = Failure::new("there is no address to listen on");
     for ip in candidates {
         let at = SocketAddr::new(ip, args.port);
-        match Server::bind(network.clone(), at, rules(args)) {
+        match Server::bind(stack.clone(), at, rules(args)) {
             Ok(server) => return Ok(server),
             Err(e) => {
                 failure = Failure::io(format_args!("cannot listen on {at}"), &e);

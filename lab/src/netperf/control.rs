@@ -1,8 +1,9 @@
 //! Whole messages over a control connection, each within a time.
 
 use super::message::{MESSAGE_BYTES, Message};
-use super::socket::{Stream, is_tick};
-use std::io;
+use super::socket::is_tick;
+use fulmar::TcpStream;
+use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ fn late(what: &str, time: Duration) -> io::Error {
 }
 
 /// Sends a message.
-pub fn send(control: &dyn Stream, message: &Message) -> io::Result<()> {
+pub fn send(mut control: &TcpStream, message: &Message) -> io::Result<()> {
     let started = Instant::now();
     let mut rest = message.as_bytes().as_slice();
     while !rest.is_empty() {
@@ -31,7 +32,7 @@ pub fn send(control: &dyn Stream, message: &Message) -> io::Result<()> {
 /// Receives a message within `time`; `None` if the other side ended the connection before it, or
 /// this side is to stop.
 pub fn receive(
-    control: &dyn Stream,
+    mut control: &TcpStream,
     time: Duration,
     stop: &AtomicBool,
 ) -> io::Result<Option<Message>> {

@@ -8,11 +8,12 @@ use super::meter::Usage;
 use super::pace::{Length, PAD, Pace};
 use super::ring::{self, Ring};
 use super::socket::{
-    Buffers, Datagrams, LARGEST_DATAGRAM, Listener, Network, Stream, Tuning, is_tick,
+    Buffers, LARGEST_DATAGRAM, Posted, Tuning, accept, datagrams, is_tick, listen,
 };
-use super::transfer::{self, End, Tally, To};
+use super::transfer::{self, End, Tally};
+use fulmar::{Stack, TcpListener, TcpStream, UdpSocket};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -190,15 +191,13 @@ impl Job {
     ///
     /// # Errors
     /// The port is taken; a message is too large; the file to fill from cannot be read.
-    pub fn open(&self, network: &dyn Network) -> io::Result<Opened> {
+    pub fn open(&self, stack: &Stack) -> io::Result<Opened> {
         let (socket, buffers) = if self.is_udp {
-            let socket = network.datagrams(self.at, &self.tuning)?;
-            let buffers = socket.buffers();
-            (LocalSocket::Datagrams(socket), buffers)
+            let socket = datagrams(stack, self.at, &self.tuning)?;
+            (LocalSocket::Datagrams(socket), Buffers::of_datagrams(&self.tuning))
         } else {
-            let listener = network.listen(self.at, &self.tuning)?;
-            let buffers = listener.buffers();
-            (LocalSocket::Listener(listener), buffers)
+            let listener = listen(stack, self.at)?;
+            (LocalSocket::Listener(listener), Buffers::of_connections(&self.tuning))
         };
         let most = if self.is_udp { LARGEST_DATAGRAM } else { usize::MAX };
         let make = |sizes: Option<Sizes>, buffer: usize, is_asked_for: bool, most: usize| {
@@ -223,8 +222,8 @@ impl Job {
 
 /// The data socket of a test.
 enum LocalSocket {
-    Listener(Box<dyn Listener>),
-    Datagrams(Box<dyn Datagrams>),
+    Listener(TcpListener),
+    Datagrams(UdpSocket),
 }
 
 /// A test that can begin.
@@ -271,15 +270,15 @@ impl Opened {
     pub fn run(self, job: &Job, peer: IpAddr, stop: &AtomicBool) -> io::Result<Done> {
         match self.socket {
             LocalSocket::Datagrams(socket) => {
-                run_datagrams(&*socket, job, peer, self.sending, self.receiving, stop)
+                run_datagrams(&socket, job, peer, self.sending, self.receiving, stop)
             }
             LocalSocket::Listener(listener) if job.per_connection => {
-                run_connections(&*listener, job, self.sending, self.receiving, stop)
+                run_connections(&listener, job, self.sending, self.receiving, stop)
             }
             LocalSocket::Listener(listener) => {
-                let stream = accept_from(&*listener, peer, stop)?;
+                let stream = accept_from(&listener, &job.tuning, peer, stop)?;
                 drop(listener);
-                run_stream(&*stream, job, self.sending, self.receiving, stop)
+                run_stream(&stream, job, self.sending, self.receiving, stop)
             }
         }
     }
@@ -287,13 +286,14 @@ impl Opened {
 
 /// The client's connection; one from another address is closed.
 fn accept_from(
-    listener: &dyn Listener,
+    listener: &TcpListener,
+    tuning: &Tuning,
     peer: IpAddr,
     stop: &AtomicBool,
-) -> io::Result<Box<dyn Stream>> {
+) -> io::Result<TcpStream> {
     let started = Instant::now();
     while started.elapsed() < ACCEPT_TIME && !stop.load(Ordering::Relaxed) {
-        match listener.accept() {
+        match accept(listener, tuning) {
             Ok((stream, from)) if from.ip().to_canonical() == peer => return Ok(stream),
             Ok(_) => {}
             Err(e) if is_tick(&e) => {}
@@ -305,7 +305,7 @@ fn accept_from(
 }
 
 fn run_stream(
-    stream: &dyn Stream,
+    stream: &TcpStream,
     job: &Job,
     mut sending: Ring,
     mut receiving: Ring,
@@ -313,7 +313,7 @@ fn run_stream(
 ) -> io::Result<Done> {
     let pad = if job.receives.is_some() { PAD } else { Duration::ZERO };
     let length = if job.sends.is_some() { job.length } else { job.length.for_receiver() };
-    let mut pace = Pace::start(length, pad, job.measures_cpu, stop, None)?;
+    let mut pace = Pace::start(length, pad, job.measures_cpu, stop)?;
     let mut tally = Tally::default();
     let end = match (&job.sends, &job.receives) {
         (Some(_), Some(_)) => {
@@ -324,36 +324,38 @@ fn run_stream(
             End::Told
         }
         _ if job.is_posted => {
-            let mut posted = stream.posted(receiving.width(), receiving.bytes())?;
-            transfer::receive_posted(&mut *posted, &mut pace, &mut tally)?
+            let mut posted = Posted::new(stream, receiving.width(), receiving.bytes())?;
+            transfer::receive_posted(&mut posted, &mut pace, &mut tally)?
         }
         _ => transfer::receive(stream, &mut receiving, &mut pace, &mut tally)?,
     };
     let usage = pace.finish(end == End::Over)?;
-    let done = Done { tally, usage, buffers: stream.buffers(), retransmits: stream.retransmits() };
+    let retransmits = stream.info().ok().map(|i| i.retransmits);
+    let done = Done { tally, usage, buffers: Buffers::of(stream), retransmits };
     // A client that is gone meanwhile has had its results' worth.
-    let _ = stream.shutdown_write();
+    let _ = stream.shutdown(Shutdown::Write);
     Ok(done)
 }
 
 fn run_connections(
-    listener: &dyn Listener,
+    listener: &TcpListener,
     job: &Job,
     mut sending: Ring,
     mut receiving: Ring,
     stop: &AtomicBool,
 ) -> io::Result<Done> {
-    let mut pace = Pace::start(job.length, PAD, job.measures_cpu, stop, None)?;
+    let mut pace = Pace::start(job.length, PAD, job.measures_cpu, stop)?;
     let mut tally = Tally::default();
     let exchange = job.is_rr().then_some((&mut receiving, &mut sending));
-    let end = transfer::accept_each(listener, exchange, &mut pace, &mut tally)?;
+    let end = transfer::accept_each(listener, &job.tuning, exchange, &mut pace, &mut tally)?;
     let by_time = end == End::Over && matches!(job.length, Length::Time(_));
     let usage = pace.finish(by_time)?;
-    Ok(Done { tally, usage, buffers: listener.buffers(), retransmits: None })
+    let buffers = Buffers::of_connections(&job.tuning);
+    Ok(Done { tally, usage, buffers, retransmits: None })
 }
 
 fn run_datagrams(
-    socket: &dyn Datagrams,
+    socket: &UdpSocket,
     job: &Job,
     peer: IpAddr,
     mut sending: Ring,
@@ -362,7 +364,7 @@ fn run_datagrams(
 ) -> io::Result<Done> {
     let pad = if job.receives.is_some() { PAD } else { Duration::ZERO };
     let length = if job.sends.is_some() { job.length } else { job.length.for_receiver() };
-    let mut pace = Pace::start(length, pad, job.measures_cpu, stop, None)?;
+    let mut pace = Pace::start(length, pad, job.measures_cpu, stop)?;
     let mut tally = Tally::default();
     let (send, receive) = (&mut sending, &mut receiving);
     let end = match (&job.sends, &job.receives) {
@@ -371,7 +373,7 @@ fn run_datagrams(
         }
         (Some(_), None) => {
             // Only to the client itself, or this would flood third parties on request.
-            let to = To::Address(SocketAddr::new(peer, job.client_port));
+            let to = SocketAddr::new(peer, job.client_port);
             transfer::send_datagrams(socket, to, send, &mut pace, &mut tally)?;
             transfer::say_farewell(socket, to);
             End::Told
@@ -379,7 +381,8 @@ fn run_datagrams(
         _ => transfer::receive_datagrams(socket, peer, receive, &mut pace, &mut tally)?,
     };
     let usage = pace.finish(end == End::Over)?;
-    Ok(Done { tally, usage, buffers: socket.buffers(), retransmits: None })
+    let buffers = Buffers::of_datagrams(&job.tuning);
+    Ok(Done { tally, usage, buffers, retransmits: None })
 }
 
 #[cfg(test)]

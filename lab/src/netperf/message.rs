@@ -78,10 +78,6 @@ pub mod direction {
 pub const FAMILY_V4: u32 = 4;
 /// IP version 6 in a `family` field.
 pub const FAMILY_V6: u32 = 6;
-/// A stream socket in [`OmniRequest::socket_type`].
-pub const STREAM_SOCKET: u32 = 1;
-/// A datagram socket in [`OmniRequest::socket_type`].
-pub const DATAGRAM_SOCKET: u32 = 2;
 /// A size of -1 or 0: the server decides.
 pub const SIZE_UNSET: u32 = u32::MAX;
 
@@ -156,16 +152,6 @@ pub trait Body: Sized {
 pub struct Text<const N: usize>(pub [u8; N]);
 
 impl<const N: usize> Text<N> {
-    /// As much of `text` as leaves room for one zero.
-    pub fn new(text: &str) -> Text<N> {
-        let mut bytes = [0; N];
-        let last = N.saturating_sub(1);
-        for (to, from) in bytes.iter_mut().take(last).zip(text.bytes()) {
-            *to = from;
-        }
-        Text(bytes)
-    }
-
     /// The text, if it is any.
     pub fn as_str(&self) -> Option<&str> {
         let text = self.0.split(|b| *b == 0).next().unwrap_or_default();
@@ -310,7 +296,7 @@ body! {
         data_port: u32,
         /// [`FAMILY_V4`] or [`FAMILY_V6`].
         family: u32,
-        /// [`STREAM_SOCKET`] or [`DATAGRAM_SOCKET`].
+        /// 1: a stream, 2: datagrams.
         socket_type: u32,
         /// IP protocol number.
         protocol: u32,
@@ -632,6 +618,7 @@ pub fn address(field: &Text<16>, family: u32) -> Option<std::net::IpAddr> {
 }
 
 /// The field for an address, and its family.
+#[cfg(test)]
 pub fn address_field(address: std::net::IpAddr) -> (Text<16>, u32) {
     let mut field = Text::default();
     match address {

@@ -2,8 +2,6 @@
 //!
 //! Utilisation is 0 to 100 percent of the *whole* machine: the average over the CPUs of everything
 //! that is not idle, so that waiting for disks and time taken by the hypervisor count as busy.
-//! Service demand is CPU time per unit of work, in µs per KB (1024 bytes) or per transaction:
-//! `percent × 10000 × CPUs ÷ units per second`.
 //!
 //! `/proc/stat` counts in ticks of 10 ms: a second of one CPU is known to a percent.
 
@@ -14,40 +12,6 @@ use std::time::{Duration, Instant};
 
 /// The number of this method in results.
 pub const METHOD_PROC_STAT: u32 = 8;
-/// The number of no method.
-pub const METHOD_UNKNOWN: u32 = 0;
-
-/// The letter that netperf's tables show for a method.
-pub fn method_letter(method: u32) -> char {
-    // The numbers of netlib.h.
-    match method {
-        METHOD_UNKNOWN => 'U',
-        1 => 'I',
-        2 => 'P',
-        3 => 'T',
-        4 => 'L',
-        5 => 'R',
-        6 => 'N',
-        7 => 'K',
-        METHOD_PROC_STAT => 'S',
-        9 => 'C',
-        10 => 'E',
-        11 => 'M',
-        12 => 'O',
-        _ => '?',
-    }
-}
-
-/// Service demand in µs per unit; -1 without units or time, as netperf shows what it does not know.
-pub fn service_demand(cpu_percent: f64, cpus: u32, units: f64, elapsed: f64) -> f64 {
-    let rate = units / elapsed;
-    if rate > 0.0 && rate.is_finite() {
-        cpu_percent * 10_000.0 * f64::from(cpus) / rate
-    } else {
-        -1.0
-    }
-}
-
 /// Ticks of one CPU: user, nice, system, idle, iowait, irq, softirq, steal (proc(5)). Guest time
 /// is part of user time.
 type Ticks = [u64; 8];
@@ -85,7 +49,6 @@ impl Reading {
         let peak = shares.iter().map(busy).enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
         Usage {
             elapsed,
-            is_measured: !shares.is_empty(),
             cpu_percent: mean(&busy),
             user_percent: mean(&|s| s[0]),
             system_percent: mean(&|s| s[2]),
@@ -134,8 +97,6 @@ fn busy(shares: &[f64; 8]) -> f64 {
 pub struct Usage {
     /// Wall time.
     pub elapsed: Duration,
-    /// Whether the percentages were measured.
-    pub is_measured: bool,
     /// Everything but idle.
     pub cpu_percent: f64,
     /// Percent in programs.
@@ -150,13 +111,6 @@ pub struct Usage {
     pub softirq_percent: f64,
     /// The busiest CPU and its load.
     pub peak: (usize, f64),
-}
-
-impl Usage {
-    /// The number of the method for results.
-    pub fn method(&self) -> u32 {
-        if self.is_measured { METHOD_PROC_STAT } else { METHOD_UNKNOWN }
-    }
 }
 
 /// What a calibration says: the ticks of a CPU in a second. Clients take 0 for an account that is
@@ -192,7 +146,6 @@ mod tests {
         assert!((usage.softirq_percent - 25.0).abs() < 1e-9);
         assert!((usage.iowait_percent - 2.0).abs() < 1e-9);
         assert_eq!(usage.peak.0, 0);
-        assert_eq!(usage.method(), METHOD_PROC_STAT);
     }
 
     #[test]
@@ -211,19 +164,11 @@ mod tests {
     }
 
     #[test]
-    fn one_busy_cpu_of_two_that_moves_a_megabyte_a_second_spends_a_second_on_it() {
-        let demand = service_demand(50.0, 2, 1024.0, 1.0);
-        assert!((demand * 1024.0 - 1e6).abs() < 1e-6);
-        assert_eq!(service_demand(50.0, 2, 0.0, 1.0), -1.0);
-        assert_eq!(service_demand(50.0, 2, 1.0, 0.0), -1.0);
-    }
-
-    #[test]
     fn this_machine_has_cpus_and_without_measuring_nothing_is_read() {
         assert!(cpus() >= 1);
         let now = Reading::take(true).expect("/proc/stat");
-        assert!(now.until(&now).is_measured);
+        assert!(!now.cpus.is_empty());
         let blind = Reading::take(false).expect("only the clock");
-        assert_eq!(blind.until(&blind).method(), METHOD_UNKNOWN);
+        assert!(blind.cpus.is_empty());
     }
 }

@@ -1,30 +1,23 @@
-//! netperf's two ends over any stack: the server that a stock netperf drives, and the client that
-//! drives a stock netserver. Definitions and tables are netperf's, so that figures can be laid
-//! beside thirty years of others.
+//! netperf's server, which a stock netperf drives, so that figures can be laid beside thirty years
+//! of others.
 //!
 //! ```text
-//!   client ─ control connection (messages of 656 bytes) ─ server::Server
+//!   netperf ─ control connection (messages of 656 bytes) ─ server::Server
 //!     │                                                      │ job: what was asked
 //!     └────────── data: transfer's loops over socket ────────┘ pace: when it ends; meter: CPU
 //! ```
-//! [`message`] is the codec; [`socket`] the sockets of any stack; `transfer` holds the loops of both
-//! ends. Nothing of the other side is trusted: see [`server`].
+//! [`message`] is the codec. Nothing of the other side is trusted: see [`server`].
 //!
 //! Source: netperf 2.7.1, its manual, and what it sends and prints.
 
-pub mod client;
-pub mod confidence;
 mod control;
 mod job;
 pub mod message;
-pub mod meter;
-mod on_fulmar;
-mod on_kernel;
-pub mod pace;
+mod meter;
+mod pace;
 mod ring;
 pub mod server;
-pub mod socket;
-pub mod tables;
+mod socket;
 mod transfer;
 
 /// The port of the control connection.

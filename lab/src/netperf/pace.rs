@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How much longer than the test's length a side waits that is not the one to end it.
 pub const PAD: Duration = Duration::from_secs(4);
@@ -50,18 +50,6 @@ impl Length {
             other => other,
         }
     }
-
-    /// The inverse, as far as a message can say it.
-    pub fn number(self) -> i32 {
-        match self {
-            Length::Endless => 0,
-            // A message has no fractions; the server's own timer then rings a little late.
-            Length::Time(t) => {
-                i32::try_from(t.as_millis().div_ceil(1000)).unwrap_or(i32::MAX).max(1)
-            }
-            Length::Units(n) => i32::try_from(n).map_or(i32::MIN, |n| -n),
-        }
-    }
 }
 
 #[derive(Default)]
@@ -94,30 +82,6 @@ impl Bell {
     }
 }
 
-/// Shows how a running test does, now and then.
-pub struct Interim<'a> {
-    every: Duration,
-    since: Instant,
-    units: u64,
-    show: Box<dyn FnMut(u64, Duration) + 'a>,
-}
-
-impl<'a> Interim<'a> {
-    /// Calls `show` with the units and the time since it was last called, about `every` so often.
-    pub fn new(every: Duration, show: impl FnMut(u64, Duration) + 'a) -> Interim<'a> {
-        Interim { every, since: Instant::now(), units: 0, show: Box::new(show) }
-    }
-
-    fn note(&mut self, units: u64) {
-        self.units += units;
-        let passed = self.since.elapsed();
-        if passed >= self.every {
-            (self.show)(self.units, passed);
-            (self.units, self.since) = (0, Instant::now());
-        }
-    }
-}
-
 /// One run of a test at one of its ends.
 pub struct Pace<'a> {
     bell: Arc<Bell>,
@@ -127,7 +91,6 @@ pub struct Pace<'a> {
     quiet: Duration,
     patience: Duration,
     stop: &'a AtomicBool,
-    interim: Option<Interim<'a>>,
     measures_cpu: bool,
     start: Reading,
 }
@@ -142,7 +105,6 @@ impl<'a> Pace<'a> {
         pad: Duration,
         measures_cpu: bool,
         stop: &'a AtomicBool,
-        mut interim: Option<Interim<'a>>,
     ) -> io::Result<Pace<'a>> {
         let (cancel, cancelled) = channel();
         let bell = Arc::new(Bell::default());
@@ -164,23 +126,9 @@ impl<'a> Pace<'a> {
             Length::Time(time) => PATIENCE.max(time + 2 * PAD),
             _ => PATIENCE,
         };
-        if let Some(interim) = &mut interim {
-            interim.since = Instant::now();
-        }
         let cancel = Some(cancel);
         let quiet = Duration::ZERO;
-        Ok(Pace {
-            bell,
-            cancel,
-            keeper,
-            units_left,
-            quiet,
-            patience,
-            stop,
-            interim,
-            measures_cpu,
-            start,
-        })
+        Ok(Pace { bell, cancel, keeper, units_left, quiet, patience, stop, measures_cpu, start })
     }
 
     /// Nothing more is to be begun.
@@ -195,9 +143,6 @@ impl<'a> Pace<'a> {
         self.quiet = Duration::ZERO;
         if let Some(left) = &mut self.units_left {
             *left = left.saturating_sub(units);
-        }
-        if let Some(interim) = &mut self.interim {
-            interim.note(units);
         }
     }
 
@@ -260,21 +205,18 @@ mod tests {
     static GO_ON: AtomicBool = AtomicBool::new(false);
 
     fn pace(length: Length, pad: Duration) -> Pace<'static> {
-        Pace::start(length, pad, false, &GO_ON, None).expect("a thread")
+        Pace::start(length, pad, false, &GO_ON).expect("a thread")
     }
 
     #[test]
-    fn lengths_are_written_as_netperf_writes_them() {
+    fn lengths_are_read_as_netperf_writes_them() {
         for (n, length) in [
             (0, Length::Endless),
             (10, Length::Time(Duration::from_secs(10))),
             (-7, Length::Units(7)),
         ] {
             assert_eq!(Length::from_number(n), length);
-            assert_eq!(i64::from(length.number()), n);
         }
-        assert_eq!(Length::Time(Duration::from_millis(10)).number(), 1);
-        assert_eq!(Length::Units(u64::MAX).number(), i32::MIN);
         assert_eq!(Length::from_number(i64::MIN), Length::Units(1 << 63));
     }
 
@@ -331,21 +273,9 @@ mod tests {
     #[test]
     fn the_user_ends_any_test() {
         let stop = AtomicBool::new(false);
-        let pace = Pace::start(Length::Endless, PAD, true, &stop, None).expect("/proc/stat");
+        let pace = Pace::start(Length::Endless, PAD, true, &stop).expect("/proc/stat");
         assert!(!pace.is_over());
         stop.store(true, Ordering::Relaxed);
         assert!(pace.is_over());
-    }
-
-    #[test]
-    fn interim_results_hold_every_unit_once() {
-        let mut seen = 0;
-        let mut show = |units, _| seen += units;
-        let interim = Interim::new(Duration::ZERO, &mut show);
-        let mut pace =
-            Pace::start(Length::Endless, PAD, false, &GO_ON, Some(interim)).expect("a pace");
-        (1..=4).for_each(|n| pace.spend(n));
-        drop(pace);
-        assert_eq!(seen, 10);
     }
 }

@@ -2,11 +2,9 @@
 //! not always those that are hot in the cache.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-
-use crate::file::unnamed;
 
 /// Bytes of one message at most.
 pub const MAX_MESSAGE: usize = 4 << 20;
@@ -87,75 +85,21 @@ impl Ring {
 }
 
 /// Opens a plain file: whatever else has the name could block the reader for ever.
-///
-/// # Errors
-/// It cannot be opened, is no file, or is empty.
-pub fn open_file(path: &Path) -> io::Result<(File, u64)> {
+fn open_file(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let about = file.metadata()?;
     if !about.is_file() || about.len() == 0 {
         let what = format!("{} is not a file with bytes in it", path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
-    Ok((file, about.len()))
+    Ok(file)
 }
 
 fn first_bytes(path: &Path, most: usize) -> io::Result<Vec<u8>> {
-    let (file, _) = open_file(path)?;
+    let file = open_file(path)?;
     let mut bytes = Vec::new();
     file.take(most as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
-}
-
-/// A file to send from, `bytes` at a time.
-pub struct FileRing {
-    file: File,
-    len: u64,
-    offset: u64,
-    bytes: usize,
-}
-
-impl FileRing {
-    /// From a file of the user's, or from a nameless one as large as the ring would be.
-    ///
-    /// # Errors
-    /// The file is smaller than a message; no temporary file can be written.
-    pub fn new(path: Option<&Path>, ring: Ring) -> io::Result<FileRing> {
-        let bytes = ring.bytes();
-        let (file, len) = match path {
-            Some(path) => open_file(path)?,
-            None => temporary(&ring.filled(None)?)?,
-        };
-        if len < bytes as u64 {
-            let what = format!(
-                "the file has {len} bytes and a message {bytes}: give a larger file, or -m"
-            );
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        }
-        Ok(FileRing { file, len, offset: 0, bytes })
-    }
-
-    /// Bytes of a message.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// The file and where the next message begins in it.
-    pub fn advance(&mut self) -> (&File, u64) {
-        let offset = self.offset;
-        self.offset += self.bytes as u64;
-        if self.offset + self.bytes as u64 > self.len {
-            self.offset = 0;
-        }
-        (&self.file, offset)
-    }
-}
-
-/// The messages in a file without a name.
-fn temporary(ring: &Ring) -> io::Result<(File, u64)> {
-    let mut file = unnamed(&std::env::temp_dir())?;
-    ring.buffers.iter().try_for_each(|b| file.write_all(b))?;
-    Ok((file, (ring.width() * ring.bytes()) as u64))
 }
 
 #[cfg(test)]
@@ -191,13 +135,8 @@ mod tests {
         let path = std::env::temp_dir().join(format!("fulmar-ring-{}", std::process::id()));
         std::fs::write(&path, b"abc").expect("a file");
         let ring = Ring::new(2, 4, 0).and_then(|r| r.filled(Some(&path)));
-        let small = FileRing::new(Some(&path), Ring::new(1, 4, 0).expect("one"));
-        let mut fits = FileRing::new(Some(&path), Ring::new(1, 2, 0).expect("one")).expect("two");
         std::fs::remove_file(&path).expect("it was there");
         assert_eq!(ring.expect("filled").buffers, [b"abca", b"bcab"]);
-        assert!(small.err().expect("too small").to_string().contains("a message 4"));
-        // A second message would pass the end, so each begins at the front.
-        assert_eq!((fits.advance().1, fits.advance().1), (0, 0));
     }
 
     #[test]
@@ -205,13 +144,6 @@ mod tests {
         assert!(open_file(Path::new("/")).is_err());
         assert!(open_file(Path::new("/dev/null")).is_err());
         assert!(open_file(Path::new("/nonexistent")).is_err());
-    }
-
-    #[test]
-    fn without_a_file_a_nameless_one_holds_the_ring() {
-        let mut ring = FileRing::new(None, Ring::new(3, 10, 0).expect("small")).expect("a file");
-        let offsets: Vec<u64> = (0..4).map(|_| ring.advance().1).collect();
-        assert_eq!(offsets, [0, 10, 20, 0]);
     }
 
     #[test]

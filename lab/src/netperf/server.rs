@@ -12,8 +12,9 @@ use super::message::{
     OmniResults, StreamResponse, StreamResults, UNKNOWN_TEST, flag, kind,
 };
 use super::meter::{self, METHOD_PROC_STAT};
-use super::socket::{Listener, Network, Stream, Tuning, is_tick};
+use super::socket::{Tuning, accept, is_tick, listen};
 use crate::sys;
+use fulmar::{Stack, TcpListener, TcpStream};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -40,8 +41,8 @@ pub struct Rules {
 
 /// A server that listens.
 pub struct Server {
-    network: Arc<dyn Network>,
-    listener: Box<dyn Listener>,
+    stack: Stack,
+    listener: TcpListener,
     rules: Rules,
 }
 
@@ -50,9 +51,9 @@ impl Server {
     ///
     /// # Errors
     /// The port is taken.
-    pub fn bind(network: Arc<dyn Network>, at: SocketAddr, rules: Rules) -> io::Result<Server> {
-        let listener = network.listen(at, &Tuning::default())?;
-        Ok(Server { network, listener, rules })
+    pub fn bind(stack: Stack, at: SocketAddr, rules: Rules) -> io::Result<Server> {
+        let listener = listen(&stack, at)?;
+        Ok(Server { stack, listener, rules })
     }
 
     /// Where it listens.
@@ -74,7 +75,7 @@ impl Server {
                 break Ok(());
             }
             clients.retain(|c| !c.is_finished());
-            match self.listener.accept() {
+            match accept(&self.listener, &Tuning::default()) {
                 Ok((control, peer)) => {
                     clients.extend(self.welcome(control, peer, clients.len(), stop))
                 }
@@ -91,7 +92,7 @@ impl Server {
 
     fn welcome(
         &self,
-        control: Box<dyn Stream>,
+        control: TcpStream,
         peer: SocketAddr,
         clients: usize,
         stop: &Arc<AtomicBool>,
@@ -104,7 +105,7 @@ impl Server {
         let client = Client {
             control,
             peer: peer.ip().to_canonical(),
-            network: self.network.clone(),
+            stack: self.stack.clone(),
             rules: self.rules.clone(),
             stop: stop.clone(),
         };
@@ -120,16 +121,16 @@ impl Server {
 
 /// One client and its control connection.
 struct Client {
-    control: Box<dyn Stream>,
+    control: TcpStream,
     peer: IpAddr,
-    network: Arc<dyn Network>,
+    stack: Stack,
     rules: Rules,
     stop: Arc<AtomicBool>,
 }
 
 impl Client {
     fn serve(&self) -> io::Result<()> {
-        while let Some(request) = control::receive(&*self.control, IDLE, &self.stop)? {
+        while let Some(request) = control::receive(&self.control, IDLE, &self.stop)? {
             self.pin(request.second());
             match request.kind() {
                 kind::OMNI => self.omni(&request)?,
@@ -161,11 +162,11 @@ impl Client {
     }
 
     fn answer(&self, kind: u32, body: &impl Body) -> io::Result<()> {
-        control::send(&*self.control, &Message::new(kind, 0, body))
+        control::send(&self.control, &Message::new(kind, 0, body))
     }
 
     fn fail(&self, kind: u32, errno: u32) -> io::Result<()> {
-        control::send(&*self.control, &Message::new(kind, errno, &Empty))
+        control::send(&self.control, &Message::new(kind, errno, &Empty))
     }
 
     /// Does a step of a test; if it fails the client is told the errno.
@@ -182,7 +183,7 @@ impl Client {
         if job.fill.is_some() && !self.rules.may_read_files {
             job.fill = None;
         }
-        let opened = self.step(kind, job.open(&*self.network))?;
+        let opened = self.step(kind, job.open(&self.stack))?;
         let port = self.step(kind, opened.port())?;
         Ok((job, opened, port))
     }

@@ -1,23 +1,20 @@
-//! The sockets that netperf's two ends need, so that one program measures any stack: fulmar
-//! ([`OnFulmar`]) and the kernel ([`OnKernel`]).
-//!
-//! Calls block, and return `WouldBlock` after [`TICK`]: the caller then looks whether the test is
-//! over.
+//! The sockets of the server. Calls block for at most [`TICK`]: the caller then looks whether the
+//! test is over.
 
-use super::ring::Ring;
-
-use std::fs::File;
+use fulmar::{RecvBuf, RecvCompletion, Stack, TcpConfig, TcpListener, TcpStream, UdpSocket};
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-pub use super::on_fulmar::OnFulmar;
-pub use super::on_kernel::OnKernel;
-
 /// How long a call blocks at most.
 pub const TICK: Duration = Duration::from_millis(100);
+/// The largest payload of a UDP datagram over IPv4, bytes; IPv6 would take 20 more.
+pub const LARGEST_DATAGRAM: usize = 65_507;
+/// Bytes that a UDP socket of fulmar keeps for its reader by default.
+const DATAGRAM_BUFFER: usize = 256 << 10;
 
-/// What is asked of a data socket; `None`: as the stack has it.
+/// What is asked of a data socket; `None`: the default of the stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tuning {
     /// SO_SNDBUF, bytes.
@@ -28,8 +25,7 @@ pub struct Tuning {
     pub nodelay: bool,
 }
 
-/// The socket buffers that a socket has, as the stack reports them (Linux doubles what it is
-/// asked for).
+/// The socket buffers that a socket has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Buffers {
     /// Bytes for sending.
@@ -38,168 +34,117 @@ pub struct Buffers {
     pub recv: usize,
 }
 
-/// A stack.
-pub trait Network: Send + Sync {
-    /// Connects within `timeout`.
-    ///
-    /// # Errors
-    /// As `connect(2)`.
-    fn connect(
-        &self,
-        to: SocketAddr,
-        tuning: &Tuning,
-        timeout: Duration,
-    ) -> io::Result<Box<dyn Stream>>;
+impl Buffers {
+    /// Those of a new connection, before the stack adapts them.
+    pub fn of_connections(tuning: &Tuning) -> Buffers {
+        let config = TcpConfig::default();
+        Buffers {
+            send: tuning.send_buffer.unwrap_or(config.send_buffer_bytes),
+            recv: tuning.recv_buffer.unwrap_or(config.recv_buffer_bytes),
+        }
+    }
 
-    /// Listens; port 0 lets the stack choose.
-    ///
-    /// # Errors
-    /// As `bind(2)`.
-    fn listen(&self, at: SocketAddr, tuning: &Tuning) -> io::Result<Box<dyn Listener>>;
+    /// Those of a UDP socket.
+    pub fn of_datagrams(tuning: &Tuning) -> Buffers {
+        Buffers {
+            send: tuning.send_buffer.unwrap_or(DATAGRAM_BUFFER),
+            recv: tuning.recv_buffer.unwrap_or(DATAGRAM_BUFFER),
+        }
+    }
 
-    /// What a connection begins with, before the stack adapts it.
-    ///
-    /// # Errors
-    /// There is no socket to be had.
-    fn first_buffers(&self, tuning: &Tuning) -> io::Result<Buffers>;
-
-    /// Makes a socket for datagrams; port 0 lets the stack choose.
-    ///
-    /// # Errors
-    /// As `bind(2)`.
-    fn datagrams(&self, at: SocketAddr, tuning: &Tuning) -> io::Result<Box<dyn Datagrams>>;
-
-    /// What the tables call it; empty for the kernel, whose tables are netperf's own.
-    fn name(&self) -> &'static str;
+    /// Those that a connection has now.
+    pub fn of(stream: &TcpStream) -> Buffers {
+        Buffers {
+            send: stream.send_buffer().unwrap_or_default(),
+            recv: stream.recv_buffer().unwrap_or_default(),
+        }
+    }
 }
 
-/// The largest payload of a UDP datagram over IPv4, bytes; IPv6 would take 20 more.
-pub const LARGEST_DATAGRAM: usize = 65_507;
-
-/// A TCP listener.
-pub trait Listener: Send {
-    /// The next connection, or `WouldBlock` after [`TICK`].
-    ///
-    /// # Errors
-    /// As `accept(2)`.
-    fn accept(&self) -> io::Result<(Box<dyn Stream>, SocketAddr)>;
-
-    /// Where it listens.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    fn local_addr(&self) -> io::Result<SocketAddr>;
-
-    /// What an accepted connection begins with.
-    fn buffers(&self) -> Buffers;
+/// Listens; port 0 lets the stack choose.
+///
+/// # Errors
+/// The port is taken.
+pub fn listen(stack: &Stack, at: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(stack, at)?;
+    listener.set_accept_timeout(Some(TICK))?;
+    Ok(listener)
 }
 
-/// A TCP connection. Dropping it closes it.
-pub trait Stream: Send {
-    /// Reads; 0 is the end.
+/// The next connection, or `WouldBlock` after [`TICK`].
+///
+/// # Errors
+/// As `accept(2)`.
+pub fn accept(listener: &TcpListener, tuning: &Tuning) -> io::Result<(TcpStream, SocketAddr)> {
+    let (stream, peer) = listener.accept()?;
+    if let Some(bytes) = tuning.send_buffer {
+        stream.set_send_buffer(bytes)?;
+    }
+    if let Some(bytes) = tuning.recv_buffer {
+        stream.set_recv_buffer(bytes)?;
+    }
+    stream.set_nodelay(tuning.nodelay)?;
+    stream.set_read_timeout(Some(TICK))?;
+    stream.set_write_timeout(Some(TICK))?;
+    Ok((stream, peer))
+}
+
+/// Makes a socket for datagrams; port 0 lets the stack choose.
+///
+/// # Errors
+/// The port is taken.
+pub fn datagrams(stack: &Stack, at: SocketAddr, tuning: &Tuning) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(stack, at)?;
+    socket.set_read_timeout(Some(TICK))?;
+    socket.set_write_timeout(Some(TICK))?;
+    if let Some(bytes) = tuning.recv_buffer {
+        socket.set_recv_buffer(bytes)?;
+    }
+    Ok(socket)
+}
+
+/// Receive buffers in the order in which they were posted; each is posted again when it is filled.
+pub struct Posted<'a> {
+    stream: &'a TcpStream,
+    under_way: VecDeque<RecvCompletion>,
+}
+
+impl Posted<'_> {
+    /// Posts `count` buffers of `bytes` each (netperf's `-A`).
+    ///
+    /// # Errors
+    /// There is no memory for them.
+    pub fn new(stream: &TcpStream, count: usize, bytes: usize) -> io::Result<Posted<'_>> {
+        let mut posted = Posted { stream, under_way: VecDeque::new() };
+        for _ in 0..count.max(1) {
+            posted.post(RecvBuf::try_with_capacity(bytes).map_err(io::Error::other)?)?;
+        }
+        Ok(posted)
+    }
+
+    fn post(&mut self, buffer: RecvBuf) -> io::Result<()> {
+        self.under_way.push_back(self.stream.recv_posted(buffer)?);
+        Ok(())
+    }
+
+    /// Bytes of the next buffer that is filled; 0 is the end.
     ///
     /// # Errors
     /// `WouldBlock` after [`TICK`]; as `read(2)`.
-    fn read(&self, buffer: &mut [u8]) -> io::Result<usize>;
-
-    /// Writes all of it or as much as was possible within [`TICK`].
-    ///
-    /// # Errors
-    /// `WouldBlock` if nothing was; as `write(2)`.
-    fn write(&self, bytes: &[u8]) -> io::Result<usize>;
-
-    /// Posts `count` buffers of `bytes` each, to be filled with what comes (netperf's `-A`).
-    ///
-    /// # Errors
-    /// The stack has no such thing, or no memory for it.
-    fn posted(&self, count: usize, bytes: usize) -> io::Result<Box<dyn Posted + '_>>;
-
-    /// Takes copies of the buffers of `ring`, to send them without another one (netperf's `-a`).
-    ///
-    /// # Errors
-    /// The stack has no such thing.
-    fn given(&self, ring: &mut Ring) -> io::Result<Box<dyn Given + '_>>;
-
-    /// Sends a part of a file as [`Stream::write`] sends bytes.
-    ///
-    /// # Errors
-    /// As [`Stream::write`]; what the file says.
-    fn send_file(&self, file: &File, offset: u64, bytes: usize) -> io::Result<usize>;
-
-    /// Ends sending.
-    ///
-    /// # Errors
-    /// As `shutdown(2)`.
-    fn shutdown_write(&self) -> io::Result<()>;
-
-    /// The socket buffers now.
-    fn buffers(&self) -> Buffers;
-
-    /// Segments sent again so far.
-    fn retransmits(&self) -> Option<u64>;
-
-    /// Payload of a full segment, bytes.
-    fn segment_bytes(&self) -> Option<u32>;
-
-    /// This end's address.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    fn local_addr(&self) -> io::Result<SocketAddr>;
-}
-
-/// Buffers that were posted before their bytes came, and are posted again when they are back.
-pub trait Posted {
-    /// Bytes of the next buffer that is back; 0 is the end.
-    ///
-    /// # Errors
-    /// `WouldBlock` after [`TICK`]; as `read(2)`.
-    fn next(&mut self) -> io::Result<usize>;
-}
-
-/// Buffers that are given away until they have arrived, in turn.
-pub trait Given {
-    /// Gives the next buffer away, once it is back from the last time; returns its bytes.
-    ///
-    /// # Errors
-    /// `WouldBlock` after [`TICK`], nothing is sent then; as `write(2)`.
-    fn next(&mut self) -> io::Result<usize>;
-}
-
-/// A UDP socket.
-pub trait Datagrams: Send {
-    /// Fixes the peer.
-    ///
-    /// # Errors
-    /// As `connect(2)`.
-    fn connect(&self, to: SocketAddr) -> io::Result<()>;
-
-    /// Sends to the fixed peer.
-    ///
-    /// # Errors
-    /// As `send(2)`.
-    fn send(&self, bytes: &[u8]) -> io::Result<usize>;
-
-    /// Sends to an address.
-    ///
-    /// # Errors
-    /// As `sendto(2)`.
-    fn send_to(&self, bytes: &[u8], to: SocketAddr) -> io::Result<usize>;
-
-    /// Receives one datagram.
-    ///
-    /// # Errors
-    /// `WouldBlock` after [`TICK`]; as `recvfrom(2)`.
-    fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)>;
-
-    /// Where it is bound.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    fn local_addr(&self) -> io::Result<SocketAddr>;
-
-    /// The socket buffers.
-    fn buffers(&self) -> Buffers;
+    pub fn next(&mut self) -> io::Result<usize> {
+        // At the end of the stream they come back one after the other, with nothing.
+        let Some(first) = self.under_way.front_mut() else { return Ok(0) };
+        let Some(back) = first.wait_timeout(TICK) else {
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        self.under_way.pop_front();
+        let buffer = back?;
+        let n = buffer.len();
+        if n > 0 {
+            self.post(buffer)?;
+        }
+        Ok(n)
+    }
 }
 
 /// The call may be made again: nothing happened within [`TICK`], or a signal came.

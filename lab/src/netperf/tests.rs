@@ -1,29 +1,31 @@
-//! Both ends against each other: over the kernel's loopback, and over two stacks of fulmar joined
-//! by a link. Counts and behaviour, no speeds.
+//! The server against clients that speak the protocol by hand, between two stacks of fulmar.
+//! Counts and behaviour, no speeds.
 
-use super::client::{Client, Outcome, Test, TestOptions};
-use super::confidence::Goal;
-use super::message::{Empty, MESSAGE_BYTES, Message, OmniRequest, UNKNOWN_TEST, direction, kind};
-use super::pace::Length;
+use super::control;
+use super::message::{
+    Body, ConnectRequest, ConnectResponse, ConnectResults, Empty, FAMILY_V4, MESSAGE_BYTES,
+    Message, OmniRequest, OmniResponse, OmniResults, SIZE_UNSET, StreamRequest, StreamResponse,
+    StreamResults, UNKNOWN_TEST, address_field, direction, flag, kind,
+};
 use super::server::{Rules, Server};
-use super::socket::{Network, OnFulmar, OnKernel, Stream, Tuning};
-use super::{control, tables};
 use fulmar::base::{Counter, EtherAddr};
-use fulmar::devices;
-use fulmar::{Cidr, Stack};
+use fulmar::{Cidr, Device, Stack, TcpStream, UdpSocket, devices};
 use fulmar_nic as sim;
-use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 const TIME: Duration = Duration::from_secs(30);
+const BYTES: usize = 3_000_000;
+const TRANSACTIONS: usize = 50;
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
-/// A server in a thread, gone with the value.
+/// A server in a thread, gone with the value, and the stack of its clients.
 struct Served {
+    clients: Stack,
     at: SocketAddr,
     said: Arc<Mutex<Vec<String>>>,
     stop: Arc<AtomicBool>,
@@ -31,7 +33,12 @@ struct Served {
 }
 
 impl Served {
-    fn on(network: Arc<dyn Network>, at: &str, max_clients: usize) -> Served {
+    fn new() -> Served {
+        let (a, b) = devices::link_pair().expect("a link");
+        Served::on([stack(a, 1), stack(b, 2)], 8)
+    }
+
+    fn on([clients, stack]: [Stack; 2], max_clients: usize) -> Served {
         let said = Arc::new(Mutex::new(Vec::new()));
         let hear = said.clone();
         let rules = Rules {
@@ -39,21 +46,28 @@ impl Served {
             may_read_files: false,
             say: Arc::new(move |s: &str| hear.lock().expect("no panic").push(s.to_owned())),
         };
-        let server = Server::bind(network, at.parse().expect("an address"), rules).expect("a port");
-        let mut at: SocketAddr = at.parse().expect("an address");
-        at.set_port(server.local_addr().expect("bound").port());
+        let at = SocketAddr::from(([10, 9, 0, 2], super::CONTROL_PORT));
+        let server = Server::bind(stack, at, rules).expect("a port");
         let stop = Arc::new(AtomicBool::new(false));
         let flag = stop.clone();
         let thread = Some(std::thread::spawn(move || server.run(&flag)));
-        Served { at, said, stop, thread }
-    }
-
-    fn on_loopback() -> Served {
-        Served::on(Arc::new(OnKernel), "127.0.0.1:0", 8)
+        Served { clients, at, said, stop, thread }
     }
 
     fn said(&self) -> String {
         self.said.lock().expect("no panic").join("\n")
+    }
+
+    fn connect(&self, port: u16) -> TcpStream {
+        let to = SocketAddr::new(self.at.ip(), port);
+        let stream = TcpStream::connect(&self.clients, to).expect("it listens");
+        stream.set_read_timeout(Some(TIME)).expect("a timeout");
+        stream.set_write_timeout(Some(TIME)).expect("a timeout");
+        stream
+    }
+
+    fn client(&self) -> Client<'_> {
+        Client { served: self, control: self.connect(self.at.port()) }
     }
 }
 
@@ -66,143 +80,225 @@ impl Drop for Served {
     }
 }
 
-fn short(test: Test) -> TestOptions {
-    let length = match test {
-        t if t.is_udp() => Length::Time(Duration::from_millis(100)),
-        t if t.is_transactional() => Length::Units(50),
-        _ => Length::Units(3_000_000),
-    };
-    let mut options = TestOptions::new(test);
-    (options.measures_local, options.measures_remote, options.length) = (true, true, length);
-    options.exchange_bytes = (100, 2000);
-    if test.is_udp() {
-        options.exchange_bytes = (100, 200);
-        options.local.send_bytes = Some(1000);
-    }
-    options
+fn stack(device: Box<dyn Device>, host: u8) -> Stack {
+    let cidr: Cidr = format!("10.9.0.{host}/24").parse().expect("an address");
+    Stack::builder().device(device).address(cidr).unlisted().build().expect("a stack")
 }
 
-fn check(test: Test, outcome: &Outcome) {
-    let (near, far) = (&outcome.local.tally, &outcome.remote.tally);
-    match test {
-        Test::TcpStream | Test::TcpSendfile => {
-            assert!(near.bytes_sent >= 3_000_000, "{outcome:?}");
-            assert_eq!(near.bytes_sent, far.bytes_received);
-        }
-        Test::TcpMaerts => {
-            assert!(near.bytes_received >= 3_000_000, "{outcome:?}");
-            assert_eq!(near.bytes_received, far.bytes_sent);
-        }
-        Test::TcpRr | Test::TcpCrr => {
-            assert_eq!((near.transactions, far.transactions), (50, 50));
-            assert_eq!((near.bytes_sent, near.bytes_received), (50 * 100, 50 * 2000));
-            assert_eq!((far.bytes_sent, far.bytes_received), (50 * 2000, 50 * 100));
-        }
-        Test::TcpCc => assert_eq!((near.transactions, far.transactions), (50, 50)),
-        Test::UdpStream => {
-            assert!(far.recv_calls > 0 && far.recv_calls <= near.send_calls, "{outcome:?}");
-            assert_eq!(far.bytes_received, 1000 * far.recv_calls);
-        }
-        Test::UdpRr => {
-            assert!(near.transactions > 0, "{outcome:?}");
-            assert_eq!(near.bytes_received, 200 * near.transactions);
-        }
-    }
-    assert!(outcome.elapsed > 0.0 && outcome.units > 0.0);
-    assert!((0.0..=100.0).contains(&outcome.local.usage.cpu_percent), "{outcome:?}");
-    assert!((0.0..=100.0).contains(&outcome.remote.usage.cpu_percent), "{outcome:?}");
-    assert!(outcome.remote.cpus > 0 && outcome.remote.service_demand >= 0.0);
+/// A control connection.
+struct Client<'a> {
+    served: &'a Served,
+    control: TcpStream,
 }
 
-/// All tests after each other over one control connection.
-fn every_test_runs(network: &dyn Network, served: &Served) {
-    let client = Client::connect(network, served.at, &GO_ON).expect("it listens");
-    for test in [Test::TcpStream, Test::TcpSendfile] {
-        let options = TestOptions { remote_posted: true, ..short(test) };
-        let outcome = client.run(&options, None);
-        check(test, &outcome.unwrap_or_else(|e| panic!("-A {test:?}: {e}; {}", served.said())));
+impl Client<'_> {
+    fn send(&self, message: &Message) {
+        control::send(&self.control, message).expect("sent");
     }
-    for (test, name, _) in super::client::TESTS {
-        let outcome = client.run(&short(test), None);
-        check(test, &outcome.unwrap_or_else(|e| panic!("{name}: {e}; {}", served.said())));
+
+    fn receive(&self) -> Message {
+        control::receive(&self.control, TIME, &GO_ON).expect("answered").expect("a message")
     }
+
+    fn answer<A: Body>(&self, kind: u32) -> A {
+        let message = self.receive();
+        assert_eq!((message.kind(), message.second()), (kind, 0), "{}", self.served.said());
+        message.body()
+    }
+
+    fn ask<A: Body>(&self, kind: u32, body: &impl Body, answer: u32) -> A {
+        self.send(&Message::new(kind, u32::MAX, body));
+        self.answer(answer)
+    }
+
+    fn omni(&self, request: &OmniRequest) -> u16 {
+        let r: OmniResponse = self.ask(kind::OMNI, request, kind::OMNI_RESPONSE);
+        data_port(r.data_port)
+    }
+
+    fn omni_results(&self) -> OmniResults {
+        self.answer(kind::OMNI_RESULTS)
+    }
+
+    fn sends_a_stream(&self) {
+        let port = self.omni(&OmniRequest { direction: direction::RECEIVE, ..omni() });
+        send_all(&self.served.connect(port), BYTES);
+        let results = self.omni_results();
+        assert_eq!((results.bytes_received, results.bytes_sent), (BYTES as u64, 0));
+        assert!((0.0..=100.0).contains(&results.cpu_percent) && results.cpus > 0, "{results:?}");
+        assert!(results.elapsed > 0.0 && results.recv_calls > 0, "{results:?}");
+    }
+
+    fn receives_a_stream(&self) {
+        let length = -(BYTES as i32);
+        let port = self.omni(&OmniRequest { direction: direction::SEND, length, ..omni() });
+        let mut all = Vec::new();
+        (&self.served.connect(port)).read_to_end(&mut all).expect("its end");
+        assert!(all.len() >= BYTES);
+        assert_eq!(self.omni_results().bytes_sent, all.len() as u64);
+    }
+
+    /// The classic stream of TCP_SENDFILE.
+    fn sends_a_classic_stream(&self, posted: u32) {
+        let request = StreamRequest { family: FAMILY_V4, length: 10, posted, ..Default::default() };
+        let r: StreamResponse = self.ask(kind::STREAM, &request, kind::STREAM_RESPONSE);
+        send_all(&self.served.connect(data_port(r.data_port)), BYTES);
+        let results: StreamResults = self.answer(kind::STREAM_RESULTS);
+        assert_eq!(results.bytes_received, BYTES as f64);
+    }
+
+    fn makes_requests(&self, per_connection: bool) {
+        let flags = if per_connection { flag::PER_CONNECTION } else { 0 };
+        let length = -(TRANSACTIONS as i32);
+        let port = self.omni(&OmniRequest { flags, length, ..exchange() });
+        let mut stream = self.served.connect(port);
+        for n in 0..TRANSACTIONS {
+            if per_connection && n > 0 {
+                assert_eq!(stream.read(&mut [0]).expect("the server closes first"), 0);
+                stream = self.served.connect(port);
+            }
+            stream.write_all(&[1; 100]).expect("sent");
+            stream.read_exact(&mut [0; 200]).expect("an answer");
+        }
+        let results = self.omni_results();
+        assert_eq!(results.transactions, TRANSACTIONS as u32);
+        assert_eq!(results.bytes_received, 100 * TRANSACTIONS as u64);
+        assert_eq!(results.bytes_sent, 200 * TRANSACTIONS as u64);
+    }
+
+    fn connects_and_closes(&self) {
+        let length = -(TRANSACTIONS as i32);
+        let request = ConnectRequest { family: FAMILY_V4, length, ..Default::default() };
+        let r: ConnectResponse = self.ask(kind::CONNECT, &request, kind::CONNECT_RESPONSE);
+        for _ in 0..TRANSACTIONS {
+            let mut stream = self.served.connect(data_port(r.data_port));
+            assert_eq!(stream.read(&mut [0]).expect("the server closes first"), 0);
+        }
+        let results: ConnectResults = self.answer(kind::CONNECT_RESULTS);
+        assert_eq!(results.transactions, TRANSACTIONS as u32);
+    }
+
+    fn datagrams(&self, port: u16) -> UdpSocket {
+        let socket = UdpSocket::bind(&self.served.clients, "0.0.0.0:0").expect("a port");
+        socket.connect(SocketAddr::new(self.served.at.ip(), port)).expect("a peer");
+        socket.set_read_timeout(Some(TIME)).expect("a timeout");
+        socket
+    }
+
+    fn sends_datagrams(&self) {
+        let receives = direction::RECEIVE;
+        let port = self.omni(&OmniRequest { protocol: 17, direction: receives, ..omni() });
+        let socket = self.datagrams(port);
+        for _ in 0..TRANSACTIONS {
+            socket.send(&[1; 1000]).expect("sent");
+        }
+        socket.send(&[]).expect("the end");
+        let results = self.omni_results();
+        assert_eq!(results.recv_calls, TRANSACTIONS as u32, "a link loses nothing");
+        assert_eq!(results.bytes_received, 1000 * TRANSACTIONS as u64);
+    }
+
+    fn makes_requests_of_datagrams(&self) {
+        let port = self.omni(&OmniRequest { protocol: 17, ..exchange() });
+        let socket = self.datagrams(port);
+        for _ in 0..TRANSACTIONS {
+            socket.send(&[1; 100]).expect("sent");
+            assert_eq!(socket.recv(&mut [0; 300]).expect("an answer"), 200);
+        }
+        socket.send(&[]).expect("the end");
+        assert_eq!(self.omni_results().transactions, TRANSACTIONS as u32);
+    }
+}
+
+fn data_port(port: u32) -> u16 {
+    u16::try_from(port).expect("a port")
+}
+
+fn send_all(mut stream: &TcpStream, bytes: usize) {
+    stream.write_all(&vec![7; bytes]).expect("sent");
+    stream.shutdown(Shutdown::Write).expect("ended");
+    assert_eq!(stream.read(&mut [0]).expect("the other end"), 0);
+}
+
+/// What every request of a stream says.
+fn omni() -> OmniRequest {
+    OmniRequest {
+        protocol: 6,
+        send_buffer: -1,
+        recv_buffer: -1,
+        send_bytes: SIZE_UNSET,
+        recv_bytes: SIZE_UNSET,
+        request_bytes: -1,
+        response_bytes: -1,
+        flags: flag::MEASURE_CPU,
+        length: 10,
+        family: FAMILY_V4,
+        ..OmniRequest::default()
+    }
+}
+
+/// Requests of 100 bytes, responses of 200.
+fn exchange() -> OmniRequest {
+    OmniRequest {
+        direction: direction::SEND | direction::RECEIVE,
+        request_bytes: 100,
+        response_bytes: 200,
+        ..omni()
+    }
+}
+
+#[test]
+fn every_test_runs_over_one_control_connection() {
+    let served = Served::new();
+    let client = served.client();
+    client.sends_a_stream();
+    client.receives_a_stream();
+    client.sends_a_classic_stream(0);
+    client.sends_a_classic_stream(1);
+    client.makes_requests(false);
+    client.makes_requests(true);
+    client.connects_and_closes();
+    client.sends_datagrams();
+    client.makes_requests_of_datagrams();
     assert_eq!(served.said(), "");
 }
 
 #[test]
-fn every_test_runs_on_the_kernels_loopback() {
-    every_test_runs(&OnKernel, &Served::on_loopback());
-}
-
-fn joined_stacks() -> (OnFulmar, OnFulmar) {
-    let (a, b) = devices::link_pair().expect("a link");
-    let stack = |device, address: &str| {
-        let cidr: Cidr = address.parse().expect("an address");
-        let stack = Stack::builder().device(device).address(cidr).unlisted().build();
-        OnFulmar::new(stack.expect("a stack"))
-    };
-    (stack(a, "10.9.0.1/24"), stack(b, "10.9.0.2/24"))
-}
-
-#[test]
-fn every_test_runs_between_two_stacks_of_fulmar() {
-    let (near, far) = joined_stacks();
-    every_test_runs(&near, &Served::on(Arc::new(far), "10.9.0.2:12865", 8));
-}
-
-/// Two stacks on simulated NICs, which place.
-fn stacks_on_nics() -> [Stack; 2] {
+fn a_posted_stream_is_placed_and_another_is_not() {
     let config =
         |last| sim::SimConfig { ether: EtherAddr([2, 0, 0, 0, 9, last]), ..Default::default() };
-    let nics = sim::pair(config(1), config(2)).expect("two NICs");
-    let mut host = 0;
-    nics.map(|(nic, _)| {
-        host += 1;
-        let cidr: Cidr = format!("10.9.0.{host}/24").parse().expect("an address");
-        Stack::builder().device(Box::new(nic)).address(cidr).unlisted().build().expect("a stack")
-    })
-}
-
-#[test]
-fn asynchronous_reads_and_writes_are_posted_and_by_reference_and_nothing_else_is() {
-    let stacks = stacks_on_nics();
-    let count = |n: usize, c: Counter| stacks[n].stat().expect("it runs").count(c);
-    let network = |n: usize| OnFulmar::new(stacks[n].clone());
-    let served = Served::on(Arc::new(network(1)), "10.9.0.2:12865", 8);
-    let near = network(0);
-    let client = Client::connect(&near, served.at, &GO_ON).expect("it listens");
-    let bytes = 3_000_000;
-    for (given, posted) in [(false, false), (true, false), (false, true), (true, true)] {
+    let [(a, _), (b, _)] = sim::pair(config(1), config(2)).expect("two NICs");
+    let receiver = stack(Box::new(b), 2);
+    let served = Served::on([stack(Box::new(a), 1), receiver.clone()], 8);
+    let client = served.client();
+    for posted in [0, 1] {
         let counts = || {
-            [(0, Counter::CopiedBytes), (1, Counter::PlaceHints), (1, Counter::PlacedBytes)]
-                .map(|(n, c)| count(n, c))
+            let stat = receiver.stat().expect("it runs");
+            [Counter::PlaceHints, Counter::PlacedBytes].map(|c| stat.count(c))
         };
         let before = counts();
-        let options =
-            TestOptions { local_given: given, remote_posted: posted, ..short(Test::TcpStream) };
-        check(Test::TcpStream, &client.run(&options, None).expect("a result"));
+        client.sends_a_classic_stream(posted);
         let after = counts();
-        let [copied, hints, placed] = std::array::from_fn(|i| after[i] - before[i]);
-        let told = format!("-a {given}, -A {posted}: {copied} copied here, {placed} placed there");
-        // Requests and answers are copied all the same.
-        assert_eq!(copied < 100_000, given, "{told}");
-        assert!(given || copied >= bytes, "{told}");
-        assert_eq!((hints > 0, placed > 0), (posted, posted), "{told}");
+        let did = [after[0] > before[0], after[1] > before[1]];
+        assert_eq!(did, [posted == 1; 2], "{posted}: {before:?} {after:?}");
     }
     assert_eq!(served.said(), "");
 }
 
 #[test]
 fn several_clients_are_served_at_once() {
-    let served = Served::on_loopback();
+    let served = &Served::new();
+    let tests: [fn(&Client<'_>); 4] = [
+        |client| client.sends_a_stream(),
+        |client| client.receives_a_stream(),
+        |client| client.makes_requests(false),
+        |client| client.connects_and_closes(),
+    ];
     std::thread::scope(|scope| {
-        for test in [Test::TcpStream, Test::TcpRr, Test::TcpMaerts, Test::TcpCc] {
-            let at = served.at;
+        for test in tests {
             scope.spawn(move || {
-                let client = Client::connect(&OnKernel, at, &GO_ON).expect("it listens");
-                for _ in 0..3 {
-                    check(test, &client.run(&short(test), None).expect("a result"));
-                }
+                let client = served.client();
+                (0..3).for_each(|_| test(&client));
             });
         }
     });
@@ -210,75 +306,32 @@ fn several_clients_are_served_at_once() {
 }
 
 #[test]
-fn confidence_repeats_the_test_and_its_table_tells_the_means() {
-    let served = Served::on_loopback();
-    let client = Client::connect(&OnKernel, served.at, &GO_ON).expect("it listens");
-    let options =
-        TestOptions { measures_local: false, measures_remote: false, ..short(Test::TcpRr) };
-    let goal = Goal::from_options(Some((4, 4)), Some((95, Some(0.001)))).expect("a goal");
-    let mut interim = 0;
-    let mut show = |units, _| interim += units;
-    let summary = client.measure(&options, &goal, Some((Duration::ZERO, &mut show))).expect("runs");
-    assert_eq!((summary.runs, interim), (4, 200));
-    assert!(!summary.is_sure);
-    let style =
-        tables::Style { unit: tables::Unit::Transactions, has_headings: true, verbosity: 1 };
-    let shown = tables::Shown { options: &options, goal: &goal, summary: &summary, style }.text();
-    assert!(shown.starts_with("!!! WARNING") && shown.contains("Trans."), "{shown}");
-}
-
-fn stranger(served: &Served) -> Box<dyn Stream> {
-    OnKernel.connect(served.at, &Tuning::default(), TIME).expect("it listens")
-}
-
-/// Sends a request and returns the errno of the answer.
-fn errno_for(served: &Served, message: &Message) -> u32 {
-    let control = stranger(served);
-    control::send(&*control, message).expect("sent");
-    control::receive(&*control, TIME, &GO_ON).expect("answered").expect("a message").second()
-}
-
-#[test]
 fn requests_that_cannot_be_met_are_answered_with_an_errno() {
-    let served = Served::on_loopback();
-    let huge = OmniRequest {
-        protocol: 6,
-        direction: direction::RECEIVE,
-        recv_bytes: u32::MAX - 1,
-        ..OmniRequest::default()
-    };
-    let elsewhere = OmniRequest {
-        protocol: 6,
-        direction: direction::RECEIVE,
-        family: 4,
-        server_ip: super::message::address_field([192, 0, 2, 1].into()).0,
-        ..OmniRequest::default()
-    };
+    let served = Served::new();
+    let receives = OmniRequest { direction: direction::RECEIVE, ..omni() };
+    let huge = OmniRequest { recv_bytes: u32::MAX - 1, ..receives };
+    let elsewhere = OmniRequest { server_ip: address_field([192, 0, 2, 1].into()).0, ..receives };
     for (message, errno) in [
         (Message::new(4711, u32::MAX, &Empty), UNKNOWN_TEST),
         (Message::new(kind::OMNI, u32::MAX, &Empty), libc::EPROTONOSUPPORT as u32),
         (Message::new(kind::OMNI, u32::MAX, &huge), libc::EINVAL as u32),
         (Message::new(kind::OMNI, u32::MAX, &elsewhere), libc::EADDRNOTAVAIL as u32),
     ] {
-        assert_eq!(errno_for(&served, &message), errno, "{message:?}");
+        let client = served.client();
+        client.send(&message);
+        assert_eq!(client.receive().second(), errno, "{message:?}");
     }
-    every_test_runs_after(&served);
-}
-
-/// Earlier clients leave the server as it was.
-fn every_test_runs_after(served: &Served) {
-    let client = Client::connect(&OnKernel, served.at, &GO_ON).expect("it listens");
-    check(Test::TcpRr, &client.run(&short(Test::TcpRr), None).expect("a result"));
+    served.client().makes_requests(false);
 }
 
 #[test]
 fn a_client_that_breaks_off_ends_nothing_but_itself() {
-    let served = Served::on_loopback();
-    let half = stranger(&served);
-    half.write(&[0; MESSAGE_BYTES / 2]).expect("sent");
+    let served = Served::new();
+    let mut half = served.connect(served.at.port());
+    half.write_all(&[0; MESSAGE_BYTES / 2]).expect("sent");
     drop(half);
-    let silent = stranger(&served);
-    every_test_runs_after(&served);
+    let silent = served.client();
+    served.client().makes_requests(false);
     drop(silent);
     while !served.said().contains("in the middle of a message") {
         std::thread::yield_now();
@@ -287,61 +340,47 @@ fn a_client_that_breaks_off_ends_nothing_but_itself() {
 
 #[test]
 fn clients_beyond_the_bound_are_turned_away() {
-    let served = Served::on(Arc::new(OnKernel), "127.0.0.1:0", 1);
-    let first = stranger(&served);
-    control::send(&*first, &Message::new(kind::DEBUG_ON, u32::MAX, &Empty)).expect("sent");
-    let answer = control::receive(&*first, TIME, &GO_ON).expect("answered").expect("a message");
-    assert_eq!(answer.kind(), kind::DEBUG_OK);
-    let second = stranger(&served);
-    assert_eq!(control::receive(&*second, TIME, &GO_ON).expect("its end"), None);
+    let (a, b) = devices::link_pair().expect("a link");
+    let served = Served::on([stack(a, 1), stack(b, 2)], 1);
+    let first = served.client();
+    let _: Empty = first.ask(kind::DEBUG_ON, &Empty, kind::DEBUG_OK);
+    let second = served.client();
+    assert_eq!(control::receive(&second.control, TIME, &GO_ON).expect("its end"), None);
     assert!(served.said().contains("turned away: there are 1 clients"), "{}", served.said());
 }
 
 #[test]
 fn a_server_that_stops_ends_a_running_test() {
-    let served = Served::on_loopback();
-    let at = served.at;
-    let options = TestOptions { length: Length::Endless, ..short(Test::TcpMaerts) };
-    let client = std::thread::spawn(move || {
-        Client::connect(&OnKernel, at, &GO_ON).and_then(|c| c.run(&options, None))
-    });
-    std::thread::sleep(Duration::from_millis(100));
-    // Joins the server's threads; the client sees the end of the data in order.
-    drop(served);
-    let _ = client.join().expect("no panic");
+    let served = Served::new();
+    let client = served.client();
+    let port = client.omni(&OmniRequest { direction: direction::SEND, length: 0, ..omni() });
+    let mut stream = served.connect(port);
+    stream.read_exact(&mut [0; 1000]).expect("it runs");
+    served.stop.store(true, Ordering::Relaxed);
+    // The end of the data comes in order, and the results after it.
+    let rest = stream.read_to_end(&mut Vec::new()).expect("its end");
+    assert_eq!(client.omni_results().bytes_sent, 1000 + rest as u64);
 }
 
 #[test]
 fn datagrams_go_to_nobody_but_the_client_itself() {
-    let served = Served::on_loopback();
-    let bystander = UdpSocket::bind("127.0.0.2:0").expect("a socket");
+    let (a, b) = devices::link_pair().expect("a link");
+    let [one, other] = ["10.9.0.1/24", "10.9.0.3/24"].map(|a| a.parse().expect("an address"));
+    let clients = Stack::builder().device(a).address(one).address(other).unlisted().build();
+    let served = Served::on([clients.expect("a stack"), stack(b, 2)], 8);
+    let client = served.client();
+    let bystander = UdpSocket::bind(&served.clients, "10.9.0.3:0").expect("a socket");
     bystander.set_read_timeout(Some(Duration::from_millis(300))).expect("a timeout");
-    let port = bystander.local_addr().expect("bound").port();
     let request = OmniRequest {
         protocol: 17,
         direction: direction::SEND,
         send_bytes: 100,
         length: -1000,
-        family: 4,
-        client_port: port.into(),
-        client_ip: super::message::address_field([127, 0, 0, 2].into()).0,
-        ..OmniRequest::default()
+        client_port: bystander.local_addr().expect("bound").port().into(),
+        client_ip: address_field([10, 9, 0, 3].into()).0,
+        ..omni()
     };
-    assert_eq!(errno_for(&served, &Message::new(kind::OMNI, u32::MAX, &request)), 0);
+    client.omni(&request);
+    assert_eq!(client.omni_results().bytes_sent, 1000);
     assert!(bystander.recv(&mut [0; 100]).is_err(), "a stranger got a datagram");
-}
-
-#[test]
-fn a_server_that_speaks_something_else_is_told_so() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let at = listener.local_addr().expect("bound");
-    let web = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("a client");
-        io::Read::read_exact(&mut stream, &mut [0; MESSAGE_BYTES]).expect("a request");
-        io::Write::write_all(&mut stream, &[b'H'; 2 * MESSAGE_BYTES]).expect("an answer");
-    });
-    let client = Client::connect(&OnKernel, at, &GO_ON).expect("it listens");
-    let error = client.run(&short(Test::TcpStream), None).expect_err("nonsense").to_string();
-    assert!(error.contains("netserver could not") || error.contains("otherwise"), "{error}");
-    web.join().expect("no panic");
 }

@@ -12,7 +12,6 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::Duration;
 
 /// Entries of the rings: far more than what is ever under way.
 const ENTRIES: u32 = 16;
@@ -36,23 +35,13 @@ unsafe fn push(ring: &mut IoUring, entry: &squeue::Entry) -> io::Result<()> {
     ring.submit().map(drop)
 }
 
-/// The next completion, waited for; `WouldBlock` when `limit` is over.
-fn completion(ring: &mut IoUring, limit: Option<Duration>) -> io::Result<cqueue::Entry> {
+/// The next completion, waited for.
+fn completion(ring: &mut IoUring) -> io::Result<cqueue::Entry> {
     loop {
         if let Some(entry) = ring.completion().next() {
             return Ok(entry);
         }
-        let waited = match limit {
-            None => ring.submit_and_wait(1),
-            Some(limit) => {
-                let limit = types::Timespec::from(limit);
-                ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&limit))
-            }
-        };
-        match waited {
-            Err(e) if e.raw_os_error() == Some(libc::ETIME) => {
-                return Err(io::ErrorKind::WouldBlock.into());
-            }
+        match ring.submit_and_wait(1) {
             Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
             _ => {}
         }
@@ -112,13 +101,8 @@ impl PingPong {
 
     /// The next bytes; none at the end of the stream.
     pub fn next(&mut self) -> io::Result<&[u8]> {
-        self.next_within(None)
-    }
-
-    /// As [`PingPong::next`]; `WouldBlock` if nothing came within `limit`.
-    pub fn next_within(&mut self, limit: Option<Duration>) -> io::Result<&[u8]> {
         let Some(which) = self.under_way else { return Ok(&[]) };
-        let result = completion(&mut self.ring, limit)?.result();
+        let result = completion(&mut self.ring)?.result();
         self.under_way = None;
         let n = received(result)?.min(self.buffers[which].len());
         if n > 0 {
@@ -240,7 +224,7 @@ impl Multishot {
             if !self.is_armed {
                 self.arm()?;
             }
-            let entry = completion(&mut self.ring, None)?;
+            let entry = completion(&mut self.ring)?;
             self.is_armed = cqueue::more(entry.flags());
             let n = match entry.result() {
                 // All buffers were full: those are given again, and it is asked for anew.

@@ -6,6 +6,12 @@ fn bytes_of(message: &Message, body_word: usize, n: usize) -> &[u8] {
     &message.as_bytes()[at..at + n]
 }
 
+fn padded<const N: usize>(text: &str) -> Text<N> {
+    let mut bytes = [0; N];
+    bytes[..text.len()].copy_from_slice(text.as_bytes());
+    Text(bytes)
+}
+
 #[test]
 fn the_words_of_an_omni_request_stand_where_netserver_reads_them() {
     let request = OmniRequest {
@@ -15,13 +21,13 @@ fn the_words_of_an_omni_request_stand_where_netserver_reads_them() {
         length: -5,
         data_port: 40_000,
         family: FAMILY_V4,
-        socket_type: STREAM_SOCKET,
+        socket_type: 1,
         protocol: 6,
         direction: direction::RECEIVE,
         client_port: 7,
         priority: 9,
-        congestion: Text::new("cubic"),
-        fill_file: Text::new("/etc/hosts"),
+        congestion: padded("cubic"),
+        fill_file: padded("/etc/hosts"),
         ..OmniRequest::default()
     };
     let message = Message::new(kind::OMNI, u32::MAX, &request);
@@ -84,10 +90,9 @@ fn classic_results_hold_bytes_as_one_double() {
 }
 
 #[test]
-fn text_keeps_a_zero_at_its_end_and_is_cut_at_the_first() {
-    let cut = Text::<4>::new("abcdef");
-    assert_eq!(cut.0, *b"abc\0");
-    assert_eq!(cut.as_str(), Some("abc"));
+fn text_is_cut_at_the_first_zero() {
+    assert_eq!(Text(*b"abc\0").as_str(), Some("abc"));
+    assert_eq!(Text(*b"abcd").as_str(), Some("abcd"));
     assert_eq!(Text::<4>(*b"a\0bc").as_str(), Some("a"));
     assert_eq!(Text::<4>([0xff, 0xfe, 0, 0]).as_str(), None);
     assert_eq!(Text::<4>::default().as_str(), None);

@@ -2,6 +2,8 @@
 //! rather than `#[test]`s, because it enters namespaces before it has threads and because its
 //! children are itself. Times are not judged; bytes, counts and what is left behind are.
 
+mod netserver;
+
 use fulmar_gateway::netns::Netns;
 use fulmar_lab::Bulk;
 use fulmar_lab::child;
@@ -44,6 +46,8 @@ fn main() {
     a_file_goes_over_a_tap_in_every_way();
     two_processes_talk_over_shared_memory();
     every_victim_of_a_flood_does_what_is_measured();
+    netserver::counts_what_a_client_on_the_kernel_sends_and_ends_on_an_interrupt();
+    netserver::is_measured_by_a_stock_netperf_with_every_test();
     a_dropped_peer_is_dead();
     println!("real_kernel: ok");
 }
