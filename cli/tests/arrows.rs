@@ -45,8 +45,7 @@ const BELOW_LAB: &[&str] = &[
     "testbed",
 ];
 
-/// The last two are tables that a bench compares with, and `io_uring` is what it compares with the
-/// stack; `addr2line` and `inferno` draw profiles, `hdrhistogram` latencies.
+/// `io_uring` is what benches compare with the stack; `addr2line` and `inferno` draw profiles, `hdrhistogram` latencies.
 const LAB_OUTSIDE: &[&str] = &[
     "clap",
     "libc",
@@ -57,8 +56,6 @@ const LAB_OUTSIDE: &[&str] = &[
     "inferno",
     "io_uring",
     "nix",
-    "prefix_trie",
-    "ip_network_table_deps_treebitmap",
 ];
 
 /// From the bottom up. `tcp` never names `ip` and `ip` never names `device`: they meet in `shard`.

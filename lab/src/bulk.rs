@@ -5,7 +5,11 @@ use crate::floor::{self, Direction, Kind, Testbed};
 use crate::harness::options::{Common, Stack, or, placement};
 use crate::harness::report::Report;
 use crate::harness::{self, Pace, Plan, Ratio, Scenario};
-use crate::kernel::{self, Pair};
+use crate::kernel::{Pair, Work};
+use crate::kernel_calls::KernelCall;
+use crate::recv::rig::Real;
+use crate::recv::{self, Rig as _};
+use crate::send;
 use crate::stream::{self, Joined, Over};
 use crate::topology::MTU;
 use crate::transfer::{self, BOTH};
@@ -13,7 +17,6 @@ use crate::{Bulk, limit};
 use clap::ValueEnum;
 use std::cell::RefCell;
 use std::io;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// Over which device fulmar and the kernel meet.
@@ -50,9 +53,6 @@ pub struct Options {
     /// Which TCP is measured; kernel: this machine's, without fulmar
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     stack: Stack,
-    /// Write fulmar's frames to this file (pcapng); the figures then mean little
-    #[arg(long, value_name = "FILE")]
-    pcap: Option<PathBuf>,
 }
 
 impl Options {
@@ -84,18 +84,25 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     let has_kernel = kernel.is_some();
     let testbed = kernel.as_ref().and_then(|_| testbed(options)).map(RefCell::new);
     let over = testbed.as_ref().map(|g| over_of(g.borrow().kind()));
-    let ours = grounds_of_ours(options, over)?;
-    let joined = joined(options)?;
+    let all_ends: Vec<Ends> = options
+        .placements()
+        .into_iter()
+        .map(|placement| Ends::open(options.stack, over, placement))
+        .collect::<io::Result<_>>()?;
     let mut scenarios = vec![limit::memcpy(BULK())];
-    for placement in options.placements() {
-        scenarios.extend(kernel.as_ref().map(|pair| kernel::scenario(pair, BULK(), placement)));
+    for ends in &all_ends {
+        let placement = ends.placement;
+        scenarios.extend(kernel.as_ref().map(|pair| kernel_to_kernel(pair, placement)));
         for direction in [Direction::Send, Direction::Receive] {
-            scenarios.extend(at(&ours, placement).map(|g| stream::scenario(g, BULK(), direction)));
+            scenarios.extend(ends.beside_kernel(direction));
             let floor =
                 testbed.iter().map(|g| floor::scenario(g, BULK(), direction, true, placement));
             scenarios.extend(floor);
         }
-        scenarios.extend(at(&joined, placement).map(|j| stream::link_scenario(j, BULK())));
+        scenarios.extend(ends.joined.as_ref().map(|rig| {
+            let name = format!("fulmar.link.{}", placement.name());
+            sending(rig, name, "fulmar to fulmar, link".to_owned())
+        }));
     }
     let ratios = options.placements().into_iter().flat_map(|p| ratios_at(p, over)).collect();
     let mut ratios = transfer::measured(ratios, &scenarios);
@@ -125,30 +132,68 @@ fn testbed(options: &Options) -> Option<Testbed> {
 fn over_of(kind: Kind) -> Over {
     match kind {
         Kind::Tap => Over::Tap,
-        Kind::Packet | Kind::PacketRing => Over::Packet,
+        Kind::Packet => Over::Packet,
     }
 }
 
-/// A stack of ours per placement, on the same kind of device as the floor.
-fn grounds_of_ours(
-    options: &Options,
-    over: Option<Over>,
-) -> io::Result<Vec<(Placement, RefCell<stream::Testbed>)>> {
-    let Some(over) = over else { return Ok(Vec::new()) };
-    let open = |p| Ok((p, RefCell::new(stream::Testbed::new(over, p, options.pcap.as_ref())?)));
-    options.placements().into_iter().map(open).collect()
+/// fulmar's ends at one placement: those of `bench send` and `bench recv`.
+struct Ends {
+    placement: Placement,
+    /// On the same kind of device as the floor.
+    beside_kernel: Option<(Over, RefCell<stream::Testbed>, RefCell<Real>)>,
+    joined: Option<RefCell<Joined>>,
 }
 
-/// Two stacks of ours per placement, joined.
-fn joined(options: &Options) -> io::Result<Vec<(Placement, RefCell<Joined>)>> {
-    if options.stack == Stack::Kernel {
-        return Ok(Vec::new());
+impl Ends {
+    fn open(stack: Stack, over: Option<Over>, placement: Placement) -> io::Result<Ends> {
+        let beside_kernel = match over {
+            Some(over) => {
+                let sending = stream::Testbed::new(over, placement, None)?;
+                let receiving = Real::new(over, placement, recv::Offloads::all(true), None)?;
+                Some((over, RefCell::new(sending), RefCell::new(receiving)))
+            }
+            None => None,
+        };
+        let joined = match stack {
+            Stack::Kernel => None,
+            _ => Some(RefCell::new(Joined::new(placement, true)?)),
+        };
+        Ok(Ends { placement, beside_kernel, joined })
     }
-    options.placements().into_iter().map(|p| Ok((p, RefCell::new(Joined::new(p)?)))).collect()
+
+    fn beside_kernel(&self, direction: Direction) -> Option<Scenario<'_>> {
+        let (over, sender, receiver) = self.beside_kernel.as_ref()?;
+        let (device, at) = (over.name(), self.placement.name());
+        let name = format!("fulmar.{device}.{}.{at}", direction.name());
+        Some(match direction {
+            Direction::Send => sending(sender, name, format!("fulmar, {}, sending", over.title())),
+            Direction::Receive => {
+                let load = recv::Load::of_one_buffer(BULK().read_bytes);
+                let title = format!("fulmar, {}, receiving", over.title());
+                transfer::scenario(name, title, self.placement, move |time| {
+                    let mut reader = recv::Method::Read.reader(&load)?;
+                    receiver.borrow_mut().stream(&load, reader.as_mut(), time)
+                })
+            }
+        })
+    }
 }
 
-fn at<T>(all: &[(Placement, T)], placement: Placement) -> impl Iterator<Item = &T> {
-    all.iter().filter(move |(p, _)| *p == placement).map(|(_, one)| one)
+fn sending(rig: &RefCell<impl send::Rig>, name: String, title: String) -> Scenario<'_> {
+    let (load, placement) = (load(), rig.borrow().config().placement);
+    transfer::scenario(name, title, placement, move |time| {
+        rig.borrow_mut().stream(&load, send::Method::Ours.caller(&load).as_mut(), time)
+    })
+}
+
+fn kernel_to_kernel(pair: &Pair, placement: Placement) -> Scenario<'_> {
+    let (name, title) = (format!("kernel.{}", placement.name()), "kernel to kernel, veth");
+    let work = Work { call: KernelCall::Write, load: load(), file: None };
+    transfer::scenario(name, title, placement, move |time| work.run(&pair.ends(), placement, time))
+}
+
+fn load() -> send::Load {
+    send::Load::of_writes(BULK().write_bytes)
 }
 
 /// What is compared at one placement. The same names whatever the device, which the scenarios tell.

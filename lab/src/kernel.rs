@@ -1,6 +1,7 @@
 //! The kernel against itself: two namespaces joined by a veth pair, a source in one and a sink in
 //! the other. What a stack of our own is compared with.
 
+use crate::cpu;
 use crate::cpu::Placement;
 use crate::file::{BenchFile, CacheState};
 use crate::harness::Scenario;
@@ -9,7 +10,6 @@ use crate::kernel_receive::Receiving;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
 use crate::send::{self, Load};
 use crate::transfer::{self, Cell, Side, Transfer};
-use crate::{Bulk, cpu};
 use fulmar_gateway::netns::Netns;
 use fulmar_gateway::netns::VethEnd;
 use std::io;
@@ -74,30 +74,6 @@ impl Pair {
             said: "",
         }
     }
-
-    /// Sends for about `time`. `near` in the transfer is the sender, `far` the receiver.
-    pub fn stream(
-        &self,
-        bulk: &Bulk,
-        placement: Placement,
-        time: Duration,
-    ) -> io::Result<Transfer> {
-        let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
-        let ends = self.ends();
-        let sink = Spec {
-            role: Role::Sink,
-            endpoint: ends.at,
-            cpu: far_cpu,
-            buffer_bytes: bulk.read_bytes,
-            warm_bytes: bulk.warm_bytes,
-            time,
-            sending: Sending::default(),
-            receiving: Receiving::default(),
-        };
-        let source = Spec { cpu: near_cpu, buffer_bytes: bulk.write_bytes, ..sink };
-        let [sent, received] = ends.run(sink, source)?;
-        Ok(Transfer::of_ends(sent, received, bulk.warm_bytes).count("write_calls", sent.calls))
-    }
 }
 
 /// Where two kernel processes are that talk to each other.
@@ -156,7 +132,11 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn run(
+    /// Sends for about `time`. `near` in the transfer is the sender, `far` the receiver.
+    ///
+    /// # Errors
+    /// What the connection failed with.
+    pub fn run(
         &self,
         ends: &KernelPair<'_>,
         placement: Placement,
@@ -231,15 +211,4 @@ impl Local {
         let device = self.name();
         KernelPair { sender: netns, receiver: netns, at, device, offloads: true, said }
     }
-}
-
-/// The way `kernel.PLACEMENT` over this pair; without offloads, `kernel.no_offloads.PLACEMENT`.
-pub fn scenario(pair: &Pair, bulk: Bulk, placement: Placement) -> Scenario<'_> {
-    let (plain, said) = if pair.offloads { ("", "") } else { (".no_offloads", ", no offloads") };
-    transfer::scenario(
-        format!("kernel{plain}.{}", placement.name()),
-        format!("kernel to kernel, veth{said}"),
-        placement,
-        move |time| pair.stream(&bulk, placement, time),
-    )
 }

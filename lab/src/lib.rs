@@ -11,7 +11,6 @@
 
 pub mod account;
 pub mod bulk;
-pub mod burst;
 pub mod child;
 pub mod cpu;
 pub mod file;
@@ -33,7 +32,6 @@ pub mod peer;
 pub mod profile;
 pub mod recv;
 pub mod reproduce;
-pub mod routes;
 pub mod scale;
 pub mod send;
 pub mod serve;

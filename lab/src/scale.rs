@@ -8,6 +8,7 @@
 //! memory that is cold.
 
 mod connections;
+mod internet;
 mod shards;
 mod sockets;
 
@@ -24,7 +25,6 @@ use crate::cpu;
 use crate::harness::options::Common;
 use crate::harness::report::{Chart, Report, Shape, label, number};
 use crate::harness::{self, Pace, Plan, Progress, Ratio, Sample, Scenario};
-use crate::routes::internet;
 use connections::Connections;
 use sockets::{BURST, Flood, Rig};
 
@@ -255,7 +255,7 @@ fn routes_of(count: usize, seed: u64) -> io::Result<(Table, Vec<IpAddr>)> {
         let added = table.insert(Route { via, ..Route::on_link(dst) });
         added.map_err(|e| io::Error::other(format!("a route to {dst}: {e:?}")))?;
     }
-    let probes = internet::probes(&prefixes, PROBES, seed + 1, internet::within_v4);
+    let probes = internet::probes(&prefixes, PROBES, seed + 1);
     Ok((table, probes.into_iter().map(|a| Ipv4Addr::from_bits(a).into()).collect()))
 }
 

@@ -1,25 +1,21 @@
-//! fulmar's own ways of the bulk bench: a stack over a real device against a kernel peer, and two
-//! stacks joined by `link`.
+//! Where streams of fulmar run: a stack over a real device against a kernel peer, and two stacks joined
+//! by `link`; and the account of fulmar's end.
 //!
-//! The account of fulmar's end is the CPU time of this whole process (the caller's thread and the
-//! stack's service thread): whatever the stack does anywhere is in it.
+//! The account is the CPU time of this whole process (the caller's thread and the stack's service
+//! thread): whatever the stack does anywhere is in it.
 
 use crate::cpu::{self, MachineClock, Placement};
-use crate::floor::Direction;
-use crate::harness::Scenario;
-use crate::peer::{Peer, Report, Role, Spec};
+use crate::peer::Report;
 use crate::recv;
 use crate::topology::{self, OUR_IP, OUR_MAC, PREFIX, Topology};
-use crate::transfer::{self, Transfer};
 use crate::without_tso::WithoutTso;
-use crate::{Bulk, heap, on_pinned_thread};
+use crate::{heap, on_pinned_thread};
 use fulmar::base::{Counter, EtherAddr};
-use fulmar::{Cidr, Device, Stack, StackConfig, TcpListener, TcpStream, devices};
+use fulmar::{Cidr, Device, Stack, StackConfig, devices};
 use fulmar_nic::thread_hardware_ns;
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// Which real device carries fulmar.
@@ -116,17 +112,6 @@ impl Testbed {
         Testbed::on(topology, over, placement, pcap, |device| offloads.limit(device), made)
     }
 
-    /// A testbed on which a kernel peer sends packets of MTU size, which the stack joins or does not.
-    ///
-    /// # Errors
-    /// As [`Testbed::new`].
-    pub(crate) fn of_packets(over: Over, placement: Placement, gro: bool) -> io::Result<Testbed> {
-        let topology = open_topology(over)?;
-        let name = if over == Over::Tap { "tap0" } else { "veth1" };
-        topology.peer_netns.set_offloads(name, false)?;
-        Testbed::on(topology, over, placement, None, |d| d, Made { super_segments: true, gro })
-    }
-
     fn on(
         topology: Topology<Box<dyn Device>>,
         over: Over,
@@ -148,36 +133,6 @@ impl Testbed {
     /// The kind of device.
     pub fn over(&self) -> Over {
         self.over
-    }
-
-    /// Runs one connection for about `time`. `near` in the sample is this process, `far` the kernel
-    /// peer's.
-    ///
-    /// # Errors
-    /// What the connection failed with.
-    pub fn stream(
-        &mut self,
-        bulk: &Bulk,
-        direction: Direction,
-        time: Duration,
-    ) -> io::Result<Transfer> {
-        let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
-        let role = match direction {
-            Direction::Send => Role::Sink,
-            Direction::Receive => Role::Source,
-        };
-        let spec = Spec { cpu: far_cpu, ..Spec::of_bulk(role, bulk, time) };
-        let peer = Peer::spawn(&spec, &self.topology.peer_netns)?;
-        let stack = &self.stack;
-        let (near, counts) = on_pinned_thread(near_cpu, || {
-            let stream = TcpStream::connect(stack, peer.address())?;
-            match direction {
-                Direction::Send => send(stack, stream, bulk, time),
-                Direction::Receive => receive(stack, stream, bulk),
-            }
-        })?;
-        let sample = Transfer::of_ends(near, peer.finish()?, bulk.warm_bytes);
-        Ok(Transfer { counts, ..sample })
     }
 }
 
@@ -328,74 +283,6 @@ impl Start {
     }
 }
 
-fn send(
-    stack: &Stack,
-    mut stream: TcpStream,
-    bulk: &Bulk,
-    time: Duration,
-) -> io::Result<(Report, Counts)> {
-    let buffer = vec![0x5a; bulk.write_bytes];
-    let mut warm = 0;
-    while warm < bulk.warm_bytes {
-        let n = buffer.len().min((bulk.warm_bytes - warm) as usize);
-        stream.write_all(&buffer[..n])?;
-        warm += n as u64;
-    }
-    let start = Start::now(stack)?;
-    let (mut bytes, mut calls) = (0, 0);
-    while start.at.elapsed() < time {
-        stream.write_all(&buffer)?;
-        bytes += buffer.len() as u64;
-        calls += 1;
-    }
-    start.report(stack, bytes, calls)
-}
-
-pub(crate) fn receive(
-    stack: &Stack,
-    mut stream: TcpStream,
-    bulk: &Bulk,
-) -> io::Result<(Report, Counts)> {
-    let mut buffer = vec![0; bulk.read_bytes];
-    let mut warm = 0;
-    while warm < bulk.warm_bytes {
-        let n = buffer.len().min((bulk.warm_bytes - warm) as usize);
-        match stream.read(&mut buffer[..n])? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            n => warm += n as u64,
-        }
-    }
-    let start = Start::now(stack)?;
-    let (mut bytes, mut calls) = (0, 0);
-    loop {
-        match stream.read(&mut buffer)? {
-            0 => break,
-            n => bytes += n as u64,
-        }
-        calls += 1;
-    }
-    start.report(stack, bytes, calls)
-}
-
-/// The way `fulmar.DEVICE.DIRECTION.PLACEMENT`.
-pub fn scenario(
-    testbed: &std::cell::RefCell<Testbed>,
-    bulk: Bulk,
-    direction: Direction,
-) -> Scenario<'_> {
-    let (over, placement) = (testbed.borrow().over, testbed.borrow().placement);
-    let verb = match direction {
-        Direction::Send => "sending",
-        Direction::Receive => "receiving",
-    };
-    transfer::scenario(
-        format!("fulmar.{}.{}.{}", over.name(), direction.name(), placement.name()),
-        format!("fulmar, {}, {verb}", over.title()),
-        placement,
-        move |time| testbed.borrow_mut().stream(&bulk, direction, time),
-    )
-}
-
 /// Two stacks in this process, joined by `link`, with a blocking thread each.
 pub struct Joined {
     pub(crate) placement: Placement,
@@ -409,19 +296,12 @@ pub(crate) const FAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 1, 2);
 const NEAR_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 1, 1);
 
 impl Joined {
-    /// Makes both stacks, each with its service thread where the placement puts that end.
+    /// Makes both stacks, each with its service thread where the placement puts that end. Without
+    /// super-segments the near stack cuts its segments itself.
     ///
     /// # Errors
     /// Too many open descriptors.
-    pub fn new(placement: Placement) -> io::Result<Joined> {
-        Joined::with_super_segments(placement, true)
-    }
-
-    /// As [`Joined::new`]; without super-segments the near stack cuts its segments itself.
-    ///
-    /// # Errors
-    /// As [`Joined::new`].
-    pub fn with_super_segments(placement: Placement, super_segments: bool) -> io::Result<Joined> {
+    pub fn new(placement: Placement, super_segments: bool) -> io::Result<Joined> {
         let (near, far) = devices::link_pair().map_err(io::Error::other)?;
         let near = if super_segments { near } else { Box::new(WithoutTso::new(near)) };
         let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
@@ -432,42 +312,4 @@ impl Joined {
         let (near, far) = (at(near, NEAR_IP, near_cpu)?, at(far, FAR_IP, far_cpu)?);
         Ok(Joined { placement, super_segments, near, far })
     }
-
-    /// Sends for about `time` from one to the other. `near` in the sample is the whole process,
-    /// both ends; `far` is nothing.
-    ///
-    /// # Errors
-    /// What the connection failed with.
-    pub fn stream(&mut self, bulk: &Bulk, time: Duration) -> io::Result<Transfer> {
-        let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
-        let listener = TcpListener::bind(&self.far, SocketAddr::new(IpAddr::V4(FAR_IP), 0))?;
-        let to = listener.local_addr()?;
-        let (near, far) = (&self.near, &self.far);
-        let (sent, received) = thread::scope(|scope| {
-            let reader = scope.spawn(move || {
-                on_pinned_thread(far_cpu, || receive(far, listener.accept()?.0, bulk))
-            });
-            let sent = on_pinned_thread(near_cpu, || {
-                send(near, TcpStream::connect(near, to)?, bulk, time)
-            });
-            let received = reader.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
-            sent.and_then(|s| Ok((s, received?)))
-        })?;
-        let (near, counts) = sent;
-        // The other end's time and bytes; its CPU is in the process's account already.
-        let far = Report { cpu: Duration::ZERO, ..received.0 };
-        let sample = Transfer::of_ends(near, far, bulk.warm_bytes);
-        Ok(Transfer { counts, ..sample })
-    }
-}
-
-/// The way `fulmar.link.PLACEMENT`.
-pub fn link_scenario(joined: &std::cell::RefCell<Joined>, bulk: Bulk) -> Scenario<'_> {
-    let placement = joined.borrow().placement;
-    transfer::scenario(
-        format!("fulmar.link.{}", placement.name()),
-        "fulmar to fulmar, link",
-        placement,
-        move |time| joined.borrow_mut().stream(&bulk, time),
-    )
 }

@@ -1,6 +1,6 @@
 //! The only file of this room with unsafe code: thin, safe wrappers over the system calls that std
 //! does not offer. Descriptors enter and leave as `OwnedFd`/`BorrowedFd`, so nothing here can leak
-//! or close twice; buffers are slices; one mapping ([`Mapping`]) is owned by its value.
+//! or close twice; buffers are slices.
 //!
 //! Facts: packet(7), sched(7), clock_getcpuclockid(3);
 //! linux/if_tun.h, linux/if_packet.h.
@@ -12,8 +12,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::ptr;
 use std::time::Duration;
 
 use fulmar_stack::device::{Interest, WakeFd};
@@ -340,63 +339,6 @@ pub fn wait_readable(fd: BorrowedFd<'_>, timeout_ms: i32) -> io::Result<bool> {
     let mut p = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one pollfd, a local, as the count says.
     Ok(check(unsafe { libc::poll(&raw mut p, 1, timeout_ms) })? > 0)
-}
-
-/// A shared mapping of a descriptor, unmapped when dropped.
-pub struct Mapping {
-    at: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: the mapping belongs to this value alone on our side; the kernel's writes are ordered by
-// the status words (see `word`), whichever thread reads them.
-unsafe impl Send for Mapping {}
-
-impl Mapping {
-    /// Maps the first `bytes` bytes of `fd`, for reading and writing.
-    pub fn new(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Mapping> {
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing of ours.
-        let at = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes, prot, libc::MAP_SHARED, fd.as_raw_fd(), 0)
-        };
-        match NonNull::new(at.cast::<u8>()) {
-            Some(at) if at.as_ptr().cast() != libc::MAP_FAILED => Ok(Mapping { at, bytes }),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    /// A 32-bit word that the kernel also writes: the status word of a ring frame.
-    ///
-    /// # Panics
-    /// If the word does not lie within the mapping, aligned.
-    pub fn word(&self, offset: usize) -> &AtomicU32 {
-        assert!(offset.is_multiple_of(4) && offset.checked_add(4).is_some_and(|e| e <= self.bytes));
-        // SAFETY: within the mapping and aligned (asserted above; mappings are page-aligned);
-        // atomics may be written from elsewhere.
-        unsafe { AtomicU32::from_ptr(self.at.as_ptr().add(offset).cast()) }
-    }
-
-    /// Bytes that the kernel has handed over and will not write until they are handed back.
-    ///
-    /// Borrows the mapping mutably, so that they are not handed back meanwhile.
-    ///
-    /// # Panics
-    /// If `status` does not say "ours" (TP_STATUS_USER), or the range leaves the mapping.
-    pub fn handed_over(&mut self, status: usize, offset: usize, bytes: usize) -> &[u8] {
-        assert!(self.word(status).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0);
-        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes));
-        // SAFETY: in range (asserted); the status word says that the kernel has left this frame to
-        // us (acquire above), and only `&mut self` methods of the owner give it back.
-        unsafe { std::slice::from_raw_parts(self.at.as_ptr().add(offset), bytes) }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` with this length and no borrow of it can be alive.
-        let _ = unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes) };
-    }
 }
 
 /// Asks a child to end as the interrupt key does, so that it finishes what it writes.

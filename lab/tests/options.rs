@@ -28,15 +28,12 @@ fn numbers_out_of_bounds_are_answered_with_the_bounds() {
         ("bench send --buffer 99999999", "from 1 to 16384"),
         ("bench sendfile --bytes 99999999", "from 1 to 16384"),
         ("bench stream --runs 0", "from 1 to 1000"),
-        ("bench burst --burst 0", "from 1 to 256"),
         ("bench udp --threads 99999", "from 1 to 64"),
-        ("bench route --threads 99999", "from 1 to 64"),
         ("bench scale --sockets 99999999999", "from 1 to 4000000"),
         ("bench scale --connections 99999999", "from 0 to 400000"),
         ("bench scale --threads 0", "from 1 to 64"),
         ("bench trust --runs 0", "from 1 to 1000"),
         ("bench wake --rates 99999999999", "from 0 to 10000000"),
-        ("path udp-send --rate 99999999999", "from 0 to 100000000"),
         ("reproduce sosend --runs 0", "from 1 to 1000"),
         ("bench recv --seconds 0", "more than 0 seconds"),
     ] {
@@ -51,7 +48,6 @@ fn options_that_a_command_has_no_use_for_are_refused() {
         ("reproduce path --placement same-cpu", "--placement"),
         ("reproduce path --pcap x", "--pcap"),
         ("reproduce profile --runs 3", "--runs"),
-        ("path udp-recv --rate 1000", "--rate"),
         ("path udp-send --stack kernel --threads 2", "--threads"),
         ("path --live --threads 2", "--threads"),
     ] {
@@ -62,9 +58,7 @@ fn options_that_a_command_has_no_use_for_are_refused() {
 
 #[test]
 fn what_excludes_each_other_is_in_the_help_and_the_usage_stays_whole() {
-    for bench in
-        ["stream", "send", "sendfile", "recv", "burst", "route", "scale", "trust", "udp", "wake"]
-    {
+    for bench in ["stream", "send", "sendfile", "recv", "scale", "trust", "udp", "wake"] {
         let said = refusal(&format!("bench {bench} --quick --seconds 3"));
         assert!(said.contains(&format!("Usage: fulmar-lab bench {bench} [OPTIONS]")), "{said}");
         let help = fulmar(&format!("bench {bench} --help")).stdout;
@@ -86,13 +80,13 @@ fn the_help_of_reproduce_says_what_each_table_is_measured_beside() {
 fn reports_that_cannot_be_written_are_refused_before_anything_is_measured() {
     let missing = std::env::temp_dir().join("no-such-folder-of-fulmar").join("x.json");
     let missing = missing.display();
-    for bench in ["bench recv", "bench route", "path udp-send", "reproduce path"] {
+    for bench in ["bench recv", "bench scale", "path udp-send", "reproduce path"] {
         for option in ["--json", "--report"] {
             let said = refusal(&format!("{bench} {option} {missing}"));
             assert!(said.contains("cannot write") && said.contains("ENOENT"), "{bench}: {said}");
         }
     }
-    let said = refusal("bench burst --json x --report x");
+    let said = refusal("bench udp --json x --report x");
     assert!(said.contains("the same file"), "{said}");
 }
 

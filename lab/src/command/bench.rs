@@ -9,7 +9,7 @@ use fulmar_lab::harness::page;
 use fulmar_lab::harness::report::{Machine, Report, busy_warning};
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::send::bench::What;
-use fulmar_lab::{bulk, burst, gateway, recv, routes, scale, send, serve, trust, udp, wake, wan};
+use fulmar_lab::{bulk, gateway, recv, scale, send, serve, trust, udp, wake, wan};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io;
@@ -29,9 +29,7 @@ enum Bench {
     Send(send::bench::Writes),
     Sendfile(send::bench::Files),
     Recv(recv::bench::Options),
-    Burst(burst::Options),
     Gateway(gateway::Options),
-    Route(routes::Options),
     Scale(scale::Options),
     Serve(serve::Options),
     Trust(trust::Options),
@@ -56,9 +54,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         Bench::Send(a) => send::bench::run(What::Send, &a.options, isolated),
         Bench::Sendfile(a) => send::bench::run(What::SendFile, &a.options, isolated),
         Bench::Recv(a) => recv::bench::run(a, isolated),
-        Bench::Burst(a) => burst::run(a, isolated),
         Bench::Gateway(a) => gateway::run(a, isolated),
-        Bench::Route(a) => routes::run(a),
         Bench::Scale(a) => scale::run(a),
         Bench::Serve(a) => serve::run(a, isolated),
         Bench::Trust(a) => trust::run(a, isolated),
@@ -112,9 +108,7 @@ impl Bench {
             Bench::Send(a) => &a.options.common,
             Bench::Sendfile(a) => &a.options.common,
             Bench::Recv(a) => &a.common,
-            Bench::Burst(a) => &a.common,
             Bench::Gateway(a) => &a.common,
-            Bench::Route(a) => &a.common,
             Bench::Scale(a) => &a.common,
             Bench::Serve(a) => &a.common,
             Bench::Trust(a) => &a.common,
@@ -129,7 +123,6 @@ impl Bench {
         match self {
             Bench::Send(a) if a.options.stack.has_fulmar() => send::account::accounts(),
             Bench::Recv(a) if a.stack.has_fulmar() => recv::account::accounts(a, is_isolated),
-            Bench::Burst(a) => burst::accounts(a),
             Bench::Udp(a) => udp::accounts(a),
             _ => Ok(Vec::new()),
         }

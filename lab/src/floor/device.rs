@@ -6,18 +6,16 @@
 //! | device | send | receive |
 //! |---|---|---|
 //! | [`Tap`] | `writev` | `read` |
-//! | [`Packet`] reading | `writev`, around the queueing discipline | `read` |
-//! | [`Packet`] with ring | the same | TPACKET_V2 ring: the kernel copies in the sender's context |
+//! | [`Packet`] | `writev`, around the queueing discipline | `read` |
 
 use super::segment::VNET_BYTES;
-use crate::sys::{self, Mapping};
+use crate::sys;
 use fulmar_gateway::netns::context;
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::atomic::Ordering;
 
 /// The largest frame, with its virtio-net header: an IP packet of 65,535 bytes.
 const FRAME_BYTES: usize = VNET_BYTES + 14 + 65_535;
@@ -120,17 +118,12 @@ impl FrameDevice for Tap {
 /// An AF_PACKET socket on one interface, with virtio-net header.
 pub struct Packet {
     file: File,
-    receiver: Receiver,
-}
-
-enum Receiver {
-    Read(Reader),
-    Ring(Ring),
+    reader: Reader,
 }
 
 impl Packet {
     /// Binds to the interface `name` of the calling thread's namespace.
-    pub fn open(name: &str, ring: bool) -> io::Result<Packet> {
+    pub fn open(name: &str) -> io::Result<Packet> {
         /// More than a window of super-frames: a lost one would stall the flow.
         const BUFFER_BYTES: i32 = 4 << 20;
         const PACKET_QDISC_BYPASS: i32 = 20;
@@ -157,16 +150,12 @@ impl Packet {
                 set(libc::SOL_SOCKET, plain, BUFFER_BYTES)?;
             }
         }
-        let receiver = match ring {
-            true => Receiver::Ring(context("cannot make a receive ring", Ring::new(fd.as_fd()))?),
-            false => Receiver::Read(Reader::new()),
-        };
         let index = context("cannot find the interface", sys::if_index(&CString::new(name)?))?;
         context(
             "cannot bind the AF_PACKET socket",
             sys::bind_packet(fd.as_fd(), index, libc::ETH_P_ALL),
         )?;
-        Ok(Packet { file: File::from(fd), receiver })
+        Ok(Packet { file: File::from(fd), reader: Reader::new() })
     }
 }
 
@@ -176,84 +165,6 @@ impl FrameDevice for Packet {
     }
 
     fn receive(&mut self, wait: bool) -> io::Result<Option<&[u8]>> {
-        match &mut self.receiver {
-            Receiver::Read(reader) => reader.receive(&mut self.file, wait),
-            Receiver::Ring(ring) => {
-                ring.release();
-                while wait && !ring.is_ready() {
-                    sleep_on(&self.file)?;
-                }
-                Ok(ring.take())
-            }
-        }
-    }
-}
-
-/// A TPACKET_V2 receive ring (linux/if_packet.h): slots that pass to and fro by a status word.
-///
-/// ```text
-/// slot: | status len snaplen mac:16 net:16 …  | gap | virtio-net | frame …
-///       0                                            mac - 12     mac
-/// ```
-struct Ring {
-    mapping: Mapping,
-    slot: usize,
-    /// The slot before `slot` is still lent out.
-    held: bool,
-}
-
-impl Ring {
-    /// 17 pages: the largest frame and the slot's own header.
-    const SLOT_BYTES: usize = 17 * 4096;
-    const SLOTS_PER_BLOCK: usize = 4;
-    /// Four windows of 1 MiB in full super-frames; a sender that is short of data sends smaller ones.
-    const SLOTS: usize = 64;
-    const LEN_AT: usize = 4;
-    const SNAPLEN_AT: usize = 8;
-    const MAC_AT: usize = 12;
-
-    fn new(fd: std::os::fd::BorrowedFd<'_>) -> io::Result<Ring> {
-        const PACKET_VERSION: i32 = 10;
-        const TPACKET_V2: i32 = 1;
-        sys::setsockopt(fd, libc::SOL_PACKET, PACKET_VERSION, &TPACKET_V2.to_ne_bytes())?;
-        let request = [
-            Self::SLOT_BYTES * Self::SLOTS_PER_BLOCK,
-            Self::SLOTS / Self::SLOTS_PER_BLOCK,
-            Self::SLOT_BYTES,
-            Self::SLOTS,
-        ];
-        let request: Vec<u8> = request.iter().flat_map(|v| (*v as u32).to_ne_bytes()).collect();
-        sys::setsockopt(fd, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
-        let mapping = Mapping::new(fd, Self::SLOT_BYTES * Self::SLOTS)?;
-        Ok(Ring { mapping, slot: 0, held: false })
-    }
-
-    fn is_ready(&self) -> bool {
-        let status = self.mapping.word(self.slot * Self::SLOT_BYTES).load(Ordering::Acquire);
-        status & libc::TP_STATUS_USER != 0
-    }
-
-    fn take(&mut self) -> Option<&[u8]> {
-        if !self.is_ready() {
-            return None;
-        }
-        let at = self.slot * Self::SLOT_BYTES;
-        let word = |offset| self.mapping.word(at + offset).load(Ordering::Relaxed);
-        let (len, snaplen) = (word(Self::LEN_AT) as usize, word(Self::SNAPLEN_AT) as usize);
-        let mac = (word(Self::MAC_AT) & 0xffff) as usize;
-        self.slot = (self.slot + 1) % Self::SLOTS;
-        self.held = true;
-        // A frame cut short, or offsets that leave the slot, are shown as an empty frame.
-        let sound = snaplen == len && mac >= VNET_BYTES && mac + snaplen <= Self::SLOT_BYTES;
-        let (start, bytes) = if sound { (mac - VNET_BYTES, snaplen + VNET_BYTES) } else { (0, 0) };
-        Some(self.mapping.handed_over(at, at + start, bytes))
-    }
-
-    fn release(&mut self) {
-        if std::mem::take(&mut self.held) {
-            let last = (self.slot + Self::SLOTS - 1) % Self::SLOTS;
-            let status = self.mapping.word(last * Self::SLOT_BYTES);
-            status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
-        }
+        self.reader.receive(&mut self.file, wait)
     }
 }

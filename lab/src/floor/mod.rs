@@ -32,10 +32,8 @@ use std::time::Duration;
 pub enum Kind {
     /// TAP with virtio-net header.
     Tap,
-    /// AF_PACKET on veth, receiving by `read`.
+    /// AF_PACKET on veth.
     Packet,
-    /// AF_PACKET on veth, receiving through a TPACKET_V2 ring.
-    PacketRing,
 }
 
 impl Kind {
@@ -44,7 +42,6 @@ impl Kind {
         match self {
             Kind::Tap => "tap",
             Kind::Packet => "packet",
-            Kind::PacketRing => "packet_ring",
         }
     }
 
@@ -53,7 +50,6 @@ impl Kind {
         match self {
             Kind::Tap => "TAP",
             Kind::Packet => "AF_PACKET",
-            Kind::PacketRing => "AF_PACKET with ring",
         }
     }
 }
@@ -90,8 +86,7 @@ impl Testbed {
         let boxed = |device: Packet| -> Box<dyn FrameDevice> { Box::new(device) };
         let topology = match kind {
             Kind::Tap => topology::tap(|name| Ok(Box::new(Tap::open(name)?) as _))?,
-            Kind::Packet => topology::packet(|name| Packet::open(name, false).map(boxed))?,
-            Kind::PacketRing => topology::packet(|name| Packet::open(name, true).map(boxed))?,
+            Kind::Packet => topology::packet(|name| Packet::open(name).map(boxed))?,
         };
         Ok(Testbed { kind, topology, next_port: AtomicU16::new(0) })
     }

@@ -15,7 +15,7 @@ pub mod bench;
 pub mod kernel;
 mod limited;
 mod readers;
-mod rig;
+pub(crate) mod rig;
 mod run;
 mod shm;
 mod sim;
@@ -24,6 +24,7 @@ pub mod stock;
 use crate::cpu::Placement;
 use crate::harness::Scenario;
 use crate::kernel_calls::Burst;
+use crate::peer::Report;
 use crate::transfer::{self, Cell, Side, Transfer};
 use fulmar::{Device, Stack, TcpStream};
 use std::cell::RefCell;
@@ -83,6 +84,11 @@ impl Load {
     pub fn of_buffers(buffer_bytes: usize, usage: Use) -> Load {
         let warm_bytes = if usage == Use::Bursty { 4 << 20 } else { 16 << 20 };
         Load { buffers: 2, buffer_bytes, usage, write_bytes: 128 << 10, warm_bytes }
+    }
+
+    /// One buffer, which is not looked at.
+    pub fn of_one_buffer(buffer_bytes: usize) -> Load {
+        Load { buffers: 1, ..Load::of_buffers(buffer_bytes, Use::Untouched) }
     }
 
     /// How the sender pauses, if it does.
@@ -286,6 +292,21 @@ pub trait Rig {
         reader: &mut dyn Reader,
         time: Duration,
     ) -> io::Result<Transfer>;
+}
+
+/// Reads a connection to its end into one buffer that nobody looks at: this end's account.
+pub(crate) fn drain(
+    stack: &Stack,
+    stream: &TcpStream,
+    buffer_bytes: usize,
+    warm_bytes: u64,
+) -> io::Result<Report> {
+    let load = Load { warm_bytes, ..Load::of_one_buffer(buffer_bytes) };
+    let mut reader = Method::Read.reader(&load)?;
+    let from = Target { stack, stream };
+    let until = run::StopCondition::Sender;
+    let run = run::run(&from, &load, reader.as_mut(), until, run::Asking::Not, &mut || ());
+    Ok(run?.0)
 }
 
 /// `64k`, `1m`.

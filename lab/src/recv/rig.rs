@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The stack with its device, and what that does for it.
-pub(super) struct Real {
+pub(crate) struct Real {
     testbed: Testbed,
     offloads: Offloads,
 }

@@ -16,7 +16,7 @@ use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
 use fulmar_stack::socket::{Attempt, SocketError};
 
-use crate::routes::internet::Random;
+use super::internet::Random;
 
 /// Connections to one port of the server: a fifth of the ports that a client chooses from.
 const PER_PORT: usize = 5000;

@@ -18,7 +18,7 @@ use fulmar_stack::shard::{Shard, StackConfig};
 use fulmar_stack::wire::{eth, ipv4, protocol, tcp};
 use std::task::Poll;
 
-use crate::routes::internet::Random;
+use super::internet::Random;
 
 /// Packets of a burst.
 pub(super) const BURST: usize = 64;

@@ -237,7 +237,7 @@ fn open(
         Device::Tap => Box::new(over(Over::Tap)?),
         Device::Packet => Box::new(over(Over::Packet)?),
         Device::Shm => Box::new(Shared::new(placement, super_segments)?),
-        Device::Link => Box::new(Joined::with_super_segments(placement, super_segments)?),
+        Device::Link => Box::new(Joined::new(placement, super_segments)?),
     })
 }
 

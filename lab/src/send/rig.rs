@@ -5,11 +5,12 @@ use super::{BUFFER_BYTES, Caller, Load, Rig, RigConfig, Target};
 use crate::cpu;
 use crate::kernel_calls::Sending;
 use crate::kernel_receive::Receiving;
+use crate::on_pinned_thread;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
-use crate::stream::{Counts, FAR_IP, Joined, Start, Testbed, receive};
+use crate::recv::drain;
+use crate::stream::{Counts, FAR_IP, Joined, Start, Testbed};
 use crate::topology::PEER_IP;
 use crate::transfer::Transfer;
-use crate::{Bulk, on_pinned_thread};
 use fulmar::{Stack, TcpListener, TcpStream};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -106,11 +107,12 @@ impl Rig for Joined {
         let listener = TcpListener::bind(&self.far, SocketAddr::new(IpAddr::V4(FAR_IP), 0))?;
         let to = listener.local_addr()?;
         let (near, far) = (&self.near, &self.far);
-        let bulk =
-            Bulk { read_bytes: load.read_bytes, warm_bytes: load.warm_bytes, ..Bulk::default() };
+        let (read_bytes, warm_bytes) = (load.read_bytes, load.warm_bytes);
         let (sent, received) = thread::scope(|scope| {
-            let reader = scope
-                .spawn(|| on_pinned_thread(far_cpu, || receive(far, listener.accept()?.0, &bulk)));
+            let reader = scope.spawn(move || {
+                let take = || drain(far, &listener.accept()?.0, read_bytes, warm_bytes);
+                on_pinned_thread(far_cpu, take)
+            });
             let sent = on_pinned_thread(near_cpu, || {
                 run(near, &TcpStream::connect(near, to)?, load, caller, time, &mut || ())
             });
@@ -119,7 +121,7 @@ impl Rig for Joined {
         })?;
         let (near, counts) = sent;
         // The other end's time and bytes; its CPU is in the process's account already.
-        let far = Report { cpu: Duration::ZERO, ..received.0 };
+        let far = Report { cpu: Duration::ZERO, ..received };
         let sample = Transfer::of_ends(near, far, load.warm_bytes);
         Ok(Transfer { counts, ..sample })
     }

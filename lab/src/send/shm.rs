@@ -8,11 +8,12 @@ use super::rig::run;
 use super::{Caller, Load, Rig, RigConfig};
 use crate::child::Handle;
 use crate::cpu::{self, Placement};
+use crate::on_pinned_thread;
 use crate::peer::{Report, print_line};
-use crate::stream::{build_with, receive};
+use crate::recv::drain;
+use crate::stream::build_with;
 use crate::transfer::Transfer;
 use crate::without_tso::WithoutTso;
-use crate::{Bulk, on_pinned_thread};
 use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
 use fulmar::{Cidr, Device, Stack, TcpListener, TcpStream};
 use fulmar_gateway::netns::Netns;
@@ -162,6 +163,5 @@ impl Rig for Shared {
 /// The child's side: reads and discards.
 pub(crate) fn serve(spec: &Value) -> io::Result<()> {
     let Load { read_bytes, warm_bytes, .. } = Load::of_writes(0);
-    let bulk = Bulk { read_bytes, warm_bytes, ..Bulk::default() };
-    serve_each(spec, |stack, stream| Ok(receive(stack, stream, &bulk)?.0))
+    serve_each(spec, |stack, stream| drain(stack, &stream, read_bytes, warm_bytes))
 }

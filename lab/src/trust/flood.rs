@@ -11,8 +11,8 @@ use fulmar_stack::wire::checksum::Sum;
 use fulmar_stack::wire::tcp::{Flags, Header, Options, Timestamps};
 use fulmar_stack::wire::{WireError, arp, eth, ipv4, protocol};
 
-use crate::burst::sys::Batch;
 use crate::sys;
+use crate::udp::sys::Batch;
 use fulmar_gateway::netns::Netns;
 
 /// Frames of a section, which are sent before the victim looks: fewer than any queue on the way holds.

@@ -26,7 +26,7 @@ pub fn accounts(options: &Options) -> io::Result<Vec<Figures>> {
 ///
 /// # Errors
 /// As [`accounts`].
-pub(crate) fn of_calls(
+pub(super) fn of_calls(
     devices: &[Device],
     methods: &[Method],
     bytes: usize,

@@ -4,10 +4,14 @@
 //! kernel socket, beside the kernel's `send`, `sendto`, `sendmmsg` and UDP_SEGMENT on veth; by one
 //! thread and by several: on the simulated device each with a shard of one stack and a queue of one NIC,
 //! elsewhere each with a device of its own. What a datagram costs who takes it, one by one and many in a
-//! call, is measured on the simulated device.
+//! call, is measured on the simulated device. What a frame costs that crosses TAP and AF_PACKET, in bursts
+//! of 1 to 64, is measured without a stack ([`frames`]).
 
 mod account;
+mod frames;
 mod rig;
+#[allow(unsafe_code)]
+pub(crate) mod sys;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +23,6 @@ use std::time::Duration;
 use fulmar_cli::bounds::within;
 
 pub use account::accounts;
-pub(crate) use account::of_calls;
 use rig::{Cost, Kernel, Ours, Rig, Shards};
 
 use crate::cpu;
@@ -38,13 +41,14 @@ const SMALL: usize = 18;
 /// What one packet of MTU 1500 carries.
 const MOST_BYTES: usize = 1472;
 
-/// What a datagram costs its sender: one by one, many in a call, cut by the device; 1 to N threads
+/// What a datagram costs its sender: one by one, many in a call, cut by the device; 1 to N threads; frames in bursts
 #[derive(clap::Args, Clone, Debug)]
 #[command(
     override_usage = "fulmar-lab bench udp [OPTIONS]",
     after_help = "Ways: send, send_to, send_many of 64, send_segmented on a simulated device and over
 TAP; send, sendto, sendmmsg and UDP_SEGMENT of the kernel on veth, to a socket
-that receives all of it. Takes 60 seconds. It makes its own namespaces and leaves
+that receives all of it. Beside TAP, frames over TAP and AF_PACKET without a stack,
+in bursts of 1, 8 and 64. Takes 60 seconds. It makes its own namespaces and leaves
 nothing behind."
 )]
 pub struct Options {
@@ -229,13 +233,16 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
         Ok((device, RefCell::new(rigs.collect::<io::Result<_>>()?)))
     };
     let opened: Vec<Opened> = devices
-        .into_iter()
-        .filter_map(|d| open(d).inspect_err(|e| eprintln!("not measured: {}: {e}", d.name())).ok())
+        .iter()
+        .filter_map(|&d| open(d).inspect_err(|e| eprintln!("not measured: {}: {e}", d.name())).ok())
         .collect();
     if opened.is_empty() {
         return Err(io::Error::other("nothing that the options select can be measured here"));
     }
-    let scenarios: Vec<Scenario<'_>> = opened.iter().flat_map(|o| of_device(options, o)).collect();
+    let frames = if devices.contains(&Device::Tap) { frames::open() } else { Vec::new() };
+    let mut scenarios: Vec<Scenario<'_>> =
+        opened.iter().flat_map(|o| of_device(options, o)).collect();
+    scenarios.extend(frames.iter().flat_map(frames::scenarios));
     let mut ratios = ratios();
     ratios.retain(|r| r.is_measured(&scenarios));
     let (budget, max_runs) = (options.common.budget(QUICK, FULL), options.common.runs);
@@ -303,6 +310,7 @@ fn of(device: Device, method: Method, threads: usize) -> Term {
 fn ratios() -> Vec<Ratio> {
     let mut all = beside_the_kernel();
     all.extend(on_the_simulated_device());
+    all.extend(frames::ratios());
     all
 }
 
@@ -429,4 +437,7 @@ send_many and send_segmented of equal sizes cross a TAP as one frame of many dat
 Threads on the simulated device have a shard each, of one stack on one NIC with a queue for each;
   one thread is measured on the same stack. Over TAP and veth they have a device of their own each.
 recv and recv_many take what the simulated peer has sent, packet by packet; polling the device and
-  finding the socket are in the figure.";
+  finding the socket are in the figure.
+Frames cross the device without a stack. Those of any kind are discarded by the kernel; those of one flow
+  are datagrams that a kernel socket receives, and cross joined. Received, the kernel's sender has joined
+  those of a burst.";

@@ -14,7 +14,7 @@ use fulmar::{Builder, Cidr, RecvMessage, SendMessage, Stack, devices};
 use fulmar_nic::{Command, SimConfig, SimHandle};
 
 use super::Method;
-use crate::burst::sys::Batch;
+use super::sys::Batch;
 use crate::{cpu, sys, topology};
 use fulmar_gateway::netns::Netns;
 use fulmar_gateway::netns::VethEnd;

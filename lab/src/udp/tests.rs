@@ -1,3 +1,4 @@
+use super::account::of_calls;
 use super::*;
 use crate::harness::options::parsed;
 
