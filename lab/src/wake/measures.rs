@@ -169,14 +169,13 @@ fn rr(device: &str, mode: &str, at: &str) -> String {
     format!("rr.{device}.{mode}.{at}")
 }
 
-/// Request and reply beside the kernel's own, and beside a program without a stack.
+/// Request and reply beside the kernel's own.
 fn beside_the_kernel() -> Vec<Ratio> {
     let over = |name, sentence: &str, ways: [String; 2]| {
         Ratio::over(name, format!("UDP request-reply median, {sentence}"), P50, ways)
     };
     let ours = |device, at| rr(device, "moderated", at);
     let kernel = |device, at| rr(device, "kernel", at);
-    let bare = rr("bare_tap", "unmoderated", "same_cpu");
     let tap = "fulmar over tap ÷ kernel over veth";
     vec![
         over(
@@ -191,16 +190,6 @@ fn beside_the_kernel() -> Vec<Ratio> {
             [ours("tap", "same_cpu"), kernel("veth", "same_cpu")],
         )
         .goals(0.95, 0.85),
-        over(
-            "wake.rr.bare_tap.same_cpu.vs_kernel",
-            "a program without a stack over tap ÷ kernel over veth: what the device costs",
-            [bare.clone(), kernel("veth", "same_cpu")],
-        ),
-        over(
-            "wake.rr.tap.same_cpu.vs_bare",
-            "fulmar over tap ÷ a program without a stack",
-            [ours("tap", "same_cpu"), bare],
-        ),
         over(
             "wake.rr.shm.two_cpus.vs_kernel",
             "fulmar over shm ÷ kernel over loopback",

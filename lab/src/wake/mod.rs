@@ -14,7 +14,6 @@
 //! looked for in stretches of 10 ms, since of all latencies together a hundredth may be the host's
 //! (`wake/tally.rs`).
 
-mod bare;
 mod idle;
 mod measures;
 mod program;
@@ -177,8 +176,6 @@ pub enum Device {
     Tap,
     /// AF_PACKET on veth, a kernel peer.
     Packet,
-    /// TAP, a kernel peer, and a program without a stack in between: the floor.
-    Bare,
     /// Shared memory, another process with fulmar.
     Shm,
     /// A simulated card with hardware on a thread of its own, and a modelled sender behind it.
@@ -195,7 +192,6 @@ impl Device {
         match self {
             Device::Tap => "tap",
             Device::Packet => "packet",
-            Device::Bare => "bare_tap",
             Device::Shm => "shm",
             Device::Sim => "sim",
             Device::Veth => "veth",
@@ -205,7 +201,7 @@ impl Device {
 
     /// Whether it carries floods too.
     const fn takes_floods(self) -> bool {
-        !matches!(self, Device::Bare | Device::Loopback)
+        !matches!(self, Device::Loopback)
     }
 
     /// Whether the other end sends requests.
@@ -216,7 +212,6 @@ impl Device {
     fn modes(self) -> &'static [Mode] {
         match self {
             Device::Veth | Device::Loopback => &[Mode::Kernel],
-            Device::Bare => &[Mode::Unmoderated, Mode::Polling],
             Device::Tap | Device::Packet | Device::Shm => &Mode::OURS,
             Device::Sim => &Mode::COALESCED,
         }
@@ -337,8 +332,6 @@ fn open(options: &Options, isolated: io::Result<()>) -> Vec<Rig> {
     }
     if options.stack.has_kernel() && has_kernel.is_ok() {
         devices.extend([Device::Veth, Device::Loopback]);
-        // The floor belongs to what it is the floor of.
-        devices.extend(asked.contains(&Device::Tap).then_some(Device::Bare));
     }
     let mut rigs = Vec::new();
     for device in devices {

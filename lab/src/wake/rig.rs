@@ -11,7 +11,6 @@ use fulmar::devices::shm_device::{Shm, ShmConfig};
 use fulmar::{Cidr, ModerationConfig, Stack};
 use serde_json::{Value, json};
 
-use super::bare::{self, Bare};
 use super::program::{self, Account, Flow, Socket};
 use super::{Device, Mode, sim};
 use crate::child::Handle;
@@ -101,7 +100,6 @@ pub struct Rig {
 enum Carrier {
     /// TAP or AF_PACKET: a stack in this process.
     Real(Box<Testbed>),
-    Bare(Bare),
     Shm,
     Sim,
     Veth(Netns, Netns),
@@ -117,7 +115,6 @@ impl Rig {
         let carrier = match device {
             Device::Tap => Carrier::Real(Box::new(Testbed::new(Over::Tap, placement, pcap)?)),
             Device::Packet => Carrier::Real(Box::new(Testbed::new(Over::Packet, placement, pcap)?)),
-            Device::Bare => Carrier::Bare(Bare::open()?),
             Device::Shm => Carrier::Shm,
             Device::Sim => Carrier::Sim,
             Device::Veth => veth()?,
@@ -144,7 +141,6 @@ impl Rig {
                 stack.set_moderation(ModerationConfig::ADAPTIVE)?;
                 sample
             }
-            Carrier::Bare(bare) => on_bare(bare, mode, load, near_cpu, far_cpu),
             Carrier::Shm => shm(mode, load, near_cpu, far_cpu),
             Carrier::Sim => match load {
                 Load::Send(flow) => sim::run(mode, &flow, near_cpu, far_cpu),
@@ -209,22 +205,6 @@ fn wait(socket: &Socket, load: Load) -> io::Result<Account> {
         Load::Ask { .. } => program::answer(socket),
         Load::Send(_) => program::receive(socket),
     }
-}
-
-/// No stack in this process, the kernel in a child.
-fn on_bare(
-    bare: &Bare,
-    mode: Mode,
-    load: Load,
-    near_cpu: Option<usize>,
-    far_cpu: Option<usize>,
-) -> io::Result<Sample> {
-    let far = Far { stack: "kernel", from: IpAddr::V4(PEER_IP), cpu: far_cpu };
-    let to = SocketAddr::new(IpAddr::V4(OUR_IP), bare::PORT);
-    let mut child = far.start(to, load, bare.peer_netns(), json!({}))?;
-    let near = on_pinned_thread(near_cpu, || bare.answer(mode != Mode::Polling))?;
-    let far = Account::from_json(&child.report(load.time() + PATIENCE)?);
-    Ok(Sample { near, far })
 }
 
 /// Both ends in children of the kernel's.
