@@ -216,11 +216,6 @@ impl Interface {
         self.publish(inner)
     }
 
-    /// Whether a call is blocked.
-    pub fn has_parked(&self) -> bool {
-        self.lock().parked > 0
-    }
-
     /// usleep(3).
     pub fn sleep(&self, time: Duration) {
         let inner = self.enter();

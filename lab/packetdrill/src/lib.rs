@@ -1,9 +1,9 @@
 //! fulmar under packetdrill: one [`fulmar_stack::shard::Shard`] on a virtual clock, behind the socket calls of Linux.
 //!
 //! ```text
-//!   packetdrill ── packetdrill_interface ──► boundary.rs          our own runner (script/)
-//!        │ getsockopt of %{ }% blocks            │ threads              │
-//!        └────────── preload.rs ──────────► interface.rs                │
+//!   packetdrill ── packetdrill_interface ──► boundary.rs
+//!        │ getsockopt of %{ }% blocks            │ threads
+//!        └────────── preload.rs ──────────► interface.rs
 //!                                                └──► sockets.rs, options.rs, poll.rs: calls as steps
 //!                                                          └──► world.rs: the shard, its clock, its packets
 //!                                                                    └──► cable.rs: an Ethernet
@@ -29,7 +29,6 @@ pub mod options;
 pub mod poll;
 #[allow(unsafe_code)]
 mod preload;
-pub mod script;
 pub mod settings;
 pub mod sockets;
 pub mod suite;

@@ -394,15 +394,6 @@ impl Machine {
         Ok(self.world.call(|shard, now| shard.tcp_shutdown(now, id, how))?)
     }
 
-    /// The state of the connection that was opened last.
-    pub fn last_connection(&mut self) -> Option<fulmar_stack::tcp::Info> {
-        let id = self.files.values().rev().find_map(|file| match file {
-            File::Socket(socket) => socket.stream(),
-            File::Epoll(_) => None,
-        })?;
-        Some(self.world.shard().tcp_entry(id).ok()?.tcb.info())
-    }
-
     /// What a descriptor is ready for.
     pub fn readiness(&mut self, fd: i32) -> Answer<Readiness> {
         let socket = self.socket_of(fd)?;

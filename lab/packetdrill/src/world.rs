@@ -99,11 +99,6 @@ impl World {
         self.sent.pop_front()
     }
 
-    /// Whether a packet waits for [`World::take_sent`].
-    pub fn has_sent(&self) -> bool {
-        !self.sent.is_empty()
-    }
-
     /// When the shard has to be stepped next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let stack = self.stack.as_ref()?;

@@ -1,9 +1,9 @@
-//! Our own scripts, by our own runner, and by stock packetdrill where `PACKETDRILL` names it.
+//! Our own scripts, by stock packetdrill where `PACKETDRILL` names it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use fulmar_packetdrill::{script, suite};
+use fulmar_packetdrill::suite;
 
 fn scripts() -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
@@ -12,19 +12,6 @@ fn scripts() -> Vec<PathBuf> {
         entries.filter(|p| p.extension().is_some_and(|e| e == "pkt")).collect();
     scripts.sort();
     scripts
-}
-
-#[test]
-fn every_script_passes() {
-    let mut wrong = Vec::new();
-    for path in scripts() {
-        let text = fs::read_to_string(&path).expect("a script");
-        if let Err(why) = script::parse(&text).and_then(|s| script::play(&s)) {
-            wrong.push(format!("{}: {why}", path.display()));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(scripts().len() >= 20, "scripts were not found");
 }
 
 #[test]
@@ -44,9 +31,11 @@ fn library() -> PathBuf {
 }
 
 #[test]
-fn stock_packetdrill_plays_every_script_as_our_runner_does() {
+fn every_script_passes_under_stock_packetdrill() {
     let Some(program) = std::env::var_os("PACKETDRILL") else {
-        println!("skipped: PACKETDRILL does not name a packetdrill (see docs/conformance.md)");
+        println!(
+            "skipped: PACKETDRILL does not name a packetdrill; `make conformance` fetches and builds one"
+        );
         return;
     };
     let place = suite::Place { program: program.into(), library: library(), only: String::new() };
