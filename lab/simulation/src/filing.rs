@@ -9,6 +9,7 @@ use fulmar_stack::mbuf::SharedBytes;
 use fulmar_stack::shard::MoreData;
 use fulmar_stack::socket::SocketError;
 use fulmar_stack::socket::sendfile::{LowWater, Piece, Rest};
+use fulmar_stack::socket::sosend::Attempt;
 
 use super::app::{Cx, End};
 use super::oracle::Violation;
@@ -25,7 +26,7 @@ pub struct FilePlan {
     pub head: usize,
     /// Bytes of the trailer behind each part at most.
     pub tail: usize,
-    /// Pages go by reference where there are enough of them.
+    /// The bytes of the file go by reference, as memory that is given away.
     pub shares: bool,
     /// The caller blocks until half of the buffer is free.
     pub blocks: bool,
@@ -113,9 +114,10 @@ impl End {
         let worth = if plan.blocks { LowWater::HalfBuffer } else { LowWater::Writable };
         if plan.shares && rest.head == 0 && rest.file > 0 {
             let pages: Arc<dyn SharedBytes> = Arc::new(Pages { stream: self.stream(false) });
-            let most = rest.file as usize;
-            match cx.shard.sendfile(id).share(cx.now, &pages, &rest, most, worth)? {
-                Poll::Ready(0) => {}
+            let at = rest.file_at as usize;
+            let attempt = if plan.blocks { Attempt::Retry } else { Attempt::First };
+            let part = at..at + rest.file as usize;
+            match cx.shard.sosend(id).share(cx.now, &pages, part, attempt)? {
                 Poll::Ready(file) => {
                     self.has_sent(cx, id, rest, Piece { head: 0, file, tail: 0 });
                     return Ok(Poll::Ready(()));

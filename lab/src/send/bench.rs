@@ -8,7 +8,7 @@
 use super::file::FileMethod;
 use super::shm::Shared;
 use super::sim::Simulated;
-use super::{Load, Method, Rig, RigConfig, sosend, tso_name};
+use super::{Load, Method, Rig, sosend, tso_name};
 use crate::cpu::Placement;
 use crate::file::{BenchFile, CacheState};
 use crate::harness::options::{Common, Stack, on_or_off, one_of, or, placement};
@@ -58,10 +58,9 @@ pub struct Writes {
 #[command(
     override_usage = "fulmar-lab bench sendfile [OPTIONS]",
     after_help = "Ways: old (one page, one protocol send each, as before 2006), read_write,
-ours_read (send_file), ours_mapped (send_mapped; on tap and packet by reference,
-elsewhere it reads), kernel_sendfile, kernel_read_write. Each with
-a hot part of the file (always the same) and a cold one (walking through 512 MiB
-that are in the page cache but not in the CPU's).
+ours_read (send_file), kernel_sendfile, kernel_read_write. Each with a hot part
+of the file (always the same) and a cold one (walking through 512 MiB that are in
+the page cache but not in the CPU's).
 It makes its own namespaces and leaves nothing behind."
 )]
 pub struct Files {
@@ -343,12 +342,7 @@ fn file_scenarios<'a>(
     load: Load,
 ) -> Vec<Scenario<'a>> {
     let heats = [CacheState::Hot, CacheState::Cold];
-    let by_reference = {
-        let RigConfig { device, super_segments, .. } = rig.borrow().config();
-        super_segments && ["tap", "packet"].contains(&device)
-    };
     let each = heats.into_iter().flat_map(|heat| FileMethod::ALL.map(|method| (heat, method)));
-    let each = each.filter(|(_, method)| by_reference || *method != FileMethod::Mapped);
     each.map(|(heat, method)| file_scenario(rig, method, file, heat, load)).collect()
 }
 

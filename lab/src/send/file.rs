@@ -19,7 +19,6 @@ use super::sosend::{Writing, to_io};
 use super::{Caller, Load, Target};
 use crate::file::{BenchFile, CacheState, FileCursor};
 use fulmar::mbuf::{Chain, Purpose};
-use fulmar::{FileSource, MappedFile, SendFile};
 use fulmar_stack::shard::MoreData;
 use fulmar_stack::socket::SocketError;
 use std::fs::File;
@@ -38,15 +37,11 @@ pub enum FileMethod {
     ReadWrite,
     /// `TcpStream::send_file`, read into the stack's buffers.
     Read,
-    /// `TcpStream::send_mapped`: pages by reference from a mapping that stays, where the kernel alone
-    /// reads what the device sends; elsewhere the same as `Read`.
-    Mapped,
 }
 
 impl FileMethod {
     /// Every method.
-    pub const ALL: [FileMethod; 4] =
-        [FileMethod::Old, FileMethod::ReadWrite, FileMethod::Read, FileMethod::Mapped];
+    pub const ALL: [FileMethod; 3] = [FileMethod::Old, FileMethod::ReadWrite, FileMethod::Read];
 
     /// The name in scenarios and JSON.
     pub const fn name(self) -> &'static str {
@@ -54,7 +49,6 @@ impl FileMethod {
             FileMethod::Old => "old",
             FileMethod::ReadWrite => "read_write",
             FileMethod::Read => "ours_read",
-            FileMethod::Mapped => "ours_mapped",
         }
     }
 
@@ -64,7 +58,6 @@ impl FileMethod {
             FileMethod::Old => "old sendfile: one page, one send each",
             FileMethod::ReadWrite => "read + fulmar write",
             FileMethod::Read => "fulmar send_file, read",
-            FileMethod::Mapped => "fulmar send_mapped, by reference",
         }
     }
 
@@ -86,11 +79,7 @@ impl FileMethod {
         Ok(match self {
             FileMethod::Old => Box::new(PageByPage(part)),
             FileMethod::ReadWrite => Box::new(ReadWrite(part, vec![0; load.write_bytes])),
-            FileMethod::Read => Box::new(Ours(part, SendFile::new().source(FileSource::Read))),
-            FileMethod::Mapped => {
-                let mapped = MappedFile::new(&part.file)?;
-                Box::new(Mapped(part, mapped))
-            }
+            FileMethod::Read => Box::new(Ours(part)),
         })
     }
 }
@@ -109,21 +98,12 @@ impl Parts {
     }
 }
 
-struct Ours(Parts, SendFile);
+struct Ours(Parts);
 
 impl Caller for Ours {
     fn call(&mut self, to: &Target<'_>) -> io::Result<u64> {
         let (start, end) = self.0.next();
-        Ok(to.stream.send_file_with(&self.1, &self.0.file, start..end, &[], &[])?)
-    }
-}
-
-struct Mapped(Parts, MappedFile);
-
-impl Caller for Mapped {
-    fn call(&mut self, to: &Target<'_>) -> io::Result<u64> {
-        let (start, end) = self.0.next();
-        Ok(to.stream.send_mapped(&SendFile::new(), &self.1, start..end, &[], &[])?)
+        Ok(to.stream.send_file(&self.0.file, start..end, &[], &[])?)
     }
 }
 

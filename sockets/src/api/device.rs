@@ -14,7 +14,7 @@ pub use fulmar_stack::base::{
 pub use fulmar_stack::device::moderation::Profile;
 pub use fulmar_stack::device::{
     Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Medium,
-    Packet, Peek, Tally, TxReader, TxTime, Unsupported, Wake, WakeFd, WritableRanges,
-    forward_device, plain_ip,
+    Packet, Peek, Tally, TxTime, Unsupported, Wake, WakeFd, WritableRanges, forward_device,
+    plain_ip,
 };
 pub use fulmar_stack::mbuf::{Backing, BufId, Chain, Mbuf, NoBuffer, Pool, Purpose, WritableRange};

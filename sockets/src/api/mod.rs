@@ -62,7 +62,7 @@ pub use poll::{Event, PollSet, Source, Waker};
 pub use posted::{RecvCompletion, RecvError, RecvRing, RecvRule, raw as posted_raw};
 pub use receive::RecvFlags;
 pub use send::{OwnedBytes, SendCompletion, SendFlags, SendOwnedError, SendReservation};
-pub use sendfile::{FileSource, MappedFile, SendFile, SendFileError};
+pub use sendfile::{SendFile, SendFileError};
 pub use stack::{Builder, Echo, Observer, Stack};
 pub use stat::{SocketStat, Stat, connection as connection_json};
 pub use tcp::TcpStream;

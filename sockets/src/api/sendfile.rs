@@ -21,42 +21,22 @@ use std::ops::{Bound, RangeBounds};
 use crate::api::tcp::TcpStream;
 
 mod call;
-mod mapped;
 pub(crate) mod reader;
 mod source;
-
-pub use mapped::MappedFile;
-
-/// Where the bytes of a file come from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub enum FileSource {
-    /// The cheaper one, as measured: pages of a [`MappedFile`] by reference where that is possible, else
-    /// [`FileSource::Read`].
-    #[default]
-    Auto,
-    /// Read into buffers of the stack: one copy.
-    Read,
-}
 
 /// How a file is sent; the default is right for most.
 ///
 /// ```no_run
-/// # use fulmar::{FileSource, SendFile, TcpStream};
+/// # use fulmar::{SendFile, TcpStream};
 /// # fn send(stream: &TcpStream) -> std::io::Result<()> {
 /// let file = std::fs::File::open("big")?;
-/// let sent = stream.send_file_with(&SendFile::new().stable(true), &file, .., &[], &[])?;
+/// let sent = stream.send_file_with(&SendFile::new().read_ahead(1 << 20), &file, .., &[], &[])?;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SendFile {
-    /// Where the bytes come from.
-    pub source: FileSource,
-    /// Accepted bytes do not change with the file. The cost: on a non-blocking socket the call itself waits for the
-    /// disk.
-    pub is_stable: bool,
     /// Bytes to read ahead when the file is not in the page cache; `None`: twice the bytes of the last turn. 0: none.
     pub read_ahead_bytes: Option<u64>,
 }
@@ -94,20 +74,6 @@ impl SendFile {
         SendFile::default()
     }
 
-    /// Sets the source.
-    #[must_use]
-    pub fn source(mut self, source: FileSource) -> SendFile {
-        self.source = source;
-        self
-    }
-
-    /// Sets whether accepted bytes are safe from later writes to the file.
-    #[must_use]
-    pub fn stable(mut self, is_stable: bool) -> SendFile {
-        self.is_stable = is_stable;
-        self
-    }
-
     /// Sets how far to read ahead, in bytes.
     #[must_use]
     pub fn read_ahead(mut self, bytes: u64) -> SendFile {
@@ -127,7 +93,7 @@ impl TcpStream {
     /// zeroes. Headers and trailers are sent also with an empty file.
     ///
     /// The file is read once, when its bytes are accepted: later writes to the file do not affect them, retransmissions
-    /// included. The exception, which [`SendFile::stable`] disables: on a non-blocking socket bytes that are not in the
+    /// included. The exception: on a non-blocking socket bytes that are not in the
     /// page cache are accepted first and read soon after.
     ///
     /// A blocking call waits until half of the send buffer is free, or the rest fits, before it continues. The write
@@ -165,37 +131,6 @@ impl TcpStream {
         let refused = |error| SendFileError { error, sent: 0 };
         let source = source::Source::open(file, start, end).map_err(refused)?;
         call::Call::new(&self.socket, options, source, headers, trailers).run()
-    }
-
-    /// As [`TcpStream::send_file_with`], from a mapped file: its pages are sent by reference where only the kernel
-    /// reads sent frames. That is so on a TAP and on AF_PACKET with all offloads, without a wrapper (capture,
-    /// impairment). Elsewhere they are read and copied; `sendfile_mapped_bytes` counts the bytes sent by reference.
-    /// Also copied are parts of less than 16 KiB, everything on a connection of the stack to itself and with
-    /// [`SendFile::stable`] or [`FileSource::Read`], and on a non-blocking socket bytes that no blocking call has sent
-    /// before, since they may not be in the page cache.
-    ///
-    /// Bytes sent by reference are those of the file until the peer has acknowledged them: later writes to the file
-    /// change bytes that are not sent yet, and retransmissions. If the file is truncated below such bytes, or they
-    /// cannot be read from the disk, the connection is reset with EIO; on the last page of the truncated file zeroes
-    /// may be sent. The kernel's own sendfile has the same races. If the kernel has evicted a page, the system call
-    /// that sends it waits for the disk, and with it the stack.
-    ///
-    /// # Errors
-    /// As [`TcpStream::send_file`]; EIO as above.
-    pub fn send_mapped(
-        &self,
-        options: &SendFile,
-        file: &MappedFile,
-        range: impl RangeBounds<u64>,
-        headers: &[IoSlice<'_>],
-        trailers: &[IoSlice<'_>],
-    ) -> Result<u64, SendFileError> {
-        let (start, end) = bounds(&range);
-        let refused = |error| SendFileError { error, sent: 0 };
-        let source = source::Source::open(file.file(), start, end).map_err(refused)?;
-        let reads = options.is_stable || options.source == FileSource::Read;
-        let call = call::Call::new(&self.socket, options, source, headers, trailers);
-        if reads { call.run() } else { call.by_pages_of(file).run() }
     }
 }
 

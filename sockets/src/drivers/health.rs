@@ -18,7 +18,6 @@ impl Health {
             libc::EAGAIN | libc::EINTR => return None,
             // The interface is down; it refuses frames until it is up again.
             libc::EIO => self.is_down = true,
-            libc::EFAULT => return Some(DropReason::PageVanished),
             libc::EBADFD | libc::EBADF | libc::ENODEV | libc::ENXIO => {
                 self.lost = Some(errno);
                 return Some(DropReason::DeviceGone);

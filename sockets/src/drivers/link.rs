@@ -8,7 +8,7 @@ mod ring;
 mod sim;
 
 use fulmar_stack::base::EtherAddr;
-use fulmar_stack::device::{Caps, TxReader, TxTime};
+use fulmar_stack::device::{Caps, TxTime};
 
 pub use fulmar_stack::device::impair::Impairments;
 pub use ring::{Link, pair};
@@ -55,7 +55,6 @@ impl LinkConfig {
             udp_gso: tso.is_some(),
             rx_gro: tso.is_some(),
             // The other stack reads the memory in place.
-            tx_reader: TxReader::UserSpace,
             // A frame is sent when it is queued.
             tx_time: TxTime::Coarse,
             ..Caps::plain(self.mtu, self.ether[side])

@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fulmar_stack::base::{Counter, Counters, DropReason, Duration, EtherAddr, Instant, OwnerKey};
 use fulmar_stack::device::{
     Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Packet,
-    TxReader, Wake, WakeFd, offload, uso,
+    Wake, WakeFd, offload, uso,
 };
 use fulmar_stack::mbuf::Pool;
 
@@ -196,7 +196,6 @@ impl PacketSocket {
             udp_gso: header_bytes == vnet::HEADER_BYTES,
             rx_gro: true,
             max_segs: MAX_SEGS,
-            tx_reader: TxReader::Kernel,
             wake: Wake::Level,
             // The kernel writes to posted ranges during `recvmsg` only.
             places_on_receive: true,
@@ -329,7 +328,6 @@ impl PacketSocket {
                 self.lost = Some(errno);
                 Some(DropReason::DeviceGone)
             }
-            libc::EFAULT => Some(DropReason::PageVanished),
             _ => Some(DropReason::DeviceRefused),
         }
     }

@@ -74,7 +74,7 @@ pub fn split(device: Box<dyn Device>, count: u16, steering: Steering) -> Vec<Que
         wake: Wake::Armed,
         coalescing: false,
         places_on_receive: false,
-        ..device.caps().inspected()
+        ..device.caps().exact_time()
     };
     let seed = match steering {
         Steering::Owner => 0,

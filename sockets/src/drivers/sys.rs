@@ -423,7 +423,7 @@ fn no_messages() -> [libc::mmsghdr; MANY] {
     unsafe { mem::zeroed() }
 }
 
-/// A part of a frame to be sent, an iovec: borrowed bytes, or an address that only the kernel may read.
+/// A part of a frame to be sent, an iovec: borrowed bytes, or the address of volatile ones.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Part<'a>(libc::iovec, PhantomData<&'a [u8]>);
@@ -458,10 +458,10 @@ pub fn gather<'a>(to: &mut [Part<'a>], parts: impl Iterator<Item = Part<'a>>) ->
 /// Writes the parts as one frame.
 ///
 /// # Errors
-/// The errno of the call; EFAULT: a page of a part could not be read.
+/// The errno of the call.
 pub fn write_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>]) -> io::Result<usize> {
-    // SAFETY: a `Part` is an iovec; its memory is borrowed until this function returns, or it is a
-    // mapping that its mbuf keeps in place, which only the kernel reads (or finds gone).
+    // SAFETY: a `Part` is an iovec; its memory is borrowed until this function returns, or it is volatile
+    // memory that its mbuf keeps in place, which only the kernel reads here.
     let n = unsafe { libc::writev(fd.as_raw_fd(), parts.as_ptr().cast(), parts.len() as c_int) };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }

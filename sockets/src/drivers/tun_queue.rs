@@ -10,8 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use fulmar_stack::base::{DropReason, Medium};
 use fulmar_stack::device::{
-    Burst, Caps, DeviceStats, Interest, LinkState, Packet, TxReader, TxTime, Wake, WakeFd, offload,
-    plain_ip,
+    Burst, Caps, DeviceStats, Interest, LinkState, Packet, TxTime, Wake, WakeFd, offload, plain_ip,
 };
 use fulmar_stack::mbuf::Pool;
 use fulmar_stack::wire::eth;
@@ -106,7 +105,6 @@ impl Queue {
             rx_gro: offload & TSO != 0,
             max_segs: MAX_SEGS,
             queues,
-            tx_reader: TxReader::Kernel,
             wake: Wake::Level,
             // A packet is sent when it is written.
             tx_time: TxTime::Coarse,
@@ -277,50 +275,5 @@ impl Queue {
             _ if self.health.is_down || self.health.lost.is_some() => LinkState::Down,
             _ => LinkState::Up,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixDatagram;
-    use std::sync::Arc;
-
-    use fulmar_stack::base::{Counters, EtherAddr};
-    use fulmar_stack::mbuf::{Chain, PoolConfig, Purpose, SharedBytes};
-
-    use super::*;
-
-    const FRAME: &[u8; 60] = &[0x5a; 60];
-
-    /// A frame in memory that only the kernel may read.
-    struct Pages;
-
-    impl SharedBytes for Pages {
-        fn piece(&self, _at: usize) -> &[u8] {
-            &[]
-        }
-        fn kernel_part(&self, _at: usize) -> Option<(*const u8, usize)> {
-            Some((FRAME.as_ptr(), FRAME.len()))
-        }
-        fn on_undelivered(&self, _why: u8) {}
-    }
-
-    #[test]
-    fn bytes_that_only_the_kernel_may_read_are_sent_from_where_they_are() {
-        let (ours, kernel) = UnixDatagram::pair().unwrap();
-        let file = File::from(OwnedFd::from(ours));
-        let attached = Attached { file, name: "test".to_owned(), control: None };
-        let caps = Caps { max_segs: MAX_SEGS, ..Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, 1])) };
-        let mut queue = Queue::over(attached, caps);
-        let mut pool = Pool::new(PoolConfig::with_budget(8 << 20)).unwrap();
-        let owner: Arc<dyn SharedBytes> = Arc::new(Pages);
-        let only = pool.share(&owner, 0, FRAME.len(), Purpose::Send).unwrap();
-        let mut burst = Burst::with_capacity(1);
-        burst.push(Packet::new(Chain::from(only))).unwrap();
-        let mut counters = Counters::default();
-        queue.send_one(&mut burst, &mut Completing::new(&mut pool, &mut counters));
-        let mut bytes = [0; 100];
-        let n = kernel.recv(&mut bytes).unwrap();
-        assert_eq!(bytes[vnet::HEADER_BYTES..n], *FRAME);
     }
 }

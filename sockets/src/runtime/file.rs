@@ -9,11 +9,8 @@ use std::os::fd::BorrowedFd;
 
 use fulmar_stack::mbuf::Chain;
 
-mod map;
 #[allow(unsafe_code)]
 mod sys;
-
-pub use map::{FileMap, MAX_MAP_BYTES};
 
 /// Mbufs at most that one system call fills: 4 MiB with the largest mbufs.
 const MAX_PARTS: usize = 64;

@@ -18,7 +18,6 @@ mod event_loop;
 mod fast_open;
 mod faults;
 mod listen;
-mod mapped;
 mod namespace;
 mod path_mtu;
 mod placement;

@@ -4,8 +4,8 @@ use std::io::{IoSlice, Read};
 use std::net;
 use std::thread;
 
+use fulmar::TcpStream;
 use fulmar::base::Counter;
-use fulmar::{SendFile, TcpStream};
 
 use crate::support::file::{evict, file_of};
 use crate::support::{buffers_come_home_but, pattern};
@@ -32,9 +32,8 @@ fn files_arrive_whole_from_memory_and_from_the_disk() {
             if is_cold {
                 evict(&f);
             }
-            let how = SendFile::new().stable(is_cold);
             let ends = [IoSlice::new(b"<<"), IoSlice::new(b">>")];
-            let sent = c.send_file_with(&how, &f, .., &ends[..1], &ends[1..]).unwrap();
+            let sent = c.send_file(&f, .., &ends[..1], &ends[1..]).unwrap();
             drop(c);
             let got = reader.join().unwrap();
             assert_eq!(sent, LEN as u64 + 4);

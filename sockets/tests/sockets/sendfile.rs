@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use fulmar::base::Counter;
-use fulmar::{FileSource, Ready, SendFile, SendFileError, Stack, TcpStream};
+use fulmar::{Ready, SendFileError, Stack, TcpStream};
 
 use crate::support::file::{evict, file_of};
 use crate::support::{
@@ -289,7 +289,7 @@ fn a_file_without_a_name_is_sent_and_its_descriptors_are_given_back() {
         c.set_nonblocking(true).unwrap();
         let reader = read_all(s);
         std::fs::remove_file(&path).unwrap();
-        let sent = send_patiently(&a, &c, &SendFile::new(), &copy, 0);
+        let sent = send_patiently(&a, &c, &copy, 0);
         drop((c, copy));
         (sent, reader.join().unwrap())
     });
@@ -300,12 +300,12 @@ fn a_file_without_a_name_is_sent_and_its_descriptors_are_given_back() {
 }
 
 /// Sends a file over a non-blocking connection, waiting in a poll set in between.
-fn send_patiently(a: &Stack, c: &TcpStream, how: &SendFile, f: &File, from: u64) -> u64 {
+fn send_patiently(a: &Stack, c: &TcpStream, f: &File, from: u64) -> u64 {
     let set = a.poll_set().unwrap();
     set.add(c, 0, Ready::WRITABLE).unwrap();
     let (mut sent, mut events) = (0, Vec::new());
     loop {
-        match c.send_file_with(how, f, from + sent.., &[], &[]) {
+        match c.send_file(f, from + sent.., &[], &[]) {
             Ok(n) => return sent + n,
             Err(e) if e.error.kind() == ErrorKind::WouldBlock => sent += e.sent,
             Err(e) => panic!("{e}"),
@@ -317,30 +317,25 @@ fn send_patiently(a: &Stack, c: &TcpStream, how: &SendFile, f: &File, from: u64)
 #[test]
 fn a_nonblocking_call_tells_its_progress_and_never_waits() {
     within(|| {
-        for is_stable in [false, true] {
-            let (a, b) = stacks();
-            let (c, s) = connection(&a, &b, 80);
-            c.set_nonblocking(true).unwrap();
-            let f = file_of(&[]);
-            // Nothing of a hole is in memory.
-            f.set_len(3 * MIB as u64).unwrap();
-            f.write_all_at(b"island", 1_500_000).unwrap();
-            let how = SendFile::new().stable(is_stable);
-            let first = c.send_file_with(&how, &f, .., &[], &[]).unwrap_err();
-            assert_eq!(first.error.kind(), ErrorKind::WouldBlock);
-            // Nobody reads: it is the send buffer, and what the peer may hold.
-            assert!((1 << 18..3 * MIB as u64).contains(&first.sent), "{first}");
-            let reader = read_all(s);
-            let sent = first.sent + send_patiently(&a, &c, &how, &f, first.sent);
-            drop(c);
-            let mut expected = vec![0; 3 * MIB];
-            expected[1_500_000..1_500_006].copy_from_slice(b"island");
-            assert_eq!(sent, expected.len() as u64);
-            assert!(reader.join().unwrap() == expected);
-            let deferred = count(&a, Counter::SendFileDeferred);
-            assert!(deferred == 0 || !is_stable, "stable bytes are read at once");
-            buffers_come_home(&[&a, &b]);
-        }
+        let (a, b) = stacks();
+        let (c, s) = connection(&a, &b, 80);
+        c.set_nonblocking(true).unwrap();
+        let f = file_of(&[]);
+        // Nothing of a hole is in memory.
+        f.set_len(3 * MIB as u64).unwrap();
+        f.write_all_at(b"island", 1_500_000).unwrap();
+        let first = c.send_file(&f, .., &[], &[]).unwrap_err();
+        assert_eq!(first.error.kind(), ErrorKind::WouldBlock);
+        // The peer reads nothing: the send buffer is full, and the window is closed.
+        assert!((1 << 18..3 * MIB as u64).contains(&first.sent), "{first}");
+        let reader = read_all(s);
+        let sent = first.sent + send_patiently(&a, &c, &f, first.sent);
+        drop(c);
+        let mut expected = vec![0; 3 * MIB];
+        expected[1_500_000..1_500_006].copy_from_slice(b"island");
+        assert_eq!(sent, expected.len() as u64);
+        assert!(reader.join().unwrap() == expected);
+        buffers_come_home(&[&a, &b]);
     });
 }
 
@@ -377,8 +372,7 @@ fn later_writes_to_the_file_do_not_change_what_was_accepted() {
         let (c, s) = connection(&a, &b, 80);
         let f = file_of(&pattern(0, 600_000));
         // Half of it waits in the buffers, the other half for the peer's window.
-        let how = SendFile::new().stable(true).source(FileSource::Read);
-        assert_eq!(c.send_file_with(&how, &f, .., &[], &[]).unwrap(), 600_000);
+        assert_eq!(send_all(&f, &c), 600_000);
         f.write_all_at(&[0; 600_000], 0).unwrap();
         f.set_len(0).unwrap();
         let reader = read_all(s);

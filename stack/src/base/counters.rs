@@ -98,8 +98,6 @@ counters! {
     SendFileBytes, "sendfile_bytes";
     /// Ranges of files queued before they were read because they were not in the page cache.
     SendFileDeferred, "sendfile_deferred";
-    /// Bytes of files queued by reference to their pages.
-    SendFileMappedBytes, "sendfile_mapped_bytes";
     /// Reads that returned data (soreceive calls).
     Receives, "receives";
     /// Reads that waited and posted their own buffer for direct placement.

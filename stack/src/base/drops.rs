@@ -155,10 +155,6 @@ drop_reasons! {
     DeviceRefused, "device", "device_refused";
     /// The device's transmit queue stayed full for too long.
     TxQueueFull, "device", "tx_queue_full";
-    /// A page of a file that is sent in place is gone: the file was truncated or cannot be read.
-    PageVanished, "device", "page_vanished";
-    /// Bytes that only the kernel can read reached a path that has to read them.
-    KernelOnly, "stack", "kernel_only";
     /// The frame exceeds what the device or the receive buffer can hold.
     FrameTooBig, "device", "frame_too_big";
     /// The virtio-net header requests an impossible offload.

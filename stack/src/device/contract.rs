@@ -20,19 +20,6 @@ use crate::device::{Burst, WritableRanges};
 /// A descriptor of the operating system, as `std` has it. For threads that sleep until a device is ready.
 pub type RawFd = core::ffi::c_int;
 
-/// Who reads the memory of sent frames. It decides which memory may be sent by reference.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TxReader {
-    /// The device itself, in this process, before it frees the frame.
-    Process,
-    /// Other user-space code: another process or another stack. It may read later, when a file may have been
-    /// truncated, so pages of a file are not sent to it by reference.
-    UserSpace,
-    /// The kernel alone, in the system call that [`Device::tx_burst`] makes. Pages of a file are sent by
-    /// reference; if the kernel could not read them, the device calls [`Pool::note_fault`].
-    Kernel,
-}
-
 /// The use of the `now` of [`Device::tx_burst`] and [`Device::tx_reap`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TxTime {
@@ -74,8 +61,6 @@ pub struct Caps {
     pub max_segs: usize,
     /// Queue pairs.
     pub queues: u16,
-    /// Who reads the memory of sent frames.
-    pub tx_reader: TxReader,
     /// Whether the `now` of sending must be exact.
     pub tx_time: TxTime,
     /// When [`Device::wake_fd`] is readable.
@@ -107,7 +92,6 @@ impl Caps {
             rx_gro: false,
             max_segs: 64,
             queues: 1,
-            tx_reader: TxReader::Process,
             tx_time: TxTime::Exact,
             wake: Wake::Armed,
             coalescing: false,
@@ -115,15 +99,10 @@ impl Caps {
         }
     }
 
-    /// The capabilities of a wrapper that reads or schedules frames: their bytes are readable in this process,
-    /// and the time is exact.
+    /// The capabilities of a wrapper that schedules frames: the time is exact.
     #[must_use]
-    pub fn inspected(self) -> Caps {
-        let tx_reader = match self.tx_reader {
-            TxReader::Kernel => TxReader::Process,
-            reader => reader,
-        };
-        Caps { tx_reader, tx_time: TxTime::Exact, ..self }
+    pub fn exact_time(self) -> Caps {
+        Caps { tx_time: TxTime::Exact, ..self }
     }
 }
 

@@ -18,7 +18,7 @@
 /// ```
 ///
 /// A name that is no method, or out of order, does not compile; a method that the trait gains is forwarded.
-/// A wrapper that reads or times frames gives its own `caps` ([`Caps::inspected`](crate::device::Caps::inspected)), and
+/// A wrapper that reads or times frames gives its own `caps` ([`Caps::exact_time`](crate::device::Caps::exact_time)), and
 /// one that drops, delays or changes received frames its own `placement`: `None`, since a frame that it drops
 /// would have been placed already.
 #[macro_export]
@@ -188,7 +188,7 @@ mod tests {
     use crate::device::pcap::PcapWriter;
     use crate::device::testing::{Mirror, place, pool};
     use crate::device::{
-        Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, TxReader, TxTime, WakeFd,
+        Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, TxTime, WakeFd,
     };
 
     /// Notes the calls that reach it.
@@ -316,20 +316,16 @@ mod tests {
     }
 
     #[test]
-    fn wrappers_that_read_or_time_frames_ask_for_bytes_that_are_there_and_for_exact_time() {
+    fn wrappers_that_time_frames_ask_for_exact_time() {
         let behind = || {
             let plain = Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, 1]));
-            let (tx_reader, tx_time) = (TxReader::Kernel, TxTime::Coarse);
-            Noting::new(Caps { tx_reader, tx_time, places_on_receive: true, ..plain })
+            Noting::new(Caps { tx_time: TxTime::Coarse, places_on_receive: true, ..plain })
         };
-        let is_inspected =
-            |caps: &Caps| caps.tx_reader == TxReader::Process && caps.tx_time == TxTime::Exact;
+        let is_exact = |caps: &Caps| caps.tx_time == TxTime::Exact;
         let rates = Impairments::default;
         let faults = Impaired::new(behind(), 1, &rates(), &rates());
-        assert!(is_inspected(faults.caps()) && !faults.caps().places_on_receive);
+        assert!(is_exact(faults.caps()) && !faults.caps().places_on_receive);
         let pcap = PcapWriter::new(behind(), std::io::sink(), Default::default());
-        assert!(is_inspected(pcap.caps()) && pcap.caps().places_on_receive);
-        let shared = Caps { tx_reader: TxReader::UserSpace, ..*behind().caps() };
-        assert_eq!(shared.inspected().tx_reader, TxReader::UserSpace);
+        assert!(is_exact(pcap.caps()) && pcap.caps().places_on_receive);
     }
 }

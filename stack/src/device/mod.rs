@@ -36,7 +36,7 @@ pub use crate::forward_device;
 pub use burst::Burst;
 pub use contract::{
     Attachment, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Peek, RawFd,
-    TxReader, TxTime, Unsupported, Wake, WakeFd,
+    TxTime, Unsupported, Wake, WakeFd,
 };
 pub use packet::Packet;
 pub use placement::WritableRanges;

@@ -113,10 +113,6 @@ fn fit_slow(
     out: &mut Burst,
     counters: &mut Counters,
 ) -> Result<(), Unfit> {
-    let reads = !caps.tx_csum || p.chain.segs() > caps.max_segs;
-    if reads && p.chain.is_kernel_only() {
-        return unfit(p, Refusal::Drop(DropReason::KernelOnly));
-    }
     let Some(gso) = p.offload.gso else { return fit_single(p, caps, pool, out, counters) };
     let limit = largest(gso, caps);
     if limit.is_some_and(|l| p.chain.len() <= l.saturating_add(ETHER_BYTES)) {
@@ -166,9 +162,6 @@ pub fn segment(
     out: &mut Burst,
     counters: &mut Counters,
 ) -> Result<(), Unfit> {
-    if p.chain.is_kernel_only() {
-        return unfit(p, Refusal::Drop(DropReason::KernelOnly));
-    }
     if let Some(gso) = p.offload.gso {
         let how = Cut { unit: usize::from(gso.segment_bytes), checksums: Checksums::Finished };
         return cut(p, how, pool, out, counters);
@@ -467,13 +460,10 @@ pub(crate) fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr, usize)> {
 /// the number of bytes read for it.
 ///
 /// # Errors
-/// [`NoBuffer`]: no buffer for the copy, or only the kernel may read the bytes; the frame is unchanged.
+/// [`NoBuffer`]: no buffer for the copy; the frame is unchanged.
 pub fn finish_checksum(p: &mut Packet, pool: &mut Pool) -> Result<usize, NoBuffer> {
     if !p.offload.needs_csum {
         return Ok(0);
-    }
-    if p.chain.is_kernel_only() {
-        return Err(NoBuffer);
     }
     let (start, offset) = (usize::from(p.offload.csum_start), usize::from(p.offload.csum_offset));
     let at = start + offset;
@@ -529,11 +519,8 @@ pub(crate) fn own_front(chain: &mut Chain, n: usize, pool: &mut Pool) -> Result<
 /// Replaces a chain by an unshared copy in as few mbufs as possible.
 ///
 /// # Errors
-/// [`NoBuffer`]: no buffer, or only the kernel may read the bytes; the chain is unchanged.
+/// [`NoBuffer`]: no buffer; the chain is unchanged.
 pub fn make_unique(chain: &mut Chain, pool: &mut Pool, p: Purpose) -> Result<(), NoBuffer> {
-    if chain.is_kernel_only() {
-        return Err(NoBuffer);
-    }
     let mut copy = pool.alloc_chain(chain.len(), 0, p)?;
     let mut from = chain.reader();
     for to in copy.slices_mut() {

@@ -25,9 +25,6 @@ impl Packet {
 
     /// Drops the frame: counts `reason` and frees its memory.
     pub fn discard(self, reason: DropReason, pool: &mut Pool, counters: &mut Counters) {
-        if reason == DropReason::PageVanished {
-            pool.note_fault(&self.chain);
-        }
         counters.drop_packet(reason);
         pool.free(self.chain);
     }

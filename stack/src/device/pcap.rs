@@ -152,7 +152,7 @@ impl<D: Device, W: Write + Send> PcapWriter<D, W> {
     pub fn with_snap(inner: D, out: W, origin: Duration, snap_bytes: usize) -> PcapWriter<D, W> {
         let medium = inner.caps().medium;
         let encoder = Encoder::new(&inner.stats().name, medium, origin, snap_bytes);
-        let caps = inner.caps().inspected();
+        let caps = inner.caps().exact_time();
         PcapWriter { inner, caps, encoder, out, error: None, ends: Vec::new() }
     }
 

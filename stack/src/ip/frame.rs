@@ -41,7 +41,7 @@ impl<S: FrameSink> Context<'_, S> {
     ) -> Result<(), OutputError> {
         let sent = match egress {
             Egress::Device => self.out.frame(self.pool, self.counters, chain, offload),
-            Egress::Loopback => self.out.loopback(self.pool, self.counters, chain, offload),
+            Egress::Loopback => self.out.loopback(self.counters, chain, offload),
         };
         sent.map_err(|refused| {
             self.pool.free(refused);

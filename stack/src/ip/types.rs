@@ -56,7 +56,6 @@ pub trait FrameSink {
     /// Returns the chain if the sink is full.
     fn loopback(
         &mut self,
-        pool: &mut Pool,
         counters: &mut Counters,
         chain: Chain,
         offload: Offload,

@@ -2,17 +2,16 @@
 //! Nearly all of it handles raw memory and is in `raw.rs`; the policy (budget, shares, fallbacks) is in
 //! `pool.rs`.
 
-mod kernel_only;
 mod magazine;
 mod placed;
 mod raw;
 mod remote {
     mod raw;
 }
+mod shared;
 mod slab {
     pub(super) mod raw;
 }
 mod volatile;
 
-pub(crate) use kernel_only::shared_bytes;
 pub(crate) use raw::{Arena, CHUNK_DESCS, Freed, MAX_SLABS, Memory, Owner};

@@ -263,12 +263,6 @@ impl Chain {
         Ok(tail)
     }
 
-    /// Whether only the kernel may read some of the bytes ([`Mbuf::is_kernel_only`]).
-    #[inline]
-    pub fn is_kernel_only(&self) -> bool {
-        self.iter().any(Mbuf::is_kernel_only)
-    }
-
     /// Whether another process may write some of the bytes ([`Mbuf::is_volatile`]).
     #[inline]
     pub fn is_volatile(&self) -> bool {
@@ -277,12 +271,12 @@ impl Chain {
 
     /// Copies each mbuf for which `wastes` is true into the tailroom of the mbuf before it, if it fits as a
     /// whole, and frees it (as `tcp_collapse` of Linux, but without new memory). Returns the bytes copied, each
-    /// at most once. Mbufs of posted buffers and opaque ones stay.
+    /// at most once. Mbufs of posted buffers and volatile ones stay.
     pub fn collapse(&mut self, wastes: impl Fn(&Mbuf) -> bool, pool: &mut Pool) -> usize {
         let mut rest = core::mem::take(self);
         let mut copied = 0;
         while let Some(m) = rest.pop_front() {
-            let may_move = !m.is_opaque() && m.placed().is_none() && wastes(&m);
+            let may_move = !m.is_volatile() && m.placed().is_none() && wastes(&m);
             let back = self.back_mut().filter(|back| may_move && back.tailroom() >= m.len());
             // Nothing is copied if another reference covers bytes of the tailroom.
             let n = back.map_or(0, |mut back| back.append_tail(m.as_slice(), pool));
@@ -297,7 +291,7 @@ impl Chain {
     }
 
     /// Makes the first `n` bytes contiguous in the first segment. Errors, without a change: the pool has no
-    /// block for them (at most 64 KiB), the chain is shorter, or only the kernel may read it.
+    /// block for them (at most 64 KiB), or the chain is shorter.
     pub fn pullup(&mut self, n: usize, pool: &mut Pool) -> Result<(), NoBuffer> {
         let Some(front) = self.front() else {
             return if n == 0 { Ok(()) } else { Err(NoBuffer) };
@@ -305,7 +299,7 @@ impl Chain {
         if front.len() >= n {
             return Ok(());
         }
-        if n > self.len || self.is_kernel_only() {
+        if n > self.len {
             return Err(NoBuffer);
         }
         let mut m = pool.alloc(n, 0, front.purpose())?;

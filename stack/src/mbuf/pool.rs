@@ -23,7 +23,7 @@ mod stats;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use crate::mbuf::arena::{Arena, CHUNK_DESCS, Freed, MAX_SLABS, shared_bytes};
+use crate::mbuf::arena::{Arena, CHUNK_DESCS, Freed, MAX_SLABS};
 use crate::mbuf::raw::List;
 use crate::mbuf::storage::{
     CLASS_BYTES, CLASSES, SLAB_BYTES, class_for, class_for_part, is_wasteful,
@@ -51,7 +51,6 @@ pub struct Pool {
     reserve: usize,
     max_slabs: usize,
     keeps_sums: bool,
-    has_fault: bool,
     /// An allocation for [`Purpose::Receive`] was refused.
     has_refused: bool,
     stats: PoolStats,
@@ -98,7 +97,6 @@ impl Pool {
             reserve: config.control_reserve_bytes,
             max_slabs,
             keeps_sums: false,
-            has_fault: false,
             has_refused: false,
             stats: PoolStats { budget_bytes: budget, ..PoolStats::default() },
         })
@@ -214,9 +212,6 @@ impl Pool {
 
     #[cold]
     fn copy_foreign(&mut self, m: &Mbuf, off: usize, len: usize) -> Result<Mbuf, NoBuffer> {
-        if m.is_kernel_only() {
-            return Err(NoBuffer);
-        }
         assert!(off <= m.len() && len <= m.len() - off, "a clone beyond the end of the mbuf");
         let mut copy = self.alloc(len, 0, m.purpose())?;
         if let Some(space) = copy.append(len) {
@@ -317,7 +312,7 @@ impl Pool {
         max: usize,
         p: Purpose,
     ) -> Result<Mbuf, NoBuffer> {
-        let bytes = shared_bytes(owner, at).min(max);
+        let bytes = owner.piece(at).len().min(max);
         if !self.admits(bytes, p) || !self.arena.has_desc() {
             self.prepare(bytes, p)?;
         }
@@ -330,31 +325,6 @@ impl Pool {
     #[inline]
     pub fn shared_storages(&self) -> usize {
         self.arena.shared_storages()
-    }
-
-    /// Storages in use that only the kernel may read ([`Mbuf::is_kernel_only`]).
-    #[inline]
-    pub fn kernel_only_storages(&self) -> usize {
-        self.arena.kernel_only_storages()
-    }
-
-    /// Records that sending this frame failed with EFAULT, because a mapped file was truncated. All
-    /// references to the same storage report it ([`Mbuf::faulted_at`]).
-    #[cold]
-    pub fn note_fault(&mut self, chain: &Chain) {
-        chain.iter().for_each(Mbuf::mark_fault);
-        self.has_fault = true;
-    }
-
-    /// Whether [`Pool::note_fault`] was called since the last [`Pool::take_fault`].
-    #[inline]
-    pub fn has_fault(&self) -> bool {
-        self.has_fault
-    }
-
-    /// Returns and clears [`Pool::has_fault`].
-    pub fn take_fault(&mut self) -> bool {
-        core::mem::take(&mut self.has_fault)
     }
 
     /// Whether [`Pool::pop_returned`] has an owner to return.

@@ -255,15 +255,14 @@ impl Mbuf {
         self.is_unique() && !self.is_external()
     }
 
-    /// Whether [`Mbuf::as_slice`] returns zeroes instead of the bytes, because only the kernel may read
-    /// them or another process may write them.
+    /// Whether another process may write the bytes ([`crate::mbuf::Lender`]). They can be copied out, but not
+    /// borrowed.
     #[inline]
-    pub fn is_opaque(&self) -> bool {
+    pub fn is_volatile(&self) -> bool {
         ptr::eq(self.desc().data, ZEROES.as_ptr())
     }
 
-    /// The bytes of the range. Zeroes if the mbuf is opaque; must not be called if it is volatile
-    /// ([`Mbuf::is_volatile`]).
+    /// The bytes of the range. Must not be called if the mbuf is volatile ([`Mbuf::is_volatile`]).
     #[inline]
     pub fn as_slice(&self) -> &[u8] {
         debug_assert!(!self.is_volatile(), "volatile bytes are copied, not borrowed");

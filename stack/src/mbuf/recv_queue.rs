@@ -168,7 +168,7 @@ impl RecvQueue {
     }
 
     /// Compacts the last `bytes` in-order bytes: mbufs for which `wastes` is true are copied into the tailroom
-    /// before them, then into blocks of `block_bytes`. Bytes of posted buffers and opaque ones stay where they
+    /// before them, then into blocks of `block_bytes`. Bytes of posted buffers and volatile ones stay where they
     /// are, as do the others when the pool is exhausted. Returns the bytes copied. Cost: a walk over all
     /// in-order mbufs.
     pub fn compact_last(
@@ -184,7 +184,7 @@ impl RecvQueue {
         let at = self.in_order.iter().fold(0, |at, m| if at < before { at + m.len() } else { at });
         let Ok(mut last) = self.in_order.split_off(at, pool) else { return 0 };
         while let Some(mut m) = last.pop_front() {
-            if m.is_opaque() || m.placed().is_some() || !wastes(&m) {
+            if m.is_volatile() || m.placed().is_some() || !wastes(&m) {
                 self.in_order.push_back(m);
                 continue;
             }
@@ -213,7 +213,7 @@ impl RecvQueue {
     pub fn fill_run(&mut self, off: u64, chain: &mut Chain, pool: &mut Pool) -> usize {
         let at = self.runs.partition_point(|r| r.end() < off);
         let end = off.saturating_add(chain.len() as u64);
-        if self.runs.get(at + 1).is_some_and(|r| r.start <= end) || has_opaque(chain) {
+        if self.runs.get(at + 1).is_some_and(|r| r.start <= end) || chain.is_volatile() {
             return 0;
         }
         let run = self.runs.get_mut(at).filter(|r| r.end() == off);
@@ -474,10 +474,6 @@ fn append_slices(to: &mut SegMut<'_>, from: &Chain, most: usize, pool: &mut Pool
         }
     }
     copied
-}
-
-fn has_opaque(chain: &Chain) -> bool {
-    chain.iter().any(Mbuf::is_opaque)
 }
 
 fn to_usize(n: u64) -> usize {

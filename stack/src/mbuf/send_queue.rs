@@ -313,8 +313,7 @@ impl SendQueue {
     }
 
     /// As [`SendQueue::range`], but a copy in memory of the control reserve: output frees the send buffer,
-    /// so it must proceed when no descriptor is left. Errors: the reserve is exhausted too, or only the
-    /// kernel may read the bytes.
+    /// so it must proceed when no descriptor is left. Errors: the reserve is exhausted too.
     pub fn copy_range(&self, off: u64, len: usize, pool: &mut Pool) -> Result<Chain, NoBuffer> {
         let (mut at, end) =
             (off.max(self.head), off.saturating_add(len as u64).min(self.ready_end));
@@ -328,7 +327,7 @@ impl SendQueue {
             let bytes = s.mbuf.as_slice();
             let from = bytes.len() - (s.end - at) as usize;
             let to = bytes.len() - (s.end - s.end.min(end)) as usize;
-            let Some(part) = bytes.get(from..to).filter(|_| !s.mbuf.is_kernel_only()) else {
+            let Some(part) = bytes.get(from..to) else {
                 pool.free(copy);
                 return Err(NoBuffer);
             };
@@ -397,15 +396,6 @@ impl SendQueue {
 }
 
 impl SendQueue {
-    /// The smallest stream offset of bytes in a frame that failed with EFAULT ([`Pool::note_fault`]),
-    /// not counting bytes of the pool in that frame. `None` if there was none.
-    pub fn faulted_at(&self) -> Option<u64> {
-        self.ready.iter().find_map(|s| {
-            let at = s.mbuf.faulted_at().filter(|at| *at < s.mbuf.len())?;
-            Some(s.end - (s.mbuf.len() - at) as u64)
-        })
-    }
-
     fn note_undelivered(&self, why: u8) {
         self.ready.iter().for_each(|s| s.mbuf.note_undelivered(why));
         for slot in &self.slots {

@@ -25,11 +25,7 @@ pub const MAX_MBUF_BYTES: usize = CLASS_BYTES[CLASSES - 1];
 /// Bytes of a slab: a huge page on x86-64 and arm64. Smaller under Miri, which is slow per byte.
 pub const SLAB_BYTES: usize = if cfg!(miri) { 128 << 10 } else { 2 << 20 };
 
-/// The class of external storage that is charged and that only the kernel may read.
-pub(crate) const KERNEL_ONLY: u8 = LENT + 1;
-
-/// What [`crate::mbuf::Mbuf::as_slice`] returns for storage that only the kernel may read or that another
-/// process may write.
+/// What [`crate::mbuf::Mbuf::as_slice`] returns for storage that another process may write.
 pub(crate) static ZEROES: [u8; MAX_MBUF_BYTES] = [0; MAX_MBUF_BYTES];
 
 /// The smallest class that holds `bytes`, or `None` above 64 KiB.
@@ -110,16 +106,6 @@ pub trait Lender: Send + Sync + 'static {
 pub trait SharedBytes: Send + Sync + 'static {
     /// The longest contiguous bytes at `at`. Always the same for the same `at`.
     fn piece(&self, at: usize) -> &[u8];
-
-    /// The address and the length of the contiguous bytes at `at`, if they must not be read in this
-    /// process because they may change or vanish at any time (pages of a file). The address stays mapped
-    /// until the owner is dropped. Such bytes are passed to system calls by address
-    /// ([`crate::mbuf::Mbuf::kernel_part`]); [`crate::mbuf::Mbuf::as_slice`] returns zeroes for them. `None` if the
-    /// bytes are those of [`SharedBytes::piece`].
-    fn kernel_part(&self, at: usize) -> Option<(*const u8, usize)> {
-        let _ = at;
-        None
-    }
 
     /// A stream was discarded, for the reason `why` ([`crate::mbuf::SendQueue::discard`]), before a part in it was
     /// acknowledged. Called under the pool's lock before the part is released; may be called twice.

@@ -8,7 +8,7 @@ use core::net::IpAddr;
 
 use crate::base::{Counter, Counters, DropReason, FlowKey, Instant, Offload, Stage, Stages};
 use crate::device::offload::{self, Refusal};
-use crate::device::{Burst, Caps, Device, Packet, Peek, TxReader, WakeFd};
+use crate::device::{Burst, Caps, Device, Packet, Peek, WakeFd};
 use crate::ip::{Context, Egress, FrameSink, Ip, Outgoing, OutputError, Template, Traffic};
 use crate::mbuf::{Chain, Mbuf, Pool, Purpose};
 use crate::socket::SocketError;
@@ -212,8 +212,6 @@ pub struct Link {
     /// Packets to own addresses; they are input again by the next poll.
     pub loopback: VecDeque<Packet>,
     loopback_limit: usize,
-    /// Bytes that the kernel alone may read can be sent.
-    gathers_in_kernel: bool,
     /// Frames that the device has taken so far.
     sent_frames: u64,
     /// Frames sent since the last `tx_reap`.
@@ -225,11 +223,8 @@ impl Link {
     /// A link over a device.
     pub fn new(device: Box<dyn Device>, peek: Option<Arc<dyn Peek>>, config: &StackConfig) -> Link {
         let caps = *device.caps();
-        let leaves_bytes = caps.tx_csum && caps.tso.is_some();
-        let gathers_in_kernel = leaves_bytes && caps.tx_reader == TxReader::Kernel;
         Link {
             caps,
-            gathers_in_kernel,
             device,
             peek,
             tx: Burst::with_capacity(config.burst_frames),
@@ -254,12 +249,6 @@ impl Link {
     /// The device.
     pub fn device(&mut self) -> &mut dyn Device {
         &mut *self.device
-    }
-
-    /// Whether bytes that the kernel alone may read ([`crate::mbuf::SharedBytes::kernel_part`]) can
-    /// be sent: the device passes them to system calls, and no layer has to read them.
-    pub fn gathers_in_kernel(&self) -> bool {
-        self.gathers_in_kernel
     }
 
     /// Takes the device and the frames that wait out of a link that is never used again.
@@ -396,9 +385,6 @@ impl FrameSink for Sink<'_> {
         chain: Chain,
         offload: Offload,
     ) -> Result<(), Chain> {
-        if !self.link.gathers_in_kernel && is_kernel_only(pool, &chain) {
-            return refuse(pool, counters, chain);
-        }
         self.link.put(pool, counters, Packet { chain, offload }, self.stages)?;
         self.stages.pass(Stage::BurstQueued);
         Ok(())
@@ -430,14 +416,10 @@ impl FrameSink for Sink<'_> {
 
     fn loopback(
         &mut self,
-        pool: &mut Pool,
         counters: &mut Counters,
         chain: Chain,
         offload: Offload,
     ) -> Result<(), Chain> {
-        if is_kernel_only(pool, &chain) {
-            return refuse(pool, counters, chain);
-        }
         let link = &mut *self.link;
         if link.loopback.len() >= link.loopback_limit {
             return Err(chain);
@@ -446,19 +428,6 @@ impl FrameSink for Sink<'_> {
         link.loopback.push_back(Packet { chain, offload });
         Ok(())
     }
-}
-
-/// Whether the kernel alone may read some bytes of a frame. Most pools have no such bytes out.
-#[inline]
-fn is_kernel_only(pool: &Pool, chain: &Chain) -> bool {
-    pool.kernel_only_storages() > 0 && chain.is_kernel_only()
-}
-
-#[cold]
-fn refuse(pool: &mut Pool, counters: &mut Counters, chain: Chain) -> Result<(), Chain> {
-    counters.drop_packet(DropReason::KernelOnly);
-    pool.free(chain);
-    Ok(())
 }
 
 /// Where a flow's packets go, as far as the transport needs to know; valid while the IP layer's

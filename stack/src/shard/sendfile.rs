@@ -1,20 +1,16 @@
 //! Sendfile calls: the steps of `crate::socket::sendfile` on a socket of
 //! the table, each with what the stack adds (counters, output, retries).
 
-use alloc::sync::Arc;
 use core::task::Poll;
 
 use crate::base::{Counter, Instant, SlotId, Stage};
-use crate::mbuf::SharedBytes;
 use crate::socket::sendfile::{self, LowWater, Piece, Rest};
 use crate::socket::sosend::{self, Appended};
 use crate::socket::{Reservation, SocketError};
 use crate::tcp::State;
 
-use crate::shard::layers::Core;
 use crate::shard::send_calls::MoreData;
 use crate::shard::sockets::{Socket, TcpEntry};
-use crate::shard::tcp::Tcp;
 use crate::shard::world::Shard;
 
 /// The calls of sendfile on one connection.
@@ -92,46 +88,6 @@ impl SendFileCalls<'_> {
         Ok(())
     }
 
-    /// A whole turn for a file whose pages are sent by reference: appends at most `most` bytes from `rest.file_at` on,
-    /// as far as there is space, and runs the output once. Returns how many were appended; 0 if a copy costs less
-    /// (`sendfile::MIN_SHARED_BYTES`). Only if [`SendFileCalls::sends_pages`], and after the bytes that precede the
-    /// file.
-    ///
-    /// # Errors
-    /// The error of the connection; [`SocketError::BrokenPipe`] after a shutdown.
-    pub fn share(
-        &mut self,
-        now: Instant,
-        pages: &Arc<dyn SharedBytes>,
-        rest: &Rest,
-        most: usize,
-        worth: LowWater,
-    ) -> Result<Poll<usize>, SocketError> {
-        let core = &mut self.shard.core;
-        core.sockets.check_error(self.id)?;
-        core.net.pass(Stage::SendChecked);
-        let Some(Socket::Tcp(entry)) = core.sockets.get_mut(self.id) else {
-            return Err(SocketError::BadHandle);
-        };
-        let pool = &mut core.net.pool;
-        let Poll::Ready(taken) = sendfile::share(&mut entry.tcb, pool, pages, (rest, most), worth)?
-        else {
-            if sendfile::has_space(&entry.tcb, rest, worth) {
-                core.wait_to_send(now, self.id, SocketError::NoBuffer);
-            }
-            return Ok(Poll::Pending);
-        };
-        if taken.bytes == 0 {
-            return Ok(Poll::Ready(0));
-        }
-        entry.blocked.is_blocked = false;
-        entry.tcb.set_more_announced(rest.bytes() > taken.bytes as u64);
-        core.net.counters.add(Counter::SendFileMappedBytes, taken.bytes as u64);
-        let bytes = taken.bytes;
-        self.send(now, taken);
-        Ok(Poll::Ready(bytes))
-    }
-
     /// The output of a turn.
     fn send(&mut self, now: Instant, taken: Appended) {
         let net = &mut self.shard.core.net;
@@ -141,14 +97,6 @@ impl SendFileCalls<'_> {
         net.pass(Stage::SendCommitted);
         self.shard.send_written(now, self.id);
         self.shard.tcp.defer_tail(now, self.id, &mut self.shard.core);
-    }
-
-    /// Whether pages of a file may go down this connection by reference: the kernel alone reads what
-    /// its device sends, and it does not lead to this very stack.
-    pub fn sends_pages(&self) -> bool {
-        let Core { sockets, net, .. } = &self.shard.core;
-        let Some(Socket::Tcp(entry)) = sockets.get(self.id) else { return false };
-        net.link.gathers_in_kernel() && !net.ip.is_local(entry.tcb.key().remote_ip())
     }
 
     /// Ends the call: restores the low-water mark and unlocks the send side.
@@ -171,29 +119,6 @@ impl SendFileCalls<'_> {
         entry.tcb.abort();
         self.shard.output_and_finish(now, self.id);
         self.shard.notify(self.id);
-    }
-}
-
-impl Tcp {
-    /// The kernel did not find bytes that it was to send: the connections that hold them are reset with an
-    /// error.
-    #[cold]
-    pub fn fail_vanished(&mut self, now: Instant, core: &mut Core) {
-        core.net.pool.take_fault();
-        for id in core.sockets.ids() {
-            let Ok(entry) = core.sockets.tcp(id) else { continue };
-            let Some(at) = entry.tcb.send_queue_ref().faulted_at() else { continue };
-            entry.error.get_or_insert(SocketError::InputOutput);
-            entry.tcb.abort_at(at);
-            entry.tcb.discard_send_buffer(&mut core.net.pool);
-            let key = *entry.tcb.key();
-            self.output_now(now, id, core);
-            // If the peer lacks more of what was sent, the reset is not exactly in its place, and it
-            // asks back (RFC 5961 section 3.2). A peer without the connection answers that by a reset.
-            self.flows.remove(&key, id);
-            core.notify(id);
-        }
-        core.net.flush();
     }
 }
 

@@ -249,9 +249,6 @@ impl Shard {
         self.pass(Stage::TimersRun);
         self.acknowledge_unless_deferred(now, budget);
         self.core.net.flush();
-        if self.core.net.pool.has_fault() {
-            self.tcp.fail_vanished(now, &mut self.core);
-        }
         self.tcp.check_link(&mut self.core);
         received.frames + handed
     }
@@ -311,8 +308,8 @@ impl Shard {
         if self.core.defers_transmit(now) {
             return;
         }
-        let Net { link, pool, .. } = &self.core.net;
-        if link.has_unsent_frames() || !link.loopback.is_empty() || pool.has_fault() {
+        let link = &self.core.net.link;
+        if link.has_unsent_frames() || !link.loopback.is_empty() {
             self.advance(now, QUICK_DRAIN, CACHED_BYTES);
         }
     }

@@ -14,21 +14,16 @@
 //! as rewritten in 2006 (order of the checks, rule for waiting); unlike there, [`restore`] resets the
 //! low-water mark.
 
-use alloc::sync::Arc;
 use core::task::Poll;
 
-use crate::mbuf::{Pool, SharedBytes};
+use crate::mbuf::Pool;
 use crate::tcp::Tcb;
 
 use crate::socket::SocketError;
-use crate::socket::sosend::{self, Appended, Reservation, SEND_LOW_WATER_BYTES};
+use crate::socket::sosend::{self, Reservation, SEND_LOW_WATER_BYTES};
 
 /// The alignment of the parts of a file.
 pub const PAGE_BYTES: u64 = 4096;
-
-/// The smallest range of a file that is sent by reference: a copy of less is cheap, and a frame has a limited
-/// number of fragments.
-pub const MIN_SHARED_BYTES: usize = 16 << 10;
 
 /// The rest of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -158,28 +153,6 @@ pub fn reserve(
             Ok(Poll::Pending)
         }
     }
-}
-
-/// Appends as many of the next `most` bytes of a mapped file as fit, by reference to its pages. Waits as
-/// [`reserve`]. `Done` with 0 bytes if fewer than [`MIN_SHARED_BYTES`] fit, which are to be copied instead.
-///
-/// # Errors
-/// As [`reserve`].
-pub fn share(
-    tcb: &mut Tcb,
-    pool: &mut Pool,
-    pages: &Arc<dyn SharedBytes>,
-    (rest, most): (&Rest, usize),
-    low_water: LowWater,
-) -> Result<Poll<Appended>, SocketError> {
-    let Poll::Ready(space) = space_for(tcb, rest, low_water)? else { return Ok(Poll::Pending) };
-    let want = rest.cut(space).file.min(most);
-    if want < MIN_SHARED_BYTES {
-        return Ok(Poll::Ready(Appended { bytes: 0, mbufs: 0 }));
-    }
-    let want = sosend::allowed(tcb, pool, want);
-    let chain = sosend::share_parts(pool, pages, rest.file_at as usize, want);
-    Ok(sosend::append_shared(tcb, pool, chain))
 }
 
 /// Resets the low-water mark that [`reserve`] has raised.

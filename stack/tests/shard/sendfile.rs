@@ -2,7 +2,7 @@
 //! virtual clock: whatever is lost, and in whatever order pieces are filled, the stream is the file.
 
 use fulmar::drivers::link::Impairments;
-use fulmar_stack::base::{Counter, DropReason, Duration};
+use fulmar_stack::base::{Counter, Duration};
 use fulmar_stack::device::Rng;
 use fulmar_stack::shard::{MoreData, Shard};
 use fulmar_stack::socket::sendfile::{LowWater, Piece, Rest};
@@ -211,44 +211,4 @@ fn a_call_that_waits_for_half_of_the_buffer_goes_on_in_one_that_became_smaller()
     let entry = p.shards[0].tcp_entry(client).expect("open");
     assert_eq!(entry.tcb.write_space(), 16 << 10, "the peer has acknowledged everything");
     assert!(entry.ready().is_writable());
-}
-
-/// A page that only the kernel may read, of a file that no longer has it.
-struct Gone;
-
-impl fulmar_stack::mbuf::SharedBytes for Gone {
-    fn piece(&self, _at: usize) -> &[u8] {
-        &[]
-    }
-    fn kernel_part(&self, _at: usize) -> Option<(*const u8, usize)> {
-        Some((std::ptr::null(), 64 << 10))
-    }
-    fn on_undelivered(&self, _why: u8) {}
-}
-
-#[test]
-fn bytes_that_only_the_kernel_may_read_reach_no_other_device() {
-    let mut p = connection(1, &Impairments::default());
-    let (client, now) = (p.client, p.now);
-    let shard = &mut p.shards[0];
-    assert!(!shard.sendfile(client).sends_pages(), "this device is read by others");
-    assert!(shard.tcp_entry(client).unwrap().lock_send(WRITER).unwrap().is_ready());
-    let owner: std::sync::Arc<dyn fulmar_stack::mbuf::SharedBytes> = std::sync::Arc::new(Gone);
-    let small = Rest { file: 1000, ..Rest::default() };
-    let step = shard.sendfile(client).share(now, &owner, &small, 1000, LowWater::Writable);
-    assert!(matches!(step, Ok(Poll::Ready(0))), "few bytes are better copied");
-    let rest = Rest { file: 100_000, ..Rest::default() };
-    let step = shard.sendfile(client).share(now, &owner, &rest, 100_000, LowWater::Writable);
-    assert!(matches!(step, Ok(Poll::Ready(100_000))));
-    assert_eq!(shard.counters().value(Counter::SendFileMappedBytes), 100_000);
-    assert!(shard.counters().drops(DropReason::KernelOnly) > 0);
-    assert_eq!(shard.pool().kernel_only_storages(), 2);
-    // What another connection cannot send is no concern of this one.
-    let part = shard.pool().share(&owner, 0, 10, fulmar_stack::mbuf::Purpose::Send).unwrap();
-    let frame = fulmar_stack::mbuf::Chain::from(part);
-    shard.pool().note_fault(&frame);
-    shard.pool().free(frame);
-    shard.step(now, 64);
-    assert_eq!(shard.take_error(client), Ok(None), "those were another's");
-    shard.close(now, client);
 }

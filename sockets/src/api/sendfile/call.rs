@@ -1,19 +1,18 @@
 //! One sendfile call.
 
 use std::io::{self, IoSlice};
-use std::sync::Arc;
 use std::task::Poll;
 
 use crate::runtime::file::{End, Patience};
 use crate::runtime::{Limit, Request};
-use fulmar_stack::mbuf::{Chain, SharedBytes};
+use fulmar_stack::mbuf::Chain;
 use fulmar_stack::shard::MoreData;
-use fulmar_stack::socket::sendfile::{LowWater, MIN_SHARED_BYTES, Piece, Rest};
+use fulmar_stack::socket::sendfile::{LowWater, Piece, Rest};
 use fulmar_stack::socket::{Ready, Reservation};
 
 use super::reader::Job;
 use super::source::Source;
-use super::{MappedFile, SendFile, SendFileError};
+use super::{SendFile, SendFileError};
 use crate::api::send::lock_send;
 use crate::api::socket::{Socket, to_io};
 
@@ -25,8 +24,6 @@ pub(super) struct Call<'a> {
     socket: &'a Socket,
     options: &'a SendFile,
     source: Source<'a>,
-    /// The file whose pages are sent by reference.
-    mapped: Option<&'a MappedFile>,
     headers: IovCursor<'a>,
     trailers: IovCursor<'a>,
     /// Bytes accepted.
@@ -95,16 +92,7 @@ impl<'a> Call<'a> {
         trailers: &'a [IoSlice<'a>],
     ) -> Call<'a> {
         let (headers, trailers) = (IovCursor::new(headers), IovCursor::new(trailers));
-        let mapped = None;
-        Call { socket, options, source, mapped, headers, trailers, sent: 0, is_locked: false }
-    }
-
-    /// Sends pages of `file`, which is that of the source, by reference where that is possible.
-    pub fn by_pages_of(mut self, file: &'a MappedFile) -> Call<'a> {
-        let id = self.socket.id;
-        let can = self.socket.host().call(|shard, _| Ok(shard.sendfile(id).sends_pages()));
-        self.mapped = Some(file).filter(|_| can == Ok(true));
-        self
+        Call { socket, options, source, headers, trailers, sent: 0, is_locked: false }
     }
 
     /// Sends until nothing is left. Returns the bytes accepted.
@@ -127,13 +115,6 @@ impl<'a> Call<'a> {
         if rest.bytes() == 0 {
             return Ok(false);
         }
-        if let Some((pages, most)) = self.pages(&rest) {
-            if rest.head > 0 {
-                (rest.file, rest.tail) = (0, 0);
-            } else if self.share(&rest, &pages, most)? {
-                return Ok(true);
-            }
-        }
         if self.defers() && self.source.is_cold {
             rest.file = rest.file.min(DEFERRED_BYTES);
             rest.tail = 0;
@@ -154,38 +135,6 @@ impl<'a> Call<'a> {
         Ok(true)
     }
 
-    /// The next bytes that can be sent by reference: their owner and number. `None`: fewer than are worth it.
-    fn pages(&self, rest: &Rest) -> Option<(Arc<dyn SharedBytes>, usize)> {
-        let mapped = self.mapped.filter(|_| rest.file >= MIN_SHARED_BYTES as u64)?;
-        let patience = match self.socket.write_limit() {
-            Limit::DoNotWait => Patience::InMemory,
-            _ => Patience::Wait,
-        };
-        let (pages, n) = mapped.pages(rest.file_at, rest.file, patience)?;
-        let most = usize::try_from(n).ok().filter(|n| *n >= MIN_SHARED_BYTES)?;
-        Some((pages, most))
-    }
-
-    /// A turn by reference. False: the space is so small that a copy is cheaper.
-    fn share(
-        &mut self,
-        rest: &Rest,
-        pages: &Arc<dyn SharedBytes>,
-        most: usize,
-    ) -> io::Result<bool> {
-        let (socket, limit) = (self.socket, self.socket.write_limit());
-        let (worth, is_locked) = (worth(limit), &mut self.is_locked);
-        let n = socket.wait(Ready::WRITABLE, limit, |shard, now| {
-            if lock_send(shard, socket.id, is_locked)?.is_pending() {
-                return Ok(Poll::Pending);
-            }
-            shard.sendfile(socket.id).share(now, pages, rest, most, worth)
-        })?;
-        self.source.skip(n);
-        self.sent += n as u64;
-        Ok(n > 0)
-    }
-
     /// The bytes that are left, as far as is known.
     fn rest(&self) -> io::Result<Rest> {
         let file = self.source.left()?;
@@ -201,7 +150,7 @@ impl<'a> Call<'a> {
 
     /// The call is non-blocking, so the file is read by the reader thread.
     fn defers(&self) -> bool {
-        self.socket.write_limit() == Limit::DoNotWait && !self.options.is_stable
+        self.socket.write_limit() == Limit::DoNotWait
     }
 
     fn reserve(&mut self, rest: &Rest) -> io::Result<(Held<'a>, Piece)> {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use fulmar_stack::base::{Counters, DropReason, Duration, Instant, OwnerKey};
 use fulmar_stack::device::{
     Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, Packet, Peek, Tally,
-    TxReader, WakeFd, offload,
+    WakeFd, offload,
 };
 use fulmar_stack::mbuf::{Backing, Chain, Lender, Pool, Purpose};
 
@@ -121,7 +121,6 @@ impl Shm {
                 udp_gso: true,
                 rx_gro: true,
                 max_segs: PIECES,
-                tx_reader: TxReader::UserSpace,
                 ..Caps::plain(mtu, config.ether[index])
             },
             stats: DeviceStats { name: name.to_owned(), ..DeviceStats::default() },

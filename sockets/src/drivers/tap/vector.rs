@@ -106,9 +106,7 @@ impl Vector {
             return 0;
         }
         let fits = |p: &&Packet| {
-            p.chain.len() <= TX_SLOT_BYTES - vnet::HEADER_BYTES
-                && !p.chain.is_kernel_only()
-                && offload::check(p, caps).is_ok()
+            p.chain.len() <= TX_SLOT_BYTES - vnet::HEADER_BYTES && offload::check(p, caps).is_ok()
         };
         let mut run = burst.iter().take(TX_SLOTS).take_while(fits).count();
         if joins.is_on() {

@@ -14,15 +14,13 @@ use core::sync::atomic::Ordering;
 
 use crate::wire::checksum::{UNIT_BYTES, UnitSum};
 
-use super::kernel_only::shared_piece;
 use super::magazine::Magazines;
 use super::slab::raw::Slab;
 use crate::mbuf::Mbuf;
 use crate::mbuf::posted::raw::Memory as PostedMemory;
 use crate::mbuf::raw::{Desc, Link, List, Shared, Storage, closed, first_of};
 use crate::mbuf::storage::{
-    CLASSES, EXTERNAL, External, KERNEL_ONLY, LENT, Lender, Purpose, SLAB_BYTES, SharedBytes,
-    ZEROES,
+    CLASSES, EXTERNAL, External, LENT, Lender, Purpose, SLAB_BYTES, SharedBytes, ZEROES,
 };
 use crate::mbuf::sync::{AtomicIsize, AtomicPtr, AtomicU32, UnsafeCell};
 use crate::mbuf::sys::{Backing, PageSize, Region};
@@ -37,19 +35,14 @@ pub(super) const NO_SLAB: u16 = u16::MAX;
 /// Maximum slabs of a pool.
 pub(crate) const MAX_SLABS: usize = NO_SLAB as usize;
 
-/// The value of `ExternalStorage::fault_offset` if no byte has faulted.
-pub(super) const NO_FAULT: u32 = u32::MAX;
-
 /// The record of external storage. `storage` is the first field, so a pointer to it is also a pointer to
 /// the record.
 #[repr(C)]
 pub(super) struct ExternalStorage {
     storage: Storage,
     pub(super) owner: Owner,
-    /// The address of the bytes of opaque storage; never made a reference.
-    pub(super) address: *const u8,
-    /// The smallest offset of a frame for which the kernel failed with EFAULT, or `NO_FAULT`.
-    pub(super) fault_offset: AtomicU32,
+    /// The address of volatile bytes; never made a reference.
+    address: *const u8,
 }
 
 /// The owner of external storage, which is released with the last reference.
@@ -96,8 +89,6 @@ pub(crate) struct Arena {
     free_externals: *mut Storage,
     /// Storages over shared bytes in use.
     shared_storages: usize,
-    /// Storages that only the kernel may read in use.
-    kernel_only_storages: usize,
     /// Owners of shared bytes whose storage was freed, to be dropped by the shard.
     returned: Vec<Arc<dyn SharedBytes>>,
     /// Memory for slabs that is used before anonymous mappings.
@@ -129,7 +120,6 @@ impl Arena {
             empty_slabs: 0,
             free_externals: ptr::null_mut(),
             shared_storages: 0,
-            kernel_only_storages: 0,
             returned: Vec::new(),
             backing,
             pages,
@@ -495,29 +485,18 @@ impl Arena {
         purpose: Purpose,
     ) -> Option<Mbuf> {
         let d = self.free_descs?;
-        let (bytes, kernel) = shared_piece(owner, at);
-        let class = if kernel.is_some() { KERNEL_ONLY } else { EXTERNAL };
+        let bytes = owner.piece(at);
         let len = bytes.len().min(max).min(u32::MAX as usize) as u32;
         let data = bytes.as_ptr().cast_mut();
         let s = self.alloc_external();
         self.shared_storages += 1;
-        self.kernel_only_storages += usize::from(kernel.is_some());
-        // SAFETY: the slice borrows what the `Arc` holds, which the record keeps until `free_external`, or
-        // the static zeroes; no `&mut` to it can exist meanwhile. The record is free, so it belongs to this
-        // arena alone.
+        // SAFETY: the slice borrows what the `Arc` holds, which the record keeps until `free_external`; no
+        // `&mut` to it can exist meanwhile. The record is free, so it belongs to this arena alone.
         unsafe {
             (*s).storage.data = data;
             (*s).owner = Owner::Shared(Arc::clone(owner));
-            (*s).address = kernel.unwrap_or(ptr::null());
-            (*s).fault_offset.store(NO_FAULT, Ordering::Relaxed);
-            Some(self.first_reference(d, s, len, class, purpose))
+            Some(self.first_reference(d, s, len, EXTERNAL, purpose))
         }
-    }
-
-    /// Storages in use that only the kernel may read.
-    #[inline]
-    pub(crate) fn kernel_only_storages(&self) -> usize {
-        self.kernel_only_storages
     }
 
     /// Storages over shared bytes in use.
@@ -581,7 +560,6 @@ impl Arena {
             storage,
             owner: Owner::None,
             address: ptr::null(),
-            fault_offset: AtomicU32::new(NO_FAULT),
         }));
         let record = NonNull::from(record);
         self.memory.externals.push(record);
@@ -596,7 +574,6 @@ impl Arena {
         // SAFETY: a record without references belongs to this arena alone; storage of class `EXTERNAL` or
         // above is the first field of a record, and the pointer was made from a pointer to the record.
         let owner = unsafe {
-            self.kernel_only_storages -= usize::from((*s).class == KERNEL_ONLY);
             (*s).next_free = self.free_externals;
             core::mem::take(&mut (*s.cast::<ExternalStorage>()).owner)
         };
@@ -618,20 +595,6 @@ impl Mbuf {
         // pointer was made from a pointer to the record. While a reference exists only its atomics are
         // written.
         self.is_external().then(|| unsafe { &*s })
-    }
-
-    /// Whether only the kernel may read the bytes ([`SharedBytes::kernel_part`]). [`Mbuf::as_slice`] returns
-    /// zeroes, which must not be sent in their place.
-    #[inline]
-    pub fn is_kernel_only(&self) -> bool {
-        // SAFETY: alive; `class` is written only while no reference exists.
-        unsafe { (*self.desc().storage).class == KERNEL_ONLY }
-    }
-
-    /// Whether another process may write the bytes ([`Lender`]). They can be copied out, but not borrowed.
-    #[inline]
-    pub fn is_volatile(&self) -> bool {
-        self.is_opaque() && !self.is_kernel_only()
     }
 
     /// The bytes, if they are volatile.
