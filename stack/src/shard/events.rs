@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use crate::base::SlotId;
 use crate::socket::{Ready, SocketError};
 
-use crate::shard::outcome::Event;
+use crate::shard::outcome::{Event, Watched};
 use crate::shard::slab::Slab;
 use crate::shard::sockets::Socket;
 
@@ -28,21 +28,28 @@ impl Events {
 
     /// What a socket is ready for. When the device is gone every call fails at once.
     pub fn ready(&self, socket: &Socket) -> Ready {
-        let ready = socket.ready();
-        if self.down.is_some() { ready | DOWN } else { ready }
+        self.ready_now(socket.ready())
     }
 
     /// Reports what a socket is ready for now, if it is watched.
     pub fn notify(&mut self, sockets: &mut Slab<Socket>, id: SlotId) {
         let Some(socket) = sockets.get_mut(id) else { return };
-        if socket.watch().interest.is_none() {
-            return;
+        if socket.watch().is_watched() {
+            let ready = socket.ready();
+            self.report(id, socket.watch(), ready);
         }
-        let ready = self.ready(socket);
-        let unreported = socket.watch().unreported(ready);
+    }
+
+    /// Reports what a watched socket is ready for now.
+    pub fn report(&mut self, id: SlotId, watch: &mut Watched, ready: Ready) {
+        let unreported = watch.unreported(self.ready_now(ready));
         if !unreported.is_empty() {
             self.list.push(Event::Ready(id, unreported));
         }
+    }
+
+    fn ready_now(&self, ready: Ready) -> Ready {
+        if self.down.is_some() { ready | DOWN } else { ready }
     }
 
     /// The application closes a socket.

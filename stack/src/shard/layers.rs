@@ -70,11 +70,8 @@ impl Core {
 
     /// Puts a connection into the output queue.
     pub fn queue_output(&mut self, id: SlotId) {
-        if let Some(Socket::Tcp(entry)) = self.sockets.get_mut(id)
-            && !entry.is_queued
-        {
-            entry.is_queued = true;
-            self.output_queue.push_back(id);
+        if let Ok(mut conn) = self.conn(id) {
+            conn.queue_output();
         }
     }
 
@@ -84,7 +81,11 @@ impl Core {
         let Core { memory, sockets, net, .. } = self;
         match why {
             SocketError::NoBuffer => memory.wait(now, id, sockets, net),
-            _ => memory.retry_later(now, id, sockets, net),
+            _ => {
+                if let Some(blocked) = sockets.get_mut(id).and_then(Socket::blocked) {
+                    memory.retry_later(now, id, blocked, net);
+                }
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use crate::socket::{Least, SocketError, soreceive};
 use crate::tcp::LoanCharge;
 use core::task::Poll;
 
-use crate::shard::sockets::Socket;
+use crate::shard::conn::Conn;
 use crate::shard::world::Shard;
 
 impl Shard {
@@ -24,18 +24,15 @@ impl Shard {
         max: usize,
         least: Least,
     ) -> Result<Poll<(Chain, LoanCharge)>, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            return Err(SocketError::BadHandle);
-        };
+        let Conn { entry, net, .. } = self.core.conn(id)?;
         if entry.has_posted() {
             return Ok(Poll::Pending);
         }
         let least = entry.least(max, least);
-        let mut env = self.core.net.env(now);
-        let step = soreceive::lend(&mut entry.tcb, &mut env, max, least)?;
+        let step = soreceive::lend(&mut entry.tcb, &mut net.env(now), max, least)?;
         match (&step, entry.error) {
             (Poll::Pending, Some(e)) => return Err(e),
-            (Poll::Ready((chain, _)), _) => self.core.net.count_loan(chain.len()),
+            (Poll::Ready((chain, _)), _) => net.count_loan(chain.len()),
             _ => {}
         }
         Ok(step)
@@ -45,15 +42,12 @@ impl Shard {
     pub fn take_back(&mut self, now: Instant, id: SlotId, chain: Chain, lent: LoanCharge) {
         self.core.net.pool.free(chain);
         self.core.net.window.take_back(lent.storage_bytes);
-        match self.core.sockets.get_mut(id) {
-            Some(Socket::Tcp(entry)) => {
-                let opens = entry.tcb.take_back(lent, &mut self.core.net.env(now));
-                if opens {
-                    self.tcp.output_after_read(now, id, &mut self.core);
-                }
+        if let Ok(mut conn) = self.core.conn(id) {
+            if conn.entry.tcb.take_back(lent, &mut conn.net.env(now)) {
+                conn.output_after_read(&mut self.tcp, now);
             }
-            Some(Socket::Udp(entry)) => entry.socket.take_back(lent.storage_bytes),
-            _ => {}
+        } else if let Ok(entry) = self.core.sockets.udp(id) {
+            entry.socket.take_back(lent.storage_bytes);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::shard::reclaim::Reclaim;
 use crate::shard::retries::RetryQueue;
 use crate::shard::send_wait::{SendWaiters, available_to, is_stalled, lacks_minimum};
 use crate::shard::slab::Slab;
-use crate::shard::sockets::Socket;
+use crate::shard::sockets::{SendBlocked, Socket};
 
 /// Sockets that wait for memory or for the device, and connections that may be given up for them.
 #[derive(Default)]
@@ -30,7 +30,10 @@ impl Memory {
         let share = net.pool.share_of(Purpose::Send);
         if available_to(sockets, id, share) > 0 {
             // The rule allows it, but there was no block or descriptor; or some was freed just now.
-            return self.retry_later(now, id, sockets, net);
+            if let Some(blocked) = sockets.get_mut(id).and_then(Socket::blocked) {
+                self.retry_later(now, id, blocked, net);
+            }
+            return;
         }
         if lacks_minimum(sockets, id) {
             self.reclaim.ask_urgently(now);
@@ -47,16 +50,14 @@ impl Memory {
         &mut self,
         now: Instant,
         id: SlotId,
-        sockets: &mut Slab<Socket>,
+        blocked: &mut SendBlocked,
         net: &mut Net,
     ) {
         net.pool.drain_remote();
-        if let Some(blocked) = sockets.get_mut(id).and_then(Socket::blocked) {
-            if net.link.has_unsent_frames() {
-                self.retries.wait_for_device();
-            }
-            self.retries.enter(now, id, blocked);
+        if net.link.has_unsent_frames() {
+            self.retries.wait_for_device();
         }
+        self.retries.enter(now, id, blocked);
     }
 
     /// An ACK has freed send buffer of a connection, so that it may hold more: its writer need not wait for others.

@@ -14,6 +14,7 @@
 
 mod completion_polls;
 mod config;
+mod conn;
 mod demux;
 mod echo;
 mod error;

@@ -30,6 +30,12 @@ pub struct Watched {
 }
 
 impl Watched {
+    /// Whether events of the socket are reported.
+    #[inline]
+    pub fn is_watched(&self) -> bool {
+        self.interest.is_some()
+    }
+
     /// The part of `ready` not reported yet, which counts as reported until [`Watched::rearm`]; empty if the
     /// socket is not watched.
     pub fn unreported(&mut self, ready: Ready) -> Ready {

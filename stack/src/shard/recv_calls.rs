@@ -179,7 +179,7 @@ impl Tcp {
     pub fn run_posted(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         self.posted.deliver(now, id, core);
         self.posted.end_burst(BurstEnd::drained(now), id, core);
-        if self.unacked_frames == 0 && core.sockets.is_queued(id) {
+        if self.unacked_frames == 0 && core.conn(id).is_ok_and(|conn| conn.entry.is_queued) {
             core.net.link.set_now(now);
             self.output_now(now, id, core);
             core.net.flush();

@@ -5,12 +5,13 @@ use core::task::Poll;
 
 use crate::base::{Counter, Instant, SlotId, Stage};
 use crate::socket::sendfile::{self, LowWater, Piece, Rest};
-use crate::socket::sosend::{self, Appended};
+use crate::socket::sosend;
 use crate::socket::{Reservation, SocketError};
 use crate::tcp::State;
 
+use crate::shard::conn::{Conn, Policy};
 use crate::shard::send_calls::MoreData;
-use crate::shard::sockets::{Socket, TcpEntry};
+use crate::shard::sockets::TcpEntry;
 use crate::shard::world::Shard;
 
 /// The calls of sendfile on one connection.
@@ -38,23 +39,16 @@ impl SendFileCalls<'_> {
         rest: &Rest,
         worth: LowWater,
     ) -> Result<Poll<(Reservation, Piece)>, SocketError> {
-        let core = &mut self.shard.core;
-        core.sockets.check_error(self.id)?;
-        core.net.pass(Stage::SendChecked);
-        let Some(Socket::Tcp(entry)) = core.sockets.get_mut(self.id) else {
-            return Err(SocketError::BadHandle);
-        };
-        let step = sendfile::reserve(&mut entry.tcb, &mut core.net.pool, rest, worth)?;
-        match &step {
-            Poll::Ready(_) => {
-                entry.blocked.is_blocked = false;
-                core.net.pass(Stage::SendReserved);
-            }
-            Poll::Pending => {
-                if sendfile::has_space(&entry.tcb, rest, worth) {
-                    core.wait_to_send(now, self.id, SocketError::NoBuffer);
-                }
-            }
+        let conn = self.shard.core.conn(self.id)?;
+        conn.check()?;
+        let Conn { entry, net, .. } = conn;
+        net.pass(Stage::SendChecked);
+        let step = sendfile::reserve(&mut entry.tcb, &mut net.pool, rest, worth)?;
+        if step.is_ready() {
+            entry.blocked.is_blocked = false;
+            net.pass(Stage::SendReserved);
+        } else if sendfile::has_space(&entry.tcb, rest, worth) {
+            self.shard.core.wait_to_send(now, self.id, SocketError::NoBuffer);
         }
         Ok(step)
     }
@@ -71,54 +65,52 @@ impl SendFileCalls<'_> {
         filled: usize,
         more: MoreData,
     ) -> Result<(), SocketError> {
-        let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) else {
-            self.shard.sosend(self.id).give_back(r);
-            return Err(SocketError::BadHandle);
+        let Shard { core, tcp, .. } = &mut *self.shard;
+        let conn = match core.conn(self.id) {
+            Ok(conn) => take_send_error(conn.entry).map_or(Ok(conn), Err),
+            Err(e) => Err(e),
         };
-        if let Some(e) = take_send_error(entry) {
-            self.shard.sosend(self.id).give_back(r);
-            return Err(e);
-        }
-        let taken = Appended { bytes: filled, mbufs: r.chain.segs() };
+        let mut conn = match conn {
+            Ok(conn) => conn,
+            Err(e) => {
+                self.shard.sosend(self.id).give_back(r);
+                return Err(e);
+            }
+        };
+        let mbufs = r.chain.segs();
         r.keep(filled);
-        sosend::commit(&mut entry.tcb, &mut self.shard.core.net.pool, r);
-        entry.tcb.set_more_announced(more == MoreData::Follows);
-        self.shard.core.net.count_copied(filled);
-        self.send(now, taken);
+        sosend::commit(&mut conn.entry.tcb, &mut conn.net.pool, r);
+        conn.net.count_copied(filled);
+        conn.net.count_write(filled, mbufs);
+        conn.net.counters.count(Counter::SendFilePieces);
+        conn.net.counters.add(Counter::SendFileBytes, filled as u64);
+        conn.net.pass(Stage::SendCommitted);
+        let policy = Policy { tail_waits: more == MoreData::Follows, leaves_acks: false };
+        let end = conn.output(tcp, now, policy);
+        self.shard.end_call(now, self.id, end);
         Ok(())
-    }
-
-    /// The output of a turn.
-    fn send(&mut self, now: Instant, taken: Appended) {
-        let net = &mut self.shard.core.net;
-        net.count_write(taken.bytes, taken.mbufs);
-        net.counters.count(Counter::SendFilePieces);
-        net.counters.add(Counter::SendFileBytes, taken.bytes as u64);
-        net.pass(Stage::SendCommitted);
-        self.shard.send_written(now, self.id);
-        self.shard.tcp.defer_tail(now, self.id, &mut self.shard.core);
     }
 
     /// Ends the call: restores the low-water mark and unlocks the send side.
     pub fn end(&mut self) {
-        if let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) {
-            sendfile::restore(&mut entry.tcb);
+        if let Ok(mut conn) = self.shard.core.conn(self.id) {
+            sendfile::restore(&mut conn.entry.tcb);
+            conn.unlock_send();
         }
-        self.shard.sosend(self.id).unlock();
     }
 
     /// Accepted bytes cannot be read from the file: the stream has a hole, so the connection is reset with an
     /// error.
     pub fn fail(&mut self, now: Instant, r: Reservation) {
         self.shard.sosend(self.id).give_back(r);
-        let Some(Socket::Tcp(entry)) = self.shard.core.sockets.get_mut(self.id) else { return };
-        if entry.tcb.state() == State::Closed {
+        let Ok(mut conn) = self.shard.core.conn(self.id) else { return };
+        if conn.entry.tcb.state() == State::Closed {
             return;
         }
-        entry.error.get_or_insert(SocketError::InputOutput);
-        entry.tcb.abort();
+        conn.entry.error.get_or_insert(SocketError::InputOutput);
+        conn.entry.tcb.abort();
+        conn.notify();
         self.shard.output_and_finish(now, self.id);
-        self.shard.notify(self.id);
     }
 }
 

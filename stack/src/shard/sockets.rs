@@ -116,20 +116,6 @@ impl Slab<Socket> {
     pub fn is_embryo(&self, id: SlotId) -> bool {
         matches!(self.get(id), Some(Socket::Tcp(entry)) if entry.is_embryo)
     }
-
-    /// Whether a connection is in the output queue.
-    #[inline]
-    pub fn is_queued(&self, id: SlotId) -> bool {
-        matches!(self.get(id), Some(Socket::Tcp(entry)) if entry.is_queued)
-    }
-
-    /// The error with which the shard has failed a connection: the device is gone, or bytes of a file cannot be read.
-    pub fn check_error(&self, id: SlotId) -> Result<(), SocketError> {
-        match self.get(id) {
-            Some(Socket::Tcp(entry)) => entry.error.map_or(Ok(()), Err),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Why a socket is not writable although its buffer has space, and in which queues it is.

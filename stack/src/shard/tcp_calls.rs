@@ -12,6 +12,7 @@ use crate::mbuf::Chain;
 use crate::socket::{Least, Ready, Shutdown, SocketError, soreceive};
 use crate::tcp::{State, Tcb};
 
+use crate::shard::conn::Conn;
 use crate::shard::layers::Core;
 use crate::shard::secret::Secret;
 use crate::shard::slab::Slab;
@@ -112,12 +113,12 @@ impl Shard {
     /// # Errors
     /// Why it failed.
     pub fn tcp_connected(&mut self, id: SlotId) -> Result<Poll<()>, SocketError> {
-        self.core.sockets.check_error(id)?;
-        let entry = self.core.sockets.tcp(id)?;
-        match entry.tcb.state() {
+        let conn = self.core.conn(id)?;
+        conn.check()?;
+        match conn.entry.tcb.state() {
             State::SynSent | State::SynReceived => Ok(Poll::Pending),
             State::Closed => {
-                Err(entry.tcb.take_error().map_or(SocketError::ConnectionAborted, Into::into))
+                Err(conn.entry.tcb.take_error().map_or(SocketError::ConnectionAborted, Into::into))
             }
             _ => Ok(Poll::Ready(())),
         }
@@ -210,18 +211,15 @@ impl Shard {
     /// # Errors
     /// The connection's error, after everything that came before it.
     pub fn tcp_take(&mut self, id: SlotId, max: usize) -> Result<Poll<Chain>, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            return Err(SocketError::BadHandle);
-        };
+        let Conn { entry, net, .. } = self.core.conn(id)?;
         if entry.has_posted() {
             return Ok(Poll::Pending);
         }
-        let step = soreceive::take(&mut entry.tcb, &mut self.core.net.pool, max)?;
-        if let (Poll::Pending, Some(e)) = (&step, entry.error) {
-            return Err(e);
-        }
-        if step.is_ready() {
-            self.core.net.pass(Stage::ReceiveTaken);
+        let step = soreceive::take(&mut entry.tcb, &mut net.pool, max)?;
+        match (&step, entry.error) {
+            (Poll::Pending, Some(e)) => return Err(e),
+            (Poll::Ready(_), _) => net.pass(Stage::ReceiveTaken),
+            _ => {}
         }
         Ok(step)
     }
@@ -254,13 +252,11 @@ impl Shard {
         max: usize,
         least: usize,
     ) -> Result<Poll<Chain>, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            return Err(SocketError::BadHandle);
-        };
+        let Conn { entry, net, .. } = self.core.conn(id)?;
         if entry.has_posted() {
             return Ok(Poll::Pending);
         }
-        let step = soreceive::peek_at(&mut entry.tcb, &mut self.core.net.pool, off, max, least)?;
+        let step = soreceive::peek_at(&mut entry.tcb, &mut net.pool, off, max, least)?;
         match (&step, entry.error) {
             (Poll::Pending, Some(e)) => Err(e),
             _ => Ok(step),
@@ -274,11 +270,11 @@ impl Shard {
         self.core.net.counters.count(Counter::Receives);
         self.core.net.counters.add(Counter::ReceiveBytes, bytes as u64);
         self.core.net.counters.add(Counter::CopiedBytes, bytes as u64);
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else { return };
-        let is_news = entry.tcb.after_read(&mut self.core.net.env(now));
-        self.core.net.pass(Stage::ReceiveFreed);
+        let Ok(mut conn) = self.core.conn(id) else { return };
+        let is_news = conn.entry.tcb.after_read(&mut conn.net.env(now));
+        conn.net.pass(Stage::ReceiveFreed);
         if is_news {
-            self.tcp.output_after_read(now, id, &mut self.core);
+            conn.output_after_read(&mut self.tcp, now);
         }
     }
 
@@ -385,18 +381,12 @@ impl Shard {
         id: SlotId,
         f: impl FnOnce(&mut TcpEntry) -> R,
     ) -> Result<R, SocketError> {
-        let r = f(self.core.sockets.tcp(id)?);
+        let mut conn = self.core.conn(id)?;
+        let r = f(conn.entry);
         // An option may have made it ready.
-        self.notify(id);
+        conn.notify();
         self.output_and_finish(now, id);
         Ok(r)
-    }
-
-    /// Output of a connection whose options have changed, and the end of the call.
-    pub(crate) fn output_and_finish(&mut self, now: Instant, id: SlotId) {
-        self.core.net.link.set_now(now);
-        self.tcp.output_now(now, id, &mut self.core);
-        self.finish_call(now);
     }
 }
 
@@ -528,20 +518,17 @@ pub fn take_more(
     done: usize,
     least: Least,
 ) -> Result<Poll<Chain>, SocketError> {
-    let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else {
-        return Err(SocketError::BadHandle);
-    };
+    let Conn { entry, net, .. } = core.conn(id)?;
     if entry.has_posted() {
         return Ok(Poll::Pending);
     }
     let least = entry.least(max, least);
-    let pool = &mut core.net.pool;
-    let step = soreceive::take_at_least(&mut entry.tcb, pool, max, least, done)?;
+    let step = soreceive::take_at_least(&mut entry.tcb, &mut net.pool, max, least, done)?;
     match (&step, entry.error) {
         (Poll::Pending, Some(e)) if done == 0 => Err(e),
         (Poll::Pending, Some(_)) => Ok(Poll::Ready(Chain::new())),
         (Poll::Ready(_), _) => {
-            core.net.pass(Stage::ReceiveTaken);
+            net.pass(Stage::ReceiveTaken);
             Ok(step)
         }
         _ => Ok(step),

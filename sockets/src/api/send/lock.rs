@@ -4,9 +4,9 @@ use std::io::{self, IoSlice};
 use std::task::Poll;
 
 use crate::runtime::{Limit, LockedShard, Request};
-use fulmar_stack::base::{Instant, SlotId, Stage};
+use fulmar_stack::base::{Instant, Stage};
 use fulmar_stack::mbuf::Chain;
-use fulmar_stack::shard::Reserved;
+use fulmar_stack::shard::{Reserved, TcpEntry};
 use fulmar_stack::socket::sosend::SMALL_WRITE_BYTES;
 use fulmar_stack::socket::{Attempt, Ready, Reservation, SocketError};
 
@@ -160,12 +160,12 @@ impl<'a> SendLock<'a> {
 
     /// Acquires the send lock. Pending: another thread has it.
     fn acquire(&mut self, shard: &mut LockedShard) -> Result<Poll<()>, SocketError> {
-        let id = self.socket.id;
-        if lock_send(shard, id, &mut self.is_locked)?.is_pending() {
+        let entry = shard.tcp_entry(self.socket.id)?;
+        if lock_send(entry, &mut self.is_locked)?.is_pending() {
             return Ok(Poll::Pending);
         }
         // The error is left to the next call, which has accepted nothing.
-        if self.has_accepted && !shard.tcp_entry(id).is_ok_and(|e| !e.write_fails()) {
+        if self.has_accepted && entry.write_fails() {
             return Err(SocketError::WouldBlock);
         }
         Ok(Poll::Ready(()))
@@ -179,12 +179,11 @@ impl<'a> SendLock<'a> {
 
 /// Acquires the send lock, unless `is_locked`. Pending: another thread has it. Under the shard lock.
 pub(crate) fn lock_send(
-    shard: &mut LockedShard,
-    id: SlotId,
+    entry: &mut TcpEntry,
     is_locked: &mut bool,
 ) -> Result<Poll<()>, SocketError> {
     if !*is_locked {
-        if shard.tcp_entry(id)?.lock_send(crate::runtime::thread_number())?.is_pending() {
+        if entry.lock_send(crate::runtime::thread_number())?.is_pending() {
             return Ok(Poll::Pending);
         }
         *is_locked = true;

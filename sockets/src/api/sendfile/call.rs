@@ -159,7 +159,7 @@ impl<'a> Call<'a> {
         let worth = worth(limit);
         let is_locked = &mut self.is_locked;
         let (r, piece) = socket.wait(Ready::WRITABLE, limit, |shard, now| {
-            if lock_send(shard, socket.id, is_locked)?.is_pending() {
+            if lock_send(shard.tcp_entry(socket.id)?, is_locked)?.is_pending() {
                 return Ok(Poll::Pending);
             }
             shard.sendfile(socket.id).reserve(now, rest, worth)

@@ -98,10 +98,7 @@ fn perform_inline(shard: &mut WatchedShard, request: Request) {
 fn perform(shard: &mut WatchedShard, now: Instant, request: Request) {
     match request {
         Request::Commit(id, r) => shard.sosend(id).commit(now, r),
-        Request::CommitLast(id, r) => {
-            shard.sosend(id).commit(now, r);
-            shard.sosend(id).unlock();
-        }
+        Request::CommitLast(id, r) => shard.sosend(id).commit_last(now, r),
         Request::EndWrite(id) => shard.sosend(id).unlock(),
         Request::Abandon(id, r) => {
             shard.sosend(id).abandon(now, r);
