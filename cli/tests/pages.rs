@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGES: [&str; 18] = [
+const PAGES: [&str; 23] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -19,11 +19,16 @@ const PAGES: [&str; 18] = [
     "docs/threads.md",
     "docs/glossary.md",
     "docs/listeners.md",
-    "docs/shm.md",
     "docs/memory.md",
     "docs/secrets.md",
     "docs/icmp.md",
     "docs/gateway.md",
+    "docs/conformance.md",
+    "docs/netperf.md",
+    "docs/path.md",
+    "docs/shm.md",
+    "docs/waiting.md",
+    "docs/wan.md",
 ];
 /// Pages that name in code type only what is in the source.
 const NAMING: [&str; 5] = [
@@ -145,6 +150,59 @@ fn every_member_that_a_page_names_is_one_of_its_type() {
     assert!(missing.is_empty(), "the source has no such members: {missing:?}");
 }
 
+/// The names that a page says are in a file, with that file: code type right before "in [...](file)" or "([...](file))",
+/// joined by commas and "and", and the text of the link itself if it is a name. `f` of [`f`](file) is such a name.
+fn placed_names(page: &str) -> Vec<(&str, &str)> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(opening) = page[at..].find("](").map(|i| at + i) {
+        let rest = &page[opening + 2..];
+        let Some(end) = rest.find(')') else { break };
+        at = opening + 2;
+        let target = &rest[..end];
+        let Some(start) = page[..opening].rfind('[') else { continue };
+        if target.starts_with("http") || !target.ends_with(".rs") {
+            continue;
+        }
+        let text = &page[start + 1..opening];
+        if let Some(name) = text.strip_prefix('`').and_then(|t| t.strip_suffix('`'))
+            && !name.ends_with(".rs")
+        {
+            found.push((name, target));
+        }
+        let before = &page[..start];
+        let Some(mut before) = before.strip_suffix(" in ").or_else(|| before.strip_suffix(" ("))
+        else {
+            continue;
+        };
+        while let Some(rest) = before.strip_suffix('`') {
+            let Some(quote) = rest.rfind('`') else { break };
+            found.push((&rest[quote + 1..], target));
+            before = &rest[..quote];
+            before = [" and ", ", "].iter().find_map(|j| before.strip_suffix(j)).unwrap_or("");
+        }
+    }
+    found
+}
+
+#[test]
+fn a_name_is_in_the_file_that_the_page_links_to() {
+    let mut missing = Vec::new();
+    for page in PAGES {
+        let from = root().join(page);
+        for (name, target) in placed_names(&prose(&read(&from))) {
+            let file = from.parent().expect("a page is in a folder").join(target);
+            // A link that leads nowhere is another test's.
+            let Ok(text) = fs::read_to_string(&file) else { continue };
+            let known: HashSet<&str> = words(&text).collect();
+            if !words(name).all(|word| known.contains(word)) {
+                missing.push(format!("{page}: {name} in {target}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "the linked files have no such names: {missing:#?}");
+}
+
 fn unknown_names<'a>(page: &'a str, known: &HashSet<String>) -> Vec<&'a str> {
     page.split('`').skip(1).step_by(2).flat_map(words).filter(|w| !known.contains(*w)).collect()
 }
@@ -154,4 +212,8 @@ fn a_link_and_a_name_are_found() {
     let page = "See [`a`](stack/a.rs) and [b](https://b.example).\n```\n](c)\n```\n";
     assert_eq!(links(&prose(page)).collect::<Vec<_>>(), ["stack/a.rs"]);
     assert_eq!(words("Shard::step(now, 3)").collect::<Vec<_>>(), ["Shard", "step", "now"]);
+    let page =
+        "`a`, `B::b` and `c` in [`x.rs`](x.rs); `d` is not. [`E`](y.rs) (`f` ([`z.rs`](z.rs)))";
+    let placed = [("c", "x.rs"), ("B::b", "x.rs"), ("a", "x.rs"), ("E", "y.rs"), ("f", "z.rs")];
+    assert_eq!(placed_names(page), placed);
 }
