@@ -6,6 +6,7 @@
 
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 extern crate alloc;
 

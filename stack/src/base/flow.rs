@@ -41,7 +41,7 @@ impl core::fmt::Display for EtherAddr {
 }
 
 /// The zone index of a link-local address (RFC 4007): an interface index. 0 for other addresses.
-pub type Zone = u32;
+pub(crate) type Zone = u32;
 
 /// The local and remote endpoint of a flow. IPv4 addresses are stored as v4-mapped IPv6 addresses, so one
 /// table serves both versions.

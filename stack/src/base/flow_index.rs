@@ -74,7 +74,7 @@ fn slots_of(mut bits: u32) -> impl Iterator<Item = usize> {
 
 /// Maps the hash of a flow to the number of its entry in the caller's table.
 #[derive(Clone, Debug)]
-pub struct FlowIndex {
+pub(crate) struct FlowIndex {
     /// The length is a power of two.
     buckets: Vec<Bucket>,
     len: usize,
@@ -89,33 +89,29 @@ impl Default for FlowIndex {
 
 impl FlowIndex {
     /// Creates an empty table.
-    pub fn new() -> FlowIndex {
+    pub(crate) fn new() -> FlowIndex {
         FlowIndex { buckets: vec![Bucket::default(); MIN_BUCKETS], len: 0, changes: 0 }
     }
 
     /// Number of entries.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the table is empty.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Memory of the table.
-    pub fn bytes(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
         self.buckets.capacity() * size_of::<Bucket>()
     }
 
     /// A generation number: the result of a lookup is valid until it changes.
-    pub fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.changes
     }
 
     /// The first number stored under `hash` for which `is_it` is true.
     #[inline]
-    pub fn find(&self, hash: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+    pub(crate) fn find(&self, hash: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         for bucket in self.probe(hash) {
             let found = slots_of(bucket.matches(hash)).map(|slot| bucket.number(slot));
             if let Some(number) = found.into_iter().find(|number| is_it(*number)) {
@@ -131,19 +127,19 @@ impl FlowIndex {
     /// Prefetches the home bucket of `hash`, so that the cache misses of a burst overlap. The result has
     /// no meaning; the caller uses it to keep the load from being optimized away.
     #[inline]
-    pub fn prefetch(&self, hash: u32) -> u32 {
+    pub(crate) fn prefetch(&self, hash: u32) -> u32 {
         self.probe(hash).next().map_or(0, |b| b.used)
     }
 
     /// The first number stored under `hash`, without comparing the key: nearly always the flow's. For
     /// prefetching its entry.
     #[inline]
-    pub fn candidate(&self, hash: u32) -> Option<u32> {
+    pub(crate) fn candidate(&self, hash: u32) -> Option<u32> {
         self.find(hash, |_| true)
     }
 
     /// Adds an entry. Equal entries are stored twice.
-    pub fn insert(&mut self, hash: u32, number: u32) {
+    pub(crate) fn insert(&mut self, hash: u32, number: u32) {
         if self.len >= self.buckets.len() * MAX_LOAD {
             self.resize(self.buckets.len() * 2);
         }
@@ -153,7 +149,7 @@ impl FlowIndex {
     }
 
     /// Removes an entry. False if there is none.
-    pub fn remove(&mut self, hash: u32, number: u32) -> bool {
+    pub(crate) fn remove(&mut self, hash: u32, number: u32) -> bool {
         let Some((at, slot)) = self.position(hash, number) else { return false };
         let home = hash as usize;
         for n in 0..(at.wrapping_sub(home)) & self.mask() {
@@ -173,7 +169,7 @@ impl FlowIndex {
     }
 
     /// Replaces the number of an entry. False if there is none.
-    pub fn replace(&mut self, hash: u32, old: u32, new: u32) -> bool {
+    pub(crate) fn replace(&mut self, hash: u32, old: u32, new: u32) -> bool {
         let Some((at, slot)) = self.position(hash, old) else { return false };
         if let Some(number) = self.bucket_mut(at).and_then(|b| b.numbers.get_mut(slot)) {
             *number = new;
@@ -241,17 +237,17 @@ impl FlowIndex {
 
 /// The keyed hash of flow tables, SipHash-1-3: colliding flows cannot be chosen without the key.
 #[derive(Clone, Copy, Debug)]
-pub struct FlowHasher(Key);
+pub(crate) struct FlowHasher(Key);
 
 impl FlowHasher {
     /// Creates the hash with a secret key.
-    pub const fn new(key: Key) -> FlowHasher {
+    pub(crate) const fn new(key: Key) -> FlowHasher {
         FlowHasher(key)
     }
 
     /// The hash of a flow, for [`FlowIndex`].
     #[inline]
-    pub fn hash(&self, key: &FlowKey) -> u32 {
+    pub(crate) fn hash(&self, key: &FlowKey) -> u32 {
         let hash = match key.ipv4_words() {
             Some(words) => sip::<1, 3>(&self.0, &words),
             None => sip::<1, 3>(&self.0, &key.words()),

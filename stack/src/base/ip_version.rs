@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 /// IPv4 or IPv6.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum IpVersion {
+pub(crate) enum IpVersion {
     /// IPv4 (RFC 791).
     V4,
     /// IPv6 (RFC 8200).
@@ -14,7 +14,7 @@ pub enum IpVersion {
 impl IpVersion {
     /// The version of an address.
     #[inline]
-    pub const fn of(ip: &IpAddr) -> IpVersion {
+    pub(crate) const fn of(ip: &IpAddr) -> IpVersion {
         match ip {
             IpAddr::V4(_) => IpVersion::V4,
             IpAddr::V6(_) => IpVersion::V6,

@@ -11,7 +11,7 @@ use crate::base::{Instant, Random};
 /// The capacity is drawn from half the burst to the whole burst each time the bucket fills up. A permit
 /// costs from zero to two tokens, one on average.
 #[derive(Clone, Copy, Debug)]
-pub struct TokenBucket {
+pub(crate) struct TokenBucket {
     /// Time in which one token accrues; 0 if the rate is 0.
     token_ns: i64,
     /// The largest capacity: `burst` tokens, as time.
@@ -25,7 +25,7 @@ pub struct TokenBucket {
 
 impl TokenBucket {
     /// Creates a full bucket. A rate of zero permits nothing.
-    pub fn new(rate_per_s: u32, burst: u32) -> TokenBucket {
+    pub(crate) fn new(rate_per_s: u32, burst: u32) -> TokenBucket {
         const SECOND_NS: i64 = 1_000_000_000;
         let token_ns = SECOND_NS.checked_div(rate_per_s.into()).unwrap_or(0);
         let burst_ns = token_ns.saturating_mul(burst.into());
@@ -34,7 +34,7 @@ impl TokenBucket {
     }
 
     /// Takes a token. False if none is left.
-    pub fn take(&mut self, now: Instant, random: &mut Random) -> bool {
+    pub(crate) fn take(&mut self, now: Instant, random: &mut Random) -> bool {
         let elapsed_ns = i64::try_from(now.since(self.updated).as_nanos()).unwrap_or(i64::MAX);
         let level_ns = self.level_ns.saturating_add(elapsed_ns);
         self.updated = now.max(self.updated);

@@ -10,15 +10,15 @@
 use crate::base::Random;
 
 /// The first ephemeral port: the default of Linux (`ip_local_port_range`).
-pub const EPHEMERAL_FIRST: u16 = 32_768;
+pub(crate) const EPHEMERAL_FIRST: u16 = 32_768;
 /// Number of ephemeral ports (32768 to 60999, the default of Linux).
-pub const EPHEMERAL_COUNT: u16 = 28_232;
+pub(crate) const EPHEMERAL_COUNT: u16 = 28_232;
 
 /// An odd step below this bound visits every port: the prime factors of the count are 2 and this one.
 const STEPS: u32 = 3529;
 
 /// Every ephemeral port once, in an unpredictable order.
-pub fn ephemeral_ports(random: &mut Random) -> impl Iterator<Item = u16> + use<> {
+pub(crate) fn ephemeral_ports(random: &mut Random) -> impl Iterator<Item = u16> + use<> {
     let count = u32::from(EPHEMERAL_COUNT);
     let start = random.below(count);
     let step = random.below(STEPS) | 1;

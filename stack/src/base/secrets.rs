@@ -99,7 +99,7 @@ impl Secrets {
 
     /// The secrets of a shard. Each shard has its own, so that no two shards generate the same numbers.
     #[must_use]
-    pub fn for_shard(&self, shard: u16) -> Secrets {
+    pub(crate) fn for_shard(&self, shard: u16) -> Secrets {
         Secrets { root: self.root, domain: u32::from(shard).wrapping_add(1) }
     }
 
@@ -181,7 +181,7 @@ impl Key {
     }
 
     /// [`Key::hash`] of a flow key.
-    pub fn hash_flow(&self, flow: &FlowKey) -> u64 {
+    pub(crate) fn hash_flow(&self, flow: &FlowKey) -> u64 {
         match flow.ipv4_words() {
             Some(words) => self.hash(&words),
             None => self.hash(&flow.words()),
@@ -189,7 +189,7 @@ impl Key {
     }
 
     /// [`Key::hash`] of a flow key and two more words.
-    pub fn hash_flow_and(&self, flow: &FlowKey, more: [u64; 2]) -> u64 {
+    pub(crate) fn hash_flow_and(&self, flow: &FlowKey, more: [u64; 2]) -> u64 {
         let [x, y] = more;
         if let Some([a, b]) = flow.ipv4_words() {
             return self.hash(&[a, b, x, y]);

@@ -145,7 +145,7 @@ impl Stages {
 
     /// The path has reached these stages, in turn.
     #[inline(always)]
-    pub fn pass_all<const N: usize>(&self, stages: [Stage; N]) {
+    pub(crate) fn pass_all<const N: usize>(&self, stages: [Stage; N]) {
         if self.is_observed {
             stages.into_iter().for_each(|stage| self.report(stage));
         }

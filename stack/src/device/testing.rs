@@ -12,16 +12,16 @@ use crate::device::{
     WritableRanges,
 };
 
-pub fn pool() -> Pool {
+pub(super) fn pool() -> Pool {
     Pool::new(PoolConfig::with_budget(32 << 20)).unwrap()
 }
 
-pub fn packet(pool: &mut Pool, bytes: &[u8]) -> Packet {
+pub(super) fn packet(pool: &mut Pool, bytes: &[u8]) -> Packet {
     Packet::new(chain(pool, bytes, &[]))
 }
 
 /// A chain of the bytes, cut at the given places.
-pub fn chain(pool: &mut Pool, bytes: &[u8], cuts: &[usize]) -> Chain {
+pub(super) fn chain(pool: &mut Pool, bytes: &[u8], cuts: &[usize]) -> Chain {
     let mut ends: Vec<usize> = cuts.iter().map(|c| c % bytes.len().max(1)).collect();
     ends.push(bytes.len());
     ends.sort_unstable();
@@ -64,7 +64,13 @@ fn ip_header(v6: bool, protocol: u8, l4_bytes: usize) -> (Vec<u8>, IpAddr, IpAdd
 }
 
 /// Ethernet, IP and transport headers for a payload, with the partial checksum, and the request.
-pub fn headers(v6: bool, udp: bool, payload: usize, mss: u16, flags: u8) -> (Vec<u8>, Offload) {
+pub(super) fn headers(
+    v6: bool,
+    udp: bool,
+    payload: usize,
+    mss: u16,
+    flags: u8,
+) -> (Vec<u8>, Offload) {
     let (l4_header, protocol, csum_offset) = if udp { (8, 17, 6) } else { (32, 6, 16) };
     let (mut h, s, d) = ip_header(v6, protocol, l4_header + payload);
     let l4 = h.len();
@@ -98,7 +104,7 @@ pub fn headers(v6: bool, udp: bool, payload: usize, mss: u16, flags: u8) -> (Vec
 
 /// A frame for `payload` in several mbufs that still lacks its checksum, a super-frame if the
 /// payload is longer than `mss`.
-pub fn frame(pool: &mut Pool, v6: bool, udp: bool, payload: &[u8], mss: u16) -> Packet {
+pub(super) fn frame(pool: &mut Pool, v6: bool, udp: bool, payload: &[u8], mss: u16) -> Packet {
     let (h, offload) = headers(v6, udp, payload.len(), mss, 0x99);
     let mut c = chain(pool, &h, &[]);
     c.append(chain(pool, payload, &[payload.len() / 3, payload.len() / 2]));
@@ -107,7 +113,7 @@ pub fn frame(pool: &mut Pool, v6: bool, udp: bool, payload: &[u8], mss: u16) -> 
 
 /// A device that gives back what it is sent, and takes at most `limit` frames per burst. It says yes to
 /// every hint.
-pub struct Mirror {
+pub(super) struct Mirror {
     caps: Caps,
     queue: VecDeque<Packet>,
     pub limit: usize,
@@ -115,11 +121,11 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    pub fn new() -> Mirror {
+    pub(super) fn new() -> Mirror {
         Mirror::of(Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, 1])))
     }
 
-    pub fn plain_ip() -> Mirror {
+    pub(super) fn plain_ip() -> Mirror {
         Mirror::of(Caps::plain_ip(1500))
     }
 
@@ -177,7 +183,7 @@ impl DirectPlacement for Mirror {
 }
 
 /// A room of `bytes` bytes is placed for a flow; `None`: the device places nothing.
-pub fn place(device: &mut dyn Device, bytes: usize) -> Option<Result<(), Unsupported>> {
+pub(super) fn place(device: &mut dyn Device, bytes: usize) -> Option<Result<(), Unsupported>> {
     let end = |host: u8| SocketAddr::from(([10, 0, 0, host], 80));
     let mut rooms = WritableRanges::default();
     rooms.push(RecvBuf::with_capacity(bytes).post().writable_range(0).unwrap()).unwrap();

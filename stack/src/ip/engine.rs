@@ -246,7 +246,7 @@ impl Ip {
 
     /// Whether [`Ip::drain_resolution_failures`] has reports.
     #[inline]
-    pub fn has_resolution_failures(&self) -> bool {
+    pub(crate) fn has_resolution_failures(&self) -> bool {
         !self.resolution_failures.is_empty()
     }
 

@@ -56,9 +56,10 @@ mod template;
 mod types;
 mod waiting;
 
+pub use crate::route::NeighbourConfig;
+pub use crate::route::RouteError;
 pub use crate::route::{
-    MemoryHook, Neighbour, NeighbourConfig, NeighbourState, NextHop, ParsePrefixError, Prefix,
-    Route, RouteError, Traffic,
+    MemoryHook, Neighbour, NeighbourState, NextHop, ParsePrefixError, Prefix, Route, Traffic,
 };
 pub use config::{Config, ConfigError, IfAddr};
 pub use engine::Ip;
@@ -67,7 +68,8 @@ pub use input::Origin;
 pub use invoking::{InvokingPacket, SentError};
 pub use source::AddressUse;
 pub use template::{Flow, Template};
+pub use types::PathChoice;
 pub use types::{
     Delivered, EchoId, EchoReply, EchoRequest, Egress, ErrorKind, FrameSink, NoRoute, Outgoing,
-    OutputError, PathChoice, QuotedError, SavedHeader, Verdict,
+    OutputError, QuotedError, SavedHeader, Verdict,
 };

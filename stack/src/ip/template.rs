@@ -94,7 +94,7 @@ impl Template {
 
     /// Whether a transport packet of this length fits without segmentation offload.
     #[inline]
-    pub const fn fits_without_gso(&self, transport_bytes: usize) -> bool {
+    pub(crate) const fn fits_without_gso(&self, transport_bytes: usize) -> bool {
         transport_bytes <= self.most_bytes
     }
 

@@ -41,7 +41,7 @@ use space::BlockAllocator;
 use crate::route::ranges;
 
 /// The largest answer that can be stored.
-pub const MAX_ANSWER: u32 = 0x7fff;
+pub(crate) const MAX_ANSWER: u32 = 0x7fff;
 
 /// Why an update was refused; the table is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -22,12 +22,18 @@ mod raw;
 mod sync;
 mod table;
 
+pub use fib::FibBytes;
+pub use fib::FibError;
+pub(crate) use fib::MAX_ANSWER;
 #[cfg(fulmar_loom)]
 pub use fib::MODELS;
-pub use fib::{Fib, FibBytes, FibError, FibReader, Key, MAX_ANSWER};
-pub use neighbour::{
-    Action, Advertisement, Learned, Neighbour, NeighbourConfig, NeighbourState, Neighbours,
-    Resolution, Traffic,
-};
-pub use next_hop::{Group, GroupError, MAX_MEMBERS, NextHop, NextHops, SourcePolicy};
-pub use table::{MemoryHook, ParsePrefixError, Prefix, Route, RouteError, Table};
+pub use fib::{Fib, FibReader, Key};
+pub(crate) use neighbour::Advertisement;
+pub(crate) use neighbour::Learned;
+pub use neighbour::NeighbourConfig;
+pub use neighbour::{Action, Neighbour, NeighbourState, Neighbours, Resolution, Traffic};
+pub use next_hop::GroupError;
+pub(crate) use next_hop::SourcePolicy;
+pub use next_hop::{Group, NextHop, NextHops};
+pub use table::RouteError;
+pub use table::{MemoryHook, ParsePrefixError, Prefix, Route, Table};

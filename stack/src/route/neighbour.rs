@@ -230,7 +230,7 @@ pub enum Resolution {
 
 /// An ARP reply or neighbour advertisement (RFC 4861 section 4.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Advertisement {
+pub(crate) struct Advertisement {
     /// The sender's Ethernet address, if present.
     pub ether: Option<EtherAddr>,
     /// The solicited flag. It is honoured while a probe is unanswered, and then proves two-way
@@ -244,7 +244,7 @@ pub struct Advertisement {
 
 /// The effect of a received message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Learned {
+pub(crate) enum Learned {
     /// The neighbour is resolved.
     Usable,
     /// Ignored: no entry exists, or the table is full.
@@ -397,7 +397,7 @@ impl Neighbours {
 
     /// Processes a solicitation from `ip` with its Ethernet address (RFC 4861 section 7.2.3), or an
     /// ARP request for an own address.
-    pub fn on_solicit(&mut self, ip: IpAddr, ether: EtherAddr, now: Instant) -> Learned {
+    pub(crate) fn on_solicit(&mut self, ip: IpAddr, ether: EtherAddr, now: Instant) -> Learned {
         let known = self.entries.get(&ip).filter(|n| is_usable(n.state)).map(|n| n.ether);
         match known {
             Some(known) if known == ether => return Learned::Usable,
@@ -412,7 +412,12 @@ impl Neighbours {
     }
 
     /// Processes an advertisement of `ip` (RFC 4861 section 7.2.5). It never creates an entry.
-    pub fn on_advertisement(&mut self, ip: IpAddr, advert: Advertisement, now: Instant) -> Learned {
+    pub(crate) fn on_advertisement(
+        &mut self,
+        ip: IpAddr,
+        advert: Advertisement,
+        now: Instant,
+    ) -> Learned {
         let Some(entry) = self.entries.get_mut(&ip) else { return Learned::Nothing };
         let solicited = advert.solicited && entry.is_probed();
         let (state, known) = (entry.state, entry.ether);
@@ -522,7 +527,7 @@ impl Neighbours {
     }
 
     /// Whether [`Neighbours::resolve`] would start a resolution.
-    pub fn is_unknown(&self, ip: IpAddr, now: Instant) -> bool {
+    pub(crate) fn is_unknown(&self, ip: IpAddr, now: Instant) -> bool {
         self.find(ip).is_none_or(|n| n.state == NeighbourState::Failed && now >= n.deadline)
     }
 

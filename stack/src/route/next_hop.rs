@@ -31,7 +31,7 @@ struct Member {
 }
 
 /// Maximum number of members of a group: a look-up visits all of them.
-pub const MAX_MEMBERS: usize = 64;
+pub(crate) const MAX_MEMBERS: usize = 64;
 
 /// Why a group was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,7 +82,7 @@ impl Group {
 
     /// Whether the group has several members.
     #[inline]
-    pub fn is_multipath(&self) -> bool {
+    pub(crate) fn is_multipath(&self) -> bool {
         self.members.len() > 1
     }
 
@@ -203,7 +203,7 @@ impl NextHops {
 
     /// Whether any group has more than one member.
     #[inline]
-    pub fn is_multipath(&self) -> bool {
+    pub(crate) fn is_multipath(&self) -> bool {
         self.multipath > 0
     }
 
@@ -224,20 +224,15 @@ const fn weight(flow_hash: u64, member: u64) -> u64 {
 /// Source policy: which table a packet is looked up in, by its source address. Few rules, scanned
 /// in order.
 #[derive(Clone, Debug, Default)]
-pub struct SourcePolicy {
+pub(crate) struct SourcePolicy {
     /// Longest prefix first.
     rules: Vec<(Prefix, u32)>,
 }
 
 impl SourcePolicy {
-    /// No rules: table 0 for every source.
-    pub fn new() -> SourcePolicy {
-        SourcePolicy::default()
-    }
-
     /// Sets the table for packets from `source`. Returns the previous table of that prefix. `None`
     /// also if the prefix length exceeds the address length; the policy is then unchanged.
-    pub fn insert(&mut self, source: Prefix, table: u32) -> Option<u32> {
+    pub(crate) fn insert(&mut self, source: Prefix, table: u32) -> Option<u32> {
         let source = Prefix::new(source.addr, source.len)?;
         if let Some((_, old)) = self.rules.iter_mut().find(|(p, _)| *p == source) {
             return Some(core::mem::replace(old, table));
@@ -248,31 +243,31 @@ impl SourcePolicy {
     }
 
     /// Removes a rule. Returns its table.
-    pub fn remove(&mut self, source: Prefix) -> Option<u32> {
+    pub(crate) fn remove(&mut self, source: Prefix) -> Option<u32> {
         let source = Prefix::new(source.addr, source.len)?;
         let at = self.rules.iter().position(|(p, _)| *p == source)?;
         Some(self.rules.remove(at).1)
     }
 
     /// Whether there is a rule for exactly this prefix.
-    pub fn has_rule(&self, source: Prefix) -> bool {
+    pub(crate) fn has_rule(&self, source: Prefix) -> bool {
         self.rules.iter().any(|(p, _)| *p == source)
     }
 
     /// Whether there are no rules.
     #[inline]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
     /// Number of rules.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.rules.len()
     }
 
     /// The table for packets from `source`: that of the longest matching rule, else 0.
     #[inline]
-    pub fn table_for(&self, source: IpAddr) -> u32 {
+    pub(crate) fn table_for(&self, source: IpAddr) -> u32 {
         self.rules.iter().find(|(p, _)| p.contains(source)).map_or(0, |(_, table)| *table)
     }
 }
@@ -374,7 +369,7 @@ mod tests {
             rules in prop::collection::vec((source(), 1u32..9, any::<bool>()), 0..30),
             from: u32,
         ) {
-            let (mut policy, mut model) = (SourcePolicy::new(), Vec::<(Prefix, u32)>::new());
+            let (mut policy, mut model) = (SourcePolicy::default(), Vec::<(Prefix, u32)>::new());
             for ((bits, len), table, insert) in rules {
                 let prefix = Prefix::new(core::net::Ipv4Addr::from_bits(bits).into(), len).unwrap();
                 let old = model.iter().position(|r| r.0 == prefix).map(|at| model.remove(at).1);

@@ -184,7 +184,7 @@ impl Table {
     ///
     /// # Errors
     /// [`RouteError`]: the table is unchanged.
-    pub fn insert_multipath(
+    pub(crate) fn insert_multipath(
         &mut self,
         dst: Prefix,
         hops: &[NextHop],
@@ -274,7 +274,7 @@ impl Table {
 
     /// Whether any route is a multipath route.
     #[inline]
-    pub fn is_multipath(&self) -> bool {
+    pub(crate) fn is_multipath(&self) -> bool {
         self.hops.is_multipath()
     }
 
@@ -404,7 +404,7 @@ mod tests {
         let hop = NextHop { via: None, src: None, mtu: None };
         let dst = prefix("10.0.0.0/8");
         assert_eq!(t.insert_multipath(dst, &[]), Err(RouteError::NextHops));
-        let many = vec![hop; crate::route::MAX_MEMBERS + 1];
+        let many = vec![hop; crate::route::next_hop::MAX_MEMBERS + 1];
         assert_eq!(t.insert_multipath(dst, &many), Err(RouteError::NextHops));
         assert!(t.is_empty() && t.generation() == 0);
     }

@@ -10,7 +10,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// The time of the next poll.
 #[derive(Default)]
-pub struct CompletionPolls {
+pub(crate) struct CompletionPolls {
     poll_at: Option<Instant>,
     pause: Duration,
     /// Parts that were out at the last poll.
@@ -19,13 +19,13 @@ pub struct CompletionPolls {
 
 impl CompletionPolls {
     /// When to poll at the latest, if parts are out.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.poll_at
     }
 
     /// Schedules the next poll. The remote-free list was just drained; `out` parts are still out.
     #[inline]
-    pub fn plan(&mut self, now: Instant, out: usize) {
+    pub(crate) fn plan(&mut self, now: Instant, out: usize) {
         if out > 0 || self.poll_at.is_some() {
             self.plan_next(now, out);
         }

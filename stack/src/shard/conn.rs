@@ -17,7 +17,7 @@ use crate::shard::wheel::{TimerKey, Wheel};
 use crate::shard::world::Shard;
 
 /// A connection, and the parts of the shard that its calls use.
-pub struct Conn<'a> {
+pub(crate) struct Conn<'a> {
     pub id: SlotId,
     pub entry: &'a mut TcpEntry,
     pub net: &'a mut Net,
@@ -30,7 +30,7 @@ pub struct Conn<'a> {
 impl Core {
     /// Finds a connection.
     #[inline(always)]
-    pub fn conn(&mut self, id: SlotId) -> Result<Conn<'_>, SocketError> {
+    pub(crate) fn conn(&mut self, id: SlotId) -> Result<Conn<'_>, SocketError> {
         let Core { sockets, net, wheel, memory, events, output_queue, .. } = self;
         Ok(Conn { id, entry: sockets.tcp(id)?, net, wheel, memory, events, output_queue })
     }
@@ -38,7 +38,7 @@ impl Core {
 
 /// What a write leaves for later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Policy {
+pub(crate) struct Policy {
     /// The partial segment at the end waits for the next write, which is likely to follow at once. It is sent with the
     /// next output of any kind, or after [`MAX_OUTPUT_DEFERRAL`](crate::shard::world::MAX_OUTPUT_DEFERRAL).
     pub tail_waits: bool,
@@ -50,15 +50,15 @@ pub struct Policy {
 
 impl Policy {
     /// A message, which the peer waits for.
-    pub const MESSAGE: Policy = Policy { tail_waits: false, leaves_acks: false };
+    pub(crate) const MESSAGE: Policy = Policy { tail_waits: false, leaves_acks: false };
     /// A part of a stream.
-    pub const PART: Policy = Policy { tail_waits: true, leaves_acks: true };
+    pub(crate) const PART: Policy = Policy { tail_waits: true, leaves_acks: true };
 }
 
 /// How a call that has sent ends: given to [`Shard::end_call`].
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CallEnd {
+pub(crate) struct CallEnd {
     /// The connection has ended, and may be removed.
     is_over: bool,
     /// The burst leaves without a poll.
@@ -79,13 +79,13 @@ pub(super) enum Turn {
 impl Conn<'_> {
     /// The error with which the shard has failed the connection: the device is gone, or bytes of a file cannot be read.
     #[inline(always)]
-    pub fn check(&self) -> Result<(), SocketError> {
+    pub(crate) fn check(&self) -> Result<(), SocketError> {
         self.entry.error.map_or(Ok(()), Err)
     }
 
     /// Reports to the watcher what the connection is ready for now.
     #[inline]
-    pub fn notify(&mut self) {
+    pub(crate) fn notify(&mut self) {
         if self.entry.watch.is_watched() {
             let ready = self.entry.ready();
             self.events.report(self.id, &mut self.entry.watch, ready);
@@ -94,26 +94,26 @@ impl Conn<'_> {
 
     /// Unlocks the send side (BSD: `sbunlock`): the next writer may begin.
     #[inline]
-    pub fn unlock_send(&mut self) {
+    pub(crate) fn unlock_send(&mut self) {
         self.entry.writer = 0;
         self.notify();
     }
 
     /// Whether nothing but its removal is left of it on the network.
     #[inline]
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         matches!(self.entry.tcb.state(), State::Closed | State::TimeWait)
     }
 
     /// Puts it into the output queue.
-    pub fn queue_output(&mut self) {
+    pub(crate) fn queue_output(&mut self) {
         if !core::mem::replace(&mut self.entry.is_queued, true) {
             self.output_queue.push_back(self.id);
         }
     }
 
     /// The one output of a write. Pass the result to [`Shard::end_call`].
-    pub fn output(&mut self, tcp: &mut Tcp, now: Instant, policy: Policy) -> CallEnd {
+    pub(crate) fn output(&mut self, tcp: &mut Tcp, now: Instant, policy: Policy) -> CallEnd {
         let gone =
             |c: &Counters| (c.value(Counter::TcpSegmentsOut), c.value(Counter::TcpPacketsOut));
         self.net.link.set_now(now);
@@ -144,7 +144,7 @@ impl Conn<'_> {
     }
 
     /// Runs the output now, for a call. While connections wait for a full device it queues after them.
-    pub fn output_now(&mut self, tcp: &mut Tcp, now: Instant) {
+    pub(crate) fn output_now(&mut self, tcp: &mut Tcp, now: Instant) {
         if !self.output_queue.is_empty() && self.net.link.has_unsent_frames() {
             return self.queue_output();
         }
@@ -160,7 +160,7 @@ impl Conn<'_> {
 
     /// Sends what a read has left to be sent, at most an ACK with a larger window. No receive poll: frames that the
     /// update releases are for the next read, while they are cached.
-    pub fn output_after_read(&mut self, tcp: &mut Tcp, now: Instant) {
+    pub(crate) fn output_after_read(&mut self, tcp: &mut Tcp, now: Instant) {
         if tcp.unacked_frames > 0 {
             return self.queue_output();
         }
@@ -219,7 +219,7 @@ impl Conn<'_> {
 
 impl Tcp {
     /// Runs the output of a connection now; the caller ends the call.
-    pub fn output_now(&mut self, now: Instant, id: SlotId, core: &mut Core) {
+    pub(crate) fn output_now(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Ok(mut conn) = core.conn(id) else { return };
         conn.output_now(self, now);
         if conn.is_over() {

@@ -30,24 +30,24 @@ const MANY_SOCKETS: usize = 2048;
 const SOCKET_BYTES: usize = 512;
 
 /// The connections of a shard by flow.
-pub struct Flows {
+pub(crate) struct Flows {
     index: FlowIndex,
     hasher: FlowHasher,
 }
 
 impl Flows {
     /// No connections.
-    pub fn new(hasher: FlowHasher) -> Flows {
+    pub(crate) fn new(hasher: FlowHasher) -> Flows {
         Flows { index: FlowIndex::new(), hasher }
     }
 
     /// Counts changes of which connections packets may find.
-    pub fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.index.generation()
     }
 
     /// The connection of a flow.
-    pub fn find(&self, sockets: &Slab<Socket>, key: &FlowKey) -> Option<SlotId> {
+    pub(crate) fn find(&self, sockets: &Slab<Socket>, key: &FlowKey) -> Option<SlotId> {
         self.find_by(self.hasher.hash(key), sockets, key)
     }
 
@@ -60,7 +60,7 @@ impl Flows {
     }
 
     /// Packets of a flow go to this connection from now on.
-    pub fn insert(&mut self, sockets: &Slab<Socket>, key: &FlowKey, id: SlotId) {
+    pub(crate) fn insert(&mut self, sockets: &Slab<Socket>, key: &FlowKey, id: SlotId) {
         let hash = self.hasher.hash(key);
         match self.find_by(hash, sockets, key).filter(|old| *old != id) {
             Some(old) => _ = self.index.replace(hash, old.index, id.index),
@@ -69,7 +69,7 @@ impl Flows {
     }
 
     /// Packets of a flow find this connection no longer, if they did.
-    pub fn remove(&mut self, key: &FlowKey, id: SlotId) {
+    pub(crate) fn remove(&mut self, key: &FlowKey, id: SlotId) {
         let hash = self.hasher.hash(key);
         self.index.remove(hash, id.index);
     }
@@ -88,7 +88,7 @@ enum Hint {
 
 /// Results of the look-up of the current burst.
 #[derive(Default)]
-pub struct BatchLookup {
+pub(crate) struct BatchLookup {
     hints: Vec<Hint>,
     /// The hint of the frame that is being handled, counted from 1; 0 before the first.
     at: usize,
@@ -98,12 +98,12 @@ pub struct BatchLookup {
 
 impl BatchLookup {
     /// The next frame of the burst is handled.
-    pub fn advance(&mut self) {
+    pub(crate) fn advance(&mut self) {
         self.at += 1;
     }
 
     /// No frame of the burst is left.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.hints.clear();
         self.at = 0;
     }
@@ -113,7 +113,7 @@ impl BatchLookup {
     }
 
     /// The socket that a datagram from `remote` to `local` is for.
-    pub fn socket_of_datagram(
+    pub(crate) fn socket_of_datagram(
         &self,
         table: &UdpTable<SlotId>,
         local: SocketAddr,
@@ -131,7 +131,7 @@ impl BatchLookup {
 }
 
 /// The tables of the look-up.
-pub struct Tables<'a> {
+pub(crate) struct Tables<'a> {
     /// Connections.
     pub flows: &'a Flows,
     /// Datagram sockets.
@@ -142,7 +142,7 @@ pub struct Tables<'a> {
 
 impl BatchLookup {
     /// The connection that a segment is for.
-    pub fn connection(
+    pub(crate) fn connection(
         &self,
         flows: &Flows,
         sockets: &Slab<Socket>,
@@ -160,7 +160,7 @@ impl BatchLookup {
 
     /// Looks up all frames of a burst, if there are many sockets.
     #[inline]
-    pub fn look_up(&mut self, burst: &Burst, tables: &Tables<'_>) {
+    pub(crate) fn look_up(&mut self, burst: &Burst, tables: &Tables<'_>) {
         self.clear();
         let sockets = tables.flows.index.len() + tables.udp.len();
         if sockets >= MANY_SOCKETS && burst.len() >= 2 {
@@ -242,7 +242,7 @@ impl Tables<'_> {
 }
 
 /// The flow of a delivered UDP packet; `None` if it is too short to have ports.
-pub fn ports_of(d: &Delivered) -> Option<FlowKey> {
+pub(super) fn ports_of(d: &Delivered) -> Option<FlowKey> {
     let [s0, s1, d0, d1] = *d.chain.front()?.as_slice().first_chunk::<4>()?;
     let local = with_zone(d.dst, u16::from_be_bytes([d0, d1]), d.zone);
     let remote = with_zone(d.src, u16::from_be_bytes([s0, s1]), d.zone);

@@ -107,7 +107,7 @@ impl IcmpSockets<'_> {
 
 impl Ping {
     /// An echo request to an address of another host.
-    pub fn input_request(&mut self, request: EchoRequest, core: &mut Core) {
+    pub(crate) fn input_request(&mut self, request: EchoRequest, core: &mut Core) {
         let Net { pool, counters, .. } = &mut core.net;
         let listener = self.listener.and_then(|id| match core.sockets.get_mut(id) {
             Some(Socket::EchoListener(listener)) => Some((id, listener)),
@@ -127,7 +127,7 @@ impl Ping {
     }
 
     /// Closes the echo listener.
-    pub fn close_listener(&mut self, id: SlotId, core: &mut Core) {
+    pub(crate) fn close_listener(&mut self, id: SlotId, core: &mut Core) {
         self.listener = None;
         let Some(Socket::EchoListener(mut listener)) = core.sockets.remove(id) else { return };
         while let Some(request) = listener.pop() {

@@ -15,24 +15,24 @@ const DOWN: Ready = Ready::ERROR.with(Ready::READABLE).with(Ready::WRITABLE);
 /// Events not taken yet. One socket has at most as many as there are kinds of readiness, and
 /// its close; the loss of the device is one more.
 #[derive(Default)]
-pub struct Events {
+pub(crate) struct Events {
     list: Vec<Event>,
     /// The error of every call once the device is lost.
     pub down: Option<SocketError>,
 }
 
 impl Events {
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
     /// What a socket is ready for. When the device is gone every call fails at once.
-    pub fn ready(&self, socket: &Socket) -> Ready {
+    pub(crate) fn ready(&self, socket: &Socket) -> Ready {
         self.ready_now(socket.ready())
     }
 
     /// Reports what a socket is ready for now, if it is watched.
-    pub fn notify(&mut self, sockets: &mut Slab<Socket>, id: SlotId) {
+    pub(crate) fn notify(&mut self, sockets: &mut Slab<Socket>, id: SlotId) {
         let Some(socket) = sockets.get_mut(id) else { return };
         if socket.watch().is_watched() {
             let ready = socket.ready();
@@ -41,7 +41,7 @@ impl Events {
     }
 
     /// Reports what a watched socket is ready for now.
-    pub fn report(&mut self, id: SlotId, watch: &mut Watched, ready: Ready) {
+    pub(crate) fn report(&mut self, id: SlotId, watch: &mut Watched, ready: Ready) {
         let unreported = watch.unreported(self.ready_now(ready));
         if !unreported.is_empty() {
             self.list.push(Event::Ready(id, unreported));
@@ -53,20 +53,20 @@ impl Events {
     }
 
     /// The application closes a socket.
-    pub fn closed(&mut self, sockets: &mut Slab<Socket>, id: SlotId) {
+    pub(crate) fn closed(&mut self, sockets: &mut Slab<Socket>, id: SlotId) {
         if sockets.get_mut(id).is_some_and(|s| s.watch().interest.is_some()) {
             self.list.push(Event::Closed(id));
         }
     }
 
     /// The device is lost.
-    pub fn set_down(&mut self, error: SocketError) {
+    pub(crate) fn set_down(&mut self, error: SocketError) {
         self.down = Some(error);
         self.list.push(Event::Down);
     }
 
     /// Moves them to `into`, which is empty; the storage of both is kept.
-    pub fn take(&mut self, sockets: &mut Slab<Socket>, into: &mut Vec<Event>) {
+    pub(crate) fn take(&mut self, sockets: &mut Slab<Socket>, into: &mut Vec<Event>) {
         core::mem::swap(&mut self.list, into);
         for event in into {
             if let Event::Ready(id, _) = *event

@@ -5,7 +5,7 @@
 //! Replay: a SYN with data that the network duplicates may reach the server again after the connection has ended, and
 //! is then taken for a new one (RFC 7413 section 2.1). First data has to be idempotent.
 
-pub mod cache;
-pub mod calls;
-pub mod keys;
-pub mod queue;
+pub(super) mod cache;
+pub(super) mod calls;
+pub(super) mod keys;
+pub(super) mod queue;

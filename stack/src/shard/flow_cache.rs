@@ -17,7 +17,7 @@ use crate::wire::{eth, ipv4, tcp};
 
 /// The flow of the last segments.
 #[derive(Default)]
-pub struct FlowCache {
+pub(crate) struct FlowCache {
     known: Option<Known>,
     /// The connection of the last segment that was looked up.
     id: Option<SlotId>,
@@ -28,7 +28,7 @@ pub struct FlowCache {
 }
 
 /// A segment of the cached flow.
-pub struct Predicted {
+pub(crate) struct Predicted {
     /// Its connection.
     pub id: SlotId,
     /// Its header.
@@ -43,7 +43,7 @@ impl FlowCache {
     /// Fast path: parses a segment of the cached flow. Keeps the headers of any other frame, if it may be the
     /// next of its flow.
     #[inline]
-    pub fn predict(
+    pub(crate) fn predict(
         &mut self,
         origin: Origin,
         p: &Packet,
@@ -90,7 +90,7 @@ impl FlowCache {
 
     /// A segment was looked up and belongs to this connection.
     #[inline]
-    pub fn note(&mut self, id: SlotId, generations: Generations) {
+    pub(crate) fn note(&mut self, id: SlotId, generations: Generations) {
         self.is_run = self.id == Some(id);
         self.id = Some(id);
         if let Some((origin, headers)) = self.headers.take().filter(|_| self.is_run) {
@@ -100,14 +100,14 @@ impl FlowCache {
 
     /// The frame was handled; segments from elsewhere (another shard) have other headers.
     #[inline]
-    pub fn forget_headers(&mut self) {
+    pub(crate) fn forget_headers(&mut self) {
         self.headers = None;
     }
 }
 
 /// What the cached flow depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Generations {
+pub(crate) struct Generations {
     /// Of the flow table.
     pub flows: u64,
     /// Of the addresses and routes of `ip`.

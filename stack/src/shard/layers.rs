@@ -27,7 +27,7 @@ use crate::shard::sockets::Socket;
 use crate::shard::wheel::{TimerKey, Wheel};
 
 /// What every layer uses.
-pub struct Core {
+pub(crate) struct Core {
     pub config: StackConfig,
     pub net: Net,
     pub sockets: Slab<Socket>,
@@ -47,18 +47,18 @@ pub struct Core {
 
 impl Core {
     /// Reports to the watcher of a socket what the socket is ready for now.
-    pub fn notify(&mut self, id: SlotId) {
+    pub(crate) fn notify(&mut self, id: SlotId) {
         self.events.notify(&mut self.sockets, id);
     }
 
     /// Whether a call that sends at `now` leaves its frames for the next step.
     #[inline(always)]
-    pub fn defers_transmit(&self, now: Instant) -> bool {
+    pub(crate) fn defers_transmit(&self, now: Instant) -> bool {
         self.transmit_deferred_until.is_some_and(|until| now < until)
     }
 
     /// Whether a new socket may be opened.
-    pub fn check_usable(&self) -> Result<(), SocketError> {
+    pub(crate) fn check_usable(&self) -> Result<(), SocketError> {
         if let Some(e) = self.events.down {
             return Err(e);
         }
@@ -69,7 +69,7 @@ impl Core {
     }
 
     /// Puts a connection into the output queue.
-    pub fn queue_output(&mut self, id: SlotId) {
+    pub(crate) fn queue_output(&mut self, id: SlotId) {
         if let Ok(mut conn) = self.conn(id) {
             conn.queue_output();
         }
@@ -77,7 +77,7 @@ impl Core {
 
     /// A write found no memory ([`SocketError::NoBuffer`]), or no space in the device: the socket is not writable
     /// until either is there.
-    pub fn wait_to_send(&mut self, now: Instant, id: SlotId, why: SocketError) {
+    pub(crate) fn wait_to_send(&mut self, now: Instant, id: SlotId, why: SocketError) {
         let Core { memory, sockets, net, .. } = self;
         match why {
             SocketError::NoBuffer => memory.wait(now, id, sockets, net),
@@ -90,14 +90,14 @@ impl Core {
     }
 
     /// Hands a packet, an error or an echo reply over to the shard that owns it.
-    pub fn hand_over(&mut self, to: u16, what: HandOff) {
+    pub(crate) fn hand_over(&mut self, to: u16, what: HandOff) {
         if let Err(what) = self.siblings.hand_over(to, what) {
             self.drop_hand_off(what);
         }
     }
 
     /// Drops a hand-off for which the other shard has no space.
-    pub fn drop_hand_off(&mut self, what: HandOff) {
+    pub(crate) fn drop_hand_off(&mut self, what: HandOff) {
         self.net.counters.drop_packet(DropReason::HandOffFull);
         match what {
             HandOff::Packet(d) => self.net.pool.free(d.chain),

@@ -73,7 +73,7 @@ impl Tcp {
     /// Open: the peer sends it again. `min_iss` is what our initial sequence number must not be before, if there
     /// was a connection of this flow a moment ago: a cookie could not promise that, so the SYN gets an
     /// embryo.
-    pub fn passive_open(
+    pub(crate) fn passive_open(
         &mut self,
         now: Instant,
         listener: SlotId,
@@ -237,7 +237,7 @@ impl Tcp {
     /// A segment for an embryo. The ACK that ends the handshake is dropped while the connection could not
     /// be accepted; one that acknowledges a cookie sent earlier replaces the embryo, and what may be data
     /// behind such an ACK is dropped, since the embryo would answer it by a reset.
-    pub fn embryo_input(&mut self, now: Instant, id: SlotId, seg: Segment, core: &mut Core) {
+    pub(crate) fn embryo_input(&mut self, now: Instant, id: SlotId, seg: Segment, core: &mut Core) {
         let Some(Socket::Tcp(entry)) = core.sockets.get(id) else {
             return core.net.pool.free(seg.payload);
         };
@@ -268,7 +268,13 @@ impl Tcp {
     /// An ACK without a connection, at a listener that has sent cookies. A wrong one is answered by a
     /// reset, as any ACK in LISTEN (RFC 9293 section 3.10.7.2); but not what may be data behind a first
     /// segment that was lost.
-    pub fn cookie_input(&mut self, now: Instant, listener: SlotId, seg: Segment, core: &mut Core) {
+    pub(crate) fn cookie_input(
+        &mut self,
+        now: Instant,
+        listener: SlotId,
+        seg: Segment,
+        core: &mut Core,
+    ) {
         let verdict = cookie_of(now, listener, &seg, core);
         if let CookieVerdict::Valid(syn) = verdict {
             return self.open_from_cookie(now, listener, seg, &syn, core);
@@ -315,7 +321,7 @@ impl Tcp {
     }
 
     /// A connection is complete: a passive one goes to its listener's accept queue.
-    pub fn established(&mut self, id: SlotId, core: &mut Core) {
+    pub(crate) fn established(&mut self, id: SlotId, core: &mut Core) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         if !core::mem::take(&mut entry.is_embryo) {
             return;
@@ -334,7 +340,7 @@ impl Tcp {
 
     /// Before the timer of a connection: an embryo whose timer finds the SYN queue more than half full is given up
     /// earlier, unless its peer has answered (RFC 4987 section 3.3).
-    pub fn shorten_syn_retries(&mut self, id: SlotId, core: &mut Core) {
+    pub(crate) fn shorten_syn_retries(&mut self, id: SlotId, core: &mut Core) {
         let (key, parent) = match core.sockets.get(id) {
             Some(Socket::Tcp(entry)) if entry.is_embryo => {
                 (*entry.tcb.key(), entry.parent.or(entry.decided_by))
@@ -406,7 +412,7 @@ fn send_cookie(now: Instant, listener: SlotId, syn: &Syn, core: &mut Core) {
 }
 
 /// Whether a listener has sent cookies that may still come back.
-pub fn expects_cookies(now: Instant, listener: SlotId, sockets: &Slab<Socket>) -> bool {
+pub(super) fn expects_cookies(now: Instant, listener: SlotId, sockets: &Slab<Socket>) -> bool {
     matches!(sockets.get(listener), Some(Socket::Listener(l)) if now < l.syn_queue.cookies_until)
 }
 

@@ -15,7 +15,7 @@ use crate::shard::sockets::{SendBlocked, Socket};
 
 /// Sockets that wait for memory or for the device, and connections that may be given up for them.
 #[derive(Default)]
-pub struct Memory {
+pub(crate) struct Memory {
     pub retries: RetryQueue,
     pub send_waiters: SendWaiters,
     pub reclaim: Reclaim,
@@ -25,7 +25,13 @@ pub struct Memory {
 impl Memory {
     /// A writer found no memory although its send buffer has space: the socket is not writable until
     /// it may have some.
-    pub fn wait(&mut self, now: Instant, id: SlotId, sockets: &mut Slab<Socket>, net: &mut Net) {
+    pub(crate) fn wait(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        sockets: &mut Slab<Socket>,
+        net: &mut Net,
+    ) {
         net.pool.drain_remote();
         let share = net.pool.share_of(Purpose::Send);
         if available_to(sockets, id, share) > 0 {
@@ -46,7 +52,7 @@ impl Memory {
 
     /// A socket cannot go on for want of a descriptor or of space in the device: it is not writable until
     /// it is tried again.
-    pub fn retry_later(
+    pub(crate) fn retry_later(
         &mut self,
         now: Instant,
         id: SlotId,
@@ -61,7 +67,7 @@ impl Memory {
     }
 
     /// An ACK has freed send buffer of a connection, so that it may hold more: its writer need not wait for others.
-    pub fn on_own_progress(&mut self, id: SlotId, sockets: &mut Slab<Socket>, pool: &Pool) {
+    pub(crate) fn on_own_progress(&mut self, id: SlotId, sockets: &mut Slab<Socket>, pool: &Pool) {
         if self.send_waiters.is_empty() {
             return;
         }

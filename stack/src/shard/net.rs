@@ -19,7 +19,7 @@ use crate::shard::config::StackConfig;
 use crate::shard::socket_options::HeaderOptions;
 
 /// Everything below the sockets of one shard.
-pub struct Net {
+pub(crate) struct Net {
     /// The buffers.
     pub pool: Pool,
     /// The counters.
@@ -37,7 +37,7 @@ pub struct Net {
 impl Net {
     /// Makes a call of the IP layer at `now`, whose frames go to the link.
     #[inline(always)]
-    pub fn with_ip<R>(
+    pub(crate) fn with_ip<R>(
         &mut self,
         now: Instant,
         call: impl FnOnce(&mut Ip, &mut Context<'_, Sink<'_>>) -> R,
@@ -49,24 +49,24 @@ impl Net {
 
     /// The environment of an engine call.
     #[inline(always)]
-    pub fn env(&mut self, now: Instant) -> Env<'_> {
+    pub(crate) fn env(&mut self, now: Instant) -> Env<'_> {
         Env { now, pool: &mut self.pool, counters: &mut self.counters, window: &mut self.window }
     }
 
     /// The path has reached `stage`.
     #[inline(always)]
-    pub fn pass(&self, stage: Stage) {
+    pub(crate) fn pass(&self, stage: Stage) {
         self.stages.pass(stage);
     }
 
     /// Hands the transmit burst to the device.
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         let Net { pool, counters, link, stages, .. } = self;
         link.flush(pool, counters, stages);
     }
 
     /// Drops a packet for a reason.
-    pub fn drop_chain(&mut self, chain: Chain, reason: DropReason) {
+    pub(crate) fn drop_chain(&mut self, chain: Chain, reason: DropReason) {
         self.counters.drop_packet(reason);
         self.pool.free(chain);
     }
@@ -82,7 +82,7 @@ impl Net {
     /// | only the minima of connections are free | is full | is dropped, and TCP retransmits it |
     ///
     /// A packet larger than half of the receive share stays: no retransmission of it could be copied either.
-    pub fn release_send_share(&mut self, p: Packet) -> Option<Packet> {
+    pub(crate) fn release_send_share(&mut self, p: Packet) -> Option<Packet> {
         let is_sent = |m: &Mbuf| m.purpose() == Purpose::Send;
         if !self.pool.is_contended(Purpose::Send)
             || !p.chain.iter().any(is_sent)
@@ -105,7 +105,7 @@ impl Net {
     }
 
     /// The route to a peer, as the transport needs it; `src` if the source address is chosen already.
-    pub fn path_to(
+    pub(crate) fn path_to(
         &mut self,
         src: Option<IpAddr>,
         dst: IpAddr,
@@ -124,7 +124,7 @@ impl Net {
     }
 
     /// Counts a write of `bytes` in `mbufs` newly allocated.
-    pub fn count_write(&mut self, bytes: usize, mbufs: usize) {
+    pub(crate) fn count_write(&mut self, bytes: usize, mbufs: usize) {
         let counters = &mut self.counters;
         counters.count(Counter::Sends);
         counters.add(Counter::SendBytes, bytes as u64);
@@ -132,12 +132,12 @@ impl Net {
     }
 
     /// Counts bytes copied between the application and the pool.
-    pub fn count_copied(&mut self, bytes: usize) {
+    pub(crate) fn count_copied(&mut self, bytes: usize) {
         self.counters.add(Counter::CopiedBytes, bytes as u64);
     }
 
     /// Counts bytes lent to the application.
-    pub fn count_loan(&mut self, bytes: usize) {
+    pub(crate) fn count_loan(&mut self, bytes: usize) {
         if bytes > 0 {
             self.counters.count(Counter::Receives);
             self.counters.add(Counter::ReceiveBytes, bytes as u64);
@@ -146,7 +146,7 @@ impl Net {
     }
 
     /// Sends a segment without payload that belongs to no connection.
-    pub fn send_control(
+    pub(crate) fn send_control(
         &mut self,
         now: Instant,
         key: &FlowKey,
@@ -203,7 +203,7 @@ const ETHER_BYTES: usize = crate::wire::eth::HEADER_BYTES;
 const REAP_FRAMES: usize = 16;
 
 /// The device, the burst that waits for it, and the packets from the stack to itself.
-pub struct Link {
+pub(crate) struct Link {
     device: Box<dyn Device>,
     /// Checks for frames without the lock, if the device supports that.
     peek: Option<Arc<dyn Peek>>,
@@ -221,7 +221,11 @@ pub struct Link {
 
 impl Link {
     /// A link over a device.
-    pub fn new(device: Box<dyn Device>, peek: Option<Arc<dyn Peek>>, config: &StackConfig) -> Link {
+    pub(crate) fn new(
+        device: Box<dyn Device>,
+        peek: Option<Arc<dyn Peek>>,
+        config: &StackConfig,
+    ) -> Link {
         let caps = *device.caps();
         Link {
             caps,
@@ -237,17 +241,17 @@ impl Link {
     }
 
     /// Frames that the device has taken so far.
-    pub fn sent_frames(&self) -> u64 {
+    pub(crate) fn sent_frames(&self) -> u64 {
         self.sent_frames
     }
 
     /// Capabilities of the device.
-    pub fn caps(&self) -> &Caps {
+    pub(crate) fn caps(&self) -> &Caps {
         &self.caps
     }
 
     /// The device.
-    pub fn device(&mut self) -> &mut dyn Device {
+    pub(crate) fn device(&mut self) -> &mut dyn Device {
         &mut *self.device
     }
 
@@ -265,37 +269,42 @@ impl Link {
     }
 
     /// The device, read-only.
-    pub fn device_ref(&self) -> &dyn Device {
+    pub(crate) fn device_ref(&self) -> &dyn Device {
         &*self.device
     }
 
     /// Whether frames are queued for the device: of this turn, or refused by a device that is full.
     #[inline]
-    pub fn has_unsent_frames(&self) -> bool {
+    pub(crate) fn has_unsent_frames(&self) -> bool {
         !self.tx.is_empty()
     }
 
     /// Frames that the burst still takes before the next `tx_burst`.
-    pub fn space(&self) -> usize {
+    pub(crate) fn space(&self) -> usize {
         self.tx.capacity() - self.tx.len()
     }
 
     /// Sets the clock of the link, once per poll or call. It never goes back: a call that sends a
     /// datagram may know only the time of the kernel's last tick.
     #[inline]
-    pub fn set_now(&mut self, now: Instant) {
+    pub(crate) fn set_now(&mut self, now: Instant) {
         self.now = self.now.max(now);
     }
 
     /// The coarse clock of the link.
     #[inline]
-    pub fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         self.now
     }
 
     /// Hands the burst to the device: one crossing. True if nothing is left.
     #[inline(always)]
-    pub fn flush(&mut self, pool: &mut Pool, counters: &mut Counters, stages: &Stages) -> bool {
+    pub(crate) fn flush(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        stages: &Stages,
+    ) -> bool {
         if self.tx.is_empty() {
             return true;
         }
@@ -372,7 +381,7 @@ impl Link {
 }
 
 /// The link as ip sees it.
-pub struct Sink<'a> {
+pub(crate) struct Sink<'a> {
     pub link: &'a mut Link,
     pub stages: &'a Stages,
 }
@@ -444,7 +453,7 @@ pub struct FlowPath {
 const ECT0: u8 = 2;
 
 /// The glue between a TCP connection's output and IP.
-pub struct TcpEmit<'a> {
+pub(super) struct TcpEmit<'a> {
     pub now: Instant,
     pub ip: &'a mut Ip,
     pub link: &'a mut Link,

@@ -18,7 +18,7 @@ use crate::shard::world::Shard;
 
 /// The ICMP sockets of a shard.
 #[derive(Default)]
-pub struct Ping {
+pub(crate) struct Ping {
     /// Ping sockets by the identifier of their echo requests.
     pub idents: BTreeMap<u16, SlotId>,
     /// The socket that receives echo requests to addresses of other hosts.
@@ -108,7 +108,7 @@ impl IcmpSockets<'_> {
 
 impl Ping {
     /// Closes a ping socket.
-    pub fn close(&mut self, id: SlotId, core: &mut Core) {
+    pub(crate) fn close(&mut self, id: SlotId, core: &mut Core) {
         let Some(Socket::Ping(mut ping)) = core.sockets.remove(id) else { return };
         self.idents.remove(&ping.ident);
         while let Some(echo) = ping.receive() {
@@ -117,13 +117,13 @@ impl Ping {
     }
 
     /// An echo reply.
-    pub fn input(&self, r: EchoReply, core: &mut Core) {
+    pub(crate) fn input(&self, r: EchoReply, core: &mut Core) {
         let EchoReply { ident, from, seq, hop_limit, payload } = r;
         self.deliver(ident, Echo { from, seq, hop_limit, outcome: Ok(payload) }, core);
     }
 
     /// An ICMP error about an echo request. Dropped unless the socket remembers the request.
-    pub fn icmp_error(&self, now: Instant, e: QuotedError, core: &mut Core) {
+    pub(crate) fn icmp_error(&self, now: Instant, e: QuotedError, core: &mut Core) {
         let (ident, seq, to) = (e.local.port(), e.seq as u16, e.remote.ip());
         let ping = self.find(ident, &mut core.sockets);
         let is_ours = ping.is_some_and(|(_, p)| p.sent.contains(&(to, seq)));

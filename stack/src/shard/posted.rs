@@ -122,7 +122,7 @@ impl CompletionQueue {
 
 /// Posted receive of a shard.
 #[derive(Default)]
-pub struct PostedTable {
+pub(crate) struct PostedTable {
     /// Connections with new events, each once.
     pub listed: Vec<SlotId>,
     /// An empty list, kept for its allocation.
@@ -142,19 +142,19 @@ pub struct PostedTable {
 
 impl PostedTable {
     /// When to poll again at the latest.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.poll_at
     }
 
     /// Whether completions wait in the queue.
     #[inline]
-    pub fn has_completions(&self) -> bool {
+    pub(crate) fn has_completions(&self) -> bool {
         !self.out.completed.is_empty()
     }
 
     /// Puts a connection with a new event into the list.
     #[inline]
-    pub fn list(&mut self, id: SlotId, posted: &mut Option<Box<RecvEntry>>) {
+    pub(crate) fn list(&mut self, id: SlotId, posted: &mut Option<Box<RecvEntry>>) {
         if let Some(posted) = posted
             && posted.machine.is_waiting()
             && !core::mem::replace(&mut posted.is_listed, true)
@@ -164,11 +164,11 @@ impl PostedTable {
     }
 
     /// Whether a buffer became full since the last call: its owner is about to post again.
-    pub fn take_filled(&mut self) -> bool {
+    pub(crate) fn take_filled(&mut self) -> bool {
         core::mem::take(&mut self.has_filled)
     }
 
-    pub fn poll_by(&mut self, at: Instant) {
+    pub(crate) fn poll_by(&mut self, at: Instant) {
         self.poll_at = Some(self.poll_at.map_or(at, |a| a.min(at)));
     }
 }

@@ -3,7 +3,7 @@
 /// Asks the processor to have the first `bytes` of a value near when it is read. Changes nothing but
 /// the time that takes; nothing at all where the processor has no such instruction.
 #[inline]
-pub fn fetch<T>(value: &T, bytes: usize) {
+pub(super) fn fetch<T>(value: &T, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The order in which bytes are discarded.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Class {
+pub(crate) enum Class {
     /// Bytes behind gaps.
     OutOfOrder,
     /// Bytes that are not read; the connection is reset.
@@ -37,7 +37,7 @@ pub enum Class {
 
 /// A connection of which bytes of a class may be discarded.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate {
+pub(crate) struct Candidate {
     pub class: Class,
     /// When it may be; bytes behind gaps always may.
     due: Instant,
@@ -47,30 +47,35 @@ pub struct Candidate {
 
 /// The time of the next walk.
 #[derive(Default)]
-pub struct ReceiveReclaim {
+pub(crate) struct ReceiveReclaim {
     at: Option<Instant>,
     /// The shard did not run when the walk was due: it has been put off once.
     is_late: bool,
 }
 
 impl ReceiveReclaim {
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.at
     }
 
     /// An allocation for received bytes was refused.
-    pub fn ask(&mut self, now: Instant) {
+    pub(crate) fn ask(&mut self, now: Instant) {
         self.at.get_or_insert(now + PAUSE);
     }
 
     #[inline]
-    pub fn is_due(&self, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.at.is_some_and(|at| now >= at)
     }
 
     /// What to discard, in order, until three sixteenths of the share are free or connections hold no more than one.
     #[cold]
-    pub fn choose(&mut self, now: Instant, pool: &Pool, sockets: &Slab<Socket>) -> Vec<Candidate> {
+    pub(crate) fn choose(
+        &mut self,
+        now: Instant,
+        pool: &Pool,
+        sockets: &Slab<Socket>,
+    ) -> Vec<Candidate> {
         let was_late = core::mem::replace(&mut self.is_late, false);
         if !was_late && self.at.is_some_and(|at| now >= at + PAUSE) {
             self.is_late = true;

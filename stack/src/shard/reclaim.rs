@@ -46,7 +46,7 @@ enum Class {
 
 /// A connection that may be reset.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate {
+pub(crate) struct Candidate {
     class: Class,
     /// When it last made progress.
     since: Instant,
@@ -95,29 +95,29 @@ enum Need {
 
 /// The time of the next walk, and the number of orphans.
 #[derive(Default)]
-pub struct Reclaim {
+pub(crate) struct Reclaim {
     at: Option<Instant>,
     last: Instant,
     orphans: usize,
 }
 
 impl Reclaim {
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.at
     }
 
     /// An orphan is in CLOSED or TIME-WAIT.
-    pub fn remove_orphan(&mut self) {
+    pub(crate) fn remove_orphan(&mut self) {
         self.orphans = self.orphans.saturating_sub(1);
     }
 
     /// A sender was refused memory that it could use.
-    pub fn ask(&mut self, now: Instant) {
+    pub(crate) fn ask(&mut self, now: Instant) {
         self.walk_by(now.max(self.last + PAUSE));
     }
 
     /// A sender was refused its minimum.
-    pub fn ask_urgently(&mut self, now: Instant) {
+    pub(crate) fn ask_urgently(&mut self, now: Instant) {
         self.walk_by(now.max(self.last + URGENT_PAUSE));
     }
 
@@ -127,20 +127,20 @@ impl Reclaim {
 
     /// Counts a connection that its user has closed before it was in CLOSED or TIME-WAIT. Returns the orphans to reset,
     /// if there are more than `most`.
-    pub fn add_orphan(&mut self, most: usize, sockets: &Slab<Socket>) -> Vec<Candidate> {
+    pub(crate) fn add_orphan(&mut self, most: usize, sockets: &Slab<Socket>) -> Vec<Candidate> {
         self.orphans += 1;
         if self.orphans <= most { Vec::new() } else { surplus_orphans(most, sockets) }
     }
 
     /// Whether memory was asked for and the next walk is due.
     #[inline]
-    pub fn is_due(&self, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.at.is_some_and(|at| now >= at)
     }
 
     /// The connections to reset, in order. While a writer waits whose peer acknowledges, the next walk is scheduled.
     #[cold]
-    pub fn choose(
+    pub(crate) fn choose(
         &mut self,
         now: Instant,
         share: FairShare,
@@ -201,7 +201,7 @@ fn surplus_orphans(most: usize, sockets: &Slab<Socket>) -> Vec<Candidate> {
 
 impl Candidate {
     /// The counter of such resets.
-    pub fn counter(&self) -> Counter {
+    pub(crate) fn counter(&self) -> Counter {
         match self.class {
             Class::Orphan => Counter::TcpOrphansReset,
             Class::Stalled | Class::StalledAtMinimum => Counter::TcpStalledReset,

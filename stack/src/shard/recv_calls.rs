@@ -176,7 +176,7 @@ impl Tcp {
     }
 
     /// For a call on one connection: delivers to its posted buffers, and sends what that gives rise to.
-    pub fn run_posted(&mut self, now: Instant, id: SlotId, core: &mut Core) {
+    pub(crate) fn run_posted(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         self.posted.deliver(now, id, core);
         self.posted.end_burst(BurstEnd::drained(now), id, core);
         if self.unacked_frames == 0 && core.conn(id).is_ok_and(|conn| conn.entry.is_queued) {

@@ -21,7 +21,7 @@ const RETRY: Duration = Duration::from_millis(5);
 const MAX_RETRY: Duration = Duration::from_millis(80);
 
 /// The sockets that wait, and the time of the next retry.
-pub struct RetryQueue {
+pub(crate) struct RetryQueue {
     waiting: Vec<SlotId>,
     retry_at: Option<Instant>,
     /// Time to the next retry.
@@ -58,17 +58,17 @@ impl RetryQueue {
     }
 
     /// When to try again at the latest.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.retry_at
     }
 
     /// A socket waits for a full device: the retry is due when the device has space.
-    pub fn wait_for_device(&mut self) {
+    pub(crate) fn wait_for_device(&mut self) {
         self.for_device = true;
     }
 
     /// Enqueues a socket that cannot send now.
-    pub fn enter(&mut self, now: Instant, id: SlotId, blocked: &mut SendBlocked) {
+    pub(crate) fn enter(&mut self, now: Instant, id: SlotId, blocked: &mut SendBlocked) {
         self.schedule(now);
         blocked.is_blocked = true;
         if !core::mem::replace(&mut blocked.for_retry, true) {
@@ -79,7 +79,7 @@ impl RetryQueue {
     /// The sockets to retry now, if a retry is due. Give the list
     /// back with [`RetryQueue::keep`].
     #[inline]
-    pub fn due(&mut self, now: Instant, link: &Link) -> Option<Vec<SlotId>> {
+    pub(crate) fn due(&mut self, now: Instant, link: &Link) -> Option<Vec<SlotId>> {
         let at = self.retry_at?;
         self.due_by(now, at, link)
     }
@@ -98,7 +98,7 @@ impl RetryQueue {
     }
 
     /// Keeps the storage of a list that is done with.
-    pub fn keep(&mut self, mut storage: Vec<SlotId>) {
+    pub(crate) fn keep(&mut self, mut storage: Vec<SlotId>) {
         if self.waiting.is_empty() {
             storage.clear();
             self.waiting = storage;

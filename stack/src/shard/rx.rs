@@ -11,10 +11,10 @@ use crate::shard::demux::BatchLookup;
 use crate::shard::net::Net;
 
 /// Frames taken from the device in one burst at most.
-pub const RX_BATCH: usize = 64;
+pub(super) const RX_BATCH: usize = 64;
 
 /// The receive side of a shard.
-pub struct Rx {
+pub(crate) struct Rx {
     pub burst: Burst,
     /// Joins the segments of a burst; `None`: they stay apart.
     pub gro: Option<Gro>,
@@ -29,7 +29,7 @@ pub struct Rx {
 }
 
 impl Rx {
-    pub fn new(config: &StackConfig) -> Rx {
+    pub(crate) fn new(config: &StackConfig) -> Rx {
         Rx {
             burst: Burst::with_capacity(RX_BATCH),
             gro: config.gro.then(Gro::new),
@@ -41,12 +41,12 @@ impl Rx {
     }
 
     /// Frames of the next burst: many small ones, or as many large ones as hold `enough_bytes`.
-    pub fn burst_size(&self, enough_bytes: usize) -> usize {
+    pub(crate) fn burst_size(&self, enough_bytes: usize) -> usize {
         (enough_bytes / self.frame_bytes.max(1)).clamp(1, RX_BATCH)
     }
 
     /// Gives a change of the coalescing delay to a device that has registers for it.
-    pub fn coalesce(&mut self, net: &mut Net) {
+    pub(crate) fn coalesce(&mut self, net: &mut Net) {
         if let Some(step) = self.moderation.take_change() {
             net.counters.count(Counter::MitigationChanges);
             if net.link.caps().coalescing {
@@ -56,7 +56,7 @@ impl Rx {
     }
 
     /// Counts a busy poll that has ended.
-    pub fn count_poll(&mut self, counters: &mut Counters) {
+    pub(crate) fn count_poll(&mut self, counters: &mut Counters) {
         if let Some(took) = self.moderation.take_busy_polled() {
             counters.count(Counter::BusyPolls);
             counters.add(Counter::BusyPollNs, took.as_nanos() as u64);

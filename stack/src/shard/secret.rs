@@ -12,7 +12,7 @@ use crate::shard::fast_open::keys::{FastOpenKeys, StackKeys};
 
 /// A keyed hash: a stranger cannot choose flows that collide.
 #[derive(Clone, Copy)]
-pub struct Keyed(Key);
+pub(crate) struct Keyed(Key);
 
 impl BuildHasher for Keyed {
     type Hasher = SipHasher13;
@@ -23,7 +23,7 @@ impl BuildHasher for Keyed {
 }
 
 /// The keys and generators of a shard.
-pub struct Secret {
+pub(crate) struct Secret {
     tables: Key,
     initial_sequence: Key,
     timestamp: Key,
@@ -38,7 +38,7 @@ pub struct Secret {
 
 impl Secret {
     /// Those that follow from the secrets of a shard.
-    pub fn new(secrets: &Secrets) -> Secret {
+    pub(crate) fn new(secrets: &Secrets) -> Secret {
         Secret {
             tables: secrets.key(KeyUse::TcpTables),
             initial_sequence: secrets.key(KeyUse::InitialSequence),
@@ -53,42 +53,42 @@ impl Secret {
     }
 
     /// The hasher of the shard's tables.
-    pub fn table_hasher(&self) -> Keyed {
+    pub(crate) fn table_hasher(&self) -> Keyed {
         Keyed(self.tables)
     }
 
     /// The hash of the index of connections.
-    pub fn flow_hasher(&self) -> FlowHasher {
+    pub(crate) fn flow_hasher(&self) -> FlowHasher {
         FlowHasher::new(self.tables)
     }
 
     /// The key that decides which shard owns a flow.
     #[inline]
-    pub fn owner(&self) -> OwnerKey {
+    pub(crate) fn owner(&self) -> OwnerKey {
         self.owner
     }
 
     /// The initial sequence number of a connection: a clock of 4 microseconds plus a keyed hash
     /// of the flow (RFC 6528 section 3).
-    pub fn initial_sequence(&self, key: &FlowKey, now: Instant) -> SeqNum {
+    pub(crate) fn initial_sequence(&self, key: &FlowKey, now: Instant) -> SeqNum {
         let clock = (now.as_nanos() / 4_000) as u32;
         SeqNum(clock.wrapping_add(self.initial_sequence.hash_flow(key) as u32))
     }
 
     /// The offset of a connection's timestamps, so that they do not reveal the machine's uptime
     /// (RFC 7323 section 7.1).
-    pub fn timestamp_offset(&self, key: &FlowKey) -> u32 {
+    pub(crate) fn timestamp_offset(&self, key: &FlowKey) -> u32 {
         self.timestamp.hash_flow(key) as u32
     }
 
     /// Where the initial sequence numbers of a flow begin: what [`Secret::initial_sequence`] adds to the
     /// clock.
-    pub fn cookie_base(&self, key: &FlowKey) -> u32 {
+    pub(crate) fn cookie_base(&self, key: &FlowKey) -> u32 {
         self.initial_sequence.hash_flow(key) as u32
     }
 
     /// The MAC of a SYN cookie.
-    pub fn cookie_mac(&self, key: &FlowKey, input: &CookieInput) -> u32 {
+    pub(crate) fn cookie_mac(&self, key: &FlowKey, input: &CookieInput) -> u32 {
         self.cookie.hash_flow_and(key, input.words()) as u32
     }
 
@@ -98,12 +98,12 @@ impl Secret {
     }
 
     /// Ephemeral ports, each once.
-    pub fn tcp_ports(&mut self) -> impl Iterator<Item = u16> + use<> {
+    pub(crate) fn tcp_ports(&mut self) -> impl Iterator<Item = u16> + use<> {
         ephemeral_ports(&mut self.tcp_ports)
     }
 
     /// A random identifier for the echo requests of a socket.
-    pub fn echo_ident(&mut self) -> u16 {
+    pub(crate) fn echo_ident(&mut self) -> u16 {
         self.echo_idents.number() as u16
     }
 }

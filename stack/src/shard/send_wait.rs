@@ -37,7 +37,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// The waiting writers.
 #[derive(Default)]
-pub struct SendWaiters {
+pub(crate) struct SendWaiters {
     /// Writers that wait for memory, the oldest first.
     queue: VecDeque<SlotId>,
     /// Writers whose peers acknowledge nothing: they wait until memory is no longer scarce.
@@ -53,23 +53,23 @@ pub struct SendWaiters {
 impl SendWaiters {
     /// Whether no writer waits.
     #[inline]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.stalled.is_empty()
     }
 
     /// Whether a writer waits whose peer acknowledges.
-    pub fn has_active(&self) -> bool {
+    pub(crate) fn has_active(&self) -> bool {
         !self.queue.is_empty()
     }
 
     /// Whether one of the writers lacks its minimum.
-    pub fn lack_minimum(&self, sockets: &Slab<Socket>) -> bool {
+    pub(crate) fn lack_minimum(&self, sockets: &Slab<Socket>) -> bool {
         self.queue.iter().any(|id| lacks_minimum(sockets, *id))
     }
 
     /// When the queues are to be served at the latest: at once if memory was freed.
     #[inline]
-    pub fn next_deadline(&self, pool: &Pool) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self, pool: &Pool) -> Option<Instant> {
         if self.is_empty() { None } else { self.deadline(pool) }
     }
 
@@ -98,7 +98,7 @@ impl SendWaiters {
     }
 
     /// Enqueues a writer. `used`: bytes of the send share in use.
-    pub fn enter(
+    pub(crate) fn enter(
         &mut self,
         id: SlotId,
         used: usize,
@@ -125,7 +125,7 @@ impl SendWaiters {
 
     /// Wakes the writers that freed memory can serve.
     #[inline]
-    pub fn wake(&mut self, now: Instant, with: &mut Waking<'_>) {
+    pub(crate) fn wake(&mut self, now: Instant, with: &mut Waking<'_>) {
         if !self.is_empty() {
             self.wake_those_served(now, with);
         }
@@ -213,7 +213,7 @@ impl SendWaiters {
 }
 
 /// What a writer is woken with.
-pub struct Waking<'a> {
+pub(crate) struct Waking<'a> {
     /// The sockets.
     pub sockets: &'a mut Slab<Socket>,
     /// The pool whose memory they wait for.
@@ -236,7 +236,7 @@ impl Waking<'_> {
 }
 
 /// Bytes for which a socket would get memory, at least enough for a start, else 0.
-pub fn available_to(sockets: &Slab<Socket>, id: SlotId, share: FairShare) -> usize {
+pub(super) fn available_to(sockets: &Slab<Socket>, id: SlotId, share: FairShare) -> usize {
     match sockets.get(id) {
         Some(Socket::Tcp(s)) => {
             let bytes = sosend::allowance(&s.tcb, share);
@@ -252,13 +252,13 @@ pub fn available_to(sockets: &Slab<Socket>, id: SlotId, share: FairShare) -> usi
 }
 
 /// Whether the peer of a connection acknowledges nothing.
-pub fn is_stalled(sockets: &Slab<Socket>, id: SlotId) -> bool {
+pub(super) fn is_stalled(sockets: &Slab<Socket>, id: SlotId) -> bool {
     matches!(sockets.get(id), Some(Socket::Tcp(s)) if s.tcb.is_stalled())
 }
 
 /// Whether a socket that waits for memory holds none: a connection lacks its minimum, a datagram its buffer. One whose
 /// peer acknowledges nothing lacks nothing that it could use.
-pub fn lacks_minimum(sockets: &Slab<Socket>, id: SlotId) -> bool {
+pub(super) fn lacks_minimum(sockets: &Slab<Socket>, id: SlotId) -> bool {
     match sockets.get(id) {
         Some(Socket::Tcp(s)) => s.tcb.send_queue_ref().truesize() == 0 && !s.tcb.is_stalled(),
         Some(_) => true,

@@ -19,13 +19,13 @@ use crate::wire::{eth, protocol};
 pub const MAX_SHARDS: usize = 32;
 
 /// Hand-offs received in one step at most; more wait for the next.
-pub const MAX_INCOMING: usize = 256;
+pub(super) const MAX_INCOMING: usize = 256;
 
 /// Hand-offs sent by one call or step at most; more are dropped.
 const MAX_OUTGOING: usize = 512;
 
 /// Longest frame of a neighbour update.
-pub const NEIGHBOUR_UPDATE_BYTES: usize = 128;
+pub(super) const NEIGHBOUR_UPDATE_BYTES: usize = 128;
 
 /// A neighbour update (ARP reply or neighbour advertisement) received by another shard.
 pub struct NeighbourUpdate {
@@ -109,7 +109,7 @@ impl Ports {
 }
 
 /// The shard where ping sockets live.
-pub const PING_SHARD: u16 = 0;
+pub(super) const PING_SHARD: u16 = 0;
 
 /// Which flows a shard owns.
 #[derive(Clone, Copy)]
@@ -120,7 +120,7 @@ pub(crate) struct FlowOwnership {
 }
 
 impl FlowOwnership {
-    pub fn owns(&self, key: &FlowKey) -> bool {
+    pub(crate) fn owns(&self, key: &FlowKey) -> bool {
         self.owner_of(key) == self.id
     }
 

@@ -76,16 +76,16 @@ pub(crate) struct HeaderOptions {
 
 impl HeaderOptions {
     /// Of segments that belong to no socket.
-    pub const SEGMENT: HeaderOptions =
+    pub(crate) const SEGMENT: HeaderOptions =
         HeaderOptions { ttl: None, dscp_ecn: 0, mtu_discovery: MtuDiscovery::On };
 
     /// Of the segments of a listener that belong to no connection yet.
-    pub fn of_segments(options: &SocketOptions) -> HeaderOptions {
+    pub(crate) fn of_segments(options: &SocketOptions) -> HeaderOptions {
         let dscp_ecn = options.tos & !ECN_MASK;
         HeaderOptions { ttl: options.ttl, dscp_ecn, ..HeaderOptions::SEGMENT }
     }
 
-    pub fn of(socket: &UdpSocket) -> HeaderOptions {
+    pub(crate) fn of(socket: &UdpSocket) -> HeaderOptions {
         let UdpSocket { ttl, dscp_ecn, mtu_discovery, .. } = *socket;
         HeaderOptions { ttl, dscp_ecn, mtu_discovery }
     }

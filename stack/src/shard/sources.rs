@@ -37,14 +37,14 @@ struct Counts {
 }
 
 /// The table.
-pub struct Sources {
+pub(crate) struct Sources {
     limits: SourceLimits,
     counts: HashMap<u128, Counts, Keyed>,
 }
 
 impl Sources {
     /// An empty table; `None` if there is nothing to limit.
-    pub fn new(limits: SourceLimits, hasher: Keyed) -> Option<Sources> {
+    pub(crate) fn new(limits: SourceLimits, hasher: Keyed) -> Option<Sources> {
         let is_limited = limits != SourceLimits::default();
         is_limited.then(|| Sources { limits, counts: HashMap::with_hasher(hasher) })
     }
@@ -54,37 +54,37 @@ impl Sources {
     }
 
     /// Whether the source of a flow may have a further embryo.
-    pub fn takes_embryo(&self, key: &FlowKey) -> bool {
+    pub(crate) fn takes_embryo(&self, key: &FlowKey) -> bool {
         self.limits.embryos.is_none_or(|most| self.of(key).embryos < most)
     }
 
     /// Whether it may have a further connection.
-    pub fn takes_connection(&self, key: &FlowKey) -> bool {
+    pub(crate) fn takes_connection(&self, key: &FlowKey) -> bool {
         self.limits.connections.is_none_or(|most| self.of(key).connections < most)
     }
 
     /// Whether the source of a flow may have a further embryo, and a connection that it becomes beside those that its
     /// other embryos become.
-    pub fn takes_opening(&self, key: &FlowKey) -> bool {
+    pub(crate) fn takes_opening(&self, key: &FlowKey) -> bool {
         let Counts { embryos, connections } = self.of(key);
         let sum = embryos.saturating_add(connections);
         self.takes_embryo(key) && self.limits.connections.is_none_or(|most| sum < most)
     }
 
     /// It has an embryo more.
-    pub fn add_embryo(&mut self, key: &FlowKey) {
+    pub(crate) fn add_embryo(&mut self, key: &FlowKey) {
         self.counts.entry(source_of(key)).or_default().embryos += 1;
     }
 
     /// One of its embryos has become a connection.
-    pub fn complete(&mut self, key: &FlowKey) {
+    pub(crate) fn complete(&mut self, key: &FlowKey) {
         let counts = self.counts.entry(source_of(key)).or_default();
         counts.embryos = counts.embryos.saturating_sub(1);
         counts.connections += 1;
     }
 
     /// A flow is gone.
-    pub fn remove(&mut self, key: &FlowKey, was: SourceUse) {
+    pub(crate) fn remove(&mut self, key: &FlowKey, was: SourceUse) {
         let source = source_of(key);
         let Some(counts) = self.counts.get_mut(&source) else { return };
         let count = match was {

@@ -172,7 +172,7 @@ impl ListenerStat {
 }
 
 /// The SYN queue of a listener, and its cookies.
-pub struct SynQueue {
+pub(crate) struct SynQueue {
     /// Embryos at most.
     pub limit: usize,
     pub cookies: SynCookies,
@@ -187,7 +187,7 @@ pub struct SynQueue {
 }
 
 impl SynQueue {
-    pub fn new(options: &ListenOptions) -> SynQueue {
+    pub(crate) fn new(options: &ListenOptions) -> SynQueue {
         SynQueue {
             limit: options.embryo_limit(),
             cookies: options.syn_cookies,
@@ -199,11 +199,11 @@ impl SynQueue {
     }
 
     /// A connection has left the queue.
-    pub fn remove_one(&mut self) {
+    pub(crate) fn remove_one(&mut self) {
         self.len = self.len.saturating_sub(1);
     }
 
-    pub fn is_under_pressure(&self) -> bool {
+    pub(crate) fn is_under_pressure(&self) -> bool {
         self.len > self.limit / 2
     }
 }

@@ -18,7 +18,7 @@ use crate::shard::time_wait::TimeWaitTable;
 use crate::shard::wheel::TimerId;
 
 /// Connections and listeners. Their sockets are in the table of the shard.
-pub struct Tcp {
+pub(crate) struct Tcp {
     pub flows: Flows,
     pub flow_cache: FlowCache,
     /// Listeners by port; several may share a port with different addresses. Port 0: those for every port.
@@ -43,7 +43,7 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    pub fn new(config: &StackConfig, secret: &Secret) -> Tcp {
+    pub(crate) fn new(config: &StackConfig, secret: &Secret) -> Tcp {
         let table = secret.table_hasher();
         Tcp {
             flows: Flows::new(secret.flow_hasher()),

@@ -511,7 +511,7 @@ impl Tcp {
 }
 
 /// See [`Shard::tcp_take_more`].
-pub fn take_more(
+pub(super) fn take_more(
     core: &mut Core,
     id: SlotId,
     max: usize,

@@ -16,7 +16,7 @@ use crate::shard::wheel::{TimerKey, Wheel};
 
 impl Tcp {
     /// Enters a connection into the tables.
-    pub fn insert(&mut self, entry: TcpEntry, sockets: &mut Slab<Socket>) -> SlotId {
+    pub(crate) fn insert(&mut self, entry: TcpEntry, sockets: &mut Slab<Socket>) -> SlotId {
         let key = *entry.tcb.key();
         let id = sockets.insert(Socket::Tcp(Box::new(entry)));
         self.flows.insert(sockets, &key, id);
@@ -24,7 +24,13 @@ impl Tcp {
     }
 
     /// Brings the events of a connection to its listener, its watcher and the tables.
-    pub fn handle_events(&mut self, now: Instant, id: SlotId, events: Events, core: &mut Core) {
+    pub(crate) fn handle_events(
+        &mut self,
+        now: Instant,
+        id: SlotId,
+        events: Events,
+        core: &mut Core,
+    ) {
         if events.is_empty() {
             return;
         }
@@ -81,7 +87,7 @@ impl Tcp {
     }
 
     /// Removes a connection that is closed on the network and by the application.
-    pub fn reap_if_done(&mut self, now: Instant, id: SlotId, core: &mut Core) {
+    pub(crate) fn reap_if_done(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let state = entry.tcb.state();
         let is_over = matches!(state, State::Closed | State::TimeWait);
@@ -120,7 +126,7 @@ impl Tcp {
 
     /// Fails every socket once the device is gone.
     #[inline]
-    pub fn check_link(&mut self, core: &mut Core) {
+    pub(crate) fn check_link(&mut self, core: &mut Core) {
         if core.events.down.is_none()
             && let Some(errno) = core.net.link.device_ref().lost()
         {
@@ -148,7 +154,7 @@ impl Tcp {
     }
 
     /// Sets the timer of the TIME-WAIT table.
-    pub fn arm_time_wait(&mut self, wheel: &mut Wheel<TimerKey>) {
+    pub(crate) fn arm_time_wait(&mut self, wheel: &mut Wheel<TimerKey>) {
         if let Some(at) = self.time_wait.next_deadline() {
             let held = self.time_wait_timer;
             self.time_wait_timer = Some(wheel.schedule(held, TimerKey::TimeWait, at));

@@ -31,7 +31,13 @@ pub(crate) struct Segment {
 
 impl Tcp {
     /// A packet for TCP.
-    pub fn input(&mut self, now: Instant, d: Delivered, lookup: &BatchLookup, core: &mut Core) {
+    pub(crate) fn input(
+        &mut self,
+        now: Instant,
+        d: Delivered,
+        lookup: &BatchLookup,
+        core: &mut Core,
+    ) {
         let Some(key) = flow_of(&d) else {
             return core.net.drop_chain(d.chain, DropReason::TcpHeader);
         };
@@ -64,7 +70,7 @@ impl Tcp {
 
     /// Fast path: a segment of the flow of the last one. Gives any other packet back without side effects.
     #[inline]
-    pub fn input_predicted(
+    pub(crate) fn input_predicted(
         &mut self,
         now: Instant,
         origin: Origin,
@@ -83,7 +89,7 @@ impl Tcp {
     }
 
     /// A segment with a valid checksum, for the connection that owns it.
-    pub fn connection_input(
+    pub(crate) fn connection_input(
         &mut self,
         now: Instant,
         id: SlotId,
@@ -192,7 +198,13 @@ impl Tcp {
         }
     }
 
-    pub fn refuse(&mut self, now: Instant, seg: Segment, reason: DropReason, core: &mut Core) {
+    pub(crate) fn refuse(
+        &mut self,
+        now: Instant,
+        seg: Segment,
+        reason: DropReason,
+        core: &mut Core,
+    ) {
         let reply = reset_for(&seg.header, seg.payload.len());
         core.net.drop_chain(seg.payload, reason);
         if seg.is_group {
@@ -233,7 +245,7 @@ impl Tcp {
     }
 
     /// An ICMP error, or the failure of a neighbour, about a segment of ours.
-    pub fn icmp_error(&mut self, now: Instant, e: QuotedError, core: &mut Core) {
+    pub(crate) fn icmp_error(&mut self, now: Instant, e: QuotedError, core: &mut Core) {
         let Some(id) = self.flows.find(&core.sockets, &e.flow()) else {
             return core.net.counters.drop_packet(DropReason::IcmpNoFlow);
         };

@@ -17,7 +17,7 @@ const TURN_BYTES: usize = 256 << 10;
 impl Tcp {
     /// Gives every queued connection its turn. Stops when the device refuses frames; a connection that has sent none
     /// keeps its place.
-    pub fn run_output(&mut self, now: Instant, core: &mut Core) {
+    pub(crate) fn run_output(&mut self, now: Instant, core: &mut Core) {
         for _ in 0..OUTPUTS_PER_PASS {
             let Some(id) = core.output_queue.pop_front() else { return };
             let Ok(mut conn) = core.conn(id) else { continue };
@@ -39,14 +39,14 @@ impl Tcp {
     }
 
     /// As [`Tcp::run_output`], after frames were received: ACKs are among what is sent.
-    pub fn acknowledge(&mut self, now: Instant, core: &mut Core) {
+    pub(crate) fn acknowledge(&mut self, now: Instant, core: &mut Core) {
         self.unacked_frames = 0;
         self.output_deferred_since = None;
         self.run_output(now, core);
     }
 
     /// A connection's timer fired; it may be early, since timers are lazy.
-    pub fn timer_fired(&mut self, now: Instant, id: SlotId, core: &mut Core) {
+    pub(crate) fn timer_fired(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         self.shorten_syn_retries(id, core);
         let Core { sockets, net, wheel, output_queue, .. } = core;
         let Ok(entry) = sockets.tcp(id) else { return };

@@ -18,7 +18,7 @@ impl Tcp {
     /// Resets connections by the rules of [`Reclaim`](crate::shard::reclaim::Reclaim), retries sockets that lacked memory or
     /// space in the device, and wakes the writers that freed memory can serve.
     #[inline]
-    pub fn reclaim_and_retry(&mut self, now: Instant, core: &mut Core) {
+    pub(crate) fn reclaim_and_retry(&mut self, now: Instant, core: &mut Core) {
         if core.memory.reclaim.is_due(now) {
             let share = core.net.pool.share_of(Purpose::Send);
             let Memory { reclaim, send_waiters, .. } = &mut core.memory;
@@ -46,7 +46,7 @@ impl Tcp {
     }
 
     /// A connection lost its user. Too many of these are reset.
-    pub fn orphaned(&mut self, now: Instant, id: SlotId, core: &mut Core) {
+    pub(crate) fn orphaned(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Core { sockets, memory, config, .. } = core;
         let Ok(entry) = sockets.tcp(id) else { return };
         entry.is_orphan = true;

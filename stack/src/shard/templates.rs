@@ -111,7 +111,7 @@ pub(crate) struct UdpTemplates {
 impl UdpTemplates {
     /// The template of a socket, a source that is named with each datagram, and a destination.
     #[inline]
-    pub fn find(
+    pub(crate) fn find(
         &self,
         id: SlotId,
         from: Option<SocketAddr>,
@@ -123,14 +123,14 @@ impl UdpTemplates {
     }
 
     /// Removes the templates of a socket whose own address has changed.
-    pub fn remove(&mut self, id: SlotId) {
+    pub(crate) fn remove(&mut self, id: SlotId) {
         for entry in &mut self.entries {
             entry.take_if(|(owner, _)| *owner == id);
         }
     }
 
     /// Keeps a template, in the place of the one that was there.
-    pub fn insert(&mut self, id: SlotId, template: UdpTemplate) {
+    pub(crate) fn insert(&mut self, id: SlotId, template: UdpTemplate) {
         if self.entries.is_empty() {
             self.entries.resize_with(CACHED, || None);
         }
@@ -159,7 +159,7 @@ impl FlowTemplates {
     /// The headers of a connection's segments, made anew where those known are no longer valid. `None`: the
     /// segments take the slow path.
     #[inline]
-    pub fn of(
+    pub(crate) fn of(
         &mut self,
         id: SlotId,
         key: &FlowKey,

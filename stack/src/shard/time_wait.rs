@@ -10,7 +10,7 @@ use crate::shard::secret::Keyed;
 
 /// The table. A repeated FIN restarts the time of an entry (RFC 9293 section 3.10.7.4) but leaves its place in the
 /// order; when the time of the place comes, the entry moves to the end.
-pub struct TimeWaitTable {
+pub(crate) struct TimeWaitTable {
     entries: HashMap<FlowKey, Entry, Keyed>,
     /// The places of entries, the oldest first. A place whose number is not its entry's is stale.
     order: VecDeque<Place>,
@@ -32,7 +32,7 @@ struct Place {
 
 impl TimeWaitTable {
     /// An empty table for at most `limit` entries.
-    pub fn new(limit: usize, hasher: Keyed) -> Self {
+    pub(crate) fn new(limit: usize, hasher: Keyed) -> Self {
         TimeWaitTable {
             entries: HashMap::with_hasher(hasher),
             order: VecDeque::new(),
@@ -42,12 +42,12 @@ impl TimeWaitTable {
     }
 
     /// How many entries there are.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Adds an entry; the oldest goes if there are too many.
-    pub fn insert(&mut self, key: FlowKey, state: TimeWait) {
+    pub(crate) fn insert(&mut self, key: FlowKey, state: TimeWait) {
         let place = self.place(key, state.expires());
         self.entries.insert(key, Entry { state, place });
         while self.entries.len() > self.limit {
@@ -73,22 +73,22 @@ impl TimeWaitTable {
     }
 
     /// The entry of a flow.
-    pub fn get_mut(&mut self, key: &FlowKey) -> Option<&mut TimeWait> {
+    pub(crate) fn get_mut(&mut self, key: &FlowKey) -> Option<&mut TimeWait> {
         self.entries.get_mut(key).map(|e| &mut e.state)
     }
 
     /// The flows in TIME-WAIT.
-    pub fn keys(&self) -> impl Iterator<Item = &FlowKey> {
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &FlowKey> {
         self.entries.keys()
     }
 
     /// Whether the flow is in TIME-WAIT.
-    pub fn contains(&self, key: &FlowKey) -> bool {
+    pub(crate) fn contains(&self, key: &FlowKey) -> bool {
         self.entries.contains_key(key)
     }
 
     /// Removes a flow. Its place in the order stays until its time comes.
-    pub fn remove(&mut self, key: &FlowKey) {
+    pub(crate) fn remove(&mut self, key: &FlowKey) {
         self.entries.remove(key);
         if self.order.front().is_some_and(|first| first.key == *key) {
             self.order.pop_front();
@@ -96,7 +96,7 @@ impl TimeWaitTable {
     }
 
     /// Removes the entries that have expired at `now`.
-    pub fn expire(&mut self, now: Instant) {
+    pub(crate) fn expire(&mut self, now: Instant) {
         while let Some(place) = self.order.front().copied().filter(|p| p.at <= now) {
             self.order.pop_front();
             if !self.is_current(&place) {
@@ -115,7 +115,7 @@ impl TimeWaitTable {
     }
 
     /// When to call [`TimeWaitTable::expire`] next.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.order.front().map(|place| place.at)
     }
 }

@@ -6,14 +6,14 @@ use crate::udp::UdpTable;
 use crate::shard::templates::UdpTemplates;
 
 /// Bindings of datagram sockets, and the headers of what they send.
-pub struct Udp {
+pub(crate) struct Udp {
     pub table: UdpTable<SlotId>,
     /// Headers for destinations of sockets that are not connected.
     pub templates: UdpTemplates,
 }
 
 impl Udp {
-    pub fn new(secrets: &Secrets) -> Udp {
+    pub(crate) fn new(secrets: &Secrets) -> Udp {
         Udp { table: UdpTable::new(secrets), templates: UdpTemplates::default() }
     }
 }

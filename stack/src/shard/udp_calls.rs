@@ -314,7 +314,7 @@ impl Udp {
     }
 
     /// Closes a datagram socket. Without another binding the shard no longer has the port.
-    pub fn close(&mut self, id: SlotId, core: &mut Core) {
+    pub(crate) fn close(&mut self, id: SlotId, core: &mut Core) {
         let Some(Socket::Udp(mut s)) = core.sockets.remove(id) else { return };
         if let Some(slot) = s.binding {
             self.table.unbind(slot);

@@ -17,7 +17,13 @@ use crate::shard::udp_output::MAX_SEGMENTS;
 
 impl Udp {
     /// A packet for UDP, and for this shard.
-    pub fn input(&mut self, now: Instant, d: Delivered, lookup: &BatchLookup, core: &mut Core) {
+    pub(crate) fn input(
+        &mut self,
+        now: Instant,
+        d: Delivered,
+        lookup: &BatchLookup,
+        core: &mut Core,
+    ) {
         let (about, group) = (d.ip_header, d.is_group);
         let segment_bytes = run_segment_bytes(&d);
         let Some((datagram, to)) = self.check(d, lookup, core) else { return };
@@ -65,7 +71,7 @@ impl Udp {
     }
 
     /// An ICMP error about a datagram of ours.
-    pub fn icmp_error(&mut self, now: Instant, e: QuotedError, core: &mut Core) {
+    pub(crate) fn icmp_error(&mut self, now: Instant, e: QuotedError, core: &mut Core) {
         let Some(id) = self.table.lookup(e.local, e.remote) else {
             return core.net.counters.drop_packet(DropReason::IcmpNoFlow);
         };

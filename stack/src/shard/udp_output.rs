@@ -206,7 +206,7 @@ impl Shard {
 
 impl Udp {
     /// Brings a datagram into the burst.
-    pub fn output<'a, I: Iterator<Item = &'a [u8]> + Clone>(
+    pub(crate) fn output<'a, I: Iterator<Item = &'a [u8]> + Clone>(
         &mut self,
         now: Instant,
         id: SlotId,

@@ -34,7 +34,7 @@ pub struct WindowBudget {
 
 impl WindowBudget {
     /// Minimum window of a connection below the limit, segments.
-    pub const MIN_SEGMENTS: usize = 4;
+    pub(crate) const MIN_SEGMENTS: usize = 4;
     /// Minimum window of a connection beyond the limit, bytes, unless `MIN_SEGMENTS` is less: a
     /// page, as Linux's `tcp_rmem[0]`.
     pub const MIN_BYTES: usize = FairShare::MIN_BYTES;
@@ -50,7 +50,7 @@ impl WindowBudget {
     /// to half of the limit, a connection may take all that `others` leave. Beyond half, it may
     /// take an eighth of the free part, or keep what it has (`own`: with half of what its reader has freed), so that
     /// early connections cannot exhaust the budget.
-    pub fn fair_share(&self, own: usize, others: usize) -> usize {
+    pub(crate) fn fair_share(&self, own: usize, others: usize) -> usize {
         let left = self.limit_bytes.saturating_sub(others);
         if self.granted_bytes < self.limit_bytes / 2 {
             return left;
@@ -67,7 +67,7 @@ impl WindowBudget {
 
     /// The window of a SYN,ACK, bytes: a peer's initial window (RFC 6928). It is charged only when
     /// the handshake completes; until then thousands of embryonic connections may exist.
-    pub fn syn_ack_window(&self, mss: usize) -> usize {
+    pub(crate) fn syn_ack_window(&self, mss: usize) -> usize {
         let flight = mss.saturating_mul(Self::FIRST_FLIGHT_SEGMENTS);
         self.fair_share(0, self.granted_bytes).min(flight).max(self.minimum(mss))
     }
@@ -145,7 +145,7 @@ pub struct SegmentOut {
 }
 
 /// Headroom in front of the TCP header, bytes: virtio-net (12), Ethernet (14), IPv6 (40) and slack.
-pub const HEADROOM: usize = 96;
+pub(crate) const HEADROOM: usize = 96;
 
 /// Passes segments to the IP layer.
 pub trait Emit {

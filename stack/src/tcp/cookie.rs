@@ -30,7 +30,7 @@ use crate::wire::tcp::{Flags, Header, Options, Timestamps};
 const PERIOD_SECS: u64 = 64;
 
 /// Longest validity of a cookie: to the end of the period after its own.
-pub const COOKIE_LIFETIME: Duration = Duration::from_secs(2 * PERIOD_SECS);
+pub(crate) const COOKIE_LIFETIME: Duration = Duration::from_secs(2 * PERIOD_SECS);
 
 /// MSS values that a cookie can encode; the largest one not above the peer's is used. IPv4: the
 /// default, tunnels and mobile networks, PPPoE and Ethernet with encapsulation, Ethernet.
@@ -49,7 +49,7 @@ const PERIOD_SHIFT: u32 = 24;
 
 /// Input of the cookie's MAC, besides the flow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct CookieInput {
+pub(crate) struct CookieInput {
     /// The peer's initial sequence number.
     pub peer_iss: SeqNum,
     /// Period in which the cookie was made.
@@ -60,7 +60,7 @@ pub struct CookieInput {
 
 impl CookieInput {
     /// The input as words for the MAC.
-    pub fn words(&self) -> [u64; 2] {
+    pub(crate) fn words(&self) -> [u64; 2] {
         let CookieInput { peer_iss, period, options } = *self;
         [u64::from(peer_iss.0) << 32 | u64::from(period), u64::from(options)]
     }
@@ -68,7 +68,7 @@ impl CookieInput {
 
 /// Keyed hashes of a flow, the same for every cookie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CookieHashes {
+pub(crate) struct CookieHashes {
     /// Base of the flow's initial sequence numbers (RFC 6528).
     pub base: u32,
     /// The flow's timestamp offset.
@@ -77,7 +77,7 @@ pub struct CookieHashes {
 
 /// Result of checking the cookie in an ACK.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CookieVerdict {
+pub(crate) enum CookieVerdict {
     /// The cookie is valid. Holds the SYN as reconstructed.
     Valid(Header),
     /// The period is valid, the tag is not. The segment may follow the ACK that completes the
@@ -125,7 +125,7 @@ fn mac_bits(timestamp_bits: Option<u32>) -> u32 {
 
 /// Builds the SYN,ACK that answers a SYN with a cookie. No state is kept. `mac` is the keyed hash of
 /// the flow and of its argument.
-pub fn cookie_syn_ack(
+pub(crate) fn cookie_syn_ack(
     cfg: &Config,
     path: &PathInfo,
     budget: &WindowBudget,
@@ -190,7 +190,7 @@ fn mss_index(syn: &Options, version: IpVersion) -> u32 {
 
 /// Checks the cookie in an ACK that matches no connection. `base` and `mac` are as in
 /// [`cookie_syn_ack`].
-pub fn check_cookie(
+pub(crate) fn check_cookie(
     cfg: &Config,
     version: IpVersion,
     ack: &Header,

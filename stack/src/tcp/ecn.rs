@@ -102,7 +102,7 @@ impl core::str::FromStr for EcnPolicy {
 
 /// The feedback that both ends have agreed on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum EcnMode {
+pub(crate) enum EcnMode {
     /// None: no ECN.
     #[default]
     Off,

@@ -11,7 +11,7 @@ impl Tcb {
     ///
     /// The round-trip time and the window of the SYN,ACK are unknown. If the budget has shrunk
     /// meanwhile, the peer retransmits what no longer fits.
-    pub fn from_cookie(
+    pub(crate) fn from_cookie(
         cfg: &Config,
         key: FlowKey,
         ts_offset: u32,
@@ -30,12 +30,12 @@ impl Tcb {
     }
 
     /// Whether a segment acknowledges exactly our SYN, which completes the handshake.
-    pub fn completes_handshake(&self, hdr: &Header) -> bool {
+    pub(crate) fn completes_handshake(&self, hdr: &Header) -> bool {
         matches!(self.state, State::SynReceived) && hdr.ack == self.seq_of(1)
     }
 
     /// Whether a SYN,ACK was not acknowledged within the time-out.
-    pub fn has_repeated_syn_ack(&self) -> bool {
+    pub(crate) fn has_repeated_syn_ack(&self) -> bool {
         self.rtt.backoff() > 0
     }
 
@@ -45,7 +45,7 @@ impl Tcb {
     }
 
     /// Drops an embryonic connection without a reset: the SYN may have been spoofed.
-    pub fn drop_embryo(&mut self) {
+    pub(crate) fn drop_embryo(&mut self) {
         self.finish(None);
         self.due.reset = None;
     }

@@ -97,7 +97,7 @@ pub(crate) struct FastOpenState {
 
 impl FastOpenState {
     /// The option of our first SYN or SYN,ACK.
-    pub fn option(&self) -> Option<FastOpen> {
+    pub(crate) fn option(&self) -> Option<FastOpen> {
         match self.exchange {
             Exchange::Offer(option) => Some(option),
             _ => None,

@@ -64,18 +64,24 @@ mod window;
 pub use config::Config;
 pub use congestion::{CongestionControl, PathModel, UnknownCongestionControl};
 pub use contract::{
-    ConnError, EcnField, Emit, EmitError, Env, Events, HEADROOM, IcmpError, PathInfo, SegmentOut,
-    Sent, State, Syn, WindowBudget,
+    ConnError, EcnField, Emit, EmitError, Env, Events, IcmpError, PathInfo, SegmentOut, Sent,
+    State, Syn, WindowBudget,
 };
-pub use cookie::{
-    COOKIE_LIFETIME, CookieHashes, CookieInput, CookieVerdict, check_cookie, cookie_syn_ack,
-};
-pub use ecn::{EcnMode, EcnPolicy, UnknownEcnPolicy};
+pub(crate) use cookie::COOKIE_LIFETIME;
+pub(crate) use cookie::CookieHashes;
+pub(crate) use cookie::CookieInput;
+pub(crate) use cookie::CookieVerdict;
+pub(crate) use cookie::check_cookie;
+pub(crate) use cookie::cookie_syn_ack;
+pub(crate) use ecn::EcnMode;
+pub use ecn::{EcnPolicy, UnknownEcnPolicy};
 pub use fast_open::{FastOpenReport, FastOpenSyn, FastOpenVerdict};
 pub use info::Info;
 pub use keepalive::Keepalive;
 pub use plpmtud::MtuProbing;
-pub use segment::{control_segment, reset_for, verify_checksum};
+pub(crate) use segment::control_segment;
+pub(crate) use segment::reset_for;
+pub(crate) use segment::verify_checksum;
 pub use statistics::SendTimes;
 pub use tcb::Tcb;
 pub use timewait::{TimeWait, TimeWaitVerdict};

@@ -71,7 +71,7 @@ pub(crate) fn offload(hdr: &Header, payload_bytes: usize, mss: usize, kind: GsoK
 /// addresses from `key`.
 ///
 /// Errors: [`NoBuffer`] if even the control reserve is exhausted.
-pub fn control_segment(
+pub(crate) fn control_segment(
     pool: &mut Pool,
     key: &FlowKey,
     hdr: &Header,
@@ -82,7 +82,7 @@ pub fn control_segment(
 
 /// The reset that answers a segment without a connection (RFC 9293 section 3.10.7.1). `None` if the
 /// segment is a reset.
-pub fn reset_for(hdr: &Header, payload_len: usize) -> Option<Header> {
+pub(crate) fn reset_for(hdr: &Header, payload_len: usize) -> Option<Header> {
     if hdr.flags.contains(Flags::RST) {
         return None;
     }
@@ -98,7 +98,7 @@ pub fn reset_for(hdr: &Header, payload_len: usize) -> Option<Header> {
 
 /// Verifies the checksum of a received segment. `chain` is the TCP header and payload; `src` and
 /// `dst` are the addresses of the IP header.
-pub fn verify_checksum(src: IpAddr, dst: IpAddr, chain: &Chain) -> bool {
+pub(crate) fn verify_checksum(src: IpAddr, dst: IpAddr, chain: &Chain) -> bool {
     let mut sum = Sum::new();
     sum.add_pseudo(src, dst, protocol::TCP, chain.len() as u32);
     for bytes in chain.slices() {

@@ -88,7 +88,7 @@ impl TimeWait {
 
     /// No listener accepted the SYN of [`TimeWaitVerdict::Reopen`]: it is answered like any other
     /// segment.
-    pub fn on_refused_syn(&mut self, now: Instant) -> TimeWaitVerdict {
+    pub(crate) fn on_refused_syn(&mut self, now: Instant) -> TimeWaitVerdict {
         self.answer(now, DropReason::TcpNoSocket)
     }
 

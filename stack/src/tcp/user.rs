@@ -41,7 +41,7 @@ impl Tcb {
 
     /// Stream offset after the last segment with urgent data. Bytes before it may still be missing.
     #[inline]
-    pub fn urgent_to(&self) -> u64 {
+    pub(crate) fn urgent_to(&self) -> u64 {
         self.recv_marks.urgent_to.saturating_sub(1)
     }
 
@@ -78,7 +78,7 @@ impl Tcb {
     }
 
     /// Whether bytes are readable or may still arrive.
-    pub fn can_recv(&self) -> bool {
+    pub(crate) fn can_recv(&self) -> bool {
         if self.user.recv_shutdown {
             return false;
         }
@@ -118,7 +118,7 @@ impl Tcb {
 
     /// What [`Tcb::take_error`] would return.
     #[inline]
-    pub fn pending_error(&self) -> Option<ConnError> {
+    pub(crate) fn pending_error(&self) -> Option<ConnError> {
         self.errors.pending
     }
 
@@ -190,7 +190,7 @@ impl Tcb {
     }
 
     /// As [`Tcb::abort`], with `why` as the error for the user.
-    pub fn abort_with(&mut self, why: ConnError) {
+    pub(crate) fn abort_with(&mut self, why: ConnError) {
         // One whose SYN,ACK has not left yet, too: the peer would repeat its SYN and be accepted again.
         let is_known_to_peer =
             !matches!(self.state, State::SynSent | State::TimeWait | State::Closed);
@@ -234,12 +234,12 @@ impl Tcb {
     }
 
     /// When the peer last acknowledged new data, or data was sent with none in flight.
-    pub fn last_progress(&self) -> Instant {
+    pub(crate) fn last_progress(&self) -> Instant {
         self.times.last_progress
     }
 
     /// The user has asked for bytes that it leaves in the queue, or has given some back: they count as unread from now.
-    pub fn note_read(&mut self, now: Instant) {
+    pub(crate) fn note_read(&mut self, now: Instant) {
         self.times.unread_since = now;
     }
 
@@ -261,7 +261,7 @@ impl Tcb {
 
     /// Discards the send buffer of a closed connection. Owners of shared memory in it are notified
     /// of the error.
-    pub fn discard_send_buffer(&mut self, pool: &mut Pool) {
+    pub(crate) fn discard_send_buffer(&mut self, pool: &mut Pool) {
         self.send.discard(self.errors.ended_by.map_or(0, ConnError::code), pool);
     }
 
@@ -318,7 +318,7 @@ impl Tcb {
     /// Sets with each write whether it had MSG_MORE. If so, a partial segment is held back for the
     /// next write, at most for `Config::cork_timeout`. Call output afterwards.
     #[inline]
-    pub fn set_msg_more(&mut self, more: bool) {
+    pub(crate) fn set_msg_more(&mut self, more: bool) {
         if more && !self.user.msg_more {
             self.user.cork_expired = false;
         }
@@ -328,7 +328,7 @@ impl Tcb {
     /// Announces that more bytes are about to be committed. One segment is sent without delay.
     /// Unless Nagle's algorithm is disabled, the rest then waits until it fills a segment of the
     /// largest size. The caller must call `set_more_announced(false)` and then output soon afterwards.
-    pub fn set_more_announced(&mut self, more: bool) {
+    pub(crate) fn set_more_announced(&mut self, more: bool) {
         self.user.more_from = more.then_some(self.snd.nxt);
     }
 
@@ -365,7 +365,7 @@ impl Tcb {
 
     /// Whether TCP_NOTSENT_LOWAT holds writers back.
     #[inline]
-    pub fn is_unsent_limited(&self) -> bool {
+    pub(crate) fn is_unsent_limited(&self) -> bool {
         self.user.notsent_low_water.is_some_and(|limit| self.unsent_bytes() >= u64::from(limit))
     }
 

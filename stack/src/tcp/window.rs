@@ -69,7 +69,7 @@ impl Tcb {
     }
 
     /// Whether more than half of the storage limit is in use.
-    pub fn is_recv_truesize_high(&self) -> bool {
+    pub(crate) fn is_recv_truesize_high(&self) -> bool {
         self.storage_in_use() > self.recv_limit
     }
 
@@ -213,7 +213,7 @@ impl Tcb {
 
     /// Whether the advertised window has no space for another full segment. A reader that waits for
     /// more bytes might then wait forever.
-    pub fn is_recv_window_closed(&self) -> bool {
+    pub(crate) fn is_recv_window_closed(&self) -> bool {
         self.advertised_window() <= u64::from(self.rcv_mss)
     }
 

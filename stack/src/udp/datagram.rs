@@ -12,7 +12,7 @@ use crate::udp::template::offload_of;
 
 /// Headroom for all headers, bytes: Ethernet 14, IPv6 40, UDP 8, and slack. A payload allocated
 /// with it needs no separate mbuf for the headers.
-pub const HEADROOM_BYTES: usize = 80;
+pub(crate) const HEADROOM_BYTES: usize = 80;
 
 /// Largest payload over IPv4: 65,535 less 20 bytes of IP header and 8 of UDP.
 const MAX_PAYLOAD_V4: usize = 65_507;
@@ -52,7 +52,7 @@ pub enum OutputError {
 }
 
 /// The largest payload of an unfragmented packet to `to`, for a path MTU of `mtu` bytes.
-pub fn max_payload(mtu: usize, to: IpAddr) -> usize {
+pub(crate) fn max_payload(mtu: usize, to: IpAddr) -> usize {
     let (ip_header_bytes, most) =
         if to.is_ipv4() { (20, MAX_PAYLOAD_V4) } else { (40, MAX_PAYLOAD_V6) };
     mtu.saturating_sub(ip_header_bytes).saturating_sub(HEADER_BYTES).min(most)

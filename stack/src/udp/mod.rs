@@ -26,10 +26,15 @@ mod socket;
 mod table;
 mod template;
 
-pub use datagram::{
-    Datagram, Dropped, HEADROOM_BYTES, Incoming, OutputError, charge, input, max_payload, output,
-};
+pub(crate) use datagram::HEADROOM_BYTES;
+pub use datagram::Incoming;
+pub(crate) use datagram::max_payload;
+pub use datagram::{Datagram, Dropped, OutputError, charge, input, output};
 pub use plpmtud::{Plpmtud, PlpmtudState};
-pub use socket::{UdpError, UdpSocket};
-pub use table::{BindError, BindOptions, Bound, PreparedLookup, UdpTable};
+pub use socket::UdpError;
+pub use socket::UdpSocket;
+pub(crate) use table::BindError;
+pub(crate) use table::PreparedLookup;
+pub(crate) use table::UdpTable;
+pub use table::{BindOptions, Bound};
 pub use template::{Template, offload_of};

@@ -104,7 +104,7 @@ impl UdpSocket {
     /// The reason for which [`UdpSocket::deliver`] would drop a datagram of this [`charge`] now, if
     /// any. Callers use it to drop early.
     #[inline]
-    pub fn drop_reason(&self, charge: usize) -> Option<DropReason> {
+    pub(crate) fn drop_reason(&self, charge: usize) -> Option<DropReason> {
         let limit = self.recv_limit_bytes.0;
         let exceeds_limit = self.truesize().saturating_add(charge) > limit;
         let always_accepts = self.queue.is_empty() && self.loaned_bytes < limit.max(1);
@@ -160,7 +160,7 @@ impl UdpSocket {
     }
 
     /// Charge of the queue, bytes.
-    pub fn queued_bytes(&self) -> usize {
+    pub(crate) fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }
 
@@ -173,7 +173,7 @@ impl UdpSocket {
     /// Records an error for a datagram to `remote`. Only a connected socket accepts it, as on
     /// Linux: an unconnected one could not tell which datagram failed. Returns whether it was
     /// accepted.
-    pub fn on_error(&mut self, remote: SocketAddr, error: UdpError) -> bool {
+    pub(crate) fn on_error(&mut self, remote: SocketAddr, error: UdpError) -> bool {
         let is_peer = self.remote == Some(remote);
         if is_peer {
             self.error = Some(error);
@@ -195,11 +195,6 @@ impl UdpSocket {
     /// Shuts down receiving: queued datagrams stay readable, arriving ones are dropped.
     pub fn shutdown_read(&mut self) {
         self.is_recv_shutdown = true;
-    }
-
-    /// Whether receiving was shut down.
-    pub fn is_recv_shutdown(&self) -> bool {
-        self.is_recv_shutdown
     }
 
     /// Frees the queue. Call it before the socket is dropped.

@@ -47,7 +47,7 @@ pub struct Bound {
 
 /// A prepared look-up, for prefetching: see [`UdpTable::prefetch`].
 #[derive(Clone, Copy, Debug)]
-pub struct PreparedLookup {
+pub(crate) struct PreparedLookup {
     local: SocketAddr,
     remote: SocketAddr,
     /// Hash of the connected key; `None` if no binding is connected.
@@ -58,7 +58,7 @@ pub struct PreparedLookup {
 
 /// Why a binding was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum BindError {
+pub(crate) enum BindError {
     /// The address and port are in use (EADDRINUSE).
     InUse,
     /// No ephemeral port is free (EADDRINUSE on bind, EAGAIN on connect).
@@ -81,7 +81,7 @@ struct Binding<H> {
 
 /// The bindings of one shard. `H` is a socket handle.
 #[derive(Clone, Debug)]
-pub struct UdpTable<H> {
+pub(crate) struct UdpTable<H> {
     bindings: Vec<Option<Binding<H>>>,
     free: Vec<u32>,
     /// The last binding of each key.
@@ -99,7 +99,7 @@ pub struct UdpTable<H> {
 
 impl<H: Copy> UdpTable<H> {
     /// An empty table. Derives the keys of the flow hash and of ephemeral ports from `secrets`.
-    pub fn new(secrets: &Secrets) -> UdpTable<H> {
+    pub(crate) fn new(secrets: &Secrets) -> UdpTable<H> {
         UdpTable {
             bindings: Vec::new(),
             free: Vec::new(),
@@ -118,7 +118,7 @@ impl<H: Copy> UdpTable<H> {
     ///
     /// # Errors
     /// [`BindError::InUse`], [`BindError::NoPorts`].
-    pub fn bind(
+    pub(crate) fn bind(
         &mut self,
         handle: H,
         local: SocketAddr,
@@ -147,7 +147,7 @@ impl<H: Copy> UdpTable<H> {
     /// # Errors
     /// [`BindError::NotBound`]; [`BindError::InUse`] if another socket has the same pair and not
     /// both set `reuse_address`.
-    pub fn connect(
+    pub(crate) fn connect(
         &mut self,
         slot: u32,
         local: SocketAddr,
@@ -163,15 +163,8 @@ impl<H: Copy> UdpTable<H> {
         Ok(())
     }
 
-    /// Undoes [`UdpTable::connect`].
-    pub fn disconnect(&mut self, slot: u32) {
-        if let Some(local) = self.binding(slot).map(|b| b.local) {
-            self.rekey(slot, FlowKey::new(local, any_remote(local.ip())), false);
-        }
-    }
-
     /// Releases the port. Returns the socket's handle.
-    pub fn unbind(&mut self, slot: u32) -> Option<H> {
+    pub(crate) fn unbind(&mut self, slot: u32) -> Option<H> {
         self.binding(slot)?;
         self.unlink(slot);
         let binding = self.bindings.get_mut(slot as usize)?.take()?;
@@ -188,13 +181,13 @@ impl<H: Copy> UdpTable<H> {
     }
 
     /// Whether any socket is bound to the port, on any address.
-    pub fn is_port_bound(&self, port: u16) -> bool {
+    pub(crate) fn is_port_bound(&self, port: u16) -> bool {
         self.ports.contains_key(&port)
     }
 
     /// The socket that receives datagrams from `remote` to `local`: the most specific binding.
     #[inline]
-    pub fn lookup(&self, local: SocketAddr, remote: SocketAddr) -> Option<H> {
+    pub(crate) fn lookup(&self, local: SocketAddr, remote: SocketAddr) -> Option<H> {
         if self.connected != 0
             && let Some(h) = self.find(&FlowKey::new(local, remote))
         {
@@ -207,7 +200,7 @@ impl<H: Copy> UdpTable<H> {
     /// Prepares a look-up (computes its hashes), so that a burst can be prefetched: see
     /// [`UdpTable::prefetch`].
     #[inline]
-    pub fn prepare_lookup(&self, local: SocketAddr, remote: SocketAddr) -> PreparedLookup {
+    pub(crate) fn prepare_lookup(&self, local: SocketAddr, remote: SocketAddr) -> PreparedLookup {
         let hash = |remote| self.hasher.hash(&FlowKey::new(local, remote));
         let connected = (self.connected != 0).then(|| hash(remote));
         PreparedLookup { local, remote, connected, own: hash(any_remote(local.ip())) }
@@ -215,13 +208,13 @@ impl<H: Copy> UdpTable<H> {
 
     /// Prefetches the index entries of a look-up: see [`FlowIndex::prefetch`].
     #[inline]
-    pub fn prefetch(&self, probe: &PreparedLookup) -> u32 {
+    pub(crate) fn prefetch(&self, probe: &PreparedLookup) -> u32 {
         self.index.prefetch(probe.own) ^ probe.connected.map_or(0, |hash| self.index.prefetch(hash))
     }
 
     /// Prefetches the binding of a look-up, after [`UdpTable::prefetch`].
     #[inline]
-    pub fn prefetch_binding(&self, probe: &PreparedLookup) -> u32 {
+    pub(crate) fn prefetch_binding(&self, probe: &PreparedLookup) -> u32 {
         let connected = probe.connected.and_then(|hash| self.index.candidate(hash));
         let slot = connected.or_else(|| self.index.candidate(probe.own));
         slot.and_then(|slot| self.binding(slot)).map_or(0, |b| b.next)
@@ -229,7 +222,7 @@ impl<H: Copy> UdpTable<H> {
 
     /// As [`UdpTable::lookup`], with a prepared look-up. The table must not have changed since.
     #[inline]
-    pub fn lookup_prepared(&self, probe: &PreparedLookup) -> Option<H> {
+    pub(crate) fn lookup_prepared(&self, probe: &PreparedLookup) -> Option<H> {
         let PreparedLookup { local, remote, connected, own } = *probe;
         let find = |hash: u32, key: FlowKey| self.slot_at(hash, &key).and_then(|s| self.binding(s));
         let pair = connected.and_then(|hash| find(hash, FlowKey::new(local, remote)));
@@ -263,25 +256,13 @@ impl<H: Copy> UdpTable<H> {
 
     /// Generation of the table: a cached look-up is valid while it is unchanged.
     #[inline]
-    pub fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.index.generation()
     }
 
-    /// Memory of the table, bytes.
-    pub fn bytes(&self) -> usize {
-        let bindings = self.bindings.capacity().saturating_mul(size_of::<Option<Binding<H>>>());
-        let ports = self.ports.len().saturating_mul(size_of::<(u16, Vec<u32>)>());
-        self.index.bytes().saturating_add(bindings).saturating_add(ports)
-    }
-
     /// Number of bindings.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.bindings.len().saturating_sub(self.free.len())
-    }
-
-    /// Whether the table has no binding.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     fn binding(&self, slot: u32) -> Option<&Binding<H>> {

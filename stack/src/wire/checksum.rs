@@ -79,7 +79,7 @@ impl Sum {
 
     /// Adds the next two bytes of the stream, in network order.
     #[inline]
-    pub fn add_u16(&mut self, word: u16) {
+    pub(crate) fn add_u16(&mut self, word: u16) {
         self.append(Sum { acc: u64::from(word.to_be()), odd: false });
     }
 
@@ -95,7 +95,7 @@ impl Sum {
     /// which differs only in [`Sum::fold`].
     #[inline]
     #[must_use]
-    pub fn without_back(self, back: Sum) -> Sum {
+    pub(crate) fn without_back(self, back: Sum) -> Sum {
         let odd = self.odd ^ back.odd;
         let turned = if odd { back.acc.rotate_left(8) } else { back.acc };
         Sum { acc: add_with_carry(self.acc, !turned), odd }
@@ -105,7 +105,7 @@ impl Sum {
     /// [`Sum::without_back`].
     #[inline]
     #[must_use]
-    pub fn without_front(self, front: Sum) -> Sum {
+    pub(crate) fn without_front(self, front: Sum) -> Sum {
         let rest = add_with_carry(self.acc, !front.acc);
         // In a sum of 16-bit words a rotation by eight bits is its own inverse.
         let acc = if front.odd { rest.rotate_left(8) } else { rest };

@@ -29,13 +29,11 @@ pub mod unreachable {
     /// Host unreachable.
     pub const HOST: u8 = 1;
     /// Protocol unreachable.
-    pub const PROTOCOL: u8 = 2;
+    pub(crate) const PROTOCOL: u8 = 2;
     /// Port unreachable.
     pub const PORT: u8 = 3;
     /// Fragmentation needed and DF set (RFC 1191).
     pub const FRAGMENTATION_NEEDED: u8 = 4;
-    /// Communication administratively prohibited (RFC 1812 section 5.2.7.1).
-    pub const ADMIN_PROHIBITED: u8 = 13;
 }
 
 /// The header of an ICMP message, its first 8 bytes.

@@ -16,7 +16,8 @@ use crate::wire::{
     writer::{Writer, pair},
 };
 use core::net::Ipv6Addr;
-pub use ndp::{NdpOption, NdpOptions, ndp_options};
+pub use ndp::NdpOptions;
+pub use ndp::{NdpOption, ndp_options};
 
 /// Length of the shortest header, that of errors and echo messages.
 pub const HEADER_BYTES: usize = 8;

@@ -23,10 +23,10 @@ pub const HEADER_BYTES: usize = 40;
 
 /// Maximum extension headers of a packet. Each of the four types is useful at most twice; a limit on the work
 /// per packet is allowed by RFC 8504 section 5.3.
-pub const MAX_EXTENSIONS: usize = 8;
+pub(crate) const MAX_EXTENSIONS: usize = 8;
 
 /// Maximum options of an extension header, padding included (RFC 8504 section 5.3).
-pub const MAX_OPTIONS: usize = 32;
+pub(crate) const MAX_OPTIONS: usize = 32;
 
 /// Offset of the Next Header field in the fixed header.
 const NEXT_HEADER_OFFSET: usize = 6;
@@ -102,7 +102,7 @@ impl Header {
 }
 
 /// Length of a fragment header.
-pub const FRAGMENT_BYTES: usize = 8;
+pub(crate) const FRAGMENT_BYTES: usize = 8;
 
 /// A fragment header (RFC 8200 section 4.5).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -118,7 +118,7 @@ pub struct Fragment {
 impl Fragment {
     /// Whether this is an atomic fragment: a whole packet, processed as if it had no fragment header (RFC
     /// 6946).
-    pub const fn is_atomic(&self) -> bool {
+    pub(crate) const fn is_atomic(&self) -> bool {
         self.offset == 0 && !self.more
     }
 

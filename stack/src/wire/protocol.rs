@@ -15,6 +15,6 @@ pub const FRAGMENT: u8 = 44;
 /// ICMP for IPv6 (RFC 4443).
 pub const ICMPV6: u8 = 58;
 /// IPv6 No Next Header (RFC 8200 section 4.7).
-pub const NO_NEXT_HEADER: u8 = 59;
+pub(crate) const NO_NEXT_HEADER: u8 = 59;
 /// IPv6 destination options (RFC 8200 section 4.6).
 pub const DESTINATION_OPTIONS: u8 = 60;

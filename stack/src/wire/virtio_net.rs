@@ -25,8 +25,6 @@ pub const F_DATA_VALID: u8 = 2;
 pub const GSO_NONE: u8 = 0;
 /// In `gso_type`: a TCP super-segment over IPv4.
 pub const GSO_TCPV4: u8 = 1;
-/// In `gso_type`: a UDP datagram to be fragmented (UFO).
-pub const GSO_UDP: u8 = 3;
 /// In `gso_type`: a TCP super-segment over IPv6.
 pub const GSO_TCPV6: u8 = 4;
 /// In `gso_type`: UDP datagrams of equal size (USO).

@@ -73,7 +73,7 @@ pub(super) struct Bottleneck {
 }
 
 impl Bottleneck {
-    pub const fn new() -> Bottleneck {
+    pub(super) const fn new() -> Bottleneck {
         Bottleneck {
             busy_until: Instant::ZERO,
             codel: CoDel::new(),
@@ -83,7 +83,7 @@ impl Bottleneck {
     }
 
     /// Enqueues a packet.
-    pub fn pass(&mut self, now: Instant, p: &Packet, how: &Impairments) -> Passage {
+    pub(super) fn pass(&mut self, now: Instant, p: &Packet, how: &Impairments) -> Passage {
         if how.policer.is_some_and(|policer| !self.conforms(now, wire_bytes(p), &policer)) {
             return Passage::Dropped;
         }
@@ -106,7 +106,7 @@ impl Bottleneck {
     }
 
     /// Takes the last packet out of the queue: it was selected and dropped, so it takes no time of the link.
-    pub fn withdraw(&mut self, left: Instant, p: &Packet, how: &Impairments) {
+    pub(super) fn withdraw(&mut self, left: Instant, p: &Packet, how: &Impairments) {
         let Some(rate_bps) = how.rate_bps else { return };
         let began =
             left.as_nanos().saturating_sub(time_of(wire_bytes(p), rate_bps).as_nanos() as u64);

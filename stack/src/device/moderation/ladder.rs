@@ -3,7 +3,7 @@
 use crate::base::{Duration, Instant};
 
 /// The highest step. The hold of a step is step/TOP of the longest.
-pub const TOP: usize = 4;
+pub(super) const TOP: usize = 4;
 
 /// A window is full after so many polls with frames, or so many frames ...
 const EVENTS: u64 = 64;
@@ -23,7 +23,7 @@ const ATTEMPT: u32 = 4;
 
 /// The traffic of a window.
 #[derive(Clone, Debug, Default)]
-pub struct Window {
+pub(super) struct Window {
     since: Option<Instant>,
     events: u64,
     frames: u64,
@@ -38,7 +38,7 @@ pub struct Window {
 
 impl Window {
     /// Adds a poll with frames. `sent`: frames sent since the start.
-    pub fn add(&mut self, now: Instant, frames: usize, bytes: usize, sent: u64) {
+    pub(super) fn add(&mut self, now: Instant, frames: usize, bytes: usize, sent: u64) {
         if self.since.is_none() {
             (self.since, self.sent_before) = (Some(now), sent);
         }
@@ -49,12 +49,12 @@ impl Window {
     }
 
     /// Adds CPU time of waiting.
-    pub fn add_wait_time(&mut self, time: Duration) {
+    pub(super) fn add_wait_time(&mut self, time: Duration) {
         self.wait_time = self.wait_time.saturating_add(time);
     }
 
     /// Frames sent since the start, at the last poll with frames.
-    pub fn sent(&self) -> u64 {
+    pub(super) fn sent(&self) -> u64 {
         self.sent
     }
 
@@ -63,18 +63,18 @@ impl Window {
     }
 
     /// Whether the window can be judged.
-    pub fn is_full(&self, now: Instant) -> bool {
+    pub(super) fn is_full(&self, now: Instant) -> bool {
         let has_enough = self.events >= EVENTS || self.frames >= FRAMES;
         (has_enough && self.age(now) >= SHORTEST) || self.is_stale(now)
     }
 
     /// Whether the window has lasted too long for a flood.
-    pub fn is_stale(&self, now: Instant) -> bool {
+    pub(super) fn is_stale(&self, now: Instant) -> bool {
         self.age(now) >= LONGEST
     }
 
     /// The time in which so many frames come.
-    pub fn time_of(&self, frames: usize) -> Duration {
+    pub(super) fn time_of(&self, frames: usize) -> Duration {
         match self.gap_ns {
             0 => Duration::MAX,
             gap => Duration::from_nanos(gap.saturating_mul(frames as u64)),
@@ -82,7 +82,7 @@ impl Window {
     }
 
     /// Ends the window; the next one begins.
-    pub fn close(&mut self, now: Instant, sent: u64) -> Rates {
+    pub(super) fn close(&mut self, now: Instant, sent: u64) -> Rates {
         let seconds = self.age(now).as_secs_f64().max(1e-9);
         let rates = Rates {
             bytes: self.bytes as f64 / seconds,
@@ -98,7 +98,7 @@ impl Window {
 
 /// A window's traffic per second.
 #[derive(Clone, Copy, Debug)]
-pub struct Rates {
+pub(super) struct Rates {
     /// Bytes received.
     pub bytes: f64,
     /// Frames received.
@@ -112,7 +112,7 @@ pub struct Rates {
 impl Rates {
     /// Whether frames come at `pps` or more, and not one for each that is sent: in request and response traffic a side
     /// waits for every frame.
-    pub fn is_flood(&self, pps: u32) -> bool {
+    pub(super) fn is_flood(&self, pps: u32) -> bool {
         self.frames >= f64::from(pps) && self.frames >= 1.5 * self.sent
     }
 }
@@ -162,7 +162,7 @@ fn judge(new: &Rates, old: &Rates) -> Verdict {
 /// A higher step is taken if it is better, a lower one unless it is worse. After a success the climb continues in its
 /// direction; after a failure it rests, for longer each time, and then tries the other direction.
 #[derive(Clone, Debug)]
-pub struct Ladder {
+pub(super) struct Ladder {
     /// 0 to [`TOP`].
     step: usize,
     /// The next attempt is a higher step.
@@ -186,12 +186,12 @@ impl Default for Ladder {
 
 impl Ladder {
     /// The step of the current window, 0 to [`TOP`].
-    pub fn step(&self) -> usize {
+    pub(super) fn step(&self) -> usize {
         if self.windows.is_multiple_of(2) { self.step } else { self.other() }
     }
 
     /// Judges a window; `None`: there was no flood, so nothing is held.
-    pub fn judge(&mut self, flood: Option<Rates>) {
+    pub(super) fn judge(&mut self, flood: Option<Rates>) {
         let Some(rates) = flood else {
             *self = Ladder::default();
             return;

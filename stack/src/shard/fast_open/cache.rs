@@ -41,7 +41,7 @@ struct Entry {
 }
 
 /// The table.
-pub struct FastOpenCache {
+pub(crate) struct FastOpenCache {
     hasher: Keyed,
     sets: Vec<[Option<Entry>; WAYS]>,
 }
@@ -55,7 +55,7 @@ fn server_of(flow: &FlowKey) -> FlowKey {
 
 impl FastOpenCache {
     /// An empty table.
-    pub fn new(hasher: Keyed) -> FastOpenCache {
+    pub(crate) fn new(hasher: Keyed) -> FastOpenCache {
         FastOpenCache { hasher, sets: Vec::new() }
     }
 
@@ -69,7 +69,7 @@ impl FastOpenCache {
     }
 
     /// What the SYN of a flow carries; `None`: no option.
-    pub fn syn_for(&mut self, now: Instant, flow: &FlowKey) -> Option<FastOpenSyn> {
+    pub(crate) fn syn_for(&mut self, now: Instant, flow: &FlowKey) -> Option<FastOpenSyn> {
         let Some(entry) = self.find(&server_of(flow)) else { return Some(FastOpenSyn::Request) };
         entry.used_at = now;
         match entry.cookie {
@@ -80,7 +80,7 @@ impl FastOpenCache {
     }
 
     /// Remembers how the server of a flow took a SYN.
-    pub fn learn(&mut self, now: Instant, flow: &FlowKey, report: &FastOpenReport) {
+    pub(crate) fn learn(&mut self, now: Instant, flow: &FlowKey, report: &FastOpenReport) {
         let Some(entry) = self.entry(now, &server_of(flow)) else { return };
         match report.verdict {
             FastOpenVerdict::Taken => {

@@ -79,12 +79,12 @@ pub(crate) struct StackKeys {
 }
 
 impl StackKeys {
-    pub fn new(secrets: &Secrets) -> StackKeys {
+    pub(crate) fn new(secrets: &Secrets) -> StackKeys {
         StackKeys { secrets: secrets.clone(), period: 0, keys: keys_in(secrets, 0) }
     }
 
     /// Those at `now`.
-    pub fn at(&mut self, now: Instant) -> FastOpenKeys {
+    pub(crate) fn at(&mut self, now: Instant) -> FastOpenKeys {
         let period = (now.as_nanos() / (KEY_PERIOD_SECS * 1_000_000_000)) as u32;
         if period != self.period {
             (self.period, self.keys) = (period, keys_in(&self.secrets, period));

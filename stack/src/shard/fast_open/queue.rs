@@ -32,7 +32,7 @@ impl Default for FastOpenOptions {
 const RESET_COUNTS_FOR: Duration = Duration::from_secs(60);
 
 /// The Fast Open connections of a listener.
-pub struct FastOpenQueue {
+pub(crate) struct FastOpenQueue {
     pub options: FastOpenOptions,
     /// Connections whose handshake is not complete.
     pub pending: usize,
@@ -41,12 +41,12 @@ pub struct FastOpenQueue {
 }
 
 impl FastOpenQueue {
-    pub fn new(options: FastOpenOptions) -> FastOpenQueue {
+    pub(crate) fn new(options: FastOpenOptions) -> FastOpenQueue {
         FastOpenQueue { options, pending: 0, resets: VecDeque::new() }
     }
 
     /// Whether a further connection may open with its SYN.
-    pub fn has_space(&mut self, now: Instant) -> bool {
+    pub(crate) fn has_space(&mut self, now: Instant) -> bool {
         while self.resets.front().is_some_and(|until| *until <= now) {
             self.resets.pop_front();
         }
@@ -54,7 +54,7 @@ impl FastOpenQueue {
     }
 
     /// A connection was reset by its peer before the end of its handshake.
-    pub fn add_reset(&mut self, now: Instant) {
+    pub(crate) fn add_reset(&mut self, now: Instant) {
         self.resets.push_back(now + RESET_COUNTS_FOR);
     }
 }

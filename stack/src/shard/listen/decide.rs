@@ -53,7 +53,7 @@ impl Tcp {
 
     /// A reset for a pending connection ends it if its sequence number is exactly the expected one (RFC 5961
     /// section 3.2).
-    pub fn reset_pending(
+    pub(crate) fn reset_pending(
         &mut self,
         id: PendingId,
         seq: SeqNum,
@@ -73,7 +73,7 @@ impl Tcp {
     }
 
     /// The handshake of a connection that was accepted before its SYN was answered is over, or the connection is.
-    pub fn end_opening(&self, id: SlotId, core: &mut Core) {
+    pub(crate) fn end_opening(&self, id: SlotId, core: &mut Core) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let Some(listener) = entry.decided_by.take() else { return };
         let key = *entry.tcb.key();
@@ -137,7 +137,7 @@ impl Tcp {
     }
 
     /// The timer of the pending connections of a listener.
-    pub fn expire_pending(&mut self, now: Instant, listener: SlotId, core: &mut Core) {
+    pub(crate) fn expire_pending(&mut self, now: Instant, listener: SlotId, core: &mut Core) {
         let Core { sockets, wheel, .. } = core;
         let Some(queue) = queue_of(sockets, listener) else { return };
         let next = self.pending.expire(queue, now);

@@ -101,7 +101,7 @@ impl Tcp {
     }
 
     /// The handshake of a connection is complete, or the connection is over: it is no longer pending.
-    pub fn end_early(&mut self, now: Instant, id: SlotId, core: &mut Core) {
+    pub(crate) fn end_early(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let Some(listener) = entry.early.take() else { return };
         let is_reset =

@@ -90,7 +90,7 @@ pub enum Decision {
 }
 
 /// A SYN that is pending.
-pub struct PendingSyn {
+pub(crate) struct PendingSyn {
     pub key: FlowKey,
     pub listener: SlotId,
     pub syn: tcp::Header,
@@ -103,14 +103,14 @@ pub struct PendingSyn {
 }
 
 /// All pending connections of a shard.
-pub struct PendingTable {
+pub(crate) struct PendingTable {
     entries: Slab<PendingSyn>,
     by_flow: HashMap<FlowKey, SlotId, Keyed>,
     hasher: Keyed,
 }
 
 /// The pending connections of one listener.
-pub struct PendingQueue {
+pub(crate) struct PendingQueue {
     pub limits: ConditionalAccept,
     /// Pending connections, and those that were accepted and whose handshake is not over.
     len: usize,
@@ -131,12 +131,12 @@ pub struct PendingQueue {
 
 impl PendingQueue {
     /// Whether the program has something to take.
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.untaken > 0
     }
 
     /// Adds its numbers.
-    pub fn stat(&self, stat: ListenerStat) -> ListenerStat {
+    pub(crate) fn stat(&self, stat: ListenerStat) -> ListenerStat {
         ListenerStat {
             pending: self.len - self.opening,
             pending_limit: self.limits.backlog,
@@ -147,25 +147,25 @@ impl PendingQueue {
     }
 
     /// Whether it is more than half full, or has more than half of what the source of a flow may have.
-    pub fn is_under_pressure(&self, key: &FlowKey) -> bool {
+    pub(crate) fn is_under_pressure(&self, key: &FlowKey) -> bool {
         let of_source = self.sources.get(&source_of(key)).copied().unwrap_or(0);
         self.len > self.limits.backlog / 2 || of_source > self.limits.per_source / 2
     }
 
     /// A removed entry was accepted: it counts until its handshake is over.
-    pub fn begin_opening(&mut self, entry: &PendingSyn) {
+    pub(crate) fn begin_opening(&mut self, entry: &PendingSyn) {
         self.untaken = self.untaken.saturating_sub(usize::from(!entry.is_taken));
         self.opening += 1;
     }
 
     /// The handshake of an accepted connection is over, or the connection is.
-    pub fn end_opening(&mut self, key: &FlowKey) {
+    pub(crate) fn end_opening(&mut self, key: &FlowKey) {
         self.opening = self.opening.saturating_sub(1);
         self.uncount(key);
     }
 
     /// Takes a removed entry out of the counts.
-    pub fn forget(&mut self, entry: &PendingSyn) {
+    pub(crate) fn forget(&mut self, entry: &PendingSyn) {
         self.untaken = self.untaken.saturating_sub(usize::from(!entry.is_taken));
         self.uncount(&entry.key);
     }
@@ -184,22 +184,22 @@ impl PendingQueue {
 
 impl PendingTable {
     /// An empty table.
-    pub fn new(hasher: Keyed) -> PendingTable {
+    pub(crate) fn new(hasher: Keyed) -> PendingTable {
         PendingTable { entries: Slab::default(), by_flow: HashMap::with_hasher(hasher), hasher }
     }
 
     /// The pending connection of a flow.
-    pub fn find(&self, flow: &FlowKey) -> Option<PendingId> {
+    pub(crate) fn find(&self, flow: &FlowKey) -> Option<PendingId> {
         self.by_flow.get(flow).copied().map(PendingId)
     }
 
     /// What is kept of a pending connection.
-    pub fn get(&self, id: PendingId) -> Option<&PendingSyn> {
+    pub(crate) fn get(&self, id: PendingId) -> Option<&PendingSyn> {
         self.entries.get(id.0)
     }
 
     /// The queue of a new listener.
-    pub fn queue(&self, limits: ConditionalAccept) -> Box<PendingQueue> {
+    pub(crate) fn queue(&self, limits: ConditionalAccept) -> Box<PendingQueue> {
         Box::new(PendingQueue {
             limits,
             len: 0,
@@ -215,7 +215,7 @@ impl PendingTable {
     }
 
     /// Adds a SYN, or absorbs it.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         queue: &mut PendingQueue,
         entry: PendingSyn,
@@ -259,14 +259,14 @@ impl PendingTable {
         }
     }
 
-    pub fn remove(&mut self, id: SlotId) -> Option<PendingSyn> {
+    pub(crate) fn remove(&mut self, id: SlotId) -> Option<PendingSyn> {
         let entry = self.entries.remove(id)?;
         self.by_flow.remove(&entry.key);
         Some(entry)
     }
 
     /// The oldest one that the program does not know of.
-    pub fn take(&mut self, queue: &mut PendingQueue) -> Option<Pending> {
+    pub(crate) fn take(&mut self, queue: &mut PendingQueue) -> Option<Pending> {
         loop {
             let id = queue.offered.pop_front()?;
             let Some(entry) = self.entries.get_mut(id).filter(|e| !e.is_taken) else { continue };
@@ -282,7 +282,7 @@ impl PendingTable {
     }
 
     /// Drops those that are overdue; returns the next deadline.
-    pub fn expire(&mut self, queue: &mut PendingQueue, now: Instant) -> Option<Instant> {
+    pub(crate) fn expire(&mut self, queue: &mut PendingQueue, now: Instant) -> Option<Instant> {
         while let Some((deadline, id)) = queue.by_age.front().copied() {
             let is_gone = self.entries.get(id).is_none();
             if !is_gone && deadline > now {
@@ -298,7 +298,7 @@ impl PendingTable {
     }
 
     /// Drops the pending connections of a closed listener.
-    pub fn close(&mut self, queue: &mut PendingQueue) {
+    pub(crate) fn close(&mut self, queue: &mut PendingQueue) {
         while let Some((_, id)) = queue.by_age.pop_front() {
             self.remove(id);
         }

@@ -26,14 +26,14 @@ const RETRY: Duration = Duration::from_millis(5);
 
 /// A burst of the device has been delivered.
 #[derive(Clone, Copy)]
-pub struct BurstEnd {
+pub(crate) struct BurstEnd {
     pub now: Instant,
     /// The poll has emptied the device's queue: partial buffers are completed.
     pub is_drained: bool,
 }
 
 impl BurstEnd {
-    pub fn drained(now: Instant) -> BurstEnd {
+    pub(crate) fn drained(now: Instant) -> BurstEnd {
         BurstEnd { now, is_drained: true }
     }
 }
@@ -52,12 +52,12 @@ fn ended(entry: &TcpEntry) -> Option<Result<(), SocketError>> {
     (entry.tcb.at_eof() || !entry.tcb.can_recv()).then_some(Ok(()))
 }
 
-pub fn is_receiving(tcb: &Tcb) -> bool {
+pub(crate) fn is_receiving(tcb: &Tcb) -> bool {
     matches!(tcb.state(), State::Established | State::FinWait1 | State::FinWait2)
 }
 
 /// Runs a step of the machine of a connection.
-pub fn with_machine<R>(
+pub(crate) fn with_machine<R>(
     net: &mut Net,
     entry: &mut TcpEntry,
     f: impl FnOnce(&mut Posted<PostToken>, &mut IoContext<'_>) -> R,
@@ -90,7 +90,7 @@ fn take_completions(
 impl PostedTable {
     /// Before a receive poll: posts new buffers to the device.
     #[inline]
-    pub fn notify_device(&mut self, now: Instant, core: &mut Core) {
+    pub(crate) fn notify_device(&mut self, now: Instant, core: &mut Core) {
         if core::mem::take(&mut self.has_new_posts) {
             self.notify_device_of_all(now, core);
         }
@@ -108,7 +108,7 @@ impl PostedTable {
 
     /// Takes in what the last burst brought.
     #[inline]
-    pub fn deliver_all(&mut self, now: Instant, core: &mut Core) {
+    pub(crate) fn deliver_all(&mut self, now: Instant, core: &mut Core) {
         for at in 0..self.listed.len() {
             if let Some(id) = self.listed.get(at).copied() {
                 self.deliver(now, id, core);
@@ -116,7 +116,7 @@ impl PostedTable {
         }
     }
 
-    pub fn deliver(&mut self, now: Instant, id: SlotId, core: &mut Core) {
+    pub(crate) fn deliver(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let Some(taken) = with_machine(&mut core.net, entry, |m, io| m.deliver(now, io)) else {
             return;
@@ -151,7 +151,7 @@ impl PostedTable {
     /// Whether partial completions can be deferred to the next poll: the only reader has a full buffer, and
     /// polls again at once.
     #[inline]
-    pub fn may_defer(&mut self, now: Instant) -> bool {
+    pub(crate) fn may_defer(&mut self, now: Instant) -> bool {
         let is_due = self.poll_at.is_some_and(|at| now >= at);
         let may_defer = self.out.outcome.is_some() && self.listed.len() == 1 && !is_due;
         if may_defer {
@@ -162,7 +162,7 @@ impl PostedTable {
 
     /// Completes the buffers of every connection in the list.
     #[inline]
-    pub fn end_bursts(&mut self, end: BurstEnd, core: &mut Core) {
+    pub(crate) fn end_bursts(&mut self, end: BurstEnd, core: &mut Core) {
         if self.poll_at.is_some_and(|at| end.now >= at) {
             self.poll_at = None;
             self.drain_orphans(core);
@@ -187,7 +187,7 @@ impl PostedTable {
         self.spare = listed;
     }
 
-    pub fn end_burst(&mut self, end: BurstEnd, id: SlotId, core: &mut Core) {
+    pub(crate) fn end_burst(&mut self, end: BurstEnd, id: SlotId, core: &mut Core) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         let stream = StreamState {
             now: end.now,
@@ -223,7 +223,7 @@ impl PostedTable {
     }
 
     /// The timer of a connection with posted buffers.
-    pub fn timer_fired(&mut self, id: SlotId, core: &mut Core) {
+    pub(crate) fn timer_fired(&mut self, id: SlotId, core: &mut Core) {
         if let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id)
             && let Some(posted) = &mut entry.posted
         {
@@ -240,7 +240,7 @@ impl PostedTable {
     }
 
     /// The application closes the connection. First half: its buffers are cancelled.
-    pub fn cancel_all(&mut self, now: Instant, id: SlotId, core: &mut Core) {
+    pub(crate) fn cancel_all(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         self.deliver(now, id, core);
         if let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) {
             with_machine(&mut core.net, entry, |m, io| m.cancel_all(io));
@@ -249,7 +249,7 @@ impl PostedTable {
 
     /// Second half, once the receive queue is empty: buffers that a device still refers to are kept without
     /// the connection.
-    pub fn orphan(&mut self, now: Instant, id: SlotId, core: &mut Core) {
+    pub(crate) fn orphan(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Some(Socket::Tcp(entry)) = core.sockets.get_mut(id) else { return };
         with_machine(&mut core.net, entry, |m, io| m.drain(io));
         let Some(mut posted) = entry.posted.take() else { return };

@@ -31,13 +31,12 @@ fn the_most_specific_binding_gets_the_datagram() {
 }
 
 #[test]
-fn a_connected_socket_receives_only_from_its_peer_until_it_disconnects() {
+fn a_connected_socket_receives_only_from_its_peer() {
     let mut t = table();
     let c = t.bind(1, a("10.0.0.1:53"), ALONE, any_port).unwrap();
     t.connect(c.slot, a("10.0.0.1:53"), a("10.0.0.9:99")).unwrap();
     assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.8:99")), None);
-    t.disconnect(c.slot);
-    assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.8:99")), Some(1));
+    assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.9:99")), Some(1));
     assert_eq!(t.unbind(c.slot), Some(1));
     assert_eq!(t.lookup(a("10.0.0.1:53"), a("10.0.0.8:99")), None);
     assert_eq!(t.unbind(c.slot), None);
@@ -152,7 +151,6 @@ fn any_addr(wildcards: bool) -> impl Strategy<Value = SocketAddr> {
 enum Step {
     Bind(SocketAddr, bool, bool),
     Connect(usize, SocketAddr),
-    Disconnect(usize),
     Unbind(usize),
 }
 
@@ -161,7 +159,6 @@ fn any_step() -> impl Strategy<Value = Step> {
         4 => (any_addr(true), prop::bool::weighted(0.8), any::<bool>())
             .prop_map(|(a, r, v)| Step::Bind(a, r, v)),
         2 => (any::<usize>(), any_addr(false)).prop_map(|(n, r)| Step::Connect(n, r)),
-        1 => any::<usize>().prop_map(Step::Disconnect),
         1 => any::<usize>().prop_map(Step::Unbind),
     ]
 }
@@ -184,11 +181,6 @@ fn apply(t: &mut UdpTable<u32>, model: &mut Vec<Model>, step: Step, age: usize) 
             if t.connect(m.slot, local, remote).is_ok() {
                 (m.connected, m.age) = (Some((local, remote)), age);
             }
-        }
-        Step::Disconnect(n) => {
-            let Some(i) = pick(n) else { return };
-            t.disconnect(model[i].slot);
-            (model[i].connected, model[i].age) = (None, age);
         }
         Step::Unbind(n) => {
             let Some(i) = pick(n) else { return };

@@ -289,7 +289,7 @@ impl Options {
 
     /// Whether [`Options::emit`] writes the AccECN option.
     #[inline]
-    pub fn sends_ecn(&self) -> bool {
+    pub(crate) fn sends_ecn(&self) -> bool {
         self.ecn_bytes() > 0
     }
 
