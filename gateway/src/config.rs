@@ -112,7 +112,7 @@ pub struct Outbound {
 
 impl Outbound {
     /// The local address for a destination. What leads to the host's own loopback has none.
-    pub fn address_for(&self, to: SocketAddr) -> Option<IpAddr> {
+    pub(crate) fn address_for(&self, to: SocketAddr) -> Option<IpAddr> {
         match to.ip() {
             ip if ip.is_loopback() => None,
             IpAddr::V4(_) => self.v4.map(IpAddr::V4),
@@ -121,7 +121,7 @@ impl Outbound {
     }
 
     /// The interface for a destination.
-    pub fn interface_for(&self, to: SocketAddr) -> Option<&str> {
+    pub(crate) fn interface_for(&self, to: SocketAddr) -> Option<&str> {
         self.interface.as_deref().filter(|_| !to.ip().is_loopback())
     }
 }

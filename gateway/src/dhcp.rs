@@ -14,11 +14,11 @@ use crate::rules::covers;
 /// UDP ports of the DHCP server and client (RFC 2131 section 4.1).
 pub const SERVER_PORT: u16 = 67;
 /// See [`SERVER_PORT`].
-pub const CLIENT_PORT: u16 = 68;
+pub(crate) const CLIENT_PORT: u16 = 68;
 /// UDP ports of the DHCPv6 server and client (RFC 8415 section 7.2).
-pub const SERVER_PORT_V6: u16 = 547;
+pub(crate) const SERVER_PORT_V6: u16 = 547;
 /// See [`SERVER_PORT_V6`].
-pub const CLIENT_PORT_V6: u16 = 546;
+pub(crate) const CLIENT_PORT_V6: u16 = 546;
 
 /// All ones: the lease does not end (RFC 2131 section 3.3, RFC 8415 section 7.7).
 const FOREVER: u32 = u32::MAX;
@@ -293,7 +293,7 @@ fn each_option<'a>(
 }
 
 /// The answer to a DHCPv6 message, if it has one.
-pub fn answer_v6(request: &[u8], lease: &LeaseV6) -> Option<Vec<u8>> {
+pub(crate) fn answer_v6(request: &[u8], lease: &LeaseV6) -> Option<Vec<u8>> {
     let (asked, request) = RequestV6::parse(request)?;
     let (kind, needs_server) = match asked {
         v6::MessageType::Solicit if request.is_rapid => (v6::MessageType::Reply, false),

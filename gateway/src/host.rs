@@ -86,7 +86,10 @@ impl HostNetwork {
     ///
     /// # Errors
     /// Those of rtnetlink.
-    pub fn read_by(netlink: &mut Netlink, upstream: Option<&str>) -> io::Result<HostNetwork> {
+    pub(crate) fn read_by(
+        netlink: &mut Netlink,
+        upstream: Option<&str>,
+    ) -> io::Result<HostNetwork> {
         Ok(HostNetwork::of(&Tables::read(netlink)?, upstream))
     }
 
@@ -103,7 +106,7 @@ impl HostNetwork {
 }
 
 /// The upstream of one IP version.
-pub fn upstream_of(
+pub(crate) fn upstream_of(
     tables: &Tables,
     is_of_version: fn(&IpAddr) -> bool,
     name: Option<&str>,

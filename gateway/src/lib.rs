@@ -1,6 +1,7 @@
 //! A network for a namespace without root: the packets of a guest onto the sockets of the host.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod attach;
 pub mod config;

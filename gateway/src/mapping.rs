@@ -68,7 +68,7 @@ impl Mapping {
 
     /// Whether a DNS server is a resolver that the host or the gateway's user has chosen, not the guest. `to`: as the
     /// guest wrote it, `leads_to`: where it leads.
-    pub fn is_resolver(&self, to: SocketAddr, leads_to: SocketAddr) -> bool {
+    pub(crate) fn is_resolver(&self, to: SocketAddr, leads_to: SocketAddr) -> bool {
         self.resolvers.contains(&leads_to)
             || (self.is_dns(to) && self.nameservers.contains(&to.ip()))
     }
@@ -97,7 +97,7 @@ impl Mapping {
     }
 
     /// The address by which a guest names one of the host's loopback.
-    pub fn name_of_loopback(&self, is_v4: bool) -> Option<IpAddr> {
+    pub(crate) fn name_of_loopback(&self, is_v4: bool) -> Option<IpAddr> {
         self.host_loopback.iter().copied().find(|a| a.is_ipv4() == is_v4)
     }
 

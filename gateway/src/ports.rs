@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 /// First port of the ephemeral range when the system does not say (RFC 6335 section 6; Linux's default range
 /// begins at 32768).
-pub const FIRST_EPHEMERAL_PORT: u16 = 32768;
+pub(crate) const FIRST_EPHEMERAL_PORT: u16 = 32768;
 
 /// What one `-t`, `-u`, `-T` or `-U` asks for.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -28,12 +28,12 @@ impl PublishedPort {
     }
 
     /// A client was accepted (TCP), or the flow of a client was begun (UDP).
-    pub fn count_connection(&self) {
+    pub(crate) fn count_connection(&self) {
         self.connections.fetch_add(1, Relaxed);
     }
 
     /// A client was reset (TCP), or a datagram got no flow (UDP), before the guest had it.
-    pub fn count_refused(&self) {
+    pub(crate) fn count_refused(&self) {
         self.refused.fetch_add(1, Relaxed);
     }
 }

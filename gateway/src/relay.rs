@@ -3,21 +3,21 @@
 //! Each transport is a layer with a table of its flows ([`tcp`]). Their methods take a [`Context`]: the time, the
 //! shard, the epoll set, counters and settings.
 
-pub mod dns;
-pub mod echo;
-pub mod host;
-pub mod names;
-pub mod policy;
-pub mod poll;
+pub(crate) mod dns;
+pub(crate) mod echo;
+pub(crate) mod host;
+pub(crate) mod names;
+pub(crate) mod policy;
+pub(crate) mod poll;
 mod published;
-pub mod services;
-pub mod siblings;
-pub mod streams;
+pub(crate) mod services;
+pub(crate) mod siblings;
+pub(crate) mod streams;
 #[allow(unsafe_code)]
 mod sys;
-pub mod tcp;
-pub mod udp;
-pub mod wait;
+pub(crate) mod tcp;
+pub(crate) mod udp;
+pub(crate) mod wait;
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -36,31 +36,31 @@ use poll::{Poll, Tokens};
 use siblings::Siblings;
 
 /// The stack of a gateway, with an account of CPU time that may be off.
-pub use fulmar_stack::shard::Shard;
+pub(crate) use fulmar_stack::shard::Shard;
 
 /// The clock of the shard. It starts at one millisecond: an [`Instant`] of zero is one that has passed.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock(time::Instant);
+pub(crate) struct Clock(time::Instant);
 
 impl Clock {
     /// A clock that starts now.
-    pub fn start() -> Clock {
+    pub(crate) fn start() -> Clock {
         Clock(time::Instant::now())
     }
 
     /// What time it is.
-    pub fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         Instant::from_nanos(1_000_000 + self.0.elapsed().as_nanos() as u64)
     }
 
     /// How long it runs.
-    pub fn uptime(&self) -> time::Duration {
+    pub(crate) fn uptime(&self) -> time::Duration {
         self.0.elapsed()
     }
 }
 
 /// The settings of a relay. While it runs, only the mapping changes, as a whole.
-pub struct Settings {
+pub(crate) struct Settings {
     /// The guest's addresses.
     pub guest: Vec<IpAddr>,
     /// The gateway's own addresses on the guest's link.
@@ -82,7 +82,7 @@ pub struct Settings {
 
 impl Settings {
     /// The settings of one of several queues.
-    pub fn new(config: &Config, policy: &SharedPolicy, queues: usize) -> Settings {
+    pub(crate) fn new(config: &Config, policy: &SharedPolicy, queues: usize) -> Settings {
         let network = &config.network;
         Settings {
             guest: network.addresses.iter().map(|(a, _)| *a).collect(),
@@ -100,7 +100,7 @@ impl Settings {
     }
 
     /// The guest's first address of an IP version, one that is not link-local if there is one.
-    pub fn guest_address(&self, is_v4: bool) -> Option<IpAddr> {
+    pub(crate) fn guest_address(&self, is_v4: bool) -> Option<IpAddr> {
         let mut of_version = self.guest.iter().filter(|a| a.is_ipv4() == is_v4);
         let first = of_version.clone().next();
         of_version.find(|a| !is_link_local(**a)).or(first).copied()
@@ -110,7 +110,7 @@ impl Settings {
     /// which the guest could not answer: the host's loopback, an address that host and guest share, or a link-local
     /// one. Then it is the address that is mapped to it, else the router's, or where that is link-local one of the
     /// guest's prefix.
-    pub fn translated(&self, client: IpAddr) -> Option<IpAddr> {
+    pub(crate) fn translated(&self, client: IpAddr) -> Option<IpAddr> {
         let is_v4 = client.is_ipv4();
         let name = if client.is_loopback() {
             self.mapping.name_of_loopback(is_v4)
@@ -127,7 +127,7 @@ impl Settings {
 }
 
 /// What the layers of the relay share.
-pub struct Context<'a> {
+pub(crate) struct Context<'a> {
     pub now: Instant,
     pub stack: &'a mut Shard,
     pub poll: &'a Poll,
@@ -139,12 +139,12 @@ pub struct Context<'a> {
 
 impl Context<'_> {
     /// Counts something that was not carried.
-    pub fn refuse(&mut self, why: Refusal) {
+    pub(crate) fn refuse(&mut self, why: Refusal) {
         self.totals.refusals.count(why);
     }
 
     /// The queue that has the datagrams of a guest's port, if it is another.
-    pub fn owner_of_port_elsewhere(&mut self, guest: SocketAddr) -> Option<u16> {
+    pub(crate) fn owner_of_port_elsewhere(&mut self, guest: SocketAddr) -> Option<u16> {
         if self.siblings.is_alone() {
             return None;
         }
@@ -154,7 +154,7 @@ impl Context<'_> {
     }
 
     /// The socket of a published port that leads to a guest's port, by which the guest reaches a destination, too.
-    pub fn published_socket(
+    pub(crate) fn published_socket(
         &self,
         guest: SocketAddr,
         leads_to: SocketAddr,
@@ -167,7 +167,7 @@ impl Context<'_> {
     }
 
     /// Whether the policy allows the guest a flow. `leads_to`: the destination as the host knows it.
-    pub fn allows(
+    pub(crate) fn allows(
         &self,
         protocol: Protocol,
         from: SocketAddr,
@@ -181,7 +181,7 @@ impl Context<'_> {
     }
 
     /// Whether the policy admits a client of a published port, which is counted if not.
-    pub fn admits(&mut self, protocol: Protocol, from: SocketAddr) -> bool {
+    pub(crate) fn admits(&mut self, protocol: Protocol, from: SocketAddr) -> bool {
         let is_admitted = self.settings.policy.admits(&NewClient { protocol, from });
         if !is_admitted {
             self.refuse(Refusal::Policy);
@@ -190,7 +190,7 @@ impl Context<'_> {
     }
 
     /// The queue that owns the flow between the guest and an outside peer, if it is another.
-    pub fn owner_elsewhere(&mut self, guest: SocketAddr, seen: SocketAddr) -> Option<u16> {
+    pub(crate) fn owner_elsewhere(&mut self, guest: SocketAddr, seen: SocketAddr) -> Option<u16> {
         if self.siblings.is_alone() {
             return None;
         }
@@ -202,6 +202,6 @@ impl Context<'_> {
 
 /// An address as it is written in its own IP version: without a zone, which has its meaning on one side alone,
 /// and not as an IPv6 address that stands for an IPv4 one.
-pub fn canonical(address: SocketAddr) -> SocketAddr {
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

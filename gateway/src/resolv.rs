@@ -13,7 +13,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// The host's file.
-pub const RESOLV_CONF: &str = "/etc/resolv.conf";
+pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Name servers that count (MAXNS).
 const MOST_NAMESERVERS: usize = 3;
 /// Domains that count. glibc has no bound.

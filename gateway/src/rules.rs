@@ -31,7 +31,7 @@ use std::str::FromStr;
 use crate::relay::dns::message::{
     TYPE_A, TYPE_AAAA, TYPE_CNAME, TYPE_HTTPS, TYPE_MX, TYPE_SRV, TYPE_SVCB,
 };
-pub use guarded::embedded_v4;
+pub(crate) use guarded::embedded_v4;
 
 /// The host of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]

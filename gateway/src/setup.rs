@@ -81,7 +81,7 @@ impl std::error::Error for SetupError {}
 ///
 /// # Errors
 /// No randomness.
-pub fn stack_config(config: &Config) -> Result<StackConfig, SetupError> {
+pub(crate) fn stack_config(config: &Config) -> Result<StackConfig, SetupError> {
     let secrets = match &config.secrets {
         Some(secrets) => secrets.clone(),
         None => random_secrets().map_err(|e| SetupError::System("cannot read /dev/urandom", e))?,
@@ -102,7 +102,7 @@ pub fn stack_config(config: &Config) -> Result<StackConfig, SetupError> {
 ///
 /// # Errors
 /// [`SetupError::Queues`].
-pub fn queue_count(queues: &[Box<dyn Device>]) -> Result<u16, SetupError> {
+pub(crate) fn queue_count(queues: &[Box<dyn Device>]) -> Result<u16, SetupError> {
     match queues.len() {
         n @ 1..=MAX_QUEUES => Ok(n as u16),
         _ => Err(SetupError::Queues),
@@ -113,7 +113,7 @@ pub fn queue_count(queues: &[Box<dyn Device>]) -> Result<u16, SetupError> {
 ///
 /// # Errors
 /// A device that does not wake by itself, addresses that make no sense, no memory.
-pub fn build_stack(
+pub(crate) fn build_stack(
     config: StackConfig,
     device: Box<dyn Device>,
     now: Instant,
@@ -128,7 +128,7 @@ pub fn build_stack(
 
 /// The gateway's own addresses on the guest's link: the guest's routers, or where it has none a link-local address of
 /// each IP version.
-pub fn routers(network: &GuestNetwork) -> Vec<IfAddr> {
+pub(crate) fn routers(network: &GuestNetwork) -> Vec<IfAddr> {
     let has = |is_v4: bool| network.addresses.iter().any(|(a, _)| a.is_ipv4() == is_v4);
     let v4 = network.gateway_v4.or_else(|| has(true).then_some(UNROUTED_GATEWAY)).map(IpAddr::V4);
     let v6 =
@@ -139,7 +139,7 @@ pub fn routers(network: &GuestNetwork) -> Vec<IfAddr> {
 
 /// The first address of the guest's prefix that is not the guest's: the source address of translated IPv6 clients.
 /// `None`: its prefixes have no other.
-pub fn nat_source_v6(network: &GuestNetwork) -> Option<Ipv6Addr> {
+pub(crate) fn nat_source_v6(network: &GuestNetwork) -> Option<Ipv6Addr> {
     let is_guests = |v6: &Ipv6Addr| network.addresses.iter().any(|(a, _)| *a == IpAddr::V6(*v6));
     let in_prefix = |(address, length): &(IpAddr, u8)| match address {
         IpAddr::V6(v6) if !v6.is_unicast_link_local() && *length < 127 => {
@@ -159,7 +159,7 @@ fn random_secrets() -> io::Result<Secrets> {
 }
 
 /// Raises the limit of descriptors to what the system allows: each flow has one. Returns the limit.
-pub fn raise_descriptor_limit() -> u64 {
+pub(crate) fn raise_descriptor_limit() -> u64 {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return u64::MAX };
     match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
         Ok(()) => hard,
@@ -172,7 +172,7 @@ const OTHER_DESCRIPTORS: u64 = 64;
 
 /// Divides the descriptors of a process between the protocols, so that none of them takes those of another: five
 /// eighths are for TCP, a quarter for UDP, an eighth for echo requests.
-pub fn divide_descriptors(limits: &mut Limits, descriptors: u64) {
+pub(crate) fn divide_descriptors(limits: &mut Limits, descriptors: u64) {
     let eighth = descriptors.saturating_sub(OTHER_DESCRIPTORS).max(8) / 8;
     let part = |eighths: u64| usize::try_from(eighth.saturating_mul(eighths)).unwrap_or(usize::MAX);
     limits.tcp_flows = limits.tcp_flows.min(part(5));

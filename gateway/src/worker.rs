@@ -44,7 +44,7 @@ use crate::setup::{self, SetupError};
 use crate::stat::{FlowStat, Stat, Summary, Totals};
 
 /// What the workers of a gateway have in common when they are built.
-pub struct Common<'a> {
+pub(crate) struct Common<'a> {
     pub clock: Clock,
     /// Of the whole gateway.
     pub stack: &'a StackConfig,
@@ -54,7 +54,7 @@ pub struct Common<'a> {
 }
 
 /// A queue and all that is its own.
-pub struct Worker {
+pub(crate) struct Worker {
     clock: Clock,
     /// Where the time goes: a turn of the loop is a visit.
     account: Arc<Ledger>,
@@ -74,21 +74,21 @@ pub struct Worker {
 
 /// The transports.
 #[derive(Default)]
-pub struct Layers {
+pub(crate) struct Layers {
     pub tcp: Tcp,
     pub udp: Udp,
     pub echoes: Echoes,
 }
 
 /// Calls the handler of a descriptor.
-pub type CallHandler<'a> = &'a mut dyn FnMut(&mut Worker, SlotId) -> ControlFlow<()>;
+pub(crate) type CallHandler<'a> = &'a mut dyn FnMut(&mut Worker, SlotId) -> ControlFlow<()>;
 
 impl Worker {
     /// The worker of one queue.
     ///
     /// # Errors
     /// [`SetupError`].
-    pub fn new(
+    pub(crate) fn new(
         number: u16,
         device: Box<dyn Device>,
         settings: Settings,
@@ -123,7 +123,7 @@ impl Worker {
     }
 
     /// The set that the loop sleeps on.
-    pub fn poll(&self) -> &Poll {
+    pub(crate) fn poll(&self) -> &Poll {
         &self.poll
     }
 
@@ -136,7 +136,7 @@ impl Worker {
     /// # Panics
     /// Where a policy, a handler or the relay itself panics. The connections of both sides are reset all the
     /// same: a host that saw an end in order would take half a stream for a whole one.
-    pub fn run(&mut self, handlers: CallHandler<'_>) -> io::Result<()> {
+    pub(crate) fn run(&mut self, handlers: CallHandler<'_>) -> io::Result<()> {
         let relayed = catch_unwind(AssertUnwindSafe(|| {
             self.relay(handlers)?;
             self.siblings.end_all();
@@ -157,22 +157,22 @@ impl Worker {
     }
 
     /// Notes that the guest has no process any more: what it has sent is delivered before the end.
-    pub fn note_guest_exited(&self) {
+    pub(crate) fn note_guest_exited(&self) {
         self.siblings.note_guest_exited();
     }
 
     /// Whether that was noted.
-    pub fn has_guest_exited(&self) -> bool {
+    pub(crate) fn has_guest_exited(&self) -> bool {
         self.siblings.has_guest_exited()
     }
 
     /// Gives all workers a new mapping.
-    pub fn set_mapping(&self, mapping: Mapping) {
+    pub(crate) fn set_mapping(&self, mapping: Mapping) {
         self.siblings.set_mapping(&Arc::new(mapping));
     }
 
     /// Ends the other workers.
-    pub fn end_others(&self) {
+    pub(crate) fn end_others(&self) {
         self.siblings.end_all();
     }
 
@@ -211,7 +211,7 @@ impl Worker {
     }
 
     /// The layers, and what they share.
-    pub fn layers(&mut self) -> (&mut Layers, Context<'_>) {
+    pub(crate) fn layers(&mut self) -> (&mut Layers, Context<'_>) {
         let Worker { clock, stack, poll, tokens, settings, totals, layers, siblings, .. } = self;
         let now = clock.now();
         (layers, Context { now, stack, poll, tokens, settings, totals, siblings })
@@ -230,7 +230,7 @@ impl Worker {
     }
 
     /// Publishes the ports. `on_loopback` takes their connections from the host's loopback.
-    pub fn publish(
+    pub(crate) fn publish(
         &mut self,
         publish: &Publish,
         on_loopback: Option<OnLoopback>,
@@ -370,7 +370,7 @@ impl Worker {
     }
 
     /// A snapshot of this queue.
-    pub fn stat(&mut self) -> Stat {
+    pub(crate) fn stat(&mut self) -> Stat {
         let mut stack = self.stack.stat();
         let (layers, mut cx) = self.layers();
         let mut flows = layers.tcp.stat(&mut cx);
@@ -394,13 +394,13 @@ impl Worker {
     }
 
     /// A snapshot of all queues, while their workers run.
-    pub fn stat_of_all(&mut self) -> Stat {
+    pub(crate) fn stat_of_all(&mut self) -> Stat {
         let said = self.siblings.ask_for_stat();
         said.iter().fold(self.stat(), Stat::with)
     }
 
     /// What this queue's worker has done.
-    pub fn summary(&self) -> Summary {
+    pub(crate) fn summary(&self) -> Summary {
         Summary {
             totals: self.totals.clone(),
             counters: self.stack.counters().clone(),

@@ -20,7 +20,7 @@ const MOST_LINKS: usize = 40;
 const MOST_STEPS: usize = 256;
 
 /// A path that is watched as it led when it was looked at.
-pub struct PathWatch {
+pub(crate) struct PathWatch {
     inotify: Inotify,
     /// The folders, and the name in each.
     steps: Vec<(WatchDescriptor, OsString)>,
@@ -31,7 +31,7 @@ impl PathWatch {
     ///
     /// # Errors
     /// The user has no inotify instance left.
-    pub fn new(path: &Path) -> io::Result<PathWatch> {
+    pub(crate) fn new(path: &Path) -> io::Result<PathWatch> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
         let mut watch = PathWatch { inotify, steps: Vec::new() };
         let file =
@@ -87,7 +87,7 @@ impl PathWatch {
     }
 
     /// Whether the path may lead elsewhere by now, or the file have changed.
-    pub fn has_changed(&self) -> bool {
+    pub(crate) fn has_changed(&self) -> bool {
         let mut has_changed = false;
         loop {
             match self.inotify.read_events() {

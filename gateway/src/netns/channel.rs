@@ -22,14 +22,14 @@ pub(crate) struct Channel {
 
 impl Channel {
     /// Opens a socket in the calling thread's network namespace.
-    pub fn open(protocol: isize) -> io::Result<Channel> {
+    pub(super) fn open(protocol: isize) -> io::Result<Channel> {
         let socket = Socket::new(protocol)?;
         socket.connect(&SocketAddr::new(0, 0))?;
         Ok(Channel { socket, sequence: 0 })
     }
 
     /// Sends a request.
-    pub fn send<M: NetlinkSerializable>(&mut self, message: M, flags: u16) -> io::Result<()>
+    pub(super) fn send<M: NetlinkSerializable>(&mut self, message: M, flags: u16) -> io::Result<()>
     where
         NetlinkPayload<M>: From<M>,
     {
@@ -40,7 +40,7 @@ impl Channel {
     }
 
     /// Sends a request of another type than its contents have by themselves.
-    pub fn send_as<M: NetlinkSerializable>(
+    pub(crate) fn send_as<M: NetlinkSerializable>(
         &mut self,
         kind: u16,
         message: M,
@@ -69,7 +69,7 @@ impl Channel {
     }
 
     /// Receives messages until the acknowledgement, the end of the dump, or an error.
-    pub fn receive<M: NetlinkDeserializable>(
+    pub(super) fn receive<M: NetlinkDeserializable>(
         &self,
         mut on_object: impl FnMut(M),
     ) -> io::Result<()> {

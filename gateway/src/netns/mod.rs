@@ -22,7 +22,9 @@ pub use changes::Changes;
 pub use netlink::{Address, Interface, Netlink, VethEnd};
 pub use route::{NextHop, Route};
 pub use sock_diag::{OpenPorts, abort_connections};
-pub use sys::{clone_mount, move_mount, pidfd_open};
+pub(crate) use sys::clone_mount;
+pub(crate) use sys::move_mount;
+pub use sys::pidfd_open;
 
 use std::ffi::CString;
 use std::fs::{self, File};

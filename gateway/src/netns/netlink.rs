@@ -143,7 +143,7 @@ impl Netlink {
     }
 
     /// Makes an interface a port of a bridge (IFLA_MASTER).
-    pub fn set_controller(&mut self, index: u32, bridge: u32) -> io::Result<()> {
+    pub(crate) fn set_controller(&mut self, index: u32, bridge: u32) -> io::Result<()> {
         let attributes = vec![LinkAttribute::Controller(bridge)];
         self.transact(RouteNetlinkMessage::NewLink(link(index, attributes)), 0)
     }
@@ -162,7 +162,7 @@ impl Netlink {
 
     /// Lets an interface be heard by packet sockets alone: it answers no ARP request (IFF_NOARP) and makes no IPv6
     /// address of its own (RFC 4862), without which it sends no solicitations.
-    pub fn set_silent(&mut self, index: u32) -> io::Result<()> {
+    pub(crate) fn set_silent(&mut self, index: u32) -> io::Result<()> {
         let mut message = link(index, Vec::new());
         message.header.flags = LinkFlags::Noarp;
         message.header.change_mask = LinkFlags::Noarp;

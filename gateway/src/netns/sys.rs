@@ -27,7 +27,12 @@ fn ifreq(name: &CStr) -> io::Result<libc::ifreq> {
 }
 
 /// SIOCETHTOOL with one 32-bit value: `command` is an ETHTOOL_S* number of linux/ethtool.h.
-pub fn ethtool_set(fd: BorrowedFd<'_>, name: &CStr, command: u32, value: u32) -> io::Result<()> {
+pub(crate) fn ethtool_set(
+    fd: BorrowedFd<'_>,
+    name: &CStr,
+    command: u32,
+    value: u32,
+) -> io::Result<()> {
     const SIOCETHTOOL: u64 = 0x8946;
     let mut pair = [command, value];
     let mut req = ifreq(name)?;
@@ -40,7 +45,7 @@ pub fn ethtool_set(fd: BorrowedFd<'_>, name: &CStr, command: u32, value: u32) ->
 }
 
 /// NS_GET_NSTYPE: what kind of namespace a descriptor refers to. ENOTTY for any other file.
-pub fn namespace_type(fd: BorrowedFd<'_>) -> io::Result<CloneFlags> {
+pub(crate) fn namespace_type(fd: BorrowedFd<'_>) -> io::Result<CloneFlags> {
     const NS_GET_NSTYPE: u64 = 0xb703;
     // SAFETY: the request takes no argument and writes to no memory.
     match unsafe { libc::ioctl(fd.as_raw_fd(), NS_GET_NSTYPE as _) } {
@@ -50,7 +55,7 @@ pub fn namespace_type(fd: BorrowedFd<'_>) -> io::Result<CloneFlags> {
 }
 
 /// NS_GET_OWNER_UID: the user who made a user namespace, as the caller's own one numbers it.
-pub fn namespace_owner(fd: BorrowedFd<'_>) -> io::Result<u32> {
+pub(crate) fn namespace_owner(fd: BorrowedFd<'_>) -> io::Result<u32> {
     const NS_GET_OWNER_UID: u64 = 0xb704;
     let mut uid: libc::uid_t = 0;
     // SAFETY: the request writes one uid_t, to a local.
@@ -79,7 +84,7 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// No CAP_SYS_ADMIN over the mount namespace of the calling thread (EPERM), no such file, a kernel before 5.2 (ENOSYS).
-pub fn clone_mount(path: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn clone_mount(path: &Path) -> io::Result<OwnedFd> {
     /// OPEN_TREE_CLONE; OPEN_TREE_CLOEXEC has the value of O_CLOEXEC.
     const FLAGS: libc::c_uint = 1 | libc::O_CLOEXEC as libc::c_uint;
     let path = CString::new(path.as_os_str().as_bytes())?;
@@ -95,7 +100,7 @@ pub fn clone_mount(path: &Path) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// As [`clone_mount`].
-pub fn move_mount(mount: BorrowedFd<'_>, to: &Path) -> io::Result<()> {
+pub(crate) fn move_mount(mount: BorrowedFd<'_>, to: &Path) -> io::Result<()> {
     /// MOVE_MOUNT_F_EMPTY_PATH: the descriptor itself; MOVE_MOUNT_T_SYMLINKS: links of the path are followed.
     const FLAGS: libc::c_uint = 0x4 | 0x10;
     let to = CString::new(to.as_os_str().as_bytes())?;

@@ -18,7 +18,7 @@
 //! the questions of each ([`flow`]).
 
 mod flow;
-pub mod message;
+pub(crate) mod message;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -68,7 +68,7 @@ type Addresses = SmallVec<[SocketAddr; 3]>;
 
 /// The flows of DNS.
 #[derive(Default)]
-pub struct Dns {
+pub(crate) struct Dns {
     exchanges: Exchanges,
     batch: Batch,
 }
@@ -129,14 +129,14 @@ impl Guesses {
 
 impl Dns {
     /// Answers the guest by this socket of the shard.
-    pub fn listen(&mut self, cx: &Context<'_>, socket: SlotId) {
+    pub(crate) fn listen(&mut self, cx: &Context<'_>, socket: SlotId) {
         self.exchanges.socket = Some(socket);
         self.exchanges.timers = Some(Wheel::new(cx.now));
     }
 
     /// Takes datagrams of one flow of the guest if they are for a resolver. `None`: they are not. Otherwise how many
     /// messages they had; they are still to be freed.
-    pub fn take(&mut self, cx: &mut Context<'_>, datagrams: &[Datagram]) -> Option<usize> {
+    pub(crate) fn take(&mut self, cx: &mut Context<'_>, datagrams: &[Datagram]) -> Option<usize> {
         let first = datagrams.first()?;
         let (from, to) = (first.src, canonical(first.dst));
         if !cx.settings.mapping.is_dns(to) || !cx.settings.carries.udp {
@@ -157,12 +157,12 @@ impl Dns {
     }
 
     /// Whether a flow could not begin for lack of a descriptor since the last call.
-    pub fn take_lack_of_descriptor(&mut self) -> bool {
+    pub(crate) fn take_lack_of_descriptor(&mut self) -> bool {
         std::mem::take(&mut self.exchanges.lacks_descriptor)
     }
 
     /// A socket of the host became ready.
-    pub fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+    pub(crate) fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
         let Dns { exchanges, batch } = self;
         let Some(flow) = exchanges.flows.get(id) else { return };
         let servers: Addresses = flow.reached().collect();
@@ -176,7 +176,7 @@ impl Dns {
     }
 
     /// Asks further servers, and ends flows, as the time has come.
-    pub fn expire(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn expire(&mut self, cx: &mut Context<'_>) {
         let exchanges = &mut self.exchanges;
         while let Some(id) = exchanges.timers.as_mut().and_then(|t| t.expire(cx.now)) {
             let Some(flow) = exchanges.flows.get_mut(id) else { continue };
@@ -192,13 +192,13 @@ impl Dns {
     }
 
     /// When something is due.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let timers = self.exchanges.timers.as_ref()?;
         if self.exchanges.flows.is_empty() { None } else { timers.next_deadline() }
     }
 
     /// A snapshot of the flows.
-    pub fn stat(&self, now: Instant) -> impl Iterator<Item = FlowStat> + '_ {
+    pub(crate) fn stat(&self, now: Instant) -> impl Iterator<Item = FlowStat> + '_ {
         self.exchanges.flows.iter().map(move |(_, flow)| flow.stat(now))
     }
 }
@@ -540,7 +540,7 @@ fn report(cx: &mut Context<'_>, (guest, peer): Key, bytes: &[u8], failure: Failu
 }
 
 /// Answers a message to a DNS server of the guest's choice that the policy denies. `None`: it may pass.
-pub fn refusal_of(cx: &mut Context<'_>, d: &Datagram) -> Option<Option<Vec<u8>>> {
+pub(crate) fn refusal_of(cx: &mut Context<'_>, d: &Datagram) -> Option<Option<Vec<u8>>> {
     if !cx.settings.policy.reads_names() || !cx.settings.mapping.is_dns(canonical(d.dst)) {
         return None;
     }
@@ -559,7 +559,7 @@ pub fn refusal_of(cx: &mut Context<'_>, d: &Datagram) -> Option<Option<Vec<u8>>>
 }
 
 /// Reads what a DNS server of the guest's choice has sent: a claim.
-pub fn learn_claim(cx: &Context<'_>, bytes: &[u8]) {
+pub(crate) fn learn_claim(cx: &Context<'_>, bytes: &[u8]) {
     if let Some(question) = message::question(bytes) {
         let addresses = message::addresses(bytes, &question);
         cx.settings.policy.learn_claim(&question.name, &addresses);

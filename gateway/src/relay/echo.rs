@@ -58,7 +58,7 @@ struct Flow {
 
 /// The flows of echo requests.
 #[derive(Default)]
-pub struct Echoes {
+pub(crate) struct Echoes {
     flows: Slab<Flow>,
     by_key: HashMap<Key, SlotId>,
     /// In the order in which they began.
@@ -71,7 +71,7 @@ pub struct Echoes {
 
 impl Echoes {
     /// Opens the socket for whatever the guest pings.
-    pub fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), SocketError> {
+    pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), SocketError> {
         let listener = cx.stack.icmp().listen()?;
         cx.stack.watch(listener, Some(Ready::READABLE));
         cx.tokens.set(listener, Token::Echo(listener));
@@ -80,7 +80,7 @@ impl Echoes {
     }
 
     /// The guest has sent echo requests.
-    pub fn take_requests(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn take_requests(&mut self, cx: &mut Context<'_>) {
         let Some(listener) = self.listener else { return };
         for _ in 0..TAKEN_PER_TURN {
             let Ok(Poll::Ready(request)) = cx.stack.icmp().receive_request(listener) else {
@@ -178,7 +178,7 @@ impl Echoes {
     }
 
     /// A socket of the host became ready.
-    pub fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+    pub(crate) fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
         if flags.contains(EpollFlags::EPOLLERR) {
             self.pass_errors(cx, id);
         }
@@ -242,7 +242,7 @@ impl Echoes {
     }
 
     /// Ends flows that have timed out.
-    pub fn expire(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn expire(&mut self, cx: &mut Context<'_>) {
         if self.next_deadline().is_none_or(|at| at > cx.now) {
             return;
         }
@@ -253,12 +253,12 @@ impl Echoes {
     }
 
     /// When the next flow may time out.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
     /// A snapshot of the flows.
-    pub fn stat(&self, now: Instant) -> impl Iterator<Item = FlowStat> + '_ {
+    pub(crate) fn stat(&self, now: Instant) -> impl Iterator<Item = FlowStat> + '_ {
         self.flows.iter().map(move |(_, flow)| stat_of(flow, now))
     }
 }

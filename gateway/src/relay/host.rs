@@ -16,13 +16,13 @@ use crate::config::Outbound;
 use crate::stat::{HostTcp, Refusal};
 
 /// A connection that was begun, and whether it is established already.
-pub struct Begun {
+pub(crate) struct Begun {
     pub stream: TcpStream,
     pub is_connected: bool,
 }
 
 /// Makes a socket that does not block.
-pub fn open(
+pub(crate) fn open(
     is_v4: bool,
     kind: SockType,
     protocol: impl Into<Option<SockProtocol>>,
@@ -32,7 +32,7 @@ pub fn open(
 }
 
 /// Binds a socket to the interface and the address of `--outbound`.
-pub fn bind_outbound(fd: &OwnedFd, to: SocketAddr, outbound: &Outbound) -> nix::Result<()> {
+pub(crate) fn bind_outbound(fd: &OwnedFd, to: SocketAddr, outbound: &Outbound) -> nix::Result<()> {
     if let Some(interface) = outbound.interface_for(to) {
         setsockopt(fd, sockopt::BindToDevice, &interface.into())?;
     }
@@ -43,7 +43,7 @@ pub fn bind_outbound(fd: &OwnedFd, to: SocketAddr, outbound: &Outbound) -> nix::
 }
 
 /// Connects a socket that does not block.
-pub fn connect_to(fd: &impl AsFd, to: SocketAddr) -> nix::Result<()> {
+pub(crate) fn connect_to(fd: &impl AsFd, to: SocketAddr) -> nix::Result<()> {
     connect(fd.as_fd().as_raw_fd(), &SockaddrStorage::from(to))
 }
 
@@ -51,7 +51,7 @@ pub fn connect_to(fd: &impl AsFd, to: SocketAddr) -> nix::Result<()> {
 ///
 /// # Errors
 /// What the host's kernel says at once.
-pub fn begin_connection(to: SocketAddr, outbound: &Outbound) -> nix::Result<Begun> {
+pub(crate) fn begin_connection(to: SocketAddr, outbound: &Outbound) -> nix::Result<Begun> {
     let fd = open(to.is_ipv4(), SockType::Stream, None)?;
     bind_outbound(&fd, to, outbound)?;
     let is_connected = match connect_to(&fd, to) {
@@ -68,7 +68,7 @@ pub fn begin_connection(to: SocketAddr, outbound: &Outbound) -> nix::Result<Begu
 /// the stream, RFC 6093 section 6), and SO_LINGER of zero, so that the kernel resets the connections of a process that
 /// was killed, unless [`close`] closes them. A connection works without them. What a listener accepts inherits its
 /// options.
-pub fn set_stream_options(socket: &impl AsFd) {
+pub(crate) fn set_stream_options(socket: &impl AsFd) {
     let _ = setsockopt(socket, sockopt::TcpNoDelay, &true);
     let _ = setsockopt(socket, sockopt::KeepAlive, &true);
     let _ = setsockopt(socket, sockopt::OobInline, &true);
@@ -76,13 +76,13 @@ pub fn set_stream_options(socket: &impl AsFd) {
 }
 
 /// Closes a connection both of whose streams have ended: what the kernel still holds of it is delivered.
-pub fn close(stream: TcpStream) {
+pub(crate) fn close(stream: TcpStream) {
     set_linger(&stream, Linger::Deliver);
 }
 
 /// What the kernel does with a connection whose socket is closed (SO_LINGER).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Linger {
+pub(crate) enum Linger {
     /// It sends a reset, and discards what was not sent.
     Reset,
     /// It sends what is left and a FIN.
@@ -90,14 +90,14 @@ pub enum Linger {
 }
 
 /// Sets SO_LINGER.
-pub fn set_linger(socket: &impl AsFd, linger: Linger) {
+pub(crate) fn set_linger(socket: &impl AsFd, linger: Linger) {
     let l_onoff = libc::c_int::from(linger == Linger::Reset);
     // The option is one of every TCP socket.
     let _ = setsockopt(socket, sockopt::Linger, &libc::linger { l_onoff, l_linger: 0 });
 }
 
 /// The result of a connect that did not block (SO_ERROR).
-pub fn outcome(stream: &TcpStream) -> Result<(), Errno> {
+pub(crate) fn outcome(stream: &TcpStream) -> Result<(), Errno> {
     match stream.take_error() {
         Ok(None) => Ok(()),
         Ok(Some(e)) | Err(e) => Err(errno_of(&e)),
@@ -105,18 +105,18 @@ pub fn outcome(stream: &TcpStream) -> Result<(), Errno> {
 }
 
 /// The errno of an error of std.
-pub fn errno_of(e: &io::Error) -> Errno {
+pub(crate) fn errno_of(e: &io::Error) -> Errno {
     e.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
 }
 
 /// Whether the process or the system lacks descriptors or memory: a call that fails so is tried again later.
-pub fn is_shortage(errno: Errno) -> bool {
+pub(crate) fn is_shortage(errno: Errno) -> bool {
     matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)
 }
 
 /// What a guest is told of a connection that failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Failure {
+pub(crate) enum Failure {
     /// A reset.
     Refused,
     /// Destination unreachable, with the codes of ICMP (type 3) and ICMPv6 (type 1).
@@ -127,7 +127,7 @@ pub enum Failure {
 
 /// What an errno of `socket`, `bind` or `connect`, or of `send` on a socket of datagrams, means for the guest, and what
 /// it is counted as (connect(2), ip(7), icmp(7)).
-pub fn failure_of(errno: Errno) -> (Failure, Refusal) {
+pub(crate) fn failure_of(errno: Errno) -> (Failure, Refusal) {
     match errno {
         Errno::ECONNREFUSED | Errno::ECONNRESET => (Failure::Refused, Refusal::Refused),
         // The host has no route, no address of the IP version or of the options, or not the IP version at all.
@@ -152,7 +152,7 @@ pub fn failure_of(errno: Errno) -> (Failure, Refusal) {
 
 /// What a failed `send` or `recv` means for a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum StreamError {
+pub(crate) enum StreamError {
     /// The socket is ready later, and says so.
     NotReady,
     /// A signal ended the call.
@@ -164,7 +164,7 @@ pub enum StreamError {
 }
 
 /// What an errno of `send` or `recv` means for a connection (send(2), recv(2), tcp(7)).
-pub fn stream_error_of(errno: Errno) -> StreamError {
+pub(crate) fn stream_error_of(errno: Errno) -> StreamError {
     match errno {
         Errno::EAGAIN => StreamError::NotReady,
         Errno::EINTR => StreamError::Interrupted,
@@ -175,7 +175,7 @@ pub fn stream_error_of(errno: Errno) -> StreamError {
 
 /// What a failed `recv` means for a socket of datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DatagramError {
+pub(crate) enum DatagramError {
     /// Nothing is there now.
     NotReady,
     /// A signal ended the call.
@@ -189,7 +189,7 @@ pub enum DatagramError {
 
 /// What an errno of `recv` means for a socket of datagrams (recv(2), udp(7), ip(7)). A kernel that has no memory for a
 /// datagram loses it without an errno.
-pub fn datagram_error_of(errno: Errno) -> DatagramError {
+pub(crate) fn datagram_error_of(errno: Errno) -> DatagramError {
     match errno {
         Errno::EAGAIN => DatagramError::NotReady,
         Errno::EINTR => DatagramError::Interrupted,
@@ -200,7 +200,7 @@ pub fn datagram_error_of(errno: Errno) -> DatagramError {
 
 /// Whether an errno of `send` or `recv` on a socket of datagrams may be its pending error, which the call
 /// clears: that of an ICMP error about a datagram sent before (ip(7), IP_RECVERR). The error queue has it, too.
-pub fn may_be_pending(errno: Errno) -> bool {
+pub(crate) fn may_be_pending(errno: Errno) -> bool {
     matches!(
         errno,
         Errno::ECONNREFUSED
@@ -218,7 +218,7 @@ pub fn may_be_pending(errno: Errno) -> bool {
 
 /// Whether an errno of `send` on a socket of datagrams that is not connected is a pending error in any case: the call
 /// itself has none of them.
-pub fn is_always_pending(errno: Errno) -> bool {
+pub(crate) fn is_always_pending(errno: Errno) -> bool {
     matches!(
         errno,
         Errno::ECONNREFUSED
@@ -231,18 +231,18 @@ pub fn is_always_pending(errno: Errno) -> bool {
 }
 
 /// The control message that gives a datagram its TTL or hop limit, 1 to 255 (ip(7), IP_TTL; ipv6(7), IPV6_HOPLIMIT).
-pub fn hop_limit(is_v4: bool, hops: &i32) -> ControlMessage<'_> {
+pub(crate) fn hop_limit(is_v4: bool, hops: &i32) -> ControlMessage<'_> {
     if is_v4 { ControlMessage::Ipv4Ttl(hops) } else { ControlMessage::Ipv6HopLimit(hops) }
 }
 
 /// Whether an errno of `send` on a connected socket of datagrams may mean that the host has lost the address that the
 /// socket was connected from: another socket starts at the new one. Linux had EINVAL for it before it had ENETUNREACH.
-pub fn may_be_of_lost_address(errno: Errno) -> bool {
+pub(crate) fn may_be_of_lost_address(errno: Errno) -> bool {
     matches!(errno, Errno::ENETUNREACH | Errno::EINVAL | Errno::EADDRNOTAVAIL)
 }
 
 /// TCP_INFO of a connection; `None` before it is established.
-pub fn tcp_info(stream: &TcpStream) -> Option<HostTcp> {
+pub(crate) fn tcp_info(stream: &TcpStream) -> Option<HostTcp> {
     /// `tcpi_state` of a connection whose SYN is not answered (include/net/tcp_states.h TCP_SYN_SENT).
     const SYN_SENT: u8 = 2;
     let mut info = [0; TCP_INFO_BYTES];

@@ -22,7 +22,7 @@ struct Entry {
 
 /// What addresses are called.
 #[derive(Default)]
-pub struct Names {
+pub(crate) struct Names {
     by_address: HashMap<IpAddr, Entry>,
     /// In the order in which they became known.
     order: VecDeque<IpAddr>,
@@ -30,12 +30,17 @@ pub struct Names {
 
 impl Names {
     /// The names of an address, the latest first.
-    pub fn of(&self, address: IpAddr) -> &[String] {
+    pub(crate) fn of(&self, address: IpAddr) -> &[String] {
         self.by_address.get(&address).map_or(&[], |entry| &entry.names)
     }
 
     /// Adds a name of an address. `keeps` says whether the name has to be kept beside those that are kept already.
-    pub fn add(&mut self, address: IpAddr, name: &str, keeps: impl FnOnce(&[String]) -> bool) {
+    pub(crate) fn add(
+        &mut self,
+        address: IpAddr,
+        name: &str,
+        keeps: impl FnOnce(&[String]) -> bool,
+    ) {
         if !self.by_address.contains_key(&address) {
             if self.order.len() >= MOST_ADDRESSES {
                 self.forget_one();

@@ -18,14 +18,14 @@ struct Known {
 /// The policy behind a lock. Without a policy everything is allowed; after a panic of the policy nothing is, since its
 /// state is unknown.
 #[derive(Clone, Default)]
-pub struct SharedPolicy {
+pub(crate) struct SharedPolicy {
     known: Option<Arc<Mutex<Known>>>,
     reads_names: bool,
 }
 
 impl SharedPolicy {
     /// `None`: everything is allowed.
-    pub fn new(policy: Option<Box<dyn Policy>>) -> SharedPolicy {
+    pub(crate) fn new(policy: Option<Box<dyn Policy>>) -> SharedPolicy {
         let reads_names = policy.as_ref().is_some_and(|policy| policy.reads_names());
         let known =
             |policy| Known { policy, resolved: Names::default(), claimed: Names::default() };
@@ -41,7 +41,7 @@ impl SharedPolicy {
     }
 
     /// Whether there is one that decides by names, or wants to know them.
-    pub fn reads_names(&self) -> bool {
+    pub(crate) fn reads_names(&self) -> bool {
         self.reads_names
     }
 
@@ -51,7 +51,7 @@ impl SharedPolicy {
     }
 
     /// Whether a flow may leave.
-    pub fn allows(&self, flow: &NewFlow<'_>) -> bool {
+    pub(crate) fn allows(&self, flow: &NewFlow<'_>) -> bool {
         let decided = self.ask(|Known { policy, resolved, claimed }| {
             let to = flow.to.ip();
             let (names, claimed_names) = (resolved.of(to), claimed.of(to));
@@ -61,13 +61,13 @@ impl SharedPolicy {
     }
 
     /// Whether a client of a published port is admitted.
-    pub fn admits(&self, client: &NewClient) -> bool {
+    pub(crate) fn admits(&self, client: &NewClient) -> bool {
         let decided = self.ask(|known| known.policy.decide_client(client));
         decided.map_or(!self.has_policy(), |d| d == Decision::Allow)
     }
 
     /// Whether the guest may ask for records of a type of a name; `None`: what it asks for cannot be read.
-    pub fn allows_name(&self, asked: Option<(&str, u16)>) -> bool {
+    pub(crate) fn allows_name(&self, asked: Option<(&str, u16)>) -> bool {
         if !self.reads_names {
             return true;
         }
@@ -79,7 +79,7 @@ impl SharedPolicy {
     }
 
     /// One of the guest's resolvers has answered a question for a name with these addresses.
-    pub fn learn(&self, name: &str, addresses: &[IpAddr]) {
+    pub(crate) fn learn(&self, name: &str, addresses: &[IpAddr]) {
         self.ask(|Known { policy, resolved, .. }| {
             for address in addresses {
                 resolved.add(*address, name, |known| policy.keeps_name(name, known));
@@ -88,7 +88,7 @@ impl SharedPolicy {
     }
 
     /// Another DNS server has.
-    pub fn learn_claim(&self, name: &str, addresses: &[IpAddr]) {
+    pub(crate) fn learn_claim(&self, name: &str, addresses: &[IpAddr]) {
         self.ask(|Known { policy, claimed, .. }| {
             for address in addresses {
                 claimed.add(*address, name, |known| policy.keeps_name(name, known));
@@ -97,7 +97,7 @@ impl SharedPolicy {
     }
 
     /// A flow has ended.
-    pub fn ended(&self, flow: impl FnOnce() -> FlowStat) {
+    pub(crate) fn ended(&self, flow: impl FnOnce() -> FlowStat) {
         self.ask(|known| known.policy.ended(&flow()));
     }
 }

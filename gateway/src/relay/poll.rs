@@ -13,7 +13,7 @@ const MOST_EVENTS: usize = 256;
 
 /// What a descriptor, or a socket of the shard, belongs to: the token of its events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Token {
+pub(crate) enum Token {
     /// The guest's interface.
     Device,
     /// A descriptor with a handler.
@@ -73,14 +73,14 @@ impl Token {
 }
 
 /// The epoll set of a relay.
-pub struct Poll {
+pub(crate) struct Poll {
     epoll: Epoll,
     /// The descriptor of the device and what is waited for, as registered.
     device: Option<WakeFd>,
 }
 
 /// What a call of [`Poll::wait`] brought.
-pub struct Events {
+pub(crate) struct Events {
     list: Vec<EpollEvent>,
     len: usize,
 }
@@ -93,24 +93,24 @@ impl Default for Events {
 
 impl Events {
     /// How many came.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Whether one of them has this token.
-    pub fn has(&self, wanted: Token) -> bool {
+    pub(crate) fn has(&self, wanted: Token) -> bool {
         self.iter().any(|(token, _)| token == wanted)
     }
 
     /// The events in their order.
-    pub fn iter(&self) -> impl Iterator<Item = (Token, EpollFlags)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Token, EpollFlags)> {
         let came = self.list.iter().take(self.len);
         came.map(|event| (Token::decode(event.data()), event.events()))
     }
 }
 
 /// What a socket that bytes are relayed through is registered for, once for its life.
-pub const EDGES: EpollFlags = EpollFlags::EPOLLIN
+pub(crate) const EDGES: EpollFlags = EpollFlags::EPOLLIN
     .union(EpollFlags::EPOLLOUT)
     .union(EpollFlags::EPOLLRDHUP)
     .union(EpollFlags::EPOLLPRI)
@@ -121,35 +121,35 @@ impl Poll {
     ///
     /// # Errors
     /// No descriptor.
-    pub fn new() -> io::Result<Poll> {
+    pub(crate) fn new() -> io::Result<Poll> {
         Ok(Poll { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?, device: None })
     }
 
     /// Watches a socket for whatever becomes possible (edge-triggered).
-    pub fn add_edges(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
+    pub(crate) fn add_edges(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
         Ok(self.epoll.add(fd, EpollEvent::new(EDGES, token.encode()))?)
     }
 
     /// Watches a descriptor for what can be read (level-triggered).
-    pub fn add_readable(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
+    pub(crate) fn add_readable(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
         Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.encode()))?)
     }
 
     /// Watches a descriptor for what can be read, once for each arrival (edge-triggered).
-    pub fn add_arrivals(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
+    pub(crate) fn add_arrivals(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
         let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
         Ok(self.epoll.add(fd, EpollEvent::new(flags, token.encode()))?)
     }
 
     /// No longer watches a descriptor.
-    pub fn remove(&self, fd: impl AsFd) {
+    pub(crate) fn remove(&self, fd: impl AsFd) {
         // A descriptor that is not in the set is not watched.
         let _ = self.epoll.delete(fd);
     }
 
     /// Watches the device for what it waits for now. To be called before each sleep; the kernel is called on a change
     /// alone.
-    pub fn watch_device(&mut self, wake: Option<WakeFd>) -> io::Result<()> {
+    pub(crate) fn watch_device(&mut self, wake: Option<WakeFd>) -> io::Result<()> {
         if wake == self.device {
             return Ok(());
         }
@@ -169,7 +169,7 @@ impl Poll {
     }
 
     /// Sleeps until something happens or `until` passes; `None`: for as long as it takes.
-    pub fn wait(
+    pub(crate) fn wait(
         &self,
         events: &mut Events,
         now: Instant,
@@ -192,11 +192,11 @@ impl Poll {
 
 /// The tokens of a shard's sockets.
 #[derive(Default)]
-pub struct Tokens(Vec<Option<(u32, Token)>>);
+pub(crate) struct Tokens(Vec<Option<(u32, Token)>>);
 
 impl Tokens {
     /// Gives a socket its token.
-    pub fn set(&mut self, socket: SlotId, token: Token) {
+    pub(crate) fn set(&mut self, socket: SlotId, token: Token) {
         let at = socket.index as usize;
         if self.0.len() <= at {
             self.0.resize(at + 1, None);
@@ -205,7 +205,7 @@ impl Tokens {
     }
 
     /// Whose a socket is.
-    pub fn of(&self, socket: SlotId) -> Option<Token> {
+    pub(crate) fn of(&self, socket: SlotId) -> Option<Token> {
         let (generation, token) = (*self.0.get(socket.index as usize)?)?;
         (generation == socket.generation).then_some(token)
     }

@@ -20,7 +20,7 @@ use crate::ports::Forward;
 use crate::published::PublishedPort;
 
 /// A socket of a published port.
-pub struct Published<S> {
+pub(super) struct Published<S> {
     pub socket: S,
     pub port: Arc<PublishedPort>,
     /// It waits for its turn.
@@ -28,7 +28,7 @@ pub struct Published<S> {
 }
 
 /// The sockets of the published ports of one transport.
-pub struct PublishedSockets<S>(Slab<Published<S>>);
+pub(crate) struct PublishedSockets<S>(Slab<Published<S>>);
 
 impl<S> Default for PublishedSockets<S> {
     fn default() -> Self {
@@ -41,7 +41,7 @@ impl<S: AsFd> PublishedSockets<S> {
     ///
     /// # Errors
     /// The first address that cannot be bound, unless the port is optional and another one is. Nothing is bound then.
-    pub fn publish(
+    pub(super) fn publish(
         &mut self,
         cx: &Context<'_>,
         forward: &Forward,
@@ -89,25 +89,25 @@ impl<S: AsFd> PublishedSockets<S> {
     }
 
     /// The socket of an event.
-    pub fn get(&self, id: SlotId) -> Option<&Published<S>> {
+    pub(super) fn get(&self, id: SlotId) -> Option<&Published<S>> {
         self.0.get(id)
     }
 
     /// The socket has its turn later. False: it waits already, or is closed.
-    pub fn queue(&mut self, id: SlotId) -> bool {
+    pub(super) fn queue(&mut self, id: SlotId) -> bool {
         let published = self.0.get_mut(id);
         published.is_some_and(|published| !std::mem::replace(&mut published.is_queued, true))
     }
 
     /// The socket whose turn it is.
-    pub fn begin_turn(&mut self, id: SlotId) -> Option<&Published<S>> {
+    pub(crate) fn begin_turn(&mut self, id: SlotId) -> Option<&Published<S>> {
         let published = self.0.get_mut(id)?;
         published.is_queued = false;
         Some(published)
     }
 
     /// Closes the sockets of a port.
-    pub fn unpublish(&mut self, forward: &Forward) {
+    pub(crate) fn unpublish(&mut self, forward: &Forward) {
         self.remove(|published| published.port.forward == *forward);
     }
 
@@ -118,17 +118,17 @@ impl<S: AsFd> PublishedSockets<S> {
     }
 
     /// Closes all sockets.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.0 = Slab::default();
     }
 
     /// The sockets with their ports.
-    pub fn iter(&self) -> impl Iterator<Item = &Published<S>> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Published<S>> {
         self.0.iter().map(|(_, published)| published)
     }
 
     /// The ports, once for each of their sockets.
-    pub fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
+    pub(super) fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
         self.0.iter().map(|(_, published)| &published.port)
     }
 }
@@ -155,7 +155,7 @@ fn is_missing_version(e: &io::Error, forward: &Forward) -> bool {
 ///
 /// # Errors
 /// The address is in use or not the host's, or the port is privileged.
-pub fn open_bound(
+pub(crate) fn open_bound(
     at: SocketAddr,
     forward: &Forward,
     kind: SockType,

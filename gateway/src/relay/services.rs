@@ -30,7 +30,7 @@ const ALL_NODES_ETHER: EtherAddr = EtherAddr([0x33, 0x33, 0, 0, 0, 1]);
 
 /// What is answered.
 #[derive(Clone, Default)]
-pub struct Answers {
+pub(crate) struct Answers {
     pub dhcp: Option<Lease>,
     pub dhcp_v6: Option<LeaseV6>,
     pub advertisement: Option<ra::Link>,
@@ -38,7 +38,7 @@ pub struct Answers {
 
 /// What is answered on all queues of a guest's interface. It may be replaced.
 #[derive(Clone)]
-pub struct SharedAnswers(Arc<Latest>);
+pub(crate) struct SharedAnswers(Arc<Latest>);
 
 struct Latest {
     answers: Mutex<Arc<Answers>>,
@@ -49,7 +49,7 @@ struct Latest {
 }
 
 impl SharedAnswers {
-    pub fn new(answers: Answers) -> SharedAnswers {
+    pub(crate) fn new(answers: Answers) -> SharedAnswers {
         let (generation, is_news) = (AtomicU64::new(0), AtomicBool::new(false));
         SharedAnswers(Arc::new(Latest {
             answers: Mutex::new(Arc::new(answers)),
@@ -59,7 +59,7 @@ impl SharedAnswers {
     }
 
     /// Replaces them. An advertisement that is new is sent to the guest without being asked for.
-    pub fn set(&self, answers: Answers) {
+    pub(crate) fn set(&self, answers: Answers) {
         let mut current = self.0.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let is_news =
             answers.advertisement.is_some() && answers.advertisement != current.advertisement;
@@ -77,7 +77,7 @@ impl SharedAnswers {
 }
 
 /// A device whose guest is served.
-pub struct Services {
+pub(crate) struct Services {
     device: Box<dyn Device>,
     shared: SharedAnswers,
     /// Those of a generation.
@@ -89,7 +89,7 @@ pub struct Services {
 
 impl Services {
     /// The device, served.
-    pub fn before(device: Box<dyn Device>, shared: SharedAnswers) -> Services {
+    pub(crate) fn before(device: Box<dyn Device>, shared: SharedAnswers) -> Services {
         let (answers, generation) = (shared.latest(), 0);
         Services { device, shared, answers, generation, requests: Burst::with_capacity(ANSWERS) }
     }

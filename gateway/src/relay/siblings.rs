@@ -33,7 +33,7 @@ const MOST_MESSAGES: usize = 256;
 const MOST_DATAGRAMS: usize = MOST_MESSAGES / 2;
 
 /// A message from one thread to another.
-pub enum Message {
+pub(crate) enum Message {
     /// A connection from outside.
     Client(Client),
     /// A datagram from outside, or a run of them.
@@ -46,7 +46,7 @@ pub enum Message {
 
 /// A client that was accepted at a published port. It is reset where no thread takes it: its listener has
 /// [SO_LINGER of zero](super::host::set_stream_options).
-pub struct Client {
+pub(crate) struct Client {
     pub stream: TcpStream,
     pub from: SocketAddr,
     /// The port that accepted it.
@@ -54,7 +54,7 @@ pub struct Client {
 }
 
 /// What a client has sent to a published port: a datagram, or a run of them.
-pub struct ClientDatagrams {
+pub(crate) struct ClientDatagrams {
     pub port: Arc<PublishedPort>,
     /// The socket of the published port, and to which of its addresses it came.
     pub socket: Arc<OwnedFd>,
@@ -118,7 +118,7 @@ struct Shared {
 }
 
 /// One thread's end.
-pub struct Siblings {
+pub(crate) struct Siblings {
     own: u16,
     shared: Arc<Shared>,
     /// Where there are several queues.
@@ -132,7 +132,7 @@ impl Siblings {
     ///
     /// # Errors
     /// No descriptor.
-    pub fn all(queues: usize) -> io::Result<Vec<Siblings>> {
+    pub(crate) fn all(queues: usize) -> io::Result<Vec<Siblings>> {
         let mailboxes = (0..queues).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
         let shared = Arc::new(Shared {
             mailboxes,
@@ -150,7 +150,7 @@ impl Siblings {
     ///
     /// # Errors
     /// The epoll set has no room.
-    pub fn join(&self, stack: &mut Shard, poll: &Poll) -> io::Result<()> {
+    pub(crate) fn join(&self, stack: &mut Shard, poll: &Poll) -> io::Result<()> {
         if let Some(handoff) = &self.handoff {
             stack.siblings().join(handoff.ports());
         }
@@ -158,7 +158,7 @@ impl Siblings {
     }
 
     /// Whether there is one queue only.
-    pub fn is_alone(&self) -> bool {
+    pub(crate) fn is_alone(&self) -> bool {
         self.handoff.is_none()
     }
 
@@ -172,7 +172,7 @@ impl Siblings {
     }
 
     /// Gives the shard what others have handed over. Returns whether there was something.
-    pub fn take_packets(&mut self, stack: &mut Shard) -> bool {
+    pub(crate) fn take_packets(&mut self, stack: &mut Shard) -> bool {
         let Some(handoff) = &mut self.handoff else { return false };
         let mut has_come = false;
         while stack.siblings().has_hand_off_space()
@@ -186,7 +186,7 @@ impl Siblings {
     }
 
     /// Passes on what belongs to others, and wakes them.
-    pub fn pass_on(&mut self, stack: &mut Shard) {
+    pub(crate) fn pass_on(&mut self, stack: &mut Shard) {
         if let Some(handoff) = &mut self.handoff {
             while let Some(out) = stack.siblings().pop_outgoing() {
                 let is_packet = !matches!(out.what, HandOff::NeighbourUpdate(_));
@@ -212,12 +212,12 @@ impl Siblings {
     }
 
     /// Whether packets wait that the shard had no space for.
-    pub fn has_packets(&self) -> bool {
+    pub(crate) fn has_packets(&self) -> bool {
         self.handoff.as_ref().is_some_and(|handoff| !handoff.is_empty())
     }
 
     /// Whether as many messages as are allowed wait for one of the other threads.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.others().any(|(_, mailbox)| mailbox.mail().waiting.len() >= MOST_MESSAGES)
     }
 
@@ -226,7 +226,7 @@ impl Siblings {
     /// # Errors
     /// The message: the thread has ended, or as many as are allowed wait for it.
     #[allow(clippy::result_large_err, reason = "given back by value: no heap per message")]
-    pub fn post(&mut self, to: u16, message: Message) -> Result<(), Message> {
+    pub(crate) fn post(&mut self, to: u16, message: Message) -> Result<(), Message> {
         let Some(mailbox) = self.shared.mailboxes.get(usize::from(to)) else { return Err(message) };
         let most =
             if matches!(message, Message::Datagrams(_)) { MOST_DATAGRAMS } else { MOST_MESSAGES };
@@ -240,7 +240,7 @@ impl Siblings {
     }
 
     /// Takes the messages to this thread.
-    pub fn messages(&self) -> VecDeque<Message> {
+    pub(crate) fn messages(&self) -> VecDeque<Message> {
         self.own_box().map(|own| std::mem::take(&mut own.mail().waiting)).unwrap_or_default()
     }
 
@@ -249,17 +249,17 @@ impl Siblings {
     }
 
     /// Replaces the sockets of published UDP ports by which guests' ports leave.
-    pub fn share_published(&self, sockets: HashMap<(u16, bool), Arc<OwnedFd>>) {
+    pub(crate) fn share_published(&self, sockets: HashMap<(u16, bool), Arc<OwnedFd>>) {
         self.udp_ports().published = sockets;
     }
 
     /// The socket of a published port that leads to a guest's port, of an IP version.
-    pub fn published_socket(&self, to: (u16, bool)) -> Option<Arc<OwnedFd>> {
+    pub(crate) fn published_socket(&self, to: (u16, bool)) -> Option<Arc<OwnedFd>> {
         self.udp_ports().published.get(&to).map(Arc::clone)
     }
 
     /// The socket of a guest's port was bound to a number of the host, or is closed.
-    pub fn own_port(&self, number: u16, is_bound: bool) {
+    pub(crate) fn own_port(&self, number: u16, is_bound: bool) {
         let own = &mut self.udp_ports().own;
         let sockets = own.entry(number).or_insert(0);
         *sockets = if is_bound { *sockets + 1 } else { sockets.saturating_sub(1) };
@@ -269,12 +269,12 @@ impl Siblings {
     }
 
     /// The numbers of the host to which sockets of guests' ports are bound.
-    pub fn own_ports(&self) -> BTreeSet<u16> {
+    pub(crate) fn own_ports(&self) -> BTreeSet<u16> {
         self.udp_ports().own.keys().copied().collect()
     }
 
     /// Asks the other threads to close the sockets of guests' ports with a number of the host.
-    pub fn release_port(&mut self, number: u16) {
+    pub(crate) fn release_port(&mut self, number: u16) {
         let others: Vec<u16> = self.others().map(|(other, _)| other).collect();
         for other in others {
             // One that is busy keeps its port.
@@ -283,7 +283,7 @@ impl Siblings {
     }
 
     /// Gives every thread, this one included, a new mapping. The latest one counts.
-    pub fn set_mapping(&self, mapping: &Arc<Mapping>) {
+    pub(crate) fn set_mapping(&self, mapping: &Arc<Mapping>) {
         for mailbox in &self.shared.mailboxes {
             mailbox.mail().mapping = Some(Arc::clone(mapping));
             mailbox.wake();
@@ -291,12 +291,12 @@ impl Siblings {
     }
 
     /// Takes a new mapping for this thread.
-    pub fn take_mapping(&self) -> Option<Arc<Mapping>> {
+    pub(crate) fn take_mapping(&self) -> Option<Arc<Mapping>> {
         self.own_box().and_then(|own| own.mail().mapping.take())
     }
 
     /// Asks every other thread for a snapshot; there will be one for each that has not ended.
-    pub fn ask_for_stat(&mut self) -> Receiver<Stat> {
+    pub(crate) fn ask_for_stat(&mut self) -> Receiver<Stat> {
         let (reply, replies) = channel();
         let others: Vec<u16> = self.others().map(|(number, _)| number).collect();
         for number in others {
@@ -308,34 +308,34 @@ impl Siblings {
     }
 
     /// Ends every thread.
-    pub fn end_all(&self) {
+    pub(crate) fn end_all(&self) {
         self.shared.has_ended.store(true, Release);
         self.shared.mailboxes.iter().for_each(Mailbox::wake);
     }
 
     /// Notes that the guest has no process any more. To be called before [`Siblings::end_all`].
-    pub fn note_guest_exited(&self) {
+    pub(crate) fn note_guest_exited(&self) {
         self.shared.has_guest_exited.store(true, Release);
     }
 
     /// Ends the threads, and what they deliver of a guest that is gone.
-    pub fn end_at_once(&self) {
+    pub(crate) fn end_at_once(&self) {
         self.shared.has_guest_exited.store(false, Release);
         self.end_all();
     }
 
     /// Whether the guest has no process any more, and what it has sent is to be delivered.
-    pub fn has_guest_exited(&self) -> bool {
+    pub(crate) fn has_guest_exited(&self) -> bool {
         self.shared.has_guest_exited.load(Acquire)
     }
 
     /// Whether a thread has ended.
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.shared.has_ended.load(Acquire)
     }
 
     /// This thread has nothing left to deliver of a guest that is gone. It goes on until the others say so, too.
-    pub fn note_delivered(&self) {
+    pub(crate) fn note_delivered(&self) {
         let Some(own) = self.own_box() else { return };
         let had_delivered = std::mem::replace(&mut own.mail().has_delivered, true);
         if !had_delivered {
@@ -345,7 +345,7 @@ impl Siblings {
 
     /// Whether a thread that has delivered may exit: no other one still delivers, which could hand packets over to it.
     /// The first thread, which has the signals that cut a delivery short, waits for the end of the others.
-    pub fn may_exit(&self) -> bool {
+    pub(crate) fn may_exit(&self) -> bool {
         let is_first = self.own == 0;
         self.others().all(|(_, mailbox)| {
             let mail = mailbox.mail();
@@ -354,7 +354,7 @@ impl Siblings {
     }
 
     /// Takes no messages any more. Clients that wait are reset, and the others hear that this thread ends.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         let Some(own) = self.own_box() else { return };
         let waiting = {
             let mut mail = own.mail();

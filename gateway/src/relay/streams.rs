@@ -3,7 +3,7 @@
 
 /// The state of the guest's stream of one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Stream {
+pub(crate) enum Stream {
     /// Its end was passed on, or its connection is not established yet.
     #[default]
     Ended,
@@ -15,7 +15,7 @@ pub enum Stream {
 
 /// What may be undelivered of all streams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Undelivered {
+pub(crate) enum Undelivered {
     /// Nothing: all streams have ended.
     Nothing,
     /// What the guest's kernel may still send.
@@ -26,14 +26,14 @@ pub enum Undelivered {
 
 /// The streams that have not ended.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Streams {
+pub(crate) struct Streams {
     open: usize,
     held: usize,
 }
 
 impl Streams {
     /// Counts a stream under its new state instead of `counted`.
-    pub fn recount(&mut self, state: Stream, counted: &mut Stream) {
+    pub(crate) fn recount(&mut self, state: Stream, counted: &mut Stream) {
         if let Some(count) = self.count_of(*counted) {
             *count -= 1;
         }
@@ -52,7 +52,7 @@ impl Streams {
     }
 
     /// What may be undelivered.
-    pub fn undelivered(&self) -> Undelivered {
+    pub(crate) fn undelivered(&self) -> Undelivered {
         match (self.open, self.held) {
             (0, 0) => Undelivered::Nothing,
             (_, 0) => Undelivered::MayCome,

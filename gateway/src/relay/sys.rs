@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use fulmar_stack::device::WakeFd;
 
 /// The descriptor of a device, for the length of one call.
-pub fn with_descriptor<T>(wake: WakeFd, f: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
+pub(crate) fn with_descriptor<T>(wake: WakeFd, f: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
     // SAFETY: the device says that its descriptor is open as long as the device exists, and the shard, which
     // the caller holds, owns the device.
     f(unsafe { BorrowedFd::borrow_raw(wake.fd) })
@@ -16,7 +16,7 @@ pub fn with_descriptor<T>(wake: WakeFd, f: impl FnOnce(BorrowedFd<'_>) -> T) -> 
 ///
 /// # Errors
 /// Those of getsockopt.
-pub fn tcp_info<'a>(fd: BorrowedFd<'_>, info: &'a mut [u8]) -> io::Result<&'a [u8]> {
+pub(super) fn tcp_info<'a>(fd: BorrowedFd<'_>, info: &'a mut [u8]) -> io::Result<&'a [u8]> {
     let mut length = info.len() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes, which is the length of `info`, and the length that it wrote.
     let status = unsafe {

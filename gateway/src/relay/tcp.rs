@@ -12,7 +12,7 @@
 //! Each flow that can move bytes has its turn in order ([`flow`]).
 
 mod flow;
-pub mod publish;
+pub(crate) mod publish;
 
 use std::collections::{HashSet, VecDeque};
 use std::net::{SocketAddr, TcpListener};
@@ -52,7 +52,7 @@ const MOST_HOST_INFO: usize = 1024;
 
 /// The TCP flows.
 #[derive(Default)]
-pub struct Tcp {
+pub(crate) struct Tcp {
     flows: Slab<Flow>,
     /// Flows that may have bytes to move, in order.
     ready: VecDeque<SlotId>,
@@ -81,7 +81,7 @@ pub struct Tcp {
 
 impl Tcp {
     /// Opens the listener for the guest's connections to any address and port.
-    pub fn listen(
+    pub(crate) fn listen(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Result<(), fulmar_stack::socket::SocketError> {
@@ -103,12 +103,12 @@ impl Tcp {
     }
 
     /// Whether flows wait for their turn.
-    pub fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         !self.ready.is_empty() || !self.accepting.is_empty()
     }
 
     /// Begins the connections of the guest's new SYNs.
-    pub fn take_pending(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn take_pending(&mut self, cx: &mut Context<'_>) {
         let Some(listener) = self.listener else { return };
         while let Ok(Poll::Ready(pending)) = cx.stack.tcp_pending(listener) {
             if let Err((failure, why)) = self.begin(cx, &pending) {
@@ -192,7 +192,7 @@ impl Tcp {
     }
 
     /// The host's socket became ready for something.
-    pub fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+    pub(crate) fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         let has_failed = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
         flow.host_side.readable |= flags.contains(EpollFlags::EPOLLIN) || has_failed;
@@ -271,7 +271,7 @@ impl Tcp {
     }
 
     /// The guest's connection became ready for something.
-    pub fn guest_ready(&mut self, cx: &mut Context<'_>, id: SlotId, ready: Ready) {
+    pub(crate) fn guest_ready(&mut self, cx: &mut Context<'_>, id: SlotId, ready: Ready) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         let has_failed = ready.intersects(Ready::ERROR.with(Ready::CLOSED));
         flow.guest_side.readable |= ready.is_readable() || ready.is_peer_closed() || has_failed;
@@ -295,7 +295,7 @@ impl Tcp {
     }
 
     /// Gives each flow that is ready its turn, as far as the bytes of a round last; the others come first in the next.
-    pub fn run(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn run(&mut self, cx: &mut Context<'_>) {
         self.go_on_accepting(cx);
         let moved = |totals: &Totals| totals.bytes_out + totals.bytes_in;
         let (begun, out) = (moved(cx.totals), cx.totals.bytes_out);
@@ -356,7 +356,7 @@ impl Tcp {
 
     /// When all that the guest has sent is delivered, unless more comes before: at once where all streams have ended,
     /// else [`QUIET`] after the guest's last bytes. `begun`: when the guest's exit was noticed.
-    pub fn delivered_at(&self, begun: Instant) -> Instant {
+    pub(crate) fn delivered_at(&self, begun: Instant) -> Instant {
         match self.streams.undelivered() {
             Undelivered::Nothing => begun,
             // Starved flows hold bytes, too.
@@ -368,7 +368,7 @@ impl Tcp {
     }
 
     /// Resets every connection of the guest, and those of the host whose stream from the guest is not whole.
-    pub fn reset_all(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn reset_all(&mut self, cx: &mut Context<'_>) {
         let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();
         for id in ids {
             let Some(flow) = self.remove(id) else { continue };
@@ -387,7 +387,7 @@ impl Tcp {
     }
 
     /// A snapshot of the flows.
-    pub fn stat(&self, cx: &mut Context<'_>) -> Vec<FlowStat> {
+    pub(crate) fn stat(&self, cx: &mut Context<'_>) -> Vec<FlowStat> {
         let asks_host = self.flows.len() <= MOST_HOST_INFO;
         let mut stat = |flow: &Flow| FlowStat {
             host_tcp: if asks_host { host::tcp_info(&flow.host) } else { None },

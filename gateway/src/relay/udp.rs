@@ -43,7 +43,7 @@ use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 use flow::{Flow, HostSocket};
 use port::{PortKey, Ports};
-pub use receive::Batch;
+pub(crate) use receive::Batch;
 use table::{Class, Key, Table};
 
 /// The bytes of a datagram, or of a run of them with the length of each but the last.
@@ -60,7 +60,7 @@ const QUEUE_BYTES: usize = 4 << 20;
 
 /// The UDP flows.
 #[derive(Default)]
-pub struct Udp {
+pub(crate) struct Udp {
     flows: Table,
     ports: Ports,
     /// The socket of the shard to which every datagram comes.
@@ -78,7 +78,7 @@ pub struct Udp {
 
 impl Udp {
     /// Opens the socket for whatever the guest sends.
-    pub fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), SocketError> {
+    pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> Result<(), SocketError> {
         let any = SocketAddr::from(([0u16; 8], 0));
         let options = BindOptions { any_port: true, ..BindOptions::default() };
         let socket = cx.stack.udp().bind(any, options)?;
@@ -94,22 +94,22 @@ impl Udp {
     }
 
     /// Whether something waits for its turn.
-    pub fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         self.has_datagrams || !self.ready.is_empty()
     }
 
     /// Whether the guest has sent something that was not taken yet.
-    pub fn has_datagrams(&self) -> bool {
+    pub(crate) fn has_datagrams(&self) -> bool {
         self.has_datagrams
     }
 
     /// The guest has sent something.
-    pub fn guest_ready(&mut self) {
+    pub(crate) fn guest_ready(&mut self) {
         self.has_datagrams = true;
     }
 
     /// The socket of a guest's port became ready.
-    pub fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+    pub(crate) fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
         if flags.contains(EpollFlags::EPOLLERR)
             && let Some(port) = self.ports.get(id)
         {
@@ -129,7 +129,7 @@ impl Udp {
     }
 
     /// The socket of a published port became ready.
-    pub fn published_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+    pub(crate) fn published_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
         if flags.contains(EpollFlags::EPOLLERR)
             && let Some(published) = self.published.get(id)
         {
@@ -146,7 +146,7 @@ impl Udp {
     }
 
     /// One turn of everything that is ready.
-    pub fn run(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn run(&mut self, cx: &mut Context<'_>) {
         self.turn += 1;
         if std::mem::take(&mut self.has_datagrams) {
             self.take_datagrams(cx);
@@ -271,7 +271,7 @@ impl Udp {
     }
 
     /// Ends the guest's flows whose destination leads elsewhere by a new mapping.
-    pub fn end_moved(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn end_moved(&mut self, cx: &mut Context<'_>) {
         let has_moved = |flow: &Flow| {
             let leads_to = cx.settings.mapping.target(flow.peer);
             flow.direction == Direction::Out && leads_to != Some(flow.host_addr)
@@ -295,7 +295,7 @@ impl Udp {
     }
 
     /// Closes the sockets of the guest's ports that have a number on the host, which is published.
-    pub fn release_port(&mut self, cx: &mut Context<'_>, number: u16) {
+    pub(crate) fn release_port(&mut self, cx: &mut Context<'_>, number: u16) {
         for of_port in self.ports.bound_to(number) {
             let flows = self.flows.iter().filter(|(_, flow)| flow.host.port == Some(of_port));
             let ids: Vec<SlotId> = flows.map(|(id, _)| id).collect();
@@ -304,7 +304,7 @@ impl Udp {
     }
 
     /// When the next flow may time out.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.flows.next_deadline()
     }
 
@@ -326,7 +326,7 @@ impl Udp {
     }
 
     /// A snapshot of the flows.
-    pub fn stat(&self, now: Instant) -> impl Iterator<Item = FlowStat> + '_ {
+    pub(crate) fn stat(&self, now: Instant) -> impl Iterator<Item = FlowStat> + '_ {
         self.flows.iter().map(move |(_, flow)| stat_of(flow, now))
     }
 }

@@ -21,7 +21,7 @@ const CONFIG: ModerationConfig =
     ModerationConfig { max_hold: Duration::ZERO, ..ModerationConfig::ADAPTIVE };
 
 /// The waits of a loop, and what it has learnt from them.
-pub struct Waits {
+pub(crate) struct Waits {
     moderation: Moderation,
     spin: Spin,
 }
@@ -38,7 +38,7 @@ impl Waits {
     ///
     /// # Errors
     /// Those of epoll_wait.
-    pub fn wait(
+    pub(crate) fn wait(
         &mut self,
         poll: &Poll,
         events: &mut Events,

@@ -39,7 +39,7 @@ const LINK_LOCAL_V4: u8 = 96 + 16;
 const LINK_LOCAL_V6: u8 = 10;
 
 /// Why an address is refused that no rule allows, and the length of a prefix that allows it.
-pub fn kind_of(to: IpAddr, is_host: bool) -> Option<(u8, &'static Denial)> {
+pub(crate) fn kind_of(to: IpAddr, is_host: bool) -> Option<(u8, &'static Denial)> {
     let link_local = |ip: IpAddr| match ip {
         ip if !is_link_local(ip) => None,
         IpAddr::V4(_) => Some((LINK_LOCAL_V4, &LINK_LOCAL)),
@@ -50,7 +50,7 @@ pub fn kind_of(to: IpAddr, is_host: bool) -> Option<(u8, &'static Denial)> {
 }
 
 /// As [`kind_of`], of metadata services alone.
-pub fn metadata(to: IpAddr) -> Option<(u8, &'static Denial)> {
+pub(super) fn metadata(to: IpAddr) -> Option<(u8, &'static Denial)> {
     let is_metadata = |ip: IpAddr| match ip {
         IpAddr::V4(v4) => METADATA_V4.contains(&v4),
         IpAddr::V6(v6) => METADATA_V6.contains(&v6),
@@ -67,7 +67,7 @@ fn forms(to: IpAddr) -> impl Iterator<Item = IpAddr> {
 /// section 2.1) and by prefixes of its local one (RFC 8215, with the lengths of RFC 6052 section 2.2), IPv4-translated
 /// (RFC 2765 section 2.1) and IPv4-compatible (RFC 4291 section 2.5.5.1), 6to4 (RFC 3056 section 2), Teredo's server
 /// and client (RFC 4380 section 4), ISATAP (RFC 5214 section 6.1).
-pub fn embedded_v4(to: IpAddr) -> SmallVec<[IpAddr; 4]> {
+pub(crate) fn embedded_v4(to: IpAddr) -> SmallVec<[IpAddr; 4]> {
     let IpAddr::V6(v6) = to else { return SmallVec::new() };
     let o = v6.octets();
     let at = |n: usize| IpAddr::from([o[n], o[n + 1], o[n + 2], o[n + 3]]);

@@ -24,7 +24,7 @@ const COPIED_BYTES: usize = 4096;
 
 /// What a connection does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Progress {
+pub(super) enum Progress {
     /// It waits for its sockets.
     Waits,
     /// It has used up its turn.
@@ -36,7 +36,7 @@ pub enum Progress {
 }
 
 #[derive(Debug)]
-pub struct Connection {
+pub(super) struct Connection {
     accepted: TcpStream,
     connected: TcpStream,
     is_connected: bool,
@@ -72,7 +72,7 @@ fn start_connect(to: SocketAddr) -> Result<TcpStream, Errno> {
 
 impl Connection {
     /// Starts to connect to the first destination to which that is possible. `accepted` is reset otherwise.
-    pub fn begin(
+    pub(super) fn begin(
         accepted: TcpStream,
         to: &[SocketAddr],
         epoll: &Epoll,
@@ -98,7 +98,7 @@ impl Connection {
         })
     }
 
-    pub fn on_events(&mut self, events: EpollFlags) {
+    pub(crate) fn on_events(&mut self, events: EpollFlags) {
         self.has_error |= events.contains(EpollFlags::EPOLLERR);
         // Of either socket.
         let has_urgent = events.contains(EpollFlags::EPOLLPRI);
@@ -107,7 +107,7 @@ impl Connection {
     }
 
     /// Moves bytes both ways for one turn.
-    pub fn pump(
+    pub(super) fn pump(
         &mut self,
         pipes: &mut Pipes,
         epoll: &Epoll,
@@ -142,12 +142,12 @@ impl Connection {
     }
 
     /// Whether the end of what a side has sent was passed on.
-    pub fn has_ended(&self, side: Side) -> bool {
+    pub(super) fn has_ended(&self, side: Side) -> bool {
         self.from(side).is_shut
     }
 
     /// The state of the stream that a side sends.
-    pub fn stream(&self, side: Side) -> Stream {
+    pub(super) fn stream(&self, side: Side) -> Stream {
         let direction = self.from(side);
         match direction.pipe {
             _ if direction.is_shut => Stream::Ended,
@@ -164,7 +164,7 @@ impl Connection {
     }
 
     /// The close of the sockets delivers what the kernel holds.
-    pub fn end_in_order(&self) {
+    pub(super) fn end_in_order(&self) {
         [&self.accepted, &self.connected]
             .into_iter()
             .for_each(|side| host::set_linger(side, Linger::Deliver));

@@ -105,7 +105,7 @@ impl Datagrams {
     }
 
     /// Clients have sent to a port.
-    pub fn port_ready(&mut self, id: u64, epoll: &Epoll, counters: &Counters) {
+    pub(crate) fn port_ready(&mut self, id: u64, epoll: &Epoll, counters: &Counters) {
         let mut buffer = std::mem::take(&mut self.buffer);
         for _ in 0..DATAGRAMS_PER_TURN {
             let Some(port) = self.ports.get(&id) else { break };
@@ -178,7 +178,7 @@ impl Datagrams {
     }
 
     /// The destination has answered.
-    pub fn flow_ready(&mut self, id: u64, counters: &Counters) {
+    pub(crate) fn flow_ready(&mut self, id: u64, counters: &Counters) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let Some(port) = self.ports.get(&flow.port) else { return };
         for _ in 0..DATAGRAMS_PER_TURN {

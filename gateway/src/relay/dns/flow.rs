@@ -27,7 +27,7 @@ const ANSWERED: Duration = Duration::from_secs(5);
 const UNANSWERED: Duration = Duration::from_secs(30);
 
 /// An outstanding question.
-pub struct Asked {
+pub(super) struct Asked {
     /// The identifiers that the guest gave to it.
     pub guest_ids: SmallVec<[u16; 1]>,
     /// The identifier toward the servers: random, whatever the guest's are.
@@ -47,11 +47,11 @@ pub struct Asked {
 
 impl Asked {
     /// The server that was asked last.
-    pub fn server(&self) -> Option<SocketAddr> {
+    pub(super) fn server(&self) -> Option<SocketAddr> {
         self.servers.get(self.next.checked_sub(1)?).copied()
     }
 
-    pub fn has_more_servers(&self) -> bool {
+    pub(crate) fn has_more_servers(&self) -> bool {
         self.next < self.servers.len()
     }
 
@@ -72,7 +72,7 @@ impl Asked {
 
 /// Identifiers that an outsider cannot guess: a keyed hash of a count.
 #[derive(Default)]
-pub struct Ids {
+pub(crate) struct Ids {
     key: RandomState,
     count: u64,
 }
@@ -85,7 +85,7 @@ impl Ids {
 }
 
 /// A flow.
-pub struct Flow {
+pub(super) struct Flow {
     pub guest: SocketAddr,
     /// The resolver as the guest knows it.
     pub peer: SocketAddr,
@@ -109,7 +109,12 @@ pub struct Flow {
 }
 
 impl Flow {
-    pub fn new(guest: SocketAddr, peer: SocketAddr, first: SocketAddr, now: Instant) -> Flow {
+    pub(super) fn new(
+        guest: SocketAddr,
+        peer: SocketAddr,
+        first: SocketAddr,
+        now: Instant,
+    ) -> Flow {
         Flow {
             guest,
             peer,
@@ -130,7 +135,7 @@ impl Flow {
 
     /// Enters a question that the servers are to be asked, in order. Returns its place; `None`: the same one waits for
     /// its answer, and the guest repeats nothing.
-    pub fn ask(
+    pub(super) fn ask(
         &mut self,
         message: &[u8],
         question: Question,
@@ -172,39 +177,39 @@ impl Flow {
     }
 
     /// The place of the question that a message answers.
-    pub fn answered_by(&self, answer: &[u8]) -> Option<usize> {
+    pub(crate) fn answered_by(&self, answer: &[u8]) -> Option<usize> {
         self.asked.iter().position(|a| a.is_answered_by(answer))
     }
 
     /// When something is due: another server, or the end.
-    pub fn next_deadline(&self) -> Instant {
+    pub(super) fn next_deadline(&self) -> Instant {
         let next = self.asked.iter().filter_map(|a| a.next_at).min();
         next.map_or(self.expires(), |next| next.min(self.expires()))
     }
 
     /// When it ends if no datagram passes.
-    pub fn expires(&self) -> Instant {
+    pub(super) fn expires(&self) -> Instant {
         let is_over = self.asked.is_empty() && !self.is_opaque;
         self.moved + if is_over { ANSWERED } else { UNANSWERED }
     }
 
     /// The servers that it has sockets for.
-    pub fn reached(&self) -> impl Iterator<Item = SocketAddr> {
+    pub(super) fn reached(&self) -> impl Iterator<Item = SocketAddr> {
         self.sockets.iter().map(|(server, _)| *server)
     }
 
-    pub fn socket_to(&self, server: SocketAddr) -> Option<&OwnedFd> {
+    pub(crate) fn socket_to(&self, server: SocketAddr) -> Option<&OwnedFd> {
         self.sockets.iter().find(|(to, _)| *to == server).map(|(_, fd)| fd)
     }
 
-    pub fn count_in(&mut self, bytes: usize, now: Instant) {
+    pub(crate) fn count_in(&mut self, bytes: usize, now: Instant) {
         self.datagrams_in += 1;
         self.bytes_in += bytes as u64;
         self.moved = now;
     }
 
     /// Sends to a server. `id`: the flow's own.
-    pub fn send(
+    pub(super) fn send(
         &mut self,
         cx: &mut Context<'_>,
         id: SlotId,
@@ -251,7 +256,7 @@ impl Flow {
     }
 
     /// A snapshot.
-    pub fn stat(&self, now: Instant) -> FlowStat {
+    pub(super) fn stat(&self, now: Instant) -> FlowStat {
         FlowStat {
             protocol: Protocol::Udp,
             direction: Direction::Out,
@@ -282,7 +287,7 @@ fn open(server: SocketAddr, cx: &Context<'_>) -> nix::Result<OwnedFd> {
 }
 
 /// Whether an errno means that no descriptor is left.
-pub fn is_without_descriptor(errno: Errno) -> bool {
+pub(crate) fn is_without_descriptor(errno: Errno) -> bool {
     matches!(errno, Errno::EMFILE | Errno::ENFILE)
 }
 

@@ -7,23 +7,23 @@ use std::net::IpAddr;
 
 use smallvec::SmallVec;
 
-pub const HEADER_BYTES: usize = 12;
+pub(crate) const HEADER_BYTES: usize = 12;
 /// Longest name (RFC 1035 section 2.3.4).
 const MOST_NAME_BYTES: usize = 255;
 /// Records of one answer that are read at most.
-pub const MOST_RECORDS: usize = 128;
+pub(crate) const MOST_RECORDS: usize = 128;
 /// Aliases of one name that are followed at most.
 const MOST_ALIASES: usize = 16;
 /// Labels and pointers of one name at most: a name has 127 labels.
 const MOST_LABELS: usize = 192;
 
-pub const TYPE_A: u16 = 1;
-pub const TYPE_CNAME: u16 = 5;
-pub const TYPE_MX: u16 = 15;
-pub const TYPE_AAAA: u16 = 28;
-pub const TYPE_SRV: u16 = 33;
-pub const TYPE_SVCB: u16 = 64;
-pub const TYPE_HTTPS: u16 = 65;
+pub(crate) const TYPE_A: u16 = 1;
+pub(crate) const TYPE_CNAME: u16 = 5;
+pub(crate) const TYPE_MX: u16 = 15;
+pub(crate) const TYPE_AAAA: u16 = 28;
+pub(crate) const TYPE_SRV: u16 = 33;
+pub(crate) const TYPE_SVCB: u16 = 64;
+pub(crate) const TYPE_HTTPS: u16 = 65;
 const CLASS_IN: u16 = 1;
 
 /// The bits of the second header word: a response, its operation, recursion desired and available, the code.
@@ -35,23 +35,23 @@ const RCODE: u16 = 0x000f;
 
 /// A response code (RFC 1035 section 4.1.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Code(u16);
+pub(crate) struct Code(u16);
 
 impl Code {
-    pub const FORMAT_ERROR: Code = Code(1);
-    pub const SERVER_FAILURE: Code = Code(2);
-    pub const NOT_IMPLEMENTED: Code = Code(4);
-    pub const REFUSED: Code = Code(5);
+    pub(crate) const FORMAT_ERROR: Code = Code(1);
+    pub(crate) const SERVER_FAILURE: Code = Code(2);
+    pub(crate) const NOT_IMPLEMENTED: Code = Code(4);
+    pub(crate) const REFUSED: Code = Code(5);
 
     /// Whether another server is asked, as glibc does (resolv/res_send.c, `next_ns`).
-    pub fn is_failure_of_server(self) -> bool {
+    pub(crate) fn is_failure_of_server(self) -> bool {
         matches!(self, Code::SERVER_FAILURE | Code::NOT_IMPLEMENTED | Code::REFUSED)
     }
 }
 
 /// A question: one, of the usual operation, without records that would be an answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Question {
+pub(crate) struct Question {
     /// In lower case, without the dot at its end. A dot or backslash within a label has a backslash before it.
     pub name: String,
     pub kind: u16,
@@ -62,7 +62,7 @@ pub struct Question {
 
 /// Why a message is not a plain question.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unusual {
+pub(crate) enum Unusual {
     /// It is a response, or too short to be answered.
     Unanswerable,
     /// The code that answers it.
@@ -74,27 +74,27 @@ fn word(message: &[u8], at: usize) -> Option<u16> {
 }
 
 /// The identifier of a message.
-pub fn id(message: &[u8]) -> Option<u16> {
+pub(crate) fn id(message: &[u8]) -> Option<u16> {
     word(message, 0)
 }
 
 /// Whether a message is a response.
-pub fn is_response(message: &[u8]) -> bool {
+pub(crate) fn is_response(message: &[u8]) -> bool {
     word(message, 2).is_some_and(|flags| flags & RESPONSE != 0)
 }
 
 /// Whether a message says that it has one question.
-pub fn has_one_question(message: &[u8]) -> bool {
+pub(crate) fn has_one_question(message: &[u8]) -> bool {
     word(message, 4) == Some(1)
 }
 
 /// The code of a response.
-pub fn code(message: &[u8]) -> Option<Code> {
+pub(crate) fn code(message: &[u8]) -> Option<Code> {
     word(message, 2).map(|flags| Code(flags & RCODE))
 }
 
 /// Reads a message of the guest as a question.
-pub fn parse_question(message: &[u8]) -> Result<Question, Unusual> {
+pub(crate) fn parse_question(message: &[u8]) -> Result<Question, Unusual> {
     let header = |at| word(message, at).ok_or(Unusual::Unanswerable);
     let (flags, counts) = (header(2)?, [header(4)?, header(6)?, header(8)?]);
     header(10)?;
@@ -107,7 +107,7 @@ pub fn parse_question(message: &[u8]) -> Result<Question, Unusual> {
 }
 
 /// The question of a message that has one.
-pub fn question(message: &[u8]) -> Option<Question> {
+pub(crate) fn question(message: &[u8]) -> Option<Question> {
     if word(message, 4)? != 1 {
         return None;
     }
@@ -200,7 +200,7 @@ fn record(message: &[u8], at: usize) -> Option<(Option<(WireName, Datum)>, usize
 
 /// The addresses that a response without an error has for the name of its question: those of the name, and of the names
 /// that its aliases lead to. A message that cannot be read to the end of its answers has none.
-pub fn addresses(message: &[u8], question: &Question) -> Vec<IpAddr> {
+pub(crate) fn addresses(message: &[u8], question: &Question) -> Vec<IpAddr> {
     let is_wanted =
         is_response(message) && code(message) == Some(Code(0)) && question.class == CLASS_IN;
     let read = || {
@@ -239,7 +239,7 @@ fn of_chain(asked: WireName, records: &[(WireName, Datum)]) -> Vec<IpAddr> {
 
 /// An answer that says no more than a code; without the question where it cannot be read. `None`: the message cannot be
 /// answered.
-pub fn answer_with(code: Code, message: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn answer_with(code: Code, message: &[u8]) -> Option<Vec<u8>> {
     if is_response(message) {
         return None;
     }
@@ -257,13 +257,13 @@ pub fn answer_with(code: Code, message: &[u8]) -> Option<Vec<u8>> {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
     /// A question for the addresses of a name.
-    pub fn asked(name: &str) -> Vec<u8> {
+    pub(crate) fn asked(name: &str) -> Vec<u8> {
         let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
         message.extend(wire(name));
         message.extend([0, 1, 0, 1]);
@@ -295,7 +295,7 @@ pub mod tests {
     }
 
     /// An answer: the name is an alias of `x`, which has the addresses.
-    pub fn answered(name: &str, addresses: &[[u8; 4]]) -> Vec<u8> {
+    pub(crate) fn answered(name: &str, addresses: &[[u8; 4]]) -> Vec<u8> {
         let mut message = asked(name);
         (message[2], message[7]) = (0x81, 1 + addresses.len() as u8);
         message.extend([192, 12, 0, 5, 0, 1, 0, 0, 0, 9, 0, 3, 1, b'x', 0]);

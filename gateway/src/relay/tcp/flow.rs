@@ -40,7 +40,7 @@ const PROBES: u32 = 8;
 
 /// The guest's end of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Guest {
+pub(super) enum Guest {
     /// Its SYN is not answered yet.
     Pending(PendingId),
     /// The gateway's SYN is not answered yet.
@@ -51,7 +51,7 @@ pub enum Guest {
 
 /// What can be done with one end.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Side {
+pub(super) struct Side {
     pub readable: bool,
     pub writable: bool,
     /// A FIN has arrived (EPOLLRDHUP).
@@ -63,7 +63,7 @@ pub struct Side {
 }
 
 /// A flow.
-pub struct Flow {
+pub(super) struct Flow {
     pub guest: Guest,
     pub host: TcpStream,
     pub direction: Direction,
@@ -93,7 +93,7 @@ pub struct Flow {
 
 /// How a turn ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub(super) enum Turn {
     /// Nothing is left to do now.
     Idle,
     /// There is more: another turn.
@@ -117,7 +117,7 @@ enum Moved {
 }
 
 impl Flow {
-    pub fn new(
+    pub(super) fn new(
         guest: Guest,
         host: TcpStream,
         direction: Direction,
@@ -147,7 +147,7 @@ impl Flow {
     }
 
     /// The socket of the shard, if there is one.
-    pub fn socket(&self) -> Option<SlotId> {
+    pub(super) fn socket(&self) -> Option<SlotId> {
         match self.guest {
             Guest::Pending(_) => None,
             Guest::Opening(socket) | Guest::Open(socket) => Some(socket),
@@ -155,7 +155,7 @@ impl Flow {
     }
 
     /// Its state in a word.
-    pub fn state(&self) -> &'static str {
+    pub(super) fn state(&self) -> &'static str {
         match (self.guest, self.guest_side.is_ended || self.host_side.is_ended) {
             (Guest::Pending(_) | Guest::Opening(_), _) => "connecting",
             (Guest::Open(_), false) => "open",
@@ -164,7 +164,7 @@ impl Flow {
     }
 
     /// The state of its stream from the guest. While the host has no space (EPOLLOUT is awaited) bytes are held.
-    pub fn stream(&self) -> Stream {
+    pub(super) fn stream(&self) -> Stream {
         match self.guest {
             Guest::Open(_) if self.guest_side.is_ended => Stream::Ended,
             Guest::Open(_) if self.guest_side.readable && !self.host_side.writable => Stream::Held,
@@ -174,7 +174,7 @@ impl Flow {
     }
 
     /// Moves what can be moved, up to a bound.
-    pub fn turn(&mut self, cx: &mut Context<'_>) -> Turn {
+    pub(super) fn turn(&mut self, cx: &mut Context<'_>) -> Turn {
         let Guest::Open(socket) = self.guest else { return Turn::Idle };
         let out = self.run(cx, socket, Flow::move_out);
         if let Turn::GuestFailed | Turn::HostFailed = out {

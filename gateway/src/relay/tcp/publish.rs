@@ -37,7 +37,7 @@ impl Tcp {
     ///
     /// # Errors
     /// As [`PublishedSockets::publish`](super::super::published::PublishedSockets::publish).
-    pub fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
+    pub(crate) fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
         self.published.publish(cx, forward, Token::TcpListener, |at, settings| {
             let fd = open_bound(at, forward, SockType::Stream, settings.bind_addresses)?;
             host::set_stream_options(&fd);
@@ -47,22 +47,22 @@ impl Tcp {
     }
 
     /// No longer publishes a port; its connections stay.
-    pub fn unpublish(&mut self, forward: &Forward) {
+    pub(crate) fn unpublish(&mut self, forward: &Forward) {
         self.published.unpublish(forward);
     }
 
     /// Publishes nothing any more; the connections stay.
-    pub fn unpublish_all(&mut self) {
+    pub(crate) fn unpublish_all(&mut self) {
         self.published.clear();
     }
 
     /// The published ports, once for each of their sockets.
-    pub fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
+    pub(crate) fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
         self.published.ports()
     }
 
     /// Accepts the clients of a published port.
-    pub fn accept(&mut self, cx: &mut Context<'_>, id: SlotId) {
+    pub(crate) fn accept(&mut self, cx: &mut Context<'_>, id: SlotId) {
         for _ in 0..ACCEPTS_PER_TURN {
             if self.is_full(cx, Direction::In) {
                 cx.refuse(Refusal::FlowLimit);
@@ -102,7 +102,7 @@ impl Tcp {
     }
 
     /// When stalled ports and starved flows are tried again.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.retry_at
     }
 
@@ -117,7 +117,7 @@ impl Tcp {
     }
 
     /// Tries again the ports and flows that were stalled or starved.
-    pub fn retry_stalled(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn retry_stalled(&mut self, cx: &mut Context<'_>) {
         self.retry_at = None;
         for id in std::mem::take(&mut self.starved) {
             self.queue(id);
@@ -144,7 +144,7 @@ impl Tcp {
     }
 
     /// Opens a client's connection to the guest, unless another queue has to.
-    pub fn take_client(&mut self, cx: &mut Context<'_>, client: Client) {
+    pub(crate) fn take_client(&mut self, cx: &mut Context<'_>, client: Client) {
         let port = Arc::clone(&client.port);
         if let Err(why) = self.open_to_guest(cx, client) {
             port.count_refused();

@@ -17,12 +17,12 @@ use super::table::{Class, HostKey};
 use crate::stat::Direction;
 
 /// Idle time-out of a flow with one datagram or none in one of the directions (RFC 4787 REQ-5: at least 2 min).
-pub const TIMEOUT: Duration = Duration::from_secs(120);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(120);
 /// Idle time-out of a flow of a published port, whose socket stays.
 const PUBLISHED_TIMEOUT: Duration = Duration::from_secs(300);
 /// Idle time-out of a flow with several datagrams in both directions. RFC 4787 REQ-5 recommends 5 min and more: a VPN
 /// without keepalives is silent for longer, and its peer may speak first.
-pub const STREAM_TIMEOUT: Duration = Duration::from_secs(900);
+pub(crate) const STREAM_TIMEOUT: Duration = Duration::from_secs(900);
 /// Idle time-outs of a flow to a DNS server that has not answered, and of one that has.
 const DNS_TIMEOUTS: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(5)];
 /// Pieces of memory that one call names at most.
@@ -33,7 +33,7 @@ const TRIES: usize = 3;
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// The socket that a flow sends by. It is not connected.
-pub struct HostSocket {
+pub(super) struct HostSocket {
     /// The socket, which other flows share.
     pub fd: Arc<OwnedFd>,
     /// The address of the host that a client of a published port wrote to: its answers come from there.
@@ -44,7 +44,7 @@ pub struct HostSocket {
 
 /// How many datagrams of a call to send were sent.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Sent {
+pub(super) struct Sent {
     /// Datagrams that have left.
     pub datagrams: usize,
     /// Their payload.
@@ -68,7 +68,7 @@ impl Sent {
 }
 
 /// A flow.
-pub struct Flow {
+pub(super) struct Flow {
     pub host: HostSocket,
     pub direction: Direction,
     pub guest: SocketAddr,
@@ -94,7 +94,7 @@ pub struct Flow {
 
 impl Flow {
     /// A flow that begins.
-    pub fn new(
+    pub(super) fn new(
         host: HostSocket,
         direction: Direction,
         [guest, peer, host_addr]: [SocketAddr; 3],
@@ -120,17 +120,17 @@ impl Flow {
     }
 
     /// Its end of the host.
-    pub fn host_key(&self) -> HostKey {
+    pub(crate) fn host_key(&self) -> HostKey {
         (self.host.fd.as_raw_fd(), self.host_addr, self.host.local)
     }
 
     /// Whether it leaves by the socket of a published port.
-    pub fn is_published(&self) -> bool {
+    pub(crate) fn is_published(&self) -> bool {
         self.host.port.is_none()
     }
 
     /// Who began it, and whether the guest takes part.
-    pub fn class(&self) -> Class {
+    pub(super) fn class(&self) -> Class {
         match self.direction {
             Direction::Out => Class::Out,
             Direction::In if self.datagrams_out > 0 => Class::Answered,
@@ -139,7 +139,7 @@ impl Flow {
     }
 
     /// When it ends if no datagram passes.
-    pub fn expires(&self) -> Instant {
+    pub(super) fn expires(&self) -> Instant {
         // What the guest sends to a port that stands for a client's would go to another host later.
         let is_substitute = self.peer.port() != self.host_addr.port();
         let is_stream = is_substitute || (self.datagrams_out > 1 && self.datagrams_in > 1);
@@ -154,7 +154,7 @@ impl Flow {
     }
 
     /// Counts datagrams to the guest.
-    pub fn count_in(&mut self, datagrams: u64, bytes: u64, now: Instant) {
+    pub(crate) fn count_in(&mut self, datagrams: u64, bytes: u64, now: Instant) {
         self.datagrams_in += datagrams;
         self.bytes_in += bytes;
         // A host that the guest does not answer keeps nothing alive.
@@ -165,7 +165,7 @@ impl Flow {
 
     /// Sends datagrams of equal length, of which the last one may be shorter, or one run of the guest's: with one call,
     /// or with one each where the host's path takes no such run.
-    pub fn send(&mut self, datagrams: &[Datagram], now: Instant) -> Sent {
+    pub(super) fn send(&mut self, datagrams: &[Datagram], now: Instant) -> Sent {
         let Some(first) = datagrams.first() else { return Sent::default() };
         let run = match datagrams.len() {
             1 => first.segment_bytes,
@@ -247,12 +247,12 @@ impl Flow {
     }
 
     /// Pieces of memory that a datagram takes of one call.
-    pub fn parts_of(d: &Datagram) -> usize {
+    pub(crate) fn parts_of(d: &Datagram) -> usize {
         d.payload.segs()
     }
 
     /// Whether `parts` are more than one sendmsg(2) takes.
-    pub fn is_full(parts: usize) -> bool {
+    pub(super) fn is_full(parts: usize) -> bool {
         parts > MOST_PARTS
     }
 }
@@ -269,7 +269,7 @@ fn gso_limit_after(errno: Errno, each: u16) -> Option<u16> {
 }
 
 /// How many datagrams `bytes` are: `each` bytes long but for the last (udp(7), UDP_GRO), or one if `each` is `None`.
-pub fn count_of(bytes: usize, each: Option<u16>) -> usize {
+pub(crate) fn count_of(bytes: usize, each: Option<u16>) -> usize {
     each.map_or(1, |each| bytes.div_ceil(usize::from(each).max(1)).max(1))
 }
 

@@ -20,7 +20,7 @@ const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
 
 /// A port of the guest, and which destinations its socket is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct PortKey {
+pub(crate) struct PortKey {
     pub guest: SocketAddr,
     /// The IP version of the destinations as the host knows them.
     pub is_v4: bool,
@@ -32,7 +32,7 @@ pub struct PortKey {
 }
 
 /// A socket for a port of the guest.
-pub struct Port {
+pub(super) struct Port {
     pub key: PortKey,
     pub socket: Arc<OwnedFd>,
     /// Its port on the host.
@@ -50,40 +50,40 @@ pub struct Port {
 
 /// The sockets for the guest's ports.
 #[derive(Default)]
-pub struct Ports {
+pub(super) struct Ports {
     ports: Slab<Port>,
     by_key: HashMap<PortKey, SlotId>,
 }
 
 impl Ports {
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.ports.len()
     }
 
     /// A port.
-    pub fn get(&self, id: SlotId) -> Option<&Port> {
+    pub(super) fn get(&self, id: SlotId) -> Option<&Port> {
         self.ports.get(id)
     }
 
     /// A port.
-    pub fn get_mut(&mut self, id: SlotId) -> Option<&mut Port> {
+    pub(super) fn get_mut(&mut self, id: SlotId) -> Option<&mut Port> {
         self.ports.get_mut(id)
     }
 
     /// The port of a key.
-    pub fn find(&self, key: &PortKey) -> Option<SlotId> {
+    pub(super) fn find(&self, key: &PortKey) -> Option<SlotId> {
         self.by_key.get(key).copied()
     }
 
     /// The ports with a number on the host.
-    pub fn bound_to(&self, number: u16) -> Vec<SlotId> {
+    pub(crate) fn bound_to(&self, number: u16) -> Vec<SlotId> {
         let bound = self.ports.iter().filter(|(_, port)| port.bound == number);
         bound.map(|(id, _)| id).collect()
     }
 
     /// Adds a socket that was opened.
-    pub fn insert(&mut self, key: PortKey, socket: OwnedFd, now: Instant) -> SlotId {
+    pub(super) fn insert(&mut self, key: PortKey, socket: OwnedFd, now: Instant) -> SlotId {
         let bound = getsockname::<SockaddrStorage>(socket.as_raw_fd()).ok();
         let id = self.ports.insert(Port {
             key,
@@ -100,7 +100,7 @@ impl Ports {
     }
 
     /// Removes a port.
-    pub fn remove(&mut self, id: SlotId) -> Option<Port> {
+    pub(super) fn remove(&mut self, id: SlotId) -> Option<Port> {
         let port = self.ports.remove(id)?;
         self.by_key.remove(&port.key);
         Some(port)
@@ -109,7 +109,7 @@ impl Ports {
 
 impl PortKey {
     /// The key of a guest's port for a destination as the host knows it.
-    pub fn of(guest: SocketAddr, leads_to: SocketAddr) -> PortKey {
+    pub(super) fn of(guest: SocketAddr, leads_to: SocketAddr) -> PortKey {
         let (is_v4, is_loopback) = (leads_to.is_ipv4(), leads_to.ip().is_loopback());
         PortKey { guest, is_v4, is_loopback, alias: 0 }
     }
@@ -118,7 +118,7 @@ impl PortKey {
     ///
     /// # Errors
     /// No descriptor, or what `outbound` names is gone.
-    pub fn open(&self, outbound: &Outbound) -> nix::Result<OwnedFd> {
+    pub(super) fn open(&self, outbound: &Outbound) -> nix::Result<OwnedFd> {
         let fd = host::open(self.is_v4, SockType::Datagram, None)?;
         match self.is_v4 {
             true => setsockopt(&fd, sockopt::Ipv4RecvErr, &true)?,

@@ -32,7 +32,9 @@ fn substitute_port(number: u64) -> u16 {
 }
 
 /// The control message that names the source address of a datagram.
-pub fn packet_info(local: Option<IpAddr>) -> (Option<libc::in_pktinfo>, Option<libc::in6_pktinfo>) {
+pub(crate) fn packet_info(
+    local: Option<IpAddr>,
+) -> (Option<libc::in_pktinfo>, Option<libc::in6_pktinfo>) {
     match local {
         Some(IpAddr::V4(v4)) => {
             let any = libc::in_addr { s_addr: 0 };
@@ -52,7 +54,7 @@ impl Udp {
     ///
     /// # Errors
     /// As [`PublishedSockets::publish`](super::super::published::PublishedSockets::publish).
-    pub fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
+    pub(crate) fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
         // A guest's port that had the number leaves by the published port from now on.
         self.release_port(cx, forward.from);
         let published = self.published.publish(cx, forward, Token::UdpListener, |at, settings| {
@@ -87,31 +89,31 @@ impl Udp {
     }
 
     /// No longer publishes a port; what its flows have is still carried.
-    pub fn unpublish(&mut self, cx: &mut Context<'_>, forward: &Forward) {
+    pub(crate) fn unpublish(&mut self, cx: &mut Context<'_>, forward: &Forward) {
         self.published.unpublish(forward);
         self.share_published(cx);
     }
 
     /// Publishes nothing any more. A flow keeps the socket of its port.
-    pub fn unpublish_all(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn unpublish_all(&mut self, cx: &mut Context<'_>) {
         self.published.clear();
         self.share_published(cx);
     }
 
     /// Ends the flows of published ports, the last of which holds the socket of its port.
-    pub fn end_published(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn end_published(&mut self, cx: &mut Context<'_>) {
         let of_ports = self.flows.iter().filter(|(_, flow)| flow.is_published());
         let ids: Vec<SlotId> = of_ports.map(|(id, _)| id).collect();
         ids.into_iter().for_each(|id| self.remove(cx, id));
     }
 
     /// The published ports, once for each of their sockets.
-    pub fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
+    pub(crate) fn ports(&self) -> impl Iterator<Item = &Arc<PublishedPort>> {
         self.published.ports()
     }
 
     /// Datagrams of clients wait at a published port. True: there may be more.
-    pub fn take_published(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
+    pub(crate) fn take_published(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
         let Some(published) = self.published.begin_turn(id) else { return false };
         let (socket, port) = (Arc::clone(&published.socket), Arc::clone(&published.port));
         let has_more = match self.batch.fill(socket.as_fd()) {
@@ -170,7 +172,11 @@ impl Udp {
     }
 
     /// Sends the guest what another queue's thread received at a published port.
-    pub fn take_client_datagrams(&mut self, cx: &mut Context<'_>, arrival: &ClientDatagrams) {
+    pub(crate) fn take_client_datagrams(
+        &mut self,
+        cx: &mut Context<'_>,
+        arrival: &ClientDatagrams,
+    ) {
         let id = self.flow_of_client(cx, arrival);
         let (Some(id), Some(socket)) = (id, self.socket) else { return };
         let Some(flow) = self.flows.get_mut(id) else { return };

@@ -10,7 +10,7 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 use super::super::host::{DatagramError, datagram_error_of};
 
 /// Bytes of the longest datagram, or run of datagrams.
-pub const LONGEST: usize = 65_536;
+pub(super) const LONGEST: usize = 65_536;
 /// Bytes that are received before they go to the guest.
 const BATCH_BYTES: usize = 4 * LONGEST;
 /// Datagrams or runs that are received before they go to the guest.
@@ -20,7 +20,7 @@ const CONTROL_BYTES: usize = 256;
 
 /// A datagram, or a run of them, in the memory of a batch.
 #[derive(Clone, Copy, Debug)]
-pub struct Received {
+pub(crate) struct Received {
     at: usize,
     len: usize,
     /// Of a run: the length of each datagram but the last.
@@ -32,7 +32,7 @@ pub struct Received {
 }
 
 /// Datagrams that were received together, and their memory.
-pub struct Batch {
+pub(crate) struct Batch {
     memory: Box<[u8]>,
     control: [u8; CONTROL_BYTES],
     list: Vec<Received>,
@@ -47,12 +47,16 @@ impl Default for Batch {
 
 impl Batch {
     /// Receives until nothing is left, or as much as one batch takes. True: there may be more.
-    pub fn fill(&mut self, fd: BorrowedFd<'_>) -> Result<bool, DatagramError> {
+    pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>) -> Result<bool, DatagramError> {
         self.fill_up_to(fd, BATCH)
     }
 
     /// The same of `most` datagrams or runs at most.
-    pub fn fill_up_to(&mut self, fd: BorrowedFd<'_>, most: usize) -> Result<bool, DatagramError> {
+    pub(crate) fn fill_up_to(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        most: usize,
+    ) -> Result<bool, DatagramError> {
         self.list.clear();
         let mut at = 0;
         while self.list.len() < most.min(BATCH) && at + LONGEST <= self.memory.len() {
@@ -105,17 +109,17 @@ impl Batch {
     }
 
     /// What was received.
-    pub fn list(&self) -> &[Received] {
+    pub(crate) fn list(&self) -> &[Received] {
         &self.list
     }
 
     /// The bytes of one of them.
-    pub fn bytes(&self, received: &Received) -> &[u8] {
+    pub(crate) fn bytes(&self, received: &Received) -> &[u8] {
         self.memory.get(received.at..received.at + received.len).unwrap_or(&[])
     }
 
     /// The next error that came back for something the socket has sent, with the start of its payload.
-    pub fn receive_error(&mut self, fd: BorrowedFd<'_>) -> Option<(HostError, &[u8])> {
+    pub(crate) fn receive_error(&mut self, fd: BorrowedFd<'_>) -> Option<(HostError, &[u8])> {
         let memory = self.memory.get_mut(..LONGEST).unwrap_or(&mut []);
         let mut parts = [IoSliceMut::new(memory)];
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_ERRQUEUE;
@@ -151,7 +155,7 @@ impl Batch {
 
 /// An error of the host's network.
 #[derive(Clone, Copy, Debug)]
-pub struct HostError {
+pub(crate) struct HostError {
     /// What the guest is told; `None`: nothing.
     pub error: Option<SentError>,
     /// Who said it.
@@ -182,7 +186,7 @@ fn meaning(e: &libc::sock_extended_err) -> Option<SentError> {
 }
 
 /// An address of the kernel's as std has it, with the interface of a link-local one.
-pub fn socket_addr(a: &SockaddrStorage) -> Option<SocketAddr> {
+pub(crate) fn socket_addr(a: &SockaddrStorage) -> Option<SocketAddr> {
     if let Some(v4) = a.as_sockaddr_in() {
         return Some(SocketAddr::from((v4.ip(), v4.port())));
     }

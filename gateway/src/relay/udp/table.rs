@@ -16,10 +16,10 @@ use fulmar_stack::shard::{Slab, Wheel};
 use super::flow::Flow;
 
 /// The guest's end and the other end as the guest knows it.
-pub type Key = (SocketAddr, SocketAddr);
+pub(super) type Key = (SocketAddr, SocketAddr);
 /// The host's socket, the other end as the host knows it, and the address of the host to which a client of a published
 /// port writes.
-pub type HostKey = (RawFd, SocketAddr, Option<IpAddr>);
+pub(crate) type HostKey = (RawFd, SocketAddr, Option<IpAddr>);
 
 /// Entries that are looked at for an idle flow.
 const LOOKED_AT: usize = 16;
@@ -28,7 +28,7 @@ const STRANGERS: usize = 8;
 
 /// Who began a flow, and whether the guest takes part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Class {
+pub(super) enum Class {
     /// The guest began it.
     Out,
     /// An outside host began it, and the guest has answered.
@@ -40,7 +40,7 @@ pub enum Class {
 const CLASSES: usize = 3;
 
 /// The flows.
-pub struct Table {
+pub(super) struct Table {
     flows: Slab<Flow>,
     by_peer: HashMap<Key, SlotId>,
     by_host: HashMap<HostKey, SlotId>,
@@ -70,49 +70,49 @@ impl Default for Table {
 
 impl Table {
     /// A flow.
-    pub fn get(&self, id: SlotId) -> Option<&Flow> {
+    pub(super) fn get(&self, id: SlotId) -> Option<&Flow> {
         self.flows.get(id)
     }
 
     /// A flow, to send by it or to count. [`Table::touched`] is to be called where its time or its class may have
     /// changed.
-    pub fn get_mut(&mut self, id: SlotId) -> Option<&mut Flow> {
+    pub(super) fn get_mut(&mut self, id: SlotId) -> Option<&mut Flow> {
         self.flows.get_mut(id)
     }
 
     /// All flows.
-    pub fn iter(&self) -> impl Iterator<Item = (SlotId, &Flow)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SlotId, &Flow)> {
         self.flows.iter()
     }
 
     /// The flow between two ends.
-    pub fn find(&self, key: Key) -> Option<SlotId> {
+    pub(super) fn find(&self, key: Key) -> Option<SlotId> {
         self.by_peer.get(&key).copied()
     }
 
     /// The flow to which a datagram from outside belongs.
-    pub fn find_host(&self, (fd, peer, local): HostKey) -> Option<SlotId> {
+    pub(crate) fn find_host(&self, (fd, peer, local): HostKey) -> Option<SlotId> {
         let exact = self.by_host.get(&(fd, peer, local));
         exact.or_else(|| self.by_host.get(&(fd, peer, None))).copied()
     }
 
     /// Whether a flow has exactly this end of the host.
-    pub fn has_host(&self, key: HostKey) -> bool {
+    pub(crate) fn has_host(&self, key: HostKey) -> bool {
         self.by_host.contains_key(&key)
     }
 
     /// The name that the guest has for an address of the host's network to which it has written by a socket.
-    pub fn name_of(&self, socket_and_address: (RawFd, IpAddr)) -> Option<IpAddr> {
+    pub(super) fn name_of(&self, socket_and_address: (RawFd, IpAddr)) -> Option<IpAddr> {
         self.written_to.get(&socket_and_address).map(|(_, name)| *name)
     }
 
     /// A keyed hash of a host's end, which an outsider cannot compute.
-    pub fn hash(&self, key: &HostKey) -> u64 {
+    pub(super) fn hash(&self, key: &HostKey) -> u64 {
         self.by_host.hasher().hash_one(key)
     }
 
     /// Adds a flow, neither of whose ends another one has.
-    pub fn insert(&mut self, mut flow: Flow, now: Instant) -> SlotId {
+    pub(super) fn insert(&mut self, mut flow: Flow, now: Instant) -> SlotId {
         let (key, host_key, class, expires) =
             ((flow.guest, flow.peer), flow.host_key(), flow.class(), flow.expires());
         flow.entered_as = class;
@@ -144,7 +144,7 @@ impl Table {
     }
 
     /// A datagram of a flow has passed.
-    pub fn touched(&mut self, id: SlotId, now: Instant) {
+    pub(super) fn touched(&mut self, id: SlotId, now: Instant) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.timer = Some(self.timers.schedule(flow.timer, id, flow.expires()));
         let class = flow.class();
@@ -156,7 +156,7 @@ impl Table {
     }
 
     /// Removes a flow.
-    pub fn remove(&mut self, id: SlotId) -> Option<Flow> {
+    pub(super) fn remove(&mut self, id: SlotId) -> Option<Flow> {
         let flow = self.flows.remove(id)?;
         self.by_peer.remove(&(flow.guest, flow.peer));
         self.by_host.remove(&flow.host_key());
@@ -181,7 +181,7 @@ impl Table {
     }
 
     /// The flow that has to give way to a new one of a class in a table of `most` flows.
-    pub fn victim(&mut self, class: Class, most: usize, now: Instant) -> Option<SlotId> {
+    pub(super) fn victim(&mut self, class: Class, most: usize, now: Instant) -> Option<SlotId> {
         let [out, answered, strangers] = self.count;
         if class == Class::Stranger && strangers >= (most / STRANGERS).max(1) {
             return self.oldest(Class::Stranger, now, |_| true);
@@ -199,7 +199,7 @@ impl Table {
     }
 
     /// The least recently used flow of a class of those that may go, as far as [`LOOKED_AT`] entries tell.
-    pub fn oldest(
+    pub(super) fn oldest(
         &mut self,
         class: Class,
         now: Instant,
@@ -224,7 +224,7 @@ impl Table {
     }
 
     /// The next flow whose time is over.
-    pub fn expired(&mut self, now: Instant) -> Option<SlotId> {
+    pub(super) fn expired(&mut self, now: Instant) -> Option<SlotId> {
         while let Some(id) = self.timers.expire(now) {
             let Some(flow) = self.flows.get_mut(id) else { continue };
             let expires = flow.expires();
@@ -238,7 +238,7 @@ impl Table {
     }
 
     /// When the next flow may time out.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.timers.next_deadline()
     }
 }
