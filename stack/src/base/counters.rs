@@ -204,7 +204,7 @@ counters! {
     TcpFastOpenCookiesSent, "tcp_fast_open_cookies_sent";
     /// SYNs with an invalid Fast Open cookie.
     TcpFastOpenCookiesInvalid, "tcp_fast_open_cookies_invalid";
-    /// SYNs whose data was ignored because the listener had as many Fast Open connections as it may.
+    /// SYNs whose data was ignored because the listener was at its limit of Fast Open connections.
     TcpFastOpenOverflows, "tcp_fast_open_overflows";
     /// Embryonic connections evicted by a later SYN.
     TcpEmbryosReplaced, "tcp_embryos_replaced";

@@ -5,8 +5,8 @@ use crate::base::EtherAddr;
 /// The medium of an interface.
 ///
 /// In memory every frame starts with an Ethernet header of 14 bytes, so that one code handles all media. On
-/// [`Medium::Ip`] that header never leaves the host: the device writes it in front of each received packet and
-/// leaves it out of each sent one.
+/// [`Medium::Ip`] that header never leaves the host: the device writes it in front of each received packet and removes
+/// it from each sent packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Medium {
     /// Ethernet frames: neighbours are resolved by ARP and neighbour discovery.

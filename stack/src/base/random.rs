@@ -15,7 +15,7 @@ const KEY_WORDS: usize = 8;
 pub struct Random {
     key: [u32; KEY_WORDS],
     output: [u32; OUTPUT_WORDS],
-    /// Unused words at the front of `output`; the words behind them are zeroed.
+    /// Unused words at the front of `output`; the used words after them are zeroed.
     left: usize,
 }
 

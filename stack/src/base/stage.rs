@@ -1,7 +1,7 @@
-//! Stages of a packet's path, generated from one list, and the observer that hears of them.
+//! Stages of a packet's path, generated from one list, and the observer that receives them.
 //!
-//! The cost of a stage is the time since the previous stage, so the stages of a path add up to its total.
-//! While nobody observes, passing a stage costs one branch.
+//! The cost of a stage is the time since the previous stage, so the stages of a path add up to its total. Without an
+//! observer, passing a stage costs one branch.
 
 use alloc::sync::Arc;
 use core::fmt;
@@ -109,7 +109,7 @@ impl Stage {
     pub const COUNT: usize = Stage::ALL.len();
 }
 
-/// Hears of the stages that a shard's paths pass, on the thread that passes them.
+/// Receives the stages that a shard's paths pass, on the thread that passes them.
 pub trait Observer: Send + Sync {
     /// The path has reached `stage`.
     fn pass(&self, stage: Stage);
@@ -129,7 +129,7 @@ impl Stages {
         self.is_observed = true;
     }
 
-    /// Whether the observer hears of the next stages.
+    /// Whether the observer receives the next stages.
     #[inline(always)]
     pub fn observe(&mut self, is_observed: bool) {
         self.is_observed = is_observed;
