@@ -201,7 +201,7 @@ pub trait Peek: Send + Sync {
 /// What a device provides when a stack attaches to it.
 #[derive(Default)]
 pub struct Attachment {
-    /// Memory from which the stack's pool takes its slabs, so that the device (or the process behind it) reads
+    /// Memory from which the stack's pool takes its slabs, so that the device (or the process that implements it) reads
     /// sent bytes in place. `None`: the stack allocates the memory.
     pub region: Option<Backing>,
     /// Checks for work without a system call and without the shard lock. A waiting thread spins on it before
@@ -212,8 +212,8 @@ pub struct Attachment {
 /// The descriptor and events that a sleeping thread passes to `poll(2)`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WakeFd {
-    /// The descriptor. Its number is constant for the life of the device, but the device may replace the open
-    /// file behind it (`dup2`): pass it to `poll` at every sleep, and add it to no epoll set.
+    /// The descriptor. Its number is constant for the life of the device, but the device may replace its open file
+    /// (`dup2`). Pass the descriptor to `poll` at every sleep, and do not add it to an epoll set.
     pub fd: RawFd,
     /// The events to wait for.
     pub interest: Interest,
@@ -361,7 +361,7 @@ pub trait DirectPlacement {
         ranges: WritableRanges,
     ) -> Result<(), Unsupported>;
 
-    /// Posts one more range behind those of the flow.
+    /// Posts one more range, after the flow's existing ranges.
     ///
     /// # Errors
     /// [`Unsupported`]: the device has no range of the flow left, or has two already, or does not know the flow's next

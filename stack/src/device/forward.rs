@@ -17,10 +17,10 @@
 /// }
 /// ```
 ///
-/// A name that is no method, or out of order, does not compile; a method that the trait gains is forwarded.
-/// A wrapper that reads or times frames gives its own `caps` ([`Caps::exact_time`](crate::device::Caps::exact_time)), and
-/// one that drops, delays or changes received frames its own `placement`: `None`, since a frame that it drops
-/// would have been placed already.
+/// A name that is not a method of the trait, or is out of order, does not compile. A method added to the trait later is
+/// forwarded. A wrapper that reads or times frames gives its own `caps`
+/// ([`Caps::exact_time`](crate::device::Caps::exact_time)), and one that drops, delays or changes received frames its
+/// own `placement`: `None`, since a frame that it drops would have been placed already.
 #[macro_export]
 macro_rules! forward_device {
     ($this:ident => $inner:expr) => {

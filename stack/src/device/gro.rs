@@ -16,7 +16,8 @@
 //! Nothing is held back: every frame of a burst leaves with it. At most [`RUNS`] flows are coalesced at a time; one
 //! more replaces the oldest. Cost: parsing the headers of each segment, and its checksum, which is verified in any
 //! case. Source: Linux's GRO, except that acknowledgement number, window and segment size may change within a run, that
-//! the smallest payloads are excluded, and that a coalesced frame is no super-frame: segment boundaries are not kept.
+//! the smallest payloads are excluded, and that a coalesced frame is not a super-frame: segment boundaries are not
+//! kept.
 
 use crate::base::{Counter, Counters, Offload};
 use crate::mbuf::{Chain, Pool};
@@ -28,7 +29,7 @@ use crate::device::{Burst, Packet};
 /// Flows whose segments are coalesced at a time.
 pub const RUNS: usize = 8;
 
-/// Payloads of at most so many bytes are in the drivers' small buffers.
+/// Longest payload that the drivers keep in their small buffers.
 const TINY_BYTES: usize = 256;
 
 const ACK: u8 = 0x10;
@@ -41,7 +42,7 @@ const V6_L4: usize = eth::HEADER_BYTES + 40;
 
 /// The class of a frame.
 enum Class {
-    /// No TCP segment: passes.
+    /// Not a TCP segment: passes unchanged.
     Other,
     /// Possibly a TCP segment, of an unknown flow: ends every run.
     Unclear,

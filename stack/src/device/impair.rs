@@ -29,7 +29,7 @@ pub use strike::{corrupt, duplicate, mark_congestion};
 
 /// Longest run of losses: a fading link recovers before a retransmission time-out.
 const LONGEST_RUN: Duration = Duration::from_millis(10);
-/// Packets that one call segments from a super-frame.
+/// Most packets that one call segments from a super-frame.
 const CUT_PKTS: usize = 64;
 
 /// What happens to the packets of one direction. The default is a perfect path without delay.
@@ -37,7 +37,7 @@ const CUT_PKTS: usize = 64;
 pub struct Impairments {
     /// Bits per second of the bottleneck; `None`: no limit.
     pub rate_bps: Option<u64>,
-    /// Bytes that may wait for a limited rate: a packet that finds more is dropped.
+    /// Limit of the bytes queued for a limited rate. A packet that would exceed it is dropped.
     pub queue_bytes: usize,
     /// What else the queue drops or marks.
     pub aqm: Aqm,
@@ -47,7 +47,7 @@ pub struct Impairments {
     pub policer: Option<Policer>,
     /// Time from the last bit sent to delivery.
     pub delay: Duration,
-    /// Additional delay, uniform from 0 to this; packets are not reordered by it.
+    /// Upper bound of the additional delay, which is uniform from 0. The delay does not reorder packets.
     pub jitter: Duration,
     /// Larger IP packets (bytes) are dropped without an ICMP error: a black hole (RFC 2923 section 2.1). `None`: no
     /// limit.

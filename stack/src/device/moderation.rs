@@ -43,9 +43,9 @@ use ladder::{Ladder, Window};
 /// A pair of coalescing registers: when hardware raises an interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Coalesce {
-    /// After so many frames.
+    /// Frames after which the device raises an interrupt.
     pub packets: usize,
-    /// So long after the first of them.
+    /// Time after the first frame at which the device raises an interrupt.
     pub delay: Duration,
 }
 

@@ -151,8 +151,8 @@ fn fit_single(
     }
 }
 
-/// Segments a super-frame into packets with complete checksums, as many as `out` has space for. Any other frame gets
-/// its checksum and is appended.
+/// Segments a super-frame into packets with complete checksums, up to the space of `out`. Any other frame gets its
+/// checksum and is appended.
 ///
 /// # Errors
 /// As [`fit`].

@@ -35,7 +35,7 @@ impl WritableRanges {
         self.first.as_mut()
     }
 
-    /// Whether there is exactly one range, so that one more may follow.
+    /// Whether there is exactly one range, so that another one can be posted.
     pub fn has_space_for_next(&self) -> bool {
         self.first.is_some() && self.second.is_none()
     }

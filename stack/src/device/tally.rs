@@ -25,7 +25,7 @@ impl Tally {
         self.bytes += p.chain.len() as u64;
     }
 
-    /// The burst on a medium without a link layer: the bytes are those of its IP packets.
+    /// The burst on a medium without a link layer: only the bytes of its IP packets count.
     #[must_use]
     pub fn of_plain_ip(self) -> Tally {
         let link_bytes = self.frames.saturating_mul(crate::device::plain_ip::HEADER_BYTES as u64);

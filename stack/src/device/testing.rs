@@ -111,8 +111,8 @@ pub(super) fn frame(pool: &mut Pool, v6: bool, udp: bool, payload: &[u8], mss: u
     Packet { chain: c, offload }
 }
 
-/// A device that gives back what it is sent, and takes at most `limit` frames per burst. It says yes to
-/// every hint.
+/// A device that returns each sent frame as a received one. It accepts at most `limit` frames per burst, and every
+/// hint.
 pub(super) struct Mirror {
     caps: Caps,
     queue: VecDeque<Packet>,

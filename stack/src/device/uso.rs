@@ -48,8 +48,8 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// The headers of the super-frame. They replace as many bytes in front of the payload of each datagram, all of
-    /// which are in its first mbuf.
+    /// The headers of the super-frame. They replace the bytes before the payload of each datagram, which have the same
+    /// length and are all in its first mbuf.
     pub fn headers(&self) -> &[u8] {
         self.headers.get(..self.header_bytes).unwrap_or_default()
     }

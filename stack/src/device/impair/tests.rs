@@ -17,7 +17,7 @@ impl Rig {
         Rig { path, pool: pool(), counters: Counters::default() }
     }
 
-    /// One frame of so many bytes.
+    /// Sends one frame of `bytes` bytes.
     fn send(&mut self, at: Instant, bytes: usize) {
         let p = packet(&mut self.pool, &vec![0; bytes]);
         self.path.send(at, p, &mut self.pool, &mut self.counters);
@@ -166,7 +166,8 @@ fn a_policer_lets_its_burst_pass_and_then_its_rate() {
     assert_eq!(rig.path.counts().queue_drops, 5 + 100);
 }
 
-/// Of so many packets that are sent `apart`: the share of the lost, and their mean number in a row.
+/// Sends `packets` packets with the interval `apart`. Returns the share of lost packets and the mean length of a run of
+/// losses.
 fn losses(how: &Impairments, packets: u64, apart: Duration) -> (f64, f64) {
     let mut rig = Rig::new(how);
     let (mut runs, mut was_lost) = (0u32, false);

@@ -5,12 +5,12 @@ use crate::base::{Duration, Instant};
 /// The highest step. The hold of a step is step/TOP of the longest.
 pub(super) const TOP: usize = 4;
 
-/// A window is full after so many polls with frames, or so many frames ...
+/// A window is full after `EVENTS` polls with frames or `FRAMES` frames ...
 const EVENTS: u64 = 64;
 const FRAMES: u64 = 1024;
 /// ... and after this time.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// A window that is not full after this time is no flood.
+/// A window that is not full after this time is not a flood.
 const LONGEST: Duration = Duration::from_millis(20);
 /// Differences below this part of the larger value are noise.
 const NOISE: f64 = 0.1;
@@ -73,7 +73,7 @@ impl Window {
         self.age(now) >= LONGEST
     }
 
-    /// The time in which so many frames come.
+    /// The expected time until `frames` frames have arrived.
     pub(super) fn time_of(&self, frames: usize) -> Duration {
         match self.gap_ns {
             0 => Duration::MAX,

@@ -196,12 +196,12 @@ fn without_moderation_every_wait_sleeps_and_with_polling_none_does() {
     assert_eq!(polling.wakeups, 0);
 }
 
-/// What a frame costs whoever sends it on this very CPU, in ns; and a change of thread.
+/// Cost of a frame for a sender on the same CPU, and of a thread switch, in ns.
 const SEND: u64 = 500;
 const SWITCH: u64 = 2_000;
 
-/// A sender and a reader that share a CPU, and a ring between them; 64 frames at a time are read. Frames
-/// and holds after so many waits, and how long all of it took.
+/// A sender and a reader that share a CPU, with a ring between them. The reader reads 64 frames at a time. Returns the
+/// frames, the holds and the elapsed time after `waits` waits.
 fn shared_cpu(config: ModerationConfig, ring: u64, waits: u64) -> (u64, u64, u64) {
     let mut policy = Moderation::new(config);
     let (mut now, mut frames, mut holds) = (1_000_000, 0, 0);
@@ -216,7 +216,7 @@ fn shared_cpu(config: ModerationConfig, ring: u64, waits: u64) -> (u64, u64, u64
                 now += ring * SEND + SWITCH;
                 policy.yielded(Duration::from_nanos(ring * SEND + SWITCH));
             }
-            // It does so as well, and then nobody runs until the timer ends.
+            // The sender fills the ring here, too. Then the CPU is idle until the timer fires.
             Next::Hold { until } => {
                 now = (now + ring * SEND + SWITCH).max(until.as_nanos() + TIMER_LATE);
                 policy.slept();

@@ -141,7 +141,7 @@ fn a_run_is_joined_and_one_that_differs_ends_it() {
         });
         assert_eq!(after, 0, "byte {at}");
     }
-    // Lengths that are not those of the frame.
+    // Lengths that differ from the frame's lengths.
     assert_eq!(joined_after(|bytes, _| bytes[17] ^= 1), 0);
     assert_eq!(joined_after(|bytes, _| bytes[39] ^= 1), 0);
     assert_eq!(joined_after(|bytes, _| bytes.push(0)), 0);
