@@ -181,7 +181,7 @@ fn drop_reason(error: WireError) -> DropReason {
 }
 
 impl SavedHeader {
-    /// Saves the first bytes of a packet: `bytes`, or as many as fit.
+    /// Saves the first bytes of a packet: at most `bytes`, limited by the packet and the space.
     pub(crate) fn of(packet: &[u8], bytes: usize) -> SavedHeader {
         let len = bytes.min(SavedHeader::BYTES).min(packet.len());
         let mut saved = SavedHeader { len: len as u8, ..SavedHeader::EMPTY };

@@ -59,7 +59,7 @@ impl<'a> InvokingPacket<'a> {
         }
     }
 
-    /// A SYN that was received, with a header of so many bytes.
+    /// A received SYN with a header of `header_bytes` bytes.
     pub fn syn(src: SocketAddr, dst: SocketAddr, seq: u32, header_bytes: usize) -> Self {
         let ([s0, s1], [d0, d1]) = (src.port().to_be_bytes(), dst.port().to_be_bytes());
         let [n0, n1, n2, n3] = seq.to_be_bytes();

@@ -16,7 +16,7 @@ use crate::route::{MemoryHook, NextHop, Prefix, Route, RouteError, SourcePolicy,
 use crate::ip::engine::Ip;
 use crate::ip::{ConfigError, address};
 
-/// Limit of tables other than the main one, and of rules: as many as Linux can name.
+/// Limit of tables other than the main one, and of rules: the number of tables that Linux can name.
 const MAX_TABLES: usize = 256;
 
 /// Number of the main table.

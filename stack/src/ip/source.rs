@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_matching_label_precedes_a_longer_prefix() {
-        // Unique local against global: without labels the global one shares as many bits.
+        // Unique local against global: without labels the global address shares the same number of bits.
         assert_eq!(source(&["2001:db8::1/64", "fd00:1::1/64"], "fdff::9"), ip("fd00:1::1"));
         assert_eq!(source(&["fd00:1::1/64", "2001:db8::1/64"], "2600::9"), ip("2001:db8::1"));
         assert_eq!(source(&["2002:1::1/48", "2003::1/64"], "2001:db8::9"), ip("2003::1"));

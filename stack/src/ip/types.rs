@@ -29,8 +29,8 @@ pub trait FrameSink {
         offload: Offload,
     ) -> Result<(), Chain>;
 
-    /// Whether the sink can accept `frames` more frames now, or as many as its capacity if that is
-    /// less. Called before a datagram is fragmented, because a partial set of fragments is useless.
+    /// Whether the sink can accept `frames` more frames now, or its whole capacity if that is less. Called before a
+    /// datagram is fragmented, because a partial set of fragments is useless.
     fn has_space(
         &mut self,
         pool: &mut Pool,
