@@ -80,7 +80,7 @@ pub struct Plpmtud {
 }
 
 impl Plpmtud {
-    /// A search for up to `most` bytes of payload: those of the interface's MTU (MAX_PLPMTU).
+    /// A search for up to `most` bytes of payload, which is the payload at the interface's MTU (MAX_PLPMTU).
     pub fn new(most: usize) -> Plpmtud {
         let most = most.max(LEAST_BYTES);
         Plpmtud {
@@ -150,7 +150,7 @@ impl Plpmtud {
         self.end_if_complete(now);
     }
 
-    /// A probe of `bytes` was lost. It is no sign of congestion (section 3, item 7).
+    /// A probe of `bytes` was lost. The loss is not a sign of congestion (section 3, item 7).
     pub fn on_probe_lost(&mut self, bytes: usize, now: Duration) {
         if self.probe.take_if(|p| p.0 == bytes).is_none() {
             return;
@@ -170,15 +170,15 @@ impl Plpmtud {
         self.end_if_complete(now);
     }
 
-    /// A datagram that was no probe was acknowledged.
+    /// A datagram other than a probe was acknowledged.
     pub fn on_data_acked(&mut self, bytes: usize) {
         if bytes > BASE_BYTES {
             self.data_losses = 0;
         }
     }
 
-    /// A datagram that was no probe was lost. Three of more than the base size in a row are a black hole
-    /// (section 4.3): the base size is used, and the search begins again.
+    /// A datagram other than a probe was lost. Three losses in a row above the base size are a black hole (section
+    /// 4.3): the base size is used, and the search begins again.
     pub fn on_data_lost(&mut self, bytes: usize) {
         if bytes <= BASE_BYTES {
             return;
