@@ -203,7 +203,7 @@ pub const fn added<const N: usize>(numbers: [u16; N]) -> u16 {
     (sum & 0xffff).wrapping_add(sum >> 16) as u16
 }
 
-/// Copies as many units as all three slices have and stores the sum of each, in one pass. The rest of `dst`
+/// Copies units until the shortest of the three slices ends, and stores the sum of each, in one pass. The rest of `dst`
 /// is not written.
 #[inline]
 pub fn copy_and_sum_units(dst: &mut [u8], src: &[u8], sums: &mut [Option<UnitSum>]) {

@@ -61,7 +61,7 @@ impl Flags {
     pub const ECN: Flags = Flags(0x1c0);
     const ECN_SHIFT: u16 = 6;
 
-    /// The letters of `Display`: those of `tcpdump`, but A for ACK and C for CWR.
+    /// The letters of `Display`: `tcpdump`'s, but A for ACK and C for CWR.
     const LETTERS: [(Flags, &'static str); 9] = [
         (Flags::SYN, "S"),
         (Flags::FIN, "F"),
