@@ -397,7 +397,7 @@ impl Chain {
     }
 }
 
-/// Copies as many bytes as both have.
+/// Copies bytes until either slice ends.
 #[inline]
 pub(crate) fn copy(from: &[u8], to: &mut [u8]) -> usize {
     let n = from.len().min(to.len());
@@ -449,8 +449,8 @@ impl<'a> Iterator for Iter<'a> {
     }
 }
 
-/// Mutable access to a segment of a chain. It dereferences to [`Mbuf`], and its methods are those of
-/// [`Mbuf`]; they keep the length of the chain up to date.
+/// Mutable access to a segment of a chain. It dereferences to [`Mbuf`]. Its own methods have the names of [`Mbuf`]'s
+/// and also keep the length of the chain up to date.
 pub struct SegMut<'a> {
     seg: MbufMut<'a>,
     chain_len: &'a mut usize,

@@ -16,13 +16,12 @@
 //!   thread (Acquire) that returns 1 is exact: the one reference is the caller's own, and new references
 //!   are only made from existing ones. The Release store of 1 happened after the last reads through the
 //!   other references.
-//! - *coverage*: while `refs` > 1, every reference ends at or before `high_water`. No reference covers the
-//!   bytes behind it, and they may be written through `&mut Arena`.
-//! - *sums*: an entry of `Desc::sums` that is `Some` is the sum of the present bytes of its unit. Entries
-//!   are written only through the single reference. A write to such storage clears or updates the entries
-//!   of the units it touches, and never touches a unit with a known sum while `refs` > 1, not even behind
-//!   `high_water`. Therefore a unit with a known sum may be read whole through any reference that covers a
-//!   part of it.
+//! - *coverage*: while `refs` > 1, every reference ends at or before `high_water`. No reference covers the bytes after
+//!   `high_water`, and they may be written through `&mut Arena`.
+//! - *sums*: an entry of `Desc::sums` that is `Some` is the sum of the present bytes of its unit. Entries are written
+//!   only through the single reference. A write to such storage clears or updates the entries of the units it touches,
+//!   and never touches a unit with a known sum while `refs` > 1, not even after `high_water`. Therefore a unit with a
+//!   known sum may be read whole through any reference that covers a part of it.
 //! - *initialised*: blocks are zeroed when mapped, and only bytes are written to them.
 
 #![allow(unsafe_code)]

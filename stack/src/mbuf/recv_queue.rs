@@ -157,7 +157,7 @@ impl RecvQueue {
         Ok(())
     }
 
-    /// As [`RecvQueue::absorb`], but copies as many bytes as fit and trims them off the front of the chain.
+    /// As [`RecvQueue::absorb`], but copies only the bytes that fit and trims them off the front of the chain.
     pub fn fill_tail(&mut self, chain: &mut Chain, pool: &mut Pool) {
         let Some(mut back) = self.in_order.back_mut() else { return };
         let gap = self.runs.front().map_or(u64::MAX, |r| r.start - self.next);
@@ -262,7 +262,7 @@ impl RecvQueue {
         self.generation += 1;
         let generation = self.generation;
         let end = start + chain.len() as u64;
-        // The first run that the new bytes overlap or touch, and the first run behind them.
+        // The first run that the new bytes overlap or touch, and the first run after the new bytes.
         let first = self.runs.partition_point(|r| r.end() < start);
         let behind = self.runs.partition_point(|r| r.start <= end);
         if first >= behind {

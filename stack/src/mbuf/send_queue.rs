@@ -34,8 +34,8 @@ pub const MERGED_BYTES: usize = 512;
 /// Maximum capacity, in entries, of an idle queue.
 const IDLE_CAPACITY: usize = 64;
 
-/// Claimed space of a send queue, for [`SendQueue::commit`] or [`SendQueue::abandon`]. Bytes behind it are
-/// not sent before.
+/// Claimed space of a send queue, for [`SendQueue::commit`] or [`SendQueue::abandon`]. Bytes after the claim are not
+/// sent before either call.
 #[must_use = "bytes behind a claim are not sent until it is committed or abandoned"]
 #[derive(Debug)]
 pub struct Claim {

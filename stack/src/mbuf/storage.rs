@@ -100,9 +100,9 @@ pub trait Lender: Send + Sync + 'static {
     fn give_back(&self, tag: u32);
 }
 
-/// The owner of memory that streams send in place, part by part ([`crate::mbuf::Pool::share`]). It is released
-/// when every part is acknowledged and no device reads it. Unlike an [`External`] it can be sent in parts,
-/// and it is told if a part was not delivered.
+/// The owner of memory that streams send in place, part by part ([`crate::mbuf::Pool::share`]). It is released when
+/// every part is acknowledged and no device reads it. Unlike an [`External`] it can be sent in parts, and it learns if
+/// a part was not delivered.
 pub trait SharedBytes: Send + Sync + 'static {
     /// The longest contiguous bytes at `at`. Always the same for the same `at`.
     fn piece(&self, at: usize) -> &[u8];
@@ -114,8 +114,8 @@ pub trait SharedBytes: Send + Sync + 'static {
 
 /// The notification of remote frees ([`crate::mbuf::Pool::await_remote`]).
 pub trait Kick: Send + Sync + 'static {
-    /// The remote-free list is no longer empty. Called in any thread that drops an mbuf, under any lock:
-    /// it must not block and must not use the pool.
+    /// Called when the remote-free list becomes non-empty. The caller is any thread that drops an mbuf and may hold any
+    /// lock, so this must not block and must not use the pool.
     fn kick(&self);
 }
 

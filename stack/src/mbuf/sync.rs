@@ -1,4 +1,4 @@
-//! Atomics and cells: those of `core`, or those of loom, which explores all interleavings (`make loom`).
+//! Atomics and cells from `core`, or from loom, which explores all interleavings (`make loom`).
 
 #[cfg(not(fulmar_loom))]
 pub(crate) use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, fence};

@@ -57,8 +57,7 @@ impl<'a> VolatileSlice<'a> {
         self.data
     }
 
-    /// Copies bytes at `off` into `to`, as many as both have, and returns their number. Each byte is loaded
-    /// once.
+    /// Copies bytes at `off` into `to` until either ends, and returns their number. Each byte is loaded once.
     pub fn copy_to(&self, off: usize, to: &mut [u8]) -> usize {
         let n = to.len().min(self.len.saturating_sub(off));
         if n > 0 {

@@ -182,8 +182,8 @@ impl Arena {
     /// Makes the first free descriptor `d` a reference to a range of `s`.
     ///
     /// # Safety
-    /// `d` is `free_descs`; `refs` of `s` counts the reference; the range is inside the storage; `sums` are
-    /// those of the storage, or null.
+    /// `d` is `free_descs`; `refs` of `s` counts the reference; the range is inside the storage; `sums` points to the
+    /// storage's sums, or is null.
     #[inline]
     unsafe fn reference(
         &mut self,

@@ -108,7 +108,7 @@ fn short_mbufs_collapse_into_the_tailroom_before_them() {
     assert_eq!((c.segs(), c.storage_bytes()), (6, 6 * 2048));
     assert_eq!(c.to_vec(), pattern(0, 40 * 275));
     pool.free(c);
-    // Bytes behind which another reference goes on are not written over.
+    // An append does not overwrite bytes that another reference covers.
     let mut c = blocks(&mut pool, 2);
     let whole = pool.clone_range(&c, 0, 275).expect("a descriptor");
     c.front_mut().expect("two").trim_back(5);

@@ -284,7 +284,7 @@ impl WritableRange {
         let len = u32::try_from(self.len()).map_err(|_| NoBuffer)?;
         let arena = pool.arena_with_desc(Purpose::Receive)?;
         let (memory, from) = self.end();
-        // SAFETY: inside the memory; the bytes were in this range, and later ranges start behind them.
+        // SAFETY: inside the memory; the bytes were in this range, and later ranges start after them.
         unsafe { arena.placed(memory, from, len) }.ok_or(NoBuffer)
     }
 
@@ -314,8 +314,8 @@ impl WritableRange {
         filled
     }
 
-    /// Copies as many bytes as fit to the front of the range, removes them from it, and returns their
-    /// number.
+    /// Copies bytes to the front of the range until the range or `from` ends, removes them from the range, and returns
+    /// their number.
     #[inline]
     pub fn write(&mut self, bytes: &[u8]) -> usize {
         let n = bytes.len().min(self.len());
@@ -423,7 +423,7 @@ impl Filled {
     pub fn into_mbuf(self, pool: &mut Pool) -> Result<Mbuf, NoBuffer> {
         let len = u32::try_from(self.bytes).map_err(|_| NoBuffer)?;
         let arena = pool.arena_with_desc(Purpose::Receive)?;
-        // SAFETY: the bytes were in a writable range until `WritableRange::fill`, which moved its start behind them.
+        // SAFETY: the bytes were in a writable range until `WritableRange::fill`, which moved its start past them.
         unsafe { arena.placed(self.memory, self.from, len) }.ok_or(NoBuffer)
     }
 }
