@@ -8,7 +8,7 @@ use crate::tcp::Tcb;
 use crate::tcp::contract::{Env, Events, State};
 use crate::tcp::timers::{Timer, later};
 
-/// Keepalive parameters. The defaults are those of Linux.
+/// Keepalive parameters. The defaults are Linux's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keepalive {
     /// Idle time before the first probe (TCP_KEEPIDLE). Default 2 h, the least default that RFC

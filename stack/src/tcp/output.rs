@@ -94,7 +94,7 @@ impl Tcb {
         Ok(())
     }
 
-    /// RFC 5681 section 4.1: after an idle time-out, cwnd is no longer valid.
+    /// RFC 5681 section 4.1: an idle time of one RTO invalidates cwnd.
     fn restart_if_idle(&mut self, env: &Env) {
         if self.flight() == 0 && self.has_unsent() {
             if self.delivery.is_on() {

@@ -5,9 +5,9 @@
 //! then [`Tcb::plan`](crate::tcp::Tcb) has no data to send, and [`Timer::Pacing`] runs if there is any. A
 //! super-segment holds about a millisecond of the rate, so there is at most one timer for each.
 //!
-//! The timer wheel has ticks of a millisecond, and an ACK or a write may come long before. A segment
-//! that leaves late therefore does not delay those behind it, up to [`CREDIT`]: the mean rate is that
-//! asked for, with bursts of at most two milliseconds.
+//! The timer wheel has ticks of a millisecond, and an ACK or a write may come long before. A segment that leaves late
+//! by up to [`CREDIT`] therefore does not delay later segments: the mean rate is the requested one, with bursts of at
+//! most two milliseconds.
 
 use crate::base::{Duration, Instant};
 use crate::tcp::Tcb;

@@ -14,12 +14,12 @@
 //! the same. So the size that was in use is probed for first: once the path is back, that size is restored
 //! after a round trip.
 //!
-//! **Probes** (section 7.3). A probe is new data in a segment larger than the others, which would be sent
-//! now anyway, with a few more behind it, so that its loss is found by their ACKs. If it is
-//! acknowledged, its size is the new low. If it alone is lost, this is no sign of congestion: its bytes are
-//! retransmitted in smaller segments, and the window stays (section 7.6.2). A size that is lost
-//! [`MAX_PROBES`] times is the new high. The largest size that path and peer allow is tried first, since most
-//! paths pass it; after that the search halves the interval. Ten minutes after its end it is repeated.
+//! **Probes** (section 7.3). A probe is a segment larger than the others, filled with new data that would be sent now
+//! anyway. A few more segments follow it, so that their ACKs reveal its loss. If the probe is acknowledged, its size is
+//! the new low. If the probe alone is lost, the loss is not a sign of congestion: its bytes are retransmitted in
+//! smaller segments, and the window stays (section 7.6.2). A size that is lost [`MAX_PROBES`] times is the new high.
+//! The largest size that path and peer allow is tried first, since most paths pass it; after that the search halves the
+//! interval. Ten minutes after its end it is repeated.
 //!
 //! Sizes are of segments, TCP options included: MTU less IP and TCP header. What limits them is evaluated in
 //! [`Tcb::update_segment_sizes`]; what an ICMP message may do is decided in [`crate::tcp::input::icmp`].
@@ -192,7 +192,7 @@ impl Tcb {
     pub(crate) fn plan_mtu_probe(&self, unsent: u64, usable: u64) -> ProbeStep {
         let segments = |n: u64| self.smss().saturating_mul(n);
         let window = self.congestion.cwnd().min(self.snd.wnd);
-        // The peer's window must admit those behind it, too.
+        // The peer's window must admit the trailing segments, too.
         let reach = self.snd.max_wnd.saturating_sub(segments(TRAILING_SEGMENTS));
         let limit = self.segment_ceiling().min(usize::try_from(reach).unwrap_or(usize::MAX));
         let Some(size) = self.mtu_search.next_size(limit) else { return ProbeStep::No };
@@ -307,6 +307,6 @@ pub(crate) enum ProbeStep {
     No,
     /// Send nothing new before the windows admit the probe.
     Wait,
-    /// A probe with so many bytes of payload.
+    /// A probe with this payload in bytes.
     Send(usize),
 }

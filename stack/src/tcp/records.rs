@@ -17,7 +17,7 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// A record ends before `end`, which is no less than any before it.
+    /// A record ends before `end`. `end` must not decrease from call to call.
     pub(crate) fn push(&mut self, end: u64) {
         if self.ends.back() != Some(&end) {
             self.ends.push_back(end);

@@ -145,9 +145,9 @@ impl Tcb {
     }
 
     pub(crate) fn pipe_in_recovery(&self) -> u64 {
-        // Without SACK, each duplicate ACK means that one segment has left the network.
-        // They stand for no more than was outstanding at the start of the recovery (RFC 5681 section 3.2 step 4: else a
-        // peer that repeats ACKs would inflate the window).
+        // Without SACK, each duplicate ACK means that one segment has left the network. Duplicate ACKs count for at
+        // most the data outstanding at the start of the recovery (RFC 5681 section 3.2 step 4): else a peer that
+        // repeats ACKs would inflate the window.
         let counted = u64::from(self.recovery.dupacks).saturating_mul(self.smss());
         let left = match self.recovery.mode {
             Mode::Open => counted,
@@ -378,7 +378,7 @@ impl Tcb {
         self.repair_to(self.snd.nxt);
     }
 
-    /// Retransmits what is marked as lost below `to`, which is no sign of congestion.
+    /// Retransmits the bytes below `to` that are marked as lost. This loss is not a sign of congestion.
     pub(crate) fn repair_to(&mut self, to: u64) {
         self.recovery.undo = Undo::new();
         self.restart_recovery(to);

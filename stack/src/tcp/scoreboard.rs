@@ -395,8 +395,8 @@ impl Scoreboard {
         }
     }
 
-    /// The first lost bytes: those of its run, and of lost runs next to it until there are more than `enough`. One
-    /// segment may have been sent in several, and its retransmission takes one all the same.
+    /// The first lost bytes: the first lost run, and adjacent lost runs until the bytes exceed `enough`. One
+    /// retransmitted segment may cover several runs.
     pub(crate) fn first_lost(&self, enough: u64) -> Option<(u64, u64)> {
         if self.lost == 0 {
             return None;

@@ -345,8 +345,8 @@ impl Tcb {
         self.user.send_low_water.map(|bytes| bytes.min(self.send.limit() / 2).max(1))
     }
 
-    /// TCP_NOTSENT_LOWAT: the connection accepts no more bytes while so many are committed and not yet sent, so that
-    /// a program can still change what it sends next. `None` or 0: the send buffer alone limits.
+    /// TCP_NOTSENT_LOWAT: the connection accepts no bytes while `bytes` bytes are committed and not yet sent, so that a
+    /// program can still change what it sends next. `None` or 0: the send buffer alone limits.
     pub fn set_notsent_low_water(&mut self, bytes: Option<u32>) {
         self.user.notsent_low_water = bytes.filter(|b| *b > 0);
     }
@@ -390,8 +390,8 @@ impl Tcb {
         self.cfg.ecn = policy;
     }
 
-    /// TCP_MAXSEG: segments of at most so many bytes, options of the TCP header included, and the MSS option if it is
-    /// yet to be sent. `None`: as path and peer allow.
+    /// TCP_MAXSEG: limits segments to `bytes` bytes, options of the TCP header included. It also limits the MSS option
+    /// if that is yet to be sent. `None`: path and peer alone limit.
     pub fn set_max_segment(&mut self, bytes: Option<u16>) {
         self.user.max_segment = bytes;
         self.update_segment_sizes();

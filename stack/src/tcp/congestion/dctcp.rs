@@ -4,7 +4,7 @@
 //! Accurate feedback (RFC 9768) reports the share in bytes, so that the receiver's state machine of RFC 8257 section
 //! 3.2, which encodes runs of marks in ECE, is not needed. With a peer that has the feedback of RFC 3168 only, the
 //! share is unknown and stays one: the window is halved once per round trip, as RFC 3168 requires. Losses, time-outs
-//! and growth are those of NewReno (section 3.5).
+//! and growth are handled as by NewReno (section 3.5).
 
 use super::marks::{MarkedShare, ONE};
 use super::new_reno::NewReno;

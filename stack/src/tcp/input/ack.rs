@@ -331,7 +331,7 @@ impl Tcb {
     }
 
     /// Leaves the persist state when the window opens, also one that was shrunk below what is in flight (RFC 9293
-    /// section 3.8.6: the connection does not time out for that). That is no progress.
+    /// section 3.8.6: the connection does not time out for that). An opened window does not count as progress.
     pub(super) fn leave_persist(&mut self, window_before: u64, now: Instant) {
         let is_reopened = window_before == 0 && self.flight() > 0;
         if (self.persisting || is_reopened) && self.snd.wnd > 0 && self.rtt.backoff() > 0 {

@@ -178,7 +178,7 @@ impl Tcb {
         env.counters.count(Counter::TcpResetsIn);
         let why = match self.state {
             State::SynReceived if !self.is_open_early() => Some(ConnError::Refused),
-            // Both sides have sent their FIN: the reset is no error.
+            // Both sides have sent their FIN: the reset is not an error.
             State::Closing | State::LastAck => None,
             // The peer no longer reads, and had nothing more to send (as Linux).
             State::CloseWait => Some(ConnError::BrokenPipe),

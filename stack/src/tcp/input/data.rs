@@ -360,10 +360,9 @@ impl Tcb {
         self.storage_in_use().saturating_add(adds) <= limit
     }
 
-    /// Delayed acknowledgements (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2): immediate in
-    /// quick-ACK mode, after two full segments (see `ack_due`), soon after more than one, else within
-    /// `Config::delayed_ack`.
-    /// A super-segment, or a batch of segments before one output, gets one ACK, as with GRO.
+    /// Delayed acknowledgements (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2): immediate in quick-ACK mode, after
+    /// two full segments (see `ack_due`), soon after more than one, else within `Config::delayed_ack`. A super-segment,
+    /// or a batch of segments before one output, gets one ACK, as Linux does with GRO.
     #[inline]
     fn schedule_ack(&mut self, env: &Env, len: usize) {
         if len > self.rcv_mss as usize {

@@ -31,9 +31,9 @@ impl Tcb {
         self.recovery.prr = Prr { delivered: 0, out: 0, flight };
     }
 
-    /// Section 6.2, for each ACK in fast recovery that delivers something, and for losses that the reordering
-    /// timer finds: these leave the network as well, and are no reason for a burst. The pipe of a peer without SACK is an estimate
-    /// that duplicate ACKs reduce already: there cwnd is ssthresh from the start (RFC 6582).
+    /// Section 6.2, for each ACK in fast recovery that delivers something, and for losses that the reordering timer
+    /// finds: these bytes left the network as well and must not cause a burst. The pipe of a peer without SACK is an
+    /// estimate that duplicate ACKs reduce already: there cwnd is ssthresh from the start (RFC 6582).
     pub(crate) fn reduce_proportionally(&mut self, ack: &AckSummary) {
         let is_fast = matches!(self.recovery.mode, Mode::Fast) && self.sack_on;
         if !is_fast || !self.congestion.uses_prr() {

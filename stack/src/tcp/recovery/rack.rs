@@ -167,7 +167,7 @@ impl Tcb {
         let Tcb { sacked, delivery, congestion, mtu_search, .. } = self;
         let probe = mtu_search.probe();
         let on_lost = move |run: &LostRun| {
-            // Its loss is no sign of congestion (RFC 4821 section 7.6.2).
+            // The loss of a probe is not a sign of congestion (RFC 4821 section 7.6.2).
             if probe.is_some_and(|p| p.covers(run.start, run.bytes)) {
                 return;
             }

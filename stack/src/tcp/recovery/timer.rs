@@ -58,7 +58,7 @@ impl Tcb {
             && self.is_synchronized()
     }
 
-    /// After an ACK: a probe that is no longer allowed gives way to the time-out.
+    /// After an ACK: replaces the probe timer with the retransmission time-out if a probe is not allowed any more.
     pub(crate) fn check_probe_timer(&mut self) {
         if matches!(self.recovery.pending, Pending::Probe) && !self.may_probe() {
             self.timers.stop(Timer::Retransmit);

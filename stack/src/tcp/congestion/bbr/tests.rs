@@ -9,7 +9,7 @@ const RATE: u64 = 10_000_000;
 const RTT: Duration = Duration::from_millis(20);
 const BDP: u64 = 200_000;
 
-/// A controller and the path that it is told of.
+/// A controller and the path that its samples describe.
 struct Path {
     bbr: Bbr,
     now: Instant,
@@ -134,7 +134,7 @@ fn rounds_limited_by_the_application_do_not_end_startup() {
         p.take(Sample { is_app_limited: true, ..p.sample(RATE / 10, BDP / 10) });
     }
     assert_eq!((p.bbr.state, p.bbr.max_rate.get()), (State::Startup, RATE));
-    // One that is faster than all before is believed.
+    // An app-limited sample that is faster than all earlier ones is used.
     p.take(Sample { is_app_limited: true, ..p.sample(RATE * 2, BDP) });
     assert_eq!(p.bbr.max_rate.get(), RATE * 2);
 }
@@ -444,7 +444,7 @@ fn the_least_round_trip_time_expires_after_ten_seconds() {
 fn acks_in_bunches_enlarge_the_window_by_what_a_bunch_holds() {
     let mut p = Path::cruising();
     let before = p.bbr.window.cwnd;
-    // Silence for a round, then the ACKs of two rounds and a half at once, paced by nobody.
+    // Silence for a round, then the ACKs of two rounds and a half at once, without pacing.
     for _ in 0..20 {
         p.round(RATE, BDP * 8 / 10);
         let bunch = Sample { newly_acked: BDP / 2, ..p.sample(RATE, BDP * 8 / 10) };
