@@ -223,7 +223,7 @@ fn a_large_datagram_is_queued_unfragmented_for_resolution() {
     assert_eq!(h.send(p), Ok(()));
     assert_eq!((h.ip.queued_pkts(), h.sent().len()), (1, 1));
     h.receive(&crate::ip::arp::request(PEER, v4(PEER4), v4(OUR4)));
-    // The reply to the neighbour's own request is no fragment.
+    // The reply to the neighbour's own request is not a fragment.
     let is_arp = |c: &fulmar_stack::mbuf::Chain| c.to_vec()[12..14] == [8, 6];
     let at = h.sink.frames.iter().position(|(c, _)| is_arp(c)).unwrap();
     let (answer, _) = h.sink.frames.remove(at);
@@ -298,7 +298,7 @@ fn a_missing_fragment_causes_time_exceeded_if_the_first_arrived() {
 
 #[test]
 fn nothing_is_sent_about_fragments_of_icmp_errors() {
-    // Port unreachable, and an echo request beside it.
+    // Port unreachable, and an echo request.
     for (pair, protocol, kinds) in [(V4, protocol::ICMP, [3, 8]), (V6, protocol::ICMPV6, [1, 128])]
     {
         for (kind, expected) in kinds.into_iter().zip([0, 1]) {
@@ -313,7 +313,7 @@ fn nothing_is_sent_about_fragments_of_icmp_errors() {
             h.end();
         }
     }
-    // A length that is no multiple of 8.
+    // A length that is not a multiple of 8.
     for (kind, expected) in [(1, 0), (128, 1)] {
         let mut h = Host::with_resolved_neighbours();
         let message = [&[kind, 3][..], &pattern(3000)].concat();

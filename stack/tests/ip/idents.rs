@@ -16,7 +16,7 @@ fn ident_of(h: &mut Host, dst: &str, mtu_discovery: MtuDiscovery) -> u16 {
     ipv4::Header::parse(&frame[14..], frame.len() - 14).unwrap().ident
 }
 
-/// Counts pairs of numbers that are as close as those of a counter.
+/// Counts pairs of numbers that are as close as the values of a counter.
 fn near(pairs: impl Iterator<Item = (u16, u16)>) -> usize {
     pairs.filter(|(a, b)| b.wrapping_sub(*a) < 64 || a.wrapping_sub(*b) < 64).count()
 }

@@ -11,8 +11,7 @@ const START: usize = 1 << 20;
 const TICK: Duration = Duration::from_millis(1);
 const LONG_PATH: (u64, Duration) = (200_000_000, Duration::from_millis(50));
 
-/// A connection over a path of so many bits per second and so much delay each way, with a queue that holds a
-/// great deal.
+/// A connection over a path with the given bit rate, the given delay each way, and a large queue.
 fn over(
     (rate_bps, delay): (u64, Duration),
     tick: Duration,

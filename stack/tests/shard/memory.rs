@@ -570,7 +570,7 @@ impl ShortSegments {
         (id, there)
     }
 
-    /// Whether so many bytes reach the server within the time.
+    /// Whether `bytes` bytes reach the server within `seconds`.
     fn delivers(&mut self, (from, to): (SlotId, SlotId), bytes: usize, seconds: u64) -> bool {
         let written = stations::write(&mut self.client, self.now, from, &vec![7; bytes]);
         assert_eq!(written, Some(bytes));

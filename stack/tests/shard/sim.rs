@@ -163,7 +163,7 @@ fn large_writes_leave_the_answers_until_a_quarter_of_the_buffer_is_in_use() {
     let (nic, handle) = with_peer(SimConfig::default()).unwrap();
     let (mut a, mut now) = (shard(nic, 1), START);
     let c = a.tcp_connect(now, to(9), None).unwrap();
-    // A connection whose congestion window is no limit, and whose buffer is empty again.
+    // A connection that its congestion window does not limit, and whose buffer is empty again.
     let warm = 8 << 20;
     let mut at = 0;
     while handle.counts().peer_bytes_in < warm as u64 {

@@ -223,7 +223,7 @@ fn ace_counts_packets_and_the_option_bytes() {
     recv!(t, "AeE", seq = 4001, ack = 1, len = 300, ecn = Ect1);
     send!(t, "A", ack = 4301, counters = Some((1001, 3000, 301)));
     assert_eq!((t.count(Counter::TcpEcnMarksIn), t.tcb.info().ce_received), (3, 3));
-    // Not ECN-capable: only the change is told.
+    // Not ECN-capable: the ACK reports only the change.
     recv!(t, "AeE", seq = 4301, ack = 1, len = 300);
     send!(t, "A", ack = 4601, counters = Some((1001, 3000, 301)));
 }

@@ -7,7 +7,7 @@ use fulmar_stack::tcp::*;
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A stream through a bottleneck of `mbps` with a queue of so many hundredths of its BDP.
+/// A stream through a bottleneck of `mbps` with a queue of `bdp_percent` percent of its BDP.
 fn stream(which: CongestionControl, mbps: u64, one_way: Duration, bdp_percent: u64) -> World {
     let cfg = Config { congestion: which, ..Config::default() };
     World::bulk(net(mbps, one_way, bdp_percent), &cfg, 1)

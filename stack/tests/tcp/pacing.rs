@@ -4,7 +4,7 @@ use super::support::{Trace, path, plain};
 use fulmar_stack::base::Duration;
 use fulmar_stack::tcp::{Config, CongestionControl, PathInfo};
 
-/// Segmentation offload, and a window that is no limit.
+/// Segmentation offload, and a window that does not limit.
 fn wide() -> Trace {
     let mut t = Trace::established_after(Config { initial_window_segments: 200, ..plain() }, 40);
     t.path = PathInfo { tso_bytes: Some(65_535), ..path() };

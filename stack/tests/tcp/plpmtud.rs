@@ -169,7 +169,7 @@ fn a_loss_beside_the_probe_is_congestion_and_decides_nothing() {
     t.write(10_000);
     let cwnd = t.tcb.info().cwnd_bytes;
     t.out.segs.clear();
-    // The probe and the segment behind it.
+    // The probe and the segment after it.
     t.recv(seg!("A", seq = 1, ack = 1, sack = vec![(2485, 9653)]));
     t.wait(2);
     assert_eq!((t.count(Counter::TcpFastRetransmits), t.count(Counter::TcpMtuProbesLost)), (1, 0));

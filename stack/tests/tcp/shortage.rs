@@ -338,7 +338,7 @@ fn unread_since_is_the_last_read_or_when_the_first_byte_was_there_to_be_read() {
     recv!(t, "A", seq = 501, ack = 1, len = 100);
     assert_eq!(t.tcb.unread_since(), t.now);
     assert_eq!(t.read(100), 100);
-    // A gap that is filled after a while: the bytes behind it are there since then.
+    // A gap is filled after a while. The bytes after the gap can be read from then on.
     recv!(t, "A", seq = 701, ack = 1, len = 100);
     t.wait(1000);
     recv!(t, "A", seq = 601, ack = 1, len = 100);

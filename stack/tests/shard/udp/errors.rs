@@ -1,4 +1,4 @@
-//! ICMP errors about datagrams and pings: which of them are believed.
+//! ICMP errors about datagrams and pings: which of them are accepted.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 

@@ -126,7 +126,7 @@ impl Line {
         Ok(n)
     }
 
-    /// What left since the last time, everything that is no segment included.
+    /// The frames sent since the last call, frames other than segments included.
     fn take(&mut self) -> Vec<(Vec<u8>, Offload)> {
         let frames = self.rig.take();
         for (_, _, header, payload) in frames.iter().filter_map(|f| segment(&f.0)) {

@@ -149,7 +149,7 @@ pub struct Trace {
     pub adopted: Vec<usize>,
     pub events: Events,
     recv_purpose: Purpose,
-    /// Pool of received segments if foreign, as with device `link`.
+    /// Pool of received segments if it differs from the receiver's, as for device `link`.
     pub sender: Option<Pool>,
     written: u64,
     read: u64,

@@ -42,7 +42,7 @@ pub struct Net {
     pub loss: u64,
     pub duplicate: u64,
     pub reorder: u64,
-    /// Super-segments arrive unsegmented, as with GRO.
+    /// Super-segments arrive unsegmented, as GRO delivers them.
     pub whole: bool,
     /// Larger packets are lost without a word, bytes.
     pub mtu: usize,
@@ -113,7 +113,7 @@ pub struct Marks {
     pub rng: Rng,
     /// ECN-capable packets that are marked, in a thousand.
     pub marked: u64,
-    /// The bottleneck marks packets that find so many bytes in the queue.
+    /// The bottleneck marks packets that arrive when this number of bytes is queued.
     pub above_bytes: u64,
     pub mangles: Mangles,
     /// Packets that were marked.
