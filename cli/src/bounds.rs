@@ -4,9 +4,6 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Rounds of a bench at most: the intervals' ranks are exact up to here.
-const MOST_RUNS: usize = 1000;
-
 /// Reads a number from `least` to `most`.
 pub fn within<T>(
     least: T,
@@ -19,11 +16,6 @@ where
         let number = text.parse().ok().filter(|n| (least..=most).contains(n));
         number.ok_or_else(|| format!("give a number from {least} to {most}"))
     }
-}
-
-/// Reads a number of rounds.
-pub fn runs(text: &str) -> Result<usize, String> {
-    within(1, MOST_RUNS)(text)
 }
 
 /// Reads a number of seconds, with decimals, at most a year.
@@ -66,7 +58,6 @@ mod tests {
         for text in ["0", "17", "-1", "1.5", "", "99999999999999999999", "x"] {
             assert_eq!(read(text), Err("give a number from 1 to 16".to_owned()), "{text}");
         }
-        assert!(runs("0").is_err() && runs("1000").is_ok());
         assert!(budget("0").is_err() && budget("x").is_err());
         assert_eq!(budget("0.5"), Ok(Duration::from_millis(500)));
     }

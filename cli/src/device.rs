@@ -1,14 +1,13 @@
 //! The options that every command with a device takes, and the stack that comes of them.
 
 use crate::failure::{During, Failure, Outcome};
-use crate::faults::FaultSpec;
 use crate::gateway::capture::CaptureFile;
 use crate::gateway::log::Log;
 use crate::metrics;
 use crate::route_spec::{self, RouteSpec};
 use crate::sandbox::{self, DEFAULT_INTERFACE, FULMAR_ADDRESSES, KERNEL_ADDRESSES};
 use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
-use fulmar::devices::{ParseSpecError, Spec};
+use fulmar::devices::{FaultSpec, ParseSpecError, Spec};
 use fulmar::{
     Cidr, CongestionControl, ConnectOptions, Device, EcnPolicy, Stack, TcpConfig, TcpStream,
     devices,

@@ -14,8 +14,6 @@ use std::time::Instant;
 /// Signals that end a command.
 const ENDING_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 static ENDING: AtomicBool = AtomicBool::new(false);
-/// While set, a signal ends the process at once: see [`exiting_at_once`].
-static IDLE: AtomicBool = AtomicBool::new(false);
 
 /// Exit status of the last signal.
 static STATUS: AtomicU8 = AtomicU8::new(0);
@@ -81,19 +79,11 @@ pub fn stop_flag() -> Outcome<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = flag.clone();
     handle(move |status| {
-        if set.swap(true, Ordering::SeqCst) || IDLE.load(Ordering::SeqCst) {
+        if set.swap(true, Ordering::SeqCst) {
             std::process::exit(status.into());
         }
     })?;
     Ok(flag)
-}
-
-/// Runs something that may block and does not look at [`stop_flag`]; a signal meanwhile ends the process at once.
-pub fn exiting_at_once<R>(wait: impl FnOnce() -> R) -> R {
-    IDLE.store(true, Ordering::SeqCst);
-    let result = wait();
-    IDLE.store(false, Ordering::SeqCst);
-    result
 }
 
 /// Blocks the signals, for the threads to come as well, and takes them in a thread of its own. `handler` gets the

@@ -1,10 +1,36 @@
-//! The command `fulmar`.
+//! The command `fulmar`: one file per subcommand, each with its own declaration of options.
 
 #![forbid(unsafe_code)]
 
+mod bounds;
+mod device;
+mod exec;
+mod failure;
+mod format;
+mod gateway;
+mod interrupt;
+mod manual;
+mod metrics;
+mod nc;
+#[cfg(test)]
+mod options;
+mod ping;
+mod resolve;
+mod route_spec;
+mod rtt;
+mod run;
+mod sandbox;
+mod say;
+mod stat;
+mod top;
+mod transfer;
+
 use clap::{CommandFactory, Parser, Subcommand};
-use fulmar_cli::{exit, gateway, manual, nc, ping, run, sandbox, stat, top, transfer};
+use failure::Outcome;
 use std::process::ExitCode;
+
+/// Exit status of an error; clap exits with the same status on a usage error.
+const FAILED: u8 = 2;
 
 /// A TCP/IP stack in user space: use it and inspect it
 #[derive(Parser, Debug)]
@@ -57,6 +83,17 @@ fn main() -> ExitCode {
         Command::Man(args) => manual::man(args, [Line::command(), gateway::pasta_command()]),
     };
     exit("fulmar", outcome)
+}
+
+/// Ends a command: its status, or its failure as a sentence on standard error.
+fn exit(command: &str, outcome: Outcome<ExitCode>) -> ExitCode {
+    interrupt::wait_if_exiting();
+    // A thread that still waits for standard input keeps its stack; the control socket must go all the same.
+    fulmar::control::remove_own();
+    outcome.unwrap_or_else(|failure| {
+        eprintln!("{command}: {failure}");
+        ExitCode::from(FAILED)
+    })
 }
 
 #[cfg(test)]

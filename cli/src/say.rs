@@ -1,17 +1,7 @@
 //! Output of a command.
 
 use crate::failure::{During, Outcome};
-use std::fmt;
 use std::io::{self, Write};
-
-/// Prints a line.
-///
-/// # Errors
-/// Standard output is closed, or its disk is full.
-pub fn say(line: impl fmt::Display) -> Outcome {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).during("cannot print")
-}
 
 /// Writes bytes to standard output and flushes it. False: it is closed (`fulmar nc ... | head`), which is no failure.
 ///

@@ -39,7 +39,6 @@ const BELOW_LAB: &[&str] = &[
     "drivers",
     "api",
     "netns",
-    "cli",
     "nic",
     "simulation",
     "testbed",

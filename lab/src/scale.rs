@@ -18,11 +18,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use fulmar_cli::bounds::within;
 use fulmar_stack::route::{Prefix, Route, Table};
 
 use crate::cpu;
-use crate::harness::options::Common;
+use crate::harness::options::{Common, within};
 use crate::harness::report::{Chart, Report, Shape, label, number};
 use crate::harness::{self, Pace, Plan, Progress, Ratio, Sample, Scenario};
 use connections::Connections;

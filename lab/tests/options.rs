@@ -83,7 +83,10 @@ fn reports_that_cannot_be_written_are_refused_before_anything_is_measured() {
     for bench in ["bench recv", "bench scale", "path udp-send", "reproduce path"] {
         for option in ["--json", "--report"] {
             let said = refusal(&format!("{bench} {option} {missing}"));
-            assert!(said.contains("cannot write") && said.contains("ENOENT"), "{bench}: {said}");
+            assert!(
+                said.contains("cannot write") && said.contains("No such file"),
+                "{bench}: {said}"
+            );
         }
     }
     let said = refusal("bench udp --json x --report x");
@@ -99,5 +102,5 @@ fn nobody_who_reads_any_more_is_a_sentence_and_no_panic() {
     let out = child.expect("it runs").wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(2), "{said}");
-    assert!(said.contains("no longer reads") && !said.contains("panicked"), "{said}");
+    assert!(said.contains("Broken pipe") && !said.contains("panicked"), "{said}");
 }

@@ -1,8 +1,7 @@
 //! `fulmar-lab bench`: the options are the benches' own; what they report is printed and written here.
 
+use crate::outcome::{During, Outcome, say};
 use clap::Subcommand;
-use fulmar_cli::failure::{During, Failure, Outcome};
-use fulmar_cli::say::say;
 use fulmar_lab::account::Figures;
 use fulmar_lab::harness::options::Common;
 use fulmar_lab::harness::page;
@@ -43,7 +42,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let common = args.what.common();
     check_files(common.files())?;
     // Before the namespaces: the lock's name belongs to the one we come from.
-    let _lock = BenchLock::take().map_err(cannot_start)?;
+    let _lock = BenchLock::take().during("cannot start the bench")?;
     let isolated = fulmar_gateway::netns::enter();
     let is_isolated = isolated.is_ok();
     if let Some(warning) = busy_warning() {
@@ -141,15 +140,6 @@ impl Args {
     }
 }
 
-/// Why a bench cannot start, with what to do.
-pub fn cannot_start(error: io::Error) -> Failure {
-    match error.kind() {
-        // Not a port but the lock, which has its own words for it.
-        io::ErrorKind::AddrInUse => Failure::new(format!("cannot start the bench: {error}")),
-        _ => Failure::io("cannot start the bench", &error),
-    }
-}
-
 /// Writes a report.
 pub fn write(file: &Path, text: &str) -> Outcome {
     std::fs::write(file, text).during(format_args!("cannot write {}", file.display()))
@@ -158,7 +148,7 @@ pub fn write(file: &Path, text: &str) -> Outcome {
 /// Whether the reports can be written once there is something in them. What is there stays until then.
 pub fn check_files((json, page): (Option<&Path>, Option<&Path>)) -> Outcome {
     if json.is_some() && json == page {
-        return Err(Failure::new("--json and --report name the same file; give each its own"));
+        return Err("--json and --report name the same file; give each its own".to_owned());
     }
     for file in [json, page].into_iter().flatten() {
         let is_new = !file.exists();
@@ -184,7 +174,9 @@ mod tests {
     #[test]
     fn a_second_bench_is_told_of_the_first() {
         let _first = BenchLock::take();
-        let Err(second) = BenchLock::take().map_err(cannot_start) else { panic!("two locks") };
-        assert!(second.to_string().contains("another fulmar-lab bench runs here"), "{second}");
+        let Err(second) = BenchLock::take().during("cannot start the bench") else {
+            panic!("two locks")
+        };
+        assert!(second.contains("another fulmar-lab bench runs here"), "{second}");
     }
 }

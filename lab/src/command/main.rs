@@ -6,6 +6,7 @@ mod bench;
 mod netsend;
 mod netserver;
 mod network;
+mod outcome;
 mod page;
 mod path;
 mod profile;
@@ -38,10 +39,10 @@ enum Command {
     Sim(sim::Args),
     Netserver(netserver::Args),
     Netsend(netsend::Args),
-    // For the tests of this command; users have `fulmar sandbox`.
-    #[command(hide = true)]
-    Sandbox(fulmar_cli::sandbox::Args),
 }
+
+/// Exit status of an error; clap exits with the same status on a usage error.
+const FAILED: u8 = 2;
 
 /// Counts allocations, so that the bench can tell whether the data path makes any.
 #[global_allocator]
@@ -59,9 +60,13 @@ fn main() -> ExitCode {
         Command::Sim(args) => sim::run(args),
         Command::Netserver(args) => netserver::run(args),
         Command::Netsend(args) => netsend::run(args),
-        Command::Sandbox(args) => fulmar_cli::sandbox::run(args),
     };
-    fulmar_cli::exit("fulmar-lab", outcome)
+    // A thread that does not end keeps its stack; the control socket must go all the same.
+    fulmar::control::remove_own();
+    outcome.unwrap_or_else(|why| {
+        eprintln!("fulmar-lab: {why}");
+        ExitCode::from(FAILED)
+    })
 }
 
 #[cfg(test)]

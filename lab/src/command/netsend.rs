@@ -3,20 +3,24 @@
 //! The first four bytes of a payload are a counter, most significant byte first, as in FreeBSD's program of
 //! this name; a receiver tells losses by it.
 
-use crate::network::NetworkArgs;
-use fulmar_cli::failure::{Failure, Outcome};
-use fulmar_cli::interrupt::Interrupt;
-use fulmar_cli::resolve::{Family, resolve};
-use fulmar_cli::say::say;
+use crate::network::DeviceArgs;
+use crate::outcome::{During, Outcome, say};
+use clap::ValueEnum;
+use fulmar::{Cidr, NeighbourState, Stack};
 use fulmar_lab::cpu;
 use fulmar_lab::harness::Progress;
+use fulmar_lab::harness::options::budget;
+use fulmar_nic::SimConfig;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Sends between two looks at the clock where no rate is to be kept.
 const BATCH: u64 = 64;
+/// How long a send blocks at most.
+const TICK: Duration = Duration::from_millis(100);
 /// How often the progress is shown.
 const SHOWN_EVERY: Duration = Duration::from_millis(500);
 
@@ -39,25 +43,96 @@ pub struct Args {
     #[arg(value_name = "PER_SECOND")]
     rate: u64,
     /// Duration
-    #[arg(value_parser = fulmar_cli::bounds::seconds)]
+    #[arg(value_parser = budget)]
     seconds: Duration,
+    /// Which stack's sockets: fulmar's, fulmar's on a simulated NIC, or this machine's kernel's (the last two need no
+    /// device)
+    #[arg(long = "stack", value_enum, default_value_t = Which::Fulmar)]
+    which: Which,
     #[command(flatten)]
-    family: Family,
-    #[command(flatten)]
-    network: NetworkArgs,
+    device: DeviceArgs,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Which {
+    Fulmar,
+    /// 10.77.0.2, with a simulated host behind the NIC: it has every other address and takes all that is sent to it
+    Sim,
+    Kernel,
+}
+
+/// A socket with a fixed peer.
+enum Socket {
+    Fulmar(fulmar::UdpSocket),
+    Kernel(std::net::UdpSocket),
+}
+
+impl Socket {
+    /// On this stack, or on the kernel.
+    fn connect(stack: Option<&Stack>, to: SocketAddr) -> io::Result<Socket> {
+        let any: IpAddr = match to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let any = SocketAddr::new(any, 0);
+        Ok(match stack {
+            Some(stack) => {
+                let socket = fulmar::UdpSocket::bind(stack, any)?;
+                socket.set_write_timeout(Some(TICK))?;
+                socket.connect(to)?;
+                Socket::Fulmar(socket)
+            }
+            None => {
+                let socket = std::net::UdpSocket::bind(any)?;
+                socket.set_write_timeout(Some(TICK))?;
+                socket.connect(to)?;
+                Socket::Kernel(socket)
+            }
+        })
+    }
+
+    /// Sends one datagram, or fails with `WouldBlock` after [`TICK`].
+    fn send(&self, payload: &[u8]) -> io::Result<usize> {
+        match self {
+            Socket::Fulmar(socket) => socket.send(payload),
+            Socket::Kernel(socket) => socket.send(payload),
+        }
+    }
+}
+
+fn open(args: &Args) -> Outcome<Option<Stack>> {
+    match args.which {
+        Which::Kernel => Ok(None),
+        Which::Fulmar => args.device.open().map(Some),
+        Which::Sim => {
+            let (nic, _) = fulmar_nic::open(SimConfig::default()).map_err(|e| e.to_string())?;
+            let address = Cidr { address: Ipv4Addr::new(10, 77, 0, 2).into(), prefix_len: 24 };
+            let stack = Stack::builder().device(nic).address(address).build();
+            stack.map(Some).map_err(|e| e.to_string())
+        }
+    }
+}
+
+/// A neighbour that was asked for and has not answered: what is for it, or goes by it, has not left.
+fn silent_neighbour(stack: Option<&Stack>) -> Option<IpAddr> {
+    let stat = stack?.stat().ok()?;
+    let is_silent = |s| matches!(s, NeighbourState::Incomplete | NeighbourState::Failed);
+    stat.shard.neighbours.iter().find(|n| is_silent(n.state)).map(|n| n.ip)
 }
 
 /// Runs `netsend`.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
-    let to = resolve(&args.host, args.port, args.family)?[0];
-    let opened = args.network.open()?;
-    let interrupt = Interrupt::catch()?;
-    let socket = opened.connect(to)?;
+    let found = (args.host.as_str(), args.port).to_socket_addrs();
+    let found = found.during(format_args!("cannot find `{}`", args.host))?.next();
+    let to = found.ok_or_else(|| format!("`{}` has no address", args.host))?;
+    let stack = open(args)?;
+    let connected = Socket::connect(stack.as_ref(), to);
+    let socket = connected.during(format_args!("cannot send to {to}"))?;
     let mut sent = Sent::default();
     let mut payload = vec![0; args.size as usize];
     let (start, cpu) = (Instant::now(), Worked::start());
     let (progress, mut shown) = (Progress::new(1), start);
-    while start.elapsed() < args.seconds && !interrupt.came() {
+    while start.elapsed() < args.seconds {
         for _ in 0..if args.rate == 0 { BATCH } else { 1 } {
             payload[..4].copy_from_slice(&(sent.tried as u32).to_be_bytes());
             sent.note(socket.send(&payload), to)?;
@@ -69,22 +144,18 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         }
         if let Some(ns) = sent.tried.saturating_mul(1_000_000_000).checked_div(args.rate) {
             let due = (start + Duration::from_nanos(ns)).min(start + args.seconds);
-            if !interrupt.sleep_until(due) {
-                break;
-            }
+            thread::sleep(due.saturating_duration_since(Instant::now()));
         }
     }
     let elapsed = start.elapsed();
     drop(progress);
     say(sent.line(elapsed, cpu.each_ns(sent.good)))?;
-    let silent = opened.silent_neighbour();
+    let silent = silent_neighbour(stack.as_ref());
     if let Some(neighbour) = silent {
         eprintln!(
-            "fulmar: nothing has left: {neighbour} does not answer; check it, --addr and --gateway"
+            "fulmar-lab: nothing has left: {neighbour} does not answer; check it, --addr and --gateway"
         );
     }
-    drop(socket);
-    opened.close();
     Ok(ExitCode::from(u8::from(sent.good == 0 || silent.is_some())))
 }
 
@@ -122,7 +193,7 @@ impl Sent {
             Ok(_) => self.good += 1,
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => self.refused += 1,
             Err(e) if is_full(&e) => self.full += 1,
-            Err(e) => return Err(Failure::io(format_args!("cannot send to {to}"), &e)),
+            Err(e) => return Err(format!("cannot send to {to}: {e}")),
         }
         Ok(())
     }

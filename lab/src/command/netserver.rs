@@ -1,17 +1,14 @@
 //! `fulmar-lab netserver`: what a stock netperf on the other side measures.
 
+use crate::network::DeviceArgs;
+use crate::outcome::{During, Outcome, stop_flag};
 use fulmar::Stack;
-use fulmar_cli::device::{Role, StackArgs};
-use fulmar_cli::failure::{During, Failure, Outcome};
-use fulmar_cli::interrupt;
-use fulmar_cli::resolve::Family;
 use fulmar_lab::netperf::CONTROL_PORT;
 use fulmar_lab::netperf::server::{Rules, Server};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// Run a netserver: the server side of netperf's tests, for a stock netperf
 #[derive(clap::Args, Debug)]
@@ -36,43 +33,18 @@ pub struct Args {
     #[arg(long)]
     fill_files: bool,
     #[command(flatten)]
-    family: Family,
-    #[command(flatten)]
-    stack: StackArgs,
+    device: DeviceArgs,
 }
 
 /// Runs the command until a signal ends it.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
-    let stop = interrupt::stop_flag()?;
-    while serve(args, &stop)? == Served::PeerHasEnded {
-        eprintln!("netserver: the process on the other end has ended");
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Why a server ended.
-#[derive(PartialEq, Eq)]
-enum Served {
-    /// A signal.
-    Stopped,
-    /// The one process that shared memory joins it to is gone; there may be another.
-    PeerHasEnded,
-}
-
-fn serve(args: &Args, stop: &Arc<AtomicBool>) -> Outcome<Served> {
-    let session = interrupt::exiting_at_once(|| args.stack.open_as(Role::Listens))?;
-    let server = bind(args, session.stack())?;
+    let stack = args.device.open()?;
+    let stop = stop_flag()?;
+    let server = bind(args, &stack)?;
     let at = server.local_addr().during("cannot listen")?;
     eprintln!("netserver: listening on {at}");
-    let ended = server.run(stop);
-    drop(server);
-    session.close();
-    match ended {
-        Err(e) if e.kind() == io::ErrorKind::NetworkDown && args.stack.is_shared_memory() => {
-            Ok(Served::PeerHasEnded)
-        }
-        ended => ended.during("cannot accept clients").map(|()| Served::Stopped),
-    }
+    server.run(&stop).during("cannot accept clients")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn rules(args: &Args) -> Rules {
@@ -86,17 +58,13 @@ fn rules(args: &Args) -> Rules {
 /// Binds to the given address, else to the unspecified address of each IP version that exists.
 fn bind(args: &Args, stack: &Stack) -> Outcome<Server> {
     let any = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
-    let candidates: Vec<IpAddr> = match args.address {
-        Some(address) => vec![address],
-        None => any.into_iter().filter(|a| args.family.admits(*a)).collect(),
-    };
-    let mut failure = Failure::new("there is no address to listen on");
-    for ip in candidates {
+    let mut failure = String::new();
+    for ip in args.address.map_or(any.to_vec(), |address| vec![address]) {
         let at = SocketAddr::new(ip, args.port);
         match Server::bind(stack.clone(), at, rules(args)) {
             Ok(server) => return Ok(server),
             Err(e) => {
-                failure = Failure::io(format_args!("cannot listen on {at}"), &e);
+                failure = format!("cannot listen on {at}: {e}");
                 // A port that is taken must not be had quietly for the other version alone.
                 if e.kind() == io::ErrorKind::AddrInUse {
                     break;

@@ -1,7 +1,6 @@
 //! `fulmar-lab page`: the page of a report, made again from its JSON.
 
-use fulmar_cli::failure::{During, Failure, Outcome};
-use fulmar_cli::say::say;
+use crate::outcome::{During, Outcome, say};
 use fulmar_lab::harness::page;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,7 +21,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         let text = std::fs::read_to_string(file);
         let text = text.during(format_args!("cannot read {}", file.display()))?;
         let report = serde_json::from_str(&text)
-            .map_err(|e| Failure::new(format!("{} is no report: {e}", file.display())))?;
+            .map_err(|e| format!("{} is no report: {e}", file.display()))?;
         match &args.files[..] {
             [_] => say(page::html(&report).trim_end())?,
             _ => crate::bench::write(&file.with_extension("html"), &page::html(&report))?,

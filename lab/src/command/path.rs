@@ -1,11 +1,10 @@
 //! `fulmar-lab path`: where a packet's nanoseconds go, stage by stage, or in a running stack.
 
-use crate::bench::{cannot_start, check_files, publish};
-use fulmar_cli::bounds;
-use fulmar_cli::failure::{During, Failure, Outcome};
-use fulmar_cli::stat::documents;
+use crate::bench::{check_files, publish};
+use crate::outcome::{During, Outcome};
+use fulmar::control;
 use fulmar_lab::account::{Figures, Part};
-use fulmar_lab::harness::options::Stack;
+use fulmar_lab::harness::options::{Stack, runs};
 use fulmar_lab::harness::report::{Report, Table, busy_warning, label, number, words};
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::path::{self, Options, Path, kernel, show};
@@ -42,7 +41,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
     /// Measurements of each stage
-    #[arg(long, default_value_t = RUNS, value_parser = bounds::runs)]
+    #[arg(long, default_value_t = RUNS, value_parser = runs)]
     runs: usize,
     /// Finish in under 20 seconds
     #[arg(long)]
@@ -84,7 +83,7 @@ impl Args {
         } else {
             return Ok(());
         };
-        Err(Failure::new(refused))
+        Err(refused)
     }
 
     fn files(&self) -> (Option<&FilePath>, Option<&FilePath>) {
@@ -112,7 +111,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let options = args.options(path);
     args.check(path)?;
     check_files(args.files())?;
-    let _lock = BenchLock::take().map_err(cannot_start)?;
+    let _lock = BenchLock::take().during("cannot start the bench")?;
     let isolated = fulmar_gateway::netns::enter();
     if let Some(warning) = busy_warning() {
         eprintln!("{warning}");
@@ -134,13 +133,20 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 fn live(args: &Args) -> Outcome<ExitCode> {
     let kept: Vec<Report> = documents().iter().filter_map(live_report).collect();
     if kept.is_empty() {
-        return Err(Failure::new(
+        return Err(
             "no running stack keeps an account; start the program with FULMAR_LEDGER=64 in its \
              environment, or build its stack with Builder::account"
                 .to_owned(),
-        ));
+        );
     }
     publish(args.files(), &kept)
+}
+
+/// The documents of all stacks that answer.
+fn documents() -> Vec<Value> {
+    let ask = |socket: PathBuf| control::ask(&socket).ok().flatten();
+    let texts = control::sockets().into_iter().filter_map(ask);
+    texts.filter_map(|text| serde_json::from_str(&text).ok()).collect()
 }
 
 /// The account in a stack's document, if there is one.
@@ -202,7 +208,7 @@ mod tests {
     use fulmar_lab::harness::report::Machine;
 
     fn parse(line: &str) -> Result<Args, clap::Error> {
-        fulmar_cli::options::parse(line.split_whitespace())
+        crate::outcome::parse(line.split_whitespace())
     }
 
     #[test]

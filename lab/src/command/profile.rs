@@ -1,10 +1,9 @@
 //! `fulmar-lab profile`: runs a bench and says what its busy time was spent for.
 
 use crate::bench::{self, check_files, publish};
+use crate::outcome::{During, Outcome, say};
 use clap::Parser;
 use fulmar::ledger::{self, Balance, Stage};
-use fulmar_cli::failure::{During, Outcome};
-use fulmar_cli::say::say;
 use fulmar_lab::harness::report::{Chart, Report, Table, label, number, words};
 use fulmar_lab::profile::perf::{FREQUENCY_HZ, Recording, Sample};
 use fulmar_lab::profile::symbols::Symbols;
@@ -188,7 +187,7 @@ fn told(balance: &Balance) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fulmar_cli::options::parse;
+    use crate::outcome::parse;
     use fulmar_lab::harness::report::Machine;
 
     #[test]

@@ -1,11 +1,9 @@
 //! `fulmar-lab reproduce`: published tables, measured again on this machine.
 
-use crate::bench::{add_accounts, cannot_start, check_files, publish};
-use fulmar_cli::bounds;
-use fulmar_cli::failure::{During, Failure, Outcome};
-use fulmar_cli::say::say;
+use crate::bench::{add_accounts, check_files, publish};
+use crate::outcome::{During, Outcome, say};
 use fulmar_lab::cpu::{self, Placement};
-use fulmar_lab::harness::options::{Stack, placement};
+use fulmar_lab::harness::options::{Stack, budget, placement, runs};
 use fulmar_lab::harness::report::{Report, busy_warning};
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::reproduce::run::Options;
@@ -49,10 +47,10 @@ pub struct Args {
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
     /// Seconds for everything [default: 150; path 50, profile 40]
-    #[arg(long, value_parser = fulmar_cli::bounds::budget)]
+    #[arg(long, value_parser = budget)]
     seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round [default: 200; path 7]
-    #[arg(long, value_parser = bounds::runs)]
+    #[arg(long, value_parser = runs)]
     runs: Option<usize>,
     /// Where the two ends run [default: two-cpus, else same-cpu; the published had two machines]
     #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
@@ -103,7 +101,7 @@ impl Args {
             return Ok(());
         };
         let name = table.name();
-        Err(Failure::new(format!("`reproduce {name}` knows no {refused}; leave it out")))
+        Err(format!("`reproduce {name}` knows no {refused}; leave it out"))
     }
 }
 
@@ -115,8 +113,8 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     args.check(table)?;
     check_files((args.json.as_deref(), args.report.as_deref()))?;
     // Before the namespaces: the lock's name belongs to the one we come from.
-    let _lock = BenchLock::take().map_err(cannot_start)?;
-    let cpus = cpu::allowed_cpus().map_err(|e| Failure::io("cannot look at the CPUs", &e))?.len();
+    let _lock = BenchLock::take().during("cannot start the bench")?;
+    let cpus = cpu::allowed_cpus().during("cannot look at the CPUs")?.len();
     let isolated = fulmar_gateway::netns::enter();
     if let Some(warning) = busy_warning() {
         eprintln!("{warning}");
@@ -191,7 +189,7 @@ mod tests {
 
     fn parse(line: &str) -> Result<Args, clap::Error> {
         let words = std::iter::once("reproduce").chain(line.split_whitespace());
-        fulmar_cli::options::parse(words)
+        crate::outcome::parse(words)
     }
 
     #[test]

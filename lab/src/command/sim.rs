@@ -1,8 +1,6 @@
 //! `fulmar-lab sim`: the whole stack over bad networks on a virtual clock, one scenario per seed.
 
-use fulmar_cli::failure::{Failure, Outcome};
-use fulmar_cli::format;
-use fulmar_cli::say::say;
+use crate::outcome::{Outcome, say};
 use fulmar_simulation::{Case, Feature, Report};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
@@ -80,7 +78,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 fn jobs(args: &Args) -> Outcome<usize> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     match args.jobs.unwrap_or(cpus) {
-        0 => Err(Failure::new("nothing to play: --jobs must be at least 1")),
+        0 => Err("nothing to play: --jobs must be at least 1".to_owned()),
         jobs => Ok(jobs),
     }
 }
@@ -105,7 +103,7 @@ fn one(case: Case, verbose: bool) -> Outcome<ExitCode> {
 fn many(first: Case, args: &Args) -> Outcome<ExitCode> {
     let jobs = jobs(args)?;
     if args.seeds == 0 {
-        return Err(Failure::new("nothing to play: --seeds must be at least 1"));
+        return Err("nothing to play: --seeds must be at least 1".to_owned());
     }
     let (bar, started, failed) = (progress(args.seeds), Instant::now(), AtomicUsize::new(0));
     let summary = fulmar_simulation::run_many(first, args.seeds, jobs, |_, outcome| {
@@ -146,12 +144,12 @@ fn progress(seeds: u64) -> ProgressBar {
 
 fn sentence(r: &Report) -> String {
     format!(
-        "{} connections, {} in {} frames, {} sent again, {} time-outs, {:.0} virtual seconds, \
+        "{} connections, {} bytes in {} frames, {} bytes sent again, {} time-outs, {:.0} virtual seconds, \
          {} idle steps, slowest {} ‰ of its bound, digest {:016x}",
         r.connections,
-        format::bytes(r.bytes),
+        r.bytes,
         r.frames,
-        format::bytes(r.retransmitted_bytes),
+        r.retransmitted_bytes,
         r.timeouts,
         Duration::from_nanos(r.virtual_ns).as_secs_f64(),
         r.idle_steps,
@@ -163,7 +161,7 @@ fn sentence(r: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fulmar_cli::options::parse;
+    use crate::outcome::parse;
 
     #[test]
     fn one_seed_and_many_exclude_each_other() {

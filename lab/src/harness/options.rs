@@ -2,8 +2,9 @@
 
 use crate::cpu::Placement;
 use clap::ValueEnum;
-use fulmar_cli::bounds;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 /// How long, and where the report goes.
@@ -13,10 +14,10 @@ pub struct Common {
     #[arg(long, conflicts_with = "seconds")]
     pub quick: bool,
     /// Seconds for the rounds; opening what is measured comes on top
-    #[arg(long, value_parser = bounds::budget)]
+    #[arg(long, value_parser = budget)]
     pub seconds: Option<Duration>,
     /// Rounds at most; every way runs once per round
-    #[arg(long, default_value_t = 200, value_parser = bounds::runs)]
+    #[arg(long, default_value_t = 200, value_parser = runs)]
     pub runs: usize,
     /// Write the figures to this file
     #[arg(long, value_name = "FILE")]
@@ -96,6 +97,41 @@ pub fn one_of<T: Copy>(
     })
 }
 
+/// Reads a number from `least` to `most`.
+pub fn within<T>(
+    least: T,
+    most: T,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr + PartialOrd + Display + Copy + Send + Sync + 'static,
+{
+    move |text: &str| {
+        let number = text.parse().ok().filter(|n| (least..=most).contains(n));
+        number.ok_or_else(|| format!("give a number from {least} to {most}"))
+    }
+}
+
+/// Reads a number of rounds. The intervals' ranks are exact up to a thousand.
+///
+/// # Errors
+/// It is none.
+pub fn runs(text: &str) -> Result<usize, String> {
+    within(1, 1000)(text)
+}
+
+/// Reads a number of seconds above zero, with decimals, at most a year.
+///
+/// # Errors
+/// It is none.
+pub fn budget(text: &str) -> Result<Duration, String> {
+    const YEAR: f64 = 365.0 * 86_400.0;
+    match text.parse::<f64>() {
+        Ok(s) if s > 0.0 && s <= YEAR => Ok(Duration::from_secs_f64(s)),
+        Ok(0.0) => Err("give more than 0 seconds".to_owned()),
+        _ => Err(format!("`{text}` is not a number of seconds")),
+    }
+}
+
 /// What was given, or else the default.
 pub fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
     if given.is_empty() { default.to_vec() } else { given.to_vec() }
@@ -105,12 +141,27 @@ pub fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
 #[cfg(test)]
 pub(crate) fn parsed<T: clap::Args>(line: &str) -> Result<T, String> {
     let words = std::iter::once("bench").chain(line.split_whitespace());
-    fulmar_cli::options::parse(words).map_err(|e| e.to_string())
+    let matches = T::augment_args(clap::Command::new("bench")).try_get_matches_from(words);
+    matches.and_then(|m| T::from_arg_matches(&m)).map_err(|e| e.to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_outside_is_answered_with_what_would_do() {
+        let read = within(1u64, 16);
+        assert_eq!((read("1"), read("16")), (Ok(1), Ok(16)));
+        for text in ["0", "17", "-1", "1.5", "", "99999999999999999999", "x"] {
+            assert_eq!(read(text), Err("give a number from 1 to 16".to_owned()), "{text}");
+        }
+        assert!(runs("0").is_err() && runs("1000").is_ok());
+        assert_eq!(budget("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["0", "x", "-1", "NaN", "inf", "1e99"] {
+            assert!(budget(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn a_name_that_there_is_not_is_answered_with_those_that_there_are() {

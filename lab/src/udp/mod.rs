@@ -20,13 +20,11 @@ use std::io;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use fulmar_cli::bounds::within;
-
 pub use account::accounts;
 use rig::{Cost, Kernel, Ours, Rig, Shards};
 
 use crate::cpu;
-use crate::harness::options::{Common, Stack, one_of, or};
+use crate::harness::options::{Common, Stack, one_of, or, within};
 use crate::harness::report::{Chart, Report, Shape, label, number};
 use crate::harness::{self, Pace, Plan, Ratio, Sample, Scenario, Term};
 

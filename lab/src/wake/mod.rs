@@ -27,10 +27,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use fulmar::ModerationConfig;
-use fulmar_cli::bounds::within;
 
 use crate::cpu::Placement;
-use crate::harness::options::{Common, Stack, one_of, or, placement};
+use crate::harness::options::{Common, Stack, one_of, or, placement, within};
 use crate::harness::report::Report;
 use crate::harness::{self, Pace, Plan, Scenario};
 use program::Flow;

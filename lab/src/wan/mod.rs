@@ -21,10 +21,10 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
+use fulmar::devices::FaultSpec;
 use fulmar::drivers::link::{self, LinkConfig};
 use fulmar::drivers::tap::{Tap, TapConfig};
 use fulmar::{CongestionControl, Device, EcnPolicy, Stack, TcpConfig};
-use fulmar_cli::faults::FaultSpec;
 use fulmar_gateway::netns::Netns;
 use fulmar_stack::base::EtherAddr;
 use fulmar_stack::device::impair::{Impairments, PathCounts};

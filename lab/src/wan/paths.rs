@@ -116,7 +116,7 @@ pub(super) fn run_time(one_way: Duration, given: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fulmar_cli::faults::FaultSpec;
+    use fulmar::devices::FaultSpec;
 
     #[test]
     fn every_path_is_read_and_has_a_name_of_its_own() {

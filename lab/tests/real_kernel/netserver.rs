@@ -2,6 +2,7 @@
 //! netperf where one is installed.
 
 use crate::skip;
+use fulmar_gateway::netns::Netns;
 use fulmar_lab::netperf::CONTROL_PORT;
 use fulmar_lab::netperf::message::{
     FAMILY_V4, MESSAGE_BYTES, Message, OmniRequest, OmniResponse, OmniResults, SIZE_UNSET,
@@ -16,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const FULMAR: &str = env!("CARGO_BIN_EXE_fulmar-lab");
 
 /// A TAP of its own for the server.
-const TAP: &str = "--device tap:fulmar8 --addr 10.79.0.2/24 --peer-addr 10.79.0.1/24";
+const TAP: &str = "--device tap:fulmar8 --addr 10.79.0.2/24";
 const SERVER: &str = "10.79.0.2";
 
 /// A netserver; it goes with a test that fails.
@@ -46,6 +47,8 @@ fn netserver() -> Option<Netserver> {
         .expect("it speaks");
     let server = Netserver(Some(child));
     assert!(line.starts_with("netserver: listening on "), "{line}");
+    let here = Netns::current().expect("here");
+    here.set_address("fulmar8", [10, 79, 0, 1].into(), 24).expect("the kernel's end");
     Some(server)
 }
 

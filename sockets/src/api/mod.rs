@@ -8,6 +8,7 @@ pub mod devices;
 mod echo;
 mod error;
 mod exit;
+mod faults;
 mod inner;
 pub mod ledger;
 mod listener;

@@ -1,7 +1,6 @@
 //! `fulmar-lab sim --dumbbell`: every controller over every path of the table, one line each.
 
-use fulmar_cli::failure::Outcome;
-use fulmar_cli::say::say;
+use crate::outcome::{Outcome, say};
 use fulmar_simulation::dumbbell::{HEADING, Row, cells, run as play};
 use indicatif::ProgressBar;
 use std::process::ExitCode;

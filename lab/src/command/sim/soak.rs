@@ -2,9 +2,7 @@
 //! written to a file of its own, reduced, with how to play it again.
 
 use super::{Args, sentence};
-use fulmar_cli::failure::{During, Failure, Outcome};
-use fulmar_cli::interrupt;
-use fulmar_cli::say::say;
+use crate::outcome::{During, Outcome, say, stop_flag};
 use fulmar_simulation::Case;
 use std::fs;
 use std::path::Path;
@@ -26,9 +24,9 @@ pub fn base() -> u64 {
 /// Plays from `first` on.
 pub fn run(first: Case, jobs: usize, args: &Args) -> Outcome<ExitCode> {
     if !(args.minutes > 0.0 && args.minutes < 1e6) {
-        return Err(Failure::new("nothing to play: --minutes must be more than 0"));
+        return Err("nothing to play: --minutes must be more than 0".to_owned());
     }
-    let stop = interrupt::stop_flag()?;
+    let stop = stop_flag()?;
     let started = Instant::now();
     let end = started + Duration::from_secs_f64(args.minutes * 60.0);
     say(format_args!(

@@ -3,9 +3,9 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use fulmar::devices::impair::{Aqm, Impairments, Policer};
+use fulmar_stack::device::impair::{Aqm, Impairments, Policer};
 
-/// What `--faults` asks for, in both directions.
+/// An impaired path as a text describes it, in both directions.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FaultSpec {
     /// What happens to packets.
