@@ -171,7 +171,7 @@ impl Ends {
                 let load = recv::Load::of_one_buffer(BULK().read_bytes);
                 let title = format!("fulmar, {}, receiving", over.title());
                 transfer::scenario(name, title, self.placement, move |time| {
-                    let mut reader = recv::Method::Read.reader(&load)?;
+                    let mut reader = recv::Method::Copy.reader(&load)?;
                     receiver.borrow_mut().stream(&load, reader.as_mut(), time)
                 })
             }

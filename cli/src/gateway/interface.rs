@@ -96,7 +96,6 @@ fn open_taps(
         one_by_one: true,
         // The program of the kernel is loaded before the process is contained, if it may be.
         steer: queues > 1,
-        flow_queues: 0,
     };
     Tap::open_queues(&config, queues)
 }

@@ -40,12 +40,11 @@ const MOST_KIB: usize = 16 << 10;
 #[command(
     override_usage = "fulmar-lab bench recv [OPTIONS]",
     after_help = "Ways: stock (a packet per crossing, no aggregation, one mbuf copied at a time), copy
-(TcpStream::read that copies), posted (recv_ring: into the reader's buffers, without a copy where the
+(TcpStream::read), posted (recv_ring: into the reader's buffers, without a copy where the
 device can), loan (recv_owned, no copy), kernel_read, kernel_uring (io_uring, one receive
 ahead), and kernel_uring_multishot (provided buffers). The reader has two buffers and uses
 them in turn; a bursty sender sends 256 KiB and pauses for a millisecond. Only if named:
-posted_copied (recv_ring, the device places nothing), posted_stock (on stock's device),
-read (TcpStream::read that gives a large buffer to the device while it waits; copy never does).
+posted_copied (recv_ring, the device places nothing), posted_stock (on stock's device).
 The simulated device's modelled peer sends without a limit; over tap and packet the
 kernel sends, over shm another process with fulmar.
 It makes its own namespaces and leaves nothing behind."

@@ -107,7 +107,7 @@ impl Load {
 pub enum Method {
     /// As it was: a packet per crossing, no aggregation, soreceive mbuf by mbuf; see [`stock`].
     Stock,
-    /// `TcpStream::read` that always copies.
+    /// `TcpStream::read`.
     Copy,
     /// `TcpStream::recv_ring`: into the program's buffers, where the device can do that.
     Posted,
@@ -115,27 +115,24 @@ pub enum Method {
     PostedCopied,
     /// The same on the device of [`Method::Stock`].
     PostedStock,
-    /// `TcpStream::read` as it is: a large buffer is given to the device while the read waits.
-    Read,
     /// `TcpStream::recv_owned`: the buffers in which the bytes arrived, nothing copied.
     Loan,
 }
 
 impl Method {
     /// Every method; what is compared stands side by side.
-    pub const ALL: [Method; 7] = [
+    pub const ALL: [Method; 6] = [
         Method::Stock,
         Method::Copy,
         Method::Posted,
         Method::Loan,
         Method::PostedCopied,
         Method::PostedStock,
-        Method::Read,
     ];
 
     /// One change at a time between the others: measured only if named.
     pub const fn is_variant(self) -> bool {
-        matches!(self, Method::PostedCopied | Method::PostedStock | Method::Read)
+        matches!(self, Method::PostedCopied | Method::PostedStock)
     }
 
     /// What the device does for it; with aggregation unless it is the old one.
@@ -144,9 +141,7 @@ impl Method {
         match self {
             Method::Stock | Method::PostedStock => one_per_crossing,
             Method::PostedCopied => !one_per_crossing && !placement,
-            Method::Copy | Method::Posted | Method::Read | Method::Loan => {
-                !one_per_crossing && placement
-            }
+            Method::Copy | Method::Posted | Method::Loan => !one_per_crossing && placement,
         }
     }
 
@@ -158,7 +153,6 @@ impl Method {
             Method::Posted => "posted",
             Method::PostedCopied => "posted_copied",
             Method::PostedStock => "posted_stock",
-            Method::Read => "read",
             Method::Loan => "loan",
         }
     }
@@ -171,7 +165,6 @@ impl Method {
             Method::Posted => "fulmar recv_ring, posted",
             Method::PostedCopied => "recv_ring, not placed",
             Method::PostedStock => "recv_ring, a packet per crossing",
-            Method::Read => "fulmar read, placed while it waits",
             Method::Loan => "fulmar recv_owned, on loan",
         }
     }
@@ -183,11 +176,10 @@ impl Method {
     pub fn reader(self, load: &Load) -> io::Result<Box<dyn Reader>> {
         Ok(match self {
             Method::Stock => Box::new(stock::Reader::new(load)),
-            Method::Copy => Box::new(readers::Reading::new(load, false)),
+            Method::Copy => Box::new(readers::Reading::new(load)),
             Method::Posted | Method::PostedCopied | Method::PostedStock => {
                 Box::new(readers::PostedAhead::new(load)?)
             }
-            Method::Read => Box::new(readers::Reading::new(load, true)),
             Method::Loan => Box::new(readers::Loaned::new(load)),
         })
     }
@@ -302,7 +294,7 @@ pub(crate) fn drain(
     warm_bytes: u64,
 ) -> io::Result<Report> {
     let load = Load { warm_bytes, ..Load::of_one_buffer(buffer_bytes) };
-    let mut reader = Method::Read.reader(&load)?;
+    let mut reader = Method::Copy.reader(&load)?;
     let from = Target { stack, stream };
     let until = run::StopCondition::Sender;
     let run = run::run(&from, &load, reader.as_mut(), until, run::Asking::Not, &mut || ());

@@ -38,21 +38,15 @@ impl Ring {
 pub(super) struct Reading {
     ring: Ring,
     touch: bool,
-    /// Large buffers may be given to the device; else every byte is copied.
-    may_place: bool,
 }
 
 impl Reading {
-    pub fn new(load: &Load, may_place: bool) -> Reading {
-        Reading { ring: Ring::new(load), touch: load.is_touched(), may_place }
+    pub fn new(load: &Load) -> Reading {
+        Reading { ring: Ring::new(load), touch: load.is_touched() }
     }
 }
 
 impl Reader for Reading {
-    fn begin(&mut self, from: &Target<'_>) -> io::Result<()> {
-        from.stream.set_placed_reads(self.may_place)
-    }
-
     fn call(&mut self, from: &Target<'_>) -> io::Result<u64> {
         let mut stream = from.stream;
         let buffer = self.ring.advance();

@@ -9,19 +9,10 @@ const REQUIRE: &str = "FULMAR_REQUIRE_KERNEL_TESTS";
 /// Runs `body` in a fresh network namespace. Where that is not allowed, or `needs` cannot be opened,
 /// the test is skipped out loud, or fails if FULMAR_REQUIRE_KERNEL_TESTS is set.
 pub fn run(test: &str, needs: Option<&str>, body: impl FnOnce()) {
-    run_in(test, needs, &["-n", "-Urn"], body);
-}
-
-/// The same in a fresh user namespace, with rights over the network there, and none over the machine.
-pub fn run_with_few_rights(test: &str, needs: Option<&str>, body: impl FnOnce()) {
-    run_in(test, needs, &["-Urn"], body);
-}
-
-fn run_in(test: &str, needs: Option<&str>, ways: &[&str], body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return body();
     }
-    let Some(arguments) = ways.iter().find(|a| is_allowed(a)) else {
+    let Some(arguments) = ["-n", "-Urn"].into_iter().find(|a| is_allowed(a)) else {
         return skip(test, "no right to create a network namespace (`unshare -n`, `unshare -Urn`)");
     };
     if let Some(path) = needs

@@ -60,7 +60,7 @@ pub use listener::TcpListener;
 pub use loan::{Loan, Slices};
 pub use pending::PendingConnection;
 pub use poll::{Event, PollSet, Source, Waker};
-pub use posted::{RecvCompletion, RecvError, RecvRing, RecvRule, raw as posted_raw};
+pub use posted::{RecvCompletion, RecvError, RecvRing, RecvRule};
 pub use receive::RecvFlags;
 pub use send::{OwnedBytes, SendCompletion, SendFlags, SendOwnedError, SendReservation};
 pub use sendfile::{SendFile, SendFileError};

@@ -29,7 +29,6 @@
 //! # }
 //! ```
 
-pub mod raw;
 mod ring;
 
 use std::fmt;
@@ -175,18 +174,6 @@ impl RecvCompletion {
             }
         };
         outcome.map(to_result)
-    }
-
-    /// Waits within `limit`. The error is one of the call, not of the connection.
-    fn wait_for(&self, limit: Limit) -> Result<(), RecvError> {
-        let waited = match self.shard.with(|host| host.wait_ticket(self.ticket(), limit)) {
-            Some(waited) => waited.map(drop).map_err(to_io),
-            None => {
-                self.ticket().completion.wait(limit);
-                Ok(())
-            }
-        };
-        waited.map_err(RecvError::from)
     }
 
     fn take(&self) -> Option<Result<RecvBuf, RecvError>> {

@@ -1,23 +1,14 @@
 //! Receive calls with flags, peek, and the low-water mark.
 
-mod raw;
-
 use std::io::{self, IoSliceMut};
 use std::ops::BitOr;
 
 use crate::runtime::{Limit, Request};
 use fulmar_stack::base::Stage;
 use fulmar_stack::mbuf::Chain;
-use fulmar_stack::socket::posted::CompletionPolicy;
 use fulmar_stack::socket::{Least, fmt_flags};
 
-use crate::api::socket::to_io;
 use crate::api::tcp::TcpStream;
-use raw::Read;
-
-/// Free bytes of a buffer from which on a waiting read posts it: two of the largest frames. In a smaller one the second
-/// frame does not fit, and as many bytes are copied as are placed.
-const PLACED_READ_BYTES: usize = 128 << 10;
 
 /// Flags of one read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -64,8 +55,8 @@ impl TcpStream {
     /// once for all buffers, and copied without it. Returns how many bytes were read; 0: the end of the stream, or
     /// buffers of no bytes.
     ///
-    /// Bytes are copied, except into one large buffer: see [`TcpStream::set_placed_reads`]. Posted buffers
-    /// ([`TcpStream::recv_posted`]) can be filled in place from the first byte to the last.
+    /// Bytes are copied. Posted buffers ([`TcpStream::recv_posted`]) can be filled in place from the first byte to the
+    /// last.
     ///
     /// With [`RecvFlags::WAIT_ALL`] fewer bytes are read if the stream ends or the time-out passes first; the next call
     /// returns which.
@@ -76,7 +67,6 @@ impl TcpStream {
         let capacity: usize = bufs.iter().map(|b| b.len()).sum();
         let limit = self.recv_limit(flags);
         let all = flags.contains(RecvFlags::WAIT_ALL);
-        let low_water_bytes = if all { usize::MAX } else { 1 };
         if flags.contains(RecvFlags::PEEK) {
             return self.peek_into(0, bufs, if all { capacity } else { 1 }, limit);
         }
@@ -84,7 +74,7 @@ impl TcpStream {
         let limit = if all { limit.from_now() } else { limit };
         let mut done = 0;
         while done < capacity {
-            let n = match self.take_some(bufs, done, low_water_bytes, limit) {
+            let n = match self.take_into(bufs, done, capacity, limit) {
                 Ok(n) => n,
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
@@ -104,53 +94,7 @@ impl TcpStream {
         self.socket.read_limit()
     }
 
-    /// Reads into the buffers after their first `done` bytes. Waits for data; a posted buffer waits for
-    /// `low_water_bytes`.
-    #[inline]
-    fn take_some(
-        &self,
-        bufs: &mut [IoSliceMut<'_>],
-        done: usize,
-        low_water_bytes: usize,
-        limit: Limit,
-    ) -> io::Result<usize> {
-        let capacity: usize = bufs.iter().map(|b| b.len()).sum();
-        if capacity - done >= PLACED_READ_BYTES
-            && let [buf] = bufs
-            && let Some(read) = self.place_into(buf, done, low_water_bytes, limit)
-        {
-            return read;
-        }
-        self.take_into(bufs, done, capacity, limit)
-    }
-
-    /// As [`TcpStream::take_some`], by posting the buffer while the receive queue is empty. `None`: not possible
-    /// now.
-    fn place_into(
-        &self,
-        buf: &mut [u8],
-        done: usize,
-        low_water_bytes: usize,
-        limit: Limit,
-    ) -> Option<io::Result<usize>> {
-        let s = &*self.socket;
-        if limit == Limit::DoNotWait || !s.places_reads() || !s.host().places_reads() {
-            return None;
-        }
-        let rule = CompletionPolicy { low_water_bytes, on_push: false, idle: None };
-        match raw::read(s, buf, done, rule, limit) {
-            // The stream, or the time, has ended: the copying read reports which.
-            Ok(Read::Placed(0)) if done > 0 => None,
-            Ok(Read::Placed(n)) => Some(Ok(n)),
-            Ok(Read::Taken(chain)) => {
-                Some(Ok(self.copy_out(chain, &mut [IoSliceMut::new(buf)], done)))
-            }
-            Ok(Read::Refused) => None,
-            Err(e) => Some(Err(to_io(e))),
-        }
-    }
-
-    /// Reads into the buffers after their first `done` bytes, by a copy. Waits for data.
+    /// Reads into the buffers after their first `done` bytes. Waits for data.
     fn take_into(
         &self,
         bufs: &mut [IoSliceMut<'_>],
@@ -176,29 +120,6 @@ impl TcpStream {
             s.host().post(Request::ReadDone(s.id, chain));
         }
         n
-    }
-
-    /// Sets whether a waiting read with one large buffer (at least 128 KiB free) may post it to the device, which then
-    /// fills it in place where that saves a copy (`tap`, `packet`). The read returns when it would without: with the
-    /// first bytes, at the low-water mark, or full with [`RecvFlags::WAIT_ALL`]. Other reads of the connection are
-    /// served after it. On by default; for all handles of the connection.
-    ///
-    /// Always copied are reads that find bytes, have several buffers or do not wait; for a while also the reads of a
-    /// connection of which hardly any bytes were placed.
-    ///
-    /// # Errors
-    /// Never; the signature is that of the other options.
-    pub fn set_placed_reads(&self, on: bool) -> io::Result<()> {
-        self.socket.set_places_reads(on);
-        Ok(())
-    }
-
-    /// Whether waiting reads with a large buffer may post it to the device.
-    ///
-    /// # Errors
-    /// Never.
-    pub fn placed_reads(&self) -> io::Result<bool> {
-        Ok(self.socket.places_reads())
     }
 
     /// Reads bytes that stay in the receive queue (`MSG_PEEK`).

@@ -26,8 +26,6 @@ pub(crate) struct Socket {
     pub shard: u16,
     pub id: SlotId,
     nonblocking: AtomicBool,
-    /// Reads with large buffers post them while they wait.
-    places_reads: AtomicBool,
     /// Nanoseconds; 0 for no limit.
     read_timeout: AtomicU64,
     write_timeout: AtomicU64,
@@ -45,7 +43,6 @@ impl Socket {
             shard,
             id,
             nonblocking: AtomicBool::new(false),
-            places_reads: AtomicBool::new(true),
             read_timeout: AtomicU64::new(0),
             write_timeout: AtomicU64::new(0),
             linger: AtomicU64::new(NO_LINGER),
@@ -59,14 +56,6 @@ impl Socket {
 
     pub fn set_nonblocking(&self, on: bool) {
         self.nonblocking.store(on, Ordering::Relaxed);
-    }
-
-    pub fn set_places_reads(&self, on: bool) {
-        self.places_reads.store(on, Ordering::Relaxed);
-    }
-
-    pub fn places_reads(&self) -> bool {
-        self.places_reads.load(Ordering::Relaxed)
     }
 
     #[inline]

@@ -289,7 +289,6 @@ fn device(d: &DeviceStats) -> Value {
         place_misses,
         placed_bytes,
         place_miss_bytes,
-        flows_steered,
     } = d;
     json!({
         "name": name,
@@ -309,7 +308,6 @@ fn device(d: &DeviceStats) -> Value {
         "place_misses": place_misses,
         "placed_bytes": placed_bytes,
         "place_miss_bytes": place_miss_bytes,
-        "flows_steered": flows_steered,
     })
 }
 

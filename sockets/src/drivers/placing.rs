@@ -73,10 +73,6 @@ pub struct Outcome {
     pub misses: u64,
     /// Bytes copied because of misses.
     pub moved_bytes: u64,
-    /// Misses because flows are interleaved: the frame was another flow's than predicted.
-    pub mixed: u64,
-    /// Misses on the shared queue of flows whose ranges are used up.
-    pub starved: u64,
 }
 
 impl Outcome {
@@ -117,8 +113,6 @@ pub(crate) struct Placer {
     is_active: bool,
     /// A posted buffer became full: its owner is notified before more frames are read.
     is_full: bool,
-    /// Frames are read from the queue of one flow.
-    is_dedicated: bool,
     outcome: Outcome,
 }
 
@@ -153,7 +147,6 @@ impl Placer {
             is_predicting,
             is_active: false,
             is_full: false,
-            is_dedicated: false,
             outcome: Outcome::default(),
         }
     }
@@ -191,43 +184,6 @@ impl Placer {
         let slot = self.predictor.predict()?;
         let flow = self.flows.get(slot).filter(|f| f.is_ready())?;
         Some(Prediction { slot, header_bytes: flow.header_bytes.min(FRONT_BYTES) })
-    }
-
-    /// The prediction for a queue of one flow. `None`: the flow has no posted ranges.
-    pub fn predict_flow(&self, flow: &FlowKey) -> Option<Prediction> {
-        let slot = self.flows.slot_of(flow).filter(|_| self.is_active && self.is_predicting)?;
-        let flow = self.flows.get(slot).filter(|f| f.is_ready())?;
-        Some(Prediction { slot, header_bytes: flow.header_bytes.min(FRONT_BYTES) })
-    }
-
-    /// Sets whether frames are read from the queue of one flow or from the shared queue. The predictor
-    /// learns from the shared queue only.
-    pub fn set_dedicated(&mut self, is_dedicated: bool) {
-        self.is_dedicated = is_dedicated;
-    }
-
-    /// A flow has got a queue of its own: it is no longer predicted on the shared queue.
-    pub fn exclude_from_prediction(&mut self, flow: &FlowKey) {
-        if let Some(slot) = self.flows.slot_of(flow) {
-            self.predictor.forget(slot);
-        }
-    }
-
-    /// Whether a flow has posted ranges.
-    pub fn has_ranges(&self, flow: &FlowKey) -> bool {
-        let flow = self.flows.slot_of(flow).and_then(|slot| self.flows.get(slot));
-        flow.is_some_and(|f| !f.ranges.is_empty())
-    }
-
-    /// A flow with posted ranges, else one whose ranges are used up, for which `suits` holds.
-    pub fn find_unplaced(&self, suits: impl Fn(&FlowKey) -> bool) -> Option<FlowKey> {
-        let suits = |f: &FlowKey| suits(f);
-        self.flows.ready().find(suits).or_else(|| self.flows.starved().find(suits))
-    }
-
-    /// Whether several flows have posted ranges or have used them up.
-    pub fn is_shared(&self) -> bool {
-        self.flows.ready().chain(self.flows.starved()).nth(1).is_some()
     }
 
     /// As `Placer::prediction`, if the frames of that flow are long enough for a system call each.
@@ -283,19 +239,12 @@ impl Placer {
             let hit = self.commit(o, &s, pair, pool);
             return hit.inspect_err(|_| self.wipe(prediction, frame.bytes));
         }
-        let is_starved = slot.and_then(|s| self.flows.get_mut(s)).is_some_and(Flow::starve);
         let is_miss = slot.is_some() || prediction.is_some_and(|a| frame.bytes > a.header_bytes);
         let moved = self.roll_back(prediction, owner, frame, pair, pool);
         self.wipe(prediction, frame.bytes);
         let (chain, moved_bytes) = moved?;
         if is_miss {
             self.outcome.miss(moved_bytes);
-            let aimed = prediction.map(|a| a.slot);
-            let is_mixed =
-                aimed != slot && (aimed.is_some() || owner.is_some()) && !self.is_dedicated;
-            self.outcome.mixed = self.outcome.mixed.saturating_add(u64::from(is_mixed));
-            let is_starved = is_starved && !is_mixed && !self.is_dedicated;
-            self.outcome.starved = self.outcome.starved.saturating_add(u64::from(is_starved));
         }
         Ok(chain)
     }
@@ -315,9 +264,7 @@ impl Placer {
         let Some((slot, s, offload)) = self.predicted(prediction, header, bytes, pair) else {
             return self.packet_read_in_full(prediction, header, bytes, pair, pool);
         };
-        if !self.is_dedicated {
-            self.predictor.record(Some(slot), true, s.payload_bytes);
-        }
+        self.predictor.record(Some(slot), true, s.payload_bytes);
         let chain = self.commit(slot, &s, pair, pool);
         let chain = chain.inspect_err(|_| self.wipe(prediction, bytes))?;
         Ok(Packet { chain, offload })
@@ -343,9 +290,7 @@ impl Placer {
             big_tcp::copied(landed, header, bytes, pool)
         });
         self.discard(prediction);
-        if !self.is_dedicated {
-            self.predictor.record(None, false, bytes);
-        }
+        self.predictor.record(None, false, bytes);
         packet
     }
 
@@ -399,7 +344,7 @@ impl Placer {
     fn classify(&mut self, frame: &Frame<'_>) -> (Option<usize>, Option<(usize, Segment)>) {
         let segment = Segment::of(frame.front, frame.bytes).filter(|s| s.payload_bytes > 0);
         let Some(s) = segment else {
-            if frame.bytes > SMALL_BYTES && !self.is_dedicated {
+            if frame.bytes > SMALL_BYTES {
                 self.predictor.record(None, false, frame.bytes);
             }
             return (None, None);
@@ -407,9 +352,7 @@ impl Placer {
         let slot = self.flows.find(&s);
         let expects = |slot: &usize| self.flows.get(*slot).is_some_and(|f| f.expects(&s));
         let owner = slot.filter(expects).map(|slot| (slot, s));
-        if !self.is_dedicated {
-            self.predictor.record(slot, owner.is_some(), s.payload_bytes);
-        }
+        self.predictor.record(slot, owner.is_some(), s.payload_bytes);
         (slot, owner)
     }
 

@@ -11,13 +11,10 @@
 //! port, r9 the sum; r0 and r1 are scratch, since such a load clobbers r1 to r5. A load beyond the end of
 //! the packet ends the program with 0. Source: Documentation/bpf/standardization/instruction-set.rst.
 
-mod flows;
-
 use fulmar_stack::base::OwnerKey;
 use fulmar_stack::wire::{eth, protocol};
 
 use crate::drivers::sys::Ebpf;
-pub use flows::{flow_key, flow_program};
 
 const LOAD_WORD: u8 = 0x20;
 const LOAD_HALF: u8 = 0x28;

@@ -72,28 +72,6 @@ struct ProgramLoad {
 }
 const _: () = assert!(mem::size_of::<ProgramLoad>() == 48);
 
-/// The start of `union bpf_attr`, as BPF_MAP_CREATE has it.
-#[repr(C)]
-struct MapCreate {
-    kind: u32,
-    key_bytes: u32,
-    value_bytes: u32,
-    entries: u32,
-    flags: u32,
-}
-const _: () = assert!(mem::size_of::<MapCreate>() == 20);
-
-/// The start of `union bpf_attr`, as BPF_MAP_UPDATE_ELEM and BPF_MAP_DELETE_ELEM have it.
-#[repr(C)]
-struct MapElement {
-    map: u32,
-    padding: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-const _: () = assert!(mem::size_of::<MapElement>() == 32);
-
 /// `struct sock_fprog` of linux/filter.h.
 #[repr(C)]
 struct Program {
@@ -223,72 +201,6 @@ pub fn load_socket_program(program: &[Ebpf]) -> io::Result<OwnedFd> {
     let fd = check(fd as c_int)?;
     // SAFETY: the kernel has just returned this descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// A BPF hash map with keys of nine words and values of one.
-pub fn flow_map(entries: u32) -> io::Result<OwnedFd> {
-    const BPF_MAP_CREATE: c_int = 0;
-    const HASH: u32 = 1;
-    let (key_bytes, value_bytes) = (mem::size_of::<FlowWords>() as u32, 4);
-    let create = MapCreate { kind: HASH, key_bytes, value_bytes, entries, flags: 0 };
-    let bytes = mem::size_of::<MapCreate>();
-    // SAFETY: the kernel reads `bytes` bytes of `create`, which has no pointer in it.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, ptr::from_ref(&create), bytes) };
-    let fd = check(fd as c_int)?;
-    // SAFETY: the kernel has just returned this descriptor; nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// A key of [`flow_map`].
-pub type FlowWords = [u32; 9];
-
-/// Sets the value of a flow in a map of [`flow_map`], or removes it.
-pub fn flow_map_set(map: BorrowedFd<'_>, key: &FlowWords, value: Option<u32>) -> io::Result<()> {
-    const BPF_MAP_UPDATE_ELEM: c_int = 2;
-    const BPF_MAP_DELETE_ELEM: c_int = 3;
-    let op = if value.is_some() { BPF_MAP_UPDATE_ELEM } else { BPF_MAP_DELETE_ELEM };
-    let element = MapElement {
-        map: map.as_raw_fd() as u32,
-        padding: 0,
-        key: ptr::from_ref(key) as u64,
-        value: value.as_ref().map_or(0, |v| ptr::from_ref(v) as u64),
-        flags: 0,
-    };
-    let bytes = mem::size_of::<MapElement>();
-    // SAFETY: the kernel reads `bytes` bytes of `element`, the nine words of the key and, to enter it, the
-    // word of the value, as long as the map was made to have them; it keeps none of the pointers. A
-    // descriptor of another kind is refused.
-    let r = unsafe { libc::syscall(libc::SYS_bpf, op, ptr::from_ref(&element), bytes) };
-    check(r as c_int).map(drop)
-}
-
-/// An epoll descriptor with an empty interest list.
-pub fn epoll() -> io::Result<OwnedFd> {
-    // SAFETY: takes no pointer.
-    let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-    // SAFETY: the kernel has just returned this descriptor; nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Changes the interest list of an epoll descriptor (`EPOLL_CTL_ADD`, `EPOLL_CTL_MOD` or `EPOLL_CTL_DEL`).
-pub fn epoll_set(
-    epoll: BorrowedFd<'_>,
-    op: c_int,
-    fd: BorrowedFd<'_>,
-    events: c_int,
-) -> io::Result<()> {
-    let mut event = libc::epoll_event { events: events as u32, u64: 0 };
-    let (epoll, fd) = (epoll.as_raw_fd(), fd.as_raw_fd());
-    // SAFETY: the pointer is to one event, which the kernel copies.
-    check(unsafe { libc::epoll_ctl(epoll, op, fd, &raw mut event) }).map(drop)
-}
-
-/// Makes a descriptor refer to the open file of another one (dup2(2)).
-pub fn stand_for(number: &OwnedFd, what: BorrowedFd<'_>) -> io::Result<()> {
-    let (what, number) = (what.as_raw_fd(), number.as_raw_fd());
-    // SAFETY: takes no pointer. The number stays open and its owner's; what it stood for is closed, and
-    // nothing else of this process relies on that (the number is asked for, not what is behind it).
-    check(unsafe { libc::dup3(what, number, libc::O_CLOEXEC) }).map(drop)
 }
 
 /// The send buffer of a tun descriptor, bytes (TUNGETSNDBUF).

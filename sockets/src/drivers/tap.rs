@@ -2,17 +2,16 @@
 //!
 //! Enters and leaves: frames with a virtio-net header in front, so that 64 KiB super-frames without
 //! checksums pass both ways. A sent chain is gathered by one `writev` and freed. A received frame is read
-//! into a buffer pair (`buffer_pair.rs`) or into posted buffers (`placing.rs`), by a queue of its flow's
-//! own where that helps (`flow_queues.rs`). Bursts of 3 to 64 small frames are sent with one call of
-//! io_uring (`vector.rs` has the figures). Without io_uring, or where the interface could accept a burst
-//! in part, each frame has a call of its own; `DeviceStats::path` reports which of the two and why.
+//! into a buffer pair (`buffer_pair.rs`) or into posted buffers (`placing.rs`). Bursts of 3 to 64 small
+//! frames are sent with one call of io_uring (`vector.rs` has the figures). Without io_uring, or where the
+//! interface could accept a burst in part, each frame has a call of its own; `DeviceStats::path` reports
+//! which of the two and why.
 //!
 //! Cost: 0.5 to 1.2 µs for a single small frame, depending on the machine, three quarters of that in a
 //! burst of 64; 3.8 µs for 64 KiB; and the kernel's copy. Source: linux/if_tun.h,
 //! Documentation/networking/tuntap.rst, io_uring(7).
 
 pub(crate) mod attach;
-mod flow_queues;
 mod netlink;
 mod queues;
 mod receive;
@@ -23,7 +22,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use fulmar_stack::base::{Counter, Counters, EtherAddr, FlowKey, Instant, OwnerKey, SeqNum};
 use fulmar_stack::device::{
-    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, Unsupported, WakeFd,
+    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Unsupported, WakeFd,
     WritableRanges, uso,
 };
 use fulmar_stack::mbuf::{Pool, WritableRange};
@@ -34,7 +33,6 @@ use crate::drivers::tun_queue::{Attached, Queue};
 use crate::drivers::udp_gso::UdpGso;
 use crate::drivers::{OpenError, sys, udp_gso, vnet};
 use attach::{attach_alone, open_clone_device};
-use flow_queues::FlowQueues;
 use vector::Vector;
 
 const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
@@ -58,10 +56,6 @@ pub struct TapConfig {
     pub one_by_one: bool,
     /// With several queues: steer each packet to the queue of its owner (needs CAP_BPF).
     pub steer: bool,
-    /// Most dedicated queues for flows with posted buffers, where interleaved flows defeat the prediction
-    /// ([`TapConfig::predict`]). Needs an interface created with IFF_MULTI_QUEUE (a new one is) and
-    /// CAP_BPF. 0: none.
-    pub flow_queues: usize,
 }
 
 impl Default for TapConfig {
@@ -74,7 +68,6 @@ impl Default for TapConfig {
             predict: true,
             one_by_one: false,
             steer: true,
-            flow_queues: 4,
         }
     }
 }
@@ -94,8 +87,6 @@ pub struct Tap {
     /// The number of queues that packets are steered to; set in the first queue, which attaches the
     /// program.
     steered: Option<u16>,
-    /// Dedicated queues, if the interface is multi-queue.
-    flow_queues: Option<Box<FlowQueues>>,
 }
 
 /// [`DeviceStats::path`] without io_uring.
@@ -127,16 +118,8 @@ impl Tap {
     /// A sentence: what failed, the system's error, and what to do.
     pub fn open(config: &TapConfig) -> Result<Tap, OpenError> {
         let file = open_clone_device()?;
-        let count = if config.predict { config.flow_queues } else { 0 };
-        let (name, has_space) = attach_alone(&file, &config.name, count)?;
-        let mut tap = Tap::set_up(Attached::here(file, name), config, 1)?;
-        if has_space {
-            tap.flow_queues = Some(Box::new(FlowQueues::new(&tap.queue.file, count)?));
-        } else if count > 0 {
-            tap.queues_path
-                .push_str("; posted flows share one queue (the interface was created without IFF_MULTI_QUEUE)");
-        }
-        Ok(tap)
+        let name = attach_alone(&file, &config.name)?;
+        Tap::set_up(Attached::here(file, name), config, 1)
     }
 
     /// Uses a descriptor that another process has opened and attached. `config.name` is ignored.
@@ -168,7 +151,6 @@ impl Tap {
             placer: Placer::new(config.predict),
             queues_path: String::new(),
             steered: None,
-            flow_queues: None,
         })
     }
 
@@ -264,38 +246,23 @@ impl Device for Tap {
             }
         }
         self.queue.count_sent(done);
-        if let Some(queues) = &mut self.flow_queues {
-            queues.watch_for_space(self.queue.file.as_fd(), self.queue.is_blocked);
-        }
         before - burst.len()
     }
 
     fn rx_burst(
         &mut self,
-        now: Instant,
+        _now: Instant,
         pool: &mut Pool,
         out: &mut Burst,
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        self.take_burst(now, pool, out, budget, counters)
+        self.take_burst(pool, out, budget, counters)
     }
 
     /// The descriptor is level-triggered: readable while a frame is queued.
     fn arm(&mut self) -> bool {
-        if let Some(queues) = &mut self.flow_queues {
-            queues.armed();
-        }
         self.queue.is_drained
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        // A lost device is not read: no back-off ends.
-        self.flow_queues
-            .as_ref()
-            .filter(|_| self.queue.health.lost.is_none())?
-            .table
-            .next_deadline()
     }
 
     fn lost(&self) -> Option<i32> {
@@ -303,13 +270,7 @@ impl Device for Tap {
     }
 
     fn wake_fd(&self) -> Option<WakeFd> {
-        let wake = self.queue.wake_fd();
-        Some(match &self.flow_queues {
-            // The epoll descriptor reports space.
-            Some(q) if q.is_steering() => WakeFd { fd: q.wake_fd(), interest: Interest::Readable },
-            Some(q) => WakeFd { fd: q.wake_fd(), ..wake },
-            None => wake,
-        })
+        Some(self.queue.wake_fd())
     }
 
     fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
@@ -320,9 +281,6 @@ impl Device for Tap {
         let mut stats = self.queue.stats();
         stats.path.push_str(self.joins.describe());
         stats.path.push_str(&self.queues_path);
-        if let Some(queues) = &self.flow_queues {
-            stats.path.push_str(&queues.describe());
-        }
         stats
     }
 }
@@ -334,19 +292,11 @@ impl DirectPlacement for Tap {
         next_seq: SeqNum,
         ranges: WritableRanges,
     ) -> Result<(), Unsupported> {
-        let placed = self.placer.place(flow, next_seq, ranges);
-        if let Some(queues) = &mut self.flow_queues {
-            queues.placed(&flow);
-        }
-        placed
+        self.placer.place(flow, next_seq, ranges)
     }
 
     fn place_next(&mut self, flow: &FlowKey, range: WritableRange) -> Result<(), Unsupported> {
-        let placed = self.placer.place_next(flow, range);
-        if let Some(queues) = &mut self.flow_queues {
-            queues.placed(flow);
-        }
-        placed
+        self.placer.place_next(flow, range)
     }
 
     fn revoke(&mut self, flow: &FlowKey) -> WritableRanges {

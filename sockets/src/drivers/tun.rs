@@ -141,7 +141,7 @@ impl Device for Tun {
             left -= 1;
             queue.stats.rx_crossings += 1;
             queue.pair.prepare(pool);
-            match queue.read(None, pool) {
+            match queue.read(pool) {
                 Some(frame) => taking.deliver(frame),
                 None => queue.is_drained = true,
             }

@@ -137,20 +137,15 @@ impl Queue {
         }
     }
 
-    /// Reads one frame into the buffer pair, which was prepared, from the queue of a flow or from this one.
-    /// `None`: the queue is empty, or the interface is gone.
-    pub fn read(
-        &mut self,
-        flow_queue: Option<&File>,
-        pool: &mut Pool,
-    ) -> Option<Result<Packet, DropReason>> {
+    /// Reads one frame into the buffer pair, which was prepared. `None`: the queue is empty, or the interface is gone.
+    pub fn read(&mut self, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
         let mut header = [0; vnet::HEADER_BYTES];
         let link_bytes = self.link_bytes();
         let [small, large] = self.pair.parts(&mut self.scratch);
         let (_, first) = small.split_at_mut_checked(link_bytes)?;
         let mut parts =
             [IoSliceMut::new(&mut header), IoSliceMut::new(first), IoSliceMut::new(large)];
-        match flow_queue.unwrap_or(&self.file).read_vectored(&mut parts) {
+        match self.file.read_vectored(&mut parts) {
             Ok(bytes) => {
                 self.health.is_down = false;
                 Some(self.received(&header, bytes.checked_sub(vnet::HEADER_BYTES), pool))

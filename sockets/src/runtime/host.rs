@@ -47,7 +47,6 @@ use crate::runtime::sys;
 use crate::runtime::watched::WatchedShard;
 use failure::OnUnwind;
 pub use guard::Guard;
-pub use posted::PostedRead;
 
 /// Calls that find the service thread asleep on the device before it is woken. Each of them compares deadlines,
 /// which costs as much as the lock; a wake-up costs as much as a hundred comparisons.
@@ -78,8 +77,6 @@ pub struct Host {
     ledger: Arc<Ledger>,
     /// The device does not need the exact time of a crossing.
     takes_coarse_time: bool,
-    /// Single reads may post their buffers.
-    places_reads: bool,
     /// The service thread ticks, so that the shard's clock is a few milliseconds coarse.
     has_coarse_clock: AtomicBool,
     /// Calls since the service thread went to sleep.
@@ -117,7 +114,6 @@ impl Host {
             spin: Spin::new(shard.peek()),
             ledger,
             takes_coarse_time: caps.tx_time == TxTime::Coarse,
-            places_reads: caps.places_on_receive,
             shard: Mutex::new(shard),
             has_coarse_clock: AtomicBool::new(false),
             calls_past_service: AtomicU32::new(0),
@@ -169,14 +165,6 @@ impl Host {
     #[inline]
     pub fn is_ours(&self) -> bool {
         sys::fork_generation() == self.forks
-    }
-
-    /// Whether reads should post their buffers: [`Caps::places_on_receive`].
-    ///
-    /// [`Caps::places_on_receive`]: fulmar_stack::device::Caps::places_on_receive
-    #[inline]
-    pub fn places_reads(&self) -> bool {
-        self.places_reads
     }
 
     /// The ledger of the stack, which may be off.

@@ -42,7 +42,7 @@ pub use account::{Balance, Ledger, StageCost};
 pub use completion::Completion;
 pub use entropy::draw as draw_secrets;
 pub use handoff::{Handoff, handoffs};
-pub use host::{Guard, Host, PostedRead};
+pub use host::{Guard, Host};
 pub use inbox::Request;
 pub use limit::Limit;
 #[cfg(fulmar_loom)]

@@ -177,8 +177,6 @@ pub struct Post<'a> {
     pub id: SlotId,
     /// The buffer.
     pub buf: RecvBuf,
-    /// For the buffer of a waiting read: the bytes at its front that the read has already, and which stay.
-    pub read: Option<usize>,
     /// When it completes although it is not full.
     pub rule: CompletionPolicy,
     /// The ticket.

@@ -23,7 +23,7 @@ use crate::runtime::poll_set::PollSetCore;
 use crate::runtime::ticket::{Post, Received, RecvTicket, Tickets};
 use crate::runtime::waiter::Waiter;
 use crate::runtime::watch::{Wakes, Watchers};
-use fulmar_stack::shard::{Event, HandOff, ReadOrPost, RecvOutcome, Shard, ShardParts};
+use fulmar_stack::shard::{Event, HandOff, RecvOutcome, Shard, ShardParts};
 
 /// A shard and the waiters of its sockets; it dereferences to the shard.
 pub struct WatchedShard {
@@ -120,18 +120,6 @@ impl WatchedShard {
         self.end_turn(now);
         self.take_hand_offs();
         let (came, outcome) = self.shard.step_for_post(now, ticket.token());
-        (came, self.complete_directly(ticket, outcome))
-    }
-
-    /// See [`Shard::step_for_read`].
-    pub(crate) fn step_for_read(
-        &mut self,
-        now: Instant,
-        ticket: &RecvTicket,
-    ) -> (usize, Option<RecvOutcome>) {
-        self.end_turn(now);
-        self.take_hand_offs();
-        let (came, outcome) = self.shard.step_for_read(now, ticket.token());
         (came, self.complete_directly(ticket, outcome))
     }
 
@@ -405,17 +393,17 @@ impl WatchedShard {
         rule: CompletionPolicy,
         ticket: &Arc<RecvTicket>,
     ) -> Result<(), (SocketError, RecvBuf)> {
-        self.post_or_return(now, Post { id, buf, read: None, rule, ticket })
+        self.post_or_return(now, Post { id, buf, rule, ticket })
     }
 
     fn post_or_return(
         &mut self,
         now: Instant,
-        Post { id, buf, read, rule, ticket }: Post<'_>,
+        Post { id, buf, rule, ticket }: Post<'_>,
     ) -> Result<(), (SocketError, RecvBuf)> {
         let token = self.tickets.add(ticket);
         let posted =
-            self.shard.posted().post(now, fulmar_stack::shard::Post { id, buf, read, rule, token });
+            self.shard.posted().post(now, fulmar_stack::shard::Post { id, buf, rule, token });
         if posted.is_err() {
             drop(self.tickets.remove(token));
         }
@@ -425,32 +413,10 @@ impl WatchedShard {
 
     /// As [`WatchedShard::tcp_post`]; a buffer that cannot be posted stays in `post`.
     pub(crate) fn post_if_possible(&mut self, now: Instant, post: &mut Option<Post<'_>>) {
-        let Some(Post { id, buf, read, rule, ticket }) = post.take() else { return };
-        if let Err((_, buf)) = self.post_or_return(now, Post { id, buf, read, rule, ticket }) {
-            *post = Some(Post { id, buf, read, rule, ticket });
+        let Some(Post { id, buf, rule, ticket }) = post.take() else { return };
+        if let Err((_, buf)) = self.post_or_return(now, Post { id, buf, rule, ticket }) {
+            *post = Some(Post { id, buf, rule, ticket });
         }
-    }
-
-    /// One step of a waiting read. Its own buffer, `post`, is posted if
-    /// [`PostedBuffers::take_or_post`](fulmar_stack::shard::PostedBuffers::take_or_post) allows it.
-    ///
-    /// # Errors
-    /// As there.
-    pub(crate) fn tcp_take_or_post(
-        &mut self,
-        now: Instant,
-        post: &mut Option<Post<'_>>,
-    ) -> Result<ReadOrPost, SocketError> {
-        let Some(read) = post else { return Ok(ReadOrPost::Refused) };
-        let (id, done) = (read.id, read.read.unwrap_or(0));
-        let space = read.buf.capacity().saturating_sub(done);
-        let how = self.shard.posted().take_or_post(now, id, space, done)?;
-        if let ReadOrPost::MayPost(least) = how {
-            read.rule.low_water_bytes = read.rule.low_water_bytes.max(least);
-            self.post_if_possible(now, post);
-            self.shard.count(Counter::PlacedReads, u64::from(post.is_none()));
-        }
-        Ok(how)
     }
 
     /// See [`PostedBuffers::cancel`](fulmar_stack::shard::PostedBuffers::cancel).

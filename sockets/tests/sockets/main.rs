@@ -12,7 +12,6 @@ mod ledger;
 mod loan;
 mod options;
 mod panics;
-mod placed_read;
 mod poll;
 mod posted;
 mod receive;

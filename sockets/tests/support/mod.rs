@@ -4,7 +4,6 @@
 
 pub mod faulty;
 pub mod file;
-pub mod landing;
 pub mod pipe;
 
 use std::sync::mpsc;

@@ -100,8 +100,6 @@ counters! {
     SendFileDeferred, "sendfile_deferred";
     /// Reads that returned data (soreceive calls).
     Receives, "receives";
-    /// Reads that waited and posted their own buffer for direct placement.
-    PlacedReads, "placed_reads";
     /// Bytes returned to readers.
     ReceiveBytes, "receive_bytes";
     /// Frames whose payload the device placed directly in a posted buffer.

@@ -67,10 +67,8 @@ pub struct Caps {
     pub wake: Wake,
     /// The device has coalescing registers ([`Device::coalesce`]).
     pub coalescing: bool,
-    /// Payload is placed ([`DirectPlacement`]) by the copy of the receive call itself: a placed frame is handed
-    /// up by the same `rx_burst`, [`DirectPlacement::register`] does nothing, and after
-    /// [`DirectPlacement::revoke`] only mbufs that were handed up refer to the ranges. Then posting the buffer
-    /// of a single `read` pays.
+    /// Payload is placed ([`DirectPlacement`]) by the copy of the receive call itself, one call per placed frame.
+    /// Then frames that are short on average are better copied.
     pub places_on_receive: bool,
 }
 
@@ -163,8 +161,6 @@ pub struct DeviceStats {
     pub placed_bytes: u64,
     /// Bytes copied because of misses.
     pub place_miss_bytes: u64,
-    /// Assignments of a dedicated queue to a flow.
-    pub flows_steered: u64,
     /// Sent frames that the device holds back for now, as [`Impaired`](crate::device::impaired::Impaired) does for a delay. The end
     /// of a stack waits until there is none.
     pub tx_held: u64,
@@ -186,7 +182,6 @@ impl DeviceStats {
         self.place_misses += other.place_misses;
         self.placed_bytes += other.placed_bytes;
         self.place_miss_bytes += other.place_miss_bytes;
-        self.flows_steered += other.flows_steered;
         self.tx_held += other.tx_held;
     }
 }
@@ -212,8 +207,7 @@ pub struct Attachment {
 /// The descriptor and events that a sleeping thread passes to `poll(2)`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WakeFd {
-    /// The descriptor. Its number is constant for the life of the device, but the device may replace its open file
-    /// (`dup2`). Pass the descriptor to `poll` at every sleep, and do not add it to an epoll set.
+    /// The descriptor, constant for the life of the device.
     pub fd: RawFd,
     /// The events to wait for.
     pub interest: Interest,

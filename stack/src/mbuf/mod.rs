@@ -58,9 +58,7 @@ pub use fair::FairShare;
 #[cfg(fulmar_loom)]
 pub use models::MODELS;
 pub use pool::{Pool, PoolConfig, PoolError, PoolStats};
-pub use posted::{
-    BufId, Filled, LoanedMemory, NoMemory, Placed, PostedBuf, RecvBuf, WritableRange,
-};
+pub use posted::{BufId, Filled, NoMemory, Placed, PostedBuf, RecvBuf, WritableRange};
 pub use raw::Mbuf;
 pub use recv_queue::{Inserted, MAX_RANGES, RecvQueue};
 pub use send_queue::{Claim, MAX_CLAIMS, MERGED_BYTES, QueueFull, SendQueue};

@@ -21,7 +21,7 @@ use core::ops::Deref;
 
 pub(crate) mod raw;
 
-pub use raw::{Filled, LoanedMemory, WritableRange};
+pub use raw::{Filled, WritableRange};
 use raw::{Memory, unique_bytes, unique_bytes_mut};
 
 /// The identity of the memory of a buffer: the key of a registration cache.

@@ -78,7 +78,7 @@ pub use listen::pending::{Decision, Pending, PendingId, SynOptions};
 pub use outcome::{Event, PostCompletion, PostToken, RecvOutcome, Unclaimed, Watched};
 pub use parts::ShardParts;
 pub use ping::IcmpSockets;
-pub use posted::{Post, ReadOrPost, RecvEntry};
+pub use posted::{Post, RecvEntry};
 pub use recv_calls::PostedBuffers;
 pub use send_calls::{MoreData, Reserved, SendCalls};
 pub use sendfile::SendFileCalls;

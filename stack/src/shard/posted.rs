@@ -11,13 +11,13 @@ use alloc::vec::Vec;
 
 use crate::base::{FlowKey, Instant, SlotId};
 use crate::ip::Ip;
-use crate::mbuf::{Chain, RecvBuf};
+use crate::mbuf::RecvBuf;
 use crate::socket::posted::{CompletionPolicy, Posted};
 
 use crate::shard::outcome::{PostCompletion, PostToken, RecvOutcome, Unclaimed};
 use crate::shard::sync::{AtomicUsize, Ordering};
 use crate::shard::wheel::TimerId;
-pub(crate) use run::{BurstEnd, is_receiving, with_machine};
+pub(crate) use run::{BurstEnd, with_machine};
 
 /// A buffer to be posted.
 pub struct Post {
@@ -25,23 +25,10 @@ pub struct Post {
     pub id: SlotId,
     /// The buffer.
     pub buf: RecvBuf,
-    /// For the buffer of a waiting read: the bytes at its front that the read has already.
-    pub read: Option<usize>,
     /// When it completes although it is not full.
     pub rule: CompletionPolicy,
     /// Identifies the buffer.
     pub token: PostToken,
-}
-
-/// Result of a step of a read whose own buffer may be posted.
-#[derive(Debug)]
-pub enum ReadOrPost {
-    /// Bytes that were available; empty at the end of the stream.
-    Taken(Chain),
-    /// The read has to wait and may post its buffer, to complete with at least so many bytes.
-    MayPost(usize),
-    /// The buffer cannot be posted: use the copying path.
-    Refused,
 }
 
 /// The posted buffers of one connection.

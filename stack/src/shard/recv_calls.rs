@@ -1,23 +1,18 @@
 //! Calls of posted receive: buffers are posted, cancelled and waited for. Completions are data
 //! ([`PostCompletion`]).
 
-use alloc::boxed::Box;
-use core::task::Poll;
-
 use crate::base::{Instant, SlotId};
-use crate::ip::Ip;
 use crate::mbuf::RecvBuf;
 use crate::shard::posted::BurstEnd;
+use crate::socket::SocketError;
 use crate::socket::posted::{IoContext, Posted};
-use crate::socket::{Least, SocketError};
 
 use crate::shard::layers::Core;
 use crate::shard::outcome::{PostCompletion, PostToken, RecvOutcome};
-use crate::shard::posted::{Post, ReadOrPost, RecvEntry, is_receiving, with_machine};
+use crate::shard::posted::{Post, with_machine};
 use crate::shard::slab::Slab;
-use crate::shard::sockets::{Socket, TcpEntry};
+use crate::shard::sockets::Socket;
 use crate::shard::tcp::Tcp;
-use crate::shard::tcp_calls::take_more;
 use crate::shard::world::{PLACED_BYTES, POLL_FRAMES, Shard};
 
 /// The posted buffers of all connections.
@@ -47,18 +42,6 @@ impl Shard {
         };
         (came, self.tcp.posted.out.take_awaited())
     }
-
-    /// The same for a read, whose buffer returns to its caller with the bytes of one step: more bytes than stay
-    /// in a cache until the caller reads them, or than the buffer holds, would cost what placement saves.
-    pub fn step_for_read(
-        &mut self,
-        now: Instant,
-        token: PostToken,
-    ) -> (usize, Option<RecvOutcome>) {
-        self.tcp.posted.out.awaited = Some(token);
-        let came = self.step_for_reader(now);
-        (came, self.tcp.posted.out.take_awaited())
-    }
 }
 
 impl<'a> PostedBuffers<'a> {
@@ -68,7 +51,7 @@ impl<'a> PostedBuffers<'a> {
     /// [`SocketError::WouldBlock`]: too many wait already; [`SocketError::BadHandle`],
     /// [`SocketError::NotSupported`], [`SocketError::NetworkDown`]. The buffer comes back.
     pub fn post(&mut self, now: Instant, post: Post) -> Result<(), (SocketError, RecvBuf)> {
-        let Post { id, buf, read, rule, token } = post;
+        let Post { id, buf, rule, token } = post;
         let entry = match self.core.sockets.get_mut(id) {
             Some(Socket::Tcp(entry)) if entry.error.is_none() => entry,
             Some(Socket::Tcp(entry)) => {
@@ -78,11 +61,7 @@ impl<'a> PostedBuffers<'a> {
             None => return Err((SocketError::BadHandle, buf)),
         };
         let posted = entry.posted.get_or_insert_default();
-        let posting = match read {
-            Some(done) => posted.machine.post_read(buf, done, rule, token),
-            None => posted.machine.post(buf, rule, token),
-        };
-        if let Err((buf, _)) = posting {
+        if let Err((buf, _)) = posted.machine.post(buf, rule, token) {
             return Err((SocketError::WouldBlock, buf));
         }
         let may_wait = posted.machine.may_wait(entry.tcb.recv_queue_ref());
@@ -93,32 +72,6 @@ impl<'a> PostedBuffers<'a> {
             self.tcp.run_posted(now, id, self.core);
         }
         Ok(())
-    }
-
-    /// One step of a read of `done` bytes so far with `space` for more. Available bytes are detached
-    /// ([`Shard::tcp_take_more`]); where the read has to wait, its buffer may be posted ([`PostedBuffers::post`]),
-    /// unless others are or the device does not place bytes of this flow.
-    ///
-    /// # Errors
-    /// As [`Shard::tcp_take`].
-    pub fn take_or_post(
-        &mut self,
-        now: Instant,
-        id: SlotId,
-        space: usize,
-        done: usize,
-    ) -> Result<ReadOrPost, SocketError> {
-        let Some(Socket::Tcp(entry)) = self.core.sockets.get_mut(id) else {
-            return Ok(ReadOrPost::Refused);
-        };
-        if !may_place_read(now, entry, &self.core.net.ip) {
-            return Ok(ReadOrPost::Refused);
-        }
-        let least = Least::of_rest(done);
-        if let Poll::Ready(chain) = take_more(self.core, id, space, done, least)? {
-            return Ok(ReadOrPost::Taken(chain));
-        }
-        Ok(ReadOrPost::MayPost(self.core.sockets.tcp(id)?.least(space, least)))
     }
 
     /// Cancels a posted buffer: it completes with the bytes it has, or as cancelled, once no device writes to it
@@ -185,13 +138,6 @@ impl Tcp {
             core.net.flush();
         }
     }
-}
-
-/// Whether the device may place bytes into the buffer of a read.
-fn may_place_read(now: Instant, entry: &mut TcpEntry, ip: &Ip) -> bool {
-    let is_remote = !ip.is_local(entry.tcb.key().remote_ip());
-    let may_place = |p: &mut Box<RecvEntry>| !p.is_waiting() && p.machine.may_place(now);
-    is_remote && is_receiving(&entry.tcb) && entry.posted.as_mut().is_none_or(may_place)
 }
 
 fn tokens(sockets: &Slab<Socket>, id: SlotId) -> impl Iterator<Item = PostToken> + use<'_> {

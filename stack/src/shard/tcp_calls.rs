@@ -237,7 +237,21 @@ impl Shard {
         done: usize,
         least: Least,
     ) -> Result<Poll<Chain>, SocketError> {
-        take_more(&mut self.core, id, max, done, least)
+        let Conn { entry, net, .. } = self.core.conn(id)?;
+        if entry.has_posted() {
+            return Ok(Poll::Pending);
+        }
+        let least = entry.least(max, least);
+        let step = soreceive::take_at_least(&mut entry.tcb, &mut net.pool, max, least, done)?;
+        match (&step, entry.error) {
+            (Poll::Pending, Some(e)) if done == 0 => Err(e),
+            (Poll::Pending, Some(_)) => Ok(Poll::Ready(Chain::new())),
+            (Poll::Ready(_), _) => {
+                net.pass(Stage::ReceiveTaken);
+                Ok(step)
+            }
+            _ => Ok(step),
+        }
     }
 
     /// References to up to `max` received bytes from `off` on, which stay where they are, once `least`
@@ -507,31 +521,6 @@ impl Tcp {
             }
         }
         children
-    }
-}
-
-/// See [`Shard::tcp_take_more`].
-pub(super) fn take_more(
-    core: &mut Core,
-    id: SlotId,
-    max: usize,
-    done: usize,
-    least: Least,
-) -> Result<Poll<Chain>, SocketError> {
-    let Conn { entry, net, .. } = core.conn(id)?;
-    if entry.has_posted() {
-        return Ok(Poll::Pending);
-    }
-    let least = entry.least(max, least);
-    let step = soreceive::take_at_least(&mut entry.tcb, &mut net.pool, max, least, done)?;
-    match (&step, entry.error) {
-        (Poll::Pending, Some(e)) if done == 0 => Err(e),
-        (Poll::Pending, Some(_)) => Ok(Poll::Ready(Chain::new())),
-        (Poll::Ready(_), _) => {
-            net.pass(Stage::ReceiveTaken);
-            Ok(step)
-        }
-        _ => Ok(step),
     }
 }
 

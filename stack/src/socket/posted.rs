@@ -153,8 +153,6 @@ struct Entry<T> {
     /// Mbufs that the placed bytes arrived in.
     placed_mbufs: usize,
     policy: CompletionPolicy,
-    /// The buffer of a blocked read.
-    is_read: bool,
     /// `None` if it is abandoned: its bytes return to the receive queue.
     token: Option<T>,
     /// Set when it has ended, with the error if it is empty.
@@ -174,9 +172,6 @@ impl<T> Entry<T> {
     /// Whether placement has cost less than copies.
     fn placement_paid(&self, has_syscall_per_frame: bool) -> bool {
         let has_long_frames = self.placed >= self.placed_mbufs.max(1) * MIN_FRAME_BYTES;
-        if self.is_read {
-            return has_long_frames;
-        }
         let is_enough =
             self.is_full() || self.placed >= MIN_PLACED_BYTES.min(self.buf.capacity() / 2);
         is_enough && (has_long_frames || self.placed_mbufs == 0 || !has_syscall_per_frame)
@@ -243,50 +238,19 @@ impl<T> Posted<T> {
         policy: CompletionPolicy,
         token: T,
     ) -> Result<(), (RecvBuf, T)> {
-        self.push(buf, None, policy, token)
-    }
-
-    /// As [`Posted::post`], for the buffer of a blocked read, which has already copied its first `filled`
-    /// bytes (at most all).
-    pub fn post_read(
-        &mut self,
-        buf: RecvBuf,
-        filled: usize,
-        policy: CompletionPolicy,
-        token: T,
-    ) -> Result<(), (RecvBuf, T)> {
-        self.push(buf, Some(filled), policy, token)
-    }
-
-    fn push(
-        &mut self,
-        buf: RecvBuf,
-        read: Option<usize>,
-        policy: CompletionPolicy,
-        token: T,
-    ) -> Result<(), (RecvBuf, T)> {
         if self.queue.len() >= MAX_POSTED {
             return Err((buf, token));
         }
-        let (buf, token) = (buf.post(), Some(token));
-        let filled = read.unwrap_or(0).min(buf.capacity());
-        let (is_read, placed, placed_mbufs, end) = (read.is_some(), 0, 0, None);
         self.queue.push_back(Entry {
-            buf,
-            filled,
-            placed,
-            placed_mbufs,
+            buf: buf.post(),
+            filled: 0,
+            placed: 0,
+            placed_mbufs: 0,
             policy,
-            token,
-            is_read,
-            end,
+            token: Some(token),
+            end: None,
         });
         Ok(())
-    }
-
-    /// Whether placement is enabled for this flow. It is suspended for a while if it did not pay off.
-    pub fn may_place(&mut self, now: Instant) -> bool {
-        self.credit.allows(now)
     }
 
     /// Whether there are posted buffers, which reads have to wait for.

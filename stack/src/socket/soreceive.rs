@@ -16,13 +16,6 @@ pub enum Least {
     OneByte,
 }
 
-impl Least {
-    /// For the rest of a read that has returned `done` bytes.
-    pub fn of_rest(done: usize) -> Least {
-        if done == 0 { Least::LowWater } else { Least::OneByte }
-    }
-}
-
 /// Detaches up to `max` bytes. An empty chain is the end of the stream.
 ///
 /// # Errors

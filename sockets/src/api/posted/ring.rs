@@ -134,7 +134,7 @@ impl RecvRing {
         let ticket = self.spare.pop().unwrap_or_default();
         let given = self.idle.pop_front();
         let is_given = given.is_some();
-        let mut post = given.map(|buf| Post { id, buf, read: None, rule, ticket: &ticket });
+        let mut post = given.map(|buf| Post { id, buf, rule, ticket: &ticket });
         let outcome = host.wait_outcome(&mut SoleTicket::of(first), limit, &mut post);
         match post {
             None if is_given => self.posted.push_back(ticket),

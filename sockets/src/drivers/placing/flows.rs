@@ -12,10 +12,6 @@ use fulmar_stack::wire::dissect::{Headers, Transport};
 /// Most flows that one device places; further flows are delivered without placement.
 pub const MAX_FLOWS: usize = 64;
 
-/// A flow with so many frames since its last posted buffer is taken to post no more (64 MiB of
-/// super-frames).
-const PATIENCE: u16 = 1024;
-
 /// Expected headers of a flow's first frame: Ethernet, IPv4 without options, TCP with timestamps.
 const USUAL_BYTES: usize = eth::HEADER_BYTES + 20 + 32;
 /// The same with IPv6.
@@ -134,8 +130,6 @@ pub struct Flow {
     pub last_bytes: usize,
     /// The headers of the last segment, to match the next one against.
     predicted: Option<PredictedHeaders>,
-    /// Frames with payload since the ranges were used up.
-    starved: u16,
     /// The device has waited for the stack once since ranges were last posted or removed.
     pub has_waited: bool,
 }
@@ -220,18 +214,6 @@ impl Flow {
         self.has_waited |= self.ranges.is_empty();
     }
 
-    /// Counts a frame that was not placed. Returns whether the reason is that the ranges are used up.
-    pub fn starve(&mut self) -> bool {
-        let is_starved = self.ranges.is_empty();
-        self.starved = if is_starved { self.starved.saturating_add(1) } else { 0 };
-        is_starved
-    }
-
-    /// Whether the ranges are used up, not long ago ([`PATIENCE`]).
-    fn is_starved(&self) -> bool {
-        self.ranges.is_empty() && (1..=PATIENCE).contains(&self.starved)
-    }
-
     /// A placed frame was lost: nothing is placed until the stack posts again.
     pub fn lose(&mut self) {
         self.next = None;
@@ -280,7 +262,6 @@ impl Flows {
             header_bytes,
             last_bytes,
             predicted,
-            starved: 0,
             has_waited: false,
         });
         self.last = slot;
@@ -333,16 +314,6 @@ impl Flows {
     pub fn both(&mut self, a: usize, b: usize) -> Option<(&mut Flow, &mut Flow)> {
         let [a, b] = self.slots.get_disjoint_mut([a, b]).ok()?;
         Some((a.as_mut()?, b.as_mut()?))
-    }
-
-    /// The flows whose next segment can be placed.
-    pub fn ready(&self) -> impl Iterator<Item = FlowKey> {
-        self.slots.iter().flatten().filter(|f| f.is_ready()).map(|f| f.key)
-    }
-
-    /// The flows that have used up their ranges, not long ago.
-    pub fn starved(&self) -> impl Iterator<Item = FlowKey> {
-        self.slots.iter().flatten().filter(|f| f.is_starved()).map(|f| f.key)
     }
 
     /// The slot of a flow.

@@ -1,59 +1,35 @@
 //! The program runs here in a machine of our own, beside the hash that it must agree with.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use fulmar_stack::base::{FlowKey, OwnerKey};
 use proptest::prelude::*;
 
-use super::flows::*;
 use super::*;
-use crate::drivers::sys::FlowWords;
-
-/// What a program knows of flows.
-type Map = HashMap<FlowWords, u32>;
-
-/// Where the stack of the machine ends, what a map is called, and where an entry is found.
-const STACK_END: u64 = 0x1000;
-const MAP: i32 = 77;
-const FOUND: u64 = 0x2000;
 
 fn run(program: &[Ebpf], frame: &[u8]) -> u64 {
-    run_with(program, frame, &Map::new())
+    run_from(program, frame, 0)
 }
 
 /// The same where offsets count from the IP header, but those that say that they do not.
 fn run_in_group(program: &[Ebpf], frame: &[u8]) -> u64 {
-    run_from(program, frame, &Map::new(), ETHER as u64)
-}
-
-fn run_with(program: &[Ebpf], frame: &[u8], map: &Map) -> u64 {
-    run_from(program, frame, map, 0)
+    run_from(program, frame, ETHER as u64)
 }
 
 /// A processor that does what the kernel would, and panics where the kernel would refuse.
 struct Machine<'a> {
     program: &'a [Ebpf],
     frame: &'a [u8],
-    map: &'a Map,
     /// Bytes of the frame in front of what the program is shown.
     front: u64,
     r: [u64; 11],
     at: usize,
-    /// Words below the end of the stack, the nearest first; what was not written cannot be read.
-    stack: [Option<u32>; 16],
-    /// What the last look-up has found.
-    found: u64,
 }
 
 /// What an instruction comes to.
 enum Then {
     Next,
     End(u64),
-}
-
-fn word(at: u64) -> usize {
-    (STACK_END.wrapping_sub(at) / 4) as usize - 1
 }
 
 impl Machine<'_> {
@@ -77,9 +53,7 @@ impl Machine<'_> {
             LOAD_HALF => self.load(k, 2),
             LOAD_BYTE => self.load(k, 1),
             LOAD_HALF_AT => self.load(from.wrapping_add(k), 2),
-            LOAD_WORD_AT => self.load(from.wrapping_add(k), 4),
             EXIT => Then::End(self.r[0]),
-            STORE_WORD | STORE_CONSTANT | READ_WORD | CALL => self.remember(i, from, k),
             0x05 | JUMP_IF_EQUAL | JUMP_UNLESS_EQUAL | JUMP_IF_SET => self.jump(i, k),
             _ => self.calculate(i, from, k),
         }
@@ -88,36 +62,9 @@ impl Machine<'_> {
     /// A load behind the frame's end ends the program.
     fn load(&mut self, start: u64, len: usize) -> Then {
         let Some(value) = self.bytes(start, len) else { return Then::End(0) };
-        self.forget();
-        self.r[0] = value;
-        Then::Next
-    }
-
-    /// The kernel forgets the registers of arguments at each call.
-    fn forget(&mut self) {
+        // The kernel forgets the registers of arguments at each load of packet bytes.
         self.r[1..6].fill(0xdead_beef);
-    }
-
-    fn remember(&mut self, i: &Ebpf, from: u64, k: u64) -> Then {
-        let to = usize::from(i.registers & 15);
-        let place = |r: &[u64; 11]| word(r[to].wrapping_add_signed(i.jump.into()));
-        match i.code {
-            STORE_WORD => self.stack[place(&self.r)] = Some(from as u32),
-            STORE_CONSTANT => self.stack[place(&self.r)] = Some(k as u32),
-            READ_WORD => {
-                assert_eq!(from, FOUND, "what was not found cannot be read");
-                self.r[to] = self.found;
-            }
-            _ => {
-                assert_eq!((i.constant, self.r[1]), (LOOK_UP, MAP as u64));
-                let first = word(self.r[2]);
-                let key = std::array::from_fn(|n| self.stack[first - n].expect("a whole key"));
-                self.forget();
-                let queue = self.map.get(&key);
-                self.r[0] = if queue.is_some() { FOUND } else { 0 };
-                self.found = queue.copied().unwrap_or(0).into();
-            }
-        }
+        self.r[0] = value;
         Then::Next
     }
 
@@ -140,7 +87,6 @@ impl Machine<'_> {
                 *to = u64::from(i.constant as u32) | high;
                 self.at += 1;
             }
-            ADD_CONSTANT => *to = to.wrapping_add(k),
             MOVE => *to = from,
             MOVE_CONSTANT => *to = k,
             ADD => *to = to.wrapping_add(from),
@@ -156,10 +102,8 @@ impl Machine<'_> {
 }
 
 /// Runs a program on a frame of which it is shown what lies behind `front` bytes.
-fn run_from(program: &[Ebpf], frame: &[u8], map: &Map, front: u64) -> u64 {
-    let (mut r, stack) = ([0; 11], [None; 16]);
-    r[10] = STACK_END;
-    let mut machine = Machine { program, frame, map, front, r, at: 0, stack, found: 0 };
+fn run_from(program: &[Ebpf], frame: &[u8], front: u64) -> u64 {
+    let mut machine = Machine { program, frame, front, r: [0; 11], at: 0 };
     for _ in 0..1000 {
         if let Then::End(result) = machine.step() {
             return result;
@@ -219,54 +163,6 @@ proptest! {
         let key = OwnerKey::new(key);
         prop_assert!(run(&program(queues, &key), &bytes) < u64::from(queues));
         prop_assert!(run_in_group(&group_program(queues, &key), &bytes) < u64::from(queues));
-    }
-}
-
-fn address(bytes: [u8; 16], port: u16, is_v6: bool) -> SocketAddr {
-    match is_v6 {
-        true => SocketAddr::from((bytes, port)),
-        false => SocketAddr::from((*bytes.first_chunk::<4>().unwrap(), port)),
-    }
-}
-
-proptest! {
-    #[test]
-    fn a_flow_of_the_map_goes_to_its_queue_and_its_neighbours_do_not(
-        a: [u8; 16], b: [u8; 16], ports: (u16, u16), is_v6: bool, options in 0u8..11,
-        queue in 1u32..9, other: (u16, u16),
-    ) {
-        let (src, dst) = (address(a, ports.0, is_v6), address(b, ports.1, is_v6));
-        let map = Map::from([(flow_key(&FlowKey::new(dst, src)), queue)]);
-        let p = flow_program(MAP);
-        let run = |src, dst, kind| run_with(&p, &frame(src, dst, kind, options), &map);
-        prop_assert_eq!(run(src, dst, protocol::TCP), u64::from(queue));
-        prop_assert_eq!(run(src, dst, protocol::UDP), 0);
-        let near = (address(a, other.0, is_v6), address(b, other.1, is_v6));
-        let expected = if other == ports { u64::from(queue) } else { 0 };
-        prop_assert_eq!(run(near.0, near.1, protocol::TCP), expected);
-        if src != dst {
-            prop_assert_eq!(run(dst, src, protocol::TCP), 0);
-        }
-    }
-
-    #[test]
-    fn whatever_is_not_in_the_map_goes_to_the_first_queue(
-        bytes in proptest::collection::vec(any::<u8>(), 0..100),
-    ) {
-        prop_assert_eq!(run(&flow_program(MAP), &bytes), 0);
-    }
-}
-
-#[test]
-fn a_fragment_of_a_flow_of_the_map_goes_to_the_first_queue() {
-    let (src, dst) = ("10.0.0.1:5".parse().unwrap(), "10.0.0.2:6".parse().unwrap());
-    let map = Map::from([(flow_key(&FlowKey::new(dst, src)), 3)]);
-    let p = flow_program(MAP);
-    let mut f = frame(src, dst, protocol::TCP, 0);
-    assert_eq!(run_with(&p, &f, &map), 3);
-    for bits in [[0x20, 0], [0, 9]] {
-        f[20..22].copy_from_slice(&bits);
-        assert_eq!(run_with(&p, &f, &map), 0);
     }
 }
 

@@ -67,21 +67,15 @@ pub fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<String, Ope
     attach_patiently(file, name, flags).map_err(|e| not_attached(name, flags, e))
 }
 
-/// Attaches to an interface that no other program uses. Returns its name, and whether further queues
-/// can be attached (IFF_MULTI_QUEUE). `multi_queue`: a new interface is created with that flag.
+/// Attaches to an interface that no other program uses. Returns its name.
 ///
-/// A multi-queue interface lets another program attach too, so a new one is created with IFF_TUN_EXCL,
-/// and an existing one must have no queue attached. (Two programs that attach to such an interface at the
-/// same instant both succeed, and share its packets.)
-pub fn attach_alone(
-    file: &File,
-    name: &str,
-    flow_queues: usize,
-) -> Result<(String, bool), OpenError> {
+/// A multi-queue interface lets another program attach too, so an existing one must have no queue attached. (Two
+/// programs that attach to such an interface at the same instant both succeed, and share its packets.)
+pub fn attach_alone(file: &File, name: &str) -> Result<String, OpenError> {
     let begin = Instant::now();
     loop {
-        let e = match try_alone(file, name, flow_queues) {
-            Ok(attached) => return Ok(attached),
+        let e = match try_alone(file, name) {
+            Ok(name) => return Ok(name),
             Err(e) => e,
         };
         let may_go = matches!(e.raw_os_error(), Some(libc::EBUSY | libc::ENODEV));
@@ -93,30 +87,20 @@ pub fn attach_alone(
 }
 
 /// EBUSY: another program is attached. ENODEV: the interface was just removed. EINVAL: it is no TAP.
-fn try_alone(file: &File, name: &str, flow_queues: usize) -> std::io::Result<(String, bool)> {
-    // linux/if_tun.h: IFF_TUN_EXCL.
-    const EXCLUSIVE: libc::c_int = 0x8000;
-    const SEVERAL: libc::c_int = FLAGS | libc::IFF_MULTI_QUEUE;
-    if flow_queues > 0
-        && let Ok(name) = sys::tun_attach(file.as_fd(), name, SEVERAL | EXCLUSIVE)
-    {
-        // Without it the kernel creates a queueing discipline for each of the 256 possible queues.
-        let _ = netlink::ask(&name).and_then(|i| netlink::set_no_queue(i.index));
-        return Ok((name, true));
-    }
+fn try_alone(file: &File, name: &str) -> std::io::Result<String> {
     let e = match sys::tun_attach(file.as_fd(), name, FLAGS) {
-        Ok(name) => return Ok((name, false)),
+        Ok(name) => return Ok(name),
         Err(e) => e,
     };
     if e.raw_os_error() != Some(libc::EINVAL) {
         return Err(e);
     }
-    match netlink::ask(name)?.tap {
+    match netlink::queues(name)? {
         Some(Queues::Several(0)) => {
-            let name = sys::tun_attach(file.as_fd(), name, SEVERAL)?;
+            let name = sys::tun_attach(file.as_fd(), name, FLAGS | libc::IFF_MULTI_QUEUE)?;
             // The program of an earlier owner may still be attached.
             let _ = sys::tun_set_steering(file.as_fd(), None);
-            Ok((name, flow_queues > 0))
+            Ok(name)
         }
         Some(_) => Err(std::io::Error::from_raw_os_error(libc::EBUSY)),
         None => Err(e),

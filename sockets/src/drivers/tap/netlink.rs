@@ -1,5 +1,4 @@
-//! Two requests of rtnetlink: the properties of an interface, and its queueing discipline. Source: rtnetlink(7),
-//! linux/if_link.h, linux/pkt_sched.h.
+//! One request of rtnetlink: how many queues of a TAP are attached. Source: rtnetlink(7), linux/if_link.h.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,14 +11,6 @@ const LINK_BYTES: usize = 16;
 /// More than the answer about one interface has.
 const ANSWER_BYTES: usize = 32 << 10;
 
-/// An interface.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Interface {
-    pub index: i32,
-    /// `None`: the interface is no TAP.
-    pub tap: Option<Queues>,
-}
-
 /// The queues of a TAP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Queues {
@@ -29,32 +20,14 @@ pub enum Queues {
     Several(u32),
 }
 
-/// The properties of an interface in the network namespace of this thread.
+/// The queues of an interface in the network namespace of this thread. `None`: it is no TAP.
 ///
 /// # Errors
 /// ENODEV: there is no such interface. Other errors are those of the system calls.
-pub fn ask(name: &str) -> io::Result<Interface> {
+pub fn queues(name: &str) -> io::Result<Option<Queues>> {
     let name: Vec<u8> = name.bytes().chain([0]).collect();
     let request = Request::new(libc::RTM_GETLINK, 0, &[0; LINK_BYTES]);
-    let answer = request.attribute(libc::IFLA_IFNAME, &name).exchange()?;
-    parse(&answer).ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))
-}
-
-/// Sets the queueing discipline `noqueue`: a TAP has a queue of its own. The interface must not be
-/// configured yet.
-///
-/// # Errors
-/// The system's.
-pub fn set_no_queue(index: i32) -> io::Result<()> {
-    // TC_H_ROOT of linux/pkt_sched.h.
-    const ROOT: u32 = u32::MAX;
-    // `struct tcmsg`: the index in its second word, the parent in its fourth.
-    let mut message = [0; 20];
-    message[4..8].copy_from_slice(&index.to_ne_bytes());
-    message[12..16].copy_from_slice(&ROOT.to_ne_bytes());
-    let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
-    let request = Request::new(libc::RTM_NEWQDISC, flags, &message);
-    request.attribute(libc::TCA_KIND, b"noqueue\0").exchange().map(drop)
+    Ok(parse(&request.attribute(libc::IFLA_IFNAME, &name).exchange()?))
 }
 
 /// A message to the kernel.
@@ -102,24 +75,22 @@ fn errno(answer: &[u8]) -> Option<i32> {
     is_error.then(|| word(answer, HEADER_BYTES).map(i32::wrapping_neg)).flatten()
 }
 
-fn parse(answer: &[u8]) -> Option<Interface> {
+fn parse(answer: &[u8]) -> Option<Queues> {
     // linux/if_link.h; linux/if_tun.h for the types.
     const TYPE: u16 = 3;
     const SEVERAL: u16 = 7;
     const QUEUES: u16 = 8;
     const DISABLED: u16 = 9;
-    let index = word(answer, HEADER_BYTES + 4)?;
     let info = find(answer.get(HEADER_BYTES + LINK_BYTES..)?, libc::IFLA_LINKINFO);
     let is_tun =
         |info: &&[u8]| find(info, libc::IFLA_INFO_KIND).is_some_and(|k| k.starts_with(b"tun\0"));
     let tun = info.filter(is_tun).and_then(|info| find(info, libc::IFLA_INFO_DATA));
     let is_tap = |tun: &&[u8]| byte(tun, TYPE) == Some(libc::IFF_TAP as u8);
     let count = |tun, kind| find(tun, kind).and_then(|v| word(v, 0)).unwrap_or(0) as u32;
-    let tap = tun.filter(is_tap).map(|tun| match byte(tun, SEVERAL) {
+    tun.filter(is_tap).map(|tun| match byte(tun, SEVERAL) {
         Some(1) => Queues::Several(count(tun, QUEUES).saturating_add(count(tun, DISABLED))),
         _ => Queues::One,
-    });
-    Some(Interface { index, tap })
+    })
 }
 
 /// The value of the first attribute of this kind.
@@ -157,9 +128,7 @@ mod tests {
             all.0
         };
         let info = row(&[(libc::IFLA_INFO_KIND, b"tun\0"), (libc::IFLA_INFO_DATA, &row(tun))]);
-        let mut link = [0; LINK_BYTES];
-        link[4..8].copy_from_slice(&7i32.to_ne_bytes());
-        Request::new(libc::RTM_NEWLINK, 0, &link)
+        Request::new(libc::RTM_NEWLINK, 0, &[0; LINK_BYTES])
             .attribute(libc::IFLA_IFNAME, b"tap0\0")
             .attribute(libc::IFLA_LINKINFO, &info)
             .0
@@ -169,11 +138,11 @@ mod tests {
     fn what_the_kernel_says_of_a_tap_is_understood() {
         let several: [(u16, &[u8]); 4] =
             [(3, &[2]), (7, &[1]), (8, &3u32.to_ne_bytes()), (9, &1u32.to_ne_bytes())];
-        let tap = |tun: &[(u16, &[u8])]| parse(&answer(tun)).unwrap();
-        assert_eq!(tap(&several), Interface { index: 7, tap: Some(Queues::Several(4)) });
-        assert_eq!(tap(&several[..2]).tap, Some(Queues::Several(0)));
-        assert_eq!(tap(&several[..1]).tap, Some(Queues::One));
-        assert_eq!(tap(&[(3, &[1])]).tap, None, "a TUN");
+        let tap = |tun: &[(u16, &[u8])]| parse(&answer(tun));
+        assert_eq!(tap(&several), Some(Queues::Several(4)));
+        assert_eq!(tap(&several[..2]), Some(Queues::Several(0)));
+        assert_eq!(tap(&several[..1]), Some(Queues::One));
+        assert_eq!(tap(&[(3, &[1])]), None, "a TUN");
     }
 
     #[test]
@@ -190,7 +159,7 @@ mod tests {
 
     #[test]
     fn an_interface_that_is_not_there_is_an_error() {
-        let e = ask("none0").unwrap_err();
+        let e = queues("none0").unwrap_err();
         assert_eq!(e.raw_os_error(), Some(libc::ENODEV));
     }
 }

@@ -1,48 +1,39 @@
 //! Receiving: how many frames one system call reads, and into which memory.
 
-use std::fs::File;
 use std::io::{IoSliceMut, Read};
-use std::os::fd::AsFd;
 
-use fulmar_stack::base::{Counters, DropReason, FlowKey, Instant};
+use fulmar_stack::base::{Counters, DropReason};
 use fulmar_stack::device::{Burst, Packet};
 use fulmar_stack::mbuf::Pool;
 
-use super::flow_queues::FlowQueues;
-use super::flow_queues::table::{Queues, ReadEnd, Table, read_round_robin};
 use super::{Tap, vector};
 use crate::drivers::batch::Receiving;
-use crate::drivers::placing::{Outcome, Prediction};
+use crate::drivers::placing::Prediction;
 use crate::drivers::vnet;
 
 impl Tap {
-    /// Reads one frame from a queue. `None`: the queue is empty.
-    fn read(&mut self, source: Source<'_>, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
+    /// Reads one frame. `None`: the queue is empty.
+    fn read(&mut self, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
         let is_whole = self.queue.pair.prepare(pool);
-        let prediction = match source {
-            Source::Main => self.placer.prediction(),
-            Source::Of(_, flow) => self.placer.predict_flow(&flow),
-        };
+        let prediction = self.placer.prediction();
         let places = !self.placer.is_idle()
             && (is_whole || self.placer.parts(prediction, &mut self.queue.pair).is_some());
         match places {
-            true => self.read_placed(source, prediction, pool),
-            false => self.queue.read(source.flow_queue(), pool),
+            true => self.read_placed(prediction, pool),
+            false => self.queue.read(pool),
         }
     }
 
     /// As [`Tap::read`], into the ranges of the flow that is aimed at. The pool has the buffers.
     fn read_placed(
         &mut self,
-        source: Source<'_>,
         prediction: Option<Prediction>,
         pool: &mut Pool,
     ) -> Option<Result<Packet, DropReason>> {
         let mut header = [0; vnet::HEADER_BYTES];
         let [head, a, b, rest] = self.placer.parts(prediction, &mut self.queue.pair)?;
         let mut parts = [&mut header, head, a, b, rest].map(IoSliceMut::new);
-        let bytes = match source.flow_queue().unwrap_or(&self.queue.file).read_vectored(&mut parts)
-        {
+        let bytes = match self.queue.file.read_vectored(&mut parts) {
             Ok(bytes) => bytes.saturating_sub(vnet::HEADER_BYTES),
             Err(e) => {
                 let errno = e.raw_os_error().unwrap_or(0);
@@ -70,7 +61,7 @@ impl Tap {
 
     /// Reads one frame with `readv`.
     fn read_one(&mut self, taking: &mut Taking<'_>) -> (usize, bool) {
-        let Some(frame) = self.read(Source::Main, taking.pool) else {
+        let Some(frame) = self.read(taking.pool) else {
             self.queue.is_drained = true;
             return (0, true);
         };
@@ -97,31 +88,22 @@ impl Tap {
     /// See [`fulmar_stack::device::Device::rx_burst`].
     pub(super) fn take_burst(
         &mut self,
-        now: Instant,
         pool: &mut Pool,
         out: &mut Burst,
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
         let left = budget.min(out.space());
-        let frames = Receiving::new(out, counters);
-        let mut taking = Taking { pool, frames, left, from_main: 0 };
-        self.queue.is_drained = false;
-        if self.flow_queues.as_ref().is_some_and(|q| q.table.is_in_use()) {
-            self.take_from_all(now, &mut taking);
-        } else {
-            self.take_from_main(&mut taking);
-        }
-        let Taking { frames: Receiving { tally, counters, .. }, from_main, .. } = taking;
+        let mut taking = Taking { pool, frames: Receiving::new(out, counters), left };
+        self.take_frames(&mut taking);
+        let Receiving { tally, counters, .. } = taking.frames;
         tally.received(counters, &mut self.queue.stats);
-        let outcome = self.placer.take_outcome();
-        outcome.count(counters, &mut self.queue.stats);
-        self.steer_flows(now, outcome, from_main);
+        self.placer.take_outcome().count(counters, &mut self.queue.stats);
         tally.frames as usize
     }
 
-    /// Reads the main queue.
-    fn take_from_main(&mut self, taking: &mut Taking<'_>) -> ReadEnd {
+    fn take_frames(&mut self, taking: &mut Taking<'_>) {
+        self.queue.is_drained = false;
         let (mut run, mut all_short, mut is_full) = (0, true, false);
         while !is_full
             && taking.left > 0
@@ -141,152 +123,6 @@ impl Tap {
         if run > 0 {
             self.last_run = if all_short { run } else { 0 };
         }
-        taking.from_main += run;
-        match is_full {
-            true => ReadEnd::BufferFull,
-            false if self.queue.is_drained => ReadEnd::Empty,
-            false => ReadEnd::Limit,
-        }
-    }
-
-    /// Reads every queue, in the order of `flow_queues.rs`.
-    #[inline(never)]
-    fn take_from_all(&mut self, now: Instant, taking: &mut Taking<'_>) {
-        let Some(mut queues) = self.flow_queues.take() else { return };
-        let all_empty =
-            read_round_robin(&mut AllQueues { tap: self, queues: &mut queues, taking, now });
-        self.flow_queues = Some(queues);
-        self.queue.is_drained = all_empty;
-    }
-
-    /// Assigns a queue to a flow if flows are interleaved, and reclaims idle queues.
-    fn steer_flows(&mut self, now: Instant, outcome: Outcome, from_main: usize) {
-        let Some(queues) = &mut self.flow_queues else { return };
-        let is_usual = !queues.table.is_in_use() && outcome.misses == 0 && !queues.is_steering();
-        if is_usual {
-            return queues.table.note(outcome.hits, 0);
-        }
-        self.update_flow_queues(now, outcome, from_main);
-    }
-
-    #[inline(never)]
-    fn update_flow_queues(&mut self, now: Instant, outcome: Outcome, from_main: usize) {
-        let Some(queues) = &mut self.flow_queues else { return };
-        let is_shared = outcome.starved > 0 && self.placer.is_shared();
-        let starved = if is_shared { outcome.starved } else { 0 };
-        queues.table.note(outcome.hits, outcome.mixed.saturating_add(starved));
-        if queues.table.is_in_use() {
-            queues.reclaim_idle(now, |flow| self.placer.has_ranges(flow));
-        } else {
-            queues.on_main_read(from_main, ReadEnd::Limit);
-        }
-        if !queues.is_needed() {
-            return;
-        }
-        let Some(flow) = self.placer.find_unplaced(|flow| !queues.table.has(flow)) else {
-            return queues.table.reset_demand();
-        };
-        if queues.give(&flow, self.queue.file.as_fd()) {
-            self.placer.exclude_from_prediction(&flow);
-            self.queue.stats.flows_steered += 1;
-        }
-        queues.watch_for_space(self.queue.file.as_fd(), self.queue.is_blocked);
-    }
-}
-
-/// The queue that a frame is read from.
-#[derive(Clone, Copy)]
-enum Source<'a> {
-    Main,
-    /// The queue of one flow.
-    Of(&'a File, FlowKey),
-}
-
-impl<'a> Source<'a> {
-    fn flow_queue(self) -> Option<&'a File> {
-        match self {
-            Source::Main => None,
-            Source::Of(file, _) => Some(file),
-        }
-    }
-}
-
-/// All queues of a TAP during one receive burst.
-struct AllQueues<'a, 'b> {
-    tap: &'a mut Tap,
-    queues: &'a mut FlowQueues,
-    taking: &'a mut Taking<'b>,
-    now: Instant,
-}
-
-/// One read from the queue of a flow.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum OneRead {
-    Empty,
-    /// A frame; the next one may be read.
-    Frame,
-    /// A frame, and the flow's read quantum is used up.
-    LastFrame,
-}
-
-impl AllQueues<'_, '_> {
-    /// Reads one frame from the queue of a flow.
-    fn take_one(&mut self, queue: usize, flow: FlowKey) -> OneRead {
-        let AllQueues { tap, queues, taking, now } = self;
-        let Some(file) = queues.file(queue) else { return OneRead::Empty };
-        tap.queue.stats.rx_crossings += 1;
-        let frame = tap.read(Source::Of(file, flow), taking.pool);
-        let Some(frame) = frame else { return OneRead::Empty };
-        let bytes = frame.as_ref().map_or(0, |p| p.chain.len());
-        taking.frames.deliver(frame);
-        taking.left -= 1;
-        let has_ranges = tap.placer.has_ranges(&flow);
-        match has_ranges || queues.table.on_unplaced(queue, *now, bytes) {
-            true => OneRead::Frame,
-            false => OneRead::LastFrame,
-        }
-    }
-}
-
-impl Queues for AllQueues<'_, '_> {
-    fn table(&mut self) -> &mut Table {
-        &mut self.queues.table
-    }
-
-    fn take_main(&mut self) -> ReadEnd {
-        self.tap.queue.is_drained = false;
-        let before = self.taking.from_main;
-        let end = self.tap.take_from_main(self.taking);
-        self.queues.on_main_read(self.taking.from_main - before, end);
-        end
-    }
-
-    fn is_due(&mut self, queue: usize) -> bool {
-        let placer = &self.tap.placer;
-        self.queues.is_due(queue, self.now, |flow| placer.has_ranges(flow))
-    }
-
-    fn take(&mut self, queue: usize) -> ReadEnd {
-        let Some(flow) = self.queues.table.flow(queue) else { return ReadEnd::Empty };
-        self.tap.placer.set_dedicated(true);
-        let mut end = ReadEnd::Limit;
-        while self.taking.left > 0 && self.tap.queue.health.lost.is_none() {
-            let read = self.take_one(queue, flow);
-            let is_full = self.tap.placer.take_full();
-            end = match read {
-                _ if is_full => ReadEnd::BufferFull,
-                OneRead::Empty => ReadEnd::Empty,
-                OneRead::Frame | OneRead::LastFrame => ReadEnd::Limit,
-            };
-            if end != ReadEnd::Limit || read == OneRead::LastFrame {
-                break;
-            }
-        }
-        self.tap.placer.set_dedicated(false);
-        if end == ReadEnd::Empty {
-            self.queues.on_empty(queue, self.now);
-        }
-        end
     }
 }
 
@@ -296,6 +132,4 @@ struct Taking<'a> {
     frames: Receiving<'a>,
     /// Frames that may still be taken.
     left: usize,
-    /// Frames received from the main queue.
-    from_main: usize,
 }

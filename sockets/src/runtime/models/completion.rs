@@ -91,8 +91,8 @@ fn the_outcome_of_a_ticket_is_taken_once() {
             put.completion.finish();
         });
         let early = ticket.take();
-        assert!(w.host.wait_ticket(&ticket, Limit::Forever).unwrap());
-        assert!(early.is_some() != ticket.take().is_some());
+        let late = w.host.wait_outcome(&mut SoleTicket(&ticket), Limit::Forever, &mut None);
+        assert!(early.is_some() != late.unwrap().is_some());
         shard.join().unwrap();
         assert_eq!(unclaimed.load(crate::runtime::sync::Ordering::Relaxed), 0);
     });

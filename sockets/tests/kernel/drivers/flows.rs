@@ -3,14 +3,13 @@
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use fulmar::drivers::tap::{Tap, TapConfig};
 use fulmar_stack::base::{FlowKey, SeqNum};
 use fulmar_stack::device::{Device, DeviceStats, WritableRanges};
 use fulmar_stack::mbuf::{PostedBuf, RecvBuf};
 use fulmar_stack::wire::tcp::{self, Flags};
-use fulmar_testbed::namespace::{self, ip};
+use fulmar_testbed::namespace;
 
 use crate::drivers::host::{Host, KERNEL, OURS, Segment, header};
 use crate::drivers::{TUN, give_addresses};
@@ -127,7 +126,6 @@ fn receive(
     mut meanwhile: impl FnMut(usize, &mut End, &mut Host<Tap>),
 ) -> DeviceStats {
     let sender = send();
-    let wake_fd = host.device.wake_fd();
     let mut ends: [Option<End>; FLOWS] = [None, None];
     while !ends.iter().all(|e| e.as_ref().is_some_and(|e| e.received == TOTAL)) {
         let s = host.segment_in();
@@ -147,112 +145,45 @@ fn receive(
     for end in ends.iter_mut().flatten() {
         end.withdraw(&mut host.device);
     }
-    assert_eq!(host.device.wake_fd(), wake_fd, "whoever sleeps asks for the number once");
     let stats = host.device.stats();
     println!(
-        "{} frames placed, {} not, {} of {} bytes placed, {} steered; {}",
+        "{} frames placed, {} not, {} of {} bytes placed",
         stats.place_hits,
         stats.place_misses,
         stats.placed_bytes,
         FLOWS * TOTAL,
-        stats.flows_steered,
-        stats.path
     );
     stats
 }
 
-fn tap(config: TapConfig) -> Host<Tap> {
-    let tap = Tap::open(&TapConfig { name: "tap0".into(), ..config }).unwrap();
+fn tap() -> Host<Tap> {
+    let tap = Tap::open(&TapConfig { name: "tap0".into(), ..TapConfig::default() }).unwrap();
     give_addresses("tap0", &tap);
     Host::new(tap, "tap0")
 }
 
-/// Each stream has a buffer posted all the time.
-fn both_posted(host: &mut Host<Tap>) -> DeviceStats {
-    receive(host, |_, end, host| end.keep_posted(&mut host.device))
-}
-
-/// Whether the kernel has let flows be steered, or a sentence about why not is shown.
-fn is_steered(stats: &DeviceStats) -> bool {
-    let may_be = !stats.path.contains("the kernel refuses");
-    assert!(may_be || stats.flows_steered == 0);
-    may_be
-}
-
 #[test]
-fn tap_places_two_streams_that_come_mixed() {
-    namespace::run("flows::tap_places_two_streams_that_come_mixed", TUN, || {
-        let stats = both_posted(&mut tap(TapConfig::default()));
-        if is_steered(&stats) {
-            let placed = stats.placed_bytes as f64 / (FLOWS * TOTAL) as f64;
-            assert!(placed >= 0.95, "{placed} of the bytes were placed");
-            assert!(stats.flows_steered > 0);
-        }
+fn tap_places_bytes_of_two_streams_that_come_mixed() {
+    namespace::run("flows::tap_places_bytes_of_two_streams_that_come_mixed", TUN, || {
+        // Each stream has a buffer posted all the time.
+        let stats = receive(&mut tap(), |_, end, host| end.keep_posted(&mut host.device));
+        let placed = stats.placed_bytes as f64 / (FLOWS * TOTAL) as f64;
+        assert!(placed > 0.1, "{placed} of the bytes were placed");
     });
 }
 
 #[test]
-fn tap_delivers_streams_that_take_and_leave_queues() {
-    namespace::run("flows::tap_delivers_streams_that_take_and_leave_queues", TUN, || {
-        let mut host = tap(TapConfig::default());
+fn tap_delivers_streams_that_post_and_withdraw_buffers() {
+    namespace::run("flows::tap_delivers_streams_that_post_and_withdraw_buffers", TUN, || {
         let mut phases = [0; FLOWS];
-        let stats = receive(&mut host, |n, end, host| {
-            // Posted for a while, then not for so long that the queue is taken away.
-            host.now = host.now + Duration::from_millis(1);
+        receive(&mut tap(), |n, end, host| {
             let phase = end.received / (2 << 20);
             if phase % 2 == 0 {
                 end.keep_posted(&mut host.device);
             } else if phases[n] != phase {
                 end.withdraw(&mut host.device);
-                host.now = host.now + Duration::from_millis(200);
             }
             phases[n] = phase;
         });
-        if is_steered(&stats) {
-            assert!(stats.flows_steered >= 2, "{stats:?}");
-        }
-    });
-}
-
-#[test]
-fn tap_made_for_one_queue_delivers_the_same_bytes() {
-    namespace::run("flows::tap_made_for_one_queue_delivers_the_same_bytes", TUN, || {
-        ip("tuntap add dev tap0 mode tap vnet_hdr");
-        let stats = both_posted(&mut tap(TapConfig::default()));
-        assert!(stats.path.contains("without IFF_MULTI_QUEUE"), "{}", stats.path);
-        assert_eq!(stats.flows_steered, 0);
-    });
-}
-
-#[test]
-fn tap_made_by_somebody_for_several_queues_places_streams_that_come_mixed() {
-    let test = "flows::tap_made_by_somebody_for_several_queues_places_streams_that_come_mixed";
-    namespace::run(test, TUN, || {
-        ip("tuntap add dev tap0 mode tap multi_queue");
-        let stats = receive(&mut tap(TapConfig::default()), |_, end, host| {
-            end.keep_posted(&mut host.device);
-            // As somebody who sleeps between any two frames.
-            host.device.arm();
-            host.device.disarm();
-        });
-        assert!(!is_steered(&stats) || stats.flows_steered > 0, "{}", stats.path);
-    });
-}
-
-#[test]
-fn tap_without_the_right_to_steer_delivers_the_same_bytes() {
-    let test = "flows::tap_without_the_right_to_steer_delivers_the_same_bytes";
-    namespace::run_with_few_rights(test, TUN, || {
-        let stats = both_posted(&mut tap(TapConfig::default()));
-        // Where anybody may load programs they are steered all the same.
-        assert!(is_steered(&stats) || stats.path.contains("CAP_BPF"), "{}", stats.path);
-    });
-}
-
-#[test]
-fn tap_that_is_not_to_steer_flows_delivers_the_same_bytes() {
-    namespace::run("flows::tap_that_is_not_to_steer_flows_delivers_the_same_bytes", TUN, || {
-        let stats = both_posted(&mut tap(TapConfig { flow_queues: 0, ..TapConfig::default() }));
-        assert_eq!(stats.flows_steered, 0);
     });
 }

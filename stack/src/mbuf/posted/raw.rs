@@ -16,8 +16,7 @@
 //!   reference count 1, when there is no mbuf.
 //! - *initialised*: all bytes are initialised from the start.
 //! - *returned*: each object with access to the bytes (`RecvBuf`, `PostedBuf`, `WritableRange`, `Filled`, `Mbuf`) has a
-//!   reference to the memory. The memory is dropped with the last of them, and only then its [`LoanedMemory`]
-//!   reports it as returned.
+//!   reference to the memory. The memory is dropped with the last of them.
 
 #![allow(unsafe_code)]
 
@@ -29,7 +28,7 @@ use core::ptr::NonNull;
 use core::slice;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::{BufId, PostedBuf, RecvBuf};
+use super::{BufId, PostedBuf};
 use crate::mbuf::arena::{Arena, Owner};
 use crate::mbuf::storage::{LENT, Purpose};
 use crate::mbuf::sys::Pages;
@@ -53,10 +52,6 @@ enum Origin {
     Pages(#[allow(dead_code)] Pages),
     /// A vector of this capacity.
     Vec(usize),
-    /// The caller of [`RecvBuf::from_raw`].
-    Foreign,
-    /// The caller of [`LoanedMemory::lend`]; the flag is cleared when the memory is returned.
-    Loaned(Arc<AtomicBool>),
 }
 
 // SAFETY: plain bytes, owned or lent for this use; the module documentation describes the access.
@@ -71,16 +66,16 @@ fn next_generation() -> u64 {
 }
 
 impl Memory {
-    fn new(base: NonNull<u8>, bytes: usize, generation: u64, origin: Origin) -> Memory {
+    fn new(base: NonNull<u8>, bytes: usize, origin: Origin) -> Memory {
         let (has_writer, high) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Memory { base, bytes, generation, has_writer, high, origin }
+        Memory { base, bytes, generation: next_generation(), has_writer, high, origin }
     }
 
     /// Zeroed pages. `None` if the system is out of memory.
     pub(super) fn pages(bytes: usize) -> Option<Memory> {
         let pages = Pages::map(bytes)?;
         let base = pages.base();
-        Some(Memory::new(base, bytes, next_generation(), Origin::Pages(pages)))
+        Some(Memory::new(base, bytes, Origin::Pages(pages)))
     }
 
     /// The whole capacity of a vector.
@@ -88,13 +83,7 @@ impl Memory {
         v.resize(v.capacity(), 0);
         let mut v = ManuallyDrop::new(v);
         let base = NonNull::new(v.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        Memory::new(base, v.len(), next_generation(), Origin::Vec(v.capacity()))
-    }
-
-    /// # Safety
-    /// As [`RecvBuf::from_raw`].
-    unsafe fn foreign(base: NonNull<u8>, bytes: usize, generation: u64) -> Memory {
-        Memory::new(base, bytes, generation, Origin::Foreign)
+        Memory::new(base, v.len(), Origin::Vec(v.capacity()))
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -126,65 +115,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        match &self.origin {
-            Origin::Vec(capacity) => {
-                // SAFETY: made from a vector of this capacity in `vec`; no reference to the memory is left.
-                drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), 0, *capacity) });
-            }
-            // Release: all writes happened before the owner sees that the memory is returned.
-            Origin::Loaned(is_lent) => is_lent.store(false, Ordering::Release),
-            Origin::Pages(_) | Origin::Foreign => {}
+        if let Origin::Vec(capacity) = self.origin {
+            // SAFETY: made from a vector of this capacity in `vec`; no reference to the memory is left.
+            drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), 0, capacity) });
         }
-    }
-}
-
-/// Lends memory of the caller, one buffer at a time, and reports when no reference to it is left.
-#[derive(Debug, Default)]
-pub struct LoanedMemory {
-    is_lent: Arc<AtomicBool>,
-}
-
-/// The generation of lent memory, which no other memory has.
-const LENT_GENERATION: u64 = 0;
-
-impl LoanedMemory {
-    /// Whether the memory lent last is still referenced.
-    #[inline]
-    pub fn is_lent(&self) -> bool {
-        // Acquire: the writes to the memory.
-        self.is_lent.load(Ordering::Acquire)
-    }
-
-    /// A buffer over memory of the caller. The same memory has the same [`RecvBuf::id`] whenever it is lent,
-    /// so it must not be used with devices that register memory.
-    ///
-    /// # Panics
-    /// If the memory lent before is still referenced.
-    ///
-    /// # Safety
-    /// Until [`LoanedMemory::is_lent`] returns false, the `bytes` bytes at `base` are initialised, readable and
-    /// writable, and no other code accesses them. If the buffer is leaked, this holds for ever.
-    pub unsafe fn lend(&mut self, base: NonNull<u8>, bytes: usize) -> RecvBuf {
-        assert!(!self.is_lent(), "the memory lent before is still referenced");
-        self.is_lent.store(true, Ordering::Relaxed);
-        let origin = Origin::Loaned(Arc::clone(&self.is_lent));
-        let memory = Arc::new(Memory::new(base, bytes, LENT_GENERATION, origin));
-        RecvBuf { memory, filled: 0 }
-    }
-}
-
-impl RecvBuf {
-    /// A buffer over memory of the caller. `generation` distinguishes it from other memory that was at the
-    /// same address before; it may be constant if the caller never unmaps memory.
-    ///
-    /// # Safety
-    /// Until this buffer is dropped, the `bytes` bytes at `base` are initialised, readable and writable, and
-    /// no other code accesses them. While the buffer is posted this holds until it is completed and dropped;
-    /// for a buffer that is never completed, for ever.
-    pub unsafe fn from_raw(base: NonNull<u8>, bytes: usize, generation: u64) -> RecvBuf {
-        // SAFETY: the caller's contract.
-        let memory = unsafe { Memory::foreign(base, bytes, generation) };
-        RecvBuf { memory: Arc::new(memory), filled: 0 }
     }
 }
 
@@ -364,9 +298,8 @@ impl core::fmt::Debug for WritableRange {
 }
 
 impl PostedBuf {
-    /// A chain with bytes that were written to the buffer: a reference, which keeps them from being written
-    /// while it exists, or a copy if the memory belongs to the caller and must not be referenced longer than
-    /// this handle. Errors: no descriptor or no memory is left, or a writable range exists.
+    /// A reference to bytes that were written to the buffer, which keeps them from being written while it exists.
+    /// Errors: no descriptor is left, or a writable range exists.
     ///
     /// # Panics
     /// If the range is not inside the buffer.
@@ -376,18 +309,10 @@ impl PostedBuf {
         if memory.has_writer.load(Ordering::Acquire) {
             return Err(NoBuffer);
         }
-        // SAFETY: checked to be inside, initialised; there is no writer, and only `&mut self` makes one.
-        let slice =
-            unsafe { slice::from_raw_parts(memory.base.as_ptr().add(bytes.start), bytes.len()) };
-        if matches!(memory.origin, Origin::Foreign | Origin::Loaned(_)) {
-            let copy = pool.alloc_chain(slice.len(), 0, Purpose::Receive);
-            let mut copy = copy.or_else(|_| pool.alloc_chain(slice.len(), 0, Purpose::Control))?;
-            copy.copy_from(0, slice);
-            return Ok(copy);
-        }
-        let len = u32::try_from(slice.len()).map_err(|_| NoBuffer)?;
+        let len = u32::try_from(bytes.len()).map_err(|_| NoBuffer)?;
         let arena = pool.arena_with_desc(Purpose::Receive)?;
-        // SAFETY: as above; from now on writable ranges start behind these bytes.
+        // SAFETY: checked to be inside; there is no writer, only `&mut self` makes one, and from now on writable ranges
+        // start behind these bytes.
         let m = unsafe { arena.placed(Arc::clone(memory), bytes.start, len) }.ok_or(NoBuffer)?;
         memory.high.fetch_max(bytes.end, Ordering::Relaxed);
         Ok(Chain::from(m))

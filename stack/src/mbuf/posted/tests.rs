@@ -1,7 +1,6 @@
 use super::*;
 use crate::mbuf::{Chain, Pool, PoolConfig, Purpose};
 use alloc::vec;
-use core::ptr::NonNull;
 
 fn pool() -> Pool {
     Pool::new(PoolConfig::with_budget(4 << 20)).unwrap()
@@ -99,19 +98,6 @@ fn a_buffer_made_from_a_vector_is_converted_back_without_a_copy() {
     assert_eq!((&v[..], v.as_ptr(), v.capacity()), (&b"abc"[..], at, 64));
     drop(RecvBuf::from(Vec::new()));
     assert_eq!(RecvBuf::with_capacity(3).into_vec(), b"");
-}
-
-#[test]
-#[allow(unsafe_code)]
-fn memory_of_the_caller_is_filled_in_place() {
-    let mut bytes = [0u8; 16];
-    // SAFETY: the array outlives the buffer and is not touched meanwhile.
-    let buf = unsafe { RecvBuf::from_raw(NonNull::from(&mut bytes).cast(), 16, 5) };
-    assert_eq!((buf.id().generation, buf.capacity()), (5, 16));
-    let mut hold = buf.post();
-    hold.writable_range(2).unwrap().write(b"hi");
-    drop(hold);
-    assert_eq!(&bytes[..5], b"\0\0hi\0");
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn ended(entry: &TcpEntry) -> Option<Result<(), SocketError>> {
     (entry.tcb.at_eof() || !entry.tcb.can_recv()).then_some(Ok(()))
 }
 
-pub(crate) fn is_receiving(tcb: &Tcb) -> bool {
+fn is_receiving(tcb: &Tcb) -> bool {
     matches!(tcb.state(), State::Established | State::FinWait1 | State::FinWait2)
 }
 
