@@ -58,7 +58,8 @@ fn prose(page: &str) -> String {
 /// Targets of links inside the repository.
 fn links(page: &str) -> impl Iterator<Item = &str> {
     let targets = page.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
-    targets.map(|(target, _)| target).filter(|t| !t.starts_with("http"))
+    let files = targets.map(|(target, _)| target.split('#').next().unwrap_or_default());
+    files.filter(|t| !t.is_empty() && !t.starts_with("http"))
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
