@@ -11,7 +11,6 @@ mod frames;
 mod parsers;
 mod peer;
 mod script;
-mod tape;
 mod world;
 
 pub use parsers::parsers;

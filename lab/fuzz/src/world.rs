@@ -14,10 +14,12 @@ mod calls;
 mod extra;
 
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arbitrary::Unstructured;
 use fulmar_stack::base::{Duration, Instant, Secrets, SlotId};
 use fulmar_stack::device::Caps;
+use fulmar_stack::device::memory::{Arrival, Wire, tape};
 use fulmar_stack::ip::{IfAddr, Route};
 use fulmar_stack::mbuf::{Chain, PoolConfig};
 use fulmar_stack::shard::{ListenOptions, PendingId, Shard, StackConfig};
@@ -28,7 +30,6 @@ use crate::extra::Features;
 use crate::frames::{OURS, our_ip, peer_ip};
 use crate::peer::Observer;
 use crate::script::{Step, decode};
-use crate::tape::{Arrival, SharedWire, Tape, lock};
 
 /// The port on which the stack listens.
 const PORT: u16 = 80;
@@ -57,7 +58,7 @@ pub fn stack(input: &[u8]) {
 /// The stack, and what the script holds of it.
 pub(crate) struct World {
     shard: Shard,
-    wire: SharedWire,
+    wire: Arc<Mutex<Wire>>,
     now: Instant,
     observer: Observer,
     listeners: Vec<SlotId>,
@@ -95,15 +96,15 @@ fn config(features: Features) -> StackConfig {
 impl World {
     /// `shape` chooses what the device can do, and the [`Features`] of the stack.
     fn new(shape: u8) -> World {
-        let wire = SharedWire::default();
         let mut caps = Caps::plain(1500, OURS);
         caps.tx_csum = shape & 1 != 0;
         caps.tso = (shape & 3 == 3).then_some(65_535);
         caps.udp_gso = shape & 3 == 3;
         caps.rx_gro = shape & 4 != 0;
         let (now, features) = (Instant::from_millis(1000), Features(shape));
-        let mut shard = Shard::new(config(features), Box::new(Tape::new(caps, &wire)), now)
-            .expect("a stack of these tunables");
+        let (device, wire) = tape(caps);
+        let mut shard =
+            Shard::new(config(features), Box::new(device), now).expect("a stack of these tunables");
         let any = |v6, port| SocketAddr::new(our_ip(v6), port);
         let mut listen = |v6| {
             let fast_open = extra::fast_open(features);
@@ -165,7 +166,7 @@ impl World {
         match step {
             Step::Wait { ms } => self.pass(Duration::from_millis(u64::from(ms))),
             Step::LongWait { s } => self.pass(Duration::from_secs(u64::from(s))),
-            Step::Device { is_full } => lock(&self.wire).is_full = is_full,
+            Step::Device { is_full } => self.lock_wire().is_full = is_full,
             Step::Call(call) => self.call(call),
             Step::Extra(step) => self.extra(step),
             frame => {
@@ -176,9 +177,13 @@ impl World {
         }
     }
 
+    fn lock_wire(&self) -> MutexGuard<'_, Wire> {
+        self.wire.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn arrive(&mut self, a: Arrival) {
         self.serial = self.serial.wrapping_add(1);
-        lock(&self.wire).arriving.push_back(a);
+        self.lock_wire().arriving.push_back(a);
     }
 
     /// Lets time pass, the stack stepped at its deadlines.
@@ -207,7 +212,7 @@ impl World {
             frames += self.look_at_sent();
             assert!(frames <= MAX_FRAMES, "{frames} frames came of one step");
             let is_due = self.shard.next_deadline().is_some_and(|at| at <= self.now);
-            if lock(&self.wire).arriving.is_empty() && !is_due {
+            if self.lock_wire().arriving.is_empty() && !is_due {
                 return;
             }
         }
@@ -215,7 +220,7 @@ impl World {
     }
 
     fn look_at_sent(&mut self) -> usize {
-        let sent = std::mem::take(&mut lock(&self.wire).sent);
+        let sent = std::mem::take(&mut self.lock_wire().sent);
         for (frame, _) in &sent {
             self.observer.see(frame);
         }
@@ -230,7 +235,7 @@ impl World {
 
     /// Closes everything and lets the longest time-outs pass.
     fn end(mut self) {
-        lock(&self.wire).is_full = false;
+        self.lock_wire().is_full = false;
         while let Some((id, chain, lent)) = self.loans.pop() {
             self.shard.take_back(self.now, id, chain, lent);
         }

@@ -15,4 +15,3 @@ pub mod placing;
 pub mod slow_peers;
 pub mod stations;
 pub mod tamper;
-pub mod tape;

@@ -19,7 +19,7 @@ use fulmar_stack::wire::{eth, ipv4};
 use std::task::Poll;
 
 use crate::stations::ether;
-use crate::tape::{Frame, Tape, Wire};
+use fulmar_stack::device::memory::{Arrival, Frame, Wire, tape};
 
 /// The server's address.
 pub const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -41,7 +41,7 @@ fn shard(
         pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(32 << 20) },
         ..config
     };
-    let (device, wire) = Tape::new(caps);
+    let (device, wire) = tape(caps);
     (Shard::new(config, Box::new(device), now).unwrap(), wire)
 }
 
@@ -165,9 +165,9 @@ impl Rig {
         let (mut a, mut b) = (self.to_server.lock().unwrap(), self.to_client.lock().unwrap());
         let (a, b) = (&mut *a, &mut *b);
         self.syns.extend(b.sent.iter().filter_map(|f| port_of_syn(&f.0)));
-        a.arriving.extend(b.sent.drain(..));
+        a.arriving.extend(b.sent.drain(..).map(Arrival::from));
         let is_for_client = |f: &Frame| f.0[12..14] != [8, 0] || f.0[30..34] == CLIENT.octets();
-        b.arriving.extend(a.sent.extract_if(.., |f| is_for_client(f)));
+        b.arriving.extend(a.sent.extract_if(.., |f| is_for_client(f)).map(Arrival::from));
     }
 
     /// A SYN from the next of many sources.
@@ -200,7 +200,7 @@ impl Rig {
     /// A frame for the server, its checksums right.
     pub fn send_frame(&mut self, frame: Vec<u8>) {
         let offload = Offload { csum_valid: true, ..Offload::default() };
-        self.to_server.lock().unwrap().arriving.push_back((frame, offload));
+        self.to_server.lock().unwrap().arriving.push_back((frame, offload).into());
     }
 
     /// The frames that the server has sent to others than the client since the last time.

@@ -1,6 +1,7 @@
-//! Two devices joined by queues of frames in memory: a wire for programs and tests without an operating system below.
+//! Devices over queues of frames in memory, for programs and tests without an operating system below: two that are
+//! joined ([`pair`]), and one whose other side is the caller ([`tape`]).
 //!
-//! Frames are copied on both sides. Each queue holds [`QUEUE_FRAMES`]; a full one takes nothing.
+//! Frames are copied on both sides.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -8,12 +9,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::base::{Counters, DropReason, Instant, Offload};
 use crate::device::{Burst, Caps, Device, Packet, WakeFd};
-use crate::mbuf::{Pool, Purpose};
+use crate::mbuf::{Chain, Pool, Purpose};
 
-/// Frames on their way in one direction at most.
+/// Frames between the ends of a pair in one direction at most; a full queue accepts none.
 pub const QUEUE_FRAMES: usize = 1024;
 
-type Frames = Arc<Mutex<VecDeque<(Vec<u8>, Offload)>>>;
+/// A frame from its Ethernet header on, with what is asked of the device or known about it.
+pub type Frame = (Vec<u8>, Offload);
+
+type Frames = Arc<Mutex<VecDeque<Frame>>>;
 
 /// One end of a wire. It has no descriptor: the caller polls.
 #[derive(Debug)]
@@ -71,15 +75,129 @@ impl Device for Memory {
             && !out.is_full()
             && let Some((frame, offload)) = arriving.pop_front()
         {
-            match pool.alloc_chain(frame.len(), 0, Purpose::Receive) {
-                Ok(mut chain) => {
-                    chain.fill([&frame[..]]);
-                    drop(out.push(Packet { chain, offload }));
-                }
-                Err(_) => counters.drop_packet(DropReason::NoBuffer),
-            }
+            receive(Arrival::from((frame, offload)), pool, out, counters);
         }
         out.len() - before
+    }
+
+    fn wake_fd(&self) -> Option<WakeFd> {
+        None
+    }
+}
+
+/// A frame on its way to the stack.
+#[derive(Clone, Debug, Default)]
+pub struct Arrival {
+    /// From the Ethernet header on.
+    pub bytes: Vec<u8>,
+    /// What the device knows about it.
+    pub offload: Offload,
+    /// Lengths of the mbufs that it is received into; the last has the rest.
+    pub pieces: Vec<usize>,
+}
+
+impl From<Frame> for Arrival {
+    /// In one piece.
+    fn from((bytes, offload): Frame) -> Arrival {
+        Arrival { bytes, offload, pieces: Vec::new() }
+    }
+}
+
+/// Longest frame that may use the control reserve of the pool, as an ACK does.
+const CONTROL_BYTES: usize = 256;
+
+/// Moves a frame into the pool and the burst, which has space.
+fn receive(a: Arrival, pool: &mut Pool, out: &mut Burst, counters: &mut Counters) {
+    let purpose = if a.bytes.len() <= CONTROL_BYTES { Purpose::Control } else { Purpose::Receive };
+    let (mut chain, mut rest) = (Chain::new(), &a.bytes[..]);
+    for n in a.pieces.iter().copied().chain([usize::MAX]) {
+        let (piece, others) = rest.split_at(n.min(rest.len()));
+        rest = others;
+        if piece.is_empty() {
+            continue;
+        }
+        let Ok(mut part) = pool.alloc_chain(piece.len(), 0, purpose) else {
+            pool.free(chain);
+            return counters.drop_packet(DropReason::NoBuffer);
+        };
+        part.fill([piece]);
+        chain.append(part);
+    }
+    drop(out.push(Packet { chain, offload: a.offload }));
+}
+
+/// The other side of a [`Tape`].
+#[derive(Debug, Default)]
+pub struct Wire {
+    /// Frames that the stack has sent.
+    pub sent: Vec<Frame>,
+    /// Calls of the device that sent something.
+    pub bursts: usize,
+    /// Frames that the next polls receive.
+    pub arriving: VecDeque<Arrival>,
+    /// The device accepts nothing.
+    pub is_full: bool,
+}
+
+/// A device that keeps the frames it sends and receives those that the caller made. The caller polls.
+#[derive(Debug)]
+pub struct Tape {
+    caps: Caps,
+    wire: Arc<Mutex<Wire>>,
+}
+
+/// A device with these capabilities, and its other side.
+pub fn tape(caps: Caps) -> (Tape, Arc<Mutex<Wire>>) {
+    let wire = Arc::default();
+    (Tape { caps, wire: Arc::clone(&wire) }, wire)
+}
+
+impl Device for Tape {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn tx_burst(
+        &mut self,
+        _: Instant,
+        pool: &mut Pool,
+        burst: &mut Burst,
+        _: &mut Counters,
+    ) -> usize {
+        let mut wire = self.wire.lock().unwrap_or_else(PoisonError::into_inner);
+        if wire.is_full {
+            return 0;
+        }
+        let count = burst.len();
+        wire.bursts += usize::from(count > 0);
+        while let Some(p) = burst.pop_front() {
+            wire.sent.push((p.chain.to_vec(), p.offload));
+            pool.free(p.chain);
+        }
+        count
+    }
+
+    fn rx_burst(
+        &mut self,
+        _: Instant,
+        pool: &mut Pool,
+        out: &mut Burst,
+        budget: usize,
+        counters: &mut Counters,
+    ) -> usize {
+        let mut wire = self.wire.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = out.len();
+        while out.len() - before < budget
+            && !out.is_full()
+            && let Some(arrival) = wire.arriving.pop_front()
+        {
+            receive(arrival, pool, out, counters);
+        }
+        out.len() - before
+    }
+
+    fn arm(&mut self) -> bool {
+        self.wire.lock().unwrap_or_else(PoisonError::into_inner).arriving.is_empty()
     }
 
     fn wake_fd(&self) -> Option<WakeFd> {
@@ -92,6 +210,22 @@ mod tests {
     use super::*;
     use crate::base::EtherAddr;
     use crate::device::testing::{packet, pool};
+
+    #[test]
+    fn a_frame_is_received_in_the_pieces_that_were_asked_for() {
+        let (mut device, wire) = tape(Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, 1])));
+        let (mut pool, mut counters) = (pool(), Counters::default());
+        let mut came = Burst::with_capacity(4);
+        for (pieces, segs) in [(vec![], 1), (vec![2, 3], 3), (vec![0, 9], 1), (vec![1; 6], 6)] {
+            let arrival = Arrival { bytes: b"abcdef".to_vec(), pieces, ..Arrival::default() };
+            wire.lock().unwrap().arriving.push_back(arrival);
+            let now = Instant::ZERO;
+            assert_eq!(device.rx_burst(now, &mut pool, &mut came, 9, &mut counters), 1);
+            let chain = came.pop_front().unwrap().chain;
+            assert_eq!((chain.to_vec(), chain.segs()), (b"abcdef".to_vec(), segs));
+            pool.free(chain);
+        }
+    }
 
     #[test]
     fn a_full_queue_takes_no_frame_and_loses_none() {

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 
 use fulmar_stack::base::{DropReason, Duration, Instant, Offload, Secrets, SeqNum, SlotId};
 use fulmar_stack::device::Caps;
+use fulmar_stack::device::memory::{Arrival, Frame, Wire, tape};
 use fulmar_stack::ip::{IfAddr, NeighbourState};
 use fulmar_stack::mbuf::{PoolConfig, Purpose};
 use fulmar_stack::shard::{ListenOptions, MoreData, Shard, StackConfig};
 use fulmar_stack::wire::tcp::{Flags, Header};
 use fulmar_stack::wire::{eth, ipv4};
 use fulmar_testbed::stations::{self, ether};
-use fulmar_testbed::tape::{Frame, Tape, Wire};
 use std::task::Poll;
 
 const TICK: Duration = Duration::from_millis(10);
@@ -31,7 +31,7 @@ fn shard(n: u8, now: Instant) -> (Shard, Arc<Mutex<Wire>>) {
         secrets: Some(Secrets::for_simulation(n.into())),
         ..StackConfig::default()
     };
-    let (device, wire) = Tape::new(caps);
+    let (device, wire) = tape(caps);
     (Shard::new(config, Box::new(device), now).unwrap(), wire)
 }
 
@@ -71,7 +71,7 @@ impl Rig {
             let sent = std::mem::take(&mut self.wires[from].lock().unwrap().sent);
             let (passing, others): (Vec<_>, Vec<_>) =
                 sent.into_iter().partition(|f| may_pass(&f.0));
-            let passing = passing.into_iter().map(|f| trusted(f.0));
+            let passing = passing.into_iter().map(|f| Arrival::from(trusted(f.0)));
             self.wires[to].lock().unwrap().arriving.extend(passing);
             lost.extend(others);
         }
@@ -178,7 +178,7 @@ fn forged_syns_from_the_link_do_not_keep_a_new_neighbour_from_being_found() {
     let (mut n, mut connecting) = (0, None);
     for tick in 0..200 {
         for _ in 0..50 {
-            rig.wires[0].lock().unwrap().arriving.push_back(trusted(forged_syn(n)));
+            rig.wires[0].lock().unwrap().arriving.push_back(trusted(forged_syn(n)).into());
             n += 1;
         }
         if tick == 100 {

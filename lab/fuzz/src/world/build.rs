@@ -12,7 +12,7 @@ use crate::frames::{
 };
 use crate::peer::Flow;
 use crate::script::{self, Landing, Step};
-use crate::tape::Arrival;
+use fulmar_stack::device::memory::Arrival;
 
 /// The address of a host on the peer's side.
 pub(super) fn peer(v6: bool, host: u8, port: u16) -> SocketAddr {

@@ -19,7 +19,7 @@ use super::{PORT, UDP_PORT, World, build};
 use crate::extra::{Cookie, EarlySyn, Ecn, Extra, Features, Place, SynAnswer, Verdict};
 use crate::frames::{marked_ip_frame, our_ip, tcp_segment, udp_datagram};
 use crate::peer::Flow;
-use crate::tape::Arrival;
+use fulmar_stack::device::memory::Arrival;
 
 /// The port of the listener that decides.
 const DECIDED_PORT: u16 = 81;

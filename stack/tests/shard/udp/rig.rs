@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use fulmar_stack::base::{DropReason, Duration, EtherAddr, Gso, Instant, Offload, Secrets, SlotId};
 use fulmar_stack::device::Caps;
+use fulmar_stack::device::memory::{Wire, tape};
 use fulmar_stack::ip::{AddressUse, IfAddr};
 use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::shard::{Shard, StackConfig};
 use fulmar_stack::socket::SocketError;
-use fulmar_testbed::tape::{Tape, Wire};
 
 pub const OURS: EtherAddr = EtherAddr([2, 0, 0, 0, 0, 1]);
 pub const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -44,7 +44,7 @@ impl Rig {
     }
 
     fn with(caps: Caps, any_ip: bool) -> Rig {
-        let (device, wire) = Tape::new(caps);
+        let (device, wire) = tape(caps);
         let config = StackConfig {
             addresses: vec![IfAddr { addr: US.into(), prefix_len: 24 }],
             any_ip,
@@ -88,7 +88,7 @@ impl Rig {
     }
 
     pub fn arrive(&mut self, bytes: Vec<u8>, offload: Offload) {
-        self.wire.lock().unwrap().arriving.push_back((bytes, offload));
+        self.wire.lock().unwrap().arriving.push_back((bytes, offload).into());
     }
 
     /// Receives an ARP reply of a neighbour, at the station with this number.
