@@ -51,6 +51,7 @@
 //! - **fork**: a child process gets an error (`EBADF`) from every call on its parent's stacks.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod api;
 #[doc(hidden)]

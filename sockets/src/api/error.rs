@@ -91,7 +91,7 @@ pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
 }
 
 /// A socket's error as `std::io` has it: with the errno that the kernel would give.
-pub fn to_io(e: SocketError) -> io::Error {
+pub(super) fn to_io(e: SocketError) -> io::Error {
     io::Error::from_raw_os_error(e.errno())
 }
 

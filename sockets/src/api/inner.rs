@@ -28,34 +28,34 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// The host of a shard that exists.
     #[inline]
-    pub fn host(&self, shard: u16) -> &Arc<Host> {
+    pub(crate) fn host(&self, shard: u16) -> &Arc<Host> {
         &self.hosts[usize::from(shard)]
     }
 
     /// The cost of the stages; `None` while the account is off. The shards share one ledger.
-    pub fn balance(&self) -> Option<Balance> {
+    pub(crate) fn balance(&self) -> Option<Balance> {
         let ledger = self.host(0).ledger();
         ledger.every().map(|_| ledger.balance())
     }
 
     /// The hosts of all shards, in their order.
-    pub fn hosts(&self) -> impl Iterator<Item = &Arc<Host>> {
+    pub(crate) fn hosts(&self) -> impl Iterator<Item = &Arc<Host>> {
         self.hosts.iter()
     }
 
     /// Whether this process made the stack.
-    pub fn is_ours(&self) -> bool {
+    pub(crate) fn is_ours(&self) -> bool {
         self.hosts.iter().all(|host| host.is_ours())
     }
 
     /// Calls `f` in every shard; returns the last result, or the first error.
-    pub fn in_each<R>(
+    pub(crate) fn in_each<R>(
         &self,
         f: impl Fn(&mut LockedShard, fulmar_stack::base::Instant) -> R,
     ) -> io::Result<R> {
@@ -67,14 +67,14 @@ impl Inner {
     }
 
     /// As [`Inner::close`], at the end of the stack or of the process: for `exit_drain`, or not at all after a close.
-    pub fn drain(&self) {
+    pub(crate) fn drain(&self) {
         let is_closed = self.is_closed.load(Ordering::Relaxed);
         self.close(if is_closed { Duration::ZERO } else { self.exit_drain });
     }
 
     /// Closes the control socket and every socket, and waits until accepted bytes are delivered. False: the time is
     /// over.
-    pub fn close(&self, limit: Duration) -> bool {
+    pub(crate) fn close(&self, limit: Duration) -> bool {
         self.is_closed.store(true, Ordering::Relaxed);
         drop(self.control.lock().unwrap_or_else(PoisonError::into_inner).take());
         let _ = self.in_each(|shard, now| shard.close_all(now));

@@ -119,7 +119,7 @@ impl TcpListener {
     fn take<T>(&self, step: impl Fn(&mut LockedShard, SlotId) -> Stepped<T>) -> Took<'_, T> {
         let s = self.first();
         if let Some(ready) = &self.parts.ready {
-            return self.take_from_any(ready, s.read_limit().from_now(), step);
+            return self.take_from_any(ready, s.read_limit().started(), step);
         }
         let taken = s.wait(Ready::READABLE, s.read_limit(), |shard, _| step(shard, s.id))?;
         Ok((s, taken))

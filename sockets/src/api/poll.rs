@@ -238,7 +238,7 @@ impl PollSet {
         let limit = match timeout {
             None => Limit::Forever,
             Some(Duration::ZERO) => Limit::DoNotWait,
-            Some(t) => Limit::For(t).from_now(),
+            Some(t) => Limit::For(t).started(),
         };
         loop {
             let may_be_ready = match self.stack.shards() {

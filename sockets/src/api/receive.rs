@@ -71,7 +71,7 @@ impl TcpStream {
             return self.peek_into(0, bufs, if all { capacity } else { 1 }, limit);
         }
         // All waits of the call share one time-out.
-        let limit = if all { limit.from_now() } else { limit };
+        let limit = if all { limit.started() } else { limit };
         let mut done = 0;
         while done < capacity {
             let n = match self.take_into(bufs, done, capacity, limit) {

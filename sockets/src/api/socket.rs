@@ -12,7 +12,7 @@ use fulmar_stack::base::{DropReason, Instant, SlotId};
 use fulmar_stack::socket::{Least, Ready, Shutdown, SocketError};
 
 use crate::api::error::invalid;
-pub use crate::api::error::to_io;
+pub(super) use crate::api::error::to_io;
 use crate::api::exit;
 use crate::api::inner::Inner;
 use crate::api::stack::Stack;
@@ -36,7 +36,7 @@ pub(crate) struct Socket {
 const NO_LINGER: u64 = u64::MAX;
 
 impl Socket {
-    pub fn new(stack: Arc<Inner>, shard: u16, id: SlotId) -> Arc<Socket> {
+    pub(crate) fn new(stack: Arc<Inner>, shard: u16, id: SlotId) -> Arc<Socket> {
         Arc::new(Socket {
             host: stack.host(shard).clone(),
             stack,
@@ -50,11 +50,11 @@ impl Socket {
     }
 
     #[inline(always)]
-    pub fn host(&self) -> &Arc<Host> {
+    pub(crate) fn host(&self) -> &Arc<Host> {
         &self.host
     }
 
-    pub fn set_nonblocking(&self, on: bool) {
+    pub(crate) fn set_nonblocking(&self, on: bool) {
         self.nonblocking.store(on, Ordering::Relaxed);
     }
 
@@ -69,31 +69,31 @@ impl Socket {
         }
     }
 
-    pub fn read_limit(&self) -> Limit {
+    pub(crate) fn read_limit(&self) -> Limit {
         self.limit(&self.read_timeout)
     }
 
-    pub fn write_limit(&self) -> Limit {
+    pub(crate) fn write_limit(&self) -> Limit {
         self.limit(&self.write_timeout)
     }
 
-    pub fn set_read_timeout(&self, t: Option<Duration>) -> io::Result<()> {
+    pub(crate) fn set_read_timeout(&self, t: Option<Duration>) -> io::Result<()> {
         store_timeout(&self.read_timeout, t)
     }
 
-    pub fn set_write_timeout(&self, t: Option<Duration>) -> io::Result<()> {
+    pub(crate) fn set_write_timeout(&self, t: Option<Duration>) -> io::Result<()> {
         store_timeout(&self.write_timeout, t)
     }
 
-    pub fn read_timeout(&self) -> Option<Duration> {
+    pub(crate) fn read_timeout(&self) -> Option<Duration> {
         load_timeout(&self.read_timeout)
     }
 
-    pub fn write_timeout(&self) -> Option<Duration> {
+    pub(crate) fn write_timeout(&self) -> Option<Duration> {
         load_timeout(&self.write_timeout)
     }
 
-    pub fn set_linger(&self, t: Option<Duration>) {
+    pub(crate) fn set_linger(&self, t: Option<Duration>) {
         let ns = t.map_or(NO_LINGER, |t| u64::try_from(t.as_nanos()).unwrap_or(NO_LINGER - 1));
         self.linger.store(ns, Ordering::Relaxed);
         // The end of the process closes sockets without this handle, and resets those with a linger time of zero. An
@@ -102,7 +102,7 @@ impl Socket {
         let _ = self.call(|shard, _| shard.tcp_entry(self.id).map(|entry| entry.linger = zero));
     }
 
-    pub fn linger(&self) -> Option<Duration> {
+    pub(crate) fn linger(&self) -> Option<Duration> {
         match self.linger.load(Ordering::Relaxed) {
             NO_LINGER => None,
             ns => Some(Duration::from_nanos(ns)),
@@ -110,7 +110,7 @@ impl Socket {
     }
 
     /// Runs a step that cannot wait.
-    pub fn call<R>(
+    pub(crate) fn call<R>(
         &self,
         f: impl FnOnce(&mut LockedShard, Instant) -> Result<R, SocketError>,
     ) -> io::Result<R> {
@@ -118,7 +118,7 @@ impl Socket {
     }
 
     /// Waits until a step is done.
-    pub fn wait<R>(
+    pub(crate) fn wait<R>(
         &self,
         interest: Ready,
         limit: Limit,
@@ -130,7 +130,7 @@ impl Socket {
     /// As [`Socket::wait`], with a clock that may be a few milliseconds old. `limit` is called only if the step has to
     /// wait.
     #[inline]
-    pub fn wait_coarse<R>(
+    pub(crate) fn wait_coarse<R>(
         &self,
         interest: Ready,
         limit: impl FnOnce() -> Limit,
@@ -141,7 +141,7 @@ impl Socket {
 
     /// Waits until a step of a reader is done. The step waits for the low-water mark; after the time-out it takes any
     /// bytes.
-    pub fn wait_for_data<R>(
+    pub(crate) fn wait_for_data<R>(
         &self,
         limit: Limit,
         mut step: impl FnMut(&mut LockedShard, Instant, Least) -> Result<Poll<R>, SocketError>,
@@ -157,11 +157,11 @@ impl Socket {
         }
     }
 
-    pub fn addresses(&self) -> io::Result<(Option<SocketAddr>, Option<SocketAddr>)> {
+    pub(crate) fn addresses(&self) -> io::Result<(Option<SocketAddr>, Option<SocketAddr>)> {
         self.call(|shard, _| shard.addresses(self.id))
     }
 
-    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+    pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
         Ok(self.call(|shard, _| shard.take_error(self.id))?.map(to_io))
     }
 }

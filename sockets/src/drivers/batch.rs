@@ -5,20 +5,20 @@ use fulmar_stack::device::{Burst, Packet, Tally};
 use fulmar_stack::mbuf::Pool;
 
 /// The frames that a receive burst appends to `out`.
-pub struct Receiving<'a> {
+pub(super) struct Receiving<'a> {
     pub out: &'a mut Burst,
     pub counters: &'a mut Counters,
     pub tally: Tally,
 }
 
 impl<'a> Receiving<'a> {
-    pub fn new(out: &'a mut Burst, counters: &'a mut Counters) -> Receiving<'a> {
+    pub(super) fn new(out: &'a mut Burst, counters: &'a mut Counters) -> Receiving<'a> {
         Receiving { out, counters, tally: Tally::default() }
     }
 
     /// Delivers a frame, or counts its drop. The device reads no more frames than `out` has space for.
     #[inline]
-    pub fn deliver(&mut self, frame: Result<Packet, DropReason>) {
+    pub(super) fn deliver(&mut self, frame: Result<Packet, DropReason>) {
         match frame {
             Ok(p) => self.tally.receive(p, self.out),
             Err(reason) => self.counters.drop_packet(reason),
@@ -27,28 +27,28 @@ impl<'a> Receiving<'a> {
 }
 
 /// Completes the frames of a transmit burst: counts and frees them.
-pub struct Completing<'a> {
+pub(super) struct Completing<'a> {
     pub pool: &'a mut Pool,
     pub counters: &'a mut Counters,
     pub tally: Tally,
 }
 
 impl<'a> Completing<'a> {
-    pub fn new(pool: &'a mut Pool, counters: &'a mut Counters) -> Completing<'a> {
+    pub(super) fn new(pool: &'a mut Pool, counters: &'a mut Counters) -> Completing<'a> {
         Completing { pool, counters, tally: Tally::default() }
     }
 
     #[inline]
-    pub fn sent(&mut self, p: Packet) {
+    pub(super) fn sent(&mut self, p: Packet) {
         self.tally.complete(p, self.pool);
     }
 
     /// The first `count` frames of the burst were sent.
-    pub fn sent_front(&mut self, count: usize, burst: &mut Burst) {
+    pub(super) fn sent_front(&mut self, count: usize, burst: &mut Burst) {
         (0..count).map_while(|_| burst.pop_front()).for_each(|p| self.sent(p));
     }
 
-    pub fn discard(&mut self, p: Packet, reason: DropReason) {
+    pub(super) fn discard(&mut self, p: Packet, reason: DropReason) {
         p.discard(reason, self.pool, self.counters);
     }
 }

@@ -38,9 +38,9 @@ const OVERFLOW_BYTES: usize = LONGEST - SMALL_BYTES - LARGE_BYTES;
 const MOST_PIECES: usize = 10;
 
 /// Frames that one call receives while frames of BIG TCP arrive: half a megabyte, eight times 64 KiB.
-pub const BATCH: usize = 3;
+pub(super) const BATCH: usize = 3;
 /// Further pieces of the longest frame.
-pub const TAILS: usize = 8;
+pub(super) const TAILS: usize = 8;
 /// After this number of other frames in a row BIG TCP stops being expected.
 const MEMORY: u32 = 1000;
 
@@ -53,7 +53,7 @@ const JUMBO_HEADER_BYTES: usize = 8;
 const JUMBO_OPTION: [u8; 2] = [0xc2, 4];
 
 /// Memory for frames of BIG TCP, and pieces that a burst had no space for.
-pub struct BigTcp {
+pub(super) struct BigTcp {
     /// The end of each frame of a batch. The pages are touched only by frames that need them.
     overflows: Vec<Box<[u8]>>,
     pieces: Burst,
@@ -69,7 +69,7 @@ pub struct BigTcp {
 
 impl BigTcp {
     /// For batches of `frames` frames.
-    pub fn new(frames: usize) -> BigTcp {
+    pub(super) fn new(frames: usize) -> BigTcp {
         let overflow = || vec![0; OVERFLOW_BYTES].into_boxed_slice();
         BigTcp {
             overflows: (0..frames).map(|_| overflow()).collect(),
@@ -88,18 +88,18 @@ impl BigTcp {
     }
 
     /// Memory for the end of each frame of a batch.
-    pub fn overflows(&mut self) -> impl Iterator<Item = &mut [u8]> {
+    pub(super) fn overflows(&mut self) -> impl Iterator<Item = &mut [u8]> {
         self.overflows.iter_mut().map(|o| &mut **o)
     }
 
     /// Memory for the end of frame `at`.
-    pub fn overflow(&mut self, at: usize) -> &mut [u8] {
+    pub(super) fn overflow(&mut self, at: usize) -> &mut [u8] {
         self.overflows.get_mut(at).map_or(&mut [], |o| o)
     }
 
     /// The layout of the next frame. `None`: none of BIG TCP is expected, the buffers of such a layout would not hold the
     /// longest one, or the pool has none.
-    pub fn prepare(&mut self, pool: &mut Pool) -> Option<Layout> {
+    pub(super) fn prepare(&mut self, pool: &mut Pool) -> Option<Layout> {
         let fits =
             |l: &Layout| l.front_bytes.saturating_add(l.unit.saturating_mul(TAILS)) >= LONGEST;
         let layout = self.layout.filter(fits)?;
@@ -110,7 +110,7 @@ impl BigTcp {
     }
 
     /// Memory for the further pieces of each frame.
-    pub fn tails(&mut self, unit: usize) -> impl Iterator<Item = [&mut [u8]; TAILS]> {
+    pub(super) fn tails(&mut self, unit: usize) -> impl Iterator<Item = [&mut [u8]; TAILS]> {
         self.tails.iter_mut().map(move |tails| {
             tails.each_mut().map(|t| {
                 let space = t.as_mut().map_or(&mut [][..], |m| m.spare_mut());
@@ -121,7 +121,13 @@ impl BigTcp {
     }
 
     /// Appends the further pieces of frame `at`, of `bytes` bytes in all.
-    pub fn take_tails(&mut self, at: usize, unit: usize, mut bytes: usize, chain: &mut Chain) {
+    pub(super) fn take_tails(
+        &mut self,
+        at: usize,
+        unit: usize,
+        mut bytes: usize,
+        chain: &mut Chain,
+    ) {
         for tail in self.tails.get_mut(at).into_iter().flatten() {
             let Some(mut m) = (if bytes > 0 { tail.take() } else { None }) else { return };
             m.set_len(bytes.min(unit));
@@ -131,7 +137,7 @@ impl BigTcp {
     }
 
     /// The packet of a frame of BIG TCP, whose layout the next ones are expected to have.
-    pub fn learned(
+    pub(super) fn learned(
         &mut self,
         frame: Result<(Packet, Layout), DropReason>,
     ) -> Result<Packet, DropReason> {
@@ -143,7 +149,7 @@ impl BigTcp {
     }
 
     /// Another frame has arrived, while ones of BIG TCP were expected.
-    pub fn miss(&mut self, pool: &mut Pool) {
+    pub(super) fn miss(&mut self, pool: &mut Pool) {
         self.plain_frames = self.plain_frames.saturating_add(1);
         if self.plain_frames >= MEMORY {
             self.layout = None;
@@ -153,12 +159,12 @@ impl BigTcp {
     }
 
     /// Whether frames of BIG TCP are expected.
-    pub fn is_expected(&self) -> bool {
+    pub(super) fn is_expected(&self) -> bool {
         self.layout.is_some()
     }
 
     /// Queues a frame, in pieces if it is one of BIG TCP.
-    pub fn queue(
+    pub(super) fn queue(
         &mut self,
         frame: Result<Packet, DropReason>,
         pool: &mut Pool,
@@ -181,26 +187,26 @@ impl BigTcp {
     }
 
     /// Hands up to `limit` queued frames up; returns how many.
-    pub fn deliver(&mut self, limit: usize, taking: &mut Receiving<'_>) -> usize {
+    pub(super) fn deliver(&mut self, limit: usize, taking: &mut Receiving<'_>) -> usize {
         let count = limit.min(self.pieces.len());
         (0..count).filter_map(|_| self.pieces.pop_front()).for_each(|p| taking.deliver(Ok(p)));
         count
     }
 
     /// Whether no frame is queued.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 }
 
 /// Whether a frame of this length may be one of BIG TCP.
-pub const fn is_big(frame_bytes: usize) -> bool {
+pub(super) const fn is_big(frame_bytes: usize) -> bool {
     frame_bytes > LONGEST_PLAIN
 }
 
 /// Where a frame of BIG TCP is cut, as it was received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Layout {
+pub(crate) struct Layout {
     /// Headers and the payload of the first piece.
     pub front_bytes: usize,
     /// Payload of each further piece.
@@ -240,7 +246,7 @@ fn parse(
 /// # Errors
 /// [`DropReason::FrameTooBig`]: no super-frame of TCP. [`DropReason::BadOffload`]: its headers contradict each other or
 /// its length. [`DropReason::NoBuffer`].
-pub fn copied<const PARTS: usize>(
+pub(super) fn copied<const PARTS: usize>(
     landed: Landed<'_, PARTS>,
     header: &[u8; vnet::HEADER_BYTES],
     bytes: usize,
@@ -270,7 +276,7 @@ pub fn copied<const PARTS: usize>(
 ///
 /// # Errors
 /// As [`copied`].
-pub fn received(
+pub(super) fn received(
     mut chain: Chain,
     header: &[u8; vnet::HEADER_BYTES],
     pool: &mut Pool,

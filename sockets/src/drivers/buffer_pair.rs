@@ -21,26 +21,26 @@
 use fulmar_stack::base::DropReason;
 use fulmar_stack::mbuf::{Chain, Mbuf, Pool, Purpose};
 
-pub const SMALL_BYTES: usize = 256;
-pub const LARGE_BYTES: usize = 65_536;
+pub(super) const SMALL_BYTES: usize = 256;
+pub(super) const LARGE_BYTES: usize = 65_536;
 /// Frames up to this length are copied out of the pair.
 const COPY_BYTES: usize = 16_384;
 
 /// Replaces the buffers that the pool cannot allocate. Its content is copied out or dropped.
-pub struct Scratch {
+pub(crate) struct Scratch {
     small: [u8; SMALL_BYTES],
     large: Box<[u8]>,
 }
 
 impl Scratch {
-    pub fn new() -> Scratch {
+    pub(crate) fn new() -> Scratch {
         Scratch { small: [0; SMALL_BYTES], large: vec![0; LARGE_BYTES].into_boxed_slice() }
     }
 }
 
 /// A receive buffer pair. [`Scratch`] replaces a missing buffer.
 #[derive(Default)]
-pub struct BufferPair {
+pub(crate) struct BufferPair {
     small: Option<Mbuf>,
     large: Option<Mbuf>,
 }
@@ -55,7 +55,7 @@ fn space<'a>(m: Option<&'a mut Mbuf>, scratch: &'a mut [u8]) -> &'a mut [u8] {
 
 impl BufferPair {
     /// Allocates missing buffers. Returns whether the pair is complete.
-    pub fn prepare(&mut self, pool: &mut Pool) -> bool {
+    pub(crate) fn prepare(&mut self, pool: &mut Pool) -> bool {
         if self.small.is_none() {
             let small = pool.alloc(SMALL_BYTES, 0, Purpose::Receive);
             self.small = small.or_else(|_| pool.alloc(SMALL_BYTES, 0, Purpose::Control)).ok();
@@ -67,7 +67,7 @@ impl BufferPair {
     }
 
     /// Memory for the next frame: its first [`SMALL_BYTES`] bytes, and the rest.
-    pub fn parts<'a>(&'a mut self, scratch: &'a mut Scratch) -> [&'a mut [u8]; 2] {
+    pub(crate) fn parts<'a>(&'a mut self, scratch: &'a mut Scratch) -> [&'a mut [u8]; 2] {
         [
             space(self.small.as_mut(), &mut scratch.small),
             space(self.large.as_mut(), &mut scratch.large),
@@ -75,7 +75,7 @@ impl BufferPair {
     }
 
     /// As [`BufferPair::parts`], without scratch memory. `None`: a buffer is missing.
-    pub fn own_parts(&mut self) -> Option<[&mut [u8]; 2]> {
+    pub(crate) fn own_parts(&mut self) -> Option<[&mut [u8]; 2]> {
         let small = self.small.as_mut()?.spare_mut().get_mut(..SMALL_BYTES)?;
         let large = self.large.as_mut()?.spare_mut().get_mut(..LARGE_BYTES)?;
         Some([small, large])
@@ -85,7 +85,7 @@ impl BufferPair {
     ///
     /// # Errors
     /// [`DropReason::NoBuffer`]: the frame is in scratch memory and the pool is empty.
-    pub fn take(
+    pub(crate) fn take(
         &mut self,
         bytes: usize,
         scratch: &mut Scratch,
@@ -108,7 +108,7 @@ impl BufferPair {
     ///
     /// # Errors
     /// [`DropReason::NoBuffer`].
-    pub fn take_own(&mut self, bytes: usize, pool: &mut Pool) -> Result<Chain, DropReason> {
+    pub(crate) fn take_own(&mut self, bytes: usize, pool: &mut Pool) -> Result<Chain, DropReason> {
         if bytes <= SMALL_BYTES {
             return self.take_front(bytes).map(Chain::from).ok_or(DropReason::NoBuffer);
         }
@@ -141,19 +141,19 @@ impl BufferPair {
 impl BufferPair {
     /// The first `bytes` bytes of the small buffer.
     #[inline]
-    pub fn front_mut(&mut self, bytes: usize) -> Option<&mut [u8]> {
+    pub(crate) fn front_mut(&mut self, bytes: usize) -> Option<&mut [u8]> {
         self.small.as_mut()?.spare_mut().get_mut(..bytes)
     }
 
     /// The small buffer, and the large one if there is one.
-    pub fn front_and_rest(&mut self) -> Option<(&mut [u8], Option<&mut [u8]>)> {
+    pub(crate) fn front_and_rest(&mut self) -> Option<(&mut [u8], Option<&mut [u8]>)> {
         let small = self.small.as_mut()?.spare_mut().get_mut(..SMALL_BYTES)?;
         let large = self.large.as_mut().and_then(|l| l.spare_mut().get_mut(..LARGE_BYTES));
         Some((small, large))
     }
 
     /// Puts the front of a frame into the small buffer, as much as fits.
-    pub fn put_front(&mut self, bytes: &[u8]) {
+    pub(crate) fn put_front(&mut self, bytes: &[u8]) {
         let Some((small, _)) = self.front_and_rest() else { return };
         let n = bytes.len().min(small.len());
         if let (Some(to), Some(from)) = (small.get_mut(..n), bytes.get(..n)) {
@@ -162,7 +162,7 @@ impl BufferPair {
     }
 
     /// The small buffer with the first `bytes` bytes of a frame, at most [`SMALL_BYTES`].
-    pub fn take_front(&mut self, bytes: usize) -> Option<Mbuf> {
+    pub(crate) fn take_front(&mut self, bytes: usize) -> Option<Mbuf> {
         let mut small = self.small.take()?;
         small.set_len(bytes);
         Some(small)
@@ -172,7 +172,11 @@ impl BufferPair {
     ///
     /// # Errors
     /// [`DropReason::NoBuffer`].
-    pub fn take_overflow(&mut self, bytes: usize, pool: &mut Pool) -> Result<Chain, DropReason> {
+    pub(crate) fn take_overflow(
+        &mut self,
+        bytes: usize,
+        pool: &mut Pool,
+    ) -> Result<Chain, DropReason> {
         if bytes == 0 {
             return Ok(Chain::new());
         }

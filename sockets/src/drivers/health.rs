@@ -4,7 +4,7 @@ use fulmar_stack::base::DropReason;
 
 /// What errors have shown of the interface.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Health {
+pub(super) struct Health {
     /// The errno with which the interface was lost.
     pub lost: Option<i32>,
     /// The interface was down at the last write.
@@ -13,7 +13,7 @@ pub struct Health {
 
 impl Health {
     /// Handles a failed write. `None`: the frame stays queued; otherwise it is to be dropped.
-    pub fn on_write_error(&mut self, errno: i32) -> Option<DropReason> {
+    pub(super) fn on_write_error(&mut self, errno: i32) -> Option<DropReason> {
         match errno {
             libc::EAGAIN | libc::EINTR => return None,
             // The interface is down; it refuses frames until it is up again.
@@ -28,7 +28,7 @@ impl Health {
     }
 
     /// Handles a failed read.
-    pub fn on_read_error(&mut self, errno: i32) {
+    pub(super) fn on_read_error(&mut self, errno: i32) {
         match errno {
             libc::EAGAIN | libc::EINTR => {}
             // On read EIO means that the interface is being removed; on write, that it is down.

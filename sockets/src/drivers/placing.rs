@@ -140,7 +140,7 @@ impl DirectPlacement for Placer {
 }
 
 impl Placer {
-    pub fn new(is_predicting: bool) -> Placer {
+    pub(crate) fn new(is_predicting: bool) -> Placer {
         Placer {
             flows: Flows::default(),
             predictor: Predictor::new(),
@@ -162,22 +162,22 @@ impl Placer {
     }
 
     /// Whether no flow has posted ranges: frames need not be inspected.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         !self.is_active
     }
 
     /// Whether a posted buffer became full since the last call.
-    pub fn take_full(&mut self) -> bool {
+    pub(crate) fn take_full(&mut self) -> bool {
         std::mem::take(&mut self.is_full)
     }
 
     /// The counts since the last call.
-    pub fn take_outcome(&mut self) -> Outcome {
+    pub(crate) fn take_outcome(&mut self) -> Outcome {
         std::mem::take(&mut self.outcome)
     }
 
     /// Predicts the flow of the next frame. `None`: no prediction, or predictions do not pay.
-    pub fn prediction(&self) -> Option<Prediction> {
+    pub(crate) fn prediction(&self) -> Option<Prediction> {
         if !self.is_active || !self.is_predicting || !self.predictor.is_worth_it() {
             return None;
         }
@@ -187,7 +187,7 @@ impl Placer {
     }
 
     /// As `Placer::prediction`, if the frames of that flow are long enough for a system call each.
-    pub fn predict_long(&self) -> Option<Prediction> {
+    pub(crate) fn predict_long(&self) -> Option<Prediction> {
         let prediction = self.prediction()?;
         let flow = self.flows.get(prediction.slot)?;
         (flow.last_bytes >= LONG_BYTES).then_some(prediction)
@@ -195,7 +195,7 @@ impl Placer {
 
     /// Memory for the next frame: expected headers, two ranges, overflow. Without a prediction the ranges
     /// are empty and the first part is the whole small buffer. `None`: the pool has no buffers.
-    pub fn parts<'a>(
+    pub(crate) fn parts<'a>(
         &'a mut self,
         prediction: Option<Prediction>,
         pair: &'a mut BufferPair,
@@ -205,7 +205,7 @@ impl Placer {
     }
 
     /// Copies the front of the received frame of `bytes` bytes. Returns the number of bytes copied.
-    pub fn front(
+    pub(crate) fn front(
         &mut self,
         prediction: Option<Prediction>,
         bytes: usize,
@@ -220,7 +220,7 @@ impl Placer {
     ///
     /// # Errors
     /// [`DropReason::NoBuffer`].
-    pub fn take(
+    pub(crate) fn take(
         &mut self,
         prediction: Option<Prediction>,
         frame: Frame<'_>,
@@ -253,7 +253,7 @@ impl Placer {
     ///
     /// # Errors
     /// [`DropReason::NoBuffer`], [`DropReason::Truncated`], [`DropReason::BadOffload`].
-    pub fn packet(
+    pub(crate) fn packet(
         &mut self,
         prediction: Option<Prediction>,
         header: &[u8; vnet::HEADER_BYTES],
@@ -275,7 +275,7 @@ impl Placer {
     ///
     /// # Errors
     /// As [`big_tcp::copied`].
-    pub fn big_packet(
+    pub(crate) fn big_packet(
         &mut self,
         prediction: Prediction,
         (header, bytes): (&[u8; vnet::HEADER_BYTES], usize),
@@ -336,7 +336,7 @@ impl Placer {
     }
 
     /// Wipes the ranges after a read that gave no usable frame.
-    pub fn discard(&mut self, prediction: Option<Prediction>) {
+    pub(crate) fn discard(&mut self, prediction: Option<Prediction>) {
         self.wipe(prediction, MAX_FRAME_BYTES);
     }
 

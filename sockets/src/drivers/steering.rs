@@ -38,7 +38,7 @@ const EXIT: u8 = 0x95;
 const ETHER: i32 = eth::HEADER_BYTES as i32;
 
 /// The program for `queues` queues.
-pub fn program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
+pub(super) fn program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
     let [first, ..] = *key.words();
     let mut p = vec![op(MOVE, 6, 1, 0)];
     p.extend(constant(9, first));
@@ -61,7 +61,7 @@ fn by_version(v4: &[Ebpf], v6: &[Ebpf]) -> Vec<Ebpf> {
 
 /// As [`program`] for a group of packet sockets, where offsets count from the IP header
 /// (PACKET_FANOUT_EBPF).
-pub fn group_program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
+pub(super) fn group_program(queues: u16, key: &OwnerKey) -> Vec<Ebpf> {
     /// Base of offsets that count from the Ethernet header (SKF_LL_OFF of linux/filter.h).
     const LINK_LAYER: i32 = -0x20_0000;
     const ETHER_TYPE: i32 = 12;

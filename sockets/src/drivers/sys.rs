@@ -11,17 +11,17 @@ use fulmar_stack::mbuf::Mbuf;
 use libc::{c_int, c_ulong, c_void};
 
 /// Most frames of one [`send_many`] or [`receive_many`].
-pub const MANY: usize = 16;
+pub(super) const MANY: usize = 16;
 
 // linux/if_packet.h; libc has none of these.
-pub const PACKET_ADD_MEMBERSHIP: c_int = 1;
+pub(super) const PACKET_ADD_MEMBERSHIP: c_int = 1;
 const PACKET_STATISTICS: c_int = 6;
-pub const PACKET_VNET_HDR: c_int = 15;
-pub const PACKET_FANOUT: c_int = 18;
-pub const PACKET_QDISC_BYPASS: c_int = 20;
-pub const PACKET_FANOUT_DATA: c_int = 22;
-pub const PACKET_IGNORE_OUTGOING: c_int = 23;
-pub const PACKET_VNET_HDR_SZ: c_int = 24;
+pub(super) const PACKET_VNET_HDR: c_int = 15;
+pub(super) const PACKET_FANOUT: c_int = 18;
+pub(super) const PACKET_QDISC_BYPASS: c_int = 20;
+pub(super) const PACKET_FANOUT_DATA: c_int = 22;
+pub(super) const PACKET_IGNORE_OUTGOING: c_int = 23;
+pub(super) const PACKET_VNET_HDR_SZ: c_int = 24;
 const PACKET_MR_PROMISC: u16 = 1;
 
 /// `struct packet_mreq` of linux/if_packet.h.
@@ -37,7 +37,7 @@ const _: () = assert!(mem::size_of::<PacketMreq>() == 16);
 /// `struct sock_filter` of linux/filter.h: one instruction of a classic packet filter.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Instruction {
+pub(super) struct Instruction {
     pub code: u16,
     pub jump_true: u8,
     pub jump_false: u8,
@@ -48,7 +48,7 @@ const _: () = assert!(mem::size_of::<Instruction>() == 8);
 /// `struct bpf_insn` of linux/bpf.h: one instruction of an extended packet filter.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ebpf {
+pub(super) struct Ebpf {
     pub code: u8,
     /// The register that is changed, in the lower four bits, and the one that is read.
     pub registers: u8,
@@ -84,7 +84,7 @@ fn check(result: c_int) -> io::Result<c_int> {
 }
 
 /// A non-blocking eventfd with count 0.
-pub fn eventfd() -> io::Result<OwnedFd> {
+pub(super) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: takes no pointer.
     let fd = check(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
     // SAFETY: the kernel has just returned this descriptor; nothing else owns it.
@@ -120,7 +120,7 @@ fn interface_ioctl(fd: BorrowedFd<'_>, op: c_ulong, r: &mut libc::ifreq) -> io::
 }
 
 /// The flags of interfaces that the tun driver makes. Another device has no such call, or another answer.
-pub fn tun_features(fd: BorrowedFd<'_>) -> io::Result<c_int> {
+pub(super) fn tun_features(fd: BorrowedFd<'_>) -> io::Result<c_int> {
     let mut features: c_int = 0;
     // SAFETY: TUNGETFEATURES writes one int through the pointer.
     let r = unsafe {
@@ -135,7 +135,7 @@ const BACKPRESSURE: c_int = 0x80;
 
 /// Attaches a tun descriptor to an interface (created if there is none); returns its name. With back-pressure where the
 /// kernel has it.
-pub fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<String> {
+pub(super) fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<String> {
     let mut r = request(name)?;
     let backpressure = tun_features(fd).unwrap_or(0) & BACKPRESSURE;
     r.ifr_ifru.ifru_flags = (flags | backpressure) as libc::c_short;
@@ -144,7 +144,7 @@ pub fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<St
 }
 
 /// The interface that a tun descriptor is attached to, and its flags.
-pub fn tun_interface(fd: BorrowedFd<'_>) -> io::Result<(String, c_int)> {
+pub(super) fn tun_interface(fd: BorrowedFd<'_>) -> io::Result<(String, c_int)> {
     let mut r = request("")?;
     interface_ioctl(fd, libc::TUNGETIFF as c_ulong, &mut r)?;
     // SAFETY: TUNGETIFF filled in the flags.
@@ -153,7 +153,7 @@ pub fn tun_interface(fd: BorrowedFd<'_>) -> io::Result<(String, c_int)> {
 }
 
 /// Sets how long the virtio-net header of a tun descriptor is, in bytes.
-pub fn tun_set_header(fd: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
+pub(super) fn tun_set_header(fd: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
     // SAFETY: TUNSETVNETHDRSZ reads one int through the pointer.
     let r =
         unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ as _, ptr::from_ref(&bytes)) };
@@ -161,7 +161,7 @@ pub fn tun_set_header(fd: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
 }
 
 /// Sets the offloads that the reader of a tun descriptor supports (TUNSETOFFLOAD).
-pub fn tun_set_offload(fd: BorrowedFd<'_>, offload: u32) -> io::Result<()> {
+pub(super) fn tun_set_offload(fd: BorrowedFd<'_>, offload: u32) -> io::Result<()> {
     // SAFETY: TUNSETOFFLOAD takes its argument by value.
     let r =
         unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD as _, c_ulong::from(offload)) };
@@ -169,7 +169,10 @@ pub fn tun_set_offload(fd: BorrowedFd<'_>, offload: u32) -> io::Result<()> {
 }
 
 /// Sets the BPF program that selects the queue of each packet of a tun interface; `None`: the kernel's own choice.
-pub fn tun_set_steering(fd: BorrowedFd<'_>, program: Option<BorrowedFd<'_>>) -> io::Result<()> {
+pub(super) fn tun_set_steering(
+    fd: BorrowedFd<'_>,
+    program: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
     // linux/if_tun.h: _IOR('T', 224, int).
     const TUNSETSTEERINGEBPF: c_ulong = 0x8004_54e0;
     let program: c_int = program.map_or(-1, |p| p.as_raw_fd());
@@ -180,7 +183,7 @@ pub fn tun_set_steering(fd: BorrowedFd<'_>, program: Option<BorrowedFd<'_>>) -> 
 }
 
 /// Loads a BPF program of type socket filter, which the kernel verifies.
-pub fn load_socket_program(program: &[Ebpf]) -> io::Result<OwnedFd> {
+pub(super) fn load_socket_program(program: &[Ebpf]) -> io::Result<OwnedFd> {
     const BPF_PROG_LOAD: c_int = 5;
     const SOCKET_FILTER: u32 = 1;
     let load = ProgramLoad {
@@ -204,7 +207,7 @@ pub fn load_socket_program(program: &[Ebpf]) -> io::Result<OwnedFd> {
 }
 
 /// The send buffer of a tun descriptor, bytes (TUNGETSNDBUF).
-pub fn tun_send_buffer(fd: BorrowedFd<'_>) -> io::Result<c_int> {
+pub(super) fn tun_send_buffer(fd: BorrowedFd<'_>) -> io::Result<c_int> {
     let mut bytes: c_int = 0;
     // SAFETY: TUNGETSNDBUF writes one int through the pointer.
     let r =
@@ -213,7 +216,7 @@ pub fn tun_send_buffer(fd: BorrowedFd<'_>) -> io::Result<c_int> {
 }
 
 /// The hardware address of an interface. `fd`: any socket, or the tun descriptor itself.
-pub fn interface_ether(fd: BorrowedFd<'_>, name: &str) -> io::Result<[u8; 6]> {
+pub(super) fn interface_ether(fd: BorrowedFd<'_>, name: &str) -> io::Result<[u8; 6]> {
     let mut r = request(name)?;
     interface_ioctl(fd, libc::SIOCGIFHWADDR, &mut r)?;
     // SAFETY: SIOCGIFHWADDR filled in the address.
@@ -229,7 +232,7 @@ pub fn interface_ether(fd: BorrowedFd<'_>, name: &str) -> io::Result<[u8; 6]> {
 }
 
 /// The MTU of an interface in bytes. `fd`: any socket.
-pub fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
+pub(super) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
     let mut r = request(name)?;
     interface_ioctl(fd, libc::SIOCGIFMTU, &mut r)?;
     // SAFETY: SIOCGIFMTU filled in the MTU.
@@ -237,7 +240,7 @@ pub fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
 }
 
 /// Whether an interface is up and has a carrier. `fd`: any socket.
-pub fn interface_is_running(fd: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
+pub(super) fn interface_is_running(fd: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
     let mut r = request(name)?;
     interface_ioctl(fd, libc::SIOCGIFFLAGS, &mut r)?;
     // SAFETY: SIOCGIFFLAGS filled in the flags.
@@ -247,7 +250,7 @@ pub fn interface_is_running(fd: BorrowedFd<'_>, name: &str) -> io::Result<bool> 
 }
 
 /// The index of an interface. `fd`: any socket.
-pub fn interface_index(fd: BorrowedFd<'_>, name: &str) -> io::Result<c_int> {
+pub(super) fn interface_index(fd: BorrowedFd<'_>, name: &str) -> io::Result<c_int> {
     let mut r = request(name)?;
     interface_ioctl(fd, libc::SIOCGIFINDEX, &mut r)?;
     // SAFETY: SIOCGIFINDEX filled in the index.
@@ -255,7 +258,7 @@ pub fn interface_index(fd: BorrowedFd<'_>, name: &str) -> io::Result<c_int> {
 }
 
 /// A non-blocking socket.
-pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<OwnedFd> {
+pub(super) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<OwnedFd> {
     let kind = kind | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes no pointer.
     let fd = check(unsafe { libc::socket(domain, kind, protocol) })?;
@@ -271,7 +274,7 @@ fn set_option<T>(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io
 }
 
 /// Sets O_NONBLOCK on a descriptor.
-pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: F_GETFL takes no argument.
     let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
     // SAFETY: F_SETFL takes its argument by value.
@@ -280,12 +283,17 @@ pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Sets an option whose value is an int.
-pub fn set_int(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+pub(super) fn set_int(
+    fd: BorrowedFd<'_>,
+    level: c_int,
+    name: c_int,
+    value: c_int,
+) -> io::Result<()> {
     set_option(fd, level, name, &value)
 }
 
 /// The value of an option that is an int.
-pub fn get_int(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
+pub(super) fn get_int(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
     let mut value: c_int = 0;
     let mut bytes = mem::size_of_val(&value) as libc::socklen_t;
     let to = ptr::from_mut(&mut value).cast::<c_void>();
@@ -294,7 +302,7 @@ pub fn get_int(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_in
 }
 
 /// Frames that a full packet socket has dropped since the last call (PACKET_STATISTICS, which the kernel resets).
-pub fn take_missed(fd: BorrowedFd<'_>) -> io::Result<u32> {
+pub(super) fn take_missed(fd: BorrowedFd<'_>) -> io::Result<u32> {
     // `struct tpacket_stats` of linux/if_packet.h: frames that came, frames that were lost.
     let mut counts = [0u32; 2];
     let mut bytes = mem::size_of_val(&counts) as libc::socklen_t;
@@ -306,19 +314,19 @@ pub fn take_missed(fd: BorrowedFd<'_>) -> io::Result<u32> {
 }
 
 /// Makes an interface promiscuous for the life of the socket (PACKET_MR_PROMISC).
-pub fn set_promiscuous(fd: BorrowedFd<'_>, ifindex: c_int) -> io::Result<()> {
+pub(super) fn set_promiscuous(fd: BorrowedFd<'_>, ifindex: c_int) -> io::Result<()> {
     let r = PacketMreq { ifindex, kind: PACKET_MR_PROMISC, address_bytes: 0, address: [0; 8] };
     set_option(fd, libc::SOL_PACKET, PACKET_ADD_MEMBERSHIP, &r)
 }
 
 /// Attaches a classic BPF program, which selects the frames that the socket receives (SO_ATTACH_FILTER).
-pub fn attach_filter(fd: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<()> {
+pub(super) fn attach_filter(fd: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<()> {
     let p = Program { count: program.len() as u16, first: program.as_ptr() };
     set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &p)
 }
 
 /// Binds a packet socket to one interface, for frames of every type.
-pub fn bind_packet(fd: BorrowedFd<'_>, ifindex: c_int) -> io::Result<()> {
+pub(super) fn bind_packet(fd: BorrowedFd<'_>, ifindex: c_int) -> io::Result<()> {
     // SAFETY: all of sockaddr_ll is plain numbers, for which zero is a value.
     let mut a: libc::sockaddr_ll = unsafe { mem::zeroed() };
     a.sll_family = libc::AF_PACKET as u16;
@@ -338,23 +346,23 @@ fn no_messages() -> [libc::mmsghdr; MANY] {
 /// A part of a frame to be sent, an iovec: borrowed bytes, or the address of volatile ones.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub struct Part<'a>(libc::iovec, PhantomData<&'a [u8]>);
+pub(super) struct Part<'a>(libc::iovec, PhantomData<&'a [u8]>);
 
 impl<'a> Part<'a> {
-    pub const EMPTY: Part<'static> =
+    pub(super) const EMPTY: Part<'static> =
         Part(libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }, PhantomData);
 
-    pub fn bytes(b: &'a [u8]) -> Part<'a> {
+    pub(super) fn bytes(b: &'a [u8]) -> Part<'a> {
         Part(libc::iovec { iov_base: b.as_ptr().cast_mut().cast(), iov_len: b.len() }, PhantomData)
     }
 
-    pub fn mbuf(m: &'a Mbuf) -> Part<'a> {
+    pub(super) fn mbuf(m: &'a Mbuf) -> Part<'a> {
         let (at, len) = m.kernel_part();
         Part(libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }, PhantomData)
     }
 
     /// The part after its first `bytes` bytes.
-    pub fn behind(mut self, bytes: usize) -> Part<'a> {
+    pub(super) fn behind(mut self, bytes: usize) -> Part<'a> {
         let n = bytes.min(self.0.iov_len);
         self.0.iov_base = self.0.iov_base.wrapping_byte_add(n);
         self.0.iov_len -= n;
@@ -363,7 +371,7 @@ impl<'a> Part<'a> {
 }
 
 /// Fills `to` with parts from the front. Returns how many.
-pub fn gather<'a>(to: &mut [Part<'a>], parts: impl Iterator<Item = Part<'a>>) -> usize {
+pub(super) fn gather<'a>(to: &mut [Part<'a>], parts: impl Iterator<Item = Part<'a>>) -> usize {
     to.iter_mut().zip(parts).map(|(to, part)| *to = part).count()
 }
 
@@ -371,7 +379,7 @@ pub fn gather<'a>(to: &mut [Part<'a>], parts: impl Iterator<Item = Part<'a>>) ->
 ///
 /// # Errors
 /// The errno of the call.
-pub fn write_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>]) -> io::Result<usize> {
+pub(super) fn write_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>]) -> io::Result<usize> {
     // SAFETY: a `Part` is an iovec; its memory is borrowed until this function returns, or it is volatile
     // memory that its mbuf keeps in place, which only the kernel reads here.
     let n = unsafe { libc::writev(fd.as_raw_fd(), parts.as_ptr().cast(), parts.len() as c_int) };
@@ -383,7 +391,7 @@ pub fn write_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>]) -> io::Result<usize> 
 ///
 /// # Errors
 /// As [`write_parts`], about the first message.
-pub fn send_many(fd: BorrowedFd<'_>, messages: &[&[Part<'_>]]) -> io::Result<usize> {
+pub(super) fn send_many(fd: BorrowedFd<'_>, messages: &[&[Part<'_>]]) -> io::Result<usize> {
     let mut headers = no_messages();
     for (h, parts) in headers.iter_mut().zip(messages) {
         h.msg_hdr.msg_iov = parts.as_ptr().cast_mut().cast();
@@ -397,7 +405,7 @@ pub fn send_many(fd: BorrowedFd<'_>, messages: &[&[Part<'_>]]) -> io::Result<usi
 
 /// The result of one message of [`receive_many`].
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Received {
+pub(super) struct Received {
     /// Bytes received.
     pub bytes: usize,
     /// The message was longer; the rest is lost (MSG_TRUNC).
@@ -406,7 +414,7 @@ pub struct Received {
 
 /// Receives one message into each list of parts; at most [`MANY`]. Returns how many came, at least
 /// one, and the result of each.
-pub fn receive_many<const PARTS: usize>(
+pub(super) fn receive_many<const PARTS: usize>(
     fd: BorrowedFd<'_>,
     messages: &mut [[IoSliceMut<'_>; PARTS]],
 ) -> io::Result<(usize, [Received; MANY])> {
@@ -440,12 +448,12 @@ fn poll_readable(fd: std::os::fd::RawFd, timeout_ms: c_int) -> bool {
 
 /// Whether a descriptor is readable now.
 #[cfg(any(test, fulmar_loom))]
-pub fn is_readable(fd: std::os::fd::RawFd) -> bool {
+pub(super) fn is_readable(fd: std::os::fd::RawFd) -> bool {
     poll_readable(fd, 0)
 }
 
 /// Waits until a descriptor is readable; a wake-up that is lost fails the test.
 #[cfg(test)]
-pub fn wait_readable(fd: std::os::fd::RawFd) {
+pub(super) fn wait_readable(fd: std::os::fd::RawFd) {
     assert!(poll_readable(fd, 10_000), "no wake-up within ten seconds");
 }

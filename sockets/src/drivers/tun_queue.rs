@@ -30,11 +30,11 @@ const OFFLOADS: [u32; 4] = [
     0,
 ];
 /// Largest IP packet of a super-frame in bytes.
-pub const MAX_IP_BYTES: usize = 65_535;
-pub const MAX_SEGS: usize = 64;
+pub(super) const MAX_IP_BYTES: usize = 65_535;
+pub(super) const MAX_SEGS: usize = 64;
 
 /// A descriptor that is attached to an interface.
-pub struct Attached {
+pub(super) struct Attached {
     pub file: File,
     /// The interface.
     pub name: String,
@@ -45,12 +45,16 @@ pub struct Attached {
 
 impl Attached {
     /// In this thread's network namespace.
-    pub fn here(file: File, name: String) -> Attached {
+    pub(super) fn here(file: File, name: String) -> Attached {
         Attached { file, name, control: sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).ok() }
     }
 
     /// A descriptor that another process has opened and attached with `flags`; `kind` is TUN or TAP.
-    pub fn by_another(fd: OwnedFd, flags: libc::c_int, kind: &str) -> Result<Attached, OpenError> {
+    pub(super) fn by_another(
+        fd: OwnedFd,
+        flags: libc::c_int,
+        kind: &str,
+    ) -> Result<Attached, OpenError> {
         let advice =
             format!("attach it with IFF_{kind} | IFF_NO_PI | IFF_VNET_HDR before handing it over");
         let wrong =
@@ -65,7 +69,7 @@ impl Attached {
 }
 
 /// See the module's header.
-pub struct Queue {
+pub(super) struct Queue {
     pub file: File,
     pub name: String,
     control: Option<OwnedFd>,
@@ -83,7 +87,7 @@ pub struct Queue {
 impl Queue {
     /// Sets the virtio-net header and the offloads. `plain`: the device without offloads, for an MTU. `mtu`:
     /// `None` is the interface's.
-    pub fn set_up(
+    pub(super) fn set_up(
         attached: Attached,
         queues: u16,
         mtu: Option<usize>,
@@ -114,7 +118,7 @@ impl Queue {
     }
 
     /// A queue over a descriptor that keeps the bounds of packets.
-    pub fn over(Attached { file, name, control }: Attached, caps: Caps) -> Queue {
+    pub(super) fn over(Attached { file, name, control }: Attached, caps: Caps) -> Queue {
         Queue {
             stats: DeviceStats { name: name.clone(), ..DeviceStats::default() },
             file,
@@ -138,7 +142,7 @@ impl Queue {
     }
 
     /// Reads one frame into the buffer pair, which was prepared. `None`: the queue is empty, or the interface is gone.
-    pub fn read(&mut self, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
+    pub(super) fn read(&mut self, pool: &mut Pool) -> Option<Result<Packet, DropReason>> {
         let mut header = [0; vnet::HEADER_BYTES];
         let link_bytes = self.link_bytes();
         let [small, large] = self.pair.parts(&mut self.scratch);
@@ -180,7 +184,7 @@ impl Queue {
     }
 
     /// Sends the first frame of the burst with one call, drops it, or leaves it there: the queue is full then.
-    pub fn send_one(&mut self, burst: &mut Burst, done: &mut Completing<'_>) {
+    pub(super) fn send_one(&mut self, burst: &mut Burst, done: &mut Completing<'_>) {
         let Some(p) = burst.pop_front() else { return };
         if let Err(reason) = self.check(&p) {
             return done.discard(p, reason);
@@ -219,7 +223,7 @@ impl Queue {
     }
 
     /// Completes a frame: frees it if it was sent or dropped, returns it if it is to be sent again.
-    pub fn complete(
+    pub(super) fn complete(
         &mut self,
         p: Packet,
         written: Result<(), i32>,
@@ -237,20 +241,20 @@ impl Queue {
     }
 
     /// The end of a transmit burst.
-    pub fn count_sent(&mut self, done: Completing<'_>) {
+    pub(super) fn count_sent(&mut self, done: Completing<'_>) {
         // An accepted frame shows that the interface is up again.
         self.health.is_down &= done.tally.frames == 0;
         done.tally.sent(done.counters, &mut self.stats);
     }
 
     /// The device refused a frame, which stays queued.
-    pub fn note_refusal(&mut self) {
+    pub(super) fn note_refusal(&mut self) {
         self.is_blocked = true;
         self.stats.tx_refusals += 1;
     }
 
     /// The descriptor is level-triggered: readable while a packet is queued.
-    pub fn wake_fd(&self) -> WakeFd {
+    pub(super) fn wake_fd(&self) -> WakeFd {
         let interest = match self.is_blocked {
             true => Interest::ReadableOrWritable,
             false => Interest::Readable,
@@ -258,7 +262,7 @@ impl Queue {
         WakeFd { fd: self.file.as_raw_fd(), interest }
     }
 
-    pub fn stats(&self) -> DeviceStats {
+    pub(super) fn stats(&self) -> DeviceStats {
         DeviceStats { link: self.link(), ..self.stats.clone() }
     }
 

@@ -16,13 +16,13 @@ use fulmar_stack::device::uso::{self, Joined};
 use crate::drivers::{sys, vnet};
 
 /// Mbufs that are gathered at most: two for each datagram.
-pub const MOST_SEGS: usize = 2 * uso::MOST;
+pub(super) const MOST_SEGS: usize = 2 * uso::MOST;
 /// The virtio-net header, the headers of the super-frame, the payloads.
 const PARTS: usize = 2 + MOST_SEGS;
 
 /// Whether datagrams of one flow are sent as one super-frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum UdpGso {
+pub(super) enum UdpGso {
     /// The device has no UDP GSO, or it was disabled.
     Off,
     On,
@@ -31,12 +31,12 @@ pub enum UdpGso {
 }
 
 impl UdpGso {
-    pub fn is_on(self) -> bool {
+    pub(super) fn is_on(self) -> bool {
         self == UdpGso::On
     }
 
     /// Continues [`fulmar_stack::device::DeviceStats::path`].
-    pub fn describe(self) -> &'static str {
+    pub(super) fn describe(self) -> &'static str {
         match self {
             UdpGso::Off => "",
             UdpGso::On => "; datagrams of one flow as one",
@@ -49,7 +49,7 @@ impl UdpGso {
 ///
 /// # Errors
 /// As [`sys::write_parts`]; EINVAL: the kernel does not segment datagrams (before Linux 6.2).
-pub fn write(
+pub(super) fn write(
     fd: std::os::fd::BorrowedFd<'_>,
     joined: &Joined,
     burst: &Burst,

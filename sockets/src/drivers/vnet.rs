@@ -12,7 +12,7 @@ use fulmar_stack::wire::virtio_net::{
     self, F_DATA_VALID, F_NEEDS_CSUM, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header,
 };
 
-pub const HEADER_BYTES: usize = virtio_net::HEADER_BYTES;
+pub(super) const HEADER_BYTES: usize = virtio_net::HEADER_BYTES;
 const ETHER_BYTES: usize = 14;
 const UDP_HEADER_BYTES: usize = 8;
 /// Byte of the TCP header whose upper half is its length in words (RFC 9293 section 3.1).
@@ -23,7 +23,7 @@ const TCP_CHECKSUM: u16 = 16;
 const HDR_LEN: std::ops::Range<usize> = 2..4;
 
 /// The header of a sent frame, with its offload request: checksum and segmentation.
-pub fn request(offload: &Offload) -> [u8; HEADER_BYTES] {
+pub(super) fn request(offload: &Offload) -> [u8; HEADER_BYTES] {
     let mut h = Header::default();
     if offload.needs_csum {
         h.flags = F_NEEDS_CSUM;
@@ -51,7 +51,7 @@ pub fn request(offload: &Offload) -> [u8; HEADER_BYTES] {
 /// The kernel copies `hdr_len` bytes into the linear part of its buffer, and the payload to the start of a page.
 /// Without it TCP options precede the payload in the page, so that its page offset is a few bytes above that of the
 /// source; at such a distance `rep movsb` takes ten times as long on some processors.
-pub fn request_before(offload: &Offload, front: &[u8]) -> [u8; HEADER_BYTES] {
+pub(super) fn request_before(offload: &Offload, front: &[u8]) -> [u8; HEADER_BYTES] {
     let mut bytes = request(offload);
     if let (None, Some(headers)) = (offload.gso, headers_bytes(offload, front)) {
         bytes[HDR_LEN].copy_from_slice(&headers.to_le_bytes());
@@ -60,7 +60,7 @@ pub fn request_before(offload: &Offload, front: &[u8]) -> [u8; HEADER_BYTES] {
 }
 
 /// [`request_before`] of a whole frame.
-pub fn request_for(p: &Packet) -> [u8; HEADER_BYTES] {
+pub(super) fn request_for(p: &Packet) -> [u8; HEADER_BYTES] {
     request_before(&p.offload, p.chain.front().map_or(&[], |m| m.as_slice()))
 }
 
@@ -81,7 +81,7 @@ fn headers_bytes(offload: &Offload, front: &[u8]) -> Option<u16> {
 ///
 /// # Errors
 /// [`DropReason::BadOffload`]: an offset points outside the frame, or the header contradicts itself.
-pub fn parse(
+pub(super) fn parse(
     header: &[u8; HEADER_BYTES],
     frame_bytes: usize,
     front: &[u8],

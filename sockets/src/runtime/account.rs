@@ -286,7 +286,7 @@ impl Ledger {
 
     /// Sets the sampling interval: one visit in `every` is measured (0 counts as 1); `None`: none is. The sums stay
     /// until [`Ledger::clear`].
-    pub fn set_every(&self, every: Option<u32>) {
+    pub(crate) fn set_every(&self, every: Option<u32>) {
         if every.is_some() {
             self.pass.get_or_init(measure_pass);
             self.total.clear();

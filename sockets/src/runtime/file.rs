@@ -20,7 +20,7 @@ const AHEAD_STEP_BYTES: u64 = 128 << 10;
 
 /// Whether a read may wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Patience {
+pub(crate) enum Patience {
     /// It may wait for the disk.
     Wait,
     /// Only bytes in the page cache are read.
@@ -44,7 +44,7 @@ pub enum End {
 
 /// Reads the file from `at` on into the bytes [skip, skip + len) of a chain. Returns how many were read, and why it
 /// ended. No mbuf of the chain may be shared.
-pub fn read_into(
+pub(crate) fn read_into(
     file: BorrowedFd<'_>,
     at: u64,
     chain: &mut Chain,

@@ -107,11 +107,6 @@ impl Handoff {
         self.waiting.is_empty(Ordering::SeqCst)
     }
 
-    /// Whether siblings are to be kicked.
-    pub fn has_kicks(&self) -> bool {
-        self.kicks != 0
-    }
-
     /// The siblings to kick, one bit each; clears them.
     pub fn take_kicks(&mut self) -> u32 {
         std::mem::take(&mut self.kicks)
@@ -123,7 +118,7 @@ impl Handoff {
     }
 
     /// A peek at a device that also sees entries of the ring.
-    pub fn peek_with_ring(&self, device: Arc<dyn Peek>) -> Arc<dyn Peek> {
+    pub(crate) fn peek_with_ring(&self, device: Arc<dyn Peek>) -> Arc<dyn Peek> {
         Arc::new(PeekWithRing { device, waiting: Arc::clone(&self.waiting) })
     }
 }
@@ -141,7 +136,7 @@ impl Peek for PeekWithRing {
 
 /// The fence of a hand-off (Dekker): the owner announces its sleep, then reads the ring; the writer fills the ring,
 /// then reads whether the owner sleeps. At least one of them sees the other's write.
-pub fn handoff_fence() {
+pub(crate) fn handoff_fence() {
     fence(Ordering::SeqCst);
 }
 

@@ -338,7 +338,7 @@ impl Host {
 
     /// The descriptor of a poll set, for an event loop of the program. From now on the service thread polls
     /// whenever no caller does.
-    pub fn expose_set(&self, set: &Arc<PollSetCore>) -> RawFd {
+    pub(crate) fn expose_set(&self, set: &Arc<PollSetCore>) -> RawFd {
         let _mark = self.bit.enter();
         if self.is_ours() && set.expose() {
             self.poll_for_sets();
@@ -351,13 +351,13 @@ impl Host {
     }
 
     /// A poll set was exposed that may have sockets of this shard.
-    pub fn poll_for_sets(&self) {
+    pub(crate) fn poll_for_sets(&self) {
         self.poll_sets.fetch_add(1, Ordering::SeqCst);
         self.service.unpark();
     }
 
     /// A poll set is gone.
-    pub fn forget_set(&self, set: &PollSetCore) {
+    pub(crate) fn forget_set(&self, set: &PollSetCore) {
         if set.is_exposed() {
             self.poll_sets.fetch_sub(1, Ordering::AcqRel);
             lock(&self.exposed_sets).retain(|s| !std::ptr::eq(s.as_ptr(), set));

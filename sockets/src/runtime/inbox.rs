@@ -45,7 +45,7 @@ pub enum Request {
 
 /// Queued requests from which on a thread that posts one waits for the lock. Each thread has at most one request under
 /// way, plus closes.
-pub const INBOX_LIMIT: usize = 65_536;
+pub(crate) const INBOX_LIMIT: usize = 65_536;
 
 /// Sockets that signal handlers can close between two drains, and as many whose posted buffers they can drop.
 const SLOTS: usize = 8;
@@ -86,7 +86,7 @@ impl Slots {
 }
 
 /// The inbox.
-pub struct Inbox {
+pub(crate) struct Inbox {
     requests: Mutex<Vec<Request>>,
     len: AtomicUsize,
     unwanted: Slots,
@@ -107,7 +107,7 @@ impl Default for Inbox {
 impl Inbox {
     /// Queues a request; returns how many are queued. The caller tries the lock once more afterwards: its holder may
     /// have drained the inbox just before.
-    pub fn push(&self, request: Request) -> usize {
+    pub(crate) fn push(&self, request: Request) -> usize {
         let mut requests = lock(&self.requests);
         requests.push(request);
         self.len.fetch_add(1, Ordering::SeqCst);
@@ -115,13 +115,13 @@ impl Inbox {
     }
 
     /// Queues a close without a lock. If all slots are taken, the socket stays until its stack ends.
-    pub fn push_close(&self, id: SlotId) {
+    pub(crate) fn push_close(&self, id: SlotId) {
         self.push_slot(&self.closes, id);
     }
 
     /// Queues, without a lock, that tickets of a socket were dropped. If all slots are taken, their buffers complete
     /// with the stream.
-    pub fn push_unwanted(&self, id: SlotId) {
+    pub(crate) fn push_unwanted(&self, id: SlotId) {
         self.push_slot(&self.unwanted, id);
     }
 
@@ -133,7 +133,7 @@ impl Inbox {
     }
 
     /// From now on it is never empty, so that every call that takes the lock sees that it is closed.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         if !self.is_closed() {
             self.len.fetch_or(CLOSED, Ordering::SeqCst);
         }
@@ -141,20 +141,20 @@ impl Inbox {
 
     /// Whether [`Inbox::close`] was called.
     #[inline]
-    pub fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.len.load(Ordering::Acquire) & CLOSED != 0
     }
 
     /// Whether it is empty. For the holder of the lock, and, after [`after_release`], for the thread that has just
     /// released it.
     #[inline]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
     }
 
     /// Performs all requests in order, closes by signal handlers last. Returns how many there were. For the holder of
     /// the shard lock.
-    pub fn drain(&self, mut perform: impl FnMut(Request)) -> usize {
+    pub(crate) fn drain(&self, mut perform: impl FnMut(Request)) -> usize {
         let mut requests = std::mem::take(&mut *lock(&self.requests));
         let mut done = requests.len();
         requests.drain(..).for_each(&mut perform);
@@ -176,7 +176,7 @@ impl Inbox {
 
 /// Orders the release of the shard lock before the check of the inbox.
 #[inline]
-pub fn after_release() {
+pub(crate) fn after_release() {
     // On x86-64 the release is a locked instruction, which orders all that follows.
     if cfg!(any(fulmar_loom, not(target_arch = "x86_64"))) {
         fence(Ordering::SeqCst);

@@ -27,7 +27,7 @@ use crate::runtime::waiter::Waiter;
 /// The role of a leader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum Role {
+pub(crate) enum Role {
     /// A thread in a blocking call.
     Caller = 1,
     /// The service thread.
@@ -37,7 +37,7 @@ pub enum Role {
 const NONE: u8 = 0;
 
 /// The leader of a shard, how it is woken, and its followers.
-pub struct Leader {
+pub(crate) struct Leader {
     role: AtomicU8,
     /// Eventfds that wake the sleeper of each role. Two, so that neither consumes the other's wake-up.
     kicks: [OwnedFd; 2],
@@ -55,7 +55,7 @@ impl Leader {
     ///
     /// # Errors
     /// The errno of `eventfd` or `timerfd_create`.
-    pub fn new() -> std::io::Result<Leader> {
+    pub(crate) fn new() -> std::io::Result<Leader> {
         Ok(Leader {
             role: AtomicU8::new(NONE),
             kicks: [sys::event_fd()?, sys::event_fd()?],
@@ -68,7 +68,7 @@ impl Leader {
 
     /// Takes the lead. A caller gets it unless another caller leads; the service thread only if there is no
     /// leader.
-    pub fn try_take(&self, role: Role) -> bool {
+    pub(crate) fn try_take(&self, role: Role) -> bool {
         let swap = |from| {
             self.role.compare_exchange(from, role as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         };
@@ -76,17 +76,17 @@ impl Leader {
     }
 
     /// Whether a thread of this role leads.
-    pub fn is_held_by(&self, role: Role) -> bool {
+    pub(crate) fn is_held_by(&self, role: Role) -> bool {
         self.role.load(Ordering::SeqCst) == role as u8
     }
 
     /// Gives up the lead, if no caller has taken it.
-    pub fn resign(&self, role: Role) {
+    pub(crate) fn resign(&self, role: Role) {
         let _ = self.role.compare_exchange(role as u8, NONE, Ordering::SeqCst, Ordering::SeqCst);
     }
 
     /// Wakes a follower, which takes the lead. False if there is none.
-    pub fn wake_follower(&self) -> bool {
+    pub(crate) fn wake_follower(&self) -> bool {
         let next = self.followers().pop();
         next.is_some_and(|w| {
             w.wake();
@@ -95,28 +95,28 @@ impl Leader {
     }
 
     /// Wakes the leader and all followers, and those about to sleep.
-    pub fn wake_all(&self) {
+    pub(crate) fn wake_all(&self) {
         while self.wake_follower() {}
         self.kicks.iter().for_each(|kick| sys::signal_event(kick.as_raw_fd()));
     }
 
     /// Adds a follower.
-    pub fn add_follower(&self, w: &Arc<Waiter>) {
+    pub(crate) fn add_follower(&self, w: &Arc<Waiter>) {
         self.followers().push(Arc::clone(w));
     }
 
     /// Removes a follower.
-    pub fn remove_follower(&self, w: &Arc<Waiter>) {
+    pub(crate) fn remove_follower(&self, w: &Arc<Waiter>) {
         self.followers().retain(|f| !Arc::ptr_eq(f, w));
     }
 
     /// The eventfd that wakes a sleeper of this role.
-    pub fn kick_fd(&self, role: Role) -> RawFd {
+    pub(crate) fn kick_fd(&self, role: Role) -> RawFd {
         self.kicks[slot(role)].as_raw_fd()
     }
 
     /// The timer of this role, set to expire at `at`.
-    pub fn timer_at(&self, role: Role, at: Instant) -> RawFd {
+    pub(crate) fn timer_at(&self, role: Role, at: Instant) -> RawFd {
         let fd = self.timers[slot(role)].as_raw_fd();
         self.timers_at[slot(role)].store(at.as_nanos(), Ordering::Relaxed);
         sys::set_timer(fd, at);
@@ -125,7 +125,7 @@ impl Leader {
 
     /// The timer of this role, set to expire at `at` at the latest: left alone if it expires between `now` and
     /// `at`.
-    pub fn timer_by(&self, role: Role, now: Instant, at: Instant) -> RawFd {
+    pub(crate) fn timer_by(&self, role: Role, now: Instant, at: Instant) -> RawFd {
         let is_set_for = self.timers_at[slot(role)].load(Ordering::Relaxed);
         if is_set_for > now.as_nanos() && is_set_for <= at.as_nanos() {
             return self.timers[slot(role)].as_raw_fd();
@@ -134,29 +134,29 @@ impl Leader {
     }
 
     /// The thread of this role will sleep until then.
-    pub fn will_sleep(&self, role: Role, until: Instant) {
+    pub(crate) fn will_sleep(&self, role: Role, until: Instant) {
         self.sleeps_until[slot(role)].store(until.as_nanos().max(1), Ordering::SeqCst);
     }
 
     /// It no longer sleeps. A kick that it has not seen stays, and ends the next sleep.
-    pub fn awake(&self, role: Role) {
+    pub(crate) fn awake(&self, role: Role) {
         self.sleeps_until[slot(role)].store(0, Ordering::SeqCst);
     }
 
     /// The kick that has ended a sleep is consumed.
-    pub fn clear_kick(&self, role: Role) {
+    pub(crate) fn clear_kick(&self, role: Role) {
         sys::clear_event(self.kick_fd(role));
     }
 
     /// The eventfd of a thread of this role that sleeps on the device, leader or not.
-    pub fn sleeping(&self, role: Role) -> Option<RawFd> {
+    pub(crate) fn sleeping(&self, role: Role) -> Option<RawFd> {
         let sleeps = self.sleeps_until[slot(role)].load(Ordering::SeqCst) != 0;
         sleeps.then(|| self.kick_fd(role))
     }
 
     /// The leader's eventfd and the end of its sleep, if it sleeps.
     #[inline]
-    pub fn sleeper(&self) -> Option<(RawFd, Instant)> {
+    pub(crate) fn sleeper(&self) -> Option<(RawFd, Instant)> {
         let role = match self.role.load(Ordering::Acquire) {
             NONE => return None,
             1 => Role::Caller,
@@ -168,7 +168,7 @@ impl Leader {
 
     /// Wakes the sleepers of both roles, from any thread; one that is awake skips its next sleep. For memory that is
     /// freed while a writer waits for it.
-    pub fn kick(&self) -> std::io::Result<impl fulmar_stack::mbuf::Kick> {
+    pub(crate) fn kick(&self) -> std::io::Result<impl fulmar_stack::mbuf::Kick> {
         let [caller, service] = &self.kicks;
         Ok(LeaderKick([caller.try_clone()?, service.try_clone()?]))
     }

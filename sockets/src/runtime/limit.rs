@@ -22,7 +22,7 @@ pub enum Limit {
 impl Limit {
     /// The same limit with its end fixed, for a call that waits several times.
     #[must_use]
-    pub fn from_now(self) -> Limit {
+    pub(crate) fn started(self) -> Limit {
         match self {
             Limit::For(d) => Limit::Until(sys::now() + d),
             Limit::ForNanos(ns) => Limit::Until(sys::now() + Duration::from_nanos(ns)),

@@ -50,9 +50,12 @@ pub use models::MODELS;
 pub use poll_set::PollSetCore;
 pub use service_thread::start as start_service;
 pub use spin::Spin;
-pub use start::{StartError, hosts as start_hosts, shard_config};
-pub use sys::{
-    advise_huge_pages, at_exit, block_signals, fork_generation, now, thread_number, ticks,
-};
-pub use ticket::{Post, Received, RecvTicket, SoleTicket};
+pub use start::StartError;
+pub use start::{hosts as start_hosts, shard_config};
+pub(crate) use sys::at_exit;
+pub(crate) use sys::block_signals;
+pub(crate) use sys::fork_generation;
+pub use sys::{now, thread_number, ticks};
+pub(crate) use ticket::SoleTicket;
+pub use ticket::{Post, Received, RecvTicket};
 pub use watched::{LockedShard, WatchedShard};

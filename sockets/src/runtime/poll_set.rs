@@ -56,13 +56,13 @@ impl PollSetCore {
     ///
     /// # Errors
     /// As [`PollSetCore::new`].
-    pub fn of_event_loop() -> std::io::Result<PollSetCore> {
+    pub(crate) fn of_event_loop() -> std::io::Result<PollSetCore> {
         Ok(PollSetCore { is_event_loop: true, ..PollSetCore::new()? })
     }
 
     /// Whether a wait that returns ready sockets begins a turn of an event loop, whose next wait follows. Not if the
     /// loop may sleep on the descriptor instead.
-    pub fn begins_turns(&self) -> bool {
+    pub(crate) fn begins_turns(&self) -> bool {
         self.is_event_loop && !self.is_exposed()
     }
 
@@ -86,24 +86,24 @@ impl PollSetCore {
     }
 
     /// Whether members may be ready.
-    pub fn has_candidates(&self) -> bool {
+    pub(crate) fn has_candidates(&self) -> bool {
         self.has_others() || !lock(&self.candidates).is_empty()
     }
 
     /// Wakers or descriptors may be ready: ends waits until [`PollSetCore::take_others`]. Takes locks that a signal
     /// handler must not meet.
-    pub fn signal_others(&self) {
+    pub(crate) fn signal_others(&self) {
         self.has_others.store(true, Ordering::SeqCst);
         self.signal();
     }
 
     /// Whether [`PollSetCore::signal_others`] was called since the last [`PollSetCore::take_others`].
-    pub fn has_others(&self) -> bool {
+    pub(crate) fn has_others(&self) -> bool {
         self.has_others.load(Ordering::SeqCst)
     }
 
     /// The same, and clears it. Called after [`PollSetCore::drain`], which clears the descriptor.
-    pub fn take_others(&self) -> bool {
+    pub(crate) fn take_others(&self) -> bool {
         self.has_others() && self.has_others.swap(false, Ordering::SeqCst)
     }
 
@@ -130,17 +130,17 @@ impl PollSetCore {
     }
 
     /// Whether [`PollSetCore::expose`] was called.
-    pub fn is_exposed(&self) -> bool {
+    pub(crate) fn is_exposed(&self) -> bool {
         self.is_exposed.load(Ordering::SeqCst)
     }
 
     /// A thread is about to wait in the stack.
-    pub fn add_sleeper(&self, w: &Arc<Waiter>) {
+    pub(crate) fn add_sleeper(&self, w: &Arc<Waiter>) {
         lock(&self.sleepers).push(Arc::clone(w));
     }
 
     /// It no longer waits.
-    pub fn remove_sleeper(&self, w: &Arc<Waiter>) {
+    pub(crate) fn remove_sleeper(&self, w: &Arc<Waiter>) {
         lock(&self.sleepers).retain(|s| !Arc::ptr_eq(s, w));
     }
 

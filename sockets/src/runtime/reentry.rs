@@ -24,11 +24,11 @@ per_thread! {
 
 /// A host's bit.
 #[derive(Clone, Copy, Debug)]
-pub struct HostBit(NonZeroU64);
+pub(crate) struct HostBit(NonZeroU64);
 
 impl HostBit {
     /// The bit of a new host.
-    pub fn next() -> HostBit {
+    pub(super) fn next() -> HostBit {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let bit = 1 << (NEXT.fetch_add(1, Ordering::Relaxed) % 64);
         HostBit(NonZeroU64::new(bit).unwrap_or(NonZeroU64::MIN))
@@ -36,7 +36,7 @@ impl HostBit {
 
     /// The thread is inside until the mark is dropped. `None`: it is inside already.
     #[inline(always)]
-    pub fn enter(self) -> Option<Inside> {
+    pub(super) fn enter(self) -> Option<Inside> {
         let held = INSIDE.with(Cell::get);
         if held & self.0.get() != 0 {
             return None;
@@ -48,7 +48,7 @@ impl HostBit {
     }
 
     /// The thread waits until the mark is dropped. `None`: it waits already.
-    pub fn start_waiting(self) -> Option<Waiting> {
+    pub(super) fn start_waiting(self) -> Option<Waiting> {
         let held = WAITING.with(Cell::get);
         if held & self.0.get() != 0 {
             return None;
@@ -61,12 +61,12 @@ impl HostBit {
 
 /// Identifies the calling thread among all that live.
 #[inline]
-pub fn this_thread() -> usize {
+pub(crate) fn this_thread() -> usize {
     INSIDE.with(|inside| std::ptr::from_ref(inside) as usize)
 }
 
 /// The calling thread is inside a host, until this is dropped. One word, since every call has one.
-pub struct Inside {
+pub(super) struct Inside {
     bit: NonZeroU64,
     /// The bit belongs to the thread that set it.
     not_send: PhantomData<*const ()>,
@@ -89,7 +89,7 @@ pub struct Waiting {
 
 impl Waiting {
     /// Whether the thread waits in another host, too: a signal handler has interrupted that wait.
-    pub fn is_nested(&self) -> bool {
+    pub(crate) fn is_nested(&self) -> bool {
         self.is_nested
     }
 }

@@ -10,7 +10,7 @@ use crate::runtime::waiter::Waiter;
 
 /// The handle of a host to its service thread.
 #[derive(Default)]
-pub struct Service {
+pub(crate) struct Service {
     /// Set by the thread that starts it.
     pub thread: Mutex<Option<JoinHandle<()>>>,
     /// Set by the thread itself.
@@ -22,21 +22,21 @@ pub struct Service {
 
 impl Service {
     /// No caller leads any more: ends the parking.
-    pub fn unpark(&self) {
+    pub(crate) fn unpark(&self) {
         if self.is_parked.load(Ordering::SeqCst) && self.is_parked.swap(false, Ordering::SeqCst) {
             self.wake();
         }
     }
 
     /// Ends any sleep but one on the device.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         if let Some(w) = &*lock(&self.waiter) {
             w.wake();
         }
     }
 
     /// Ends the thread and waits for it.
-    pub fn stop(&self, kick: RawFd) {
+    pub(crate) fn stop(&self, kick: RawFd) {
         self.is_stopping.store(true, Ordering::SeqCst);
         sys::signal_event(kick);
         self.wake();
@@ -50,7 +50,7 @@ impl Service {
     }
 
     /// Whether the thread is to end.
-    pub fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::SeqCst)
     }
 }

@@ -65,7 +65,7 @@ impl Spin {
     }
 
     /// Whether the device can be peeked at without the lock.
-    pub fn has_peek(&self) -> bool {
+    pub(crate) fn has_peek(&self) -> bool {
         self.peek.is_some()
     }
 

@@ -65,7 +65,7 @@ pub fn shard_config(config: &StackConfig, shards: usize) -> StackConfig {
 }
 
 /// The hosts of a stack, in the order of their shards.
-pub type Hosts = Vec<Arc<Host>>;
+pub(super) type Hosts = Vec<Arc<Host>>;
 
 /// Starts a host with its service thread for each device. The devices are the queues of one interface; `name` is that
 /// of the threads.

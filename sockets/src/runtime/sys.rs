@@ -21,7 +21,7 @@ pub fn now() -> Instant {
 /// The monotonic clock at the kernel's last tick, a few milliseconds ago at most (CLOCK_MONOTONIC_COARSE): a memory
 /// read, without the cycle counter.
 #[inline]
-pub fn coarse_now() -> Instant {
+pub(crate) fn coarse_now() -> Instant {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is a valid timespec that lives through the call.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut t) };
@@ -40,7 +40,7 @@ pub fn ticks() -> u64 {
 }
 
 /// CPU time of this thread by the kernel, nanoseconds; 0 if it is not available.
-pub fn thread_cpu_ns() -> u64 {
+pub(crate) fn thread_cpu_ns() -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is a valid timespec that lives through the call; it stays zero if that fails.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
@@ -48,7 +48,7 @@ pub fn thread_cpu_ns() -> u64 {
 }
 
 /// Context switches of this thread, voluntary and involuntary.
-pub fn switches() -> u64 {
+pub(super) fn switches() -> u64 {
     let usage = usage();
     (usage.ru_nivcsw as u64).wrapping_add(usage.ru_nvcsw as u64)
 }
@@ -64,7 +64,7 @@ fn usage() -> libc::rusage {
 
 /// Asks for huge pages (MADV_HUGEPAGE) for unused memory, so that random reads cause fewer TLB misses. Errors are
 /// ignored.
-pub fn advise_huge_pages(start: *const u8, bytes: usize) {
+pub(crate) fn advise_huge_pages(start: *const u8, bytes: usize) {
     // SAFETY: advice changes no memory's contents and no mapping, wherever it is about.
     unsafe { libc::madvise(start.cast_mut().cast(), bytes, libc::MADV_HUGEPAGE) };
 }
@@ -74,7 +74,7 @@ pub fn advise_huge_pages(start: *const u8, bytes: usize) {
 ///
 /// # Errors
 /// The errno of the call.
-pub fn random_bytes(bytes: &mut [u8; 32]) -> io::Result<usize> {
+pub(crate) fn random_bytes(bytes: &mut [u8; 32]) -> io::Result<usize> {
     loop {
         // SAFETY: writable bytes are passed with their length.
         let filled = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
@@ -94,7 +94,7 @@ pub fn random_bytes(bytes: &mut [u8; 32]) -> io::Result<usize> {
 ///
 /// # Errors
 /// The errno of the call.
-pub fn event_fd() -> io::Result<OwnedFd> {
+pub(crate) fn event_fd() -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if fd < 0 {
@@ -105,21 +105,21 @@ pub fn event_fd() -> io::Result<OwnedFd> {
 }
 
 /// Makes an eventfd readable. A full counter is readable already, so failure does not matter.
-pub fn signal_event(fd: RawFd) {
+pub(crate) fn signal_event(fd: RawFd) {
     let one = 1u64.to_ne_bytes();
     // SAFETY: eight readable bytes are passed with their length.
     unsafe { libc::write(fd, one.as_ptr().cast(), one.len()) };
 }
 
 /// Makes an eventfd unreadable.
-pub fn clear_event(fd: RawFd) {
+pub(crate) fn clear_event(fd: RawFd) {
     let mut count = [0u8; 8];
     // SAFETY: eight writable bytes are passed with their length.
     unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
 }
 
 /// Sleeps for `time`.
-pub fn sleep(time: Duration) {
+pub(super) fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
 
@@ -127,7 +127,7 @@ pub fn sleep(time: Duration) {
 ///
 /// # Errors
 /// The errno of the call.
-pub fn timer_fd() -> io::Result<OwnedFd> {
+pub(crate) fn timer_fd() -> io::Result<OwnedFd> {
     let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
     // SAFETY: no memory is passed.
     let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
@@ -139,7 +139,7 @@ pub fn timer_fd() -> io::Result<OwnedFd> {
 }
 
 /// Sets a timer: its descriptor becomes readable at `at`.
-pub fn set_timer(fd: RawFd, at: Instant) {
+pub(super) fn set_timer(fd: RawFd, at: Instant) {
     // Zero would disarm it.
     let ns = at.as_nanos().max(1);
     let value = libc::timespec {
@@ -154,7 +154,7 @@ pub fn set_timer(fd: RawFd, at: Instant) {
 
 /// Sleeps until the descriptor of the device is ready, `kick` or `timer` is readable, or a signal arrives. Returns
 /// whether `kick` is readable.
-pub fn sleep_on(device: Option<WakeFd>, kick: RawFd, timer: RawFd) -> bool {
+pub(super) fn sleep_on(device: Option<WakeFd>, kick: RawFd, timer: RawFd) -> bool {
     let WakeFd { fd, interest } = device.unwrap_or(WakeFd::readable(-1));
     let events = match interest {
         Interest::Readable => libc::POLLIN,
@@ -178,7 +178,7 @@ fn timespec(t: Duration) -> libc::timespec {
 }
 
 /// Sleeps while `word` holds `expected`, until woken or until the time is over. May return early.
-pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+pub(super) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
     let spec = timeout.map(timespec);
     let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
@@ -187,14 +187,14 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
 }
 
 /// Wakes the thread that sleeps on `word`.
-pub fn futex_wake(word: &AtomicU32) {
+pub(super) fn futex_wake(word: &AtomicU32) {
     let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the kernel uses the address only as the key of the sleepers.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, 1) };
 }
 
 /// Blocks all signals for the calling thread, so that handlers run on the program's own threads.
-pub fn block_signals() {
+pub(crate) fn block_signals() {
     // SAFETY: all-zero is a valid sigset_t, which sigfillset then fills; both live through the calls.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -221,12 +221,12 @@ extern "C" fn count_fork() {
 /// How often this process, or an ancestor, was forked since `watch_forks`. A stack stores the number at its start and
 /// refuses to work in a child, which has neither its threads nor its shared memory.
 #[inline]
-pub fn fork_generation() -> u32 {
+pub(crate) fn fork_generation() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
 /// Starts counting forks. Idempotent.
-pub fn watch_forks() {
+pub(crate) fn watch_forks() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         // SAFETY: `count_fork` does nothing but an atomic addition, which is async-signal-safe.
@@ -235,7 +235,7 @@ pub fn watch_forks() {
 }
 
 /// Calls `f` when the process ends by `exit` or by returning from `main`.
-pub fn at_exit(f: extern "C" fn()) {
+pub(crate) fn at_exit(f: extern "C" fn()) {
     // SAFETY: `f` is a plain function that takes nothing and returns nothing.
     unsafe { libc::atexit(f) };
 }

@@ -104,7 +104,7 @@ fn slot_of(token: PostToken) -> SlotId {
 
 impl Tickets {
     /// Adds the ticket of a buffer that is about to be posted.
-    pub fn add(&mut self, ticket: &Arc<RecvTicket>) -> PostToken {
+    pub(crate) fn add(&mut self, ticket: &Arc<RecvTicket>) -> PostToken {
         let slot = self.0.insert(Arc::clone(ticket));
         let token = u64::from(slot.generation) << 32 | u64::from(slot.index);
         ticket.token.store(token, Ordering::Relaxed);
@@ -112,17 +112,17 @@ impl Tickets {
     }
 
     /// Removes the ticket of a buffer that was not posted, or has completed.
-    pub fn remove(&mut self, token: PostToken) -> Option<Arc<RecvTicket>> {
+    pub(crate) fn remove(&mut self, token: PostToken) -> Option<Arc<RecvTicket>> {
         self.0.remove(slot_of(token))
     }
 
     /// The ticket of a buffer that is posted.
-    pub fn get(&self, token: PostToken) -> Option<&Arc<RecvTicket>> {
+    pub(crate) fn get(&self, token: PostToken) -> Option<&Arc<RecvTicket>> {
         self.0.get(slot_of(token))
     }
 
     /// Completes a buffer: its ticket gets the outcome. The waiters are woken when the returned ticket is dropped.
-    pub fn end(&mut self, over: PostCompletion) -> Option<Arc<RecvTicket>> {
+    pub(crate) fn end(&mut self, over: PostCompletion) -> Option<Arc<RecvTicket>> {
         let ticket = self.remove(over.token)?;
         ticket.put(over.outcome, Some(over.unclaimed));
         Some(ticket)
@@ -162,11 +162,11 @@ impl Drop for Received {
 }
 
 /// A ticket with one owner: no other handle can take its outcome.
-pub struct SoleTicket<'a>(pub(crate) &'a RecvTicket);
+pub(crate) struct SoleTicket<'a>(pub(crate) &'a RecvTicket);
 
 impl<'a> SoleTicket<'a> {
     /// `&mut` of the ticket's holder proves that it is the only owner.
-    pub fn of(holder: &'a mut Arc<RecvTicket>) -> SoleTicket<'a> {
+    pub(crate) fn of(holder: &'a mut Arc<RecvTicket>) -> SoleTicket<'a> {
         SoleTicket(holder)
     }
 }

@@ -54,17 +54,17 @@ impl Waiter {
     }
 
     /// The thread will sleep on the device, beside this eventfd. Under the shard lock.
-    pub fn on_device(&self, kick_fd: i32) {
+    pub(crate) fn on_device(&self, kick_fd: i32) {
         self.kick_fd.store(kick_fd, Ordering::SeqCst);
     }
 
     /// The thread no longer sleeps on the device.
-    pub fn off_device(&self) {
+    pub(crate) fn off_device(&self) {
         self.kick_fd.store(NOT_ON_DEVICE, Ordering::SeqCst);
     }
 
     /// Whether it was woken since [`Waiter::reset`].
-    pub fn is_woken(&self) -> bool {
+    pub(crate) fn is_woken(&self) -> bool {
         self.state.load(Ordering::SeqCst) == WOKEN
     }
 

@@ -10,7 +10,7 @@ use crate::runtime::poll_set::PollSetCore;
 use crate::runtime::waiter::Waiter;
 
 /// The wake-ups that a call collects; rarely many, so that they need no heap.
-pub type Wakes = smallvec::SmallVec<[Wake; 8]>;
+pub(super) type Wakes = smallvec::SmallVec<[Wake; 8]>;
 
 /// A wake-up to fire once the shard lock is released.
 pub enum Wake {
@@ -56,16 +56,16 @@ impl Membership {
 
 /// The watchers of all sockets of a shard, by slot.
 #[derive(Default)]
-pub struct Watchers(Vec<Watch>);
+pub(crate) struct Watchers(Vec<Watch>);
 
 impl Watchers {
     /// The watchers of a socket, if it ever had any.
-    pub fn find(&mut self, id: SlotId) -> Option<&mut Watch> {
+    pub(super) fn find(&mut self, id: SlotId) -> Option<&mut Watch> {
         self.0.get_mut(id.index as usize).filter(|w| w.generation == id.generation)
     }
 
     /// The watchers of a socket that exists.
-    pub fn of(&mut self, id: SlotId) -> &mut Watch {
+    pub(super) fn of(&mut self, id: SlotId) -> &mut Watch {
         let at = id.index as usize;
         if self.0.len() <= at {
             self.0.resize_with(at + 1, Watch::default);
@@ -83,7 +83,7 @@ impl Watchers {
 
 /// The watchers of one socket. Empty (and without memory) for most.
 #[derive(Default)]
-pub struct Watch {
+pub(super) struct Watch {
     generation: u32,
     threads: Vec<(Arc<Waiter>, Ready)>,
     sets: Vec<Membership>,
@@ -91,18 +91,18 @@ pub struct Watch {
 
 impl Watch {
     /// The union of their interests; `None`: no waiters.
-    pub fn interest(&self) -> Option<Ready> {
+    pub(super) fn interest(&self) -> Option<Ready> {
         let threads = self.threads.iter().map(|(_, interest)| *interest);
         threads.chain(self.sets.iter().map(|m| m.interest)).reduce(|all, one| all | one)
     }
 
     /// A thread is about to sleep until one of `interest`.
-    pub fn add_thread(&mut self, w: &Arc<Waiter>, interest: Ready) {
+    pub(crate) fn add_thread(&mut self, w: &Arc<Waiter>, interest: Ready) {
         self.threads.push((Arc::clone(w), interest));
     }
 
     /// The thread no longer sleeps for this socket.
-    pub fn remove_thread(&mut self, w: &Arc<Waiter>) {
+    pub(crate) fn remove_thread(&mut self, w: &Arc<Waiter>) {
         self.threads.retain(|(t, _)| !Arc::ptr_eq(t, w));
     }
 
@@ -111,7 +111,13 @@ impl Watch {
     }
 
     /// The socket, one of `shard`, joins a poll set, or changes its token and interest.
-    pub fn join(&mut self, shard: u16, set: &Arc<PollSetCore>, token: usize, interest: Ready) {
+    pub(super) fn join(
+        &mut self,
+        shard: u16,
+        set: &Arc<PollSetCore>,
+        token: usize,
+        interest: Ready,
+    ) {
         match self.member(set) {
             Some(m) => (m.token, m.interest) = (token, interest),
             None => {
@@ -122,12 +128,12 @@ impl Watch {
     }
 
     /// Whether the socket is in a poll set.
-    pub fn is_in(&self, set: &Arc<PollSetCore>) -> bool {
+    pub(super) fn is_in(&self, set: &Arc<PollSetCore>) -> bool {
         self.sets.iter().any(|m| Arc::ptr_eq(&m.set, set))
     }
 
     /// The socket leaves a poll set; false if it was not in it.
-    pub fn leave(&mut self, socket: SlotId, set: &Arc<PollSetCore>) -> bool {
+    pub(super) fn leave(&mut self, socket: SlotId, set: &Arc<PollSetCore>) -> bool {
         let before = self.sets.len();
         self.sets.retain(|m| {
             let stays = !Arc::ptr_eq(&m.set, set);
@@ -140,19 +146,19 @@ impl Watch {
     }
 
     /// The socket leaves every poll set: it was closed.
-    pub fn leave_all(&mut self, socket: SlotId) {
+    pub(crate) fn leave_all(&mut self, socket: SlotId) {
         self.sets.drain(..).for_each(|m| m.forget(socket));
     }
 
     /// The socket was taken from the list: returns its token and interest.
-    pub fn unlisted(&mut self, set: &Arc<PollSetCore>) -> Option<(usize, Ready)> {
+    pub(super) fn unlisted(&mut self, set: &Arc<PollSetCore>) -> Option<(usize, Ready)> {
         let m = self.member(set)?;
         m.is_listed = false;
         Some((m.token, m.interest))
     }
 
     /// The socket is still ready: lists it again.
-    pub fn relist(&mut self, socket: SlotId, set: &Arc<PollSetCore>) {
+    pub(crate) fn relist(&mut self, socket: SlotId, set: &Arc<PollSetCore>) {
         if let Some(m) = self.member(set)
             && m.list(socket)
         {
@@ -161,7 +167,7 @@ impl Watch {
     }
 
     /// The socket became `ready`: collects the wake-ups of interested waiters.
-    pub fn notify(&mut self, socket: SlotId, ready: Ready, wakes: &mut Wakes) {
+    pub(super) fn notify(&mut self, socket: SlotId, ready: Ready, wakes: &mut Wakes) {
         for (thread, interest) in &self.threads {
             if !ready.seen_by(*interest).is_empty() {
                 wakes.push(Wake::Thread(Arc::clone(thread)));

@@ -312,7 +312,7 @@ impl WatchedShard {
     ///
     /// # Errors
     /// [`SocketError::Invalid`]: it is not in it.
-    pub fn rejoin_set(
+    pub(crate) fn rejoin_set(
         &mut self,
         id: SlotId,
         set: &Arc<PollSetCore>,
@@ -329,7 +329,11 @@ impl WatchedShard {
     ///
     /// # Errors
     /// [`SocketError::Invalid`]: it was not in it.
-    pub fn leave_set(&mut self, id: SlotId, set: &Arc<PollSetCore>) -> Result<(), SocketError> {
+    pub(crate) fn leave_set(
+        &mut self,
+        id: SlotId,
+        set: &Arc<PollSetCore>,
+    ) -> Result<(), SocketError> {
         self.shard.ready(id)?;
         self.dispatch();
         let left = self.watchers.find(id).is_some_and(|w| w.leave(id, set));

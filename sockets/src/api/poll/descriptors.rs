@@ -36,7 +36,7 @@ impl Descriptors {
     ///
     /// # Errors
     /// Too many descriptors or threads.
-    pub fn new(core: &Arc<PollSetCore>) -> io::Result<Descriptors> {
+    pub(super) fn new(core: &Arc<PollSetCore>) -> io::Result<Descriptors> {
         let members = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
         let watch = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?;
@@ -54,7 +54,7 @@ impl Descriptors {
     ///
     /// # Errors
     /// Those of `epoll_ctl(2)`: `EPERM` for a file that is always ready.
-    pub fn add(&self, fd: impl AsFd, token: usize, interest: Ready) -> io::Result<()> {
+    pub(super) fn add(&self, fd: impl AsFd, token: usize, interest: Ready) -> io::Result<()> {
         let mut event = EpollEvent::new(flags_of(interest), token as u64);
         match self.members.add(&fd, event) {
             Err(Errno::EEXIST) => Ok(self.members.modify(&fd, &mut event)?),
@@ -64,7 +64,7 @@ impl Descriptors {
 
     /// # Errors
     /// `ENOENT`: it is not in the set.
-    pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+    pub(super) fn remove(&self, fd: impl AsFd) -> io::Result<()> {
         Ok(self.members.delete(fd)?)
     }
 
@@ -72,7 +72,7 @@ impl Descriptors {
     ///
     /// # Errors
     /// None is expected.
-    pub fn collect(&self, events: &mut Vec<Event>, most: usize) -> io::Result<bool> {
+    pub(super) fn collect(&self, events: &mut Vec<Event>, most: usize) -> io::Result<bool> {
         let mut found = [EpollEvent::empty(); EVENTS];
         let space = found.len().min(most);
         let count = match self.members.wait(&mut found[..space], EpollTimeout::ZERO) {
@@ -90,7 +90,7 @@ impl Descriptors {
     }
 
     /// For a forked child, in which the thread does not exist; the eventfd that would stop it is the parent's.
-    pub fn forget(mut self) {
+    pub(super) fn forget(mut self) {
         std::mem::forget(self.thread.take());
     }
 }

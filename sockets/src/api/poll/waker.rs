@@ -13,12 +13,12 @@ pub(super) struct Woken {
 }
 
 impl Woken {
-    pub fn new(core: &Arc<PollSetCore>) -> Woken {
+    pub(super) fn new(core: &Arc<PollSetCore>) -> Woken {
         Woken { core: Arc::clone(core), tokens: Mutex::default() }
     }
 
     /// The tokens, each once.
-    pub fn take(&self) -> Vec<usize> {
+    pub(super) fn take(&self) -> Vec<usize> {
         std::mem::take(&mut *self.tokens.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

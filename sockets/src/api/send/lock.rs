@@ -26,7 +26,7 @@ pub(super) struct SendLock<'a> {
 
 impl<'a> SendLock<'a> {
     pub(super) fn new(socket: &'a Socket, limit: Limit) -> SendLock<'a> {
-        SendLock { socket, limit: limit.from_now(), is_locked: false, has_accepted: false }
+        SendLock { socket, limit: limit.started(), is_locked: false, has_accepted: false }
     }
 
     /// Whether the call may wait.

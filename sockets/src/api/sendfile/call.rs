@@ -84,7 +84,7 @@ impl Drop for Held<'_> {
 }
 
 impl<'a> Call<'a> {
-    pub fn new(
+    pub(super) fn new(
         socket: &'a Socket,
         options: &'a SendFile,
         source: Source<'a>,
@@ -99,7 +99,7 @@ impl<'a> Call<'a> {
     ///
     /// # Errors
     /// Why it ended early, with the bytes accepted before.
-    pub fn run(mut self) -> Result<u64, SendFileError> {
+    pub(super) fn run(mut self) -> Result<u64, SendFileError> {
         loop {
             match self.turn() {
                 Ok(true) => {}

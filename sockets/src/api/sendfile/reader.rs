@@ -42,7 +42,7 @@ pub(crate) struct Reader {
 impl Reader {
     /// Queues a piece; returns it if the queue is full or the thread could not be started.
     #[allow(clippy::result_large_err, reason = "a piece is rarely returned")]
-    pub fn submit(&self, job: Job) -> Result<(), Job> {
+    pub(crate) fn submit(&self, job: Job) -> Result<(), Job> {
         // A signal handler may have interrupted the holder.
         let mut queue = match self.queue.try_lock() {
             Ok(queue) => queue,

@@ -43,7 +43,7 @@ impl<'a> Source<'a> {
     ///
     /// # Errors
     /// It is a directory or not seekable, or its metadata cannot be read.
-    pub fn open(file: &'a File, at: u64, end: Option<u64>) -> io::Result<Source<'a>> {
+    pub(super) fn open(file: &'a File, at: u64, end: Option<u64>) -> io::Result<Source<'a>> {
         if end.is_some_and(|e| e < at) {
             return Err(invalid(format!("the range ends before byte {at}, where it begins")));
         }
@@ -66,7 +66,7 @@ impl<'a> Source<'a> {
     }
 
     /// The next byte.
-    pub fn at(&self) -> u64 {
+    pub(super) fn at(&self) -> u64 {
         self.at
     }
 
@@ -74,7 +74,7 @@ impl<'a> Source<'a> {
     ///
     /// # Errors
     /// Those of fstat(2).
-    pub fn left(&self) -> io::Result<u64> {
+    pub(super) fn left(&self) -> io::Result<u64> {
         if self.is_over || self.end.is_some_and(|end| end <= self.at) {
             return Ok(0);
         }
@@ -86,13 +86,13 @@ impl<'a> Source<'a> {
     }
 
     /// Whether [`Source::left`] is exact, unless the file changes.
-    pub fn knows_its_end(&self) -> bool {
+    pub(super) fn knows_its_end(&self) -> bool {
         self.is_sized || self.is_over
     }
 
     /// Reads into bytes [skip, skip + len) of a chain and advances; returns how many. `Wait` waits for the disk only if
     /// no byte is in the page cache: cached bytes are returned first.
-    pub fn fill(
+    pub(super) fn fill(
         &mut self,
         chain: &mut Chain,
         skip: usize,
@@ -137,17 +137,17 @@ impl<'a> Source<'a> {
     ///
     /// # Errors
     /// No descriptor is left.
-    pub fn duplicate(&self) -> io::Result<File> {
+    pub(super) fn duplicate(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
     /// Skips `n` bytes that another thread reads.
-    pub fn skip(&mut self, n: usize) {
+    pub(super) fn skip(&mut self, n: usize) {
         self.at += n as u64;
     }
 
     /// Starts read-ahead of the next bytes.
-    pub fn read_ahead(&self, bytes: u64) {
+    pub(super) fn read_ahead(&self, bytes: u64) {
         let asked = self.end.map_or(u64::MAX, |end| end.saturating_sub(self.at));
         file::read_ahead(self.file.as_fd(), self.at, bytes.min(asked));
     }

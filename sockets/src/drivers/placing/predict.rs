@@ -29,7 +29,7 @@ const WIPE_AND_COPY_TENTHS: i64 = WIPE_TENTHS + COPY_TENTHS;
 const MEMORY: i64 = 16;
 
 /// See the module's header.
-pub struct Predictor {
+pub(super) struct Predictor {
     habits: [Habit; HABITS],
     last: u8,
     before: u8,
@@ -38,7 +38,7 @@ pub struct Predictor {
 }
 
 impl Predictor {
-    pub fn new() -> Predictor {
+    pub(super) fn new() -> Predictor {
         Predictor { habits: [Habit::default(); HABITS], last: OTHER, before: OTHER, score: 0 }
     }
 
@@ -48,26 +48,26 @@ impl Predictor {
     }
 
     /// The slot of the predicted flow. `None`: no history.
-    pub fn predict(&self) -> Option<usize> {
+    pub(super) fn predict(&self) -> Option<usize> {
         let habit = self.habits.get(self.index()).and_then(|h| h.slot);
         let slot = habit.unwrap_or(self.last);
         (slot != OTHER).then_some(usize::from(slot))
     }
 
     /// Whether acting on predictions pays.
-    pub fn is_worth_it(&self) -> bool {
+    pub(super) fn is_worth_it(&self) -> bool {
         self.score >= 0
     }
 
     /// A flow has posted ranges: without history it is predicted next.
-    pub fn placed(&mut self, slot: usize) {
+    pub(super) fn placed(&mut self, slot: usize) {
         if self.last == OTHER {
             self.last = short(slot);
         }
     }
 
     /// Removes a slot from the history: it may be given to another flow.
-    pub fn forget(&mut self, slot: usize) {
+    pub(super) fn forget(&mut self, slot: usize) {
         let gone = short(slot);
         for h in self.habits.iter_mut().filter(|h| h.slot == Some(gone)) {
             *h = Habit::default();
@@ -81,7 +81,7 @@ impl Predictor {
 
     /// Updates history and score with a received frame. `slot`: its flow, if that is placed. `is_expected`:
     /// the frame is that flow's next segment.
-    pub fn record(&mut self, slot: Option<usize>, is_expected: bool, payload_bytes: usize) {
+    pub(super) fn record(&mut self, slot: Option<usize>, is_expected: bool, payload_bytes: usize) {
         let guess = self.predict();
         let tenths = match (guess, slot) {
             (None, _) => 0,

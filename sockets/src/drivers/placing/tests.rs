@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-pub const FLOWS: usize = 4;
+pub(crate) const FLOWS: usize = 4;
 
 fn pool() -> Pool {
     Pool::new(PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) }).unwrap()
@@ -26,19 +26,19 @@ fn ends(flow: usize) -> (SocketAddr, SocketAddr) {
     ((address(2), 80).into(), (address(1), 1000 + flow as u16).into())
 }
 
-pub fn key(flow: usize) -> FlowKey {
+pub(crate) fn key(flow: usize) -> FlowKey {
     let (local, remote) = ends(flow);
     FlowKey::new(local, remote)
 }
 
 /// Byte `seq` of the stream of a flow: never 0, and of another flow nearly always another.
-pub fn byte(flow: usize, seq: SeqNum) -> u8 {
+pub(crate) fn byte(flow: usize, seq: SeqNum) -> u8 {
     (seq.0.wrapping_mul(5).wrapping_add(seq.0 >> 8).wrapping_add(flow as u32 * 77) % 255) as u8 + 1
 }
 
 /// What a segment has beside its payload.
 #[derive(Clone, Copy, Debug)]
-pub struct Form {
+pub(crate) struct Form {
     pub flags: u8,
     /// Words of TCP options, 0 to 10.
     option_words: usize,
@@ -49,7 +49,7 @@ pub struct Form {
     protocol: u8,
 }
 
-pub const PLAIN: Form = Form {
+pub(crate) const PLAIN: Form = Form {
     flags: 0x10,
     option_words: 3,
     padding: 0,
@@ -88,7 +88,7 @@ fn ip_header(flow: usize, form: &Form, l4_bytes: usize) -> Vec<u8> {
     h
 }
 
-pub fn frame(flow: usize, seq: SeqNum, payload_bytes: usize, form: Form) -> Vec<u8> {
+pub(crate) fn frame(flow: usize, seq: SeqNum, payload_bytes: usize, form: Form) -> Vec<u8> {
     let (local, remote) = ends(flow);
     let mut f = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
     if form.is_tagged {
@@ -181,7 +181,7 @@ fn placed_bytes(chain: &Chain) -> usize {
 }
 
 /// The forms that frames come in: most of them plain.
-pub fn form() -> impl Strategy<Value = Form> {
+pub(crate) fn form() -> impl Strategy<Value = Form> {
     let odd = prop_oneof![
         (0usize..=10).prop_map(|option_words| Form { option_words, ..PLAIN }),
         (1usize..40).prop_map(|padding| Form { padding, ..PLAIN }),

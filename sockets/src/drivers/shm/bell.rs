@@ -26,13 +26,13 @@ const MESSAGES: usize = 4;
 
 /// What a producer has published.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum News {
+pub(super) enum News {
     Frames,
     Space,
 }
 
 /// Both directions of waking.
-pub struct Bell {
+pub(super) struct Bell {
     socket: OwnedFd,
     process: Option<OwnedFd>,
     watch: OwnedFd,
@@ -43,7 +43,7 @@ pub struct Bell {
 }
 
 impl Bell {
-    pub fn new(socket: OwnedFd) -> std::io::Result<Bell> {
+    pub(super) fn new(socket: OwnedFd) -> std::io::Result<Bell> {
         let process = sys::peer_process(socket.as_fd()).ok();
         let both = [Some(&socket), process.as_ref()].into_iter().flatten();
         let watch = sys::watch(&both.map(AsFd::as_fd).collect::<Vec<_>>())?;
@@ -52,12 +52,12 @@ impl Bell {
     }
 
     /// Readable when the other process has rung or is gone.
-    pub fn fd(&self) -> RawFd {
+    pub(super) fn fd(&self) -> RawFd {
         self.watch.as_raw_fd()
     }
 
     /// Asks the other process to ring for frames, or for freed slots, too.
-    pub fn arm(&self, own: &OwnMap, interest: Interest) {
+    pub(super) fn arm(&self, own: &OwnMap, interest: Interest) {
         let epoch = self.epoch.load(Ordering::Relaxed) + 1;
         self.epoch.store(epoch, Ordering::Relaxed);
         let space = match interest {
@@ -69,13 +69,13 @@ impl Bell {
     }
 
     /// Withdraws the request.
-    pub fn disarm(&self, own: &OwnMap) {
+    pub(super) fn disarm(&self, own: &OwnMap) {
         own.store(BELL, self.epoch.load(Ordering::Relaxed) << 2, Ordering::Relaxed);
     }
 
     /// Rings if the other process sleeps and has asked for it. Returns whether it did. The caller has
     /// published the frames, or the space, before.
-    pub fn ring(&self, peer: &PeerMap, news: News) -> bool {
+    pub(super) fn ring(&self, peer: &PeerMap, news: News) -> bool {
         fence(Ordering::SeqCst);
         let word = peer.load(BELL, Ordering::Relaxed);
         let wanted = word & SLEEPS != 0 && (news == News::Frames || word & WANTS_SPACE != 0);
@@ -90,7 +90,7 @@ impl Bell {
     }
 
     /// Consumes pending wake-up bytes. Called by the woken end only.
-    pub fn swallow(&self) {
+    pub(super) fn swallow(&self) {
         let mut messages = 0;
         while messages < MESSAGES && sys::take_message(self.socket.as_fd()) {
             messages += 1;
@@ -98,12 +98,12 @@ impl Bell {
     }
 
     /// Whether the other process lives and has the device open.
-    pub fn is_alive(&self) -> bool {
+    pub(super) fn is_alive(&self) -> bool {
         !sys::has_ended(self.socket.as_fd(), self.process.as_ref().map(AsFd::as_fd))
     }
 
     /// Closes the connection to the other process.
-    pub fn hang_up(&self) {
+    pub(super) fn hang_up(&self) {
         sys::shut(self.socket.as_fd());
     }
 }

@@ -469,14 +469,14 @@ pub(super) struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// Starts at byte `from` of the frame.
-    pub fn new(record: &'a Record, from: usize) -> Reader<'a> {
+    pub(super) fn new(record: &'a Record, from: usize) -> Reader<'a> {
         let mut reader = Reader { pieces: record.pieces(), within: 0 };
         reader.walk(from, |_, _| {});
         reader
     }
 
     /// Copies the next bytes, as many as remain. Returns how many.
-    pub fn copy(&mut self, loans: &Loans, to: &mut [u8]) -> usize {
+    pub(super) fn copy(&mut self, loans: &Loans, to: &mut [u8]) -> usize {
         let mut done = 0;
         self.walk(to.len(), |at, n| {
             if let (Some(bytes), Some(to)) = (loans.peer.bytes(at, n), to.get_mut(done..)) {

@@ -21,46 +21,46 @@ use super::sys::{OwnMap, PeerMap};
 use crate::drivers::vnet;
 
 /// Most frames in flight: 1024 super-frames are 64 MiB.
-pub const FRAMES: usize = 1024;
+pub(super) const FRAMES: usize = 1024;
 const _: () = assert!(FRAMES.is_power_of_two());
 
 /// Most pieces of one frame: a record is two cache lines.
-pub const PIECES: usize = 13;
+pub(super) const PIECES: usize = 13;
 
 // The words, each in a cache line of its own (two, since lines are fetched in pairs).
 /// Frames sent.
-pub const SENT: usize = 0;
+pub(super) const SENT: usize = 0;
 /// Slots returned.
-pub const RETURNED: usize = 128;
+pub(super) const RETURNED: usize = 128;
 /// The sleeper's request; see [`super::bell`].
-pub const BELL: usize = 256;
+pub(super) const BELL: usize = 256;
 /// [`CLOSED`] once the owner has dropped its device.
-pub const STATE: usize = 384;
+pub(super) const STATE: usize = 384;
 
 /// The owner has dropped its device; the frames that it sent are still readable.
-pub const CLOSED: u64 = 1;
+pub(super) const CLOSED: u64 = 1;
 
 const RECORDS: usize = 4096;
 const RECORD_BYTES: usize = 128;
 const RETURNS: usize = RECORDS + FRAMES * RECORD_BYTES;
 
 /// Where slabs begin.
-pub const SLABS: usize = SLAB_BYTES;
+pub(super) const SLABS: usize = SLAB_BYTES;
 const _: () = assert!(RETURNS + FRAMES * 8 <= SLABS);
 
 /// The longest frame: Ethernet header, the longest IP packet.
-pub const MAX_FRAME_BYTES: usize = 14 + 65_535;
+pub(super) const MAX_FRAME_BYTES: usize = 14 + 65_535;
 
 /// Bytes `[at, at + len)` of the sender's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Piece {
+pub(super) struct Piece {
     pub at: u32,
     pub len: u32,
 }
 
 /// One frame's record in the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Record {
+pub(super) struct Record {
     /// The sender's name for the frame.
     pub slot: u32,
     /// The offload request, as a virtio-net header.
@@ -71,7 +71,7 @@ pub struct Record {
 
 /// A violation of the protocol by the other process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Violation {
+pub(super) enum Violation {
     /// The index of a ring went back, or names more entries than the ring has places.
     Index,
     /// A slot that does not exist.
@@ -90,7 +90,7 @@ pub enum Violation {
 
 impl Violation {
     /// For a person.
-    pub fn sentence(self) -> &'static str {
+    pub(super) fn sentence(self) -> &'static str {
         match self {
             Violation::Index => "a ring index went back or beyond the ring",
             Violation::Slot => "a slot does not exist",
@@ -105,12 +105,12 @@ impl Violation {
 
 impl Record {
     /// A frame without pieces.
-    pub fn new(slot: u32, request: [u8; vnet::HEADER_BYTES]) -> Record {
+    pub(super) fn new(slot: u32, request: [u8; vnet::HEADER_BYTES]) -> Record {
         Record { slot, request, pieces: [Piece::default(); PIECES], count: 0 }
     }
 
     /// Adds a piece. False: there are [`PIECES`] already.
-    pub fn push(&mut self, piece: Piece) -> bool {
+    pub(super) fn push(&mut self, piece: Piece) -> bool {
         let Some(place) = self.pieces.get_mut(self.count) else { return false };
         *place = piece;
         self.count += 1;
@@ -118,17 +118,17 @@ impl Record {
     }
 
     /// The pieces in order.
-    pub fn pieces(&self) -> &[Piece] {
+    pub(super) fn pieces(&self) -> &[Piece] {
         &self.pieces[..self.count]
     }
 
     /// Bytes of the frame.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.pieces().iter().map(|p| p.len as usize).sum()
     }
 
     /// Writes the record of frame number `index`.
-    pub fn write(&self, own: &OwnMap, index: u64) {
+    pub(super) fn write(&self, own: &OwnMap, index: u64) {
         let at = place(index);
         let [a, b, c, ..] = self.request.as_chunks::<4>().0 else { return };
         let low = |w: &[u8; 4]| u64::from(u32::from_le_bytes(*w));
@@ -147,7 +147,7 @@ impl Record {
     /// # Errors
     /// [`Violation`]: a slot that does not exist, no piece or too many, a piece that is empty, longer than
     /// a frame, in front of the slabs or behind the memory; a frame longer than any.
-    pub fn read(peer: &PeerMap, index: u64) -> Result<Record, Violation> {
+    pub(super) fn read(peer: &PeerMap, index: u64) -> Result<Record, Violation> {
         let at = place(index);
         let take = |word: usize| peer.load(at + word * 8, Ordering::Relaxed);
         let (w0, w1, w2) = (take(0), take(1), take(2));
@@ -185,7 +185,7 @@ fn place(index: u64) -> usize {
 }
 
 /// Writes return number `index`.
-pub fn write_return(own: &OwnMap, index: u64, slot: u32) {
+pub(super) fn write_return(own: &OwnMap, index: u64, slot: u32) {
     own.store(return_place(index), u64::from(slot), Ordering::Relaxed);
 }
 
@@ -193,7 +193,7 @@ pub fn write_return(own: &OwnMap, index: u64, slot: u32) {
 ///
 /// # Errors
 /// [`Violation`]: there is no such slot.
-pub fn read_return(peer: &PeerMap, index: u64) -> Result<usize, Violation> {
+pub(super) fn read_return(peer: &PeerMap, index: u64) -> Result<usize, Violation> {
     let slot = peer.load(return_place(index), Ordering::Relaxed);
     usize::try_from(slot).ok().filter(|s| *s < FRAMES).ok_or(Violation::Slot)
 }
@@ -206,7 +206,7 @@ fn return_place(index: u64) -> usize {
 ///
 /// # Errors
 /// [`Violation`]: more entries than the ring has, or an index that went back.
-pub fn pending(peer: &PeerMap, word: usize, taken: u64) -> Result<u64, Violation> {
+pub(super) fn pending(peer: &PeerMap, word: usize, taken: u64) -> Result<u64, Violation> {
     let put = peer.load(word, Ordering::Relaxed);
     // Acquire: the entries were written before the index.
     std::sync::atomic::fence(Ordering::Acquire);

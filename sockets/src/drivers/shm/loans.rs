@@ -15,7 +15,7 @@ use super::sys::{OwnMap, PeerMap};
 const MAX_FRAMES: usize = FRAMES / 2;
 
 /// The state that outlives the device: mbufs refer to the peer's memory until programs drop them.
-pub struct Loans {
+pub(super) struct Loans {
     pub peer: PeerMap,
     pub own: Arc<OwnMap>,
     pub bell: Bell,
@@ -34,7 +34,7 @@ pub struct Loans {
 }
 
 impl Loans {
-    pub fn new(peer: PeerMap, own: Arc<OwnMap>, bell: Bell) -> Loans {
+    pub(super) fn new(peer: PeerMap, own: Arc<OwnMap>, bell: Bell) -> Loans {
         Loans {
             peer,
             own,
@@ -49,17 +49,17 @@ impl Loans {
     }
 
     /// Whether a slot is unreferenced and not being read: an honest peer names no other.
-    pub fn is_free(&self, slot: u32) -> bool {
+    pub(super) fn is_free(&self, slot: u32) -> bool {
         self.pieces.get(slot as usize).is_some_and(|p| p.load(Ordering::Acquire) == 0)
     }
 
     /// Whether one more frame may be kept by reference.
-    pub fn has_space(&self) -> bool {
+    pub(super) fn has_space(&self) -> bool {
         self.frames.load(Ordering::Relaxed) < MAX_FRAMES
     }
 
     /// Counts the pieces of a frame that are about to be lent, plus one for the caller.
-    pub fn begin(&self, slot: u32) {
+    pub(super) fn begin(&self, slot: u32) {
         if let Some(p) = self.pieces.get(slot as usize) {
             self.frames.fetch_add(1, Ordering::Relaxed);
             p.store(1, Ordering::Relaxed);
@@ -67,14 +67,14 @@ impl Loans {
     }
 
     /// Counts one more reference to a frame.
-    pub fn add(&self, slot: u32) {
+    pub(super) fn add(&self, slot: u32) {
         if let Some(p) = self.pieces.get(slot as usize) {
             p.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Returns a slot to its owner, which may then write the memory again.
-    pub fn send_back(&self, slot: u32) {
+    pub(super) fn send_back(&self, slot: u32) {
         let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
         layout::write_return(&self.own, *returned, slot);
         *returned += 1;
@@ -82,7 +82,7 @@ impl Loans {
     }
 
     /// Wakes a sender that waits for slots, once half of them are returned.
-    pub fn notify_space(&self) -> bool {
+    pub(super) fn notify_space(&self) -> bool {
         let taken = self.taken.load(Ordering::Relaxed);
         let unread = self.peer.load(SENT, Ordering::Relaxed).wrapping_sub(taken);
         let kept = (self.frames.load(Ordering::Relaxed) as u64).saturating_add(unread);

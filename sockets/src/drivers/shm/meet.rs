@@ -53,7 +53,7 @@ const MAX_CALLERS: usize = 8;
 const RETRY: Duration = Duration::from_millis(2);
 
 /// A connection, and both memories.
-pub struct Met {
+pub(super) struct Met {
     pub side: Side,
     pub socket: OwnedFd,
     pub own: Arc<OwnMap>,
@@ -74,7 +74,7 @@ enum Trouble {
 }
 
 /// Runs the rendezvous.
-pub fn meet(config: &ShmConfig) -> Result<Met, OpenError> {
+pub(super) fn meet(config: &ShmConfig) -> Result<Met, OpenError> {
     let give_up = config.wait.map(|w| Instant::now() + w);
     loop {
         let met = match find(config, give_up)? {
@@ -90,7 +90,7 @@ pub fn meet(config: &ShmConfig) -> Result<Met, OpenError> {
 }
 
 /// Both ends in one process.
-pub fn meet_oneself(config: &ShmConfig) -> Result<(Met, Met), OpenError> {
+pub(super) fn meet_oneself(config: &ShmConfig) -> Result<(Met, Met), OpenError> {
     let [a, b] = sys::socket_pair().map_err(|e| failed(config, e, LIMITS))?;
     let other = config.clone();
     let second = std::thread::spawn(move || call(&other, b, None));

@@ -15,7 +15,7 @@ use crate::drivers::placing::Outcome;
 use crate::drivers::placing::flows::{self, Flow, Flows, Segment};
 
 /// The flows with posted buffers.
-pub struct Places {
+pub(super) struct Places {
     flows: Flows,
     /// Whether any flow was ever placed.
     is_used: bool,
@@ -46,22 +46,22 @@ impl DirectPlacement for Places {
 }
 
 impl Places {
-    pub fn new() -> Places {
+    pub(super) fn new() -> Places {
         let outcome = Outcome::default();
         Places { flows: Flows::default(), is_used: false, is_full: false, outcome }
     }
 
     /// Whether no flow has posted ranges.
-    pub fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         !self.is_used
     }
 
     /// Whether a posted buffer became full since the last call.
-    pub fn take_full(&mut self) -> bool {
+    pub(super) fn take_full(&mut self) -> bool {
         std::mem::take(&mut self.is_full)
     }
 
-    pub fn count(&mut self, counters: &mut Counters, stats: &mut DeviceStats) {
+    pub(super) fn count(&mut self, counters: &mut Counters, stats: &mut DeviceStats) {
         let outcome = std::mem::take(&mut self.outcome);
         counters.add(Counter::CopiedBytes, outcome.hit_bytes);
         outcome.count(counters, stats);
@@ -69,7 +69,7 @@ impl Places {
 
     /// Copies a frame into the ranges of its flow and returns its slot, if it is the next segment of the flow and the
     /// pool has buffers for the rest of it. `front`: the first bytes of the frame, copied; headers are not read again.
-    pub fn place_frame(
+    pub(super) fn place_frame(
         &mut self,
         record: &Record,
         front: &[u8],

@@ -105,12 +105,12 @@ impl Drop for Map {
 }
 
 /// The memory that this process writes.
-pub struct OwnMap(Map);
+pub(super) struct OwnMap(Map);
 
 impl OwnMap {
     /// Makes a memory file, maps it and seals it, in this order: the seal against future writes
     /// leaves the mapping that exists alone.
-    pub fn create(bytes: usize) -> io::Result<(OwnMap, OwnedFd)> {
+    pub(super) fn create(bytes: usize) -> io::Result<(OwnMap, OwnedFd)> {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name is a string that ends with a zero.
         let file = owned(unsafe { libc::memfd_create(c"fulmar-shm".as_ptr(), flags) })?;
@@ -125,13 +125,13 @@ impl OwnMap {
 
     /// Writes a word of the rings.
     #[inline]
-    pub fn store(&self, at: usize, value: u64, order: Ordering) {
+    pub(super) fn store(&self, at: usize, value: u64, order: Ordering) {
         self.0.word(at).store(value, order);
     }
 
     /// Where the bytes of an mbuf are in the memory, if they are there.
     #[inline]
-    pub fn offset_of(&self, m: &Mbuf) -> Option<usize> {
+    pub(super) fn offset_of(&self, m: &Mbuf) -> Option<usize> {
         let (address, len) = m.kernel_part();
         let at = address.addr().checked_sub(self.0.base.as_ptr().addr())?;
         (at < self.0.bytes && len <= self.0.bytes - at).then_some(at)
@@ -141,7 +141,7 @@ impl OwnMap {
     ///
     /// # Panics
     /// If they reach behind the memory, or `at` is not a multiple of a slab.
-    pub fn backing(self: &Arc<OwnMap>, at: usize, bytes: usize) -> Backing {
+    pub(super) fn backing(self: &Arc<OwnMap>, at: usize, bytes: usize) -> Backing {
         assert!(at <= self.0.bytes && bytes <= self.0.bytes - at, "slabs outside the memory");
         // SAFETY: inside the mapping, which `self` keeps; zero pages of a file are initialised. The
         // rings lie before `at`, and each range is given away once (`shm/meet.rs`). The file is
@@ -154,7 +154,7 @@ impl OwnMap {
 }
 
 /// The memory that the other process writes and this one reads.
-pub struct PeerMap(Map);
+pub(super) struct PeerMap(Map);
 
 impl PeerMap {
     /// Maps a file that another process has sent, after it has checked its type, length and seals.
@@ -162,7 +162,7 @@ impl PeerMap {
     /// # Errors
     /// `PermissionDenied`: it is no memory file, is shorter than `bytes`, or could be written by
     /// others or made shorter.
-    pub fn open(file: BorrowedFd<'_>, bytes: usize) -> io::Result<PeerMap> {
+    pub(super) fn open(file: BorrowedFd<'_>, bytes: usize) -> io::Result<PeerMap> {
         // SAFETY: takes no argument.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         // SAFETY: both are plain numbers, for which zero is a value.
@@ -183,18 +183,18 @@ impl PeerMap {
 
     /// Reads a word of the rings, once.
     #[inline]
-    pub fn load(&self, at: usize, order: Ordering) -> u64 {
+    pub(super) fn load(&self, at: usize, order: Ordering) -> u64 {
         self.0.word(at).load(order)
     }
 
     /// Whether bytes `[at, at + len)` exist.
-    pub fn has(&self, at: usize, len: usize) -> bool {
+    pub(super) fn has(&self, at: usize, len: usize) -> bool {
         at <= self.0.bytes && len <= self.0.bytes - at
     }
 
     /// The bytes `[at, at + len)`; `None` if they do not exist.
     #[inline]
-    pub fn bytes(&self, at: usize, len: usize) -> Option<VolatileSlice<'_>> {
+    pub(super) fn bytes(&self, at: usize, len: usize) -> Option<VolatileSlice<'_>> {
         if !self.has(at, len) {
             return None;
         }
@@ -205,7 +205,7 @@ impl PeerMap {
 }
 
 /// Whether two descriptors are of one file.
-pub fn is_same_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> io::Result<bool> {
+pub(super) fn is_same_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> io::Result<bool> {
     let identity = |fd: BorrowedFd<'_>| {
         // SAFETY: plain numbers, for which zero is a value; the pointer is to one of them.
         unsafe {
@@ -223,14 +223,14 @@ fn as_fd(fd: &OwnedFd) -> BorrowedFd<'_> {
 }
 
 /// A non-blocking Unix socket of type SOCK_SEQPACKET.
-pub fn socket() -> io::Result<OwnedFd> {
+pub(super) fn socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: takes no pointer.
     owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
 }
 
 /// Two sockets that are connected to each other.
-pub fn socket_pair() -> io::Result<[OwnedFd; 2]> {
+pub(super) fn socket_pair() -> io::Result<[OwnedFd; 2]> {
     let mut fds = [-1; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     // SAFETY: the pointer is to two descriptors.
@@ -239,7 +239,7 @@ pub fn socket_pair() -> io::Result<[OwnedFd; 2]> {
 }
 
 /// A Unix address: a path, or an abstract name.
-pub struct Address {
+pub(super) struct Address {
     raw: libc::sockaddr_un,
     bytes: libc::socklen_t,
 }
@@ -249,7 +249,7 @@ impl Address {
     ///
     /// # Errors
     /// `InvalidInput`: empty, longer than an address (107 bytes), or with a zero inside.
-    pub fn in_namespace(name: &str) -> io::Result<Address> {
+    pub(super) fn in_namespace(name: &str) -> io::Result<Address> {
         Address::at(1, name)
     }
 
@@ -257,7 +257,7 @@ impl Address {
     ///
     /// # Errors
     /// As [`Address::in_namespace`].
-    pub fn of_path(name: &str) -> io::Result<Address> {
+    pub(super) fn of_path(name: &str) -> io::Result<Address> {
         Address::at(0, name)
     }
 
@@ -279,14 +279,14 @@ impl Address {
 }
 
 /// Connects a socket.
-pub fn connect(socket: BorrowedFd<'_>, to: &Address) -> io::Result<()> {
+pub(super) fn connect(socket: BorrowedFd<'_>, to: &Address) -> io::Result<()> {
     // SAFETY: the address is as long as it says.
     check(unsafe { libc::connect(socket.as_raw_fd(), ptr::from_ref(&to.raw).cast(), to.bytes) })
         .map(drop)
 }
 
 /// Binds a socket and listens on it.
-pub fn listen(socket: BorrowedFd<'_>, at: &Address) -> io::Result<()> {
+pub(super) fn listen(socket: BorrowedFd<'_>, at: &Address) -> io::Result<()> {
     // SAFETY: the address is as long as it says.
     check(unsafe { libc::bind(socket.as_raw_fd(), ptr::from_ref(&at.raw).cast(), at.bytes) })?;
     // SAFETY: takes no pointer.
@@ -294,27 +294,27 @@ pub fn listen(socket: BorrowedFd<'_>, at: &Address) -> io::Result<()> {
 }
 
 /// Accepts one connection.
-pub fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+pub(super) fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let none = ptr::null_mut();
     // SAFETY: no address is wanted.
     owned(unsafe { libc::accept4(socket.as_raw_fd(), none, ptr::null_mut(), libc::SOCK_CLOEXEC) })
 }
 
 /// Takes an exclusive lock on an open file or directory, which ends with it.
-pub fn try_lock(file: BorrowedFd<'_>) -> io::Result<()> {
+pub(super) fn try_lock(file: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: takes no pointer.
     check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }).map(drop)
 }
 
 /// The user at the other end of a socket, and this process's own.
-pub fn users(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
+pub(super) fn users(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     let peer: libc::ucred = option(socket, libc::SO_PEERCRED)?;
     // SAFETY: takes nothing.
     Ok((peer.uid, unsafe { libc::geteuid() }))
 }
 
 /// A descriptor that becomes readable when the process at the other end of a socket ends. Linux 6.5.
-pub fn peer_process(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+pub(super) fn peer_process(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const SO_PEERPIDFD: c_int = 77;
     owned(option::<c_int>(socket, SO_PEERPIDFD)?)
 }
@@ -334,7 +334,10 @@ fn option<T: Copy>(socket: BorrowedFd<'_>, name: c_int) -> io::Result<T> {
 
 /// Waits until one of some descriptors is readable (or its peer is gone) for at most so many milliseconds,
 /// -1 for ever; returns which are.
-pub fn wait_any_readable(fds: &[BorrowedFd<'_>], timeout_ms: c_int) -> io::Result<Vec<bool>> {
+pub(super) fn wait_any_readable(
+    fds: &[BorrowedFd<'_>],
+    timeout_ms: c_int,
+) -> io::Result<Vec<bool>> {
     let poll =
         |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let mut polls: Vec<_> = fds.iter().map(poll).collect();
@@ -344,7 +347,7 @@ pub fn wait_any_readable(fds: &[BorrowedFd<'_>], timeout_ms: c_int) -> io::Resul
 }
 
 /// An epoll descriptor that is readable when one of `fds` is.
-pub fn watch(fds: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
+pub(super) fn watch(fds: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointer.
     let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
     for fd in fds {
@@ -357,7 +360,7 @@ pub fn watch(fds: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
 }
 
 /// Whether the connection or the process at its other end has ended; reads nothing.
-pub fn has_ended(socket: BorrowedFd<'_>, process: Option<BorrowedFd<'_>>) -> bool {
+pub(super) fn has_ended(socket: BorrowedFd<'_>, process: Option<BorrowedFd<'_>>) -> bool {
     let process = process.map_or(-1, |p| p.as_raw_fd());
     // With POLLRDHUP alone the socket is ready only when the other end has shut down. A negative descriptor is skipped.
     let mut fds = [
@@ -370,7 +373,7 @@ pub fn has_ended(socket: BorrowedFd<'_>, process: Option<BorrowedFd<'_>>) -> boo
 }
 
 /// Reads one message without waiting; returns whether there was one.
-pub fn take_message(socket: BorrowedFd<'_>) -> bool {
+pub(super) fn take_message(socket: BorrowedFd<'_>) -> bool {
     let mut byte = 0u8;
     let to = (&raw mut byte).cast::<c_void>();
     // SAFETY: `to` points to one writable byte.
@@ -378,7 +381,7 @@ pub fn take_message(socket: BorrowedFd<'_>) -> bool {
 }
 
 /// Sends one byte without waiting, which wakes the other end. With a full queue the other end is readable already.
-pub fn send_message(socket: BorrowedFd<'_>) {
+pub(super) fn send_message(socket: BorrowedFd<'_>) {
     let byte = 1u8;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the pointer is to one readable byte.
@@ -386,7 +389,7 @@ pub fn send_message(socket: BorrowedFd<'_>) {
 }
 
 /// Shuts down the sending direction. Messages of the other end are still received.
-pub fn shut(socket: BorrowedFd<'_>) {
+pub(super) fn shut(socket: BorrowedFd<'_>) {
     // SAFETY: takes no pointer. It fails only if the connection has ended already.
     let _ = unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) };
 }
@@ -398,7 +401,11 @@ struct Control([u8; 24]);
 const _: () = assert!(unsafe { libc::CMSG_SPACE(4) } as usize == size_of::<Control>());
 
 /// Sends a message with one descriptor. Never waits: a new socket has space for it.
-pub fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<()> {
+pub(super) fn send_with(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fd: BorrowedFd<'_>,
+) -> io::Result<()> {
     let mut control = Control([0; 24]);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: all of msghdr is plain numbers and pointers, for which zero (null) is a value.
@@ -426,7 +433,7 @@ pub fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> io
 
 /// Reads one message and its descriptor (SCM_RIGHTS) without waiting. Returns its bytes, at most the length of `into`;
 /// 0: the other end has closed. The kernel closes further descriptors, since the control buffer has space for one.
-pub fn receive_with(
+pub(super) fn receive_with(
     socket: BorrowedFd<'_>,
     into: &mut [u8],
 ) -> io::Result<(usize, Option<OwnedFd>)> {
@@ -465,7 +472,7 @@ fn descriptor_in(message: &libc::msghdr) -> Option<OwnedFd> {
 }
 
 #[cfg(test)]
-pub use attacks::{
+pub(super) use attacks::{
     as_another_user, attack, can_be_made_writable, in_child, scribble, send_with_many,
     try_send_message, unsealed,
 };
@@ -476,7 +483,7 @@ mod attacks {
     use super::*;
 
     /// Everything that must not work on a sealed file; returns what did.
-    pub fn attack(file: BorrowedFd<'_>, bytes: usize) -> Vec<&'static str> {
+    pub(crate) fn attack(file: BorrowedFd<'_>, bytes: usize) -> Vec<&'static str> {
         let (fd, length) = (file.as_raw_fd(), bytes as libc::off_t);
         let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let both = libc::PROT_READ | libc::PROT_WRITE;
@@ -499,7 +506,7 @@ mod attacks {
     }
 
     /// Writes bytes of frames, as a process does that keeps no rule.
-    pub fn scribble(own: &OwnMap, at: usize, bytes: &[u8]) {
+    pub(crate) fn scribble(own: &OwnMap, at: usize, bytes: &[u8]) {
         assert!(at <= own.0.bytes && bytes.len() <= own.0.bytes - at);
         for (i, b) in bytes.iter().enumerate() {
             // SAFETY: inside the mapping, and no pool of the test uses this memory.
@@ -508,21 +515,21 @@ mod attacks {
     }
 
     /// Whether a mapping of the peer's memory can be given the right to write.
-    pub fn can_be_made_writable(peer: &PeerMap) -> bool {
+    pub(crate) fn can_be_made_writable(peer: &PeerMap) -> bool {
         let both = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the mapping exists; if its protection changed, nothing would write there.
         unsafe { libc::mprotect(peer.0.base.as_ptr().cast(), peer.0.bytes, both) == 0 }
     }
 
     /// Sends a wake-up; false: the socket is full.
-    pub fn try_send_message(socket: BorrowedFd<'_>) -> bool {
+    pub(crate) fn try_send_message(socket: BorrowedFd<'_>) -> bool {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: the pointer is to one readable byte.
         unsafe { libc::send(socket.as_raw_fd(), c"x".as_ptr().cast(), 1, flags) == 1 }
     }
 
     /// Sends a message with many descriptors.
-    pub fn send_with_many(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+    pub(crate) fn send_with_many(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         let mut control = [0u64; 64];
         let mut part =
             libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -549,7 +556,7 @@ mod attacks {
     }
 
     /// A memory file without seals.
-    pub fn unsealed(bytes: usize) -> OwnedFd {
+    pub(crate) fn unsealed(bytes: usize) -> OwnedFd {
         // SAFETY: the name is a string that ends with a zero.
         let fd = unsafe { libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_ALLOW_SEALING) };
         let file = owned(fd).unwrap();
@@ -558,7 +565,7 @@ mod attacks {
     }
 
     /// Runs `f` on a thread that is another user. `None`: only root can become one.
-    pub fn as_another_user<T: Send>(f: impl FnOnce() -> T + Send) -> Option<T> {
+    pub(crate) fn as_another_user<T: Send>(f: impl FnOnce() -> T + Send) -> Option<T> {
         const NOBODY: libc::uid_t = 65_534;
         let become_nobody = || {
             // SAFETY: takes no pointer. The call of the kernel itself is for this thread alone.
@@ -568,7 +575,7 @@ mod attacks {
     }
 
     /// Runs `f` in a forked child; its wait status.
-    pub fn in_child(f: impl FnOnce()) -> c_int {
+    pub(crate) fn in_child(f: impl FnOnce()) -> c_int {
         // SAFETY: the child runs `f`, which frees memory at most, and ends without unwinding.
         unsafe {
             let pid = libc::fork();

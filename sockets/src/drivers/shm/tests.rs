@@ -50,7 +50,7 @@ impl Host {
         Host { device, pool, burst: Burst::with_capacity(64), counters: Counters::default() }
     }
 
-    pub fn pair() -> (Host, Host) {
+    pub(super) fn pair() -> (Host, Host) {
         let (a, b) = Shm::pair(&config()).unwrap();
         (Host::new(a), Host::new(b))
     }
@@ -69,12 +69,12 @@ impl Host {
         taken == 1
     }
 
-    pub fn send(&mut self, bytes: &[u8]) -> bool {
+    pub(super) fn send(&mut self, bytes: &[u8]) -> bool {
         let p = self.packet(bytes);
         self.offer(p)
     }
 
-    pub fn receive(&mut self) -> Vec<Packet> {
+    pub(super) fn receive(&mut self) -> Vec<Packet> {
         self.receive_at(NOW)
     }
 
@@ -83,7 +83,7 @@ impl Host {
         std::iter::from_fn(|| self.burst.pop_front()).collect()
     }
 
-    pub fn drop_all(&mut self, packets: Vec<Packet>) {
+    pub(super) fn drop_all(&mut self, packets: Vec<Packet>) {
         packets.into_iter().for_each(|p| self.pool.free(p.chain));
     }
 

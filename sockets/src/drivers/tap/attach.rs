@@ -14,7 +14,7 @@ const CLONE_DEVICE: &str = "/dev/net/tun";
 /// EBUSY is retried for this long.
 const BUSY_PATIENCE: Duration = Duration::from_millis(300);
 
-pub fn open_clone_device() -> Result<File, OpenError> {
+pub(crate) fn open_clone_device() -> Result<File, OpenError> {
     open_clone_device_at(CLONE_DEVICE)
 }
 
@@ -63,7 +63,7 @@ fn attach_patiently(file: &File, name: &str, flags: libc::c_int) -> std::io::Res
 }
 
 /// Attaches to one queue of an interface.
-pub fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<String, OpenError> {
+pub(crate) fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<String, OpenError> {
     attach_patiently(file, name, flags).map_err(|e| not_attached(name, flags, e))
 }
 
@@ -71,7 +71,7 @@ pub fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<String, Ope
 ///
 /// A multi-queue interface lets another program attach too, so an existing one must have no queue attached. (Two
 /// programs that attach to such an interface at the same instant both succeed, and share its packets.)
-pub fn attach_alone(file: &File, name: &str) -> Result<String, OpenError> {
+pub(crate) fn attach_alone(file: &File, name: &str) -> Result<String, OpenError> {
     let begin = Instant::now();
     loop {
         let e = match try_alone(file, name) {

@@ -13,7 +13,7 @@ const ANSWER_BYTES: usize = 32 << 10;
 
 /// The queues of a TAP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Queues {
+pub(super) enum Queues {
     /// Created without IFF_MULTI_QUEUE.
     One,
     /// Created with IFF_MULTI_QUEUE; the number of attached queues.
@@ -24,7 +24,7 @@ pub enum Queues {
 ///
 /// # Errors
 /// ENODEV: there is no such interface. Other errors are those of the system calls.
-pub fn queues(name: &str) -> io::Result<Option<Queues>> {
+pub(super) fn queues(name: &str) -> io::Result<Option<Queues>> {
     let name: Vec<u8> = name.bytes().chain([0]).collect();
     let request = Request::new(libc::RTM_GETLINK, 0, &[0; LINK_BYTES]);
     Ok(parse(&request.attribute(libc::IFLA_IFNAME, &name).exchange()?))

@@ -49,7 +49,7 @@ const RX_LEAST: usize = 3;
 const RX_SHORT_BYTES: usize = 2048;
 
 /// The rings of one descriptor.
-pub struct Vector {
+pub(super) struct Vector {
     tx: Slots,
     /// False for good once the interface has refused a frame and accepted a later one of the same call, which reorders
     /// them.
@@ -60,14 +60,14 @@ pub struct Vector {
 }
 
 /// Whether the interface accepted a frame; the errno if not.
-pub type Written = Result<(), i32>;
+pub(super) type Written = Result<(), i32>;
 
 impl Vector {
     /// Opens the rings of a TAP.
     ///
     /// # Errors
     /// Why there are none, as the rest of a sentence.
-    pub fn open(fd: BorrowedFd<'_>) -> Result<Vector, String> {
+    pub(super) fn open(fd: BorrowedFd<'_>) -> Result<Vector, String> {
         // With a limit some frames of a call may be refused and later ones accepted, which reorders them.
         if calls::tun_send_buffer(fd).is_ok_and(|bytes| bytes < i32::MAX) {
             return Err("the interface has a send buffer of its own (TUNSETSNDBUF)".into());
@@ -94,14 +94,14 @@ impl Vector {
     }
 
     /// Whether several frames are sent with one call.
-    pub fn sends(&self) -> bool {
+    pub(super) fn sends(&self) -> bool {
         self.sends
     }
 
     /// How many frames at the front to send with one call; 0: send the first one alone. With UDP GSO it ends before
     /// datagrams of one flow, which are sent as one super-frame.
     #[inline]
-    pub fn run(&self, burst: &Burst, caps: &Caps, joins: UdpGso) -> usize {
+    pub(super) fn run(&self, burst: &Burst, caps: &Caps, joins: UdpGso) -> usize {
         if burst.len() < TX_LEAST || !self.sends {
             return 0;
         }
@@ -117,7 +117,7 @@ impl Vector {
 
     /// Sends the first `run` frames with one call, in order. `complete` gets each frame with its result, and returns it
     /// if it is to stay in the burst. Returns how many stay; they are at the front, in order.
-    pub fn send(
+    pub(super) fn send(
         &mut self,
         run: usize,
         burst: &mut Burst,
@@ -134,13 +134,13 @@ impl Vector {
     }
 
     /// How many frames to read with one call if `expected` may be queued; 0: read the next one alone.
-    pub fn read_count(&self, expected: usize, space: usize) -> usize {
+    pub(super) fn read_count(&self, expected: usize, space: usize) -> usize {
         let count = expected.min(space).min(RX_SLOTS);
         if count < RX_LEAST || self.rx.is_broken() { 0 } else { count }
     }
 
     /// Reads up to `count` frames with one call; `each` gets every received frame.
-    pub fn receive(
+    pub(super) fn receive(
         &mut self,
         count: usize,
         pool: &mut Pool,
@@ -167,7 +167,7 @@ impl Vector {
     }
 
     /// For [`fulmar_stack::device::DeviceStats::path`].
-    pub fn describe() -> String {
+    pub(super) fn describe() -> String {
         format!(
             "io_uring for {TX_LEAST} to {TX_SLOTS} small frames at once ({RX_SLOTS} to receive), \
              writev and readv for others"
@@ -176,7 +176,7 @@ impl Vector {
 }
 
 /// The result of [`Vector::receive`].
-pub struct Received {
+pub(super) struct Received {
     /// Received frames, dropped ones included.
     pub frames: usize,
     /// No frame was longer than [`is_short`] allows.
@@ -186,7 +186,7 @@ pub struct Received {
 }
 
 /// Whether frames of so many bytes are read several with one call.
-pub fn is_short(bytes: usize) -> bool {
+pub(super) fn is_short(bytes: usize) -> bool {
     bytes <= RX_SHORT_BYTES
 }
 

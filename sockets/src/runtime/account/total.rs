@@ -34,14 +34,14 @@ impl Default for Total {
 
 impl Total {
     /// Resets the sums.
-    pub fn clear(&self) {
+    pub(super) fn clear(&self) {
         self.id.store(NEXT.fetch_add(1, Relaxed), Relaxed);
         self.visits.store(0, Relaxed);
         self.cpu_ns.store(0, Relaxed);
     }
 
     /// Mean CPU time of a visit; `None` without visits.
-    pub fn ns_per_visit(&self) -> Option<f64> {
+    pub(crate) fn ns_per_visit(&self) -> Option<f64> {
         let visits = self.visits.load(Relaxed);
         (visits > 0).then(|| self.cpu_ns.load(Relaxed) as f64 / visits as f64)
     }
@@ -58,7 +58,7 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    pub const fn new() -> Stretch {
+    pub(super) const fn new() -> Stretch {
         Stretch {
             id: Cell::new(0),
             cpu_ns: Cell::new(0),
@@ -69,7 +69,7 @@ impl Stretch {
     }
 
     /// A measured visit begins, `visits` after the one before.
-    pub fn add(&self, total: &Total, visits: u64) {
+    pub(super) fn add(&self, total: &Total, visits: u64) {
         let id = total.id.load(Relaxed);
         if self.id.get() != id {
             self.id.set(id);

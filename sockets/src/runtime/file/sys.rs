@@ -9,7 +9,7 @@ use super::Patience;
 ///
 /// # Errors
 /// The errno of the call: EAGAIN if the first byte is not in the page cache.
-pub fn preadv2(
+pub(crate) fn preadv2(
     file: BorrowedFd<'_>,
     parts: &mut [IoSliceMut<'_>],
     at: u64,
@@ -30,7 +30,7 @@ pub fn preadv2(
 }
 
 /// Advises the kernel to read a part of a file into the page cache.
-pub fn will_need(file: BorrowedFd<'_>, at: u64, bytes: u64) {
+pub(crate) fn will_need(file: BorrowedFd<'_>, at: u64, bytes: u64) {
     let (Ok(at), Ok(bytes)) = (libc::off64_t::try_from(at), libc::off64_t::try_from(bytes)) else {
         return;
     };

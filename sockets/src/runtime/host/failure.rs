@@ -31,12 +31,12 @@ pub(super) struct OnUnwind<'a>(&'a Host);
 
 impl<'a> OnUnwind<'a> {
     #[inline(always)]
-    pub fn of(host: &'a Host) -> Self {
+    pub(super) fn of(host: &'a Host) -> Self {
         OnUnwind(host)
     }
 
     #[inline(always)]
-    pub fn disarm(self) {
+    pub(super) fn disarm(self) {
         std::mem::forget(self);
     }
 }
@@ -56,7 +56,7 @@ impl Host {
 
     /// Runs the work of a destructor. If the thread unwinds already, a second panic is contained here: it would
     /// abort the process.
-    pub fn in_destructor<R: Default>(&self, f: impl FnOnce() -> R) -> R {
+    pub(crate) fn in_destructor<R: Default>(&self, f: impl FnOnce() -> R) -> R {
         if !std::thread::panicking() {
             return f();
         }

@@ -19,7 +19,7 @@ impl Host {
     ///
     /// # Errors
     /// As [`Host::lock`].
-    pub fn wait_outcome(
+    pub(crate) fn wait_outcome(
         &self,
         ticket: &mut SoleTicket<'_>,
         limit: Limit,

@@ -48,7 +48,7 @@ impl Host {
     /// # Errors
     /// As [`Host::wait`].
     #[inline]
-    pub fn wait_coarse<R>(
+    pub(crate) fn wait_coarse<R>(
         &self,
         socket: SlotId,
         interest: Ready,
@@ -132,7 +132,7 @@ impl Host {
     ///
     /// # Errors
     /// As [`Host::lock`]; [`SocketError::WouldBlock`] if a signal handler would have to wait.
-    pub fn wait_set(
+    pub(crate) fn wait_set(
         &self,
         set: &Arc<PollSetCore>,
         limit: Limit,
@@ -167,7 +167,11 @@ impl Host {
     /// # Errors
     /// As [`Host::wait_set`]; [`SocketError::NetworkDown`] or [`SocketError::Protocol`] if the device is gone:
     /// what is pending will only end when the socket is closed.
-    pub fn wait_completion(&self, c: &Completion, limit: Limit) -> Result<bool, SocketError> {
+    pub(crate) fn wait_completion(
+        &self,
+        c: &Completion,
+        limit: Limit,
+    ) -> Result<bool, SocketError> {
         if c.is_done() {
             return Ok(true);
         }

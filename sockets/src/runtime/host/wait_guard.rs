@@ -27,7 +27,7 @@ pub(super) enum WaitTarget<'a> {
 
 impl WaitTarget<'_> {
     /// The readiness of the target that ends the wait.
-    pub fn interest(&self) -> Ready {
+    pub(super) fn interest(&self) -> Ready {
         match self {
             WaitTarget::Socket(_, interest) | WaitTarget::Completion(_, interest) => *interest,
             WaitTarget::Set(_) | WaitTarget::Acknowledgements => Ready::NONE,
@@ -52,7 +52,7 @@ pub(super) struct WaitGuard<'a, 'f> {
 
 impl<'a, 'f> WaitGuard<'a, 'f> {
     /// `WouldBlock` in a signal handler that interrupted a wait of this thread.
-    pub fn new(
+    pub(super) fn new(
         host: &'a Host,
         shard: &mut WatchedShard,
         now: Instant,
@@ -72,13 +72,13 @@ impl<'a, 'f> WaitGuard<'a, 'f> {
     }
 
     /// Whether the wait is that of an event loop, of which a turn follows.
-    pub fn is_of_event_loop(&self) -> bool {
+    pub(crate) fn is_of_event_loop(&self) -> bool {
         matches!(self.target, WaitTarget::Set(set) if set.begins_turns())
     }
 
     /// Busy-polls, holds or sleeps once, as the policy says, until the target is ready, frames arrive or `give_up`
     /// is past. May return early.
-    pub fn sleep(
+    pub(super) fn sleep(
         &mut self,
         mut guard: Guard<'a>,
         now: Instant,

@@ -22,7 +22,7 @@ pub fn now() -> Instant {
 }
 
 /// As [`now`].
-pub fn coarse_now() -> Instant {
+pub(crate) fn coarse_now() -> Instant {
     now()
 }
 
@@ -37,7 +37,7 @@ pub fn sleep(_: Duration) {
 }
 
 /// There are no signals.
-pub fn block_signals() {}
+pub(crate) fn block_signals() {}
 
 /// A timer that never fires.
 pub fn set_timer(_: RawFd, _: Instant) {}

@@ -60,7 +60,7 @@ impl Wire {
     }
 
     /// Waits until no frame is left.
-    pub fn wait_until_taken(&self) {
+    pub(crate) fn wait_until_taken(&self) {
         let mut queue = self.queue.lock().unwrap();
         while !queue.frames.is_empty() {
             queue = self.taken.wait(queue).unwrap();

@@ -30,13 +30,13 @@ const MAX_IDLE_CALLS: u32 = 1000;
 /// Whether the slots are registered with the ring, if that is allowed. Registered pages are pinned, and the kernel need
 /// not look them up.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Buffers {
+pub(super) enum Buffers {
     Registered,
     Unregistered,
 }
 
 /// See the module's header.
-pub struct Slots {
+pub(super) struct Slots {
     ring: ManuallyDrop<IoUring>,
     base: NonNull<u8>,
     slot_bytes: usize,
@@ -57,7 +57,7 @@ impl Slots {
     ///
     /// # Errors
     /// The kernel has no io_uring, or does not allow it.
-    pub fn open(
+    pub(super) fn open(
         fd: BorrowedFd<'_>,
         count: usize,
         slot_bytes: usize,
@@ -83,7 +83,7 @@ impl Slots {
     }
 
     /// How many slots there are.
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.results.len()
     }
 
@@ -93,7 +93,7 @@ impl Slots {
     }
 
     /// An operation has not completed.
-    pub fn is_broken(&self) -> bool {
+    pub(super) fn is_broken(&self) -> bool {
         self.in_flight > 0
     }
 
@@ -107,7 +107,7 @@ impl Slots {
     /// # Panics
     /// If there is no such slot, or the ring is broken.
     #[inline]
-    pub fn slot(&mut self, slot: usize) -> &mut [u8] {
+    pub(super) fn slot(&mut self, slot: usize) -> &mut [u8] {
         let start = self.at(slot);
         // SAFETY: inside the mapping, which is initialised (zeroes at first) and borrowed with `self`;
         // the kernel does not touch it (quiet).
@@ -116,7 +116,7 @@ impl Slots {
 
     /// Writes the first `lengths[i]` bytes of slot i, in order. Results are in the same order: bytes
     /// written, a negative errno, or `None` without a completion.
-    pub fn write(&mut self, lengths: &[u32]) -> impl Iterator<Item = Option<i32>> {
+    pub(super) fn write(&mut self, lengths: &[u32]) -> impl Iterator<Item = Option<i32>> {
         for (slot, &bytes) in lengths.iter().enumerate() {
             let from = self.at(slot).cast_const();
             assert!(bytes as usize <= self.slot_bytes, "more bytes than a slot has");
@@ -132,7 +132,7 @@ impl Slots {
 
     /// Reads into the slots from the first on, `count` of them, in order. Results as of
     /// [`Slots::write`].
-    pub fn read(&mut self, count: usize) -> impl Iterator<Item = Option<i32>> {
+    pub(super) fn read(&mut self, count: usize) -> impl Iterator<Item = Option<i32>> {
         let bytes = self.slot_bytes as u32;
         for slot in 0..count {
             let to = self.at(slot);
