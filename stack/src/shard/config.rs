@@ -44,16 +44,16 @@ pub struct StackConfig {
     /// Limits for each source address of connections that come in, per shard. Default none: many
     /// hosts may share one address.
     pub source_limits: SourceLimits,
-    /// TIME-WAIT entries at most; the oldest is removed. Default 16,384, as many as one peer can
-    /// make in a minute at 270 connections per second.
+    /// Most TIME-WAIT entries; the oldest is removed. Default 16,384, which one peer makes in a minute at 270
+    /// connections per second.
     pub max_time_wait: usize,
     /// Orphans at most: connections that the application has closed and that are not yet in CLOSED or TIME-WAIT;
     /// beyond it those without progress for longest are reset. Default 8,192; Linux has 65,536 on a
     /// machine with 8 GiB (tcp_max_orphans).
     pub max_orphans: usize,
-    /// Resets per second, at most, to segments that belong to no connection, and as many at once: a
-    /// flood to closed ports is not doubled. Default 1,000, the rate of ICMP errors; a client that is refused more
-    /// often sees some of its attempts time out instead.
+    /// Most resets per second to segments without a connection, and the largest burst of them: a flood to closed ports
+    /// is not doubled. Default 1,000, the rate of ICMP errors; a client that is refused more often sees some of its
+    /// attempts time out instead.
     pub resets_per_s: u32,
     /// Frames per `tx_burst` at most. Default 64, the field's customary budget.
     pub burst_frames: usize,

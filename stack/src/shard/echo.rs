@@ -61,8 +61,8 @@ impl IcmpSockets<'_> {
     /// Sends an echo reply from `src`, any address with [`crate::shard::StackConfig::any_ip`], to `dst`.
     ///
     /// # Errors
-    /// [`SocketError::BadHandle`]: `id` is no echo listener. [`SocketError::AddressNotAvailable`]: `src` is
-    /// not the stack's. No route, too long, no buffer.
+    /// [`SocketError::BadHandle`]: `id` is not an echo listener. [`SocketError::AddressNotAvailable`]: `src` is not the
+    /// stack's. No route, too long, no buffer.
     pub fn send_reply(
         self,
         now: Instant,

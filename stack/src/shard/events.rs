@@ -12,8 +12,8 @@ use crate::shard::sockets::Socket;
 /// Readiness of every socket when the device is gone: each call fails.
 const DOWN: Ready = Ready::ERROR.with(Ready::READABLE).with(Ready::WRITABLE);
 
-/// Events not taken yet. One socket has at most as many as there are kinds of readiness, and
-/// its close; the loss of the device is one more.
+/// Events not taken yet. One socket has at most one event for each kind of readiness and one for its close; the loss of
+/// the device adds one.
 #[derive(Default)]
 pub(crate) struct Events {
     list: Vec<Event>,

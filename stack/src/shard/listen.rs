@@ -7,11 +7,10 @@
 //!    └────► no space: SYN,ACK with a cookie ─► ACK, cookie is right ───────┘
 //! ```
 //!
-//! Invariants: a listener has at most `syn_backlog` embryos and at most `backlog` connections in its
-//! accept queue. A SYN that is answered with a cookie leaves nothing behind, so cookies bound what a
-//! flood of SYNs can take. An embryo whose last ACK finds the accept queue full stays an embryo; its peer
-//! repeats that ACK when the SYN,ACK is repeated (Linux does the same). Pressure does not shorten its life:
-//! its peer is no flood.
+//! Invariants: a listener has at most `syn_backlog` embryos and at most `backlog` connections in its accept queue. A
+//! SYN that is answered with a cookie leaves no state, so cookies bound the memory that a flood of SYNs can take. An
+//! embryo whose last ACK finds the accept queue full stays an embryo; its peer repeats that ACK when the SYN,ACK is
+//! repeated (Linux does the same). Pressure does not shorten its life: its peer is not a flood.
 //!
 //! A SYN with a valid Fast Open cookie opens a connection in the accept queue at once: see `fast_open.rs`.
 //!

@@ -5,10 +5,9 @@
 //!   up:    Device ─► Shard::step ─ ip::input ─► tcp_input ─ tcp::input ─► Event (readiness)
 //! ```
 //!
-//! A [`Shard`] is deterministic: it advances by [`Shard::step`] with the time as an argument, and leaves as
-//! data what became ready ([`Event`]), which posted buffers are complete ([`PostCompletion`]) and what is handed over
-//! to other shards ([`Outgoing`]). It makes no call of an operating system besides those of its device. Unsafe code
-//! lives in `raw.rs`.
+//! A [`Shard`] is deterministic: it advances by [`Shard::step`] with the time as an argument, and returns its results
+//! as data: readiness ([`Event`]), completed posted buffers ([`PostCompletion`]) and packets for other shards
+//! ([`Outgoing`]). It makes no call of an operating system except through its device. Unsafe code lives in `raw.rs`.
 
 #![deny(unsafe_code)]
 

@@ -330,8 +330,7 @@ impl Link {
         }
     }
 
-    /// Whether the burst has space for a linear frame of so many bytes that the device can send without
-    /// software offload.
+    /// Whether the burst has space for a linear frame of this length that the device can send without software offload.
     #[inline(always)]
     pub(crate) fn fits_linear(&self, bytes: usize) -> bool {
         self.caps.tx_csum && !self.tx.is_full() && bytes <= self.caps.mtu + ETHER_BYTES
@@ -518,7 +517,7 @@ impl TcpEmit<'_> {
         {
             return self.emit_by(template, pool, counters, seg);
         }
-        // As on Linux: a connection whose address is no longer ours waits for it to come back.
+        // As on Linux: a connection whose local address was removed waits until the address comes back.
         if !self.ip.accepts(self.key.local_ip()) {
             counters.drop_packet(DropReason::NoRoute);
             pool.free(seg.chain);

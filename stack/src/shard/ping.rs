@@ -62,7 +62,7 @@ impl IcmpSockets<'_> {
     /// Sends an echo request with `bytes` of payload.
     ///
     /// # Errors
-    /// [`SocketError::BadHandle`]: `id` is no ping socket. [`SocketError::NetworkUnreachable`];
+    /// [`SocketError::BadHandle`]: `id` is not a ping socket. [`SocketError::NetworkUnreachable`];
     /// [`SocketError::MessageTooLong`]; [`SocketError::NoBuffer`]; [`SocketError::HostUnreachable`].
     pub fn send_request(
         self,

@@ -45,7 +45,7 @@ pub struct RecvEntry {
 }
 
 impl RecvEntry {
-    /// Whether buffers wait: reads queue behind them.
+    /// Whether buffers wait: reads queue after them.
     pub fn is_waiting(&self) -> bool {
         self.machine.is_waiting()
     }

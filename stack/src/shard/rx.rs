@@ -40,7 +40,8 @@ impl Rx {
         }
     }
 
-    /// Frames of the next burst: many small ones, or as many large ones as hold `enough_bytes`.
+    /// Frames of the next burst: enough to hold `enough_bytes` at the recent frame size, limited by the capacity of the
+    /// burst.
     pub(crate) fn burst_size(&self, enough_bytes: usize) -> usize {
         (enough_bytes / self.frame_bytes.max(1)).clamp(1, RX_BATCH)
     }

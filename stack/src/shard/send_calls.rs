@@ -103,7 +103,7 @@ impl SendCalls<'_> {
         shard.end_call(now, id, end);
     }
 
-    /// Gives a reservation back that was not filled, or only in part. A FIN that has waited behind it is sent.
+    /// Gives back a reservation that was not filled, or only in part. A FIN that waited for the reservation is sent.
     pub fn abandon(self, now: Instant, r: Reservation) {
         let SendCalls { shard, id } = self;
         SendCalls { shard: &mut *shard, id }.give_back(r);
@@ -120,8 +120,8 @@ impl SendCalls<'_> {
         }
     }
 
-    /// Appends as many of the shared bytes of `part` as fit, without a copy, and runs the output once. Returns how many
-    /// were appended.
+    /// Appends the shared bytes of `part` that fit, without a copy, and runs the output once. Returns the number of
+    /// appended bytes.
     ///
     /// # Errors
     /// As [`SendCalls::reserve`].

@@ -3,9 +3,9 @@
 //!
 //! | a writer waits because | it is woken |
 //! |---|---|
-//! | others hold the memory | when some is freed, first come first served, as many as that serves |
+//! | others hold the memory | when some is freed, first come first served, while the freed memory lasts |
 //! | it holds its own part | also by its own ACKs |
-//! | its peer acknowledges nothing and memory is scarce | by its own ACKs, or when memory is no longer scarce |
+//! | its peer acknowledges nothing and memory is scarce | by its own ACKs, or when memory is sufficient again |
 //!
 //! Memory is freed by ACKs and completions, which a step handles. Other threads and stacks free to the
 //! pool's remote-free list: the shard drains it when it runs, and while a writer waits the pool asks for a
@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct SendWaiters {
     /// Writers that wait for memory, the oldest first.
     queue: VecDeque<SlotId>,
-    /// Writers whose peers acknowledge nothing: they wait until memory is no longer scarce.
+    /// Writers whose peers acknowledge nothing: they wait until memory is sufficient again.
     stalled: VecDeque<SlotId>,
     /// Bytes of the send share in use when the queue was last served.
     seen_used: usize,
@@ -193,7 +193,7 @@ impl SendWaiters {
         self.unexamined = self.unexamined.min(self.queue.len());
     }
 
-    /// Memory is no longer scarce: wakes as many stalled writers as that serves.
+    /// Memory is sufficient again: wakes stalled writers while it lasts.
     fn serve_stalled(&mut self, share: &mut FairShare, with: &mut Waking<'_>) {
         for _ in 0..EXAMINED_PER_STEP {
             if share.is_contended() {

@@ -15,7 +15,7 @@ use crate::device::Packet;
 use crate::ip::{Delivered, EchoReply, EchoRequest, QuotedError};
 use crate::wire::{eth, protocol};
 
-/// Shards of one stack at most: as many as a word has bits.
+/// Most shards of one stack: one for each bit of a word.
 pub const MAX_SHARDS: usize = 32;
 
 /// Hand-offs received in one step at most; more wait for the next.
@@ -132,13 +132,13 @@ impl FlowOwnership {
 /// A shard's place in its stack: ownership of flows and ports, and hand-offs to and from other shards.
 pub struct Siblings {
     ownership: FlowOwnership,
-    /// There once the shard has joined others.
+    /// Set once the shard has joined others.
     ports: Option<Arc<Ports>>,
-    /// From others, for the next step.
+    /// Hand-offs from other shards, for the next step.
     incoming: VecDeque<HandOff>,
-    /// For others, in order.
+    /// Hand-offs to other shards, in order.
     outgoing: VecDeque<Outgoing>,
-    /// Those of them that are no packets.
+    /// Entries of `outgoing` that are not packets.
     unasked: usize,
 }
 
@@ -235,7 +235,7 @@ impl Siblings {
     /// Queues a hand-off for another shard.
     #[allow(clippy::result_large_err, reason = "returned by value: no heap per packet")]
     pub(crate) fn hand_over(&mut self, to: u16, what: HandOff) -> Result<(), HandOff> {
-        // A flood of what anybody may send unasked leaves space for packets.
+        // A flood of unsolicited echo replies and neighbour updates leaves space for packets.
         let is_unasked = !matches!(what, HandOff::Packet(_));
         let is_full =
             self.outgoing.len() >= MAX_OUTGOING || is_unasked && self.unasked >= MAX_OUTGOING / 4;
@@ -382,7 +382,7 @@ mod tests {
         siblings.join(Arc::default());
         let answers =
             (0..2 * MAX_OUTGOING).filter(|_| siblings.hand_over(1, update()).is_ok()).count();
-        // What anybody may send unasked has a quarter in all.
+        // Hand-offs other than packets get a quarter of the space.
         assert!(siblings.hand_over(1, echo()).is_err());
         let packets =
             (0..2 * MAX_OUTGOING).filter(|_| siblings.hand_over(1, packet()).is_ok()).count();

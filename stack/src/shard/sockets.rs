@@ -131,7 +131,7 @@ pub struct SendBlocked {
     pub for_retry: bool,
 }
 
-/// A connection: the state of the engine, and what the shard keeps beside it.
+/// A connection: the state of the engine, and the shard's own state.
 pub struct TcpEntry {
     /// The engine.
     pub tcb: Tcb,
@@ -286,7 +286,7 @@ impl TcpEntry {
         self.error.is_some() || self.tcb.send_error().is_some()
     }
 
-    /// Whether posted buffers wait, behind which reads come.
+    /// Whether posted buffers wait: reads queue after them.
     #[inline]
     pub fn has_posted(&self) -> bool {
         self.posted.as_ref().is_some_and(|p| p.is_waiting())
@@ -437,7 +437,7 @@ pub struct PingEntry {
     replies: VecDeque<Echo>,
     /// Their charge in bytes.
     truesize: usize,
-    /// Requests sent lately, at most [`PINGS_REMEMBERED`]: only about these is an ICMP error believed.
+    /// Requests sent lately, at most [`PINGS_REMEMBERED`]: an ICMP error is accepted only about one of these.
     pub sent: VecDeque<(IpAddr, u16)>,
     /// The watch of the socket.
     pub watch: Watched,
@@ -506,7 +506,7 @@ mod tests {
     use super::*;
     use crate::mbuf::{Pool, PoolConfig, Purpose};
 
-    /// Keeps so many replies of a length one after the other; how many of them are there.
+    /// Keeps `count` replies of `bytes` bytes one after the other, and returns the number that is kept.
     fn kept(ping: &mut PingEntry, pool: &mut Pool, count: u16, bytes: usize) -> usize {
         for seq in 0..count {
             let chain = pool.alloc_chain(bytes, 0, Purpose::Receive).unwrap();

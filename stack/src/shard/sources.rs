@@ -104,7 +104,7 @@ impl Sources {
     }
 }
 
-/// The bits that identify the source of a flow: those of an IPv4 address are below the upper 64.
+/// The bits that identify the source of a flow. The bits of an IPv4 address are below the upper 64.
 pub(crate) fn source_of(key: &FlowKey) -> u128 {
     match key.remote_ip() {
         IpAddr::V4(a) => a.to_ipv6_mapped().to_bits(),

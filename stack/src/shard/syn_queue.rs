@@ -46,11 +46,10 @@ impl Default for ConditionalAccept {
 /// How a listener is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenOptions {
-    /// Connections at most that wait to be accepted. Default 1024; Linux's default is 4096, std
-    /// asks for 128.
+    /// Most connections that wait to be accepted. Default 1024; Linux's default is 4096, std asks for 128.
     pub backlog: usize,
-    /// Embryos at most: connections whose handshake is under way. `None`: as many as `backlog`, but at
-    /// least 8. Each takes about 2 KiB.
+    /// Most embryos: connections whose handshake is under way. `None`: `backlog`, but at least 8. Each takes about 2
+    /// KiB.
     pub syn_backlog: Option<usize>,
     /// When SYNs are answered with cookies. Default: while there is no space for an embryo.
     pub syn_cookies: SynCookies,

@@ -1,5 +1,5 @@
-//! What threads share: the atomics of the machine, or those of loom, which tries every order in which threads
-//! may see them (`make loom`).
+//! Atomics that threads share: the machine's, or loom's, which tries every order in which threads may see them (`make
+//! loom`).
 
 #[cfg(not(fulmar_loom))]
 pub(crate) use core::sync::atomic::{AtomicUsize, Ordering};

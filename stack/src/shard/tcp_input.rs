@@ -289,7 +289,7 @@ impl Net {
     }
 }
 
-/// Lowers the path MTU for all traffic if a connection has come to believe a report of a router.
+/// Lowers the path MTU for all traffic if a connection has accepted a report of a router.
 pub(crate) fn note_path_mtu(ip: &mut crate::ip::Ip, now: Instant, entry: &mut TcpEntry) {
     if let Some(mtu) = entry.tcb.take_path_mtu() {
         ip.lower_path_mtu(now, entry.tcb.key().remote_ip(), mtu);

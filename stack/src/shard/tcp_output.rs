@@ -9,7 +9,7 @@ use crate::shard::tcp::Tcp;
 use crate::shard::tcp_input::note_path_mtu;
 use crate::shard::wheel::TimerKey;
 
-/// Turns of connections in one pass, so that one pass is bounded.
+/// Most outputs of connections in one pass, which bounds the pass.
 const OUTPUTS_PER_PASS: usize = 4096;
 /// What a connection sends in one turn: four super-segments, or 64 small ones. Then the others have theirs.
 const TURN_BYTES: usize = 256 << 10;

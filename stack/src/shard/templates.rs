@@ -19,7 +19,7 @@ use crate::shard::socket_options::HeaderOptions;
 /// destinations that are active at the same time.
 const CACHED: usize = 64;
 
-/// Connections cached: as many as are busy at the same time on one core.
+/// Cached connections: an estimate of the connections that are busy at the same time on one core.
 const FLOWS: usize = 128;
 
 /// The headers of datagrams from one socket to one destination.
@@ -156,8 +156,8 @@ struct FlowTemplate {
 }
 
 impl FlowTemplates {
-    /// The headers of a connection's segments, made anew where those known are no longer valid. `None`: the
-    /// segments take the slow path.
+    /// The headers of a connection's segments, rebuilt if the cached headers are stale. `None`: the segments take the
+    /// slow path.
     #[inline]
     pub(crate) fn of(
         &mut self,

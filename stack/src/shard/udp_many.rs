@@ -21,7 +21,7 @@ use crate::shard::udp_output::{PendingError, SendRequest};
 const MOST_MESSAGES: usize = 64;
 /// Bytes copied under the lock at a time, beyond the message that passes it.
 const MOST_BYTES: usize = 128 << 10;
-/// Datagrams that are joined to one super-frame at most: as many as Linux took before 6.9.
+/// Most datagrams that are joined to one super-frame: Linux's limit before 6.9.
 const MOST_JOINED: usize = 64;
 /// Payload of a super-frame at most, whatever the IP version.
 const MOST_JOINED_BYTES: usize = 65_000;
@@ -57,8 +57,8 @@ impl<'a> SendMessage<'a> {
         SendMessage { from: Some(source), ..self }
     }
 
-    /// The payload is a run of datagrams of so many bytes each, the last one of what is left (Linux's
-    /// UDP_SEGMENT), at most 128. The device segments them, or software in front of it. 0: one datagram.
+    /// The payload is a run of at most 128 datagrams of this number of bytes each; the last one has the remainder
+    /// (Linux's UDP_SEGMENT). The device segments the run, or software before the device does. 0: one datagram.
     #[must_use]
     pub const fn segmented(self, segment_bytes: u16) -> SendMessage<'a> {
         SendMessage { segment_bytes: Some(segment_bytes), ..self }
@@ -137,8 +137,8 @@ pub struct SentMany {
 }
 
 impl UdpSockets<'_> {
-    /// Sends the first of some messages, as many as may be sent while the lock is held once. With
-    /// [`PendingError::Leave`], for the further steps of a call, no error is returned.
+    /// Sends the first of some messages, up to the limit for one hold of the lock. With [`PendingError::Leave`], for
+    /// the further steps of a call, no error is returned.
     ///
     /// # Errors
     /// As [`UdpSockets::send`], for the first message. An error of a later message ends the call there; the next call,
@@ -182,8 +182,7 @@ impl UdpSockets<'_> {
         }
     }
 
-    /// Copies the oldest datagrams into `into`, as many as are queued and may be copied while the lock is held
-    /// once.
+    /// Copies the oldest queued datagrams into `into`, up to the limit for one hold of the lock.
     ///
     /// # Errors
     /// An error that came back for an earlier datagram.

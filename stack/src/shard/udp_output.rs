@@ -594,7 +594,8 @@ fn copy(to: &mut [u8], from: &[u8]) {
     }
 }
 
-/// Copies the first `N` bytes and the last, which are all of `N` to twice as many; false if there are fewer.
+/// Copies the first `N` bytes and the last `N`, which cover a slice of `N` to `2 * N` bytes. False if the slice is
+/// shorter.
 #[inline(always)]
 fn copy_ends<const N: usize>(to: &mut [u8], from: &[u8]) -> bool {
     let (Some(first), Some(last)) = (from.first_chunk::<N>(), from.last_chunk::<N>()) else {

@@ -1,6 +1,6 @@
-//! One core's whole world: device queue, buffers, flows, timers. It advances only when it is
-//! called, with the time as an argument, and makes no call of the operating system besides those of
-//! its device; so the simulation drives it exactly as the host does.
+//! One core's whole world: device queue, buffers, flows, timers. It advances only when it is called, with the time as
+//! an argument, and makes no call of the operating system except through its device; so the simulation drives it
+//! exactly as the host does.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -31,7 +31,7 @@ use crate::shard::tcp::Tcp;
 use crate::shard::udp::Udp;
 use crate::shard::wheel::{TimerKey, Wheel};
 
-/// Frames that one step for a reader takes at most.
+/// Most frames that one step for a reader takes.
 pub(crate) const POLL_FRAMES: usize = 128;
 
 /// Frames that a reader's first step after a coalescing delay takes at most: the first of them has waited for
@@ -198,9 +198,9 @@ impl Shard {
         self.advance(now, budget, usize::MAX)
     }
 
-    /// As [`Shard::step`], for a reader who is about to copy: stops taking frames once they hold
-    /// about as many bytes as stay in a cache. The ACKs of these frames may then
-    /// wait for the next step, a moment away, so that several bursts share one answer.
+    /// As [`Shard::step`], for a reader who is about to copy: stops taking frames once they hold about the bytes that
+    /// stay in a cache. The ACKs of these frames may then wait for the next step, which is near, so that several bursts
+    /// share one answer.
     pub fn step_for_reader(&mut self, now: Instant) -> usize {
         let has_delayed = self.rx.moderation.is_holding() && !self.core.net.link.caps().coalescing;
         let budget = if has_delayed { FRAMES_AFTER_HOLD } else { POLL_FRAMES };
@@ -391,8 +391,8 @@ impl Shard {
         self.core.net.link.now()
     }
 
-    /// The error of every call once the device is gone: [`SocketError::Protocol`] if the process behind it
-    /// broke the protocol of the link, else [`SocketError::NetworkDown`].
+    /// The error of every call once the device is gone: [`SocketError::Protocol`] if the process at its other end broke
+    /// the protocol of the link, else [`SocketError::NetworkDown`].
     #[inline]
     pub fn down(&self) -> Option<SocketError> {
         self.core.events.down

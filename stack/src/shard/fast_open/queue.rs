@@ -17,8 +17,8 @@ pub struct FastOpenOptions {
     /// may be up to an initial window of data to the owner of that address: for networks where peers are known
     /// (Linux: bit 0x200 of `tcp_fastopen`). Default off.
     pub without_cookie: bool,
-    /// The keys of cookies. Default: those of the stack, which change every day. Servers that share an address set the
-    /// same.
+    /// The keys of cookies. Default: the stack's keys, which change every day. Servers that share an address set the
+    /// same keys.
     pub keys: Option<FastOpenKeys>,
 }
 

@@ -181,11 +181,10 @@ impl Shard {
     /// when the handshake is over, as one that was opened with [`Shard::tcp_connect`], or has an error.
     ///
     /// # Errors
-    /// [`SocketError::ConnectionAborted`]: it is no longer pending, by a reset of the peer or its time-out.
-    /// Of `Accept`, with the connection still pending: [`SocketError::NoBuffer`] without a free socket or at a limit of
-    /// its source ([`crate::shard::SourceLimits`]),
-    /// [`SocketError::NetworkUnreachable`], [`SocketError::AddressInUse`] if the program has connected
-    /// between the same addresses and ports meanwhile.
+    /// [`SocketError::ConnectionAborted`]: a reset of the peer or the time-out has ended it. From `Accept`, with the
+    /// connection still pending: [`SocketError::NoBuffer`] without a free socket or at a limit of its source
+    /// ([`crate::shard::SourceLimits`]), [`SocketError::NetworkUnreachable`], [`SocketError::AddressInUse`] if the
+    /// program has connected between the same addresses and ports meanwhile.
     pub fn tcp_decide(
         &mut self,
         now: Instant,

@@ -100,7 +100,7 @@ impl Tcp {
         id
     }
 
-    /// The handshake of a connection is complete, or the connection is over: it is no longer pending.
+    /// The handshake of a connection is complete, or the connection is over: the listener stops counting it as pending.
     pub(crate) fn end_early(&mut self, now: Instant, id: SlotId, core: &mut Core) {
         let Ok(entry) = core.sockets.tcp(id) else { return };
         let Some(listener) = entry.early.take() else { return };
