@@ -73,10 +73,10 @@ impl Target {
     }
 
     /// Opens the guest's network namespace and joins its user namespace. The process must have one thread. From then on
-    /// the guest cannot trace it.
+    /// the guest cannot trace the process.
     ///
     /// # Errors
-    /// A sentence: there is no such process or file, it is no namespace, or it is not the caller's.
+    /// A sentence: the process or file does not exist, it is not a namespace, or the namespace is not the caller's.
     pub fn attach(&self) -> io::Result<Netns> {
         let path = self.netns_path();
         let netns = Netns::open(&path).map_err(|e| self.refused(e))?;

@@ -13,7 +13,7 @@ use crate::ports::Forward;
 use crate::published::PublishedPort;
 use crate::{dhcp, ra};
 
-/// Queues of a guest's interface at most, as many as a stack has shards.
+/// Most queues of a guest's interface: one for each shard of a stack.
 pub const MAX_QUEUES: usize = fulmar_stack::shard::MAX_SHARDS;
 
 /// Takes a connection that came from the host's loopback to a published port. It gives back what it does not want:

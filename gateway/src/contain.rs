@@ -126,14 +126,14 @@ const ALLOWED_HERE: &[libc::c_long] = &[];
 /// services of the user could be reached: the one that answers `fulmar stat` is open already.
 const SOCKET_DOMAINS: [libc::c_int; 2] = [libc::AF_INET, libc::AF_INET6];
 const SOCKET_TYPES: [libc::c_int; 2] = [libc::SOCK_STREAM, libc::SOCK_DGRAM];
-/// With the default protocol, or the one that it is.
+/// The pairs of domain and type, each with the protocol that is allowed besides the default (0).
 const SOCKET_PROTOCOLS: [(libc::c_int, libc::c_int, libc::c_int); 4] = [
     (libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_TCP),
     (libc::AF_INET6, libc::SOCK_STREAM, libc::IPPROTO_TCP),
     (libc::AF_INET, libc::SOCK_DGRAM, libc::IPPROTO_ICMP),
     (libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_ICMPV6),
 ];
-/// What is asked of a descriptor: nothing that makes it send signals (F_SETOWN, F_SETSIG).
+/// The allowed commands of fcntl(2): none that makes a descriptor send signals (F_SETOWN, F_SETSIG).
 const DESCRIPTOR_CALLS: [libc::c_int; 5] =
     [libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];
 /// The bits of a socket's type that are flags: SOCK_CLOEXEC and SOCK_NONBLOCK.
@@ -176,8 +176,8 @@ pub fn empty_root() -> io::Result<()> {
 /// Contains the process and the threads that it starts from now on, for good.
 ///
 /// # Errors
-/// The process has more than one thread: capabilities are a thread's own. The kernel refused a step, which the
-/// error names. A kernel without Landlock is no error.
+/// The process has more than one thread: capabilities are a thread's own. The kernel refused a step, which the error
+/// names. A kernel without Landlock is not an error.
 pub fn contain() -> io::Result<Containment> {
     let deadline = Instant::now() + THREAD_EXIT_TIMEOUT;
     while std::fs::read_dir("/proc/self/task")?.count() > 1 {
@@ -283,7 +283,8 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     let thread =
         SeccompCondition::new(0, SeccompCmpArgLen::Qword, mask, libc::CLONE_THREAD as u64)?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![thread])?]);
-    // Signals to its own threads: an abort. Before ABI 6 Landlock does not keep it from those of other processes.
+    // The process may signal its own threads, for an abort. Before ABI 6, Landlock does not prevent signals to threads
+    // of other processes.
     let own = SeccompCondition::new(
         0,
         SeccompCmpArgLen::Dword,

@@ -1,7 +1,7 @@
-//! The DHCP and DHCPv6 server of a guest: one lease, always the same, to whoever asks on the guest's link.
+//! The DHCP and DHCPv6 server of a guest: one lease, always the same, for every client on the guest's link.
 //!
-//! A request comes in and the answer goes out as the payload of a datagram; nothing is remembered. So a client
-//! that was given the lease before, by this or an earlier gateway, gets it again.
+//! Requests and answers are payloads of datagrams; the server keeps no state. A client that got the lease before, from
+//! this or an earlier gateway, gets it again.
 //!
 //! Sources: RFC 2131, 2132, 3397, 4039 (DHCP); RFC 8415, 3646 (DHCPv6).
 
@@ -360,7 +360,7 @@ fn status(status: v6::Status) -> v6::DhcpOption {
     v6::DhcpOption::StatusCode(v6::StatusCode { status, msg: String::new() })
 }
 
-/// Domains that are no names are left out.
+/// Domains that are not valid names are left out.
 fn names(domains: &[String]) -> Vec<Name> {
     domains.iter().filter_map(|domain| Name::from_ascii(domain).ok()).collect()
 }

@@ -22,7 +22,7 @@ pub struct Mapping {
     pub dns: Vec<IpAddr>,
     /// The host's resolvers, best first. A link-local one has its zone.
     pub resolvers: Vec<SocketAddr>,
-    /// DNS servers that the guest is told of.
+    /// DNS servers that are announced to the guest.
     pub nameservers: Vec<IpAddr>,
     /// The host's own addresses, where its programs answer: for the policy
     /// ([`NewFlow::is_host`](crate::policy::NewFlow)). Empty where the policy need not know them.

@@ -1,5 +1,5 @@
-//! Counts of published ports. Ports of the host lead to the guest, those of the guest's loopback interface to the
-//! host's.
+//! Counts of published ports. Ports of the host lead to the guest. Ports of the guest's loopback interface lead to the
+//! host's loopback interface.
 //!
 //! A port is shared by the sockets that listen for it, one for each IP version, and by the threads that carry its
 //! connections. The counts are atomic, without any ordering.
@@ -87,8 +87,8 @@ impl PublishedStat {
     }
 }
 
-/// A snapshot of the ports of one protocol, in order. Both IP versions of a port are one, and consecutive ports to
-/// which nothing came are joined: of `-t all` there are as many as are used.
+/// A snapshot of the ports of one protocol, in order. Both IP versions of a port are one entry, and consecutive unused
+/// ports are joined: `-t all` has one entry for each used port and each gap.
 pub(crate) fn stat<'a>(
     protocol: Protocol,
     ports: impl Iterator<Item = &'a Arc<PublishedPort>>,

@@ -1,7 +1,7 @@
 //! The router advertisement of a guest's link (RFC 4861 section 4.2, RFC 8106).
 //!
-//! Output: the ICMPv6 message without its checksum, which is sent by whoever sends the packet. It is the answer to
-//! a router solicitation, to the guest alone or to all nodes.
+//! Output: the ICMPv6 message; the sender of the packet fills in its checksum. It answers a router solicitation, to the
+//! guest alone or to all nodes.
 
 use std::net::Ipv6Addr;
 
@@ -18,7 +18,7 @@ const MAX_NAMESERVERS: usize = 127;
 /// See [`MAX_NAMESERVERS`].
 const MAX_SEARCH_BYTES: usize = 2032;
 
-/// What a guest is told about its link.
+/// The parameters of the link that the advertisement carries.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Link {
     /// Ethernet address of the router.
@@ -27,7 +27,7 @@ pub struct Link {
     pub source: Ipv6Addr,
     /// The guest's address. Its /64 is the prefix of the link; the guest may make more addresses in it.
     pub address: Ipv6Addr,
-    /// MTU in bytes, if the guest is told one.
+    /// MTU in bytes, if one is announced.
     pub mtu: Option<u32>,
     /// DHCPv6 gives the address, too (the M flag).
     pub has_dhcp: bool,

@@ -14,9 +14,9 @@
 //!
 //! Within a step options come before lines of a file. Allowances of a file do not count where an option closes.
 //!
-//! A name is decided twice: when the guest asks for it (a name that no allowed destination can have is refused),
-//! and when the guest connects to an address that it was told for the name. A host of many names is reached under
-//! each of them as soon as one is allowed. What a DNS server says that the guest has chosen itself can only deny.
+//! A name is decided twice: when the guest asks for it (a name that no allowed destination can have is refused), and
+//! when the guest connects to an address that an answer gave for the name. A host of many names is reached under each
+//! of them as soon as one is allowed. Answers of a DNS server that the guest has chosen itself can only deny.
 
 mod guarded;
 #[cfg(test)]

@@ -167,11 +167,11 @@ pub(crate) fn raise_descriptor_limit() -> u64 {
     }
 }
 
-/// Descriptors besides those of flows: the guest's interface, epoll, published ports, the control socket, metrics.
+/// Descriptors that no flow uses: the guest's interface, epoll, published ports, the control socket, metrics.
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// Divides the descriptors of a process between the protocols, so that none of them takes those of another: five
-/// eighths are for TCP, a quarter for UDP, an eighth for echo requests.
+/// Divides the descriptors of a process between the protocols, so that none of them takes another's: five eighths are
+/// for TCP, a quarter for UDP, an eighth for echo requests.
 pub(crate) fn divide_descriptors(limits: &mut Limits, descriptors: u64) {
     let eighth = descriptors.saturating_sub(OTHER_DESCRIPTORS).max(8) / 8;
     let part = |eighths: u64| usize::try_from(eighth.saturating_mul(eighths)).unwrap_or(usize::MAX);

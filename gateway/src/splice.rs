@@ -124,7 +124,7 @@ struct Finish {
     streams: Streams,
     /// When something moved last.
     moved: Instant,
-    /// Dropped at the end: the receiver of [`Splicer::finish`] hears of it.
+    /// Dropped at the end, which wakes the receiver of [`Splicer::finish`].
     _done: Sender<()>,
 }
 
@@ -298,7 +298,7 @@ impl Splicer {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The ports of its listeners, those of TCP first, and what came to each.
+    /// The ports of its listeners, TCP first, and the counts of each.
     pub fn published(&self) -> Vec<PublishedStat> {
         let ports = self.ports();
         let of = |wanted: Protocol| {

@@ -206,7 +206,7 @@ pub struct Stat {
     pub queues: usize,
     /// The flows.
     pub flows: Vec<FlowStat>,
-    /// The published ports, those of TCP first.
+    /// The published ports, TCP first.
     pub published: Vec<PublishedStat>,
     /// Totals since the start.
     pub totals: Totals,

@@ -208,7 +208,7 @@ fn file(number: u64) -> Vec<u8> {
         text += keyword;
         text += dice.pick(&BLANKS);
         text += dice.pick(&VALUES);
-        // glibc itself does not come to an end over a sort list with a character that is no part of one.
+        // glibc itself loops forever over a sort list with an invalid character.
         text += if keyword == "sortlist" { "" } else { dice.pick(&ENDS) };
         if line + 1 < lines || number.is_multiple_of(2) {
             text += dice.pick(&LINE_ENDS);

@@ -305,7 +305,7 @@ fn a_destination_where_nobody_listens_does_not_stop_a_port() {
     client.send_to(b"early", at).unwrap();
     let server = UdpSocket::bind(to).unwrap();
     server.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-    // The first ones may find nobody.
+    // The first datagrams may arrive before the server is bound.
     let begin = std::time::Instant::now();
     loop {
         client.send_to(b"late", at).unwrap();

@@ -10,7 +10,7 @@ use netlink_packet_core::{
 };
 use netlink_sys::{Socket, SocketAddr};
 
-/// Types from here on are those of a family's objects (linux/netlink.h).
+/// The first message type of a family's own objects; lower types are netlink's control messages (linux/netlink.h).
 const NLMSG_MIN_TYPE: u16 = 16;
 const HEADER_BYTES: usize = 16;
 

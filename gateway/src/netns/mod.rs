@@ -1,11 +1,10 @@
 //! Network namespaces and their interfaces, all of them gone with the last process or descriptor that
 //! holds them: nothing is ever mounted, named or made persistent.
 //!
-//! [`enter`] moves the whole program into namespaces of its own: as root a network namespace, as
-//! anybody else a user namespace too, in which it then is root. [`Netns::new`] makes one more
-//! beside it, held by a descriptor. A namespace is a property of a *thread*; [`Netns::run`] does
-//! one thing in another namespace on a thread that ends with it. Sockets and TAP descriptors stay
-//! in the namespace where they were opened, whichever thread uses them.
+//! [`enter`] moves the whole program into namespaces of its own: as root a network namespace, as anybody else a user
+//! namespace too, in which it then is root. [`Netns::new`] makes another namespace, held by a descriptor. A namespace
+//! is a property of a *thread*; [`Netns::run`] does one thing in another namespace on a thread that ends with it.
+//! Sockets and TAP descriptors stay in the namespace where they were opened, whichever thread uses them.
 //!
 //! Sources: user_namespaces(7), network_namespaces(7).
 
@@ -141,7 +140,8 @@ pub fn enter_own_user_namespace(path: &Path) -> io::Result<()> {
     }
     setns(there, CloneFlags::CLONE_NEWUSER)?;
     if geteuid().as_raw() == UNMAPPED {
-        // A namespace of other ids: whoever is root there may trace what is started, so it is started as that one.
+        // A namespace of other ids: its root may trace the programs that are started in it, so they are started as that
+        // root.
         let _ = setgroups(&[]);
         let (uid, gid) = (Uid::from_raw(0), Gid::from_raw(0));
         setresgid(gid, gid, gid)?;
@@ -179,10 +179,10 @@ impl Netns {
         Ok(Netns(File::open("/proc/thread-self/ns/net")?.into()))
     }
 
-    /// The namespace behind a path: `/proc/PID/ns/net`, or a name of ip-netns(8) below `/run/netns`.
+    /// Opens the namespace at a path: `/proc/PID/ns/net`, or a name of ip-netns(8) below `/run/netns`.
     ///
     /// # Errors
-    /// Those of `open`; InvalidInput if the file is no network namespace.
+    /// The errors of `open`; InvalidInput if the file is not a network namespace.
     pub fn open(path: &Path) -> io::Result<Netns> {
         let file = File::open(path)?;
         let kind = sys::namespace_type(file.as_fd());

@@ -50,7 +50,7 @@ impl OpenPorts {
     /// The ports, of both IP versions.
     ///
     /// # Errors
-    /// Those of netlink. A kernel without IPv6 is no error.
+    /// The errors of netlink. A kernel without IPv6 is not an error.
     pub fn list(&mut self) -> io::Result<BTreeSet<u16>> {
         let mut ports = BTreeSet::new();
         self.list_family(AF_INET, SocketId::new_v4(), &mut ports)?;

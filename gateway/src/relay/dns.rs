@@ -6,9 +6,9 @@
 //! ```
 //!
 //! A flow is a port of the guest and a resolver; it has a socket of the host's for each server, connected to it. Only
-//! an answer to an outstanding question passes, and by it the question is no longer outstanding: a forged answer has to
-//! match port, identifier and letters before the server's comes. The host's resolvers are asked in their order, as
-//! glibc asks them (resolv.conf(5)), but for one that has failed lately: it is asked last. A server that is silent for
+//! an answer to an outstanding question passes, and the answer completes the question: a forged answer has to match
+//! port, identifier and letters before the server's comes. The host's resolvers are asked in their order, as glibc asks
+//! them (resolv.conf(5)), but for one that has failed lately: it is asked last. A server that is silent for
 //! [`PATIENCE`] is not given up: the first answer counts.
 //!
 //! What is not a plain question is the policy's to refuse ([`Policy::decide_hidden_name`](crate::policy::Policy));
@@ -44,7 +44,8 @@ use message::{Code, Unusual};
 
 /// How long a server has before the next one is asked.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long the last one has where another has failed, before the guest has that one's answer.
+/// How long the last server has to answer when an earlier one has failed. After that the guest gets the failed server's
+/// answer.
 const LAST_PATIENCE: Duration = Duration::from_secs(4);
 /// How long a server that has failed is asked last.
 const FAILED: Duration = Duration::from_secs(30);

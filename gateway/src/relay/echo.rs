@@ -191,7 +191,7 @@ impl Echoes {
                         return;
                     }
                 }
-                // What came after it waits behind it, and the edge is used up.
+                // Datagrams that arrived after the error are still queued, and the edge-triggered event is used up.
                 Err(DatagramError::Pending) => self.pass_errors(cx, id),
                 Err(_) => {
                     cx.refuse(Refusal::HostSocket);

@@ -8,7 +8,7 @@ use fulmar_stack::base::{Duration, Instant, SlotId};
 use fulmar_stack::device::{Interest, WakeFd};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-/// Events that one call brings at most.
+/// Most events that one call returns.
 const MOST_EVENTS: usize = 256;
 
 /// What a descriptor, or a socket of the shard, belongs to: the token of its events.

@@ -141,7 +141,7 @@ impl Services {
         let Some(frame) = p.chain.slices().find(|s| !s.is_empty()) else { return false };
         let ports = |at: usize| frame.get(at + 2..at + 4);
         match frame.get(12..14) {
-            // Of a fragment this is no port.
+            // A fragment has no ports here.
             Some([0x08, 0x00]) if frame.get(23) == Some(&protocol::UDP) && is_whole(frame) => {
                 let header = usize::from(frame.get(14).copied().unwrap_or(0) & 15) * 4;
                 let is_dhcp = ports(14 + header) == Some(&dhcp::SERVER_PORT.to_be_bytes()[..]);
@@ -194,7 +194,7 @@ impl Services {
     }
 }
 
-/// Whether an IPv4 packet is no fragment: neither MF nor an offset.
+/// Whether an IPv4 packet is unfragmented: it has neither MF nor an offset.
 fn is_whole(frame: &[u8]) -> bool {
     frame.get(20..22).is_some_and(|field| field[0] & 0x3f == 0 && field[1] == 0)
 }

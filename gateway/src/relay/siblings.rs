@@ -216,7 +216,7 @@ impl Siblings {
         self.handoff.as_ref().is_some_and(|handoff| !handoff.is_empty())
     }
 
-    /// Whether as many messages as are allowed wait for one of the other threads.
+    /// Whether the queue of one of the other threads is full.
     pub(crate) fn is_busy(&self) -> bool {
         self.others().any(|(_, mailbox)| mailbox.mail().waiting.len() >= MOST_MESSAGES)
     }
@@ -224,7 +224,7 @@ impl Siblings {
     /// Posts a message to another thread.
     ///
     /// # Errors
-    /// The message: the thread has ended, or as many as are allowed wait for it.
+    /// The message: the thread has ended, or its queue is full.
     #[allow(clippy::result_large_err, reason = "given back by value: no heap per message")]
     pub(crate) fn post(&mut self, to: u16, message: Message) -> Result<(), Message> {
         let Some(mailbox) = self.shared.mailboxes.get(usize::from(to)) else { return Err(message) };

@@ -367,7 +367,7 @@ impl Tcp {
         }
     }
 
-    /// Resets every connection of the guest, and those of the host whose stream from the guest is not whole.
+    /// Resets every connection of the guest, and every connection of the host whose stream from the guest is not whole.
     pub(crate) fn reset_all(&mut self, cx: &mut Context<'_>) {
         let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();
         for id in ids {

@@ -1,16 +1,16 @@
 //! UDP: flows of a guest, and the host's sockets by which they leave.
 //!
 //! A port of the guest has one socket of the host, whatever peers it writes to ([`port`]): the peers see one address
-//! and port, that of a published port where there is one. A datagram of a host that the guest has not written to begins
-//! a flow, too, as far as the filter and the policy allow ([`UdpFilter`]).
+//! and port, or a published port's where there is one. A datagram of a host that the guest has not written to begins a
+//! flow, too, as far as the filter and the policy allow ([`UdpFilter`]).
 //!
-//! Out: the shard hands over datagrams in its buffers. Those of one flow and length that come together
-//! leave with one call (UDP_SEGMENT). In: what a socket has is received as one batch, runs unsplit (UDP_GRO), and
-//! goes to the guest with one call for each peer. ICMP errors of the host's network come back by the error queue of the
-//! socket and are sent to the guest about its own datagram; those of the guest are not passed on.
+//! Out: the shard hands over datagrams in its buffers. Datagrams of one flow and length that come together leave with
+//! one call (UDP_SEGMENT). In: the datagrams of a socket are received as one batch, with runs unsplit (UDP_GRO), and go
+//! to the guest with one call for each peer. ICMP errors of the host's network come back by the error queue of the
+//! socket and are sent to the guest about its own datagram; the guest's own ICMP errors are not passed on.
 //!
 //! Bounds: [`Limits::udp_flows`](crate::config::Limits), `udp_sockets`, and the descriptors that the system allows;
-//! [`table`] has which flow gives way.
+//! [`table`] decides which flow is removed for a new one.
 
 mod flow;
 mod inbound;

@@ -17,7 +17,7 @@ use crate::relay::host::{self, Linger};
 use crate::relay::poll::EDGES;
 use crate::relay::streams::Stream;
 
-/// Bytes that one call moves at most: the default capacity of a pipe.
+/// Most bytes that one call moves: the default capacity of a pipe.
 const CALL_BYTES: usize = 64 << 10;
 /// Bytes that are copied at most where a splice moves none: what a pipe takes at once (PIPE_BUF).
 const COPIED_BYTES: usize = 4096;

@@ -27,7 +27,7 @@ enum State {
     MayCome(Instant),
     /// Nothing is left, unless the next look at the guest brings something.
     Quiet,
-    /// Nothing is left, as the other queues were told. They may still hand something over.
+    /// Nothing is left, and the other queues have been notified. They may still hand something over.
     Delivered,
 }
 

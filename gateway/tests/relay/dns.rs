@@ -257,7 +257,7 @@ fn a_question_with_an_answer() {
     assert!(!reaches(&world, &server));
 }
 
-/// What answers another question: nobody who has not seen the question knows all of it.
+/// Answers that do not match the question: an attacker that has not seen the question does not know all of it.
 fn a_forged_answer() {
     let (resolver, server) = (bound("127.0.0.1"), bound(HOST));
     let world = asking(&[&resolver], |_| ());
@@ -377,7 +377,7 @@ fn the_next_resolver_after_a_silence() {
     let (again, from) = receive(&alive).unwrap();
     assert_eq!(asked, again, "the same question");
     assert_ne!(from, from_silent);
-    // The first answer counts, whoever gives it, and the other is late.
+    // The first answer counts, from either server, and the other is late.
     silent.send_to(&answer_to(&asked), from_silent).unwrap();
     assert_eq!(receive(&client).unwrap().0, answer_to(&question("good")));
     alive.send_to(&answer_to(&asked), from).unwrap();
@@ -496,7 +496,7 @@ fn a_client_from_port_53_teaches_no_names() {
     });
     let guest = world.guest.run(|| UdpSocket::bind((GUEST, 56))).unwrap();
     guest.set_read_timeout(Some(PATIENCE)).unwrap();
-    // An answer that nobody has asked for: good.example is the server.
+    // An unsolicited answer: good.example is the server.
     let client = UdpSocket::bind((HOST, 53)).unwrap();
     let mut answer = question("good");
     (answer[2], answer[7]) = (0x81, 1);

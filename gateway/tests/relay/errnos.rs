@@ -1,5 +1,5 @@
-//! System calls of the host that fail, each with the errnos that it has, and what the guest hears of them. A filter
-//! of system calls (seccomp) on the gateway's threads lets one call fail for as long as the gateway lives.
+//! System calls of the host that fail, each with its errnos, and the answers that the guest gets. A filter of system
+//! calls (seccomp) on the gateway's threads lets one call fail for as long as the gateway lives.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -38,7 +38,7 @@ fn failing(call: c_long, errno: i32) -> World {
     World::with_prepared(65520, |_| (), move || fail(call, errno))
 }
 
-/// What a guest hears of a failure.
+/// The answer that a guest gets to a failure.
 #[derive(Clone, Copy, Debug)]
 enum Told {
     /// The errno of its call over IPv4, and over IPv6.
@@ -141,7 +141,7 @@ fn each_errno_of_a_datagram_is_told() {
     }
 }
 
-/// Lets a socket hear of errors that pass, too.
+/// Lets a socket receive transient errors, too.
 pub fn take_all_errors(client: &UdpSocket, at: &str) {
     use nix::sys::socket::{setsockopt, sockopt};
     if at.contains(':') {

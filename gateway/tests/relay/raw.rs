@@ -1,4 +1,4 @@
-//! Frames that a guest sends past its own kernel: spoofed, malformed, as many as it likes.
+//! Frames that a guest sends past its own kernel: spoofed, malformed, at any rate.
 
 use fulmar::drivers::packet::{PacketConfig, PacketSocket};
 use fulmar_stack::base::{Counters, EtherAddr, Instant};

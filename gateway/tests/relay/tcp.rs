@@ -482,7 +482,7 @@ fn what_a_guest_wrote_before_its_end_is_delivered() {
     for (sent, host) in ends {
         assert!(receive_all(&host) == (sent, BYTES), "whole, and an end in order");
     }
-    // What nobody has ended is reset.
+    // A stream that neither side has ended is reset.
     let error = read_some(&mut left_far, &mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     world.ended();

@@ -219,8 +219,8 @@ fn fifty_thousand_connections_that_nobody_finishes_stay_within_the_bounds() {
     world.end();
 }
 
-/// A listener whose queue takes as many connections as the system allows by default (net.core.somaxconn), and which
-/// nobody asks for them: they need no descriptor.
+/// A listener whose queue has the system's default limit (net.core.somaxconn). No program accepts its connections, so
+/// they need no descriptor.
 pub fn unasked_listener() -> TcpListener {
     let socket = unconnected().unwrap();
     bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(ip(HOST), 0))).unwrap();

@@ -94,10 +94,10 @@ pub(super) struct Flow {
     /// A socket for each server that was asked, connected to it, so that the kernel takes answers of no other.
     sockets: SmallVec<[(SocketAddr, OwnedFd); 1]>,
     pub asked: Vec<Asked>,
-    /// The guest has sent something else than questions, without a policy that refuses it: whatever a server sends is
+    /// The guest has sent datagrams other than questions, and no policy refuses them: everything that a server sends is
     /// passed on.
     pub is_opaque: bool,
-    /// Answers of further servers to questions that one has answered, which may still come.
+    /// Answers that may still arrive from other servers to questions that one server has answered.
     pub late: usize,
     pub timer: Option<TimerId>,
     datagrams_out: u64,

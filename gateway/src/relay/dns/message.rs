@@ -198,8 +198,8 @@ fn record(message: &[u8], at: usize) -> Option<(Option<(WireName, Datum)>, usize
     Some((datum.map(|datum| (owner, datum)), from + length))
 }
 
-/// The addresses that a response without an error has for the name of its question: those of the name, and of the names
-/// that its aliases lead to. A message that cannot be read to the end of its answers has none.
+/// The addresses that a response without an error has for the name of its question: the addresses of the name, and of
+/// the names that its aliases lead to. A message whose answers cannot be parsed completely has none.
 pub(crate) fn addresses(message: &[u8], question: &Question) -> Vec<IpAddr> {
     let is_wanted =
         is_response(message) && code(message) == Some(Code(0)) && question.class == CLASS_IN;

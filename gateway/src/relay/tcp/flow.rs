@@ -33,7 +33,7 @@ const TURN_BYTES: usize = 256 << 10;
 const MOST_CALL_BYTES: usize = 256 << 10;
 /// Bytes of one read from the host at least.
 const LEAST_READ_BYTES: usize = 4 << 10;
-/// Pieces of memory that one call names at most.
+/// Most pieces of memory in one call.
 const MOST_PARTS: usize = 64;
 /// Keepalive probes of a half-closed connection that the guest does not answer before it ends.
 const PROBES: u32 = 8;

@@ -25,7 +25,7 @@ const PUBLISHED_TIMEOUT: Duration = Duration::from_secs(300);
 pub(crate) const STREAM_TIMEOUT: Duration = Duration::from_secs(900);
 /// Idle time-outs of a flow to a DNS server that has not answered, and of one that has.
 const DNS_TIMEOUTS: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(5)];
-/// Pieces of memory that one call names at most.
+/// Most pieces of memory in one call.
 const MOST_PARTS: usize = 128;
 /// Calls for one datagram or run: each may fail by the pending error of an earlier one.
 const TRIES: usize = 3;

@@ -16,7 +16,7 @@ use crate::stat::Refusal;
 
 /// Datagrams or runs that are taken from the shard in one turn, and calls that send what a path does not take as runs.
 const WORK_PER_TURN: usize = 256;
-/// Datagrams that leave with one call at most, as many as Linux took before 6.9; and their bytes.
+/// Most datagrams that leave with one call, which is Linux's limit before 6.9; and their bytes.
 const MOST_JOINED: usize = 64;
 const MOST_JOINED_BYTES: usize = 65_000;
 

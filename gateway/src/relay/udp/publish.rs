@@ -21,9 +21,9 @@ use crate::ports::{Bind, Forward};
 use crate::published::PublishedPort;
 use crate::stat::{Direction, Refusal};
 
-/// Ports that a client gets in place of its own: not those of services.
+/// The lowest port that a client gets in place of its own: lower ports belong to services.
 const LEAST_SUBSTITUTE: u16 = 1024;
-/// Ports that are tried. A client for which all are taken costs no more with each datagram.
+/// Ports that are tried. The limit bounds the cost of each datagram of a client for which all ports are taken.
 const TRIES: u64 = 64;
 
 /// One of the ports that a client may get.

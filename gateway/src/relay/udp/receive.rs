@@ -156,9 +156,9 @@ impl Batch {
 /// An error of the host's network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostError {
-    /// What the guest is told; `None`: nothing.
+    /// The error that is sent to the guest; `None`: nothing is sent.
     pub error: Option<SentError>,
-    /// Who said it.
+    /// The sender of the error.
     pub from: Option<IpAddr>,
     /// The destination of the datagram that it is about.
     pub about: Option<SocketAddr>,

@@ -1,9 +1,10 @@
 //! The flows of one queue: by either end, by age, by time-out.
 //!
 //! Three classes share the table, so that none is starved by another: flows that the guest began, flows of outside
-//! hosts that the guest has answered, and those of *strangers*, which it has not. Strangers have an eighth of the table
-//! at most. In a full table a flow from outside gives way while those have more than half, else one of the guest's.
-//! Within a class the least recently used flow gives way, by the second-chance (clock) algorithm.
+//! hosts that the guest has answered, and flows of *strangers*, which the guest has not answered. Strangers have an
+//! eighth of the table at most. A full table removes a flow from outside while such flows have more than half of it,
+//! else one of the guest's. Within a class it removes the least recently used flow, by the second-chance (clock)
+//! algorithm.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
