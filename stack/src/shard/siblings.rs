@@ -235,7 +235,8 @@ impl Siblings {
     /// Queues a hand-off for another shard.
     #[allow(clippy::result_large_err, reason = "returned by value: no heap per packet")]
     pub(crate) fn hand_over(&mut self, to: u16, what: HandOff) -> Result<(), HandOff> {
-        // A flood of unsolicited echo replies and neighbour updates leaves space for packets.
+        // Bounds hand-offs that any host can cause, such as echo replies and neighbour updates: a flood leaves space
+        // for packets.
         let is_unasked = !matches!(what, HandOff::Packet(_));
         let is_full =
             self.outgoing.len() >= MAX_OUTGOING || is_unasked && self.unasked >= MAX_OUTGOING / 4;
