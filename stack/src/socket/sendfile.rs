@@ -1,7 +1,7 @@
 //! sendfile: the size of the next part of a file, and the space and storage for it.
 //!
-//! A call sends a file in several parts. For each part it waits until half of the send buffer is free (or
-//! the rest fits), allocates a chain for as much as fits, and fills it outside the lock:
+//! A call sends a file in several parts. For each part it waits until half of the send buffer is free (or the rest
+//! fits), allocates a chain for the part that fits, and fills it outside the lock:
 //!
 //! ```text
 //!   headers │ file: whole pages, as many as fit          │ trailers
