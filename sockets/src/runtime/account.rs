@@ -37,14 +37,13 @@ use total::{Stretch, Total};
 
 mod total;
 
-/// By default one visit in so many is measured: the readings at a dozen stages then cost about two nanoseconds a
-/// packet.
+/// By default one visit in 64 is measured: the readings at a dozen stages then cost about two nanoseconds a packet.
 pub const DEFAULT_EVERY: u32 = 64;
 
 /// The account of a stack.
 #[derive(Debug)]
 pub struct Ledger {
-    /// One visit in so many is measured; 0: the account is off.
+    /// One visit in `every` is measured; 0: the account is off.
     every: AtomicU32,
     /// The cycle counter when the account was switched on; earlier readings do not count.
     since: AtomicU64,
@@ -196,8 +195,8 @@ struct Clock {
 
 /// A longer interval (some twenty microseconds) may include a context switch.
 const SUSPICIOUS_CYCLES: u64 = 50_000;
-/// After a long interval so many measured visits begin with a reading of the context switches: else a switch in a visit
-/// that was not measured would be charged to the next long interval.
+/// Measured visits after a long interval that begin with a reading of the context switches. Otherwise a switch in a
+/// visit that was not measured would be charged to the next long interval.
 const SWITCH_READS: u32 = 256;
 /// Longer visits (than a microsecond or two) are not used for calibration: they differ by more than the readings cost.
 const SHORT_CYCLES: u64 = 4_000;
@@ -279,7 +278,7 @@ impl Ledger {
         }
     }
 
-    /// One visit in so many is measured; `None`: the account is off.
+    /// Returns `n` if one visit in `n` is measured; `None`: the account is off.
     pub fn every(&self) -> Option<u32> {
         Some(self.every.load(Relaxed)).filter(|n| *n > 0)
     }

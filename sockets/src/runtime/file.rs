@@ -12,7 +12,7 @@ use fulmar_stack::mbuf::Chain;
 #[allow(unsafe_code)]
 mod sys;
 
-/// Mbufs at most that one system call fills: 4 MiB with the largest mbufs.
+/// Most mbufs that one system call fills: 4 MiB with the largest mbufs.
 const MAX_PARTS: usize = 64;
 
 /// Bytes of one POSIX_FADV_WILLNEED: Linux reads at most `read_ahead_kb` per request, 128 KiB by default.

@@ -22,8 +22,8 @@ use fulmar_stack::shard::{HandOff, MAX_SHARDS, Ports};
 /// Entries of a ring: several full receive bursts, and 200 KiB of memory.
 const RING: usize = 512;
 
-/// Neighbour updates are refused while a ring has so many entries: a flood of neighbour advertisements leaves space for
-/// packets.
+/// Neighbour updates are refused while a ring has this number of entries: a flood of neighbour advertisements leaves
+/// space for packets.
 const NEIGHBOUR_UPDATE_LIMIT: isize = RING as isize / 4;
 
 /// The sending end of one shard's ring.

@@ -52,11 +52,11 @@ pub use guard::Guard;
 /// which costs as much as the lock; a wake-up costs as much as a hundred comparisons.
 pub(crate) const CALLS_PAST_SERVICE: u32 = 128;
 
-/// Frames that one poll takes before pending wake-ups are delivered.
+/// Most frames that one poll takes before pending wake-ups are delivered.
 pub(crate) const POLL_BUDGET: usize = 128;
 
-/// Owners of shared bytes that are no longer referenced, to be dropped without the lock. Rarely more than four,
-/// so that no heap is needed.
+/// Owners of shared bytes without references, to be dropped without the lock. There are rarely more than four, so this
+/// rarely allocates.
 type Returned = smallvec::SmallVec<[Arc<dyn fulmar_stack::mbuf::SharedBytes>; 4]>;
 
 /// A shard with everything that threads need around it.
@@ -238,7 +238,8 @@ impl Host {
         Ok(())
     }
 
-    /// A call of another thread than the event loop whose turn it is: nothing waits for that one.
+    /// Ends the turn of an event loop when another thread calls: output that the turn deferred does not wait for the
+    /// loop.
     #[inline(always)]
     fn end_turn_of_other(&self, shard: &mut WatchedShard) {
         if shard.is_in_turn_of_other() {

@@ -47,7 +47,8 @@ pub enum Request {
 /// way, plus closes.
 pub(crate) const INBOX_LIMIT: usize = 65_536;
 
-/// Sockets that signal handlers can close between two drains, and as many whose posted buffers they can drop.
+/// Limit of the sockets that signal handlers can close between two drains, and of the sockets whose posted buffers they
+/// can drop.
 const SLOTS: usize = 8;
 const EMPTY: u64 = u64::MAX;
 

@@ -11,7 +11,7 @@ pub enum Limit {
     DoNotWait,
     /// At most this time.
     For(Duration),
-    /// At most so many nanoseconds: as a socket stores it, converted when the call has to wait.
+    /// At most this number of nanoseconds, as a socket stores it. It is converted when the call has to wait.
     ForNanos(u64),
     /// Until this time: for a call that waits several times.
     Until(Instant),

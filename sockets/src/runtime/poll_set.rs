@@ -144,8 +144,8 @@ impl PollSetCore {
         lock(&self.sleepers).retain(|s| !Arc::ptr_eq(s, w));
     }
 
-    /// Takes the first candidates of a shard, `most` at most: the cost of a wait depends on what it reports, not on
-    /// how many are ready. If no candidate remains, the descriptor is no longer readable.
+    /// Takes the first candidates of a shard, `most` at most: the cost of a wait depends on the sockets that it
+    /// reports, not on the number that is ready. If no candidate remains, the descriptor stops being readable.
     pub fn drain(&self, shard: u16, most: usize) -> Vec<SlotId> {
         // In this order: the candidate of a write that is cleared here was listed before `signalled` is reset, so
         // that it is seen below.

@@ -67,7 +67,7 @@ impl Host {
             self.leader.clear_kick(role);
         }
         self.pass(Stage::Slept);
-        // The end of a sleep is no call of a program: it is not counted as activity.
+        // A program did not call at the end of a sleep, so it does not count as activity.
         let mut guard = self.lock_as(Role::Service)?;
         guard.moderation().slept();
         // If a caller has become the leader, it may sleep on the armed device.

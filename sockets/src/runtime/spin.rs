@@ -3,8 +3,8 @@
 //! Where the device's memory shows work ([`Peek`]) the thread reads it here, without the shard lock. Elsewhere the
 //! caller polls, and this is the yield between two polls. [`moderation`](fulmar_stack::device::moderation) bounds the time.
 //!
-//! The thread yields between polls, so that a peer on the same CPU runs. A yield of [`LONG_YIELD`] let a thread run
-//! that needs the CPU for itself. The next waits then sleep at once: a thread that is woken preempts that one, a
+//! The thread yields between polls, so that a peer on the same CPU runs. A yield that lasts [`LONG_YIELD`] let a
+//! CPU-bound thread run. The next waits then sleep at once: a thread that is woken preempts the CPU-bound thread, but a
 //! thread that has yielded waits for the end of its time slice.
 
 use std::sync::Arc;
@@ -125,7 +125,7 @@ mod tests {
         }
     }
 
-    /// Peeks until the n-th one finds work, over as many calls as long yields cut it into.
+    /// Peeks until the n-th peek finds work. Long yields divide the peeks among several calls.
     fn peeks(nth: usize, until: Instant) -> usize {
         let peek = Arc::new(Nth(AtomicUsize::new(0), nth));
         let spin = Spin::new(Some(Arc::clone(&peek) as Arc<dyn Peek>));

@@ -1,5 +1,5 @@
-//! What threads share and wait by: the locks and atomics of the machine, or those of loom, which tries every
-//! order in which threads may see them (`make loom`).
+//! Locks and atomics that threads share: the machine's, or loom's, which tries every order in which threads may see
+//! them (`make loom`).
 
 #[cfg(fulmar_loom)]
 pub(crate) use fulmar_models::{

@@ -149,7 +149,7 @@ impl Received {
         self.0.push(ticket);
     }
 
-    /// Appends those of another poll.
+    /// Appends the completed tickets of another poll.
     pub(crate) fn append(&mut self, mut other: Received) {
         self.0.append(&mut other.0);
     }

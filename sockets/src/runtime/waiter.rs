@@ -22,7 +22,7 @@ const WOKEN: u32 = 2;
 #[derive(Debug)]
 pub struct Waiter {
     state: AtomicU32,
-    /// The eventfd beside which the thread sleeps, if it sleeps on the device.
+    /// The eventfd that the thread polls together with the device's descriptor, if it sleeps on the device.
     kick_fd: AtomicI32,
 }
 

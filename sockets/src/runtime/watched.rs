@@ -178,7 +178,7 @@ impl WatchedShard {
                 }
                 Event::Closed(id) => {
                     if let Some(watch) = self.watchers.find(id) {
-                        // Who waits for it tries once more, and is told that it is closed.
+                        // A waiter tries once more and gets the error that the socket is closed.
                         watch.notify(id, Ready::CLOSED, &mut self.wakes);
                         watch.leave_all(id);
                         self.shard.watch(id, watch.interest());

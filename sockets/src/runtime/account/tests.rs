@@ -60,7 +60,7 @@ fn the_measured_visits_stand_for_all_of_them() {
     }
     let b = ledger.balance();
     assert!(b.measured > 1000 && b.measured < 20_000, "{}", b.measured);
-    // All but those of the wait that has not ended.
+    // All visits except the visits of the wait that has not ended.
     assert!(b.visits <= 100_000 && b.visits > 100_000 - 20 * 16, "{}", b.visits);
     let locked = b.stages.iter().find(|s| s.stage == Stage::Locked).unwrap();
     // A pass during which the CPU was taken away does not count.
@@ -133,9 +133,9 @@ fn a_long_time_counts_unless_the_kernel_took_the_cpu_away_meanwhile() {
     let long = 10 * SUSPICIOUS_CYCLES;
     let lost = visit_of(long, u64::MAX);
     assert_eq!((passes(&lost), lost.balance().preempted), (0, 1));
-    // It may be taken away at this very moment, but not every time.
+    // The kernel may preempt this very pass, but not every time.
     assert!((0..100).any(|_| passes(&visit_of(long, sys::switches())) == 1));
-    // Of a short time nobody asks.
+    // A short interval counts without a reading of the switches.
     assert_eq!(passes(&visit_of(0, u64::MAX)), 1);
 }
 

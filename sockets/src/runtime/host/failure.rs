@@ -110,8 +110,8 @@ impl Host {
         self.wake_all();
     }
 
-    /// Drains the remote-free list, and drops owners of memory that is no longer referenced. Returns how many
-    /// parts of such memory are still referenced.
+    /// Drains the remote-free list, and drops owners of memory without references. Returns the number of parts of owned
+    /// memory that are still referenced.
     pub(crate) fn take_returns(&self) -> usize {
         let mut returned = Returned::new();
         let out = {
