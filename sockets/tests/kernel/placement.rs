@@ -29,7 +29,7 @@ fn period(n: u64) -> Vec<u8> {
     (0..PERIOD).map(|_| next()).collect()
 }
 
-/// Sends so many bytes of stream `n` from the kernel, in writes of `piece` bytes.
+/// Sends `total` bytes of stream `n` from the kernel, in writes of `piece` bytes.
 fn send(mut stream: net::TcpStream, n: u64, total: usize, piece: usize) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let bytes = period(n).repeat(1 + piece.div_ceil(PERIOD));

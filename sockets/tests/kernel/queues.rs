@@ -50,8 +50,8 @@ fn stack_on(queues: Vec<Box<dyn Device>>) -> Stack {
         .unwrap()
 }
 
-/// Looks at how many packets came on another queue than their owner's: none if the kernel knows the
-/// owners, else at most so many.
+/// Checks the number of packets that came on another queue than their owner's: none if the kernel knows the owners,
+/// else at most `most`.
 fn check_wrong(stack: &Stack, most: u64) {
     let stat = stack.stat().unwrap();
     let (wrong, frames) = (stat.count(Counter::WrongQueue), stat.count(Counter::RxFrames));

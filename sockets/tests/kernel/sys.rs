@@ -13,7 +13,7 @@ fn check(r: isize) -> io::Result<usize> {
 pub fn reset_on_close(s: &TcpStream) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let len = size_of_val(&linger) as libc::socklen_t;
-    // SAFETY: pointer and length are those of a local.
+    // SAFETY: pointer and length describe a local.
     let r = unsafe {
         let value = (&raw const linger).cast();
         libc::setsockopt(s.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, len)
@@ -24,7 +24,7 @@ pub fn reset_on_close(s: &TcpStream) {
 /// Sets an option whose value is a number.
 pub fn set_int(s: RawFd, level: i32, name: i32, value: i32) {
     let len = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: pointer and length are those of a local.
+    // SAFETY: pointer and length describe a local.
     let r = unsafe { libc::setsockopt(s, level, name, (&raw const value).cast(), len) };
     assert_eq!(r, 0, "{}", io::Error::last_os_error());
 }
@@ -37,7 +37,7 @@ pub fn connect_fast_open(to: std::net::SocketAddrV4) -> io::Result<TcpStream> {
         sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(to.ip().octets()) },
         sin_zero: [0; 8],
     };
-    // SAFETY: pointer and length are those of a local; the descriptor is owned by nobody else.
+    // SAFETY: pointer and length describe a local; the descriptor has no other owner.
     unsafe {
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
         let fd = check(libc::socket(libc::AF_INET, kind, 0) as isize)?;
@@ -49,11 +49,11 @@ pub fn connect_fast_open(to: std::net::SocketAddrV4) -> io::Result<TcpStream> {
     }
 }
 
-/// Has the kernel cut what is sent into datagrams of so many bytes, as late as it can (UDP_SEGMENT).
+/// Makes the kernel segment each payload into datagrams of `bytes` bytes, as late as it can (UDP_SEGMENT).
 pub fn set_udp_segment(s: &std::net::UdpSocket, bytes: usize) -> io::Result<()> {
     let bytes = bytes as libc::c_int;
     let len = size_of_val(&bytes) as libc::socklen_t;
-    // SAFETY: pointer and length are those of a local.
+    // SAFETY: pointer and length describe a local.
     let r = unsafe {
         let value = (&raw const bytes).cast();
         libc::setsockopt(s.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, value, len)
@@ -74,8 +74,7 @@ pub fn kernel_ping(to: std::net::Ipv4Addr, payload: &[u8]) -> io::Result<Vec<u8>
     let mut message = vec![8, 0, 0, 0, 0, 0, 0, 1];
     message.extend_from_slice(payload);
     let mut answer = vec![0; message.len() + 64];
-    // SAFETY: every pointer is that of a local or a slice, with its length; the descriptor is owned
-    // by nobody else.
+    // SAFETY: every pointer points to a local or a slice, with its length; the descriptor has no other owner.
     unsafe {
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
         let fd = check(libc::socket(libc::AF_INET, kind, libc::IPPROTO_ICMP) as isize)?;

@@ -85,7 +85,7 @@ fn echoes_come_back_from_the_kernel_and_from_us() {
                 assert_eq!((echo.bytes, echo.from), (len, address.parse().unwrap()));
             }
         }
-        // Nobody calls our stack meanwhile.
+        // No thread calls our stack meanwhile.
         for len in [0, 56, 1400, 8000, 60_000] {
             let sent = pattern(7, len);
             assert_eq!(sys::kernel_ping(OURS.parse().unwrap(), &sent).unwrap(), sent);

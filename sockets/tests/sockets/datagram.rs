@@ -264,7 +264,7 @@ fn ten_thousand_messages_go_in_one_call_and_none_in_none() {
             let sent: Vec<_> = part.iter().map(|p| p.to_vec()).collect();
             assert_eq!(receive_all(&server, part.len()), sent);
         }
-        // All of them in one call: what nobody reads is lost at the receiver, but all are sent.
+        // One call sends all of them. The receiver drops datagrams that it cannot queue, but all are sent.
         let all: Vec<_> = payloads.iter().map(|p| SendMessage::new(p)).collect();
         assert_eq!(c.send_many(&all).unwrap(), 10_000);
         buffers_come_home(&[&a]);

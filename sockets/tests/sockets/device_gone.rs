@@ -1,5 +1,5 @@
-//! A device that goes away: every call says ENETDOWN (EPROTO if the process behind it broke the protocol),
-//! no call hangs, the program lives.
+//! A device that goes away: every call returns ENETDOWN (EPROTO if the process at its other end broke the protocol), no
+//! call hangs, the program lives.
 
 use std::io::{self, Read, Write};
 use std::sync::mpsc;

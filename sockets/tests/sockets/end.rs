@@ -39,7 +39,7 @@ fn everything_accepted_is_delivered_over_a_slow_device_too() {
     within(|| {
         let (p, q) = Pipe::pair();
         let a = stack(1, Box::new(p), |s| s);
-        // Its own end will be answered by nobody.
+        // No peer will acknowledge the FIN of `b`.
         let b = stack(2, Box::new(q), |s| s.exit_drain(Duration::from_millis(10)));
         let (mut c, s) = connection(&a, &b, 80);
         let reader = read_all(s);

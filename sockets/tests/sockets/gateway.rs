@@ -152,7 +152,7 @@ fn datagrams_are_answered_from_where_they_went() {
         let mut buf = [0; 64];
         assert_eq!(client.recv(&mut buf).unwrap(), 6);
         assert_eq!(&buf[..6], b"answer");
-        // And an error, which a connected socket is told.
+        // And an error, which a connected socket gets.
         client.send(b"question").unwrap();
         assert_eq!(all.recv_many(&mut into).unwrap(), 1);
         let question = into[0].payload().to_vec();

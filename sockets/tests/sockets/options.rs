@@ -159,7 +159,7 @@ fn a_writer_that_waits_is_woken_when_the_low_water_mark_goes() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, s) = connection(&a, &b, 80);
-        // Nobody reads: the window fills, and the rest stays unsent.
+        // The peer does not read: the window fills, and the rest stays unsent.
         s.set_recv_buffer(2048).unwrap();
         c.set_nonblocking(true).unwrap();
         c.set_notsent_low_water(Some(1000)).unwrap();

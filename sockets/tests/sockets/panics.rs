@@ -1,5 +1,5 @@
-//! A panic inside a stack: that stack is down for good, every call of it says ENETDOWN, nobody hangs,
-//! memory stays sound, and the process builds another one.
+//! A panic inside a stack: that stack is down for good, every call of it returns ENETDOWN, no call hangs, memory stays
+//! sound, and the process can build another stack.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
@@ -198,7 +198,7 @@ fn a_panic_of_the_driver_in_the_service_thread_takes_down_its_stack_and_nothing_
             for n in [1, 3] {
                 let (a, b, bug) = stacks(linked(), ModerationConfig::ADAPTIVE);
                 bug.set(call, n, true);
-                // Nobody but the service thread answers.
+                // Only the service thread answers.
                 eventually("the service thread panics", || {
                     let _ = b.ping(A.parse().unwrap(), 8, Duration::from_millis(20));
                     bug.has_struck()

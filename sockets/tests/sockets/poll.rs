@@ -343,7 +343,7 @@ fn the_descriptor_works_in_a_loop_of_another_kind() {
         let mut streams: Vec<Option<TcpStream>> = Vec::new();
         let mut closed = 0;
         while closed < clients.len() {
-            // Nobody is inside the stack meanwhile: its own thread does the work.
+            // No call is inside the stack meanwhile: the service thread does the work.
             assert!(is_readable(&set, PATIENCE.as_millis() as i32));
             let mut events = Vec::new();
             set.wait(&mut events, Some(Duration::ZERO)).unwrap();

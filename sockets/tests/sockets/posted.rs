@@ -219,7 +219,7 @@ fn a_buffer_comes_back_when_it_is_cancelled_with_what_it_has_or_as_cancelled() {
         first.cancel().unwrap();
         assert_eq!(first.wait().unwrap()[..], b"abc"[..]);
         c.write_all(b"de").unwrap();
-        // Nobody waits for it any more: what it had is the next reader's.
+        // No thread waits for the third buffer any more: the next read gets its bytes.
         drop(third);
         let mut rest = [0; 9];
         s.read_exact(&mut rest[..2]).unwrap();

@@ -131,7 +131,7 @@ fn more_is_no_promise_and_what_waits_goes_in_the_end() {
         let (c, mut s) = connection(&a, &b, 80);
         c.send_with(&[IoSlice::new(b"alone")], SendFlags::MORE).unwrap();
         assert_eq!(read_exactly(&mut s, 5), b"alone");
-        // A write that waits for room pushes what it has, so a small buffer is no deadlock.
+        // A write that waits for space pushes the buffered bytes, so a small buffer does not deadlock.
         c.set_send_buffer(2048).unwrap();
         let bytes = pattern(0, 300_000);
         let reader = thread::spawn(move || read_exactly(&mut s, 300_000));

@@ -182,7 +182,7 @@ fn a_file_that_cannot_be_read_is_an_error_and_the_connection_lives() {
     assert_eq!(got, b"alive");
 }
 
-/// The end of the highest mapping of this process: what is behind it can never be read.
+/// The end of the highest mapping of this process: addresses after it can never be read.
 fn highest_mapping() -> u64 {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let ends = maps
@@ -492,7 +492,7 @@ fn a_reset_by_the_peer_ends_the_call_with_its_count() {
             let (c, error, sent) = writer.join().unwrap();
             assert_eq!(error.kind(), ErrorKind::ConnectionReset);
             assert!((MIB as u64..64 * MIB as u64).contains(&sent), "{sent}");
-            // The cause is told once.
+            // The cause is reported once.
             let f = file_of(b"more");
             let e = c.send_file(&f, .., &[], &[]).unwrap_err();
             assert_eq!((e.error.kind(), e.sent), (ErrorKind::BrokenPipe, 0));

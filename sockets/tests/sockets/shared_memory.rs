@@ -1,4 +1,5 @@
-//! Shared memory with a peer process that keeps no rule: what a program is told, and what it reads.
+//! Shared memory with a peer process that breaks the protocol: the errors that a program gets, and the bytes that it
+//! reads.
 
 #![allow(unsafe_code)]
 
@@ -34,7 +35,7 @@ const HEADERS: usize = 42;
 
 fn owned(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{}", io::Error::last_os_error());
-    // SAFETY: the call that made it succeeded, and nobody else knows it.
+    // SAFETY: the call that made the descriptor succeeded, and it has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 

@@ -1,4 +1,4 @@
-//! A full pool: writers wait or are told so, nothing accepted is lost, everything comes back.
+//! A full pool: writers wait or get an error, no accepted byte is lost, and every buffer comes back.
 
 use std::io::{ErrorKind, Read, Write};
 use std::thread;

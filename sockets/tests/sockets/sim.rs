@@ -1,4 +1,4 @@
-//! A stack on a simulated NIC with the modelled peer behind it, through the public API.
+//! A stack on a simulated NIC that is connected to the modelled peer, through the public API.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -243,7 +243,7 @@ fn a_flow_of_datagrams_bears_marks_and_times() {
     }
 }
 
-/// Asks for so many bytes and receives them into buffers that were posted before.
+/// Requests `total` bytes and receives them into buffers that were posted before.
 fn receive_posted(c: &mut TcpStream, total: usize, buffer: usize) {
     let post = |c: &TcpStream, buf: RecvBuf| c.recv_posted(buf).unwrap();
     let mut posted: VecDeque<_> = (0..2).map(|_| post(c, RecvBuf::with_capacity(buffer))).collect();

@@ -108,7 +108,7 @@ fn non_blocking_calls_never_wait() {
         let all = pattern(0, 8 << 20);
         let (mut sent, mut got) = (0, Vec::new());
         let mut buf = vec![0; 100_000];
-        // Nobody reads yet.
+        // The peer does not read yet.
         eventually("a write is refused", || match c.write(&all[sent..]) {
             Ok(n) => {
                 sent += n;

@@ -185,7 +185,7 @@ fn a_stack_works_for_itself_when_no_caller_does() {
             // A caller takes the lead from the service thread and resigns again.
             s.set_read_timeout(Some(Duration::from_millis(1 + round % 7))).unwrap();
             assert!((&s).read(&mut [0; 1]).is_err());
-            // Nobody calls b from here on: its service thread must answer, whatever it slept on.
+            // No thread calls b from here on: its service thread must answer, whatever it slept on.
             thread::sleep(Duration::from_millis(round % 5));
             let echo = a.ping(B.parse().unwrap(), 56, Duration::from_secs(60)).unwrap();
             assert!(echo.rtt < Duration::from_secs(30));

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A file that nobody else can find; gone with its last descriptor.
+/// A file without a name; it is freed with its last descriptor.
 pub fn file_of(bytes: &[u8]) -> File {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);

@@ -53,7 +53,7 @@ pub fn stack(side: u8, device: Box<dyn Device>, more: impl FnOnce(Builder) -> Bu
     more(builder).build().unwrap()
 }
 
-/// Fills the buffers of both ends, so that some of it cannot be delivered as long as nobody reads.
+/// Fills the buffers of both ends, so that some bytes cannot be delivered until the peer reads.
 pub fn fill(c: &TcpStream) {
     use std::io::Write;
     c.set_nonblocking(true).unwrap();

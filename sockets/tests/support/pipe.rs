@@ -21,14 +21,14 @@ pub struct Pipe {
     lost: Arc<AtomicI32>,
     /// The last burst was refused.
     is_full: bool,
-    /// It tells nobody when frames come.
+    /// The device has no descriptor that signals frames.
     has_no_fd: bool,
 }
 
 /// Ends a [`Pipe`], as pulling a card does.
 pub struct Plug {
     lost: Arc<AtomicI32>,
-    /// The other end, whose frame wakes whoever sleeps on the device.
+    /// The other end, whose frame wakes the thread that sleeps on the device.
     bell: UnixDatagram,
 }
 

@@ -83,7 +83,7 @@ impl End {
         }
     }
 
-    /// Takes the buffer back; frees it when its bytes are no longer looked at.
+    /// Takes the buffer back, and frees it when no mbuf references its bytes.
     fn withdraw(&mut self, device: &mut impl Device) {
         drop(device.placement().unwrap().revoke(&self.key));
         self.hold = None;

@@ -25,7 +25,7 @@ pub struct Host<D: Device> {
     pub burst: Burst,
     received: Burst,
     pub counters: Counters,
-    /// What the device is told of the time.
+    /// The time that is passed to the device.
     pub now: Instant,
     kernel_ether: EtherAddr,
 }

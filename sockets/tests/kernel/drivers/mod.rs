@@ -101,8 +101,8 @@ fn a_burst_arrives_in_order<D: Device>(mut host: Host<D>) -> Host<D> {
     host
 }
 
-/// Two frames by themselves, a run of equal datagrams with a shorter one at its end, and two more to
-/// somebody else. All arrive as they were sent, in four crossings.
+/// Sends two single frames, a run of equal datagrams with a shorter one at its end, and two datagrams to another
+/// destination. All arrive as they were sent, in four crossings.
 fn datagrams_of_one_flow_cross_together<D: Device>(mut host: Host<D>) -> Host<D> {
     let sockets = [kernel_socket(), kernel_socket()];
     let ports = sockets.each_ref().map(|s| s.local_addr().unwrap().port());

@@ -34,7 +34,7 @@ fn byte(seed: usize, at: usize) -> u8 {
 struct End {
     shard: usize,
     id: SlotId,
-    /// Of what it sends, and of what it is sent.
+    /// Seeds of the bytes that it sends and of the bytes that it receives.
     seeds: (usize, usize),
     sent: usize,
     got: usize,

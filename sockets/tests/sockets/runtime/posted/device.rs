@@ -1,4 +1,4 @@
-//! A device that guesses whose packet comes next, and can be told to hold one back or to make it urgent.
+//! A device that predicts the flow of the next packet. A test can make it hold back a packet or mark it urgent.
 
 use std::sync::{Arc, Mutex};
 
@@ -124,11 +124,11 @@ impl Device for Guesser {
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        // One may come that stayed behind.
+        // Leaves space for the packet that was held back.
         let budget = budget.min(out.space()).saturating_sub(1);
         let before = out.len();
         self.inner.rx_burst(now, pool, &mut self.fresh, budget, counters);
-        // The notes are those of both ends.
+        // Both ends share the notes.
         if self.held.is_some()
             && std::mem::take(&mut self.notes.lock().unwrap().lets_go)
             && let Some(p) = self.held.take()

@@ -253,7 +253,7 @@ impl Line {
         ticket
     }
 
-    /// Sends so many bytes as one segment and lets what comes of them happen.
+    /// Sends `bytes` bytes as one segment and settles.
     fn send(&mut self, bytes: usize) {
         let bytes = counting(self.written..self.written + bytes);
         assert_eq!(self.pair.write(self.client, &bytes), bytes.len());
@@ -272,7 +272,7 @@ impl Line {
         f(&mut self.pair.notes.lock().unwrap())
     }
 
-    /// Time for frames to come and go, and for nothing else.
+    /// Runs both shards for 100 µs: frames are exchanged, and no timer fires.
     fn settle(&mut self) {
         for _ in 0..5 {
             self.pair.now = self.pair.now + Duration::from_micros(20);
@@ -396,7 +396,8 @@ fn what_came_in_front_of_the_gap_waits_for_the_urgent_data_behind_it() {
 }
 
 impl Line {
-    /// A look of a reader who waits for this ticket, while nobody else looks: whether it was over with it.
+    /// One poll of a reader that waits for this ticket, without other polls. Returns whether the poll completed the
+    /// ticket.
     fn look(&mut self, ticket: &RecvTicket) -> bool {
         self.pair.now = self.pair.now + Duration::from_micros(20);
         let outcome = self.pair.shards[1].step_for_ticket(self.pair.now, ticket).1;
@@ -405,7 +406,7 @@ impl Line {
         true
     }
 
-    /// Sends so many bytes, which wait in the device.
+    /// Sends `bytes` bytes, which wait in the device.
     fn write(&mut self, bytes: usize) {
         let bytes = counting(self.written..self.written + bytes);
         assert_eq!(self.pair.write(self.client, &bytes), bytes.len());
@@ -414,8 +415,8 @@ impl Line {
         self.pair.shards[0].step(self.pair.now, 64);
     }
 
-    /// Two buffers, of which the first is full and in its reader's hands and the second has 100 bytes that
-    /// came with it; by this rule it is over, but nobody has looked whether.
+    /// Posts two buffers. The first is full and its reader has it. The second has 100 bytes that came with the first
+    /// one's. `rule` completes the second, but no poll has checked it.
     fn resting(rule: CompletionPolicy) -> (Line, Arc<RecvTicket>) {
         let mut line = Line::new();
         // A first round trip, so that nothing about the connection is news.
@@ -489,7 +490,8 @@ fn nothing_rests_where_other_connections_have_buffers_too() {
     drop(line.pair.shards[1].take_received());
 }
 
-/// A message of so many bytes into a buffer of 5000: how often the device was asked to place meanwhile.
+/// Sends a message of `bytes` bytes into a buffer of 5000. Returns the number of requests to place that the device got
+/// meanwhile.
 fn message(line: &mut Line, bytes: usize) -> usize {
     let before = line.note(|n| n.asked);
     let ticket = line.post(5000, RULE);
