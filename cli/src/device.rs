@@ -89,7 +89,7 @@ struct Opened {
     devices: Vec<Box<dyn Device>>,
     /// The TAP or TUN that this command made, whose kernel end is still bare.
     new_tap: Option<String>,
-    /// Addresses that are a safe guess: those of [`crate::sandbox`] on fulmar0, and on a link that
+    /// Default addresses where a guess is safe: [`crate::sandbox`]'s addresses on fulmar0, and a pair on a link that
     /// only two processes share.
     defaults: Option<[(IpAddr, u8); 2]>,
     /// Others may be on the same network, so that an address must be claimed.

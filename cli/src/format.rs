@@ -50,7 +50,8 @@ pub fn time(us: f64) -> String {
     format!("{text}{unit}")
 }
 
-/// Columns of the terminal: what COLUMNS says, else what standard output has. `None`: it is no terminal.
+/// Columns of the terminal: COLUMNS if set, else the width of standard output. `None`: standard output is not a
+/// terminal.
 pub fn terminal_columns() -> Option<usize> {
     let said = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
     said.or_else(|| terminal_size::terminal_size().map(|(columns, _)| usize::from(columns.0)))

@@ -1,6 +1,6 @@
-//! SIGINT, SIGTERM and SIGHUP. A command that reports something first asks an [`Interrupt`]; others
-//! end the process in order ([`end_in_order`]): what was accepted is delivered, for at most the
-//! stack's documented time, and the stack is no longer listed.
+//! SIGINT, SIGTERM and SIGHUP. A command that reports something first asks an [`Interrupt`]; others end the process in
+//! order ([`end_in_order`]): the stack delivers the accepted bytes for at most its documented time, and is removed from
+//! the list of stacks.
 
 use crate::failure::{During, Outcome};
 use nix::sys::signal::{SigSet, Signal};

@@ -28,7 +28,7 @@ const HOST: &str = "192.0.2.1";
 /// Marks the processes of a test in their environment.
 const MARK: &str = "FULMAR_TEST_MARK";
 
-/// A host with a default route and an address beside it.
+/// A host with a default route and one more address.
 fn prepare_host() {
     for line in ["route add default via 10.77.0.2", &format!("addr add {HOST}/32 dev lo")] {
         let status = Command::new("ip").args(line.split(' ')).status().expect("ip(8)");

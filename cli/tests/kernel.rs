@@ -183,7 +183,7 @@ fn nc_speaks_udp_both_ways() {
         let port = socket.local_addr().expect("an address").port();
         let answer = thread::spawn(move || {
             let mut bytes = [0; 100];
-            // With a time-out, a thread that was stopped may be told of it (signal(7)).
+            // With a time-out, a call may fail with EINTR after the thread was stopped (signal(7)).
             let (n, from) = loop {
                 match socket.recv_from(&mut bytes) {
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}

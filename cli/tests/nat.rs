@@ -179,7 +179,7 @@ fn a_sip_server_answers_to_the_port_of_the_request() {
         let socket = path.far.run(|| UdpSocket::bind((SERVER, 5060))).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
-        // The header lines of a request are those of its answer (RFC 3261 section 8.2.6.2).
+        // The answer repeats the header lines of its request (RFC 3261 section 8.2.6.2).
         let server = thread::spawn(move || {
             let mut bytes = [0; 4096];
             while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use support::{PATIENCE, in_sandbox, text};
 
 const FULMAR: &str = env!("CARGO_BIN_EXE_fulmar");
-/// An address of the host that no guest has: the guest gets those of the interface with the default route.
+/// An address of the host that no guest has: the guest gets the addresses of the interface with the default route.
 const HOST: &str = "10.88.0.1";
 const PORT: u16 = 8081;
 const FILE_BYTES: usize = 300_000;
@@ -71,7 +71,7 @@ fn is_installed(program: &str) -> bool {
     is_there
 }
 
-/// A host with a default route and an address beside it.
+/// A host with a default route and one more address.
 fn host() {
     for line in ["route add default via 10.77.0.2", &format!("addr add {HOST}/32 dev lo")] {
         let status = Command::new("ip").args(line.split(' ')).status().expect("ip(8)");
@@ -266,7 +266,7 @@ fn iperf3_carries_its_bytes_both_ways() {
 /// The user of [`ordinary`].
 const USER: &str = "guest";
 
-/// The line that runs a program as an ordinary user with a shell: sshd lets nobody else in, and PostgreSQL does not
+/// The line that runs a program as an ordinary user with a shell: sshd accepts no other user, and PostgreSQL does not
 /// run as root. The user exists in namespaces of the program's own, and files of the test are its files.
 fn ordinary(folder: &Folder, program: &[&str]) -> Vec<String> {
     let home = folder.0.display();

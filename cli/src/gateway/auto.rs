@@ -82,20 +82,20 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// The ports on which the guest listens, without those of the gateway.
+    /// The ports on which the guest listens, without the gateway's.
     fn of_guest(&mut self) -> Option<BTreeSet<u16>> {
         let mut own = self.given_guest.clone();
         own.extend(self.on_guest.keys());
         publishable(self.guest.as_mut()?, &own)
     }
 
-    /// The ports on which the host listens, without those of the gateway, among them `of_flows`.
+    /// The ports on which the host listens, without `of_flows` and the gateway's other ports.
     fn of_host(&mut self, of_flows: &BTreeSet<u16>) -> Option<BTreeSet<u16>> {
         let own = &(&self.on_host | &self.given_host) | of_flows;
         publishable(self.host.as_mut()?, &own)
     }
 
-    /// Withdraws the ports of the host that are no longer wanted. Returns those that are new.
+    /// Withdraws the ports of the host that are not wanted any more. Returns the new ports.
     fn change_on_guest(&mut self, wanted: &BTreeSet<u16>, host: &Splicer) -> Vec<u16> {
         self.on_guest.retain(|port, sockets| {
             let stays = wanted.contains(port);

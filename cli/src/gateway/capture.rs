@@ -12,8 +12,8 @@ use super::output;
 use crate::failure::{Failure, Outcome};
 
 /// A file that gets whole blocks by [`Write::write_all`]. Its copies, one for each queue of the interface, share it:
-/// the file has a section for each, and a section header says nothing but how the blocks behind it are written, which
-/// is the same for all (pcapng section 4.1).
+/// the file has a section for each. A section header describes only the encoding of the following blocks, which is the
+/// same for all (pcapng section 4.1).
 #[derive(Clone)]
 pub struct CaptureFile(Arc<Mutex<Shared>>);
 

@@ -6,11 +6,11 @@
 //!   kernel ── veth ────────────────────── veth ── packet socket ── the stack
 //! ```
 //!
-//! No process is in the second namespace and no file names it: the sockets alone hold it. It belongs to the caller's user
-//! namespace, so that a guest with CAP_NET_ADMIN can list, make and remove interfaces there by the id that the kernel
-//! gives a peer's namespace (rtnetlink(7), IFLA_TARGET_NETNSID), and has gained what the removal of its own interface
-//! gives it: nothing of the host is there. The veth's end there has no addresses and answers nothing; the stack has an
-//! Ethernet address of its own beside it.
+//! No process is in the second namespace and no file names it: the sockets alone hold it. It belongs to the caller's
+//! user namespace, so that a guest with CAP_NET_ADMIN can list, make and remove interfaces there by the id that the
+//! kernel gives a peer's namespace (rtnetlink(7), IFLA_TARGET_NETNSID). This gains the guest no more than the removal
+//! of its own interface, because that namespace has no interface of the host. The veth's end there has no addresses and
+//! answers nothing; the stack uses an Ethernet address other than the veth's.
 //!
 //! Frames pass with virtio-net headers, up to 64 KiB long and without checksums, as they do through a TAP.
 

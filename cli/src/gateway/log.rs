@@ -79,7 +79,7 @@ impl Log {
 
     fn write(&self, priority: u8, message: &str) {
         let name = &self.name;
-        // A message that cannot be written is lost: there is nobody to tell.
+        // A message that cannot be written is lost: there is no other place to report the error.
         let _ = match &mut *self.sink.lock().unwrap_or_else(PoisonError::into_inner) {
             // Whole: others write to it, too.
             Sink::Stderr => io::stderr().write_all(format!("{name}: {message}\n").as_bytes()),

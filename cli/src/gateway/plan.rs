@@ -194,7 +194,7 @@ impl Plan {
         }
     }
 
-    /// Resolvers that the guest is told of.
+    /// Resolvers that are announced to the guest.
     fn nameservers(&self, host: &HostNetwork) -> Vec<IpAddr> {
         if !self.addresses.dhcp_dns {
             return Vec::new();

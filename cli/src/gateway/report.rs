@@ -18,7 +18,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::plan::Plan;
 use crate::format;
 
-/// Destinations, and names that were denied, that are told apart at most; the others are counted together.
+/// Most destinations and denied names with counts of their own; the others are counted together.
 const MAX_DESTINATIONS: usize = 4096;
 /// Lines of each list of the summary.
 const SHOWN: usize = 10;

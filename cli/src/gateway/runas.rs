@@ -7,7 +7,7 @@ use nix::unistd::{Gid, Group, Uid, User, geteuid, setgroups, setresgid, setresui
 /// Whom a gateway started as root becomes.
 const NOBODY: &str = "nobody";
 
-/// The number of `nobody` where the system has no such name.
+/// The id of the user `nobody` on a system without that name.
 const NOBODY_ID: u32 = 65_534;
 
 /// A user and a group.
@@ -32,11 +32,11 @@ pub fn leave_groups() -> io::Result<()> {
     setgroups(&[]).map_err(|e| io::Error::other(format!("cannot leave root's groups: {e}")))
 }
 
-/// Whom to become: as the option says, else nobody if this was root of the whole system before the guest's user
-/// namespace was joined; that may know no such user, and its own root is another user outside.
+/// The user to become: the option's, else the user `nobody` if the process was root of the initial user namespace
+/// before it joined the guest's. The guest's namespace may not have that user, and its root is another user outside.
 ///
 /// # Errors
-/// There is no such user or group, or the option is given by another than root.
+/// The user or group does not exist, or a user other than root gave the option.
 pub fn wanted(option: Option<&str>, was_root: bool) -> Result<Option<Identity>, String> {
     let Some(text) = option else { return Ok(was_root.then(nobody)) };
     let identity = parse(text)?;

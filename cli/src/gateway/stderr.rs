@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Bytes of one write: a pipe takes so many atomically (PIPE_BUF, pipe(7)).
+/// Bytes of one write: a pipe writes up to PIPE_BUF bytes atomically (pipe(7)).
 const WRITE_BYTES: usize = 4096;
 
 /// The result of one wait.

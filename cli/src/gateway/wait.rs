@@ -1,6 +1,6 @@
 //! A command that waits for its program, and prints the gateway's summary after it (`--summary`).
 //!
-//! Signals that are sent to the command go on to the program; those of the terminal reach both anyway. The command
+//! The command forwards signals that it gets to the program; signals of the terminal reach both anyway. The command
 //! ends as the program did: with its status, or by its signal.
 
 use std::fs::{File, OpenOptions};
@@ -141,7 +141,7 @@ fn wait_for_summary(summary: &OwnedFd, signals: &SignalFd) -> io::Result<bool> {
             return Ok(true);
         }
         let came = signals.read_signal()?.and_then(|i| Signal::try_from(i.ssi_signo as i32).ok());
-        // SIGCHLD is the program's exit, and a change of the window's size is no reason to end.
+        // SIGCHLD is the program's exit, and a change of the window's size does not end the command.
         if came.is_some_and(|signal| !matches!(signal, Signal::SIGCHLD | Signal::SIGWINCH)) {
             return Ok(false);
         }
