@@ -1,5 +1,5 @@
-//! One end of a connection and the program behind it: writes and reads as its plan says, and
-//! compares what it gets with what the other end was told is accepted.
+//! One end of a connection and its program. The program writes and reads as its plan says, and compares the received
+//! bytes with the bytes that the other end's stack accepted.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -126,7 +126,7 @@ pub struct End {
     held_write: Option<(Instant, Reservation)>,
     held_read: Option<(Instant, Chain)>,
     poll_at: Option<Instant>,
-    /// What its station's poll set was told.
+    /// The readiness that its station's poll set has for it.
     pub(super) told: Option<Ready>,
     posting: Option<Posting>,
     /// What is left of the file that it sends.
@@ -493,7 +493,7 @@ impl End {
                 self.compare(0, &bytes[..n])
             }
             Ok(_) => Ok(()),
-            // A pending error is told once, here.
+            // A pending error is reported once, here.
             Err(e) => self.fail(cx, e),
         }
     }

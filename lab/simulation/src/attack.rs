@@ -1,10 +1,10 @@
-//! A third station on the wire. It injects frames towards one of the two and sees what these send, but
-//! removes and changes nothing.
+//! A third station on the wire. It injects frames towards one of the two and sees the frames that these send, but
+//! removes and changes none.
 //!
-//! Only what TCP can withstand is asked of it. A segment with an acceptable sequence number, an acceptable
-//! acknowledgement and an acceptable timestamp cannot be told from the peer's; neither can a RST with
-//! exactly the next sequence number. Such frames are not made, not even by chance: numbers meant to be
-//! wrong are wrong by more than a window ([`FAR`]).
+//! It sends only frames that TCP can withstand. TCP cannot distinguish a segment with an acceptable sequence number, an
+//! acceptable acknowledgement and an acceptable timestamp from the peer's, nor a RST with exactly the next sequence
+//! number. The attacker does not send such frames, not even by chance: numbers meant to be wrong are wrong by more than
+//! a window ([`FAR`]).
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -379,7 +379,7 @@ fn garbage(d: &mut Draw, view: &View) -> Vec<u8> {
     let len = d.below(200) as usize;
     let mut body: Vec<u8> = (0..len).map(|_| d.below(256) as u8).collect();
     let from = if d.percent(70) { spoofed(d, view.victim.ip) } else { view.peer.ip };
-    // Ports below those of the scenario.
+    // Ports below the scenario's.
     let mut ports = |body: &mut [u8]| {
         if let Some(ports) = body.first_chunk_mut::<4>() {
             *ports = [d.below(4) as u8, ports[1], d.below(4) as u8, ports[3]];

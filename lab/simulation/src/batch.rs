@@ -40,8 +40,8 @@ impl Summary {
     }
 }
 
-/// Plays `count` cases from `first` on `jobs` threads; `told` hears of every case that is through.
-/// Stops early when `told` answers false.
+/// Plays `count` cases from `first` on `jobs` threads, and calls `told` after every case. Stops early when `told`
+/// returns false.
 pub fn run_many(
     first: Case,
     count: u64,

@@ -137,10 +137,10 @@ impl Scenario {
         }
     }
 
-    /// The longest time for which listeners keep an opener waiting: for the decision of their programs, and for
-    /// their turn. The SYNs of openers that began at the same instant are repeated at the same instants, at last
-    /// once per RTO of the most, and each time as many are taken as may be pending; so with SYN,ACKs and the accept
-    /// queue.
+    /// The longest time for which listeners keep an opener waiting: for the decision of their programs, and for their
+    /// turn. Openers that began at the same instant repeat their SYNs at the same instants, in the end once per maximum
+    /// RTO. Each time the listener takes SYNs up to its limit of pending connections. The same holds for SYN,ACKs and
+    /// the accept queue.
     pub(super) fn decisions(&self) -> Duration {
         let max_rto = self.stations.iter().map(|s| s.tcp.max_rto).max().unwrap_or_default();
         let turns = |at_once: usize| max_rto * (self.flows.len() / at_once.max(1)) as u32;

@@ -52,7 +52,7 @@ impl Handshake {
         self.acked.len() as u64 + of_cookies + early
     }
 
-    /// Whether all connections of `peer` have come of its handshakes, but for so many.
+    /// Checks that all connections of `peer` came from its handshakes, except for `but`.
     fn check(&self, peer: SocketAddr, stat: &ListenerStat, but: u64) -> Result<(), String> {
         if self.accepted > self.proofs(stat) + but {
             return Err(format!("more connections from {peer} than handshakes: {self:?}"));
@@ -156,8 +156,8 @@ impl Handshakes {
         self.decided += 1;
     }
 
-    /// Each SYN is dropped, answered with a cookie, decided about, or becomes one connection; each cookie that comes
-    /// back another. `own_syns`: those of the station to itself at most.
+    /// Each SYN is dropped, answered with a cookie, decided about, or becomes one connection; each returned cookie
+    /// becomes another. `own_syns`: an upper bound of the SYNs that the station sent to itself.
     fn check(&self, stat: &ListenerStat, own_syns: u64) -> Result<(), String> {
         self.peers.iter().try_for_each(|(peer, h)| h.check(*peer, stat, 0))?;
         let queued = (stat.accept_queue + stat.embryos + stat.pending) as u64;
@@ -179,7 +179,7 @@ impl Handshakes {
     }
 }
 
-/// Adds a number if it is not there.
+/// Adds a number unless the list has it.
 fn note(numbers: &mut Vec<u32>, n: u32) {
     if !numbers.contains(&n) {
         numbers.push(n);
@@ -243,8 +243,9 @@ impl World {
         attacks.any(|a| a.kind == kind && a.victim == i && START + a.from <= self.now)
     }
 
-    /// When all connections are through: as many SYNs and cookies came as connections of them, and openers failed
-    /// that the other end never saw no more than the listener gave up, or had cookies out.
+    /// Runs when all connections are through. Checks that each connection came from a SYN or a cookie. Also checks that
+    /// the openers that failed unseen by the other end are no more than the embryos and cookies that the listener gave
+    /// up.
     pub(super) fn check_listeners(&mut self) -> Result<(), Violation> {
         for i in 0..2 {
             let Some(stat) = self.listener_stat(i) else { continue };
@@ -291,7 +292,7 @@ mod tests {
     const PEER: SocketAddr =
         SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 20_000);
 
-    /// What a gate saw of one peer: SYNs, as many of them answered and acknowledged, ACKs with cookies.
+    /// The handshakes that a gate saw of one peer: the SYNs, the acknowledged answers, and the ACKs with cookies.
     fn seen(syns: u64, acked: u32, cookie_acks: u64) -> Handshakes {
         let acked = (0..acked).collect();
         let peer = Handshake { syns, acked, cookie_acks, ..Default::default() };

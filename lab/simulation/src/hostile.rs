@@ -126,7 +126,8 @@ impl World {
                 return false;
             };
             let l = listener.stat();
-            // A copy of an ACK with a cookie is valid, too, so that one may be out although as many were valid.
+            // A copy of an ACK with a cookie is valid, too, so that a cookie may be outstanding although the counts are
+            // equal.
             let is_cookie_out = l.cookies_sent > l.cookies_valid || l.cookies_failed > 0;
             (l.embryos_expired > 0 && may_expire) || is_cookie_out && (loses || l.acks_dropped > 0)
         });
@@ -234,7 +235,7 @@ impl World {
         Ok(())
     }
 
-    /// Steps that moved no frame and no byte are no more than the scenario has timers for.
+    /// Checks that the steps without a frame or byte are bounded by the timers of the scenario.
     pub(super) fn watch_polls(&mut self, frames: u64) -> Result<(), Violation> {
         let within: Duration = self.now.since(START);
         let limit = self.scenario.idle_steps(within, frames);

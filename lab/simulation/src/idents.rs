@@ -8,15 +8,15 @@ use fulmar_stack::base::{Duration, Instant};
 use fulmar_stack::device::Packet;
 use fulmar_stack::wire::{eth, ipv4};
 
-/// Fragments are under way and wait at the receiver for no longer: the time-out of reassembly is 30 s.
+/// Fragments are in flight or wait at the receiver for at most this time: the time-out of reassembly is 30 s.
 const LIFETIME: Duration = Duration::from_secs(60);
 
 /// Identifications of the datagrams that one station has sent in fragments.
 #[derive(Default)]
 pub struct Idents {
-    /// When each was sent last.
+    /// When each identification was sent last.
     sent: HashMap<u16, Instant>,
-    /// Datagrams with the identification of one before.
+    /// Datagrams with the identification of an earlier datagram.
     met: u64,
 }
 

@@ -11,11 +11,11 @@
 //! connections of every kind, datagrams and pings over a wire that loses, reorders, doubles, flips
 //! bits, is slow, narrow, full, silent or dead. While it plays and when it is over the oracle asks:
 //!
-//! - Every byte that a writer was told is accepted arrives in order, exactly once, or the connection
-//!   reports an error; and an error needs a cause in the scenario (loss alone is none).
+//! - Every byte that the stack accepted from a writer arrives in order, exactly once, or the connection reports an
+//!   error. An error needs a cause in the scenario; loss alone is not a cause.
 //! - So does every byte that comes in posted buffers, whichever layer placed it there, and with posts, reads,
 //!   cancels and handles dropped in between.
-//! - The end of the stream is seen only behind the last byte, and stays.
+//! - The end of the stream is seen only after the last byte, and stays.
 //! - Time never runs out of events while something is pending, and never stands still.
 //! - When all is closed and TIME-WAIT is over, both stacks hold no socket, no timer of one, no
 //!   mbuf, no byte of receive window.

@@ -40,8 +40,9 @@ impl Scenario {
         self.flows.iter_mut().for_each(|f| limit_bytes(f, 30_000));
     }
 
-    /// Options that a path removes. A window scale or timestamps that one end alone believes in leave no connection
-    /// (RFC 7323 sections 2.2 and 3.2), so those go from the SYNs of both, with simultaneous opens in mind, and always.
+    /// Options that a path removes. A connection does not work if one end alone has negotiated window scale or
+    /// timestamps (RFC 7323 sections 2.2 and 3.2). So the path always removes these two options from the SYNs of both
+    /// ends, for the sake of simultaneous opens.
     pub(super) fn draw_path_options(&mut self, d: &mut Draw) {
         for _ in 0..=d.below(3) {
             let (kind, segments) = d.pick(&[

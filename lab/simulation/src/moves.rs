@@ -1,9 +1,9 @@
-//! A station whose Ethernet address changes: its stack keeps the one that it began with, and the frames
-//! are rewritten between it and the wire, as if another card answered for its addresses.
+//! A station whose Ethernet address changes. Its stack keeps its first address, and the frames are rewritten between
+//! the stack and the wire, as if another card answered for its IP addresses.
 //!
-//! Outward the station's address is replaced where it stands for it: in the Ethernet header, in ARP, and
-//! in the options of neighbour discovery. Inward only what is sent to where the station is now, or to
-//! everybody, arrives; what is still sent to where it was is lost, as it is on a real wire.
+//! Outward the station's address is replaced wherever it occurs: in the Ethernet header, in ARP, and in the options of
+//! neighbour discovery. Inward only frames to the station's present address, to a group or to all stations arrive.
+//! Frames to its former address are lost, as they are on a real wire.
 
 use std::net::IpAddr;
 

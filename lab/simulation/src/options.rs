@@ -56,7 +56,7 @@ impl Scenario {
             if let Some(rate) = w.rate_bps
                 && d.percent(60)
             {
-                // A packet that waits for one other is no standing queue (RFC 8289 section 4.3).
+                // A packet that waits for one other packet is not a standing queue (RFC 8289 section 4.3).
                 let one = Duration::from_nanos(self.mtu as u64 * 8_000_000_000 / rate);
                 let target = (MS * d.log(1, 20) as u32).max(one * 2);
                 (w.ecn, w.aqm) = (true, Aqm::CoDel { target, interval: target * 20 });

@@ -264,7 +264,7 @@ pub fn check_counters(
     }
     drops(DropReason::NoBuffer)?;
     if s.flows.iter().all(|f| f.again.is_none()) {
-        // A SYN into TIME-WAIT that cannot be told from an old one is answered with an old ACK.
+        // A SYN into TIME-WAIT that may be an old duplicate is answered with an old ACK.
         drops(DropReason::TcpBadAck)?;
     }
     // Not `TcpOutOfWindow`: window probes are meant to be. The ACK of a tail loss probe in LAST-ACK finds the

@@ -19,7 +19,7 @@ use super::scenario::{Draw, PostPlan};
 struct Outstanding {
     ticket: Arc<RecvTicket>,
     capacity: usize,
-    /// Its cancellation was requested: that it completes empty is no error.
+    /// Its cancellation was requested: an empty completion is not an error.
     is_cancelled: bool,
 }
 

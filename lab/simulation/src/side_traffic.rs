@@ -14,7 +14,7 @@ use super::oracle::Violation;
 use super::pattern;
 use super::scenario::{Draw, Scenario};
 
-/// Streams of the pattern for datagrams and echoes, far from those of connections.
+/// Streams of the pattern for datagrams and echoes, far from the streams of connections.
 const DATAGRAM_STREAM: u64 = 1_000;
 const ECHO_STREAM: u64 = 2_000;
 /// Bytes in front of the pattern: the datagram's number and length.

@@ -77,7 +77,7 @@ fn honest() -> Scenario {
 fn an_error_without_a_cause_is_a_violation() {
     let mut s = honest();
     assert!(World::new(s.clone(), 0).play().is_ok());
-    // The link dies, and the oracle is told of a pause too short to break anything.
+    // The link dies, but the scenario that the oracle reads has a pause too short to break a connection.
     s.paths.iter_mut().for_each(|w| w.delay = Duration::from_millis(5));
     let (at, lasts) = (Duration::from_millis(22), Duration::from_secs(1));
     s.trouble = Trouble::Pause { at, lasts };

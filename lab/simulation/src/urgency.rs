@@ -48,7 +48,7 @@ impl Urgency {
     }
 }
 
-/// Where TCP begins in a frame that is no fragment and opens no connection.
+/// The offset of the TCP header in a frame that is not a fragment and does not open a connection.
 fn segment_at(head: &[u8], frame_bytes: usize) -> Option<usize> {
     let network = Network::parse(head, frame_bytes).filter(|n| n.protocol == protocol::TCP)?;
     let (_, flags, _) = Header::peek(head.get(network.l4..)?)?;

@@ -431,7 +431,7 @@ impl World {
         let Some(listener) = side.listener.filter(|_| now >= side.accepts_at) else {
             return Ok(());
         };
-        // A device that is gone ends all waiting; its connections are told one by one.
+        // A device that is gone ends all waiting; each of its connections gets the error one by one.
         while let Ok(Poll::Ready((id, peer))) = self.sides[i].shard.tcp_accept(listener) {
             self.check_accepted(i, peer)?;
             let Some(e) = self.expected(i, peer) else {

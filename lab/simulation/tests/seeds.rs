@@ -53,7 +53,7 @@ fn every_seed_holds_every_promise() {
     assert!(total.retransmitted_bytes > 0 && total.timeouts > 0 && total.errors > 0);
 }
 
-/// A seed that was found before the swarm had a feature and those behind it, as it was then.
+/// The case of a seed that was found before the swarm had the feature `first` and later features.
 fn before(first: Feature, seed: u64) -> Case {
     let without = Feature::ALL.into_iter().skip_while(|f| *f != first).collect();
     Case { without, ..Case::swarm(seed) }
