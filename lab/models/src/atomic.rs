@@ -1,17 +1,17 @@
-//! loom's atomics, with what they lack.
+//! loom's atomics, with the orders that they lack.
 //!
-//! **`SeqCst`.** loom knows it of fences only and takes it for `AcqRel` everywhere else. The total order of
-//! such accesses comes to a fence between every two of a thread, and none between one and another access. loom
-//! cannot be told the second, so each model runs twice, with a fence before each of them and with one behind
-//! it: what one of the two orders too much the other does not.
+//! **`SeqCst`.** loom implements it for fences only and treats it as `AcqRel` everywhere else. The total order of such
+//! accesses is equivalent to a fence between every two of them in a thread, and no fence between one of them and
+//! another access. loom cannot express the second part, so each model runs twice: with a fence before each access, and
+//! with a fence after it. An order that one run forbids in excess is tried by the other.
 //!
-//! **Stores** are exchanges here. loom does not know that nothing comes between what an exchange reads and what
-//! it writes, and would let a store be older than one that it is to overwrite (`loom` issue 254).
+//! **Stores** are exchanges here. loom does not know that an exchange reads the value that it overwrites, and would let
+//! a store be older than the store that it overwrites (`loom` issue 254).
 //!
-//! **Loads.** To find what to try next loom remembers the last access to an atomic, so that a load hides those
-//! before it, and orders are left out (`loom` issues 166 and 392). Each access here is preceded by a relaxed
-//! exchange on an atomic beside it, which loom sees for what it is; what is loaded may still be old. Release and
-//! acquire fences would synchronise by it: who uses these, and not `SeqCst` ones, takes loom's own atomics.
+//! **Loads.** loom remembers only the last access to an atomic when it chooses the next order, so a load hides earlier
+//! accesses, and orders are left out (`loom` issues 166 and 392). Each access here follows a relaxed exchange on a
+//! second atomic, which loom does track; the loaded value may still be old. Release and acquire fences would
+//! synchronise through that exchange: code that uses such fences, and not `SeqCst` fences, uses loom's own atomics.
 
 use std::cell::Cell;
 pub use std::sync::atomic::Ordering;

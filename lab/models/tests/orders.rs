@@ -23,7 +23,7 @@ mod modelled {
         ("runtime", fulmar::runtime::MODELS),
     ];
 
-    /// On as many threads as there are CPUs.
+    /// Runs the models on one thread for each CPU.
     pub fn run(wanted: &[String]) -> ExitCode {
         let all = ROOMS
             .iter()
