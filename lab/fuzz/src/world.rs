@@ -38,7 +38,7 @@ const UDP_PORT: u16 = 53;
 /// Its memory: little, so that scripts reach the bounds.
 const BUDGET_BYTES: usize = 4 << 20;
 const MAX_SOCKETS: usize = 64;
-/// Frames that one step of the script may bring about: a window of small segments, and no more.
+/// Most frames that one step of the script may cause: a window of small segments.
 const MAX_FRAMES: usize = 20_000;
 
 /// The harness: takes the bytes of an input, panics if a property is broken.

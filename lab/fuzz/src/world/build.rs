@@ -80,7 +80,8 @@ impl World {
         } else {
             arp_frame(true, host, 1, PEERS)
         };
-        // The advertisement is believed once the stack has asked; ARP requests teach at once.
+        // The stack accepts the advertisement once it has sent a solicitation; an ARP request updates the cache at
+        // once.
         self.arrive(plain(frame));
         self.settle();
         if v6 {
