@@ -198,7 +198,7 @@ impl World {
         self.no_window(CLOSED);
     }
 
-    /// A server whose secrets, and those of its clients, are drawn from this seed.
+    /// A server. Its secrets, and its clients' secrets, are drawn from this seed.
     pub fn seeded(seed: u64, configure: impl FnOnce(&mut StackConfig)) -> World {
         let how = Impairments { delay: MS, ..Impairments::default() };
         let (a, b) = sim_pair(1, &how, &LinkConfig::default());
