@@ -192,7 +192,7 @@ fn a_file_goes_over_a_tap_in_every_way() {
 fn two_processes_talk_over_shared_memory() {
     let shared = Shared::new(Placement::SameCpu, true).expect("shared memory");
     let rig: RefCell<Box<dyn Rig>> = RefCell::new(Box::new(shared));
-    // The child warms up as long as it was told when it was started.
+    // The child warms up for the time that it was started with.
     let load = Load::of_writes(64 << 10);
     for method in [Method::Old, Method::Ours] {
         run(send::scenario(&rig, method, load));
