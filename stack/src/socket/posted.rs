@@ -12,12 +12,11 @@
 //! buffer, so that a frame of the same message is not missed. **Output**: [`Completed`] buffers in the order
 //! of posting, each with its exact length, and hints to the device ([`Placer`]).
 //!
-//! **Invariants.** Bytes are delivered to the active buffer only, at `filled`; the buffers behind it are
-//! empty. The ranges posted to the device are contiguous in the stream: `PostedRanges::next` is the stream
-//! offset of the first byte of the first range. If that no longer holds (a buffer was completed early, bytes
-//! arrived without placement) the ranges are revoked before anything is written, and bytes that were placed
-//! at a wrong position are copied elsewhere. A buffer is returned only when no writable range and no mbuf of
-//! it is left.
+//! **Invariants.** Bytes are delivered to the active buffer only, at `filled`; the later buffers are empty. The ranges
+//! posted to the device are contiguous in the stream: `PostedRanges::next` is the stream offset of the first byte of
+//! the first range. If that no longer holds (a buffer was completed early, bytes arrived without placement) the ranges
+//! are revoked before anything is written, and bytes that were placed at a wrong position are copied elsewhere. A
+//! buffer is returned only when no writable range and no mbuf of it is left.
 //!
 //! At most two buffers are registered with the device (`registrations.rs`). The caller selects the device and
 //! the flow, and waits. Source: the state machine of NICs with direct data placement (FreeBSD's t4_ddp.c);
@@ -356,9 +355,9 @@ impl<T> Posted<T> {
         found.is_some()
     }
 
-    /// Abandons the buffer for which `matches` is true: its bytes return to the front of the receive queue.
-    /// False if it has ended and bytes behind it have been delivered already, or with an error, which no later call
-    /// would report: it will be completed.
+    /// Abandons the buffer for which `matches` is true: its bytes return to the front of the receive queue. False if
+    /// the buffer has ended and later bytes have been delivered already, or if it ended with an error, which no later
+    /// call would report: it will be completed.
     pub fn abandon(&mut self, io: &mut IoContext<'_>, matches: impl Fn(&T) -> bool) -> bool {
         let found = self.queue.iter().position(|e| e.token.as_ref().is_some_and(&matches));
         let Some(at) = found else { return true };
@@ -401,7 +400,7 @@ impl<T> Posted<T> {
         self.ended > 0 || self.has_abandoned
     }
 
-    /// Completes ended buffers whose memory is no longer referenced.
+    /// Completes ended buffers whose memory has no other references.
     pub fn drain(&mut self, io: &mut IoContext<'_>) {
         self.complete_ended(io);
     }

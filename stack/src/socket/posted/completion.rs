@@ -1,5 +1,5 @@
-//! Completion of posted buffers: when a buffer ends (full, by its policy, at the end of the stream), and its
-//! return once its memory is no longer referenced.
+//! Completion of posted buffers: when a buffer ends (full, by its policy, at the end of the stream), and its return
+//! once its memory has no other references.
 
 use alloc::collections::VecDeque;
 
@@ -21,7 +21,7 @@ impl<T> Posted<T> {
         }
     }
 
-    /// Ends the active buffer if it is full, and empty-length buffers behind it. False if it is not full.
+    /// Ends the active buffer if it is full, and empty-length buffers after it. False if it is not full.
     #[inline]
     pub(super) fn end_full(&mut self, now: Instant) -> bool {
         let mut has_full = false;

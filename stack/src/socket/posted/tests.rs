@@ -449,7 +449,7 @@ fn a_full_buffer_with_mbufs_in_use_cannot_be_cancelled_and_completes_when_they_a
     assert_eq!(w.finished, []);
     assert!(w.machine.is_draining());
     assert!(!w.with(|m, io| m.cancel(io, |t| *t == 0)));
-    // The buffer behind it is empty and does not wait for it.
+    // The next buffer is empty and does not wait for it.
     assert!(w.with(|m, io| m.cancel(io, |t| *t == 1)));
     assert_eq!(w.finished, [(1, 0, CANCELLED)]);
     w.pool.free(Chain::from(kept));
