@@ -52,14 +52,14 @@ const ETHER_BYTES: usize = 14;
 const MAX_SEGS: usize = 64;
 /// A frame of more mbufs is sent with a call of its own.
 const FEW_SEGS: usize = 8;
-/// Buffer pairs, and so frames that one `recvmmsg` receives at most. Half a megabyte, which fits the
-/// second-level cache.
+/// Buffer pairs, and so the most frames that one `recvmmsg` receives. Half a megabyte, which fits the second-level
+/// cache.
 const PAIRS: usize = 8;
 /// A window of super-frames; the kernel's default of 208 KiB would drop some.
 const RECEIVE_BUFFER_BYTES: libc::c_int = 4 << 20;
 /// Interval of retries while the interface's queue is full (ENOBUFS).
 const RETRY: Duration = Duration::from_micros(200);
-/// The frame is dropped after so many refusals in a row.
+/// Refusals in a row after which the frame is dropped.
 const MAX_RETRIES: u32 = 50;
 
 /// The interface, and the stack's address and MTU on it.

@@ -76,7 +76,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Adds the counts to those of the device.
+    /// Adds the counts to the device's counts.
     pub fn count(self, counters: &mut Counters, stats: &mut DeviceStats) {
         let list = [
             (Counter::PlacedFrames, self.hits, &mut stats.place_hits),
@@ -90,7 +90,7 @@ impl Outcome {
         }
     }
 
-    /// Counts a frame with so many bytes of payload that landed in the posted buffer of its flow.
+    /// Counts a frame with `bytes` bytes of payload that landed in the posted buffer of its flow.
     pub fn hit(&mut self, bytes: usize) {
         self.hits = self.hits.saturating_add(1);
         self.hit_bytes = self.hit_bytes.saturating_add(bytes as u64);
@@ -316,7 +316,7 @@ impl Placer {
         Ok(Packet { chain, offload })
     }
 
-    /// Fast path: the predicted segment, if its headers match those of the previous one. No side effects.
+    /// Fast path: the predicted segment, if its headers match the previous segment's. No side effects.
     #[inline]
     fn predicted(
         &mut self,

@@ -198,8 +198,8 @@ pub(super) fn load_socket_program(program: &[Ebpf]) -> io::Result<OwnedFd> {
         flags: 0,
     };
     let bytes = mem::size_of::<ProgramLoad>();
-    // SAFETY: the kernel reads `bytes` bytes of `load`, the `count` instructions that it points to, which
-    // are those of the slice, and the license, a C string; it keeps none of the pointers.
+    // SAFETY: the kernel reads `bytes` bytes of `load`, the `count` instructions of the slice that it points to, and
+    // the license, a C string; it keeps none of the pointers.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, ptr::from_ref(&load), bytes) };
     let fd = check(fd as c_int)?;
     // SAFETY: the kernel has just returned this descriptor; nothing else owns it.
@@ -297,7 +297,7 @@ pub(super) fn get_int(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Resu
     let mut value: c_int = 0;
     let mut bytes = mem::size_of_val(&value) as libc::socklen_t;
     let to = ptr::from_mut(&mut value).cast::<c_void>();
-    // SAFETY: `to` points to as many bytes as `bytes` says, which live through the call.
+    // SAFETY: `to` points to `bytes` bytes, which live through the call.
     check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, to, &mut bytes) }).map(|_| value)
 }
 
@@ -308,7 +308,7 @@ pub(super) fn take_missed(fd: BorrowedFd<'_>) -> io::Result<u32> {
     let mut bytes = mem::size_of_val(&counts) as libc::socklen_t;
     let to = counts.as_mut_ptr().cast::<c_void>();
     let (level, name) = (libc::SOL_PACKET, PACKET_STATISTICS);
-    // SAFETY: `to` points to `bytes` writable bytes; the kernel writes at most so many.
+    // SAFETY: `to` points to `bytes` writable bytes; the kernel writes at most `bytes`.
     check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, to, &raw mut bytes) })?;
     Ok(counts[1])
 }
@@ -398,7 +398,7 @@ pub(super) fn send_many(fd: BorrowedFd<'_>, messages: &[&[Part<'_>]]) -> io::Res
         h.msg_hdr.msg_iovlen = parts.len() as _;
     }
     let count = messages.len().min(MANY) as _;
-    // SAFETY: each header points to as many parts as it says; for the parts see `write_parts`.
+    // SAFETY: the count in each header is the number of the parts that it points to; for the parts see `write_parts`.
     let n = unsafe { libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), count, 0) };
     check(n).map(|n| n as usize)
 }

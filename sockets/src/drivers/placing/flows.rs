@@ -33,8 +33,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Parses the front of a frame of `frame_bytes`. `None`: not one whole TCP segment, or with padding
-    /// behind it.
+    /// Parses the front of a frame of `frame_bytes`. `None`: not one whole TCP segment, or padding follows it.
     pub fn of(front: &[u8], frame_bytes: usize) -> Option<Segment> {
         Segment::of_headers(&Headers::parse(front, frame_bytes)?, frame_bytes)
     }
@@ -124,7 +123,7 @@ pub struct Flow {
     next: Option<SeqNum>,
     /// The posted ranges.
     pub ranges: WritableRanges,
-    /// Header bytes of the last segment: the payload begins behind them.
+    /// Header bytes of the last segment: the payload begins after them.
     pub header_bytes: usize,
     /// Payload bytes of the last segment.
     pub last_bytes: usize,
@@ -172,7 +171,7 @@ impl Flow {
         self.ranges.is_empty() || self.next.is_some_and(|next| s.seq.after(next))
     }
 
-    /// Takes the payload of the segment whose first bytes are in the ranges, as many as fit.
+    /// Takes the payload of the segment whose first bytes are in the ranges, up to their end.
     pub fn fill(&mut self, s: &Segment) -> Filling {
         let filling = fill(&mut self.ranges, s.payload_bytes);
         self.took(s);

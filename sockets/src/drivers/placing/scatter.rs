@@ -18,7 +18,7 @@ impl<'a, const N: usize> Landed<'a, N> {
         }))
     }
 
-    /// Copies bytes of the frame from offset `from` on, as many as fit. Returns how many.
+    /// Copies the bytes of the frame from offset `from` on that fit, and returns their number.
     pub fn copy(&self, from: usize, to: &mut [u8]) -> usize {
         let (mut skip, mut done) = (from, 0usize);
         for part in self.0 {

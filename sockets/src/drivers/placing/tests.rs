@@ -281,8 +281,8 @@ fn a_frame_is_placed_only_if_it_ends_where_its_segment_ends() {
     }
 }
 
-/// Sends so much of some flows in frames of so many bytes, in the order in which `turn` says, with a
-/// new buffer whenever one is full; checks what arrives in the buffers.
+/// Sends bytes of some flows in frames of one size, in the order that `turn` gives. Posts a new buffer whenever one is
+/// full, and checks the bytes that arrive in the buffers.
 fn bulk(
     rig: &mut Rig,
     frames: usize,

@@ -475,7 +475,7 @@ impl<'a> Reader<'a> {
         reader
     }
 
-    /// Copies the next bytes, as many as remain. Returns how many.
+    /// Copies the next bytes until either side ends, and returns their number.
     pub(super) fn copy(&mut self, loans: &Loans, to: &mut [u8]) -> usize {
         let mut done = 0;
         self.walk(to.len(), |at, n| {

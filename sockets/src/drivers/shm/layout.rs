@@ -8,10 +8,9 @@
 //!
 //! Everything in a file is written by its owner and read by the other process. Indices only grow.
 //!
-//! A frame that was sent has a *slot*, the sender's name for it, until the receiver has returned the
-//! slot. Each ring has as many entries as there are slots. So neither ring can overrun, whatever the order of
-//! the returns: each unread entry belongs to another slot in flight. That spares the shared consumer index
-//! of other rings.
+//! A frame that was sent has a *slot*, the sender's name for it, until the receiver has returned the slot. Each ring
+//! has one entry for each slot. So neither ring can overrun, whatever the order of the returns: each unread entry
+//! belongs to a different slot in flight. That spares the shared consumer index of other rings.
 
 use std::sync::atomic::Ordering;
 

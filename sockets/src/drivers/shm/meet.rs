@@ -13,9 +13,9 @@
 //! process can intervene, which ends the link as it would later. So neither end is left with half a
 //! connection, however long the other pauses.
 //!
-//! Clients are not trusted. A client that connects and sends nothing occupies one of [`MAX_CALLERS`]
-//! slots. A message that is no hello, a hello without a file, and a file that is not safe to read are
-//! rejected, and the listener keeps listening; a client that meets such a listener gets them as an error.
+//! Clients are not trusted. A client that connects and sends nothing occupies one of [`MAX_CALLERS`] slots. The
+//! listener rejects a message that is not a hello, a hello without a file, and a file that is not safe to read, and
+//! keeps listening. A client that gets one of these from a listener returns an error.
 
 use std::fs::{self, Metadata};
 use std::io;

@@ -160,8 +160,8 @@ impl PeerMap {
     /// Maps a file that another process has sent, after it has checked its type, length and seals.
     ///
     /// # Errors
-    /// `PermissionDenied`: it is no memory file, is shorter than `bytes`, or could be written by
-    /// others or made shorter.
+    /// `PermissionDenied`: the file is not a memory file, is shorter than `bytes`, or others could write or truncate
+    /// it.
     pub(super) fn open(file: BorrowedFd<'_>, bytes: usize) -> io::Result<PeerMap> {
         // SAFETY: takes no argument.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -325,15 +325,15 @@ fn option<T: Copy>(socket: BorrowedFd<'_>, name: c_int) -> io::Result<T> {
     let mut value: T = unsafe { mem::zeroed() };
     let mut bytes = mem::size_of::<T>() as libc::socklen_t;
     let to = (&raw mut value).cast::<c_void>();
-    // SAFETY: `to` points to `bytes` writable bytes; the kernel writes at most so many.
+    // SAFETY: `to` points to `bytes` writable bytes; the kernel writes at most `bytes`.
     check(unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, to, &raw mut bytes)
     })?;
     Ok(value)
 }
 
-/// Waits until one of some descriptors is readable (or its peer is gone) for at most so many milliseconds,
-/// -1 for ever; returns which are.
+/// Waits until one of some descriptors is readable (or its peer is gone), for a limited number of milliseconds, or for
+/// ever with -1. Returns which are readable.
 pub(super) fn wait_any_readable(
     fds: &[BorrowedFd<'_>],
     timeout_ms: c_int,
@@ -341,7 +341,7 @@ pub(super) fn wait_any_readable(
     let poll =
         |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let mut polls: Vec<_> = fds.iter().map(poll).collect();
-    // SAFETY: the pointer is to as many as the count says.
+    // SAFETY: pointer and count describe the vector `polls`.
     check(unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, timeout_ms) })?;
     Ok(polls.iter().map(|p| p.revents != 0).collect())
 }
@@ -534,8 +534,8 @@ mod attacks {
         let mut part =
             libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let len = size_of_val(fds) as u32;
-        // SAFETY: plain numbers and pointers, for which zero is a value; the control data has space for one
-        // header with so many descriptors, which is checked.
+        // SAFETY: plain numbers and pointers, for which zero is a value; the control data has space for one header with
+        // the descriptors, whose number is checked.
         let sent = unsafe {
             assert!(libc::CMSG_SPACE(len) as usize <= size_of_val(&control));
             let mut message: libc::msghdr = mem::zeroed();

@@ -20,10 +20,10 @@ pub(super) enum Queues {
     Several(u32),
 }
 
-/// The queues of an interface in the network namespace of this thread. `None`: it is no TAP.
+/// The queues of an interface in the network namespace of this thread. `None`: the interface is not a TAP.
 ///
 /// # Errors
-/// ENODEV: there is no such interface. Other errors are those of the system calls.
+/// ENODEV: the interface does not exist. Other errors come from the system calls.
 pub(super) fn queues(name: &str) -> io::Result<Option<Queues>> {
     let name: Vec<u8> = name.bytes().chain([0]).collect();
     let request = Request::new(libc::RTM_GETLINK, 0, &[0; LINK_BYTES]);

@@ -185,7 +185,7 @@ pub(super) struct Received {
     pub errno: Option<i32>,
 }
 
-/// Whether frames of so many bytes are read several with one call.
+/// Whether one call reads several frames of this length.
 pub(super) fn is_short(bytes: usize) -> bool {
     bytes <= RX_SHORT_BYTES
 }
@@ -232,7 +232,7 @@ fn complete_all(
         };
         in_order &= refused.is_empty() || written.is_err();
         if let Some(p) = complete(p, written) {
-            // Cannot fail: the burst holds as many frames as there are slots.
+            // Cannot fail: the burst has space for one frame from each slot.
             let _ = refused.push(p);
         }
     }

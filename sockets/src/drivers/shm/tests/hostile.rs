@@ -57,7 +57,7 @@ fn headers_are_private_in_whatever_pieces_they_come() {
     }
 }
 
-/// Long frames that are not a whole TCP segment or UDP datagram with a checksum that nobody verifies.
+/// Long frames other than a whole TCP segment or UDP datagram whose checksum is not verified.
 fn frames_that_are_parsed_or_summed() -> Vec<(&'static str, Vec<u8>, Offload)> {
     let udp = datagram(1, 5000);
     let with = |at: usize, value: u8| {

@@ -72,7 +72,7 @@ fn frames_refused_in_the_middle_stay_in_order_and_none_is_lost_or_doubled() {
     assert!(!in_order, "frame 2 went before frame 1");
     assert_eq!(put_back(&mut refused, &mut burst), 2);
     assert_eq!(sent, [0, 2]);
-    // 3 failed for good; of 5 nobody knows, and it is not sent twice.
+    // 3 failed for good; the result of 5 is unknown, and it is not sent twice.
     assert_eq!(numbers(&burst), [1, 4, 6, 7]);
     burst.clear(&mut pool);
     assert_eq!(pool.outstanding(), 0);
