@@ -1,4 +1,4 @@
-//! fulmar: a user-space TCP/IP stack for Linux, with sockets shaped like those of `std::net`.
+//! fulmar: a user-space TCP/IP stack for Linux, with sockets shaped like `std::net`'s.
 //!
 //! A [`Stack`] is built from a device and addresses. Its sockets block with time-outs, or not; they
 //! are usable from many threads, and the calling thread itself runs the stack: there is no thread

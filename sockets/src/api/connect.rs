@@ -78,9 +78,8 @@ impl TcpStream {
 
     /// Connects and sends first data, without waiting for the handshake: with the SYN if the server has given this
     /// stack a Fast Open cookie before (RFC 7413; Linux: MSG_FASTOPEN, macOS: connectx), and otherwise right after the
-    /// handshake, in which the SYN asks for a cookie. Returns how many bytes were accepted, all if the send buffer
-    /// has space for them. Calls of the stream wait as those of any; the first one reports if the connection
-    /// failed.
+    /// handshake, in which the SYN asks for a cookie. Returns how many bytes were accepted, all if the send buffer has
+    /// space for them. Calls of the stream wait as on any stream; the first call reports if the connection failed.
     ///
     /// `first` is the data; as a [`FirstData`] it can ask for more: with [`FirstData::without_cookie`] the SYN carries data without a cookie.
     ///

@@ -81,7 +81,7 @@ impl Held {
     }
 }
 
-/// Copies as many bytes as fit; returns how many.
+/// Copies the bytes that fit and returns their number.
 fn copy(from: &[u8], to: &mut [u8]) -> usize {
     let n = from.len().min(to.len());
     if let (Some(from), Some(to)) = (from.get(..n), to.get_mut(..n)) {
@@ -379,7 +379,7 @@ impl TcpStream {
     /// As [`TcpStream::recv_owned`], but never waits.
     ///
     /// # Errors
-    /// `WouldBlock`, and those of [`TcpStream::recv_owned`].
+    /// `WouldBlock`, and the errors of [`TcpStream::recv_owned`].
     pub fn try_recv_owned(&self, max: usize) -> io::Result<Loan> {
         self.lend(max, Limit::DoNotWait)
     }
@@ -407,7 +407,7 @@ impl UdpSocket {
     /// As [`UdpSocket::recv_owned`], but never waits.
     ///
     /// # Errors
-    /// `WouldBlock`, and those of [`UdpSocket::recv_from`].
+    /// `WouldBlock`, and the errors of [`UdpSocket::recv_from`].
     pub fn try_recv_owned(&self) -> io::Result<(Loan, SocketAddr)> {
         self.lend(Limit::DoNotWait)
     }

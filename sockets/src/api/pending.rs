@@ -124,7 +124,7 @@ impl Drop for PendingConnection {
         }
         let id = self.pending.id;
         host.in_destructor(|| {
-            // An error says that it is no longer pending.
+            // An error means that the connection has stopped being pending.
             let _ = host.call(|shard, now| shard.tcp_decide(now, id, Decision::Drop));
         });
     }

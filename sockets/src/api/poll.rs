@@ -135,7 +135,7 @@ fn not_a_member(e: SocketError) -> io::Error {
     }
 }
 
-/// Events that one wait returns at most.
+/// Most events that one wait returns.
 const EVENTS_PER_WAIT: usize = 1024;
 
 impl PollSet {

@@ -55,9 +55,10 @@ pub use ring::RecvRing;
 pub type RecvRule = CompletionPolicy;
 
 impl TcpStream {
-    /// Posts a buffer. It receives the next bytes of the stream, after those of the buffers posted before. It completes
-    /// when it is full, at a segment with PSH, after a short pause, or at the end of the stream, then possibly empty.
-    /// If the device supports it, payload is placed there without a copy by this process; otherwise it is copied once.
+    /// Posts a buffer. It receives the next bytes of the stream, after the bytes of the buffers posted before. It
+    /// completes when it is full, at a segment with PSH, after a short pause, or at the end of the stream, then
+    /// possibly empty. If the device supports it, payload is placed there without a copy by this process; otherwise it
+    /// is copied once.
     ///
     /// Never waits. Up to 256 buffers may be posted; two of at least 64 KiB each, used in turn, keep a stream going.
     /// Use the same buffers again: a device caches the registration of the last two.
@@ -235,7 +236,7 @@ mod spare {
 
     use crate::runtime::RecvTicket;
 
-    /// Tickets cached at most: as many buffers as most programs post.
+    /// Most cached tickets: few programs post more buffers.
     const MOST: usize = 4;
 
     thread_local! {

@@ -62,7 +62,7 @@ impl TcpStream {
     /// returns which.
     ///
     /// # Errors
-    /// `WouldBlock`, and those of `recv(2)`, if no byte was read.
+    /// `WouldBlock`, and the errors of `recv(2)`, if no byte was read.
     pub fn recv_with(&self, bufs: &mut [IoSliceMut<'_>], flags: RecvFlags) -> io::Result<usize> {
         let capacity: usize = bufs.iter().map(|b| b.len()).sum();
         let limit = self.recv_limit(flags);

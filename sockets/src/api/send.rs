@@ -69,7 +69,8 @@ impl TcpStream {
     /// time-out passed, or the connection ended; then the next call returns its error.
     ///
     /// # Errors
-    /// `WouldBlock`, and those of `send(2)`, if nothing was accepted. A write of no bytes returns 0 without any check.
+    /// `WouldBlock`, and the errors of `send(2)`, if nothing was accepted. A write of no bytes returns 0 without any
+    /// check.
     pub fn send_with(&self, bufs: &[IoSlice<'_>], flags: SendFlags) -> io::Result<usize> {
         let total: usize = bufs.iter().map(|b| b.len()).sum();
         if total == 0 {
@@ -123,11 +124,11 @@ impl TcpStream {
         Ok(completion)
     }
 
-    /// As [`TcpStream::send_owned`], without waiting: accepts as many of the first bytes as there is space for. Returns
-    /// how many; the others stay in `bytes`. [`OwnedBytes::completion`] is the completion of all of them.
+    /// As [`TcpStream::send_owned`], without waiting: accepts the first bytes, up to the free space. Returns their
+    /// number; the others stay in `bytes`. [`OwnedBytes::completion`] is the completion of all of them.
     ///
     /// # Errors
-    /// `WouldBlock`, and those of `write`; nothing is accepted then.
+    /// `WouldBlock`, and the errors of `write`; nothing is accepted then.
     pub fn try_send_owned(&self, bytes: &mut OwnedBytes) -> io::Result<usize> {
         if bytes.is_empty() {
             return Ok(0);

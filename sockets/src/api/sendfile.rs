@@ -84,8 +84,8 @@ impl SendFile {
 
 impl TcpStream {
     /// Sends `headers`, the bytes of `file` in `range`, and `trailers` as one write: bytes of other writers are not
-    /// interleaved. Returns how many bytes were accepted, headers and trailers included; as with a write, acceptance is
-    /// not delivery.
+    /// interleaved. Returns how many bytes were accepted, headers and trailers included; acceptance is not delivery, as
+    /// for a write.
     ///
     /// The position of the file is neither used nor moved. A range without an end extends to the end of the file, also
     /// if it grows during the call; a range with an end stops at the latest at the end of the file when the call began.

@@ -276,7 +276,7 @@ impl Stack {
     ///
     /// # Errors
     /// `TimedOut`: bytes are still unacknowledged, and are lost if the stack is dropped now. `EBADF` in a forked child.
-    /// A connection that was reset or timed out before is no error here; its socket has reported it.
+    /// A connection that was reset or timed out before is not an error here; its socket has reported it.
     pub fn close(&self, timeout: Duration) -> io::Result<()> {
         if !self.inner.is_ours() {
             return Err(to_io(SocketError::BadHandle));
@@ -534,7 +534,7 @@ fn device_failure(host: &crate::runtime::Host) -> Option<String> {
     })
 }
 
-/// Failure is no error: the stack works without a control socket.
+/// A failure is ignored: the stack works without a control socket.
 fn open_control(inner: &Arc<Inner>) {
     let observer = Observer(Arc::downgrade(inner));
     let control = Control::open(move || Some(observer.stat()?.to_json()));

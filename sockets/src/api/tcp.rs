@@ -1,4 +1,4 @@
-//! TCP sockets, shaped like those of `std::net`.
+//! TCP sockets, shaped like `std::net`'s.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -45,7 +45,7 @@ impl TcpStream {
     /// Connects, within `timeout`. [`TcpStream::connect_with`] does so with options.
     ///
     /// # Errors
-    /// `TimedOut`, `InvalidInput` for zero, and those of `connect(2)`.
+    /// `TimedOut`, `InvalidInput` for zero, and the errors of `connect(2)`.
     pub fn connect_timeout(
         stack: &Stack,
         addr: &SocketAddr,
@@ -183,11 +183,10 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.user_timeout())
     }
 
-    /// Probes an idle peer (SO_KEEPALIVE with TCP_KEEPIDLE, TCP_KEEPINTVL and TCP_KEEPCNT); `None`, the
-    /// default: no probes. If the probes are not answered, the connection fails with `TimedOut`, waiting reads
-    /// included, and is reset. While data is queued or unacknowledged no probes are sent. A user time-out
-    /// replaces the count of probes. Zero is no error as on Linux: it counts as the least there is, one probe or
-    /// `TcpConfig::min_rto`.
+    /// Probes an idle peer (SO_KEEPALIVE with TCP_KEEPIDLE, TCP_KEEPINTVL and TCP_KEEPCNT); `None`, the default: no
+    /// probes. If the probes are not answered, the connection fails with `TimedOut`, waiting reads included, and is
+    /// reset. While data is queued or unacknowledged no probes are sent. A user time-out replaces the count of probes.
+    /// Zero is not an error, unlike on Linux: it counts as the minimum, one probe or `TcpConfig::min_rto`.
     ///
     /// # Errors
     /// The socket is gone.
@@ -237,8 +236,8 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.congestion())
     }
 
-    /// TCP_NOTSENT_LOWAT: writes wait, and the socket is not writable, while so many bytes are written and not yet
-    /// sent, so that a program can still choose what it sends next. `None`, the default, or 0: the send buffer
+    /// TCP_NOTSENT_LOWAT: writes wait, and the socket is not writable, while this number of bytes is written and not
+    /// yet sent, so that a program can still choose what it sends next. `None`, the default, or 0: the send buffer
     /// alone limits. A write that begins below the mark may pass it.
     ///
     /// # Errors
@@ -255,8 +254,8 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.notsent_low_water())
     }
 
-    /// TCP_MAXSEG: segments of at most so many bytes, the options of the TCP header included. The peer's segments are
-    /// bounded by [`crate::api::SocketOptions::max_segment`].
+    /// TCP_MAXSEG: limits segments to this number of bytes, the options of the TCP header included. The peer's segments
+    /// are bounded by [`crate::api::SocketOptions::max_segment`].
     ///
     /// # Errors
     /// The socket is gone; `InvalidInput` outside 88 to 32,767, as on Linux.

@@ -1,4 +1,4 @@
-//! UDP sockets, shaped like those of `std::net`.
+//! UDP sockets, shaped like `std::net`'s.
 
 mod many;
 

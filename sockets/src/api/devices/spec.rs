@@ -84,8 +84,7 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// Opens so many queues of the device, each for a shard of its own: see
-    /// [`crate::api::Builder::devices`].
+    /// Opens `queues` queues of the device, each for a shard of its own: see [`crate::api::Builder::devices`].
     ///
     /// # Errors
     /// As [`super::open`]; [`Spec::Shm`] has one queue.

@@ -15,9 +15,9 @@ use crate::api::tcp::TcpStream;
 ///
 /// Each call of [`RecvRing::recv`] posts the buffer that it returned last, after the others, and returns the next
 /// filled one: [`TcpStream::recv_posted`] and [`RecvCompletion::wait`] in one step of the stack, which costs less than
-/// two. The rules are the same. The drop of the ring revokes its buffers: bytes of a buffer that is not complete return
-/// to the stream, **those of a complete one are lost**. So a ring is for the rest of a stream. To stop in the middle,
-/// use [`TcpStream::recv_posted`], whose completions can be cancelled and waited for.
+/// two. The rules are the same. The drop of the ring revokes its buffers: bytes of an incomplete buffer return to the
+/// stream, **bytes of a complete buffer are lost**. So a ring is for the rest of a stream. To stop in the middle, use
+/// [`TcpStream::recv_posted`], whose completions can be cancelled and waited for.
 ///
 /// ```
 /// # use std::io::Write;
@@ -178,7 +178,7 @@ impl RecvRing {
 
 impl Drop for RecvRing {
     fn drop(&mut self) {
-        // The last first: each puts its bytes back in front of those of the later buffers.
+        // The last buffer first: each puts its bytes back in front of the bytes of the later buffers.
         while let Some(ticket) = self.posted.pop_back() {
             if !ticket.is_over() {
                 self.socket.host().post(Request::AbandonPost(self.socket.id, ticket));

@@ -34,7 +34,7 @@ impl<'a> SendLock<'a> {
         self.limit != Limit::DoNotWait
     }
 
-    /// Writes as many bytes of the buffers as there is space for: reserves, copies without the shard lock, commits.
+    /// Writes bytes of the buffers up to the free space: reserves, copies without the shard lock, commits.
     pub(super) fn write_some(
         &mut self,
         bufs: &[IoSlice<'_>],
@@ -125,7 +125,7 @@ impl<'a> SendLock<'a> {
         })
     }
 
-    /// Sends as many shared bytes as there is space for, by reference.
+    /// Sends shared bytes by reference, up to the free space.
     pub(super) fn share_some(&mut self, bytes: &mut OwnedBytes) -> io::Result<usize> {
         let (s, limit) = (self.socket, self.limit);
         let mut attempt = Attempt::First;

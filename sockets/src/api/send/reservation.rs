@@ -26,7 +26,7 @@ impl<'a> SendReservation<'a> {
         SendReservation { lock, reservation: Some(reservation), written: 0 }
     }
 
-    /// Reserved bytes: at least one, at most as many as were asked for.
+    /// Reserved bytes: at least one, at most the requested number.
     pub fn capacity(&self) -> usize {
         self.reservation.as_ref().map_or(0, Reservation::len)
     }
@@ -62,7 +62,7 @@ impl<'a> SendReservation<'a> {
 }
 
 impl io::Write for SendReservation<'_> {
-    /// Writes as many bytes as there is space for; 0: none is left.
+    /// Writes bytes up to the free space and returns their number; 0: the space is used up.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let (mut skip, mut done) = (self.written, 0);
         for slice in self.slices_mut() {

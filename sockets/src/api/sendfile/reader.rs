@@ -26,7 +26,7 @@ pub(crate) struct Job {
     pub file: File,
     /// Offset in the file.
     pub at: u64,
-    /// Bytes of the chain before those of the file, already filled.
+    /// Bytes of the chain before the bytes of the file, already filled.
     pub skip: usize,
     /// Bytes of the file.
     pub len: usize,

@@ -58,9 +58,9 @@ impl UdpSocket {
         self.send_many(&[SendMessage::new(buf).segmented(segment)]).map(|_| buf.len())
     }
 
-    /// Receives datagrams into `messages`: waits for the first one, and takes as many others as are queued, small ones
-    /// under one lock (recvmmsg(2)). Returns how many. Bytes that do not fit a buffer are lost, and its message reports
-    /// that.
+    /// Receives datagrams into `messages`: waits for the first one, and takes the others that are queued, small ones
+    /// under one lock (recvmmsg(2)). Returns the number of datagrams. Bytes that do not fit a buffer are lost, and its
+    /// message reports that.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
