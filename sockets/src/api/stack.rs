@@ -534,7 +534,7 @@ fn device_failure(host: &crate::runtime::Host) -> Option<String> {
     })
 }
 
-/// A failure is ignored: the stack works without a control socket.
+/// A failure is not an error: the stack works without a control socket.
 fn open_control(inner: &Arc<Inner>) {
     let observer = Observer(Arc::downgrade(inner));
     let control = Control::open(move || Some(observer.stat()?.to_json()));
