@@ -22,7 +22,7 @@ pub use exposition::exposition;
 
 /// Connections that are answered at the same time.
 const MOST_CONNECTIONS: usize = 4;
-/// Threads at most: those of clients that gave way are about to end.
+/// Most threads: the threads of replaced clients are about to end.
 const MOST_THREADS: usize = 4 * MOST_CONNECTIONS;
 /// How long a client has for its request, and for reading the answer, too: a client that says nothing has its place for
 /// a second.
@@ -180,7 +180,7 @@ fn accept(listener: Arc<TcpListener>, text: &Arc<Text>) {
         let text = Arc::clone(text);
         // Without memory for a thread the client is closed.
         let _ = named("metrics").spawn(move || {
-            // A client that disconnects early, or stalls, is no error.
+            // A client that disconnects early, or stalls, is not an error.
             let _ = answer(&served.client, Instant::now() + TIMEOUT, &*text);
             drop(served);
         });

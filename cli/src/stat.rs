@@ -71,7 +71,7 @@ fn show_once(args: &Args) -> Outcome<ExitCode> {
         let all = stacks.iter().map(|d| render(args, &printable_value(d)));
         fitted(&all.collect::<Vec<_>>().join("\n"))
     };
-    // A closed pipe (`fulmar stat | head`) is no error of ours.
+    // A closed pipe (`fulmar stat | head`) is not an error.
     let _ = io::stdout().write_all(text.as_bytes());
     match (&args.stack, stacks.is_empty()) {
         (_, false) => Ok(ExitCode::SUCCESS),

@@ -125,7 +125,7 @@ fn once(args: &Args, mut app: App, samples: Vec<Sample>) -> Outcome<ExitCode> {
         let mut terminal = Terminal::new(backend).expect("invariant: nothing of it can fail");
         terminal.draw(|frame| screen::draw(frame, &mut app)).expect("invariant: as above");
         let text = picture(terminal.backend());
-        // A closed pipe (`fulmar top --once | head`) is no error of ours.
+        // A closed pipe (`fulmar top --once | head`) is not an error.
         if out.write_all(text.as_bytes()).is_err() {
             break;
         }

@@ -1,8 +1,7 @@
-//! The document of a stack or gateway as metrics. Names and numbers are those of `fulmar stat --json`; by the habit of
-//! Prometheus counters end in `_total`, and times are in seconds.
+//! The document of a stack or gateway as metrics. Names and numbers agree with `fulmar stat --json`. By Prometheus's
+//! convention, counters end in `_total` and times are in seconds.
 //!
-//! Flows are added up by protocol and state, not told apart: a metric for each would grow without bound on the
-//! reader's side.
+//! Flows are summed by protocol and state: a metric for each flow would grow without bound on the reader's side.
 
 use crate::stat::bound_address;
 use serde_json::{Map, Value};

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 /// Where `ip netns add` keeps the names of namespaces.
 const NAMED_NAMESPACES: &str = "/run/netns";
 
-/// Whether a process id or a name selects a stack: its own, or those of a gateway's guest.
+/// Whether a process id or a name selects a stack: the stack's own, or a gateway's guest's.
 pub fn matches(document: &Value, wanted: &str) -> bool {
     let guest = &document["gateway"]["guest"];
     let is_process = wanted.parse().is_ok_and(|pid: u64| {

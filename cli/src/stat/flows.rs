@@ -1,4 +1,4 @@
-//! What the document of a gateway has beside that of a stack.
+//! The parts of a gateway's document that a stack's document does not have.
 
 use super::{list, with_details, word};
 use crate::format;

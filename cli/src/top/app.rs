@@ -48,7 +48,7 @@ pub struct App {
     /// The filter as it was typed.
     pub filter_text: Option<String>,
     filter: Option<Filter>,
-    /// Why the text that is being typed is no filter.
+    /// Why the text that is being typed is not a valid filter.
     pub filter_error: Option<String>,
     /// Said while there is nothing to show.
     pub notice: String,

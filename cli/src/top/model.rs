@@ -52,7 +52,7 @@ impl Row {
         [&self.protocol, &self.near, &self.far].map(String::clone)
     }
 
-    /// Every figure by its name, those of an inner object behind the others.
+    /// Every figure by its name; the figures of an inner object follow the others.
     pub fn details(&self) -> Vec<(String, String)> {
         let mut all = Vec::new();
         flatten("", &self.value, &mut all);
@@ -60,7 +60,8 @@ impl Row {
     }
 }
 
-/// The members of an object, and of the objects in it: of those of TCP_INFO the name alone, of others with a prefix.
+/// The members of an object and of the objects in it. A member of TCP_INFO has its name alone, a member of another
+/// inner object a prefix.
 fn flatten(prefix: &str, value: &Value, all: &mut Vec<(String, String)>) {
     let Some(object) = value.as_object() else { return };
     for (name, value) in object.iter().filter(|(_, v)| !v.is_object()) {
@@ -456,7 +457,7 @@ fn stages(change: &Change<'_>, document: &Value) -> Vec<Stage> {
         let old = before.iter().find(|old| old["stage"] == stage["stage"]);
         old.and_then(|old| old["ns"].as_f64()).unwrap_or(0.0)
     };
-    // Sleep is no work.
+    // Sleep is not work.
     let busy = now.iter().filter(|stage| stage["layer"] != "idle");
     let costs = busy.map(|s| (s, (s["ns"].as_f64().unwrap_or(0.0) - ns_before(s)).max(0.0)));
     let costs: Vec<(&Value, f64)> = costs.filter(|(_, ns)| *ns > 0.0).collect();

@@ -23,7 +23,7 @@ use super::app::{App, Mode};
 use super::model::{Model, Row, Sort};
 use crate::format;
 
-/// Smaller terminals are told so.
+/// Smaller terminals show a message instead.
 const LEAST: (u16, u16) = (40, 8);
 /// Lines of the lower part, its title included.
 const LOWER_LINES: u16 = 7;

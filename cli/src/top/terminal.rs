@@ -27,7 +27,7 @@ impl Screen {
     /// Takes the terminal. A panic gives it back first, so that its message can be read.
     ///
     /// # Errors
-    /// Standard output is no terminal that can be set.
+    /// Standard output is not a terminal, or its mode cannot be set.
     pub fn open() -> io::Result<Screen> {
         let report = panic::take_hook();
         panic::set_hook(Box::new(move |what| {
@@ -133,7 +133,7 @@ mod tests {
         drop(test);
         let reader = std::thread::spawn(move || {
             let (mut master, mut all, mut some) = (File::from(pty.master), Vec::new(), [0; 4096]);
-            // EIO: nobody has the other end any more.
+            // EIO: the other end is closed.
             while let Ok(n @ 1..) = master.read(&mut some) {
                 all.extend_from_slice(&some[..n]);
             }
