@@ -171,7 +171,7 @@ impl Template {
         self.bytes.get(..self.header_bytes).unwrap_or(&[])
     }
 
-    /// Makes the headers those of the packet whose payload begins `done` bytes into the whole.
+    /// Rewrites the headers for the packet whose payload begins `done` bytes into the super-frame.
     fn patch(&self, b: &mut [u8], done: usize, is_last: bool) {
         let l3_bytes = b.len() - eth::HEADER_BYTES;
         if self.src.is_ipv4() {

@@ -17,7 +17,7 @@ use super::hardware::{Hardware, Rings};
 use super::meter::{Board, SLACK_NS, SMALL_SLACK_NS, Sampler, bump};
 use super::worker::Worker;
 
-/// A frame of so many bytes at most is a small one, whose time is measured now and then.
+/// The largest small frame. The time of small frames is sampled.
 const SMALL_BYTES: u64 = 256;
 
 /// See the module's header.
@@ -162,7 +162,7 @@ impl Engine {
         }
     }
 
-    /// The host has posted so many frames and bytes of them.
+    /// The host has posted `frames` frames with `bytes` bytes.
     #[inline]
     pub fn doorbell(&mut self, now: Instant, frames: u64, bytes: u64) {
         match self {
@@ -253,7 +253,7 @@ impl Inline {
         if self.rings.tx.waiting() < self.fetch_frames && !self.is_asleep {
             return;
         }
-        // Readings around several frames cost little beside them.
+        // Readings around several frames cost little compared with the frames.
         let is_small = is_small && self.fetch_frames == 1;
         let Inline { rings, board, hardware, is_armed, last_now, clock, sampler, .. } = self;
         let mut run = || {

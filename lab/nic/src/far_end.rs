@@ -1,4 +1,4 @@
-//! What stands at the other end of the wire, and what it is asked to do.
+//! The configuration of the modelled peer: its addresses, services and acknowledgements.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -10,8 +10,7 @@ use fulmar_stack::base::{Duration, EtherAddr};
 pub enum Service {
     /// Takes everything and closes when the other side does.
     Discard,
-    /// As [`Service::Discard`], and sends so many bytes, as fast as line and window allow; then it
-    /// closes its side.
+    /// As [`Service::Discard`], and sends `bytes` bytes, as fast as line and window allow; then it closes its side.
     Generate {
         /// Bytes of the stream, `u64::MAX` for no end.
         bytes: u64,
@@ -25,13 +24,13 @@ pub enum Service {
     },
 }
 
-/// When the peer acknowledges. It also does at gaps, at repetitions, at the end of the stream, and at
-/// the end of every burst unless it is told to wait there for more.
+/// When the peer acknowledges. It also acknowledges at gaps, at repetitions, at the end of the stream, and at the end
+/// of every burst unless it is configured to wait there for more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AckRule {
-    /// After so many packets (0: whatever their number).
+    /// Acknowledge after this number of packets (0: their number does not matter).
     pub packets: u32,
-    /// After so many bytes (0: whatever their number).
+    /// Acknowledge after this number of bytes (0: their number does not matter).
     pub bytes: u32,
     /// What is left at the end of a burst waits so long for more at the most, as a delayed ACK does
     /// (RFC 1122 section 4.2.3.2); zero: it is acknowledged there, so that a sender never waits.
@@ -39,7 +38,7 @@ pub struct AckRule {
 }
 
 impl Default for AckRule {
-    /// After 64 KiB, as a receiver does that aggregates in hardware and takes what it is given.
+    /// After 64 KiB, like a receiver that aggregates in hardware and reads at once.
     fn default() -> AckRule {
         AckRule { packets: 0, bytes: 64 << 10, wait: Duration::ZERO }
     }

@@ -17,7 +17,7 @@ pub enum Rest {
     None,
     /// These bytes; the memory goes round.
     Bytes(Vec<u8>),
-    /// The bytes of [`super::pattern`] from this offset on, so many.
+    /// Bytes of [`super::pattern`]: their offset and their number.
     Pattern(u64, usize),
     /// So many bytes, whatever they are: the buffer keeps what it has.
     Untouched(usize),
@@ -33,8 +33,7 @@ impl Rest {
     }
 }
 
-/// A frame on the wire. With `gso` it stands for a train of packets, one behind the other, of which
-/// the headers are those of the whole.
+/// A frame on the wire. With `gso` it stands for a train of packets; the headers describe the whole train.
 pub struct WireFrame {
     head: [u8; HEAD_BYTES],
     head_bytes: usize,
@@ -87,7 +86,7 @@ impl WireFrame {
     }
 }
 
-/// Packets that a frame of so many bytes stands for, at least 1.
+/// Packets that a frame of `frame_bytes` bytes stands for, at least 1.
 pub fn packets(frame_bytes: usize, gso: Option<Gso>) -> usize {
     let Some(g) = gso else { return 1 };
     let payload = frame_bytes.saturating_sub(usize::from(g.header_bytes));
@@ -110,8 +109,8 @@ pub struct HeaderBuf {
 }
 
 impl HeaderBuf {
-    /// Ethernet and IP headers for a packet with `l4_bytes` behind them; nothing if the addresses
-    /// are of different versions or the packet is too long for any.
+    /// Ethernet and IP headers for a packet with `l4_bytes` after them. `None` if the addresses are of different
+    /// versions, or if the packet is longer than IP allows.
     pub fn ip(ends: &Addresses, kind: u8, l4_bytes: usize) -> Option<HeaderBuf> {
         let mut buf = HeaderBuf { bytes: [0; HEAD_BYTES], len: 0 };
         let ethertype = if ends.src.is_ipv4() { eth::IPV4 } else { eth::IPV6 };

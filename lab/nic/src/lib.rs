@@ -9,13 +9,12 @@
 //!            ─► posted buffers ─► ring ──────────┼─►
 //! ```
 //!
-//! [`with_peer`] puts a modelled station at the far end ([`FarEnd`]), which acknowledges or generates
-//! as fast as line and window allow, so that one host's cost stands alone. [`pair`] joins two NICs.
+//! [`with_peer`] puts a modelled station at the far end ([`FarEnd`]), which acknowledges or generates as fast as line
+//! and window allow, so that only one host's cost is measured. [`pair`] joins two NICs.
 //!
-//! **Who owns what.** What is posted to a ring is the hardware's until it is completed, and moves
-//! with its ownership. Sent frames are read where they lie and go home when the host reaps them;
-//! received ones lie in buffers that the host posted from its own pool, or, where a reader has posted
-//! memory, there ([`SimConfig::placement`]).
+//! **Who owns what.** The hardware owns frames and buffers that are posted to a ring until it completes them. It reads
+//! sent frames in place, and they return to their pool when the host reaps them; received frames are in buffers that
+//! the host posted from its own pool, or, where a reader has posted memory, there ([`SimConfig::placement`]).
 //!
 //! **Hardware's time.** Inline, the hardware runs within the calls of the host and is timed there
 //! ([`SimHandle::hardware_ns`], [`thread_hardware_ns`]); or it has a thread of its own
@@ -71,8 +70,7 @@ const BUFFER_BYTES: [usize; 4] = [2 << 10, 4 << 10, 16 << 10, 64 << 10];
 pub enum HardwareThread {
     /// The host's threads, within their calls; the time is measured and shown apart.
     Inline,
-    /// A thread that does nothing else, on real time: the times that callers pass must be those of
-    /// the monotonic clock, as a live stack's are.
+    /// A thread of its own, on real time: callers must pass times of the monotonic clock, as a live stack does.
     Own {
         /// The CPU that it is bound to.
         cpu: Option<usize>,
@@ -88,9 +86,9 @@ pub struct SimConfig {
     pub ether: EtherAddr,
     /// It completes and verifies transport checksums. Without it there are no super-frames.
     pub csum: bool,
-    /// It cuts super-frames of up to so many bytes of IP packet. `None`: the stack cuts.
+    /// Segments super-frames of up to this number of bytes of IP packet. `None`: the stack segments.
     pub tso: Option<usize>,
-    /// It aggregates received segments in order, up to so many bytes of IP packet. `None`: not.
+    /// Aggregates received segments in order, up to this number of bytes of IP packet. `None`: no aggregation.
     pub lro: Option<usize>,
     /// It puts the payload of flows whose readers have posted memory there; needs `csum`.
     pub placement: bool,
@@ -100,22 +98,22 @@ pub struct SimConfig {
     pub delay: Duration,
     /// Transmit descriptors; each piece of a frame takes one. Rounded up to a power of two.
     pub tx_descriptors: usize,
-    /// Frames that inline hardware fetches at once: it begins when so many are posted, or when the host
-    /// looks at the device. More than one sends later what comes alone, and keeps the hardware's work out
-    /// of the host's, which it would slow down and which is then told from it by fewer readings of a clock.
+    /// Frames that inline hardware fetches at once: it begins when this number is posted, or when the host polls the
+    /// device. A value above one delays single frames. It keeps the hardware's work apart from the host's, which the
+    /// hardware's work would slow down, and separates the two with fewer readings of a clock.
     pub tx_fetch_frames: usize,
     /// Receive buffers posted. Rounded up to a power of two.
     pub rx_buffers: usize,
     /// Space of a receive buffer: 2, 4, 16 or 64 KiB, rounded up, and at least a frame of the MTU.
     pub rx_buffer_bytes: usize,
-    /// Where that is more than 4 KiB, so many buffers of 2 KiB are posted beside them for frames
-    /// that fit these. Rounded up to a power of two.
+    /// If that is more than 4 KiB, this number of buffers of 2 KiB is posted in addition, for frames that fit these.
+    /// Rounded up to a power of two.
     pub rx_small_buffers: usize,
     /// When the hardware asks for attention after it has received.
     pub rx_coalesce: Coalesce,
-    /// When the driver takes completions back: after so many frames, so late at the most.
+    /// When the driver takes completions back: after `packets` frames, or after `delay` at the latest.
     pub tx_coalesce: Coalesce,
-    /// Also after so many bytes, so that memory is used again while it is warm.
+    /// Also after this number of bytes, so that memory is used again while it is in the cache.
     pub tx_reap_bytes: usize,
     /// Without a posted buffer the wire pauses; otherwise frames are lost then.
     pub flow_control: bool,
@@ -241,9 +239,9 @@ pub fn with_peer(config: SimConfig) -> Result<(SimNic, SimHandle), OpenError> {
     nic(&config, hardware::Hardware::with_peer(&config, board(&config)?))
 }
 
-/// The queues of a NIC, each with hardware, wire and a modelled peer of its own, so that threads which use
-/// different queues share nothing. The peers behind them are one station by their frames; it
-/// answers on the queue that asked.
+/// The queues of a NIC, each with hardware, wire and a modelled peer of its own, so that threads which use different
+/// queues share nothing. The peers of all queues use the addresses of one station, which answers on the queue of the
+/// request.
 ///
 /// # Errors
 /// As [`with_peer`].

@@ -75,8 +75,7 @@ impl Rate {
         Rate { ns_per_tick, empty_ticks, overhead_ticks }
     }
 
-    /// What an undisturbed section without work measures, and what it costs beside that: the least of a
-    /// few rounds.
+    /// The time that an undisturbed section without work measures, and its further cost: the least of a few rounds.
     fn empty_section() -> (u64, u64) {
         let round = || {
             let (mut inside, from) = (0, ticks());
@@ -97,7 +96,7 @@ impl Rate {
 
 macro_rules! counts {
     ($($(#[doc = $doc:literal])* $name:ident;)*) => {
-        /// What a simulated NIC and the modelled peer behind it have counted since they were made.
+        /// The counts of a simulated NIC and of its modelled peer since they were made.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         pub struct SimCounts {
             $($(#[doc = $doc])* pub $name: u64,)*
@@ -345,7 +344,7 @@ impl Default for Sampler {
     }
 }
 
-/// Of so many short sections about two are measured.
+/// About two of this number of short sections are measured.
 const SAMPLED: u32 = 16;
 
 impl Sampler {

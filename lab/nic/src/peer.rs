@@ -1,13 +1,12 @@
 //! The far end as a model: a station that answers as a good host would, in hardware's time.
 //!
-//! Enters: every frame that the NIC puts on the wire, with the time at which its last bit arrives.
-//! Leaves: frames for the NIC's lane. It answers ARP and neighbour solicitations for any address,
-//! counts datagrams, sends datagrams when asked, and keeps TCP connections ([`conn`]). Odd frames
-//! are counted and nothing else. All of it is bounded: connections by [`FarEnd::max_connections`],
-//! what it sends by the peer's window and the lane.
+//! Enters: every frame that the NIC puts on the wire, with the time at which its last bit arrives. Leaves: frames for
+//! the NIC's lane. It answers ARP and neighbour solicitations for any address, counts datagrams, sends datagrams when
+//! asked, and keeps TCP connections ([`conn`]). Other frames are only counted. All of it is bounded: connections by
+//! [`FarEnd::max_connections`], sent bytes by the peer's window and the lane.
 //!
-//! It is no second stack: no congestion control (the wire is its own), no urgent data, no close that
-//! lingers. Payload that it takes is not read unless it is asked to verify it.
+//! It is not a full stack: it has no congestion control (the wire is its own), no urgent data and no lingering close.
+//! It does not read received payload unless it is configured to verify it.
 
 mod conn;
 mod neighbour;

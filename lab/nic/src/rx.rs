@@ -1,11 +1,10 @@
 //! The receiving half of the hardware: frames from the wire into posted buffers.
 //!
-//! What is on its way waits in a lane, with the time at which its last bit arrives. Frames that are
-//! due go into buffers that the host has posted, each frame from the start of a buffer on, as many
-//! as it needs; segments of one stream that follow each other are put together on the way
-//! ([`lro`]). The payload of a flow whose reader has posted memory goes there
-//! ([`super::table`]). Where no buffer is posted, the wire pauses (IEEE 802.3 annex 31B) or the frame is lost,
-//! as configured.
+//! Frames in flight wait in a lane, with the time at which their last bit arrives. Frames that are due go into buffers
+//! that the host has posted; each frame starts a buffer and takes the buffers that it needs. Consecutive segments of
+//! one stream are aggregated on the way ([`lro`]). The payload of a flow whose reader has posted memory goes there
+//! ([`super::table`]). Where no buffer is posted, the wire pauses (IEEE 802.3 annex 31B) or the frame is lost, as
+//! configured.
 
 pub mod lro;
 
@@ -114,7 +113,7 @@ impl RxRing {
         Kind::ALL.into_iter().map(|k| self.posted(k) * self.buffer_bytes(k)).sum()
     }
 
-    /// Where a frame of so many bytes goes; nothing while buffers are missing.
+    /// The kind of buffer for a frame of `bytes` bytes. `None` while buffers are missing.
     fn kind_for(&self, bytes: usize) -> Option<Kind> {
         let has = |kind: Kind, need: usize| {
             self.rings[kind as usize].waiting() * self.buffer_bytes(kind) >= need
@@ -182,7 +181,7 @@ impl RxRing {
         self.taken(0);
     }
 
-    /// The host has taken frames; so many are left.
+    /// The host has taken frames; `left` frames are left.
     pub fn taken(&mut self, left: usize) {
         self.pending = left;
         if left == 0 {
@@ -196,7 +195,7 @@ pub struct Rx {
     pub lane: VecDeque<(Instant, WireFrame)>,
     /// It verifies checksums, so that the host need not.
     csum: bool,
-    /// It aggregates: frames of up to so many bytes of IP packet.
+    /// Longest aggregated frame in bytes of IP packet. `None`: no aggregation.
     lro: Option<usize>,
     flow_control: bool,
     pub spare: Spare,
@@ -229,12 +228,12 @@ impl Rx {
         self.lane.front().map(|(due, _)| *due)
     }
 
-    /// When the next frame is due, or is no longer held back.
+    /// When the next frame is due, or when its hold ends.
     pub fn next_due(&self) -> Option<Instant> {
         self.first_due().map(|due| due.max(self.table.paused_until()))
     }
 
-    /// When the hardware asks for attention: after so many frames, or so long after the first.
+    /// When the hardware raises an interrupt: after `packets` frames, or `delay` after the first.
     pub fn interrupt_at(&self, rx: &RxRing, after: Coalesce) -> Option<Instant> {
         let first = rx.first_pending.or_else(|| self.next_due())?;
         let by_time = first + after.delay;
@@ -366,7 +365,7 @@ impl Rx {
         touched
     }
 
-    /// What the host is told about a frame.
+    /// The offload state of a frame that the host receives.
     fn offload(&self, frame: &WireFrame, run: &lro::Run) -> Offload {
         if !self.csum {
             return Offload::default();
@@ -413,7 +412,7 @@ impl BufferPair<'_> {
         }
     }
 
-    /// The headers and what was placed behind them are one buffer, the rest goes into further ones.
+    /// The headers and the placed payload after them are one buffer; the rest goes into further buffers.
     fn end_placing(&mut self) {
         let Some(p) = self.placing.take() else { return };
         let Some(m) = self.current.take() else { return };
@@ -437,7 +436,7 @@ impl BufferPair<'_> {
         m.append(n)
     }
 
-    /// Writes so many bytes, as `fill` makes them: it is told how many went before.
+    /// Writes `bytes` bytes that `fill` makes. Its first argument is the number of bytes written before.
     fn write(&mut self, bytes: usize, mut fill: impl FnMut(usize, &mut [u8])) {
         let mut done = 0;
         while done < bytes {

@@ -1,15 +1,14 @@
 //! The flow table of the hardware: which flows have posted memory, what is expected next of each, and
 //! the pages that the hardware may write.
 //!
-//! The host writes *page pods* (a record of 64 bytes tells the hardware where four pages lie) when the
-//! stack makes a buffer known (`DirectPlacement::register`), and a tag with an offset whenever it posts one; both
-//! are the host's work. That a segment is the next one of a flow, and where its payload goes, is
-//! found out by the hardware.
+//! The host writes *page pods* (a record of 64 bytes tells the hardware where four pages lie) when the stack makes a
+//! buffer known (`DirectPlacement::register`), and a tag with an offset whenever it posts one; both are the host's
+//! work. The hardware finds whether a segment is the next one of a flow, and where its payload goes.
 //!
-//! Where the host is behind, the hardware waits for it, or a sender who is always ahead would never be
-//! placed: frames of a flow whose hint is outdated (it has no space, or says less than has landed) stay
-//! on the wire, and all others behind them, until the host has taken what has landed, and then for a
-//! moment ([`PAUSE`]) for a new hint; once per hint. So they do when a buffer became full.
+//! If the host is late, the hardware waits for it; else a sender that is always ahead would never be placed. A hint is
+//! outdated if it has no space or is below the bytes that have landed. Frames of a flow with an outdated hint stay on
+//! the wire, and so do all later frames, until the host has taken the landed bytes. Then they wait for a moment
+//! ([`PAUSE`]) for a new hint; once per hint. Frames wait in the same way when a buffer became full.
 //!
 //! Source: the page pods and tags of Chelsio's T4/T5/T6 (public driver sources).
 
@@ -64,10 +63,10 @@ impl FlowTable {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets or changes what is expected of a flow.
+    /// Sets or changes the hint of a flow.
     ///
     /// # Errors
-    /// The table is full, or the flow has no space behind which another may follow.
+    /// The table is full, or the flow has no range that another can follow.
     pub fn set(&self, change: impl FnOnce(&mut Flows) -> Option<Place>) -> Result<(), Unsupported> {
         let mut table = self.lock();
         change(&mut table.flows).ok_or(Unsupported)?;
@@ -143,7 +142,7 @@ impl Table {
         self.flows.clear(flow)
     }
 
-    /// The flow that a frame is of, if that one was ever placed.
+    /// The flow of a frame, if the flow was ever placed.
     pub fn find(&mut self, front: &[u8], frame_bytes: usize) -> Option<(usize, Segment)> {
         let segment = Segment::of(front, frame_bytes).filter(|s| s.payload_bytes > 0)?;
         Some((self.flows.find(&segment)?, segment))
@@ -215,7 +214,7 @@ pub struct Pods {
     next: usize,
 }
 
-/// What the hardware is told about four pages, and the first of the next four.
+/// The descriptor of four pages, and of the first of the next four.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Pod {

@@ -397,7 +397,7 @@ fn interrupts_come_after_so_many_frames_or_so_much_time() {
     let ms = Duration::from_millis;
     assert_eq!(interrupts(Coalesce { packets: 1, delay: ms(0) }, 24), (24, 24));
     assert_eq!(interrupts(Coalesce { packets: 4, delay: ms(1000) }, 24), (6, 24));
-    // The first frame and those of the two and a half milliseconds after it.
+    // The first frame and the frames of the next two and a half milliseconds.
     assert_eq!(
         interrupts(Coalesce { packets: 100, delay: Duration::from_micros(2500) }, 24),
         (8, 24)
@@ -500,7 +500,7 @@ fn the_hardware_s_time_is_counted_for_the_thread_that_it_ran_on() {
     assert_eq!(elsewhere.join().unwrap(), 0);
 }
 
-/// Datagrams of an address that nobody has, so that nothing comes back.
+/// Datagrams from an address that no station has, so that nothing comes back.
 fn small_frame(a: &mut Host) -> Packet {
     Spec { udp: true, ..Spec::tcp(0) }.packet(&mut a.pool, &[0; 18], 1448)
 }

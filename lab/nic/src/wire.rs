@@ -68,7 +68,7 @@ impl WireEnd {
         self.shared.is_alive[1 - self.side].load(SeqCst)
     }
 
-    /// Frames that may go out now. Without any the sender is told when there is space again.
+    /// Frames that can be sent now. If it is 0, the sender is notified when there is space again.
     pub fn space(&self) -> usize {
         let channel = self.outward();
         let space = || LANE_PKTS.saturating_sub(channel.len.load(SeqCst));
@@ -94,7 +94,7 @@ impl WireEnd {
         self.shared.boards[1 - self.side].attend();
     }
 
-    /// Takes frames off the wire, as many as `to` has space for, and gives memory back.
+    /// Takes frames off the wire up to the space of `to`, and gives memory back.
     pub fn receive(&self, to: &mut Frames, spare: &mut Spare) {
         let channel = self.inward();
         if channel.len.load(SeqCst) == 0 {

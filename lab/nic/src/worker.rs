@@ -29,7 +29,7 @@ pub struct Worker {
     rings: Rings,
     /// What the host had posted when last looked at.
     seen: u64,
-    /// When the host is to be told of frames that wait.
+    /// When the host is notified of frames that wait.
     alarm: Option<Instant>,
 }
 

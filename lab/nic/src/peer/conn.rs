@@ -419,7 +419,7 @@ impl Conn {
         self.owes_ack = true;
     }
 
-    /// Whether the rule asks for an ACK before the burst ends. Gaps are told of at once, each.
+    /// Whether the rule requires an ACK before the burst ends. Each gap is acknowledged at once.
     fn is_ack_due(&self, config: &FarEnd) -> bool {
         let rule = config.ack;
         let by_bytes = rule.bytes > 0 && self.unacked_bytes >= rule.bytes;

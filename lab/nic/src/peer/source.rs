@@ -1,8 +1,8 @@
-//! Datagrams that the modelled peer sends by itself: so many as the line allows, or at a rate.
+//! Datagrams that the modelled peer sends by itself: as fast as the line allows, or at a rate.
 //!
-//! At a rate they leave when they are due, whatever the host does meanwhile: a host that is late finds
-//! them waiting, and their stamps tell by how much. Where the line has no rate, and none is asked for,
-//! a run makes a burst, so that the thread that runs the hardware can do other work.
+//! At a rate they leave when they are due, whatever the host does meanwhile: a host that is late finds them queued, and
+//! their stamps give the delay. If neither the line nor the source has a rate, a run makes a burst, so that the thread
+//! that runs the hardware can do other work.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,9 +1,9 @@
 //! Receive aggregation: TCP segments that follow each other become one frame.
 //!
-//! The rules are those of Linux's GRO, so that a stack cannot tell the difference: the same flow,
-//! each segment where the last one ended, with the same acknowledgement, window and options, no
-//! flags but ACK and PSH, all of the first one's length but the last. PSH ends the run. Only frames
-//! directly behind each other are looked at, so flows that alternate are not aggregated.
+//! The rules are the same as for Linux's GRO, so that a stack sees no difference. Segments of a run belong to the same
+//! flow, and each begins where the last one ended. They have the same acknowledgement, window and options, no flags but
+//! ACK and PSH, and the length of the first, except the last one. PSH ends the run. Only consecutive frames are
+//! considered, so flows that alternate are not aggregated.
 
 use std::collections::VecDeque;
 

@@ -154,7 +154,7 @@ fn the_next_frame_waits_a_moment_for_a_new_buffer_and_no_longer() {
         assert!(early > at && early <= at + PAUSE);
         assert_eq!(read(&mut b, at + PAUSE / 2).len(), 0);
         if round == 0 {
-            // Nobody posts anything: the second buffer is filled, and the rest comes as usual.
+            // The host posts nothing: the second buffer is filled, and the rest arrives without placement.
             let placed =
                 |s: Vec<(u16, u32, Vec<u8>, usize)>| s.iter().map(|s| s.3).collect::<Vec<_>>();
             assert_eq!(placed(read(&mut b, at + PAUSE)), [5000]);
@@ -196,7 +196,7 @@ fn a_sender_who_is_ahead_of_the_hint_waits_until_the_host_has_caught_up() {
         seen.iter().map(|s| (s.1, s.3)).collect::<Vec<_>>(),
         [(3000, 1000), (4000, 1000), (5000, 1000)]
     );
-    // A gap is no reason to wait twice for the same hint.
+    // After a gap the hardware does not wait twice for the same hint.
     (7..9).for_each(|i| send(&mut a, i));
     assert_eq!(read(&mut b, START).len(), 0);
     assert_eq!(read(&mut b, START + PAUSE).len(), 2);
