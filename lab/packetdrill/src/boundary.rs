@@ -1,7 +1,7 @@
 //! The functions of `struct packetdrill_interface` (gtests/net/packetdrill/packetdrill.h).
 //!
-//! packetdrill is the only caller, and its contract is that of the system calls of the same names: a pointer is null
-//! or points to memory of the length that comes with it, valid until the call returns and written by nobody else
+//! packetdrill is the only caller, and its contract is that of the system calls of the same names: a pointer is null or
+//! points to memory of the length that comes with it, valid until the call returns and not written by another thread
 //! meanwhile. Each function turns pointers into slices first and has no unsafe code after that. A panic ends as an
 //! error of the call (EIO) at this boundary.
 
@@ -58,7 +58,7 @@ fn input<'a>(data: *const c_void, length: usize) -> Result<&'a [u8], i32> {
     if data.is_null() {
         return if length == 0 { Ok(&[]) } else { Err(libc::EFAULT) };
     }
-    // SAFETY: the module's contract: `length` bytes that nobody writes until the call returns.
+    // SAFETY: the module's contract: `length` bytes that no thread writes until the call returns.
     Ok(unsafe { std::slice::from_raw_parts(data.cast(), length) })
 }
 

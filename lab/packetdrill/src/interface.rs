@@ -1,10 +1,11 @@
-//! A machine that two threads use, as packetdrill does: one plays the script, the other makes the calls that block.
+//! A machine for the two threads of packetdrill: one plays the script, the other makes the calls that block.
 //!
-//! Time passes only in calls of the first (`usleep`, `netdev_receive`, reading the clock). Whatever it changes, it
-//! lets blocked calls look again and waits until each is blocked again or has returned **and told packetdrill the
-//! time of its return**, which packetdrill does by reading the clock. So a script gives the same result each time.
+//! Time passes only in calls of the first thread (`usleep`, `netdev_receive`, reading the clock). After each change it
+//! makes blocked calls check their condition again. It waits until each call is blocked again, or has returned **and
+//! packetdrill has the time of its return**, which packetdrill gets by reading the clock. So a script gives the same
+//! result each time.
 //!
-//! A call that would block the first thread moves the clock itself: nobody else would.
+//! A call that would block the first thread advances the clock itself, because no other thread does.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -20,7 +21,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
 /// How far the clock is moved for a packet or for a call of the first thread. Beyond it nothing comes.
 const HORIZON: Duration = Duration::from_secs(3 * 3600);
 
-/// Deadlines that one wait may pass at most.
+/// Most deadlines that one wait may pass.
 const MAX_EVENTS: usize = 1_000_000;
 
 /// A machine and those who wait for it.
@@ -223,8 +224,8 @@ impl Interface {
         drop(self.advance(inner, target));
     }
 
-    /// gettimeofday(2), in microseconds. A thread that reads the clock again and again is told a microsecond more
-    /// each time: packetdrill spins for the last of them.
+    /// gettimeofday(2), in microseconds. Each repeated reading by one thread returns a microsecond more, because
+    /// packetdrill spins for the last microseconds of a wait.
     pub fn clock_us(&self) -> u64 {
         let mut inner = self.lock();
         let has_returned = inner.returning == Some(thread::current().id());

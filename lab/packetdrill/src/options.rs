@@ -1,4 +1,4 @@
-//! Socket options: those of Linux that fulmar has, under their numbers. All others answer ENOPROTOOPT.
+//! Socket options: Linux's options that fulmar has, under Linux's numbers. All others return ENOPROTOOPT.
 
 use fulmar_stack::base::{Duration, SlotId};
 use fulmar_stack::shard::{ListenOptions, SocketOptions, TcpEntry};

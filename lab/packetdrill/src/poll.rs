@@ -3,7 +3,7 @@
 /// What a descriptor is ready for, and what tells one edge from the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Readiness {
-    /// Events as poll(2) has them; those of epoll have the same numbers.
+    /// Events of poll(2); epoll's events have the same numbers.
     pub events: i16,
     /// Bytes received so far: more of them are another edge of EPOLLIN.
     pub received_bytes: u64,
@@ -16,7 +16,7 @@ struct Watch {
     interest: u32,
     data: u64,
     last: Readiness,
-    /// Events that are new since they were told, of an edge-triggered watch.
+    /// Events of an edge-triggered watch that are new since the last report.
     edges: u32,
 }
 

@@ -36,7 +36,7 @@ pub unsafe extern "C" fn getsockopt(
     }
 }
 
-/// Bytes of a file that one sendfile sends at most.
+/// Most bytes of a file that one sendfile sends.
 const SENDFILE_BYTES: usize = 1 << 20;
 
 /// sendfile(2): to a descriptor of ours, or the kernel's.

@@ -67,7 +67,7 @@ const TCPI_OPT_SYN_DATA: u8 = 32;
 /// tcpi_reordering: fulmar's threshold of duplicate ACKs does not adapt, its reordering window does.
 const DUP_THRESH: u32 = 3;
 
-/// Segments of a full size that hold so many bytes.
+/// The number of full-sized segments that hold `bytes` bytes.
 fn segments(bytes: u64, mss: u32) -> u32 {
     bytes.div_ceil(u64::from(mss.max(1))) as u32
 }

@@ -71,7 +71,7 @@ fn write_command(path: &Path, text: &str) -> Result<(), String> {
 }
 
 impl<'a> Stage<'a> {
-    /// Copies the suite and puts harmless commands beside it.
+    /// Copies the suite and adds harmless substitutes of commands.
     pub fn new(place: &'a Place, suite: &'a Suite, from: &Path) -> Result<Stage<'a>, String> {
         let name = format!("fulmar-conformance-{}-{}", suite.name, std::process::id());
         let dir = std::env::temp_dir().join(name);
@@ -129,7 +129,7 @@ impl<'a> Stage<'a> {
         Ok(found)
     }
 
-    /// Plays every script whose path contains `only`, as many at once as there are CPUs.
+    /// Plays every script whose path contains `only`, one at a time on each CPU.
     pub fn play_all(&self, only: &str) -> Result<Vec<(String, Outcome)>, String> {
         let scripts: Vec<String> =
             self.scripts()?.into_iter().filter(|s| s.contains(only)).collect();

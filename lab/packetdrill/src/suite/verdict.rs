@@ -7,7 +7,7 @@ use std::path::Path;
 /// Why a script does not pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
-    /// fulmar lacks what it is about.
+    /// fulmar lacks the feature that the script tests.
     Absent,
     /// It expects what another system does where RFCs allow what fulmar does.
     Choice,
