@@ -27,7 +27,7 @@ pub struct Part {
     pub layer: String,
     /// What lies between the stage before and this one.
     pub sentence: String,
-    /// How often it was passed.
+    /// Number of passes.
     pub passes: f64,
     /// Nanoseconds of a pass.
     pub ns_each: f64,
@@ -35,7 +35,7 @@ pub struct Part {
     pub ns_per_packet: f64,
     /// Nanoseconds per byte.
     pub ns_per_byte: f64,
-    /// Percent of all that is no sleep; of sleep itself nothing.
+    /// Percent of the time without sleep; zero for sleep itself.
     pub share_pct: f64,
 }
 
@@ -52,13 +52,13 @@ pub struct Figures {
     pub packets: f64,
     /// Bytes of their frames.
     pub bytes: f64,
-    /// Visits in all, and those that were measured.
+    /// All visits.
     pub visits: f64,
-    /// See [`Figures::visits`].
+    /// Visits that were measured.
     pub measured: f64,
-    /// Times that were left out, since the thread had lost its CPU.
+    /// Intervals that were left out because the thread was preempted.
     pub preempted: f64,
-    /// Nanoseconds that one reading costs.
+    /// Cost of one reading in nanoseconds.
     pub pass_ns: f64,
     /// What the account itself costs, in nanoseconds.
     pub overhead_ns: f64,

@@ -136,7 +136,7 @@ fn over_of(kind: Kind) -> Over {
     }
 }
 
-/// fulmar's ends at one placement: those of `bench send` and `bench recv`.
+/// fulmar's ends at one placement, from `bench send` and `bench recv`.
 struct Ends {
     placement: Placement,
     /// On the same kind of device as the floor.

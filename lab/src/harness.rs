@@ -1,13 +1,13 @@
 //! The harness of every bench: scenarios that run in turn until the figures are firm or the time is over.
 //!
-//! A [`Scenario`] is data (which device, method, sizes, CPUs: its labels) with a closure that runs it once, for
-//! about as long as it is told, and returns a [`Sample`]: values and counts by name. A round runs every scenario
-//! once, in the order given, so that what a [`Ratio`] compares is measured moments apart; each round gives each
-//! ratio one value. A scenario whose ratios are all closed ([`crate::stats`]) is left out of later rounds, and
-//! its time goes to the others.
+//! A [`Scenario`] is data (which device, method, sizes, CPUs: its labels) with a closure that runs it once, for about
+//! the requested time, and returns a [`Sample`]: values and counts by name. A round runs every scenario once, in the
+//! order given, so that the values that a [`Ratio`] compares are measured moments apart. Each round gives each ratio
+//! one value. A scenario whose ratios are all closed ([`crate::stats`]) is left out of later rounds, and its time goes
+//! to the others.
 //!
-//! The harness itself adds, where bytes are moved, the busy time around a run that reports none, and in one more run of
-//! each scenario at the end what the soaker saw.
+//! The harness itself adds, where bytes are moved, the busy time around a run that reports none, and the soaker's
+//! figures from one more run of each scenario at the end.
 
 pub mod options;
 pub mod page;
@@ -83,7 +83,7 @@ impl Sample {
         Sample::default().with(key, value)
     }
 
-    /// Adds a value. What is no number was not measured.
+    /// Adds a value. A value that is not a finite number counts as not measured.
     #[must_use]
     pub fn with(mut self, key: &'static str, value: f64) -> Sample {
         if value.is_finite() {
@@ -191,9 +191,9 @@ pub struct Ratio {
     pub name: String,
     /// One sentence for a person.
     pub sentence: String,
-    /// What it is made of.
+    /// The values that the figure is computed from.
     pub terms: Vec<Term>,
-    /// How; a term that was not measured is no number, and neither is what is made of it, unless it chooses.
+    /// Computes the figure. A term that was not measured is NaN, and so is the result, unless the function handles it.
     pub of: fn(&[f64]) -> f64,
     /// What is good enough, and what we want: at most, or at least if more is better.
     pub reach_and_aim: Option<(f64, f64)>,

@@ -91,9 +91,9 @@ pub struct Report {
     pub machine: Duration,
     /// The part of `cpu` in user mode; `None`: not measured.
     pub user: Option<Duration>,
-    /// Sends with MSG_ZEROCOPY, over the whole run, and those of them that the kernel copied.
+    /// Sends with MSG_ZEROCOPY over the whole run, and the number of them that the kernel copied.
     pub zerocopy: (u64, u64),
-    /// Times that a thread of the process gave its CPU up to wait.
+    /// Voluntary context switches of the process's threads.
     pub waits: u64,
 }
 

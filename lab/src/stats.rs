@@ -146,8 +146,8 @@ mod tests {
             prop_assert!(e.low <= e.median && e.median <= e.high);
             prop_assert_eq!(e.runs, values.len());
             prop_assert!(e.runs < RUNS_FOR_INTERVAL || e.confidence >= WANTED);
-            // The model: as many values below `low` as above `high`, and one rank further in
-            // would promise less than 95 %.
+            // The model: equal numbers of values below `low` and above `high`. One rank further in would give less than
+            // 95 % confidence.
             let below = values.iter().filter(|v| **v < e.low).count();
             let above = values.iter().filter(|v| **v > e.high).count();
             prop_assert_eq!(below, above);

@@ -370,8 +370,8 @@ pub fn sleep_on(devices: &[WakeFd], time: Duration) {
         tv_sec: time.as_secs() as libc::time_t,
         tv_nsec: libc::c_long::from(time.subsec_nanos()),
     };
-    // SAFETY: the array has as many entries as it is said to have, and the time lives until the call returns. An error
-    // is a sleep that ended early.
+    // SAFETY: the count is the length of the array, and the time lives until the call returns. An error means that the
+    // sleep ended early.
     unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &timeout, ptr::null()) };
 }
 

@@ -167,7 +167,8 @@ pub struct Cell {
     pub source: &'static str,
 }
 
-/// Devices whose rows stand in one table, so that the kernel is beside what it is compared with.
+/// Devices whose rows share a table, so that the kernel's rows are in the table of the rows that they are compared
+/// with.
 const TABLES: [(&str, &[&str]); 5] = [
     ("Simulated device (modelled peer; no kernel)", &["sim"]),
     ("TAP to a kernel peer, beside the kernel over veth", &["tap", "veth"]),

@@ -27,11 +27,11 @@ use victim::{Tally, Victim};
 
 /// Time for the rounds.
 const FULL: Duration = Duration::from_secs(40);
-/// The same with --quick: the scenarios on a virtual clock come on top.
+/// Time for the rounds with --quick, without the scenarios on a virtual clock.
 const QUICK: Duration = Duration::from_secs(8);
 /// Peers with a closed window.
 const SLOW_PEERS: usize = 4000;
-/// New connections beside them, or during a flood.
+/// New connections in addition to the slow peers, or during a flood.
 const CONNECTIONS: usize = 250;
 /// SYNs per millisecond of virtual time.
 const SYNS_PER_MS: u32 = 100;

@@ -286,9 +286,9 @@ impl Outgoing {
 
 /// The payloads of the frames in flight.
 ///
-/// Without copying it is one frame that is sent again and again. With copying it is as many frames
-/// as the window holds, each filled from the user's buffer just before it is sent, so that the
-/// copy's destination is as cold as a send buffer's.
+/// Without copying it is one frame that is sent repeatedly. With copying it has one frame for each segment of the
+/// window. Each frame is filled from the user's buffer just before it is sent, so that the copy's destination is as
+/// cold as a send buffer's.
 struct FrameRing {
     frames: Vec<u8>,
     user: Vec<u8>,
@@ -448,7 +448,7 @@ mod tests {
         assert!(tcb().input(&Segment { ack: 13, ..SEGMENT }).is_err());
     }
 
-    /// A peer in memory: hands over prepared frames, keeps what it is sent.
+    /// A peer in memory: delivers prepared frames and keeps the frames that are sent to it.
     #[derive(Default)]
     struct Script {
         frames: std::collections::VecDeque<Vec<u8>>,

@@ -73,7 +73,7 @@ pub enum Direction {
     Receive,
 }
 
-/// A device of the floor, the kernel peers' namespace behind it, and the ports used so far.
+/// A device of the floor, the namespace of its kernel peers, and the ports used so far.
 pub struct Testbed {
     kind: Kind,
     topology: Topology<Box<dyn FrameDevice>>,

@@ -63,7 +63,7 @@ pub fn measure(gateway: &Instance, flows: usize) -> io::Result<Sample> {
         .with("idle_flows", flows as f64))
 }
 
-/// The child's part: accepts as many connections as `spec` says and keeps them.
+/// The child's part: accepts the number of connections in `spec` and keeps them.
 pub(crate) fn serve(spec: &Value) -> io::Result<()> {
     let flows = spec["flows"].as_u64().unwrap_or(0);
     let listener = TcpListener::bind((HOST_IP, 0))?;

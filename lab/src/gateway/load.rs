@@ -22,7 +22,7 @@ const STREAM_BYTES: usize = 128 << 10;
 const CONNECT: Duration = Duration::from_secs(5);
 /// How long a transaction, or a datagram's way, may take.
 const ANSWER: Duration = Duration::from_secs(2);
-/// How often an end that hears nothing looks whether the run is over.
+/// How often an end that receives nothing checks whether the run is over.
 const LOOK: Duration = Duration::from_millis(50);
 /// Part of a run that is not measured: slow start, and whatever adapts itself.
 const WARM_UP: f64 = 0.3;
@@ -151,9 +151,9 @@ impl Ends<'_> {
     }
 }
 
-/// A connection whose first bytes are sent. They are as many as a cache line: what follows fewer than 16 lies a few
-/// bytes further into its page in the kernel than in the sender, which costs `rep movsb` of some processors ten times
-/// the time.
+/// A connection whose first bytes are sent. They fill a cache line: after fewer than 16 first bytes, the following
+/// bytes have a larger page offset in the kernel than in the sender, by a few bytes. With that `rep movsb` of some
+/// processors takes ten times as long.
 fn connected(to: &SocketAddr) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(to, CONNECT)?;
     stream.write_all(&[0; 64])?;
@@ -420,7 +420,7 @@ fn flood(
     let start = Clocks::now(gateway)?;
     let mut datagrams = 0;
     while start.at.elapsed() < time {
-        // A full queue, and an error of an earlier datagram, are no reason to stop.
+        // A full queue, or an error of an earlier datagram, does not end the run.
         datagrams += u64::from(sender.send(datagram).is_ok());
     }
     let clocks = start.elapsed(gateway)?;

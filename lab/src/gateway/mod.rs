@@ -269,7 +269,8 @@ fn vs_best_peer(
     Some(Ratio::new(name, sentence, terms, over_largest).goals(reach, aim).more_is_better())
 }
 
-/// What is compared with the best of the other gateways: the figure's name, the load, the value and what it is, the goals.
+/// A value that is compared with the best of the other gateways: the figure's name, the load, the value and its
+/// description, the goals.
 type VsBestPeer = (&'static str, &'static str, (&'static str, &'static str), (f64, f64));
 
 const VS_BEST_PEER: &[VsBestPeer] = &[
@@ -289,7 +290,7 @@ const VS_BEST_PEER: &[VsBestPeer] = &[
     ("loopback", "tcp.loopback", (GBPS, "a published port on loopback"), (1.0, 1.1)),
 ];
 
-/// Values of fulmar's own when nothing is transferred: the figure's name, what it is, the value, the goals.
+/// Values of fulmar alone when nothing is transferred: the figure's name, its description, the value, the goals.
 const IDLE_VALUES: &[(&str, &str, &str, (f64, f64))] = &[
     ("gateway.idle.kb", "resident memory after the start", idle::START_KB, (12_000.0, 6_000.0)),
     (
@@ -301,7 +302,7 @@ const IDLE_VALUES: &[(&str, &str, &str, (f64, f64))] = &[
     ("gateway.idle.cpu_pct", "CPU while all flows are idle, percent", idle::CPU_PCT, (0.1, 0.0)),
 ];
 
-/// With 64 streams and with one: the figure's name, the gateway, what it is.
+/// Comparisons of 64 streams with one: the figure's name, the gateway, its description.
 const MANY_STREAMS: &[[&str; 3]] = &[
     ["gateway.64_streams.vs_1", "fulmar", "throughput of 64 streams ÷ of one"],
     [

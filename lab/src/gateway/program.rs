@@ -25,7 +25,7 @@ use crate::{cpu, sys};
 /// The host's address, to which guests connect.
 pub const HOST_IP: Ipv4Addr = Ipv4Addr::new(10, 90, 0, 1);
 const ROUTER_IP: Ipv4Addr = Ipv4Addr::new(10, 90, 0, 2);
-/// The guest's address and its gateway's, by the programs that are told them, as slirp4netns has them.
+/// The guest's address and its gateway's, for the programs whose addresses can be set. They are slirp4netns's defaults.
 const GUEST_IP: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 100);
 const GATEWAY_IP: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 /// The guest of gvisor-tap-vsock, whose network is fixed.
@@ -163,8 +163,8 @@ impl Host {
         add_default_route(&host, "uplink0", ROUTER_IP)?;
         let folder = env::temp_dir().join(format!("fulmar-lab-gateway-{}", std::process::id()));
         fs::create_dir(&folder)?;
-        // Gateways give their capabilities up before they open a namespace, so that those of this process are closed
-        // to them below /proc: they get files, in a mount namespace that ends with this process.
+        // Gateways drop their capabilities before they open a namespace, so they cannot open this process's namespaces
+        // below /proc. They get files instead, in a mount namespace that ends with this process.
         unshare(CloneFlags::CLONE_NEWNS)?;
         let none: Option<&str> = None;
         mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none)?;

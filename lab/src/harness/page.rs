@@ -9,7 +9,7 @@ use serde_json::Value;
 
 const TEMPLATE: &str = include_str!("template.html");
 
-/// The page of a report, or of several that one command made.
+/// The page of one report, or of all reports of a command.
 pub fn html(report: &Value) -> String {
     let first = report.as_array().and_then(|all| all.first()).unwrap_or(report);
     let title = first["title"].as_str().filter(|t| !t.is_empty()).unwrap_or("fulmar-lab");

@@ -75,7 +75,7 @@ pub enum Kind {
     Words,
     /// A number with this many decimals.
     Number(usize),
-    /// The same with its interval beside it.
+    /// A number with this many decimals, and its interval.
     Interval(usize),
 }
 

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 /// How long a client may take to open the data connection that it asked for.
 const ACCEPT_TIME: Duration = Duration::from_secs(60);
-/// Buffers that are posted at once: one is filled while the other is looked at, as in the published
-/// measurements. More are no better, since a device knows two.
+/// Buffers that are posted at once: one is filled while the program reads the other, as in the published measurements.
+/// More buffers do not help, because a device has two ranges per flow.
 const POSTED: usize = 2;
 const TCP: u32 = 6;
 const UDP: u32 = 17;
@@ -31,7 +31,7 @@ const UDP: u32 = 17;
 pub struct Sizes {
     /// Bytes of a message; `None`: as large as the socket buffer.
     pub bytes: Option<usize>,
-    /// Buffers in the ring; 0: as many as the socket buffer needs.
+    /// Buffers in the ring; 0: enough for the socket buffer.
     pub width: usize,
 }
 
@@ -104,7 +104,7 @@ impl Job {
             return Err(refuse(libc::EINVAL));
         }
         let is_rr = sends && receives;
-        // A transaction's sizes are those of its two messages, one each in the ring by default.
+        // A transaction's sizes are the sizes of its two messages, one each in the ring by default.
         let sizes = |message: i32, bytes: u32, width: u32| Sizes {
             bytes: if is_rr { usize::try_from(message).ok() } else { size(bytes) },
             width: if is_rr { width.max(1) } else { width } as usize,

@@ -146,7 +146,7 @@ impl<'a> Pace<'a> {
         }
     }
 
-    /// Something moved that is no unit by itself.
+    /// Bytes moved that are not a whole unit.
     pub fn stir(&mut self) {
         self.quiet = Duration::ZERO;
     }

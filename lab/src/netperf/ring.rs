@@ -10,12 +10,12 @@ use std::path::Path;
 pub const MAX_MESSAGE: usize = 4 << 20;
 /// Bytes of a ring at most; it is made narrower rather than larger, but for its one buffer.
 const MAX_RING: usize = 8 << 20;
-/// Messages are as large as the socket buffer unless the user says otherwise, as with netperf; but
-/// no larger than this, where the buffer is not what the user asked for either.
+/// Limit of the default size of a message. Messages are by default as large as the socket buffer, as netperf's are. The
+/// limit applies if the socket buffer has its default size, too.
 pub const LARGEST_DEFAULT: usize = 128 << 10;
 
-/// Bytes per send or receive where the user says nothing: the socket buffer, as with netperf, but a
-/// buffer of a default size counts at most [`LARGEST_DEFAULT`].
+/// Bytes per send or receive by default: the socket buffer, as for netperf, but at most [`LARGEST_DEFAULT`] if the
+/// buffer has its default size.
 pub fn default_bytes(buffer: usize, is_asked_for: bool) -> usize {
     let most = if is_asked_for { MAX_MESSAGE } else { LARGEST_DEFAULT };
     if buffer == 0 { 4096 } else { buffer.min(most) }

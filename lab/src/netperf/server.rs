@@ -154,7 +154,7 @@ impl Client {
         Ok(())
     }
 
-    /// A CPU that does not exist is no reason to refuse a test.
+    /// A test runs unpinned if the CPU does not exist.
     fn pin(&self, cpu: u32) {
         if cpu != u32::MAX && sys::pin_to(cpu as usize).is_err() {
             (self.rules.say)(&format!("{} asked for CPU {cpu}, which cannot be had", self.peer));
@@ -169,11 +169,11 @@ impl Client {
         control::send(&self.control, &Message::new(kind, errno, &Empty))
     }
 
-    /// Does a step of a test; if it fails the client is told the errno.
+    /// Runs a step of a test; if it fails, the client gets the errno.
     fn step<T>(&self, kind: u32, step: io::Result<T>) -> io::Result<T> {
         step.inspect_err(|e| {
             let errno = e.raw_os_error().and_then(|n| u32::try_from(n).ok());
-            // The reason is being reported already; a client that cannot be told is no second one.
+            // The caller reports this failure already; an error of the report itself is ignored.
             let _ = self.fail(kind, errno.unwrap_or(errno_of(e.kind())));
         })
     }

@@ -17,10 +17,10 @@ use fulmar_gateway::netns::VethEnd;
 
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 72, 5, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 72, 5, 2);
-/// RFC 863; the port is closed, so the far end drops the datagram and answers some of them by ICMP, which
-/// an unconnected socket does not hear of.
+/// RFC 863; the port is closed, so the far end drops the datagrams and answers some of them by ICMP. An unconnected
+/// socket does not get these errors.
 const PORT: u16 = 9;
-/// Calls between two looks at the clock.
+/// Calls between two readings of the clock.
 const BATCH: u64 = 64;
 
 /// How deep a call goes.

@@ -35,7 +35,7 @@ pub fn of(options: &Options) -> io::Result<Box<dyn Load>> {
     })
 }
 
-/// A stack over a simulated device, with so many routes that are not used.
+/// A stack over a simulated device, with `routes` unused routes.
 fn stack(config: SimConfig, routes: u32) -> io::Result<(Stack, SimHandle)> {
     let (device, handle) = fulmar_nic::open(config).map_err(io::Error::other)?;
     let address = Cidr { address: IpAddr::V4(NEAR), prefix_len: 24 };

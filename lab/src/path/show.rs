@@ -1,4 +1,4 @@
-//! The stage table, and the published one beside it.
+//! The stage table, and the published table for comparison.
 
 use fulmar::base::Stage;
 

@@ -1,8 +1,8 @@
-//! The workload of the published profile: a stream sent at a fixed rate, then one received at it.
+//! The workload of the published profile: a stream sent at a fixed rate, then a stream received at the same rate.
 //!
-//! 100 Mbit/s, as the line was then. Packets go one by one (no segmentation offload), as they did, so
-//! that there is per-packet work to see. Both ends are threads of this process, so that one recording
-//! sees them; which threads count is said with each result.
+//! The rate is 100 Mbit/s, as in the publication. Packets are sent one by one (no segmentation offload), as in the
+//! publication, so that the profile shows per-packet work. Both ends are threads of this process, so that one recording
+//! has both; each result names the threads that count.
 
 use std::io::{self, Read, Write};
 use std::net::IpAddr;

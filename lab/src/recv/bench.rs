@@ -301,7 +301,7 @@ fn ways_at(rig: &RefCell<Box<dyn Rig>>, load: Load) -> Vec<Scenario<'_>> {
     methods.map(|method| super::scenario(rig, method, load)).collect()
 }
 
-/// What the kernel does beside it.
+/// The kernel's scenarios, for comparison.
 fn kernel_scenarios<'a>(
     options: &Options,
     testbeds: &'a Testbeds,
@@ -414,8 +414,7 @@ fn tap_ratios() -> [Ratio; 3] {
     ]
 }
 
-/// Two processes, on two CPUs as they would be; beside it what the same is worth on one CPU, and what
-/// it is worth to two ends that have nothing else to do.
+/// Two processes on two CPUs, as in use. For comparison: the same on one CPU, and two ends that do nothing else.
 fn shm_ratios() -> [Ratio; 4] {
     let of = |at| ["loan", "copy"].map(|method| named(method, "shm", SMALL, Use::Touched, at));
     let bare = |at| [Taking::Loan, Taking::Copy].map(|taking| ring::name(taking, at));

@@ -1,4 +1,4 @@
-//! What the kernel does beside it: its own ways of receiving, over veth, loopback and AF_UNIX.
+//! The kernel's own ways of receiving, for comparison: over veth, loopback and AF_UNIX.
 
 use super::{Load, Use, scenario_name};
 use crate::cpu::{self, Placement};

@@ -1,5 +1,5 @@
-//! A device that does less than it could, in front of one that does all: it places nothing, and may
-//! be made to hand over one packet per crossing. For telling apart what each of the two pays.
+//! A wrapper that limits a device: it places nothing, and can be set to hand over one packet per crossing. It separates
+//! the gain of the two features.
 //!
 //! Frames pass unchanged both ways.
 
@@ -17,7 +17,7 @@ pub struct Limited {
 }
 
 impl Limited {
-    /// Puts `inner` behind it; `one_per_crossing`: of each burst, both ways, too.
+    /// Wraps `inner`. `one_per_crossing`: it also splits each burst, in both directions, into single packets.
     pub fn new(inner: Box<dyn Device>, one_per_crossing: bool) -> Limited {
         let caps = Caps { places_on_receive: false, ..*inner.caps() };
         Limited { inner, caps, one_per_crossing, one: Burst::with_capacity(1) }

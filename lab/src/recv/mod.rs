@@ -249,7 +249,7 @@ impl Offloads {
     pub const STOCK: Offloads =
         Offloads { aggregation: false, one_per_crossing: true, placement: false };
 
-    /// Takes off the device what it is not to do.
+    /// Wraps the device so that it lacks the features that are switched off.
     pub(crate) fn limit(self, device: Box<dyn Device>) -> Box<dyn Device> {
         match (self.one_per_crossing, self.placement) {
             (false, true) => device,
@@ -286,7 +286,7 @@ pub trait Rig {
     ) -> io::Result<Transfer>;
 }
 
-/// Reads a connection to its end into one buffer that nobody looks at: this end's account.
+/// Reads a connection to its end into one buffer without touching the bytes. Returns this end's account.
 pub(crate) fn drain(
     stack: &Stack,
     stream: &TcpStream,

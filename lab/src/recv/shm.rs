@@ -1,9 +1,8 @@
 //! Two processes on one host over shared memory: a child sends, this one reads, each with a stack of
 //! its own and no kernel network between.
 //!
-//! The child lives as long as the rig. For each connection it is told in the first bytes of the
-//! stream how it is to send, and it tells afterwards what its end cost. Its account is its whole
-//! process, spinning included.
+//! The child lives as long as the rig. The first bytes of each connection carry its order to send, and afterwards the
+//! child reports the cost of its end. Its account is its whole process, spinning included.
 
 use super::run::{Asking, StopCondition, run};
 use super::{Load, Offloads, Reader, Rig, RigConfig, Target};
@@ -42,7 +41,7 @@ impl Shared {
     }
 }
 
-/// What the child is told in the first bytes of a connection.
+/// The order to the child in the first bytes of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Order {
     write_bytes: u64,
@@ -120,7 +119,7 @@ impl Rig for Shared {
     }
 }
 
-/// The child's side: sends as it is told.
+/// The child's side: sends as ordered.
 pub(crate) fn serve(spec: &Value) -> io::Result<()> {
     serve_each(spec, send)
 }

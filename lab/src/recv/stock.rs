@@ -1,4 +1,4 @@
-//! Receiving as it was done once: the baseline.
+//! Receiving as BSD did it before: the baseline.
 //!
 //! ```text
 //!  device:     [crossing, one packet, input] x 45      for 64 KiB of stream
@@ -6,14 +6,14 @@
 //! ```
 //!
 //! - **No aggregation**: the device hands over packets of MTU size, each in a buffer of its own.
-//! - **One packet per crossing** ([`super::Limited`]): each is fetched, and each ACK sent, with a call
-//!   into the device of its own, as an interrupt handler and `if_output` did.
-//! - **soreceive mbuf by mbuf** ([`Reader`]): `soreceive_generic` drops the socket buffer's lock for
-//!   the copy of each mbuf, and takes it again to free that one and find the next.
-//! - **A general free list**: each packet's buffer comes from the pool's free lists and goes back
-//!   there, none to the ring that it came from.
+//! - **One packet per crossing** ([`super::Limited`]): the device is called once for each packet and once for each ACK,
+//!   as an interrupt handler and `if_output` did.
+//! - **soreceive mbuf by mbuf** ([`Reader`]): `soreceive_generic` drops the socket buffer's lock for the copy of each
+//!   mbuf, and takes it again to free that mbuf and find the next.
+//! - **A general free list**: each packet's buffer comes from the pool's free lists and returns there, not to the ring
+//!   that it came from.
 //!
-//! TCP and IP are fulmar's own, so a comparison with the released path tells these four alone.
+//! TCP and IP are fulmar's own, so a comparison with the released path shows the effect of these four alone.
 //!
 //! Source: FreeBSD 6, uipc_socket.c (`soreceive`), and any driver of that time.
 

@@ -92,11 +92,11 @@ pub struct Published {
     pub setup: &'static str,
     /// What is different here, before any figure.
     pub differs: &'static str,
-    /// The old way (a), the new way (b) and a third that belongs beside them (c).
+    /// The old way (a), the new way (b) and a third way for comparison (c).
     pub methods: [Method; 3],
     /// The pairs of rows, in the published order.
     pub pairs: &'static [Pair],
-    /// The kernel's way beside it: the method of a way's cell.
+    /// The kernel's way for comparison: the method of a way's cell.
     pub kernel: &'static str,
 }
 

@@ -131,10 +131,10 @@ pub struct Measured {
     pub kernel: Option<Vec<Depth>>,
 }
 
-/// Rounds unless it is told otherwise.
+/// Default number of rounds.
 pub const RUNS: usize = 7;
 
-/// Measures `runs` rounds within about `budget`; with as many threads as there are CPUs, up to four.
+/// Measures `runs` rounds within about `budget`, with one thread per CPU, up to four.
 ///
 /// # Errors
 /// No namespaces for the kernel's part; no descriptors.

@@ -78,7 +78,7 @@ pub fn run(time: Duration, stack: Stack) -> io::Result<Vec<Profile>> {
     Ok(found)
 }
 
-/// The published profile and those of today as one table.
+/// The published profile and today's profiles as one table.
 pub fn report(found: &[Profile]) -> Report {
     let columns = [
         label("part", "part"),

@@ -1,5 +1,5 @@
-//! Measures what a published table needs: every pair's old way, new way and fulmar's own, over a
-//! simulated device and over TAP, the kernel's way beside them, and the limit.
+//! Measures what a published table needs: every pair's old way, new way and fulmar's own, over a simulated device and
+//! over TAP, the kernel's way for comparison, and the limit.
 
 use super::{Method, Pair, Published, SystemUnderTest, figure_name, limit_name};
 use crate::cpu::Placement;

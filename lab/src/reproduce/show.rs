@@ -20,7 +20,7 @@ verdict       by the interval's bounds: reproduced within 10 % of the published 
               gain than published; shrunk: a smaller one; gone: none. Rows of the simulated device compare
               a model of hardware with the published machine.";
 
-/// What was published then, what it is here, what became of it, and everything that was measured for it.
+/// The published figures, the figures here, the verdicts, and all measurements for them.
 pub fn report(found: &Reproduction, outcome: Outcome) -> Report {
     let table = found.published;
     let shape = Shape { name: table.name, title: table.title, lead: "", ..transfer::SEND };

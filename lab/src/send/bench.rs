@@ -264,10 +264,10 @@ pub fn run(what: What, options: &Options, isolated: io::Result<()>) -> io::Resul
 const SENDFILE: Shape =
     Shape { name: "sendfile", title: "Ways of sending files", ..transfer::SEND };
 
-/// Runs these scenarios with those of the ratios that they give.
+/// Runs these scenarios with the ratios whose scenarios are among them.
 ///
 /// # Errors
-/// Nothing but limits is there.
+/// No scenario has a method: only limits can be measured.
 pub fn measure(
     scenarios: Vec<Scenario<'_>>,
     ratios: Vec<Ratio>,
@@ -362,7 +362,7 @@ pub fn file_scenario<'a>(
     }))
 }
 
-/// What the kernel does beside it.
+/// The kernel's works, for comparison.
 fn kernel_works<'a>(
     what: What,
     file: Option<&'a BenchFile>,

@@ -5,13 +5,13 @@
 //!  new:   as many pages as the send buffer has room for in one chain, pru_send -> tcp_output once
 //! ```
 //!
-//! The old loop is that of FreeBSD 4 to 6: each turn takes one page (less at the ends of the range),
-//! obtains one mbuf for it, brings its bytes synchronously, looks at the socket *after* that, waits
-//! while there is no room for it, and sends that one mbuf with flags 0. (The original waited while
-//! less than the low-water mark of 2048 bytes was free, and then overfilled its buffer by up to half a
-//! page, which this send buffer does not allow.) TCP so sees two full segments and a rest at a time. Where the original
-//! mapped the page and referred to it, the bytes come here from the same source as those of the new way, by `pread`
-//! into the mbuf (one system call and one copy per page), so that the comparison tells the loops apart.
+//! The old loop is the loop of FreeBSD 4 to 6. Each iteration takes one page (less at the ends of the range), allocates
+//! one mbuf for it and reads its bytes synchronously. *After* that it checks the socket, waits for space, and sends the
+//! one mbuf with flags 0. (The original waited while less than the low-water mark of 2048 bytes was free, and then
+//! overfilled its buffer by up to half a page, which this send buffer does not allow.) So TCP sees two full segments
+//! and a rest at a time. The original mapped the page and referred to it. Here the bytes come from the same source as
+//! in the new way, by `pread` into the mbuf (one system call and one copy per page), so that the comparison shows the
+//! difference of the loops.
 //!
 //! Source: FreeBSD 6, uipc_syscalls.c (`do_sendfile`).
 

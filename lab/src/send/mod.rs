@@ -1,15 +1,13 @@
-//! The ways of sending: as it was done once, as it was published, as fulmar does it, and as the
-//! kernel does it.
+//! The ways of sending: the old way, the published way, fulmar's way and the kernel's way.
 //!
-//! A [`Method`] is one way to hand bytes to a connection; the old ones ([`sosend`]) are built from
-//! the public pieces of the stack alone (`SendCalls::append`, `SendCalls::space`, the pool), so
-//! that everything below them (TCP, IP, device) is the same for all, and what differs is the way.
-//! A [`Rig`] is where a connection is made: over which device, to whom, with or without
-//! super-segments. [`scenario`] makes of both a [`Scenario`] of a bench.
+//! A [`Method`] is one way to hand bytes to a connection; the old ways ([`sosend`]) use only public functions of the
+//! stack (`SendCalls::append`, `SendCalls::space`, the pool). So everything below them (TCP, IP, device) is the same
+//! for all, and only the way differs. A [`Rig`] makes the connections: over one device, to one peer, with or without
+//! super-segments. [`scenario`] combines both into a [`Scenario`] of a bench.
 //!
-//! Two accounts of every run: the CPU of the sending *thread* (what `time` shows) and of the whole
-//! *process*; the machine's is beside them. Hardware that is simulated inside the sender's calls is
-//! taken off and shown apart.
+//! Every run has two accounts: the CPU of the sending *thread* (as `time` shows it) and of the whole *process*; the
+//! machine's CPU is a third figure. The cost of hardware that is simulated inside the sender's calls is subtracted and
+//! shown separately.
 
 pub mod account;
 pub mod bench;

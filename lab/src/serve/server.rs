@@ -14,7 +14,7 @@ pub const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nServer: hello\r\nContent-Type: 
 Content-Length: 14\r\nConnection: keep-alive\r\n\r\nHello, world!\n";
 /// The token of the listener; connections count from 0.
 const LISTENER: usize = usize::MAX;
-/// Events of one wait at most, as many as a poll set returns.
+/// Most events of one wait, the limit of a poll set.
 const EVENTS: usize = 1024;
 /// Bytes of requests read at a time.
 const READ_BYTES: usize = 4096;
@@ -32,10 +32,10 @@ pub trait Sockets {
     /// WouldBlock if there is none.
     fn accept(&self, token: usize) -> io::Result<Self::Stream>;
 
-    /// Replaces `tokens` by those of the sockets that are readable; none: the time is over.
+    /// Replaces `tokens` by the tokens of the readable sockets; empty after a time-out.
     ///
     /// # Errors
-    /// Those of the stack's wait.
+    /// The errors of the stack's wait.
     fn wait(&mut self, tokens: &mut Vec<usize>, timeout: Duration) -> io::Result<()>;
 }
 

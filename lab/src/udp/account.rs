@@ -48,7 +48,7 @@ pub(super) fn of_calls(
     })
 }
 
-/// A stack that keeps an account, with its sockets; on the simulated device also what it is a shard of.
+/// A stack that keeps an account, with its sockets; on the simulated device also its shards.
 fn opened(device: Device) -> io::Result<(Option<Shards>, Ours)> {
     let _keeping = Keeping::new();
     if device == Device::Tap {

@@ -67,14 +67,14 @@ impl Direction {
     }
 }
 
-/// A device with what a stack has beside it, and the kernel's end.
+/// A device with the pool, burst and counters that a stack would have, and the kernel's end.
 pub struct Rig {
     device: Box<dyn Device>,
     pool: Pool,
     burst: Burst,
     counters: Counters,
     now: Instant,
-    /// Its datagrams arrive at the device.
+    /// The sender whose datagrams arrive at the device.
     feed: Feed,
     /// Takes every datagram of the flow that the device sends; `None`: frames of any kind.
     receiver: Option<(UdpSocket, Batch)>,
@@ -230,7 +230,7 @@ impl Rig {
         Err(io::Error::other(format!("{came} of {expected} datagrams came to the kernel's socket")))
     }
 
-    /// One timed section of receiving. Of a flow the kernel's sender joins those of a burst.
+    /// One timed section of receiving. For a flow, the kernel's sender joins the datagrams of a burst.
     fn receive(&mut self, burst: usize, cost: &mut Cost) -> io::Result<()> {
         self.feed.join(if self.receiver.is_some() { burst } else { 1 })?;
         let fed = self.feed.send()?;

@@ -19,7 +19,7 @@ use crate::{cpu, sys, topology};
 use fulmar_gateway::netns::Netns;
 use fulmar_gateway::netns::VethEnd;
 
-/// Datagrams of a timed section: as many as the receiver's queue is sure to hold.
+/// Datagrams of a timed section, which always fit the receiver's queue.
 const SECTION: usize = 256;
 /// Datagrams of a timed section where no reader has to empty a queue.
 const LONG_SECTION: usize = 4096;
@@ -339,7 +339,7 @@ fn runs(bytes: usize) -> usize {
 pub struct Kernel {
     connected: UdpSocket,
     open: UdpSocket,
-    /// Cuts what it is given.
+    /// Segments its payloads (UDP_SEGMENT).
     segmenting: UdpSocket,
     segment_bytes: usize,
     receiver: Receiver,

@@ -1,18 +1,17 @@
-//! `bench wake`: what waiting costs, and what it adds.
+//! `bench wake`: the cost of waiting, and the latency that it adds.
 //!
-//! Four things are measured, each in three modes of waiting ([`Mode`]) and beside the kernel:
+//! The bench measures four things, each in three modes of waiting ([`Mode`]) and for the kernel:
 //!
 //! - **request and reply** over each device: latency and CPU per transaction of both ends;
-//! - **a flood** of datagrams of MTU size: frames per wake-up, and what holding adds to the latency;
-//! - **a sweep** of loads from one packet per second to as many as go; on a simulated card
-//!   also with its coalescing registers set by hand;
+//! - **a flood** of datagrams of MTU size: frames per wake-up, and the latency that holding adds;
+//! - **a sweep** of loads from one packet per second to the full rate; on a simulated card also with its coalescing
+//!   registers set by hand;
 //! - **completions** of sent frames on the simulated device, taken back one by one and lazily; and an
 //!   **idle** stack with many connections.
 //!
-//! A wake-up is the end of a sleep of the thread that waits (of the kernel's: a voluntary context
-//! switch). Latency is the sender's clock to the receiver's, or there and back. What holding adds is
-//! looked for in stretches of 10 ms, since of all latencies together a hundredth may be the host's
-//! (`wake/tally.rs`).
+//! A wake-up is the end of a sleep of the thread that waits (for the kernel: a voluntary context switch). Latency is
+//! one-way, from the sender's clock to the receiver's, or a round trip. The latency that holding adds is measured in
+//! stretches of 10 ms, because the host may cause a hundredth of all latencies together (`wake/tally.rs`).
 
 mod idle;
 mod measures;
@@ -38,18 +37,18 @@ pub use sim::REGISTERS;
 
 /// Time for everything.
 const FULL: Duration = Duration::from_secs(240);
-/// The same with --quick: with the idle stack and a first round, what users wait for stays under a minute.
+/// Time with --quick: with the idle stack and a first round, users wait for less than a minute.
 const QUICK: Duration = Duration::from_secs(12);
-/// Datagrams per second, 0 for as many as go.
+/// Datagrams per second; 0: the full rate.
 const RATES: [u64; 8] = [1, 100, 1_000, 10_000, 50_000, 100_000, 200_000, 0];
 const QUICK_RATES: [u64; 3] = [1_000, 100_000, 0];
-/// The shortest run in which stretches of 10 ms say something.
+/// The shortest run in which stretches of 10 ms are meaningful.
 const SLICE: Duration = Duration::from_millis(120);
-/// The least and the most time of looking at the idle stack; in less the few ticks that it takes say nothing.
+/// The shortest and the longest measurement of the idle stack. A shorter one has too few ticks to be meaningful.
 const IDLE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
-/// A stack has as many ports of its own for connections to one listener.
+/// Limit of the local ports that a stack has for connections to one listener.
 const MOST_CONNECTIONS: usize = 16_000;
-/// More than goes over any device here.
+/// A rate above every device's here.
 const MOST_PPS: u64 = 10_000_000;
 /// Datagrams per second of the flood: more than half of what one CPU of these machines sends.
 const FLOOD_PPS: u64 = 300_000;
@@ -57,7 +56,7 @@ const FLOOD_PPS: u64 = 300_000;
 const MTU_PAYLOAD: usize = 1472;
 /// Datagrams of the sweep.
 const SWEEP_BYTES: usize = 64;
-/// Rates so low that one run of them takes seconds: once is enough.
+/// The highest slow rate: a run at a slow rate takes seconds, so each is run once.
 const SLOW_PPS: u64 = 10;
 
 /// What waiting costs and adds: wake-ups, CPU and latency, moderated or not, beside the kernel
@@ -177,7 +176,7 @@ pub enum Device {
     Packet,
     /// Shared memory, another process with fulmar.
     Shm,
-    /// A simulated card with hardware on a thread of its own, and a modelled sender behind it.
+    /// A simulated card with hardware on a thread of its own, and a modelled sender as its peer.
     Sim,
     /// The kernel at both ends, over veth.
     Veth,

@@ -1,9 +1,9 @@
-//! The four programs of the bench, each over a datagram socket of the kernel's or of fulmar's: one
-//! that asks and waits, one that answers, one that sends at a rate, one that takes.
+//! The four programs of the bench, each over a datagram socket of the kernel's or of fulmar's: one sends requests and
+//! waits, one replies, one sends at a rate, one receives.
 //!
-//! A datagram begins with a byte that says what it is, and at byte 8 the time at which it was sent,
-//! in nanoseconds of the clock that all processes of a machine share. Warming up is not measured: the
-//! answering and the taking end begin with the first datagram that says so, and end with the last.
+//! A datagram begins with a byte for its type. At byte 8 it has the time at which it was sent, in nanoseconds of the
+//! clock that all processes of a machine share. Warming up is not measured: the replying and the receiving end measure
+//! from the first to the last datagram of the measured type.
 
 use std::io;
 use std::net::SocketAddr;
@@ -347,7 +347,7 @@ fn take(socket: &Socket, answers: bool) -> io::Result<Account> {
 /// What a sender sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
-    /// Datagrams per second; 0: as many as go.
+    /// Datagrams per second; 0: the full rate.
     pub pps: u64,
     /// Bytes of each.
     pub bytes: usize,

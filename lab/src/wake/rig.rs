@@ -262,7 +262,7 @@ fn meet(name: &str, mode: Mode, address: IpAddr) -> io::Result<Stack> {
     Ok(stack)
 }
 
-/// A child's part: waits if it is told no address, else asks or sends; prints its account.
+/// A child's part: waits if it gets no address, else sends requests or a flow; prints its account.
 pub(crate) fn serve(spec: &Value) -> io::Result<()> {
     if let Some(cpu) = spec["cpu"].as_u64() {
         cpu::pin_to(cpu as usize)?;

@@ -1,5 +1,5 @@
-//! What taking back sent frames costs on the simulated device: one by one as they complete, or
-//! lazily, many at a time; from few frames to as many as go.
+//! The cost of reaping sent frames on the simulated device: one by one as they complete, or lazily, many at a time; at
+//! rates from few frames to the full rate.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -14,9 +14,9 @@ use crate::on_pinned_thread;
 use crate::stream::build;
 use crate::sys;
 
-/// What the modelled peer does with it does not matter: it counts.
+/// The modelled peer's port does not matter: the peer counts the datagrams.
 const FAR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 72, 6, 2)), 9);
-/// Frames per second, 0 for as many as go.
+/// Frames per second; 0: the full rate.
 const LOADS: [u64; 3] = [1_000, 20_000, 0];
 /// A UDP payload that fills an MTU of 1500.
 const PAYLOAD: usize = 1472;

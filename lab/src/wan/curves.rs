@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::conn::Progress;
 
-/// Points of a curve: as many as the width of a page shows.
+/// Points of a curve: the number that the width of a page can show.
 pub(super) const POINTS: u32 = 120;
 
 /// The interval between two samples of a connection that lasts `time`.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-/// A path: its name, what `--faults` would be told, and the feedback that a Linux end asks for.
+/// A path: its name, its value for `--faults`, and the ECN feedback that a Linux end requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PathOf {
     pub name: &'static str,

@@ -1,8 +1,8 @@
-//! The path between the ends of `bench wan`: a thread that moves frames from one device to another through
-//! [`Path`]s, the same for whoever is at an end.
+//! The path between the ends of `bench wan`: a thread that moves frames from one device to another through [`Path`]s,
+//! the same for every kind of end.
 //!
-//! Frames other than IP pass at once: a lost ARP question would say something about ARP. A frame goes to the device of
-//! the other side from which its destination was last heard, or to each of them.
+//! Frames other than IP pass at once: a lost ARP request would measure ARP. A frame goes to the device of the other
+//! side that last sent from its destination's address, or to all of them.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,16 +18,16 @@ use crate::sys;
 
 const BURST_FRAMES: usize = 64;
 const POOL_BYTES: usize = 512 << 20;
-/// Frames on their way in one direction at the most.
+/// Most frames in flight in one direction.
 const CAPACITY: usize = 1 << 17;
-/// The longest sleep: how soon a wire ends that is told to.
+/// The longest sleep, which bounds the time until a wire stops when asked to.
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
-/// A time at which everything is due.
+/// A time at which every frame is due.
 const FOREVER: Instant = Instant::from_nanos(u64::MAX);
 /// Shorter waits are spent polling: a sleep takes about as long.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(60);
 
-/// An end of the wire: a device, and the hardware address heard from it.
+/// An end of the wire: a device, and the hardware address that it last sent from.
 struct Port {
     device: Box<dyn Device>,
     heard: [u8; 6],

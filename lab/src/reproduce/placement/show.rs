@@ -17,7 +17,7 @@ receiver      CPU of the receiver's process; on the simulated device that is the
 both ends     on one machine the sender's is added, with what the kernel does for both inside of it.
 verdict       by the interval's bounds: reproduced within 10 % of the published ratio.";
 
-/// What was published then, what it is here, what became of it, and everything that was measured for it.
+/// The published figures, the figures here, the verdicts, and all measurements for them.
 pub fn report(found: &Reproduction, outcome: Outcome) -> Report {
     let shape = Shape { name: NAME, title: TITLE, lead: "", ..transfer::RECV };
     let bench = Report::of(&shape, outcome);
@@ -54,7 +54,8 @@ const COLUMNS: [Column; 13] = [
     number("placed_hardware_ns_per_kb", "placed, hardware\nns/KB", 1, ""),
 ];
 
-/// Percent of one CPU at 40 Gbit/s, and the cost per KB behind it: the published rows first among their own.
+/// Percent of one CPU at 40 Gbit/s, and the cost per KB that it follows from. The published row comes first in each
+/// group.
 fn percents(found: &Reproduction) -> Table {
     let of_line = |at: usize| {
         let line = &LINES[at];
