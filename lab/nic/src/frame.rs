@@ -19,7 +19,7 @@ pub enum Rest {
     Bytes(Vec<u8>),
     /// Bytes of [`super::pattern`]: their offset and their number.
     Pattern(u64, usize),
-    /// So many bytes, whatever they are: the buffer keeps what it has.
+    /// This number of arbitrary bytes: the buffer keeps its contents.
     Untouched(usize),
 }
 
