@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ip_packet_is_dropped_with_a_reason() {
+    fn a_frame_that_is_not_an_ip_packet_is_dropped_with_a_reason() {
         let mut pool = pool();
         let mut reason = |bytes: &[u8]| {
             let received = chain(bytes, &mut pool);

@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_receive_share_is_scarce_replies_have_a_fair_part_of_it() {
+    fn replies_have_a_fair_part_of_a_scarce_receive_share() {
         let mut pool = Pool::new(PoolConfig::with_budget(2 << 20)).unwrap();
         let limit = pool.share_of(Purpose::Receive).limit;
         let others = pool.alloc_chain(limit / 4 * 3, 0, Purpose::Receive).unwrap();

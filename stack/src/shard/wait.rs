@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn no_hold_while_the_device_has_more() {
+    fn a_wait_does_not_hold_while_the_device_has_more_frames() {
         let mut flood = Flood::new();
         flood.now = flood.until_held();
         // More than one step takes, by frames or by bytes.

@@ -303,7 +303,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_fires_what_a_sorted_list_fires(start in 0u64..1 << 30, ops in prop::collection::vec(op(), 1..120)) {
+        fn the_wheel_fires_the_timers_that_a_sorted_list_fires(start in 0u64..1 << 30, ops in prop::collection::vec(op(), 1..120)) {
             let mut now = start;
             let mut w = Wheel::new(ms(now));
             let mut model: BTreeMap<u32, (u64, TimerId)> = BTreeMap::new();

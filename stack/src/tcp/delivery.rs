@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_after_a_pause_of_the_application_is_marked_until_it_is_delivered() {
+    fn bytes_sent_after_an_application_pause_are_marked_until_they_are_delivered() {
         let mut d = Sampler::new();
         d.sent(1000, 1000, 1000, at(0), Duration::ZERO);
         d.mark_app_limited(1000);

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_within_a_stream_is_recognised() {
+    fn predicted_headers_match_segments_of_the_same_stream() {
         for (is_v4, l4, free) in [(true, 34, [18, 19, 24, 25]), (false, 54, [60, 61, 62, 63])] {
             let known = PredictedHeaders::of(&frame(is_v4, 100)).expect("a stream's");
             assert_eq!(known.is_v4(), is_v4);

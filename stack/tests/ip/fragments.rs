@@ -297,7 +297,7 @@ fn a_missing_fragment_causes_time_exceeded_if_the_first_arrived() {
 }
 
 #[test]
-fn nothing_is_sent_about_fragments_of_icmp_errors() {
+fn fragments_of_icmp_errors_get_no_error() {
     // Port unreachable, and an echo request.
     for (pair, protocol, kinds) in [(V4, protocol::ICMP, [3, 8]), (V6, protocol::ICMPV6, [1, 128])]
     {

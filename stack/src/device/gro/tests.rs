@@ -129,7 +129,7 @@ fn segments_that_follow_each_other_become_one_with_sound_headers() {
 }
 
 #[test]
-fn what_is_joined_needs_no_sum_and_what_is_not_sound_is_passed_on_as_it_is() {
+fn coalesced_frames_need_no_checksum_and_invalid_frames_pass_unchanged() {
     let mut pool = pool();
     let mut wishes = train(2, 6, 1000);
     wishes[3].spoiled = true;

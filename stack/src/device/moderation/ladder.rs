@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn it_climbs_while_that_saves_wait_cpu_and_stays_at_the_top() {
+    fn the_ladder_climbs_while_a_step_saves_wait_cpu_and_stays_at_the_top() {
         let mut l = Ladder::default();
         let saves = |step| rates(1e9, 1.0 / (step + 1) as f64);
         windows(&mut l, TOP * ATTEMPT as usize, saves);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_down_where_a_lower_step_costs_no_more() {
+    fn the_ladder_descends_if_a_lower_step_does_not_cost_more() {
         let mut l = Ladder::default();
         windows(&mut l, 100, |step| rates(1e9, 1.0 / (step + 1) as f64));
         windows(&mut l, 1_000, |_| rates(1e9, 0.2));
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_down_where_holds_have_begun_to_cost_bytes() {
+    fn the_ladder_descends_if_holds_have_begun_to_cost_bytes() {
         let mut l = Ladder::default();
         windows(&mut l, 100, |step| rates(1e9, 1.0 / (step + 1) as f64));
         windows(&mut l, 200, |step| rates(1e9 / (step + 1) as f64, 0.2));
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_by_itself_meanwhile_is_no_reason_to_climb() {
+    fn an_independent_change_does_not_make_the_ladder_climb() {
         let mut l = Ladder::default();
         let mut bytes = 1e9;
         let at = windows(&mut l, 300, |_| {
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn no_hold_is_tried_where_waiting_costs_next_to_nothing() {
+    fn a_hold_is_not_tried_if_waiting_costs_almost_nothing() {
         let mut l = Ladder::default();
         let at = windows(&mut l, 1_000, |_| rates(1e9, 0.9 * WORTH_SAVING));
         assert_eq!(at[0], 1_000);

@@ -66,7 +66,7 @@ fn cut(pool: &mut Pool, joined: &Joined, packets: &[Packet]) -> Vec<Vec<u8>> {
 
 proptest! {
     #[test]
-    fn what_is_cut_again_is_what_was_joined(
+    fn segmenting_restores_the_joined_datagrams(
         v6: bool, sizes in proptest::collection::vec((1usize..4, 0u16..2), 0..90), unit in 1usize..1000,
         first: u16, in_a_row: bool,
     ) {
@@ -189,7 +189,7 @@ fn bounds_of_the_device_are_kept() {
 }
 
 #[test]
-fn what_comes_before_a_run_is_counted() {
+fn frames_before_a_run_are_counted() {
     let mut pool = pool();
     let mut packets: Vec<Packet> =
         [1, 2, 1, 2, 2].map(|port| datagram(&mut pool, false, port, 0, &[1; 22])).into();

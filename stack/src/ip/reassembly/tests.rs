@@ -182,7 +182,7 @@ fn an_overlap_discards_the_datagram_and_its_later_fragments() {
 }
 
 #[test]
-fn of_an_exact_duplicate_only_the_duplicate_is_dropped() {
+fn an_exact_duplicate_alone_is_dropped() {
     let whole = pattern(48);
     let mut rig = Rig::new(1 << 20);
     rig.insert(key(2, 1), &whole, 0, 16, false).unwrap();

@@ -170,7 +170,7 @@ fn check(board: &Scoreboard, model: &mut Model) {
 
 proptest! {
     #[test]
-    fn it_agrees_with_a_record_per_byte(ops in proptest::collection::vec(op(), 1..80)) {
+    fn the_scoreboard_agrees_with_a_record_per_byte(ops in proptest::collection::vec(op(), 1..80)) {
         let (mut board, mut model, mut now) = (Scoreboard::new(), Model::default(), 0);
         for op in &ops {
             apply(&mut board, &mut model, &mut now, op);

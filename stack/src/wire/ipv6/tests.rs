@@ -98,7 +98,7 @@ fn extension_headers_are_accepted_in_any_order() {
 }
 
 #[test]
-fn no_next_header_ends_the_walk() {
+fn the_next_header_59_ends_the_walk() {
     let end = walk_from(protocol::DESTINATION_OPTIONS, &padding(protocol::NO_NEXT_HEADER));
     assert_eq!(end, Ok(upper(protocol::NO_NEXT_HEADER, 48, 40)));
 }

@@ -512,7 +512,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 proptest! {
     #[test]
-    fn no_order_of_events_and_no_number_breaks_it(events in prop::collection::vec(event(), 1..200)) {
+    fn the_controller_withstands_every_order_of_events_and_every_number(events in prop::collection::vec(event(), 1..200)) {
         let mut p = Path::new();
         for e in events {
             match e {
