@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_dead_processes_left_goes_when_the_next_socket_is_opened() {
+    fn files_of_dead_processes_are_removed_when_the_next_socket_is_opened() {
         let control = Control::open(|| Some("{}".to_owned())).unwrap();
         // No process has number 0.
         let dead = control.path().with_file_name(format!("0-{}.sock", std::process::id()));
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_says_nothing_is_given_up_at_the_deadline() {
+    fn a_silent_client_is_dropped_at_the_deadline() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let error = read_document(ours, Instant::now(), 1).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

@@ -217,7 +217,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics_and_no_rate_leaves_the_unit_interval(text in "[a-z]{0,8}=?[-0-9.%a-z,=]{0,40}") {
+        fn arbitrary_text_parses_without_a_panic_to_rates_of_the_unit_interval(text in "[a-z]{0,8}=?[-0-9.%a-z,=]{0,40}") {
             if let Ok(s) = text.parse::<FaultSpec>() {
                 for rate in [s.path.loss, s.path.reorder, s.path.duplicate, s.path.corrupt] {
                     prop_assert!((0.0..=1.0).contains(&rate));

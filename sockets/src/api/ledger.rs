@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_moved_before_is_not_in_the_account_since_then() {
+    fn bytes_moved_before_the_account_are_not_in_it() {
         let before = Account { packets: 3, bytes: 100, ..Account::default() };
         let now = Account { packets: 10, bytes: 450, allocs: 4, ..Account::default() };
         let since = now.since(&before);

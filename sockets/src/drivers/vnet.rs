@@ -201,7 +201,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_understood_lies_inside_the_frame(
+        fn parsed_headers_are_inside_the_frame(
             header: [u8; 12], front in proptest::collection::vec(any::<u8>(), 0..256), more in 0usize..70_000,
         ) {
             let frame_bytes = front.len() + more;

@@ -35,7 +35,7 @@ fn a_stack_lives_as_long_as_its_sockets() {
 }
 
 #[test]
-fn everything_accepted_is_delivered_over_a_slow_device_too() {
+fn all_accepted_bytes_are_delivered_over_a_slow_device() {
     within(|| {
         let (p, q) = Pipe::pair();
         let a = stack(1, Box::new(p), |s| s);
@@ -106,7 +106,7 @@ fn a_stack_that_is_closed_tells_whether_everything_was_delivered_and_its_end_wai
 }
 
 #[test]
-fn who_waits_for_a_socket_is_told_when_its_stack_is_closed() {
+fn a_call_that_waits_for_a_socket_fails_when_its_stack_is_closed() {
     within(|| {
         let (a, _b) = stacks();
         let listener = TcpListener::bind(&a, (A, 80)).unwrap();

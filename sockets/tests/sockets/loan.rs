@@ -150,7 +150,7 @@ fn loans_that_are_kept_close_the_window_until_they_are_let_go() {
 }
 
 #[test]
-fn nothing_to_lend_is_told_as_by_read() {
+fn a_loan_without_bytes_returns_the_result_of_a_read() {
     within(|| {
         let (a, b) = stacks();
         let (c, s) = connection(&a, &b, 80);

@@ -245,7 +245,7 @@ fn is_readable(fd: i32) -> bool {
 }
 
 #[test]
-fn whoever_sleeps_on_the_descriptor_of_a_poll_set_is_woken() {
+fn a_thread_that_sleeps_on_the_descriptor_of_a_poll_set_is_woken() {
     within(|| {
         let (a, b, bug) = stacks(linked(), ModerationConfig::ADAPTIVE);
         let udp = UdpSocket::bind(&a, (A, 53)).unwrap();

@@ -405,7 +405,7 @@ fn turn(a: &Stack, b: &Stack) -> (TcpStream, TcpStream, PollSet) {
 }
 
 #[test]
-fn what_a_turn_sends_leaves_although_no_wait_follows() {
+fn frames_of_a_turn_leave_although_no_wait_follows() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, mut s, _set) = turn(&a, &b);
@@ -419,7 +419,7 @@ fn what_a_turn_sends_leaves_although_no_wait_follows() {
 }
 
 #[test]
-fn what_a_turn_sends_leaves_with_the_call_of_another_thread() {
+fn frames_of_a_turn_leave_with_the_call_of_another_thread() {
     within(|| {
         let (a, b) = stacks();
         let bursts = |b: &Stack| b.stat().unwrap().count(Counter::TxBursts);

@@ -115,7 +115,7 @@ fn a_ring_that_cannot_wait_says_so_and_what_it_has_goes_back_into_the_stream() {
 }
 
 #[test]
-fn what_came_before_is_in_the_buffer_first_and_a_read_goes_on_behind_it() {
+fn earlier_bytes_fill_the_buffer_first_and_a_read_continues_after_it() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, mut s) = connected(&a, &b);

@@ -201,7 +201,7 @@ fn room_that_is_dropped_is_given_back_and_sends_nothing() {
 }
 
 #[test]
-fn who_holds_room_holds_up_other_writers_but_not_itself_for_ever() {
+fn a_held_reservation_delays_other_writers_and_refuses_its_own() {
     within(|| {
         let (a, b) = stacks();
         let (c, mut s) = connection(&a, &b, 80);

@@ -202,7 +202,7 @@ fn a_connection_or_a_stack_that_goes_lets_the_memory_go() {
 }
 
 #[test]
-fn nothing_is_sent_of_nothing_and_it_is_done_at_once() {
+fn an_empty_owned_send_completes_at_once() {
     within(|| {
         let (a, b) = stacks();
         let (c, _s) = connection(&a, &b, 80);

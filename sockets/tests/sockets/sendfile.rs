@@ -127,7 +127,7 @@ fn holes_are_sent_as_zeroes() {
 }
 
 #[test]
-fn what_is_no_file_is_refused_with_a_reason() {
+fn a_descriptor_that_is_not_a_file_is_refused_with_a_reason() {
     let ((), got) = received(|c| {
         let refusal = |f: &File| {
             let e = c.send_file(f, .., &[IoSlice::new(b"header")], &[]).unwrap_err();
@@ -152,7 +152,7 @@ fn what_is_no_file_is_refused_with_a_reason() {
 }
 
 #[test]
-fn what_has_no_size_is_read_to_its_end() {
+fn a_file_without_a_size_is_read_to_its_end() {
     let expected = std::fs::read("/proc/filesystems").unwrap();
     let (sent, got) = received(|c| {
         let f = File::open("/proc/filesystems").unwrap();
@@ -340,7 +340,7 @@ fn a_nonblocking_call_tells_its_progress_and_never_waits() {
 }
 
 #[test]
-fn what_is_written_behind_a_piece_that_is_not_read_yet_comes_after_it() {
+fn bytes_written_after_a_piece_that_is_not_read_yet_follow_it() {
     within(|| {
         let (a, b) = stacks();
         let (c, s) = connection(&a, &b, 80);

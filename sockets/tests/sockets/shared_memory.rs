@@ -226,7 +226,7 @@ fn a_loan_of_shared_memory_stays_as_it_was_first_seen() {
 }
 
 #[test]
-fn what_a_read_returned_stays_and_buffers_go_back_to_the_peer() {
+fn bytes_of_a_read_stay_valid_and_buffers_return_to_the_peer() {
     within(|| {
         let (stack, mut liar) = victim("read");
         let udp = UdpSocket::bind(&stack, (A, 53)).unwrap();

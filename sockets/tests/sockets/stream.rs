@@ -327,7 +327,7 @@ fn a_peek_does_not_take() {
 }
 
 #[test]
-fn nothing_is_read_into_nothing_and_nothing_is_written_of_nothing() {
+fn empty_reads_and_writes_transfer_nothing() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, mut s) = connection(&a, &b, 80);
@@ -374,7 +374,7 @@ fn thousands_of_slices_are_one_write_and_one_read() {
 }
 
 #[test]
-fn what_came_before_a_reset_can_be_read() {
+fn bytes_that_came_before_a_reset_can_be_read() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, mut s) = connection(&a, &b, 80);

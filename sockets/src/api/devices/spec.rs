@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_is_refused_with_what_would_be_one() {
+    fn an_invalid_device_is_refused_with_the_valid_forms() {
         let long = "tap:sixteen-letters-";
         for text in [
             "", "shm", "shm:", "tap", "tap:", "tun", "tun:", "tap:a/b", "tap:..", "a b", "a\0b",

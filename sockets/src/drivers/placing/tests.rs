@@ -222,7 +222,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     /// The model: a device that never places anything hands up the frame as it came.
     #[test]
-    fn what_comes_out_is_what_came_in_and_rooms_have_bytes_of_their_flow_only(
+    fn every_byte_arrives_and_posted_ranges_have_bytes_of_their_flow_only(
         is_predicting in any::<bool>(),
         ops in proptest::collection::vec(op(), 1..80),
     ) {
@@ -405,7 +405,7 @@ fn a_pool_without_large_buffers_still_places() {
 }
 
 #[test]
-fn one_more_room_comes_behind_the_last_and_is_refused_where_there_is_none_or_two() {
+fn a_further_range_follows_the_last_and_is_refused_for_a_flow_with_no_range_or_two() {
     let mut rig = Rig::new(true);
     let one_more = |rig: &mut Rig, bytes: usize| {
         let mut hold = RecvBuf::with_capacity(bytes).post();

@@ -282,7 +282,7 @@ fn a_sleeper_is_woken_once_by_frames_and_by_space_only_if_it_wants_space() {
 }
 
 #[test]
-fn what_was_sent_before_the_end_is_received_before_it_is_told() {
+fn frames_sent_before_the_end_are_received_before_the_error() {
     let (mut a, mut b) = Host::pair();
     assert!(a.send(&pattern(1, 100)) && a.send(&datagram(2, 9000)));
     drop(a);

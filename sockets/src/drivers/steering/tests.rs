@@ -167,7 +167,7 @@ proptest! {
 }
 
 #[test]
-fn what_has_no_ports_goes_to_the_first_queue() {
+fn packets_without_ports_go_to_the_first_queue() {
     let (a, b) = ("10.0.0.1:0".parse().unwrap(), "10.0.0.2:0".parse().unwrap());
     let p = program(7, &OwnerKey::new([1 << 40; OwnerKey::WORDS]));
     assert_eq!(run(&p, &frame(a, b, protocol::ICMP, 0)), 0);

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_tun_device_is_as_good_as_none() {
+    fn a_file_that_is_not_a_tun_device_counts_as_absent() {
         for path in ["/dev/null", "/dev/zero", "/dev", "/dev/null/tun", "/dev/missing"] {
             let e = open_clone_device_at(path).expect_err("refused");
             assert!(e.is_without_node(), "{e}");

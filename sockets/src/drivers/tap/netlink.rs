@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says_of_a_tap_is_understood() {
+    fn the_kernels_answer_about_a_tap_is_parsed() {
         let several: [(u16, &[u8]); 4] =
             [(3, &[2]), (7, &[1]), (8, &3u32.to_ne_bytes()), (9, &1u32.to_ne_bytes())];
         let tap = |tun: &[(u16, &[u8])]| parse(&answer(tun));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_is_too_short_or_too_wrong() {
+    fn short_and_malformed_answers_do_not_panic() {
         let whole = answer(&[(3, &[2]), (7, &[1])]);
         for n in 0..whole.len() {
             let _ = parse(&whole[..n]);

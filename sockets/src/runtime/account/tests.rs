@@ -31,7 +31,7 @@ fn a_thread_that_takes_part_in_an_account_can_open_another() {
 }
 
 #[test]
-fn what_stages_add_to_a_visit_is_taken_off_each_of_them() {
+fn the_cost_that_stages_add_to_a_visit_is_subtracted_from_each_of_them() {
     let ledger = Ledger::with_pass(1, PassCost { inside: 10.0, whole: 30.0 });
     ledger.stages[Stage::Locked as usize].cycles.store(1000, Relaxed);
     ledger.stages[Stage::Locked as usize].passes.store(10, Relaxed);
@@ -156,7 +156,7 @@ fn a_long_time_behind_a_sleep_counts() {
 }
 
 #[test]
-fn what_is_below_zero_is_taken_from_the_others_and_the_sum_stays() {
+fn negative_stages_are_subtracted_from_the_others_and_the_sum_stays() {
     let cost = |(stage, ns)| StageCost { stage, passes: 1.0, ns };
     let slept = (Stage::Slept, 500.0);
     let mut stages = [(Stage::Locked, 30.0), (Stage::PathChosen, -6.0), (Stage::Released, 90.0)]

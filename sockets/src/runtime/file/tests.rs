@@ -82,7 +82,7 @@ fn the_end_of_the_file_and_a_hole_are_told_apart() {
 }
 
 #[test]
-fn what_is_in_memory_is_read_without_waiting_and_errors_are_told() {
+fn cached_pages_are_read_without_waiting_and_errors_are_reported() {
     let mut pool = pool();
     let bytes = pattern(0, 100_000);
     let f = file_of(&bytes);

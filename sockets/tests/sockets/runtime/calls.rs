@@ -208,7 +208,7 @@ fn an_absent_neighbour_fails_a_connect_in_about_three_seconds() {
 }
 
 #[test]
-fn everything_comes_home_whatever_is_closed_when() {
+fn every_buffer_returns_for_every_order_of_closes() {
     let mut w = World::new();
     for i in 0..50u16 {
         let (c, s, l) = w.connection(1000 + i);

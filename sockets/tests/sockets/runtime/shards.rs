@@ -237,7 +237,7 @@ fn every_byte_arrives_whatever_queue_its_packets_come_on_and_whatever_happens_on
 }
 
 #[test]
-fn what_a_reader_leaves_unread_lies_in_the_memory_of_its_own_shard() {
+fn unread_bytes_are_in_the_memory_of_the_readers_own_shard() {
     for seed in 0..4 {
         let mut w = World::new(seed, &wire(), [Steering::Any { seed }; 2]);
         w.connect(0, 0);

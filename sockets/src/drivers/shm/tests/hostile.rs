@@ -342,7 +342,7 @@ fn a_flood_of_wake_ups_is_swallowed_in_steps_and_wakes_nobody_for_good() {
 }
 
 #[test]
-fn what_a_liar_was_sent_is_kept_from_reuse_until_it_is_dead() {
+fn memory_sent_to_a_lying_peer_is_not_reused_until_the_peer_is_dead() {
     let (mut host, liar) = liar();
     assert!(host.send(&pattern(1, 500)));
     liar.own.store(SENT, u64::MAX / 2, Relaxed);

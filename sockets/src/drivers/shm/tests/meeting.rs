@@ -66,7 +66,7 @@ fn is_answered(socket: &OwnedFd) -> bool {
 }
 
 #[test]
-fn who_comes_first_listens_whether_by_path_or_by_name() {
+fn the_first_end_listens_by_path_and_by_name() {
     let path = std::env::temp_dir().join(unique("test"));
     let path = path.to_str().unwrap().to_owned();
     for name in [path, unique("test")] {
@@ -85,7 +85,7 @@ fn who_comes_first_listens_whether_by_path_or_by_name() {
 }
 
 #[test]
-fn nobody_in_time_and_names_that_cannot_be_are_told_apart() {
+fn a_time_out_and_an_invalid_name_are_different_errors() {
     let alone = ShmConfig { wait: Some(std::time::Duration::ZERO), ..named(unique("alone")) };
     let error = Shm::open(&alone).err().expect("nobody is there");
     assert_eq!(error.errno(), libc::ETIMEDOUT);

@@ -147,7 +147,7 @@ fn an_interface_that_takes_a_part_of_a_burst_gets_the_rest_later_in_order() {
 }
 
 #[test]
-fn what_waits_is_read_in_order_and_the_end_is_seen() {
+fn waiting_frames_are_read_in_order_and_the_end_is_seen() {
     let Some((mut vector, _ours, theirs)) = interface() else { return };
     let mut pool = pool();
     for n in 0..5u8 {

@@ -211,7 +211,7 @@ fn stride(step: impl Fn(&mut WatchedShard, Instant, &RecvTicket)) -> u64 {
 }
 
 #[test]
-fn who_waits_for_what_is_placed_takes_more_of_it_at_once_than_who_copies() {
+fn a_reader_of_placed_bytes_takes_more_at_once_than_a_reader_of_copies() {
     let copying = stride(|shard, now, _| _ = shard.step_for_reader(now));
     let placing = stride(|shard, now, ticket| {
         _ = shard.step_for_ticket(now, ticket);
@@ -382,7 +382,7 @@ fn urgent_data_that_overtakes_gives_the_buffer_back_when_the_gap_is_closed() {
 }
 
 #[test]
-fn what_came_in_front_of_the_gap_waits_for_the_urgent_data_behind_it() {
+fn bytes_before_the_gap_wait_for_the_urgent_data_after_it() {
     let mut line = Line::new();
     let ticket = line.post(5000, PATIENT);
     line.send(50);
@@ -433,7 +433,7 @@ const MARKED: CompletionPolicy = CompletionPolicy { low_water_bytes: 100, ..PATI
 const PUSHED: CompletionPolicy = CompletionPolicy { on_push: true, ..PATIENT };
 
 #[test]
-fn what_is_over_though_not_full_rests_until_the_reader_of_a_full_buffer_looks_again() {
+fn a_partial_completion_is_deferred_until_the_reader_of_a_full_buffer_polls_again() {
     for rule in [MARKED, PUSHED] {
         let (mut line, behind) = Line::resting(rule);
         assert!(!behind.is_over(), "its reader is about to look");
@@ -443,7 +443,7 @@ fn what_is_over_though_not_full_rests_until_the_reader_of_a_full_buffer_looks_ag
 }
 
 #[test]
-fn what_rests_is_over_two_milliseconds_later_whether_anybody_looks_for_it_or_not() {
+fn a_deferred_completion_completes_after_two_milliseconds_without_a_poll() {
     for rule in [MARKED, PUSHED] {
         let (mut line, behind) = Line::resting(rule);
         let by = line.pair.shards[1].next_deadline().expect("the shard has to look again");
@@ -476,7 +476,7 @@ fn urgent_data_the_end_of_the_stream_and_its_failure_rest_no_longer_than_others(
 }
 
 #[test]
-fn nothing_rests_where_other_connections_have_buffers_too() {
+fn completions_are_not_deferred_while_other_connections_have_buffers() {
     let mut line = Line::new();
     let other = line.pair.connected(81).1;
     let (full, behind) = (line.post(1000, PATIENT), line.post(5000, MARKED));
