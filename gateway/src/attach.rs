@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_slash_is_a_name_of_ip_netns() {
+    fn a_name_without_a_slash_belongs_to_ip_netns() {
         let path = |text: &str| Target::named(Path::new(text), None).netns_path();
         assert_eq!(path("blue"), Path::new("/run/netns/blue"));
         assert_eq!(path("/run/user/1/netns/x"), Path::new("/run/user/1/netns/x"));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_attached_to_is_refused_with_a_sentence() {
+    fn an_impossible_attachment_is_refused_with_a_sentence() {
         let refused = |target: Target| target.attach().expect_err("refused").to_string();
         let nobody = Target::Process { pid: 4_194_999, userns: None };
         assert_eq!(

@@ -549,7 +549,7 @@ mod tests {
     proptest! {
         /// A guest may send anything.
         #[test]
-        fn no_message_panics(
+        fn arbitrary_messages_do_not_panic(
             mut bytes in proptest::collection::vec(any::<u8>(), 0..400),
             at in any::<prop::sample::Index>(),
             value in any::<u8>(),

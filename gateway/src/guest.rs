@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_asks_for_takes_the_place_of_the_hosts() {
+    fn options_of_the_user_replace_the_hosts_values() {
         let options = GuestOptions {
             name: Some("ns0".into()),
             mtu: Some(1500),

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_route_with_several_next_hops_those_of_the_upstream_are_kept() {
+    fn a_route_with_several_next_hops_keeps_the_next_hops_of_the_upstream() {
         let mut tables = two_interfaces();
         let hop = |index, gateway| Route::default_through(index, ip(gateway)).hops[0];
         let hops = vec![hop(3, "10.0.0.1"), hop(2, "192.0.2.1"), hop(3, "10.0.0.2")];

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn no_unlisted_address_leads_to_the_loopback_of_the_host_however_it_is_written() {
+    fn unlisted_addresses_never_lead_to_the_loopback_of_the_host_in_any_notation() {
         for text in [
             "127.0.0.1:1",
             "127.1.2.3:1",
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_for_an_address_is_found_back() {
+    fn a_mapped_address_is_mapped_back() {
         assert_eq!(mapping().name_of_loopback(true), Some("10.0.2.2".parse().unwrap()));
         assert_eq!(
             mapping().name_of("192.0.2.5".parse().unwrap()),

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_nothing_is_refused_with_the_reason() {
+    fn specifications_without_a_meaning_are_refused_with_the_reason() {
         for (spec, what) in [
             ("", "no port"),
             ("0", "no port"),

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_is_not_advertised() {
+    fn absent_parameters_are_not_advertised() {
         let bare =
             Link { mtu: None, has_dhcp: false, nameservers: vec![], search: vec![], ..link() };
         assert_eq!(bare.advertisement().len(), 16 + 8 + 32);

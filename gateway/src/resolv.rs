@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_passed_over_and_the_rest_counts() {
+    fn unknown_lines_are_skipped_and_the_rest_counts() {
         for bad in [
             "options retrans:3 retry:1",
             "options ndots:x timeout:-1",
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_counts_as_empty_and_does_not_block() {
+    fn a_path_that_is_not_a_file_counts_as_empty_and_does_not_block() {
         let folder = std::env::temp_dir().join(format!("fulmar-resolv-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("resolv.conf");

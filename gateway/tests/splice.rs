@@ -151,7 +151,7 @@ fn a_reset_is_passed_on() {
 }
 
 #[test]
-fn what_the_reader_does_not_take_is_not_accepted_without_end() {
+fn acceptance_is_bounded_while_the_reader_does_not_read() {
     let (splicer, mut client, mut server) = pair();
     client.set_nonblocking(true).unwrap();
     let block = vec![7u8; 1 << 20];
@@ -317,7 +317,7 @@ fn a_destination_where_nobody_listens_does_not_stop_a_port() {
 }
 
 #[test]
-fn what_a_side_has_sent_before_the_end_is_delivered() {
+fn bytes_that_a_side_sent_before_the_end_are_delivered() {
     let (splicer, mut client, mut server) = pair();
     let sent = pattern(3 << 20);
     let expected = sent.clone();

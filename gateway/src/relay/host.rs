@@ -279,7 +279,7 @@ mod tests {
     use nix::sys::socket::getsockopt;
 
     #[test]
-    fn what_a_listener_accepts_has_its_options_and_is_reset_unless_it_is_closed_in_order() {
+    fn accepted_connections_inherit_options_and_are_reset_unless_closed_in_order() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         set_stream_options(&listener);
         for ends_in_order in [true, false] {

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_bounded() {
+    fn known_names_are_bounded() {
         let mut names = Names::default();
         for n in 0..=MOST_ADDRESSES as u16 {
             let [a, b] = n.to_be_bytes();

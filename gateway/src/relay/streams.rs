@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_stream_that_is_held_is_waited_for_whatever_the_others_do() {
+    fn a_held_stream_is_waited_for_independently_of_the_others() {
         let (mut streams, mut counted) = (Streams::default(), [Stream::Ended; 3]);
         let mut all = |kinds: [Stream; 3]| {
             counted.iter_mut().zip(kinds).for_each(|(c, is)| streams.recount(is, c));

@@ -137,7 +137,7 @@ fn options_come_before_the_file() {
 }
 
 #[test]
-fn what_is_refused_names_the_rule_and_its_line_or_option() {
+fn a_refusal_names_the_rule_and_its_line_or_option() {
     let mut rules = rules("# first\ndeny 10.0.0.0/8 # ours\nno-network\nallow 10.1.1.1\n");
     rules.deny("*.Example.Org:80-90".parse().unwrap(), Source::Option);
     let denial = |to: &str, names: &[&str]| denial(&rules, to, 80, names).map(Denial::to_string);
@@ -309,7 +309,7 @@ fn an_ipv6_address_needs_no_brackets_without_a_port() {
 
 proptest! {
     #[test]
-    fn no_text_panics(text in "[a-z0-9.:/\\[\\]*-]{0,24}") {
+    fn arbitrary_text_does_not_panic(text in "[a-z0-9.:/\\[\\]*-]{0,24}") {
         if let Ok(rule) = text.parse::<Rule>() {
             let mut rules = Rules::default();
             rules.deny(rule, Source::Option);

@@ -418,7 +418,7 @@ pub(crate) mod tests {
     proptest! {
         /// A guest and a server may send anything.
         #[test]
-        fn no_message_panics_and_what_is_read_of_it_is_bounded(
+        fn arbitrary_messages_do_not_panic_and_reading_is_bounded(
             tail in proptest::collection::vec(any::<u8>(), 0..300),
             at in any::<prop::sample::Index>(),
             value in any::<u8>(),
