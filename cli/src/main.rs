@@ -107,7 +107,7 @@ mod tests {
 
     /// Lines that are broken by hand and again by the terminal are hard to read, also in a man page.
     #[test]
-    fn what_follows_the_options_fits_a_terminal_of_80_columns() {
+    fn the_help_after_the_options_fits_a_terminal_of_80_columns() {
         let mut commands = vec![Line::command()];
         while let Some(command) = commands.pop() {
             let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_route_is_told_how_one_looks() {
+    fn an_invalid_route_is_refused_with_the_syntax() {
         for wrong in ["", "10.0.0.0", "10.0.0.0/33", "10.0.0.0/8,via", "10.0.0.0/8,via=x,mtu=y"] {
             let error = wrong.parse::<RouteSpec>().unwrap_err();
             assert!(error.contains("via=ADDRESS"), "{error}");

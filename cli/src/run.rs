@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_published_and_no_loopback_reached_unless_asked_for() {
+    fn publishing_and_loopback_access_are_off_by_default() {
         let gateway = gateway_args(&parse("x").unwrap());
         let ports = Plan::new(&gateway).unwrap().ports;
         for spec in [ports.tcp, ports.udp, ports.tcp_ns, ports.udp_ns] {

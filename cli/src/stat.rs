@@ -522,7 +522,7 @@ neighbours
     }
 
     #[test]
-    fn what_a_terminal_would_obey_is_shown_escaped() {
+    fn control_characters_are_shown_escaped() {
         let evil = "a\u{1b}]0;x\u{7}\nb\u{9b}31m\u{202e}\u{7f}";
         let document = json!({ "name": evil, "pid": 1, "pool": { evil: evil } });
         let text = render(&args(&[]), &printable_value(&document));

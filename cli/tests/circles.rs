@@ -51,7 +51,7 @@ fn circles(room: &str, arrows: &Arrows) -> BTreeSet<String> {
 }
 
 #[test]
-fn no_circle_of_files_has_more_than_three() {
+fn circles_of_files_have_at_most_three_files() {
     let mut found = BTreeSet::new();
     for package in ["stack", "sockets", "gateway", "cli"] {
         let mut modules = modules(&root().join(package).join("src"));

@@ -155,7 +155,7 @@ fn the_removal_of_the_namespaces_file_ends_the_gateway() {
 }
 
 #[test]
-fn what_cannot_be_set_up_is_refused_with_a_sentence_and_status_1() {
+fn an_impossible_set_up_is_refused_with_a_sentence_and_status_1() {
     in_sandbox(|| {
         let guest = Guest::new();
         let gone = refusal(&["--config-net", "4194999"]);

@@ -313,7 +313,7 @@ fn a_killed_program_ends_its_gateway_and_frees_its_ports() {
 }
 
 #[test]
-fn what_a_program_wrote_before_its_end_arrives() {
+fn bytes_that_a_program_wrote_before_its_end_arrive() {
     in_sandbox(|| {
         prepare_host();
         for summary in [&[][..], &["--summary"]] {
@@ -359,7 +359,7 @@ fn the_address_of_the_metrics_is_free_while_the_rest_is_delivered() {
 }
 
 #[test]
-fn what_a_published_server_answered_before_its_end_arrives() {
+fn answers_that_a_published_server_sent_before_its_end_arrive() {
     in_sandbox(|| {
         prepare_host();
         let server =

@@ -526,7 +526,7 @@ fn queues_that_a_device_cannot_have_are_refused_in_a_sentence() {
 }
 
 #[test]
-fn what_is_missing_on_a_command_line_is_named() {
+fn missing_arguments_are_named() {
     let recv = run("recv copy");
     assert_eq!(recv.status.code(), Some(2));
     assert!(text(&recv.stderr).contains("-l PORT"), "{}", text(&recv.stderr));

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_passed_on_when_there_is_room() {
+    fn bytes_that_do_not_fit_are_passed_on_when_there_is_space() {
         let (mut reader, to) = full();
         let (from, mut gateway) = pipe();
         let (program, _alive) = pipe();

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_filter_is_told_how_one_looks() {
+    fn an_invalid_filter_is_refused_with_the_syntax() {
         for text in
             ["dport", "dport 80", "dport = x", "port = 80", "state", "state foo", "not", "src 10"]
         {

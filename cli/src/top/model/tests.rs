@@ -62,7 +62,7 @@ fn a_document_of_another_version_is_shown_as_far_as_it_goes() {
 }
 
 #[test]
-fn what_is_dropped_now_stands_above_what_was_dropped_once() {
+fn present_drops_are_listed_above_past_drops() {
     let document = |old: u64, new: u64| {
         json!({"drops": [{"reason": "old", "layer": "ip", "packets": old},
                          {"reason": "never", "layer": "ip", "packets": 0}],
@@ -77,7 +77,7 @@ fn what_is_dropped_now_stands_above_what_was_dropped_once() {
 }
 
 #[test]
-fn what_is_not_counted_is_no_number() {
+fn values_that_are_not_counted_are_not_numbers() {
     let listener =
         json!({"protocol": "tcp", "state": "LISTEN", "recv_queue_bytes": 1, "send_queue_bytes": 9});
     let sample = sample(Instant::now(), 0, json!({"sockets": [listener]}));

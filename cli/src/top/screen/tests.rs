@@ -108,7 +108,7 @@ fn a_wide_terminal_has_room_for_more_columns_and_whole_addresses() {
 }
 
 #[test]
-fn no_size_is_too_small_to_be_drawn() {
+fn a_screen_of_every_size_is_drawn() {
     let mut app = app();
     for columns in 1..=90 {
         for lines in [1, 2, 5, 7, 8, 9, 17, 18, 19, 24, 60] {
@@ -207,7 +207,7 @@ fn now() -> Instant {
 }
 
 #[test]
-fn of_several_a_list_comes_first_and_of_one_none() {
+fn several_stacks_begin_with_a_list_and_one_stack_does_not() {
     let mut app = app_of_three();
     let expected = "\
 fulmar top: 3 stacks and gateways
@@ -233,7 +233,7 @@ Up Down, Enter choose  p pause  q quit
 }
 
 #[test]
-fn one_that_has_ended_leaves_the_list() {
+fn an_ended_stack_leaves_the_list() {
     let mut app = app_of_three();
     app.update(vec![sample(now(), 2, document(0, 1))]);
     assert_eq!((app.count(), app.position()), (1, 0));
