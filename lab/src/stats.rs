@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_nonsense_give_no_estimate() {
+    fn an_empty_or_invalid_sample_gives_no_estimate() {
         assert_eq!(Estimate::of(&[]), None);
         assert_eq!(Estimate::of(&[f64::NAN, f64::INFINITY]), None);
         assert_eq!(Estimate::of(&[f64::NAN, 2.0]).expect("one is left").runs, 1);

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_placed_over_shm_is_not_called_free_of_copies() {
+    fn bytes_placed_over_shm_are_not_reported_as_free_of_copies() {
         assert!(
             !RECV.lead.contains("without a copy") && RECV.lead.contains("counted under copies")
         );

@@ -57,7 +57,7 @@ fn options_that_a_command_has_no_use_for_are_refused() {
 }
 
 #[test]
-fn what_excludes_each_other_is_in_the_help_and_the_usage_stays_whole() {
+fn exclusive_options_are_in_the_help_and_the_usage_stays_whole() {
     for bench in ["stream", "send", "sendfile", "recv", "scale", "trust", "udp", "wake"] {
         let said = refusal(&format!("bench {bench} --quick --seconds 3"));
         assert!(said.contains(&format!("Usage: fulmar-lab bench {bench} [OPTIONS]")), "{said}");
@@ -94,7 +94,7 @@ fn reports_that_cannot_be_written_are_refused_before_anything_is_measured() {
 }
 
 #[test]
-fn nobody_who_reads_any_more_is_a_sentence_and_no_panic() {
+fn a_closed_pipe_gives_a_sentence_without_a_panic() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     let mut command = Command::new(env!("CARGO_BIN_EXE_fulmar-lab"));

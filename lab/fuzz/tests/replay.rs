@@ -40,12 +40,12 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_bytes_break_a_parser(input in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn parsers_withstand_arbitrary_bytes(input in proptest::collection::vec(any::<u8>(), 0..300)) {
         fulmar_fuzz::parsers(&input);
     }
 
     #[test]
-    fn no_script_breaks_a_stack(input in proptest::collection::vec(any::<u8>(), 0..2000)) {
+    fn stacks_withstand_arbitrary_scripts(input in proptest::collection::vec(any::<u8>(), 0..2000)) {
         fulmar_fuzz::stack(&input);
     }
 }

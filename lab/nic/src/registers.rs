@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_is_read_up_to_four_seconds() {
+    fn register_values_up_to_four_seconds_are_read_back() {
         let c = Coalesce { packets: 256, delay: Duration::from_micros(64) };
         let r = Register::new(c);
         assert_eq!(r.get(), c);

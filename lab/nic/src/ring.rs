@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "not fetched")]
-    fn nothing_is_completed_that_was_not_fetched() {
+    fn only_fetched_frames_are_completed() {
         let mut ring = Ring::new(4);
         ring.post(1).unwrap();
         ring.complete(1);

@@ -218,7 +218,7 @@ proptest! {
     /// What is cut and put together again is the frame that was sent, to the byte, wherever the
     /// buffers end.
     #[test]
-    fn what_was_cut_is_put_together_again(
+    fn segmented_frames_are_aggregated_again(
         v6 in any::<bool>(),
         is_pushed in any::<bool>(),
         payload in 1usize..60_000,
@@ -288,7 +288,7 @@ proptest! {
 }
 
 #[test]
-fn one_doorbell_per_burst_and_completions_are_taken_back_lazily() {
+fn a_burst_rings_one_doorbell_and_completions_are_reaped_lazily() {
     let config = SimConfig {
         tx_coalesce: Coalesce { packets: 8, delay: Duration::from_millis(1) },
         ..SimConfig::default()
@@ -506,7 +506,7 @@ fn small_frame(a: &mut Host) -> Packet {
 }
 
 #[test]
-fn of_small_frames_each_is_counted_once_though_not_each_is_measured() {
+fn every_small_frame_is_counted_once_though_only_samples_are_measured() {
     const FRAMES: u64 = 1000;
     let (nic, handle) = with_peer(SimConfig::default()).unwrap();
     let mut a = Host::new(nic);

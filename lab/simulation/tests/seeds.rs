@@ -162,7 +162,7 @@ fn round_trips_that_a_jump_of_the_clock_has_lengthened_delay_recovery() {
 }
 
 #[test]
-fn what_was_unread_when_receiving_was_shut_down_is_freed() {
+fn unread_bytes_are_freed_when_receiving_is_shut_down() {
     holds(before(Feature::FastOpen, 1795547797704809));
 }
 
@@ -222,7 +222,7 @@ fn syns_repeated_together_are_taken_a_few_at_a_time_where_few_may_be_pending() {
 }
 
 #[test]
-fn what_a_failed_attempt_has_opened_early_is_reset_by_the_next_one() {
+fn a_connection_that_a_failed_attempt_opened_early_is_reset_by_the_next_attempt() {
     holds(before(Feature::Files, 1795558821346394));
     holds(before(Feature::Files, 1795558821427526));
 }

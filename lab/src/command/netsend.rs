@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_network_says_is_counted_and_other_errors_end_it() {
+    fn network_errors_are_counted_and_other_errors_end_the_run() {
         let to = SocketAddr::from(([10, 0, 0, 1], 5));
         let mut sent = Sent::default();
         sent.note(Ok(18), to).expect("sent");

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_path_has_no_use_for_is_refused_with_a_reason() {
+    fn useless_options_of_a_path_are_refused_with_a_reason() {
         let check = |line: &str| {
             let args = parse(line).expect("it parses");
             args.check(args.path.expect("a path")).map_err(|e| e.to_string())

@@ -191,7 +191,7 @@ mod tests {
     use fulmar_lab::harness::report::Machine;
 
     #[test]
-    fn what_follows_the_dashes_is_the_bench() {
+    fn arguments_after_the_dashes_are_the_bench() {
         let line = "profile --every 8 -- send --quick --placement same-cpu";
         let args: Args = parse(line.split(' ')).expect("it parses");
         assert_eq!(args.every, 8);

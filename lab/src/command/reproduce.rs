@@ -201,13 +201,13 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_can_be_measured_again_is_listed() {
+    fn every_reproducible_work_is_listed() {
         let list = listed();
         assert!(reproduce::ALL.iter().all(|t| list.contains(t.name()) && list.contains(t.title())));
     }
 
     #[test]
-    fn what_a_table_has_no_use_for_is_refused_by_name() {
+    fn useless_options_of_a_table_are_refused_by_name() {
         let check = |line: &str| {
             let args = parse(line).expect("it parses");
             args.check(args.name.expect("a table")).map_err(|e| e.to_string())

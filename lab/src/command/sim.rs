@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_play_is_refused() {
+    fn an_empty_range_of_seeds_is_refused() {
         assert!(run(&parse(["sim", "--seeds", "0"]).unwrap()).is_err());
     }
 }

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_correct_peer_sends_is_refused() {
+    fn segments_that_a_correct_peer_never_sends_are_refused() {
         assert!(tcb().input(&Segment { flags: ACK | RST, ..SEGMENT }).is_err());
         assert!(tcb().input(&Segment { ack: 13, ..SEGMENT }).is_err());
     }

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_built_is_what_is_parsed() {
+    fn built_segments_parse_to_the_same_values() {
         let a = addresses();
         let mut frame = Template::new(&a, ACK | PSH, 512, 4).patch(1, 2, 3, 4).to_vec();
         frame.extend_from_slice(b"abcd");

@@ -132,7 +132,7 @@ fn the_slice_is_divided_out_of_the_budget_within_bounds() {
 }
 
 #[test]
-fn one_round_beside_a_stranger_does_not_make_the_machine_dear() {
+fn one_disturbed_round_does_not_raise_the_cost_of_the_machine() {
     let mut rounds = vec![10.0; 6];
     rounds.push(300.0);
     assert_eq!(without_extremes(rounds), Some(10.0));
@@ -341,7 +341,7 @@ fn numbers_have_three_digits() {
 }
 
 #[test]
-fn what_stands_in_columns_stays_there_and_goes_on_in_the_last() {
+fn text_in_columns_keeps_its_columns_and_wraps_in_the_last() {
     let sentence = "a sentence that goes on ".repeat(5);
     let said =
         text::wrapped_lines(&format!("  locked     2.3 %  {sentence}\n  ip        12.3 %  short"));

@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_test_of_ours_is_refused() {
+    fn unsupported_tests_are_refused() {
         let r = stream_request();
         for (wrong, errno) in [
             (OmniRequest { protocol: 132, ..r }, libc::EPROTONOSUPPORT),
@@ -477,7 +477,7 @@ mod tests {
     proptest! {
         /// Any request opens with bounded memory or is refused; no number makes it panic.
         #[test]
-        fn no_request_makes_a_job_that_cannot_be_bounded(
+        fn every_request_makes_a_bounded_job(
             protocol in prop_oneof![Just(TCP), Just(UDP), any::<u32>()],
             direction in 0u32..8,
             flags in any::<u32>(),

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn no_wish_of_the_other_side_makes_a_ring_larger_than_its_bound() {
+    fn a_ring_is_bounded_whatever_the_other_side_requests() {
         assert_eq!(Ring::new(usize::MAX, 1, 0).expect("narrowed").width(), 4096);
         assert_eq!(Ring::new(0, 0, usize::MAX).expect("empty").width(), 4096);
         let ring = Ring::new(1000, MAX_MESSAGE, 0).expect("narrowed");

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_seen_is_no_division_by_zero() {
+    fn an_empty_profile_does_not_divide_by_zero() {
         assert_eq!(Shares::default().percent(Part::Copy), 0.0);
     }
 

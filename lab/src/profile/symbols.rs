@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_elf_file_has_no_segments() {
+    fn a_file_other_than_elf_has_no_segments() {
         let mut head = fs::read("/proc/self/exe").unwrap();
         head.truncate(2000);
         for end in (0..head.len()).step_by(7) {

@@ -54,7 +54,7 @@ fn without_namespaces_the_simulated_device_is_still_measured() {
 }
 
 #[test]
-fn everything_is_measured_unless_a_part_is_asked_for() {
+fn all_parts_are_measured_by_default() {
     let all = options("").expect("sound");
     assert_eq!((all.devices(), all.bytes()), (Device::ALL.to_vec(), BYTES.to_vec()));
     let part = options("--device tap --bytes 100 --threads 3 --stack fulmar").expect("sound");

@@ -391,7 +391,7 @@ mod tests {
     use crate::harness::options::parsed;
 
     #[test]
-    fn everything_is_measured_unless_a_part_is_asked_for() {
+    fn all_parts_are_measured_by_default() {
         let options = |line: &str| parsed::<Options>(line).expect(line);
         assert_eq!(options("").rates(), RATES);
         assert_eq!(options("--quick --rates 7,0").rates(), [7, 0]);

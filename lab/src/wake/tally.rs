@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_again_and_again_is_in_every_stretch() {
+    fn a_repeated_delay_is_in_every_stretch() {
         // One frame in fifty waits: twenty times in a stretch.
         let tally = flow(100_000, |n| if n % 50 == 0 { 90_000 } else { 10_000 });
         assert!(is_about(tally.stretch_p99(), 90_000));

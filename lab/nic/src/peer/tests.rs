@@ -145,7 +145,7 @@ fn acknowledgements_follow_the_rule() {
 }
 
 #[test]
-fn what_waits_for_more_is_acknowledged_after_a_while() {
+fn a_delayed_acknowledgement_is_sent_after_a_while() {
     let wait = Duration::from_millis(2);
     let ack = AckRule { packets: 0, bytes: 1000, wait };
     let mut s = Script::new(FarEnd { ack, ..discarding() });
@@ -254,7 +254,7 @@ fn a_flow_without_a_rate_lasts_as_long_as_it_was_asked_to() {
 }
 
 #[test]
-fn nobody_is_at_home_for_segments_of_no_connection() {
+fn the_peer_resets_segments_without_a_connection() {
     let mut s = Script::new(FarEnd { services: vec![(9..=9, Service::Discard)], ..discarding() });
     let refused = s.segment(99, SeqNum(0), Flags::SYN, 0, 0);
     assert_eq!((refused[0].0.flags, refused[0].0.ack), (Flags::RST | Flags::ACK, SeqNum(100)));
@@ -287,7 +287,7 @@ fn the_table_of_connections_is_bounded_and_places_of_old_ones_are_used_again() {
 }
 
 #[test]
-fn whoever_is_asked_for_answers_but_not_to_a_probe() {
+fn every_requested_address_answers_but_not_to_a_probe() {
     let mut s = Script::new(FarEnd::default());
     let mut ask = |sender: [u8; 4], target: [u8; 4]| {
         let q = arp::Packet {
@@ -329,7 +329,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn no_frame_makes_the_peer_fail_and_no_buffer_is_lost(frames in frames()) {
+    fn the_peer_withstands_arbitrary_frames_and_keeps_its_buffers(frames in frames()) {
         let services = vec![
             (0..=79, Service::Generate { bytes: u64::MAX }),
             (80..=80, Service::Respond { request: 7, response: 100 }),

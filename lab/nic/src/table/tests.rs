@@ -122,7 +122,7 @@ proptest! {
 }
 
 #[test]
-fn what_does_not_fit_into_the_posted_memory_comes_behind_it() {
+fn bytes_that_do_not_fit_the_posted_memory_follow_it() {
     let (mut a, mut b) = hosts(|c| c);
     let mut payload = vec![0; 40_000];
     pattern::fill(0, &mut payload);

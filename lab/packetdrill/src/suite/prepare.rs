@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn of_conditional_parts_the_standards_is_kept() {
+    fn the_standards_part_of_conditionals_is_kept() {
         let script = "a\n#ifdef STANDARD\nb\n#endif\n#ifdef FreeBSD\nc\n#endif\nd\n";
         assert_eq!(standard_part(script), "a\nb\nd\n");
     }
