@@ -40,7 +40,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// The namespace of a path, or of a name of ip-netns(8): what has no `/` is a name.
+    /// The namespace of a path, or of a name of ip-netns(8): a string without `/` is a name.
     pub fn named(netns: &Path, userns: Option<PathBuf>) -> Target {
         let is_name = !netns.as_os_str().as_encoded_bytes().contains(&b'/');
         let netns = if is_name { Path::new(NAMED).join(netns) } else { netns.to_owned() };

@@ -1,4 +1,4 @@
-//! What a gateway is built from.
+//! The configuration of a gateway.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -38,9 +38,9 @@ pub struct Config {
     pub mapping: Mapping,
     /// Where the host's sockets start.
     pub outbound: Outbound,
-    /// What the DHCP server gives; `None`: there is none.
+    /// The lease of the DHCP server; `None`: no server.
     pub dhcp: Option<dhcp::Lease>,
-    /// What the DHCPv6 server gives; `None`: there is none.
+    /// The lease of the DHCPv6 server; `None`: no server.
     pub dhcp_v6: Option<dhcp::LeaseV6>,
     /// The answer to router solicitations; `None`: there is none.
     pub advertisement: Option<ra::Link>,
@@ -111,7 +111,7 @@ pub struct Outbound {
 }
 
 impl Outbound {
-    /// The local address for a destination. What leads to the host's own loopback has none.
+    /// The local address for a destination. A destination on the host's own loopback has none.
     pub(crate) fn address_for(&self, to: SocketAddr) -> Option<IpAddr> {
         match to.ip() {
             ip if ip.is_loopback() => None,

@@ -1,4 +1,4 @@
-//! What a gateway gives up once it is set up, so that a guest who takes it over has gained nothing.
+//! The rights that a gateway drops once it is set up, so that a guest that takes it over gains nothing.
 //!
 //! [`empty_root`] leaves the process a root directory without files. [`contain`] drops all capabilities, forbids new
 //! privileges, forbids the file system (Landlock) and allows only the system calls of the relay (seccomp). A forbidden
@@ -165,7 +165,7 @@ pub fn empty_root() -> io::Result<()> {
         mount(Some("fulmar"), point, Some("tmpfs"), quiet, Some("nr_inodes=2,nr_blocks=1")),
     )?;
     step("chdir", nix::unistd::chdir(point))?;
-    // The old root comes to lie over the new one, and is unmounted (pivot_root(2), NOTES).
+    // The old root is mounted over the new one, and is unmounted (pivot_root(2), NOTES).
     step("pivot_root", nix::unistd::pivot_root(".", "."))?;
     step("umount", umount2(".", MntFlags::MNT_DETACH))?;
     let read_only = quiet | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;

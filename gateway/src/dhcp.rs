@@ -23,7 +23,7 @@ pub(crate) const CLIENT_PORT_V6: u16 = 546;
 /// All ones: the lease does not end (RFC 2131 section 3.3, RFC 8415 section 7.7).
 const FOREVER: u32 = u32::MAX;
 
-/// What an IPv4 guest is given.
+/// The lease of an IPv4 guest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lease {
     /// Its address.
@@ -42,7 +42,7 @@ pub struct Lease {
     pub search: Vec<String>,
 }
 
-/// What an IPv6 guest is given.
+/// The lease of an IPv6 guest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaseV6 {
     /// Its address.
@@ -55,8 +55,8 @@ pub struct LeaseV6 {
     pub search: Vec<String>,
 }
 
-/// What this server reads of a client's message. It is parsed here: the library asserts lengths that a guest can
-/// get wrong.
+/// The fields of a client's message that this server reads. The message is parsed here: the library asserts lengths
+/// that a guest can get wrong.
 struct Request<'a> {
     kind: v4::MessageType,
     xid: u32,
@@ -223,7 +223,8 @@ impl Lease {
     }
 }
 
-/// What this server reads of a DHCPv6 client's message (RFC 8415 section 8). It is parsed here for the same reason.
+/// The fields of a DHCPv6 client's message that this server reads (RFC 8415 section 8). It is parsed here for the same
+/// reason.
 #[derive(Default)]
 struct RequestV6<'a> {
     xid: [u8; 3],

@@ -28,13 +28,13 @@ use crate::host::HostNetwork;
 use crate::resolv::RESOLV_CONF;
 pub(crate) use paths::PathWatch;
 
-/// Readings of the network in a second at most.
+/// Most readings of the network in a second.
 const READS_PER_SECOND: u32 = 4;
 /// Part of the time that readings take at most: one in this number.
 const SHARE: u32 = 20;
 /// How long it waits before it reads, so that changes which come together are read together.
 const SETTLING: Duration = Duration::from_millis(20);
-/// How often the file is looked at where the kernel does not tell of its changes: a user has few inotify instances.
+/// How often the file is checked if inotify is unavailable: a user has few inotify instances.
 const LOOK_MS: u16 = 2000;
 
 /// Follows the network of the calling thread's namespace and `/etc/resolv.conf`, and writes each state to a pipe, the

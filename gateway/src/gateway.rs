@@ -54,7 +54,7 @@ pub struct Gateway {
     answers: SharedAnswers,
 }
 
-/// What a handler may do with the gateway.
+/// The operations on the gateway that a handler has.
 pub struct Handle<'a> {
     first: &'a mut Worker,
     answers: &'a SharedAnswers,
@@ -96,7 +96,7 @@ impl Handle<'_> {
         self.first.layers().0.tcp.unpublish(forward);
     }
 
-    /// No longer publishes a UDP port; what its flows have is still carried.
+    /// Stops publishing a UDP port; its existing flows go on.
     pub fn unpublish_udp(&mut self, forward: &Forward) {
         let (layers, mut cx) = self.first.layers();
         layers.udp.unpublish(&mut cx, forward);

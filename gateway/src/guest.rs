@@ -23,7 +23,7 @@ pub const DEFAULT_MTU: u32 = 65520;
 /// Name of the guest's interface when the host has no upstream.
 const DEFAULT_NAME: &str = "tap0";
 
-/// The options of the guest's network. What is not set is taken from the host.
+/// The options of the guest's network. Unset options are taken from the host.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct GuestOptions {
     /// No IPv4, no IPv6.

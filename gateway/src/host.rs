@@ -12,7 +12,7 @@ use crate::netns::{Address, Interface, Netlink, NextHop, Route};
 use crate::mapping::is_link_local;
 use crate::resolv::{RESOLV_CONF, ResolvConf};
 
-/// What the host has of one IP version.
+/// The addresses and routes of the host of one IP version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Upstream {
     /// The interface that leads out.
@@ -40,7 +40,7 @@ pub struct HostNetwork {
     pub addresses: Vec<IpAddr>,
 }
 
-/// What netlink says of a namespace.
+/// The network of a namespace, read from netlink.
 #[derive(Clone, Debug, Default)]
 pub struct Tables {
     /// Every interface.

@@ -117,7 +117,7 @@ impl Keeper {
     fn look(&mut self, has_new_text: bool) -> io::Result<File> {
         let (copy, id) = (clone_mount(&self.staged)?, id_of(&self.staged));
         self.in_programs(|keeper| {
-            // Before the file is looked at: a change in between is seen.
+            // Before the file is read: a change in between is seen.
             let mounts = File::open("/proc/thread-self/mountinfo")?;
             let there = current();
             let is_lost = there.is_some() && there != keeper.mounted;

@@ -13,7 +13,7 @@ use std::str::FromStr;
 /// begins at 32768).
 pub(crate) const FIRST_EPHEMERAL_PORT: u16 = 32768;
 
-/// What one `-t`, `-u`, `-T` or `-U` asks for.
+/// The ports of one `-t`, `-u`, `-T` or `-U`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum PortSpec {
     /// No port.
@@ -67,7 +67,7 @@ pub struct Forward {
     pub is_optional: bool,
 }
 
-/// A specification that means nothing: what is wrong with it.
+/// An invalid specification: the error in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParsePortsError {
     spec: String,

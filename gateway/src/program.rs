@@ -83,7 +83,7 @@ pub fn make_read_only(path: &Path) -> io::Result<()> {
 fn bind_read_only(path: &Path) -> nix::Result<()> {
     let none = None::<&str>;
     mount(Some(path), path, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)?;
-    // What the file system forbids already may not be allowed by the way.
+    // A remount must keep the restrictions that the file system already has.
     let own = statvfs(path)?.flags();
     let kept = [
         (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::policy::Protocol;
 use crate::ports::{Bind, Forward};
 
-/// A published port and what came to it.
+/// A published port and its counts.
 #[derive(Debug)]
 pub struct PublishedPort {
     /// Where it is bound and where it leads.

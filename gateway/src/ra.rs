@@ -13,7 +13,7 @@ const ROUTER_LIFETIME_S: u16 = u16::MAX;
 /// Option types of RFC 8106.
 const RDNSS: u8 = 25;
 const DNSSL: u8 = 31;
-/// Resolvers and domains that are advertised at most: an option's length is a byte, in units of 8 bytes.
+/// Most advertised resolvers and domains: an option's length is a byte, in units of 8 bytes.
 const MAX_NAMESERVERS: usize = 127;
 /// See [`MAX_NAMESERVERS`].
 const MAX_SEARCH_BYTES: usize = 2032;

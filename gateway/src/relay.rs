@@ -48,7 +48,7 @@ impl Clock {
         Clock(time::Instant::now())
     }
 
-    /// What time it is.
+    /// The current time.
     pub(crate) fn now(&self) -> Instant {
         Instant::from_nanos(1_000_000 + self.0.elapsed().as_nanos() as u64)
     }
@@ -126,7 +126,7 @@ impl Settings {
     }
 }
 
-/// What the layers of the relay share.
+/// The state that the layers of the relay share.
 pub(crate) struct Context<'a> {
     pub now: Instant,
     pub stack: &'a mut Shard,

@@ -15,7 +15,7 @@ use crate::host::{HostNetwork, Upstream};
 const MOST_BYTES: usize = 256 << 10;
 /// Addresses of one IP version that are carried of the upstream.
 const MOST_ADDRESSES: usize = 256;
-/// Addresses of the host that are carried: for rules, which refuse the guest what answers there.
+/// Most addresses of the host in a message. The rules use them to refuse the guest the services there.
 const MOST_OWN: usize = 4096;
 const END: &[u8] = b"end\n";
 

@@ -19,7 +19,7 @@ const MOST_LINKS: usize = 40;
 /// Steps that are watched.
 const MOST_STEPS: usize = 256;
 
-/// A path that is watched as it led when it was looked at.
+/// A path that is watched with the links that it had when it was checked.
 pub(crate) struct PathWatch {
     inotify: Inotify,
     /// The folders, and the name in each.
@@ -95,7 +95,7 @@ impl PathWatch {
                     has_changed |= events.iter().any(|e| self.is_step(e.wd, e.name.as_deref()))
                 }
                 Err(Errno::EINTR) => {}
-                // No more events; or none at all any more, and then it is looked at by time.
+                // No more events now. If the watch has failed, the file is checked by time.
                 Err(_) => return has_changed,
             }
         }

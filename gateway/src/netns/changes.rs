@@ -1,6 +1,6 @@
 //! Changes of a network namespace, as rtnetlink tells them (rtnetlink(7), the multicast groups).
 //!
-//! What has changed is not read: after a change the follower reads the namespace anew. So it does not matter
+//! The contents of a change are not read: after a change the follower reads the namespace anew. So it does not matter
 //! which messages the kernel has dropped because they came too fast (ENOBUFS).
 
 use std::io;
@@ -29,7 +29,7 @@ impl Changes {
         Ok(Changes(socket))
     }
 
-    /// Takes what waits. Returns whether there was something.
+    /// Takes the queued notifications. Returns whether there were any.
     ///
     /// # Errors
     /// The socket is broken.

@@ -43,7 +43,7 @@ pub const HOW_TO_ALLOW: &str = "allow it with `sysctl user.max_user_namespaces=1
      kernel.apparmor_restrict_unprivileged_userns=0`, on Debian before 11 with `sysctl \
      kernel.unprivileged_userns_clone=1`, in a container by `--security-opt seccomp=unconfined`, or run as root";
 
-/// Puts what failed before an error.
+/// Prefixes an error with the step that failed.
 pub fn context<T>(what: &str, result: io::Result<T>) -> io::Result<T> {
     result.map_err(|e| io::Error::new(e.kind(), format!("{what}: {e}")))
 }
@@ -80,7 +80,7 @@ pub fn enter_with_mounts(user: User) -> io::Result<bool> {
     if has_user_namespace {
         unshare_as(user, kinds)?;
     }
-    // What is mounted from here on stays here.
+    // Mounts from here on stay in this namespace.
     let private =
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>);
     context("cannot make the mounts private", private.map_err(Into::into))?;
@@ -206,7 +206,7 @@ impl Netns {
         context("cannot make a network namespace", made)
     }
 
-    /// Does `work` on a thread in this namespace and returns what it returned.
+    /// Runs `work` on a thread in this namespace and returns its result.
     ///
     /// # Errors
     /// Those of `work`; no CAP_SYS_ADMIN in the namespace (EPERM); no thread.

@@ -8,8 +8,8 @@
 //! A flow is a port of the guest and a resolver; it has a socket of the host's for each server, connected to it. Only
 //! an answer to an outstanding question passes, and the answer completes the question: a forged answer has to match
 //! port, identifier and letters before the server's comes. The host's resolvers are asked in their order, as glibc asks
-//! them (resolv.conf(5)), but for one that has failed lately: it is asked last. A server that is silent for
-//! [`PATIENCE`] is not given up: the first answer counts.
+//! them (resolv.conf(5)), except that a server that has failed lately is asked last. A server that is silent for
+//! [`PATIENCE`] may still answer: the first answer counts.
 //!
 //! What is not a plain question is the policy's to refuse ([`Policy::decide_hidden_name`](crate::policy::Policy));
 //! where it may pass it goes to the first server as it is, and so do the answers; nothing is learnt from them.
@@ -49,13 +49,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const LAST_PATIENCE: Duration = Duration::from_secs(4);
 /// How long a server that has failed is asked last.
 const FAILED: Duration = Duration::from_secs(30);
-/// Bytes of a question at most.
+/// Most bytes of a question.
 const MOST_QUESTION_BYTES: usize = 4096;
 /// Datagrams, and errors, that are taken of one socket in one turn.
 const TAKEN_PER_TURN: usize = 16;
-/// Flows that are looked at for an idle one when the table is full.
+/// Flows that are examined for an idle one when the table is full.
 const LOOKED_AT: usize = 16;
-/// Late answers of a flow that are expected at most.
+/// Most late answers of a flow that are expected.
 const MOST_LATE: usize = 4;
 /// Messages of one run that are taken.
 const MOST_MESSAGES: usize = 128;
@@ -110,7 +110,7 @@ impl FailedServers {
     }
 }
 
-/// Counts what may be guesses at an answer.
+/// Counts datagrams that may be guesses at an answer.
 #[derive(Default)]
 struct Guesses {
     since: Option<Instant>,
@@ -261,7 +261,7 @@ impl Exchanges {
         }
     }
 
-    /// Sends what is not a question to the first server.
+    /// Sends a datagram that is not a question to the first server.
     fn pass_opaque(&mut self, cx: &mut Context<'_>, id: SlotId, bytes: &[u8], servers: &Addresses) {
         let (Some(flow), Some(server)) = (self.flows.get_mut(id), servers.first()) else { return };
         flow.is_opaque = true;
@@ -409,8 +409,8 @@ impl Exchanges {
         self.answer(cx, key, &asked.guest_ids, bytes);
     }
 
-    /// Drops what answers no question. Where too much of it comes, no question is outstanding any more: the guest asks
-    /// again, with other identifiers.
+    /// Drops a datagram that answers no question. If too many of them arrive, no question stays outstanding: the guest
+    /// asks again, with other identifiers.
     fn on_stranger(&mut self, cx: &mut Context<'_>, id: SlotId) {
         cx.refuse(Refusal::DnsAnswer);
         let Some(flow) = self.flows.get_mut(id) else { return };
@@ -559,7 +559,7 @@ pub(crate) fn refusal_of(cx: &mut Context<'_>, d: &Datagram) -> Option<Option<Ve
     })
 }
 
-/// Reads what a DNS server of the guest's choice has sent: a claim.
+/// Reads an answer of a DNS server of the guest's choice, which is not trusted.
 pub(crate) fn learn_claim(cx: &Context<'_>, bytes: &[u8]) {
     if let Some(question) = message::question(bytes) {
         let addresses = message::addresses(bytes, &question);

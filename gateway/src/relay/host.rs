@@ -75,7 +75,7 @@ pub(crate) fn set_stream_options(socket: &impl AsFd) {
     set_linger(socket, Linger::Reset);
 }
 
-/// Closes a connection both of whose streams have ended: what the kernel still holds of it is delivered.
+/// Closes a connection both of whose streams have ended. The kernel delivers the bytes that it still holds.
 pub(crate) fn close(stream: TcpStream) {
     set_linger(&stream, Linger::Deliver);
 }
@@ -83,9 +83,9 @@ pub(crate) fn close(stream: TcpStream) {
 /// What the kernel does with a connection whose socket is closed (SO_LINGER).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Linger {
-    /// It sends a reset, and discards what was not sent.
+    /// It sends a reset, and discards the unsent bytes.
     Reset,
-    /// It sends what is left and a FIN.
+    /// It sends the remaining bytes and a FIN.
     Deliver,
 }
 
@@ -153,13 +153,13 @@ pub(crate) fn failure_of(errno: Errno) -> (Failure, Refusal) {
 /// What a failed `send` or `recv` means for a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StreamError {
-    /// The socket is ready later, and says so.
+    /// The socket will be ready later, and epoll reports it.
     NotReady,
     /// A signal ended the call.
     Interrupted,
     /// The kernel has no memory now, and does not say when it has.
     Shortage,
-    /// The connection is over: ECONNRESET, EPIPE, ETIMEDOUT, or what the network said of it.
+    /// The connection is over: ECONNRESET, EPIPE, ETIMEDOUT, or an error from the network.
     Over,
 }
 
@@ -183,7 +183,7 @@ pub(crate) enum DatagramError {
     /// The pending error of the socket, which is about a datagram that was sent before. The call has cleared it; the
     /// error queue has it, too.
     Pending,
-    /// Nothing can be received: what is there would make the socket ready for ever.
+    /// Nothing can be received: the remaining state would make the socket ready for ever.
     Broken,
 }
 
@@ -349,7 +349,7 @@ mod tests {
             (Errno::EMSGSIZE, StreamError::Over),
             (Errno::ENOTCONN, StreamError::Over),
             (Errno::EPERM, StreamError::Over),
-            // What the network said of it, which `recv` reports once (ip(7), icmp_err_convert).
+            // An error from the network, which `recv` reports once (ip(7), icmp_err_convert).
             (Errno::EHOSTDOWN, StreamError::Over),
             (Errno::ENONET, StreamError::Over),
             (Errno::ENOPROTOOPT, StreamError::Over),

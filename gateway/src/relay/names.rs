@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
-/// Addresses at most.
+/// Most addresses.
 const MOST_ADDRESSES: usize = 4096;
 /// Names of one address at most, beside those that are kept.
 const MOST_NAMES: usize = 8;
@@ -20,7 +20,7 @@ struct Entry {
     is_kept: Vec<bool>,
 }
 
-/// What addresses are called.
+/// The names of addresses.
 #[derive(Default)]
 pub(crate) struct Names {
     by_address: HashMap<IpAddr, Entry>,
@@ -135,7 +135,7 @@ mod tests {
         }
         assert!(names.of(address).iter().any(|n| n == "refused.example"));
         assert_eq!(names.by_address.len(), MOST_ADDRESSES);
-        // Where all are kept, the bound holds all the same.
+        // The bound holds even if every entry is in use.
         for n in 0..2 * MOST_ADDRESSES as u16 {
             let [a, b] = n.to_be_bytes();
             names.add([10, 1, a, b].into(), "refused.example", |_| true);

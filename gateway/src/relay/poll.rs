@@ -11,7 +11,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 /// Most events that one call returns.
 const MOST_EVENTS: usize = 256;
 
-/// What a descriptor, or a socket of the shard, belongs to: the token of its events.
+/// The owner of a descriptor, or of a socket of the shard: the token of its events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Token {
     /// The guest's interface.
@@ -79,7 +79,7 @@ pub(crate) struct Poll {
     device: Option<WakeFd>,
 }
 
-/// What a call of [`Poll::wait`] brought.
+/// The result of [`Poll::wait`].
 pub(crate) struct Events {
     list: Vec<EpollEvent>,
     len: usize,
@@ -109,7 +109,7 @@ impl Events {
     }
 }
 
-/// What a socket that bytes are relayed through is registered for, once for its life.
+/// The events that a relayed socket is registered for, once for its life.
 pub(crate) const EDGES: EpollFlags = EpollFlags::EPOLLIN
     .union(EpollFlags::EPOLLOUT)
     .union(EpollFlags::EPOLLRDHUP)
@@ -130,12 +130,12 @@ impl Poll {
         Ok(self.epoll.add(fd, EpollEvent::new(EDGES, token.encode()))?)
     }
 
-    /// Watches a descriptor for what can be read (level-triggered).
+    /// Watches a descriptor for readability (level-triggered).
     pub(crate) fn add_readable(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
         Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.encode()))?)
     }
 
-    /// Watches a descriptor for what can be read, once for each arrival (edge-triggered).
+    /// Watches a descriptor for readability, once for each arrival (edge-triggered).
     pub(crate) fn add_arrivals(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
         let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
         Ok(self.epoll.add(fd, EpollEvent::new(flags, token.encode()))?)
@@ -147,8 +147,8 @@ impl Poll {
         let _ = self.epoll.delete(fd);
     }
 
-    /// Watches the device for what it waits for now. To be called before each sleep; the kernel is called on a change
-    /// alone.
+    /// Watches the device for the events that it waits for now. To be called before each sleep; the kernel is called on
+    /// a change alone.
     pub(crate) fn watch_device(&mut self, wake: Option<WakeFd>) -> io::Result<()> {
         if wake == self.device {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What the gateway answers on the guest's link itself: DHCP, DHCPv6 and router solicitations.
+//! Protocols that the gateway answers on the guest's link itself: DHCP, DHCPv6 and router solicitations.
 //!
 //! [`Services`] stands between the device and the stack. It takes frames of these protocols out of received
 //! bursts and sends the answers; other frames pass after a few of their bytes were compared. So the stack needs no
@@ -21,14 +21,14 @@ use crate::ra::{self, link_local};
 
 /// Bytes of a frame that a request may have; longer ones are none.
 const LONGEST_REQUEST: usize = 1514;
-/// Answers to one burst at most.
+/// Most answers to one burst.
 const ANSWERS: usize = 8;
 const ROUTER_SOLICITATION: u8 = 133;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// Its Ethernet address (RFC 2464 section 7).
 const ALL_NODES_ETHER: EtherAddr = EtherAddr([0x33, 0x33, 0, 0, 0, 1]);
 
-/// What is answered.
+/// The answers.
 #[derive(Clone, Default)]
 pub(crate) struct Answers {
     pub dhcp: Option<Lease>,
@@ -36,7 +36,7 @@ pub(crate) struct Answers {
     pub advertisement: Option<ra::Link>,
 }
 
-/// What is answered on all queues of a guest's interface. It may be replaced.
+/// The answers on all queues of a guest's interface. They can be replaced.
 #[derive(Clone)]
 pub(crate) struct SharedAnswers(Arc<Latest>);
 
@@ -114,7 +114,7 @@ impl Services {
         self.send(news, now, pool, counters);
     }
 
-    /// Sends frames; what finds no space is dropped.
+    /// Sends frames; frames without space are dropped.
     fn send(
         &mut self,
         frames: impl IntoIterator<Item = Vec<u8>>,

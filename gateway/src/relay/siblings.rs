@@ -1,9 +1,9 @@
 //! The threads of a gateway's queues, as one of them sees the others.
 //!
 //! A flow belongs to the queue that a keyed hash of its two ends names, for its whole life
-//! ([`fulmar_stack::base::OwnerKey`]). What comes elsewhere is passed on: packets of the guest by the rings of the shards
-//! ([`Handoff`]); what comes to a published port, all of which the first queue's thread watches, as a [`Message`].
-//! A thread wakes those to which it has passed something on at the end of its own turn.
+//! ([`fulmar_stack::base::OwnerKey`]). Arrivals on other threads are passed on: packets of the guest by the rings of
+//! the shards ([`Handoff`]), and arrivals at a published port as a [`Message`]. The first queue's thread watches all
+//! published ports. A thread wakes those to which it has passed something on at the end of its own turn.
 //!
 //! Bound: [`MOST_MESSAGES`] wait for a thread, [`MOST_DATAGRAMS`] with datagrams, so that a flood of datagrams leaves
 //! space for clients. A client beyond that waits in the host's backlog, a datagram is lost.
@@ -27,7 +27,7 @@ use crate::mapping::Mapping;
 use crate::published::PublishedPort;
 use crate::stat::Stat;
 
-/// Messages that wait for one thread at most. A datagram or run of them has up to 64 KiB.
+/// Most messages that wait for one thread. A datagram or run of them has up to 64 KiB.
 const MOST_MESSAGES: usize = 256;
 /// Messages that wait for one thread up to which datagrams are accepted.
 const MOST_DATAGRAMS: usize = MOST_MESSAGES / 2;
@@ -53,7 +53,7 @@ pub(crate) struct Client {
     pub port: Arc<PublishedPort>,
 }
 
-/// What a client has sent to a published port: a datagram, or a run of them.
+/// A datagram, or a run of datagrams, that a client sent to a published port.
 pub(crate) struct ClientDatagrams {
     pub port: Arc<PublishedPort>,
     /// The socket of the published port, and to which of its addresses it came.
@@ -96,7 +96,7 @@ impl Mailbox {
     }
 
     fn wake(&self) {
-        // A count that is full wakes all the same.
+        // A full eventfd counter still wakes the thread.
         let _ = self.wake.write(1);
     }
 }
@@ -171,7 +171,7 @@ impl Siblings {
         all.filter(|(number, _)| *number != self.own)
     }
 
-    /// Gives the shard what others have handed over. Returns whether there was something.
+    /// Gives the shard the hand-offs of other threads. Returns whether there were any.
     pub(crate) fn take_packets(&mut self, stack: &mut Shard) -> bool {
         let Some(handoff) = &mut self.handoff else { return false };
         let mut has_come = false;
@@ -185,7 +185,7 @@ impl Siblings {
         has_come
     }
 
-    /// Passes on what belongs to others, and wakes them.
+    /// Passes hand-offs to other threads, and wakes them.
     pub(crate) fn pass_on(&mut self, stack: &mut Shard) {
         if let Some(handoff) = &mut self.handoff {
             while let Some(out) = stack.siblings().pop_outgoing() {

@@ -13,12 +13,12 @@ pub(crate) enum Stream {
     Held,
 }
 
-/// What may be undelivered of all streams.
+/// The bytes of all streams that may be undelivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Undelivered {
     /// Nothing: all streams have ended.
     Nothing,
-    /// What the guest's kernel may still send.
+    /// Bytes that the guest's kernel may still send.
     MayCome,
     /// Bytes that the gateway holds.
     Held,

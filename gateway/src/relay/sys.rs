@@ -1,4 +1,4 @@
-//! What neither std nor nix has in safe form.
+//! System calls that neither std nor nix has in safe form.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -12,7 +12,7 @@ pub(crate) fn with_descriptor<T>(wake: WakeFd, f: impl FnOnce(BorrowedFd<'_>) ->
     f(unsafe { BorrowedFd::borrow_raw(wake.fd) })
 }
 
-/// What the kernel says of a TCP socket (TCP_INFO), as far as it fills `info`.
+/// The kernel's TCP_INFO of a socket, as far as it fills `info`.
 ///
 /// # Errors
 /// Those of getsockopt.

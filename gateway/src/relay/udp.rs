@@ -53,7 +53,7 @@ type Run<'a> = (&'a [u8], Option<u16>);
 const ERRORS_PER_TURN: usize = 16;
 /// Addresses of the guest's that lead to one of the host, for which a port has sockets at most.
 const MOST_ALIASES: u8 = 4;
-/// Flows that give way for one socket at most.
+/// Most flows that are removed for one socket.
 const MOST_DISPLACED: usize = 16;
 /// Receive queue of the shard's socket, which all flows share, bytes.
 const QUEUE_BYTES: usize = 4 << 20;

@@ -17,7 +17,7 @@ use super::message::{self, HEADER_BYTES, Question};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat};
 
-/// Outstanding questions of a flow at most.
+/// Most outstanding questions of a flow.
 const MOST_ASKED: usize = 256;
 /// Questions of the guest that wait for one answer at most: repeated ones of one flow are asked once.
 const MOST_WAITING: usize = 64;
@@ -35,7 +35,7 @@ pub(super) struct Asked {
     /// The message as the servers have it.
     pub message: Box<[u8]>,
     pub question: Question,
-    /// Those that are asked, in order, and how many have been.
+    /// The servers of the question, in order, and the number of servers that were asked.
     pub servers: SmallVec<[SocketAddr; 3]>,
     pub next: usize,
     /// When the next server is asked.

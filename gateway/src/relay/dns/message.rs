@@ -10,11 +10,11 @@ use smallvec::SmallVec;
 pub(crate) const HEADER_BYTES: usize = 12;
 /// Longest name (RFC 1035 section 2.3.4).
 const MOST_NAME_BYTES: usize = 255;
-/// Records of one answer that are read at most.
+/// Most records of one answer that are read.
 pub(crate) const MOST_RECORDS: usize = 128;
-/// Aliases of one name that are followed at most.
+/// Most aliases of one name that are followed.
 const MOST_ALIASES: usize = 16;
-/// Labels and pointers of one name at most: a name has 127 labels.
+/// Most labels and pointers of one name: a name has 127 labels.
 const MOST_LABELS: usize = 192;
 
 pub(crate) const TYPE_A: u16 = 1;

@@ -29,7 +29,7 @@ use crate::stat::Direction;
 
 /// Bytes that a flow moves in each direction before it is another's turn.
 const TURN_BYTES: usize = 256 << 10;
-/// Bytes of one call to the host at most.
+/// Most bytes of one call to the host.
 const MOST_CALL_BYTES: usize = 256 << 10;
 /// Bytes of one read from the host at least.
 const LEAST_READ_BYTES: usize = 4 << 10;
@@ -49,7 +49,7 @@ pub(super) enum Guest {
     Open(SlotId),
 }
 
-/// What can be done with one end.
+/// The operations that one end is ready for.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Side {
     pub readable: bool,
@@ -173,7 +173,7 @@ impl Flow {
         }
     }
 
-    /// Moves what can be moved, up to a bound.
+    /// Moves the bytes that can be moved, up to a bound.
     pub(super) fn turn(&mut self, cx: &mut Context<'_>) -> Turn {
         let Guest::Open(socket) = self.guest else { return Turn::Idle };
         let out = self.run(cx, socket, Flow::move_out);
@@ -265,7 +265,7 @@ impl Flow {
         }
     }
 
-    /// What the host did not take goes back, so that the guest's window counts it.
+    /// Bytes that the host did not take return to the queue, so that the guest's window counts them.
     fn unread(&mut self, cx: &mut Context<'_>, socket: SlotId, chain: Chain) {
         match cx.stack.tcp_entry(socket) {
             Ok(entry) => entry.tcb.recv_queue().unread(chain),

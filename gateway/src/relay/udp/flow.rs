@@ -273,7 +273,7 @@ pub(crate) fn count_of(bytes: usize, each: Option<u16>) -> usize {
     each.map_or(1, |each| bytes.div_ceil(usize::from(each).max(1)).max(1))
 }
 
-/// Cuts bytes that lie in several places into pieces of a length, the last of which may be shorter.
+/// Divides scattered bytes into pieces of one length; the last piece may be shorter.
 fn pieces<'a>(parts: &'a [IoSlice<'_>], each: usize) -> Vec<SmallVec<[IoSlice<'a>; 4]>> {
     let (mut pieces, mut piece, mut space) = (Vec::new(), SmallVec::new(), each);
     for part in parts {

@@ -23,7 +23,8 @@ impl Udp {
     pub(super) fn receive(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
         let turn = self.turn;
         let Some(port) = self.ports.get_mut(id) else { return false };
-        // An answer comes alone: a second call would find nothing. What is left makes the socket ready again.
+        // An answer usually arrives alone, so a second call would find nothing. Remaining datagrams make the socket
+        // ready again.
         let is_burst = port.last_receive_turn + 1 >= turn;
         port.last_receive_turn = turn;
         let filled = self.batch.fill_up_to(port.as_fd(), if is_burst { usize::MAX } else { 1 });
