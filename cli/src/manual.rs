@@ -54,7 +54,7 @@ fn described(command: clap::Command) -> clap::Command {
     command.mut_args(|arg| arg.hide_short_help(false)).mut_subcommands(described)
 }
 
-/// What a page needs to know of its command.
+/// The parts of a command that its page needs.
 struct Page {
     /// `fulmar-ping`.
     name: String,
@@ -87,7 +87,7 @@ impl Page {
     }
 }
 
-/// The exit status of a command whose help says nothing of it.
+/// The exit status of a command whose help does not describe it.
 const EXIT_STATUS: &str = "0: done. 2: an error, also of the options. \
                            128 and the number of a signal: ended by that signal.";
 
@@ -112,8 +112,8 @@ fn with_synopsis(page: &str, usage: &str) -> String {
     format!("{before}{SYNOPSIS}.nf\n{}\n.fi\n{rest}", usage.replace('-', "\\-"))
 }
 
-/// The page with what follows the options as lines of their own, under a name that man-pages(7) knows; and what
-/// that says of the exit status.
+/// The page with the text after the options as lines of their own, under a name that man-pages(7) knows; and its text
+/// about the exit status.
 fn with_examples(page: &str) -> (String, Option<String>) {
     const EXTRA: &str = ".SH EXTRA\n";
     let Some((before, after)) = page.split_once(EXTRA) else { return (page.to_owned(), None) };
@@ -121,7 +121,7 @@ fn with_examples(page: &str) -> (String, Option<String>) {
     let (body, rest) = after.split_at(end);
     let (body, status) = without_status(body);
     let mut sections = String::new();
-    // Examples may stand behind other paragraphs.
+    // Examples may follow other paragraphs.
     let (notes, examples) = match body.find("Examples:\n").or_else(|| body.find("Example:\n")) {
         Some(at) => (&body[..at], body[at..].split_once('\n').unwrap_or_default().1),
         None => (body.as_str(), ""),

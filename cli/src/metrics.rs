@@ -1,9 +1,9 @@
 //! `--metrics ADDR`: the figures of `fulmar stat` for Prometheus (text exposition format, version 0.0.4).
 //!
-//! The listener belongs to the host's kernel. A thread accepts; each connection has a thread of its own, and [`TIMEOUT`]
-//! in all: a client that stalls delays no other. Of more than [`MOST_CONNECTIONS`] the oldest that has not asked yet
-//! gives way, else one that does not read its answer; without such a one the new one is closed at once. One request a
-//! connection, of [`MOST_REQUEST_BYTES`] at most.
+//! The listener belongs to the host's kernel. A thread accepts; each connection has a thread of its own, and
+//! [`TIMEOUT`] in all: a client that stalls delays no other. Beyond [`MOST_CONNECTIONS`] a new client replaces the
+//! oldest that has not sent its request yet, else one that does not read its answer. Without such a client the new one
+//! is closed at once. A connection has one request, of [`MOST_REQUEST_BYTES`] at most.
 
 mod exposition;
 
@@ -24,11 +24,10 @@ pub use exposition::exposition;
 const MOST_CONNECTIONS: usize = 4;
 /// Most threads: the threads of replaced clients are about to end.
 const MOST_THREADS: usize = 4 * MOST_CONNECTIONS;
-/// How long a client has for its request, and for reading the answer, too: a client that says nothing has its place for
-/// a second.
+/// Time limit of a client for its request and for reading the answer. A silent client keeps its place for a second.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of a request at most: that of Prometheus has some hundred.
+/// Most bytes of a request: Prometheus sends some hundred.
 const MOST_REQUEST_BYTES: usize = 8192;
 /// Pause after `accept` failed, such as for lack of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -129,7 +128,7 @@ impl Clients {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a client; another one may give way. `None`: there are too many.
+    /// Adds a client, which may replace another. `None`: there are too many.
     fn add(self: &Arc<Self>, stream: TcpStream) -> Option<Served> {
         let mut list = self.list();
         if self.threads.load(Ordering::Acquire) >= MOST_THREADS {
@@ -192,7 +191,7 @@ fn left_until(deadline: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// What a client asks for.
+/// The request of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Request {
     Metrics,
@@ -311,7 +310,7 @@ mod tests {
         let mut client = TcpStream::connect(at).unwrap();
         let _ = client.write_all(request);
         let mut answer = Vec::new();
-        // A bound that was exceeded resets what was not read.
+        // If the request exceeds the bound, the close of the socket resets the connection, because bytes are unread.
         let _ = client.read_to_end(&mut answer);
         String::from_utf8(answer).unwrap()
     }

@@ -160,11 +160,10 @@ pub(crate) fn ask_all() -> (Vec<Value>, Vec<String>) {
     (found, complaints)
 }
 
-/// Characters of a name or text that are shown at most: a column is as wide as its widest cell.
+/// Most shown characters of a name or text: a column is as wide as its widest cell.
 const MOST_SHOWN: usize = 1024;
 
-/// The value with strings that contain no control sequences for the terminal and are not endless: names come from other
-/// programs.
+/// The value with its strings shortened and without control sequences for the terminal: names come from other programs.
 pub(crate) fn printable_value(value: &Value) -> Value {
     match value {
         Value::String(text) => Value::String(shown(text)),
@@ -221,8 +220,8 @@ fn render(args: &Args, document: &Value) -> String {
     text
 }
 
-/// Lines no longer than the terminal is wide. What follows the first line of a drop stands below its sentence,
-/// other lines hang by their own indentation.
+/// Wraps lines to the width of the terminal. Further lines of a drop are below its sentence; other lines hang by their
+/// own indentation.
 fn fitted(text: &str) -> String {
     let Some(columns) = terminal_columns() else { return text.to_owned() };
     let mut sentences_at = None;
@@ -285,7 +284,7 @@ fn word(value: &Value) -> String {
     }
 }
 
-/// What stands in a socket's own columns; everything else follows below it.
+/// The fields with columns of their own; the other fields follow below the line of the socket.
 const SOCKET_COLUMNS: [(&str, &str); 6] = [
     ("protocol", "Netid"),
     ("state", "State"),
@@ -343,7 +342,7 @@ fn quantity(name: &str, value: &Value) -> String {
     format!("{name}:{}", word(value))
 }
 
-/// Reasons that count on an idle stack too, since they are about what other hosts send to all.
+/// Reasons that count on an idle stack too, because other hosts send such packets to all stations.
 const USUAL: [DropReason; 4] = [
     DropReason::IpDestination,
     DropReason::UnknownEtherType,

@@ -85,7 +85,7 @@ fn filter(text: &str) -> Result<(String, Filter), String> {
 /// Runs the command.
 ///
 /// # Errors
-/// No stack of that name, or the terminal.
+/// No stack has that name, or the terminal failed.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let (samples, complaints) = sample(args.stack.as_deref());
     if let (Some(wanted), true) = (&args.stack, samples.is_empty()) {
@@ -108,7 +108,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     watch(args, &mut app)
 }
 
-/// Prints what the screen would show after one interval.
+/// Prints the screen as it is after one interval.
 fn once(args: &Args, mut app: App, samples: Vec<Sample>) -> Outcome<ExitCode> {
     if samples.is_empty() {
         eprintln!("no stack or gateway of this user answers");
@@ -192,7 +192,7 @@ fn next_key(app: &mut App) -> io::Result<ControlFlow<()>> {
     Ok(ControlFlow::Continue(()))
 }
 
-/// What the stacks said, and what is to be complained about.
+/// The documents of the stacks, and the errors to show.
 type Samples = (Vec<Sample>, Vec<String>);
 
 /// Reads the documents in a thread of its own, which ends with the receiver.
@@ -209,7 +209,7 @@ fn start_sampler(stack: Option<String>, delay: Duration) -> io::Result<Receiver<
     Ok(samples)
 }
 
-/// The documents of the stacks that are asked for.
+/// The documents of the selected stacks.
 fn sample(stack: Option<&str>) -> Samples {
     let (documents, complaints) = stat::ask_all();
     let is_wanted = |d: &Value| stack.is_none_or(|wanted| stat::matches(d, wanted));

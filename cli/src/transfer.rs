@@ -1,10 +1,9 @@
-//! `fulmar send` and `fulmar recv`: a file as plain bytes over one connection, whose end is that of the
-//! file, so that the other side can be any program that reads or writes a socket. Both print the SHA-256
-//! of the bytes.
+//! `fulmar send` and `fulmar recv`: a file as plain bytes over one connection. The end of the stream is the end of the
+//! file, so that the other side can be any program that reads or writes a socket. Both print the SHA-256 of the bytes.
 //!
-//! The end of the stream says that the file is whole. Whatever goes wrong before it resets the
-//! connection (RFC 9293 section 3.10.5: ABORT), so that the other side fails as well: the file cannot be
-//! read or written, has not the size that it had at the start, or the user ends the command.
+//! The end of the stream means that the file is whole. An earlier failure resets the connection (RFC 9293 section
+//! 3.10.5: ABORT), so that the other side fails as well: the file cannot be read or written, its size has changed since
+//! the start, or the user ends the command.
 
 use crate::device::{Role, Session, StackArgs, TcpArgs};
 use crate::failure::{During, Failure, Outcome};
@@ -27,12 +26,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Bytes per read and write: large enough that the cost per call does not show.
 const CHUNK_BYTES: usize = 128 * 1024;
-/// Bytes of a file per call: half the send buffer, so that one half is on its way while the other is
-/// summed.
+/// Bytes of a file per call: half the send buffer, so that one half is in flight while the other is summed.
 const SLICE_BYTES: u64 = 512 * 1024;
 /// Buffers of a receiver: one is filled while the other is written to the file.
 const POSTED_BUFFERS: usize = 2;
-/// Bytes of each: what a buffer costs beside its bytes is spread over many.
+/// Bytes of each buffer: large, to spread the fixed cost of a buffer.
 const POSTED_BYTES: usize = 1 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a peer that has acknowledged everything may still reset the connection.
@@ -153,8 +151,8 @@ fn copy(from: &mut dyn Read, to: &mut dyn Write, tally: &mut Tally) -> Result<()
     }
 }
 
-/// Receives into buffers that are posted ahead and writes them out where they lie: while one is
-/// written the other is filled.
+/// Receives into buffers that are posted ahead and writes them to the file in place: while one is written the other is
+/// filled.
 fn receive(from: &TcpStream, to: &mut dyn Write, tally: &mut Tally) -> Result<(), CopyError> {
     let post = |buffer| from.recv_posted(buffer).map_err(|e| CopyError::Read(e.error));
     let mut under_way = VecDeque::new();
@@ -174,8 +172,7 @@ fn receive(from: &TcpStream, to: &mut dyn Write, tally: &mut Tally) -> Result<()
     Ok(())
 }
 
-/// Sends the `expected` bytes of a file from its own pages and sums what went, which is in memory by
-/// then.
+/// Sends the `expected` bytes of a file from its own pages and sums the sent bytes, which are in memory by then.
 fn send_file(
     file: &File,
     expected: u64,
@@ -230,7 +227,7 @@ fn resized(file: &File, expected: u64) -> CopyError {
 enum CopyError {
     Read(io::Error),
     Write(io::Error),
-    /// The file to be read had this many bytes at the start, and has another number now.
+    /// The file to be read had this number of bytes at the start, and has another number now.
     Resized {
         expected: u64,
         found: u64,
@@ -351,8 +348,8 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends sending and waits until the peer has everything. Its own end says so; a peer that keeps its
-/// side open has everything once all is acknowledged, and has [`RESET_TIMEOUT`] to reset the connection.
+/// Ends sending and waits until the peer has everything, which the peer's FIN shows. A peer that keeps its side open
+/// has everything once all is acknowledged, and has [`RESET_TIMEOUT`] to reset the connection.
 fn finish(mut stream: &TcpStream) -> io::Result<()> {
     stream.shutdown(Shutdown::Write)?;
     stream.set_read_timeout(Some(RESET_TIMEOUT))?;
@@ -401,10 +398,10 @@ pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     check_digest(args.sha256.as_deref(), &tally.digest())
 }
 
-/// Prints by which calls the bytes came, and how many of them the device placed in the buffers.
+/// Prints the calls that received the bytes, and the number of bytes that the device placed in the buffers.
 fn print_method(stack: &Stack, args: &RecvArgs) {
     let Ok(stat) = stack.stat() else { return };
-    // What landed elsewhere is moved by the device, or copied by the stack.
+    // The device moves other bytes, or the stack copies them.
     let copied = stat.count(Counter::CopiedBytes) + stat.count(Counter::PlaceMissBytes);
     let [placed, copied] = [stat.count(Counter::PlacedBytes), copied].map(format::bytes);
     if args.no_posted {

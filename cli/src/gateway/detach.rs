@@ -34,7 +34,7 @@ const READY: &str = "ready\n";
 const GO: &[u8] = b"go\n";
 const MAX_LINE_BYTES: u64 = 64;
 
-/// Which process of a gateway this is.
+/// The process of a gateway that this process is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Process {
     /// The one that the user started.
@@ -115,7 +115,7 @@ pub struct WithStderr {
     pub stderr: StderrRelay,
 }
 
-/// As [`start`]; what the gateway writes to standard error is copied from its start on.
+/// As [`start`]; the gateway's standard error is copied from its start on.
 pub fn start_with_stderr(process: Process) -> Outcome<Result<WithStderr, u8>> {
     let mut command = process.command();
     let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -136,7 +136,7 @@ pub fn start_with_stderr(process: Process) -> Outcome<Result<WithStderr, u8>> {
     status_of(&mut gateway).map(Err)
 }
 
-/// Reads the first line, or what there is of it at the end, and copies standard error meanwhile.
+/// Reads the first line, or a part of it before the end of the stream, and copies standard error meanwhile.
 fn first_line(mut out: impl Read + AsFd, stderr: &mut StderrRelay) -> io::Result<Vec<u8>> {
     let (mut line, mut byte) = (Vec::new(), [0]);
     while (line.len() as u64) < MAX_LINE_BYTES && !line.ends_with(b"\n") {
@@ -157,7 +157,7 @@ fn status_of(child: &mut Child) -> Outcome<u8> {
     Ok(code.unwrap_or(1))
 }
 
-/// What this process becomes.
+/// The role that this process takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Becomes {
     /// A gateway, or one of the processes that start it.
@@ -166,9 +166,10 @@ pub enum Becomes {
     Program,
 }
 
-/// Closes what the caller of the command has left open: a lock or a pipe would be held as long as the gateway runs.
-/// What an option names stays, as of `--netns /proc/self/fd/3`; to a program also what its own arguments name, and what
-/// a service manager passes (sd_listen_fds(3)). To be called before anything is opened.
+/// Closes descriptors that the caller of the command has left open: a lock or a pipe would be held as long as the
+/// gateway runs. Descriptors that an option names stay, as in `--netns /proc/self/fd/3`. A program also keeps the
+/// descriptors in its own arguments and those that a service manager passes (sd_listen_fds(3)). To be called before
+/// this process opens a descriptor.
 pub fn close_inherited(guest: &Guest, becomes: Becomes) -> io::Result<()> {
     let of_program = match (guest, becomes) {
         (Guest::Program(command), Becomes::Gateway) => command.len(),
@@ -187,7 +188,7 @@ pub fn close_inherited(guest: &Guest, becomes: Becomes) -> io::Result<()> {
             || wait::is_summary_fd(*fd)
     };
     for fd in open.into_iter().filter(|fd| !is_wanted(fd)) {
-        // That of the folder is closed already.
+        // The descriptor of the folder is closed already.
         let _ = nix::unistd::close(fd);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What the options of a gateway come to, checked before anything is set up.
+//! The plan of a gateway, made from its options and checked before the set-up.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -26,7 +26,7 @@ const LEAST_MTU_V6: u32 = 1280;
 pub enum Guest {
     /// Namespaces that exist.
     Existing(Target),
-    /// New ones, for a program and its arguments; without any for the user's shell.
+    /// New namespaces, for a program and its arguments; without arguments, for the user's shell.
     Program(Vec<OsString>),
 }
 
@@ -47,11 +47,11 @@ pub struct Ports {
     pub udp_filter: UdpFilter,
     /// Connections between the loopback interfaces are spliced.
     pub has_splice: bool,
-    /// What comes from the host's loopback arrives at the guest's.
+    /// Connections from the host's loopback arrive at the guest's loopback.
     pub is_to_loopback: bool,
 }
 
-/// A gateway as it was asked for.
+/// The gateway that the options describe.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// For whom.
@@ -75,7 +75,7 @@ pub struct Plan {
     pub map: MapArgs,
     pub serves: Serves,
     pub process: ProcessArgs,
-    /// What the guest may reach; `None`: what pasta(1) lets it reach.
+    /// The destinations that the guest may reach; `None`: pasta(1)'s default.
     pub rules: Option<Rules>,
     /// Files and folders that the program may not write to, where they exist.
     pub protected: Vec<PathBuf>,
@@ -83,13 +83,13 @@ pub struct Plan {
     pub has_summary: bool,
 }
 
-/// What the guest can ask the gateway for.
+/// The services of the gateway for the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Serves {
     pub dhcp: bool,
     pub dhcp_v6: bool,
     pub advertisements: bool,
-    /// Of IPv6 that the host has later, whether or not the guest is set up already.
+    /// The services for IPv6 if the host gets it later, whether or not the guest is set up already.
     pub late_advertisements: bool,
 }
 

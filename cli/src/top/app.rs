@@ -1,4 +1,4 @@
-//! The state of `fulmar top`: what was read, what is chosen, and what the keys change.
+//! The state of `fulmar top`: the samples, the selection, and the changes by keys.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::ops::ControlFlow;
@@ -6,10 +6,10 @@ use std::ops::ControlFlow;
 use super::model::{Model, Row, Sample, Sort};
 use crate::stat::Filter;
 
-/// Characters of a filter at most.
+/// Most characters of a filter.
 const MAX_FILTER: usize = 200;
 
-/// What the keys mean at present.
+/// The mode, which decides the meaning of the keys.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Mode {
     /// The keys of the help.
@@ -30,7 +30,7 @@ struct Shown {
     before: Option<Sample>,
     latest: Sample,
     model: Model,
-    /// It did not answer the last time.
+    /// It did not answer the last request.
     is_gone: bool,
 }
 
@@ -50,7 +50,7 @@ pub struct App {
     filter: Option<Filter>,
     /// Why the text that is being typed is not a valid filter.
     pub filter_error: Option<String>,
-    /// Said while there is nothing to show.
+    /// The message while there is nothing to show.
     pub notice: String,
     is_paused: bool,
     first_row: usize,
@@ -70,7 +70,7 @@ fn is_same(a: &Sample, b: &Sample) -> bool {
 }
 
 impl App {
-    /// Takes what the stacks say now. While paused nothing changes but whether they are there.
+    /// Takes the present documents of the stacks. While paused only the presence of stacks changes.
     pub fn update(&mut self, samples: Vec<Sample>) {
         for shown in &mut self.shown {
             shown.is_gone = !samples.iter().any(|s| is_same(s, &shown.latest));
@@ -86,7 +86,7 @@ impl App {
             let model = Model::new(before.as_ref(), &sample, self.filter.as_ref());
             self.shown.push(Shown { before, latest: sample, model, is_gone: false });
         }
-        // One that has ended stays while it is looked at.
+        // A stack that has ended stays while it is shown.
         let is_listed = self.mode == Mode::List;
         let is_chosen = |s: &Shown| chosen.as_ref().is_some_and(|c| is_same(c, &s.latest));
         self.shown.retain(|s| !s.is_gone || is_chosen(s) && !is_listed);
@@ -99,7 +99,7 @@ impl App {
         }
     }
 
-    /// Looks at one of them, without the list.
+    /// Shows one of them, without the list.
     pub fn leave_list(&mut self) {
         if self.mode == Mode::List {
             self.mode = Mode::Normal;
@@ -111,29 +111,29 @@ impl App {
         self.shown.iter().map(|s| &s.model)
     }
 
-    /// The figures of the stack that is looked at.
+    /// The figures of the stack that is shown.
     pub fn model(&self) -> Option<&Model> {
         self.shown.get(self.at).map(|s| &s.model)
     }
 
-    /// How many there are to look at.
+    /// The number of stacks.
     pub fn count(&self) -> usize {
         self.shown.len()
     }
 
-    /// Looks at the next one.
+    /// Shows the next stack.
     pub fn next(&mut self) {
         if !self.shown.is_empty() {
             self.look_at((self.at + 1) % self.shown.len());
         }
     }
 
-    /// Which of them is looked at.
+    /// The index of the stack that is shown.
     pub fn position(&self) -> usize {
         self.at
     }
 
-    /// What is unusual at present, for the screen's corner.
+    /// Unusual states, for the screen's corner.
     pub fn status(&self) -> String {
         let is_gone = self.shown.get(self.at).is_some_and(|s| s.is_gone);
         match (is_gone, self.is_paused) {
@@ -268,7 +268,7 @@ impl App {
         }
     }
 
-    /// Applies a filter. One that is none is said to be so, and stays to be corrected.
+    /// Applies a filter. An invalid filter shows its error and stays for correction.
     fn set_filter(&mut self, text: String) {
         match text.parse::<Filter>() {
             Ok(filter) => {
