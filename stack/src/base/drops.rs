@@ -155,7 +155,7 @@ drop_reasons! {
     DeviceRefused, "device", "device_refused";
     /// The device's transmit queue stayed full for too long.
     TxQueueFull, "device", "tx_queue_full";
-    /// The frame exceeds what the device or the receive buffer can hold.
+    /// The frame exceeds the limit of the device or the receive buffer.
     FrameTooBig, "device", "frame_too_big";
     /// The virtio-net header requests an impossible offload.
     BadOffload, "device", "bad_offload";

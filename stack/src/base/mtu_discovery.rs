@@ -1,4 +1,4 @@
-/// Path MTU discovery of what a socket sends (IP_MTU_DISCOVER, IPV6_MTU_DISCOVER).
+/// Path MTU discovery of a socket's packets (IP_MTU_DISCOVER, IPV6_MTU_DISCOVER).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum MtuDiscovery {
     /// What exceeds the path MTU is fragmented, here or, without DF, by routers (IP_PMTUDISC_DONT).

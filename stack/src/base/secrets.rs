@@ -11,7 +11,7 @@ use crate::base::{FlowKey, OwnerKey, Random};
 
 macro_rules! key_uses {
     ($($(#[$doc:meta])* $name:ident,)+) => {
-        /// What a key is for. A new use is one line here and one row in `docs/secrets.md`.
+        /// The use of a key. A new use is one line here and one row in `docs/secrets.md`.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[repr(u32)]
         pub enum KeyUse { $($(#[$doc])* $name,)+ }

@@ -40,7 +40,7 @@ pub enum Wake {
     Level,
 }
 
-/// What a device can do. Fixed for the life of the device.
+/// The capabilities of a device. Fixed for the life of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caps {
     /// Largest IP packet in bytes, super-frames excepted.
@@ -193,7 +193,7 @@ pub trait Peek: Send + Sync {
     fn is_pending(&self) -> bool;
 }
 
-/// What a device provides when a stack attaches to it.
+/// The facilities that a device provides when a stack attaches to it.
 #[derive(Default)]
 pub struct Attachment {
     /// Memory from which the stack's pool takes its slabs, so that the device (or the process that implements it) reads
@@ -232,10 +232,9 @@ impl WakeFd {
 /// A network interface: it sends and receives frames.
 ///
 /// **Frames.** A [`Packet`](crate::device::Packet) is an Ethernet frame without FCS, in one or more mbufs, with its
-/// offload request (a checksum to complete, segmentation). The stack sends only what
-/// [`Caps`] allow: a device that is [`Caps::plain`] gets complete frames of at most `mtu` + 14 bytes. A device
-/// of [`Medium::Ip`] removes the Ethernet header from what it sends and puts one in front of what it receives
-/// ([`crate::device::plain_ip`]).
+/// offload request (a checksum to complete, segmentation). The stack sends only what [`Caps`] allow: a device that is
+/// [`Caps::plain`] gets complete frames of at most `mtu` + 14 bytes. A device of [`Medium::Ip`] removes the Ethernet
+/// header from sent packets and puts one in front of received packets ([`crate::device::plain_ip`]).
 ///
 /// **Ownership.** The caller owns a frame until [`Device::tx_burst`] takes it from the front of the burst; then
 /// the device does. A synchronous device frees the chain before it returns; one that completes later keeps it

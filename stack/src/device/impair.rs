@@ -32,7 +32,7 @@ const LONGEST_RUN: Duration = Duration::from_millis(10);
 /// Most packets that one call segments from a super-frame.
 const CUT_PKTS: usize = 64;
 
-/// What happens to the packets of one direction. The default is a perfect path without delay.
+/// The impairments of one direction. The default is a perfect path without delay.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Impairments {
     /// Bits per second of the bottleneck; `None`: no limit.
@@ -61,7 +61,7 @@ pub struct Impairments {
     pub reorder: f64,
     /// By how many packets at most; 0: by those sent in the next `reorder_delay`.
     pub reorder_pkts: u32,
-    /// How much later an overtaken packet arrives at the most.
+    /// The longest further delay of an overtaken packet.
     pub reorder_delay: Duration,
     /// Fraction of packets that arrive twice.
     pub duplicate: f64,
@@ -166,7 +166,7 @@ pub struct Path {
     how: Impairments,
     loss: Chance,
     loss_ends: Chance,
-    /// Until when at the most all packets are lost, in a run of losses.
+    /// The latest end of the present run of losses.
     loses_until: Option<Instant>,
     reorder: Chance,
     duplicate: Chance,

@@ -45,7 +45,7 @@ impl<D: Device> Impaired<D> {
     pub fn new(inner: D, seed: u64, tx: &Impairments, rx: &Impairments) -> Impaired<D> {
         let mut seeds = Rng::new(seed);
         let caps = inner.caps().exact_time();
-        // What is split off a frame has one mbuf more at the most, for its headers.
+        // A packet that is split off a frame has at most one mbuf more, for its headers.
         let max_segs = caps.max_segs.saturating_sub(1).max(1);
         let caps = Caps { places_on_receive: false, max_segs, ..caps };
         Impaired {

@@ -14,7 +14,7 @@ use crate::mbuf::{Chain, Pool, Purpose};
 /// Frames between the ends of a pair in one direction at most; a full queue accepts none.
 pub const QUEUE_FRAMES: usize = 1024;
 
-/// A frame from its Ethernet header on, with what is asked of the device or known about it.
+/// A frame from its Ethernet header on, with its offload request or the device's verification.
 pub type Frame = (Vec<u8>, Offload);
 
 type Frames = Arc<Mutex<VecDeque<Frame>>>;
@@ -90,7 +90,7 @@ impl Device for Memory {
 pub struct Arrival {
     /// From the Ethernet header on.
     pub bytes: Vec<u8>,
-    /// What the device knows about it.
+    /// The device's verification.
     pub offload: Offload,
     /// Lengths of the mbufs that it is received into; the last has the rest.
     pub pieces: Vec<usize>,

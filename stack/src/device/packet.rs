@@ -8,7 +8,7 @@ use crate::mbuf::{Chain, Pool};
 pub struct Packet {
     /// The bytes. All headers of a frame to be sent are in its first mbuf.
     pub chain: Chain,
-    /// The offload request, or what the device has verified. Offsets count from the Ethernet header.
+    /// The offload request, or the device's verification. Offsets count from the Ethernet header.
     pub offload: Offload,
 }
 
@@ -29,7 +29,7 @@ impl Packet {
         pool.free(self.chain);
     }
 
-    /// How many packets on the wire the frame stands for; at least 1.
+    /// The number of packets on the wire that the frame represents; at least 1.
     pub fn wire_packets(&self) -> usize {
         let Some(gso) = self.offload.gso else { return 1 };
         let payload = self.chain.len().saturating_sub(usize::from(gso.header_bytes));

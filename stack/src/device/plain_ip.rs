@@ -5,10 +5,10 @@
 //! wire                                         | IP header | payload |
 //! ```
 //!
-//! The stack handles Ethernet frames only. A device of this medium puts the header in front of what it receives
-//! ([`link_header`] where the device has reserved the space, [`to_frame`] in general) and removes it from what
-//! it sends ([`check_sent`], [`from_frame`]). The addresses in it are constants ([`Medium::OWN`],
-//! [`Medium::PEER`]); the EtherType follows from the version field.
+//! The stack handles Ethernet frames only. A device of this medium puts the header in front of received packets
+//! ([`link_header`] where the device has reserved the space, [`to_frame`] in general) and removes it from what it sends
+//! ([`check_sent`], [`from_frame`]). The addresses in it are constants ([`Medium::OWN`], [`Medium::PEER`]); the
+//! EtherType follows from the version field.
 
 use crate::base::{DropReason, Medium, Offload};
 use crate::mbuf::{Chain, Pool, Purpose};

@@ -46,7 +46,7 @@ impl Tally {
         let _ = out.push(p);
     }
 
-    /// Adds the burst to what was sent.
+    /// Adds the burst to the transmit counts.
     pub fn sent(self, counters: &mut Counters, stats: &mut DeviceStats) {
         counters.add(Counter::TxFrames, self.frames);
         counters.add(Counter::TxPackets, self.packets);
@@ -55,7 +55,7 @@ impl Tally {
         stats.tx_bytes += self.bytes;
     }
 
-    /// Adds the burst to what was received.
+    /// Adds the burst to the receive counts.
     pub fn received(self, counters: &mut Counters, stats: &mut DeviceStats) {
         counters.add(Counter::RxFrames, self.frames);
         counters.add(Counter::RxPackets, self.packets);

@@ -24,7 +24,7 @@ use crate::wire::{eth, protocol};
 use crate::device::offload::{addresses, largest};
 use crate::device::{Caps, Packet};
 
-/// Fewer datagrams are not coalesced: segmenting two costs the receiver what the sender saves.
+/// Fewer datagrams are not coalesced: segmenting two datagrams costs the receiver the time that the sender saves.
 pub const LEAST: usize = 3;
 /// Datagrams of a super-frame at most: `UDP_MAX_SEGMENTS` of Linux before 6.9.
 pub const MOST: usize = 64;

@@ -25,7 +25,7 @@ impl IfAddr {
 /// Settings of one interface.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What the interface carries. On [`Medium::Ip`] every next hop is the peer, always resolved.
+    /// The medium of the interface. On [`Medium::Ip`] every next hop is the peer, always resolved.
     pub medium: Medium,
     /// Ethernet address of the interface.
     pub ether: EtherAddr,

@@ -252,7 +252,7 @@ pub struct Outgoing {
     pub offload: Offload,
     /// Whether the packet is own traffic or a reply, for limits of neighbour resolution.
     pub traffic: Traffic,
-    /// What becomes of a packet that exceeds the path MTU. Super-segments are never fragmented.
+    /// The treatment of a packet that exceeds the path MTU. Super-segments are never fragmented.
     pub mtu_discovery: MtuDiscovery,
 }
 

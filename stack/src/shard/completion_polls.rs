@@ -3,8 +3,8 @@
 
 use crate::base::{Duration, Instant};
 
-/// The first poll after a change, well below what a person notices, and the longest interval between two
-/// polls: without a change for so long an idle stack should stay idle.
+/// The delay of the first poll after a change, which a person does not notice, and the longest interval between two
+/// polls. After that interval without a change an idle stack should stay idle.
 const FIRST_POLL: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 

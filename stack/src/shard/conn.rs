@@ -1,4 +1,4 @@
-//! One connection during a call: found once, with what its calls use, and its output.
+//! One connection during a call: found once, with the state that its calls use, and its output.
 
 use alloc::collections::VecDeque;
 
@@ -36,7 +36,7 @@ impl Core {
     }
 }
 
-/// What a write leaves for later.
+/// The work that a write defers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Policy {
     /// The partial segment at the end waits for the next write, which is likely to follow at once. It is sent with the
@@ -83,7 +83,7 @@ impl Conn<'_> {
         self.entry.error.map_or(Ok(()), Err)
     }
 
-    /// Reports to the watcher what the connection is ready for now.
+    /// Reports the present readiness of the connection to the watcher.
     #[inline]
     pub(crate) fn notify(&mut self) {
         if self.entry.watch.is_watched() {
@@ -158,8 +158,8 @@ impl Conn<'_> {
         }
     }
 
-    /// Sends what a read has left to be sent, at most an ACK with a larger window. No receive poll: frames that the
-    /// update releases are for the next read, while they are cached.
+    /// Sends the output of a read, at most an ACK with a larger window. No receive poll: frames that the update
+    /// releases are for the next read, while they are cached.
     pub(crate) fn output_after_read(&mut self, tcp: &mut Tcp, now: Instant) {
         if tcp.unacked_frames > 0 {
             return self.queue_output();
@@ -229,7 +229,7 @@ impl Tcp {
 }
 
 impl Shard {
-    /// The end of a write: a short receive poll, unless ACKs are left to the next write, and one `tx_burst`.
+    /// The end of a write: a short receive poll, unless the next write takes the ACKs, and one `tx_burst`.
     pub(crate) fn end_call(&mut self, now: Instant, id: SlotId, end: CallEnd) {
         if end.is_over {
             self.tcp.reap_if_done(now, id, &mut self.core);

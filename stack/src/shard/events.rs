@@ -26,12 +26,12 @@ impl Events {
         self.list.is_empty()
     }
 
-    /// What a socket is ready for. When the device is gone every call fails at once.
+    /// The readiness of a socket. When the device is gone every call fails at once.
     pub(crate) fn ready(&self, socket: &Socket) -> Ready {
         self.ready_now(socket.ready())
     }
 
-    /// Reports what a socket is ready for now, if it is watched.
+    /// Reports the present readiness of a socket, if it is watched.
     pub(crate) fn notify(&mut self, sockets: &mut Slab<Socket>, id: SlotId) {
         let Some(socket) = sockets.get_mut(id) else { return };
         if socket.watch().is_watched() {
@@ -40,7 +40,7 @@ impl Events {
         }
     }
 
-    /// Reports what a watched socket is ready for now.
+    /// Reports the present readiness of a watched socket.
     pub(crate) fn report(&mut self, id: SlotId, watch: &mut Watched, ready: Ready) {
         let unreported = watch.unreported(self.ready_now(ready));
         if !unreported.is_empty() {

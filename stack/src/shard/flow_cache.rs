@@ -105,7 +105,7 @@ impl FlowCache {
     }
 }
 
-/// What the cached flow depends on.
+/// The state that the cached flow depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Generations {
     /// Of the flow table.

@@ -178,7 +178,7 @@ impl Shard {
         taken
     }
 
-    /// An ICMP error, or the failure of a neighbour, for the shard that owns what it quotes.
+    /// An ICMP error, or the failure of a neighbour, for the shard that owns the quoted flow.
     pub(crate) fn icmp_error(&mut self, now: Instant, e: QuotedError) {
         let siblings = &self.core.siblings;
         let elsewhere = match e.protocol {

@@ -1,4 +1,4 @@
-//! What the layers of a shard share. Each layer owns its own fields and is given the rest as arguments:
+//! The state that the layers of a shard share. Each layer owns its own fields and gets the rest as arguments:
 //!
 //! | layer | owns |
 //! |---|---|
@@ -39,14 +39,14 @@ pub(crate) struct Core {
     pub memory: Memory,
     /// When to look again for bytes sent without a copy that another thread frees.
     pub completion_polls: CompletionPolls,
-    /// Until then calls leave what they send for the next step.
+    /// Until then calls defer their output to the next step.
     pub transmit_deferred_until: Option<Instant>,
     /// The other shards of the stack.
     pub siblings: Siblings,
 }
 
 impl Core {
-    /// Reports to the watcher of a socket what the socket is ready for now.
+    /// Reports the present readiness of a socket to its watcher.
     pub(crate) fn notify(&mut self, id: SlotId) {
         self.events.notify(&mut self.sockets, id);
     }

@@ -1,6 +1,6 @@
-//! What a shard does where memory, space in the device or descriptors are scarce: sockets that cannot go
-//! on wait ([`SendWaiters`], [`RetryQueue`]), and connections whose peers take nothing or whose users read nothing
-//! may be given up ([`Reclaim`], [`ReceiveReclaim`]).
+//! The reaction of a shard to a shortage of memory, space in the device or descriptors: sockets that cannot go on wait
+//! ([`SendWaiters`], [`RetryQueue`]), and connections whose peers take nothing or whose users read nothing may be given
+//! up ([`Reclaim`], [`ReceiveReclaim`]).
 
 use crate::base::{Instant, SlotId};
 use crate::mbuf::{Pool, Purpose};

@@ -28,7 +28,7 @@ pub(crate) struct Net {
     pub window: WindowBudget,
     /// The IP layer.
     pub ip: Ip,
-    /// The device and what waits for it.
+    /// The device and the frames that wait for it.
     pub link: Link,
     /// The stages that paths pass.
     pub stages: Stages,
@@ -464,7 +464,7 @@ pub(super) struct TcpEmit<'a> {
     pub traffic: Traffic,
     /// The lower headers of its segments, if they are known.
     pub template: Option<&'a Template>,
-    /// What the connection may still send in this turn, bytes; a small segment counts as [`LEAST_CHARGE`].
+    /// Bytes that the connection may still send in this turn; a small segment counts as [`LEAST_CHARGE`].
     pub quota: usize,
 }
 

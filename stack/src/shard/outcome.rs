@@ -1,5 +1,4 @@
-//! What a step or a call returns as data: readiness events of watched sockets, and completions of posted
-//! buffers.
+//! The results of a step or a call as data: readiness events of watched sockets, and completions of posted buffers.
 
 use alloc::sync::Arc;
 

@@ -27,7 +27,7 @@ const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long progress is awaited of an orphan while memory is scarce.
 const ORPHAN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The same of a connection with a user: a person may pause so long.
+/// The same time for a connection with a user: a person may pause for this time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Surplus orphans are reset until they are 1/16 below their limit, so that the next ones need no walk.

@@ -13,7 +13,7 @@ use crate::shard::net::Link;
 
 use crate::shard::sockets::SendBlocked;
 
-/// The wait before the first retry: well below what a person notices.
+/// The wait before the first retry, which a person does not notice.
 const RETRY: Duration = Duration::from_millis(5);
 
 /// The longest wait. Failed retries double it: peers that fill the pool and are never read must not

@@ -237,7 +237,7 @@ pub enum MoreData {
 }
 
 impl MoreData {
-    /// [`MoreData::Follows`] if `bytes` of the whole are left to be written.
+    /// [`MoreData::Follows`] if `bytes` of the whole remain to be written.
     pub fn of_rest(bytes: u64) -> MoreData {
         if bytes > 0 { MoreData::Follows } else { MoreData::None }
     }

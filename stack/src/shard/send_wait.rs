@@ -212,7 +212,7 @@ impl SendWaiters {
     }
 }
 
-/// What a writer is woken with.
+/// The state that is needed to wake a writer.
 pub(crate) struct Waking<'a> {
     /// The sockets.
     pub sockets: &'a mut Slab<Socket>,

@@ -1,5 +1,5 @@
-//! Sendfile calls: the steps of `crate::socket::sendfile` on a socket of
-//! the table, each with what the stack adds (counters, output, retries).
+//! Sendfile calls: the steps of `crate::socket::sendfile` on a socket of the table, each with the stack's additions
+//! (counters, output, retries).
 
 use core::task::Poll;
 

@@ -169,7 +169,7 @@ impl Siblings {
         self.ownership.owner_of(key)
     }
 
-    /// The shard that receives what a sender writes to sockets that are bound to every port, whichever of them it
+    /// The shard that receives a sender's datagrams to sockets that are bound to every port, whichever of them it
     /// writes to.
     pub fn owner_of_sender(&self, sender: SocketAddr) -> u16 {
         self.owner_of(&FlowKey::new(sender, sender))

@@ -18,7 +18,7 @@ pub struct SocketOptions {
     pub quickack: Option<bool>,
     /// TCP_CONGESTION.
     pub congestion: Option<CongestionControl>,
-    /// Whether explicit congestion notification is asked for, or agreed to.
+    /// Whether explicit congestion notification is requested, or accepted.
     pub ecn: Option<EcnPolicy>,
     /// When larger or smaller segments are tried without ICMP (RFC 4821).
     pub mtu_probing: Option<MtuProbing>,
@@ -45,7 +45,7 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// The configuration of a passive open: what a received SYN is answered by.
+    /// The configuration of a passive open, which answers a received SYN.
     pub(crate) fn config(&self, base: &Config) -> Config {
         Config {
             congestion: self.congestion.unwrap_or(base.congestion),

@@ -151,7 +151,7 @@ pub struct TcpEntry {
     pub is_acked: bool,
     /// Fast Open: the listener that accepted it with the data of its SYN, until its handshake is complete.
     pub early: Option<SlotId>,
-    /// As what the limit of its source address counts it, if there is one.
+    /// Its class in the limit of its source address, if there is one.
     pub counts_as: Option<SourceUse>,
     /// The application still holds it.
     pub is_open: bool,
@@ -250,7 +250,7 @@ impl TcpEntry {
         self.tos
     }
 
-    /// What the headers of its packets have of its options.
+    /// The socket options that set fields of its packets' headers.
     #[inline]
     pub(crate) fn header_options(&self) -> HeaderOptions {
         HeaderOptions { ttl: self.ttl, dscp_ecn: self.tos, mtu_discovery: MtuDiscovery::On }

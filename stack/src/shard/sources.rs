@@ -14,8 +14,8 @@ use crate::shard::secret::Keyed;
 /// Limits for each source address, per shard; `None`: none. Default none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SourceLimits {
-    /// Embryos. Further SYNs are answered with cookies, or dropped where those are off: the address
-    /// of a SYN may be forged, and a cookie lets its owner connect all the same.
+    /// Embryos. Further SYNs are answered with cookies, or dropped where those are off: the address of a SYN may be
+    /// forged, and a cookie still lets its owner connect.
     pub embryos: Option<u32>,
     /// Connections whose handshake is complete. Further SYNs are dropped.
     pub connections: Option<u32>,

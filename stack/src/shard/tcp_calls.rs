@@ -354,7 +354,7 @@ impl Shard {
         }
     }
 
-    /// What a socket is ready for.
+    /// The readiness of a socket.
     ///
     /// # Errors
     /// [`SocketError::BadHandle`].
@@ -384,8 +384,8 @@ impl Shard {
         }
     }
 
-    /// Runs `f` on the engine of a connection, for options; output follows, since some of them
-    /// (nodelay, a larger buffer) release what was held back.
+    /// Runs `f` on the engine of a connection, for options; output follows, since some of them (nodelay, a larger
+    /// buffer) release held segments.
     ///
     /// # Errors
     /// [`SocketError::BadHandle`].

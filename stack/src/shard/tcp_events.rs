@@ -1,5 +1,5 @@
-//! What happens to a connection beside its engine: it enters the tables, its events reach its listener, its
-//! watcher and posted receive, and it is removed.
+//! The events of a connection outside its engine: it enters the tables, its events reach its listener, its watcher and
+//! posted receive, and it is removed.
 
 use alloc::boxed::Box;
 

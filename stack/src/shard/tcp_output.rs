@@ -11,7 +11,8 @@ use crate::shard::wheel::TimerKey;
 
 /// Most outputs of connections in one pass, which bounds the pass.
 const OUTPUTS_PER_PASS: usize = 4096;
-/// What a connection sends in one turn: four super-segments, or 64 small ones. Then the others have theirs.
+/// Limit of one turn of a connection: four super-segments, or 64 small ones. Then the other connections have their
+/// turns.
 const TURN_BYTES: usize = 256 << 10;
 
 impl Tcp {

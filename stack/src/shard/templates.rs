@@ -148,7 +148,7 @@ pub(crate) struct FlowTemplates {
     entries: Vec<Option<FlowTemplate>>,
 }
 
-/// The headers of a connection, and what they were made for.
+/// The headers of a connection, and the key that they were made for.
 struct FlowTemplate {
     owner: SlotId,
     options: HeaderOptions,

@@ -5,7 +5,7 @@ use crate::udp::UdpTable;
 
 use crate::shard::templates::UdpTemplates;
 
-/// Bindings of datagram sockets, and the headers of what they send.
+/// Bindings of datagram sockets, and the headers of their datagrams.
 pub(crate) struct Udp {
     pub table: UdpTable<SlotId>,
     /// Headers for destinations of sockets that are not connected.

@@ -1,8 +1,7 @@
 //! Many datagrams in one call: one lock, one pass through the protocols, one crossing per burst.
 //!
-//! Datagrams that follow each other, to the same destination and of equal size, leave as one
-//! super-frame where the device cuts such (UDP segmentation): one buffer, one set of headers, one
-//! frame. On the wire they are what they were.
+//! Datagrams that follow each other, to the same destination and of equal size, leave as one super-frame where the
+//! device cuts such (UDP segmentation): one buffer, one set of headers, one frame. On the wire they are unchanged.
 
 use core::net::SocketAddr;
 use core::task::Poll;
@@ -25,7 +24,7 @@ const MOST_BYTES: usize = 128 << 10;
 const MOST_JOINED: usize = 64;
 /// Payload of a super-frame at most, whatever the IP version.
 const MOST_JOINED_BYTES: usize = 65_000;
-/// IPv6 and UDP header: what a datagram has around it at most.
+/// The longest headers of a datagram: IPv6 and UDP.
 const HEADERS_BYTES: usize = 48;
 
 /// One datagram to be sent, or a run of datagrams: an entry of what `sendmmsg(2)` takes.

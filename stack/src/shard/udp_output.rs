@@ -56,7 +56,7 @@ pub(crate) struct SendRequest<I> {
     pub from: Option<SocketAddr>,
     /// Payload of each datagram of a run.
     pub segment_bytes: Option<u16>,
-    /// What becomes of a pending error of the socket.
+    /// The treatment of a pending error of the socket.
     pub error: PendingError,
 }
 
@@ -74,12 +74,12 @@ impl<I> SendRequest<I> {
     }
 }
 
-/// What becomes of a pending error of the socket (SO_ERROR).
+/// The treatment of a pending error of the socket (SO_ERROR).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PendingError {
     /// The call returns it.
     Return,
-    /// It is left to the next call: this one has sent datagrams.
+    /// The next call returns the error: this call has sent datagrams.
     Leave,
 }
 
@@ -411,7 +411,7 @@ fn choose_route<I>(
 }
 
 impl Net {
-    /// Whether a datagram may take so much of the send share: the minimum of streams stays free.
+    /// Whether a datagram may take these bytes of the send share: the minimum of streams stays free.
     #[inline(always)]
     fn admits_datagram(&self, bytes: usize) -> bool {
         let share = self.pool.share_of(Purpose::Send);

@@ -7,7 +7,7 @@ use crate::device::moderation::{BusyPoll, Moderation, ModerationConfig, Next};
 use crate::shard::world::Shard;
 
 impl Shard {
-    /// What a waiting thread does after an empty poll.
+    /// The next action of a waiting thread after an empty poll.
     pub fn next_wait(&mut self, now: Instant, busy_poll: BusyPoll) -> Next {
         let next = match self.rx.is_drained {
             true => self.rx.moderation.next(now, busy_poll),

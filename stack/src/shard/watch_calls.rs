@@ -16,7 +16,7 @@ impl Shard {
         true
     }
 
-    /// Reports what a socket is ready for now, if it is watched.
+    /// Reports the present readiness of a socket, if it is watched.
     pub fn notify(&mut self, id: SlotId) {
         self.core.events.notify(&mut self.core.sockets, id);
     }

@@ -65,7 +65,7 @@ pub struct Shard {
     pub(crate) rx: Rx,
 }
 
-/// What one step received.
+/// The frames and bytes that one step received.
 struct Received {
     frames: usize,
     bytes: usize,
@@ -253,11 +253,11 @@ impl Shard {
         received.frames + handed
     }
 
-    /// Receives bursts until the device is drained or a bound is reached. What a burst completes is delivered to
+    /// Receives bursts until the device is drained or a bound is reached. The completions of a burst are delivered to
     /// posted buffers, and acknowledged where no reader is about to return.
     fn receive_bursts(&mut self, now: Instant, budget: usize, enough_bytes: usize) -> Received {
         let mut received = Received { frames: 0, bytes: 0, is_drained: true };
-        // The budget and the bytes of a step bound what waits for its ACK.
+        // The budget and the bytes of a step bound the data that waits for its ACK.
         let is_deferred = self.core.defers_transmit(now);
         while received.frames < budget
             && received.bytes < enough_bytes.saturating_sub(self.rx.frame_bytes / 2)

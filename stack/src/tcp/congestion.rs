@@ -1,9 +1,8 @@
 //! Congestion control: how many bytes may be in flight.
 //!
-//! The engine detects losses ([`crate::tcp::recovery`]) and reports what a controller needs: deliveries,
-//! the start of a loss episode, time-outs, idle periods, and that an episode turned out to be
-//! spurious. A controller answers with its congestion window. It has no sequence numbers, clock or
-//! timer of its own; windows are in bytes.
+//! The engine detects losses ([`crate::tcp::recovery`]) and reports the inputs of a controller: deliveries, the start
+//! of a loss episode, time-outs, idle periods, and that an episode turned out to be spurious. A controller answers with
+//! its congestion window. It has no sequence numbers, clock or timer of its own; windows are in bytes.
 //!
 //! There are two kinds. A window-based controller ([`Cubic`](cubic::Cubic),
 //! [`NewReno`](new_reno::NewReno)) grows its window by what was acknowledged, and reduces it once per
@@ -219,7 +218,7 @@ pub struct PathModel {
     pub min_rtt: Option<Duration>,
     /// What `rate` is multiplied by for pacing, percent.
     pub pacing_gain: u64,
-    /// What the product of `rate` and `min_rtt` is multiplied by for the congestion window, percent.
+    /// The factor of the product of `rate` and `min_rtt` in the congestion window, percent.
     pub cwnd_gain: u64,
 }
 

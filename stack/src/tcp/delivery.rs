@@ -8,10 +8,9 @@
 //!         delivered_at                         now
 //! ```
 //!
-//! A [`Snapshot`] holds what a sample needs to know of the time when bytes were sent. There is one
-//! for each instant at which something was sent, found again by the transmission time that the
-//! [scoreboard](crate::tcp::scoreboard) keeps. Bytes sent within a short time share a snapshot, as they
-//! share a run of the scoreboard.
+//! A [`Snapshot`] holds the state at the time when bytes were sent, as a sample needs it. There is one for each instant
+//! at which something was sent, found again by the transmission time that the [scoreboard](crate::tcp::scoreboard)
+//! keeps. Bytes sent within a short time share a snapshot, as they share a run of the scoreboard.
 //!
 //! Cost: nothing while the controller takes no samples. Otherwise one snapshot per super-segment, at
 //! most [`MAX_SNAPSHOTS`], and a binary search per ACK and per lost run. Beyond the limit the oldest
@@ -41,7 +40,7 @@ struct Snapshot {
     delivered_at: Instant,
     first_sent_at: Instant,
     lost: u64,
-    /// P.tx_in_flight, with what was sent then.
+    /// P.tx_in_flight, including the bytes sent then.
     in_flight: u64,
     is_app_limited: bool,
 }
@@ -159,7 +158,7 @@ impl Sampler {
         });
     }
 
-    /// The snapshot of what was sent at `sent_at`.
+    /// The snapshot of the bytes sent at `sent_at`.
     fn snapshot_of(&self, sent_at: Instant) -> Option<&Snapshot> {
         let behind = self.snapshots.partition_point(|s| s.sent_at <= sent_at);
         self.snapshots.get(behind.checked_sub(1)?)

@@ -10,7 +10,7 @@
 /// Messages answered in a row from which on the use is interactive.
 const INTERACTIVE_AFTER: u8 = 4;
 
-/// What the exchange has been so far.
+/// The exchange so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Dialogue {
     /// A message was read, and no data was sent since.

@@ -20,7 +20,7 @@
 //! share of marked bytes get it with their samples ([`crate::tcp::congestion::Sample`]).
 //!
 //! A path that changes ECN fields or the feedback is detected (section 3.2.2.3, 3.2.2.4, 3.2.3.2): new data is then no
-//! longer ECN-capable, and feedback is ignored. This side continues to report what it receives.
+//! longer ECN-capable, and feedback is ignored. This side continues to report received marks.
 //!
 //! Differences from RFC 9768:
 //! - After a SYN or SYN,ACK that arrived changed, feedback is ignored; section 3.2.2.3 advises to respond until it is
@@ -52,7 +52,7 @@ pub(crate) use handshake::{answer_to_syn, reflected};
 pub enum EcnPolicy {
     /// Never (0).
     Off,
-    /// Accept what the peer requests (5). The default.
+    /// Accept the feedback that the peer requests (5). The default.
     #[default]
     Accept,
     /// Request accurate feedback, fall back to that of RFC 3168, and accept as above (3).
@@ -176,7 +176,7 @@ impl Ecn {
         self.reported.is_first || (self.is_feedback_trusted && self.reported.may_cycle(una))
     }
 
-    /// Determines what header prediction may take, after a segment that acknowledges up to `una`.
+    /// Determines the segments that header prediction may take, after a segment that acknowledges up to `una`.
     pub(crate) fn update_predicted(&mut self, una: u64) {
         self.predicted = match self.mode {
             EcnMode::Accurate if self.needs_each_segment(una) => UNPREDICTABLE,

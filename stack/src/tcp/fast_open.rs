@@ -8,8 +8,8 @@
 //! server, valid cookie         the connection is the user's in SYN-RECEIVED, and may send
 //! ```
 //!
-//! In: what the SYN is to carry ([`FastOpenSyn`]), the payload of a SYN whose cookie the caller has checked.
-//! Out: a [`FastOpenReport`] for the caller's cache of cookies. Cookies are made, checked and cached by the caller.
+//! In: the option of the SYN ([`FastOpenSyn`]), the payload of a SYN whose cookie the caller has checked. Out: a
+//! [`FastOpenReport`] for the caller's cache of cookies. Cookies are made, checked and cached by the caller.
 //!
 //! Invariant: positions `1..=syn_bytes` were sent with our SYN and are in no run of the scoreboard. What the
 //! SYN,ACK does not acknowledge of them is unsent again.
@@ -22,7 +22,7 @@ use crate::wire::tcp::{FastOpen, FastOpenCookie, Header};
 /// Bytes of a segment that SYN data leaves free: the longest options, since middleboxes may add some (as Linux).
 const OPTION_SPACE: usize = 40;
 
-/// What the SYN of an active open carries.
+/// The Fast Open option in the SYN of an active open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FastOpenSyn {
     /// A request for a cookie, and no data.
@@ -106,8 +106,8 @@ impl FastOpenState {
 }
 
 impl Tcb {
-    /// Sets what the SYN carries besides the usual options. Call it after the options of the user and before the
-    /// first output; data is committed to the send queue before.
+    /// Sets the Fast Open option and data of the SYN. Call it after the options of the user and before the first
+    /// output; data is committed to the send queue before.
     pub fn set_fast_open(&mut self, syn: FastOpenSyn) {
         let (cookie, mss) = match syn {
             FastOpenSyn::Request => (None, 0),

@@ -79,7 +79,7 @@ pub struct Info {
     pub packets_out: u32,
     /// Those with payload.
     pub data_packets_out: u32,
-    /// Segments received; what the device or GRO coalesced counts once.
+    /// Segments received; a segment that the device or GRO coalesced counts once.
     pub segments_in: u32,
     /// Those with payload.
     pub data_segments_in: u32,

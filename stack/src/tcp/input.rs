@@ -32,7 +32,7 @@ pub(crate) struct Segment<'a> {
     pub sent_span: u64,
     /// What of it was received before: the position and the bytes.
     pub repeated: Option<(u64, u64)>,
-    /// The payload, less what was trimmed.
+    /// The payload after trimming.
     pub payload: Chain,
     /// Carries a FIN inside the window.
     pub fin: bool,

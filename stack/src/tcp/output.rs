@@ -1,7 +1,7 @@
 //! Segment output: sends everything that may be sent now, one segment at a time.
 //!
-//! [`Tcb::plan`] decides, without side effects, what the next segment is; `transmit` builds and
-//! emits it; `on_sent` updates the control block. The order of precedence:
+//! [`Tcb::plan`] chooses the next segment, without side effects; `transmit` builds and emits it; `on_sent` updates the
+//! control block. The order of precedence:
 //!
 //! 1. a reset, which is the last segment;
 //! 2. the SYN, with data if Fast Open has a cookie, or SYN,ACK;

@@ -118,7 +118,7 @@ impl Recovery {
 pub(crate) struct AckSummary {
     /// Positions by which `snd.una` advanced.
     pub moved: u64,
-    /// What it delivered.
+    /// The bytes that it delivered.
     pub delivered: Delivered,
     /// Bytes of it that were marked with CE, by accurate feedback.
     pub marked: u64,

@@ -56,7 +56,7 @@ pub(crate) struct Transmission {
     pub end: u64,
 }
 
-/// What the cumulative acknowledgement and the SACK blocks of one ACK delivered.
+/// The bytes that the cumulative acknowledgement and the SACK blocks of one ACK delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Delivered {
     /// Bytes delivered, each counted once (DeliveredData of RFC 9937).
@@ -93,7 +93,7 @@ pub(crate) struct Losses {
     pub next: Option<Instant>,
 }
 
-/// What was sent and not acknowledged.
+/// The bytes that were sent and not acknowledged.
 #[derive(Clone, Debug)]
 pub(crate) struct Scoreboard {
     /// Start of the first run: `snd.una`.
@@ -253,7 +253,7 @@ impl Scoreboard {
         self.fack = self.fack.max(end);
     }
 
-    /// A SACK block reports `start..end`, which is inside what was sent and not acknowledged.
+    /// A SACK block reports `start..end`, which is inside the sent and unacknowledged bytes.
     pub(crate) fn sack(&mut self, start: u64, end: u64, delivered: &mut Delivered) {
         let start = start.max(self.start);
         let first = self.find(start);
@@ -366,7 +366,7 @@ impl Scoreboard {
         self.mark_lost_if(|i, _| i < behind, on_lost);
     }
 
-    /// Marks as lost what was sent at or before `at` (RFC 8985 section 6.3).
+    /// Marks the bytes sent at or before `at` as lost (RFC 8985 section 6.3).
     pub(crate) fn mark_lost_sent_before(&mut self, at: Instant, on_lost: impl FnMut(&LostRun)) {
         self.mark_lost_if(|_, run| run.sent_at <= at, on_lost);
     }
@@ -450,7 +450,7 @@ impl Scoreboard {
         self.lost_from = u64::MAX;
     }
 
-    /// Forgets what was SACKed: the peer has reneged.
+    /// Discards the SACKed state: the peer has reneged.
     pub(crate) fn clear_sacked(&mut self) {
         self.runs.iter_mut().for_each(|r| r.sacked = false);
         self.sacked = 0;

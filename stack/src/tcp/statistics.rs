@@ -1,9 +1,9 @@
-//! What a connection counts for [`Info`](crate::tcp::Info) alone: packets, reordering, and how long each limit held
+//! Counts of a connection for [`Info`](crate::tcp::Info) alone: packets, reordering, and how long each limit held
 //! sending back (Linux: `tcp_chrono`).
 //!
-//! Everything that follows from the control block is computed when it is asked for. Times are added when the limit
-//! changes, and counts of rare events where those are handled; so a segment of a bulk transfer costs a few additions
-//! and one comparison.
+//! Values that follow from the control block are computed on request. Times are added when the limit changes, and
+//! counts of rare events where those are handled; so a segment of a bulk transfer costs a few additions and one
+//! comparison.
 
 use crate::base::{Duration, Instant};
 use crate::tcp::Tcb;

@@ -103,7 +103,7 @@ pub(crate) struct ResetDue {
     pub with_ack: bool,
 }
 
-/// What the next output must send besides data.
+/// The control segments that the next output must send besides data.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Due {
     /// An ACK.
@@ -182,9 +182,9 @@ pub(crate) struct SendMarks {
     pub small_end: u64,
     /// `snd.nxt` at the start of the current output.
     pub burst_start: u64,
-    /// End of what was sent while cwnd-limited. In slow start half of the window suffices.
+    /// End of the bytes sent while cwnd-limited. In slow start half of the window suffices.
     pub cwnd_limited_end: u64,
-    /// End of what was sent when the window was full, for controllers that take samples.
+    /// End of the bytes sent when the window was full, for controllers that take samples.
     pub full_end: u64,
 }
 

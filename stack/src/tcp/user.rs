@@ -169,7 +169,7 @@ impl Tcb {
         let unread = self.recv.readable() > 0 && !self.user.recv_shutdown;
         self.user.recv_shutdown = true;
         match self.state {
-            // First data is on its way or waits for the handshake: it is still delivered.
+            // First data is in flight or waits for the handshake: it is still delivered.
             State::SynSent if self.send.claimed_bytes() > 0 => self.shutdown_write(env.now),
             State::SynSent => self.finish(None),
             State::Closed | State::TimeWait => {}
@@ -346,7 +346,7 @@ impl Tcb {
     }
 
     /// TCP_NOTSENT_LOWAT: the connection accepts no bytes while `bytes` bytes are committed and not yet sent, so that a
-    /// program can still change what it sends next. `None` or 0: the send buffer alone limits.
+    /// program can still change its next data. `None` or 0: the send buffer alone limits.
     pub fn set_notsent_low_water(&mut self, bytes: Option<u32>) {
         self.user.notsent_low_water = bytes.filter(|b| *b > 0);
     }

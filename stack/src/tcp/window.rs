@@ -138,7 +138,7 @@ impl Tcb {
         let by_bytes = self.recv_limit.saturating_sub(unread);
         // Loans count as charged by others: they stay charged when the connection is gone.
         let others = budget.granted_bytes.saturating_sub(self.charged);
-        // Half of what its reader frees is a connection's to use again, and half is left to others.
+        // A connection may use half of the bytes that its reader frees again, and others get the other half.
         let own = self.charged.saturating_add(self.freed / 2);
         let fair = budget.fair_share(own, others);
         let by_budget = fair.saturating_sub(self.recv.storage_bytes());
@@ -243,9 +243,8 @@ impl Tcb {
         let limit = self.effective_buffer(allowed);
         let two = u64::from(self.rcv_mss).saturating_mul(2).min(limit / 2);
         let low = offered <= (limit / 8).max(two);
-        // A peer that waits for this ACK (Nagle, small send buffer) would otherwise wait for the
-        // delayed ACK timer. In interactive use the ACK is left to the response (RFC 9293 section
-        // 3.8.6.3).
+        // A peer that waits for this ACK (Nagle, small send buffer) would otherwise wait for the delayed ACK timer. In
+        // interactive use the response carries the ACK (RFC 9293 section 3.8.6.3).
         if self.due.pushed && self.recv.readable() == 0 {
             self.dialogue.on_message();
             self.due.ack |= !self.dialogue.is_interactive();

@@ -67,7 +67,7 @@ pub struct Plpmtud {
     current: usize,
     /// Sizes above it were lost.
     high: usize,
-    /// What the interface takes (MAX_PLPMTU).
+    /// The limit of the interface (MAX_PLPMTU).
     most: usize,
     /// PROBED_SIZE, and when its last probe was sent.
     probe: Option<(usize, Duration)>,

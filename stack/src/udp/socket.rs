@@ -41,7 +41,7 @@ pub struct UdpSocket {
     pub ttl: Option<u8>,
     /// TOS or traffic class.
     pub dscp_ecn: u8,
-    /// What becomes of datagrams that exceed the path MTU.
+    /// The treatment of datagrams that exceed the path MTU.
     pub mtu_discovery: MtuDiscovery,
     /// Receives a run of datagrams that came as one super-frame as one ([`Datagram::segment_bytes`];
     /// UDP_GRO). The receive queue needs space for runs of 64 KiB.

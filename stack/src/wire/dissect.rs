@@ -1,9 +1,9 @@
 //! The headers of a frame, dissected once: the offset of each layer, and the flow.
 //!
 //! **What enters and leaves.** The first bytes of a frame, from its Ethernet header on, and its whole length.
-//! [`Network`] is what the Ethernet and IP headers say, [`Headers`] adds TCP and UDP. Offsets count from the
-//! first byte of the frame. **What it does not do:** checksums are not verified. Fragments, and packets whose
-//! headers and lengths contradict each other, are not dissected.
+//! [`Network`] has the fields of the Ethernet and IP headers, [`Headers`] adds TCP and UDP. Offsets count from the
+//! first byte of the frame. **What it does not do:** checksums are not verified. Fragments, and packets whose headers
+//! and lengths contradict each other, are not dissected.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -77,7 +77,7 @@ impl Network {
     }
 }
 
-/// What a transport header says.
+/// The fields of a transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
     /// TCP.
@@ -93,7 +93,7 @@ pub enum Transport {
 pub struct Headers {
     /// Ethernet and IP.
     pub network: Network,
-    /// What the transport header says.
+    /// The fields of the transport header.
     pub transport: Transport,
     /// Offset of the payload of the transport in the frame, bytes.
     pub payload_at: usize,

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::device::testing::{chain, headers, pool};
 
-/// What a frame is made of, as far as the tests change it.
+/// The fields of a frame that the tests change.
 #[derive(Clone, Debug)]
 struct Wish {
     v6: bool,
@@ -83,7 +83,7 @@ impl Wish {
     }
 }
 
-/// Joins the frames; what goes up, and how many segments were joined.
+/// Joins the frames. Returns the frames for the stack and the number of joined segments.
 fn join(pool: &mut Pool, packets: Vec<Packet>) -> (Vec<Packet>, u64) {
     let (mut burst, mut counters) = (Burst::with_capacity(packets.len()), Counters::default());
     packets.into_iter().for_each(|p| burst.push(p).unwrap());

@@ -48,7 +48,7 @@ fn rough() -> Impairments {
     }
 }
 
-/// Numbered frames, one per millisecond, and what comes out when.
+/// Sends numbered frames, one per millisecond, and returns the outgoing frames with their times.
 fn run(seed: u64, tx: &Impairments, rx: &Impairments) -> (Vec<(u64, u16)>, Rig) {
     let mut rig = Rig::new(seed, tx, rx);
     let mut log = Vec::new();

@@ -18,7 +18,7 @@ struct Model {
     policy: Moderation,
     now: u64,
     arrivals: VecDeque<u64>,
-    /// The peer asks again so long after each answer.
+    /// Time between an answer and the peer's next request.
     think: Option<u64>,
     sent: u64,
     wakeups: u64,

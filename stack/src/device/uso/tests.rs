@@ -51,7 +51,7 @@ fn finished(pool: &mut Pool, p: &Packet) -> Vec<u8> {
     out.pop_front().unwrap().chain.to_vec()
 }
 
-/// What a device sends for a super-datagram of the first packets: those that it cuts it into.
+/// The datagrams that a device sends for a super-datagram of the first packets.
 fn cut(pool: &mut Pool, joined: &Joined, packets: &[Packet]) -> Vec<Vec<u8>> {
     let mut whole: Chain = chain(pool, joined.headers(), &[]);
     for p in &packets[..joined.count] {

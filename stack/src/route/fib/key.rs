@@ -15,7 +15,7 @@ pub trait Key: Copy + Ord + core::fmt::Debug + Sealed + 'static {
 pub trait Sealed: Sized {
     /// Memory that look-ups read.
     type Shared: Shared<Self, Control = Self::Control> + Send + Sync;
-    /// What the writer knows of it.
+    /// The writer's record of it.
     type Control: Send;
     const CHUNKS: usize;
     /// The chunk of an address, monotonic in the address.

@@ -1,5 +1,5 @@
-//! What a client remembers of servers (RFC 7413 sections 4.1.3 and 4.1.3.1): the cookie and the MSS, or that Fast Open
-//! does not work there.
+//! The client's cache of servers (RFC 7413 sections 4.1.3 and 4.1.3.1): the cookie and the MSS, or that Fast Open does
+//! not work there.
 //!
 //! The key is the addresses of both ends and the server's port, since negative entries depend on the port. The
 //! table is set-associative, with a keyed hash: a set keeps the four that were used last. It is allocated when
@@ -68,7 +68,7 @@ impl FastOpenCache {
         self.set_of(server)?.iter_mut().flatten().find(|e| e.server == *server)
     }
 
-    /// What the SYN of a flow carries; `None`: no option.
+    /// The option in the SYN of a flow; `None`: no option.
     pub(crate) fn syn_for(&mut self, now: Instant, flow: &FlowKey) -> Option<FastOpenSyn> {
         let Some(entry) = self.find(&server_of(flow)) else { return Some(FastOpenSyn::Request) };
         entry.used_at = now;

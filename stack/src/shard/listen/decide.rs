@@ -1,4 +1,4 @@
-//! What a shard does with pending connections: see `pending.rs`.
+//! The decisions about pending connections: see `pending.rs`.
 
 use crate::base::{Counter, DropReason, Instant, SeqNum, SlotId};
 use crate::ip::{InvokingPacket, SentError};

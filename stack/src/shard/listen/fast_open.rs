@@ -10,8 +10,8 @@
 //!
 //! Bounds (section 5.1): pending connections and recent resets together stay within `backlog`; beyond it, and where a
 //! SYN would be answered with a SYN cookie, the option is ignored. A forged cookie costs two hashes at most. Resets
-//! count on, since a peer could otherwise open without end by resetting what its SYNs have opened (from a forged
-//! source, the owner of the address resets).
+//! count on, since a peer could otherwise open without end by resetting the connections that its SYNs have opened (from
+//! a forged source, the owner of the address resets).
 
 use crate::base::{Counter, Instant, SlotId};
 use crate::tcp::{ConnError, State};

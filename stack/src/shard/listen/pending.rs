@@ -76,7 +76,7 @@ pub struct Pending {
     pub syn: SynOptions,
 }
 
-/// What becomes of a pending connection.
+/// The decision about a pending connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decision {
     /// The SYN is answered; the connection is the program's from now on, in SYN-RECEIVED.
@@ -146,7 +146,7 @@ impl PendingQueue {
         }
     }
 
-    /// Whether it is more than half full, or has more than half of what the source of a flow may have.
+    /// Whether it is more than half full, or the source of a flow has more than half of its limit.
     pub(crate) fn is_under_pressure(&self, key: &FlowKey) -> bool {
         let of_source = self.sources.get(&source_of(key)).copied().unwrap_or(0);
         self.len > self.limits.backlog / 2 || of_source > self.limits.per_source / 2

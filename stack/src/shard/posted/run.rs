@@ -106,7 +106,7 @@ impl PostedTable {
         }
     }
 
-    /// Takes in what the last burst brought.
+    /// Delivers the bytes of the last burst.
     #[inline]
     pub(crate) fn deliver_all(&mut self, now: Instant, core: &mut Core) {
         for at in 0..self.listed.len() {

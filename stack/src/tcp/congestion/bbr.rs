@@ -46,7 +46,7 @@ const PACING_PERCENT: u64 = 99;
 /// BBR.MinPipeCwnd, segments.
 const MIN_PIPE_SEGMENTS: u64 = 4;
 
-/// BBR.offload_budget is three send quanta: one on its way out, one being cut, one unacknowledged.
+/// BBR.offload_budget is three send quanta: one in transmission, one being segmented, one unacknowledged.
 const OFFLOAD_QUANTA: u64 = 3;
 
 /// Upper bound of a send quantum, bytes.

@@ -19,7 +19,7 @@ enum Options {
     Zeroed,
 }
 
-/// What the peer has reported.
+/// The counts that the peer has reported.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reported {
     /// s.cep: marked packets.

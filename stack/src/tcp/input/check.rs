@@ -129,7 +129,7 @@ impl Tcb {
         Err(DropReason::TcpOutOfWindow)
     }
 
-    /// Trims what was already received.
+    /// Trims the bytes that were already received.
     fn trim_old(&mut self, env: &mut Env, seg: &mut Segment) {
         self.due.ack = true;
         let old = seg.offset.unsigned_abs();
@@ -212,7 +212,7 @@ impl Tcb {
         }
         if again && self.challenge(env) {
             // Our SYN,ACK was lost or delayed: send it again, with a full retransmission time-out unless the peer
-            // repeats its SYN for so long that it would keep the state for ever.
+            // repeats its SYN long enough to keep the state for ever.
             if env.now.since(self.times.last_progress) < SYN_REPETITION {
                 self.timers.stop(Timer::Retransmit);
             }

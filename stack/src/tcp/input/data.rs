@@ -115,7 +115,7 @@ impl Tcb {
         Events::READABLE
     }
 
-    /// Advances `rcv.nxt` to what was queued, which may be only the front of the payload.
+    /// Advances `rcv.nxt` by the queued bytes, which may be only the front of the payload.
     fn ack_queued(&mut self) -> Events {
         let end = self.recv.next().saturating_add(1);
         let has_grown = end > self.rcv.nxt;

@@ -8,7 +8,7 @@ use crate::tcp::ecn::Carrier;
 use crate::tcp::plpmtud::ProbeStep;
 use crate::tcp::timers::{Timer, later};
 
-/// What a segment is for.
+/// The purpose of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SegmentKind {
     /// SYN or SYN,ACK.

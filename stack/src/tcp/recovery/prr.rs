@@ -24,7 +24,7 @@ impl Prr {
 }
 
 impl Tcb {
-    /// Section 6.1. What the ACK delivered that revealed the loss counts as in flight before.
+    /// Section 6.1. The bytes delivered by the ACK that revealed the loss count as in flight before.
     pub(crate) fn begin_prr(&mut self, delivered: &Delivered) {
         let in_flight = self.flight().saturating_sub(self.sacked.sacked_bytes());
         let flight = in_flight.saturating_add(delivered.bytes);

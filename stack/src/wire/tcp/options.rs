@@ -107,7 +107,7 @@ pub enum EcnOrder {
 /// Up to three byte counters of an AccECN option (RFC 9768 section 3.2.3), 24 bits each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct EcnCounters {
-    /// What the first counter is of.
+    /// The meaning of the first counter.
     pub order: EcnOrder,
     /// How many counters there are: at most three.
     len: u8,
