@@ -1,9 +1,9 @@
 //! The control socket of a running stack, which `fulmar stat` reads: a Unix socket per stack.
 //!
-//! A client that connects gets one JSON document and the end of the stream; nothing is read from it.
-//! The socket lies in a directory that only its owner may enter, is named after the process, and is
-//! removed with the stack. A process that was killed, or that can reach no file any more, leaves its socket behind;
-//! it is removed by a client that is refused ([`ask`]) and by the next process that opens one in the directory.
+//! A client that connects gets one JSON document and the end of the stream; nothing is read from it. The socket is in a
+//! directory that only its owner may enter, is named after the process, and is removed with the stack. A process that
+//! was killed, or that can reach no file any more, leaves its socket behind; it is removed by a client that is refused
+//! ([`ask`]) and by the next process that opens one in the directory.
 //!
 //! Both sides trust the file system and nothing else: the runtime directory, the directory and the socket
 //! must belong to the user and be inaccessible to all others, so that both client and stack are processes of the user.
@@ -198,7 +198,7 @@ impl Bound {
     /// Binds a control socket in the first directory that allows it. Clients wait until [`Bound::serve`].
     ///
     /// # Errors
-    /// What the last directory failed with; the stack works without a control socket.
+    /// The error of the last directory; the stack works without a control socket.
     pub fn new() -> io::Result<Bound> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for directory in directories() {
@@ -546,7 +546,7 @@ mod tests {
     fn the_socket_of_another_user_is_not_asked() {
         let path = std::env::temp_dir().join(format!("fulmar-foreign-{}", std::process::id()));
         let _listener = UnixListener::bind(&path).unwrap();
-        // Root gives it to another user; another user looks at what is root's.
+        // Root gives the socket to another user; another user checks a socket of root's.
         let is_given = std::os::unix::fs::chown(&path, Some(12_345), None).is_ok();
         let foreign = if is_given { path.as_path() } else { Path::new("/proc/1/status") };
         let (checked, asked) = (check_owner(&fs::metadata(foreign).unwrap()), ask(foreign));

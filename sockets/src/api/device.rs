@@ -1,11 +1,11 @@
-//! What a device of your own is made of.
+//! The parts of a device of your own.
 //!
-//! [`Device`] says what a stack asks of it and who owns a frame when. Start with [`Caps::plain`] and the four
-//! methods that have no default: `caps`, `tx_burst`, `rx_burst` and `wake_fd`. The example `own_device` is such a
-//! device. Frames of any pool may be handed over as they are; they return to their pool when they are freed.
-//! Frames are Ethernet's unless [`Caps::medium`] says otherwise: a device that is fed IP packets is
-//! [`Caps::plain_ip`] and converts them with [`plain_ip`].
-//! A wrapper around another device forwards what it does not change with [`forward_device!`].
+//! [`Device`] documents the requirements of a stack and the ownership of frames. Start with [`Caps::plain`] and the
+//! four methods that have no default: `caps`, `tx_burst`, `rx_burst` and `wake_fd`. The example `own_device` is such a
+//! device. Frames of any pool may be handed over as they are; they return to their pool when they are freed. Frames are
+//! Ethernet's unless [`Caps::medium`] says otherwise: a device that is fed IP packets is [`Caps::plain_ip`] and
+//! converts them with [`plain_ip`]. A wrapper around another device forwards unchanged methods with
+//! [`forward_device!`].
 
 pub use fulmar_stack::base::{
     Counter, Counters, DropReason, Duration, EtherAddr, FlowKey, Gso, GsoKind, Instant, Offload,

@@ -62,7 +62,7 @@ impl EchoSocket {
         Ok(EchoRequest { from, to, ident, seq, ttl: r.hop_limit, payload })
     }
 
-    /// Answers a request, in the name of the host that was asked.
+    /// Answers a request, from the address of its destination.
     ///
     /// # Errors
     /// `HostUnreachable`, `EMSGSIZE`, `ENOBUFS`.

@@ -5,7 +5,7 @@ use std::{fmt, io};
 use crate::runtime::StartError;
 use fulmar_stack::socket::SocketError;
 
-/// Makes `Debug` the sentence that `Display` is: what `fn main() -> Result` and `unwrap` print.
+/// Makes `Debug` print the sentence of `Display`, because `fn main() -> Result` and `unwrap` print `Debug`.
 macro_rules! debug_as_display {
     ($($error:ty),*) => {$(
         impl std::fmt::Debug for $error {
@@ -32,7 +32,7 @@ pub enum SetupError {
     MixedDevices,
     /// No address was given.
     NoAddress,
-    /// Addresses, routes, memory, or what the system refuses: random numbers, descriptors, threads.
+    /// Addresses, routes, memory, or a resource that the system refuses: random numbers, descriptors, threads.
     Stack(crate::runtime::StartError),
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for SetupError {
 
 impl std::error::Error for SetupError {}
 
-/// With the same sentence; `InvalidInput`, or what the system answered.
+/// Has the same sentence; the kind is `InvalidInput` or the system's error.
 impl From<SetupError> for io::Error {
     fn from(e: SetupError) -> io::Error {
         let kind = match &e {

@@ -8,7 +8,7 @@ use fulmar_stack::device::impair::{Aqm, Impairments, Policer};
 /// An impaired path as a text describes it, in both directions.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FaultSpec {
-    /// What happens to packets.
+    /// The impairments of packets.
     pub path: Impairments,
     /// Where the random numbers start: the same seed gives the same decisions.
     pub seed: u64,
@@ -74,7 +74,7 @@ impl FaultSpec {
     }
 }
 
-/// At least what each IPv4 host accepts (RFC 1122 section 3.3.2).
+/// At least the size that each IPv4 host accepts (RFC 1122 section 3.3.2).
 fn mtu(text: &str) -> Result<usize, String> {
     let bytes = text.parse().ok().filter(|n| (576..=65_535).contains(n));
     bytes.ok_or_else(|| format!("`{text}` is not an MTU from 576 to 65535"))

@@ -36,7 +36,7 @@ struct Parts {
     ready: Option<Arc<PollSetCore>>,
 }
 
-/// What a step of a shard returns.
+/// The result of a step of a shard.
 type Stepped<T> = Result<Poll<T>, SocketError>;
 
 /// The accepted connection, and its listening socket.
@@ -55,10 +55,10 @@ impl TcpListener {
         TcpListener::bind_with(stack, addr, ListenOptions::default())
     }
 
-    /// Listens with options: backlog, reuse-address, IPv6 only, and what its connections inherit.
+    /// Listens with options: backlog, reuse-address, IPv6 only, and the options that its connections inherit.
     ///
     /// # Errors
-    /// As [`TcpListener::bind`], and as [`TcpListener::set_options`] for what connections inherit.
+    /// As [`TcpListener::bind`], and as [`TcpListener::set_options`] for the options that connections inherit.
     pub fn bind_with(
         stack: &Stack,
         addr: impl ToSocketAddrs,
@@ -297,7 +297,7 @@ fn listen_with(
     let mut sockets = Vec::new();
     for n in 0..stack.shards() {
         let socket = stack.new_socket_on(n, |shard| shard.tcp_listen(addr, options))?;
-        // What the first shard has chosen, the others take.
+        // The other shards use the address and port that the first shard has chosen.
         addr = socket.addresses()?.0.unwrap_or(addr);
         sockets.push(socket);
     }

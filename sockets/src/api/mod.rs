@@ -1,4 +1,4 @@
-//! What a program uses: stacks, sockets, poll sets, devices.
+//! The API of a program: stacks, sockets, poll sets, devices.
 
 mod cidr;
 mod connect;
@@ -36,7 +36,7 @@ pub use fulmar_stack::base::MtuDiscovery;
 pub use fulmar_stack::device as netdev;
 pub use fulmar_stack::device::Device;
 pub use fulmar_stack::device::moderation::ModerationConfig;
-/// An ICMP error to send about what was received.
+/// An ICMP error to send about a received packet.
 pub use fulmar_stack::ip::SentError as IcmpError;
 pub use fulmar_stack::ip::{
     IfAddr, MemoryHook, NeighbourState, NextHop, ParsePrefixError, Prefix, Route,

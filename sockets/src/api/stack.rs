@@ -270,9 +270,9 @@ impl Stack {
         self.inner.name()
     }
 
-    /// Closes every socket and waits until what they accepted is acknowledged, for at most `timeout`. Afterwards
-    /// calls on them fail, and dropping the stack waits no more. The stack itself goes on until its last handle and its
-    /// last socket are dropped: new sockets can be opened in it.
+    /// Closes every socket and waits until the accepted bytes are acknowledged, for at most `timeout`. Afterwards calls
+    /// on them fail, and dropping the stack waits no more. The stack itself goes on until its last handle and its last
+    /// socket are dropped: new sockets can be opened in it.
     ///
     /// # Errors
     /// `TimedOut`: bytes are still unacknowledged, and are lost if the stack is dropped now. `EBADF` in a forked child.

@@ -29,7 +29,7 @@ pub struct Stat {
     pub shards: usize,
     /// Sockets, counters, drops, buffers, device, neighbours, routes: of all shards together.
     pub shard: fulmar_stack::shard::Stat,
-    /// What its stages cost, if it keeps an account.
+    /// The cost of its stages, if it keeps an account.
     pub ledger: Option<Balance>,
 }
 
@@ -59,7 +59,7 @@ impl Stat {
         &self.shard.sockets
     }
 
-    /// What its stages cost beside what it has moved, if it keeps an account.
+    /// The cost of its stages and the bytes that it has moved, if it keeps an account.
     pub fn account(&self) -> Option<Account> {
         self.ledger.clone().map(|balance| Account::new(balance, &self.shard))
     }
@@ -153,7 +153,7 @@ pub fn connection(i: &Info) -> Map<String, Value> {
     v.as_object().cloned().unwrap_or_default()
 }
 
-/// What else TCP_INFO has, in an object of its own: `fulmar stat` prints it with `--json` only.
+/// Further fields of TCP_INFO, in an object of their own: `fulmar stat` prints it with `--json` only.
 fn details(i: &Info) -> Value {
     let us = |d: std::time::Duration| d.as_micros() as u64;
     json!({

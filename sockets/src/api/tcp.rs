@@ -175,7 +175,7 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.set_user_timeout(timeout))
     }
 
-    /// What [`TcpStream::set_user_timeout`] set.
+    /// The value of [`TcpStream::set_user_timeout`].
     ///
     /// # Errors
     /// The socket is gone.
@@ -237,8 +237,8 @@ impl TcpStream {
     }
 
     /// TCP_NOTSENT_LOWAT: writes wait, and the socket is not writable, while this number of bytes is written and not
-    /// yet sent, so that a program can still choose what it sends next. `None`, the default, or 0: the send buffer
-    /// alone limits. A write that begins below the mark may pass it.
+    /// yet sent, so that a program can still choose its next data. `None`, the default, or 0: the send buffer alone
+    /// limits. A write that begins below the mark may pass it.
     ///
     /// # Errors
     /// The socket is gone.
@@ -264,8 +264,8 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.set_max_segment(Some(bytes)))
     }
 
-    /// TCP_QUICKACK: acknowledges the next segments at once, and what has come already, instead of up to 40 ms later.
-    /// As on Linux this is not permanent.
+    /// TCP_QUICKACK: acknowledges received data and the next segments at once, instead of up to 40 ms later. As on
+    /// Linux this is not permanent.
     ///
     /// # Errors
     /// The socket is gone.

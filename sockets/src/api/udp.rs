@@ -269,8 +269,8 @@ impl UdpSocket {
         self.with_udp(|u| u32::from(u.ttl.unwrap_or(64)))
     }
 
-    /// IP_MTU_DISCOVER: what becomes of datagrams that exceed the path MTU. Default: they are fragmented; else
-    /// sending one fails with `EMSGSIZE`.
+    /// IP_MTU_DISCOVER: the treatment of datagrams that exceed the path MTU. Default: they are fragmented; else sending
+    /// one fails with `EMSGSIZE`.
     ///
     /// # Errors
     /// The socket is gone.

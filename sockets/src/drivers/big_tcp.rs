@@ -32,7 +32,7 @@ const PIECE_BYTES: usize = 65_535;
 const LONGEST_PLAIN: usize = eth::HEADER_BYTES + PIECE_BYTES;
 /// GSO_MAX_SIZE of linux/netdevice.h and the Ethernet header.
 const LONGEST: usize = 8 * 65_535 + eth::HEADER_BYTES;
-/// What a buffer pair cannot hold of the longest frame.
+/// The bytes of the longest frame that a buffer pair cannot hold.
 const OVERFLOW_BYTES: usize = LONGEST - SMALL_BYTES - LARGE_BYTES;
 /// Pieces of the longest frame, with one to spare for its headers.
 const MOST_PIECES: usize = 10;
@@ -213,7 +213,7 @@ pub(crate) struct Layout {
     pub unit: usize,
 }
 
-/// What the headers of a frame of BIG TCP say.
+/// The header fields of a BIG TCP frame.
 struct Parsed {
     /// Bytes to strip from the front.
     stripped: usize,
@@ -319,8 +319,8 @@ fn piece_bytes(header_bytes: usize, segment_bytes: usize) -> usize {
     space.saturating_sub(odd).max(segment_bytes).max(1)
 }
 
-/// Gives the headers of a frame of `bytes` bytes a valid length field. Returns how many bytes to strip from
-/// the front. `None`: a length field is not as BIG TCP has it, or lies.
+/// Gives the headers of a frame of `bytes` bytes a valid length field. Returns how many bytes to strip from the front.
+/// `None`: a length field is not as BIG TCP has it, or is wrong.
 fn plain_headers(front: &mut [u8], bytes: usize) -> Option<usize> {
     match eth::Header::parse(front).ok()?.ethertype {
         eth::IPV4 => {

@@ -4,16 +4,16 @@ use std::io;
 
 /// A device could not be set up. `Display` and `Debug` are one sentence that says what to do.
 pub struct OpenError {
-    /// What was tried, as in "cannot open /dev/net/tun".
+    /// The operation that failed, as in "cannot open /dev/net/tun".
     pub what: String,
-    /// What the kernel answered.
+    /// The kernel's error.
     pub source: io::Error,
-    /// What to do next.
+    /// Advice for the user.
     pub advice: String,
     step: Step,
 }
 
-/// What could not be opened.
+/// The object that could not be opened.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     /// A device node.
@@ -78,7 +78,7 @@ impl std::fmt::Debug for OpenError {
     }
 }
 
-/// With the same sentence, and the kind of what the kernel answered.
+/// Has the same sentence, and the kind of the kernel's error.
 impl From<OpenError> for io::Error {
     fn from(e: OpenError) -> io::Error {
         io::Error::new(e.source.kind(), e)

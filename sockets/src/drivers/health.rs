@@ -2,7 +2,7 @@
 
 use fulmar_stack::base::DropReason;
 
-/// What errors have shown of the interface.
+/// The state of the interface, as errors have shown it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Health {
     /// The errno with which the interface was lost.

@@ -619,7 +619,7 @@ impl Device for PacketSocket {
         let path = format!("{}{}", self.stats.path, self.joins.describe());
         let link = match sys::interface_is_running(self.socket.as_fd(), &self.interface) {
             Ok(true) => LinkState::Up,
-            // A contained process may not ask; until the interface is removed the link is what it was.
+            // A contained process may not ask the kernel; the link keeps its last state until the interface is removed.
             Err(e) if e.raw_os_error() == Some(libc::EPERM) && self.lost.is_none() => LinkState::Up,
             _ => LinkState::Down,
         };

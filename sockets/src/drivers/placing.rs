@@ -457,7 +457,7 @@ impl Placer {
 pub(crate) struct Frame<'a> {
     /// Length of the frame.
     pub bytes: usize,
-    /// What `Placer::front` has copied.
+    /// The bytes that `Placer::front` has copied.
     pub front: &'a [u8],
 }
 

@@ -48,7 +48,7 @@ mod tests;
 
 pub use device::Shm;
 
-/// How two processes find each other, and what they share.
+/// The rendezvous of two processes, and the memory that they share.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
     /// The rendezvous: a path (with a slash) or an abstract name of the network namespace. The first

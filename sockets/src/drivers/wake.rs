@@ -70,7 +70,7 @@ impl Bell {
         }
     }
 
-    /// What the sleeper polls for readability.
+    /// The descriptor that the sleeper polls for readability.
     pub fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }

@@ -49,7 +49,7 @@ fn bind(host: &Host, port: u16) -> SlotId {
     host.call(|shard, _| shard.udp().bind(to, Default::default())).expect("a socket")
 }
 
-/// What a program's thread does that reads from a socket.
+/// The steps of a program's thread that reads from a socket.
 fn read(host: &Host, socket: SlotId) -> Result<(), SocketError> {
     let receive = |shard: &mut WatchedShard, _| shard.udp().receive(socket);
     let d = host.wait(socket, Ready::READABLE, Limit::Forever, receive)?;

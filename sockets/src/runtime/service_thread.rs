@@ -200,7 +200,7 @@ mod tests {
         Host::new(WatchedShard::new(shard), Ledger::off())
     }
 
-    /// Asks the other side something; whether it has answered is what the next step finds.
+    /// Asks the other side; the next step finds whether it has answered.
     fn ask(peer: &mut Shard) {
         let ping = peer.icmp().open().unwrap();
         peer.icmp().send_request(sys::now(), ping, ([10, 0, 0, 1], 0).into(), 1, b"?").unwrap();

@@ -38,7 +38,7 @@ pub struct WatchedShard {
     received: Received,
     /// Wake-ups may be pending.
     has_kicks: bool,
-    /// The device is lost, and those who wait are not woken yet.
+    /// The device is lost, and waiting threads are not woken yet.
     is_loss_untold: bool,
     /// Empty, kept for its allocation.
     events: Vec<Event>,

@@ -1,4 +1,4 @@
-//! Devices by name: what a person writes on a command line or in a configuration.
+//! Devices by name, as on a command line or in a configuration.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use fulmar_stack::device::Device;
 
 use super::{Queues, packet_queues, shm, tap_queues, tun_queues};
 
-/// What is a device's name, for an error message.
+/// The forms of a device's name, for an error message.
 pub(super) const SYNTAX: &str =
     "write NAME (an interface), tap:NAME, tun:NAME, packet:INTERFACE or shm:NAME";
 /// An interface name with its final zero (IFNAMSIZ of linux/if.h).

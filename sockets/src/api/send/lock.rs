@@ -20,7 +20,7 @@ pub(super) struct SendLock<'a> {
     limit: Limit,
     /// The lock is held.
     is_locked: bool,
-    /// The call has accepted bytes: an error is left to the next call.
+    /// The call has accepted bytes: the next call returns the error.
     has_accepted: bool,
 }
 
@@ -164,7 +164,7 @@ impl<'a> SendLock<'a> {
         if lock_send(entry, &mut self.is_locked)?.is_pending() {
             return Ok(Poll::Pending);
         }
-        // The error is left to the next call, which has accepted nothing.
+        // The next call returns the error, because it has accepted nothing.
         if self.has_accepted && entry.write_fails() {
             return Err(SocketError::WouldBlock);
         }

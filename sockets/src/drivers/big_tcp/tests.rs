@@ -1,4 +1,4 @@
-//! What comes out is packets of at most 64 KiB with the bytes that went in, or a drop with its reason.
+//! The output is packets of at most 64 KiB with the bytes of the input, or a drop with its reason.
 
 use fulmar_stack::mbuf::{Chain, PoolConfig};
 use proptest::prelude::*;
@@ -107,7 +107,7 @@ fn pieces(
     (all, counters, pool.stats().mbufs_in_use)
 }
 
-/// The payload of pieces, whose headers are looked at.
+/// The payload of pieces, whose headers are checked.
 fn joined(pieces: &[(Offload, Vec<u8>)], l4: usize) -> Vec<u8> {
     let mut all = Vec::new();
     for (offload, f) in pieces {

@@ -51,7 +51,7 @@ fn a_frame_pins_memory_in_proportion_to_its_length() {
     }
 }
 
-/// A pool whose receive share is used up; what is left is for control only.
+/// A pool whose receive share is used up; the rest is for control only.
 fn starved() -> (Pool, Vec<Mbuf>) {
     let mut pool = pool();
     let mut held = Vec::new();

@@ -191,7 +191,7 @@ impl Link {
             moved.tally.add(&p);
             queue.push_back(p);
         }
-        // Before the lock is released: the receiver subtracts what it finds in the queue.
+        // Before the lock is released: the receiver subtracts the frames that it finds in the queue.
         channel.load.fetch_add(Load::of(&moved.tally).0, SeqCst);
         moved
     }

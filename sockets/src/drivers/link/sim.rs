@@ -66,12 +66,12 @@ fn lock(path: &Mutex<Path>) -> MutexGuard<'_, Path> {
 }
 
 impl SimLink {
-    /// The counters of what this end sends. They remain readable after a stack has taken the device.
+    /// The counters of the frames that this end sends. They remain readable after a stack has taken the device.
     pub fn sent_path(&self) -> SentPath {
         SentPath { paths: Arc::clone(&self.paths), side: self.side }
     }
 
-    /// Path 0 carries what side 0 sends.
+    /// Path 0 carries the frames of side 0.
     fn path(&self, index: usize) -> MutexGuard<'_, Path> {
         lock(&self.paths[index])
     }

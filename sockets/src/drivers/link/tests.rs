@@ -279,7 +279,7 @@ fn exchange(config: &LinkConfig) {
     assert_eq!(left.pool.outstanding(), 0);
 }
 
-/// Sends `count` numbered frames, one per millisecond, and lists what arrives when.
+/// Sends `count` numbered frames, one per millisecond, and lists the arriving frames with their times.
 fn run(seed: u64, how: &Impairments, count: u16) -> (Vec<(u64, Vec<u8>)>, Counters) {
     let (mut a, mut b) = sim_pair(seed, how, &LinkConfig::default());
     let (mut left, mut right) = (Host::new(), Host::new());

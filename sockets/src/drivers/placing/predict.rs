@@ -17,7 +17,7 @@ struct Habit {
 const SURE: u8 = 3;
 const HABITS: usize = 64;
 
-/// The slot that stands for every flow without a posted buffer.
+/// The slot that represents every flow without a posted buffer.
 const OTHER: u8 = u8::MAX;
 
 /// Cost of copying a byte, and of wiping one, in tenths.

@@ -1,4 +1,4 @@
-//! What comes out is what an ordinary device would hand up, and a space has bytes of its flow only.
+//! The output is the same as an ordinary device's, and a posted range has bytes of its flow only.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -36,7 +36,7 @@ pub(crate) fn byte(flow: usize, seq: SeqNum) -> u8 {
     (seq.0.wrapping_mul(5).wrapping_add(seq.0 >> 8).wrapping_add(flow as u32 * 77) % 255) as u8 + 1
 }
 
-/// What a segment has beside its payload.
+/// The properties of a segment besides its payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
     pub flags: u8,
@@ -227,7 +227,7 @@ proptest! {
         ops in proptest::collection::vec(op(), 1..80),
     ) {
         let mut rig = Rig::new(is_predicting);
-        // What the device should expect next, and what the sender sends next.
+        // The sequence number that the device should expect next, and the sender's next one.
         let mut next: [SeqNum; FLOWS] = std::array::from_fn(|f| SeqNum(u32::MAX - 5000 * f as u32));
         for op in ops {
             match op {

@@ -24,7 +24,7 @@ const WANTS_SPACE: u64 = 2;
 /// Most messages read per poll: an honest peer sends one per sleep.
 const MESSAGES: usize = 4;
 
-/// What a producer has published.
+/// The kind of index that a producer has published: sent frames, or returned space.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum News {
     Frames,

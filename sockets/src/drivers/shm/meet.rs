@@ -157,7 +157,7 @@ fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<Found, OpenError
     loop {
         // Under a lock: otherwise a path that another process has just bound would look stale.
         let lock = match (!is_abstract).then(|| lock_directory(&config.name)).transpose() {
-            // Any user who can open a directory can lock it, and may never unlock it.
+            // Any user that can open a directory can lock it, and may never unlock it.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 pause(config, give_up).map_err(|_| failed(config, e, LOCKED))?;
                 continue;

@@ -477,12 +477,12 @@ pub(super) use attacks::{
     try_send_message, unsealed,
 };
 
-/// What another process could try with a file that it was sent.
+/// Operations that another process could try with a file that it received.
 #[cfg(test)]
 mod attacks {
     use super::*;
 
-    /// Everything that must not work on a sealed file; returns what did.
+    /// Tries every operation that must fail on a sealed file; returns the operations that succeeded.
     pub(crate) fn attack(file: BorrowedFd<'_>, bytes: usize) -> Vec<&'static str> {
         let (fd, length) = (file.as_raw_fd(), bytes as libc::off_t);
         let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

@@ -92,7 +92,7 @@ impl Host {
     }
 }
 
-/// What a stack that leaves checksums to the device says of a frame.
+/// The offload request of a stack that leaves checksums to the device.
 fn offload(frame: &[u8]) -> Offload {
     let is_udp = frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&17);
     match is_udp {

@@ -16,17 +16,17 @@ fn run_in_group(program: &[Ebpf], frame: &[u8]) -> u64 {
     run_from(program, frame, ETHER as u64)
 }
 
-/// A processor that does what the kernel would, and panics where the kernel would refuse.
+/// A processor that behaves like the kernel's, and panics where the kernel would refuse the program.
 struct Machine<'a> {
     program: &'a [Ebpf],
     frame: &'a [u8],
-    /// Bytes of the frame in front of what the program is shown.
+    /// Bytes of the frame before the part that the program sees.
     front: u64,
     r: [u64; 11],
     at: usize,
 }
 
-/// What an instruction comes to.
+/// The result of an instruction.
 enum Then {
     Next,
     End(u64),
@@ -101,7 +101,7 @@ impl Machine<'_> {
     }
 }
 
-/// Runs a program on a frame of which it is shown what lies behind `front` bytes.
+/// Runs a program that sees a frame from offset `front` on.
 fn run_from(program: &[Ebpf], frame: &[u8], front: u64) -> u64 {
     let mut machine = Machine { program, frame, front, r: [0; 11], at: 0 };
     for _ in 0..1000 {

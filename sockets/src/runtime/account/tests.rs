@@ -144,7 +144,7 @@ fn a_long_time_behind_a_sleep_counts() {
     let kept = (0..100).any(|_| {
         let ledger = visit_of(10 * SUSPICIOUS_CYCLES, u64::MAX);
         assert_eq!(ledger.balance().preempted, 1);
-        // The thread slept, which it is asked about no more.
+        // The account does not read the thread's context switches after this sleep.
         CLOCK.with(|c| c.switches.set(u64::MAX));
         ledger.pass(Stage::Slept);
         CLOCK.with(|c| c.at.set(sys::ticks().saturating_sub(10 * SUSPICIOUS_CYCLES).max(1)));

@@ -189,7 +189,7 @@ impl Host {
             (false, Some(e)) => Err(e),
             (false, None) => Ok(Poll::Pending),
         };
-        // A loss of the device wakes those only who wait already.
+        // A loss of the device wakes only threads that wait already.
         if let Poll::Ready(()) = is_done(&mut guard, now)? {
             return Ok(true);
         }

@@ -35,7 +35,7 @@ impl WaitTarget<'_> {
     }
 }
 
-/// Longest busy poll between two looks at the timers, which another thread may have armed meanwhile.
+/// Longest busy poll between two checks of the timers, which another thread may have armed meanwhile.
 const SPIN_PERIOD: Duration = Duration::from_millis(1);
 /// How often a drain checks whether it is done.
 const DRAIN_PERIOD: Duration = Duration::from_millis(5);

@@ -148,7 +148,7 @@ fn the_descriptor_of_a_poll_set_is_readable_until_the_candidates_of_all_shards_a
             let now = [0, 1].map(|shard| set.drain(shard, 9).len());
             taken = [0, 1].map(|shard| taken[shard] + now[shard]);
             if now == [0, 0] {
-                // Who has written the descriptor has not noted it yet.
+                // The thread that has written the descriptor has not recorded it yet.
                 yield_now();
             }
         }

@@ -29,7 +29,7 @@ fn requests_of_two_threads_and_of_a_signal_handler_are_all_done() {
         let poster = spawn(move || host.post(Request::Close(socket)));
         let (host, socket) = (w.host.clone(), w.sockets[1]);
         let interrupted = spawn(move || {
-            // What a handler does that interrupts a call.
+            // The steps of a signal handler that interrupts a call.
             let handler = || host.post(Request::Close(socket));
             host.call(|_, _| Ok(handler())).unwrap();
         });

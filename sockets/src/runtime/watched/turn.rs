@@ -21,7 +21,7 @@ use crate::runtime::reentry::this_thread;
 const TURN_LIMIT: Duration = Duration::from_millis(2);
 
 impl WatchedShard {
-    /// Ends the turn before and starts the next one of the calling thread: sends what is deferred, then receives at
+    /// Ends the previous turn and starts the next one of the calling thread: sends deferred frames, then receives at
     /// most `budget` frames.
     pub(crate) fn next_turn(&mut self, now: Instant, budget: usize) -> usize {
         self.flush_turn(now);
@@ -33,7 +33,7 @@ impl WatchedShard {
         came
     }
 
-    /// Sends what is deferred, without ending the turn.
+    /// Sends deferred frames, without ending the turn.
     #[inline]
     pub(crate) fn flush_turn(&mut self, now: Instant) {
         if self.turn_of.is_some() && self.shard.has_deferred() {
@@ -42,7 +42,7 @@ impl WatchedShard {
         }
     }
 
-    /// Ends the turn, if there is one: sends what is deferred; from now on calls send for themselves.
+    /// Ends the turn, if there is one: sends deferred frames; from now on calls send their own frames.
     #[inline]
     pub(crate) fn end_turn(&mut self, now: Instant) {
         if self.turn_of.is_some() {

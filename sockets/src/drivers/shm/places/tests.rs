@@ -1,4 +1,4 @@
-//! What comes out is what was sent, and a posted buffer has bytes of its flow only.
+//! The received bytes equal the sent bytes, and a posted buffer has bytes of its flow only.
 
 use fulmar_stack::base::SeqNum;
 use fulmar_stack::device::Device;

@@ -1,8 +1,8 @@
 //! A peer that breaks the protocol: one honest end, and the bare memory of the other one.
 //!
-//! What it can reach is drops and the end of the link (`EPROTO`). Every decision is made on a copy, so a
-//! peer that changes a frame while it is read gets one frame or the other, never a mixture of checks and
-//! bytes that they were not made on.
+//! Its only effects are drops and the end of the link (`EPROTO`). Every decision is made on a copy, so a peer that
+//! changes a frame while it is read gets one frame or the other, never a mixture of checks and bytes that they were not
+//! made on.
 
 use std::sync::atomic::AtomicBool;
 
@@ -199,7 +199,7 @@ proptest! {
     }
 }
 
-/// Where a piece lies and how long it is, as the liar says.
+/// The offset and length of a piece, as the lying peer claims.
 type Range = (u64, u64);
 
 /// Puts one record into the liar's ring and shows it.
@@ -211,7 +211,7 @@ fn claim(liar: &Met, slot: u64, count: u64, pieces: &[Range]) {
     liar.own.store(SENT, 1, Relaxed);
 }
 
-/// The link has ended with `EPROTO`, and the device says what was done.
+/// The link has ended with `EPROTO`, and the device names the violation.
 fn assert_ended_for(host: &Host, violation: Violation) {
     assert_eq!(host.device.lost(), Some(libc::EPROTO), "{violation:?}");
     let path = host.device.stats().path;

@@ -70,7 +70,7 @@ fn the_first_end_listens_by_path_and_by_name() {
     let path = std::env::temp_dir().join(unique("test"));
     let path = path.to_str().unwrap().to_owned();
     for name in [path, unique("test")] {
-        // What a process that was killed leaves behind.
+        // The file that a killed process leaves.
         if name.contains('/') {
             drop(std::os::unix::net::UnixListener::bind(&name).unwrap());
         }
@@ -215,7 +215,7 @@ fn a_caller_that_is_turned_away_comes_again_and_meets() {
         wait(door.as_fd());
         let socket = sys::accept(door.as_fd()).unwrap();
         assert!(is_answered(&socket));
-        // It dies, having heard the hello.
+        // It dies after it has received the hello.
     }
     drop(door);
     let first = open(&name);
@@ -256,7 +256,7 @@ fn foreign_clients_do_not_block_the_rendezvous() {
         sys::send_with(socket.as_fd(), bytes, file).unwrap();
         assert!(!is_answered(&socket), "{bytes:?}");
     }
-    // One that hangs up, one that sends no descriptor, and more that say nothing than there are places.
+    // A client that hangs up, a client that sends no descriptor, and more silent clients than slots.
     drop(connect(&name));
     let bare_word = connect(&name);
     sys::send_message(bare_word.as_fd());

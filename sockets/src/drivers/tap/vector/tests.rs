@@ -42,7 +42,7 @@ fn numbers(burst: &Burst) -> Vec<u8> {
     burst.iter().map(|p| p.chain.to_vec()[0]).collect()
 }
 
-/// Keeps what was refused for now, frees the rest; notes what was sent.
+/// Keeps temporarily refused frames, frees the others, and records the sent frames.
 fn keeper<'a>(
     pool: &'a mut Pool,
     sent: &'a mut Vec<u8>,
@@ -90,8 +90,8 @@ fn a_refusal_that_lasts_keeps_the_order() {
     burst.clear(&mut pool);
 }
 
-/// A pair of datagram sockets stands for an interface that takes only so much, with rings on it; none
-/// where there is no io_uring, which is said aloud.
+/// A pair of datagram sockets with rings stands in for an interface with limited space. `None`, with a message, without
+/// io_uring.
 fn interface() -> Option<(Vector, UnixDatagram, UnixDatagram)> {
     let (ours, theirs) = UnixDatagram::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
