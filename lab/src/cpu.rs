@@ -102,7 +102,7 @@ impl MachineClock {
         })
     }
 
-    /// What passed since `earlier`.
+    /// The time since `earlier`.
     pub fn since(self, earlier: MachineClock) -> MachineClock {
         MachineClock {
             busy: self.busy.saturating_sub(earlier.busy),

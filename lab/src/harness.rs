@@ -69,9 +69,9 @@ pub const SOAKER: &str = "soaker_cpu_ns_per_kb";
 /// One run of one scenario.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
-    /// What was measured, by the name that it has in JSON, the most important first.
+    /// The measured values, by their names in JSON, the most important first.
     pub values: Vec<(&'static str, f64)>,
-    /// What was counted; summed over the rounds.
+    /// The counts; summed over the rounds.
     pub counts: Vec<(&'static str, u64)>,
     /// Bytes moved in the whole run, warm-up included; 0 where bytes are not what is measured.
     pub bytes: u64,
@@ -110,10 +110,10 @@ impl Sample {
     }
 }
 
-/// What a scenario does: runs for about this long.
+/// The run of a scenario, for about this time.
 pub type Run<'a> = Box<dyn FnMut(Duration) -> io::Result<Sample> + 'a>;
 
-/// What a scenario is: keys for JSON and options, and their values.
+/// The labels of a scenario: keys for JSON and options, and their values.
 pub type Labels = Vec<(&'static str, Value)>;
 
 /// One way of doing the work.
@@ -195,11 +195,11 @@ pub struct Ratio {
     pub terms: Vec<Term>,
     /// Computes the figure. A term that was not measured is NaN, and so is the result, unless the function handles it.
     pub of: fn(&[f64]) -> f64,
-    /// What is good enough, and what we want: at most, or at least if more is better.
+    /// The value that is good enough, and the goal: upper bounds, or lower bounds if more is better.
     pub reach_and_aim: Option<(f64, f64)>,
     /// A larger value is a better one (an old cost over a new one, a throughput, packets per call).
     pub more_is_better: bool,
-    /// What the published work found, where there is one.
+    /// The value of the published work, if there is one.
     pub published: Option<f64>,
 }
 
@@ -306,7 +306,7 @@ impl Stop {
     }
 }
 
-/// What is known about one scenario.
+/// The results of one scenario.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
     /// As in [`Scenario`].
@@ -362,7 +362,7 @@ impl Figure {
     }
 }
 
-/// What a bench found.
+/// The results of a bench.
 #[derive(Clone)]
 pub struct Outcome {
     /// One per scenario.
@@ -382,7 +382,7 @@ impl Outcome {
     }
 }
 
-/// A scenario and what it gave so far.
+/// A scenario and its results so far.
 struct Series<'a> {
     scenario: Scenario<'a>,
     /// One entry per round in which it ran.
@@ -502,7 +502,7 @@ fn ratio_values(ratio: &Ratio, all: &[Series<'_>], rounds: usize) -> Vec<f64> {
     (0..rounds).map(of_round).filter(|v| v.is_finite()).collect()
 }
 
-/// Shows what is being done, on standard error if that is a terminal.
+/// Shows the progress on standard error, if that is a terminal.
 pub struct Progress(ProgressBar);
 
 impl Progress {

@@ -136,7 +136,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// The headers of a super-frame, and where their fields lie.
+/// The headers of a super-frame, and the offsets of their fields.
 struct Template {
     bytes: [u8; MAX_HEADER_BYTES],
     header_bytes: usize,

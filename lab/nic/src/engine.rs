@@ -36,7 +36,7 @@ pub struct Inline {
     /// The host sleeps, or is about to.
     is_asleep: bool,
     last_now: Instant,
-    /// The hardware's own clock, if it has one: else the time is what the host says.
+    /// The hardware's own clock, if it has one; else it uses the host's time.
     clock: Option<fn() -> Instant>,
     sampler: Sampler,
     /// Frames that it fetches at once.
@@ -49,7 +49,7 @@ pub struct Thread {
     handle: Option<JoinHandle<()>>,
 }
 
-/// What a host and the thread of its hardware share.
+/// The state that a host and the thread of its hardware share.
 pub struct Shared {
     rings: Mutex<Rings>,
     pub board: Arc<Board>,
@@ -171,7 +171,7 @@ impl Engine {
         }
     }
 
-    /// What time it was when the hardware ran last; the host may know only an earlier one.
+    /// The time of the hardware's last run; the host may know only an earlier time.
     pub fn latest(&self, now: Instant) -> Instant {
         match self {
             Engine::Inline(i) => now.max(i.last_now),

@@ -44,7 +44,7 @@ impl Default for AckRule {
     }
 }
 
-/// What stands at the other end of the wire of [`super::with_peer`].
+/// The peer at the other end of the wire of [`super::with_peer`].
 #[derive(Clone, Debug)]
 pub struct FarEnd {
     /// Its station address.
@@ -85,7 +85,7 @@ impl Default for FarEnd {
     }
 }
 
-/// What a [`super::SimHandle`] asks of the peer.
+/// A request of a [`super::SimHandle`] to the peer.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Opens a connection to the stack.
@@ -120,7 +120,7 @@ pub enum Command {
         bytes: usize,
         /// Datagrams per second; 0: as fast as the line allows.
         pps: u64,
-        /// For so long.
+        /// Duration of the flow.
         time: Duration,
         /// The first eight bytes of each.
         mark: u64,

@@ -11,7 +11,7 @@ pub use fulmar_stack::wire::dissect::{Headers, Transport};
 /// everything (Ethernet, IPv6 and the longest TCP header are 114).
 pub const HEAD_BYTES: usize = 128;
 
-/// What follows the front of a frame.
+/// The bytes after the front of a frame.
 pub enum Rest {
     /// Nothing.
     None,
@@ -58,7 +58,7 @@ impl WireFrame {
         WireFrame { head: front, head_bytes, rest, gso: None, partial_csum: None, is_sound }
     }
 
-    /// A frame that lies in one piece.
+    /// A linear frame.
     pub fn whole(bytes: Vec<u8>, is_sound: bool) -> WireFrame {
         WireFrame { is_sound, ..WireFrame::new(&[], Rest::Bytes(bytes)) }
     }
@@ -154,7 +154,7 @@ impl HeaderBuf {
         Some(buf)
     }
 
-    /// Space for the transport header behind what is there.
+    /// Appends space for the transport header.
     pub fn l4_mut(&mut self) -> &mut [u8] {
         self.bytes.get_mut(self.len..).unwrap_or(&mut [])
     }

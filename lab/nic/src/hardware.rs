@@ -25,7 +25,7 @@ pub struct TxSlot {
     pub done_at: Instant,
 }
 
-/// What host and hardware share.
+/// The state that host and hardware share.
 pub struct Rings {
     pub tx: Ring<TxSlot>,
     pub rx: RxRing,
@@ -37,7 +37,7 @@ impl Rings {
     }
 }
 
-/// What is at the other end of the wire.
+/// The other end of the wire.
 enum Far {
     Peer(Box<Peer>),
     Nic { end: WireEnd, outbox: Frames },

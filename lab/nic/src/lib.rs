@@ -1,4 +1,4 @@
-//! A modelled NIC: what a host pays for a network card, without one.
+//! A modelled NIC: it measures the host's cost of a network card without hardware.
 //!
 //! ```text
 //!   host (the stack's thread, what is measured)  │  hardware (its time is shown apart)
@@ -65,7 +65,7 @@ const ETHER_BYTES: usize = 14;
 /// What the pool has blocks for: a buffer of another length would take the next of these.
 const BUFFER_BYTES: [usize; 4] = [2 << 10, 4 << 10, 16 << 10, 64 << 10];
 
-/// Who runs the hardware of a NIC.
+/// The thread that runs the hardware of a NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HardwareThread {
     /// The host's threads, within their calls; the time is measured and shown apart.
@@ -77,7 +77,7 @@ pub enum HardwareThread {
     },
 }
 
-/// What the NIC can do, and how it is set up.
+/// The features of the NIC, and its configuration.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
     /// Largest IP packet that is not a super-frame, in bytes.
@@ -117,12 +117,12 @@ pub struct SimConfig {
     pub tx_reap_bytes: usize,
     /// Without a posted buffer the wire pauses; otherwise frames are lost then.
     pub flow_control: bool,
-    /// Who runs the hardware.
+    /// The thread that runs the hardware.
     pub hardware: HardwareThread,
     /// A clock that runs with the `now` of the calls, for inline hardware: frames leave by it, and the host
     /// need not read one for each. `None`, as on a virtual clock: the time is what the calls say.
     pub clock: Option<fn() -> Instant>,
-    /// What is at the other end, for [`with_peer`].
+    /// The peer at the other end, for [`with_peer`].
     pub far_end: FarEnd,
 }
 

@@ -2,7 +2,7 @@
 
 use fulmar_stack::base::{Duration, Instant};
 
-/// What a packet on the wire occupies beside its frame: preamble, check sequence and gap (IEEE 802.3).
+/// Bytes of a packet on the wire in addition to its frame: preamble, check sequence and gap (IEEE 802.3).
 const WIRE_OVERHEAD_BYTES: usize = 24;
 /// Frames shorter than this are padded (IEEE 802.3, without the check sequence).
 const SHORTEST_BYTES: usize = 60;

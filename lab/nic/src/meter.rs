@@ -1,4 +1,4 @@
-//! What the hardware costs, and what it counts.
+//! The cost of the hardware, and its counters.
 //!
 //! The hardware of an inline NIC runs on the host's own thread, inside `tx_burst` and `rx_burst`. Its
 //! time is measured around each such section with the cycle counter, once per burst, and kept apart,
@@ -33,7 +33,7 @@ pub const SMALL_SLACK_NS: u64 = 1_000;
 /// Time over which the cycle counter is compared with the clock: errors of 50 ns at both ends are
 /// 20 parts in a million.
 const CALIBRATION: Duration = Duration::from_millis(5);
-/// Empty sections measured to learn what measuring costs.
+/// Empty sections that are timed to find the cost of timing.
 const EMPTY_SECTIONS: u64 = 2000;
 
 thread_local! {
@@ -51,7 +51,7 @@ pub fn thread_hardware_ns() -> u64 {
 struct Rate {
     /// Nanoseconds per tick, in units of 2^-32.
     ns_per_tick: u64,
-    /// What an empty section measures, in ticks: a reading.
+    /// The measured ticks of an empty section: one reading.
     empty_ticks: u64,
     /// What a section costs beside what it measures, in ticks.
     overhead_ticks: u64,
@@ -133,7 +133,7 @@ counts! {
     completions;
     /// Times the host took completions back.
     reaps;
-    /// Frames that the hardware put into posted buffers; what was aggregated counts once.
+    /// Frames that the hardware put into posted buffers; an aggregated frame counts once.
     rx_frames;
     /// Packets that they came in as.
     rx_packets;
@@ -157,7 +157,7 @@ counts! {
     idle_spin_ns;
     /// Sections of inline hardware.
     sections;
-    /// Sections that were interrupted, and charged only what is plausible.
+    /// Sections that were interrupted, and charged only a plausible time.
     cut_sections;
     /// Connections that the modelled peer has accepted or opened.
     peer_connections;
@@ -195,10 +195,10 @@ pub fn bump(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(by), Relaxed);
 }
 
-/// What a NIC, its hardware and its handle share.
+/// The state that a NIC, its hardware and its handle share.
 pub struct Board {
     pub counts: Shared,
-    /// What a handle asks of the modelled peer.
+    /// The requests of a handle to the modelled peer.
     commands: Mutex<VecDeque<Command>>,
     has_commands: AtomicBool,
     /// Wakes the host.
@@ -389,7 +389,7 @@ impl SimHandle {
         c.inline_ns.load(Relaxed) + c.own_thread_ns.load(Relaxed)
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn counts(&self) -> SimCounts {
         self.board.counts.snapshot()
     }

@@ -30,7 +30,7 @@ const COPY_SMALL_BYTES: usize = 256;
 /// Up to this length they are copied out of larger buffers.
 const COPY_BYTES: usize = 16_384;
 
-/// One transmit descriptor: where a piece of a frame lies.
+/// One transmit descriptor: the address and length of a piece of a frame.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Descriptor {
@@ -103,7 +103,7 @@ struct Driver {
     tx_bytes: usize,
     /// The last burst did not go out whole.
     is_blocked: bool,
-    /// What was placed since it was counted last.
+    /// The bytes placed since the last count.
     placed: Outcome,
 }
 
@@ -434,7 +434,7 @@ impl SimNic {
         outcome.count(counters, &mut self.stats);
     }
 
-    /// Posts what there is space for and rings the doorbell once for it.
+    /// Posts buffers up to the free space and rings the doorbell once.
     #[inline(always)]
     fn send(
         &mut self,
@@ -470,7 +470,7 @@ impl SimNic {
         self.send(latest, pool, burst, counters)
     }
 
-    /// Counts what was posted, and rings the doorbell for it.
+    /// Counts the posted frames, and rings the doorbell for them.
     #[inline(always)]
     fn posted(&mut self, now: Instant, tally: &Tally, counters: &mut Counters) {
         self.driver.count_posted(tally);

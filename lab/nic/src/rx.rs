@@ -163,14 +163,14 @@ impl RxRing {
         Some((kind, b))
     }
 
-    /// Moves what the host has posted to the rings of the hardware.
+    /// Moves the buffers that the host has posted to the rings of the hardware.
     pub fn take_posted(&mut self, host: &mut RxRing) {
         for kind in Kind::ALL {
             self.ring(kind).take_posted(host.ring(kind));
         }
     }
 
-    /// Gives what is filled to the host.
+    /// Gives filled buffers to the host.
     pub fn give_done(&mut self, host: &mut RxRing) {
         for kind in Kind::ALL {
             self.ring(kind).give_done(host.ring(kind));
@@ -246,7 +246,7 @@ impl Rx {
         Some(by_count.map_or(by_time, |at| at.min(by_time)))
     }
 
-    /// Moves what is due into posted buffers; returns the bytes moved.
+    /// Moves due frames into posted buffers; returns the bytes moved.
     pub fn run(&mut self, now: Instant, rx: &mut RxRing, board: &Board) -> u64 {
         if self.lane.is_empty() {
             return 0;

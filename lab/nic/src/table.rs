@@ -27,7 +27,7 @@ use fulmar::drivers::placing::flows::{self, Filling, Flows, Place, Segment};
 /// one pause frame holds a line of 40 Gbit/s (IEEE 802.3 annex 31B: 65,535 times 512 bits).
 const PAUSE: Duration = Duration::from_micros(800);
 
-/// What hardware and host share.
+/// The state that hardware and host share.
 pub struct FlowTable {
     table: Mutex<Table>,
     /// Frames that the hardware has landed, and those that the host has taken.
@@ -165,7 +165,7 @@ pub struct Placing<'a> {
     table: &'a mut Table,
     shared: &'a FlowTable,
     done: usize,
-    /// What the hardware says of the frame.
+    /// The hardware's description of the frame.
     pub offload: Offload,
 }
 

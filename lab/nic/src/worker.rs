@@ -27,7 +27,7 @@ pub struct Worker {
     shared: Arc<Shared>,
     hardware: Hardware,
     rings: Rings,
-    /// What the host had posted when last looked at.
+    /// The host's posted count at the last check.
     seen: u64,
     /// When the host is notified of frames that wait.
     alarm: Option<Instant>,
@@ -65,7 +65,7 @@ impl Worker {
         bump(if worked { &counts.own_thread_ns } else { &counts.idle_spin_ns }, ns);
     }
 
-    /// Does what there is to do; false if there was nothing.
+    /// Does the pending work; false if there was none.
     fn turn(&mut self, at: Instant) -> bool {
         let posted = self.shared.posted();
         let is_news = posted != self.seen;
@@ -87,7 +87,7 @@ impl Worker {
         is_news || is_due
     }
 
-    /// Completions to the host; the alarm is set for what was received.
+    /// Returns completions to the host, and sets the alarm for received frames.
     fn give_back(&mut self) {
         let is_tx_done = self.rings.tx.done() > 0;
         let mut host = self.shared.rings();

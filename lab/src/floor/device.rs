@@ -24,7 +24,7 @@ const ALIGN_BYTES: usize = 50;
 /// After this long without a frame the flow counts as broken: no pause of a working one is a tenth of it.
 const SILENCE_MS: i32 = 2_000;
 
-/// What the floor needs of a device.
+/// The operations that the floor needs of a device.
 pub trait FrameDevice: Send {
     /// Sends the frame that `header` and `payload` make together.
     fn send(&mut self, header: &[u8], payload: &[u8]) -> io::Result<()>;

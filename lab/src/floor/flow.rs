@@ -36,7 +36,7 @@ pub struct Load {
     pub time: Duration,
 }
 
-/// What a run did, for the table of counts.
+/// The counts of a run, for the table of counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Super-frames and smaller ones with payload.
@@ -271,7 +271,7 @@ impl<'d> Flow<'d> {
     }
 }
 
-/// What a sender prepares before the first frame.
+/// The state that a sender prepares before the first frame.
 struct Outgoing {
     header: Template,
     ring: FrameRing,

@@ -56,7 +56,7 @@ impl Template {
         Template(bytes.try_into().expect("invariant: 12 bytes of options make HEADER_BYTES"))
     }
 
-    /// Fills in what changes from frame to frame.
+    /// Fills in the fields that change from frame to frame.
     #[inline]
     pub fn patch(&mut self, seq: u32, ack: u32, ts_value: u32, ts_echo: u32) -> &[u8] {
         let mut put = |at: usize, v: u32| self.0[at..at + 4].copy_from_slice(&v.to_be_bytes());

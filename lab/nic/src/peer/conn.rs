@@ -173,7 +173,7 @@ impl Conn {
         c
     }
 
-    /// Takes what the other side's SYN says.
+    /// Takes the fields of the other side's SYN.
     fn learn(&mut self, syn: &Header, config: &FarEnd) {
         self.rcv_nxt = syn.seq + 1;
         self.has_timestamps = config.timestamps && syn.options.timestamps.is_some();
@@ -242,7 +242,7 @@ impl Conn {
         }
     }
 
-    /// A reset that lies where the next byte is expected, or that answers our SYN.
+    /// A reset at the next expected sequence number, or one that answers our SYN.
     fn reset(&mut self, h: &Header) {
         let answers_syn = self.state == State::SynSent && h.ack == self.snd_nxt;
         if answers_syn || h.seq == self.rcv_nxt {

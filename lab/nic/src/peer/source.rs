@@ -63,7 +63,7 @@ impl Source {
         (self.from.ip(), self.to.ip())
     }
 
-    /// When the next one is due where a rate says so.
+    /// When the next datagram is due, if there is a rate.
     fn due(&self) -> Option<Instant> {
         let rate = self.rate.as_ref().filter(|r| r.pps > 0)?;
         let ns = u128::from(rate.sent) * NS_PER_S / u128::from(rate.pps);
@@ -84,7 +84,7 @@ impl Source {
         self.left == 0 || ended
     }
 
-    /// Sends what may leave by now.
+    /// Sends the datagrams that are due by now.
     pub fn run(&mut self, now: Instant, ends: &Addresses, out: &mut Out<'_>) {
         let is_endless = !out.line.has_rate();
         let mut burst = BURST;

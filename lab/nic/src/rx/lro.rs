@@ -42,7 +42,7 @@ impl Run {
         }
     }
 
-    /// What is written instead of the first frame's own headers.
+    /// The fields that replace the first frame's own headers.
     pub fn head(&self) -> &[u8] {
         self.head.get(..self.head_bytes).unwrap_or(&[])
     }

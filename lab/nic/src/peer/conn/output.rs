@@ -1,4 +1,4 @@
-//! Segments on their way out: SYN, data, ACK, FIN, and what is sent again.
+//! Outgoing segments: SYN, data, ACK, FIN, and retransmissions.
 
 use fulmar_stack::base::{Gso, Instant, SeqNum};
 use fulmar_stack::wire::checksum::Sum;
@@ -52,7 +52,7 @@ impl Conn {
         due.filter(|_| self.state != State::Gone)
     }
 
-    /// Sends again what is overdue, or asks about a window that stays closed.
+    /// Retransmits overdue segments, or probes a window that stays closed.
     pub fn on_timer(&mut self, now: Instant, config: &FarEnd, out: &mut Out<'_>) {
         if self.deadline().is_none_or(|at| at > now) {
             return;
@@ -91,7 +91,7 @@ impl Conn {
 
 // Data, and what closes it.
 impl Conn {
-    /// The end of a burst: sends what may be sent, and the ACK that is owed if nothing carried it.
+    /// The end of a burst: sends the data that the window allows, and the pending ACK unless a segment carried it.
     pub fn answer(&mut self, config: &FarEnd, out: &mut Out<'_>) {
         if self.state != State::Open {
             return;

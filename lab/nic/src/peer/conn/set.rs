@@ -11,7 +11,7 @@ use crate::peer::{FarEnd, Index, Out};
 /// See the module's header.
 pub struct Set {
     conns: Vec<Conn>,
-    /// Where each connection lies.
+    /// The slot of each connection.
     index: Index,
     /// The connection of the last packet.
     last: Option<(Key, usize)>,
@@ -99,7 +99,7 @@ impl Set {
         self.touched.clear();
     }
 
-    /// Notes what a connection waits for after it has had its turn.
+    /// Records the events that a connection waits for after its turn.
     fn follow(&mut self, at: usize) {
         let c = &mut self.conns[at];
         if c.is_hungry && !c.is_listed {
