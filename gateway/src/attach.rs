@@ -177,6 +177,7 @@ impl fmt::Display for Target {
 
 /// A descriptor that becomes readable when a guest may be gone.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum ExitWatch {
     /// The guest's process.
     Process(OwnedFd),

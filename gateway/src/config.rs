@@ -129,6 +129,7 @@ impl Outbound {
 /// Which hosts may write unasked to a UDP port of the guest that has written to others (RFC 4787 section 5). A policy
 /// decides besides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum UdpFilter {
     /// Every host (endpoint-independent filtering), as to a socket of the host that is not connected.
     #[default]
@@ -150,6 +151,7 @@ pub struct Publish {
 
 /// To which addresses a published port can be bound.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum BindAddresses {
     /// Those that the host has.
     #[default]

@@ -6,6 +6,7 @@ use crate::stat::FlowStat;
 
 /// A transport that the gateway carries.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum Protocol {
     /// TCP.
     Tcp,
@@ -58,6 +59,7 @@ pub struct NewClient {
 
 /// Whether a flow may leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Decision {
     /// It may.
     Allow,

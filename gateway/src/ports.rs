@@ -15,6 +15,7 @@ pub(crate) const FIRST_EPHEMERAL_PORT: u16 = 32768;
 
 /// The ports of one `-t`, `-u`, `-T` or `-U`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum PortSpec {
     /// No port.
     #[default]

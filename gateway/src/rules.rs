@@ -54,6 +54,7 @@ pub struct Rule {
 
 /// Where a rule was given.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Source {
     /// By an option of the command.
     Option,

@@ -109,6 +109,7 @@ enum Command {
 
 /// An end of the connections of a splicer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Side {
     /// The end of the connections that it has accepted.
     Accepted,

@@ -166,6 +166,7 @@ pub struct HostTcp {
 
 /// Totals since the start.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Totals {
     /// TCP flows that were opened.
     pub tcp_flows: u64,
@@ -201,6 +202,7 @@ impl Totals {
 
 /// A snapshot of a gateway.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Stat {
     /// Queues of the guest's interface. All else is of all of them together.
     pub queues: usize,
@@ -236,6 +238,7 @@ impl Stat {
 
 /// What a gateway did in its life.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Summary {
     /// Totals.
     pub totals: Totals,

@@ -16,7 +16,7 @@ pub struct Cidr {
 }
 
 /// The text is not an address with a prefix length.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseCidrError(String);
 
 impl fmt::Display for ParseCidrError {

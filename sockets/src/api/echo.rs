@@ -15,6 +15,7 @@ use crate::api::stack::Stack;
 
 /// An ICMP echo request ("ping") to an address that is not the stack's own.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct EchoRequest {
     /// Source address.
     pub from: IpAddr,

@@ -72,6 +72,7 @@ fn asked_by_environment() -> u32 {
 
 /// The cost of the stages of a stack, and the work done meanwhile.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Account {
     /// The stages.
     pub balance: Balance,

@@ -67,6 +67,7 @@ impl Source for TcpListener {}
 
 /// A ready socket, a ready descriptor of the host, or a [`Waker`] that was used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Event {
     /// The token under which it was added.
     pub token: usize,

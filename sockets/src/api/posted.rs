@@ -266,6 +266,8 @@ mod spare {
 }
 
 /// A buffer that was not posted, or has completed with an error.
+#[derive(Debug)]
+#[non_exhaustive]
 pub struct RecvError {
     /// The error.
     pub error: io::Error,

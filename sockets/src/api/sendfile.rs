@@ -42,6 +42,8 @@ pub struct SendFile {
 }
 
 /// Why a file was not sent to its end.
+#[derive(Debug)]
+#[non_exhaustive]
 pub struct SendFileError {
     /// The error.
     pub error: io::Error,

@@ -47,6 +47,7 @@ impl std::fmt::Debug for Stack {
 
 /// The answer to an echo request.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Echo {
     /// The address that answered.
     pub from: IpAddr,

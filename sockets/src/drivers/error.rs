@@ -2,7 +2,8 @@
 
 use std::io;
 
-/// A device could not be set up. `Display` and `Debug` are one sentence that says what to do.
+/// A device could not be set up. `Display` is one sentence that says what to do.
+#[derive(Debug)]
 pub struct OpenError {
     /// The operation that failed, as in "cannot open /dev/net/tun".
     pub what: String,
@@ -14,7 +15,7 @@ pub struct OpenError {
 }
 
 /// The object that could not be opened.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     /// A device node.
     Node,
@@ -68,13 +69,6 @@ impl OpenError {
 impl std::fmt::Display for OpenError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}; {}", self.what, self.source, self.advice)
-    }
-}
-
-/// The sentence too: it is what `fn main() -> Result` prints.
-impl std::fmt::Debug for OpenError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
     }
 }
 

@@ -389,7 +389,7 @@ fn the_low_water_mark_is_restored_however_the_call_ends() {
         c.set_send_buffer(MIB).unwrap();
         let f = file_of(&pattern(0, 8 * MIB));
         c.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
-        let SendFileError { error, sent } = c.send_file(&f, .., &[], &[]).unwrap_err();
+        let SendFileError { error, sent, .. } = c.send_file(&f, .., &[], &[]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
         assert!(sent > 0, "what fits the buffer goes");
         // Less than half of the buffer becomes free: enough for a write.

@@ -371,16 +371,9 @@ controllers! {
     Dctcp, "dctcp", dctcp::Dctcp;
 }
 
-/// The name of no algorithm. `Display` and `Debug` are one sentence, which lists the known names.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// The name of no algorithm. `Display` lists the known names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UnknownCongestionControl;
-
-/// The sentence too: it is what `fn main() -> Result` prints.
-impl core::fmt::Debug for UnknownCongestionControl {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        core::fmt::Display::fmt(self, f)
-    }
-}
 
 impl core::error::Error for UnknownCongestionControl {}
 

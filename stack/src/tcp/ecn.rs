@@ -73,16 +73,9 @@ impl EcnPolicy {
     }
 }
 
-/// No policy has this name. `Display` and `Debug` are one sentence, which lists those that there are.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// No policy has this name. `Display` lists the known names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UnknownEcnPolicy;
-
-/// The sentence too: it is what `fn main() -> Result` prints.
-impl core::fmt::Debug for UnknownEcnPolicy {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        core::fmt::Display::fmt(self, f)
-    }
-}
 
 impl core::error::Error for UnknownEcnPolicy {}
 

@@ -32,7 +32,7 @@ pub enum Spec {
 }
 
 /// The text is not the name of a device.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseSpecError(pub(super) String);
 
 impl fmt::Display for ParseSpecError {

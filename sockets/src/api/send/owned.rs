@@ -196,6 +196,8 @@ impl From<Chain> for OwnedBytes {
 }
 
 /// An owned send that was not accepted whole.
+#[derive(Debug)]
+#[non_exhaustive]
 pub struct SendOwnedError {
     /// Why.
     pub error: io::Error,
