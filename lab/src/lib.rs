@@ -20,8 +20,6 @@ pub mod harness;
 #[allow(unsafe_code)]
 pub mod heap;
 pub mod kernel;
-pub mod kernel_calls;
-pub mod kernel_receive;
 mod latency;
 pub mod limit;
 pub mod lock;

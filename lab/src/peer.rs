@@ -7,11 +7,10 @@
 //! socket buffer held is part of the account. Congestion control is set explicitly, because the
 //! machine's default may be another than the one that fulmar speaks.
 
-use crate::Bulk;
 use crate::child::Handle;
 use crate::cpu::{self, MachineClock};
-use crate::kernel_calls::{Pauses, Sender, Sending};
-use crate::kernel_receive::{Receiver, Receiving};
+use crate::kernel::receive::{Receiver, Receiving};
+use crate::kernel::send::{Pauses, Sender, Sending};
 use crate::sys;
 use crate::topology::PEER_IP;
 use fulmar_gateway::netns::Netns;
@@ -188,14 +187,14 @@ impl Report {
 }
 
 impl Spec {
-    /// A peer of a bulk transfer, which listens at [`PEER_IP`] and is not pinned.
-    pub fn of_bulk(role: Role, bulk: &Bulk, time: Duration) -> Spec {
+    /// A peer that listens at [`PEER_IP`] and is not pinned.
+    pub fn new(role: Role, buffer_bytes: usize, warm_bytes: u64, time: Duration) -> Spec {
         Spec {
             role,
             endpoint: Endpoint::Listen(SocketAddr::new(IpAddr::V4(PEER_IP), 0)),
             cpu: None,
-            buffer_bytes: if role == Role::Sink { bulk.read_bytes } else { bulk.write_bytes },
-            warm_bytes: bulk.warm_bytes,
+            buffer_bytes,
+            warm_bytes,
             time,
             sending: Sending::default(),
             receiving: Receiving::default(),
@@ -432,8 +431,8 @@ fn source<S: Stream>(mut stream: S, spec: &Spec) -> io::Result<Report> {
 mod tests {
     use super::*;
     use crate::file::CacheState;
-    use crate::kernel_calls::{Burst, FileOf, KernelCall};
-    use crate::kernel_receive::ReceiveCall;
+    use crate::kernel::receive::ReceiveCall;
+    use crate::kernel::send::{Burst, FileOf, KernelCall};
 
     #[test]
     fn a_specification_survives_the_command_line() {

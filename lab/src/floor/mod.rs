@@ -107,11 +107,11 @@ impl Testbed {
         time: Duration,
     ) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
-        let (role, user_bytes) = match direction {
-            Direction::Send => (Role::Sink, bulk.write_bytes),
-            Direction::Receive => (Role::Source, bulk.read_bytes),
+        let (role, user_bytes, peer_bytes) = match direction {
+            Direction::Send => (Role::Sink, bulk.write_bytes, bulk.read_bytes),
+            Direction::Receive => (Role::Source, bulk.read_bytes, bulk.write_bytes),
         };
-        let spec = Spec { cpu: far_cpu, ..Spec::of_bulk(role, bulk, time) };
+        let spec = Spec { cpu: far_cpu, ..Spec::new(role, peer_bytes, bulk.warm_bytes, time) };
         let peer = Peer::spawn(&spec, &self.topology.peer_netns)?;
         let addresses = self.addresses(peer.address().port());
         let load = Load {

@@ -9,7 +9,7 @@
 
 use crate::cpu::{self, Placement};
 use crate::harness::Scenario;
-use crate::kernel_receive::touch;
+use crate::kernel::receive::touch;
 use crate::peer::Report;
 use crate::transfer::{self, Transfer};
 use crate::{Bulk, on_pinned_thread};

@@ -7,16 +7,14 @@
 //! of an error may differ from that of a success by a few nanoseconds.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use super::Spread;
 use super::measured::{bare_syscall, timed_calls};
-use fulmar_gateway::netns::Netns;
-use fulmar_gateway::netns::VethEnd;
+use crate::kernel::Pair;
+use crate::topology::MTU;
 
-const NEAR: Ipv4Addr = Ipv4Addr::new(10, 72, 5, 1);
-const FAR: Ipv4Addr = Ipv4Addr::new(10, 72, 5, 2);
 /// RFC 863; the port is closed, so the far end drops the datagrams and answers some of them by ICMP. An unconnected
 /// socket does not get these errors.
 const PORT: u16 = 9;
@@ -42,13 +40,9 @@ type Call<'a> = Box<dyn FnMut() -> io::Result<()> + Send + 'a>;
 /// # Errors
 /// No namespaces.
 pub fn run(bytes: usize, runs: usize, slice: Duration) -> io::Result<Vec<Depth>> {
-    let (near, far) = (Netns::new()?, Netns::new()?);
-    let end = |name, last| VethEnd { name, mac: [2, 0, 0, 0, 0x72, last], mtu: 1500 };
-    near.add_veth(&end("veth0", 0x21), &far, &end("veth1", 0x22))?;
-    near.set_address("veth0", IpAddr::V4(NEAR), 24)?;
-    far.set_address("veth1", IpAddr::V4(FAR), 24)?;
-    let sink = far.run(|| UdpSocket::bind((FAR, PORT)))?;
-    let depths = near.run(|| depths(bytes, runs, slice));
+    let pair = Pair::new(MTU, true)?;
+    let sink = pair.far().run(|| UdpSocket::bind((Pair::FAR, PORT)))?;
+    let depths = pair.near().run(|| depths(bytes, runs, slice));
     drop(sink);
     depths
 }
@@ -58,9 +52,9 @@ fn depths(bytes: usize, runs: usize, slice: Duration) -> io::Result<Vec<Depth>> 
     // Longer than a datagram's length field can say: refused before anything is looked up. What fits
     // the field and no packet is refused behind the look-up of the route.
     let too_long = vec![0; 65_536];
-    let to = SocketAddr::from((FAR, PORT));
+    let to = SocketAddr::from((Pair::FAR, PORT));
     let nowhere = SocketAddr::from(([192, 0, 2, 1], PORT));
-    let (open, bound) = (UdpSocket::bind((NEAR, 0))?, UdpSocket::bind((NEAR, 0))?);
+    let (open, bound) = (UdpSocket::bind((Pair::NEAR, 0))?, UdpSocket::bind((Pair::NEAR, 0))?);
     bound.connect(to)?;
     let mut calls: Vec<(&'static str, &'static str, Call<'_>)> = vec![
         (

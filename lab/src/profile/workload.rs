@@ -16,10 +16,9 @@ use super::halved::{self, Halved};
 use super::perf::{Recording, Sample};
 use super::symbols::Symbols;
 use crate::cpu;
+use crate::kernel::Pair;
 use crate::topology::{self, OUR_IP, PEER_IP, PREFIX};
 use crate::without_tso::WithoutTso;
-use fulmar_gateway::netns::Netns;
-use fulmar_gateway::netns::VethEnd;
 
 /// The published line.
 pub const RATE_BPS: u64 = 100_000_000;
@@ -59,15 +58,10 @@ pub struct Profile {
 /// # Errors
 /// No namespaces, no veth.
 pub fn kernel(time: Duration) -> io::Result<Profile> {
-    let (near, far) = (Netns::new()?, Netns::new()?);
-    let end = |name, last| VethEnd { name, mac: [2, 0, 0, 0, 0x72, last], mtu: 1500 };
-    near.add_veth(&end("veth0", 0x11), &far, &end("veth1", 0x12))?;
-    for (netns, name, ip) in [(&near, "veth0", OUR_IP), (&far, "veth1", PEER_IP)] {
-        netns.set_offloads(name, false)?;
-        netns.set_address(name, IpAddr::V4(ip), PREFIX)?;
-    }
+    let pair = Pair::new(topology::MTU, false)?;
+    let (near, far) = (pair.near(), pair.far());
     let recording = Recording::start(FREQUENCY_HZ);
-    let listener = far.run(|| std::net::TcpListener::bind((PEER_IP, 0)))?;
+    let listener = far.run(|| std::net::TcpListener::bind((Pair::FAR, 0)))?;
     let to = listener.local_addr()?;
     let (mut load, mut bytes) = ([0.0; 2], 0);
     for (phase, load) in load.iter_mut().enumerate() {

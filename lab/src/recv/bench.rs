@@ -6,7 +6,6 @@
 //! aggregation by its nature, and bursts are for the others, where a wake-up is what they cost. A
 //! device that cannot be opened here is said on standard error and left out, with its figures.
 
-use super::kernel::Work;
 use super::rig::Real;
 use super::shm::Shared;
 use super::sim::Simulated;
@@ -16,8 +15,8 @@ use crate::floor::{self, Direction, Kind};
 use crate::harness::options::{Common, Stack, on_or_off, one_of, or, placement, within};
 use crate::harness::report::Report;
 use crate::harness::{self, Outcome, Pace, Plan, Ratio, Scenario};
+use crate::kernel::receive::{ReceiveCall, Work};
 use crate::kernel::{Local, Pair};
-use crate::kernel_receive::ReceiveCall;
 use crate::limit::ring::{self, Taking};
 use crate::matrix::{Device, Names, method_names};
 use crate::stream::Over;

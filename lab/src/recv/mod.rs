@@ -12,7 +12,6 @@
 
 pub mod account;
 pub mod bench;
-pub mod kernel;
 mod limited;
 mod readers;
 pub(crate) mod rig;
@@ -23,7 +22,7 @@ pub mod stock;
 
 use crate::cpu::Placement;
 use crate::harness::Scenario;
-use crate::kernel_calls::Burst;
+use crate::kernel::send::Burst;
 use crate::peer::Report;
 use crate::transfer::{self, Cell, Side, Transfer};
 use fulmar::{Device, Stack, TcpStream};

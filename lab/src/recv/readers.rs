@@ -1,7 +1,7 @@
 //! The programs that receive as fulmar is meant to be used.
 
 use super::{Load, Reader, Target};
-use crate::kernel_receive::touch;
+use crate::kernel::receive::touch;
 use fulmar::{RecvBuf, RecvRing};
 use std::io::{self, Read};
 

@@ -3,16 +3,13 @@
 use super::run::{Asking, StopCondition, run};
 use super::{Load, Offloads, Reader, Rig, RigConfig, Target};
 use crate::cpu::{self, Placement};
-use crate::kernel_calls::Sending;
-use crate::kernel_receive::Receiving;
+use crate::kernel::send::Sending;
 use crate::on_pinned_thread;
-use crate::peer::{Endpoint, Peer, Role, Spec};
+use crate::peer::{Peer, Role, Spec};
 use crate::stream::{Over, Testbed};
-use crate::topology::PEER_IP;
 use crate::transfer::Transfer;
 use fulmar::TcpStream;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -56,14 +53,9 @@ impl Rig for Real {
     ) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = self.testbed.placement.cpus(&cpu::allowed_cpus()?)?;
         let source = Spec {
-            role: Role::Source,
-            endpoint: Endpoint::Listen(SocketAddr::new(IpAddr::V4(PEER_IP), 0)),
             cpu: far_cpu,
-            buffer_bytes: load.write_bytes,
-            warm_bytes: load.warm_bytes,
-            time,
             sending: Sending { burst: load.burst(), ..Sending::default() },
-            receiving: Receiving::default(),
+            ..Spec::new(Role::Source, load.write_bytes, load.warm_bytes, time)
         };
         let peer = Peer::spawn(&source, &self.testbed.topology.peer_netns)?;
         let stack = &self.testbed.stack;

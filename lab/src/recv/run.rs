@@ -1,7 +1,7 @@
 //! One transfer: the reader takes what comes, first the warm-up, then measured.
 
 use super::{Load, Reader, Target};
-use crate::kernel_calls::Burst;
+use crate::kernel::send::Burst;
 use crate::peer::Report;
 use crate::stream::{Counts, Start, counted, difference};
 use fulmar::TcpStream;

@@ -7,7 +7,7 @@
 use super::run::{Asking, StopCondition, run};
 use super::{Load, Offloads, Reader, Rig, RigConfig, Target};
 use crate::cpu::{self, Placement};
-use crate::kernel_calls::{Burst, Pauses};
+use crate::kernel::send::{Burst, Pauses};
 use crate::on_pinned_thread;
 use crate::peer::Report;
 use crate::send::shm::{Linked, PATIENCE, serve_each};

@@ -18,7 +18,7 @@
 //! Source: FreeBSD 6, uipc_socket.c (`soreceive`), and any driver of that time.
 
 use super::{Load, Target, readers::Ring};
-use crate::kernel_receive::touch;
+use crate::kernel::receive::touch;
 use fulmar::Ready;
 use fulmar::base::SlotId;
 use fulmar::mbuf::Chain;

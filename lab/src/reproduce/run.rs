@@ -7,7 +7,7 @@ use crate::file::CacheState;
 use crate::harness::options::{Common, Stack};
 use crate::harness::{MACHINE, Outcome, Ratio, Scenario};
 use crate::kernel::Work;
-use crate::kernel_calls::KernelCall;
+use crate::kernel::send::KernelCall;
 use crate::matrix::Device;
 use crate::send::bench::{Options as Matrix, Testbeds, What, file_scenario, measure};
 use crate::send::file::FileMethod;

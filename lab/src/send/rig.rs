@@ -3,13 +3,10 @@
 
 use super::{BUFFER_BYTES, Caller, Load, Rig, RigConfig, Target};
 use crate::cpu;
-use crate::kernel_calls::Sending;
-use crate::kernel_receive::Receiving;
 use crate::on_pinned_thread;
-use crate::peer::{Endpoint, Peer, Report, Role, Spec};
+use crate::peer::{Peer, Report, Role, Spec};
 use crate::recv::drain;
 use crate::stream::{Counts, FAR_IP, Joined, Start, Testbed};
-use crate::topology::PEER_IP;
 use crate::transfer::Transfer;
 use fulmar::{Stack, TcpListener, TcpStream};
 use std::io;
@@ -71,16 +68,8 @@ impl Rig for Testbed {
         time: Duration,
     ) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
-        let sink = Spec {
-            role: Role::Sink,
-            endpoint: Endpoint::Listen(SocketAddr::new(IpAddr::V4(PEER_IP), 0)),
-            cpu: far_cpu,
-            buffer_bytes: load.read_bytes,
-            warm_bytes: load.warm_bytes,
-            time,
-            sending: Sending::default(),
-            receiving: Receiving::default(),
-        };
+        let sink = Spec::new(Role::Sink, load.read_bytes, load.warm_bytes, time);
+        let sink = Spec { cpu: far_cpu, ..sink };
         let peer = Peer::spawn(&sink, &self.topology.peer_netns)?;
         let stack = &self.stack;
         let (near, counts) = on_pinned_thread(near_cpu, || {

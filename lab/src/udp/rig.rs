@@ -15,9 +15,9 @@ use fulmar_nic::{Command, SimConfig, SimHandle};
 
 use super::Method;
 use super::sys::Batch;
+use crate::kernel::Pair;
 use crate::{cpu, sys, topology};
 use fulmar_gateway::netns::Netns;
-use fulmar_gateway::netns::VethEnd;
 
 /// Datagrams of a timed section, which always fit the receiver's queue.
 const SECTION: usize = 256;
@@ -119,7 +119,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    fn new(netns: &Netns, ip: Ipv4Addr) -> io::Result<Receiver> {
+    fn new(netns: &Netns, ip: IpAddr) -> io::Result<Receiver> {
         let socket = netns.run(|| UdpSocket::bind((ip, PORT)))?;
         let bytes = (16i32 << 20).to_ne_bytes();
         let set = |option| sys::setsockopt(socket.as_fd(), libc::SOL_SOCKET, option, &bytes);
@@ -196,7 +196,7 @@ impl Ours {
     /// A stack on a TAP to the kernel, where a socket receives.
     pub fn tap() -> io::Result<Ours> {
         let topology = topology::tap(|name| devices::tap(name).map_err(io::Error::other))?;
-        let receiver = Receiver::new(&topology.peer_netns, topology::PEER_IP)?;
+        let receiver = Receiver::new(&topology.peer_netns, topology::PEER_IP.into())?;
         let ours =
             Ours::over(topology.device, topology::OUR_IP, topology::PEER_IP, Some(receiver))?;
         Ok(Ours { _site: Some(topology.peer_netns), ..ours })
@@ -346,22 +346,18 @@ pub struct Kernel {
     payload: Vec<u8>,
     batch: Batch,
     batch_bytes: usize,
-    _ends: [Netns; 2],
+    _pair: Pair,
 }
 
 impl Kernel {
     /// Makes two namespaces and the pair.
     pub fn new() -> io::Result<Kernel> {
-        let (near, far) = (Netns::new()?, Netns::new()?);
-        let end = |name, last| VethEnd { name, mac: [2, 0, 0, 0, 0x75, last], mtu: topology::MTU };
-        near.add_veth(&end("veth0", 1), &far, &end("veth1", 2))?;
-        near.set_address("veth0", topology::OUR_IP.into(), topology::PREFIX)?;
-        far.set_address("veth1", topology::PEER_IP.into(), topology::PREFIX)?;
-        let receiver = Receiver::new(&far, topology::PEER_IP)?;
-        let open = || near.run(|| UdpSocket::bind((topology::OUR_IP, 0)));
+        let pair = Pair::new(topology::MTU, true)?;
+        let receiver = Receiver::new(pair.far(), Pair::FAR)?;
+        let open = || pair.near().run(|| UdpSocket::bind((Pair::NEAR, 0)));
         let connected = || {
             let socket = open()?;
-            socket.connect((topology::PEER_IP, PORT))?;
+            socket.connect((Pair::FAR, PORT))?;
             Ok::<_, io::Error>(socket)
         };
         Ok(Kernel {
@@ -373,7 +369,7 @@ impl Kernel {
             payload: Vec::new(),
             batch: Batch::new(0, 0),
             batch_bytes: 0,
-            _ends: [near, far],
+            _pair: pair,
         })
     }
 
@@ -397,8 +393,9 @@ impl Rig for Kernel {
         let one = &self.payload[..bytes];
         match method {
             Method::Connected => (0..count).try_for_each(|_| self.connected.send(one).map(drop)),
-            Method::Unconnected => (0..count)
-                .try_for_each(|_| self.open.send_to(one, (topology::PEER_IP, PORT)).map(drop)),
+            Method::Unconnected => {
+                (0..count).try_for_each(|_| self.open.send_to(one, (Pair::FAR, PORT)).map(drop))
+            }
             Method::Many | Method::Apart => {
                 let mut sent = 0;
                 while sent < count {

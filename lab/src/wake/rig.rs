@@ -15,19 +15,17 @@ use super::program::{self, Account, Flow, Socket};
 use super::{Device, Mode, sim};
 use crate::child::Handle;
 use crate::cpu::{self, Placement};
+use crate::kernel::Pair;
 use crate::on_pinned_thread;
 use crate::stream::{Over, Testbed, build};
 use crate::sys;
-use crate::topology::{OUR_IP, PEER_IP};
+use crate::topology::{MTU, OUR_IP, PEER_IP};
 use fulmar_gateway::netns::Netns;
-use fulmar_gateway::netns::VethEnd;
 
 /// The role of the children.
 pub(crate) const ROLE: &str = "wake";
 /// What a child may take beyond its run.
 const PATIENCE: Duration = Duration::from_secs(8);
-const VETH: [IpAddr; 2] =
-    [IpAddr::V4(Ipv4Addr::new(10, 71, 1, 1)), IpAddr::V4(Ipv4Addr::new(10, 71, 1, 2))];
 const SHM: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 72, 4, 1)), IpAddr::V4(Ipv4Addr::new(10, 72, 4, 2))];
 
@@ -102,7 +100,7 @@ enum Carrier {
     Real(Box<Testbed>),
     Shm,
     Sim,
-    Veth(Netns, Netns),
+    Veth(Pair),
     Loopback,
 }
 
@@ -117,7 +115,7 @@ impl Rig {
             Device::Packet => Carrier::Real(Box::new(Testbed::new(Over::Packet, placement, pcap)?)),
             Device::Shm => Carrier::Shm,
             Device::Sim => Carrier::Sim,
-            Device::Veth => veth()?,
+            Device::Veth => Carrier::Veth(Pair::new(MTU, true)?),
             Device::Loopback => Carrier::Loopback,
         };
         Ok(Rig { device, placement, carrier })
@@ -146,7 +144,10 @@ impl Rig {
                 Load::Send(flow) => sim::run(mode, &flow, near_cpu, far_cpu),
                 Load::Ask { .. } => Err(io::Error::other("a modelled sender asks nothing")),
             },
-            Carrier::Veth(near, far) => kernel([near, far], VETH, load, near_cpu, far_cpu),
+            Carrier::Veth(pair) => {
+                let ends = [Pair::NEAR, Pair::FAR];
+                kernel([pair.near(), pair.far()], ends, load, near_cpu, far_cpu)
+            }
             Carrier::Loopback => {
                 let here = Netns::current()?;
                 let lo = [IpAddr::V4(Ipv4Addr::LOCALHOST); 2];
@@ -154,15 +155,6 @@ impl Rig {
             }
         }
     }
-}
-
-fn veth() -> io::Result<Carrier> {
-    let (near, far) = (Netns::new()?, Netns::new()?);
-    let end = |name, last| VethEnd { name, mac: [2, 0, 0, 0, 0x74, last], mtu: 1500 };
-    near.add_veth(&end("veth0", 1), &far, &end("veth1", 2))?;
-    near.set_address("veth0", VETH[0], 24)?;
-    far.set_address("veth1", VETH[1], 24)?;
-    Ok(Carrier::Veth(near, far))
 }
 
 /// The far end's program.

@@ -1,10 +1,18 @@
 //! The kernel's own ways of receiving: `read`, and io_uring with two buffers or with buffers that it
 //! chooses.
 
+use super::KernelPair;
+use super::send::Sending;
+use crate::cpu::{self, Placement};
+use crate::harness::Scenario;
+use crate::peer::{Role, Spec};
+use crate::recv::{Load, Use, scenario_name};
+use crate::transfer::{self, Cell, Side, Transfer};
 use crate::uring::{Multishot, PingPong};
 use serde_json::{Value, json};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 /// How a kernel peer receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -93,6 +101,55 @@ pub fn touch(bytes: &[u8]) -> u64 {
     let (lines, rest) = bytes.as_chunks::<LINE>();
     let last = rest.first().map_or(0, |b| u64::from(*b));
     std::hint::black_box(lines.iter().fold(last, |sum, line| sum.wrapping_add(u64::from(line[0]))))
+}
+
+/// A call of the kernel's under a load.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// Which call.
+    pub call: ReceiveCall,
+    /// What it gets, and into which buffers.
+    pub load: Load,
+}
+
+impl Work {
+    fn run(
+        &self,
+        ends: &KernelPair<'_>,
+        placement: Placement,
+        time: Duration,
+    ) -> io::Result<Transfer> {
+        let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
+        let Load { buffers, buffer_bytes, usage, write_bytes, warm_bytes } = self.load;
+        let (touch, wait_all) = (self.load.is_touched(), usage != Use::Bursty);
+        let sink = Spec {
+            cpu: near_cpu,
+            receiving: Receiving { call: self.call, buffers, touch, wait_all },
+            ..Spec::new(Role::Sink, buffer_bytes, warm_bytes, time)
+        };
+        let sending = Sending { burst: self.load.burst(), ..Sending::default() };
+        let source = Spec { cpu: far_cpu, buffer_bytes: write_bytes, sending, ..sink };
+        let [sent, received] = ends.run(sink, source)?;
+        Ok(Transfer::of_ends(received, sent, warm_bytes)
+            .count("reads_made", received.calls)
+            .count("call_bytes", received.bytes)
+            .count("waits", received.waits))
+    }
+
+    /// The scenario of this call between such ends.
+    pub fn between(self, ends: KernelPair<'_>, placement: Placement) -> Scenario<'_> {
+        let cell = Cell {
+            side: Side::Receives,
+            device: ends.device,
+            method: self.call.name(),
+            write_bytes: self.load.buffer_bytes,
+            super_segments: ends.offloads,
+            source: self.load.usage.name(),
+        };
+        let title = format!("{}{}", self.call.title(), ends.said);
+        let run = move |time| self.run(&ends, placement, time);
+        cell.of(transfer::scenario(scenario_name(&cell, placement), title, placement, run))
+    }
 }
 
 /// A sink in the act of receiving.

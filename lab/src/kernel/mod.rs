@@ -1,14 +1,15 @@
 //! The kernel against itself: two namespaces joined by a veth pair, a source in one and a sink in
 //! the other. What a stack of our own is compared with.
 
-use crate::cpu;
-use crate::cpu::Placement;
+pub mod receive;
+pub mod send;
+
+use self::send::{FileOf, KernelCall, Sending};
+use crate::cpu::{self, Placement};
 use crate::file::{BenchFile, CacheState};
 use crate::harness::Scenario;
-use crate::kernel_calls::{FileOf, KernelCall, Sending};
-use crate::kernel_receive::Receiving;
 use crate::peer::{Endpoint, Peer, Report, Role, Spec};
-use crate::send::{self, Load};
+use crate::send::{Load, scenario_name};
 use crate::transfer::{self, Cell, Side, Transfer};
 use fulmar_gateway::netns::Netns;
 use fulmar_gateway::netns::VethEnd;
@@ -30,6 +31,8 @@ pub struct Pair {
 impl Pair {
     /// The near end's address.
     pub(crate) const NEAR: IpAddr = NEAR;
+    /// The far end's address.
+    pub(crate) const FAR: IpAddr = FAR;
 
     /// The near end's namespace.
     pub(crate) fn near(&self) -> &Netns {
@@ -143,17 +146,13 @@ impl<'a> Work<'a> {
         time: Duration,
     ) -> io::Result<Transfer> {
         let (near_cpu, far_cpu) = placement.cpus(&cpu::allowed_cpus()?)?;
+        let Load { read_bytes, write_bytes, warm_bytes, .. } = self.load;
         let sink = Spec {
-            role: Role::Sink,
-            endpoint: ends.at,
             cpu: far_cpu,
-            buffer_bytes: self.load.read_bytes,
-            warm_bytes: self.load.warm_bytes,
-            time,
             sending: self.sending(),
-            receiving: Receiving::default(),
+            ..Spec::new(Role::Sink, read_bytes, warm_bytes, time)
         };
-        let source = Spec { cpu: near_cpu, buffer_bytes: self.load.write_bytes, ..sink };
+        let source = Spec { cpu: near_cpu, buffer_bytes: write_bytes, ..sink };
         let [sent, received] = ends.run(sink, source)?;
         Ok(Transfer::of_ends(sent, received, self.load.warm_bytes)
             .count("calls", sent.calls)
@@ -161,7 +160,7 @@ impl<'a> Work<'a> {
             .count("zerocopy_copied", sent.zerocopy.1))
     }
 
-    /// The scenario of this call between such ends. Its name is that of [`send::scenario_name`].
+    /// The scenario of this call between such ends. Its name is that of [`scenario_name`].
     pub fn between(self, ends: KernelPair<'a>, placement: Placement) -> Scenario<'a> {
         let cell = Cell {
             side: Side::Sends,
@@ -171,7 +170,7 @@ impl<'a> Work<'a> {
             super_segments: ends.offloads,
             source: self.file.map_or("hot", |(_, heat)| heat.name()),
         };
-        let (name, title) = (send::scenario_name(&cell, placement), self.call.title());
+        let (name, title) = (scenario_name(&cell, placement), self.call.title());
         let title = format!("{title}{}", ends.said);
         cell.of(transfer::scenario(name, title, placement, move |time| {
             self.run(&ends, placement, time)
