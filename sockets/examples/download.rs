@@ -77,7 +77,7 @@ impl<'a> Url<'a> {
         let at = rest.find('/').unwrap_or(rest.len());
         let (authority, path) = rest.split_at(at);
         let (host, port) = match authority.rsplit_once(':') {
-            // The colons of `[fd77::1]` are not those of a port.
+            // The colons of `[fd77::1]` do not begin a port.
             Some((host, port)) if !port.ends_with(']') => {
                 (host, port.parse().map_err(|_| wrong())?)
             }

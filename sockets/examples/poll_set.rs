@@ -21,7 +21,7 @@ use common::{Outcome, Place};
 use fulmar::{PollSet, Ready, Stack, TcpListener, TcpStream};
 
 const PORT: u16 = 7000;
-/// The tokens of what is no connection; connections count from `FIRST`.
+/// The tokens of other sources than connections; connections count from `FIRST`.
 const LISTENER: usize = 0;
 const STOP: usize = 1;
 const TERMINAL: usize = 2;
@@ -48,7 +48,7 @@ fn example(arguments: &[String]) -> Outcome {
     }
 }
 
-/// Three clients on the other stack; each says one line and hears those of all.
+/// Three clients on the other stack; each sends one line and receives the lines of all.
 fn demo(stack: &Stack, peer: Stack) -> Outcome {
     let mut chat = Chat::new(stack)?;
     let own: fulmar::Cidr = common::OURS.parse()?;
@@ -174,7 +174,7 @@ impl Chat {
         }
     }
 
-    /// Sends what can be sent, and asks to be told when there is room for the rest.
+    /// Sends the bytes that fit, and registers for writability if bytes remain.
     fn send(&mut self, token: usize) {
         let Some(member) = self.members.get_mut(&token) else { return };
         let had = member.unsent.len();
