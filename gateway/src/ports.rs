@@ -440,7 +440,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is printed means the same again, and no input panics.
+        /// A printed specification parses to the same value, and arbitrary input does not panic.
         #[test]
         fn specifications_survive_printing(text in "[0-9a-f:.%/,~-]{0,24}|[a-z]{2,4}") {
             if let Ok(spec) = text.parse::<PortSpec>() {

@@ -23,7 +23,7 @@ const MOST_BYTES: u64 = 16 << 20;
 /// The port of DNS.
 pub(crate) const DNS_PORT: u16 = 53;
 
-/// What a resolver is configured with.
+/// The configuration of a resolver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResolvConf {
     /// The name servers, in the order in which they are asked. A link-local one has the index of its link, or 0 if the
@@ -77,7 +77,7 @@ fn regular_contents(file: File) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// What follows a keyword and the blanks after it; `None`: the line has another keyword, or is a comment.
+/// The text after a keyword and its blanks; `None`: the line has another keyword, or is a comment.
 pub(crate) fn value_of<'a>(line: &'a [u8], keyword: &[u8]) -> Option<&'a [u8]> {
     let rest = line.strip_prefix(keyword)?;
     let value = skip_blanks(rest);

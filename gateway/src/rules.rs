@@ -67,7 +67,7 @@ pub enum Source {
     },
 }
 
-/// What refuses destinations. `Display`: as it was given, for a file behind `FILE:LINE: `.
+/// The reason of a refusal. `Display`: as it was given, for a file after `FILE:LINE: `.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Denial(Why);
 
@@ -109,15 +109,15 @@ pub struct Destination<'a> {
     pub to: IpAddr,
     /// Its port; `None`: that of an echo request, which every rule names.
     pub port: Option<u16>,
-    /// What the guest's resolvers have called the address.
+    /// The names of the address from the guest's resolvers.
     pub names: &'a [String],
-    /// What other DNS servers have.
+    /// The names from other DNS servers.
     pub claimed: &'a [String],
     /// The address is one of the host's own.
     pub is_host: bool,
 }
 
-/// What a guest may reach. Default: everything but guarded addresses.
+/// The destinations that a guest may reach. Default: all but guarded addresses.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Rules {
     entries: Vec<Entry>,
@@ -294,7 +294,7 @@ impl Rules {
             .filter(|e| e.denial.is_some() || e.is_option || !self.is_closed_by_option)
     }
 
-    /// What refuses a destination. `None`: the guest may reach it.
+    /// The rule that refuses a destination. `None`: the guest may reach it.
     pub fn denial(&self, d: &Destination<'_>) -> Option<&Denial> {
         let to = d.to.to_canonical();
         let by_address = self.by_address(to, d.port, guarded::kind_of(to, d.is_host));
@@ -317,7 +317,7 @@ impl Rules {
         }
     }
 
-    /// What the rules by address say: `Some(None)` that it is allowed.
+    /// The decision of the rules by address: `Some(None)` allows.
     fn by_address(
         &self,
         to: IpAddr,
@@ -326,7 +326,7 @@ impl Rules {
     ) -> Option<Option<&Denial>> {
         let embedded = embedded_v4(to);
         let bits_of = |e: &Entry| {
-            // Who translates is not known, so that a form of an address can only be denied.
+            // The translator is not known, so that a form of an address can only be denied.
             let forms = embedded.iter().filter(|_| e.denial.is_some());
             let bits = forms.filter_map(|v4| e.rule.bits_of(*v4)).max();
             e.rule.bits_of(to).max(bits)
@@ -344,7 +344,7 @@ impl Rules {
         }
     }
 
-    /// What the rules by name say of a name, of those that `counts` takes: `Some(None)` that it is allowed.
+    /// The decision about a name of the rules by name that `counts` accepts: `Some(None)` allows.
     fn by_name(&self, name: &str, counts: impl Fn(&Entry) -> bool) -> Option<Option<&Denial>> {
         let name = name.trim_end_matches('.').to_ascii_lowercase();
         let found = self.entries().filter(|e| counts(e)).filter_map(|e| {
@@ -353,21 +353,21 @@ impl Rules {
         found.max_by_key(|(rank, _)| *rank).map(|(_, entry)| entry.denial.as_ref())
     }
 
-    /// What refuses a client of a published port, whose address may be forged: what the guest answers goes there.
+    /// The rule that refuses a client of a published port. Its address may be forged, and the guest's answers go there.
     /// Addresses that no rule names are admitted even where the rest is closed.
     pub fn client_denial(&self, from: IpAddr, port: u16) -> Option<&Denial> {
         let from = from.to_canonical();
         self.by_address(from, Some(port), guarded::metadata(from)).flatten()
     }
 
-    /// What refuses a message to a DNS server whose question cannot be read. `None`: the guest may send it.
+    /// The rule that refuses a message to a DNS server whose question cannot be read. `None`: the guest may send it.
     pub fn hidden_name_denial(&self) -> Option<&Denial> {
         let by_name = self.entries().filter(|e| e.rule.is_by_name());
         by_name.filter_map(|e| e.denial.as_ref()).next().or(self.closed.as_ref())
     }
 
-    /// What refuses a question for records of a name. `None`: the guest may ask, since a destination of the name may be
-    /// reachable.
+    /// The rule that refuses a question for records of a name. `None`: the guest may ask, since a destination of the
+    /// name may be reachable.
     pub fn name_denial(&self, name: &str, record_type: u16) -> Option<&Denial> {
         // A denial of some ports leaves others.
         let counts = |e: &Entry| e.denial.is_none() || e.rule.ports == ALL_PORTS;

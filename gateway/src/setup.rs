@@ -67,7 +67,7 @@ impl fmt::Display for SetupError {
     }
 }
 
-/// What to do about an error of any system call.
+/// Advice about an error of any system call.
 fn advice_on(e: &io::Error) -> &'static str {
     match e.raw_os_error() {
         Some(libc::EMFILE) => "; raise the limit `ulimit -n`, or publish fewer ports",

@@ -54,7 +54,7 @@ const SPARE_PIPES: usize = 16;
 const RETRY_MS: u16 = 100;
 const WAKE: u64 = u64::MAX;
 
-/// What an event belongs to: the two lowest bits of its token. Above them is a number.
+/// The kind of an event's owner: the two lowest bits of its token. Above them is a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Listener = 0,
@@ -71,7 +71,7 @@ fn token(kind: Kind, number: u64) -> u64 {
     number << 2 | kind as u64
 }
 
-/// What a splicer has done.
+/// The counts of a splicer.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Connections whose both ends were connected.
@@ -332,7 +332,7 @@ impl Splicer {
         made.recv().ok()
     }
 
-    /// What has been done so far.
+    /// The counts so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }

@@ -1,4 +1,4 @@
-//! What a gateway counts, and a snapshot of its flows.
+//! The counts of a gateway, and a snapshot of its flows.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -113,7 +113,7 @@ impl Refusals {
     }
 }
 
-/// Who began a flow.
+/// The side that began a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
     /// The guest.
@@ -127,7 +127,7 @@ pub enum Direction {
 pub struct FlowStat {
     /// Its transport.
     pub protocol: Protocol,
-    /// Who began it.
+    /// The side that began it.
     pub direction: Direction,
     /// The guest's end.
     pub guest: SocketAddr,
@@ -182,7 +182,7 @@ pub struct Totals {
     pub datagrams_out: u64,
     /// Datagrams to the guest.
     pub datagrams_in: u64,
-    /// What was not carried, and why.
+    /// Refused traffic, with the reasons.
     pub refusals: Refusals,
 }
 
@@ -215,7 +215,7 @@ pub struct Stat {
     /// The stack on the guest's interface: counters, drops, buffers, device, neighbours. Of its sockets those that
     /// belong to no flow.
     pub stack: fulmar_stack::shard::Stat,
-    /// What the stages cost, if an account is kept.
+    /// The cost of the stages, if an account is kept.
     pub balance: Option<Balance>,
     /// Since the start.
     pub uptime: Duration,
@@ -236,7 +236,7 @@ impl Stat {
     }
 }
 
-/// What a gateway did in its life.
+/// The totals of a gateway's life.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Summary {

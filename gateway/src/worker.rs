@@ -43,7 +43,7 @@ use crate::relay::{Clock, Context, Settings, Shard, canonical};
 use crate::setup::{self, SetupError};
 use crate::stat::{FlowStat, Stat, Summary, Totals};
 
-/// What the workers of a gateway have in common when they are built.
+/// The parameters that the workers of a gateway share when they are built.
 pub(crate) struct Common<'a> {
     pub clock: Clock,
     /// Of the whole gateway.
@@ -399,7 +399,7 @@ impl Worker {
         said.iter().fold(self.stat(), Stat::with)
     }
 
-    /// What this queue's worker has done.
+    /// The counts of this queue's worker.
     pub(crate) fn summary(&self) -> Summary {
         Summary {
             totals: self.totals.clone(),

@@ -178,6 +178,6 @@ fn a_process_that_has_attached_to_a_guest_cannot_be_traced_by_it() {
     let here = Path::new("/proc/self/ns/net");
     Target::named(here, Some("/proc/self/ns/user".into())).attach().unwrap();
     assert!(!nix::sys::prctl::get_dumpable().unwrap());
-    // What the set-up of a gateway needs of it is still there.
+    // The parts that the set-up of a gateway needs are still there.
     assert!(Netns::new().is_ok() && std::fs::read_dir("/proc/self/task").is_ok());
 }

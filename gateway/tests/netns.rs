@@ -57,7 +57,7 @@ fn a_port_is_open_in_its_own_namespace_until_its_socket_is_closed(there: &Netns)
     assert!(tcp.list().unwrap().is_empty() && udp.list().unwrap().is_empty());
     let listeners = ["127.0.0.1:0", "[::1]:0"].map(|a| TcpListener::bind(a).unwrap());
     let ports = listeners.each_ref().map(|l| l.local_addr().unwrap().port());
-    // What is connected is not open to others.
+    // A connected socket is not open to others.
     let client = TcpStream::connect(listeners[0].local_addr().unwrap()).unwrap();
     let bound = UdpSocket::bind("0.0.0.0:0").unwrap();
     let connected = UdpSocket::bind("127.0.0.1:0").unwrap();

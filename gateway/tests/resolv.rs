@@ -83,7 +83,7 @@ fn prepare() -> io::Result<PathBuf> {
     if trial.success() { Ok(kept) } else { Err(io::Error::other(format!("it fails: {trial}"))) }
 }
 
-/// What glibc makes of /etc/resolv.conf; `None`: it fails.
+/// glibc's reading of /etc/resolv.conf; `None`: it fails.
 fn glibc(reader: &Path) -> Option<Vec<String>> {
     let output =
         Command::new(reader).env_remove("LOCALDOMAIN").env_remove("RES_OPTIONS").output().unwrap();

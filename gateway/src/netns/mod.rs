@@ -38,7 +38,7 @@ use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{Gid, Uid, getegid, geteuid, setgroups, setresgid, setresuid};
 
-/// What to do where the system forbids [`enter`] and [`enter_with_mounts`]: the end of an error message.
+/// Advice if the system forbids [`enter`] and [`enter_with_mounts`]: the end of an error message.
 pub const HOW_TO_ALLOW: &str = "allow it with `sysctl user.max_user_namespaces=10000`, on Ubuntu with `sysctl \
      kernel.apparmor_restrict_unprivileged_userns=0`, on Debian before 11 with `sysctl \
      kernel.unprivileged_userns_clone=1`, in a container by `--security-opt seccomp=unconfined`, or run as root";
@@ -60,7 +60,7 @@ pub fn enter() -> io::Result<()> {
     loopback_up()
 }
 
-/// Who the caller is in a user namespace made by [`enter_with_mounts`].
+/// The caller's identity in a user namespace made by [`enter_with_mounts`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum User {
     /// uid and gid 0.

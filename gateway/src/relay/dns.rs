@@ -11,8 +11,9 @@
 //! them (resolv.conf(5)), except that a server that has failed lately is asked last. A server that is silent for
 //! [`PATIENCE`] may still answer: the first answer counts.
 //!
-//! What is not a plain question is the policy's to refuse ([`Policy::decide_hidden_name`](crate::policy::Policy));
-//! where it may pass it goes to the first server as it is, and so do the answers; nothing is learnt from them.
+//! The policy decides about datagrams that are not plain questions
+//! ([`Policy::decide_hidden_name`](crate::policy::Policy)); where it may pass it goes to the first server as it is, and
+//! so do the answers; nothing is learnt from them.
 //!
 //! Bounds: a quarter of [`Limits::udp_flows`] and of `udp_sockets`, of which the least recently used gives way, and
 //! the questions of each ([`flow`]).

@@ -50,7 +50,7 @@ pub(crate) fn connect_to(fd: &impl AsFd, to: SocketAddr) -> nix::Result<()> {
 /// Begins a TCP connection.
 ///
 /// # Errors
-/// What the host's kernel says at once.
+/// The immediate error of the host's kernel.
 pub(crate) fn begin_connection(to: SocketAddr, outbound: &Outbound) -> nix::Result<Begun> {
     let fd = open(to.is_ipv4(), SockType::Stream, None)?;
     bind_outbound(&fd, to, outbound)?;
@@ -80,7 +80,7 @@ pub(crate) fn close(stream: TcpStream) {
     set_linger(&stream, Linger::Deliver);
 }
 
-/// What the kernel does with a connection whose socket is closed (SO_LINGER).
+/// The kernel's treatment of a connection whose socket is closed (SO_LINGER).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Linger {
     /// It sends a reset, and discards the unsent bytes.
@@ -150,7 +150,7 @@ pub(crate) fn failure_of(errno: Errno) -> (Failure, Refusal) {
     }
 }
 
-/// What a failed `send` or `recv` means for a connection.
+/// The meaning of a failed `send` or `recv` for a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StreamError {
     /// The socket will be ready later, and epoll reports it.
@@ -163,7 +163,7 @@ pub(crate) enum StreamError {
     Over,
 }
 
-/// What an errno of `send` or `recv` means for a connection (send(2), recv(2), tcp(7)).
+/// The meaning of an errno of `send` or `recv` for a connection (send(2), recv(2), tcp(7)).
 pub(crate) fn stream_error_of(errno: Errno) -> StreamError {
     match errno {
         Errno::EAGAIN => StreamError::NotReady,
@@ -173,7 +173,7 @@ pub(crate) fn stream_error_of(errno: Errno) -> StreamError {
     }
 }
 
-/// What a failed `recv` means for a socket of datagrams.
+/// The meaning of a failed `recv` for a socket of datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DatagramError {
     /// Nothing is there now.
@@ -187,7 +187,7 @@ pub(crate) enum DatagramError {
     Broken,
 }
 
-/// What an errno of `recv` means for a socket of datagrams (recv(2), udp(7), ip(7)). A kernel that has no memory for a
+/// The meaning of an errno of `recv` for a socket of datagrams (recv(2), udp(7), ip(7)). A kernel without memory for a
 /// datagram loses it without an errno.
 pub(crate) fn datagram_error_of(errno: Errno) -> DatagramError {
     match errno {

@@ -51,7 +51,7 @@ impl Streams {
         }
     }
 
-    /// What may be undelivered.
+    /// The state of undelivered bytes.
     pub(crate) fn undelivered(&self) -> Undelivered {
         match (self.open, self.held) {
             (0, 0) => Undelivered::Nothing,

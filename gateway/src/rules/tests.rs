@@ -271,7 +271,7 @@ fn a_client_is_refused_where_a_rule_denies_its_address_or_it_is_a_metadata_servi
     assert!(admits("deny 10.0.0.0/8:53", "10.1.2.3", 40_000));
     assert!(!admits("deny 10.0.0.0/8:53", "10.1.2.3", 53));
     assert!(!admits("", "169.254.169.254", 53));
-    // Who publishes a port wants clients.
+    // A published port accepts clients.
     assert!(admits("no-network", "192.0.2.1", 40_000) && admits("", "169.254.9.9", 40_000));
 }
 

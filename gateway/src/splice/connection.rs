@@ -22,7 +22,7 @@ const CALL_BYTES: usize = 64 << 10;
 /// Bytes that are copied at most where a splice moves none: what a pipe takes at once (PIPE_BUF).
 const COPIED_BYTES: usize = 4096;
 
-/// What a connection does next.
+/// The next step of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Progress {
     /// It waits for its sockets.

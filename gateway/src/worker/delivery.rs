@@ -31,7 +31,7 @@ enum State {
     Delivered,
 }
 
-/// What one queue delivers of a guest that is gone.
+/// The delivery of one queue for a guest that is gone.
 struct Delivery {
     begun: Instant,
     state: State,

@@ -473,7 +473,7 @@ fn a_policy_decides_about_names() {
     client.send(&run).unwrap();
     setsockopt(&client, sockopt::UdpGsoSegment, &0).unwrap();
     assert_eq!(receive(&client).unwrap().0[12..17], *b"\x04evil");
-    // What an interface passes on one by one is decided one by one.
+    // The questions that an interface sends one by one are decided one by one.
     resolver.set_nonblocking(true).unwrap();
     while let Ok((asked, _)) = receive(&resolver) {
         assert_eq!(asked[2..], question("good")[2..]);
@@ -552,7 +552,7 @@ fn a_client_whose_address_is_denied() {
     });
     let inside = world.guest.run(|| UdpSocket::bind((GUEST, 59))).unwrap();
     let listener = world.guest.run(|| std::net::TcpListener::bind((GUEST, 59))).unwrap();
-    // Who forges the address of the first client would have the guest's answers go there.
+    // A sender that forges the address of the first client would make the guest's answers go there.
     let (denied, other) = (bound(HOST), bound("127.0.0.1"));
     denied.send_to(b"denied", (HOST, 5359)).unwrap();
     other.send_to(b"other", ("127.0.0.1", 5359)).unwrap();

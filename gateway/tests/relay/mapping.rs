@@ -91,7 +91,7 @@ fn a_published_port_is_the_source_port() {
         let peer = bound(at);
         let seen = exchange(&guest, &peer);
         assert_eq!(seen, (ip(at), 5358).into());
-        // What the peer writes to the published port is of the same flow; another host begins one.
+        // Datagrams of the peer to the published port belong to the same flow; another host begins a flow.
         peer.send_to(b"as a client", (at, 5358)).unwrap();
         assert_eq!(receive(&guest).unwrap(), (b"as a client".to_vec(), peer.local_addr().unwrap()));
         let other = bound(at);

@@ -23,7 +23,7 @@ pub const TESTS: &[Test] = &[(
     what_nobody_reads_takes_no_more_memory_than_the_bound,
 )];
 
-/// Who does not read.
+/// The side that does not read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Deaf {
     Host,
@@ -55,7 +55,7 @@ fn flows(world: &World, deaf: Deaf, count: usize) -> (Vec<TcpStream>, Vec<TcpStr
     let one = |(guest, host): (OwnedFd, TcpStream)| {
         let guest = TcpStream::from(guest);
         let (writer, reader) = if deaf == Deaf::Host { (guest, host) } else { (host, guest) };
-        // What the kernel holds is the kernel's.
+        // Memory that the kernel holds does not count.
         setsockopt(&reader, sockopt::RcvBuf, &2048).unwrap();
         setsockopt(&writer, sockopt::SndBuf, &(8 << 10)).unwrap();
         writer.set_nonblocking(true).unwrap();

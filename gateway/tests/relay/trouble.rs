@@ -409,7 +409,7 @@ fn a_host_that_vanished_is_a_reset() {
     }
 }
 
-/// What a gateway says that cannot publish.
+/// The message of a gateway that cannot publish.
 fn refused(change: impl FnOnce(&mut Config)) -> String {
     let mut config = bare_config();
     change(&mut config);

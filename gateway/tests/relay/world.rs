@@ -85,7 +85,7 @@ pub fn prepare_host() {
     host.set_address("lo", ip(HOST_V6), 128).unwrap();
 }
 
-/// What the gateway's first thread is asked for.
+/// The requests to the gateway's first thread.
 enum Ask {
     Stat,
     /// Whether a port can be published, over TCP or UDP.
@@ -185,7 +185,7 @@ impl World {
         nix::unistd::write(&self.asked, &[1]).unwrap();
     }
 
-    /// What happens in the meantime the gateway's first thread finds all at once.
+    /// The gateway's first thread then finds all events of the meantime at once.
     pub fn while_held<T>(&self, meantime: impl FnOnce() -> T) -> T {
         let ((waits, waiting), (release, until)) = (channel(), channel());
         self.ask(Ask::Hold(waits, until));

@@ -129,7 +129,7 @@ impl Flow {
         self.host.port.is_none()
     }
 
-    /// Who began it, and whether the guest takes part.
+    /// The side that began it, and whether the guest takes part.
     pub(super) fn class(&self) -> Class {
         match self.direction {
             Direction::Out => Class::Out,
@@ -140,7 +140,7 @@ impl Flow {
 
     /// When it ends if no datagram passes.
     pub(super) fn expires(&self) -> Instant {
-        // What the guest sends to a port that stands for a client's would go to another host later.
+        // Datagrams of the guest to a port that represents a client's would go to another host later.
         let is_substitute = self.peer.port() != self.host_addr.port();
         let is_stream = is_substitute || (self.datagrams_out > 1 && self.datagrams_in > 1);
         let is_answered = self.datagrams_in >= self.datagrams_out && self.datagrams_in > 0;

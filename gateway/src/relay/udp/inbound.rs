@@ -75,7 +75,7 @@ impl Udp {
         };
         let seen = SocketAddr::new(seen, from.port());
         let is_named = cx.settings.mapping.target(seen).map(canonical) == Some(canonical(from));
-        // What a forgotten port still receives does not keep it open.
+        // Datagrams to a removed port do not keep it open.
         let is_used = cx.now.since(port.sent_at) < STREAM_TIMEOUT;
         if !is_named || !is_used || self.flows.find((guest, seen)).is_some() {
             return None;

@@ -25,7 +25,7 @@ pub(crate) struct Received {
     len: usize,
     /// Of a run: the length of each datagram but the last.
     pub segment_bytes: Option<u16>,
-    /// Who sent it, of a socket that is not connected.
+    /// The sender, for a socket that is not connected.
     pub from: Option<SocketAddr>,
     /// To which address it was sent, if the socket says so.
     pub to: Option<IpAddr>,
@@ -108,7 +108,7 @@ impl Batch {
         Ok(received)
     }
 
-    /// What was received.
+    /// The received datagrams.
     pub(crate) fn list(&self) -> &[Received] {
         &self.list
     }
@@ -171,7 +171,7 @@ const LOCAL: u8 = 1;
 const ICMP: u8 = 2;
 const ICMP6: u8 = 3;
 
-/// What an entry of the error queue says, in ICMP's terms (RFC 792, RFC 4443).
+/// The meaning of an entry of the error queue, in ICMP's terms (RFC 792, RFC 4443).
 fn meaning(e: &libc::sock_extended_err) -> Option<SentError> {
     match (e.ee_origin, e.ee_type, e.ee_code) {
         (ICMP, 3, 3) | (ICMP6, 1, 4) => Some(SentError::PortUnreachable),

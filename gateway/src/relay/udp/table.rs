@@ -27,7 +27,7 @@ const LOOKED_AT: usize = 16;
 /// The part of the table that strangers have at most.
 const STRANGERS: usize = 8;
 
-/// Who began a flow, and whether the guest takes part.
+/// The side that began a flow, and whether the guest takes part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Class {
     /// The guest began it.
