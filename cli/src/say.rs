@@ -3,7 +3,8 @@
 use crate::failure::{During, Outcome};
 use std::io::{self, Write};
 
-/// Writes bytes to standard output and flushes it. False: it is closed (`fulmar nc ... | head`), which is no failure.
+/// Writes bytes to standard output and flushes it. False: it is closed (`fulmar nc ... | head`), which is not a
+/// failure.
 ///
 /// # Errors
 /// Any other error of the write.
