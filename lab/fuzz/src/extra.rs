@@ -85,7 +85,7 @@ impl Place {
 pub enum Cookie {
     Absent,
     Request,
-    /// What the stack has last sent to this address.
+    /// The cookie that the stack last sent to this address.
     Learnt,
     /// The same with flipped bits.
     Damaged(u8),
@@ -132,7 +132,7 @@ pub struct SynAnswer {
     pub ecn: Ecn,
 }
 
-/// What the program decides about a pending connection.
+/// The program's decision about a pending connection.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Verdict {
     Accept,

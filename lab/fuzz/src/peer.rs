@@ -1,5 +1,5 @@
-//! What an on-path station knows of the connections of the stack, read off its frames. From this the
-//! script makes segments that are right, nearly right, or wrong on purpose.
+//! The state of the stack's connections that an on-path station reads from its frames. From this the script makes
+//! segments that are right, nearly right, or wrong on purpose.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -27,7 +27,7 @@ pub struct Flow {
 /// Connections known at most: the oldest is forgotten.
 const MAX_FLOWS: usize = 12;
 
-/// What was seen so far.
+/// The connections seen so far.
 #[derive(Default)]
 pub struct Observer {
     flows: Vec<Flow>,
@@ -44,7 +44,7 @@ struct Segment {
 }
 
 impl Segment {
-    /// What a host may not send, whatever the script does.
+    /// Frames that a host may never send, whatever the script does.
     fn check(&self, ecn: u8) {
         assert!(!self.src.is_unspecified() && !self.src.is_multicast(), "from {}", self.src);
         let is_broadcast = |ip: IpAddr| matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());

@@ -1,5 +1,5 @@
-//! What the bytes of an input mean: a list of steps. Anything means something, so that the fuzzer
-//! never wastes an input on a syntax error.
+//! The meaning of the bytes of an input: a list of steps. Every input has a meaning, so that the fuzzer never wastes an
+//! input on a syntax error.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 
@@ -112,7 +112,7 @@ pub struct Icmp {
     pub landing: Landing,
 }
 
-/// What the program does with its sockets.
+/// The program's calls on its sockets.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Call {
     Accept,

@@ -78,7 +78,7 @@ fn config(features: Features) -> StackConfig {
     let on = |v6, prefix_len| IfAddr { addr: our_ip(v6), prefix_len };
     let ecn = if features.has(Features::ECN) { EcnPolicy::Ask } else { EcnPolicy::default() };
     let any_ip = features.has(Features::ANY_ADDRESS);
-    // What is sent to hosts elsewhere goes to the peer.
+    // Packets to hosts elsewhere go to the peer.
     let routes = any_ip.then(|| [false, true].map(|v6| Route::default_via(peer_ip(v6, 2))));
     StackConfig {
         addresses: vec![on(false, 24), on(true, 64)],

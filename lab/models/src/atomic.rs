@@ -115,7 +115,7 @@ macro_rules! atomics {
         }
 
         impl $name {
-            /// As of std, but that it is no constant.
+            /// As in std, but not a const function.
             pub fn new(value: $value) -> Self {
                 $name { value: loom::sync::atomic::$name::new(value), order: Order::new() }
             }
@@ -163,7 +163,7 @@ pub struct AtomicPtr<T> {
 }
 
 impl<T> AtomicPtr<T> {
-    /// As of std, but that it is no constant.
+    /// As in std, but not a const function.
     pub fn new(value: *mut T) -> Self {
         AtomicPtr { value: loom::sync::atomic::AtomicPtr::new(value), order: Order::new() }
     }

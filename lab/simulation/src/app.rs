@@ -51,7 +51,7 @@ pub(super) enum Phase {
     Done,
 }
 
-/// What an end has sent: what the other end must receive.
+/// The bytes that an end has sent and the other end must receive.
 #[derive(Clone, Copy, Debug)]
 pub struct SentStream {
     /// Bytes accepted.
@@ -60,7 +60,7 @@ pub struct SentStream {
     pub finished: bool,
 }
 
-/// What an end needs for its turn.
+/// The state that an end needs for its turn.
 pub struct Cx<'a> {
     /// Its station.
     pub shard: &'a mut WatchedShard,
@@ -70,7 +70,7 @@ pub struct Cx<'a> {
     pub network: &'a SharedNetwork,
     /// The poll set of its station, if applications there act on its events.
     pub set: Option<&'a Arc<PollSetCore>>,
-    /// What the other end has sent.
+    /// The bytes that the other end has sent.
     pub other: SentStream,
 }
 
@@ -129,7 +129,7 @@ pub struct End {
     /// The readiness that its station's poll set has for it.
     pub(super) told: Option<Ready>,
     posting: Option<Posting>,
-    /// What is left of the file that it sends.
+    /// The rest of the file that it sends.
     pub(super) file_rest: Option<Rest>,
     pub(super) draw: Draw,
 }
@@ -184,7 +184,7 @@ impl End {
         }
     }
 
-    /// What it has sent so far.
+    /// The bytes that it has sent so far.
     pub fn sent(&self) -> SentStream {
         SentStream { written: self.written, finished: self.shut || self.phase == Phase::Done }
     }
@@ -287,7 +287,7 @@ impl End {
         Ok(before != (self.written, self.read, self.phase, self.shut, self.eof))
     }
 
-    /// What it waits for.
+    /// The readiness that it waits for.
     fn interest(&self) -> Ready {
         let paused = self.held_read.is_some() || self.read_at.is_some();
         let reads = match self.quirk {

@@ -25,7 +25,7 @@ const MOST_CAPTURED: usize = 48;
 /// Bytes of a frame that is kept, at most.
 const MOST_CAPTURED_BYTES: usize = 2_000;
 
-/// What is injected.
+/// The kind of injected frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AttackKind {
     /// SYNs to the listener, from addresses that do not answer.
@@ -112,7 +112,7 @@ pub struct Numbers {
     pub timestamps: bool,
 }
 
-/// What an attacker sees when it makes a frame.
+/// The state that an attacker sees when it makes a frame.
 pub struct View<'a> {
     /// Whom it attacks.
     pub victim: Target,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Case, Failure, Report, run};
 
-/// What a run over many seeds came to.
+/// The result of a run over many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Seeds played.

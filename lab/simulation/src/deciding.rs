@@ -41,7 +41,7 @@ pub struct Decider {
     plan: DecidePlan,
     draw: Draw,
     drops_left: u32,
-    /// What it thinks about, and until when.
+    /// The pending connections that it thinks about, each until a time.
     held: Vec<(Instant, Pending)>,
 }
 
@@ -199,7 +199,7 @@ impl World {
         let began_at = expected.and_then(|e| self.ends[e - 1].began_at);
         let side = &mut self.sides[i];
         let Some(decider) = &mut side.decider else { return Ok(()) };
-        // What a known peer repeats may be of a connection that is on: a refusal could end it.
+        // A known peer's repeated SYN may belong to an open connection, which a refusal could end.
         let is_known = self.ends.iter().any(|e| e.connects.is_some_and(|c| c.0 == pending.remote));
         let decision = match expected {
             None if is_known => Decision::Drop,

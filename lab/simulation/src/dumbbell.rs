@@ -38,7 +38,7 @@ const WRITE_BYTES: usize = 16 << 10;
 /// Steps of an experiment that are taken for a livelock.
 const MOST_STEPS: u64 = 200_000_000;
 
-/// What the senders send.
+/// The load of the senders.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Load {
     /// As much as they can, all the time.
@@ -61,7 +61,7 @@ pub struct Cell {
     pub controllers: Vec<CongestionControl>,
     /// What is sent.
     pub load: Load,
-    /// What happens to data.
+    /// The impairments of data.
     pub path: Impairments,
     /// For how long. The first quarter is not counted in goodput, fairness and queue.
     pub time: Duration,
@@ -69,7 +69,7 @@ pub struct Cell {
     pub seed: u64,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Outcome {
     /// Bits per second that each flow's reader got.
@@ -82,7 +82,7 @@ pub struct Outcome {
     pub queue: Duration,
     /// Time-outs of the senders.
     pub timeouts: u64,
-    /// What the path did to data.
+    /// The path's counts for data.
     pub path: PathCounts,
     /// Completion times of transfers, from the SYN to the end of the stream at the reader, in order of length.
     pub completions: Vec<Duration>,
@@ -164,7 +164,7 @@ pub fn run(cell: &Cell) -> Outcome {
     world.outcome(cell, &before, &after)
 }
 
-/// What is read at two moments of an experiment.
+/// The counters that are read at two moments of an experiment.
 struct Measure {
     at: Instant,
     read: Vec<u64>,

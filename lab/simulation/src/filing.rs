@@ -125,7 +125,7 @@ impl End {
                 Poll::Pending => return Ok(Poll::Pending),
             }
         }
-        // What goes by reference has nothing in front of it.
+        // A chunk that is sent by reference has no bytes before it.
         let is_head_alone = plan.shares && rest.head > 0;
         let now = if is_head_alone { Rest { file: 0, tail: 0, ..rest } } else { rest };
         match cx.shard.sendfile(id).reserve(cx.now, &now, worth)? {

@@ -30,7 +30,7 @@ const ENODEV: i32 = 19;
 /// Frames of up to this length are taken from the reserve for control if need be, as the drivers do.
 const SMALL_BYTES: usize = 256;
 
-/// What has happened, as a digest and, if wanted, as lines.
+/// The events so far, as a digest and, if requested, as lines.
 pub struct Log {
     digest: u64,
     lines: VecDeque<String>,
@@ -66,7 +66,7 @@ impl Log {
         ));
     }
 
-    /// What has happened so far, as a number.
+    /// The digest of the events so far.
     pub fn digest(&self) -> u64 {
         self.digest
     }
@@ -253,7 +253,7 @@ impl Gate {
         }
     }
 
-    /// What has come over the wire, as the station gets it; `None` if it does not.
+    /// A frame from the wire, as the station gets it; `None` if the station does not get it.
     fn arrived(
         &mut self,
         now: Instant,
@@ -284,7 +284,7 @@ impl Gate {
         if self.copies { landed(p?, pool, counters) } else { p }
     }
 
-    /// What the middleboxes leave of a frame.
+    /// A frame after the middleboxes.
     fn let_through(
         &mut self,
         now: Instant,
@@ -374,7 +374,7 @@ fn landed(p: Packet, pool: &mut Pool, counters: &mut Counters) -> Option<Packet>
 }
 
 impl Gate {
-    /// What the hardware has placed and not handed up.
+    /// The bytes that the hardware has placed and not handed up.
     fn hand_up(&mut self, now: Instant, out: &mut Burst) {
         let Some(placing) = &mut self.placing else { return };
         while out.space() > 0
@@ -423,7 +423,7 @@ impl Device for Gate {
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        // What is held is bounded by what the link gives at once.
+        // Takes no frames while frames are held, so that one burst of the link bounds them.
         let is_held = self.placing.as_ref().is_some_and(|p| p.next_deadline().is_some());
         let budget = if is_held { 0 } else { budget.min(out.space()) };
         let oldest = if budget > 0 { self.inner.next_deadline() } else { None };
@@ -468,7 +468,7 @@ impl Device for Gate {
     fn next_deadline(&self) -> Option<Instant> {
         let full = self.fullness.as_ref().filter(|_| self.refused).map(|f| f.until);
         let held = self.placing.as_ref().and_then(Placing::next_deadline);
-        // What it holds comes first.
+        // The held frames come first.
         if held.is_some() {
             return [full, held].into_iter().flatten().min();
         }

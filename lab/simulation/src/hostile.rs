@@ -151,7 +151,7 @@ impl World {
             }
             if self.ends[2 * flow].error.is_none() {
                 let passive = &self.ends[2 * flow + 1];
-                // What was never answered is not forgotten.
+                // An unanswered opener does not count as forgotten.
                 let is_lost =
                     passive.is_unconnected() && forgets[passive.station] && self.is_answered(flow);
                 self.ends[2 * flow].may_fail = passive.may_fail || is_lost;

@@ -92,7 +92,7 @@ const TRACE_EVENTS: usize = 80;
 /// Plays a case.
 ///
 /// # Errors
-/// What was violated, with the last events of a second playing of the same case.
+/// The violation, with the last events of a second playing of the same case.
 pub fn run(case: Case) -> Result<Report, Box<Failure>> {
     let (result, digest) = play(case, 0);
     match result {

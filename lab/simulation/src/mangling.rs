@@ -1,4 +1,4 @@
-//! What middleboxes the swarm puts on a path: those that change ECN fields, and those that remove options of SYNs.
+//! The middleboxes that the swarm puts on a path: those that change ECN fields, and those that remove options of SYNs.
 
 use fulmar_stack::tcp::EcnPolicy;
 

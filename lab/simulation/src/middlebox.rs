@@ -44,7 +44,7 @@ pub enum Segments {
     All,
 }
 
-/// What a middlebox does to a segment.
+/// The effect of a middlebox on a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Segments with payload are dropped.
@@ -72,7 +72,7 @@ pub enum Action {
 /// An action, the segments to which it applies, and when it begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Middlebox {
-    /// What it does.
+    /// Its effect.
     pub action: Action,
     /// To which segments.
     pub segments: Segments,

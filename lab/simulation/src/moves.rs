@@ -32,11 +32,11 @@ pub struct StationAddress {
     moves: u32,
 }
 
-/// What becomes of a frame that arrives.
+/// The fate of an arriving frame.
 pub enum Arrival {
     /// The station gets it.
     Here(Packet),
-    /// It is addressed to an Ethernet address that the station no longer has.
+    /// It is addressed to the station's former Ethernet address.
     Elsewhere(Packet),
 }
 

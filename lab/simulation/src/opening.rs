@@ -8,7 +8,7 @@ use std::task::Poll;
 use super::app::{Cx, End, Phase};
 use super::oracle::Violation;
 
-/// What an end has tried.
+/// The attempts of an end.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Attempts {
     /// Calls of `connect` that began a handshake.

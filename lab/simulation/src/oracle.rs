@@ -1,4 +1,4 @@
-//! What must hold, and what is said when it does not.
+//! The properties that must hold, and the messages about violations.
 
 use fulmar::runtime::WatchedShard;
 use fulmar_stack::base::{Counter, DropReason, Duration, Instant};
@@ -13,7 +13,7 @@ use super::{Case, Scenario};
 /// The largest packet of a station to itself, bytes.
 const LOOPBACK_MTU: usize = 65_535;
 
-/// What a simulation that held every promise says.
+/// The report of a simulation without a violation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     /// The seed.
@@ -154,7 +154,7 @@ pub enum Violation {
 pub struct Failure {
     /// Which case.
     pub case: Case,
-    /// What was violated.
+    /// The violated property.
     pub violation: Violation,
     /// The last events of a second playing.
     pub trace: Vec<String>,
@@ -232,7 +232,7 @@ pub fn check_counters(
         if value == 0 { Ok(()) } else { Err(Violation::Counter { station, name, value }) }
     };
     let drops = |r: DropReason| never(r.name(), c.drops(r));
-    // What a stack sends is right whatever comes to it.
+    // A stack sends valid packets whatever it receives.
     [DropReason::FrameTooBig, DropReason::BadOffload, DropReason::DeviceRefused]
         .into_iter()
         .try_for_each(drops)?;
@@ -282,7 +282,7 @@ pub fn add_counters(report: &mut Report, stat: &Stat) {
     report.timeouts += value(Counter::TcpTimeouts);
 }
 
-/// What is not zero, in words.
+/// The values that are not zero, in words.
 pub fn counters(stat: &Stat) -> String {
     let value = |c: &Counter| stat.counters.value(*c);
     let counts =

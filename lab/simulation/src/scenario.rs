@@ -1,4 +1,4 @@
-//! What happens in a simulation: drawn from one seed, and readable.
+//! The events of a simulation: drawn from one seed, and readable.
 
 use fulmar::drivers::link::Impairments;
 use fulmar_stack::base::Duration;
@@ -43,7 +43,7 @@ impl Draw {
 /// A scenario: two stations, a wire, what they do and what befalls them.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// What names it.
+    /// Its case.
     pub case: Case,
     /// Where it comes from.
     pub seed: u64,

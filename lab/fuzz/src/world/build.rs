@@ -24,7 +24,7 @@ fn plain(bytes: Vec<u8>) -> Arrival {
     Arrival { bytes, offload: Offload::default(), pieces: Vec::new() }
 }
 
-/// What an ordinary peer offers in its SYN.
+/// The options in an ordinary peer's SYN.
 pub(super) fn usual_options(now: Instant) -> Options {
     Options {
         mss: Some(1460),
@@ -208,7 +208,7 @@ impl World {
         Some(landed(frame, &s.landing, f.local.is_ipv6(), true))
     }
 
-    /// What completes a handshake: an ACK for the stack's SYN,ACK, a SYN,ACK for its SYN.
+    /// The frame that completes a handshake: an ACK for the stack's SYN,ACK, a SYN,ACK for its SYN.
     fn answer(&self, f: Flow, options: Option<script::Options>, resets: bool) -> Option<Arrival> {
         let opens = f.last_flags.contains(Flags::SYN) && !f.last_flags.contains(Flags::ACK);
         let mut header = if opens {

@@ -1,4 +1,4 @@
-//! What the program does between the frames.
+//! The program's calls between the frames.
 
 use fulmar_stack::base::Duration;
 use fulmar_stack::shard::Reserved;
