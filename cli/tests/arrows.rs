@@ -59,7 +59,7 @@ const LAB_OUTSIDE: &[&str] = &[
 
 /// From the bottom up. `tcp` never names `ip` and `ip` never names `device`: they meet in `shard`.
 const ROOMS: &[Room] = &[
-    ("base", "stack/src/base", &[], &[]),
+    ("base", "stack/src/base", &[], &["siphasher"]),
     ("wire", "stack/src/wire", &["base"], &[]),
     ("mbuf", "stack/src/mbuf", &["wire"], &["libc"]),
     ("route", "stack/src/route", &["base"], &[]),

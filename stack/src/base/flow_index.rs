@@ -28,8 +28,8 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::hash::Hasher;
 
-use crate::base::siphash::sip;
 use crate::base::{FlowKey, Key};
 
 /// Slots of a bucket.
@@ -248,10 +248,12 @@ impl FlowHasher {
     /// The hash of a flow, for [`FlowIndex`].
     #[inline]
     pub(crate) fn hash(&self, key: &FlowKey) -> u32 {
-        let hash = match key.ipv4_words() {
-            Some(words) => sip::<1, 3>(&self.0, &words),
-            None => sip::<1, 3>(&self.0, &key.words()),
-        };
+        let mut hasher = self.0.table_hasher();
+        match key.ipv4_words() {
+            Some(words) => words.into_iter().for_each(|word| hasher.write_u64(word)),
+            None => key.words().into_iter().for_each(|word| hasher.write_u64(word)),
+        }
+        let hash = hasher.finish();
         (hash ^ hash >> 32) as u32
     }
 }

@@ -21,7 +21,6 @@ mod ports;
 mod random;
 mod secrets;
 mod seq;
-mod siphash;
 mod stage;
 mod time;
 

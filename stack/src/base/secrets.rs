@@ -5,8 +5,11 @@
 //! outputs of a keyed hash ([`Key::hash`]) or a generator ([`Random`]) are sent, never a key or the state
 //! of a generator. `docs/secrets.md` has a row for each use.
 
+use core::hash::Hasher;
+
+use siphasher::sip::{SipHasher13, SipHasher24};
+
 use crate::base::chacha::blocks;
-use crate::base::siphash::sip;
 use crate::base::{FlowKey, OwnerKey, Random};
 
 macro_rules! key_uses {
@@ -177,7 +180,14 @@ impl Key {
 
     /// SipHash-2-4 of `words`: a pseudo-random function, whose outputs can be sent.
     pub fn hash(&self, words: &[u64]) -> u64 {
-        sip::<2, 4>(self, words)
+        let mut hasher = SipHasher24::new_with_keys(self.k0, self.k1);
+        words.iter().for_each(|word| hasher.write_u64(*word));
+        hasher.finish()
+    }
+
+    /// SipHash-1-3, for hash tables, whose hashes are never sent.
+    pub(crate) fn table_hasher(&self) -> SipHasher13 {
+        SipHasher13::new_with_keys(self.k0, self.k1)
     }
 
     /// [`Key::hash`] of a flow key.

@@ -17,8 +17,7 @@ pub(crate) struct Keyed(Key);
 impl BuildHasher for Keyed {
     type Hasher = SipHasher13;
     fn build_hasher(&self) -> SipHasher13 {
-        let [k0, k1] = self.0.halves();
-        SipHasher13::new_with_keys(k0, k1)
+        self.0.table_hasher()
     }
 }
 

@@ -74,3 +74,11 @@ fn the_documentation_has_a_row_for_each_use() {
         assert!(has_row, "docs/secrets.md has no row for {name}");
     }
 }
+
+#[test]
+fn the_hash_of_words_is_siphash_2_4_of_their_little_endian_bytes() {
+    // Key 00 01 .. 0f; the inputs of 0 and 8 bytes 00 01 .. (`vectors.h` of the reference code).
+    let key = Key::new(0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908);
+    assert_eq!(key.hash(&[]), 0x726f_db47_dd0e_0e31);
+    assert_eq!(key.hash(&[0x0706_0504_0302_0100]), 0x93f5_f579_9a93_2462);
+}
