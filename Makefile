@@ -47,8 +47,8 @@ soak: setup
 # What threads share without a lock, in every order of its steps (loom). In a target directory of its own,
 # since all of it is compiled anew.
 loom: setup
-	RUSTFLAGS="--cfg fulmar_loom" $(CARGO) test --locked --target-dir $(or $(CARGO_TARGET_DIR),target)/loom \
-		-p fulmar-models --test orders -- $(ARGS)
+	RUSTFLAGS="--cfg fulmar_loom" $(CARGO) run --locked --target-dir $(or $(CARGO_TARGET_DIR),target)/loom \
+		-p fulmar-models -- $(ARGS)
 
 # Undefined behaviour in the unsafe code of mbuf, by Miri: smaller pools and fewer cases, since it interprets. (The
 # table of route is too large for it.) All of it takes an hour and more: make miri ARGS=chain runs the tests with that in their name.

@@ -108,8 +108,8 @@ const ROOMS: &[Room] = &[
             "libc",
         ],
     ),
-    // The laboratory. The product never names it, but for the models.
-    ("models", "lab/models/src", &[], &[]),
+    ("models", "stack/src/models", &[], &[]),
+    // The laboratory. The product never names it.
     ("nic", "lab/nic/src", &["base", "wire", "mbuf", "device", "drivers", "runtime"], &["nix"]),
     (
         "testbed",

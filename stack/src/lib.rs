@@ -14,6 +14,8 @@ pub mod base;
 pub mod device;
 pub mod ip;
 pub mod mbuf;
+#[cfg(fulmar_loom)]
+pub mod models;
 pub mod route;
 pub mod shard;
 pub mod socket;

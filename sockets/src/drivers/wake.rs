@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 #[cfg(fulmar_loom)]
-use fulmar_models::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use fulmar_stack::models::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 /// Wakes one sleeper. The sleeper arms the bell and then polls once more; a producer
 /// publishes its work first and then rings. With sequentially consistent accesses one of the two sees
@@ -138,13 +138,13 @@ mod tests {
 pub(crate) mod models {
     use std::sync::Arc;
 
-    use fulmar_models::{Model, model, models, spawn};
+    use fulmar_stack::models::{Model, model, spawn};
 
     use super::*;
     use crate::drivers::sys::is_readable;
 
     /// The models of this file.
-    pub const MODELS: &[Model] = models![a_sleeper_sees_the_work_or_is_rung_for];
+    pub const MODELS: &[Model] = fulmar_stack::models![a_sleeper_sees_the_work_or_is_rung_for];
 
     fn a_sleeper_sees_the_work_or_is_rung_for() {
         model(4, || {

@@ -1,5 +1,5 @@
 //! How threads run a shard together, in every order of their steps (`make loom`): the host as it is, over a device of a
-//! few frames and a kernel in which no time passes ([`fulmar_models`]). Each model says which faults, put in by hand,
+//! few frames and a kernel in which no time passes ([`fulmar_stack::models`]). Each model says which faults, put in by hand,
 //! it was seen to find.
 
 mod completion;
@@ -11,10 +11,11 @@ mod wire;
 
 use std::sync::Arc;
 
-use fulmar_models::Model;
 use fulmar_stack::base::SlotId;
+use fulmar_stack::models::Model;
 use fulmar_stack::socket::{Ready, SocketError};
 
+use crate::runtime::account::Ledger;
 use crate::runtime::host::Host;
 use crate::runtime::limit::Limit;
 use crate::runtime::watched::WatchedShard;

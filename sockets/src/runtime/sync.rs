@@ -2,7 +2,7 @@
 //! them (`make loom`).
 
 #[cfg(fulmar_loom)]
-pub(crate) use fulmar_models::{
+pub(crate) use fulmar_stack::models::{
     Mutex, MutexGuard,
     atomic::{
         AtomicBool, AtomicI32, AtomicIsize, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
@@ -31,7 +31,7 @@ macro_rules! per_thread {
         #[cfg(not(fulmar_loom))]
         std::thread_local! { $(static $name: $value = const $init;)* }
         #[cfg(fulmar_loom)]
-        fulmar_models::thread_local! { $(static $name: $value = $init;)* }
+        fulmar_stack::models::thread_local! { $(static $name: $value = $init;)* }
     };
 }
 pub(crate) use per_thread;

@@ -48,7 +48,7 @@ pub(crate) fn thread_cpu_ns() -> u64 {
 }
 
 /// Context switches of this thread, voluntary and involuntary.
-pub(super) fn switches() -> u64 {
+pub(crate) fn switches() -> u64 {
     let usage = usage();
     (usage.ru_nivcsw as u64).wrapping_add(usage.ru_nvcsw as u64)
 }
@@ -119,7 +119,7 @@ pub(crate) fn clear_event(fd: RawFd) {
 }
 
 /// Sleeps for `time`.
-pub(super) fn sleep(time: Duration) {
+pub(crate) fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
 
@@ -139,7 +139,7 @@ pub(crate) fn timer_fd() -> io::Result<OwnedFd> {
 }
 
 /// Sets a timer: its descriptor becomes readable at `at`.
-pub(super) fn set_timer(fd: RawFd, at: Instant) {
+pub(crate) fn set_timer(fd: RawFd, at: Instant) {
     // Zero would disarm it.
     let ns = at.as_nanos().max(1);
     let value = libc::timespec {
@@ -154,7 +154,7 @@ pub(super) fn set_timer(fd: RawFd, at: Instant) {
 
 /// Sleeps until the descriptor of the device is ready, `kick` or `timer` is readable, or a signal arrives. Returns
 /// whether `kick` is readable.
-pub(super) fn sleep_on(device: Option<WakeFd>, kick: RawFd, timer: RawFd) -> bool {
+pub(crate) fn sleep_on(device: Option<WakeFd>, kick: RawFd, timer: RawFd) -> bool {
     let WakeFd { fd, interest } = device.unwrap_or(WakeFd::readable(-1));
     let events = match interest {
         Interest::Readable => libc::POLLIN,
@@ -178,7 +178,7 @@ fn timespec(t: Duration) -> libc::timespec {
 }
 
 /// Sleeps while `word` holds `expected`, until woken or until the time is over. May return early.
-pub(super) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
     let spec = timeout.map(timespec);
     let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
@@ -187,7 +187,7 @@ pub(super) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Durati
 }
 
 /// Wakes the thread that sleeps on `word`.
-pub(super) fn futex_wake(word: &AtomicU32) {
+pub(crate) fn futex_wake(word: &AtomicU32) {
     let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the kernel uses the address only as the key of the sleepers.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, 1) };

@@ -5,13 +5,13 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use fulmar_models::sync::atomic::AtomicUsize as Modelled;
-use fulmar_models::{Model, model, models, spawn};
+use crate::models::sync::atomic::AtomicUsize as Modelled;
+use crate::models::{Model, model, spawn};
 
 use crate::mbuf::{Chain, External, Kick, Mbuf, Pool, PoolConfig, Purpose};
 
 /// The models of this room.
-pub const MODELS: &[Model] = models![
+pub const MODELS: &[Model] = crate::models![
     mbufs_dropped_while_the_pool_drains_are_freed_once,
     the_last_of_pool_and_mbufs_frees_the_memory_once,
     a_unique_reference_sees_what_dropped_references_did,

@@ -1,11 +1,11 @@
 //! Atomics and cells from `core`, or from loom, which explores all interleavings (`make loom`).
 
+#[cfg(fulmar_loom)]
+pub(crate) use crate::models::atomic::{AtomicIsize, AtomicPtr, AtomicU32, fence};
+#[cfg(fulmar_loom)]
+pub(crate) use crate::models::cell::UnsafeCell;
 #[cfg(not(fulmar_loom))]
 pub(crate) use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, fence};
-#[cfg(fulmar_loom)]
-pub(crate) use fulmar_models::atomic::{AtomicIsize, AtomicPtr, AtomicU32, fence};
-#[cfg(fulmar_loom)]
-pub(crate) use fulmar_models::cell::UnsafeCell;
 
 /// The interface of loom's `UnsafeCell`, which detects concurrent access.
 #[cfg(not(fulmar_loom))]

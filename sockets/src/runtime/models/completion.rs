@@ -4,10 +4,10 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
-use fulmar_models::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use fulmar_models::{Model, model, models, spawn, yield_now};
 use fulmar_stack::base::{SlotId, SocketHandle};
 use fulmar_stack::mbuf::RecvBuf;
+use fulmar_stack::models::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use fulmar_stack::models::{Model, model, spawn, yield_now};
 use fulmar_stack::socket::Ready;
 
 use super::World;
@@ -17,11 +17,11 @@ use crate::runtime::limit::Limit;
 use crate::runtime::poll_set::PollSetCore;
 use crate::runtime::sync::AtomicUsize as Count;
 use crate::runtime::sys;
-use crate::runtime::ticket::{RecvTicket, Tickets};
+use crate::runtime::ticket::{RecvTicket, SoleTicket, Tickets};
 use crate::runtime::watched::WatchedShard;
 use fulmar_stack::shard::{PostCompletion, RecvOutcome, Unclaimed};
 
-pub const MODELS: &[Model] = models![
+pub const MODELS: &[Model] = fulmar_stack::models![
     waiters_of_a_completion_are_woken_in_the_stack_and_outside,
     a_task_that_was_told_to_wait_is_woken_once_and_sees_why,
     the_outcome_of_a_ticket_is_taken_once,

@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use fulmar_models::{Model, model, models, spawn};
+use fulmar_stack::models::{Model, model, spawn};
 
 use super::wire::{self, PORTS, Wire};
 use super::{bind, read};
+use crate::runtime::account::Ledger;
 use crate::runtime::handoff::handoffs;
 use crate::runtime::host::Host;
 use crate::runtime::watched::WatchedShard;
 
-pub const MODELS: &[Model] = models![a_reader_is_woken_by_what_another_shard_hands_over,];
+pub const MODELS: &[Model] =
+    fulmar_stack::models![a_reader_is_woken_by_what_another_shard_hands_over,];
 
 fn a_reader_is_woken_by_what_another_shard_hands_over() {
     for is_level_triggered in [false, true] {

@@ -1,11 +1,11 @@
 //! Requests that are queued while the lock is released.
 
-use fulmar_models::{Model, model, models, spawn};
+use fulmar_stack::models::{Model, model, spawn};
 
 use super::World;
 use crate::runtime::inbox::Request;
 
-pub const MODELS: &[Model] = models![
+pub const MODELS: &[Model] = fulmar_stack::models![
     a_request_left_beside_a_release_is_done_by_one_of_the_two,
     requests_of_two_threads_and_of_a_signal_handler_are_all_done,
 ];

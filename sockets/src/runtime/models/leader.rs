@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use fulmar_models::{Model, model, models, spawn};
+use fulmar_stack::models::{Model, model, spawn};
 use fulmar_stack::socket::SocketError;
 
 use super::wire::PORTS;
 use super::{World, read};
 use crate::runtime::service_thread;
 
-pub const MODELS: &[Model] = models![
+pub const MODELS: &[Model] = fulmar_stack::models![
     a_frame_wakes_the_reader_that_sleeps_or_is_about_to,
     of_two_readers_each_gets_its_frame_whichever_leads,
     the_service_thread_takes_what_comes_when_the_last_caller_has_left,

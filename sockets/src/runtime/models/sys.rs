@@ -7,12 +7,13 @@ mod real;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use fulmar_models::kernel;
-pub use fulmar_models::kernel::{clear as clear_event, signal as signal_event};
 use fulmar_stack::base::Instant;
 use fulmar_stack::device::WakeFd;
+use fulmar_stack::models::kernel;
+pub(crate) use fulmar_stack::models::kernel::{clear as clear_event, signal as signal_event};
 
-pub use real::*;
+pub use real::thread_number;
+pub(crate) use real::*;
 
 use crate::runtime::sync::AtomicU32;
 
@@ -33,7 +34,7 @@ pub fn ticks() -> u64 {
 
 /// Lets others run.
 pub fn sleep(_: Duration) {
-    fulmar_models::yield_now();
+    fulmar_stack::models::yield_now();
 }
 
 /// There are no signals.

@@ -5,12 +5,12 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use fulmar_models::sync::{Condvar, Mutex};
 use fulmar_stack::base::{Counters, EtherAddr, Instant, Secrets};
 use fulmar_stack::device::moderation::ModerationConfig;
 use fulmar_stack::device::{Burst, Caps, Device, Packet, Wake, WakeFd};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::{External, Pool, PoolConfig, Purpose};
+use fulmar_stack::models::sync::{Condvar, Mutex};
 use fulmar_stack::wire::{eth, ipv4, protocol, udp};
 
 use crate::runtime::sys;

@@ -44,14 +44,14 @@ impl SeqCount {
 
 #[cfg(fulmar_loom)]
 pub(crate) mod models {
-    use fulmar_models::sync::Arc;
-    use fulmar_models::sync::atomic::AtomicU32;
-    use fulmar_models::{Model, model, models, spawn};
+    use crate::models::sync::Arc;
+    use crate::models::sync::atomic::AtomicU32;
+    use crate::models::{Model, model, spawn};
 
     use super::*;
 
     /// The models of this room.
-    pub const MODELS: &[Model] = models![readers_never_use_a_reused_block];
+    pub const MODELS: &[Model] = crate::models![readers_never_use_a_reused_block];
 
     /// A slot and two blocks, accessed as in the tables.
     struct Table {

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 
 use loom::sync::{Condvar, Mutex};
 
-use crate::atomic::{AtomicU32, Ordering};
+use crate::models::atomic::{AtomicU32, Ordering};
 
 #[derive(Default)]
 struct Kernel {

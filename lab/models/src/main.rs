@@ -14,7 +14,7 @@ mod modelled {
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
     use std::thread;
 
-    use fulmar_models::{Model, orders};
+    use fulmar_stack::models::{Model, orders};
 
     const ROOMS: &[(&str, &[&[Model]])] = &[
         ("mbuf", &[fulmar_stack::mbuf::MODELS]),

@@ -1,12 +1,9 @@
-//! The locks and atomics of the models of `make loom`. A module with state that threads share takes its locks and
-//! atomics from a module `sync`. That module has the machine's or, under `cfg(fulmar_loom)`, these: loom's, with the
-//! orders that loom itself does not keep (`atomic`). The models run the code unchanged, in every order of its steps;
-//! `tests/orders.rs` runs the models.
-//!
-//! Empty otherwise.
+//! What the models of `make loom` run on. A room that threads share parts of takes its locks and atomics from
+//! a module `sync`: those of the machine, or under `cfg(fulmar_loom)` these, which are loom's, made to keep what
+//! loom does not keep by itself (`atomic`). Its models run the code as it is, in every order of its steps;
+//! `lab/models` runs the models.
 
 #![forbid(unsafe_code)]
-#![cfg(fulmar_loom)]
 
 pub mod atomic;
 pub mod channel;
@@ -48,8 +45,8 @@ pub fn spawn<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> JoinH
     loom::thread::Builder::new().stack_size(STACK).spawn(f).expect("a thread")
 }
 
-/// Tries every order in which runnable threads are preempted at most `interruptions` times. `f` must be deterministic,
-/// except for the effects of other threads.
+/// Tries every order in which threads that could go on are interrupted at most so many times. `f` is to do
+/// the same each time, but for what other threads do.
 pub fn model(interruptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let f = Arc::new(f);
     for is_fence_first in [true, false] {
