@@ -39,7 +39,7 @@ pub struct Ip {
     pub(crate) tables: Tables,
     pub(crate) neighbours: Neighbours,
     pub(crate) waiting: ResolutionQueue,
-    pub(crate) path_mtus: PathMtus,
+    path_mtus: PathMtus,
     pub(crate) destinations: DestinationCache,
     pub(crate) error_limit: TokenBucket,
     pub(crate) echo_limit: TokenBucket,
@@ -47,7 +47,7 @@ pub struct Ip {
     pub(crate) reply_resolutions: TokenBucket,
     /// Randomizes the rate limits.
     pub(crate) limit_jitter: Random,
-    pub(crate) resolution_failures: VecDeque<QuotedError>,
+    resolution_failures: VecDeque<QuotedError>,
     /// Draws identifications of packets that may be fragmented: see [`Ip::draw_ident`].
     pub(crate) idents: Random,
     /// Keys the flow hash that selects among next hops.

@@ -32,11 +32,11 @@ pub enum Origin {
 pub(crate) struct Network {
     pub(crate) src: IpAddr,
     pub(crate) dst: IpAddr,
-    pub(crate) protocol: u8,
+    protocol: u8,
     /// Offset of the transport header: IP and extension headers, bytes.
     pub(crate) header_bytes: usize,
     pub(crate) hop_limit: u8,
-    pub(crate) ecn: u8,
+    ecn: u8,
     /// The IP destination is a multicast or broadcast address.
     pub(crate) is_group: bool,
     /// IPv6: offset of the next header field that names `protocol`.

@@ -14,7 +14,7 @@ pub(crate) struct Quoted {
     pub(crate) src: IpAddr,
     pub(crate) dst: IpAddr,
     /// Length of the packet as sent.
-    pub(crate) packet_bytes: usize,
+    packet_bytes: usize,
     /// IPv4: the DF bit. IPv6: true.
     dont_fragment: bool,
     protocol: u8,

@@ -35,9 +35,9 @@ pub struct Post {
 #[derive(Default)]
 pub struct RecvEntry {
     pub(crate) machine: Posted<PostToken>,
-    pub(crate) timer: Option<TimerId>,
+    timer: Option<TimerId>,
     /// The connection is in the shard's list.
-    pub(crate) is_listed: bool,
+    is_listed: bool,
     /// Completions not claimed yet.
     unclaimed: Arc<AtomicUsize>,
     /// Whether the peer is an address of ours, with the generation of `ip` at the look-up.

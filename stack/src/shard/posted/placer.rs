@@ -7,11 +7,11 @@ use crate::socket::posted::Placer;
 
 /// The device, for one flow.
 pub(super) struct FlowPlacer<'a> {
-    pub(super) device: &'a mut dyn Device,
-    pub(super) counters: &'a mut Counters,
-    pub(super) flow: FlowKey,
+    pub(crate) device: &'a mut dyn Device,
+    pub(crate) counters: &'a mut Counters,
+    pub(crate) flow: FlowKey,
     /// Sequence number of the first byte of the stream.
-    pub(super) first: SeqNum,
+    pub(crate) first: SeqNum,
 }
 
 impl Placer for FlowPlacer<'_> {
