@@ -40,7 +40,7 @@ use crate::tcp::segment::pseudo_sum;
 use crate::tcp::statistics::Statistics;
 use crate::tcp::timers::{Timer, Timers, later};
 use crate::tcp::tuning::{RecvTuning, Tuning};
-use crate::tcp::window::LoanCharge;
+use crate::tcp::window::ReceiveBuffer;
 use crate::tcp::{Config, TimeWait, TimeWaitVerdict};
 use crate::wire::checksum::Sum;
 use crate::wire::tcp::{Flags, Header, Options};
@@ -319,14 +319,7 @@ pub struct Tcb {
     pub(crate) uncompacted: Uncompacted,
     /// Bytes received twice, for the DSACK block of the next ACK (RFC 2883).
     pub(crate) dsack_due: Option<(u64, u64)>,
-    /// Receive buffer, bytes.
-    pub(crate) recv_limit: usize,
-    /// This connection's part of `WindowBudget::granted_bytes`.
-    pub(crate) charged: usize,
-    /// Storage freed by reading, or bytes of returned loans, since the window was last opened.
-    pub(crate) freed: usize,
-    /// Bytes and storage loaned to the user.
-    pub(crate) lent: LoanCharge,
+    pub(crate) space: ReceiveBuffer,
     pub(crate) recv: RecvQueue,
 
     /// Pseudo-header sum without the length.
@@ -440,10 +433,7 @@ impl Tcb {
             recv_marks: ReceiveMarks::default(),
             uncompacted: Uncompacted::default(),
             dsack_due: None,
-            recv_limit: cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes),
-            charged: 0,
-            freed: 0,
-            lent: LoanCharge::default(),
+            space: ReceiveBuffer::new(cfg.recv_buffer_bytes.min(cfg.max_buffer_bytes)),
             recv: RecvQueue::new(),
             pseudo: pseudo_sum(&key),
             scale: WindowScale { snd: 0, rcv: cfg.window_scale(), both: false },

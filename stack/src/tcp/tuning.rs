@@ -193,7 +193,7 @@ impl Tcb {
             let bytes = self.rcv.nxt.saturating_sub(self.recv_tuning.round_from);
             self.recv_tuning.rates.record(bytes, env.now.since(since));
             if let Some(bytes) = self.tuned_recv_buffer(env, rtt) {
-                self.recv_limit = bytes;
+                self.space.set_limit(bytes);
             }
         }
         self.recv_tuning.round_from = self.rcv.nxt;
@@ -217,7 +217,7 @@ impl Tcb {
 
     /// The new size of the receive buffer, if the window limits the peer.
     fn tuned_recv_buffer(&self, env: &Env, rtt: Duration) -> Option<usize> {
-        let limit = self.recv_limit;
+        let limit = self.space.limit();
         let most = self.recv_tuning.rates.twice_bdp(rtt).min(self.cfg.max_buffer_bytes);
         // At least three quarters of the window arrived per round trip.
         let is_held_back = most >= limit.saturating_add(limit / 2);

@@ -423,7 +423,7 @@ impl Tcb {
         if self.user.recv_low_water <= 1 {
             return 1;
         }
-        self.user.recv_low_water.min(self.recv_limit / 2)
+        self.user.recv_low_water.min(self.space.limit() / 2)
     }
 
     /// Sets the send buffer, bytes, at most `Config::max_buffer_bytes`, and disables its
@@ -439,14 +439,14 @@ impl Tcb {
     /// autotuning. Returns the size set. A smaller buffer does not shrink the advertised window.
     pub fn set_recv_buffer(&mut self, bytes: usize) -> usize {
         let bytes = bytes.clamp(MIN_BUFFER_BYTES, self.cfg.max_buffer_bytes.max(MIN_BUFFER_BYTES));
-        self.recv_limit = bytes;
+        self.space.set_limit(bytes);
         self.recv_tuning.fixed = true;
         bytes
     }
 
     /// The receive buffer, bytes.
     pub fn recv_buffer(&self) -> usize {
-        self.recv_limit
+        self.space.limit()
     }
 }
 

@@ -25,6 +25,37 @@ impl LoanCharge {
     }
 }
 
+/// The receive buffer of a connection, and what it counts for in the window.
+#[derive(Debug)]
+pub(crate) struct ReceiveBuffer {
+    /// Its size, bytes.
+    limit: usize,
+    /// This connection's part of `WindowBudget::granted_bytes`.
+    charged: usize,
+    /// Storage freed by reading, or bytes of returned loans, since the window was last opened.
+    freed: usize,
+    /// Bytes and storage loaned to the user.
+    lent: LoanCharge,
+}
+
+impl ReceiveBuffer {
+    /// An empty buffer of `limit` bytes, which is charged nothing.
+    pub(crate) fn new(limit: usize) -> ReceiveBuffer {
+        ReceiveBuffer { limit, charged: 0, freed: 0, lent: LoanCharge::default() }
+    }
+
+    /// Its size, bytes.
+    #[inline]
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Sets its size, bytes. A smaller buffer does not shrink the advertised window.
+    pub(crate) fn set_limit(&mut self, bytes: usize) {
+        self.limit = bytes;
+    }
+}
+
 /// Storage that connections may take between two ACKs, before it is charged: 512 frames in blocks of 2 KiB. With so
 /// much space left in the budget, [`Tcb::budget_has_space_for`] needs no exact sum.
 const BURST_BYTES: usize = 1 << 20;
@@ -59,18 +90,18 @@ impl Tcb {
     /// Storage limit of the receive buffer: twice its size, since few blocks are full.
     #[inline]
     pub(crate) fn storage_limit(&self) -> usize {
-        self.recv_limit.saturating_mul(2)
+        self.space.limit.saturating_mul(2)
     }
 
     /// Storage in use, loans included.
     #[inline]
     pub(crate) fn storage_in_use(&self) -> usize {
-        self.recv.storage_bytes().saturating_add(self.lent.storage_bytes)
+        self.recv.storage_bytes().saturating_add(self.space.lent.storage_bytes)
     }
 
     /// Whether more than half of the storage limit is in use.
     pub(crate) fn is_recv_truesize_high(&self) -> bool {
-        self.storage_in_use() > self.recv_limit
+        self.storage_in_use() > self.space.limit
     }
 
     /// Overhead of compacted storage: the last block, which may be empty, and unused space too
@@ -78,8 +109,8 @@ impl Tcb {
     #[inline]
     fn storage_overhead(&self) -> usize {
         SHARED_BLOCK_BYTES
-            .min(self.recv_limit / 2)
-            .saturating_add(self.recv_limit / MAX_WASTE_FRACTION)
+            .min(self.space.limit / 2)
+            .saturating_add(self.space.limit / MAX_WASTE_FRACTION)
     }
 
     /// The window that storage admits, bytes: segments of any size fit once compacted. Out-of-order
@@ -112,7 +143,7 @@ impl Tcb {
     #[inline(never)]
     fn budget_has_space_now(&self, budget: &WindowBudget, bytes: usize) -> bool {
         let own = (self.rcv_wnd() as usize).saturating_add(self.recv.storage_bytes());
-        let others = budget.granted_bytes.saturating_sub(self.charged);
+        let others = budget.granted_bytes.saturating_sub(self.space.charged);
         others.saturating_add(own).saturating_add(bytes) <= budget.limit_bytes
     }
 
@@ -132,14 +163,14 @@ impl Tcb {
     /// The same, not limited by the window field.
     fn admitted_bytes(&self, budget: &WindowBudget) -> u64 {
         if self.user.recv_shutdown {
-            return self.recv_limit as u64;
+            return self.space.limit as u64;
         }
-        let unread = self.recv.readable().saturating_add(self.lent.bytes);
-        let by_bytes = self.recv_limit.saturating_sub(unread);
+        let unread = self.recv.readable().saturating_add(self.space.lent.bytes);
+        let by_bytes = self.space.limit.saturating_sub(unread);
         // Loans count as charged by others: they stay charged when the connection is gone.
-        let others = budget.granted_bytes.saturating_sub(self.charged);
+        let others = budget.granted_bytes.saturating_sub(self.space.charged);
         // A connection may use half of the bytes that its reader frees again, and others get the other half.
-        let own = self.charged.saturating_add(self.freed / 2);
+        let own = self.space.charged.saturating_add(self.space.freed / 2);
         let fair = budget.fair_share(own, others);
         let by_budget = fair.saturating_sub(self.recv.storage_bytes());
         // The guaranteed minimum, less unread bytes of it.
@@ -151,9 +182,9 @@ impl Tcb {
     /// least `MIN_BYTES`.
     #[inline]
     fn effective_buffer(&self, allowed: u64) -> u64 {
-        let unread = self.recv.readable().saturating_add(self.lent.bytes) as u64;
+        let unread = self.recv.readable().saturating_add(self.space.lent.bytes) as u64;
         let present = allowed.saturating_add(unread).max(WindowBudget::MIN_BYTES as u64);
-        present.min(self.recv_limit as u64)
+        present.min(self.space.limit as u64)
     }
 
     /// Advances the right edge, charges the budget, and returns the window field. The edge that the peer sees advances
@@ -164,7 +195,7 @@ impl Tcb {
         let step = (self.effective_buffer(allowed) / 2).min(u64::from(self.rcv_mss));
         if allowed >= self.advertised_window().saturating_add(step) {
             self.rcv.adv = self.rcv.nxt.saturating_add(allowed);
-            self.freed = 0;
+            self.space.freed = 0;
         }
         self.update_charge(budget);
         (self.advertised_window() >> self.scale.rcv) as u16
@@ -189,25 +220,27 @@ impl Tcb {
     pub(crate) fn update_charge(&mut self, budget: &mut WindowBudget) {
         let window = if self.user.recv_shutdown { 0 } else { self.rcv_wnd() as usize };
         let now = window.saturating_add(self.recv.storage_bytes());
-        let others = budget.granted_bytes.saturating_sub(self.charged);
+        let others = budget.granted_bytes.saturating_sub(self.space.charged);
         budget.granted_bytes = others.saturating_add(now);
-        self.charged = now;
+        self.space.charged = now;
     }
 
     /// Records a loan of bytes taken from the receive queue. Charge it to the budget as well
     /// ([`WindowBudget::lend`]).
     pub fn lend(&mut self, lent: LoanCharge, env: &mut Env) {
-        self.lent.bytes = self.lent.bytes.saturating_add(lent.bytes);
-        self.lent.storage_bytes = self.lent.storage_bytes.saturating_add(lent.storage_bytes);
+        self.space.lent.bytes = self.space.lent.bytes.saturating_add(lent.bytes);
+        self.space.lent.storage_bytes =
+            self.space.lent.storage_bytes.saturating_add(lent.storage_bytes);
         self.note_read(env.now);
         self.update_charge(env.window);
     }
 
     /// Ends a loan. True if a window update is due: call output.
     pub fn take_back(&mut self, lent: LoanCharge, env: &mut Env) -> bool {
-        self.lent.bytes = self.lent.bytes.saturating_sub(lent.bytes);
-        self.lent.storage_bytes = self.lent.storage_bytes.saturating_sub(lent.storage_bytes);
-        self.freed = self.freed.saturating_add(lent.bytes);
+        self.space.lent.bytes = self.space.lent.bytes.saturating_sub(lent.bytes);
+        self.space.lent.storage_bytes =
+            self.space.lent.storage_bytes.saturating_sub(lent.storage_bytes);
+        self.space.freed = self.space.freed.saturating_add(lent.bytes);
         self.after_read(env)
     }
 
@@ -219,7 +252,7 @@ impl Tcb {
 
     /// Bytes and storage loaned to the user.
     pub fn lent(&self) -> LoanCharge {
-        self.lent
+        self.space.lent
     }
 
     /// Call after taking bytes from the receive queue. True if output has something to send, such
@@ -231,9 +264,10 @@ impl Tcb {
     #[inline]
     pub fn after_read(&mut self, env: &mut Env) -> bool {
         self.note_read(env.now);
-        let charged = self.charged;
+        let charged = self.space.charged;
         self.update_charge(env.window);
-        self.freed = self.freed.saturating_add(charged.saturating_sub(self.charged));
+        self.space.freed =
+            self.space.freed.saturating_add(charged.saturating_sub(self.space.charged));
         if !self.is_synchronized() || self.peer_closed() {
             return self.wants_output();
         }

@@ -77,7 +77,7 @@ pub(crate) struct Freed {
 pub(crate) struct Arena {
     pub(crate) shared: NonNull<Shared>,
     pub(crate) free_descs: Link,
-    pub(crate) magazines: Magazines,
+    pub(super) magazines: Magazines,
     /// Per class, the first slab that has a free block.
     partial: [u16; CLASSES],
     /// Descriptors in use: of mbufs and lists, or on the remote-free list.

@@ -274,8 +274,7 @@ impl Endpoint {
         let t = &self.tcb;
         let send = (t.iss, t.snd.una, t.snd.nxt, t.snd.wnd, t.snd.wl1, t.snd.max_wnd, t.send_marks);
         let fin = (t.fin.queued, t.fin.sent, t.fin.peer_at, t.fin.received);
-        let receive =
-            (t.rcv.nxt, t.rcv.adv, t.rcv.last_ack_sent, t.rcv_mss, t.recv_limit, t.charged);
+        let receive = (t.rcv.nxt, t.rcv.adv, t.rcv.last_ack_sent, t.rcv_mss, &t.space);
         let pushed = (
             t.recv_marks.pushed_to,
             t.recv_marks.pushed_behind,
