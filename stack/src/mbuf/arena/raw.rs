@@ -40,7 +40,7 @@ pub(crate) const MAX_SLABS: usize = NO_SLAB as usize;
 #[repr(C)]
 pub(super) struct ExternalStorage {
     storage: Storage,
-    pub(crate) owner: Owner,
+    pub(super) owner: Owner,
     /// The address of volatile bytes; never made a reference.
     address: *const u8,
 }
@@ -75,13 +75,13 @@ pub(crate) struct Freed {
 
 /// The memory of a pool and its free lists. All reference counts change here.
 pub(crate) struct Arena {
-    pub(crate) shared: NonNull<Shared>,
-    pub(crate) free_descs: Link,
+    pub(super) shared: NonNull<Shared>,
+    pub(super) free_descs: Link,
     pub(super) magazines: Magazines,
     /// Per class, the first slab that has a free block.
     partial: [u16; CLASSES],
     /// Descriptors in use: of mbufs and lists, or on the remote-free list.
-    pub(crate) in_use: usize,
+    pub(super) in_use: usize,
     /// Descriptors allocated.
     descs: usize,
     /// Slabs whose blocks are all free.

@@ -7,11 +7,11 @@ use crate::socket::posted::Placer;
 
 /// The device, for one flow.
 pub(super) struct FlowPlacer<'a> {
-    pub(crate) device: &'a mut dyn Device,
-    pub(crate) counters: &'a mut Counters,
-    pub(crate) flow: FlowKey,
+    pub(super) device: &'a mut dyn Device,
+    pub(super) counters: &'a mut Counters,
+    pub(super) flow: FlowKey,
     /// Sequence number of the first byte of the stream.
-    pub(crate) first: SeqNum,
+    pub(super) first: SeqNum,
 }
 
 impl Placer for FlowPlacer<'_> {
