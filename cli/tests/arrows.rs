@@ -108,7 +108,6 @@ const ROOMS: &[Room] = &[
             "libc",
         ],
     ),
-    ("models", "stack/src/models", &[], &[]),
     // The laboratory. The product never names it.
     ("nic", "lab/nic/src", &["base", "wire", "mbuf", "device", "drivers", "runtime"], &["nix"]),
     (
