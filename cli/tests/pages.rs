@@ -117,10 +117,15 @@ fn files_of_types(dir: &Path, into: &mut HashMap<String, String>) {
     }
 }
 
+fn without_visibility(line: &str) -> &str {
+    let all = ["pub ", "pub(crate) ", "pub(super) "];
+    all.iter().find_map(|visibility| line.strip_prefix(visibility)).unwrap_or(line)
+}
+
 fn declares(line: &str) -> bool {
     ["struct ", "enum ", "trait ", "impl ", "impl<", "type "]
         .iter()
-        .any(|start| line.trim_start_matches("pub ").starts_with(start))
+        .any(|start| without_visibility(line).starts_with(start))
 }
 
 /// `Type::member` in code type, of types that the source has.
