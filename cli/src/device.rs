@@ -326,7 +326,7 @@ impl StackArgs {
 /// Serves the metrics of a stack until it ends.
 fn serve_metrics(metrics: metrics::Bound, stack: &Stack) -> Outcome {
     let observer = stack.observer();
-    let text = move || Some(metrics::exposition(&observer.stat()?.to_value()));
+    let text = move || Some(metrics::exposition(&observer.stat()?.document(), &[]));
     metrics.serve(text).during("cannot start the thread of --metrics")
 }
 

@@ -20,10 +20,10 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fulmar::stat::Document;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event};
-use serde_json::Value;
 
 use crate::bounds;
 use crate::failure::{During, Failure, Outcome};
@@ -94,6 +94,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
             complaints.first().map(|why| format!(" ({why})")).unwrap_or_default()
         )));
     }
+    complaints.iter().for_each(|complaint| eprintln!("fulmar: {complaint}"));
     let is_terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
     let mut app = App::with(args.sort, args.filter.clone());
     if args.once || !is_terminal {
@@ -212,18 +213,15 @@ fn start_sampler(stack: Option<String>, delay: Duration) -> io::Result<Receiver<
 /// The documents of the selected stacks.
 fn sample(stack: Option<&str>) -> Samples {
     let (documents, complaints) = stat::ask_all();
-    let is_wanted = |d: &Value| stack.is_none_or(|wanted| stat::matches(d, wanted));
+    let is_wanted = |d: &Document| stack.is_none_or(|wanted| stat::matches(d, wanted));
     let at = Instant::now();
-    let samples = documents.into_iter().filter(is_wanted).map(|document| Sample {
-        at,
-        cpu: document["pid"].as_u64().and_then(cpu_of),
-        document: stat::printable_value(&document),
-    });
+    let wanted = documents.into_iter().filter(is_wanted);
+    let samples = wanted.map(|document| Sample { at, cpu: cpu_of(document.pid), document });
     (samples.collect(), complaints)
 }
 
 /// CPU time of a process (proc(5), /proc/PID/stat utime and stime).
-fn cpu_of(pid: u64) -> Option<Duration> {
+fn cpu_of(pid: u32) -> Option<Duration> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Behind the name, which may have spaces, utime and stime are the 12th and 13th field.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace().skip(11);

@@ -71,7 +71,7 @@ const ROOMS: &[Room] = &[
     ("shard", "stack/src/shard", ENGINES, &["hashbrown", "siphasher"]),
     ("runtime", "sockets/src/runtime", BELOW_RUNTIME, &["smallvec", "libc"]),
     ("drivers", "sockets/src/drivers", &["base", "wire", "mbuf", "device"], &["libc", "io_uring"]),
-    ("api", "sockets/src/api", BELOW_API, &["bytes", "nix", "serde_json"]),
+    ("api", "sockets/src/api", BELOW_API, &["bytes", "nix", "serde", "serde_json"]),
     (
         "netns",
         "gateway/src/netns",
@@ -102,6 +102,7 @@ const ROOMS: &[Room] = &[
             "indicatif",
             "nix",
             "ratatui",
+            "serde",
             "serde_json",
             "sha2",
             "terminal_size",

@@ -316,6 +316,9 @@ fn a_contained_gateway_shows_its_flows_to_its_user() {
         let found = stat(&[&guest.pid()]);
         let document = &found[0];
         assert_eq!(document["pid"], gateway, "{found}");
+        let read: fulmar::stat::Document = serde_json::from_value(document.clone()).unwrap();
+        assert_eq!(&serde_json::to_value(&read).unwrap(), document, "nothing of it is lost");
+        assert_eq!((read.version, read.pid), (fulmar::stat::VERSION, gateway));
         assert_eq!(document["gateway"]["guest"]["interface"], document["device"]["name"]);
         let flows = document["flows"].as_array().unwrap();
         let tcp = flows.iter().find(|f| f["protocol"] == "tcp").expect("the client's flow");

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGES: [&str; 23] = [
+const PAGES: [&str; 24] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -27,6 +27,7 @@ const PAGES: [&str; 23] = [
     "docs/netperf.md",
     "docs/path.md",
     "docs/shm.md",
+    "docs/stat.md",
     "docs/waiting.md",
     "docs/wan.md",
 ];

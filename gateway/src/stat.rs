@@ -122,6 +122,16 @@ pub enum Direction {
     In,
 }
 
+impl Direction {
+    /// The name in figures for machines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::Out => "out",
+            Direction::In => "in",
+        }
+    }
+}
+
 /// A flow.
 #[derive(Clone, Debug)]
 pub struct FlowStat {

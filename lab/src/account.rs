@@ -6,6 +6,7 @@
 
 use fulmar::Stack;
 use fulmar::ledger::{self, Account};
+use fulmar::stat::{Ledger, StageCost};
 use serde_json::{Value, json};
 use std::io;
 use std::time::Duration;
@@ -77,50 +78,43 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// From the `ledger` of a stack's document ([`fulmar::Stat::to_json`]).
-    pub fn of_document(ledger: &Value) -> Option<Figures> {
-        let number = |key: &str| ledger[key].as_f64().unwrap_or(0.0);
-        let stages = ledger["stages"].as_array()?;
-        let (packets, bytes) = (number("packets"), number("bytes"));
-        let busy: f64 = stages.iter().filter(|s| s["stage"] != SLEEP).filter_map(ns_of).sum();
+    /// From the ledger of a stack's document.
+    pub fn of_document(ledger: &Ledger) -> Figures {
+        let (packets, bytes) = (ledger.packets as f64, ledger.bytes as f64);
+        let busy = ledger.stages.iter().filter(|s| s.stage != SLEEP).map(|s| s.ns).sum();
         let over = |what: f64, of: f64| what / of.max(1.0);
-        let part = |s: &Value| {
-            let text = |key: &str| s[key].as_str().unwrap_or_default().to_owned();
-            let (ns, passes) = (ns_of(s).unwrap_or(0.0), s["passes"].as_f64().unwrap_or(0.0));
-            let is_sleep = s["stage"] == SLEEP;
-            Part {
-                stage: text("stage"),
-                layer: text("layer"),
-                sentence: text("sentence"),
-                passes,
-                ns_each: over(ns, passes),
-                ns_per_packet: over(ns, packets),
-                ns_per_byte: over(ns, bytes),
-                share_pct: if is_sleep { 0.0 } else { over(ns * 100.0, busy) },
-            }
+        let part = |s: &StageCost| Part {
+            stage: s.stage.to_string(),
+            layer: s.layer.to_string(),
+            sentence: s.sentence.to_string(),
+            passes: s.passes,
+            ns_each: over(s.ns, s.passes),
+            ns_per_packet: over(s.ns, packets),
+            ns_per_byte: over(s.ns, bytes),
+            share_pct: if s.stage == SLEEP { 0.0 } else { over(s.ns * 100.0, busy) },
         };
-        Some(Figures {
-            parts: stages.iter().map(part).collect(),
+        Figures {
+            parts: ledger.stages.iter().map(part).collect(),
             packets,
             bytes,
-            visits: number("visits"),
-            measured: number("measured"),
-            preempted: number("preempted"),
-            pass_ns: number("pass_ns"),
-            overhead_ns: number("overhead_ns"),
-            sum_ns: busy + number("overhead_ns"),
-            total_ns: ledger["total_ns"].as_f64(),
-            copies_per_byte: over(number("copied_bytes"), bytes),
-            allocs_per_packet: over(number("allocs"), packets),
-            crossings_per_packet: over(number("crossings"), packets),
+            visits: ledger.visits as f64,
+            measured: ledger.measured as f64,
+            preempted: ledger.preempted as f64,
+            pass_ns: ledger.pass_ns,
+            overhead_ns: ledger.overhead_ns,
+            sum_ns: busy + ledger.overhead_ns,
+            total_ns: ledger.total_ns,
+            copies_per_byte: over(ledger.copied_bytes as f64, bytes),
+            allocs_per_packet: over(ledger.allocs as f64, packets),
+            crossings_per_packet: over(ledger.crossings as f64, packets),
             ..Figures::default()
-        })
+        }
     }
 
     /// The figures of a stack's account; `None` if it keeps none, or if nothing
     /// was measured.
     pub fn of(account: &Account, group: &str, title: &str) -> Option<Figures> {
-        let found = Figures::of_document(&account.to_json())?;
+        let found = Figures::of_document(&account.into());
         let found = Figures { group: group.to_owned(), title: title.to_owned(), ..found };
         (found.measured > 0.0 && found.packets > 0.0).then_some(found)
     }
@@ -213,10 +207,6 @@ impl Figures {
     }
 }
 
-fn ns_of(stage: &Value) -> Option<f64> {
-    stage["ns"].as_f64()
-}
-
 /// While it lives, every new stack of this process keeps an account.
 #[derive(Debug)]
 pub struct Keeping(Option<u32>);
@@ -254,20 +244,21 @@ pub fn begin(stack: &Stack) -> io::Result<Account> {
 mod tests {
     use super::*;
 
-    pub fn document() -> Value {
-        json!({"visits": 200, "measured": 20, "preempted": 0, "pass_ns": 30.0, "overhead_ns": 1000.0,
+    pub fn document() -> Ledger {
+        let written = json!({"visits": 200, "measured": 20, "preempted": 0, "pass_ns": 30.0, "overhead_ns": 1000.0,
         "total_ns": 10_000.0, "packets": 100, "bytes": 5000, "crossings": 100,
         "copied_bytes": 1800, "allocs": 100,
         "stages": [
             {"stage": "locked", "layer": "lock", "passes": 100.0, "ns": 3000.0, "sentence": "A."},
             {"stage": "device_taken", "layer": "device", "passes": 50.0, "ns": 5000.0, "sentence": "B."},
             {"stage": "slept", "layer": "idle", "passes": 1.0, "ns": 9e9, "sentence": "C."},
-        ]})
+        ]});
+        serde_json::from_value(written).expect("a ledger")
     }
 
     #[test]
     fn stages_are_per_packet_and_per_byte_and_sleep_is_in_no_sum() {
-        let found = Figures::of_document(&document()).expect("an account");
+        let found = Figures::of_document(&document());
         let [locked, taken, slept] = &found.parts[..] else { panic!("{found:?}") };
         assert_eq!((locked.ns_each, locked.ns_per_packet, locked.ns_per_byte), (30.0, 30.0, 0.6));
         assert_eq!((taken.ns_each, taken.share_pct), (100.0, 62.5));
@@ -277,12 +268,12 @@ mod tests {
 
     #[test]
     fn the_sum_with_the_cost_of_the_account_is_held_against_the_total() {
-        let found = Figures::of_document(&document()).expect("an account");
+        let found = Figures::of_document(&document());
         assert!((found.gap_pct().expect("a total") + 10.0).abs() < 1e-9);
         assert!(found.sentences()[0].contains("-10.0 % off"), "{}", found.sentences()[0]);
         let mut unknown = document();
-        unknown["total_ns"] = Value::Null;
-        let unknown = Figures::of_document(&unknown).expect("an account");
+        unknown.total_ns = None;
+        let unknown = Figures::of_document(&unknown);
         assert!(unknown.sentences()[0].contains("not known yet"));
         assert!(unknown.json()["sum_vs_total_pct"].is_null());
     }

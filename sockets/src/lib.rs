@@ -39,7 +39,7 @@
 //! - **Posted receive**: [`TcpStream::recv_posted`] gives a buffer away before its bytes have come and
 //!   gets it back filled; devices that can put payload straight into it. [`TcpStream::recv_ring`] for
 //!   buffers that are used in turn.
-//! - **Looking inside**: [`Stack::stat`], `fulmar stat` from another terminal, and
+//! - **Looking inside**: [`Stack::stat`], `fulmar stat` from another terminal (its document is [`stat::Document`]), and
 //!   [`devices::capture`] for Wireshark.
 //! - **Memory** is bounded by one byte budget per stack ([`Builder::budget_bytes`]): a writer waits
 //!   and windows close when it is used up; nothing that was accepted is lost.
@@ -58,5 +58,6 @@ mod api;
 pub mod drivers;
 #[doc(hidden)]
 pub mod runtime;
+pub mod stat;
 
 pub use api::*;

@@ -65,11 +65,11 @@ impl Endpoints {
         if let Some(metrics) = self.metrics {
             let (about, snapshots) = (Arc::clone(&about), snapshots.clone());
             metrics.serve(move || {
-                let totals = snapshots.take().map(|stat| about.totals(*stat));
-                totals.map(|totals| metrics::exposition(&totals))
+                let (document, flows) = about.document(*snapshots.take()?);
+                Some(metrics::exposition(&document, &flows))
             })?;
         }
-        let document = move || snapshots.take().map(|stat| about.document(*stat));
+        let document = move || about.text(*snapshots.take()?);
         let control = self.control.map(|bound| bound.serve(document)).transpose()?;
         Ok(Served { _control: control })
     }

@@ -6,7 +6,7 @@
 //!   OP     = "=" | "!=" | "<" | ">" | "<=" | ">="
 //! ```
 
-use serde_json::Value;
+use fulmar::stat::{Flow, Socket};
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -131,33 +131,53 @@ fn comparison(word: &str) -> Option<Comparison> {
     })
 }
 
+/// What a filter looks at. Of a gateway's flow the guest's end is the local one.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends<'a> {
+    /// `tcp`, `udp` or `icmp`.
+    pub protocol: &'a str,
+    /// Its state.
+    pub state: &'a str,
+    /// The local end.
+    pub local: Option<SocketAddr>,
+    /// The remote end.
+    pub remote: Option<SocketAddr>,
+}
+
+impl<'a> From<&'a Socket> for Ends<'a> {
+    fn from(s: &'a Socket) -> Ends<'a> {
+        Ends { protocol: &s.protocol, state: &s.state, local: s.local, remote: s.remote }
+    }
+}
+
+impl<'a> From<&'a Flow> for Ends<'a> {
+    fn from(f: &'a Flow) -> Ends<'a> {
+        Ends { protocol: &f.protocol, state: &f.state, local: f.guest, remote: f.peer }
+    }
+}
+
 impl Filter {
-    /// Whether a socket, as a stack's document has it, is to be shown.
-    pub fn admits(&self, socket: &Value) -> bool {
-        self.0.iter().all(|term| term.test.holds(socket) != term.is_negated)
+    /// Whether a socket or flow is to be shown.
+    pub fn admits(&self, ends: Ends<'_>) -> bool {
+        self.0.iter().all(|term| term.test.holds(ends) != term.is_negated)
     }
 }
 
 impl Test {
-    fn holds(&self, socket: &Value) -> bool {
+    fn holds(&self, ends: Ends<'_>) -> bool {
+        let address = |end: End| match end {
+            End::Local => ends.local,
+            End::Remote => ends.remote,
+        };
         match self {
-            Test::Protocol(name) => socket["protocol"] == *name,
-            Test::State(name) => socket["state"] == *name,
+            Test::Protocol(name) => ends.protocol == *name,
+            Test::State(name) => ends.state == *name,
             Test::Port(end, comparison, port) => {
-                address(socket, *end).is_some_and(|a| comparison.holds(a.port().cmp(port)))
+                address(*end).is_some_and(|a| comparison.holds(a.port().cmp(port)))
             }
-            Test::Address(end, ip) => address(socket, *end).is_some_and(|a| a.ip() == *ip),
+            Test::Address(end, ip) => address(*end).is_some_and(|a| a.ip() == *ip),
         }
     }
-}
-
-fn address(socket: &Value, end: End) -> Option<SocketAddr> {
-    // Of a gateway's flow the guest's end is the local one.
-    let names = match end {
-        End::Local => ["local", "guest"],
-        End::Remote => ["remote", "peer"],
-    };
-    names.iter().find_map(|name| socket[*name].as_str())?.parse().ok()
 }
 
 impl Comparison {
@@ -176,13 +196,14 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{from_value, json};
 
     #[test]
     fn a_socket_is_shown_if_every_term_holds() {
-        let socket = json!({"protocol": "tcp", "state": "TIME-WAIT",
-                            "local": "10.77.0.2:1000", "remote": "10.77.0.1:80"});
-        let admits = |filter: &str| filter.parse::<Filter>().unwrap().admits(&socket);
+        let socket: Socket = from_value(json!({"protocol": "tcp", "state": "TIME-WAIT",
+            "local": "10.77.0.2:1000", "remote": "10.77.0.1:80"}))
+        .unwrap();
+        let admits = |filter: &str| filter.parse::<Filter>().unwrap().admits((&socket).into());
         for filter in [
             "",
             "tcp",
@@ -204,17 +225,20 @@ mod tests {
 
     #[test]
     fn the_local_end_of_a_flow_is_the_guests() {
-        let flow = json!({"protocol": "tcp", "state": "open", "guest": "10.0.0.2:1000",
-                          "peer": "10.0.0.1:80", "host": "127.0.0.1:80"});
-        let admits = |filter: &str| filter.parse::<Filter>().unwrap().admits(&flow);
+        let flow: Flow =
+            from_value(json!({"protocol": "tcp", "state": "open", "guest": "10.0.0.2:1000",
+            "peer": "10.0.0.1:80", "host": "127.0.0.1:80"}))
+            .unwrap();
+        let admits = |filter: &str| filter.parse::<Filter>().unwrap().admits((&flow).into());
         assert!(admits("sport = 1000 and dst 10.0.0.1 and state open"));
         assert!(!admits("dst 127.0.0.1"));
     }
 
     #[test]
     fn a_socket_without_a_peer_has_no_port_there() {
-        let socket = json!({"protocol": "udp", "local": "0.0.0.0:53", "remote": null});
-        assert!(!"dport != 80".parse::<Filter>().unwrap().admits(&socket));
+        let mut socket = Socket::default();
+        socket.local = Some("0.0.0.0:53".parse().unwrap());
+        assert!(!"dport != 80".parse::<Filter>().unwrap().admits((&socket).into()));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::ops::ControlFlow;
 
 use super::model::{Model, Row, Sample, Sort};
-use crate::stat::Filter;
+use crate::stat::{self, Filter};
 
 /// Most characters of a filter.
 const MAX_FILTER: usize = 200;
@@ -58,15 +58,8 @@ pub struct App {
     chosen: usize,
 }
 
-/// Whether both documents are of one stack.
 fn is_same(a: &Sample, b: &Sample) -> bool {
-    ["pid", "name", "addresses", "device"].iter().all(|field| {
-        let of = |s: &Sample| match *field {
-            "device" => s.document["device"]["name"].clone(),
-            field => s.document[field].clone(),
-        };
-        of(a) == of(b)
-    })
+    stat::is_same(&a.document, &b.document)
 }
 
 impl App {
@@ -90,9 +83,7 @@ impl App {
         let is_listed = self.mode == Mode::List;
         let is_chosen = |s: &Shown| chosen.as_ref().is_some_and(|c| is_same(c, &s.latest));
         self.shown.retain(|s| !s.is_gone || is_chosen(s) && !is_listed);
-        self.shown.sort_by_key(|s| {
-            (s.latest.document["gateway"].is_null(), s.latest.document["pid"].as_u64())
-        });
+        self.shown.sort_by_key(|s| (!s.model.is_gateway, s.latest.document.pid));
         self.at = self.shown.iter().position(is_chosen).unwrap_or(0);
         if was_empty && self.shown.len() > 1 && self.mode == Mode::Normal {
             self.mode = Mode::List;
@@ -168,10 +159,12 @@ impl App {
         self.chosen
     }
 
-    /// The row whose figures are shown, if they are and it still is there.
-    pub fn opened(&self) -> Option<&Row> {
+    /// Every figure of the row that is shown with them by its name, if it still is there.
+    pub fn details(&self) -> Option<Vec<(String, String)>> {
         let Mode::Details(identity) = &self.mode else { return None };
-        self.model()?.rows.iter().find(|r| r.identity() == *identity)
+        let shown = self.shown.get(self.at)?;
+        let row = shown.model.rows.iter().find(|r| r.identity() == *identity)?;
+        Some(row.details(&shown.latest.document))
     }
 
     /// A key was pressed. `Break`: the user wants to quit.

@@ -1,9 +1,12 @@
 //! What `fulmar top` shows: figures of one stack or gateway, made from two of its documents.
 
-use crate::stat::Filter;
-use serde_json::Value;
+use crate::stat::{self, Ends, Filter};
+use fulmar::base::{self, Counter};
+use fulmar::stat::{Document, DropCount, Flow, Refusal, Socket, StageCost};
+use serde_json::{Map, Value};
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// A document, and when it was read.
@@ -12,7 +15,7 @@ pub struct Sample {
     /// When.
     pub at: Instant,
     /// The document, safe for a terminal.
-    pub document: Value,
+    pub document: Document,
     /// CPU time of its process so far.
     pub cpu: Option<Duration>,
 }
@@ -42,8 +45,10 @@ pub struct Row {
     pub total_bytes: Option<u64>,
     /// Since it began.
     pub age: Option<Duration>,
-    /// All that the stack says of it.
-    pub value: Value,
+    /// Bytes from near to far and back.
+    moved_bytes: Option<[u64; 2]>,
+    /// Its place among the flows or sockets of the document.
+    at: usize,
 }
 
 impl Row {
@@ -52,28 +57,28 @@ impl Row {
         [&self.protocol, &self.near, &self.far].map(String::clone)
     }
 
-    /// Every figure by its name; the figures of an inner object follow the others.
-    pub fn details(&self) -> Vec<(String, String)> {
+    /// Every figure in its document by its name, the figures of an inner object last.
+    pub fn details(&self, document: &Document) -> Vec<(String, String)> {
         let mut all = Vec::new();
-        flatten("", &self.value, &mut all);
+        let figures = match document.gateway {
+            Some(_) => document.flows.get(self.at).map(stat::named),
+            None => document.sockets.get(self.at).map(stat::named),
+        };
+        flatten("", &figures.unwrap_or_default(), &mut all);
         all
     }
 }
 
-/// The members of an object and of the objects in it. A member of TCP_INFO has its name alone, a member of another
-/// inner object a prefix.
-fn flatten(prefix: &str, value: &Value, all: &mut Vec<(String, String)>) {
-    let Some(object) = value.as_object() else { return };
+/// The members of an object, and of the objects in it: the members of TCP_INFO by name, of other objects with a prefix.
+fn flatten(prefix: &str, object: &Map<String, Value>, all: &mut Vec<(String, String)>) {
     for (name, value) in object.iter().filter(|(_, v)| !v.is_object()) {
         let said = match value {
-            Value::Null => "-".to_owned(),
-            Value::String(text) => text.clone(),
             Value::Bool(is_so) => if *is_so { "yes" } else { "no" }.to_owned(),
-            other => other.to_string(),
+            other => stat::word(other),
         };
         all.push((format!("{prefix}{name}"), said));
     }
-    for (name, inner) in object.iter().filter(|(_, v)| v.is_object()) {
+    for (name, inner) in object.iter().filter_map(|(name, v)| Some((name, v.as_object()?))) {
         let prefix = if name == "tcp_info" { String::new() } else { format!("{name}.") };
         flatten(&prefix, inner, all);
     }
@@ -229,14 +234,15 @@ pub struct Model {
 
 /// What changed between two samples.
 struct Change<'a> {
-    before: Option<&'a Value>,
+    before: Option<&'a Document>,
+    after: &'a Document,
     seconds: f64,
 }
 
 impl Change<'_> {
-    /// Growth per second of a counter.
-    fn rate(&self, after: &Value, path: &str) -> Option<f64> {
-        self.grown(after.pointer(path)?.as_u64()?, self.before?.pointer(path)?.as_u64()?)
+    /// Growth per second of a number.
+    fn rate(&self, of: impl Fn(&Document) -> u64) -> Option<f64> {
+        self.grown(of(self.after), of(self.before?))
     }
 
     fn grown(&self, after: u64, before: u64) -> Option<f64> {
@@ -249,34 +255,37 @@ impl Model {
     /// that the filter admits.
     pub fn new(before: Option<&Sample>, after: &Sample, filter: Option<&Filter>) -> Model {
         let seconds = before.map_or(0.0, |b| (after.at - b.at).as_secs_f64());
-        let change = Change { before: before.map(|b| &b.document), seconds };
         let document = &after.document;
-        let is_gateway = document["gateway"].is_object();
-        let rows = rows(&change, document, is_gateway, filter);
-        let sum = |a: Option<f64>, b: Option<f64>| Some(a? + b?);
+        let change = Change { before: before.map(|b| &b.document), after: document, seconds };
+        let rows = rows(&change, filter);
         let cpu = before.and_then(|b| Some((b.cpu?, after.cpu?)));
+        let Document { name, pid, device, addresses, pool, gateway, .. } = document;
+        let guest = stat::guest_of(document);
         Model {
-            title: title(document),
-            name: text(&document["name"]),
-            attends: attends(document),
-            is_gateway,
-            sent: change.rate(document, "/device/tx_bytes"),
-            received: change.rate(document, "/device/rx_bytes"),
-            packets: sum(
-                change.rate(document, "/counters/tx_packets"),
-                change.rate(document, "/counters/rx_packets"),
-            ),
-            again: change.rate(document, "/counters/tcp_retransmit_bytes"),
+            title: match &guest {
+                Some(guest) => format!("{name} ({guest}), gateway {pid}"),
+                None => format!("{name}, process {pid}, {}", device.name),
+            },
+            name: name.clone(),
+            attends: guest.unwrap_or_else(|| {
+                let all: Vec<&str> =
+                    std::iter::once(&device.name).chain(addresses).map(String::as_str).collect();
+                all.join(" ")
+            }),
+            is_gateway: gateway.is_some(),
+            sent: change.rate(|d| d.device.tx_bytes),
+            received: change.rate(|d| d.device.rx_bytes),
+            packets: change.rate(|d| d.count(Counter::TxPackets) + d.count(Counter::RxPackets)),
+            again: change.rate(|d| d.count(Counter::TcpRetransmitBytes)),
             cpu: cpu
                 .filter(|_| seconds > 0.0)
                 .map(|(b, a)| a.saturating_sub(b).as_secs_f64() / seconds),
-            buffers: ["mapped_bytes", "budget_bytes"]
-                .map(|field| document["pool"][field].as_u64().unwrap_or(0)),
-            uptime: micros(&document["gateway"]["uptime_us"]),
+            buffers: [pool.mapped_bytes as u64, pool.budget_bytes as u64],
+            uptime: gateway.as_ref().map(|g| Duration::from_micros(g.uptime_us)),
             tally: tally(&rows),
             rows,
-            drops: drops(&change, document),
-            stages: stages(&change, document),
+            drops: drops(&change),
+            stages: stages(&change),
         }
     }
 
@@ -297,96 +306,72 @@ impl Model {
     }
 }
 
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
-fn text(value: &Value) -> String {
-    match value {
-        Value::Null => "-".to_owned(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
+/// The rows of a document that the filter admits, without rates.
+fn rows_of(document: &Document, filter: Option<&Filter>) -> Vec<Row> {
+    let is_shown = |ends| filter.is_none_or(|f| f.admits(ends));
+    if document.gateway.is_some() {
+        let flows = document.flows.iter().enumerate().filter(|(_, f)| is_shown((*f).into()));
+        return flows.map(|(at, f)| row_of_flow(at, f)).collect();
     }
+    let sockets = document.sockets.iter().enumerate().filter(|(_, s)| is_shown((*s).into()));
+    sockets.map(|(at, s)| row_of_socket(at, s)).collect()
 }
 
-fn micros(value: &Value) -> Option<Duration> {
-    value.as_u64().map(Duration::from_micros)
-}
-
-fn title(document: &Value) -> String {
-    let (name, pid) = (text(&document["name"]), text(&document["pid"]));
-    match crate::stat::guest_of(document) {
-        Some(guest) => format!("{name} ({guest}), gateway {pid}"),
-        None => format!("{name}, process {pid}, {}", text(&document["device"]["name"])),
-    }
-}
-
-fn attends(document: &Value) -> String {
-    crate::stat::guest_of(document).unwrap_or_else(|| {
-        let device = text(&document["device"]["name"]);
-        let addresses = list(&document["addresses"]).iter().map(text);
-        std::iter::once(device).chain(addresses).collect::<Vec<_>>().join(" ")
-    })
-}
-
-/// The fields of a flow, or of a socket, that tell it from the others.
-fn identity(value: &Value) -> [&str; 5] {
-    ["protocol", "local", "remote", "guest", "peer"]
-        .map(|field| value[field].as_str().unwrap_or_default())
-}
-
-fn rows(
-    change: &Change<'_>,
-    document: &Value,
-    is_gateway: bool,
-    filter: Option<&Filter>,
-) -> Vec<Row> {
-    let name = if is_gateway { "flows" } else { "sockets" };
-    let before = change.before.map_or(&[][..], |b| list(&b[name]));
-    let before: HashMap<[&str; 5], &Value> = before.iter().map(|v| (identity(v), v)).collect();
-    let row = |value: &Value| {
-        // A flow that began anew between the samples has the address of another one.
-        let old = before.get(&identity(value)).copied();
-        let is_same = |old: &&Value| micros(&old["age_us"]) <= micros(&value["age_us"]);
-        row(change, value, old.filter(is_same), is_gateway)
-    };
-    let admitted = |value: &&Value| filter.is_none_or(|f| f.admits(value));
-    list(&document[name]).iter().filter(admitted).map(row).collect()
-}
-
-fn row(change: &Change<'_>, value: &Value, old: Option<&Value>, is_gateway: bool) -> Row {
-    let [near, far, out, back] = match is_gateway {
-        true => ["guest", "host", "bytes_out", "bytes_in"],
-        false => ["local", "remote", "acked_bytes", "received_bytes"],
-    };
-    let number = |field: &str| value[field].as_u64();
-    let rate = |field: &str| match old {
-        Some(old) => change.grown(number(field)?, old[field].as_u64()?),
-        // It is new: all of it has passed since the sample before.
-        None => change.before.and_then(|_| change.grown(number(field)?, 0)),
-    };
-    let sum = |fields: &[&str]| {
-        let known: Vec<u64> = fields.iter().filter_map(|f| number(f)).collect();
-        (!known.is_empty()).then(|| known.iter().sum())
-    };
+fn row(at: usize, ends: Ends<'_>, far: Option<SocketAddr>, moved_bytes: Option<[u64; 2]>) -> Row {
+    let text = |end: Option<SocketAddr>| end.map_or("-".to_owned(), |end| end.to_string());
     Row {
-        protocol: text(&value["protocol"]),
-        state: short_state(value["state"].as_str().unwrap_or("-")),
-        near: text(&value[near]),
-        far: text(&value[far]),
-        out: rate(out),
-        back: rate(back),
-        rtt_us: value["host_rtt_us"].as_f64().or(value["rtt_us"].as_f64()),
-        // Of a listener both are numbers of connections.
-        queue_bytes: match value["state"] == "LISTEN" {
-            true => None,
-            false => sum(&["recv_queue_bytes", "send_queue_bytes", "host_unsent_bytes"]),
-        },
-        retransmits: sum(&["retransmits", "host_retransmits"]),
-        total_bytes: sum(&[out, back]),
-        age: micros(&value["age_us"]),
-        value: value.clone(),
+        protocol: ends.protocol.to_owned(),
+        state: short_state(ends.state),
+        near: text(ends.local),
+        far: text(far),
+        total_bytes: moved_bytes.map(|[out, back]| out + back),
+        moved_bytes,
+        at,
+        ..Row::default()
     }
+}
+
+fn row_of_flow(at: usize, f: &Flow) -> Row {
+    let sum =
+        |all: &[Option<u64>]| all.iter().any(Option::is_some).then(|| all.iter().flatten().sum());
+    let queues = [f.recv_queue_bytes, f.send_queue_bytes].map(|n| n.map(|n| n as u64));
+    let near_retransmits = f.tcp.as_ref().map(|tcp| tcp.retransmits);
+    Row {
+        rtt_us: f.host_rtt_us.map(|us| us as f64).or(f.tcp.as_ref().map(|tcp| tcp.rtt_us)),
+        queue_bytes: sum(&[queues[0], queues[1], f.host_unsent_bytes.map(u64::from)]),
+        retransmits: sum(&[near_retransmits, f.host_retransmits.map(u64::from)]),
+        age: Some(Duration::from_micros(f.age_us)),
+        ..row(at, f.into(), f.host, Some([f.bytes_out, f.bytes_in]))
+    }
+}
+
+fn row_of_socket(at: usize, s: &Socket) -> Row {
+    let tcp = s.tcp.as_ref();
+    Row {
+        rtt_us: tcp.map(|tcp| tcp.rtt_us),
+        // Of a listener both are numbers of connections.
+        queue_bytes: (s.state != "LISTEN")
+            .then_some((s.recv_queue_bytes + s.send_queue_bytes) as u64),
+        retransmits: tcp.map(|tcp| tcp.retransmits),
+        ..row(at, s.into(), s.remote, tcp.map(|tcp| [tcp.acked_bytes, tcp.received_bytes]))
+    }
+}
+
+fn rows(change: &Change<'_>, filter: Option<&Filter>) -> Vec<Row> {
+    let mut rows = rows_of(change.after, filter);
+    let Some(before) = change.before else { return rows };
+    let before = rows_of(before, None).into_iter();
+    let before: HashMap<_, _> = before.map(|row| (row.identity(), row)).collect();
+    for row in &mut rows {
+        let Some([out, back]) = row.moved_bytes else { continue };
+        // A flow that began anew between the samples has the address of another one. Of a new one all has passed
+        // since the sample before.
+        let old = before.get(&row.identity()).filter(|old| old.age <= row.age);
+        let [out_before, back_before] = old.and_then(|old| old.moved_bytes).unwrap_or_default();
+        row.out = change.grown(out, out_before);
+        row.back = change.grown(back, back_before);
+    }
+    rows
 }
 
 /// Six columns at most.
@@ -422,52 +407,59 @@ fn tally(rows: &[Row]) -> Vec<(String, usize)> {
     tally
 }
 
-fn drops(change: &Change<'_>, document: &Value) -> Vec<Count> {
-    let of = |list_path: &str, field: &str, layer: Option<&str>| {
-        let found = document.pointer(list_path).map_or(&[][..], list);
-        let before = change.before.and_then(|b| b.pointer(list_path)).map_or(&[][..], list);
-        let mut counts = Vec::new();
-        for value in found {
-            let total = value[field].as_u64().unwrap_or(0);
-            let old = before.iter().find(|old| old["reason"] == value["reason"]);
-            let old = old.and_then(|old| old[field].as_u64());
-            if total > 0 {
-                counts.push(Count {
-                    total,
-                    rate: old.and_then(|old| change.grown(total, old)).unwrap_or(0.0),
-                    layer: layer.map_or_else(|| text(&value["layer"]), str::to_owned),
-                    reason: text(&value["reason"]),
-                    sentence: text(&value["sentence"]),
-                });
-            }
-        }
-        counts
-    };
-    let mut all = of("/drops", "packets", None);
-    all.extend(of("/gateway/refusals", "count", Some("gateway")));
+fn drops(change: &Change<'_>) -> Vec<Count> {
+    let mut all: Vec<Count> = counts_of(change.after);
+    let before: HashMap<_, _> = change
+        .before
+        .map(counts_of)
+        .unwrap_or_default()
+        .into_iter()
+        .map(|old| ((old.layer, old.reason), old.total))
+        .collect();
+    all.retain(|count| count.total > 0);
+    for count in &mut all {
+        let old = before.get(&(count.layer.clone(), count.reason.clone()));
+        count.rate = old.and_then(|old| change.grown(count.total, *old)).unwrap_or(0.0);
+    }
     all.sort_by(|a, b| b.rate.total_cmp(&a.rate).then(b.total.cmp(&a.total)));
     all
 }
 
-/// What the stages cost since the sample before; without one, since the start.
-fn stages(change: &Change<'_>, document: &Value) -> Vec<Stage> {
-    let now = list(&document["ledger"]["stages"]);
-    let before = change.before.map_or(&[][..], |b| list(&b["ledger"]["stages"]));
-    let ns_before = |stage: &Value| {
-        let old = before.iter().find(|old| old["stage"] == stage["stage"]);
-        old.and_then(|old| old["ns"].as_f64()).unwrap_or(0.0)
+/// Drops and refusals without rates.
+fn counts_of(document: &Document) -> Vec<Count> {
+    let count = |layer: &str, reason: &str, total, sentence: &str| Count {
+        total,
+        rate: 0.0,
+        layer: layer.to_owned(),
+        reason: reason.to_owned(),
+        sentence: sentence.to_owned(),
     };
+    let drop = |d: &DropCount| count(&d.layer, &d.reason, d.packets, &d.sentence);
+    let refusal = |r: &Refusal| count("gateway", &r.reason, r.count, &r.sentence);
+    let refusals = document.gateway.iter().flat_map(|g| &g.refusals).map(refusal);
+    document.drops.iter().map(drop).chain(refusals).collect()
+}
+
+/// What the stages cost since the sample before; without one, since the start.
+fn stages(change: &Change<'_>) -> Vec<Stage> {
+    fn stages_of(document: &Document) -> &[StageCost] {
+        document.ledger.as_ref().map_or(&[], |ledger| &ledger.stages)
+    }
+    let before: HashMap<&str, f64> =
+        change.before.into_iter().flat_map(stages_of).map(|old| (&*old.stage, old.ns)).collect();
     // Sleep is not work.
-    let busy = now.iter().filter(|stage| stage["layer"] != "idle");
-    let costs = busy.map(|s| (s, (s["ns"].as_f64().unwrap_or(0.0) - ns_before(s)).max(0.0)));
-    let costs: Vec<(&Value, f64)> = costs.filter(|(_, ns)| *ns > 0.0).collect();
+    let busy =
+        stages_of(change.after).iter().filter(|stage| stage.layer != base::Stage::Slept.layer());
+    let before = |stage: &StageCost| before.get(&*stage.stage).copied().unwrap_or(0.0);
+    let costs = busy.map(|stage| (stage, (stage.ns - before(stage)).max(0.0)));
+    let costs: Vec<(&StageCost, f64)> = costs.filter(|(_, ns)| *ns > 0.0).collect();
     let all: f64 = costs.iter().map(|(_, ns)| ns).sum();
-    let stage = |(s, ns): &(&Value, f64)| Stage {
-        name: text(&s["stage"]),
-        layer: text(&s["layer"]),
+    let share = |(stage, ns): (&StageCost, f64)| Stage {
+        name: stage.stage.to_string(),
+        layer: stage.layer.to_string(),
         share: ns / all,
     };
-    let mut stages: Vec<Stage> = costs.iter().map(stage).collect();
+    let mut stages: Vec<Stage> = costs.into_iter().map(share).collect();
     stages.sort_by(|a, b| b.share.total_cmp(&a.share));
     stages
 }

@@ -214,10 +214,9 @@ fn draw_details(frame: &mut Frame<'_>, app: &App, [protocol, near, far]: &[Strin
     let block = Block::new().borders(Borders::TOP).title(title);
     let inner = block.inner(area);
     frame.render_widget(block, area);
-    let Some(row) = app.opened() else {
+    let Some(figures) = app.details() else {
         return frame.render_widget(Paragraph::new("It has ended. Enter: back"), inner);
     };
-    let figures = row.details();
     let across = (inner.width / DETAIL_WIDTH).max(1);
     let parts = vec![Constraint::Ratio(1, u32::from(across)); usize::from(across)];
     let lines_each = usize::from(inner.height).max(1);

@@ -3,6 +3,7 @@
 use crate::bench::{check_files, publish};
 use crate::outcome::{During, Outcome};
 use fulmar::control;
+use fulmar::stat::Document;
 use fulmar_lab::account::{Figures, Part};
 use fulmar_lab::harness::options::{Stack, runs};
 use fulmar_lab::harness::report::{Report, Table, busy_warning, label, number, words};
@@ -143,16 +144,16 @@ fn live(args: &Args) -> Outcome<ExitCode> {
 }
 
 /// The documents of all stacks that answer.
-fn documents() -> Vec<Value> {
+fn documents() -> Vec<Document> {
     let ask = |socket: PathBuf| control::ask(&socket).ok().flatten();
     let texts = control::sockets().into_iter().filter_map(ask);
     texts.filter_map(|text| serde_json::from_str(&text).ok()).collect()
 }
 
 /// The account in a stack's document, if there is one.
-fn live_report(document: &Value) -> Option<Report> {
-    let found = Figures::of_document(document.get("ledger").filter(|l| l.is_object())?)?;
-    let title = format!("{} (pid {})", word(&document["name"]), document["pid"]);
+fn live_report(document: &Document) -> Option<Report> {
+    let found = Figures::of_document(document.ledger.as_ref()?);
+    let title = format!("{} (pid {})", document.name, document.pid);
     let found = Figures { title: title.clone(), ..found };
     let columns = [
         label("stage", "stage"),
@@ -198,10 +199,6 @@ fn sum_row(found: &Figures) -> Value {
     })
 }
 
-fn word(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,9 +242,10 @@ mod tests {
 
     #[test]
     fn a_document_without_an_account_is_passed_over() {
-        assert!(live_report(&json!({"name": "x", "pid": 1})).is_none());
-        assert!(live_report(&json!({"ledger": null})).is_none());
-        let report = live_report(&json!({"name": "x", "pid": 1, "ledger": {"stages": [
+        let live = |document| live_report(&serde_json::from_value(document).expect("a document"));
+        assert!(live(json!({"name": "x", "pid": 1})).is_none());
+        assert!(live(json!({"ledger": null})).is_none());
+        let report = live(json!({"name": "x", "pid": 1, "ledger": {"stages": [
             {"stage": "locked", "layer": "lock", "passes": 10.0, "ns": 500.0, "sentence": "The lock."}],
             "packets": 10, "bytes": 100, "pass_ns": 30.0, "overhead_ns": 100.0, "total_ns": 500.0}}));
         let report = report.expect("an account");

@@ -65,6 +65,6 @@ pub use receive::RecvFlags;
 pub use send::{OwnedBytes, SendCompletion, SendFlags, SendOwnedError, SendReservation};
 pub use sendfile::{SendFile, SendFileError};
 pub use stack::{Builder, Echo, Observer, Stack};
-pub use stat::{SocketStat, Stat, connection as connection_json};
+pub use stat::{SocketStat, Stat};
 pub use tcp::TcpStream;
 pub use udp::UdpSocket;

@@ -538,7 +538,7 @@ fn device_failure(host: &crate::runtime::Host) -> Option<String> {
 /// A failure is not an error: the stack works without a control socket.
 fn open_control(inner: &Arc<Inner>) {
     let observer = Observer(Arc::downgrade(inner));
-    let control = Control::open(move || Some(observer.stat()?.to_json()));
+    let control = Control::open(move || serde_json::to_string(&observer.stat()?.document()).ok());
     if let Ok(control) = control {
         *inner.control.lock().unwrap_or_else(PoisonError::into_inner) = Some(control);
     }

@@ -1,12 +1,14 @@
-//! The document of `fulmar stat --json` has what the pages promise.
+//! The document of a stack has what the pages promise.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use fulmar::TcpListener;
+use fulmar::stat::{Document, VERSION};
 use serde_json::Value;
 
-use crate::support::{stacks, within};
+use crate::support::{connection, stacks, within};
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")
@@ -31,7 +33,30 @@ fn first_column<'a>(page: &'a str, head: &str) -> Vec<&'a str> {
 fn listening() -> Value {
     let (a, _b) = stacks();
     let _l = TcpListener::bind(&a, "0.0.0.0:80").unwrap();
-    a.stat().unwrap().to_value()
+    serde_json::to_value(a.stat().unwrap().document()).unwrap()
+}
+
+#[test]
+fn the_document_of_a_stack_is_read_as_it_was_written() {
+    within(|| {
+        let (a, b) = stacks();
+        let (mut c, mut s) = connection(&a, &b, 80);
+        c.write_all(b"hello").unwrap();
+        s.read_exact(&mut [0; 5]).unwrap();
+        // The answer acknowledges.
+        s.write_all(b"x").unwrap();
+        c.read_exact(&mut [0; 1]).unwrap();
+        let _l = TcpListener::bind(&a, "0.0.0.0:80").unwrap();
+        let written = a.stat().unwrap().document();
+        let text = serde_json::to_string(&written).unwrap();
+        assert_eq!(serde_json::from_str::<Document>(&text).unwrap(), written);
+        assert_eq!((written.version, written.sockets.len()), (VERSION, 2));
+        let tcp = written.sockets.iter().find_map(|s| s.tcp.as_ref()).expect("a connection");
+        assert!(tcp.acked_bytes >= 5 && tcp.rto_us > 0.0 && tcp.tcp_info.sack, "{tcp:?}");
+        let listener =
+            written.sockets.iter().find_map(|s| s.listener.as_ref()).expect("a listener");
+        assert!(listener.accept_limit > 0 && written.device.tx_frames > 0, "{written:?}");
+    });
 }
 
 #[test]

@@ -4,6 +4,7 @@ use serde_json::json;
 /// A sample `seconds` after `at`, of a process that used a quarter of a CPU.
 pub fn sample(at: Instant, seconds: u64, document: Value) -> Sample {
     let after = Duration::from_secs(seconds);
+    let document = serde_json::from_value(document).expect("a document");
     Sample { at: at + after, document, cpu: Some(after / 4) }
 }
 
@@ -55,7 +56,7 @@ fn a_filter_leaves_out_rows_and_nothing_else() {
 
 #[test]
 fn a_document_of_another_version_is_shown_as_far_as_it_goes() {
-    for document in [json!({}), json!([]), json!({"flows": 3, "drops": {"a": 1}, "gateway": {}})] {
+    for document in [json!({}), json!({"version": 2, "colour": [], "gateway": {"mood": 1}})] {
         let model = Model::new(None, &sample(Instant::now(), 0, document), None);
         assert!(model.rows.is_empty() && model.drops.is_empty() && model.stages.is_empty());
     }

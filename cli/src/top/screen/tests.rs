@@ -277,7 +277,7 @@ fn enter_shows_all_figures_of_the_chosen_row_until_it_has_ended() {
     let mut app = App::default();
     app.update(vec![with(json!([connection]))]);
     press(&mut app, "\n");
-    let screen = drawn(&mut app, 80, 24);
+    let screen = drawn(&mut app, 160, 40);
     for figure in [
         "tcp  10.0.0.2:9000  192.0.2.1:80",
         "cwnd_bytes 14480",
