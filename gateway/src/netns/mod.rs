@@ -260,7 +260,7 @@ impl Netns {
         context("cannot bring up the interface", self.netlink()?.set_up(index))
     }
 
-    /// Brings an interface up that packet sockets alone hear: see [`Netlink::set_silent`].
+    /// Brings an interface up that packet sockets alone hear: see `Netlink::set_silent`.
     pub fn set_up_silent(&self, name: &str) -> io::Result<()> {
         let index = self.if_index(name)?;
         let mut netlink = self.netlink()?;

@@ -406,7 +406,7 @@ body! {
         softirq_percent: f32,
         /// Ignored by clients, which compute it themselves.
         service_demand: f32,
-        /// How CPU was measured: see [`super::meter::METHOD_PROC_STAT`].
+        /// How CPU was measured: see `meter::METHOD_PROC_STAT`.
         cpu_method: u32,
         /// CPUs of the server.
         cpus: u32,

@@ -5,7 +5,7 @@
 //! thread and by several: on the simulated device each with a shard of one stack and a queue of one NIC,
 //! elsewhere each with a device of its own. What a datagram costs who takes it, one by one and many in a
 //! call, is measured on the simulated device. What a frame costs that crosses TAP and AF_PACKET, in bursts
-//! of 1 to 64, is measured without a stack ([`frames`]).
+//! of 1 to 64, is measured without a stack (`frames`).
 
 mod account;
 mod frames;

@@ -4,7 +4,7 @@
 //! [`slow_peers`]: clients that offer no window, fall silent or do not read.
 //! [`listener`]: SYN floods and forged segments.
 //! [`stations`]: two stations and what their programs do.
-//! [`tape`], [`tamper`], [`placing`]: devices that frames are made for, changed by, or placed by.
+//! [`tamper`], [`placing`]: devices that frames are changed by, or placed by.
 //! [`namespace`]: tests against the kernel. What cannot be set up panics: it is a test.
 
 #![forbid(unsafe_code)]

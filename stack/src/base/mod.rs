@@ -2,7 +2,7 @@
 //! flow hash table, secrets and random numbers, token buckets, offload descriptors, and the lists of drop
 //! reasons, counters and stages.
 //!
-//! No I/O and no clock. Only [`FlowIndex`] allocates.
+//! No I/O and no clock. Only `FlowIndex` allocates.
 
 #![forbid(unsafe_code)]
 

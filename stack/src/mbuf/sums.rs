@@ -27,7 +27,7 @@ use crate::mbuf::{Chain, Mbuf};
 /// A sum and its cost.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Summed {
-    /// The sum of the bytes. The sum of zeroes may be 0xffff: see [`Sum::without_back`].
+    /// The sum of the bytes. The sum of zeroes may be 0xffff: see `Sum::without_back`.
     pub sum: Sum,
     /// Bytes that were read to compute it.
     pub read_bytes: usize,

@@ -48,7 +48,7 @@ pub(crate) const MAX_ANSWER: u32 = 0x7fff;
 pub enum FibError {
     /// The prefix length exceeds the address length.
     PrefixLength,
-    /// The answer is 0 or above [`MAX_ANSWER`].
+    /// The answer is 0 or above `MAX_ANSWER`.
     Answer,
     /// The chunk exceeds its limit of ranges, or the table its limit of memory.
     Full,

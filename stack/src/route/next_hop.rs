@@ -36,7 +36,7 @@ pub(crate) const MAX_MEMBERS: usize = 64;
 /// Why a group was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupError {
-    /// The group has no member, or more than [`MAX_MEMBERS`].
+    /// The group has no member, or more than `MAX_MEMBERS`.
     Members,
     /// All group numbers are in use.
     Full,

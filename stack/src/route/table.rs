@@ -132,7 +132,7 @@ pub enum RouteError {
     PrefixLength,
     /// Destination, gateway and source are of different IP versions.
     MixedVersions,
-    /// No next hop, or more than [`crate::route::MAX_MEMBERS`].
+    /// No next hop, or more than `route::MAX_MEMBERS`.
     NextHops,
     /// The table has no space for this route or its next hops.
     Full,

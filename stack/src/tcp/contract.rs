@@ -132,7 +132,7 @@ pub struct Syn<'a> {
 
 /// An outgoing segment.
 pub struct SegmentOut {
-    /// The TCP header in an mbuf of its own, with [`HEADROOM`] bytes in front of it, then
+    /// The TCP header in an mbuf of its own, with `HEADROOM` bytes in front of it, then
     /// references into the send buffer.
     pub chain: Chain,
     /// `needs_csum` is always set, and the checksum field holds the folded pseudo-header sum: the

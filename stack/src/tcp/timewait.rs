@@ -33,7 +33,7 @@ pub enum TimeWaitVerdict {
     Ack(Header),
     /// A SYN that may open a new connection (RFC 6191, RFC 9293 section 3.10.7.4): pass it to the
     /// listener, and remove the entry if the listener accepts it. Otherwise see
-    /// [`TimeWait::on_refused_syn`].
+    /// `TimeWait::on_refused_syn`.
     Reopen {
         /// Lower bound of the new initial sequence number.
         min_iss: SeqNum,

@@ -155,7 +155,7 @@ fn is_checksum_valid(
 /// Prepends a UDP header to a payload.
 ///
 /// The result starts at the UDP header. The header is written into the headroom of `payload`'s
-/// first mbuf, or into a new mbuf with [`HEADROOM_BYTES`] if that headroom is shared or too short.
+/// first mbuf, or into a new mbuf with `HEADROOM_BYTES` if that headroom is shared or too short.
 /// The checksum field holds the folded pseudo-header sum; the device or its software fallback
 /// completes it.
 ///

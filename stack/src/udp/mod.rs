@@ -2,7 +2,7 @@
 //!
 //! Inputs: packets delivered by `ip` ([`input`]) and payload to send ([`output`]). Outputs:
 //! datagrams with their addresses, and packets with a UDP header and a partial checksum. The crate
-//! also holds the socket state ([`UdpSocket`]) and the port table ([`UdpTable`]).
+//! also holds the socket state ([`UdpSocket`]) and the port table (`UdpTable`).
 //!
 //! ```text
 //!  input:   | UDP 8 | payload | (surplus)    bytes beyond the UDP length are trimmed

@@ -141,7 +141,7 @@ impl Fragment {
 /// The upper-layer header behind the extension headers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Upper {
-    /// The transport protocol, [`protocol::NO_NEXT_HEADER`], or an unknown header. In a fragment with a
+    /// The transport protocol, `protocol::NO_NEXT_HEADER`, or an unknown header. In a fragment with a
     /// non-zero offset: the first header of the fragmentable part.
     pub protocol: u8,
     /// Offset of the upper-layer header from the start of the IPv6 header.
@@ -203,8 +203,8 @@ pub enum ExtensionError {
 ///
 /// RFC 8200 section 4.1 requires that extension headers are processed however often they occur. Two
 /// deviations: a second fragment header is [`ExtensionError::Malformed`], since no legitimate sender fragments
-/// a fragment and its offsets would be ambiguous; and there are limits, [`MAX_EXTENSIONS`] and
-/// [`MAX_OPTIONS`].
+/// a fragment and its offsets would be ambiguous; and there are limits, `MAX_EXTENSIONS` and
+/// `MAX_OPTIONS`.
 #[inline]
 pub fn walk_extensions(bytes: &[u8], header: &Header) -> Result<Upper, ExtensionError> {
     let upper = Upper {
