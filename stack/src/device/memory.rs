@@ -70,20 +70,16 @@ impl Device for Memory {
         counters: &mut Counters,
     ) -> usize {
         let mut arriving = self.arriving.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = out.len();
-        while out.len() - before < budget
-            && !out.is_full()
-            && let Some((frame, offload)) = arriving.pop_front()
-        {
-            receive(Arrival::from((frame, offload)), pool, out, counters);
-        }
-        out.len() - before
+        receive_all(&mut arriving, pool, out, budget, counters)
     }
 
     fn wake_fd(&self) -> Option<WakeFd> {
         None
     }
 }
+
+/// Sent frames from which on a [`Tape`] accepts no further burst, until its caller takes them.
+const KEPT_FRAMES: usize = 1 << 16;
 
 /// A frame on its way to the stack.
 #[derive(Clone, Debug, Default)]
@@ -105,6 +101,24 @@ impl From<Frame> for Arrival {
 
 /// Longest frame that may use the control reserve of the pool, as an ACK does.
 const CONTROL_BYTES: usize = 256;
+
+/// Moves up to `budget` frames into the pool and the burst; returns how many came.
+fn receive_all<A: Into<Arrival>>(
+    arriving: &mut VecDeque<A>,
+    pool: &mut Pool,
+    out: &mut Burst,
+    budget: usize,
+    counters: &mut Counters,
+) -> usize {
+    let before = out.len();
+    while out.len() - before < budget
+        && !out.is_full()
+        && let Some(arrival) = arriving.pop_front()
+    {
+        receive(arrival.into(), pool, out, counters);
+    }
+    out.len() - before
+}
 
 /// Moves a frame into the pool and the burst, which has space.
 fn receive(a: Arrival, pool: &mut Pool, out: &mut Burst, counters: &mut Counters) {
@@ -129,7 +143,7 @@ fn receive(a: Arrival, pool: &mut Pool, out: &mut Burst, counters: &mut Counters
 /// The other side of a [`Tape`].
 #[derive(Debug, Default)]
 pub struct Wire {
-    /// Frames that the stack has sent.
+    /// Frames that the stack has sent, for the caller to take.
     pub sent: Vec<Frame>,
     /// Calls of the device that sent something.
     pub bursts: usize,
@@ -165,7 +179,7 @@ impl Device for Tape {
         _: &mut Counters,
     ) -> usize {
         let mut wire = self.wire.lock().unwrap_or_else(PoisonError::into_inner);
-        if wire.is_full {
+        if wire.is_full || wire.sent.len() >= KEPT_FRAMES {
             return 0;
         }
         let count = burst.len();
@@ -186,14 +200,7 @@ impl Device for Tape {
         counters: &mut Counters,
     ) -> usize {
         let mut wire = self.wire.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = out.len();
-        while out.len() - before < budget
-            && !out.is_full()
-            && let Some(arrival) = wire.arriving.pop_front()
-        {
-            receive(arrival, pool, out, counters);
-        }
-        out.len() - before
+        receive_all(&mut wire.arriving, pool, out, budget, counters)
     }
 
     fn arm(&mut self) -> bool {

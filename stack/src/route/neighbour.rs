@@ -11,24 +11,21 @@
 //!           hold time passes     3 probes             5 s, not confirmed
 //! ```
 //!
-//! An unsolicited message does not replace a known address (RFC 4861 section 11, RFC 5227 section
-//! 2.4). Only a solicited answer updates an entry immediately. Any other message with a different
-//! Ethernet address (gratuitous ARP, unsolicited advertisement, solicitation from another station,
-//! a second answer) is a *claim*: the known address is probed, packets are still sent to it, and
-//! the claim is adopted only if the known address does not answer within a second. So a station
-//! that has really moved is followed after a second.
+//! An unsolicited message does not replace a known address (RFC 4861 section 11, RFC 5227 section 2.4). Only a
+//! solicited answer updates an entry immediately. Any other message with a different Ethernet address (gratuitous ARP,
+//! unsolicited advertisement, solicitation from another station, a second answer) is a *claim*: the known address is
+//! probed, packets are still sent to it, and the claim is adopted only if the known address does not answer within a
+//! second. So a station that has really moved is followed after a second.
 //!
-//! Packets with spoofed sources make the stack reply to nonexistent neighbours. So resolution for
-//! replies only ([`Traffic::Reply`]) has low priority: it may use at most a quarter of the table,
-//! is displaced by resolution for own traffic, and its solicitation is not repeated: the packet that
-//! comes again from an existing neighbour asks again, while the solicitations for nonexistent ones
-//! would fill the transmit queue at the same instants. At a limit the oldest resolution is displaced:
-//! an existing neighbour answers within a millisecond, a nonexistent one never does.
+//! Packets with spoofed sources make the stack reply to nonexistent neighbours. So resolution for replies only
+//! ([`Traffic::Reply`]) has low priority: it may use at most a quarter of the table, is displaced by resolution for own
+//! traffic, and its solicitation is not repeated: the packet that comes again from an existing neighbour asks again,
+//! while the solicitations for nonexistent ones would fill the transmit queue at the same instants. At a limit the
+//! oldest resolution is displaced: an existing neighbour answers within a millisecond, a nonexistent one never does.
 //!
-//! The table returns the solicitations to send; it sends nothing and queues no packets. REACHABLE
-//! becomes STALE lazily, on the next use, so that an idle neighbour needs no timer. FAILED is kept
-//! for a hold time, so that a flood of packets to a dead address causes one solicitation per
-//! period, not one per packet.
+//! The table returns the solicitations to send; it sends nothing and queues no packets. REACHABLE becomes STALE lazily,
+//! on the next use, so that an idle neighbour needs no timer. FAILED is kept for a hold time, so that a flood of
+//! packets to a dead address causes one solicitation per period, not one per packet.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -36,8 +33,7 @@ use core::net::IpAddr;
 
 use crate::base::{Duration, EtherAddr, Instant};
 
-/// Probes of the known address before a claim is adopted. With [`CLAIM_RETRANSMIT`] that takes one
-/// second, as long as Linux locks an entry (`locktime`).
+/// Probes of the known address before a claim is adopted: with [`CLAIM_RETRANSMIT`] one second, Linux's `locktime`.
 const CLAIM_PROBES: u8 = 2;
 /// Interval between these probes. An answer takes well under a millisecond on a link.
 const CLAIM_RETRANSMIT: Duration = Duration::from_millis(500);
