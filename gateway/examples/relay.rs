@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use fulmar::drivers::tap::{Tap, TapConfig};
+use fulmar::internals::drivers::tap::{Tap, TapConfig};
 use fulmar_gateway::config::Config;
 use fulmar_gateway::guest::{GuestNetwork, GuestOptions};
 use fulmar_gateway::host::HostNetwork;

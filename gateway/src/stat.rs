@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fulmar::runtime::Balance;
+use fulmar::internals::runtime::Balance;
 use fulmar_stack::base::Counters;
 use fulmar_stack::tcp::Info;
 

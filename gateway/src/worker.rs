@@ -20,7 +20,7 @@ use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use fulmar::runtime::{Ledger, shard_config};
+use fulmar::internals::runtime::{Ledger, shard_config};
 use fulmar_stack::base::{Instant, SlotId, Stage};
 use fulmar_stack::device::Device;
 use fulmar_stack::shard::{Event, SocketStat, StackConfig};

@@ -52,12 +52,26 @@
 
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
+#![cfg_attr(not(feature = "internals"), allow(dead_code, unreachable_pub))]
 
 mod api;
-#[doc(hidden)]
-pub mod drivers;
-#[doc(hidden)]
-pub mod runtime;
+mod drivers;
+mod runtime;
 pub mod stat;
 
 pub use api::*;
+
+/// What lies below the sockets, for `fulmar-gateway` and the laboratory, which are released together with this
+/// crate. It changes without notice.
+#[cfg(feature = "internals")]
+pub mod internals {
+    /// The devices as types.
+    pub mod drivers {
+        pub use crate::drivers::*;
+    }
+    /// The lock around a shard, its threads and all waiting.
+    pub mod runtime {
+        pub use crate::runtime::*;
+    }
+    pub use fulmar_stack::socket;
+}

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fulmar::runtime::{Handoff, handoffs};
+use fulmar::internals::runtime::{Handoff, handoffs};
 use fulmar_stack::base::Counter;
 use fulmar_stack::shard::HandOff;
 use nix::sys::eventfd::{EfdFlags, EventFd};

@@ -9,7 +9,7 @@
 
 use std::io;
 
-use fulmar::runtime::Spin;
+use fulmar::internals::runtime::Spin;
 use fulmar_stack::base::{Duration, Instant, Stage};
 use fulmar_stack::device::moderation::{BusyPoll, Moderation, ModerationConfig, Next};
 

@@ -1,6 +1,6 @@
 //! Frames that a guest sends past its own kernel: spoofed, malformed, at any rate.
 
-use fulmar::drivers::packet::{PacketConfig, PacketSocket};
+use fulmar::internals::drivers::packet::{PacketConfig, PacketSocket};
 use fulmar_stack::base::{Counters, EtherAddr, Instant};
 use fulmar_stack::device::{Burst, Device, Packet};
 use fulmar_stack::mbuf::{Pool, PoolConfig, Purpose};

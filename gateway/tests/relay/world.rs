@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fulmar::drivers::packet::{PacketConfig, PacketSocket};
-use fulmar::drivers::tap::{Tap, TapConfig};
+use fulmar::internals::drivers::packet::{PacketConfig, PacketSocket};
+use fulmar::internals::drivers::tap::{Tap, TapConfig};
 use fulmar_gateway::config::Config;
 use fulmar_gateway::guest::{GuestNetwork, GuestOptions};
 use fulmar_gateway::host::HostNetwork;

@@ -19,8 +19,8 @@ mod modelled {
     const ROOMS: &[(&str, &[&[Model]])] = &[
         ("mbuf", &[fulmar_stack::mbuf::MODELS]),
         ("route", &[fulmar_stack::route::MODELS]),
-        ("drivers", &[fulmar::drivers::MODELS]),
-        ("runtime", fulmar::runtime::MODELS),
+        ("drivers", &[fulmar::internals::drivers::MODELS]),
+        ("runtime", fulmar::internals::runtime::MODELS),
     ];
 
     /// Runs the models on one thread for each CPU.

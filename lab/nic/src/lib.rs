@@ -54,8 +54,8 @@ use fulmar_stack::mbuf::MAX_MBUF_BYTES;
 
 use engine::Engine;
 pub use far_end::{AckRule, Command, FarEnd, Service};
-use fulmar::drivers::OpenError;
-use fulmar::drivers::wake::Bell;
+use fulmar::internals::drivers::OpenError;
+use fulmar::internals::drivers::wake::Bell;
 pub use fulmar_stack::device::moderation::Coalesce;
 pub use meter::{Busy, SimCounts, SimHandle, thread_hardware_ns};
 pub use nic::SimNic;
@@ -271,7 +271,7 @@ pub fn open_queues(config: &SimConfig, count: u16) -> Result<(Queues, Vec<SimHan
 }
 
 fn on_stack_time(config: SimConfig) -> SimConfig {
-    SimConfig { clock: config.clock.or(Some(fulmar::runtime::now)), ..config }
+    SimConfig { clock: config.clock.or(Some(fulmar::internals::runtime::now)), ..config }
 }
 
 /// Two NICs at the ends of one wire, each for a stack of its own. Each sends at its own line rate.

@@ -22,8 +22,8 @@ use std::time::Duration;
 use super::Coalesce;
 use super::far_end::Command;
 use super::registers::Register;
-use fulmar::drivers::wake::Bell;
-use fulmar::runtime::{now, ticks};
+use fulmar::internals::drivers::wake::Bell;
+use fulmar::internals::runtime::{now, ticks};
 
 /// Longest honest section that moves no bytes.
 pub const SLACK_NS: u64 = 50_000;

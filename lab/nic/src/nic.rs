@@ -21,8 +21,8 @@ use super::ring::Ring;
 use super::rx::{Buffer, Kind, RxRing};
 use super::table::{FlowTable, Pods};
 use super::{ETHER_BYTES, SimConfig};
-use fulmar::drivers::placing::Outcome;
-use fulmar::drivers::placing::flows::Filling;
+use fulmar::internals::drivers::placing::Outcome;
+use fulmar::internals::drivers::placing::flows::Filling;
 
 /// Received frames up to this length are copied out of any buffer, which is posted again: an
 /// acknowledgement never keeps the memory of a packet.

@@ -22,7 +22,7 @@ use super::meter::{Board, bump};
 use super::ring::Ring;
 use super::table::{FlowTable, Placing, Plan, Table};
 use super::{Coalesce, SimConfig, pattern};
-use fulmar::drivers::placing::flows::{Filling, Segment};
+use fulmar::internals::drivers::placing::flows::{Filling, Segment};
 
 /// Frames on their way to one NIC at most; beyond that the far end holds back.
 pub const LANE_PKTS: usize = 4096;

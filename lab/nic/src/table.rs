@@ -21,7 +21,7 @@ use fulmar_stack::mbuf::BufId;
 
 use super::meter::bump;
 use super::rx::Kind;
-use fulmar::drivers::placing::flows::{self, Filling, Flows, Place, Segment};
+use fulmar::internals::drivers::placing::flows::{self, Filling, Flows, Place, Segment};
 
 /// How long a frame waits at most for a reader who has just got a buffer back: about the longest that
 /// one pause frame holds a line of 40 Gbit/s (IEEE 802.3 annex 31B: 65,535 times 512 bits).

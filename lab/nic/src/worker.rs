@@ -11,7 +11,7 @@ use fulmar_stack::base::{Duration, Instant};
 use super::engine::Shared;
 use super::hardware::{Hardware, Rings};
 use super::meter::bump;
-use fulmar::runtime::{now, ticks};
+use fulmar::internals::runtime::{now, ticks};
 
 /// How long the thread looks for work in vain before it sleeps: many times the pause between two
 /// bursts of a busy host.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
 
-use fulmar::runtime::{PollSetCore, WatchedShard};
+use fulmar::internals::runtime::{PollSetCore, WatchedShard};
 use fulmar_stack::base::{Duration, Instant, SlotId};
 use fulmar_stack::mbuf::Chain;
 use fulmar_stack::shard::Reserved;

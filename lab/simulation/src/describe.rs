@@ -2,7 +2,7 @@
 
 use std::fmt::{Formatter, Result};
 
-use fulmar::drivers::link::Impairments;
+use fulmar::internals::drivers::link::Impairments;
 use fulmar_stack::base::Duration;
 use fulmar_stack::device::Packet;
 use fulmar_stack::shard::FastOpenOptions;

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fulmar::drivers::link::SimLink;
+use fulmar::internals::drivers::link::SimLink;
 use fulmar_stack::base::{Counters, DropReason, Duration, Instant, Offload};
 use fulmar_stack::device::moderation::Profile;
 use fulmar_stack::device::{

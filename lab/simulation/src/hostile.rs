@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use fulmar::drivers::link::{Impairments, LinkConfig};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig};
 use fulmar_stack::base::{Counter, Duration, EtherAddr, SlotId};
 use fulmar_stack::tcp::State;
 

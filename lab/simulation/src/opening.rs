@@ -1,6 +1,6 @@
 //! How an end connects: from one port, and again where that is what a program would do.
 
-use fulmar::runtime::WatchedShard;
+use fulmar::internals::runtime::WatchedShard;
 use fulmar_stack::base::{Duration, Instant, SlotId};
 use fulmar_stack::socket::SocketError;
 use std::task::Poll;

@@ -1,6 +1,6 @@
 //! The properties that must hold, and the messages about violations.
 
-use fulmar::runtime::WatchedShard;
+use fulmar::internals::runtime::WatchedShard;
 use fulmar_stack::base::{Counter, DropReason, Duration, Instant};
 use fulmar_stack::shard::{SocketStat, Stat};
 use fulmar_stack::socket::SocketError;

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fulmar::runtime::RecvTicket;
+use fulmar::internals::runtime::RecvTicket;
 use fulmar_stack::base::SlotId;
 use fulmar_stack::mbuf::RecvBuf;
 use fulmar_stack::shard::RecvOutcome;

@@ -1,6 +1,6 @@
 //! The events of a simulation: drawn from one seed, and readable.
 
-use fulmar::drivers::link::Impairments;
+use fulmar::internals::drivers::link::Impairments;
 use fulmar_stack::base::Duration;
 use fulmar_stack::device::Rng;
 use fulmar_stack::tcp::CongestionControl;

@@ -2,7 +2,7 @@
 //! the scenario makes the connection wait for. Generous in each term, since chance may not break it; a
 //! connection that is starved or waits for something that never comes exceeds it all the same.
 
-use fulmar::drivers::link::Impairments;
+use fulmar::internals::drivers::link::Impairments;
 use fulmar_stack::base::Duration;
 
 use super::case::Feature;

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use fulmar::drivers::link::{LinkConfig, sim_pair_each_way};
-use fulmar::runtime::{PollSetCore, WatchedShard};
+use fulmar::internals::drivers::link::{LinkConfig, sim_pair_each_way};
+use fulmar::internals::runtime::{PollSetCore, WatchedShard};
 use fulmar_stack::base::{Duration, Instant, Secrets, SlotId};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;

@@ -1,7 +1,7 @@
 //! CUBIC under random losses beside the response function of RFC 9438 section 5: the mean window that a share of
 //! losses allows.
 
-use fulmar::drivers::link::Impairments;
+use fulmar::internals::drivers::link::Impairments;
 use fulmar_simulation::dumbbell::{Cell, Load, run};
 use fulmar_stack::base::Duration;
 use fulmar_stack::tcp::CongestionControl;

@@ -22,7 +22,7 @@ use crate::kernel::receive::touch;
 use fulmar::Ready;
 use fulmar::base::SlotId;
 use fulmar::mbuf::Chain;
-use fulmar::runtime::{Host, Limit};
+use fulmar::internals::runtime::{Host, Limit};
 use fulmar_stack::socket::SocketError;
 use std::io;
 use std::task::Poll;
@@ -74,7 +74,7 @@ impl Reader {
             };
         }
         // `pru_rcvd`: the window, once per call.
-        host.lock()?.tcp_read_done(fulmar::runtime::now(), id, Chain::new());
+        host.lock()?.tcp_read_done(fulmar::internals::runtime::now(), id, Chain::new());
         Ok(done)
     }
 }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::task::Poll;
 use std::time::Instant;
 
-use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_stack::base::{Duration, Instant as StackInstant, Secrets, SlotId};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;

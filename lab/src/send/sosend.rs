@@ -24,7 +24,7 @@ use super::{Caller, Target};
 use fulmar::Ready;
 use fulmar::base::SlotId;
 use fulmar::mbuf::{Chain, NoBuffer, Pool, Purpose};
-use fulmar::runtime::{Host, Limit};
+use fulmar::internals::runtime::{Host, Limit};
 use fulmar_stack::shard::MoreData;
 use fulmar_stack::socket::SocketError;
 use std::io;
@@ -153,7 +153,7 @@ impl Writing<'_> {
 
     /// `sblock`: one writer at a time.
     pub fn begin(&self) -> Result<Turn<'_>, SocketError> {
-        let writer = fulmar::runtime::thread_number();
+        let writer = fulmar::internals::runtime::thread_number();
         self.host.wait(self.id, Ready::WRITABLE, Limit::Forever, |shard, _| {
             shard.tcp_entry(self.id).and_then(|e| e.lock_send(writer))
         })?;
@@ -187,7 +187,7 @@ impl Writing<'_> {
     /// `pru_send`: the chain goes into the send buffer, and TCP runs once.
     pub fn send(&self, mut chain: Chain, more: MoreData) -> Result<(), SocketError> {
         let mut shard = self.host.lock()?;
-        match shard.sosend(self.id).append(fulmar::runtime::now(), &mut chain, more)? {
+        match shard.sosend(self.id).append(fulmar::internals::runtime::now(), &mut chain, more)? {
             Poll::Ready(()) => Ok(()),
             // There was space, and no other thread may write.
             Poll::Pending => Err(SocketError::NoBuffer),
@@ -200,6 +200,6 @@ pub(super) struct Turn<'a>(&'a Writing<'a>);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.host.post(fulmar::runtime::Request::EndWrite(self.0.id));
+        self.0.host.post(fulmar::internals::runtime::Request::EndWrite(self.0.id));
     }
 }

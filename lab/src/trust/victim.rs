@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use fulmar::runtime::draw_secrets;
+use fulmar::internals::runtime::draw_secrets;
 use fulmar_stack::base::{DropReason, EtherAddr, Instant as StackInstant, SlotId};
 use fulmar_stack::device::Device;
 use fulmar_stack::ip::{IfAddr, Route};

@@ -22,8 +22,8 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use fulmar::devices::FaultSpec;
-use fulmar::drivers::link::{self, LinkConfig};
-use fulmar::drivers::tap::{Tap, TapConfig};
+use fulmar::internals::drivers::link::{self, LinkConfig};
+use fulmar::internals::drivers::tap::{Tap, TapConfig};
 use fulmar::{CongestionControl, Device, EcnPolicy, Stack, TcpConfig};
 use fulmar_gateway::netns::Netns;
 use fulmar_stack::base::EtherAddr;

@@ -75,7 +75,7 @@ impl Wire {
         let mut there = Path::new(seed, there, CAPACITY, Cuts::Runs);
         let mut back = Path::new(seed ^ 1, back, CAPACITY, Cuts::Runs);
         while !stop.load(Ordering::Relaxed) {
-            let now = fulmar::runtime::now();
+            let now = fulmar::internals::runtime::now();
             let received = self.receive(now, &mut there, &mut back);
             let moved = received + self.send(now, &mut there, &mut back);
             // Frames that a device has not taken are offered again at once.
@@ -178,7 +178,7 @@ impl Wire {
 
     /// Asks every device to wake us. False: one has frames, or something is due too soon for a sleep.
     fn arm(&mut self, due: Option<Instant>) -> bool {
-        let now = fulmar::runtime::now();
+        let now = fulmar::internals::runtime::now();
         if due.is_some_and(|at| at.since(now) < SHORTEST_SLEEP) {
             return false;
         }
@@ -196,7 +196,7 @@ impl Wire {
     /// Until a device has frames, or until `due`.
     fn sleep(&self, due: Option<Instant>) {
         let time =
-            due.map_or(LONGEST_SLEEP, |at| at.since(fulmar::runtime::now()).min(LONGEST_SLEEP));
+            due.map_or(LONGEST_SLEEP, |at| at.since(fulmar::internals::runtime::now()).min(LONGEST_SLEEP));
         let fds: Vec<_> = self.ports.iter().filter_map(|p| p.device.wake_fd()).collect();
         sys::sleep_on(&fds, time);
     }

@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use fulmar::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
-use fulmar::runtime::{PollSetCore, WatchedShard};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar::internals::runtime::{PollSetCore, WatchedShard};
 use fulmar_stack::base::{
     Counter, Counters, DropReason, Duration, Instant, Secrets, SeqNum, SlotId,
 };

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::task::Poll;
 
-use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_stack::base::{Duration, EtherAddr, Instant, Secrets, SlotId};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;

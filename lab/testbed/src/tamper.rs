@@ -1,6 +1,6 @@
 //! A device that changes frames that it receives.
 
-use fulmar::drivers::link::SimLink;
+use fulmar::internals::drivers::link::SimLink;
 use fulmar_stack::base::{Counters, Instant};
 use fulmar_stack::device::{Burst, Device, forward_device};
 use fulmar_stack::mbuf::{Pool, Purpose};

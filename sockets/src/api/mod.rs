@@ -48,8 +48,6 @@ pub use fulmar_stack::shard::{
     MIN_BUDGET_BYTES, RecvMessage, SendMessage, SocketOptions, SourceLimits, StackConfig,
     Stat as ShardStat, SynCookies, SynOptions,
 };
-#[doc(hidden)]
-pub use fulmar_stack::socket as socket_steps;
 pub use fulmar_stack::socket::Ready;
 pub use fulmar_stack::tcp::{
     Config as TcpConfig, CongestionControl, EcnPolicy, Info as TcpInfo, Keepalive, MtuProbing,

@@ -26,7 +26,6 @@ pub trait Source: sealed::Sealed {}
 
 pub(crate) mod sealed {
     pub trait Sealed {
-        #[doc(hidden)]
         fn slots(&self) -> (Vec<fulmar_stack::base::SocketHandle>, *const ());
     }
 }

@@ -77,7 +77,7 @@ impl Stack {
     }
 
     /// The lock around the shard of this handle, for benches that drive the shard themselves.
-    #[doc(hidden)]
+    #[cfg(feature = "internals")]
     pub fn host(&self) -> &Arc<crate::runtime::Host> {
         self.inner.host(self.home.unwrap_or(0))
     }

@@ -85,7 +85,7 @@ impl TcpStream {
     }
 
     /// The name of the connection in its shard, for benches that drive the shard themselves.
-    #[doc(hidden)]
+    #[cfg(feature = "internals")]
     pub fn slot_id(&self) -> fulmar_stack::base::SlotId {
         self.socket.id
     }

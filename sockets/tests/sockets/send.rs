@@ -6,8 +6,8 @@ use std::thread;
 
 use fulmar::base::Counter;
 use fulmar::mbuf::{Chain, Purpose};
-use fulmar::runtime::LockedShard;
-use fulmar::socket_steps::SocketError;
+use fulmar::internals::runtime::LockedShard;
+use fulmar::internals::socket::SocketError;
 use fulmar::{SendFlags, Stack, TcpStream};
 use fulmar_stack::shard::MoreData;
 

@@ -7,7 +7,6 @@ use core::ops::{BitOr, BitOrAssign};
 pub struct Ready(u8);
 
 /// The names of a set's members, as a constant of the source would be written.
-#[doc(hidden)]
 pub fn fmt_flags(
     f: &mut core::fmt::Formatter<'_>,
     names: impl Iterator<Item = &'static str>,
@@ -60,10 +59,8 @@ impl Ready {
     pub const EDGE: Ready = Ready(64);
     /// At least one byte is readable, regardless of the low-water mark: for blocked readers, which check
     /// the mark themselves.
-    #[doc(hidden)]
     pub const SOME: Ready = Ready(32);
     /// The events that wake a blocked reader.
-    #[doc(hidden)]
     pub const READER: Ready = Ready(1 | 32);
 
     /// The union of two sets, for constants.

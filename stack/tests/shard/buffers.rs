@@ -1,6 +1,6 @@
 //! The sizes of send and receive buffer over simulated paths: they follow the path, and not the queue in it.
 
-use fulmar::drivers::link::Impairments;
+use fulmar::internals::drivers::link::Impairments;
 use fulmar_stack::base::Duration;
 use fulmar_stack::shard::{Reserved, StackConfig};
 use fulmar_stack::socket::Attempt;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
-use fulmar::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_stack::base::{Counter, Counters, DropReason, Duration, Instant, SlotId};
 use fulmar_stack::device::{Burst, Device, forward_device};
 use fulmar_stack::mbuf::Pool;

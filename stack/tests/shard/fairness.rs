@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use fulmar::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_stack::base::{Counters, Duration, Instant, SeqNum, SlotId};
 use fulmar_stack::device::{Burst, Device, forward_device};
 use fulmar_stack::mbuf::Pool;

@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use std::net::{SocketAddr, SocketAddrV4};
 
-use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_stack::base::{DropReason, Duration, Instant, SeqNum, SlotId};
 use fulmar_stack::device::Device;
 use fulmar_stack::ip::AddressUse;

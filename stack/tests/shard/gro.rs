@@ -1,7 +1,7 @@
 //! A stack behind software aggregation gives its readers the same bytes as without, whatever the
 //! network does.
 
-use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_stack::base::{Counter, Duration, Instant, Secrets, SlotId};
 use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
 use fulmar_testbed::stations::{self, at, config};

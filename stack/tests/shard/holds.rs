@@ -1,6 +1,6 @@
 //! Holds in a flood (docs/waiting.md): acknowledgements are not answers.
 
-use fulmar::drivers::link::Impairments;
+use fulmar::internals::drivers::link::Impairments;
 use fulmar_stack::base::{Counter, Duration};
 use fulmar_stack::device::moderation::{BusyPoll, Next};
 use fulmar_stack::shard::Reserved;

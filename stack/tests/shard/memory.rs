@@ -1,6 +1,6 @@
 //! Memory under attack: peers that take nothing, or never end, do not stop a shard from serving others.
 
-use fulmar::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
 use fulmar_stack::base::{Counter, Counters, DropReason, Duration, Instant, SlotId};
 use fulmar_stack::device::{Burst, Device, forward_device};
 use fulmar_stack::mbuf::{Pool, PoolConfig, Purpose};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_stack::base::{Counter, DropReason, Duration, Instant, SlotId};
 use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
 use fulmar_stack::wire::tcp::Flags;

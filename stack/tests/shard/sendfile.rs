@@ -1,7 +1,7 @@
 //! The steps of sendfile between two shards over a simulated link with every kind of trouble, on a
 //! virtual clock: whatever is lost, and in whatever order pieces are filled, the stream is the file.
 
-use fulmar::drivers::link::Impairments;
+use fulmar::internals::drivers::link::Impairments;
 use fulmar_stack::base::{Counter, Duration};
 use fulmar_stack::device::Rng;
 use fulmar_stack::shard::{MoreData, Shard};

@@ -1,6 +1,6 @@
 //! The paths and loads of the table.
 
-use fulmar::drivers::link::Impairments;
+use fulmar::internals::drivers::link::Impairments;
 use fulmar_stack::base::Duration;
 use fulmar_stack::device::impair::{Aqm, Policer};
 use fulmar_stack::tcp::CongestionControl;

@@ -1,6 +1,6 @@
 //! Which interfaces a TAP of one queue may be, and what it makes of them.
 
-use fulmar::drivers::tap::{Tap, TapConfig};
+use fulmar::internals::drivers::tap::{Tap, TapConfig};
 use fulmar_testbed::namespace::{self, ip};
 
 use crate::drivers::TUN;

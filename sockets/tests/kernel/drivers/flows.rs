@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::thread::JoinHandle;
 
-use fulmar::drivers::tap::{Tap, TapConfig};
+use fulmar::internals::drivers::tap::{Tap, TapConfig};
 use fulmar_stack::base::{FlowKey, SeqNum};
 use fulmar_stack::device::{Device, DeviceStats, WritableRanges};
 use fulmar_stack::mbuf::{PostedBuf, RecvBuf};

@@ -8,8 +8,8 @@ use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use fulmar::drivers::packet::{PacketConfig, PacketSocket};
-use fulmar::drivers::tap::{Tap, TapConfig};
+use fulmar::internals::drivers::packet::{PacketConfig, PacketSocket};
+use fulmar::internals::drivers::tap::{Tap, TapConfig};
 use fulmar_stack::base::{Counter, DropReason};
 use fulmar_stack::device::{Device, LinkState};
 use fulmar_stack::wire::tcp::Flags;

@@ -4,8 +4,8 @@
 use std::net::SocketAddr;
 use std::task::Poll;
 
-use fulmar::drivers::link::{LinkConfig, pair};
-use fulmar::runtime::{PollSetCore, WatchedShard};
+use fulmar::internals::drivers::link::{LinkConfig, pair};
+use fulmar::internals::runtime::{PollSetCore, WatchedShard};
 use fulmar_stack::base::{Counter, Duration, Instant, Secrets, SlotId};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::{FairShare, PoolConfig};

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmar::drivers::link::{Link, LinkConfig, pair};
-use fulmar::runtime::{Host, Ledger, Limit, Request, WatchedShard, now, start_service};
+use fulmar::internals::drivers::link::{Link, LinkConfig, pair};
+use fulmar::internals::runtime::{Host, Ledger, Limit, Request, WatchedShard, now, start_service};
 use fulmar_stack::base::{Observer, Secrets, Stage};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};

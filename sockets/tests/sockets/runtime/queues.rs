@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use fulmar::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
-use fulmar::runtime::{WatchedShard, handoffs};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar::internals::runtime::{WatchedShard, handoffs};
 use fulmar_stack::base::{Counter, Duration, FlowKey, Instant, Observer, Secrets, SlotId, Stage};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;

@@ -3,9 +3,9 @@
 
 use std::net::SocketAddr;
 
-use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar::drivers::queues::{Steering, split};
-use fulmar::runtime::{WatchedShard, handoffs};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar::internals::drivers::queues::{Steering, split};
+use fulmar::internals::runtime::{WatchedShard, handoffs};
 use fulmar_stack::base::{Counter, DropReason, Duration, Instant, Secrets, SlotId};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::{PoolConfig, Purpose};

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use fulmar::drivers::link::SimLink;
+use fulmar::internals::drivers::link::SimLink;
 use fulmar_stack::base::{Counters, FlowKey, Instant, SeqNum};
 use fulmar_stack::device::{
     Burst, Device, DirectPlacement, Packet, Unsupported, WritableRanges, forward_device,

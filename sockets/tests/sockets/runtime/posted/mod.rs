@@ -6,8 +6,8 @@ mod device;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use fulmar::drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar::runtime::{RecvTicket, WatchedShard};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar::internals::runtime::{RecvTicket, WatchedShard};
 use fulmar_stack::base::{Counter, Duration, Instant, SlotId};
 use fulmar_stack::device::Burst;
 use fulmar_stack::mbuf::RecvBuf;
