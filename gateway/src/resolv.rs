@@ -4,7 +4,7 @@
 //! counts, of the name servers the first three. Without a name server, or without a file, it is
 //! 127.0.0.1. Other keywords, options included, say nothing that a gateway needs.
 //!
-//! Sources: resolv.conf(5), glibc's resolver (`res_init`), against which tests/resolv.rs holds it.
+//! Sources: resolv.conf(5), glibc's resolver (`res_init`), against which tests/alone/resolv.rs holds it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};

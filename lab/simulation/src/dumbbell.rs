@@ -15,7 +15,9 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::task::Poll;
 
-use fulmar::internals::drivers::link::{Impairments, LinkConfig, SentPath, SimLink, sim_pair_each_way};
+use fulmar::internals::drivers::link::{
+    Impairments, LinkConfig, SentPath, SimLink, sim_pair_each_way,
+};
 use fulmar_stack::base::{Counter, Duration, Instant, Secrets, SlotId};
 use fulmar_stack::device::impair::PathCounts;
 use fulmar_stack::ip::IfAddr;

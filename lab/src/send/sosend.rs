@@ -23,8 +23,8 @@
 use super::{Caller, Target};
 use fulmar::Ready;
 use fulmar::base::SlotId;
-use fulmar::mbuf::{Chain, NoBuffer, Pool, Purpose};
 use fulmar::internals::runtime::{Host, Limit};
+use fulmar::mbuf::{Chain, NoBuffer, Pool, Purpose};
 use fulmar_stack::shard::MoreData;
 use fulmar_stack::socket::SocketError;
 use std::io;

@@ -195,8 +195,9 @@ impl Wire {
 
     /// Until a device has frames, or until `due`.
     fn sleep(&self, due: Option<Instant>) {
-        let time =
-            due.map_or(LONGEST_SLEEP, |at| at.since(fulmar::internals::runtime::now()).min(LONGEST_SLEEP));
+        let time = due.map_or(LONGEST_SLEEP, |at| {
+            at.since(fulmar::internals::runtime::now()).min(LONGEST_SLEEP)
+        });
         let fds: Vec<_> = self.ports.iter().filter_map(|p| p.device.wake_fd()).collect();
         sys::sleep_on(&fds, time);
     }

@@ -5,9 +5,9 @@ use std::task::Poll;
 use std::thread;
 
 use fulmar::base::Counter;
-use fulmar::mbuf::{Chain, Purpose};
 use fulmar::internals::runtime::LockedShard;
 use fulmar::internals::socket::SocketError;
+use fulmar::mbuf::{Chain, Purpose};
 use fulmar::{SendFlags, Stack, TcpStream};
 use fulmar_stack::shard::MoreData;
 

@@ -1,0 +1,95 @@
+//! What the rules of `fulmar run` hold against the program itself.
+
+use std::fs;
+use std::net::TcpListener;
+use std::process::{Command, Output};
+
+use crate::FULMAR;
+use crate::guest::Scratch;
+use crate::support::{in_sandbox, text};
+use fulmar_gateway::netns::Netns;
+
+fn run_in_home(home: &Scratch, arguments: &[&str]) -> Output {
+    Command::new(FULMAR)
+        .arg("run")
+        .args(arguments)
+        .env("HOME", &home.0)
+        .env_remove("XDG_CONFIG_HOME")
+        .output()
+        .expect("it starts")
+}
+
+#[test]
+fn a_program_does_not_write_the_rules_of_the_next_run() {
+    in_sandbox(|| {
+        let home = Scratch::new("rules-home");
+        let folder = home.0.join(".config/fulmar");
+        let file = folder.join("run.rules");
+        fs::create_dir_all(&home.0).unwrap();
+        let write = "echo 'allow *' > ~/.config/fulmar/run.rules; echo 'allow *' > ~/.config/fulmar/x; \
+                     mv ~/.config/fulmar ~/.config/other; rm -f ~/.config/fulmar/run.rules; \
+                     mkdir -p ~/.config/fulmar; echo kept > ~/.config/else; echo done";
+        for before in [None, Some("deny 192.0.2.0/24\n")] {
+            before.iter().for_each(|text| fs::write(&file, text).unwrap());
+            let output = run_in_home(&home, &["--", "sh", "-c", write]);
+            assert_eq!(text(&output.stdout), "done\n", "{}", text(&output.stderr));
+            assert_eq!(fs::read_to_string(&file).ok().as_deref(), before);
+            assert_eq!(fs::read_dir(&folder).unwrap().count(), usize::from(before.is_some()));
+            assert_eq!(fs::read_to_string(home.0.join(".config/else")).unwrap(), "kept\n");
+        }
+        // The file of an option, too.
+        let other = Scratch::new("rules-option");
+        fs::create_dir_all(&other.0).unwrap();
+        let rules = other.0.join("rules");
+        fs::write(&rules, "no-network\n").unwrap();
+        let write = format!("echo 'allow *' > {0}; mv {0} {0}x; echo done", rules.display());
+        let rules_option = rules.to_str().unwrap();
+        let output = run_in_home(&home, &["--rules", rules_option, "--", "sh", "-c", &write]);
+        assert_eq!(text(&output.stdout), "done\n");
+        assert_eq!(fs::read_to_string(&rules).unwrap(), "no-network\n");
+        [home, other].iter().for_each(|folder| fs::remove_dir_all(&folder.0).unwrap());
+    });
+}
+
+#[test]
+fn a_program_types_nothing_into_its_terminal() {
+    in_sandbox(|| {
+        let script = "import fcntl, errno\n\
+                      for request in (0x5412, 0x541c, 0x5401):\n\
+                      \x20try: fcntl.ioctl(0, request, b'x' * 64)\n\
+                      \x20except OSError as e: print(errno.errorcode[e.errno])";
+        let run = |before: &[&str]| {
+            let mut command = Command::new(FULMAR);
+            command.args(before).args(["python3", "-c", script]).stdin(std::process::Stdio::null());
+            text(&command.output().expect("it starts").stdout)
+        };
+        // TIOCSTI, TIOCLINUX, and what is asked of a terminal otherwise.
+        assert_eq!(run(&["run", "--"]), "EPERM\nEPERM\nENOTTY\n");
+        assert_eq!(run(&["sandbox", "--"]), "ENOTTY\nENOTTY\nENOTTY\n");
+    });
+}
+
+#[test]
+fn other_addresses_of_the_host_are_refused_unless_a_rule_allows_them() {
+    in_sandbox(|| {
+        let own = "10.77.0.77";
+        Netns::current().unwrap().set_address("lo", own.parse().unwrap(), 32).unwrap();
+        let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let script = format!("exec 3<>/dev/tcp/{own}/{port} && echo reached");
+        let run = |options: &[&str]| {
+            let mut command = Command::new(FULMAR);
+            command.arg("run").args(options).args(["--", "bash", "-c", &script]);
+            command.output().expect("it starts")
+        };
+        let refused = run(&["--summary"]);
+        assert_eq!(text(&refused.stdout), "", "{}", text(&refused.stderr));
+        let said = text(&refused.stderr);
+        assert!(said.contains("1 by default: the host's own addresses"), "{said}");
+        let plain = run(&[]);
+        assert_eq!(text(&plain.stdout), "");
+        assert!(text(&plain.stderr).contains("refused"), "{}", text(&plain.stderr));
+        let allowed = run(&["--allow", own]);
+        assert_eq!(text(&allowed.stdout), "reached\n", "{}", text(&allowed.stderr));
+    });
+}
