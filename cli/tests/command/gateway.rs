@@ -137,7 +137,7 @@ fn the_removal_of_the_namespaces_file_ends_the_gateway() {
             .output()
             .unwrap();
         if !status.status.success() && text(&status.stderr).contains("ermitted") {
-            return support::skip(
+            return crate::support::skip(
                 "the_removal_of_the_namespaces_file_ends_the_gateway",
                 "no mounts here",
             );
@@ -359,7 +359,7 @@ fn a_disk_that_fills_ends_the_capture_and_not_the_traffic() {
         let arguments = [folder.text(), log.text(), pid.text(), guest.pid()];
         let output = in_mounts(script, &arguments);
         if output.status.code() == Some(77) {
-            return support::skip("a_disk_that_fills", &text(&output.stderr));
+            return crate::support::skip("a_disk_that_fills", &text(&output.stderr));
         }
         assert!(output.status.success(), "{}", text(&output.stderr));
         let gateway: u32 = fs::read_to_string(&pid.0).unwrap().trim().parse().unwrap();

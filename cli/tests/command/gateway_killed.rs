@@ -502,7 +502,7 @@ fn a_disk_that_fills_ends_the_capture_of_a_run_and_not_the_program() {
         let output = child.wait_with_output().unwrap();
         let said = text(&output.stderr);
         if output.status.code() == Some(77) {
-            return support::skip("a_disk_that_fills_ends_the_capture_of_a_run", &said);
+            return crate::support::skip("a_disk_that_fills_ends_the_capture_of_a_run", &said);
         }
         server.join().unwrap();
         assert_eq!(output.status.code(), Some(5), "the program's own: {said}");

@@ -135,7 +135,7 @@ fn for_each_lack(name: &str, options: &str, check: impl Fn(&Guest, &Gateway)) {
         let guest = Guest::new();
         let line = format!("-a 10.9.0.2 -n 24 -g 10.9.0.1 -t 18080:80 -u none {options}");
         let Some(gateway) = Gateway::without_node(hide, &guest, &line) else {
-            return support::skip(name, "no mounts here");
+            return crate::support::skip(name, "no mounts here");
         };
         let device = "the guest's interface is one end of a veth pair, with a packet socket on the other: \
                       cannot open /dev/net/tun";
@@ -202,7 +202,7 @@ fn a_gateway_ends_when_its_guest_removes_the_veth() {
         let name = "a_gateway_ends_when_its_guest_removes_the_veth";
         let guest = Guest::new();
         let Some(mut gateway) = Gateway::without_node(HIDDEN[1], &guest, "-t none -u none") else {
-            return support::skip(name, "no mounts here");
+            return crate::support::skip(name, "no mounts here");
         };
         let netns = netns(&guest);
         let index = netns.if_index("ns0").unwrap();
@@ -223,7 +223,7 @@ fn a_program_of_run_has_a_network_without_the_device_node() {
             .expect("unshare(1)");
         if output.status.code() == Some(NO_MOUNTS) {
             let name = "a_program_of_run_has_a_network_without_the_device_node";
-            return support::skip(name, &text(&output.stderr));
+            return crate::support::skip(name, &text(&output.stderr));
         }
         assert!(output.status.success(), "{}", text(&output.stderr));
         assert_eq!(text(&output.stdout).lines().filter(|line| line.contains(':')).count(), 2);
@@ -250,7 +250,10 @@ fn without_node_and_veth_a_gateway_says_what_to_do() {
                 .expect("unshare(1)");
             let said = text(&output.stderr);
             if output.status.code() == Some(NO_MOUNTS) {
-                return support::skip("without_node_and_veth_a_gateway_says_what_to_do", &said);
+                return crate::support::skip(
+                    "without_node_and_veth_a_gateway_says_what_to_do",
+                    &said,
+                );
             }
             assert_eq!(output.status.code(), Some(1), "{said}");
             assert!(said.contains("cannot make the guest's interface"), "{said}");

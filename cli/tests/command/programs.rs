@@ -280,7 +280,7 @@ fn has_ordinary(folder: &Folder) -> bool {
     let line = ordinary(folder, &["true"]);
     let output = Command::new(&line[0]).args(&line[1..]).output().expect("unshare(1)");
     if !output.status.success() {
-        support::skip("programs of an ordinary user", &text(&output.stderr));
+        crate::support::skip("programs of an ordinary user", &text(&output.stderr));
     }
     output.status.success()
 }

@@ -159,6 +159,8 @@ fn libraries() -> BTreeSet<String> {
 
 /// The room that holds a module, found by its package and the path from the package's root.
 fn room_of(package: &str, module: &[String]) -> Option<&'static str> {
+    // A door of the package `fulmar`, not a room.
+    let module = module.strip_prefix(&["internals".to_owned()]).unwrap_or(module);
     let first = module.first().map_or("", String::as_str);
     let within = |folder: &str| {
         let at = ROOMS.iter().find(|r| r.1 == folder)?;

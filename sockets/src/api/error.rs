@@ -18,7 +18,7 @@ pub enum SetupError {
     /// No address was given.
     NoAddress,
     /// Addresses, routes, memory, or a resource that the system refuses: random numbers, descriptors, threads.
-    Stack(crate::runtime::StartError),
+    Stack(StartError),
 }
 
 impl fmt::Display for SetupError {
@@ -64,8 +64,8 @@ impl From<crate::api::ParseCidrError> for io::Error {
     }
 }
 
-impl From<crate::runtime::StartError> for SetupError {
-    fn from(e: crate::runtime::StartError) -> Self {
+impl From<StartError> for SetupError {
+    fn from(e: StartError) -> Self {
         SetupError::Stack(e)
     }
 }

@@ -25,6 +25,7 @@ mod stat;
 mod tcp;
 mod udp;
 
+pub use crate::runtime::StartError;
 pub use cidr::{Cidr, ParseCidrError};
 pub use connect::ConnectOptions;
 pub use echo::{EchoRequest, EchoSocket};
