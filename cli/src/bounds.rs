@@ -14,7 +14,7 @@ where
 {
     move |text: &str| {
         let number = text.parse().ok().filter(|n| (least..=most).contains(n));
-        number.ok_or_else(|| format!("give a number from {least} to {most}"))
+        number.ok_or_else(|| format!("expected a number from {least} to {most}"))
     }
 }
 
@@ -27,7 +27,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     let number = text.parse::<f64>().ok().filter(|s| (0.0..=YEAR).contains(s));
     number
         .map(Duration::from_secs_f64)
-        .ok_or_else(|| format!("`{text}` is not a number of seconds"))
+        .ok_or_else(|| "expected a number of seconds up to a year, such as 0.5".to_owned())
 }
 
 /// Reads a number of seconds above zero.
@@ -36,7 +36,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 /// It is none.
 pub fn budget(text: &str) -> Result<Duration, String> {
     let given = seconds(text)?;
-    if given.is_zero() { Err("give more than 0 seconds".to_owned()) } else { Ok(given) }
+    if given.is_zero() { Err("expected more than 0 seconds".to_owned()) } else { Ok(given) }
 }
 
 #[cfg(test)]
@@ -56,7 +56,7 @@ mod tests {
         let read = within(1u64, 16);
         assert_eq!((read("1"), read("16")), (Ok(1), Ok(16)));
         for text in ["0", "17", "-1", "1.5", "", "99999999999999999999", "x"] {
-            assert_eq!(read(text), Err("give a number from 1 to 16".to_owned()), "{text}");
+            assert_eq!(read(text), Err("expected a number from 1 to 16".to_owned()), "{text}");
         }
         assert!(budget("0").is_err() && budget("x").is_err());
         assert_eq!(budget("0.5"), Ok(Duration::from_millis(500)));

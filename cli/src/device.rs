@@ -21,59 +21,56 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The options. The short help shows the two that most people need.
+/// The options of a stack. The short help shows only `--device` and `--addr`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Device and addresses")]
 pub struct StackArgs {
-    /// An interface, tap:NAME, tun:NAME, packet:INTERFACE or shm:NAME
+    /// The device: an interface name, tap:NAME, tun:NAME, packet:INTERFACE or shm:NAME
     ///
-    /// A plain name is an interface: it is opened as a TAP or a TUN if it is one, made as a TAP if there is none of
-    /// that name, and otherwise used through a packet socket. tap:NAME: a TAP. tun:NAME: a TUN, which carries IP
-    /// packets without Ethernet. packet:INTERFACE: a packet socket. shm:NAME: memory shared with another process that
-    /// names the same; a NAME with a slash is a path.
+    /// A plain name is an interface: an existing TAP or TUN is opened as such, any other existing interface through a
+    /// packet socket, and a missing one is created as a TAP. tun:NAME carries IP packets without Ethernet. shm:NAME is
+    /// memory shared with another process that uses the same NAME; a NAME with a slash is a path.
     #[arg(long, value_name = "DEVICE", default_value = DEFAULT_INTERFACE, value_parser = device)]
     device: Spec,
-    /// An address of the stack with its prefix length; may be repeated [default on fulmar0: 10.77.0.2/24,
-    /// fd77::2/64]
+    /// Address of the stack with its prefix length; may be repeated [default on fulmar0: 10.77.0.2/24, fd77::2/64]
     ///
-    /// On interfaces of other names than fulmar0 to fulmar3 it must be given.
-    /// In a sandbox the second command has 10.77.0.3 and fd77::3, and so on. Over shm: the one that
-    /// listens, else the first to start, has 10.77.0.1 and fd77::1.
+    /// Required on interfaces other than fulmar0 to fulmar3. In a sandbox, the second command gets 10.77.0.3 and
+    /// fd77::3, and so on. Over shm, the listener, or else the first process to start, gets 10.77.0.1 and fd77::1.
     #[arg(long = "addr", value_name = "CIDR")]
     addresses: Vec<Cidr>,
-    /// The default gateway, one for each IP version
+    /// Default gateway; may be given once for each IP version
     #[arg(long = "gateway", value_name = "ADDRESS", hide_short_help = true)]
     gateways: Vec<IpAddr>,
-    /// A route: DESTINATION[,via=ROUTER[+ROUTER]...][,mtu=BYTES][,from=SOURCE]; may be repeated. Several routers share
-    /// the traffic; with a SOURCE prefix the route is for packets from there alone
+    /// Route: DESTINATION[,via=ROUTER[+ROUTER]...][,mtu=BYTES][,from=SOURCE]; may be repeated. Several routers share
+    /// the traffic. A route with a SOURCE prefix is used only for packets with a source address in it
     #[arg(long = "route", value_name = "ROUTE", hide_short_help = true)]
     routes: Vec<RouteSpec>,
-    /// Give the kernel's end of the TAP or TUN this address [default, with a new one and without --addr:
-    /// 10.77.0.1/24 and fd77::1/64]
+    /// Address of the kernel's end of the TAP or TUN [default for a new interface without --addr: 10.77.0.1/24 and
+    /// fd77::1/64]
     #[arg(long = "peer-addr", value_name = "CIDR", hide_short_help = true)]
     peer_addresses: Vec<Cidr>,
-    /// Over shm: give up after this time without another process [default: wait]
+    /// Over shm: how long to wait for the other process [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = crate::bounds::seconds, hide_short_help = true)]
     peer_timeout: Option<Duration>,
     /// The largest IP packet, in bytes
     #[arg(long, value_name = "BYTES", hide_short_help = true)]
     mtu: Option<usize>,
-    /// Queues of the device, up to 32, each with a part of the stack of its own: lock, memory and
-    /// thread, so that threads of several CPUs do not wait for each other. For tap, tun and packet
+    /// Number of queues of a tap, tun or packet device, up to 32. Each queue has a shard of the stack with a lock,
+    /// memory and a thread of its own, so that threads on different CPUs do not contend
     #[arg(long, value_name = "N", default_value_t = 1, hide_short_help = true,
           value_parser = clap::value_parser!(u16).range(1..=32))]
     queues: u16,
-    /// Write every frame to this file (pcapng)
+    /// Write all frames to this file (pcapng)
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pcap: Option<PathBuf>,
-    /// Make the device a bad network: loss=1%,reorder=1%,dup=1%,corrupt=0.1%,delay=5ms,seed=7
+    /// Impair the traffic of the device: loss=1%,reorder=1%,dup=1%,corrupt=0.1%,delay=5ms,seed=7
     ///
-    /// Also jitter=1ms, loss-run=3 (losses in a row), reorder-by=4 (packets), mtu=1300 (larger packets are
-    /// dropped without a word), and a bottleneck in each
-    /// direction: rate=10mbit, queue=64k, aqm=droptail|codel|codel+ecn|mark:1ms, police=10mbit:64k
+    /// Also jitter=1ms, loss-run=3 (consecutive losses), reorder-by=4 (packets), mtu=1300 (drops larger packets
+    /// without an ICMP message), and a bottleneck in each direction: rate=10mbit, queue=64k,
+    /// aqm=droptail|codel|codel+ecn|mark:1ms, police=10mbit:64k
     #[arg(long, value_name = "FAULTS", hide_short_help = true)]
     faults: Option<FaultSpec>,
-    /// Serve metrics for Prometheus on this port of the kernel's loopback, or at this address of the kernel
+    /// Serve Prometheus metrics on this port of the kernel's loopback interface, or on this address of the kernel
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = metrics::address, hide_short_help = true)]
     metrics: Option<SocketAddr>,
 }
@@ -190,7 +187,8 @@ impl StackArgs {
     pub fn open_with(&self, role: Role, tcp: &TcpArgs) -> Outcome<Session> {
         if self.queues > 1 && self.pcap.is_some() {
             return Err(Failure::new(
-                "--pcap writes the frames of one queue; leave --queues out, or capture with tcpdump",
+                "--pcap cannot be combined with --queues: it captures one queue; omit --queues, or capture with \
+                 tcpdump",
             ));
         }
         let reserved = match &self.device {
@@ -212,7 +210,7 @@ impl StackArgs {
         if *device != self.device {
             let all: Vec<String> = addresses.iter().map(Cidr::to_string).collect();
             eprintln!(
-                "fulmar: {} has a stack already; this one is {} on {device}",
+                "fulmar: {} is in use by another stack; using {} on {device}",
                 self.device,
                 all.join(", ")
             );
@@ -257,12 +255,12 @@ impl StackArgs {
         // The other end of an interface that was made just now is as bare as this one.
         Err(Failure::new(match &opened.new_tap {
             Some(_) => {
-                "a new interface has no addresses; give the stack one, and the kernel's end another of the \
-                 same network: --addr 10.88.0.2/24 --peer-addr 10.88.0.1/24 (the kernel is 10.88.0.1 then)"
+                "the new interface has no addresses; give the stack and the kernel's end an address each in one \
+                 network, \
+                 such as --addr 10.88.0.2/24 --peer-addr 10.88.0.1/24"
             }
             None => {
-                "the stack needs an address on this network; give it one that nobody else has, \
-                 such as --addr 192.0.2.9/24"
+                "the stack has no address on this network; give it an unused one, such as --addr 192.0.2.9/24"
             }
         }))
     }
@@ -277,21 +275,21 @@ impl StackArgs {
             _ if self.peer_addresses.is_empty() => return Ok(()),
             _ => {
                 return Err(Failure::new(
-                    "--peer-addr is for a TAP or TUN; this device is neither",
+                    "--peer-addr requires a TAP or TUN device; omit it",
                 ));
             }
         };
         let addresses = self.kernel_addresses(opened);
         let here = Netns::current().during("cannot find the network namespace")?;
         for a in &addresses {
-            let what = format_args!("cannot give the kernel's end of {name} the address {a}");
+            let what = format_args!("cannot set the address {a} on the kernel's end of {name}");
             here.set_address(name, a.address, a.prefix_len).during(what)?;
         }
         if addresses.is_empty() && opened.new_tap.is_some() {
             here.set_up(name).during(format_args!("cannot bring {name} up"))?;
         }
         if is_down(&here, name) {
-            eprintln!("fulmar: {name} is down: nothing arrives until `ip link set {name} up`");
+            eprintln!("fulmar: {name} is down and receives nothing; bring it up with `ip link set {name} up`");
         }
         Ok(())
     }
@@ -327,7 +325,7 @@ impl StackArgs {
 fn serve_metrics(metrics: metrics::Bound, stack: &Stack) -> Outcome {
     let observer = stack.observer();
     let text = move || Some(metrics::exposition(&observer.stat()?.document(), &[]));
-    metrics.serve(text).during("cannot start the thread of --metrics")
+    metrics.serve(text).during("cannot start the thread for --metrics")
 }
 
 /// Claims an address by an abstract socket name, which belongs to the network namespace and is freed with the process:
@@ -337,9 +335,9 @@ fn claim(address: &Cidr) -> Outcome<UnixListener> {
     let ip = address.address;
     claim_name(&format!("fulmar-address-{ip}")).map_err(|e| match e.kind() {
         io::ErrorKind::AddrInUse => Failure::new(format!(
-            "another fulmar command has the address {ip} here; end it, or give this one another with \
-             --addr: it reaches the kernel, but not that command. Two commands reach each other over \
-             --device shm:NAME, and in one `fulmar sandbox`, up to {} of them",
+            "another fulmar command uses the address {ip} here; end it, or choose another address with --addr. \
+             Commands on one TAP reach the kernel, but not each other; to connect two commands, use \
+             --device shm:NAME, or one `fulmar sandbox` (up to {} commands)",
             sandbox::INTERFACES
         )),
         _ => Failure::io(format_args!("cannot claim the address {ip}"), &e),
@@ -362,7 +360,8 @@ pub struct TcpArgs {
     /// Congestion control: cubic, reno, bbr or dctcp [default: cubic]
     #[arg(long, value_name = "NAME")]
     congestion: Option<CongestionControl>,
-    /// Explicit congestion notification: off, accept (if the peer asks) or ask [default: accept]
+    /// Explicit congestion notification: off, accept (only if the peer requests it) or ask (request it) [default:
+    /// accept]
     #[arg(long, value_name = "POLICY")]
     ecn: Option<EcnPolicy>,
 }

@@ -22,8 +22,8 @@ pub fn become_program(
     let error = prepare(Command::new(program).args(arguments)).exec();
     let what = format!("cannot run `{}`", program.to_string_lossy());
     let (status, why) = match error.kind() {
-        io::ErrorKind::NotFound => (127, "there is no such program; check the name".to_owned()),
-        io::ErrorKind::PermissionDenied => (126, "it is not executable".to_owned()),
+        io::ErrorKind::NotFound => (127, "program not found; check the name".to_owned()),
+        io::ErrorKind::PermissionDenied => (126, "not executable".to_owned()),
         _ => (126, error.to_string()),
     };
     (status, Failure::new(format!("{what}: {why}")))

@@ -26,8 +26,8 @@ impl Failure {
         match row {
             Some((libc::EACCES | libc::EPERM, name, meaning, _)) if sandbox::is_inside() => {
                 Failure(format!(
-                    "{what}: {meaning} ({name}); a sandbox has no rights over the host's files and devices: run this \
-                     outside of it, as root"
+                    "{what}: {meaning} ({name}); a sandbox has no access to the host's devices and protected files; \
+                     run the command as root outside the sandbox"
                 ))
             }
             Some((_, name, meaning, advice)) => {
@@ -42,13 +42,13 @@ impl Failure {
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists());
         let why = match (error.kind(), parent) {
             (io::ErrorKind::NotFound, Some(parent)) => {
-                format!("there is no directory {} (ENOENT); make it first", parent.display())
+                format!("the directory {} does not exist (ENOENT); create it first", parent.display())
             }
             (io::ErrorKind::NotFound, None) => {
-                "there is no such file (ENOENT); check the name".into()
+                "no such file (ENOENT); check the name".into()
             }
             (io::ErrorKind::PermissionDenied, _) => {
-                "no permission (EACCES); see `ls -l` for who may".into()
+                "permission denied (EACCES); check its owner and mode with `ls -l`".into()
             }
             _ => return Failure::io(format_args!("{what} {}", path.display()), error),
         };
@@ -81,81 +81,81 @@ const ROWS: &[Row] = &[
     (
         libc::ECONNREFUSED,
         "ECONNREFUSED",
-        "the other side refused",
+        "connection refused",
         "check that a program listens on that port and address",
     ),
     (
         libc::ETIMEDOUT,
         "ETIMEDOUT",
-        "the other side did not answer in time",
+        "timed out",
         "check the address, and that no firewall drops the packets",
     ),
     (
         libc::ECONNRESET,
         "ECONNRESET",
-        "the other side broke the connection",
-        "its program ended or failed; look there",
+        "connection reset by the peer",
+        "check the peer's program, which ended or failed",
     ),
-    (libc::EPIPE, "EPIPE", "the other side no longer reads", "its program ended early; look there"),
+    (libc::EPIPE, "EPIPE", "the peer no longer receives", "check the peer's program, which ended early"),
     (
         libc::EHOSTUNREACH,
         "EHOSTUNREACH",
-        "no neighbour answers for that address",
+        "host unreachable: no neighbour answers for the address",
         "check the address, --addr and --gateway",
     ),
     (
         libc::ENETUNREACH,
         "ENETUNREACH",
-        "there is no route to that address",
-        "give a --gateway or a --route (one with from= is only for sockets bound to such an address), or \
-         an --addr in the same network",
+        "no route to the address",
+        "add a --gateway, a --route (with from=, only for sockets bound to such an address) or an --addr in the same \
+         network",
     ),
     (
         libc::EADDRINUSE,
         "EADDRINUSE",
-        "the port is taken",
-        "choose another port, or end the program that has it",
+        "the port is in use",
+        "choose another port, or end the program that uses it",
     ),
     (
         libc::EADDRNOTAVAIL,
         "EADDRNOTAVAIL",
-        "that is not an address of this stack",
-        "use one given with --addr",
+        "the address does not belong to this stack",
+        "use an address given with --addr",
     ),
     (
         libc::ENETDOWN,
         "ENETDOWN",
         "the device is gone or down",
-        "if it is an interface, bring it up and start again; if it is shared memory, the other \
-         process has ended: start both again",
+        "for an interface, bring it up and start again; for shared memory, the other process has ended: restart both",
     ),
     (
         libc::EPROTO,
         "EPROTO",
-        "the other process broke the protocol of the link",
-        "do not trust what it sent; `fulmar stat` names the violation while the stack runs; use the same \
-         release at both ends",
+        "the other process violated the protocol of the link",
+        "do not trust the received data, and use the same release at both ends; `fulmar stat` names the violation \
+         while \
+         the stack runs",
     ),
     (
         libc::EMSGSIZE,
         "EMSGSIZE",
-        "the message is larger than a datagram may be",
+        "the message exceeds the largest datagram",
         "send at most 65,507 bytes at a time",
     ),
-    (libc::EACCES, "EACCES", "no permission", "run as root, or inside `fulmar sandbox`"),
-    (libc::EPERM, "EPERM", "not permitted", "run as root, or inside `fulmar sandbox`"),
+    (libc::EACCES, "EACCES", "permission denied", "run as root, or inside `fulmar sandbox`"),
+    (libc::EPERM, "EPERM", "operation not permitted", "run as root, or inside `fulmar sandbox`"),
     (
         libc::EBUSY,
         "EBUSY",
         "another program has it open",
         "choose another name with --device tap:NAME, or end that program",
     ),
-    (libc::EMFILE, "EMFILE", "no descriptor is left", "raise the limit: `ulimit -n`"),
-    (libc::ENODEV, "ENODEV", "no such interface", "list those that exist with `ip link`"),
+    (libc::EMFILE, "EMFILE", "too many open descriptors", "raise the limit: `ulimit -n`"),
+    (libc::ENODEV, "ENODEV", "no such interface", "list the interfaces with `ip link`"),
     (libc::ENOENT, "ENOENT", "it does not exist", "check the name"),
     (libc::EROFS, "EROFS", "the file system is read-only", "choose another directory"),
-    (libc::ENOTDIR, "ENOTDIR", "what stands for a directory is a file", "check the path"),
-    (libc::EISDIR, "EISDIR", "it is a directory", "name a file"),
+    (libc::ENOTDIR, "ENOTDIR", "a component of the path is not a directory", "check the path"),
+    (libc::EISDIR, "EISDIR", "is a directory", "give the name of a file"),
     (libc::ENOSPC, "ENOSPC", "the disk is full", "free space and start again"),
 ];
 
@@ -185,7 +185,7 @@ mod tests {
         let text = Failure::io("cannot connect to 10.0.0.1:80", &error).to_string();
         assert_eq!(
             text,
-            "cannot connect to 10.0.0.1:80: the other side refused (ECONNREFUSED); \
+            "cannot connect to 10.0.0.1:80: connection refused (ECONNREFUSED); \
              check that a program listens on that port and address"
         );
     }
@@ -208,9 +208,9 @@ mod tests {
         let text = |path| Failure::file("cannot write", Path::new(path), &error).to_string();
         assert_eq!(
             text("/nowhere/at/all"),
-            "cannot write /nowhere/at/all: there is no directory /nowhere/at (ENOENT); make it first"
+            "cannot write /nowhere/at/all: the directory /nowhere/at does not exist (ENOENT); create it first"
         );
-        assert_eq!(text("/x"), "cannot write /x: there is no such file (ENOENT); check the name");
+        assert_eq!(text("/x"), "cannot write /x: no such file (ENOENT); check the name");
         assert!(text("x").contains("no such file"));
         let full = io::Error::from_raw_os_error(libc::ENOSPC);
         let text = Failure::file("cannot write", Path::new("/x"), &full).to_string();

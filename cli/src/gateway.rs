@@ -75,7 +75,7 @@ impl Session<'_> {
         }
         if let Some(becomes) = self.becomes() {
             let closed = detach::close_inherited(&self.plan.guest, becomes);
-            closed.during("cannot close what is inherited")?;
+            closed.during("cannot close inherited descriptors")?;
         }
         match (Process::current(), &self.plan.guest) {
             (Process::Attach(pid), _) => {
@@ -224,7 +224,7 @@ fn refuse(e: &clap::Error) -> ExitCode {
         (ErrorKind::UnknownArgument, Some(option)) => {
             let advice = match option.as_str() {
                 "--fd" | "-F" | "--one-off" | "-1" | "--socket" | "-s" | "--vhost-user" => {
-                    "it is one of passt(1), which serves virtual machines, and fulmar does not"
+                    "it belongs to passt(1), which serves virtual machines; fulmar does not"
                 }
                 _ => "`pasta --help` lists the options",
             };

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Print the completions for a shell
+/// Print the completion script for a shell
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Example:
   fulmar completions bash > ~/.local/share/bash-completion/completions/fulmar")]
@@ -20,7 +20,7 @@ pub struct CompletionArgs {
 #[command(after_help = "Example:
   fulmar man ~/.local/share/man/man1")]
 pub struct ManArgs {
-    /// The directory, made if need be
+    /// The directory; created if missing
     directory: PathBuf,
 }
 
@@ -88,8 +88,8 @@ impl Page {
 }
 
 /// The exit status of a command whose help does not describe it.
-const EXIT_STATUS: &str = "0: done. 2: an error, also of the options. \
-                           128 and the number of a signal: ended by that signal.";
+const EXIT_STATUS: &str = "0: success. 2: an error, including invalid options. 128 plus the number of a signal: \
+    ended by that signal.";
 
 /// The pages of a command and of its subcommands.
 fn pages_of(mut command: clap::Command) -> Vec<Page> {

@@ -39,7 +39,7 @@ const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     let alone = text.parse().map(|port: u16| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port));
     let address = alone.ok().or_else(|| text.parse().ok()).filter(|a| a.port() != 0);
-    address.ok_or_else(|| "give a port, which is one of 127.0.0.1, or ADDRESS:PORT".to_owned())
+    address.ok_or_else(|| "expected PORT (on 127.0.0.1) or ADDRESS:PORT".to_owned())
 }
 
 /// A listener that is bound and not served yet.
@@ -54,9 +54,9 @@ impl Bound {
     pub fn new(at: SocketAddr) -> Outcome<Bound> {
         let listener = TcpListener::bind(at).map_err(|e| {
             let hint = match e.kind() {
-                io::ErrorKind::AddrInUse => "; another program has it: choose another port",
-                io::ErrorKind::PermissionDenied => "; choose a port from 1024 on",
-                io::ErrorKind::AddrNotAvailable => "; it is no address of this host",
+                io::ErrorKind::AddrInUse => "; another program uses the port: choose another port",
+                io::ErrorKind::PermissionDenied => "; choose a port of 1024 or above",
+                io::ErrorKind::AddrNotAvailable => "; the address does not belong to this host",
                 _ => "",
             };
             Failure::new(format!("cannot serve metrics on {at}: {e}{hint}"))
@@ -220,10 +220,10 @@ fn answer(served: &Client, deadline: Instant, text: &Text) -> io::Result<()> {
             Some(text) => ("200 OK", text),
             None => ("503 Service Unavailable", "the stack is ending\n".to_owned()),
         },
-        Request::Forbidden => ("403 Forbidden", "ask by an address or by localhost\n".to_owned()),
+        Request::Forbidden => ("403 Forbidden", "use an IP address or localhost as the host name\n".to_owned()),
         Request::NotFound => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
-        Request::MethodNotAllowed => ("405 Method Not Allowed", "GET or HEAD\n".to_owned()),
-        Request::Malformed => ("400 Bad Request", "this is no HTTP/1 request\n".to_owned()),
+        Request::MethodNotAllowed => ("405 Method Not Allowed", "use GET or HEAD\n".to_owned()),
+        Request::Malformed => ("400 Bad Request", "not an HTTP/1 request\n".to_owned()),
     };
     let length = body.len();
     let mut all = format!(

@@ -28,42 +28,42 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often an idle reader checks the time-out of -w.
 const IDLE_TICK: Duration = Duration::from_millis(100);
 
-/// Connect or listen, TCP or UDP: standard input goes out, what arrives is printed
+/// Connect or listen over TCP or UDP; send standard input and print received data
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "fulmar nc [OPTIONS] HOST PORT
        fulmar nc [OPTIONS] -l [HOST] PORT
        fulmar nc [OPTIONS] -z HOST PORT[-PORT]",
     after_help = "Examples:
-  fulmar nc -l 8000                     wait for a connection, print what comes
-  fulmar nc 10.77.0.1 8000 < file       send a file; its end ends sending
-  fulmar nc -u -w 1 10.77.0.1 53        datagrams; end after 1 s of silence
-  fulmar nc -zv 10.77.0.1 20-80         which of these ports are open
-  between two terminals, without a kernel network:
+  fulmar nc -l 8000                     accept a connection, print its data
+  fulmar nc 10.77.0.1 8000 < file       send a file
+  fulmar nc -u -w 1 10.77.0.1 53        datagrams; exit after 1 s without any
+  fulmar nc -zv 10.77.0.1 20-80         report which of these ports are open
+  in two terminals, without the kernel's network:
   fulmar nc --device shm:demo -l 8000
   fulmar nc --device shm:demo 10.77.0.1 8000"
 )]
 pub struct Args {
-    /// Wait for a connection instead of making one
+    /// Listen for a connection instead of connecting
     #[arg(short, long)]
     listen: bool,
-    /// UDP instead of TCP
+    /// Use UDP instead of TCP
     #[arg(short, long)]
     udp: bool,
     /// The local port
     #[arg(short = 'p', long = "port", value_name = "PORT")]
     local_port: Option<u16>,
-    /// Give up on connecting, and end an idle connection, after this many seconds
+    /// Time limit for connecting, and for an idle connection
     #[arg(short = 'w', long = "timeout", value_name = "SECONDS", value_parser = crate::bounds::seconds)]
     timeout: Option<Duration>,
-    /// Accepted for compatibility: the end of input always ends sending (shutdown)
+    /// Accepted for compatibility: the end of input always shuts down sending
     #[arg(short = 'N')]
     shutdown: bool,
-    /// With -l: wait for the next connection when one has ended
+    /// With -l: accept the next connection when one ends
     #[arg(short, long, requires = "listen")]
     keep: bool,
-    /// Only connect, to one port or to a range (20-80), and exit with 0 if a port accepts, else with 1;
-    /// with -v print each port
+    /// Only connect, to one port or a range (20-80), and exit with status 0 if any port is open, else 1; with -v,
+    /// report each port
     #[arg(short = 'z', conflicts_with_all = ["listen", "udp"])]
     scan: bool,
     /// Report connections on standard error
@@ -73,7 +73,7 @@ pub struct Args {
     family: Family,
     #[command(flatten)]
     tcp: TcpArgs,
-    /// HOST PORT; with -l the host may be left out, and the port when -p names it
+    /// HOST PORT; with -l, HOST is optional, and so is PORT if -p is given
     #[arg(value_name = "HOST PORT", num_args = 0..=2)]
     target: Vec<String>,
     #[command(flatten)]
@@ -103,13 +103,13 @@ impl Args {
             (true, [host], Some(port)) => return Ok(Target::of(Some(host), port)),
             (true, [port], None) => (None, *port),
             (_, [host, port], _) => (Some(*host), *port),
-            (true, ..) => return Err(Failure::new("a port is missing: fulmar nc -l PORT")),
+            (true, ..) => return Err(Failure::new("missing port; usage: fulmar nc -l PORT")),
             (false, ..) => {
-                return Err(Failure::new("a host or a port is missing: fulmar nc HOST PORT"));
+                return Err(Failure::new("missing host or port; usage: fulmar nc HOST PORT"));
             }
         };
         let number = |text: &str| {
-            let port = text.parse().map_err(|_| Failure::new(format!("`{text}` is not a port")))?;
+            let port = text.parse().map_err(|_| Failure::new(format!("invalid port `{text}`: expected 1-65535")))?;
             // A listener at port 0 gets a free one.
             if !self.listen {
                 connectable(port).map_err(Failure::new)?;
@@ -120,7 +120,7 @@ impl Args {
             Some((first, last)) if self.scan => {
                 let (first, last) = (number(first)?, number(last)?);
                 if first > last {
-                    return Err(Failure::new(format!("the range `{port}` ends before it begins")));
+                    return Err(Failure::new(format!("invalid range `{port}`: its end is below its start")));
                 }
                 Ok(Target { last_port: last, ..Target::of(host, first) })
             }
@@ -195,7 +195,7 @@ pub fn connect_any(
     local_port: Option<u16>,
     timeout: Duration,
 ) -> Outcome<TcpStream> {
-    let mut last = Failure::new("there is no address to connect to");
+    let mut last = Failure::new("no address to connect to");
     for to in addresses {
         match session.connect(*to, local_port, timeout) {
             Ok(stream) => return Ok(stream),

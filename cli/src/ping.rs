@@ -13,9 +13,9 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Send ICMP echo requests and print the round trips
+/// Send ICMP echo requests and print the round-trip times
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Exit status: 0 if a reply came, 1 if none came, 2 on an error.
+#[command(after_help = "Exit status: 0 if a reply was received, 1 if none was, 2 on an error.
 
 Examples:
   sudo fulmar ping -c 3 10.77.0.1             the local kernel, over a new TAP

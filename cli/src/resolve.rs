@@ -43,7 +43,7 @@ pub fn resolve(host: &str, port: u16, family: Family) -> Outcome<Vec<SocketAddr>
         None => (bare, port)
             .to_socket_addrs()
             .map_err(|e| {
-                Failure::new(format!("cannot find the address of `{host}`: {e}; check the name"))
+                Failure::new(format!("cannot resolve `{host}`: {e}; check the name"))
             })?
             .collect(),
     };
@@ -63,7 +63,7 @@ fn literal(text: &str, port: u16) -> Option<SocketAddr> {
 /// Fails for port 0, at which no program listens (RFC 6335 section 6).
 pub fn connectable(port: u16) -> Result<(), String> {
     if port == 0 {
-        Err("nothing listens on port 0: give one from 1 to 65535".into())
+        Err("invalid port 0: expected 1-65535".into())
     } else {
         Ok(())
     }
@@ -71,7 +71,7 @@ pub fn connectable(port: u16) -> Result<(), String> {
 
 /// `HOST:PORT` to connect to, `[v6]:PORT`.
 pub fn host_and_port(text: &str) -> Result<(String, u16), String> {
-    let wrong = || format!("`{text}` is not HOST:PORT (an IPv6 address stands in brackets)");
+    let wrong = || "expected HOST:PORT, with an IPv6 address in brackets".to_owned();
     let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
     let bracketed = host.starts_with('[') && host.ends_with(']');
     if host.is_empty() || (host.contains(':') && !bracketed) {

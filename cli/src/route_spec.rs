@@ -14,14 +14,13 @@ pub struct RouteSpec {
     from: Option<Prefix>,
 }
 
-const SYNTAX: &str = "give DESTINATION/LENGTH, and behind commas via=ADDRESS (several: \
-                      via=ADDRESS+ADDRESS), mtu=BYTES, from=SOURCE/LENGTH as needed";
+const SYNTAX: &str = "expected DESTINATION/LENGTH[,via=ADDRESS[+ADDRESS]...][,mtu=BYTES][,from=SOURCE/LENGTH]";
 
 fn prefix(text: &str) -> Result<Prefix, String> {
     let parts = text.split_once('/');
     let parsed = parts.and_then(|(a, len)| Some((a.parse::<IpAddr>().ok()?, len.parse().ok()?)));
     let prefix = parsed.and_then(|(addr, len)| Prefix::new(addr, len));
-    prefix.ok_or_else(|| format!("`{text}` is no block of addresses: {SYNTAX}"))
+    prefix.ok_or_else(|| format!("invalid prefix `{text}`: {SYNTAX}"))
 }
 
 impl FromStr for RouteSpec {
@@ -32,7 +31,7 @@ impl FromStr for RouteSpec {
         let dst = prefix(parts.next().unwrap_or_default())?;
         let (mut via, mut mtu, mut from) = (Vec::new(), None, None);
         for part in parts {
-            let wrong = || format!("`{part}` means nothing in a route: {SYNTAX}");
+            let wrong = || format!("invalid part `{part}`: {SYNTAX}");
             match part.split_once('=').ok_or_else(wrong)? {
                 ("via", all) => {
                     let all = all.split('+').map(|a| a.parse::<IpAddr>().map_err(|_| wrong()));

@@ -20,7 +20,7 @@ const DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
 /// Rules that hold for every run, below the folder of the user's configuration.
 const RULES_FILE: &str = "fulmar/run.rules";
 
-/// Run a program in a network of its own, without root: with rules, published ports, captures and a summary
+/// Run a program in a network of its own, without root: access rules, published ports, capture, summary
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   fulmar run -- curl https://example.org
@@ -30,31 +30,32 @@ const RULES_FILE: &str = "fulmar/run.rules";
   fulmar run --deny 10.0.0.0/8 -- npm install
 
 A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *.
-An IPv6 address before a port stands in brackets: [2001:db8::1]:443. Echo
-requests have no ports: a rule holds for them whatever its ports are. Rules
-by address decide first (the longest prefix, of equal ones --deny), then
---deny of a name, --allow of a name, `*:PORTS`, --no-network. Link-local
+Write an IPv6 address with a port in brackets: [2001:db8::1]:443. A rule
+applies to echo requests regardless of its ports. Order of evaluation: rules
+by address (the longest prefix; --deny before --allow of the same length),
+--deny by name, --allow by name, `*:PORTS`, --no-network. Link-local
 addresses, cloud metadata services and the host's own addresses are refused
-unless a rule by address allows them. Rules of every run:
+unless a rule by address allows them. Rules for every run are read from
 ~/.config/fulmar/run.rules, with lines such as `deny 10.0.0.0/8`,
-`allow example.org:443`, `no-network`. Options come before the file, and
-with --no-network no `allow` of the file counts.
+`allow example.org:443`, `no-network`. Options take precedence over the file;
+with --no-network, the `allow` lines of the file are ignored.
 
-The program does not reach the host's loopback. To let it:
+The program cannot reach the host's loopback interface. To allow it, use
 `fulmar gateway --config-net --map-host-loopback ADDRESS -- PROGRAM`.
 
-The program has the same user, files and terminal.
+The program runs as the same user, with the same files and terminal.
 
-Exit status: that of the program. Of the command itself: 2 (an option or a
+Exit status: that of the program. Of the command itself: 2 (invalid option or
 rule), 125 (no network), 126 (not executable), 127 (no such program).")]
 pub struct Args {
-    /// TCP ports that lead into the namespace: [ADDRESS/]FIRST[-LAST][:TO]
+    /// TCP ports of the host to forward to the program: [ADDRESS/]FIRST[-LAST][:TO]
     #[arg(short, long, value_name = "PORTS")]
     publish: Vec<PortSpec>,
-    /// UDP ports that lead into the namespace
+    /// UDP ports of the host to forward to the program
     #[arg(long, value_name = "PORTS")]
     publish_udp: Vec<PortSpec>,
-    /// Only hosts to which a UDP port of the program has written may write to it (address-dependent filtering)
+    /// Deliver datagrams to a UDP port of the program only from hosts that the port has sent to (address-dependent
+    /// filtering)
     #[arg(long)]
     udp_filter: bool,
     /// Allow a destination
@@ -63,7 +64,7 @@ pub struct Args {
     /// Refuse a destination
     #[arg(long, value_name = "RULE")]
     deny: Vec<Rule>,
-    /// Refuse every destination that no --allow names
+    /// Refuse every destination that no --allow matches
     #[arg(long)]
     no_network: bool,
     /// Read rules from this file instead of ~/.config/fulmar/run.rules
@@ -72,16 +73,16 @@ pub struct Args {
     /// Write the program's packets to this file (pcapng)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Print a summary at the end: connections, bytes, time, and what the rules have refused
+    /// Print a summary at the end: connections, bytes, time and refused destinations
     #[arg(long)]
     summary: bool,
-    /// Serve metrics for Prometheus on this port of the host's loopback, or on this address of the host
+    /// Serve Prometheus metrics on this port of the host's loopback interface, or on this address of the host
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = crate::metrics::address)]
     metrics: Option<SocketAddr>,
     /// MTU of the program's interface in bytes
     #[arg(long, value_name = "BYTES", value_parser = within(1280u32, 65_535))]
     mtu: Option<u32>,
-    /// Queues of the program's interface, each served by a thread of its own; at most one for each CPU [default: 1]
+    /// Queues of the program's interface, each served by its own thread; at most one per CPU [default: 1]
     #[arg(long, value_name = "N", value_parser = crate::gateway::args::queues)]
     queues: Option<u16>,
     /// The program and its arguments
@@ -162,7 +163,7 @@ fn add_file(rules: &mut Rules, path: &Path, must_exist: bool) -> Outcome {
     // Each process of the gateway reads them: the second one would find a pipe empty, and no rule in it.
     let is_null = path == Path::new("/dev/null");
     if !is_null && std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
-        let what = "they are read more than once, and this is no regular file";
+        let what = "not a regular file; the rules are read more than once";
         return Err(Failure::new(format!("cannot read the rules of {}: {what}", path.display())));
     }
     match std::fs::read_to_string(path) {

@@ -61,19 +61,19 @@ fn mac(kind: u8, number: usize) -> [u8; 6] {
     [0x02, 0x66, 0x75, 0x6c, kind, number as u8]
 }
 
-/// Run a program in a user and network namespace of its own, where fulmar needs no root
+/// Run a program in a user and network namespace of its own, in which fulmar works without root
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   fulmar sandbox -- fulmar ping 10.77.0.1     ping the kernel inside
   fulmar sandbox                              a shell
-  fulmar sandbox --join 4242                  a shell in that of process 4242
+  fulmar sandbox --join 4242                  a shell in the sandbox of 4242
 
-The kernel is 10.77.0.1 and fd77::1, fulmar 10.77.0.2 and fd77::2, a second
-fulmar command beside it 10.77.0.3 and fd77::3.
+The kernel has the addresses 10.77.0.1 and fd77::1, fulmar 10.77.0.2 and
+fd77::2, and a second fulmar command 10.77.0.3 and fd77::3.
 
-Exit status: that of the program, or 2 without a sandbox.")]
+Exit status: that of the program, or 2 if the sandbox cannot be created.")]
 pub struct Args {
-    /// Join the sandbox of this process instead of making one
+    /// Join the sandbox of this process instead of creating one
     #[arg(long, value_name = "PID")]
     join: Option<u32>,
     /// The program and its arguments (default: your shell)
@@ -86,12 +86,12 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     match args.join {
         Some(pid) => join(pid).during(format_args!("cannot join the sandbox of process {pid}"))?,
         None => build()
-            .map_err(|e| Failure::new(format!("cannot make a sandbox: {e}; {HOW_TO_ALLOW}")))?,
+            .map_err(|e| Failure::new(format!("cannot create a sandbox: {e}; {HOW_TO_ALLOW}")))?,
     }
     if args.command.is_empty() && args.join.is_none() && io::stderr().is_terminal() {
         let pid = std::process::id();
-        eprintln!("sandbox: the kernel is 10.77.0.1 and fd77::1, fulmar 10.77.0.2 and fd77::2");
-        eprintln!("sandbox: another terminal joins with `fulmar sandbox --join {pid}`");
+        eprintln!("sandbox: the kernel has 10.77.0.1 and fd77::1, fulmar has 10.77.0.2 and fd77::2");
+        eprintln!("sandbox: join it from another terminal with `fulmar sandbox --join {pid}`");
     }
     Err(exec::become_program(&args.command, |program| program.env(INSIDE, "1")).1)
 }

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Show what the running stacks are doing
+/// Show the state of the running stacks and gateways
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   fulmar stat                                      every stack of this user
@@ -37,24 +37,24 @@ use std::time::{Duration, Instant};
   fulmar stat -f 'state established dport = :80'   only these sockets
   fulmar stat $(pgrep -n nginx)                    the gateway of a process
 
-Exit status: 0 if a stack was shown, 1 if none runs, 2 on an error.")]
+Exit status: 0 if a stack was shown, 1 if none is running, 2 on an error.")]
 pub struct Args {
     /// Print an array of JSON documents, one per stack
     #[arg(long)]
     json: bool,
-    /// Also print the counters that are not zero
+    /// Also print the nonzero counters
     #[arg(long, conflicts_with = "json")]
     counters: bool,
     /// Repeat until Ctrl-C, with rates: every second, or with this interval
     #[arg(short, long, value_name = "SECONDS", conflicts_with = "json", value_parser = bounds::budget,
           num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     watch: Option<Duration>,
-    /// Only flows and sockets that match, as in ss(8): 'dport = :80', 'sport < 1024', 'src 10.77.0.2',
-    /// 'state established', 'tcp', 'not udp'; of several terms all must hold
+    /// Show only matching flows and sockets, as in ss(8): 'dport = :80', 'sport < 1024', 'src 10.77.0.2',
+    /// 'state established', 'tcp', 'not udp'; several terms must all match
     #[arg(short, long, value_name = "FILTER")]
     filter: Option<Filter>,
-    /// Only the stacks of this process or of this name; of a gateway also a process of its guest, or the name or path
-    /// of its network namespace
+    /// Process or name of a stack; for a gateway, also a process of its guest, or the name or path of its network
+    /// namespace
     #[arg(value_name = "PID|NAME")]
     stack: Option<String>,
 }
@@ -80,10 +80,11 @@ fn show_once(args: &Args) -> Outcome<ExitCode> {
     match (&args.stack, stacks.is_empty()) {
         (_, false) => Ok(ExitCode::SUCCESS),
         (Some(wanted), true) => Err(Failure::new(format!(
-            "no stack of process or name `{wanted}` runs; `fulmar stat` alone shows those that do"
+            "no running stack has the process id or name `{wanted}`; `fulmar stat` without arguments lists the \
+             running stacks"
         ))),
         (None, true) => {
-            eprintln!("no stack of this user answers");
+            eprintln!("no stack of this user is running");
             Ok(ExitCode::from(1))
         }
     }
@@ -98,7 +99,7 @@ fn watch(args: &Args, period: Duration) -> Outcome<ExitCode> {
         let (now, stacks) = (Instant::now(), wanted_documents(args));
         let mut text = clear.to_owned();
         if stacks.is_empty() {
-            text += "no stack of this user answers\n";
+            text += "no stack of this user is running\n";
         }
         for document in &stacks {
             let mut shown = render(args, document);
@@ -145,7 +146,7 @@ pub fn documents() -> Vec<Document> {
 pub(crate) fn ask_all() -> (Vec<Document>, Vec<String>) {
     let foreign = control::foreign_directories().into_iter();
     let foreign =
-        foreign.map(|d| format!("{} is not this user's alone: not looked into", d.display()));
+        foreign.map(|d| format!("ignored {}: other users have access to it", d.display()));
     let (mut found, mut complaints) = (Vec::new(), foreign.collect::<Vec<_>>());
     for socket in control::sockets() {
         match control::ask(&socket).map(|d| d.map(|text| read(&text))) {
@@ -154,9 +155,9 @@ pub(crate) fn ask_all() -> (Vec<Document>, Vec<String>) {
                 found.push(document);
             }
             Ok(Some(Err(e))) => complaints
-                .push(format!("{} does not answer with a document: {e}", socket.display())),
+                .push(format!("invalid answer from {}: {e}", socket.display())),
             Ok(None) => {}
-            Err(e) => complaints.push(format!("{} does not answer: {e}", socket.display())),
+            Err(e) => complaints.push(format!("no answer from {}: {e}", socket.display())),
         }
     }
     (found, complaints)
@@ -174,8 +175,7 @@ fn of_newer(document: &Document) -> Option<String> {
     let is_news = document.version > VERSION && !IS_SAID.swap(true, Ordering::Relaxed);
     is_news.then(|| {
         format!(
-            "the document of process {} is written by a newer fulmar (version {}): fields that this one does not \
-             know are left out",
+            "process {} runs a newer fulmar (document version {}); unknown fields are omitted",
             document.pid, document.version
         )
     })
@@ -358,7 +358,7 @@ fn drops(all: &[DropCount]) -> String {
     let why = |d: &DropCount| {
         let is_usual = USUAL.iter().any(|usual| d.reason == usual.name());
         let note =
-            if is_usual { " Usual for broadcasts and multicasts of other hosts." } else { "" };
+            if is_usual { " Normal: other hosts send such broadcasts and multicasts." } else { "" };
         format!("{}{note}", d.sentence)
     };
     let counted = all.iter().filter(|d| d.packets > 0);
@@ -521,7 +521,9 @@ neighbours
         let newer = read(r#"{"version": 2, "name": "nc", "colour": "blue"}"#).unwrap();
         assert!(render(&args(&["--counters"]), &newer).starts_with("nc, process 0, , \n"));
         assert_eq!(of_newer(&document()), None);
-        assert!(of_newer(&newer).is_some_and(|said| said.contains("newer fulmar (version 2)")));
+        assert!(
+            of_newer(&newer).is_some_and(|said| said.contains("newer fulmar (document version 2)"))
+        );
         assert_eq!(of_newer(&newer), None);
         assert!(read("3").is_err() && read("").is_err());
     }

@@ -43,31 +43,30 @@ const SNAPSHOT: (u16, u16) = (100, 40);
 /// Watch a gateway or a running stack: flows, rates, drops
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
-  fulmar top                       the only one, or a list to choose from
+  fulmar top                       the only stack, or a list to choose from
   fulmar top $(pgrep -n nginx)     the gateway of a process
   fulmar top --sort rtt curl       by round-trip time
 
 Keys: q quits, h lists the others.
 
-CPU by stage is shown of stacks that keep an account: start them with
-FULMAR_LEDGER=64.
+CPU by stage is shown for programs started with FULMAR_LEDGER=64 in their
+environment.
 
-Exit status: 0; 1 if no stack runs, with --once; 2 on an error such as a
-process without a stack.")]
+Exit status: 0, or 1 with --once if no stack is running, or 2 on an error.")]
 pub struct Args {
     /// Interval between two samples
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = bounds::budget)]
     delay: Duration,
-    /// Print one snapshot and end
+    /// Print one snapshot and exit
     #[arg(long)]
     once: bool,
-    /// Sort by this column at the start
+    /// Column to sort by at the start
     #[arg(short, long, value_name = "COLUMN", default_value = "rate", value_parser = sort)]
     sort: Sort,
-    /// Only the flows and sockets that match, as in `fulmar stat -f`
+    /// Show only matching flows and sockets, as in `fulmar stat -f`
     #[arg(short, long, value_name = "FILTER", value_parser = filter)]
     filter: Option<(String, Filter)>,
-    /// A process or a name, as in `fulmar stat`
+    /// Process or name of a stack, as in `fulmar stat`
     #[arg(value_name = "PID|NAME")]
     stack: Option<String>,
 }
@@ -75,7 +74,7 @@ pub struct Args {
 fn sort(text: &str) -> Result<Sort, String> {
     let names: Vec<&str> = Sort::ALL.iter().map(|s| s.name()).collect();
     let found = Sort::ALL.into_iter().find(|s| s.name() == text);
-    found.ok_or_else(|| format!("give one of {}", names.join(", ")))
+    found.ok_or_else(|| format!("expected one of {}", names.join(", ")))
 }
 
 fn filter(text: &str) -> Result<(String, Filter), String> {
@@ -90,7 +89,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let (samples, complaints) = sample(args.stack.as_deref());
     if let (Some(wanted), true) = (&args.stack, samples.is_empty()) {
         return Err(Failure::new(format!(
-            "no stack or gateway of process or name `{wanted}` runs{}; `fulmar stat` shows those that do",
+            "no running stack or gateway has the process id or name `{wanted}`{}; `fulmar stat` lists the running ones",
             complaints.first().map(|why| format!(" ({why})")).unwrap_or_default()
         )));
     }
@@ -100,7 +99,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     if args.once || !is_terminal {
         if !args.once {
             eprintln!(
-                "fulmar top: standard input and output are no terminal; this is one snapshot"
+                "fulmar top: standard input or output is not a terminal; printing one snapshot"
             );
         }
         return once(args, app, samples);
@@ -112,7 +111,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 /// Prints the screen as it is after one interval.
 fn once(args: &Args, mut app: App, samples: Vec<Sample>) -> Outcome<ExitCode> {
     if samples.is_empty() {
-        eprintln!("no stack or gateway of this user answers");
+        eprintln!("no stack or gateway of this user is running");
         return Ok(ExitCode::from(1));
     }
     app.update(samples);
@@ -161,7 +160,7 @@ fn watch(args: &Args, app: &mut App) -> Outcome<ExitCode> {
         match samples.try_recv() {
             Ok((samples, complaints)) => {
                 app.notice = complaints.into_iter().next().unwrap_or_else(|| {
-                    "no stack or gateway of this user runs; this screen waits for one".to_owned()
+                    "no stack or gateway of this user is running; waiting for one".to_owned()
                 });
                 app.update(samples);
             }

@@ -43,9 +43,9 @@ const RESET_TIMEOUT: Duration = Duration::from_secs(1);
                      (or `socat -u TCP-LISTEN:5001 - > copy`)
   here:              fulmar send FILE 10.77.0.1:5001")]
 pub struct SendArgs {
-    /// The file; - is standard input
+    /// The file to send; - is standard input
     file: PathBuf,
-    /// The receiver, which listens there
+    /// Address of the listening receiver
     #[arg(value_name = "HOST:PORT", value_parser = host_and_port)]
     to: (String, u16),
     #[command(flatten)]
@@ -68,16 +68,16 @@ pub struct SendArgs {
 pub struct RecvArgs {
     /// The file to write; - is standard output
     file: PathBuf,
-    /// The sender, which listens there; or use -l
+    /// Address of the listening sender; or use -l
     #[arg(value_name = "HOST:PORT", value_parser = host_and_port)]
     from: Option<(String, u16)>,
-    /// Wait for the sender on this port
+    /// Listen for the sender on this port
     #[arg(short, long, value_name = "PORT", conflicts_with = "from")]
     listen: Option<u16>,
-    /// Fail unless this is the SHA-256 of what arrived
+    /// Fail unless the received data has this SHA-256
     #[arg(long, value_name = "HEX", value_parser = sha256)]
     sha256: Option<String>,
-    /// Read by copy instead of into posted buffers, for comparison
+    /// For comparison: read by copy instead of into posted buffers
     #[arg(long)]
     no_posted: bool,
     #[command(flatten)]
@@ -242,8 +242,8 @@ impl CopyError {
             CopyError::Write(e) => (write, e),
             CopyError::Resized { expected, found } => {
                 return Failure::new(format!(
-                    "{read} after {} bytes: it had {expected} bytes at the start and has {found} \
-                     now; send it again once it no longer changes",
+                    "{read} after {} bytes: its size changed from {expected} to {found} bytes; send it again when \
+                     it no longer changes",
                     tally.bytes
                 ));
             }
@@ -256,8 +256,8 @@ impl CopyError {
         let failure =
             self.failure("cannot receive", &format!("cannot write {}", file.display()), tally);
         let place =
-            if is_standard(file) { "what was written".into() } else { file.display().to_string() };
-        Failure::new(format!("{failure}; {place} is incomplete: do not use it"))
+            if is_standard(file) { "the output".into() } else { file.display().to_string() };
+        Failure::new(format!("{failure}; {place} is incomplete; do not use it"))
     }
 }
 
@@ -335,11 +335,11 @@ pub fn send(args: &SendArgs) -> Outcome<ExitCode> {
         Failure::new(format!("{failure}; the connection was reset"))
     })?;
     stream.set_linger(None).during("cannot set the linger time")?;
-    finish(&stream).during("the end of the file was not confirmed")?;
+    finish(&stream).during("the receiver did not confirm the end of the file")?;
     tally.report("sent");
     if source.has_changed() {
         eprintln!(
-            "{} was written to meanwhile: the sum may not be that of what arrived; send it again",
+            "{} changed during the transfer, so the SHA-256 may differ from that of the received data; send it again",
             args.file.display()
         );
     }
@@ -373,7 +373,7 @@ fn finish(mut stream: &TcpStream) -> io::Result<()> {
 pub fn recv(args: &RecvArgs) -> Outcome<ExitCode> {
     if args.from.is_none() && args.listen.is_none() {
         return Err(Failure::new(
-            "the sender is missing: -l PORT waits for it, HOST:PORT connects to it",
+            "missing sender: give -l PORT to listen for it, or HOST:PORT to connect to it",
         ));
     }
     let mut sink = open_sink(&args.file)?;
@@ -426,14 +426,13 @@ fn reach_sender(args: &RecvArgs, session: &Session) -> Outcome<TcpStream> {
 /// A SHA-256 as sha256sum(1) prints it.
 fn sha256(text: &str) -> Result<String, String> {
     let is_sum = text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
-    if is_sum { Ok(text.to_owned()) } else { Err("give 64 hexadecimal digits".into()) }
+    if is_sum { Ok(text.to_owned()) } else { Err("expected 64 hexadecimal digits".into()) }
 }
 
 fn check_digest(expected: Option<&str>, found: &str) -> Outcome<ExitCode> {
     match expected {
         Some(hex) if !hex.eq_ignore_ascii_case(found) => Err(Failure::new(format!(
-            "the SHA-256 of what arrived is {found} and not {hex}: the file is damaged; \
-             receive it again"
+            "the received data has the SHA-256 {found}, expected {hex}; receive it again"
         ))),
         _ => Ok(ExitCode::SUCCESS),
     }
@@ -485,11 +484,11 @@ mod tests {
         let tally = Tally::new(Some(9));
         let error = CopyError::Resized { expected: 9, found: 4 };
         let text = error.failure("cannot send f", "cannot send", &tally).to_string();
-        assert!(text.contains("had 9 bytes at the start and has 4 now"), "{text}");
+        assert!(text.contains("changed from 9 to 4 bytes"), "{text}");
         let text = CopyError::Read(io::Error::from_raw_os_error(libc::ECONNRESET))
             .failure_of_receiver(Path::new("copy"), &tally)
             .to_string();
-        assert!(text.ends_with("copy is incomplete: do not use it"), "{text}");
+        assert!(text.ends_with("copy is incomplete; do not use it"), "{text}");
     }
 
     #[test]

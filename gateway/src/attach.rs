@@ -115,21 +115,21 @@ impl Target {
         let path = path.display();
         let sentence = match (e.raw_os_error(), e.kind(), self) {
             (Some(libc::ESRCH), ..) | (_, io::ErrorKind::NotFound, Target::Process { .. }) => {
-                format!("cannot attach to {self}: there is no such process")
+                format!("cannot attach to {self}: no such process")
             }
             (_, io::ErrorKind::NotFound, _) => format!(
-                "cannot attach to {self}: there is no such file; `ip netns` and `lsns -t net` list namespaces"
+                "cannot attach to {self}: no such file; list the namespaces with `ip netns` or `lsns -t net`"
             ),
             (_, io::ErrorKind::InvalidInput, _) => {
-                format!("cannot attach to {self}: {path} is no network namespace")
+                format!("cannot attach to {self}: {path} is not a network namespace")
             }
             (_, io::ErrorKind::PermissionDenied, _) if is_own(&self.netns_path()) => format!(
-                "cannot attach to {self}: it is in the network namespace of this command, not in one of its own: \
-                 start it by `unshare -rn PROGRAM`, and give its process id once it runs"
+                "cannot attach to {self}: it shares the network namespace of this command; start it with `unshare \
+                 -rn PROGRAM`, then give its process id"
             ),
             (_, io::ErrorKind::PermissionDenied, _) => format!(
-                "cannot attach to {self}: it is not yours ({e}); run as its user, name its user namespace with \
-                 --userns, or run as root"
+                "cannot attach to {self}: it belongs to another user ({e}); run as that user or as root, or give \
+                 its user namespace with --userns"
             ),
             _ => format!("cannot attach to {self}: {e}"),
         };
@@ -139,13 +139,13 @@ impl Target {
     fn refused_user(&self, userns: &Path, e: io::Error) -> io::Error {
         let userns = userns.display();
         let sentence = match e.kind() {
-            io::ErrorKind::NotFound => format!("there is no user namespace {userns}"),
+            io::ErrorKind::NotFound => format!("the user namespace {userns} does not exist"),
             io::ErrorKind::PermissionDenied => {
                 format!(
-                    "the user namespace {userns} is not yours ({e}); run as its user, or as root"
+                    "the user namespace {userns} belongs to another user ({e}); run as that user or as root"
                 )
             }
-            io::ErrorKind::InvalidInput => format!("{userns} is no user namespace ({e})"),
+            io::ErrorKind::InvalidInput => format!("{userns} is not a user namespace ({e})"),
             _ => format!("cannot join the user namespace {userns}: {e}"),
         };
         io::Error::new(e.kind(), format!("cannot attach to {self}: {sentence}"))
@@ -244,7 +244,7 @@ mod tests {
         let nobody = Target::Process { pid: 4_194_999, userns: None };
         assert_eq!(
             refused(nobody.clone()),
-            "cannot attach to process 4194999: there is no such process"
+            "cannot attach to process 4194999: no such process"
         );
         assert!(nobody.exit_watch().unwrap_err().to_string().contains("no such process"));
         let missing = refused(Target::named(Path::new("fulmar-missing"), None));

@@ -39,7 +39,7 @@ impl fmt::Display for Containment {
         f.write_str(if self.has_landlock {
             ", no file system"
         } else {
-            "; this kernel has no Landlock, so the file system is shut off by the system calls alone"
+            "; this kernel has no Landlock, so only the system call filter blocks the file system"
         })
     }
 }
@@ -152,7 +152,7 @@ const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 pub fn empty_root() -> io::Result<()> {
     let step = |what: &str, done: nix::Result<()>| {
         done.map_err(|e| {
-            io::Error::other(format!("cannot make an empty root directory: {what}: {e}"))
+            io::Error::other(format!("cannot create an empty root directory: {what}: {e}"))
         })
     };
     let none = None::<&str>;
@@ -182,7 +182,7 @@ pub fn contain() -> io::Result<Containment> {
     let deadline = Instant::now() + THREAD_EXIT_TIMEOUT;
     while std::fs::read_dir("/proc/self/task")?.count() > 1 {
         if Instant::now() > deadline {
-            return Err(io::Error::other("cannot contain a process of several threads"));
+            return Err(io::Error::other("cannot contain a process with several threads"));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -198,7 +198,7 @@ pub fn contain_thread() -> io::Result<Containment> {
     let step = |what: &str, e: &dyn fmt::Display| io::Error::other(format!("{what}: {e}"));
     drop_rights()?;
     let has_landlock =
-        restrict_files(None).map_err(|e| step("cannot forbid the file system (Landlock)", &e))?;
+        restrict_files(None).map_err(|e| step("cannot block the file system (Landlock)", &e))?;
     // The stricter answer of two filters counts, and the first one has to let the second one in.
     for program in [without_clone3(), filter()] {
         let program = program.map_err(|e| step("cannot build the system call filter", &e))?;

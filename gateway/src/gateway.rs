@@ -151,7 +151,7 @@ impl Gateway {
             advertisement: config.advertisement.take(),
         });
         let siblings = Siblings::all(devices.len());
-        let siblings = siblings.map_err(|e| SetupError::System("cannot make an eventfd", e))?;
+        let siblings = siblings.map_err(|e| SetupError::System("cannot create an eventfd", e))?;
         let (clock, account) = (Clock::start(), config.account);
         let common = Common { clock, stack: &stack, queues, account };
         let places = (0..queues).zip(devices).zip(siblings);

@@ -116,13 +116,13 @@ impl GuestNetwork {
         let mut refused = Vec::new();
         for (address, prefix_len) in &self.addresses {
             if let Err(e) = netlink.add_address(index, *address, *prefix_len) {
-                refused.push(format!("the guest has no address {address}/{prefix_len}: {e}"));
+                refused.push(format!("cannot add the address {address}/{prefix_len} to the guest: {e}"));
             }
         }
         for route in &self.routes {
             if let Err(e) = add_route(&mut netlink, index, route) {
                 let (to, length) = (route.destination, route.prefix_len);
-                refused.push(format!("the guest has no route to {to}/{length}: {e}"));
+                refused.push(format!("cannot add a route to {to}/{length} to the guest: {e}"));
                 if route.is_default() {
                     // All that the gateway needs is to see the packets.
                     let _ = add_route(&mut netlink, index, &route_to_gateway(to.is_ipv4()));

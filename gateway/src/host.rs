@@ -76,7 +76,7 @@ impl HostNetwork {
         if let Some(name) = upstream
             && !tables.interfaces.iter().any(|i| i.name == name)
         {
-            let what = format!("the host has no interface {name}");
+            let what = format!("no interface {name} on the host");
             return Err(io::Error::new(io::ErrorKind::NotFound, what));
         }
         Ok(HostNetwork::of(&tables, upstream))

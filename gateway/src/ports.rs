@@ -112,7 +112,7 @@ impl PortSpec {
             (a, b) if a == b => Ok(a),
             (_, b) => Err(ParsePortsError {
                 spec: b.to_string(),
-                what: "none, auto and all cannot be combined with other ports".into(),
+                what: "`none`, `auto` and `all` cannot be combined with other ports".into(),
             }),
         }
     }
@@ -122,7 +122,7 @@ impl PortSpec {
 fn add(ranges: &mut Vec<Ports>, ports: Ports) -> Result<(), ParsePortsError> {
     for before in ranges.iter() {
         if let Some(port) = before.shares(&ports) {
-            let what = format!("port {port} is in `{before}`, too; leave one of them out");
+            let what = format!("port {port} is also in `{before}`; omit one of them");
             return Err(ParsePortsError { spec: ports.to_string(), what });
         }
     }
@@ -188,7 +188,7 @@ impl FromStr for PortSpec {
 fn parse_list(spec: &str) -> Result<PortSpec, String> {
     let (bind, list) = match spec.rsplit_once('/') {
         Some((_, "tcp" | "udp")) => {
-            return Err("TCP and UDP ports have an option each, and no `/tcp` or `/udp`".into());
+            return Err("omit `/tcp` and `/udp`: TCP and UDP ports have separate options".into());
         }
         Some((bind, list)) => (parse_bind(bind)?, list),
         None => (Bind::default(), spec),
@@ -216,15 +216,15 @@ fn parse_bind(bind: &str) -> Result<Bind, String> {
         None => (bind, None),
     };
     if interface.is_some_and(|name| name.is_empty() || name.len() > 15 || name.contains('/')) {
-        return Err("an interface name has 1 to 15 characters".into());
+        return Err("expected an interface name of 1 to 15 characters".into());
     }
     if address.is_empty() && interface.is_none() {
-        return Err("no address before the slash".into());
+        return Err("missing address before the slash".into());
     }
     let inner = address.strip_prefix('[').and_then(|a| a.strip_suffix(']')).unwrap_or(address);
     let address = match inner {
         "" => None,
-        _ => Some(inner.parse().map_err(|_| format!("`{address}` is no IP address"))?),
+        _ => Some(inner.parse().map_err(|_| format!("invalid IP address `{address}`"))?),
     };
     Ok(Bind { address, interface: interface.map(str::to_owned) })
 }
@@ -237,7 +237,7 @@ fn parse_mapping(item: &str) -> Result<(RangeInclusive<u16>, u16), String> {
         return Ok((from, first));
     };
     if from.parse::<IpAddr>().is_ok() {
-        return Err(format!("an address ends with a slash: write {from}/{to}"));
+        return Err(format!("a slash separates an address from its ports: write {from}/{to}"));
     }
     let (from, to) = (parse_range(from)?, parse_range(to)?);
     let span = from.end() - from.start();
@@ -245,7 +245,7 @@ fn parse_mapping(item: &str) -> Result<(RangeInclusive<u16>, u16), String> {
         return Err(format!("the ranges of `{item}` differ in length"));
     }
     if to.start().checked_add(span).is_none() {
-        return Err(format!("the target ports of `{item}` end above 65535"));
+        return Err(format!("the target ports of `{item}` exceed 65535"));
     }
     Ok((from, *to.start()))
 }
@@ -254,7 +254,7 @@ fn parse_range(range: &str) -> Result<RangeInclusive<u16>, String> {
     let (first, last) = range.split_once('-').unwrap_or((range, range));
     let (first, last) = (parse_port(first)?, parse_port(last)?);
     if first > last {
-        return Err(format!("the range `{range}` ends before it begins"));
+        return Err(format!("invalid range `{range}`: its end is below its start"));
     }
     Ok(first..=last)
 }
@@ -262,7 +262,7 @@ fn parse_range(range: &str) -> Result<RangeInclusive<u16>, String> {
 fn parse_port(port: &str) -> Result<u16, String> {
     let is_number = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
     let number = if is_number { port.parse().ok() } else { None };
-    number.filter(|n| *n != 0).ok_or_else(|| format!("`{port}` is no port (1 to 65535)"))
+    number.filter(|n| *n != 0).ok_or_else(|| format!("invalid port `{port}`: expected 1-65535"))
 }
 
 impl fmt::Display for PortSpec {
@@ -379,21 +379,21 @@ mod tests {
     #[test]
     fn specifications_without_a_meaning_are_refused_with_the_reason() {
         for (spec, what) in [
-            ("", "no port"),
-            ("0", "no port"),
-            ("65536", "no port"),
-            ("+22", "no port"),
-            ("22-", "no port"),
-            ("30-20", "ends before it begins"),
+            ("", "invalid port ``"),
+            ("0", "invalid port `0`: expected 1-65535"),
+            ("65536", "invalid port `65536`"),
+            ("+22", "invalid port `+22`"),
+            ("22-", "invalid port ``"),
+            ("30-20", "invalid range `30-20`: its end is below its start"),
             ("22-24:1-2", "differ in length"),
-            ("1-100:65500", "end above 65535"),
-            ("22,20-30:80", "`20-30:80`: port 22 is in `22`, too"),
-            ("/22", "no address"),
-            ("1.2.3/22", "is no IP address"),
-            ("22:23/udp", "have an option each"),
+            ("1-100:65500", "exceed 65535"),
+            ("22,20-30:80", "`20-30:80`: port 22 is also in `22`"),
+            ("/22", "missing address"),
+            ("1.2.3/22", "invalid IP address `1.2.3`"),
+            ("22:23/udp", "have separate options"),
             ("127.0.0.1:8080:80", "write 127.0.0.1/8080:80"),
             ("%/22", "interface name"),
-            ("22,none", "no port"),
+            ("22,none", "invalid port `none`"),
         ] {
             let error = spec.parse::<PortSpec>().expect_err(spec).to_string();
             assert!(error.contains(what), "{spec}: {error}");
@@ -415,7 +415,7 @@ mod tests {
         let refused = and("8080:80", "8000-8090:81").unwrap_err().to_string();
         assert_eq!(
             refused,
-            "invalid port specification `8000-8090:81`: port 8080 is in `8080:80`, too; leave one of them out"
+            "invalid port specification `8000-8090:81`: port 8080 is also in `8080:80`; omit one of them"
         );
         for (a, b) in [
             ("22", "22"),

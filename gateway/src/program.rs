@@ -32,7 +32,7 @@ pub(crate) const STAGING: &str = "/tmp";
 /// The system forbids it: the sentence says what to allow.
 pub fn enter(user: User) -> io::Result<()> {
     enter_with_mounts(user).map_err(|e| {
-        let sentence = format!("cannot make a namespace for the program: {e}; {HOW_TO_ALLOW}");
+        let sentence = format!("cannot create a namespace for the program: {e}; {HOW_TO_ALLOW}");
         io::Error::new(e.kind(), sentence)
     })?;
     let group = getegid();
@@ -73,7 +73,7 @@ pub fn make_read_only(path: &Path) -> io::Result<()> {
     }
     match bind_read_only(path) {
         Err(e) if !is_missing => {
-            let what = format!("cannot keep {} from the program's writing", path.display());
+            let what = format!("cannot make {} read-only for the program", path.display());
             context(&what, Err(e.into()))
         }
         _ => Ok(()),
@@ -120,7 +120,7 @@ const TIOCLINUX: u32 = 0x541c;
 /// The kernel has no filters of system calls.
 pub fn forbid_terminal_input() -> io::Result<()> {
     let applied = apply_filter(&terminal_filter()).map_err(io::Error::other);
-    context("cannot keep the program from typing into the terminal (seccomp)", applied)
+    context("cannot block injection of terminal input by the program (seccomp)", applied)
 }
 
 /// Of BPF, since a filter for one architecture would end a program that calls the kernel by another one.
@@ -149,7 +149,7 @@ fn terminal_filter() -> Vec<sock_filter> {
 pub(crate) fn mount_staging() -> io::Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let mounted = mount(Some("fulmar"), STAGING, Some("tmpfs"), flags, Some("size=64k,mode=755"));
-    context("cannot mount a file system in memory", mounted.map_err(Into::into))
+    context("cannot mount a tmpfs", mounted.map_err(Into::into))
 }
 
 /// The file of a program, of at most [`MOST_BYTES`]: lines of the host's that do not fit are left out.

@@ -84,7 +84,7 @@ impl fmt::Display for Denial {
         let (what, source) = match &self.0 {
             Why::Rule(rule, source) => (format!("deny {}", rule.text), source),
             Why::NoNetwork(source) => ("no-network".to_owned(), source),
-            Why::Guarded(what) => return write!(f, "default: {what}; --allow ADDRESS opens one"),
+            Why::Guarded(what) => return write!(f, "default: {what}; permit an address with --allow ADDRESS"),
         };
         match source {
             Source::Option => write!(f, "--{what}"),
@@ -146,18 +146,18 @@ impl FromStr for Rule {
 
     fn from_str(text: &str) -> Result<Rule, ParseRuleError> {
         let error = |what: &str| ParseRuleError(format!("invalid rule `{text}`: {what}"));
-        let (host, ports) = split(text).ok_or_else(|| error("a bracket is missing"))?;
+        let (host, ports) = split(text).ok_or_else(|| error("missing bracket"))?;
         let ports = match ports {
             None => ALL_PORTS,
             Some(ports) => parse_ports(ports).ok_or_else(|| {
                 error(match ports.starts_with("//") {
-                    true => "it is a URL: give its host alone, or HOST:PORT",
-                    false => "after the colon comes a port or a range (1 to 65535)",
+                    true => "expected HOST or HOST:PORT, not a URL",
+                    false => "expected a port or a range (1-65535) after the colon",
                 })
             })?,
         };
         let host = parse_host(host).ok_or_else(|| {
-            error("give an address, a prefix such as 10.0.0.0/8, a name, *.name or *")
+            error("expected an address, a prefix such as 10.0.0.0/8, a name, *.name or *")
         })?;
         Ok(Rule { host, ports, text: text.to_owned() })
     }
@@ -408,7 +408,7 @@ impl Rules {
                 ["deny", text] => self.deny(rule(text)?, source()),
                 ["no-network"] => self.close(source()),
                 _ => {
-                    let what = "a line is `allow RULE`, `deny RULE` or `no-network`";
+                    let what = "expected `allow RULE`, `deny RULE` or `no-network`";
                     return Err(format!("line {number}: {what}"));
                 }
             }

@@ -42,10 +42,10 @@ impl fmt::Display for SetupError {
         match self {
             SetupError::Stack(e) => write!(f, "{e}"),
             SetupError::Device => f.write_str(
-                "the device of a gateway must wake by itself; use a TAP or a packet socket",
+                "a gateway requires a device with a wake-up descriptor; use a TAP or a packet socket",
             ),
             SetupError::Queues => {
-                write!(f, "the guest's interface needs from 1 to {MAX_QUEUES} queues")
+                write!(f, "the guest's interface must have 1 to {MAX_QUEUES} queues")
             }
             SetupError::System(what, e) => write!(f, "{what}: {e}{}", advice_on(e)),
             SetupError::Listen(e) => write!(f, "the stack cannot listen: {}", e.sentence()),
@@ -53,13 +53,12 @@ impl fmt::Display for SetupError {
                 write!(f, "cannot publish port {}{}: {e}", forward.bind, forward.from)?;
                 f.write_str(match e.kind() {
                     io::ErrorKind::AddrInUse => {
-                        "; another program listens there: choose another port"
+                        "; another program uses the port: choose another port"
                     }
                     io::ErrorKind::PermissionDenied => {
-                        "; choose a port from 1024 on, or let root lower \
-                         net.ipv4.ip_unprivileged_port_start"
+                        "; choose a port of 1024 or above, or lower net.ipv4.ip_unprivileged_port_start as root"
                     }
-                    io::ErrorKind::AddrNotAvailable => "; the host has no such address",
+                    io::ErrorKind::AddrNotAvailable => "; the address does not belong to the host",
                     _ => advice_on(e),
                 })
             }
@@ -70,7 +69,7 @@ impl fmt::Display for SetupError {
 /// Advice about an error of any system call.
 fn advice_on(e: &io::Error) -> &'static str {
     match e.raw_os_error() {
-        Some(libc::EMFILE) => "; raise the limit `ulimit -n`, or publish fewer ports",
+        Some(libc::EMFILE) => "; raise the limit with `ulimit -n`, or publish fewer ports",
         _ => "",
     }
 }

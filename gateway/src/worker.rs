@@ -101,7 +101,7 @@ impl Worker {
         let mut stack = setup::build_stack(config, device, clock.now(), number, *queues)?;
         stack.stages().set_observer(account.clone());
         stack.set_transmit_deferred(Some(Instant::FAR_FUTURE));
-        let failed = |e| SetupError::System("cannot make an epoll set", e);
+        let failed = |e| SetupError::System("cannot create an epoll instance", e);
         let poll = Poll::new().map_err(failed)?;
         siblings.join(&mut stack, &poll).map_err(failed)?;
         let mut worker = Worker {

@@ -43,7 +43,7 @@ impl FromStr for Mac {
         let mac: Option<[u8; 6]> = bytes.and_then(|b| b.try_into().ok());
         match mac {
             Some(mac) if mac[0] & 1 == 0 && mac != [0; 6] => Ok(Mac(mac)),
-            _ => Err("give a unicast Ethernet address such as 02:00:00:00:00:01".into()),
+            _ => Err("expected a unicast Ethernet address such as 02:00:00:00:00:01".into()),
         }
     }
 }
@@ -58,7 +58,7 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Address, String> {
         let (address, length) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));
         let address: IpAddr =
-            address.parse().map_err(|_| format!("`{address}` is no IP address"))?;
+            address.parse().map_err(|_| format!("invalid IP address `{address}`"))?;
         let bits = if address.is_ipv4() { 32 } else { 128 };
         let length = match length {
             Some(length) => Some(within(1, bits)(length)?),
@@ -69,7 +69,7 @@ impl FromStr for Address {
         if is_host {
             Ok(Address(address, length))
         } else {
-            Err(format!("`{address}` is no address of a host"))
+            Err(format!("`{address}` cannot be assigned to a host: expected a unicast address"))
         }
     }
 }
@@ -80,11 +80,11 @@ fn netmask(text: &str) -> Result<u8, String> {
         let bits = mask.to_bits();
         return match bits.leading_ones() + bits.trailing_zeros() {
             32 if bits != 0 => Ok(bits.leading_ones() as u8),
-            _ => Err(format!("`{text}` is no netmask: its ones have a gap or are none")),
+            _ => Err(format!("invalid netmask `{text}`: expected one-bits followed by zero-bits")),
         };
     }
     within(1, 32)(text)
-        .map_err(|_| "give a number of bits from 1 to 32, or such as 255.255.255.0".into())
+        .map_err(|_| "expected a number of bits from 1 to 32, or a mask such as 255.255.255.0".into())
 }
 
 /// MTU, bytes; 0: the guest is not told one. The least of IPv4 is 68 (RFC 791), of IPv6 1280 (RFC 8200 section 5).
@@ -92,7 +92,7 @@ fn mtu(text: &str) -> Result<u32, String> {
     if text == "0" {
         return Ok(0);
     }
-    within(68, 65_535)(text).map_err(|_| "give 0, or a number of bytes from 68 to 65535".into())
+    within(68, 65_535)(text).map_err(|_| "expected 0, or a number of bytes from 68 to 65535".into())
 }
 
 /// Queues: each has a thread, and more threads than CPUs are of no use.
@@ -100,9 +100,9 @@ pub fn queues(text: &str) -> Result<u16, String> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let most = cpus.min(MAX_QUEUES) as u16;
     within(1, most)(text).map_err(|_| match most {
-        1 => "only 1 queue is of use: this process has 1 CPU".into(),
+        1 => "expected 1, because this process can use 1 CPU".into(),
         most => format!(
-            "give a number of queues from 1 to {most}: one for each CPU, {MAX_QUEUES} at most"
+            "expected a number from 1 to {most}: at most one queue per CPU, and at most {MAX_QUEUES}"
         ),
     })
 }
@@ -117,11 +117,11 @@ fn interface(text: &str) -> Result<String, String> {
     if is_name {
         Ok(text.into())
     } else {
-        Err("an interface's name has 1 to 15 bytes without `/`, `:` and spaces".into())
+        Err("expected an interface name: 1 to 15 bytes without `/`, `:` and spaces".into())
     }
 }
 
-/// Give a network namespace a network without root, with the options of pasta(1)
+/// Connect a network namespace to the host's network without root, with the options of pasta(1)
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(
     infer_long_args = true,
@@ -130,15 +130,15 @@ fn interface(text: &str) -> Result<String, String> {
   fulmar gateway --config-net 4242          for the namespace of process 4242
   fulmar gateway --config-net --netns PATH  for the namespace of a file
   fulmar gateway --config-net -t 8080:80 -- PROGRAM
-                                            port 80 inside is 8080 outside
+                              the host's port 8080 leads to port 80 of PROGRAM
 
-Under the name pasta, or as `fulmar --pasta`, fulmar is this command.
-A repeated option adds ports or addresses; of any other option the last one
-counts.
+fulmar acts as this command if it is run under the name pasta, or with --pasta
+as its first argument. Options for ports and addresses accumulate if repeated;
+for any other option, the last one takes effect.
 
-Exit status: with PROGRAM its own, or 125 (no network), 126 (not executable),
-127 (no such program). Otherwise 0 once the network is up, with --foreground
-at the end. 1 or 2: an error of the options or of the set-up."
+Exit status: with PROGRAM, that of the program, or 125 (no network), 126 (not
+executable), 127 (no such program). Otherwise 0 once the network is up, or with
+--foreground at the end. 1 or 2: an invalid option, or the set-up failed."
 )]
 pub struct Args {
     #[command(flatten)]
@@ -161,10 +161,10 @@ pub struct Args {
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Namespaces")]
 pub struct AttachArgs {
-    /// Attach to this network namespace; what has no `/` is a name below /run/netns
+    /// Attach to this network namespace; a NAME without `/` is looked up in /run/netns
     #[arg(long, value_name = "PATH|NAME", overrides_with = "netns")]
     pub netns: Option<PathBuf>,
-    /// Join this user namespace before
+    /// Join this user namespace first
     #[arg(long, value_name = "PATH", overrides_with = "userns")]
     pub userns: Option<PathBuf>,
     /// Join no user namespace (the default with --netns)
@@ -173,16 +173,16 @@ pub struct AttachArgs {
     /// Do not exit when the file of the namespace is removed
     #[arg(long, overrides_with = "no_netns_quit")]
     pub no_netns_quit: bool,
-    /// Configure addresses, routes and MTU in the namespace; otherwise the guest does, by DHCP and NDP
+    /// Configure addresses, routes and MTU in the namespace; otherwise the guest configures them by DHCP and NDP
     #[arg(long, overrides_with = "config_net")]
     pub config_net: bool,
-    /// With --config-net: only the default route, not all of the host's routes
+    /// With --config-net: copy only the default route, not all of the host's routes
     #[arg(long, requires = "config_net", overrides_with = "no_copy_routes")]
     pub no_copy_routes: bool,
-    /// With --config-net: only one address of each IP version
+    /// With --config-net: copy only one address of each IP version
     #[arg(long, requires = "config_net", overrides_with = "no_copy_addrs")]
     pub no_copy_addrs: bool,
-    /// Name of the interface in the namespace (default: as the host's, or tap0)
+    /// Name of the interface in the namespace (default: the name of the host's interface, or tap0)
     #[arg(short = 'I', long, value_name = "NAME", value_parser = interface, overrides_with = "ns_ifname")]
     pub ns_ifname: Option<String>,
     /// Ethernet address of the interface in the namespace
@@ -193,10 +193,10 @@ pub struct AttachArgs {
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Addresses")]
 pub struct GuestArgs {
-    /// Only IPv4
+    /// IPv4 only
     #[arg(short = '4', long, conflicts_with = "ipv6_only", overrides_with = "ipv4_only")]
     pub ipv4_only: bool,
-    /// Only IPv6
+    /// IPv6 only
     #[arg(short = '6', long, overrides_with = "ipv6_only")]
     pub ipv6_only: bool,
     /// An address of the guest (default: the host's)
@@ -208,34 +208,34 @@ pub struct GuestArgs {
     /// The guest's router (default: the host's)
     #[arg(short, long, value_name = "ADDRESS")]
     pub gateway: Vec<IpAddr>,
-    /// MTU in bytes; 0: not set [default: 65520]
+    /// MTU in bytes; 0 leaves it unset [default: 65520]
     #[arg(short, long, value_name = "BYTES", value_parser = mtu, overrides_with = "mtu")]
     pub mtu: Option<u32>,
     /// Ethernet address of the gateway
     #[arg(short = 'M', long, value_name = "ADDRESS", overrides_with = "mac_addr")]
     pub mac_addr: Option<Mac>,
-    /// The host's interface after which the guest is made
+    /// Interface of the host whose addresses and routes the guest gets (default: that of the default route)
     #[arg(short, long, value_name = "NAME", value_parser = interface, overrides_with = "interface")]
     pub interface: Option<String>,
-    /// Source address of the host's sockets, or their interface
+    /// Source address of outgoing connections on the host, or their interface
     #[arg(short, long, value_name = "ADDRESS|NAME")]
     pub outbound: Vec<String>,
-    /// Interface of the host's IPv4 sockets
+    /// Interface of outgoing IPv4 connections on the host
     #[arg(long, value_name = "NAME", value_parser = interface, overrides_with = "outbound_if4")]
     pub outbound_if4: Option<String>,
-    /// Interface of the host's IPv6 sockets
+    /// Interface of outgoing IPv6 connections on the host
     #[arg(long, value_name = "NAME", value_parser = interface, overrides_with = "outbound_if6")]
     pub outbound_if6: Option<String>,
-    /// A resolver that the guest is told of, or `none`
+    /// Address of a DNS resolver to announce to the guest, or `none`
     #[arg(short = 'D', long, value_name = "ADDRESS")]
     pub dns: Vec<OrNone<IpAddr>>,
-    /// Domains that the guest searches, separated by spaces, or `none`
+    /// DNS search domains to announce to the guest, separated by spaces, or `none`
     #[arg(short = 'S', long, value_name = "LIST")]
     pub search: Vec<String>,
-    /// Tell the guest its resolvers by DHCP, DHCPv6 and router advertisements
+    /// Announce the resolvers by DHCP, DHCPv6 and router advertisements
     #[arg(long, overrides_with = "dhcp_dns")]
     pub dhcp_dns: bool,
-    /// Tell the guest the domains to search
+    /// Announce the search domains in the same way
     #[arg(long, overrides_with = "dhcp_search")]
     pub dhcp_search: bool,
 }
@@ -243,19 +243,19 @@ pub struct GuestArgs {
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Special addresses")]
 pub struct MapArgs {
-    /// An address at which the guest reaches the host's resolver
+    /// Address at which the guest reaches the host's resolver
     #[arg(long, value_name = "ADDRESS")]
     pub dns_forward: Vec<IpAddr>,
     /// The host's resolver (default: those of /etc/resolv.conf)
     #[arg(long, value_name = "ADDRESS")]
     pub dns_host: Vec<IpAddr>,
-    /// An address at which the guest reaches the host's loopback (default: the router's), or `none`
+    /// Address at which the guest reaches the host's loopback interface (default: the router's), or `none`
     #[arg(long, value_name = "ADDRESS")]
     pub map_host_loopback: Vec<OrNone<IpAddr>>,
-    /// Do not map the router's address to the host's loopback
+    /// Do not map the router's address to the host's loopback interface
     #[arg(long, overrides_with = "no_map_gw")]
     pub no_map_gw: bool,
-    /// An address at which the guest reaches the host under the address that both have, or `none`
+    /// Address at which the guest reaches the host's own address, if the guest has the same one, or `none`
     #[arg(long, value_name = "ADDRESS")]
     pub map_guest_addr: Vec<OrNone<IpAddr>>,
 }
@@ -263,35 +263,37 @@ pub struct MapArgs {
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Published ports")]
 pub struct PortArgs {
-    /// TCP ports of the host that lead into the namespace: none, auto (those that listen inside), all, or a list
-    /// of [ADDRESS[%INTERFACE]/]FIRST[-LAST][:TO[-TO_LAST]], with exclusions ~FIRST[-LAST] [default: auto]
+    /// TCP ports of the host to forward into the namespace: none, auto (ports with a listener inside), all, or a
+    /// list of [ADDRESS[%INTERFACE]/]FIRST[-LAST][:TO[-TO_LAST]], with exclusions ~FIRST[-LAST] [default: auto]
     #[arg(short, long, value_name = "PORTS")]
     pub tcp_ports: Vec<PortSpec>,
-    /// UDP ports of the host that lead into the namespace [default: auto]
+    /// UDP ports of the host to forward into the namespace [default: auto]
     #[arg(short, long, value_name = "PORTS")]
     pub udp_ports: Vec<PortSpec>,
-    /// TCP ports of the namespace's loopback that lead to the host's [default: auto]
+    /// TCP ports of the namespace's loopback interface to forward to the host's [default: auto]
     #[arg(short = 'T', long, value_name = "PORTS")]
     pub tcp_ns: Vec<PortSpec>,
-    /// UDP ports of the namespace's loopback that lead to the host's [default: auto]
+    /// UDP ports of the namespace's loopback interface to forward to the host's [default: auto]
     #[arg(short = 'U', long, value_name = "PORTS")]
     pub udp_ns: Vec<PortSpec>,
-    /// Publish ports of addresses that the host does not have, or not yet (IP_FREEBIND)
+    /// Publish ports on addresses that the host does not have (yet) (IP_FREEBIND)
     #[arg(long, overrides_with = "freebind")]
     pub freebind: bool,
-    /// Only hosts to which a UDP port of the guest has written may write to it (address-dependent filtering)
+    /// Deliver datagrams to a UDP port of the guest only from hosts that the port has sent to (address-dependent
+    /// filtering)
     #[arg(long, overrides_with = "udp_filter")]
     pub udp_filter: bool,
-    /// Connections from the host's loopback arrive at the namespace's loopback, not at its address
+    /// Deliver connections from the host's loopback interface on the namespace's loopback interface, not on the
+    /// guest's address
     #[arg(long, overrides_with = "host_lo_to_ns_lo")]
     pub host_lo_to_ns_lo: bool,
-    /// Carry connections from the host's loopback through the interface as all others
+    /// Carry connections from the host's loopback interface through the guest's interface, as all others
     #[arg(long, overrides_with = "no_splice")]
     pub no_splice: bool,
 }
 
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
-#[command(next_help_heading = "What is carried and served")]
+#[command(next_help_heading = "Protocols and services")]
 pub struct CarryArgs {
     /// No TCP
     #[arg(long, overrides_with = "no_tcp")]
@@ -317,9 +319,9 @@ pub struct CarryArgs {
 }
 
 #[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "The process")]
+#[command(next_help_heading = "Process")]
 pub struct ProcessArgs {
-    /// Queues of the guest's interface, each served by a thread of its own; at most one for each CPU [default: 1]
+    /// Queues of the guest's interface, each served by its own thread; at most one per CPU [default: 1]
     #[arg(long, value_name = "N", value_parser = queues, overrides_with = "queues")]
     pub queues: Option<u16>,
     /// Do not detach
@@ -328,16 +330,16 @@ pub struct ProcessArgs {
     /// Write the process id to this file once the network is up
     #[arg(short = 'P', long, value_name = "FILE", overrides_with = "pid")]
     pub pid: Option<PathBuf>,
-    /// Log to this file, not to the system's log
+    /// Log to this file instead of the system log
     #[arg(short, long, value_name = "FILE", overrides_with = "log_file")]
     pub log_file: Option<PathBuf>,
-    /// Size of the log file at which it is begun anew [default: 1048576]
+    /// Truncate the log file when it reaches this size [default: 1048576]
     #[arg(long, value_name = "BYTES", value_parser = within(4096u64, 1 << 40), overrides_with = "log_size")]
     pub log_size: Option<u64>,
     /// Write the packets of the guest's interface to this file (pcapng)
     #[arg(short, long, value_name = "FILE", overrides_with = "pcap")]
     pub pcap: Option<PathBuf>,
-    /// Serve metrics for Prometheus on this port of the host's loopback, or on this address of the host
+    /// Serve Prometheus metrics on this port of the host's loopback interface, or on this address of the host
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = crate::metrics::address, overrides_with = "metrics")]
     pub metrics: Option<SocketAddr>,
     /// Run as this user after the set-up (default: nobody, if started as root)
@@ -352,7 +354,7 @@ pub struct ProcessArgs {
     /// Same as --debug
     #[arg(long, overrides_with = "trace")]
     pub trace: bool,
-    /// No effect: messages of the set-up go to standard error
+    /// Accepted for compatibility: set-up messages always go to standard error
     #[arg(short = 'e', long, overrides_with = "stderr")]
     pub stderr: bool,
 }

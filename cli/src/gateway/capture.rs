@@ -56,14 +56,14 @@ impl CaptureFile {
 impl Shared {
     fn write_blocks(&mut self, blocks: &[u8]) -> io::Result<()> {
         if self.has_failed {
-            return Err(io::Error::other("the capture has ended"));
+            return Err(io::Error::other("the capture file is closed"));
         }
         let written = self.file.write_all(blocks);
         match &written {
             Ok(()) => self.whole_bytes += blocks.len() as u64,
             Err(e) => {
                 self.has_failed = true;
-                self.log.fail(&format!("the capture ends: {e}; the traffic goes on"));
+                self.log.fail(&format!("the capture ended: {e}; the traffic is not affected"));
                 // A pipe keeps what it has.
                 let _ = self.file.set_len(self.whole_bytes);
             }

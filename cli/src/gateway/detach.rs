@@ -106,7 +106,8 @@ pub fn start_follower() -> Outcome<OwnedFd> {
     // A reader of the gateway's streams to their end does not wait for it.
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = spawn(command.env_remove(wait::VARIABLE))?;
-    child.stdout.take().map(OwnedFd::from).ok_or_else(|| Failure::new("there is no pipe"))
+    child.stdout.take().map(OwnedFd::from).ok_or_else(|| Failure::new("cannot start the gateway's process: its \
+        output pipe is missing"))
 }
 
 /// A gateway whose standard error is a pipe.
@@ -127,12 +128,12 @@ pub fn start_with_stderr(process: Process) -> Outcome<Result<WithStderr, u8>> {
         let line = first_line(out, &mut stderr)?;
         Ok((stderr, line))
     });
-    let (mut stderr, line) = started.during("cannot pass on what the gateway says")?;
+    let (mut stderr, line) = started.during("cannot forward the gateway's messages")?;
     if line == READY.as_bytes() {
         return Ok(Ok(WithStderr { gateway, stderr }));
     }
     let rest = stderr.finish();
-    rest.during("cannot pass on what the gateway says")?;
+    rest.during("cannot forward the gateway's messages")?;
     status_of(&mut gateway).map(Err)
 }
 

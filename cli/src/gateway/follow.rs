@@ -48,7 +48,7 @@ pub struct Follower {
 
 /// Starts the process that follows the network of this one. `None`: it could not be started.
 pub fn start(log: &Log) -> Option<OwnedFd> {
-    let failed = |e: &Failure| log.fail(&format!("changes of the host's network are missed: {e}"));
+    let failed = |e: &Failure| log.fail(&format!("cannot read changes of the host's network: {e}"));
     detach::start_follower().inspect_err(failed).ok()
 }
 
@@ -76,7 +76,7 @@ impl Follower {
                 }
                 Ok(_) => {}
                 Err(e) => {
-                    log.fail(&format!("changes of the host's network are missed from now on: {e}"));
+                    log.fail(&format!("no longer following changes of the host's network: {e}"));
                     handle.forget();
                 }
             }
@@ -100,5 +100,5 @@ fn sentence(host: &HostNetwork) -> String {
     };
     let servers: Vec<String> = host.nameservers.iter().map(ToString::to_string).collect();
     let (v4, v6, servers) = (upstream(&host.v4), upstream(&host.v6), servers.join(" "));
-    format!("the host's upstream is {v4} (IPv4), {v6} (IPv6), its resolvers {servers}")
+    format!("the host's upstream interface is {v4} (IPv4), {v6} (IPv6); its resolvers are {servers}")
 }

@@ -55,7 +55,7 @@ pub fn open(
         Ok(taps) => Ok(Interface { queues: boxed(taps), what: "a TAP".to_owned() }),
         Err(e) if e.is_without_node() => {
             let sockets = open_veth(network, guest, mac, queues).map_err(|veth| {
-                let sentence = format!("{}; nor a veth pair in its place: {veth}", sentence_of(&e));
+                let sentence = format!("{}; a veth pair instead failed too: {veth}", sentence_of(&e));
                 io::Error::new(veth.kind(), sentence)
             })?;
             let what = format!("one end of a veth pair, with a packet socket on the other: {e}");
@@ -73,12 +73,12 @@ fn boxed(devices: Vec<impl Device + 'static>) -> Vec<Box<dyn Device>> {
 fn sentence_of(e: &OpenError) -> String {
     let advice = match e.source.kind() {
         io::ErrorKind::PermissionDenied => {
-            "let root run `chmod 666 /dev/net/tun` once; for good, with a udev rule \
+            "as root, run `chmod 666 /dev/net/tun`, or add a udev rule to make it permanent: \
              `KERNEL==\"tun\", MODE=\"0666\"`"
         }
         _ => &e.advice,
     };
-    format!("cannot make the guest's interface: {}: {}; {advice}", e.what, e.source)
+    format!("cannot create the guest's interface: {}: {}; {advice}", e.what, e.source)
 }
 
 /// A TAP of the calling thread's namespace.
@@ -116,12 +116,13 @@ fn open_veth(
         .map_err(|e| {
             let advice = match e.kind() {
                 io::ErrorKind::AlreadyExists => {
-                    "; the guest has an interface of that name, perhaps another gateway's: end that gateway, or choose \
-                     another name with --ns-ifname"
+                    "; the namespace already has an interface of that name, perhaps of another gateway: end that \
+                     gateway, or choose \
+                 another name with --ns-ifname"
                 }
                 _ => "",
             };
-            io::Error::new(e.kind(), format!("cannot make {name}: {e}{advice}"))
+            io::Error::new(e.kind(), format!("cannot create {name}: {e}{advice}"))
         })?;
     own.set_up_silent(name)?;
     let config = PacketConfig {

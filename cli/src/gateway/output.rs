@@ -20,13 +20,13 @@ pub fn open(path: &Path, mode: u32, is_appended: bool) -> io::Result<File> {
     }
     let file = options.open(path).map_err(|e| match e.raw_os_error() {
         Some(libc::ELOOP) => io::Error::other(
-            "it is a link in a folder where others may write; name the file that it leads to",
+            "it is a symbolic link in a directory that others can write to; give the path of its target",
         ),
         _ => e,
     })?;
     let about = file.metadata()?;
     if about.is_file() && about.uid() != geteuid().as_raw() {
-        return Err(io::Error::other("it belongs to another user; choose another file"));
+        return Err(io::Error::other("the file belongs to another user; choose another file"));
     }
     Ok(file)
 }

@@ -38,7 +38,7 @@ impl Panics {
         let (relay, log) = (thread::current().id(), log.clone());
         let (has_panicked, wake) = (Arc::clone(&panics.has_panicked), Arc::clone(&panics.wake));
         panic::set_hook(Box::new(move |what| {
-            log.fail(&format!("the gateway ends because of a fault of its own: {what}"));
+            log.fail(&format!("the gateway is ending because of an internal error: {what}"));
             has_panicked.store(true, Relaxed);
             if thread::current().id() != relay {
                 // Where it cannot be woken the relay is on its way out already.
@@ -99,6 +99,6 @@ mod tests {
         for fault in ["of the relay", "of another thread"] {
             assert!(said.contains(fault), "{said}");
         }
-        assert_eq!(said.matches("pasta: the gateway ends because of a fault").count(), 2, "{said}");
+        assert_eq!(said.matches("pasta: the gateway is ending because of an internal error").count(), 2, "{said}");
     }
 }

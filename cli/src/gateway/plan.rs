@@ -102,12 +102,12 @@ impl Plan {
         let (guest, addresses, carry) = (guest_of(args)?, &args.guest, args.carry);
         if carry.no_ndp && !addresses.ipv4_only {
             return Err(Failure::new(
-                "--no-ndp is supported together with --ipv4-only only; without IPv6 there are no neighbour solicitations",
+                "--no-ndp is supported only with --ipv4-only; add --ipv4-only",
             ));
         }
         if addresses.mtu.is_some_and(|m| m != 0 && m < LEAST_MTU_V6) && !addresses.ipv4_only {
             return Err(Failure::new(format!(
-                "--mtu below {LEAST_MTU_V6} leaves no room for IPv6; add --ipv4-only"
+                "IPv6 requires an MTU of at least {LEAST_MTU_V6}; raise --mtu, or add --ipv4-only"
             )));
         }
         let (options, outbound) = (guest_options(args)?, outbound_of(addresses)?);
@@ -342,12 +342,12 @@ fn own_address(host: &HostNetwork, network: &GuestNetwork, is_v4: bool) -> Optio
 fn guest_of(args: &Args) -> Outcome<Guest> {
     let attach = &args.attach;
     if attach.netns_only && attach.userns.is_some() {
-        return Err(Failure::new("--netns-only contradicts --userns; leave one of them out"));
+        return Err(Failure::new("--netns-only conflicts with --userns; omit one of them"));
     }
     if let Some(netns) = &attach.netns {
         if !args.command.is_empty() {
             return Err(Failure::new(
-                "--netns contradicts a process id or a program; leave one of them out",
+                "--netns conflicts with a process id or a program; omit one of them",
             ));
         }
         return Ok(Guest::Existing(Target::named(netns, attach.userns.clone())));
@@ -359,11 +359,11 @@ fn guest_of(args: &Args) -> Outcome<Guest> {
     let Some(number) = number else {
         return match attach.userns {
             None => Ok(Guest::Program(args.command.clone())),
-            Some(_) => Err(Failure::new("--userns needs --netns or a process id")),
+            Some(_) => Err(Failure::new("--userns requires --netns or a process id")),
         };
     };
     let pid = number.parse().ok().filter(|pid| (1..=i32::MAX as u32).contains(pid));
-    let pid = pid.ok_or_else(|| Failure::new(format!("`{number}` is no process id")))?;
+    let pid = pid.ok_or_else(|| Failure::new(format!("invalid process id `{number}`")))?;
     if attach.netns_only {
         let netns = PathBuf::from(format!("/proc/{pid}/ns/net"));
         return Ok(Guest::Existing(Target::Path { netns, userns: None }));
@@ -387,7 +387,7 @@ fn guest_options(args: &Args) -> Outcome<GuestOptions> {
     for address in all {
         if (address.is_ipv4() && guest.ipv6_only) || (address.is_ipv6() && guest.ipv4_only) {
             let only = if guest.ipv4_only { "--ipv4-only" } else { "--ipv6-only" };
-            return Err(Failure::new(format!("the address {address} contradicts {only}")));
+            return Err(Failure::new(format!("the address {address} conflicts with {only}")));
         }
     }
     Ok(options)
@@ -401,7 +401,7 @@ fn ports_of(args: &PortArgs, carry: &CarryArgs) -> Outcome<Ports> {
         };
         let sum = list.try_fold(first, PortSpec::and).map_err(|e| Failure::new(e.to_string()))?;
         if is_off && sum != PortSpec::None {
-            return Err(Failure::new(format!("{option} contradicts --no-{}", &option[2..5])));
+            return Err(Failure::new(format!("{option} conflicts with --no-{}", &option[2..5])));
         }
         Ok(sum)
     };
@@ -431,7 +431,7 @@ fn outbound_of(guest: &GuestArgs) -> Outcome<Outbound> {
     outbound.interface = interfaces.last().map(|name| name.to_string());
     if interfaces.windows(2).any(|pair| pair[0] != pair[1]) {
         return Err(Failure::new(format!(
-            "several outbound interfaces ({}) are not supported; name one",
+            "several outbound interfaces ({}) are not supported; give one",
             interfaces.join(", ")
         )));
     }

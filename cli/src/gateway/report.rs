@@ -227,7 +227,7 @@ impl Reporter {
             let _ = writeln!(text, "  and {} other destinations", all.len() - SHOWN);
         }
         if destinations.moved > 0 {
-            let what = format!("and destinations of fewer bytes ({} times)", destinations.moved);
+            let what = format!("and destinations with fewer bytes ({} times)", destinations.moved);
             write_tally(text, &what, &destinations.others);
         }
     }
@@ -258,7 +258,7 @@ fn stages(balance: Option<&Balance>) -> String {
     costs.sort_by(|a, b| b.ns.total_cmp(&a.ns));
     let all: f64 = costs.iter().map(|c| c.ns).sum();
     let mut text = format!(
-        "where its time went, by stage ({} of {} turns measured):\n",
+        "CPU time by stage ({} of {} turns measured):\n",
         balance.measured, balance.visits
     );
     for cost in costs.iter().take(SHOWN) {
@@ -508,7 +508,7 @@ mod tests {
         };
         let text = stages(Some(&balance(100)));
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "where its time went, by stage (100 of 400 turns measured):");
+        assert_eq!(lines[0], "CPU time by stage (100 of 400 turns measured):");
         assert!(
             lines[1].starts_with("   75.0 %        3ms  device_received   The device"),
             "{text}"
@@ -538,7 +538,7 @@ mod tests {
         assert!(
             lines[SHOWN].starts_with("  and ") && lines[SHOWN].ends_with(" other destinations")
         );
-        assert!(lines[SHOWN + 1].starts_with("  and destinations of fewer bytes ("), "{text}");
+        assert!(lines[SHOWN + 1].starts_with("  and destinations with fewer bytes ("), "{text}");
         let all = reporter.destinations.lock().unwrap();
         let flows = all.kept.values().map(|t| t.flows).sum::<u64>() + all.others.flows;
         assert!(all.kept.len() <= MAX_DESTINATIONS);

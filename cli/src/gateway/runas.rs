@@ -29,7 +29,7 @@ pub fn is_system_root() -> bool {
 /// # Errors
 /// The system refuses it.
 pub fn leave_groups() -> io::Result<()> {
-    setgroups(&[]).map_err(|e| io::Error::other(format!("cannot leave root's groups: {e}")))
+    setgroups(&[]).map_err(|e| io::Error::other(format!("cannot drop root's supplementary groups: {e}")))
 }
 
 /// The user to become: the option's, else the user `nobody` if the process was root of the initial user namespace
@@ -43,7 +43,7 @@ pub fn wanted(option: Option<&str>, was_root: bool) -> Result<Option<Identity>, 
     if was_root || geteuid().is_root() {
         Ok(Some(identity))
     } else {
-        Err("only root can use --runas".into())
+        Err("--runas requires root".into())
     }
 }
 
@@ -65,7 +65,7 @@ fn parse(text: &str) -> Result<Identity, String> {
         Ok(number) => (Uid::from_raw(number), None),
         Err(_) => {
             let found = User::from_name(user).ok().flatten();
-            let found = found.ok_or_else(|| format!("--runas: there is no user `{user}`"))?;
+            let found = found.ok_or_else(|| format!("--runas: unknown user `{user}`"))?;
             (found.uid, Some(found.gid))
         }
     };
@@ -75,7 +75,7 @@ fn parse(text: &str) -> Result<Identity, String> {
         Some(Err(_)) => {
             let name = group.unwrap_or_default();
             let found = Group::from_name(name).ok().flatten();
-            found.ok_or_else(|| format!("--runas: there is no group `{name}`"))?.gid
+            found.ok_or_else(|| format!("--runas: unknown group `{name}`"))?.gid
         }
     };
     Ok(Identity { uid, gid, or_root: false })
@@ -95,7 +95,7 @@ impl Identity {
             true => turn_into(self.uid, self.gid)
                 .or_else(|_| turn_into(Uid::from_raw(0), Gid::from_raw(0))),
         };
-        done.map_err(|e| io::Error::other(format!("cannot become user {}: {e}", self.uid)))
+        done.map_err(|e| io::Error::other(format!("cannot switch to user {}: {e}", self.uid)))
     }
 }
 

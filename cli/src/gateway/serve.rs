@@ -204,7 +204,7 @@ pub fn serve(
         sentence(e)
     })?;
     log.say(&format!("the network is up; {contained}"));
-    let failed = |e| log.fail(&format!("nothing answers `fulmar stat` and --metrics: {e}"));
+    let failed = |e| log.fail(&format!("cannot start the thread that answers `fulmar stat` and --metrics: {e}"));
     let _served = endpoints.serve(about, snapshots).map_err(failed);
     let Stdio { null, mut ready, stderr } = stdio;
     mode.say_ready(&mut ready);
@@ -240,14 +240,14 @@ fn refuse_own([own, guests]: [Option<u64>; 2]) -> Outcome {
         return Ok(());
     }
     Err(Failure::new(
-        "the guest is in the network namespace of this command, not in one of its own: start it by \
-         `unshare -rn PROGRAM`, and give its process id once it runs",
+        "the guest shares the network namespace of this command; start it with `unshare -rn PROGRAM`, then give its \
+         process id",
     ))
 }
 
 fn status_of(ended: &io::Result<Summary>, log: &Log) -> ExitCode {
     let Err(e) = ended else { return ExitCode::SUCCESS };
-    log.fail(&format!("the gateway ends: {e}"));
+    log.fail(&format!("the gateway is ending: {e}"));
     ExitCode::FAILURE
 }
 
@@ -348,8 +348,8 @@ fn watch_guest_ports(
 fn or_logged(ports: io::Result<OpenPorts>, log: &Log) -> Option<OpenPorts> {
     let missing = |e: &io::Error| {
         log.say(&format!(
-            "auto publishes no ports: the kernel does not list its sockets (sock_diag): {e}; name \
-             the ports to publish instead"
+            "`auto` publishes no ports because the kernel does not list its sockets (sock_diag): {e}; list the ports \
+                 instead"
         ));
     };
     ports.inspect_err(missing).ok()

@@ -50,7 +50,7 @@ pub fn watch(pid: u32, name: &str, guest: &Guest, resolvers: &[IpAddr]) -> Outco
         keep_resolv_conf(pid, resolvers, &program).during("cannot watch the program's files")?;
     }
     detach_but_for_stderr().during("cannot detach")?;
-    copy_stderr(&mut stderr, &program).during("cannot pass on what the gateway says")?;
+    copy_stderr(&mut stderr, &program).during("cannot forward the gateway's messages")?;
     let ended = gateway.wait().during("cannot wait for the gateway's process")?;
     if has_exited(&program) {
         return Ok(ExitCode::SUCCESS);
@@ -61,7 +61,7 @@ pub fn watch(pid: u32, name: &str, guest: &Guest, resolvers: &[IpAddr]) -> Outco
     log.use_system();
     log.fail(&sentence);
     let said = stderr.end_with(&format!("{name}: {sentence}\n"), &program);
-    said.during("cannot say that the gateway has ended")?;
+    said.during("cannot report the end of the gateway")?;
     Ok(ExitCode::FAILURE)
 }
 
@@ -115,14 +115,14 @@ fn sentence(ended: ExitStatus, program: &str, aborted: &io::Result<usize>) -> St
         (Some(Ok(signal)), _) => format!("was killed by {signal}"),
         (Some(Err(_)), _) => "was killed by a signal".into(),
         (None, Some(0)) => "has ended".into(),
-        (None, Some(panics::STATUS)) => "has ended because of a fault of its own".into(),
+        (None, Some(panics::STATUS)) => "has ended because of an internal error".into(),
         (None, _) => "has failed".into(),
     };
     let connections = match aborted {
         Ok(_) => "its connections are aborted".to_owned(),
-        Err(e) => format!("its open connections hear nothing of it: {e}"),
+        Err(e) => format!("its open connections cannot be aborted: {e}"),
     };
-    format!("the gateway {how}: {program} has no network any more; {connections}")
+    format!("the gateway {how}: {program} no longer has a network; {connections}")
 }
 
 #[cfg(test)]
@@ -132,12 +132,12 @@ mod tests {
     #[test]
     fn the_sentence_says_how_the_gateway_ended_and_what_is_left() {
         let said = |raw| sentence(ExitStatus::from_raw(raw), "curl", &Ok(1));
-        let rest = ": curl has no network any more; its connections are aborted";
+        let rest = ": curl no longer has a network; its connections are aborted";
         assert_eq!(said(9), format!("the gateway was killed by SIGKILL{rest}"));
         assert_eq!(said(0), format!("the gateway has ended{rest}"));
         assert_eq!(
             said(101 << 8),
-            format!("the gateway has ended because of a fault of its own{rest}")
+            format!("the gateway has ended because of an internal error{rest}")
         );
         assert_eq!(said(1 << 8), format!("the gateway has failed{rest}"));
         let unsupported = Err(io::Error::from_raw_os_error(95));

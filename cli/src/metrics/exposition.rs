@@ -85,7 +85,7 @@ pub fn exposition(document: &Document, flows: &[FlowStat]) -> String {
     listeners(&mut all, &document.sockets);
     flows_of(&mut all, flows);
     for drop in &document.drops {
-        let family = counter("drops", "Packets dropped, by the reason.");
+        let family = counter("drops", "Packets dropped, by reason.");
         all.add(family, &[("reason", &drop.reason), ("layer", &drop.layer)], drop.packets as f64);
     }
     for (name, value) in &document.counters {
@@ -94,7 +94,7 @@ pub fn exposition(document: &Document, flows: &[FlowStat]) -> String {
     for (name, value) in numbers(&document.device) {
         let own = format!("device_{name}");
         let family = match name.as_str() {
-            "tx_held" => gauge(&own, "Sent frames that the device holds back."),
+            "tx_held" => gauge(&own, "Sent frames not yet released by the device."),
             _ => counter(&own, "A counter of the device."),
         };
         all.add(family, &[], value);
@@ -106,7 +106,7 @@ pub fn exposition(document: &Document, flows: &[FlowStat]) -> String {
         all.add(Metric { name, kind, help: "Buffers of the stack." }, &[], value);
     }
     for stage in document.ledger.iter().flat_map(|ledger| &ledger.stages) {
-        let family = counter("stage_seconds", "Time by stage of the account, extrapolated.");
+        let family = counter("stage_seconds", "CPU time by stage, extrapolated from the sampled calls.");
         all.add(family, &[("stage", &stage.stage), ("layer", &stage.layer)], stage.ns / 1e9);
     }
     if let Some(gateway) = &document.gateway {
@@ -163,7 +163,7 @@ fn queues(
     }
     let [receive, send] = queued.fold([0, 0], |[a, b], [receive, send]| [a + receive, b + send]);
     for (queue, bytes) in [("receive", receive), ("send", send)] {
-        let family = gauge(name, "Bytes that wait in the queues.");
+        let family = gauge(name, "Bytes in the queues.");
         all.add(family, &[("queue", queue)], bytes as f64);
     }
 }
@@ -201,13 +201,13 @@ fn of_gateway(all: &mut Families, gateway: &Gateway) {
         let labels = [("direction", direction)];
         let family = counter("gateway_bytes", "Payload from the guest (out) and to it (in).");
         all.add(family, &labels, bytes as f64);
-        let family = counter("gateway_datagrams", "Datagrams from the guest and to it.");
+        let family = counter("gateway_datagrams", "Datagrams from the guest (out) and to it (in).");
         all.add(family, &labels, datagrams as f64);
     }
     ports(all, &gateway.published, &PUBLISHED);
     ports(all, &gateway.host_ports, &TO_THE_HOST);
     for refusal in &gateway.refusals {
-        let family = counter("gateway_refusals", "What was not carried, by the reason.");
+        let family = counter("gateway_refusals", "Traffic that was not carried, by reason.");
         all.add(family, &[("reason", &refusal.reason)], refusal.count as f64);
     }
     for (name, value) in numbers(&gateway.spliced) {
@@ -228,11 +228,11 @@ const PUBLISHED: Ports = Ports {
     to: "guest_port",
     connections: [
         "gateway_published_connections",
-        "Clients of published ports: connections accepted, flows of datagrams begun.",
+        "Clients of published ports: accepted connections and new datagram flows.",
     ],
     refused: [
         "gateway_published_refused",
-        "Connections to published ports that the guest did not get, and datagrams.",
+        "Connections and datagrams to published ports that were not delivered to the guest.",
     ],
 };
 
@@ -240,11 +240,11 @@ const TO_THE_HOST: Ports = Ports {
     to: "host_port",
     connections: [
         "gateway_host_port_connections",
-        "Clients of ports of the guest's loopback: connections accepted, flows of datagrams begun.",
+        "Clients of ports on the guest's loopback interface: accepted connections and new datagram flows.",
     ],
     refused: [
         "gateway_host_port_refused",
-        "Connections to ports of the guest's loopback that the host did not get, and datagrams.",
+        "Connections and datagrams to ports on the guest's loopback interface that were not delivered to the host.",
     ],
 };
 

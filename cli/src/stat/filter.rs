@@ -45,8 +45,9 @@ enum Comparison {
     AtLeast,
 }
 
-const SYNTAX: &str = "give terms such as `dport = :80`, `sport < 1024`, `src 10.77.0.2`, `dst fd77::1`, \
-                      `state established`, `tcp`, `udp`, `not ...`; all of them must hold";
+const SYNTAX: &str = "expected terms such as `dport = :80`, `sport < 1024`, `src 10.77.0.2`, `dst fd77::1`, `state \
+    established`, \
+     `tcp`, `udp`, `not ...`, which must all match";
 
 impl FromStr for Filter {
     type Err = String;
@@ -61,7 +62,7 @@ impl FromStr for Filter {
             let is_negated = word == "not";
             let word = if is_negated { words.next() } else { Some(word) };
             let test = word.and_then(|w| test(w, &mut words));
-            let test = test.ok_or_else(|| format!("`{text}` is no filter: {SYNTAX}"))?;
+            let test = test.ok_or_else(|| format!("invalid filter `{text}`: {SYNTAX}"))?;
             terms.push(Term { is_negated, test });
         }
         Ok(Filter(terms))

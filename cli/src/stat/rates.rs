@@ -24,7 +24,7 @@ pub fn between(before: &Document, after: &Document, elapsed: Duration) -> String
     direction("received ", growth(&|d| d.device.rx_frames), growth(&|d| d.device.rx_bytes))
         + &direction("sent     ", growth(&|d| d.device.tx_frames), growth(&|d| d.device.tx_bytes))
         + &format!("dropped    {} packets\n", per_second(dropped))
-        + &format!("sent again {}\n", rate(again, elapsed))
+        + &format!("resent     {}\n", rate(again, elapsed))
 }
 
 #[cfg(test)]
@@ -43,7 +43,7 @@ mod tests {
         };
         let text = between(&document(100, 0), &document(2100, 4), Duration::from_secs(2));
         let expected = "received   1000/s frames  1.00 Mb/s\nsent       0/s frames  0 b/s\n\
-                        dropped    2/s packets\nsent again 0 b/s\n";
+                        dropped    2/s packets\nresent     0 b/s\n";
         assert_eq!(text, expected);
         // A stack of the same process that began anew.
         assert!(

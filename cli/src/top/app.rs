@@ -274,7 +274,7 @@ impl App {
                     shown.model = Model::new(before, &shown.latest, self.filter.as_ref());
                 }
             }
-            Err(_) => self.filter_error = Some("no filter: try dport = :443".to_owned()),
+            Err(_) => self.filter_error = Some("invalid filter; example: dport = :443".to_owned()),
         }
     }
 

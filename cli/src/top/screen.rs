@@ -39,7 +39,7 @@ const ALARM: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 pub fn draw(frame: &mut Frame<'_>, app: &mut App) {
     let area = frame.area();
     if area.width < LEAST.0 || area.height < LEAST.1 {
-        let text = format!("{}x{} is too small: {}x{}", area.width, area.height, LEAST.0, LEAST.1);
+        let text = format!("terminal too small: {}x{}, need {}x{}", area.width, area.height, LEAST.0, LEAST.1);
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
         return;
     }
@@ -98,7 +98,7 @@ fn heading(app: &App, columns: usize) -> Vec<Line<'static>> {
     );
     let cpu = model.cpu.map_or(String::new(), |cpu| format!("CPU {:.1} %", cpu * 100.0));
     let third = format!(
-        "dropped {}/s  sent again {}  buffers {} of {}",
+        "dropped {}/s  resent {}  buffers {} of {}",
         short(model.drop_rate()),
         bytes_rate(model.again),
         format::bytes(model.buffers[0]),
@@ -215,7 +215,7 @@ fn draw_details(frame: &mut Frame<'_>, app: &App, [protocol, near, far]: &[Strin
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let Some(figures) = app.details() else {
-        return frame.render_widget(Paragraph::new("It has ended. Enter: back"), inner);
+        return frame.render_widget(Paragraph::new("The flow has ended. Enter: back"), inner);
     };
     let across = (inner.width / DETAIL_WIDTH).max(1);
     let parts = vec![Constraint::Ratio(1, u32::from(across)); usize::from(across)];
@@ -303,23 +303,23 @@ fn footer(app: &App) -> Line<'static> {
 pub const HELP: &[(&str, &str)] = &[
     ("q, Ctrl-C", "quit"),
     ("p, Space", "pause or resume"),
-    ("s, S", "sort by the next column, by the one before"),
+    ("s, S", "sort by the next, previous column"),
     ("r", "reverse the order"),
     ("/", "filter, as in `fulmar stat -f`: dport = :443"),
     ("Up, Down, PgUp, PgDn, Home", "choose a row"),
-    ("Enter", "all figures of the chosen row, as ss -ti has them; Enter or Esc leaves them"),
+    ("Enter", "all figures of the chosen row, as in ss -ti; Enter or Esc: back"),
     ("Tab", "the next stack or gateway"),
     ("l", "the list of all stacks and gateways; Enter chooses one"),
-    ("h, ?", "this help; any key leaves it"),
+    ("h, ?", "this help; any key: back"),
 ];
 
 fn draw_help(frame: &mut Frame<'_>, area: Rect) {
     let keys = HELP.iter().map(|(key, what)| Line::from(format!(" {key:<27}{what}")));
     let notes = [
         "",
-        " OUT and IN are bytes, as the guest or the stack sees them; RTT is that of the",
-        " host's connection where it is known. QUEUE: bytes that wait. RETR: segments",
-        " sent again. CPU by stage: of stacks that keep an account (FULMAR_LEDGER=64).",
+        " OUT and IN: bytes as seen by the guest or the stack. RTT: round-trip time of the",
+        " host's connection if known. QUEUE: queued bytes. RETR: retransmitted segments.",
+        " CPU by stage: only for programs started with FULMAR_LEDGER=64.",
     ];
     let lines: Vec<Line<'_>> = keys.chain(notes.map(Line::from)).collect();
     let (width, height) = (80.min(area.width), (lines.len() as u16 + 2).min(area.height));

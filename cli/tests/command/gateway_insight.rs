@@ -114,7 +114,7 @@ fn the_summary_names_the_rule_that_refused() {
 
 #[test]
 fn a_port_that_is_published_twice_is_refused_before_anything_starts() {
-    let both = "port 18080 is in `18080:80`, too; leave one of them out";
+    let both = "port 18080 is also in `18080:80`; omit one of them";
     let refused = run_program(&["-p", "18080:80", "-p", "18000-18090", "--", "true"]);
     let said = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{said}");

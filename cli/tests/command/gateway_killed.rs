@@ -164,7 +164,7 @@ fn a_program_hears_that_its_gateway_was_killed_and_the_host_sees_a_reset() {
             assert_eq!(run.line(), "1", "the loopback interface alone");
             let (status, _, said) = run.end();
             assert_eq!(status, Some(5), "{said}");
-            let sentence = "fulmar run: the gateway was killed by SIGKILL: bash has no network any more; \
+            let sentence = "fulmar run: the gateway was killed by SIGKILL: bash no longer has a network; \
                             its connections are aborted";
             assert_eq!(said.matches(sentence).count(), 1, "{said}");
             assert!(said.contains("Network is unreachable"), "{said}");
@@ -506,8 +506,8 @@ fn a_disk_that_fills_ends_the_capture_of_a_run_and_not_the_program() {
         }
         server.join().unwrap();
         assert_eq!(output.status.code(), Some(5), "the program's own: {said}");
-        let sentence = "fulmar run: the capture ends: No space left on device (os error 28); \
-                        the traffic goes on\n";
+        let sentence = "fulmar run: the capture ended: No space left on device (os error 28); \
+                        the traffic is not affected\n";
         assert_eq!(said, sentence);
     });
 }

@@ -256,9 +256,9 @@ fn without_node_and_veth_a_gateway_says_what_to_do() {
                 );
             }
             assert_eq!(output.status.code(), Some(1), "{said}");
-            assert!(said.contains("cannot make the guest's interface"), "{said}");
+            assert!(said.contains("cannot create the guest's interface"), "{said}");
             assert!(
-                said.contains(advice) && said.contains("nor a veth pair in its place"),
+                said.contains(advice) && said.contains("a veth pair instead failed too"),
                 "{said}"
             );
         }

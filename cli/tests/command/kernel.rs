@@ -207,7 +207,7 @@ fn a_refused_connection_is_one_clear_sentence() {
         assert_eq!(output.status.code(), Some(2));
         assert_eq!(
             text(&output.stderr),
-            "fulmar: cannot connect to 10.77.0.1:9: the other side refused (ECONNREFUSED); \
+            "fulmar: cannot connect to 10.77.0.1:9: connection refused (ECONNREFUSED); \
              check that a program listens on that port and address\n"
         );
     });
@@ -457,7 +457,7 @@ fn a_capture_on_a_full_disk_is_reported_and_the_traffic_goes_on() {
         let output = run("ping -c 2 -i 0.05 -W 60 --pcap /dev/full 10.77.0.1");
         assert_success(&output);
         let said = text(&output.stderr);
-        assert_eq!(said.lines().filter(|l| l.contains("the capture ends")).count(), 1, "{said}");
+        assert_eq!(said.lines().filter(|l| l.contains("the capture ended")).count(), 1, "{said}");
     });
 }
 

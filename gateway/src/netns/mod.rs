@@ -41,7 +41,7 @@ use nix::unistd::{Gid, Uid, getegid, geteuid, setgroups, setresgid, setresuid};
 /// Advice if the system forbids [`enter`] and [`enter_with_mounts`]: the end of an error message.
 pub const HOW_TO_ALLOW: &str = "allow it with `sysctl user.max_user_namespaces=10000`, on Ubuntu with `sysctl \
      kernel.apparmor_restrict_unprivileged_userns=0`, on Debian before 11 with `sysctl \
-     kernel.unprivileged_userns_clone=1`, in a container by `--security-opt seccomp=unconfined`, or run as root";
+     kernel.unprivileged_userns_clone=1`, in a container with `--security-opt seccomp=unconfined`, or run as root";
 
 /// Prefixes an error with the step that failed.
 pub fn context<T>(what: &str, result: io::Result<T>) -> io::Result<T> {
@@ -94,7 +94,7 @@ fn unshare_as(user: User, kinds: CloneFlags) -> io::Result<()> {
     // Before the call: after it both are the overflow ids.
     let (uid, gid) = (geteuid(), getegid());
     let made = unshare(CloneFlags::CLONE_NEWUSER | kinds);
-    context("cannot make a user and network namespace (unshare)", made.map_err(Into::into))?;
+    context("cannot create a user and network namespace (unshare)", made.map_err(Into::into))?;
     let (inner_uid, inner_gid) = match user {
         User::Root => (0, 0),
         User::Same => (uid.as_raw(), gid.as_raw()),
@@ -134,7 +134,7 @@ pub fn enter_own_user_namespace(path: &Path) -> io::Result<()> {
     let (owner, own) = (sys::namespace_owner(there.as_fd())?, geteuid());
     if owner != own.as_raw() {
         let what = format!(
-            "it is one of user {owner}, who could trace what is started there: join it as that user"
+            "it belongs to user {owner}, who could trace processes started in it; join it as that user"
         );
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     }
@@ -187,7 +187,7 @@ impl Netns {
         let file = File::open(path)?;
         let kind = sys::namespace_type(file.as_fd());
         if kind.ok() != Some(CloneFlags::CLONE_NEWNET) {
-            let what = format!("{} is no network namespace", path.display());
+            let what = format!("{} is not a network namespace", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         Ok(Netns(file.into()))
@@ -203,7 +203,7 @@ impl Netns {
             loopback_up()?;
             Netns::current()
         });
-        context("cannot make a network namespace", made)
+        context("cannot create a network namespace", made)
     }
 
     /// Runs `work` on a thread in this namespace and returns its result.
@@ -264,18 +264,18 @@ impl Netns {
     pub fn set_up_silent(&self, name: &str) -> io::Result<()> {
         let index = self.if_index(name)?;
         let mut netlink = self.netlink()?;
-        context("cannot silence the interface", netlink.set_silent(index))?;
+        context("cannot disable ARP and IPv6 address generation on the interface", netlink.set_silent(index))?;
         context("cannot bring up the interface", netlink.set_up(index))
     }
 
     /// Joins this namespace and `other` by a veth pair, both ends still down.
     pub fn add_veth(&self, near: &VethEnd<'_>, other: &Netns, far: &VethEnd<'_>) -> io::Result<()> {
-        context("cannot make a veth pair", self.netlink()?.add_veth(near, far, other.0.as_fd()))
+        context("cannot create a veth pair", self.netlink()?.add_veth(near, far, other.0.as_fd()))
     }
 
     /// Makes a bridge, still down and without ports.
     pub fn add_bridge(&self, name: &str, mac: [u8; 6]) -> io::Result<()> {
-        context("cannot make a bridge", self.netlink()?.add_bridge(name, mac))
+        context("cannot create a bridge", self.netlink()?.add_bridge(name, mac))
     }
 
     /// Makes an interface a port of a bridge.

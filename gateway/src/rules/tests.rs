@@ -156,7 +156,7 @@ fn a_refusal_names_the_rule_and_its_line_or_option() {
     let metadata = self::denial(&named, "169.254.169.254", 80, &[]).unwrap().to_string();
     assert_eq!(
         metadata,
-        "default: addresses of cloud metadata services; --allow ADDRESS opens one"
+        "default: addresses of cloud metadata services; permit an address with --allow ADDRESS"
     );
 }
 

@@ -74,7 +74,7 @@ fn eighty_columns_and_twenty_four_lines_show_all() {
     let expected = "\
 fulmar top: curl (process 4242), gateway 4243                           up 1d 2h
 out 125kB/s  in 2.5MB/s  125k packets/s  flows: 2 tcp, 1 udp          CPU 25.0 %
-dropped 12/s  sent again 0B/s  buffers 4.00 MiB of 256.00 MiB
+dropped 12/s  resent 0B/s  buffers 4.00 MiB of 256.00 MiB
 NET  STATE  GUEST           HOST                OUT/s*  IN/s*    RTT QUEUE  RETR
 tcp  open   10.0.0.2:40001  93.184.216.34:443     125k   2.5M  700us   66k     0
 tcp  open   10.0.0.2:40002  [2001:~34:5678]:443      0      0  5.6ms  131k     1
@@ -149,7 +149,7 @@ fn keys_sort_and_reverse() {
 fn a_filter_is_typed_corrected_and_taken_back() {
     let mut app = app();
     press(&mut app, "/dport = 5x\n");
-    assert!(drawn(&mut app, 80, 24).contains("no filter"));
+    assert!(drawn(&mut app, 80, 24).contains("invalid filter"));
     press(&mut app, "\u{8}3\n");
     let text = drawn(&mut app, 80, 24);
     assert!(text.contains("169.254.1.1:53") && !text.contains("93.184"), "{text}");
@@ -290,7 +290,7 @@ fn enter_shows_all_figures_of_the_chosen_row_until_it_has_ended() {
         assert!(screen.contains(figure), "{figure}:\n{screen}");
     }
     app.update(vec![with(json!([]))]);
-    assert!(drawn(&mut app, 80, 24).contains("It has ended"));
+    assert!(drawn(&mut app, 80, 24).contains("The flow has ended"));
     press(&mut app, "\n\n");
     assert_eq!(app.mode, Mode::Normal, "there is no row to open");
 }
