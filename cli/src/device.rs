@@ -256,8 +256,7 @@ impl StackArgs {
         Err(Failure::new(match &opened.new_tap {
             Some(_) => {
                 "the new interface has no addresses; give the stack and the kernel's end an address each in one \
-                 network, \
-                 such as --addr 10.88.0.2/24 --peer-addr 10.88.0.1/24"
+                 network, such as --addr 10.88.0.2/24 --peer-addr 10.88.0.1/24"
             }
             None => {
                 "the stack has no address on this network; give it an unused one, such as --addr 192.0.2.9/24"
@@ -274,9 +273,7 @@ impl StackArgs {
             Spec::Interface(name) | Spec::Tap(name) | Spec::Tun(name) if is_tap(name) => name,
             _ if self.peer_addresses.is_empty() => return Ok(()),
             _ => {
-                return Err(Failure::new(
-                    "--peer-addr requires a TAP or TUN device; omit it",
-                ));
+                return Err(Failure::new("--peer-addr requires a TAP or TUN device; omit it"));
             }
         };
         let addresses = self.kernel_addresses(opened);
@@ -289,7 +286,9 @@ impl StackArgs {
             here.set_up(name).during(format_args!("cannot bring {name} up"))?;
         }
         if is_down(&here, name) {
-            eprintln!("fulmar: {name} is down and receives nothing; bring it up with `ip link set {name} up`");
+            eprintln!(
+                "fulmar: {name} is down and receives nothing; bring it up with `ip link set {name} up`"
+            );
         }
         Ok(())
     }

@@ -42,11 +42,12 @@ impl Failure {
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists());
         let why = match (error.kind(), parent) {
             (io::ErrorKind::NotFound, Some(parent)) => {
-                format!("the directory {} does not exist (ENOENT); create it first", parent.display())
+                format!(
+                    "the directory {} does not exist (ENOENT); create it first",
+                    parent.display()
+                )
             }
-            (io::ErrorKind::NotFound, None) => {
-                "no such file (ENOENT); check the name".into()
-            }
+            (io::ErrorKind::NotFound, None) => "no such file (ENOENT); check the name".into(),
             (io::ErrorKind::PermissionDenied, _) => {
                 "permission denied (EACCES); check its owner and mode with `ls -l`".into()
             }
@@ -96,7 +97,12 @@ const ROWS: &[Row] = &[
         "connection reset by the peer",
         "check the peer's program, which ended or failed",
     ),
-    (libc::EPIPE, "EPIPE", "the peer no longer receives", "check the peer's program, which ended early"),
+    (
+        libc::EPIPE,
+        "EPIPE",
+        "the peer no longer receives",
+        "check the peer's program, which ended early",
+    ),
     (
         libc::EHOSTUNREACH,
         "EHOSTUNREACH",
@@ -133,8 +139,7 @@ const ROWS: &[Row] = &[
         "EPROTO",
         "the other process violated the protocol of the link",
         "do not trust the received data, and use the same release at both ends; `fulmar stat` names the violation \
-         while \
-         the stack runs",
+         while the stack runs",
     ),
     (
         libc::EMSGSIZE,

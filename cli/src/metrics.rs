@@ -220,7 +220,9 @@ fn answer(served: &Client, deadline: Instant, text: &Text) -> io::Result<()> {
             Some(text) => ("200 OK", text),
             None => ("503 Service Unavailable", "the stack is ending\n".to_owned()),
         },
-        Request::Forbidden => ("403 Forbidden", "use an IP address or localhost as the host name\n".to_owned()),
+        Request::Forbidden => {
+            ("403 Forbidden", "use an IP address or localhost as the host name\n".to_owned())
+        }
         Request::NotFound => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
         Request::MethodNotAllowed => ("405 Method Not Allowed", "use GET or HEAD\n".to_owned()),
         Request::Malformed => ("400 Bad Request", "not an HTTP/1 request\n".to_owned()),
@@ -450,6 +452,6 @@ mod tests {
     fn an_address_in_use_is_refused_with_a_sentence() {
         let first = Bound::new("127.0.0.1:0".parse().unwrap()).unwrap();
         let error = Bound::new(first.0.local_addr().unwrap()).unwrap_err().to_string();
-        assert!(error.contains("another program has it"), "{error}");
+        assert!(error.contains("another program uses the port"), "{error}");
     }
 }

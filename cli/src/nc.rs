@@ -109,7 +109,9 @@ impl Args {
             }
         };
         let number = |text: &str| {
-            let port = text.parse().map_err(|_| Failure::new(format!("invalid port `{text}`: expected 1-65535")))?;
+            let what =
+                || Failure::new(format!("invalid port `{text}`: expected a number up to 65535"));
+            let port = text.parse().map_err(|_| what())?;
             // A listener at port 0 gets a free one.
             if !self.listen {
                 connectable(port).map_err(Failure::new)?;
@@ -120,7 +122,9 @@ impl Args {
             Some((first, last)) if self.scan => {
                 let (first, last) = (number(first)?, number(last)?);
                 if first > last {
-                    return Err(Failure::new(format!("invalid range `{port}`: its end is below its start")));
+                    return Err(Failure::new(format!(
+                        "invalid range `{port}`: its end is below its start"
+                    )));
                 }
                 Ok(Target { last_port: last, ..Target::of(host, first) })
             }

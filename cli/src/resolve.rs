@@ -42,9 +42,7 @@ pub fn resolve(host: &str, port: u16, family: Family) -> Outcome<Vec<SocketAddr>
         Some(address) => vec![address],
         None => (bare, port)
             .to_socket_addrs()
-            .map_err(|e| {
-                Failure::new(format!("cannot resolve `{host}`: {e}; check the name"))
-            })?
+            .map_err(|e| Failure::new(format!("cannot resolve `{host}`: {e}; check the name")))?
             .collect(),
     };
     let wanted: Vec<_> = found.into_iter().filter(|a| family.admits(a.ip())).collect();
@@ -62,11 +60,7 @@ fn literal(text: &str, port: u16) -> Option<SocketAddr> {
 
 /// Fails for port 0, at which no program listens (RFC 6335 section 6).
 pub fn connectable(port: u16) -> Result<(), String> {
-    if port == 0 {
-        Err("invalid port 0: expected 1-65535".into())
-    } else {
-        Ok(())
-    }
+    if port == 0 { Err("invalid port 0: expected 1-65535".into()) } else { Ok(()) }
 }
 
 /// `HOST:PORT` to connect to, `[v6]:PORT`.

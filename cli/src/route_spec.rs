@@ -14,7 +14,8 @@ pub struct RouteSpec {
     from: Option<Prefix>,
 }
 
-const SYNTAX: &str = "expected DESTINATION/LENGTH[,via=ADDRESS[+ADDRESS]...][,mtu=BYTES][,from=SOURCE/LENGTH]";
+const SYNTAX: &str =
+    "expected DESTINATION/LENGTH[,via=ADDRESS[+ADDRESS]...][,mtu=BYTES][,from=SOURCE/LENGTH]";
 
 fn prefix(text: &str) -> Result<Prefix, String> {
     let parts = text.split_once('/');

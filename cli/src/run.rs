@@ -202,7 +202,7 @@ mod tests {
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
         for path in [path.as_str(), "/tmp"] {
             let refused = rules_of(&parse(&format!("--rules {path} x")).unwrap());
-            assert!(refused.unwrap_err().to_string().contains("no regular file"));
+            assert!(refused.unwrap_err().to_string().contains("not a regular file"));
         }
         assert!(rules_of(&parse("--rules /dev/null x").unwrap()).is_ok(), "no rules");
     }

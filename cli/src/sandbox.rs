@@ -90,7 +90,9 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     }
     if args.command.is_empty() && args.join.is_none() && io::stderr().is_terminal() {
         let pid = std::process::id();
-        eprintln!("sandbox: the kernel has 10.77.0.1 and fd77::1, fulmar has 10.77.0.2 and fd77::2");
+        eprintln!(
+            "sandbox: the kernel has 10.77.0.1 and fd77::1, fulmar has 10.77.0.2 and fd77::2"
+        );
         eprintln!("sandbox: join it from another terminal with `fulmar sandbox --join {pid}`");
     }
     Err(exec::become_program(&args.command, |program| program.env(INSIDE, "1")).1)

@@ -154,8 +154,9 @@ pub(crate) fn ask_all() -> (Vec<Document>, Vec<String>) {
                 complaints.extend(of_newer(&document));
                 found.push(document);
             }
-            Ok(Some(Err(e))) => complaints
-                .push(format!("invalid answer from {}: {e}", socket.display())),
+            Ok(Some(Err(e))) => {
+                complaints.push(format!("invalid answer from {}: {e}", socket.display()))
+            }
             Ok(None) => {}
             Err(e) => complaints.push(format!("no answer from {}: {e}", socket.display())),
         }

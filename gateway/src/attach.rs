@@ -242,19 +242,16 @@ mod tests {
     fn an_impossible_attachment_is_refused_with_a_sentence() {
         let refused = |target: Target| target.attach().expect_err("refused").to_string();
         let nobody = Target::Process { pid: 4_194_999, userns: None };
-        assert_eq!(
-            refused(nobody.clone()),
-            "cannot attach to process 4194999: no such process"
-        );
+        assert_eq!(refused(nobody.clone()), "cannot attach to process 4194999: no such process");
         assert!(nobody.exit_watch().unwrap_err().to_string().contains("no such process"));
         let missing = refused(Target::named(Path::new("fulmar-missing"), None));
-        assert!(missing.contains("/run/netns/fulmar-missing: there is no such file"), "{missing}");
+        assert!(missing.contains("/run/netns/fulmar-missing: no such file"), "{missing}");
         let file = refused(Target::named(Path::new("/proc/self/status"), None));
-        assert!(file.contains("is no network namespace"), "{file}");
+        assert!(file.contains("is not a network namespace"), "{file}");
         let here = PathBuf::from("/proc/self/ns/net");
         let userns = Some(PathBuf::from("/proc/self/nothing"));
         let no_user = refused(Target::Path { netns: here, userns });
-        assert!(no_user.contains("there is no user namespace"), "{no_user}");
+        assert!(no_user.contains("does not exist"), "{no_user}");
     }
 
     #[test]

@@ -116,7 +116,9 @@ impl GuestNetwork {
         let mut refused = Vec::new();
         for (address, prefix_len) in &self.addresses {
             if let Err(e) = netlink.add_address(index, *address, *prefix_len) {
-                refused.push(format!("cannot add the address {address}/{prefix_len} to the guest: {e}"));
+                refused.push(format!(
+                    "cannot add the address {address}/{prefix_len} to the guest: {e}"
+                ));
             }
         }
         for route in &self.routes {

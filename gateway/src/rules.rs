@@ -84,7 +84,9 @@ impl fmt::Display for Denial {
         let (what, source) = match &self.0 {
             Why::Rule(rule, source) => (format!("deny {}", rule.text), source),
             Why::NoNetwork(source) => ("no-network".to_owned(), source),
-            Why::Guarded(what) => return write!(f, "default: {what}; permit an address with --allow ADDRESS"),
+            Why::Guarded(what) => {
+                return write!(f, "default: {what}; permit an address with --allow ADDRESS");
+            }
         };
         match source {
             Source::Option => write!(f, "--{what}"),

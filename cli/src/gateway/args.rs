@@ -83,8 +83,9 @@ fn netmask(text: &str) -> Result<u8, String> {
             _ => Err(format!("invalid netmask `{text}`: expected one-bits followed by zero-bits")),
         };
     }
-    within(1, 32)(text)
-        .map_err(|_| "expected a number of bits from 1 to 32, or a mask such as 255.255.255.0".into())
+    within(1, 32)(text).map_err(|_| {
+        "expected a number of bits from 1 to 32, or a mask such as 255.255.255.0".into()
+    })
 }
 
 /// MTU, bytes; 0: the guest is not told one. The least of IPv4 is 68 (RFC 791), of IPv6 1280 (RFC 8200 section 5).

@@ -106,8 +106,8 @@ pub fn start_follower() -> Outcome<OwnedFd> {
     // A reader of the gateway's streams to their end does not wait for it.
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = spawn(command.env_remove(wait::VARIABLE))?;
-    child.stdout.take().map(OwnedFd::from).ok_or_else(|| Failure::new("cannot start the gateway's process: its \
-        output pipe is missing"))
+    let no_pipe = || Failure::new("cannot start the gateway's process: no output pipe");
+    child.stdout.take().map(OwnedFd::from).ok_or_else(no_pipe)
 }
 
 /// A gateway whose standard error is a pipe.

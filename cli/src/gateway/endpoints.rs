@@ -40,7 +40,9 @@ impl Endpoints {
         let metrics = metrics.map(metrics::Bound::new).transpose()?;
         let control = Bound::new();
         if let Err(e) = &control {
-            log.say(&format!("cannot open the control socket, so `fulmar stat` does not list this gateway: {e}"));
+            log.say(&format!(
+                "cannot open the control socket, so `fulmar stat` does not list this gateway: {e}"
+            ));
         }
         let host_namespace = Netns::current().ok().and_then(|own| inode_of(&own));
         Ok(Endpoints { control: control.ok(), metrics, host_namespace })

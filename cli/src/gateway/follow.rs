@@ -100,5 +100,7 @@ fn sentence(host: &HostNetwork) -> String {
     };
     let servers: Vec<String> = host.nameservers.iter().map(ToString::to_string).collect();
     let (v4, v6, servers) = (upstream(&host.v4), upstream(&host.v6), servers.join(" "));
-    format!("the host's upstream interface is {v4} (IPv4), {v6} (IPv6); its resolvers are {servers}")
+    format!(
+        "the host's upstream interface is {v4} (IPv4), {v6} (IPv6); its resolvers are {servers}"
+    )
 }

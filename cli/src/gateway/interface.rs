@@ -55,7 +55,8 @@ pub fn open(
         Ok(taps) => Ok(Interface { queues: boxed(taps), what: "a TAP".to_owned() }),
         Err(e) if e.is_without_node() => {
             let sockets = open_veth(network, guest, mac, queues).map_err(|veth| {
-                let sentence = format!("{}; a veth pair instead failed too: {veth}", sentence_of(&e));
+                let sentence =
+                    format!("{}; a veth pair instead failed too: {veth}", sentence_of(&e));
                 io::Error::new(veth.kind(), sentence)
             })?;
             let what = format!("one end of a veth pair, with a packet socket on the other: {e}");
@@ -117,8 +118,7 @@ fn open_veth(
             let advice = match e.kind() {
                 io::ErrorKind::AlreadyExists => {
                     "; the namespace already has an interface of that name, perhaps of another gateway: end that \
-                     gateway, or choose \
-                 another name with --ns-ifname"
+                     gateway, or choose another name with --ns-ifname"
                 }
                 _ => "",
             };

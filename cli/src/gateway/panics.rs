@@ -99,6 +99,10 @@ mod tests {
         for fault in ["of the relay", "of another thread"] {
             assert!(said.contains(fault), "{said}");
         }
-        assert_eq!(said.matches("pasta: the gateway is ending because of an internal error").count(), 2, "{said}");
+        assert_eq!(
+            said.matches("pasta: the gateway is ending because of an internal error").count(),
+            2,
+            "{said}"
+        );
     }
 }

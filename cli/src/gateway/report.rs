@@ -257,10 +257,8 @@ fn stages(balance: Option<&Balance>) -> String {
         balance.stages.iter().filter(|c| c.stage != Stage::Slept && c.ns > 0.0).collect();
     costs.sort_by(|a, b| b.ns.total_cmp(&a.ns));
     let all: f64 = costs.iter().map(|c| c.ns).sum();
-    let mut text = format!(
-        "CPU time by stage ({} of {} turns measured):\n",
-        balance.measured, balance.visits
-    );
+    let mut text =
+        format!("CPU time by stage ({} of {} turns measured):\n", balance.measured, balance.visits);
     for cost in costs.iter().take(SHOWN) {
         let (stage, share) = (cost.stage, cost.ns * 100.0 / all);
         let _ = writeln!(

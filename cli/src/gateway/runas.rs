@@ -29,7 +29,8 @@ pub fn is_system_root() -> bool {
 /// # Errors
 /// The system refuses it.
 pub fn leave_groups() -> io::Result<()> {
-    setgroups(&[]).map_err(|e| io::Error::other(format!("cannot drop root's supplementary groups: {e}")))
+    setgroups(&[])
+        .map_err(|e| io::Error::other(format!("cannot drop root's supplementary groups: {e}")))
 }
 
 /// The user to become: the option's, else the user `nobody` if the process was root of the initial user namespace
@@ -110,7 +111,7 @@ mod tests {
         assert_eq!(ids("12:34"), Ok((12, 34)));
         assert_eq!(ids("root"), Ok((0, 0)));
         assert_eq!(ids("root:12"), Ok((0, 12)));
-        assert!(ids("no-such-user").unwrap_err().contains("no user `no-such-user`"));
-        assert!(ids("root:no-such-group").unwrap_err().contains("no group"));
+        assert!(ids("no-such-user").unwrap_err().contains("unknown user `no-such-user`"));
+        assert!(ids("root:no-such-group").unwrap_err().contains("unknown group"));
     }
 }

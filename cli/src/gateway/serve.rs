@@ -204,7 +204,9 @@ pub fn serve(
         sentence(e)
     })?;
     log.say(&format!("the network is up; {contained}"));
-    let failed = |e| log.fail(&format!("cannot start the thread that answers `fulmar stat` and --metrics: {e}"));
+    let failed = |e| {
+        log.fail(&format!("cannot start the thread that answers `fulmar stat` and --metrics: {e}"))
+    };
     let _served = endpoints.serve(about, snapshots).map_err(failed);
     let Stdio { null, mut ready, stderr } = stdio;
     mode.say_ready(&mut ready);

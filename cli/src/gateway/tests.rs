@@ -82,9 +82,7 @@ fn a_number_is_a_process_and_anything_else_a_program() {
         plan("--netns-only 12").guest,
         Guest::Existing(Target::Path { netns, userns: None })
     );
-    assert!(
-        ["0", "99999999999"].iter().all(|pid| refusal(pid).contains("invalid process id"))
-    );
+    assert!(["0", "99999999999"].iter().all(|pid| refusal(pid).contains("invalid process id")));
 }
 
 #[test]

@@ -142,6 +142,6 @@ mod tests {
         assert_eq!(said(1 << 8), format!("the gateway has failed{rest}"));
         let unsupported = Err(io::Error::from_raw_os_error(95));
         let without = sentence(ExitStatus::from_raw(9), "curl", &unsupported);
-        assert!(without.contains("its open connections hear nothing of it"), "{without}");
+        assert!(without.contains("its open connections cannot be aborted"), "{without}");
     }
 }

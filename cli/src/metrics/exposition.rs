@@ -106,7 +106,8 @@ pub fn exposition(document: &Document, flows: &[FlowStat]) -> String {
         all.add(Metric { name, kind, help: "Buffers of the stack." }, &[], value);
     }
     for stage in document.ledger.iter().flat_map(|ledger| &ledger.stages) {
-        let family = counter("stage_seconds", "CPU time by stage, extrapolated from the sampled calls.");
+        let family =
+            counter("stage_seconds", "CPU time by stage, extrapolated from the sampled calls.");
         all.add(family, &[("stage", &stage.stage), ("layer", &stage.layer)], stage.ns / 1e9);
     }
     if let Some(gateway) = &document.gateway {

@@ -46,8 +46,7 @@ enum Comparison {
 }
 
 const SYNTAX: &str = "expected terms such as `dport = :80`, `sport < 1024`, `src 10.77.0.2`, `dst fd77::1`, `state \
-    established`, \
-     `tcp`, `udp`, `not ...`, which must all match";
+    established`, `tcp`, `udp`, `not ...`, which must all match";
 
 impl FromStr for Filter {
     type Err = String;

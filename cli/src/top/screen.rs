@@ -39,7 +39,10 @@ const ALARM: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 pub fn draw(frame: &mut Frame<'_>, app: &mut App) {
     let area = frame.area();
     if area.width < LEAST.0 || area.height < LEAST.1 {
-        let text = format!("terminal too small: {}x{}, need {}x{}", area.width, area.height, LEAST.0, LEAST.1);
+        let text = format!(
+            "terminal too small: {}x{}, need {}x{}",
+            area.width, area.height, LEAST.0, LEAST.1
+        );
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
         return;
     }

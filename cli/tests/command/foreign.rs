@@ -64,7 +64,7 @@ fn root_starts_no_program_in_the_sandbox_of_another_user() {
     let mut join = Command::new(FULMAR);
     let output = join.args(["sandbox", "--join", &foreign.pid(), "--", "true"]).output().unwrap();
     let said = text(&output.stderr);
-    assert!(!output.status.success() && said.contains("one of user 12345"), "{said}");
+    assert!(!output.status.success() && said.contains("belongs to user 12345"), "{said}");
     // The other user does.
     let copied = std::env::temp_dir().join(format!("fulmar-foreign-{}", std::process::id()));
     fs::copy(FULMAR, &copied).unwrap();

@@ -153,7 +153,9 @@ fn the_process_that_follows_has_no_rights_and_its_end_is_not_the_gateways() {
         }
         shell(&format!("kill -9 {follower}"));
         let said = || fs::read_to_string(&log.0).unwrap_or_default();
-        wait_until("it is reported", || said().contains("no longer following changes of the host's network"));
+        wait_until("it is reported", || {
+            said().contains("no longer following changes of the host's network")
+        });
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(reaches(&guest, &format!("10.9.0.1:{port}")), "the gateway goes on");

@@ -264,7 +264,10 @@ impl Netns {
     pub fn set_up_silent(&self, name: &str) -> io::Result<()> {
         let index = self.if_index(name)?;
         let mut netlink = self.netlink()?;
-        context("cannot disable ARP and IPv6 address generation on the interface", netlink.set_silent(index))?;
+        context(
+            "cannot disable ARP and IPv6 address generation on the interface",
+            netlink.set_silent(index),
+        )?;
         context("cannot bring up the interface", netlink.set_up(index))
     }
 

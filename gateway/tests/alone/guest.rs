@@ -166,8 +166,14 @@ fn what_the_guests_kernel_refuses_is_told_and_the_guest_has_a_way_out() {
     let guest = guest_with("eth0");
     let refused = plan.configure(&guest).unwrap();
     assert_eq!(refused.len(), 2, "{refused:?}");
-    assert!(refused[0].starts_with("cannot add the address ff02::1/64 to the guest: "), "{refused:?}");
-    assert!(refused[1].starts_with("cannot add a route to 0.0.0.0/0 to the guest: "), "{refused:?}");
+    assert!(
+        refused[0].starts_with("cannot add the address ff02::1/64 to the guest: "),
+        "{refused:?}"
+    );
+    assert!(
+        refused[1].starts_with("cannot add a route to 0.0.0.0/0 to the guest: "),
+        "{refused:?}"
+    );
     let routes = routes_in(&guest);
     let default = routes.iter().find(|r| r.is_default()).expect("a way out");
     assert_eq!(default.gateway(), Some(ip("169.254.2.2")));

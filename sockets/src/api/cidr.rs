@@ -21,7 +21,11 @@ pub struct ParseCidrError(String);
 
 impl fmt::Display for ParseCidrError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not an address with a prefix length, such as 10.77.0.2/24", self.0)
+        write!(
+            f,
+            "invalid address `{}`: expected an address with a prefix length, such as 10.77.0.2/24",
+            self.0
+        )
     }
 }
 

@@ -164,7 +164,7 @@ fn read_document(
         match stream.read(&mut chunk) {
             Ok(0) => break,
             Ok(n) if document.len() + n > most_bytes => {
-                return Err(io::Error::other(format!("it says more than {most_bytes} bytes")));
+                return Err(io::Error::other(format!("the answer exceeds {most_bytes} bytes")));
             }
             Ok(n) => document.extend_from_slice(&chunk[..n]),
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -310,7 +310,7 @@ fn check_directory(path: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(path)?;
     let is_private = found.permissions().mode() & 0o077 == 0;
     if !found.is_dir() || !is_private {
-        let why = "the directory is not ours alone";
+        let why = "other users have access to the directory";
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     }
     check_owner(&found)
@@ -490,7 +490,7 @@ mod tests {
         let writer = thread::spawn(move || while theirs.write_all(&[b'x'; 4096]).is_ok() {});
         let deadline = Instant::now() + PATIENCE * 10;
         let error = read_document(ours, deadline, 1 << 20).unwrap_err();
-        assert!(error.to_string().contains("more than 1048576 bytes"), "{error}");
+        assert!(error.to_string().contains("exceeds 1048576 bytes"), "{error}");
         writer.join().unwrap();
     }
 

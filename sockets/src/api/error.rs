@@ -29,12 +29,12 @@ impl fmt::Display for SetupError {
             }
             SetupError::TooManyDevices(n) => write!(
                 f,
-                "{n} devices are too many: a stack has at most {} shards, one for each",
+                "too many devices ({n}): a stack has at most {} shards, one per device",
                 fulmar_stack::shard::MAX_SHARDS
             ),
             SetupError::MixedDevices => f.write_str(
-                "the devices differ in station address or MTU: give Builder::devices the queues of \
-                 one interface, and every other interface a stack of its own",
+                "the devices differ in Ethernet address or MTU: pass Builder::devices the queues of one interface, \
+                 and build a separate stack for each interface",
             ),
             SetupError::NoAddress => {
                 f.write_str("the stack has no address; give it one with Builder::address")

@@ -30,12 +30,12 @@ impl FromStr for FaultSpec {
         for part in text.split(',').filter(|p| !p.is_empty()) {
             let (key, value) = part
                 .split_once('=')
-                .ok_or_else(|| format!("`{part}` is not of the form key=value"))?;
+                .ok_or_else(|| format!("invalid fault `{part}`: expected key=value"))?;
             spec.set(key.trim(), value.trim())?;
         }
         let path = &mut spec.path;
         if path.rate_bps.is_none() && (path.aqm != Aqm::DropTail || text.contains("queue=")) {
-            return Err("a queue needs a rate: add rate=10mbit".to_owned());
+            return Err("a queue requires a rate: add rate=10mbit".to_owned());
         }
         // Rates are rates of packets.
         let strikes = path.loss + path.reorder + path.duplicate + path.corrupt > 0.0;
@@ -62,11 +62,11 @@ impl FaultSpec {
             "queue" => path.queue_bytes = bytes(value)?,
             "aqm" => (path.aqm, path.ecn) = aqm(value)?,
             "police" => path.policer = Some(policer(value)?),
-            "seed" => self.seed = value.parse().map_err(|_| format!("`{value}` is not a seed"))?,
+            "seed" => self.seed = value.parse().map_err(|_| format!("invalid seed `{value}`"))?,
             _ => {
                 return Err(format!(
-                    "`{key}` is not a fault: there are loss, loss-run, reorder, reorder-by, dup, corrupt, delay, \
-                     jitter, mtu, rate, queue, aqm, police, seed"
+                    "unknown fault `{key}`: expected loss, loss-run, reorder, reorder-by, dup, corrupt, delay, \
+                     jitter, mtu, rate, queue, aqm, police or seed"
                 ));
             }
         }
@@ -77,7 +77,7 @@ impl FaultSpec {
 /// At least the size that each IPv4 host accepts (RFC 1122 section 3.3.2).
 fn mtu(text: &str) -> Result<usize, String> {
     let bytes = text.parse().ok().filter(|n| (576..=65_535).contains(n));
-    bytes.ok_or_else(|| format!("`{text}` is not an MTU from 576 to 65535"))
+    bytes.ok_or_else(|| format!("invalid MTU `{text}`: expected 576-65535"))
 }
 
 /// `1%` or `0.01`.
@@ -88,7 +88,8 @@ fn fraction(text: &str) -> Result<f64, String> {
     };
     let value = number.parse::<f64>().map(|n| n * scale).ok();
     let in_range = value.filter(|v| (0.0..=1.0).contains(v));
-    in_range.ok_or_else(|| format!("`{text}` is not a share: write 1% or 0.01"))
+    in_range
+        .ok_or_else(|| format!("invalid probability `{text}`: expected, for example, 1% or 0.01"))
 }
 
 /// A number followed by one of `units`, which are multiples of the result.
@@ -104,26 +105,28 @@ fn time(text: &str) -> Result<Duration, String> {
     let us = scaled(text, &[("us", 1), ("ms", 1_000), ("s", 1_000_000)]);
     let us = us.filter(|us| *us <= 3_600_000_000);
     us.map(Duration::from_micros)
-        .ok_or_else(|| format!("`{text}` is not a delay: write 5ms or 200us"))
+        .ok_or_else(|| format!("invalid delay `{text}`: expected, for example, 5ms or 200us"))
 }
 
 /// `10mbit`, as tc(8) writes it.
 fn rate(text: &str) -> Result<u64, String> {
     let units = [("kbit", 1_000), ("mbit", 1_000_000), ("gbit", 1_000_000_000)];
     let found = scaled(text, &units).filter(|bps| *bps > 0);
-    found.ok_or_else(|| format!("`{text}` is not a rate: write 500kbit, 10mbit or 1gbit"))
+    found.ok_or_else(|| {
+        format!("invalid rate `{text}`: expected, for example, 500kbit, 10mbit or 1gbit")
+    })
 }
 
 /// `64k`.
 fn bytes(text: &str) -> Result<usize, String> {
     let found = scaled(text, &[("", 1), ("k", 1 << 10), ("m", 1 << 20)]);
     let found = found.and_then(|n| usize::try_from(n).ok()).filter(|n| *n <= 1 << 30);
-    found.ok_or_else(|| format!("`{text}` is not a number of bytes: write 65536, 64k or 1m"))
+    found.ok_or_else(|| format!("invalid size `{text}`: expected, for example, 65536, 64k or 1m"))
 }
 
 fn packets(text: &str) -> Result<u32, String> {
     let found = text.parse().ok().filter(|n| (1..=1000).contains(n));
-    found.ok_or_else(|| format!("`{text}` is not a number of packets: write 1 to 1000"))
+    found.ok_or_else(|| format!("invalid number of packets `{text}`: expected 1-1000"))
 }
 
 /// `codel`, `codel+ecn` or `mark:1ms`.
@@ -134,7 +137,7 @@ fn aqm(text: &str) -> Result<(Aqm, bool), String> {
         ("codel+ecn", _) => Ok((Aqm::CODEL, true)),
         (_, Some(above)) => Ok((Aqm::Step { above: time(above)? }, true)),
         _ => Err(format!(
-            "`{text}` manages no queue: there are droptail, codel, codel+ecn, mark:1ms"
+            "unknown queue management `{text}`: expected droptail, codel, codel+ecn or mark:1ms"
         )),
     }
 }
@@ -145,12 +148,12 @@ const LEAST_BURST_BYTES: u64 = 1538;
 /// `10mbit:64k`: a rate and a burst.
 fn policer(text: &str) -> Result<Policer, String> {
     let (at, burst) = text.split_once(':').ok_or_else(|| {
-        format!("`{text}` is not a policer: write a rate and a burst, 10mbit:64k")
+        format!("invalid policer `{text}`: expected a rate and a burst, such as 10mbit:64k")
     })?;
     match (rate(at)?, bytes(burst)? as u64) {
-        (_, burst_bytes) if burst_bytes < LEAST_BURST_BYTES => {
-            Err(format!("a burst of `{burst}` bytes lets no packet pass: write 64k"))
-        }
+        (_, burst_bytes) if burst_bytes < LEAST_BURST_BYTES => Err(format!(
+            "a burst of `{burst}` bytes is smaller than a packet: raise it, for example to 64k"
+        )),
         (rate_bps, burst_bytes) => Ok(Policer { rate_bps, burst_bytes }),
     }
 }

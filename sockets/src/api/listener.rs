@@ -91,10 +91,7 @@ impl TcpListener {
     /// ([`TcpListener::pending`]).
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let (listener, (id, peer)) = self.take(|shard, id| shard.tcp_accept(id)).map_err(|e| {
-            explain_invalid(
-                e,
-                "the listener's connections are pending first: see TcpListener::pending",
-            )
+            explain_invalid(e, "the listener accepts conditionally: use TcpListener::pending")
         })?;
         let socket = Socket::new(Arc::clone(&listener.stack), listener.shard, id);
         Ok((TcpStream { socket }, peer))
@@ -109,7 +106,7 @@ impl TcpListener {
         let (s, pending) = self.take(|shard, id| shard.tcp_pending(id)).map_err(|e| {
             explain_invalid(
                 e,
-                "the listener accepts by itself: see ListenOptions::conditional_accept",
+                "the listener accepts connections itself: see ListenOptions::conditional_accept",
             )
         })?;
         Ok(PendingConnection::new(s, pending))

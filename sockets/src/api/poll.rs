@@ -129,7 +129,7 @@ pub struct PollSet {
 fn not_a_member(e: SocketError) -> io::Error {
     match e {
         SocketError::Invalid => {
-            io::Error::new(io::ErrorKind::NotFound, "it is not in the poll set")
+            io::Error::new(io::ErrorKind::NotFound, "the socket is not in the poll set")
         }
         e => to_io(e),
     }

@@ -204,7 +204,7 @@ impl Future for RecvCompletion {
         if !self.ticket().completion.watch(cx.waker()) {
             return Poll::Pending;
         }
-        let taken = || Err(io::Error::other("the buffer was taken before").into());
+        let taken = || Err(io::Error::other("the buffer was already taken").into());
         Poll::Ready(self.take().unwrap_or_else(taken))
     }
 }

@@ -54,7 +54,7 @@ pub struct SendFileError {
 
 impl fmt::Display for SendFileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sending a file ended after {} bytes: {}", self.sent, self.error)
+        write!(f, "cannot send the file after {} bytes: {}", self.sent, self.error)
     }
 }
 
@@ -169,7 +169,7 @@ mod tests {
     fn the_error_tells_the_count_and_the_cause() {
         let error = io::Error::from_raw_os_error(5);
         let text = SendFileError { error, sent: 17 }.to_string();
-        assert!(text.starts_with("sending a file ended after 17 bytes: "), "{text}");
+        assert!(text.starts_with("cannot send the file after 17 bytes: "), "{text}");
         assert!(text.contains("os error 5"), "{text}");
     }
 }

@@ -236,8 +236,8 @@ pub(crate) fn explain_unreachable(e: io::Error) -> io::Error {
     if e.kind() != io::ErrorKind::HostUnreachable || !exit::is_any(drops_own) {
         return e;
     }
-    let why = "no neighbour answers: two stations on the network have the same Ethernet address \
-               (drop reason ether_source); give each device its own (Caps::ether)";
+    let why = "no neighbour answers: two stations on the network have the same Ethernet address (drop reason \
+        ether_source); give each device a unique one (Caps::ether)";
     io::Error::new(io::ErrorKind::HostUnreachable, why)
 }
 

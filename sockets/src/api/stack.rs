@@ -101,7 +101,8 @@ impl Stack {
         if shard < self.shards() {
             return Ok(Stack { inner: Arc::clone(&self.inner), home: Some(shard) });
         }
-        let what = format!("the stack has {} shards, which are counted from 0", self.shards());
+        let what =
+            format!("invalid shard: the stack has {} shards, numbered from 0", self.shards());
         Err(io::Error::new(io::ErrorKind::InvalidInput, what))
     }
 
@@ -153,7 +154,10 @@ impl Stack {
         let bytes = chain.len();
         socket.host().post(crate::runtime::Request::Free(chain));
         if !same {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the echo differs"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the echo reply differs from the request",
+            ));
         }
         Ok(Echo { from: echo.from, rtt, ttl: echo.hop_limit, bytes })
     }
@@ -252,7 +256,7 @@ impl Stack {
             true => Ok(()),
             false => Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "there are too many rules, or the prefix is longer than its address",
+                "too many rules, or a prefix longer than its address",
             )),
         }
     }
@@ -285,7 +289,7 @@ impl Stack {
         if self.inner.close(timeout) {
             return Ok(());
         }
-        Err(io::Error::new(io::ErrorKind::TimedOut, "accepted bytes are not acknowledged yet"))
+        Err(io::Error::new(io::ErrorKind::TimedOut, "sent bytes are not acknowledged yet"))
     }
 
     /// Why the stack is permanently down: the device is gone, or a thread panicked in the stack or in a driver.
@@ -529,7 +533,9 @@ fn device_failure(host: &crate::runtime::Host) -> Option<String> {
     let (error, name) = host.call(lost).ok()??;
     Some(match error {
         SocketError::Protocol => {
-            format!("the process at the other end of device {name} broke the protocol of the link")
+            format!(
+                "the process at the other end of device {name} violated the protocol of the link"
+            )
         }
         _ => format!("device {name} is gone"),
     })

@@ -413,14 +413,14 @@ pub(crate) const DEFAULT_TTL: u8 = 64;
 
 pub(crate) fn valid_ttl(ttl: u32) -> io::Result<u8> {
     let valid = u8::try_from(ttl).ok().filter(|t| *t > 0);
-    valid.ok_or_else(|| invalid(format!("a time to live is from 1 to 255, not {ttl}")))
+    valid.ok_or_else(|| invalid(format!("invalid time to live {ttl}: expected 1-255")))
 }
 
 /// As Linux takes it (TCP_MIN_MSS, MAX_TCP_WINDOW).
 pub(crate) fn valid_segment(bytes: u16) -> io::Result<u16> {
     match bytes {
         88..=32_767 => Ok(bytes),
-        _ => Err(invalid(format!("a largest segment is from 88 to 32767 bytes, not {bytes}"))),
+        _ => Err(invalid(format!("invalid maximum segment size {bytes}: expected 88-32767"))),
     }
 }
 

@@ -144,8 +144,8 @@ fn filter(ether: EtherAddr) -> [Instruction; 12] {
 fn open_socket() -> Result<OwnedFd, OpenError> {
     // Protocol 0: nothing is received before the filter is attached and the socket is bound.
     sys::socket(libc::AF_PACKET, libc::SOCK_RAW, 0).map_err(|e| {
-        let advice = "give the program the right CAP_NET_RAW, run it as root, or in a network \
-                      namespace of your own (`unshare -Urn`)";
+        let advice = "grant the program CAP_NET_RAW, or run it as root or in a network namespace of your own \
+            (`unshare -Urn`)";
         OpenError::new("cannot open a packet socket", e, advice)
     })
 }
@@ -178,7 +178,7 @@ impl PacketSocket {
         let name = &config.interface;
         let socket = open_socket()?;
         let index = sys::interface_index(socket.as_fd(), name).map_err(|e| {
-            let advice = "`ip -o link` lists the interfaces of this network namespace";
+            let advice = "list the interfaces of this network namespace with `ip -o link`";
             OpenError::new(format!("cannot find interface {name:?}"), e, advice)
         })?;
         let kernel_ether = sys::interface_ether(socket.as_fd(), name).map_err(|e| {
@@ -187,7 +187,7 @@ impl PacketSocket {
         let ether = config.ether.unwrap_or_else(|| derive_ether(kernel_ether));
         let mtu = sys::interface_mtu(socket.as_fd(), name).unwrap_or(1500);
         let header_bytes = PacketSocket::set_up(&socket, index, ether).map_err(|e| {
-            let advice = "Linux 4.20 or newer is needed";
+            let advice = "Linux 4.20 or newer is required";
             OpenError::new(format!("cannot set up a packet socket on {name}"), e, advice)
         })?;
         let caps = Caps {

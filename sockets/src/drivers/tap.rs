@@ -95,7 +95,7 @@ const ALONE: &str = "one writev or readv per frame";
 /// Opens io_uring. Returns also the description for [`DeviceStats::path`].
 fn open_vector(file: &File, config: &TapConfig) -> (Option<Vector>, String) {
     if config.one_by_one {
-        return (None, format!("{ALONE}, as asked for"));
+        return (None, format!("{ALONE}, as configured"));
     }
     match Vector::open(file.as_fd()) {
         Ok(vector) => (Some(vector), Vector::describe()),
@@ -134,7 +134,7 @@ impl Tap {
         let kernel_ether =
             sys::interface_ether(attached.file.as_fd(), &attached.name).map_err(|e| {
                 let what = format!("cannot read the hardware address of {}", attached.name);
-                OpenError::new(what, e, "Linux 4.0 or newer is needed")
+                OpenError::new(what, e, "Linux 4.0 or newer is required")
             })?;
         let ether = config.ether.unwrap_or_else(|| derive_ether(kernel_ether));
         let mut queue = Queue::set_up(attached, queues, config.mtu, |mtu| Caps::plain(mtu, ether))?;

@@ -56,7 +56,7 @@ impl Attached {
         kind: &str,
     ) -> Result<Attached, OpenError> {
         let advice =
-            format!("attach it with IFF_{kind} | IFF_NO_PI | IFF_VNET_HDR before handing it over");
+            format!("attach it with IFF_{kind} | IFF_NO_PI | IFF_VNET_HDR before passing it");
         let wrong =
             |e| OpenError::new(format!("cannot use the descriptor as a {kind}"), e, advice.clone());
         let (name, has) = sys::tun_interface(fd.as_fd()).map_err(wrong)?;
@@ -96,7 +96,7 @@ impl Queue {
         let Attached { file, name, control } = &attached;
         sys::tun_set_header(file.as_fd(), vnet::HEADER_BYTES as _).map_err(|e| {
             let what = format!("cannot set the virtio-net header of {name}");
-            OpenError::new(what, e, "Linux 4.0 or newer is needed")
+            OpenError::new(what, e, "Linux 4.0 or newer is required")
         })?;
         let accepted =
             OFFLOADS.into_iter().find(|o| sys::tun_set_offload(file.as_fd(), *o).is_ok());

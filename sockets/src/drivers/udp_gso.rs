@@ -39,8 +39,8 @@ impl UdpGso {
     pub(super) fn describe(self) -> &'static str {
         match self {
             UdpGso::Off => "",
-            UdpGso::On => "; datagrams of one flow as one",
-            UdpGso::Refused => "; datagrams one by one (the kernel refuses to segment them)",
+            UdpGso::On => "; datagrams of one flow coalesced (UDP GSO)",
+            UdpGso::Refused => "; datagrams one by one (the kernel does not support UDP GSO here)",
         }
     }
 }

@@ -33,11 +33,13 @@ impl fmt::Display for StartError {
             StartError::Shard(e) => e.fmt(f),
             StartError::Random(e) => write!(
                 f,
-                "the stack's secrets cannot be drawn, since the system gives no random bytes: {e}; \
-                 let the process call getrandom(2)"
+                "cannot read random bytes for the stack's secrets: {e}; allow the process to call getrandom(2)"
             ),
             StartError::Host(e) => {
-                write!(f, "no thread or descriptor is left: {e}; see `ulimit -n` and `ulimit -u`")
+                write!(
+                    f,
+                    "cannot create a thread or a descriptor: {e}; check `ulimit -n` and `ulimit -u`"
+                )
             }
         }
     }

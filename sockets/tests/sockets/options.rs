@@ -280,7 +280,10 @@ fn a_time_to_live_is_between_1_and_255() {
         for wrong in [0, 256, u32::MAX] {
             let e = c.set_ttl(wrong).unwrap_err();
             assert_eq!(e.kind(), ErrorKind::InvalidInput);
-            assert!(e.to_string().contains(&format!("from 1 to 255, not {wrong}")), "{e}");
+            assert!(
+                e.to_string().contains(&format!("invalid time to live {wrong}: expected 1-255")),
+                "{e}"
+            );
         }
         c.write_all(b"x").unwrap();
         s.read_exact(&mut [0; 1]).unwrap();

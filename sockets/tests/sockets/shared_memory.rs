@@ -192,7 +192,7 @@ fn a_peer_process_that_lies_is_told_as_eproto_and_the_device_says_what_it_did() 
         is_told(udp.send_to(b"x", (B, 53)));
         is_told(TcpStream::connect(&stack, (B, 80)));
         let path = stack.stat().unwrap().shard.device.path;
-        assert!(path.contains("broke the protocol: a ring index"), "{path}");
+        assert!(path.contains("violated the protocol: a ring index"), "{path}");
     });
 }
 

@@ -131,7 +131,7 @@ impl core::fmt::Display for ConfigError {
                 write!(f, "the prefix length of {a} must be at most its number of bits")
             }
             ConfigError::MixedVersions(p) => {
-                write!(f, "the route to {p} needs a gateway and a source of its own IP version")
+                write!(f, "the gateway and source of the route to {p} must be of its IP version")
             }
             ConfigError::Gateway(p, via) => write!(
                 f,
@@ -139,10 +139,13 @@ impl core::fmt::Display for ConfigError {
                  this interface, or add an on-link route to it first"
             ),
             ConfigError::NextHops(p) => {
-                write!(f, "the route to {p} needs from 1 to 64 next hops")
+                write!(f, "the route to {p} must have 1 to 64 next hops")
             }
             ConfigError::RoutesFull(p) => {
-                write!(f, "there is no space for the route to {p}: remove others first")
+                write!(
+                    f,
+                    "the routing table has no space for the route to {p}: remove other routes first"
+                )
             }
         }
     }

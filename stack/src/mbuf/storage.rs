@@ -72,7 +72,7 @@ pub struct NoBuffer;
 
 impl core::fmt::Display for NoBuffer {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("the buffer pool has no memory left for this purpose")
+        f.write_str("the buffer pool has no memory left for this use")
     }
 }
 

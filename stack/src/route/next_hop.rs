@@ -45,8 +45,8 @@ pub enum GroupError {
 impl core::fmt::Display for GroupError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
-            GroupError::Members => "a group of next hops has from 1 to 64 members",
-            GroupError::Full => "there are too many groups of next hops",
+            GroupError::Members => "a group of next hops must have 1 to 64 members",
+            GroupError::Full => "too many groups of next hops",
         })
     }
 }

@@ -59,7 +59,7 @@ pub struct ParsePrefixError;
 
 impl core::fmt::Display for ParsePrefixError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("a prefix is an address and its length, such as 10.77.0.0/16 or fd77::/64")
+        f.write_str("expected an address and a prefix length, such as 10.77.0.0/16 or fd77::/64")
     }
 }
 

@@ -35,17 +35,17 @@ impl fmt::Display for SetupError {
         match self {
             SetupError::Mtu { asked, device } => write!(
                 f,
-                "an MTU of {asked} bytes exceeds the {device} bytes of the device: set the device's first"
+                "an MTU of {asked} bytes exceeds the device's MTU of {device}: raise the device's MTU first"
             ),
             SetupError::Budget { bytes } => write!(
                 f,
                 "a budget of {bytes} bytes is too small: each shard needs at least {MIN_BUDGET_BYTES}"
             ),
             SetupError::Ip(e) => write!(f, "{} cannot be used: {e}", subject(e)),
-            SetupError::Pool(e) => write!(f, "the stack's memory cannot be had: {e}"),
-            SetupError::NoSecrets => f.write_str(
-                "the stack has no secrets; draw 32 random bytes for StackConfig::secrets",
-            ),
+            SetupError::Pool(e) => write!(f, "cannot allocate the stack's memory: {e}"),
+            SetupError::NoSecrets => {
+                f.write_str("the stack has no secrets; set StackConfig::secrets to 32 random bytes")
+            }
         }
     }
 }

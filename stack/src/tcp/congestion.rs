@@ -379,7 +379,7 @@ impl core::error::Error for UnknownCongestionControl {}
 
 impl core::fmt::Display for UnknownCongestionControl {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("no congestion control has this name; there are")?;
+        f.write_str("unknown congestion control; expected one of")?;
         let mut names = CongestionControl::ALL.iter().map(|c| c.name());
         names.next().into_iter().try_for_each(|first| write!(f, " {first}"))?;
         names.try_for_each(|name| write!(f, ", {name}"))
@@ -458,7 +458,7 @@ mod tests {
         let unknown = "vegas".parse::<CongestionControl>().unwrap_err();
         assert_eq!(
             unknown.to_string(),
-            "no congestion control has this name; there are cubic, reno, bbr, dctcp"
+            "unknown congestion control; expected one of cubic, reno, bbr, dctcp"
         );
     }
 

@@ -81,7 +81,7 @@ impl core::error::Error for UnknownEcnPolicy {}
 
 impl core::fmt::Display for UnknownEcnPolicy {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("no ECN policy has this name; there are off, accept, ask")
+        f.write_str("unknown ECN policy; expected off, accept or ask")
     }
 }
 

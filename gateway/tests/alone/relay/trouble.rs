@@ -492,5 +492,5 @@ fn a_namespace_of_another_user_is_refused() {
         caps::raise(None, CapSet::Effective, right).unwrap();
     }
     let said = refused.expect_err("refused").to_string();
-    assert!(said.contains("process 1") && said.contains("not yours"), "{said}");
+    assert!(said.contains("process 1") && said.contains("belongs to another user"), "{said}");
 }

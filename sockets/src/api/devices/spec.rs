@@ -11,7 +11,7 @@ use super::{Queues, packet_queues, shm, tap_queues, tun_queues};
 
 /// The forms of a device's name, for an error message.
 pub(super) const SYNTAX: &str =
-    "write NAME (an interface), tap:NAME, tun:NAME, packet:INTERFACE or shm:NAME";
+    "expected NAME (an interface), tap:NAME, tun:NAME, packet:INTERFACE or shm:NAME";
 /// An interface name with its final zero (IFNAMSIZ of linux/if.h).
 const IFNAMSIZ: usize = 16;
 
@@ -55,7 +55,7 @@ impl FromStr for Spec {
             Some(("tun", name)) => interface_name(name).map(Spec::Tun),
             Some(("packet", name)) => interface_name(name).map(Spec::Packet),
             Some(("shm", name)) if !name.is_empty() => Ok(Spec::Shm(name.to_owned())),
-            _ => Err(ParseSpecError(format!("`{text}` is not a device"))),
+            _ => Err(ParseSpecError(format!("invalid device `{text}`"))),
         }
     }
 }
@@ -68,7 +68,7 @@ fn interface_name(name: &str) -> Result<String, ParseSpecError> {
     if fits && is_clean {
         return Ok(name.to_owned());
     }
-    Err(ParseSpecError(format!("`{name}` cannot be the name of an interface (1 to 15 characters)")))
+    Err(ParseSpecError(format!("invalid interface name `{name}` (1 to 15 characters)")))
 }
 
 impl fmt::Display for Spec {
@@ -97,7 +97,7 @@ impl Spec {
             Spec::Shm(_) if queues > 1 => {
                 let what = format!("cannot open {queues} queues of {self}");
                 let unsupported = io::ErrorKind::Unsupported.into();
-                Err(OpenError::new(what, unsupported, "shared memory has one queue"))
+                Err(OpenError::new(what, unsupported, "shared memory supports one queue"))
             }
             Spec::Shm(name) => Ok(vec![shm(name)?.0]),
         }

@@ -45,7 +45,7 @@ impl<'a> Source<'a> {
     /// It is a directory or not seekable, or its metadata cannot be read.
     pub(super) fn open(file: &'a File, at: u64, end: Option<u64>) -> io::Result<Source<'a>> {
         if end.is_some_and(|e| e < at) {
-            return Err(invalid(format!("the range ends before byte {at}, where it begins")));
+            return Err(invalid(format!("the range ends before its start at byte {at}")));
         }
         let about = file.metadata()?;
         let kind = about.file_type();
@@ -55,7 +55,7 @@ impl<'a> Source<'a> {
         if kind.is_fifo() || kind.is_socket() {
             return Err(io::Error::new(
                 io::ErrorKind::NotSeekable,
-                "a pipe or a socket has no positions to send from; copy it with std::io::copy",
+                "a pipe or a socket has no file offset; copy it with std::io::copy",
             ));
         }
         let is_sized = kind.is_file() && about.len() > 0;

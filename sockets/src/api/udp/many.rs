@@ -53,7 +53,7 @@ impl UdpSocket {
     pub fn send_segmented(&self, buf: &[u8], segment_bytes: usize) -> io::Result<usize> {
         let segment = u16::try_from(segment_bytes).ok().filter(|n| *n > 0);
         let segment = segment.ok_or_else(|| {
-            invalid(format!("a datagram of a run has from 1 to 65535 bytes, not {segment_bytes}"))
+            invalid(format!("invalid segment size {segment_bytes}: expected 1-65535"))
         })?;
         self.send_many(&[SendMessage::new(buf).segmented(segment)]).map(|_| buf.len())
     }

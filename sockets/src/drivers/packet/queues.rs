@@ -55,7 +55,7 @@ impl PacketSocket {
             let joined = group.join(socket.socket.as_fd(), program.as_ref().ok().map(AsFd::as_fd));
             joined.map_err(|e| {
                 let what = format!("cannot share the frames of {} among sockets", config.interface);
-                OpenError::new(what, e, "Linux 4.12 or newer is needed; or use one queue")
+                OpenError::new(what, e, "Linux 4.12 or newer is required; or use one queue")
             })?;
             socket.caps.queues = queues;
             sockets.push(socket);
@@ -66,8 +66,8 @@ impl PacketSocket {
         let steered = match program {
             Ok(_) => "to the owner of each flow".to_owned(),
             Err(e) => format!(
-                "by the kernel's hash, since the kernel refuses a program ({e}): to steer by owner run as \
-                 root, or with CAP_BPF"
+                "by the kernel's hash, because the kernel rejects the BPF program ({e}): to steer to owners, run as \
+                 root or with CAP_BPF"
             ),
         };
         for socket in &mut sockets {

@@ -135,7 +135,7 @@ impl Shm {
     fn end_for(&mut self, v: Violation) {
         self.end = Some(End::Violation);
         self.stats.path =
-            format!("ended, since the other process broke the protocol: {}", v.sentence());
+            format!("closed, because the other process violated the protocol: {}", v.sentence());
         self.loans.bell.hang_up();
     }
 

@@ -91,13 +91,13 @@ impl Violation {
     /// For a person.
     pub(super) fn sentence(self) -> &'static str {
         match self {
-            Violation::Index => "a ring index went back or beyond the ring",
+            Violation::Index => "a ring index moved backwards or beyond the ring",
             Violation::Slot => "a slot does not exist",
-            Violation::SlotInUse => "a frame came in a slot that was not returned yet",
-            Violation::SlotNotOut => "a slot was returned that was not out",
-            Violation::PieceCount => "a frame has no piece or too many",
-            Violation::Piece => "a piece of a frame is empty or outside of the memory of frames",
-            Violation::FrameBytes => "a frame is longer than any frame can be",
+            Violation::SlotInUse => "a frame was received in a slot that was not returned yet",
+            Violation::SlotNotOut => "a slot was returned that was not in use",
+            Violation::PieceCount => "a frame has no fragment, or too many",
+            Violation::Piece => "a fragment of a frame is empty or outside the frame memory",
+            Violation::FrameBytes => "a frame exceeds the maximum length",
         }
     }
 }

@@ -117,10 +117,10 @@ fn pause(config: &ShmConfig, give_up: Option<Instant>) -> Result<(), OpenError> 
 }
 
 const LIMITS: &str = "raise the limits on open files and on memory (ulimit -n, ulimit -v)";
-const NAMES: &str = "choose another name; one with a slash is a path, any other a name that all \
-                     processes of the network namespace share";
+const NAMES: &str = "choose another name; a name with a slash is a path, any other name is shared by the processes \
+    of the network namespace";
 const LOCKED: &str =
-    "another process keeps a lock on its directory; choose a directory of your own";
+    "another process holds a lock on its directory; choose a directory of your own";
 
 fn failed(config: &ShmConfig, e: io::Error, advice: &str) -> OpenError {
     OpenError::new(format!("cannot open shm:{}", config.name), e, advice)
@@ -181,7 +181,7 @@ fn find(config: &ShmConfig, give_up: Option<Instant>) -> Result<Found, OpenError
                     return Err(failed(
                         config,
                         e,
-                        "this path is in use for something else; choose another",
+                        "this path is used for something else; choose another",
                     ));
                 }
                 fs::remove_file(&config.name).map_err(naming)?;
@@ -334,14 +334,17 @@ fn call(config: &ShmConfig, socket: OwnedFd, give_up: Option<Instant>) -> Result
     let last = |e, advice| Trouble::Final(failed(config, e, advice));
     if is_world_writable(config) {
         check_user(&socket).map_err(|e| {
-            last(e, "another user has taken this name; use a path in a directory of your own")
+            last(e, "another user uses this name; choose a path in a directory of your own")
         })?;
     }
     let own = Own::create(config).map_err(Trouble::Final)?;
     own.say(&socket).map_err(|_| Trouble::Again)?;
     if !wait_for(socket.as_fd(), give_up).map_err(|e| last(e, LIMITS))? {
         let e = io::Error::from_raw_os_error(libc::ETIMEDOUT);
-        return Err(last(e, "a process listens under this name and does not answer; look there"));
+        return Err(last(
+            e,
+            "a process listens under this name but does not answer; check that process",
+        ));
     }
     match own.hear(config, &socket) {
         Ok(theirs) => Ok(own.meet(Side::Second, socket, theirs)),
@@ -372,7 +375,7 @@ impl Own {
         let bytes = SLABS + pool_bytes + staging_bytes;
         if bytes > MAX_BYTES {
             let e = io::Error::from_raw_os_error(libc::EFBIG);
-            return Err(failed(config, e, "the pool can have at most 3 GiB in shared memory"));
+            return Err(failed(config, e, "the buffer pool is limited to 3 GiB in shared memory"));
         }
         let (map, file) = OwnMap::create(bytes).map_err(|e| failed(config, e, LIMITS))?;
         let map = Arc::new(map);
@@ -397,22 +400,24 @@ impl Own {
         let broken = || io::Error::from_raw_os_error(libc::EPROTO);
         let (hello, file) = hear(socket).map_err(|e| match e {
             None => Refusal::Gone,
-            Some(e) => stranger(e, "the other process is no fulmar, or has other limits"),
+            Some(e) => stranger(e, "the other process is not fulmar, or has different limits"),
         })?;
         if hello.version != VERSION || hello.shape != SHAPE {
             let what = match hello.version {
-                VERSION => "its rings have another shape than those of this one".to_owned(),
-                version => format!("it speaks version {version}, this one {VERSION}"),
+                VERSION => "its rings have a different layout".to_owned(),
+                version => {
+                    format!("it uses protocol version {version}, this process version {VERSION}")
+                }
             };
             let advice = "use the same release of fulmar at both ends";
             return Err(Refusal::Version(failed(config, io::Error::other(what), advice)));
         }
         let is_own = sys::is_same_file(file.as_fd(), self.file.as_fd());
         if hello.bytes < SLABS || hello.bytes > MAX_BYTES || is_own.unwrap_or(true) {
-            return Err(stranger(broken(), "the other process is no fulmar"));
+            return Err(stranger(broken(), "the other process is not fulmar"));
         }
         let memory = PeerMap::open(file.as_fd(), hello.bytes).map_err(|e| {
-            stranger(e, "the other process's memory is not sealed, so it is not safe to read")
+            stranger(e, "the other process's memory is not sealed, so reading it is not safe")
         })?;
         Ok(Theirs { hello, memory })
     }

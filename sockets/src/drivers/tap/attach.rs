@@ -24,12 +24,11 @@ fn open_clone_device_at(path: &str) -> Result<File, OpenError> {
     let file = options.open(path).map_err(|e| {
         let advice = match e.kind() {
             ErrorKind::PermissionDenied => {
-                "let root run `chmod 666 /dev/net/tun` once, or use device `packet` on a veth, \
-                 which needs no device node"
+                "as root, run `chmod 666 /dev/net/tun`, or use device `packet` on a veth, which needs no device node"
             }
             ErrorKind::NotFound => {
-                "load the kernel module with `modprobe tun`, or let root run \
-                 `mkdir -p /dev/net && mknod /dev/net/tun c 10 200`"
+                "load the kernel module with `modprobe tun`, or as root run `mkdir -p /dev/net && mknod \
+                 /dev/net/tun c 10 200`"
             }
             _ => "check that the kernel was built with CONFIG_TUN",
         };
@@ -42,8 +41,8 @@ fn open_clone_device_at(path: &str) -> Result<File, OpenError> {
             _ => Ok(file),
         });
     features.map_err(|e| {
-        let advice = "let root run `rm /dev/net/tun && mknod /dev/net/tun c 10 200`";
-        OpenError::new(format!("cannot open {path}, which is another device"), e, advice)
+        let advice = "as root, run `rm /dev/net/tun && mknod /dev/net/tun c 10 200`";
+        OpenError::new(format!("cannot open {path}: it is a different device"), e, advice)
             .of_other_device()
     })
 }
@@ -116,21 +115,22 @@ fn not_attached(name: &str, flags: libc::c_int, e: std::io::Error) -> OpenError 
     let has_queues = flags & libc::IFF_MULTI_QUEUE != 0;
     let advice = match e.raw_os_error() {
         Some(libc::EPERM) => format!(
-            "run in a network namespace of your own (`unshare -Urn`), or let root create it for you with \
-             {add} user USER vnet_hdr`"
+            "run in a network namespace of your own (`unshare -Urn`), or create it as root with {add} user USER \
+             vnet_hdr`"
         ),
         Some(libc::EBUSY) => {
             "another program is attached to it: end that program, or choose another name".to_owned()
         }
         Some(libc::EINVAL) if has_queues => format!(
-            "an interface of this name exists and is no {kind} of several queues with a virtio-net \
-             header ({add} multi_queue vnet_hdr`): choose another name"
+            "an interface of this name exists and is not a multi-queue {kind} with a virtio-net header ({add} \
+             multi_queue vnet_hdr`): choose another name"
         ),
-        Some(libc::E2BIG) => "the interface has its maximum of queues: ask for fewer".to_owned(),
+        Some(libc::E2BIG) => {
+            "the interface has its maximum number of queues: request fewer".to_owned()
+        }
         Some(libc::EINVAL) => {
             format!(
-                "an interface of this name exists and is not a {kind}: choose another name, or open what it is \
-                 by its plain name, without `{mode}:`"
+                "an interface of this name exists and is not a {kind}: choose another name, or omit `{mode}:`"
             )
         }
         Some(libc::ENAMETOOLONG) => "an interface's name has at most 15 bytes".to_owned(),
@@ -150,6 +150,6 @@ mod tests {
             assert!(e.is_without_node(), "{e}");
         }
         let e = open_clone_device_at("/dev/null").expect_err("refused").to_string();
-        assert!(e.contains("another device") && e.contains("mknod"), "{e}");
+        assert!(e.contains("a different device") && e.contains("mknod"), "{e}");
     }
 }

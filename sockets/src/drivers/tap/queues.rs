@@ -38,7 +38,7 @@ impl Tap {
         }
         let steered = match (config.steer, taps.first_mut()) {
             (true, Some(tap)) => tap.try_to_steer(queues),
-            _ => "by the queue that sent last, as asked for".to_owned(),
+            _ => "by the queue that sent last, as configured".to_owned(),
         };
         for tap in &mut taps {
             tap.queues_path = format!("; steered {steered}");
@@ -55,8 +55,8 @@ impl Tap {
                 "to the owner of each flow".to_owned()
             }
             Err(e) => format!(
-                "by the queue that sent last, since the kernel refuses a program ({e}): to steer by owner \
-                 run as root, or with CAP_BPF and CAP_NET_ADMIN"
+                "by the queue that sent last, because the kernel rejects the BPF program ({e}): to steer to owners, \
+                 run as root or with CAP_BPF and CAP_NET_ADMIN"
             ),
         }
     }

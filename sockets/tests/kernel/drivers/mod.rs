@@ -214,7 +214,7 @@ fn tap_burst_arrives_in_order_one_by_one() {
         give_addresses("tap0", &tap);
         let host = a_burst_arrives_in_order(Host::new(tap, "tap0"));
         assert_eq!(host.device.stats().tx_crossings, 40);
-        assert!(host.device.stats().path.contains("as asked for"));
+        assert!(host.device.stats().path.contains("as configured"));
     });
 }
 

@@ -124,7 +124,7 @@ fn a_directory_that_somebody_keeps_locked_is_given_up_in_time() {
     let name = format!("{directory}/x");
     let impatient = ShmConfig { wait: Some(std::time::Duration::ZERO), ..named(name.clone()) };
     let error = Shm::open(&impatient).err().expect("the lock is held");
-    assert!(error.to_string().contains("keeps a lock"), "{error}");
+    assert!(error.to_string().contains("holds a lock"), "{error}");
     let ends = [open(&name), open(&name)];
     drop(held);
     assert!(ends.map(|t| t.join().unwrap().is_ok()) == [true; 2]);
@@ -146,7 +146,7 @@ fn another_user_cannot_wait_under_a_name_that_anybody_may_take() {
         };
         let error = Shm::open(&named(name.clone())).err().expect("it is another user's");
         assert_eq!(error.errno(), libc::EACCES);
-        assert!(error.to_string().contains("another user has taken this name"), "{error}");
+        assert!(error.to_string().contains("another user uses this name"), "{error}");
         let _ = std::fs::remove_file(name);
     }
 }
@@ -276,7 +276,7 @@ fn a_client_of_a_foreign_listener_gets_an_error() {
     let mut no_magic = hello();
     no_magic[0] = b'F';
     let cases: [(&[u8], BorrowedFd<'_>, &str); 2] =
-        [(&no_magic, sealed.as_fd(), "no fulmar"), (&hello(), bare.as_fd(), "not sealed")];
+        [(&no_magic, sealed.as_fd(), "not fulmar"), (&hello(), bare.as_fd(), "not sealed")];
     for (i, (bytes, file, words)) in cases.into_iter().enumerate() {
         let name = unique(&format!("stranger-{i}"));
         let door = listen(&name);
@@ -301,12 +301,12 @@ fn a_peer_that_sends_back_the_received_file_is_rejected() {
     let (_, file) = sys::receive_with(socket.as_fd(), &mut bytes).unwrap();
     sys::send_with(socket.as_fd(), &bytes, file.unwrap().as_fd()).unwrap();
     let error = second.join().unwrap().err().expect("a mirror");
-    assert!(error.to_string().contains("no fulmar"), "{error}");
+    assert!(error.to_string().contains("not fulmar"), "{error}");
 }
 
 #[test]
 fn another_release_is_refused_at_both_ends() {
-    for (at, value, says) in [(8, 99, "version 99"), (24, 14, "another shape")] {
+    for (at, value, says) in [(8, 99, "version 99"), (24, 14, "a different layout")] {
         let name = unique(&format!("release-{at}"));
         let first = open(&name);
         let socket = connect(&name);
