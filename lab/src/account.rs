@@ -166,16 +166,15 @@ impl Figures {
         let (stages, own) = (self.ns_per_packet(), per(self.overhead_ns));
         let sum = match (self.total_ns, self.gap_pct()) {
             (Some(total), Some(gap)) => format!(
-                "Per packet the stages but sleep are {stages:.1} ns and the account itself {own:.1} ns: \
-                 {:.1} ns. The kernel's account of the threads' CPU time, asked for without stages, says \
-                 {:.1} ns: the sum is {gap:+.1} % off.",
+                "Per packet, all stages except sleep take {stages:.1} ns and the measurement itself {own:.1} ns: \
+                 {:.1} ns in all. By the kernel's CPU time of the threads, measured without stages, it is {:.1} ns: \
+                 the sum is {gap:+.1} % off.",
                 per(self.sum_ns),
                 per(total)
             ),
             _ => format!(
-                "Per packet the stages but sleep are {stages:.1} ns and the account itself {own:.1} ns. \
-                 What the threads have worked by the kernel's account is not known yet: none of them has \
-                 come back often enough."
+                "Per packet, all stages except sleep take {stages:.1} ns and the measurement itself {own:.1} ns. \
+                 The kernel's CPU time of the threads is not known yet: too few calls were measured."
             ),
         };
         [sum, self.own_cost(), self.moved()]
@@ -183,8 +182,8 @@ impl Figures {
 
     fn own_cost(&self) -> String {
         format!(
-            "{} visits timed of {}. A reading costs {:.1} ns ({:.2} ms in all, {:.2} % of the sum), taken \
-             off the stages. {} times were left out, in which the thread had lost its CPU.",
+            "{} calls of {} were timed. Reading the clock costs {:.1} ns ({:.2} ms in all, {:.2} % of the sum), \
+             which is subtracted. {} intervals were excluded because the thread was preempted.",
             self.measured,
             self.visits,
             self.pass_ns,

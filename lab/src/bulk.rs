@@ -22,35 +22,35 @@ use std::time::Duration;
 /// Over which device fulmar and the kernel meet.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Device {
-    /// TAP, else AF_PACKET on veth, else fulmar to fulmar alone
+    /// TAP if available, else AF_PACKET on veth, else link
     Auto,
     /// TAP with the virtio-net header
     Tap,
     /// AF_PACKET on a veth pair
     Packet,
-    /// No kernel: two stacks joined in this process
+    /// Two fulmar stacks connected in this process, without the kernel
     Link,
 }
 
-/// Bulk TCP, both directions: fulmar and the kernel, the kernel alone, the floor of the device
+/// Bulk TCP in both directions: fulmar, the kernel, and a lower bound for any TCP over the device
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "fulmar-lab bench stream [OPTIONS]",
-    after_help = "Costs are CPU time per KB (1024 bytes) that was moved. The floor is the
-least that any TCP over the same device against the same kernel peer can cost.
-It makes its own namespaces and leaves nothing behind."
+    after_help = "Costs are CPU time per KB (1024 bytes) transferred. The floor is the least that
+any TCP can cost over the same device with the same kernel peer.
+The command creates its own namespaces and removes them."
 )]
 pub struct Options {
     /// How long, and where the report goes.
     #[command(flatten)]
     pub common: Common,
-    /// Where the two ends run; both by default
+    /// CPUs of the two ends [default: same-cpu, two-cpus]
     #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
     placement: Vec<Placement>,
-    /// Over which device; auto takes TAP, else AF_PACKET on veth
+    /// The device
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     device: Device,
-    /// Which TCP is measured; kernel: this machine's, without fulmar
+    /// The TCP to measure
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     stack: Stack,
 }
@@ -77,7 +77,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     let kernel = match isolated {
         Ok(()) => Some(Pair::new(MTU, true)?),
         Err(e) => {
-            eprintln!("the kernel cannot be measured here: {e}");
+            eprintln!("cannot measure the kernel here: {e}");
             None
         }
     };

@@ -29,7 +29,7 @@ pub fn dispatch() {
     let spec = args.next().unwrap_or_default();
     let outcome = serde_json::from_str(&spec).map_err(io::Error::from).and_then(|s| serve(&s));
     if let Err(e) = outcome {
-        eprintln!("fulmar: the bench's peer failed: {e}");
+        eprintln!("fulmar-lab: the peer of the benchmark failed: {e}");
         std::process::exit(1);
     }
     std::process::exit(0);
@@ -59,7 +59,8 @@ impl Handle {
         command.arg(ROLE).arg(spec.to_string()).stdin(Stdio::null()).stdout(Stdio::piped());
         sys::die_with_parent(&mut command, Some(netns.raw_fd()));
         let mut child = command.spawn()?;
-        let out = child.stdout.take().ok_or_else(|| io::Error::other("child without a pipe"))?;
+        let out =
+            child.stdout.take().ok_or_else(|| io::Error::other("the peer process has no pipe"))?;
         Ok(Handle { child, lines: BufReader::new(out) })
     }
 
@@ -76,11 +77,17 @@ impl Handle {
         let ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
         if self.lines.buffer().is_empty() && !sys::wait_readable(self.lines.get_ref().as_fd(), ms)?
         {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer did not report in time"));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the peer process did not report in time",
+            ));
         }
         let mut line = String::new();
         if self.lines.read_line(&mut line)? == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer ended early"));
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the peer process ended early",
+            ));
         }
         Ok(serde_json::from_str(&line)?)
     }

@@ -63,7 +63,7 @@ impl Placement {
             (Placement::Unpinned, _, _) => Ok((None, None)),
             (Placement::SameCpu, Some(cpu), _) => Ok((Some(cpu), Some(cpu))),
             (Placement::TwoCpus, Some(near), Some(far)) => Ok((Some(near), Some(far))),
-            _ => Err(io::Error::other("this machine lets us use one CPU only")),
+            _ => Err(io::Error::other("only one CPU is available to this process")),
         }
     }
 }
@@ -84,7 +84,7 @@ impl MachineClock {
     pub fn read() -> io::Result<MachineClock> {
         let text = fs::read_to_string("/proc/stat")?;
         Self::parse(&text, sys::ticks_per_second())
-            .ok_or_else(|| io::Error::other("/proc/stat has no line of all CPUs"))
+            .ok_or_else(|| io::Error::other("/proc/stat has no line for all CPUs"))
     }
 
     /// Reads the first line: user nice system idle iowait irq softirq steal (proc(5)).

@@ -56,7 +56,7 @@ impl BenchFile {
         let dir = std::env::temp_dir();
         let said = |e: io::Error| {
             let what = format!(
-                "cannot make a file of {} MiB in {}: {e}; set TMPDIR to another directory",
+                "cannot create a file of {} MiB in {}: {e}; set TMPDIR to another directory",
                 bytes >> 20,
                 dir.display()
             );

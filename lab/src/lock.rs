@@ -20,10 +20,9 @@ impl BenchLock {
 
     fn named(name: &[u8]) -> io::Result<BenchLock> {
         let busy = |e: io::Error| match e.kind() {
-            io::ErrorKind::AddrInUse => io::Error::new(
-                e.kind(),
-                "another fulmar-lab bench runs here; wait until it is done",
-            ),
+            io::ErrorKind::AddrInUse => {
+                io::Error::new(e.kind(), "another fulmar-lab bench is running; wait until it ends")
+            }
             _ => e,
         };
         let address = SocketAddr::from_abstract_name(name)?;

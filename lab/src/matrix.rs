@@ -65,9 +65,8 @@ impl Names {
         let exists = |name: &String| self.fulmar.iter().chain(&self.kernel).any(|n| n == name);
         let Some(wrong) = asked.iter().find(|a| !exists(a)) else { return Ok(()) };
         Err(unknown(format!(
-            "there is no way `{wrong}`; there are {} (fulmar; over tap and packet they need \
-             namespaces of your own, over sim and shm nothing) and {} (the kernel; need namespaces \
-             of your own)",
+            "unknown variant `{wrong}`; expected one of {} (fulmar) or {} (the kernel). Variants of the kernel, and of \
+             fulmar over tap and packet, need namespaces of your own",
             self.fulmar.join(", "),
             self.kernel.join(", ")
         )))
@@ -83,11 +82,10 @@ impl Names {
         };
         let rest = match opened.join(", ") {
             none if none.is_empty() => "nothing can be measured with these options".to_owned(),
-            there => format!("with them there are {there}"),
+            there => format!("they allow {there}"),
         };
         Err(unknown(format!(
-            "the way `{missing}` cannot be measured with these --device, --stack and other options \
-             here; {rest}"
+            "the variant `{missing}` cannot be measured here with the given options; {rest}"
         )))
     }
 }
@@ -101,7 +99,10 @@ mod tests {
         let names = Names { fulmar: vec!["old", "ours"], kernel: vec!["kernel_write"] };
         let asked = ["kernel_write".to_owned(), "ours".to_owned(), "our".to_owned()];
         let sentence = names.check_exist(&asked).unwrap_err().to_string();
-        assert!(sentence.starts_with("there is no way `our`; there are old, ours ("), "{sentence}");
+        assert!(
+            sentence.starts_with("unknown variant `our`; expected one of old, ours ("),
+            "{sentence}"
+        );
         assert!(sentence.contains("kernel_write (the kernel; need namespaces"), "{sentence}");
         assert!(names.check_exist(&asked[..2]).is_ok());
     }
@@ -110,7 +111,7 @@ mod tests {
     fn a_way_that_could_not_be_opened_is_named_beside_those_that_were() {
         let asked = ["ours".to_owned()];
         let sentence = Names::check_opened(&asked, &["old"]).unwrap_err().to_string();
-        assert!(sentence.contains("`ours`") && sentence.ends_with("there are old"), "{sentence}");
+        assert!(sentence.contains("`ours`") && sentence.ends_with("they allow old"), "{sentence}");
         assert!(Names::check_opened(&asked, &["old", "ours"]).is_ok());
     }
 }

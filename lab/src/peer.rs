@@ -249,8 +249,9 @@ impl Spec {
 
 /// The child's side: does what `spec` says and prints the report.
 pub(crate) fn serve(spec: &Value) -> io::Result<()> {
-    let spec = Spec::from_json(spec)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a peer's specification"))?;
+    let spec = Spec::from_json(spec).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, "invalid specification of a peer")
+    })?;
     if let Some(cpu) = spec.cpu {
         cpu::pin_to(cpu)?;
     }

@@ -44,32 +44,32 @@ const SOCKETS_PER_THREAD: usize = 1000;
 /// Addresses that are looked up among routes.
 const PROBES: usize = 1 << 16;
 
-/// What a packet, a request and a look-up cost among few and among a million
+/// Cost of a packet, a request and a route look-up by the number of sockets, connections and routes
 #[derive(clap::Args, Clone, Debug)]
 #[command(
     override_usage = "fulmar-lab bench scale [OPTIONS]",
-    after_help = "Datagrams of 18 bytes to sockets drawn at random, over a device that only hands
-frames over; requests over established connections between two shards, all others
-idle; look-ups among routes; floods to closed ports. Needs about 2 GB of memory for
-a million sockets and 100,000 connections, and 40 seconds."
+    after_help = "Measures datagrams of 18 bytes to random sockets, over a device without costs of
+its own; requests on random established connections between two shards, the others
+idle; route look-ups; floods to closed ports. A million sockets and 100,000
+connections take about 2 GB of memory and 40 seconds."
 )]
 pub struct Options {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
     pub common: Common,
-    /// The most sockets
+    /// Largest number of sockets
     #[arg(long, default_value_t = 1_000_000, value_parser = within(1, MOST))]
     pub sockets: usize,
-    /// The most connections that are open at once; 0 opens none
+    /// Largest number of concurrent connections; 0 for none
     #[arg(long, default_value_t = 100_000, value_parser = within(0, MOST_CONNECTIONS))]
     pub connections: usize,
-    /// The most routes [default: 1000000, with --quick 100000]
+    /// Largest number of routes [default: 1000000, with --quick 100000]
     #[arg(long, value_parser = within(1, MOST))]
     pub routes: Option<usize>,
-    /// Threads with a shard each, at most
+    /// Largest number of threads, each with a shard
     #[arg(long, default_value_t = 2, value_parser = within(1usize, 64))]
     pub threads: usize,
-    /// What flows are drawn from
+    /// Seed of the random choice of flows
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
@@ -269,7 +269,9 @@ fn looked_up(table: &Table, probes: &[IpAddr], slice: Duration) -> io::Result<f6
         }
     }
     if found != done {
-        return Err(io::Error::other("an address within a route has no route; please report this"));
+        return Err(io::Error::other(
+            "an address within a route has no route; please report this bug",
+        ));
     }
     Ok(start.elapsed().as_nanos() as f64 / done as f64)
 }

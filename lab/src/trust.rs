@@ -40,20 +40,20 @@ const PLAYS: usize = 3;
 /// Sections of one run of a way.
 const SECTIONS: usize = 16;
 
-/// Service beside slow peers and during floods, and the cost of a flooded frame against the kernel's
+/// Connections served during floods and with slow peers, and the CPU cost of a flooded frame
 #[derive(clap::Args, Clone, Debug)]
 #[command(
     override_usage = "fulmar-lab bench trust [OPTIONS]",
-    after_help = "New connections beside 4,000 peers that offer no window, and during a flood of SYNs,
-on a virtual clock; then CPU per flooded SYN and per stray segment, the kernel's on
-veth and fulmar's on veth and TAP, for 40 seconds. It makes its own namespaces and
-leaves nothing behind."
+    after_help = "On a virtual clock: new connections next to 4,000 peers with a zero window, and
+during a SYN flood. Then, for 40 seconds: CPU per flooded SYN and per stray segment,
+of the kernel on veth and of fulmar on veth and TAP.
+The command creates its own namespaces and removes them."
 )]
 pub struct Options {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
     pub common: Common,
-    /// Only these ways of flooding, and nothing on a virtual clock
+    /// Measure only these floods, and nothing on the virtual clock
     #[arg(long, value_parser = way, value_delimiter = ',', value_name = "NAME")]
     pub way: Vec<&'static str>,
 }
@@ -141,7 +141,7 @@ fn measured(options: &Options, isolated: io::Result<()>) -> Outcome {
                 }
             }
         }
-        Err(e) => eprintln!("not measured: what a flooded frame costs: {e}"),
+        Err(e) => eprintln!("not measured: the cost of a flooded frame: {e}"),
     }
     let mut scenarios = Vec::new();
     if options.way.is_empty() {
@@ -221,7 +221,7 @@ fn check(name: &str, what: Frames, cost: &Cost) -> io::Result<()> {
         return Ok(());
     }
     Err(io::Error::other(format!(
-        "{name}: {frames} frames were sent, and the victim did {tally:?}"
+        "{name}: {frames} frames were sent, but the victim counted {tally:?}"
     )))
 }
 

@@ -223,7 +223,7 @@ fn nic(config: &SimConfig, hardware: hardware::Hardware) -> Result<(SimNic, SimH
         HardwareThread::Own { cpu } => Engine::thread(config, hardware, cpu).map_err(|e| {
             let on = cpu.map_or(String::new(), |n| format!(" on CPU {n}"));
             let what = format!("cannot start the thread of the simulated hardware{on}");
-            OpenError::new(what, e, "choose a CPU that this process may use, or none")
+            OpenError::new(what, e, "choose a CPU that this process is allowed to use, or none")
         })?,
     };
     let handle = SimHandle::new(Arc::clone(&board));

@@ -320,7 +320,7 @@ pub struct Busy;
 
 impl std::fmt::Display for Busy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("too many requests wait for the modelled peer; let the stack run")
+        f.write_str("too many requests are queued for the modelled peer; let the stack run")
     }
 }
 

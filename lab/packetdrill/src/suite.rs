@@ -175,7 +175,7 @@ fn counts_of(
         (Outcome::Passed, class) => {
             counts.passed = 1;
             if class.is_some() {
-                surprises.push(format!("passes although verdicts.txt has a reason: {script}"));
+                surprises.push(format!("passes although verdicts.txt lists it: {script}"));
             }
         }
         (Outcome::Failed(_), Some(Class::Choice)) => counts.choices = 1,

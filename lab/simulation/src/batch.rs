@@ -10,7 +10,7 @@ use super::{Case, Failure, Report, run};
 pub struct Summary {
     /// Seeds played.
     pub seeds: u64,
-    /// Sums over those that held every promise.
+    /// Sums over the seeds that passed.
     pub total: Report,
     /// Cases that failed, by seed.
     pub failures: Vec<Failure>,

@@ -111,7 +111,7 @@ impl FromStr for Feature {
     fn from_str(name: &str) -> Result<Feature, String> {
         Feature::ALL.into_iter().find(|f| f.name() == name).ok_or_else(|| {
             let names: Vec<&str> = Feature::ALL.iter().map(|f| f.name()).collect();
-            format!("no feature of the swarm; there are {}", names.join(", "))
+            format!("unknown feature of the swarm; expected one of {}", names.join(", "))
         })
     }
 }

@@ -167,13 +167,13 @@ impl std::fmt::Display for Failure {
         writeln!(f, "seed {}: {:?}", self.case.seed, self.violation)?;
         writeln!(f, "{}", Scenario::of(self.case))?;
         if !self.replays {
-            writeln!(f, "AND the second playing differed from the first")?;
+            writeln!(f, "AND the second run differed from the first")?;
         }
         if !self.trace.is_empty() {
             writeln!(f, "the last events:")?;
             self.trace.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
         }
-        write!(f, "to see it again: fulmar-lab sim {} --verbose", self.case)
+        write!(f, "replay: fulmar-lab sim {} --verbose", self.case)
     }
 }
 

@@ -15,7 +15,7 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Measure one way of moving bytes against another, and against the kernel
+/// Run a benchmark of fulmar against the kernel and other baselines
 #[derive(clap::Args, Debug)]
 pub struct Args {
     #[command(subcommand)]
@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 pub fn add_accounts(report: &mut Report, accounts: io::Result<Vec<Figures>>) {
     match accounts {
         Ok(all) => report.accounts = all.iter().map(Figures::json).collect(),
-        Err(e) => eprintln!("the stages of the stack are not in the report: {e}"),
+        Err(e) => eprintln!("the report does not include the stages of the stack: {e}"),
     }
 }
 
@@ -148,7 +148,7 @@ pub fn write(file: &Path, text: &str) -> Outcome {
 /// Whether the reports can be written once there is something in them. What is there stays until then.
 pub fn check_files((json, page): (Option<&Path>, Option<&Path>)) -> Outcome {
     if json.is_some() && json == page {
-        return Err("--json and --report name the same file; give each its own".to_owned());
+        return Err("--json and --report give the same file; use different files".to_owned());
     }
     for file in [json, page].into_iter().flatten() {
         let is_new = !file.exists();
@@ -177,6 +177,6 @@ mod tests {
         let Err(second) = BenchLock::take().during("cannot start the bench") else {
             panic!("two locks")
         };
-        assert!(second.contains("another fulmar-lab bench runs here"), "{second}");
+        assert!(second.contains("another fulmar-lab bench is running"), "{second}");
     }
 }

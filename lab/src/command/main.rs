@@ -16,7 +16,7 @@ mod sim;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Benches of fulmar beside the kernel and the floor, profiles, published tables, netserver and the simulation
+/// Measure fulmar against the kernel, profile it, reproduce published tables, and simulate networks
 #[derive(Parser, Debug)]
 #[command(
     name = "fulmar-lab",

@@ -27,7 +27,7 @@ const SHOWN_EVERY: Duration = Duration::from_millis(500);
 /// Send numbered UDP datagrams at a rate, and print the cost of each
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "fulmar-lab netsend 10.77.0.1 5555 18 0 5       18 bytes, as fast as it goes, 5 s
+    after_help = "fulmar-lab netsend 10.77.0.1 5555 18 0 5       18 bytes, at full speed, 5 s
 fulmar-lab netsend --stack kernel 127.0.0.1 5555 18 1000 5"
 )]
 pub struct Args {
@@ -36,17 +36,16 @@ pub struct Args {
     /// UDP port of the receiver
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
-    /// Bytes of payload, at least 4 for the counter
+    /// Bytes of payload per datagram, at least 4 for the sequence number
     #[arg(value_name = "BYTES", value_parser = clap::value_parser!(u32).range(4..=65_507))]
     size: u32,
-    /// Datagrams per second; 0: no limit
+    /// Datagrams per second; 0 for no limit
     #[arg(value_name = "PER_SECOND")]
     rate: u64,
-    /// Duration
+    /// Duration in seconds
     #[arg(value_parser = budget)]
     seconds: Duration,
-    /// Which stack's sockets: fulmar's, fulmar's on a simulated NIC, or this machine's kernel's (the last two need no
-    /// device)
+    /// The stack to send with; sim and kernel need no device
     #[arg(long = "stack", value_enum, default_value_t = Which::Fulmar)]
     which: Which,
     #[command(flatten)]
@@ -55,8 +54,9 @@ pub struct Args {
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum Which {
+    /// fulmar, on --device
     Fulmar,
-    /// 10.77.0.2, with a simulated host behind the NIC: it has every other address and takes all that is sent to it
+    /// fulmar, on a simulated NIC: 10.77.0.2, with a simulated host at all other addresses that accepts all datagrams
     Sim,
     Kernel,
 }
@@ -123,7 +123,7 @@ fn silent_neighbour(stack: Option<&Stack>) -> Option<IpAddr> {
 /// Runs `netsend`.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
     let found = (args.host.as_str(), args.port).to_socket_addrs();
-    let found = found.during(format_args!("cannot find `{}`", args.host))?.next();
+    let found = found.during(format_args!("cannot resolve `{}`", args.host))?.next();
     let to = found.ok_or_else(|| format!("`{}` has no address", args.host))?;
     let stack = open(args)?;
     let connected = Socket::connect(stack.as_ref(), to);
@@ -153,7 +153,8 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let silent = silent_neighbour(stack.as_ref());
     if let Some(neighbour) = silent {
         eprintln!(
-            "fulmar-lab: nothing has left: {neighbour} does not answer; check it, --addr and --gateway"
+            "fulmar-lab: no datagram was sent: the neighbour {neighbour} does not answer; check it, --addr and \
+             --gateway"
         );
     }
     Ok(ExitCode::from(u8::from(sent.good == 0 || silent.is_some())))

@@ -10,26 +10,26 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Run a netserver: the server side of netperf's tests, for a stock netperf
+/// Run a netserver, the server side of netperf's tests, for an unmodified netperf
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   fulmar-lab netserver                             in one terminal, on fulmar
   netperf -H 10.77.0.2 -t TCP_STREAM -c -C     in another, a stock netperf on the kernel
 docs/netperf.md has more.")]
 pub struct Args {
-    /// The port of the control connection
+    /// Port of the control connection
     #[arg(short, long, default_value_t = CONTROL_PORT)]
     port: u16,
     /// Listen on this address only
     #[arg(short = 'L', long = "listen", value_name = "ADDRESS")]
     address: Option<IpAddr>,
-    /// Accepted for compatibility: it always stays in the foreground
+    /// Accepted for compatibility: the server always stays in the foreground
     #[arg(short = 'D')]
     foreground: bool,
-    /// Clients at the same time at most
+    /// Maximum number of concurrent clients
     #[arg(long, default_value_t = 32)]
     max_clients: usize,
-    /// Allow clients to name files of this machine (-F), whose contents they receive
+    /// Allow clients to request the contents of files of this machine (-F)
     #[arg(long)]
     fill_files: bool,
     #[command(flatten)]

@@ -7,13 +7,13 @@ use std::net::IpAddr;
 /// The options.
 #[derive(clap::Args, Clone, Debug)]
 pub struct DeviceArgs {
-    /// An interface, tap:NAME, tun:NAME or packet:INTERFACE
+    /// The device: an interface name, tap:NAME, tun:NAME or packet:INTERFACE
     #[arg(long, value_name = "DEVICE", default_value = "fulmar0")]
     device: String,
-    /// An address of the stack with its prefix length; may be repeated
+    /// Address of the stack with its prefix length; may be repeated
     #[arg(long = "addr", value_name = "CIDR", default_values = ["10.77.0.2/24", "fd77::2/64"])]
     addresses: Vec<Cidr>,
-    /// The default gateway, one for each IP version
+    /// Default gateway; may be given once for each IP version
     #[arg(long = "gateway", value_name = "ADDRESS")]
     gateways: Vec<IpAddr>,
 }

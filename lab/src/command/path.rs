@@ -24,43 +24,43 @@ const RUNS: usize = 7;
        fulmar-lab path --live [OPTIONS]",
     after_help = "  fulmar-lab path udp-send                    18 bytes, over a simulated device
   fulmar-lab path tcp-send --bytes 65536      a large write
-  fulmar-lab path udp-send --stack kernel     this machine's kernel, as deep as errors reach
-  FULMAR_LEDGER=64 fulmar-lab netserver &     a stack that keeps an account ...
-  fulmar-lab path --live                      ... and what it says so far"
+  fulmar-lab path udp-send --stack kernel     the kernel, by calls that fail
+  FULMAR_LEDGER=64 fulmar-lab netserver &     a program that counts stages ...
+  fulmar-lab path --live                      ... and its figures so far"
 )]
 pub struct Args {
-    /// Which path
+    /// The path to measure
     #[arg(value_parser = named, required_unless_present = "live", value_name = "udp-send|udp-recv|tcp-send|tcp-recv")]
     path: Option<Path>,
-    /// Show the accounts of running stacks instead (see FULMAR_LEDGER below)
+    /// Show the cost of the stages in running programs instead (see FULMAR_LEDGER below)
     #[arg(long, conflicts_with_all = ["path", "quick", "bytes", "threads", "runs", "stack"])]
     live: bool,
-    /// Payload of a datagram, or bytes of a write [default: 18; of TCP 64]
+    /// Payload of a datagram, or bytes per write [default: UDP 18, TCP 64]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     bytes: Option<u32>,
-    /// Measure with 1 to this many threads, each with a stack of its own
+    /// Largest number of threads, each with a stack of its own; every number from 1 is measured
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
-    /// Measurements of each stage
+    /// Number of measurements of each stage
     #[arg(long, default_value_t = RUNS, value_parser = runs)]
     runs: usize,
     /// Finish in under 20 seconds
     #[arg(long)]
     quick: bool,
-    /// Which stack is measured (kernel: udp-send only)
+    /// The stack to measure (kernel: udp-send only)
     #[arg(long, value_enum, default_value_t = Stack::Fulmar)]
     stack: Stack,
-    /// Write the figures to this file
+    /// Write the figures to this file (JSON)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a page for the browser to this file
+    /// Write the report to this file (HTML)
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 }
 
 fn named(text: &str) -> Result<Path, String> {
     let found = Path::ALL.into_iter().find(|p| p.name() == text);
-    found.ok_or_else(|| format!("there is {}", Path::ALL.map(Path::name).join(", ")))
+    found.ok_or_else(|| format!("expected one of {}", Path::ALL.map(Path::name).join(", ")))
 }
 
 impl Args {
@@ -69,17 +69,17 @@ impl Args {
         let name = path.name();
         let is_datagrams = matches!(path, Path::UdpSend | Path::UdpRecv);
         let refused = if is_datagrams && self.bytes.is_some_and(|n| n > 1472) {
-            "a datagram that is not cut has at most 1472 bytes".to_owned()
+            "--bytes: an unfragmented datagram has at most 1472 bytes of payload".to_owned()
         } else if path == Path::TcpRecv && self.bytes.is_some() {
-            "tcp-recv knows no --bytes: the peer sends segments of full size; leave it out"
+            "tcp-recv does not accept --bytes: the peer sends full-sized segments; omit it"
                 .to_owned()
         } else if self.stack != Stack::Fulmar && path != Path::UdpSend {
             format!(
-                "the kernel can be asked about udp-send only, not {name}: its other paths have no \
-                 call that fails at a known depth"
+                "--stack kernel supports udp-send only, not {name}: other paths have no call that fails at a known \
+                 stage"
             )
         } else if self.stack != Stack::Fulmar && self.threads > 1 {
-            "the kernel's calls are measured by one thread: give --threads with --stack fulmar only"
+            "--threads requires --stack fulmar: the kernel's calls are measured by one thread"
                 .to_owned()
         } else {
             return Ok(());
@@ -122,7 +122,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         reports.push(show::report(&path::run(&options).during("cannot measure")?));
     }
     if args.stack.has_kernel() {
-        isolated.during("cannot measure the kernel without namespaces of our own")?;
+        isolated.during("cannot create a namespace to measure the kernel in")?;
         let depths = kernel::run(options.bytes, options.runs, options.slice);
         let depths = depths.during("cannot measure the kernel")?;
         reports.push(show::kernel_report(&depths, options.bytes));
@@ -135,8 +135,9 @@ fn live(args: &Args) -> Outcome<ExitCode> {
     let kept: Vec<Report> = documents().iter().filter_map(live_report).collect();
     if kept.is_empty() {
         return Err(
-            "no running stack keeps an account; start the program with FULMAR_LEDGER=64 in its \
-             environment, or build its stack with Builder::account"
+            "no running stack measures its stages; start the program with FULMAR_LEDGER=64 in its environment, or \
+             build its \
+             stack with Builder::account"
                 .to_owned(),
         );
     }

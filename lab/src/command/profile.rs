@@ -12,33 +12,32 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Run a bench and show the shares of its busy time
+/// Run a benchmark and show how its busy time is divided
 #[derive(clap::Args, Debug)]
-#[command(
-    after_help = "fulmar-lab profile -- send --quick       what follows -- is as after `fulmar-lab bench`
+#[command(after_help = "Example:
+  fulmar-lab profile -- send --quick
 
-Two accounts stand side by side: the ledger times the stages that paths pass in
-every stack of this process; sampling (by `perf`, where it is installed) sees
-the kernel as well, and draws a flame graph. For whole stacks in the graph build
-with RUSTFLAGS=-Cforce-frame-pointers=yes."
-)]
+Two methods are reported side by side: the ledger measures the time between
+stages in every fulmar stack of this process; `perf`, if installed, also samples
+the kernel and provides the flame graph. For complete call stacks in the graph,
+build with RUSTFLAGS=-Cforce-frame-pointers=yes.")]
 pub struct Args {
     /// Write the flame graph to this file
     #[arg(long, value_name = "FILE.svg", default_value = "fulmar-profile.svg")]
     svg: PathBuf,
-    /// The ledger times one visit of a thread in this number
-    #[arg(long, default_value_t = ledger::DEFAULT_EVERY, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Sample one in N calls into the stack for the time by stage
+    #[arg(long, value_name = "N", default_value_t = ledger::DEFAULT_EVERY, value_parser = clap::value_parser!(u32).range(1..))]
     every: u32,
-    /// Samples per second
+    /// Samples of `perf` per second
     #[arg(long, default_value_t = FREQUENCY_HZ, value_parser = clap::value_parser!(u32).range(1..=50_000))]
     frequency: u32,
-    /// Write the figures to this file
+    /// Write the figures to this file (JSON)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a page for the browser to this file
+    /// Write the report to this file (HTML)
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
-    /// The bench and its options
+    /// The benchmark and its options, as after `fulmar-lab bench`
     #[arg(last = true, required = true, value_name = "BENCH ARGS")]
     bench: Vec<String>,
 }
@@ -62,7 +61,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     ledger::account_new_stacks(Some(args.every));
     let recording = Recording::start(args.frequency);
     if let Err(why) = &recording {
-        eprintln!("fulmar: {why}; the ledger stands alone");
+        eprintln!("fulmar-lab: {why}; reporting the ledger only");
     }
     let done = bench::run(&line.args)?;
     let samples = recording.and_then(Recording::finish);
@@ -74,7 +73,8 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     publish((args.json.as_deref(), args.report.as_deref()), &[report])?;
     if let Ok(samples) = &samples {
         let title = format!("fulmar-lab bench {}", words.join(" "));
-        let drawn = flame::svg(&title, &symbols.folded(samples)).during("cannot draw")?;
+        let drawn =
+            flame::svg(&title, &symbols.folded(samples)).during("cannot draw the flame graph")?;
         fulmar_lab::profile::perf::write(&args.svg, &drawn)
             .during("cannot write the flame graph")?;
         say(format_args!("\nflame graph: {}", args.svg.display()))?;
@@ -106,16 +106,16 @@ fn report(balance: &Balance, samples: Option<&[Sample]>, symbols: &mut Symbols) 
     let parts = Table::of("By part", columns, Part::ALL.map(row));
     let mut notes = vec![told(balance)];
     notes.extend(samples.map(|s| {
-        format!("{} samples of this process; peers in other processes are not in them.", s.len())
+        format!("{} samples of this process; peers in other processes are not included.", s.len())
     }));
     Report {
         name: "profile".to_owned(),
-        title: "What busy time was spent for".to_owned(),
-        lead: "The two accounts divide the kernel's work differently. The ledger charges a system call to the \
-               stage that makes it: its device row holds all that the kernel does in a read or a write. A \
-               sample taken in the kernel counts for what the kernel was doing, such as copying or waking a \
-               thread. The ledger leaves out sleep and what the program does between its calls; samples are \
-               all of this process, the bench's own work and simulated hardware included."
+        title: "Busy time by purpose".to_owned(),
+        lead: "The two methods attribute the kernel's work differently. The ledger charges a system call to the \
+            stage that makes it: its device row includes all work of the kernel in a read or a write. A sample in \
+            the kernel is charged to the kernel's function, such as copying or waking a thread. The ledger excludes \
+            sleep and the program's work between its calls; the samples cover the whole process, including the \
+            benchmark's own work and simulated hardware."
             .to_owned(),
         tables: vec![parts, stages(balance)],
         notes,
@@ -176,7 +176,7 @@ fn told(balance: &Balance) -> String {
         return "The ledger is empty: no stack of fulmar ran in this process.".to_owned();
     }
     format!(
-        "The ledger timed {} visits of {}; a reading costs {:.1} ns, {:.1} ms in all, and is taken off.",
+        "The ledger timed {} of {} calls; reading the clock costs {:.1} ns, {:.1} ms in all, and is subtracted.",
         balance.measured,
         balance.visits,
         balance.pass_ns,

@@ -21,50 +21,49 @@ const FULL: Duration = Duration::from_secs(150);
 const QUICK: Duration = Duration::from_secs(15);
 const MAX_RUNS: usize = 200;
 
-/// Measure a published table again on this machine, and compare it row by row
+/// Measure a published table on this machine, and compare it row by row
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "fulmar-lab reproduce [NAME] [OPTIONS]",
-    after_help = "Without a name it lists what there is:
+    after_help = "Without a name, the command lists the tables. Each is compared with:
 
-  sosend, sendfile  each published row beside today's kernel, fulmar over TAP, fulmar
-                    over a simulated device and the cost of one copy
-  placement         the same of receiving into buffers that were posted before
-  path              each published point of the send path beside fulmar's stages (over a
-                    simulated device) and the depths of today's kernel
-  profile           the published shares of busy time beside today's kernel over veth and
-                    fulmar over TAP, and what became of the three bounds on savings
+  sosend, sendfile  today's kernel, fulmar over TAP and over a simulated device,
+                    and the cost of one copy
+  placement         the same, for receiving into buffers posted in advance
+  path              fulmar's stages (over a simulated device) and the stages of
+                    today's kernel, for each published point of the send path
+  profile           today's kernel over veth and fulmar over TAP, with a verdict
+                    on the three published bounds on savings
 
-path and profile send where they always do and write no frames: they know neither
---placement nor --pcap; profile runs each stack once and knows no --runs either.
-It makes its own namespaces and leaves nothing behind."
+path and profile do not accept --placement and --pcap; profile does not accept
+--runs. The command creates its own namespaces and removes them."
 )]
 pub struct Args {
-    /// The table
+    /// The table to reproduce
     #[arg(value_parser = table)]
     name: Option<Table>,
-    /// Finish in under 20 seconds; the intervals are wider (not with --seconds)
+    /// Finish in under 20 seconds, with wider intervals (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
-    /// Seconds for everything [default: 150; path 50, profile 40]
+    /// Total time in seconds [default: 150; path 50, profile 40]
     #[arg(long, value_parser = budget)]
     seconds: Option<Duration>,
-    /// Rounds at most; every way runs once per round [default: 200; path 7]
+    /// Maximum number of rounds; each variant runs once per round [default: 200; path 7]
     #[arg(long, value_parser = runs)]
     runs: Option<usize>,
-    /// Where the two ends run [default: two-cpus, else same-cpu; the published had two machines]
+    /// CPUs of the two ends [default: two-cpus if available, else same-cpu; the published tests used two machines]
     #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
     placement: Option<Placement>,
-    /// Which TCP is measured; kernel: this machine's, without fulmar
+    /// The TCP to measure
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     stack: Stack,
-    /// Write the figures to this file
+    /// Write the figures to this file (JSON)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a page for the browser to this file
+    /// Write the report to this file (HTML)
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
-    /// Write fulmar's frames to this file (pcapng); the figures then mean little
+    /// Write fulmar's frames to this file (pcapng); this distorts the figures
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
 }
@@ -72,7 +71,7 @@ pub struct Args {
 fn table(name: &str) -> Result<Table, String> {
     let found = reproduce::ALL.into_iter().find(|t| t.name() == name);
     let names = || reproduce::ALL.map(Table::name).join(", ");
-    found.ok_or_else(|| format!("there is {}", names()))
+    found.ok_or_else(|| format!("expected one of {}", names()))
 }
 
 impl Args {
@@ -92,16 +91,16 @@ impl Args {
         let profile = matches!(table, Table::Profile);
         let stages = profile || matches!(table, Table::Path);
         let refused = if stages && self.placement.is_some() {
-            "--placement: its threads run where they must"
+            "--placement: the CPUs of its threads are fixed"
         } else if stages && self.pcap.is_some() {
-            "--pcap: it writes no frames to a file"
+            "--pcap: it cannot capture frames"
         } else if profile && self.runs.is_some() {
             "--runs: it runs each stack once, for --seconds"
         } else {
             return Ok(());
         };
         let name = table.name();
-        Err(format!("`reproduce {name}` knows no {refused}; leave it out"))
+        Err(format!("`reproduce {name}` does not accept {refused}; omit it"))
     }
 }
 
@@ -114,7 +113,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     check_files((args.json.as_deref(), args.report.as_deref()))?;
     // Before the namespaces: the lock's name belongs to the one we come from.
     let _lock = BenchLock::take().during("cannot start the bench")?;
-    let cpus = cpu::allowed_cpus().during("cannot look at the CPUs")?.len();
+    let cpus = cpu::allowed_cpus().during("cannot read the available CPUs")?.len();
     let isolated = fulmar_gateway::netns::enter();
     if let Some(warning) = busy_warning() {
         eprintln!("{warning}");
@@ -155,7 +154,7 @@ fn placement_table(args: &Args, cpus: usize, isolated: io::Result<()>) -> Outcom
 const PHASE: Duration = Duration::from_secs(10);
 
 fn profile(args: &Args, isolated: io::Result<()>) -> Outcome<Report> {
-    isolated.during("cannot measure without namespaces of our own")?;
+    isolated.during("cannot create a namespace to measure in")?;
     let time = match (args.quick, args.seconds) {
         (true, _) => PHASE / 4,
         (false, Some(all)) => all / 4,
@@ -167,7 +166,7 @@ fn profile(args: &Args, isolated: io::Result<()>) -> Outcome<Report> {
 
 fn path(args: &Args, cpus: usize, isolated: io::Result<()>) -> Outcome<Report> {
     if args.stack.has_kernel() {
-        isolated.during("cannot measure the kernel without namespaces of our own")?;
+        isolated.during("cannot create a namespace to measure the kernel in")?;
     }
     let budget = if args.quick { QUICK } else { args.seconds.unwrap_or(FULL / 3) };
     let runs = args.runs.unwrap_or(reproduce::path::RUNS);
@@ -180,7 +179,7 @@ fn listed() -> String {
     let line =
         |t: Table| format!("  {:<10} {}\n             {}\n", t.name(), t.title(), t.source());
     let lines: String = reproduce::ALL.into_iter().map(line).collect();
-    format!("Published tables that can be measured again here:\n\n{lines}")
+    format!("Published tables that can be reproduced:\n\n{lines}")
 }
 
 #[cfg(test)]
@@ -197,7 +196,7 @@ mod tests {
         assert!(parse("").expect("no name lists").name.is_none());
         assert_eq!(parse("sosend").expect("a name").name.map(Table::name), Some("sosend"));
         let error = parse("sosnd").expect_err("no such table").to_string();
-        assert!(error.contains("there is sosend, sendfile"), "{error}");
+        assert!(error.contains("expected one of sosend, sendfile"), "{error}");
     }
 
     #[test]
@@ -220,7 +219,7 @@ mod tests {
             ("profile --placement two-cpus", "--placement"),
         ] {
             let said = check(line).expect_err(line);
-            assert!(said.contains(option) && said.contains("knows no"), "{said}");
+            assert!(said.contains(option) && said.contains("does not accept"), "{said}");
         }
         for line in ["path --runs 3 --quick", "profile --seconds 8", "sosend --runs 3 --pcap x"] {
             assert_eq!(check(line), Ok(()), "{line}");

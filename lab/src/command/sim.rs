@@ -17,18 +17,18 @@ const SEEDS_PER_LINE: u64 = 100_000;
 /// Failures after which the rest is not worth the time.
 const ENOUGH_FAILURES: usize = 5;
 
-/// Play two stacks over bad networks on a virtual clock; every seed is another scenario
+/// Simulate two stacks over impaired networks on a virtual clock, one scenario per seed
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Exit status: 0 if every seed held every promise, 1 if one did not.
+#[command(after_help = "Exit status: 0 if every seed passed, 1 if any failed.
 
 Examples:
-  fulmar-lab sim --seeds 100000           as many scenarios
-  fulmar-lab sim --seed 4711 --verbose    one again, event by event
-  fulmar-lab sim --swarm --seeds 10000    hostile ones
+  fulmar-lab sim --seeds 100000           100,000 scenarios
+  fulmar-lab sim --seed 4711 --verbose    replay one seed, event by event
+  fulmar-lab sim --swarm --seeds 10000    scenarios with hostile peers
   fulmar-lab sim --soak --minutes 60      new seeds of the swarm for an hour
   fulmar-lab sim --dumbbell               congestion control over shared bottlenecks")]
 pub struct Args {
-    /// Play this seed alone
+    /// Run only this seed
     #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "first"])]
     seed: Option<u64>,
     /// Print every event of the seed
@@ -40,25 +40,25 @@ pub struct Args {
     /// The first seed
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     first: u64,
-    /// Scenarios of the swarm: hostile peers, attackers, small budgets
+    /// Add hostile peers, attackers and small memory budgets (the swarm)
     #[arg(long)]
     swarm: bool,
-    /// Leave these features of the swarm out
+    /// Omit these features of the swarm
     #[arg(long, value_name = "FEATURES", value_delimiter = ',')]
     without: Vec<Feature>,
-    /// Play new seeds of the swarm, beginning at one that is drawn from the clock
+    /// Run new seeds of the swarm, starting from the current time
     #[arg(long, conflicts_with_all = ["seed", "seeds", "first"])]
     soak: bool,
-    /// With --soak: minutes to play
+    /// With --soak: number of minutes to run
     #[arg(long, value_name = "N", default_value_t = 10.0, requires = "soak")]
     minutes: f64,
     /// With --soak: the directory for failing cases
     #[arg(long, value_name = "DIRECTORY", default_value = "soak-failures", requires = "soak")]
     failures: PathBuf,
-    /// Flows over shared bottlenecks instead: the table of results/wan/simulation.txt
+    /// Simulate flows over shared bottlenecks instead, and print the table of results/wan/simulation.txt
     #[arg(long, conflicts_with_all = ["seed", "seeds", "first", "swarm", "soak"])]
     dumbbell: bool,
-    /// Threads [default: one per CPU]
+    /// Number of threads [default: one per CPU]
     #[arg(short, long)]
     jobs: Option<usize>,
 }
@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 fn jobs(args: &Args) -> Outcome<usize> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     match args.jobs.unwrap_or(cpus) {
-        0 => Err("nothing to play: --jobs must be at least 1".to_owned()),
+        0 => Err("--jobs must be at least 1".to_owned()),
         jobs => Ok(jobs),
     }
 }
@@ -90,7 +90,7 @@ fn one(case: Case, verbose: bool) -> Outcome<ExitCode> {
     }
     match result {
         Ok(report) => {
-            say(format_args!("seed {seed} held every promise: {}", sentence(&report)))?;
+            say(format_args!("seed {seed} passed: {}", sentence(&report)))?;
             Ok(ExitCode::SUCCESS)
         }
         Err(failure) => {
@@ -103,7 +103,7 @@ fn one(case: Case, verbose: bool) -> Outcome<ExitCode> {
 fn many(first: Case, args: &Args) -> Outcome<ExitCode> {
     let jobs = jobs(args)?;
     if args.seeds == 0 {
-        return Err("nothing to play: --seeds must be at least 1".to_owned());
+        return Err("--seeds must be at least 1".to_owned());
     }
     let (bar, started, failed) = (progress(args.seeds), Instant::now(), AtomicUsize::new(0));
     let summary = fulmar_simulation::run_many(first, args.seeds, jobs, |_, outcome| {
@@ -144,7 +144,7 @@ fn progress(seeds: u64) -> ProgressBar {
 
 fn sentence(r: &Report) -> String {
     format!(
-        "{} connections, {} bytes in {} frames, {} bytes sent again, {} time-outs, {:.0} virtual seconds, \
+        "{} connections, {} bytes in {} frames, {} bytes retransmitted, {} time-outs, {:.0} virtual seconds, \
          {} idle steps, slowest {} ‰ of its bound, digest {:016x}",
         r.connections,
         r.bytes,

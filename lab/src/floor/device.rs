@@ -42,7 +42,7 @@ fn send_vectored(file: &mut File, header: &[u8], payload: &[u8]) -> io::Result<(
     if n == header.len() + payload.len() {
         Ok(())
     } else {
-        Err(io::Error::new(io::ErrorKind::WriteZero, "the device took part of a frame"))
+        Err(io::Error::new(io::ErrorKind::WriteZero, "the device accepted only part of a frame"))
     }
 }
 
@@ -76,7 +76,7 @@ fn sleep_on(file: &File) -> io::Result<()> {
     if sys::wait_readable(file.as_fd(), SILENCE_MS)? {
         return Ok(());
     }
-    Err(io::Error::new(io::ErrorKind::TimedOut, "no frame came for two seconds"))
+    Err(io::Error::new(io::ErrorKind::TimedOut, "no frame was received for two seconds"))
 }
 
 /// A TAP interface with virtio-net header and every TCP offload.
@@ -98,9 +98,9 @@ impl Tap {
         let file = context("cannot open /dev/net/tun", options.open("/dev/net/tun"))?;
         let flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
         let name = CString::new(name)?;
-        context("cannot make a TAP interface", sys::tun_set_iff(file.as_fd(), &name, flags))?;
+        context("cannot create a TAP interface", sys::tun_set_iff(file.as_fd(), &name, flags))?;
         sys::tun_set_vnet_len(file.as_fd(), VNET_BYTES as i32)?;
-        context("cannot switch TAP offloads on", sys::tun_set_offload(file.as_fd(), OFFLOADS))?;
+        context("cannot enable TAP offloads", sys::tun_set_offload(file.as_fd(), OFFLOADS))?;
         Ok(Tap { file, reader: Reader::new() })
     }
 }

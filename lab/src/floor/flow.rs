@@ -93,7 +93,7 @@ impl Tcb {
             return Ok(());
         }
         if s.ack.wrapping_sub(self.snd_una) > self.in_flight() as u32 {
-            return Err(io::Error::other("the kernel peer acknowledged what was not sent"));
+            return Err(io::Error::other("the kernel peer acknowledged unsent data"));
         }
         self.snd_una = s.ack;
         self.ts_recent = s.ts_value();

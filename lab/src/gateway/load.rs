@@ -164,7 +164,7 @@ fn connected(to: &SocketAddr) -> io::Result<TcpStream> {
 fn accepted(listener: &TcpListener, timeout: Duration) -> io::Result<TcpStream> {
     let ms = timeout.as_millis() as i32;
     if !sys::wait_readable(listener.as_fd(), ms)? {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, "no connection comes through"));
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "no connection passes the gateway"));
     }
     let (stream, _) = listener.accept()?;
     stream.set_nodelay(true)?;
@@ -235,7 +235,7 @@ fn streams(
     });
     let (bytes, clocks) = measured?;
     if bytes == 0 {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, "no byte comes through"));
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "no byte passes the gateway"));
     }
     Ok(carried(bytes, clocks))
 }
@@ -389,7 +389,7 @@ fn datagrams(
     })?;
     let arrived = arrived.load(Ordering::Relaxed) - sent.before;
     if arrived == 0 {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, "no datagram comes through"));
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "no datagram passes the gateway"));
     }
     let lost = sent.datagrams.saturating_sub(arrived) as f64 * 100.0 / sent.datagrams as f64;
     Ok(carried(arrived * bytes as u64, clocks)

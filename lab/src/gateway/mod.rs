@@ -37,26 +37,27 @@ const FIRST_PORT: u16 = 20_000;
 /// Rounds in which idle flows are measured: they take ten seconds each.
 const IDLE_RUNS: usize = 1;
 
-/// fulmar's gateway beside pasta, slirp4netns, gvisor-tap-vsock and root's veth
+/// The gateway compared with pasta, slirp4netns, gvisor-tap-vsock and a veth pair made by root
 #[derive(clap::Args, Clone, Debug)]
 #[command(
     override_usage = "fulmar-lab bench gateway [OPTIONS]",
-    after_help = "TCP out of and into the guest at MTU 1500 and 65520 with 1, 8 and 64 streams, TCP_RR, TCP_CRR
-and UDP_RR, datagrams both ways, a published port on loopback and 10,000 idle flows, through
-each gateway in turn. Gateways that are not installed are left out with a sentence. `scripts/setup peers`
-brings pasta and slirp4netns; gvproxy and vm are commands of github.com/containers/gvisor-tap-vsock."
+    after_help = "Loads for each gateway: TCP out of and into the guest at MTU 1500 and 65520 with
+1, 8 and 64 streams, TCP_RR, TCP_CRR and UDP_RR, datagrams in both directions, a
+published port on loopback, and 10,000 idle flows. A gateway that is not installed
+is skipped with a message. `scripts/setup peers` installs pasta and slirp4netns;
+gvproxy and vm are commands of github.com/containers/gvisor-tap-vsock."
 )]
 pub struct Options {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
     pub common: Common,
-    /// Only these: fulmar, fulmar-queues-2, pasta, slirp4netns, gvisor, veth
+    /// Measure only these: fulmar, fulmar-queues-2, pasta, slirp4netns, gvisor, veth
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = kind)]
     gateway: Vec<Kind>,
-    /// Only loads whose name begins with one of these, such as tcp.out.1500 or udp
+    /// Run only loads whose name begins with one of these, such as tcp.out.1500 or udp
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     load: Vec<String>,
-    /// Where a program is: pasta, slirp4netns, gvproxy, vm or fulmar [default: of scripts/peers, or in PATH]
+    /// Path of a program: pasta, slirp4netns, gvproxy, vm or fulmar [default: in scripts/peers, else in PATH]
     #[arg(long, value_name = "NAME=FILE", value_parser = program)]
     program: Vec<(String, PathBuf)>,
 }
@@ -66,9 +67,9 @@ fn kind(text: &str) -> Result<Kind, String> {
 }
 
 fn program(text: &str) -> Result<(String, PathBuf), String> {
-    let (name, file) = text.split_once('=').ok_or("NAME=FILE is wanted")?;
+    let (name, file) = text.split_once('=').ok_or("expected NAME=FILE")?;
     let file = PathBuf::from(file);
-    file.is_file().then_some(()).ok_or_else(|| format!("{} is no file", file.display()))?;
+    file.is_file().then_some(()).ok_or_else(|| format!("{} is not a file", file.display()))?;
     Ok((name.to_owned(), file))
 }
 
@@ -141,7 +142,7 @@ fn chosen(options: &Options) -> io::Result<Vec<Named>> {
     Err(io::Error::new(
         io::ErrorKind::InvalidInput,
         format!(
-            "no load begins with `{}`: loads are {}, {IDLE_LOAD}",
+            "no load begins with `{}`; expected one of {}, {IDLE_LOAD}",
             options.load.join("`, `"),
             names.join(", ")
         ),
@@ -456,7 +457,7 @@ mod tests {
         let options: Options = crate::harness::options::parsed("--load udp_crr").expect("good");
         let error = chosen(&options).err().expect("no such load").to_string();
         assert!(
-            error.starts_with("no load begins with `udp_crr`: loads are tcp.out.1500.x1,"),
+            error.starts_with("no load begins with `udp_crr`; expected one of tcp.out.1500.x1,"),
             "{error}"
         );
         assert!(error.ends_with(", idle"), "{error}");

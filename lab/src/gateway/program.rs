@@ -293,7 +293,7 @@ impl Instance {
         command.arg(&self.netns_path).arg(INTERFACE);
         self.spawn(command, host)?;
         self.wait_for_guest(host)?;
-        wait_until("slirp4netns has no API socket", || Ok(api.exists()))?;
+        wait_until("slirp4netns did not create its API socket", || Ok(api.exists()))?;
         for protocol in ["tcp", "udp"] {
             let call = serde_json::json!({ "execute": "add_hostfwd", "arguments": {
                 "proto": protocol, "host_addr": "0.0.0.0", "host_port": self.port,
@@ -301,7 +301,9 @@ impl Instance {
             }});
             let answer = asked(&api, &call.to_string())?;
             if !answer.contains("return") {
-                return Err(io::Error::other(format!("slirp4netns publishes no port: {answer}")));
+                return Err(io::Error::other(format!(
+                    "slirp4netns did not publish the port: {answer}"
+                )));
             }
         }
         Ok(())
@@ -331,7 +333,9 @@ impl Instance {
         command
             .env("PATH", format!("{}:{}", tools.display(), env::var("PATH").unwrap_or_default()));
         self.spawn_in(command, host, Some(self.guest.raw_fd()))?;
-        wait_until("vm makes no interface", || Ok(self.guest.if_index(INTERFACE).is_ok()))?;
+        wait_until("vm did not create its interface", || {
+            Ok(self.guest.if_index(INTERFACE).is_ok())
+        })?;
         self.guest.set_address(INTERFACE, IpAddr::V4(GVISOR_IP), 24)?;
         add_default_route(&self.guest, INTERFACE, GVISOR_GATEWAY_IP)?;
         for protocol in ["tcp", "udp"] {
@@ -341,7 +345,9 @@ impl Instance {
             );
             let answer = posted(&socket, "/services/forwarder/expose", &body)?;
             if !answer.starts_with("HTTP/1.1 200") {
-                return Err(io::Error::other(format!("gvproxy publishes no port: {answer}")));
+                return Err(io::Error::other(format!(
+                    "gvproxy did not publish the port: {answer}"
+                )));
             }
         }
         Ok(())
@@ -375,7 +381,7 @@ impl Instance {
             let ended = self.children.iter_mut().find_map(|c| c.try_wait().ok().flatten());
             if let Some(status) = ended {
                 return Err(io::Error::other(format!(
-                    "it ended with {status}: {}",
+                    "the gateway ended with {status}: {}",
                     self.said(host)
                 )));
             }
@@ -383,7 +389,7 @@ impl Instance {
                 return Ok(());
             }
             if Instant::now() > end {
-                let said = format!("it gives its guest no route: {}", self.said(host));
+                let said = format!("the guest has no route: {}", self.said(host));
                 return Err(io::Error::new(io::ErrorKind::TimedOut, said));
             }
             thread::sleep(Duration::from_millis(10));

@@ -10,19 +10,19 @@ use std::time::Duration;
 /// How long, and where the report goes.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Common {
-    /// Finish in about 20 seconds: the essential part, wider intervals (not with --seconds)
+    /// Finish in about 20 seconds: only the main measurements, with wider intervals (not with --seconds)
     #[arg(long, conflicts_with = "seconds")]
     pub quick: bool,
-    /// Seconds for the rounds; opening what is measured comes on top
+    /// Time for the rounds in seconds, without the set-up
     #[arg(long, value_parser = budget)]
     pub seconds: Option<Duration>,
-    /// Rounds at most; every way runs once per round
+    /// Maximum number of rounds; each variant runs once per round
     #[arg(long, default_value_t = 200, value_parser = runs)]
     pub runs: usize,
-    /// Write the figures to this file
+    /// Write the figures to this file (JSON)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write a page for the browser to this file
+    /// Write the report to this file (HTML)
     #[arg(long, value_name = "FILE.html")]
     pub report: Option<PathBuf>,
 }
@@ -42,9 +42,9 @@ impl Common {
 /// Which stack is measured.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Stack {
-    /// fulmar, with what it is compared with
+    /// fulmar and the baselines it is compared with
     Fulmar,
-    /// This machine's own, without fulmar
+    /// Only this machine's kernel
     Kernel,
     /// Both
     #[default]
@@ -70,7 +70,7 @@ impl Stack {
 pub fn placement(text: &str) -> Result<Placement, String> {
     let all = [Placement::SameCpu, Placement::TwoCpus, Placement::Unpinned];
     one_of(all, |p| p.name(), &text.replace('-', "_"))
-        .map_err(|_| format!("`{text}` is not one of same-cpu, two-cpus, unpinned"))
+        .map_err(|_| "expected same-cpu, two-cpus or unpinned".to_owned())
 }
 
 /// A switch by its name.
@@ -93,7 +93,7 @@ pub fn one_of<T: Copy>(
     let all: Vec<T> = all.into_iter().collect();
     all.iter().copied().find(|one| name(*one) == text).ok_or_else(|| {
         let names: Vec<&str> = all.iter().map(|one| name(*one)).collect();
-        format!("`{text}` is not one of {}", names.join(", "))
+        format!("expected one of {}", names.join(", "))
     })
 }
 
@@ -107,7 +107,7 @@ where
 {
     move |text: &str| {
         let number = text.parse().ok().filter(|n| (least..=most).contains(n));
-        number.ok_or_else(|| format!("give a number from {least} to {most}"))
+        number.ok_or_else(|| format!("expected a number from {least} to {most}"))
     }
 }
 
@@ -127,8 +127,8 @@ pub fn budget(text: &str) -> Result<Duration, String> {
     const YEAR: f64 = 365.0 * 86_400.0;
     match text.parse::<f64>() {
         Ok(s) if s > 0.0 && s <= YEAR => Ok(Duration::from_secs_f64(s)),
-        Ok(0.0) => Err("give more than 0 seconds".to_owned()),
-        _ => Err(format!("`{text}` is not a number of seconds")),
+        Ok(0.0) => Err("expected more than 0 seconds".to_owned()),
+        _ => Err("expected a number of seconds, such as 0.5".to_owned()),
     }
 }
 
@@ -154,7 +154,7 @@ mod tests {
         let read = within(1u64, 16);
         assert_eq!((read("1"), read("16")), (Ok(1), Ok(16)));
         for text in ["0", "17", "-1", "1.5", "", "99999999999999999999", "x"] {
-            assert_eq!(read(text), Err("give a number from 1 to 16".to_owned()), "{text}");
+            assert_eq!(read(text), Err("expected a number from 1 to 16".to_owned()), "{text}");
         }
         assert!(runs("0").is_err() && runs("1000").is_ok());
         assert_eq!(budget("0.5"), Ok(Duration::from_millis(500)));
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_name_that_there_is_not_is_answered_with_those_that_there_are() {
         assert_eq!(placement("two-cpus"), Ok(Placement::TwoCpus));
-        assert!(placement("three").unwrap_err().contains("same-cpu, two-cpus, unpinned"));
+        assert!(placement("three").unwrap_err().contains("same-cpu, two-cpus or unpinned"));
         assert_eq!((on_or_off("on"), on_or_off("off")), (Ok(true), Ok(false)));
         assert!(on_or_off("maybe").unwrap_err().contains("on, off"));
     }

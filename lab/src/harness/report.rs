@@ -60,7 +60,7 @@ pub fn busy_warning() -> Option<String> {
     let share = cpu::busy_share_over(Duration::from_millis(300)).ok()?;
     (share > cpu::BUSY_SHARE).then(|| {
         format!(
-            "warning: the machine is {:.0} % busy before the bench starts; the figures will be noisy",
+            "warning: the machine is {:.0} % busy before the benchmark starts; the figures will be noisy",
             share * 100.0
         )
     })

@@ -22,7 +22,7 @@ pub fn send(mut control: &TcpStream, message: &Message) -> io::Result<()> {
         match control.write(rest) {
             Ok(n) => rest = rest.get(n..).unwrap_or_default(),
             Err(e) if is_tick(&e) && started.elapsed() < SEND_TIME => {}
-            Err(e) if is_tick(&e) => return Err(late("the message was not taken", SEND_TIME)),
+            Err(e) if is_tick(&e) => return Err(late("the message was not delivered", SEND_TIME)),
             Err(e) => return Err(e),
         }
     }
@@ -45,7 +45,7 @@ pub fn receive(
             return Ok(None);
         }
         if started.elapsed() >= time {
-            return Err(late("no whole message arrived on the control connection", time));
+            return Err(late("no complete message arrived on the control connection", time));
         }
         match control.read(&mut bytes[done..]) {
             Ok(0) if done == 0 => return Ok(None),

@@ -300,7 +300,7 @@ fn accept_from(
             Err(e) => return Err(e),
         }
     }
-    let what = format!("no data connection came within {} s", ACCEPT_TIME.as_secs());
+    let what = format!("no data connection arrived within {} s", ACCEPT_TIME.as_secs());
     Err(io::Error::new(io::ErrorKind::TimedOut, what))
 }
 

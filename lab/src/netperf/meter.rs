@@ -33,7 +33,7 @@ impl Reading {
         let cpus =
             if measures_cpu { parse(&fs::read_to_string("/proc/stat")?) } else { Vec::new() };
         if measures_cpu && cpus.is_empty() {
-            return Err(io::Error::other("/proc/stat has no line of a CPU"));
+            return Err(io::Error::other("/proc/stat has no line for a CPU"));
         }
         Ok(Reading { at: Instant::now(), cpus })
     }

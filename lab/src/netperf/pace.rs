@@ -158,8 +158,10 @@ impl<'a> Pace<'a> {
     pub fn idle(&mut self) -> io::Result<()> {
         self.quiet += TICK;
         if self.quiet > self.patience {
-            let why =
-                format!("nothing moved for {} s; is the other side gone?", self.quiet.as_secs());
+            let why = format!(
+                "no data was transferred for {} s; check that the peer is running",
+                self.quiet.as_secs()
+            );
             return Err(io::Error::new(io::ErrorKind::TimedOut, why));
         }
         Ok(())

@@ -36,7 +36,7 @@ impl Ring {
     /// `InvalidInput`: a message is larger than [`MAX_MESSAGE`].
     pub fn new(width: usize, bytes: usize, socket_buffer: usize) -> io::Result<Ring> {
         if bytes > MAX_MESSAGE {
-            let what = format!("a message of {bytes} bytes is too large: at most {MAX_MESSAGE}");
+            let what = format!("a message of {bytes} bytes exceeds the maximum of {MAX_MESSAGE}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         let wanted = if width == 0 {
@@ -89,7 +89,7 @@ fn open_file(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let about = file.metadata()?;
     if !about.is_file() || about.len() == 0 {
-        let what = format!("{} is not a file with bytes in it", path.display());
+        let what = format!("{} is empty or not a file", path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
     Ok(file)

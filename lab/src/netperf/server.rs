@@ -99,7 +99,7 @@ impl Server {
     ) -> Option<JoinHandle<()>> {
         let say = self.rules.say.clone();
         if clients >= self.rules.max_clients {
-            say(&format!("{peer} was turned away: there are {clients} clients already"));
+            say(&format!("rejected {peer}: {clients} clients are connected"));
             return None;
         }
         let client = Client {
@@ -115,7 +115,7 @@ impl Server {
             }
         };
         let thread = std::thread::Builder::new().name("netserver".into()).spawn(serve);
-        thread.map_err(|e| say(&format!("{peer} was turned away: no thread for it: {e}"))).ok()
+        thread.map_err(|e| say(&format!("rejected {peer}: cannot start a thread: {e}"))).ok()
     }
 }
 
@@ -144,7 +144,7 @@ impl Client {
                 kind::PASSPHRASE => {}
                 other => {
                     (self.rules.say)(&format!(
-                        "{} asked for something that this server does not know ({other})",
+                        "{} sent an unsupported request ({other})",
                         self.peer
                     ));
                     self.fail(other, UNKNOWN_TEST)?;
@@ -157,7 +157,7 @@ impl Client {
     /// A test runs unpinned if the CPU does not exist.
     fn pin(&self, cpu: u32) {
         if cpu != u32::MAX && sys::pin_to(cpu as usize).is_err() {
-            (self.rules.say)(&format!("{} asked for CPU {cpu}, which cannot be had", self.peer));
+            (self.rules.say)(&format!("{} requested CPU {cpu}, which is not available", self.peer));
         }
     }
 

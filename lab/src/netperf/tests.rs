@@ -346,7 +346,7 @@ fn clients_beyond_the_bound_are_turned_away() {
     let _: Empty = first.ask(kind::DEBUG_ON, &Empty, kind::DEBUG_OK);
     let second = served.client();
     assert_eq!(control::receive(&second.control, TIME, &GO_ON).expect("its end"), None);
-    assert!(served.said().contains("turned away: there are 1 clients"), "{}", served.said());
+    assert!(served.said().contains(": 1 clients are connected"), "{}", served.said());
 }
 
 #[test]

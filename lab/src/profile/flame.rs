@@ -11,7 +11,7 @@ use inferno::flamegraph::{self, Options};
 /// Nothing to draw.
 pub fn svg(title: &str, stacks: &BTreeMap<String, u64>) -> io::Result<Vec<u8>> {
     if stacks.is_empty() {
-        return Err(io::Error::other("no samples, so no flame graph"));
+        return Err(io::Error::other("no samples for a flame graph"));
     }
     let lines: Vec<String> = stacks.iter().map(|(stack, n)| format!("{stack} {n}")).collect();
     let mut options = Options::default();

@@ -177,7 +177,7 @@ fn receive(
         let send = move || Took::of(far_cpu, || send_evenly(far, time));
         let near = spawn(workload::NEAR).spawn_scoped(scope, take)?;
         let far = spawn(workload::FAR).spawn_scoped(scope, send)?;
-        let panicked = |_| Err(io::Error::other("an end of the workload panicked"));
+        let panicked = |_| Err(io::Error::other("a thread of the workload panicked"));
         Ok((near.join().unwrap_or_else(panicked)?, far.join().unwrap_or_else(panicked)?))
     })
 }

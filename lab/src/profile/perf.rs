@@ -88,10 +88,10 @@ impl Recording {
         while self.data.metadata().map_or(0, |m| m.len()) == 0 {
             if let Some(status) = self.perf.try_wait()? {
                 let said = self.said();
-                return Err(io::Error::other(format!("perf ended at once ({status}): {said}")));
+                return Err(io::Error::other(format!("perf ended immediately ({status}): {said}")));
             }
             if start.elapsed() > PATIENCE {
-                return Err(io::Error::other("perf does not begin to record"));
+                return Err(io::Error::other("perf did not start recording"));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -117,7 +117,7 @@ impl Recording {
         let start = Instant::now();
         while self.perf.try_wait()?.is_none() {
             if start.elapsed() > PATIENCE {
-                return Err(io::Error::other("perf does not end"));
+                return Err(io::Error::other("perf did not end"));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -147,8 +147,9 @@ fn explain(e: io::Error) -> io::Error {
     if e.kind() != io::ErrorKind::NotFound {
         return e;
     }
-    let advice = "there is no `perf` here: no samples, no flame graph (install it: Debian and \
-                  Ubuntu call the package linux-perf or linux-tools-generic)";
+    let advice = "`perf` is not installed, so there are no samples and no flame graph; on Debian and Ubuntu, \
+        install linux-perf or \
+                  linux-tools-generic";
     io::Error::new(io::ErrorKind::NotFound, advice)
 }
 

@@ -126,7 +126,7 @@ impl Profile {
         });
         let (sampled, top, n) = match &kept {
             Ok(kept) if kept.is_empty() => {
-                (Err("perf saw nothing of these threads".to_owned()), Vec::new(), 0)
+                (Err("perf has no samples of these threads".to_owned()), Vec::new(), 0)
             }
             Ok(kept) => (Ok(symbols.shares(kept)), symbols.top(kept, 12), kept.len()),
             Err(e) => (Err(e.to_string()), Vec::new(), 0),
@@ -156,7 +156,7 @@ fn move_bytes(
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         let near = spawn(NEAR).spawn_scoped(scope, end_of(near, near_sends, time))?;
         let far = spawn(FAR).spawn_scoped(scope, end_of(far, !near_sends, time))?;
-        let panicked = |_| Err(io::Error::other("an end of the workload panicked"));
+        let panicked = |_| Err(io::Error::other("a thread of the workload panicked"));
         let (bytes, near) = near.join().unwrap_or_else(panicked)?;
         let (_, far) = far.join().unwrap_or_else(panicked)?;
         Ok(Moved { near, far, elapsed: start.elapsed(), bytes })

@@ -34,34 +34,37 @@ const DEVICES: [Device; 4] = [Device::Sim, Device::Tap, Device::Packet, Device::
 /// KiB of a buffer: more than any cache holds, and than a connection has on its way.
 const MOST_KIB: usize = 16 << 10;
 
-/// Ways of receiving: the old way, by copy, on loan, into posted buffers, the kernel's
+/// Variants of the receive call: historical, by copy, loaned buffers, posted buffers, the kernel's
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(
     override_usage = "fulmar-lab bench recv [OPTIONS]",
-    after_help = "Ways: stock (a packet per crossing, no aggregation, one mbuf copied at a time), copy
-(TcpStream::read), posted (recv_ring: into the reader's buffers, without a copy where the
-device can), loan (recv_owned, no copy), kernel_read, kernel_uring (io_uring, one receive
-ahead), and kernel_uring_multishot (provided buffers). The reader has two buffers and uses
-them in turn; a bursty sender sends 256 KiB and pauses for a millisecond. Only if named:
-posted_copied (recv_ring, the device places nothing), posted_stock (on stock's device).
-The simulated device's modelled peer sends without a limit; over tap and packet the
-kernel sends, over shm another process with fulmar.
-It makes its own namespaces and leaves nothing behind."
+    after_help = "Variants for --way: stock (one packet per device call, no aggregation, one mbuf
+copied at a time), copy (TcpStream::read), posted (recv_ring: into the reader's
+buffers, without a copy if the device supports it), loan (recv_owned, no copy),
+kernel_read, kernel_uring (io_uring, one receive ahead) and
+kernel_uring_multishot (provided buffers). Only if named: posted_copied
+(recv_ring without placement by the device), posted_stock (on stock's device).
+
+The reader alternates between two buffers. Values of --use: touched (it reads a
+word of every cache line), untouched, bursty (touched, and the sender pauses for
+a millisecond after every 256 KiB). The sender is a model without a rate limit
+over sim, the kernel over tap and packet, another fulmar process over shm.
+The command creates its own namespaces and removes them."
 )]
 pub struct Options {
     /// How long, and where the report goes.
     #[command(flatten)]
     pub common: Common,
-    /// Where the two ends run; both by default
+    /// CPUs of the two ends [default: same-cpu, two-cpus]
     #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
     pub placement: Vec<Placement>,
-    /// Over which devices [default: sim, tap, shm]
+    /// The devices [default: sim, tap, shm]
     #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap|packet|shm")]
     pub device: Vec<Device>,
-    /// Which TCP is measured
+    /// The TCP to measure
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     pub stack: Stack,
-    /// Only these ways: see below
+    /// Measure only these variants, listed below
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub way: Vec<String>,
     /// KiB of each of the two buffers, 1 to 16384 [default: 64, 1024]
@@ -70,10 +73,10 @@ pub struct Options {
     /// Receive aggregation on or off; both by default
     #[arg(long, value_name = "on|off", value_parser = on_or_off)]
     pub aggregation: Option<bool>,
-    /// What becomes of the bytes, and how they come; all by default
+    /// How the reader and the sender behave, explained below; all by default
     #[arg(long = "use", value_parser = usage, value_delimiter = ',', value_name = "touched|untouched|bursty")]
     pub uses: Vec<Use>,
-    /// Write fulmar's frames to this file (pcapng); the figures then mean little
+    /// Write fulmar's frames to this file (pcapng); this distorts the figures
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
     /// The process itself is looked at, so that what fulmar is compared with stays away.
@@ -145,7 +148,7 @@ impl Testbeds {
         let mut testbeds =
             Testbeds { rigs: Vec::new(), pairs: Vec::new(), host: None, floor: None };
         let has_kernel =
-            isolated.inspect_err(|e| eprintln!("the kernel cannot be measured here: {e}")).is_ok();
+            isolated.inspect_err(|e| eprintln!("cannot measure the kernel here: {e}")).is_ok();
         let has_fulmar = options.stack.has_fulmar();
         let only_local = has_fulmar && options.devices().iter().all(|d| *d == Device::Shm);
         if options.stack.has_kernel() && has_kernel {
@@ -248,7 +251,7 @@ pub fn measure(
         None => !options.is_profiled,
     });
     if scenarios.iter().all(|s| s.word("method").is_none()) {
-        return Err(io::Error::other("nothing that the options select can be measured here"));
+        return Err(io::Error::other("the options select nothing that can be measured here"));
     }
     let ratios = transfer::measured(ratios, &scenarios);
     let (budget, max_runs) = (options.budget(), options.common.runs);

@@ -166,7 +166,7 @@ impl Connections {
                 self.shards[side].tcp_read_done(self.now, id, chain);
                 Ok(())
             }
-            Ok(_) => Err(io::Error::other("a connection among many does not answer")),
+            Ok(_) => Err(io::Error::other("a connection does not answer")),
             Err(e) => Err(failed("a read")(e)),
         }
     }

@@ -42,7 +42,7 @@ fn stacks(shards: u16) -> io::Result<[Stack; 2]> {
 fn shared(stacks: &[Stack; 2]) -> io::Result<u64> {
     let one = |s: &Stack| {
         let value = s.host().call(|shard, _| Ok(shard.counters().value(Counter::SharedLocks)));
-        value.map_err(|e| io::Error::other(format!("cannot ask a shard: {e:?}")))
+        value.map_err(|e| io::Error::other(format!("cannot query a shard: {e:?}")))
     };
     Ok(one(&stacks[0])? + one(&stacks[1])?)
 }
@@ -71,7 +71,7 @@ pub(super) fn shared_locks_per_packet(threads: usize) -> io::Result<f64> {
     let each = (0..shards).map(|n| {
         let ends = [&near, &far].map(|s| s.on_shard(n));
         let [Ok(near), Ok(far)] = ends else {
-            return Err(io::Error::other("a stack has fewer shards than it was given queues"));
+            return Err(io::Error::other("the stack has fewer shards than queues"));
         };
         Ok(thread::spawn(move || exchange(&[near, far], FIRST_PORT + n)))
     });

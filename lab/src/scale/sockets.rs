@@ -109,7 +109,7 @@ fn frame(to: Ipv4Addr, kind: u8, payload: &[u8]) -> io::Result<Vec<u8>> {
         total_bytes: ipv4::HEADER_BYTES + payload.len(),
     };
     let written = ethernet.emit(link).and_then(|()| header.emit(network));
-    written.map_err(|e| io::Error::other(format!("a frame for the bench: {e:?}")))?;
+    written.map_err(|e| io::Error::other(format!("cannot build a frame: {e:?}")))?;
     bytes.extend_from_slice(payload);
     Ok(bytes)
 }
@@ -138,7 +138,7 @@ fn syn((ip, port): (Ipv4Addr, u16)) -> io::Result<Vec<u8>> {
     };
     let mut bytes = vec![0; header.header_bytes()];
     let written = header.emit(&mut bytes);
-    written.map_err(|e| io::Error::other(format!("a frame for the bench: {e:?}")))?;
+    written.map_err(|e| io::Error::other(format!("cannot build a frame: {e:?}")))?;
     frame(ip, protocol::TCP, &bytes)
 }
 
@@ -182,7 +182,8 @@ impl Rig {
 
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         let chain = self.shard.pool().alloc_chain(bytes.len(), 0, Purpose::Receive);
-        let mut chain = chain.map_err(|_| io::Error::other("the pool of the bench is empty"))?;
+        let mut chain =
+            chain.map_err(|_| io::Error::other("the buffer pool of the benchmark is empty"))?;
         chain.fill([bytes]);
         let offload = Offload { csum_valid: true, ..Offload::default() };
         if let Ok(mut frames) = self.frames.lock() {

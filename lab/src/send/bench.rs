@@ -36,15 +36,16 @@ pub enum What {
     SendFile,
 }
 
-/// Ways of writing: the old way, the published one, fulmar's, the kernel's
+/// Variants of the send call: historical, published, fulmar's, the kernel's
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "fulmar-lab bench send [OPTIONS]",
-    after_help = "Ways: old (one 2 KiB buffer, one protocol send each, as in stacks before 2006), published
-(all buffers, one copy loop, one send), ours (TcpStream::write), owned (send_owned,
-no copy), kernel_write, kernel_zerocopy; and one change at a time, only if named:
-each_4k, each_64k (larger buffers, one send each), whole_2k, whole_64k (one send).
-It makes its own namespaces and leaves nothing behind."
+    after_help = "Variants for --way: old (buffers of 2 KiB, one protocol send each, as in stacks
+before 2006), published (all buffers in one copy loop, one send), ours
+(TcpStream::write), owned (send_owned, no copy), kernel_write, kernel_zerocopy.
+Only if named, with one change each: each_4k, each_64k (larger buffers, one send
+each), whole_2k, whole_64k (one send).
+The command creates its own namespaces and removes them."
 )]
 pub struct Writes {
     /// What both have.
@@ -52,15 +53,15 @@ pub struct Writes {
     pub options: Options,
 }
 
-/// Ways of sending a file: page at a time, fulmar's, read and write, the kernel's sendfile
+/// Variants of sending a file: page by page, fulmar's, read and write, the kernel's sendfile
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "fulmar-lab bench sendfile [OPTIONS]",
-    after_help = "Ways: old (one page, one protocol send each, as before 2006), read_write,
-ours_read (send_file), kernel_sendfile, kernel_read_write. Each with a hot part
-of the file (always the same) and a cold one (walking through 512 MiB that are in
-the page cache but not in the CPU's).
-It makes its own namespaces and leaves nothing behind."
+    after_help = "Variants for --way: old (one page, one protocol send each, as before 2006),
+read_write, ours_read (send_file), kernel_sendfile, kernel_read_write. Each sends
+a hot part of the file (always the same bytes) and cold parts (advancing through
+512 MiB that are in the page cache but not in the CPU caches).
+The command creates its own namespaces and removes them."
 )]
 pub struct Files {
     /// What both have.
@@ -77,28 +78,28 @@ pub struct Options {
     /// How long, and where the report goes.
     #[command(flatten)]
     pub common: Common,
-    /// Where the two ends run; both by default
+    /// CPUs of the two ends [default: same-cpu, two-cpus]
     #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
     pub placement: Vec<Placement>,
-    /// Over which devices [default: sim, tap, and shm for writes]
+    /// The devices [default: sim, tap, and shm for writes]
     #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap|packet|shm|link")]
     pub device: Vec<Device>,
-    /// Which TCP is measured
+    /// The TCP to measure
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     pub stack: Stack,
-    /// Only these ways: see below
+    /// Measure only these variants, listed below
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub way: Vec<String>,
-    /// KiB per write or sendfile call, 1 to 16384 [default: 32, 64, 128; files 64, 1024]
+    /// KiB per call, 1 to 16384 [default: writes 32, 64, 128; files 64, 1024]
     #[arg(long = "bytes", value_delimiter = ',', value_name = "KiB", value_parser = within(1, MOST_KIB))]
     pub kib: Vec<usize>,
-    /// Super-segments (TSO) on or off; both by default
+    /// TSO on or off; both by default
     #[arg(long, value_name = "on|off", value_parser = on_or_off)]
     pub super_segments: Option<bool>,
-    /// KiB of the sender's socket buffer, 1 to 16384 [default: 1024, the kernel's own choice there]
+    /// KiB of the sender's socket buffer, 1 to 16384 [default: fulmar 1024, kernel its own default]
     #[arg(long, value_name = "KiB", value_parser = within(1, MOST_KIB))]
     pub buffer: Option<usize>,
-    /// Write fulmar's frames to this file (pcapng); the figures then mean little
+    /// Write fulmar's frames to this file (pcapng); this distorts the figures
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
     /// The process itself is looked at, so that what fulmar is compared with stays away.
@@ -174,7 +175,7 @@ impl Testbeds {
         let has_kernel = match isolated {
             Ok(()) => true,
             Err(e) => {
-                eprintln!("the kernel cannot be measured here: {e}");
+                eprintln!("cannot measure the kernel here: {e}");
                 false
             }
         };
@@ -274,7 +275,7 @@ pub fn measure(
     options: &Options,
 ) -> io::Result<Outcome> {
     if scenarios.iter().all(|s| s.word("method").is_none()) {
-        return Err(io::Error::other("nothing that the options select can be measured here"));
+        return Err(io::Error::other("the options select nothing that can be measured here"));
     }
     let ratios = transfer::measured(ratios, &scenarios);
     let (budget, max_runs) = (options.budget(), options.common.runs);

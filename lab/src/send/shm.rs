@@ -144,9 +144,7 @@ impl Rig for Shared {
     ) -> io::Result<Transfer> {
         let known = Load::of_writes(0);
         if (load.read_bytes, load.warm_bytes) != (known.read_bytes, known.warm_bytes) {
-            return Err(io::Error::other(
-                "the child takes neither another read size nor another warm-up",
-            ));
+            return Err(io::Error::other("the child supports no other read size or warm-up"));
         }
         let (near_cpu, _) = self.placement.cpus(&cpu::allowed_cpus()?)?;
         let (stack, to) = (&self.link.stack, self.link.far);

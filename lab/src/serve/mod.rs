@@ -37,30 +37,30 @@ const CPU: &str = "process_cpu_ns_per_request";
 /// Requests answered per second.
 const RATE: &str = "requests_per_s";
 
-/// An event-driven HTTP server on a poll set, beside the same server on the kernel's sockets
+/// An event-driven HTTP server on a poll set, compared with epoll on the kernel's sockets
 #[derive(clap::Args, Clone, Debug)]
 #[command(
     override_usage = "fulmar-lab bench serve [OPTIONS]",
-    after_help = "A single-threaded server that answers hello-world requests: on fulmar over a TAP with a
-poll set, and on the kernel's sockets over veth with epoll. The client keeps 1, 64 or
-1,000 connections with a request under way on each, from the other CPU. It makes its
-own namespaces and leaves nothing behind."
+    after_help = "A single-threaded server answers hello-world requests: with a poll set on fulmar
+over a TAP, and with epoll on the kernel's sockets over veth. The client, on the
+other CPU, keeps one request in flight on each of 1, 64 or 1,000 connections.
+The command creates its own namespaces and removes them."
 )]
 pub struct Options {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
     pub common: Common,
-    /// The stack whose sockets the server uses
+    /// The stack of the server's sockets
     #[arg(long, value_enum, default_value_t)]
     pub stack: Stack,
-    /// Connections that are open at the same time [default: 1,64,1000]
+    /// Number of concurrent connections [default: 1,64,1000]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = connections)]
     pub connections: Vec<usize>,
 }
 
 fn connections(text: &str) -> Result<usize, String> {
     let n = text.parse().ok().filter(|n| (1..=MOST_CONNECTIONS).contains(n));
-    n.ok_or_else(|| format!("from 1 to {MOST_CONNECTIONS}"))
+    n.ok_or_else(|| format!("expected a number from 1 to {MOST_CONNECTIONS}"))
 }
 
 /// Measures; `isolated` says whether this process has namespaces of its own.

@@ -184,7 +184,7 @@ pub fn serve<S: Sockets>(sockets: S, clients: usize, warm: u64) -> io::Result<Co
     while server.closed < clients {
         server.sockets.wait(&mut tokens, PATIENCE)?;
         if tokens.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the clients fell silent"));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the clients stopped sending"));
         }
         for &token in &tokens {
             if token == LISTENER {
@@ -201,7 +201,7 @@ pub fn serve<S: Sockets>(sockets: S, clients: usize, warm: u64) -> io::Result<Co
         }
     }
     let cost = start.zip(end).map(|(start, end)| start.until(&end));
-    cost.ok_or_else(|| io::Error::other("the clients left before the warm-up was over"))
+    cost.ok_or_else(|| io::Error::other("the clients disconnected during the warm-up"))
 }
 
 impl<S: Sockets> Server<S> {

@@ -100,7 +100,8 @@ impl Flooder {
     /// Answers the question of the target for its router, if it has one.
     pub fn answer_for_router(&self) -> io::Result<()> {
         let reply = router_reply(self.target);
-        let reply = reply.map_err(|e| io::Error::other(format!("an ARP reply: {e:?}")))?;
+        let reply =
+            reply.map_err(|e| io::Error::other(format!("cannot build an ARP reply: {e:?}")))?;
         let bytes = reply.len();
         Batch::of(reply, bytes).send(self.socket.as_fd(), 1).map(drop)
     }

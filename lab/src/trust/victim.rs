@@ -69,7 +69,7 @@ impl Victim {
     pub fn kernel() -> io::Result<Victim> {
         let topology = topology::packet(|_| Ok(()))?;
         let Topology { peer_netns, _our_netns: Some(near), .. } = topology else {
-            return Err(io::Error::other("a veth pair without a near end"));
+            return Err(io::Error::other("the veth pair has no near end"));
         };
         let listener = peer_netns.run(|| {
             let listener = TcpListener::bind((topology::PEER_IP, OPEN_PORT))?;
@@ -144,7 +144,7 @@ impl Victim {
             self.meet_router()?;
             std::thread::sleep(PAUSE);
         }
-        Err(io::Error::other("a listener behind the link answers no SYNs"))
+        Err(io::Error::other("a listener on the link does not answer SYNs"))
     }
 
     /// Makes `sections` sections of frames for it.
@@ -210,7 +210,7 @@ impl Tcp {
 }
 
 fn missing(what: &str) -> io::Error {
-    io::Error::other(format!("the kernel has no counters of {what}"))
+    io::Error::other(format!("the kernel has no counters for {what}"))
 }
 
 /// Frames that an interface has received, of the text of /proc/net/dev.

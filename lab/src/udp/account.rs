@@ -41,7 +41,7 @@ pub(super) fn of_calls(
                         found.extend(of_call(&mut ours, *device, *method, bytes)?);
                     }
                 }
-                Err(e) => eprintln!("not measured: the account of {}: {e}", device.name()),
+                Err(e) => eprintln!("not measured: the stages of {}: {e}", device.name()),
             }
         }
         Ok(found)

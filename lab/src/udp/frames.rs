@@ -211,7 +211,7 @@ impl Rig {
         cost.frames += sent;
         self.burst.clear(&mut self.pool);
         if sent == 0 {
-            return Err(io::Error::other("the device takes no frames"));
+            return Err(io::Error::other("the device accepts no frames"));
         }
         self.drain(sent)
     }
@@ -227,7 +227,7 @@ impl Rig {
             }
             std::thread::yield_now();
         }
-        Err(io::Error::other(format!("{came} of {expected} datagrams came to the kernel's socket")))
+        Err(io::Error::other(format!("{came} of {expected} datagrams reached the kernel's socket")))
     }
 
     /// One timed section of receiving. For a flow, the kernel's sender joins the datagrams of a burst.
@@ -243,7 +243,7 @@ impl Rig {
         }
         cost.time += cpu::thread_cpu()?.saturating_sub(start);
         cost.frames += came;
-        if came == 0 { Err(io::Error::other("no frame comes")) } else { Ok(()) }
+        if came == 0 { Err(io::Error::other("no frame was received")) } else { Ok(()) }
     }
 
     /// CPU nanoseconds per frame.

@@ -39,30 +39,30 @@ const SMALL: usize = 18;
 /// What one packet of MTU 1500 carries.
 const MOST_BYTES: usize = 1472;
 
-/// What a datagram costs its sender: one by one, many in a call, cut by the device; 1 to N threads; frames in bursts
+/// CPU per datagram: one per call, many per call, segmentation offload, several threads; CPU per frame in bursts
 #[derive(clap::Args, Clone, Debug)]
 #[command(
     override_usage = "fulmar-lab bench udp [OPTIONS]",
-    after_help = "Ways: send, send_to, send_many of 64, send_segmented on a simulated device and over
-TAP; send, sendto, sendmmsg and UDP_SEGMENT of the kernel on veth, to a socket
-that receives all of it. Beside TAP, frames over TAP and AF_PACKET without a stack,
-in bursts of 1, 8 and 64. Takes 60 seconds. It makes its own namespaces and leaves
-nothing behind."
+    after_help = "Measures send, send_to, send_many of 64 and send_segmented on a simulated device
+and over TAP; send, sendto, sendmmsg and UDP_SEGMENT of the kernel on veth, to a
+socket that receives all datagrams. With TAP, also frames over TAP and AF_PACKET
+without a stack, in bursts of 1, 8 and 64. Takes 60 seconds.
+The command creates its own namespaces and removes them."
 )]
 pub struct Options {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
     pub common: Common,
-    /// Over which devices of fulmar's [default: both]
+    /// The devices of fulmar [default: both]
     #[arg(long, value_parser = device, value_delimiter = ',', value_name = "sim|tap")]
     pub device: Vec<Device>,
     /// Bytes of payload [default: 18, 256, 1472; with --quick 18]
     #[arg(long, value_parser = within(1, MOST_BYTES), value_delimiter = ',', value_name = "BYTES")]
     pub bytes: Vec<usize>,
-    /// Threads at most; every number from 1 on is measured [default: 2, or as many as there are CPUs]
+    /// Largest number of threads; every number from 1 is measured [default: 2, at most the number of CPUs]
     #[arg(long, value_parser = within(1usize, 64))]
     pub threads: Option<usize>,
-    /// Which stack is measured
+    /// The stack to measure
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     pub stack: Stack,
 }
@@ -221,7 +221,7 @@ type Opened = (Device, RefCell<Vec<Box<dyn Rig>>>);
 pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     let mut devices = options.devices();
     if let Err(e) = isolated {
-        eprintln!("not measured: what needs the kernel: {e}");
+        eprintln!("not measured: variants that need the kernel: {e}");
         devices.retain(|d| *d == Device::Sim);
     }
     let threads = options.threads();
@@ -235,7 +235,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
         .filter_map(|&d| open(d).inspect_err(|e| eprintln!("not measured: {}: {e}", d.name())).ok())
         .collect();
     if opened.is_empty() {
-        return Err(io::Error::other("nothing that the options select can be measured here"));
+        return Err(io::Error::other("the options select nothing that can be measured here"));
     }
     let frames = if devices.contains(&Device::Tap) { frames::open() } else { Vec::new() };
     let mut scenarios: Vec<Scenario<'_>> =

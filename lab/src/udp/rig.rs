@@ -165,7 +165,7 @@ impl Shards {
 
     /// Sockets in the shard of a thread.
     pub fn rig(&self, thread: usize) -> io::Result<Ours> {
-        let none = || io::Error::other("there are fewer shards than threads");
+        let none = || io::Error::other("fewer shards than threads");
         let peer = self.peers.get(thread).ok_or_else(none)?.clone();
         let stack = self.stack.on_shard(thread as u16)?;
         Ours::on(stack, (SIM_NEAR, SIM_FAR), None, Some(peer))

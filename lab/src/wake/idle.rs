@@ -54,7 +54,7 @@ fn measure(connections: usize, time: Duration) -> io::Result<Sample> {
     std::thread::sleep(SETTLE);
     let idle = watch(&[&near, &far], time)?;
     if held.len() != 2 * connections {
-        return Err(io::Error::other("connections were lost while nothing happened"));
+        return Err(io::Error::other("idle connections were lost"));
     }
     Ok(idle)
 }

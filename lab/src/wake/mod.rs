@@ -59,40 +59,39 @@ const SWEEP_BYTES: usize = 64;
 /// The highest slow rate: a run at a slow rate takes seconds, so each is run once.
 const SLOW_PPS: u64 = 10;
 
-/// What waiting costs and adds: wake-ups, CPU and latency, moderated or not, beside the kernel
+/// Wake-ups, CPU and latency of waiting for packets, with and without interrupt mitigation, and of the kernel
 #[derive(clap::Args, Clone, Debug)]
 #[command(
     override_usage = "fulmar-lab bench wake [OPTIONS]",
-    after_help = "Ways of waiting: moderated (the policy that stacks have unless they are told
-otherwise), unmoderated (asleep at once, woken by every frame), polling (never
-asleep), the kernel's, and on the simulated card its registers set by hand (64
-frames or 50 us). Threads that look at a device use CPU: it is printed. Takes 240
-seconds; with --quick one round of three loads, under a minute.
-It makes its own namespaces and leaves nothing behind."
+    after_help = "Variants: moderated (the default of stacks), unmoderated (sleeps immediately, woken
+by every frame), polling (never sleeps), the kernel's, and on the simulated NIC
+fixed interrupt coalescing (64 frames or 50 us). The CPU of busy-polling is
+reported. Takes 240 seconds; with --quick one round of three loads, under a minute.
+The command creates its own namespaces and removes them."
 )]
 pub struct Options {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
     pub common: Common,
-    /// Only these parts
+    /// Measure only these parts
     #[arg(long, value_parser = chapter, value_delimiter = ',', value_name = "rr|bulk|sweep|transmit|idle")]
     pub part: Vec<Chapter>,
-    /// Where the two ends run; same-cpu and two-cpus by default
+    /// CPUs of the two ends [default: same-cpu, two-cpus]
     #[arg(long, value_parser = placement, value_name = "same-cpu|two-cpus|unpinned")]
     pub placement: Vec<Placement>,
-    /// Over which devices of fulmar's [default: tap, shm, sim]
+    /// The devices of fulmar [default: tap, shm, sim]
     #[arg(long, value_parser = device, value_delimiter = ',', value_name = "tap|packet|shm|sim")]
     pub device: Vec<Device>,
-    /// Which stack is measured
+    /// The stack to measure
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     pub stack: Stack,
-    /// Datagrams per second of the sweep, 0 for as many as go
+    /// Datagrams per second of the sweep; 0 for no limit
     #[arg(long, value_delimiter = ',', value_name = "N", value_parser = within(0, MOST_PPS))]
     pub rates: Vec<u64>,
-    /// Connections of the idle stack, 1 to 16000; opening them takes seconds beyond --seconds
+    /// Connections of the idle stack, 1 to 16000; the time to open them is not part of --seconds
     #[arg(long, default_value_t = 10_000, value_parser = within(1, MOST_CONNECTIONS))]
     pub connections: usize,
-    /// Write fulmar's frames on kernel devices to this file (pcapng); the figures then mean little
+    /// Write fulmar's frames on kernel devices to this file (pcapng); this distorts the figures
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
 }
@@ -308,7 +307,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
         scenarios.extend(transmit::scenarios());
     }
     if scenarios.is_empty() {
-        return Err(io::Error::other("nothing that the options select can be measured here"));
+        return Err(io::Error::other("the options select nothing that can be measured here"));
     }
     let ratios = measures::ratios(&scenarios);
     let (budget, max_runs) = (options.common.budget(QUICK, FULL), options.common.runs);
@@ -321,7 +320,7 @@ fn open(options: &Options, isolated: io::Result<()>) -> Vec<Rig> {
     if ![Chapter::Rr, Chapter::Bulk, Chapter::Sweep].into_iter().any(|c| options.wants(c)) {
         return Vec::new();
     }
-    let has_kernel = isolated.inspect_err(|e| eprintln!("the kernel cannot be measured here: {e}"));
+    let has_kernel = isolated.inspect_err(|e| eprintln!("cannot measure the kernel here: {e}"));
     let asked = or(&options.device, &[Device::Tap, Device::Shm, Device::Sim]);
     let mut devices = Vec::new();
     if options.stack.has_fulmar() {

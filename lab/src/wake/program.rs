@@ -323,7 +323,7 @@ fn take(socket: &Socket, answers: bool) -> io::Result<Account> {
         let (n, from) = socket.recv_from(&mut datagram)?;
         match (datagram[0], &start) {
             (END, Some(_)) => break,
-            (END, None) => return Err(io::Error::other("nothing but the end arrived")),
+            (END, None) => return Err(io::Error::other("the stream ended without data")),
             (MEASURED, None) => start = Some(Start::now(socket.stack())?),
             _ => {}
         }
@@ -340,7 +340,7 @@ fn take(socket: &Socket, answers: bool) -> io::Result<Account> {
     }
     match start {
         Some(start) => start.account(socket.stack(), tally),
-        None => Err(io::Error::other("nothing but the end arrived")),
+        None => Err(io::Error::other("the stream ended without data")),
     }
 }
 

@@ -142,7 +142,7 @@ impl Rig {
             Carrier::Shm => shm(mode, load, near_cpu, far_cpu),
             Carrier::Sim => match load {
                 Load::Send(flow) => sim::run(mode, &flow, near_cpu, far_cpu),
-                Load::Ask { .. } => Err(io::Error::other("a modelled sender asks nothing")),
+                Load::Ask { .. } => Err(io::Error::other("a modelled sender sends no requests")),
             },
             Carrier::Veth(pair) => {
                 let ends = [Pair::NEAR, Pair::FAR];

@@ -64,7 +64,7 @@ impl Conn {
                 let (tcp, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
                 match sys::getsockopt(s.as_fd(), tcp, name, &mut info)? {
                     LINUX_INFO_BYTES => Ok(linux_progress(&info)),
-                    _ => Err(io::Error::other("this kernel's TCP_INFO is too short")),
+                    _ => Err(io::Error::other("the TCP_INFO of this kernel is too short")),
                 }
             }
         }

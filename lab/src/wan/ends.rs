@@ -30,7 +30,7 @@ static WRITE: [u8; 64 << 10] = [0; 64 << 10];
 /// The sending stack and its congestion control.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sender {
-    /// fulmar, on a link into the wire.
+    /// fulmar, connected within the process.
     Fulmar(CongestionControl),
     /// The kernel, on a TAP of the wire; its own name of the congestion control.
     Linux(&'static str),
@@ -49,9 +49,9 @@ impl Sender {
 /// The receiving stack.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Receiver {
-    /// The kernel, on a TAP of the wire.
+    /// The kernel, connected by a TAP.
     Linux,
-    /// fulmar, on a link into the wire.
+    /// fulmar, connected within the process.
     Fulmar,
 }
 
@@ -104,7 +104,7 @@ impl Server {
                 sys::setsockopt(listener.as_fd(), tcp, name, which.as_bytes()).map_err(|e| {
                     io::Error::new(
                         e.kind(),
-                        format!("this kernel has no congestion control {which}"),
+                        format!("this kernel does not have the congestion control {which}"),
                     )
                 })?;
                 sys::set_timeout(listener.as_fd(), libc::SO_RCVTIMEO, PATIENCE)?;
@@ -156,7 +156,7 @@ impl Server {
             over.store(true, Ordering::Relaxed);
             watch.map_or(Ok(Vec::new()), |w| w.join())
         });
-        let course = course.map_err(|_| io::Error::other("the watch has panicked"))?;
+        let course = course.map_err(|_| io::Error::other("the sampling thread panicked"))?;
         Ok(Some(Flood {
             cpu: cpu::thread_cpu()? - cpu,
             last: conn.progress()?,

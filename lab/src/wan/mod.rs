@@ -55,12 +55,13 @@ const CLIENTS: usize = 16;
 /// Flows of the fairness scenarios, half of them fulmar's.
 const FLOWS: usize = 8;
 
-/// fulmar and Linux as senders over paths with loss, delay and bottlenecks
+/// fulmar and Linux as senders over paths with loss, delay, reordering and bottlenecks
 #[derive(clap::Args, Clone, Debug)]
 #[command(
     override_usage = "fulmar-lab bench wan [OPTIONS]",
-    after_help = "A thread between the senders and the receivers delays, drops, reorders and queues packets, the
-same for each of them. It makes its own namespaces and leaves nothing behind.
+    after_help = "A thread between senders and receivers delays, drops, reorders and queues packets
+in the same way for each stack.
+The command creates its own namespaces and removes them.
 
 Examples:
   fulmar-lab bench wan --quick
@@ -71,7 +72,7 @@ pub struct Options {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
     pub common: Common,
-    /// Instead of the whole table: one of its paths by name, or one of your own as `fulmar nc --faults` takes it
+    /// Measure only this path: a name from the table, or faults in the syntax of `fulmar nc --faults`
     #[arg(long, value_name = "NAME|FAULTS", value_parser = path)]
     pub path: Vec<NamedPath>,
     /// The receiver; may be repeated
@@ -105,7 +106,7 @@ fn path(text: &str) -> Result<NamedPath, String> {
     }
     if !text.contains('=') {
         let names: Vec<_> = PATHS.iter().map(|p| p.name).collect();
-        return Err(format!("no path has this name: paths are {}", names.join(", ")));
+        return Err(format!("unknown path; expected faults or one of {}", names.join(", ")));
     }
     text.parse::<FaultSpec>()?;
     Ok(NamedPath { name: text.to_owned(), faults: text.to_owned(), ecn: Ecn::Classic })
@@ -303,13 +304,15 @@ impl Topology {
         };
         let (stop, seed) =
             (AtomicBool::new(false), 2 * u64::from(self.next_run.load(Ordering::Relaxed)));
-        let mut wire = self.wire.lock().map_err(|_| io::Error::other("the wire has panicked"))?;
+        let mut wire =
+            self.wire.lock().map_err(|_| io::Error::other("the thread of the wire panicked"))?;
         let wire = &mut *wire;
         thread::scope(|scope| {
             let wire = scope.spawn(|| wire.run(seed, [path, &back], &stop));
             let worked = work();
             stop.store(true, Ordering::Relaxed);
-            let counts = wire.join().map_err(|_| io::Error::other("the wire has panicked"))??;
+            let counts =
+                wire.join().map_err(|_| io::Error::other("the thread of the wire panicked"))??;
             Ok((worked?, counts))
         })
     }
@@ -444,7 +447,7 @@ fn join_all<'scope, T>(
     threads: impl IntoIterator<Item = ScopedJoinHandle<'scope, io::Result<T>>>,
 ) -> io::Result<Vec<T>> {
     let joined: Vec<_> = threads.into_iter().map(ScopedJoinHandle::join).collect();
-    let panicked = |_| io::Error::other("an end has panicked");
+    let panicked = |_| io::Error::other("the thread of an end panicked");
     joined.into_iter().map(|r| r.map_err(panicked)?).collect()
 }
 

@@ -13,7 +13,10 @@ pub fn run(test: &str, needs: Option<&str>, body: impl FnOnce()) {
         return body();
     }
     let Some(arguments) = ["-n", "-Urn"].into_iter().find(|a| is_allowed(a)) else {
-        return skip(test, "no right to create a network namespace (`unshare -n`, `unshare -Urn`)");
+        return skip(
+            test,
+            "no permission to create a network namespace (`unshare -n`, `unshare -Urn`)",
+        );
     };
     if let Some(path) = needs
         && let Err(e) = std::fs::OpenOptions::new().read(true).write(true).open(path)
@@ -51,7 +54,7 @@ pub fn command(program: &str, words: &str) -> String {
     let output = Command::new(program)
         .args(words.split_whitespace())
         .output()
-        .unwrap_or_else(|e| panic!("{program} (iproute2) is needed: {e}"));
+        .unwrap_or_else(|e| panic!("{program} (iproute2) is required: {e}"));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {words}: {errors}");
     String::from_utf8_lossy(&output.stdout).into_owned()

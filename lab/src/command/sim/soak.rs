@@ -24,7 +24,7 @@ pub fn base() -> u64 {
 /// Plays from `first` on.
 pub fn run(first: Case, jobs: usize, args: &Args) -> Outcome<ExitCode> {
     if !(args.minutes > 0.0 && args.minutes < 1e6) {
-        return Err("nothing to play: --minutes must be more than 0".to_owned());
+        return Err("--minutes must be more than 0".to_owned());
     }
     let stop = stop_flag()?;
     let started = Instant::now();
@@ -77,10 +77,10 @@ pub fn run(first: Case, jobs: usize, args: &Args) -> Outcome<ExitCode> {
 /// Writes a failing case into `directory`, reduced; returns a line about it.
 fn keep(failure: &fulmar_simulation::Failure, directory: &Path) -> Outcome<String> {
     let reduced = fulmar_simulation::reduce(failure.clone());
-    fs::create_dir_all(directory).during(format_args!("cannot make {}", directory.display()))?;
+    fs::create_dir_all(directory).during(format_args!("cannot create {}", directory.display()))?;
     let file = directory.join(format!("seed-{}.txt", failure.case.seed));
     let text = format!(
-        "Play it again: fulmar-lab sim {}\nReduced:       fulmar-lab sim {}\n\n{reduced}\n",
+        "Replay:  fulmar-lab sim {}\nReduced: fulmar-lab sim {}\n\n{reduced}\n",
         failure.case, reduced.case
     );
     fs::write(&file, text).during(format_args!("cannot write {}", file.display()))?;
