@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_directory_is_told_from_a_missing_file() {
+    fn a_missing_directory_and_a_missing_file_have_different_errors() {
         let error = io::Error::from_raw_os_error(libc::ENOENT);
         let text = |path| Failure::file("cannot write", Path::new(path), &error).to_string();
         assert_eq!(

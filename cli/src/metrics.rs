@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_silent_client_gives_way() {
+    fn the_oldest_silent_client_is_replaced() {
         let at = served(|| Some("fulmar_up 1\n".to_owned()));
         let silent: Vec<_> =
             (0..2 * MOST_CONNECTIONS).map(|_| TcpStream::connect(at).unwrap()).collect();

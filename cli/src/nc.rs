@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn keep_is_for_listeners() {
+    fn keep_requires_listen() {
         assert!(parse::<Args>(["nc", "-k", "h", "80"]).is_err());
     }
 

@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_has_a_period_only_behind_an_equals_sign() {
+    fn a_period_of_watch_requires_an_equals_sign() {
         let second = Duration::from_secs(1);
         assert_eq!(args(&[]).watch, None);
         assert_eq!(args(&["--watch"]).watch, Some(second));

@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_size_is_told_with_both_sizes() {
+    fn a_changed_file_size_is_reported_with_both_sizes() {
         let tally = Tally::new(Some(9));
         let error = CopyError::Resized { expected: 9, found: 4 };
         let text = error.failure("cannot send f", "cannot send", &tally).to_string();

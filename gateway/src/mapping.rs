@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn resolvers_are_those_of_the_host_and_those_that_the_guest_is_told_of() {
+    fn resolvers_are_those_of_the_host_and_those_announced_to_the_guest() {
         let is_resolver = |to: &str| {
             let leads_to = mapping().target(at(to)).unwrap();
             mapping().is_resolver(at(to), leads_to)

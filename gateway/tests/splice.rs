@@ -295,7 +295,7 @@ fn datagrams_reach_the_destination_and_each_client_its_own_answers() {
 }
 
 #[test]
-fn a_destination_where_nobody_listens_does_not_stop_a_port() {
+fn a_closed_destination_does_not_stop_a_port() {
     let (splicer, run) = splicer().unwrap();
     thread::spawn(move || run.run().unwrap());
     let ((server, to), (port, at)) = (udp(), udp());

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_that_does_not_exist_is_named_beside_all_that_do_and_what_they_need() {
+    fn an_unknown_variant_is_refused_with_the_list_of_variants() {
         let names = Names { fulmar: vec!["old", "ours"], kernel: vec!["kernel_write"] };
         let asked = ["kernel_write".to_owned(), "ours".to_owned(), "our".to_owned()];
         let sentence = names.check_exist(&asked).unwrap_err().to_string();
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_could_not_be_opened_is_named_beside_those_that_were() {
+    fn a_variant_that_could_not_be_opened_is_refused_with_those_that_were() {
         let asked = ["ours".to_owned()];
         let sentence = Names::check_opened(&asked, &["old"]).unwrap_err().to_string();
         assert!(sentence.contains("`ours`") && sentence.ends_with("they allow old"), "{sentence}");

@@ -43,7 +43,7 @@ fn numbers_out_of_bounds_are_answered_with_the_bounds() {
 }
 
 #[test]
-fn options_that_a_command_has_no_use_for_are_refused() {
+fn unsupported_options_of_a_command_are_refused() {
     for (line, option) in [
         ("reproduce path --placement same-cpu", "--placement"),
         ("reproduce path --pcap x", "--pcap"),
@@ -69,7 +69,7 @@ fn exclusive_options_are_in_the_help_and_the_usage_stays_whole() {
 }
 
 #[test]
-fn the_help_of_reproduce_says_what_each_table_is_measured_beside() {
+fn the_help_of_reproduce_lists_the_comparison_of_each_table() {
     let help = String::from_utf8_lossy(&fulmar("reproduce --help").stdout).into_owned();
     for table in ["sosend, sendfile  ", "placement  ", "path  ", "profile  "] {
         assert!(help.contains(table), "{table} is not in {help}");

@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stages_are_told_with_their_shares_if_enough_was_measured() {
+    fn the_summary_has_the_stages_if_enough_was_measured() {
         let cost = |stage, ns| StageCost { stage, passes: 1.0, ns };
         let stages_of = vec![
             cost(Stage::HostSent, 1e6),

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_the_gateway_and_of_the_program_are_heard_while_standard_error_is_full() {
+    fn the_ends_of_the_gateway_and_of_the_program_are_noticed_while_standard_error_is_full() {
         let (_unread, to) = full();
         let (from, mut gateway) = pipe();
         let (program, alive) = pipe();

@@ -115,7 +115,7 @@ fn ports_of_the_guests_loopback_and_foreign_addresses_are_taken() {
 }
 
 #[test]
-fn a_guest_that_is_set_up_is_not_told_to_make_itself_more_addresses() {
+fn a_configured_guest_does_not_autoconfigure_addresses() {
     let serves = |line: &str| plan(line).serves;
     assert!(serves("1").advertisements && serves("1").dhcp && serves("1").dhcp_v6);
     let set_up = serves("--config-net 1");
@@ -194,7 +194,7 @@ fn the_name_makes_it_pasta() {
 }
 
 #[test]
-fn special_addresses_lead_to_the_host_unless_told_otherwise() {
+fn special_addresses_lead_to_the_host_by_default() {
     use fulmar_gateway::host::HostNetwork;
     let host = HostNetwork::default();
     let mapping = |line: &str| {

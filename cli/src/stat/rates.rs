@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_are_told_apart_by_process_name_and_addresses() {
+    fn stacks_are_distinguished_by_process_name_and_addresses() {
         let stack = |pid: u32, address: &str| -> Document {
             from_value(json!({"pid": pid, "name": "nc", "addresses": [address]})).unwrap()
         };

@@ -221,7 +221,7 @@ fn reaches(guest: &Guest, to: &str) -> bool {
 }
 
 #[test]
-fn a_default_route_that_comes_later_gives_the_guest_a_way_out() {
+fn a_later_default_route_of_the_host_connects_the_guest() {
     in_sandbox(|| {
         shell("ip -6 addr flush dev kernel0 scope global");
         let (host, far) = (Netns::current().unwrap(), Netns::new().unwrap());

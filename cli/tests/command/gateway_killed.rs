@@ -137,7 +137,7 @@ fn is_reset(stream: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn a_program_hears_that_its_gateway_was_killed_and_the_host_sees_a_reset() {
+fn a_killed_gateway_is_reported_to_its_program_and_resets_the_host() {
     in_sandbox(|| {
         prepare_host();
         for summary in [&[][..], &["--summary"]] {
@@ -446,7 +446,7 @@ fn resident_bytes(pid: u32) -> usize {
 }
 
 #[test]
-fn a_stopped_program_stops_its_writer_and_nobody_else() {
+fn a_stopped_program_stops_only_its_writer() {
     in_sandbox(|| {
         prepare_host();
         let listener = listener();

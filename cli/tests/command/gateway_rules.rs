@@ -52,7 +52,7 @@ fn a_program_does_not_write_the_rules_of_the_next_run() {
 }
 
 #[test]
-fn a_program_types_nothing_into_its_terminal() {
+fn a_program_cannot_inject_terminal_input() {
     in_sandbox(|| {
         let script = "import fcntl, errno\n\
                       for request in (0x5412, 0x541c, 0x5401):\n\

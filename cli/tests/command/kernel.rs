@@ -117,7 +117,7 @@ fn ping_reaches_the_kernel_over_both_versions_of_ip() {
 }
 
 #[test]
-fn ping_of_nobody_exits_with_one() {
+fn ping_without_a_reply_exits_with_status_1() {
     in_sandbox(|| {
         let output = run("ping -c 1 -W 0.2 10.77.0.99");
         assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
@@ -401,7 +401,7 @@ fn another_terminal_joins_the_sandbox_of_a_process() {
 }
 
 #[test]
-fn a_scan_tells_open_ports_from_others_by_its_status_and_its_words() {
+fn a_scan_reports_open_ports_by_its_status_and_output() {
     in_sandbox(|| {
         let listener = TcpListener::bind("10.77.0.1:0").expect("the kernel listens");
         let port = listener.local_addr().expect("an address").port();
@@ -419,7 +419,7 @@ fn a_scan_tells_open_ports_from_others_by_its_status_and_its_words() {
 }
 
 #[test]
-fn a_closed_pipe_ends_ping_without_a_word() {
+fn a_closed_pipe_ends_ping_silently() {
     in_sandbox(|| {
         let mut ping = fulmar("ping -i 0.01 10.77.0.1").spawn().expect("it starts");
         drop(ping.stdout.take());

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_pipe_and_what_is_no_state_are_errors() {
+    fn the_end_of_the_pipe_and_an_invalid_state_are_errors() {
         let error = |bytes: &[u8]| States::default().read(bytes).unwrap_err().kind();
         assert_eq!(error(b""), io::ErrorKind::UnexpectedEof);
         for wrong in [

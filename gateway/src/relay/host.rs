@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_hears_of_a_failed_connection_what_the_host_heard() {
+    fn the_guest_gets_the_error_of_a_failed_host_connection() {
         let no_network = (Failure::Unreachable(0, 0), Refusal::Unreachable);
         let no_host = (Failure::Unreachable(1, 3), Refusal::Unreachable);
         let prohibited = (Failure::Unreachable(13, 1), Refusal::Unreachable);

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_survive_the_way_through_the_kernel() {
+    fn owners_survive_the_round_trip_through_the_kernel() {
         let id = SlotId { index: (1 << INDEX_BITS) - 1, generation: u32::MAX };
         for token in [
             Token::Device,

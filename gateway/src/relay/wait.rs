@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn time_outs_teach_nothing() {
+    fn waits_that_time_out_do_not_extend_busy_polling() {
         let mut l = start();
         for _ in 0..10 {
             l.wait(Duration::from_millis(1));

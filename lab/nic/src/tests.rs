@@ -434,7 +434,7 @@ fn without_buffers_the_wire_pauses_or_frames_are_lost_as_configured() {
 }
 
 #[test]
-fn a_host_without_memory_drops_what_it_cannot_keep_and_still_hears_small_frames() {
+fn a_host_without_memory_drops_large_frames_and_still_receives_small_ones() {
     let (mut a, b) = hosts(|c| SimConfig { lro: None, ..c });
     let mut b = Host { pool: Pool::new(PoolConfig::with_budget(1 << 20)).unwrap(), ..b };
     let mut kept = Vec::new();
@@ -588,7 +588,7 @@ fn a_linear_frame_that_finds_no_descriptor_stays_in_the_burst() {
 }
 
 #[test]
-fn hardware_that_fetches_several_frames_at_once_waits_for_so_many_or_for_a_look() {
+fn hardware_that_fetches_frames_in_batches_waits_for_a_full_batch_or_a_poll() {
     let config = SimConfig { tx_fetch_frames: 4, ..SimConfig::default() };
     let (nic, handle) = with_peer(config).unwrap();
     let mut a = Host::new(nic);

@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_buffer_is_told_doubled_as_by_linux() {
+    fn a_set_buffer_is_reported_doubled_as_by_linux() {
         let (mut machine, fd) = socket();
         let bytes = 10_000i32.to_ne_bytes();
         machine.set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &bytes).unwrap();

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_is_told_once_and_again_when_more_arrives() {
+    fn an_edge_is_reported_once_and_again_when_more_arrives() {
         let mut epoll = watching(libc::EPOLLIN | libc::EPOLLET);
         let mut told = |received| {
             epoll.note_edges(|_| Some(readable(received)));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_is_told_each_time_and_a_one_shot_watch_once() {
+    fn a_level_is_reported_each_time_and_a_one_shot_watch_once() {
         for (interest, told) in [(libc::EPOLLIN, 2), (libc::EPOLLIN | libc::EPOLLONESHOT, 1)] {
             let mut epoll = watching(interest);
             epoll.note_edges(|_| Some(readable(1)));

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sysctl_of_freebsd_tells_its_dialect() {
+    fn a_sysctl_of_freebsd_selects_its_dialect() {
         let settings = Settings::parse("kern.ipc.maxsockbuf=2097152\nnet.inet.tcp.recvspace=65536");
         let tcp = settings.stack_config().tcp;
         assert_eq!((settings.dialect(), tcp.window_scale()), (Dialect::FreeBsd, 6));

@@ -143,7 +143,7 @@ fn honest_in_swarm() -> Scenario {
 }
 
 #[test]
-fn a_connection_that_nobody_serves_is_a_violation() {
+fn a_connection_without_progress_is_a_violation() {
     let mut world = World::new(honest_in_swarm(), 0);
     world.never_accept();
     assert!(matches!(world.play(), Err(Violation::Unserved { flow: 0, .. })));

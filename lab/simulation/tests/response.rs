@@ -57,7 +57,7 @@ fn the_mean_window_of_cubic_is_that_of_the_response_function() {
 
 #[test]
 #[ignore = "prints figures"]
-fn figures() {
+fn the_response_to_losses_is_printed() {
     for loss in [0.0001, 0.001, 0.01] {
         let all = goodputs(loss, 200);
         let at = |percent: usize| all[(all.len() - 1) * percent / 100];

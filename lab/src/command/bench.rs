@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_bench_is_told_of_the_first() {
+    fn a_second_bench_reports_the_running_one() {
         let _first = BenchLock::take();
         let Err(second) = BenchLock::take().during("cannot start the bench") else {
             panic!("two locks")

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn useless_options_of_a_table_are_refused_by_name() {
+    fn unsupported_options_of_a_table_are_refused_by_name() {
         let check = |line: &str| {
             let args = parse(line).expect("it parses");
             args.check(args.name.expect("a table")).map_err(|e| e.to_string())

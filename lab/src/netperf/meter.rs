@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_without_a_tick_was_idle_and_a_counter_that_went_back_is_no_time() {
+    fn a_cpu_without_a_tick_was_idle_and_a_decreasing_counter_counts_as_zero() {
         let now = Instant::now();
         let a = reading(now, "cpu0 5 0 0 5 0 0 0 0\n");
         assert_eq!(a.until(&a).cpu_percent, 0.0);

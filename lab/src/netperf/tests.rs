@@ -339,7 +339,7 @@ fn a_client_that_breaks_off_ends_nothing_but_itself() {
 }
 
 #[test]
-fn clients_beyond_the_bound_are_turned_away() {
+fn clients_beyond_the_limit_are_rejected() {
     let (a, b) = devices::link_pair().expect("a link");
     let served = Served::on([stack(a, 1), stack(b, 2)], 1);
     let first = served.client();
@@ -363,7 +363,7 @@ fn a_server_that_stops_ends_a_running_test() {
 }
 
 #[test]
-fn datagrams_go_to_nobody_but_the_client_itself() {
+fn datagrams_are_sent_only_to_the_client_itself() {
     let (a, b) = devices::link_pair().expect("a link");
     let [one, other] = ["10.9.0.1/24", "10.9.0.3/24"].map(|a| a.parse().expect("an address"));
     let clients = Stack::builder().device(a).address(one).address(other).unlisted().build();

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_comes_once_and_in_order_whoever_chooses_the_buffers() {
+    fn every_byte_arrives_once_and_in_order_with_both_kinds_of_buffers() {
         let bytes = numbered();
         for wait_all in [false, true] {
             let (stream, sender) = source(&bytes);

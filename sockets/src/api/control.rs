@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_does_not_read_keeps_nobody_waiting_for_ever() {
+    fn a_client_that_does_not_read_delays_others_for_a_bounded_time() {
         // More than a socket holds.
         let control = Control::open(|| Some("x".repeat(16 << 20))).unwrap();
         let slow = UnixStream::connect(control.path()).unwrap();
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_without_descriptors_waits_before_it_looks_again() {
+    fn a_socket_without_descriptors_waits_before_it_accepts_again() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let none = || io::Error::from_raw_os_error(libc::EMFILE);
         let clients = [Err(none()), Err(none()), Ok(ours), Err(none())];

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named() {
+    fn an_invalid_fault_is_named_in_the_error() {
         for (text, word) in [
             ("loss", "key=value"),
             ("mtu=575", "`575`"),

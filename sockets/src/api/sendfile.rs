@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_tells_the_count_and_the_cause() {
+    fn the_error_has_the_count_and_the_cause() {
         let error = io::Error::from_raw_os_error(5);
         let text = SendFileError { error, sent: 17 }.to_string();
         assert!(text.starts_with("cannot send the file after 17 bytes: "), "{text}");

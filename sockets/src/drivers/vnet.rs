@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_length_of_a_segments_headers_is_told_where_all_of_them_are_there() {
+    fn the_header_length_of_a_segment_is_known_if_all_headers_are_present() {
         let offload = Offload { gso: None, ..gso_offload(GsoKind::TcpV4) };
         let mut front = [0u8; 66];
         let told = |o: &Offload, front: &[u8]| {

@@ -84,7 +84,7 @@ mod tests {
     use crate::drivers::sys::is_readable;
 
     #[test]
-    fn a_sleeper_that_runs_before_whoever_rang_goes_on_can_sleep_again() {
+    fn a_sleeper_that_runs_before_its_waker_continues_can_sleep_again() {
         let bell = Bell::new().unwrap();
         for _ in 0..3 {
             bell.arm();

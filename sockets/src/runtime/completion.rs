@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reason_counts_and_is_told_at_the_end() {
+    fn the_first_reason_is_reported_at_the_end() {
         let c = Completion::default();
         c.fail(3);
         c.fail(5);

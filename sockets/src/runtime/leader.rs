@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_sleeping_leader_is_told_of_deadlines() {
+    fn only_a_sleeping_leader_is_notified_of_deadlines() {
         let b = Leader::new().unwrap();
         assert!(b.try_take(Role::Service));
         b.will_sleep(Role::Service, Instant::from_millis(5));

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_leaves_is_no_candidate_any_more() {
+    fn a_removed_socket_is_no_longer_a_candidate() {
         let set = Arc::new(PollSetCore::new().unwrap());
         let (mut a, mut b, mut wakes) = (Watch::default(), Watch::default(), Wakes::new());
         for (w, n) in [(&mut a, 1), (&mut b, 2)] {

@@ -94,7 +94,7 @@ fn kernel_is_accurate(policy: &str) -> bool {
 }
 
 #[test]
-fn feedback_is_accurate_with_a_kernel_that_has_it_whoever_asks() {
+fn feedback_is_accurate_in_both_directions_if_the_kernel_supports_it() {
     in_namespace!(|| {
         if !kernel_is_accurate("3") {
             return;

@@ -56,7 +56,7 @@ fn a_super_datagram_of_the_kernels_is_read_one_by_one() {
 }
 
 #[test]
-fn closed_ports_are_told_in_both_directions() {
+fn closed_ports_are_reported_in_both_directions() {
     in_namespace!(|| {
         let stack = stack();
         for (kernel, ours) in [(KERNEL, OURS), (KERNEL6, OURS6)] {

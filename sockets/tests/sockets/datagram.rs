@@ -16,7 +16,7 @@ fn address(ip: &str, port: u16) -> SocketAddr {
 }
 
 #[test]
-fn a_connected_socket_hears_its_peer_only() {
+fn a_connected_socket_receives_only_from_its_peer() {
     within(|| {
         let (a, b) = acquainted_stacks();
         let server = UdpSocket::bind(&b, (B, 53)).unwrap();
@@ -64,7 +64,7 @@ fn datagrams_keep_their_bounds() {
 }
 
 #[test]
-fn a_closed_port_is_told_to_a_connected_socket_once() {
+fn a_closed_port_is_reported_to_a_connected_socket_once() {
     within(|| {
         let (a, _b) = acquainted_stacks();
         let c = UdpSocket::bind(&a, "0.0.0.0:0").unwrap();
@@ -294,7 +294,7 @@ fn a_run_of_datagrams_comes_apart_at_the_other_end() {
 }
 
 #[test]
-fn an_error_that_came_back_is_told_by_the_next_call_for_many() {
+fn an_icmp_error_is_returned_by_the_next_call_for_many() {
     within(|| {
         let (a, _b) = acquainted_stacks();
         let c = UdpSocket::bind(&a, "0.0.0.0:0").unwrap();

@@ -43,7 +43,7 @@ fn blocked_calls_end_and_new_ones_fail() {
 }
 
 #[test]
-fn a_broken_protocol_of_the_link_is_told_by_every_call() {
+fn a_protocol_violation_of_the_link_is_returned_by_every_call() {
     every_call_ends(libc::EPROTO, libc::EPROTO);
 }
 
@@ -103,7 +103,7 @@ fn every_call_ends(lost: i32, errno: i32) {
 }
 
 #[test]
-fn a_wait_behind_one_that_no_loss_ends_ends() {
+fn a_wait_after_one_that_no_loss_ends_returns() {
     within(|| {
         let (a, b, plug) = stacks_with_plug();
         let (c, s) = connection(&a, &b, 80);

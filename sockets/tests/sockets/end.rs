@@ -83,7 +83,7 @@ fn the_end_of_a_stack_waits_no_longer_than_it_says() {
 }
 
 #[test]
-fn a_stack_that_is_closed_tells_whether_everything_was_delivered_and_its_end_waits_no_more() {
+fn closing_a_stack_returns_whether_all_data_was_delivered_and_its_end_does_not_wait() {
     within(|| {
         let (d, e) = fulmar::devices::link_pair().unwrap();
         let (a, b) = (stack(1, d, |s| s.exit_drain(Duration::from_secs(3600))), stack(2, e, |s| s));
@@ -169,7 +169,7 @@ fn ends_of_connections_in_every_state_leave_nothing() {
 }
 
 #[test]
-fn a_stack_talks_to_itself_until_the_end() {
+fn a_stack_reaches_its_own_addresses_until_the_end() {
     within(|| {
         let (a, _b) = stacks();
         assert_eq!(a.ping(A.parse().unwrap(), 56, PATIENCE).unwrap().bytes, 56);

@@ -65,7 +65,7 @@ fn a_stack_that_keeps_an_account_says_what_its_stages_cost() {
 }
 
 #[test]
-fn a_stack_keeps_no_account_unless_it_is_told_to() {
+fn a_stack_keeps_no_account_by_default() {
     within(|| {
         let (a, _b) = stacks();
         assert!(a.ledger().is_none());

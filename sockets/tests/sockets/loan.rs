@@ -84,7 +84,7 @@ fn a_loan_is_read_split_and_copied_like_its_bytes() {
 }
 
 #[test]
-fn a_loan_outlives_its_socket_and_its_stack_and_goes_home_from_any_thread() {
+fn a_loan_outlives_its_socket_and_its_stack_and_is_freed_from_any_thread() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, s) = connection(&a, &b, 80);

@@ -213,7 +213,7 @@ fn a_panic_of_the_driver_in_the_service_thread_takes_down_its_stack_and_nothing_
 }
 
 #[test]
-fn a_thread_that_looks_for_ever_stops_looking() {
+fn a_thread_that_polls_for_ever_stops() {
     within(|| {
         let (a, b, bug) = stacks(linked(), ModerationConfig::POLLING);
         let program = Program::start(&a, &b);

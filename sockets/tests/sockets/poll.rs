@@ -106,7 +106,7 @@ fn an_edge_triggered_socket_is_reported_when_something_has_come_and_not_again() 
 }
 
 #[test]
-fn a_peer_that_has_closed_is_told_to_those_who_asked_once_all_is_read() {
+fn the_end_of_a_stream_is_reported_once_all_is_read() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, mut s) = connection(&a, &b, 80);
@@ -379,7 +379,7 @@ fn the_descriptor_works_in_a_loop_of_another_kind() {
 }
 
 #[test]
-fn a_descriptor_asked_for_late_tells_of_what_came_before() {
+fn a_descriptor_obtained_late_reports_earlier_events() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, s) = connection(&a, &b, 80);

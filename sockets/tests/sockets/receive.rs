@@ -74,7 +74,7 @@ fn wait_all_ends_with_what_there_is_and_the_error_stays_for_the_next_call() {
 }
 
 #[test]
-fn a_look_takes_nothing_and_may_begin_anywhere() {
+fn a_peek_consumes_nothing_and_may_begin_anywhere() {
     within(|| {
         const TOTAL: usize = 200_000;
         let (a, b) = stacks();
@@ -103,7 +103,7 @@ fn a_look_takes_nothing_and_may_begin_anywhere() {
 }
 
 #[test]
-fn a_look_at_more_than_the_buffer_holds_ends_when_it_is_full() {
+fn a_peek_for_more_than_the_buffer_holds_ends_when_it_is_full() {
     within(|| {
         let (a, b) = stacks();
         let (c, s) = connection(&a, &b, 80);

@@ -125,7 +125,7 @@ fn a_record_ends_its_segment() {
 }
 
 #[test]
-fn more_is_no_promise_and_what_waits_goes_in_the_end() {
+fn bytes_held_by_more_are_sent_in_the_end() {
     within(|| {
         let (a, b) = stacks();
         let (c, mut s) = connection(&a, &b, 80);
@@ -157,7 +157,7 @@ fn a_write_that_must_not_wait_does_not_on_a_blocking_socket() {
 }
 
 #[test]
-fn room_is_lent_filled_and_sent_as_far_as_it_was_filled() {
+fn a_reservation_is_sent_as_far_as_it_was_filled() {
     within(|| {
         let (a, b) = stacks();
         let (c, mut s) = connection(&a, &b, 80);
@@ -185,7 +185,7 @@ fn room_is_lent_filled_and_sent_as_far_as_it_was_filled() {
 }
 
 #[test]
-fn room_that_is_dropped_is_given_back_and_sends_nothing() {
+fn a_dropped_reservation_releases_its_space_and_sends_nothing() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, mut s) = connection(&a, &b, 80);

@@ -66,7 +66,7 @@ fn owned_bytes_are_not_copied_and_are_let_go_once_when_they_are_read() {
 }
 
 #[test]
-fn memory_that_the_peer_still_refers_to_is_not_let_go() {
+fn memory_that_the_peer_still_refers_to_is_not_released() {
     within(|| {
         let (a, b) = stacks();
         let (c, s) = connection(&a, &b, 80);
@@ -153,7 +153,7 @@ fn a_socket_that_does_not_wait_takes_what_fits_and_gives_back_the_rest() {
 }
 
 #[test]
-fn a_reset_lets_the_memory_go_and_is_told() {
+fn a_reset_releases_the_memory_and_is_reported() {
     within(|| {
         let (a, b) = stacks();
         let (c, mut s) = connection(&a, &b, 80);
@@ -176,7 +176,7 @@ fn a_reset_lets_the_memory_go_and_is_told() {
 }
 
 #[test]
-fn a_connection_or_a_stack_that_goes_lets_the_memory_go() {
+fn the_end_of_a_connection_or_a_stack_releases_the_memory() {
     within(|| {
         let (a, b) = stacks_with(|s| s.exit_drain(Duration::ZERO));
         let (c, s) = connection(&a, &b, 80);

@@ -315,7 +315,7 @@ fn send_patiently(a: &Stack, c: &TcpStream, f: &File, from: u64) -> u64 {
 }
 
 #[test]
-fn a_nonblocking_call_tells_its_progress_and_never_waits() {
+fn a_nonblocking_call_returns_its_progress_and_never_waits() {
     within(|| {
         let (a, b) = stacks();
         let (c, s) = connection(&a, &b, 80);

@@ -75,7 +75,7 @@ fn an_error_of_setting_up_is_an_io_error_with_its_sentence() {
 }
 
 #[test]
-fn the_stations_of_two_links_differ_so_that_they_are_no_queues_of_one_interface() {
+fn two_links_have_different_ethernet_addresses_and_are_not_queues_of_one_interface() {
     let (p, q) = (devices::link_pair().unwrap().0, devices::link_pair().unwrap().0);
     let built = Stack::builder().devices(vec![p, q]).address(address("10.0.0.1/24")).build();
     says(built.unwrap_err().to_string(), &["Ethernet address"]);

@@ -347,7 +347,7 @@ fn devices_that_do_not_belong_together_are_refused() {
 }
 
 #[test]
-fn a_panic_in_one_shard_takes_down_all_shards_of_its_stack_and_wakes_whoever_waits_there() {
+fn a_panic_in_one_shard_shuts_down_all_shards_of_its_stack_and_wakes_their_waiters() {
     within(|| {
         for call in [Call::Tx, Call::Rx] {
             let [mut near, far] = wires([0, 1]);

@@ -175,7 +175,7 @@ fn is_told<T: std::fmt::Debug>(r: io::Result<T>) {
 }
 
 #[test]
-fn a_peer_process_that_lies_is_told_as_eproto_and_the_device_says_what_it_did() {
+fn a_protocol_violation_of_the_peer_process_is_eproto_and_the_device_names_it() {
     within(|| {
         let (stack, liar) = victim("eproto");
         let udp = UdpSocket::bind(&stack, (A, 53)).unwrap();

@@ -123,7 +123,7 @@ fn the_peer_generates_every_byte_in_every_mode() {
 }
 
 #[test]
-fn two_stacks_talk_over_a_wire_in_every_mode() {
+fn two_stacks_exchange_data_over_a_wire_in_every_mode() {
     const TOTAL: usize = 8 << 20;
     for (name, config) in kinds() {
         println!("{name}");

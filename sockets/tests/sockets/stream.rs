@@ -44,7 +44,7 @@ fn a_read_an_accept_and_a_peek_give_up_with_would_block() {
 }
 
 #[test]
-fn a_write_that_nobody_reads_accepts_what_fits_and_then_gives_up() {
+fn a_write_without_a_reader_accepts_what_fits_and_then_times_out() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, mut s) = connection(&a, &b, 80);
@@ -131,7 +131,7 @@ fn non_blocking_calls_never_wait() {
 }
 
 #[test]
-fn a_closed_port_refuses_and_a_socket_tells_it_once() {
+fn a_closed_port_refuses_and_the_socket_reports_it_once() {
     within(|| {
         let (a, _b) = stacks();
         let e = TcpStream::connect(&a, (B, 9)).unwrap_err();
@@ -184,7 +184,7 @@ fn an_absent_neighbour_is_an_unreachable_host() {
 }
 
 #[test]
-fn a_connect_time_out_ends_an_attempt_that_nobody_answers() {
+fn a_connect_time_out_ends_an_unanswered_attempt() {
     within(|| {
         let (a, b) = stacks();
         let options = ListenOptions { backlog: 1, ..ListenOptions::default() };
@@ -207,7 +207,7 @@ fn a_connect_time_out_ends_an_attempt_that_nobody_answers() {
 }
 
 #[test]
-fn an_attempt_that_nobody_answers_ends_by_itself() {
+fn an_unanswered_attempt_ends_by_itself() {
     within(|| {
         let tcp = TcpConfig {
             syn_retries: 2,
@@ -227,7 +227,7 @@ fn an_attempt_that_nobody_answers_ends_by_itself() {
 }
 
 #[test]
-fn a_listener_tells_its_numbers() {
+fn a_listener_reports_its_statistics() {
     within(|| {
         let (a, b) = stacks();
         let options = ListenOptions { backlog: 3, ..ListenOptions::default() };
@@ -243,7 +243,7 @@ fn a_listener_tells_its_numbers() {
 }
 
 #[test]
-fn a_listener_that_goes_resets_whom_it_has_not_accepted() {
+fn a_closed_listener_resets_connections_that_were_not_accepted() {
     within(|| {
         let (a, b) = stacks();
         let listener = TcpListener::bind(&b, (B, 80)).unwrap();

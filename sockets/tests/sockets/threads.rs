@@ -12,7 +12,7 @@ use fulmar::{TcpListener, TcpStream};
 use crate::support::{B, buffers_come_home, connection, eventually, pattern, stacks, within};
 
 #[test]
-fn sixteen_threads_on_sixteen_sockets() {
+fn sixteen_threads_transfer_over_sixteen_sockets() {
     within(|| {
         const EACH: usize = 2 << 20;
         let (a, b) = stacks();
@@ -138,7 +138,7 @@ fn a_writer_that_waits_for_its_turn_obeys_its_time_out() {
 }
 
 #[test]
-fn a_storm_of_waiters_behind_one_leader() {
+fn every_follower_of_one_leader_is_woken() {
     within(|| {
         const PAIRS: usize = 32;
         const ROUNDS: u32 = 200;

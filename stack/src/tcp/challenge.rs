@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn at_most_ten_challenge_acks_a_second() {
+    fn at_most_ten_challenge_acks_are_sent_per_second() {
         let mut l = ChallengeLimit::new();
         let at = Instant::from_millis;
         assert_eq!((0..100).filter(|_| l.allow(at(5000))).count(), 10);

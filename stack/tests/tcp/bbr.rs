@@ -113,7 +113,7 @@ fn a_change_of_controller_under_way_takes_over_the_window() {
 
 #[test]
 #[ignore = "prints figures"]
-fn figures() {
+fn the_goodput_of_bbr_is_printed() {
     for (mbps, ms, percent, loss) in [
         (1, 10, 200, 0),
         (10, 10, 100, 0),

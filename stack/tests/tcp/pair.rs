@@ -112,7 +112,7 @@ fn goodput(net: Net, congestion: CongestionControl, seed: u64) -> (f64, u64) {
 
 #[test]
 #[ignore = "prints figures"]
-fn goodput_over_lossy_paths() {
+fn goodput_over_lossy_paths_is_printed() {
     for (ms, loss, reorder) in [(20, 1, 0), (20, 10, 0), (1, 10, 0), (1, 0, 10), (50, 10, 0)] {
         let net = Net { loss, reorder, ..Net::clean(Duration::from_millis(ms)) };
         for c in CongestionControl::ALL {

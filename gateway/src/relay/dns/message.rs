@@ -327,7 +327,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn records_of_other_names_and_classes_and_of_errors_are_no_addresses() {
+    fn records_of_other_names_and_classes_and_of_errors_are_ignored() {
         let a = [192, 0, 2, 1];
         let of_other = with_records("example.org", &[record_of("example.net", TYPE_A, &a)]);
         assert!(read(&of_other).is_empty());

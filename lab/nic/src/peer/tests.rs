@@ -102,7 +102,7 @@ fn a_connection_opens_carries_data_and_closes() {
 }
 
 #[test]
-fn a_gap_is_told_of_at_once_with_sack_and_filled_by_what_comes() {
+fn a_gap_is_reported_immediately_by_sack_and_filled_by_later_segments() {
     let mut s = Script::new(discarding());
     let mine = s.open();
     let data = Flags::ACK;
@@ -226,7 +226,7 @@ fn flow(pps: u64, time_ms: u64) -> Command {
 }
 
 #[test]
-fn a_flow_keeps_its_rate_however_late_the_host_looks() {
+fn a_flow_keeps_its_rate_however_late_the_host_polls() {
     let mut script = Script::new(FarEnd { verify: true, ..FarEnd::default() });
     script.handle.ask(flow(1000, 5)).unwrap();
     assert_eq!(stamps(&mut script), [(0x1234, 0.0)]);

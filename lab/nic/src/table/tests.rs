@@ -169,7 +169,7 @@ fn the_next_frame_waits_a_moment_for_a_new_buffer_and_no_longer() {
 }
 
 #[test]
-fn a_sender_who_is_ahead_of_the_hint_waits_until_the_host_has_caught_up() {
+fn a_sender_ahead_of_the_hint_waits_until_the_host_has_caught_up() {
     let (mut a, mut b) = hosts(|c| SimConfig { lro: None, ..c });
     let send = |a: &mut Host, i: u32| {
         let p = Spec::tcp(1000 * i).packet(&mut a.pool, &[7; 1000], 1448);

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_is_gone_before_anybody_is_told() {
+    fn the_memory_is_released_before_the_completion_is_signalled() {
         struct Loud(Arc<std::sync::atomic::AtomicBool>);
         impl AsRef<[u8]> for Loud {
             fn as_ref(&self) -> &[u8] {

@@ -190,7 +190,7 @@ fn a_hop_by_hop_header_that_says_it_is_longer_is_a_bad_offload() {
 }
 
 #[test]
-fn a_frame_that_is_no_super_frame_is_too_big() {
+fn a_large_frame_that_is_not_a_super_frame_is_too_big() {
     let (_, frame) = frame(Form::V4(0), 130_000);
     let (_, counters, live) = pieces(&[0; vnet::HEADER_BYTES], &frame);
     assert_eq!((counters.drops(DropReason::FrameTooBig), live), (1, 0));

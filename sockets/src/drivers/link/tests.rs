@@ -80,7 +80,7 @@ fn super_frame(pool: &mut Pool, payload: usize) -> Packet {
 }
 
 #[test]
-fn frames_pass_by_ownership_and_their_memory_goes_home() {
+fn frames_pass_by_ownership_and_their_memory_returns_to_its_pool() {
     let (mut a, mut b) = pair(&LinkConfig::default()).unwrap();
     let (mut left, mut right) = (Host::new(), Host::new());
     let p = super_frame(&mut left.pool, 20_000);
@@ -171,7 +171,7 @@ fn a_blocked_sender_is_woken_when_the_ring_is_half_empty() {
 }
 
 #[test]
-fn a_look_from_outside_sees_frames_and_for_a_blocked_sender_room() {
+fn the_readiness_check_sees_frames_and_space_for_a_blocked_sender() {
     let config = LinkConfig { ring_pkts: 4, ..LinkConfig::default() };
     let (mut a, mut b) = pair(&config).unwrap();
     let (mut here, mut there) = (Host::new(), Host::new());

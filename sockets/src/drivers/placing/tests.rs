@@ -369,7 +369,7 @@ fn acknowledgements_between_the_segments_are_no_misses() {
 }
 
 #[test]
-fn a_flood_of_something_else_lands_in_no_room_after_its_first_frame() {
+fn a_flood_of_another_flow_fills_no_range_after_its_first_frame() {
     let mut rig = Rig::new(true);
     rig.post(0, SeqNum(0), [70_000, 0]);
     let other = Form { protocol: 17, ..PLAIN };
@@ -429,7 +429,7 @@ fn a_further_range_follows_the_last_and_is_refused_for_a_flow_with_no_range_or_t
 }
 
 #[test]
-fn more_flows_than_slots_are_refused_until_one_has_no_rooms() {
+fn more_flows_than_slots_are_refused_until_one_has_no_ranges() {
     let mut placer = Placer::new(true);
     let flow = |i: u16| FlowKey::new(ends(0).0, (ends(0).1.ip(), i).into());
     let place = |placer: &mut Placer, i: u16| {

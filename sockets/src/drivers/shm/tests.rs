@@ -212,7 +212,7 @@ fn a_peer_that_never_reads_costs_a_bounded_number_of_frames() {
 }
 
 #[test]
-fn frames_that_nobody_reads_leave_half_of_the_slots_to_others() {
+fn unread_frames_leave_half_of_the_slots_to_others() {
     let (mut a, mut b) = Host::pair();
     let long = datagram(1, 3000);
     let mut kept = Vec::new();
@@ -333,7 +333,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn frames_come_in_order_and_unchanged_and_every_mbuf_comes_home(ops in ops()) {
+    fn frames_arrive_in_order_and_unchanged_and_every_mbuf_is_returned(ops in ops()) {
         let (mut a, mut b) = Host::pair();
         let mut model: VecDeque<Vec<u8>> = VecDeque::new();
         let mut held: Vec<(Packet, Vec<u8>)> = Vec::new();

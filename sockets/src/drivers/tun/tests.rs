@@ -183,7 +183,7 @@ fn a_header_that_points_outside_the_packet_is_a_bad_offload() {
 }
 
 #[test]
-fn frames_that_are_no_ip_packets_are_not_sent() {
+fn frames_other_than_ip_packets_are_not_sent() {
     let mut rig = Rig::new();
     let arp = rig.frame(eth::ARP, &[&[0; 28]]);
     assert_eq!(rig.send(arp), None);

@@ -66,7 +66,7 @@ fn more_mbufs_than_one_call_takes_are_filled_by_several() {
 }
 
 #[test]
-fn the_end_of_the_file_and_a_hole_are_told_apart() {
+fn the_end_of_the_file_and_a_hole_are_distinguished() {
     let mut pool = pool();
     let f = file_of(b"12345");
     let mut c = pool.alloc_chain(100_000, 0, Purpose::Send).expect("room");

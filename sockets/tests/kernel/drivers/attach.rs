@@ -27,8 +27,8 @@ fn a_tap_made_for_several_queues_is_taken_if_it_is_nobodys() {
 }
 
 #[test]
-fn what_is_no_tap_is_refused_with_advice() {
-    namespace::run("attach::what_is_no_tap_is_refused_with_advice", TUN, || {
+fn an_interface_that_is_not_a_tap_is_refused_with_advice() {
+    namespace::run("attach::an_interface_that_is_not_a_tap_is_refused_with_advice", TUN, || {
         ip("link add tap0 type veth peer name v1");
         let text = Tap::open(&config()).err().expect("it is a veth").to_string();
         assert!(text.contains("is not a TAP") && text.contains("another name"), "{text}");

@@ -390,8 +390,8 @@ fn packet_connection_carries_super_frames() {
 }
 
 #[test]
-fn packet_hears_only_its_own_station() {
-    namespace::run("packet_hears_only_its_own_station", None, || {
+fn packet_receives_only_frames_for_its_own_station() {
+    namespace::run("packet_receives_only_frames_for_its_own_station", None, || {
         let mut host = veth();
         let socket = kernel_socket();
         ip("neigh add 10.9.0.3 lladdr 02:00:00:00:00:33 dev v0");
@@ -407,8 +407,8 @@ fn packet_hears_only_its_own_station() {
 }
 
 #[test]
-fn packet_hears_no_vlan() {
-    namespace::run("packet_hears_no_vlan", None, || {
+fn packet_receives_no_vlan_frames() {
+    namespace::run("packet_receives_no_vlan_frames", None, || {
         let mut host = veth();
         let config = PacketConfig { interface: "v0".into(), ..PacketConfig::default() };
         let mut far = Host::new(PacketSocket::open(&config).unwrap(), "v1");
@@ -432,8 +432,8 @@ fn packet_hears_no_vlan() {
 }
 
 #[test]
-fn packet_counts_what_its_socket_had_no_room_for() {
-    namespace::run("packet_counts_what_its_socket_had_no_room_for", None, || {
+fn packet_counts_frames_that_overflow_its_socket() {
+    namespace::run("packet_counts_frames_that_overflow_its_socket", None, || {
         const SENT: usize = 40_000;
         let mut host = veth();
         let socket = kernel_socket();

@@ -170,7 +170,7 @@ fn after_a_flood_requests_are_answered_at_once_again() {
 }
 
 #[test]
-fn a_device_with_registers_is_told_every_step_once() {
+fn every_step_is_set_once_in_the_registers_of_a_device() {
     let mut model = Model::new(ModerationConfig::ADAPTIVE, steady(400_000, 50_000));
     let mut told = Vec::new();
     while !model.arrivals.is_empty() {
@@ -240,7 +240,7 @@ fn shared_cpu(config: ModerationConfig, ring: u64, waits: u64) -> (u64, u64, u64
 }
 
 #[test]
-fn a_sender_who_fills_the_ring_whenever_it_gets_the_cpu_is_not_held_back() {
+fn a_sender_that_fills_the_ring_whenever_it_runs_is_not_delayed() {
     for ring in [24, 48, 96] {
         let (frames, holds, took) = shared_cpu(ModerationConfig::ADAPTIVE, ring, 10_000);
         assert!(holds < 300, "{holds} holds with a ring of {ring}");
@@ -250,7 +250,7 @@ fn a_sender_who_fills_the_ring_whenever_it_gets_the_cpu_is_not_held_back() {
 }
 
 #[test]
-fn time_for_which_other_threads_ran_is_no_cost_of_busy_polling() {
+fn time_of_other_threads_is_not_a_cost_of_busy_polling() {
     let cost = |given: Duration| {
         let mut policy = Moderation::new(ModerationConfig::LATENCY);
         let at = |us: u64| Instant::from_nanos(us * 1_000);

@@ -98,7 +98,7 @@ proptest! {
     }
 
     #[test]
-    fn nonsense_requests_never_panic(
+    fn invalid_requests_never_panic(
         bytes in proptest::collection::vec(any::<u8>(), 1..400),
         csum in any::<(u16, u16)>(), seg in 0u16..600, hdr in 0u16..400, kind in 0u8..3,
     ) {

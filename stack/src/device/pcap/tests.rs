@@ -86,7 +86,7 @@ fn without_a_link_layer_packets_are_written_from_their_ip_header() {
 }
 
 #[test]
-fn long_frames_are_cut_but_their_length_is_told() {
+fn long_frames_are_truncated_but_their_length_is_recorded() {
     let mut pool = pool();
     let file = Shared::default();
     let mut device = PcapWriter::with_snap(Mirror::new(), file.clone(), Duration::ZERO, 30);

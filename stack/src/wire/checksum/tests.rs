@@ -17,7 +17,7 @@ fn bytes(most: usize) -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn example_of_rfc_1071_section_3() {
+fn the_example_of_rfc_1071_section_3_has_its_published_sum() {
     let words = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
     let mut sum = Sum::new();
     sum.add_bytes(&words);

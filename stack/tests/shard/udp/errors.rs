@@ -76,7 +76,7 @@ fn forbid_fragments(rig: &mut Rig, id: SlotId) {
 }
 
 #[test]
-fn a_path_mtu_for_a_datagram_that_was_never_sent_is_not_believed() {
+fn a_path_mtu_for_a_datagram_that_was_never_sent_is_rejected() {
     let mut rig = Rig::new(caps(false));
     let id = rig.bound();
     forbid_fragments(&mut rig, id);
@@ -86,7 +86,7 @@ fn a_path_mtu_for_a_datagram_that_was_never_sent_is_not_believed() {
 }
 
 #[test]
-fn a_path_mtu_for_a_datagram_that_routers_may_fragment_is_not_believed() {
+fn a_path_mtu_for_a_datagram_that_routers_may_fragment_is_rejected() {
     let mut rig = Rig::new(caps(false));
     let id = rig.connected();
     rig.send(id, &[0; 1400]).unwrap();
@@ -132,7 +132,7 @@ fn a_path_mtu_from_a_router_does_not_limit_probes() {
 }
 
 #[test]
-fn a_port_unreachable_is_told_to_the_connected_socket_alone() {
+fn a_port_unreachable_is_reported_to_the_connected_socket_alone() {
     let mut rig = Rig::new(caps(false));
     let id = rig.connected();
     let own = rig.unconnected();

@@ -142,7 +142,7 @@ fn runs_are_cut_in_software_where_the_device_does_not() {
 }
 
 #[test]
-fn a_neighbour_that_never_answers_costs_a_bounded_queue_and_is_told_as_unreachable() {
+fn a_neighbour_that_never_answers_costs_a_bounded_queue_and_is_reported_as_unreachable() {
     let mut rig = Rig::new(caps(false));
     let id = rig.bound();
     rig.shard.udp().connect(id, peer(9)).unwrap();

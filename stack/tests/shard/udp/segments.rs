@@ -252,7 +252,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn segments_by_a_template_are_those_of_the_long_way(
+    fn segments_by_a_template_equal_those_of_the_slow_path(
         is_far in any::<bool>(),
         events in prop::collection::vec(event(), 1..60),
     ) {

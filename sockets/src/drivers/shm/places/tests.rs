@@ -70,7 +70,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn whatever_comes_a_room_gets_bytes_of_its_flow_only(
+    fn a_range_only_gets_bytes_of_its_flow(
         segments in proptest::collection::vec(
             (0..FLOWS, 0usize..5000, form(), prop_oneof![6 => Just(0), 1 => -99i32..99]), 1..60,
         ),

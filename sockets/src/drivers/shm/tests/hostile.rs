@@ -329,7 +329,7 @@ fn a_ring_that_is_always_full_is_taken_in_steps_of_the_budget() {
 }
 
 #[test]
-fn a_flood_of_wake_ups_is_swallowed_in_steps_and_wakes_nobody_for_good() {
+fn a_flood_of_wake_ups_is_drained_in_steps_and_ends() {
     let (mut host, liar) = liar();
     while sys::try_send_message(liar.socket.as_fd()) {}
     for _ in 0..1000 {

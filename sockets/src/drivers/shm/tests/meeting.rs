@@ -102,7 +102,7 @@ fn temporary(what: &str) -> String {
 }
 
 #[test]
-fn a_file_that_is_no_socket_is_left_alone() {
+fn a_file_that_is_not_a_socket_is_left_alone() {
     let path = temporary("precious");
     std::fs::write(&path, "bytes").unwrap();
     let link = temporary("link");
@@ -116,7 +116,7 @@ fn a_file_that_is_no_socket_is_left_alone() {
 }
 
 #[test]
-fn a_directory_that_somebody_keeps_locked_is_given_up_in_time() {
+fn a_locked_directory_is_given_up_in_time() {
     let directory = temporary("locked");
     std::fs::create_dir(&directory).unwrap();
     let held = std::fs::File::open(&directory).unwrap();
@@ -152,7 +152,7 @@ fn another_user_cannot_wait_under_a_name_that_anybody_may_take() {
 }
 
 #[test]
-fn another_user_who_calls_a_name_that_anybody_may_take_is_turned_away() {
+fn another_user_is_disconnected_from_a_shared_name() {
     use std::os::unix::fs::PermissionsExt;
     for name in [unique("caller"), temporary("caller")] {
         let first = open(&name);

@@ -371,7 +371,7 @@ fn headroom_is_left_while_cruising() {
 }
 
 #[test]
-fn a_lower_rate_is_believed_after_two_cycles() {
+fn a_lower_rate_is_accepted_after_two_cycles() {
     let mut p = Path::probing();
     for _ in 0..2 {
         let mut cycle = 0;
