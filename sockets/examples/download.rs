@@ -23,11 +23,11 @@ use common::{Outcome, Place};
 use fulmar::{Stack, TcpListener, TcpStream};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A server that says nothing for so long is gone.
+/// Time without data after which the server counts as lost.
 const PATIENCE: Duration = Duration::from_secs(30);
 const DEMO_URL: &str = "http://10.77.0.1/demo";
 const DEMO_BYTES: u64 = 64 << 20;
-/// The longest header that is read: more is not an honest server.
+/// Longest header that is read; a longer one is an error.
 const HEADER_BYTES: u64 = 64 << 10;
 
 fn main() -> ExitCode {
@@ -51,7 +51,7 @@ fn example(arguments: &[String]) -> Outcome {
         Place::Network(stack) => stack,
         Place::Demo(stack, peer) => {
             let listener = TcpListener::bind(&peer, ("::", url.port))?;
-            // It ends with the link, when the client has gone.
+            // The thread ends with the link, when the client has closed.
             thread::spawn(move || serve(&listener).is_ok());
             stack
         }
@@ -72,12 +72,12 @@ struct Url<'a> {
 
 impl<'a> Url<'a> {
     fn parse(text: &'a str) -> Outcome<Url<'a>> {
-        let wrong = || format!("`{text}` is not of the form http://HOST[:PORT]/PATH");
+        let wrong = || format!("invalid URL `{text}`: expected http://HOST[:PORT]/PATH");
         let rest = text.strip_prefix("http://").ok_or_else(wrong)?;
         let at = rest.find('/').unwrap_or(rest.len());
         let (authority, path) = rest.split_at(at);
         let (host, port) = match authority.rsplit_once(':') {
-            // The colons of `[fd77::1]` do not begin a port.
+            // The colons inside `[fd77::1]` do not separate a port.
             Some((host, port)) if !port.ends_with(']') => {
                 (host, port.parse().map_err(|_| wrong())?)
             }
@@ -119,18 +119,18 @@ fn download(stack: &Stack, url: &Url, out: &mut dyn Write) -> Outcome {
     eprintln!("{total} bytes in {seconds:.2} s: {:.0} MB/s", total as f64 / seconds / 1e6);
     match expected {
         Some(expected) if expected != total => {
-            Err(format!("the server promised {expected} bytes and sent {total}").into())
+            Err(format!("the server announced {expected} bytes and sent {total}").into())
         }
         _ => Ok(()),
     }
 }
 
-/// Reads up to the empty line; returns the length if the server tells it.
+/// Reads up to the empty line; returns the content length if the header has it.
 fn read_header(reader: &mut impl BufRead) -> Outcome<Option<u64>> {
     let mut lines = reader.take(HEADER_BYTES).lines();
     let status = lines.next().ok_or("the server closed without an answer")??;
     if status.split(' ').nth(1) != Some("200") {
-        return Err(format!("the server says: {status}").into());
+        return Err(format!("the server answered: {status}").into());
     }
     let mut length = None;
     for line in lines {
@@ -143,7 +143,7 @@ fn read_header(reader: &mut impl BufRead) -> Outcome<Option<u64>> {
             _ => {}
         }
     }
-    Err("the answer has no end of its header".into())
+    Err("the header of the answer is too long or incomplete".into())
 }
 
 fn progress(expected: Option<u64>) -> ProgressBar {
@@ -153,7 +153,7 @@ fn progress(expected: Option<u64>) -> ProgressBar {
     ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// The server of the demonstration: the same bytes for every path.
+/// The server for `link`: the same bytes for every path.
 fn serve(listener: &TcpListener) -> Outcome {
     loop {
         let (stream, _) = listener.accept()?;

@@ -1,4 +1,4 @@
-//! A TCP server that sends back what it gets, with a thread per connection.
+//! A TCP server that sends back the received bytes, with a thread per connection.
 //!
 //! ```text
 //! cargo run --example echo_server -- link                # server and client in one process
@@ -32,7 +32,7 @@ fn example(arguments: &[String]) -> Outcome {
             return Err(format!("{usage}\n\n{}", common::DEVICE_HELP).into());
         }
     };
-    let port: u16 = port.parse().map_err(|_| format!("`{port}` is no port"))?;
+    let port: u16 = port.parse().map_err(|_| format!("invalid port `{port}`"))?;
     match common::open(device, address)? {
         Place::Network(stack) => {
             // On every address of the stack, of both IP versions.
@@ -42,7 +42,7 @@ fn example(arguments: &[String]) -> Outcome {
         }
         Place::Demo(stack, peer) => {
             let listener = TcpListener::bind(&stack, ("::", port))?;
-            // It ends with the link, when the client has gone.
+            // The thread ends with the link, when the client has closed.
             thread::spawn(move || serve(&listener).is_ok());
             let own: fulmar::Cidr = address.unwrap_or(common::OURS).parse()?;
             let stream = TcpStream::connect(&peer, (own.address, port))?;
@@ -54,15 +54,15 @@ fn example(arguments: &[String]) -> Outcome {
 fn serve(listener: &TcpListener) -> Outcome {
     loop {
         let (stream, peer) = listener.accept()?;
-        println!("{peer} is here");
+        println!("{peer} connected");
         thread::spawn(move || match echo(stream) {
-            Ok(bytes) => println!("{peer} has left after {bytes} bytes"),
+            Ok(bytes) => println!("{peer} closed after {bytes} bytes"),
             Err(e) => println!("{peer}: {e}"),
         });
     }
 }
 
-/// Sends back what comes, until the peer closes its direction.
+/// Sends back the received bytes until the peer closes its direction.
 fn echo(mut stream: TcpStream) -> io::Result<u64> {
     let mut buffer = [0; 64 * 1024];
     let mut total = 0;
@@ -77,17 +77,17 @@ fn echo(mut stream: TcpStream) -> io::Result<u64> {
     }
 }
 
-/// The client of the demonstration.
+/// The client for `link`.
 fn say_and_hear(mut stream: TcpStream) -> Outcome {
     for line in ["hello", "is anybody there?", "good bye"] {
         stream.write_all(line.as_bytes())?;
         let mut answer = vec![0; line.len()];
         stream.read_exact(&mut answer)?;
-        println!("said {line:?}, heard {:?}", String::from_utf8_lossy(&answer));
+        println!("sent {line:?}, received {:?}", String::from_utf8_lossy(&answer));
     }
     stream.shutdown(Shutdown::Write)?;
     match stream.read(&mut [0; 1])? {
         0 => Ok(()),
-        _ => Err("the server says more than it heard".into()),
+        _ => Err("the server sent more than it received".into()),
     }
 }

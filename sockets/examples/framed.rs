@@ -1,7 +1,7 @@
-//! Messages with their length in front: each is read with two calls of `recv_with`, its body into the buffer of its tag.
+//! Messages with a length prefix: each is read with two calls of `recv_with`, the body into the buffer of its tag.
 //!
 //! ```text
-//! cargo run --release --example framed -- link          # both sides here: 10,000 blocks of 64 KiB
+//! cargo run --release --example framed -- link          # both ends here: 10,000 blocks of 64 KiB
 //! cargo run --release --example framed -- link 1000 4   # 1,000 blocks of 4 KiB
 //! ```
 
@@ -20,7 +20,7 @@ const PORT: u16 = 2049;
 /// Longest body that is accepted. The peer chooses the length: it is checked before memory is allocated.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
-/// Fills the buffer, or as much of it as comes before the end of the stream.
+/// Fills the buffer, or its start if the stream ends earlier.
 fn fill(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     let mut got = 0;
     while got < buffer.len() {
@@ -55,7 +55,7 @@ fn read_message(
     Ok(Some((tag, body)))
 }
 
-/// Header and body leave as one write: no segment has the header alone.
+/// Header and body are sent in one write, so no segment contains only the header.
 fn write_message(stream: &mut TcpStream, tag: u32, body: &[u8]) -> io::Result<()> {
     let length = body.len() as u32;
     stream.write_all(&[&tag.to_be_bytes()[..], &length.to_be_bytes(), body].concat())
@@ -86,11 +86,11 @@ fn example(arguments: &[String]) -> Outcome {
     let start = Instant::now();
     while let Some((tag, body)) = read_message(&stream, |tag| waiting.remove(&tag))? {
         if body != vec![tag as u8; bytes] {
-            return Err(format!("block {tag} holds other bytes").into());
+            return Err(format!("block {tag} has wrong bytes").into());
         }
     }
     let took = start.elapsed().as_secs_f64();
-    server.join().map_err(|_| "the server has failed")??;
+    server.join().map_err(|_| "the server failed")??;
     println!("{blocks} blocks of {bytes} bytes, {} missing, in {took:.2} s", waiting.len());
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! A device of one's own: Ethernet frames as datagrams of a Unix socket, with a stack at each end.
+//! A custom device: Ethernet frames as datagrams of a Unix socket, with a stack at each end.
 //!
 //! ```text
 //! cargo run --example own_device -- link
 //! ```
 //!
-//! `Wire` is the whole device. It offers no offload (`Caps::plain`), so the stack hands it complete frames of at
+//! `Wire` is the whole device. It has no offloads (`Caps::plain`), so the stack passes it complete frames of at
 //! most `mtu` + 14 bytes.
 
 mod common;
@@ -30,7 +30,7 @@ struct Wire {
     caps: Caps,
     /// The socket refused the first frame of the burst.
     is_full: bool,
-    /// The errno with which the other end went away.
+    /// The errno with which the other end was lost.
     lost: Option<i32>,
     stats: DeviceStats,
 }
@@ -43,7 +43,7 @@ impl Wire {
 
     fn new(socket: UnixDatagram, station: u8) -> io::Result<Wire> {
         socket.set_nonblocking(true)?;
-        // The two stations must differ. A socket is readable as long as datagrams are waiting.
+        // The two Ethernet addresses must differ. The socket is readable while datagrams are queued.
         let ether = EtherAddr([2, 0, 0, 0, 0, station]);
         let caps = Caps { wake: Wake::Level, ..Caps::plain(MTU, ether) };
         let stats = DeviceStats { name: format!("wire{station}"), ..DeviceStats::default() };
@@ -79,7 +79,7 @@ impl Device for Wire {
                     counters.drop_packet(DropReason::DeviceGone);
                 }
             }
-            // Taken from the burst, the frame is the device's, which frees it.
+            // A frame taken from the burst belongs to the device, which frees it.
             burst.pop_front().into_iter().for_each(|p| pool.free(p.chain));
             taken += 1;
         }

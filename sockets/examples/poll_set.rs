@@ -1,10 +1,10 @@
-//! A chat on one thread: who says a line, says it to everybody. Connections, the terminal and another
-//! thread in one poll set.
+//! A chat on one thread: each line of a client is sent to all others. One poll set has the connections, the terminal
+//! and a waker for another thread.
 //!
 //! ```text
-//! cargo run --example poll_set -- link             # three clients of its own, then it ends
-//! cargo run --example poll_set -- fulmar0          # in a shell of `fulmar sandbox`; lines typed here are
-//!     # said to everybody, the end of input ends it. Chat from another shell of that sandbox:
+//! cargo run --example poll_set -- link             # with three clients in this process
+//! cargo run --example poll_set -- fulmar0          # in a shell of `fulmar sandbox`; lines typed here are sent
+//!     # to all clients, end of input ends the chat. Join from another shell of that sandbox:
 //!     nc 10.77.0.2 7000
 //! ```
 
@@ -21,12 +21,12 @@ use common::{Outcome, Place};
 use fulmar::{PollSet, Ready, Stack, TcpListener, TcpStream};
 
 const PORT: u16 = 7000;
-/// The tokens of other sources than connections; connections count from `FIRST`.
+/// Tokens of the sources other than connections; the tokens of connections start at `FIRST`.
 const LISTENER: usize = 0;
 const STOP: usize = 1;
 const TERMINAL: usize = 2;
 const FIRST: usize = 3;
-/// Bytes that a member may be behind with what the others say.
+/// Bytes that may be queued for a client.
 const MOST_UNSENT: usize = 64 * 1024;
 
 fn main() -> ExitCode {
@@ -42,7 +42,7 @@ fn example(arguments: &[String]) -> Outcome {
         Place::Network(stack) => {
             let mut chat = Chat::new(&stack)?;
             chat.set.add_fd(io::stdin(), TERMINAL, Ready::READABLE)?;
-            println!("chat on port {PORT}; the end of input ends it");
+            println!("chat on port {PORT}; end of input ends it");
             chat.run()
         }
     }
@@ -52,7 +52,7 @@ fn example(arguments: &[String]) -> Outcome {
 fn demo(stack: &Stack, peer: Stack) -> Outcome {
     let mut chat = Chat::new(stack)?;
     let own: fulmar::Cidr = common::OURS.parse()?;
-    // Any thread may end a wait of the set.
+    // Any thread can end a wait on the set.
     let waker = chat.set.waker(STOP);
     let clients = thread::spawn(move || {
         let heard = talk(&peer, SocketAddr::new(own.address, PORT));
@@ -69,7 +69,7 @@ fn talk(stack: &Stack, to: SocketAddr) -> io::Result<String> {
     let mut clients = Vec::new();
     for _ in 0..3 {
         let mut client = TcpStream::connect_timeout(stack, &to, Duration::from_secs(10))?;
-        // The greeting: from here on the client is a member.
+        // After the greeting the client receives all lines.
         client.read_exact(&mut [0; b"welcome\n".len()])?;
         clients.push(client);
     }
@@ -87,7 +87,7 @@ fn talk(stack: &Stack, to: SocketAddr) -> io::Result<String> {
 
 struct Member {
     stream: TcpStream,
-    /// What the others have said and the connection has not taken yet.
+    /// Bytes queued for the connection.
     unsent: Vec<u8>,
 }
 
@@ -117,7 +117,7 @@ impl Chat {
                     LISTENER => self.accept()?,
                     STOP => return Ok(()),
                     TERMINAL => {
-                        // As much as std buffers, so that nothing stays there unseen.
+                        // As large as std's buffer, so that no input stays in it.
                         let mut bytes = [0; 8192];
                         match io::stdin().read(&mut bytes)? {
                             0 => return Ok(()),
@@ -146,7 +146,7 @@ impl Chat {
         }
     }
 
-    /// Readable covers the end of the stream and errors: the read tells them.
+    /// End of stream and errors are reported as readable; the read returns them.
     fn serve(&mut self, token: usize, ready: Ready) {
         if ready.is_writable() {
             self.send(token);
@@ -159,7 +159,7 @@ impl Chat {
         match member.stream.read(&mut bytes) {
             Ok(n @ 1..) => self.say(&bytes[..n]),
             Err(e) if e.kind() == ErrorKind::WouldBlock => {}
-            // Dropped, it leaves the set.
+            // Dropping the connection removes it from the set.
             Ok(_) | Err(_) => drop(self.members.remove(&token)),
         }
     }

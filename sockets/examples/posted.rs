@@ -1,4 +1,4 @@
-//! Receives into posted buffers: two of them in turn, each filled while the other is being used.
+//! Receives into two posted buffers alternately: one is filled while the other is being used.
 //!
 //! ```text
 //! cargo run --release --example posted -- link            # a sender in the same process
@@ -55,7 +55,7 @@ fn example(arguments: &[String]) -> Outcome {
 
 fn receive(stack: &Stack, stream: &TcpStream) -> Outcome {
     let start = Instant::now();
-    // Both are given away before their bytes come.
+    // Both buffers are posted before their bytes arrive.
     let mut filling = stream.recv_posted(RecvBuf::with_capacity(BUFFER_BYTES))?;
     let mut behind = stream.recv_posted(RecvBuf::with_capacity(BUFFER_BYTES))?;
     let (mut total, mut sum) = (0u64, 0u64);
@@ -65,20 +65,20 @@ fn receive(stack: &Stack, stream: &TcpStream) -> Outcome {
             break;
         }
         total += buffer.len() as u64;
-        // The stream goes on into the other buffer while this one is used.
+        // The device fills the other buffer while this one is used.
         sum = buffer.iter().fold(sum, |sum, byte| sum.wrapping_add(u64::from(*byte)));
-        // Then it goes back behind the other: the same memory, which the device knows by now.
+        // Post it again after the other: the same memory, which the device has already registered.
         filling = std::mem::replace(&mut behind, stream.recv_posted(buffer)?);
     }
     let seconds = start.elapsed().as_secs_f64();
     let stat = stack.stat()?;
     let (placed, copied) = (stat.count(Counter::PlacedBytes), stat.count(Counter::CopiedBytes));
-    println!("{total} bytes in {seconds:.2} s, their sum {sum}");
-    println!("{placed} of them went straight into the buffers, {copied} were copied");
+    println!("{total} bytes in {seconds:.2} s, sum {sum}");
+    println!("{placed} placed in the buffers by the device, {copied} copied");
     Ok(())
 }
 
-/// The sender of the demonstration.
+/// The sender for `link`.
 fn send(stack: &Stack) -> Outcome {
     let to = common::OURS.split('/').next().unwrap_or(common::OURS);
     let mut stream = TcpStream::connect(stack, (to, PORT))?;

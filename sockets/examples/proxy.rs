@@ -1,5 +1,5 @@
-//! A transparent proxy: whatever address the guest connects to, the proxy connects to its own server first and
-//! answers the guest as that went. Both stacks are in this process.
+//! A transparent proxy: for each connection of the guest, to any address, the proxy first connects to the host's server
+//! and then accepts or refuses the guest's connection accordingly. Both stacks are in this process.
 //!
 //! ```text
 //! cargo run --example proxy
@@ -62,7 +62,7 @@ fn greet(server: &std::net::TcpListener) {
     }
 }
 
-/// Port 80 of every address is the host's server; nothing listens on other ports.
+/// Port 80 of every address leads to the host's server; all other ports are closed.
 fn serve(listener: &TcpListener, host: SocketAddr) -> io::Result<()> {
     loop {
         let pending = listener.pending()?;
@@ -77,7 +77,7 @@ fn serve(listener: &TcpListener, host: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// From the host's server to the guest, until the server ends.
+/// Copies from the host's server to the guest until the end of the stream.
 fn relay(pending: PendingConnection, server: &HostStream) -> io::Result<()> {
     let mut guest = pending.accept()?;
     io::copy(&mut &*server, &mut guest)?;

@@ -1,10 +1,10 @@
-//! How long a datagram takes there and back: one side asks, the other answers, one at a time.
+//! Measures the round-trip time of datagrams: one end sends requests one at a time, the other end answers.
 //!
 //! ```text
-//! cargo run --release --example udp_ping_pong -- link                   # both sides, 100,000 times
-//! cargo run --release --example udp_ping_pong -- tap:fulmar0 serve 7000 # answers for ever
+//! cargo run --release --example udp_ping_pong -- link                   # both ends, 100,000 requests
+//! cargo run --release --example udp_ping_pong -- tap:fulmar0 serve 7000 # answers until Ctrl-C
 //! cargo run --release --example udp_ping_pong -- tap:fulmar0 10.77.0.1:7000 10000
-//!     # asks 10,000 times; the kernel's end, in another terminal:
+//!     # sends 10,000 requests; the kernel's end, in another terminal:
 //!     ip addr add 10.77.0.1/24 dev fulmar0 && ip link set fulmar0 up
 //!     socat -b 64 UDP4-RECVFROM:7000,fork EXEC:cat
 //! ```
@@ -21,7 +21,7 @@ use common::{Outcome, Place};
 use fulmar::{Stack, UdpSocket};
 use hdrhistogram::Histogram;
 
-/// After so long a datagram counts as lost.
+/// Time after which a datagram counts as lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PORT: u16 = 7000;
 const DEMO_ROUNDS: u64 = 100_000;
@@ -40,13 +40,13 @@ fn example(arguments: &[String]) -> Outcome {
             let Place::Network(stack) = common::open(device, None)? else {
                 return Err("`link` has no other process to serve".into());
             };
-            let port = port.parse().map_err(|_| format!("`{port}` is no port"))?;
+            let port = port.parse().map_err(|_| format!("invalid port `{port}`"))?;
             println!("answering on port {port}; Ctrl-C ends it");
             serve(&UdpSocket::bind(&stack, ("::", port))?)
         }
         [device, peer, rounds] => {
             let Place::Network(stack) = common::open(device, None)? else {
-                return Err("on `link` both sides are here; give it no peer".into());
+                return Err("`link` has both ends in this process: omit the peer".into());
             };
             let peer: SocketAddr =
                 peer.parse().map_err(|_| format!("`{peer}` is not of the form ADDRESS:PORT"))?;
@@ -65,7 +65,7 @@ fn demo(rounds: u64) -> Outcome {
         return Err("`link` is no demonstration".into());
     };
     let server = UdpSocket::bind(&peer, ("::", PORT))?;
-    // It ends with the link, when the asking side has gone.
+    // The thread ends with the link, when the client has closed.
     thread::spawn(move || serve(&server).is_ok());
     let own: fulmar::Cidr = common::PEER.parse()?;
     ask(&stack, SocketAddr::new(own.address, PORT), rounds)
@@ -98,14 +98,14 @@ fn ask(stack: &Stack, peer: SocketAddr, rounds: u64) -> Outcome {
     if times.is_empty() { Err(format!("{peer} never answered").into()) } else { Ok(()) }
 }
 
-/// One datagram there and back.
+/// One request and its answer.
 fn ping(socket: &UdpSocket, round: u64) -> std::io::Result<Duration> {
     let mut answer = [0; 2048];
     let start = Instant::now();
     socket.send(&round.to_be_bytes())?;
     loop {
         let n = socket.recv(&mut answer)?;
-        // An answer that comes after its time is not this round's.
+        // A late answer belongs to an earlier round.
         if answer[..n] == round.to_be_bytes() {
             return Ok(start.elapsed());
         }
@@ -113,11 +113,11 @@ fn ping(socket: &UdpSocket, round: u64) -> std::io::Result<Duration> {
 }
 
 fn report(times: &Histogram<u64>, lost: u64) {
-    println!("{} answers, {lost} lost; there and back in microseconds:", times.len());
+    println!("{} answers, {lost} lost; round-trip time in microseconds:", times.len());
     let us = |ns: u64| ns as f64 / 1000.0;
-    println!("  fastest {:10.1}", us(times.min()));
+    println!("  minimum {:10.1}", us(times.min()));
     for percent in [50.0, 90.0, 99.0, 99.9] {
         println!("  {percent:>5} % {:10.1}", us(times.value_at_percentile(percent)));
     }
-    println!("  slowest {:10.1}", us(times.max()));
+    println!("  maximum {:10.1}", us(times.max()));
 }

@@ -1,10 +1,10 @@
 //! Two whole TCP/IP stacks without an operating system below them: packets are vectors of bytes, and time is
 //! a number.
 //!
-//! A shard asks for nothing but to be called. This program carries its packets, says what time it is, and
-//! calls again when [`Shard::next_deadline`] says so. What became ready it finds in the list of events.
+//! A shard only has to be called. This program passes packets and the time to the shards, and calls again at
+//! [`Shard::next_deadline`]. The list of events has the sockets that became ready.
 //!
-//! It needs one crate, `fulmar-stack`. Run it with `cargo run -p
+//! The only crate is `fulmar-stack`. Run it with `cargo run -p
 //! fulmar-stack --example two_shards`.
 
 use std::net::SocketAddr;
@@ -29,7 +29,7 @@ fn caps(host: u8) -> Caps {
 fn stack(host: u8, device: Memory, now: Instant) -> Shard {
     let config = StackConfig {
         addresses: vec![IfAddr { addr: at(host, 0).ip(), prefix_len: 24 }],
-        // On a network: 32 unpredictable bytes.
+        // On a real network: 32 random bytes.
         secrets: Some(Secrets::for_simulation(host.into())),
         ..StackConfig::default()
     };
@@ -40,11 +40,11 @@ fn clock(now: Instant) -> String {
     format!("{:>4} ms", now.as_nanos() / 1_000_000)
 }
 
-/// Writes a few bytes; false: not yet.
+/// Writes a few bytes; false if there is no space yet.
 fn write(shard: &mut Shard, now: Instant, id: SlotId, bytes: &[u8]) -> Result<bool, SocketError> {
     match shard.sosend(id).reserve(now, bytes, bytes.len(), Attempt::First)? {
         Poll::Ready(Reserved::Sent(n)) => Ok(n == bytes.len()),
-        // A long write gets room to copy into; these are short.
+        // A long write returns a reservation to copy into; these writes are short.
         Poll::Ready(Reserved::Space(room)) => {
             shard.sosend(id).abandon(now, room);
             Ok(false)
@@ -53,7 +53,7 @@ fn write(shard: &mut Shard, now: Instant, id: SlotId, bytes: &[u8]) -> Result<bo
     }
 }
 
-/// What has come; `None`: nothing yet, empty: the end.
+/// The received bytes; `None`: none yet, empty: the end of the stream.
 fn read(shard: &mut Shard, now: Instant, id: SlotId) -> Result<Option<Vec<u8>>, SocketError> {
     let Poll::Ready(chain) = shard.tcp_take(id, 4096)? else { return Ok(None) };
     let bytes = chain.to_vec();
@@ -61,7 +61,7 @@ fn read(shard: &mut Shard, now: Instant, id: SlotId) -> Result<Option<Vec<u8>>, 
     Ok(Some(bytes))
 }
 
-/// The server's program: accepts, and answers what it hears.
+/// The server's program: accepts, and answers requests.
 fn serve(server: &mut Shard, now: Instant, listener: SlotId) -> Result<(), SocketError> {
     let mut events = Vec::new();
     server.take_events(&mut events);
@@ -77,7 +77,7 @@ fn serve(server: &mut Shard, now: Instant, listener: SlotId) -> Result<(), Socke
             Event::Ready(id, _) => {
                 let Some(received) = read(server, now, id)? else { continue };
                 println!(
-                    "{}  server: receives {:?}",
+                    "{}  server: received {:?}",
                     clock(now),
                     String::from_utf8_lossy(&received)
                 );
@@ -106,7 +106,7 @@ fn main() -> Result<(), SocketError> {
 
     let (mut has_written, mut answer) = (false, Vec::new());
     while answer.is_empty() {
-        // Frames cross in no time; only if none does, the clock moves to the next timer.
+        // Frames cross without delay; if no frame crossed, the clock advances to the next timer.
         let came = client.step(now, 64) + server.step(now, 64);
         serve(&mut server, now, listener)?;
         client.take_events(&mut Vec::new());
@@ -119,7 +119,7 @@ fn main() -> Result<(), SocketError> {
             now = due.expect("something is always due while a connection opens").max(now);
         }
     }
-    println!("{}  client: hears {:?}", clock(now), String::from_utf8_lossy(&answer));
+    println!("{}  client: received {:?}", clock(now), String::from_utf8_lossy(&answer));
     assert_eq!(answer, b"HELLO");
     Ok(())
 }

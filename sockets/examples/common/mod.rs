@@ -1,4 +1,4 @@
-//! What the examples share: the device argument, and errors as sentences.
+//! Code shared by the examples: the device argument and error messages.
 
 #![allow(dead_code, reason = "each example uses its part")]
 
@@ -13,29 +13,29 @@ pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 /// Where an example runs.
 pub enum Place {
-    /// On a device, as `ADDRESS/PREFIX`; the peer is somebody else.
+    /// On a device, with the address `ADDRESS/PREFIX`; the peer is another program.
     Network(Stack),
-    /// In this process alone: both ends, joined directly.
+    /// Both ends in this process, connected directly.
     Demo(Stack, Stack),
 }
 
-/// The address of the example itself, unless it is given; of the other end of `link`.
+/// Default addresses: of the example, and of the other end of `link`.
 pub const OURS: &str = "10.77.0.2/24";
 pub const PEER: &str = "10.77.0.1/24";
 
-/// What every example says about its first argument.
+/// Help for the first argument of every example.
 pub const DEVICE_HELP: &str = "DEVICE is one of
-    link          both ends in this process, for a look without any rights
-    fulmar0       the interface of a shell of `fulmar sandbox`, where the kernel is 10.77.0.1
-    tap:NAME      a TAP interface, made if need be; the kernel is at its other end
+    link          both ends in this process, without privileges
+    fulmar0       the interface in a shell of `fulmar sandbox`; the kernel has 10.77.0.1
+    tap:NAME      a TAP interface, created if missing; the kernel is at its other end
     tun:NAME      a TUN interface, the same without Ethernet
-    packet:IF     an Ethernet interface; fulmar is a station of its own on that network
-ADDRESS is fulmar's own address (10.77.0.2/24 if you give none). After starting on a TAP or TUN, give the
-kernel its end from another terminal:
+    packet:IF     an Ethernet interface; fulmar is a separate station on that network
+ADDRESS is fulmar's own address (default 10.77.0.2/24). After starting on a TAP or TUN, configure the
+kernel's end from another terminal:
     ip addr add 10.77.0.1/24 dev NAME && ip link set NAME up
 ";
 
-/// Opens what the device argument says.
+/// Opens the device.
 pub fn open(device: &str, address: Option<&str>) -> Outcome<Place> {
     let address = address.unwrap_or(OURS);
     if device == "link" {

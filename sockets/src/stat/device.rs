@@ -16,7 +16,7 @@ part! { "The buffers of a stack: levels, and counts since its start." Pool of s:
     receive_bytes: usize = s.pool.used_bytes[1], "Storage in use to receive.";
     control_bytes: usize = s.pool.used_bytes[2], "Storage in use for control.";
     window_granted_bytes: usize = s.window.granted_bytes, "Receive windows granted.";
-    window_limit_bytes: usize = s.window.limit_bytes, "Receive windows at most.";
+    window_limit_bytes: usize = s.window.limit_bytes, "Limit of the receive windows.";
     mbufs_in_use: usize = s.pool.mbufs_in_use, "Mbufs in use.";
     allocs: u64 = s.pool.allocs, "Allocations of storage.";
     fast_allocs: u64 = s.pool.fast_allocs, "Allocations from the magazines.";
@@ -48,7 +48,7 @@ part! { "The device. Counts start when it is opened." Device of d: DeviceStats w
     place_miss_bytes: u64, "Bytes copied because of misses.";
 } }
 
-part! { "How threads waited for the device." Waiting of c: Counters {
+part! { "Waiting of threads for the device." Waiting of c: Counters {
     wakeups: u64 = c.value(Counter::Sleeps), "Sleeps on the device; each ends with a wake-up.";
     frames_per_wakeup: Option<f64> = frames_per_wakeup(c), "Frames received per wake-up, to a tenth.";
     holds: u64 = c.value(Counter::Holds), "Sleeps of fixed length for interrupt mitigation.";
@@ -73,14 +73,14 @@ part! { "A route." Route of r: KnownRoute {
     via: Option<String> = r.via.map(|via| via.to_string()), "The gateway; none: on-link.";
 } }
 
-part! { "The cost of the stages, extrapolated to all visits, and the work done meanwhile." Ledger of a: Account {
+part! { "The cost of the stages, extrapolated to all calls, and the work done meanwhile." Ledger of a: Account {
     visits: u64 = a.balance.visits, "Calls of the stack.";
-    measured: u64 = a.balance.measured, "Visits that were measured.";
+    measured: u64 = a.balance.measured, "Calls that were measured.";
     preempted: u64 = a.balance.preempted, "Intervals in no sum, because the thread was preempted or slept.";
     pass_ns: f64 = a.balance.pass_ns, "Cost of passing one stage.";
     overhead_ns: f64 = a.balance.overhead_ns, "Cost of the account.";
     sum_ns: f64 = a.balance.sum_ns(), "Time of all stages but sleep, and the cost of the account.";
-    total_ns: Option<f64> = a.balance.total_ns, "CPU time of the threads by the kernel; none: too few visits yet.";
+    total_ns: Option<f64> = a.balance.total_ns, "CPU time of the threads by the kernel; none: too few calls yet.";
     stages: Vec<StageCost> = a.balance.stages.iter().map(StageCost::from).collect(), "Stages that were passed, in their order.";
     packets: u64, "Packets sent and received: a super-frame counts as its packets.";
     frames: u64, "Frames that crossed between stack and device.";
@@ -95,5 +95,5 @@ part! { "The cost of one stage." StageCost of c: Cost {
     layer: Name = c.stage.layer().into(), "The layer that it belongs to.";
     passes: f64, "How often it was passed.";
     ns: f64, "Time since the previous stage, without the cost of the account.";
-    sentence: Name = c.stage.sentence().trim().into(), "What lies between the previous stage and this one.";
+    sentence: Name = c.stage.sentence().trim().into(), "The work between the previous stage and this one.";
 } }

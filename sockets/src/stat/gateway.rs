@@ -18,8 +18,8 @@ part! { "A gateway." Gateway {
     datagrams_in: u64, "Datagrams to the guest.";
     published: Vec<Port>, "Ports of the host that lead to the guest.";
     host_ports: Vec<Port>, "Ports of the guest's loopback interface that lead to the host.";
-    refusals: Vec<Refusal>, "What was not carried, by the reason.";
-    spliced: Spliced, "What was carried between the loopback interfaces.";
+    refusals: Vec<Refusal>, "Traffic that was not carried, by reason.";
+    spliced: Spliced, "Traffic between the loopback interfaces.";
 } }
 
 part! { "The guest of a gateway." Guest {
@@ -69,7 +69,7 @@ part! { "A port of one side that leads to the other; consecutive ports to which 
     refused: u64, "TCP: clients that were reset before the other side had accepted them. UDP: datagrams that got no flow.";
 } }
 
-part! { "What was not carried for one reason." Refusal {
+part! { "Traffic that was not carried for one reason." Refusal {
     reason: Name, "Name of the reason.";
     count: u64, "How often.";
     sentence: Name, "The reason in a sentence.";
@@ -84,5 +84,5 @@ part! { "Connections between the loopback interfaces. *There* is from the accept
     datagrams_there: u64, "Datagrams there.";
     datagrams_back: u64, "Datagrams back.";
     datagrams_lost: u64, "Datagrams that a socket did not take.";
-    displaced: u64, "Clients of UDP ports that gave way to others.";
+    displaced: u64, "Clients of UDP ports that were replaced by others.";
 } }

@@ -57,7 +57,7 @@ macro_rules! part {
 }
 use part;
 
-part! { "What a stack or a gateway says of itself." Document of s: Stat {
+part! { "The state of a stack or a gateway." Document of s: Stat {
     version: u32 = VERSION, "The version of the document. Within a version fields are added and never renamed.";
     name: String = s.name.clone(), "Name of the stack; of a gateway that of its guest's program or namespace.";
     pid: u32 = std::process::id(), "Process id.";
@@ -71,17 +71,17 @@ part! { "What a stack or a gateway says of itself." Document of s: Stat {
     flows: Vec<Flow> = Vec::new(), "Flows of a gateway.";
     time_wait: usize = s.shard.time_wait, "Connections in TIME-WAIT.";
     drops: Vec<DropCount> = DropReason::ALL.iter().map(|r| DropCount::new(*r, s.drops(*r))).collect(),
-        "Packets dropped, by the reason.";
+        "Packets dropped, by reason.";
     counters: BTreeMap<Name, u64> = Counter::ALL.iter().map(|c| (c.name().into(), s.count(*c))).collect(),
         "Counters by their names.";
     pool: Pool = Pool::from(&s.shard), "Buffers.";
     device: Device = Device::from(&s.shard.device), "The device.";
-    waiting: Waiting = Waiting::from(&s.shard.counters), "How threads waited for the device.";
+    waiting: Waiting = Waiting::from(&s.shard.counters), "Waiting of threads for the device.";
     neighbours: Vec<Neighbour> = s.shard.neighbours.iter().map(Neighbour::from).collect(), "Neighbours.";
     routes: Vec<Route> = s.shard.routes.iter().map(Route::from).collect(), "Routes.";
-    ledger: Option<Ledger> = s.account().as_ref().map(Ledger::from), "What its stages cost, if it keeps an account.";
+    ledger: Option<Ledger> = s.account().as_ref().map(Ledger::from), "CPU time by stage, if it is measured.";
     #[serde(skip_serializing_if = "Option::is_none")]
-    gateway: Option<Gateway> = None, "What a gateway has beside its stack.";
+    gateway: Option<Gateway> = None, "The figures of a gateway in addition to those of its stack.";
 } }
 
 impl Document {

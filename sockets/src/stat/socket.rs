@@ -55,7 +55,7 @@ part! { "The main figures of a TCP connection." Connection of i: Info {
     recovering: bool, "In fast recovery, or in loss recovery after a time-out.";
     ecn: bool, "ECN was negotiated (RFC 3168).";
     syn_data: bool, "The data of the SYN was accepted as a whole (RFC 7413).";
-    tcp_info: Details = Details::from(i), "What else TCP_INFO has.";
+    tcp_info: Details = Details::from(i), "Other fields of TCP_INFO.";
     accurate_ecn: bool, "Accurate ECN feedback was negotiated (RFC 9768).";
     ce_received: u64, "Packets that arrived with a CE mark.";
 } }
@@ -105,15 +105,15 @@ part! { "The path model of a congestion control." Model of m: PathModel {
 
 part! { "The queues of a TCP listener, their limits, and counts since it was opened." Listener of l: ListenerStat whole {
     embryos: usize, "Connections whose handshake is under way.";
-    embryo_limit: usize, "Embryos at most.";
-    accept_queue: usize, "Connections that wait to be accepted.";
-    accept_limit: usize, "Connections in the accept queue at most.";
+    embryo_limit: usize, "Maximum number of embryos.";
+    accept_queue: usize, "Connections waiting to be accepted.";
+    accept_limit: usize, "Maximum length of the accept queue.";
     pending: usize, "Connections that the program has yet to decide about.";
-    pending_limit: usize, "Pending connections at most.";
+    pending_limit: usize, "Maximum number of pending connections.";
     pending_expired: u64, "Pending connections dropped by their time-out.";
     pending_reset: u64, "Pending connections that the peer has reset.";
     fast_open_pending: usize, "Fast Open connections whose handshake is not complete.";
-    fast_open_limit: usize, "Such Fast Open connections at most.";
+    fast_open_limit: usize, "Maximum number of such Fast Open connections.";
     fast_opens: u64, "Connections opened with their SYN.";
     fast_open_invalid: u64, "SYNs with an invalid cookie.";
     fast_open_overflows: u64, "SYNs whose data was ignored at the limit.";
