@@ -301,7 +301,7 @@ impl Stop {
         match self {
             Stop::Closed => "every interval has a half-width under 2.5 %",
             Stop::Runs => "the number of runs was reached",
-            Stop::Budget => "the time was over before every interval closed",
+            Stop::Budget => "the time ended before every interval was narrow enough",
         }
     }
 }

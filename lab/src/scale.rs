@@ -4,8 +4,8 @@
 //! shard for a burst of them, up to the socket's queue (`sockets.rs`). Making the frames and reading the
 //! sockets is not. Requests of 64 bytes go over established connections between two shards
 //! (`connections.rs`), both ends timed together. Every way runs once per round, so that what is compared
-//! is measured moments apart. What comes next is drawn at random, so that among many each packet meets
-//! memory that is cold.
+//! is measured moments apart. Sockets, connections and addresses are chosen at random, so with large numbers each
+//! packet misses the caches.
 
 mod connections;
 mod internet;
@@ -82,28 +82,29 @@ const BYTES: &str = "bytes";
 
 const SHAPE: Shape = Shape {
     name: "scale",
-    title: "What a packet, a request and a look-up cost among few and among very many",
-    lead: "What comes next is drawn at random, so that among many each packet meets memory that is cold.",
+    title: "Cost of a packet, a request and a look-up by the number of sockets, connections and routes",
+    lead: "Sockets, connections and addresses are chosen at random, so with large numbers each packet misses the \
+        caches.",
     columns: &[
         label("name", "way"),
         number(NS, "ns per\npacket", 1, "ns per packet, request or look-up, by the clock").with_interval(),
         number(REPLIES, "replies\nper drop", 4, "ICMP errors or resets per drop"),
-        number(LOCKS, "shared locks\nper packet", 4, "locks that threads take from each other"),
-        number(BYTES, "bytes", 0, "by which the process grew, of each"),
-        number("runs", "runs", 0, "how often it was measured"),
+        number(LOCKS, "shared locks\nper packet", 4, "locks that another thread took last"),
+        number(BYTES, "bytes", 0, "growth of the process, per socket or connection"),
+        number("runs", "runs", 0, "number of measurements"),
     ],
     across: None,
     chart: Some(Chart { unit: "ns", parts: &[NS], group: &["what"], x: Some("among") }),
     legend: "\
 demux       datagram sockets of one shard, packets that come together; ns of the stack per packet,
             from the device's burst to the socket's queue, by the clock.
-request     established connections, all idle but the one that is asked: ns for 64 bytes there and 64
-            bytes back, both ends and the link between them, in one thread.
-route       routes of a host: ns to find the next hops of an address within one of them.
+request     established connections, all idle except the one in use: ns for a request of 64 bytes and
+            a reply of 64 bytes, both ends and the link between them, in one thread.
+route       routes of a host: ns to look up the next hop of an address within one of them.
 threads     threads with a shard of 1,000 sockets each: ns per packet and thread.
 closed_port a flood of datagrams (tcp: of SYNs) to a closed port: ns per drop, and ICMP errors
             (resets) per drop, which are limited to 1,000 a second.
-memory      resident bytes by which the process grew for each idle socket, and for each end of a connection.",
+memory      growth of the resident memory per idle socket, and per end of a connection.",
 };
 
 /// What is measured, all of it made.
@@ -329,7 +330,7 @@ fn ratios(connections: usize) -> Vec<Ratio> {
         ),
         Ratio::value(
             "idle.bytes_per_connection",
-            "resident bytes per end of a connection that was asked once and is idle, tables included",
+            "resident bytes per end of an idle connection after one request, tables included",
             BYTES,
             "memory.connection_end",
         )
@@ -343,7 +344,7 @@ fn ratios(connections: usize) -> Vec<Ratio> {
         .goals(0.0, 0.0),
         Ratio::over(
             "request.most_vs_1",
-            "ns per question and answer among the most connections, drawn at random, over one",
+            "ns per request among the largest number of connections, chosen at random, over one",
             NS,
             [format!("request.{connections}"), "request.1".to_owned()],
         ),

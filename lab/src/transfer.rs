@@ -171,8 +171,8 @@ pub struct Cell {
 /// with.
 const TABLES: [(&str, &[&str]); 5] = [
     ("Simulated device (modelled peer; no kernel)", &["sim"]),
-    ("TAP to a kernel peer, beside the kernel over veth", &["tap", "veth"]),
-    ("AF_PACKET to a kernel peer, beside the kernel over veth", &["packet"]),
+    ("TAP to a kernel peer, compared with the kernel over veth", &["tap", "veth"]),
+    ("AF_PACKET to a kernel peer, compared with the kernel over veth", &["packet"]),
     ("Two processes on one host", &["shm", "loopback", "unix"]),
     ("Two stacks in one process (link)", &["link"]),
 ];
@@ -234,7 +234,7 @@ const SHARES: [Column; 6] = [
     number(MACHINE, "machine\nns/KB", 0, "busy time of all CPUs"),
 ];
 const SOAKED: Column =
-    number(SOAKER, "soaker\nns/KB", 0, "as spinners of the lowest priority saw it");
+    number(SOAKER, "soaker\nns/KB", 0, "measured by spinners of the lowest priority");
 const RUNS: Column = number("runs", "runs", 0, "");
 const CHART: Chart =
     Chart { unit: "ns per KB", parts: &[THIS_END, PEER], group: &["size"], x: None };
@@ -242,15 +242,15 @@ const CHART: Chart =
 const LEGEND: &str = "\
 ns/KB     CPU time per 1024 bytes; smaller is better. This end is the thread (or, kernel to
           kernel, the process) under test, the other end the peer's process. Work that one end
-          does inside its system calls for the other counts for the one that called.
-hardware  time of the simulated device, which ran inside the calls of the end under test; it is in no
-          other column of its row. The device places and aggregates; it writes no payload (as DMA).
-machine   busy time of all CPUs in the measured stretch, from /proc/stat, which counts in ticks: coarse in
-          short benches. The fifths of rounds that cost most and least are left out.
-soaker    the same as spinners of the lowest priority saw it, in one run of its own.
-interval  holds the true median with 95 % confidence (order statistics); of fewer than six runs
-          the least and the most.
-figures   one way over another, measured in turn in the same run; median of the pairs.";
+          does inside its system calls for the other is charged to the caller.
+hardware  time of the simulated device, which runs inside the calls of the end under test and is not
+          in the other columns. The device places and aggregates; it writes no payload (as DMA does).
+machine   busy time of all CPUs in the measured interval, from /proc/stat, which counts in ticks: coarse in
+          short benches. The fifth of the rounds with the highest and the lowest cost are omitted.
+soaker    the same, measured by spinners of the lowest priority in a separate run.
+interval  contains the true median with 95 % confidence (order statistics); for fewer than six
+          runs the minimum and the maximum.
+figures   ratio of two variants, measured alternately in the same run; median of the pairs.";
 
 /// What `bench stream` shows.
 pub const STREAM: Shape = Shape {
@@ -266,12 +266,11 @@ pub const STREAM: Shape = Shape {
 /// What `bench send` and `bench sendfile` show.
 pub const SEND: Shape = Shape {
     name: "send",
-    title: "Ways of sending",
-    lead: "Size: bytes per call (write or sendfile). Hot: the same bytes again and again; cold: one part after the \
-           other of a file of 512 MiB. Outputs are passes of TCP's output that the writes made themselves \
-           (ACKs cause others), packets those of MTU size that such a pass sent; crossings are calls into \
-           the device, whose frames may be super-segments; copies are those on the sending side before the \
-           device, the page cache included.",
+    title: "Variants of sending",
+    lead: "Size: bytes per call (write or sendfile). Hot: always the same bytes; cold: consecutive parts of a file \
+        of 512 MiB. Outputs: passes of TCP's output made by the writes (ACKs cause others). Packets: packets of MTU \
+        size sent by such a pass. Crossings: calls into the device, whose frames may be super-segments. Copies: \
+        copies on the sending side before the device, the page cache included.",
     columns: &[
         PLACE[0],
         PLACE[1],
@@ -300,16 +299,15 @@ pub const SEND: Shape = Shape {
 /// What `bench recv` shows.
 pub const RECV: Shape = Shape {
     name: "recv",
-    title: "Ways of receiving",
-    lead: "Size: the buffers that the reader has and uses in turn. Touched, it reads a word of every cache line; \
-           bursty is touched, and the sender sends 256 KiB and pauses for a millisecond. A wait: a thread \
-           of the receiver gave its CPU up. Crossings are calls into the device to receive, empty ones \
-           included; frames may be aggregates. Copies are those that fulmar made in user space, the \
-           reader's own included. Placed: bytes that the device itself put into the reader's buffer, so \
-           and that are not copied again. Over tap that is the kernel's own copy, which every way there \
-           has; over shm it is the one copy from the peer's memory, made by fulmar and counted under \
-           copies. Slow: buffers that did not come ready-made out of the cache of recycled ones. Stock: the \
-           old way, see the help of this command.",
+    title: "Variants of receiving",
+    lead: "Size: the alternating buffers of the reader. Touched: the reader reads a word of every cache line; \
+        bursty: touched, and the sender pauses for a millisecond after every 256 KiB. A wait: a thread of the \
+        receiver gave up its CPU. Crossings: calls into the device to receive, including calls without frames; \
+        frames may be aggregates. Copies: copies by fulmar in user space, the reader's own included. Placed: bytes \
+        that the device wrote into the reader's buffer, which are not copied again. Over tap this is the kernel's \
+        own copy, which every variant has there; over shm it is the one copy from the peer's memory, made by fulmar \
+        and counted under copies. Slow: buffers allocated outside the magazines. Stock: the historical variant, \
+        described in the help of this command.",
     columns: &[
         PLACE[0],
         PLACE[1],

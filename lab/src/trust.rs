@@ -145,7 +145,7 @@ fn measured(options: &Options, isolated: io::Result<()>) -> Outcome {
     }
     let mut scenarios = Vec::new();
     if options.way.is_empty() {
-        scenarios.push(played(SLOW, "new connections beside slow peers", beside_slow_peers));
+        scenarios.push(played(SLOW, "new connections with slow peers", beside_slow_peers));
         scenarios.push(played(CONNECTS, "new connections during a SYN flood", during_flood));
     }
     for (endpoint, what, name, title) in wanted {
@@ -252,8 +252,7 @@ fn ratios() -> Vec<Ratio> {
     vec![
         served(
             SLOW,
-            "% of new connections served whole within 1 s of virtual time beside 4,000 peers with a \
-             zero window",
+            "% of new connections served completely within 1 s of virtual time, with 4,000 peers with a zero window",
         )
         .goals(100.0, 100.0),
         served(
@@ -271,14 +270,14 @@ fn ratios() -> Vec<Ratio> {
         .goals(0.5, 0.25),
         above_device(
             "trust.syn_flood.us_per_syn.above_device",
-            "the same, less what unclaimed frames cost fulmar",
+            "the same, minus fulmar's cost of unclaimed frames",
             "tap.syn",
             syn,
         ),
         over_kernel("trust.syn_flood.us_per_syn.packet", "fulmar on veth (packet)", "packet.syn", syn),
         above_device(
             "trust.syn_flood.us_per_syn.packet.above_device",
-            "fulmar on veth (packet), less what unclaimed frames cost fulmar",
+            "fulmar on veth (packet), minus fulmar's cost of unclaimed frames",
             "packet.syn",
             syn,
         ),
@@ -291,14 +290,14 @@ fn ratios() -> Vec<Ratio> {
         .goals(2.0, 1.0),
         above_device(
             "trust.drop.vs_kernel.above_device",
-            "the same, less what unclaimed frames cost fulmar",
+            "the same, minus fulmar's cost of unclaimed frames",
             "tap.stray",
             stray,
         ),
         over_kernel("trust.drop.vs_kernel.packet", "fulmar on veth (packet)", "packet.stray", stray),
         above_device(
             "trust.drop.vs_kernel.packet.above_device",
-            "fulmar on veth (packet), less what unclaimed frames cost fulmar",
+            "fulmar on veth (packet), minus fulmar's cost of unclaimed frames",
             "packet.stray",
             stray,
         ),
@@ -307,16 +306,16 @@ fn ratios() -> Vec<Ratio> {
 
 const SHAPE: Shape = Shape {
     name: "trust",
-    title: "Whom floods and slow peers keep from being served, and what a flood costs",
-    lead: "What a flooded frame costs, in CPU nanoseconds, beside the kernel; and who is served meanwhile.",
+    title: "Service during floods and with slow peers, and the CPU cost of a flood",
+    lead: "CPU time per flooded frame, of fulmar and of the kernel, and the share of new connections that are served.",
     columns: &[
         label("title", "way"),
         number(NS, "CPU\nns/frame", 0, "CPU time of the one thread").with_interval(),
-        number("net_cpu_ns_per_frame", "net of\nflooding", 0, "less what unclaimed frames cost"),
+        number("net_cpu_ns_per_frame", "net of\nflooding", 0, "minus the cost of unclaimed frames"),
         number("machine_cpu_ns_per_frame", "machine\nns/frame", 0, "all CPUs, from /proc/stat"),
-        number("answers_per_frame", "answers\nper frame", 2, "frames that came back"),
+        number("answers_per_frame", "answers\nper frame", 2, "frames returned"),
         number(SERVED, "served\n%", 1, "of 250 connections"),
-        number("runs", "runs", 0, "how often it was measured"),
+        number("runs", "runs", 0, "number of measurements"),
     ],
     across: None,
     chart: Some(Chart { unit: "CPU ns per frame", parts: &[NS], group: &[], x: None }),

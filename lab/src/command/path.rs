@@ -163,12 +163,12 @@ fn live_report(document: &Document) -> Option<Report> {
         number("ns_per_packet", "ns/packet", 1, ""),
         number("ns_per_byte", "ns/byte", 3, ""),
         number("share_pct", "% busy", 1, ""),
-        words("sentence", "what it is"),
+        words("sentence", "description"),
     ];
     let rows = found.parts.iter().map(live_row).chain([sum_row(&found)]);
     Some(Report {
         name: "path_live".to_owned(),
-        title: format!("{title}: where its time went"),
+        title: format!("{title}: CPU time by stage"),
         tables: vec![Table::of("", columns, rows)],
         notes: found.sentences().to_vec(),
         accounts: vec![found.json()],
@@ -196,7 +196,7 @@ fn sum_row(found: &Figures) -> Value {
         "ns_per_packet": found.ns_per_packet(),
         "ns_per_byte": stages_ns / found.bytes.max(1.0),
         "share_pct": if stages_ns > 0.0 { 100.0 } else { 0.0 },
-        "sentence": "All stages but sleep.",
+        "sentence": "All stages except sleep.",
     })
 }
 

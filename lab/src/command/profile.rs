@@ -91,7 +91,7 @@ fn report(balance: &Balance, samples: Option<&[Sample]>, symbols: &mut Symbols) 
         number("sampled_pct", "samples\n%", 1, ""),
         number("sampled_user_pct", "of these\nuser", 1, ""),
         number("sampled_kernel_pct", "of these\nkernel", 1, ""),
-        words("sentence", "what belongs to it"),
+        words("sentence", "functions"),
     ];
     let row = |part: Part| {
         json!({
@@ -163,7 +163,7 @@ fn stages(balance: &Balance) -> Table {
         label("stage", "stage"),
         number("share_pct", "% of the ledger", 1, ""),
         number("ns_each", "ns each", 1, ""),
-        words("sentence", "what it is"),
+        words("sentence", "description"),
     ];
     let rows = balance.stages.iter().filter(|c| c.stage != Stage::Slept).map(row);
     let chart = Chart { unit: "percent", parts: &["share_pct"], group: &[], x: None };

@@ -355,21 +355,21 @@ fn ratios(scenarios: &[Scenario<'_>]) -> Vec<Ratio> {
 
 const BULK: &str = "TCP in bulk: direction, MTU, streams";
 const TRANSACTIONS: &str = "Transactions out of the guest, one byte each way, MTU 65520";
-const DATAGRAMS: &str = "Datagrams as fast as they can be sent: direction, bytes, MTU 65520";
+const DATAGRAMS: &str = "Datagrams at full speed: direction, bytes, MTU 65520";
 const IDLE: &str = "Idle TCP flows";
 
 const SHAPE: Shape = Shape {
     name: "gateway",
-    title: "A network without root: user-mode gateways beside each other",
-    lead: "A process in a network namespace reaches the host through a gateway, and the host its published \
-           ports. Both ends of each load are sockets of this kernel; veth, which only root can make, is the \
-           ceiling.",
+    title: "A network without root: user-mode gateways compared",
+    lead: "A process in a network namespace reaches the host through a gateway, and the host reaches its published \
+        ports. Both ends of each load are sockets of this kernel. A veth pair, which only root can create, is the \
+        upper bound.",
     columns: &[
         label("load", "load"),
         label("title", "gateway"),
-        number(GBPS, "Gb/s", 2, "payload that arrived").with_interval(),
-        number("packets_per_s", "packets\nper s", 0, "datagrams that arrived"),
-        number(load::LOST, "lost\n%", 1, "of the datagrams that were sent"),
+        number(GBPS, "Gb/s", 2, "received payload").with_interval(),
+        number("packets_per_s", "packets\nper s", 0, "received datagrams"),
+        number(load::LOST, "lost\n%", 1, "of the sent datagrams"),
         number(load::RATE, "per\nsecond", 0, "transactions").with_interval(),
         number("p50_us", "p50\nµs", 0, "of a transaction, median"),
         number("p99_us", "p99\nµs", 0, "of a transaction, 99th percentile"),
@@ -378,7 +378,7 @@ const SHAPE: Shape = Shape {
         number("machine_us_per_transaction", "machine\nµs each", 1, "busy time of all CPUs"),
         number("gateway_us_per_transaction", "gateway\nµs each", 1, "CPU time of its processes"),
         number(idle::START_KB, "start\nKB", 0, "resident memory after the start"),
-        number(idle::PER_FLOW, "bytes\nper flow", 0, "resident memory that an idle flow adds"),
+        number(idle::PER_FLOW, "bytes\nper flow", 0, "resident memory per idle flow"),
         number(idle::CPU_PCT, "idle\nCPU %", 2, "of one CPU, with all flows open"),
         number("resident_kb", "resident\nKB", 0, "memory of its processes after the run"),
         number("runs", "runs", 0, ""),

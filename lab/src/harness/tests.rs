@@ -208,7 +208,7 @@ fn a_report_says_the_same_as_text_and_as_json() {
         "1.1",
         "1.0–1.2",
         "not measured: a way (b.sim): no device",
-        "the time was over",
+        "the time ended",
     ] {
         assert!(text.contains(part), "{part} is not in {text}");
     }

@@ -22,7 +22,7 @@ pub fn report(found: &Found) -> Report {
         number("max_ns", "max", 1, ""),
         number("difference_ns", "to the stage\nbefore", 1, ""),
         words("significant", "counts"),
-        words("sentence", "what the step does"),
+        words("sentence", "work of the step"),
     ];
     let chart =
         Chart { unit: "ns per packet", parts: &["difference_ns"], group: &["threads"], x: None };
@@ -31,10 +31,10 @@ pub fn report(found: &Found) -> Report {
     Report {
         name: "path".to_owned(),
         title: format!("{name}, {bytes} bytes: ns per packet up to each stage"),
-        lead: "The sum of the stages up to this one, by the account of the stack; its own cost is subtracted. \
-               The last row is the thread's CPU time without the account. Simulated device; the time of its \
-               hardware is measured separately and subtracted. A difference is that of the least figures, as \
-               in the published table; it counts where the runs of two stages do not overlap and differ by 5 %."
+        lead: "The sum of the stages up to this one, by the account of the stack, whose cost is subtracted. The \
+            last row is the thread's CPU time without the account. The device is simulated; the time of its \
+            hardware is measured separately and subtracted. A difference is between the minima, as in the published \
+            table; it is significant if the runs of the two stages do not overlap and differ by 5 %."
             .to_owned(),
         tables: vec![Table { chart: Some(chart), ..Table::of("", columns, rows) }],
         notes: notes(found),
@@ -84,8 +84,8 @@ fn significance(before: Option<&Spread>, now: &Spread) -> &'static str {
 
 fn notes(found: &Found) -> Vec<String> {
     let mut notes = vec![format!(
-        "A bare system call costs {:.1} ns here; the simulated hardware takes {:.1} ns per packet, which \
-         are not in the table.",
+        "A bare system call costs {:.1} ns here; the simulated hardware takes {:.1} ns per packet, not included in \
+         the table.",
         found.syscall.median(),
         found.by_threads.first().map_or(0.0, |t| t.hardware.median())
     )];
@@ -99,8 +99,9 @@ fn notes(found: &Found) -> Vec<String> {
         )
     }));
     if found.by_threads.len() > 1 {
-        notes
-            .push("Threads have a stack, a device and buffers each: nothing is shared.".to_owned());
+        notes.push(
+            "Each thread has its own stack, device and buffers; nothing is shared.".to_owned(),
+        );
     }
     notes
 }
@@ -151,7 +152,7 @@ pub fn kernel_report(depths: &[Depth], bytes: usize) -> Report {
         number("min_ns", "min", 1, ""),
         number("median_ns", "median", 1, ""),
         number("max_ns", "max", 1, ""),
-        words("sentence", "what it is"),
+        words("sentence", "description"),
     ];
     let row = |d: &Depth| {
         json!({
@@ -166,16 +167,16 @@ pub fn kernel_report(depths: &[Depth], bytes: usize) -> Report {
         name: "path".to_owned(),
         title: format!("udp-send, {bytes} bytes, this machine's kernel over veth: ns per call"),
         lead:
-            "Calls that fail at a known depth stand for exit points: nothing is traced. What lies \
-               below the look-up of the route is one row, since no error comes from there."
+            "The points are calls that fail at a known depth; nothing is traced. Everything below the look-up of \
+             the route is one row, since no call fails there."
                 .to_owned(),
         tables: vec![Table::of("", columns, depths.iter().map(row))],
         notes: vec![
-            "Every error has a way back of its own, which is in its row: a deeper point may cost a few \
-             ns less than the one above."
+            "Each row includes the return path of its error, so a deeper point may cost a few ns less than the one \
+             above."
                 .to_owned(),
-            "For what the kernel does below that, sample it: perf record -a -g -e cpu-clock (its own \
-             tracing needs kprobes and root)."
+            "To see the kernel's work below that, sample it: perf record -a -g -e cpu-clock (tracing requires \
+             kprobes and root)."
                 .to_owned(),
         ],
         ..Report::default()

@@ -370,7 +370,7 @@ fn simulated_ratios() -> [Ratio; 4] {
         .more_is_better(),
         Ratio::over(
             "recv.sim.2x1m.stock_vs_posted",
-            "no aggregation and copy ÷ aggregated and placed, the bytes are not read",
+            "no aggregation and copy ÷ aggregated and placed, bytes not read",
             BOTH,
             [untouched("stock"), untouched("posted")],
         )
@@ -379,7 +379,7 @@ fn simulated_ratios() -> [Ratio; 4] {
         .more_is_better(),
         Ratio::value(
             "recv.slow_path_allocations",
-            "buffers that did not come ready-made in the measured stretch, copying read",
+            "buffers allocated outside the magazines in the measured interval, copying read",
             "slow_allocations",
             touched("copy"),
         )
@@ -393,7 +393,7 @@ fn tap_ratios() -> [Ratio; 3] {
     [
         Ratio::value(
             "recv.tap.posted.hit_rate",
-            "bytes that landed where they belong ÷ bytes, from the first on, kernel sender",
+            "bytes placed at their position ÷ bytes, from the first on, kernel sender",
             "placement_hit_rate",
             &touched,
         )

@@ -231,9 +231,9 @@ fn verdict(row: &Row, ratio: Option<f64>) -> Verdict {
 
 fn notes(measured: &Measured) -> Vec<String> {
     let mut notes = vec![
-        "The four-CPU column is not reproducible on fewer CPUs: what it shows is the contention on one \
-         route's lock and count (944 ns for the look-up instead of 127). fulmar's threads share no \
-         route, so the column beside it, with a thread on every CPU here, is what there is to compare."
+        "The four-CPU column is not reproducible on fewer CPUs: it shows the contention on the lock and reference \
+         count of one route (944 ns for the look-up instead of 127). fulmar's threads share no route, so compare it \
+         with the next column, which has a thread on every CPU."
             .to_owned(),
         "Verdicts: `exceeded` means that fulmar is quicker up to that point than was published, on a \
          machine that is not the published one."

@@ -195,9 +195,9 @@ fn judge(published: f64, now: f64) -> &'static str {
 }
 
 /// What the sentences about bounds mean.
-const LEGEND: &str = "A bound of 2001 says how much of the load could be saved at most, were a part \
-                      free. Where it does not hold, more could be saved here than then, because the \
-                      part costs more of the whole: room for work, not praise.";
+const LEGEND: &str = "A bound of 2001 is the largest share of the load that could be saved if a part cost nothing. \
+    A bound that does not hold means that more could be saved here than then, because the part is a larger share of \
+    the whole: room for work, not praise.";
 
 fn tops(p: &Profile) -> String {
     let all = p.samples.max(1) as f64;

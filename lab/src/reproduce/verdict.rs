@@ -69,7 +69,7 @@ const RUNS: usize = 3;
 
 fn too_few() -> Verdict {
     Verdict::NotMeasured(
-        "a verdict takes three rounds and there was time for fewer; give it more --seconds"
+        "a verdict requires three rounds, and the time allowed fewer; use more --seconds"
             .to_owned(),
     )
 }
@@ -79,7 +79,7 @@ const WIDE: f64 = 2.0;
 
 fn too_wide() -> Verdict {
     Verdict::NotMeasured(
-        "an interval wider than a factor of two says nothing; give it more --seconds, or a quieter machine"
+        "its interval is wider than a factor of two; use more --seconds, or a quieter machine"
             .to_owned(),
     )
 }

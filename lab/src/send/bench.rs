@@ -263,7 +263,7 @@ pub fn run(what: What, options: &Options, isolated: io::Result<()>) -> io::Resul
 }
 
 const SENDFILE: Shape =
-    Shape { name: "sendfile", title: "Ways of sending files", ..transfer::SEND };
+    Shape { name: "sendfile", title: "Variants of sending files", ..transfer::SEND };
 
 /// Runs these scenarios with the ratios whose scenarios are among them.
 ///

@@ -181,11 +181,11 @@ fn ratios(n: usize) -> [Ratio; 2] {
 const SHAPE: Shape = Shape {
     name: "serve",
     title: "An event-driven HTTP server",
-    lead: "One thread answers hello-world requests; the client has one request under way on each connection.",
+    lead: "One thread answers hello-world requests; the client has one request in flight on each connection.",
     columns: &[
         label("connections", "connections"),
         label("title", "server"),
-        number(RATE, "requests\nper s", 0, "answered in the measured stretch").with_interval(),
+        number(RATE, "requests\nper s", 0, "answered in the measured interval").with_interval(),
         number(CPU, "process\nns/req", 0, "CPU time of the server's process").with_interval(),
         number(
             "machine_cpu_ns_per_request",

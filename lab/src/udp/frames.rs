@@ -351,7 +351,7 @@ pub fn scenarios(opened: &Opened) -> Vec<Scenario<'_>> {
         let kind = if method == "flow" { "of one flow" } else { "of any kind" };
         let title = format!("{}, {kind}, x{burst}", direction.name());
         Scenario::new(name(device, method, direction, burst), title, run)
-            .in_table("Frames of 64 bytes, by frames in a burst")
+            .in_table("Frames of 64 bytes, by burst size")
             .label("device", device)
             .label("method", method)
             .label("burst", burst)

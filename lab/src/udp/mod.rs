@@ -400,17 +400,16 @@ fn on_the_simulated_device() -> Vec<Ratio> {
 
 const SHAPE: Shape = Shape {
     name: "udp",
-    title: "What a datagram costs",
-    lead: "What a datagram costs the thread that sends or takes it, in CPU nanoseconds, by the call and by the \
-           number of threads.",
+    title: "Cost of a datagram",
+    lead: "CPU time of the sending or receiving thread per datagram, by the call and by the number of threads.",
     columns: &[
         label("device", "device"),
         label("title", "call"),
         label("threads", "threads"),
         number(NS, "ns per\ndatagram", 1, "CPU, of each thread").with_interval(),
         number(RATE, "packets/s", 0, "by the clock, all threads"),
-        number("lost", "lost", 0, "did not arrive where that is looked at"),
-        number("runs", "runs", 0, "how often it was measured"),
+        number("lost", "lost", 0, "datagrams lost, where this is counted"),
+        number("runs", "runs", 0, "number of measurements"),
     ],
     across: None,
     chart: Some(Chart {

@@ -12,7 +12,7 @@ const STRETCH_P99: &str = "stretch_p99_us";
 const PER_WAKEUP: &str = "frames_per_wakeup";
 
 /// The title of the table that is drawn as curves.
-pub const SWEEP: &str = "From one packet per second to as many as go, UDP, 64 bytes";
+pub const SWEEP: &str = "From one packet per second to the maximum, UDP, 64 bytes";
 
 /// The values of one run.
 pub fn sample(s: &Ends) -> Sample {
@@ -53,35 +53,35 @@ const COLUMNS: &[Column] = &[
         "the median over stretches of 10 ms of their 99th percentiles",
     ),
     number("p999_us", "p99.9\nµs", 1, "the 99.9th percentile"),
-    number("packets_per_second", "taken\n/s", 0, "packets that the waiting end took"),
-    number("lost_pct", "lost\n%", 1, "sent and not taken"),
+    number("packets_per_second", "taken\n/s", 0, "packets that the waiting end received"),
+    number("lost_pct", "lost\n%", 1, "sent but not received"),
     number("wakeups_per_second", "wake-ups\n/s", 0, "sleeps of the waiting thread that ended"),
     number(
         "held_wakeups_pct",
         "of them\nholds %",
         0,
-        "sleeps for a fixed time in which frames gather",
+        "sleeps of fixed length for interrupt mitigation",
     ),
     number(PER_WAKEUP, "frames per\nwake-up", 1, "device frames"),
-    number("looking_pct", "looking\n%", 0, "of the time, spent on looking in vain"),
+    number("looking_pct", "looking\n%", 0, "share of the time spent on polls without result"),
     number("near_thread_cpu_pct", "waiting\nthread %", 0, "its CPU, of the time"),
     number("both_cpu_us_per_packet", "both ends\nµs/packet", 2, "CPU of both processes"),
     number("machine_us_per_packet", "machine\nµs/packet", 1, "all CPUs, from /proc/stat"),
     number(transmit::NS, "ns per\nframe", 0, "CPU of the sending thread, without hardware"),
-    number(transmit::REAPS, "taken back\n/s", 0, "how often frames were taken back"),
-    number(transmit::AT_ONCE, "frames\nat once", 1, "taken back at a time"),
+    number(transmit::REAPS, "taken back\n/s", 0, "reclaims of sent frames"),
+    number(transmit::AT_ONCE, "frames\nat once", 1, "frames per reclaim"),
     number(idle::CPU, "CPU\n%", 3, "of one CPU, both stacks"),
     number("wakeups", "wake-ups", 0, "of either stack"),
     number("timers", "timers", 0, "that fired"),
-    number("runs", "runs", 0, "how often it was measured"),
+    number("runs", "runs", 0, "number of measurements"),
 ];
 
 /// What the tables show.
 pub const SHAPE: Shape = Shape {
     name: "wake",
-    title: "What waiting costs, and what it adds",
-    lead: "Latency, wake-ups and CPU of threads that wait for a device: moderated, asleep at once, never asleep, \
-           and the kernel's own.",
+    title: "Cost and latency of waiting",
+    lead: "Latency, wake-ups and CPU of threads that wait for a device: moderated, sleeping immediately, polling, \
+        and of the kernel.",
     columns: COLUMNS,
     across: None,
     chart: Some(Chart {
@@ -96,10 +96,10 @@ latency   one question and its answer; of a flow, from the sender's clock to the
           a host that takes a CPU away now and then is in few of them.
 wake-up   the end of a sleep of the thread that waits; of the kernel's: a voluntary context
           switch. Holds are sleeps for a fixed time in which frames gather.
-looking   time spent on looking at the device in vain, of the time that passed.
+looking   share of the time spent on polling the device without result.
 CPU       of the thread that waits; of both processes; of the machine (/proc/stat, in ticks of
           10 ms: coarse in short runs). Polling and looking are in all of them.
-lost      sent and not taken: queues that were full.",
+lost      sent but not received: a queue was full.",
 };
 
 /// What moderation may add to the 99th percentile of a stretch's latencies for its frames per wake-up to count.

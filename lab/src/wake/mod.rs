@@ -378,7 +378,7 @@ fn scenario(part: Part, rig: &Rig, mode: Mode) -> Scenario<'_> {
         .label("placement", placement.name());
     match part {
         Part::Sweep(pps @ ..=SLOW_PPS) if pps > 0 => scenario.label("pps", pps).at_most(1),
-        Part::Sweep(0) => scenario.label("load", "as many as go"),
+        Part::Sweep(0) => scenario.label("load", "at full speed"),
         Part::Sweep(pps) => scenario.label("pps", pps),
         Part::Rr | Part::Bulk => scenario,
     }

@@ -41,9 +41,9 @@ pub fn scenarios() -> Vec<Scenario<'static>> {
         let run = move |slice| measure(&config, pps, slice);
         let load = if pps == 0 { String::new() } else { format!(".{pps}") };
         let scenario = Scenario::new(format!("{name}{load}"), title, run)
-            .in_table("Sent frames taken back, simulated device, UDP of MTU size")
+            .in_table("Completions of sent frames, simulated device, UDP of MTU size")
             .label("mode", title);
-        if pps == 0 { scenario.label("load", "as many as go") } else { scenario.label("pps", pps) }
+        if pps == 0 { scenario.label("load", "at full speed") } else { scenario.label("pps", pps) }
     };
     let both = |pps| {
         [

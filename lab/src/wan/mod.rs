@@ -598,7 +598,7 @@ const SHAPE: Shape = Shape {
 
 /// Linux 6.18 is one.
 const NO_ACCURATE_ECN: &str =
-    "This kernel cannot ask for accurate ECN: its receiver asked for RFC 3168 on all paths.";
+    "This kernel does not support accurate ECN: its receiver requested RFC 3168 on all paths.";
 
 const LEGEND: &str = "\
 Each path as --faults writes it is in the JSON (`faults`). Data meets all of it, ACKs its delay, jitter and loss.

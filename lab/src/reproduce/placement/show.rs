@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 const LEGEND: &str = "\
 %             of one CPU that receiving 40 Gbit/s takes, at the cost per KB that was measured.
-receiver      CPU of the receiver's process; on the simulated device that is the whole host.
-both ends     on one machine the sender's is added, with what the kernel does for both inside of it.
+receiver      CPU of the receiver's process; on the simulated device this is the whole host.
+both ends     on one machine, the sender's CPU is added, including the kernel's work for both ends.
 verdict       by the interval's bounds: reproduced within 10 % of the published ratio.";
 
 /// The published figures, the figures here, the verdicts, and all measurements for them.
@@ -73,7 +73,7 @@ fn percents(found: &Reproduction) -> Table {
         std::iter::once(then).chain(now).collect::<Vec<_>>()
     };
     let rows = (0..LINES.len()).flat_map(of_line);
-    Table::of("Percent of one CPU at 40 Gbit/s, and the cost per KB behind it", COLUMNS, rows)
+    Table::of("Percent of one CPU at 40 Gbit/s, and the measured cost per KB", COLUMNS, rows)
 }
 
 fn put_cells(row: &mut Value, found: &Found) {
