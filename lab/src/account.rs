@@ -1,4 +1,4 @@
-//! What the ledger of a stack says, per packet: for `fulmar-lab path --live`, and for the pages of benches.
+//! The ledger of a stack per packet, for `fulmar-lab path --live` and for the pages of benches.
 //!
 //! A bench measures stacks that keep no account. What its page shows of stages comes from one short round
 //! more, over stacks of the same kind that do ([`Keeping`]), so that no figure of the table has a reading in
@@ -16,7 +16,7 @@ pub const EVERY: u32 = 8;
 /// How long it takes for each way.
 pub const ROUND: Duration = Duration::from_millis(150);
 
-/// What is charged to no end.
+/// Costs charged to neither end.
 const SLEEP: &str = "slept";
 
 /// One stage.
@@ -26,7 +26,7 @@ pub struct Part {
     pub stage: String,
     /// The layer it belongs to.
     pub layer: String,
-    /// What lies between the stage before and this one.
+    /// The work between the previous stage and this one.
     pub sentence: String,
     /// Number of passes.
     pub passes: f64,
@@ -45,7 +45,7 @@ pub struct Part {
 pub struct Figures {
     /// The group: charts of the same group stand together.
     pub group: String,
-    /// What was done.
+    /// The work done.
     pub title: String,
     /// The stages, in the order in which a path passes them.
     pub parts: Vec<Part>,
@@ -61,11 +61,11 @@ pub struct Figures {
     pub preempted: f64,
     /// Cost of one reading in nanoseconds.
     pub pass_ns: f64,
-    /// What the account itself costs, in nanoseconds.
+    /// Cost of the account itself, in nanoseconds.
     pub overhead_ns: f64,
     /// The stages but sleep, and that, in nanoseconds.
     pub sum_ns: f64,
-    /// What the kernel says that the threads have worked, in nanoseconds, if it is known.
+    /// CPU time of the threads by the kernel, in nanoseconds, if it is known.
     pub total_ns: Option<f64>,
     /// Copies of each byte.
     pub copies_per_byte: f64,
@@ -73,7 +73,7 @@ pub struct Figures {
     pub allocs_per_packet: f64,
     /// Calls into the device for each packet.
     pub crossings_per_packet: f64,
-    /// What hardware that is simulated has taken within the device's stages, in nanoseconds.
+    /// Time of simulated hardware within the device's stages, in nanoseconds.
     pub hardware_ns: Option<f64>,
 }
 
@@ -160,7 +160,7 @@ impl Figures {
         })
     }
 
-    /// What the account says of itself: the sum against the total, and its own cost.
+    /// The account's check: its sum against the total, and its own cost.
     pub fn sentences(&self) -> [String; 3] {
         let per = |ns: f64| ns / self.packets.max(1.0);
         let (stages, own) = (self.ns_per_packet(), per(self.overhead_ns));
@@ -229,7 +229,7 @@ impl Drop for Keeping {
     }
 }
 
-/// Lets the account of a stack begin anew; what it has moved so far.
+/// Restarts the account of a stack; returns its totals so far.
 ///
 /// # Errors
 /// The stack is another process's.

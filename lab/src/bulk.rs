@@ -72,7 +72,7 @@ const BULK: fn() -> Bulk = Bulk::default;
 /// that needs the kernel as a peer can be measured, which is said on standard error.
 ///
 /// # Errors
-/// What setting up the kernel's side failed with.
+/// The error of the set-up of the kernel's side.
 pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     let kernel = match isolated {
         Ok(()) => Some(Pair::new(MTU, true)?),
@@ -196,7 +196,7 @@ fn load() -> send::Load {
     send::Load::of_writes(BULK().write_bytes)
 }
 
-/// What is compared at one placement. The same names whatever the device, which the scenarios tell.
+/// The ratios of one placement. Their names do not depend on the device, which the scenarios record.
 fn ratios_at(placement: Placement, over: Option<Over>) -> Vec<Ratio> {
     let at = placement.name();
     let kernel = format!("kernel.{at}");

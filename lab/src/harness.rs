@@ -73,7 +73,7 @@ pub struct Sample {
     pub values: Vec<(&'static str, f64)>,
     /// The counts; summed over the rounds.
     pub counts: Vec<(&'static str, u64)>,
-    /// Bytes moved in the whole run, warm-up included; 0 where bytes are not what is measured.
+    /// Bytes moved in the whole run, warm-up included; 0 if bytes are not measured.
     pub bytes: u64,
 }
 
@@ -126,7 +126,7 @@ pub struct Scenario<'a> {
     pub table: String,
     /// Device, method, sizes, CPUs.
     pub labels: Labels,
-    /// Rounds in which it runs at most; what takes long, or does not change, runs once.
+    /// Maximum number of rounds in which it runs; long or constant scenarios run once.
     pub most_runs: usize,
     /// Runs it once.
     pub run: Run<'a>,
@@ -349,9 +349,9 @@ impl Row {
 /// A figure as measured.
 #[derive(Clone)]
 pub struct Figure {
-    /// What was asked for.
+    /// The requested ratio.
     pub ratio: Ratio,
-    /// What came out; `None` when one of its scenarios failed.
+    /// The result; `None` if one of its scenarios failed.
     pub estimate: Option<Estimate>,
 }
 
@@ -513,7 +513,7 @@ impl Progress {
         Progress(ProgressBar::new(steps as u64).with_style(style))
     }
 
-    /// Says what is done, how far that is and how far it will get.
+    /// Shows the current run, its progress and the expected end.
     pub fn show(&self, what: impl Into<String>, done: usize, all: usize) {
         self.0.set_length(all as u64);
         self.0.set_position(done as u64);

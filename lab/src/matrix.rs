@@ -35,7 +35,7 @@ impl Device {
     }
 }
 
-/// What the ways are called in options, each once.
+/// Names of the variants in options, each once.
 pub fn method_names<'s>(scenarios: &'s [Scenario<'_>]) -> Vec<&'s str> {
     let mut names: Vec<_> = scenarios.iter().filter_map(|s| s.word("method")).collect();
     names.sort_unstable();

@@ -24,12 +24,12 @@ use std::time::{Duration, Instant};
 
 /// The congestion control on both sides of every comparison.
 const CONGESTION_CONTROL: &[u8] = b"cubic";
-/// What stands for the address of an AF_UNIX socket.
+/// Placeholder for the address of an AF_UNIX socket.
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 /// How long a peer may stay silent: starting takes milliseconds, a run takes its time plus this.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a peer does with its connection.
+/// Work of a peer on its connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     /// Reads and discards.
@@ -54,7 +54,7 @@ pub enum Endpoint {
 /// A peer to start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spec {
-    /// What it does.
+    /// Its work.
     pub role: Role,
     /// Where.
     pub endpoint: Endpoint,
@@ -72,7 +72,7 @@ pub struct Spec {
     pub receiving: Receiving,
 }
 
-/// What one end of a stream measured after the warm-up.
+/// Measurements of one end of a stream after the warm-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     /// Bytes moved.
@@ -247,7 +247,7 @@ impl Spec {
     }
 }
 
-/// The child's side: does what `spec` says and prints the report.
+/// The child's side: runs `spec` and prints the report.
 pub(crate) fn serve(spec: &Value) -> io::Result<()> {
     let spec = Spec::from_json(spec).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "invalid specification of a peer")
@@ -271,7 +271,7 @@ fn act<S: Stream>(stream: S, spec: &Spec) -> io::Result<Report> {
 
 /// A stream of the kernel's, TCP or AF_UNIX.
 trait Stream: Read + Write + AsFd {
-    /// The end of what we send.
+    /// Ends sending.
     fn end(&self) -> io::Result<()>;
 }
 

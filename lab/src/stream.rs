@@ -45,7 +45,7 @@ impl Over {
     }
 }
 
-/// What a stack makes of its segments.
+/// Segment statistics of a stack.
 struct Made {
     /// Super-segments, to send.
     super_segments: bool,
@@ -68,7 +68,7 @@ impl Testbed {
     /// puts our end. Needs root in the user namespace: see [`fulmar_gateway::netns::enter`].
     ///
     /// # Errors
-    /// What the device or the namespaces failed with.
+    /// The error of the device or the namespaces.
     pub fn new(over: Over, placement: Placement, pcap: Option<&PathBuf>) -> io::Result<Testbed> {
         Testbed::with_super_segments(over, placement, true, pcap)
     }
@@ -188,7 +188,7 @@ pub(crate) fn build_with(
     builder.unlisted().build().map_err(io::Error::other)
 }
 
-/// What is counted over the measured part of a run, by name.
+/// Counters over the measured part of a run, by name.
 pub(crate) type Counts = Vec<(&'static str, u64)>;
 
 /// Reads every counter that a table may want, so that the difference of two is a run's.

@@ -1,4 +1,4 @@
-//! A transfer of bytes between two ends, and what benches take of it.
+//! A transfer of bytes between two ends, and the figures that benches take from it.
 //!
 //! To add a scenario over a device, open the device on a [`crate::topology`], and in the closure start a
 //! [`crate::peer::Peer`] in the topology's namespace, move bytes on [`crate::on_pinned_thread`] while
@@ -12,7 +12,7 @@ use crate::peer::Report;
 use std::io;
 use std::time::Duration;
 
-/// CPU of both ends per KB, without simulated hardware: what stacks are compared by.
+/// CPU of both ends per KB, without simulated hardware: the figure for comparing stacks.
 pub const BOTH: &str = "both_ends_cpu_ns_per_kb";
 /// CPU of the end under test per KB.
 pub const THIS_END: &str = "this_end_cpu_ns_per_kb";
@@ -95,7 +95,7 @@ impl Transfer {
         self.near.bytes + self.warm_bytes
     }
 
-    /// What a bench keeps of it. An end without an account has no value: it is not idle.
+    /// The figures that a bench keeps. An end without an account has no value, since it is not idle.
     pub fn sample(&self) -> Sample {
         let Transfer { near, far, hardware, .. } = self;
         let positive = |ns: f64| if ns > 0.0 { ns } else { f64::NAN };
@@ -149,7 +149,7 @@ pub enum Side {
     Receives,
 }
 
-/// What a scenario of `bench send`, `sendfile` or `recv` is.
+/// Labels of a scenario of `bench send`, `sendfile` or `recv`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cell {
     /// Which end is under test.
@@ -252,7 +252,7 @@ interval  contains the true median with 95 % confidence (order statistics); for 
           runs the minimum and the maximum.
 figures   ratio of two variants, measured alternately in the same run; median of the pairs.";
 
-/// What `bench stream` shows.
+/// Tables of `bench stream`.
 pub const STREAM: Shape = Shape {
     name: "stream",
     title: "Bulk TCP, both directions",
@@ -263,7 +263,7 @@ pub const STREAM: Shape = Shape {
     legend: LEGEND,
 };
 
-/// What `bench send` and `bench sendfile` show.
+/// Tables of `bench send` and `bench sendfile`.
 pub const SEND: Shape = Shape {
     name: "send",
     title: "Variants of sending",
@@ -296,7 +296,7 @@ pub const SEND: Shape = Shape {
     legend: LEGEND,
 };
 
-/// What `bench recv` shows.
+/// Tables of `bench recv`.
 pub const RECV: Shape = Shape {
     name: "recv",
     title: "Variants of receiving",

@@ -1,4 +1,4 @@
-//! `bench trust`: service of other clients during a flood or beside slow peers, and what a flood costs.
+//! `bench trust`: service of other clients during a flood or with slow peers, and the cost of a flood.
 //!
 //! Two scenarios on a virtual clock are played as the tests of `shard` play them (`fulmar_testbed`).
 //! What a flooded frame costs is measured against the kernel, on links of the same kind and in turn, all on
@@ -81,7 +81,7 @@ const WAYS: [(&str, Frames, &str, &str); 9] = [
     ("tap", Frames::Unclaimed, "tap.unclaimed", "fulmar on TAP, unclaimed frames"),
 ];
 
-/// What flooding costs by itself.
+/// The cost of flooding itself.
 const BASE: &str = "kernel.unclaimed";
 /// CPU nanoseconds per frame.
 const NS: &str = "cpu_ns_per_frame";
@@ -177,7 +177,7 @@ fn report(mut outcome: Outcome) -> Report {
     Report::of(&SHAPE, outcome)
 }
 
-/// What one run of a way cost.
+/// The cost of one run of a variant.
 struct Cost {
     cpu: Duration,
     machine: Duration,
@@ -228,7 +228,7 @@ fn check(name: &str, what: Frames, cost: &Cost) -> io::Result<()> {
 const SLOW: &str = "trust.slow_peers.served";
 const CONNECTS: &str = "trust.syn_flood.connects";
 
-/// A ratio to the kernel, both without what flooding costs by itself: over a TAP that is not charged.
+/// A ratio to the kernel, both minus the cost of flooding itself, which a TAP does not charge.
 fn over_kernel(name: &'static str, sentence: &'static str, fulmar: &str, kernel: &str) -> Ratio {
     let terms: Vec<Term> = [fulmar, kernel, BASE].map(|name| (name.to_owned(), NS)).to_vec();
     match fulmar.starts_with("tap.") {
@@ -237,7 +237,7 @@ fn over_kernel(name: &'static str, sentence: &'static str, fulmar: &str, kernel:
     }
 }
 
-/// The same, less what unclaimed frames cost fulmar, so that its device is not charged.
+/// The same, minus fulmar's cost of unclaimed frames, so that its device is not charged.
 fn above_device(name: &'static str, sentence: &'static str, fulmar: &str, kernel: &str) -> Ratio {
     let device = fulmar.split('.').next().unwrap_or_default();
     let ways =

@@ -117,7 +117,7 @@ impl Bench {
         }
     }
 
-    /// What the stages of the stack cost a packet.
+    /// Cost of the stack's stages per packet.
     fn accounts(&self, is_isolated: bool) -> io::Result<Vec<Figures>> {
         match self {
             Bench::Send(a) if a.options.stack.has_fulmar() => send::account::accounts(),
@@ -129,7 +129,7 @@ impl Bench {
 }
 
 impl Args {
-    /// Leaves out what only stands beside the ways: limits and floors, which are not fulmar's work.
+    /// Omits limits and floors, which are not fulmar's work.
     pub fn be_profiled(&mut self) {
         match &mut self.what {
             Bench::Send(a) => a.options.is_profiled = true,
@@ -145,7 +145,7 @@ pub fn write(file: &Path, text: &str) -> Outcome {
     std::fs::write(file, text).during(format_args!("cannot write {}", file.display()))
 }
 
-/// Whether the reports can be written once there is something in them. What is there stays until then.
+/// Checks that the reports can be written later. Existing files are kept until then.
 pub fn check_files((json, page): (Option<&Path>, Option<&Path>)) -> Outcome {
     if json.is_some() && json == page {
         return Err("--json and --report give the same file; use different files".to_owned());

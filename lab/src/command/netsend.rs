@@ -113,7 +113,7 @@ fn open(args: &Args) -> Outcome<Option<Stack>> {
     }
 }
 
-/// A neighbour that was asked for and has not answered: what is for it, or goes by it, has not left.
+/// A neighbour that has not answered its resolution: datagrams to it or through it were not sent.
 fn silent_neighbour(stack: Option<&Stack>) -> Option<IpAddr> {
     let stat = stack?.stat().ok()?;
     let is_silent = |s| matches!(s, NeighbourState::Incomplete | NeighbourState::Failed);
@@ -176,7 +176,7 @@ impl Worked {
     }
 }
 
-/// What became of the calls.
+/// Results of the calls.
 #[derive(Debug, Default)]
 struct Sent {
     tried: u64,

@@ -1,4 +1,4 @@
-//! `fulmar-lab netserver`: what a stock netperf on the other side measures.
+//! `fulmar-lab netserver`: the server for a stock netperf.
 
 use crate::network::DeviceArgs;
 use crate::outcome::{During, Outcome, stop_flag};

@@ -1,4 +1,4 @@
-//! How a command ends and what it says.
+//! Exit status and messages of a command.
 
 use nix::sys::signal::{SigSet, Signal};
 use std::fmt;
@@ -10,7 +10,7 @@ use std::thread;
 /// The result of a command or of one of its steps; an error is a sentence.
 pub type Outcome<T = ()> = Result<T, String>;
 
-/// Adds what was being done to an I/O error.
+/// Adds the failed operation to an I/O error.
 pub trait During<T> {
     /// `what` completes the sentence "fulmar-lab: ".
     fn during(self, what: impl fmt::Display) -> Outcome<T>;

@@ -64,7 +64,7 @@ fn named(text: &str) -> Result<Path, String> {
 }
 
 impl Args {
-    /// What the path has no use for is refused, and not passed over.
+    /// Refuses options that the path does not support.
     fn check(&self, path: Path) -> Outcome {
         let name = path.name();
         let is_datagrams = matches!(path, Path::UdpSend | Path::UdpRecv);

@@ -1,4 +1,4 @@
-//! `fulmar-lab profile`: runs a bench and says what its busy time was spent for.
+//! `fulmar-lab profile`: runs a bench and prints its busy time by purpose.
 
 use crate::bench::{self, check_files, publish};
 use crate::outcome::{During, Outcome, say};

@@ -86,7 +86,7 @@ impl Args {
         }
     }
 
-    /// What the table has no use for is refused, and not passed over.
+    /// Refuses options that the table does not support.
     fn check(&self, table: Table) -> Outcome {
         let profile = matches!(table, Table::Profile);
         let stages = profile || matches!(table, Table::Path);

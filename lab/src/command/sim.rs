@@ -129,7 +129,7 @@ fn many(first: Case, args: &Args) -> Outcome<ExitCode> {
     Ok(if summary.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The whole trace of the first failure; of the others what was violated, since stories are long.
+/// The whole trace of the first failure; only the violation of the others, since traces are long.
 fn story_of(failure: &str, whole: bool) -> &str {
     if whole { failure } else { failure.lines().next().unwrap_or_default() }
 }

@@ -67,7 +67,7 @@ impl Tcb {
     /// Takes a segment in. False: it is out of order and was not taken.
     ///
     /// # Errors
-    /// What no correct peer sends on a connection that is alive.
+    /// A segment that no correct peer sends on a live connection.
     fn input(&mut self, s: &Segment<'_>) -> io::Result<bool> {
         if s.flags & RST != 0 {
             return Err(io::Error::other("the kernel peer reset the connection"));
@@ -113,7 +113,7 @@ pub struct Flow<'d> {
     device: &'d mut dyn FrameDevice,
     addresses: Addresses,
     tcb: Tcb,
-    /// What we advertise, in bytes; it never changes, since we never keep anything.
+    /// The advertised window in bytes; constant, since no bytes are kept.
     rcv_wnd_bytes: usize,
     start: Instant,
     counts: Counts,

@@ -137,7 +137,7 @@ fn fold_sum(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// What arrived, as far as the floor cares.
+/// The fields of a received segment that the floor uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arrival<'a> {
     /// A TCP segment to our port.

@@ -39,7 +39,7 @@ pub fn raise_limit() -> io::Result<()> {
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }
 
-/// What `flows` idle flows cost a gateway that has just started.
+/// Cost of `flows` idle flows in a gateway that has just started.
 pub fn measure(gateway: &Instance, flows: usize) -> io::Result<Sample> {
     let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let flows = flows.min(limit.saturating_sub(OTHER_DESCRIPTORS) as usize);

@@ -56,7 +56,7 @@ impl Direction {
     }
 }
 
-/// What one run does.
+/// The work of one run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Load {
     /// This many TCP streams.
@@ -74,7 +74,7 @@ pub enum Load {
 /// Runs a load for about this long.
 ///
 /// # Errors
-/// What the sockets failed with; TimedOut when nothing comes through.
+/// The error of the sockets; TimedOut if nothing passes the gateway.
 pub fn run(gateway: &Instance, load: Load, time: Duration) -> io::Result<Sample> {
     match load {
         Load::Streams(direction, n) => streams(gateway, direction, n, time),
@@ -397,7 +397,7 @@ fn datagrams(
         .with(LOST, lost))
 }
 
-/// What was sent, and what had arrived before.
+/// Sent datagrams, and datagrams received before.
 struct Sent {
     datagrams: u64,
     before: u64,

@@ -37,7 +37,7 @@ const INTERFACE: &str = "tap0";
 /// How long a gateway may take until its guest has a default route.
 const START: Duration = Duration::from_secs(10);
 
-/// What stands between the guest and the host.
+/// The gateway between guest and host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// `fulmar gateway`
@@ -64,7 +64,7 @@ impl Kind {
         Kind::Gvisor,
         Kind::Veth,
     ];
-    /// What fulmar is compared with.
+    /// The gateways that fulmar is compared with.
     pub const PEERS: [Kind; 3] = [Kind::Pasta, Kind::Slirp4netns, Kind::Gvisor];
 
     /// The name in scenarios and on the command line.
@@ -202,7 +202,7 @@ impl Instance {
     /// Starts one whose published port is `port`.
     ///
     /// # Errors
-    /// It is not installed, or does not start; with what it said.
+    /// It is not installed, or does not start; with its output.
     pub fn start(
         kind: Kind,
         mtu: u32,
@@ -269,7 +269,7 @@ impl Instance {
         add_default_route(&self.guest, INTERFACE, self.veth_address(1))
     }
 
-    /// pasta, or what takes its options.
+    /// pasta, or a program with its options.
     fn start_pasta(&mut self, mut command: Command, host: &Host) -> io::Result<()> {
         let port = self.port.to_string();
         command.args(["--config-net", "--foreground", "--quiet", "--no-map-gw", "--ipv4-only"]);
@@ -396,7 +396,7 @@ impl Instance {
         }
     }
 
-    /// The last of what the program said, in one line.
+    /// The last output of the program, in one line.
     fn said(&self, host: &Host) -> String {
         let text = fs::read_to_string(self.log(host)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();

@@ -132,7 +132,7 @@ pub fn budget(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// What was given, or else the default.
+/// The given values, or else the default.
 pub fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
     if given.is_empty() { default.to_vec() } else { given.to_vec() }
 }

@@ -16,7 +16,7 @@ pub fn html(report: &Value) -> String {
     let title = title.replace('&', "&amp;").replace('<', "&lt;");
     // Inside a script element nothing but its end has a meaning to HTML: `<` stands in strings only.
     let data = report.to_string().replace('<', "\\u003c");
-    // One after the other, since both may name what is replaced.
+    // Sequentially, since each may contain the other's placeholder.
     let (head, rest) = TEMPLATE.split_once("{{title}}").unwrap_or((TEMPLATE, ""));
     let (body, end) = rest.split_once("{{report}}").unwrap_or((rest, ""));
     [head, &title, body, &data, end].concat()

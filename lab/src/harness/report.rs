@@ -1,4 +1,4 @@
-//! What a command of the laboratory found: one form, printed as text, written as JSON, shown as a page.
+//! The report of a command: one form, printed as text, written as JSON, shown as a page.
 //!
 //! A [`Report`] is tables, ratios and sentences. A bench makes one of its [`Outcome`] and a [`Shape`], which
 //! says what its tables show; commands that measure otherwise fill in the tables themselves. In JSON every row of
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Characters of a line of text at most: the least that a terminal has.
 pub const WIDTH: usize = 80;
 
-/// What the figures were measured on.
+/// The machine of the measurements.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// The CPU's name for itself.
@@ -69,7 +69,7 @@ pub fn busy_warning() -> Option<String> {
 /// How a column is printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// What the row is; stands at the left of every part of a table that is too wide.
+    /// Labels of the row; repeated at the left of every part of a table that is too wide.
     Label,
     /// Words.
     Words,
@@ -86,13 +86,13 @@ pub struct Column {
     pub key: &'static str,
     /// Its head, in one line or two.
     pub head: &'static str,
-    /// What it is.
+    /// Its meaning.
     pub hint: &'static str,
     /// How it is printed.
     pub kind: Kind,
 }
 
-/// A column of what rows are.
+/// A column of labels.
 pub const fn label(key: &'static str, head: &'static str) -> Column {
     Column { key, head, hint: "", kind: Kind::Label }
 }
@@ -129,7 +129,7 @@ impl Column {
     }
 }
 
-/// What a page draws of a table: bars of parts, or, with `x`, curves of the first part over that label.
+/// The chart of a table on a page: bars of parts, or, with `x`, curves of the first part over that label.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chart {
     /// The unit of the axis.
@@ -142,7 +142,7 @@ pub struct Chart {
     pub x: Option<&'static str>,
 }
 
-/// What the tables of a bench show.
+/// The tables of a bench.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// As on the command line.
@@ -155,9 +155,9 @@ pub struct Shape {
     pub columns: &'static [Column],
     /// Printed with a column for each of its values instead of a row: the label, and the value that is shown.
     pub across: Option<(&'static str, &'static str)>,
-    /// What a page draws.
+    /// Charts of the page.
     pub chart: Option<Chart>,
-    /// What the columns mean.
+    /// Meaning of the columns.
     pub legend: &'static str,
 }
 
@@ -208,7 +208,7 @@ impl Table {
     }
 }
 
-/// What a command found.
+/// The report of a command.
 #[derive(Clone, Default)]
 pub struct Report {
     /// The name in JSON: `send`, `path`.
@@ -225,18 +225,18 @@ pub struct Report {
     pub notes: Vec<String>,
     /// The ratios.
     pub figures: Vec<Figure>,
-    /// What the columns mean, a line each; of more lines the others are indented.
+    /// Meaning of the columns, a line each; continuation lines are indented.
     pub legend: String,
     /// Accounts of stacks, stage by stage ([`crate::account::Figures::json`]).
     pub accounts: Vec<Value>,
-    /// What is drawn over time: `title`, `x_unit`, `y_unit`, and `curves` of a `name` and `points`.
+    /// Curves over time: `title`, `x_unit`, `y_unit`, and `curves` of a `name` and `points`.
     pub plots: Vec<Value>,
     /// Why the bench stopped, and how long it took.
     pub ended: Option<(Stop, Duration)>,
 }
 
 impl Report {
-    /// Makes the report of what a bench found.
+    /// Makes the report of a bench.
     pub fn of(shape: &Shape, outcome: Outcome) -> Report {
         let mut tables: Vec<Table> = Vec::new();
         let mut notes = Vec::new();

@@ -276,7 +276,7 @@ fn joined(text: &str) -> Vec<String> {
     let is_wide = text.lines().any(|l| l.chars().count() > WIDTH);
     let mut all: Vec<String> = Vec::new();
     for line in text.lines() {
-        // What has columns of its own is a row, and no part of the line before.
+        // A line with columns is a row, not a continuation of the previous line.
         let is_row = line.trim_start().contains("  ");
         match all.last_mut().filter(|above| is_wide && !above.starts_with(' ')) {
             Some(above) if line.starts_with(' ') && !is_row => {

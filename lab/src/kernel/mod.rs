@@ -95,7 +95,7 @@ pub struct KernelPair<'a> {
 }
 
 impl KernelPair<'_> {
-    /// Runs a sink, which listens, and a source that reaches it: what was sent, and what was received.
+    /// Runs a listening sink and a source that connects to it; returns the accounts of both.
     pub fn run(&self, sink: Spec, source: Spec) -> io::Result<[Report; 2]> {
         let receiver = Peer::spawn(&Spec { endpoint: self.at, ..sink }, self.receiver)?;
         let endpoint = match self.at {
@@ -115,7 +115,7 @@ pub struct Work<'a> {
     pub call: KernelCall,
     /// How much at once, and with which buffers.
     pub load: Load,
-    /// What is sent by the calls that send a file, and which part of it.
+    /// The file for calls that send files, and the part of it.
     pub file: Option<(&'a BenchFile, CacheState)>,
 }
 
@@ -138,7 +138,7 @@ impl<'a> Work<'a> {
     /// Sends for about `time`. `near` in the transfer is the sender, `far` the receiver.
     ///
     /// # Errors
-    /// What the connection failed with.
+    /// The error of the connection.
     pub fn run(
         &self,
         ends: &KernelPair<'_>,

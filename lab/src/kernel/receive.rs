@@ -108,7 +108,7 @@ pub fn touch(bytes: &[u8]) -> u64 {
 pub struct Work {
     /// Which call.
     pub call: ReceiveCall,
-    /// What it gets, and into which buffers.
+    /// The receiving load.
     pub load: Load,
 }
 

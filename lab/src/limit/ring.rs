@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Bytes that change hands at a time: a super-frame's.
 const SLOT_BYTES: usize = 64 << 10;
 
-/// What the receiving end does with the bytes.
+/// Use of the bytes by the receiving end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taking {
     /// Reads them where they lie.

@@ -42,9 +42,9 @@ pub struct Job {
     pub is_udp: bool,
     /// A connection per transaction.
     pub per_connection: bool,
-    /// What the server sends, if it does.
+    /// Traffic sent by the server, if any.
     pub sends: Option<Sizes>,
-    /// What the server receives, if it does.
+    /// Traffic received by the server, if any.
     pub receives: Option<Sizes>,
     /// How the data sockets are to be.
     pub tuning: Tuning,
@@ -58,7 +58,7 @@ pub struct Job {
     pub at: SocketAddr,
     /// The client's data port, where the server speaks first.
     pub client_port: u16,
-    /// What the buffers are to be filled from.
+    /// The file that fills the buffers.
     pub fill: Option<PathBuf>,
 }
 
@@ -229,22 +229,22 @@ enum LocalSocket {
 /// A test that can begin.
 pub struct Opened {
     socket: LocalSocket,
-    /// What the data socket has.
+    /// Options of the data socket.
     pub buffers: Buffers,
-    /// What is sent.
+    /// Buffers to send from.
     pub sending: Ring,
     /// Where it is received.
     pub receiving: Ring,
 }
 
-/// What came of a test.
+/// The result of a test.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Done {
-    /// What was moved.
+    /// The transferred traffic.
     pub tally: Tally,
     /// The time and CPU that it took.
     pub usage: Usage,
-    /// What the data socket had in the end.
+    /// Options of the data socket at the end.
     pub buffers: Buffers,
     /// Segments sent again, where that is known.
     pub retransmits: Option<u64>,

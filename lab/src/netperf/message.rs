@@ -21,7 +21,7 @@ pub const MESSAGE_BYTES: usize = 656;
 /// Bytes before the body.
 const BODY_AT: usize = 8;
 
-/// What a message asks for or answers.
+/// The request or response in a message.
 pub mod kind {
     /// Starts debug output at the server.
     pub const DEBUG_ON: u32 = 1;
@@ -37,19 +37,19 @@ pub mod kind {
     pub const STREAM: u32 = 10;
     /// The answer.
     pub const STREAM_RESPONSE: u32 = 11;
-    /// What the server received.
+    /// Traffic received by the server.
     pub const STREAM_RESULTS: u32 = 12;
     /// Asks for any of the tests that became one: streams, request and response.
     pub const OMNI: u32 = 97;
     /// The answer.
     pub const OMNI_RESPONSE: u32 = 98;
-    /// What the server did; netserver itself leaves [`OMNI_RESPONSE`] in it.
+    /// Results of the server; netserver itself leaves [`OMNI_RESPONSE`] in it.
     pub const OMNI_RESULTS: u32 = 99;
     /// Asks for classic connect and close.
     pub const CONNECT: u32 = 300;
     /// The answer.
     pub const CONNECT_RESPONSE: u32 = 301;
-    /// What the server did.
+    /// Results of the server.
     pub const CONNECT_RESULTS: u32 = 302;
 }
 
@@ -96,12 +96,12 @@ impl Message {
         Message(bytes)
     }
 
-    /// What arrived.
+    /// The received traffic.
     pub fn from_bytes(bytes: [u8; MESSAGE_BYTES]) -> Message {
         Message(bytes)
     }
 
-    /// What to send.
+    /// The traffic to send.
     pub fn as_bytes(&self) -> &[u8; MESSAGE_BYTES] {
         &self.0
     }
@@ -133,7 +133,7 @@ impl fmt::Debug for Message {
 
 /// A value with a fixed place in a body.
 trait Field: Sized {
-    /// Takes it from the front of `bytes`; what is missing is zero.
+    /// Takes it from the front of `bytes`; missing bytes are zero.
     fn take(bytes: &mut &[u8]) -> Self;
     /// Puts it at the front of `room`; what does not fit is left out.
     fn put(&self, room: &mut &mut [u8]);
@@ -278,7 +278,7 @@ body! {
         response_bytes: i32,
         /// Bits of [`flag`].
         flags: u32,
-        /// What an earlier calibration said.
+        /// Result of an earlier calibration.
         cpu_rate: f32,
         /// Seconds; negative: bytes or transactions; 0: until the other side ends it.
         length: i32,
@@ -338,7 +338,7 @@ body! {
         send_bytes: u32,
         /// Buffers in the send ring.
         send_width: i32,
-        /// Bits of [`flag`]: what was granted.
+        /// Bits of [`flag`] that were granted.
         flags: u32,
         /// Idle counts per second.
         cpu_rate: f32,
@@ -362,9 +362,9 @@ body! {
         priority: i32,
         /// Type of service.
         tos: i32,
-        /// What kind of machine.
+        /// Type of the machine.
         system: Text<33>,
-        /// What kind of CPU.
+        /// Type of the CPU.
         cpu: Text<80>,
         /// Security modules in words.
         security_words: Text<16>,
@@ -372,7 +372,7 @@ body! {
 }
 
 body! {
-    /// [`kind::OMNI_RESULTS`]: what the server did.
+    /// [`kind::OMNI_RESULTS`]: results of the server.
     OmniResults {
         /// Bytes that the server received.
         bytes_received: u64,
@@ -444,7 +444,7 @@ body! {
         nodelay: u32,
         /// Measure CPU.
         measure_cpu: u32,
-        /// What an earlier calibration said.
+        /// Result of an earlier calibration.
         cpu_rate: f32,
         /// Seconds. A number of bytes is sent as it is, without a sign.
         length: i32,
@@ -538,7 +538,7 @@ body! {
         nodelay: u32,
         /// Measure CPU.
         measure_cpu: u32,
-        /// What an earlier calibration said.
+        /// Result of an earlier calibration.
         cpu_rate: f32,
         /// Seconds; negative: transactions.
         length: i32,

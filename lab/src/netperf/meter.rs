@@ -38,7 +38,7 @@ impl Reading {
         Ok(Reading { at: Instant::now(), cpus })
     }
 
-    /// What passed until `later`.
+    /// The difference to `later`.
     pub fn until(&self, later: &Reading) -> Usage {
         let elapsed = later.at.saturating_duration_since(self.at);
         let pairs = self.cpus.iter().zip(&later.cpus);
@@ -92,7 +92,7 @@ fn busy(shares: &[f64; 8]) -> f64 {
     100.0 - shares[IDLE]
 }
 
-/// What passed between two readings; the percentages are of the whole machine.
+/// The difference between two readings; the percentages are of the whole machine.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Usage {
     /// Wall time.

@@ -25,10 +25,10 @@ use std::time::Duration;
 /// How long a control connection may be without a request. netperf asks at once.
 const IDLE: Duration = Duration::from_secs(120);
 
-/// Says what happens, one sentence at a time.
+/// Receives the messages of the server, one sentence each.
 pub type Say = dyn Fn(&str) + Send + Sync;
 
-/// What the user of the server decides.
+/// Settings of the server.
 #[derive(Clone)]
 pub struct Rules {
     /// Clients at once; more are turned away.

@@ -14,7 +14,7 @@ pub const LARGEST_DATAGRAM: usize = 65_507;
 /// Bytes that a UDP socket of fulmar keeps for its reader by default.
 const DATAGRAM_BUFFER: usize = 256 << 10;
 
-/// What is asked of a data socket; `None`: the default of the stack.
+/// Requested options of a data socket; `None`: the default of the stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tuning {
     /// SO_SNDBUF, bytes.

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 /// Empty datagrams that tell the end of a UDP test; any one of them does.
 const FAREWELLS: usize = 3;
 
-/// What one end did.
+/// The account of one end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
     /// Bytes sent.
@@ -36,7 +36,7 @@ pub enum End {
     Over,
 }
 
-/// Writes all of a message, or what is possible until the test is over.
+/// Writes a whole message, or as much as possible before the end of the test.
 fn write_whole(mut stream: &TcpStream, bytes: &[u8], pace: &mut Pace<'_>) -> io::Result<usize> {
     let mut done = 0;
     while done < bytes.len() {

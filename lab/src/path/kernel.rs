@@ -24,9 +24,9 @@ const BATCH: u64 = 64;
 /// How deep a call goes.
 #[derive(Clone, Debug)]
 pub struct Depth {
-    /// What it is, stable in JSON.
+    /// Its name, stable in JSON.
     pub name: &'static str,
-    /// What lies between the depth before and this one.
+    /// The work between the previous depth and this one.
     pub sentence: &'static str,
     /// ns per call.
     pub ns: Spread,

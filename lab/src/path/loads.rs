@@ -1,4 +1,4 @@
-//! What is moved: datagrams and writes to a modelled peer, datagrams and segments from it, over a simulated device.
+//! The loads: datagrams and writes to a modelled peer, datagrams and segments from it, over a simulated device.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,7 +11,7 @@ use super::measured::{Load, Timed};
 use super::{Options, Path};
 
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 72, 4, 1);
-/// The modelled peer answers for every address and discards what comes to this port (RFC 863).
+/// The modelled peer answers for every address and discards traffic to this port (RFC 863).
 const FAR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 72, 4, 2)), 9);
 /// The port on which the peer sends without end (RFC 864).
 const CHARGEN: SocketAddr = SocketAddr::new(FAR.ip(), 19);
@@ -132,7 +132,7 @@ struct Writes {
     bytes: Vec<u8>,
 }
 
-/// What the connection moves before it is measured: its window is open then.
+/// Bytes that the connection transfers before the measurement, to open its window.
 const WARM_BYTES: usize = 4 << 20;
 
 impl Writes {

@@ -56,7 +56,7 @@ impl Timed {
     }
 }
 
-/// What a thread drives.
+/// The load of a thread.
 pub trait Load {
     /// The stack whose account is read.
     fn stack(&self) -> &fulmar::Stack;
@@ -68,7 +68,7 @@ pub trait Load {
     fn run(&mut self, slice: Duration) -> io::Result<Timed>;
 }
 
-/// What one thread found in one round; ns per packet.
+/// Result of one thread in one round, in ns per packet.
 struct Round {
     /// Up to each stage.
     stages: Vec<f64>,
@@ -104,7 +104,7 @@ pub fn with_threads(
     let first = found.first().into_iter().flatten();
     syscall.runs.extend(first.clone().map(|r| r.syscall));
     gap.extend(first.map(|r| r.gap));
-    // Of the threads of a round, the mean: what a packet costs one of them.
+    // The mean over the threads of a round: the cost of a packet to one thread.
     let over = |pick: &dyn Fn(&Round) -> f64| Spread {
         runs: (0..options.runs)
             .map(|r| found.iter().map(|t| pick(&t[r])).sum::<f64>() / threads as f64)

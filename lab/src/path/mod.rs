@@ -76,7 +76,7 @@ const LARGE_WRITE: &[Stage] = &[
     Stage::DeviceTaken,
 ];
 
-/// What is copied under the lock has no stages of its own for that.
+/// Bytes copied under the lock have no separate stage for the copy.
 const SMALL_WRITE: &[Stage] = &[
     Stage::SendCall,
     Stage::Locked,
@@ -126,7 +126,7 @@ const TCP_RECV: &[Stage] = &[
     Stage::ReceiveFreed,
 ];
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Which path.
@@ -187,14 +187,14 @@ pub struct Threads {
     pub stages: Vec<Spread>,
     /// The path to its end, handed over and completed.
     pub whole: Spread,
-    /// What the simulated hardware took of it.
+    /// Time of the simulated hardware, included in it.
     pub hardware: Spread,
 }
 
 /// A variant of the whole path, in which one thing differs.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// What is different.
+    /// The difference to the usual path.
     pub what: &'static str,
     /// The path with it.
     pub with: Spread,

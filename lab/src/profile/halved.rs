@@ -1,4 +1,4 @@
-//! What half of the wake-ups cost: the published bound on interrupt reduction, as an experiment.
+//! The cost of half of the wake-ups: the published bound on interrupt reduction, as an experiment.
 //!
 //! Segments come one by one, evenly, at the rate of the published line, so that a receiver that sleeps
 //! is woken for each. The same stream is then received by a reader that holds: after every read it
@@ -29,7 +29,7 @@ const HOLDS_US: [u64; 6] = [0, 150, 200, 250, 350, 500];
 /// One way of receiving the stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// What was set.
+    /// The setting.
     pub how: String,
     /// How often the receiving thread slept, per second.
     pub wakeups_per_s: f64,
@@ -120,7 +120,7 @@ fn halve(
     Ok(Halved { points: points.into_iter().collect::<io::Result<_>>()? })
 }
 
-/// What a thread's part took.
+/// CPU time of a thread.
 struct Took {
     cpu: Duration,
     elapsed: Duration,
@@ -160,7 +160,7 @@ impl Took {
     }
 }
 
-/// The stream from `far` to `near`; what each end took.
+/// The stream from `far` to `near`; returns the CPU time of each end.
 fn receive(
     near: impl Read + Send,
     far: TcpStream,

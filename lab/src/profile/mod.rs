@@ -1,4 +1,4 @@
-//! What fraction of busy time goes where: copying, buffer memory, protocol, device, wake-ups, system.
+//! Shares of the busy time: copying, buffer memory, protocol, device, wake-ups, system.
 //!
 //! Two ways to the same question, which do not agree to the percent and should not. The *ledger*
 //! ([`fulmar::ledger`]) times the stages that a path passes: exact in what it counts, blind within a
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 macro_rules! parts {
     ($($(#[doc = $doc:literal])* $part:ident, $name:literal;)*) => {
-        /// What busy time is spent for.
+        /// Purposes of busy time.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum Part {
             $($(#[doc = $doc])* $part,)*
@@ -32,7 +32,7 @@ macro_rules! parts {
                 match self { $(Part::$part => $name),* }
             }
 
-            /// What belongs to it.
+            /// The functions that belong to it.
             pub const fn sentence(self) -> &'static str {
                 match self { $(Part::$part => concat!($($doc),*)),* }
             }
@@ -53,7 +53,7 @@ parts! {
     WakeUps, "wake-ups";
     /// Locks of the stack, the clock.
     Locks, "locks, clock";
-    /// The way into the kernel, and what it does there that has no name above.
+    /// Entry into the kernel, and its work that has no name above.
     System, "system";
     /// The program that uses the stack.
     Program, "program";

@@ -43,7 +43,7 @@ pub struct Sample {
     pub thread: String,
     /// The process.
     pub pid: u32,
-    /// What it ran, innermost first.
+    /// The call stack, innermost function first.
     pub frames: Vec<Frame>,
 }
 
@@ -57,7 +57,7 @@ impl Sample {
 /// A recording that goes on.
 pub struct Recording {
     perf: Child,
-    /// What it writes to: a file without a name, so that nothing is left however this process ends.
+    /// Its output: an unnamed file, so that nothing is left however this process ends.
     data: File,
 }
 
@@ -65,7 +65,7 @@ impl Recording {
     /// Begins to look at this process and at all threads that it starts from now on.
     ///
     /// # Errors
-    /// `NotFound` without `perf`; what `perf` says if it may not look.
+    /// `NotFound` without `perf`; the message of `perf` if it has no permission.
     pub fn start(frequency_hz: u32) -> io::Result<Recording> {
         let data = unnamed(&std::env::temp_dir())?;
         let pid = std::process::id().to_string();
@@ -108,10 +108,10 @@ impl Recording {
         text.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// Ends it and returns what was seen.
+    /// Ends the recording and returns the samples.
     ///
     /// # Errors
-    /// What `perf script` says.
+    /// The error of `perf script`.
     pub fn finish(mut self) -> io::Result<Vec<Sample>> {
         sys::interrupt(&self.perf)?;
         let start = Instant::now();
@@ -193,7 +193,7 @@ fn frame_of(line: &str) -> Option<Frame> {
 /// Writes text to a file, naming it in the error.
 ///
 /// # Errors
-/// What writing failed with.
+/// The error of writing.
 pub fn write(path: &std::path::Path, bytes: &[u8]) -> io::Result<()> {
     let written = fs::File::create(path).and_then(|mut f| f.write_all(bytes));
     written.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))

@@ -73,7 +73,7 @@ impl Symbols {
         }
         let Some(frame) = sample.frames.first() else { return Part::System };
         let mut functions = self.at(frame);
-        // A library's function says little by itself: what called it may say more.
+        // The name of a library function says little; its caller may say more.
         if !is_ours(&functions) && !is_copy(&frame.function) && sample.frames.len() > 1 {
             functions.extend(self.at(&sample.frames[1]));
         }

@@ -197,7 +197,7 @@ pub trait Reader: Send {
     /// Makes ready for what will come.
     ///
     /// # Errors
-    /// What the connection failed with.
+    /// The error of the connection.
     fn begin(&mut self, _from: &Target<'_>) -> io::Result<()> {
         Ok(())
     }
@@ -205,13 +205,13 @@ pub trait Reader: Send {
     /// Takes what comes next, and looks at it if it is to; 0 is the end of the stream.
     ///
     /// # Errors
-    /// What the connection failed with.
+    /// The error of the connection.
     fn call(&mut self, from: &Target<'_>) -> io::Result<u64>;
 
     /// Lets go of what it still holds of the connection.
     ///
     /// # Errors
-    /// What the connection failed with.
+    /// The error of the connection.
     fn finish(&mut self, _from: &Target<'_>) -> io::Result<()> {
         Ok(())
     }
@@ -276,7 +276,7 @@ pub trait Rig {
     /// Makes one connection from which `reader` takes what is sent for about `time` after the warm-up.
     ///
     /// # Errors
-    /// What the connection failed with.
+    /// The error of the connection.
     fn stream(
         &mut self,
         load: &Load,

@@ -24,7 +24,7 @@ impl Real {
     /// nothing and sums itself, so that packets arrive as on a wire.
     ///
     /// # Errors
-    /// What the device or the namespaces failed with.
+    /// The error of the device or the namespaces.
     pub fn new(
         over: Over,
         placement: Placement,

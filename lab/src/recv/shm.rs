@@ -33,7 +33,7 @@ impl Shared {
     /// Starts the child and joins it. Without aggregation the child's stack cuts its segments.
     ///
     /// # Errors
-    /// The child did not come, or there is no memory to share; the error says what to do.
+    /// The child did not connect, or there is no memory to share; the error has the remedy.
     pub fn new(placement: Placement, offloads: Offloads) -> io::Result<Shared> {
         let limit = |device| offloads.limit(device);
         let link = Linked::new(ROLE, placement, offloads.aggregation, limit)?;

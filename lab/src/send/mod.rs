@@ -122,7 +122,7 @@ pub trait Caller: Send {
     /// Makes one call (a write, a sendfile); returns how many bytes were accepted.
     ///
     /// # Errors
-    /// What the connection failed with.
+    /// The error of the connection.
     fn call(&mut self, to: &Target<'_>) -> io::Result<u64>;
 
     /// How often the caller itself copies each byte on its way; what the stack copies it counts by
@@ -131,10 +131,10 @@ pub trait Caller: Send {
         0
     }
 
-    /// Looks at what was sent, once everything is.
+    /// Checks the sent bytes at the end.
     ///
     /// # Errors
-    /// What the stack failed with.
+    /// The error of the stack.
     fn finish(&mut self, _to: &Target<'_>) -> io::Result<()> {
         Ok(())
     }
@@ -201,7 +201,7 @@ pub trait Rig {
     /// Makes one connection and lets `caller` send for about `time` after the warm-up.
     ///
     /// # Errors
-    /// What the connection failed with.
+    /// The error of the connection.
     fn stream(
         &mut self,
         load: &Load,

@@ -43,7 +43,7 @@ impl Linked {
     /// cuts its segments, and ours does not join them.
     ///
     /// # Errors
-    /// The child did not come, or there is no memory to share; the error says what to do.
+    /// The child did not connect, or there is no memory to share; the error has the remedy.
     pub fn new(
         role: &str,
         placement: Placement,
@@ -64,7 +64,7 @@ impl Linked {
         Ok(Linked { child, stack, far })
     }
 
-    /// What the child's end of a connection cost, which took about `time`.
+    /// The cost of the child's end of a connection, which takes about `time`.
     pub fn far_report(&mut self, time: Duration) -> io::Result<Report> {
         Ok(Report::from_json(&self.child.report(time + PATIENCE)?))
     }
@@ -106,7 +106,7 @@ impl Shared {
     /// Starts the child and joins it. Every run must have the load's warm-up and read size.
     ///
     /// # Errors
-    /// The child did not come, or there is no memory to share; the error says what to do.
+    /// The child did not connect, or there is no memory to share; the error has the remedy.
     pub fn new(placement: Placement, super_segments: bool) -> io::Result<Shared> {
         let wrap = |device| with_super_segments(device, super_segments);
         let link = Linked::new(ROLE, placement, true, wrap)?;
@@ -114,7 +114,7 @@ impl Shared {
     }
 }
 
-/// Joins the other process and puts a stack on what both share; also returns its address.
+/// Joins the other process and builds a stack on the shared memory; also returns its address.
 ///
 /// `wrap` may put something in front of the device.
 /// `gro`: whether the stack joins segments that come one by one.

@@ -20,12 +20,12 @@ pub(crate) const ROLE: &str = "http";
 const REQUEST: &[u8] =
     b"GET / HTTP/1.1\r\nHost: hello\r\nUser-Agent: fulmar-lab\r\nAccept: */*\r\n\r\n";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// What a client may take beyond its time.
+/// Time that a client may take beyond its run.
 const PATIENCE: Duration = Duration::from_secs(8);
 /// Requests per connection before the server's account and the client's time start.
 pub const WARM_REQUESTS: u64 = 2;
 
-/// What a client does.
+/// The work of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec {
     /// The server.

@@ -1,4 +1,4 @@
-//! `bench serve`: what an ordinary event-driven server costs on fulmar and on the kernel.
+//! `bench serve`: the cost of an ordinary event-driven server on fulmar and on the kernel.
 //!
 //! The same single-threaded hello-world HTTP server runs over a poll set of fulmar's on a TAP, and over epoll on the
 //! kernel's sockets on veth. The client is a kernel process on the other CPU, the same for both.
@@ -93,7 +93,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     Ok(Report::of(&SHAPE, outcome))
 }
 
-/// What was opened for each stack.
+/// The open devices and sockets of each stack.
 struct Topology {
     fulmar: RefCell<Option<Testbed>>,
     kernel: Option<Pair>,

@@ -9,7 +9,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use crate::cpu::{self, MachineClock};
 
-/// What every request is answered with.
+/// The response to every request.
 pub const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nServer: hello\r\nContent-Type: text/plain\r\n\
 Content-Length: 14\r\nConnection: keep-alive\r\n\r\nHello, world!\n";
 /// The token of the listener; connections count from 0.
@@ -21,7 +21,7 @@ const READ_BYTES: usize = 4096;
 /// How long the server waits for its clients to act.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A stack's sockets, non-blocking, with what waits for many of them.
+/// A stack's non-blocking sockets, with a poll set or epoll.
 pub trait Sockets {
     /// A connection.
     type Stream: Read + Write;
@@ -119,7 +119,7 @@ impl Sockets for OnFulmar {
     }
 }
 
-/// What a run of the server cost, from the end of the warm-up to the end of the first connection.
+/// The cost of a run of the server, from the end of the warm-up to the end of the first connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     /// Requests answered.
@@ -215,7 +215,7 @@ impl<S: Sockets> Server<S> {
         }
     }
 
-    /// Answers every request that ends in what can be read now. A client sends no part of one.
+    /// Answers every request that can be read now. A client sends whole requests only.
     fn answer(&mut self, token: usize) {
         let Some(Some(stream)) = self.connections.get_mut(token) else { return };
         match answered(stream) {

@@ -23,12 +23,12 @@ pub const OPEN_PORT: u16 = 80;
 pub const CLOSED_PORT: u16 = 81;
 /// The router of the victim: an address that the flooder claims.
 pub const ROUTER_IP: Ipv4Addr = Ipv4Addr::new(10, 72, 0, 254);
-/// An unused station address, so that the far end drops what is sent there before its IP looks at it.
+/// An unused station address: the far end drops frames to it before IP.
 const ROUTER_ETHER: EtherAddr = EtherAddr([2, 0, 0, 0, 0x72, 9]);
 /// A local experimental EtherType (IEEE 802).
 const UNCLAIMED: u16 = 0x88b5;
 
-/// What is sent.
+/// Types of flooded frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Frames {
     /// SYNs under an unclaimed EtherType.

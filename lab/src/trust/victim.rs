@@ -20,11 +20,11 @@ use fulmar_gateway::netns::Netns;
 /// Connections in the accept queue and embryos in the SYN queue at most: std's choice on most systems.
 const BACKLOG: usize = 128;
 /// Sections at most until the SYN queue is full and every SYN is answered, and the time between them: a link
-/// that has just been brought up drops what is sent for a moment.
+/// that has just been brought up drops frames for a moment.
 const PATIENCE: usize = 200;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What a victim has done so far.
+/// Counters of a victim.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     /// SYNs that it answered with a cookie.
@@ -36,7 +36,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// What was added since `earlier`.
+    /// The difference to `earlier`.
     pub fn since(self, earlier: Tally) -> Tally {
         Tally {
             cookies: self.cookies - earlier.cookies,
@@ -170,7 +170,7 @@ impl Victim {
         Ok(cpu::thread_cpu()?.saturating_sub(begin))
     }
 
-    /// What it has done so far.
+    /// Its counters.
     pub fn tally(&mut self) -> io::Result<Tally> {
         let devices = self.netns.run(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
         let answers = received_frames(&devices, self.interface);
@@ -181,7 +181,7 @@ impl Victim {
 }
 
 impl Tcp {
-    /// Takes in what has come. The kernel has done so already.
+    /// Processes the received frames. The kernel has done so already.
     fn poll(&mut self) {
         if let Tcp::Fulmar { shard, began, .. } = self {
             while shard.step(StackInstant::ZERO + began.elapsed(), 2 * SECTION) > 0 {}

@@ -1,4 +1,4 @@
-//! What the stages of a datagram's way cost, call by call: a short round over stacks that keep an account.
+//! Cost of a datagram by stage, call by call: a short round over stacks that keep an account.
 
 use std::io;
 use std::time::Instant;
@@ -59,7 +59,7 @@ fn opened(device: Device) -> io::Result<(Option<Shards>, Ours)> {
     Ok((Some(shards), ours))
 }
 
-/// Makes calls for a while, and asks what they have cost.
+/// Makes calls for a while, and returns their cost.
 fn of_call(
     ours: &mut Ours,
     device: Device,

@@ -1,4 +1,4 @@
-//! `bench udp`: what a datagram costs its sender.
+//! `bench udp`: the cost of a datagram.
 //!
 //! Connected, unconnected, many in a call, cut by the device; on the simulated device and over TAP to a
 //! kernel socket, beside the kernel's `send`, `sendto`, `sendmmsg` and UDP_SEGMENT on veth; by one
@@ -36,7 +36,7 @@ const QUICK: Duration = Duration::from_secs(12);
 const BYTES: [usize; 3] = [SMALL, 256, MOST_BYTES];
 /// The payload that the ratios are about.
 const SMALL: usize = 18;
-/// What one packet of MTU 1500 carries.
+/// Payload of one packet of MTU 1500.
 const MOST_BYTES: usize = 1472;
 
 /// CPU per datagram: one per call, many per call, segmentation offload, several threads; CPU per frame in bursts
@@ -91,7 +91,7 @@ impl Options {
     }
 }
 
-/// What datagrams go through.
+/// The device of the datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Device {
     /// A simulated NIC with a modelled peer that discards.
@@ -217,7 +217,7 @@ type Opened = (Device, RefCell<Vec<Box<dyn Rig>>>);
 /// here is said on standard error and left out.
 ///
 /// # Errors
-/// Nothing of what was asked for can be measured here.
+/// The options select nothing that can be measured here.
 pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     let mut devices = options.devices();
     if let Err(e) = isolated {

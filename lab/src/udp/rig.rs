@@ -39,7 +39,7 @@ const SIM_FAR: Ipv4Addr = Ipv4Addr::new(10, 72, 6, 2);
 const SOL_UDP: i32 = 17;
 const UDP_SEGMENT: i32 = 103;
 
-/// What a run of a way cost.
+/// The cost of one run of a variant.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     /// CPU time of the sending thread, without simulated hardware.
@@ -224,7 +224,7 @@ impl Ours {
         let connected = fulmar::UdpSocket::bind(&stack, (near, 0))?;
         connected.connect(far)?;
         let open = fulmar::UdpSocket::bind(&stack, (near, 0))?;
-        // What the peer has sent is there at once, or never.
+        // Datagrams of the peer arrive immediately, or never.
         open.set_read_timeout(Some(LONGEST_WAIT))?;
         let (payload, rooms) = (Vec::new(), vec![[0; ROOM_BYTES]; BATCH]);
         let mut ours =

@@ -1,4 +1,4 @@
-//! What an idle stack costs: many established connections on which nothing happens.
+//! The cost of an idle stack: many established connections without traffic.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

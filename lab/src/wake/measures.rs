@@ -1,4 +1,4 @@
-//! What is made of both ends' accounts, what tables show of it, and the figures that are asked for.
+//! Evaluation of both ends' accounts, the tables, and the figures.
 
 use super::rig::Sample as Ends;
 use super::{FLOOD_PPS, idle, transmit};
@@ -76,7 +76,7 @@ const COLUMNS: &[Column] = &[
     number("runs", "runs", 0, "number of measurements"),
 ];
 
-/// What the tables show.
+/// The tables.
 pub const SHAPE: Shape = Shape {
     name: "wake",
     title: "Cost and latency of waiting",
@@ -118,7 +118,7 @@ pub fn ratios(scenarios: &[Scenario<'_>]) -> Vec<Ratio> {
 
 const EITHER: &str = "wake.rr.moderated_vs_unmoderated";
 
-/// What moderation is worth, and what it adds.
+/// The benefit of moderation, and its latency.
 fn of_moderation() -> Vec<Ratio> {
     let flood = |mode: &str, key| -> Term { (format!("bulk.tap.{mode}.two_cpus"), key) };
     let added = |name, sentence, key| {

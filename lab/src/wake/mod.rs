@@ -166,7 +166,7 @@ impl Mode {
     }
 }
 
-/// What carries the datagrams.
+/// The device of the datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Device {
     /// TAP, a kernel peer.
@@ -247,7 +247,7 @@ impl Chapter {
     }
 }
 
-/// What the far end of a scenario does.
+/// The work of the far end of a scenario.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Part {
     /// Request and reply.
@@ -294,7 +294,7 @@ impl Part {
 /// Measures.
 ///
 /// # Errors
-/// Nothing of what was asked for can be measured here.
+/// The options select nothing that can be measured here.
 pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     let rigs = open(options, isolated);
     let mut scenarios = Vec::new();
@@ -315,7 +315,7 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     Ok(Report::of(&measures::SHAPE, harness::run(plan)))
 }
 
-/// Opens what the options ask for and this machine has; what it has not is said on standard error.
+/// Opens the selected devices; reports those that this machine lacks on standard error.
 fn open(options: &Options, isolated: io::Result<()>) -> Vec<Rig> {
     if ![Chapter::Rr, Chapter::Bulk, Chapter::Sweep].into_iter().any(|c| options.wants(c)) {
         return Vec::new();
@@ -346,7 +346,7 @@ fn open(options: &Options, isolated: io::Result<()>) -> Vec<Rig> {
     rigs
 }
 
-/// Every part at every rig, what is compared side by side.
+/// Every part at every rig; compared rigs run one after the other.
 fn of_places<'a>(options: &Options, rigs: &'a [Rig]) -> Vec<Scenario<'a>> {
     // One host's flood has nothing to hold where sender and receiver take turns on a CPU.
     let is_apart = |p: &Rig| p.placement != Placement::SameCpu && p.device.takes_floods();

@@ -18,11 +18,11 @@ use super::tally::Tally;
 use crate::cpu::{self, MachineClock};
 use crate::sys;
 
-/// What a datagram is.
+/// Types of datagrams.
 pub const WARM: u8 = 0;
 pub const MEASURED: u8 = 1;
 pub const END: u8 = 2;
-/// Bytes of a question: what the published work sent.
+/// Bytes of a request, as in the published work.
 pub const QUESTION_BYTES: usize = 18;
 /// The last datagram is sent several times: it may be lost in a flood.
 const ENDINGS: u32 = 5;
@@ -112,7 +112,7 @@ impl Socket {
     }
 }
 
-/// What one end of a run did and cost, from the first measured datagram to the last.
+/// The account of one end of a run, from the first measured datagram to the last.
 #[derive(Clone, Debug, Default)]
 pub struct Account {
     pub elapsed: Duration,
@@ -344,7 +344,7 @@ fn take(socket: &Socket, answers: bool) -> io::Result<Account> {
     }
 }
 
-/// What a sender sends.
+/// The traffic of a sender.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
     /// Datagrams per second; 0: the full rate.

@@ -24,12 +24,12 @@ use fulmar_gateway::netns::Netns;
 
 /// The role of the children.
 pub(crate) const ROLE: &str = "wake";
-/// What a child may take beyond its run.
+/// Time that a child may take beyond its run.
 const PATIENCE: Duration = Duration::from_secs(8);
 const SHM: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 72, 4, 1)), IpAddr::V4(Ipv4Addr::new(10, 72, 4, 2))];
 
-/// What the far end does.
+/// The work of the far end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Load {
     /// Asks, and waits for the answer.
@@ -86,9 +86,9 @@ impl Sample {
     }
 }
 
-/// What was opened for a device and a placement.
+/// The open ends for a device and a placement.
 pub struct Rig {
-    /// What carries the datagrams.
+    /// The device of the datagrams.
     pub device: Device,
     /// Where the ends run.
     pub placement: Placement,
@@ -108,7 +108,7 @@ impl Rig {
     /// Opens it.
     ///
     /// # Errors
-    /// What the device or the namespaces failed with.
+    /// The error of the device or the namespaces.
     pub fn open(device: Device, placement: Placement, pcap: Option<&PathBuf>) -> io::Result<Rig> {
         let carrier = match device {
             Device::Tap => Carrier::Real(Box::new(Testbed::new(Over::Tap, placement, pcap)?)),
@@ -124,7 +124,7 @@ impl Rig {
     /// Runs one load; `mode` is how fulmar's ends wait.
     ///
     /// # Errors
-    /// What either end failed with.
+    /// The error of either end.
     pub fn run(&self, mode: Mode, load: Load) -> io::Result<Sample> {
         let (near_cpu, far_cpu) = self.placement.cpus(&cpu::allowed_cpus()?)?;
         match &self.carrier {
@@ -245,7 +245,7 @@ fn shm(
     Ok(Sample { near, far })
 }
 
-/// Joins the other process and puts a stack on what both share.
+/// Joins the other process and builds a stack on the shared memory.
 fn meet(name: &str, mode: Mode, address: IpAddr) -> io::Result<Stack> {
     let config = ShmConfig { name: name.to_owned(), wait: Some(PATIENCE), ..ShmConfig::default() };
     let end = Shm::open(&config).map_err(io::Error::other)?;

@@ -55,7 +55,7 @@ pub fn run(
     Ok(Sample { near: without(near, far.hardware), far: far.account })
 }
 
-/// What the modelled sender did, and the CPU time of the card's thread meanwhile.
+/// Counters of the modelled sender, and the CPU time of the card's thread.
 struct Sent {
     account: Account,
     hardware: Duration,

@@ -1,4 +1,4 @@
-//! What the loop of a program counts, and its latencies.
+//! Counters of the loop of a program, and its latencies.
 //!
 //! Latencies are kept twice: all of them, and the 99th percentile of each **stretch** of [`STRETCH_NS`]. A virtual
 //! machine that loses its CPUs for a millisecond ten times a second has more than a hundredth of its frames in those

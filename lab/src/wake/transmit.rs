@@ -54,7 +54,7 @@ pub fn scenarios() -> Vec<Scenario<'static>> {
     LOADS.into_iter().flat_map(both).collect()
 }
 
-/// What lazy taking back saves.
+/// The saving of lazy reclaims.
 pub fn ratio() -> Ratio {
     Ratio::over(
         "wake.transmit.sim.lazy_vs_at_once",

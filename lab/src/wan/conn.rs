@@ -1,4 +1,4 @@
-//! A connection of either stack, and what the stack says about it while it runs.
+//! A connection of either stack, and its statistics while it runs.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ pub(super) enum Conn {
     Linux(TcpStream),
 }
 
-/// What TCP_INFO says at one time.
+/// TCP_INFO at one time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Progress {
     /// Since the watch began.
@@ -48,7 +48,7 @@ impl Conn {
         }
     }
 
-    /// What the stack says now.
+    /// The current statistics of the stack.
     pub fn progress(&self) -> io::Result<Progress> {
         match self {
             Conn::Fulmar(s) => s.info().map(|i| Progress {
@@ -137,7 +137,7 @@ mod tests {
         let conn = Conn::Linux(client);
         (&conn).write_all(&[1; 5000]).expect("fits");
         server.read_exact(&mut [0; 5000]).expect("arrives");
-        // The ACK of what was read may be on its way.
+        // The ACK of the read bytes may be in flight.
         let mut now = conn.progress().expect("TCP_INFO");
         while now.acked_bytes < 5000 {
             thread::yield_now();

@@ -176,7 +176,7 @@ impl Server {
     }
 }
 
-/// What a server knows of a connection that it has flooded. Dropping it closes the connection.
+/// A server's record of a connection that it has flooded. Dropping it closes the connection.
 pub(super) struct Flood {
     /// CPU time of the thread that wrote.
     pub cpu: Duration,

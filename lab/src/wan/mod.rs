@@ -196,7 +196,7 @@ struct Topology {
 fn kernel_end(address: IpAddr) -> io::Result<(Netns, Box<dyn Device>)> {
     let netns = Netns::new()?;
     let tap = netns.run(|| {
-        // What one run has learned of the path would help or hinder the next.
+        // State learned about the path in one run would affect the next.
         std::fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1")?;
         let config = TapConfig { name: "wan0".to_owned(), ..TapConfig::default() };
         Tap::open(&config).map_err(io::Error::other)
@@ -288,7 +288,7 @@ impl Topology {
         10_000 + self.next_run.fetch_add(1, Ordering::Relaxed) % 20_000
     }
 
-    /// Runs `work` while the wire carries frames over a path; what the path did to data.
+    /// Runs `work` while the wire carries frames over a path; returns the statistics of data frames.
     fn over<T>(
         &self,
         path: &Impairments,
@@ -430,7 +430,7 @@ impl Topology {
     }
 }
 
-/// What a bulk run gave.
+/// The result of a bulk run.
 struct BulkRun {
     goodput_mbps: Vec<f64>,
     read_bytes: u64,

@@ -62,7 +62,7 @@ impl Wire {
         Ok(Wire { ports, senders, pool, counters: Counters::default(), fresh, ready })
     }
 
-    /// Moves frames until told to stop; what was done to those from near to far.
+    /// Moves frames until it is stopped; returns the statistics of frames from near to far.
     pub fn run(
         &mut self,
         seed: u64,
@@ -94,7 +94,7 @@ impl Wire {
             }
         }
         self.disarm();
-        // What is still on its way belongs to no later run.
+        // Frames still in flight do not belong to the next run.
         for ready in &mut self.ready {
             while let Some(p) = ready.pop_front() {
                 self.pool.free(p.chain);
