@@ -21,7 +21,7 @@ where
 /// Reads a number of seconds, with decimals, at most a year.
 ///
 /// # Errors
-/// It is none.
+/// The text is not such a number.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     const YEAR: f64 = 365.0 * 86_400.0;
     let number = text.parse::<f64>().ok().filter(|s| (0.0..=YEAR).contains(s));
@@ -33,7 +33,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 /// Reads a number of seconds above zero.
 ///
 /// # Errors
-/// It is none.
+/// The text is not such a number.
 pub fn budget(text: &str) -> Result<Duration, String> {
     let given = seconds(text)?;
     if given.is_zero() { Err("expected more than 0 seconds".to_owned()) } else { Ok(given) }

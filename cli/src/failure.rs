@@ -63,7 +63,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Adds what was being done to an I/O error.
+/// Adds the failed operation to an I/O error.
 pub trait During<T> {
     /// `what` completes the sentence "fulmar: ".
     fn during(self, what: impl fmt::Display) -> Outcome<T>;

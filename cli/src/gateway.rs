@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 
 /// A gateway of a command.
 pub(crate) struct Session<'a> {
-    /// What was asked for.
+    /// The plan made from the options.
     pub plan: Plan,
     /// The options.
     pub args: &'a Args,

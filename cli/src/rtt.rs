@@ -4,7 +4,7 @@ use crate::format::millis;
 use std::fmt;
 use std::time::Duration;
 
-/// What a run of echo requests came to.
+/// Statistics of a run of echo requests.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     sent: u64,

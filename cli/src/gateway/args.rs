@@ -88,7 +88,7 @@ fn netmask(text: &str) -> Result<u8, String> {
     })
 }
 
-/// MTU, bytes; 0: the guest is not told one. The least of IPv4 is 68 (RFC 791), of IPv6 1280 (RFC 8200 section 5).
+/// MTU in bytes; 0: none is announced. The least of IPv4 is 68 (RFC 791), of IPv6 1280 (RFC 8200 section 5).
 fn mtu(text: &str) -> Result<u32, String> {
     if text == "0" {
         return Ok(0);

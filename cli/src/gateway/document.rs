@@ -1,4 +1,4 @@
-//! A gateway's document for `fulmar stat`: that of its stack, and what a gateway adds.
+//! A gateway's document for `fulmar stat`: the document of its stack with the figures of a gateway.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,7 +15,7 @@ use serde::{Serialize, Serializer};
 
 use super::plan::{self, Plan};
 
-/// What does not change in the life of a gateway.
+/// Constant properties of a gateway.
 pub struct About {
     name: String,
     /// Inode of the network namespace of the host's sockets.

@@ -33,7 +33,7 @@ const OWN_INDEX: u32 = 1 << 20;
 pub struct Interface {
     /// A device for each of its queues.
     pub queues: Vec<Box<dyn Device>>,
-    /// What it is, for the log.
+    /// Description for the log.
     pub what: String,
 }
 
@@ -70,7 +70,7 @@ fn boxed(devices: Vec<impl Device + 'static>) -> Vec<Box<dyn Device>> {
     devices.into_iter().map(|device| Box::new(device) as Box<dyn Device>).collect()
 }
 
-/// Why there is no TAP, and what to do.
+/// Why the TAP cannot be created, and the remedy.
 fn sentence_of(e: &OpenError) -> String {
     let advice = match e.source.kind() {
         io::ErrorKind::PermissionDenied => {

@@ -72,7 +72,7 @@ impl Log {
         }
     }
 
-    /// A message about what went wrong.
+    /// An error message.
     pub fn fail(&self, message: &str) {
         self.write(ERROR, message);
     }

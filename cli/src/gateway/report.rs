@@ -87,7 +87,7 @@ struct DeniedNames {
     others: u64,
 }
 
-/// Collects what the summary says. Its copies share it.
+/// Collects the figures of the summary. Clones share them.
 #[derive(Clone, Default)]
 pub struct Reporter {
     destinations: Arc<Mutex<Destinations>>,

@@ -1,4 +1,4 @@
-//! What a stack did between two of its documents.
+//! Rates of a stack between two of its documents.
 
 use crate::format::rate;
 use fulmar::base::Counter;

@@ -39,7 +39,7 @@ struct Shown {
 pub struct App {
     shown: Vec<Shown>,
     at: usize,
-    /// What the keys mean.
+    /// Meaning of the keys.
     pub mode: Mode,
     /// The order of the rows.
     pub sort: Sort,

@@ -1,4 +1,4 @@
-//! What `fulmar top` shows: figures of one stack or gateway, made from two of its documents.
+//! The figures of `fulmar top`: those of one stack or gateway, made from two of its documents.
 
 use crate::stat::{self, Ends, Filter};
 use fulmar::base::{self, Counter};
