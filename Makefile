@@ -50,8 +50,8 @@ loom: setup
 	RUSTFLAGS="--cfg fulmar_loom" $(CARGO) run --locked --target-dir $(or $(CARGO_TARGET_DIR),target)/loom \
 		-p fulmar-models -- $(ARGS)
 
-# Undefined behaviour in the unsafe code of mbuf, by Miri: smaller pools and fewer cases, since it interprets. (The
-# table of route is too large for it.) All of it takes an hour and more: make miri ARGS=chain runs the tests with that in their name.
+# Undefined behaviour in the unsafe code of mbuf, by Miri: smaller pools and fewer cases, since it interprets. All of it
+# takes an hour and more: make miri ARGS=chain runs the tests with that in their name.
 miri: setup
 	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || { echo "Miri is a part of Rust's nightly toolchain:" \
 		"rustup toolchain install nightly --component miri,rust-src" >&2; exit 1; }

@@ -18,7 +18,6 @@ mod modelled {
 
     const ROOMS: &[(&str, &[&[Model]])] = &[
         ("mbuf", &[fulmar_stack::mbuf::MODELS]),
-        ("route", &[fulmar_stack::route::MODELS]),
         ("drivers", &[fulmar::internals::drivers::MODELS]),
         ("runtime", fulmar::internals::runtime::MODELS),
     ];

@@ -39,9 +39,7 @@ pub use fulmar_stack::device::Device;
 pub use fulmar_stack::device::moderation::ModerationConfig;
 /// An ICMP error to send about a received packet.
 pub use fulmar_stack::ip::SentError as IcmpError;
-pub use fulmar_stack::ip::{
-    IfAddr, MemoryHook, NeighbourState, NextHop, ParsePrefixError, Prefix, Route,
-};
+pub use fulmar_stack::ip::{IfAddr, NeighbourState, NextHop, ParsePrefixError, Prefix, Route};
 pub use fulmar_stack::mbuf;
 pub use fulmar_stack::mbuf::RecvBuf;
 pub use fulmar_stack::shard::{

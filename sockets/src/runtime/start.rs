@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use fulmar_stack::device::Device;
-use fulmar_stack::ip::MemoryHook;
 use fulmar_stack::mbuf::PoolConfig;
 
 use crate::runtime::account::Ledger;
@@ -83,8 +82,7 @@ pub fn hosts(
     let (now, count) = (sys::now(), devices.len());
     // The shards of a stack share its secrets: each has to know which of them owns a flow.
     let secrets = config.secrets.clone().map_or_else(entropy::draw, Ok)?;
-    let table_memory = MemoryHook(sys::advise_huge_pages);
-    let config = &StackConfig { secrets: Some(secrets), table_memory, ..config.clone() };
+    let config = &StackConfig { secrets: Some(secrets), ..config.clone() };
     let mut handoffs = handoffs(count).into_iter();
     let mut all = Vec::with_capacity(count);
     for (device, id) in devices.into_iter().zip(0u16..) {

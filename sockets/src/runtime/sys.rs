@@ -62,13 +62,6 @@ fn usage() -> libc::rusage {
     usage
 }
 
-/// Asks for huge pages (MADV_HUGEPAGE) for unused memory, so that random reads cause fewer TLB misses. Errors are
-/// ignored.
-pub(crate) fn advise_huge_pages(start: *const u8, bytes: usize) {
-    // SAFETY: advice changes no memory's contents and no mapping, wherever it is about.
-    unsafe { libc::madvise(start.cast_mut().cast(), bytes, libc::MADV_HUGEPAGE) };
-}
-
 /// Fills `bytes` from the system's generator of random numbers (getrandom(2)), waiting at the start of
 /// the machine until it is ready; returns how many it has filled.
 ///

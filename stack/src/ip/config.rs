@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use crate::base::{Duration, EtherAddr, Medium, Zone};
-use crate::route::{MemoryHook, NeighbourConfig, Prefix, Route};
+use crate::route::{NeighbourConfig, Prefix, Route};
 
 /// An address of the interface, with the prefix of its link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,8 +65,6 @@ pub struct Config {
     /// Upper bound of packets waiting for neighbour resolution, bytes; replies may use half of it.
     /// 1 MiB.
     pub neighbour_queue_bytes: usize,
-    /// Called with the memory of a large routing table, for `madvise` for example.
-    pub table_memory: MemoryHook,
 }
 
 impl Default for Config {
@@ -88,7 +86,6 @@ impl Default for Config {
             path_mtu_lifetime: Duration::from_secs(600),
             reassembly_bytes: 4 << 20,
             neighbour_queue_bytes: 1 << 20,
-            table_memory: MemoryHook::default(),
         }
     }
 }

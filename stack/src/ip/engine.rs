@@ -78,7 +78,7 @@ impl Ip {
             jittered(config.neighbours.reachable, secrets.random(KeyUse::ReachableTime).number());
         let mut ip = Ip {
             addresses: Addresses::default(),
-            tables: Tables::new(config.table_memory),
+            tables: Tables::default(),
             neighbours: Neighbours::new(config.neighbours),
             waiting: ResolutionQueue::new(config.neighbour_queue_bytes),
             path_mtus: PathMtus::default(),

@@ -59,7 +59,7 @@ mod waiting;
 pub use crate::route::NeighbourConfig;
 pub use crate::route::RouteError;
 pub use crate::route::{
-    MemoryHook, Neighbour, NeighbourState, NextHop, ParsePrefixError, Prefix, Route, Traffic,
+    Neighbour, NeighbourState, NextHop, ParsePrefixError, Prefix, Route, Traffic,
 };
 pub use config::{Config, ConfigError, IfAddr};
 pub use engine::Ip;

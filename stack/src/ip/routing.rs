@@ -11,7 +11,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use crate::base::{FlowKey, Instant, Key};
 use crate::mbuf::Chain;
-use crate::route::{MemoryHook, NextHop, Prefix, Route, RouteError, SourcePolicy, Table};
+use crate::route::{NextHop, Prefix, Route, RouteError, SourcePolicy, Table};
 
 use crate::ip::engine::Ip;
 use crate::ip::{ConfigError, address};
@@ -32,14 +32,9 @@ pub(crate) struct Tables {
     generation: u64,
     /// Number of tables with multipath routes.
     multipath_tables: usize,
-    memory_hook: MemoryHook,
 }
 
 impl Tables {
-    pub(crate) fn new(memory_hook: MemoryHook) -> Tables {
-        Tables { main: Table::with_memory_hook(memory_hook), memory_hook, ..Tables::default() }
-    }
-
     /// The table for packets from `src`.
     #[inline]
     pub(crate) fn table_for(&self, src: Option<IpAddr>) -> u32 {
@@ -87,9 +82,9 @@ impl Tables {
         if self.others.len() >= MAX_TABLES && !self.others.contains_key(&table) {
             return None;
         }
-        let (main, memory_hook) = (&self.main, self.memory_hook);
+        let main = &self.main;
         Some(self.others.entry(table).or_insert_with(|| {
-            let mut new = Table::with_memory_hook(memory_hook);
+            let mut new = Table::new();
             for via in main.down() {
                 new.set_gateway_up(via, false);
             }

@@ -19,15 +19,9 @@ mod neighbour;
 mod next_hop;
 mod ranges;
 mod raw;
-mod sync;
 mod table;
 
-pub use fib::FibBytes;
-pub use fib::FibError;
 pub(crate) use fib::MAX_ANSWER;
-#[cfg(fulmar_loom)]
-pub use fib::MODELS;
-pub use fib::{Fib, FibReader, Key};
 pub(crate) use neighbour::Advertisement;
 pub(crate) use neighbour::Learned;
 pub use neighbour::NeighbourConfig;
@@ -36,4 +30,4 @@ pub use next_hop::GroupError;
 pub(crate) use next_hop::SourcePolicy;
 pub use next_hop::{Group, NextHop, NextHops};
 pub use table::RouteError;
-pub use table::{MemoryHook, ParsePrefixError, Prefix, Route, Table};
+pub use table::{ParsePrefixError, Prefix, Route, Table};

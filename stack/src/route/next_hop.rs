@@ -1,6 +1,6 @@
 //! Next hop groups (ECMP) and source policy routing.
 //!
-//! Input: an answer of [`crate::route::Fib`] (the number of a group), a flow hash, the state of gateways.
+//! Input: an answer of `Fib` (the number of a group), a flow hash, the state of gateways.
 //! Output: a next hop. Owns its entries only.
 //!
 //! A flow keeps its next hop while that is up: the member with the highest weight for the flow is
@@ -115,8 +115,7 @@ impl NextHops {
         NextHops::default()
     }
 
-    /// Adds a reference to a group, creating it if necessary. Returns its number, for
-    /// [`crate::route::Fib::insert`].
+    /// Adds a reference to a group, creating it if necessary. Returns its number.
     ///
     /// # Errors
     /// [`GroupError`].

@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use crate::route::Key;
+use crate::route::fib::Key;
 
 /// Appends the ranges of an address block, with `cover` where no inner prefix matches. `inner` are
 /// the prefixes inside the block, ordered by address, shorter first.

@@ -1,7 +1,7 @@
 //! The routing table of a stack: longest-prefix match for both IP versions.
 //!
 //! A host usually has few routes: they are flattened into one vector of ranges, and a look-up is a
-//! binary search. From [`family::FIB_THRESHOLD`] routes on they are in a [`crate::route::Fib`], with constant cost
+//! binary search. From [`family::FIB_THRESHOLD`] routes on they are in a FIB (`fib.rs`), with constant cost
 //! up to a million (`family.rs`). `ip` caches the result per destination, so a look-up runs once
 //! per destination and change, not once per packet.
 
@@ -134,9 +134,12 @@ pub enum RouteError {
     MixedVersions,
     /// No next hop, or more than `route::MAX_MEMBERS`.
     NextHops,
-    /// The table has no space for this route or its next hops.
+    /// The table has `MAX_ROUTES` prefixes, or no number for another group of next hops.
     Full,
 }
+
+/// Limit of prefixes of a table.
+const MAX_ROUTES: usize = if cfg!(test) { 2000 } else { 4 << 20 };
 
 /// The routing table.
 #[derive(Default)]
@@ -145,29 +148,12 @@ pub struct Table {
     v4: Family<u32>,
     v6: Family<u128>,
     generation: u64,
-    advice: MemoryHook,
-}
-
-/// Called with the address and length of the memory that look-ups in a large table read, before its
-/// first use, to request huge pages from the operating system. The default does nothing.
-#[derive(Clone, Copy, Debug)]
-pub struct MemoryHook(pub fn(*const u8, usize));
-
-impl Default for MemoryHook {
-    fn default() -> Self {
-        MemoryHook(|_, _| ())
-    }
 }
 
 impl Table {
     /// An empty table.
     pub fn new() -> Table {
         Table::default()
-    }
-
-    /// An empty table that calls `advice` when it becomes large.
-    pub fn with_memory_hook(advice: MemoryHook) -> Table {
-        Table { advice, ..Table::default() }
     }
 
     /// Adds a route, or replaces the one with the same prefix. Returns the replaced route; of a
@@ -195,28 +181,30 @@ impl Table {
         if addresses.any(|a| a.is_ipv4() != is_v4) {
             return Err(RouteError::MixedVersions);
         }
+        if self.len() >= MAX_ROUTES && self.number(dst).is_none() {
+            return Err(RouteError::Full);
+        }
         let number = self.hops.add(hops).map_err(|e| match e {
             GroupError::Members => RouteError::NextHops,
             GroupError::Full => RouteError::Full,
         })?;
         let old = match dst.addr {
-            IpAddr::V4(a) => self.v4.insert(a.to_bits(), dst.len, number, self.advice),
-            IpAddr::V6(a) => self.v6.insert(a.to_bits(), dst.len, number, self.advice),
+            IpAddr::V4(a) => self.v4.insert(a.to_bits(), dst.len, number),
+            IpAddr::V6(a) => self.v6.insert(a.to_bits(), dst.len, number),
         };
-        match old {
-            Ok(old) => {
-                self.generation = self.generation.wrapping_add(1);
-                Ok(old.and_then(|old| self.release(dst, old)))
-            }
-            Err(_) => {
-                self.hops.remove(number);
-                Err(RouteError::Full)
-            }
+        self.generation = self.generation.wrapping_add(1);
+        Ok(old.and_then(|old| self.release(dst, old)))
+    }
+
+    /// The group of exactly this prefix.
+    fn number(&self, dst: Prefix) -> Option<u32> {
+        match dst.addr {
+            IpAddr::V4(a) => self.v4.get(a.to_bits(), dst.len),
+            IpAddr::V6(a) => self.v6.get(a.to_bits(), dst.len),
         }
     }
 
-    /// Removes a route. Returns it; of a multipath route, its first next hop. In the rare case that
-    /// there is no space for the ranges that replace it, the route stays and `None` is returned.
+    /// Removes a route. Returns it; of a multipath route, its first next hop.
     pub fn remove(&mut self, dst: Prefix) -> Option<Route> {
         let dst = Prefix::new(dst.addr, dst.len)?;
         let number = match dst.addr {
@@ -251,11 +239,8 @@ impl Table {
     fn lookup_shorter(&self, ip: IpAddr) -> Option<&Group> {
         let bits = if ip.is_ipv4() { 32 } else { 128 };
         (0..=bits).rev().find_map(|len| {
-            let number = match ip {
-                IpAddr::V4(a) => self.v4.get(a.to_bits(), len),
-                IpAddr::V6(a) => self.v6.get(a.to_bits(), len),
-            };
-            self.hops.group(number?).filter(|g| g.is_up())
+            let number = self.number(Prefix::new(ip, len)?)?;
+            self.hops.group(number).filter(|g| g.is_up())
         })
     }
 
@@ -407,6 +392,20 @@ mod tests {
         let many = vec![hop; crate::route::next_hop::MAX_MEMBERS + 1];
         assert_eq!(t.insert_multipath(dst, &many), Err(RouteError::NextHops));
         assert!(t.is_empty() && t.generation() == 0);
+    }
+
+    #[test]
+    fn a_full_table_refuses_further_prefixes_only() {
+        let mut t = Table::new();
+        let route = |n: usize| {
+            let addr = Ipv6Addr::from_bits((n as u128) << 64).into();
+            Route::on_link(Prefix { addr, len: 64 })
+        };
+        (0..MAX_ROUTES).for_each(|n| assert_eq!(t.insert(route(n)), Ok(None)));
+        assert_eq!(t.insert(route(MAX_ROUTES)), Err(RouteError::Full));
+        assert_eq!(t.insert(route(3)), Ok(Some(route(3))));
+        assert!(t.remove(route(3).dst).is_some());
+        assert_eq!(t.insert(route(MAX_ROUTES)), Ok(None));
     }
 
     /// Addresses from a small range of each space, so that prefixes overlap often.

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use crate::base::{Duration, Secrets};
 use crate::device::moderation::ModerationConfig;
-use crate::ip::{IfAddr, MemoryHook};
+use crate::ip::IfAddr;
 use crate::mbuf::PoolConfig;
 use crate::route::Route;
 
@@ -32,9 +32,6 @@ pub struct StackConfig {
     pub tcp: crate::tcp::Config,
     /// Largest IP packet in bytes, at most the device's; `None`: the device's.
     pub mtu: Option<usize>,
-    /// Called with the memory of a large route table before it is filled. Default nothing; a
-    /// stack with threads advises huge pages.
-    pub table_memory: MemoryHook,
     /// From these all keys are derived: of sequence numbers, ports, hash tables. `None`, the default: a
     /// stack with threads draws 256 bits from the operating system; a shard alone must be given them.
     pub secrets: Option<Secrets>,
@@ -81,7 +78,6 @@ impl Default for StackConfig {
             pool: PoolConfig::default(),
             tcp: crate::tcp::Config::default(),
             mtu: None,
-            table_memory: MemoryHook::default(),
             secrets: None,
             max_sockets: 131_072,
             source_limits: SourceLimits::default(),

@@ -123,7 +123,6 @@ fn net_over(
         mtu: config.mtu.unwrap_or(caps.mtu),
         reassembly_bytes: reassembly_bytes(receive_share_bytes),
         neighbour_queue_bytes: neighbour_queue_bytes(receive_share_bytes),
-        table_memory: config.table_memory,
         ..crate::ip::Config::default()
     };
     let ip = Ip::new(ip_config, secrets).map_err(SetupError::Ip)?;

@@ -1,6 +1,5 @@
 //! The allocator of a table's memory.
 
-#![forbid(unsafe_code)]
 // Sums of offsets and lengths within existing memory.
 #![allow(clippy::arithmetic_side_effects)]
 
@@ -8,45 +7,34 @@ use alloc::collections::{BTreeMap, BTreeSet};
 
 use crate::route::raw::LINE_WORDS;
 
-/// A best-fit allocator of blocks in bounded memory. The unit of lengths is up to the table.
-pub struct BlockAllocator {
+/// A best-fit allocator of blocks in memory that grows. The unit of lengths is up to the table.
+pub(super) struct BlockAllocator {
     /// Start of the unused rest of the memory.
     top: usize,
-    limit: usize,
     /// Free blocks below `top`: offset to length. No two are adjacent, and none ends at `top`.
     free_blocks: BTreeMap<usize, usize>,
     /// The same as (length, offset).
     by_length: BTreeSet<(usize, usize)>,
-    free_units: usize,
-    /// The maximum of `top` so far.
-    touched: usize,
 }
 
 impl BlockAllocator {
-    /// An allocator of the units from `first` to `limit`, all free.
-    pub(super) fn new(first: usize, limit: usize) -> BlockAllocator {
-        let (free_blocks, by_length) = (BTreeMap::new(), BTreeSet::new());
-        BlockAllocator { top: first, limit, free_blocks, by_length, free_units: 0, touched: first }
+    /// An allocator of the units from `first` on, all free.
+    pub(super) fn new(first: usize) -> BlockAllocator {
+        BlockAllocator { top: first, free_blocks: BTreeMap::new(), by_length: BTreeSet::new() }
     }
 
-    /// Units ever used, and how many of them are free.
-    pub(super) fn usage(&self) -> (usize, usize) {
-        (self.touched, self.free_units + self.touched - self.top)
-    }
-
-    /// Allocates a block: the smallest free one that is long enough. `None` if there is no space.
-    pub(super) fn allocate(&mut self, count: usize) -> Option<usize> {
+    /// Allocates a block: the smallest free one that is long enough.
+    pub(super) fn allocate(&mut self, count: usize) -> usize {
         let Some((len, offset)) = self.by_length.range((count, 0)..).next().copied() else {
             let offset = self.top;
-            self.top = offset.checked_add(count).filter(|end| *end <= self.limit)?;
-            self.touched = self.touched.max(self.top);
-            return Some(offset);
+            self.top += count;
+            return offset;
         };
         self.remove_free(offset, len);
         if len > count {
             self.insert_free(offset + count, len - count);
         }
-        Some(offset)
+        offset
     }
 
     /// Frees a block and coalesces it with adjacent free blocks.
@@ -72,48 +60,34 @@ impl BlockAllocator {
     fn insert_free(&mut self, offset: usize, len: usize) {
         self.free_blocks.insert(offset, len);
         self.by_length.insert((len, offset));
-        self.free_units += len;
     }
 
     fn remove_free(&mut self, offset: usize, len: usize) {
         self.free_blocks.remove(&offset);
         self.by_length.remove(&(len, offset));
-        self.free_units -= len;
     }
 }
 
 /// An allocator of blocks of words that span as few cache lines as possible: a block that fits a
 /// line is within one, a longer block starts at one.
-pub struct LineAllocator {
+pub(super) struct LineAllocator {
     /// Allocator of whole lines.
     whole: BlockAllocator,
     /// Free parts of lines: offset to length. No two are adjacent, and none is a whole line.
     free_blocks: BTreeMap<usize, usize>,
     by_length: BTreeSet<(usize, usize)>,
-    free_words: usize,
 }
 
 impl LineAllocator {
-    /// An allocator of the words from `first`, rounded up to a line, to `limit`.
-    pub(super) fn new(first: usize, limit: usize) -> LineAllocator {
-        let whole = BlockAllocator::new(first.div_ceil(LINE_WORDS), limit / LINE_WORDS);
-        LineAllocator {
-            whole,
-            free_blocks: BTreeMap::new(),
-            by_length: BTreeSet::new(),
-            free_words: 0,
-        }
-    }
-
-    /// Words ever used, and how many of them are free.
-    pub(super) fn usage(&self) -> (usize, usize) {
-        let (touched, free) = self.whole.usage();
-        (touched * LINE_WORDS, free * LINE_WORDS + self.free_words)
+    /// An allocator of the lines from `first` on.
+    pub(super) fn new(first: usize) -> LineAllocator {
+        let whole = BlockAllocator::new(first);
+        LineAllocator { whole, free_blocks: BTreeMap::new(), by_length: BTreeSet::new() }
     }
 
     /// Allocates a block of at least one word: in the smallest free part of a line that is long
-    /// enough, else in new lines. `None` if there is no space.
-    pub(super) fn allocate(&mut self, words: usize) -> Option<usize> {
+    /// enough, else in new lines.
+    pub(super) fn allocate(&mut self, words: usize) -> usize {
         let (offset, len) = match self.by_length.range((words, 0)..).next().copied() {
             Some((len, offset)) => {
                 self.remove_free(offset, len);
@@ -121,13 +95,13 @@ impl LineAllocator {
             }
             None => {
                 let lines = words.div_ceil(LINE_WORDS);
-                (self.whole.allocate(lines)? * LINE_WORDS, lines * LINE_WORDS)
+                (self.whole.allocate(lines) * LINE_WORDS, lines * LINE_WORDS)
             }
         };
         if len > words {
             self.insert_free(offset + words, len - words);
         }
-        Some(offset)
+        offset
     }
 
     /// Frees a block.
@@ -147,10 +121,10 @@ impl LineAllocator {
         let line = offset / LINE_WORDS;
         let end = offset + len;
         if end / LINE_WORDS == line
-            && let Some(behind) = self.free_blocks.get(&end).copied()
+            && let Some(after) = self.free_blocks.get(&end).copied()
         {
-            self.remove_free(end, behind);
-            len += behind;
+            self.remove_free(end, after);
+            len += after;
         }
         let before = self.free_blocks.range(line * LINE_WORDS..offset).next_back();
         if let Some((before, part)) = before.map(|(p, l)| (*p, *l))
@@ -168,13 +142,28 @@ impl LineAllocator {
     fn insert_free(&mut self, offset: usize, len: usize) {
         self.free_blocks.insert(offset, len);
         self.by_length.insert((len, offset));
-        self.free_words += len;
     }
 
     fn remove_free(&mut self, offset: usize, len: usize) {
         self.free_blocks.remove(&offset);
         self.by_length.remove(&(len, offset));
-        self.free_words -= len;
+    }
+}
+
+#[cfg(test)]
+impl BlockAllocator {
+    /// Whether all units from `first` on are free.
+    pub(super) fn is_empty(&self, first: usize) -> bool {
+        self.top == first && self.free_blocks.is_empty() && self.by_length.is_empty()
+    }
+}
+
+#[cfg(test)]
+impl LineAllocator {
+    /// Whether all lines from `first` on are free.
+    pub(super) fn is_empty(&self, first: usize) -> bool {
+        let is_whole = self.free_blocks.is_empty() && self.by_length.is_empty();
+        is_whole && self.whole.is_empty(first)
     }
 }
 
@@ -183,38 +172,36 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const FIRST: usize = 21;
-    const LIMIT: usize = 512;
+    const FIRST: usize = 3;
 
     proptest! {
         #[test]
         fn blocks_never_overlap_and_span_as_few_lines_as_possible(
             steps in prop::collection::vec((1usize..30, any::<prop::sample::Index>(), 0u8..3), 1..200),
         ) {
-            let mut lines = LineAllocator::new(FIRST, LIMIT);
-            let (mut is_taken, mut blocks) = (vec![false; LIMIT], Vec::<(usize, usize)>::new());
+            let mut lines = LineAllocator::new(FIRST);
+            let (mut is_taken, mut blocks) = (Vec::new(), Vec::<(usize, usize)>::new());
             for (words, which, what) in steps {
                 if what == 0 && !blocks.is_empty() {
                     let (offset, words) = blocks.swap_remove(which.index(blocks.len()));
                     is_taken[offset..offset + words].fill(false);
                     lines.free(offset, words);
-                } else if let Some(offset) = lines.allocate(words) {
-                    prop_assert!(offset >= FIRST && offset + words <= LIMIT);
-                    let last = (offset + words - 1) / LINE_WORDS;
-                    prop_assert_eq!(last - offset / LINE_WORDS, (words - 1) / LINE_WORDS);
-                    prop_assert!(is_taken[offset..offset + words].iter().all(|taken| !taken));
-                    is_taken[offset..offset + words].fill(true);
-                    blocks.push((offset, words));
-                } else {
-                    // Allocation fails only when the memory is well used.
-                    prop_assert!(is_taken.iter().filter(|taken| **taken).count() > LIMIT / 4);
+                    continue;
                 }
-                let (touched, free) = lines.usage();
-                prop_assert_eq!(touched - free - 24, blocks.iter().map(|b| b.1).sum::<usize>());
+                let offset = lines.allocate(words);
+                prop_assert!(offset >= FIRST * LINE_WORDS);
+                let last = (offset + words - 1) / LINE_WORDS;
+                prop_assert_eq!(last - offset / LINE_WORDS, (words - 1) / LINE_WORDS);
+                is_taken.resize(is_taken.len().max(offset + words), false);
+                prop_assert!(is_taken[offset..offset + words].iter().all(|taken| !taken));
+                is_taken[offset..offset + words].fill(true);
+                blocks.push((offset, words));
+                // The memory grows only if it is well used.
+                let used: usize = blocks.iter().map(|b| b.1).sum();
+                prop_assert!(is_taken.len() < 400 || used > is_taken.len() / 8);
             }
             blocks.into_iter().for_each(|(offset, words)| lines.free(offset, words));
-            prop_assert!(lines.free_blocks.is_empty() && lines.by_length.is_empty());
-            prop_assert_eq!(lines.allocate(LIMIT - 24), Some(24), "all of it is one block again");
+            prop_assert!(lines.is_empty(FIRST), "all of it is one block again");
         }
     }
 }

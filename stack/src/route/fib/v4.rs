@@ -19,22 +19,16 @@
 //! and usually one line of the block, which spans as few lines as possible. It has few
 //! instructions, so that many look-ups fit the reorder buffer, and almost no unpredictable branch.
 //! Entries are one byte, to keep the table small and cached.
-//!
-//! An update writes a new block, then the slot, then the count. The old block is free immediately:
-//! a reader of it detects the changed count and retries.
 
-#![forbid(unsafe_code)]
 // The writer adds lengths within a bounded block; look-ups use `wrapping_`.
 #![allow(clippy::arithmetic_side_effects)]
 
+use alloc::vec;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::FibError;
-use super::changes::SeqCount;
-use super::key::{Sealed, Shared};
+use super::key::{Key, Lookup};
 use super::space::LineAllocator;
-use crate::route::raw::{BlockSlots, Offset};
+use crate::route::raw::{LINE_WORDS, Line, Select, word};
 
 /// Leading bits of an address that select the chunk. Of the others, 6 select the /24, and 8 are
 /// searched.
@@ -42,19 +36,22 @@ const CHUNK_BITS: u32 = 18;
 const LOW_BITS: u32 = 32 - CHUNK_BITS;
 const CHUNKS: usize = 1 << CHUNK_BITS;
 
-/// Memory for blocks: 32 MiB, of which the Internet's table uses five.
-const MEMORY_WORDS: usize = 4 << 20;
 const WORD_BYTES: usize = size_of::<u64>();
 /// The escape value: an entry with a record.
 const ESCAPE: u8 = 255;
 /// Words of the permanent one-run block of each entry value, so that a chunk with one answer needs
 /// no block.
 const SINGLE_RUN_WORDS: usize = 2;
+/// Lines of the permanent blocks.
+const PERMANENT_LINES: usize = 64;
 
-/// Memory that IPv4 look-ups read.
-pub struct Tables {
-    blocks: BlockSlots<CHUNKS, MEMORY_WORDS>,
-    seq: SeqCount,
+/// What IPv4 look-ups read: 1 MiB of slots, and blocks, which take five MiB for the Internet's table.
+pub(crate) struct Tables {
+    slots: Vec<u32>,
+    /// The last line is spare.
+    lines: Vec<Line>,
+    space: LineAllocator,
+    select: Select,
 }
 
 /// A block under construction.
@@ -67,30 +64,15 @@ struct Block {
 
 impl Tables {
     #[inline(always)]
-    fn offset(&self, address: u32) -> Offset {
-        self.blocks.offset(address.chunk())
-    }
-
-    #[inline(always)]
     fn byte(&self, at: usize) -> u8 {
-        (self.blocks.word(at / WORD_BYTES) >> (8 * (at % WORD_BYTES))) as u8
-    }
-
-    /// The answer in the block at `offset`. The caller must check the count.
-    #[inline(always)]
-    fn answer(&self, address: u32, offset: Offset) -> u32 {
-        match self.blocks.byte_by_popcount(offset, address >> 8 & 63) {
-            entry if entry == usize::from(ESCAPE) => self.lookup_record(address, offset),
-            entry => entry as u32,
-        }
+        (word(&self.lines, at / WORD_BYTES) >> (8 * (at % WORD_BYTES))) as u8
     }
 
     /// Finds the record of the address's /24 and searches it. Rare; out of line, so that it uses no
     /// registers of the fast path.
     #[cold]
     #[inline(never)]
-    fn lookup_record(&self, address: u32, offset: Offset) -> u32 {
-        let offset = offset.number();
+    fn lookup_record(&self, address: u32, offset: usize) -> u32 {
         let which = (address >> 8 & 63) as u8;
         let entries = offset.wrapping_add(1).wrapping_mul(WORD_BYTES);
         let mut at = entries.wrapping_add(self.runs(offset));
@@ -105,21 +87,7 @@ impl Tables {
             }
             at = first.wrapping_add(3 * ranges);
         }
-        // A block that is being overwritten may contain anything.
         0
-    }
-
-    /// Retries a look-up that raced with an update.
-    #[cold]
-    #[inline(never)]
-    fn lookup_retry(&self, address: u32) -> u32 {
-        loop {
-            let before = self.seq.begin();
-            let answer = self.answer(address, self.offset(address));
-            if self.seq.is_unchanged(before) {
-                return answer;
-            }
-        }
     }
 
     /// The answer of the last of `ranges` ranges that start at or before `low`.
@@ -138,7 +106,7 @@ impl Tables {
 
     /// Number of runs of a block, which is the number of entries.
     fn runs(&self, offset: usize) -> usize {
-        self.blocks.word(offset).count_ones().wrapping_add(1) as usize
+        word(&self.lines, offset).count_ones().wrapping_add(1) as usize
     }
 }
 
@@ -202,101 +170,64 @@ impl Block {
         1 + (self.entries.len() + self.records.len()).div_ceil(WORD_BYTES)
     }
 
-    /// Writes the block into `words`.
-    fn write(&self, words: &[AtomicU64]) {
+    /// Writes the block at a word of `lines`.
+    fn write(&self, lines: &mut [Line], offset: usize) {
         let mut bytes = self.entries.iter().chain(&self.records).copied();
-        let (Some(runs), rest) = (words.first(), words.iter().skip(1)) else { return };
-        runs.store(self.runs, Relaxed);
-        for word in rest {
+        let rest = core::iter::repeat_with(|| {
             let next = core::array::from_fn(|_| bytes.next().unwrap_or(0));
-            word.store(u64::from_le_bytes(next), Relaxed);
-        }
+            u64::from_le_bytes(next)
+        });
+        let words = core::iter::once(self.runs).chain(rest).take(self.words());
+        let to = lines.iter_mut().skip(offset / LINE_WORDS).flat_map(|line| &mut line.0);
+        to.skip(offset % LINE_WORDS).zip(words).for_each(|(to, from)| *to = from);
     }
 }
 
-impl Shared<u32> for Tables {
-    type Control = LineAllocator;
-
-    fn new(advise: impl FnOnce(*const u8, usize)) -> (Tables, LineAllocator) {
-        let blocks = BlockSlots::new(advise);
-        let own = usize::from(ESCAPE) * SINGLE_RUN_WORDS;
-        for (entry, own) in blocks.block(0, own).chunks(SINGLE_RUN_WORDS).enumerate() {
-            own.iter().zip([0, entry as u64]).for_each(|(word, value)| word.store(value, Relaxed));
-        }
-        (Tables { blocks, seq: SeqCount::default() }, LineAllocator::new(own, MEMORY_WORDS))
+impl Default for Tables {
+    fn default() -> Tables {
+        let four = |n: u64| Line([0, n, 0, n + 1, 0, n + 2, 0, n + 3]);
+        let mut lines: Vec<Line> = (0..PERMANENT_LINES as u64).map(|line| four(4 * line)).collect();
+        lines.push(Line([0; LINE_WORDS]));
+        let space = LineAllocator::new(PERMANENT_LINES);
+        Tables { slots: vec![0; CHUNKS], lines, space, select: Select::new() }
     }
+}
 
+impl Lookup<u32> for Tables {
     #[inline]
     fn lookup(&self, address: u32) -> u32 {
-        let before = self.seq.begin();
-        let answer = self.answer(address, self.offset(address));
-        if self.seq.is_unchanged(before) { answer } else { self.lookup_retry(address) }
-    }
-
-    #[inline]
-    fn lookup_burst(&self, addresses: &[u32], answers: &mut [u32]) {
-        for (addresses, answers) in addresses.chunks(BATCH).zip(answers.chunks_mut(BATCH)) {
-            let before = self.seq.begin();
-            let mut offsets = [Offset::default(); BATCH];
-            for (offset, address) in offsets.iter_mut().zip(addresses) {
-                *offset = self.offset(*address);
-                self.blocks.prefetch(*offset);
-            }
-            for ((answer, address), offset) in answers.iter_mut().zip(addresses).zip(offsets) {
-                *answer = self.answer(*address, offset);
-            }
-            if !self.seq.is_unchanged(before) {
-                for (answer, address) in answers.iter_mut().zip(addresses) {
-                    *answer = self.lookup(*address);
-                }
-            }
+        let Some(slot) = self.slots.get(address.chunk()) else { return 0 };
+        let offset = *slot as usize;
+        match self.select.byte_by_popcount(&self.lines, offset, address >> 8 & 63) {
+            ESCAPE => self.lookup_record(address, offset),
+            entry => entry.into(),
         }
     }
 
-    fn generation(&self) -> u64 {
-        self.seq.begin()
-    }
-
-    fn publish(
-        &self,
-        space: &mut LineAllocator,
-        chunk: usize,
-        ranges: &[(u32, u32)],
-        units: u32,
-    ) -> Result<u32, FibError> {
-        self.seq.fence_before_write();
-        let block = Block::of(ranges);
-        let (offset, new_units) = match block.single_entry() {
-            Some(entry) => (usize::from(entry) * SINGLE_RUN_WORDS, 0),
-            None => {
-                let words = block.words();
-                let offset = space.allocate(words).ok_or(FibError::Full)?;
-                block.write(self.blocks.block(offset, words));
-                (offset, words)
-            }
-        };
-        let old = self.blocks.set(chunk, offset);
-        self.seq.advance();
-        // From here on the old block may be reused.
+    fn set(&mut self, chunk: usize, ranges: &[(u32, u32)], units: u32) -> u32 {
+        let Some(slot) = self.slots.get_mut(chunk) else { return 0 };
         if units > 0 {
-            space.free(old, units as usize);
+            self.space.free(*slot as usize, units as usize);
         }
-        Ok(new_units as u32)
-    }
-
-    fn bytes(&self, space: &LineAllocator) -> (usize, usize) {
-        let (touched, free) = space.usage();
-        let fixed = size_of::<Tables>() + CHUNKS * size_of::<AtomicU32>();
-        (fixed + touched * WORD_BYTES, free * WORD_BYTES)
+        let block = Block::of(ranges);
+        if let Some(entry) = block.single_entry() {
+            *slot = u32::from(entry) * SINGLE_RUN_WORDS as u32;
+            return 0;
+        }
+        let words = block.words();
+        let offset = self.space.allocate(words);
+        *slot = offset as u32;
+        let lines = (offset + words).div_ceil(LINE_WORDS) + 1;
+        if self.lines.len() < lines {
+            self.lines.resize(lines, Line([0; LINE_WORDS]));
+        }
+        block.write(&mut self.lines, offset);
+        words as u32
     }
 }
 
-/// Overlapped look-ups of a burst: more than a core's outstanding misses.
-const BATCH: usize = 32;
-
-impl Sealed for u32 {
-    type Shared = Tables;
-    type Control = LineAllocator;
+impl Key for u32 {
+    type Tables = Tables;
     const CHUNKS: usize = CHUNKS;
 
     #[inline(always)]
@@ -315,5 +246,13 @@ impl Sealed for u32 {
 
     fn next(self) -> Option<u32> {
         self.checked_add(1)
+    }
+}
+
+#[cfg(test)]
+impl Tables {
+    /// Whether every chunk has answer 0, and all memory is free.
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.iter().all(|slot| *slot == 0) && self.space.is_empty(PERMANENT_LINES)
     }
 }
