@@ -1,41 +1,59 @@
-//! The TAP device: frames to and from the kernel's own stack, super-frames included.
+//! The TAP device: frames to and from the kernel's own stack, super-frames included. Also all of the TUN device
+//! (`tun.rs`) but its configuration.
 //!
 //! Enters and leaves: frames with a virtio-net header in front, so that 64 KiB super-frames without
-//! checksums pass both ways. A sent chain is gathered by one `writev` and freed. A received frame is read
-//! into a buffer pair (`buffer_pair.rs`) or into posted buffers (`placing.rs`). Bursts of 3 to 64 small
+//! checksums pass both ways. A sent chain is gathered by one `writev` and freed (`send.rs`). A received frame is read
+//! into a buffer pair (`buffer_pair.rs`) or into posted buffers (`placing.rs`; `receive.rs`). Bursts of 3 to 64 small
 //! frames are sent with one call of io_uring (`vector.rs` has the figures). Without io_uring, or where the
 //! interface could accept a burst in part, each frame has a call of its own; `DeviceStats::path` reports
 //! which of the two and why.
+//!
+//! On a TUN what crosses the descriptor is the IP packet after its link header ([`fulmar_stack::device::plain_ip`]),
+//! without io_uring, joined datagrams and placement.
 //!
 //! Cost: 0.5 to 1.2 µs for a single small frame, depending on the machine, three quarters of that in a
 //! burst of 64; 3.8 µs for 64 KiB; and the kernel's copy. Source: linux/if_tun.h,
 //! Documentation/networking/tuntap.rst, io_uring(7).
 
-pub(crate) mod attach;
+pub(in crate::drivers) mod attach;
+mod health;
 mod netlink;
 mod queues;
 mod receive;
+mod send;
 mod vector;
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use fulmar_stack::base::{Counter, Counters, EtherAddr, FlowKey, Instant, OwnerKey, SeqNum};
+use fulmar_stack::base::{Counters, EtherAddr, FlowKey, Instant, Medium, OwnerKey, SeqNum};
 use fulmar_stack::device::{
-    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Unsupported, WakeFd,
-    WritableRanges, uso,
+    Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Tally,
+    TxTime, Unsupported, Wake, WakeFd, WritableRanges, plain_ip,
 };
 use fulmar_stack::mbuf::{Pool, WritableRange};
 
 use crate::drivers::batch::Completing;
+use crate::drivers::buffer_pair::{BufferPair, Scratch};
 use crate::drivers::placing::Placer;
-use crate::drivers::tun_queue::{Attached, Queue};
 use crate::drivers::udp_gso::UdpGso;
-use crate::drivers::{OpenError, sys, udp_gso, vnet};
-use attach::{attach_alone, open_clone_device};
+use crate::drivers::{OpenError, sys, vnet};
+use attach::Attached;
+use health::Health;
 use vector::Vector;
 
-const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+const TSO: u32 = libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
+const USO: u32 = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+/// Receive offloads, best first; older kernels refuse unknown flags (EINVAL).
+const OFFLOADS: [u32; 4] = [
+    libc::TUN_F_CSUM | TSO | libc::TUN_F_TSO_ECN | USO,
+    libc::TUN_F_CSUM | TSO | libc::TUN_F_TSO_ECN,
+    libc::TUN_F_CSUM,
+    0,
+];
+/// Largest IP packet of a super-frame in bytes.
+pub(super) const MAX_IP_BYTES: usize = 65_535;
+pub(super) const MAX_SEGS: usize = 64;
 
 /// The TAP interface, and the stack's address and MTU on it.
 #[derive(Clone, Debug)]
@@ -74,7 +92,19 @@ impl Default for TapConfig {
 
 /// One queue of a TAP interface.
 pub struct Tap {
-    queue: Queue,
+    pub(super) file: File,
+    name: String,
+    /// See [`Attached::control`].
+    control: Option<OwnedFd>,
+    caps: Caps,
+    pair: BufferPair,
+    scratch: Scratch,
+    health: Health,
+    /// The last read found the queue empty.
+    is_drained: bool,
+    /// The last write found the queue full.
+    is_blocked: bool,
+    pub(super) stats: DeviceStats,
     /// io_uring, if it is available.
     vector: Option<Vector>,
     /// Whether datagrams of one flow are sent as one super-datagram.
@@ -117,9 +147,7 @@ impl Tap {
     /// # Errors
     /// A sentence: what failed, the system's error, and what to do.
     pub fn open(config: &TapConfig) -> Result<Tap, OpenError> {
-        let file = open_clone_device()?;
-        let name = attach_alone(&file, &config.name)?;
-        Tap::set_up(Attached::here(file, name), config, 1)
+        Tap::of_frames(Attached::alone(&config.name, Medium::Ethernet)?, config, 1)
     }
 
     /// Uses a descriptor that another process has opened and attached. `config.name` is ignored.
@@ -127,91 +155,122 @@ impl Tap {
     /// # Errors
     /// The descriptor is not a TAP with IFF_VNET_HDR and IFF_NO_PI.
     pub fn from_fd(fd: OwnedFd, config: &TapConfig) -> Result<Tap, OpenError> {
-        Tap::set_up(Attached::by_another(fd, FLAGS, "TAP")?, config, 1)
+        Tap::of_frames(Attached::by_another(fd, Medium::Ethernet)?, config, 1)
     }
 
-    fn set_up(attached: Attached, config: &TapConfig, queues: u16) -> Result<Tap, OpenError> {
+    /// A TAP.
+    fn of_frames(attached: Attached, config: &TapConfig, queues: u16) -> Result<Tap, OpenError> {
         let kernel_ether =
             sys::interface_ether(attached.file.as_fd(), &attached.name).map_err(|e| {
                 let what = format!("cannot read the hardware address of {}", attached.name);
                 OpenError::new(what, e, "Linux 4.0 or newer is required")
             })?;
         let ether = config.ether.unwrap_or_else(|| derive_ether(kernel_ether));
-        let mut queue = Queue::set_up(attached, queues, config.mtu, |mtu| Caps::plain(mtu, ether))?;
+        let mut tap = Tap::set_up(attached, queues, config.mtu, |mtu| Caps::plain(mtu, ether))?;
         // The kernel writes to posted ranges during `readv` only.
-        queue.caps.places_on_receive = true;
-        let (vector, path) = open_vector(&queue.file, config);
-        queue.stats.path = path;
-        let joins = queue.caps.udp_gso && !config.one_by_one;
-        Ok(Tap {
-            queue,
-            joins: if joins { UdpGso::On } else { UdpGso::Off },
-            vector,
+        tap.caps.places_on_receive = true;
+        (tap.vector, tap.stats.path) = open_vector(&tap.file, config);
+        if tap.caps.udp_gso && !config.one_by_one {
+            tap.joins = UdpGso::On;
+        }
+        tap.placer = Placer::new(config.predict);
+        Ok(tap)
+    }
+
+    /// Sets the virtio-net header and the offloads. `plain`: the device without offloads, for an MTU. `mtu`:
+    /// `None` is the interface's.
+    pub(super) fn set_up(
+        attached: Attached,
+        queues: u16,
+        mtu: Option<usize>,
+        plain: impl FnOnce(usize) -> Caps,
+    ) -> Result<Tap, OpenError> {
+        let Attached { file, name, control } = &attached;
+        sys::tun_set_header(file.as_fd(), vnet::HEADER_BYTES as _).map_err(|e| {
+            let what = format!("cannot set the virtio-net header of {name}");
+            OpenError::new(what, e, "Linux 4.0 or newer is required")
+        })?;
+        let accepted =
+            OFFLOADS.into_iter().find(|o| sys::tun_set_offload(file.as_fd(), *o).is_ok());
+        let offload = accepted.unwrap_or(0);
+        let kernel_mtu = control.as_ref().and_then(|c| sys::interface_mtu(c.as_fd(), name).ok());
+        let caps = Caps {
+            tx_csum: true,
+            tso: Some(MAX_IP_BYTES),
+            udp_gso: offload & USO == USO,
+            rx_gro: offload & TSO != 0,
+            max_segs: MAX_SEGS,
+            queues,
+            wake: Wake::Level,
+            // A packet is sent when it is written.
+            tx_time: TxTime::Coarse,
+            ..plain(mtu.or(kernel_mtu).unwrap_or(1500))
+        };
+        Ok(Tap::over(attached, caps))
+    }
+
+    /// A queue over a descriptor that keeps the bounds of packets; one call per packet.
+    pub(super) fn over(Attached { file, name, control }: Attached, caps: Caps) -> Tap {
+        Tap {
+            stats: DeviceStats { name: name.clone(), ..DeviceStats::default() },
+            file,
+            name,
+            control,
+            caps,
+            pair: BufferPair::default(),
+            scratch: Scratch::new(),
+            health: Health::default(),
+            is_drained: false,
+            is_blocked: false,
+            vector: None,
+            joins: UdpGso::Off,
             last_run: 0,
-            placer: Placer::new(config.predict),
+            placer: Placer::new(false),
             queues_path: String::new(),
             steered: None,
-        })
+        }
     }
 
     /// The attached descriptor, for another process ([`Tap::from_fd`]).
     pub fn into_fd(self) -> OwnedFd {
-        self.queue.file.into()
+        self.file.into()
     }
 
     /// The name of the interface when it was opened.
     pub fn name(&self) -> &str {
-        &self.queue.name
+        &self.name
     }
 
-    /// Sends the first `run` frames with one call of io_uring.
-    fn send_run(&mut self, run: usize, burst: &mut Burst, done: &mut Completing<'_>) {
-        let Tap { queue, vector: Some(vector), .. } = self else { return };
-        queue.stats.tx_crossings += 1;
-        let kept = vector.send(run, burst, |p, written| queue.complete(p, written, done));
-        if !vector.sends() {
-            queue.stats.path = format!("{ALONE} (the interface accepted a burst in part)");
-        }
-        if kept > 0 {
-            queue.note_refusal();
+    /// Bytes at the front of a frame that do not cross the descriptor.
+    fn link_bytes(&self) -> usize {
+        match self.caps.medium {
+            Medium::Ethernet => 0,
+            Medium::Ip => plain_ip::HEADER_BYTES,
         }
     }
 
-    /// Sends datagrams of one flow at the front as one super-datagram. False: not possible; no effect.
-    fn send_joined(&mut self, burst: &mut Burst, done: &mut Completing<'_>) -> bool {
-        let queue = &mut self.queue;
-        if !self.joins.is_on() || burst.len() < uso::LEAST || queue.health.lost.is_some() {
-            return false;
+    /// The counts of a burst: bytes that crossed the descriptor.
+    fn tally(&self, frames: Tally) -> Tally {
+        match self.caps.medium {
+            Medium::Ethernet => frames,
+            Medium::Ip => frames.of_plain_ip(),
         }
-        let Some(joined) = uso::join(&*burst, &queue.caps, udp_gso::MOST_SEGS) else {
-            return false;
-        };
-        queue.stats.tx_crossings += 1;
-        let written = udp_gso::write(queue.file.as_fd(), &joined, burst, vnet::HEADER_BYTES);
-        match written.map_err(|e| e.raw_os_error().unwrap_or(0)) {
-            Ok(_) => {
-                done.counters.add(Counter::UsoJoined, joined.count as u64 - 1);
-                done.sent_front(joined.count, burst);
-            }
-            Err(libc::EAGAIN | libc::EINTR) => queue.note_refusal(),
-            Err(libc::EINVAL) => {
-                self.joins = UdpGso::Refused;
-                return false;
-            }
-            Err(errno) => {
-                for p in (0..joined.count).map_while(|_| burst.pop_front()) {
-                    // Never kept: EAGAIN and EINTR were handled above.
-                    let _ = queue.complete(p, Err(errno), done);
-                }
-            }
+    }
+
+    fn link(&self) -> LinkState {
+        let asked = self.control.as_ref().map(|c| sys::interface_is_running(c.as_fd(), &self.name));
+        match asked {
+            Some(Ok(true)) => LinkState::Up,
+            Some(Ok(false)) => LinkState::Down,
+            _ if self.health.is_down || self.health.lost.is_some() => LinkState::Down,
+            _ => LinkState::Up,
         }
-        true
     }
 }
 
 impl Device for Tap {
     fn caps(&self) -> &Caps {
-        &self.queue.caps
+        &self.caps
     }
 
     /// If the kernel refuses the steering program, packets arrive on any queue, and shards hand them over.
@@ -230,22 +289,7 @@ impl Device for Tap {
         counters: &mut Counters,
     ) -> usize {
         let before = burst.len();
-        let mut done = Completing::new(pool, counters);
-        self.queue.is_blocked = false;
-        while !burst.is_empty() && !self.queue.is_blocked {
-            if self.send_joined(burst, &mut done) {
-                continue;
-            }
-            let run = match (&self.vector, self.queue.health.lost) {
-                (Some(vector), None) => vector.run(burst, &self.queue.caps, self.joins),
-                _ => 0,
-            };
-            match run {
-                0 => self.queue.send_one(burst, &mut done),
-                _ => self.send_run(run, burst, &mut done),
-            }
-        }
-        self.queue.count_sent(done);
+        self.send_burst(burst, Completing::new(pool, counters));
         before - burst.len()
     }
 
@@ -262,15 +306,19 @@ impl Device for Tap {
 
     /// The descriptor is level-triggered: readable while a frame is queued.
     fn arm(&mut self) -> bool {
-        self.queue.is_drained
+        self.is_drained
     }
 
     fn lost(&self) -> Option<i32> {
-        self.queue.health.lost
+        self.health.lost
     }
 
     fn wake_fd(&self) -> Option<WakeFd> {
-        Some(self.queue.wake_fd())
+        let interest = match self.is_blocked {
+            true => Interest::ReadableOrWritable,
+            false => Interest::Readable,
+        };
+        Some(WakeFd { fd: self.file.as_raw_fd(), interest })
     }
 
     fn placement(&mut self) -> Option<&mut dyn DirectPlacement> {
@@ -278,7 +326,7 @@ impl Device for Tap {
     }
 
     fn stats(&self) -> DeviceStats {
-        let mut stats = self.queue.stats();
+        let mut stats = DeviceStats { link: self.link(), ..self.stats.clone() };
         stats.path.push_str(self.joins.describe());
         stats.path.push_str(&self.queues_path);
         stats

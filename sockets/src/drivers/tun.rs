@@ -14,16 +14,12 @@
 
 use std::os::fd::OwnedFd;
 
-use fulmar_stack::base::{Counters, Instant};
-use fulmar_stack::device::{Burst, Caps, Device, DeviceStats, WakeFd};
-use fulmar_stack::mbuf::Pool;
+use fulmar_stack::base::Medium;
+use fulmar_stack::device::{Caps, Device, forward_device};
 
 use crate::drivers::OpenError;
-use crate::drivers::batch::{Completing, Receiving};
-use crate::drivers::tap::attach::{attach, open_clone_device};
-use crate::drivers::tun_queue::{Attached, Queue};
-
-const FLAGS: libc::c_int = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+use crate::drivers::tap::Tap;
+use crate::drivers::tap::attach::Attached;
 
 /// The TUN interface, and the stack's MTU on it.
 #[derive(Clone, Debug, Default)]
@@ -36,9 +32,7 @@ pub struct TunConfig {
 }
 
 /// One queue of a TUN interface.
-pub struct Tun {
-    queue: Queue,
-}
+pub struct Tun(Tap);
 
 impl Tun {
     /// Opens the interface, and creates it if it does not exist. It must be set up and get its addresses on
@@ -47,9 +41,7 @@ impl Tun {
     /// # Errors
     /// A sentence: what failed, the system's error, and what to do.
     pub fn open(config: &TunConfig) -> Result<Tun, OpenError> {
-        let file = open_clone_device()?;
-        let name = attach(&file, &config.name, FLAGS)?;
-        Tun::set_up(Attached::here(file, name), config, 1)
+        Tun::set_up(Attached::alone(&config.name, Medium::Ip)?, config, 1)
     }
 
     /// Opens `queues` queues of one interface, each the device of one shard. The kernel sends a packet to the
@@ -59,19 +51,8 @@ impl Tun {
     /// # Errors
     /// As [`Tun::open`]; also if the interface was created without IFF_MULTI_QUEUE.
     pub fn open_queues(config: &TunConfig, queues: u16) -> Result<Vec<Tun>, OpenError> {
-        if queues < 2 {
-            return Ok(vec![Tun::open(config)?]);
-        }
-        let mut name = config.name.clone();
-        let mut tuns = Vec::with_capacity(usize::from(queues));
-        for _ in 0..queues {
-            let file = open_clone_device()?;
-            name = attach(&file, &name, FLAGS | libc::IFF_MULTI_QUEUE)?;
-            let mut tun = Tun::set_up(Attached::here(file, name.clone()), config, queues)?;
-            tun.queue.stats.path.push_str("; steered by the queue that sent last");
-            tuns.push(tun);
-        }
-        Ok(tuns)
+        let attached = Attached::to_queues(&config.name, queues, Medium::Ip)?;
+        attached.into_iter().map(|a| Tun::set_up(a, config, queues.max(1))).collect()
     }
 
     /// Uses a descriptor that another process has opened and attached. `config.name` is ignored.
@@ -79,94 +60,31 @@ impl Tun {
     /// # Errors
     /// The descriptor is not a TUN with IFF_VNET_HDR and IFF_NO_PI.
     pub fn from_fd(fd: OwnedFd, config: &TunConfig) -> Result<Tun, OpenError> {
-        Tun::set_up(Attached::by_another(fd, FLAGS, "TUN")?, config, 1)
+        Tun::set_up(Attached::by_another(fd, Medium::Ip)?, config, 1)
     }
 
     fn set_up(attached: Attached, config: &TunConfig, queues: u16) -> Result<Tun, OpenError> {
-        Ok(Tun::over(Queue::set_up(attached, queues, config.mtu, Caps::plain_ip)?))
-    }
-
-    fn over(mut queue: Queue) -> Tun {
-        queue.stats.path = "one writev or readv per packet".to_owned();
-        Tun { queue }
+        let mut tap = Tap::set_up(attached, queues, config.mtu, Caps::plain_ip)?;
+        tap.stats.path = "one writev or readv per packet".to_owned();
+        if queues > 1 {
+            tap.stats.path.push_str("; steered by the queue that sent last");
+        }
+        Ok(Tun(tap))
     }
 
     /// The attached descriptor, for another process ([`Tun::from_fd`]).
     pub fn into_fd(self) -> OwnedFd {
-        self.queue.file.into()
+        self.0.into_fd()
     }
 
     /// The name of the interface when it was opened.
     pub fn name(&self) -> &str {
-        &self.queue.name
+        self.0.name()
     }
 }
 
 impl Device for Tun {
-    fn caps(&self) -> &Caps {
-        &self.queue.caps
-    }
-
-    fn tx_burst(
-        &mut self,
-        _now: Instant,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        counters: &mut Counters,
-    ) -> usize {
-        let before = burst.len();
-        let mut done = Completing::new(pool, counters);
-        self.queue.is_blocked = false;
-        while !burst.is_empty() && !self.queue.is_blocked {
-            self.queue.send_one(burst, &mut done);
-        }
-        done.tally = done.tally.of_plain_ip();
-        self.queue.count_sent(done);
-        before - burst.len()
-    }
-
-    fn rx_burst(
-        &mut self,
-        _now: Instant,
-        pool: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        counters: &mut Counters,
-    ) -> usize {
-        let queue = &mut self.queue;
-        let mut left = budget.min(out.space());
-        let mut taking = Receiving::new(out, counters);
-        queue.is_drained = false;
-        while left > 0 && !queue.is_drained && queue.health.lost.is_none() {
-            left -= 1;
-            queue.stats.rx_crossings += 1;
-            queue.pair.prepare(pool);
-            match queue.read(pool) {
-                Some(frame) => taking.deliver(frame),
-                None => queue.is_drained = true,
-            }
-        }
-        let tally = taking.tally.of_plain_ip();
-        tally.received(taking.counters, &mut queue.stats);
-        tally.frames as usize
-    }
-
-    /// The descriptor is level-triggered: readable while a packet is queued.
-    fn arm(&mut self) -> bool {
-        self.queue.is_drained
-    }
-
-    fn lost(&self) -> Option<i32> {
-        self.queue.health.lost
-    }
-
-    fn wake_fd(&self) -> Option<WakeFd> {
-        Some(self.queue.wake_fd())
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.queue.stats()
-    }
+    forward_device!(self => self.0, except placement);
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! Attaching to a TAP or TUN interface, and the errors of that.
 
 use std::fs::{File, OpenOptions};
-use std::io::ErrorKind;
-use std::os::fd::AsFd;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
-use super::FLAGS;
+use fulmar_stack::base::Medium;
+use libc::c_int;
+
 use super::netlink::{self, Queues};
 use crate::drivers::{OpenError, sys};
 
@@ -14,8 +16,86 @@ const CLONE_DEVICE: &str = "/dev/net/tun";
 /// EBUSY is retried for this long.
 const BUSY_PATIENCE: Duration = Duration::from_millis(300);
 
-pub(crate) fn open_clone_device() -> Result<File, OpenError> {
-    open_clone_device_at(CLONE_DEVICE)
+/// A descriptor that is attached to an interface.
+pub(in crate::drivers) struct Attached {
+    pub file: File,
+    /// The interface.
+    pub name: String,
+    /// A socket in the interface's network namespace, for ioctls; `None`: the interface may be in another one
+    /// than this thread.
+    pub control: Option<OwnedFd>,
+}
+
+impl Attached {
+    /// Attaches to an interface that no other program uses; it is created if it does not exist.
+    ///
+    /// A multi-queue interface lets another program attach too, so an existing one must have no queue attached. (Two
+    /// programs that attach to such an interface at the same instant both succeed, and share its packets.)
+    pub(in crate::drivers) fn alone(name: &str, medium: Medium) -> Result<Attached, OpenError> {
+        let file = open_clone_device_at(CLONE_DEVICE)?;
+        let attached = patiently(&[libc::EBUSY, libc::ENODEV], || try_alone(&file, name, medium));
+        let name = attached.map_err(|e| not_attached(name, flags(medium), e))?;
+        Ok(Attached::here(file, name))
+    }
+
+    /// Attaches to `queues` queues of one interface; to one as [`Attached::alone`].
+    pub(in crate::drivers) fn to_queues(
+        name: &str,
+        queues: u16,
+        medium: Medium,
+    ) -> Result<Vec<Attached>, OpenError> {
+        if queues < 2 {
+            return Ok(vec![Attached::alone(name, medium)?]);
+        }
+        let (mut name, flags) = (name.to_owned(), flags(medium) | libc::IFF_MULTI_QUEUE);
+        let mut all = Vec::with_capacity(usize::from(queues));
+        for _ in 0..queues {
+            let file = open_clone_device_at(CLONE_DEVICE)?;
+            let attached =
+                patiently(&[libc::EBUSY], || sys::tun_attach(file.as_fd(), &name, flags));
+            name = attached.map_err(|e| not_attached(&name, flags, e))?;
+            all.push(Attached::here(file, name.clone()));
+        }
+        Ok(all)
+    }
+
+    /// A descriptor that another process has opened and attached.
+    pub(in crate::drivers) fn by_another(
+        fd: OwnedFd,
+        medium: Medium,
+    ) -> Result<Attached, OpenError> {
+        let (flags, kind) = (flags(medium), kind(medium));
+        let advice =
+            format!("attach it with IFF_{kind} | IFF_NO_PI | IFF_VNET_HDR before passing it");
+        let wrong =
+            |e| OpenError::new(format!("cannot use the descriptor as a {kind}"), e, advice.clone());
+        let (name, has) = sys::tun_interface(fd.as_fd()).map_err(wrong)?;
+        if has & flags != flags {
+            return Err(wrong(io::Error::from_raw_os_error(libc::EINVAL)));
+        }
+        sys::set_nonblocking(fd.as_fd()).map_err(wrong)?;
+        Ok(Attached { file: File::from(fd), name, control: None })
+    }
+
+    /// In this thread's network namespace.
+    fn here(file: File, name: String) -> Attached {
+        Attached { file, name, control: sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).ok() }
+    }
+}
+
+fn kind(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Ethernet => "TAP",
+        Medium::Ip => "TUN",
+    }
+}
+
+fn flags(medium: Medium) -> c_int {
+    let kind = match medium {
+        Medium::Ethernet => libc::IFF_TAP,
+        Medium::Ip => libc::IFF_TUN,
+    };
+    kind | libc::IFF_NO_PI | libc::IFF_VNET_HDR
 }
 
 fn open_clone_device_at(path: &str) -> Result<File, OpenError> {
@@ -37,7 +117,7 @@ fn open_clone_device_at(path: &str) -> Result<File, OpenError> {
     // A container's engine may have covered it by /dev/null.
     let features =
         sys::tun_features(file.as_fd()).and_then(|features| match features & libc::IFF_TAP {
-            0 => Err(std::io::Error::from_raw_os_error(libc::ENOTTY)),
+            0 => Err(io::Error::from_raw_os_error(libc::ENOTTY)),
             _ => Ok(file),
         });
     features.map_err(|e| {
@@ -47,66 +127,43 @@ fn open_clone_device_at(path: &str) -> Result<File, OpenError> {
     })
 }
 
-/// Retries EBUSY: the kernel closes the descriptors of a killed process's io_uring some tens of
+/// Retries the errors `which`: the kernel closes the descriptors of a killed process's io_uring some tens of
 /// milliseconds later.
-fn attach_patiently(file: &File, name: &str, flags: libc::c_int) -> std::io::Result<String> {
+fn patiently(which: &[c_int], attach: impl Fn() -> io::Result<String>) -> io::Result<String> {
     let begin = Instant::now();
     loop {
-        let attached = sys::tun_attach(file.as_fd(), name, flags);
-        let is_busy = attached.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY));
-        if !is_busy || begin.elapsed() > BUSY_PATIENCE {
+        let attached = attach();
+        let errno = attached.as_ref().err().and_then(io::Error::raw_os_error);
+        if errno.is_none_or(|e| !which.contains(&e)) || begin.elapsed() > BUSY_PATIENCE {
             return attached;
         }
         std::thread::sleep(BUSY_PATIENCE / 60);
     }
 }
 
-/// Attaches to one queue of an interface.
-pub(crate) fn attach(file: &File, name: &str, flags: libc::c_int) -> Result<String, OpenError> {
-    attach_patiently(file, name, flags).map_err(|e| not_attached(name, flags, e))
-}
-
-/// Attaches to an interface that no other program uses. Returns its name.
-///
-/// A multi-queue interface lets another program attach too, so an existing one must have no queue attached. (Two
-/// programs that attach to such an interface at the same instant both succeed, and share its packets.)
-pub(crate) fn attach_alone(file: &File, name: &str) -> Result<String, OpenError> {
-    let begin = Instant::now();
-    loop {
-        let e = match try_alone(file, name) {
-            Ok(name) => return Ok(name),
-            Err(e) => e,
-        };
-        let may_go = matches!(e.raw_os_error(), Some(libc::EBUSY | libc::ENODEV));
-        if !may_go || begin.elapsed() > BUSY_PATIENCE {
-            return Err(not_attached(name, FLAGS, e));
-        }
-        std::thread::sleep(BUSY_PATIENCE / 60);
-    }
-}
-
-/// EBUSY: another program is attached. ENODEV: the interface was just removed. EINVAL: it is no TAP.
-fn try_alone(file: &File, name: &str) -> std::io::Result<String> {
-    let e = match sys::tun_attach(file.as_fd(), name, FLAGS) {
+/// EBUSY: another program is attached. ENODEV: the interface was just removed. EINVAL: it is of another kind.
+fn try_alone(file: &File, name: &str, medium: Medium) -> io::Result<String> {
+    let flags = flags(medium);
+    let e = match sys::tun_attach(file.as_fd(), name, flags) {
         Ok(name) => return Ok(name),
         Err(e) => e,
     };
     if e.raw_os_error() != Some(libc::EINVAL) {
         return Err(e);
     }
-    match netlink::queues(name)? {
+    match netlink::queues(name, flags)? {
         Some(Queues::Several(0)) => {
-            let name = sys::tun_attach(file.as_fd(), name, FLAGS | libc::IFF_MULTI_QUEUE)?;
+            let name = sys::tun_attach(file.as_fd(), name, flags | libc::IFF_MULTI_QUEUE)?;
             // The program of an earlier owner may still be attached.
             let _ = sys::tun_set_steering(file.as_fd(), None);
             Ok(name)
         }
-        Some(_) => Err(std::io::Error::from_raw_os_error(libc::EBUSY)),
+        Some(_) => Err(io::Error::from_raw_os_error(libc::EBUSY)),
         None => Err(e),
     }
 }
 
-fn not_attached(name: &str, flags: libc::c_int, e: std::io::Error) -> OpenError {
+fn not_attached(name: &str, flags: c_int, e: io::Error) -> OpenError {
     let (kind, mode) = match flags & libc::IFF_TAP {
         0 => ("TUN", "tun"),
         _ => ("TAP", "tap"),

@@ -1,4 +1,4 @@
-//! One request of rtnetlink: how many queues of a TAP are attached. Source: rtnetlink(7), linux/if_link.h.
+//! One request of rtnetlink: how many queues of a TAP or TUN are attached. Source: rtnetlink(7), linux/if_link.h.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -11,7 +11,7 @@ const LINK_BYTES: usize = 16;
 /// More than the answer about one interface has.
 const ANSWER_BYTES: usize = 32 << 10;
 
-/// The queues of a TAP.
+/// The queues of an interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Queues {
     /// Created without IFF_MULTI_QUEUE.
@@ -20,14 +20,15 @@ pub(super) enum Queues {
     Several(u32),
 }
 
-/// The queues of an interface in the network namespace of this thread. `None`: the interface is not a TAP.
+/// The queues of an interface in the network namespace of this thread. `None`: it is not of the kind (IFF_TAP, IFF_TUN)
+/// in `flags`.
 ///
 /// # Errors
 /// ENODEV: the interface does not exist. Other errors come from the system calls.
-pub(super) fn queues(name: &str) -> io::Result<Option<Queues>> {
+pub(super) fn queues(name: &str, flags: libc::c_int) -> io::Result<Option<Queues>> {
     let name: Vec<u8> = name.bytes().chain([0]).collect();
     let request = Request::new(libc::RTM_GETLINK, 0, &[0; LINK_BYTES]);
-    Ok(parse(&request.attribute(libc::IFLA_IFNAME, &name).exchange()?))
+    Ok(parse(&request.attribute(libc::IFLA_IFNAME, &name).exchange()?, flags))
 }
 
 /// A message to the kernel.
@@ -75,7 +76,7 @@ fn errno(answer: &[u8]) -> Option<i32> {
     is_error.then(|| word(answer, HEADER_BYTES).map(i32::wrapping_neg)).flatten()
 }
 
-fn parse(answer: &[u8]) -> Option<Queues> {
+fn parse(answer: &[u8], flags: libc::c_int) -> Option<Queues> {
     // linux/if_link.h; linux/if_tun.h for the types.
     const TYPE: u16 = 3;
     const SEVERAL: u16 = 7;
@@ -85,9 +86,10 @@ fn parse(answer: &[u8]) -> Option<Queues> {
     let is_tun =
         |info: &&[u8]| find(info, libc::IFLA_INFO_KIND).is_some_and(|k| k.starts_with(b"tun\0"));
     let tun = info.filter(is_tun).and_then(|info| find(info, libc::IFLA_INFO_DATA));
-    let is_tap = |tun: &&[u8]| byte(tun, TYPE) == Some(libc::IFF_TAP as u8);
+    let kind = flags & (libc::IFF_TAP | libc::IFF_TUN);
+    let is_kind = |tun: &&[u8]| byte(tun, TYPE).map(libc::c_int::from) == Some(kind);
     let count = |tun, kind| find(tun, kind).and_then(|v| word(v, 0)).unwrap_or(0) as u32;
-    tun.filter(is_tap).map(|tun| match byte(tun, SEVERAL) {
+    tun.filter(is_kind).map(|tun| match byte(tun, SEVERAL) {
         Some(1) => Queues::Several(count(tun, QUEUES).saturating_add(count(tun, DISABLED))),
         _ => Queues::One,
     })
@@ -135,31 +137,33 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_answer_about_a_tap_is_parsed() {
+    fn the_kernels_answer_about_an_interface_is_parsed() {
         let several: [(u16, &[u8]); 4] =
             [(3, &[2]), (7, &[1]), (8, &3u32.to_ne_bytes()), (9, &1u32.to_ne_bytes())];
-        let tap = |tun: &[(u16, &[u8])]| parse(&answer(tun));
+        let tap = |tun: &[(u16, &[u8])]| parse(&answer(tun), libc::IFF_TAP);
         assert_eq!(tap(&several), Some(Queues::Several(4)));
         assert_eq!(tap(&several[..2]), Some(Queues::Several(0)));
         assert_eq!(tap(&several[..1]), Some(Queues::One));
         assert_eq!(tap(&[(3, &[1])]), None, "a TUN");
+        assert_eq!(parse(&answer(&[(3, &[1])]), libc::IFF_TUN), Some(Queues::One));
+        assert_eq!(parse(&answer(&several), libc::IFF_TUN), None, "a TAP");
     }
 
     #[test]
     fn short_and_malformed_answers_do_not_panic() {
         let whole = answer(&[(3, &[2]), (7, &[1])]);
         for n in 0..whole.len() {
-            let _ = parse(&whole[..n]);
+            let _ = parse(&whole[..n], libc::IFF_TAP);
             let mut wrong = whole.clone();
             wrong[n] = !wrong[n];
-            let _ = parse(&wrong);
+            let _ = parse(&wrong, libc::IFF_TAP);
         }
         assert_eq!(find(&[0, 0, 0, 0, 0, 0, 0, 0], 1), None, "an attribute of no length");
     }
 
     #[test]
     fn an_interface_that_is_not_there_is_an_error() {
-        let e = queues("none0").unwrap_err();
+        let e = queues("none0", libc::IFF_TAP).unwrap_err();
         assert_eq!(e.raw_os_error(), Some(libc::ENODEV));
     }
 }

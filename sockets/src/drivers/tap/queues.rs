@@ -3,11 +3,10 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use fulmar_stack::base::OwnerKey;
+use fulmar_stack::base::{Medium, OwnerKey};
 
-use super::attach::{attach, open_clone_device};
-use super::{FLAGS, Tap, TapConfig};
-use crate::drivers::tun_queue::Attached;
+use super::attach::Attached;
+use super::{Tap, TapConfig};
 use crate::drivers::{OpenError, steering, sys};
 
 impl Tap {
@@ -25,16 +24,12 @@ impl Tap {
         if queues < 2 {
             return Ok(vec![Tap::open(config)?]);
         }
-        let mut name = config.name.clone();
-        let mut taps = Vec::with_capacity(usize::from(queues));
-        for _ in 0..queues {
-            let file = open_clone_device()?;
-            name = attach(&file, &name, FLAGS | libc::IFF_MULTI_QUEUE)?;
-            taps.push(Tap::set_up(Attached::here(file, name.clone()), config, queues)?);
-        }
+        let attached = Attached::to_queues(&config.name, queues, Medium::Ethernet)?;
+        let taps = attached.into_iter().map(|a| Tap::of_frames(a, config, queues));
+        let mut taps = taps.collect::<Result<Vec<Tap>, _>>()?;
         if let Some(tap) = taps.first() {
             // The program of an earlier owner may still be attached.
-            let _ = sys::tun_set_steering(tap.queue.file.as_fd(), None);
+            let _ = sys::tun_set_steering(tap.file.as_fd(), None);
         }
         let steered = match (config.steer, taps.first_mut()) {
             (true, Some(tap)) => tap.try_to_steer(queues),
@@ -64,6 +59,6 @@ impl Tap {
     /// Replaces the steering program by one with this key.
     pub(super) fn steer(&self, queues: u16, key: &OwnerKey) -> io::Result<()> {
         let program = sys::load_socket_program(&steering::program(queues, key))?;
-        sys::tun_set_steering(self.queue.file.as_fd(), Some(program.as_fd()))
+        sys::tun_set_steering(self.file.as_fd(), Some(program.as_fd()))
     }
 }

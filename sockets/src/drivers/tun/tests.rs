@@ -2,16 +2,16 @@
 
 use std::os::unix::net::UnixDatagram;
 
-use fulmar_stack::base::{Counter, DropReason, Gso, GsoKind, Medium, Offload};
-use fulmar_stack::mbuf::{Chain, PoolConfig, Purpose};
+use fulmar_stack::base::{Counter, Counters, DropReason, Gso, GsoKind, Instant, Offload};
+use fulmar_stack::mbuf::{Chain, Pool, PoolConfig, Purpose};
 use fulmar_stack::wire::eth;
 use proptest::prelude::*;
 
 use super::*;
-use crate::drivers::tun_queue::{MAX_IP_BYTES, MAX_SEGS};
+use crate::drivers::tap::{MAX_IP_BYTES, MAX_SEGS};
 use crate::drivers::vnet;
 use fulmar_stack::device::plain_ip::HEADER_BYTES;
-use fulmar_stack::device::{Interest, Packet};
+use fulmar_stack::device::{Burst, Interest, Packet};
 use std::fs::File;
 
 /// The driver, and the other end of its descriptor.
@@ -38,7 +38,7 @@ impl Rig {
         let file = File::from(OwnedFd::from(ours));
         let attached = Attached { file, name: "test".to_owned(), control: None };
         Rig {
-            tun: Tun::over(Queue::over(attached, caps)),
+            tun: Tun(Tap::over(attached, caps)),
             kernel,
             pool: Pool::new(PoolConfig::with_budget(8 << 20)).unwrap(),
             burst: Burst::with_capacity(64),
@@ -219,7 +219,7 @@ fn frames_stay_unchanged_in_the_burst_while_the_queue_is_full() {
 #[test]
 fn a_descriptor_that_ends_is_lost_and_frames_are_dropped() {
     let mut rig = Rig::new();
-    rig.tun.queue.file = File::open("/").unwrap();
+    rig.tun.0.file = File::open("/").unwrap();
     assert_eq!((rig.poll(), rig.tun.lost()), (0, Some(libc::EISDIR)));
     let p = rig.frame(eth::IPV4, &[&packet_v4(40)]);
     assert_eq!(rig.send(p), None);

@@ -1,6 +1,7 @@
-//! Which interfaces a TAP of one queue may be, and what it makes of them.
+//! Which interfaces a TAP or TUN of one queue may be, and what it makes of them.
 
 use fulmar::internals::drivers::tap::{Tap, TapConfig};
+use fulmar::internals::drivers::tun::{Tun, TunConfig};
 use fulmar_testbed::namespace::{self, ip};
 
 use crate::drivers::TUN;
@@ -21,6 +22,20 @@ fn a_tap_made_for_several_queues_is_taken_if_it_is_nobodys() {
         for _ in 0..2 {
             let _tap = open();
             let text = Tap::open(&config()).err().expect("it is the first one's").to_string();
+            assert!(text.contains("another program is attached"), "{text}");
+        }
+    });
+}
+
+#[test]
+fn a_tun_made_for_several_queues_is_taken_if_it_is_nobodys() {
+    let test = "attach::a_tun_made_for_several_queues_is_taken_if_it_is_nobodys";
+    namespace::run(test, TUN, || {
+        ip("tuntap add dev tun0 mode tun multi_queue");
+        let config = TunConfig { name: "tun0".into(), ..TunConfig::default() };
+        for _ in 0..2 {
+            let _tun = Tun::open(&config).unwrap();
+            let text = Tun::open(&config).err().expect("it is the first one's").to_string();
             assert!(text.contains("another program is attached"), "{text}");
         }
     });

@@ -1,6 +1,9 @@
 //! The state of a tun descriptor, as the errors of its reads and writes show it.
 
 use fulmar_stack::base::DropReason;
+use fulmar_stack::device::Packet;
+
+use crate::drivers::batch::Completing;
 
 /// The state of the interface, as errors have shown it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -12,8 +15,26 @@ pub(super) struct Health {
 }
 
 impl Health {
+    /// Completes a frame: frees it if it was sent or dropped, returns it if it is to be sent again.
+    pub(super) fn complete(
+        &mut self,
+        p: Packet,
+        written: Result<(), i32>,
+        done: &mut Completing<'_>,
+    ) -> Option<Packet> {
+        let Err(errno) = written else {
+            done.sent(p);
+            return None;
+        };
+        match self.on_write_error(errno) {
+            Some(reason) => done.discard(p, reason),
+            None => return Some(p),
+        }
+        None
+    }
+
     /// Handles a failed write. `None`: the frame stays queued; otherwise it is to be dropped.
-    pub(super) fn on_write_error(&mut self, errno: i32) -> Option<DropReason> {
+    fn on_write_error(&mut self, errno: i32) -> Option<DropReason> {
         match errno {
             libc::EAGAIN | libc::EINTR => return None,
             // The interface is down; it refuses frames until it is up again.
