@@ -8,7 +8,7 @@ use crate::ip::IfAddr;
 use crate::mbuf::PoolConfig;
 use crate::route::Route;
 
-use crate::shard::sources::SourceLimits;
+use crate::shard::listen::sources::SourceLimits;
 
 /// The least byte budget of a shard: 128 KiB. It serves a connection, a few packets at a time; many connections and
 /// fast ones need megabytes.

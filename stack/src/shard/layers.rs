@@ -5,23 +5,23 @@
 //! | [`Core`] | configuration, keys, sockets, timers, wake-ups, siblings |
 //! | [`Net`] | buffers, counters, IP with its neighbours and routes, the device link |
 //! | [`Memory`] | sockets that wait for send memory or for the device |
-//! | [`Tcp`](crate::shard::tcp::Tcp) | connections by flow, listeners, TIME-WAIT, posted receive |
-//! | [`Udp`](crate::shard::udp::Udp) | bindings and header templates of datagram sockets |
-//! | [`Ping`](crate::shard::ping::Ping) | identifiers of echo requests |
-//! | [`Rx`](crate::shard::rx::Rx) | the burst that was received, batched look-up, the wait for the device |
+//! | [`Tcp`](crate::shard::conn::layer::Tcp) | connections by flow, listeners, TIME-WAIT, posted receive |
+//! | [`Udp`](crate::shard::dgram::layer::Udp) | bindings and header templates of datagram sockets |
+//! | [`Ping`](crate::shard::icmp::ping::Ping) | identifiers of echo requests |
+//! | [`Rx`](crate::shard::link::rx::Rx) | the burst that was received, batched look-up, the wait for the device |
 
 use alloc::collections::VecDeque;
 
 use crate::base::{DropReason, Instant, SlotId};
 use crate::socket::SocketError;
 
-use crate::shard::completion_polls::CompletionPolls;
 use crate::shard::config::StackConfig;
 use crate::shard::events::Events;
+use crate::shard::link::completion_polls::CompletionPolls;
+use crate::shard::link::net::Net;
+use crate::shard::link::siblings::{HandOff, Siblings};
 use crate::shard::memory::Memory;
-use crate::shard::net::Net;
 use crate::shard::secret::Secret;
-use crate::shard::siblings::{HandOff, Siblings};
 use crate::shard::slab::Slab;
 use crate::shard::sockets::Socket;
 use crate::shard::wheel::{TimerKey, Wheel};

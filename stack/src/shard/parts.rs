@@ -10,8 +10,8 @@ use crate::device::gro::Gro;
 use crate::device::{Burst, Device, Packet};
 use crate::socket::SocketError;
 
-use crate::shard::posted::PostedTable;
-use crate::shard::siblings::Siblings;
+use crate::shard::conn::posted::PostedTable;
+use crate::shard::link::siblings::Siblings;
 use crate::shard::slab::Slab;
 use crate::shard::sockets::Socket;
 use crate::shard::world::Shard;

@@ -11,17 +11,17 @@ use crate::socket::{Least, Ready, SocketError};
 use crate::tcp::Tcb;
 use crate::udp::UdpSocket;
 
-use crate::shard::echo::queue::EchoListener;
+use crate::shard::conn::posted::RecvEntry;
+use crate::shard::conn::socket_options::{ECN_MASK, HeaderOptions, SocketOptions};
 use crate::shard::fast_open::queue::{FastOpenOptions, FastOpenQueue};
+use crate::shard::icmp::echo::queue::EchoListener;
+use crate::shard::link::net::FlowPath;
+use crate::shard::link::templates::UdpTemplate;
 use crate::shard::listen::pending::PendingQueue;
-use crate::shard::net::FlowPath;
+use crate::shard::listen::sources::SourceUse;
+use crate::shard::listen::syn_queue::{ListenerStat, SynQueue};
 use crate::shard::outcome::Watched;
-use crate::shard::posted::RecvEntry;
 use crate::shard::slab::Slab;
-use crate::shard::socket_options::{ECN_MASK, HeaderOptions, SocketOptions};
-use crate::shard::sources::SourceUse;
-use crate::shard::syn_queue::{ListenerStat, SynQueue};
-use crate::shard::templates::UdpTemplate;
 use crate::shard::wheel::TimerId;
 
 /// One slot of the socket table. The large ones are boxed, so that the table stays dense.

@@ -9,8 +9,8 @@ use crate::ip::{IfAddr, Neighbour, Route};
 use crate::mbuf::PoolStats;
 use crate::tcp::{Info, WindowBudget};
 
+use crate::shard::listen::syn_queue::ListenerStat;
 use crate::shard::sockets::Socket;
-use crate::shard::syn_queue::ListenerStat;
 use crate::shard::world::Shard;
 
 /// One socket.

@@ -11,24 +11,24 @@ use crate::base::{Counter, Counters, Duration, Instant, Secrets, Stage, Stages};
 use crate::device::{Attachment, Device, Peek};
 use crate::ip::Ip;
 use crate::mbuf::Pool;
-use crate::shard::posted::BurstEnd;
+use crate::shard::conn::posted::BurstEnd;
 use crate::socket::SocketError;
 use crate::tcp::WindowBudget;
 
-use crate::shard::completion_polls::CompletionPolls;
 use crate::shard::config::{MIN_BUDGET_BYTES, StackConfig};
+use crate::shard::conn::layer::Tcp;
+use crate::shard::dgram::layer::Udp;
 use crate::shard::error::SetupError;
 use crate::shard::events::Events;
+use crate::shard::icmp::ping::Ping;
 use crate::shard::layers::Core;
+use crate::shard::link::completion_polls::CompletionPolls;
+use crate::shard::link::net::{Link, Net};
+use crate::shard::link::rx::Rx;
+use crate::shard::link::siblings::Siblings;
 use crate::shard::memory::Memory;
-use crate::shard::net::{Link, Net};
-use crate::shard::ping::Ping;
-use crate::shard::rx::Rx;
 use crate::shard::secret::Secret;
-use crate::shard::siblings::Siblings;
 use crate::shard::slab::Slab;
-use crate::shard::tcp::Tcp;
-use crate::shard::udp::Udp;
 use crate::shard::wheel::{TimerKey, Wheel};
 
 /// Most frames that one step for a reader takes.

@@ -6,15 +6,15 @@ use crate::socket::SocketError;
 use crate::tcp::{Tcb, reset_for};
 use core::task::Poll;
 
+use crate::shard::conn::layer::Tcp;
+use crate::shard::conn::socket_options::HeaderOptions;
 use crate::shard::layers::Core;
+use crate::shard::link::net::Net;
 use crate::shard::listen::Syn;
 use crate::shard::listen::pending::{Decision, Pending, PendingId, PendingQueue, PendingSyn};
-use crate::shard::net::Net;
+use crate::shard::listen::sources::SourceUse;
 use crate::shard::slab::Slab;
-use crate::shard::socket_options::HeaderOptions;
 use crate::shard::sockets::{Socket, TcpEntry};
-use crate::shard::sources::SourceUse;
-use crate::shard::tcp::Tcp;
 use crate::shard::wheel::TimerKey;
 use crate::shard::world::Shard;
 

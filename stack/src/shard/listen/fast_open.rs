@@ -18,11 +18,11 @@ use crate::tcp::{ConnError, State};
 use crate::wire::tcp::FastOpen;
 
 use super::Syn;
+use crate::shard::conn::layer::Tcp;
 use crate::shard::fast_open::keys::CookieAge;
 use crate::shard::layers::Core;
+use crate::shard::listen::sources::SourceUse;
 use crate::shard::sockets::TcpEntry;
-use crate::shard::sources::SourceUse;
-use crate::shard::tcp::Tcp;
 
 /// How a SYN is answered as to Fast Open.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -26,10 +26,10 @@ use crate::tcp::EcnField;
 use crate::wire::tcp;
 use hashbrown::HashMap;
 
+use crate::shard::listen::sources::source_of;
+use crate::shard::listen::syn_queue::{ConditionalAccept, ListenerStat};
 use crate::shard::secret::Keyed;
 use crate::shard::slab::Slab;
-use crate::shard::sources::source_of;
-use crate::shard::syn_queue::{ConditionalAccept, ListenerStat};
 use crate::shard::wheel::TimerId;
 
 /// The name of a pending connection in its shard.
