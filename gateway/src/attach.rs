@@ -22,6 +22,7 @@ const NAMED: &str = "/run/netns";
 
 /// The guest to attach to.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(clippy::exhaustive_enums, reason = "a caller decides about each kind")]
 pub enum Target {
     /// The namespaces of a process.
     Process {

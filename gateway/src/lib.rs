@@ -1,7 +1,7 @@
 //! A network for a namespace without root: the packets of a guest onto the sockets of the host.
 
 #![deny(unsafe_code)]
-#![warn(unreachable_pub)]
+#![warn(unreachable_pub, clippy::exhaustive_enums)]
 
 pub mod attach;
 pub mod config;

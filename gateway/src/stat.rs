@@ -14,6 +14,7 @@ macro_rules! refusals {
     ($($(#[doc = $doc:literal])* $variant:ident = $name:literal;)*) => {
         /// Why something was not carried.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[non_exhaustive]
         pub enum Refusal { $($(#[doc = $doc])* $variant,)* }
 
         impl Refusal {
@@ -115,6 +116,7 @@ impl Refusals {
 
 /// The side that began a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[allow(clippy::exhaustive_enums, reason = "a flow has two ends")]
 pub enum Direction {
     /// The guest.
     Out,

@@ -51,7 +51,7 @@
 //! - **fork**: a child process gets an error (`EBADF`) from every call on its parent's stacks.
 
 #![deny(unsafe_code)]
-#![warn(unreachable_pub)]
+#![warn(unreachable_pub, clippy::exhaustive_enums)]
 #![cfg_attr(not(feature = "internals"), allow(dead_code, unreachable_pub))]
 
 mod api;

@@ -62,6 +62,7 @@ pub fn enter() -> io::Result<()> {
 
 /// The caller's identity in a user namespace made by [`enter_with_mounts`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(clippy::exhaustive_enums, reason = "a user namespace has these two")]
 pub enum User {
     /// uid and gid 0.
     Root,

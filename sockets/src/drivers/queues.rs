@@ -29,6 +29,7 @@ const LEARNED: usize = 4096;
 
 /// The rule for the queue of a received frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(clippy::exhaustive_enums, reason = "internal: its users are released with it")]
 pub enum Steering {
     /// The queue of the shard that owns the flow: RSS with the stack's own hash. A frame without a flow
     /// goes to the first queue.

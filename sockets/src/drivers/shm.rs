@@ -88,6 +88,7 @@ impl Default for ShmConfig {
 
 /// Which end a process has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(clippy::exhaustive_enums, reason = "a segment has two ends")]
 pub enum Side {
     /// The listener, unless the configuration says otherwise.
     First,

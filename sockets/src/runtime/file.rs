@@ -29,6 +29,7 @@ pub(crate) enum Patience {
 
 /// Why a read ended.
 #[derive(Debug)]
+#[allow(clippy::exhaustive_enums, reason = "internal: its users are released with it")]
 pub enum End {
     /// All bytes asked for were read.
     Full,

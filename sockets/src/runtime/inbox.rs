@@ -14,6 +14,7 @@ use crate::runtime::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence, lock}
 use crate::runtime::ticket::RecvTicket;
 
 /// A request that needs no answer, performed by the holder of the lock.
+#[allow(clippy::exhaustive_enums, reason = "internal: its users are released with it")]
 pub enum Request {
     /// The bytes of a write are ready.
     Commit(SlotId, Reservation),

@@ -6,6 +6,7 @@ use crate::runtime::sys;
 
 /// How long a call may wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(clippy::exhaustive_enums, reason = "internal: its users are released with it")]
 pub enum Limit {
     /// Not at all.
     DoNotWait,

@@ -17,6 +17,7 @@ const IFNAMSIZ: usize = 16;
 
 /// A device by its name.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[allow(clippy::exhaustive_enums, reason = "a caller decides about each kind")]
 pub enum Spec {
     /// `NAME`: an interface of any kind. A TAP if it is one or does not exist yet, a TUN if it is one, else
     /// as [`Spec::Packet`].

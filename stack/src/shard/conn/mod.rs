@@ -1,4 +1,4 @@
-//! TCP connections of a shard; here one of them during a call: found once, with the state that its calls use, and its output.
+//! TCP connections of a shard; here one during a call: found once, with the state that its calls use, and its output.
 
 pub(in crate::shard) mod calls;
 pub(in crate::shard) mod flow_cache;
