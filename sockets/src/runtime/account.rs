@@ -250,7 +250,7 @@ impl Ledger {
         ledger
     }
 
-    /// A ledger that is off until [`Ledger::set_every`].
+    /// A ledger that is off until `Ledger::set_every`.
     pub fn off() -> Arc<Ledger> {
         let ledger = Arc::new(Ledger::with(0, OnceLock::new()));
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
