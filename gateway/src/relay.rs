@@ -3,14 +3,15 @@
 //! Each transport is a layer with a table of its flows ([`tcp`]). Their methods take a [`Context`]: the time, the
 //! shard, the epoll set, counters and settings.
 
+mod datagrams;
 pub(crate) mod dns;
 pub(crate) mod echo;
-pub(crate) mod host;
+pub(crate) mod host_socket;
 pub(crate) mod names;
-pub(crate) mod policy;
 pub(crate) mod poll;
-mod published;
+mod published_sockets;
 pub(crate) mod services;
+pub(crate) mod shared_policy;
 pub(crate) mod siblings;
 pub(crate) mod streams;
 #[allow(unsafe_code)]
@@ -31,8 +32,8 @@ use crate::mapping::{Mapping, is_link_local};
 use crate::policy::{NewClient, NewFlow, Protocol};
 use crate::setup;
 use crate::stat::{Refusal, Totals};
-use policy::SharedPolicy;
 use poll::{Poll, Tokens};
+use shared_policy::SharedPolicy;
 use siblings::Siblings;
 
 /// The stack of a gateway, with an account of CPU time that may be off.

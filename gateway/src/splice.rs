@@ -33,7 +33,7 @@ pub mod datagrams;
 
 use crate::policy::Protocol;
 use crate::published::{self, PublishedPort, PublishedStat};
-use crate::relay::host::{self, Linger};
+use crate::relay::host_socket::{self, Linger};
 use crate::relay::streams::{Stream, Streams, Undelivered};
 use connection::{Connection, Progress};
 use datagrams::Datagrams;
@@ -493,7 +493,7 @@ impl Loop {
                     port.count_connection();
                     self.begin(accepted, &to, port);
                 }
-                Err(e) if host::is_shortage(host::errno_of(&e)) => {
+                Err(e) if host_socket::is_shortage(host_socket::errno_of(&e)) => {
                     // Level-triggered readiness would spin until descriptors are free.
                     self.set_listening(id, false);
                     self.stalled.push(id);
@@ -517,7 +517,7 @@ impl Loop {
 
     fn begin(&mut self, accepted: TcpStream, to: &[SocketAddr], port: Arc<PublishedPort>) {
         if self.connections.len() >= MAX_CONNECTIONS {
-            host::set_linger(&accepted, Linger::Reset);
+            host_socket::set_linger(&accepted, Linger::Reset);
             return self.count_failure(Errno::ENOBUFS, &port);
         }
         let id = self.next_connection;
@@ -533,8 +533,11 @@ impl Loop {
     }
 
     fn count_failure(&self, e: Errno, port: &PublishedPort) {
-        let counter =
-            if host::is_shortage(e) { &self.counters.dropped } else { &self.counters.refused };
+        let counter = if host_socket::is_shortage(e) {
+            &self.counters.dropped
+        } else {
+            &self.counters.refused
+        };
         counter.fetch_add(1, Relaxed);
         port.count_refused();
     }

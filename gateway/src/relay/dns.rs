@@ -34,8 +34,8 @@ use nix::sys::epoll::EpollFlags;
 use smallvec::SmallVec;
 use std::task::Poll;
 
-use super::host::{self, DatagramError, Failure};
-use super::udp::Batch;
+use super::datagrams::Batch;
+use super::host_socket::{self, DatagramError, Failure};
 use super::{Context, canonical};
 use crate::config::Limits;
 use crate::policy::Protocol;
@@ -274,7 +274,7 @@ impl Exchanges {
 
     fn could_not_send(&mut self, cx: &mut Context<'_>, key: Key, bytes: &[u8], errno: Errno) {
         self.lacks_descriptor |= is_without_descriptor(errno);
-        let (failure, why) = host::failure_of(errno);
+        let (failure, why) = host_socket::failure_of(errno);
         cx.refuse(why);
         report(cx, key, bytes, failure);
     }

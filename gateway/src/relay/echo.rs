@@ -22,9 +22,9 @@ use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{MsgFlags, SockProtocol, SockType, sendmsg, setsockopt, sockopt};
 
 use super::Context;
-use super::host::{self, DatagramError, Failure};
+use super::datagrams::Batch;
+use super::host_socket::{self, DatagramError, Failure};
 use super::poll::Token;
-use super::udp::Batch;
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 
@@ -117,7 +117,7 @@ impl Echoes {
         }
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let hops = i32::from(request.hop_limit);
-        let control = [host::hop_limit(flow.leads_to.is_ipv4(), &hops)];
+        let control = [host_socket::hop_limit(flow.leads_to.is_ipv4(), &hops)];
         let (fd, bytes) = (flow.socket.as_raw_fd(), request.payload.len() as u64);
         (flow.moved, flow.bytes_out) = (cx.now, flow.bytes_out + bytes);
         match sendmsg::<()>(fd, &[IoSlice::new(&message)], &control, flags, None) {
@@ -125,11 +125,11 @@ impl Echoes {
             Err(Errno::EAGAIN | Errno::ENOBUFS) => Err((Failure::Silence, Refusal::HostQueueFull)),
             Err(Errno::EMSGSIZE) => Err((Failure::Silence, Refusal::TooLong)),
             Err(e) => {
-                if host::may_be_of_lost_address(e) {
+                if host_socket::may_be_of_lost_address(e) {
                     // The next request has a socket that starts at the new one.
                     self.remove(cx, id);
                 }
-                Err(host::failure_of(e))
+                Err(host_socket::failure_of(e))
             }
         }
     }
@@ -145,7 +145,7 @@ impl Echoes {
         // No ping sockets are allowed: that says nothing about the destination.
         let socket = open(leads_to, cx).map_err(|e| match e {
             Errno::EACCES | Errno::EPERM => (Failure::Silence, Refusal::HostSocket),
-            e => host::failure_of(e),
+            e => host_socket::failure_of(e),
         })?;
         if self.flows.len() >= cx.settings.limits.echo_flows {
             cx.refuse(Refusal::Displaced);
@@ -265,13 +265,13 @@ impl Echoes {
 
 fn open(to: SocketAddr, cx: &Context<'_>) -> nix::Result<OwnedFd> {
     let protocol = if to.is_ipv4() { SockProtocol::Icmp } else { SockProtocol::IcmpV6 };
-    let fd = host::open(to.is_ipv4(), SockType::Datagram, protocol)?;
-    host::bind_outbound(&fd, to, &cx.settings.outbound)?;
+    let fd = host_socket::open(to.is_ipv4(), SockType::Datagram, protocol)?;
+    host_socket::bind_outbound(&fd, to, &cx.settings.outbound)?;
     match to {
         SocketAddr::V4(_) => setsockopt(&fd, sockopt::Ipv4RecvErr, &true)?,
         SocketAddr::V6(_) => setsockopt(&fd, sockopt::Ipv6RecvErr, &true)?,
     }
-    host::connect_to(&fd, to)?;
+    host_socket::connect_to(&fd, to)?;
     Ok(fd)
 }
 

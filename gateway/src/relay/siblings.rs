@@ -45,7 +45,7 @@ pub(crate) enum Message {
 }
 
 /// A client that was accepted at a published port. It is reset where no thread takes it: its listener has
-/// [SO_LINGER of zero](super::host::set_stream_options).
+/// [SO_LINGER of zero](super::host_socket::set_stream_options).
 pub(crate) struct Client {
     pub stream: TcpStream,
     pub from: SocketAddr,
@@ -437,7 +437,7 @@ mod tests {
     #[test]
     fn a_thread_that_has_ended_takes_nothing_and_resets_its_clients() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        crate::relay::host::set_stream_options(&listener);
+        crate::relay::host_socket::set_stream_options(&listener);
         let mut all = Siblings::all(2).unwrap();
         let (message, mut far) = client(&listener);
         assert!(all[0].post(1, message).is_ok());

@@ -23,9 +23,9 @@ use fulmar_stack::shard::{ConditionalAccept, Decision, ListenOptions, Pending, P
 use fulmar_stack::socket::Ready;
 use nix::sys::epoll::EpollFlags;
 
-use super::host::{self, Failure};
+use super::host_socket::{self, Failure};
 use super::poll::Token;
-use super::published::PublishedSockets;
+use super::published_sockets::PublishedSockets;
 use super::streams::{Stream, Streams, Undelivered};
 use super::{Context, Shard, canonical};
 use crate::policy::Protocol;
@@ -135,8 +135,8 @@ impl Tcp {
         if self.connecting >= cx.settings.limits.connecting {
             self.displace_unanswered(cx);
         }
-        let begun = host::begin_connection(leads_to, &cx.settings.outbound);
-        let begun = begun.map_err(host::failure_of)?;
+        let begun = host_socket::begin_connection(leads_to, &cx.settings.outbound);
+        let begun = begun.map_err(host_socket::failure_of)?;
         let addresses = [from, to, leads_to];
         let guest = Guest::Pending(syn.id);
         let flow = Flow::new(guest, begun.stream, Direction::Out, addresses, cx.now);
@@ -202,7 +202,9 @@ impl Tcp {
         match flow.guest {
             Guest::Pending(pending) => self.host_answered(cx, id, pending, flags),
             // A reset that comes while the guest reads nothing is passed on all the same.
-            _ if flags.contains(EpollFlags::EPOLLERR) && host::outcome(&flow.host).is_err() => {
+            _ if flags.contains(EpollFlags::EPOLLERR)
+                && host_socket::outcome(&flow.host).is_err() =>
+            {
                 self.end(cx, id, Turn::HostFailed);
             }
             _ => self.queue(id),
@@ -221,12 +223,12 @@ impl Tcp {
         let is_v4 = flow.peer_addr.is_ipv4();
         // A connection that failed shows EPOLLERR.
         let has_failed = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
-        let outcome = if has_failed { host::outcome(&flow.host) } else { Ok(()) };
+        let outcome = if has_failed { host_socket::outcome(&flow.host) } else { Ok(()) };
         match outcome {
             Ok(()) if flow.host_side.writable => self.host_connected(cx, id, pending),
             Ok(()) => {}
             Err(errno) => {
-                let (failure, why) = host::failure_of(errno);
+                let (failure, why) = host_socket::failure_of(errno);
                 cx.refuse(why);
                 decide_failure(cx, pending, is_v4, failure);
                 self.remove(id);
@@ -333,7 +335,7 @@ impl Tcp {
             cx.stack.close(cx.now, socket);
         }
         if how == Turn::Over {
-            host::close(flow.host);
+            host_socket::close(flow.host);
         }
         self.retry_stalled(cx);
     }
@@ -380,7 +382,7 @@ impl Tcp {
                 cx.stack.close(cx.now, socket);
             }
             if flow.guest_side.is_ended {
-                host::close(flow.host);
+                host_socket::close(flow.host);
             }
         }
         debug_assert_eq!(self.streams, Streams::default(), "each stream is counted once");
@@ -390,7 +392,7 @@ impl Tcp {
     pub(crate) fn stat(&self, cx: &mut Context<'_>) -> Vec<FlowStat> {
         let asks_host = self.flows.len() <= MOST_HOST_INFO;
         let mut stat = |flow: &Flow| FlowStat {
-            host_tcp: if asks_host { host::tcp_info(&flow.host) } else { None },
+            host_tcp: if asks_host { host_socket::tcp_info(&flow.host) } else { None },
             ..stat_of(flow, cx.stack, cx.now)
         };
         self.flows.iter().map(|(_, flow)| stat(flow)).collect()

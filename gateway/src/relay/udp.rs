@@ -17,7 +17,6 @@ mod inbound;
 mod out;
 mod port;
 mod publish;
-mod receive;
 mod table;
 
 use std::collections::VecDeque;
@@ -35,15 +34,15 @@ use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 
 use super::Context;
+use super::datagrams::Batch;
 use super::dns::{self, Dns};
-use super::host::{self, Failure};
+use super::host_socket::{self, Failure};
 use super::poll::Token;
-use super::published::PublishedSockets;
+use super::published_sockets::PublishedSockets;
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 use flow::{Flow, HostSocket};
 use port::{PortKey, Ports};
-pub(crate) use receive::Batch;
 use table::{Class, Key, Table};
 
 /// The bytes of a datagram, or of a run of them with the length of each but the last.
@@ -185,7 +184,7 @@ impl Udp {
         if !cx.allows(Protocol::Udp, from, to, leads_to) {
             return Err((Failure::Unreachable(13, 1), Refusal::Policy));
         }
-        let host = self.host_socket(cx, from, leads_to).map_err(host::failure_of)?;
+        let host = self.host_socket(cx, from, leads_to).map_err(host_socket::failure_of)?;
         let mut flow = Flow::new(host, Direction::Out, [from, to, leads_to], cx.now);
         flow.is_dns = cx.settings.mapping.is_dns(to);
         Ok(self.add(cx, flow))

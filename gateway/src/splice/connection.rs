@@ -13,7 +13,7 @@ use nix::sys::socket::{
 use nix::unistd::write;
 
 use super::{Counters, Pipe, Pipes, Side, TURN_BYTES};
-use crate::relay::host::{self, Linger};
+use crate::relay::host_socket::{self, Linger};
 use crate::relay::poll::EDGES;
 use crate::relay::streams::Stream;
 
@@ -63,7 +63,7 @@ fn start_connect(to: SocketAddr) -> Result<TcpStream, Errno> {
     let socket = TcpStream::from(socket(family, SockType::Stream, flags, None)?);
     match connect(socket.as_raw_fd(), &SockaddrStorage::from(to)) {
         Ok(()) | Err(Errno::EINPROGRESS) => {
-            host::set_stream_options(&socket);
+            host_socket::set_stream_options(&socket);
             Ok(socket)
         }
         Err(e) => Err(e),
@@ -79,7 +79,7 @@ impl Connection {
         token: u64,
     ) -> Result<Connection, Errno> {
         // Until both directions have ended: so the kernel resets the connections of a process that was killed.
-        host::set_stream_options(&accepted);
+        host_socket::set_stream_options(&accepted);
         let begun = (|| {
             accepted.set_nonblocking(true).map_err(|_| Errno::EBADF)?;
             let (connected, others) = first_that_starts(to)?;
@@ -167,7 +167,7 @@ impl Connection {
     pub(super) fn end_in_order(&self) {
         [&self.accepted, &self.connected]
             .into_iter()
-            .for_each(|side| host::set_linger(side, Linger::Deliver));
+            .for_each(|side| host_socket::set_linger(side, Linger::Deliver));
     }
 
     /// Whether the connection is established; starts the next one if the destination refused.

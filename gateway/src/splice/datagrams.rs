@@ -17,7 +17,7 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
 use super::{Counters, Kind, token};
 use crate::published::PublishedPort;
-use crate::relay::host::{self, DatagramError};
+use crate::relay::host_socket::{self, DatagramError};
 
 /// Clients of all ports at most, each with a descriptor.
 pub const MAX_FLOWS: usize = 1024;
@@ -239,7 +239,7 @@ impl Datagrams {
 }
 
 fn error_of(e: &io::Error) -> DatagramError {
-    host::datagram_error_of(host::errno_of(e))
+    host_socket::datagram_error_of(host_socket::errno_of(e))
 }
 
 /// Counts what became of a datagram of `n` bytes.

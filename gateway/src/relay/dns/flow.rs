@@ -12,7 +12,7 @@ use nix::sys::socket::{MsgFlags, SockType, send, setsockopt, sockopt};
 use smallvec::{SmallVec, smallvec};
 
 use super::super::poll::Token;
-use super::super::{Context, host};
+use super::super::{Context, host_socket};
 use super::message::{self, HEADER_BYTES, Question};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat};
@@ -218,7 +218,7 @@ impl Flow {
     ) -> nix::Result<()> {
         let sent = match self.try_to_send(cx, id, server, bytes) {
             // A socket that starts at the host's address of now.
-            Err(e) if host::may_be_of_lost_address(e) => {
+            Err(e) if host_socket::may_be_of_lost_address(e) => {
                 self.sockets.retain(|(to, _)| *to != server);
                 self.try_to_send(cx, id, server, bytes)
             }
@@ -243,14 +243,18 @@ impl Flow {
     ) -> nix::Result<()> {
         if self.socket_to(server).is_none() {
             let fd = open(server, cx)?;
-            cx.poll.add_readable(fd.as_fd(), Token::Dns(id)).map_err(|e| host::errno_of(&e))?;
+            cx.poll
+                .add_readable(fd.as_fd(), Token::Dns(id))
+                .map_err(|e| host_socket::errno_of(&e))?;
             self.sockets.push((server, fd));
         }
         let Some(fd) = self.socket_to(server) else { return Ok(()) };
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         match send(fd.as_raw_fd(), bytes, flags) {
             // The error of an earlier datagram.
-            Err(e) if host::may_be_pending(e) => send(fd.as_raw_fd(), bytes, flags).map(drop),
+            Err(e) if host_socket::may_be_pending(e) => {
+                send(fd.as_raw_fd(), bytes, flags).map(drop)
+            }
             sent => sent.map(drop),
         }
     }
@@ -276,13 +280,13 @@ impl Flow {
 
 /// A socket of the host for a server.
 fn open(server: SocketAddr, cx: &Context<'_>) -> nix::Result<OwnedFd> {
-    let fd = host::open(server.is_ipv4(), SockType::Datagram, None)?;
-    host::bind_outbound(&fd, server, &cx.settings.outbound)?;
+    let fd = host_socket::open(server.is_ipv4(), SockType::Datagram, None)?;
+    host_socket::bind_outbound(&fd, server, &cx.settings.outbound)?;
     match server {
         SocketAddr::V4(_) => setsockopt(&fd, sockopt::Ipv4RecvErr, &true)?,
         SocketAddr::V6(_) => setsockopt(&fd, sockopt::Ipv6RecvErr, &true)?,
     }
-    host::connect_to(&fd, server)?;
+    host_socket::connect_to(&fd, server)?;
     Ok(fd)
 }
 

@@ -22,7 +22,7 @@ use nix::sys::socket::{MsgFlags, sendmsg};
 use smallvec::SmallVec;
 
 use super::super::Context;
-use super::super::host::{self, StreamError};
+use super::super::host_socket::{self, StreamError};
 use super::super::streams::Stream;
 use crate::published::PublishedPort;
 use crate::stat::Direction;
@@ -254,7 +254,7 @@ impl Flow {
                 Moved::Bytes(sent)
             }
             Err(errno) => {
-                let error = host::stream_error_of(errno);
+                let error = host_socket::stream_error_of(errno);
                 self.host_side.writable &= error != StreamError::NotReady;
                 match error {
                     StreamError::Over => cx.stack.free(chain),
@@ -329,7 +329,7 @@ impl Flow {
             }
             Err(e) => {
                 cx.stack.sosend(socket).abandon(cx.now, room);
-                let error = host::stream_error_of(host::errno_of(&e));
+                let error = host_socket::stream_error_of(host_socket::errno_of(&e));
                 if error == StreamError::NotReady {
                     self.host_side.readable = false;
                     self.host_side.has_urgent = false;

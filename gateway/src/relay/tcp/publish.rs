@@ -13,9 +13,9 @@ use fulmar_stack::base::{Duration, Instant, SlotId};
 use fulmar_stack::socket::SocketError;
 use nix::sys::socket::{Backlog, SockType, listen};
 
-use super::super::host;
+use super::super::host_socket;
 use super::super::poll::Token;
-use super::super::published::open_bound;
+use super::super::published_sockets::open_bound;
 use super::super::siblings::{Client, Message};
 use super::super::{Context, canonical};
 use super::Tcp;
@@ -36,11 +36,11 @@ impl Tcp {
     /// Publishes a port. It is bound in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// As [`PublishedSockets::publish`](super::super::published::PublishedSockets::publish).
+    /// As [`PublishedSockets::publish`](super::super::published_sockets::PublishedSockets::publish).
     pub(crate) fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
         self.published.publish(cx, forward, Token::TcpListener, |at, settings| {
             let fd = open_bound(at, forward, SockType::Stream, settings.bind_addresses)?;
-            host::set_stream_options(&fd);
+            host_socket::set_stream_options(&fd);
             listen(&fd, Backlog::new(BACKLOG)?)?;
             Ok(fd.into())
         })
@@ -78,7 +78,7 @@ impl Tcp {
                     self.on_client(cx, Client { stream, from: canonical(from), port });
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                Err(e) if host::is_shortage(host::errno_of(&e)) => {
+                Err(e) if host_socket::is_shortage(host_socket::errno_of(&e)) => {
                     cx.refuse(Refusal::Descriptors);
                     return self.stall(cx, id);
                 }

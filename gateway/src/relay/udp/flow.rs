@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
 use smallvec::SmallVec;
 
-use super::super::host;
+use super::super::host_socket;
 use super::table::{Class, HostKey};
 use crate::stat::Direction;
 
@@ -224,7 +224,7 @@ impl Flow {
         let mut sent = self.call(parts, run, hops);
         for _ in 1..TRIES {
             match sent {
-                Err(e) if host::may_be_pending(e) => sent = self.call(parts, run, hops),
+                Err(e) if host_socket::may_be_pending(e) => sent = self.call(parts, run, hops),
                 _ => break,
             }
         }
@@ -240,7 +240,7 @@ impl Flow {
         control.extend(v4.as_ref().map(ControlMessage::Ipv4PacketInfo));
         control.extend(v6.as_ref().map(ControlMessage::Ipv6PacketInfo));
         if hops != DEFAULT_HOP_LIMIT {
-            control.push(host::hop_limit(self.host_addr.is_ipv4(), &limit));
+            control.push(host_socket::hop_limit(self.host_addr.is_ipv4(), &limit));
         }
         let to = SockaddrStorage::from(self.host_addr);
         sendmsg(self.host.fd.as_raw_fd(), parts, &control, flags, Some(&to))

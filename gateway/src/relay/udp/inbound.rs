@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fulmar_stack::base::{SlotId, Stage};
 
-use super::super::host::DatagramError;
+use super::super::host_socket::DatagramError;
 use super::super::{Context, canonical};
 use super::flow::{Flow, HostSocket, STREAM_TIMEOUT};
 use super::{Run, Udp, deliver};

@@ -8,7 +8,7 @@ use fulmar_stack::udp::Datagram;
 use nix::errno::Errno;
 use std::task::Poll;
 
-use super::super::host::{self, Failure};
+use super::super::host_socket::{self, Failure};
 use super::super::{Context, canonical, dns};
 use super::Udp;
 use super::flow::{self, Flow};
@@ -142,9 +142,11 @@ fn report_unsent(cx: &mut Context<'_>, datagrams: &[Datagram], errno: Errno, cou
         }
         Errno::EMSGSIZE => cx.totals.refusals.add(Refusal::TooLong, count),
         // Errors of other datagrams, perhaps to other peers, that came faster than they were taken.
-        e if host::is_always_pending(e) => cx.totals.refusals.add(Refusal::HostQueueFull, count),
+        e if host_socket::is_always_pending(e) => {
+            cx.totals.refusals.add(Refusal::HostQueueFull, count)
+        }
         e => {
-            let (failure, why) = host::failure_of(e);
+            let (failure, why) = host_socket::failure_of(e);
             cx.totals.refusals.add(why, count);
             datagrams.iter().for_each(|d| report(cx, d, failure));
         }

@@ -11,8 +11,8 @@ use fulmar_stack::shard::Slab;
 use nix::errno::Errno;
 use nix::sys::socket::{SockType, SockaddrStorage, bind, getsockname, setsockopt, sockopt};
 
-use super::super::host;
-use super::receive::socket_addr;
+use super::super::datagrams::socket_addr;
+use super::super::host_socket;
 use crate::config::Outbound;
 
 /// The host's services have the ports below. A guest's port with such a number gets another one (RFC 4787 REQ-3).
@@ -119,7 +119,7 @@ impl PortKey {
     /// # Errors
     /// No descriptor, or what `outbound` names is gone.
     pub(super) fn open(&self, outbound: &Outbound) -> nix::Result<OwnedFd> {
-        let fd = host::open(self.is_v4, SockType::Datagram, None)?;
+        let fd = host_socket::open(self.is_v4, SockType::Datagram, None)?;
         match self.is_v4 {
             true => setsockopt(&fd, sockopt::Ipv4RecvErr, &true)?,
             false => {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use fulmar_stack::base::SlotId;
 use nix::sys::socket::{SockType, SockaddrStorage, getsockname, setsockopt, sockopt};
 
-use super::super::host::DatagramError;
+use super::super::host_socket::DatagramError;
 use super::super::poll::Token;
-use super::super::published::open_bound;
+use super::super::published_sockets::open_bound;
 use super::super::siblings::{ClientDatagrams, Message};
 use super::super::{Context, canonical};
 use super::flow::{Flow, HostSocket};
@@ -53,7 +53,7 @@ impl Udp {
     /// Publishes a port. It is bound in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// As [`PublishedSockets::publish`](super::super::published::PublishedSockets::publish).
+    /// As [`PublishedSockets::publish`](super::super::published_sockets::PublishedSockets::publish).
     pub(crate) fn publish(&mut self, cx: &mut Context<'_>, forward: &Forward) -> io::Result<()> {
         // A guest's port that had the number leaves by the published port from now on.
         self.release_port(cx, forward.from);

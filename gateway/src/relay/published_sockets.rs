@@ -12,7 +12,7 @@ use fulmar_stack::base::SlotId;
 use fulmar_stack::shard::Slab;
 use nix::sys::socket::{SockType, SockaddrStorage, bind, setsockopt, sockopt};
 
-use super::host;
+use super::host_socket;
 use super::poll::Token;
 use super::{Context, Settings};
 use crate::config::BindAddresses;
@@ -161,7 +161,7 @@ pub(crate) fn open_bound(
     kind: SockType,
     addresses: BindAddresses,
 ) -> io::Result<OwnedFd> {
-    let fd = host::open(at.is_ipv4(), kind, None)?;
+    let fd = host_socket::open(at.is_ipv4(), kind, None)?;
     if kind == SockType::Stream {
         setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     }

@@ -7,10 +7,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use fulmar_stack::ip::SentError;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 
-use super::super::host::{DatagramError, datagram_error_of};
+use super::host_socket::{DatagramError, datagram_error_of};
 
 /// Bytes of the longest datagram, or run of datagrams.
-pub(super) const LONGEST: usize = 65_536;
+const LONGEST: usize = 65_536;
 /// Bytes that are received before they go to the guest.
 const BATCH_BYTES: usize = 4 * LONGEST;
 /// Datagrams or runs that are received before they go to the guest.
