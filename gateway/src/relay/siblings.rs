@@ -17,8 +17,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fulmar::internals::runtime::{Handoff, handoffs};
-use fulmar_stack::base::Counter;
-use fulmar_stack::shard::HandOff;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::Shard;
@@ -173,28 +171,13 @@ impl Siblings {
 
     /// Gives the shard the hand-offs of other threads. Returns whether there were any.
     pub(crate) fn take_packets(&mut self, stack: &mut Shard) -> bool {
-        let Some(handoff) = &mut self.handoff else { return false };
-        let mut has_come = false;
-        while stack.siblings().has_hand_off_space()
-            && let Some(what) = handoff.take()
-        {
-            // It has space, as `has_hand_off_space` said.
-            let _ = stack.siblings().receive_hand_off(what);
-            has_come = true;
-        }
-        has_come
+        self.handoff.as_mut().is_some_and(|handoff| handoff.deliver_to(stack))
     }
 
     /// Passes hand-offs to other threads, and wakes them.
     pub(crate) fn pass_on(&mut self, stack: &mut Shard) {
         if let Some(handoff) = &mut self.handoff {
-            while let Some(out) = stack.siblings().pop_outgoing() {
-                let is_packet = !matches!(out.what, HandOff::NeighbourUpdate(_));
-                match handoff.send(out.to, out.what) {
-                    Ok(()) => stack.count(Counter::WrongQueue, u64::from(is_packet)),
-                    Err(what) => stack.drop_hand_off(what),
-                }
-            }
+            handoff.collect_from(stack);
             self.kicks |= handoff.take_kicks();
         }
         self.wake();

@@ -12,12 +12,13 @@
 
 use std::sync::Arc;
 
+use fulmar_stack::base::Counter;
 use fulmar_stack::device::Peek;
 
 use crate::runtime::sync::{
     AtomicIsize, Ordering, Receiver, SyncSender, TrySendError, fence, sync_channel,
 };
-use fulmar_stack::shard::{HandOff, MAX_SHARDS, Ports};
+use fulmar_stack::shard::{HandOff, MAX_SHARDS, Ports, Shard};
 
 /// Entries of a ring: several full receive bursts, and 200 KiB of memory.
 const RING: usize = 512;
@@ -77,7 +78,7 @@ impl Handoff {
     /// Queues a packet for a sibling; returns it if the ring is full. [`Handoff::take_kicks`] returns the siblings to
     /// wake afterwards.
     #[allow(clippy::result_large_err, reason = "no heap per packet")]
-    pub fn send(&mut self, to: u16, what: HandOff) -> Result<(), HandOff> {
+    fn send(&mut self, to: u16, what: HandOff) -> Result<(), HandOff> {
         let Some(sender) = self.senders.get(usize::from(to)) else { return Err(what) };
         if matches!(what, HandOff::NeighbourUpdate(_))
             && sender.waiting.0.load(Ordering::Relaxed) >= NEIGHBOUR_UPDATE_LIMIT
@@ -93,13 +94,37 @@ impl Handoff {
     }
 
     /// Takes the first entry.
-    pub fn take(&mut self) -> Option<HandOff> {
+    fn take(&mut self) -> Option<HandOff> {
         if self.is_empty() {
             return None;
         }
         let what = self.ring.try_recv().ok()?;
         self.waiting.0.fetch_sub(1, Ordering::SeqCst);
         Some(what)
+    }
+
+    /// Gives the shard its siblings' entries, as far as it has space. Returns whether there were any.
+    pub fn deliver_to(&mut self, shard: &mut Shard) -> bool {
+        let mut has_come = false;
+        while shard.siblings().has_hand_off_space()
+            && let Some(what) = self.take()
+        {
+            // Cannot fail: there is space.
+            let _ = shard.siblings().receive_hand_off(what);
+            has_come = true;
+        }
+        has_come
+    }
+
+    /// Queues what the shard hands off for its siblings. A full ring drops it.
+    pub fn collect_from(&mut self, shard: &mut Shard) {
+        while let Some(out) = shard.siblings().pop_outgoing() {
+            let is_packet = !matches!(out.what, HandOff::NeighbourUpdate(_));
+            match self.send(out.to, out.what) {
+                Ok(()) => shard.count(Counter::WrongQueue, u64::from(is_packet)),
+                Err(what) => shard.drop_hand_off(what),
+            }
+        }
     }
 
     /// Whether the ring is empty.

@@ -23,7 +23,7 @@ use crate::runtime::poll_set::PollSetCore;
 use crate::runtime::ticket::{Post, Received, RecvTicket, Tickets};
 use crate::runtime::waiter::Waiter;
 use crate::runtime::watch::{Wakes, Watchers};
-use fulmar_stack::shard::{Event, HandOff, RecvOutcome, Shard, ShardParts};
+use fulmar_stack::shard::{Event, RecvOutcome, Shard, ShardParts};
 
 /// A shard and the waiters of its sockets; it dereferences to the shard.
 pub struct WatchedShard {
@@ -147,12 +147,8 @@ impl WatchedShard {
 
     #[inline(never)]
     fn take_from_ring(&mut self) {
-        let Some(handoff) = &mut self.handoff else { return };
-        while self.shard.siblings().has_hand_off_space()
-            && let Some(what) = handoff.take()
-        {
-            // Cannot fail: there is space.
-            let _ = self.shard.siblings().receive_hand_off(what);
+        if let Some(handoff) = &mut self.handoff {
+            handoff.deliver_to(&mut self.shard);
         }
     }
 
@@ -193,20 +189,9 @@ impl WatchedShard {
                 self.received.push(ticket);
             }
         }
-        while let Some(out) = self.shard.siblings().pop_outgoing() {
-            self.hand_off(out.to, out.what);
-        }
-    }
-
-    fn hand_off(&mut self, to: u16, what: HandOff) {
-        let is_packet = !matches!(what, HandOff::NeighbourUpdate(_));
-        let refused = match &mut self.handoff {
-            Some(handoff) => handoff.send(to, what).err(),
-            None => Some(what),
-        };
-        match refused {
-            Some(what) => self.shard.drop_hand_off(what),
-            None => self.shard.count(Counter::WrongQueue, u64::from(is_packet)),
+        // A shard without siblings hands nothing off.
+        if let Some(handoff) = &mut self.handoff {
+            handoff.collect_from(&mut self.shard);
         }
     }
 
