@@ -1,11 +1,11 @@
 //! Building a gateway: what needs capabilities or files is done here, before the process is contained.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
-use fulmar_stack::base::{Instant, Secrets};
+use fulmar::internals::runtime::draw_secrets;
+use fulmar_stack::base::Instant;
 use fulmar_stack::device::{Device, Wake};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;
@@ -83,7 +83,7 @@ impl std::error::Error for SetupError {}
 pub(crate) fn stack_config(config: &Config) -> Result<StackConfig, SetupError> {
     let secrets = match &config.secrets {
         Some(secrets) => secrets.clone(),
-        None => random_secrets().map_err(|e| SetupError::System("cannot read /dev/urandom", e))?,
+        None => draw_secrets().map_err(|e| SetupError::System("cannot draw random numbers", e))?,
     };
     Ok(StackConfig {
         addresses: routers(&config.network),
@@ -149,12 +149,6 @@ pub(crate) fn nat_source_v6(network: &GuestNetwork) -> Option<Ipv6Addr> {
         _ => None,
     };
     network.addresses.iter().find_map(in_prefix)
-}
-
-fn random_secrets() -> io::Result<Secrets> {
-    let mut bytes = [0; 32];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(Secrets::from_entropy(bytes))
 }
 
 /// Raises the limit of descriptors to what the system allows: each flow has one. Returns the limit.

@@ -116,7 +116,7 @@ impl Victim {
         let config = StackConfig {
             addresses: vec![IfAddr { addr: topology::OUR_IP.into(), prefix_len: topology::PREFIX }],
             routes: vec![Route::default_via(ROUTER_IP.into())],
-            secrets: Some(draw_secrets().map_err(|e| io::Error::other(e.to_string()))?),
+            secrets: Some(draw_secrets()?),
             ..StackConfig::default()
         };
         let shard = Shard::new(config, device, StackInstant::ZERO);

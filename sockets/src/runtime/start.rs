@@ -81,7 +81,8 @@ pub fn hosts(
 ) -> Result<Hosts, StartError> {
     let (now, count) = (sys::now(), devices.len());
     // The shards of a stack share its secrets: each has to know which of them owns a flow.
-    let secrets = config.secrets.clone().map_or_else(entropy::draw, Ok)?;
+    let secrets = config.secrets.clone().map_or_else(entropy::draw, Ok);
+    let secrets = secrets.map_err(StartError::Random)?;
     let config = &StackConfig { secrets: Some(secrets), ..config.clone() };
     let mut handoffs = handoffs(count).into_iter();
     let mut all = Vec::with_capacity(count);
