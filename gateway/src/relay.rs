@@ -3,7 +3,7 @@
 //! Each transport is a layer with a table of its flows ([`tcp`]). Their methods take a [`Context`]: the time, the
 //! shard, the epoll set, counters and settings.
 
-mod datagrams;
+pub(crate) mod datagrams;
 pub(crate) mod dns;
 pub(crate) mod echo;
 pub(crate) mod host_socket;
@@ -26,17 +26,19 @@ use std::sync::Arc;
 use std::time;
 
 use fulmar_stack::base::Instant;
+use fulmar_stack::ip::InvokingPacket;
 
 use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound, UdpFilter};
 use crate::mapping::{Mapping, is_link_local};
 use crate::policy::{NewClient, NewFlow, Protocol};
 use crate::setup;
 use crate::stat::{Refusal, Totals};
+use datagrams::HostError;
 use poll::{Poll, Tokens};
 use shared_policy::SharedPolicy;
 use siblings::Siblings;
 
-/// The stack of a gateway, with an account of CPU time that may be off.
+/// The stack of one queue, on the guest's link.
 pub(crate) use fulmar_stack::shard::Shard;
 
 /// The clock of the shard. It starts at one millisecond: an [`Instant`] of zero is one that has passed.
@@ -144,6 +146,20 @@ impl Context<'_> {
         self.totals.refusals.count(why);
     }
 
+    /// Passes an error of the host's network on to the guest. `leads_to`: the packet's destination as the host knows
+    /// it.
+    pub(crate) fn pass_error(
+        &mut self,
+        about: &InvokingPacket<'_>,
+        said: &HostError,
+        leads_to: IpAddr,
+    ) {
+        let Some(error) = said.error else { return };
+        // A router speaks for itself; the destination by the address that the guest knows it by.
+        let is_router = |from: &IpAddr| *from != leads_to && from.is_ipv4() == about.dst.is_ipv4();
+        self.stack.icmp().send_error(self.now, about, error, said.from.filter(is_router));
+    }
+
     /// The queue that has the datagrams of a guest's port, if it is another.
     pub(crate) fn owner_of_port_elsewhere(&mut self, guest: SocketAddr) -> Option<u16> {
         if self.siblings.is_alone() {
@@ -199,6 +215,17 @@ impl Context<'_> {
         let owner = self.stack.owner_of_connection(guest, seen).ok()?;
         (owner != own).then_some(owner)
     }
+}
+
+/// The addresses of a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Endpoints {
+    /// The guest's end.
+    pub guest: SocketAddr,
+    /// The other end as the guest knows it.
+    pub peer: SocketAddr,
+    /// The other end as the host knows it.
+    pub host: SocketAddr,
 }
 
 /// An address as it is written in its own IP version: without a zone, which has its meaning on one side alone,

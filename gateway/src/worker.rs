@@ -32,6 +32,7 @@ use crate::mapping::Mapping;
 use crate::policy::Protocol;
 use crate::ports::Forward;
 use crate::published;
+use crate::relay::datagrams::Batch;
 use crate::relay::echo::Echoes;
 use crate::relay::poll::{Events, Poll, Token, Tokens};
 use crate::relay::shared_policy::SharedPolicy;
@@ -78,6 +79,8 @@ pub(crate) struct Layers {
     pub tcp: Tcp,
     pub udp: Udp,
     pub echoes: Echoes,
+    /// Memory for the datagrams of a host's socket.
+    pub batch: Batch,
 }
 
 /// Calls the handler of a descriptor.
@@ -271,9 +274,9 @@ impl Worker {
             self.stack.step(now, 1);
         }
         self.take_events();
-        let (Layers { tcp, udp, echoes }, mut cx) = self.layers();
+        let (Layers { tcp, udp, echoes, batch }, mut cx) = self.layers();
         tcp.run(&mut cx);
-        udp.run(&mut cx);
+        udp.run(&mut cx, batch);
         udp.dns.expire(&mut cx);
         echoes.expire(&mut cx);
         let has_work = tcp.has_work() || udp.has_work();
@@ -342,14 +345,14 @@ impl Worker {
 
     /// A socket of the host became ready.
     fn host_ready(&mut self, token: Token, flags: EpollFlags) {
-        let (layers, mut cx) = self.layers();
+        let (Layers { tcp, udp, echoes, batch }, mut cx) = self.layers();
         match token {
-            Token::Tcp(id) => layers.tcp.host_ready(&mut cx, id, flags),
-            Token::TcpListener(id) => layers.tcp.accept(&mut cx, id),
-            Token::Udp(id) => layers.udp.host_ready(&mut cx, id, flags),
-            Token::UdpListener(id) => layers.udp.published_ready(&mut cx, id, flags),
-            Token::Echo(id) => layers.echoes.host_ready(&mut cx, id, flags),
-            Token::Dns(id) => layers.udp.dns.host_ready(&mut cx, id, flags),
+            Token::Tcp(id) => tcp.host_ready(&mut cx, id, flags),
+            Token::TcpListener(id) => tcp.accept(&mut cx, id),
+            Token::Udp(id) => udp.host_ready(&mut cx, batch, id, flags),
+            Token::UdpListener(id) => udp.published_ready(&mut cx, batch, id, flags),
+            Token::Echo(id) => echoes.host_ready(&mut cx, batch, id, flags),
+            Token::Dns(id) => udp.dns.host_ready(&mut cx, batch, id, flags),
             Token::Device | Token::Handler(_) | Token::Siblings => {}
         }
     }

@@ -1,4 +1,4 @@
-//! Datagrams and errors of a host's socket.
+//! Datagrams and errors of a host's sockets: received as one batch, in memory that all flows of a queue share.
 
 use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -15,6 +15,8 @@ const LONGEST: usize = 65_536;
 const BATCH_BYTES: usize = 4 * LONGEST;
 /// Datagrams or runs that are received before they go to the guest.
 const BATCH: usize = 64;
+/// Errors that are passed on in one turn of a socket.
+pub(crate) const ERRORS_PER_TURN: usize = 16;
 /// Room for the control messages of one datagram.
 const CONTROL_BYTES: usize = 256;
 

@@ -34,14 +34,14 @@ use nix::sys::epoll::EpollFlags;
 use smallvec::SmallVec;
 use std::task::Poll;
 
-use super::datagrams::Batch;
+use super::datagrams::{Batch, ERRORS_PER_TURN};
 use super::host_socket::{self, DatagramError, Failure};
 use super::{Context, canonical};
 use crate::config::Limits;
 use crate::policy::Protocol;
 use crate::stat::{FlowStat, Refusal};
 use flow::{Flow, Ids, is_without_descriptor};
-use message::{Code, Unusual};
+use message::{Code, Question, Unusual};
 
 /// How long a server has before the next one is asked.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ const LAST_PATIENCE: Duration = Duration::from_secs(4);
 const FAILED: Duration = Duration::from_secs(30);
 /// Most bytes of a question.
 const MOST_QUESTION_BYTES: usize = 4096;
-/// Datagrams, and errors, that are taken of one socket in one turn.
+/// Datagrams that are taken of one socket in one turn.
 const TAKEN_PER_TURN: usize = 16;
 /// Flows that are examined for an idle one when the table is full.
 const LOOKED_AT: usize = 16;
@@ -71,12 +71,6 @@ type Addresses = SmallVec<[SocketAddr; 3]>;
 /// The flows of DNS.
 #[derive(Default)]
 pub(crate) struct Dns {
-    exchanges: Exchanges,
-    batch: Batch,
-}
-
-#[derive(Default)]
-struct Exchanges {
     flows: Slab<Flow>,
     by_key: HashMap<Key, SlotId>,
     /// The queue of the second-chance (clock) algorithm, with the time of each flow's entry.
@@ -87,7 +81,15 @@ struct Exchanges {
     failed: FailedServers,
     ids: Ids,
     guesses: Guesses,
-    lacks_descriptor: bool,
+}
+
+/// What the host's sockets took of datagrams to a resolver.
+#[derive(Default)]
+pub(crate) struct Taken {
+    /// How many messages the datagrams had.
+    pub messages: usize,
+    /// A flow could not begin for lack of a descriptor.
+    pub lacks_descriptor: bool,
 }
 
 /// Servers that are asked last, and until when.
@@ -132,13 +134,13 @@ impl Guesses {
 impl Dns {
     /// Answers the guest by this socket of the shard.
     pub(crate) fn listen(&mut self, cx: &Context<'_>, socket: SlotId) {
-        self.exchanges.socket = Some(socket);
-        self.exchanges.timers = Some(Wheel::new(cx.now));
+        self.socket = Some(socket);
+        self.timers = Some(Wheel::new(cx.now));
     }
 
-    /// Takes datagrams of one flow of the guest if they are for a resolver. `None`: they are not. Otherwise how many
-    /// messages they had; they are still to be freed.
-    pub(crate) fn take(&mut self, cx: &mut Context<'_>, datagrams: &[Datagram]) -> Option<usize> {
+    /// Takes datagrams of one flow of the guest if they are for a resolver; the caller frees them. `None`: they are for
+    /// another host.
+    pub(crate) fn take(&mut self, cx: &mut Context<'_>, datagrams: &[Datagram]) -> Option<Taken> {
         let first = datagrams.first()?;
         let (from, to) = (first.src, canonical(first.dst));
         if !cx.settings.mapping.is_dns(to) || !cx.settings.carries.udp {
@@ -148,60 +150,58 @@ impl Dns {
         if servers.is_empty() {
             return None;
         }
-        let mut count = 0;
-        for d in datagrams {
-            for message in messages_of(d) {
-                self.exchanges.take_message(cx, (from, to), &message, &servers);
-                count += 1;
-            }
+        let mut taken = Taken::default();
+        for message in datagrams.iter().flat_map(messages_of) {
+            let sent = self.take_message(cx, (from, to), &message, &servers);
+            taken.lacks_descriptor |= sent.is_err_and(is_without_descriptor);
+            taken.messages += 1;
         }
-        Some(count)
-    }
-
-    /// Whether a flow could not begin for lack of a descriptor since the last call.
-    pub(crate) fn take_lack_of_descriptor(&mut self) -> bool {
-        std::mem::take(&mut self.exchanges.lacks_descriptor)
+        Some(taken)
     }
 
     /// A socket of the host became ready.
-    pub(crate) fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
-        let Dns { exchanges, batch } = self;
-        let Some(flow) = exchanges.flows.get(id) else { return };
+    pub(crate) fn host_ready(
+        &mut self,
+        cx: &mut Context<'_>,
+        batch: &mut Batch,
+        id: SlotId,
+        flags: EpollFlags,
+    ) {
+        let Some(flow) = self.flows.get(id) else { return };
         let servers: Addresses = flow.reached().collect();
         for server in servers {
             if flags.contains(EpollFlags::EPOLLERR) {
-                exchanges.take_errors(cx, id, server, batch);
+                self.take_errors(cx, id, server, batch);
             }
-            exchanges.receive(cx, id, server, batch);
+            self.receive(cx, id, server, batch);
         }
-        exchanges.set_timer(id);
+        self.set_timer(id);
     }
 
     /// Asks further servers, and ends flows, as the time has come.
     pub(crate) fn expire(&mut self, cx: &mut Context<'_>) {
-        let exchanges = &mut self.exchanges;
-        while let Some(id) = exchanges.timers.as_mut().and_then(|t| t.expire(cx.now)) {
-            let Some(flow) = exchanges.flows.get_mut(id) else { continue };
+        while let Some(id) = self.timers.as_mut().and_then(|t| t.expire(cx.now)) {
+            let Some(flow) = self.flows.get_mut(id) else { continue };
             flow.timer = None;
             if flow.expires() <= cx.now {
-                exchanges.remove(cx, id);
+                self.remove(cx, id);
                 continue;
             }
             let now = cx.now;
-            exchanges.ask_on(cx, id, |a| a.next_at.is_some_and(|at| at <= now));
-            exchanges.set_timer(id);
+            self.ask_on(cx, id, |a| a.next_at.is_some_and(|at| at <= now));
+            self.set_timer(id);
         }
     }
 
     /// When something is due.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let timers = self.exchanges.timers.as_ref()?;
-        if self.exchanges.flows.is_empty() { None } else { timers.next_deadline() }
+        let timers = self.timers.as_ref()?;
+        if self.flows.is_empty() { None } else { timers.next_deadline() }
     }
 
     /// A snapshot of the flows.
     pub(crate) fn stat(&self, now: Instant) -> impl Iterator<Item = FlowStat> + '_ {
-        self.exchanges.flows.iter().map(move |(_, flow)| flow.stat(now))
+        self.flows.iter().map(move |(_, flow)| flow.stat(now))
     }
 }
 
@@ -217,34 +217,46 @@ fn messages_of(d: &Datagram) -> impl Iterator<Item = Vec<u8>> + '_ {
     })
 }
 
-impl Exchanges {
-    fn take_message(&mut self, cx: &mut Context<'_>, key: Key, bytes: &[u8], servers: &Addresses) {
+impl Dns {
+    /// Takes a message of the guest to a resolver.
+    ///
+    /// # Errors
+    /// The host did not send it; the guest gets an ICMP error.
+    fn take_message(
+        &mut self,
+        cx: &mut Context<'_>,
+        key: Key,
+        bytes: &[u8],
+        servers: &Addresses,
+    ) -> nix::Result<()> {
         let read = match bytes.len() {
             0..=MOST_QUESTION_BYTES => message::parse_question(bytes),
             _ => Err(Unusual::Wrong(Code::FORMAT_ERROR)),
         };
-        let asked = read.as_ref().ok().map(|q| (q.name.as_str(), q.kind));
-        if !cx.settings.policy.allows_name(asked) {
-            cx.refuse(Refusal::Policy);
-            let answer = match read {
-                Ok(_) => message::answer_with(Code::REFUSED, bytes),
-                Err(Unusual::Wrong(code)) => message::answer_with(code, bytes),
-                Err(Unusual::Unanswerable) => None,
-            };
-            return answer.into_iter().for_each(|answer| self.deliver(cx, key, &answer));
-        }
+        let question = match rule(cx, bytes, read) {
+            Ruling::Pass(question) => question,
+            denied => {
+                cx.refuse(Refusal::Policy);
+                if let Ruling::Answer(answer) = denied {
+                    self.deliver(cx, key, &answer);
+                }
+                return Ok(());
+            }
+        };
         let id = match self.find_or_begin(cx, key, servers) {
             Ok(id) => id,
             Err((failure, why)) => {
                 cx.refuse(why);
-                return report(cx, key, bytes, failure);
+                report(cx, key, bytes, failure);
+                return Ok(());
             }
         };
-        match read {
-            Ok(question) => self.ask(cx, id, bytes, question, servers),
-            Err(_) => self.pass_opaque(cx, id, bytes, servers),
-        }
+        let sent = match question {
+            Some(question) => self.ask(cx, id, bytes, question, servers),
+            None => self.pass_opaque(cx, id, bytes, servers),
+        };
         self.set_timer(id);
+        sent
     }
 
     fn ask(
@@ -252,31 +264,31 @@ impl Exchanges {
         cx: &mut Context<'_>,
         id: SlotId,
         bytes: &[u8],
-        question: message::Question,
+        question: Question,
         servers: &Addresses,
-    ) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
+    ) -> nix::Result<()> {
+        let Some(flow) = self.flows.get_mut(id) else { return Ok(()) };
         let servers = self.failed.last(servers.clone(), cx.now);
-        if let Some(at) = flow.ask(bytes, question, servers, &mut self.ids, cx.now) {
-            self.ask_next(cx, id, at);
+        match flow.ask(bytes, question, servers, &mut self.ids, cx.now) {
+            Some(at) => self.ask_next(cx, id, at),
+            None => Ok(()),
         }
     }
 
     /// Sends a datagram that is not a question to the first server.
-    fn pass_opaque(&mut self, cx: &mut Context<'_>, id: SlotId, bytes: &[u8], servers: &Addresses) {
-        let (Some(flow), Some(server)) = (self.flows.get_mut(id), servers.first()) else { return };
+    fn pass_opaque(
+        &mut self,
+        cx: &mut Context<'_>,
+        id: SlotId,
+        bytes: &[u8],
+        servers: &Addresses,
+    ) -> nix::Result<()> {
+        let (Some(flow), Some(server)) = (self.flows.get_mut(id), servers.first()) else {
+            return Ok(());
+        };
         flow.is_opaque = true;
-        if let Err(errno) = flow.send(cx, id, *server, bytes) {
-            let key = (flow.guest, flow.peer);
-            self.could_not_send(cx, key, bytes, errno);
-        }
-    }
-
-    fn could_not_send(&mut self, cx: &mut Context<'_>, key: Key, bytes: &[u8], errno: Errno) {
-        self.lacks_descriptor |= is_without_descriptor(errno);
-        let (failure, why) = host_socket::failure_of(errno);
-        cx.refuse(why);
-        report(cx, key, bytes, failure);
+        flow.send(cx, id, *server, bytes)
+            .inspect_err(|errno| could_not_send(cx, (flow.guest, flow.peer), bytes, *errno))
     }
 
     fn find_or_begin(
@@ -292,7 +304,7 @@ impl Exchanges {
             return Err((Failure::Silence, Refusal::Forbidden));
         };
         if !cx.allows(Protocol::Udp, from, to, leads_to) {
-            return Err((Failure::Unreachable(13, 1), Refusal::Policy));
+            return Err((Failure::Prohibited, Refusal::Policy));
         }
         let Limits { udp_flows, udp_sockets, .. } = cx.settings.limits;
         if self.flows.len() >= (udp_flows.min(udp_sockets) / 4).max(1) {
@@ -306,12 +318,15 @@ impl Exchanges {
     }
 
     /// Asks the next server of a question, and further ones while they cannot be asked.
-    fn ask_next(&mut self, cx: &mut Context<'_>, id: SlotId, at: usize) {
+    ///
+    /// # Errors
+    /// None can be asked; the guest gets an ICMP error.
+    fn ask_next(&mut self, cx: &mut Context<'_>, id: SlotId, at: usize) -> nix::Result<()> {
         let mut failed = None;
         loop {
             let is_alone = self.flows.len() == 1;
-            let Some(flow) = self.flows.get_mut(id) else { return };
-            let Some(asked) = flow.asked.get_mut(at) else { return };
+            let Some(flow) = self.flows.get_mut(id) else { return Ok(()) };
+            let Some(asked) = flow.asked.get_mut(at) else { return Ok(()) };
             let Some(server) = asked.servers.get(asked.next).copied() else { break };
             asked.next += 1;
             asked.next_at = match (asked.has_more_servers(), &asked.failure) {
@@ -323,7 +338,7 @@ impl Exchanges {
             let sent = flow.send(cx, id, server, &message);
             cx.stack.pass(Stage::HostSent);
             match sent {
-                Ok(()) => return,
+                Ok(()) => return Ok(()),
                 Err(errno) if is_without_descriptor(errno) && !is_alone => {
                     asked_again(flow, at);
                     self.displace(cx);
@@ -334,13 +349,17 @@ impl Exchanges {
                 }
             }
         }
-        let Some(flow) = self.flows.get_mut(id) else { return };
+        let Some(flow) = self.flows.get_mut(id) else { return Ok(()) };
         let (key, asked) = ((flow.guest, flow.peer), flow.asked.remove(at));
         match (asked.failure, failed) {
             (Some(answer), _) => self.answer(cx, key, &asked.guest_ids, &answer),
-            (None, Some(errno)) => self.could_not_send(cx, key, &asked.message, errno),
+            (None, Some(errno)) => {
+                could_not_send(cx, key, &asked.message, errno);
+                return Err(errno);
+            }
             (None, None) => {}
         }
+        Ok(())
     }
 
     /// Asks the next server of those questions of a flow whose last one has failed.
@@ -355,7 +374,8 @@ impl Exchanges {
             let own = asked.id;
             if has_failed(asked) && (asked.has_more_servers() || asked.failure.is_some()) {
                 asked.server().into_iter().for_each(|server| self.failed.add(server, cx.now));
-                self.ask_next(cx, id, at);
+                // The guest gets the error as an ICMP error.
+                let _ = self.ask_next(cx, id, at);
             }
             let flow = self.flows.get(id);
             let is_there = flow.and_then(|flow| flow.asked.get(at)).is_some_and(|a| a.id == own);
@@ -399,7 +419,9 @@ impl Exchanges {
         let has_failed = message::code(bytes).is_none_or(Code::is_failure_of_server);
         if has_failed && asked.has_more_servers() {
             asked.failure = Some(bytes.into());
-            return self.ask_next(cx, id, at);
+            // The guest gets this answer in any case.
+            let _ = self.ask_next(cx, id, at);
+            return;
         }
         flow.late = (flow.late + asked.next.saturating_sub(1)).min(MOST_LATE);
         let asked = flow.asked.remove(at);
@@ -438,12 +460,11 @@ impl Exchanges {
         server: SocketAddr,
         batch: &mut Batch,
     ) {
-        for _ in 0..TAKEN_PER_TURN {
+        for _ in 0..ERRORS_PER_TURN {
             let Some(flow) = self.flows.get(id) else { return };
             let Some(fd) = flow.socket_to(server) else { return };
             let Some((said, quoted)) = batch.receive_error(fd.as_fd()) else { return };
-            let Some(error) = said.error else { continue };
-            if matches!(error, SentError::TooBig { .. }) {
+            if matches!(said.error, None | Some(SentError::TooBig { .. })) {
                 continue;
             }
             let of = message::id(quoted);
@@ -453,11 +474,8 @@ impl Exchanges {
             let last = flow.asked.iter().find(|a| is_meant(a) && is_last(a));
             if last.is_some() || flow.is_opaque {
                 let payload = last.map_or(quoted, |a| &a.message);
-                // A router speaks for itself; the resolver by the name that the guest knows it by.
-                let from = said.from.filter(|from| *from != server.ip());
-                let from = from.filter(|from| from.is_ipv4() == flow.peer.is_ipv4());
                 let about = InvokingPacket::datagram(flow.guest, flow.peer, payload, payload.len());
-                cx.stack.icmp().send_error(cx.now, &about, error, from);
+                cx.pass_error(&about, &said, server.ip());
                 self.failed.add(server, cx.now);
             }
             self.ask_on(cx, id, is_meant);
@@ -528,36 +546,52 @@ fn asked_again(flow: &mut Flow, at: usize) {
     }
 }
 
+/// Counts a message that the host did not send, and sends the guest an ICMP error.
+fn could_not_send(cx: &mut Context<'_>, key: Key, bytes: &[u8], errno: Errno) {
+    let (failure, why) = host_socket::failure_of(errno);
+    cx.refuse(why);
+    report(cx, key, bytes, failure);
+}
+
 /// Sends the guest the ICMP error about its message.
 fn report(cx: &mut Context<'_>, (guest, peer): Key, bytes: &[u8], failure: Failure) {
-    let error = match failure {
-        Failure::Refused => SentError::PortUnreachable,
-        Failure::Unreachable(v4, v6) => {
-            SentError::Unreachable { code: if peer.is_ipv4() { v4 } else { v6 } }
-        }
-        Failure::Silence => return,
-    };
+    let Some(error) = failure.error(peer.is_ipv4()) else { return };
     let about = InvokingPacket::datagram(guest, peer, bytes, bytes.len());
     cx.stack.icmp().send_error(cx.now, &about, error, None);
 }
 
-/// Answers a message to a DNS server of the guest's choice that the policy denies. `None`: it may pass.
-pub(crate) fn refusal_of(cx: &mut Context<'_>, d: &Datagram) -> Option<Option<Vec<u8>>> {
-    if !cx.settings.policy.reads_names() || !cx.settings.mapping.is_dns(canonical(d.dst)) {
-        return None;
+/// What the policy decides about a message of the guest.
+pub(crate) enum Ruling {
+    /// It may pass. `None`: it is not one plain question.
+    Pass(Option<Question>),
+    /// It may not; the guest gets this answer.
+    Answer(Vec<u8>),
+    /// It may not, and it has no answer.
+    Drop,
+}
+
+/// The policy's ruling on a message that was read so.
+fn rule(cx: &Context<'_>, bytes: &[u8], read: Result<Question, Unusual>) -> Ruling {
+    let asked = read.as_ref().ok().map(|q| (q.name.as_str(), q.kind));
+    if cx.settings.policy.allows_name(asked) {
+        return Ruling::Pass(read.ok());
     }
-    messages_of(d).find_map(|bytes| {
-        let read = message::parse_question(&bytes);
-        let asked = read.as_ref().ok().map(|q| (q.name.as_str(), q.kind));
-        if cx.settings.policy.allows_name(asked) {
-            return None;
-        }
-        Some(match read {
-            Ok(_) => message::answer_with(Code::REFUSED, &bytes),
-            Err(Unusual::Wrong(code)) => message::answer_with(code, &bytes),
-            Err(Unusual::Unanswerable) => None,
-        })
-    })
+    let answer = match read {
+        Ok(_) => message::answer_with(Code::REFUSED, bytes),
+        Err(Unusual::Wrong(code)) => message::answer_with(code, bytes),
+        Err(Unusual::Unanswerable) => None,
+    };
+    answer.map_or(Ruling::Drop, Ruling::Answer)
+}
+
+/// The ruling on a datagram, or a run of them, to a DNS server of the guest's choice: that on the first message that may
+/// not pass.
+pub(crate) fn ruling_on_run(cx: &Context<'_>, d: &Datagram) -> Ruling {
+    if !cx.settings.policy.reads_names() || !cx.settings.mapping.is_dns(canonical(d.dst)) {
+        return Ruling::Pass(None);
+    }
+    let mut rulings = messages_of(d).map(|bytes| rule(cx, &bytes, message::parse_question(&bytes)));
+    rulings.find(|r| !matches!(r, Ruling::Pass(_))).unwrap_or(Ruling::Pass(None))
 }
 
 /// Reads an answer of a DNS server of the guest's choice, which is not trusted.

@@ -22,7 +22,7 @@ use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{MsgFlags, SockProtocol, SockType, sendmsg, setsockopt, sockopt};
 
 use super::Context;
-use super::datagrams::Batch;
+use super::datagrams::{Batch, ERRORS_PER_TURN};
 use super::host_socket::{self, DatagramError, Failure};
 use super::poll::Token;
 use crate::policy::Protocol;
@@ -38,8 +38,6 @@ const REQUEST_V6: u8 = 128;
 const REPLY_V6: u8 = 129;
 /// Requests that are taken in one turn.
 const TAKEN_PER_TURN: usize = 64;
-/// Errors that are passed on in one turn of a flow.
-const ERRORS_PER_TURN: usize = 16;
 /// Batches that are received in one turn of a flow. The next reply is another edge.
 const BATCHES_PER_TURN: usize = 16;
 
@@ -66,7 +64,6 @@ pub(crate) struct Echoes {
     listener: Option<SlotId>,
     /// When the next flow may be over, at the earliest.
     deadline: Option<Instant>,
-    batch: Batch,
 }
 
 impl Echoes {
@@ -140,7 +137,7 @@ impl Echoes {
         let leads_to = leads_to.filter(|_| cx.settings.carries.icmp);
         let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
         if !cx.allows(Protocol::Icmp, from, to, leads_to) {
-            return Err((Failure::Unreachable(13, 1), Refusal::Policy));
+            return Err((Failure::Prohibited, Refusal::Policy));
         }
         // No ping sockets are allowed: that says nothing about the destination.
         let socket = open(leads_to, cx).map_err(|e| match e {
@@ -178,21 +175,27 @@ impl Echoes {
     }
 
     /// A socket of the host became ready.
-    pub(crate) fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+    pub(crate) fn host_ready(
+        &mut self,
+        cx: &mut Context<'_>,
+        batch: &mut Batch,
+        id: SlotId,
+        flags: EpollFlags,
+    ) {
         if flags.contains(EpollFlags::EPOLLERR) {
-            self.pass_errors(cx, id);
+            self.pass_errors(cx, batch, id);
         }
         for _ in 0..BATCHES_PER_TURN {
             let Some(flow) = self.flows.get(id) else { return };
-            match self.batch.fill(flow.socket.as_fd()) {
+            match batch.fill(flow.socket.as_fd()) {
                 Ok(has_more) => {
-                    self.pass_replies(cx, id);
+                    self.pass_replies(cx, batch, id);
                     if !has_more {
                         return;
                     }
                 }
                 // Datagrams that arrived after the error are still queued, and the edge-triggered event is used up.
-                Err(DatagramError::Pending) => self.pass_errors(cx, id),
+                Err(DatagramError::Pending) => self.pass_errors(cx, batch, id),
                 Err(_) => {
                     cx.refuse(Refusal::HostSocket);
                     return self.remove(cx, id);
@@ -201,10 +204,10 @@ impl Echoes {
         }
     }
 
-    fn pass_replies(&mut self, cx: &mut Context<'_>, id: SlotId) {
+    fn pass_replies(&mut self, cx: &mut Context<'_>, batch: &Batch, id: SlotId) {
         let (Some(flow), Some(listener)) = (self.flows.get_mut(id), self.listener) else { return };
-        for received in self.batch.list() {
-            let message = self.batch.bytes(received);
+        for received in batch.list() {
+            let message = batch.bytes(received);
             let Some((header, payload)) = message.split_first_chunk::<HEADER_BYTES>() else {
                 continue;
             };
@@ -223,21 +226,17 @@ impl Echoes {
     }
 
     /// Passes the ICMP errors of a flow's error queue on to the guest.
-    fn pass_errors(&mut self, cx: &mut Context<'_>, id: SlotId) {
+    fn pass_errors(&self, cx: &mut Context<'_>, batch: &mut Batch, id: SlotId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let (guest, peer, ident) = flow.key;
         for _ in 0..ERRORS_PER_TURN {
-            let Some(flow) = self.flows.get(id) else { return };
-            let (guest, peer, ident) = flow.key;
-            let Some((said, message)) = self.batch.receive_error(flow.socket.as_fd()) else {
-                return;
-            };
-            let Some(error) = said.error else { continue };
+            let Some((said, message)) = batch.receive_error(flow.socket.as_fd()) else { return };
             let Some((header, payload)) = message.split_first_chunk::<HEADER_BYTES>() else {
                 continue;
             };
             let echo = EchoId { ident, seq: u16::from_be_bytes([header[6], header[7]]) };
-            let from = said.from.filter(|f| *f != flow.leads_to && f.is_ipv4() == peer.is_ipv4());
             let about = InvokingPacket::echo_request(guest, peer, echo, payload, payload.len());
-            cx.stack.icmp().send_error(cx.now, &about, error, from);
+            cx.pass_error(&about, &said, flow.leads_to);
         }
     }
 
@@ -276,9 +275,12 @@ fn open(to: SocketAddr, cx: &Context<'_>) -> nix::Result<OwnedFd> {
 }
 
 fn report(cx: &mut Context<'_>, request: &EchoRequest, failure: Failure) {
-    let Failure::Unreachable(v4, v6) = failure else { return };
-    let code = if request.dst.is_ipv4() { v4 } else { v6 };
-    send_error(cx, request, SentError::Unreachable { code });
+    // A refusal is the pending error of an earlier request: the error queue has it, too.
+    if failure != Failure::Refused
+        && let Some(error) = failure.error(request.dst.is_ipv4())
+    {
+        send_error(cx, request, error);
+    }
 }
 
 /// Sends the guest an ICMP error about its request.

@@ -5,6 +5,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
+use fulmar_stack::ip::SentError;
+use fulmar_stack::wire::{icmpv4, icmpv6};
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, ControlMessage, SockFlag, SockProtocol, SockType, SockaddrStorage, bind,
@@ -114,15 +116,40 @@ pub(crate) fn is_shortage(errno: Errno) -> bool {
     matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)
 }
 
-/// The answer to a guest whose connection failed.
+/// Why a flow of the guest failed, which decides the answer to the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Failure {
-    /// A reset.
+    /// No program has the port. A connection is reset.
     Refused,
-    /// Destination unreachable, with the codes of ICMP (type 3) and ICMPv6 (type 1).
-    Unreachable(u8, u8),
-    /// Nothing: the guest sends again, or gives up at its own time-out.
+    /// No route leads to the destination.
+    NoRoute,
+    /// The destination does not answer on its link.
+    NoHost,
+    /// The destination does not have the protocol.
+    NoProtocol,
+    /// A filter or the policy denies it.
+    Prohibited,
+    /// The guest gets no answer: it sends again, or gives up at its own time-out.
     Silence,
+}
+
+impl Failure {
+    /// The ICMP error that the guest gets.
+    pub(crate) fn error(self, is_v4: bool) -> Option<SentError> {
+        /// Communication administratively prohibited (RFC 1812 section 5.2.7.1).
+        const PROHIBITED_V4: u8 = 13;
+        /// Protocol unreachable (RFC 792).
+        const PROTOCOL_V4: u8 = 2;
+        let (v4, v6) = match self {
+            Failure::Refused => return Some(SentError::PortUnreachable),
+            Failure::NoRoute => (icmpv4::unreachable::NET, icmpv6::unreachable::NO_ROUTE),
+            Failure::NoHost => (icmpv4::unreachable::HOST, icmpv6::unreachable::ADDRESS),
+            Failure::NoProtocol => (PROTOCOL_V4, icmpv6::unreachable::PORT),
+            Failure::Prohibited => (PROHIBITED_V4, icmpv6::unreachable::ADMIN_PROHIBITED),
+            Failure::Silence => return None,
+        };
+        Some(SentError::Unreachable { code: if is_v4 { v4 } else { v6 } })
+    }
 }
 
 /// What an errno of `socket`, `bind` or `connect`, or of `send` on a socket of datagrams, means for the guest, and what
@@ -135,14 +162,14 @@ pub(crate) fn failure_of(errno: Errno) -> (Failure, Refusal) {
         | Errno::ENETDOWN
         | Errno::ENODEV
         | Errno::EADDRNOTAVAIL
-        | Errno::EAFNOSUPPORT => (Failure::Unreachable(0, 0), Refusal::Unreachable),
+        | Errno::EAFNOSUPPORT => (Failure::NoRoute, Refusal::Unreachable),
         // EINVAL: an address of a link, which leads nowhere without the link's name.
         Errno::EHOSTUNREACH | Errno::EHOSTDOWN | Errno::EINVAL => {
-            (Failure::Unreachable(1, 3), Refusal::Unreachable)
+            (Failure::NoHost, Refusal::Unreachable)
         }
         // The host's own filter.
-        Errno::EACCES | Errno::EPERM => (Failure::Unreachable(13, 1), Refusal::Unreachable),
-        Errno::EPROTO | Errno::ENOPROTOOPT => (Failure::Unreachable(2, 4), Refusal::Unreachable),
+        Errno::EACCES | Errno::EPERM => (Failure::Prohibited, Refusal::Unreachable),
+        Errno::EPROTO | Errno::ENOPROTOOPT => (Failure::NoProtocol, Refusal::Unreachable),
         Errno::ETIMEDOUT => (Failure::Silence, Refusal::TimedOut),
         Errno::EMFILE | Errno::ENFILE => (Failure::Silence, Refusal::Descriptors),
         // A shortage of the host's kernel (ENOBUFS, ENOMEM, EAGAIN): the guest tries again.
@@ -300,19 +327,19 @@ mod tests {
 
     #[test]
     fn the_guest_gets_the_error_of_a_failed_host_connection() {
-        let no_network = (Failure::Unreachable(0, 0), Refusal::Unreachable);
-        let no_host = (Failure::Unreachable(1, 3), Refusal::Unreachable);
-        let prohibited = (Failure::Unreachable(13, 1), Refusal::Unreachable);
-        let no_protocol = (Failure::Unreachable(2, 4), Refusal::Unreachable);
+        let no_route = (Failure::NoRoute, Refusal::Unreachable);
+        let no_host = (Failure::NoHost, Refusal::Unreachable);
+        let prohibited = (Failure::Prohibited, Refusal::Unreachable);
+        let no_protocol = (Failure::NoProtocol, Refusal::Unreachable);
         let is_short = (Failure::Silence, Refusal::HostSocket);
         for (errno, told) in [
             (Errno::ECONNREFUSED, (Failure::Refused, Refusal::Refused)),
             (Errno::ECONNRESET, (Failure::Refused, Refusal::Refused)),
-            (Errno::ENETUNREACH, no_network),
-            (Errno::ENETDOWN, no_network),
-            (Errno::ENODEV, no_network),
-            (Errno::EADDRNOTAVAIL, no_network),
-            (Errno::EAFNOSUPPORT, no_network),
+            (Errno::ENETUNREACH, no_route),
+            (Errno::ENETDOWN, no_route),
+            (Errno::ENODEV, no_route),
+            (Errno::EADDRNOTAVAIL, no_route),
+            (Errno::EAFNOSUPPORT, no_route),
             (Errno::EHOSTUNREACH, no_host),
             (Errno::EHOSTDOWN, no_host),
             (Errno::EINVAL, no_host),
@@ -329,6 +356,21 @@ mod tests {
             (Errno::EADDRINUSE, is_short),
         ] {
             assert_eq!(failure_of(errno), told, "{errno}");
+        }
+    }
+
+    #[test]
+    fn a_failure_has_one_error_in_each_ip_version() {
+        let code = |code| Some(SentError::Unreachable { code });
+        for (failure, v4, v6) in [
+            (Failure::NoRoute, code(0), code(0)),
+            (Failure::NoHost, code(1), code(3)),
+            (Failure::NoProtocol, code(2), code(4)),
+            (Failure::Prohibited, code(13), code(1)),
+            (Failure::Refused, Some(SentError::PortUnreachable), Some(SentError::PortUnreachable)),
+            (Failure::Silence, None, None),
+        ] {
+            assert_eq!([failure.error(true), failure.error(false)], [v4, v6], "{failure:?}");
         }
     }
 

@@ -19,6 +19,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::task::Poll;
 
 use fulmar_stack::base::{Duration, Instant, SlotId};
+use fulmar_stack::ip::SentError;
 use fulmar_stack::shard::{ConditionalAccept, Decision, ListenOptions, Pending, PendingId, Slab};
 use fulmar_stack::socket::Ready;
 use nix::sys::epoll::EpollFlags;
@@ -27,7 +28,7 @@ use super::host_socket::{self, Failure};
 use super::poll::Token;
 use super::published_sockets::PublishedSockets;
 use super::streams::{Stream, Streams, Undelivered};
-use super::{Context, Shard, canonical};
+use super::{Context, Endpoints, Shard, canonical};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal, Totals};
 use flow::{Flow, Guest, Turn};
@@ -137,9 +138,9 @@ impl Tcp {
         }
         let begun = host_socket::begin_connection(leads_to, &cx.settings.outbound);
         let begun = begun.map_err(host_socket::failure_of)?;
-        let addresses = [from, to, leads_to];
+        let ends = Endpoints { guest: from, peer: to, host: leads_to };
         let guest = Guest::Pending(syn.id);
-        let flow = Flow::new(guest, begun.stream, Direction::Out, addresses, cx.now);
+        let flow = Flow::new(guest, begun.stream, Direction::Out, ends, cx.now);
         let id = self.add(cx, flow)?;
         self.connecting += 1;
         self.unanswered.push_back(id);
@@ -419,10 +420,10 @@ fn stat_of(flow: &Flow, stack: &mut Shard, now: Instant) -> FlowStat {
 
 /// Answers the guest's SYN after a failure.
 fn decide_failure(cx: &mut Context<'_>, pending: PendingId, is_v4: bool, failure: Failure) {
-    let decision = match failure {
-        Failure::Refused => Decision::Refuse,
-        Failure::Unreachable(v4, v6) => Decision::Unreachable(if is_v4 { v4 } else { v6 }),
-        Failure::Silence => Decision::Drop,
+    let decision = match failure.error(is_v4) {
+        Some(SentError::Unreachable { code }) => Decision::Unreachable(code),
+        Some(_) => Decision::Refuse,
+        None => Decision::Drop,
     };
     // It may have been reset meanwhile.
     let _ = cx.stack.tcp_decide(cx.now, pending, decision);

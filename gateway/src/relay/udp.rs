@@ -21,7 +21,7 @@ mod table;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -33,12 +33,12 @@ use fulmar_stack::udp::BindOptions;
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 
-use super::Context;
-use super::datagrams::Batch;
+use super::datagrams::{Batch, ERRORS_PER_TURN};
 use super::dns::{self, Dns};
 use super::host_socket::{self, Failure};
 use super::poll::Token;
 use super::published_sockets::PublishedSockets;
+use super::{Context, Endpoints};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 use flow::{Flow, HostSocket};
@@ -48,8 +48,6 @@ use table::{Class, Key, Table};
 /// The bytes of a datagram, or of a run of them with the length of each but the last.
 type Run<'a> = (&'a [u8], Option<u16>);
 
-/// Errors that are passed on in one turn of a socket.
-const ERRORS_PER_TURN: usize = 16;
 /// Addresses of the guest's that lead to one of the host, for which a port has sockets at most.
 const MOST_ALIASES: u8 = 4;
 /// Most flows that are removed for one socket.
@@ -68,7 +66,6 @@ pub(crate) struct Udp {
     published: PublishedSockets<Arc<OwnedFd>>,
     /// Sockets that may have more than one turn took.
     ready: VecDeque<Token>,
-    batch: Batch,
     /// Counts the turns.
     turn: u64,
     /// Datagrams to resolvers are its.
@@ -108,12 +105,18 @@ impl Udp {
     }
 
     /// The socket of a guest's port became ready.
-    pub(crate) fn host_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+    pub(crate) fn host_ready(
+        &mut self,
+        cx: &mut Context<'_>,
+        batch: &mut Batch,
+        id: SlotId,
+        flags: EpollFlags,
+    ) {
         if flags.contains(EpollFlags::EPOLLERR)
             && let Some(port) = self.ports.get(id)
         {
             let socket = Arc::clone(&port.socket);
-            self.pass_errors(cx, &socket);
+            self.pass_errors(cx, batch, &socket);
         }
         self.queue(id);
     }
@@ -128,12 +131,18 @@ impl Udp {
     }
 
     /// The socket of a published port became ready.
-    pub(crate) fn published_ready(&mut self, cx: &mut Context<'_>, id: SlotId, flags: EpollFlags) {
+    pub(crate) fn published_ready(
+        &mut self,
+        cx: &mut Context<'_>,
+        batch: &mut Batch,
+        id: SlotId,
+        flags: EpollFlags,
+    ) {
         if flags.contains(EpollFlags::EPOLLERR)
             && let Some(published) = self.published.get(id)
         {
             let socket = Arc::clone(&published.socket);
-            self.pass_errors(cx, &socket);
+            self.pass_errors(cx, batch, &socket);
         }
         self.queue_published(id);
     }
@@ -145,15 +154,15 @@ impl Udp {
     }
 
     /// One turn of everything that is ready.
-    pub(crate) fn run(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn run(&mut self, cx: &mut Context<'_>, batch: &mut Batch) {
         self.turn += 1;
         if std::mem::take(&mut self.has_datagrams) {
             self.take_datagrams(cx);
         }
         for _ in 0..self.ready.len() {
             match self.ready.pop_front() {
-                Some(Token::Udp(id)) => self.receive_turn(cx, id),
-                Some(Token::UdpListener(id)) if self.take_published(cx, id) => {
+                Some(Token::Udp(id)) => self.receive_turn(cx, batch, id),
+                Some(Token::UdpListener(id)) if self.take_published(cx, batch, id) => {
                     self.queue_published(id);
                 }
                 _ => {}
@@ -164,11 +173,11 @@ impl Udp {
         }
     }
 
-    fn receive_turn(&mut self, cx: &mut Context<'_>, id: SlotId) {
+    fn receive_turn(&mut self, cx: &mut Context<'_>, batch: &mut Batch, id: SlotId) {
         if let Some(port) = self.ports.get_mut(id) {
             port.is_queued = false;
         }
-        if self.receive(cx, id) {
+        if self.receive(cx, batch, id) {
             self.queue(id);
         }
     }
@@ -182,10 +191,11 @@ impl Udp {
         let leads_to = cx.settings.mapping.target(to);
         let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
         if !cx.allows(Protocol::Udp, from, to, leads_to) {
-            return Err((Failure::Unreachable(13, 1), Refusal::Policy));
+            return Err((Failure::Prohibited, Refusal::Policy));
         }
         let host = self.host_socket(cx, from, leads_to).map_err(host_socket::failure_of)?;
-        let mut flow = Flow::new(host, Direction::Out, [from, to, leads_to], cx.now);
+        let ends = Endpoints { guest: from, peer: to, host: leads_to };
+        let mut flow = Flow::new(host, Direction::Out, ends, cx.now);
         flow.is_dns = cx.settings.mapping.is_dns(to);
         Ok(self.add(cx, flow))
     }
@@ -308,18 +318,20 @@ impl Udp {
     }
 
     /// Passes the ICMP errors of a socket's error queue on to the guest. Returns how many entries there were.
-    fn pass_errors(&mut self, cx: &mut Context<'_>, socket: &impl AsFd) -> usize {
-        let fd: BorrowedFd<'_> = socket.as_fd();
+    fn pass_errors(
+        &mut self,
+        cx: &mut Context<'_>,
+        batch: &mut Batch,
+        socket: &impl AsFd,
+    ) -> usize {
+        let fd = socket.as_fd();
         for passed in 0..ERRORS_PER_TURN {
-            let Some((said, payload)) = self.batch.receive_error(fd) else { return passed };
-            let (Some(error), Some(to)) = (said.error, said.about) else { continue };
+            let Some((said, payload)) = batch.receive_error(fd) else { return passed };
+            let Some(to) = said.about else { continue };
             let id = self.flows.find_host((fd.as_raw_fd(), to, said.local));
             let Some(flow) = id.and_then(|id| self.flows.get(id)) else { continue };
-            // A router speaks for itself; the peer by the name that the guest knows it by.
-            let from = said.from.filter(|from| *from != flow.host_addr.ip());
-            let from = from.filter(|from| from.is_ipv4() == flow.peer.is_ipv4());
             let about = InvokingPacket::datagram(flow.guest, flow.peer, payload, payload.len());
-            cx.stack.icmp().send_error(cx.now, &about, error, from);
+            cx.pass_error(&about, &said, flow.host_addr.ip());
         }
         ERRORS_PER_TURN
     }

@@ -21,9 +21,9 @@ use fulmar_stack::tcp::Keepalive;
 use nix::sys::socket::{MsgFlags, sendmsg};
 use smallvec::SmallVec;
 
-use super::super::Context;
 use super::super::host_socket::{self, StreamError};
 use super::super::streams::Stream;
+use super::super::{Context, Endpoints};
 use crate::published::PublishedPort;
 use crate::stat::Direction;
 
@@ -121,10 +121,9 @@ impl Flow {
         guest: Guest,
         host: TcpStream,
         direction: Direction,
-        addresses: [SocketAddr; 3],
+        Endpoints { guest: guest_addr, peer: peer_addr, host: host_addr }: Endpoints,
         now: Instant,
     ) -> Flow {
-        let [guest_addr, peer_addr, host_addr] = addresses;
         Flow {
             guest,
             host,

@@ -17,7 +17,7 @@ use super::super::host_socket;
 use super::super::poll::Token;
 use super::super::published_sockets::open_bound;
 use super::super::siblings::{Client, Message};
-use super::super::{Context, canonical};
+use super::super::{Context, Endpoints, canonical};
 use super::Tcp;
 use super::flow::{Flow, Guest, Turn};
 use crate::policy::Protocol;
@@ -175,8 +175,8 @@ impl Tcp {
             opened => opened,
         };
         let socket = opened.map_err(|_| Refusal::GuestRefused)?;
-        let addresses = [guest, seen, from];
-        let mut flow = Flow::new(Guest::Opening(socket), client, Direction::In, addresses, cx.now);
+        let ends = Endpoints { guest, peer: seen, host: from };
+        let mut flow = Flow::new(Guest::Opening(socket), client, Direction::In, ends, cx.now);
         flow.port = Some(port);
         match self.add(cx, flow) {
             Ok(id) => self.adopt(cx, id, socket),

@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
 use smallvec::SmallVec;
 
-use super::super::host_socket;
+use super::super::{Endpoints, host_socket};
 use super::table::{Class, HostKey};
 use crate::stat::Direction;
 
@@ -97,7 +97,7 @@ impl Flow {
     pub(super) fn new(
         host: HostSocket,
         direction: Direction,
-        [guest, peer, host_addr]: [SocketAddr; 3],
+        Endpoints { guest, peer, host: host_addr }: Endpoints,
         now: Instant,
     ) -> Flow {
         Flow {
@@ -302,9 +302,10 @@ mod tests {
     fn a_flow_lives_as_long_as_its_kind_is_silent() {
         let socket: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         let (fd, at) = (Arc::new(socket), SocketAddr::from(([192, 0, 2, 1], 9)));
+        let ends = Endpoints { guest: at, peer: at, host: at };
         let idle = |port, is_dns, datagrams_out, datagrams_in| {
             let host = HostSocket { fd: Arc::clone(&fd), local: None, port };
-            let flow = Flow::new(host, Direction::Out, [at; 3], Instant::ZERO);
+            let flow = Flow::new(host, Direction::Out, ends, Instant::ZERO);
             let flow = Flow { is_dns, datagrams_out, datagrams_in, ..flow };
             flow.expires().since(Instant::ZERO).as_secs()
         };

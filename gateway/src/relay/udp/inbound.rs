@@ -1,14 +1,14 @@
 //! Datagrams that come to the socket of a guest's port.
 
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use fulmar_stack::base::{SlotId, Stage};
 
+use super::super::datagrams::{Batch, Received};
 use super::super::host_socket::DatagramError;
-use super::super::{Context, canonical};
+use super::super::{Context, Endpoints, canonical};
 use super::flow::{Flow, HostSocket, STREAM_TIMEOUT};
 use super::{Run, Udp, deliver};
 use crate::config::UdpFilter;
@@ -20,39 +20,37 @@ const MOST_FAILURES: usize = 16;
 
 impl Udp {
     /// Receives from the socket of a port and sends it to the guest. True: there may be more.
-    pub(super) fn receive(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
+    pub(super) fn receive(&mut self, cx: &mut Context<'_>, batch: &mut Batch, id: SlotId) -> bool {
         let turn = self.turn;
         let Some(port) = self.ports.get_mut(id) else { return false };
         // An answer usually arrives alone, so a second call would find nothing. Remaining datagrams make the socket
         // ready again.
         let is_burst = port.last_receive_turn + 1 >= turn;
         port.last_receive_turn = turn;
-        let filled = self.batch.fill_up_to(port.as_fd(), if is_burst { usize::MAX } else { 1 });
+        let filled = batch.fill_up_to(port.as_fd(), if is_burst { usize::MAX } else { 1 });
         cx.stack.pass(Stage::HostReceived);
         match filled {
             Ok(has_more) => {
                 port.failures = 0;
-                self.send_batch(cx, id);
+                self.send_batch(cx, batch, id);
                 has_more && is_burst
             }
             Err(error) => {
-                self.receive_failed(cx, id, error);
+                self.receive_failed(cx, batch, id, error);
                 false
             }
         }
     }
 
     /// Sends the batch to the guest, what came from one peer in a row with one call.
-    fn send_batch(&mut self, cx: &mut Context<'_>, id: SlotId) {
-        let mut at = 0;
-        while let Some(from) = self.batch.list().get(at).map(|r| r.from) {
-            let same = self.batch.list().iter().skip(at).take_while(|r| r.from == from).count();
+    fn send_batch(&mut self, cx: &mut Context<'_>, batch: &Batch, id: SlotId) {
+        for of_peer in batch.list().chunk_by(|a, b| a.from == b.from) {
+            let from = of_peer.first().and_then(|received| received.from);
             let flow = from.and_then(|from| self.flow_of(cx, id, from));
             match flow {
-                Some(flow) => self.send_to_guest(cx, flow, at..at + same),
-                None => cx.totals.refusals.add(Refusal::Unsolicited, same as u64),
+                Some(flow) => self.send_to_guest(cx, flow, batch, of_peer),
+                None => cx.totals.refusals.add(Refusal::Unsolicited, of_peer.len() as u64),
             }
-            at += same;
         }
     }
 
@@ -85,13 +83,20 @@ impl Udp {
         }
         let host = HostSocket { fd: socket, local: None, port: Some(id) };
         self.ports.get_mut(id)?.flows += 1;
-        Some(self.add(cx, Flow::new(host, Direction::In, [guest, seen, from], cx.now)))
+        let ends = Endpoints { guest, peer: seen, host: from };
+        Some(self.add(cx, Flow::new(host, Direction::In, ends, cx.now)))
     }
 
-    fn receive_failed(&mut self, cx: &mut Context<'_>, id: SlotId, error: DatagramError) {
+    fn receive_failed(
+        &mut self,
+        cx: &mut Context<'_>,
+        batch: &mut Batch,
+        id: SlotId,
+        error: DatagramError,
+    ) {
         let Some(port) = self.ports.get(id) else { return };
         let socket = Arc::clone(&port.socket);
-        let passed = self.pass_errors(cx, &socket);
+        let passed = self.pass_errors(cx, batch, &socket);
         let Some(port) = self.ports.get_mut(id) else { return };
         port.failures = if passed > 0 { 0 } else { port.failures + 1 };
         if error == DatagramError::Broken || port.failures >= MOST_FAILURES {
@@ -105,11 +110,15 @@ impl Udp {
     }
 
     /// Sends datagrams of the batch to the guest.
-    pub(super) fn send_to_guest(&mut self, cx: &mut Context<'_>, id: SlotId, which: Range<usize>) {
+    pub(super) fn send_to_guest(
+        &mut self,
+        cx: &mut Context<'_>,
+        id: SlotId,
+        batch: &Batch,
+        list: &[Received],
+    ) {
         let (Some(flow), Some(socket)) = (self.flows.get_mut(id), self.socket) else { return };
-        let list = self.batch.list().get(which).unwrap_or(&[]);
-        let runs: Vec<Run<'_>> =
-            list.iter().map(|r| (self.batch.bytes(r), r.segment_bytes)).collect();
+        let runs: Vec<Run<'_>> = list.iter().map(|r| (batch.bytes(r), r.segment_bytes)).collect();
         deliver(cx, socket, flow, &runs);
         self.flows.touched(id, cx.now);
     }

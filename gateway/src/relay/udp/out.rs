@@ -8,8 +8,8 @@ use fulmar_stack::udp::Datagram;
 use nix::errno::Errno;
 use std::task::Poll;
 
-use super::super::host_socket::{self, Failure};
-use super::super::{Context, canonical, dns};
+use super::super::dns::Ruling;
+use super::super::{Context, canonical, dns, host_socket};
 use super::Udp;
 use super::flow::{self, Flow};
 use crate::stat::Refusal;
@@ -48,12 +48,12 @@ impl Udp {
 
     /// Sends datagrams of one flow and frees them. Returns how many calls it took.
     fn send_out(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) -> usize {
-        if let Some(messages) = self.dns.take(cx, joined) {
+        if let Some(taken) = self.dns.take(cx, joined) {
             joined.drain(..).for_each(|d| cx.stack.free(d.payload));
-            if self.dns.take_lack_of_descriptor() {
+            if taken.lacks_descriptor {
                 self.displace_port(cx);
             }
-            return messages;
+            return taken.messages;
         }
         if cx.settings.policy.reads_names() {
             self.refuse_names(cx, joined);
@@ -74,7 +74,9 @@ impl Udp {
             Ok(id) => self.send(cx, id, joined),
             Err((failure, why)) => {
                 cx.refuse(why);
-                report(cx, first, failure);
+                if let Some(error) = failure.error(first.dst.is_ipv4()) {
+                    send_error(cx, first, error);
+                }
                 0
             }
         };
@@ -86,9 +88,12 @@ impl Udp {
     /// denies one, whole.
     fn refuse_names(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) {
         joined.retain_mut(|d| {
-            let Some(answer) = dns::refusal_of(cx, d) else { return true };
+            let ruling = dns::ruling_on_run(cx, d);
+            if let Ruling::Pass(_) = ruling {
+                return true;
+            }
             cx.refuse(Refusal::Policy);
-            if let (Some(socket), Some(answer)) = (self.socket, answer) {
+            if let (Some(socket), Ruling::Answer(answer)) = (self.socket, ruling) {
                 let answer = SendMessage::new(&answer).to(d.src).from(canonical(d.dst));
                 // One that is lost is asked for again.
                 let _ = cx.stack.udp().send_many(cx.now, socket, &[answer], PendingError::Return);
@@ -148,23 +153,16 @@ fn report_unsent(cx: &mut Context<'_>, datagrams: &[Datagram], errno: Errno, cou
         e => {
             let (failure, why) = host_socket::failure_of(e);
             cx.totals.refusals.add(why, count);
-            datagrams.iter().for_each(|d| report(cx, d, failure));
+            for d in datagrams {
+                if let Some(error) = failure.error(d.dst.is_ipv4()) {
+                    send_error(cx, d, error);
+                }
+            }
         }
     }
 }
 
-/// Sends the guest the ICMP error about its datagram.
-fn report(cx: &mut Context<'_>, d: &Datagram, failure: Failure) {
-    let error = match failure {
-        Failure::Refused => SentError::PortUnreachable,
-        Failure::Unreachable(v4, v6) => {
-            SentError::Unreachable { code: if d.dst.is_ipv4() { v4 } else { v6 } }
-        }
-        Failure::Silence => return,
-    };
-    send_error(cx, d, error);
-}
-
+/// Sends the guest an ICMP error about its datagram.
 fn send_error(cx: &mut Context<'_>, d: &Datagram, error: SentError) {
     let mut start = [0; 64];
     let n = d.payload.copy_to(0, &mut start);

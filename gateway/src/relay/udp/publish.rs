@@ -3,16 +3,18 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::slice;
 use std::sync::Arc;
 
 use fulmar_stack::base::SlotId;
 use nix::sys::socket::{SockType, SockaddrStorage, getsockname, setsockopt, sockopt};
 
+use super::super::datagrams::{Batch, Received};
 use super::super::host_socket::DatagramError;
 use super::super::poll::Token;
 use super::super::published_sockets::open_bound;
 use super::super::siblings::{ClientDatagrams, Message};
-use super::super::{Context, canonical};
+use super::super::{Context, Endpoints, canonical};
 use super::flow::{Flow, HostSocket};
 use super::table::HostKey;
 use super::{Udp, deliver};
@@ -113,19 +115,24 @@ impl Udp {
     }
 
     /// Datagrams of clients wait at a published port. True: there may be more.
-    pub(crate) fn take_published(&mut self, cx: &mut Context<'_>, id: SlotId) -> bool {
+    pub(crate) fn take_published(
+        &mut self,
+        cx: &mut Context<'_>,
+        batch: &mut Batch,
+        id: SlotId,
+    ) -> bool {
         let Some(published) = self.published.begin_turn(id) else { return false };
         let (socket, port) = (Arc::clone(&published.socket), Arc::clone(&published.port));
-        let has_more = match self.batch.fill(socket.as_fd()) {
+        let has_more = match batch.fill(socket.as_fd()) {
             Ok(has_more) => has_more,
             Err(DatagramError::Pending) => {
-                self.pass_errors(cx, &socket);
+                self.pass_errors(cx, batch, &socket);
                 return true;
             }
             Err(_) => return false,
         };
-        for n in 0..self.batch.list().len() {
-            self.take_one(cx, &socket, &port, n);
+        for received in batch.list() {
+            self.take_one(cx, &socket, &port, batch, received);
         }
         has_more
     }
@@ -136,9 +143,9 @@ impl Udp {
         cx: &mut Context<'_>,
         socket: &Arc<OwnedFd>,
         port: &Arc<PublishedPort>,
-        n: usize,
+        batch: &Batch,
+        received: &Received,
     ) {
-        let Some(received) = self.batch.list().get(n).copied() else { return };
         let Some(client) = received.from else { return };
         let guest = cx.settings.guest_address(client.is_ipv4());
         let seen = cx.settings.translated(canonical(client).ip());
@@ -159,7 +166,7 @@ impl Udp {
             segment_bytes: received.segment_bytes,
         };
         if let Some(owner) = cx.owner_of_port_elsewhere(guest) {
-            let message = Message::Datagrams(arrival(self.batch.bytes(&received)));
+            let message = Message::Datagrams(arrival(batch.bytes(received)));
             if cx.siblings.post(owner, message).is_err() {
                 port.count_refused();
                 cx.refuse(Refusal::QueueBusy);
@@ -167,7 +174,7 @@ impl Udp {
             return;
         }
         if let Some(flow) = self.flow_of_client(cx, &arrival(&[])) {
-            self.send_to_guest(cx, flow, n..n + 1);
+            self.send_to_guest(cx, flow, batch, slice::from_ref(received));
         }
     }
 
@@ -206,7 +213,8 @@ impl Udp {
         };
         a.port.count_connection();
         let host = HostSocket { fd: Arc::clone(&a.socket), local: a.local, port: None };
-        let flow = Flow::new(host, Direction::In, [a.guest, seen, a.client], cx.now);
+        let ends = Endpoints { guest: a.guest, peer: seen, host: a.client };
+        let flow = Flow::new(host, Direction::In, ends, cx.now);
         Some(self.add(cx, flow))
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use fulmar_stack::base::Duration;
 use proptest::prelude::*;
 
+use super::super::super::Endpoints;
 use super::super::flow::HostSocket;
 use super::*;
 use crate::stat::Direction;
@@ -19,7 +20,8 @@ fn at(host: u8, port: u16) -> SocketAddr {
 
 fn flow(fd: &Arc<OwnedFd>, direction: Direction, n: u16, now: Instant) -> Flow {
     let host = HostSocket { fd: Arc::clone(fd), local: None, port: None };
-    Flow::new(host, direction, [at(1, 1), at(2, n), at(3, n)], now)
+    let ends = Endpoints { guest: at(1, 1), peer: at(2, n), host: at(3, n) };
+    Flow::new(host, direction, ends, now)
 }
 
 fn a_descriptor() -> Arc<OwnedFd> {
