@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fulmar::internals::runtime::Balance;
+use fulmar::internals::runtime::Account;
 use fulmar_stack::base::Counters;
 use fulmar_stack::tcp::Info;
 
@@ -227,8 +227,8 @@ pub struct Stat {
     /// The stack on the guest's interface: counters, drops, buffers, device, neighbours. Of its sockets those that
     /// belong to no flow.
     pub stack: fulmar_stack::shard::Stat,
-    /// The cost of the stages, if an account is kept.
-    pub balance: Option<Balance>,
+    /// The account of the stack, if it is kept.
+    pub account: Option<Account>,
     /// Since the start.
     pub uptime: Duration,
 }
@@ -239,12 +239,12 @@ impl Stat {
         self.flows.extend(other.flows);
         self.published.extend(other.published);
         self.totals.add(&other.totals);
-        let balance = match (self.balance, &other.balance) {
+        let account = match (self.account, &other.account) {
             (Some(own), Some(other)) => Some(own.and(other)),
             (own, _) => own,
         };
         let queues = self.queues + other.queues;
-        Stat { queues, balance, stack: self.stack.with(other.stack), ..self }
+        Stat { queues, account, stack: self.stack.with(other.stack), ..self }
     }
 }
 

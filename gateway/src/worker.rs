@@ -390,10 +390,9 @@ impl Worker {
         flows.extend(layers.echoes.stat(cx.now));
         let mut published = published::stat(Protocol::Tcp, layers.tcp.ports());
         published.extend(published::stat(Protocol::Udp, layers.udp.ports()));
-        let ledger = &self.account;
-        let balance = ledger.every().map(|_| ledger.balance());
+        let account = self.account.account().map(|times| times.with_work(&stack));
         let (totals, uptime) = (self.totals.clone(), self.clock.uptime());
-        Stat { queues: 1, flows, published, totals, stack, balance, uptime }
+        Stat { queues: 1, flows, published, totals, stack, account, uptime }
     }
 
     /// A snapshot of all queues, while their workers run.

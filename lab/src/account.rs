@@ -235,7 +235,7 @@ impl Drop for Keeping {
 /// The stack is another process's.
 pub fn begin(stack: &Stack) -> io::Result<Account> {
     let before = stack.account()?.unwrap_or_default();
-    stack.clear_ledger();
+    stack.clear_account();
     Ok(before)
 }
 

@@ -67,13 +67,13 @@ impl About {
     /// the gateway may have for its packets.
     pub fn document(&self, stat: Stat) -> (Document, Vec<FlowStat>) {
         let gateway = self.gateway(&stat);
-        let Stat { queues, flows, stack, balance, .. } = stat;
+        let Stat { queues, flows, stack, account, .. } = stat;
         let stack = fulmar::Stat {
             name: self.name.clone(),
             network_namespace: self.network_namespace,
             shards: queues,
             shard: stack,
-            ledger: balance,
+            account,
         };
         let mut document = stack.document();
         document.gateway = Some(gateway);

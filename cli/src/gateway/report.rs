@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fulmar::ledger::{Balance, Stage, StageCost};
+use fulmar::ledger::{Account, Stage, StageTime};
 use fulmar_gateway::policy::{Decision, NewClient, NewFlow, Policy, Protocol};
 use fulmar_gateway::rules::{Denial, Destination, Rules};
 use fulmar_gateway::splice::Counters;
@@ -171,7 +171,7 @@ impl Reporter {
         for flow in &stat.flows {
             self.count(flow);
         }
-        let text = self.text(summary, spliced) + &stages(stat.balance.as_ref());
+        let text = self.text(summary, spliced) + &stages(stat.account.as_ref());
         // The reader may have given up.
         let _ = out.write_all(text.as_bytes());
     }
@@ -249,16 +249,16 @@ fn write_tally(text: &mut String, what: &str, tally: &Tally) {
 }
 
 /// Where the gateway's time went, by stage: from a sample, which says nothing of a few turns.
-fn stages(balance: Option<&Balance>) -> String {
-    let Some(balance) = balance.filter(|b| b.measured >= ENOUGH_TURNS) else {
+fn stages(account: Option<&Account>) -> String {
+    let Some(account) = account.filter(|b| b.measured >= ENOUGH_TURNS) else {
         return String::new();
     };
-    let mut costs: Vec<&StageCost> =
-        balance.stages.iter().filter(|c| c.stage != Stage::Slept && c.ns > 0.0).collect();
+    let mut costs: Vec<&StageTime> =
+        account.stages.iter().filter(|c| c.stage != Stage::Slept && c.ns > 0.0).collect();
     costs.sort_by(|a, b| b.ns.total_cmp(&a.ns));
     let all: f64 = costs.iter().map(|c| c.ns).sum();
     let mut text =
-        format!("CPU time by stage ({} of {} turns measured):\n", balance.measured, balance.visits);
+        format!("CPU time by stage ({} of {} turns measured):\n", account.measured, account.visits);
     for cost in costs.iter().take(SHOWN) {
         let (stage, share) = (cost.stage, cost.ns * 100.0 / all);
         let _ = writeln!(
@@ -492,19 +492,18 @@ mod tests {
 
     #[test]
     fn the_summary_has_the_stages_if_enough_was_measured() {
-        let cost = |stage, ns| StageCost { stage, passes: 1.0, ns };
+        let cost = |stage, ns| StageTime { stage, passes: 1.0, ns };
         let stages_of = vec![
             cost(Stage::HostSent, 1e6),
             cost(Stage::DeviceReceived, 3e6),
             cost(Stage::Slept, 1e9),
         ];
-        let balance = |measured| Balance {
-            stages: stages_of.clone(),
-            measured,
-            visits: 400,
-            ..Balance::default()
+        let account = |measured| {
+            let mut account = Account::default();
+            (account.stages, account.measured, account.visits) = (stages_of.clone(), measured, 400);
+            account
         };
-        let text = stages(Some(&balance(100)));
+        let text = stages(Some(&account(100)));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "CPU time by stage (100 of 400 turns measured):");
         assert!(
@@ -513,7 +512,7 @@ mod tests {
         );
         assert!(lines[2].starts_with("   25.0 %        1ms  host_sent         The host"), "{text}");
         assert_eq!(lines.len(), 3, "sleep is no work");
-        assert_eq!(stages(Some(&balance(ENOUGH_TURNS - 1))) + &stages(None), "");
+        assert_eq!(stages(Some(&account(ENOUGH_TURNS - 1))) + &stages(None), "");
     }
 
     #[test]

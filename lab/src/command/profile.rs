@@ -3,7 +3,7 @@
 use crate::bench::{self, check_files, publish};
 use crate::outcome::{During, Outcome, say};
 use clap::Parser;
-use fulmar::ledger::{self, Balance, Stage};
+use fulmar::ledger::{self, Account, Stage};
 use fulmar_lab::harness::report::{Chart, Report, Table, label, number, words};
 use fulmar_lab::profile::perf::{FREQUENCY_HZ, Recording, Sample};
 use fulmar_lab::profile::symbols::Symbols;
@@ -68,8 +68,8 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let own = std::process::id();
     let samples = samples.map(|all| all.into_iter().filter(|s| s.pid == own).collect::<Vec<_>>());
     let mut symbols = Symbols::of_this_program();
-    let balance = ledger::of_this_process();
-    let report = report(&balance, samples.as_deref().ok(), &mut symbols);
+    let account = ledger::of_this_process();
+    let report = report(&account, samples.as_deref().ok(), &mut symbols);
     publish((args.json.as_deref(), args.report.as_deref()), &[report])?;
     if let Ok(samples) = &samples {
         let title = format!("fulmar-lab bench {}", words.join(" "));
@@ -82,8 +82,8 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     Ok(done)
 }
 
-fn report(balance: &Balance, samples: Option<&[Sample]>, symbols: &mut Symbols) -> Report {
-    let ledger = Shares::of_balance(balance);
+fn report(account: &Account, samples: Option<&[Sample]>, symbols: &mut Symbols) -> Report {
+    let ledger = Shares::of_account(account);
     let sampled = samples.map(|s| Sampled::of(s, symbols));
     let columns = [
         label("part", "part"),
@@ -104,7 +104,7 @@ fn report(balance: &Balance, samples: Option<&[Sample]>, symbols: &mut Symbols) 
         })
     };
     let parts = Table::of("By part", columns, Part::ALL.map(row));
-    let mut notes = vec![told(balance)];
+    let mut notes = vec![told(account)];
     notes.extend(samples.map(|s| {
         format!("{} samples of this process; peers in other processes are not included.", s.len())
     }));
@@ -117,7 +117,7 @@ fn report(balance: &Balance, samples: Option<&[Sample]>, symbols: &mut Symbols) 
             sleep and the program's work between its calls; the samples cover the whole process, including the \
             benchmark's own work and simulated hardware."
             .to_owned(),
-        tables: vec![parts, stages(balance)],
+        tables: vec![parts, stages(account)],
         notes,
         ..Report::default()
     }
@@ -149,9 +149,9 @@ impl Sampled {
 }
 
 /// Every stage of the ledger that used CPU: sleep costs none, and is much longer than they are.
-fn stages(balance: &Balance) -> Table {
-    let all = balance.busy_ns().max(1.0);
-    let row = |c: &ledger::StageCost| {
+fn stages(account: &Account) -> Table {
+    let all = account.busy_ns().max(1.0);
+    let row = |c: &ledger::StageTime| {
         json!({
             "stage": c.stage.name(),
             "share_pct": c.ns * 100.0 / all,
@@ -165,22 +165,22 @@ fn stages(balance: &Balance) -> Table {
         number("ns_each", "ns each", 1, ""),
         words("sentence", "description"),
     ];
-    let rows = balance.stages.iter().filter(|c| c.stage != Stage::Slept).map(row);
+    let rows = account.stages.iter().filter(|c| c.stage != Stage::Slept).map(row);
     let chart = Chart { unit: "percent", parts: &["share_pct"], group: &[], x: None };
     let rows: Vec<Value> = rows.collect();
     Table { chart: Some(chart), ..Table::of("The ledger, stage by stage", columns, rows) }
 }
 
-fn told(balance: &Balance) -> String {
-    if balance.measured == 0 {
+fn told(account: &Account) -> String {
+    if account.measured == 0 {
         return "The ledger is empty: no stack of fulmar ran in this process.".to_owned();
     }
     format!(
         "The ledger timed {} of {} calls; reading the clock costs {:.1} ns, {:.1} ms in all, and is subtracted.",
-        balance.measured,
-        balance.visits,
-        balance.pass_ns,
-        balance.overhead_ns / 1e6
+        account.measured,
+        account.visits,
+        account.pass_ns,
+        account.overhead_ns / 1e6
     )
 }
 
@@ -203,16 +203,17 @@ mod tests {
     #[test]
     fn without_samples_and_without_a_ledger_it_says_so() {
         let mut symbols = Symbols::of_this_program();
-        let text = report(&Balance::default(), None, &mut symbols).text(&Machine::here());
+        let text = report(&Account::default(), None, &mut symbols).text(&Machine::here());
         assert!(text.contains("The ledger is empty"), "{text}");
     }
 
     #[test]
     fn sleep_is_not_among_the_stages_of_busy_time() {
-        let cost = |stage, ns| ledger::StageCost { stage, ns, passes: 1.0 };
+        let cost = |stage, ns| ledger::StageTime { stage, ns, passes: 1.0 };
         let stages = vec![cost(Stage::Locked, 100.0), cost(Stage::Slept, 9e9)];
-        let balance = Balance { stages, measured: 1, visits: 1, ..Balance::default() };
-        let rows = super::stages(&balance).rows;
+        let mut account = Account::default();
+        (account.stages, account.measured, account.visits) = (stages, 1, 1);
+        let rows = super::stages(&account).rows;
         assert_eq!((rows.len(), &rows[0]["share_pct"]), (1, &json!(100.0)));
     }
 }

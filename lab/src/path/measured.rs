@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use fulmar::base::Stage;
-use fulmar::ledger::{Balance, DEFAULT_EVERY};
+use fulmar::ledger::{Account, DEFAULT_EVERY};
 use fulmar_nic::thread_hardware_ns;
 
 use super::{Options, Spread, Threads, loads};
@@ -154,23 +154,23 @@ fn rounds(options: &Options, cpu: usize, barrier: &Barrier) -> io::Result<Vec<Ro
 
 /// Runs a slice with the account on: ns per packet up to each stage, and the gap of the account.
 fn accounted(load: &mut dyn Load, options: &Options) -> io::Result<(Vec<f64>, f64)> {
-    load.stack().clear_ledger();
+    load.stack().clear_account();
     load.stack().set_account(Some(DEFAULT_EVERY));
     let timed = load.run(options.slice);
-    let balance = load.stack().ledger().unwrap_or_default();
+    let account = load.stack().account()?.unwrap_or_default();
     load.stack().set_account(None);
     let timed = timed?;
-    let gap = (balance.sum_ns() / timed.ns().max(1.0) - 1.0).abs();
-    Ok((up_to_stages(&balance, options.path.stages(options.bytes), &timed), gap))
+    let gap = (account.sum_ns() / timed.ns().max(1.0) - 1.0).abs();
+    Ok((up_to_stages(&account, options.path.stages(options.bytes), &timed), gap))
 }
 
 /// The sum of the stages up to each, ns per packet. Simulated hardware runs within the stage of the device.
-fn up_to_stages(balance: &Balance, stages: &[Stage], timed: &Timed) -> Vec<f64> {
+fn up_to_stages(account: &Account, stages: &[Stage], timed: &Timed) -> Vec<f64> {
     let is_device = |stage| matches!(stage, Stage::DeviceTaken | Stage::DeviceReceived);
     let mut sum = 0.0;
     let add = |stage: &Stage| {
         let hardware = if is_device(*stage) { timed.hardware_ns as f64 } else { 0.0 };
-        sum += (balance.ns_of(*stage) - hardware).max(0.0);
+        sum += (account.ns_of(*stage) - hardware).max(0.0);
         sum / timed.packets.max(1) as f64
     };
     stages.iter().map(add).collect()

@@ -283,10 +283,10 @@ mod tests {
                 let mut load = loads::of(&options).unwrap();
                 load.stack().set_account(Some(1));
                 load.run(slice).unwrap();
-                let balance = load.stack().ledger().unwrap();
+                let account = load.stack().account().unwrap().unwrap();
                 for stage in path.stages(bytes) {
-                    let passed = balance.stages.iter().any(|s| s.stage == *stage);
-                    assert!(passed, "{} {stage:?}: {balance:?}", path.name());
+                    let passed = account.stages.iter().any(|s| s.stage == *stage);
+                    assert!(passed, "{} {stage:?}: {account:?}", path.name());
                 }
             }
         }

@@ -12,7 +12,7 @@ pub mod perf;
 pub mod symbols;
 pub mod workload;
 
-use fulmar::ledger::{Balance, Stage};
+use fulmar::ledger::{Account, Stage};
 use serde_json::{Value, json};
 
 macro_rules! parts {
@@ -73,9 +73,9 @@ impl Shares {
 
     /// From the stages of an account; what the program itself did between its calls is left out, since
     /// it may have waited there for anything.
-    pub fn of_balance(balance: &Balance) -> Shares {
+    pub fn of_account(account: &Account) -> Shares {
         let mut shares = Shares::default();
-        for cost in &balance.stages {
+        for cost in &account.stages {
             if let Some(part) = part_of_stage(cost.stage) {
                 shares.add(part, cost.ns);
             }
@@ -118,19 +118,20 @@ fn part_of_stage(stage: Stage) -> Option<Part> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fulmar::ledger::StageCost;
+    use fulmar::ledger::StageTime;
 
     #[test]
     fn shares_of_an_account_leave_the_program_and_sleep_out() {
-        let cost = |stage, ns| StageCost { stage, passes: 1.0, ns };
-        let stages = vec![
+        let cost = |stage, ns| StageTime { stage, passes: 1.0, ns };
+        let mut account = Account::default();
+        account.stages = vec![
             cost(Stage::SendCall, 1e9),
             cost(Stage::Slept, 1e9),
             cost(Stage::SendCopied, 30.0),
             cost(Stage::TransportOutput, 60.0),
             cost(Stage::DeviceTaken, 10.0),
         ];
-        let shares = Shares::of_balance(&Balance { stages, ..Balance::default() });
+        let shares = Shares::of_account(&account);
         assert_eq!(shares.total(), 100.0);
         assert_eq!(shares.percent(Part::Copy), 30.0);
         assert_eq!(shares.percent(Part::Protocol), 60.0);

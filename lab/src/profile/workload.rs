@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use fulmar::ledger::Balance;
+use fulmar::ledger::Account;
 use fulmar::{Cidr, Stack, devices};
 
 use super::Shares;
@@ -101,9 +101,9 @@ pub fn fulmar(time: Duration) -> io::Result<Profile> {
         *load = moved.near.as_secs_f64() / moved.elapsed.as_secs_f64();
         bytes += moved.bytes;
     }
-    let balance = stack.ledger();
+    let account = stack.account()?;
     let threads = |thread: &str| thread == NEAR || thread.starts_with("fulmar-profile");
-    let mut profile = Profile::of("fulmar", recording, threads, load, bytes, balance);
+    let mut profile = Profile::of("fulmar", recording, threads, load, bytes, account);
     profile.halved = halved::fulmar(&stack, &listener, time)?;
     Ok(profile)
 }
@@ -115,9 +115,9 @@ impl Profile {
         counts: impl Fn(&str) -> bool,
         load: [f64; 2],
         bytes: u64,
-        balance: Option<Balance>,
+        account: Option<Account>,
     ) -> Profile {
-        let ledger = balance.as_ref().map(Shares::of_balance);
+        let ledger = account.as_ref().map(Shares::of_account);
         let samples = recording.and_then(Recording::finish);
         let mut symbols = Symbols::of_this_program();
         let own = std::process::id();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant as StdInstant};
 
-use crate::runtime::{Balance, Host, LockedShard};
+use crate::runtime::{Host, LockedShard};
 use fulmar_stack::socket::SocketError;
 
 use crate::api::control::Control;
@@ -36,12 +36,6 @@ impl Inner {
     #[inline]
     pub(crate) fn host(&self, shard: u16) -> &Arc<Host> {
         &self.hosts[usize::from(shard)]
-    }
-
-    /// The cost of the stages; `None` while the account is off. The shards share one ledger.
-    pub(crate) fn balance(&self) -> Option<Balance> {
-        let ledger = self.host(0).ledger();
-        ledger.every().map(|_| ledger.balance())
     }
 
     /// The hosts of all shards, in their order.

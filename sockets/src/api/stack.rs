@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant as StdInstant};
 
-use crate::runtime::{Balance, Ledger, Limit, LockedShard};
+use crate::runtime::{Account, Ledger, Limit, LockedShard};
 use fulmar_stack::base::{Secrets, with_zone};
 use fulmar_stack::device::Device;
 use fulmar_stack::device::moderation::ModerationConfig;
@@ -23,7 +23,7 @@ use crate::api::control::Control;
 use crate::api::error::SetupError;
 use crate::api::exit;
 use crate::api::inner::Inner;
-use crate::api::ledger::{self, Account};
+use crate::api::ledger;
 use crate::api::poll::PollSet;
 use crate::api::socket::{Socket, check_timeout, explain_unreachable, to_io};
 use crate::api::stat::Stat;
@@ -183,28 +183,23 @@ impl Stack {
         Observer(Arc::downgrade(&self.inner))
     }
 
-    /// The CPU time of each stage so far; `None` while the account is off
-    /// ([`Builder::account`], [`Stack::set_account`]).
-    pub fn ledger(&self) -> Option<Balance> {
-        self.inner.balance()
-    }
-
     /// Measures one entry of a thread into the stack out of `every`; `None` switches the account off. The
-    /// figures are kept until [`Stack::clear_ledger`].
+    /// figures are kept until [`Stack::clear_account`].
     pub fn set_account(&self, every: Option<u32>) {
         self.inner.host(0).ledger().set_every(every);
     }
 
-    /// The ledger with the counts of packets, bytes, copies, buffers and crossings of the same time.
+    /// The CPU time of each stage so far, with the counts of packets, bytes, copies, buffers and crossings of the same
+    /// time; `None` while the account is off ([`Builder::account`], [`Stack::set_account`]).
     ///
     /// # Errors
     /// `EBADF` in a forked child.
     pub fn account(&self) -> io::Result<Option<Account>> {
-        Ok(self.stat()?.account())
+        Ok(self.stat()?.account)
     }
 
     /// Sets the times of the stages to zero, after a warm-up. The counts go on ([`Account::since`]).
-    pub fn clear_ledger(&self) {
+    pub fn clear_account(&self) {
         self.inner.host(0).ledger().clear();
     }
 

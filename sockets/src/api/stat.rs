@@ -7,8 +7,7 @@ use fulmar_stack::socket::SocketError;
 
 use crate::api::error::to_io;
 use crate::api::inner::Inner;
-use crate::api::ledger::Account;
-use crate::runtime::Balance;
+use crate::runtime::Account;
 use crate::stat::Document;
 pub use fulmar_stack::shard::SocketStat;
 
@@ -24,19 +23,21 @@ pub struct Stat {
     pub shards: usize,
     /// Sockets, counters, drops, buffers, device, neighbours, routes: of all shards together.
     pub shard: fulmar_stack::shard::Stat,
-    /// The cost of its stages, if it keeps an account.
-    pub ledger: Option<Balance>,
+    /// Its account, if it keeps one.
+    pub account: Option<Account>,
 }
 
 impl Stat {
     pub(crate) fn of(inner: &Inner) -> io::Result<Stat> {
+        // The snapshots of the shards are visits, too.
+        let times = inner.host(0).ledger().account();
         let mut each = inner.hosts().map(|host| host.call(|shard, now| Ok(shard.stat_at(now))));
         let first = each.next().unwrap_or(Err(SocketError::BadHandle)).map_err(to_io)?;
         let shard = each.try_fold(first, |all, one| one.map(|one| all.with(one))).map_err(to_io)?;
-        let ledger = inner.balance();
+        let account = times.map(|times| times.with_work(&shard));
         let shards = inner.hosts().count();
         let (name, network_namespace) = (inner.name().to_owned(), inner.network_namespace);
-        Ok(Stat { name, network_namespace, shards, shard, ledger })
+        Ok(Stat { name, network_namespace, shards, shard, account })
     }
 
     /// How often something happened.
@@ -52,11 +53,6 @@ impl Stat {
     /// The sockets.
     pub fn sockets(&self) -> &[SocketStat] {
         &self.shard.sockets
-    }
-
-    /// The cost of its stages and the bytes that it has moved, if it keeps an account.
-    pub fn account(&self) -> Option<Account> {
-        self.ledger.clone().map(|balance| Account::new(balance, &self.shard))
     }
 
     /// The document that `fulmar stat` reads.

@@ -22,7 +22,7 @@
 //! The time of a stage in which the thread was preempted or slept is not CPU time. An interval long enough for that
 //! counts only if the thread's context switches did not change meanwhile (`ru_nivcsw`, `ru_nvcsw`).
 //!
-//! [`Balance::total_ns`] checks the sum of the stages: it is the CPU time of the threads by the kernel, read once in
+//! [`Account::total_ns`] checks the sum of the stages: it is the CPU time of the threads by the kernel, read once in
 //! many visits and independent of stages and of their calibration.
 
 use std::cell::Cell;
@@ -30,7 +30,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
-use fulmar_stack::base::{Observer, Stage};
+use fulmar_stack::base::{Counter, Observer, Stage};
+use fulmar_stack::shard::Stat;
 
 use crate::runtime::sys;
 use total::{Stretch, Total};
@@ -40,7 +41,7 @@ mod total;
 /// By default one visit in 64 is measured: the readings at a dozen stages then cost about two nanoseconds a packet.
 pub const DEFAULT_EVERY: u32 = 64;
 
-/// The account of a stack.
+/// The sums of the account of a stack.
 #[derive(Debug)]
 pub struct Ledger {
     /// One visit in `every` is measured; 0: the account is off.
@@ -138,7 +139,7 @@ impl Calibration {
 
 /// The time of one stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StageCost {
+pub struct StageTime {
     /// The stage. Its time is that from the previous stage to this one.
     pub stage: Stage,
     /// How often it was passed, extrapolated to all visits.
@@ -147,11 +148,12 @@ pub struct StageCost {
     pub ns: f64,
 }
 
-/// A snapshot of a ledger.
+/// A snapshot of the account of a stack: the time of its stages, and the work done meanwhile.
 #[derive(Clone, Debug, Default)]
-pub struct Balance {
+#[non_exhaustive]
+pub struct Account {
     /// The stages that were passed, in the order of [`Stage::ALL`].
-    pub stages: Vec<StageCost>,
+    pub stages: Vec<StageTime>,
     /// Visits in all.
     pub visits: u64,
     /// Visits that were measured.
@@ -162,9 +164,21 @@ pub struct Balance {
     pub pass_ns: f64,
     /// Nanoseconds that all passes of measured visits cost.
     pub overhead_ns: f64,
-    /// CPU time of the threads by the kernel, in nanoseconds, extrapolated to all visits; [`Balance::sum_ns`] should
+    /// CPU time of the threads by the kernel, in nanoseconds, extrapolated to all visits; [`Account::sum_ns`] should
     /// equal it. `None`: too few visits yet.
     pub total_ns: Option<f64>,
+    /// Packets sent and received on the wire: a super-frame counts as all of its packets.
+    pub packets: u64,
+    /// Frames that crossed between stack and device.
+    pub frames: u64,
+    /// Bytes of these frames, headers included.
+    pub bytes: u64,
+    /// Calls into the device.
+    pub crossings: u64,
+    /// Bytes that the stack has copied.
+    pub copied_bytes: u64,
+    /// Buffers allocated from the pool.
+    pub allocs: u64,
 }
 
 thread_local! {
@@ -425,8 +439,13 @@ impl Ledger {
         PassCost { inside, whole: pass.whole - pass.inside + inside }
     }
 
-    /// A snapshot. Of unfinished visits it has the stages that they have passed.
-    pub fn balance(&self) -> Balance {
+    /// A snapshot whose counts of the work are 0 ([`Account::with_work`]); `None` while the account is off.
+    pub fn account(&self) -> Option<Account> {
+        self.every().map(|_| self.times())
+    }
+
+    /// The times. Of unfinished visits they have the stages that were passed.
+    fn times(&self) -> Account {
         let (visits, measured) = (self.visits.load(Relaxed), self.measured.load(Relaxed));
         let ns_per_cycle = self.ns_per_cycle();
         let scale = if measured == 0 { 0.0 } else { visits as f64 / measured as f64 };
@@ -438,7 +457,7 @@ impl Ledger {
             all_passes += passes;
             if passes > 0 {
                 let ns = (cycles as f64 - passes as f64 * pass.inside) * ns_per_cycle * scale;
-                stages.push(StageCost { stage: *stage, passes: passes as f64 * scale, ns });
+                stages.push(StageTime { stage: *stage, passes: passes as f64 * scale, ns });
             }
         }
         remove_negative(&mut stages);
@@ -446,7 +465,16 @@ impl Ledger {
         let overhead_ns = all_passes as f64 * pass_ns;
         let preempted = self.preempted.load(Relaxed);
         let total_ns = self.total.ns_per_visit().map(|ns| ns * visits as f64);
-        Balance { stages, visits, measured, preempted, pass_ns, overhead_ns, total_ns }
+        Account {
+            stages,
+            visits,
+            measured,
+            preempted,
+            pass_ns,
+            overhead_ns,
+            total_ns,
+            ..Account::EMPTY
+        }
     }
 
     /// Sets all sums to 0, for example after a warm-up.
@@ -476,8 +504,8 @@ impl Ledger {
 
 /// Sets negative times to 0 and scales the others so that their sum stays. The cost of a reading is a mean: of a stage
 /// in which nothing happens more is subtracted than its readings took, and of the others less.
-fn remove_negative(stages: &mut [StageCost]) {
-    let is_busy = |s: &&mut StageCost| s.stage != Stage::Slept;
+fn remove_negative(stages: &mut [StageTime]) {
+    let is_busy = |s: &&mut StageTime| s.stage != Stage::Slept;
     let all: f64 = stages.iter_mut().filter(is_busy).map(|s| s.ns).sum();
     let above: f64 = stages.iter_mut().filter(is_busy).map(|s| s.ns.max(0.0)).sum();
     let share = if above > 0.0 { (all / above).clamp(0.0, 1.0) } else { 0.0 };
@@ -485,9 +513,9 @@ fn remove_negative(stages: &mut [StageCost]) {
     stages.iter_mut().for_each(|s| s.ns = s.ns.max(0.0));
 }
 
-impl Balance {
+impl Account {
     /// That of a ledger without visits.
-    const EMPTY: Balance = Balance {
+    const EMPTY: Account = Account {
         stages: Vec::new(),
         visits: 0,
         measured: 0,
@@ -495,7 +523,42 @@ impl Balance {
         pass_ns: 0.0,
         overhead_ns: 0.0,
         total_ns: None,
+        packets: 0,
+        frames: 0,
+        bytes: 0,
+        crossings: 0,
+        copied_bytes: 0,
+        allocs: 0,
     };
+
+    /// The account with the counts of a snapshot of the stack.
+    #[must_use]
+    pub fn with_work(self, s: &Stat) -> Account {
+        let (d, count) = (&s.device, |c: Counter| s.counters.value(c));
+        Account {
+            packets: count(Counter::TxPackets) + count(Counter::RxPackets),
+            frames: d.tx_frames + d.rx_frames,
+            bytes: d.tx_bytes + d.rx_bytes,
+            crossings: d.tx_crossings + d.rx_crossings,
+            copied_bytes: count(Counter::CopiedBytes),
+            allocs: s.pool.allocs,
+            ..self
+        }
+    }
+
+    /// The account with the work since `before`. The stages are not subtracted: clear the account at that time.
+    #[must_use]
+    pub fn since(self, before: &Account) -> Account {
+        Account {
+            packets: self.packets.saturating_sub(before.packets),
+            frames: self.frames.saturating_sub(before.frames),
+            bytes: self.bytes.saturating_sub(before.bytes),
+            crossings: self.crossings.saturating_sub(before.crossings),
+            copied_bytes: self.copied_bytes.saturating_sub(before.copied_bytes),
+            allocs: self.allocs.saturating_sub(before.allocs),
+            ..self
+        }
+    }
 
     /// Nanoseconds of all stages but sleep.
     pub fn busy_ns(&self) -> f64 {
@@ -519,7 +582,7 @@ impl Balance {
 
     /// The sum of both.
     #[must_use]
-    pub fn and(mut self, other: &Balance) -> Balance {
+    pub fn and(mut self, other: &Account) -> Account {
         for cost in &other.stages {
             match self.stages.iter_mut().find(|s| s.stage == cost.stage) {
                 Some(s) => (s.ns, s.passes) = (s.ns + cost.ns, s.passes + cost.passes),
@@ -528,13 +591,19 @@ impl Balance {
         }
         self.stages.sort_by_key(|s| s.stage as u8);
         // The CPU time of no visits is known: 0.
-        let total = |b: &Balance| if b.visits == 0 { Some(0.0) } else { b.total_ns };
+        let total = |b: &Account| if b.visits == 0 { Some(0.0) } else { b.total_ns };
         self.total_ns = total(&self).zip(total(other)).map(|(a, b)| a + b);
         self.visits += other.visits;
         self.measured += other.measured;
         self.preempted += other.preempted;
         self.overhead_ns += other.overhead_ns;
         self.pass_ns = self.pass_ns.max(other.pass_ns);
+        self.packets += other.packets;
+        self.frames += other.frames;
+        self.bytes += other.bytes;
+        self.crossings += other.crossings;
+        self.copied_bytes += other.copied_bytes;
+        self.allocs += other.allocs;
         self
     }
 }
@@ -543,26 +612,26 @@ impl Balance {
 static ALL: Mutex<Vec<Weak<Ledger>>> = Mutex::new(Vec::new());
 
 /// The sum of the ledgers of closed stacks.
-static PAST: Mutex<Balance> = Mutex::new(Balance::EMPTY);
+static PAST: Mutex<Account> = Mutex::new(Account::EMPTY);
 
 impl Drop for Ledger {
     fn drop(&mut self) {
         if self.measured.load(Relaxed) > 0 {
             let mut past = PAST.lock().unwrap_or_else(PoisonError::into_inner);
-            *past = std::mem::take(&mut *past).and(&self.balance());
+            *past = std::mem::take(&mut *past).and(&self.times());
         }
     }
 }
 
-/// The sum of the ledgers of all stacks of this process, closed ones included.
-pub fn of_this_process() -> Balance {
+/// The sum of the accounts of all stacks of this process, closed ones included; the counts of the work are 0.
+pub fn of_this_process() -> Account {
     let all: Vec<Arc<Ledger>> = {
         let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().filter_map(Weak::upgrade).collect()
     };
     let past = PAST.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let kept = all.iter().filter(|l| l.visits.load(Relaxed) > 0);
-    kept.fold(past, |sum, l| sum.and(&l.balance()))
+    kept.fold(past, |sum, l| sum.and(&l.times()))
 }
 
 /// The cost of one pass in a loop: the minimum of several trials.

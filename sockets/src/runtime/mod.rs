@@ -38,7 +38,7 @@ mod waiter;
 mod watch;
 mod watched;
 
-pub use account::{Balance, Ledger, StageCost};
+pub use account::{Account, Ledger};
 pub use completion::Completion;
 pub use entropy::draw as draw_secrets;
 pub use handoff::{Handoff, handoffs};

@@ -5,8 +5,7 @@ use fulmar_stack::device::DeviceStats;
 use fulmar_stack::ip::{Neighbour as KnownNeighbour, Route as KnownRoute};
 use fulmar_stack::shard::Stat;
 
-use crate::api::ledger::Account;
-use crate::runtime::StageCost as Cost;
+use crate::runtime::account::{Account, StageTime};
 use crate::stat::{Name, part};
 
 part! { "The buffers of a stack: levels, and counts since its start." Pool of s: Stat {
@@ -74,14 +73,14 @@ part! { "A route." Route of r: KnownRoute {
 } }
 
 part! { "The cost of the stages, extrapolated to all calls, and the work done meanwhile." Ledger of a: Account {
-    visits: u64 = a.balance.visits, "Calls of the stack.";
-    measured: u64 = a.balance.measured, "Calls that were measured.";
-    preempted: u64 = a.balance.preempted, "Intervals in no sum, because the thread was preempted or slept.";
-    pass_ns: f64 = a.balance.pass_ns, "Cost of passing one stage.";
-    overhead_ns: f64 = a.balance.overhead_ns, "Cost of the account.";
-    sum_ns: f64 = a.balance.sum_ns(), "Time of all stages but sleep, and the cost of the account.";
-    total_ns: Option<f64> = a.balance.total_ns, "CPU time of the threads by the kernel; none: too few calls yet.";
-    stages: Vec<StageCost> = a.balance.stages.iter().map(StageCost::from).collect(), "Stages that were passed, in their order.";
+    visits: u64, "Calls of the stack.";
+    measured: u64, "Calls that were measured.";
+    preempted: u64, "Intervals in no sum, because the thread was preempted or slept.";
+    pass_ns: f64, "Cost of passing one stage.";
+    overhead_ns: f64, "Cost of the account.";
+    sum_ns: f64 = a.sum_ns(), "Time of all stages but sleep, and the cost of the account.";
+    total_ns: Option<f64>, "CPU time of the threads by the kernel; none: too few calls yet.";
+    stages: Vec<StageCost> = a.stages.iter().map(StageCost::from).collect(), "Stages that were passed, in their order.";
     packets: u64, "Packets sent and received: a super-frame counts as its packets.";
     frames: u64, "Frames that crossed between stack and device.";
     bytes: u64, "Bytes of these frames.";
@@ -90,7 +89,7 @@ part! { "The cost of the stages, extrapolated to all calls, and the work done me
     allocs: u64, "Buffers allocated from the pool.";
 } }
 
-part! { "The cost of one stage." StageCost of c: Cost {
+part! { "The cost of one stage." StageCost of c: StageTime {
     stage: Name = c.stage.name().into(), "Name of the stage.";
     layer: Name = c.stage.layer().into(), "The layer that it belongs to.";
     passes: f64, "How often it was passed.";

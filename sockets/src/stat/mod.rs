@@ -79,7 +79,7 @@ part! { "The state of a stack or a gateway." Document of s: Stat {
     waiting: Waiting = Waiting::from(&s.shard.counters), "Waiting of threads for the device.";
     neighbours: Vec<Neighbour> = s.shard.neighbours.iter().map(Neighbour::from).collect(), "Neighbours.";
     routes: Vec<Route> = s.shard.routes.iter().map(Route::from).collect(), "Routes.";
-    ledger: Option<Ledger> = s.account().as_ref().map(Ledger::from), "CPU time by stage, if it is measured.";
+    ledger: Option<Ledger> = s.account.as_ref().map(Ledger::from), "CPU time by stage, if it is measured.";
     #[serde(skip_serializing_if = "Option::is_none")]
     gateway: Option<Gateway> = None, "The figures of a gateway in addition to those of its stack.";
 } }

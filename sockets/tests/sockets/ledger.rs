@@ -18,8 +18,8 @@ fn a_stack_that_keeps_an_account_says_what_its_stages_cost() {
             s.read_exact(&mut room).unwrap();
             assert_eq!(room, chunk);
         }
-        let sent = a.ledger().expect("an account");
-        let passed = |l: &fulmar::ledger::Balance, stage| l.stages.iter().any(|c| c.stage == stage);
+        let sent = a.account().unwrap().expect("an account");
+        let passed = |l: &fulmar::ledger::Account, stage| l.stages.iter().any(|c| c.stage == stage);
         use Stage as S;
         for stage in [
             S::Locked,
@@ -37,7 +37,7 @@ fn a_stack_that_keeps_an_account_says_what_its_stages_cost() {
         ] {
             assert!(passed(&sent, stage), "sending passes {stage:?}");
         }
-        let received = b.ledger().expect("an account");
+        let received = b.account().unwrap().expect("an account");
         for stage in [
             S::DeviceReceived,
             S::EtherInput,
@@ -55,12 +55,12 @@ fn a_stack_that_keeps_an_account_says_what_its_stages_cost() {
         assert!(ledger.stages.iter().any(|s| s.stage == "send_copied" && s.layer == "copy"));
         let before = a.account().unwrap().expect("an account");
         assert!(before.packets >= before.frames && before.bytes > 100_000);
-        a.clear_ledger();
+        a.clear_account();
         c.write_all(&bytes[..1000]).unwrap();
         s.read_exact(&mut [0; 1000]).unwrap();
         let since = a.account().unwrap().expect("an account").since(&before);
         assert!(since.packets > 0 && since.bytes < 5000, "{since:?}");
-        assert!(since.balance.visits < sent.visits && since.balance.busy_ns() > 0.0);
+        assert!(since.visits < sent.visits && since.busy_ns() > 0.0);
     });
 }
 
@@ -68,7 +68,7 @@ fn a_stack_that_keeps_an_account_says_what_its_stages_cost() {
 fn a_stack_keeps_no_account_by_default() {
     within(|| {
         let (a, _b) = stacks();
-        assert!(a.ledger().is_none());
+        assert!(a.account().unwrap().is_none());
         assert_eq!(a.stat().unwrap().document().ledger, None);
     });
 }
@@ -84,16 +84,16 @@ fn the_account_of_a_running_stack_is_switched_on_and_off() {
         };
         talk();
         a.set_account(Some(1));
-        assert_eq!(a.ledger().expect("it is on").measured, 0);
+        assert_eq!(a.account().unwrap().expect("it is on").measured, 0);
         talk();
         // The visits of this thread that lasted from before are not in it.
-        let kept = a.ledger().expect("it is on");
+        let kept = a.account().unwrap().expect("it is on");
         assert!(kept.measured > 0 && kept.ns_of(Stage::SendCommitted) > 0.0, "{kept:?}");
         a.set_account(None);
-        assert!(a.ledger().is_none());
+        assert!(a.account().unwrap().is_none());
         talk();
         a.set_account(Some(1));
-        let measured = a.ledger().expect("it is on").measured;
+        let measured = a.account().unwrap().expect("it is on").measured;
         assert!(measured >= kept.measured);
     });
 }

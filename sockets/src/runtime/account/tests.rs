@@ -14,7 +14,7 @@ fn the_stages_of_a_visit_sum_up_to_all_of_its_time() {
     let most = sys::ticks() - start;
     let sum: u64 = ledger.stages.iter().map(|s| s.cycles.load(Relaxed)).sum();
     assert!(sum > 0 && sum <= most);
-    let passed: Vec<_> = ledger.balance().stages.iter().map(|s| s.stage).collect();
+    let passed: Vec<_> = ledger.times().stages.iter().map(|s| s.stage).collect();
     use Stage as S;
     assert_eq!(passed, [S::SendCall, S::Locked, S::SendChecked, S::SendCopied, S::Released]);
 }
@@ -46,8 +46,8 @@ fn the_cost_that_stages_add_to_a_visit_is_subtracted_from_each_of_them() {
     ledger.calibration.staged.add(1_000_000, 1, 10);
     let cost = ledger.pass_cost();
     assert_eq!((cost.inside, cost.whole), (20.0, 40.0));
-    let (ns, balance) = (ledger.ns_per_cycle(), ledger.balance());
-    let own = balance.ns_of(Stage::Locked) / ns;
+    let (ns, times) = (ledger.ns_per_cycle(), ledger.times());
+    let own = times.ns_of(Stage::Locked) / ns;
     assert!((own - 800.0).abs() < 80.0, "{own}");
 }
 
@@ -58,7 +58,7 @@ fn the_measured_visits_stand_for_all_of_them() {
         ledger.enter();
         ledger.pass(Stage::Locked);
     }
-    let b = ledger.balance();
+    let b = ledger.times();
     assert!(b.measured > 1000 && b.measured < 20_000, "{}", b.measured);
     // All visits except the visits of the wait that has not ended.
     assert!(b.visits <= 100_000 && b.visits > 100_000 - 20 * 16, "{}", b.visits);
@@ -76,8 +76,8 @@ fn a_visit_that_is_not_measured_leaves_no_trace() {
         ledger.enter();
         ledger.pass(Stage::Locked);
     }
-    assert_eq!(ledger.balance().measured, 0);
-    assert!(ledger.balance().stages.is_empty());
+    assert_eq!(ledger.times().measured, 0);
+    assert!(ledger.times().stages.is_empty());
 }
 
 /// Intervals that the account has seen, counted or left out because the CPU was lost.
@@ -129,10 +129,10 @@ fn visit_of(cycles: u64, switches: u64) -> Ledger {
 
 #[test]
 fn a_long_time_counts_unless_the_kernel_took_the_cpu_away_meanwhile() {
-    let passes = |l: &Ledger| l.balance().stages.len();
+    let passes = |l: &Ledger| l.times().stages.len();
     let long = 10 * SUSPICIOUS_CYCLES;
     let lost = visit_of(long, u64::MAX);
-    assert_eq!((passes(&lost), lost.balance().preempted), (0, 1));
+    assert_eq!((passes(&lost), lost.times().preempted), (0, 1));
     // The kernel may preempt this very pass, but not every time.
     assert!((0..100).any(|_| passes(&visit_of(long, sys::switches())) == 1));
     // A short interval counts without a reading of the switches.
@@ -143,13 +143,13 @@ fn a_long_time_counts_unless_the_kernel_took_the_cpu_away_meanwhile() {
 fn a_long_time_behind_a_sleep_counts() {
     let kept = (0..100).any(|_| {
         let ledger = visit_of(10 * SUSPICIOUS_CYCLES, u64::MAX);
-        assert_eq!(ledger.balance().preempted, 1);
+        assert_eq!(ledger.times().preempted, 1);
         // The account does not read the thread's context switches after this sleep.
         CLOCK.with(|c| c.switches.set(u64::MAX));
         ledger.pass(Stage::Slept);
         CLOCK.with(|c| c.at.set(sys::ticks().saturating_sub(10 * SUSPICIOUS_CYCLES).max(1)));
         ledger.pass(Stage::ReceiveCopied);
-        ledger.balance().stages.iter().any(|s| s.stage == Stage::ReceiveCopied)
+        ledger.times().stages.iter().any(|s| s.stage == Stage::ReceiveCopied)
     });
     // The CPU may be taken away at this very moment, but not every time.
     assert!(kept);
@@ -157,7 +157,7 @@ fn a_long_time_behind_a_sleep_counts() {
 
 #[test]
 fn negative_stages_are_subtracted_from_the_others_and_the_sum_stays() {
-    let cost = |(stage, ns)| StageCost { stage, passes: 1.0, ns };
+    let cost = |(stage, ns)| StageTime { stage, passes: 1.0, ns };
     let slept = (Stage::Slept, 500.0);
     let mut stages = [(Stage::Locked, 30.0), (Stage::PathChosen, -6.0), (Stage::Released, 90.0)]
         .into_iter()
@@ -171,11 +171,32 @@ fn negative_stages_are_subtracted_from_the_others_and_the_sum_stays() {
 
 #[test]
 fn two_accounts_are_added_stage_by_stage() {
-    let cost = |stage, ns| StageCost { stage, passes: 1.0, ns };
-    let of = |stages| Balance { stages, visits: 1, measured: 1, ..Balance::default() };
+    let cost = |stage, ns| StageTime { stage, passes: 1.0, ns };
+    let of = |stages| Account { stages, visits: 1, measured: 1, ..Account::default() };
     let one = of(vec![cost(Stage::Locked, 5.0), cost(Stage::Slept, 100.0)]);
     let sum = of(vec![cost(Stage::Released, 2.0), cost(Stage::Locked, 1.0)]).and(&one);
     assert_eq!(sum.ns_of(Stage::Locked), 6.0);
     assert_eq!(sum.busy_ns(), 8.0);
     assert_eq!(sum.visits, 2);
+}
+
+#[test]
+fn bytes_moved_before_the_account_are_not_in_it() {
+    let before = Account { packets: 3, bytes: 100, ..Account::default() };
+    let now = Account { packets: 10, bytes: 450, allocs: 4, ..Account::default() };
+    let since = now.since(&before);
+    assert_eq!((since.packets, since.bytes, since.allocs), (7, 350, 4));
+}
+
+#[test]
+fn the_document_says_what_the_sum_is_held_against_or_that_it_is_not_known() {
+    let stages = vec![StageTime { stage: Stage::Locked, passes: 10.0, ns: 300.0 }];
+    let unknown = Account { stages, overhead_ns: 20.0, ..Account::default() };
+    let known = Account { total_ns: Some(400.0), ..unknown.clone() };
+    assert!(known.gap().is_some_and(|gap| (gap + 0.2).abs() < 1e-9));
+    let told = |account| {
+        let told = crate::stat::Ledger::from(&account);
+        (told.total_ns, told.sum_ns)
+    };
+    assert_eq!((told(unknown), told(known)), ((None, 320.0), (Some(400.0), 320.0)));
 }
