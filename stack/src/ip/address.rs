@@ -6,8 +6,8 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::base::EtherAddr;
 use crate::route::Prefix;
 
-use crate::ip::source::{self, Candidate};
-use crate::ip::{AddressUse, ConfigError, IfAddr};
+use crate::ip::source;
+use crate::ip::{ConfigError, IfAddr};
 
 /// The all-hosts group (RFC 1112 section 4), the only IPv4 group that is joined.
 const ALL_HOSTS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
@@ -38,8 +38,6 @@ pub(crate) struct Addresses {
     /// The broadcast addresses of the links in `list`, cached because every packet's source is
     /// checked against them.
     broadcasts: Vec<Ipv4Addr>,
-    /// Addresses with a use other than the default.
-    uses: Vec<(IpAddr, AddressUse)>,
 }
 
 impl Addresses {
@@ -64,7 +62,6 @@ impl Addresses {
     pub(crate) fn remove(&mut self, addr: IpAddr) -> Option<IfAddr> {
         let i = self.list.iter().position(|a| a.addr == addr)?;
         let old = self.list.remove(i);
-        self.uses.retain(|u| u.0 != addr);
         self.update_broadcasts();
         Some(old)
     }
@@ -111,20 +108,7 @@ impl Addresses {
 
     /// Selects the source address for packets to `dst` via `next_hop`: see [`source::select`].
     pub(crate) fn source_for(&self, dst: IpAddr, next_hop: IpAddr) -> Option<IpAddr> {
-        let use_of = |addr: &IfAddr| self.uses.iter().find(|u| u.0 == addr.addr).map(|u| u.1);
-        let candidate =
-            |addr: &IfAddr| Candidate { addr: *addr, use_: use_of(addr).unwrap_or_default() };
-        source::select(self.list.iter().map(candidate), dst, next_hop)
-    }
-
-    /// Sets the preference of an address. Returns false if it is not an address of this interface.
-    pub(crate) fn set_use(&mut self, addr: IpAddr, use_: AddressUse) -> bool {
-        self.uses.retain(|u| u.0 != addr);
-        let is_own = self.is_own(addr);
-        if is_own && use_ != AddressUse::default() {
-            self.uses.push((addr, use_));
-        }
-        is_own
+        source::select(self.list.iter(), dst, next_hop)
     }
 }
 

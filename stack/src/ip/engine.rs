@@ -17,9 +17,7 @@ use crate::ip::pmtu::{Evidence, Limits, PathMtus, smallest_mtu};
 use crate::ip::reassembly::Reassembly;
 use crate::ip::routing::{Found, Tables};
 use crate::ip::waiting::ResolutionQueue;
-use crate::ip::{
-    AddressUse, Config, ConfigError, FrameSink, IfAddr, NoRoute, PathChoice, QuotedError,
-};
+use crate::ip::{Config, ConfigError, FrameSink, IfAddr, NoRoute, PathChoice, QuotedError};
 
 /// Maximum number of queued reports of failed neighbours. Further ones are lost, and their flows
 /// time out.
@@ -132,13 +130,6 @@ impl Ip {
             self.remove_route(link);
         }
         true
-    }
-
-    /// Sets the preference of an address in source address selection (RFC 6724 section 5, rules 3
-    /// and 7). Returns false if it is not an own address.
-    pub fn set_address_use(&mut self, addr: IpAddr, use_: AddressUse) -> bool {
-        self.address_generation = self.address_generation.wrapping_add(1);
-        self.addresses.set_use(addr, use_)
     }
 
     /// Returns the source address, next hop and MTU for packets to `dst`. `zone` is the interface

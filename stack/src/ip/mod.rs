@@ -66,7 +66,6 @@ pub use engine::Ip;
 pub use frame::Context;
 pub use input::Origin;
 pub use invoking::{InvokingPacket, SentError};
-pub use source::AddressUse;
 pub use template::{Flow, Template};
 pub use types::PathChoice;
 pub use types::{

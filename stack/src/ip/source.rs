@@ -7,22 +7,6 @@ use crate::route::Prefix;
 
 use crate::ip::IfAddr;
 
-/// Preference of an address (RFC 4862 section 5.5.4, RFC 8981).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct AddressUse {
-    /// Deprecated: existing flows keep it, new ones use another address if there is one.
-    pub is_deprecated: bool,
-    /// A temporary address (IPv6 privacy extensions).
-    pub is_temporary: bool,
-}
-
-/// A candidate source address.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate {
-    pub(crate) addr: IfAddr,
-    pub(crate) use_: AddressUse,
-}
-
 /// The default policy table (RFC 6724 section 2.1): prefix, prefix length, label; longest first.
 /// IPv4 addresses are v4-mapped.
 const LABELS: [(Ipv6Addr, u8, u8); 9] = [
@@ -91,31 +75,30 @@ fn scope_rank(source: u8, destination: u8) -> (bool, i16) {
 /// Selects the source address for packets to `dst` via `next_hop`, of the same IP version, by the
 /// rules in order:
 ///
-/// 1. the destination itself; 2. appropriate scope; 3. not deprecated; (4. home addresses and 5.
-///    outgoing interface do not apply: one interface, no mobility); 5.5. the prefix of the next
-///    hop, which with static addresses stands for the advertising router; 6. matching label; 7.
-///    temporary addresses; 8. longest common prefix. Ties go to the address configured first.
-pub(crate) fn select(
-    candidates: impl Iterator<Item = Candidate>,
+/// 1. the destination itself; 2. appropriate scope; 5.5. the prefix of the next hop, which with static addresses
+///    stands for the advertising router; 6. matching label; 8. longest common prefix. Ties go to the address
+///    configured first.
+///
+/// The other rules do not apply: static addresses are neither deprecated (3) nor temporary (7), there are no home
+/// addresses (4), and there is one interface (5).
+pub(crate) fn select<'a>(
+    own: impl Iterator<Item = &'a IfAddr>,
     dst: IpAddr,
     next_hop: IpAddr,
 ) -> Option<IpAddr> {
     let (label, scope) = (label_of(dst), scope_of(dst));
-    let rank = |(at, c): &(usize, Candidate)| {
-        let addr = c.addr.addr;
+    let rank = |(at, own): &(usize, &IfAddr)| {
         (
-            addr == dst,
-            scope_rank(scope_of(addr), scope),
-            !c.use_.is_deprecated,
-            c.addr.prefix().is_some_and(|p| p.contains(next_hop)),
-            label_of(addr) == label,
-            c.use_.is_temporary,
-            common_bits(&c.addr, dst),
+            own.addr == dst,
+            scope_rank(scope_of(own.addr), scope),
+            own.prefix().is_some_and(|p| p.contains(next_hop)),
+            label_of(own.addr) == label,
+            common_bits(own, dst),
             Reverse(*at),
         )
     };
-    let same_version = candidates.filter(|c| c.addr.addr.is_ipv4() == dst.is_ipv4());
-    same_version.enumerate().max_by_key(rank).map(|(_, c)| c.addr.addr)
+    let same_version = own.filter(|own| own.addr.is_ipv4() == dst.is_ipv4());
+    same_version.enumerate().max_by_key(rank).map(|(_, own)| own.addr)
 }
 
 #[cfg(test)]
@@ -126,48 +109,30 @@ mod tests {
         s.parse().unwrap()
     }
 
-    fn candidate(text: &str) -> Candidate {
-        let mut words = text.split(' ');
-        let (addr, len) = words.next().unwrap().split_once('/').unwrap();
-        let mut use_ = AddressUse::default();
-        for word in words {
-            match word {
-                "deprecated" => use_.is_deprecated = true,
-                "temporary" => use_.is_temporary = true,
-                _ => panic!("{word}"),
-            }
-        }
-        Candidate { addr: IfAddr { addr: ip(addr), prefix_len: len.parse().unwrap() }, use_ }
+    fn own(text: &&str) -> IfAddr {
+        let (addr, len) = text.split_once('/').unwrap();
+        IfAddr { addr: ip(addr), prefix_len: len.parse().unwrap() }
     }
 
     /// The source selected among `own`, with a gateway outside of all prefixes.
-    fn source(own: &[&str], dst: &str) -> IpAddr {
-        let own: Vec<Candidate> = own.iter().map(|text| candidate(text)).collect();
-        select(own.into_iter(), ip(dst), ip("fe80::ffff")).unwrap()
+    fn source(texts: &[&str], dst: &str) -> IpAddr {
+        let all: Vec<IfAddr> = texts.iter().map(own).collect();
+        select(all.iter(), ip(dst), ip("fe80::ffff")).unwrap()
     }
 
-    /// The examples of RFC 6724 section 10.1, with a link-local gateway.
+    /// The examples of RFC 6724 section 10.1 for the rules that apply, with a link-local gateway.
     #[test]
     fn the_examples_of_the_rfc_hold() {
         for (dst, own, expected) in [
             ("2001:db8:1::1", &["2001:db8:3::1/64", "fe80::1/64"][..], "2001:db8:3::1"),
             ("ff05::1", &["2001:db8:3::1/64", "fe80::1/64"], "2001:db8:3::1"),
-            (
-                "2001:db8:1::1",
-                &["2001:db8:1::1/64 deprecated", "2001:db8:2::1/64"],
-                "2001:db8:1::1",
-            ),
-            ("fe80::2", &["fe80::1/64 deprecated", "2001:db8:1::1/64"], "fe80::1"),
+            ("2001:db8:1::1", &["2001:db8:1::1/64", "2001:db8:2::1/64"], "2001:db8:1::1"),
+            ("fe80::2", &["fe80::1/64", "2001:db8:1::1/64"], "fe80::1"),
             ("2001:db8:1::1", &["2001:db8:1::2/64", "2001:db8:3::2/64"], "2001:db8:1::2"),
             (
                 "2002:c633:6401::1",
-                &["2002:c633:6401::d5e3:7953:13eb:22e8/64 temporary", "2001:db8:1::2/64"],
+                &["2002:c633:6401::d5e3:7953:13eb:22e8/64", "2001:db8:1::2/64"],
                 "2002:c633:6401::d5e3:7953:13eb:22e8",
-            ),
-            (
-                "2001:db8:1::d5e3:0:0:1",
-                &["2001:db8:1::2/64", "2001:db8:1::d5e3:7953:13eb:22e8/64 temporary"],
-                "2001:db8:1::d5e3:7953:13eb:22e8",
             ),
         ] {
             assert_eq!(source(own, dst), ip(expected), "to {dst} from {own:?}");
@@ -182,16 +147,6 @@ mod tests {
         assert_eq!(source(&["2001:db8::1/64", "fd00:1::1/64"], "fdff::9"), ip("fd00:1::1"));
         assert_eq!(source(&["fd00:1::1/64", "2001:db8::1/64"], "2600::9"), ip("2001:db8::1"));
         assert_eq!(source(&["2002:1::1/48", "2003::1/64"], "2001:db8::9"), ip("2003::1"));
-    }
-
-    #[test]
-    fn a_deprecated_address_is_selected_only_if_there_is_no_other() {
-        assert_eq!(
-            source(&["2001:db8::1/64 deprecated", "2003::1/64"], "2001:db8::9"),
-            ip("2003::1")
-        );
-        assert_eq!(source(&["10.0.0.1/8 deprecated", "192.0.2.1/24"], "10.0.0.9"), ip("192.0.2.1"));
-        assert_eq!(source(&["2001:db8::1/64 deprecated"], "2003::9"), ip("2001:db8::1"));
     }
 
     #[test]

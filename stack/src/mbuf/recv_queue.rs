@@ -384,7 +384,8 @@ impl RecvQueue {
     }
 
     /// Copies readable bytes at `off` from the front into `out` and returns their number.
-    pub fn peek(&self, off: usize, out: &mut [u8]) -> usize {
+    #[cfg(test)]
+    pub(crate) fn peek(&self, off: usize, out: &mut [u8]) -> usize {
         self.in_order.copy_to(off, out)
     }
 

@@ -16,22 +16,6 @@ pub enum Least {
     OneByte,
 }
 
-/// Detaches up to `max` bytes. An empty chain is the end of the stream.
-///
-/// # Errors
-/// The connection's error, after all bytes received before it have been read.
-pub fn take(tcb: &mut Tcb, pool: &mut Pool, max: usize) -> Result<Poll<Chain>, SocketError> {
-    match readable(tcb)? {
-        Poll::Ready(0) => Ok(Poll::Ready(Chain::new())),
-        Poll::Ready(_) => {
-            let chain = tcb.recv_queue().take(max, pool);
-            // The chain is also empty if the pool is exhausted, which is not the end of the stream.
-            Ok(if chain.is_empty() { Poll::Pending } else { Poll::Ready(chain) })
-        }
-        Poll::Pending => Ok(Poll::Pending),
-    }
-}
-
 /// Maximum ratio of storage to bytes of a loan. Beyond it the bytes are copied to compact storage, since a
 /// loan shrinks the window by its storage.
 const MAX_WASTE: usize = 4;
@@ -41,7 +25,7 @@ const MAX_WASTE: usize = 4;
 /// the control reserve, are copied to compact storage first.
 ///
 /// # Errors
-/// As [`take`]. [`SocketError::NoBuffer`]: no memory for such a copy; no bytes were detached.
+/// As [`take_at_least`]. [`SocketError::NoBuffer`]: no memory for such a copy; no bytes were detached.
 pub fn lend(
     tcb: &mut Tcb,
     env: &mut Env,
@@ -91,12 +75,12 @@ pub fn keepable(chain: Chain, pool: &mut Pool, is_short: bool) -> Result<Chain, 
     }
 }
 
-/// As [`take`], but waits until `least` bytes are readable or no more can arrive before some are read. If the
-/// same call has already returned `done` > 0 bytes, an error is left for the next call and the chain is
-/// empty.
+/// Detaches up to `max` bytes, once `least` bytes are readable or no more can arrive before some are read. An empty
+/// chain is the end of the stream. If the same call has already returned `done` > 0 bytes, an error is left for the
+/// next call and the chain is empty.
 ///
 /// # Errors
-/// As [`take`].
+/// The connection's error, after all bytes received before it have been read.
 pub fn take_at_least(
     tcb: &mut Tcb,
     pool: &mut Pool,
@@ -111,14 +95,22 @@ pub fn take_at_least(
     if queued < least && may_get_more(tcb) {
         return Ok(Poll::Pending);
     }
-    take(tcb, pool, max)
+    match readable(tcb)? {
+        Poll::Ready(0) => Ok(Poll::Ready(Chain::new())),
+        Poll::Ready(_) => {
+            let chain = tcb.recv_queue().take(max, pool);
+            // The chain is also empty if the pool is exhausted, which is not the end of the stream.
+            Ok(if chain.is_empty() { Poll::Pending } else { Poll::Ready(chain) })
+        }
+        Poll::Pending => Ok(Poll::Pending),
+    }
 }
 
 /// References to up to `max` bytes at `off`, which stay in the queue, once `least` are readable or no more
 /// can arrive. An empty chain is the end of the stream, or `off` is beyond the readable bytes.
 ///
 /// # Errors
-/// As [`take`].
+/// As [`take_at_least`].
 pub fn peek_at(
     tcb: &mut Tcb,
     pool: &mut Pool,
@@ -151,18 +143,6 @@ pub(crate) fn may_get_more(tcb: &Tcb) -> bool {
     let has_some = tcb.recv_queue_ref().readable() > 0;
     let is_stuck = has_some && tcb.is_recv_window_closed();
     !(is_final(tcb) || tcb.has_error() || is_stuck)
-}
-
-/// Copies bytes, which stay in the queue. 0 is the end of the stream.
-///
-/// # Errors
-/// As [`take`].
-pub fn peek(tcb: &mut Tcb, into: &mut [u8]) -> Result<Poll<usize>, SocketError> {
-    match readable(tcb)? {
-        Poll::Ready(0) => Ok(Poll::Ready(0)),
-        Poll::Ready(_) => Ok(Poll::Ready(tcb.recv_queue().peek(0, into))),
-        wait => Ok(wait),
-    }
 }
 
 /// Whether everything up to the peer's FIN was read. An error after that is for a writer (as on Linux).

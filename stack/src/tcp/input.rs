@@ -54,22 +54,10 @@ impl Segment<'_> {
 }
 
 impl Tcb {
-    /// Processes one segment of this connection. The caller has verified its checksum. `payload`
-    /// follows the header and may be empty; it is consumed.
+    /// Processes one segment of this connection. The caller has verified its checksum. `ecn` is the
+    /// ECN field of the IP packet. `payload` follows the header and may be empty; it is consumed.
     #[inline]
-    pub fn input(&mut self, env: &mut Env, hdr: &Header, payload: Chain) -> Events {
-        self.input_with_ecn(env, hdr, EcnField::NotEct, payload)
-    }
-
-    /// As [`Tcb::input`], with the ECN field of the IP packet.
-    #[inline]
-    pub fn input_with_ecn(
-        &mut self,
-        env: &mut Env,
-        hdr: &Header,
-        ecn: EcnField,
-        payload: Chain,
-    ) -> Events {
+    pub fn input(&mut self, env: &mut Env, hdr: &Header, ecn: EcnField, payload: Chain) -> Events {
         env.counters.count(Counter::TcpSegmentsIn);
         self.pacing.update_hold(env.now);
         let len = payload.len();

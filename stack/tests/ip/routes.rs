@@ -2,7 +2,7 @@
 
 use crate::ip::rig::*;
 use fulmar_stack::base::EtherAddr;
-use fulmar_stack::ip::{AddressUse, ConfigError, IfAddr, NextHop, OutputError, Prefix, Route};
+use fulmar_stack::ip::{ConfigError, IfAddr, NextHop, OutputError, Prefix, Route};
 
 const ROUTERS: [&str; 3] = ["10.0.0.11", "10.0.0.12", "10.0.0.13"];
 
@@ -191,19 +191,5 @@ fn invalid_next_hops_are_refused() {
         assert_eq!(add(&mut h, table, &[hop(GATEWAY4)]), Ok(()));
     }
     assert_eq!(add(&mut h, 257, &[hop(GATEWAY4)]), Err(ConfigError::RoutesFull(dst)));
-    h.end();
-}
-
-#[test]
-fn a_deprecated_address_is_not_selected_for_new_flows() {
-    let mut h = Host::with_resolved_neighbours();
-    h.ip.add_address(IfAddr { addr: ip("10.0.0.8"), prefix_len: 24 }).unwrap();
-    assert_eq!(h.ip.route(ip(PEER4), 0).unwrap().src, ip(OUR4));
-    let deprecated = AddressUse { is_deprecated: true, ..AddressUse::default() };
-    assert!(h.ip.set_address_use(ip(OUR4), deprecated));
-    assert_eq!(h.ip.route(ip(PEER4), 0).unwrap().src, ip("10.0.0.8"));
-    assert!(h.ip.set_address_use(ip(OUR4), AddressUse::default()));
-    assert_eq!(h.ip.route(ip(PEER4), 0).unwrap().src, ip(OUR4));
-    assert!(!h.ip.set_address_use(ip("10.0.0.200"), deprecated));
     h.end();
 }

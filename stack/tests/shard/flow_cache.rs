@@ -9,7 +9,7 @@ use std::net::{SocketAddr, SocketAddrV4};
 use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar_stack::base::{DropReason, Duration, Instant, SeqNum, SlotId};
 use fulmar_stack::device::Device;
-use fulmar_stack::ip::AddressUse;
+use fulmar_stack::ip::IfAddr;
 use fulmar_stack::shard::{ListenOptions, Reserved, Shard};
 use fulmar_stack::socket::Attempt;
 use fulmar_stack::wire::tcp::{Flags, Header};
@@ -58,7 +58,9 @@ impl World {
             for s in &mut self.shards {
                 loop {
                     if !self.predicts {
-                        s.ip().set_address_use(at(9, 0).ip(), AddressUse::default());
+                        let passing = IfAddr { addr: at(9, 0).ip(), prefix_len: 32 };
+                        s.ip().add_address(passing).unwrap();
+                        assert!(s.ip().remove_address(passing.addr));
                     }
                     if s.step(self.now, 1) == 0 {
                         break;

@@ -211,17 +211,7 @@ impl Shard {
     /// # Errors
     /// The connection's error, after everything that came before it.
     pub fn tcp_take(&mut self, id: SlotId, max: usize) -> Result<Poll<Chain>, SocketError> {
-        let Conn { entry, net, .. } = self.core.conn(id)?;
-        if entry.has_posted() {
-            return Ok(Poll::Pending);
-        }
-        let step = soreceive::take(&mut entry.tcb, &mut net.pool, max)?;
-        match (&step, entry.error) {
-            (Poll::Pending, Some(e)) => return Err(e),
-            (Poll::Ready(_), _) => net.pass(Stage::ReceiveTaken),
-            _ => {}
-        }
-        Ok(step)
+        self.tcp_take_more(id, max, 0, Least::OneByte)
     }
 
     /// As [`Shard::tcp_take`], for a call that has got `done` bytes already and ends with what it has

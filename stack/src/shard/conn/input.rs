@@ -102,7 +102,7 @@ impl Tcp {
             return core.net.pool.free(payload);
         };
         let mut env = core.net.env(now);
-        let events = entry.tcb.input_with_ecn(&mut env, header, ecn, payload);
+        let events = entry.tcb.input(&mut env, header, ecn, payload);
         core.net.stages.pass(Stage::TransportInput);
         if entry.tcb.wants_output() && !entry.is_queued {
             entry.is_queued = true;

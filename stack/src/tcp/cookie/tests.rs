@@ -249,7 +249,7 @@ fn a_connection_from_a_cookie_matches_the_peers_state() {
         m.append(3).unwrap().copy_from_slice(b"GET");
         m
     });
-    let events = tcb.input(&mut env, &ack, payload);
+    let events = tcb.input(&mut env, &ack, EcnField::NotEct, payload);
     assert!(events.contains(Events::CONNECTED | Events::READABLE | Events::PEER_CLOSED));
     assert_eq!(tcb.state(), State::CloseWait);
     assert_eq!((tcb.scale.snd, tcb.scale.rcv), (7, cfg.window_scale()));

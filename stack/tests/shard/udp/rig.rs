@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use fulmar_stack::base::{DropReason, Duration, EtherAddr, Gso, Instant, Offload, Secrets, SlotId};
 use fulmar_stack::device::Caps;
 use fulmar_stack::device::memory::{Wire, tape};
-use fulmar_stack::ip::{AddressUse, IfAddr};
+use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::shard::{Shard, StackConfig};
 use fulmar_stack::socket::SocketError;
@@ -119,7 +119,9 @@ impl Rig {
 
     /// Everything that was derived from the tables is to be derived anew.
     pub fn forget(&mut self) {
-        self.shard.ip().set_address_use(PEER.into(), AddressUse::default());
+        let passing = IfAddr { addr: Ipv4Addr::new(192, 0, 2, 77).into(), prefix_len: 32 };
+        self.shard.ip().add_address(passing).unwrap();
+        assert!(self.shard.ip().remove_address(passing.addr));
     }
 
     pub fn send(&mut self, id: SlotId, bytes: &[u8]) -> Result<usize, SocketError> {

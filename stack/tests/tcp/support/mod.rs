@@ -281,7 +281,7 @@ impl Trace {
     /// As `input`, with this payload.
     pub fn input_chain(&mut self, seg: Seg, payload: Chain) {
         let hdr = header(&seg);
-        self.events = self.env(|tcb, env, _, _| tcb.input_with_ecn(env, &hdr, seg.ecn, payload));
+        self.events = self.env(|tcb, env, _, _| tcb.input(env, &hdr, seg.ecn, payload));
     }
 
     /// Whether received segments use the control reserve, as small ones do when the receive share

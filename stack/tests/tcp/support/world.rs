@@ -454,7 +454,7 @@ impl World {
             Chain::new()
         };
         let field = EcnField::of_bits(field);
-        let events = s.env(now, |t, env| t.input_with_ecn(env, &hdr, field, payload));
+        let events = s.env(now, |t, env| t.input(env, &hdr, field, payload));
         if events.contains(Events::CONNECTED) {
             s.connected = true;
         }

@@ -186,7 +186,7 @@ impl Endpoint {
         self.predicted += usize::from(is_predicted);
         self.env(|tcb, env, _| {
             if may_predict {
-                return tcb.input_with_ecn(env, hdr, field, payload);
+                return tcb.input(env, hdr, field, payload);
             }
             env.counters.count(Counter::TcpSegmentsIn);
             tcb.pacing.update_hold(env.now);
