@@ -201,7 +201,7 @@ impl Default for Limits {
 
 impl Limits {
     /// The limits of one of several queues: TCP and UDP flows are divided. Echo requests are all the first queue's, and
-    /// memory is divided with the pool ([`part_of`](fulmar::internals::runtime::part_of)).
+    /// memory is divided with the pool ([`shard_config`](fulmar::internals::runtime::shard_config)).
     pub(crate) fn part_of(self, queues: usize) -> Limits {
         let part = |of_all: usize| of_all.checked_div(queues).unwrap_or(of_all).max(1);
         Limits {

@@ -1,7 +1,8 @@
 //! The engines of fulmar, without I/O, threads and clocks: packets in, packets out, time as an argument (`no_std` and
 //! `alloc`).
 //!
-//! One module per room; a room names only rooms above it in this list, and `ip`, `udp` and `tcp` never name each other.
+//! One module per room; `ARCHITECTURE.md` has the rooms that each may name, and `ip`, `udp` and `tcp` never name each
+//! other.
 //! A [`shard::Shard`] is the whole stack as a value: see the example `two_shards`.
 
 #![cfg_attr(not(any(test, feature = "std")), no_std)]

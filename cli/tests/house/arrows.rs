@@ -12,7 +12,8 @@ type Room = (&'static str, &'static str, &'static [&'static str], &'static [&'st
 
 const ENGINES: &[&str] = &["base", "wire", "mbuf", "route", "device", "ip", "udp", "tcp", "socket"];
 const BELOW_RUNTIME: &[&str] = &["base", "mbuf", "device", "ip", "udp", "tcp", "socket", "shard"];
-/// `runtime` for the account of CPU time alone: the gateway has a loop of its own.
+/// The gateway has a loop of its own. Of `runtime` it has the account, the rings between shards, the busy-poll policy and
+/// the secrets.
 const BELOW_GATEWAY: &[&str] = &[
     "base", "wire", "mbuf", "route", "device", "ip", "udp", "tcp", "socket", "shard", "runtime",
     "netns",

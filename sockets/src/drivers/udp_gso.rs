@@ -1,14 +1,5 @@
 //! Writes datagrams of one flow as one UDP super-frame (`fulmar_stack::device::uso`) with a gathering write. The frames are
-//! only read.
-//!
-//! Measured on Linux 6.18 in a virtual machine (best tenth of 100 rounds): datagrams of 22 bytes written to a TAP and
-//! received by a socket of the kernel; ns of CPU per datagram up to the receive queue of the socket:
-//!
-//! | datagrams per write | 1 | 2 | 4 | 16 | 64 |
-//! |---|---|---|---|---|---|
-//! | frames of their own | 929 | | | | 878 |
-//! | one super-frame, socket without `UDP_GRO` | | 853 | 633 | 398 | 309 |
-//! | one super-frame, socket with `UDP_GRO` | | 626 | 341 | 103 | 45 |
+//! only read. `docs/bursts.md` has the cost per datagram.
 
 use fulmar_stack::device::Burst;
 use fulmar_stack::device::uso::{self, Joined};

@@ -313,7 +313,7 @@ impl Shard {
         }
     }
 
-    /// Reports a stage to the probe, which cannot end the path here.
+    /// The path has reached `stage`.
     #[inline(always)]
     pub fn pass(&self, stage: Stage) {
         self.core.net.pass(stage);

@@ -3,19 +3,7 @@
 //! A sent frame is copied into a slot, behind its virtio-net header; a received frame is copied from a slot into a
 //! buffer of its size. So no operation refers to a buffer of the pool (`sys.rs`), and the copy of a small frame costs
 //! far less than the system call that it saves. A frame that does not fit a slot is sent with a call of its own, in
-//! order.
-//!
-//! Measured on Linux 6.18, the best tenth of many rounds, ns per frame of 64 bytes that the kernel discards; a null
-//! system call takes 136:
-//!
-//! | frames per call | 1 | 2 | 3 | 4 | 8 | 16 | 32 | 64 |
-//! |---|---|---|---|---|---|---|---|---|
-//! | `writev` each | 492 | 503 | 505 | 497 | 502 | 495 | 498 | 503 |
-//! | ring, registered slots | 634 | 514 | 473 | 452 | 406 | 381 | 379 | 364 |
-//! | ring, slots not registered | 643 | 535 | 489 | 464 | 420 | 403 | 392 | 390 |
-//!
-//! Frames of 1514 bytes: 545 by `writev` and 404 by the ring at 64 per call, 532 and 490 at 4. A frame of 64 KiB takes
-//! 3.8 µs, of which the ring would save 0.1 µs.
+//! order. `docs/bursts.md` has the cost per frame of both ways.
 
 #[allow(unsafe_code)]
 mod sys;
