@@ -444,7 +444,7 @@ impl Builder {
         self
     }
 
-    /// Measures the CPU time of each stage, in one entry of a thread out of `every`; see [`Stack::ledger`] and
+    /// Measures the CPU time of each stage, in one entry of a thread out of `every`; see [`Stack::account`] and
     /// `fulmar-lab path --live`. By default the account is off (unless the environment says `FULMAR_LEDGER`, see
     /// [`crate::api::ledger`]).
     pub fn account(mut self, every: u32) -> Self {
