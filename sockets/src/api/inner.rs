@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant as StdInstant};
 
-use crate::runtime::{Host, LockedShard};
+use crate::runtime::{Host, WatchedShard};
 use fulmar_stack::socket::SocketError;
 
 use crate::api::control::Control;
@@ -51,7 +51,7 @@ impl Inner {
     /// Calls `f` in every shard; returns the last result, or the first error.
     pub(crate) fn in_each<R>(
         &self,
-        f: impl Fn(&mut LockedShard, fulmar_stack::base::Instant) -> R,
+        f: impl Fn(&mut WatchedShard, fulmar_stack::base::Instant) -> R,
     ) -> io::Result<R> {
         let mut last = Err(SocketError::BadHandle);
         for host in &self.hosts {

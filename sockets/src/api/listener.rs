@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::runtime::{Limit, LockedShard, PollSetCore};
+use crate::runtime::{Limit, PollSetCore, WatchedShard};
 use fulmar_stack::base::SlotId;
 use fulmar_stack::shard::{ListenOptions, ListenerStat, SocketOptions};
 use fulmar_stack::socket::{Ready, SocketError};
@@ -113,7 +113,7 @@ impl TcpListener {
     }
 
     /// Waits until `step` is done on one of its sockets.
-    fn take<T>(&self, step: impl Fn(&mut LockedShard, SlotId) -> Stepped<T>) -> Took<'_, T> {
+    fn take<T>(&self, step: impl Fn(&mut WatchedShard, SlotId) -> Stepped<T>) -> Took<'_, T> {
         let s = self.first();
         if let Some(ready) = &self.parts.ready {
             return self.take_from_any(ready, s.read_limit().started(), step);
@@ -126,7 +126,7 @@ impl TcpListener {
         &self,
         ready: &Arc<PollSetCore>,
         limit: Limit,
-        step: impl Fn(&mut LockedShard, SlotId) -> Stepped<T>,
+        step: impl Fn(&mut WatchedShard, SlotId) -> Stepped<T>,
     ) -> Took<'_, T> {
         let stack = stack_of(self.first());
         loop {
@@ -152,7 +152,7 @@ impl TcpListener {
     fn try_take<T>(
         &self,
         own: u16,
-        step: impl Fn(&mut LockedShard, SlotId) -> Stepped<T>,
+        step: impl Fn(&mut WatchedShard, SlotId) -> Stepped<T>,
     ) -> io::Result<Option<(&Arc<Socket>, T)>> {
         let (before, from_own) = self.sockets().split_at(usize::from(own));
         for s in from_own.iter().chain(before) {

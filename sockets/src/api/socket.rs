@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::runtime::{Host, Limit, LockedShard, Request};
+use crate::runtime::{Host, Limit, Request, WatchedShard};
 use fulmar_stack::base::{DropReason, Instant, SlotId};
 use fulmar_stack::socket::{Least, Ready, Shutdown, SocketError};
 
@@ -112,7 +112,7 @@ impl Socket {
     /// Runs a step that cannot wait.
     pub(crate) fn call<R>(
         &self,
-        f: impl FnOnce(&mut LockedShard, Instant) -> Result<R, SocketError>,
+        f: impl FnOnce(&mut WatchedShard, Instant) -> Result<R, SocketError>,
     ) -> io::Result<R> {
         self.host().call(f).map_err(to_io)
     }
@@ -122,7 +122,7 @@ impl Socket {
         &self,
         interest: Ready,
         limit: Limit,
-        step: impl FnMut(&mut LockedShard, Instant) -> Result<Poll<R>, SocketError>,
+        step: impl FnMut(&mut WatchedShard, Instant) -> Result<Poll<R>, SocketError>,
     ) -> io::Result<R> {
         self.host().wait(self.id, interest, limit, step).map_err(to_io)
     }
@@ -134,7 +134,7 @@ impl Socket {
         &self,
         interest: Ready,
         limit: impl FnOnce() -> Limit,
-        step: impl FnMut(&mut LockedShard, Instant) -> Result<Poll<R>, SocketError>,
+        step: impl FnMut(&mut WatchedShard, Instant) -> Result<Poll<R>, SocketError>,
     ) -> io::Result<R> {
         self.host().wait_coarse(self.id, interest, limit, step).map_err(to_io)
     }
@@ -144,7 +144,7 @@ impl Socket {
     pub(crate) fn wait_for_data<R>(
         &self,
         limit: Limit,
-        mut step: impl FnMut(&mut LockedShard, Instant, Least) -> Result<Poll<R>, SocketError>,
+        mut step: impl FnMut(&mut WatchedShard, Instant, Least) -> Result<Poll<R>, SocketError>,
     ) -> io::Result<R> {
         if limit == Limit::DoNotWait {
             return self.wait(Ready::READER, limit, |shard, now| step(shard, now, Least::OneByte));

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant as StdInstant};
 
-use crate::runtime::{Account, Ledger, Limit, LockedShard};
+use crate::runtime::{Account, Ledger, Limit, WatchedShard};
 use fulmar_stack::base::{Secrets, with_zone};
 use fulmar_stack::device::Device;
 use fulmar_stack::device::moderation::ModerationConfig;
@@ -310,7 +310,7 @@ impl Stack {
 
     pub(crate) fn new_socket(
         &self,
-        open: impl FnOnce(&mut LockedShard) -> Result<fulmar_stack::base::SlotId, SocketError>,
+        open: impl FnOnce(&mut WatchedShard) -> Result<fulmar_stack::base::SlotId, SocketError>,
     ) -> io::Result<Arc<Socket>> {
         self.new_socket_on(self.shard_of_thread(), open)
     }
@@ -318,7 +318,7 @@ impl Stack {
     pub(crate) fn new_socket_on(
         &self,
         shard: u16,
-        open: impl FnOnce(&mut LockedShard) -> Result<fulmar_stack::base::SlotId, SocketError>,
+        open: impl FnOnce(&mut WatchedShard) -> Result<fulmar_stack::base::SlotId, SocketError>,
     ) -> io::Result<Arc<Socket>> {
         let id = self.inner.host(shard).call(|shard, _| open(shard)).map_err(to_io)?;
         Ok(Socket::new(Arc::clone(&self.inner), shard, id))
@@ -521,7 +521,7 @@ fn check_devices(devices: &[Box<dyn Device>]) -> Result<(), SetupError> {
 
 /// That the device of a shard is gone, and how.
 fn device_failure(host: &crate::runtime::Host) -> Option<String> {
-    let lost = |shard: &mut LockedShard, _| {
+    let lost = |shard: &mut WatchedShard, _| {
         let down = shard.down();
         Ok(down.map(|e| (e, shard.device().stats().name.clone())))
     };

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::runtime::{LockedShard, Request};
+use crate::runtime::{Request, WatchedShard};
 use fulmar_stack::base::{MtuDiscovery, Stage};
 use fulmar_stack::ip::{InvokingPacket, SentError};
 use fulmar_stack::shard::TakenDatagram;
@@ -117,7 +117,7 @@ impl UdpSocket {
     /// `WouldBlock` after the read time-out; the pending ICMP error of an earlier datagram.
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let s = &*self.socket;
-        let take = |shard: &mut LockedShard, _| shard.udp().receive_into(s.id, buf);
+        let take = |shard: &mut WatchedShard, _| shard.udp().receive_into(s.id, buf);
         let d = match s.wait_coarse(Ready::READABLE, || s.read_limit(), take)? {
             TakenDatagram::Copied(n, from) => return Ok((n, from)),
             TakenDatagram::Whole(d) => d,

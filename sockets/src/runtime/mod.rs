@@ -58,4 +58,4 @@ pub(crate) use sys::fork_generation;
 pub use sys::{now, thread_number, ticks};
 pub(crate) use ticket::SoleTicket;
 pub use ticket::{Post, Received, RecvTicket};
-pub use watched::{LockedShard, WatchedShard};
+pub use watched::WatchedShard;

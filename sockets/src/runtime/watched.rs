@@ -44,9 +44,6 @@ pub struct WatchedShard {
     events: Vec<Event>,
 }
 
-/// The shard of a [`Host`](crate::runtime::Host) of the product, as a call under the lock sees it.
-pub type LockedShard = WatchedShard;
-
 impl std::ops::Deref for WatchedShard {
     type Target = Shard;
     #[inline(always)]

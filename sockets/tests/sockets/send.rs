@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::thread;
 
 use fulmar::base::Counter;
-use fulmar::internals::runtime::LockedShard;
+use fulmar::internals::runtime::WatchedShard;
 use fulmar::internals::socket::SocketError;
 use fulmar::mbuf::{Chain, Purpose};
 use fulmar::{SendFlags, Stack, TcpStream};
@@ -216,7 +216,7 @@ fn a_held_reservation_delays_other_writers_and_refuses_its_own() {
     });
 }
 
-fn chain_of(shard: &mut LockedShard, bytes: &[u8]) -> Chain {
+fn chain_of(shard: &mut WatchedShard, bytes: &[u8]) -> Chain {
     let mut chain = shard.pool().alloc_chain(bytes.len(), 0, Purpose::Send).unwrap();
     chain.copy_from(0, bytes).unwrap();
     chain

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::task::Poll;
 
-use crate::runtime::{Limit, LockedShard, Request};
+use crate::runtime::{Limit, Request, WatchedShard};
 use fulmar_stack::base::{Instant, Stage};
 use fulmar_stack::mbuf::Chain;
 use fulmar_stack::shard::{Reserved, TcpEntry};
@@ -141,7 +141,7 @@ impl<'a> SendLock<'a> {
 
     fn share(
         &mut self,
-        shard: &mut LockedShard,
+        shard: &mut WatchedShard,
         now: Instant,
         bytes: &mut OwnedBytes,
         attempt: Attempt,
@@ -159,7 +159,7 @@ impl<'a> SendLock<'a> {
     }
 
     /// Acquires the send lock. Pending: another thread has it.
-    fn acquire(&mut self, shard: &mut LockedShard) -> Result<Poll<()>, SocketError> {
+    fn acquire(&mut self, shard: &mut WatchedShard) -> Result<Poll<()>, SocketError> {
         let entry = shard.tcp_entry(self.socket.id)?;
         if lock_send(entry, &mut self.is_locked)?.is_pending() {
             return Ok(Poll::Pending);
@@ -171,7 +171,7 @@ impl<'a> SendLock<'a> {
         Ok(Poll::Ready(()))
     }
 
-    fn release(&mut self, shard: &mut LockedShard) {
+    fn release(&mut self, shard: &mut WatchedShard) {
         self.is_locked = false;
         shard.sosend(self.socket.id).unlock();
     }

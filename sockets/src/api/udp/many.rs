@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::runtime::LockedShard;
+use crate::runtime::WatchedShard;
 use fulmar_stack::shard::{PendingError, RecvMessage, SendMessage};
 use fulmar_stack::socket::Ready;
 
@@ -69,7 +69,7 @@ impl UdpSocket {
             return Ok(0);
         }
         let s = &*self.socket;
-        let mut take = |shard: &mut LockedShard, _| shard.udp().receive_many(s.id, messages);
+        let mut take = |shard: &mut WatchedShard, _| shard.udp().receive_many(s.id, messages);
         s.wait_coarse(Ready::READABLE, || s.read_limit(), &mut take)
     }
 }
