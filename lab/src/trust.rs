@@ -15,7 +15,7 @@ use std::time::Duration;
 use fulmar_stack::base::Duration as VirtualDuration;
 use fulmar_stack::shard::ListenOptions;
 use fulmar_testbed::listener::Rig;
-use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, World};
+use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, Server};
 
 use crate::cpu::{self, MachineClock, Placement};
 use crate::harness::options::{Common, one_of};
@@ -94,8 +94,8 @@ fn percent(served: usize) -> f64 {
 
 /// New connections that are served whole within a second of virtual time beside slow peers.
 fn beside_slow_peers(seed: u64) -> f64 {
-    let mut world = World::beside_closed_windows(SLOW_PEERS, seed);
-    percent(world.ask(ANSWERING, CONNECTIONS, ANSWER, VirtualDuration::from_secs(1)))
+    let mut server = Server::beside_closed_windows(SLOW_PEERS, seed);
+    percent(server.ask(ANSWERING, CONNECTIONS, ANSWER, VirtualDuration::from_secs(1)))
 }
 
 /// Honest connections that succeed at the first or second SYN during a flood.

@@ -5,18 +5,19 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use fulmar::internals::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
 use fulmar::internals::runtime::{PollSetCore, WatchedShard};
-use fulmar_stack::base::{
-    Counter, Counters, DropReason, Duration, Instant, Secrets, SeqNum, SlotId,
-};
-use fulmar_stack::device::{Burst, Device, Packet, forward_device};
-use fulmar_stack::ip::IfAddr;
-use fulmar_stack::mbuf::{Pool, PoolConfig, Purpose};
-use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_stack::base::{Counter, Duration, Instant, Secrets, SeqNum, SlotId};
+use fulmar_stack::device::Packet;
+use fulmar_stack::mbuf::{PoolConfig, Purpose};
+use fulmar_stack::shard::{ListenOptions, Reserved, StackConfig};
 use fulmar_stack::socket::{Attempt, Ready, SocketError};
 use fulmar_stack::wire::dissect::{Headers, Transport};
 use fulmar_stack::wire::tcp::Header;
+
+use crate::stations;
+use crate::tamper::Tampered;
+use crate::world::World;
 
 /// Address and port of the server (station 0) or of the clients (station 1).
 pub use crate::stations::at;
@@ -43,90 +44,24 @@ pub struct PeerBehaviour {
     first: HashMap<u16, SeqNum>,
 }
 
-/// An end of the link.
-struct End {
-    inner: SimLink,
-    behaviour: Arc<Mutex<PeerBehaviour>>,
-    kept: Burst,
-    came: Burst,
-}
-
-impl End {
+impl PeerBehaviour {
     /// False: the frame is not sent.
-    fn adapt(&self, p: &mut Packet) -> bool {
-        let mut behaviour = self.behaviour.lock().unwrap();
+    fn adapt(&mut self, p: &mut Packet) -> bool {
         let frame_bytes = p.chain.len();
         let Some(first) = p.chain.slices_mut().next() else { return true };
         let Some(h) = Headers::parse(first, frame_bytes) else { return true };
         let Transport::Tcp(Header { src_port, dst_port: port, seq, .. }) = h.transport else {
             return true;
         };
-        if behaviour.no_window.contains(&port) {
+        if self.no_window.contains(&port) {
             let window_at = h.network.l4 + 14;
             first[window_at..window_at + 2].fill(0);
         }
-        let is_first = behaviour.gap.contains(&port)
+        let is_first = self.gap.contains(&port)
             && h.payload_bytes > 0
-            && *behaviour.first.entry(src_port).or_insert(seq) == seq;
-        !is_first && !behaviour.mute.contains(&port)
+            && *self.first.entry(src_port).or_insert(seq) == seq;
+        !is_first && !self.mute.contains(&port)
     }
-}
-
-impl Device for End {
-    forward_device!(self => self.inner, except tx_burst, rx_burst);
-    fn tx_burst(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        counters: &mut Counters,
-    ) -> usize {
-        let n = burst.len();
-        while let Some(mut p) = burst.pop_front() {
-            if self.adapt(&mut p) {
-                self.kept.push(p).expect("as large as a burst");
-            } else {
-                pool.free(p.chain);
-            }
-        }
-        let offered = self.kept.len();
-        assert_eq!(self.inner.tx_burst(now, pool, &mut self.kept, counters), offered);
-        n
-    }
-    fn rx_burst(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        counters: &mut Counters,
-    ) -> usize {
-        let n = self.inner.rx_burst(now, pool, &mut self.came, budget, counters);
-        while let Some(p) = self.came.pop_front() {
-            if let Some(p) = copy_to_pool(p, pool, counters) {
-                out.push(p).expect("as large as a burst");
-            }
-        }
-        n
-    }
-}
-
-/// Copies a frame into memory of this pool, a small one into its reserve if need be, as drivers do. `None`: it was
-/// dropped and counted.
-pub fn copy_to_pool(p: Packet, pool: &mut Pool, counters: &mut Counters) -> Option<Packet> {
-    let len = p.chain.len();
-    let copy = pool.alloc_chain(len, 0, Purpose::Receive).or_else(|e| match len {
-        0..=256 => pool.alloc_chain(len, 0, Purpose::Control),
-        _ => Err(e),
-    });
-    let Ok(mut copy) = copy else {
-        pool.free(p.chain);
-        counters.drop_packet(DropReason::NoBuffer);
-        return None;
-    };
-    copy.fill(p.chain.slices());
-    pool.free(p.chain);
-    Some(Packet { chain: copy, offload: p.offload })
 }
 
 /// What the server's program does with a connection.
@@ -149,16 +84,8 @@ struct Serving {
     is_open: bool,
 }
 
-/// The server, its program, its clients, and the link between them.
-pub struct World {
-    /// The virtual time.
-    pub now: Instant,
-    /// The server's shard.
-    pub server: WatchedShard,
-    /// The shard of all clients.
-    pub clients: Shard,
-    /// What clients do to what they send.
-    pub behaviour: Arc<Mutex<PeerBehaviour>>,
+/// The server's program.
+pub struct Program {
     set: Arc<PollSetCore>,
     listeners: HashMap<u16, (SlotId, Service)>,
     serving: Vec<Serving>,
@@ -168,23 +95,33 @@ pub struct World {
     pub wakes: u64,
 }
 
-impl World {
+/// The server, station 0, its program, and its clients, station 1.
+pub struct Server {
+    /// Both stations.
+    pub world: World,
+    /// The program of the server.
+    pub program: Program,
+    /// What clients do to what they send.
+    pub behaviour: Arc<Mutex<PeerBehaviour>>,
+}
+
+impl Server {
     /// A server as configured by default.
-    #[allow(clippy::new_without_default, reason = "a world is no value that something defaults to")]
-    pub fn new() -> World {
-        World::with(|_| ())
+    #[allow(clippy::new_without_default, reason = "a scenario is not a default value")]
+    pub fn new() -> Server {
+        Server::with(|_| ())
     }
 
     /// A server configured otherwise.
-    pub fn with(configure: impl FnOnce(&mut StackConfig)) -> World {
-        World::seeded(1, configure)
+    pub fn with(configure: impl Fn(&mut StackConfig)) -> Server {
+        Server::seeded(1, configure)
     }
 
     /// The scenario of `trust.slow_peers.served`: `peers` clients with a closed window are connected to
     /// [`CLOSED`], and the server has written what it may; [`ANSWERING`] is free. The server is as
     /// configured by default.
-    pub fn beside_closed_windows(peers: usize, seed: u64) -> World {
-        let mut w = World::seeded(seed, |_| ());
+    pub fn beside_closed_windows(peers: usize, seed: u64) -> Server {
+        let mut w = Server::seeded(seed, |_| ());
         w.close_windows();
         w.connect_many(CLOSED, peers);
         w.pass(Duration::from_secs(2));
@@ -199,46 +136,36 @@ impl World {
     }
 
     /// A server. Its secrets, and its clients' secrets, are drawn from this seed.
-    pub fn seeded(seed: u64, configure: impl FnOnce(&mut StackConfig)) -> World {
+    pub fn seeded(seed: u64, configure: impl Fn(&mut StackConfig)) -> Server {
         let how = Impairments { delay: MS, ..Impairments::default() };
-        let (a, b) = sim_pair(1, &how, &LinkConfig::default());
-        let now = Instant::from_millis(1000);
-        let config = |station: u8| StackConfig {
-            addresses: vec![IfAddr { addr: at(station, 0).ip(), prefix_len: 24 }],
-            pool: PoolConfig { huge_pages: false, ..PoolConfig::default() },
-            secrets: Some(Secrets::for_simulation(2 * seed + u64::from(station))),
-            ..StackConfig::default()
-        };
+        let (near, far) = sim_pair(1, &how, &LinkConfig::default());
         let behaviour = Arc::new(Mutex::new(PeerBehaviour::default()));
-        let end = |inner, behaviour: &Arc<Mutex<PeerBehaviour>>| End {
-            inner,
-            behaviour: Arc::clone(behaviour),
-            kept: Burst::with_capacity(64),
-            came: Burst::with_capacity(64),
-        };
-        let clients = end(b, &behaviour);
-        let mut server = config(0);
-        configure(&mut server);
-        World {
-            now,
-            server: WatchedShard::new(
-                Shard::new(server, Box::new(end(a, &Arc::default())), now).unwrap(),
-            ),
-            clients: Shard::new(config(1), Box::new(clients), now).unwrap(),
-            behaviour,
+        let clients = Arc::clone(&behaviour);
+        let adapt = move |p: &mut Packet| clients.lock().unwrap().adapt(p);
+        let devices = [Tampered::new(near).copies(), Tampered::new(far).copies().sends(adapt)];
+        let world = World::new(devices.map(|d| Box::new(d) as _), |station| {
+            let mut config = stations::config(station, PoolConfig::default().budget_bytes);
+            config.secrets = Some(Secrets::for_simulation(2 * seed + u64::from(station)));
+            if station == 0 {
+                configure(&mut config);
+            }
+            config
+        });
+        let program = Program {
             set: Arc::new(PollSetCore::new().unwrap()),
             listeners: HashMap::new(),
             serving: Vec::new(),
             steps: 0,
             wakes: 0,
-        }
+        };
+        Server { world, program, behaviour }
     }
 
     /// Opens a port whose connections are accepted at once.
     pub fn serve(&mut self, port: u16, service: Service) {
         let options = ListenOptions { backlog: 8192, ..ListenOptions::default() };
-        let listener = self.server.tcp_listen(at(0, port), options).unwrap();
-        self.listeners.insert(port, (listener, service));
+        let listener = self.world.shards[0].tcp_listen(at(0, port), options).unwrap();
+        self.program.listeners.insert(port, (listener, service));
     }
 
     /// The clients of this port offer no window from now on.
@@ -248,21 +175,22 @@ impl World {
 
     /// A client begins to connect.
     pub fn connect(&mut self, port: u16) -> SlotId {
-        self.clients.tcp_connect(self.now, at(0, port), None).unwrap()
+        self.world.shards[1].tcp_connect(self.world.now, at(0, port), None).unwrap()
     }
 
     /// `n` connections to a port, each accepted.
     pub fn connect_many(&mut self, port: u16, n: usize) -> Vec<SlotId> {
-        let (mut ids, served) = (Vec::new(), self.serving.len());
+        let (mut ids, served) = (Vec::new(), self.program.serving.len());
         while ids.len() < n {
             for _ in 0..200.min(n - ids.len()) {
                 ids.push(self.connect(port));
             }
             self.pass(5 * MS);
         }
-        let end = self.now + Duration::from_secs(10);
-        while self.serving.len() < served + n {
-            assert!(self.now < end, "{} of {n} accepted", self.serving.len() - served);
+        let end = self.world.now + Duration::from_secs(10);
+        while self.program.serving.len() < served + n {
+            let accepted = self.program.serving.len() - served;
+            assert!(self.world.now < end, "{accepted} of {n} accepted");
             self.pass(10 * MS);
         }
         ids
@@ -270,29 +198,70 @@ impl World {
 
     /// Lets time pass: the shards run at their deadlines, the server's program after each.
     pub fn pass(&mut self, time: Duration) {
-        let end = self.now + time;
-        for _ in 0..1_000_000 {
-            let next = [&*self.server, &self.clients].map(Shard::next_deadline);
-            let Some(at) = next.into_iter().flatten().min().filter(|at| *at <= end) else {
-                self.now = end;
-                return;
-            };
-            self.now = self.now.max(at);
-            if next[0].is_some_and(|at| at <= self.now) {
-                self.server.step(self.now, 64);
-                self.steps += 1;
-                self.run_program();
+        let Server { world, program, .. } = self;
+        world.pass_with(time, |world, station| {
+            if station == 0 {
+                program.run(&mut world.shards[0], world.now);
             }
-            if next[1].is_some_and(|at| at <= self.now) {
-                self.clients.step(self.now, 64);
-            }
-        }
-        panic!("deadlines that pass without an end");
+        });
     }
 
-    fn run_program(&mut self) {
+    /// Asks a port that answers, on new connections, and reads the answers; how many came whole in time.
+    pub fn ask(&mut self, port: u16, connections: usize, answer: usize, time: Duration) -> usize {
+        let ids: Vec<SlotId> = (0..connections).map(|_| self.connect(port)).collect();
+        let (end, mut got, mut asked) =
+            (self.world.now + time, vec![0; ids.len()], vec![false; ids.len()]);
+        while self.world.now < end {
+            self.pass(MS);
+            for (i, id) in ids.iter().enumerate() {
+                if !asked[i] {
+                    asked[i] = self.write(*id, b"hello");
+                }
+                let World { now, shards: [_, clients] } = &mut self.world;
+                while let Ok(Poll::Ready(chain)) = clients.tcp_take(*id, 1 << 20)
+                    && !chain.is_empty()
+                {
+                    got[i] += chain.len();
+                    clients.tcp_read_done(*now, *id, chain);
+                }
+            }
+        }
+        got.into_iter().filter(|n| *n == answer).count()
+    }
+
+    fn write(&mut self, id: SlotId, bytes: &[u8]) -> bool {
+        let World { now, shards: [_, clients] } = &mut self.world;
+        let step = clients.sosend(id).reserve(*now, bytes, bytes.len(), Attempt::First);
+        matches!(step, Ok(Poll::Ready(Reserved::Sent(_))))
+    }
+
+    /// A counter of the server.
+    pub fn count(&self, c: Counter) -> u64 {
+        self.world.shards[0].counters().value(c)
+    }
+
+    /// Why the server's program lost a connection, of the first ones that it serves.
+    pub fn errors(&mut self) -> Vec<SocketError> {
+        let ids = self.accepted();
+        ids.iter().filter_map(|id| self.world.shards[0].take_error(*id).ok().flatten()).collect()
+    }
+
+    /// The connections of the server's program, in the order in which it accepted them.
+    pub fn accepted(&self) -> Vec<SlotId> {
+        self.program.serving.iter().map(|s| s.id).collect()
+    }
+
+    /// Bytes of the send share in use.
+    pub fn used(&mut self) -> usize {
+        self.world.shards[0].pool().share_of(Purpose::Send).used
+    }
+}
+
+impl Program {
+    fn run(&mut self, server: &mut WatchedShard, now: Instant) {
+        self.steps += 1;
         for (listener, service) in self.listeners.values() {
-            while let Ok(Poll::Ready((id, _))) = self.server.tcp_accept(*listener) {
+            while let Ok(Poll::Ready((id, _))) = server.tcp_accept(*listener) {
                 let left = match service {
                     Service::Flood => usize::MAX,
                     Service::Farewell(n) => *n,
@@ -305,102 +274,53 @@ impl World {
                     Service::Idle => Ready::NONE,
                     _ => Ready::WRITABLE,
                 };
-                self.server.join_set(id, &self.set, token, interest).unwrap();
+                server.join_set(id, &self.set, token, interest).unwrap();
             }
         }
         let mut ready = Vec::new();
-        self.server.collect_set(&self.set, 10_000, |token, what| ready.push((token, what)));
+        server.collect_set(&self.set, 10_000, |token, what| ready.push((token, what)));
         for (token, what) in ready {
             self.wakes += u64::from(what.contains(Ready::WRITABLE));
-            self.serve_one(token);
+            self.serve_one(server, now, token);
         }
     }
 
-    fn serve_one(&mut self, token: usize) {
+    fn serve_one(&mut self, server: &mut WatchedShard, now: Instant, token: usize) {
         let s = &mut self.serving[token];
         if !s.is_open || s.service == Service::Idle {
             return;
         }
         if let Service::Answer(bytes) = s.service
-            && let Ok(Poll::Ready(chain)) = self.server.tcp_take(s.id, 1 << 20)
+            && let Ok(Poll::Ready(chain)) = server.tcp_take(s.id, 1 << 20)
         {
             if s.left == 0 && !chain.is_empty() {
                 s.left = bytes;
-                self.server.join_set(s.id, &self.set, token, Ready::WRITABLE).unwrap();
+                server.join_set(s.id, &self.set, token, Ready::WRITABLE).unwrap();
             }
-            self.server.tcp_read_done(self.now, s.id, chain);
+            server.tcp_read_done(now, s.id, chain);
         }
         while s.left > 0 {
             let want = s.left.min(64 << 10);
-            match self.server.sosend(s.id).reserve(self.now, &[], want, Attempt::First) {
+            match server.sosend(s.id).reserve(now, &[], want, Attempt::First) {
                 Ok(Poll::Ready(Reserved::Space(r))) => {
                     s.left -= r.len();
-                    self.server.sosend(s.id).commit(self.now, r);
+                    server.sosend(s.id).commit(now, r);
                 }
                 Ok(_) => return,
                 Err(_) => {
                     s.is_open = false;
-                    return self.server.close(self.now, s.id);
+                    return server.close(now, s.id);
                 }
             }
         }
         match s.service {
             Service::Answer(_) => {
-                self.server.join_set(s.id, &self.set, token, Ready::READABLE).unwrap();
+                server.join_set(s.id, &self.set, token, Ready::READABLE).unwrap();
             }
             _ => {
                 s.is_open = false;
-                self.server.close(self.now, s.id);
+                server.close(now, s.id);
             }
         }
-    }
-
-    /// Asks a port that answers, on new connections, and reads the answers; how many came whole in time.
-    pub fn ask(&mut self, port: u16, connections: usize, answer: usize, time: Duration) -> usize {
-        let ids: Vec<SlotId> = (0..connections).map(|_| self.connect(port)).collect();
-        let (end, mut got, mut asked) =
-            (self.now + time, vec![0; ids.len()], vec![false; ids.len()]);
-        while self.now < end {
-            self.pass(MS);
-            for (i, id) in ids.iter().enumerate() {
-                if !asked[i] {
-                    asked[i] = self.write(*id, b"hello");
-                }
-                while let Ok(Poll::Ready(chain)) = self.clients.tcp_take(*id, 1 << 20) {
-                    if chain.is_empty() {
-                        break;
-                    }
-                    got[i] += chain.len();
-                    self.clients.tcp_read_done(self.now, *id, chain);
-                }
-            }
-        }
-        got.into_iter().filter(|n| *n == answer).count()
-    }
-
-    fn write(&mut self, id: SlotId, bytes: &[u8]) -> bool {
-        let step = self.clients.sosend(id).reserve(self.now, bytes, bytes.len(), Attempt::First);
-        matches!(step, Ok(Poll::Ready(Reserved::Sent(_))))
-    }
-
-    /// A counter of the server.
-    pub fn count(&self, c: Counter) -> u64 {
-        self.server.counters().value(c)
-    }
-
-    /// Why the server's program lost a connection, of the first ones that it serves.
-    pub fn errors(&mut self) -> Vec<SocketError> {
-        let ids = self.accepted();
-        ids.iter().filter_map(|id| self.server.take_error(*id).ok().flatten()).collect()
-    }
-
-    /// The connections of the server's program, in the order in which it accepted them.
-    pub fn accepted(&self) -> Vec<SlotId> {
-        self.serving.iter().map(|s| s.id).collect()
-    }
-
-    /// Bytes of the send share in use.
-    pub fn used(&mut self) -> usize {
-        self.server.pool().share_of(Purpose::Send).used
     }
 }

@@ -1,14 +1,12 @@
-//! Two stations on a link, 10.0.0.1 and 10.0.0.2: their addresses, what their shards are configured with,
-//! and what a program does with a socket of theirs.
+//! The stations 10.0.0.1 and 10.0.0.2: their addresses, the configuration of their shards, and the calls of a program.
 
 use std::net::SocketAddr;
 use std::task::Poll;
 
-use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_stack::base::{Duration, EtherAddr, Instant, Secrets, SlotId};
+use fulmar_stack::base::{EtherAddr, Instant, Secrets, SlotId};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;
-use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_stack::shard::{Reserved, Shard, StackConfig};
 use fulmar_stack::socket::Attempt;
 
 /// A port of a station, which is 0 or 1.
@@ -60,76 +58,4 @@ pub fn read(shard: &mut Shard, now: Instant, id: SlotId, max: usize) -> Option<V
     let bytes = chain.to_vec();
     shard.tcp_read_done(now, id, chain);
     Some(bytes)
-}
-
-/// A connection from station 0 to station 1, over a simulated link and on a virtual clock.
-pub struct Connection {
-    /// The virtual time.
-    pub now: Instant,
-    /// Both stations.
-    pub shards: [Shard; 2],
-    /// The end on station 0.
-    pub client: SlotId,
-    /// The end on station 1.
-    pub server: SlotId,
-}
-
-impl Connection {
-    /// Connects. `tick`: how long a step takes meanwhile.
-    ///
-    /// # Panics
-    ///
-    /// If that fails.
-    pub fn new(
-        seed: u64,
-        how: &Impairments,
-        config: impl Fn(u8) -> StackConfig,
-        tick: Duration,
-    ) -> Connection {
-        let (a, b) = sim_pair(seed, how, &LinkConfig::default());
-        let now = Instant::from_millis(1000);
-        let shard = |station, device| Shard::new(config(station), Box::new(device), now).unwrap();
-        let mut shards = [shard(0, a), shard(1, b)];
-        let listener = shards[1].tcp_listen(at(1, 80), ListenOptions::default()).unwrap();
-        let client = shards[0].tcp_connect(now, at(1, 80), None).unwrap();
-        let mut c = Connection { now, shards, client, server: listener };
-        for _ in 0..10_000 {
-            c.step(tick);
-            if let Poll::Ready((server, _)) = c.shards[1].tcp_accept(listener).unwrap() {
-                return Connection { server, ..c };
-            }
-        }
-        panic!("seed {seed}: no connection");
-    }
-
-    /// Lets time pass, then steps both stations.
-    pub fn step(&mut self, time: Duration) {
-        self.now = self.now + time;
-        for s in &mut self.shards {
-            s.step(self.now, 1000);
-        }
-    }
-
-    /// The client writes whatever fits, bytes of no meaning.
-    pub fn fill_send_buffer(&mut self) {
-        let [client, _] = &mut self.shards;
-        while let Ok(Poll::Ready(Reserved::Space(r))) =
-            client.sosend(self.client).reserve(self.now, &[], 64 << 10, Attempt::Retry)
-        {
-            client.sosend(self.client).commit(self.now, r);
-        }
-    }
-
-    /// The server takes everything, up to `max` bytes per read.
-    ///
-    /// # Panics
-    ///
-    /// If the connection has failed.
-    pub fn take_all(&mut self, max: usize) -> Vec<u8> {
-        let (mut all, [_, server]) = (Vec::new(), &mut self.shards);
-        while let Some(bytes) = read(server, self.now, self.server, max).filter(|b| !b.is_empty()) {
-            all.extend(bytes);
-        }
-        all
-    }
 }

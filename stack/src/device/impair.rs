@@ -186,29 +186,43 @@ pub struct Path {
 impl Path {
     /// A path that holds at most `capacity` frames and drops any further.
     pub fn new(seed: u64, how: &Impairments, capacity: usize, cuts_are: Cuts) -> Path {
-        let how = &how.bounded();
-        // The mean run and the rate at which runs begin give the loss rate. A loss rate near 1 needs longer runs.
-        let run = how.loss_run_pkts.max(how.loss / (1.0 - how.loss).max(1e-9));
-        let begins = how.loss / (run * (1.0 - how.loss)).max(1e-9);
-        Path {
+        let never = Chance::default();
+        let mut path = Path {
             rng: Rng::new(seed),
-            loss: Chance::new(if how.loss_run_pkts > 1.0 { begins } else { how.loss }),
-            loss_ends: Chance::new(1.0 / run),
+            how: how.clone(),
+            loss: never,
+            loss_ends: never,
             loses_until: None,
-            reorder: Chance::new(how.reorder),
-            duplicate: Chance::new(how.duplicate),
-            corrupt: Chance::new(how.corrupt),
-            cut: Chance::new(how.cut),
+            reorder: never,
+            duplicate: never,
+            corrupt: never,
+            cut: never,
             cuts_are,
             bottleneck: Bottleneck::new(),
-            how: how.clone(),
             waiting: VecDeque::new(),
             capacity,
             in_flight: DelayQueue::with_capacity(capacity),
             cuts: Burst::with_capacity(CUT_PKTS),
             last_due: Instant::ZERO,
             counts: PathCounts::default(),
-        }
+        };
+        path.set(how);
+        path
+    }
+
+    /// Changes the impairments of the frames that are sent from now on.
+    pub fn set(&mut self, how: &Impairments) {
+        let how = how.bounded();
+        // The mean run and the rate at which runs begin give the loss rate. A loss rate near 1 needs longer runs.
+        let run = how.loss_run_pkts.max(how.loss / (1.0 - how.loss).max(1e-9));
+        let begins = how.loss / (run * (1.0 - how.loss)).max(1e-9);
+        self.loss = Chance::new(if how.loss_run_pkts > 1.0 { begins } else { how.loss });
+        self.loss_ends = Chance::new(1.0 / run);
+        self.reorder = Chance::new(how.reorder);
+        self.duplicate = Chance::new(how.duplicate);
+        self.corrupt = Chance::new(how.corrupt);
+        self.cut = Chance::new(how.cut);
+        self.how = how;
     }
 
     /// The counters.

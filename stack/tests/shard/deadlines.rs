@@ -4,115 +4,53 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
-use fulmar::internals::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
-use fulmar_stack::base::{Counter, Counters, DropReason, Duration, Instant, SlotId};
-use fulmar_stack::device::{Burst, Device, forward_device};
-use fulmar_stack::mbuf::Pool;
-use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar_stack::base::{Counter, DropReason, Duration, Instant, SlotId};
+use fulmar_stack::shard::{Reserved, StackConfig};
 use fulmar_stack::socket::{Attempt, Shutdown, SocketError};
 use fulmar_stack::tcp::State;
 use fulmar_testbed::stations::{self, at, config};
+use fulmar_testbed::tamper::Tampered;
+use fulmar_testbed::world::World;
 
-/// A device that takes frames only while it is open.
-struct Valve {
-    inner: SimLink,
-    is_full: Arc<AtomicBool>,
+const MS: Duration = Duration::from_millis(1);
+
+fn world() -> World {
+    World::linked(1, &Impairments { delay: MS, ..Impairments::default() }, |n| config(n, 16 << 20))
 }
 
-impl Device for Valve {
-    forward_device!(self => self.inner, except tx_burst);
-    fn tx_burst(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        counters: &mut Counters,
-    ) -> usize {
-        if self.is_full.load(Ordering::Relaxed) {
-            return 0;
-        }
-        self.inner.tx_burst(now, pool, burst, counters)
-    }
+/// A world, and whether the device of station 0 is full.
+fn with_valve() -> (World, Arc<AtomicBool>) {
+    let how = Impairments { delay: MS, ..Impairments::default() };
+    let (near, far) = sim_pair(1, &how, &LinkConfig::default());
+    let is_full = Arc::new(AtomicBool::new(false));
+    let valve = Arc::clone(&is_full);
+    let space = move |_| if valve.load(Ordering::Relaxed) { 0 } else { usize::MAX };
+    let devices = [Box::new(Tampered::new(near).takes(space)) as _, Box::new(far) as _];
+    // One frame in the burst, so that a full device is felt at once.
+    let world = World::new(devices, |n| StackConfig { burst_frames: 1, ..config(n, 16 << 20) });
+    (world, is_full)
 }
 
-struct Pair {
-    now: Instant,
-    shards: [Shard; 2],
-    is_full: Arc<AtomicBool>,
-    listener: Option<SlotId>,
+/// A connection from station 0 to station 1: the ends.
+fn connected(p: &mut World) -> [SlotId; 2] {
+    let listener = p.listen(80);
+    let ends = p.connect(listener);
+    p.pass(100 * MS);
+    ends
 }
 
-impl Pair {
-    fn new() -> Pair {
-        Pair::over(Impairments::default(), &LinkConfig::default())
-    }
-
-    fn over(how: Impairments, link: &LinkConfig) -> Pair {
-        // One frame in the burst, so that a full device is felt at once.
-        Pair::with_bursts(1, how, link)
-    }
-
-    fn with_bursts(burst_frames: usize, how: Impairments, link: &LinkConfig) -> Pair {
-        let how = Impairments { delay: Duration::from_millis(1), ..how };
-        let (a, b) = sim_pair(1, &how, link);
-        let is_full = Arc::new(AtomicBool::new(false));
-        let now = Instant::from_millis(1000);
-        let shard = |station: u8, inner| {
-            let config = StackConfig { burst_frames, ..config(station, 16 << 20) };
-            let is_full =
-                if station == 0 { Arc::clone(&is_full) } else { Arc::new(AtomicBool::new(false)) };
-            Shard::new(config, Box::new(Valve { inner, is_full }), now).expect("a shard")
-        };
-        Pair { now, shards: [shard(0, a), shard(1, b)], is_full, listener: None }
-    }
-
-    /// Lets time pass, each shard stepped at its own deadlines and at no other time.
-    fn pass(&mut self, time: Duration) {
-        let end = self.now + time;
-        for _ in 0..10_000 {
-            let next = self.shards.iter().filter_map(Shard::next_deadline).min();
-            let Some(next) = next.filter(|at| *at <= end) else {
-                self.now = end;
-                return;
-            };
-            self.now = self.now.max(next);
-            for s in &mut self.shards {
-                if s.next_deadline().is_some_and(|at| at <= self.now) {
-                    s.step(self.now, 64);
-                }
-            }
-        }
-        panic!("deadlines that pass without an end");
-    }
-
-    /// A connection from shard 0 to shard 1: its two ends.
-    fn connected(&mut self) -> (SlotId, SlotId) {
-        let listener = self.shards[1].tcp_listen(at(1, 80), ListenOptions::default()).unwrap();
-        self.listener = Some(listener);
-        let client = self.shards[0].tcp_connect(self.now, at(1, 80), None).unwrap();
-        self.pass(Duration::from_millis(100));
-        let Ok(Poll::Ready((server, _))) = self.shards[1].tcp_accept(listener) else {
-            panic!("not accepted");
-        };
-        (client, server)
-    }
-
-    fn close_listener(&mut self) {
-        self.shards[1].close(self.now, self.listener.unwrap());
-    }
-
-    fn write(&mut self, id: SlotId, bytes: &[u8]) {
-        let n = stations::write(&mut self.shards[0], self.now, id, bytes);
-        assert_eq!(n, Some(bytes.len()), "no space");
-    }
+fn write(p: &mut World, id: SlotId, bytes: &[u8]) {
+    let n = stations::write(&mut p.shards[0], p.now, id, bytes);
+    assert_eq!(n, Some(bytes.len()), "no space");
 }
 
 #[test]
 fn an_ack_that_is_held_back_goes_by_its_own_timer() {
-    let mut p = Pair::new();
-    let (client, _) = p.connected();
+    let mut p = world();
+    let [client, _] = connected(&mut p);
     for _ in 0..100 {
-        p.write(client, b"message");
+        write(&mut p, client, b"message");
         p.pass(Duration::from_millis(60));
         assert!(p.shards[0].is_drained(Some(client)), "not acknowledged after 60 ms");
     }
@@ -121,16 +59,16 @@ fn an_ack_that_is_held_back_goes_by_its_own_timer() {
 
 #[test]
 fn with_transmit_deferred_a_turn_of_reads_and_writes_leaves_as_one_burst() {
-    let mut p = Pair::with_bursts(64, Impairments::default(), &LinkConfig::default());
-    let (client, server) = p.connected();
+    let mut p = world();
+    let [client, server] = connected(&mut p);
     p.shards[0].set_transmit_deferred(Some(Instant::FAR_FUTURE));
     p.shards[0].tcp_entry(client).unwrap().tcb.set_nodelay(true);
-    let sent = |p: &Pair| {
+    let sent = |p: &World| {
         let counters = p.shards[0].counters();
         (counters.value(Counter::TxFrames), counters.value(Counter::TxBursts))
     };
     let (frames, bursts) = sent(&p);
-    (0..3).for_each(|_| p.write(client, b"message"));
+    (0..3).for_each(|_| write(&mut p, client, b"message"));
     assert_eq!(sent(&p), (frames, bursts));
     p.shards[0].step(p.now, 0);
     assert_eq!(sent(&p), (frames + 3, bursts + 1));
@@ -139,7 +77,7 @@ fn with_transmit_deferred_a_turn_of_reads_and_writes_leaves_as_one_burst() {
     p.now = p.now + Duration::from_millis(2);
     assert_eq!(p.shards[0].step_for_reader(p.now), 1);
     assert_eq!(stations::read(&mut p.shards[0], p.now, client, 100).unwrap(), b"answer");
-    p.write(client, b"thanks");
+    write(&mut p, client, b"thanks");
     assert_eq!(sent(&p), (frames + 3, bursts + 1));
     p.shards[0].step(p.now, 0);
     assert_eq!(sent(&p), (frames + 4, bursts + 2), "the ACK travels with the bytes");
@@ -147,8 +85,8 @@ fn with_transmit_deferred_a_turn_of_reads_and_writes_leaves_as_one_burst() {
 
 #[test]
 fn with_transmit_deferred_a_turn_that_leaves_frames_to_the_next_one_acknowledges_all_the_same() {
-    let mut p = Pair::with_bursts(64, Impairments::default(), &LinkConfig::default());
-    let (client, server) = p.connected();
+    let mut p = world();
+    let [client, server] = connected(&mut p);
     p.shards[0].set_transmit_deferred(Some(Instant::FAR_FUTURE));
     let mut most = 0;
     for _ in 0..200 {
@@ -168,15 +106,15 @@ fn with_transmit_deferred_a_turn_that_leaves_frames_to_the_next_one_acknowledges
 
 #[test]
 fn what_a_full_device_held_back_goes_when_it_has_room() {
-    let mut p = Pair::new();
-    let (client, server) = p.connected();
+    let (mut p, is_full) = with_valve();
+    let [client, server] = connected(&mut p);
     p.shards[0].tcp_entry(client).unwrap().tcb.set_nodelay(true);
-    p.is_full.store(true, Ordering::Relaxed);
-    p.write(client, &[7; 1000]);
-    p.write(client, b"more");
+    is_full.store(true, Ordering::Relaxed);
+    write(&mut p, client, &[7; 1000]);
+    write(&mut p, client, b"more");
     // Would not return if a full device were a reason to spin.
     p.pass(Duration::from_millis(50));
-    p.is_full.store(false, Ordering::Relaxed);
+    is_full.store(false, Ordering::Relaxed);
     p.shards[0].step(p.now, 64);
     p.pass(Duration::from_millis(20));
     let Ok(Poll::Ready(chain)) = p.shards[1].tcp_take(server, usize::MAX) else {
@@ -188,14 +126,14 @@ fn what_a_full_device_held_back_goes_when_it_has_room() {
 
 #[test]
 fn a_reset_that_a_full_device_held_back_is_not_forgotten() {
-    let mut p = Pair::new();
-    let (client, server) = p.connected();
-    p.is_full.store(true, Ordering::Relaxed);
+    let (mut p, is_full) = with_valve();
+    let [client, server] = connected(&mut p);
+    is_full.store(true, Ordering::Relaxed);
     // One frame fills the burst, so that the reset finds no room.
-    p.write(client, b"x");
+    write(&mut p, client, b"x");
     p.shards[0].tcp_entry(client).unwrap().linger = Some(Duration::ZERO);
     p.shards[0].close(p.now, client);
-    p.is_full.store(false, Ordering::Relaxed);
+    is_full.store(false, Ordering::Relaxed);
     p.shards[0].step(p.now, 64);
     p.pass(Duration::from_millis(20));
     assert!(p.shards[0].stat().sockets.is_empty());
@@ -206,8 +144,8 @@ fn a_reset_that_a_full_device_held_back_is_not_forgotten() {
 
 #[test]
 fn a_connection_does_not_begin_in_its_own_time_wait() {
-    let mut p = Pair::new();
-    let (client, server) = p.connected();
+    let mut p = world();
+    let [client, server] = connected(&mut p);
     let from = p.shards[0].addresses(client).unwrap().0;
     // The client closes first, so TIME-WAIT is its.
     p.shards[0].close(p.now, client);
@@ -224,8 +162,8 @@ fn a_connection_does_not_begin_in_its_own_time_wait() {
 
 #[test]
 fn a_socket_in_time_wait_is_closed_and_leaves_its_addresses_to_a_syn() {
-    let mut p = Pair::new();
-    let (client, server) = p.connected();
+    let mut p = world();
+    let [client, server] = connected(&mut p);
     let from = p.shards[0].addresses(client).unwrap().0;
     // The server ends first, and keeps its socket.
     assert_eq!(stations::write(&mut p.shards[0], p.now, client, b"last"), Some(4));
@@ -245,24 +183,25 @@ fn a_socket_in_time_wait_is_closed_and_leaves_its_addresses_to_a_syn() {
     // What had come is still read, and to close the old socket leaves the new connection alone.
     assert_eq!(stations::read(&mut p.shards[1], p.now, server, 100).unwrap(), b"last");
     p.shards[1].close(p.now, server);
-    p.write(again, b"x");
+    write(&mut p, again, b"x");
     p.pass(Duration::from_millis(100));
     assert_eq!(p.shards[0].tcp_entry(again).unwrap().tcb.info().acked_bytes, 1);
 }
 
 #[test]
 fn without_a_listener_time_wait_goes_on_in_its_entry_for_what_is_left_of_it() {
-    let mut p = Pair::new();
-    let (client, server) = p.connected();
+    let mut p = world();
+    let listener = p.listen(80);
+    let [client, server] = p.connect(listener);
     p.shards[1].tcp_shutdown(p.now, server, Shutdown::Write).unwrap();
     p.pass(Duration::from_millis(10));
     let key = *p.shards[0].tcp_entry(client).unwrap().tcb.key();
     p.shards[0].close(p.now, client);
     p.pass(Duration::from_secs(2));
-    let time_wait = |p: &mut Pair| p.shards[1].stat().time_wait;
+    let time_wait = |p: &mut World| p.shards[1].stat().time_wait;
     assert_eq!(time_wait(&mut p), 0, "the socket has it");
     // The listener is gone, so that the SYN opens nothing.
-    p.close_listener();
+    p.shards[1].close(p.now, listener);
     let again = p.shards[0].tcp_connect(p.now, at(1, 80), Some(key.local())).unwrap();
     p.pass(Duration::from_millis(500));
     assert_eq!(p.shards[0].tcp_entry(again).unwrap().tcb.state(), State::SynSent);
@@ -277,8 +216,8 @@ fn without_a_listener_time_wait_goes_on_in_its_entry_for_what_is_left_of_it() {
 
 #[test]
 fn a_connection_that_was_reset_and_is_not_closed_yet_leaves_its_addresses_to_the_next() {
-    let mut p = Pair::new();
-    let (client, server) = p.connected();
+    let mut p = world();
+    let [client, server] = connected(&mut p);
     let from = p.shards[0].addresses(client).unwrap().0;
     p.shards[0].tcp_entry(client).unwrap().linger = Some(Duration::ZERO);
     p.shards[0].close(p.now, client);
@@ -289,15 +228,15 @@ fn a_connection_that_was_reset_and_is_not_closed_yet_leaves_its_addresses_to_the
     assert_eq!(p.shards[0].tcp_entry(again).unwrap().tcb.state(), State::Established);
     // To close the old one leaves the new one alone.
     p.shards[1].close(p.now, server);
-    p.write(again, b"x");
+    write(&mut p, again, b"x");
     p.pass(Duration::from_millis(100));
     assert_eq!(p.shards[0].tcp_entry(again).unwrap().tcb.info().acked_bytes, 1);
 }
 
 #[test]
 fn a_fin_that_has_waited_behind_room_is_sent_when_the_room_is_given_back() {
-    let mut p = Pair::new();
-    let (client, server) = p.connected();
+    let mut p = world();
+    let [client, server] = connected(&mut p);
     let step = p.shards[0].sosend(client).reserve(p.now, &[], 100, Attempt::First);
     let Ok(Poll::Ready(Reserved::Space(room))) = step else { panic!("no room") };
     p.shards[0].tcp_shutdown(p.now, client, Shutdown::Write).unwrap();
@@ -309,10 +248,9 @@ fn a_fin_that_has_waited_behind_room_is_sent_when_the_room_is_given_back() {
     assert!(end.is_empty());
 }
 
-/// Moves `bytes` from shard 0 to shard 1 in writes of 64 KiB; what arrived.
 /// Segments to closed ports in the same moment: how many of them are answered.
-fn refusals(p: &mut Pair, segments: usize) -> (u64, u64) {
-    let counts = |p: &Pair| {
+fn refusals(p: &mut World, segments: usize) -> (u64, u64) {
+    let counts = |p: &World| {
         let c = p.shards[1].counters();
         (c.value(Counter::TcpResetsOut), c.value(Counter::TcpResetsLimited))
     };
@@ -329,9 +267,9 @@ fn refusals(p: &mut Pair, segments: usize) -> (u64, u64) {
 
 #[test]
 fn a_flood_to_a_closed_port_is_answered_a_thousand_times_a_second() {
-    let mut p = Pair::new();
+    let mut p = world();
     // Each end knows the other.
-    p.connected();
+    connected(&mut p);
     let mut sum = (0, 0);
     for _ in 0..30 {
         let (out, limited) = refusals(&mut p, 60);
@@ -346,8 +284,9 @@ fn a_flood_to_a_closed_port_is_answered_a_thousand_times_a_second() {
     assert_eq!(drops, 31 * 60, "a drop is counted once, answered or not");
 }
 
-fn move_bulk(p: &mut Pair, bytes: &[u8]) -> Vec<u8> {
-    let (client, server) = p.connected();
+/// Moves `bytes` from station 0 to station 1 in writes of 64 KiB; returns what arrived.
+fn move_bulk(p: &mut World, bytes: &[u8]) -> Vec<u8> {
+    let [client, server] = connected(p);
     let (mut sent, mut received) = (0, Vec::new());
     for _ in 0..10_000 {
         let part = &bytes[sent..bytes.len().min(sent + (64 << 10))];
@@ -375,9 +314,11 @@ fn move_bulk(p: &mut Pair, bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn a_bulk_write_is_summed_while_it_is_copied_and_hardly_again_even_when_it_is_sent_again() {
     let bytes: Vec<u8> = (0..3_000_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
-    let how = Impairments { loss: 0.02, ..Impairments::default() };
+    let how = Impairments { delay: MS, loss: 0.02, ..Impairments::default() };
     let link = LinkConfig { csum: false, tso: None, ..LinkConfig::default() };
-    let mut p = Pair::over(how, &link);
+    let (near, far) = sim_pair(1, &how, &link);
+    let devices = [Box::new(near) as _, Box::new(far) as _];
+    let mut p = World::new(devices, |n| config(n, 16 << 20));
     assert!(move_bulk(&mut p, &bytes) == bytes);
     let value = |c| p.shards[0].counters().value(c);
     let again = value(Counter::TcpRetransmitBytes);
@@ -389,7 +330,7 @@ fn a_bulk_write_is_summed_while_it_is_copied_and_hardly_again_even_when_it_is_se
 
 #[test]
 fn a_device_that_sums_leaves_nothing_to_sum() {
-    let mut p = Pair::new();
+    let mut p = world();
     let bytes = vec![7; 300_000];
     assert!(move_bulk(&mut p, &bytes) == bytes);
     assert_eq!(p.shards[0].counters().value(Counter::SummedBytes), 0);

@@ -2,15 +2,14 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use fulmar::internals::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
-use fulmar_stack::base::{Counters, Duration, Instant, SeqNum, SlotId};
-use fulmar_stack::device::{Burst, Device, forward_device};
-use fulmar_stack::mbuf::Pool;
-use fulmar_stack::shard::{ListenOptions, Shard};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar_stack::base::{Duration, Instant, SeqNum, SlotId};
+use fulmar_stack::shard::ListenOptions;
 use fulmar_stack::wire::tcp::{Flags, Header, Options, Timestamps};
 use fulmar_testbed::listener::{PORT, Rig, ack, syn, syn_options};
 use fulmar_testbed::stations;
-use std::task::Poll;
+use fulmar_testbed::tamper::Tampered;
+use fulmar_testbed::world::World;
 
 const ISS: SeqNum = SeqNum(77);
 
@@ -73,75 +72,34 @@ fn an_answer_does_not_wait_for_all_of_another_connections_window() {
     assert_eq!(rig.read(small).len(), 3 * 1460);
 }
 
-/// A device that takes a few frames at a time and is full for the rest of a millisecond.
-struct Slow {
-    link: SimLink,
-    full_until: Instant,
-}
-
-impl Device for Slow {
-    forward_device!(self => self.link, except tx_burst);
-    fn tx_burst(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        counters: &mut Counters,
-    ) -> usize {
-        const AT_ONCE: usize = 4;
-        if now < self.full_until || burst.is_empty() {
-            return 0;
-        }
-        self.full_until = now + Duration::from_millis(1);
-        let mut some = Burst::with_capacity(AT_ONCE);
-        while some.space() > 0
-            && let Some(p) = burst.pop_front()
-        {
-            some.push(p).unwrap_or_else(|_| panic!("there is space"));
-        }
-        self.link.tx_burst(now, pool, &mut some, counters)
-    }
-}
-
 #[test]
 fn an_ack_leaves_a_full_device_though_another_connection_writes_all_the_time() {
-    let config = LinkConfig { tso: None, ..LinkConfig::default() };
-    let (near, far) = sim_pair(1, &Impairments::default(), &config);
-    let mut now = Instant::from_millis(1);
-    let near = Slow { link: near, full_until: now };
-    let mut server = Shard::new(stations::config(0, 16 << 20), Box::new(near), now).unwrap();
-    let mut client = Shard::new(stations::config(1, 16 << 20), Box::new(far), now).unwrap();
-    let port = stations::at(0, 80);
-    let listener = server.tcp_listen(port, ListenOptions::default()).unwrap();
-    let mut connect = |client: &mut Shard, server: &mut Shard| {
-        let here = client.tcp_connect(now, port, None).unwrap();
-        for _ in 0..20 {
-            now = now + Duration::from_millis(1);
-            client.step(now, 64);
-            server.step(now, 64);
-        }
-        let Poll::Ready((there, _)) = server.tcp_accept(listener).unwrap() else {
-            panic!("accepted")
-        };
-        (here, there)
-    };
-    let bulk = connect(&mut client, &mut server);
-    let small = connect(&mut client, &mut server);
+    let link = LinkConfig { tso: None, ..LinkConfig::default() };
+    let (near, far) = sim_pair(1, &Impairments::default(), &link);
+    // The server's device takes a few frames at a time and is full for the rest of a millisecond.
+    let mut full_until = Instant::ZERO;
+    let slow = Tampered::new(far).takes(move |now| {
+        let is_full = now < full_until;
+        full_until = if is_full { full_until } else { now + Duration::from_millis(1) };
+        if is_full { 0 } else { 4 }
+    });
+    let devices = [Box::new(near) as _, Box::new(slow) as _];
+    let mut w = World::new(devices, |n| stations::config(n, 16 << 20));
+    let listener = w.listen(80);
+    let [bulk, small] = [w.connect(listener), w.connect(listener)];
     let in_flight =
-        |client: &mut Shard| client.tcp_entry(small.0).unwrap().tcb.info().in_flight_bytes;
+        |w: &mut World| w.shards[0].tcp_entry(small[0]).unwrap().tcb.info().in_flight_bytes;
     for _ in 0..100 {
-        stations::write(&mut client, now, small.0, &[7; 3 * 1460]);
+        stations::write(&mut w.shards[0], w.now, small[0], &[7; 3 * 1460]);
         let mut waited = 0;
-        while in_flight(&mut client) > 0 {
-            now = now + Duration::from_micros(100);
+        while in_flight(&mut w) > 0 {
             waited += 1;
             assert!(waited < 1000, "an ACK waits for more than 100 ms");
-            client.step(now, 64);
-            while stations::read(&mut client, now, bulk.0, 1 << 20).is_some_and(|b| !b.is_empty()) {
-            }
-            server.step(now, 64);
-            stations::write(&mut server, now, bulk.1, &[1; 4000]);
-            stations::read(&mut server, now, small.1, 1 << 20);
+            w.step(Duration::from_micros(100));
+            let World { now, shards: [client, server] } = &mut w;
+            while stations::read(client, *now, bulk[0], 1 << 20).is_some_and(|b| !b.is_empty()) {}
+            stations::write(server, *now, bulk[1], &[1; 4000]);
+            stations::read(server, *now, small[1], 1 << 20);
         }
     }
 }

@@ -7,62 +7,61 @@ use std::task::Poll;
 use std::net::{SocketAddr, SocketAddrV4};
 
 use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_stack::base::{DropReason, Duration, Instant, SeqNum, SlotId};
-use fulmar_stack::device::Device;
+use fulmar_stack::base::{DropReason, Duration, SeqNum, SlotId};
 use fulmar_stack::ip::IfAddr;
-use fulmar_stack::shard::{ListenOptions, Reserved, Shard};
+use fulmar_stack::shard::{ListenOptions, Reserved};
 use fulmar_stack::socket::Attempt;
 use fulmar_stack::wire::tcp::{Flags, Header};
 use fulmar_testbed::listener::{PORT, Rig, SERVER, frame_of};
 use fulmar_testbed::stations::{self, at, config, ether};
-use fulmar_testbed::tamper::Tamper;
+use fulmar_testbed::tamper::Tampered;
+use fulmar_testbed::world::World;
 use proptest::prelude::*;
+
+/// The time of a step.
+const TICK: Duration = Duration::from_micros(100);
 
 /// Which byte of the next frame with payload is to be changed.
 type Change = Arc<Mutex<Option<usize>>>;
 
-struct World {
-    now: Instant,
-    shards: [Shard; 2],
+struct Rigged {
+    world: World,
     change: Change,
     listener: SlotId,
     /// False: everything that was derived from the tables is derived anew for each frame.
     predicts: bool,
 }
 
-fn world() -> World {
-    let how = Impairments { delay: Duration::from_micros(100), ..Impairments::default() };
-    let (a, b) = sim_pair(1, &how, &LinkConfig::default());
+fn rigged() -> Rigged {
+    let how = Impairments { delay: TICK, ..Impairments::default() };
+    let (near, far) = sim_pair(1, &how, &LinkConfig::default());
     let change = Change::default();
-    let now = Instant::from_millis(1000);
     let change_it = Arc::clone(&change);
-    let tamper = Tamper {
-        inner: b,
-        change: move |frame: &mut [u8]| {
-            let taken = (frame.len() > 66).then(|| change_it.lock().unwrap().take()).flatten();
-            // The next frame may be a shorter one that is retransmitted.
-            let last = frame.len() - 1;
-            taken.inspect(|at| frame[last.min(*at)] ^= 1).is_some()
-        },
-    };
-    let shard = |station, device| Shard::new(config(station, 16 << 20), device, now).unwrap();
-    let mut shards = [shard(0, Box::new(a) as Box<dyn Device>), shard(1, Box::new(tamper))];
-    let listener = shards[1].tcp_listen(at(1, 80), ListenOptions::default()).unwrap();
-    World { now, shards, change, listener, predicts: true }
+    let tampered = Tampered::new(far).changes(move |frame: &mut [u8]| {
+        let taken = (frame.len() > 66).then(|| change_it.lock().unwrap().take()).flatten();
+        // The next frame may be a shorter one that is retransmitted.
+        let last = frame.len() - 1;
+        taken.inspect(|at| frame[last.min(*at)] ^= 1).is_some()
+    });
+    let devices = [Box::new(near) as _, Box::new(tampered) as _];
+    let mut world = World::new(devices, |n| config(n, 16 << 20));
+    let listener = world.listen(80);
+    Rigged { world, change, listener, predicts: true }
 }
 
-impl World {
+impl Rigged {
     fn pass(&mut self, steps: usize) {
+        let World { now, shards } = &mut self.world;
         for _ in 0..steps {
-            self.now = self.now + Duration::from_micros(100);
-            for s in &mut self.shards {
+            *now = *now + TICK;
+            for s in &mut *shards {
                 loop {
                     if !self.predicts {
                         let passing = IfAddr { addr: at(9, 0).ip(), prefix_len: 32 };
                         s.ip().add_address(passing).unwrap();
                         assert!(s.ip().remove_address(passing.addr));
                     }
-                    if s.step(self.now, 1) == 0 {
+                    if s.step(*now, 1) == 0 {
                         break;
                     }
                 }
@@ -71,17 +70,15 @@ impl World {
     }
 
     fn connected(&mut self) -> (SlotId, SlotId) {
-        let client = self.shards[0].tcp_connect(self.now, at(1, 80), None).unwrap();
+        let World { now, shards } = &mut self.world;
+        let client = shards[0].tcp_connect(*now, at(1, 80), None).unwrap();
         self.pass(20);
-        let Ok(Poll::Ready((server, _))) = self.shards[1].tcp_accept(self.listener) else {
-            panic!("not accepted");
-        };
-        (client, server)
+        (client, self.world.accept(self.listener).expect("accepted"))
     }
 
     fn write(&mut self, id: SlotId, bytes: &[u8]) {
-        let n = stations::write(&mut self.shards[0], self.now, id, bytes);
-        assert_eq!(n, Some(bytes.len()), "no space");
+        let World { now, shards } = &mut self.world;
+        assert_eq!(stations::write(&mut shards[0], *now, id, bytes), Some(bytes.len()), "no space");
     }
 
     /// Writes three messages one after the other, so that their stream is known.
@@ -93,11 +90,11 @@ impl World {
     }
 
     fn read(&mut self, id: SlotId) -> Vec<u8> {
-        let Ok(Poll::Ready(chain)) = self.shards[1].tcp_take(id, usize::MAX) else {
+        let Ok(Poll::Ready(chain)) = self.world.shards[1].tcp_take(id, usize::MAX) else {
             return Vec::new();
         };
         let bytes = chain.to_vec();
-        self.shards[1].free(chain);
+        self.world.shards[1].free(chain);
         bytes
     }
 }
@@ -115,15 +112,15 @@ fn a_frame_that_differs_where_a_stream_does_not_is_judged_by_all_of_its_headers(
         (29, DropReason::IpChecksum),
         (37, DropReason::TcpNoSocket),
     ] {
-        let mut w = world();
+        let mut w = rigged();
         let (client, server) = w.connected();
         w.talk(client);
         *w.change.lock().unwrap() = Some(byte);
         w.write(client, b"ten.");
         w.pass(10);
         assert_eq!(w.read(server), b"one,two,six,", "byte {byte}");
-        assert_eq!(w.shards[1].counters().drops(reason), 1, "byte {byte}: {reason:?}");
-        assert_eq!(w.shards[1].counters().total_drops(), 1, "byte {byte}");
+        assert_eq!(w.world.shards[1].counters().drops(reason), 1, "byte {byte}: {reason:?}");
+        assert_eq!(w.world.shards[1].counters().total_drops(), 1, "byte {byte}");
         if byte != 37 {
             // Where the connection has not been refused.
             w.pass(10_000);
@@ -134,17 +131,16 @@ fn a_frame_that_differs_where_a_stream_does_not_is_judged_by_all_of_its_headers(
 
 #[test]
 fn a_connection_in_the_place_of_the_last_one_gets_its_own_bytes() {
-    let mut w = world();
+    let mut w = rigged();
     let (mut client, mut server) = w.connected();
     for _ in 0..3 {
         w.talk(client);
         assert_eq!(w.read(server), b"one,two,six,");
         // Reset, so that the same addresses and ports and the same slot may serve again.
-        w.shards[0].tcp_entry(client).unwrap().linger = Some(Duration::ZERO);
-        w.shards[0].close(w.now, client);
+        w.world.shards[0].tcp_entry(client).unwrap().linger = Some(Duration::ZERO);
+        w.world.shards[0].close(w.world.now, client);
         w.pass(20);
-        let now = w.now;
-        w.shards[1].close(now, server);
+        w.world.shards[1].close(w.world.now, server);
         w.pass(20);
         (client, server) = w.connected();
     }
@@ -154,7 +150,7 @@ fn a_connection_in_the_place_of_the_last_one_gets_its_own_bytes() {
 
 #[test]
 fn streams_that_alternate_each_get_their_own_bytes() {
-    let mut w = world();
+    let mut w = rigged();
     let [a, b] = [w.connected(), w.connected()];
     for round in 0..20u8 {
         for (i, (client, _)) in [a, b, b, a].into_iter().enumerate() {
@@ -228,7 +224,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 /// What a world has shown after each event: what was read, and what its shards have counted.
 fn play(events: &[Event], predicts: bool) -> Vec<String> {
-    let mut w = world();
+    let mut w = rigged();
     w.predicts = predicts;
     let ids = [w.connected(), w.connected()];
     let mut shown = Vec::new();
@@ -239,8 +235,9 @@ fn play(events: &[Event], predicts: bool) -> Vec<String> {
             Event::Write { from_server, connection, bytes } => {
                 let (client, server) = ids[connection];
                 let id = if from_server { server } else { client };
-                let shard = &mut w.shards[usize::from(from_server)];
-                let done = shard.sosend(id).reserve(w.now, &text[..bytes], bytes, Attempt::First);
+                let shard = &mut w.world.shards[usize::from(from_server)];
+                let done =
+                    shard.sosend(id).reserve(w.world.now, &text[..bytes], bytes, Attempt::First);
                 seen = match done {
                     Ok(Poll::Ready(Reserved::Sent(n))) => format!("sent {n}"),
                     Ok(Poll::Ready(Reserved::Space(_))) => "space".into(),
@@ -251,10 +248,10 @@ fn play(events: &[Event], predicts: bool) -> Vec<String> {
             Event::Read(connection) => seen = format!("{:?}", w.read(ids[connection].1)),
             Event::Tamper(byte) => *w.change.lock().unwrap() = Some(byte),
             Event::Pass(steps) => w.pass(steps),
-            Event::Finish(connection) => w.shards[0].close(w.now, ids[connection].0),
+            Event::Finish(connection) => w.world.shards[0].close(w.world.now, ids[connection].0),
         }
         w.pass(1);
-        let counted = w.shards.each_ref().map(|s| format!("{:?}", s.counters()));
+        let counted = w.world.shards.each_ref().map(|s| format!("{:?}", s.counters()));
         shown.push(format!("{event:?}: {seen} {counted:?}"));
     }
     shown

@@ -2,12 +2,12 @@
 //! network does.
 
 use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
-use fulmar_stack::base::{Counter, Duration, Instant, Secrets, SlotId};
-use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
+use fulmar_stack::base::{Counter, Duration, Secrets, SlotId};
+use fulmar_stack::shard::StackConfig;
 use fulmar_testbed::stations::{self, at, config};
+use fulmar_testbed::world::{START, World};
 use std::task::Poll;
 
-const START: Instant = Instant::from_millis(1000);
 const TOTAL: usize = 200_000;
 const PORTS: [u16; 3] = [80, 81, 82];
 
@@ -40,37 +40,34 @@ struct Flow {
     read: usize,
 }
 
-struct World {
-    now: Instant,
-    shards: [Shard; 2],
+struct Flows {
+    world: World,
     flows: Vec<Flow>,
 }
 
-fn world(seed: u64, gro: bool) -> World {
+fn flows(seed: u64, gro: bool) -> Flows {
     let plain = LinkConfig { tso: None, csum: false, ..LinkConfig::default() };
-    let (a, b) = sim_pair(seed, &trouble(seed), &plain);
-    let shard = |station: u8, device| {
+    let (near, far) = sim_pair(seed, &trouble(seed), &plain);
+    let mut world = World::new([Box::new(near), Box::new(far)], |station| {
         let secrets = Some(Secrets::for_simulation(seed + u64::from(station)));
-        let config = StackConfig { secrets, gro, ..config(station, 64 << 20) };
-        Shard::new(config, Box::new(device), START).unwrap()
-    };
-    let mut shards = [shard(0, a), shard(1, b)];
+        StackConfig { secrets, gro, ..config(station, 64 << 20) }
+    });
     let open = |port| {
-        let listener = shards[1].tcp_listen(at(1, port), ListenOptions::default()).unwrap();
-        let client = shards[0].tcp_connect(START, at(1, port), None).unwrap();
+        let listener = world.listen(port);
+        let client = world.shards[0].tcp_connect(world.now, at(1, port), None).unwrap();
         Flow { port, client, server: None, listener, written: 0, read: 0 }
     };
     let flows = PORTS.map(open).into();
-    World { now: START, shards, flows }
+    Flows { world, flows }
 }
 
-impl World {
+impl Flows {
     fn write(&mut self, i: usize) {
-        let (f, shard) = (&mut self.flows[i], &mut self.shards[0]);
+        let (f, shard) = (&mut self.flows[i], &mut self.world.shards[0]);
         while f.written < TOTAL {
             let n = 40_000.min(TOTAL - f.written);
             let bytes: Vec<u8> = (f.written..f.written + n).map(|o| byte(f.port, o)).collect();
-            match stations::write(shard, self.now, f.client, &bytes) {
+            match stations::write(shard, self.world.now, f.client, &bytes) {
                 Some(n) => f.written += n,
                 None => return,
             }
@@ -78,13 +75,9 @@ impl World {
     }
 
     fn read(&mut self, i: usize) {
-        let (f, shard) = (&mut self.flows[i], &mut self.shards[1]);
-        if f.server.is_none()
-            && let Poll::Ready((id, _)) = shard.tcp_accept(f.listener).unwrap()
-        {
-            f.server = Some(id);
-        }
-        let Some(id) = f.server else { return };
+        let f = &mut self.flows[i];
+        f.server = f.server.or_else(|| self.world.accept(f.listener));
+        let (Some(id), shard) = (f.server, &mut self.world.shards[1]) else { return };
         while let Ok(Poll::Ready(chain)) = shard.tcp_take(id, usize::MAX) {
             for part in chain.slices() {
                 for b in part {
@@ -92,7 +85,7 @@ impl World {
                     f.read += 1;
                 }
             }
-            shard.tcp_read_done(self.now, id, chain);
+            shard.tcp_read_done(self.world.now, id, chain);
         }
     }
 
@@ -100,17 +93,14 @@ impl World {
     fn run(mut self) -> (u64, u64) {
         while self.flows.iter().any(|f| f.read < TOTAL) {
             // Frames of a while come in one burst.
-            self.now = self.now + Duration::from_micros(500);
-            for s in &mut self.shards {
-                s.step(self.now, 1000);
-            }
+            self.world.step(Duration::from_micros(500));
             for i in 0..self.flows.len() {
                 self.write(i);
                 self.read(i);
             }
-            assert!(self.now < START + Duration::from_secs(300), "stuck");
+            assert!(self.world.now < START + Duration::from_secs(300), "stuck");
         }
-        let count = |c| self.shards[1].counters().value(c);
+        let count = |c| self.world.shards[1].counters().value(c);
         (count(Counter::GroJoined), count(Counter::TcpSegmentsIn))
     }
 }
@@ -119,8 +109,8 @@ impl World {
 fn joined_or_not_every_stream_arrives_byte_for_byte() {
     let (mut joined, mut seen, mut apart) = (0, 0, 0);
     for seed in 0..60 {
-        let (j, s) = world(seed, true).run();
-        let (none, a) = world(seed, false).run();
+        let (j, s) = flows(seed, true).run();
+        let (none, a) = flows(seed, false).run();
         assert_eq!(none, 0);
         (joined, seen, apart) = (joined + j, seen + s, apart + a);
     }

@@ -1,44 +1,46 @@
 //! Memory under attack: peers that take nothing, or never end, do not stop a shard from serving others.
 
-use fulmar::internals::drivers::link::{Impairments, LinkConfig, SimLink, sim_pair};
-use fulmar_stack::base::{Counter, Counters, DropReason, Duration, Instant, SlotId};
-use fulmar_stack::device::{Burst, Device, forward_device};
-use fulmar_stack::mbuf::{Pool, PoolConfig, Purpose};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, sim_pair};
+use fulmar_stack::base::{Counter, DropReason, Duration, Instant, SlotId};
+use fulmar_stack::mbuf::{PoolConfig, Purpose};
 use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
 use fulmar_stack::socket::{Shutdown, SocketError};
 use fulmar_stack::udp::BindOptions;
-use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, CLOSED, MS, Service, World, at, copy_to_pool};
+use fulmar_testbed::slow_peers::{ANSWER, ANSWERING, CLOSED, MS, Server, Service, at};
 use fulmar_testbed::stations;
+use fulmar_testbed::tamper::Tampered;
+use fulmar_testbed::world::World;
 use std::task::Poll;
 
 /// A port whose clients offer no window, another one that answers.
-fn world() -> World {
-    let mut w = World::new();
+fn world() -> Server {
+    let mut w = Server::new();
     w.close_windows();
     w
 }
 
-fn udp_echo(w: &mut World, bytes: usize) -> bool {
-    let there = w.server.udp().bind(at(0, 0), BindOptions::default()).unwrap();
-    let to = w.server.addresses(there).unwrap().0.unwrap();
-    let here = w.clients.udp().open(to).unwrap();
-    w.clients.udp().send(w.now, here, &[&vec![7; bytes]], None).unwrap();
+fn udp_echo(w: &mut Server, bytes: usize) -> bool {
+    let there = w.world.shards[0].udp().bind(at(0, 0), BindOptions::default()).unwrap();
+    let to = w.world.shards[0].addresses(there).unwrap().0.unwrap();
+    let here = w.world.shards[1].udp().open(to).unwrap();
+    w.world.shards[1].udp().send(w.world.now, here, &[&vec![7; bytes]], None).unwrap();
     w.pass(10 * MS);
-    let Ok(Poll::Ready(d)) = w.server.udp().receive(there) else { return false };
+    let Ok(Poll::Ready(d)) = w.world.shards[0].udp().receive(there) else { return false };
     let payload = d.payload.to_vec();
-    w.server.free(d.payload);
-    let sent = w.server.udp().send_step(w.now, there, &[&payload], Some(d.src)).unwrap();
+    w.world.shards[0].free(d.payload);
+    let sent =
+        w.world.shards[0].udp().send_step(w.world.now, there, &[&payload], Some(d.src)).unwrap();
     let is_sent = matches!(sent, Poll::Ready(_));
     w.pass(10 * MS);
-    let Ok(Poll::Ready(d)) = w.clients.udp().receive(here) else { return false };
+    let Ok(Poll::Ready(d)) = w.world.shards[1].udp().receive(here) else { return false };
     let is_whole = d.payload.len() == bytes;
-    w.clients.free(d.payload);
+    w.world.shards[1].free(d.payload);
     is_sent && is_whole
 }
 
 #[test]
 fn beside_4000_peers_with_a_closed_window_new_connections_are_served_whole_within_a_second() {
-    let mut w = World::beside_closed_windows(4000, 1);
+    let mut w = Server::beside_closed_windows(4000, 1);
     assert!(w.used() >= 60 << 20, "the writers have filled what they may: {}", w.used());
     assert_eq!(w.ask(ANSWERING, 100, ANSWER, Duration::from_secs(1)), 100);
     assert!(udp_echo(&mut w, 5) && udp_echo(&mut w, 20_000));
@@ -59,9 +61,9 @@ fn beside_150_clients_who_pause_new_connections_are_served_whole_within_a_second
     for id in paused {
         let mut bytes = 0;
         for _ in 0..50 {
-            while let Ok(Poll::Ready(chain)) = w.clients.tcp_take(id, 1 << 20) {
+            while let Ok(Poll::Ready(chain)) = w.world.shards[1].tcp_take(id, 1 << 20) {
                 bytes += chain.len();
-                w.clients.tcp_read_done(w.now, id, chain);
+                w.world.shards[1].tcp_read_done(w.world.now, id, chain);
             }
             w.pass(MS);
         }
@@ -75,12 +77,16 @@ fn a_thousand_peers_with_a_closed_window_cost_their_probes_and_nothing_else() {
     w.connect_many(CLOSED, 1000);
     w.pass(Duration::from_secs(60));
     let probes = w.count(Counter::TcpWindowProbes);
-    (w.steps, w.wakes) = (0, 0);
+    (w.program.steps, w.program.wakes) = (0, 0);
     w.pass(Duration::from_secs(600));
     let probes = w.count(Counter::TcpWindowProbes) - probes;
     assert!((9_000..=13_000).contains(&probes), "one a minute and connection: {probes}");
-    assert_eq!(w.wakes, 0, "a writer was woken for nothing");
-    assert!(w.steps <= 2 * probes + 10, "{} steps for {probes} probes and answers", w.steps);
+    assert_eq!(w.program.wakes, 0, "a writer was woken for nothing");
+    assert!(
+        w.program.steps <= 2 * probes + 10,
+        "{} steps for {probes} probes and answers",
+        w.program.steps
+    );
     assert_eq!(w.count(Counter::TcpStalledReset), 0, "no writer that could use it lacked memory");
 }
 
@@ -99,23 +105,23 @@ fn beside_1300_orphans_new_connections_are_served_whole_within_a_second() {
     assert!(w.used() < 20 << 20, "{}", w.used());
 }
 
-/// As [`World::connect_many`]. The first one asks for the server's Ethernet address, for which few packets may wait.
-fn connect_in_order(w: &mut World, port: u16, n: usize) -> Vec<SlotId> {
+/// As [`Server::connect_many`]. The first one asks for the server's Ethernet address, for which few packets may wait.
+fn connect_in_order(w: &mut Server, port: u16, n: usize) -> Vec<SlotId> {
     let mut clients = w.connect_many(port, 1);
     clients.extend(w.connect_many(port, n - 1));
     clients
 }
 
 /// How many of these clients' connections the server has reset since this was asked last.
-fn reset_of(w: &mut World, clients: &[SlotId]) -> usize {
+fn reset_of(w: &mut Server, clients: &[SlotId]) -> usize {
     let is_reset =
-        |id: &&SlotId| w.clients.take_error(**id) == Ok(Some(SocketError::ConnectionReset));
+        |id: &&SlotId| w.world.shards[1].take_error(**id) == Ok(Some(SocketError::ConnectionReset));
     clients.iter().filter(is_reset).count()
 }
 
 #[test]
 fn where_memory_is_scarce_orphans_go_after_ten_seconds_and_stalled_connections_after_a_minute() {
-    let mut w = World::with(|c| {
+    let mut w = Server::with(|c| {
         c.pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(8 << 20) };
         // Who is given up is given up for memory.
         c.tcp.user_timeout = Duration::from_secs(100_000);
@@ -145,14 +151,14 @@ fn where_memory_is_scarce_orphans_go_after_ten_seconds_and_stalled_connections_a
     assert_eq!(after_a_minute[3], 0, "the longest without progress first");
     assert_eq!(w.count(Counter::TcpOrphansReset), 20);
     assert_eq!(w.count(Counter::TcpStalledReset), after_a_minute[1] as u64);
-    let share = w.server.pool().share_of(Purpose::Send);
+    let share = w.world.shards[0].pool().share_of(Purpose::Send);
     let half = share.limit * 7 / 16..share.limit * 9 / 16;
     assert!(half.contains(&share.used), "until half is free, which others take: {share:?}");
 }
 
 #[test]
 fn of_too_many_orphans_the_longest_without_progress_are_reset() {
-    let mut w = World::with(|c| c.max_orphans = 160);
+    let mut w = Server::with(|c| c.max_orphans = 160);
     w.serve(83, Service::Farewell(10_000));
     w.no_window(83);
     let clients = connect_in_order(&mut w, 83, 500);
@@ -160,7 +166,7 @@ fn of_too_many_orphans_the_longest_without_progress_are_reset() {
     let reset = w.count(Counter::TcpOrphansReset);
     assert!((340..=350).contains(&reset), "{reset}");
     assert_eq!(w.count(Counter::TcpResetsOut), reset, "each peer gets a reset");
-    assert_eq!(w.server.stat().connections() as u64, 500 - reset);
+    assert_eq!(w.world.shards[0].stat().connections() as u64, 500 - reset);
     // They came in steps of two hundred, after the first.
     assert_eq!(reset_of(&mut w, &clients[401..]), 0);
 }
@@ -181,7 +187,7 @@ fn beside_peers_that_fall_silent_new_connections_are_served_and_the_silent_ones_
 
 #[test]
 fn when_not_even_minima_are_left_the_longest_stalled_make_room_for_new_connections() {
-    let mut w = World::with(|c| {
+    let mut w = Server::with(|c| {
         c.pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(8 << 20) }
     });
     w.close_windows();
@@ -203,7 +209,7 @@ fn when_not_even_minima_are_left_the_longest_stalled_make_room_for_new_connectio
 
 #[test]
 fn each_writer_gets_its_minimum_though_hundreds_of_silent_peers_came_first() {
-    let mut w = World::with(|c| {
+    let mut w = Server::with(|c| {
         c.pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(8 << 20) }
     });
     w.close_windows();
@@ -211,12 +217,12 @@ fn each_writer_gets_its_minimum_though_hundreds_of_silent_peers_came_first() {
     w.serve(86, Service::Answer(20_000));
     let clients = w.connect_many(86, 3000);
     for id in &clients {
-        assert_eq!(stations::write(&mut w.clients, w.now, *id, &[1]), Some(1));
+        assert_eq!(stations::write(&mut w.world.shards[1], w.world.now, *id, &[1]), Some(1));
     }
     w.pass(MS / 2);
     w.behaviour.lock().unwrap().mute.insert(86);
     w.pass(100 * MS);
-    let share = w.server.pool().share_of(Purpose::Send);
+    let share = w.world.shards[0].pool().share_of(Purpose::Send);
     assert!(share.used > share.limit - 2048, "nothing is left: {share:?}");
     assert_eq!(w.ask(ANSWERING, 20, ANSWER, Duration::from_secs(30)), 20);
 }
@@ -224,26 +230,27 @@ fn each_writer_gets_its_minimum_though_hundreds_of_silent_peers_came_first() {
 #[test]
 fn sockets_that_nobody_reads_from_do_not_take_the_receive_memory_of_others() {
     let mut w = world();
-    let here = w.clients.udp().bind(at(1, 0), BindOptions::default()).unwrap();
+    let here = w.world.shards[1].udp().bind(at(1, 0), BindOptions::default()).unwrap();
     // Each would keep 256 KiB, together 200 MB; and connections that are never read take the rest.
-    let unread: Vec<_> =
-        (0..800).map(|_| w.server.udp().bind(at(0, 0), BindOptions::default()).unwrap()).collect();
+    let unread: Vec<_> = (0..800)
+        .map(|_| w.world.shards[0].udp().bind(at(0, 0), BindOptions::default()).unwrap())
+        .collect();
     for id in unread {
-        let to = w.server.addresses(id).unwrap().0.unwrap();
+        let to = w.world.shards[0].addresses(id).unwrap().0.unwrap();
         for _ in 0..150 {
-            w.clients.udp().send(w.now, here, &[&[0; 1400]], Some(to)).unwrap();
+            w.world.shards[1].udp().send(w.world.now, here, &[&[0; 1400]], Some(to)).unwrap();
         }
         w.pass(3 * MS);
     }
-    assert!(w.server.counters().drops(DropReason::UdpBufferFull) > 0);
+    assert!(w.world.shards[0].counters().drops(DropReason::UdpBufferFull) > 0);
     assert!(udp_echo(&mut w, 3000), "a socket that is read from has its part");
     assert_eq!(w.ask(ANSWERING, 100, ANSWER, Duration::from_secs(1)), 100);
-    assert_eq!(w.server.counters().drops(DropReason::NoBuffer), 0);
+    assert_eq!(w.world.shards[0].counters().drops(DropReason::NoBuffer), 0);
 }
 
 /// A server with little memory whose program reads nothing of port 85.
-fn small_world() -> World {
-    let mut w = World::with(|c| {
+fn small_world() -> Server {
+    let mut w = Server::with(|c| {
         c.pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(8 << 20) }
     });
     w.close_windows();
@@ -252,17 +259,20 @@ fn small_world() -> World {
 }
 
 /// Such a server, to whose port 85 `n` clients have each sent a page.
-fn beside_unread(n: usize) -> (World, Vec<SlotId>) {
+fn beside_unread(n: usize) -> (Server, Vec<SlotId>) {
     let mut w = small_world();
     let ids = send_pages(&mut w, n);
     (w, ids)
 }
 
-fn send_pages(w: &mut World, n: usize) -> Vec<SlotId> {
+fn send_pages(w: &mut Server, n: usize) -> Vec<SlotId> {
     let ids = w.connect_many(85, n);
     for chunk in ids.chunks(50) {
         for id in chunk {
-            assert_eq!(stations::write(&mut w.clients, w.now, *id, &[0; 4000]), Some(4000));
+            assert_eq!(
+                stations::write(&mut w.world.shards[1], w.world.now, *id, &[0; 4000]),
+                Some(4000)
+            );
         }
         w.pass(5 * MS);
     }
@@ -280,7 +290,7 @@ fn connections_that_nobody_reads_leave_others_the_receive_memory_the_longest_unr
     let errors = w.errors();
     assert!(errors.len() as u64 == reset && errors.iter().all(|e| *e == SocketError::TimedOut));
     // Those whose bytes came first, as far as a step of the server tells them apart.
-    let error_of = |id: &SlotId| w.clients.take_error(*id).unwrap();
+    let error_of = |id: &SlotId| w.world.shards[1].take_error(*id).unwrap();
     let errors: Vec<_> = clients.iter().map(error_of).collect();
     let (first, last) = errors.split_at(reset as usize);
     let is_reset = |e: &&Option<SocketError>| **e == Some(SocketError::ConnectionReset);
@@ -289,7 +299,7 @@ fn connections_that_nobody_reads_leave_others_the_receive_memory_the_longest_unr
     // Others are served, also by frames that the control reserve has no place for.
     assert!(udp_echo(&mut w, 5) && udp_echo(&mut w, 3000));
     assert_eq!(w.ask(ANSWERING, 20, ANSWER, Duration::from_secs(1)), 20);
-    let share = w.server.pool().share_of(Purpose::Receive);
+    let share = w.world.shards[0].pool().share_of(Purpose::Receive);
     assert!(share.used < share.limit / 8 * 7, "{share:?}");
     // No further one is reset once the share suffices.
     w.pass(Duration::from_secs(10));
@@ -306,9 +316,12 @@ fn bytes_behind_gaps_give_way_before_a_connection_is_reset() {
     for chunk in ids.chunks(50) {
         for id in chunk {
             // A segment of its own, which is lost as often as it is sent.
-            assert_eq!(stations::write(&mut w.clients, w.now, *id, &[0]), Some(1));
+            assert_eq!(stations::write(&mut w.world.shards[1], w.world.now, *id, &[0]), Some(1));
             w.pass(MS / 50);
-            assert_eq!(stations::write(&mut w.clients, w.now, *id, &[0; 3000]), Some(3000));
+            assert_eq!(
+                stations::write(&mut w.world.shards[1], w.world.now, *id, &[0; 3000]),
+                Some(3000)
+            );
         }
         w.pass(5 * MS);
     }
@@ -318,7 +331,8 @@ fn bytes_behind_gaps_give_way_before_a_connection_is_reset() {
     assert!(udp_echo(&mut w, 5) && udp_echo(&mut w, 3000));
     assert_eq!(w.ask(ANSWERING, 20, ANSWER, Duration::from_secs(1)), 20);
     // What was discarded is sent again once the gap is filled.
-    let port_86 = |w: &World, id: &SlotId| w.server.addresses(*id).unwrap().0 == Some(at(0, 86));
+    let port_86 =
+        |w: &Server, id: &SlotId| w.world.shards[0].addresses(*id).unwrap().0 == Some(at(0, 86));
     let mut accepted = w.accepted();
     accepted.retain(|id| port_86(&w, id));
     assert_eq!(accepted.len(), ids.len());
@@ -327,7 +341,7 @@ fn bytes_behind_gaps_give_way_before_a_connection_is_reset() {
     for _ in 0..1200 {
         w.pass(100 * MS);
         for id in &accepted {
-            let bytes = stations::read(&mut w.server, w.now, *id, 1 << 20);
+            let bytes = stations::read(&mut w.world.shards[0], w.world.now, *id, 1 << 20);
             got += bytes.map_or(0, |bytes| bytes.len());
         }
     }
@@ -337,15 +351,15 @@ fn bytes_behind_gaps_give_way_before_a_connection_is_reset() {
 #[test]
 fn a_program_that_reads_within_a_second_or_in_time_for_the_walk_loses_nothing() {
     let (mut w, _) = beside_unread(850);
-    assert_eq!(w.server.counters().drops(DropReason::NoBuffer), 0);
+    assert_eq!(w.world.shards[0].counters().drops(DropReason::NoBuffer), 0);
     let ids = send_pages(&mut w, 300);
-    assert!(w.server.counters().drops(DropReason::NoBuffer) > 0 && ids.len() == 300);
+    assert!(w.world.shards[0].counters().drops(DropReason::NoBuffer) > 0 && ids.len() == 300);
     // What was refused is sent again and again meanwhile.
     w.pass(Duration::from_millis(500));
     assert_eq!(w.count(Counter::TcpUnreadReset), 0);
-    let read_all = |w: &mut World| {
+    let read_all = |w: &mut Server| {
         for id in w.accepted() {
-            stations::read(&mut w.server, w.now, id, 1 << 20);
+            stations::read(&mut w.world.shards[0], w.world.now, id, 1 << 20);
         }
     };
     for _ in 0..100 {
@@ -355,7 +369,7 @@ fn a_program_that_reads_within_a_second_or_in_time_for_the_walk_loses_nothing() 
     assert_eq!(w.count(Counter::TcpUnreadReset), 0);
     // Refused once more, and read before the walk.
     w.pass(Duration::from_secs(2));
-    let pool = w.server.pool();
+    let pool = w.world.shards[0].pool();
     assert!(pool.alloc_chain(4 << 20, 0, Purpose::Receive).is_err());
     w.pass(Duration::from_secs(2));
     assert_eq!(w.count(Counter::TcpUnreadReset), 0);
@@ -367,13 +381,13 @@ fn a_shard_that_did_not_run_for_a_while_resets_nothing_before_its_program_could_
     let later = w.connect_many(85, 300);
     // Meanwhile all of it comes, more than there is memory for, and is an hour old.
     for id in later.iter().chain(&ids) {
-        _ = stations::write(&mut w.clients, w.now, *id, &[0; 4000]);
+        _ = stations::write(&mut w.world.shards[1], w.world.now, *id, &[0; 4000]);
     }
-    w.now = w.now + Duration::from_secs(3600);
+    w.world.now = w.world.now + Duration::from_secs(3600);
     w.pass(50 * MS);
-    assert!(w.server.counters().drops(DropReason::NoBuffer) > 0);
+    assert!(w.world.shards[0].counters().drops(DropReason::NoBuffer) > 0);
     // Nor where it stopped between the refusal and the walk.
-    w.now = w.now + Duration::from_secs(3600);
+    w.world.now = w.world.now + Duration::from_secs(3600);
     w.pass(50 * MS);
     assert_eq!(w.count(Counter::TcpUnreadReset), 0);
     // The program has read nothing.
@@ -385,37 +399,37 @@ fn a_shard_that_did_not_run_for_a_while_resets_nothing_before_its_program_could_
 fn connections_that_nobody_reads_stay_while_the_receive_share_suffices() {
     let (mut w, _) = beside_unread(600);
     w.pass(Duration::from_secs(100));
-    assert!(w.server.pool().share_of(Purpose::Receive).is_contended());
+    assert!(w.world.shards[0].pool().share_of(Purpose::Receive).is_contended());
     assert_eq!(w.count(Counter::TcpUnreadReset), 0);
 }
 
 #[test]
 fn connections_that_nobody_reads_stay_where_others_have_used_up_the_receive_share() {
     let (mut w, ids) = beside_unread(50);
-    let pool = w.server.pool();
+    let pool = w.world.shards[0].pool();
     let others: Vec<_> =
         std::iter::from_fn(|| pool.alloc_chain(2048, 0, Purpose::Receive).ok()).collect();
     w.pass(Duration::from_secs(2));
-    stations::write(&mut w.clients, w.now, ids[0], &[0]);
+    stations::write(&mut w.world.shards[1], w.world.now, ids[0], &[0]);
     w.pass(Duration::from_secs(100));
     assert_eq!(w.count(Counter::TcpUnreadReset), 0);
-    others.into_iter().for_each(|chain| w.server.free(chain));
+    others.into_iter().for_each(|chain| w.world.shards[0].free(chain));
 }
 
 #[test]
 fn connections_that_nobody_reads_leave_memory_beside_datagrams_that_nobody_reads() {
     let mut w = small_world();
     w.serve(87, Service::Idle);
-    let here = w.clients.udp().bind(at(1, 0), BindOptions::default()).unwrap();
+    let here = w.world.shards[1].udp().bind(at(1, 0), BindOptions::default()).unwrap();
     for _ in 0..60 {
-        let there = w.server.udp().bind(at(0, 0), BindOptions::default()).unwrap();
-        let to = w.server.addresses(there).unwrap().0.unwrap();
+        let there = w.world.shards[0].udp().bind(at(0, 0), BindOptions::default()).unwrap();
+        let to = w.world.shards[0].addresses(there).unwrap().0.unwrap();
         for _ in 0..60 {
-            w.clients.udp().send(w.now, here, &[&[0; 1400]], Some(to)).unwrap();
+            w.world.shards[1].udp().send(w.world.now, here, &[&[0; 1400]], Some(to)).unwrap();
         }
         w.pass(3 * MS);
     }
-    let share = w.server.pool().share_of(Purpose::Receive);
+    let share = w.world.shards[0].pool().share_of(Purpose::Receive);
     assert!(share.used > share.limit * 9 / 16, "{share:?}");
     send_pages(&mut w, 1000);
     w.pass(Duration::from_secs(10));
@@ -423,10 +437,13 @@ fn connections_that_nobody_reads_leave_memory_beside_datagrams_that_nobody_reads
     assert!(w.count(Counter::TcpUnreadReset) > 10);
     assert_eq!(w.ask(ANSWERING, 20, ANSWER, Duration::from_secs(1)), 20);
     let ids = w.connect_many(87, 1);
-    assert_eq!(stations::write(&mut w.clients, w.now, ids[0], &[0; 4000]), Some(4000));
+    assert_eq!(
+        stations::write(&mut w.world.shards[1], w.world.now, ids[0], &[0; 4000]),
+        Some(4000)
+    );
     w.pass(500 * MS);
     let there = *w.accepted().last().unwrap();
-    let bytes = stations::read(&mut w.server, w.now, there, 1 << 20);
+    let bytes = stations::read(&mut w.world.shards[0], w.world.now, there, 1 << 20);
     assert_eq!(bytes.map(|bytes| bytes.len()), Some(4000));
 }
 
@@ -435,7 +452,7 @@ fn connections_that_are_read_slowly_or_written_to_stay_beside_those_that_nobody_
     let mut w = small_world();
     w.serve(87, Service::Flood);
     let flooded = w.connect_many(87, 1)[0];
-    assert_eq!(stations::write(&mut w.clients, w.now, flooded, &[0; 100]), Some(100));
+    assert_eq!(stations::write(&mut w.world.shards[1], w.world.now, flooded, &[0; 100]), Some(100));
     w.pass(10 * MS);
     send_pages(&mut w, 1500);
     let accepted = w.accepted();
@@ -444,10 +461,13 @@ fn connections_that_are_read_slowly_or_written_to_stay_beside_those_that_nobody_
     for _ in 0..40 {
         w.pass(100 * MS);
         for id in &accepted[1..11] {
-            assert_eq!(stations::read(&mut w.server, w.now, *id, 1).map(|b| b.len()), Some(1));
+            assert_eq!(
+                stations::read(&mut w.world.shards[0], w.world.now, *id, 1).map(|b| b.len()),
+                Some(1)
+            );
         }
         // The oldest is not read, but it writes, and its peer takes all of it.
-        assert!(stations::read(&mut w.clients, w.now, flooded, 1 << 20).is_some());
+        assert!(stations::read(&mut w.world.shards[1], w.world.now, flooded, 1 << 20).is_some());
     }
     assert!(w.count(Counter::TcpUnreadReset) > 100);
 }
@@ -506,78 +526,60 @@ fn a_loopback_connection_goes_on_without_memory_to_receive() {
     shard.free(unread);
 }
 
-/// An end of a link that copies what it receives into memory of its pool, as a driver does.
-struct Landing(SimLink);
-
-impl Device for Landing {
-    forward_device!(self => self.0, except rx_burst);
-    fn rx_burst(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        counters: &mut Counters,
-    ) -> usize {
-        let n = self.0.rx_burst(now, pool, out, budget, counters);
-        for _ in 0..n {
-            let p = out.pop_front().expect("it has come");
-            let Some(p) = copy_to_pool(p, pool, counters) else { continue };
-            out.push(p).unwrap_or_else(|_| panic!("it was in there"));
-        }
-        n
-    }
-}
-
-/// A client with ample memory and a server with little. The connections carry segments of 275 bytes, each of
-/// which arrives in a buffer of 2 KiB.
+/// A client with ample memory, station 0, and a server with little. The connections carry segments of 275 bytes, each
+/// of which arrives in a buffer of 2 KiB.
 struct ShortSegments {
-    now: Instant,
-    client: Shard,
-    server: Shard,
+    world: World,
     listener: SlotId,
 }
 
 impl ShortSegments {
-    fn new(server: StackConfig) -> ShortSegments {
-        let how = Impairments { delay: Duration::from_millis(5), ..Impairments::default() };
-        let (a, b) = sim_pair(1, &how, &LinkConfig { tso: None, ..LinkConfig::default() });
-        let now = Instant::from_millis(1000);
-        let client = Shard::new(stations::config(0, 64 << 20), Box::new(a), now).unwrap();
-        let mut server = Shard::new(server, Box::new(Landing(b)), now).unwrap();
-        let listener = server.tcp_listen(stations::at(1, 80), ListenOptions::default()).unwrap();
-        ShortSegments { now, client, server, listener }
+    fn new(gro: bool) -> ShortSegments {
+        let how = Impairments { delay: 5 * MS, ..Impairments::default() };
+        let (near, far) = sim_pair(1, &how, &LinkConfig { tso: None, ..LinkConfig::default() });
+        let devices = [Box::new(near) as _, Box::new(Tampered::new(far).copies()) as _];
+        let budgets = [64 << 20, 192 << 10];
+        let mut world = World::new(devices, |n| StackConfig {
+            gro,
+            ..stations::config(n, budgets[usize::from(n)])
+        });
+        let listener = world.listen(80);
+        ShortSegments { world, listener }
     }
 
     /// The server runs every 20 ms only, so that it receives a whole window at once.
     fn pass(&mut self, ms: u64) {
+        let World { now, shards: [client, server] } = &mut self.world;
         for n in 0..ms {
-            self.now = self.now + Duration::from_millis(1);
-            self.client.step(self.now, 64);
+            *now = *now + MS;
+            client.step(*now, 64);
             if n % 20 == 19 {
-                self.server.step(self.now, 64);
+                server.step(*now, 64);
             }
         }
     }
 
     fn connect(&mut self) -> (SlotId, SlotId) {
-        let id = self.client.tcp_connect(self.now, stations::at(1, 80), None).unwrap();
-        self.client.tcp_entry(id).unwrap().tcb.set_max_segment(Some(275));
+        let client = &mut self.world.shards[0];
+        let id = client.tcp_connect(self.world.now, stations::at(1, 80), None).unwrap();
+        client.tcp_entry(id).unwrap().tcb.set_max_segment(Some(275));
         self.pass(100);
-        let Ok(Poll::Ready((there, _))) = self.server.tcp_accept(self.listener) else {
-            panic!("not accepted");
-        };
-        (id, there)
+        (id, self.world.accept(self.listener).expect("accepted"))
+    }
+
+    fn write(&mut self, from: SlotId, bytes: usize) -> Option<usize> {
+        let World { now, shards: [client, _] } = &mut self.world;
+        stations::write(client, *now, from, &vec![7; bytes])
     }
 
     /// Whether `bytes` bytes reach the server within `seconds`.
     fn delivers(&mut self, (from, to): (SlotId, SlotId), bytes: usize, seconds: u64) -> bool {
-        let written = stations::write(&mut self.client, self.now, from, &vec![7; bytes]);
-        assert_eq!(written, Some(bytes));
+        assert_eq!(self.write(from, bytes), Some(bytes));
         let mut got = 0;
         for _ in 0..seconds * 50 {
             self.pass(20);
-            while let Some(some) = stations::read(&mut self.server, self.now, to, 1 << 20) {
+            let World { now, shards: [_, server] } = &mut self.world;
+            while let Some(some) = stations::read(server, *now, to, 1 << 20) {
                 got += some.len();
             }
             if got == bytes {
@@ -591,10 +593,10 @@ impl ShortSegments {
 #[test]
 fn short_segments_that_nobody_reads_leave_other_connections_their_minimum() {
     for gro in [false, true] {
-        let mut w = ShortSegments::new(StackConfig { gro, ..stations::config(1, 192 << 10) });
+        let mut w = ShortSegments::new(gro);
         let paused = w.connect();
         assert!(w.delivers(paused, 100_000, 100), "its window has grown");
-        stations::write(&mut w.client, w.now, paused.0, &vec![7; 500_000]);
+        w.write(paused.0, 500_000);
         w.pass(20_000);
         let others: Vec<_> = (0..4).map(|_| w.connect()).collect();
         for other in others {

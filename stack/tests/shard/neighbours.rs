@@ -2,18 +2,20 @@
 //! keep a real one from being found. Two shards on a wire that the test carries frames over; time is
 //! virtual, a tick is 10 ms.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::{Arc, Mutex};
 
-use fulmar_stack::base::{DropReason, Duration, Instant, Offload, Secrets, SeqNum, SlotId};
+use fulmar_stack::base::{DropReason, Duration, Offload, SeqNum, SlotId};
 use fulmar_stack::device::Caps;
 use fulmar_stack::device::memory::{Arrival, Frame, Wire, tape};
 use fulmar_stack::ip::{IfAddr, NeighbourState};
-use fulmar_stack::mbuf::{PoolConfig, Purpose};
-use fulmar_stack::shard::{ListenOptions, MoreData, Shard, StackConfig};
-use fulmar_stack::wire::tcp::{Flags, Header};
-use fulmar_stack::wire::{eth, ipv4};
+use fulmar_stack::mbuf::Purpose;
+use fulmar_stack::shard::{ListenOptions, MoreData, StackConfig};
+use fulmar_stack::wire::eth;
+use fulmar_stack::wire::tcp::Options;
+use fulmar_testbed::listener::{frame_of, syn};
 use fulmar_testbed::stations::{self, ether};
+use fulmar_testbed::world::World;
 use std::task::Poll;
 
 const TICK: Duration = Duration::from_millis(10);
@@ -21,18 +23,6 @@ const PORT: u16 = 80;
 
 fn address(n: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 0, n)
-}
-
-fn shard(n: u8, now: Instant) -> (Shard, Arc<Mutex<Wire>>) {
-    let caps = Caps { tx_csum: true, ..Caps::plain(1500, ether(n)) };
-    let config = StackConfig {
-        addresses: vec![IfAddr { addr: address(n).into(), prefix_len: 16 }],
-        pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(16 << 20) },
-        secrets: Some(Secrets::for_simulation(n.into())),
-        ..StackConfig::default()
-    };
-    let (device, wire) = tape(caps);
-    (Shard::new(config, Box::new(device), now).unwrap(), wire)
 }
 
 /// A frame whose checksums the receiving device has verified.
@@ -45,27 +35,27 @@ fn is_arp(frame: &[u8]) -> bool {
 }
 
 struct Rig {
-    now: Instant,
-    shards: [Shard; 2],
+    world: World,
     wires: [Arc<Mutex<Wire>>; 2],
     listener: SlotId,
 }
 
 impl Rig {
     fn new() -> Rig {
-        let now = Instant::from_millis(1_000_000);
-        let ((mut server, a), (client, b)) = (shard(1, now), shard(2, now));
+        let ends = [1, 2].map(|n| tape(Caps { tx_csum: true, ..Caps::plain(1500, ether(n)) }));
+        let [(a, to_a), (b, to_b)] = ends;
+        let mut world = World::new([Box::new(a), Box::new(b)], |station| StackConfig {
+            addresses: vec![IfAddr { addr: address(station + 1).into(), prefix_len: 16 }],
+            ..stations::config(station, 16 << 20)
+        });
         let local = SocketAddr::new(address(1).into(), PORT);
-        let listener = server.tcp_listen(local, ListenOptions::default()).unwrap();
-        Rig { now, shards: [server, client], wires: [a, b], listener }
+        let listener = world.shards[0].tcp_listen(local, ListenOptions::default()).unwrap();
+        Rig { world, wires: [to_a, to_b], listener }
     }
 
     /// A tick, in which the frames pass that may. Returns those that may not.
     fn tick(&mut self, may_pass: impl Fn(&[u8]) -> bool) -> Vec<Frame> {
-        self.now = self.now + TICK;
-        for s in &mut self.shards {
-            s.step(self.now, 1000);
-        }
+        self.world.step(TICK);
         let mut lost = Vec::new();
         for (from, to) in [(0, 1), (1, 0)] {
             let sent = std::mem::take(&mut self.wires[from].lock().unwrap().sent);
@@ -81,24 +71,24 @@ impl Rig {
     /// A connection: the server's end and the client's.
     fn connected(&mut self) -> [SlotId; 2] {
         let to = SocketAddr::new(address(1).into(), PORT);
-        let client = self.shards[1].tcp_connect(self.now, to, None).unwrap();
+        let client = self.world.shards[1].tcp_connect(self.world.now, to, None).unwrap();
         (0..10).for_each(|_| drop(self.tick(|_| true)));
-        match self.shards[0].tcp_accept(self.listener) {
+        match self.world.shards[0].tcp_accept(self.listener) {
             Ok(Poll::Ready((server, _))) => [server, client],
             _ => panic!("not connected"),
         }
     }
 
     fn write(&mut self, end: usize, id: SlotId, bytes: &[u8]) {
-        let shard = &mut self.shards[end];
+        let shard = &mut self.world.shards[end];
         let mut chain = shard.pool().alloc_chain(bytes.len(), 0, Purpose::Send).unwrap();
         chain.fill([bytes]);
-        let step = shard.sosend(id).append(self.now, &mut chain, MoreData::None).unwrap();
+        let step = shard.sosend(id).append(self.world.now, &mut chain, MoreData::None).unwrap();
         assert!(matches!(step, Poll::Ready(())));
     }
 
     fn state(&mut self, end: usize, of: Ipv4Addr) -> Option<NeighbourState> {
-        let mut all = self.shards[end].ip().neighbours();
+        let mut all = self.world.shards[end].ip().neighbours();
         all.find(|n| n.ip == of).map(|n| n.state)
     }
 }
@@ -117,7 +107,7 @@ fn a_connection_that_makes_progress_does_not_depend_on_answers_to_arp() {
         }
         asked += rig.tick(|f| !is_arp(f)).len();
         for (end, id) in [server, client].into_iter().enumerate() {
-            let came = stations::read(&mut rig.shards[end], rig.now, id, usize::MAX);
+            let came = stations::read(&mut rig.world.shards[end], rig.world.now, id, usize::MAX);
             read[end] += came.map_or(0, |bytes| bytes.len());
         }
     }
@@ -142,33 +132,9 @@ fn a_neighbour_that_acknowledges_nothing_is_asked_and_given_up() {
 /// A SYN from a host of the network that does not exist.
 fn forged_syn(n: u16) -> Vec<u8> {
     let [high, low] = (n + 0x100).to_be_bytes();
-    let header = Header {
-        src_port: 1000 + n,
-        dst_port: PORT,
-        seq: SeqNum(n.into()),
-        flags: Flags::SYN,
-        window: 64_240,
-        ..Header::default()
-    };
-    let mut frame = vec![0; eth::HEADER_BYTES + ipv4::HEADER_BYTES + header.header_bytes()];
-    let link = eth::Header { dst: ether(1), src: ether(9), ethertype: eth::IPV4 };
-    link.emit(&mut frame).unwrap();
-    let network = ipv4::Header {
-        src: Ipv4Addr::new(10, 0, high, low),
-        dst: address(1),
-        protocol: 6,
-        ttl: 64,
-        dscp_ecn: 0,
-        ident: 1,
-        dont_fragment: true,
-        more_fragments: false,
-        fragment_offset: 0,
-        header_bytes: ipv4::HEADER_BYTES,
-        total_bytes: ipv4::HEADER_BYTES + header.header_bytes(),
-    };
-    network.emit(&mut frame[eth::HEADER_BYTES..]).unwrap();
-    header.emit(&mut frame[eth::HEADER_BYTES + ipv4::HEADER_BYTES..]).unwrap();
-    frame
+    let from = SocketAddrV4::new(Ipv4Addr::new(10, 0, high, low), 1000 + n);
+    let header = syn(SeqNum(n.into()), Options::default());
+    frame_of(ether(9), 0, [from, SocketAddrV4::new(address(1), PORT)], &header, &[])
 }
 
 #[test]
@@ -183,7 +149,7 @@ fn forged_syns_from_the_link_do_not_keep_a_new_neighbour_from_being_found() {
         }
         if tick == 100 {
             // The table has been full of hosts that do not exist for a second.
-            connecting = Some(rig.shards[0].tcp_connect(rig.now, to, None).unwrap());
+            connecting = Some(rig.world.shards[0].tcp_connect(rig.world.now, to, None).unwrap());
         }
         // The forged hosts answer nothing; the client does.
         let others = rig.tick(|f| {
@@ -195,10 +161,10 @@ fn forged_syns_from_the_link_do_not_keep_a_new_neighbour_from_being_found() {
             assert_eq!(rig.state(0, address(2)), Some(NeighbourState::Reachable));
         }
     }
-    let client = &rig.shards[1];
+    let client = &rig.world.shards[1];
     assert_eq!(client.counters().drops(DropReason::TcpNoSocket), 1, "the SYN arrived, once");
     assert!(connecting.is_some());
-    let table: Vec<_> = rig.shards[0].ip().neighbours().map(|n| n.state).collect();
+    let table: Vec<_> = rig.world.shards[0].ip().neighbours().map(|n| n.state).collect();
     let asked = table.iter().filter(|s| **s == NeighbourState::Incomplete).count();
     assert!((200..=256).contains(&asked), "{asked} of {} are asked for", table.len());
 }

@@ -4,28 +4,22 @@
 use std::net::SocketAddr;
 
 use fulmar_nic::{FarEnd, SimConfig, SimHandle, SimNic, pair, pattern, with_peer};
-use fulmar_stack::base::{Counter, Duration, EtherAddr, Instant, Secrets, SlotId};
-use fulmar_stack::ip::IfAddr;
+use fulmar_stack::base::{Counter, Duration, Instant, SlotId};
 use fulmar_stack::mbuf::Purpose;
-use fulmar_stack::shard::{ListenOptions, Shard, StackConfig};
-use fulmar_testbed::stations;
+use fulmar_stack::shard::Shard;
+use fulmar_testbed::stations::{self, ether};
+use fulmar_testbed::world::{START, World};
 use std::task::Poll;
 
-const START: Instant = Instant::from_millis(1000);
 const WRITE_BYTES: usize = 64 << 10;
 
-fn shard(nic: SimNic, host: u8) -> Shard {
-    let addr = [10, 0, 0, host].into();
-    let config = StackConfig {
-        addresses: vec![IfAddr { addr, prefix_len: 24 }],
-        secrets: Some(Secrets::for_simulation(u64::from(host))),
-        ..StackConfig::default()
-    };
-    Shard::new(config, Box::new(nic), START).unwrap()
+fn shard(nic: SimNic) -> Shard {
+    Shard::new(stations::config(0, 256 << 20), Box::new(nic), START).unwrap()
 }
 
-fn to(port: u16) -> SocketAddr {
-    ([10, 0, 0, 2], port).into()
+/// The port of the modelled peer.
+fn peer() -> SocketAddr {
+    stations::at(1, 9)
 }
 
 /// Writes up to 64 KiB of the pattern from `at` on; nothing while the send buffer is full.
@@ -36,10 +30,13 @@ fn write(shard: &mut Shard, now: Instant, id: SlotId, at: usize, total: usize) -
     stations::write(shard, now, id, &bytes).unwrap_or(0)
 }
 
-/// The earlier deadline of the two; a little later if there is none.
-fn next(now: Instant, shards: &[&Shard]) -> Instant {
-    let due = shards.iter().filter_map(|s| s.next_deadline()).min();
-    due.unwrap_or(now).max(now + Duration::from_micros(1)).min(now + Duration::from_millis(1))
+/// The next deadline; a little later if there is none.
+fn next(now: Instant, shard: &Shard) -> Instant {
+    shard
+        .next_deadline()
+        .unwrap_or(now)
+        .max(now + Duration::from_micros(1))
+        .min(now + Duration::from_millis(1))
 }
 
 fn used(shard: &mut Shard, p: Purpose) -> usize {
@@ -51,9 +48,9 @@ fn used(shard: &mut Shard, p: Purpose) -> usize {
 fn to_peer(config: SimConfig, total: usize) -> (SimHandle, Duration) {
     let far_end = FarEnd { verify: true, ..FarEnd::default() };
     let (nic, handle) = with_peer(SimConfig { far_end, ..config }).unwrap();
-    let mut a = shard(nic, 1);
+    let mut a = shard(nic);
     let (mut now, mut at) = (START, 0);
-    let c = a.tcp_connect(now, to(9), None).unwrap();
+    let c = a.tcp_connect(now, peer(), None).unwrap();
     while handle.counts().peer_bytes_in < total as u64 {
         a.step(now, 1000);
         while handle.counts().peer_connections > 0 && at < total {
@@ -62,7 +59,7 @@ fn to_peer(config: SimConfig, total: usize) -> (SimHandle, Duration) {
                 n => at += n,
             }
         }
-        now = next(now, &[&a]);
+        now = next(now, &a);
         assert!(now < START + Duration::from_secs(60), "stuck at {at}");
     }
     let took = now.since(START);
@@ -115,54 +112,41 @@ fn a_line_rate_is_kept_and_the_same_run_is_the_same_again() {
 fn two_shards_with_small_rings_exchange_a_stream() {
     const TOTAL: usize = 8 << 20;
     let small = |last| SimConfig {
-        ether: EtherAddr([2, 0, 0, 0, 0, last]),
+        ether: ether(last),
         tx_descriptors: 128,
         rx_buffers: 4,
         rx_small_buffers: 4,
         line_rate_bps: 40_000_000_000,
         ..SimConfig::default()
     };
-    let [(p, _), (q, _)] = pair(small(1), small(2)).unwrap();
-    let (mut a, mut b) = (shard(p, 1), shard(q, 2));
-    let (mut now, mut at, mut got) = (START, 0, 0);
-    let l = b.tcp_listen(to(9), ListenOptions::default()).unwrap();
-    let c = a.tcp_connect(now, to(9), None).unwrap();
-    let mut accepted = None;
+    let [(near, _), (far, _)] = pair(small(1), small(2)).unwrap();
+    let devices = [Box::new(near) as _, Box::new(far) as _];
+    let mut w = World::new(devices, |n| stations::config(n, 256 << 20));
+    let listener = w.listen(9);
+    let [client, server] = w.connect(listener);
+    let (mut at, mut got) = (0, 0);
     while got < TOTAL {
-        a.step(now, 1000);
-        b.step(now, 1000);
-        if accepted.is_none()
-            && let Poll::Ready((s, _)) = b.tcp_accept(l).unwrap()
-        {
-            accepted = Some(s);
-        }
-        if let Some(s) = accepted {
-            at += write(&mut a, now, c, at, TOTAL);
-            while let Poll::Ready(chain) = b.tcp_take(s, usize::MAX).unwrap() {
-                for part in chain.slices() {
-                    assert_eq!(pattern::wrong_bytes(got as u64, part), 0, "after {got}");
-                    got += part.len();
-                }
-                b.tcp_read_done(now, s, chain);
+        at += write(&mut w.shards[0], w.now, client, at, TOTAL);
+        w.advance(Duration::from_millis(1));
+        while let Poll::Ready(chain) = w.shards[1].tcp_take(server, usize::MAX).unwrap() {
+            for part in chain.slices() {
+                assert_eq!(pattern::wrong_bytes(got as u64, part), 0, "after {got}");
+                got += part.len();
             }
+            w.shards[1].tcp_read_done(w.now, server, chain);
         }
-        now = next(now, &[&a, &b]);
-        assert!(now < START + Duration::from_secs(60), "stuck at {at}, {got}");
+        assert!(w.now < START + Duration::from_secs(60), "stuck at {at}, {got}");
     }
-    for _ in 0..100 {
-        now = now + Duration::from_millis(10);
-        a.step(now, 1000);
-        b.step(now, 1000);
-    }
-    let left = [&mut a, &mut b].map(|s| used(s, Purpose::Send) + used(s, Purpose::Control));
+    (0..100).for_each(|_| w.step(Duration::from_millis(10)));
+    let left = w.shards.each_mut().map(|s| used(s, Purpose::Send) + used(s, Purpose::Control));
     assert_eq!(left, [0, 0], "buffers are out");
 }
 
 #[test]
 fn large_writes_leave_the_answers_until_a_quarter_of_the_buffer_is_in_use() {
     let (nic, handle) = with_peer(SimConfig::default()).unwrap();
-    let (mut a, mut now) = (shard(nic, 1), START);
-    let c = a.tcp_connect(now, to(9), None).unwrap();
+    let (mut a, mut now) = (shard(nic), START);
+    let c = a.tcp_connect(now, peer(), None).unwrap();
     // A connection that its congestion window does not limit, and whose buffer is empty again.
     let warm = 8 << 20;
     let mut at = 0;
@@ -174,7 +158,7 @@ fn large_writes_leave_the_answers_until_a_quarter_of_the_buffer_is_in_use() {
                 n => at += n,
             }
         }
-        now = next(now, &[&a]);
+        now = next(now, &a);
         assert!(now < START + Duration::from_secs(10), "stuck at {at}");
     }
     now = now + Duration::from_millis(1);

@@ -47,7 +47,7 @@ pub fn sim_pair_each_way(
     (end(0), end(1))
 }
 
-/// The counters of one direction of a simulated link.
+/// The path of one direction of a simulated link.
 #[derive(Clone)]
 pub struct SentPath {
     paths: Arc<[Mutex<Path>; 2]>,
@@ -59,6 +59,11 @@ impl SentPath {
     pub fn counts(&self) -> PathCounts {
         lock(&self.paths[self.side]).counts()
     }
+
+    /// Changes the impairments of the frames that are sent from now on.
+    pub fn set(&self, how: &Impairments) {
+        lock(&self.paths[self.side]).set(how);
+    }
 }
 
 fn lock(path: &Mutex<Path>) -> MutexGuard<'_, Path> {
@@ -66,7 +71,7 @@ fn lock(path: &Mutex<Path>) -> MutexGuard<'_, Path> {
 }
 
 impl SimLink {
-    /// The counters of the frames that this end sends. They remain readable after a stack has taken the device.
+    /// The path of the frames that this end sends. It remains usable after a stack has taken the device.
     pub fn sent_path(&self) -> SentPath {
         SentPath { paths: Arc::clone(&self.paths), side: self.side }
     }

@@ -11,59 +11,54 @@ use fulmar::internals::runtime::{RecvTicket, WatchedShard};
 use fulmar_stack::base::{Counter, Duration, Instant, SlotId};
 use fulmar_stack::device::Burst;
 use fulmar_stack::mbuf::RecvBuf;
-use fulmar_stack::shard::{ListenOptions, Shard};
+use fulmar_stack::shard::Shard;
 use fulmar_stack::socket::SocketError;
 use fulmar_stack::socket::posted::CompletionPolicy;
-use fulmar_testbed::stations::{self, at, config};
+use fulmar_testbed::stations::{self, config};
+use fulmar_testbed::world::World;
 
 use device::{Guesser, Notes};
 
 struct Pair {
-    now: Instant,
-    shards: [WatchedShard; 2],
+    world: World,
     notes: Arc<Mutex<Notes>>,
 }
 
 impl Pair {
     fn over(how: Impairments) -> Pair {
-        let (a, b) = sim_pair(1, &how, &LinkConfig::default());
-        let now = Instant::from_millis(1000);
+        let (near, far) = sim_pair(1, &how, &LinkConfig::default());
         let notes = Arc::new(Mutex::new(Notes::default()));
-        let shard = |station, inner| {
+        let devices = [near, far].map(|inner| {
             let notes = Arc::clone(&notes);
             let fresh = Burst::with_capacity(256);
-            let device = Guesser { inner, flows: Vec::new(), turn: 0, fresh, held: None, notes };
-            WatchedShard::new(Shard::new(config(station, 16 << 20), Box::new(device), now).unwrap())
-        };
-        Pair { now, shards: [shard(0, a), shard(1, b)], notes }
+            Box::new(Guesser { inner, flows: Vec::new(), turn: 0, fresh, held: None, notes }) as _
+        });
+        Pair { world: World::new(devices, |n| config(n, 16 << 20)), notes }
     }
 
     /// Lets time pass up to the next thing to do.
     fn go_on(&mut self) {
-        let next = self.shards.iter().filter_map(|s| s.next_deadline()).min();
-        let soon = self.now + Duration::from_micros(1);
-        self.now = next.unwrap_or(soon).clamp(soon, self.now + Duration::from_millis(10));
-        for s in &mut self.shards {
-            s.step(self.now, 64);
-            drop(s.take_received());
-        }
+        self.world.advance(Duration::from_millis(10));
+        self.deliver();
     }
 
-    /// A connection from shard 0 to shard 1: its two ends.
+    /// Completes the buffers that are over.
+    fn deliver(&mut self) {
+        self.world.shards.iter_mut().for_each(|s| drop(s.take_received()));
+    }
+
+    /// A connection from station 0 to station 1: the ends.
     fn connected(&mut self, port: u16) -> (SlotId, SlotId) {
-        let listener = self.shards[1].tcp_listen(at(1, port), ListenOptions::default()).unwrap();
-        let client = self.shards[0].tcp_connect(self.now, at(1, port), None).unwrap();
-        self.shards[0].with_tcb(self.now, client, |t| t.tcb.set_nodelay(true)).unwrap();
-        loop {
-            self.go_on();
-            if let Ok(Poll::Ready((server, _))) = self.shards[1].tcp_accept(listener) {
-                return (client, server);
-            }
-        }
+        let listener = self.world.listen(port);
+        let [client, server] = self.world.connect(listener);
+        let World { now, shards } = &mut self.world;
+        shards[0].with_tcb(*now, client, |t| t.tcb.set_nodelay(true)).unwrap();
+        (client, server)
     }
 
     fn write(&mut self, id: SlotId, bytes: &[u8]) -> usize {
-        stations::write(&mut self.shards[0], self.now, id, bytes).unwrap_or(0)
+        let World { now, shards } = &mut self.world;
+        stations::write(&mut shards[0], *now, id, bytes).unwrap_or(0)
     }
 }
 
@@ -87,7 +82,7 @@ impl Flow {
     fn post(&mut self, pair: &mut Pair, buf: RecvBuf) {
         let ticket = Arc::new(RecvTicket::default());
         let id = self.ends.1;
-        pair.shards[1].tcp_post(pair.now, id, buf, RULE, &ticket).expect("posted");
+        pair.world.shards[1].tcp_post(pair.world.now, id, buf, RULE, &ticket).expect("posted");
         self.away.push(ticket);
     }
 
@@ -130,8 +125,8 @@ fn interleaved(how: Impairments, total: usize, message: usize) -> Notes {
     }
     assert_eq!(flows.each_ref().map(|f| f.got), [total; 2]);
     for f in &flows {
-        pair.shards[1].close(pair.now, f.ends.1);
-        pair.shards[1].dispatch();
+        pair.world.shards[1].close(pair.world.now, f.ends.1);
+        pair.world.shards[1].dispatch();
         for t in &f.away {
             let ended = t.take().expect("closing ends it");
             assert_eq!(ended.error, Some(SocketError::Cancelled));
@@ -164,29 +159,29 @@ fn nor_do_they_where_packets_are_lost_doubled_and_reordered() {
 fn the_answer_to_a_full_buffer_waits_until_its_reader_looks_again_or_stays_away() {
     let mut pair = Pair::over(Impairments::default());
     let (client, server) = pair.connected(80);
-    let sent = |pair: &Pair| pair.shards[1].counters().value(Counter::TxFrames);
+    let sent = |pair: &Pair| pair.world.shards[1].counters().value(Counter::TxFrames);
     let one_buffer = |pair: &mut Pair| {
         let ticket = Arc::new(RecvTicket::default());
         let buf = RecvBuf::from(vec![0; 5000]);
-        pair.shards[1].tcp_post(pair.now, server, buf, RULE, &ticket).expect("posted");
+        pair.world.shards[1].tcp_post(pair.world.now, server, buf, RULE, &ticket).expect("posted");
         let before = sent(pair);
         assert_eq!(pair.write(client, &[7; 5000]), 5000);
-        pair.now = pair.now + Duration::from_micros(1);
-        pair.shards[0].step(pair.now, 64);
-        pair.shards[1].step_for_reader(pair.now);
-        drop(pair.shards[1].take_received());
+        pair.world.now = pair.world.now + Duration::from_micros(1);
+        pair.world.shards[0].step(pair.world.now, 64);
+        pair.world.shards[1].step_for_reader(pair.world.now);
+        drop(pair.world.shards[1].take_received());
         assert!(ticket.is_over());
         assert_eq!(sent(pair), before, "its reader is about to come back");
         before
     };
     let before = one_buffer(&mut pair);
-    pair.shards[1].step_for_reader(pair.now);
+    pair.world.shards[1].step_for_reader(pair.world.now);
     assert_eq!(sent(&pair), before + 1, "there is nothing more");
 
     let before = one_buffer(&mut pair);
-    let by = pair.shards[1].next_deadline().expect("the answer waits");
-    assert!(by <= pair.now + Duration::from_millis(2));
-    pair.shards[1].step(by, 64);
+    let by = pair.world.shards[1].next_deadline().expect("the answer waits");
+    assert!(by <= pair.world.now + Duration::from_millis(2));
+    pair.world.shards[1].step(by, 64);
     assert_eq!(sent(&pair), before + 1, "nobody came");
 }
 
@@ -197,13 +192,13 @@ fn stride(step: impl Fn(&mut WatchedShard, Instant, &RecvTicket)) -> u64 {
     let taken = |shard: &Shard| shard.counters().value(Counter::ReceiveBytes);
     let mut strides = Vec::new();
     while !ticket.is_over() {
-        let Pair { shards, now, .. } = &mut line.pair;
+        let World { shards, now } = &mut line.pair.world;
         *now = *now + Duration::from_micros(20);
         let before = taken(&shards[1]);
         step(&mut shards[1], *now, &ticket);
         strides.push(taken(&shards[1]) - before);
         (0..16).for_each(|_| _ = line.pair.write(line.client, &[7; 64 << 10]));
-        line.pair.shards[0].step(line.pair.now, 64);
+        line.pair.world.shards[0].step(line.pair.world.now, 64);
     }
     strides.retain(|n| *n > 0);
     strides.sort_unstable();
@@ -248,7 +243,7 @@ impl Line {
     fn post(&mut self, capacity: usize, rule: CompletionPolicy) -> Arc<RecvTicket> {
         let ticket = Arc::new(RecvTicket::default());
         let buf = RecvBuf::from(vec![0; capacity]);
-        let Pair { shards, now, .. } = &mut self.pair;
+        let World { shards, now } = &mut self.pair.world;
         shards[1].tcp_post(*now, self.server, buf, rule, &ticket).expect("posted");
         ticket
     }
@@ -275,11 +270,8 @@ impl Line {
     /// Runs both shards for 100 µs: frames are exchanged, and no timer fires.
     fn settle(&mut self) {
         for _ in 0..5 {
-            self.pair.now = self.pair.now + Duration::from_micros(20);
-            for s in &mut self.pair.shards {
-                s.step(self.pair.now, 64);
-                drop(s.take_received());
-            }
+            self.pair.world.step(Duration::from_micros(20));
+            self.pair.deliver();
         }
     }
 
@@ -293,10 +285,10 @@ impl Line {
 
     /// Reads what there is, and how many bytes that was.
     fn read(&mut self) -> usize {
-        let shard = &mut self.pair.shards[1];
+        let shard = &mut self.pair.world.shards[1];
         let Ok(Poll::Ready(chain)) = shard.tcp_take(self.server, usize::MAX) else { return 0 };
         let bytes = chain.to_vec();
-        shard.tcp_read_done(self.pair.now, self.server, chain);
+        shard.tcp_read_done(self.pair.world.now, self.server, chain);
         self.have(&bytes)
     }
 
@@ -314,8 +306,8 @@ fn the_bytes_of_a_buffer_that_is_given_up_are_as_young_as_that() {
         let mut line = Line::new();
         let ticket = line.post(1000, PATIENT);
         line.send(100);
-        line.pair.now = line.pair.now + Duration::from_secs(5);
-        let Pair { shards, now, .. } = &mut line.pair;
+        line.pair.world.now = line.pair.world.now + Duration::from_secs(5);
+        let World { shards, now } = &mut line.pair.world;
         if is_revoked {
             assert!(shards[1].tcp_abandon_post(*now, line.server, &ticket));
         } else {
@@ -399,8 +391,8 @@ impl Line {
     /// One poll of a reader that waits for this ticket, without other polls. Returns whether the poll completed the
     /// ticket.
     fn look(&mut self, ticket: &RecvTicket) -> bool {
-        self.pair.now = self.pair.now + Duration::from_micros(20);
-        let outcome = self.pair.shards[1].step_for_ticket(self.pair.now, ticket).1;
+        self.pair.world.now = self.pair.world.now + Duration::from_micros(20);
+        let outcome = self.pair.world.shards[1].step_for_ticket(self.pair.world.now, ticket).1;
         let Some(buf) = outcome.and_then(|o| o.buf) else { return false };
         self.have(&buf);
         true
@@ -411,8 +403,8 @@ impl Line {
         let bytes = counting(self.written..self.written + bytes);
         assert_eq!(self.pair.write(self.client, &bytes), bytes.len());
         self.written += bytes.len();
-        self.pair.now = self.pair.now + Duration::from_micros(20);
-        self.pair.shards[0].step(self.pair.now, 64);
+        self.pair.world.now = self.pair.world.now + Duration::from_micros(20);
+        self.pair.world.shards[0].step(self.pair.world.now, 64);
     }
 
     /// Posts two buffers. The first is full and its reader has it. The second has 100 bytes that came with the first
@@ -446,11 +438,11 @@ fn a_partial_completion_is_deferred_until_the_reader_of_a_full_buffer_polls_agai
 fn a_deferred_completion_completes_after_two_milliseconds_without_a_poll() {
     for rule in [MARKED, PUSHED] {
         let (mut line, behind) = Line::resting(rule);
-        let by = line.pair.shards[1].next_deadline().expect("the shard has to look again");
-        assert!(by <= line.pair.now + Duration::from_millis(2), "{rule:?}");
-        line.pair.now = by;
-        line.pair.shards[1].step(by, 64);
-        drop(line.pair.shards[1].take_received());
+        let by = line.pair.world.shards[1].next_deadline().expect("the shard has to look again");
+        assert!(by <= line.pair.world.now + Duration::from_millis(2), "{rule:?}");
+        line.pair.world.now = by;
+        line.pair.world.shards[1].step(by, 64);
+        drop(line.pair.world.shards[1].take_received());
         assert_eq!(line.collect(&behind), 100, "{rule:?}");
     }
 }
@@ -459,10 +451,10 @@ fn a_deferred_completion_completes_after_two_milliseconds_without_a_poll() {
 fn urgent_data_the_end_of_the_stream_and_its_failure_rest_no_longer_than_others() {
     type Happens = fn(&mut Line);
     let urgent: Happens = |line| line.send_urgent(20);
-    let end: Happens = |line| line.pair.shards[0].close(line.pair.now, line.client);
+    let end: Happens = |line| line.pair.world.shards[0].close(line.pair.world.now, line.client);
     let failure: Happens = |line| {
         let linger = Some(Duration::ZERO);
-        let Pair { shards, now, .. } = &mut line.pair;
+        let World { shards, now } = &mut line.pair.world;
         shards[0].with_tcb(*now, line.client, |t| t.linger = linger).unwrap();
         shards[0].close(*now, line.client);
     };
@@ -481,13 +473,13 @@ fn completions_are_not_deferred_while_other_connections_have_buffers() {
     let other = line.pair.connected(81).1;
     let (full, behind) = (line.post(1000, PATIENT), line.post(5000, MARKED));
     let elsewhere = Arc::new(RecvTicket::default());
-    let Pair { shards, now, .. } = &mut line.pair;
+    let World { shards, now } = &mut line.pair.world;
     let buf = RecvBuf::from(vec![0; 10]);
     shards[1].tcp_post(*now, other, buf, PATIENT, &elsewhere).expect("posted");
     line.write(1100);
     assert!(line.look(&full));
     assert_eq!(line.collect(&behind), 100, "who waits for it may be somebody else");
-    drop(line.pair.shards[1].take_received());
+    drop(line.pair.world.shards[1].take_received());
 }
 
 /// Sends a message of `bytes` bytes into a buffer of 5000. Returns the number of requests to place that the device got
@@ -497,7 +489,7 @@ fn message(line: &mut Line, bytes: usize) -> usize {
     let ticket = line.post(5000, RULE);
     line.send(bytes);
     // The pause that ends a message.
-    line.pair.now = line.pair.now + Duration::from_millis(4);
+    line.pair.world.now = line.pair.world.now + Duration::from_millis(4);
     line.settle();
     assert_eq!(line.collect(&ticket), bytes);
     line.note(|n| n.asked) - before
@@ -507,12 +499,12 @@ fn message(line: &mut Line, bytes: usize) -> usize {
 fn a_flow_that_never_fills_its_buffers_stops_asking_the_device_until_it_fills_them_again() {
     let mut line = Line::new();
     let rests = |line: &mut Line| {
-        let started = line.pair.now;
+        let started = line.pair.world.now;
         for _ in 0..4 {
             assert_eq!(message(line, 100), 0, "it should rest");
         }
-        assert!(line.pair.now < started + Duration::from_millis(200), "that took too long");
-        line.pair.now = started + Duration::from_millis(260);
+        assert!(line.pair.world.now < started + Duration::from_millis(200), "that took too long");
+        line.pair.world.now = started + Duration::from_millis(260);
         line.settle();
     };
     // As many are forgiven at first, and fewer after a rest.
