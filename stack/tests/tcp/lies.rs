@@ -1,10 +1,11 @@
 //! A peer that lies, a clock that runs backwards, and paths that change: no controller grows faster than the
 //! data that arrives, stalls beyond the bound of its RFC, or divides by zero.
 
-use super::support::world::{Bottleneck, Net, World};
 use super::support::*;
+use fulmar::internals::drivers::link::Impairments;
 use fulmar_stack::base::{Counter, Duration};
 use fulmar_stack::tcp::*;
+use fulmar_testbed::connection::Connection;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -243,32 +244,35 @@ fn segments_without_data_stay_within_a_window_that_was_shrunk() {
     });
 }
 
-/// A stream of 20 Mb/s.
-fn bulk(congestion: CongestionControl, one_way: Duration) -> World {
-    let bottleneck = Some(Bottleneck { bytes_per_s: 2_500_000, queue_bytes: 100_000 });
-    let cfg = Config { congestion, ..Config::default() };
-    let mut w = World::bulk(Net { bottleneck, ..Net::clean(one_way) }, &cfg, 11);
-    w.goodput(Duration::from_secs(3));
-    w
+/// A path of 20 Mb/s.
+fn path(one_way: Duration) -> Impairments {
+    bottleneck(20_000_000, 100_000, one_way)
+}
+
+/// A stream of 20 Mb/s, after some seconds.
+fn bulk(congestion: CongestionControl, one_way: Duration) -> Connection {
+    let mut c = stream_over(11, &path(one_way), Config { congestion, ..Config::default() });
+    c.stream(Duration::from_secs(3));
+    c
 }
 
 #[test]
 fn a_round_trip_time_that_jumps_from_1_ms_to_2_s_and_back_is_followed() {
     for congestion in CongestionControl::ALL {
-        let mut w = bulk(*congestion, MS / 2);
-        assert!(w.goodput(Duration::from_secs(1)) > 15.0, "{congestion}");
-        w.net.one_way = Duration::from_secs(1);
-        w.goodput(Duration::from_secs(30));
-        let rtt = w.sides[0].tcb.info().rtt;
+        let mut c = bulk(*congestion, MS / 2);
+        assert!(c.stream(Duration::from_secs(1)).mbps > 15.0, "{congestion}");
+        c.set_path(&path(Duration::from_secs(1)));
+        c.stream(Duration::from_secs(30));
+        let rtt = c.tcb(0).info().rtt;
         assert!(rtt > Duration::from_millis(1500), "{congestion}: {rtt:?}");
-        let long = w.goodput(Duration::from_secs(60));
+        let long = c.stream(Duration::from_secs(60)).mbps;
         // BBR's window is four segments a round trip until the shorter round-trip time has been forgotten, and then
         // grows by a quarter with each probe for bandwidth.
         let least = if *congestion == CongestionControl::Bbr { 0.02 } else { 0.3 };
         assert!(long > least, "{congestion}: {long}");
-        w.net.one_way = MS / 2;
-        w.goodput(Duration::from_secs(15));
-        let short = w.goodput(Duration::from_secs(5));
+        c.set_path(&path(MS / 2));
+        c.stream(Duration::from_secs(15));
+        let short = c.stream(Duration::from_secs(5)).mbps;
         assert!(short > 10.0, "{congestion}: {short}");
     }
 }
@@ -277,13 +281,13 @@ fn a_round_trip_time_that_jumps_from_1_ms_to_2_s_and_back_is_followed() {
 fn a_link_that_vanishes_for_30_s_is_found_again_within_its_time_out() {
     for congestion in CongestionControl::ALL {
         for one_way in [MS, MS * 50] {
-            let mut w = bulk(*congestion, one_way);
-            w.net.mtu = 0;
-            w.goodput(Duration::from_secs(30));
-            w.net.mtu = usize::MAX;
+            let mut c = bulk(*congestion, one_way);
+            c.set_path(&Impairments { loss: 1.0, ..path(one_way) });
+            c.stream(Duration::from_secs(30));
+            c.set_path(&path(one_way));
             // The time-out has doubled to no more than the outage.
-            w.goodput(Duration::from_secs(35));
-            let rate = w.goodput(Duration::from_secs(10));
+            c.stream(Duration::from_secs(35));
+            let rate = c.stream(Duration::from_secs(10)).mbps;
             assert!(rate > 10.0, "{congestion} {one_way:?}: {rate}");
         }
     }

@@ -1,4 +1,4 @@
-//! The TCP engine: traces of one connection, and two engines over a network.
+//! The TCP engine: traces of one connection, and streams between two stacks over a network.
 
 #[macro_use]
 mod support;

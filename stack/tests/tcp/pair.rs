@@ -1,123 +1,78 @@
-//! Simulation of two engines and a lossy, reordering, duplicating network on virtual time, over
-//! many seeds: every byte arrives in order, both sides close, every buffer is freed.
-//!
-//! Failing seeds are printed. `FULMAR_TCP_SEED=n cargo test -p fulmar-stack --test main tcp::pair` replays one,
-//! `FULMAR_TCP_SEEDS=n` runs `n` seeds.
+//! Two stacks that probe every path MTU, over networks that lose, repeat and reorder packets: every byte arrives in
+//! order, and every buffer is freed. The seeds of the simulation have the same networks without such probes.
 
-use super::support::world::{Net, Rng, World, side};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig};
 use fulmar_stack::base::{Counter, Duration};
+use fulmar_stack::device::Rng;
+use fulmar_stack::shard::StackConfig;
 use fulmar_stack::tcp::*;
+use fulmar_testbed::connection::Connection;
+use fulmar_testbed::stations;
+use fulmar_testbed::tamper::Tampered;
+
+fn pick<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
+    of[rng.below(of.len() as u64) as usize]
+}
 
 fn config(rng: &mut Rng) -> Config {
     Config {
-        send_buffer_bytes: rng.pick(&[4096, 30_000, 1 << 20]),
-        recv_buffer_bytes: rng.pick(&[4096, 30_000, 1 << 20]),
-        max_buffer_bytes: rng.pick(&[1 << 20, 16 << 20]),
-        timestamps: !rng.chance(300),
-        sack: !rng.chance(300),
-        nodelay: rng.chance(300),
-        congestion: rng.pick(CongestionControl::ALL),
-        // Not drawn: the seeds stay what they were.
-        mtu_probing: if rng.0 & 2 == 0 { MtuProbing::BlackHole } else { MtuProbing::Always },
+        send_buffer_bytes: pick(rng, &[4096, 30_000, 1 << 20]),
+        recv_buffer_bytes: pick(rng, &[4096, 30_000, 1 << 20]),
+        timestamps: rng.below(10) > 2,
+        sack: rng.below(10) > 2,
+        congestion: pick(rng, CongestionControl::ALL),
+        mtu_probing: MtuProbing::Always,
         ..Config::default()
     }
 }
 
-fn world(seed: u64) -> World {
-    let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let mtu = rng.pick(&[576, 1500, 1500, 9000]);
-    let tso_bytes = rng.pick(&[None, Some(65_535), Some(16_384)]);
-    let path = PathInfo { mtu, route_mtu: mtu, ip_header_bytes: 20, tso_bytes };
-    let net = Net {
-        one_way: Duration::from_micros(rng.pick(&[0, 20, 5_000, 150_000])),
-        loss: rng.pick(&[0, 0, 10, 50, 100]),
-        duplicate: rng.pick(&[0, 0, 20]),
-        reorder: rng.pick(&[0, 0, 30, 200]),
-        whole: rng.chance(500),
-        mtu: usize::MAX,
-        bottleneck: None,
-    };
-    let most = if net.loss > 10 { 150_000 } else { 700_000 };
-    let (a, b) = (config(&mut rng), config(&mut rng));
-    let lengths = [rng.below(most), if rng.chance(500) { rng.below(most) } else { 0 }];
-    let sides = [side(0, &a, path, &mut rng, lengths[0]), side(1, &b, path, &mut rng, lengths[1])];
-    World::new(net, sides, b, rng)
+fn network(rng: &mut Rng) -> Impairments {
+    Impairments {
+        delay: Duration::from_micros(pick(rng, &[20, 5_000, 150_000])),
+        loss: pick(rng, &[0.0, 0.0, 0.01, 0.05]),
+        duplicate: pick(rng, &[0.0, 0.02]),
+        reorder: pick(rng, &[0.0, 0.0, 0.03, 0.2]),
+        reorder_delay: Duration::from_millis(20),
+        mtu: pick(rng, &[None, None, Some(1100)]),
+        ..Impairments::default()
+    }
 }
 
-fn run(seed: u64) -> World {
-    let mut w = world(seed);
-    w.pump(0);
-    let mut steps = 0u64;
-    let end = w.now + Duration::from_secs(3000);
-    while w.step() {
-        steps += 1;
-        assert!(steps < 2_000_000, "does not terminate");
-        assert!(w.now < end, "takes too long");
+fn run(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let (how, tcp) = (network(&mut rng), [config(&mut rng), config(&mut rng)]);
+    let station = |n: u8| StackConfig { tcp: tcp[usize::from(n)], ..stations::config(n, 8 << 20) };
+    let link = LinkConfig::default();
+    let mut c =
+        Connection::over(seed, &how, &link, station, |end| Box::new(Tampered::new(end).copies()));
+    let sent: Vec<u8> = (0..rng.below(200_000)).map(|i| (i ^ (i >> 8)) as u8).collect();
+    let (mut written, mut got) = (0, Vec::new());
+    let end = c.world.now + Duration::from_secs(3000);
+    while got.len() < sent.len() {
+        let (now, rest) = (c.world.now, &sent[written..]);
+        if !rest.is_empty() {
+            written += stations::write(&mut c.world.shards[0], now, c.client, rest).unwrap_or(0);
+        }
+        c.world.advance(Duration::from_millis(10));
+        got.extend(c.take_all(1 << 20));
+        assert!(c.world.now < end, "seed {seed}: {} of {} bytes", got.len(), sent.len());
     }
-    for i in 0..2 {
-        assert_eq!(w.sides[i].got, w.sides[1 - i].to_send, "bytes missing");
-        let now = w.now;
-        let s = &mut w.sides[i];
-        s.env(now, |t, env| t.release(env));
-        assert_eq!(s.pool.outstanding(), 0, "mbufs leaked");
-        assert_eq!(s.window.granted_bytes, 0, "budget leaked");
+    assert!(got == sent, "seed {seed}");
+    if how.loss + how.reorder + how.duplicate == 0.0 && how.mtu.is_none() {
+        let again = c.world.shards[0].counters().value(Counter::TcpRetransmitBytes);
+        assert_eq!(again, 0, "seed {seed}");
     }
-    w
+    for (shard, id) in c.world.shards.iter_mut().zip([c.client, c.server]) {
+        shard.close(c.world.now, id);
+    }
+    c.world.pass(Duration::from_secs(300));
+    for shard in &mut c.world.shards {
+        shard.pool().drain_remote();
+        assert_eq!(shard.stat().pool.mbufs_in_use, 0, "seed {seed}");
+    }
 }
 
 #[test]
-fn every_byte_arrives_whatever_the_network_does() {
-    let read = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
-    if let Some(seed) = read("FULMAR_TCP_SEED") {
-        let w = run(seed);
-        println!("{:?} {:?}", w.net, w.now);
-        return;
-    }
-    let seeds = read("FULMAR_TCP_SEEDS").unwrap_or(500);
-    let mut failed = Vec::new();
-    for seed in 1..=seeds {
-        if std::panic::catch_unwind(|| run(seed)).is_err() {
-            println!("seed {seed} failed");
-            failed.push(seed);
-        }
-    }
-    assert!(failed.is_empty(), "seeds {failed:?}");
-}
-
-#[test]
-fn on_a_clean_path_only_probes_are_sent_again() {
-    let mut clean = 0;
-    for seed in 1..200 {
-        let w = world(seed);
-        if w.net.loss + w.net.reorder + w.net.duplicate > 0 {
-            continue;
-        }
-        let w = run(seed);
-        for s in &w.sides {
-            assert_eq!(s.counters.value(Counter::TcpFastRetransmits), 0, "seed {seed}");
-            assert_eq!(s.counters.value(Counter::TcpRetransmitBytes), 0, "seed {seed}");
-            assert_eq!(s.counters.value(Counter::TcpTimeouts), 0, "seed {seed}");
-        }
-        clean += 1;
-    }
-    assert!(clean > 10);
-}
-
-/// Goodput of a stream of 60 virtual seconds, Mb/s.
-fn goodput(net: Net, congestion: CongestionControl, seed: u64) -> (f64, u64) {
-    let mut w = World::bulk(net, &Config { congestion, ..Config::default() }, seed);
-    let rate = w.goodput(Duration::from_secs(60));
-    (rate, w.sides[0].counters.value(Counter::TcpTimeouts))
-}
-
-#[test]
-#[ignore = "prints figures"]
-fn goodput_over_lossy_paths_is_printed() {
-    for (ms, loss, reorder) in [(20, 1, 0), (20, 10, 0), (1, 10, 0), (1, 0, 10), (50, 10, 0)] {
-        let net = Net { loss, reorder, ..Net::clean(Duration::from_millis(ms)) };
-        for c in CongestionControl::ALL {
-            let runs: Vec<_> = (1..=3).map(|seed| goodput(net, *c, seed)).collect();
-            println!("{ms} ms, loss {loss} per mille, reorder {reorder}: {c} {runs:.1?}");
-        }
-    }
+fn every_byte_arrives_beside_probes_whatever_the_network_does() {
+    (1..=200).for_each(run);
 }

@@ -1,9 +1,11 @@
 //! Packetisation-layer path MTU discovery (RFC 4821): black holes and probes.
 
-use super::support::world::{Bottleneck, Net, World};
 use super::support::*;
+use fulmar::internals::drivers::link::{Impairments, LinkConfig};
 use fulmar_stack::base::{Counter, Duration};
 use fulmar_stack::tcp::*;
+use fulmar_testbed::connection::Connection;
+use fulmar_testbed::stations;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -252,23 +254,27 @@ fn a_completed_search_is_repeated_after_ten_minutes() {
     assert_eq!(t.sent().len, 1460);
 }
 
-/// A stream over a path of 1.6 Mb/s, after some seconds.
-fn bulk(cfg: &Config, mtu: usize) -> World {
-    let bottleneck = Some(Bottleneck { bytes_per_s: 200_000, queue_bytes: 20_000 });
-    let mut w = World::bulk(Net { mtu, bottleneck, ..Net::clean(10 * MS) }, cfg, 7);
-    w.goodput(Duration::from_secs(8));
-    w
+/// A path of 1.6 Mb/s that loses larger packets.
+fn path(mtu: usize) -> Impairments {
+    Impairments { mtu: Some(mtu), ..bottleneck(1_600_000, 20_000, 10 * MS) }
+}
+
+/// A stream over a path, after some seconds.
+fn bulk(cfg: Config, mtu: usize) -> Connection {
+    let mut c = stream_over(7, &path(mtu), cfg);
+    c.stream(Duration::from_secs(8));
+    c
 }
 
 #[test]
 fn every_controller_survives_a_black_hole_and_finds_its_size() {
     for congestion in CongestionControl::ALL {
         for timestamps in [true, false] {
-            let mut w =
-                bulk(&Config { congestion: *congestion, timestamps, ..Config::default() }, 1300);
-            let mss = w.sides[0].tcb.info().mss_bytes + if timestamps { 12 } else { 0 };
+            let cfg = Config { congestion: *congestion, timestamps, ..Config::default() };
+            let mut c = bulk(cfg, 1300);
+            let mss = c.tcb(0).info().mss_bytes + if timestamps { 12 } else { 0 };
             assert!((1252..=1260).contains(&mss), "{congestion}: {mss}");
-            let rate = w.goodput(Duration::from_secs(2));
+            let rate = c.stream(Duration::from_secs(2)).mbps;
             assert!(rate > 1.2, "{congestion}: {rate} Mb/s");
         }
     }
@@ -277,47 +283,48 @@ fn every_controller_survives_a_black_hole_and_finds_its_size() {
 #[test]
 fn a_path_whose_mtu_falls_and_rises_again_is_followed() {
     for congestion in CongestionControl::ALL {
-        let mut w = bulk(&Config { congestion: *congestion, ..Config::default() }, 1500);
-        let full = w.sides[0].tcb.info().mss_bytes;
+        let mut c = bulk(Config { congestion: *congestion, ..Config::default() }, 1500);
+        let full = c.tcb(0).info().mss_bytes;
         assert_eq!(full, 1448);
         for mtu in [1100, 700, 1400] {
-            w.net.mtu = mtu;
-            w.goodput(Duration::from_secs(610));
-            let mss = w.sides[0].tcb.info().mss_bytes as usize;
+            c.set_path(&path(mtu));
+            c.stream(Duration::from_secs(610));
+            let mss = c.tcb(0).info().mss_bytes as usize;
             assert!(mss <= mtu - 52 && mss >= mtu - 62, "{congestion}: {mss} for {mtu}");
         }
-        w.net.mtu = 1500;
-        w.goodput(Duration::from_secs(605));
-        assert_eq!(w.sides[0].tcb.info().mss_bytes, full, "{congestion}");
+        c.set_path(&path(1500));
+        c.stream(Duration::from_secs(605));
+        assert_eq!(c.tcb(0).info().mss_bytes, full, "{congestion}");
     }
 }
 
 #[test]
 fn an_outage_costs_no_segment_size() {
     for congestion in CongestionControl::ALL {
-        let mut w = bulk(&Config { congestion: *congestion, ..Config::default() }, 1500);
-        w.net.mtu = 0;
-        assert!(w.goodput(Duration::from_secs(30)) < 1.0);
-        assert_eq!(w.sides[0].tcb.info().mss_bytes, 524);
-        w.net.mtu = usize::MAX;
+        let mut c = bulk(Config { congestion: *congestion, ..Config::default() }, 1500);
+        c.set_path(&Impairments { loss: 1.0, ..path(1500) });
+        assert!(c.stream(Duration::from_secs(30)).mbps < 1.0);
+        assert_eq!(c.tcb(0).info().mss_bytes, 524);
+        c.set_path(&path(1500));
         // The time-out of RFC 6298 has doubled to 30 s at the most.
-        w.goodput(Duration::from_secs(32));
-        assert_eq!(w.sides[0].tcb.info().mss_bytes, 1448, "{congestion}");
-        assert!(w.goodput(Duration::from_secs(2)) > 1.2, "{congestion}");
+        c.stream(Duration::from_secs(32));
+        assert_eq!(c.tcb(0).info().mss_bytes, 1448, "{congestion}");
+        assert!(c.stream(Duration::from_secs(2)).mbps > 1.2, "{congestion}");
     }
 }
 
 #[test]
 fn a_search_over_a_path_of_64_kib_ends_at_its_size() {
-    let cfg = Config { mtu_probing: MtuProbing::Always, ..Config::default() };
-    let bottleneck = Some(Bottleneck { bytes_per_s: 50_000_000, queue_bytes: 400_000 });
-    let mut w = World::bulk(Net { bottleneck, ..Net::clean(MS) }, &cfg, 3);
-    for s in &mut w.sides {
-        s.path = PathInfo { mtu: 65_535, route_mtu: 65_535, ..s.path };
-    }
-    w.passive_cfg = cfg;
-    w.goodput(Duration::from_secs(3));
-    assert!(w.sides[0].tcb.info().mss_bytes > 1024);
+    let how = bottleneck(400_000_000, 400_000, MS);
+    let link = LinkConfig { mtu: 65_535, ..LinkConfig::default() };
+    let config = |station| {
+        let mut config = stations::config(station, 256 << 20);
+        config.tcp.mtu_probing = MtuProbing::Always;
+        config
+    };
+    let mut c = Connection::over(3, &how, &link, config, |end| Box::new(end));
+    c.stream(Duration::from_secs(3));
+    assert!(c.tcb(0).info().mss_bytes > 1024);
 }
 
 #[test]
@@ -325,9 +332,10 @@ fn random_losses_do_not_bind_a_connection_to_a_small_size() {
     let mut small = 0;
     for seed in 1..=20 {
         let cfg = Config { mtu_probing: MtuProbing::Always, ..Config::default() };
-        let mut w = World::bulk(Net { loss: 10, ..Net::clean(20 * MS) }, &cfg, seed);
-        w.goodput(Duration::from_secs(5));
-        small += u32::from(w.sides[0].tcb.info().mss_bytes < 1448);
+        let how = Impairments { loss: 0.01, delay: 20 * MS, ..Impairments::default() };
+        let mut c = stream_over(seed, &how, cfg);
+        c.stream(Duration::from_secs(5));
+        small += u32::from(c.tcb(0).info().mss_bytes < 1448);
     }
     assert!(small <= 1, "{small} of 20");
 }

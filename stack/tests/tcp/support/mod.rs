@@ -5,15 +5,17 @@
 //! directions.
 #![allow(dead_code)]
 
+use fulmar::internals::drivers::link::{Impairments, LinkConfig};
 use fulmar_stack::base::{Counter, Counters, DropReason, Duration, FlowKey, Instant, SeqNum};
 use fulmar_stack::mbuf::{Chain, Pool, PoolConfig, Purpose};
+use fulmar_stack::shard::StackConfig;
 use fulmar_stack::tcp::*;
 use fulmar_stack::wire::tcp::{
     EcnCounters, EcnOrder, FastOpen, FastOpenCookie, Flags, Header, Timestamps,
 };
+use fulmar_testbed::connection::Connection;
+use fulmar_testbed::stations;
 use std::collections::VecDeque;
-
-pub mod world;
 
 pub const OUR_ISS: SeqNum = SeqNum(u32::MAX - 300);
 pub const PEER_ISS: SeqNum = SeqNum(u32::MAX - 700);
@@ -514,4 +516,16 @@ macro_rules! send {
         assert_eq!(s.flags, $crate::tcp::support::flags($flags), "{s:?}");
         $(assert_eq!(s.$field, $value, concat!(stringify!($field), " of {:?}"), s);)*
     }};
+}
+
+/// A path with a limited rate and a queue, and this delay in each direction.
+pub fn bottleneck(rate_bps: u64, queue_bytes: usize, delay: Duration) -> Impairments {
+    Impairments { rate_bps: Some(rate_bps), queue_bytes, delay, ..Impairments::default() }
+}
+
+/// A connection between two stacks over such a path.
+pub fn stream_over(seed: u64, how: &Impairments, tcp: Config) -> Connection {
+    let config = |station| StackConfig { tcp, ..stations::config(station, 256 << 20) };
+    let link = LinkConfig::default();
+    Connection::over(seed, how, &link, config, |end| Box::new(end))
 }
