@@ -126,7 +126,7 @@ const ROOMS: &[Room] = &[
         "lab/simulation/src",
         &[
             "base", "wire", "mbuf", "route", "device", "ip", "udp", "tcp", "socket", "shard",
-            "runtime", "drivers",
+            "runtime", "drivers", "testbed",
         ],
         &[],
     ),

@@ -12,19 +12,16 @@
 mod cells;
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::task::Poll;
 
-use fulmar::internals::drivers::link::{
-    Impairments, LinkConfig, SentPath, SimLink, sim_pair_each_way,
-};
+use fulmar::internals::drivers::link::{Impairments, LinkConfig, SentPath, sim_pair_each_way};
 use fulmar_stack::base::{Counter, Duration, Instant, Secrets, SlotId};
 use fulmar_stack::device::impair::PathCounts;
-use fulmar_stack::ip::IfAddr;
-use fulmar_stack::mbuf::PoolConfig;
-use fulmar_stack::shard::{ListenOptions, Reserved, Shard, StackConfig};
+use fulmar_stack::shard::{ListenOptions, Reserved, StackConfig};
 use fulmar_stack::socket::Attempt;
 use fulmar_stack::tcp::{CongestionControl, EcnPolicy};
+use fulmar_testbed::stations::{self, at};
+use fulmar_testbed::world::{START, World};
 
 pub use cells::cells;
 
@@ -32,13 +29,10 @@ const PORT: u16 = 9;
 /// Both buffers of a connection at the most: five times the largest product of rate and delay.
 const BUFFER_BYTES: usize = 8 << 20;
 const POOL_BYTES: usize = 512 << 20;
-const START: Instant = Instant::from_millis(1_000);
 /// Between the starts of two flows: no round number, so that flows do not move in step.
 const BETWEEN_STARTS: Duration = Duration::from_micros(41_037);
 /// Free space of a send buffer worth a write.
 const WRITE_BYTES: usize = 16 << 10;
-/// Steps of an experiment that are taken for a livelock.
-const MOST_STEPS: u64 = 200_000_000;
 
 /// The load of the senders.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -153,17 +147,17 @@ fn mix(controllers: &[CongestionControl]) -> String {
 
 /// Runs a cell.
 pub fn run(cell: &Cell) -> Outcome {
-    let mut world = World::new(cell);
+    let mut dumbbell = Dumbbell::new(cell);
     let quarter = START + cell.time / 4;
-    world.play(quarter, true);
-    let before = world.measure();
-    world.play(START + cell.time, true);
-    let after = world.measure();
+    dumbbell.play(quarter, true);
+    let before = dumbbell.measure();
+    dumbbell.play(START + cell.time, true);
+    let after = dumbbell.measure();
     if let Load::Transfers { .. } = cell.load {
         // Those under way are waited for.
-        world.play(START + cell.time * 2, false);
+        dumbbell.play(START + cell.time * 2, false);
     }
-    world.outcome(cell, &before, &after)
+    dumbbell.outcome(&before, &after)
 }
 
 /// The counters that are read at two moments of an experiment.
@@ -188,13 +182,16 @@ struct Receiver {
     is_open: bool,
 }
 
-/// Senders, path, receivers.
-struct World<'a> {
-    cell: &'a Cell,
-    now: Instant,
-    sender: Shard,
-    receiver: Shard,
+/// The senders on station 0, the path, the receivers on station 1.
+struct Dumbbell<'a> {
+    world: World,
     path: SentPath,
+    traffic: Traffic<'a>,
+}
+
+/// The connections and their programs.
+struct Traffic<'a> {
+    cell: &'a Cell,
     listener: SlotId,
     flows: Vec<Flow>,
     receivers: Vec<Receiver>,
@@ -203,26 +200,19 @@ struct World<'a> {
     next_start: Instant,
 }
 
-fn address(station: u8) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::new(10, 0, 0, station + 1))
-}
-
-fn shard(station: u8, device: SimLink, ecn: EcnPolicy) -> Shard {
-    let pool = PoolConfig { huge_pages: false, ..PoolConfig::with_budget(POOL_BYTES) };
-    let mut config = StackConfig {
-        addresses: vec![IfAddr { addr: address(station), prefix_len: 24 }],
-        pool,
-        secrets: Some(Secrets::for_simulation(u64::from(station) + 1)),
-        ..StackConfig::default()
-    };
-    config.tcp.ecn = ecn;
+fn config(station: u8, cell: &Cell) -> StackConfig {
+    let mut config = stations::config(station, POOL_BYTES);
+    config.secrets = Some(Secrets::for_simulation(u64::from(station) + 1));
+    // Senders ask for ECN where the queue marks.
+    let asks = station == 0 && cell.path.ecn;
+    config.tcp.ecn = if asks { EcnPolicy::Ask } else { EcnPolicy::Accept };
     config.tcp.send_buffer_bytes = BUFFER_BYTES;
     config.tcp.recv_buffer_bytes = BUFFER_BYTES;
-    Shard::new(config, Box::new(device), START).expect("a shard")
+    config
 }
 
-impl<'a> World<'a> {
-    fn new(cell: &'a Cell) -> World<'a> {
+impl<'a> Dumbbell<'a> {
+    fn new(cell: &'a Cell) -> Dumbbell<'a> {
         // ACKs meet the same delay and the same losses, and no bottleneck.
         let back = Impairments {
             delay: cell.path.delay,
@@ -233,53 +223,73 @@ impl<'a> World<'a> {
         };
         let link = LinkConfig { mtu: 1500, ..LinkConfig::default() };
         let (near, far) = sim_pair_each_way(cell.seed, [&cell.path, &back], &link);
-        // Senders ask for ECN where the queue marks.
-        let ecn = if cell.path.ecn { EcnPolicy::Ask } else { EcnPolicy::Accept };
-        let mut receiver = shard(1, far, EcnPolicy::Accept);
-        let at = SocketAddr::new(address(1), PORT);
+        let path = near.sent_path();
+        let devices = [Box::new(near) as _, Box::new(far) as _];
+        let mut world = World::new(devices, |station| config(station, cell));
         let options = ListenOptions { backlog: 1024, ..ListenOptions::default() };
-        let listener = receiver.tcp_listen(at, options).expect("a free port");
-        World {
+        let listener = world.shards[1].tcp_listen(at(1, PORT), options).expect("a free port");
+        let traffic = Traffic {
             cell,
-            now: START,
-            path: near.sent_path(),
-            sender: shard(0, near, ecn),
-            receiver,
             listener,
             flows: Vec::new(),
             receivers: Vec::new(),
             read: Vec::new(),
             completed: Vec::new(),
             next_start: START,
-        }
+        };
+        Dumbbell { world, path, traffic }
     }
 
     /// Until `end`; `begins`: flows begin meanwhile.
     fn play(&mut self, end: Instant, begins: bool) {
-        for _ in 0..MOST_STEPS {
-            let starts = self.next_start().filter(|_| begins);
-            let due = [self.sender.next_deadline(), self.receiver.next_deadline(), starts];
-            let Some(next) = due.into_iter().flatten().min().filter(|at| *at <= end) else {
-                self.now = end;
+        let Dumbbell { world, traffic, .. } = self;
+        loop {
+            let starts = traffic.next_start().filter(|at| begins && *at <= end);
+            let until = starts.unwrap_or(end);
+            world.pass_with(until.since(world.now), |world, station| match station {
+                0 => traffic.write(world),
+                _ => {
+                    traffic.accept(world);
+                    traffic.read(world);
+                }
+            });
+            if starts.is_none() {
                 return;
-            };
-            self.now = self.now.max(next);
-            if starts.is_some_and(|at| at <= self.now) {
-                self.begin_flow();
             }
-            if due[0].is_some_and(|at| at <= self.now) {
-                self.sender.step(self.now, 256);
-            }
-            self.write();
-            if due[1].is_some_and(|at| at <= self.now) {
-                self.receiver.step(self.now, 256);
-                self.accept();
-                self.read();
-            }
+            traffic.begin_flow(world);
+            traffic.write(world);
         }
-        panic!("`{}` takes too many steps", self.cell.name);
     }
 
+    fn measure(&self) -> Measure {
+        let read = self.traffic.read.clone();
+        Measure { at: self.world.now, read, path: self.path.counts() }
+    }
+
+    fn outcome(&self, before: &Measure, after: &Measure) -> Outcome {
+        let seconds = after.at.since(before.at).as_secs_f64();
+        let flow = |f: usize| after.read[f] - before.read.get(f).copied().unwrap_or(0);
+        let Traffic { cell, flows, completed, read, .. } = &self.traffic;
+        let bulk = matches!(cell.load, Load::Bulk);
+        let readers = if bulk { after.read.len() } else { 0 };
+        let passed = (after.path.passed - before.path.passed).max(1);
+        let mut completions: Vec<_> = completed.iter().flatten().copied().collect();
+        completions.sort_unstable();
+        let counters = self.world.shards[0].counters();
+        Outcome {
+            goodput_bps: (0..readers).map(|f| (flow(f) as f64 * 8.0 / seconds) as u64).collect(),
+            resent_bytes: counters.value(Counter::TcpRetransmitBytes),
+            read_bytes: read.iter().sum(),
+            queue: Duration::from_nanos((after.path.passed_ns - before.path.passed_ns) / passed),
+            timeouts: counters.value(Counter::TcpTimeouts),
+            path: after.path,
+            incomplete: if bulk { 0 } else { flows.len() - completions.len() },
+            completions: if bulk { Vec::new() } else { completions },
+        }
+    }
+}
+
+impl Traffic<'_> {
     fn next_start(&self) -> Option<Instant> {
         let more = match self.cell.load {
             Load::Bulk => self.flows.len() < self.cell.controllers.len(),
@@ -288,98 +298,72 @@ impl<'a> World<'a> {
         more.then_some(self.next_start)
     }
 
-    fn begin_flow(&mut self) {
+    fn begin_flow(&mut self, world: &mut World) {
         let n = self.flows.len();
         let (left, between) = match self.cell.load {
             Load::Bulk => (u64::MAX, BETWEEN_STARTS),
             Load::Transfers { bytes, every } => (bytes as u64, every),
         };
         let port = 10_000 + u16::try_from(n).expect("fewer flows than ports");
-        let (to, from) = (SocketAddr::new(address(1), PORT), SocketAddr::new(address(0), port));
         let which = self.cell.controllers[n % self.cell.controllers.len()];
-        let id = self
-            .sender
-            .tcp_connect_with(self.now, to, Some(from), |entry| entry.tcb.set_congestion(which))
+        let World { now, shards: [sender, _] } = world;
+        let id = sender
+            .tcp_connect_with(*now, at(1, PORT), Some(at(0, port)), |entry| {
+                entry.tcb.set_congestion(which);
+            })
             .expect("a connection");
-        self.flows.push(Flow { id, port, left, begun: self.now, is_closed: false });
+        self.flows.push(Flow { id, port, left, begun: *now, is_closed: false });
         self.read.push(0);
         self.completed.push(None);
         self.next_start = self.next_start + between;
     }
 
-    fn write(&mut self) {
+    fn write(&mut self, world: &mut World) {
+        let World { now, shards: [sender, _] } = world;
         for flow in self.flows.iter_mut().filter(|f| !f.is_closed) {
             while flow.left > 0 {
-                let space = self.sender.sosend(flow.id).space().expect("it lives");
+                let space = sender.sosend(flow.id).space().expect("it lives");
                 let want = flow.left.min(64 << 10) as usize;
                 if space < want.min(WRITE_BYTES) {
                     break;
                 }
-                match self.sender.sosend(flow.id).reserve(
-                    self.now,
-                    &[],
-                    want.min(space),
-                    Attempt::First,
-                ) {
+                let len = want.min(space);
+                match sender.sosend(flow.id).reserve(*now, &[], len, Attempt::First) {
                     Ok(Poll::Ready(Reserved::Space(r))) => {
                         flow.left -= r.len() as u64;
-                        self.sender.sosend(flow.id).commit(self.now, r);
+                        sender.sosend(flow.id).commit(*now, r);
                     }
                     _ => break,
                 }
             }
             if flow.left == 0 {
                 flow.is_closed = true;
-                self.sender.close(self.now, flow.id);
+                sender.close(*now, flow.id);
             }
         }
     }
 
-    fn accept(&mut self) {
-        while let Ok(Poll::Ready((id, peer))) = self.receiver.tcp_accept(self.listener) {
+    fn accept(&mut self, world: &mut World) {
+        while let Ok(Poll::Ready((id, peer))) = world.shards[1].tcp_accept(self.listener) {
             let flow = self.flows.iter().position(|f| f.port == peer.port()).expect("its flow");
             self.receivers.push(Receiver { id, flow, is_open: true });
         }
     }
 
-    fn read(&mut self) {
+    fn read(&mut self, world: &mut World) {
+        let World { now, shards: [_, receiver] } = world;
         for r in self.receivers.iter_mut().filter(|r| r.is_open) {
-            while let Ok(Poll::Ready(chain)) = self.receiver.tcp_take(r.id, 1 << 20) {
+            while let Ok(Poll::Ready(chain)) = receiver.tcp_take(r.id, 1 << 20) {
                 let bytes = chain.len();
                 self.read[r.flow] += bytes as u64;
-                self.receiver.tcp_read_done(self.now, r.id, chain);
+                receiver.tcp_read_done(*now, r.id, chain);
                 if bytes == 0 {
-                    self.completed[r.flow] = Some(self.now.since(self.flows[r.flow].begun));
+                    self.completed[r.flow] = Some(now.since(self.flows[r.flow].begun));
                     r.is_open = false;
-                    self.receiver.close(self.now, r.id);
+                    receiver.close(*now, r.id);
                     break;
                 }
             }
-        }
-    }
-
-    fn measure(&self) -> Measure {
-        Measure { at: self.now, read: self.read.clone(), path: self.path.counts() }
-    }
-
-    fn outcome(&mut self, cell: &Cell, before: &Measure, after: &Measure) -> Outcome {
-        let seconds = after.at.since(before.at).as_secs_f64();
-        let flow = |f: usize| after.read[f] - before.read.get(f).copied().unwrap_or(0);
-        let bulk = matches!(cell.load, Load::Bulk);
-        let flows = if bulk { after.read.len() } else { 0 };
-        let passed = (after.path.passed - before.path.passed).max(1);
-        let mut completions: Vec<_> = self.completed.iter().flatten().copied().collect();
-        completions.sort_unstable();
-        let counters = self.sender.counters();
-        Outcome {
-            goodput_bps: (0..flows).map(|f| (flow(f) as f64 * 8.0 / seconds) as u64).collect(),
-            resent_bytes: counters.value(Counter::TcpRetransmitBytes),
-            read_bytes: self.read.iter().sum(),
-            queue: Duration::from_nanos((after.path.passed_ns - before.path.passed_ns) / passed),
-            timeouts: counters.value(Counter::TcpTimeouts),
-            path: after.path,
-            incomplete: if bulk { 0 } else { self.flows.len() - completions.len() },
-            completions: if bulk { Vec::new() } else { completions },
         }
     }
 }

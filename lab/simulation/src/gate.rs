@@ -11,6 +11,7 @@ use fulmar_stack::device::{
     Burst, Caps, Device, DeviceStats, DirectPlacement, Packet, Rng, WakeFd,
 };
 use fulmar_stack::mbuf::{Pool, Purpose};
+use fulmar_testbed::tamper::copied;
 
 use super::attack::{Injected, capture};
 use super::clamp::clamp;
@@ -27,8 +28,6 @@ use super::waiting::Attention;
 const HEAD_BYTES: usize = 128;
 /// `ENODEV`, with which a device goes.
 const ENODEV: i32 = 19;
-/// Frames of up to this length are taken from the reserve for control if need be, as the drivers do.
-const SMALL_BYTES: usize = 256;
 
 /// The events so far, as a digest and, if requested, as lines.
 pub struct Log {
@@ -281,7 +280,7 @@ impl Gate {
         if p.is_none() {
             counters.drop_packet(DropReason::NoBuffer);
         }
-        if self.copies { landed(p?, pool, counters) } else { p }
+        if self.copies { copied(p?, pool, counters) } else { p }
     }
 
     /// A frame after the middleboxes.
@@ -346,31 +345,6 @@ impl Gate {
         }
         most - left
     }
-}
-
-/// A copy of the frame in memory of `pool`; the old mbufs go home, in any case.
-pub fn copied(p: Packet, pool: &mut Pool) -> Option<Packet> {
-    landed(p, pool, &mut Counters::default())
-}
-
-/// The frame in memory of `pool`, as a driver lands it; the old mbufs go home.
-fn landed(p: Packet, pool: &mut Pool, counters: &mut Counters) -> Option<Packet> {
-    let bytes = p.chain.len();
-    let copy = pool.alloc_chain(bytes, 0, Purpose::Receive).or_else(|e| {
-        if bytes <= SMALL_BYTES { pool.alloc_chain(bytes, 0, Purpose::Control) } else { Err(e) }
-    });
-    let Ok(mut copy) = copy else {
-        counters.drop_packet(DropReason::NoBuffer);
-        pool.free(p.chain);
-        return None;
-    };
-    let mut at = 0;
-    for piece in p.chain.slices() {
-        copy.copy_from(at, piece);
-        at += piece.len();
-    }
-    pool.free(p.chain);
-    Some(Packet { chain: copy, offload: p.offload })
 }
 
 impl Gate {

@@ -7,12 +7,11 @@
 
 use std::net::IpAddr;
 
-use fulmar_stack::base::EtherAddr;
+use fulmar_stack::base::{Counters, EtherAddr};
 use fulmar_stack::device::Packet;
 use fulmar_stack::mbuf::Pool;
 use fulmar_stack::wire::{checksum, protocol};
-
-use super::gate::copied;
+use fulmar_testbed::tamper::copied;
 
 const ETHER_BYTES: usize = 14;
 /// Bytes up to the end of what may have to be rewritten: the longest TCP header over IPv6.
@@ -149,7 +148,7 @@ pub fn rewritten(mut p: Packet, pool: &mut Pool, f: impl Fn(&mut [u8])) -> Optio
     };
     // Not more than that: behind the headers lies memory that others refer to.
     if p.chain.copy_from(from, &head[from..=last]).is_none() {
-        p = copied(p, pool)?;
+        p = copied(p, pool, &mut Counters::default())?;
         p.chain.copy_from(from, &head[from..=last])?;
     }
     Some(p)
