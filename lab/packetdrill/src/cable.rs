@@ -1,17 +1,17 @@
-//! The device of the shard under test: an Ethernet whose only neighbour answers for every address, and whose
-//! other end hands over and takes IP packets.
+//! The Ethernet of the shard under test: the only neighbour answers for every address, and hands over and takes IP
+//! packets.
 //!
-//! ARP requests and neighbour solicitations are answered within [`Device::tx_burst`], so that resolution takes no
-//! time and no script sees it. Packets that belong to the link alone (ARP, neighbour and router discovery,
-//! multicast membership) do not leave it.
+//! ARP requests and neighbour solicitations are answered at the time at which they are sent, so that resolution takes no
+//! time and no script sees it. Packets that belong to the link alone (ARP, neighbour and router discovery, multicast
+//! membership) do not leave it. The device computes nothing in hardware: every packet leaves as it would appear on a
+//! wire.
 
-use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fulmar_stack::base::{Counters, EtherAddr, Gso, GsoKind, Instant, Offload};
-use fulmar_stack::device::{Burst, Caps, Device, Packet, WakeFd};
-use fulmar_stack::mbuf::{Pool, Purpose};
+use fulmar_stack::base::{EtherAddr, Gso, GsoKind, Offload};
+use fulmar_stack::device::Caps;
+use fulmar_stack::device::memory::{Tape, Wire, tape};
 use fulmar_stack::wire::checksum::Sum;
 use fulmar_stack::wire::{arp, eth, ipv6, protocol, tcp};
 
@@ -23,41 +23,60 @@ const NEIGHBOUR: EtherAddr = EtherAddr([2, 0, 0, 0, 0, 2]);
 /// The MSS of a peer that names none (RFC 9293 section 3.7.1).
 const DEFAULT_MSS: u16 = 536;
 
-/// The other end of a [`Cable`].
-#[derive(Default)]
-pub struct Far {
-    /// IP packets that the shard has sent, with the time.
-    pub sent: VecDeque<(Instant, Vec<u8>)>,
-    /// Frames on their way to the shard.
-    arriving: VecDeque<Vec<u8>>,
+/// The neighbour's end of the device.
+pub struct Cable {
+    wire: Arc<Mutex<Wire>>,
+    mtu: usize,
     /// The MSS option of the last SYN injected: the size of the segments of which a larger packet was made.
     peer_mss: Option<u16>,
 }
 
-impl Far {
+impl Cable {
+    /// A device for packets of at most `mtu` bytes, and its other end.
+    pub fn new(mtu: usize) -> (Tape, Cable) {
+        let (device, wire) = tape(Caps::plain(mtu, OWN));
+        (device, Cable { wire, mtu, peer_mss: None })
+    }
+
+    fn wire(&self) -> MutexGuard<'_, Wire> {
+        self.wire.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Sends an IP packet to the shard.
     pub fn inject(&mut self, packet: &[u8]) {
         let is_v6 = packet.first().is_some_and(|b| b >> 4 == 6);
         let ethertype = if is_v6 { eth::IPV6 } else { eth::IPV4 };
         let options = tcp_of(packet).and_then(|(_, segment)| tcp::Header::parse(segment).ok());
         self.peer_mss = options.and_then(|(header, _)| header.options.mss).or(self.peer_mss);
-        self.arriving.push_back(frame(ethertype, packet));
+        let bytes = frame(ethertype, packet);
+        let offload = offload_of(&bytes, self.mtu, self.peer_mss.unwrap_or(DEFAULT_MSS));
+        self.wire().arriving.push_back((bytes, offload).into());
     }
 
     /// Whether frames wait for the shard.
     pub fn has_arriving(&self) -> bool {
-        !self.arriving.is_empty()
+        !self.wire().arriving.is_empty()
     }
 
-    fn take(&mut self, now: Instant, frame: &[u8]) {
-        let Ok(header) = eth::Header::parse(frame) else { return };
-        let packet = &frame[eth::HEADER_BYTES..];
-        let answer = match header.ethertype {
-            eth::ARP => arp_reply(packet),
-            eth::IPV6 if is_link_only(packet) => neighbour_advertisement(packet),
-            _ => return self.sent.push_back((now, packet.to_vec())),
-        };
-        self.arriving.extend(answer);
+    /// The IP packets that the shard has sent since the last time. Questions of the link are answered.
+    pub fn take_sent(&mut self) -> Vec<Vec<u8>> {
+        let mut wire = self.wire();
+        let Wire { sent, arriving, .. } = &mut *wire;
+        let mut packets = Vec::new();
+        for (frame, _) in sent.drain(..) {
+            let Ok(header) = eth::Header::parse(&frame) else { continue };
+            let packet = &frame[eth::HEADER_BYTES..];
+            let answer = match header.ethertype {
+                eth::ARP => arp_reply(packet),
+                eth::IPV6 if is_link_only(packet) => neighbour_advertisement(packet),
+                _ => {
+                    packets.push(packet.to_vec());
+                    continue;
+                }
+            };
+            arriving.extend(answer.map(|frame| (frame, Offload::default()).into()));
+        }
+        packets
     }
 }
 
@@ -170,70 +189,6 @@ fn neighbour_advertisement(packet: &[u8]) -> Option<Vec<u8>> {
     header.emit(&mut bytes).ok()?;
     bytes.extend_from_slice(&message);
     Some(frame(eth::IPV6, &bytes))
-}
-
-/// The device. It computes nothing in hardware: every packet leaves as it would appear on a wire.
-pub struct Cable {
-    caps: Caps,
-    far: Arc<Mutex<Far>>,
-}
-
-impl Cable {
-    /// A device for packets of at most `mtu` bytes, and its other end.
-    pub fn new(mtu: usize) -> (Cable, Arc<Mutex<Far>>) {
-        let far = Arc::default();
-        (Cable { caps: Caps::plain(mtu, OWN), far: Arc::clone(&far) }, far)
-    }
-}
-
-impl Device for Cable {
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-
-    fn tx_burst(
-        &mut self,
-        now: Instant,
-        pool: &mut Pool,
-        burst: &mut Burst,
-        _: &mut Counters,
-    ) -> usize {
-        let mut far = self.far.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = burst.len();
-        while let Some(packet) = burst.pop_front() {
-            far.take(now, &packet.chain.to_vec());
-            pool.free(packet.chain);
-        }
-        count
-    }
-
-    fn rx_burst(
-        &mut self,
-        _: Instant,
-        pool: &mut Pool,
-        out: &mut Burst,
-        budget: usize,
-        _: &mut Counters,
-    ) -> usize {
-        let mut far = self.far.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut received = 0;
-        while received < budget && !out.is_full() {
-            let Some(bytes) = far.arriving.pop_front() else { break };
-            let Ok(mut chain) = pool.alloc_chain(bytes.len(), 0, Purpose::Receive) else { break };
-            chain.fill([&bytes[..]]);
-            let offload = offload_of(&bytes, self.caps.mtu, far.peer_mss.unwrap_or(DEFAULT_MSS));
-            // `out` has space, and a frame that did not fit would be lost as on a wire.
-            if let Err(packet) = out.push(Packet { chain, offload }) {
-                pool.free(packet.chain);
-            }
-            received += 1;
-        }
-        received
-    }
-
-    fn wake_fd(&self) -> Option<WakeFd> {
-        None
-    }
 }
 
 #[cfg(test)]

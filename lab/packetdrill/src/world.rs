@@ -2,12 +2,11 @@
 //! so a script that waits for an hour takes as long as its events.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fulmar_stack::base::Instant;
 use fulmar_stack::shard::Shard;
 
-use crate::cable::{Cable, Far};
+use crate::cable::Cable;
 use crate::dialect;
 use crate::settings::{Dialect, Settings};
 
@@ -29,18 +28,14 @@ pub struct World {
 
 struct Stack {
     shard: Shard,
-    far: Arc<Mutex<Far>>,
+    cable: Cable,
 }
 
 impl Stack {
     fn new(settings: &Settings, now: Instant) -> Stack {
-        let (device, far) = Cable::new(settings.mtu());
+        let (device, cable) = Cable::new(settings.mtu());
         let shard = Shard::new(settings.stack_config(), Box::new(device), now);
-        Stack { shard: shard.expect("invariant: the configuration is our own"), far }
-    }
-
-    fn far(&self) -> MutexGuard<'_, Far> {
-        self.far.lock().unwrap_or_else(PoisonError::into_inner)
+        Stack { shard: shard.expect("invariant: the configuration is our own"), cable }
     }
 }
 
@@ -90,7 +85,7 @@ impl World {
 
     /// The shard receives a packet.
     pub fn inject(&mut self, packet: &[u8]) {
-        self.stack().far().inject(packet);
+        self.stack().cable.inject(packet);
         self.settle();
     }
 
@@ -118,20 +113,19 @@ impl World {
         let Some(stack) = &mut self.stack else { return };
         for _ in 0..STEPS_AT_ONCE {
             stack.shard.step(now, 64);
+            for mut packet in stack.cable.take_sent() {
+                if dialect == Dialect::FreeBsd {
+                    dialect::reorder_options(&mut packet);
+                }
+                if ignores_push {
+                    dialect::clear_push(&mut packet);
+                }
+                self.sent.push_back((now, packet));
+            }
             let is_due = stack.shard.next_deadline().is_some_and(|at| at <= now);
-            if !is_due && !stack.far().has_arriving() {
+            if !is_due && !stack.cable.has_arriving() {
                 break;
             }
-        }
-        let sent: Vec<_> = stack.far().sent.drain(..).collect();
-        for (at, mut packet) in sent {
-            if dialect == Dialect::FreeBsd {
-                dialect::reorder_options(&mut packet);
-            }
-            if ignores_push {
-                dialect::clear_push(&mut packet);
-            }
-            self.sent.push_back((at, packet));
         }
     }
 
