@@ -80,7 +80,7 @@ fn a_run_of_one_round_says_so_once_and_shows_no_intervals() {
     let text = report.text(&Machine::here());
     assert!(!text.contains("6.50\u{2013}"), "{text}");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let told = "Not measured: 2 of 3 ratios, since a verdict takes three rounds";
+    let told = "Not measured: 2 of 3 ratios, since a verdict requires three rounds";
     assert_eq!(words.matches(told).count(), 1, "{text}");
     assert_eq!(words.matches("three rounds").count(), 1, "{text}");
     // What the run left out has no rows in the table of steps.
