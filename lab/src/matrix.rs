@@ -103,7 +103,10 @@ mod tests {
             sentence.starts_with("unknown variant `our`; expected one of old, ours ("),
             "{sentence}"
         );
-        assert!(sentence.contains("kernel_write (the kernel). Variants of the kernel"), "{sentence}");
+        assert!(
+            sentence.contains("kernel_write (the kernel). Variants of the kernel"),
+            "{sentence}"
+        );
         assert!(names.check_exist(&asked[..2]).is_ok());
     }
 
