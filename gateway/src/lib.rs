@@ -7,6 +7,7 @@ pub mod attach;
 pub mod config;
 pub mod contain;
 pub mod dhcp;
+pub mod first;
 pub mod follow;
 mod gateway;
 pub mod guest;

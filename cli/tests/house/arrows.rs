@@ -87,7 +87,19 @@ const ROOMS: &[Room] = &[
         "gateway",
         "gateway/src",
         BELOW_GATEWAY,
-        &["caps", "dhcproto", "landlock", "libc", "nix", "seccompiler", "smallvec"],
+        &[
+            "aes_gcm",
+            "caps",
+            "dhcproto",
+            "hkdf",
+            "httparse",
+            "landlock",
+            "libc",
+            "nix",
+            "seccompiler",
+            "sha2",
+            "smallvec",
+        ],
     ),
     (
         "cli",
@@ -118,8 +130,8 @@ const ROOMS: &[Room] = &[
     (
         "fuzz",
         "lab/fuzz/src",
-        &["base", "wire", "mbuf", "device", "ip", "tcp", "socket", "shard"],
-        &["arbitrary", "libfuzzer_sys"],
+        &["base", "wire", "mbuf", "device", "ip", "tcp", "socket", "shard", "gateway"],
+        &["aes_gcm", "arbitrary", "hkdf", "libfuzzer_sys", "sha2"],
     ),
     (
         "simulation",

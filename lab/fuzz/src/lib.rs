@@ -1,4 +1,5 @@
-//! Hostile input, for the parsers and for the whole input path of a stack with live connections.
+//! Hostile input, for the parsers, for the whole input path of a stack with live connections, and for the readers of a
+//! guest's first bytes.
 //!
 //! Each harness takes bytes and panics if a property is broken. It serves twice: as a property test
 //! (`tests/replay.rs` plays the corpus and random bytes in every `cargo test`), and as a target of
@@ -7,11 +8,13 @@
 //! The harnesses use no clock and no thread: an input that fails once fails always.
 
 mod extra;
+mod first;
 mod frames;
 mod parsers;
 mod peer;
 mod script;
 mod world;
 
+pub use first::{first_datagrams, first_stream};
 pub use parsers::parsers;
 pub use world::stack;

@@ -36,12 +36,32 @@ fn the_corpus_of_the_stack_breaks_nothing() {
     replay("stack", fulmar_fuzz::stack);
 }
 
+#[test]
+fn the_corpus_of_first_streams_breaks_nothing() {
+    replay("first_stream", fulmar_fuzz::first_stream);
+}
+
+#[test]
+fn the_corpus_of_first_datagrams_breaks_nothing() {
+    replay("first_datagrams", fulmar_fuzz::first_datagrams);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn parsers_withstand_arbitrary_bytes(input in proptest::collection::vec(any::<u8>(), 0..300)) {
         fulmar_fuzz::parsers(&input);
+    }
+
+    #[test]
+    fn first_streams_withstand_arbitrary_bytes(input in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fulmar_fuzz::first_stream(&input);
+    }
+
+    #[test]
+    fn first_datagrams_withstand_arbitrary_bytes(input in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fulmar_fuzz::first_datagrams(&input);
     }
 
     #[test]

@@ -1,0 +1,179 @@
+//! The records of TLS over TCP (RFC 8446 section 5.1) up to the last ClientHello.
+//!
+//! ```text
+//!   guest ──► ClientHello ──► checked ──► [change_cipher_spec] [early data] ──► second ClientHello ──► checked ──► opaque
+//!             in records                                                   └─ any other record ──► opaque
+//! ```
+//!
+//! A server that asks for another key by HelloRetryRequest gets a second ClientHello in the clear, and there are servers
+//! that take the name of the second. So the next flight of the guest is read, too. Renegotiation is encrypted.
+
+use super::hello::{self, CLIENT_HELLO};
+use super::reason::{Reason, Refusal};
+use super::{Expected, State, Then};
+
+const CHANGE_CIPHER_SPEC: u8 = 20;
+pub(super) const HANDSHAKE: u8 = 22;
+const APPLICATION_DATA: u8 = 23;
+const RECORD_HEADER_BYTES: usize = 5;
+/// Most bytes of a record in the clear.
+const MOST_RECORD_BYTES: usize = 1 << 14;
+/// Most bytes of one ClientHello with the headers of its records.
+const MOST_HELD_BYTES: usize = 2 * hello::MOST_BYTES;
+/// Most bytes of 0-RTT data before a second ClientHello. Servers skip far less.
+const MOST_EARLY_BYTES: usize = 16 << 20;
+/// Clients send at most one record of this kind for middleboxes.
+const MOST_CHANGE_CIPHER_SPECS: u8 = 2;
+
+/// Where in the records.
+enum At {
+    /// In a header, with the number of bytes that have come.
+    Header([u8; RECORD_HEADER_BYTES], usize),
+    /// In a record of the ClientHello, with the number of missing bytes.
+    Hello(usize),
+    /// In a record that passes, with the number of missing bytes.
+    Passing(usize),
+}
+
+/// Reads the guest's records.
+pub(super) struct Reader {
+    at: At,
+    /// The ClientHello so far, without the headers of records.
+    hello: Vec<u8>,
+    held_bytes: usize,
+    hellos: u8,
+    change_cipher_specs: u8,
+    /// 0-RTT data that may still come.
+    early_bytes: usize,
+}
+
+impl Reader {
+    pub(super) fn new() -> Self {
+        Reader {
+            at: At::Header([0; RECORD_HEADER_BYTES], 0),
+            hello: Vec::new(),
+            held_bytes: 0,
+            hellos: 0,
+            change_cipher_specs: 0,
+            early_bytes: 0,
+        }
+    }
+
+    pub(super) fn read(
+        &mut self,
+        expected: &Expected,
+        bytes: &[u8],
+    ) -> Result<(usize, Then), Refusal> {
+        match self.at {
+            At::Header(header, there) => self.read_header(header, there, bytes),
+            At::Hello(missing) => self.read_hello(expected, missing, bytes),
+            At::Passing(missing) => {
+                let n = missing.min(bytes.len());
+                self.at = At::Passing(missing - n);
+                if n == missing {
+                    self.at = At::Header([0; RECORD_HEADER_BYTES], 0);
+                }
+                Ok((n, Then::Pass))
+            }
+        }
+    }
+
+    fn read_header(
+        &mut self,
+        mut header: [u8; RECORD_HEADER_BYTES],
+        mut there: usize,
+        bytes: &[u8],
+    ) -> Result<(usize, Then), Refusal> {
+        let mut n = 0;
+        for (to, from) in header.iter_mut().skip(there).zip(bytes) {
+            *to = *from;
+            n += 1;
+        }
+        there += n;
+        self.at = At::Header(header, there);
+        self.held_bytes += n;
+        let [kind, major, _, a, b] = header;
+        if self.hellos == 0 && (kind != HANDSHAKE || there > 1 && major != 3) {
+            return Err(Reason::TlsUnreadable.into());
+        }
+        if there < RECORD_HEADER_BYTES {
+            return Ok((n, Then::Hold));
+        }
+        let length = usize::from(u16::from_be_bytes([a, b]));
+        if kind == HANDSHAKE || !self.hello.is_empty() {
+            return self.begin_handshake_record(kind, length).map(|()| (n, Then::Hold));
+        }
+        Ok((n, self.begin_other_record(kind, length)))
+    }
+
+    fn begin_handshake_record(&mut self, kind: u8, length: usize) -> Result<(), Refusal> {
+        // RFC 8446 section 5.1: no empty fragments, nothing between the fragments of a message.
+        if kind != HANDSHAKE || length == 0 || length > MOST_RECORD_BYTES {
+            return Err(Reason::TlsUnreadable.into());
+        }
+        if self.held_bytes + length > MOST_HELD_BYTES {
+            return Err(Reason::TlsTooLong.into());
+        }
+        self.at = At::Hello(length);
+        Ok(())
+    }
+
+    /// A record behind a ClientHello that was accepted.
+    fn begin_other_record(&mut self, kind: u8, length: usize) -> Then {
+        let passes = match kind {
+            CHANGE_CIPHER_SPEC => self.change_cipher_specs < MOST_CHANGE_CIPHER_SPECS,
+            APPLICATION_DATA => length <= self.early_bytes,
+            _ => false,
+        };
+        if !passes {
+            return Then::opaque();
+        }
+        match kind {
+            CHANGE_CIPHER_SPEC => self.change_cipher_specs += 1,
+            _ => self.early_bytes -= length,
+        }
+        self.at = match length {
+            0 => At::Header([0; RECORD_HEADER_BYTES], 0),
+            _ => At::Passing(length),
+        };
+        Then::Pass
+    }
+
+    fn read_hello(
+        &mut self,
+        expected: &Expected,
+        missing: usize,
+        bytes: &[u8],
+    ) -> Result<(usize, Then), Refusal> {
+        let n = missing.min(bytes.len());
+        let fragment = bytes.get(..n).unwrap_or_default();
+        let kind = self.hello.first().or(fragment.first());
+        if self.hellos > 0 && kind.is_some_and(|kind| *kind != CLIENT_HELLO) {
+            // The handshake goes on (a certificate or a key of TLS 1.2).
+            return Ok((n, Then::opaque()));
+        }
+        self.hello.extend_from_slice(fragment);
+        self.held_bytes += n;
+        self.at = At::Hello(missing - n);
+        if n == missing {
+            self.at = At::Header([0; RECORD_HEADER_BYTES], 0);
+        }
+        let Some(whole) = hello::message_bytes(&self.hello)? else { return Ok((n, Then::Hold)) };
+        if self.hello.len() < whole {
+            return Ok((n, Then::Hold));
+        }
+        // Nothing may follow in the same record: a server could read it as a second ClientHello.
+        if self.hello.len() > whole || n < missing {
+            return Err(Reason::TlsUnreadable.into());
+        }
+        let hello = hello::check(expected, &self.hello)?;
+        self.hellos += 1;
+        self.hello = Vec::new();
+        self.held_bytes = 0;
+        if self.hellos > 1 {
+            return Ok((n, Then::Become(State::Opaque, Vec::new())));
+        }
+        self.early_bytes = if hello.offers_early_data { MOST_EARLY_BYTES } else { 0 };
+        Ok((n, Then::Pass))
+    }
+}
