@@ -15,6 +15,7 @@ pub(crate) mod plan;
 mod report;
 mod runas;
 mod serve;
+pub(crate) mod slirp;
 mod snapshot;
 mod stderr;
 mod wait;
@@ -36,8 +37,9 @@ pub use args::Args;
 use detach::{Becomes, PendingGateway, Process};
 use plan::{Guest, Plan};
 use serve::RunMode;
+use slirp::Caller;
 
-/// Exit status of every failure of pasta.
+/// Exit status of every failure of pasta and of slirp4netns.
 const PASTA_FAILED: u8 = 1;
 /// Exit status of a failure before the program runs (env(1), nohup(1)).
 const NOT_STARTED: u8 = 125;
@@ -47,15 +49,13 @@ const NOT_STARTED: u8 = 125;
 /// # Errors
 /// A sentence about the option or the step that failed.
 pub fn run(args: &Args) -> Outcome<ExitCode> {
-    Session { plan: Plan::new(args)?, args, name: "fulmar", user: User::Root }.run()
+    Session { plan: Plan::new(args)?, name: "fulmar", user: User::Root }.run()
 }
 
 /// A gateway of a command.
 pub(crate) struct Session<'a> {
     /// The plan made from the options.
     pub plan: Plan,
-    /// The options.
-    pub args: &'a Args,
     /// The prefix of messages.
     pub name: &'a str,
     /// The user that a program in new namespaces has there.
@@ -74,7 +74,7 @@ impl Session<'_> {
             let _ = nix::sys::prctl::set_name(name);
         }
         if let Some(becomes) = self.becomes() {
-            let closed = detach::close_inherited(&self.plan.guest, becomes);
+            let closed = detach::close_inherited(&self.plan.guest, becomes, &[]);
             closed.during("cannot close inherited descriptors")?;
         }
         match (Process::current(), &self.plan.guest) {
@@ -134,7 +134,7 @@ impl Session<'_> {
     }
 
     fn serve(&self, target: &Target, mode: RunMode) -> Outcome<ExitCode> {
-        serve::serve(&self.plan, &self.args.attach, target, self.name, mode)
+        serve::serve(&self.plan, target, self.name, mode, Caller::default())
     }
 
     /// Gives the program of a run its resolvers, and takes from it what would undo the rules of the next run.
@@ -203,18 +203,28 @@ pub fn pasta_line(line: impl Iterator<Item = OsString>) -> Option<Vec<OsString>>
 pub fn pasta(line: Vec<OsString>) -> ExitCode {
     let args = match Pasta::try_parse_from(line) {
         Ok(pasta) => pasta.args,
-        Err(e) => return refuse(&e),
+        Err(e) => return refuse("pasta", &e, advice_about),
     };
-    let outcome = Plan::new(&args)
-        .and_then(|plan| Session { plan, args: &args, name: "pasta", user: User::Root }.run());
+    let outcome =
+        Plan::new(&args).and_then(|plan| Session { plan, name: "pasta", user: User::Root }.run());
     outcome.unwrap_or_else(|failure: Failure| {
         eprintln!("pasta: {failure}");
         ExitCode::from(PASTA_FAILED)
     })
 }
 
-/// Prints an error of the options. Podman looks for getopt_long(3)'s words about an unknown option.
-fn refuse(e: &clap::Error) -> ExitCode {
+/// The advice about an option that pasta's command line does not have here.
+fn advice_about(option: &str) -> &'static str {
+    match option {
+        "--fd" | "-F" | "--one-off" | "-1" | "--socket" | "-s" | "--vhost-user" => {
+            "it belongs to passt(1), which serves virtual machines; fulmar does not"
+        }
+        _ => "`pasta --help` lists the options",
+    }
+}
+
+/// Prints an error of the options of a command. Podman looks for getopt_long(3)'s words about an unknown option.
+fn refuse(command: &str, e: &clap::Error, advice: fn(&str) -> &'static str) -> ExitCode {
     if !e.use_stderr() {
         let _ = e.print();
         return ExitCode::SUCCESS;
@@ -222,18 +232,15 @@ fn refuse(e: &clap::Error) -> ExitCode {
     let option = e.get(ContextKind::InvalidArg).map(|option| option.to_string());
     match (e.kind(), option) {
         (ErrorKind::UnknownArgument, Some(option)) => {
-            let advice = match option.as_str() {
-                "--fd" | "-F" | "--one-off" | "-1" | "--socket" | "-s" | "--vhost-user" => {
-                    "it belongs to passt(1), which serves virtual machines; fulmar does not"
-                }
-                _ => "`pasta --help` lists the options",
-            };
-            eprintln!("pasta: unrecognized option '{option}'; {advice}");
+            eprintln!("{command}: unrecognized option '{option}'; {}", advice(&option));
+        }
+        (ErrorKind::MissingRequiredArgument, Some(missing)) => {
+            eprintln!("{command}: missing {missing}; see `{command} --help`");
         }
         _ => {
             let text = e.to_string();
             let what = text.lines().next().unwrap_or_default();
-            eprintln!("pasta: {}", what.strip_prefix("error: ").unwrap_or(what));
+            eprintln!("{command}: {}", what.strip_prefix("error: ").unwrap_or(what));
         }
     }
     ExitCode::from(PASTA_FAILED)

@@ -69,6 +69,9 @@ fn main() -> ExitCode {
     if let Some(line) = gateway::pasta_line(std::env::args_os()) {
         return gateway::pasta(line);
     }
+    if let Some(line) = gateway::slirp::line(std::env::args_os()) {
+        return gateway::slirp::run(line);
+    }
     let outcome = match &Line::parse().command {
         Command::Nc(args) => nc::run(args),
         Command::Ping(args) => ping::run(args),
@@ -80,7 +83,10 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Gateway(args) => gateway::run(args),
         Command::Completions(args) => manual::completions(args, Line::command()),
-        Command::Man(args) => manual::man(args, [Line::command(), gateway::pasta_command()]),
+        Command::Man(args) => {
+            let others = [gateway::pasta_command(), gateway::slirp::command()];
+            manual::man(args, [Line::command()].into_iter().chain(others).collect())
+        }
     };
     exit("fulmar", outcome)
 }

@@ -34,9 +34,9 @@ pub fn completions(args: &CompletionArgs, mut command: clap::Command) -> Outcome
 }
 
 /// Writes the man pages of commands.
-pub fn man<const N: usize>(args: &ManArgs, commands: [clap::Command; N]) -> Outcome<ExitCode> {
+pub fn man(args: &ManArgs, commands: Vec<clap::Command>) -> Outcome<ExitCode> {
     let directory = &args.directory;
-    let commands = commands.map(described);
+    let commands: Vec<_> = commands.into_iter().map(described).collect();
     let pages: Vec<Page> = commands.iter().cloned().flat_map(pages_of).collect();
     let written = std::fs::create_dir_all(directory).and_then(|()| {
         commands.into_iter().try_for_each(|c| clap_mangen::generate_to(c, directory))?;

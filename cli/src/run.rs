@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     plan.rules = Some(rules_of(args)?);
     plan.protected = protected(args);
     plan.has_summary = args.summary;
-    let session = Session { plan, args: &gateway, name: "fulmar run", user: User::Same };
+    let session = Session { plan, name: "fulmar run", user: User::Same };
     if args.summary { session.run_and_wait() } else { session.run() }
 }
 

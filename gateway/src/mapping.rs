@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use smallvec::SmallVec;
 
-use crate::rules::embedded_v4;
+use crate::rules::{covers, embedded_v4};
 
 /// The port of DNS, over UDP and TCP.
 const DNS_PORT: u16 = 53;
@@ -27,6 +27,9 @@ pub struct Mapping {
     /// The host's own addresses, where its programs answer: for the policy
     /// ([`NewFlow::is_host`](crate::policy::NewFlow)). Empty where the policy need not know them.
     pub host_addresses: Vec<IpAddr>,
+    /// Networks of the guest's link that the host's network does not have: an address there leads nowhere unless it is
+    /// listed above, also where the host has a network of the same number.
+    pub link: Vec<(IpAddr, u8)>,
     /// The host's interface on whose link an IPv6 address of the guest's link is, by its index; 0: there is none.
     pub zone: u32,
 }
@@ -44,7 +47,13 @@ impl Mapping {
         if let Some((_, stands_for)) = self.host_address.iter().find(|(a, _)| *a == ip) {
             return Some(SocketAddr::new(*stands_for, to.port()));
         }
-        is_outside(ip).then(|| self.zoned(to))
+        (is_outside(ip) && !self.is_on_link(ip)).then(|| self.zoned(to))
+    }
+
+    /// Whether an address is one of the guest's link alone, in whatever notation.
+    fn is_on_link(&self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        self.link.iter().any(|(network, prefix_len)| covers(*network, *prefix_len, ip))
     }
 
     /// A link-local address with its zone: that of the resolver which has it, else the upstream's.
@@ -152,6 +161,7 @@ mod tests {
             resolvers: vec![at("[2001:db8::53]:53"), at("192.0.2.53:53")],
             nameservers: vec!["198.51.100.53".parse().unwrap()],
             host_addresses: vec!["192.0.2.5".parse().unwrap(), "192.0.2.6".parse().unwrap()],
+            link: Vec::new(),
             zone: 3,
         }
     }
@@ -237,6 +247,28 @@ mod tests {
             "[ff02::1]:1",
         ] {
             assert_eq!(mapping().target(at(text)), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_address_of_the_link_leads_nowhere_unless_it_is_mapped() {
+        let link = vec![("10.0.2.0".parse().unwrap(), 24), ("fd00::".parse().unwrap(), 64)];
+        let dns = vec!["10.0.2.3".parse().unwrap()];
+        let mapping = Mapping { link, dns, ..mapping() };
+        let to = |text: &str| mapping.target(at(text));
+        assert_eq!(to("10.0.2.2:80"), Some(at("127.0.0.1:80")));
+        assert_eq!(to("10.0.2.3:53"), Some(at("192.0.2.53:53")));
+        for nowhere in [
+            "10.0.2.3:80",
+            "10.0.2.50:80",
+            "[::ffff:10.0.2.50]:80",
+            "[fd00::3]:53",
+            "[fd00::ffff]:1",
+        ] {
+            assert_eq!(to(nowhere), None, "{nowhere}");
+        }
+        for outside in ["10.0.3.50:80", "[fd00:0:0:1::3]:53"] {
+            assert_eq!(to(outside), Some(at(outside)));
         }
     }
 

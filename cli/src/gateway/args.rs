@@ -109,7 +109,7 @@ pub fn queues(text: &str) -> Result<u16, String> {
 }
 
 /// Name of an interface: up to 15 bytes (linux/if.h IFNAMSIZ).
-fn interface(text: &str) -> Result<String, String> {
+pub fn interface(text: &str) -> Result<String, String> {
     let is_allowed = |b: u8| b.is_ascii_graphic() && b != b'/' && b != b':';
     let is_name = (1..=15).contains(&text.len())
         && text.bytes().all(is_allowed)

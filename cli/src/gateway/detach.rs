@@ -168,10 +168,11 @@ pub enum Becomes {
 }
 
 /// Closes descriptors that the caller of the command has left open: a lock or a pipe would be held as long as the
-/// gateway runs. Descriptors that an option names stay, as in `--netns /proc/self/fd/3`. A program also keeps the
+/// gateway runs. Descriptors that an option names stay, by their path as in `--netns /proc/self/fd/3` or by their number
+/// (`kept`). A program also keeps the
 /// descriptors in its own arguments and those that a service manager passes (sd_listen_fds(3)). To be called before
 /// this process opens a descriptor.
-pub fn close_inherited(guest: &Guest, becomes: Becomes) -> io::Result<()> {
+pub fn close_inherited(guest: &Guest, becomes: Becomes, kept: &[RawFd]) -> io::Result<()> {
     let of_program = match (guest, becomes) {
         (Guest::Program(command), Becomes::Gateway) => command.len(),
         _ => 0,
@@ -185,6 +186,7 @@ pub fn close_inherited(guest: &Guest, becomes: Becomes) -> io::Result<()> {
     let is_wanted = |fd: &RawFd| {
         *fd <= libc::STDERR_FILENO
             || named.contains(fd)
+            || kept.contains(fd)
             || passed.contains(fd)
             || wait::is_summary_fd(*fd)
     };

@@ -58,11 +58,17 @@ impl Endpoints {
         self.metrics.as_ref().map(metrics::Bound::closer)
     }
 
-    /// Starts the threads that answer, as contained as the calling one.
-    ///
-    /// # Errors
-    /// No thread can be started.
-    pub fn serve(self, about: About, snapshots: Snapshots) -> io::Result<Served> {
+    /// Starts the threads that answer, as contained as the calling one. `None`, and a message: there are none.
+    pub fn serve(self, about: About, snapshots: Snapshots, log: &Log) -> Option<Served> {
+        let failed = |e: &io::Error| {
+            log.fail(&format!(
+                "cannot start the thread that answers `fulmar stat` and --metrics: {e}"
+            ));
+        };
+        self.start(about, snapshots).inspect_err(failed).ok()
+    }
+
+    fn start(self, about: About, snapshots: Snapshots) -> io::Result<Served> {
         let about = Arc::new(about);
         if let Some(metrics) = self.metrics {
             let (about, snapshots) = (Arc::clone(&about), snapshots.clone());

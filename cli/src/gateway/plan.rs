@@ -13,13 +13,15 @@ use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::rules::Rules;
 use fulmar_gateway::{dhcp, ra};
 
-use super::args::{Address, Args, CarryArgs, GuestArgs, MapArgs, OrNone, PortArgs, ProcessArgs};
+use super::args::{
+    Address, Args, AttachArgs, CarryArgs, GuestArgs, MapArgs, OrNone, PortArgs, ProcessArgs,
+};
 use crate::failure::{Failure, Outcome};
 
 /// Port of a resolver.
 const DNS_PORT: u16 = 53;
 /// The least MTU of a link that carries IPv6, in bytes (RFC 8200 section 5).
-const LEAST_MTU_V6: u32 = 1280;
+pub const LEAST_MTU_V6: u32 = 1280;
 
 /// The guest of a gateway.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -71,8 +73,11 @@ pub struct Plan {
     pub queues: u16,
     /// Ethernet address of the gateway.
     pub mac: Option<[u8; 6]>,
+    pub attach: AttachArgs,
     pub addresses: GuestArgs,
     pub map: MapArgs,
+    /// Networks of the guest's link that lead nowhere, but for the addresses of `map`.
+    pub link: Vec<(IpAddr, u8)>,
     pub serves: Serves,
     pub process: ProcessArgs,
     /// The destinations that the guest may reach; `None`: pasta(1)'s default.
@@ -124,8 +129,10 @@ impl Plan {
             upstream,
             queues: args.process.queues.unwrap_or(1),
             mac: addresses.mac_addr.map(|m| m.0),
+            attach: args.attach.clone(),
             addresses: addresses.clone(),
             map: args.map.clone(),
+            link: Vec::new(),
             serves: Serves {
                 dhcp: !carry.no_dhcp && !addresses.ipv6_only,
                 dhcp_v6: !carry.no_dhcpv6 && !addresses.ipv4_only,
@@ -141,8 +148,8 @@ impl Plan {
     }
 
     /// The guest's interface on this host.
-    pub fn network(&self, host: &HostNetwork, args: &super::args::AttachArgs) -> GuestNetwork {
-        let mut options = self.options.clone();
+    pub fn network(&self, host: &HostNetwork) -> GuestNetwork {
+        let (mut options, args) = (self.options.clone(), &self.attach);
         let upstreams = || [&host.v4, &host.v6].into_iter().flatten();
         let has_own = |is_v4: bool| options.gateways.iter().any(|g| g.is_ipv4() == is_v4);
         if args.no_copy_routes {
@@ -190,6 +197,7 @@ impl Plan {
                 Some(_) => host.addresses.clone(),
                 None => Vec::new(),
             },
+            link: self.link.clone(),
             zone: host.v6.as_ref().map_or(0, |upstream| upstream.interface.index),
         }
     }

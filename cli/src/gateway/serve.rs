@@ -33,7 +33,6 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use super::args::AttachArgs;
 use super::auto::{AutoPorts, loopback, loopback_of, on_loopback_of_guest};
 use super::capture::CaptureFile;
 use super::detach::say_ready;
@@ -44,6 +43,7 @@ use super::log::{DEFAULT_BYTES, Log};
 use super::panics::{self, Panics};
 use super::plan::Plan;
 use super::report::{Reporter, rules_policy};
+use super::slirp::Caller;
 use super::snapshot::Snapshots;
 use super::{interface, output, runas, wait};
 use crate::failure::{During, Failure, Outcome};
@@ -116,6 +116,11 @@ impl Stdio {
         log.use_system();
         Ok(nix::unistd::dup2_stderr(&self.null)?)
     }
+
+    /// Tells the process that waits that the network is up, and closes the descriptors.
+    fn finish(mut self, mode: RunMode) {
+        mode.say_ready(&mut self.ready);
+    }
 }
 
 /// The splicing threads: one connects in the guest's namespace, one in the host's.
@@ -160,10 +165,10 @@ impl Splicers {
 /// A sentence about the step of the set-up that failed.
 pub fn serve(
     plan: &Plan,
-    attach: &AttachArgs,
     target: &Target,
     name: &str,
     mode: RunMode,
+    caller: Caller,
 ) -> Outcome<ExitCode> {
     mode.leave_terminal();
     let stdio = Stdio::open().during("cannot open /dev/null")?;
@@ -179,7 +184,7 @@ pub fn serve(
     let states = follow::start(&log);
     let mut auto = start_auto(plan, &log);
     let (netns, identity) = attach_to(target, plan, &endpoints)?;
-    let network = plan.network(&host, attach);
+    let network = plan.network(&host);
     let devices = make_interface(plan, &netns, &network, pcap, &log)?;
     watch_guest_ports(plan, &netns, &mut auto, &log).map_err(sentence)?;
     let mut splicers = make_splicers(plan, &netns).map_err(sentence)?;
@@ -194,6 +199,7 @@ pub fn serve(
     add_handlers(&mut gateway, ending, auto).during("cannot watch for the end of the guest")?;
     follower.watch(&mut gateway, &log).during("cannot follow the host's network")?;
     let snapshots = Snapshots::of(&mut gateway).map_err(sentence)?;
+    let caller = caller.join(&mut gateway)?;
     write_pid(pid_file, plan.process.pid.as_deref())?;
     stdio.detach(&log, mode).during("cannot detach")?;
     let panics = Panics::watch(&log).during("cannot watch for panics")?;
@@ -204,13 +210,10 @@ pub fn serve(
         sentence(e)
     })?;
     log.say(&format!("the network is up; {contained}"));
-    let failed = |e| {
-        log.fail(&format!("cannot start the thread that answers `fulmar stat` and --metrics: {e}"))
-    };
-    let _served = endpoints.serve(about, snapshots).map_err(failed);
-    let Stdio { null, mut ready, stderr } = stdio;
-    mode.say_ready(&mut ready);
-    drop((null, ready, stderr, netns));
+    let _served = endpoints.serve(about, snapshots, &log);
+    caller.start(&log).during("cannot start the thread of the API socket")?;
+    stdio.finish(mode);
+    drop(netns);
     // After a panic without destructors: the state that it has left is unknown.
     let ended = panics::run(&mut gateway, &panics).unwrap_or_else(|| exit(panics::STATUS));
     splicers.finish_after(&gateway);

@@ -200,7 +200,7 @@ fn special_addresses_lead_to_the_host_by_default() {
     let mapping = |line: &str| {
         let args = parse(line).unwrap();
         let plan = Plan::new(&args).unwrap();
-        let network = plan.network(&host, &args.attach);
+        let network = plan.network(&host);
         plan.mapping(&host, &network, [2, 0, 0, 0, 0, 1])
     };
     let loopback = |line: &str| mapping(line).host_loopback.len();
@@ -224,7 +224,7 @@ fn a_router_of_the_link_advertises_itself_and_another_one_by_the_gateways_own_ad
     let source = |line: &str| {
         let args = parse(line).unwrap();
         let plan = Plan::new(&args).unwrap();
-        let network = plan.network(&host, &args.attach);
+        let network = plan.network(&host);
         plan.lease_v6(&host, &network, [2, 0, 0, 0, 0, 1]).1.unwrap().source.to_string()
     };
     assert_eq!(source("-a fd00::2 -g fe80::99 1"), "fe80::99");

@@ -18,18 +18,18 @@ use nix::sched::{CloneFlags, unshare};
 /// No published ports: there are none to tell of.
 const QUIET: [&str; 8] = ["-t", "none", "-u", "none", "-T", "none", "-U", "none"];
 
-fn shell(script: &str) -> Output {
+pub fn shell(script: &str) -> Output {
     let output = Command::new("sh").args(["-ec", script]).output().expect("sh(1)");
     assert!(output.status.success(), "{script}\n{}", text(&output.stderr));
     output
 }
 
-fn netns_of(guest: &Guest) -> Netns {
+pub fn netns_of(guest: &Guest) -> Netns {
     Netns::open(Path::new(&format!("/proc/{}/ns/net", guest.pid()))).unwrap()
 }
 
 /// Gives the calling thread an /etc of its own, with a copy of the host's files.
-fn own_etc() -> Scratch {
+pub fn own_etc() -> Scratch {
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
     let etc = Scratch::new("etc");
     let at = etc.text();
@@ -74,7 +74,7 @@ fn answer_to(query: &[u8], last: u8) -> Vec<u8> {
 }
 
 /// A DNS server whose answers end with this byte, for as long as the sandbox is there.
-fn serve_dns(at: &str, last: u8) {
+pub fn serve_dns(at: &str, last: u8) {
     let socket = UdpSocket::bind(at).unwrap();
     thread::spawn(move || {
         let mut buf = [0; 512];
@@ -85,7 +85,7 @@ fn serve_dns(at: &str, last: u8) {
 }
 
 /// The last byte of the answer to a query, if one comes.
-fn ask(client: &UdpSocket, server: &str) -> Option<u8> {
+pub fn ask(client: &UdpSocket, server: &str) -> Option<u8> {
     let mut answer = [0; 512];
     client.send_to(&query(), server).ok()?;
     let n = client.recv(&mut answer).ok()?;

@@ -12,6 +12,7 @@ mod kernel;
 mod nat;
 mod programs;
 mod shm;
+mod slirp;
 mod support;
 
 const FULMAR: &str = env!("CARGO_BIN_EXE_fulmar");

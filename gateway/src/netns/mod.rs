@@ -23,7 +23,7 @@ pub use route::{NextHop, Route};
 pub use sock_diag::{OpenPorts, abort_connections};
 pub(crate) use sys::clone_mount;
 pub(crate) use sys::move_mount;
-pub use sys::pidfd_open;
+pub use sys::{copy_descriptor, pidfd_open};
 
 use std::ffi::CString;
 use std::fs::{self, File};

@@ -1,12 +1,12 @@
-//! The only unsafe code of this room: three ioctls and three system calls that no kept library offers.
+//! The only unsafe code of this room: three ioctls and four system calls that no kept library offers.
 //!
-//! Sources: linux/ethtool.h, ioctl_nsfs(2), pidfd_open(2), open_tree(2), move_mount(2), linux/mount.h.
+//! Sources: linux/ethtool.h, ioctl_nsfs(2), pidfd_open(2), fcntl(2), open_tree(2), move_mount(2), linux/mount.h.
 
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -76,6 +76,20 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
         -1 => Err(io::Error::last_os_error()),
         // SAFETY: the kernel has just made the descriptor, and nothing else has its number.
         fd => Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) }),
+    }
+}
+
+/// A copy of a descriptor of this process by its number, which the caller of the command gives in an option. It is closed
+/// when a program is executed.
+///
+/// # Errors
+/// The number is not that of an open descriptor (EBADF), or there are too many (EMFILE).
+pub fn copy_descriptor(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes three integers and touches no memory.
+    match unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: the kernel has just made the descriptor, and nothing else has its number.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
     }
 }
 
