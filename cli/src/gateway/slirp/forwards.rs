@@ -197,7 +197,7 @@ fn transport(proto: &str) -> Option<(Protocol, Option<bool>)> {
 /// An argument that is an address: one that is empty is not given.
 fn address<'a>(arguments: &'a Map<String, Value>, name: &str) -> Option<&'a str> {
     let text = arguments.get(name).filter(|value| !value.is_null())?;
-    // What is no text is no address either.
+    // A number is refused as an invalid address.
     Some(text.as_str().unwrap_or("?")).filter(|text| !text.is_empty())
 }
 
