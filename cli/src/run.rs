@@ -5,12 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use fulmar_gateway::names::Ranges;
 use fulmar_gateway::netns::User;
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::rules::{Rule, Rules, Source};
 
 use crate::bounds::within;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{During, Failure, Outcome};
 use crate::gateway::Session;
 use crate::gateway::args::Args as GatewayArgs;
 use crate::gateway::plan::Plan;
@@ -67,6 +68,10 @@ pub struct Args {
     /// Refuse every destination that no --allow matches
     #[arg(long)]
     no_network: bool,
+    /// What a name in the rules resolves to: an address of its own (given), or its real addresses (real), which other
+    /// names may share
+    #[arg(long, value_enum, default_value_t)]
+    names: NamesMode,
     /// Read rules from this file instead of ~/.config/fulmar/run.rules
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
@@ -90,6 +95,16 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
+/// The addresses that the program gets of names.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum NamesMode {
+    /// Addresses of their own, if a rule names a name
+    #[default]
+    Given,
+    /// Their real addresses
+    Real,
+}
+
 /// Runs the program.
 ///
 /// # Errors
@@ -98,11 +113,24 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let gateway = gateway_args(args);
     let mut plan = Plan::new(&gateway)?;
     plan.guest = crate::gateway::plan::Guest::Program(args.command.clone());
-    plan.rules = Some(rules_of(args)?);
+    let rules = rules_of(args)?;
+    if args.names == NamesMode::Given && rules.have_names() {
+        plan.names = Some(Ranges::of_global_id(global_id()?));
+    }
+    plan.rules = Some(rules);
     plan.protected = protected(args);
     plan.has_summary = args.summary;
     let session = Session { plan, name: "fulmar run", user: User::Same };
     if args.summary { session.run_and_wait() } else { session.run() }
+}
+
+/// The random bits of a unique local prefix (RFC 4193 section 3.2.2).
+fn global_id() -> Outcome<[u8; 5]> {
+    let mut id = [0; 5];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut random| std::io::Read::read_exact(&mut random, &mut id))
+        .during("cannot read /dev/urandom")?;
+    Ok(id)
 }
 
 /// The options of the gateway behind a run.
@@ -216,7 +244,14 @@ mod tests {
         let denial = |to: &str| {
             let to = to.parse().unwrap();
             let port = Some(80);
-            rules.denial(&Destination { to, port, names: &[], claimed: &[], is_host: false })
+            rules.denial(&Destination {
+                to,
+                port,
+                names: &[],
+                claimed: &[],
+                is_host: false,
+                is_by_name: false,
+            })
         };
         assert_eq!(denial("10.1.1.1"), None);
         let of_file = denial("10.1.1.2").unwrap().to_string();

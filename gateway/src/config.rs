@@ -8,6 +8,7 @@ use fulmar_stack::device::Device;
 
 use crate::guest::GuestNetwork;
 use crate::mapping::Mapping;
+use crate::names::Ranges;
 use crate::policy::Policy;
 use crate::ports::Forward;
 use crate::published::PublishedPort;
@@ -52,6 +53,8 @@ pub struct Config {
     pub limits: Limits,
     /// One turn of the loop in this many is measured for the account of CPU time; `None`: no account is kept.
     pub account: Option<u32>,
+    /// The ranges of which names get addresses of their own; `None`: the guest gets the real addresses of names.
+    pub names: Option<Ranges>,
     /// Decides about the guest's flows; `None`: all are allowed.
     pub policy: Option<Box<dyn Policy>>,
     /// Takes connections from the host's loopback; `None`: they are relayed like others.
@@ -76,6 +79,7 @@ impl Config {
             publish: Publish::default(),
             limits: Limits::default(),
             account: None,
+            names: None,
             policy: None,
             on_loopback: None,
         }

@@ -27,6 +27,7 @@ use crate::mapping::Mapping;
 use crate::ports::Forward;
 use crate::relay::poll::Token;
 use crate::relay::services::{Answers, Services, SharedAnswers};
+use crate::relay::shared_names::SharedNames;
 use crate::relay::shared_policy::SharedPolicy;
 use crate::relay::siblings::Siblings;
 use crate::relay::{Clock, Settings};
@@ -144,6 +145,7 @@ impl Gateway {
         let devices = std::mem::take(&mut config.queues);
         let queues = setup::queue_count(&devices)?;
         let policy = SharedPolicy::new(config.policy.take());
+        let names = SharedNames::new(config.names);
         let on_loopback = config.on_loopback.take();
         let answers = SharedAnswers::new(Answers {
             dhcp: config.dhcp.take(),
@@ -156,7 +158,7 @@ impl Gateway {
         let common = Common { clock, stack: &stack, queues, account };
         let places = (0..queues).zip(devices).zip(siblings);
         let mut workers = places.map(|((number, device), siblings)| {
-            let settings = Settings::new(&config, &policy, usize::from(queues));
+            let settings = Settings::new(&config, &policy, &names, usize::from(queues));
             let device = Box::new(Services::before(device, answers.clone()));
             Worker::new(number, device, settings, siblings, &common)
         });

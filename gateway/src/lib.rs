@@ -14,6 +14,7 @@ pub mod guest;
 pub mod host;
 pub mod keep;
 pub mod mapping;
+pub mod names;
 pub mod netns;
 pub mod policy;
 pub mod ports;

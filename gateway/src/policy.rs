@@ -38,7 +38,11 @@ pub struct NewFlow<'a> {
     pub to: SocketAddr,
     /// The destination as the host knows it, after [`Mapping`](crate::mapping::Mapping).
     pub leads_to: SocketAddr,
-    /// The names for which the guest's resolvers had this address, the latest first.
+    /// The name that the destination stands for, where names have addresses of their own
+    /// ([`Config::names`](crate::Config)): `leads_to` is an address of that name, and the others have none of it.
+    pub name: Option<&'a str>,
+    /// The names for which the guest's resolvers had this address, the latest first. None where names have addresses of
+    /// their own.
     pub names: &'a [String],
     /// The names for which other DNS servers had it, the latest first. The guest may have chosen the server, or run it:
     /// a reason to deny, none to allow.

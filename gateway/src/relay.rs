@@ -11,6 +11,7 @@ pub(crate) mod names;
 pub(crate) mod poll;
 mod published_sockets;
 pub(crate) mod services;
+pub(crate) mod shared_names;
 pub(crate) mod shared_policy;
 pub(crate) mod siblings;
 pub(crate) mod streams;
@@ -27,14 +28,18 @@ use std::time;
 
 use fulmar_stack::base::Instant;
 use fulmar_stack::ip::InvokingPacket;
+use smallvec::SmallVec;
 
 use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound, UdpFilter};
 use crate::mapping::{Mapping, is_link_local};
+use crate::names::pins::Known;
 use crate::policy::{NewClient, NewFlow, Protocol};
 use crate::setup;
 use crate::stat::{Refusal, Totals};
 use datagrams::HostError;
+use host_socket::Failure;
 use poll::{Poll, Tokens};
+use shared_names::{Meaning, SharedNames};
 use shared_policy::SharedPolicy;
 use siblings::Siblings;
 
@@ -79,13 +84,19 @@ pub(crate) struct Settings {
     pub udp_filter: UdpFilter,
     /// Addresses at which published ports can be bound.
     pub bind_addresses: BindAddresses,
+    pub names: SharedNames,
     pub policy: SharedPolicy,
     pub on_loopback: Option<OnLoopback>,
 }
 
 impl Settings {
     /// The settings of one of several queues.
-    pub(crate) fn new(config: &Config, policy: &SharedPolicy, queues: usize) -> Settings {
+    pub(crate) fn new(
+        config: &Config,
+        policy: &SharedPolicy,
+        names: &SharedNames,
+        queues: usize,
+    ) -> Settings {
         let network = &config.network;
         Settings {
             guest: network.addresses.iter().map(|(a, _)| *a).collect(),
@@ -97,6 +108,7 @@ impl Settings {
             limits: config.limits.part_of(queues),
             udp_filter: config.udp_filter,
             bind_addresses: config.publish.addresses,
+            names: names.clone(),
             policy: policy.clone(),
             on_loopback: None,
         }
@@ -129,6 +141,24 @@ impl Settings {
     }
 }
 
+/// Addresses of the host's network, in the order of trial.
+pub(crate) type Candidates = SmallVec<[SocketAddr; 4]>;
+
+/// Where a flow of the guest leads.
+pub(crate) enum Way {
+    /// To the first of these that answers.
+    To(Candidates),
+    /// To a name that has to be looked up first.
+    LookUp(Arc<str>),
+    /// Nowhere; the guest gets this failure.
+    Refused(Failure, Refusal),
+}
+
+/// The failure that the guest gets of a flow that the policy denies.
+fn denied(protocol: Protocol) -> Failure {
+    if protocol == Protocol::Tcp { Failure::Refused } else { Failure::Prohibited }
+}
+
 /// The state that the layers of the relay share.
 pub(crate) struct Context<'a> {
     pub now: Instant,
@@ -138,6 +168,8 @@ pub(crate) struct Context<'a> {
     pub settings: &'a mut Settings,
     pub totals: &'a mut Totals,
     pub siblings: &'a mut Siblings,
+    /// Names that connections wait for.
+    pub wanted: &'a mut Vec<Arc<str>>,
 }
 
 impl Context<'_> {
@@ -183,6 +215,68 @@ impl Context<'_> {
         leads_there.then(|| self.siblings.published_socket(key)).flatten()
     }
 
+    /// Where a flow of the guest leads, and whether the policy allows it.
+    pub(crate) fn way(&self, protocol: Protocol, from: SocketAddr, to: SocketAddr) -> Way {
+        let failure = if protocol == Protocol::Tcp { Failure::Refused } else { Failure::Silence };
+        match self.settings.names.meaning(to.ip()) {
+            Meaning::Name(name) => return self.way_to_name(protocol, from, to, name),
+            Meaning::Nothing => return Way::Refused(failure, Refusal::NoName),
+            Meaning::Address => {}
+        }
+        let Some(leads_to) = self.settings.mapping.target(to) else {
+            return Way::Refused(failure, Refusal::Forbidden);
+        };
+        if !self.allows(protocol, from, to, leads_to) {
+            return Way::Refused(denied(protocol), Refusal::Policy);
+        }
+        Way::To(SmallVec::from_elem(leads_to, 1))
+    }
+
+    fn way_to_name(
+        &self,
+        protocol: Protocol,
+        from: SocketAddr,
+        to: SocketAddr,
+        name: Arc<str>,
+    ) -> Way {
+        let Some((known, _)) = self.settings.names.known(&name, self.now) else {
+            return Way::LookUp(name);
+        };
+        let Known::Addresses(addresses) = known else {
+            return Way::Refused(Failure::NoHost, Refusal::NameFailed);
+        };
+        let mut candidates: Candidates = SmallVec::new();
+        for address in addresses {
+            let leads_to = SocketAddr::new(address, to.port());
+            if self.allows_by_name(protocol, (from, to), leads_to, &name) {
+                candidates.push(leads_to);
+            }
+        }
+        if candidates.is_empty() {
+            return Way::Refused(denied(protocol), Refusal::Policy);
+        }
+        Way::To(candidates)
+    }
+
+    /// Whether the policy allows the guest a flow to an address of a name.
+    fn allows_by_name(
+        &self,
+        protocol: Protocol,
+        (from, to): (SocketAddr, SocketAddr),
+        leads_to: SocketAddr,
+        name: &str,
+    ) -> bool {
+        // What the resolver says must not lead where a mapping leads.
+        if self.settings.mapping.target(leads_to) != Some(leads_to) {
+            return false;
+        }
+        let is_host = self.settings.mapping.is_host(leads_to, leads_to);
+        let (names, claimed_names) = (&[], &[]);
+        let name = Some(name);
+        let wanted = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
+        self.settings.policy.allows(&wanted)
+    }
+
     /// Whether the policy allows the guest a flow. `leads_to`: the destination as the host knows it.
     pub(crate) fn allows(
         &self,
@@ -193,7 +287,8 @@ impl Context<'_> {
     ) -> bool {
         let is_host = self.settings.mapping.is_host(to, leads_to);
         let (names, claimed_names) = (&[], &[]);
-        let wanted = NewFlow { protocol, from, to, leads_to, names, claimed_names, is_host };
+        let name = None;
+        let wanted = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
         self.settings.policy.allows(&wanted)
     }
 

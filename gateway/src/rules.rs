@@ -117,6 +117,8 @@ pub struct Destination<'a> {
     pub claimed: &'a [String],
     /// The address is one of the host's own.
     pub is_host: bool,
+    /// A name led to the address, whose owner the guest may be in league with: private addresses are guarded, too.
+    pub is_by_name: bool,
 }
 
 /// The destinations that a guest may reach. Default: all but guarded addresses.
@@ -299,7 +301,7 @@ impl Rules {
     /// The rule that refuses a destination. `None`: the guest may reach it.
     pub fn denial(&self, d: &Destination<'_>) -> Option<&Denial> {
         let to = d.to.to_canonical();
-        let by_address = self.by_address(to, d.port, guarded::kind_of(to, d.is_host));
+        let by_address = self.by_address(to, d.port, guarded::kind_of(to, d.is_host, d.is_by_name));
         if let Some(decided) = by_address {
             return decided;
         }
@@ -387,6 +389,11 @@ impl Rules {
         let denials = self.entries.iter().filter(|e| e.denial.is_some());
         let mut of_name = denials.filter(|e| e.rule.characters_of(name).is_some());
         of_name.any(|e| !known.iter().any(|n| e.rule.characters_of(n).is_some()))
+    }
+
+    /// Whether a rule names a name.
+    pub fn have_names(&self) -> bool {
+        self.entries.iter().any(|e| e.rule.is_by_name())
     }
 
     /// Whether there is no rule.

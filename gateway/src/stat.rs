@@ -71,6 +71,14 @@ refusals! {
     HopLimit = "hop_limit";
     /// A datagram to a published port came from an address that the guest cannot answer.
     NoAnswerAddress = "no_answer_address";
+    /// The guest asked for more names than get addresses.
+    NameLimit = "name_limit";
+    /// Too many names were being looked up.
+    LookupLimit = "lookup_limit";
+    /// The destination is in a range of names, and stands for none.
+    NoName = "no_name";
+    /// A name has no address, or no resolver gave one.
+    NameFailed = "name_failed";
     /// An answer of a DNS server is to no outstanding question.
     DnsAnswer = "dns_answer";
     /// Idle for longest when another flow needed its place.

@@ -71,6 +71,8 @@ pub(crate) struct Worker {
     had_frames: bool,
     /// Events of the shard; kept for its memory.
     events: Vec<Event>,
+    /// Names that connections wait for.
+    wanted: Vec<Arc<str>>,
 }
 
 /// The transports.
@@ -120,6 +122,7 @@ impl Worker {
             waits: Waits::default(),
             had_frames: false,
             events: Vec::new(),
+            wanted: Vec::new(),
         };
         worker.listen().map_err(SetupError::Listen)?;
         Ok(worker)
@@ -215,9 +218,11 @@ impl Worker {
 
     /// The layers, and what they share.
     pub(crate) fn layers(&mut self) -> (&mut Layers, Context<'_>) {
-        let Worker { clock, stack, poll, tokens, settings, totals, layers, siblings, .. } = self;
+        let Worker {
+            clock, stack, poll, tokens, settings, totals, layers, siblings, wanted, ..
+        } = self;
         let now = clock.now();
-        (layers, Context { now, stack, poll, tokens, settings, totals, siblings })
+        (layers, Context { now, stack, poll, tokens, settings, totals, siblings, wanted })
     }
 
     /// Opens the sockets of the shard to which the guest's packets come.
@@ -278,6 +283,12 @@ impl Worker {
         tcp.run(&mut cx);
         udp.run(&mut cx, batch);
         udp.dns.expire(&mut cx);
+        for name in std::mem::take(cx.wanted) {
+            udp.dns.look_up(&mut cx, &name);
+        }
+        for name in udp.dns.take_known() {
+            tcp.name_known(&mut cx, &name);
+        }
         echoes.expire(&mut cx);
         let has_work = tcp.has_work() || udp.has_work();
         let deadlines = [

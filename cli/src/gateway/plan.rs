@@ -9,6 +9,7 @@ use fulmar_gateway::config::{BindAddresses, Carries, Outbound, UdpFilter};
 use fulmar_gateway::guest::{DEFAULT_MTU, GuestNetwork, GuestOptions};
 use fulmar_gateway::host::{HostNetwork, Upstream};
 use fulmar_gateway::mapping::Mapping;
+use fulmar_gateway::names::Ranges;
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::rules::Rules;
 use fulmar_gateway::{dhcp, ra};
@@ -82,6 +83,8 @@ pub struct Plan {
     pub process: ProcessArgs,
     /// The destinations that the guest may reach; `None`: pasta(1)'s default.
     pub rules: Option<Rules>,
+    /// The ranges of which names get addresses of their own.
+    pub names: Option<Ranges>,
     /// Files and folders that the program may not write to, where they exist.
     pub protected: Vec<PathBuf>,
     /// Print a summary at the end.
@@ -142,6 +145,7 @@ impl Plan {
             },
             process: args.process.clone(),
             rules: None,
+            names: None,
             protected: Vec::new(),
             has_summary: false,
         })

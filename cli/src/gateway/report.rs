@@ -306,10 +306,15 @@ impl Policy for RulesPolicy {
     }
 
     fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        let NewFlow { to, names, claimed_names, is_host, .. } = *flow;
+        let NewFlow { to, leads_to, name, names, claimed_names, is_host, .. } = *flow;
+        let own = name.map(|name| [name.to_owned()]);
+        let names = own.as_ref().map_or(names, |own| own.as_slice());
         let port = (flow.protocol != Protocol::Icmp).then_some(to.port());
         let is_dns = to.port() == DNS_PORT && self.dns.contains(&to.ip());
-        let destination = Destination { to: to.ip(), port, names, claimed: claimed_names, is_host };
+        let is_by_name = name.is_some();
+        let at = if is_by_name { leads_to } else { to };
+        let claimed = claimed_names;
+        let destination = Destination { to: at.ip(), port, names, claimed, is_host, is_by_name };
         let by_address = if is_dns { None } else { self.rules.denial(&destination) };
         // The names in DNS over TCP are not read.
         let hides_names = flow.protocol == Protocol::Tcp && to.port() == DNS_PORT;
@@ -376,6 +381,7 @@ mod tests {
             from: "10.0.0.2:1000".parse().unwrap(),
             to,
             leads_to: to,
+            name: None,
             names: &names,
             claimed_names: &[],
             is_host: false,
@@ -455,6 +461,7 @@ mod tests {
             from: "10.0.0.2:1000".parse().unwrap(),
             to,
             leads_to: to,
+            name: None,
             names: &[],
             claimed_names: &["good.example".to_owned()],
             is_host: false,

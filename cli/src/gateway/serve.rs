@@ -467,6 +467,7 @@ fn configure(
         },
         udp_filter: plan.ports.udp_filter,
         account: account_of(plan),
+        names: plan.names,
         policy: rules_policy(plan, &reporter),
         on_loopback: on_loopback(plan, &network, splicers),
         ..Config::new(queues, network)

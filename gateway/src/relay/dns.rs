@@ -19,11 +19,14 @@
 //! the questions of each ([`flow`]).
 
 mod flow;
+mod given;
+mod lookups;
 pub(crate) mod message;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use fulmar_stack::base::{Duration, Instant, SlotId, Stage};
 use fulmar_stack::ip::{InvokingPacket, SentError};
@@ -41,6 +44,7 @@ use crate::config::Limits;
 use crate::policy::Protocol;
 use crate::stat::{FlowStat, Refusal};
 use flow::{Flow, Ids, is_without_descriptor};
+use lookups::Lookups;
 use message::{Code, Question, Unusual};
 
 /// How long a server has before the next one is asked.
@@ -81,6 +85,9 @@ pub(crate) struct Dns {
     failed: FailedServers,
     ids: Ids,
     guesses: Guesses,
+    lookups: Lookups,
+    /// Names whose look-up has ended since the last [`Dns::take_known`].
+    known: Vec<Arc<str>>,
 }
 
 /// What the host's sockets took of datagrams to a resolver.
@@ -191,12 +198,16 @@ impl Dns {
             self.ask_on(cx, id, |a| a.next_at.is_some_and(|at| at <= now));
             self.set_timer(id);
         }
+        while let Some(finished) = self.lookups.expired(cx.now) {
+            self.finish(cx, finished);
+        }
     }
 
     /// When something is due.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let timers = self.timers.as_ref()?;
-        if self.flows.is_empty() { None } else { timers.next_deadline() }
+        let of_flows = if self.flows.is_empty() { None } else { timers.next_deadline() };
+        of_flows.into_iter().chain(self.lookups.next_deadline()).min()
     }
 
     /// A snapshot of the flows.
@@ -243,6 +254,9 @@ impl Dns {
                 return Ok(());
             }
         };
+        if cx.settings.names.are_given() && self.answer_by_name(cx, key, bytes, question.as_ref()) {
+            return Ok(());
+        }
         let id = match self.find_or_begin(cx, key, servers) {
             Ok(id) => id,
             Err((failure, why)) => {
@@ -351,6 +365,10 @@ impl Dns {
         }
         let Some(flow) = self.flows.get_mut(id) else { return Ok(()) };
         let (key, asked) = ((flow.guest, flow.peer), flow.asked.remove(at));
+        if key == given::OWN {
+            self.on_own_answer(cx, &asked.question, None);
+            return Ok(());
+        }
         match (asked.failure, failed) {
             (Some(answer), _) => self.answer(cx, key, &asked.guest_ids, &answer),
             (None, Some(errno)) => {
@@ -425,7 +443,10 @@ impl Dns {
         }
         flow.late = (flow.late + asked.next.saturating_sub(1)).min(MOST_LATE);
         let asked = flow.asked.remove(at);
-        if cx.settings.policy.reads_names() {
+        if key == given::OWN {
+            return self.on_own_answer(cx, &asked.question, Some(bytes));
+        }
+        if cx.settings.policy.reads_names() && !cx.settings.names.are_given() {
             let addresses = message::addresses(bytes, &asked.question);
             cx.settings.policy.learn(&asked.question.name, &addresses);
         }
@@ -475,7 +496,9 @@ impl Dns {
             if last.is_some() || flow.is_opaque {
                 let payload = last.map_or(quoted, |a| &a.message);
                 let about = InvokingPacket::datagram(flow.guest, flow.peer, payload, payload.len());
-                cx.pass_error(&about, &said, server.ip());
+                if (flow.guest, flow.peer) != given::OWN {
+                    cx.pass_error(&about, &said, server.ip());
+                }
                 self.failed.add(server, cx.now);
             }
             self.ask_on(cx, id, is_meant);

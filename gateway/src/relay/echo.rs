@@ -21,10 +21,10 @@ use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{MsgFlags, SockProtocol, SockType, sendmsg, setsockopt, sockopt};
 
-use super::Context;
 use super::datagrams::{Batch, ERRORS_PER_TURN};
 use super::host_socket::{self, DatagramError, Failure};
 use super::poll::Token;
+use super::{Context, Way};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 
@@ -133,12 +133,19 @@ impl Echoes {
 
     fn begin(&mut self, cx: &mut Context<'_>, key: Key) -> Result<SlotId, (Failure, Refusal)> {
         let (from, to) = (SocketAddr::new(key.0, 0), SocketAddr::new(key.1, 0));
-        let leads_to = cx.settings.mapping.target(to);
-        let leads_to = leads_to.filter(|_| cx.settings.carries.icmp);
-        let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
-        if !cx.allows(Protocol::Icmp, from, to, leads_to) {
-            return Err((Failure::Prohibited, Refusal::Policy));
+        if !cx.settings.carries.icmp {
+            return Err((Failure::Silence, Refusal::Forbidden));
         }
+        let leads_to = match cx.way(Protocol::Icmp, from, to) {
+            // An echo request of one IP version is answered in that version.
+            Way::To(candidates) => candidates.into_iter().find(|c| c.is_ipv4() == to.is_ipv4()),
+            Way::LookUp(name) => {
+                cx.wanted.push(name);
+                return Err((Failure::Silence, Refusal::NameFailed));
+            }
+            Way::Refused(failure, why) => return Err((failure, why)),
+        };
+        let leads_to = leads_to.ok_or((Failure::NoHost, Refusal::Unreachable))?;
         // No ping sockets are allowed: that says nothing about the destination.
         let socket = open(leads_to, cx).map_err(|e| match e {
             Errno::EACCES | Errno::EPERM => (Failure::Silence, Refusal::HostSocket),

@@ -49,6 +49,22 @@ pub(crate) fn connect_to(fd: &impl AsFd, to: SocketAddr) -> nix::Result<()> {
     connect(fd.as_fd().as_raw_fd(), &SockaddrStorage::from(to))
 }
 
+/// The first of several addresses to which the host has a route. One alone is not tried.
+pub(crate) fn first_with_route(all: &[SocketAddr], outbound: &Outbound) -> Option<SocketAddr> {
+    let has_route = |to: &SocketAddr| {
+        let probe = || {
+            let fd = open(to.is_ipv4(), SockType::Datagram, None)?;
+            bind_outbound(&fd, *to, outbound)?;
+            connect_to(&fd, *to)
+        };
+        probe().is_ok()
+    };
+    match all {
+        [one] => Some(*one),
+        _ => all.iter().copied().find(has_route),
+    }
+}
+
 /// Begins a TCP connection.
 ///
 /// # Errors

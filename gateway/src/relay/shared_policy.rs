@@ -125,6 +125,7 @@ mod tests {
             from: at,
             to: at,
             leads_to: at,
+            name: None,
             names: &[],
             claimed_names: &[],
             is_host: false,

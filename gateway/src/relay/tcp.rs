@@ -13,9 +13,11 @@
 
 mod flow;
 pub(crate) mod publish;
+mod race;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::task::Poll;
 
 use fulmar_stack::base::{Duration, Instant, SlotId};
@@ -24,14 +26,15 @@ use fulmar_stack::shard::{ConditionalAccept, Decision, ListenOptions, Pending, P
 use fulmar_stack::socket::Ready;
 use nix::sys::epoll::EpollFlags;
 
-use super::host_socket::{self, Failure};
+use super::host_socket::{self, Begun, Failure};
 use super::poll::Token;
 use super::published_sockets::PublishedSockets;
 use super::streams::{Stream, Streams, Undelivered};
-use super::{Context, Endpoints, Shard, canonical};
+use super::{Candidates, Context, Endpoints, Shard, Way, canonical};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal, Totals};
-use flow::{Flow, Guest, Turn};
+use flow::{Flow, Guest, Side, Turn};
+use race::{Delays, Race, Standing};
 
 /// The events of a connection of the shard.
 const INTEREST: Ready = Ready::READABLE.with(Ready::WRITABLE).with(Ready::PEER_CLOSED);
@@ -78,6 +81,11 @@ pub(crate) struct Tcp {
     retry_at: Option<Instant>,
     /// Published ports that have used up their turn.
     accepting: HashSet<SlotId>,
+    /// SYNs whose name is looked up.
+    awaiting: HashMap<Arc<str>, Vec<Pending>>,
+    /// How many these are.
+    awaited: usize,
+    delays: Delays,
 }
 
 impl Tcp {
@@ -125,29 +133,114 @@ impl Tcp {
         if !cx.settings.carries.tcp {
             return Err((Failure::Refused, Refusal::Forbidden));
         }
-        let leads_to = cx.settings.mapping.target(to);
-        let leads_to = leads_to.ok_or((Failure::Refused, Refusal::Forbidden))?;
         if self.is_full(cx, Direction::Out) {
             return Err((Failure::Silence, Refusal::FlowLimit));
         }
-        if !cx.allows(Protocol::Tcp, from, to, leads_to) {
-            return Err((Failure::Refused, Refusal::Policy));
-        }
+        let mut candidates = match cx.way(Protocol::Tcp, from, to) {
+            Way::To(candidates) => candidates,
+            Way::LookUp(name) => return self.await_name(cx, name, syn),
+            Way::Refused(failure, why) => return Err((failure, why)),
+        };
         if self.connecting >= cx.settings.limits.connecting {
             self.displace_unanswered(cx);
         }
-        let begun = host_socket::begin_connection(leads_to, &cx.settings.outbound);
-        let begun = begun.map_err(host_socket::failure_of)?;
+        let (begun, leads_to) = begin_with_first(cx, &mut candidates)?;
         let ends = Endpoints { guest: from, peer: to, host: leads_to };
         let guest = Guest::Pending(syn.id);
-        let flow = Flow::new(guest, begun.stream, Direction::Out, ends, cx.now);
+        let mut flow = Flow::new(guest, begun.stream, Direction::Out, ends, cx.now);
+        flow.race = Race::new(&candidates);
+        let has_race = flow.race.is_some();
         let id = self.add(cx, flow)?;
         self.connecting += 1;
         self.unanswered.push_back(id);
+        if has_race {
+            self.delays.push(cx.now, id);
+        }
         if begun.is_connected {
             self.host_connected(cx, id, syn.id);
         }
         Ok(())
+    }
+
+    /// Lets a SYN wait until its name was looked up.
+    fn await_name(
+        &mut self,
+        cx: &mut Context<'_>,
+        name: Arc<str>,
+        syn: &Pending,
+    ) -> Result<(), (Failure, Refusal)> {
+        if self.awaited >= cx.settings.limits.connecting {
+            return Err((Failure::Silence, Refusal::ConnectingLimit));
+        }
+        self.awaited += 1;
+        self.awaiting.entry(Arc::clone(&name)).or_default().push(*syn);
+        cx.wanted.push(name);
+        Ok(())
+    }
+
+    /// A name was looked up: the SYNs that wait for it go on.
+    pub(crate) fn name_known(&mut self, cx: &mut Context<'_>, name: &str) {
+        let waiting = self.awaiting.remove(name).unwrap_or_default();
+        self.awaited -= waiting.len();
+        for syn in waiting {
+            let begun = match cx.settings.names.known(name, cx.now) {
+                Some(_) => self.begin(cx, &syn),
+                None => Err((Failure::NoHost, Refusal::NameFailed)),
+            };
+            if let Err((failure, why)) = begun {
+                cx.refuse(why);
+                decide_failure(cx, syn.id, syn.local.is_ipv4(), failure);
+            }
+        }
+    }
+
+    /// Tries the next addresses of names whose earlier ones have been silent.
+    fn try_next(&mut self, cx: &mut Context<'_>) {
+        while let Some(id) = self.delays.pop(cx.now) {
+            let Some(race) = self.flows.get_mut(id).and_then(|flow| flow.race.as_mut()) else {
+                continue;
+            };
+            while let Some(to) = race.next() {
+                let Ok(begun) = host_socket::begin_connection(to, &cx.settings.outbound) else {
+                    continue;
+                };
+                if cx.poll.add_edges(&begun.stream, Token::Tcp(id)).is_ok() {
+                    race.add(begun.stream, to);
+                    break;
+                }
+            }
+            if race.has_more() {
+                self.delays.push(cx.now, id);
+            }
+        }
+    }
+
+    /// Takes the attempt of a race that has connected; begins the next one where all have failed. `None`: it goes on.
+    fn settle_race(&mut self, cx: &mut Context<'_>, id: SlotId) -> Option<Standing> {
+        let flow = self.flows.get_mut(id)?;
+        let race = flow.race.as_mut()?;
+        let mut standing = race.settle(&mut flow.host, &mut flow.host_addr);
+        while let Standing::Failed(_) = standing
+            && let Some(to) = race.next()
+        {
+            match host_socket::begin_connection(to, &cx.settings.outbound) {
+                Err(errno) => standing = Standing::Failed(errno),
+                Ok(begun) => {
+                    if cx.poll.add_edges(&begun.stream, Token::Tcp(id)).is_ok() {
+                        (flow.host, flow.host_addr) = (begun.stream, to);
+                        standing =
+                            if begun.is_connected { Standing::Connected } else { Standing::Waits };
+                    }
+                }
+            }
+        }
+        let is_connected = standing == Standing::Connected;
+        flow.host_side = Side { writable: is_connected, ..Side::default() };
+        if standing == Standing::Waits {
+            return None;
+        }
+        flow.race = None;
+        Some(standing)
     }
 
     /// Whether a flow of a direction has no place. A quarter is left to the guest, and one to clients where ports are
@@ -200,7 +293,13 @@ impl Tcp {
         flow.host_side.writable |= flags.contains(EpollFlags::EPOLLOUT) || has_failed;
         flow.host_side.has_urgent |= flags.contains(EpollFlags::EPOLLPRI);
         flow.host_side.has_hung_up |= flags.contains(EpollFlags::EPOLLRDHUP) || has_failed;
+        let is_racing = flow.race.is_some();
         match flow.guest {
+            Guest::Pending(pending) if is_racing => {
+                if let Some(how) = self.settle_race(cx, id) {
+                    self.race_ended(cx, id, pending, how);
+                }
+            }
             Guest::Pending(pending) => self.host_answered(cx, id, pending, flags),
             // A reset that comes while the guest reads nothing is passed on all the same.
             _ if flags.contains(EpollFlags::EPOLLERR)
@@ -235,6 +334,16 @@ impl Tcp {
                 self.remove(id);
             }
         }
+    }
+
+    /// A race has a winner, or no attempt is left.
+    fn race_ended(&mut self, cx: &mut Context<'_>, id: SlotId, pending: PendingId, how: Standing) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let Standing::Failed(errno) = how else { return self.host_connected(cx, id, pending) };
+        let (failure, why) = host_socket::failure_of(errno);
+        cx.refuse(why);
+        decide_failure(cx, pending, flow.peer_addr.is_ipv4(), failure);
+        self.remove(id);
     }
 
     fn host_connected(&mut self, cx: &mut Context<'_>, id: SlotId, pending: PendingId) {
@@ -300,6 +409,7 @@ impl Tcp {
     /// Gives each flow that is ready its turn, as far as the bytes of a round last; the others come first in the next.
     pub(crate) fn run(&mut self, cx: &mut Context<'_>) {
         self.go_on_accepting(cx);
+        self.try_next(cx);
         let moved = |totals: &Totals| totals.bytes_out + totals.bytes_in;
         let (begun, out) = (moved(cx.totals), cx.totals.bytes_out);
         for _ in 0..self.ready.len() {
@@ -415,6 +525,23 @@ fn stat_of(flow: &Flow, stack: &mut Shard, now: Instant) -> FlowStat {
         idle: now.since(flow.moved),
         tcp: entry.map(|e| e.tcb.info()),
         host_tcp: None,
+    }
+}
+
+/// Begins a connection to the first address to which one can begin; the others that remain come after it.
+fn begin_with_first(
+    cx: &Context<'_>,
+    candidates: &mut Candidates,
+) -> Result<(Begun, SocketAddr), (Failure, Refusal)> {
+    loop {
+        let Some(first) = candidates.first().copied() else {
+            return Err((Failure::NoHost, Refusal::Unreachable));
+        };
+        match host_socket::begin_connection(first, &cx.settings.outbound) {
+            Ok(begun) => return Ok((begun, first)),
+            Err(errno) if candidates.len() == 1 => return Err(host_socket::failure_of(errno)),
+            Err(_) => drop(candidates.remove(0)),
+        }
     }
 }
 

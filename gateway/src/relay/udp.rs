@@ -38,7 +38,7 @@ use super::dns::{self, Dns};
 use super::host_socket::{self, Failure};
 use super::poll::Token;
 use super::published_sockets::PublishedSockets;
-use super::{Context, Endpoints};
+use super::{Context, Endpoints, Way};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 use flow::{Flow, HostSocket};
@@ -188,11 +188,18 @@ impl Udp {
         if !cx.settings.carries.udp {
             return Err((Failure::Silence, Refusal::Forbidden));
         }
-        let leads_to = cx.settings.mapping.target(to);
-        let leads_to = leads_to.ok_or((Failure::Silence, Refusal::Forbidden))?;
-        if !cx.allows(Protocol::Udp, from, to, leads_to) {
-            return Err((Failure::Prohibited, Refusal::Policy));
-        }
+        let leads_to = match cx.way(Protocol::Udp, from, to) {
+            Way::To(candidates) => {
+                host_socket::first_with_route(&candidates, &cx.settings.outbound)
+            }
+            Way::LookUp(name) => {
+                // The guest's program sends again.
+                cx.wanted.push(name);
+                return Err((Failure::Silence, Refusal::NameFailed));
+            }
+            Way::Refused(failure, why) => return Err((failure, why)),
+        };
+        let leads_to = leads_to.ok_or((Failure::NoRoute, Refusal::Unreachable))?;
         let host = self.host_socket(cx, from, leads_to).map_err(host_socket::failure_of)?;
         let ends = Endpoints { guest: from, peer: to, host: leads_to };
         let mut flow = Flow::new(host, Direction::Out, ends, cx.now);
@@ -283,7 +290,9 @@ impl Udp {
     pub(crate) fn end_moved(&mut self, cx: &mut Context<'_>) {
         let has_moved = |flow: &Flow| {
             let leads_to = cx.settings.mapping.target(flow.peer);
-            flow.direction == Direction::Out && leads_to != Some(flow.host_addr)
+            flow.direction == Direction::Out
+                && !cx.settings.names.cover(flow.peer.ip())
+                && leads_to != Some(flow.host_addr)
         };
         let moved = self.flows.iter().filter(|(_, flow)| has_moved(flow));
         for id in moved.map(|(id, _)| id).collect::<Vec<_>>() {

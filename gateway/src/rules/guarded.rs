@@ -4,11 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use smallvec::SmallVec;
 
-use super::{Denial, Why};
+use super::{Denial, Why, covers};
 use crate::mapping::is_link_local;
 
 static METADATA: Denial = Denial(Why::Guarded("addresses of cloud metadata services"));
 static LINK_LOCAL: Denial = Denial(Why::Guarded("link-local addresses"));
+static PRIVATE: Denial = Denial(Why::Guarded("private addresses to which a name leads"));
 static HOST: Denial = Denial(Why::Guarded("the host's own addresses"));
 
 /// Where clouds serve the credentials and the user data of a machine, and answer its DNS: AWS (EC2, ECS, EKS), and most
@@ -39,14 +40,42 @@ const LINK_LOCAL_V4: u8 = 96 + 16;
 const LINK_LOCAL_V6: u8 = 10;
 
 /// Why an address is refused that no rule allows, and the length of a prefix that allows it.
-pub(crate) fn kind_of(to: IpAddr, is_host: bool) -> Option<(u8, &'static Denial)> {
+pub(crate) fn kind_of(
+    to: IpAddr,
+    is_host: bool,
+    is_by_name: bool,
+) -> Option<(u8, &'static Denial)> {
     let link_local = |ip: IpAddr| match ip {
         ip if !is_link_local(ip) => None,
         IpAddr::V4(_) => Some((LINK_LOCAL_V4, &LINK_LOCAL)),
         IpAddr::V6(_) => Some((LINK_LOCAL_V6, &LINK_LOCAL)),
     };
     let of_host = is_host.then_some((WHOLE, &HOST));
-    of_host.or_else(|| metadata(to)).or_else(|| forms(to).find_map(link_local))
+    let named = || if is_by_name { forms(to).find_map(private) } else { None };
+    of_host.or_else(|| metadata(to)).or_else(|| forms(to).find_map(link_local)).or_else(named)
+}
+
+/// Ranges of a site, of a provider's own network, of this host and of groups (RFC 6890, RFC 4193, RFC 5771).
+fn private(ip: IpAddr) -> Option<(u8, &'static Denial)> {
+    const RANGES: [([u8; 4], u8); 9] = [
+        ([0, 0, 0, 0], 8),
+        ([10, 0, 0, 0], 8),
+        ([100, 64, 0, 0], 10),
+        ([127, 0, 0, 0], 8),
+        ([172, 16, 0, 0], 12),
+        ([192, 0, 0, 0], 24),
+        ([192, 168, 0, 0], 16),
+        ([198, 18, 0, 0], 15),
+        ([224, 0, 0, 0], 3),
+    ];
+    const RANGES_V6: [(u16, u8); 3] = [(0xfc00, 7), (0xfec0, 10), (0xff00, 8)];
+    let of_v4 = RANGES.iter().map(|(prefix, bits)| (IpAddr::from(*prefix), *bits, 96));
+    let v6 = |first: u16| Ipv6Addr::new(first, 0, 0, 0, 0, 0, 0, 0);
+    let of_v6 = RANGES_V6.iter().map(|(first, bits)| (IpAddr::V6(v6(*first)), *bits, 0));
+    let own = [Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED].map(|a| (IpAddr::V6(a), WHOLE, 0));
+    let mut all = of_v4.chain(of_v6).chain(own);
+    let (_, bits, before) = all.find(|(prefix, bits, _)| covers(*prefix, *bits, ip))?;
+    Some((before + bits, &PRIVATE))
 }
 
 /// As [`kind_of`], of metadata services alone.
@@ -126,8 +155,41 @@ mod tests {
     }
 
     #[test]
+    fn private_addresses_are_guarded_where_a_name_leads_there() {
+        let kind = |text: &str, is_by_name| {
+            kind_of(text.parse().unwrap(), false, is_by_name).map(|(_, denial)| denial)
+        };
+        for private in [
+            "10.0.0.1",
+            "100.127.0.1",
+            "127.0.0.1",
+            "172.31.0.1",
+            "192.168.9.9",
+            "198.19.0.7",
+            "224.0.0.1",
+            "255.255.255.255",
+            "0.0.0.0",
+            "fd12::1",
+            "ff02::1",
+            "::1",
+            "::",
+            "64:ff9b::10.0.0.1",
+        ] {
+            assert_eq!(kind(private, true), Some(&PRIVATE), "{private}");
+            assert_eq!(kind(private, false), None, "{private}");
+        }
+        for public in
+            ["9.9.9.9", "100.128.0.1", "172.32.0.1", "192.0.1.1", "198.20.0.1", "2001:db8::1"]
+        {
+            assert_eq!(kind(public, true), None, "{public}");
+        }
+        assert_eq!(kind("169.254.169.254", true), Some(&METADATA));
+    }
+
+    #[test]
     fn metadata_and_link_local_addresses_are_guarded_however_they_are_written() {
-        let kind = |text: &str| kind_of(text.parse().unwrap(), false).map(|(_, denial)| denial);
+        let kind =
+            |text: &str| kind_of(text.parse().unwrap(), false, false).map(|(_, denial)| denial);
         for metadata in [
             "169.254.169.254",
             "fd00:ec2::254",
@@ -141,6 +203,6 @@ mod tests {
             assert_eq!(kind(link_local), Some(&LINK_LOCAL), "{link_local}");
         }
         assert_eq!(kind("10.1.2.3").or(kind("2001:db8::1")), None);
-        assert_eq!(kind_of("10.1.2.3".parse().unwrap(), true), Some((WHOLE, &HOST)));
+        assert_eq!(kind_of("10.1.2.3".parse().unwrap(), true, false), Some((WHOLE, &HOST)));
     }
 }

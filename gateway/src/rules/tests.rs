@@ -13,7 +13,14 @@ fn owned(names: &[&str]) -> Vec<String> {
 
 fn denial<'a>(rules: &'a Rules, to: &str, port: u16, names: &[&str]) -> Option<&'a Denial> {
     let (to, names) = (to.parse().unwrap(), owned(names));
-    let d = Destination { to, port: Some(port), names: &names, claimed: &[], is_host: false };
+    let d = Destination {
+        to,
+        port: Some(port),
+        names: &names,
+        claimed: &[],
+        is_host: false,
+        is_by_name: false,
+    };
     rules.denial(&d)
 }
 
@@ -97,7 +104,14 @@ fn guarded_addresses_are_opened_by_a_rule_by_address_that_is_as_long() {
     }
     let of_host = |text: &str, to: &str| {
         let to = to.parse().unwrap();
-        let d = Destination { to, port: Some(80), names: &[], claimed: &[], is_host: true };
+        let d = Destination {
+            to,
+            port: Some(80),
+            names: &[],
+            claimed: &[],
+            is_host: true,
+            is_by_name: false,
+        };
         rules(text).denial(&d).map(Denial::to_string)
     };
     let refused = of_host("allow 192.0.2.0/24", "192.0.2.1").unwrap();
@@ -212,7 +226,8 @@ fn without_a_network_only_what_is_allowed_is_reached() {
     assert!(!allows(&rules, "192.0.2.1", 80, &["example.org", "badexample.org"]));
     assert!(allows(&rules, "2001:db8::5", 22, &[]));
     let to = "192.0.2.1".parse().unwrap();
-    let ping = Destination { to, port: None, names: &[], claimed: &[], is_host: false };
+    let ping =
+        Destination { to, port: None, names: &[], claimed: &[], is_host: false, is_by_name: false };
     assert!(rules.denial(&ping).is_some());
 }
 
@@ -221,8 +236,14 @@ fn a_server_of_the_guests_own_choice_can_deny_but_not_allow() {
     let rules = rules("no-network\ndeny ads.example.net\nallow *.example.org");
     let is_allowed = |names: &[&str], claimed: &[&str]| {
         let (to, names, claimed) = ("192.0.2.1".parse().unwrap(), owned(names), owned(claimed));
-        let d =
-            Destination { to, port: Some(80), names: &names, claimed: &claimed, is_host: false };
+        let d = Destination {
+            to,
+            port: Some(80),
+            names: &names,
+            claimed: &claimed,
+            is_host: false,
+            is_by_name: false,
+        };
         rules.denial(&d).is_none()
     };
     assert!(is_allowed(&["www.example.org"], &[]));

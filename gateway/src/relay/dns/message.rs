@@ -24,7 +24,7 @@ pub(crate) const TYPE_AAAA: u16 = 28;
 pub(crate) const TYPE_SRV: u16 = 33;
 pub(crate) const TYPE_SVCB: u16 = 64;
 pub(crate) const TYPE_HTTPS: u16 = 65;
-const CLASS_IN: u16 = 1;
+pub(crate) const CLASS_IN: u16 = 1;
 
 /// The bits of the second header word: a response, its operation, recursion desired and available, the code.
 const RESPONSE: u16 = 0x8000;

@@ -24,6 +24,7 @@ use smallvec::SmallVec;
 use super::super::host_socket::{self, StreamError};
 use super::super::streams::Stream;
 use super::super::{Context, Endpoints};
+use super::race::Race;
 use crate::published::PublishedPort;
 use crate::stat::Direction;
 
@@ -73,6 +74,8 @@ pub(super) struct Flow {
     pub peer_addr: SocketAddr,
     /// The other end as the host knows it.
     pub host_addr: SocketAddr,
+    /// Other addresses of the name that it leads to, until one has answered.
+    pub race: Option<Box<Race>>,
     /// The published port that accepted its client.
     pub port: Option<Arc<PublishedPort>>,
     pub guest_side: Side,
@@ -131,6 +134,7 @@ impl Flow {
             guest_addr,
             peer_addr,
             host_addr,
+            race: None,
             port: None,
             guest_side: Side::default(),
             host_side: Side::default(),

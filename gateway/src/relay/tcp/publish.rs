@@ -101,9 +101,9 @@ impl Tcp {
         self.retry_at = self.retry_at.or(Some(cx.now + RETRY));
     }
 
-    /// When stalled ports and starved flows are tried again.
+    /// When stalled ports and starved flows are tried again, or the next address of a name.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.retry_at
+        self.retry_at.into_iter().chain(self.delays.next_deadline()).min()
     }
 
     /// Continues with ports that have used up their turn, and with what is due to be tried again.

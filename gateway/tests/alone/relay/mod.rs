@@ -7,6 +7,7 @@ mod dns;
 mod errnos;
 mod mapping;
 mod memory;
+mod names;
 mod queues;
 mod raw;
 mod shares;
@@ -56,6 +57,7 @@ pub fn main() {
             .chain(mapping::TESTS)
             .chain(shares::TESTS)
             .chain(dns::TESTS)
+            .chain(names::TESTS)
             .chain(trouble::TESTS)
             .chain(errnos::TESTS)
             .chain(change::TESTS)
