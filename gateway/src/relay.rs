@@ -223,6 +223,10 @@ impl Context<'_> {
             Meaning::Nothing => return Way::Refused(failure, Refusal::NoName),
             Meaning::Address => {}
         }
+        // Another server would answer with real addresses, to whatever is asked.
+        if self.settings.names.are_given() && self.settings.mapping.is_dns(to) {
+            return Way::Refused(denied(protocol), Refusal::Policy);
+        }
         let Some(leads_to) = self.settings.mapping.target(to) else {
             return Way::Refused(failure, Refusal::Forbidden);
         };

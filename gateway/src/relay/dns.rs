@@ -212,7 +212,8 @@ impl Dns {
 
     /// A snapshot of the flows.
     pub(crate) fn stat(&self, now: Instant) -> impl Iterator<Item = FlowStat> + '_ {
-        self.flows.iter().map(move |(_, flow)| flow.stat(now))
+        let of_guest = self.flows.iter().filter(|(_, flow)| (flow.guest, flow.peer) != given::OWN);
+        of_guest.map(move |(_, flow)| flow.stat(now))
     }
 }
 
@@ -554,7 +555,9 @@ impl Dns {
         if let (Some(timer), Some(timers)) = (flow.timer, &mut self.timers) {
             timers.cancel(timer);
         }
-        cx.settings.policy.ended(|| flow.stat(cx.now));
+        if (flow.guest, flow.peer) != given::OWN {
+            cx.settings.policy.ended(|| flow.stat(cx.now));
+        }
         // Bounds the entries of flows that have ended.
         if self.order.len() > 2 * self.flows.len() + 64 {
             self.order.retain(|(_, id)| self.flows.get(*id).is_some());
