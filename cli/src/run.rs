@@ -36,7 +36,10 @@ applies to echo requests regardless of its ports. Order of evaluation: rules
 by address (the longest prefix; --deny before --allow of the same length),
 --deny by name, --allow by name, `*:PORTS`, --no-network. Link-local
 addresses, cloud metadata services and the host's own addresses are refused
-unless a rule by address allows them. Rules for every run are read from
+unless a rule by address allows them. If a rule names a name, names resolve to
+addresses of their own (198.18.0.0/15 and an IPv6 prefix), each of which leads
+to that name only; a name does not lead to a private address, unless a rule by
+address allows it. Rules for every run are read from
 ~/.config/fulmar/run.rules, with lines such as `deny 10.0.0.0/8`,
 `allow example.org:443`, `no-network`. Options take precedence over the file;
 with --no-network, the `allow` lines of the file are ignored.
@@ -68,8 +71,7 @@ pub struct Args {
     /// Refuse every destination that no --allow matches
     #[arg(long)]
     no_network: bool,
-    /// What a name in the rules resolves to: an address of its own (given), or its real addresses (real), which other
-    /// names may share
+    /// Addresses that names resolve to
     #[arg(long, value_enum, default_value_t)]
     names: NamesMode,
     /// Read rules from this file instead of ~/.config/fulmar/run.rules
@@ -98,10 +100,10 @@ pub struct Args {
 /// The addresses that the program gets of names.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum NamesMode {
-    /// Addresses of their own, if a rule names a name
+    /// One of its own for each name, if a rule names a name
     #[default]
     Given,
-    /// Their real addresses
+    /// The real ones, which other names may share
     Real,
 }
 

@@ -91,6 +91,7 @@ const ROOMS: &[Room] = &[
             "aes_gcm",
             "caps",
             "dhcproto",
+            "hickory_proto",
             "hkdf",
             "httparse",
             "landlock",

@@ -83,7 +83,7 @@ impl Lookups {
         }
     }
 
-    /// Enters the answer of one type. `None`: the other one is missing, or nobody looks the name up.
+    /// Enters the answer of one type. `None`: the other one is missing, or the name is not looked up.
     pub(super) fn enter(&mut self, name: &str, is_v4: bool, half: Half) -> Option<Finished> {
         let running = self.running.get_mut(name)?;
         running.lookup.enter(is_v4, half);

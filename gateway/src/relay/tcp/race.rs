@@ -30,7 +30,7 @@ pub(super) enum Standing {
     Failed(Errno),
 }
 
-/// How the connect of a socket stands. An error is told once.
+/// How the connect of a socket stands. Reading an error clears it.
 fn standing(stream: &TcpStream) -> Standing {
     match host_socket::outcome(stream) {
         Err(errno) => Standing::Failed(errno),

@@ -161,7 +161,7 @@ fn a_name_has_an_address() {
     let client = client(&world);
     client.send(&question("evil", A)).unwrap();
     assert_eq!(answered(&client), (5, None));
-    // It is pinned: nobody is asked.
+    // It is pinned: the resolver gets no question.
     client.send(&question("good", A)).unwrap();
     assert_eq!(answered(&client), (0, Some(good)));
     client.send(&question("good", AAAA)).unwrap();
