@@ -14,14 +14,14 @@
 //!
 //! | first bytes | read | the name |
 //! |---|---|---|
-//! | TLS over TCP | ClientHello, also a second one ([`tls`]) | the one server name; without it refused |
+//! | TLS over TCP | ClientHello, also a second one (`tls`) | the one server name; without it refused |
 //! | PostgreSQL's question for TLS | passes, then as TLS | |
-//! | HTTP/1 | every request ([`http1`]) | Host, and the target's authority |
-//! | HTTP/1 with Upgrade | until the host has answered ([`answer`]) | |
-//! | HTTP/2 in the clear | every header list ([`http2`]) | `:authority` and `host` |
-//! | QUIC | the ClientHello of every connection ([`datagrams`]) | as TLS |
+//! | HTTP/1 | every request (`http1`) | Host, and the target's authority |
+//! | HTTP/1 with Upgrade | until the host has answered (`answer`) | |
+//! | HTTP/2 in the clear | every header list (`http2`) | `:authority` and `host` |
+//! | QUIC | the ClientHello of every connection (`datagrams`) | as TLS |
 //! | the host's, before any of the guest's | not | an SSH, mail or MySQL server speaks first |
-//! | anything else ([`sniff`]) | not | passes by its address |
+//! | anything else (`sniff`) | not | passes by its address |
 //!
 //! What is not read: the inside of TLS and QUIC (a request there may name another host than the ClientHello, which is
 //! called domain fronting), TLS that begins within a protocol other than PostgreSQL's and HTTP's (STARTTLS), DTLS, and
