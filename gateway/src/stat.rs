@@ -77,7 +77,7 @@ refusals! {
     LookupLimit = "lookup_limit";
     /// The destination is in a range of names, and stands for none.
     NoName = "no_name";
-    /// A name has no address, or no resolver gave one.
+    /// A name has no address or no resolver gave one, or a datagram came before it was looked up.
     NameFailed = "name_failed";
     /// An answer of a DNS server is to no outstanding question.
     DnsAnswer = "dns_answer";

@@ -290,7 +290,7 @@ impl Worker {
             tcp.name_known(&mut cx, &name);
         }
         echoes.expire(&mut cx);
-        let has_work = tcp.has_work() || udp.has_work();
+        let has_work = tcp.has_work() || udp.has_work() || !cx.wanted.is_empty();
         let deadlines = [
             tcp.next_deadline(),
             udp.next_deadline(),

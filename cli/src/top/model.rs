@@ -1,4 +1,4 @@
-//! The figures of `fulmar top`: those of one stack or gateway, made from two of its documents.
+//! The figures of one stack or gateway that `fulmar top` shows, made from two of its documents.
 
 use crate::stat::{self, Ends, Filter};
 use fulmar::base::{self, Counter};

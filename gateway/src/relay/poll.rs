@@ -130,6 +130,11 @@ impl Poll {
         Ok(self.epoll.add(fd, EpollEvent::new(EDGES, token.encode()))?)
     }
 
+    /// Has the edges of a watched descriptor reported again, as far as they still hold.
+    pub(crate) fn repeat_edges(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
+        Ok(self.epoll.modify(fd, &mut EpollEvent::new(EDGES, token.encode()))?)
+    }
+
     /// Watches a descriptor for readability (level-triggered).
     pub(crate) fn add_readable(&self, fd: impl AsFd, token: Token) -> io::Result<()> {
         Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.encode()))?)

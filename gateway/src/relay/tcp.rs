@@ -196,11 +196,13 @@ impl Tcp {
 
     /// Tries the next addresses of names whose earlier ones have been silent.
     fn try_next(&mut self, cx: &mut Context<'_>) {
+        // An attempt beside the first has a descriptor, too: all attempts stay within the limit of connecting flows.
+        let has_place = self.connecting * race::MOST_ATTEMPTS <= cx.settings.limits.connecting;
         while let Some(id) = self.delays.pop(cx.now) {
             let Some(race) = self.flows.get_mut(id).and_then(|flow| flow.race.as_mut()) else {
                 continue;
             };
-            while let Some(to) = race.next() {
+            while has_place && let Some(to) = race.next() {
                 let Ok(begun) = host_socket::begin_connection(to, &cx.settings.outbound) else {
                     continue;
                 };
@@ -209,7 +211,7 @@ impl Tcp {
                     break;
                 }
             }
-            if race.has_more() {
+            if race.has_left() {
                 self.delays.push(cx.now, id);
             }
         }
@@ -234,8 +236,12 @@ impl Tcp {
                 }
             }
         }
+        // An edge does not say which attempt it is of, and the winner's may have come already.
         let is_connected = standing == Standing::Connected;
         flow.host_side = Side { writable: is_connected, ..Side::default() };
+        if is_connected {
+            flow.host_side.readable = cx.poll.repeat_edges(&flow.host, Token::Tcp(id)).is_err();
+        }
         if standing == Standing::Waits {
             return None;
         }
@@ -357,7 +363,7 @@ impl Tcp {
         };
         self.connecting = self.connecting.saturating_sub(1);
         if let Some(flow) = self.flows.get_mut(id) {
-            flow.guest = Guest::Open(socket);
+            (flow.guest, flow.race) = (Guest::Open(socket), None);
         }
         self.count_stream(cx.now, id);
         self.adopt(cx, id, socket);

@@ -73,6 +73,11 @@ impl Dns {
 
     fn look_up_for(&mut self, cx: &mut Context<'_>, name: &Arc<str>, waiting: Option<Waiting>) {
         let begun = self.lookups.begin(name, cx.now);
+        if begun == Begun::Refused && waiting.is_none() {
+            cx.refuse(Refusal::LookupLimit);
+            // The connections that wait for it end.
+            self.known.push(Arc::clone(name));
+        }
         let refused = match (begun, waiting) {
             (Begun::Refused, waiting) => waiting,
             (_, Some(waiting)) => self.lookups.wait(name, waiting).err(),

@@ -12,8 +12,8 @@ use fulmar_stack::base::{Duration, Instant};
 
 use crate::names::pins::{Half, Known, Lookup};
 
-/// Names that are looked up at a time.
-const MOST_LOOKUPS: usize = 256;
+/// Names that are looked up at a time: their questions are half of the outstanding ones that a flow may have.
+const MOST_LOOKUPS: usize = 64;
 /// Questions of the guest that wait for one name.
 const MOST_WAITING: usize = 64;
 /// How long both answers may take: all servers of resolv.conf, each with its time.

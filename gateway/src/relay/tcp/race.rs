@@ -12,8 +12,9 @@ use super::super::{Candidates, host_socket};
 
 /// The connection attempt delay (RFC 8305 section 5).
 pub(super) const DELAY: Duration = Duration::from_millis(250);
-/// Attempts under way beside the first.
-const MOST_RIVALS: usize = 3;
+/// Attempts under way for one flow.
+pub(super) const MOST_ATTEMPTS: usize = 4;
+const MOST_RIVALS: usize = MOST_ATTEMPTS - 1;
 
 /// What a flow has left to try, and what it tries beside its socket.
 pub(super) struct Race {
@@ -85,8 +86,9 @@ impl Race {
         }
     }
 
-    pub(super) fn has_more(&self) -> bool {
-        !self.left.is_empty() && self.rivals.len() < MOST_RIVALS
+    /// Whether an address was not tried yet.
+    pub(super) fn has_left(&self) -> bool {
+        !self.left.is_empty()
     }
 }
 
@@ -106,5 +108,89 @@ impl Delays {
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.0.front().map(|(at, _)| *at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use nix::sys::socket::{Backlog, listen};
+
+    use super::*;
+    use crate::config::Outbound;
+
+    fn begin(to: SocketAddr) -> TcpStream {
+        host_socket::begin_connection(to, &Outbound::default()).unwrap().stream
+    }
+
+    /// A listener that answers, and the kernel's answer has come.
+    fn connected() -> (TcpListener, TcpStream, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let stream = begin(to);
+        listener.accept().unwrap();
+        while standing(&stream) != Standing::Connected {}
+        (listener, stream, to)
+    }
+
+    /// An address that drops SYNs, because its accept queue is full.
+    fn silent() -> (TcpListener, Vec<TcpStream>, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listen(&listener, Backlog::new(0).unwrap()).unwrap();
+        let to = listener.local_addr().unwrap();
+        let filling = vec![begin(to), begin(to), begin(to)];
+        (listener, filling, to)
+    }
+
+    /// An attempt that was reset.
+    fn failed() -> (TcpStream, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let stream = begin(to);
+        let (far, _) = listener.accept().unwrap();
+        host_socket::set_stream_options(&far);
+        drop(far);
+        while stream.peer_addr().is_ok() {}
+        (stream, to)
+    }
+
+    /// A race over these rivals.
+    fn race(rivals: Vec<(TcpStream, SocketAddr)>) -> Race {
+        Race { left: Candidates::new(), rivals: rivals.into_iter().collect() }
+    }
+
+    #[test]
+    fn a_rival_that_connects_takes_the_place_of_a_silent_attempt() {
+        let (_full, _filling, silent) = silent();
+        let (_listener, winner, at) = connected();
+        let (mut own, mut address) = (begin(silent), silent);
+        assert_eq!(standing(&own), Standing::Waits);
+        let mut race = race(vec![(begin(silent), silent), (winner, at)]);
+        assert_eq!(race.settle(&mut own, &mut address), Standing::Connected);
+        assert_eq!((address, own.peer_addr().unwrap()), (at, at));
+    }
+
+    #[test]
+    fn a_failed_attempt_gives_way_to_one_that_waits_and_the_last_failure_is_told() {
+        let (_full, _filling, silent) = silent();
+        let (mut own, mut address) = failed();
+        let mut with_rival = race(vec![(begin(silent), silent)]);
+        assert_eq!(with_rival.settle(&mut own, &mut address), Standing::Waits);
+        assert_eq!(address, silent);
+        let (mut own, mut address) = failed();
+        let how = race(Vec::new()).settle(&mut own, &mut address);
+        assert_eq!(how, Standing::Failed(Errno::ECONNRESET));
+    }
+
+    #[test]
+    fn delays_end_in_order_and_not_before_their_time() {
+        let (mut delays, now) = (Delays::default(), Instant::ZERO);
+        let id = |index| SlotId { index, generation: 0 };
+        delays.push(now, id(1));
+        delays.push(now + Duration::from_millis(9), id(2));
+        assert_eq!((delays.next_deadline(), delays.pop(now)), (Some(now + DELAY), None));
+        assert_eq!(delays.pop(now + DELAY), Some(id(1)));
+        assert_eq!(delays.pop(now + DELAY), None);
     }
 }

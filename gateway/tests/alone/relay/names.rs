@@ -8,6 +8,7 @@ use fulmar_gateway::config::Config;
 use fulmar_gateway::names::Ranges;
 use fulmar_gateway::policy::{Decision, NewFlow, Policy};
 use fulmar_gateway::stat::Refusal;
+use nix::sys::socket::{Backlog, listen};
 
 use crate::relay::Test;
 use crate::relay::udp::{bound, guest_to, receive};
@@ -19,6 +20,7 @@ pub const TESTS: &[Test] = &[
     ("the_policy_decides_about_the_real_address", the_policy_decides_about_the_real_address),
     ("a_name_of_ipv6_alone_is_reached_over_ipv4", a_name_of_ipv6_alone),
     ("the_next_address_is_tried_when_the_first_refuses", the_next_address_is_tried),
+    ("a_silent_address_is_passed_over_and_a_server_that_speaks_first_is_heard", a_silent_address),
     ("a_connection_after_the_lifetime_asks_again", a_connection_after_the_lifetime),
     ("a_name_that_does_not_exist_does_not_for_the_guest", a_name_that_does_not_exist),
     ("datagrams_to_a_name_reach_it_and_its_answers_come_back", datagrams_to_a_name),
@@ -208,6 +210,32 @@ fn the_next_address_is_tried() {
     drop(server);
     let refused = connect(&world, (good, port).into()).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "all refuse");
+}
+
+fn a_silent_address() {
+    let (resolver, server) = (bound("127.0.0.1"), listening(HOST));
+    let port = server.local_addr().unwrap().port();
+    // Its accept queue is full, so that it drops SYNs.
+    let full = TcpListener::bind((ip(HOST_V6), port)).unwrap();
+    listen(&full, Backlog::new(0).unwrap()).unwrap();
+    let address = SocketAddr::from((ip(HOST_V6), port));
+    let soon = Duration::from_millis(50);
+    let _filling: Vec<_> =
+        (0..3).map(|_| TcpStream::connect_timeout(&address, soon)).filter_map(Result::ok).collect();
+    let world = world(&resolver, |_| ());
+    let good = given(&world, &resolver, "good", A, &[HOST_V6, HOST]);
+    let greeting = std::thread::spawn(move || {
+        let (mut far, _) = server.accept().unwrap();
+        far.write_all(b"hello").unwrap();
+        far
+    });
+    let mut stream = connect(&world, (good, port).into()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut word = [0; 5];
+    stream.read_exact(&mut word).unwrap();
+    assert_eq!(&word, b"hello");
+    drop(greeting.join().unwrap());
+    assert_eq!(stream.read(&mut word).unwrap(), 0, "the end of the stream");
 }
 
 fn a_connection_after_the_lifetime() {
