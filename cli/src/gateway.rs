@@ -7,6 +7,7 @@ mod detach;
 mod document;
 mod endpoints;
 mod follow;
+mod guard;
 mod interface;
 pub(crate) mod log;
 mod output;

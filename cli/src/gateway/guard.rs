@@ -1,0 +1,240 @@
+//! The rules that decide what a guest reaches.
+
+use std::net::IpAddr;
+
+use fulmar_gateway::policy::{Decision, NewClient, NewFlow, Policy, Protocol};
+use fulmar_gateway::rules::{Denial, Destination, Rules};
+use fulmar_gateway::stat::FlowStat;
+
+use super::plan::Plan;
+use super::report::Reporter;
+
+/// The port of DNS.
+const DNS_PORT: u16 = 53;
+
+/// The rules of `fulmar run` as the gateway asks for them.
+struct RulesPolicy {
+    rules: Rules,
+    /// The addresses at which DNS is forwarded: always allowed, the names decide.
+    dns: Vec<IpAddr>,
+    reporter: Option<Reporter>,
+}
+
+/// The policy of a plan, if it needs one.
+pub(super) fn rules_policy(plan: &Plan, reporter: &Reporter) -> Option<Box<dyn Policy>> {
+    Some(Box::new(RulesPolicy {
+        rules: plan.rules.clone()?,
+        dns: plan.map.dns_forward.clone(),
+        reporter: plan.has_summary.then(|| reporter.clone()),
+    }))
+}
+
+impl RulesPolicy {
+    /// The decision, of which a denial is counted.
+    fn decision_by(&self, denial: Option<&Denial>) -> Decision {
+        let Some(rule) = denial else { return Decision::Allow };
+        if let Some(reporter) = &self.reporter {
+            reporter.deny_by(rule);
+        }
+        Decision::Deny
+    }
+}
+
+impl Policy for RulesPolicy {
+    fn reads_names(&self) -> bool {
+        !self.rules.is_empty() || self.reporter.is_some()
+    }
+
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+        let NewFlow { to, leads_to, name, names, claimed_names, is_host, .. } = *flow;
+        let own = name.map(|name| [name.to_owned()]);
+        let names = own.as_ref().map_or(names, |own| own.as_slice());
+        let port = (flow.protocol != Protocol::Icmp).then_some(to.port());
+        let is_dns = to.port() == DNS_PORT && self.dns.contains(&to.ip());
+        let is_by_name = name.is_some();
+        let at = if is_by_name { leads_to } else { to };
+        let claimed = claimed_names;
+        let destination = Destination { to: at.ip(), port, names, claimed, is_host, is_by_name };
+        let by_address = if is_dns { None } else { self.rules.denial(&destination) };
+        // The names in DNS over TCP are not read.
+        let hides_names = flow.protocol == Protocol::Tcp && to.port() == DNS_PORT;
+        let by_name = if hides_names { self.rules.hidden_name_denial() } else { None };
+        let denial = by_address.or(by_name);
+        if let Some(reporter) = &self.reporter {
+            reporter.at(flow.protocol, to, |tally| {
+                if let Some(name) = names.first().or(claimed_names.first()) {
+                    (tally.name, tally.is_claimed) = (Some(name.clone()), names.is_empty());
+                }
+                tally.denied += u64::from(denial.is_some());
+            });
+        }
+        self.decision_by(denial)
+    }
+
+    fn decide_client(&mut self, client: &NewClient) -> Decision {
+        self.decision_by(self.rules.client_denial(client.from.ip(), client.from.port()))
+    }
+
+    fn decide_name(&mut self, name: &str, record_type: u16) -> Decision {
+        let denial = self.rules.name_denial(name, record_type);
+        if let (Some(reporter), Some(_)) = (&self.reporter, denial) {
+            reporter.deny_name(name);
+        }
+        self.decision_by(denial)
+    }
+
+    fn decide_hidden_name(&mut self) -> Decision {
+        self.decision_by(self.rules.hidden_name_denial())
+    }
+
+    fn keeps_name(&self, name: &str, known: &[String]) -> bool {
+        self.rules.keeps_name(name, known)
+    }
+
+    fn ended(&mut self, flow: &FlowStat) {
+        if let Some(reporter) = &self.reporter {
+            reporter.count(flow);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fulmar_gateway::rules::Source;
+    use std::net::SocketAddr;
+    use std::path::Path;
+
+    fn decide(policy: &mut RulesPolicy, to: &str, names: &[&str]) -> Decision {
+        decide_over(policy, Protocol::Tcp, to, names)
+    }
+
+    fn decide_over(
+        policy: &mut RulesPolicy,
+        protocol: Protocol,
+        to: &str,
+        names: &[&str],
+    ) -> Decision {
+        let to: SocketAddr = to.parse().unwrap();
+        let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
+        policy.decide(&NewFlow {
+            protocol,
+            from: "10.0.0.2:1000".parse().unwrap(),
+            to,
+            leads_to: to,
+            name: None,
+            names: &names,
+            claimed_names: &[],
+            is_host: false,
+        })
+    }
+
+    #[test]
+    fn dns_is_always_reached_over_udp_and_its_names_are_decided() {
+        let mut rules = Rules::default();
+        rules.add_file("no-network\nallow example.org:443", Path::new("/r")).unwrap();
+        rules.deny("169.254.1.0/24".parse().unwrap(), Source::Option);
+        let reporter = Reporter::default();
+        let dns = vec!["169.254.1.1".parse().unwrap()];
+        let mut policy = RulesPolicy { rules, dns, reporter: Some(reporter.clone()) };
+        let over_udp = decide_over(&mut policy, Protocol::Udp, "169.254.1.1:53", &[]);
+        assert_eq!(over_udp, Decision::Allow);
+        assert_eq!(decide(&mut policy, "169.254.1.1:80", &[]), Decision::Deny);
+        assert_eq!(decide(&mut policy, "192.0.2.1:443", &["example.org"]), Decision::Allow);
+        assert_eq!(decide(&mut policy, "192.0.2.1:80", &["example.org"]), Decision::Deny);
+        assert_eq!(policy.decide_name("example.org", 1), Decision::Allow);
+        assert_eq!(policy.decide_name("example.com", 1), Decision::Deny);
+        let mut text = String::new();
+        reporter.write_denied_names(&mut text);
+        assert_eq!(text, "  name example.com: denied 1 times\n");
+        let mut by = String::new();
+        reporter.write_denied_by(&mut by);
+        assert_eq!(by, "    2 by /r:1: no-network\n    1 by --deny 169.254.1.0/24\n");
+        reporter.write_destinations(&mut text);
+        assert!(text.contains("tcp 192.0.2.1:80 (example.org): 0 flows, 1 denied"), "{text}");
+    }
+
+    #[test]
+    fn dns_whose_names_are_not_read_passes_where_no_name_is_refused() {
+        for (text, decision) in [
+            ("no-network\nallow example.org:443", Decision::Deny),
+            ("no-network\nallow 192.0.2.0/24", Decision::Deny),
+            ("deny *.example.org", Decision::Deny),
+            ("deny example.org:80\nallow 192.0.2.53", Decision::Deny),
+            ("deny 10.0.0.0/8", Decision::Allow),
+        ] {
+            let mut rules = Rules::default();
+            rules.add_file(text, Path::new("/r")).unwrap();
+            let dns = vec!["169.254.1.1".parse().unwrap()];
+            let mut policy = RulesPolicy { rules, dns, reporter: None };
+            for server in ["169.254.1.1:53", "192.0.2.53:53"] {
+                assert_eq!(decide(&mut policy, server, &[]), decision, "{text}, {server}");
+            }
+            assert_eq!(policy.decide_hidden_name(), decision, "{text}");
+        }
+    }
+
+    #[test]
+    fn without_rules_names_are_read_for_the_summary_alone() {
+        let policy = |text: &str, reporter| {
+            let mut rules = Rules::default();
+            rules.add_file(text, Path::new("/r")).unwrap();
+            RulesPolicy { rules, dns: vec![], reporter }
+        };
+        assert!(!policy("", None).reads_names());
+        assert!(policy("deny 10.0.0.0/8", None).reads_names());
+        assert!(policy("", Some(Reporter::default())).reads_names());
+        assert_eq!(decide(&mut policy("", None), "169.254.169.254:80", &[]), Decision::Deny);
+        let from = "10.1.2.3:40000".parse().unwrap();
+        let client = NewClient { protocol: Protocol::Udp, from };
+        assert_eq!(policy("deny 10.0.0.0/8", None).decide_client(&client), Decision::Deny);
+        assert_eq!(policy("no-network", None).decide_client(&client), Decision::Allow);
+    }
+
+    #[test]
+    fn a_name_by_the_word_of_the_guests_own_server_is_shown_as_claimed() {
+        let reporter = Reporter::default();
+        let rules = Rules::default();
+        let mut policy = RulesPolicy { rules, dns: vec![], reporter: Some(reporter.clone()) };
+        let to = "192.0.2.1:443".parse().unwrap();
+        let flow = NewFlow {
+            protocol: Protocol::Tcp,
+            from: "10.0.0.2:1000".parse().unwrap(),
+            to,
+            leads_to: to,
+            name: None,
+            names: &[],
+            claimed_names: &["good.example".to_owned()],
+            is_host: false,
+        };
+        policy.decide(&flow);
+        let shown = || {
+            let mut text = String::new();
+            reporter.write_destinations(&mut text);
+            text
+        };
+        assert!(shown().contains("192.0.2.1:443 (claimed: good.example):"), "{}", shown());
+        let names = ["known.example".to_owned()];
+        policy.decide(&NewFlow { names: &names, ..flow });
+        assert!(shown().contains("192.0.2.1:443 (known.example):"), "{}", shown());
+    }
+
+    #[test]
+    fn names_of_a_guests_choice_write_no_escape_sequences() {
+        let name = "a\u{1b}[2J\u{7}.example";
+        let mut rules = Rules::default();
+        rules.add_file("deny example", Path::new("/r\u{1b}c")).unwrap();
+        rules.deny("*.example".parse().unwrap(), Source::Option);
+        let reporter = Reporter::default();
+        let mut policy = RulesPolicy { rules, dns: vec![], reporter: Some(reporter.clone()) };
+        assert_eq!(policy.decide_name(name, 1), Decision::Deny);
+        assert_eq!(policy.decide_name("example", 1), Decision::Deny);
+        assert_eq!(decide(&mut policy, "192.0.2.1:443", &[name]), Decision::Deny);
+        let mut text = String::new();
+        reporter.write_denied_names(&mut text);
+        reporter.write_denied_by(&mut text);
+        reporter.write_destinations(&mut text);
+        assert!(text.contains("[2J") && text.contains("/r") && text.contains("192.0.2.1:443"));
+        assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
+    }
+}
