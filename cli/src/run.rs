@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use fulmar_gateway::names::Ranges;
 use fulmar_gateway::netns::User;
-use fulmar_gateway::ports::PortSpec;
+use fulmar_gateway::ports::{Bind, ParsePortsError, PortSpec};
 use fulmar_gateway::rules::{Rule, Rules, Source};
 
 use crate::bounds::within;
@@ -29,6 +29,7 @@ const RULES_FILE: &str = "fulmar/run.rules";
   fulmar run --publish 8080:80 -- nginx -g 'daemon off;'
   fulmar run --no-network --allow '*.debian.org:80' -- apt-get download hello
   fulmar run --deny 10.0.0.0/8 -- npm install
+  fulmar run --no-network --host-port 5432 -- psql -h localhost
 
 A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *.
 Write an IPv6 address with a port in brackets: [2001:db8::1]:443. A rule
@@ -44,8 +45,8 @@ address allows it. Rules for every run are read from
 `allow example.org:443`, `no-network`. Options take precedence over the file;
 with --no-network, the `allow` lines of the file are ignored.
 
-The program cannot reach the host's loopback interface. To allow it, use
-`fulmar gateway --config-net --map-host-loopback ADDRESS -- PROGRAM`.
+Of the host's loopback interface the program reaches the ports of --host-port
+and --host-port-udp only; no rule refuses them.
 
 The program runs as the same user, with the same files and terminal.
 
@@ -58,6 +59,13 @@ pub struct Args {
     /// UDP ports of the host to forward to the program
     #[arg(long, value_name = "PORTS")]
     publish_udp: Vec<PortSpec>,
+    /// TCP ports of the host's loopback interface that the program reaches at its own, 127.0.0.1 and ::1:
+    /// FIRST[-LAST][:TO], where TO is the host's first port
+    #[arg(long, value_name = "PORTS", value_parser = chosen_ports)]
+    host_port: Vec<PortSpec>,
+    /// UDP ports of the host's loopback interface that the program reaches at its own
+    #[arg(long, value_name = "PORTS", value_parser = chosen_ports)]
+    host_port_udp: Vec<PortSpec>,
     /// Deliver datagrams to a UDP port of the program only from hosts that the port has sent to (address-dependent
     /// filtering)
     #[arg(long)]
@@ -145,17 +153,28 @@ fn gateway_args(args: &Args) -> GatewayArgs {
     gateway.attach.config_net = true;
     gateway.guest.mtu = args.mtu;
     gateway.map.dns_forward = vec![DNS];
-    // The host's loopback is not reached: `fulmar gateway` maps it on request.
+    // No address leads to the host's loopback: its chosen ports are reached at the guest's own.
     gateway.map.no_map_gw = true;
     gateway.ports.tcp_ports = or_none(&args.publish);
     gateway.ports.udp_ports = or_none(&args.publish_udp);
-    gateway.ports.tcp_ns = vec![PortSpec::None];
-    gateway.ports.udp_ns = vec![PortSpec::None];
+    gateway.ports.tcp_ns = or_none(&args.host_port);
+    gateway.ports.udp_ns = or_none(&args.host_port_udp);
     gateway.process.pcap = args.pcap.clone();
     gateway.process.metrics = args.metrics;
     gateway.process.queues = args.queues;
     gateway.ports.udp_filter = args.udp_filter;
     gateway
+}
+
+/// Reads a list of ports. `all` and `auto` are refused: they would open ports that the user has not chosen.
+fn chosen_ports(text: &str) -> Result<PortSpec, String> {
+    let spec: PortSpec = text.parse().map_err(|e: ParsePortsError| e.to_string())?;
+    match &spec {
+        PortSpec::Ports(ranges) if ranges.iter().all(|ports| ports.bind == Bind::default()) => {
+            Ok(spec)
+        }
+        _ => Err("expected ports such as 5432, 8000-8010 or 15432:5432".into()),
+    }
 }
 
 fn rules_path(args: &Args) -> Option<PathBuf> {
@@ -264,6 +283,19 @@ mod tests {
         assert!(error.contains("line 1"), "{error}");
         std::fs::remove_file(&path).unwrap();
         assert!(rules_of(&parse(&line).unwrap()).unwrap_err().to_string().contains("no such file"));
+    }
+
+    #[test]
+    fn ports_of_the_hosts_loopback_are_listed_one_by_one() {
+        let line = "--host-port 5432 --host-port 80-81:8080 --host-port-udp 53 x";
+        let ports = Plan::new(&gateway_args(&parse(line).unwrap())).unwrap().ports;
+        assert_eq!(
+            (ports.tcp_ns, ports.udp_ns),
+            ("5432,80-81:8080".parse().unwrap(), "53".parse().unwrap())
+        );
+        for open in ["auto", "all", "none", "~80", "127.0.0.1/80", "%lo/80", "80x", "0"] {
+            assert!(parse(&format!("--host-port {open} x")).is_err(), "{open}");
+        }
     }
 
     #[test]

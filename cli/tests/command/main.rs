@@ -2,6 +2,7 @@
 
 mod foreign;
 mod gateway;
+mod gateway_doors;
 mod gateway_host;
 mod gateway_insight;
 mod gateway_killed;
