@@ -27,23 +27,31 @@ const RULES_FILE: &str = "fulmar/run.rules";
   fulmar run -- curl https://example.org
   fulmar run --summary --pcap page.pcapng -- wget -p example.org
   fulmar run --publish 8080:80 -- nginx -g 'daemon off;'
-  fulmar run --no-network --allow '*.debian.org:80' -- apt-get download hello
+  fulmar run --allow '*.debian.org:80' -- apt-get download hello
   fulmar run --deny 10.0.0.0/8 -- npm install
   fulmar run --no-network --host-port 5432 -- psql -h localhost
 
 A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *.
 Write an IPv6 address with a port in brackets: [2001:db8::1]:443. A rule
-applies to echo requests regardless of its ports. Order of evaluation: rules
-by address (the longest prefix; --deny before --allow of the same length),
---deny by name, --allow by name, `*:PORTS`, --no-network. Link-local
-addresses, cloud metadata services and the host's own addresses are refused
-unless a rule by address allows them. If a rule names a name, names resolve to
-addresses of their own (198.18.0.0/15 and an IPv6 prefix), each of which leads
-to that name only; a name does not lead to a private address, unless a rule by
-address allows it. Rules for every run are read from
-~/.config/fulmar/run.rules, with lines such as `deny 10.0.0.0/8`,
-`allow example.org:443`, `no-network`. Options take precedence over the file;
-with --no-network, the `allow` lines of the file are ignored.
+applies to echo requests regardless of its ports.
+
+An --allow closes the rest: only what an --allow names is reached. Two
+exceptions: an --allow that is an exception from a --deny closes nothing
+(--deny 10.0.0.0/8 --allow 10.1.2.3), and --allow '*' keeps the rest open.
+
+Order of evaluation: rules by address (the longest prefix; --deny before
+--allow of the same length), --deny by name, --allow by name, `*:PORTS`, the
+default. Link-local addresses, cloud metadata services and the host's own
+addresses are refused unless a rule by address allows them. If a rule names a
+name, names resolve to addresses of their own (198.18.0.0/15 and an IPv6
+prefix), each of which leads to that name only; a name does not lead to a
+private address, unless a rule by address allows it.
+
+Rules for every run are read from ~/.config/fulmar/run.rules, with lines such
+as `deny 10.0.0.0/8`, `allow example.org:443`, `no-network`. A line means what
+the option means, so an `allow` line closes the rest for every run. Options
+take precedence over the file; if they close the rest, the `allow` lines of
+the file are ignored.
 
 Of the host's loopback interface the program reaches the ports of --host-port
 and --host-port-udp only; no rule refuses them.
@@ -70,13 +78,13 @@ pub struct Args {
     /// filtering)
     #[arg(long)]
     udp_filter: bool,
-    /// Allow a destination
+    /// Allow a destination, and refuse what no --allow matches
     #[arg(long, value_name = "RULE")]
     allow: Vec<Rule>,
     /// Refuse a destination
     #[arg(long, value_name = "RULE")]
     deny: Vec<Rule>,
-    /// Refuse every destination that no --allow matches
+    /// Refuse every destination that no --allow matches; needed only without --allow
     #[arg(long)]
     no_network: bool,
     /// Addresses that names resolve to

@@ -6,13 +6,15 @@
 //! The first of these that says something about a destination decides:
 //!
 //! 1. the rules by address: the one with the longest prefix; of equal prefixes the denial;
-//! 2. Guarded addresses are refused, unless a rule of 1 with a prefix at least as long allows them;
+//! 2. guarded addresses are refused, unless a rule of 1 with a prefix at least as long allows them;
 //! 3. the denials by name: for each name of the address the most specific rule, of equal ones the denial;
 //! 4. the allowances by name, likewise;
-//! 5. the rules `*:PORTS`; the denial first;
-//! 6. [`Rules::close`]d or `deny *`: refused; else allowed.
+//! 5. the rules with `*`; the denial first;
+//! 6. the default: refused where the rules are closed, else allowed.
 //!
-//! Within a step options come before lines of a file. Allowances of a file do not count where an option closes.
+//! Within a step options come before lines of a file. The rules are closed by [`Rules::close`], by `deny *`, and by an
+//! allowance that is no exception from a denial of the same source, unless that source also has `allow *`. Allowances of
+//! a file do not count where an option closes.
 //!
 //! A name is decided twice: when the guest asks for it (a name that no allowed destination can have is refused), and
 //! when the guest connects to an address that an answer gave for the name. A host of many names is reached under each
@@ -27,6 +29,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use crate::relay::dns::message::{
     TYPE_A, TYPE_AAAA, TYPE_CNAME, TYPE_HTTPS, TYPE_MX, TYPE_SRV, TYPE_SVCB,
@@ -75,6 +78,8 @@ pub struct Denial(Why);
 enum Why {
     Rule(Rule, Source),
     NoNetwork(Source),
+    /// No rule names the destination, and this one allows others.
+    AllowList(Rule, Source),
     /// Addresses that are refused without a rule.
     Guarded(&'static str),
 }
@@ -84,6 +89,10 @@ impl fmt::Display for Denial {
         let (what, source) = match &self.0 {
             Why::Rule(rule, source) => (format!("deny {}", rule.text), source),
             Why::NoNetwork(source) => ("no-network".to_owned(), source),
+            Why::AllowList(rule, source) => {
+                f.write_str("default: closed by ")?;
+                (format!("allow {}", rule.text), source)
+            }
             Why::Guarded(what) => {
                 return write!(f, "default: {what}; permit an address with --allow ADDRESS");
             }
@@ -99,9 +108,15 @@ impl fmt::Display for Denial {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Entry {
     rule: Rule,
-    is_option: bool,
+    source: Source,
     /// `None`: it allows.
     denial: Option<Denial>,
+}
+
+impl Entry {
+    fn is_option(&self) -> bool {
+        self.source == Source::Option
+    }
 }
 
 /// A destination.
@@ -117,7 +132,8 @@ pub struct Destination<'a> {
     pub claimed: &'a [String],
     /// The address is one of the host's own.
     pub is_host: bool,
-    /// A name led to the address, whose owner the guest may be in league with: private addresses are guarded, too.
+    /// The guest wrote to a name. The guest may be in league with its owner: private addresses are guarded, too. While
+    /// rules name names, they are guarded of every destination that has a name.
     pub is_by_name: bool,
 }
 
@@ -125,10 +141,18 @@ pub struct Destination<'a> {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Rules {
     entries: Vec<Entry>,
-    /// Why destinations that no rule names are refused; `None`: they are allowed.
-    closed: Option<Denial>,
-    /// An option says so: allowances of a file do not count.
-    is_closed_by_option: bool,
+    /// `no-network` and `deny *`.
+    closings: Vec<Closing>,
+    /// Of the entries and closings.
+    default: OnceLock<Option<Closing>>,
+}
+
+/// What refuses the destinations that no rule names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Closing {
+    denial: Denial,
+    /// Allowances of a file do not count.
+    is_option: bool,
 }
 
 /// A rule that means nothing: what is wrong with it.
@@ -244,6 +268,27 @@ impl Rule {
         }
     }
 
+    /// Whether it is `*`.
+    fn is_everything(&self) -> bool {
+        self.host == Host::Any && self.ports == ALL_PORTS
+    }
+
+    /// Whether an allowance is an exception from this denial: it names less, and decides before it.
+    fn has_exception(&self, allowed: &Rule) -> bool {
+        let (ports, of_allowed) = (&self.ports, &allowed.ports);
+        let has_ports = ports.contains(of_allowed.start()) && ports.contains(of_allowed.end());
+        let has_host = match (&self.host, &allowed.host) {
+            (Host::Any, host) => *host != Host::Any,
+            (Host::Prefix(prefix, length), Host::Prefix(own, longer)) => {
+                length < longer && covers(*prefix, *length, *own)
+            }
+            (Host::Below(end), Host::Name(name)) => name.ends_with(end),
+            (Host::Below(end), Host::Below(longer)) => end != longer && longer.ends_with(end),
+            _ => false,
+        };
+        has_ports && has_host
+    }
+
     fn is_by_name(&self) -> bool {
         matches!(self.host, Host::Name(_) | Host::Below(_))
     }
@@ -264,44 +309,81 @@ const USUAL_TYPES: [u16; 7] =
     [TYPE_A, TYPE_AAAA, TYPE_CNAME, TYPE_MX, TYPE_SRV, TYPE_SVCB, TYPE_HTTPS];
 
 impl Rules {
-    /// Allows what a rule names.
+    /// Allows what a rule names. This closes the rules unless the rule is an exception from a denial.
     pub fn allow(&mut self, rule: Rule, source: Source) {
-        let is_option = source == Source::Option;
-        self.entries.push(Entry { rule, is_option, denial: None });
+        self.add(Entry { rule, source, denial: None });
     }
 
     /// Refuses what a rule names. `*` on all ports is what [`Rules::close`] refuses.
     pub fn deny(&mut self, rule: Rule, source: Source) {
-        let is_option = source == Source::Option;
-        let denial = Denial(Why::Rule(rule.clone(), source));
-        if rule.host == Host::Any && rule.ports == ALL_PORTS {
-            return self.close_by(denial, is_option);
+        let denial = Denial(Why::Rule(rule.clone(), source.clone()));
+        if rule.is_everything() {
+            return self.close_by(denial, &source);
         }
-        self.entries.push(Entry { rule, is_option, denial: Some(denial) });
+        self.add(Entry { rule, source, denial: Some(denial) });
     }
 
     /// Refuses what no rule names.
     pub fn close(&mut self, source: Source) {
-        let is_option = source == Source::Option;
-        self.close_by(Denial(Why::NoNetwork(source)), is_option);
+        self.close_by(Denial(Why::NoNetwork(source.clone())), &source);
     }
 
-    fn close_by(&mut self, denial: Denial, is_option: bool) {
-        self.is_closed_by_option |= is_option;
-        self.closed.get_or_insert(denial);
+    fn add(&mut self, entry: Entry) {
+        self.default.take();
+        self.entries.push(entry);
+    }
+
+    fn close_by(&mut self, denial: Denial, source: &Source) {
+        self.default.take();
+        self.closings.push(Closing { denial, is_option: *source == Source::Option });
+    }
+
+    /// What closes the rules: an option before a line of a file. `None`: destinations that no rule names are allowed.
+    fn closing(&self) -> Option<&Closing> {
+        let find = || {
+            let of = |is_option| {
+                let said = self.closings.iter().find(|c| c.is_option == is_option).cloned();
+                said.or_else(|| self.allow_list(is_option))
+            };
+            of(true).or_else(|| of(false))
+        };
+        self.default.get_or_init(find).as_ref()
+    }
+
+    /// The first allowance of the options, or of the lines, that is no exception, unless there is `allow *`.
+    fn allow_list(&self, is_option: bool) -> Option<Closing> {
+        let entries = || self.entries.iter().filter(|e| e.is_option() == is_option);
+        let mut allows = entries().filter(|e| e.denial.is_none());
+        if allows.clone().any(|e| e.rule.is_everything()) {
+            return None;
+        }
+        let is_exception = |allowed: &Entry| {
+            entries().any(|e| e.denial.is_some() && e.rule.has_exception(&allowed.rule))
+        };
+        let first = allows.find(|e| !is_exception(e))?;
+        let denial = Denial(Why::AllowList(first.rule.clone(), first.source.clone()));
+        Some(Closing { denial, is_option })
+    }
+
+    /// Why a destination that no rule names is refused; `None`: it is allowed.
+    fn closed(&self) -> Option<&Denial> {
+        self.closing().map(|c| &c.denial)
     }
 
     /// The rules that count.
     fn entries(&self) -> impl Iterator<Item = &Entry> {
+        let is_closed_by_option = self.closing().is_some_and(|c| c.is_option);
         self.entries
             .iter()
-            .filter(|e| e.denial.is_some() || e.is_option || !self.is_closed_by_option)
+            .filter(move |e| e.denial.is_some() || e.is_option() || !is_closed_by_option)
     }
 
     /// The rule that refuses a destination. `None`: the guest may reach it.
     pub fn denial(&self, d: &Destination<'_>) -> Option<&Denial> {
         let to = d.to.to_canonical();
-        let by_address = self.by_address(to, d.port, guarded::kind_of(to, d.is_host, d.is_by_name));
+        let has_name = !d.names.is_empty() || !d.claimed.is_empty();
+        let is_by_name = d.is_by_name || (has_name && self.have_names());
+        let by_address = self.by_address(to, d.port, guarded::kind_of(to, d.is_host, is_by_name));
         if let Some(decided) = by_address {
             return decided;
         }
@@ -315,9 +397,9 @@ impl Rules {
             return None;
         }
         let of_any = self.entries().filter(|e| e.rule.host == Host::Any && e.rule.has_port(d.port));
-        match of_any.max_by_key(|e| (e.is_option, e.denial.is_some())) {
+        match of_any.max_by_key(|e| (e.is_option(), e.denial.is_some())) {
             Some(entry) => entry.denial.as_ref(),
-            None => self.closed.as_ref(),
+            None => self.closed(),
         }
     }
 
@@ -337,7 +419,7 @@ impl Rules {
         };
         let of_port = self.entries().filter(|e| e.rule.has_port(port));
         let found =
-            of_port.filter_map(|e| Some(((e.is_option, bits_of(e)?, e.denial.is_some()), e)));
+            of_port.filter_map(|e| Some(((e.is_option(), bits_of(e)?, e.denial.is_some()), e)));
         match (found.max_by_key(|(rank, _)| *rank), guarded) {
             (Some(((_, bits, false), _)), Some((least, denial))) if bits < least => {
                 Some(Some(denial))
@@ -352,7 +434,7 @@ impl Rules {
     fn by_name(&self, name: &str, counts: impl Fn(&Entry) -> bool) -> Option<Option<&Denial>> {
         let name = name.trim_end_matches('.').to_ascii_lowercase();
         let found = self.entries().filter(|e| counts(e)).filter_map(|e| {
-            Some(((e.is_option, e.rule.characters_of(&name)?, e.denial.is_some()), e))
+            Some(((e.is_option(), e.rule.characters_of(&name)?, e.denial.is_some()), e))
         });
         found.max_by_key(|(rank, _)| *rank).map(|(_, entry)| entry.denial.as_ref())
     }
@@ -367,7 +449,7 @@ impl Rules {
     /// The rule that refuses a message to a DNS server whose question cannot be read. `None`: the guest may send it.
     pub fn hidden_name_denial(&self) -> Option<&Denial> {
         let by_name = self.entries().filter(|e| e.rule.is_by_name());
-        by_name.filter_map(|e| e.denial.as_ref()).next().or(self.closed.as_ref())
+        by_name.filter_map(|e| e.denial.as_ref()).next().or(self.closed())
     }
 
     /// The rule that refuses a question for records of a name. `None`: the guest may ask, since a destination of the
@@ -379,8 +461,8 @@ impl Rules {
             || self.entries().any(|e| e.rule.host == Host::Any && e.denial.is_none());
         match self.by_name(name, counts) {
             Some(Some(denial)) => Some(denial),
-            None if !is_any_allowed() => self.closed.as_ref(),
-            _ => self.closed.as_ref().filter(|_| !USUAL_TYPES.contains(&record_type)),
+            None if !is_any_allowed() => self.closed(),
+            _ => self.closed().filter(|_| !USUAL_TYPES.contains(&record_type)),
         }
     }
 
@@ -398,7 +480,7 @@ impl Rules {
 
     /// Whether there is no rule.
     pub fn is_empty(&self) -> bool {
-        self.closed.is_none() && self.entries.is_empty()
+        self.closings.is_empty() && self.entries.is_empty()
     }
 
     /// Adds the lines of a file: `allow RULE`, `deny RULE`, `no-network`; `#` begins a comment.

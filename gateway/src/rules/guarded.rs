@@ -25,12 +25,15 @@ const METADATA_V4: [Ipv4Addr; 9] = [
     Ipv4Addr::new(192, 0, 0, 192),
     Ipv4Addr::new(168, 63, 129, 16),
 ];
-/// AWS (EC2, EKS, DNS), Google Cloud, Scaleway, OpenStack.
-const METADATA_V6: [Ipv6Addr; 6] = [
+/// AWS (EC2, EKS, DNS), Google Cloud, Oracle Cloud, Akamai, Alibaba Cloud, Scaleway, OpenStack.
+const METADATA_V6: [Ipv6Addr; 9] = [
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23),
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x253),
     Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
+    Ipv6Addr::new(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1),
+    Ipv6Addr::new(0xfd00, 0x100, 0, 0, 0, 0, 0x100, 0x200),
     Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),
     Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
 ];
@@ -193,7 +196,14 @@ mod tests {
         for metadata in [
             "169.254.169.254",
             "fd00:ec2::254",
+            "169.254.170.2",
             "100.100.100.200",
+            "192.0.0.192",
+            "168.63.129.16",
+            "fd20:ce::254",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:a9fe:a9fe::1",
+            "fd00:100::100:200",
             "64:ff9b::169.254.169.254",
             "2002:a9fe:a9fe::1",
         ] {

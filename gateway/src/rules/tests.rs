@@ -32,47 +32,233 @@ fn allows_name(rules: &Rules, name: &str) -> bool {
     rules.name_denial(name, TYPE_A).is_none()
 }
 
-/// Walks the table of docs/gateway.md: each step decides against every later one, and within a step the options against
-/// the file, the more specific rule against the other, the denial against the allowance.
+/// What a name of the destination is to the rules.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum ByName {
+    /// The guest wrote to the address, which has no name.
+    None,
+    /// The guest wrote to the name (`--names given`).
+    Given,
+    /// The guest wrote to the address, which its resolvers have told it of the name (`--names real`).
+    Real,
+}
+
+/// A combination of rules and destination.
+struct Case<'a> {
+    by_address: &'a str,
+    by_name: &'a str,
+    any: &'a str,
+    closing: &'a str,
+    to: &'a str,
+    name: ByName,
+}
+
+impl Case<'_> {
+    /// The table of docs/gateway.md: the first row that says something about the destination, and what it says.
+    fn row(&self) -> (usize, bool) {
+        let has_names = !self.by_name.is_empty();
+        let private = self.to == "10.1.2.3" && self.name != ByName::None;
+        let is_guarded = match (self.to, self.name) {
+            ("169.254.169.254" | "169.254.9.9" | "192.0.2.77", _) => true,
+            (_, ByName::Given) => private,
+            (_, ByName::Real) => private && has_names,
+            (_, ByName::None) => false,
+        };
+        // The shorter prefix opens none of the guarded ranges.
+        match self.by_address {
+            "allow TO" | "deny TO/4 allow TO" => return (1, true),
+            "deny TO" | "allow TO/4 deny TO" | "deny TO/4" => return (1, false),
+            "allow TO/4" if !is_guarded => return (1, true),
+            _ if is_guarded => return (2, false),
+            _ => {}
+        }
+        match self.by_name {
+            _ if self.name == ByName::None => {}
+            "deny NAME" | "allow BELOW deny NAME" | "deny NAME allow NAME" => return (3, false),
+            "allow NAME" | "deny BELOW allow NAME" => return (4, true),
+            _ => {}
+        }
+        match self.any {
+            "deny *:80" | "allow *:80 deny *:80" => return (5, false),
+            "allow *:80" => return (5, true),
+            _ => {}
+        }
+        (6, !self.is_closed())
+    }
+
+    /// An allowance that is no exception closes the rest.
+    fn is_closed(&self) -> bool {
+        let said = [self.by_address, self.by_name, self.any];
+        let has_list = said.iter().any(|text| match *text {
+            "deny TO/4 allow TO" | "deny BELOW allow NAME" => false,
+            text => text.contains("allow"),
+        });
+        match self.closing {
+            "no-network" | "deny *" => true,
+            "allow *" => false,
+            _ => has_list,
+        }
+    }
+
+    fn decide(&self) -> Option<Denial> {
+        let all = [self.by_address, self.by_name, self.any, self.closing].join(" ");
+        let mut words = all.split_whitespace();
+        let mut rules = Rules::default();
+        while let Some(verb) = words.next() {
+            if verb == "no-network" {
+                rules.close(Source::Option);
+                continue;
+            }
+            let text = words.next().unwrap().replace("TO", self.to);
+            let text = text.replace("BELOW", "*.example.org").replace("NAME", "www.example.org");
+            let rule = text.parse().unwrap();
+            match verb {
+                "allow" => rules.allow(rule, Source::Option),
+                _ => rules.deny(rule, Source::Option),
+            }
+        }
+        let own = owned(&["www.example.org"]);
+        let d = Destination {
+            to: self.to.parse().unwrap(),
+            port: Some(80),
+            names: if self.name == ByName::None { &[] } else { &own },
+            claimed: &[],
+            is_host: self.to == "192.0.2.77",
+            is_by_name: self.name == ByName::Given,
+        };
+        rules.denial(&d).cloned()
+    }
+}
+
+/// Walks the table of docs/gateway.md: all combinations of a rule by address, one by name, one with `*` and a default,
+/// for each kind of address, reached by number, by a name of its own address, and by a name of its real address.
 #[test]
-fn the_first_step_that_names_a_destination_decides() {
+fn the_first_row_of_the_table_that_names_a_destination_decides() {
+    const BY_ADDRESS: [&str; 7] = [
+        "",
+        "allow TO",
+        "deny TO",
+        "allow TO/4",
+        "deny TO/4",
+        "deny TO/4 allow TO",
+        "allow TO/4 deny TO",
+    ];
+    const BY_NAME: [&str; 6] = [
+        "",
+        "allow NAME",
+        "deny NAME",
+        "deny BELOW allow NAME",
+        "allow BELOW deny NAME",
+        "deny NAME allow NAME",
+    ];
+    const ANY: [&str; 4] = ["", "allow *:80", "deny *:80", "allow *:80 deny *:80"];
+    const CLOSING: [&str; 4] = ["", "no-network", "deny *", "allow *"];
+    // One elsewhere, private, link-local, of a metadata service, of the host.
+    const TO: [&str; 5] = ["192.0.2.1", "10.1.2.3", "169.254.9.9", "169.254.169.254", "192.0.2.77"];
+    let mut decided = [[0; 2]; 7];
+    for (by_address, by_name, any, closing, to, name) in BY_ADDRESS
+        .iter()
+        .flat_map(|a| BY_NAME.map(|n| (a, n)))
+        .flat_map(|(a, n)| ANY.map(|y| (a, n, y)))
+        .flat_map(|(a, n, y)| CLOSING.map(|c| (a, n, y, c)))
+        .flat_map(|(a, n, y, c)| TO.map(|t| (a, n, y, c, t)))
+        .flat_map(|(a, n, y, c, t)| {
+            [ByName::None, ByName::Given, ByName::Real].map(|by| (a, n, y, c, t, by))
+        })
+    {
+        let case = Case { by_address, by_name, any, closing, to, name };
+        let (row, is_allowed) = case.row();
+        let denial = case.decide();
+        assert_eq!(
+            denial.is_none(),
+            is_allowed,
+            "row {row}: {by_address}, {by_name}, {any}, {closing}, to {to} by {name:?}: {denial:?}"
+        );
+        decided[row][usize::from(is_allowed)] += 1;
+    }
+    // Row 2 refuses, row 3 refuses, row 4 allows.
+    let can = [[1, 1], [1, 0], [1, 0], [0, 1], [1, 1], [1, 1]];
+    for (row, (times, can)) in (1..).zip(decided[1..].iter().zip(can)) {
+        assert_eq!(times.map(|t: i32| t.min(1)), can, "row {row}");
+    }
+}
+
+/// Specific rules and ports, within a row.
+#[test]
+fn within_a_row_the_more_specific_rule_decides() {
     const AT: &str = "10.1.2.3";
     const NAME: &[&str] = &["www.example.org"];
     for (text, is_allowed) in [
-        // 1, an address: the longest prefix, and the denial of equal ones.
-        ("deny 10.0.0.0/8\nallow 10.1.2.3", true),
-        ("deny 10.1.2.3\nallow 10.0.0.0/8", false),
-        ("allow 10.1.2.3\ndeny 10.1.2.3", false),
         ("allow 10.1.2.3:80\ndeny 10.1.2.3:81", true),
-        // ... against a name, `*` and the default.
-        ("deny 10.0.0.0/8\nallow www.example.org", false),
-        ("deny 10.0.0.0/8\nallow *", false),
-        ("deny 0.0.0.0/0\nallow www.example.org", false),
-        ("allow 10.0.0.0/8\ndeny www.example.org", true),
         ("allow 10.0.0.0/8\ndeny *:80", true),
-        ("allow 10.0.0.0/8\ndeny *", true),
         ("allow 10.0.0.0/8\nno-network", true),
-        // 3, 4, a name: the most specific rule for it, and the denial of equal ones.
-        ("deny *.example.org\nallow www.example.org", true),
-        ("deny www.example.org\nallow *.example.org", false),
-        ("deny *.org\nallow *.example.org", true),
-        ("allow www.example.org\ndeny www.example.org", false),
-        ("allow www.example.org\ndeny www.example.org:81", true),
-        // ... against `*` and the default.
-        ("deny www.example.org\nallow *", false),
-        ("allow www.example.org\ndeny *:80", true),
-        ("allow www.example.org\nno-network", true),
-        // 5, `*` with ports; 6, the default.
-        ("allow *:80\ndeny *:1-100", false),
-        ("allow *:80\nno-network", true),
+        ("deny 0.0.0.0/0\nallow www.example.org", false),
         ("allow *:81\nno-network", false),
-        ("allow *:80\ndeny *", true),
+        ("allow *:80\ndeny *:1-100", false),
         ("deny *:81", true),
-        ("no-network", false),
         ("", true),
     ] {
         assert_eq!(allows(&rules(text), AT, 80, NAME), is_allowed, "{text}");
     }
+    for (text, is_allowed) in [
+        ("deny *.org\nallow *.example.org", true),
+        ("deny *.example.org\nallow *.org", false),
+        ("allow www.example.org\ndeny www.example.org:81", true),
+        ("allow www.example.org\ndeny *:80", true),
+        ("deny www.example.org\nallow *", false),
+    ] {
+        assert_eq!(allows(&rules(text), "192.0.2.1", 80, NAME), is_allowed, "{text}");
+    }
+}
+
+#[test]
+fn an_allowance_closes_the_rest_unless_it_is_an_exception() {
+    for (text, is_closed) in [
+        ("allow github.com:443", true),
+        ("allow 10.0.0.0/8", true),
+        ("allow 169.254.169.254", true),
+        ("allow *:443", true),
+        ("allow ::/0", true),
+        ("allow github.com\nallow *", false),
+        ("allow *", false),
+        ("", false),
+        ("deny 10.0.0.0/8", false),
+        // An exception decides before the denial that it is one from.
+        ("deny 10.0.0.0/8\nallow 10.1.2.3", false),
+        ("allow 10.1.2.3\ndeny 10.0.0.0/8", false),
+        ("deny *.example.net\nallow www.example.net", false),
+        ("deny *.net\nallow *.example.net:443", false),
+        ("deny *:25\nallow mail.example.net:25", false),
+        ("deny 10.0.0.0/8:80\nallow 10.1.2.3:80", false),
+        ("deny 10.0.0.0/8:80\nallow 10.1.2.3", true),
+        ("deny 10.1.2.3\nallow 10.0.0.0/8", true),
+        ("deny 10.1.2.3\nallow 10.1.2.3", true),
+        ("deny ads.example.net\nallow *.example.net", true),
+        ("deny 10.0.0.0/8\nallow github.com", true),
+        ("deny 10.0.0.0/8\nallow 10.1.2.3\nallow github.com", true),
+        ("deny *:25\nallow mail.example.net", true),
+    ] {
+        let rules = rules(text);
+        assert_eq!(!allows(&rules, "192.0.2.1", 8080, &["other.example"]), is_closed, "{text}");
+        assert_eq!(
+            !allows_name(&rules, "other.example"),
+            is_closed && text != "allow *:443",
+            "{text}"
+        );
+    }
+    let refused = |rules: &Rules| denial(rules, "192.0.2.1", 80, &[]).map(Denial::to_string);
+    let file = rules("deny 10.0.0.0/8\nallow 10.1.2.3\nallow github.com:443");
+    let by_file = refused(&file).unwrap();
+    assert_eq!(by_file, "default: closed by /etc/rules:3: allow github.com:443");
+    let mut both = file.clone();
+    both.allow("*".parse().unwrap(), Source::Option);
+    assert_eq!(refused(&both), None, "options come before the file");
+    both = rules("allow *");
+    both.allow("pypi.org".parse().unwrap(), Source::Option);
+    assert_eq!(refused(&both).unwrap(), "default: closed by --allow pypi.org");
+    let mut elsewhere = rules("deny 10.0.0.0/8");
+    elsewhere.allow("10.1.2.3".parse().unwrap(), Source::Option);
+    assert!(refused(&elsewhere).is_some(), "no exception from a denial of the file");
 }
 
 #[test]
@@ -134,19 +320,19 @@ fn options_come_before_the_file() {
     };
     let names = &["www.example.org"];
     let reaches =
-        |file: &str, options: &[&str]| allows(&with(file, options), "10.1.2.3", 80, names);
-    for allowed in ["allow *", "allow *:80", "allow 10.1.2.3", "allow www.example.org"] {
-        assert!(reaches(allowed, &["allow 192.0.2.1"]), "{allowed}");
-        for closes in ["no-network", "deny *"] {
+        |file: &str, options: &[&str]| allows(&with(file, options), "198.51.100.3", 80, names);
+    for allowed in ["allow *", "allow *:80", "allow 198.51.100.3", "allow www.example.org"] {
+        assert!(reaches(allowed, &["deny 192.0.2.1"]), "{allowed}");
+        for closes in ["no-network", "deny *", "allow 192.0.2.1"] {
             assert!(!reaches(allowed, &[closes]), "{allowed}, {closes}");
             assert!(!allows_name(&with(allowed, &[closes]), "www.example.org"), "{allowed}");
         }
     }
     assert!(reaches("deny *\nno-network", &["allow www.example.org"]));
-    assert!(reaches("deny 10.1.2.3", &["allow 10.0.0.0/8"]));
-    assert!(!reaches("allow 10.1.2.3", &["deny 10.0.0.0/8"]));
+    assert!(reaches("deny 198.51.100.3", &["allow 198.51.100.0/24"]));
+    assert!(!reaches("allow 198.51.100.3", &["deny 198.51.100.0/24"]));
     assert!(reaches("deny www.example.org", &["allow *.example.org"]));
-    assert!(!reaches("deny 10.0.0.0/8", &["allow www.example.org"]), "another step");
+    assert!(!reaches("deny 198.51.100.0/24", &["allow www.example.org"]), "another step");
     assert!(!reaches("deny www.example.org", &["no-network", "allow *:80"]), "denials count");
 }
 
@@ -176,8 +362,9 @@ fn a_refusal_names_the_rule_and_its_line_or_option() {
 
 #[test]
 fn a_denied_ipv4_address_is_not_reached_by_an_ipv6_one_that_leads_there() {
-    let rules =
-        rules("deny 10.0.0.0/8:80\ndeny ::ffff:192.0.2.0/120\nallow 10.9.9.9\nallow 64:ff9b::/96");
+    let rules = rules(
+        "deny 10.0.0.0/8:80\ndeny ::ffff:192.0.2.0/120\nallow 10.9.9.9\nallow 64:ff9b::/96\nallow *",
+    );
     for to in [
         "10.1.2.3",
         "::ffff:10.1.2.3",
@@ -205,6 +392,7 @@ fn a_question_that_cannot_be_read_is_refused_where_a_name_may_be() {
     for text in [
         "no-network",
         "no-network\nallow example.org",
+        "allow example.org",
         "no-network\nallow 10.0.0.0/8",
         "no-network\nallow *:53",
         "deny *.example.org",
@@ -213,7 +401,7 @@ fn a_question_that_cannot_be_read_is_refused_where_a_name_may_be() {
     ] {
         assert!(is_refused(text), "{text}");
     }
-    for text in ["", "deny 10.0.0.0/8", "deny *:25", "allow example.org"] {
+    for text in ["", "deny 10.0.0.0/8", "deny *:25", "allow example.org\nallow *"] {
         assert!(!is_refused(text), "{text}");
     }
 }
