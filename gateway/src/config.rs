@@ -6,6 +6,7 @@ use std::sync::Arc;
 use fulmar_stack::base::{Duration, Secrets};
 use fulmar_stack::device::Device;
 
+use crate::first::EncryptedHello;
 use crate::guest::GuestNetwork;
 use crate::mapping::Mapping;
 use crate::names::Ranges;
@@ -55,6 +56,8 @@ pub struct Config {
     pub account: Option<u32>,
     /// The ranges of which names get addresses of their own; `None`: the guest gets the real addresses of names.
     pub names: Option<Ranges>,
+    /// What a ClientHello with an encrypted part is, on a connection to such an address of a name. Default: refused.
+    pub encrypted_hello: EncryptedHello,
     /// Decides about the guest's flows; `None`: all are allowed.
     pub policy: Option<Box<dyn Policy>>,
     /// Takes connections from the host's loopback; `None`: they are relayed like others.
@@ -80,6 +83,7 @@ impl Config {
             limits: Limits::default(),
             account: None,
             names: None,
+            encrypted_hello: EncryptedHello::default(),
             policy: None,
             on_loopback: None,
         }

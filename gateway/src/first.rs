@@ -262,6 +262,10 @@ impl Stream {
                 return Ok(());
             }
             Then::Become(state, again) => {
+                if let State::First(_) = self.state {
+                    // A first line is no request before it has the sign that its last byte has completed.
+                    self.pass = self.pass.max(self.read.saturating_sub(1));
+                }
                 self.state = state;
                 again
             }
@@ -269,7 +273,7 @@ impl Stream {
         };
         // The bytes before these were accepted.
         self.read -= again.len() as u64;
-        self.pass = self.read;
+        self.pass = self.pass.max(self.read);
         self.step(&again)
     }
 

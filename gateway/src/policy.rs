@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use crate::first;
 use crate::stat::FlowStat;
 
 /// A transport that the gateway carries.
@@ -107,6 +108,11 @@ pub trait Policy: Send {
     fn keeps_name(&self, name: &str, known: &[String]) -> bool {
         let _ = (name, known);
         false
+    }
+
+    /// The guest's first bytes on a flow to a name ask for another name, or cannot be read: it ends.
+    fn contradicted(&mut self, flow: &FlowStat, why: &first::Refusal) {
+        let _ = (flow, why);
     }
 
     /// A flow ended.

@@ -31,6 +31,7 @@ use fulmar_stack::ip::InvokingPacket;
 use smallvec::SmallVec;
 
 use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound, UdpFilter};
+use crate::first::EncryptedHello;
 use crate::mapping::{Mapping, is_link_local};
 use crate::names::pins::Known;
 use crate::policy::{NewClient, NewFlow, Protocol};
@@ -85,6 +86,7 @@ pub(crate) struct Settings {
     /// Addresses at which published ports can be bound.
     pub bind_addresses: BindAddresses,
     pub names: SharedNames,
+    pub encrypted_hello: EncryptedHello,
     pub policy: SharedPolicy,
     pub on_loopback: Option<OnLoopback>,
 }
@@ -109,6 +111,7 @@ impl Settings {
             udp_filter: config.udp_filter,
             bind_addresses: config.publish.addresses,
             names: names.clone(),
+            encrypted_hello: config.encrypted_hello,
             policy: policy.clone(),
             on_loopback: None,
         }
@@ -146,8 +149,8 @@ pub(crate) type Candidates = SmallVec<[SocketAddr; 4]>;
 
 /// Where a flow of the guest leads.
 pub(crate) enum Way {
-    /// To the first of these that answers.
-    To(Candidates),
+    /// To the first of these that answers, which are those of a name where there is one.
+    To(Candidates, Option<Arc<str>>),
     /// To a name that has to be looked up first.
     LookUp(Arc<str>),
     /// Nowhere; the guest gets this failure.
@@ -233,7 +236,7 @@ impl Context<'_> {
         if !self.allows(protocol, from, to, leads_to) {
             return Way::Refused(denied(protocol), Refusal::Policy);
         }
-        Way::To(SmallVec::from_elem(leads_to, 1))
+        Way::To(SmallVec::from_elem(leads_to, 1), None)
     }
 
     fn way_to_name(
@@ -259,7 +262,7 @@ impl Context<'_> {
         if candidates.is_empty() {
             return Way::Refused(denied(protocol), Refusal::Policy);
         }
-        Way::To(candidates)
+        Way::To(candidates, Some(name))
     }
 
     /// Whether the policy allows the guest a flow to an address of a name.

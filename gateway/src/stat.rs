@@ -1,6 +1,7 @@
 //! The counts of a gateway, and a snapshot of its flows.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar::internals::runtime::Account;
@@ -79,6 +80,8 @@ refusals! {
     NoName = "no_name";
     /// A name has no address or no resolver gave one, or a datagram came before it was looked up.
     NameFailed = "name_failed";
+    /// The guest's first bytes ask for another name than that of the address, or cannot be read.
+    FirstBytes = "first_bytes";
     /// An answer of a DNS server is to no outstanding question.
     DnsAnswer = "dns_answer";
     /// Idle for longest when another flow needed its place.
@@ -155,6 +158,8 @@ pub struct FlowStat {
     pub peer: SocketAddr,
     /// The other end as the host knows it.
     pub host: SocketAddr,
+    /// The name that the guest's address of the other end stands for.
+    pub name: Option<Arc<str>>,
     /// Its state: `connecting`, `open`, `half-closed`; of a datagram flow `open`.
     pub state: &'static str,
     /// Bytes of payload from the guest.

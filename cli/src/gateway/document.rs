@@ -245,6 +245,7 @@ mod tests {
             guest: at("10.0.0.2:1000"),
             peer: at("10.0.0.1:80"),
             host: at("127.0.0.1:80"),
+            name: None,
             state: "open",
             bytes_out: 7,
             bytes_in: 8,

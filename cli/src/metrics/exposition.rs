@@ -307,6 +307,7 @@ mod tests {
             guest: at,
             peer: at,
             host: at,
+            name: None,
             state: "open",
             bytes_out: 7,
             bytes_in: 8,

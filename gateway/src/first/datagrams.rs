@@ -143,6 +143,13 @@ impl Datagrams {
         }
     }
 
+    /// Memory that it keeps, but for its own size.
+    pub fn memory_bytes(&self) -> usize {
+        let of = |c: &Connection| c.dcid.len() + c.crypto.bytes.len() + c.crypto.is_there.len();
+        let spent = self.spent.iter().map(|dcid| dcid.len()).sum::<usize>();
+        self.connections.iter().map(of).sum::<usize>() + spent
+    }
+
     /// Whether the datagram may go now.
     fn decide(&mut self, look: &Look, bytes: usize) -> Result<bool, Refusal> {
         if !self.connections.iter().all(|c| c.crypto.is_checked()) {

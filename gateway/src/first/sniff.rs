@@ -16,9 +16,8 @@
 //! of the line. Without a sign the line is not a request for any server known to us: a method alone is none, a target
 //! without `/` needs a version, and a line whose first word has a byte that is not of a token is refused by all.
 //!
-//! The cost of the caution: a client that sends a word without an end of line and then waits for the server is held. A
-//! request for PostgreSQL, Redis, memcached, SSH, MQTT, AMQP, LDAP, or a binary message, is decided within its first line
-//! or first bytes.
+//! What has no sign yet passes: a server that answers a word without an end of line has to see it, and the begin of a
+//! request is none. The byte that completes a sign is held with all that follows.
 
 use super::lines::is_token;
 use super::reason::{Reason, Refusal};
@@ -87,7 +86,7 @@ impl Sniff {
                 return Err(Reason::TextTooLong.into());
             }
         }
-        Ok((bytes.len(), Then::Hold))
+        Ok((bytes.len(), Then::Pass))
     }
 
     fn become_reader(&mut self, kind: Kind) -> Then {

@@ -138,7 +138,7 @@ impl Echoes {
         }
         let leads_to = match cx.way(Protocol::Icmp, from, to) {
             // An echo request of one IP version is answered in that version.
-            Way::To(candidates) => candidates.into_iter().find(|c| c.is_ipv4() == to.is_ipv4()),
+            Way::To(candidates, _) => candidates.into_iter().find(|c| c.is_ipv4() == to.is_ipv4()),
             Way::LookUp(name) => {
                 cx.wanted.push(name);
                 return Err((Failure::Silence, Refusal::NameFailed));
@@ -308,6 +308,7 @@ fn stat_of(flow: &Flow, now: Instant) -> FlowStat {
         guest: SocketAddr::new(guest, ident),
         peer: SocketAddr::new(peer, 0),
         host: SocketAddr::new(flow.leads_to, 0),
+        name: None,
         state: "open",
         bytes_out: flow.bytes_out,
         bytes_in: flow.bytes_in,

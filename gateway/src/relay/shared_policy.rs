@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use super::names::Names;
+use crate::first;
 use crate::policy::{Decision, NewClient, NewFlow, Policy};
 use crate::stat::FlowStat;
 
@@ -94,6 +95,11 @@ impl SharedPolicy {
                 claimed.add(*address, name, |known| policy.keeps_name(name, known));
             }
         });
+    }
+
+    /// A flow's first bytes are refused.
+    pub(crate) fn contradicted(&self, flow: &FlowStat, why: &first::Refusal) {
+        self.ask(|known| known.policy.contradicted(flow, why));
     }
 
     /// A flow has ended.

@@ -11,6 +11,7 @@
 //! `connecting` of those that no host has answered: the oldest of these gives way to the next.
 //! Each flow that can move bytes has its turn in order ([`flow`]).
 
+mod first_bytes;
 mod flow;
 pub(crate) mod publish;
 mod race;
@@ -33,6 +34,7 @@ use super::streams::{Stream, Streams, Undelivered};
 use super::{Candidates, Context, Endpoints, Shard, Way, canonical};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal, Totals};
+use first_bytes::{FirstBytes, Holding};
 use flow::{Flow, Guest, Side, Turn};
 use race::{Delays, Race, Standing};
 
@@ -86,6 +88,8 @@ pub(crate) struct Tcp {
     /// How many these are.
     awaited: usize,
     delays: Delays,
+    /// Flows whose first bytes are held.
+    holding: Holding,
 }
 
 impl Tcp {
@@ -136,8 +140,8 @@ impl Tcp {
         if self.is_full(cx, Direction::Out) {
             return Err((Failure::Silence, Refusal::FlowLimit));
         }
-        let mut candidates = match cx.way(Protocol::Tcp, from, to) {
-            Way::To(candidates) => candidates,
+        let (mut candidates, name) = match cx.way(Protocol::Tcp, from, to) {
+            Way::To(candidates, name) => (candidates, name),
             Way::LookUp(name) => return self.await_name(cx, name, syn),
             Way::Refused(failure, why) => return Err((failure, why)),
         };
@@ -149,6 +153,10 @@ impl Tcp {
         let guest = Guest::Pending(syn.id);
         let mut flow = Flow::new(guest, begun.stream, Direction::Out, ends, cx.now);
         flow.race = Race::new(&candidates);
+        let reader =
+            |name: &Arc<str>| FirstBytes::new(name, to.port(), cx.settings.encrypted_hello);
+        flow.first_bytes = name.as_ref().map(reader);
+        flow.name = name;
         let has_race = flow.race.is_some();
         let id = self.add(cx, flow)?;
         self.connecting += 1;
@@ -416,6 +424,7 @@ impl Tcp {
     pub(crate) fn run(&mut self, cx: &mut Context<'_>) {
         self.go_on_accepting(cx);
         self.try_next(cx);
+        self.end_held(cx);
         let moved = |totals: &Totals| totals.bytes_out + totals.bytes_in;
         let (begun, out) = (moved(cx.totals), cx.totals.bytes_out);
         for _ in 0..self.ready.len() {
@@ -427,6 +436,9 @@ impl Tcp {
             flow.is_queued = false;
             let turn = flow.turn(cx);
             self.streams.recount(flow.stream(), &mut flow.counted);
+            if let Some(first) = &mut flow.first_bytes {
+                self.holding.watch(cx.now, id, first);
+            }
             match turn {
                 Turn::Idle => {}
                 Turn::More => self.queue(id),
@@ -439,12 +451,27 @@ impl Tcp {
         }
     }
 
+    /// Ends flows that have held bytes for too long.
+    fn end_held(&mut self, cx: &mut Context<'_>) {
+        while let Some(id) = self.holding.pop(cx.now) {
+            let first = self.flows.get_mut(id).and_then(|flow| flow.first_bytes.as_mut());
+            if first.is_some_and(|first| self.holding.is_late(cx.now, id, first)) {
+                self.end(cx, id, Turn::Contradicted);
+            }
+        }
+    }
+
     /// A flow is over.
     fn end(&mut self, cx: &mut Context<'_>, id: SlotId, how: Turn) {
         let Some(flow) = self.remove(id) else { return };
+        if let (Turn::Contradicted, Some(first)) = (how, &flow.first_bytes) {
+            cx.refuse(Refusal::FirstBytes);
+            let stat = stat_of(&flow, cx.stack, cx.now);
+            cx.settings.policy.contradicted(&stat, &first.refusal());
+        }
         cx.settings.policy.ended(|| stat_of(&flow, cx.stack, cx.now));
         if let Some(socket) = flow.socket() {
-            if how == Turn::HostFailed
+            if let Turn::HostFailed | Turn::Contradicted = how
                 && let Ok(entry) = cx.stack.tcp_entry(socket)
             {
                 entry.linger = Some(Duration::ZERO);
@@ -524,6 +551,7 @@ fn stat_of(flow: &Flow, stack: &mut Shard, now: Instant) -> FlowStat {
         guest: flow.guest_addr,
         peer: flow.peer_addr,
         host: flow.host_addr,
+        name: flow.name.clone(),
         state: flow.state(),
         bytes_out: flow.bytes_out,
         bytes_in: flow.bytes_in,

@@ -12,6 +12,7 @@
 //! Bounds: [`Limits::udp_flows`](crate::config::Limits), `udp_sockets`, and the descriptors that the system allows;
 //! [`table`] decides which flow is removed for a new one.
 
+mod first_bytes;
 mod flow;
 mod inbound;
 mod out;
@@ -41,6 +42,7 @@ use super::published_sockets::PublishedSockets;
 use super::{Context, Endpoints, Way};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
+use first_bytes::FirstBytes;
 use flow::{Flow, HostSocket};
 use port::{PortKey, Ports};
 use table::{Class, Key, Table};
@@ -68,6 +70,8 @@ pub(crate) struct Udp {
     ready: VecDeque<Token>,
     /// Counts the turns.
     turn: u64,
+    /// Bytes that the readers of first bytes keep and hold.
+    read_bytes: usize,
     /// Datagrams to resolvers are its.
     pub dns: Dns,
 }
@@ -188,9 +192,9 @@ impl Udp {
         if !cx.settings.carries.udp {
             return Err((Failure::Silence, Refusal::Forbidden));
         }
-        let leads_to = match cx.way(Protocol::Udp, from, to) {
-            Way::To(candidates) => {
-                host_socket::first_with_route(&candidates, &cx.settings.outbound)
+        let (leads_to, name) = match cx.way(Protocol::Udp, from, to) {
+            Way::To(candidates, name) => {
+                (host_socket::first_with_route(&candidates, &cx.settings.outbound), name)
             }
             Way::LookUp(name) => {
                 // The guest's program sends again.
@@ -204,6 +208,10 @@ impl Udp {
         let ends = Endpoints { guest: from, peer: to, host: leads_to };
         let mut flow = Flow::new(host, Direction::Out, ends, cx.now);
         flow.is_dns = cx.settings.mapping.is_dns(to);
+        let reader =
+            |name: &Arc<str>| FirstBytes::new(name, to.port(), cx.settings.encrypted_hello);
+        flow.first_bytes = name.as_ref().map(reader);
+        flow.name = name;
         Ok(self.add(cx, flow))
     }
 
@@ -302,6 +310,7 @@ impl Udp {
 
     fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {
         let Some(flow) = self.flows.remove(id) else { return };
+        self.read_bytes -= flow.first_bytes.as_ref().map_or(0, |first| first.counted);
         cx.settings.policy.ended(|| stat_of(&flow, cx.now));
         let Some(of_port) = flow.host.port else { return };
         let Some(port) = self.ports.get_mut(of_port) else { return };
@@ -390,6 +399,7 @@ fn stat_of(flow: &Flow, now: Instant) -> FlowStat {
         guest: flow.guest,
         peer: flow.peer,
         host: flow.host_addr,
+        name: flow.name.clone(),
         state: "open",
         bytes_out: flow.bytes_out,
         bytes_in: flow.bytes_in,

@@ -130,7 +130,8 @@ proptest! {
         let stream = [b"GET / HTTP/1.1\r\n".to_vec(), text].concat();
         let Verdict::Pass(passed) = in_pieces(&stream, []) else { return Ok(()) };
         let Some(end) = stream.windows(4).position(|w| w == b"\r\n\r\n") else { return Ok(()) };
-        if passed == 0 {
+        // The method has passed before it was known as one.
+        if passed <= 3 {
             return Ok(());
         }
         let head = String::from_utf8_lossy(&stream[..end]).to_lowercase();

@@ -267,6 +267,7 @@ impl Flow {
             guest: self.guest,
             peer: self.peer,
             host: self.first,
+            name: None,
             state: "open",
             bytes_out: self.bytes_out,
             bytes_in: self.bytes_in,

@@ -24,6 +24,7 @@ use smallvec::SmallVec;
 use super::super::host_socket::{self, StreamError};
 use super::super::streams::Stream;
 use super::super::{Context, Endpoints};
+use super::first_bytes::{FirstBytes, May};
 use super::race::Race;
 use crate::published::PublishedPort;
 use crate::stat::Direction;
@@ -74,6 +75,10 @@ pub(super) struct Flow {
     pub peer_addr: SocketAddr,
     /// The other end as the host knows it.
     pub host_addr: SocketAddr,
+    /// The name that it leads to.
+    pub name: Option<Arc<str>>,
+    /// The reader of the guest's bytes, as long as they have to be read.
+    pub first_bytes: Option<Box<FirstBytes>>,
     /// Other addresses of the name that it leads to, until one has answered.
     pub race: Option<Box<Race>>,
     /// The published port that accepted its client.
@@ -109,6 +114,8 @@ pub(super) enum Turn {
     GuestFailed,
     /// The host has reset its connection, or it failed.
     HostFailed,
+    /// The guest's first bytes are refused.
+    Contradicted,
 }
 
 /// The result of one call that moves bytes.
@@ -134,6 +141,8 @@ impl Flow {
             guest_addr,
             peer_addr,
             host_addr,
+            name: None,
+            first_bytes: None,
             race: None,
             port: None,
             guest_side: Side::default(),
@@ -180,10 +189,13 @@ impl Flow {
     pub(super) fn turn(&mut self, cx: &mut Context<'_>) -> Turn {
         let Guest::Open(socket) = self.guest else { return Turn::Idle };
         let out = self.run(cx, socket, Flow::move_out);
-        if let Turn::GuestFailed | Turn::HostFailed = out {
+        if let Turn::GuestFailed | Turn::HostFailed | Turn::Contradicted = out {
             return out;
         }
+        let may_pass = self.guest_side.readable;
         match (self.run(cx, socket, Flow::move_in), out) {
+            // The host's answer has decided about bytes that are held.
+            (Turn::Idle, Turn::Idle) if self.guest_side.readable != may_pass => Turn::More,
             (Turn::Idle, Turn::Idle) if self.guest_side.is_ended && self.host_side.is_ended => {
                 Turn::Over
             }
@@ -215,7 +227,15 @@ impl Flow {
         if !self.guest_side.readable || !self.host_side.writable || self.guest_side.is_ended {
             return Moved::Nothing;
         }
-        match cx.stack.tcp_take(socket, MOST_CALL_BYTES) {
+        let most = match self.may_pass(cx, socket) {
+            Ok(0) => {
+                self.guest_side.readable = false;
+                return Moved::Nothing;
+            }
+            Ok(bytes) => bytes,
+            Err(turn) => return Moved::Stopped(turn),
+        };
+        match cx.stack.tcp_take(socket, most) {
             Ok(Poll::Ready(chain)) if chain.is_empty() => {
                 cx.stack.free(chain);
                 self.guest_side.is_ended = true;
@@ -237,6 +257,22 @@ impl Flow {
                 Moved::Nothing
             }
             Err(_) => Moved::Stopped(Turn::GuestFailed),
+        }
+    }
+
+    /// How many bytes may be taken at most; at the end of the stream at least one.
+    fn may_pass(&mut self, cx: &mut Context<'_>, socket: SlotId) -> Result<usize, Turn> {
+        let Some(first) = &mut self.first_bytes else { return Ok(MOST_CALL_BYTES) };
+        match first.read(cx, socket, self.bytes_out) {
+            May::Pass(bytes) => {
+                if first.is_over() {
+                    self.first_bytes = None;
+                }
+                Ok(bytes.clamp(1, MOST_CALL_BYTES as u64) as usize)
+            }
+            May::Wait => Ok(0),
+            May::Refused => Err(Turn::Contradicted),
+            May::Failed => Err(Turn::GuestFailed),
         }
     }
 
@@ -316,6 +352,9 @@ impl Flow {
                     && self.host_side.has_hung_up
                     && matches!(self.host.peek(&mut [0]), Ok(0));
                 room.keep(n);
+                if let Some(first) = &mut self.first_bytes {
+                    self.guest_side.readable |= first.answered(&room.chain);
+                }
                 room.more = is_last;
                 cx.stack.sosend(socket).commit(cx.now, room);
                 self.bytes_in += n as u64;

@@ -103,7 +103,9 @@ impl Tcp {
 
     /// When stalled ports and starved flows are tried again, or the next address of a name.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.retry_at.into_iter().chain(self.delays.next_deadline()).min()
+        let of_races = self.delays.next_deadline();
+        let of_holds = self.holding.next_deadline();
+        [self.retry_at, of_races, of_holds].into_iter().flatten().min()
     }
 
     /// Continues with ports that have used up their turn, and with what is due to be tried again.

@@ -13,6 +13,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
 use smallvec::SmallVec;
 
 use super::super::{Endpoints, host_socket};
+use super::first_bytes::FirstBytes;
 use super::table::{Class, HostKey};
 use crate::stat::Direction;
 
@@ -57,7 +58,7 @@ pub(super) struct Sent {
 
 impl Sent {
     /// The sum with what was sent next.
-    fn and(self, next: &Sent) -> Sent {
+    pub(super) fn and(self, next: &Sent) -> Sent {
         Sent {
             datagrams: self.datagrams + next.datagrams,
             bytes: self.bytes + next.bytes,
@@ -76,6 +77,10 @@ pub(super) struct Flow {
     pub peer: SocketAddr,
     /// The other end as the host knows it.
     pub host_addr: SocketAddr,
+    /// The name that it leads to.
+    pub name: Option<Arc<str>>,
+    /// The reader of the guest's datagrams to a name.
+    pub first_bytes: Option<Box<FirstBytes>>,
     /// The guest asks a DNS server by it: the answers tell the policy names.
     pub is_dns: bool,
     /// The host's path takes runs (UDP_SEGMENT) of datagrams below this length; bytes.
@@ -106,6 +111,8 @@ impl Flow {
             guest,
             peer,
             host_addr,
+            name: None,
+            first_bytes: None,
             is_dns: false,
             gso_limit: u16::MAX,
             datagrams_out: 0,
@@ -180,6 +187,16 @@ impl Flow {
             Some(each) => self.send_run(&parts, each.max(1), hops),
             None => self.send_one(&parts, hops),
         };
+        self.count_out(sent, now)
+    }
+
+    /// Sends one datagram.
+    pub(super) fn send_bytes(&mut self, bytes: &[u8], hops: u8, now: Instant) -> Sent {
+        let sent = self.send_one(&[IoSlice::new(bytes)], hops);
+        self.count_out(sent, now)
+    }
+
+    fn count_out(&mut self, sent: Sent, now: Instant) -> Sent {
         if sent.datagrams > 0 {
             self.datagrams_out += sent.datagrams as u64;
             self.bytes_out += sent.bytes as u64;

@@ -105,8 +105,8 @@ impl Udp {
 
     /// Sends datagrams of a flow. Returns how many calls it took.
     fn send(&mut self, cx: &mut Context<'_>, id: SlotId, datagrams: &[Datagram]) -> usize {
-        let Some(flow) = self.flows.get_mut(id) else { return 0 };
-        let sent = flow.send(datagrams, cx.now);
+        let Some(sent) = self.send_read(cx, id, datagrams) else { return 0 };
+        let Some(flow) = self.flows.get_mut(id) else { return sent.calls };
         if let Some(port) = flow.host.port.and_then(|port| self.ports.get_mut(port)) {
             port.sent_at = cx.now;
         }
@@ -163,7 +163,7 @@ fn report_unsent(cx: &mut Context<'_>, datagrams: &[Datagram], errno: Errno, cou
 }
 
 /// Sends the guest an ICMP error about its datagram.
-fn send_error(cx: &mut Context<'_>, d: &Datagram, error: SentError) {
+pub(super) fn send_error(cx: &mut Context<'_>, d: &Datagram, error: SentError) {
     let mut start = [0; 64];
     let n = d.payload.copy_to(0, &mut start);
     let about = InvokingPacket::datagram(d.src, d.dst, &start[..n], d.payload.len());
