@@ -263,7 +263,7 @@ impl Stream {
             }
             Then::Become(state, again) => {
                 if let State::First(_) = self.state {
-                    // A first line is no request before it has the sign that its last byte has completed.
+                    // What precedes the last byte, which completed the sign of a request, is not a request.
                     self.pass = self.pass.max(self.read.saturating_sub(1));
                 }
                 self.state = state;

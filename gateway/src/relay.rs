@@ -149,7 +149,7 @@ pub(crate) type Candidates = SmallVec<[SocketAddr; 4]>;
 
 /// Where a flow of the guest leads.
 pub(crate) enum Way {
-    /// To the first of these that answers, which are those of a name where there is one.
+    /// To the first of these addresses that answers, and the name whose addresses they are.
     To(Candidates, Option<Arc<str>>),
     /// To a name that has to be looked up first.
     LookUp(Arc<str>),
