@@ -69,28 +69,45 @@ pub enum EncryptedHello {
 
 /// What may be asked for at the address.
 #[derive(Clone, Debug)]
-struct Expected {
-    name: Box<[u8]>,
+pub struct Expected {
+    names: Vec<Box<[u8]>>,
     port: u16,
     encrypted_hello: EncryptedHello,
+    is_shared: bool,
 }
 
 impl Expected {
-    fn new(name: &str, port: u16) -> Self {
-        let name = name.strip_suffix('.').unwrap_or(name);
-        Expected { name: name.as_bytes().into(), port, encrypted_hello: EncryptedHello::default() }
+    /// One of these names, at this port.
+    pub fn new<'a>(names: impl IntoIterator<Item = &'a str>, port: u16) -> Self {
+        let name = |name: &'a str| name.strip_suffix('.').unwrap_or(name).as_bytes().into();
+        let names = names.into_iter().map(name).collect();
+        Expected { names, port, encrypted_hello: EncryptedHello::default(), is_shared: false }
+    }
+
+    /// What a ClientHello with an encrypted part is. By default it is refused.
+    pub fn with_encrypted_hello(mut self, encrypted_hello: EncryptedHello) -> Self {
+        self.encrypted_hello = encrypted_hello;
+        self
+    }
+
+    /// Whether other names have the address, too: then a protocol that carries no name is refused. By default it passes.
+    pub fn shared(mut self, is_shared: bool) -> Self {
+        self.is_shared = is_shared;
+        self
     }
 
     fn is_name(&self, name: &[u8]) -> bool {
-        !name.is_empty() && self.name.eq_ignore_ascii_case(name)
+        !name.is_empty() && self.names.iter().any(|own| own.eq_ignore_ascii_case(name))
     }
 
-    /// Whether it is the name, alone or with the port.
+    /// Whether it is one of the names, alone or with the port.
     fn is_authority(&self, authority: &[u8]) -> bool {
-        let Some((name, rest)) = authority.split_at_checked(self.name.len()) else { return false };
-        let port = rest.split_first();
-        let is_port = port.is_none_or(|(colon, port)| *colon == b':' && self.is_port(port));
-        self.is_name(name) && is_port
+        self.names.iter().any(|own| {
+            let Some((name, rest)) = authority.split_at_checked(own.len()) else { return false };
+            let port = rest.split_first();
+            let is_port = port.is_none_or(|(colon, port)| *colon == b':' && self.is_port(port));
+            !name.is_empty() && own.eq_ignore_ascii_case(name) && is_port
+        })
     }
 
     fn is_port(&self, digits: &[u8]) -> bool {
@@ -163,22 +180,16 @@ struct HostBefore {
 }
 
 impl Stream {
-    /// For a connection to this name and port.
-    pub fn new(name: &str, port: u16) -> Self {
+    /// For a connection that may ask for this.
+    pub fn new(expected: Expected) -> Self {
         Stream {
-            expected: Expected::new(name, port),
+            expected,
             state: State::First(Sniff::new()),
             read: 0,
             pass: 0,
             host: HostBefore { bytes: Vec::new(), is_over: false },
             has_ended: false,
         }
-    }
-
-    /// What a ClientHello with an encrypted part is. By default it is refused.
-    pub fn with_encrypted_hello(mut self, encrypted_hello: EncryptedHello) -> Self {
-        self.expected.encrypted_hello = encrypted_hello;
-        self
     }
 
     /// Reads the guest's next bytes, in their order and each once. The verdict does not depend on the cut: what may pass
@@ -256,6 +267,9 @@ impl Stream {
                 self.pass = self.read;
                 return Ok(());
             }
+            Then::Become(State::Opaque, _) if self.carries_no_name() => {
+                return Err(Reason::NoName.into());
+            }
             Then::Become(State::Opaque, _) => {
                 self.state = State::Opaque;
                 self.pass = u64::MAX;
@@ -277,6 +291,11 @@ impl Stream {
         self.step(&again)
     }
 
+    /// Whether what cannot be read any more has shown no name, although other names have the address.
+    fn carries_no_name(&self) -> bool {
+        self.expected.is_shared && matches!(self.state, State::First(_))
+    }
+
     fn settle(&mut self, stepped: Result<(), Refusal>) -> Verdict {
         if let Err(refusal) = stepped {
             self.state = State::Refused(refusal);
@@ -295,6 +314,9 @@ impl Stream {
         match &self.state {
             // Without an end of line there is no request, and an end of the stream is as good as one: nothing in the line
             // is the sign of a request.
+            State::First(_) if self.carries_no_name() => {
+                self.state = State::Refused(Reason::NoName.into());
+            }
             State::First(_) => {
                 self.state = State::Opaque;
                 self.pass = u64::MAX;

@@ -77,6 +77,13 @@ pub trait Policy: Send {
     /// A flow begins.
     fn decide(&mut self, flow: &NewFlow<'_>) -> Decision;
 
+    /// The names of its address for which a flow that was allowed is allowed, if it is not for its address: the guest's
+    /// first bytes must then ask for one of them ([`first`](crate::first)). Asked where names have their real addresses.
+    fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
+        let _ = flow;
+        None
+    }
+
     /// Whether it decides by names, or wants to know them: without that the questions and answers of DNS are not read.
     /// Asked once.
     fn reads_names(&self) -> bool {

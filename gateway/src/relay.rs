@@ -28,10 +28,10 @@ use std::time;
 
 use fulmar_stack::base::Instant;
 use fulmar_stack::ip::InvokingPacket;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound, UdpFilter};
-use crate::first::EncryptedHello;
+use crate::first::{EncryptedHello, Expected};
 use crate::mapping::{Mapping, is_link_local};
 use crate::names::pins::Known;
 use crate::policy::{NewClient, NewFlow, Protocol};
@@ -147,10 +147,27 @@ impl Settings {
 /// Addresses of the host's network, in the order of trial.
 pub(crate) type Candidates = SmallVec<[SocketAddr; 4]>;
 
+/// The names for which a flow was allowed.
+pub(crate) struct Names {
+    pub allowed: SmallVec<[Arc<str>; 1]>,
+    /// No other name of the address is known.
+    pub are_all: bool,
+}
+
+impl Names {
+    /// What the first bytes may ask for.
+    pub(crate) fn expected(&self, port: u16, encrypted_hello: EncryptedHello) -> Expected {
+        Expected::new(self.allowed.iter().map(|name| &**name), port)
+            .with_encrypted_hello(encrypted_hello)
+            .shared(!self.are_all)
+    }
+}
+
 /// Where a flow of the guest leads.
 pub(crate) enum Way {
-    /// To the first of these addresses that answers, and the name whose addresses they are.
-    To(Candidates, Option<Arc<str>>),
+    /// To the first of these addresses that answers. Where they were allowed as addresses of names, the first bytes must
+    /// ask for one of these.
+    To(Candidates, Option<Names>),
     /// To a name that has to be looked up first.
     LookUp(Arc<str>),
     /// Nowhere; the guest gets this failure.
@@ -236,7 +253,21 @@ impl Context<'_> {
         if !self.allows(protocol, from, to, leads_to) {
             return Way::Refused(denied(protocol), Refusal::Policy);
         }
-        Way::To(SmallVec::from_elem(leads_to, 1), None)
+        Way::To(SmallVec::from_elem(leads_to, 1), self.names_at(protocol, from, to, leads_to))
+    }
+
+    /// The names for which a flow to a real address is allowed, if it is not allowed by the address.
+    fn names_at(
+        &self,
+        protocol: Protocol,
+        from: SocketAddr,
+        to: SocketAddr,
+        leads_to: SocketAddr,
+    ) -> Option<Names> {
+        let is_host = self.settings.mapping.is_host(to, leads_to);
+        let (name, names, claimed_names) = (None, &[], &[]);
+        let wanted = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
+        self.settings.policy.allowed_names(&wanted)
     }
 
     fn way_to_name(
@@ -262,7 +293,7 @@ impl Context<'_> {
         if candidates.is_empty() {
             return Way::Refused(denied(protocol), Refusal::Policy);
         }
-        Way::To(candidates, Some(name))
+        Way::To(candidates, Some(Names { allowed: smallvec![name], are_all: true }))
     }
 
     /// Whether the policy allows the guest a flow to an address of a name.

@@ -21,6 +21,7 @@
 //! of them as soon as one is allowed. Answers of a DNS server that the guest has chosen itself can only deny.
 
 mod guarded;
+mod named;
 #[cfg(test)]
 mod tests;
 

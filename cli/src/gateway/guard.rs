@@ -41,6 +41,14 @@ impl RulesPolicy {
 }
 
 impl Policy for RulesPolicy {
+    fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
+        let NewFlow { to, names, claimed_names: claimed, is_host, .. } = *flow;
+        let port = (flow.protocol != Protocol::Icmp).then_some(to.port());
+        let is_by_name = false;
+        let at = Destination { to: to.ip(), port, names, claimed, is_host, is_by_name };
+        self.rules.allowed_names(&at)
+    }
+
     fn reads_names(&self) -> bool {
         !self.rules.is_empty() || self.reporter.is_some()
     }

@@ -29,11 +29,11 @@
 //! Bounds: [`MOST_HELD`] datagrams of [`MOST_HELD_BYTES`] in the caller's hands; here [`MOST_CONNECTIONS`] of
 //! [`MOST_HELLO_BYTES`] with a mark each, and [`MOST_SPENT`] connection IDs of those that gave way.
 
+use super::Expected;
 use super::hello;
 use super::quic::{CryptoFrame, Keys, Kind, Packet, Version, crypto_frames};
 use super::reason::{Reason, Refusal};
 use super::walk::Walk;
-use super::{EncryptedHello, Expected};
 
 /// Most datagrams that are held.
 pub const MOST_HELD: usize = 16;
@@ -110,21 +110,9 @@ enum Look {
 }
 
 impl Datagrams {
-    /// For datagrams to this name and port.
-    pub fn new(name: &str, port: u16) -> Self {
-        Datagrams {
-            expected: Expected::new(name, port),
-            connections: Vec::new(),
-            spent: Vec::new(),
-            held: 0,
-            held_bytes: 0,
-        }
-    }
-
-    /// What a ClientHello with an encrypted part is. By default it is refused.
-    pub fn with_encrypted_hello(mut self, encrypted_hello: EncryptedHello) -> Self {
-        self.expected.encrypted_hello = encrypted_hello;
-        self
+    /// For datagrams that may ask for this.
+    pub fn new(expected: Expected) -> Self {
+        Datagrams { expected, connections: Vec::new(), spent: Vec::new(), held: 0, held_bytes: 0 }
     }
 
     /// Reads the guest's next datagram.
@@ -162,6 +150,9 @@ impl Datagrams {
         }
         let may_pass = match look {
             Look::Quic => !self.connections.is_empty(),
+            Look::Unknown if self.connections.is_empty() && self.expected.is_shared => {
+                return Err(Reason::NoName.into());
+            }
             Look::Unknown => !self.connections.is_empty() || self.expected.port != QUIC_PORT,
         };
         may_pass.then_some(true).ok_or(Reason::QuicNotBegun.into())

@@ -9,14 +9,14 @@ mod quic;
 mod sniff;
 mod tls;
 
-use super::{Reason, Stream, Verdict};
+use super::{Expected, Reason, Stream, Verdict};
 
 /// The name of the address in these tests.
 const NAME: &str = "allowed.example";
 
 /// The verdict on bytes that come at once, at port 80.
 fn verdict_on(bytes: &[u8]) -> Verdict {
-    Stream::new(NAME, 80).read(bytes)
+    Stream::new(Expected::new([NAME], 80)).read(bytes)
 }
 
 fn reason(verdict: &Verdict) -> Option<Reason> {

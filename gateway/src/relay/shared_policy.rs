@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
+use super::Names as FlowNames;
 use super::names::Names;
 use crate::first;
 use crate::policy::{Decision, NewClient, NewFlow, Policy};
@@ -59,6 +60,21 @@ impl SharedPolicy {
             policy.decide(&NewFlow { names, claimed_names, ..*flow })
         });
         decided.map_or(!self.has_policy(), |d| d == Decision::Allow)
+    }
+
+    /// The names for which an allowed flow to a real address is allowed, if it is not by the address.
+    pub(crate) fn allowed_names(&self, flow: &NewFlow<'_>) -> Option<FlowNames> {
+        if !self.reads_names {
+            return None;
+        }
+        self.ask(|Known { policy, resolved, claimed }| {
+            let to = flow.to.ip();
+            let (names, claimed_names) = (resolved.of(to), claimed.of(to));
+            let allowed = policy.allowed_names(&NewFlow { names, claimed_names, ..*flow })?;
+            let are_all = allowed.len() == names.len();
+            Some(FlowNames { allowed: allowed.into_iter().map(Arc::from).collect(), are_all })
+        })
+        .flatten()
     }
 
     /// Whether a client of a published port is admitted.

@@ -140,8 +140,8 @@ impl Tcp {
         if self.is_full(cx, Direction::Out) {
             return Err((Failure::Silence, Refusal::FlowLimit));
         }
-        let (mut candidates, name) = match cx.way(Protocol::Tcp, from, to) {
-            Way::To(candidates, name) => (candidates, name),
+        let (mut candidates, names) = match cx.way(Protocol::Tcp, from, to) {
+            Way::To(candidates, names) => (candidates, names),
             Way::LookUp(name) => return self.await_name(cx, name, syn),
             Way::Refused(failure, why) => return Err((failure, why)),
         };
@@ -153,10 +153,11 @@ impl Tcp {
         let guest = Guest::Pending(syn.id);
         let mut flow = Flow::new(guest, begun.stream, Direction::Out, ends, cx.now);
         flow.race = Race::new(&candidates);
-        let reader =
-            |name: &Arc<str>| FirstBytes::new(name, to.port(), cx.settings.encrypted_hello);
-        flow.first_bytes = name.as_ref().map(reader);
-        flow.name = name;
+        if let Some(names) = names {
+            let expected = names.expected(to.port(), cx.settings.encrypted_hello);
+            flow.first_bytes = Some(FirstBytes::new(expected));
+            flow.name = names.allowed.into_iter().next();
+        }
         let has_race = flow.race.is_some();
         let id = self.add(cx, flow)?;
         self.connecting += 1;

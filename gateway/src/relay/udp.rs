@@ -192,9 +192,9 @@ impl Udp {
         if !cx.settings.carries.udp {
             return Err((Failure::Silence, Refusal::Forbidden));
         }
-        let (leads_to, name) = match cx.way(Protocol::Udp, from, to) {
-            Way::To(candidates, name) => {
-                (host_socket::first_with_route(&candidates, &cx.settings.outbound), name)
+        let (leads_to, names) = match cx.way(Protocol::Udp, from, to) {
+            Way::To(candidates, names) => {
+                (host_socket::first_with_route(&candidates, &cx.settings.outbound), names)
             }
             Way::LookUp(name) => {
                 // The guest's program sends again.
@@ -208,10 +208,11 @@ impl Udp {
         let ends = Endpoints { guest: from, peer: to, host: leads_to };
         let mut flow = Flow::new(host, Direction::Out, ends, cx.now);
         flow.is_dns = cx.settings.mapping.is_dns(to);
-        let reader =
-            |name: &Arc<str>| FirstBytes::new(name, to.port(), cx.settings.encrypted_hello);
-        flow.first_bytes = name.as_ref().map(reader);
-        flow.name = name;
+        if let Some(names) = names {
+            let expected = names.expected(to.port(), cx.settings.encrypted_hello);
+            flow.first_bytes = Some(FirstBytes::new(expected));
+            flow.name = names.allowed.into_iter().next();
+        }
         Ok(self.add(cx, flow))
     }
 

@@ -8,7 +8,7 @@ use aes_gcm::aes::Aes128;
 use aes_gcm::aes::cipher::{BlockEncrypt, KeyInit};
 use aes_gcm::{Aes128Gcm, Nonce};
 use fulmar_gateway::first::{
-    Datagrams, Decision, EncryptedHello, MOST_HELD, MOST_HELD_BYTES, Stream, Verdict,
+    Datagrams, Decision, EncryptedHello, Expected, MOST_HELD, MOST_HELD_BYTES, Stream, Verdict,
 };
 use hkdf::Hkdf;
 use sha2::Sha256;
@@ -31,10 +31,11 @@ pub fn first_stream(input: &[u8]) {
 
 /// The verdict on a stream in pieces of `each` bytes.
 fn play(options: u8, first: &[u8], host: &[u8], last: &[u8], each: usize) -> Verdict {
-    let mut stream = Stream::new(NAME, 80);
+    let mut expected = Expected::new([NAME], 80).shared(options & 2 != 0);
     if options & 1 != 0 {
-        stream = stream.with_encrypted_hello(EncryptedHello::Pass);
+        expected = expected.with_encrypted_hello(EncryptedHello::Pass);
     }
+    let mut stream = Stream::new(expected);
     let mut passed = 0;
     let mut note = |stream: &Stream, verdict: &Verdict| {
         assert!(stream.held_bytes() <= MOST_STREAM_HELD);
@@ -69,7 +70,7 @@ type Sent = BTreeMap<u64, u8>;
 /// frames of an Initial packet that is protected here.
 pub fn first_datagrams(input: &[u8]) {
     let Some((options, mut rest)) = input.split_first() else { return };
-    let mut flow = Datagrams::new(NAME, if options & 1 == 0 { 443 } else { 5000 });
+    let mut flow = Datagrams::new(Expected::new([NAME], if options & 1 == 0 { 443 } else { 5000 }));
     let mut released: [Sent; IDS.len()] = Default::default();
     let mut held: Vec<(usize, Vec<u8>)> = Vec::new();
     while let [kind, low, high, content @ ..] = rest {
@@ -125,7 +126,7 @@ fn assert_named(sent: &Sent) {
     let length = 4 + u32::from_be_bytes([0, a, b, c]) as usize;
     let Some(hello) = message.get(..length) else { return };
     let record = [&[22, 3, 1][..], &(length as u16).to_be_bytes(), hello].concat();
-    let verdict = Stream::new(NAME, 443).read(&record);
+    let verdict = Stream::new(Expected::new([NAME], 443)).read(&record);
     assert_eq!(verdict, Verdict::Pass(record.len() as u64));
 }
 

@@ -4,11 +4,11 @@ use proptest::prelude::*;
 
 use super::fixtures::{self, bytes};
 use super::{NAME, http2, tls};
-use crate::first::{Stream, Verdict};
+use crate::first::{Expected, Stream, Verdict};
 
 /// The verdict after all of the bytes, in pieces that end at these places.
 fn in_pieces(bytes: &[u8], cuts: impl IntoIterator<Item = usize>) -> Verdict {
-    let mut stream = Stream::new(NAME, 80);
+    let mut stream = Stream::new(Expected::new([NAME], 80));
     let mut from = 0;
     let mut last = Verdict::Pass(0);
     for cut in cuts.into_iter().chain([bytes.len()]) {

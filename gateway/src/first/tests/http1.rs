@@ -1,7 +1,7 @@
 //! Requests of HTTP/1.
 
 use super::{NAME, all_of, reason, refused, verdict_on};
-use crate::first::{Reason, Stream, Verdict};
+use crate::first::{Expected, Reason, Stream, Verdict};
 
 const GOOD: &[u8] = b"GET / HTTP/1.1\r\nHost: allowed.example\r\n\r\n";
 const EVIL: &[u8] = b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n";
@@ -154,7 +154,7 @@ fn heads_are_bounded_in_bytes_and_fields() {
 
 #[test]
 fn a_body_passes_as_it_comes_and_the_next_request_is_read() {
-    let mut stream = Stream::new(NAME, 80);
+    let mut stream = Stream::new(Expected::new([NAME], 80));
     let head = post(&["Content-Length: 1000"], b"");
     let body = EVIL.repeat(40);
     assert_eq!(stream.read(&head), all_of(&head));
@@ -165,7 +165,7 @@ fn a_body_passes_as_it_comes_and_the_next_request_is_read() {
 
 #[test]
 fn trailers_wait_until_they_are_whole() {
-    let mut stream = Stream::new(NAME, 80);
+    let mut stream = Stream::new(Expected::new([NAME], 80));
     let head = post(&["Transfer-Encoding: chunked"], b"3\r\nabc\r\n0\r\n");
     assert_eq!(stream.read(&head), all_of(&head));
     assert_eq!(stream.read(b"Digest: x\r\n"), all_of(&head));
@@ -179,7 +179,7 @@ fn upgrade(to: &str) -> Vec<u8> {
 
 /// A stream whose first request asks for a protocol, with more bytes after it.
 fn upgrading(to: &str, more: &[u8]) -> (Stream, Verdict) {
-    let mut stream = Stream::new(NAME, 80);
+    let mut stream = Stream::new(Expected::new([NAME], 80));
     let request = upgrade(to);
     let passed = all_of(&request);
     assert_eq!(stream.read(&request), passed);
@@ -238,7 +238,7 @@ fn an_upgrade_to_tls_is_read_on() {
 
 #[test]
 fn a_later_upgrade_is_an_ordinary_request() {
-    let mut stream = Stream::new(NAME, 80);
+    let mut stream = Stream::new(Expected::new([NAME], 80));
     stream.read(GOOD);
     let request = upgrade("websocket");
     assert_eq!(stream.read(&request), Verdict::Pass((GOOD.len() + request.len()) as u64));
@@ -249,7 +249,7 @@ fn a_later_upgrade_is_an_ordinary_request() {
 
 #[test]
 fn an_answer_before_the_end_of_the_body_changes_nothing() {
-    let mut stream = Stream::new(NAME, 80);
+    let mut stream = Stream::new(Expected::new([NAME], 80));
     let fields = ["Upgrade: websocket", "Content-Length: 10"];
     stream.read(&post(&fields, b"01234"));
     stream.answered(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n");

@@ -2,7 +2,7 @@
 
 use super::{all_of, reason, refused, verdict_on};
 use crate::first::http2::PREFACE;
-use crate::first::{Reason, Verdict};
+use crate::first::{Expected, Reason, Verdict};
 
 const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 
@@ -163,7 +163,7 @@ fn a_header_block_waits_until_it_is_whole() {
     for cut in begun(&[]).len()..sent.len() {
         assert_eq!(verdict_on(&sent[..cut]), Verdict::Pass(before));
     }
-    let mut stream = crate::first::Stream::new(super::NAME, 80);
+    let mut stream = crate::first::Stream::new(Expected::new([super::NAME], 80));
     stream.read(&sent[..sent.len() - 1]);
     assert_eq!(reason(&stream.end()), Some(Reason::Cut));
 }

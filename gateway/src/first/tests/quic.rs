@@ -9,7 +9,9 @@ use super::NAME;
 use super::fixtures::{self, bytes};
 use super::tls::{hello, list, named};
 use crate::first::quic::{Keys, Kind, Packet, Version, crypto_frames};
-use crate::first::{Datagrams, Decision, EncryptedHello, MOST_HELD, MOST_HELD_BYTES, Reason};
+use crate::first::{
+    Datagrams, Decision, EncryptedHello, Expected, MOST_HELD, MOST_HELD_BYTES, Reason,
+};
 
 const ID: &[u8] = b"\x83\x94\xc8\xf0\x3e\x51\x57\x08";
 
@@ -82,7 +84,7 @@ fn whole(dcid: &[u8], message: &[u8]) -> Vec<u8> {
 }
 
 fn web() -> Datagrams {
-    Datagrams::new(NAME, 443)
+    Datagrams::new(Expected::new([NAME], 443))
 }
 
 fn reason(decision: &Decision) -> Option<Reason> {
@@ -105,7 +107,10 @@ fn the_packets_of_the_appendices_are_opened() {
         let (number, payload) = Keys::derive(version, ID).unwrap().open(&packet, None).unwrap();
         assert_eq!((number, payload.len()), (2, 1162));
         assert_eq!(crypto_frames(&payload).unwrap().len(), 1);
-        assert_eq!(Datagrams::new("example.com", 443).read(&datagram), Decision::Pass);
+        assert_eq!(
+            Datagrams::new(Expected::new(["example.com"], 443)).read(&datagram),
+            Decision::Pass
+        );
         let Decision::Refuse(refusal) = web().read(&datagram) else { panic!() };
         assert_eq!(refusal.reason, Reason::TlsOtherName);
         assert_eq!(refusal.seen(), Some("example.com"));
@@ -118,9 +123,12 @@ fn a_datagram_that_was_changed_or_cut_never_passes() {
     for at in 0..datagram.len() {
         let mut changed = datagram.clone();
         changed[at] ^= 0x40;
-        let mut flow = Datagrams::new("example.com", 443);
+        let mut flow = Datagrams::new(Expected::new(["example.com"], 443));
         assert!(reason(&flow.read(&changed)).is_some() || at == 0, "byte {at}");
-        assert!(reason(&Datagrams::new("example.com", 443).read(&datagram[..at])).is_some());
+        assert!(
+            reason(&Datagrams::new(Expected::new(["example.com"], 443)).read(&datagram[..at]))
+                .is_some()
+        );
     }
 }
 
@@ -130,8 +138,8 @@ fn short_headers_pass_behind_an_accepted_hello_on_the_web_port() {
     assert_eq!(reason(&flow.read(SHORT)), Some(Reason::QuicNotBegun));
     assert_eq!(flow.read(&whole(ID, &named(NAME))), Decision::Pass);
     assert_eq!(flow.read(SHORT), Decision::Pass);
-    assert_eq!(Datagrams::new(NAME, 5000).read(SHORT), Decision::Pass);
-    assert_eq!(Datagrams::new(NAME, 5000).read(b""), Decision::Pass);
+    assert_eq!(Datagrams::new(Expected::new([NAME], 5000)).read(SHORT), Decision::Pass);
+    assert_eq!(Datagrams::new(Expected::new([NAME], 5000)).read(b""), Decision::Pass);
 }
 
 #[test]
@@ -146,9 +154,12 @@ fn versions_that_are_not_read_are_refused() {
         (0xface_b002, Some(Reason::QuicVersion)),
     ] {
         assert_eq!(reason(&web().read(&long(version))), Some(Reason::QuicVersion));
-        assert_eq!(reason(&Datagrams::new(NAME, 5000).read(&long(version))), elsewhere);
+        assert_eq!(
+            reason(&Datagrams::new(Expected::new([NAME], 5000)).read(&long(version))),
+            elsewhere
+        );
     }
-    let mut flow = Datagrams::new(NAME, 5000);
+    let mut flow = Datagrams::new(Expected::new([NAME], 5000));
     assert_eq!(flow.read(&whole(ID, &named(NAME))), Decision::Pass);
     assert_eq!(reason(&flow.read(&long(0x1234_5678))), Some(Reason::QuicVersion));
 }
@@ -294,7 +305,8 @@ fn an_encrypted_hello_is_refused_unless_it_is_set_to_pass() {
     let message = hello(&[(0, list(0, NAME.as_bytes())), (0xfe0d, vec![0; 40])]);
     let datagram = whole(ID, &message);
     assert_eq!(reason(&web().read(&datagram)), Some(Reason::TlsEncryptedHello));
-    let mut flow = web().with_encrypted_hello(EncryptedHello::Pass);
+    let expected = Expected::new([NAME], 443).with_encrypted_hello(EncryptedHello::Pass);
+    let mut flow = Datagrams::new(expected);
     assert_eq!(flow.read(&datagram), Decision::Pass);
 }
 

@@ -1,7 +1,7 @@
 //! Which first bytes are a request, and which are another protocol.
 
 use super::{NAME, refused, verdict_on};
-use crate::first::{Reason, Stream, Verdict};
+use crate::first::{Expected, Reason, Stream, Verdict};
 
 #[test]
 fn protocols_without_a_name_pass() {
@@ -87,7 +87,7 @@ fn a_binary_protocol_is_decided_by_its_first_bytes() {
         (b"AMQP\0", 5),
         (b"\0\0\0\x20", 4),
     ] {
-        let mut stream = Stream::new(NAME, 5000);
+        let mut stream = Stream::new(Expected::new([NAME], 5000));
         let at = sent.iter().position(|byte| stream.read(&[*byte]) == Verdict::ALL);
         assert!(at.is_some_and(|at| at < at_most), "{}", sent.escape_ascii());
     }
@@ -96,7 +96,7 @@ fn a_binary_protocol_is_decided_by_its_first_bytes() {
 #[test]
 fn a_first_line_without_end_is_refused_at_its_bound() {
     for part in [&b"a"[..], b"a b ", b" ", b"\n"] {
-        let mut stream = Stream::new(NAME, 80);
+        let mut stream = Stream::new(Expected::new([NAME], 80));
         let mut sent = 0_u64;
         let refusal = loop {
             match stream.read(part) {
@@ -113,13 +113,13 @@ fn a_first_line_without_end_is_refused_at_its_bound() {
 #[test]
 fn the_end_of_the_stream_ends_a_first_line() {
     for sent in [&b""[..], b"hello", b"hello there", b"\0", b"GET"] {
-        let mut stream = Stream::new(NAME, 80);
+        let mut stream = Stream::new(Expected::new([NAME], 80));
         assert_eq!(stream.read(sent), Verdict::Pass(sent.len() as u64));
         assert_eq!(stream.end(), Verdict::ALL, "{}", sent.escape_ascii());
     }
     let request = &b"GET / HTTP/1.1\r\nHost: allowed.example\r\n"[..];
     for (sent, passed) in [(request, 3), (b"\x16\x03\x01", 0), (b"GET /", 3)] {
-        let mut stream = Stream::new(NAME, 80);
+        let mut stream = Stream::new(Expected::new([NAME], 80));
         assert_eq!(stream.read(sent), Verdict::Pass(passed));
         assert_eq!(super::reason(&stream.end()), Some(Reason::Cut), "{}", sent.escape_ascii());
     }
@@ -129,7 +129,7 @@ fn the_end_of_the_stream_ends_a_first_line() {
 fn a_host_that_speaks_first_has_a_protocol_without_a_name() {
     for greeting in [&b"220 mail"[..], b"SSH-2.0-x\r\n", b"J\0\0\0\x0a8.0", b"Hello", b"\0\0\0\x07"]
     {
-        let mut stream = Stream::new(NAME, 25);
+        let mut stream = Stream::new(Expected::new([NAME], 25));
         let verdicts: Vec<_> = greeting.iter().map(|byte| stream.answered(&[*byte])).collect();
         assert_eq!(verdicts.last(), Some(&Verdict::ALL), "{}", greeting.escape_ascii());
         assert_eq!(stream.read(b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n"), Verdict::ALL);
@@ -145,15 +145,37 @@ fn a_web_server_that_speaks_first_is_still_one() {
         b"\0\0",
         b"",
     ] {
-        let mut stream = Stream::new(NAME, 80);
+        let mut stream = Stream::new(Expected::new([NAME], 80));
         assert!(stream.wants_answers());
         assert_eq!(stream.answered(greeting), Verdict::Pass(0));
         let refused = stream.read(b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n");
         assert_eq!(super::reason(&refused), Some(Reason::HttpOtherHost));
     }
     // The guest was first.
-    let mut stream = Stream::new(NAME, 80);
+    let mut stream = Stream::new(Expected::new([NAME], 80));
     stream.read(b"G");
     assert!(!stream.wants_answers());
     assert_eq!(stream.answered(b"220 mail"), Verdict::Pass(1));
+}
+
+#[test]
+fn one_of_several_names_is_enough_and_a_protocol_without_a_name_is_not_where_others_share_the_address()
+ {
+    let expected = || Expected::new([NAME, "other.example."], 80).shared(true);
+    for host in [NAME, "other.example", "OTHER.example:80"] {
+        let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        let verdict = Stream::new(expected()).read(request.as_bytes());
+        assert_eq!(verdict, super::all_of(request.as_bytes()), "{host}");
+    }
+    let evil = b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n";
+    let refused = Stream::new(expected()).read(evil);
+    assert_eq!(super::reason(&refused), Some(Reason::HttpOtherHost));
+    for opaque in [&b"SSH-2.0-x\r\n"[..], b"\0\0\0\x01\x02\x03"] {
+        let refused = Stream::new(expected()).read(opaque);
+        assert_eq!(super::reason(&refused), Some(Reason::NoName), "{}", opaque.escape_ascii());
+    }
+    let mut greeted = Stream::new(expected());
+    assert_eq!(super::reason(&greeted.answered(b"220 mail")), Some(Reason::NoName));
+    let mut ended = Stream::new(expected());
+    assert_eq!(super::reason(&ended.end()), Some(Reason::NoName));
 }

@@ -2,7 +2,7 @@
 
 use super::fixtures::{self, bytes};
 use super::{NAME, all_of, refused, verdict_on};
-use crate::first::{EncryptedHello, Reason, Stream, Verdict};
+use crate::first::{EncryptedHello, Expected, Reason, Stream, Verdict};
 
 const SERVER_NAME: u16 = 0;
 const ENCRYPTED: u16 = 0xfe0d;
@@ -58,9 +58,15 @@ fn hellos_of_real_programs_pass_for_their_name_alone() {
     ] {
         let sent = bytes(digits);
         assert_eq!(verdict_on(&sent), all_of(&sent));
-        assert_eq!(Stream::new("ALLOWED.Example.", 443).read(&sent), all_of(&sent));
+        assert_eq!(
+            Stream::new(Expected::new(["ALLOWED.Example."], 443)).read(&sent),
+            all_of(&sent)
+        );
         for other in ["allowed.exampl", "xallowed.example", "example", ""] {
-            let Verdict::Refuse(refusal) = Stream::new(other, 443).read(&sent) else { panic!() };
+            let Verdict::Refuse(refusal) = Stream::new(Expected::new([other], 443)).read(&sent)
+            else {
+                panic!()
+            };
             assert_eq!(refusal.reason, Reason::TlsOtherName);
             assert_eq!(refusal.seen(), Some(NAME));
         }
@@ -78,7 +84,7 @@ fn a_hello_without_a_name_is_refused() {
 fn nothing_passes_before_the_last_byte_of_a_hello() {
     let sent = bytes(fixtures::CURL);
     for cut in 0..sent.len() {
-        let mut stream = Stream::new(NAME, 443);
+        let mut stream = Stream::new(Expected::new([NAME], 443));
         assert_eq!(stream.read(&sent[..cut]), Verdict::Pass(0), "{cut} bytes");
         assert_eq!(stream.held_bytes(), cut as u64);
         assert!(!stream.is_decided());
@@ -92,7 +98,7 @@ fn a_hello_in_a_thousand_pieces_is_read() {
     for each in [1, 2, 3, 7, 100, 16_384] {
         let sent = in_records(&padded, each);
         assert_eq!(verdict_on(&sent), all_of(&sent), "records of {each}");
-        let mut stream = Stream::new(NAME, 443);
+        let mut stream = Stream::new(Expected::new([NAME], 443));
         let last = sent.iter().map(|byte| stream.read(&[*byte])).last();
         assert_eq!(last, Some(all_of(&sent)));
     }
@@ -138,11 +144,13 @@ fn an_encrypted_hello_is_refused_unless_it_is_set_to_pass() {
     for kind in [ENCRYPTED, 0xffce] {
         let sent = record(22, &hello(&[(0, list(0, NAME.as_bytes())), (kind, vec![0; 40])]));
         assert_eq!(refused(&sent), Some(Reason::TlsEncryptedHello));
-        let mut stream = Stream::new(NAME, 443).with_encrypted_hello(EncryptedHello::Pass);
+        let mut stream =
+            Stream::new(Expected::new([NAME], 443).with_encrypted_hello(EncryptedHello::Pass));
         assert_eq!(stream.read(&sent), all_of(&sent));
     }
     let evil = record(22, &hello(&[(0, list(0, b"evil.test")), (ENCRYPTED, vec![0; 40])]));
-    let mut stream = Stream::new(NAME, 443).with_encrypted_hello(EncryptedHello::Pass);
+    let mut stream =
+        Stream::new(Expected::new([NAME], 443).with_encrypted_hello(EncryptedHello::Pass));
     assert!(matches!(stream.read(&evil), Verdict::Refuse(_)));
 }
 
@@ -212,7 +220,7 @@ fn the_rest_of_a_handshake_is_opaque() {
     let first = record(22, &named(NAME));
     let nexts = [record(22, &handshake(16, &[1; 40])), record(23, &[1; 4]), record(21, &[1, 0])];
     for next in nexts {
-        let mut stream = Stream::new(NAME, 443);
+        let mut stream = Stream::new(Expected::new([NAME], 443));
         assert_eq!(stream.read(&first), all_of(&first));
         assert!(!stream.is_decided() && !stream.wants_answers());
         assert_eq!(stream.read(&next), Verdict::ALL);
@@ -223,7 +231,7 @@ fn the_rest_of_a_handshake_is_opaque() {
 
 #[test]
 fn a_refused_stream_stays_refused() {
-    let mut stream = Stream::new(NAME, 443);
+    let mut stream = Stream::new(Expected::new([NAME], 443));
     let refused = stream.read(&record(22, &named("evil.test")));
     assert!(matches!(refused, Verdict::Refuse(_)));
     assert_eq!(stream.read(&record(22, &named(NAME))), refused);

@@ -15,7 +15,7 @@ use fulmar_stack::base::{Duration, Instant, SlotId};
 use fulmar_stack::mbuf::Chain;
 
 use super::super::{Context, Shard};
-use crate::first::{EncryptedHello, Reason, Refusal, Stream, Verdict};
+use crate::first::{Expected, Reason, Refusal, Stream, Verdict};
 
 /// For how long bytes are held; at most twice as long, since one timer of a flow watches all that it holds.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -48,9 +48,9 @@ pub(super) enum May {
 }
 
 impl FirstBytes {
-    pub(super) fn new(name: &str, port: u16, encrypted_hello: EncryptedHello) -> Box<FirstBytes> {
+    pub(super) fn new(expected: Expected) -> Box<FirstBytes> {
         Box::new(FirstBytes {
-            reader: Stream::new(name, port).with_encrypted_hello(encrypted_hello),
+            reader: Stream::new(expected),
             verdict: Verdict::Pass(0),
             fed: 0,
             held_since: None,
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     fn held(now: Instant) -> Box<FirstBytes> {
-        let mut first = FirstBytes::new("good.example", 443, EncryptedHello::Refuse);
+        let mut first = FirstBytes::new(Expected::new(["good.example"], 443));
         first.fed = 9;
         first.note_held(now);
         first

@@ -14,7 +14,7 @@ use super::flow::{Flow, Sent, count_of};
 use super::out::send_error;
 use super::table::Class;
 use super::{Udp, stat_of};
-use crate::first::{Datagrams, Decision, EncryptedHello, Refusal as Why};
+use crate::first::{Datagrams, Decision, Expected, Refusal as Why};
 use crate::stat::Refusal;
 
 /// Most bytes that the readers of all flows keep and hold.
@@ -29,8 +29,8 @@ pub(super) struct FirstBytes {
 }
 
 impl FirstBytes {
-    pub(super) fn new(name: &str, port: u16, encrypted_hello: EncryptedHello) -> Box<FirstBytes> {
-        let reader = Datagrams::new(name, port).with_encrypted_hello(encrypted_hello);
+    pub(super) fn new(expected: Expected) -> Box<FirstBytes> {
+        let reader = Datagrams::new(expected);
         Box::new(FirstBytes { reader, held: Vec::new(), counted: 0 })
     }
 

@@ -30,6 +30,7 @@ pub const TESTS: &[Test] = &[
     ("an_upload_passes_behind_its_head_and_the_next_request_is_read", an_upload),
     ("a_client_hello_for_another_name_ends_the_connection", a_client_hello_for_another_name),
     ("a_quic_hello_for_another_name_is_dropped", a_quic_hello_for_another_name),
+    ("with_real_addresses_the_first_bytes_ask_for_an_allowed_name", with_real_addresses),
 ];
 
 /// Allows the names good.example and other.example, at public addresses and at [`HOST`].
@@ -86,8 +87,12 @@ fn end_of_question(message: &[u8]) -> usize {
 
 /// Answers the next two questions of the gateway, which are for A and AAAA, with these addresses, for `ttl` seconds.
 fn answer_both(resolver: &UdpSocket, addresses: &[&str], ttl: u8, code: u8) {
+    answer(resolver, 2, addresses, ttl, code);
+}
+
+fn answer(resolver: &UdpSocket, questions: usize, addresses: &[&str], ttl: u8, code: u8) {
     resolver.set_read_timeout(Some(PATIENCE)).unwrap();
-    for _ in 0..2 {
+    for _ in 0..questions {
         let (asked, from) = receive(resolver).unwrap();
         let end = end_of_question(&asked);
         let kind = u16::from_be_bytes([asked[end - 4], asked[end - 3]]);
@@ -467,4 +472,46 @@ fn a_quic_hello_for_another_name() {
     guest.send(&initial).unwrap();
     assert!(receive(&server).unwrap().0 == initial);
     assert_eq!(world.stat().totals.refusals.value(Refusal::FirstBytes), 1);
+}
+
+/// Allows what the guest's resolver has for good.example.
+struct ByLearntName;
+
+impl Policy for ByLearntName {
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+        let is_good = flow.names.iter().any(|name| name == "good.example");
+        if is_good || flow.to.port() == 53 { Decision::Allow } else { Decision::Deny }
+    }
+
+    fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
+        Some(flow.names.iter().filter(|name| *name == "good.example").cloned().collect())
+    }
+}
+
+fn with_real_addresses() {
+    let (resolver, server) = (bound("127.0.0.1"), listening(HOST));
+    let to = SocketAddr::new(ip(HOST), server.local_addr().unwrap().port());
+    let world = world(&resolver, |c| {
+        c.names = None;
+        c.policy = Some(Box::new(ByLearntName));
+    });
+    let client = client(&world);
+    let exchange = |first: &str, request: &[u8]| {
+        client.send(&question(first, A)).unwrap();
+        answer(&resolver, 1, &[HOST], 60, 0);
+        assert_eq!(answered(&client), (0, Some(ip(HOST))));
+        let mut stream = connect(&world, to).unwrap();
+        let (far, _) = server.accept().unwrap();
+        stream.write_all(request).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        far.set_read_timeout(Some(PATIENCE)).unwrap();
+        rest_of(far)
+    };
+    let good = b"GET / HTTP/1.1\r\nHost: good.example\r\n\r\n";
+    assert_eq!(exchange("good", good), (good.to_vec(), false));
+    assert!(exchange("good", b"GET / HTTP/1.1\r\nHost: other.example\r\n\r\n").1);
+    assert_eq!(exchange("good", b"text\n"), (b"text\n".to_vec(), false));
+    // The address has another name, too, which is not allowed.
+    assert_eq!(exchange("other", good), (good.to_vec(), false));
+    assert!(exchange("good", b"text\n").1);
 }
