@@ -11,6 +11,7 @@ mod guard;
 mod interface;
 pub(crate) mod log;
 mod output;
+pub(crate) mod outside;
 mod panics;
 pub(crate) mod plan;
 mod report;
@@ -123,6 +124,9 @@ impl Session<'_> {
     /// What this process becomes; `None`: a program that inherits all descriptors of its caller.
     fn becomes(&self) -> Option<Becomes> {
         match (Process::current(), &self.plan.guest) {
+            (Process::Command, Guest::Program(_)) if self.plan.outside.is_strict => {
+                Some(Becomes::Gateway)
+            }
             (Process::Command, Guest::Program(_)) if self.user == User::Same => None,
             (Process::Command, Guest::Program(_)) => Some(Becomes::Program),
             _ => Some(Becomes::Gateway),
@@ -140,18 +144,22 @@ impl Session<'_> {
 
     /// Gives the program of a run its resolvers, and takes from it what would undo the rules of the next run.
     fn prepare_program(&self) -> std::io::Result<()> {
+        self.plan.outside.close()?;
         let dns = self.resolvers();
         if !dns.is_empty() {
             program::resolve_through(dns)?;
         }
         self.plan.protected.iter().try_for_each(|path| program::make_read_only(path))?;
-        program::forbid_terminal_input()
+        program::forbid_terminal_input()?;
+        self.plan.outside.confine()
     }
 
     /// Makes namespaces with a gateway, and becomes a program there.
     fn become_program(&self, command: &[OsString]) -> Outcome<ExitCode> {
+        let outside = &self.plan.outside;
+        outside.tell(self.name).map_err(|e| Failure::new(e.to_string()))?;
         let pending = PendingGateway::start()?;
-        let entered = program::enter(self.user).and_then(|()| match self.user {
+        let entered = program::enter(self.user, outside.is_strict).and_then(|()| match self.user {
             User::Same => self.prepare_program(),
             User::Root => Ok(()),
         });
@@ -162,6 +170,9 @@ impl Session<'_> {
         }
         if pending.attach()?.is_some() {
             return Ok(ExitCode::from(NOT_STARTED));
+        }
+        if outside.is_strict {
+            detach::close_others().during("cannot close inherited descriptors")?;
         }
         let (status, failure) = detach::become_program(command);
         eprintln!("{}: {failure}", self.name);

@@ -14,6 +14,7 @@ use crate::bounds::within;
 use crate::failure::{During, Failure, Outcome};
 use crate::gateway::Session;
 use crate::gateway::args::Args as GatewayArgs;
+use crate::gateway::outside::Outside;
 use crate::gateway::plan::Plan;
 
 /// The address at which the program reaches the host's resolver.
@@ -53,6 +54,7 @@ the option means, so an `allow` line closes the rest for every run. Options
 take precedence over the file; if they close the rest, the `allow` lines of
 the file are ignored.
 
+Rules do not cover Unix sockets, inherited descriptors and root: --strict does.
 Of the host's loopback interface the program reaches the ports of --host-port
 and --host-port-udp only; no rule refuses them.
 
@@ -87,6 +89,16 @@ pub struct Args {
     /// Refuse every destination that no --allow matches; needed only without --allow
     #[arg(long)]
     no_network: bool,
+    /// Close the ways to other processes, which rules do not cover: Unix sockets, inherited descriptors, root's
+    /// capabilities, signals, io_uring
+    #[arg(long)]
+    strict: bool,
+    /// Leave this Unix socket, or the sockets of this folder, to the program
+    #[arg(long, value_name = "PATH")]
+    unix: Vec<PathBuf>,
+    /// Do not say what the rules do not cover
+    #[arg(short, long)]
+    quiet: bool,
     /// Addresses that names resolve to
     #[arg(long, value_enum, default_value_t)]
     names: NamesMode,
@@ -135,11 +147,25 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     if args.names == NamesMode::Given && rules.have_names() {
         plan.names = Some(Ranges::of_global_id(global_id()?));
     }
+    let has_rules = !rules.is_empty();
     plan.rules = Some(rules);
     plan.protected = protected(args);
+    plan.outside = outside(args, has_rules)?;
     plan.has_summary = args.summary;
     let session = Session { plan, name: "fulmar run", user: User::Same };
     if args.summary { session.run_and_wait() } else { session.run() }
+}
+
+fn outside(args: &Args, has_rules: bool) -> Outcome<Outside> {
+    let full = |path: &PathBuf| {
+        path.canonicalize().map_err(|e| Failure::file("cannot find the Unix socket", path, &e))
+    };
+    Ok(Outside {
+        has_rules,
+        is_strict: args.strict,
+        is_quiet: args.quiet,
+        unix: args.unix.iter().map(full).collect::<Outcome<_>>()?,
+    })
 }
 
 /// The random bits of a unique local prefix (RFC 4193 section 3.2.2).

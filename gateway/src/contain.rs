@@ -222,7 +222,7 @@ pub fn contain_reader() -> io::Result<()> {
 }
 
 /// Drops all capabilities and forbids new privileges.
-fn drop_rights() -> io::Result<()> {
+pub(crate) fn drop_rights() -> io::Result<()> {
     let step = |what: &str, e: &dyn fmt::Display| io::Error::other(format!("{what}: {e}"));
     for set in [CapSet::Ambient, CapSet::Bounding] {
         // Taking from the bounding set needs CAP_SETPCAP: without it there is nothing to lose.

@@ -11,7 +11,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
-use crate::netns::{HOW_TO_ALLOW, User, context, enter_with_mounts};
+use crate::netns::{HOW_TO_ALLOW, User, context, enter_user_with_mounts, enter_with_mounts};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::getegid;
@@ -26,12 +26,17 @@ const MOST_BYTES: usize = 32 << 10;
 /// A folder that every system has, under which a file system in memory is mounted for a moment.
 pub(crate) const STAGING: &str = "/tmp";
 
-/// Moves this process, which must have one thread, into namespaces for a program: see [`enter_with_mounts`].
+/// Moves this process, which must have one thread, into namespaces for a program: see [`enter_with_mounts`]. `is_strict`:
+/// root, too, gets a user namespace.
 ///
 /// # Errors
 /// The system forbids it: the sentence says what to allow.
-pub fn enter(user: User) -> io::Result<()> {
-    enter_with_mounts(user).map_err(|e| {
+pub fn enter(user: User, is_strict: bool) -> io::Result<()> {
+    let entered = match is_strict {
+        true => enter_user_with_mounts(user),
+        false => enter_with_mounts(user).map(drop),
+    };
+    entered.map_err(|e| {
         let sentence = format!("cannot create a namespace for the program: {e}; {HOW_TO_ALLOW}");
         io::Error::new(e.kind(), sentence)
     })?;

@@ -181,16 +181,20 @@ pub fn close_inherited(guest: &Guest, becomes: Becomes, kept: &[RawFd]) -> io::R
     let line = line.get(..line.len().saturating_sub(of_program)).unwrap_or_default();
     let named: BTreeSet<RawFd> = line.iter().flat_map(|a| descriptors_of(a)).collect();
     let passed = if becomes == Becomes::Program { passed_by_manager() } else { 0..0 };
+    close_but(|fd| {
+        named.contains(&fd) || kept.contains(&fd) || passed.contains(&fd) || wait::is_summary_fd(fd)
+    })
+}
+
+/// Closes all descriptors but the standard streams: the last step of a process that becomes a program of `--strict`.
+pub fn close_others() -> io::Result<()> {
+    close_but(|_| false)
+}
+
+fn close_but(is_wanted: impl Fn(RawFd) -> bool) -> io::Result<()> {
     let names = std::fs::read_dir("/proc/self/fd")?.flatten().map(|entry| entry.file_name());
     let open: Vec<RawFd> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
-    let is_wanted = |fd: &RawFd| {
-        *fd <= libc::STDERR_FILENO
-            || named.contains(fd)
-            || kept.contains(fd)
-            || passed.contains(fd)
-            || wait::is_summary_fd(*fd)
-    };
-    for fd in open.into_iter().filter(|fd| !is_wanted(fd)) {
+    for fd in open.into_iter().filter(|fd| *fd > libc::STDERR_FILENO && !is_wanted(*fd)) {
         // The descriptor of the folder is closed already.
         let _ = nix::unistd::close(fd);
     }

@@ -17,6 +17,7 @@ use fulmar_gateway::{dhcp, ra};
 use super::args::{
     Address, Args, AttachArgs, CarryArgs, GuestArgs, MapArgs, OrNone, PortArgs, ProcessArgs,
 };
+use super::outside::Outside;
 use crate::failure::{Failure, Outcome};
 
 /// Port of a resolver.
@@ -87,6 +88,8 @@ pub struct Plan {
     pub names: Option<Ranges>,
     /// Files and folders that the program may not write to, where they exist.
     pub protected: Vec<PathBuf>,
+    /// What a program may use beside its network.
+    pub outside: Outside,
     /// Print a summary at the end.
     pub has_summary: bool,
 }
@@ -147,6 +150,7 @@ impl Plan {
             rules: None,
             names: None,
             protected: Vec::new(),
+            outside: Outside::default(),
             has_summary: false,
         })
     }

@@ -85,7 +85,7 @@ impl Run {
         fs::create_dir(&runtime.0).unwrap();
         fs::set_permissions(&runtime.0, fs::Permissions::from_mode(0o700)).unwrap();
         let mut child = Command::new(FULMAR)
-            .args(["run", "--allow", HOST])
+            .args(["run", "--quiet", "--allow", HOST])
             .args(options)
             .args(["--", "bash", "-c", script])
             .env("XDG_RUNTIME_DIR", &runtime.0)

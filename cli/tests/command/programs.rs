@@ -79,7 +79,7 @@ fn host() {
 fn run(options: &[&str], folder: &Folder, program: &[&str]) -> Command {
     let mut command = Command::new(FULMAR);
     command
-        .args(["run", "--allow", HOST])
+        .args(["run", "--quiet", "--allow", HOST])
         .args(options)
         .arg("--")
         .args(program)

@@ -70,23 +70,38 @@ pub enum User {
     Same,
 }
 
+const WITH_MOUNTS: CloneFlags = CloneFlags::CLONE_NEWNET.union(CloneFlags::CLONE_NEWNS);
+
 /// As [`enter`], with a mount namespace, too, whose mounts are private. Returns whether that took a user namespace:
 /// without CAP_SYS_ADMIN the process gets one, and all capabilities in it until it executes a program.
 ///
 /// # Errors
 /// As [`enter`].
 pub fn enter_with_mounts(user: User) -> io::Result<bool> {
-    let kinds = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
-    let has_user_namespace = unshare(kinds).is_err();
+    let has_user_namespace = unshare(WITH_MOUNTS).is_err();
     if has_user_namespace {
-        unshare_as(user, kinds)?;
+        unshare_as(user, WITH_MOUNTS)?;
     }
+    private_mounts()?;
+    Ok(has_user_namespace)
+}
+
+/// As [`enter_with_mounts`], in a user namespace in any case: root outside has no rights over the caller's namespaces
+/// any more.
+///
+/// # Errors
+/// As [`enter`].
+pub fn enter_user_with_mounts(user: User) -> io::Result<()> {
+    unshare_as(user, WITH_MOUNTS)?;
+    private_mounts()
+}
+
+fn private_mounts() -> io::Result<()> {
     // Mounts from here on stay in this namespace.
     let private =
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>);
     context("cannot make the mounts private", private.map_err(Into::into))?;
-    loopback_up()?;
-    Ok(has_user_namespace)
+    loopback_up()
 }
 
 /// Moves this process into a user namespace, in which the caller is `user`, and into namespaces of these kinds that
