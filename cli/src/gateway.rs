@@ -14,6 +14,7 @@ mod output;
 pub(crate) mod outside;
 mod panics;
 pub(crate) mod plan;
+mod refused;
 mod report;
 mod runas;
 mod serve;

@@ -58,6 +58,9 @@ Rules do not cover Unix sockets, inherited descriptors and root: --strict does.
 Of the host's loopback interface the program reaches the ports of --host-port
 and --host-port-udp only; no rule refuses them.
 
+The first refused destination is reported on standard error with the option
+that allows it, and all of them in one line at the end; not with --quiet.
+
 The program runs as the same user, with the same files and terminal.
 
 Exit status: that of the program. Of the command itself: 2 (invalid option or
@@ -96,7 +99,7 @@ pub struct Args {
     /// Leave this Unix socket, or the sockets of this folder, to the program
     #[arg(long, value_name = "PATH")]
     unix: Vec<PathBuf>,
-    /// Do not say what the rules do not cover
+    /// Report neither what the rules do not cover nor refused destinations
     #[arg(short, long)]
     quiet: bool,
     /// Addresses that names resolve to
@@ -148,12 +151,14 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         plan.names = Some(Ranges::of_global_id(global_id()?));
     }
     let has_rules = !rules.is_empty();
+    // The last line about refusals comes after the program.
+    let waits = args.summary || !args.quiet && has_rules;
     plan.rules = Some(rules);
     plan.protected = protected(args);
     plan.outside = outside(args, has_rules)?;
     plan.has_summary = args.summary;
     let session = Session { plan, name: "fulmar run", user: User::Same };
-    if args.summary { session.run_and_wait() } else { session.run() }
+    if waits { session.run_and_wait() } else { session.run() }
 }
 
 fn outside(args: &Args, has_rules: bool) -> Outcome<Outside> {
@@ -193,6 +198,7 @@ fn gateway_args(args: &Args) -> GatewayArgs {
     gateway.ports.udp_ports = or_none(&args.publish_udp);
     gateway.ports.tcp_ns = or_none(&args.host_port);
     gateway.ports.udp_ns = or_none(&args.host_port_udp);
+    gateway.process.quiet = args.quiet;
     gateway.process.pcap = args.pcap.clone();
     gateway.process.metrics = args.metrics;
     gateway.process.queues = args.queues;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::first;
-use crate::stat::FlowStat;
+use crate::stat::{FlowStat, Refusal};
 
 /// A transport that the gateway carries.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -108,6 +108,12 @@ pub trait Policy: Send {
     /// would be an answer, another protocol. What is denied is answered by FORMERR, NOTIMP or REFUSED.
     fn decide_hidden_name(&mut self) -> Decision {
         Decision::Allow
+    }
+
+    /// A flow of the guest is not carried, by the decisions about its addresses or for another reason. A datagram that
+    /// is sent again is refused again.
+    fn refused(&mut self, flow: &NewFlow<'_>, why: Refusal) {
+        let _ = (flow, why);
     }
 
     /// Whether a name of an address has to be kept beside `known`, however many other names the address has later: it

@@ -198,6 +198,25 @@ impl Context<'_> {
         self.totals.refusals.count(why);
     }
 
+    /// Counts a flow of the guest that is not carried, and tells the policy.
+    pub(crate) fn refuse_flow(
+        &mut self,
+        protocol: Protocol,
+        (from, to): (SocketAddr, SocketAddr),
+        why: Refusal,
+    ) {
+        self.refuse(why);
+        let name = match self.settings.names.meaning(to.ip()) {
+            Meaning::Name(name) => Some(name),
+            Meaning::Address | Meaning::Nothing => None,
+        };
+        let leads_to = self.settings.mapping.target(to).unwrap_or(to);
+        let is_host = self.settings.mapping.is_host(to, leads_to);
+        let (name, names, claimed_names) = (name.as_deref(), &[], &[]);
+        let flow = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
+        self.settings.policy.refused(&flow, why);
+    }
+
     /// Passes an error of the host's network on to the guest. `leads_to`: the packet's destination as the host knows
     /// it.
     pub(crate) fn pass_error(

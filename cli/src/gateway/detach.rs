@@ -261,6 +261,7 @@ impl PendingGateway {
 /// Becomes a program, with neither variable nor descriptor of the gateway. Returns only if that fails: see
 /// [`exec::become_program`].
 pub fn become_program(command: &[OsString]) -> (u8, Failure) {
+    wait::end_with_waiting();
     wait::close_summary_fd();
     exec::become_program(command, |program| program.env_remove(VARIABLE).env_remove(wait::VARIABLE))
 }

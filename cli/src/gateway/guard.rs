@@ -1,12 +1,13 @@
 //! The rules that decide what a guest reaches.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use fulmar_gateway::policy::{Decision, NewClient, NewFlow, Policy, Protocol};
 use fulmar_gateway::rules::{Denial, Destination, Rules};
-use fulmar_gateway::stat::FlowStat;
+use fulmar_gateway::stat::{FlowStat, Refusal};
 
 use super::plan::Plan;
+use super::refused::{Flow, Refused, What};
 use super::report::Reporter;
 
 /// The port of DNS.
@@ -18,14 +19,33 @@ struct RulesPolicy {
     /// The addresses at which DNS is forwarded: always allowed, the names decide.
     dns: Vec<IpAddr>,
     reporter: Option<Reporter>,
+    /// What the user is told of refusals.
+    refused: Option<Refused>,
+    /// The last flow that was denied, and by which rule.
+    denied: Option<(Key, Denied)>,
+}
+
+/// A flow: its transport, the guest's end, and the destination as the guest wrote it.
+type Key = (Protocol, SocketAddr, SocketAddr);
+
+/// A flow that a rule has denied.
+struct Denied {
+    what: Flow,
+    by: String,
 }
 
 /// The policy of a plan, if it needs one.
-pub(super) fn rules_policy(plan: &Plan, reporter: &Reporter) -> Option<Box<dyn Policy>> {
+pub(super) fn rules_policy(
+    plan: &Plan,
+    reporter: &Reporter,
+    refused: Option<&Refused>,
+) -> Option<Box<dyn Policy>> {
     Some(Box::new(RulesPolicy {
         rules: plan.rules.clone()?,
         dns: plan.map.dns_forward.clone(),
         reporter: plan.has_summary.then(|| reporter.clone()),
+        refused: refused.cloned(),
+        denied: None,
     }))
 }
 
@@ -76,6 +96,12 @@ impl Policy for RulesPolicy {
                 tally.denied += u64::from(denial.is_some());
             });
         }
+        self.denied = denial.map(|by| {
+            let name = names.first().cloned();
+            let Destination { is_host, is_by_name, .. } = destination;
+            let what = Flow { protocol: flow.protocol, name, at, is_by_name, is_host };
+            ((flow.protocol, flow.from, to), Denied { what, by: by.to_string() })
+        });
         self.decision_by(denial)
     }
 
@@ -88,11 +114,23 @@ impl Policy for RulesPolicy {
         if let (Some(reporter), Some(_)) = (&self.reporter, denial) {
             reporter.deny_name(name);
         }
+        if let (Some(refused), Some(by)) = (&self.refused, denial) {
+            refused.add(&self.rules, What::Name(name.to_owned()), &by.to_string());
+        }
         self.decision_by(denial)
     }
 
     fn decide_hidden_name(&mut self) -> Decision {
         self.decision_by(self.rules.hidden_name_denial())
+    }
+
+    fn refused(&mut self, flow: &NewFlow<'_>, why: Refusal) {
+        let key = (flow.protocol, flow.from, flow.to);
+        if let (Some(refused), Refusal::Policy) = (&self.refused, why)
+            && let Some((_, denied)) = self.denied.take_if(|(of, _)| *of == key)
+        {
+            refused.add(&self.rules, What::Flow(denied.what), &denied.by);
+        }
     }
 
     fn keeps_name(&self, name: &str, known: &[String]) -> bool {
@@ -109,9 +147,15 @@ impl Policy for RulesPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gateway::log::Log;
     use fulmar_gateway::rules::Source;
-    use std::net::SocketAddr;
     use std::path::Path;
+
+    impl RulesPolicy {
+        fn of(rules: Rules, dns: Vec<IpAddr>, reporter: Option<Reporter>) -> RulesPolicy {
+            RulesPolicy { rules, dns, reporter, refused: None, denied: None }
+        }
+    }
 
     fn decide(policy: &mut RulesPolicy, to: &str, names: &[&str]) -> Decision {
         decide_over(policy, Protocol::Tcp, to, names)
@@ -144,7 +188,7 @@ mod tests {
         rules.deny("169.254.1.0/24".parse().unwrap(), Source::Option);
         let reporter = Reporter::default();
         let dns = vec!["169.254.1.1".parse().unwrap()];
-        let mut policy = RulesPolicy { rules, dns, reporter: Some(reporter.clone()) };
+        let mut policy = RulesPolicy::of(rules, dns, Some(reporter.clone()));
         let over_udp = decide_over(&mut policy, Protocol::Udp, "169.254.1.1:53", &[]);
         assert_eq!(over_udp, Decision::Allow);
         assert_eq!(decide(&mut policy, "169.254.1.1:80", &[]), Decision::Deny);
@@ -174,7 +218,7 @@ mod tests {
             let mut rules = Rules::default();
             rules.add_file(text, Path::new("/r")).unwrap();
             let dns = vec!["169.254.1.1".parse().unwrap()];
-            let mut policy = RulesPolicy { rules, dns, reporter: None };
+            let mut policy = RulesPolicy::of(rules, dns, None);
             for server in ["169.254.1.1:53", "192.0.2.53:53"] {
                 assert_eq!(decide(&mut policy, server, &[]), decision, "{text}, {server}");
             }
@@ -183,11 +227,39 @@ mod tests {
     }
 
     #[test]
+    fn a_flow_with_several_addresses_is_refused_once_and_only_if_none_is_left() {
+        let mut rules = Rules::default();
+        rules.add_file("no-network\nallow example.org", Path::new("/r")).unwrap();
+        let told = Refused::new(&Log::to_stderr("t", true), "t");
+        let mut policy =
+            RulesPolicy { refused: Some(told.clone()), ..RulesPolicy::of(rules, vec![], None) };
+        let flow = |leads_to: &str| NewFlow {
+            protocol: Protocol::Tcp,
+            from: "10.0.0.2:1000".parse().unwrap(),
+            to: "198.18.0.1:80".parse().unwrap(),
+            leads_to: leads_to.parse().unwrap(),
+            name: Some("example.org"),
+            names: &[],
+            claimed_names: &[],
+            is_host: false,
+        };
+        assert_eq!(policy.decide(&flow("10.0.0.1:80")), Decision::Deny);
+        assert_eq!(policy.decide(&flow("192.0.2.1:80")), Decision::Allow);
+        assert_eq!(told.count(), 0);
+        assert_eq!(policy.decide(&flow("10.0.0.1:80")), Decision::Deny);
+        assert_eq!(policy.decide(&flow("10.0.0.2:80")), Decision::Deny);
+        policy.refused(&flow("198.18.0.1:80"), Refusal::Unreachable);
+        assert_eq!(told.count(), 0, "for another reason");
+        policy.refused(&flow("198.18.0.1:80"), Refusal::Policy);
+        assert_eq!(told.count(), 1);
+    }
+
+    #[test]
     fn without_rules_names_are_read_for_the_summary_alone() {
         let policy = |text: &str, reporter| {
             let mut rules = Rules::default();
             rules.add_file(text, Path::new("/r")).unwrap();
-            RulesPolicy { rules, dns: vec![], reporter }
+            RulesPolicy::of(rules, vec![], reporter)
         };
         assert!(!policy("", None).reads_names());
         assert!(policy("deny 10.0.0.0/8", None).reads_names());
@@ -203,7 +275,7 @@ mod tests {
     fn a_name_by_the_word_of_the_guests_own_server_is_shown_as_claimed() {
         let reporter = Reporter::default();
         let rules = Rules::default();
-        let mut policy = RulesPolicy { rules, dns: vec![], reporter: Some(reporter.clone()) };
+        let mut policy = RulesPolicy::of(rules, vec![], Some(reporter.clone()));
         let to = "192.0.2.1:443".parse().unwrap();
         let flow = NewFlow {
             protocol: Protocol::Tcp,
@@ -234,7 +306,7 @@ mod tests {
         rules.add_file("deny example", Path::new("/r\u{1b}c")).unwrap();
         rules.deny("*.example".parse().unwrap(), Source::Option);
         let reporter = Reporter::default();
-        let mut policy = RulesPolicy { rules, dns: vec![], reporter: Some(reporter.clone()) };
+        let mut policy = RulesPolicy::of(rules, vec![], Some(reporter.clone()));
         assert_eq!(policy.decide_name(name, 1), Decision::Deny);
         assert_eq!(policy.decide_name("example", 1), Decision::Deny);
         assert_eq!(decide(&mut policy, "192.0.2.1:443", &[name]), Decision::Deny);

@@ -43,6 +43,7 @@ use super::guard::rules_policy;
 use super::log::{DEFAULT_BYTES, Log};
 use super::panics::{self, Panics};
 use super::plan::Plan;
+use super::refused::{LastWords, Refused};
 use super::report::Reporter;
 use super::slirp::Caller;
 use super::snapshot::Snapshots;
@@ -189,14 +190,21 @@ pub fn serve(
     let devices = make_interface(plan, &netns, &network, pcap, &log)?;
     watch_guest_ports(plan, &netns, &mut auto, &log).map_err(sentence)?;
     let mut splicers = make_splicers(plan, &netns).map_err(sentence)?;
-    let (config, reporter) = configure(plan, &host, network, devices, &splicers);
+    let refused = Refused::of(plan, &log, name);
+    let (config, reporter) = configure(plan, &host, network, devices, &splicers, refused.as_ref());
     log_configuration(plan, &config, &log);
     let namespaces = endpoints.namespaces(&netns);
     let about = About::new(plan, target, &config.network, namespaces, splicers.all());
     let follower = Follower::new(states, plan, &config);
     let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
     (auto.in_guest, auto.in_host) = (splicers.guest.clone(), splicers.host.clone());
-    let ending = Ending { guest: end, signals, metrics: endpoints.closer() };
+    let last_words = refused.and_then(|refused| refused.last_words(plan));
+    // A summary needs the end; what was refused is known when the program exits.
+    let (summary_file, farewell) = match summary_file {
+        Some(file) if plan.has_summary => (Some(file), None),
+        file => (None, file.zip(last_words.clone())),
+    };
+    let ending = Ending { guest: end, signals, metrics: endpoints.closer(), farewell };
     add_handlers(&mut gateway, ending, auto).during("cannot watch for the end of the guest")?;
     follower.watch(&mut gateway, &log).during("cannot follow the host's network")?;
     let snapshots = Snapshots::of(&mut gateway).map_err(sentence)?;
@@ -220,6 +228,7 @@ pub fn serve(
     splicers.finish_after(&gateway);
     if let (Some(mut out), Ok(summary)) = (summary_file, &ended) {
         reporter.print(&mut out, &gateway.stat(), summary, &splicers.counters());
+        last_words.iter().for_each(|last| last.write(&mut out));
     }
     Ok(status_of(&ended, &log))
 }
@@ -450,6 +459,7 @@ fn configure(
     network: GuestNetwork,
     queues: Vec<Box<dyn Device>>,
     splicers: &Splicers,
+    refused: Option<&Refused>,
 ) -> (Config, Reporter) {
     let router = queues.first().map_or([0; 6], |queue| queue.caps().ether.0);
     let (dhcp_v6, advertisement) = plan.lease_v6(host, &network, router);
@@ -469,7 +479,7 @@ fn configure(
         udp_filter: plan.ports.udp_filter,
         account: account_of(plan),
         names: plan.names,
-        policy: rules_policy(plan, &reporter),
+        policy: rules_policy(plan, &reporter, refused),
         on_loopback: on_loopback(plan, &network, splicers),
         ..Config::new(queues, network)
     };
@@ -528,11 +538,13 @@ struct Ending {
     signals: SignalFd,
     /// Closed before the delivery of what the guest has sent, so that its port is free at once.
     metrics: Option<metrics::Closer>,
+    /// What was refused, and the pipe to the command that waits for it.
+    farewell: Option<(File, LastWords)>,
 }
 
 /// Registers the handlers of the guest's exit, of signals and of the timer of `auto`.
 fn add_handlers(gateway: &mut Gateway, ending: Ending, auto: AutoPorts) -> io::Result<()> {
-    let Ending { guest, signals, metrics } = ending;
+    let Ending { guest, signals, metrics, mut farewell } = ending;
     if let Some(exit) = guest {
         let fd = exit.as_fd().try_clone_to_owned()?;
         let handler: FdHandler = Box::new(move |_, handle| {
@@ -540,6 +552,9 @@ fn add_handlers(gateway: &mut Gateway, ending: Ending, auto: AutoPorts) -> io::R
                 return ControlFlow::Continue(());
             }
             metrics.iter().for_each(metrics::Closer::close);
+            if let Some((mut out, last)) = farewell.take() {
+                last.write(&mut out);
+            }
             handle.note_guest_exited();
             ControlFlow::Break(())
         });

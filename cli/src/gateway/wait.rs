@@ -1,4 +1,4 @@
-//! A command that waits for its program, and prints the gateway's summary after it (`--summary`).
+//! A command that waits for its program, and prints the gateway's summary and what was refused after it.
 //!
 //! The command forwards signals that it gets to the program; signals of the terminal reach both anyway. The command
 //! ends as the program did: with its status, or by its signal.
@@ -46,6 +46,15 @@ pub fn open_summary() -> io::Result<Option<File>> {
     let file = OpenOptions::new().write(true).open(format!("/proc/self/fd/{number}"))?;
     close_summary_fd();
     Ok(Some(file))
+}
+
+/// Ends the program that this process is to become with the command that waits for it: whoever kills that one means
+/// the program.
+pub fn end_with_waiting() {
+    if is_waited_for() {
+        // Without it the program stays.
+        let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
+    }
 }
 
 /// Closes the descriptor for the summary, if there is one: the program must not inherit it.

@@ -70,6 +70,37 @@ fn a_program_cannot_inject_terminal_input() {
 }
 
 #[test]
+fn refusals_are_told_at_the_first_and_at_the_end() {
+    in_sandbox(|| {
+        let script = "echo >/dev/tcp/192.0.2.1/80; echo >/dev/tcp/192.0.2.1/80; echo >/dev/tcp/192.0.2.2/90; kill -9 $$";
+        let run = |options: &[&str]| {
+            let mut command = Command::new(FULMAR);
+            command.arg("run").args(options).args(["--no-network", "--", "bash", "-c", script]);
+            let output = command.output().expect("it starts");
+            assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(9));
+            let said = text(&output.stderr);
+            said.lines()
+                .filter(|line| line.starts_with("fulmar run: ") && line.contains("refused"))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            run(&[]),
+            [
+                "fulmar run: refused 192.0.2.1:80 (--no-network); to allow it: --allow 192.0.2.1:80",
+                "fulmar run: 3 connections to 2 destinations were refused: 192.0.2.1:80 (2), 192.0.2.2:90; \
+                 to allow: --allow 192.0.2.1:80 --allow 192.0.2.2:90",
+            ]
+        );
+        assert_eq!(run(&["--quiet"]), [""; 0]);
+        // A default of every run is told, too; the command is the program then.
+        let script = "echo >/dev/tcp/169.254.169.254/80";
+        let output = Command::new(FULMAR).args(["run", "bash", "-c", script]).output().unwrap();
+        assert!(text(&output.stderr).contains("to allow it: --allow 169.254.169.254:80"));
+    });
+}
+
+#[test]
 fn other_addresses_of_the_host_are_refused_unless_a_rule_allows_them() {
     in_sandbox(|| {
         let own = "10.77.0.77";

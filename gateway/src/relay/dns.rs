@@ -41,6 +41,7 @@ use super::datagrams::{Batch, ERRORS_PER_TURN};
 use super::host_socket::{self, DatagramError, Failure};
 use super::{Context, canonical};
 use crate::config::Limits;
+use crate::names::messages::{Reply, reply};
 use crate::policy::Protocol;
 use crate::stat::{FlowStat, Refusal};
 use flow::{Flow, Ids, is_without_descriptor};
@@ -261,7 +262,7 @@ impl Dns {
         let id = match self.find_or_begin(cx, key, servers) {
             Ok(id) => id,
             Err((failure, why)) => {
-                cx.refuse(why);
+                cx.refuse_flow(Protocol::Udp, key, why);
                 report(cx, key, bytes, failure);
                 return Ok(());
             }
@@ -603,7 +604,9 @@ fn rule(cx: &Context<'_>, bytes: &[u8], read: Result<Question, Unusual>) -> Ruli
         return Ruling::Pass(read.ok());
     }
     let answer = match read {
-        Ok(_) => message::answer_with(Code::REFUSED, bytes),
+        Ok(_) => {
+            reply(bytes, Reply::Blocked).or_else(|| message::answer_with(Code::REFUSED, bytes))
+        }
         Err(Unusual::Wrong(code)) => message::answer_with(code, bytes),
         Err(Unusual::Unanswerable) => None,
     };

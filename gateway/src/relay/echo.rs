@@ -84,7 +84,8 @@ impl Echoes {
                 return;
             };
             if let Err((failure, why)) = self.forward(cx, &request) {
-                cx.refuse(why);
+                let ends = [request.src, request.dst].map(|ip| SocketAddr::new(ip, 0));
+                cx.refuse_flow(Protocol::Icmp, ends.into(), why);
                 report(cx, &request, failure);
             }
             cx.stack.free(request.payload);

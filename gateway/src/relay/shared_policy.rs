@@ -7,7 +7,7 @@ use super::Names as FlowNames;
 use super::names::Names;
 use crate::first;
 use crate::policy::{Decision, NewClient, NewFlow, Policy};
-use crate::stat::FlowStat;
+use crate::stat::{FlowStat, Refusal};
 
 struct Known {
     policy: Box<dyn Policy>,
@@ -75,6 +75,15 @@ impl SharedPolicy {
             Some(FlowNames { allowed: allowed.into_iter().map(Arc::from).collect(), are_all })
         })
         .flatten()
+    }
+
+    /// A flow of the guest is not carried.
+    pub(crate) fn refused(&self, flow: &NewFlow<'_>, why: Refusal) {
+        self.ask(|Known { policy, resolved, claimed }| {
+            let to = flow.to.ip();
+            let (names, claimed_names) = (resolved.of(to), claimed.of(to));
+            policy.refused(&NewFlow { names, claimed_names, ..*flow }, why);
+        });
     }
 
     /// Whether a client of a published port is admitted.

@@ -125,8 +125,7 @@ impl Tcp {
         let Some(listener) = self.listener else { return };
         while let Ok(Poll::Ready(pending)) = cx.stack.tcp_pending(listener) {
             if let Err((failure, why)) = self.begin(cx, &pending) {
-                cx.refuse(why);
-                decide_failure(cx, pending.id, pending.local.is_ipv4(), failure);
+                refuse_syn(cx, &pending, failure, why);
             }
         }
     }
@@ -197,8 +196,7 @@ impl Tcp {
                 None => Err((Failure::NoHost, Refusal::NameFailed)),
             };
             if let Err((failure, why)) = begun {
-                cx.refuse(why);
-                decide_failure(cx, syn.id, syn.local.is_ipv4(), failure);
+                refuse_syn(cx, &syn, failure, why);
             }
         }
     }
@@ -578,6 +576,12 @@ fn begin_with_first(
             Err(_) => drop(candidates.remove(0)),
         }
     }
+}
+
+/// Refuses a SYN of the guest.
+fn refuse_syn(cx: &mut Context<'_>, syn: &Pending, failure: Failure, why: Refusal) {
+    cx.refuse_flow(Protocol::Tcp, (syn.remote, canonical(syn.local)), why);
+    decide_failure(cx, syn.id, syn.local.is_ipv4(), failure);
 }
 
 /// Answers the guest's SYN after a failure.

@@ -12,6 +12,7 @@ use super::super::dns::Ruling;
 use super::super::{Context, canonical, dns, host_socket};
 use super::Udp;
 use super::flow::{self, Flow};
+use crate::policy::Protocol;
 use crate::stat::Refusal;
 
 /// Datagrams or runs that are taken from the shard in one turn, and calls that send what a path does not take as runs.
@@ -73,7 +74,7 @@ impl Udp {
         let calls = match flow {
             Ok(id) => self.send(cx, id, joined),
             Err((failure, why)) => {
-                cx.refuse(why);
+                cx.refuse_flow(Protocol::Udp, key, why);
                 if let Some(error) = failure.error(first.dst.is_ipv4()) {
                     send_error(cx, first, error);
                 }

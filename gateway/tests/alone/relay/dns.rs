@@ -462,6 +462,15 @@ fn a_policy_decides_about_names() {
     client.send(&question("bad")).unwrap();
     let (refused, _) = receive(&client).unwrap();
     assert_eq!((refused[2] & 0x80, refused[3] & 15), (0x80, 5));
+    assert_eq!(refused[6..12], [0; 6], "no records");
+    // With EDNS the answer says why: Extended DNS Error, Blocked (RFC 8914).
+    let mut with_edns = question("bad");
+    with_edns[11] = 1;
+    with_edns.extend([0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0]);
+    client.send(&with_edns).unwrap();
+    let (refused, _) = receive(&client).unwrap();
+    assert_eq!((refused[3] & 15, refused[11]), (5, 1));
+    assert!(refused.ends_with(&[0, 6, 0, 15, 0, 2, 0, 15]), "{refused:?}");
     // Two questions in one message, and a run of messages.
     let mut two = question("good");
     two[5] = 2;

@@ -1,0 +1,317 @@
+//! Tells the user of a run what the rules have refused: a line at the first refusal, and one at the end.
+//!
+//! The lines name the option that would have allowed it. [`advice`] finds it by trial: the rules with that option are
+//! asked the same question again, so that no option is named that would not help.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fulmar_gateway::policy::Protocol;
+use fulmar_gateway::rules::{Destination, Rules, Source};
+
+use super::log::Log;
+use super::plan::Plan;
+use crate::format::printable;
+
+/// Most destinations with counts of their own; the others are counted together.
+const MOST_DESTINATIONS: usize = 1024;
+/// Destinations that the last line names.
+const SHOWN: usize = 5;
+/// The type of a question for an IPv4 address.
+const TYPE_A: u16 = 1;
+
+/// What was refused.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) enum What {
+    /// To resolve a name.
+    Name(String),
+    /// A flow.
+    Flow(Flow),
+}
+
+/// A flow that was refused.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Flow {
+    pub protocol: Protocol,
+    /// The name that the guest asked for, if it is known.
+    pub name: Option<String>,
+    /// Its address, as the rules know it.
+    pub at: SocketAddr,
+    /// The address is one to which the name alone has led.
+    pub is_by_name: bool,
+    pub is_host: bool,
+}
+
+impl What {
+    /// As a user would write it.
+    fn label(&self) -> String {
+        let Flow { protocol, name, at, .. } = match self {
+            What::Name(name) => return printable(name),
+            What::Flow(flow) => flow,
+        };
+        let host = name.as_deref().map(printable);
+        match (protocol, host) {
+            (Protocol::Icmp, host) => {
+                format!("{} (ping)", host.unwrap_or_else(|| at.ip().to_string()))
+            }
+            (Protocol::Udp, Some(host)) => format!("{host}:{} (UDP)", at.port()),
+            (Protocol::Udp, None) => format!("{at} (UDP)"),
+            (_, Some(host)) => format!("{host}:{}", at.port()),
+            (_, None) => at.to_string(),
+        }
+    }
+
+    /// The rules that might allow it, the narrowest first.
+    fn candidates(&self) -> Vec<String> {
+        match self {
+            What::Name(name) => vec![name.clone()],
+            What::Flow(Flow { protocol: Protocol::Icmp, name, at, .. }) => {
+                name.iter().cloned().chain([at.ip().to_string()]).collect()
+            }
+            What::Flow(Flow { name, at, .. }) => {
+                let by_name = name.iter().map(|name| format!("{name}:{}", at.port()));
+                by_name.chain([at.to_string()]).collect()
+            }
+        }
+    }
+
+    fn is_allowed_by(&self, rules: &Rules) -> bool {
+        match self {
+            What::Name(name) => rules.name_denial(name, TYPE_A).is_none(),
+            What::Flow(flow) => {
+                let Flow { protocol, name, at, is_by_name, is_host } = flow;
+                let names = name.as_slice();
+                rules
+                    .denial(&Destination {
+                        to: at.ip(),
+                        port: (*protocol != Protocol::Icmp).then_some(at.port()),
+                        names,
+                        claimed: &[],
+                        is_host: *is_host,
+                        is_by_name: *is_by_name,
+                    })
+                    .is_none()
+            }
+        }
+    }
+}
+
+/// The rule that would allow it. `None`: no `--allow` does.
+fn advice(rules: &Rules, what: &What) -> Option<String> {
+    what.candidates().into_iter().find(|text| {
+        text.parse().is_ok_and(|rule| {
+            let mut with = rules.clone();
+            with.allow(rule, Source::Option);
+            what.is_allowed_by(&with)
+        })
+    })
+}
+
+/// What was refused, and how often.
+#[derive(Default)]
+struct List {
+    kept: HashMap<What, u64>,
+    /// In the order in which they came.
+    order: Vec<What>,
+    /// Refusals beyond [`MOST_DESTINATIONS`].
+    others: u64,
+}
+
+/// The refusals of a run. Clones share them.
+#[derive(Clone)]
+pub(super) struct Refused {
+    list: Arc<Mutex<List>>,
+    log: Log,
+    name: Arc<str>,
+}
+
+impl Refused {
+    /// For a plan with rules, unless its user does not want to be told. `name`: the command, before the last line.
+    pub(super) fn of(plan: &Plan, log: &Log, name: &str) -> Option<Refused> {
+        let is_wanted = plan.rules.is_some() && !plan.process.quiet;
+        is_wanted.then(|| Refused::new(log, name))
+    }
+
+    pub(super) fn new(log: &Log, name: &str) -> Refused {
+        Refused { list: Arc::default(), log: log.clone(), name: name.into() }
+    }
+
+    /// For the end of the run.
+    pub(super) fn last_words(self, plan: &Plan) -> Option<LastWords> {
+        Some(LastWords { rules: Arc::new(plan.rules.clone()?), refused: self })
+    }
+
+    #[cfg(test)]
+    pub(super) fn count(&self) -> u64 {
+        self.list.lock().unwrap().kept.values().sum()
+    }
+
+    /// Counts a refusal, and tells the first one. `by`: the rule that has refused.
+    pub(super) fn add(&self, rules: &Rules, what: What, by: &str) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if list.order.is_empty() {
+            self.log.fail(&first_line(rules, &what, by));
+        }
+        if let Some(count) = list.kept.get_mut(&what) {
+            *count += 1;
+        } else if list.order.len() < MOST_DESTINATIONS {
+            list.order.push(what.clone());
+            list.kept.insert(what, 1);
+        } else {
+            list.others += 1;
+        }
+    }
+}
+
+/// The last line.
+#[derive(Clone)]
+pub(super) struct LastWords {
+    refused: Refused,
+    rules: Arc<Rules>,
+}
+
+impl LastWords {
+    /// Writes it. Nothing where the first line has said it all.
+    pub(super) fn write(&self, out: &mut File) {
+        let Refused { list, name, .. } = &self.refused;
+        let list = list.lock().unwrap_or_else(PoisonError::into_inner);
+        if list.order.len() > 1 {
+            let line = format!("{name}: {}\n", last_line(&self.rules, &list));
+            // The reader may have given up.
+            let _ = out.write_all(line.as_bytes());
+        }
+    }
+}
+
+fn first_line(rules: &Rules, what: &What, by: &str) -> String {
+    // Of a default the sentence itself says what to do.
+    let by = printable(by.split(';').next().unwrap_or(by));
+    let refused = match what {
+        What::Name(name) => format!("refused to resolve {}", printable(name)),
+        What::Flow(_) => format!("refused {}", what.label()),
+    };
+    match advice(rules, what) {
+        Some(rule) => format!("{refused} ({by}); to allow it: --allow {}", printable(&rule)),
+        None => format!("{refused} ({by}); no --allow changes that"),
+    }
+}
+
+fn last_line(rules: &Rules, list: &List) -> String {
+    let is_flow = |what: &What| matches!(what, What::Flow(_));
+    let count = |flows: bool| {
+        let of_kind = list.kept.iter().filter(|(what, _)| is_flow(what) == flows);
+        of_kind.map(|(_, count)| count).sum::<u64>()
+    };
+    let beyond = if list.others > 0 { " or more" } else { "" };
+    let destinations = list.order.len();
+    let what = match (count(true) + list.others, count(false)) {
+        (flows, 0) => format!("{flows} connections to {destinations}{beyond} destinations"),
+        (0, names) => format!("{names} lookups of {destinations}{beyond} names"),
+        (flows, names) => format!("{flows} connections and {names} lookups"),
+    };
+    let mut sorted: Vec<&What> = list.order.iter().collect();
+    sorted.sort_by_key(|what| std::cmp::Reverse(list.kept.get(what)));
+    let shown = &sorted[..sorted.len().min(SHOWN)];
+    let labels = shown.iter().map(|what| match list.kept.get(what) {
+        Some(count) if *count > 1 => format!("{} ({count})", what.label()),
+        _ => what.label(),
+    });
+    let more = sorted.len() - shown.len();
+    let labels = labels.collect::<Vec<_>>().join(", ");
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let mut allow: Vec<String> = shown.iter().filter_map(|what| advice(rules, what)).collect();
+    allow.sort();
+    allow.dedup();
+    let allow: String = allow.iter().map(|rule| format!(" --allow {}", printable(rule))).collect();
+    let how = if allow.is_empty() { String::new() } else { format!("; to allow:{allow}") };
+    format!("{what} were refused: {labels}{more}{how}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn rules(text: &str) -> Rules {
+        let mut rules = Rules::default();
+        rules.add_file(text, Path::new("/r")).unwrap();
+        rules
+    }
+
+    fn flow(name: Option<&str>, at: &str) -> What {
+        let (protocol, is_by_name) = (Protocol::Tcp, name.is_some());
+        let (name, at) = (name.map(str::to_owned), at.parse().unwrap());
+        What::Flow(Flow { protocol, name, at, is_by_name, is_host: false })
+    }
+
+    #[test]
+    fn the_option_that_is_named_would_allow_it() {
+        let closed = rules("no-network\nallow example.org:80\ndeny evil.example");
+        let option = |what: &What| advice(&closed, what);
+        assert_eq!(option(&What::Name("other.example".into())).unwrap(), "other.example");
+        let other_port = flow(Some("example.org"), "192.0.2.1:443");
+        assert_eq!(option(&other_port).unwrap(), "example.org:443");
+        assert_eq!(option(&flow(None, "192.0.2.1:22")).unwrap(), "192.0.2.1:22");
+        assert_eq!(option(&flow(None, "[2001:db8::1]:22")).unwrap(), "[2001:db8::1]:22");
+        let private = flow(Some("example.org"), "10.0.0.1:80");
+        assert_eq!(option(&private).unwrap(), "10.0.0.1:80", "the name alone does not lead there");
+        let ping = Flow {
+            protocol: Protocol::Icmp,
+            name: None,
+            at: "192.0.2.1:0".parse().unwrap(),
+            is_by_name: false,
+            is_host: false,
+        };
+        assert_eq!(option(&What::Flow(ping)).unwrap(), "192.0.2.1");
+    }
+
+    #[test]
+    fn no_option_is_named_where_none_helps() {
+        let mut denied = Rules::default();
+        denied.deny("192.0.2.0/24".parse().unwrap(), Source::Option);
+        denied.deny("evil.example".parse().unwrap(), Source::Option);
+        assert_eq!(advice(&denied, &What::Name("evil.example".into())), None);
+        let line = first_line(&denied, &What::Name("evil.example".into()), "--deny evil.example");
+        assert_eq!(
+            line,
+            "refused to resolve evil.example (--deny evil.example); no --allow changes that"
+        );
+        assert_eq!(advice(&denied, &flow(None, "192.0.2.7:80")).unwrap(), "192.0.2.7:80");
+    }
+
+    #[test]
+    fn the_first_refusal_and_all_of_them_are_told_in_one_line_each() {
+        let closed = rules("no-network");
+        let what = flow(Some("registry.npmjs.org"), "104.16.1.34:443");
+        assert_eq!(
+            first_line(&closed, &what, "--no-network"),
+            "refused registry.npmjs.org:443 (--no-network); to allow it: --allow registry.npmjs.org:443"
+        );
+        let refused = Refused::new(&Log::to_stderr("t", true), "t");
+        for what in [what.clone(), flow(None, "192.0.2.1:80"), what] {
+            refused.add(&closed, what, "--no-network");
+        }
+        let line = |refused: &Refused| last_line(&closed, &refused.list.lock().unwrap());
+        assert_eq!(
+            line(&refused),
+            "3 connections to 2 destinations were refused: registry.npmjs.org:443 (2), 192.0.2.1:80; to allow: \
+             --allow 192.0.2.1:80 --allow registry.npmjs.org:443"
+        );
+        for n in 0..2 * MOST_DESTINATIONS {
+            refused.add(&closed, What::Name(format!("n{n}.example")), "--no-network");
+        }
+        let text = line(&refused);
+        assert!(text.starts_with("1029 connections and 1022 lookups"), "{text}");
+        assert!(text.contains(" and 1019 more; to allow: --allow 192.0.2.1:80"), "{text}");
+    }
+
+    #[test]
+    fn a_name_of_the_guests_writes_no_escape_sequences() {
+        let what = What::Name("a\u{1b}[2J.example".into());
+        let line = first_line(&rules("no-network"), &what, "/r\u{1b}:1: no-network");
+        assert!(line.chars().all(|c| !c.is_control()), "{line:?}");
+    }
+}
