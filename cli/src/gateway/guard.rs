@@ -19,7 +19,7 @@ struct RulesPolicy {
     /// The addresses at which DNS is forwarded: always allowed, the names decide.
     dns: Vec<IpAddr>,
     reporter: Option<Reporter>,
-    /// What the user is told of refusals.
+    /// Reports refusals to the user; `None`: it is not wanted.
     refused: Option<Refused>,
     /// The last flow that was denied, and by which rule.
     denied: Option<(Key, Denied)>,

@@ -129,7 +129,7 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// For a plan with rules, unless its user does not want to be told. `name`: the command, before the last line.
+    /// For a plan with rules and without `--quiet`. `name`: the command, before the last line.
     pub(super) fn of(plan: &Plan, log: &Log, name: &str) -> Option<Refused> {
         let is_wanted = plan.rules.is_some() && !plan.process.quiet;
         is_wanted.then(|| Refused::new(log, name))

@@ -48,8 +48,7 @@ pub fn open_summary() -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// Ends the program that this process is to become with the command that waits for it: whoever kills that one means
-/// the program.
+/// The kernel kills the program that this process becomes when the waiting command is killed.
 pub fn end_with_waiting() {
     if is_waited_for() {
         // Without it the program stays.

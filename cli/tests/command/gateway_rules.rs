@@ -93,7 +93,7 @@ fn refusals_are_told_at_the_first_and_at_the_end() {
             ]
         );
         assert_eq!(run(&["--quiet"]), [""; 0]);
-        // A default of every run is told, too; the command is the program then.
+        // Without rules a default is reported, too, and the command becomes the program.
         let script = "echo >/dev/tcp/169.254.169.254/80";
         let output = Command::new(FULMAR).args(["run", "bash", "-c", script]).output().unwrap();
         assert!(text(&output.stderr).contains("to allow it: --allow 169.254.169.254:80"));
