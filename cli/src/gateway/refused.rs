@@ -110,6 +110,27 @@ fn advice(rules: &Rules, what: &What) -> Option<String> {
     })
 }
 
+/// A name that no rule names.
+const UNNAMED: &str = "unnamed.invalid";
+
+/// The options that would allow all of them that an option can allow; empty: none does. Allowances close what was open
+/// before, unless everything else is allowed, too.
+fn options(rules: &Rules, whats: &[&What]) -> String {
+    let mut texts: Vec<String> = whats.iter().filter_map(|what| advice(rules, what)).collect();
+    texts.sort();
+    texts.dedup();
+    let mut with = rules.clone();
+    for rule in texts.iter().filter_map(|text| text.parse().ok()) {
+        with.allow(rule, Source::Option);
+    }
+    let rest = What::Name(UNNAMED.to_owned());
+    let closes = !rest.is_allowed_by(&with) && rest.is_allowed_by(rules);
+    let mut options: Vec<String> =
+        texts.iter().map(|rule| format!("--allow {}", printable(rule))).collect();
+    options.extend(closes.then(|| "--allow '*'".to_owned()));
+    options.join(" ")
+}
+
 /// What was refused, and how often.
 #[derive(Default)]
 struct List {
@@ -193,9 +214,9 @@ fn first_line(rules: &Rules, what: &What, by: &str) -> String {
         What::Name(name) => format!("refused to resolve {}", printable(name)),
         What::Flow(_) => format!("refused {}", what.label()),
     };
-    match advice(rules, what) {
-        Some(rule) => format!("{refused} ({by}); to allow it: --allow {}", printable(&rule)),
-        None => format!("{refused} ({by}); no --allow changes that"),
+    match options(rules, &[what]).as_str() {
+        "" => format!("{refused} ({by}); no --allow changes that"),
+        options => format!("{refused} ({by}); to allow it: {options}"),
     }
 }
 
@@ -222,11 +243,10 @@ fn last_line(rules: &Rules, list: &List) -> String {
     let more = sorted.len() - shown.len();
     let labels = labels.collect::<Vec<_>>().join(", ");
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let mut allow: Vec<String> = shown.iter().filter_map(|what| advice(rules, what)).collect();
-    allow.sort();
-    allow.dedup();
-    let allow: String = allow.iter().map(|rule| format!(" --allow {}", printable(rule))).collect();
-    let how = if allow.is_empty() { String::new() } else { format!("; to allow:{allow}") };
+    let how = match options(rules, shown).as_str() {
+        "" => String::new(),
+        options => format!("; to allow: {options}"),
+    };
     format!("{what} were refused: {labels}{more}{how}")
 }
 
@@ -266,6 +286,13 @@ mod tests {
             is_host: false,
         };
         assert_eq!(option(&What::Flow(ping)).unwrap(), "192.0.2.1");
+    }
+
+    #[test]
+    fn an_option_that_would_close_the_rest_is_named_with_one_that_opens_it() {
+        let what = flow(None, "169.254.169.254:80");
+        assert_eq!(options(&rules(""), &[&what]), "--allow 169.254.169.254:80 --allow '*'");
+        assert_eq!(options(&rules("no-network"), &[&what]), "--allow 169.254.169.254:80");
     }
 
     #[test]
