@@ -13,6 +13,7 @@ use crate::names::Ranges;
 use crate::policy::Policy;
 use crate::ports::Forward;
 use crate::published::PublishedPort;
+use crate::upstream::Upstream;
 use crate::{dhcp, ra};
 
 /// Most queues of a guest's interface: one for each shard of a stack.
@@ -56,6 +57,9 @@ pub struct Config {
     pub account: Option<u32>,
     /// The ranges of which names get addresses of their own; `None`: the guest gets the real addresses of names.
     pub names: Option<Ranges>,
+    /// A proxy through which the guest's TCP connections leave, but for those to addresses that a mapping leads to the host
+    /// itself. Names are resolved there. Datagrams and echo requests to other hosts are then refused.
+    pub upstream: Option<Upstream>,
     /// What a ClientHello with an encrypted part is, on a connection to such an address of a name. Default: refused.
     pub encrypted_hello: EncryptedHello,
     /// Decides about the guest's flows; `None`: all are allowed.
@@ -83,6 +87,7 @@ impl Config {
             limits: Limits::default(),
             account: None,
             names: None,
+            upstream: None,
             encrypted_hello: EncryptedHello::default(),
             policy: None,
             on_loopback: None,

@@ -30,6 +30,7 @@ mod setup;
 pub mod splice;
 pub mod stat;
 pub mod strict;
+pub mod upstream;
 mod worker;
 
 pub use config::Config;

@@ -37,7 +37,8 @@ pub struct NewFlow<'a> {
     pub from: SocketAddr,
     /// The destination as the guest wrote it. The port of an echo request is 0.
     pub to: SocketAddr,
-    /// The destination as the host knows it, after [`Mapping`](crate::mapping::Mapping).
+    /// The destination as the host knows it, after [`Mapping`](crate::mapping::Mapping). Where an upstream proxy resolves
+    /// the name, it is `to`, since the real address is not known.
     pub leads_to: SocketAddr,
     /// The name that the destination stands for, where names have addresses of their own
     /// ([`Config::names`](crate::Config)): `leads_to` is an address of that name, and the others have none of it.

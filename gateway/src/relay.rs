@@ -37,6 +37,7 @@ use crate::names::pins::Known;
 use crate::policy::{NewClient, NewFlow, Protocol};
 use crate::setup;
 use crate::stat::{Refusal, Totals};
+use crate::upstream::{Target, Upstream};
 use datagrams::HostError;
 use host_socket::Failure;
 use poll::{Poll, Tokens};
@@ -87,6 +88,7 @@ pub(crate) struct Settings {
     pub bind_addresses: BindAddresses,
     pub names: SharedNames,
     pub encrypted_hello: EncryptedHello,
+    pub upstream: Option<Upstream>,
     pub policy: SharedPolicy,
     pub on_loopback: Option<OnLoopback>,
 }
@@ -112,6 +114,7 @@ impl Settings {
             bind_addresses: config.publish.addresses,
             names: names.clone(),
             encrypted_hello: config.encrypted_hello,
+            upstream: config.upstream.clone(),
             policy: policy.clone(),
             on_loopback: None,
         }
@@ -168,6 +171,8 @@ pub(crate) enum Way {
     /// To the first of these addresses that answers. Where they were allowed as addresses of names, the first bytes must
     /// ask for one of these.
     To(Candidates, Option<Names>),
+    /// Through the upstream proxy, to what it is asked for.
+    Through(Target, Option<Names>),
     /// To a name that has to be looked up first.
     LookUp(Arc<str>),
     /// Nowhere; the guest gets this failure.
@@ -272,7 +277,14 @@ impl Context<'_> {
         if !self.allows(protocol, from, to, leads_to) {
             return Way::Refused(denied(protocol), Refusal::Policy);
         }
-        Way::To(SmallVec::from_elem(leads_to, 1), self.names_at(protocol, from, to, leads_to))
+        let names = self.names_at(protocol, from, to, leads_to);
+        if self.settings.upstream.is_none() || leads_to.ip() != to.ip() {
+            return Way::To(SmallVec::from_elem(leads_to, 1), names);
+        }
+        match protocol {
+            Protocol::Tcp => Way::Through(Target::Address(leads_to), names),
+            _ => Way::Refused(denied(protocol), Refusal::Upstream),
+        }
     }
 
     /// The names for which a flow to a real address is allowed, if it is not allowed by the address.
@@ -296,6 +308,9 @@ impl Context<'_> {
         to: SocketAddr,
         name: Arc<str>,
     ) -> Way {
+        if self.settings.upstream.is_some() {
+            return self.way_through(protocol, from, to, name);
+        }
         let Some((known, _)) = self.settings.names.known(&name, self.now) else {
             return Way::LookUp(name);
         };
@@ -313,6 +328,28 @@ impl Context<'_> {
             return Way::Refused(denied(protocol), Refusal::Policy);
         }
         Way::To(candidates, Some(Names { allowed: smallvec![name], are_all: true }))
+    }
+
+    /// The way to a name that the upstream proxy resolves.
+    fn way_through(
+        &self,
+        protocol: Protocol,
+        from: SocketAddr,
+        to: SocketAddr,
+        name: Arc<str>,
+    ) -> Way {
+        let (names, claimed_names, is_host) = (&[], &[], false);
+        let (leads_to, own) = (to, Some(&*name));
+        let wanted =
+            NewFlow { protocol, from, to, leads_to, name: own, names, claimed_names, is_host };
+        if !self.settings.policy.allows(&wanted) {
+            return Way::Refused(denied(protocol), Refusal::Policy);
+        }
+        if protocol != Protocol::Tcp {
+            return Way::Refused(denied(protocol), Refusal::Upstream);
+        }
+        let target = Target::Name(Arc::clone(&name), to.port());
+        Way::Through(target, Some(Names { allowed: smallvec![name], are_all: true }))
     }
 
     /// Whether the policy allows the guest a flow to an address of a name.

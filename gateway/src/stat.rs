@@ -82,6 +82,8 @@ refusals! {
     NameFailed = "name_failed";
     /// The guest's first bytes ask for another name than that of the address, or cannot be read.
     FirstBytes = "first_bytes";
+    /// The upstream proxy refused the connection, or the protocol does not pass through it.
+    Upstream = "upstream";
     /// An answer of a DNS server is to no outstanding question.
     DnsAnswer = "dns_answer";
     /// Idle for longest when another flow needed its place.

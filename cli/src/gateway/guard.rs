@@ -1,6 +1,6 @@
 //! The rules that decide what a guest reaches.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use fulmar_gateway::policy::{Decision, NewClient, NewFlow, Policy, Protocol};
 use fulmar_gateway::rules::{Denial, Destination, Rules};
@@ -10,6 +10,8 @@ use super::plan::Plan;
 use super::refused::{Flow, Refused, What};
 use super::report::Reporter;
 
+/// Stands for the address of a name that a proxy resolves: one of documentation (RFC 5737), which no host has.
+const UNRESOLVED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0));
 /// The port of DNS.
 const DNS_PORT: u16 = 53;
 
@@ -80,7 +82,11 @@ impl Policy for RulesPolicy {
         let port = (flow.protocol != Protocol::Icmp).then_some(to.port());
         let is_dns = to.port() == DNS_PORT && self.dns.contains(&to.ip());
         let is_by_name = name.is_some();
-        let at = if is_by_name { leads_to } else { to };
+        let at = match is_by_name {
+            true if leads_to == to => SocketAddr::new(UNRESOLVED, to.port()),
+            true => leads_to,
+            false => to,
+        };
         let claimed = claimed_names;
         let destination = Destination { to: at.ip(), port, names, claimed, is_host, is_by_name };
         let by_address = if is_dns { None } else { self.rules.denial(&destination) };

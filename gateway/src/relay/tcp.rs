@@ -15,6 +15,7 @@ mod first_bytes;
 mod flow;
 pub(crate) mod publish;
 mod race;
+mod tunnel;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{SocketAddr, TcpListener};
@@ -37,6 +38,7 @@ use crate::stat::{Direction, FlowStat, Refusal, Totals};
 use first_bytes::{FirstBytes, Holding};
 use flow::{Flow, Guest, Side, Turn};
 use race::{Delays, Race, Standing};
+use tunnel::{Stands, Tunnel};
 
 /// The events of a connection of the shard.
 const INTEREST: Ready = Ready::READABLE.with(Ready::WRITABLE).with(Ready::PEER_CLOSED);
@@ -139,8 +141,15 @@ impl Tcp {
         if self.is_full(cx, Direction::Out) {
             return Err((Failure::Silence, Refusal::FlowLimit));
         }
-        let (mut candidates, names) = match cx.way(Protocol::Tcp, from, to) {
-            Way::To(candidates, names) => (candidates, names),
+        let (mut candidates, names, tunnel) = match cx.way(Protocol::Tcp, from, to) {
+            Way::To(candidates, names) => (candidates, names, None),
+            Way::Through(target, names) => {
+                let Some(upstream) = &cx.settings.upstream else {
+                    return Err((Failure::Refused, Refusal::Upstream));
+                };
+                let tunnel = Tunnel::new(upstream, target);
+                (Candidates::from_elem(upstream.address, 1), names, Some(tunnel))
+            }
             Way::LookUp(name) => return self.await_name(cx, name, syn),
             Way::Refused(failure, why) => return Err((failure, why)),
         };
@@ -152,6 +161,7 @@ impl Tcp {
         let guest = Guest::Pending(syn.id);
         let mut flow = Flow::new(guest, begun.stream, Direction::Out, ends, cx.now);
         flow.race = Race::new(&candidates);
+        flow.tunnel = tunnel;
         if let Some(names) = names {
             let expected = names.expected(to.port(), cx.settings.encrypted_hello);
             flow.first_bytes = Some(FirstBytes::new(expected));
@@ -165,7 +175,7 @@ impl Tcp {
             self.delays.push(cx.now, id);
         }
         if begun.is_connected {
-            self.host_connected(cx, id, syn.id);
+            self.established(cx, id, syn.id);
         }
         Ok(())
     }
@@ -338,7 +348,7 @@ impl Tcp {
         let has_failed = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
         let outcome = if has_failed { host_socket::outcome(&flow.host) } else { Ok(()) };
         match outcome {
-            Ok(()) if flow.host_side.writable => self.host_connected(cx, id, pending),
+            Ok(()) if flow.host_side.writable => self.established(cx, id, pending),
             Ok(()) => {}
             Err(errno) => {
                 let (failure, why) = host_socket::failure_of(errno);
@@ -352,11 +362,30 @@ impl Tcp {
     /// A race has a winner, or no attempt is left.
     fn race_ended(&mut self, cx: &mut Context<'_>, id: SlotId, pending: PendingId, how: Standing) {
         let Some(flow) = self.flows.get(id) else { return };
-        let Standing::Failed(errno) = how else { return self.host_connected(cx, id, pending) };
+        let Standing::Failed(errno) = how else { return self.established(cx, id, pending) };
         let (failure, why) = host_socket::failure_of(errno);
         cx.refuse(why);
         decide_failure(cx, pending, flow.peer_addr.is_ipv4(), failure);
         self.remove(id);
+    }
+
+    /// The host's socket is connected; where that is to a proxy, the tunnel is opened next.
+    fn established(&mut self, cx: &mut Context<'_>, id: SlotId, pending: PendingId) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        match flow.tunnel.as_mut().map_or(Stands::Open, |tunnel| tunnel.advance(&flow.host)) {
+            Stands::Waits => {}
+            Stands::Open => {
+                // The destination may have spoken already, behind the proxy's answer.
+                flow.host_side.readable |= flow.tunnel.take().is_some();
+                self.host_connected(cx, id, pending);
+            }
+            Stands::Refused => {
+                let is_v4 = flow.peer_addr.is_ipv4();
+                cx.refuse(Refusal::Upstream);
+                decide_failure(cx, pending, is_v4, Failure::Refused);
+                self.remove(id);
+            }
+        }
     }
 
     fn host_connected(&mut self, cx: &mut Context<'_>, id: SlotId, pending: PendingId) {

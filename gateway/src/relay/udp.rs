@@ -201,6 +201,8 @@ impl Udp {
                 cx.wanted.push(name);
                 return Err((Failure::Silence, Refusal::NameFailed));
             }
+            // Only connections pass through a proxy.
+            Way::Through(..) => return Err((Failure::Prohibited, Refusal::Upstream)),
             Way::Refused(failure, why) => return Err((failure, why)),
         };
         let leads_to = leads_to.ok_or((Failure::NoRoute, Refusal::Unreachable))?;

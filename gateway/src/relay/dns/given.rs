@@ -21,6 +21,9 @@ use crate::names::pins::{Half, Known};
 use crate::relay::Context;
 use crate::stat::Refusal;
 
+/// The lifetime of the answer for a name that is not resolved here.
+const UNRESOLVED_SECONDS: u32 = 60;
+
 const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
 
 /// The flow of the gateway's own questions: no guest has these ends.
@@ -56,6 +59,12 @@ impl Dns {
         }
         let name = Arc::<str>::from(question.name.as_str());
         let waiting = Waiting { key, message: bytes.into(), is_v4 };
+        if cx.settings.upstream.is_some() {
+            // The proxy resolves it.
+            let reply = given_to_guest(cx, &name, UNRESOLVED_SECONDS, is_v4);
+            self.reply_to(cx, key, bytes, reply);
+            return true;
+        }
         match cx.settings.names.known(&name, cx.now) {
             Some((known, left)) => {
                 let seconds = u32::try_from(left.as_secs()).unwrap_or(u32::MAX);

@@ -26,6 +26,7 @@ use super::super::streams::Stream;
 use super::super::{Context, Endpoints};
 use super::first_bytes::{FirstBytes, May};
 use super::race::Race;
+use super::tunnel::Tunnel;
 use crate::published::PublishedPort;
 use crate::stat::Direction;
 
@@ -81,6 +82,8 @@ pub(super) struct Flow {
     pub first_bytes: Option<Box<FirstBytes>>,
     /// Other addresses of the name that it leads to, until one has answered.
     pub race: Option<Box<Race>>,
+    /// The tunnel through a proxy, while it is opened.
+    pub tunnel: Option<Box<Tunnel>>,
     /// The published port that accepted its client.
     pub port: Option<Arc<PublishedPort>>,
     pub guest_side: Side,
@@ -144,6 +147,7 @@ impl Flow {
             name: None,
             first_bytes: None,
             race: None,
+            tunnel: None,
             port: None,
             guest_side: Side::default(),
             host_side: Side::default(),

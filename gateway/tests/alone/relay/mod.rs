@@ -14,6 +14,7 @@ mod shares;
 mod tcp;
 mod trouble;
 mod udp;
+mod upstream;
 mod world;
 
 use std::io::{self, Write};
@@ -58,6 +59,7 @@ pub fn main() {
             .chain(shares::TESTS)
             .chain(dns::TESTS)
             .chain(names::TESTS)
+            .chain(upstream::TESTS)
             .chain(trouble::TESTS)
             .chain(errnos::TESTS)
             .chain(change::TESTS)

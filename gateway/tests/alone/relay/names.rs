@@ -53,7 +53,7 @@ impl Policy for ByName {
     }
 }
 
-fn world(resolver: &UdpSocket, change: impl FnOnce(&mut Config)) -> World {
+pub(super) fn world(resolver: &UdpSocket, change: impl FnOnce(&mut Config)) -> World {
     let at = resolver.local_addr().unwrap();
     World::with(65520, |c| {
         c.mapping.dns.push(ip("169.254.1.1"));
@@ -64,11 +64,11 @@ fn world(resolver: &UdpSocket, change: impl FnOnce(&mut Config)) -> World {
     })
 }
 
-const A: u16 = 1;
+pub(super) const A: u16 = 1;
 const AAAA: u16 = 28;
 
 /// The question of the guest for a name below `example`, or for one of two labels.
-fn question(first: &str, kind: u16) -> Vec<u8> {
+pub(super) fn question(first: &str, kind: u16) -> Vec<u8> {
     let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     let (first, second) = first.split_once('.').unwrap_or((first, "example"));
     for label in [first, second] {
@@ -116,7 +116,7 @@ fn answer(resolver: &UdpSocket, questions: usize, addresses: &[&str], ttl: u8, c
 }
 
 /// What the gateway answers: the code and the address.
-fn answered(client: &UdpSocket) -> (u8, Option<IpAddr>) {
+pub(super) fn answered(client: &UdpSocket) -> (u8, Option<IpAddr>) {
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     let (answer, _) = receive(client).unwrap();
     let data = &answer[end_of_question(&answer)..];
@@ -128,7 +128,7 @@ fn answered(client: &UdpSocket) -> (u8, Option<IpAddr>) {
     (answer[3] & 15, address)
 }
 
-fn client(world: &World) -> UdpSocket {
+pub(super) fn client(world: &World) -> UdpSocket {
     guest_to(world, "169.254.1.1:53".parse().unwrap())
 }
 
@@ -142,11 +142,11 @@ fn given(world: &World, resolver: &UdpSocket, first: &str, kind: u16, real: &[&s
     address.expect("an address")
 }
 
-fn connect(world: &World, to: SocketAddr) -> std::io::Result<TcpStream> {
+pub(super) fn connect(world: &World, to: SocketAddr) -> std::io::Result<TcpStream> {
     world.guest.run(|| TcpStream::connect_timeout(&to, PATIENCE))
 }
 
-fn listening(at: &str) -> TcpListener {
+pub(super) fn listening(at: &str) -> TcpListener {
     TcpListener::bind((ip(at), 0)).unwrap()
 }
 
@@ -322,7 +322,7 @@ fn connected(world: &World, good: IpAddr) -> (TcpStream, TcpStream) {
 }
 
 /// All that comes before the end or the reset of a stream, and whether it was reset.
-fn rest_of(mut stream: TcpStream) -> (Vec<u8>, bool) {
+pub(super) fn rest_of(mut stream: TcpStream) -> (Vec<u8>, bool) {
     let mut came = Vec::new();
     let ended = stream.read_to_end(&mut came);
     let is_reset = ended.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset);
