@@ -90,6 +90,7 @@ const ROOMS: &[Room] = &[
         &[
             "aes_gcm",
             "caps",
+            "data_encoding",
             "dhcproto",
             "hickory_proto",
             "hkdf",

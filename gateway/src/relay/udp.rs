@@ -18,6 +18,7 @@ mod inbound;
 mod out;
 mod port;
 mod publish;
+mod read_out;
 mod table;
 
 use std::collections::VecDeque;

@@ -1,30 +1,17 @@
-//! The guest's datagrams to a name ([`first`](crate::first)): each is read before it leaves, and held while a ClientHello
-//! of QUIC is not whole.
-//!
-//! What readers keep and hold is bounded for all flows together: the flow that was idle for longest gives way.
+//! The reader of the guest's datagrams to a name ([`first`](crate::first)), and the datagrams that it holds.
 
 use std::borrow::Cow;
 
-use fulmar_stack::base::SlotId;
 use fulmar_stack::udp::Datagram;
 
-use super::super::Context;
-use super::super::host_socket::Failure;
-use super::flow::{Flow, Sent, count_of};
-use super::out::send_error;
-use super::table::Class;
-use super::{Udp, stat_of};
-use crate::first::{Datagrams, Decision, Expected, Refusal as Why};
-use crate::stat::Refusal;
+use crate::first::{Datagrams, Decision, Expected};
 
-/// Most bytes that the readers of all flows keep and hold.
-const MOST_BYTES: usize = 16 << 20;
-
-/// The reader of a flow, and the datagrams that it holds.
+/// The reader of a flow.
 pub(super) struct FirstBytes {
     reader: Datagrams,
-    held: Vec<Vec<u8>>,
-    /// Bytes that are counted in [`Udp::read_bytes`].
+    /// Datagrams that wait until a ClientHello is whole.
+    pub held: Vec<Vec<u8>>,
+    /// Bytes that are counted for all flows together.
     pub counted: usize,
 }
 
@@ -34,98 +21,18 @@ impl FirstBytes {
         Box::new(FirstBytes { reader, held: Vec::new(), counted: 0 })
     }
 
-    fn memory_bytes(&self) -> usize {
+    /// Reads the guest's next datagram.
+    pub(super) fn read(&mut self, datagram: &[u8]) -> Decision {
+        self.reader.read(datagram)
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
         self.reader.memory_bytes() + self.held.iter().map(Vec::len).sum::<usize>()
     }
 }
 
-impl Udp {
-    /// Sends the datagrams of a flow, of those that are read only what may pass. `None`: nothing was sent.
-    pub(super) fn send_read(
-        &mut self,
-        cx: &mut Context<'_>,
-        id: SlotId,
-        datagrams: &[Datagram],
-    ) -> Option<Sent> {
-        let flow = self.flows.get_mut(id)?;
-        let Some(mut first) = flow.first_bytes.take() else {
-            return Some(flow.send(datagrams, cx.now));
-        };
-        let pieces: Vec<Cow<'_, [u8]>> = datagrams.iter().map(bytes_of).collect();
-        let with_pieces = datagrams.iter().zip(&pieces);
-        let cut: Vec<&[u8]> =
-            with_pieces.flat_map(|(d, bytes)| cut(bytes, d.segment_bytes)).collect();
-        let read: Vec<Decision> = cut.iter().map(|bytes| first.reader.read(bytes)).collect();
-        let is_plain = first.held.is_empty() && read.iter().all(|said| *said == Decision::Pass);
-        let (sent, why) = if is_plain {
-            (flow.send(datagrams, cx.now), None)
-        } else {
-            let hops = datagrams.first().map_or(0, |d| d.hop_limit);
-            send_each(flow, &mut first, cut.into_iter().zip(read), hops, cx)
-        };
-        let keeps = first.memory_bytes();
-        self.read_bytes = self.read_bytes - first.counted + keeps;
-        first.counted = keeps;
-        flow.first_bytes = Some(first);
-        if let (Some(why), Some(first)) = (why, datagrams.first()) {
-            let stat = stat_of(flow, cx.now);
-            cx.settings.policy.contradicted(&stat, &why);
-            if let Some(error) = Failure::Prohibited.error(first.dst.is_ipv4()) {
-                send_error(cx, first, error);
-            }
-        }
-        self.bound_read_bytes(cx, id);
-        Some(sent)
-    }
-
-    /// Ends flows until the readers keep few enough bytes; not `but`.
-    fn bound_read_bytes(&mut self, cx: &mut Context<'_>, but: SlotId) {
-        while self.read_bytes > MOST_BYTES {
-            let is_own = self.flows.get(but).map(Flow::host_key);
-            let keeps = |flow: &Flow| {
-                flow.first_bytes.as_ref().is_some_and(|first| first.counted > 0)
-                    && Some(flow.host_key()) != is_own
-            };
-            let oldest = self.flows.oldest(Class::Out, cx.now, keeps);
-            cx.refuse(Refusal::Displaced);
-            self.remove(cx, oldest.unwrap_or(but));
-            if oldest.is_none() {
-                return;
-            }
-        }
-    }
-}
-
-/// Sends the datagrams that may pass after those that were held. Returns the last reason of a refusal.
-fn send_each<'a>(
-    flow: &mut Flow,
-    first: &mut FirstBytes,
-    read: impl Iterator<Item = (&'a [u8], Decision)>,
-    hops: u8,
-    cx: &mut Context<'_>,
-) -> (Sent, Option<Why>) {
-    let (mut sent, mut why) = (Sent::default(), None);
-    for (bytes, said) in read {
-        match said {
-            Decision::Pass => {
-                for held in first.held.drain(..) {
-                    sent = sent.and(&flow.send_bytes(&held, hops, cx.now));
-                }
-                sent = sent.and(&flow.send_bytes(bytes, hops, cx.now));
-            }
-            Decision::Hold => first.held.push(bytes.to_vec()),
-            Decision::Refuse(reason) => {
-                cx.totals.refusals.add(Refusal::FirstBytes, first.held.len() as u64 + 1);
-                first.held = Vec::new();
-                why = Some(reason);
-            }
-        }
-    }
-    (sent, why)
-}
-
 /// The payload in one piece.
-fn bytes_of(d: &Datagram) -> Cow<'_, [u8]> {
+pub(super) fn bytes_of(d: &Datagram) -> Cow<'_, [u8]> {
     let mut parts = d.payload.slices().filter(|slice| !slice.is_empty());
     match (parts.next(), parts.next()) {
         (None, _) => Cow::Borrowed(&[]),
@@ -135,9 +42,9 @@ fn bytes_of(d: &Datagram) -> Cow<'_, [u8]> {
 }
 
 /// The datagrams of a run. An empty one is a datagram, too.
-fn cut(bytes: &[u8], each: Option<u16>) -> impl Iterator<Item = &[u8]> {
+pub(super) fn cut(bytes: &[u8], each: Option<u16>) -> impl Iterator<Item = &[u8]> {
     let each = each.map_or(usize::MAX, |each| usize::from(each.max(1)));
-    let count = count_of(bytes.len(), u16::try_from(each).ok());
+    let count = bytes.len().div_ceil(each).max(1);
     (0..count).map(move |nth| {
         let rest = bytes.get(nth.saturating_mul(each)..).unwrap_or_default();
         rest.get(..each).unwrap_or(rest)
