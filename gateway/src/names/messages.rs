@@ -3,9 +3,12 @@
 //!
 //! `hickory-proto` reads and writes the messages. An answer that it cannot read as a whole is a failure of the resolver.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
+
+use std::sync::Arc;
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::PTR;
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
@@ -39,8 +42,15 @@ pub(crate) fn question(name: &str, is_v4: bool) -> Option<Vec<u8>> {
 pub(crate) fn half_of(answer: &[u8], is_v4: bool) -> Half {
     let Ok(message) = Message::from_vec(answer) else { return Half::Failed };
     let [query] = message.queries.as_slice() else { return Half::Failed };
-    if message.metadata.message_type != MessageType::Response || message.metadata.truncation {
+    if message.metadata.message_type != MessageType::Response {
         return Half::Failed;
+    }
+    if message.metadata.truncation {
+        // The addresses that had space are enough.
+        return match addresses_of(query.name(), &message.answers, is_v4) {
+            Half::NoAddress => Half::Failed,
+            some => some,
+        };
     }
     match message.metadata.response_code {
         ResponseCode::NoError => addresses_of(query.name(), &message.answers, is_v4),
@@ -87,9 +97,27 @@ fn address_of(data: &RData, is_v4: bool) -> Option<IpAddr> {
     }
 }
 
+/// The address that a name for a reverse look-up stands for (RFC 1035 section 3.5, RFC 3596 section 2.5).
+pub(crate) fn reversed(name: &str) -> Option<IpAddr> {
+    let labels = |end| name.strip_suffix(end).map(|front| front.split('.').rev());
+    if let Some(labels) = labels(".in-addr.arpa") {
+        let octets: Vec<u8> = labels.map(|l| l.parse().ok()).collect::<Option<_>>()?;
+        return <[u8; 4]>::try_from(octets).ok().map(IpAddr::from);
+    }
+    let digit = |label: &str| match label.as_bytes() {
+        [digit] => char::from(*digit).to_digit(16),
+        _ => None,
+    };
+    let digits: Vec<u32> = labels(".ip6.arpa")?.map(digit).collect::<Option<_>>()?;
+    let bits = |bits: u128, digit: &u32| bits << 4 | u128::from(*digit);
+    (digits.len() == 32).then(|| Ipv6Addr::from_bits(digits.iter().fold(0, bits)).into())
+}
+
 /// What the guest is answered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Reply {
+    /// The name of an address, for this number of seconds.
+    Name(Arc<str>, u32),
     /// An address, for this number of seconds.
     Address(IpAddr, u32),
     /// The name exists and has nothing of what was asked for.
@@ -109,18 +137,24 @@ pub(crate) fn reply(asked: &[u8], reply: Reply) -> Option<Vec<u8>> {
     let mut answer = Message::response(question.metadata.id, OpCode::Query);
     answer.metadata.recursion_desired = question.metadata.recursion_desired;
     answer.metadata.recursion_available = true;
-    answer.metadata.response_code = match reply {
-        Reply::Address(..) | Reply::Nothing => ResponseCode::NoError,
+    answer.metadata.response_code = match &reply {
+        Reply::Name(..) | Reply::Address(..) | Reply::Nothing => ResponseCode::NoError,
         Reply::NoName => ResponseCode::NXDomain,
         Reply::Failed => ResponseCode::ServFail,
         Reply::Blocked => ResponseCode::Refused,
     };
     answer.add_query(query.clone());
-    if let Reply::Address(address, seconds) = reply {
-        let data = match address {
-            IpAddr::V4(v4) => RData::A(v4.into()),
-            IpAddr::V6(v6) => RData::AAAA(v6.into()),
-        };
+    let data = match &reply {
+        Reply::Address(IpAddr::V4(v4), seconds) => Some((RData::A((*v4).into()), *seconds)),
+        Reply::Address(IpAddr::V6(v6), seconds) => Some((RData::AAAA((*v6).into()), *seconds)),
+        Reply::Name(name, seconds) => {
+            let mut name = Name::from_ascii(name).ok()?;
+            name.set_fqdn(true);
+            Some((RData::PTR(PTR(name)), *seconds))
+        }
+        _ => None,
+    };
+    if let Some((data, seconds)) = data {
         answer.add_answer(Record::from_rdata(query.name().clone(), seconds, data));
     }
     if question.edns.is_some() {
@@ -233,7 +267,8 @@ mod tests {
         let whole = answered("a.example", ResponseCode::NoError, records);
         let mut truncated = whole.clone();
         truncated[2] |= 2;
-        assert_eq!(half_of(&truncated, true), Half::Failed);
+        assert_eq!(half_of(&truncated, true), addresses(&["192.0.2.1"], 9));
+        assert_eq!(half_of(&truncated, false), Half::Failed, "they may be missing");
         for n in 0..whole.len() {
             assert_eq!(half_of(&whole[..n], true), Half::Failed, "{n} bytes");
         }
@@ -253,6 +288,24 @@ mod tests {
         assert_eq!(answer.metadata.id, 0x0709);
         assert!(answer.queries[0].name().eq_case(&name("Www.Example.org.")));
         assert_eq!(answer.answers, [address("Www.Example.org.", "198.18.0.2", 60)]);
+    }
+
+    #[test]
+    fn the_names_of_reverse_lookups_are_addresses_and_the_answer_is_a_name() {
+        assert_eq!(reversed("2.0.18.198.in-addr.arpa"), Some([198, 18, 0, 2].into()));
+        let v6 = format!("{}.0.d.f.ip6.arpa", ["1"; 29].join("."));
+        assert_eq!(reversed(&v6), Some("fd01:1111:1111:1111:1111:1111:1111:1111".parse().unwrap()));
+        for wrong in ["18.198.in-addr.arpa", "256.0.18.198.in-addr.arpa", "1.ip6.arpa", "a.b", ""] {
+            assert_eq!(reversed(wrong), None, "{wrong}");
+        }
+        let mut asked =
+            Message::from_vec(&question("2.0.18.198.in-addr.arpa", true).unwrap()).unwrap();
+        asked.queries[0].query_type = RecordType::PTR;
+        let named = Reply::Name("www.example.org".into(), 60);
+        let answer = reply(&asked.to_vec().unwrap(), named).unwrap();
+        let answer = Message::from_vec(&answer).unwrap();
+        let RData::PTR(PTR(found)) = &answer.answers[0].data else { panic!("{answer:?}") };
+        assert_eq!(*found, name("www.example.org."));
     }
 
     #[test]

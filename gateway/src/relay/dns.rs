@@ -246,6 +246,13 @@ impl Dns {
             0..=MOST_QUESTION_BYTES => message::parse_question(bytes),
             _ => Err(Unusual::Wrong(Code::FORMAT_ERROR)),
         };
+        let is_given = cx.settings.names.are_given();
+        if let Ok(question) = &read
+            && is_given
+            && self.answer_pointer(cx, key, bytes, question)
+        {
+            return Ok(());
+        }
         let question = match rule(cx, bytes, read) {
             Ruling::Pass(question) => question,
             denied => {
@@ -256,7 +263,7 @@ impl Dns {
                 return Ok(());
             }
         };
-        if cx.settings.names.are_given() && self.answer_by_name(cx, key, bytes, question.as_ref()) {
+        if is_given && self.answer_by_name(cx, key, bytes, question.as_ref()) {
             return Ok(());
         }
         let id = match self.find_or_begin(cx, key, servers) {

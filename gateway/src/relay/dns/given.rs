@@ -14,11 +14,13 @@ use std::sync::Arc;
 
 use super::flow::Flow;
 use super::lookups::{Begun, Finished, Waiting};
-use super::message::{self, CLASS_IN, Question, TYPE_A, TYPE_AAAA, TYPE_HTTPS, TYPE_SVCB};
+use super::message::{self, CLASS_IN, Question};
+use super::message::{TYPE_A, TYPE_AAAA, TYPE_HTTPS, TYPE_PTR, TYPE_SVCB};
 use super::{Dns, Key};
 use crate::names::messages::{self, Reply, half_of, reply};
 use crate::names::pins::{Half, Known};
 use crate::relay::Context;
+use crate::relay::shared_names::Meaning;
 use crate::stat::Refusal;
 
 /// The lifetime of the answer for a name that is not resolved here.
@@ -72,6 +74,27 @@ impl Dns {
             }
             None => self.look_up_for(cx, &name, Some(waiting)),
         }
+        true
+    }
+
+    /// Answers a question for the name of an address that stands for one. False: it does not ask for one.
+    pub(super) fn answer_pointer(
+        &mut self,
+        cx: &mut Context<'_>,
+        key: Key,
+        bytes: &[u8],
+        question: &Question,
+    ) -> bool {
+        if question.kind != TYPE_PTR || question.class != CLASS_IN {
+            return false;
+        }
+        let Some(address) = messages::reversed(&question.name) else { return false };
+        let reply = match cx.settings.names.meaning(address) {
+            Meaning::Address => return false,
+            Meaning::Name(name) => Reply::Name(name, UNRESOLVED_SECONDS),
+            Meaning::Nothing => Reply::NoName,
+        };
+        self.reply_to(cx, key, bytes, reply);
         true
     }
 

@@ -19,6 +19,7 @@ const MOST_LABELS: usize = 192;
 
 pub(crate) const TYPE_A: u16 = 1;
 pub(crate) const TYPE_CNAME: u16 = 5;
+pub(crate) const TYPE_PTR: u16 = 12;
 pub(crate) const TYPE_MX: u16 = 15;
 pub(crate) const TYPE_AAAA: u16 = 28;
 pub(crate) const TYPE_SRV: u16 = 33;

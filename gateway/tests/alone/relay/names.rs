@@ -185,6 +185,23 @@ fn a_name_has_an_address() {
     let (code, v6) = answered(&client);
     assert!(code == 0 && v6.unwrap().to_string().starts_with("fd07:707:707:"), "{v6:?}");
     talks(connect(&world, (v6.unwrap(), port).into()).unwrap(), &server);
+    client.send(&reverse_question(good)).unwrap();
+    let (answer, _) = receive(&client).unwrap();
+    assert!(answer.ends_with(b"\x04good\x07example\0"), "{answer:?}");
+}
+
+/// The question for the name of an IPv4 address.
+fn reverse_question(address: IpAddr) -> Vec<u8> {
+    const PTR: [u8; 4] = [0, 12, 0, 1];
+    let IpAddr::V4(v4) = address else { panic!("{address}") };
+    let labels = v4.octets().map(|octet| octet.to_string());
+    let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    let labels = labels.iter().rev().map(String::as_str);
+    for label in labels.chain(["in-addr", "arpa"]) {
+        message.push(label.len() as u8);
+        message.extend(label.as_bytes());
+    }
+    [message, vec![0], PTR.to_vec()].concat()
 }
 
 fn an_address_without_a_name() {
