@@ -26,7 +26,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time;
 
-use fulmar_stack::base::Instant;
+use fulmar_stack::base::{Instant, SlotId};
 use fulmar_stack::ip::InvokingPacket;
 use smallvec::{SmallVec, smallvec};
 
@@ -195,6 +195,8 @@ pub(crate) struct Context<'a> {
     pub siblings: &'a mut Siblings,
     /// Names that connections wait for.
     pub wanted: &'a mut Vec<Arc<str>>,
+    /// Connections of the guest to its resolvers: the socket, the guest's end, and the resolver.
+    pub to_dns: &'a mut Vec<(SlotId, SocketAddr, SocketAddr)>,
 }
 
 impl Context<'_> {

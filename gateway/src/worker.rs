@@ -16,6 +16,7 @@ mod delivery;
 
 use std::collections::HashSet;
 use std::io;
+use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -73,6 +74,7 @@ pub(crate) struct Worker {
     events: Vec<Event>,
     /// Names that connections wait for.
     wanted: Vec<Arc<str>>,
+    to_dns: Vec<(SlotId, SocketAddr, SocketAddr)>,
 }
 
 /// The transports.
@@ -123,6 +125,7 @@ impl Worker {
             had_frames: false,
             events: Vec::new(),
             wanted: Vec::new(),
+            to_dns: Vec::new(),
         };
         worker.listen().map_err(SetupError::Listen)?;
         Ok(worker)
@@ -219,10 +222,21 @@ impl Worker {
     /// The layers, and what they share.
     pub(crate) fn layers(&mut self) -> (&mut Layers, Context<'_>) {
         let Worker {
-            clock, stack, poll, tokens, settings, totals, layers, siblings, wanted, ..
+            clock,
+            stack,
+            poll,
+            tokens,
+            settings,
+            totals,
+            layers,
+            siblings,
+            wanted,
+            to_dns,
+            ..
         } = self;
         let now = clock.now();
-        (layers, Context { now, stack, poll, tokens, settings, totals, siblings, wanted })
+        let cx = Context { now, stack, poll, tokens, settings, totals, siblings, wanted, to_dns };
+        (layers, cx)
     }
 
     /// Opens the sockets of the shard to which the guest's packets come.
@@ -282,6 +296,9 @@ impl Worker {
         let (Layers { tcp, udp, echoes, batch }, mut cx) = self.layers();
         tcp.run(&mut cx);
         udp.run(&mut cx, batch);
+        for (socket, guest, resolver) in std::mem::take(cx.to_dns) {
+            udp.dns.accept(&mut cx, socket, guest, resolver);
+        }
         udp.dns.expire(&mut cx);
         for name in std::mem::take(cx.wanted) {
             udp.dns.look_up(&mut cx, &name);
@@ -319,6 +336,7 @@ impl Worker {
                 Some(Token::TcpListener(_)) => layers.tcp.take_pending(&mut cx),
                 Some(Token::UdpListener(_)) => layers.udp.guest_ready(),
                 Some(Token::Echo(_)) => layers.echoes.take_requests(&mut cx),
+                Some(Token::DnsStream(id)) => layers.udp.dns.stream_ready(&mut cx, id),
                 _ => {}
             }
         }
@@ -364,7 +382,8 @@ impl Worker {
             Token::UdpListener(id) => udp.published_ready(&mut cx, batch, id, flags),
             Token::Echo(id) => echoes.host_ready(&mut cx, batch, id, flags),
             Token::Dns(id) => udp.dns.host_ready(&mut cx, batch, id, flags),
-            Token::Device | Token::Handler(_) | Token::Siblings => {}
+            Token::DnsServer(id) => udp.dns.server_ready(&mut cx, id, flags),
+            Token::Device | Token::Handler(_) | Token::Siblings | Token::DnsStream(_) => {}
         }
     }
 

@@ -22,6 +22,7 @@ mod flow;
 mod given;
 mod lookups;
 pub(crate) mod message;
+mod streams;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -47,6 +48,7 @@ use crate::stat::{FlowStat, Refusal};
 use flow::{Flow, Ids, is_without_descriptor};
 use lookups::Lookups;
 use message::{Code, Question, Unusual};
+use streams::Streams;
 
 /// How long a server has before the next one is asked.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -55,6 +57,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const LAST_PATIENCE: Duration = Duration::from_secs(4);
 /// How long a server that has failed is asked last.
 const FAILED: Duration = Duration::from_secs(30);
+/// The port of DNS.
+const PORT: u16 = 53;
 /// Most bytes of a question.
 const MOST_QUESTION_BYTES: usize = 4096;
 /// Datagrams that are taken of one socket in one turn.
@@ -87,6 +91,7 @@ pub(crate) struct Dns {
     ids: Ids,
     guesses: Guesses,
     lookups: Lookups,
+    streams: Streams,
     /// Names whose look-up has ended since the last [`Dns::take_known`].
     known: Vec<Arc<str>>,
 }
@@ -202,13 +207,15 @@ impl Dns {
         while let Some(finished) = self.lookups.expired(cx.now) {
             self.finish(cx, finished);
         }
+        self.expire_streams(cx);
     }
 
     /// When something is due.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let timers = self.timers.as_ref()?;
         let of_flows = if self.flows.is_empty() { None } else { timers.next_deadline() };
-        of_flows.into_iter().chain(self.lookups.next_deadline()).min()
+        let others = [self.lookups.next_deadline(), self.streams.next_deadline()];
+        of_flows.into_iter().chain(others.into_iter().flatten()).min()
     }
 
     /// A snapshot of the flows.
@@ -264,6 +271,10 @@ impl Dns {
             }
         };
         if is_given && self.answer_by_name(cx, key, bytes, question.as_ref()) {
+            return Ok(());
+        }
+        if let Some(question) = question.clone().filter(|_| streams::is_stream(key)) {
+            self.ask_over_tcp(cx, key, bytes, question, servers);
             return Ok(());
         }
         let id = match self.find_or_begin(cx, key, servers) {
@@ -525,7 +536,11 @@ impl Dns {
         }
     }
 
-    fn deliver(&self, cx: &mut Context<'_>, (guest, peer): Key, bytes: &[u8]) {
+    fn deliver(&mut self, cx: &mut Context<'_>, key: Key, bytes: &[u8]) {
+        if streams::is_stream(key) {
+            return self.deliver_on_stream(cx, key, bytes);
+        }
+        let (guest, peer) = key;
         let Some(socket) = self.socket else { return };
         let message = [SendMessage::new(bytes).to(guest).from(peer)];
         match cx.stack.udp().send_many(cx.now, socket, &message, PendingError::Return) {

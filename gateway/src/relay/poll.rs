@@ -32,6 +32,10 @@ pub(crate) enum Token {
     Siblings,
     /// A flow of DNS.
     Dns(SlotId),
+    /// A connection of the guest for DNS.
+    DnsStream(SlotId),
+    /// A connection to a DNS server.
+    DnsServer(SlotId),
 }
 
 /// Bits of a slot's index in an event. A table with more slots would need more memory than the limits allow.
@@ -50,6 +54,8 @@ impl Token {
             Token::Echo(id) => (6, id),
             Token::Siblings => (7, none),
             Token::Dns(id) => (8, id),
+            Token::DnsStream(id) => (9, id),
+            Token::DnsServer(id) => (10, id),
         };
         let index = u64::from(id.index & ((1 << INDEX_BITS) - 1));
         kind << 60 | index << 32 | u64::from(id.generation)
@@ -67,6 +73,8 @@ impl Token {
             6 => Token::Echo(id),
             7 => Token::Siblings,
             8 => Token::Dns(id),
+            9 => Token::DnsStream(id),
+            10 => Token::DnsServer(id),
             _ => Token::Device,
         }
     }

@@ -126,6 +126,10 @@ impl Tcp {
     pub(crate) fn take_pending(&mut self, cx: &mut Context<'_>) {
         let Some(listener) = self.listener else { return };
         while let Ok(Poll::Ready(pending)) = cx.stack.tcp_pending(listener) {
+            if is_to_resolver(cx, &pending) {
+                accept_for_dns(cx, &pending);
+                continue;
+            }
             if let Err((failure, why)) = self.begin(cx, &pending) {
                 refuse_syn(cx, &pending, failure, why);
             }
@@ -587,6 +591,21 @@ fn stat_of(flow: &Flow, stack: &mut Shard, now: Instant) -> FlowStat {
         idle: now.since(flow.moved),
         tcp: entry.map(|e| e.tcb.info()),
         host_tcp: None,
+    }
+}
+
+/// Whether a connection is for DNS and ends in the gateway, since names have addresses of their own.
+fn is_to_resolver(cx: &Context<'_>, syn: &Pending) -> bool {
+    let to = canonical(syn.local);
+    cx.settings.names.are_given()
+        && cx.settings.mapping.is_dns(to)
+        && !cx.settings.mapping.servers(to).is_empty()
+}
+
+fn accept_for_dns(cx: &mut Context<'_>, syn: &Pending) {
+    // It may have been reset meanwhile.
+    if let Ok(Some(socket)) = cx.stack.tcp_decide(cx.now, syn.id, Decision::Accept) {
+        cx.to_dns.push((socket, syn.remote, canonical(syn.local)));
     }
 }
 

@@ -198,7 +198,7 @@ impl Dns {
         self.reply_to(cx, waiting.key, &waiting.message, reply);
     }
 
-    fn reply_to(&self, cx: &mut Context<'_>, key: Key, asked: &[u8], with: Reply) {
+    fn reply_to(&mut self, cx: &mut Context<'_>, key: Key, asked: &[u8], with: Reply) {
         if let Some(answer) = reply(asked, with) {
             self.deliver(cx, key, &answer);
         }

@@ -30,6 +30,7 @@ pub const TESTS: &[Test] = &[
     ("an_upload_passes_behind_its_head_and_the_next_request_is_read", an_upload),
     ("a_client_hello_for_another_name_ends_the_connection", a_client_hello_for_another_name),
     ("a_quic_hello_for_another_name_is_dropped", a_quic_hello_for_another_name),
+    ("questions_over_tcp_are_answered_as_those_over_udp", questions_over_tcp),
     ("with_real_addresses_the_first_bytes_ask_for_an_allowed_name", with_real_addresses),
 ];
 
@@ -531,4 +532,57 @@ fn with_real_addresses() {
     // The address has another name, too, which is not allowed.
     assert_eq!(exchange("other", good), (good.to_vec(), false));
     assert!(exchange("good", b"text\n").1);
+}
+
+/// Sends a question over TCP.
+fn ask_over_tcp(stream: &mut TcpStream, question: &[u8]) {
+    stream.write_all(&(question.len() as u16).to_be_bytes()).unwrap();
+    stream.write_all(question).unwrap();
+}
+
+/// The next message over TCP.
+fn message_over_tcp(stream: &mut TcpStream) -> Vec<u8> {
+    let mut length = [0; 2];
+    stream.read_exact(&mut length).unwrap();
+    let mut message = vec![0; u16::from_be_bytes(length).into()];
+    stream.read_exact(&mut message).unwrap();
+    message
+}
+
+fn questions_over_tcp() {
+    const TXT: u16 = 16;
+    let resolver = bound("127.0.0.1");
+    let servers = TcpListener::bind(resolver.local_addr().unwrap()).unwrap();
+    let world = world(&resolver, |_| ());
+    let good = given(&world, &resolver, "good", A, &[HOST]);
+    let mut stream = connect(&world, "169.254.1.1:53".parse().unwrap()).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // Several at once, one of them in single bytes.
+    ask_over_tcp(&mut stream, &question("good", A));
+    ask_over_tcp(&mut stream, &question("evil", A));
+    let slow = question("good", A);
+    for byte in [&(slow.len() as u16).to_be_bytes()[..], &slow].concat() {
+        stream.write_all(&[byte]).unwrap();
+    }
+    let IpAddr::V4(v4) = good else { panic!("{good}") };
+    assert!(message_over_tcp(&mut stream).ends_with(&v4.octets()));
+    assert_eq!(message_over_tcp(&mut stream)[3] & 15, 5, "refused");
+    assert!(message_over_tcp(&mut stream).ends_with(&v4.octets()));
+    // Other types are asked over TCP, and a long answer comes whole.
+    let asked = question("good", TXT);
+    ask_over_tcp(&mut stream, &asked);
+    let (mut server, _) = servers.accept().unwrap();
+    assert_eq!(message_over_tcp(&mut server), asked);
+    let mut answer = asked.clone();
+    answer[2] = 0x81;
+    answer.extend(vec![7; 20_000]);
+    ask_over_tcp(&mut server, &answer);
+    assert!(message_over_tcp(&mut stream) == answer);
+    // A server that closes has failed.
+    ask_over_tcp(&mut stream, &question("other", TXT));
+    drop(servers.accept().unwrap());
+    assert_eq!(message_over_tcp(&mut stream)[3] & 15, 2, "SERVFAIL");
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(rest_of(stream), (vec![], false));
 }
