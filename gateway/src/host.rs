@@ -36,6 +36,10 @@ pub struct HostNetwork {
     pub nameservers: Vec<SocketAddr>,
     /// Domains that a resolver searches.
     pub search: Vec<String>,
+    /// How often the resolvers are asked in turn.
+    pub attempts: u8,
+    /// Each question begins with the next resolver.
+    pub rotates: bool,
     /// Every address of its interfaces.
     pub addresses: Vec<IpAddr>,
 }
@@ -94,12 +98,15 @@ impl HostNetwork {
     }
 
     fn of(tables: &Tables, upstream: Option<&str>) -> HostNetwork {
-        let ResolvConf { nameservers, search } = ResolvConf::read(Path::new(RESOLV_CONF));
+        let ResolvConf { nameservers, search, attempts, rotates } =
+            ResolvConf::read(Path::new(RESOLV_CONF));
         HostNetwork {
             v4: upstream_of(tables, IpAddr::is_ipv4, upstream),
             v6: upstream_of(tables, IpAddr::is_ipv6, upstream),
             nameservers,
             search,
+            attempts,
+            rotates,
             addresses: tables.addresses.iter().map(|a| a.address).collect(),
         }
     }

@@ -22,6 +22,10 @@ pub struct Mapping {
     pub dns: Vec<IpAddr>,
     /// The host's resolvers, best first. A link-local one has its zone.
     pub resolvers: Vec<SocketAddr>,
+    /// How often the host's resolvers are asked for the gateway's own questions; 0 counts as 1.
+    pub attempts: u8,
+    /// Each question begins with the next one of the host's resolvers.
+    pub rotates: bool,
     /// DNS servers that are announced to the guest.
     pub nameservers: Vec<IpAddr>,
     /// The host's own addresses, where its programs answer: for the policy
@@ -159,6 +163,8 @@ mod tests {
             host_address: vec![("169.254.1.2".parse().unwrap(), "192.0.2.5".parse().unwrap())],
             dns: vec!["169.254.1.1".parse().unwrap()],
             resolvers: vec![at("[2001:db8::53]:53"), at("192.0.2.53:53")],
+            attempts: 2,
+            rotates: false,
             nameservers: vec!["198.51.100.53".parse().unwrap()],
             host_addresses: vec!["192.0.2.5".parse().unwrap(), "192.0.2.6".parse().unwrap()],
             link: Vec::new(),

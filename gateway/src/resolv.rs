@@ -2,7 +2,8 @@
 //!
 //! A keyword stands in the first column and a blank follows it. Of several `search` and `domain` lines the last one
 //! counts, of the name servers the first three. Without a name server, or without a file, it is
-//! 127.0.0.1. Other keywords, options included, say nothing that a gateway needs.
+//! 127.0.0.1. Of the options a gateway needs `attempts` and `rotate`: `ndots` and `timeout` are for the guest's resolver,
+//! which has them in a file of its own.
 //!
 //! Sources: resolv.conf(5), glibc's resolver (`res_init`), against which tests/alone/resolv.rs holds it.
 
@@ -18,6 +19,9 @@ pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
 const MOST_NAMESERVERS: usize = 3;
 /// Domains that count. glibc has no bound.
 const MOST_DOMAINS: usize = 64;
+/// How often the name servers are asked (RES_DFLRETRY), and at most (RES_MAXRETRY).
+const ATTEMPTS: u8 = 2;
+const MOST_ATTEMPTS: u8 = 5;
 /// Bytes of the file that are read.
 const MOST_BYTES: u64 = 16 << 20;
 /// The port of DNS.
@@ -31,6 +35,10 @@ pub struct ResolvConf {
     pub nameservers: Vec<SocketAddr>,
     /// The domains to search.
     pub search: Vec<String>,
+    /// How often the name servers are asked in turn.
+    pub attempts: u8,
+    /// Each question begins with the next name server.
+    pub rotates: bool,
 }
 
 impl ResolvConf {
@@ -42,6 +50,7 @@ impl ResolvConf {
     /// Reads the text of a file.
     pub fn parse(text: &[u8]) -> ResolvConf {
         let (mut nameservers, mut search) = (Vec::new(), Vec::new());
+        let (mut attempts, mut rotates) = (ATTEMPTS, false);
         for line in text.split(|byte| *byte == b'\n') {
             // glibc's strings end at a zero.
             let line = line.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -53,13 +62,38 @@ impl ResolvConf {
                 search = domains(value, 1);
             } else if let Some(value) = value_of(line, b"search").filter(|v| !v.is_empty()) {
                 search = domains(value, MOST_DOMAINS);
+            } else if let Some(value) = value_of(line, b"options") {
+                for option in options(value) {
+                    attempts = option.strip_prefix(b"attempts:").map_or(attempts, attempts_of);
+                    rotates |= option.starts_with(b"rotate");
+                }
             }
         }
         if nameservers.is_empty() {
             nameservers.push((Ipv4Addr::LOCALHOST, DNS_PORT).into());
         }
-        ResolvConf { nameservers, search }
+        ResolvConf { nameservers, search, attempts, rotates }
     }
+}
+
+/// The options of a line, each with what follows it, as glibc compares them.
+fn options(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = line;
+    std::iter::from_fn(move || {
+        let option = skip_blanks(rest);
+        let length = option.iter().take_while(|byte| !is_blank(byte)).count();
+        rest = option.get(length..).unwrap_or_default();
+        (length > 0).then_some(option)
+    })
+}
+
+/// A number as atoi(3) reads it, within its bounds. glibc takes no attempt for one.
+fn attempts_of(text: &[u8]) -> u8 {
+    let text = text.trim_ascii_start();
+    let text = text.strip_prefix(b"+").unwrap_or(text);
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
+    let number = digits.fold(0_u8, |n, digit| n.saturating_mul(10).saturating_add(digit - b'0'));
+    number.clamp(1, MOST_ATTEMPTS)
 }
 
 /// The bytes of a regular file, [`MOST_BYTES`] at most. Opening a FIFO does not block.

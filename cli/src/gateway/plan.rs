@@ -200,6 +200,8 @@ impl Plan {
             host_address: host_address.iter().filter_map(own).collect(),
             dns: map.dns_forward.clone(),
             resolvers,
+            attempts: host.attempts,
+            rotates: host.rotates,
             nameservers: self.nameservers(host),
             host_addresses: match self.rules {
                 Some(_) => host.addresses.clone(),

@@ -40,6 +40,7 @@ pub fn encode(host: &HostNetwork) -> Vec<u8> {
     for server in &host.nameservers {
         let _ = writeln!(text, "nameserver {server}");
     }
+    let _ = writeln!(text, "options {} {}", host.attempts, host.rotates);
     for domain in &host.search {
         let line = format!("search {domain}\n");
         if text.len() + line.len() + END.len() <= MOST_BYTES {
@@ -57,6 +58,7 @@ fn decode(text: &[u8]) -> Option<HostNetwork> {
         match words.next()? {
             "own" => host.addresses.push(word(&mut words)?),
             "nameserver" => host.nameservers.push(word(&mut words)?),
+            "options" => (host.attempts, host.rotates) = (word(&mut words)?, word(&mut words)?),
             "search" => host.search.push(word(&mut words)?),
             keyword => {
                 let upstream = match words.next()? {
@@ -165,6 +167,8 @@ mod tests {
             v6: of("fd00::5", "fe80::99"),
             nameservers: ["192.0.2.53:53", "[fe80::1%7]:53"].map(|a| a.parse().unwrap()).into(),
             search: vec!["end".into(), "a.example".into()],
+            attempts: 3,
+            rotates: true,
             addresses: ["127.0.0.1", "fe80::5"].map(|a| a.parse().unwrap()).into(),
         }
     }
@@ -191,6 +195,7 @@ mod tests {
             "nonsense\nend\n",
             "address 4 192.0.2.1 24\nend\n",
             "nameserver 1\nend\n",
+            "options 2 maybe\nend\n",
             "gateway 5 1\nend\n",
         ] {
             assert_eq!(error(wrong.as_bytes()), io::ErrorKind::InvalidData, "{wrong}");

@@ -88,6 +88,8 @@ pub(crate) struct Dns {
     /// The socket of the shard by which the guest is answered.
     socket: Option<SlotId>,
     failed: FailedServers,
+    /// The server with which the next question begins, where they take turns.
+    turn: usize,
     ids: Ids,
     guesses: Guesses,
     lookups: Lookups,
@@ -302,7 +304,13 @@ impl Dns {
         servers: &Addresses,
     ) -> nix::Result<()> {
         let Some(flow) = self.flows.get_mut(id) else { return Ok(()) };
-        let servers = self.failed.last(servers.clone(), cx.now);
+        let mut servers = servers.clone();
+        if cx.settings.mapping.rotates {
+            let first = self.turn % servers.len().max(1);
+            servers.rotate_left(first);
+            self.turn = self.turn.wrapping_add(1);
+        }
+        let servers = self.failed.last(servers, cx.now);
         match flow.ask(bytes, question, servers, &mut self.ids, cx.now) {
             Some(at) => self.ask_next(cx, id, at),
             None => Ok(()),

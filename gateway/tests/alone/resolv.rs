@@ -36,6 +36,8 @@ int main(void) {
             printf("server %s:%d\n", text, ntohs(_res.nsaddr_list[i].sin_port));
         }
     }
+    printf("attempts %d\n", _res.retry < 1 ? 1 : _res.retry);
+    printf("rotates %d\n", (_res.options & RES_ROTATE) != 0);
     for (int i = 0; _res.dnsrch[i] != NULL && i < MAXDNSRCH; i++) printf("search %s\n", _res.dnsrch[i]);
     return 0;
 }
@@ -93,7 +95,8 @@ fn glibc(reader: &Path) -> Option<Vec<String>> {
 }
 
 fn own() -> Vec<String> {
-    let ResolvConf { nameservers, search } = ResolvConf::read(Path::new("/etc/resolv.conf"));
+    let ResolvConf { nameservers, search, attempts, rotates } =
+        ResolvConf::read(Path::new("/etc/resolv.conf"));
     let server = |server: &SocketAddr| match server {
         SocketAddr::V6(v6) => {
             format!("server {:032x}%{}:{}", v6.ip().to_bits(), v6.scope_id(), v6.port())
@@ -103,10 +106,13 @@ fn own() -> Vec<String> {
     let servers: Vec<String> = nameservers.iter().map(server).collect();
     // glibc shows six of its domains.
     let search = search.iter().take(6).map(|domain| format!("search {domain}"));
-    servers.into_iter().chain(search).collect()
+    let options = [format!("attempts {attempts}"), format!("rotates {}", u8::from(rotates))];
+    servers.into_iter().chain(options).chain(search).collect()
 }
 
-const KEYWORDS: [&str; 12] = [
+const KEYWORDS: [&str; 14] = [
+    "options",
+    "options",
     "nameserver",
     "nameserver",
     "nameserver",
@@ -122,7 +128,7 @@ const KEYWORDS: [&str; 12] = [
 ];
 const BLANKS: [&str; 6] = [" ", " ", "\t", " \t  ", "", "\u{a0}"];
 const STARTS: [&str; 9] = ["", "", "", "", "", " ", "\t", "#", ";"];
-const VALUES: [&str; 58] = [
+const VALUES: [&str; 70] = [
     "192.0.2.1",
     "192.0.2.2",
     "192.0.2.3",
@@ -181,6 +187,18 @@ const VALUES: [&str; 58] = [
     "*",
     "ndots:x",
     "timeout:-1",
+    "attempts:3",
+    "attempts:9",
+    "attempts:0",
+    "attempts:-1",
+    "attempts:4x rotate",
+    "attempts: 3",
+    "attempts:1 attempts:",
+    "attempts:+3",
+    "ndots:2\trotate",
+    "rotated",
+    "xrotate",
+    "rotate attempts:1",
 ];
 /// No other white space: after it a server of IPv4 counted for glibc once, and does not any more.
 const ENDS: [&str; 11] =
@@ -253,5 +271,5 @@ fn what_is_no_file_is_an_empty_one_as_for_glibc(reader: &Path) {
     fs::remove_file(path).unwrap();
     fs::create_dir(path).unwrap();
     // glibc fails here; a gateway goes on.
-    assert_eq!(own(), ["server 127.0.0.1:53"], "a directory");
+    assert_eq!(own()[0], "server 127.0.0.1:53", "a directory");
 }

@@ -126,7 +126,11 @@ impl Dns {
 
     /// Asks the host's resolvers for the addresses of both IP versions.
     fn ask_both(&mut self, cx: &mut Context<'_>, name: &Arc<str>) {
-        let servers = cx.settings.mapping.resolvers.iter().copied().collect();
+        let mapping = &cx.settings.mapping;
+        // No one repeats these questions as a guest repeats its own.
+        let attempts = usize::from(mapping.attempts.max(1));
+        let all = mapping.resolvers.iter().copied();
+        let servers = std::iter::repeat_n(all, attempts).flatten().collect();
         let id = self.by_key.get(&OWN).copied().unwrap_or_else(|| {
             let id = self.flows.insert(Flow::new(OWN.0, OWN.1, OWN.1, cx.now));
             self.by_key.insert(OWN, id);

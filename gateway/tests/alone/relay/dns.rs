@@ -27,6 +27,7 @@ pub const TESTS: &[Test] = &[
     ("the_next_resolver_is_asked_after_an_error_at_once", the_next_resolver_after_an_error),
     ("the_next_resolver_is_asked_after_a_silence", the_next_resolver_after_a_silence),
     ("the_next_resolver_is_asked_after_a_failure", the_next_resolver_after_a_failure),
+    ("resolvers_that_rotate_are_asked_first_by_turns", resolvers_that_rotate),
     ("where_all_resolvers_fail_the_guest_is_told", where_all_resolvers_fail),
     ("a_flow_of_dns_ends_soon_after_its_answer", a_flow_ends_soon),
     ("a_policy_is_told_the_names_of_addresses_and_refuses_names", a_policy_decides_about_names),
@@ -411,6 +412,18 @@ fn the_next_resolver_after_a_failure() {
     failing.send_to(&asked, from).unwrap();
     assert_eq!(receive(&client).unwrap().0[2..], asked[2..]);
     nothing_comes(&alive);
+}
+
+fn resolvers_that_rotate() {
+    let resolvers = [bound("127.0.0.1"), bound("127.0.0.1")];
+    let world = asking(&[&resolvers[0], &resolvers[1]], |c| c.mapping.rotates = true);
+    let client = client(&world);
+    for n in 0..4 {
+        client.send(&question("good")).unwrap();
+        let (asked, from) = receive(&resolvers[n % 2]).unwrap();
+        resolvers[n % 2].send_to(&answer_to(&asked), from).unwrap();
+        assert_eq!(receive(&client).unwrap().0, answer_to(&question("good")), "{n}");
+    }
 }
 
 fn where_all_resolvers_fail() {

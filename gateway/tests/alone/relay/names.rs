@@ -24,6 +24,7 @@ pub const TESTS: &[Test] = &[
     ("a_connection_after_the_lifetime_asks_again", a_connection_after_the_lifetime),
     ("a_name_that_does_not_exist_does_not_for_the_guest", a_name_that_does_not_exist),
     ("datagrams_to_a_name_reach_it_and_its_answers_come_back", datagrams_to_a_name),
+    ("a_question_that_is_lost_is_asked_again", a_question_that_is_lost),
     ("a_resolver_that_lies_leads_to_no_host_of_its_own", a_resolver_that_lies),
     ("a_request_for_another_name_at_the_address_ends_the_connection", a_request_for_another_name),
     ("a_request_for_the_name_passes_whole_in_single_bytes", a_request_in_single_bytes),
@@ -313,6 +314,19 @@ fn datagrams_to_a_name() {
         server.send_to(b"answer", from).unwrap();
         assert_eq!(receive(&guest).unwrap().0, b"answer", "from {to}");
     }
+}
+
+fn a_question_that_is_lost() {
+    let resolver = bound("127.0.0.1");
+    let world = world(&resolver, |c| c.mapping.attempts = 2);
+    let client = client(&world);
+    client.send(&question("good", A)).unwrap();
+    for _ in 0..2 {
+        receive(&resolver).unwrap();
+    }
+    answer_both(&resolver, &[HOST], 60, 0);
+    let (code, address) = answered(&client);
+    assert!(code == 0 && address.is_some(), "{code}");
 }
 
 fn a_resolver_that_lies() {
