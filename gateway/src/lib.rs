@@ -9,6 +9,8 @@ pub mod contain;
 pub mod dhcp;
 pub mod first;
 pub mod follow;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod gateway;
 pub mod guest;
 pub mod hidden;

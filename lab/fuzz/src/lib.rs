@@ -10,11 +10,13 @@
 mod extra;
 mod first;
 mod frames;
+mod messages;
 mod parsers;
 mod peer;
 mod script;
 mod world;
 
 pub use first::{first_datagrams, first_stream};
+pub use messages::gateway_messages;
 pub use parsers::parsers;
 pub use world::stack;

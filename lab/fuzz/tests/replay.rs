@@ -46,6 +46,11 @@ fn the_corpus_of_first_datagrams_breaks_nothing() {
     replay("first_datagrams", fulmar_fuzz::first_datagrams);
 }
 
+#[test]
+fn the_corpus_of_gateway_messages_breaks_nothing() {
+    replay("gateway_messages", fulmar_fuzz::gateway_messages);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -62,6 +67,11 @@ proptest! {
     #[test]
     fn first_datagrams_withstand_arbitrary_bytes(input in proptest::collection::vec(any::<u8>(), 0..600)) {
         fulmar_fuzz::first_datagrams(&input);
+    }
+
+    #[test]
+    fn gateway_messages_withstand_arbitrary_bytes(input in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fulmar_fuzz::gateway_messages(&input);
     }
 
     #[test]
