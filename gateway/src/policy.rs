@@ -1,7 +1,9 @@
 //! The policy: which flows of a guest may leave, and for which names it may ask.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
+use crate::allowance::Allowance;
 use crate::first;
 use crate::stat::{FlowStat, Refusal};
 
@@ -81,6 +83,12 @@ pub trait Policy: Send {
     /// The names of its address for which a flow that was allowed is allowed, if it is not for its address: the guest's
     /// first bytes must then ask for one of them ([`first`](crate::first)). Asked where names have their real addresses.
     fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
+        let _ = flow;
+        None
+    }
+
+    /// The bounds of a flow that was allowed, which it shares with others; `None`: it has none.
+    fn allowance(&mut self, flow: &NewFlow<'_>) -> Option<Arc<Allowance>> {
         let _ = flow;
         None
     }

@@ -30,6 +30,7 @@ use fulmar_stack::base::{Instant, SlotId};
 use fulmar_stack::ip::InvokingPacket;
 use smallvec::{SmallVec, smallvec};
 
+use crate::allowance::Permit;
 use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound, UdpFilter};
 use crate::first::{EncryptedHello, Expected};
 use crate::mapping::{Mapping, is_link_local};
@@ -287,6 +288,27 @@ impl Context<'_> {
             Protocol::Tcp => Way::Through(Target::Address(leads_to), names),
             _ => Way::Refused(denied(protocol), Refusal::Upstream),
         }
+    }
+
+    /// The place of an allowed flow among those with which it shares bounds; `None`: it has no bounds.
+    ///
+    /// # Errors
+    /// There is no place.
+    pub(crate) fn permit(
+        &self,
+        protocol: Protocol,
+        ends: &Endpoints,
+        names: Option<&Names>,
+    ) -> Result<Option<Permit>, (Failure, Refusal)> {
+        let Endpoints { guest: from, peer: to, host: leads_to } = *ends;
+        let given = names.filter(|_| self.settings.names.are_given());
+        let name = given.and_then(|names| names.allowed.first()).map(|name| &**name);
+        let is_host = self.settings.mapping.is_host(to, leads_to);
+        let (names, claimed_names) = (&[], &[]);
+        let wanted = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
+        let Some(allowance) = self.settings.policy.allowance(&wanted) else { return Ok(None) };
+        let full = (denied(protocol), Refusal::Allowance);
+        allowance.begin().map(Some).ok_or(full)
     }
 
     /// The names for which a flow to a real address is allowed, if it is not allowed by the address.

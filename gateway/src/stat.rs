@@ -84,6 +84,8 @@ refusals! {
     FirstBytes = "first_bytes";
     /// The upstream proxy refused the connection, or the protocol does not pass through it.
     Upstream = "upstream";
+    /// A rule's limit of flows, bytes or rate is reached.
+    Allowance = "allowance";
     /// An answer of a DNS server is to no outstanding question.
     DnsAnswer = "dns_answer";
     /// Idle for longest when another flow needed its place.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::Names as FlowNames;
 use super::names::Names;
+use crate::allowance::Allowance;
 use crate::first;
 use crate::policy::{Decision, NewClient, NewFlow, Policy};
 use crate::stat::{FlowStat, Refusal};
@@ -73,6 +74,16 @@ impl SharedPolicy {
             let allowed = policy.allowed_names(&NewFlow { names, claimed_names, ..*flow })?;
             let are_all = allowed.len() == names.len();
             Some(FlowNames { allowed: allowed.into_iter().map(Arc::from).collect(), are_all })
+        })
+        .flatten()
+    }
+
+    /// The bounds that an allowed flow shares with others.
+    pub(crate) fn allowance(&self, flow: &NewFlow<'_>) -> Option<Arc<Allowance>> {
+        self.ask(|Known { policy, resolved, claimed }| {
+            let to = flow.to.ip();
+            let (names, claimed_names) = (resolved.of(to), claimed.of(to));
+            policy.allowance(&NewFlow { names, claimed_names, ..*flow })
         })
         .flatten()
     }

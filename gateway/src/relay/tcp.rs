@@ -17,7 +17,7 @@ pub(crate) mod publish;
 mod race;
 mod tunnel;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::task::Poll;
@@ -92,6 +92,8 @@ pub(crate) struct Tcp {
     delays: Delays,
     /// Flows whose first bytes are held.
     holding: Holding,
+    /// Flows that wait for bytes of their rate, by the time until which they do and their index.
+    paced: BTreeMap<(Instant, u32), SlotId>,
 }
 
 impl Tcp {
@@ -162,10 +164,12 @@ impl Tcp {
         }
         let (begun, leads_to) = begin_with_first(cx, &mut candidates)?;
         let ends = Endpoints { guest: from, peer: to, host: leads_to };
+        let permit = cx.permit(Protocol::Tcp, &ends, names.as_ref())?;
         let guest = Guest::Pending(syn.id);
         let mut flow = Flow::new(guest, begun.stream, Direction::Out, ends, cx.now);
         flow.race = Race::new(&candidates);
         flow.tunnel = tunnel;
+        flow.permit = permit;
         if let Some(names) = names {
             let expected = names.expected(to.port(), cx.settings.encrypted_hello);
             flow.first_bytes = Some(FirstBytes::new(expected));
@@ -457,6 +461,7 @@ impl Tcp {
         self.go_on_accepting(cx);
         self.try_next(cx);
         self.end_held(cx);
+        self.end_pacing(cx.now);
         let moved = |totals: &Totals| totals.bytes_out + totals.bytes_in;
         let (begun, out) = (moved(cx.totals), cx.totals.bytes_out);
         for _ in 0..self.ready.len() {
@@ -471,6 +476,9 @@ impl Tcp {
             if let Some(first) = &mut flow.first_bytes {
                 self.holding.watch(cx.now, id, first);
             }
+            if let Some(at) = flow.pace(cx.now) {
+                self.paced.insert((at, id.index), id);
+            }
             match turn {
                 Turn::Idle => {}
                 Turn::More => self.queue(id),
@@ -480,6 +488,17 @@ impl Tcp {
         }
         if cx.totals.bytes_out > out {
             self.guest_moved = Some(cx.now);
+        }
+    }
+
+    /// Flows whose rate has bytes again go on.
+    fn end_pacing(&mut self, now: Instant) {
+        while let Some(first) = self.paced.first_entry().filter(|first| first.key().0 <= now) {
+            let id = first.remove();
+            if let Some(flow) = self.flows.get_mut(id) {
+                flow.is_paced = false;
+            }
+            self.queue(id);
         }
     }
 
@@ -496,6 +515,9 @@ impl Tcp {
     /// A flow is over.
     fn end(&mut self, cx: &mut Context<'_>, id: SlotId, how: Turn) {
         let Some(flow) = self.remove(id) else { return };
+        if how == Turn::OverLimit {
+            cx.refuse(Refusal::Allowance);
+        }
         if let (Turn::Contradicted, Some(first)) = (how, &flow.first_bytes) {
             cx.refuse(Refusal::FirstBytes);
             let stat = stat_of(&flow, cx.stack, cx.now);
@@ -503,7 +525,7 @@ impl Tcp {
         }
         cx.settings.policy.ended(|| stat_of(&flow, cx.stack, cx.now));
         if let Some(socket) = flow.socket() {
-            if let Turn::HostFailed | Turn::Contradicted = how
+            if let Turn::HostFailed | Turn::Contradicted | Turn::OverLimit = how
                 && let Ok(entry) = cx.stack.tcp_entry(socket)
             {
                 entry.linger = Some(Duration::ZERO);

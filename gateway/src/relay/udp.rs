@@ -207,9 +207,11 @@ impl Udp {
             Way::Refused(failure, why) => return Err((failure, why)),
         };
         let leads_to = leads_to.ok_or((Failure::NoRoute, Refusal::Unreachable))?;
-        let host = self.host_socket(cx, from, leads_to).map_err(host_socket::failure_of)?;
         let ends = Endpoints { guest: from, peer: to, host: leads_to };
+        let permit = cx.permit(Protocol::Udp, &ends, names.as_ref())?;
+        let host = self.host_socket(cx, from, leads_to).map_err(host_socket::failure_of)?;
         let mut flow = Flow::new(host, Direction::Out, ends, cx.now);
+        flow.permit = permit;
         flow.is_dns = cx.settings.mapping.is_dns(to);
         if let Some(names) = names {
             let expected = names.expected(to.port(), cx.settings.encrypted_hello);
@@ -366,6 +368,11 @@ impl Udp {
 
 /// Sends datagrams, or runs of them with the length of each, to the guest.
 fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Run<'a>]) {
+    let whole = runs.iter().map(|(bytes, _)| bytes.len()).sum();
+    if !flow.may_pass(whole, cx.now) {
+        let lost = runs.iter().map(|(bytes, each)| flow::count_of(bytes.len(), *each) as u64);
+        return cx.totals.refusals.add(Refusal::Allowance, lost.sum());
+    }
     let message = |&(bytes, segment_bytes): &Run<'a>| {
         let m = SendMessage::new(bytes).to(flow.guest).from(flow.peer);
         segment_bytes.map_or(m, |each| m.segmented(each))

@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::task::Poll;
 
-use fulmar_stack::base::{Instant, SlotId, Stage};
+use fulmar_stack::base::{Duration, Instant, SlotId, Stage};
 use fulmar_stack::mbuf::Chain;
 use fulmar_stack::shard::{PendingId, Reserved, TcpEntry};
 use fulmar_stack::socket::{Attempt, Reservation};
@@ -27,6 +27,7 @@ use super::super::{Context, Endpoints};
 use super::first_bytes::{FirstBytes, May};
 use super::race::Race;
 use super::tunnel::Tunnel;
+use crate::allowance::{self, Permit};
 use crate::published::PublishedPort;
 use crate::stat::Direction;
 
@@ -38,6 +39,8 @@ const MOST_CALL_BYTES: usize = 256 << 10;
 const LEAST_READ_BYTES: usize = 4 << 10;
 /// Most pieces of memory in one call.
 const MOST_PARTS: usize = 64;
+/// The longest wait for bytes of a rate: an entry of a flow that has ended is kept no longer.
+const MOST_PACE: Duration = Duration::from_secs(1);
 /// Keepalive probes of a half-closed connection that the guest does not answer before it ends.
 const PROBES: u32 = 8;
 
@@ -84,6 +87,12 @@ pub(super) struct Flow {
     pub race: Option<Box<Race>>,
     /// The tunnel through a proxy, while it is opened.
     pub tunnel: Option<Box<Tunnel>>,
+    /// Its place among the flows with which it shares bounds.
+    pub permit: Option<Permit>,
+    /// When it may move bytes again.
+    waits_until: Option<Instant>,
+    /// It is among those that wait for bytes of their rate.
+    pub is_paced: bool,
     /// The published port that accepted its client.
     pub port: Option<Arc<PublishedPort>>,
     pub guest_side: Side,
@@ -119,6 +128,8 @@ pub(super) enum Turn {
     HostFailed,
     /// The guest's first bytes are refused.
     Contradicted,
+    /// All bytes of its rule are used.
+    OverLimit,
 }
 
 /// The result of one call that moves bytes.
@@ -148,6 +159,9 @@ impl Flow {
             first_bytes: None,
             race: None,
             tunnel: None,
+            permit: None,
+            waits_until: None,
+            is_paced: false,
             port: None,
             guest_side: Side::default(),
             host_side: Side::default(),
@@ -193,7 +207,7 @@ impl Flow {
     pub(super) fn turn(&mut self, cx: &mut Context<'_>) -> Turn {
         let Guest::Open(socket) = self.guest else { return Turn::Idle };
         let out = self.run(cx, socket, Flow::move_out);
-        if let Turn::GuestFailed | Turn::HostFailed | Turn::Contradicted = out {
+        if !matches!(out, Turn::Idle | Turn::More | Turn::Starved) {
             return out;
         }
         let may_pass = self.guest_side.readable;
@@ -239,6 +253,11 @@ impl Flow {
             Ok(bytes) => bytes,
             Err(turn) => return Moved::Stopped(turn),
         };
+        let most = match self.budget(cx.now, most) {
+            Ok(0) => return Moved::Nothing,
+            Ok(bytes) => bytes,
+            Err(turn) => return Moved::Stopped(turn),
+        };
         match cx.stack.tcp_take(socket, most) {
             Ok(Poll::Ready(chain)) if chain.is_empty() => {
                 cx.stack.free(chain);
@@ -264,6 +283,32 @@ impl Flow {
         }
     }
 
+    /// How many of `wanted` bytes its bounds let move now; with none it waits.
+    fn budget(&mut self, now: Instant, wanted: usize) -> Result<usize, Turn> {
+        match self.permit.as_ref().map(|permit| permit.may_move(now, wanted)) {
+            None => Ok(wanted),
+            Some(allowance::May::Move(bytes)) => Ok(bytes),
+            Some(allowance::May::Wait(at)) => {
+                self.waits_until = Some(self.waits_until.map_or(at, |other| other.min(at)));
+                Ok(0)
+            }
+            Some(allowance::May::Over) => Err(Turn::OverLimit),
+        }
+    }
+
+    fn count_moved(&self, bytes: usize) {
+        if let Some(permit) = &self.permit {
+            permit.moved(bytes);
+        }
+    }
+
+    /// Until when the flow waits for bytes of its rate, unless that is known already.
+    pub(super) fn pace(&mut self, now: Instant) -> Option<Instant> {
+        let at = self.waits_until.take().filter(|_| !self.is_paced)?;
+        self.is_paced = true;
+        Some(at.min(now + MOST_PACE))
+    }
+
     /// How many bytes may be taken at most; at the end of the stream at least one.
     fn may_pass(&mut self, cx: &mut Context<'_>, socket: SlotId) -> Result<usize, Turn> {
         let Some(first) = &mut self.first_bytes else { return Ok(MOST_CALL_BYTES) };
@@ -286,6 +331,7 @@ impl Flow {
         match sent {
             Ok((sent, offered)) => {
                 self.bytes_out += sent as u64;
+                self.count_moved(sent);
                 cx.totals.bytes_out += sent as u64;
                 self.moved = cx.now;
                 self.host_side.writable = sent == offered;
@@ -321,7 +367,12 @@ impl Flow {
         if !self.host_side.readable || !self.guest_side.writable || self.host_side.is_ended {
             return Moved::Nothing;
         }
-        match cx.stack.sosend(socket).reserve(cx.now, &[], self.read_bytes, self.attempt) {
+        let most = match self.budget(cx.now, self.read_bytes) {
+            Ok(0) => return Moved::Nothing,
+            Ok(bytes) => bytes,
+            Err(turn) => return Moved::Stopped(turn),
+        };
+        match cx.stack.sosend(socket).reserve(cx.now, &[], most, self.attempt) {
             Ok(Poll::Ready(Reserved::Space(room))) => {
                 self.attempt = Attempt::First;
                 self.receive(cx, socket, room)
@@ -362,6 +413,7 @@ impl Flow {
                 room.more = is_last;
                 cx.stack.sosend(socket).commit(cx.now, room);
                 self.bytes_in += n as u64;
+                self.count_moved(n);
                 cx.totals.bytes_in += n as u64;
                 self.moved = cx.now;
                 self.adapt_read_bytes(asked, n);

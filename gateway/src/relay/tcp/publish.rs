@@ -105,7 +105,8 @@ impl Tcp {
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let of_races = self.delays.next_deadline();
         let of_holds = self.holding.next_deadline();
-        [self.retry_at, of_races, of_holds].into_iter().flatten().min()
+        let of_rates = self.paced.keys().next().map(|(at, _)| *at);
+        [self.retry_at, of_races, of_holds, of_rates].into_iter().flatten().min()
     }
 
     /// Continues with ports that have used up their turn, and with what is due to be tried again.

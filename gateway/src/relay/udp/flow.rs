@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use super::super::{Endpoints, host_socket};
 use super::first_bytes::FirstBytes;
 use super::table::{Class, HostKey};
+use crate::allowance::{May, Permit};
 use crate::stat::Direction;
 
 /// Idle time-out of a flow with one datagram or none in one of the directions (RFC 4787 REQ-5: at least 2 min).
@@ -81,6 +82,8 @@ pub(super) struct Flow {
     pub name: Option<Arc<str>>,
     /// The reader of the guest's datagrams to a name.
     pub first_bytes: Option<Box<FirstBytes>>,
+    /// Its place among the flows with which it shares bounds.
+    pub permit: Option<Permit>,
     /// The guest asks a DNS server by it: the answers tell the policy names.
     pub is_dns: bool,
     /// The host's path takes runs (UDP_SEGMENT) of datagrams below this length; bytes.
@@ -113,6 +116,7 @@ impl Flow {
             host_addr,
             name: None,
             first_bytes: None,
+            permit: None,
             is_dns: false,
             gso_limit: u16::MAX,
             datagrams_out: 0,
@@ -158,6 +162,16 @@ impl Flow {
                 () if self.is_published() => PUBLISHED_TIMEOUT,
                 () => TIMEOUT,
             }
+    }
+
+    /// Whether its bounds let a payload pass now, which is counted then.
+    pub(super) fn may_pass(&self, bytes: usize, now: Instant) -> bool {
+        let Some(permit) = &self.permit else { return true };
+        let may = matches!(permit.may_move(now, bytes), May::Move(n) if n >= bytes);
+        if may {
+            permit.moved(bytes);
+        }
+        may
     }
 
     /// Counts datagrams to the guest.

@@ -106,6 +106,12 @@ impl Udp {
 
     /// Sends datagrams of a flow. Returns how many calls it took.
     fn send(&mut self, cx: &mut Context<'_>, id: SlotId, datagrams: &[Datagram]) -> usize {
+        let bytes = datagrams.iter().map(|d| d.payload.len()).sum();
+        if self.flows.get(id).is_some_and(|flow| !flow.may_pass(bytes, cx.now)) {
+            let count = |d: &Datagram| flow::count_of(d.payload.len(), d.segment_bytes) as u64;
+            cx.totals.refusals.add(Refusal::Allowance, datagrams.iter().map(count).sum());
+            return 1;
+        }
         let Some(sent) = self.send_read(cx, id, datagrams) else { return 0 };
         let Some(flow) = self.flows.get_mut(id) else { return sent.calls };
         if let Some(port) = flow.host.port.and_then(|port| self.ports.get_mut(port)) {

@@ -2,8 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
 use std::time::Duration;
 
+use fulmar_gateway::allowance::{Allowance, Bounds};
 use fulmar_gateway::config::Config;
 use fulmar_gateway::names::Ranges;
 use fulmar_gateway::policy::{Decision, NewFlow, Policy};
@@ -31,6 +33,7 @@ pub const TESTS: &[Test] = &[
     ("an_upload_passes_behind_its_head_and_the_next_request_is_read", an_upload),
     ("a_client_hello_for_another_name_ends_the_connection", a_client_hello_for_another_name),
     ("a_quic_hello_for_another_name_is_dropped", a_quic_hello_for_another_name),
+    ("flows_share_bounds_of_number_bytes_and_rate", flows_share_bounds),
     ("questions_over_tcp_are_answered_as_those_over_udp", questions_over_tcp),
     ("with_real_addresses_the_first_bytes_ask_for_an_allowed_name", with_real_addresses),
 ];
@@ -599,4 +602,59 @@ fn questions_over_tcp() {
     assert_eq!(message_over_tcp(&mut stream)[3] & 15, 2, "SERVFAIL");
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(rest_of(stream), (vec![], false));
+}
+
+/// Allows all, within bounds.
+struct Within(Arc<Allowance>);
+
+impl Policy for Within {
+    fn decide(&mut self, _: &NewFlow<'_>) -> Decision {
+        Decision::Allow
+    }
+
+    fn allowance(&mut self, flow: &NewFlow<'_>) -> Option<Arc<Allowance>> {
+        (flow.to.port() != 53).then(|| Arc::clone(&self.0))
+    }
+}
+
+/// Receives until the end: how many bytes, whether there was a reset, and how long it took.
+fn transfer(bounds: Bounds, bytes: usize) -> (usize, bool, Duration) {
+    let (resolver, server) = (bound("127.0.0.1"), listening(HOST));
+    let to = SocketAddr::new(ip(HOST), server.local_addr().unwrap().port());
+    let allowance = Allowance::new(bounds);
+    let world = world(&resolver, |c| {
+        c.names = None;
+        c.policy = Some(Box::new(Within(allowance)));
+    });
+    let stream = connect(&world, to).unwrap();
+    let (mut far, _) = server.accept().unwrap();
+    if bounds.flows == Some(1) {
+        let refused = connect(&world, to).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        assert_eq!(world.stat().totals.refusals.value(Refusal::Allowance), 1);
+    }
+    let sender = std::thread::spawn(move || {
+        // A reset ends it early.
+        let _ = far.write_all(&vec![7; bytes]);
+        far
+    });
+    let begun = std::time::Instant::now();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut came = Vec::new();
+    let mut stream = stream.take(bytes as u64);
+    let is_reset = stream.read_to_end(&mut came).is_err();
+    drop(sender.join().unwrap());
+    (came.len(), is_reset, begun.elapsed())
+}
+
+fn flows_share_bounds() {
+    let none = Bounds::default();
+    assert_eq!(transfer(Bounds { flows: Some(1), ..none }, 300_000).0, 300_000);
+    let (came, is_reset, _) = transfer(Bounds { bytes: Some(100_000), ..none }, 300_000);
+    assert!(is_reset && came <= 100_000, "{came}");
+    let paced = Bounds { bytes_per_second: Some(1_000_000), ..none };
+    let (came, is_reset, took) = transfer(paced, 600_000);
+    assert!(!is_reset && came == 600_000);
+    // A burst of a tenth of a second comes at once.
+    assert!(took >= Duration::from_millis(450), "{took:?}");
 }
