@@ -131,6 +131,13 @@ impl Datagrams {
         }
     }
 
+    /// The destination IDs of the connections whose ClientHello has passed. None is ever missing again.
+    pub fn connection_ids(&self) -> impl Iterator<Item = &[u8]> {
+        let passed = self.connections.iter().filter(|connection| connection.crypto.hellos > 0);
+        let ids = passed.map(|connection| &*connection.dcid);
+        ids.chain(self.spent.iter().map(|dcid| &**dcid))
+    }
+
     /// Memory that it keeps, but for its own size.
     pub fn memory_bytes(&self) -> usize {
         let of = |c: &Connection| c.dcid.len() + c.crypto.bytes.len() + c.crypto.is_there.len();

@@ -61,7 +61,7 @@ reasons! {
     Cut "cut" "the guest closed the connection within a request";
     QuicVersion "quic_version" "the QUIC version is unknown";
     QuicUnreadable "quic_unreadable" "the QUIC packet cannot be read";
-    QuicConflict "quic_conflict" "two QUIC packets have different bytes for one place of the ClientHello";
+    QuicConflict "quic_conflict" "the QUIC packet conflicts with an earlier one of the connection";
     QuicNotBegun "quic_not_begun" "the QUIC packet belongs to no connection whose ClientHello was seen";
     QuicTooMuch "quic_too_much" "too much was held before the QUIC ClientHello was complete";
     QuicTooMany "quic_too_many" "too many QUIC connections used this port";

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use fulmar_stack::base::{Duration, Instant};
 
+use super::udp::initials::Initials;
 use crate::names::pins::{Known, Pins};
 use crate::names::{Addresses, Given, Ranges};
 
@@ -18,6 +19,7 @@ struct Tables {
 pub(crate) struct SharedNames {
     ranges: Option<Ranges>,
     tables: Option<Arc<Mutex<Tables>>>,
+    pub initials: Initials,
 }
 
 /// What an address means to the guest.
@@ -34,7 +36,8 @@ pub(crate) enum Meaning {
 impl SharedNames {
     pub(crate) fn new(ranges: Option<Ranges>) -> SharedNames {
         let tables = |ranges| Tables { given: Given::new(ranges), pins: Pins::default() };
-        SharedNames { ranges, tables: ranges.map(|ranges| Arc::new(Mutex::new(tables(ranges)))) }
+        let tables = ranges.map(|ranges| Arc::new(Mutex::new(tables(ranges))));
+        SharedNames { ranges, tables, initials: Initials::default() }
     }
 
     /// Whether names get addresses.

@@ -15,6 +15,7 @@
 mod first_bytes;
 mod flow;
 mod inbound;
+pub(crate) mod initials;
 mod out;
 mod port;
 mod publish;
@@ -316,7 +317,10 @@ impl Udp {
 
     fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {
         let Some(flow) = self.flows.remove(id) else { return };
-        self.read_bytes -= flow.first_bytes.as_ref().map_or(0, |first| first.counted);
+        if let Some(first) = &flow.first_bytes {
+            self.read_bytes -= first.counted;
+            cx.settings.names.initials.release(first.connection_ids(), (flow.guest, flow.peer));
+        }
         cx.settings.policy.ended(|| stat_of(&flow, cx.now));
         let Some(of_port) = flow.host.port else { return };
         let Some(port) = self.ports.get_mut(of_port) else { return };

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use fulmar_stack::udp::Datagram;
 
+use super::initials::{Initials, Owner};
 use crate::first::{Datagrams, Decision, Expected};
 
 /// The reader of a flow.
@@ -11,6 +12,8 @@ pub(super) struct FirstBytes {
     reader: Datagrams,
     /// Datagrams that wait until a ClientHello is whole.
     pub held: Vec<Vec<u8>>,
+    /// Connections that are known not to be another flow's.
+    claimed: usize,
     /// Bytes that are counted for all flows together.
     pub counted: usize,
 }
@@ -18,12 +21,30 @@ pub(super) struct FirstBytes {
 impl FirstBytes {
     pub(super) fn new(expected: Expected) -> Box<FirstBytes> {
         let reader = Datagrams::new(expected);
-        Box::new(FirstBytes { reader, held: Vec::new(), counted: 0 })
+        Box::new(FirstBytes { reader, held: Vec::new(), claimed: 0, counted: 0 })
     }
 
     /// Reads the guest's next datagram.
     pub(super) fn read(&mut self, datagram: &[u8]) -> Decision {
         self.reader.read(datagram)
+    }
+
+    /// The destination IDs of QUIC connections whose ClientHello has passed.
+    pub(super) fn connection_ids(&self) -> impl Iterator<Item = &[u8]> {
+        self.reader.connection_ids()
+    }
+
+    /// Whether a connection whose ClientHello has passed since the last time is another flow's.
+    pub(super) fn conflicts(&mut self, initials: &Initials, owner: Owner) -> bool {
+        let passed = self.reader.connection_ids().count();
+        if passed == self.claimed {
+            return false;
+        }
+        let is_own = initials.claim(self.reader.connection_ids(), owner);
+        if is_own {
+            self.claimed = passed;
+        }
+        !is_own
     }
 
     pub(super) fn memory_bytes(&self) -> usize {

@@ -14,7 +14,7 @@ use super::flow::{Flow, Sent};
 use super::out::send_error;
 use super::table::Class;
 use super::{Udp, stat_of};
-use crate::first::{Decision, Refusal as Why};
+use crate::first::{Decision, Reason, Refusal as Why};
 use crate::stat::Refusal;
 
 /// Most bytes that the readers of all flows keep and hold.
@@ -36,7 +36,10 @@ impl Udp {
         let with_pieces = datagrams.iter().zip(&pieces);
         let cut: Vec<&[u8]> =
             with_pieces.flat_map(|(d, bytes)| cut(bytes, d.segment_bytes)).collect();
-        let read: Vec<Decision> = cut.iter().map(|bytes| first.read(bytes)).collect();
+        let mut read: Vec<Decision> = cut.iter().map(|bytes| first.read(bytes)).collect();
+        if first.conflicts(&cx.settings.names.initials, (flow.guest, flow.peer)) {
+            read.fill(Decision::Refuse(Reason::QuicConflict.into()));
+        }
         let is_plain = first.held.is_empty() && read.iter().all(|said| *said == Decision::Pass);
         let (sent, why) = if is_plain {
             (flow.send(datagrams, cx.now), None)

@@ -506,7 +506,13 @@ fn a_quic_hello_for_another_name() {
     let guest = guest_to(&world, (right, port).into());
     guest.send(&initial).unwrap();
     assert!(receive(&server).unwrap().0 == initial);
-    assert_eq!(world.stat().totals.refusals.value(Refusal::FirstBytes), 1);
+    // Another port of the guest must not go on with the connection.
+    let other = guest_to(&world, (right, port).into());
+    other.send(&initial).unwrap();
+    other.send(b"end").unwrap();
+    guest.send(b"mark").unwrap();
+    assert_eq!(receive(&server).unwrap().0, b"mark");
+    assert_eq!(world.stat().totals.refusals.value(Refusal::FirstBytes), 3);
 }
 
 /// Allows what the guest's resolver has for good.example.
