@@ -1,6 +1,7 @@
 //! `fulmar gateway`, which is also `pasta`: a network for a namespace without root.
 
 pub(crate) mod args;
+pub(crate) mod audit;
 mod auto;
 pub(crate) mod capture;
 mod detach;
@@ -26,6 +27,7 @@ mod watch;
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
+use std::os::fd::RawFd;
 use std::path::Path;
 use std::process::{Child, ExitCode};
 
@@ -77,7 +79,7 @@ impl Session<'_> {
             let _ = nix::sys::prctl::set_name(name);
         }
         if let Some(becomes) = self.becomes() {
-            let closed = detach::close_inherited(&self.plan.guest, becomes, &[]);
+            let closed = detach::close_inherited(&self.plan.guest, becomes, &self.inherited());
             closed.during("cannot close inherited descriptors")?;
         }
         match (Process::current(), &self.plan.guest) {
@@ -134,6 +136,11 @@ impl Session<'_> {
         }
     }
 
+    /// The descriptors that an option names.
+    fn inherited(&self) -> Vec<RawFd> {
+        self.plan.audit.iter().filter_map(audit::Target::inherited).collect()
+    }
+
     /// The resolvers of the program's own resolv.conf; none: it has the host's.
     fn resolvers(&self) -> &[IpAddr] {
         if self.user == User::Same { &self.plan.map.dns_forward } else { &[] }
@@ -174,6 +181,10 @@ impl Session<'_> {
         }
         if outside.is_strict {
             detach::close_others().during("cannot close inherited descriptors")?;
+        }
+        // The audit is not the program's to write.
+        for fd in self.inherited() {
+            let _ = nix::unistd::close(fd);
         }
         let (status, failure) = detach::become_program(command);
         eprintln!("{}: {failure}", self.name);

@@ -14,6 +14,7 @@ use crate::bounds::within;
 use crate::failure::{During, Failure, Outcome};
 use crate::gateway::Session;
 use crate::gateway::args::Args as GatewayArgs;
+use crate::gateway::audit::Target;
 use crate::gateway::outside::Outside;
 use crate::gateway::plan::Plan;
 
@@ -111,6 +112,9 @@ pub struct Args {
     /// Write the program's packets to this file (pcapng)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
+    /// Append what the program asks for and reaches to this file, as JSON lines; fd:N: to an open descriptor
+    #[arg(long, value_name = "FILE|fd:N")]
+    audit: Option<Target>,
     /// Print a summary at the end: connections, bytes, time and refused destinations
     #[arg(long)]
     summary: bool,
@@ -152,9 +156,13 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     }
     let has_rules = !rules.is_empty();
     // The last line about refusals comes after the program.
-    let waits = args.summary || !args.quiet && has_rules;
+    let waits = args.summary || args.audit.is_some() || !args.quiet && has_rules;
     plan.rules = Some(rules);
     plan.protected = protected(args);
+    if let Some(target) = &args.audit {
+        plan.protected.extend(target.prepare()?);
+    }
+    plan.audit = args.audit.clone();
     plan.outside = outside(args, has_rules)?;
     plan.has_summary = args.summary;
     let session = Session { plan, name: "fulmar run", user: User::Same };

@@ -137,6 +137,12 @@ pub trait Policy: Send {
         let _ = (flow, why);
     }
 
+    /// A flow began that was allowed: a connection is open on both sides, a datagram is about to leave. One that is not
+    /// carried after [`Policy::decide`] has allowed it is [`refused`](Policy::refused).
+    fn began(&mut self, flow: &FlowStat) {
+        let _ = flow;
+    }
+
     /// A flow ended.
     fn ended(&mut self, flow: &FlowStat) {
         let _ = flow;

@@ -2,10 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use fulmar_gateway::first;
 use fulmar_gateway::policy::{Decision, NewClient, NewFlow, Policy, Protocol};
 use fulmar_gateway::rules::{Denial, Destination, Rules};
 use fulmar_gateway::stat::{FlowStat, Refusal};
 
+use super::audit::Audit;
 use super::plan::Plan;
 use super::refused::{Flow, Refused, What};
 use super::report::Reporter;
@@ -23,6 +25,7 @@ struct RulesPolicy {
     reporter: Option<Reporter>,
     /// Reports refusals to the user; `None`: it is not wanted.
     refused: Option<Refused>,
+    audit: Option<Audit>,
     /// The last flow that was denied, and by which rule.
     denied: Option<(Key, Denied)>,
 }
@@ -41,12 +44,14 @@ pub(super) fn rules_policy(
     plan: &Plan,
     reporter: &Reporter,
     refused: Option<&Refused>,
+    audit: Option<Audit>,
 ) -> Option<Box<dyn Policy>> {
     Some(Box::new(RulesPolicy {
         rules: plan.rules.clone()?,
         dns: plan.map.dns_forward.clone(),
-        reporter: plan.has_summary.then(|| reporter.clone()),
+        reporter: (plan.has_summary || audit.is_some()).then(|| reporter.clone()),
         refused: refused.cloned(),
+        audit,
         denied: None,
     }))
 }
@@ -108,6 +113,9 @@ impl Policy for RulesPolicy {
             let what = Flow { protocol: flow.protocol, name, at, is_by_name, is_host };
             ((flow.protocol, flow.from, to), Denied { what, by: by.to_string() })
         });
+        if let (Some(audit), None) = (&mut self.audit, denial) {
+            audit.allowed(flow, None);
+        }
         self.decision_by(denial)
     }
 
@@ -123,6 +131,9 @@ impl Policy for RulesPolicy {
         if let (Some(refused), Some(by)) = (&self.refused, denial) {
             refused.add(&self.rules, What::Name(name.to_owned()), &by.to_string());
         }
+        if let Some(audit) = &self.audit {
+            audit.asked(name, record_type, denial.is_none(), denial.map(ToString::to_string));
+        }
         self.decision_by(denial)
     }
 
@@ -132,9 +143,12 @@ impl Policy for RulesPolicy {
 
     fn refused(&mut self, flow: &NewFlow<'_>, why: Refusal) {
         let key = (flow.protocol, flow.from, flow.to);
-        if let (Some(refused), Refusal::Policy) = (&self.refused, why)
-            && let Some((_, denied)) = self.denied.take_if(|(of, _)| *of == key)
-        {
+        let is_last = |of: &Key| why == Refusal::Policy && *of == key;
+        let denied = self.denied.take_if(|(of, _)| is_last(of)).map(|(_, denied)| denied);
+        if let Some(audit) = &mut self.audit {
+            audit.refused(flow, why, denied.as_ref().map(|denied| denied.by.as_str().into()));
+        }
+        if let (Some(refused), Some(denied)) = (&self.refused, denied) {
             refused.add(&self.rules, What::Flow(denied.what), &denied.by);
         }
     }
@@ -143,7 +157,29 @@ impl Policy for RulesPolicy {
         self.rules.keeps_name(name, known)
     }
 
+    fn contradicted(&mut self, flow: &FlowStat, why: &first::Refusal) {
+        if let Some(audit) = &self.audit {
+            audit.contradicted(flow, why.to_string());
+        }
+        if let Some(refused) = &self.refused {
+            let FlowStat { protocol, host, ref name, .. } = *flow;
+            let name = name.as_deref().map(str::to_owned);
+            let (at, is_by_name, is_host) = (host, false, false);
+            let what = Flow { protocol, name, at, is_by_name, is_host };
+            refused.add(&self.rules, What::Contradicted(what), &why.to_string());
+        }
+    }
+
+    fn began(&mut self, flow: &FlowStat) {
+        if let Some(audit) = &mut self.audit {
+            audit.began(flow);
+        }
+    }
+
     fn ended(&mut self, flow: &FlowStat) {
+        if let Some(audit) = &mut self.audit {
+            audit.ended(flow);
+        }
         if let Some(reporter) = &self.reporter {
             reporter.count(flow);
         }
@@ -159,7 +195,7 @@ mod tests {
 
     impl RulesPolicy {
         fn of(rules: Rules, dns: Vec<IpAddr>, reporter: Option<Reporter>) -> RulesPolicy {
-            RulesPolicy { rules, dns, reporter, refused: None, denied: None }
+            RulesPolicy { rules, dns, reporter, refused: None, audit: None, denied: None }
         }
     }
 

@@ -17,6 +17,7 @@ use fulmar_gateway::{dhcp, ra};
 use super::args::{
     Address, Args, AttachArgs, CarryArgs, GuestArgs, MapArgs, OrNone, PortArgs, ProcessArgs,
 };
+use super::audit;
 use super::outside::Outside;
 use crate::failure::{Failure, Outcome};
 
@@ -90,6 +91,8 @@ pub struct Plan {
     pub protected: Vec<PathBuf>,
     /// What a program may use beside its network.
     pub outside: Outside,
+    /// Where the audit is written.
+    pub audit: Option<audit::Target>,
     /// Print a summary at the end.
     pub has_summary: bool,
 }
@@ -151,6 +154,7 @@ impl Plan {
             names: None,
             protected: Vec::new(),
             outside: Outside::default(),
+            audit: None,
             has_summary: false,
         })
     }

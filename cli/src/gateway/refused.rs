@@ -30,6 +30,8 @@ pub(super) enum What {
     Name(String),
     /// A flow.
     Flow(Flow),
+    /// A flow whose first bytes ask for another name, which no rule changes.
+    Contradicted(Flow),
 }
 
 /// A flow that was refused.
@@ -50,7 +52,7 @@ impl What {
     fn label(&self) -> String {
         let Flow { protocol, name, at, .. } = match self {
             What::Name(name) => return printable(name),
-            What::Flow(flow) => flow,
+            What::Flow(flow) | What::Contradicted(flow) => flow,
         };
         let host = name.as_deref().map(printable);
         match (protocol, host) {
@@ -68,6 +70,7 @@ impl What {
     fn candidates(&self) -> Vec<String> {
         match self {
             What::Name(name) => vec![name.clone()],
+            What::Contradicted(_) => Vec::new(),
             What::Flow(Flow { protocol: Protocol::Icmp, name, at, .. }) => {
                 name.iter().cloned().chain([at.ip().to_string()]).collect()
             }
@@ -81,6 +84,7 @@ impl What {
     fn is_allowed_by(&self, rules: &Rules) -> bool {
         match self {
             What::Name(name) => rules.name_denial(name, TYPE_A).is_none(),
+            What::Contradicted(_) => false,
             What::Flow(flow) => {
                 let Flow { protocol, name, at, is_by_name, is_host } = flow;
                 let names = name.as_slice();
@@ -212,7 +216,7 @@ fn first_line(rules: &Rules, what: &What, by: &str) -> String {
     let by = printable(by.split(';').next().unwrap_or(by));
     let refused = match what {
         What::Name(name) => format!("refused to resolve {}", printable(name)),
-        What::Flow(_) => format!("refused {}", what.label()),
+        What::Flow(_) | What::Contradicted(_) => format!("refused {}", what.label()),
     };
     match options(rules, &[what]).as_str() {
         "" => format!("{refused} ({by}); no --allow changes that"),
@@ -221,7 +225,7 @@ fn first_line(rules: &Rules, what: &What, by: &str) -> String {
 }
 
 fn last_line(rules: &Rules, list: &List) -> String {
-    let is_flow = |what: &What| matches!(what, What::Flow(_));
+    let is_flow = |what: &What| !matches!(what, What::Name(_));
     let count = |flows: bool| {
         let of_kind = list.kept.iter().filter(|(what, _)| is_flow(what) == flows);
         of_kind.map(|(_, count)| count).sum::<u64>()

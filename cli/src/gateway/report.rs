@@ -15,6 +15,7 @@ use fulmar_gateway::splice::Counters;
 use fulmar_gateway::stat::{Direction, FlowStat, Refusal, Stat, Summary};
 use nix::time::{ClockId, clock_gettime};
 
+use super::audit::receipt::Work;
 use crate::format;
 
 /// Most destinations and denied names with counts of their own; the others are counted together.
@@ -155,6 +156,21 @@ impl Reporter {
                 tally.open_for += flow.age;
             });
         }
+    }
+
+    /// What the guest did at each destination.
+    pub(super) fn work(&self) -> Vec<Work> {
+        let all = self.destinations.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = |to, tally: &Tally| Work {
+            to,
+            name: tally.name.clone(),
+            flows: tally.flows,
+            denied: tally.denied,
+            bytes_out: tally.bytes_out,
+            bytes_in: tally.bytes_in,
+        };
+        let others = (all.moved > 0).then(|| work(None, &all.others));
+        all.kept.iter().map(|(to, tally)| work(Some(*to), tally)).chain(others).collect()
     }
 
     /// Writes the summary. Flows that are still open count.

@@ -24,6 +24,7 @@ use fulmar_gateway::contain::{self, Containment};
 use fulmar_gateway::guest::GuestNetwork;
 use fulmar_gateway::host::HostNetwork;
 use fulmar_gateway::netns::{Netns, OpenPorts};
+use fulmar_gateway::policy::Policy;
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::published::PublishedPort;
 use fulmar_gateway::splice::{self, Side, Splicer};
@@ -47,7 +48,7 @@ use super::refused::{LastWords, Refused};
 use super::report::Reporter;
 use super::slirp::Caller;
 use super::snapshot::Snapshots;
-use super::{interface, output, runas, wait};
+use super::{audit, interface, output, runas, wait};
 use crate::failure::{During, Failure, Outcome};
 use crate::metrics;
 
@@ -180,6 +181,7 @@ pub fn serve(
     let signals = catch_signals().during("cannot catch signals")?;
     let capture_to = |file| CaptureFile::create(file, &log);
     let pcap = plan.process.pcap.as_deref().map(capture_to).transpose()?;
+    let (audit, writer) = plan.audit.as_ref().map(audit::open).transpose()?.unzip();
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
     let summary_file = wait::open_summary().during("cannot open the pipe for the summary")?;
     let endpoints = Endpoints::open(plan.process.metrics, &log)?;
@@ -191,7 +193,8 @@ pub fn serve(
     watch_guest_ports(plan, &netns, &mut auto, &log).map_err(sentence)?;
     let mut splicers = make_splicers(plan, &netns).map_err(sentence)?;
     let refused = Refused::of(plan, &log, name);
-    let (config, reporter) = configure(plan, &host, network, devices, &splicers, refused.as_ref());
+    let policy = |reporter: &Reporter| rules_policy(plan, reporter, refused.as_ref(), audit);
+    let (config, reporter) = configure(plan, &host, network, devices, &splicers, policy);
     log_configuration(plan, &config, &log);
     let namespaces = endpoints.namespaces(&netns);
     let about = About::new(plan, target, &config.network, namespaces, splicers.all());
@@ -199,9 +202,9 @@ pub fn serve(
     let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
     (auto.in_guest, auto.in_host) = (splicers.guest.clone(), splicers.host.clone());
     let last_words = refused.and_then(|refused| refused.last_words(plan));
-    // A summary needs the end; what was refused is known when the program exits.
+    // A summary and an audit need the end; what was refused is known when the program exits.
     let (summary_file, farewell) = match summary_file {
-        Some(file) if plan.has_summary => (Some(file), None),
+        Some(file) if plan.has_summary || plan.audit.is_some() => (Some(file), None),
         file => (None, file.zip(last_words.clone())),
     };
     let ending = Ending { guest: end, signals, metrics: endpoints.closer(), farewell };
@@ -220,15 +223,25 @@ pub fn serve(
     })?;
     log.say(&format!("the network is up; {contained}"));
     let _served = endpoints.serve(about, snapshots, &log);
+    let written = writer.map(|writer| writer.start(&log)).transpose();
+    let written = written.during("cannot start the thread of the audit")?;
     caller.start(&log).during("cannot start the thread of the API socket")?;
     stdio.finish(mode);
     drop(netns);
     // After a panic without destructors: the state that it has left is unknown.
     let ended = panics::run(&mut gateway, &panics).unwrap_or_else(|| exit(panics::STATUS));
     splicers.finish_after(&gateway);
+    let missing = written.and_then(|written| {
+        written.add_receipt(reporter.work(), gateway.stat().account.as_ref());
+        written.finish()
+    });
     if let (Some(mut out), Ok(summary)) = (summary_file, &ended) {
-        reporter.print(&mut out, &gateway.stat(), summary, &splicers.counters());
+        if plan.has_summary {
+            reporter.print(&mut out, &gateway.stat(), summary, &splicers.counters());
+        }
         last_words.iter().for_each(|last| last.write(&mut out));
+        // The reader may have given up.
+        missing.iter().for_each(|what| drop(writeln!(out, "{name}: {what}")));
     }
     Ok(status_of(&ended, &log))
 }
@@ -459,7 +472,7 @@ fn configure(
     network: GuestNetwork,
     queues: Vec<Box<dyn Device>>,
     splicers: &Splicers,
-    refused: Option<&Refused>,
+    policy: impl FnOnce(&Reporter) -> Option<Box<dyn Policy>>,
 ) -> (Config, Reporter) {
     let router = queues.first().map_or([0; 6], |queue| queue.caps().ether.0);
     let (dhcp_v6, advertisement) = plan.lease_v6(host, &network, router);
@@ -479,7 +492,7 @@ fn configure(
         udp_filter: plan.ports.udp_filter,
         account: account_of(plan),
         names: plan.names,
-        policy: rules_policy(plan, &reporter, refused),
+        policy: policy(&reporter),
         on_loopback: on_loopback(plan, &network, splicers),
         ..Config::new(queues, network)
     };
@@ -489,7 +502,8 @@ fn configure(
 /// One turn of the loop in this number is measured: as FULMAR_LEDGER says, or [`SUMMARY_EVERY`] for a summary.
 fn account_of(plan: &Plan) -> Option<u32> {
     let said = std::env::var("FULMAR_LEDGER").ok().and_then(|n| n.trim().parse().ok());
-    said.filter(|n| *n > 0).or(plan.has_summary.then_some(SUMMARY_EVERY))
+    let is_needed = plan.has_summary || plan.audit.is_some();
+    said.filter(|n| *n > 0).or(is_needed.then_some(SUMMARY_EVERY))
 }
 
 /// Connections from the host's loopback are spliced to the guest's loopback, or to its address: there they come

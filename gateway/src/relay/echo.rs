@@ -174,6 +174,9 @@ impl Echoes {
         self.order.push_back(id);
         self.deadline = self.deadline.or(Some(cx.now + IDLE_TIMEOUT));
         cx.totals.echo_flows += 1;
+        if let Some(flow) = self.flows.get(id) {
+            cx.settings.policy.began(|| stat_of(flow, cx.now));
+        }
         Ok(id)
     }
 

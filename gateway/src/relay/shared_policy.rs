@@ -138,6 +138,11 @@ impl SharedPolicy {
         self.ask(|known| known.policy.contradicted(flow, why));
     }
 
+    /// A flow has begun.
+    pub(crate) fn began(&self, flow: impl FnOnce() -> FlowStat) {
+        self.ask(|known| known.policy.began(&flow()));
+    }
+
     /// A flow has ended.
     pub(crate) fn ended(&self, flow: impl FnOnce() -> FlowStat) {
         self.ask(|known| known.policy.ended(&flow()));

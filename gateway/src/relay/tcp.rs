@@ -291,10 +291,10 @@ impl Tcp {
     /// Ends the flow whose host has been silent for longest. Its guest sends its SYN again, and begins anew.
     fn displace_unanswered(&mut self, cx: &mut Context<'_>) {
         while let Some(id) = self.unanswered.pop_front() {
-            let Some(Guest::Pending(pending)) = self.flows.get(id).map(|flow| flow.guest) else {
-                continue;
-            };
-            cx.refuse(Refusal::ConnectingLimit);
+            let Some(flow) = self.flows.get(id) else { continue };
+            let Guest::Pending(pending) = flow.guest else { continue };
+            let ends = (flow.guest_addr, flow.peer_addr);
+            cx.refuse_flow(Protocol::Tcp, ends, Refusal::ConnectingLimit);
             // It may have been reset meanwhile.
             let _ = cx.stack.tcp_decide(cx.now, pending, Decision::Drop);
             self.remove(id);
@@ -360,7 +360,8 @@ impl Tcp {
             Ok(()) => {}
             Err(errno) => {
                 let (failure, why) = host_socket::failure_of(errno);
-                cx.refuse(why);
+                let ends = (flow.guest_addr, flow.peer_addr);
+                cx.refuse_flow(Protocol::Tcp, ends, why);
                 decide_failure(cx, pending, is_v4, failure);
                 self.remove(id);
             }
@@ -372,7 +373,7 @@ impl Tcp {
         let Some(flow) = self.flows.get(id) else { return };
         let Standing::Failed(errno) = how else { return self.established(cx, id, pending) };
         let (failure, why) = host_socket::failure_of(errno);
-        cx.refuse(why);
+        cx.refuse_flow(Protocol::Tcp, (flow.guest_addr, flow.peer_addr), why);
         decide_failure(cx, pending, flow.peer_addr.is_ipv4(), failure);
         self.remove(id);
     }
@@ -399,7 +400,10 @@ impl Tcp {
     fn host_connected(&mut self, cx: &mut Context<'_>, id: SlotId, pending: PendingId) {
         let decided = cx.stack.tcp_decide(cx.now, pending, Decision::Accept);
         let Ok(Some(socket)) = decided else {
-            cx.refuse(Refusal::GivenUp);
+            if let Some(flow) = self.flows.get(id) {
+                let ends = (flow.guest_addr, flow.peer_addr);
+                cx.refuse_flow(Protocol::Tcp, ends, Refusal::GivenUp);
+            }
             // Where it is still pending its repeated SYN would be absorbed.
             let _ = cx.stack.tcp_decide(cx.now, pending, Decision::Drop);
             self.remove(id);
@@ -411,6 +415,13 @@ impl Tcp {
         }
         self.count_stream(cx.now, id);
         self.adopt(cx, id, socket);
+        self.tell_begin(cx, id);
+    }
+
+    /// Tells the policy of a connection that is open on both sides.
+    fn tell_begin(&self, cx: &mut Context<'_>, id: SlotId) {
+        let (Some(flow), policy) = (self.flows.get(id), cx.settings.policy.clone()) else { return };
+        policy.began(|| stat_of(flow, cx.stack, cx.now));
     }
 
     /// Gives a connection of the shard to its flow.

@@ -298,6 +298,7 @@ impl Udp {
             self.remove(cx, id);
         }
         cx.totals.udp_flows += 1;
+        cx.settings.policy.began(|| stat_of(&flow, cx.now));
         self.flows.insert(flow, cx.now)
     }
 

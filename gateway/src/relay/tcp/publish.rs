@@ -199,6 +199,7 @@ impl Tcp {
                     flow.guest = Guest::Open(socket);
                 }
                 self.count_stream(cx.now, id);
+                self.tell_begin(cx, id);
                 self.queue(id);
             }
             Ok(_) => {}
