@@ -124,3 +124,44 @@ fn other_addresses_of_the_host_are_refused_unless_a_rule_allows_them() {
         assert_eq!(text(&allowed.stdout), "reached\n", "{}", text(&allowed.stderr));
     });
 }
+
+#[test]
+fn an_audit_has_the_flows_and_is_not_the_programs_to_write() {
+    in_sandbox(|| {
+        let scratch = Scratch::new("audit");
+        fs::create_dir_all(&scratch.0).unwrap();
+        let file = scratch.0.join("audit.jsonl");
+        let own = "10.77.0.78";
+        Netns::current().unwrap().set_address("lo", own.parse().unwrap(), 32).unwrap();
+        let listener = TcpListener::bind((own, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let script = format!(
+            "exec 3<>/dev/tcp/{own}/{port}; exec 3>&-; echo >/dev/tcp/192.0.2.1/80; echo forged >> {}",
+            file.display()
+        );
+        let mut command = Command::new(FULMAR);
+        command.args(["run", "-q", "--allow", own, "--audit"]).arg(&file);
+        let output = command.args(["bash", "-c", &script]).output().expect("it starts");
+        assert!(text(&output.stderr).contains("Read-only file system"), "{}", text(&output.stderr));
+        let mode =
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&file).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+        let lines = fs::read_to_string(&file).unwrap();
+        let lines: Vec<serde_json::Value> =
+            lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        let of =
+            |event: &str| lines.iter().filter(|line| line["event"] == event).collect::<Vec<_>>();
+        for event in ["begin", "end"] {
+            let [flow] = of(event)[..] else { panic!("{event}: {lines:?}") };
+            assert_eq!((&flow["address"], &flow["port"]), (&own.into(), &port.into()));
+        }
+        let [refused] = of("refuse")[..] else { panic!("{lines:?}") };
+        assert_eq!(refused["address"], "192.0.2.1");
+        assert!(refused["rule"].as_str().unwrap().contains(own), "{refused}");
+        let cpu = |line: &serde_json::Value| line["cpu_us"].as_f64().unwrap();
+        let [total] = of("total")[..] else { panic!("{lines:?}") };
+        let receipts: f64 = of("receipt").into_iter().map(cpu).sum();
+        assert!((receipts / cpu(total) - 1.0).abs() < 0.05, "{receipts}, {total}");
+        fs::remove_dir_all(&scratch.0).unwrap();
+    });
+}
