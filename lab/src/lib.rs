@@ -13,6 +13,7 @@ pub mod account;
 pub mod bulk;
 pub mod child;
 pub mod cpu;
+pub mod egress;
 pub mod file;
 pub mod floor;
 pub mod gateway;

@@ -8,7 +8,7 @@ use fulmar_lab::harness::page;
 use fulmar_lab::harness::report::{Machine, Report, busy_warning};
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::send::bench::What;
-use fulmar_lab::{bulk, gateway, recv, scale, send, serve, trust, udp, wake, wan};
+use fulmar_lab::{bulk, egress, gateway, recv, scale, send, serve, trust, udp, wake, wan};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io;
@@ -28,6 +28,7 @@ enum Bench {
     Send(send::bench::Writes),
     Sendfile(send::bench::Files),
     Recv(recv::bench::Options),
+    Egress(egress::Options),
     Gateway(gateway::Options),
     Scale(scale::Options),
     Serve(serve::Options),
@@ -53,6 +54,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         Bench::Send(a) => send::bench::run(What::Send, &a.options, isolated),
         Bench::Sendfile(a) => send::bench::run(What::SendFile, &a.options, isolated),
         Bench::Recv(a) => recv::bench::run(a, isolated),
+        Bench::Egress(a) => egress::run(a, isolated),
         Bench::Gateway(a) => gateway::run(a, isolated),
         Bench::Scale(a) => scale::run(a),
         Bench::Serve(a) => serve::run(a, isolated),
@@ -107,6 +109,7 @@ impl Bench {
             Bench::Send(a) => &a.options.common,
             Bench::Sendfile(a) => &a.options.common,
             Bench::Recv(a) => &a.common,
+            Bench::Egress(a) => &a.common,
             Bench::Gateway(a) => &a.common,
             Bench::Scale(a) => &a.common,
             Bench::Serve(a) => &a.common,

@@ -5,7 +5,7 @@
 
 pub(crate) mod idle;
 mod load;
-mod program;
+pub(crate) mod program;
 
 use std::cell::Cell;
 use std::io;

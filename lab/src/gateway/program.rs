@@ -125,7 +125,7 @@ impl Programs {
     }
 
     /// The file of a program: given, beside this one (of `fulmar`), of `scripts/peers`, or in PATH.
-    fn find(&self, name: &str) -> io::Result<PathBuf> {
+    pub(crate) fn find(&self, name: &str) -> io::Result<PathBuf> {
         let given = self.given.iter().find(|(n, _)| n == name).map(|(_, path)| path.clone());
         let own = || {
             let beside = env::current_exe().ok()?.with_file_name(name);
