@@ -6,6 +6,7 @@
 //! cannot outlive the *thread* that made it: make children on a thread that lives as long as they
 //! should. Reports travel as one JSON object per line on the child's standard output.
 
+use crate::egress::numbers;
 use crate::gateway::idle;
 use crate::send::shm;
 use crate::serve::client;
@@ -42,6 +43,7 @@ fn serve(spec: &Value) -> io::Result<()> {
         Some(wake::ROLE) => wake::serve(spec),
         Some(client::ROLE) => client::serve(spec),
         Some(idle::ROLE) => idle::serve(spec),
+        Some(numbers::ROLE) => numbers::serve(spec),
         _ => peer::serve(spec),
     }
 }

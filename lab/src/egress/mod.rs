@@ -6,6 +6,7 @@
 
 mod attacks;
 mod clients;
+pub(crate) mod numbers;
 mod world;
 
 use std::io;
@@ -18,8 +19,8 @@ use serde_json::{Value, json};
 
 use crate::gateway::program::Programs;
 use crate::harness::options::Common;
-use crate::harness::report::{Column, Report, Table, label, words};
-use crate::harness::{Figure, Ratio, Stop};
+use crate::harness::report::{Column, Report, Shape, Table, label, words};
+use crate::harness::{self, Figure, Pace, Plan, Ratio, Stop};
 use attacks::{Attack, Control, KINDS, Special};
 use clients::{CLIENTS, Client};
 use world::{ALLOWED, As, Inside, World};
@@ -42,7 +43,7 @@ pub struct Options {
     #[command(flatten)]
     #[expect(missing_docs, reason = "flattened: its own documentation is shown")]
     pub common: Common,
-    /// Only clients and attacks whose name contains one of these
+    /// Only clients and attacks whose name contains one of these; `numbers`: the cost of rules
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
     /// The program fulmar [default: beside this program, else in PATH]
@@ -75,6 +76,9 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     add_clients(&mut report, options, &world)?;
     add_attacks(&mut report, options, &world)?;
     report.ended = Some((Stop::Runs, started.elapsed()));
+    if options.wants("numbers") {
+        add_numbers(&mut report, options, &world)?;
+    }
     Ok(report)
 }
 
@@ -205,6 +209,37 @@ fn client_run(
         true => Ok(()),
         false => Err(last_line(&said.output)),
     })
+}
+
+// ---- numbers ----
+
+/// Time for the rounds.
+const FULL: Duration = Duration::from_secs(150);
+/// The same with --quick: one round of the main figures.
+const QUICK: Duration = Duration::from_secs(4);
+
+const SHAPE: Shape = Shape {
+    name: "egress",
+    title: "",
+    lead: "",
+    columns: numbers::COLUMNS,
+    across: None,
+    chart: None,
+    legend: "",
+};
+
+fn add_numbers(report: &mut Report, options: &Options, world: &World) -> io::Result<()> {
+    numbers::start_server(world)?;
+    let scenarios = numbers::scenarios(world, options.common.quick);
+    let ratios = numbers::ratios(&scenarios);
+    let (budget, max_runs) = (options.common.budget(QUICK, FULL), options.common.runs);
+    let outcome = harness::run(Plan { scenarios, ratios, budget, max_runs, pace: Pace::Programs });
+    let measured = Report::of(&SHAPE, outcome);
+    report.tables.extend(measured.tables);
+    report.figures.extend(measured.figures);
+    report.notes.extend(measured.notes);
+    report.ended = measured.ended;
+    Ok(())
 }
 
 // ---- attacks ----

@@ -115,6 +115,11 @@ impl World {
         self.folder.join(name)
     }
 
+    /// The program fulmar.
+    pub(crate) fn fulmar(&self) -> &Path {
+        &self.fulmar
+    }
+
     /// The namespace of the servers.
     pub(crate) fn internet(&self) -> &Netns {
         &self.internet
