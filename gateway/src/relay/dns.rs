@@ -495,8 +495,12 @@ impl Dns {
         }
         let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();
         for id in ids {
-            if let Some(flow) = self.flows.get_mut(id) {
-                flow.asked.clear();
+            let Some(flow) = self.flows.get_mut(id) else { continue };
+            let is_own = (flow.guest, flow.peer) == given::OWN;
+            let asked = std::mem::take(&mut flow.asked);
+            // Nobody asks these again before their look-up has failed.
+            for asked in asked.iter().filter(|_| is_own) {
+                self.on_own_answer(cx, &asked.question, None);
             }
         }
     }

@@ -33,6 +33,7 @@ pub const TESTS: &[Test] = &[
     ("an_upload_passes_behind_its_head_and_the_next_request_is_read", an_upload),
     ("a_client_hello_for_another_name_ends_the_connection", a_client_hello_for_another_name),
     ("a_quic_hello_for_another_name_is_dropped", a_quic_hello_for_another_name),
+    ("guesses_at_an_answer_end_the_lookup_at_once", guesses_at_an_answer),
     ("flows_share_bounds_of_number_bytes_and_rate", flows_share_bounds),
     ("questions_over_tcp_are_answered_as_those_over_udp", questions_over_tcp),
     ("with_real_addresses_the_first_bytes_ask_for_an_allowed_name", with_real_addresses),
@@ -663,4 +664,20 @@ fn flows_share_bounds() {
     assert!(!is_reset && came == 600_000);
     // A burst of a tenth of a second comes at once.
     assert!(took >= Duration::from_millis(450), "{took:?}");
+}
+
+fn guesses_at_an_answer() {
+    let resolver = bound("127.0.0.1");
+    let world = world(&resolver, |_| ());
+    let client = client(&world);
+    client.send(&question("good", A)).unwrap();
+    resolver.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (asked, from) = receive(&resolver).unwrap();
+    let begun = std::time::Instant::now();
+    for guess in 1..100u8 {
+        let wrong = [asked[0] ^ guess, asked[1], 0x81, 0x80];
+        resolver.send_to(&[&wrong[..], &asked[4..]].concat(), from).unwrap();
+    }
+    assert_eq!(answered(&client), (2, None), "SERVFAIL");
+    assert!(begun.elapsed() < Duration::from_secs(5), "not by the time-out");
 }
